@@ -11,6 +11,8 @@ static const char *const NAMES[] = { [QUANTIZE_NONE] = "none",
                                      [QUANTIZE_WINT4] = "wint4",
                                      [QUANTIZE_BLOCK_FP8] = "block_wise_fp8" };
 
+const char *quantize_name(enum quantize q) { return NAMES[q]; }
+
 static const struct quantize_kernels KERNELS = QUANTIZE_KERNELS;
 
 static const struct quantize_kernels *kernels(void)

@@ -22,6 +22,7 @@ float quantize_channel(const float *w, size_t n, int limit, int8_t *q);
  * scale. */
 float quantize_f8_block(const float *w, size_t w_stride, size_t n_rows, size_t n_cols, uint8_t *q,
                         size_t q_stride);
+const char *quantize_name(enum quantize q);
 /* "none", "wint8", "wint4", "block_wise_fp8" (and "" as none). ERR_INVALID lists them. */
 enum status quantize_from_name(const char *name, enum quantize *out, struct err *err) MUST_CHECK;
 

@@ -9,6 +9,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "kvtransfer/fault/fault.h"
 #include "kvtransfer/progress.h"
@@ -233,6 +234,32 @@ void kvt_available(const struct kvt *k, struct buf *out)
 {
     for (uint32_t i = 0; i < k->n_transports; i++)
         buf_printf(out, "%s%s", i ? "," : "", k->transports[i].ops->name);
+}
+
+/* Abstract sockets, over which ipc connects, are seen within one network namespace of one running
+ * kernel. */
+static uint64_t local_host(void)
+{
+    char boot[64] = "", net[64] = "";
+    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
+    if (!f) return 0;
+    bool is_read = fgets(boot, sizeof boot, f) != NULL;
+    fclose(f);
+    ssize_t n = readlink("/proc/self/ns/net", net, sizeof net);
+    if (!is_read || n <= 0) return 0;
+    return hash_64(net, (size_t)n, hash_64(boot, strlen(boot), 0)) | 1;
+}
+
+uint64_t kvt_reach(const struct kvt *k, struct buf *between_hosts)
+{
+    bool is_local = false;
+    size_t before = between_hosts->len;
+    for (uint32_t i = 0; i < k->n_transports; i++) {
+        const struct kvt_transport_ops *ops = k->transports[i].ops;
+        if (ops->caps & KVT_CAP_SAME_HOST) is_local = true;
+        else buf_printf(between_hosts, "%s%s", between_hosts->len > before ? "," : "", ops->name);
+    }
+    return is_local ? local_host() : 0;
 }
 
 /* ---- posting ---- */

@@ -88,6 +88,9 @@ void kvt_free(struct kvt *k);
 uint16_t kvt_port(const struct kvt *k);
 /* Appends the protocols that are allowed and work on this host: "ipc,rdma". */
 void kvt_available(const struct kvt *k, struct buf *out);
+/* Which peers can be reached: appends the transports that work between hosts, "rdma,tcp", and
+ * returns a number that is equal on processes which the others (ipc) connect, 0 without such. */
+uint64_t kvt_reach(const struct kvt *k, struct buf *between_hosts);
 
 /* Opaque byte strings, appended to `out`. Peers may differ in block size, element type and
  * tensor-parallel size: the sender converts, and heads that both ranks hold can be granted.

@@ -305,3 +305,26 @@ uint64_t kvt_plan_checksum(const struct kvt_head_slice *v, const void *base, uin
     }
     return hash_64(scratch, n, 0);
 }
+
+void kvt_plan_checksums(const struct kvt_head_slice *v, const void *base, const int32_t *blocks,
+                        uint32_t n_tokens, struct kvt_block_range s, void *scratch,
+                        uint64_t sums[KVT_BATCH_PIECES])
+{
+    const struct kv_layout *l = v->layout;
+    const void *pieces[KVT_BATCH_PIECES];
+    uint32_t n_full = 0, last = s.first + s.n;
+    ASSERT(s.n <= KVT_BATCH_PIECES);
+    if (n_segments(v, l->block_tokens) == 1) {
+        struct plan_segment r = segment_at(v, l->block_tokens, 0);
+        for (; n_full < s.n; n_full++) {
+            uint32_t i = s.first + n_full;
+            if (kvt_plan_tokens(l, n_tokens, i) < l->block_tokens) break;
+            pieces[n_full] = (const char *)base +
+                             kv_layout_offset(l, s.layer, (uint32_t)blocks[i]) + r.at;
+        }
+        hash_64_each(pieces, n_full, r.bytes, sums);
+    }
+    for (uint32_t i = s.first + n_full; i < last; i++)
+        sums[i - s.first] = kvt_plan_checksum(v, base, s.layer, blocks[i],
+                                              kvt_plan_tokens(l, n_tokens, i), scratch);
+}

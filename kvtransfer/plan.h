@@ -100,5 +100,8 @@ struct kvt_rows kvt_plan_rows(const struct kvt_head_slice *src, const int32_t *s
 /* XXH3 over the valid segments of one piece in order. `scratch` has kv_layout_piece_bytes. */
 uint64_t kvt_plan_checksum(const struct kvt_head_slice *v, const void *base, uint32_t layer,
                            int32_t block, uint32_t n_valid, void *scratch);
-
+/* The same for every piece of a block range. */
+void kvt_plan_checksums(const struct kvt_head_slice *v, const void *base, const int32_t *blocks,
+                        uint32_t n_tokens, struct kvt_block_range s, void *scratch,
+                        uint64_t sums[KVT_BATCH_PIECES]);
 #endif

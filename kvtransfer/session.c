@@ -30,6 +30,7 @@ void kvt_core_init(struct kvt_core *c, const struct kvt_options *o)
     atomic_init(&c->next_generation, first);
     c->fenced = MEM_ARRAY(uint64_t, KVT_FENCED_RING);
     c->copies = MEM_ARRAY(struct kvt_copy, kvt_plan_max_copies(&c->layout));
+    c->put_sums = MEM_NEW(struct kvt_sums);
     c->scratch = mem_calloc(1, kv_layout_piece_bytes(&c->layout));
     c->stats = kvt_stats_create(o->metrics);
     c->on_event = o->on_event;
@@ -55,6 +56,7 @@ void kvt_core_release(struct kvt_core *c)
     mem_free(c->slots);
     mem_free(c->fenced);
     mem_free(c->copies);
+    mem_free(c->put_sums);
     mem_free(c->scratch);
     kvt_stats_free(c->stats);
 }

@@ -158,6 +158,7 @@ struct kvt_core {
     uint64_t *fenced;
     size_t n_fenced;
     struct kvt_copy *copies;
+    struct kvt_sums *put_sums; /* of the put being made */
     void *scratch;
     struct kvt_stats *stats;
     void (*on_event)(void *arg, const struct kvt_event *ev);

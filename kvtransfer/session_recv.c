@@ -280,20 +280,20 @@ static void fail_wrong_checksum(struct kvt_core *c, struct kvt_recv *r)
 static bool checksums_agree(struct kvt_core *c, struct kvt_recv *r, const struct kvt_message *m,
                             const uint64_t *sums)
 {
-    for (uint32_t i = 0; r->sums && i < m->n; i++) {
-        uint32_t i_block = m->first + i;
-        uint32_t n_valid = kvt_plan_tokens(&c->layout, r->n_tokens, i_block);
-        uint64_t sum = sums ? sums[i]
-                            : kvt_plan_checksum(&r->slice, c->pool, m->layer, r->blocks[i_block],
-                                                n_valid, c->scratch);
-        kvt_stats_hashed(c->stats, KVT_DIRECTION_RECEIVE, kvt_head_slice_bytes(&r->slice, n_valid));
-        if (sum == m->sums[i]) continue;
-        r->t_wrong_sum_ms = clock_ms();
-        r->wrong_sum_layer = m->layer;
-        r->wrong_sum_block = i_block;
-        return false;
-    }
-    return true;
+    const struct kvt_block_range range = { m->layer, m->first, m->n };
+    uint64_t computed[KVT_BATCH_PIECES];
+    uint32_t i = 0;
+    if (!r->sums) return true;
+    if (!sums)
+        kvt_plan_checksums(&r->slice, c->pool, r->blocks, r->n_tokens, range, c->scratch, computed);
+    kvt_stats_hashed(c->stats, KVT_DIRECTION_RECEIVE,
+                     kvt_plan_range_bytes(&r->slice, r->n_tokens, range));
+    while (i < m->n && (sums ? sums : computed)[i] == m->sums[i]) i++;
+    if (i == m->n) return true;
+    r->t_wrong_sum_ms = clock_ms();
+    r->wrong_sum_layer = m->layer;
+    r->wrong_sum_block = m->first + i;
+    return false;
 }
 
 /* Counts pieces that are in place, with right checksums if there are any. */

@@ -322,27 +322,43 @@ static bool flush_note(struct kvt_send *s)
     return !s->note_waits;
 }
 
+/* The checksums of a put's pieces: the transport knows those that it computed while it copied.
+ * `made`: converted pieces, or NULL. */
+static void sum_pieces(struct kvt_core *c, const struct kvt_send *s, struct kvt_block_range range,
+                       const char *made, uint64_t *sums)
+{
+    const struct kvt_sums *from_put = c->put_sums;
+    if (!made && !memchr(from_put->known, true, range.n)) {
+        kvt_plan_checksums(&s->src, c->pool, s->src_blocks, s->n_tokens, range, c->scratch, sums);
+        return;
+    }
+    for (uint32_t i = 0; i < range.n; i++) {
+        uint32_t i_block = range.first + i,
+                 n_valid = kvt_plan_tokens(s->dst.layout, s->n_tokens, i_block);
+        uint64_t bytes = kvt_head_slice_bytes(&s->dst, n_valid);
+        if (from_put->known[i]) sums[i] = from_put->values[i];
+        else if (made) sums[i] = hash_64(made, bytes, 0);
+        else
+            sums[i] = kvt_plan_checksum(&s->src, c->pool, range.layer, s->src_blocks[i_block],
+                                        n_valid, c->scratch);
+        if (made) made += bytes;
+    }
+}
+
 /* Computes checksums of the bytes in the receiver's layout. It runs after the transport accepted
  * the put: the source is still in cache, and a refused put costs nothing. */
 static void make_note(struct kvt_core *c, struct kvt_send *s, const struct kvt_message *head,
                       const struct kvt_batch *b)
 {
-    const char *made = b->stage.n ? kvt_staging_at(c->staging, b->stage) : NULL;
     s->note = *head;
     s->note.kind = KVT_MSG_NOTE;
     s->note.bytes = s->sums ? sizeof s->note.sums[0] * head->n : 0;
     s->note_waits = true;
     s->note_job = b->job;
     if (!s->sums) return;
-    for (uint32_t i = 0; i < head->n && !b->job; i++) {
-        uint32_t i_block = head->first + i,
-                 n_valid = kvt_plan_tokens(s->dst.layout, s->n_tokens, i_block);
-        uint64_t bytes = kvt_head_slice_bytes(&s->dst, n_valid);
-        s->note.sums[i] = made ? hash_64(made, bytes, 0)
-                               : kvt_plan_checksum(&s->src, c->pool, head->layer,
-                                                   s->src_blocks[i_block], n_valid, c->scratch);
-        if (made) made += bytes;
-    }
+    if (!b->job)
+        sum_pieces(c, s, b->range, b->stage.n ? kvt_staging_at(c->staging, b->stage) : NULL,
+                   s->note.sums);
     kvt_stats_hashed(c->stats, KVT_DIRECTION_SEND, head->bytes);
 }
 
@@ -472,6 +488,16 @@ static void account(struct kvt_core *c, struct kvt_send *s, struct kvt_block_ran
     s->q_len--;
 }
 
+/* Fills c->copies with the copies of a batch and returns how many. */
+static uint32_t plan_copies(struct kvt_core *c, const struct kvt_send *s, const struct kvt_batch *b)
+{
+    if (!b->stage.n)
+        return kvt_plan_copies(&s->src, s->src_blocks, &s->dst, s->dst_blocks, s->n_tokens,
+                               b->range, c->copies);
+    return kvt_plan_copies_from(KVT_STAGING + kvt_staging_offset(b->stage), &s->dst, s->dst_blocks,
+                                s->n_tokens, b->range, c->copies);
+}
+
 /* Puts the next batch of the first queued layer; true if the transport accepted it. */
 static bool put_batch(struct kvt_core *c, struct kvt_send *s)
 {
@@ -483,8 +509,11 @@ static bool put_batch(struct kvt_core *c, struct kvt_send *s)
     if (slot >= KVT_SEND_PUTS || !next_batch(c, s, ready, &b)) return false;
     struct kvt_put put = {
         .copies = c->copies,
+        .n_copies = plan_copies(c, s, &b),
         .tag = s->serial * KVT_SEND_PUTS + slot,
         .event = b.stage.n ? 0 : s->events[layer],
+        .sums = s->sums && !b.job ? c->put_sums : NULL,
+        .piece_bytes = kvt_head_slice_bytes(&s->dst, s->dst.layout->block_tokens),
         .head = {
             .kind = KVT_MSG_DATA,
             .session = s->session,
@@ -495,11 +524,7 @@ static bool put_batch(struct kvt_core *c, struct kvt_send *s)
             .bytes = kvt_plan_range_bytes(&s->dst, s->n_tokens, b.range),
         },
     };
-    put.n_copies = !b.stage.n
-                       ? kvt_plan_copies(&s->src, s->src_blocks, &s->dst, s->dst_blocks,
-                                         s->n_tokens, b.range, c->copies)
-                       : kvt_plan_copies_from(KVT_STAGING + kvt_staging_offset(b.stage), &s->dst,
-                                              s->dst_blocks, s->n_tokens, b.range, c->copies);
+    memset(c->put_sums->known, 0, sizeof c->put_sums->known);
     uint64_t now = clock_ns();
     if (!s->t_first_ns) s->t_first_ns = now;
     if (s->peer->ops->put(s->peer->conn, &put) != OK) return false;

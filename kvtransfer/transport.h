@@ -49,6 +49,12 @@ struct kvt_copy {
     uint64_t local, remote, bytes;
 };
 
+/* Checksums of the pieces of a put, by their position in it. */
+struct kvt_sums {
+    uint64_t values[KVT_BATCH_PIECES];
+    bool known[KVT_BATCH_PIECES];
+};
+
 struct kvt_put {
     /* Kind DATA: session, generation, layer, first, n, bytes: enough for the receiver to scatter
      * it. */
@@ -58,6 +64,12 @@ struct kvt_put {
     /* The bytes are complete after this event of the pool's device (device_record_event); 0: now */
     uint64_t event;
     uint64_t tag;
+    /* NULL, or room for checksums, none of them known. A transport that reads the bytes itself may
+     * store those of pieces that it has read when put() returns OK: hash_64 of the bytes with seed
+     * 0. Others are left to the session layer. Each piece has piece_bytes bytes; the last may have
+     * fewer. */
+    struct kvt_sums *sums;
+    uint64_t piece_bytes;
 };
 
 struct kvt_transport {

@@ -342,7 +342,8 @@ static void sweep(void *arg)
     }
     LIST_FOREACH (route, &w->routes.all, struct kv_route, link)
         if (route->state != KV_ROUTE_UP && now > route->since_ms + KV_ROUTE_CONNECT_MS)
-            fail_route(w, route, ERR_PEER_LOST, "no KV connection to the decode node within 5 s");
+            fail_route(w, route, ERR_PEER_REFUSED,
+                       "no KV connection to the decode node within 5 s");
     gauge_set(w->asked_gauge, n_asked);
 }
 

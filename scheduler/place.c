@@ -3,10 +3,12 @@
 
 #include <string.h>
 
+#include "shared/base/str.h"
+
 enum {
     SLACK_PREFILL_MIN = 64, /* load difference in tokens that a cached prefix outweighs */
     SLACK_PREFILL_MAX = 512,
-    TYPES_MAX = 4 /* KV types in a topic that are told apart */
+    KINDS_MAX = 8 /* kinds of KV exchange in a topic that are told apart */
 };
 
 static bool is_avoided(const struct place_request *r, uint64_t node)
@@ -63,39 +65,84 @@ static uint64_t affinity(const struct node_record *n, const struct place_request
     return hash_64(&n->node, sizeof n->node, r->first_block.lo ^ r->first_block.hi);
 }
 
+static bool says_transports(const struct node_record *n) { return n->kv_by[0] || n->kv_host; }
+
+static bool have_common_transport(const struct node_record *a, const struct node_record *b)
+{
+    struct str rest = str_of(a->kv_by), one, others, other;
+    if (!says_transports(a) || !says_transports(b)) return true;
+    if (a->kv_host && a->kv_host == b->kv_host) return true;
+    if (a->kv_by[0] && strcmp(a->kv_by, b->kv_by) == 0) return true;
+    while (str_split(&rest, ',', &one)) {
+        others = str_of(b->kv_by);
+        while (str_split(&others, ',', &other))
+            if (one.n && str_eq(one, other)) return true;
+    }
+    return false;
+}
+
 /* The rule is that of kv_dtype_keeps (shared/kv/kv_layout.h): every type fits into f32. A node that
  * says nothing is tried. */
-bool place_can_exchange(const struct node_record *prefill, const struct node_record *decode)
+enum place_exchange place_exchange(const struct node_record *prefill,
+                                   const struct node_record *decode)
 {
-    return !prefill->kv_type[0] || !decode->kv_type[0] || prefill->kv_lossy || decode->kv_lossy ||
-           strcmp(decode->kv_type, "f32") == 0 || strcmp(prefill->kv_type, decode->kv_type) == 0;
+    bool types_fit = !prefill->kv_type[0] || !decode->kv_type[0] || prefill->kv_lossy ||
+                     decode->kv_lossy || strcmp(decode->kv_type, "f32") == 0 ||
+                     strcmp(prefill->kv_type, decode->kv_type) == 0;
+    if (!types_fit) return EXCHANGE_TYPES_DIFFER;
+    return have_common_transport(prefill, decode) ? EXCHANGE_OK : EXCHANGE_NO_TRANSPORT;
+}
+
+static bool can_exchange(const struct place_request *r, const struct node_record *prefill,
+                         const struct node_record *decode)
+{
+    for (size_t i = 0; i < r->n_apart; i++)
+        if (r->apart[i].prefill == prefill->node && r->apart[i].decode == decode->node)
+            return false;
+    return place_exchange(prefill, decode) == EXCHANGE_OK;
 }
 
 struct candidates {
     const struct node_record *node[PLACE_SAMPLE + 1];
     size_t n;
     size_t seen; /* how many qualify, sampled or not */
-    /* One node of each KV type among those that qualify; n_types above TYPES_MAX: too many. */
-    const struct node_record *type[TYPES_MAX];
-    size_t n_types;
+    /* One node of each kind of KV exchange among those that qualify; n_kinds above KINDS_MAX: too
+     * many. */
+    const struct node_record *kind[KINDS_MAX];
+    size_t n_kinds;
 };
 
-static void note_type(struct candidates *c, const struct node_record *n)
+/* Whether all that a record says of KV exchange is the same. The host counts for nodes that reach
+ * no other. */
+static bool is_same_kind(const struct node_record *a, const struct node_record *b)
 {
-    for (size_t i = 0; i < c->n_types && i < TYPES_MAX; i++)
-        if (strcmp(c->type[i]->kv_type, n->kv_type) == 0 && c->type[i]->kv_lossy == n->kv_lossy)
-            return;
-    if (c->n_types < TYPES_MAX) c->type[c->n_types] = n;
-    c->n_types++;
+    return strcmp(a->kv_type, b->kv_type) == 0 && a->kv_lossy == b->kv_lossy &&
+           strcmp(a->kv_by, b->kv_by) == 0 && (a->kv_by[0] || a->kv_host == b->kv_host);
 }
 
-/* Can some of the decode nodes take the KV of this prefill node? *all: every one can. */
-static bool some_take(const struct candidates *decode, const struct node_record *prefill, bool *all)
+static void note_kind(struct candidates *c, const struct node_record *n)
 {
-    bool some = decode->n_types > TYPES_MAX;
-    *all = !some;
-    for (size_t i = 0; i < decode->n_types && i < TYPES_MAX; i++) {
-        bool takes = place_can_exchange(prefill, decode->type[i]);
+    for (size_t i = 0; i < c->n_kinds && i < KINDS_MAX; i++)
+        if (is_same_kind(c->kind[i], n)) return;
+    if (c->n_kinds < KINDS_MAX) c->kind[c->n_kinds] = n;
+    c->n_kinds++;
+}
+
+/* Can some of the decode nodes take the KV of this prefill node? *all: every one can. When all of
+ * them are at hand each is asked, else one of each kind. */
+static bool some_take(const struct candidates *decode, const struct place_request *r,
+                      const struct node_record *prefill, bool *all)
+{
+    bool complete = decode->seen <= PLACE_SAMPLE, some = false;
+    size_t n = complete ? decode->n : decode->n_kinds;
+    *all = r->n_apart == 0 || complete;
+    if (!complete && n > KINDS_MAX) {
+        some = true;
+        *all = false;
+        n = KINDS_MAX;
+    }
+    for (size_t i = 0; i < n; i++) {
+        bool takes = can_exchange(r, prefill, complete ? decode->node[i] : decode->kind[i]);
         some |= takes;
         *all &= takes;
     }
@@ -115,9 +162,9 @@ static bool qualifies(const struct node_record *n, const struct place_request *r
 {
     bool all;
     if (!is_candidate(n, r, s->role)) return false;
-    if (s->role == ROLE_PREFILL) return some_take(s->decode, n, &all);
+    if (s->role == ROLE_PREFILL) return some_take(s->decode, r, n, &all);
     return decode_fits(n, r) && (!s->need_capacity || decode_has_capacity(n, r)) &&
-           (!s->prefill || s->prefill == n || place_can_exchange(s->prefill, n));
+           (!s->prefill || s->prefill == n || can_exchange(r, s->prefill, n));
 }
 
 /* Takes a reservoir sample of the nodes that qualify, plus the one that the hash prefers. */
@@ -130,7 +177,7 @@ static void gather(const struct node_record *nodes, size_t n, const struct place
     for (size_t i = 0; i < n; i++) {
         const struct node_record *node = &nodes[i];
         if (!qualifies(node, r, s)) continue;
-        note_type(c, node);
+        note_kind(c, node);
         if (!named || affinity(node, r) > affinity(named, r)) named = node;
         size_t at = c->seen++;
         if (at >= PLACE_SAMPLE) {
@@ -195,8 +242,12 @@ enum status place_choose(const struct node_record *nodes, size_t n, const struct
     } else {
         bool all = true;
         to_decode.prefill = out->prefill;
-        if (out->prefill && some_take(&decode, out->prefill, &all) && !all)
+        if (out->prefill && some_take(&decode, r, out->prefill, &all) && !all)
             gather(nodes, n, r, &to_decode, &decode);
+        if (decode.seen == 0) { /* only of a sample: none takes it after all */
+            out->prefill = to_decode.prefill = NULL;
+            gather(nodes, n, r, &to_decode, &decode);
+        }
         out->decode = pick(&decode, &any_decode, decode_load, 0);
         if (out->prefill == out->decode) out->prefill = NULL;
     }

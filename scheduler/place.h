@@ -7,7 +7,8 @@
  * node is the larger of what is placed on it (the directory's sum over all entry nodes, view.h) and
  * what it reports.
  * A prefill node is a candidate only when some decode node can take its KV, and then one of those
- * is chosen: two nodes whose KV has types that do not fit never meet.
+ * is chosen: two nodes that have no KV transport in common, whose KV has types that do not fit, or
+ * that failed to exchange KV (`apart`) never meet.
  * Among candidates whose load is close to the least, the preferred one wins (its prefix cache may
  * have the prompt); without a preference a random one, so that entry nodes with the same view do
  * not all choose the same. Without a prefill node a decode node does both; without a decode node
@@ -20,6 +21,10 @@
 
 enum { PLACE_SAMPLE = 16, PLACE_AVOID_MAX = 16 };
 
+struct place_pair {
+    uint64_t prefill, decode;
+};
+
 struct place_request {
     uint32_t n_tokens;          /* prompt tokens to compute */
     uint32_t n_total;           /* prompt and longest output: what must fit */
@@ -27,6 +32,8 @@ struct place_request {
     struct hash128 first_block; /* gives the preferred node; zero: no preference */
     const uint64_t *avoid;      /* [n_avoid] nodes suspected dead or already tried */
     size_t n_avoid;
+    const struct place_pair *apart; /* [n_apart] */
+    size_t n_apart;
     uint64_t random; /* fresh random bits */
 };
 
@@ -36,8 +43,10 @@ struct place_result {
     uint32_t blocks; /* KV blocks of the prompt on the decode node */
 };
 
-/* Can the prefill node's KV go into the decode node's pool? */
-bool place_can_exchange(const struct node_record *prefill, const struct node_record *decode);
+/* Can the prefill node's KV go into the decode node's pool, by what their records say? */
+enum place_exchange { EXCHANGE_OK, EXCHANGE_NO_TRANSPORT, EXCHANGE_TYPES_DIFFER };
+enum place_exchange place_exchange(const struct node_record *prefill,
+                                   const struct node_record *decode);
 /* ERR_UNAVAILABLE: no node could ever serve the request; ERR_BUSY: all that could are full. */
 enum status place_choose(const struct node_record *nodes, size_t n, const struct place_request *r,
                          struct place_result *out) MUST_CHECK;

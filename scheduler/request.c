@@ -18,6 +18,13 @@ enum {
                               * directory still lists them, so they may be alive */
 };
 
+void entry_update_trouble(struct entry *e)
+{
+    const struct trouble_facts f = { &e->view, e->topic, e->join,
+                                     directory_why_down(e->directory) };
+    trouble_update(&e->trouble, &f, clock_ms());
+}
+
 /* ---- records ---- */
 
 static void *copy(const void *p, size_t bytes) { return bytes ? mem_dup(p, bytes) : NULL; }
@@ -209,6 +216,22 @@ static void place_again(struct entry *e, struct request *r, uint64_t pause_ms)
     view_refresh(&e->view);
 }
 
+/* What another node refuses, or lost, is no fault of the request: the client may try again. */
+static void fail(struct entry *e, struct request *r, enum status st, uint64_t culprit,
+                 const char *text)
+{
+    enum status_class c = status_class_of(st);
+    char all[ERR_TEXT_MAX];
+    if ((c != CLASS_PEER && c != CLASS_FATAL) || !culprit || culprit == e->view.me.node) {
+        request_end(e, r, st, FINISH_ERROR, -1, text);
+        return;
+    }
+    const struct node_record *n = view_find(&e->view, culprit);
+    snprintf(all, sizeof all, "no node could serve this request in %u attempts; last, %s: %.380s",
+             r->attempt, n ? n->name : "a node that is gone", text);
+    request_end(e, r, ERR_UNAVAILABLE, FINISH_ERROR, -1, all);
+}
+
 void request_on_loss(struct entry *e, struct request *r, enum request_loss loss, enum status st,
                      uint64_t culprit, const char *text)
 {
@@ -235,7 +258,7 @@ void request_on_loss(struct entry *e, struct request *r, enum request_loss loss,
         place_again(e, r, PAUSE_MOVE_MS);
         request_advance(e, r);
         break;
-    case ACTION_FAIL: request_end(e, r, st, FINISH_ERROR, -1, text); break;
+    case ACTION_FAIL: fail(e, r, st, culprit, text); break;
     case ACTION_IGNORE: break;
     }
 }
@@ -278,6 +301,13 @@ static void start_attempt(struct entry *e, struct request *r)
         counter_add(e->metrics.split, 1);
 }
 
+/* This node has not got into the directory (yet), or lost its place there: it serves all the
+ * same. */
+static bool is_unlisted_me(const struct entry *e, const struct request *r, enum status st)
+{
+    return st == ERR_NOT_FOUND && !r->next_prefill.node && r->next_decode.node == e->view.me.node;
+}
+
 /* The directory's answer to the reservation. When the directory cannot be reached the request goes
  * ahead uncounted, since reservations are soft state. */
 static void on_reserved(void *arg, enum status st, uint64_t fence)
@@ -292,7 +322,7 @@ static void on_reserved(void *arg, enum status st, uint64_t fence)
         list_remove(&r->link);
         request_free(r);
     } else if (st == OK || st == ERR_UNAVAILABLE || st == ERR_TIMEOUT || st == ERR_IO ||
-               st == ERR_PEER_LOST) {
+               st == ERR_PEER_LOST || is_unlisted_me(e, r, st)) {
         r->placed = st == OK;
         r->prefill = r->next_prefill;
         r->decode = r->next_decode;
@@ -302,6 +332,22 @@ static void on_reserved(void *arg, enum status st, uint64_t fence)
         r->wait_until_ms = clock_ms() + PAUSE_BUSY_MS;
         view_refresh(&e->view);
     }
+}
+
+/* There are nodes that can decode, and each is too small. */
+static void say_too_large(const struct entry *e, const struct request *r, char text[ERR_TEXT_MAX])
+{
+    uint64_t largest = 0;
+    for (size_t i = 0; i < e->view.n_nodes; i++) {
+        const struct node_record *n = &e->view.nodes[i];
+        uint64_t holds = (uint64_t)n->n_blocks * n->block_tokens;
+        if (holds > n->max_model_len) holds = n->max_model_len;
+        if (n->role != ROLE_PREFILL && !n->draining && holds > largest) largest = holds;
+    }
+    snprintf(text, ERR_TEXT_MAX,
+             "no node that can decode holds this request of %u tokens (prompt and answer); the "
+             "largest holds %llu",
+             r->n_prompt + r->sampling.max_tokens, (unsigned long long)largest);
 }
 
 /* No node can take the request. Waits grace_ms, since a node may be starting or a lease about to
@@ -314,17 +360,10 @@ static void no_node(struct entry *e, struct request *r, enum status st)
     r->wait_until_ms = now + PAUSE_BUSY_MS;
     r->waits_for_capacity = st == ERR_BUSY;
     if (st == ERR_BUSY || now - r->unplaced_since_ms < e->grace_ms) return;
-    size_t others = view_n_other_model(&e->view);
-    snprintf(text, sizeof text,
-             "no pair of nodes can serve this request; topics and roles seen: %.360s",
-             e->view.topics[0] ? e->view.topics : "none");
-    if (others > 0) {
-        size_t n = strlen(text);
-        snprintf(text + n, sizeof text - n,
-                 "; nodes of this topic that have loaded another model (or the same at another "
-                 "precision): %zu",
-                 others);
-    }
+    entry_update_trouble(e);
+    e->trouble.n_requests += e->trouble.blocks;
+    if (e->trouble.blocks) snprintf(text, sizeof text, "%s", e->trouble.text);
+    else say_too_large(e, r, text);
     request_end(e, r, ERR_UNAVAILABLE, FINISH_ERROR, -1, text);
 }
 
@@ -343,6 +382,7 @@ static size_t nodes_to_avoid(const struct entry *e, const struct request *r, uin
 static enum status choose_nodes(struct entry *e, struct request *r, struct place_result *chosen)
 {
     uint64_t avoid[PLACE_AVOID_MAX], random;
+    struct place_pair apart[APART_MAX];
     random_bytes(&random, sizeof random);
     struct place_request q = {
         .n_tokens = r->n_tokens,
@@ -351,6 +391,8 @@ static enum status choose_nodes(struct entry *e, struct request *r, struct place
         .first_block = r->first_block,
         .avoid = avoid,
         .n_avoid = nodes_to_avoid(e, r, avoid, PLACE_AVOID_MAX),
+        .apart = apart,
+        .n_apart = view_pairs_apart(&e->view, apart, APART_MAX),
         .random = random,
     };
     enum status st = place_choose(e->view.nodes, e->view.n_nodes, &q, chosen);

@@ -20,6 +20,7 @@
 #include "scheduler/recent.h"
 #include "scheduler/retry.h"
 #include "scheduler/scheduler_metrics.h"
+#include "scheduler/trouble.h"
 #include "scheduler/view.h"
 #include "shared/base/hash/hash.h"
 #include "shared/base/list.h"
@@ -39,6 +40,8 @@ struct entry {
     struct cluster *cluster; /* borrowed, as is the directory */
     struct directory *directory;
     struct view view;
+    const char *topic, *join; /* of scheduler_options */
+    struct trouble trouble;
     struct scheduler_metrics metrics;
     struct recent recent;
     uint32_t ttl_s, grace_ms, block_tokens; /* of scheduler_options */
@@ -48,6 +51,9 @@ struct entry {
     struct list orphans; /* ended requests that still wait for the directory's answer */
     bool capacity_freed; /* a placement ended since the last tick */
 };
+
+/* Looks for trouble now. */
+void entry_update_trouble(struct entry *e);
 
 struct request_node {
     uint64_t node; /* 0: none */

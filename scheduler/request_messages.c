@@ -111,6 +111,9 @@ static void on_failed(struct entry *e, struct request *r, const struct cluster_m
     if (st >= OK || st < ERR_INTERNAL) st = ERR_INTERNAL;
     snprintf(text, sizeof text, "%s", f && f->text[0] ? f->text : status_text(st));
     if (f) baton__failed__free_unpacked(f, NULL);
+    if (r->state == REQUEST_PREFILL && m->from == r->prefill.node &&
+        (st == ERR_PEER_MISMATCH || st == ERR_PEER_REFUSED))
+        view_part(&e->view, r->prefill.node, r->decode.node, text);
     request_on_loss(e, r, retry_loss_of(st), st, m->from, text);
 }
 

@@ -14,7 +14,8 @@
 
 enum {
     TICK_MS = 25, /* for deadlines and pauses; messages drive everything else */
-    RENEW_MS = 700
+    RENEW_MS = 700,
+    TROUBLE_MS = 1000
 };
 
 /* ---- timers ---- */
@@ -33,6 +34,10 @@ static void on_tick(void *arg)
     struct scheduler *s = arg;
     uint32_t n_placing = 0;
     view_tick(&s->entry.view);
+    if (clock_ms() - s->t_trouble_ms >= TROUBLE_MS) {
+        s->t_trouble_ms = clock_ms();
+        if (!s->draining) entry_update_trouble(&s->entry);
+    }
     if (s->entry.capacity_freed) place_waiting_requests(s);
     LIST_FOREACH (r, &s->entry.live, struct request, link) {
         n_placing += r->state == REQUEST_PLACING;
@@ -47,7 +52,7 @@ void scheduler_publish(struct scheduler *s)
     if (!s->o.describe || s->draining) return; /* a node that left must not come back */
     struct node_record me = { 0 };
     s->o.describe(s->o.arg, &me);
-    s->entry.view.model = me.model;
+    view_set_me(&s->entry.view, &me);
     directory_publish(s->o.directory, &me);
 }
 
@@ -132,24 +137,21 @@ static void backend_cancel(void *self, uint64_t id)
 static void backend_stats(void *self, struct serve_backend_stats *out)
 {
     struct scheduler *s = self;
-    const struct view *v = &s->entry.view;
-    uint32_t n_decode = 0, n_mixed = 0; /* decode nodes can serve alone: they prefill themselves */
     *out = (struct serve_backend_stats){ 0 };
     LIST_FOREACH (r, &s->entry.live, struct request, link) {
         if (r->state == REQUEST_PLACING || r->state == REQUEST_CREDIT) out->n_waiting++;
         else out->n_running++;
     }
-    for (size_t i = 0; i < v->n_nodes; i++) {
-        if (v->nodes[i].draining || (v->model && v->nodes[i].model != v->model)) continue;
-        n_decode += v->nodes[i].role == ROLE_DECODE;
-        n_mixed += v->nodes[i].role == ROLE_MIXED;
-    }
-    out->ready = !s->draining && (n_decode || n_mixed);
-    if (s->draining) snprintf(out->why, sizeof out->why, "this node is shutting down");
-    else if (!out->ready)
-        snprintf(out->why, sizeof out->why,
-                 "no node that can decode is in this topic; topics and roles seen: %.380s",
-                 v->topics[0] ? v->topics : "none");
+    if (!s->draining) entry_update_trouble(&s->entry);
+    out->ready = !s->draining && !s->entry.trouble.blocks;
+    snprintf(out->why, sizeof out->why, "%s",
+             s->draining ? "this node is shutting down" : s->entry.trouble.text);
+}
+
+static bool backend_is_full(void *self, uint32_t n_more)
+{
+    const struct scheduler *s = self;
+    return (uint64_t)s->entry.n_live + n_more >= s->o.max_requests;
 }
 
 static void backend_nodes(void *self, struct buf *out)
@@ -158,8 +160,10 @@ static void backend_nodes(void *self, struct buf *out)
     const struct view *v = &s->entry.view;
     buf_add_c(out, "[");
     for (size_t i = 0; i < v->n_nodes; i++) {
+        struct node_record shown = v->nodes[i];
+        shown.proof[0] = 0; /* for the nodes alone */
         if (i) buf_add_c(out, ",");
-        node_record_write(&v->nodes[i], out);
+        node_record_write(&shown, out);
     }
     buf_add_c(out, "]");
 }
@@ -175,6 +179,8 @@ void scheduler_describe(const struct scheduler *s, struct buf *json_members)
                (unsigned long long)counter_value(e->metrics.local),
                recent_tokens_per_s(&e->recent, now));
     recent_write_failures(&e->recent, now, json_members);
+    buf_add_c(json_members, ",\"trouble\":");
+    trouble_write(&e->trouble, now, json_members);
 }
 
 struct serve_backend scheduler_backend(struct scheduler *s)
@@ -183,6 +189,7 @@ struct serve_backend scheduler_backend(struct scheduler *s)
         .submit = backend_submit,
         .cancel = backend_cancel,
         .stats = backend_stats,
+        .is_full = backend_is_full,
         .nodes = backend_nodes,
         .self = s,
     };
@@ -225,7 +232,7 @@ bool scheduler_on_message(struct scheduler *s, const struct cluster_message *m)
 
 void scheduler_on_lost(struct scheduler *s, uint64_t node, const char *why)
 {
-    view_suspect(&s->entry.view, node);
+    view_suspect(&s->entry.view, node, why);
     view_refresh(&s->entry.view);
     LIST_FOREACH (r, &s->entry.live, struct request, link) {
         if (r->decode.node == node)
@@ -247,6 +254,8 @@ struct scheduler *scheduler_create(const struct scheduler_options *o)
     s->entry.ttl_s = o->ttl_s;
     s->entry.grace_ms = o->grace_ms;
     s->entry.block_tokens = o->block_tokens;
+    s->entry.topic = o->topic;
+    s->entry.join = o->join;
     list_init(&s->entry.live);
     list_init(&s->entry.orphans);
     scheduler_metrics_register(&s->entry.metrics, o->metrics);
@@ -254,6 +263,7 @@ struct scheduler *scheduler_create(const struct scheduler_options *o)
     s->tick = loop_timer_start(o->loop, TICK_MS, TICK_MS, on_tick, s);
     s->renew = loop_timer_start(o->loop, RENEW_MS, RENEW_MS, on_renew, s);
     scheduler_publish(s);
+    s->entry.view.secret = o->secret;
     view_start(&s->entry.view, o->cluster, o->directory, &events);
     return s;
 }
@@ -264,6 +274,7 @@ void scheduler_drain(struct scheduler *s)
     if (!s->o.describe) return;
     struct node_record me = { 0 };
     s->o.describe(s->o.arg, &me);
+    s->entry.view.me = (struct node_record){ 0 };
     directory_leave(s->o.directory, me.node);
     loop_timer_free(s->renew); /* a renewal would bring the record back */
     s->renew = NULL;

@@ -24,6 +24,9 @@ struct scheduler_options {
     uint32_t grace_ms;     /* how long a request that no node can take waits for one, before 503 */
     bool log_requests;     /* each one's end at level info, else debug */
     uint32_t block_tokens; /* for the hash of the prompt's first block (place.h) */
+    const char *topic;
+    struct str secret; /* of the cluster; n 0: none */
+    const char *join;  /* trouble.h */
     /* Fills in this node's own record, published every RENEW_MS. NULL: a router, which has no
      * engine and publishes nothing. */
     void (*describe)(void *arg, struct node_record *me);

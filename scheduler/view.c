@@ -3,39 +3,86 @@
 
 #include <stdio.h>
 
-#include "scheduler/place.h"
 #include "shared/base/clock.h"
-#include "shared/base/log.h"
 #include "shared/base/mem.h"
 
 enum {
-    SNAPSHOT_MS = 1000,    /* between snapshots while nothing asks for one sooner */
-    SNAPSHOT_SOON_MS = 100 /* shortest time between snapshots */
+    SNAPSHOT_MS = 1000,     /* between snapshots while nothing asks for one sooner */
+    SNAPSHOT_SOON_MS = 100, /* shortest time between snapshots */
+    DIAL_AHEAD_NODES = 32,  /* in a larger topic links are made by need */
+    REDIAL_MS = 1000,
+    APART_MS = 30 * 1000,
+    APART_DOUBLINGS = 5
 };
 
-/* Logs once when there are prefill and decode nodes that are never paired. Compares all with the
- * first of the other role, which shows any difference. */
-static void note_kv_types(struct view *v)
+/* ---- the nodes ---- */
+
+const struct node_record *view_find(const struct view *v, uint64_t node)
 {
-    const struct node_record *first[2] = { NULL, NULL }, *p = NULL, *d = NULL;
+    for (size_t i = 0; i < v->n_nodes; i++)
+        if (v->nodes[i].node == node) return &v->nodes[i];
+    return NULL;
+}
+
+static struct node_record *find_node(struct view *v, uint64_t node)
+{
+    return (struct node_record *)view_find(v, node);
+}
+
+/* Puts this node's own record into the view, with what is placed on it. */
+static void put_me(struct view *v)
+{
+    struct node_record *mine = v->me.node ? find_node(v, v->me.node) : NULL, now = v->me;
+    if (!v->me.node) return;
+    if (!mine) {
+        v->nodes = mem_realloc(v->nodes, v->n_nodes + 1, sizeof *v->nodes);
+        v->nodes[v->n_nodes++] = now;
+        return;
+    }
+    now.placed_tokens = mine->placed_tokens;
+    now.placed_seqs = mine->placed_seqs;
+    now.placed_blocks = mine->placed_blocks;
+    *mine = now;
+}
+
+void view_set_me(struct view *v, const struct node_record *me)
+{
+    v->me = *me;
+    v->model = me->model;
+    put_me(v);
+}
+
+static void learn(struct view *v)
+{
     for (size_t i = 0; i < v->n_nodes; i++) {
         const struct node_record *n = &v->nodes[i];
-        if (n->role == ROLE_MIXED || (v->model && n->model != v->model)) continue;
-        bool decodes = n->role == ROLE_DECODE;
-        if (!first[decodes]) first[decodes] = n;
-        if (!first[!decodes]) continue;
-        const struct node_record *prefill = decodes ? first[0] : n,
-                                 *decode = decodes ? n : first[1];
-        if (!place_can_exchange(prefill, decode)) p = prefill, d = decode;
+        if (!n->cluster_port) continue;
+        cluster_learn(v->cluster, n->node, n->host, n->cluster_port);
+        if (v->n_nodes <= DIAL_AHEAD_NODES && !n->draining && !view_why_suspect(v, n->node))
+            cluster_dial(v->cluster, n->node);
     }
-    if (p && !v->kv_differs)
-        log_warn(
-            "nodes are not paired",
-            "prefill=%s decode=%s why=\"KV element types differ: %s at the sender does not fit "
-            "into %s at the receiver without loss; give both the same --kv-cache-dtype, or "
-            "allow answers to differ with BATON_KV_LOSSY=1 on either node\"",
-            p->name, d->name, p->kv_type, d->kv_type);
-    v->kv_differs = p != NULL;
+}
+
+/* Leaves out the records that the cluster's secret does not prove, and keeps the last of them. */
+static void leave_out_unproven(struct view *v)
+{
+    size_t n = 0;
+    v->unproven.node = 0;
+    for (size_t i = 0; i < v->n_nodes; i++) {
+        if (node_record_is_proven(&v->nodes[i], v->secret)) v->nodes[n++] = v->nodes[i];
+        else v->unproven = v->nodes[i];
+    }
+    v->n_nodes = n;
+}
+
+/* Forgets pairs of which a node is gone. */
+static void forget_pairs(struct view *v)
+{
+    for (size_t i = 0; i < v->n_apart;) {
+        const struct place_pair *p = &v->apart[i].pair;
+        if (view_find(v, p->prefill) && view_find(v, p->decode)) i++;
+        else v->apart[i] = v->apart[--v->n_apart];
+    }
 }
 
 static void on_snapshot(void *arg, enum status st, const struct directory_snapshot *snap)
@@ -48,10 +95,10 @@ static void on_snapshot(void *arg, enum status st, const struct directory_snapsh
     v->n_nodes = snap->n;
     v->nodes = snap->n ? mem_dup(snap->nodes, snap->n * sizeof *v->nodes) : NULL;
     snprintf(v->topics, sizeof v->topics, "%s", snap->topics);
-    for (size_t i = 0; i < v->n_nodes; i++)
-        if (v->nodes[i].cluster_port)
-            cluster_learn(v->cluster, v->nodes[i].node, v->nodes[i].host, v->nodes[i].cluster_port);
-    note_kv_types(v);
+    leave_out_unproven(v);
+    put_me(v);
+    learn(v);
+    forget_pairs(v);
     v->events.on_snapshot(v->events.arg);
 }
 
@@ -77,29 +124,49 @@ void view_refresh(struct view *v) { v->ask_again = true; }
 
 /* ---- suspects ---- */
 
-static void drop_old_suspects(struct view *v)
+static struct view_suspect *find_suspect(struct view *v, uint64_t node)
 {
-    uint64_t now = clock_ms();
+    for (size_t i = 0; i < v->n_suspects; i++)
+        if (v->suspects[i].node == node) return &v->suspects[i];
+    return NULL;
+}
+
+/* A suspect whose time is over is dialed; it is one no more when the link is up, or when it has
+ * left the topic. A failure comes back through view_suspect. */
+static void tend_suspects(struct view *v, uint64_t now)
+{
     for (size_t i = 0; i < v->n_suspects;) {
-        if (v->suspects[i].until_ms <= now) v->suspects[i] = v->suspects[--v->n_suspects];
-        else i++;
+        struct view_suspect *s = &v->suspects[i];
+        const struct node_record *n = view_find(v, s->node);
+        if (s->until_ms > now) {
+            i++;
+        } else if (!n || cluster_is_linked(v->cluster, s->node)) {
+            *s = v->suspects[--v->n_suspects];
+        } else {
+            s->until_ms = now + REDIAL_MS;
+            cluster_learn(v->cluster, n->node, n->host, n->cluster_port);
+            cluster_dial(v->cluster, n->node);
+            i++;
+        }
     }
 }
 
-void view_tick(struct view *v)
+void view_suspect(struct view *v, uint64_t node, const char *why)
 {
-    uint64_t since = clock_ms() - v->t_snapshot_ms;
-    drop_old_suspects(v);
-    if (!v->asking && (since >= SNAPSHOT_MS || (v->ask_again && since >= SNAPSHOT_SOON_MS)))
-        ask_snapshot(v);
+    struct view_suspect *s = find_suspect(v, node);
+    if (!s) s = &v->suspects[v->n_suspects < SUSPECTS_MAX ? v->n_suspects++ : 0];
+    s->node = node;
+    s->until_ms = clock_ms() + SUSPECT_MS;
+    snprintf(s->why, sizeof s->why, "%s", why);
 }
 
-void view_suspect(struct view *v, uint64_t node)
+const char *view_why_suspect(const struct view *v, uint64_t node)
 {
-    drop_old_suspects(v);
-    size_t i = v->n_suspects < SUSPECTS_MAX ? v->n_suspects++ : 0;
-    v->suspects[i].node = node;
-    v->suspects[i].until_ms = clock_ms() + SUSPECT_MS;
+    for (size_t i = 0; i < v->n_suspects; i++)
+        if (v->suspects[i].node == node) return v->suspects[i].why;
+    if (node && node == v->unproven.node)
+        return "it has another cluster secret (BATON_CLUSTER_SECRET), or its record was forged";
+    return NULL;
 }
 
 size_t view_suspects(const struct view *v, uint64_t *out, size_t cap)
@@ -112,14 +179,46 @@ size_t view_suspects(const struct view *v, uint64_t *out, size_t cap)
     return n;
 }
 
-/* ---- load ---- */
+/* ---- pairs that cannot exchange KV ---- */
 
-static struct node_record *find_node(struct view *v, uint64_t node)
+static bool is_pair(const struct view_apart *a, uint64_t prefill, uint64_t decode)
 {
-    for (size_t i = 0; i < v->n_nodes; i++)
-        if (v->nodes[i].node == node) return &v->nodes[i];
-    return NULL;
+    return a->pair.prefill == prefill && a->pair.decode == decode;
 }
+
+void view_part(struct view *v, uint64_t prefill, uint64_t decode, const char *why)
+{
+    size_t i = 0;
+    while (i < v->n_apart && !is_pair(&v->apart[i], prefill, decode)) i++;
+    if (i == v->n_apart) {
+        if (v->n_apart < APART_MAX) v->n_apart++;
+        else i = 0;
+        v->apart[i] = (struct view_apart){ .pair = { prefill, decode } };
+    }
+    struct view_apart *a = &v->apart[i];
+    a->until_ms = clock_ms() + ((uint64_t)APART_MS << a->n);
+    a->n += a->n < APART_DOUBLINGS;
+    snprintf(a->why, sizeof a->why, "%s", why);
+}
+
+size_t view_pairs_apart(const struct view *v, struct place_pair *out, size_t cap)
+{
+    uint64_t now = clock_ms();
+    size_t n = 0;
+    for (size_t i = 0; i < v->n_apart && n < cap; i++)
+        if (v->apart[i].until_ms > now) out[n++] = v->apart[i].pair;
+    return n;
+}
+
+void view_tick(struct view *v)
+{
+    uint64_t now = clock_ms(), since = now - v->t_snapshot_ms;
+    tend_suspects(v, now);
+    if (!v->asking && (since >= SNAPSHOT_MS || (v->ask_again && since >= SNAPSHOT_SOON_MS)))
+        ask_snapshot(v);
+}
+
+/* ---- load ---- */
 
 void view_add_load(struct view *v, const struct placement *p)
 {
@@ -145,11 +244,4 @@ void view_remove_load(struct view *v, const struct placement *p)
                                                                    : p->blocks;
     }
     v->events.on_capacity(v->events.arg);
-}
-
-size_t view_n_other_model(const struct view *v)
-{
-    size_t n = 0;
-    for (size_t i = 0; v->model && i < v->n_nodes; i++) n += v->nodes[i].model != v->model;
-    return n;
 }

@@ -3,20 +3,37 @@
  *
  * Between two snapshots the entry node adds its placements to the load of the nodes, so that two
  * requests do not both take the last free place. The directory has the last word: each snapshot
- * replaces the nodes. While the directory cannot be reached the last snapshot stays in use.
- * Thread: loop. */
+ * replaces the nodes. While the directory cannot be reached the last snapshot stays in use. This
+ * node itself is always in the view, so that it serves alone when it knows no other.
+ * In a small topic links are dialed ahead, and nodes that were lost are dialed again: trouble is
+ * found before a request pays for it. Thread: loop. */
 #ifndef BATON_SCHEDULER_VIEW_H
 #define BATON_SCHEDULER_VIEW_H
 
 #include "scheduler/directory/directory.h"
+#include "scheduler/place.h"
 #include "shared/cluster/cluster.h"
 
-enum { SUSPECTS_MAX = 64, SUSPECT_MS = 5000 };
+enum { SUSPECTS_MAX = 64, SUSPECT_MS = 5000, APART_MAX = 64, VIEW_WHY_MAX = 256 };
 
 struct view_events {
     void (*on_snapshot)(void *arg); /* a fresh snapshot is in the view */
     void (*on_capacity)(void *arg); /* a placement was taken out */
     void *arg;
+};
+
+/* A node whose link was lost: not chosen for SUSPECT_MS, and then until a link is up again. */
+struct view_suspect {
+    uint64_t node, until_ms;
+    char why[VIEW_WHY_MAX];
+};
+
+/* Two nodes that failed to exchange KV: not paired until until_ms. */
+struct view_apart {
+    struct place_pair pair;
+    uint64_t until_ms;
+    uint32_t n; /* failures, each of which doubles the time */
+    char why[VIEW_WHY_MAX];
 };
 
 struct view {
@@ -25,16 +42,18 @@ struct view {
     struct view_events events;
     struct node_record *nodes; /* [n_nodes] */
     size_t n_nodes;
-    char topics[512]; /* topics and roles that the directory has seen, for error texts */
-    uint64_t model;   /* this node's own; requests go to nodes with the same. 0: any */
+    struct str secret; /* of the cluster, borrowed; records that it does not prove are left out */
+    struct node_record unproven; /* one of those; node 0: none */
+    char topics[512];            /* topics and roles that the directory has seen, for error texts */
+    uint64_t model;              /* this node's own; requests go to nodes with the same. 0: any */
+    struct node_record me;       /* as published last; node 0: nothing, or a router */
     uint64_t t_snapshot_ms;
     bool asking; /* a snapshot was asked for and has not arrived */
     bool ask_again;
-    struct {
-        uint64_t node, until_ms;
-    } suspects[SUSPECTS_MAX]; /* not chosen until the directory had time to notice */
+    struct view_suspect suspects[SUSPECTS_MAX];
     size_t n_suspects;
-    bool kv_differs; /* some nodes cannot exchange KV, which was logged */
+    struct view_apart apart[APART_MAX];
+    size_t n_apart;
 };
 
 /* Asks for the first snapshot. */
@@ -45,14 +64,21 @@ void view_release(struct view *v);
 void view_tick(struct view *v);
 /* Makes the next snapshot due soon instead of at its usual time. */
 void view_refresh(struct view *v);
-/* A link to the node was lost: it is not to be chosen for SUSPECT_MS. */
-void view_suspect(struct view *v, uint64_t node);
+/* What this node publishes of itself now. */
+void view_set_me(struct view *v, const struct node_record *me);
+const struct node_record *view_find(const struct view *v, uint64_t node);
+/* A link to the node was lost. */
+void view_suspect(struct view *v, uint64_t node, const char *why);
+/* The reason why a node is suspect, or NULL. */
+const char *view_why_suspect(const struct view *v, uint64_t node);
 /* Copies at most `cap` suspects to `out` and returns how many. */
 size_t view_suspects(const struct view *v, uint64_t *out, size_t cap);
+/* The prefill node could not send its KV to the decode node. */
+void view_part(struct view *v, uint64_t prefill, uint64_t decode, const char *why);
+/* Copies at most `cap` pairs that are apart to `out` and returns how many. */
+size_t view_pairs_apart(const struct view *v, struct place_pair *out, size_t cap);
 /* Load accounting of this entry node's own placements. */
 void view_add_load(struct view *v, const struct placement *p);
 void view_remove_load(struct view *v, const struct placement *p);
-/* Nodes of the topic that serve another model than this one. */
-size_t view_n_other_model(const struct view *v);
 
 #endif

@@ -262,6 +262,9 @@ begin_stage "end to end"
 long=(); [ $all = yes ] && long=(--long)
 counted "end to end" python3 -u tests/e2e/run.py --jobs 2 "${long[@]}"
 
+begin_stage "every command of the users' documents"
+counted "documents" python3 -u tests/seeds/run_seeds.py "$out/release/baton" "$root"
+
 begin_stage "real RDMA: a virtual machine with Soft-RoCE"
 counted "virtual machine" python3 -u tests/vm/run.py one "${long[@]}"
 [ $all = yes ] && counted "two virtual machines" python3 -u tests/vm/run.py two "${long[@]}"

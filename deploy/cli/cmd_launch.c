@@ -62,6 +62,7 @@ struct launcher {
     struct launch_plan plan;
     struct child *children;
     struct loop_timer *poll, *kill;
+    uv_signal_t hangup;
     bool stopping, announced;
     int exit_status;
     const struct child *culprit; /* the child whose end stopped the launch; NULL: none */
@@ -96,6 +97,8 @@ static void finish(struct launcher *l)
     loop_timer_free(l->poll);
     loop_timer_free(l->kill);
     l->poll = l->kill = NULL;
+    if (l->hangup.data) uv_close((uv_handle_t *)&l->hangup, NULL);
+    l->hangup.data = NULL;
     http_client_free(l->client);
     l->client = NULL;
     l->directory_server = NULL;
@@ -132,6 +135,21 @@ static void on_signal(void *arg, int signum)
 {
     (void)signum;
     stop_all(arg, 0);
+}
+
+/* The nodes have a log file each. */
+static void on_hangup(uv_signal_t *s, int signum)
+{
+    log_reopen();
+    signal_all(s->data, signum);
+}
+
+static void listen_for_hangup(struct launcher *l)
+{
+    uv_signal_init(loop_uv(l->loop), &l->hangup);
+    l->hangup.data = l;
+    uv_signal_start(&l->hangup, on_hangup, SIGHUP);
+    uv_unref((uv_handle_t *)&l->hangup);
 }
 
 /* ---- children ---- */
@@ -174,8 +192,8 @@ static void on_exit_of_child(uv_process_t *process, int64_t exit_status, int sig
         log_warn("node ended", "port=%u role=%s status=%lld signal=%d", ch->plan->port,
                  node_role_name(ch->plan->role), (long long)exit_status, signum);
     uv_close((uv_handle_t *)process, on_process_closed);
-    bool hopeless = exit_status == 2 || (exit_status != 0 && !l->announced) ||
-                    !config_bool(l->c, "restart");
+    /* What was ready once may be again: a folder or a port comes back. */
+    bool hopeless = (exit_status != 0 && !l->announced) || !config_bool(l->c, "restart");
     if (l->stopping || !hopeless) return;
     l->culprit = ch;
     stop_all(l, exit_status ? (int)exit_status : 1);
@@ -282,23 +300,34 @@ static void on_poll(void *arg)
 
 /* ---- start ---- */
 
-/* Nodes need a common secret. Without one from the user, make one and pass it through the
- * environment. */
-static void make_secret(const struct config *c, const char *loopback)
+/* The nodes find each other in Redis, or at the directory server that --router names. */
+static bool view_is_elsewhere(const struct config *c)
+{
+    return node_options_in_redis(c) || config_string(c, "router");
+}
+
+/* Nodes that only this launch brings together get a common secret of their own, through the
+ * environment, when the user gave none. Those that meet others elsewhere cannot: nobody could join
+ * them. Returns whether the secret is the launcher's. */
+static bool make_secret(const struct config *c, const char *loopback)
 {
     uint8_t bytes[SECRET_BYTES];
     char text[2 * SECRET_BYTES + 1];
-    if (getenv("BATON_CLUSTER_SECRET") || config_is_set(c, "cluster-secret-file")) return;
+    if (getenv("BATON_CLUSTER_SECRET") || config_is_set(c, "cluster-secret-file") ||
+        view_is_elsewhere(c))
+        return false;
     random_bytes(bytes, sizeof bytes);
     for (size_t i = 0; i < sizeof bytes; i++) snprintf(text + 2 * i, 3, "%02x", bytes[i]);
     setenv("BATON_CLUSTER_SECRET", text, 1);
     setenv("BATON_ADVERTISE_HOST", loopback, 0); /* only for this launch: nobody else can join */
+    return true;
 }
 
-static enum status serve_directory(struct launcher *l, char address[HOST_PORT_TEXT_MAX],
-                                   struct err *err)
+/* Other hosts can join where they have the user's secret. */
+static enum status serve_directory(struct launcher *l, bool for_others,
+                                   char address[HOST_PORT_TEXT_MAX], struct err *err)
 {
-    const char *name = config_string(l->c, "scheduler-name");
+    int64_t port;
     struct arena arena;
     struct str secret;
     struct directory_options d = {
@@ -307,17 +336,16 @@ static enum status serve_directory(struct launcher *l, char address[HOST_PORT_TE
         .metrics = l->metrics,
     };
     address[0] = 0;
-    /* The nodes find each other in Redis, or at the directory server that --router names. */
-    if (str_eq_c(str_of(name), "splitwise") || str_eq_c(str_of(name), "global") ||
-        config_string(l->c, "router"))
-        return OK;
+    if (view_is_elsewhere(l->c)) return OK;
+    TRY(launch_listed_port(l->c, "engine-worker-queue-port", 0, &port, err));
     TRY(directory_open("local", &d, &l->directory, err));
     arena_init(&arena);
     /* in the order in which nodes read it: the file before the environment */
     enum status st = node_options_secret(l->c, &arena, &secret, err);
     if (st == OK)
-        st = directory_server_start(l->loop, l->directory, l->loopback, 0, secret,
-                                    &l->directory_server, err);
+        st = directory_server_start(
+            l->loop, l->directory, for_others ? host_wildcard(l->loopback) : l->loopback,
+            port > 0 ? (uint16_t)port : 0, secret, &l->directory_server, err);
     arena_release(&arena);
     if (st == OK) host_port_text(l->loopback, directory_server_port(l->directory_server), address);
     return st;
@@ -356,7 +384,7 @@ static enum status start(struct launcher *l, struct err *err)
         return err_field(err, ERR_CONFIG, "model",
                          "no model was given; use --model FOLDER, FILE.gguf or org/name");
     l->loopback = host_loopback(config_string(l->c, "host"));
-    make_secret(l->c, l->loopback);
+    bool own_secret = make_secret(l->c, l->loopback);
     if (strcmp(config_string(l->c, "device"), "cuda") == 0) {
         const char *visible = getenv("CUDA_VISIBLE_DEVICES");
         l->n_gpus = device_count("cuda");
@@ -364,7 +392,7 @@ static enum status start(struct launcher *l, struct err *err)
     }
     l->metrics = metrics_create();
     TRY(loop_create(&l->loop, err));
-    TRY(serve_directory(l, directory_address, err));
+    TRY(serve_directory(l, !own_secret, directory_address, err));
     TRY(launch_plan_make(l->c, "baton", directory_address[0] ? directory_address : NULL, &l->plan,
                          err));
     print_start(l, directory_address);
@@ -372,6 +400,7 @@ static enum status start(struct launcher *l, struct err *err)
     l->client = http_client_create(&h);
     l->children = MEM_ARRAY(struct child, l->plan.n);
     setenv("BATON_SUPERVISED", "1", 1);
+    if (directory_address[0]) unsetenv("BATON_CONTROL_PORT"); /* the launcher's */
     for (size_t i = 0; i < l->plan.n; i++) {
         l->children[i].l = l;
         l->children[i].plan = &l->plan.nodes[i];
@@ -379,6 +408,7 @@ static enum status start(struct launcher *l, struct err *err)
     }
     l->poll = loop_timer_start(l->loop, POLL_MS, POLL_MS, on_poll, l);
     loop_on_signal(l->loop, on_signal, l);
+    listen_for_hangup(l);
     return OK;
 }
 

@@ -73,6 +73,16 @@ static void print_node(const cJSON *doc)
            all, all > 0 ? split * 100 / all : 0, number(doc, "tokens_per_s"));
 }
 
+static void print_trouble(const cJSON *doc)
+{
+    const cJSON *t = cJSON_GetObjectItemCaseSensitive(doc, "trouble");
+    if (!cJSON_IsObject(t)) return;
+    printf("%s for ",
+           cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(t, "blocks")) ? "NOT READY" : "DEGRADED");
+    print_duration(number(t, "since_s"));
+    printf(" (%s): %s\n\n", text(t, "cause"), text(t, "text"));
+}
+
 static void print_failures(const cJSON *doc)
 {
     const cJSON *list = cJSON_GetObjectItemCaseSensitive(doc, "failures"), *f;
@@ -94,6 +104,7 @@ static int print_table(struct str json)
         return 1;
     }
     print_node(doc);
+    print_trouble(doc);
     printf("%-24s %-8s %-16s %8s %8s %14s %14s\n", "node", "role", "topic", "running", "waiting",
            "free blocks", "waiting tokens");
     cJSON_ArrayForEach (n, nodes)
@@ -121,6 +132,16 @@ static bool parse_url(const char *url, char host[HOST_TEXT_MAX], uint16_t *port)
     return true;
 }
 
+/* Prints the sentence of an error answer, or the whole of another one. */
+static void print_refusal(const char *at, const struct status_query *q)
+{
+    cJSON *doc = cJSON_ParseWithLength(q->answer.data, q->answer.len);
+    const char *said = text(cJSON_GetObjectItemCaseSensitive(doc, "error"), "message");
+    fprintf(stderr, "baton status: %s answered %d: %.*s\n", at, q->http_status,
+            said[0] ? (int)strlen(said) : (int)q->answer.len, said[0] ? said : q->answer.data);
+    cJSON_Delete(doc);
+}
+
 /* Prints the answer, or why there is none. Returns the program's exit status. */
 static int print_answer(const struct config *c, const char *host, uint16_t port,
                         const struct status_query *q)
@@ -137,9 +158,7 @@ static int print_answer(const struct config *c, const char *host, uint16_t port,
                 "baton status: %s wants a key: give one of its own with --api-key or "
                 "BATON_API_KEY\n",
                 at);
-    else if (q->http_status != 200)
-        fprintf(stderr, "baton status: %s answered %d: %.*s\n", at, q->http_status,
-                (int)q->answer.len, q->answer.data);
+    else if (q->http_status != 200) print_refusal(at, q);
     else if (config_bool(c, "json"))
         return printf("%.*s\n", (int)q->answer.len, q->answer.data) < 0;
     else return print_table(buf_str(&q->answer));

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "deploy/cli/commands.h"
+#include "deploy/options/compatibility.h"
 #include "shared/base/mem.h"
 #include "shared/base/str.h"
 
@@ -26,27 +27,23 @@ static const struct command *find(const char *name)
     return NULL;
 }
 
-/* Commands of the programs that users come from, and what does that job here. */
+/* Commands of other programs, and what does that job here, beside those of compatibility.h. */
 static const struct {
     const char *name, *instead;
 } OTHERS_COMMANDS[] = {
-    { "router",
-      "it is not built yet; any node takes requests and passes them on, so clients can be "
-      "given any node's address (the --router of serve names a launcher)" },
-    { "proxy", "none is needed: any node takes requests, and prefill and decode nodes find each "
-               "other" },
-    { "pull", "baton downloads nothing; `huggingface-cli download ORG/NAME` puts a model where "
-              "`baton serve --model ORG/NAME` finds it" },
     { "run", "`baton serve` starts a node, `baton generate --prompt` answers one prompt" },
     { "chat", "`baton generate --prompt` answers one prompt; a node of `baton serve` has the chat "
               "API" },
-    { "start_server", "`baton serve` starts a node, `baton launch` those of a host" },
-    { "stop_server", "a node ends at SIGTERM or Ctrl-C, `baton launch` with all its nodes" },
     { "api_server", "`baton serve` starts a node with the OpenAI API" },
 };
 
 static void say_unknown(const char *name)
 {
+    const struct compat_entry *known = compatibility_command(str_of(name));
+    if (known) {
+        fprintf(stderr, "baton: there is no command '%s': %s\n", name, known->sentence);
+        return;
+    }
     for (size_t i = 0; i < sizeof OTHERS_COMMANDS / sizeof *OTHERS_COMMANDS; i++) {
         if (strcmp(OTHERS_COMMANDS[i].name, name) != 0) continue;
         fprintf(stderr, "baton: there is no command '%s': %s\n", name, OTHERS_COMMANDS[i].instead);
@@ -73,6 +70,8 @@ int main(int argc, char **argv)
         usage(stderr);
         return 2;
     }
+    if (strncmp(argv[1], "--help=", 7) == 0 || strcmp(argv[1], "--help-all") == 0)
+        return find("serve")->run(2, (char *[]){ "serve", argv[1], NULL });
     const struct command *asked = argc > 2 && strcmp(argv[1], "help") == 0 ? find(argv[2]) : NULL;
     if (asked) return asked->run(2, (char *[]){ argv[2], "--help", NULL });
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||

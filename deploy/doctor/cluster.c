@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "deploy/doctor/doctor.h"
+#include "deploy/node/node_options.h"
 #include "shared/base/address/host_port.h"
 
 enum { CONNECT_MS = 2000 };
@@ -24,9 +25,8 @@ static bool is_here(const char *host)
 /* Does this node need a secret? Nodes on one host meet on loopback without one; others cannot. */
 static bool has_far_peers(const struct config *c)
 {
-    const char *name = config_string(c, "scheduler-name"), *router = config_string(c, "router");
-    bool redis = str_eq_c(str_of(name), "splitwise") || str_eq_c(str_of(name), "global");
-    if (redis && !is_here(config_string(c, "scheduler-host"))) return true;
+    const char *router = config_string(c, "router");
+    if (node_options_in_redis(c) && !is_here(config_string(c, "scheduler-host"))) return true;
     return router && strncmp(router, "127.", 4) != 0 && strncmp(router, "localhost", 9) != 0 &&
            strncmp(router, "0.0.0.0", 7) != 0;
 }

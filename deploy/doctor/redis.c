@@ -7,6 +7,7 @@
 #include <strings.h>
 
 #include "deploy/doctor/doctor.h"
+#include "deploy/node/node_options.h"
 #include "shared/base/clock.h"
 
 enum { TIMEOUT_MS = 2000, N_PINGS = 20, VERSION_MIN = 6, SLOW_US = 5000 };
@@ -136,9 +137,8 @@ static void check_latency(struct redis_check *p)
 
 void doctor_check_redis(struct doctor *d)
 {
-    const char *name = config_string(d->c, "scheduler-name"),
-               *host = config_string(d->c, "scheduler-host");
-    if (strcmp(name, "splitwise") != 0 && strcmp(name, "global") != 0) return;
+    const char *host = config_string(d->c, "scheduler-host");
+    if (!node_options_in_redis(d->c)) return;
     struct redis_check p = { .d = d };
     int port = (int)config_int(d->c, "scheduler-port");
     snprintf(p.at, sizeof p.at, "%s:%d", host, port);

@@ -59,12 +59,14 @@ static void value_text(const struct config *c, const struct option *o, struct bu
     }
 }
 
-static void hand_on(struct arg_list *a, const struct config *c)
+/* The control port is the launcher's own where it holds the view. */
+static void hand_on(struct arg_list *a, const struct config *c, bool holds_view)
 {
     struct buf value = { 0 };
     for (const struct option *o = OPTIONS; o->name; o++) {
         if (!takes(o, "serve") || !takes(o, "launch") || config_source(c, o->name) != SOURCE_ARGS)
             continue;
+        if (holds_view && strcmp(o->name, "engine-worker-queue-port") == 0) continue;
         buf_clear(&value);
         value_text(c, o, &value);
         add_option(a, o->name, value.len ? value.data : "");
@@ -102,7 +104,7 @@ static uint16_t free_port(const struct launch_plan *p)
     return 0;
 }
 
-static enum status listed_port(const struct config *c, const char *name, size_t i, int64_t *out,
+enum status launch_listed_port(const struct config *c, const char *name, size_t i, int64_t *out,
                                struct err *err)
 {
     const char *item = config_list(c, name, i, NULL);
@@ -145,14 +147,14 @@ static enum status plan_node(const struct config *c, const char *program,
     struct arg_list a = { p, node, 0 };
     int64_t port, metrics_port;
     char number[32];
-    TRY(listed_port(c, "ports", i, &port, err));
-    TRY(listed_port(c, "metrics-ports", i, &metrics_port, err));
+    TRY(launch_listed_port(c, "ports", i, &port, err));
+    TRY(launch_listed_port(c, "metrics-ports", i, &metrics_port, err));
     node->port = port > 0 ? (uint16_t)port : free_port(p);
     if (node->port == 0)
         return err_set(err, ERR_CONFIG, "no free port could be found for node %zu", i);
     add_arg(&a, program);
     add_arg(&a, "serve");
-    hand_on(&a, c);
+    hand_on(&a, c, directory_address != NULL);
     add_option(&a, "splitwise-role", node_role_name(node->role));
     snprintf(number, sizeof number, "%u", node->port);
     add_option(&a, "port", number);

@@ -25,6 +25,9 @@ struct launch_plan {
 enum status launch_plan_make(const struct config *c, const char *program,
                              const char *directory_address, struct launch_plan *out,
                              struct err *err) MUST_CHECK;
+/* Reads entry i of a list of ports: -1 where there is none, or where "-1" leaves the choice. */
+enum status launch_listed_port(const struct config *c, const char *name, size_t i, int64_t *out,
+                               struct err *err) MUST_CHECK;
 void launch_plan_release(struct launch_plan *p);
 
 #endif

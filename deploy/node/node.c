@@ -11,9 +11,11 @@
 #include "decode/decode.h"
 #include "deploy/node/end_by_force.h"
 #include "deploy/node/node_model.h"
+#include "deploy/node/not_ready.h"
 #include "deploy/probe/probe_wire.h"
 #include "prefill/prefill.h"
 #include "scheduler/directory/server.h"
+#include "scheduler/passer.h"
 #include "scheduler/scheduler.h"
 #include "shared/base/address/host_port.h"
 #include "shared/base/address/port.h"
@@ -64,12 +66,16 @@ struct node {
     struct engine *engine;
     struct mailbox *events;
     struct kvt *kvt;
+    char precision[NODE_NAME_MAX], kv_by[KV_BY_MAX]; /* of its record */
+    uint64_t kv_host;
+    char join[HOST_PORT_TEXT_MAX + 256]; /* trouble.h; "": nobody can */
     struct cluster *cluster;
     struct directory *directory;
     struct directory_server *directory_server;
     struct decode_worker *decode;
     struct prefill_worker *prefill;
     struct scheduler *scheduler;
+    struct passer *passer; /* NULL: with --no-pass-requests, and without HTTP */
     struct serve *serve;
     struct loop_timer *drain, *stopper;
     uint64_t t_start_ms, t_drain_ms;
@@ -217,6 +223,7 @@ static void describe(void *arg, struct node_record *me)
         .http_port = n->http ? http_server_port(n->http) : 0,
         .model = l->model_fingerprint,
         .kv_lossy = n->o.tuning.lossy,
+        .kv_host = n->kv_host,
         .max_seqs = n->o.max_seqs,
         .n_blocks = l->n_blocks,
         .block_tokens = l->block_tokens,
@@ -225,45 +232,48 @@ static void describe(void *arg, struct node_record *me)
         .n_running = st.n_running + st.n_reserved,
         .n_waiting = st.n_waiting,
         .n_blocks_free = st.n_blocks_free,
+        .n_requests = n->scheduler ? scheduler_n_live(n->scheduler) : 0,
+        .max_requests = n->o.max_requests == UINT32_MAX ? 0 : n->o.max_requests,
         .waiting_tokens = st.waiting_tokens,
         .progress = st.progress,
         .has_work = st.has_work,
     };
     snprintf(me->name, sizeof me->name, "%s", n->name);
     snprintf(me->topic, sizeof me->topic, "%s", n->o.topic);
+    snprintf(me->model_name, sizeof me->model_name, "%s", n->o.names[0]);
+    snprintf(me->precision, sizeof me->precision, "%s", n->precision);
     snprintf(me->kv_type, sizeof me->kv_type, "%s", kv_dtype_name(l->dtype));
+    snprintf(me->kv_by, sizeof me->kv_by, "%s", n->kv_by);
     snprintf(me->host, sizeof me->host, "%s", n->o.advertise_host);
+    node_record_prove(me, n->o.secret);
     gauge_set(n->loop_delay, loop_take_max_delay_ms(n->loop) * 1e-3);
 }
 
 /* ---- HTTP before and after ready ---- */
 
-static void reply_not_ready(struct http_exchange *x, bool loading)
+static void on_http_unpassed(void *arg, struct http_exchange *x)
 {
-    struct buf body = { 0 };
-    struct str path = http_path(x);
-    if (str_eq_c(path, "/live") || str_eq_c(path, "/livez")) {
-        http_reply(x, 200, "application/json", NULL, STR("{\"status\":\"ok\"}"));
-        return;
-    }
-    serve_error_json(&body, ERR_UNAVAILABLE,
-                     loading ? "the model is being loaded" : "the node is shutting down", NULL);
-    http_reply(x, 503, "application/json", "Retry-After: 1\r\n", buf_str(&body));
-    buf_release(&body);
+    struct node *n = arg;
+    if (n->serve) serve_http(n->serve, x);
+    else not_ready_reply(x, n->state == NODE_LOADING);
 }
 
 static void on_http(void *arg, struct http_exchange *x)
 {
     struct node *n = arg;
-    if (n->serve) serve_http(n->serve, x);
-    else reply_not_ready(x, n->state == NODE_LOADING);
+    struct not_ready_pass o = { .passer = n->passer,
+                                .keys = n->o.api_keys,
+                                .n_keys = n->o.n_api_keys,
+                                .otherwise = on_http_unpassed,
+                                .arg = n };
+    if (n->serve || n->state != NODE_LOADING || !not_ready_pass(&o, x)) on_http_unpassed(n, x);
 }
 
 static void on_admin(void *arg, struct http_exchange *x)
 {
     struct node *n = arg;
     if (n->serve) serve_http_admin(n->serve, x);
-    else reply_not_ready(x, n->state == NODE_LOADING);
+    else not_ready_reply(x, n->state == NODE_LOADING);
 }
 
 static enum status start_http(struct node *n, struct err *err)
@@ -318,6 +328,7 @@ static enum status start_engine(struct node *n, struct err *err)
         .on_fault = on_fault,
         .arg = n,
     };
+    snprintf(n->precision, sizeof n->precision, "%s", n->model.weights->precision);
     TRY(engine_create(&e, &n->engine, err));
     n->model.weights = NULL; /* now the engine's */
     return OK;
@@ -350,7 +361,12 @@ static enum status start_kvt(struct node *n, struct err *err)
         .on_event = on_kvt_event,
         .arg = n,
     };
-    return kvt_create(&k, &n->kvt, err);
+    TRY(kvt_create(&k, &n->kvt, err));
+    struct buf by = { 0 };
+    n->kv_host = kvt_reach(n->kvt, &by);
+    snprintf(n->kv_by, sizeof n->kv_by, "%s", by.len ? by.data : "");
+    buf_release(&by);
+    return OK;
 }
 
 static enum status start_cluster(struct node *n, struct err *err)
@@ -374,14 +390,15 @@ static enum status start_cluster(struct node *n, struct err *err)
 static void on_directory_up(void *arg)
 {
     struct node *n = arg;
-    log_info("directory reached", "backend=%s", n->o.directory);
+    log_debug("directory reached", "backend=%s", n->o.directory);
     if (n->scheduler) scheduler_publish(n->scheduler);
 }
 
 static void on_directory_down(void *arg, const char *why)
 {
     struct node *n = arg;
-    log_warn("directory not reachable", "backend=%s why=\"%s\"", n->o.directory, why);
+    if (n->scheduler) return; /* it looks for trouble itself */
+    log_warn("directory not reachable", "why=\"%s\"", why);
 }
 
 static enum status start_directory(struct node *n, struct err *err)
@@ -407,6 +424,59 @@ static enum status start_directory(struct node *n, struct err *err)
                                   n->o.secret, &n->directory_server, err);
 }
 
+/* Writes the options by which other nodes join this one's topic (trouble.h). */
+static void print_join(struct node *n)
+{
+    const struct node_options *o = &n->o;
+    char at[HOST_PORT_TEXT_MAX];
+    if (strcmp(o->directory, "redis") == 0)
+        snprintf(n->join, sizeof n->join,
+                 "--scheduler-name splitwise --scheduler-host %s --scheduler-port %u "
+                 "--scheduler-topic %s",
+                 o->redis_host, o->redis_port, o->topic);
+    else if (strcmp(o->directory, "http") == 0)
+        snprintf(n->join, sizeof n->join, "--router %s",
+                 host_port_text(o->directory_host, o->directory_port, at));
+    else if (n->directory_server)
+        snprintf(n->join, sizeof n->join, "--router %s",
+                 host_port_text(o->advertise_host, directory_server_port(n->directory_server), at));
+}
+
+static void start_passer(struct node *n)
+{
+    struct passer_options o = {
+        .loop = n->loop,
+        .directory = n->directory,
+        .metrics = n->metrics,
+        .name = n->name,
+        .secret = n->o.secret,
+        .ttl_s = n->o.ttl_s,
+        .log_requests = n->o.log_requests,
+    };
+    if (n->http && n->o.pass_requests) n->passer = passer_create(&o);
+}
+
+static struct scheduler *start_scheduler(struct node *n)
+{
+    struct scheduler_options s = {
+        .loop = n->loop,
+        .cluster = n->cluster,
+        .directory = n->directory,
+        .metrics = n->metrics,
+        .max_requests = n->o.max_requests,
+        .ttl_s = n->o.ttl_s,
+        .grace_ms = n->o.grace_ms,
+        .block_tokens = n->o.block_tokens,
+        .topic = n->o.topic,
+        .secret = n->o.secret,
+        .join = n->join[0] ? n->join : NULL,
+        .log_requests = n->o.log_requests,
+        .describe = describe,
+        .arg = n,
+    };
+    return scheduler_create(&s);
+}
+
 static void start_workers(struct node *n)
 {
     struct decode_options d = {
@@ -427,22 +497,10 @@ static void start_workers(struct node *n)
         .max_prompts = n->o.max_waiting,
         .id_base = PREFILL_IDS,
     };
-    struct scheduler_options s = {
-        .loop = n->loop,
-        .cluster = n->cluster,
-        .directory = n->directory,
-        .metrics = n->metrics,
-        .max_requests = n->o.max_requests,
-        .ttl_s = n->o.ttl_s,
-        .grace_ms = n->o.grace_ms,
-        .block_tokens = n->o.block_tokens,
-        .log_requests = n->o.log_requests,
-        .describe = describe,
-        .arg = n,
-    };
     n->decode = decode_create(&d);
     n->prefill = prefill_create(&p);
-    n->scheduler = scheduler_create(&s);
+    n->scheduler = start_scheduler(n);
+    if (n->passer) passer_set_model(n->passer, engine_kv_layout(n->engine)->model_fingerprint);
 }
 
 static void describe_json(void *arg, bool cluster, struct buf *out)
@@ -495,6 +553,7 @@ static enum status start_serve(struct node *n, struct err *err)
             .top_k = n->model.generation.top_k,
         },
     };
+    if (n->passer) s.passer = passer_when_full(n->passer);
     for (size_t i = 0; i < n->o.n_names; i++) s.names[i] = n->o.names[i];
     for (size_t i = 0; i < n->o.n_api_keys; i++) s.api_keys[i] = n->o.api_keys[i];
     return serve_create(&s, &n->serve, err);
@@ -524,6 +583,7 @@ static enum status make_ready(struct node *n, struct err *err)
     TRY(start_engine(n, err));
     TRY(start_kvt(n, err));
     n->state = NODE_READY;
+    print_join(n);
     start_workers(n);
     return start_serve(n, err);
 }
@@ -557,6 +617,8 @@ static void finish_rest(void *arg)
     struct node *n = arg;
     directory_close(n->directory);
     n->directory = NULL;
+    passer_free(n->passer);
+    n->passer = NULL;
     scheduler_free(n->scheduler);
     n->scheduler = NULL;
     cluster_free(n->cluster);
@@ -635,7 +697,7 @@ static void on_drain_poll(void *arg)
 {
     struct node *n = arg;
     uint32_t live = scheduler_n_live(n->scheduler) + decode_n_live(n->decode) +
-                    prefill_n_live(n->prefill);
+                    prefill_n_live(n->prefill) + (n->passer ? passer_n_live(n->passer) : 0);
     if (live && clock_ms() - n->t_drain_ms < (uint64_t)n->o.shutdown_s * 1000) return;
     if (live) log_warn("stopping with work left", "live=%u", live);
     stop_after_signal(n, 0);
@@ -685,6 +747,7 @@ static enum status open_ports(struct node *n, struct err *err)
     log_set_name(n->name);
     TRY(start_cluster(n, err));
     TRY(start_directory(n, err));
+    start_passer(n);
     TRY(port_hold(o->cluster_host, o->kv_port, "--cache-queue-port", &n->kv_port_fd, err));
     /* Without a device nobody listens there, so that nodes of such a host may share the port. */
     if (!strstr(o->protocols, "rdma") || !has_rdma_device()) return OK;

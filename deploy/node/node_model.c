@@ -11,6 +11,7 @@
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 #include "shared/engine/engine.h"
+#include "shared/model/load/foreign_checkpoint.h"
 #include "shared/model/load/model_files.h"
 
 enum { TEMPLATE_MAX = 1 << 20 };
@@ -199,6 +200,7 @@ enum status node_model_load(struct node_model *m, const struct node_options *o,
         .tty = isatty(STDERR_FILENO) && !getenv("BATON_SUPERVISED") && log_level() >= LOG_INFO,
         .stop = stop,
     };
+    TRY(foreign_checkpoint_check_folder(o->model_path, err));
     TRY(load_text(m, o, err));
     TRY(make_kernels(o, &m->kernels, err));
     struct model_options mo = model_options_of(o, m->kernels);

@@ -406,12 +406,18 @@ static enum status read_host_port(struct node_options *o, const char *name, cons
     return OK;
 }
 
+bool node_options_in_redis(const struct config *c)
+{
+    struct str name = str_of(config_string(c, "scheduler-name"));
+    return str_eq_c(name, "splitwise") || str_eq_c(name, "global");
+}
+
 static enum status read_directory(const struct config *c, struct node_options *o, struct err *err)
 {
     const char *scheduler = config_string(c, "scheduler-name"),
                *router = config_string(c, "router");
     const char *innode = config_list(c, "innode-prefill-ports", 0, NULL);
-    bool redis = str_eq_c(str_of(scheduler), "splitwise") || str_eq_c(str_of(scheduler), "global");
+    bool redis = node_options_in_redis(c);
     o->directory = redis ? "redis" : "local";
     o->topic = config_string(c, "scheduler-topic");
     TRY(read_host(c, o, "scheduler-host", &o->redis_host, err));
@@ -474,6 +480,7 @@ static enum status read_http(const struct config *c, struct node_options *o, str
     o->max_requests = (uint32_t)(max_size > 0 ? max_size : config_int(c, "max-concurrency"));
     o->shutdown_s = (uint32_t)config_int(c, "shutdown-timeout");
     o->log_requests = config_bool(c, "log-requests");
+    o->pass_requests = config_bool(c, "pass-requests");
     config_list(c, "api-key", 0, &n);
     if (n > NODE_KEYS_MAX)
         return err_field(err, ERR_CONFIG, "api-key", "%zu API keys were given, at most %d", n,

@@ -57,6 +57,7 @@ struct node_options {
     uint32_t max_requests;
     uint32_t shutdown_s;
     bool log_requests;
+    bool pass_requests; /* to other nodes, while this one loads or is full */
     /* cluster */
     enum node_role role;
     const char *topic;
@@ -94,6 +95,8 @@ void node_options_release(struct node_options *o);
  * releases `out` in any case. */
 enum status node_options_check_read(const struct config *c, struct node_options *out,
                                     struct err *err) MUST_CHECK;
+/* Does --scheduler-name put the cluster view into Redis? */
+bool node_options_in_redis(const struct config *c);
 /* The cluster secret, from --cluster-secret-file or else BATON_CLUSTER_SECRET; empty when neither
  * is set. The text lives in `arena` or in the environment. */
 enum status node_options_secret(const struct config *c, struct arena *arena, struct str *out,

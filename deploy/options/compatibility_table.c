@@ -6,10 +6,17 @@
 #include <stddef.h>
 
 #include "shared/model/load/foreign_checkpoint.h"
+#include "shared/serve/serve.h"
 
 #define COMMAND(n, s, e, why)                                                                      \
     {                                                                                              \
         .kind = COMPAT_COMMAND, .name = n, .seeds = s, .effect = EFFECT_##e, .sentence = why       \
+    }
+/* A command that has no counterpart, and how it is called after `baton`. */
+#define COMMAND_WORDS(n, s, w, why)                                                                \
+    {                                                                                              \
+        .kind = COMPAT_COMMAND, .name = n, .seeds = s, .effect = EFFECT_REFUSED, .words = w,       \
+        .sentence = why                                                                            \
     }
 #define FLAG(n, s)                                                                                 \
     {                                                                                              \
@@ -53,6 +60,13 @@
 #define NO_FETCH                                                                                   \
     "nothing is downloaded: give a Hugging Face folder, a .gguf file, or org/name in a local "     \
     "cache by --model"
+#define NO_START_SERVER                                                                            \
+    "`baton serve --model PATH` starts a node, on each host with the same --scheduler-name, "      \
+    "--scheduler-host and --scheduler-topic; MPI is not needed, and static-graph exports are not " \
+    "read"
+#define NO_STOP_SERVER                                                                             \
+    "Ctrl-C or SIGTERM stops a node, and `baton launch` with all its nodes: it finishes what "     \
+    "runs, up to --shutdown-timeout"
 #define NO_DOCKER "there is no image: Baton is one program, built by CMake and started as a process"
 #define PADDLE    "the `-Paddle` layout is read as it is, from a folder or a local cache"
 #define NO_ASCEND "it asks Ascend hardware, which Baton does not use; `baton doctor` checks a host"
@@ -61,8 +75,8 @@
     "it names a NIC for a library that Baton does not use; peers are found by address "            \
     "(--advertise-host)"
 #define NO_DP                                                                                      \
-    "ranks find each other through the cluster view; `baton launch` starts several "               \
-    "nodes"
+    "not read: nodes meet in Redis (BATON_SCHEDULER_NAME=splitwise, BATON_SCHEDULER_HOST) or at "  \
+    "the control port of one of them (BATON_ROUTER); set these and leave the script as it is"
 #define BENCH_OWN "it belongs to the client, which runs as it is"
 
 const struct compat_entry COMPATIBILITY[] = {
@@ -71,22 +85,28 @@ const struct compat_entry COMPATIBILITY[] = {
             "`baton serve` with the same options"),
     COMMAND("python -m fastdeploy.entrypoints.openai.multi_api_server", "000 001", WORKS,
             "`baton launch` with the same options"),
-    COMMAND("python -m fastdeploy.router.launch", "000", REFUSED,
-            "`baton router` is not built yet; `baton launch` and prefill nodes hold the cluster "
-            "view that --router names, and any node takes requests"),
-    COMMAND("LLM(...).generate(prompts, sampling_params)", "001", WORKS,
-            "`baton generate --input requests.jsonl --output answers.jsonl`; it computes in one "
-            "process, so the scheduler's arguments are left out"),
+    COMMAND_WORDS("python -m fastdeploy.router.launch", "000", "router",
+                  "`baton router` is not built yet; any node takes requests and shares them with "
+                  "the others, and the view that --router names is held by `baton launch` or by a "
+                  "node's control port (--engine-worker-queue-port)"),
+    COMMAND(
+        "LLM(...).generate(prompts, sampling_params)", "001", WORKS,
+        "`baton generate --input requests.jsonl --output answers.jsonl`, with LLM's arguments as "
+        "options and those of SamplingParams as members of each request; it computes in one "
+        "process"),
     COMMAND("bash scripts/get_rdma_nics.sh", "001", WORKS,
             "`bash deploy/get_rdma_nics.sh` with the same words and the same output"),
     COMMAND("vllm serve", "002", WORKS,
             "`baton serve` with the same options; each option's entry says what it does"),
-    COMMAND("run_dp_template.sh", "002", WORKS,
-            "its `vllm serve` becomes `baton serve`; --quantization ascend has to go"),
+    COMMAND(
+        "run_dp_template.sh", "002", WORKS,
+        "its `vllm serve` becomes `baton serve` and --quantization ascend has to go; nodes meet "
+        "by BATON_SCHEDULER_NAME=splitwise and BATON_SCHEDULER_HOST, or by BATON_ROUTER"),
     COMMAND("multiprocessing launcher of run_dp_template.sh", "002", WORKS,
             "`baton launch --num-servers N` (or --prefill N --decode M) starts and supervises the "
             "nodes of a host"),
-    COMMAND("python load_balance_proxy_server_example.py", "002", REFUSED, NO_PROXY),
+    COMMAND_WORDS("python load_balance_proxy_server_example.py", "002",
+                  "proxy load_balance_proxy_server_example.py", NO_PROXY),
     COMMAND("hccn_tool", "002", REFUSED, NO_ASCEND),
     COMMAND("npu-smi info", "002", REFUSED, NO_ASCEND),
     COMMAND("cat /etc/hccn.conf", "002", REFUSED, NO_ASCEND),
@@ -106,22 +126,19 @@ const struct compat_entry COMPATIBILITY[] = {
     COMMAND("git clone https://github.com/PaddlePaddle/PaddleNLP.git", "004", REFUSED, NO_DOCKER),
     COMMAND("nvidia-smi", "004", REFUSED,
             "a tool of the GPU's driver; `baton doctor` checks a host"),
-    COMMAND("python download_model.py", "004", REFUSED, NO_FETCH),
-    COMMAND("start_server", "004", REFUSED,
-            "`baton serve --model PATH` starts a node; static-graph exports are not read"),
-    COMMAND("stop_server", "004", REFUSED,
-            "Ctrl-C or SIGTERM stops a node: it finishes what runs, up to --shutdown-timeout"),
-    COMMAND("mpirun start_server", "004", REFUSED,
-            "nodes need no MPI: start `baton serve` on each host with the same --scheduler-host "
-            "and topic"),
-    COMMAND("mpirun stop_server", "004", REFUSED, "nodes need no MPI: SIGTERM stops each"),
+    COMMAND_WORDS("python download_model.py", "004", "pull download_model.py", NO_FETCH),
+    COMMAND_WORDS("start_server", "004", "start_server", NO_START_SERVER),
+    COMMAND_WORDS("stop_server", "004", "stop_server", NO_STOP_SERVER),
+    COMMAND("mpirun start_server", "004", REFUSED, NO_START_SERVER),
+    COMMAND("mpirun stop_server", "004", REFUSED, NO_STOP_SERVER),
     COMMAND("GET /v2/health/live", "004", WORKS, "the same as /live"),
     COMMAND("GET /v2/health/ready", "004", WORKS, "the same as /ready"),
     COMMAND("openai.Client(base_url=\".../v1/chat/completions\")", "004", WORKS,
             "the paths that such a client asks for are aliases; .../v1 is the usual base_url"),
     COMMAND("requests.post(url, json={\"text\", \"req_id\", \"max_dec_len\"})", "004", REFUSED,
-            "the native fields are not built yet: send messages and max_tokens, as OpenAI's API "
-            "has them"),
+            SERVE_NO_TEXT),
+    COMMAND("requests.post(url, json={\"messages\", \"req_id\", \"max_dec_len\"})", "004", WORKS,
+            "max_dec_len limits the answer as max_tokens does; events are those of OpenAI's API"),
 
     /* ---- flags of the servers: their effect is the option's ---- */
     FLAG("--additional-config", "002"),

@@ -34,6 +34,7 @@ struct config {
     const char *command;
     size_t n_options;
     struct option_value *values; /* [n_options] */
+    struct arena words;          /* of the command line, where some had to be split */
 };
 
 /* Where a value comes from; the parser uses it in its sentences. */
@@ -257,6 +258,7 @@ struct config *config_create(const struct option *table, const char *command)
     c->table = table;
     c->command = command;
     while (table[c->n_options].name) c->n_options++;
+    arena_init(&c->words);
     c->values = MEM_ARRAY(struct option_value, c->n_options);
     for (size_t i = 0; i < c->n_options; i++) {
         struct value_origin from = { SOURCE_DEFAULT, NULL };
@@ -273,6 +275,7 @@ void config_free(struct config *c)
     if (!c) return;
     for (size_t i = 0; i < c->n_options; i++) value_clear(&c->values[i]);
     mem_free(c->values);
+    arena_release(&c->words);
     mem_free(c);
 }
 
@@ -435,6 +438,7 @@ static enum status take_flag(struct config *c, const char *word, struct arg_curs
 enum status config_load_args(struct config *c, int argc, char **argv, const char **positional,
                              int *n, struct err *err)
 {
+    argv = spelling_split_words(&c->words, &argc, argv);
     struct arg_cursor a = { argc, 0, argv };
     int n_found = 0, limit = n ? *n : 0;
     bool flags_end = false;

@@ -38,6 +38,47 @@ bool spelling_port_range(struct str text, int64_t *first, int64_t *last)
            *last <= UINT16_MAX && *first <= *last;
 }
 
+#define NO_BREAK_SPACE "\xC2\xA0"
+
+/* "--port<nbsp>80", "8<nbsp>--rank"; not a value like "--prompt=a<nbsp>b". */
+static bool holds_flags(const char *word)
+{
+    const char *blank = strstr(word, NO_BREAK_SPACE);
+    if (!blank || strcspn(word, "=") < (size_t)(blank - word)) return false;
+    return word[0] == '-' || strstr(word, NO_BREAK_SPACE "--");
+}
+
+static int split_word(struct arena *arena, const char *word, char **out)
+{
+    int n = 0;
+    for (const char *end; *word; word = end) {
+        end = strstr(word, NO_BREAK_SPACE);
+        if (!end) end = word + strlen(word);
+        if (end > word) out[n++] = arena_strndup(arena, word, (size_t)(end - word));
+        if (*end) end += strlen(NO_BREAK_SPACE);
+    }
+    return n;
+}
+
+char **spelling_split_words(struct arena *arena, int *argc, char **argv)
+{
+    size_t most = 0;
+    bool any = false;
+    for (int i = 0; i < *argc; i++) {
+        any |= holds_flags(argv[i]);
+        most += 1 + strlen(argv[i]) / strlen(NO_BREAK_SPACE);
+    }
+    if (!any) return argv;
+    char **out = ARENA_ARRAY(arena, char *, most);
+    int n = 0;
+    for (int i = 0; i < *argc; i++) {
+        if (holds_flags(argv[i])) n += split_word(arena, argv[i], out + n);
+        else out[n++] = argv[i];
+    }
+    *argc = n;
+    return out;
+}
+
 enum status spelling_check_word(const char *word, struct err *err)
 {
     static const char *const DASHES[] = { "\xE2\x80\x93", "\xE2\x80\x94", "\xE2\x88\x92" };

@@ -374,8 +374,15 @@ const struct option OPTIONS[] = {
         RANGE(1, 1048576),
         .def = "2048",
         IN("HTTP", NET),
-        .help = "Requests this node follows at once as their entry; more get 429 with Retry-After.",
+        .help = "Requests this node follows at once as their entry; more are passed on or get 429.",
     },
+    { .name = "pass-requests",
+      .env = "BATON_PASS_REQUESTS",
+      .type = OPT_BOOL,
+      .def = "true",
+      IN("HTTP", NET),
+      .help = "While this node loads its model or is full, pass completions to the least loaded "
+              "node of its topic; false: answer 503 or 429." },
     {
         .name = "shutdown-timeout",
         .aliases = "timeout-graceful-shutdown",
@@ -425,7 +432,7 @@ const struct option OPTIONS[] = {
         IN("Cluster", NET),
         .help =
             "Control port: other nodes register here when this node is the directory server. Of a "
-            "list, the entry of this rank.",
+            "list, the entry of this rank; launch holds the view of all its nodes on the first.",
     },
     {
         .name = "pd-comm-port",
@@ -970,7 +977,7 @@ const struct option OPTIONS[] = {
     ACCEPT("enable-auto-tool-choice", NULL, NULL, OPT_BOOL, "Compatibility",
            "Let the model call tools.", "the model may call tools whenever a request has some"),
     ACCEPT("disable-log-requests", NULL, NULL, OPT_BOOL, "Compatibility", "No line per request.",
-           "one line per request is written; --log-level warn leaves it out"),
+           "none is written, unless --log-requests asks for it"),
 
     /* ---- Refused: would change answers, or needs what is not built ---- */
     REFUSE("tokenizer", NULL, NULL, OPT_STRING, NULL, "Compatibility", "Another model's tokenizer.",

@@ -9,17 +9,18 @@
  * then sleep on a futex. `n_asleep` and the tickets are accessed sequentially consistent: either
  * the caller sees the sleeper or the sleeper sees the new run. Likewise the caller polls n_done and
  * then sleeps on it (`caller_asleep`). On a busy machine nobody polls, since a thread that does
- * takes time from the one it waits for; threads notice it by how often they are preempted.
+ * takes time from the one it waits for; threads notice it by how long they wait for a CPU.
  * Thread: compute_pool_run: engine, one run at a time; create and free: the pool's owner. */
 #include "kernels/host/compute_pool.h"
 
+#include <fcntl.h>
+#include <inttypes.h>
 #include <linux/futex.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
-#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -34,24 +35,24 @@ enum {
     CALLER_SPIN_NS = 400000, /* the caller has nothing else to do than to wait for the others */
     SPINS_PER_LOOK = 32,
     THREADS_MAX = 1024,
-    BUSY_WINDOW_NS = 20000000, /* preempted BUSY_TIMES in so long: the machine is busy ... */
-    BUSY_TIMES = 3,
-    BUSY_FOR_NS = 100000000 /* ... for so long */
+    BUSY_WINDOW_NS = 20000000, /* a thread that could run waited a fifth of this for a CPU: ... */
+    BUSY_PART = 5,
+    BUSY_FOR_NS = 100000000 /* ... the machine is busy for so long */
 };
 
 typedef void pool_fn(void *arg, int index, int thread);
 
-/* How often a thread was preempted, in windows. */
-struct compute_preemptions {
-    uint64_t t_window_ns;
-    long n_before;
+/* How long a thread that could run has waited for a CPU, in windows. */
+struct compute_delay {
+    uint64_t t_window_ns, before_ns;
+    int fd; /* of its schedstat; 0: not opened yet, -1: the kernel has none */
 };
 
 struct compute_worker {
     struct compute_pool *pool;
     pthread_t thread;
     int i_thread;
-    struct compute_preemptions preemptions;
+    struct compute_delay delay;
 };
 
 /* `ticket` holds the number of the current run (high half) and the indices of the group's share
@@ -81,9 +82,9 @@ struct compute_pool {
     /* of each group; all of them at the end */
     int first_thread[NUMA_NODES_MAX + 1];
     struct numa_nodes nodes;
-    uint32_t run;                           /* the caller's */
-    struct compute_preemptions preemptions; /* the caller's */
-    struct compute_worker *workers;         /* [n_threads - 1] */
+    uint32_t run;                   /* the caller's */
+    struct compute_delay delay;     /* the caller's */
+    struct compute_worker *workers; /* [n_threads - 1] */
 };
 
 static void spin_pause(void) { __builtin_ia32_pause(); }
@@ -156,23 +157,42 @@ static void work(struct compute_pool *p, int i_thread)
     }
 }
 
-/* Counts the calling thread's preemptions, and tells all threads when they are many. */
-static bool is_busy(struct compute_pool *p, struct compute_preemptions *own, uint64_t now)
+/* The calling thread's time on run queues so far: the second number of schedstat
+ * (Documentation/scheduler/sched-stats). Short interruptions, as by the node's own loop, hardly
+ * count there, however many. 0: unknown. */
+static uint64_t time_on_run_queues(struct compute_delay *own)
+{
+    char text[96];
+    if (own->fd == 0) own->fd = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
+    ssize_t n = own->fd > 0 ? pread(own->fd, text, sizeof text - 1, 0) : 0;
+    if (n <= 0) return 0;
+    text[n] = 0;
+    uint64_t delay;
+    return sscanf(text, "%*u %" SCNu64, &delay) == 1 ? delay : 0;
+}
+
+static void close_delay(struct compute_delay *own)
+{
+    if (own->fd > 0) close(own->fd);
+}
+
+/* Looks how long the calling thread has waited for CPUs, and tells all threads when it was long. */
+static bool is_busy(struct compute_pool *p, struct compute_delay *own, uint64_t now)
 {
     if (now - own->t_window_ns >= BUSY_WINDOW_NS) {
-        struct rusage u;
-        getrusage(RUSAGE_THREAD, &u);
+        uint64_t delay = time_on_run_queues(own);
         /* A longer window says nothing: the thread may have slept most of it. */
         if (now - own->t_window_ns < 2 * (uint64_t)BUSY_WINDOW_NS &&
-            u.ru_nivcsw - own->n_before >= BUSY_TIMES)
+            delay >= own->before_ns + BUSY_WINDOW_NS / BUSY_PART)
             atomic_store_explicit(&p->busy_until_ns, now + BUSY_FOR_NS, memory_order_relaxed);
-        *own = (struct compute_preemptions){ now, u.ru_nivcsw };
+        own->t_window_ns = now;
+        own->before_ns = delay;
     }
     return now < atomic_load_explicit(&p->busy_until_ns, memory_order_relaxed);
 }
 
 /* True if there is work or the pool stops within SPIN_NS. */
-static bool spin_for_work(struct compute_pool *p, struct compute_preemptions *own)
+static bool spin_for_work(struct compute_pool *p, struct compute_delay *own)
 {
     uint64_t now = clock_ns(), t_end = now + SPIN_NS;
     if (is_busy(p, own, now)) return is_work(p);
@@ -213,9 +233,10 @@ static void *worker_main(void *arg)
     thread_become(THREAD_COMPUTE, name);
     bind_thread(p, w->i_thread);
     while (!atomic_load(&p->stop)) {
-        if (!spin_for_work(p, &w->preemptions)) sleep_until_woken(p);
+        if (!spin_for_work(p, &w->delay)) sleep_until_woken(p);
         work(p, w->i_thread);
     }
+    close_delay(&w->delay);
     return NULL;
 }
 
@@ -266,6 +287,7 @@ void compute_pool_free(struct compute_pool *p)
 {
     if (!p) return;
     stop_workers(p, p->n_threads - 1);
+    close_delay(&p->delay);
     mem_free(p->workers);
     mem_free(p);
 }
@@ -291,7 +313,7 @@ static void wait_for_others(struct compute_pool *p, int n)
         if ((spins + 1) % SPINS_PER_LOOK) continue;
         uint64_t now = clock_ns();
         if (!t_end) t_end = now + CALLER_SPIN_NS;
-        if (now < t_end && !is_busy(p, &p->preemptions, now)) continue;
+        if (now < t_end && !is_busy(p, &p->delay, now)) continue;
         atomic_store(&p->caller_asleep, true);
         int seen = atomic_load(&p->n_done);
         if (seen != n) futex_wait(&p->n_done, (uint32_t)seen);

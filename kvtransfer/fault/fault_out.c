@@ -310,6 +310,7 @@ enum status fault_put(struct kvt_conn *base, const struct kvt_put *p)
             memcpy((char *)r->memory.ptr + (p->copies[i].local - KVT_STAGING),
                    kvt_source(r->outer, p->copies[i].local), p->copies[i].bytes);
     mine.copies = r->copies;
+    mine.sums = NULL; /* they are of the bytes that the session means, before a fault changes any */
     mine.tag = number_of(r, s);
     enum status st = put_with(c, s, &mine, f);
     if (st != OK) s->c = NULL;

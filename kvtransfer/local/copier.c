@@ -101,6 +101,8 @@ bool copier_offer(struct copier *c, struct copier_job j)
     return true;
 }
 
+bool copier_alone(const struct copier *c) { return c->n_workers == 0; }
+
 bool copier_take(struct copier *c, struct copier_job *out)
 {
     if (!mailbox_take(c->done, out)) return false;

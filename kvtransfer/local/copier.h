@@ -21,8 +21,9 @@ struct copier;
 
 enum {
     COPIER_THREADS_MAX = 16,
-    COPIER_CHUNK = 128 *
-                   1024, /* bytes of a job: about 6 us of copying, handing over takes < 1 us */
+    /* Bytes of a job: about 6 us of copying, handing over takes < 1 us. A piece that is hashed on
+     * the way may be a job of up to COPIER_QUEUED_BYTES. */
+    COPIER_CHUNK = 128 * 1024,
     /* Of a worker, so that it does not run dry while the transfer thread copies one chunk. */
     COPIER_QUEUED_BYTES = 2 * COPIER_CHUNK,
     COPIER_JOBS_MAX = 64,
@@ -34,6 +35,7 @@ struct copier_job {
     uint32_t i_copy; /* first copy of the put, from its byte `skip` on; `bytes` in total */
     uint32_t worker; /* the copier's */
     uint64_t skip, bytes;
+    uint64_t at; /* bytes of the put before it */
 };
 
 /* The number of threads that copy, including the transfer thread: `wanted`; if 0, one on up to two
@@ -48,6 +50,7 @@ enum status copier_create(uint32_t n_threads, uint32_t n_external,
 void copier_free(struct copier *c); /* no job is in flight; joins the workers */
 /* False: every worker is busy; the caller copies. */
 bool copier_offer(struct copier *c, struct copier_job j) MUST_CHECK;
+bool copier_alone(const struct copier *c); /* without workers: every offer is refused */
 bool copier_take(struct copier *c, struct copier_job *out);
 /* Waits until a job can be taken, at most timeout_ms. */
 void copier_wait(struct copier *c, int timeout_ms);

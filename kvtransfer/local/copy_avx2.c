@@ -4,39 +4,38 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
-#include <stdint.h>
-#include <string.h>
 
-enum { LINE = 64, HALF = LINE / 2, STEP = 2 * LINE };
+#include "kvtransfer/local/copy_and_hash.h"
+
+enum { HALF = COPY_LINE / 2 };
 
 static bool runs_here(void) { return __builtin_cpu_supports("avx2"); }
 
-static void copy(void *to, const void *from, size_t n)
+HASH_INLINE void copy_lines(char *to, const char *from, size_t n)
 {
-    char *d = to;
-    const char *s = from;
-    /* Streaming stores need whole lines: a partly written one costs a read of it. */
-    size_t head = -(uintptr_t)d & (LINE - 1);
-    if (head > n) head = n;
-    memcpy(d, s, head);
-    d += head, s += head, n -= head;
-    for (; n >= STEP; d += STEP, s += STEP, n -= STEP) {
-        __m256i a = _mm256_loadu_si256((const void *)s),
-                b = _mm256_loadu_si256((const void *)(s + HALF));
-        __m256i e = _mm256_loadu_si256((const void *)(s + 2 * HALF)),
-                f = _mm256_loadu_si256((const void *)(s + 3 * HALF));
-        _mm256_stream_si256((void *)d, a);
-        _mm256_stream_si256((void *)(d + HALF), b);
-        _mm256_stream_si256((void *)(d + 2 * HALF), e);
-        _mm256_stream_si256((void *)(d + 3 * HALF), f);
+    for (size_t i = 0; i < n; i += COPY_LINE) {
+        __m256i low = _mm256_loadu_si256((const void *)(from + i)),
+                high = _mm256_loadu_si256((const void *)(from + i + HALF));
+        _mm256_stream_si256((void *)(to + i), low);
+        _mm256_stream_si256((void *)(to + i + HALF), high);
     }
-    /* Later stores could overtake streaming stores; the message that announces these bytes must
-     * not. */
+}
+
+/* Both end with a fence: later stores could overtake streaming stores, and the message that
+ * announces these bytes must not. */
+static void copy(const struct copy_run *runs, size_t n_runs)
+{
+    copy_and_hash_by(copy_lines, runs, n_runs, NULL);
     _mm_sfence();
-    memcpy(d, s, n);
+}
+
+static void copy_and_hash(const struct copy_run *runs, size_t n_runs, uint64_t *sums)
+{
+    copy_and_hash_by(copy_lines, runs, n_runs, sums);
+    _mm_sfence();
 }
 
 const struct copy_impl copy_avx2 = {
-    .name = "avx2", .runs_here = runs_here, .from_bytes = 16 * 1024, .copy = copy
+    .name = "avx2", .runs_here = runs_here, .copy = copy, .copy_and_hash = copy_and_hash
 };
 #endif

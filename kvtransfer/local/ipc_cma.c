@@ -26,9 +26,12 @@ static bool has_ended(const struct local_conn *c)
     return poll(&p, 1, 0) != 0;
 }
 
-/* Makes one call per PIECES_MAX pieces, so that scattered blocks cost one system call. */
-static bool move(struct local_conn *c, const struct kvt_copy *copies, uint64_t skip, uint64_t bytes)
+/* Makes one call per PIECES_MAX pieces, so that scattered blocks cost one system call. The kernel
+ * reads the bytes, so the checksums are left to the session layer. */
+static bool move(struct local_conn *c, struct local_put *p, const struct copier_job *j)
 {
+    const struct kvt_copy *copies = p->copies + j->i_copy;
+    uint64_t skip = j->skip, bytes = j->bytes;
     while (bytes) {
         struct iovec from[PIECES_MAX], to[PIECES_MAX];
         unsigned long n = 0;

@@ -98,9 +98,9 @@ static bool begin(struct local_conn *c, struct local_put *p)
 }
 
 /* Never called: begin makes no jobs for copiers. */
-static bool move(struct local_conn *c, const struct kvt_copy *copies, uint64_t skip, uint64_t bytes)
+static bool move(struct local_conn *c, struct local_put *p, const struct copier_job *j)
 {
-    (void)c, (void)copies, (void)skip, (void)bytes;
+    (void)c, (void)p, (void)j;
     assert_fail("a copier has a job of the GPU", __FILE__, __LINE__, __func__);
 }
 

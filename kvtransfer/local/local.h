@@ -40,8 +40,8 @@ struct local_transport;
  *    Without BYE the fence is the end of the process, seen through the pidfd that was taken when it
  *    connected, before its ticket was checked.
  *  3 No copier works for a connection that is DOWN or being disconnected: the transfer thread first
- *    waits for its jobs in flight (at most COPIER_QUEUED_BYTES bytes each). So 1 holds for every
- *    thread. */
+ *    waits for its jobs in flight (at most twice COPIER_QUEUED_BYTES bytes each). So 1 holds for
+ *    every thread. */
 
 /* A put that is not complete. */
 struct local_put {
@@ -52,6 +52,12 @@ struct local_put {
     _Atomic bool abandoned;  /* relaxed: makes copiers stop early; their jobs' return proves it */
     _Atomic bool failed;     /* relaxed: a copier could not write; read after its job's return */
     struct kvt_copy *copies; /* env->max_copies */
+    uint64_t bytes;
+    uint64_t piece_bytes; /* of pieces whose checksums are wanted; 0: none are */
+    /* Of pieces that one job has copied; each is written by the thread that runs that job, and read
+     * after its return. */
+    struct kvt_sums sums;
+    struct kvt_sums *known; /* kvt_put's, until local_put returns */
 };
 
 struct local_conn {
@@ -91,10 +97,10 @@ struct local_copy_method {
     /* Begins the whole put: counts its jobs in p->n_jobs and c->n_jobs; the copier returns each.
      * False: the receiver's memory cannot be written any more. */
     bool (*begin)(struct local_conn *c, struct local_put *p);
-    /* Runs one job of local_begin_jobs: copies `bytes` bytes of copies[0..] from byte `skip` of
-     * copies[0] on. False as for begin. Transfer thread and copiers. */
-    bool (*move)(struct local_conn *c, const struct kvt_copy *copies, uint64_t skip,
-                 uint64_t bytes);
+    /* Runs one job of local_begin_jobs: copies its bytes, and stores the checksums of pieces in
+     * p->sums if it has to read the bytes anyway. False as for begin. Transfer thread and
+     * copiers. */
+    bool (*move)(struct local_conn *c, struct local_put *p, const struct copier_job *j);
     /* Waits for jobs that a GPU runs; copiers' jobs are waited for by their return. False: the GPU
      * has failed, and no job will return. */
     bool (*wait)(struct local_conn *c);
@@ -162,8 +168,7 @@ void local_disconnect(struct kvt_conn *c);
  * here what no copier takes. */
 bool local_begin_jobs(struct local_conn *c, struct local_put *p);
 bool local_wait_none(struct local_conn *c); /* `wait` of those methods: true at once */
-bool local_move_mapped(struct local_conn *c, const struct kvt_copy *copies, uint64_t skip,
-                       uint64_t bytes);
+bool local_move_mapped(struct local_conn *c, struct local_put *p, const struct copier_job *j);
 void local_run_job(const struct copier_job *j); /* on copiers */
 void local_collect(struct local_transport *t);  /* takes completed jobs, sends what waited */
 void local_quiesce(struct local_conn *c);       /* abandons its puts, waits for its jobs */

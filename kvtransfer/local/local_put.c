@@ -7,18 +7,71 @@
 #include "kvtransfer/local/local.h"
 #include "shared/base/mem.h"
 
-enum { SETTLE_LOOK_MS = 10 };
+enum { SETTLE_LOOK_MS = 10, RUNS_MAX = 256 };
 
 /* ---- copying ---- */
 
-bool local_move_mapped(struct local_conn *c, const struct kvt_copy *copies, uint64_t skip,
-                       uint64_t bytes)
+/* What is left of a job. */
+struct rest {
+    const struct kvt_copy *copy;
+    uint64_t skip, bytes, at; /* at: bytes of the put before it */
+};
+
+/* Gathers the next runs of a job: parts of copies that are cut between pieces if their checksums
+ * are wanted. Returns how many, at most RUNS_MAX. */
+static size_t gather(const struct local_conn *c, const struct local_put *p, struct rest *rest,
+                     struct copy_run runs[RUNS_MAX])
 {
-    for (const struct kvt_copy *at = copies; bytes; at++, skip = 0) {
-        uint64_t n = at->bytes - skip < bytes ? at->bytes - skip : bytes;
-        copy_bytes(c->lt->copy, c->remote + at->remote + skip,
-                   kvt_source(c->lt->env, at->local) + skip, n);
-        bytes -= n;
+    size_t n_runs = 0;
+    while (rest->bytes && n_runs < RUNS_MAX) {
+        const struct kvt_copy *copy = rest->copy;
+        uint64_t n = copy->bytes - rest->skip;
+        if (n > rest->bytes) n = rest->bytes;
+        if (p->piece_bytes) {
+            uint64_t left = p->piece_bytes - rest->at % p->piece_bytes;
+            if (n > left) n = left;
+        }
+        runs[n_runs++] = (struct copy_run){
+            .to = c->remote + copy->remote + rest->skip,
+            .from = kvt_source(c->lt->env, copy->local) + rest->skip,
+            .n = n,
+        };
+        rest->skip += n;
+        rest->bytes -= n;
+        rest->at += n;
+        if (rest->skip < copy->bytes) continue;
+        rest->copy++;
+        rest->skip = 0;
+    }
+    return n_runs;
+}
+
+/* Keeps the checksums of runs that are whole pieces; the runs begin at byte `at` of the put. */
+static void keep_sums(struct local_put *p, uint64_t at, const struct copy_run *runs,
+                      const uint64_t *sums, size_t n_runs)
+{
+    for (size_t i = 0; i < n_runs; at += runs[i++].n) {
+        bool whole = at % p->piece_bytes == 0 &&
+                     (runs[i].n == p->piece_bytes || at + runs[i].n == p->bytes);
+        if (!whole) continue;
+        p->sums.values[at / p->piece_bytes] = sums[i];
+        p->sums.known[at / p->piece_bytes] = true;
+    }
+}
+
+bool local_move_mapped(struct local_conn *c, struct local_put *p, const struct copier_job *j)
+{
+    struct rest rest = { p->copies + j->i_copy, j->skip, j->bytes, j->at };
+    while (rest.bytes) {
+        struct copy_run runs[RUNS_MAX];
+        uint64_t sums[RUNS_MAX], at = rest.at;
+        size_t n_runs = gather(c, p, &rest, runs);
+        if (!p->piece_bytes) {
+            c->lt->copy->copy(runs, n_runs);
+            continue;
+        }
+        c->lt->copy->copy_and_hash(runs, n_runs, sums);
+        keep_sums(p, at, runs, sums, n_runs);
     }
     return true;
 }
@@ -27,7 +80,7 @@ void local_run_job(const struct copier_job *j)
 {
     struct local_put *p = j->put;
     if (atomic_load_explicit(&p->abandoned, memory_order_relaxed)) return;
-    if (!p->conn->method->move(p->conn, p->copies + j->i_copy, j->skip, j->bytes))
+    if (!p->conn->method->move(p->conn, p, j))
         atomic_store_explicit(&p->failed, true, memory_order_relaxed);
 }
 
@@ -67,6 +120,18 @@ static void advance(struct local_conn *c)
     }
 }
 
+/* Passes on the checksums of pieces that a job has copied, which has returned. */
+static void take_sums(struct local_put *p, const struct copier_job *j)
+{
+    if (!p->known || !p->piece_bytes) return;
+    uint64_t first = j->at / p->piece_bytes,
+             end = (j->at + j->bytes + p->piece_bytes - 1) / p->piece_bytes;
+    for (uint64_t i = first; i < end; i++) {
+        p->known->values[i] = p->sums.values[i];
+        p->known->known[i] = p->sums.known[i];
+    }
+}
+
 void local_collect(struct local_transport *t)
 {
     struct copier_job j;
@@ -75,6 +140,7 @@ void local_collect(struct local_transport *t)
         struct local_put *p = j.put;
         p->n_jobs--;
         p->conn->n_jobs--;
+        take_sums(p, &j);
         advance(p->conn);
         if (p->conn->state == LOCAL_UP && p->conn->out.len) local_write_out(p->conn);
     }
@@ -112,6 +178,10 @@ static struct local_put *new_put(struct local_conn *c, const struct kvt_put *p)
     slot->generation = p->head.generation;
     slot->n_copies = p->n_copies;
     slot->n_jobs = 0;
+    slot->bytes = p->head.bytes;
+    slot->known = p->sums;
+    slot->piece_bytes = p->sums ? p->piece_bytes : 0;
+    memset(slot->sums.known, 0, sizeof slot->sums.known);
     slot->submitted = false;
     atomic_store_explicit(&slot->abandoned, false, memory_order_relaxed);
     atomic_store_explicit(&slot->failed, false, memory_order_relaxed);
@@ -127,14 +197,25 @@ bool local_wait_none(struct local_conn *c)
     return true;
 }
 
+/* Bytes of a job: whole pieces if their checksums are wanted and others can copy meanwhile. A
+ * larger piece is copied by several threads and hashed afterwards. */
+static uint64_t job_bytes(const struct local_conn *c, const struct local_put *p)
+{
+    if (copier_alone(c->lt->copier)) return p->bytes;
+    if (!p->piece_bytes || p->piece_bytes > COPIER_QUEUED_BYTES) return COPIER_CHUNK;
+    if (p->piece_bytes > COPIER_CHUNK) return p->piece_bytes;
+    return COPIER_CHUNK - COPIER_CHUNK % p->piece_bytes;
+}
+
 bool local_begin_jobs(struct local_conn *c, struct local_put *p)
 {
     struct copier_job j = { .put = p };
+    const uint64_t most = job_bytes(c, p);
     while (j.i_copy < p->n_copies) {
         uint64_t next_skip = j.skip;
         uint32_t next = j.i_copy;
-        for (j.bytes = 0; next < p->n_copies && j.bytes < COPIER_CHUNK;) {
-            uint64_t left = p->copies[next].bytes - next_skip, room = COPIER_CHUNK - j.bytes;
+        for (j.bytes = 0; next < p->n_copies && j.bytes < most;) {
+            uint64_t left = p->copies[next].bytes - next_skip, room = most - j.bytes;
             j.bytes += left < room ? left : room;
             next_skip = left <= room ? 0 : next_skip + room;
             next += left <= room;
@@ -145,11 +226,14 @@ bool local_begin_jobs(struct local_conn *c, struct local_put *p)
             c->n_jobs++;
         } else {
             local_run_job(&j);
+            take_sums(p, &j);
         }
+        j.at += j.bytes;
         j.i_copy = next;
         j.skip = next_skip;
     }
-    return true; /* a job that fails marks its put */
+    local_collect(c->lt); /* jobs that ended meanwhile have checksums */
+    return true;          /* a job that fails marks its put */
 }
 
 enum status local_put(struct kvt_conn *base, const struct kvt_put *p)
@@ -163,6 +247,7 @@ enum status local_put(struct kvt_conn *base, const struct kvt_put *p)
     if (!slot) return ERR_BUSY;
     if (!c->method->begin(c, slot))
         atomic_store_explicit(&slot->failed, true, memory_order_relaxed);
+    slot->known = NULL;
     slot->submitted = true;
     advance(c);
     return OK;

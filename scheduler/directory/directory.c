@@ -15,6 +15,8 @@ const struct directory_ops *const DIRECTORY_BACKENDS[] = { &directory_local_ops,
                                                            &directory_http_ops,
                                                            &directory_redis_ops, NULL };
 
+const char *directory_why_down(const struct directory *d) { return d->ops->why_down(d); }
+
 const char *node_role_name(enum node_role r)
 {
     static const char *const names[] = { "mixed", "prefill", "decode" };

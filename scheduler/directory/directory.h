@@ -25,7 +25,9 @@ enum {
     DIRECTORY_NODES_MAX = 4096,
     DIRECTORY_TOPICS_MAX = 16,
     NODE_NAME_MAX = 64,
-    KV_TYPE_MAX = 16
+    KV_TYPE_MAX = 16,
+    KV_BY_MAX = 48,
+    RECORD_PROOF_MAX = 33 /* 32 hex digits and a 0 */
 };
 
 struct node_record {
@@ -36,20 +38,25 @@ struct node_record {
     char host[NODE_NAME_MAX]; /* where its cluster port listens, as peers reach it */
     uint16_t cluster_port, http_port;
     uint64_t model; /* fingerprint; only equal ones are paired */
+    char model_name[NODE_NAME_MAX], precision[NODE_NAME_MAX]; /* for people */
     /* Element type of its KV, "" when not known; kv_lossy: it exchanges KV with less precise types
      * too. Only nodes that can exchange KV are paired (place.c). */
     char kv_type[KV_TYPE_MAX];
     bool kv_lossy;
+    char kv_by[KV_BY_MAX]; /* its KV transports between hosts, "rdma,tcp" */
+    uint64_t kv_host; /* nodes with the same one use ipc; 0: none. kv_by empty too: not known */
     uint32_t max_seqs, n_blocks, block_tokens, max_model_len;
     bool draining;
     /* load as the node itself reports it */
     uint32_t n_running, n_waiting, n_blocks_free;
+    uint32_t n_requests, max_requests; /* that it follows as their entry; a maximum of 0: unknown */
     uint64_t waiting_tokens;
     uint64_t progress; /* the engine's progress counter */
     bool has_work;
     /* filled in by the directory in snapshots: load placed and not yet released */
     uint64_t placed_tokens;
     uint32_t placed_seqs, placed_blocks;
+    char proof[RECORD_PROOF_MAX]; /* node_record_prove; "" without a cluster secret */
 };
 
 struct directory_snapshot {
@@ -90,6 +97,8 @@ struct directory_options {
     int redis_db;
     /* The directory server came back or was first reached: publish again soon. */
     void (*on_up)(void *arg);
+    /* It does not answer, or refuses this node; again when the reason changes. `why` is a sentence
+     * that names the server. */
     void (*on_down)(void *arg, const char *why);
     void *arg;
 };
@@ -105,6 +114,7 @@ struct directory_ops {
     enum status (*reserve)(struct directory *d, const struct placement *p, directory_reserve_fn *cb,
                            void *arg);
     void (*release)(struct directory *d, uint64_t request);
+    const char *(*why_down)(const struct directory *d);
 };
 
 struct directory {
@@ -130,10 +140,20 @@ enum status directory_reserve(struct directory *d, const struct placement *p,
 /* Takes the reservation of a request back. */
 void directory_release(struct directory *d, uint64_t request);
 
+/* Returns the sentence of on_down; NULL while the directory answers, and before its first answer.
+ * Valid until the next turn of the loop. */
+const char *directory_why_down(const struct directory *d);
+
 const char *node_role_name(enum node_role r);
 /* Writes a record as a JSON object, and reads it with every bound checked (http and redis backends,
  * GET /cluster). */
 void node_record_write(const struct node_record *r, struct buf *out);
 enum status node_record_read(struct str json, struct node_record *out, struct err *err) MUST_CHECK;
+/* Whoever can write to the directory, or stands on the way to it, must not bring in nodes of their
+ * own: requests, prompts and API keys go where a record says. A record is therefore proven with the
+ * cluster secret: an HMAC of all that does not change while the node runs, its addresses included.
+ * Without a secret nothing is written, and every record is taken. */
+void node_record_prove(struct node_record *r, struct str secret);
+bool node_record_is_proven(const struct node_record *r, struct str secret);
 
 #endif

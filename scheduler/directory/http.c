@@ -13,6 +13,7 @@
 #include "scheduler/directory/backends.h"
 #include "scheduler/directory/remote.h"
 #include "scheduler/directory/wire.h"
+#include "shared/base/address/host_port.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 #include "shared/net/http/http_client.h"
@@ -26,6 +27,7 @@ struct directory_http {
     char topic[NODE_NAME_MAX];
     char *host;
     uint16_t port;
+    char at[80]; /* both, for people */
     struct buf secret;
     struct http_client *client;
     struct loop_timer *probe;
@@ -202,6 +204,40 @@ static void read_reserved(const cJSON *doc, struct directory_http_answer *a)
     else a->st = ERR_FORMAT;
 }
 
+/* An answer other than 200. */
+static void read_error(const struct directory_http *d, int http_status, const cJSON *doc,
+                       struct directory_http_answer *a)
+{
+    const char *said = "";
+    if (json_get_str(doc, "error", &said, NULL) != OK) said = "";
+    a->st = http_status == 401   ? ERR_UNAUTHORIZED
+            : http_status == 429 ? ERR_FULL
+            : http_status == 400 ? ERR_INVALID
+                                 : ERR_IO;
+    if (http_status == 401)
+        snprintf(a->why, sizeof a->why,
+                 "the directory server at %s has another cluster secret; give every node the same "
+                 "BATON_CLUSTER_SECRET or --cluster-secret-file",
+                 d->at);
+    else
+        snprintf(a->why, sizeof a->why, "the directory server at %s answered %d: %.160s", d->at,
+                 http_status, said);
+}
+
+/* No answer, or not one of this protocol. */
+static void explain_failure(const struct directory_http *d, const struct err *err,
+                            struct directory_http_answer *a)
+{
+    const char *why = err->text[0]             ? err->text
+                      : a->st == ERR_TIMEOUT   ? "no answer within 1 s"
+                      : a->st == ERR_PEER_LOST ? "the connection was refused or closed"
+                                               : status_text(a->st);
+    snprintf(a->why, sizeof a->why,
+             "the directory server at %s cannot be reached: %.120s; is the node that serves it "
+             "(--router names its control port) running? check with: baton doctor --router %s",
+             d->at, why, d->at);
+}
+
 /* Returns whether the server works: a call it refused (malformed, a limit) says nothing about
  * others. */
 static bool read_answer(const struct directory_http *d, const struct directory_http_call *c,
@@ -210,25 +246,18 @@ static bool read_answer(const struct directory_http *d, const struct directory_h
 {
     struct err err = { 0 };
     cJSON *doc = NULL;
-    const char *said = "";
     a->st = st;
     if (st == OK) a->st = json_parse(body, false, &doc, &err);
-    if (a->st == OK && http_status != 200) {
-        if (json_get_str(doc, "error", &said, NULL) != OK) said = "";
-        snprintf(a->why, sizeof a->why, "%s:%u answered %d: %.300s", d->host, d->port, http_status,
-                 said);
-        a->st = http_status == 401   ? ERR_UNAUTHORIZED
-                : http_status == 429 ? ERR_FULL
-                : http_status == 400 ? ERR_INVALID
-                                     : ERR_IO;
-    } else if (a->st == OK) {
+    if (a->st != OK) {
+        explain_failure(d, &err, a);
+    } else if (http_status != 200) {
+        read_error(d, http_status, doc, a);
+    } else {
         if (c->op == DIRECTORY_OP_SNAPSHOT) read_snapshot(doc, a);
         if (c->op == DIRECTORY_OP_RESERVE) read_reserved(doc, a);
         if (a->st == ERR_FORMAT)
-            snprintf(a->why, sizeof a->why, "%s:%u sent a malformed answer", d->host, d->port);
-    } else {
-        snprintf(a->why, sizeof a->why, "%s:%u: %.400s", d->host, d->port,
-                 err.text[0] ? err.text : status_text(a->st));
+            snprintf(a->why, sizeof a->why, "the directory server at %s sent a malformed answer",
+                     d->at);
     }
     cJSON_Delete(doc);
     if (a->st == ERR_FULL || a->st == ERR_INVALID)
@@ -315,6 +344,8 @@ static enum status directory_http_open(const struct directory_options *o, struct
     snprintf(d->topic, sizeof d->topic, "%s", o->topic);
     d->host = mem_strdup(o->http_host);
     d->port = o->http_port;
+    char at[HOST_PORT_TEXT_MAX];
+    snprintf(d->at, sizeof d->at, "%.79s", host_port_text(d->host, d->port, at));
     buf_add_str(&d->secret, o->secret);
     d->client = http_client_create(&c);
     d->probe = loop_timer_start(o->loop, 0, o->renew_ms, on_probe, d);
@@ -378,6 +409,11 @@ static void directory_http_release(struct directory *base, uint64_t request)
     send_releases(d);
 }
 
+static const char *directory_http_why_down(const struct directory *base)
+{
+    return directory_remote_why_down(&((const struct directory_http *)base)->remote);
+}
+
 const struct directory_ops directory_http_ops = {
     .name = "http",
     .open = directory_http_open,
@@ -387,4 +423,5 @@ const struct directory_ops directory_http_ops = {
     .snapshot = directory_http_snapshot,
     .reserve = directory_http_reserve,
     .release = directory_http_release,
+    .why_down = directory_http_why_down,
 };

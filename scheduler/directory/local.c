@@ -421,6 +421,13 @@ static enum status directory_local_reserve_own(struct directory *base, const str
     return st;
 }
 
+/* The state is in this process. */
+static const char *directory_local_why_down(const struct directory *base)
+{
+    (void)base;
+    return NULL;
+}
+
 const struct directory_ops directory_local_ops = {
     .name = "local",
     .open = directory_local_open,
@@ -430,4 +437,5 @@ const struct directory_ops directory_local_ops = {
     .snapshot = directory_local_snapshot,
     .reserve = directory_local_reserve_own,
     .release = directory_local_release,
+    .why_down = directory_local_why_down,
 };

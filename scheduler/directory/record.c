@@ -4,9 +4,12 @@
  * reader keeps them exactly. Unknown members are ignored and absent ones are 0, so that nodes of
  * neighbouring versions understand each other; node, topic and role are required. Thread: any (pure
  * functions). */
+#include <ctype.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "scheduler/directory/wire.h"
+#include "shared/base/hash/hash.h"
 
 #define QUANTITY_MAX (INT64_C(1) << 53)
 
@@ -27,9 +30,9 @@ static void add_text(struct buf *out, const char *name, const char *text)
     json_add_string(out, str_of(text));
 }
 
-void node_record_write(const struct node_record *r, struct buf *out)
+/* What does not change while the node runs. */
+static void write_identity(const struct node_record *r, struct buf *out)
 {
-    buf_add_char(out, '{');
     directory_add_id(out, "node", r->node);
     add_text(out, "name", r->name);
     add_text(out, "topic", r->topic);
@@ -37,8 +40,20 @@ void node_record_write(const struct node_record *r, struct buf *out)
     add_text(out, "host", r->host);
     buf_printf(out, ",\"cluster_port\":%u,\"http_port\":%u,", r->cluster_port, r->http_port);
     directory_add_id(out, "model", r->model);
+    add_text(out, "model_name", r->model_name);
+    add_text(out, "precision", r->precision);
     add_text(out, "kv_type", r->kv_type);
     buf_printf(out, ",\"kv_lossy\":%s", r->kv_lossy ? "true" : "false");
+    add_text(out, "kv_by", r->kv_by);
+    buf_add_char(out, ',');
+    directory_add_id(out, "kv_host", r->kv_host);
+}
+
+void node_record_write(const struct node_record *r, struct buf *out)
+{
+    buf_add_char(out, '{');
+    write_identity(r, out);
+    if (r->proof[0]) add_text(out, "proof", r->proof);
     buf_printf(
         out,
         ",\"max_seqs\":%u,\"n_blocks\":%u,\"block_tokens\":%u,\"max_model_len\":%u,\"draining\":%s",
@@ -49,8 +64,48 @@ void node_record_write(const struct node_record *r, struct buf *out)
                "\"progress\":%llu,\"has_work\":%s",
                r->n_running, r->n_waiting, r->n_blocks_free, quantity(r->waiting_tokens),
                quantity(r->progress), r->has_work ? "true" : "false");
+    buf_printf(out, ",\"n_requests\":%u,\"max_requests\":%u", r->n_requests, r->max_requests);
     buf_printf(out, ",\"placed_tokens\":%llu,\"placed_seqs\":%u,\"placed_blocks\":%u}",
                quantity(r->placed_tokens), r->placed_seqs, r->placed_blocks);
+}
+
+static void make_proof(const struct node_record *r, struct str secret, char out[RECORD_PROOF_MAX])
+{
+    struct buf message = { 0 };
+    uint8_t mac[32];
+    buf_add_c(&message, "baton record\n");
+    write_identity(r, &message);
+    hmac_sha256(secret.p, secret.n, message.data, message.len, mac);
+    for (size_t i = 0; i < RECORD_PROOF_MAX / 2; i++) snprintf(out + 2 * i, 3, "%02x", mac[i]);
+    buf_release(&message);
+}
+
+void node_record_prove(struct node_record *r, struct str secret)
+{
+    r->proof[0] = 0;
+    if (secret.n) make_proof(r, secret, r->proof);
+}
+
+bool node_record_is_proven(const struct node_record *r, struct str secret)
+{
+    char want[RECORD_PROOF_MAX];
+    if (!secret.n) return true;
+    make_proof(r, secret, want);
+    return equal_constant_time(want, r->proof, RECORD_PROOF_MAX);
+}
+
+/* Control characters of ASCII and, as UTF-8, of Latin-1, which terminals obey too, and those that
+ * turn the direction of writing. */
+static bool has_control(const char *text, size_t n)
+{
+    const unsigned char *c = (const unsigned char *)text;
+    for (size_t i = 0; i < n; i++) {
+        if (c[i] < ' ' || c[i] == 0x7f) return true;
+        if (c[i] == 0xC2 && c[i + 1] >= 0x80 && c[i + 1] <= 0x9F) return true;
+        if (c[i] == 0xE2 && c[i + 1] == 0x80 && c[i + 2] >= 0xAA && c[i + 2] <= 0xAE) return true;
+        if (c[i] == 0xE2 && c[i + 1] == 0x81 && c[i + 2] >= 0xA6 && c[i + 2] <= 0xA9) return true;
+    }
+    return false;
 }
 
 static enum status get_text(const cJSON *o, const char *name, char *out, size_t cap,
@@ -63,10 +118,19 @@ static enum status get_text(const cJSON *o, const char *name, char *out, size_t 
     if (n >= cap)
         return err_field(err, ERR_INVALID, name, "%s has %zu bytes; the limit is %zu", name, n,
                          cap - 1);
-    for (size_t i = 0; i < n; i++)
-        if ((unsigned char)text[i] < ' ' || text[i] == 0x7f)
-            return err_field(err, ERR_INVALID, name, "%s contains a control character", name);
+    if (has_control(text, n))
+        return err_field(err, ERR_INVALID, name, "%s contains a control character", name);
     memcpy(out, text, n + 1);
+    return OK;
+}
+
+/* An address is also part of commands that people copy from the log. */
+static enum status get_host(const cJSON *o, char *out, size_t cap, struct err *err)
+{
+    TRY(get_text(o, "host", out, cap, err));
+    for (const char *c = out; *c; c++)
+        if (!isalnum((unsigned char)*c) && !strchr(".:-_%", *c))
+            return err_field(err, ERR_INVALID, "host", "host is not a name or an address");
     return OK;
 }
 
@@ -88,8 +152,13 @@ static enum status get_names(const cJSON *o, struct node_record *r, struct err *
     TRY(directory_get_id(o, "model", &r->model, err));
     TRY(get_text(o, "name", r->name, sizeof r->name, err));
     TRY(get_text(o, "topic", r->topic, sizeof r->topic, err));
-    TRY(get_text(o, "host", r->host, sizeof r->host, err));
+    TRY(get_host(o, r->host, sizeof r->host, err));
+    TRY(get_text(o, "model_name", r->model_name, sizeof r->model_name, err));
+    TRY(get_text(o, "precision", r->precision, sizeof r->precision, err));
     TRY(get_text(o, "kv_type", r->kv_type, sizeof r->kv_type, err));
+    TRY(get_text(o, "kv_by", r->kv_by, sizeof r->kv_by, err));
+    TRY(get_text(o, "proof", r->proof, sizeof r->proof, err));
+    TRY(directory_get_id(o, "kv_host", &r->kv_host, err));
     TRY(get_role(o, &r->role, err));
     if (r->node == 0)
         return err_field(err, ERR_INVALID, "node",
@@ -119,6 +188,8 @@ static enum status get_numbers(const cJSON *o, struct node_record *r, struct err
         { "n_running", TOKENS_MAX, .u32 = &r->n_running },
         { "n_waiting", TOKENS_MAX, .u32 = &r->n_waiting },
         { "n_blocks_free", TOKENS_MAX, .u32 = &r->n_blocks_free },
+        { "n_requests", TOKENS_MAX, .u32 = &r->n_requests },
+        { "max_requests", TOKENS_MAX, .u32 = &r->max_requests },
         { "waiting_tokens", QUANTITY_MAX, .u64 = &r->waiting_tokens },
         { "progress", QUANTITY_MAX, .u64 = &r->progress },
         { "placed_tokens", QUANTITY_MAX, .u64 = &r->placed_tokens },

@@ -13,6 +13,7 @@
 #include "scheduler/directory/remote.h"
 #include "scheduler/directory/scripts.h"
 #include "scheduler/directory/wire.h"
+#include "shared/base/address/host_port.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 #include "shared/net/redis/redis.h"
@@ -26,6 +27,8 @@ struct directory_redis {
     struct directory_remote remote;
     char topic[NODE_NAME_MAX];
     char owner[ID_TEXT], lease[NUMBER_TEXT];
+    char at[HOST_PORT_TEXT_MAX]; /* of the server */
+    char check[160];             /* the command that looks further */
     struct redis *redis;
     uint32_t n_holds; /* callbacks running */
     bool closed;
@@ -215,6 +218,31 @@ static void deliver(struct directory_redis *d, const struct directory_redis_call
     }
 }
 
+/* A sentence for a connection that failed: Redis' own words, and what to do about them. */
+static void report_down(struct directory_redis *d, const char *why)
+{
+    char text[ERR_TEXT_MAX];
+    if (strncmp(why, "WRONGPASS", 9) == 0 || strncmp(why, "NOAUTH", 6) == 0 ||
+        strncmp(why, "ERR AUTH", 8) == 0 || strncmp(why, "ERR Client sent AUTH", 20) == 0)
+        snprintf(text, sizeof text,
+                 "Redis at %.72s refuses the password: %.120s; give the right one with "
+                 "--scheduler-password or BATON_REDIS_PASSWORD; check with: %.150s",
+                 d->at, why, d->check);
+    else
+        snprintf(text, sizeof text, "Redis at %.72s cannot be used: %.160s; check with: %.150s",
+                 d->at, why, d->check);
+    directory_remote_down(&d->remote, text);
+}
+
+/* A server that answers with errors (read-only, out of memory) counts as down too. */
+static void report_refusal(struct directory_redis *d, const redisReply *reply)
+{
+    char why[200];
+    snprintf(why, sizeof why, "it refuses the directory's scripts%s%.140s", reply ? ": " : "",
+             reply && reply->type == REDIS_REPLY_ERROR ? reply->str : "");
+    report_down(d, why);
+}
+
 static void on_reply(void *arg, enum status st, const redisReply *reply)
 {
     struct directory_redis_call *c = arg;
@@ -223,10 +251,8 @@ static void on_reply(void *arg, enum status st, const redisReply *reply)
         d->n_holds++;
         deliver(d, c, st, reply);
         if (!d->closed && st == OK) directory_remote_up(&d->remote);
-        /* on_down reports a lost connection. A server that answers with errors (read-only, out of
-         * memory) counts as down too. */
-        if (!d->closed && st == ERR_IO)
-            directory_remote_down(&d->remote, "the server refuses the directory's scripts");
+        /* on_down reports a lost connection. */
+        if (!d->closed && st == ERR_IO) report_refusal(d, reply);
         if (!d->closed && st == OK) send_releases(d);
         unhold(d);
     }
@@ -265,7 +291,7 @@ static void on_down(void *arg, const char *why)
 {
     struct directory_redis *d = arg;
     d->n_holds++;
-    directory_remote_down(&d->remote, why);
+    report_down(d, why);
     unhold(d);
 }
 
@@ -296,6 +322,10 @@ static enum status directory_redis_open(const struct directory_options *o, struc
         directory_redis_free(d);
         return st;
     }
+    host_port_text(o->redis_host, o->redis_port, d->at);
+    snprintf(d->check, sizeof d->check,
+             "baton doctor --scheduler-name splitwise --scheduler-host %.64s --scheduler-port %u",
+             o->redis_host, o->redis_port);
     *out = &d->base;
     return OK;
 }
@@ -386,6 +416,11 @@ static void directory_redis_release(struct directory *base, uint64_t request)
     send_releases(d);
 }
 
+static const char *directory_redis_why_down(const struct directory *base)
+{
+    return directory_remote_why_down(&((const struct directory_redis *)base)->remote);
+}
+
 const struct directory_ops directory_redis_ops = {
     .name = "redis",
     .open = directory_redis_open,
@@ -395,4 +430,5 @@ const struct directory_ops directory_redis_ops = {
     .snapshot = directory_redis_snapshot,
     .reserve = directory_redis_reserve,
     .release = directory_redis_release,
+    .why_down = directory_redis_why_down,
 };

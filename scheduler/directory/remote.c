@@ -2,6 +2,7 @@
 #include "scheduler/directory/remote.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "shared/base/assert.h"
 #include "shared/base/hash/hash.h"
@@ -63,10 +64,16 @@ void directory_remote_up(struct directory_remote *r)
 void directory_remote_down(struct directory_remote *r, const char *why)
 {
     if (r->m_failures) counter_add(r->m_failures, 1);
-    if (r->state == DIRECTORY_REMOTE_DOWN) return;
+    if (r->state == DIRECTORY_REMOTE_DOWN && strcmp(r->why, why) == 0) return;
     r->state = DIRECTORY_REMOTE_DOWN;
+    snprintf(r->why, sizeof r->why, "%s", why);
     if (r->m_up) gauge_set(r->m_up, 0);
-    if (r->o.on_down) r->o.on_down(r->o.arg, why);
+    if (r->o.on_down) r->o.on_down(r->o.arg, r->why);
+}
+
+const char *directory_remote_why_down(const struct directory_remote *r)
+{
+    return r->state == DIRECTORY_REMOTE_DOWN ? r->why : NULL;
 }
 
 static void queue_release(struct directory_remote *r, struct directory_remote_reservation *one)

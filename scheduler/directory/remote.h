@@ -34,6 +34,7 @@ enum directory_remote_state {
 struct directory_remote {
     struct directory_options o; /* strings are not used */
     enum directory_remote_state state;
+    char why[ERR_TEXT_MAX];  /* while DOWN */
     uint64_t owner;          /* random: this entry node's name at the server */
     uint64_t fence;          /* the highest seen */
     struct map reservations; /* by request */
@@ -46,10 +47,12 @@ struct directory_remote {
 void directory_remote_init(struct directory_remote *r, const struct directory_options *o,
                            const char *backend);
 void directory_remote_release(struct directory_remote *r);
-/* The server answered, or did not. Calls on_up or on_down once per change; these may close the
- * directory. */
+/* The server answered, or did not. Calls on_up or on_down once per change of the state or of the
+ * reason; these may close the directory. */
 void directory_remote_up(struct directory_remote *r);
 void directory_remote_down(struct directory_remote *r, const char *why);
+/* Why the server is down; NULL when it is not, or was never asked. */
+const char *directory_remote_why_down(const struct directory_remote *r);
 
 /* Registers a new reservation of `request` and returns its id at the server. ERR_FULL at the
  * bound. */

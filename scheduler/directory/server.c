@@ -11,8 +11,10 @@
 #include "scheduler/directory/local.h"
 #include "scheduler/directory/wire.h"
 #include "shared/base/assert.h"
+#include "shared/base/clock.h"
 #include "shared/base/hash/hash.h"
 #include "shared/base/log.h"
+#include "shared/base/log_repeats.h"
 #include "shared/base/mem.h"
 #include "shared/net/http/http_server.h"
 
@@ -23,6 +25,7 @@ struct directory_server {
     struct http_server *http;
     uint16_t port;
     struct buf secret;
+    struct log_repeats refusals;
     void (*done)(void *arg);
     void *done_arg;
 };
@@ -173,8 +176,12 @@ static enum status handle_request(struct directory_server *s, const struct http_
         return err_set(err, ERR_UNAVAILABLE,
                        "this node is shutting down and no longer serves the directory");
     if (!is_member(s, x)) {
-        log_warn("directory call refused", "peer=%s why=\"the cluster secret does not match\"",
-                 http_peer(x));
+        uint32_t n_unlogged;
+        if (log_repeats_due(&s->refusals, "secret", clock_ms(), &n_unlogged))
+            log_warn("directory call refused",
+                     "peer=%s why=\"it has another cluster secret (BATON_CLUSTER_SECRET)\" "
+                     "repeats=%u",
+                     http_peer(x), n_unlogged);
         return err_set(err, ERR_UNAUTHORIZED,
                        "the cluster secret does not match the one of this node");
     }

@@ -145,10 +145,12 @@ enum status log_set_file(const struct log_file_options *o)
     return st;
 }
 
+void log_reopen(void) { atomic_store_explicit(&reopen, true, memory_order_relaxed); }
+
 static void on_hangup(int signum)
 {
     (void)signum;
-    atomic_store_explicit(&reopen, true, memory_order_relaxed);
+    log_reopen();
 }
 
 void log_reopen_on_hangup(void)

@@ -29,6 +29,8 @@ struct log_file_options {
 enum status log_set_file(const struct log_file_options *o) MUST_CHECK;
 /* From now on SIGHUP lets the file be opened again, for a logrotate that has renamed it. */
 void log_reopen_on_hangup(void);
+/* The same, for who handles SIGHUP itself: the file is opened again before the next line. */
+void log_reopen(void);
 void log_line(enum log_level level, const char *event, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 

@@ -4,9 +4,13 @@
 
 #include <signal.h>
 #include <stdio.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
-enum { THREAD_NAME_MAX = 16 }; /* with the final 0: the kernel's limit */
+enum {
+    THREAD_NAME_MAX = 16, /* with the final 0: the kernel's limit */
+    LOW_NICE = 15
+};
 
 /* THREAD_ANY, the initial value, passes every check. */
 static _Thread_local enum thread_kind thread_kind;
@@ -34,4 +38,26 @@ enum status thread_start(pthread_t *out, void *(*fn)(void *), void *arg)
     int rc = pthread_create(out, NULL, fn, arg);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return rc == 0 ? OK : ERR_FULL;
+}
+
+struct low_call {
+    void (*fn)(void *);
+    void *arg;
+};
+
+static void *run_low(void *arg)
+{
+    const struct low_call *call = arg;
+    /* Of this thread alone; it may not be raised again, so the thread ends with the call. */
+    (void)setpriority(PRIO_PROCESS, (id_t)gettid(), LOW_NICE);
+    call->fn(call->arg);
+    return NULL;
+}
+
+void thread_run_low(void (*fn)(void *), void *arg)
+{
+    struct low_call call = { fn, arg };
+    pthread_t thread;
+    if (thread_start(&thread, run_low, &call) == OK) pthread_join(thread, NULL);
+    else fn(arg);
 }

@@ -9,6 +9,7 @@
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
+#include "shared/base/log_repeats.h"
 #include "shared/base/map.h"
 #include "shared/base/mem.h"
 #include "shared/base/thread.h"
@@ -57,6 +58,7 @@ struct cluster {
     uint64_t t_ping_ms;
     struct counter *sent, *received, *lost, *refused;
     struct gauge *links_up;
+    struct log_repeats refusals, losses;
 };
 
 static void wake(struct cluster *c);
@@ -156,13 +158,15 @@ static void reap(struct cluster *c, struct link *dead)
     bool was_ours = p && p->link == dead;
     bool spare = p && p->link && p->link != dead && dead->state != LINK_UP;
     uint64_t node = dead->node;
-    char name[LINK_NAME_MAX], why[sizeof dead->why];
+    char name[LINK_NAME_MAX], why[sizeof dead->why], what[sizeof name + sizeof why + 2];
+    uint32_t n_unlogged;
     snprintf(name, sizeof name, "%s", dead->name[0] ? dead->name : (p ? p->host : "?"));
     snprintf(why, sizeof why, "%s", dead->why);
     bool counts = p && !spare && (was_ours || dead->state == LINK_UP);
     if (!counts) {
         if (dead->state != LINK_UP) counter_add(c->refused, 1);
-        log_warn("link refused", "peer=%s why=\"%s\"", name, why);
+        if (log_repeats_due(&c->refusals, why, clock_ms(), &n_unlogged))
+            log_warn("link refused", "peer=%s why=\"%s\" repeats=%u", name, why, n_unlogged);
         link_close(dead);
         return;
     }
@@ -171,7 +175,9 @@ static void reap(struct cluster *c, struct link *dead)
     LIST_FOREACH (l, &c->links, struct link, link)
         if (l->node == node) link_close(l);
     counter_add(c->lost, 1);
-    log_warn("peer lost", "peer=%s why=\"%s\"", name, why);
+    snprintf(what, sizeof what, "%s: %s", name, why);
+    if (log_repeats_due(&c->losses, what, clock_ms(), &n_unlogged))
+        log_warn("peer lost", "peer=%s why=\"%s\" repeats=%u", name, why, n_unlogged);
     c->o.on_lost(c->o.arg, node, why);
 }
 
@@ -227,15 +233,33 @@ static struct queued_message *make_queued(const struct frame_header *h, struct s
     return q;
 }
 
+/* False: its address is not known. */
+static bool dial(struct cluster *c, struct peer *p)
+{
+    if (p->link) return true;
+    if (!p->port) return false;
+    p->link = link_dial(&c->link_options, p->node, p->host, p->port);
+    list_push(&c->links, &p->link->link);
+    if (p->link->dead) wake(c);
+    return true;
+}
+
+void cluster_dial(struct cluster *c, uint64_t node)
+{
+    struct peer *p = find_peer(c, node);
+    if (p) (void)dial(c, p);
+}
+
+bool cluster_is_linked(const struct cluster *c, uint64_t node)
+{
+    const struct peer *p = find_peer(c, node);
+    return node == c->o.node || (p && p->link && p->link->state == LINK_UP && !p->link->dead);
+}
+
 static enum status send_pending(struct cluster *c, struct peer *p, const struct frame_header *h,
                                 struct str body)
 {
-    if (!p->link) {
-        if (!p->port) return ERR_PEER_LOST;
-        p->link = link_dial(&c->link_options, p->node, p->host, p->port);
-        list_push(&c->links, &p->link->link);
-        if (p->link->dead) wake(c);
-    }
+    if (!dial(c, p)) return ERR_PEER_LOST;
     if (p->pending_bytes + FRAME_HEADER_BYTES + body.n > c->o.queue_bytes) return ERR_FULL;
     p->pending_bytes += FRAME_HEADER_BYTES + body.n;
     list_push(&p->pending, &make_queued(h, body)->link);

@@ -55,6 +55,10 @@ uint16_t cluster_port(const struct cluster *c);
  * before the first send to a node that has not connected to us. */
 void cluster_learn(struct cluster *c, uint64_t node, const char *host, uint16_t port);
 bool cluster_knows(const struct cluster *c, uint64_t node);
+/* Starts to connect to a node whose address is known, unless that was done; on_lost reports a
+ * failure. */
+void cluster_dial(struct cluster *c, uint64_t node);
+bool cluster_is_linked(const struct cluster *c, uint64_t node); /* true for this node itself */
 /* Queues one message. ERR_PEER_LOST: unknown node, or its link just failed (on_lost follows or
  * came); ERR_FULL: queue_bytes are waiting. */
 enum status cluster_send(struct cluster *c, uint64_t node, enum frame_type type, uint64_t request,

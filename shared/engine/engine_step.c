@@ -15,7 +15,10 @@
 #include "kernels/host_math.h"
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
+#include "shared/base/log.h"
 #include "shared/engine/engine_state.h"
+
+enum { TELL_PREFILL_MS = 10000 };
 
 /* ---- tokens ---- */
 
@@ -154,9 +157,27 @@ static uint32_t overlap(uint32_t a_begin, uint32_t a_end, uint32_t b_begin, uint
     return begin < end ? end - begin : 0;
 }
 
+/* A prompt that computes for long says how far it is, so that nobody takes it for a hang. */
+static void tell_prefill(const struct engine *e, struct seq *s, uint64_t now)
+{
+    uint64_t since = s->t_told_ns > s->t_start_ns ? s->t_told_ns : s->t_start_ns,
+             every = (e->opt.tell_prefill_ms ? e->opt.tell_prefill_ms : TELL_PREFILL_MS) *
+                     UINT64_C(1000000);
+    if (s->n_computed >= s->n_prompt || !s->t_start_ns || now - since < every) return;
+    double seconds = (double)(now - s->t_start_ns) * 1e-9,
+           rate = (s->n_computed - s->n_cached) / seconds;
+    s->t_told_ns = now;
+    log_info("long prefill",
+             "req=%llu tokens=%u of=%u percent=%.0f after_s=%.0f tokens_per_s=%.1f left_s=%.0f",
+             (unsigned long long)s->id, s->n_computed, s->n_prompt,
+             100.0 * s->n_computed / s->n_prompt, seconds, rate,
+             rate > 0 ? (s->n_prompt - s->n_computed) / rate : 0);
+}
+
 static void count_computed(struct engine *e)
 {
     const struct batch *b = engine_batch(e);
+    uint64_t now = clock_ns();
     for (uint32_t i = 0; i < b->n_chunks; i++) {
         const struct batch_chunk *p = &b->chunks[i];
         struct seq *s = p->seq;
@@ -164,6 +185,7 @@ static void count_computed(struct engine *e)
         s->n_recomputed += again;
         counter_add(e->metrics.recomputed, again);
         s->n_computed = p->end;
+        tell_prefill(e, s, now);
         engine_set_remaining(
             e, s, s->n_remaining > p->end - p->begin ? s->n_remaining - (p->end - p->begin) : 0);
     }

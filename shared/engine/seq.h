@@ -52,6 +52,7 @@ struct seq {
     uint32_t n_recomputed;
     uint32_t n_remaining;                         /* its share of the engine's waiting_tokens */
     uint64_t t_submit_ns, t_start_ns, t_first_ns; /* 0: not yet */
+    uint64_t t_told_ns;                           /* when it was logged how far a long prefill is */
 };
 
 /* Limits that seq_create checks a request against and sizes the sequence by. */

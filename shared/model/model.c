@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kernels/quantize.h"
 #include "shared/base/assert.h"
 #include "shared/base/hash/hash.h"
 #include "shared/base/log.h"
@@ -21,6 +22,8 @@
 #include "shared/model/load/weight_cache.h"
 #include "shared/model/load/weights.h"
 #include "shared/model/model_registry.h"
+
+enum { TYPES_MAX = 16 /* of weights that are told apart; further ones count with the last */ };
 
 static enum status read_config(struct model *m, const char *path, struct err *err)
 {
@@ -128,6 +131,31 @@ static uint64_t fingerprint(const struct model *m)
     return h;
 }
 
+/* Names the type that most bytes of the weights have, and the arithmetic. */
+static void describe_precision(struct model *m)
+{
+    const struct weights *w = m->weights;
+    struct {
+        const char *name;
+        size_t bytes;
+    } types[TYPES_MAX] = { { "dummy weights", 0 } };
+    size_t most = 0;
+    for (size_t i = 0; i < w->n_tensors; i++) {
+        size_t k = 1;
+        while (k < TYPES_MAX - 1 && types[k].name &&
+               strcmp(types[k].name, w->tensors[i].type_name) != 0)
+            k++;
+        types[k].name = w->tensors[i].type_name;
+        types[k].bytes += w->tensors[i].bytes;
+        if (types[k].bytes > types[most].bytes) most = k;
+    }
+    snprintf(m->precision, sizeof m->precision, "%.16s%s%.16s, activations %s, %.16s",
+             types[most].name, m->quantize ? " as " : "",
+             m->quantize ? quantize_name(m->quantize) : "",
+             m->kernels->options.activations == ACTIVATIONS_F32 ? "f32" : "auto",
+             m->kernels->backend->name);
+}
+
 /* Hashes of everything that decides the packed bytes, with the configuration: it maps tensors to
  * matrices. */
 static struct weight_cache_key weight_cache_key_of(const struct model *m)
@@ -147,7 +175,7 @@ static struct weight_cache_key weight_cache_key_of(const struct model *m)
 static enum status open_weights(struct model *m, const struct model_options *o, const char *path,
                                 struct err *err)
 {
-    if (file_is_folder(path)) TRY(foreign_checkpoint_check_folder(path, err));
+    TRY(foreign_checkpoint_check_folder(path, err));
     if (!o->dummy) return weights_open(path, &m->weights, err);
     if (!file_is_folder(path))
         return err_set(err, ERR_CONFIG,
@@ -187,6 +215,7 @@ static enum status pack(struct model *m, const struct model_options *o, const ch
     enum status st = decoder_pack(m, o, &key, err);
     if (st != OK) return err_prefix(err, "%s: ", path);
     m->fingerprint = fingerprint(m);
+    describe_precision(m);
     weights_close(m->weights);
     m->weights = NULL;
     return !o->progress || o->progress(o->progress_arg, 1.0) ? OK : bind_stopped(err);

@@ -132,6 +132,7 @@ struct model {
     struct weights *weights; /* NULL once they are packed */
     struct decoder *decoder;
     uint64_t fingerprint;
+    char precision[64]; /* what the fingerprint says of numbers, for people: "q4_1 on cpu" */
     uint32_t max_rows, max_logits, max_len;
     enum quantize quantize;
     /* Attention rounds differently for prompt tokens and decode tokens (attn_seq.is_decode). */

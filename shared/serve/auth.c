@@ -5,19 +5,23 @@
 
 #include "shared/base/hash/hash.h"
 
-bool auth_allows(const struct serve *s, struct str authorization)
+bool auth_has_key(const uint8_t (*keys)[KEY_HASH_BYTES], size_t n_keys, struct str authorization)
 {
     static const struct str scheme = { "bearer", 6 };
     uint8_t hash[KEY_HASH_BYTES];
     bool found = false;
-    if (s->o.n_api_keys == 0) return true;
+    if (n_keys == 0) return true;
     struct str text = str_trim(authorization);
     if (text.n <= scheme.n || strncasecmp(text.p, scheme.p, scheme.n) != 0 ||
         text.p[scheme.n] != ' ')
         return false;
     struct str key = str_trim(str_sub(text, scheme.n, SIZE_MAX));
     sha256(key.p, key.n, hash);
-    for (size_t i = 0; i < s->o.n_api_keys; i++)
-        found |= equal_constant_time(hash, s->keys[i], sizeof hash);
+    for (size_t i = 0; i < n_keys; i++) found |= equal_constant_time(hash, keys[i], sizeof hash);
     return found;
+}
+
+bool auth_allows(const struct serve *s, struct str authorization)
+{
+    return auth_has_key(s->keys, s->o.n_api_keys, authorization);
 }

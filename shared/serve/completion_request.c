@@ -11,8 +11,9 @@
 #include "shared/serve/response_stream.h"
 
 enum {
-    WRITE_INLINE_MAX = 4096,  /* bytes of logprobs and ids that the loop formats without a worker */
-    BODY_VALUES_MAX = 1 << 18 /* JSON values of a body, beside token ids */
+    WRITE_INLINE_MAX = 4096, /* bytes of logprobs and ids that the loop formats without a worker */
+    BODY_VALUES_MAX = 1 << 18,    /* JSON values of a body, beside token ids */
+    PREPARE_LOW_BYTES = 256 << 10 /* bodies above this are read at low priority */
 };
 
 static void completion_free(struct completion_request *c)
@@ -248,10 +249,18 @@ static enum status prepare(struct completion_request *c)
     return st;
 }
 
-static void prepare_work(void *arg)
+static void prepare_now(void *arg)
 {
     struct completion_request *c = arg;
     c->st = prepare(c);
+}
+
+/* A large body takes a while, and others' tokens must not wait for it. */
+static void prepare_work(void *arg)
+{
+    const struct completion_request *c = arg;
+    if (c->body.bytes.len > PREPARE_LOW_BYTES) thread_run_low(prepare_now, arg);
+    else prepare_now(arg);
 }
 
 /* Takes the name of the header, else of the body, else a random one. */
@@ -266,6 +275,7 @@ static void on_prepared(void *arg)
 {
     struct completion_request *c = arg;
     c->on_worker = false;
+    c->serve->n_preparing -= c->endpoint->generates;
     http_taken_body_release(&c->body);
     if (c->stage == COMPLETION_PREPARING) {
         choose_name(c);
@@ -308,5 +318,6 @@ uint64_t completion_start(struct serve *s, const struct completion_options *o)
     if (loop_work(s->o.loop, prepare_work, on_prepared, c) != OK)
         return refuse(c, ERR_BUSY, "too many requests are waiting to be read; try again shortly");
     c->on_worker = true;
+    s->n_preparing += c->endpoint->generates;
     return c->id;
 }

@@ -25,6 +25,7 @@ struct api_exchange {
     struct http_exchange *x;
     const struct api_route *route; /* NULL: unknown path */
     uint64_t completion_id;        /* 0: none */
+    void *pass;                    /* to another node; NULL: none */
     uint64_t t_start_ns;
     int status; /* of the answer; 0: none yet */
     char name[REQUEST_NAME_MAX + 1];
@@ -210,8 +211,10 @@ static const struct api_route ROUTES[] = {
 
 enum { N_ROUTES = sizeof ROUTES / sizeof *ROUTES };
 
+/* A path may have one slash at its end, no more: clients without a key choose its length. */
 static const struct api_route *find_route(struct str path)
 {
+    if (path.n > 1 && path.p[path.n - 1] == '/') path.n--;
     for (size_t i = 0; i < N_ROUTES; i++)
         if (str_eq_c(path, ROUTES[i].path))
             return ROUTES[i].handle == get_model ? find_route(STR("/v1/models")) : &ROUTES[i];
@@ -219,8 +222,14 @@ static const struct api_route *find_route(struct str path)
         if (ROUTES[i].path[1] && str_ends(str_of(ROUTES[i].path), "/") &&
             str_starts(path, ROUTES[i].path))
             return &ROUTES[i];
-    if (path.n > 1 && path.p[path.n - 1] == '/') return find_route(str_sub(path, 0, path.n - 1));
     return NULL;
+}
+
+const char *serve_generating_path(struct str path)
+{
+    const struct api_route *r = find_route(path);
+    if (!r || !r->endpoint || !r->endpoint->generates) return NULL;
+    return r->label ? r->label : r->path;
 }
 
 const struct openai_endpoint *routes_endpoint(const char *path)
@@ -294,10 +303,45 @@ static bool is_json(struct str type)
     return plain || (media.n > 5 && strncasecmp(media.p + media.n - 5, "+json", 5) == 0);
 }
 
+static void start_here(struct api_exchange *e)
+{
+    struct completion_options o = {
+        .endpoint = e->route->endpoint,
+        .name = serve_name_is_good(http_header(e->x, "x-request-id")) ? e->name : NULL,
+        .fallback_name = e->name,
+        .trace = str_eq_c(http_header(e->x, "x-baton-trace"), "1"),
+        .reply = { .reply = on_reply,
+                   .begin = on_begin,
+                   .chunk = on_chunk,
+                   .end = on_stream_end,
+                   .arg = e, },
+    };
+    http_take_body(e->x, &o.body);
+    e->completion_id = completion_start(e->serve, &o);
+}
+
+/* A request that no other node took gets its answer, or its 429, here. */
+static void on_passed(void *arg, bool taken, int status)
+{
+    struct api_exchange *e = arg;
+    e->pass = NULL;
+    e->status = status;
+    if (!taken) start_here(e);
+}
+
+static bool pass_if_full(struct api_exchange *e)
+{
+    const struct serve_options *o = &e->serve->o;
+    const char *path = serve_generating_path(http_path(e->x));
+    if (!path || !o->passer.start || !o->backend.is_full || e->serve->closed) return false;
+    if (!o->backend.is_full(o->backend.self, e->serve->n_preparing)) return false;
+    e->pass = o->passer.start(o->passer.self, e->x, path, on_passed, e);
+    return e->pass != NULL;
+}
+
 static void start_completion(struct api_exchange *e)
 {
-    struct str encoding = http_header(e->x, "content-encoding"),
-               trace = http_header(e->x, "x-baton-trace");
+    struct str encoding = http_header(e->x, "content-encoding");
     if (!is_json(http_header(e->x, "content-type"))) {
         answer_error(e, 415, "unsupported_media_type", NULL,
                      "the request body must be JSON: send Content-Type: application/json");
@@ -308,19 +352,7 @@ static void start_completion(struct api_exchange *e)
                      "compressed request bodies are not supported");
         return;
     }
-    struct completion_options o = {
-        .endpoint = e->route->endpoint,
-        .name = serve_name_is_good(http_header(e->x, "x-request-id")) ? e->name : NULL,
-        .fallback_name = e->name,
-        .trace = str_eq_c(trace, "1"),
-        .reply = { .reply = on_reply,
-                   .begin = on_begin,
-                   .chunk = on_chunk,
-                   .end = on_stream_end,
-                   .arg = e, },
-    };
-    http_take_body(e->x, &o.body);
-    e->completion_id = completion_start(e->serve, &o);
+    if (!pass_if_full(e)) start_here(e);
 }
 
 /* ---- an exchange ---- */
@@ -333,7 +365,8 @@ static void on_end(void *arg, bool gone)
         &s->route_metrics[e->route ? (size_t)(e->route - ROUTES) : (size_t)N_ROUTES];
     uint64_t ns = clock_ns() - e->t_start_ns;
     size_t class_ = gone ? 3 : e->status >= 500 ? 2 : e->status >= 400 ? 1 : 0;
-    if (gone && e->completion_id) counter_add(s->m_gone, 1);
+    if (gone && (e->completion_id || e->pass)) counter_add(s->m_gone, 1);
+    if (e->pass) s->o.passer.cancel(s->o.passer.self, e->pass);
     if (gone && e->completion_id) serve_cancel(s, e->completion_id);
     counter_add(m->codes[class_], 1);
     histogram_observe(m->seconds, (double)ns * 1e-9);

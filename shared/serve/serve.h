@@ -18,6 +18,11 @@
 #include "shared/text/output/tool_parser.h"
 #include "shared/text/tokenizer/tokenizer.h"
 
+/* What a chat request with the member text hears; docs/compatibility.md prints it too. */
+#define SERVE_NO_TEXT                                                                              \
+    "member text is of FastDeploy's native protocol, which this path does not speak: send it as "  \
+    "messages, [{\"role\":\"user\",\"content\":TEXT}], or as prompt of /v1/completions"
+
 struct serve;
 
 enum { SERVE_NAMES_MAX = 16, SERVE_KEYS_MAX = 64 };
@@ -28,9 +33,21 @@ struct serve_defaults {
     int64_t top_k;
 };
 
+/* Passes requests to another node when the backend is full. */
+struct serve_passer {
+    /* Returns NULL when no other node could take it; else `done` is called once, not from inside
+     * start: with `taken` the exchange has an answer of this status, otherwise none. */
+    void *(*start)(void *self, struct http_exchange *x, const char *path,
+                   void (*done)(void *arg, bool taken, int status), void *arg);
+    /* The client left: done is not called. */
+    void (*cancel)(void *self, void *pass);
+    void *self;
+};
+
 struct serve_options {
     struct loop *loop;
     struct serve_backend backend;
+    struct serve_passer passer;        /* { 0 }: none */
     const struct tokenizer *tokenizer; /* borrowed until serve_free */
     const struct chat *chat;           /* NULL: no chat template, chat requests get 400 */
     const struct reasoning_format
@@ -64,6 +81,10 @@ void serve_http(struct serve *s, struct http_exchange *x);
 /* As serve_http, for an operator's port: only /metrics, /health, /live, /ready (and aliases) and
  * /version. */
 void serve_http_admin(struct serve *s, struct http_exchange *x);
+
+/* Returns the path of a request that generates, as the table of paths has it, for another node;
+ * NULL for any other path. */
+const char *serve_generating_path(struct str path);
 
 /* Takes an answer: either reply once, or begin, any number of chunk, end. */
 struct serve_reply {

@@ -22,6 +22,7 @@ struct serve {
     uint32_t n_reasoning_parser_tokens, n_parser_tokens;
     struct map requests; /* id → struct completion_request */
     uint64_t last_id;
+    uint32_t n_preparing;                /* requests that will generate, not yet in the backend */
     uint32_t n_refs;                     /* requests and HTTP exchanges that point here */
     bool closed;                         /* serve_free was called; the last reference frees */
     struct route_metrics *route_metrics; /* routes.c */

@@ -29,6 +29,8 @@ struct rig {
     pid_t redis;
     uint32_t lease_ms;
     int n_up, n_down; /* of a */
+    bool is_up;
+    char why[ERR_TEXT_MAX];
 };
 
 struct answer {
@@ -130,12 +132,21 @@ static bool has_redis(void)
 
 /* ---- the rig ---- */
 
-static void on_up(void *arg) { ((struct rig *)arg)->n_up++; }
+static void on_up(void *arg)
+{
+    struct rig *r = arg;
+    r->n_up++;
+    r->is_up = true;
+    r->why[0] = 0;
+}
 
 static void on_down(void *arg, const char *why)
 {
-    CHECK(why && why[0]);
-    ((struct rig *)arg)->n_down++;
+    struct rig *r = arg;
+    CHECK(why && strcmp(why, r->why) != 0); /* the same reason is told once */
+    snprintf(r->why, sizeof r->why, "%s", why);
+    if (r->is_up || r->n_down == 0) r->n_down++; /* else another reason of the same loss */
+    r->is_up = false;
 }
 
 static struct directory *open_entry(struct rig *r, const char *topic, const char *secret,
@@ -634,8 +645,13 @@ static void lose_and_find(struct rig *r, void (*lose)(struct rig *),
     run_for(r, 300);
     CHECK_EQ_INT(r->n_down, 1);
     CHECK_EQ_INT(r->n_up, 1);
+    char port[8];
+    snprintf(port, sizeof port, ":%u", r->port);
+    CHECK_EQ_STR(directory_why_down(r->a), r->why);
+    CHECK(strstr(r->why, port) != NULL);
     find_again(r);
     WAIT_FOR(r, r->n_up == 2);
+    CHECK(!directory_why_down(r->a));
     CHECK_EQ_INT(r->n_down, 1);
     publish(r->a, 2, ROLE_DECODE);
     look_for(r, r->a, &a, 1);
@@ -749,6 +765,7 @@ TEST(strangers_are_refused)
     struct directory *stranger = open_entry(&r, "default", "guessed", true),
                      *nobody = open_entry(&r, "default", "", false);
     WAIT_FOR(&r, r.n_down == 1);
+    CHECK(strstr(r.why, "another cluster secret") && strstr(r.why, "BATON_CLUSTER_SECRET"));
     publish(stranger, 1, ROLE_MIXED);
     publish(nobody, 2, ROLE_MIXED);
     CHECK_STATUS(look(&r, stranger, &a), ERR_UNAVAILABLE);

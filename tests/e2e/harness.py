@@ -154,9 +154,9 @@ def stream(port, path, body, headers=None, timeout=120):
         c.close()
 
 
-def metrics(port):
+def metrics(port, headers=None):
     """{'name{labels}': value}"""
-    status, _, text = request(port, 'GET', '/metrics')
+    status, _, text = request(port, 'GET', '/metrics', headers=headers)
     assert status == 200, status
     out = {}
     for line in str(text).splitlines():
@@ -196,18 +196,25 @@ def wait_sees(nodes, n, timeout=30):
 
 
 class Redis(Process):
-    def __init__(self):
+    def __init__(self, port=None, password=''):
         if not shutil.which('redis-server'):
             raise Skip('redis-server is not installed')
-        self.port = free_ports(1)[0]
+        self.port = port or free_ports(1)[0]
+        self.password = password
         self.dir = tempfile.mkdtemp(prefix='baton-redis-')
-        super().__init__(['redis-server', '--port', str(self.port), '--bind', '127.0.0.1', '--save', '', '--appendonly', 'no', '--dir', self.dir], name='redis')
+        super().__init__(['redis-server', '--port', str(self.port), '--bind', '127.0.0.1', '--save', '', '--appendonly', 'no', '--dir', self.dir, '--requirepass', password], name='redis')
         wait_until('redis up', lambda: self.command('PING') == b'+PONG', 10)
 
     def command(self, *words):
         with socket.create_connection(('127.0.0.1', self.port), timeout=5) as s:
-            s.sendall(b'*%d\r\n' % len(words) + b''.join(b'$%d\r\n%s\r\n' % (len(w), w.encode()) for w in words))
-            return s.recv(65536).split(b'\r\n')[0]
+            if self.password:
+                assert self.ask(s, 'AUTH', self.password) == b'+OK'
+            return self.ask(s, *words)
+
+    @staticmethod
+    def ask(s, *words):
+        s.sendall(b'*%d\r\n' % len(words) + b''.join(b'$%d\r\n%s\r\n' % (len(w), w.encode()) for w in words))
+        return s.recv(65536).split(b'\r\n')[0]
 
     def close(self):
         super().close()

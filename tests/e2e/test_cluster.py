@@ -100,6 +100,7 @@ def test_alone():
         with closing(seed_001(TINY, redis, 'prefill', '--placement-timeout', '1'), Node(TINY, 'mixed', ['--scheduler-name', 'splitwise', '--scheduler-port', str(redis.port), *SIZE])) as (p, other):
             wait_until('both live', lambda: all(request(n.port, 'GET', '/live')[0] == 200 for n in (p, other)), 30)
             wait_ready(other)
+            wait_until('the other topic is seen', lambda: 'default' in request(p.port, 'GET', '/ready')[2]['error']['message'])
             status, headers, body = request(p.port, 'POST', '/v1/completions', ASK)
             assert status == 503 and 'retry-after' in headers, (status, headers, body)
             text = body['error']['message']
@@ -227,6 +228,31 @@ def test_launch():
         for pid in pids:
             assert not os.path.exists(f'/proc/{pid}'), f'{pid} is left'
     assert shm_names() <= before, shm_names() - before
+
+
+def test_launch_outlives_a_node_that_cannot_start_for_a_while():
+    """A node that was ready is tried again whatever it ended with; SIGHUP reaches every log; one control port is the launcher's."""
+    ports, control = free_ports(2), free_ports(1)[0]
+    with tempfile.TemporaryDirectory() as folder:
+        model, away, logs = f'{folder}/model', f'{folder}/away', f'{folder}/logs'
+        shutil.copytree(TINY, model)
+        l = Process([BIN, 'launch', '--model', model, '--served-model-name', 'm', '--prefill', '1', '--decode', '1', '--ports', f'{ports[0]},{ports[1]}',
+                     '--engine-worker-queue-port', str(control), '--log-dir', logs, *SIZE], name='launch')
+        with closing(l):
+            wait_until('launch ready', lambda: 'ready: all 2 nodes' in l.output(), 30)
+            assert f'held by this launcher, 127.0.0.1:{control}' in l.output()
+            names = ['baton-launch.log', *(f'baton-{p}.log' for p in ports)]
+            for name in names:
+                os.rename(f'{logs}/{name}', f'{logs}/{name}.old')
+            os.rename(model, away)
+            l.kill(signal.SIGHUP)
+            decode = int(subprocess.run(['pgrep', '-P', str(l.p.pid)], capture_output=True, text=True).stdout.split()[1])
+            os.kill(decode, signal.SIGKILL)
+            wait_until('it cannot start', lambda: l.output().count('status=2') >= 2, 15)
+            assert l.alive() and request(ports[0], 'GET', '/live')[0] == 200
+            os.rename(away, model)
+            wait_until('it answers again', lambda: all(request(p, 'POST', '/v1/completions', ASK)[0] == 200 for p in ports), 20)
+            wait_until('the logs are new', lambda: all(os.path.exists(f'{logs}/{n}') for n in names), 10)
 
 
 def test_launches_of_two_hosts_meet():

@@ -343,4 +343,5 @@ def test_nodes_whose_types_of_kv_differ():
             wait_sees([decode, prefill], 2)
             traces = [a['baton'] for a in ask([decode.port], bodies)]
             assert all((t['kv_bytes'] > 0) == sent for t in traces), (sender, receiver, traces)
-            assert sent or 'KV element types differ: bf16 at the sender does not fit into int8 at the receiver' in prefill.output() + decode.output()
+            said = lambda: 'bf16 at the sender does not fit into int8 at the receiver' in prefill.output() + decode.output()
+            assert sent or wait_until('the reason', said, 5) or said()

@@ -1,12 +1,13 @@
 /* bench_transfer.c - speed of KV transfers between two processes, and the machine's limits measured
  * in the same run. docs/performance.md explains the figures.
  *
- *     bench_transfer [ipc|tcp|all] [MiB per transfer, default 256] [rounds, default 5]
- *                    [copiers or connections, default 0: chosen]
+ *     bench_transfer [ipc|tcp|all|how figures' names begin] [MiB per transfer, default 256]
+ *                    [rounds, default 5] [copiers or connections, default 0: chosen]
  *
  * A line holds the best figure of the rounds, the best limit, their ratio, and the median over the
  * rounds of the ratio within a round. Limits
- *   ipc             memcpy of the same bytes by as many threads as copy
+ *   ipc             memcpy of the same bytes by as many threads as copy; contiguous, and in pieces
+ *                   of the figure's size that are scattered like its own
  *   iperf3          tcp over loopback, as many connections, the system's congestion control
  *   iperf3 -C reno  the same with the congestion control that our connections use there
  * The last lines give the CPU time per GB of each side, the least of the rounds. The sender is a
@@ -25,7 +26,7 @@
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 
-enum { LIMITS_MAX = 2, ROUNDS_MAX = 100, TRANSFERS = 4, IPERF_PORT = 46731, THREADS_MAX = 16 };
+enum { LIMITS_MAX = 3, ROUNDS_MAX = 100, TRANSFERS = 4, IPERF_PORT = 46731, THREADS_MAX = 16 };
 
 static void need(int ok, const char *what)
 {
@@ -54,33 +55,53 @@ struct rate {
     double wall, sender_ms, receiver_ms; /* GB/s; CPU time per GB */
 };
 
+static int32_t *shuffled(uint32_t n, uint32_t seed)
+{
+    int32_t *t = MEM_ARRAY(int32_t, n);
+    for (uint32_t i = 0; i < n; i++) t[i] = (int32_t)i;
+    for (uint32_t i = n; seed && i > 1; i--) {
+        seed = seed * 1664525 + 1013904223;
+        uint32_t j = (uint32_t)((uint64_t)seed * i >> 32);
+        int32_t swap = t[i - 1];
+        t[i - 1] = t[j];
+        t[j] = swap;
+    }
+    return t;
+}
+
+/* Pieces [first, first + n) of both tables. */
 struct slice {
     char *to, *from;
-    size_t bytes;
+    const int32_t *to_table, *from_table;
+    size_t piece;
+    uint32_t first, n;
 };
 
 static void *copy_slice(void *arg)
 {
     const struct slice *s = arg;
-    const size_t step = 1 << 20; /* the size of a put */
-    for (size_t at = 0; at < s->bytes; at += step)
-        memcpy(s->to + at, s->from + at, s->bytes - at < step ? s->bytes - at : step);
+    for (uint32_t i = s->first; i < s->first + s->n; i++)
+        memcpy(s->to + (size_t)s->to_table[i] * s->piece,
+               s->from + (size_t)s->from_table[i] * s->piece, s->piece);
     return NULL;
 }
 
-static struct rate memcpy_rate(size_t bytes, uint32_t n_threads)
+/* Copies pieces that are scattered at random on both sides, or lie one after the other. */
+static struct rate memcpy_rate(size_t bytes, size_t piece, bool scattered, uint32_t n_threads)
 {
     char *a = mem_aligned(4096, bytes), *b = mem_aligned(4096, bytes);
     struct slice slices[THREADS_MAX];
     pthread_t threads[THREADS_MAX];
+    uint32_t n = (uint32_t)(bytes / piece / n_threads);
+    int32_t *from = shuffled(n * n_threads, scattered ? 1 : 0),
+            *to = shuffled(n * n_threads, scattered ? 2 : 0);
     memset(a, 1, bytes);
     memset(b, 2, bytes);
     uint64_t t = clock_ns();
     double cpu = cpu_s();
     for (int i = 0; i < TRANSFERS; i++) {
         for (uint32_t j = 0; j < n_threads; j++) {
-            slices[j] = (struct slice){ b + bytes / n_threads * j, a + bytes / n_threads * j,
-                                        bytes / n_threads };
+            slices[j] = (struct slice){ b, a, to, from, piece, n * j, n };
             if (j)
                 need(pthread_create(&threads[j], NULL, copy_slice, &slices[j]) == 0,
                      "pthread_create");
@@ -88,13 +109,15 @@ static struct rate memcpy_rate(size_t bytes, uint32_t n_threads)
         copy_slice(&slices[0]);
         for (uint32_t j = 1; j < n_threads; j++) pthread_join(threads[j], NULL);
     }
-    double all = (double)bytes * TRANSFERS;
+    double all = (double)piece * n * n_threads * TRANSFERS;
     struct rate rate = {
         .wall = all / (double)(clock_ns() - t),
         .sender_ms = (cpu_s() - cpu) * 1e12 / all,
     };
     mem_free(a);
     mem_free(b);
+    mem_free(from);
+    mem_free(to);
     return rate;
 }
 
@@ -220,20 +243,6 @@ static void get_all(int fd, struct buf *b)
     b->len += n;
 }
 
-static int32_t *shuffled(uint32_t n, uint32_t seed)
-{
-    int32_t *t = MEM_ARRAY(int32_t, n);
-    for (uint32_t i = 0; i < n; i++) t[i] = (int32_t)i;
-    for (uint32_t i = n; i > 1; i--) {
-        seed = seed * 1664525 + 1013904223;
-        uint32_t j = (uint32_t)((uint64_t)seed * i >> 32);
-        int32_t swap = t[i - 1];
-        t[i - 1] = t[j];
-        t[j] = swap;
-    }
-    return t;
-}
-
 static _Noreturn void sender(const struct figure *f, const struct kv_layout *l,
                              const struct setting *s, int in, int out)
 {
@@ -345,17 +354,36 @@ static void keep_least(struct rate *least, struct rate r)
         least->receiver_ms = r.receiver_ms;
 }
 
-static void run(const struct figure *figures, size_t n_figures, const char *const *limit_names,
-                struct rate (*limit)(const struct setting *, int), int n_limits,
-                const struct setting *s)
+/* What bounds figures: all of them, or those of one size of pieces. */
+struct limit {
+    const char *name;
+    size_t piece; /* 0: all */
+    struct rate (*measure)(const struct setting *s, const struct limit *l);
+};
+
+static void print_ratios(const struct figure *f, const double *got, const struct limit *l,
+                         const double *limit, int rounds)
+{
+    double top = best(limit, rounds), mine = best(got, rounds);
+    if (l->piece && l->piece != f->piece) return;
+    if (top <= 0) {
+        printf("%-44s %6.2f GB/s   limit unknown: %s is not installed\n", f->name, mine, l->name);
+        return;
+    }
+    printf("%-44s %6.2f GB/s   limit %6.2f GB/s %-24s ratio %.3f   median of rounds %.3f\n",
+           f->name, mine, top, l->name, mine / top, median_ratio(got, limit, rounds));
+}
+
+static void run(const struct figure *figures, size_t n_figures, const struct limit *limit,
+                int n_limits, const struct setting *s)
 {
     static double got[16][ROUNDS_MAX], limits[LIMITS_MAX][ROUNDS_MAX];
-    struct rate least[16] = { 0 }, limit_least = { 0 };
+    struct rate least[16] = { 0 }, limit_least[LIMITS_MAX] = { 0 };
     for (int i = 0; i < s->rounds; i++) {
         for (int j = 0; j < n_limits; j++) {
-            struct rate r = limit(s, j);
+            struct rate r = limit[j].measure(s, &limit[j]);
             limits[j][i] = r.wall;
-            keep_least(&limit_least, r);
+            keep_least(&limit_least[j], r);
         }
         for (size_t j = 0; j < n_figures; j++) {
             struct rate r = transfer_rate(&figures[j], s);
@@ -364,23 +392,16 @@ static void run(const struct figure *figures, size_t n_figures, const char *cons
         }
     }
     for (size_t j = 0; j < n_figures; j++)
-        for (int k = 0; k < n_limits; k++) {
-            double top = best(limits[k], s->rounds), mine = best(got[j], s->rounds);
-            if (top <= 0) {
-                printf("%-44s %6.2f GB/s   limit unknown: %s is not installed\n", figures[j].name,
-                       mine, limit_names[k]);
-                continue;
-            }
-            printf("%-44s %6.2f GB/s   limit %6.2f GB/s %-18s ratio %.3f   median of rounds %.3f\n",
-                   figures[j].name, mine, top, limit_names[k], mine / top,
-                   median_ratio(got[j], limits[k], s->rounds));
-        }
+        for (int k = 0; k < n_limits; k++)
+            print_ratios(&figures[j], got[j], &limit[k], limits[k], s->rounds);
     for (size_t j = 0; j < n_figures; j++) {
-        printf("%-44s CPU time per GB: sender %5.1f ms, receiver %5.1f ms", figures[j].name,
+        const struct figure *f = &figures[j];
+        printf("%-44s CPU time per GB: sender %5.1f ms, receiver %5.1f ms", f->name,
                least[j].sender_ms, least[j].receiver_ms);
-        if (limit_least.sender_ms > 0)
-            printf("; %s %.1f ms, ratio of the sender's %.3f", limit_names[0],
-                   limit_least.sender_ms, limit_least.sender_ms / least[j].sender_ms);
+        for (int k = 0; k < n_limits; k++)
+            if (limit_least[k].sender_ms > 0 && (!limit[k].piece || limit[k].piece == f->piece))
+                printf("; %s %.1f ms, ratio of the sender's %.3f", limit[k].name,
+                       limit_least[k].sender_ms, limit_least[k].sender_ms / least[j].sender_ms);
         printf("\n");
     }
 }
@@ -392,16 +413,28 @@ static uint32_t ipc_threads(const struct setting *s)
     return cpus <= 2 ? 1 : cpus >= 8 ? 4 : (uint32_t)cpus / 2;
 }
 
-static struct rate ipc_limit(const struct setting *s, int which)
+static struct rate memcpy_limit(const struct setting *s, const struct limit *l)
 {
-    (void)which;
-    return memcpy_rate(s->bytes, ipc_threads(s));
+    const size_t put = 1 << 20;
+    return memcpy_rate(s->bytes, l->piece ? l->piece : put, l->piece > 0, ipc_threads(s));
 }
 
-static struct rate tcp_limit(const struct setting *s, int which)
+static struct rate iperf_limit(const struct setting *s, const struct limit *l)
 {
-    return (struct rate){ .wall = iperf_rate(s->n ? s->n : 1, which ? "-C reno" : "") };
+    const char *options = strchr(l->name, '-');
+    return (struct rate){ .wall = iperf_rate(s->n ? s->n : 1, options ? options : "") };
 }
+
+static const struct limit MEMCPY[] = {
+    { "memcpy", 0, memcpy_limit },
+    { "memcpy, 64 KiB scattered", 64 << 10, memcpy_limit },
+    { "memcpy, 4 KiB scattered", 4 << 10, memcpy_limit },
+};
+
+static const struct limit IPERF[] = {
+    { "iperf3", 0, iperf_limit },
+    { "iperf3 -C reno", 0, iperf_limit },
+};
 
 static const struct figure IPC[] = {
     { "ipc", "ipc, 1 MiB pieces, checksum off", 1 << 20, false, KVT_OFF },
@@ -420,6 +453,19 @@ static const struct figure TCP[] = {
     { "tcp", "tcp, 4 KiB scattered, checksum on", 4 << 10, true, KVT_OFF },
 };
 
+/* Runs the figures whose names begin with `what`, or all. */
+static bool run_named(const char *what, const struct figure *figures, size_t n_figures,
+                      const struct limit *limit, int n_limits, const struct setting *s)
+{
+    struct figure chosen[16];
+    size_t n = 0;
+    for (size_t i = 0; i < n_figures; i++)
+        if (strcmp(what, "all") == 0 || strncmp(figures[i].name, what, strlen(what)) == 0)
+            chosen[n++] = figures[i];
+    if (n) run(chosen, n, limit, n_limits, s);
+    return n > 0;
+}
+
 int main(int argc, char **argv)
 {
     const char *what = argc > 1 ? argv[1] : "all";
@@ -428,25 +474,18 @@ int main(int argc, char **argv)
         .rounds = argc > 3 ? atoi(argv[3]) : 5,
         .n = argc > 4 ? (uint32_t)atoi(argv[4]) : 0,
     };
-    bool all = strcmp(what, "all") == 0, ipc = all || strcmp(what, "ipc") == 0,
-         tcp = all || strcmp(what, "tcp") == 0;
-    if (s.bytes < 32 << 20 || s.rounds < 1 || s.rounds > ROUNDS_MAX || s.n > THREADS_MAX ||
-        !(ipc || tcp)) {
-        fprintf(stderr,
-                "usage: bench_transfer [ipc|tcp|all] [MiB, at least 32] [rounds, 1 to %d] [copiers "
-                "or connections, 0 to %d]\n",
-                ROUNDS_MAX, THREADS_MAX);
-        return 2;
-    }
+    bool good = s.bytes >= 32 << 20 && s.rounds >= 1 && s.rounds <= ROUNDS_MAX &&
+                s.n <= THREADS_MAX;
     log_set_level(LOG_ERROR);
-    char memcpy_name[32];
-    snprintf(memcpy_name, sizeof memcpy_name, "memcpy, %u thread%s", ipc_threads(&s),
-             ipc_threads(&s) > 1 ? "s" : "");
-    printf("%zu MiB per transfer, %d transfers a round, %d rounds\n", s.bytes >> 20, TRANSFERS,
-           s.rounds);
-    if (ipc) run(IPC, COUNT_OF(IPC), (const char *const[]){ memcpy_name }, ipc_limit, 1, &s);
-    if (tcp)
-        run(TCP, COUNT_OF(TCP), (const char *const[]){ "iperf3", "iperf3 -C reno" }, tcp_limit, 2,
-            &s);
-    return 0;
+    if (good)
+        printf("%zu MiB per transfer, %d transfers a round, %d rounds; memcpy by %u threads\n",
+               s.bytes >> 20, TRANSFERS, s.rounds, ipc_threads(&s));
+    bool ipc = good && run_named(what, IPC, COUNT_OF(IPC), MEMCPY, COUNT_OF(MEMCPY), &s),
+         tcp = good && run_named(what, TCP, COUNT_OF(TCP), IPERF, COUNT_OF(IPERF), &s);
+    if (ipc || tcp) return 0;
+    fprintf(stderr,
+            "usage: bench_transfer [ipc|tcp|all|how figures' names begin] [MiB, at least 32] "
+            "[rounds, 1 to %d] [copiers or connections, 0 to %d]\n",
+            ROUNDS_MAX, THREADS_MAX);
+    return 2;
 }

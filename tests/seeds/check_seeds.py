@@ -10,8 +10,9 @@ import re
 import subprocess
 import sys
 
+from documents import commands, documents, page, table
+
 BATON, SOURCE = sys.argv[1], sys.argv[2]
-DATA = os.path.join(SOURCE, "tests", "seeds", "data")
 FLAG = re.compile(r"(?<![A-Za-z0-9_-])--[A-Za-z][A-Za-z0-9_-]*")
 # Words in capitals with '_' that are not environment variables: an attention kernel's name, a key of the OpenAI client example,
 # quantities of the sizing formula, a Linux capability.
@@ -26,18 +27,6 @@ ENV = [
     re.compile(r"环境变量`?([A-Za-z_]+)"),
 ]
 NOT_VARIABLE = {"nic_name", "local_ip", "i", "path_to_mtp_model", "PWD", "proxy"}  # of the scripts themselves; of a comment
-COMMAND = [
-    re.compile(r"\bpython3? -m [a-z_.]+"),
-    re.compile(r"\bpython3? [a-z_]+\.py"),
-    re.compile(r"\bbash [a-z_./]+\.sh"),
-    re.compile(r"\brun_dp_template\.sh"),
-    re.compile(r"\bdocker (?:run|exec|build)\b"),
-    re.compile(r"\b(?:mpirun )?(?:start|stop)_server\b"),
-    re.compile(r"\b(?:hccn_tool|npu-smi info|nvidia-smi|ifconfig|vllm serve|cat /etc/hccn\.conf)\b"),
-    re.compile(r"^(?:git clone|pip3 install) .*$", re.M),
-    re.compile(r"\bais_bench(?= --)"),
-]
-NOT_COMMAND = {"bash ./run_dp_template.sh"}  # counted without the shell
 MODEL = [
     re.compile(r"[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+/(?:weight_only_int[48]|a8w8[a-z0-9_]*)"),
     re.compile(r"--model ([A-Za-z0-9_./-]+)"),
@@ -47,36 +36,11 @@ QUANTIZATION = re.compile(r"--quantization ([a-z0-9_]+)|quant_type=([a-z0-9_]+)"
 JSON_MEMBER = {"--kv-transfer-config": re.compile(r"\"(kv_[a-z_]+|engine_id)\":"), "--additional-config": re.compile(r"\"(enable_[a-z_]+)\":")}
 
 
-def documents():
-    for name in sorted(os.listdir(DATA)):
-        with open(os.path.join(DATA, name), encoding="utf-8") as f:
-            yield name.split(".")[0], f.read()
-
-
 def found(patterns, text):
     return {next((g for g in m.groups() if g), m.group(0)) if m.groups() else m.group(0) for p in patterns for m in p.finditer(text)}
 
 
-def page(name):
-    return subprocess.run([BATON, "docs", name], check=True, capture_output=True, text=True).stdout
-
-
-def table():
-    """{heading: [(name, owner, documents, effect, sentence)]} of the page."""
-    rows, heading = {}, None
-    for line in page("compatibility").splitlines():
-        if line.startswith("## "):
-            heading = line[3:]
-            rows[heading] = []
-        m = re.match(r"\| `(.*?)`(?: of (\S+))? \| ([^|]*) \| (works|accepted without effect|refused) \| (.*) \|$", line)
-        if m and heading:
-            rows[heading].append((m[1], m[2], m[3].split(), m[4], m[5]))
-        elif heading and line.startswith("| `"):
-            raise AssertionError("a row that is not understood: " + line)
-    return rows
-
-
-TABLE = table()
+TABLE = table(BATON)
 
 
 def expect_rows(heading, wanted):
@@ -96,7 +60,7 @@ def test_every_environment_variable_has_a_row():
 
 
 def test_every_command_has_a_row():
-    expect_rows("Commands", [(c.strip(), d) for d, text in documents() for c in found(COMMAND, text) - NOT_COMMAND])
+    expect_rows("Commands", [(name, d) for d, _ in documents() for _, name in commands(d)])
 
 
 def test_every_model_and_value_has_a_row():
@@ -157,7 +121,7 @@ def page_matches(name):
     path = os.path.join(SOURCE, "docs", name + ".md")
     with open(path, encoding="utf-8") as f:
         committed = f.read()
-    assert committed == page(name), f"docs/{name}.md differs from `baton docs {name}`; `ninja pages` writes it again"
+    assert committed == page(BATON, name), f"docs/{name}.md differs from `baton docs {name}`; `ninja pages` writes it again"
 
 
 def test_the_compatibility_page_is_the_programs():

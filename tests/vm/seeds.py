@@ -2,29 +2,14 @@
 
 Only three things are changed: the model, the API port where several nodes share a host, and the parallel sizes, which are 1.
 """
-import os, re, shlex
+import os, sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.append(os.path.join(HERE, '..', 'seeds'))
+from documents import server_commands
+
 SCRIPT = os.path.join(HERE, '..', '..', 'deploy', 'get_rdma_nics.sh')
 PARALLEL = ('--tensor-parallel-size', '--data-parallel-size')
-
-
-def document(number):
-    with open(os.path.join(HERE, '..', 'seeds', 'data', number + '.txt'), encoding='utf-8') as f:
-        return f.read()
-
-
-def server_commands(number):
-    """{role: options} of every `python -m ...api_server` in the document that has a role."""
-    text = re.sub(r'--scheduler-ttl 9000\n(?= *--)', '--scheduler-ttl 9000 \\\n', document(number))  # the document lacks one line continuation
-    text = re.sub(r' \\\n', ' ', text)
-    found = {}
-    for line in text.splitlines():
-        line = line.strip()
-        if line.startswith('python -m fastdeploy.entrypoints.openai.api_server') and '--splitwise-role' in line:
-            words = shlex.split(line.replace('${quant_type}', 'block_wise_fp8'), comments=True)[3:]
-            found[words[words.index('--splitwise-role') + 1]] = words
-    return found
 
 
 def changed(options, **values):

@@ -108,6 +108,13 @@ void vnni_gemv_int(float *out, const struct act_block *x, size_t x_stride, size_
 typedef __m512 tile_accumulators[DOT_PANELS][INT_TILE_ROWS];
 typedef __m512i tile_sums[DOT_PANELS][INT_TILE_ROWS];
 
+/* In layouts with minima and groups of 32, keeps the operations before and after the value in the
+ * order they are written in, which was measured to be 5 % faster than the compiler's own. */
+#define KEEP_HERE(kind, v)                                                                         \
+    do {                                                                                           \
+        if ((kind).has_m && !(kind).halves) __asm__("" : "+v"(v));                                 \
+    } while (0)
+
 /* Sets the integer sums to their value at the beginning of a group. */
 BLOCK_INLINE void clear_sums(tile_sums sum, const int n, const int n_panels)
 {
@@ -119,19 +126,26 @@ BLOCK_INLINE void clear_sums(tile_sums sum, const int n, const int n_panels)
 
 /* Adds the products of words i_begin .. i_end of block b with one term of the inputs. */
 BLOCK_INLINE void add_products(tile_sums sum, const struct int_tile *t, size_t b, int term,
-                               const int i_begin, const int i_end, const int n, const int n_panels)
+                               const int i_begin, const int i_end, const struct block_kind kind,
+                               const int n, const int n_panels)
 {
 #pragma GCC unroll 8
     for (int i = i_begin; i < i_end; i++) {
         __m512i q[DOT_PANELS];
 #pragma GCC unroll 2
-        for (int p = 0; p < n_panels; p++)
+        for (int p = 0; p < n_panels; p++) {
             q[p] = _mm512_load_si512(t->w[p].q[b * WORDS + (size_t)i]);
+            KEEP_HERE(kind, q[p]);
+        }
 #pragma GCC unroll 6
         for (int r = 0; r < n; r++) {
             __m512i in = broadcast_x(t->x[r] + b, term, i);
+            KEEP_HERE(kind, in);
 #pragma GCC unroll 2
-            for (int p = 0; p < n_panels; p++) sum[p][r] = _mm512_dpbusd_epi32(sum[p][r], q[p], in);
+            for (int p = 0; p < n_panels; p++) {
+                sum[p][r] = _mm512_dpbusd_epi32(sum[p][r], q[p], in);
+                KEEP_HERE(kind, sum[p][r]);
+            }
         }
     }
 }
@@ -163,8 +177,10 @@ BLOCK_INLINE void accumulate_sums(tile_accumulators acc, tile_sums sum, const st
         if (kind.scaled) scales.d = _mm512_load_ps(t->w[p].d[group]);
         if (kind.has_m) scales.m = _mm512_load_ps(t->w[p].m[group]);
 #pragma GCC unroll 6
-        for (int r = 0; r < n; r++)
+        for (int r = 0; r < n; r++) {
             acc[p][r] = accumulate(acc[p][r], sum[p][r], t->x[r] + b, which, kind, scales);
+            KEEP_HERE(kind, acc[p][r]);
+        }
     }
 }
 
@@ -177,7 +193,7 @@ BLOCK_INLINE void tile_block(tile_accumulators acc, const struct int_tile *t, si
         tile_sums sum;
         clear_sums(sum, n, n_panels);
         for (int term = 0; term < ACT_TERMS; term++) {
-            add_products(sum, t, b, term, part * n_words, (part + 1) * n_words, n, n_panels);
+            add_products(sum, t, b, term, part * n_words, (part + 1) * n_words, kind, n, n_panels);
             if (term == 0) shift_sums(sum, t, b, kind.halves ? part : 2, kind, n, n_panels);
         }
         accumulate_sums(acc, sum, t, b, part, kind, n, n_panels);

@@ -21,6 +21,17 @@ static void *row_of(const struct matmul_block *b, size_t row)
     return (char *)b->job->a->y + (b->row0 + row) * b->job->y_row_bytes;
 }
 
+/* Prefetches the lines that a row's results are written to. */
+static void prefetch_row(const struct matmul_block *b, size_t row)
+{
+    const enum matmul_arithmetic arithmetic = b->job->y_arithmetic;
+    const size_t per_panel = b->job->a->epilogue == MATMUL_SILU_MUL ? PANEL / 2 : PANEL,
+                 bytes = matmul_row_bytes(arithmetic, b->n_panels * per_panel);
+    const char *y = (const char *)row_of(b, row) +
+                    matmul_row_bytes(arithmetic, b->panel0 * per_panel);
+    for (size_t line = 0; line < bytes; line += CACHE_LINE) __builtin_prefetch(y + line, 1);
+}
+
 /* ---- y = .., y += .. ---- */
 
 static void store_panel(const struct matmul_block *b, size_t row, size_t p)
@@ -80,48 +91,50 @@ static void store_row(const struct matmul_block *b, size_t row)
     }
 }
 
-/* PREQUANTIZED_PANELS panels make one block of the row, padded with zeros. */
-static void store_quantized_row(const struct cpu_microkernels *kernels,
-                                const struct matmul_block *b, size_t row)
+/* Copies the results of panels p and p + 2 side by side, as one block of every row's input. */
+static void gather_blocks(const struct matmul_block *b, size_t p, float (*x)[BLOCK_K])
+{
+    const bool whole = p + 2 < b->n_panels;
+    for (size_t i = 0; i < b->n_rows; i++) {
+        *(matmul_lanes *)x[i] = *(const matmul_lanes *)block_acc(b, i, p);
+        if (whole) *(matmul_lanes *)(x[i] + PANEL) = *(const matmul_lanes *)block_acc(b, i, p + 2);
+    }
+}
+
+/* PREQUANTIZED_PANELS panels make one block of each row, padded with zeros. All rows are gathered
+ * before the first is rounded: a load as wide as the CPU's vectors cannot take its bytes from
+ * several stores that still wait for the cache, and waits until the last of them is done. */
+static void store_quantized(const struct cpu_microkernels *kernels, const struct matmul_block *b)
 {
     const enum matmul_arithmetic arithmetic = b->job->y_arithmetic;
     const size_t half = b->job->a->w->n_out / 2;
-    char *y = row_of(b, row);
+    float x[GEMM_ROWS][BLOCK_K] __attribute__((aligned(CACHE_LINE)));
     for (size_t p = 0; p < b->n_panels; p += PREQUANTIZED_PANELS) {
-        float x[BLOCK_K];
         size_t at = (b->panel0 + p) / 2 * PANEL, n = min_size(BLOCK_K, half - at);
-        *(matmul_lanes *)x = *(const matmul_lanes *)block_acc(b, row, p);
-        if (n > PANEL)
-            *(matmul_lanes *)(x + PANEL) = *(const matmul_lanes *)block_acc(b, row, p + 2);
-        if (arithmetic == MATMUL_INT)
-            kernels->gemm->quantize((struct act_block *)(y + matmul_row_bytes(arithmetic, at)), x,
-                                    n);
-        else kernels->bf16->round_bf16((uint16_t *)(y + matmul_row_bytes(arithmetic, at)), x, n);
+        gather_blocks(b, p, x);
+        for (size_t i = 0; i < b->n_rows; i++) {
+            char *y = (char *)row_of(b, i) + matmul_row_bytes(arithmetic, at);
+            if (i + PREFETCH_ROWS < b->n_rows) prefetch_row(b, i + PREFETCH_ROWS);
+            if (arithmetic == MATMUL_INT) kernels->gemm->quantize((struct act_block *)y, x[i], n);
+            else kernels->bf16->round_bf16((uint16_t *)y, x[i], n);
+        }
     }
 }
 
 /* ---- all of a block ---- */
-
-/* Prefetches the lines that a row's results are written to. */
-static void prefetch_row(const struct matmul_block *b, size_t row)
-{
-    const enum matmul_arithmetic arithmetic = b->job->y_arithmetic;
-    const size_t per_panel = b->job->a->epilogue == MATMUL_SILU_MUL ? PANEL / 2 : PANEL,
-                 bytes = matmul_row_bytes(arithmetic, b->n_panels * per_panel);
-    const char *y = (const char *)row_of(b, row) +
-                    matmul_row_bytes(arithmetic, b->panel0 * per_panel);
-    for (size_t line = 0; line < bytes; line += CACHE_LINE) __builtin_prefetch(y + line, 1);
-}
 
 void matmul_apply_epilogue(const struct cpu_microkernels *kernels, const struct matmul_block *b)
 {
     const bool pairs = b->job->a->epilogue == MATMUL_SILU_MUL,
                quantized = b->job->y_arithmetic != MATMUL_F32;
     if (pairs) swiglu(kernels, b);
+    if (quantized) {
+        store_quantized(kernels, b);
+        return;
+    }
     for (size_t i = 0; i < b->n_rows; i++) {
         if (i + PREFETCH_ROWS < b->n_rows) prefetch_row(b, i + PREFETCH_ROWS);
-        if (quantized) store_quantized_row(kernels, b, i);
-        else if (pairs) store_row(b, i);
+        if (pairs) store_row(b, i);
         else
             for (size_t p = 0; p < b->n_panels; p++) store_panel(b, i, p);
     }

@@ -130,7 +130,6 @@ void matmul_prepare_inputs(struct matmul_run *r)
     }
     ASSERT(at <= end); /* kernel_ctx_reserve */
     if (rows == 0) return;
-    size_t per_row = elements / rows + 1;
-    r->rows_per_item = per_row >= PREPARE_ELEMENTS ? 1 : PREPARE_ELEMENTS / per_row;
+    r->rows_per_item = div_up(rows, min_size(rows, div_up(elements, PREPARE_ELEMENTS)));
     compute_pool_run(c->pool, (int)div_up(rows, r->rows_per_item), prepare_rows, r);
 }

@@ -30,6 +30,21 @@ uint64_t hash_64(const void *p, size_t n, uint64_t seed)
     return XXH3_64bits_withSeed(p, n, seed);
 }
 
+void hash_64_each(const void *const *inputs, size_t n_inputs, size_t n, uint64_t *out)
+{
+#if HASH_ISA
+    if (n >= LONG_INPUT && __builtin_cpu_supports("avx512f")) {
+        hash_64_each_avx512(inputs, n_inputs, n, out);
+        return;
+    }
+    if (n >= LONG_INPUT && __builtin_cpu_supports("avx2")) {
+        hash_64_each_avx2(inputs, n_inputs, n, out);
+        return;
+    }
+#endif
+    for (size_t i = 0; i < n_inputs; i++) out[i] = XXH3_64bits(inputs[i], n);
+}
+
 struct hash128 hash_128(const void *p, size_t n)
 {
     XXH128_hash_t h = XXH3_128bits(p, n);

@@ -4,12 +4,16 @@
 #include "shared/base/hash/hash_isa.h"
 
 #if HASH_ISA
-#define XXH_INLINE_ALL
 #define XXH_VECTOR 2 /* XXH_AVX2 */
-#include <xxhash.h>
+#include "shared/base/hash/hash_steps.h"
 
 uint64_t hash_64_avx2(const void *p, size_t n, uint64_t seed)
 {
     return XXH3_64bits_withSeed(p, n, seed);
+}
+
+void hash_64_each_avx2(const void *const *inputs, size_t n_inputs, size_t n, uint64_t *out)
+{
+    hash_each(inputs, n_inputs, n, out);
 }
 #endif

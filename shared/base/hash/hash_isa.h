@@ -15,6 +15,8 @@
 /* Call only where __builtin_cpu_supports names the instruction set. */
 uint64_t hash_64_avx2(const void *p, size_t n, uint64_t seed);
 uint64_t hash_64_avx512(const void *p, size_t n, uint64_t seed);
+void hash_64_each_avx2(const void *const *inputs, size_t n_inputs, size_t n, uint64_t *out);
+void hash_64_each_avx512(const void *const *inputs, size_t n_inputs, size_t n, uint64_t *out);
 #else
 #define HASH_ISA 0
 #endif

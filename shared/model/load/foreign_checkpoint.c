@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <string.h>
 
+#include "shared/base/buf.h"
 #include "shared/base/json/json.h"
 #include "shared/base/mem.h"
 
@@ -20,16 +21,34 @@ static const struct {
 static const char *const FASTDEPLOY_MEMBERS[] = { "dense_quant_type", "moe_quant_type",
                                                   "quantization", "kv_cache_quant_type" };
 
-enum status foreign_checkpoint_check_folder(const char *folder, struct err *err)
+static const char *sentence_of(struct str name)
+{
+    for (size_t i = 0; i < COUNT_OF(FILES); i++)
+        if (str_starts(name, FILES[i].begin) && str_ends(name, FILES[i].end))
+            return FILES[i].sentence;
+    return NULL;
+}
+
+/* Static-graph exports keep their files in a folder per rank; those are looked into as well. */
+static const char *look_into(const char *folder, bool ranks)
 {
     DIR *d = opendir(folder);
     const char *sentence = NULL;
-    for (struct dirent *e; d && !sentence && (e = readdir(d)) != NULL;)
-        for (size_t i = 0; i < COUNT_OF(FILES) && !sentence; i++)
-            if (str_starts(str_of(e->d_name), FILES[i].begin) &&
-                str_ends(str_of(e->d_name), FILES[i].end))
-                sentence = FILES[i].sentence;
+    for (struct dirent *e; d && !sentence && (e = readdir(d)) != NULL;) {
+        sentence = sentence_of(str_of(e->d_name));
+        if (sentence || !ranks || !str_starts(str_of(e->d_name), "rank_")) continue;
+        struct buf path = { 0 };
+        buf_printf(&path, "%s/%s", folder, e->d_name);
+        sentence = look_into(path.data, false);
+        buf_release(&path);
+    }
     if (d) closedir(d);
+    return sentence;
+}
+
+enum status foreign_checkpoint_check_folder(const char *folder, struct err *err)
+{
+    const char *sentence = look_into(folder, true);
     return sentence ? err_field(err, ERR_UNSUPPORTED, "model", "%s: %s", folder, sentence) : OK;
 }
 

@@ -8,8 +8,8 @@
  * LINGER has sent its FIN and discards what still arrives: closing with unread bytes would make the
  * kernel send a reset, which can destroy the answer before the client has read it. Invariants: 1.
  * on_end and the handler are called only from http_conn_advance and http_conn_lost, never from
- * inside an http_* call of the handler. 2. A connection is freed in the close callback of its last
- * handle. Thread: loop. */
+ * inside an http_* call of the handler; on_drain only when a write has ended. 2. A connection is
+ * freed in the close callback of its last handle. Thread: loop. */
 #ifndef BATON_NET_HTTP_HTTP_CONN_H
 #define BATON_NET_HTTP_HTTP_CONN_H
 
@@ -24,6 +24,8 @@ struct http_exchange {
     struct http_conn *conn;
     void (*on_end)(void *arg, bool gone);
     void *on_end_arg;
+    void (*on_drain)(void *arg);
+    void *on_drain_arg;
     bool open;     /* the handler has it and on_end was not called */
     bool begun;    /* the head of the answer was written */
     bool complete; /* so was its end */

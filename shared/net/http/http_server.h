@@ -78,5 +78,12 @@ void http_stream_begin(struct http_exchange *x, int status, const char *content_
  * not read (the connection is being cut). */
 enum status http_stream_write(struct http_exchange *x, struct str data) MUST_CHECK;
 void http_stream_end(struct http_exchange *x);
+/* Instead of the end: closes the connection, so that the client sees that the answer is not
+ * complete. on_end follows. */
+void http_stream_cut(struct http_exchange *x);
+/* Bytes of the answer that the kernel has not taken yet. */
+size_t http_stream_queue(const struct http_exchange *x);
+/* Calls fn whenever the kernel has taken some of them, until the end; fn NULL: no more. */
+void http_on_drain(struct http_exchange *x, void (*fn)(void *arg), void *arg);
 
 #endif

@@ -53,6 +53,7 @@ static void write_on_done(uv_write_t *w, int status)
         return;
     }
     if (c->next.len > 0) write_start(c);
+    if (c->x.open && c->x.on_drain) c->x.on_drain(c->x.on_drain_arg);
     http_conn_advance(c);
 }
 
@@ -275,4 +276,20 @@ void http_stream_end(struct http_exchange *x)
         write_or_leave(c, &last, 1);
     }
     http_conn_wake(c);
+}
+
+void http_stream_cut(struct http_exchange *x)
+{
+    ASSERT_THREAD(THREAD_LOOP);
+    ASSERT(x->begun);
+    ASSERT(!x->complete);
+    write_break(x->conn);
+}
+
+size_t http_stream_queue(const struct http_exchange *x) { return http_conn_queue(x->conn); }
+
+void http_on_drain(struct http_exchange *x, void (*fn)(void *arg), void *arg)
+{
+    x->on_drain = fn;
+    x->on_drain_arg = arg;
 }

@@ -189,14 +189,14 @@ static void redis_disconnect(struct redis *r, enum status st)
 
 void redis_drop(struct redis *r, const char *why)
 {
-    char reason[160];
+    char reason[sizeof r->reported];
     snprintf(reason, sizeof reason, "%s", why); /* `why` may be part of the context */
     r->n_holds++;
     bool was_up = r->state == REDIS_UP;
     redis_disconnect(r, ERR_PEER_LOST);
-    if (!r->freed && (was_up || !r->reported_down)) {
-        r->reported_down = true;
-        log_warn("redis down", "host=%s port=%u why=\"%s\"", r->host, r->o.port, reason);
+    if (!r->freed && (was_up || strcmp(r->reported, reason) != 0)) {
+        snprintf(r->reported, sizeof r->reported, "%s", reason);
+        log_debug("redis down", "host=%s port=%u why=\"%s\"", r->host, r->o.port, reason);
         if (r->o.on_down) r->o.on_down(r->o.arg, reason);
     }
     if (!r->freed) redis_retry_later(r);
@@ -240,9 +240,9 @@ static void redis_on_handshake(redisAsyncContext *ac, void *reply, void *arg)
     loop_timer_free(r->connect_deadline);
     r->connect_deadline = NULL;
     r->state = REDIS_UP;
-    r->reported_down = false;
+    r->reported[0] = 0;
     r->backoff_ms = REDIS_BACKOFF_MIN_MS;
-    log_info("redis up", "host=%s port=%u db=%d", r->host, r->o.port, r->o.db);
+    log_debug("redis up", "host=%s port=%u db=%d", r->host, r->o.port, r->o.db);
     if (r->o.on_up) r->o.on_up(r->o.arg);
 }
 

@@ -23,7 +23,7 @@ struct redis_options {
     const char *password; /* NULL or "": none */
     uint32_t timeout_ms;  /* of connecting and of each command */
     void (*on_up)(void *arg);
-    void (*on_down)(void *arg, const char *why);
+    void (*on_down)(void *arg, const char *why); /* and again when the reason changes */
     void *arg;
 };
 
@@ -35,7 +35,7 @@ enum status redis_create(const struct redis_options *o, struct redis **out,
 void redis_free(struct redis *r);
 bool redis_is_up(const struct redis *r);
 
-/* reply is NULL unless st is OK. An error reply of the server gives ERR_IO; its text is logged. */
+/* reply is NULL unless st is OK, or ERR_IO: the server's error, which is logged when it is new. */
 typedef void redis_fn(void *arg, enum status st, const redisReply *reply);
 
 enum status redis_command(struct redis *r, redis_fn *cb, void *arg, int argc, const char **argv,

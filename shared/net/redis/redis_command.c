@@ -150,11 +150,13 @@ static void command_finish(struct redis *r, struct redis_cmd *c, const redisRepl
         st = ERR_IO;
         /* A failover has made this server a replica. */
         read_only = strncmp(reply->str, "READONLY", 8) == 0;
-        log_warn("redis refused a command", "why=\"%s\"", reply->str);
+        uint32_t n_unlogged;
+        if (log_repeats_due(&r->refusals, reply->str, clock_ms(), &n_unlogged))
+            log_warn("redis refused a command", "why=\"%s\" repeats=%u", reply->str, n_unlogged);
     }
     r->n_holds++;
     redis_fn *cb = command_take(r, c);
-    cb(c->arg, st, st == OK ? reply : NULL);
+    cb(c->arg, st, reply);
     if (read_only && !r->freed && r->ac) redis_drop(r, "the server is a read-only replica");
     redis_unhold(r);
 }

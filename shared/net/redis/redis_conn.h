@@ -8,6 +8,7 @@
 #include <hiredis/async.h>
 
 #include "shared/base/list.h"
+#include "shared/base/log_repeats.h"
 #include "shared/base/map.h"
 #include "shared/net/redis/redis.h"
 
@@ -28,7 +29,9 @@ struct redis {
     struct map scripts;                                  /* address of the text -> SHA-1 in hex */
     redisReplyObjectFunctions reader_fn, *reader_fn_own; /* ours, with bounded arrays; hiredis's */
     void *(*array_fn)(const redisReadTask *t, int n);
-    bool freed, reported_down;
+    bool freed;
+    char reported[160]; /* why it is down, as reported; "": it is not */
+    struct log_repeats refusals;
 };
 
 /* Gives up the connection and reconnects later. */

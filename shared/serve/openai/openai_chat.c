@@ -101,10 +101,7 @@ static enum status check_messages(const cJSON *doc, struct err *err)
     int i = 0;
     if (!messages && json_member(doc, "text"))
         return err_field(err, ERR_INVALID, "messages",
-                         "the request has no messages; member text is of FastDeploy's native "
-                         "protocol, which this path does not speak: send it as messages, "
-                         "[{\"role\":\"user\",\"content\":TEXT}], or as prompt of "
-                         "/v1/completions");
+                         "the request has no messages; " SERVE_NO_TEXT);
     if (!messages) return err_field(err, ERR_INVALID, "messages", "the request has no messages");
     if (!cJSON_IsArray(messages) || !messages->child)
         return err_field(err, ERR_INVALID, "messages",

@@ -97,6 +97,7 @@ static void keep_last(struct completion_prompt *q, size_t n)
     if (q->n_tokens <= n) return;
     memmove(q->tokens, q->tokens + (q->n_tokens - n), n * sizeof *q->tokens);
     q->n_tokens = n;
+    q->tokens = mem_realloc(q->tokens, n ? n : 1, sizeof *q->tokens); /* the rest may be much */
 }
 
 enum status openai_add_prompt(struct completion_request *c, uint32_t i,

@@ -63,6 +63,47 @@ TEST(hash_avx512_is_that_of_the_library)
 #endif
 }
 
+typedef void each_fn(const void *const *inputs, size_t n_inputs, size_t n, uint64_t *out);
+
+/* Groups of every size, every length up to past two blocks of XXH3, odd addresses; a bit that flips
+ * changes the value of its own input only. */
+static void check_each(each_fn *each)
+{
+    enum { INPUTS = 11, LENGTH_MAX = 2 * 1024 + 70 };
+    static uint8_t bytes[INPUTS * 200 + LENGTH_MAX];
+    const void *inputs[INPUTS];
+    uint64_t out[INPUTS + 1];
+    for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = (uint8_t)(i * 2654435761u >> 13);
+    for (size_t i = 0; i < INPUTS; i++) inputs[i] = bytes + (i * 5 % INPUTS) * 199;
+    for (size_t n = 0; n <= LENGTH_MAX; n++) {
+        size_t n_inputs = n % (INPUTS + 1);
+        out[n_inputs] = 77;
+        each(inputs, n_inputs, n, out);
+        CHECK(out[n_inputs] == 77);
+        for (size_t i = 0; i < n_inputs; i++)
+            CHECK(out[i] == XXH3_64bits_withSeed(inputs[i], n, 0));
+    }
+    uint64_t before[INPUTS];
+    static uint8_t apart[INPUTS][4096];
+    for (size_t i = 0; i < INPUTS; i++) inputs[i] = memset(apart[i], (int)i, sizeof apart[i]);
+    each(inputs, INPUTS, sizeof apart[0], before);
+    for (size_t i = 0; i < INPUTS; i++) {
+        apart[i][i * 409] ^= 16;
+        each(inputs, INPUTS, sizeof apart[0], out);
+        for (size_t j = 0; j < INPUTS; j++) CHECK((out[j] == before[j]) == (i != j));
+        apart[i][i * 409] ^= 16;
+    }
+}
+
+TEST(hash_of_each_is_that_of_one)
+{
+    check_each(hash_64_each);
+#if HASH_ISA
+    if (__builtin_cpu_supports("avx2")) check_each(hash_64_each_avx2);
+    if (__builtin_cpu_supports("avx512f")) check_each(hash_64_each_avx512);
+#endif
+}
+
 TEST(hash_block_is_the_hash_of_parent_then_tokens)
 {
     struct hash128 parent = hash_128("seed", 4);
@@ -138,6 +179,6 @@ TEST(rng_uniform_is_in_range_and_even)
 
 TEST_MAIN(CASE(hash_xxh3_of_nothing), CASE(hash_is_that_of_the_library),
           CASE(hash_avx2_is_that_of_the_library), CASE(hash_avx512_is_that_of_the_library),
-          CASE(hash_block_is_the_hash_of_parent_then_tokens), CASE(hash_sha256_and_hmac_vectors),
-          CASE(hash_constant_time_compare_and_random_bytes), CASE(rng_philox_known_answers),
-          CASE(rng_uniform_is_in_range_and_even))
+          CASE(hash_of_each_is_that_of_one), CASE(hash_block_is_the_hash_of_parent_then_tokens),
+          CASE(hash_sha256_and_hmac_vectors), CASE(hash_constant_time_compare_and_random_bytes),
+          CASE(rng_philox_known_answers), CASE(rng_uniform_is_in_range_and_even))

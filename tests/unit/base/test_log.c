@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "shared/base/log.h"
+#include "shared/base/log_repeats.h"
 #include "tests/harness/test.h"
 
 static char path[600];
@@ -179,8 +180,25 @@ TEST(log_dir_that_cannot_be_made)
     CHECK_STATUS(log_set_file(&o), ERR_IO);
 }
 
-TEST_MAIN(CASE(log_line_has_time_level_name_event_and_fields), CASE(log_long_line_is_cut),
-          CASE(log_level_filters), CASE(log_level_from_environment),
+/* log_repeats.h */
+TEST(repeats_are_counted)
+{
+    struct log_repeats r = { 0 };
+    uint32_t n;
+    CHECK(log_repeats_due(&r, "a", 1000, &n) && n == 0);
+    for (int i = 0; i < 5; i++) CHECK(!log_repeats_due(&r, "a", 1001 + i, &n));
+    CHECK(log_repeats_due(&r, "b", 1002, &n) && n == 0);
+    CHECK(log_repeats_due(&r, "a", 1000 + LOG_REPEATS_MS, &n) && n == 5);
+    char name[8]; /* the oldest text makes room */
+    for (int i = 0; i < LOG_REPEATS_TEXTS; i++) {
+        snprintf(name, sizeof name, "t%d", i);
+        CHECK(log_repeats_due(&r, name, 70000 + i, &n) && n == 0);
+    }
+    CHECK(log_repeats_due(&r, "b", 70100, &n));
+}
+
+TEST_MAIN(CASE(repeats_are_counted), CASE(log_line_has_time_level_name_event_and_fields),
+          CASE(log_long_line_is_cut), CASE(log_level_filters), CASE(log_level_from_environment),
           CASE(log_repeats_are_limited_and_counted), CASE(log_many_events_stay_bounded),
           CASE(log_file_is_rotated_when_it_is_full), CASE(log_file_is_opened_again_after_sighup),
           CASE(log_dir_that_cannot_be_made))

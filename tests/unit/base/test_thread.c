@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "shared/base/clock.h"
@@ -222,7 +223,19 @@ TEST(log_from_many_threads)
     for (int i = 0; i < 4; i++) pthread_join(threads[i], NULL);
 }
 
+static void look_at_priority(void *arg) { *(int *)arg = getpriority(PRIO_PROCESS, (id_t)gettid()); }
+
+TEST(low_priority_is_of_the_call_alone)
+{
+    int before = getpriority(PRIO_PROCESS, (id_t)gettid()), during = before, after = 0;
+    thread_run_low(look_at_priority, &during);
+    look_at_priority(&after);
+    CHECK(during > before || before >= 15);
+    CHECK_EQ_INT(after, before);
+}
+
 TEST_MAIN(CASE(thread_knows_what_it_is), CASE(clock_moves_forward),
           CASE(mailbox_keeps_order_and_limits), CASE(mailbox_wait_times_out),
           CASE(mailbox_many_posters_one_owner), CASE(mailbox_close_wakes_the_owner),
-          CASE(metrics_text), CASE(metrics_updates_are_not_lost), CASE(log_from_many_threads))
+          CASE(metrics_text), CASE(metrics_updates_are_not_lost), CASE(log_from_many_threads),
+          CASE(low_priority_is_of_the_call_alone))

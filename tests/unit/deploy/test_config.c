@@ -260,6 +260,21 @@ TEST(config_words_that_an_editor_or_a_shell_has_spoilt)
     check_error("--port~1~ ",
                 "a word of blanks alone: most likely a blank stands behind a backslash at the end "
                 "of a line, so that the shell ended the command there");
+    /* A page's no-break space parts words as a blank does, but for those of a value. */
+    struct config *c = config_create(table, "serve");
+    CHECK_OK(load(c, "--port\xC2\xA0"
+                     "81\xC2\xA0~--offset~4\xC2\xA0--rate\xC2\xA0"
+                     "0.5~--model=a\xC2\xA0"
+                     "b"));
+    CHECK_EQ_INT(config_int(c, "port"), 81);
+    CHECK_EQ_INT(config_int(c, "offset"), 4);
+    CHECK(config_float(c, "rate") == 0.5);
+    CHECK_EQ_STR(config_string(c, "model"), "a\xC2\xA0"
+                                            "b");
+    config_free(c);
+    check_error("--prot\xC2\xA0"
+                "81",
+                "there is no option --prot; did you mean --port?");
 }
 
 TEST(config_numbers_with_a_suffix)

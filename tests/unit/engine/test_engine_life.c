@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "shared/base/log.h"
 #include "tests/unit/engine/engine_rig.h"
 
 static struct rig_event await_kind(struct rig *r, enum engine_event_kind kind)
@@ -337,6 +338,35 @@ TEST(engine_ends_with_work_in_it)
     rig_close(&r);
 }
 
+/* Returns how often `text` is in the log of an engine that tells every `ms`. */
+static int times_told(uint32_t ms, const char *text)
+{
+    struct rig r;
+    static char log[1 << 16];
+    char path[600];
+    const struct log_file_options o = { .dir = test_tmpdir(), .name = ms ? "told" : "untold" };
+    CHECK_OK(log_set_file(&o));
+    rig_open(&r, (struct rig_options){ .max_batched_tokens = 8, .tell_prefill_ms = ms });
+    struct engine_request q = rig_request(77, 1200, 1, 2);
+    mem_free(rig_run(&r, &q, 1));
+    rig_close(&r);
+    snprintf(path, sizeof path, "%s/%s", o.dir, o.name);
+    FILE *f = fopen(path, "r");
+    CHECK(f);
+    log[fread(log, 1, sizeof log - 1, f)] = 0;
+    fclose(f);
+    int n = 0;
+    for (const char *p = log; (p = strstr(p, text)) != NULL; p++) n++;
+    return n;
+}
+
+TEST(long_prefill_says_how_far_it_is)
+{
+    CHECK(times_told(1, " long prefill req=77 tokens=") > 0);
+    CHECK(times_told(1, " of=1200 percent=") > 0);
+    CHECK_EQ_INT(times_told(0, " long prefill "), 0); /* this one does not take 10 s */
+}
+
 TEST_MAIN(CASE(requests_that_cannot_fit_are_refused), CASE(full_queue_is_refused),
           CASE(stop_ids_and_end_tokens_end_the_answer),
           CASE(echo_scores_the_prompt_without_an_answer), CASE(echo_survives_preemption),
@@ -345,4 +375,5 @@ TEST_MAIN(CASE(requests_that_cannot_fit_are_refused), CASE(full_queue_is_refused
           CASE(unfenced_blocks_wait_in_quarantine),
           CASE(reserved_prompt_is_not_in_the_cache_before_it_is_there),
           CASE(activation_may_be_the_end), CASE(prefilled_blocks_are_held_until_released),
-          CASE(waiting_for_blocks_uses_no_cpu), CASE(engine_ends_with_work_in_it))
+          CASE(waiting_for_blocks_uses_no_cpu), CASE(engine_ends_with_work_in_it),
+          CASE(long_prefill_says_how_far_it_is))

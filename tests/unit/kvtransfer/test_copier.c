@@ -1,5 +1,5 @@
-/* test_copier.c - copy implementations against memcpy, and copiers: every job is returned exactly
- * once, whichever thread ran it, and its bytes are right. */
+/* test_copier.c - copy implementations against memcpy and hash_64, and copiers: every job is
+ * returned exactly once, whichever thread ran it, and its bytes are right. */
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -7,23 +7,74 @@
 
 #include "kvtransfer/local/copier.h"
 #include "kvtransfer/local/copy.h"
+#include "shared/base/hash/hash.h"
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"
 
-static void check_copy(const struct copy_impl *impl, size_t to_at, size_t from_at, size_t n)
+enum { ROOM = 72 * 1024, EDGE = 128 };
+
+static char *source(void)
 {
-    enum { ROOM = 72 * 1024, EDGE = 128 };
-    static char from[ROOM], to[ROOM] __attribute__((aligned(64)));
+    static char from[ROOM];
     static bool filled;
     for (size_t i = 0; !filled && i < ROOM; i++) from[i] = (char)(i * 2654435761u >> 11);
     filled = true;
-    memset(to, 0x5a, EDGE + to_at + n + EDGE);
-    impl->copy(to + EDGE + to_at, from + from_at, n);
-    if (memcmp(to + EDGE + to_at, from + from_at, n) != 0)
-        test_fail(__FILE__, __LINE__, "%s: %zu bytes from %zu to %zu differ", impl->name, n,
-                  from_at, to_at);
-    for (size_t i = 0; i < EDGE + to_at; i++) CHECK_EQ_INT(to[i], 0x5a);
-    for (size_t i = 0; i < EDGE; i++) CHECK_EQ_INT(to[EDGE + to_at + n + i], 0x5a);
+    return from;
+}
+
+static void check_copy(const struct copy_impl *impl, size_t to_at, size_t from_at, size_t n)
+{
+    static char to[ROOM] __attribute__((aligned(64)));
+    const struct copy_run run = { to + EDGE + to_at, source() + from_at, n };
+    uint64_t sum = 0;
+    for (int hashes = 0; hashes < 2; hashes++) {
+        memset(to, 0x5a, EDGE + to_at + n + EDGE);
+        if (hashes) impl->copy_and_hash(&run, 1, &sum);
+        else impl->copy(&run, 1);
+        if (memcmp(run.to, run.from, n) != 0)
+            test_fail(__FILE__, __LINE__, "%s: %zu bytes from %zu to %zu differ", impl->name, n,
+                      from_at, to_at);
+        for (size_t i = 0; i < EDGE + to_at; i++) CHECK_EQ_INT(to[i], 0x5a);
+        for (size_t i = 0; i < EDGE; i++) CHECK_EQ_INT(run.to[n + i], 0x5a);
+    }
+    if (sum != hash_64(run.from, n, 0))
+        test_fail(__FILE__, __LINE__, "%s: the sum of %zu bytes from %zu to %zu differs",
+                  impl->name, n, from_at, to_at);
+}
+
+/* Every length up to past two blocks of XXH3, whole lines and odd addresses on both sides. */
+static void check_lengths(const struct copy_impl *impl)
+{
+    enum { TWO_BLOCKS = 2 * 1024 };
+    for (size_t n = 0; n <= TWO_BLOCKS + 70; n++) {
+        check_copy(impl, 0, 0, n);
+        check_copy(impl, 1 + n % 63, 1 + n * 7 % 63, n);
+    }
+}
+
+/* Several runs of different lengths at once, some too short to be fetched ahead of time; a bit that
+ * flips in one changes the sum of that one only. */
+static void check_runs(const struct copy_impl *impl)
+{
+    static const size_t lengths[] = { 4096, 1, 0, 4096, 300, 9000, 64, 5000, 17, 8192, 240, 241 };
+    static char to[ROOM];
+    struct copy_run runs[COUNT_OF(lengths)];
+    uint64_t sums[COUNT_OF(lengths)], flipped[COUNT_OF(lengths)];
+    size_t at = 3, n_runs = COUNT_OF(lengths);
+    for (size_t i = 0; i < n_runs; at += lengths[i++] + 5)
+        runs[i] = (struct copy_run){ to + at, source() + at * 3 % 30000, lengths[i] };
+    impl->copy_and_hash(runs, n_runs, sums);
+    for (size_t i = 0; i < n_runs; i++) {
+        CHECK(memcmp(runs[i].to, runs[i].from, runs[i].n) == 0);
+        CHECK(sums[i] == hash_64(runs[i].from, runs[i].n, 0));
+    }
+    for (size_t i = 0; i < n_runs; i++) {
+        size_t bit = runs[i].n * 8 * (i + 1) / (n_runs + 1);
+        struct copy_run changed = { to + at, runs[i].to, runs[i].n };
+        runs[i].to[bit / 8] = (char)(runs[i].to[bit / 8] ^ 1 << bit % 8);
+        impl->copy_and_hash(&changed, 1, &flipped[i]);
+        CHECK((flipped[i] == sums[i]) == (runs[i].n == 0));
+    }
 }
 
 static void check_all(const struct copy_impl *impl)
@@ -35,6 +86,8 @@ static void check_all(const struct copy_impl *impl)
     for (size_t i = 0; i < COUNT_OF(large); i++)
         for (size_t to = 0; to < 64; to += 7)
             for (size_t from = 0; from < 64; from += 13) check_copy(impl, to, from, large[i]);
+    check_lengths(impl);
+    check_runs(impl);
 }
 
 TEST(copy_plain) { check_all(&copy_plain); }
@@ -54,7 +107,7 @@ TEST(copy_choice_runs_here)
     for (size_t i = 0; i < sizeof a; i++) a[i] = (char)(i * 31);
     for (size_t n = 1; n <= sizeof a; n = n * 3 + 1) {
         memset(b, 0, sizeof b);
-        copy_bytes(impl, b, a, n);
+        impl->copy(&(struct copy_run){ b, a, n }, 1);
         CHECK(memcmp(a, b, n) == 0);
     }
 }

@@ -230,6 +230,36 @@ TEST(plan_checksum_ignores_what_is_not_valid)
     free(scratch);
 }
 
+/* The checksums of a range are those of its pieces, with and without a partly filled block, for all
+ * heads and for one, with and without scales. */
+TEST(plan_checksums_of_a_range)
+{
+    const uint32_t types[] = { DTYPE_BF16, DTYPE_I8 };
+    const int32_t blocks[] = { 5, 0, 3, 6, 1, 4, 2 };
+    for (size_t t = 0; t < COUNT_OF(types); t++)
+        for (uint32_t n_heads = 1; n_heads <= 2; n_heads++) {
+            struct kv_layout l = layout(COUNT_OF(blocks));
+            l.dtype = types[t];
+            struct kvt_head_slice v = { &l, 0, n_heads };
+            size_t n = kv_layout_pool_bytes(&l);
+            uint8_t *pool = malloc(n);
+            void *scratch = malloc(kv_layout_piece_bytes(&l));
+            uint64_t sums[KVT_BATCH_PIECES];
+            for (size_t i = 0; i < n; i++) pool[i] = (uint8_t)(i * 2654435761u >> 9);
+            for (uint32_t n_tokens = l.block_tokens * 6 + 1; n_tokens <= l.block_tokens * 7;
+                 n_tokens++) {
+                struct kvt_block_range range = { 1, 1, 6 };
+                kvt_plan_checksums(&v, pool, blocks, n_tokens, range, scratch, sums);
+                for (uint32_t i = 0; i < range.n; i++)
+                    CHECK(sums[i] == kvt_plan_checksum(&v, pool, 1, blocks[i + 1],
+                                                       kvt_plan_tokens(&l, n_tokens, i + 1),
+                                                       scratch));
+            }
+            free(pool);
+            free(scratch);
+        }
+}
+
 /* The checksum of a piece is that of its segments in order, and moving KV rows one by one gives the
  * bytes of converting whole pieces: for slices of all heads and of one, full and partly filled
  * blocks. */
@@ -305,4 +335,5 @@ TEST_MAIN(CASE(plan_counts_blocks_and_valid_tokens),
           CASE(plan_joins_adjacent_pieces), CASE(plan_takes_only_valid_segments_of_the_last_block),
           CASE(plan_copies_and_iov_agree), CASE(plan_slices_heads),
           CASE(plan_check_says_what_does_not_fit), CASE(plan_checksum_ignores_what_is_not_valid),
-          CASE(plan_strides_and_rows_cover_a_piece), CASE(plan_batches_by_bytes))
+          CASE(plan_checksums_of_a_range), CASE(plan_strides_and_rows_cover_a_piece),
+          CASE(plan_batches_by_bytes))

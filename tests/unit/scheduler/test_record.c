@@ -23,6 +23,8 @@ static const struct node_record FULL = {
     .draining = true,
     .n_running = 5,
     .n_waiting = 6,
+    .n_requests = 11,
+    .max_requests = 12,
     .n_blocks_free = 7,
     .waiting_tokens = 1ull << 53,
     .progress = (1ull << 53) - 1,
@@ -61,6 +63,8 @@ TEST(a_record_reads_back_equal)
     CHECK(r.draining && r.has_work);
     CHECK_EQ_INT(r.n_running, 5);
     CHECK_EQ_INT(r.n_waiting, 6);
+    CHECK_EQ_INT(r.n_requests, 11);
+    CHECK_EQ_INT(r.max_requests, 12);
     CHECK_EQ_INT(r.n_blocks_free, 7);
     CHECK_EQ_INT(r.waiting_tokens, 1ll << 53);
     CHECK_EQ_INT(r.progress, (1ll << 53) - 1);
@@ -193,6 +197,64 @@ TEST(topics_are_listed_with_their_roles)
     CHECK(str_ends(str_of(text), ", ..."));
 }
 
-TEST_MAIN(CASE(a_record_reads_back_equal), CASE(quantities_above_what_json_keeps_are_cut),
-          CASE(every_field_is_checked), CASE(unknown_members_are_ignored),
-          CASE(a_proof_depends_on_every_part), CASE(topics_are_listed_with_their_roles))
+TEST(a_record_is_proven_by_the_secret)
+{
+    struct node_record r = FULL, back;
+    struct buf b = { 0 };
+    struct err err;
+    const struct str ours = STR("ours"), theirs = STR("theirs"), none = { 0 };
+    node_record_prove(&r, ours);
+    CHECK_EQ_INT(strlen(r.proof), RECORD_PROOF_MAX - 1);
+    node_record_write(&r, &b);
+    CHECK_OK(read_text(b.data, &back, &err));
+    CHECK(node_record_is_proven(&back, ours) && node_record_is_proven(&back, none));
+    CHECK(!node_record_is_proven(&back, theirs));
+    /* Load changes all the time, addresses do not. */
+    back.n_running++;
+    back.draining = !back.draining;
+    CHECK(node_record_is_proven(&back, ours));
+    back.http_port++;
+    CHECK(!node_record_is_proven(&back, ours));
+    back.http_port--;
+    back.host[0]++;
+    CHECK(!node_record_is_proven(&back, ours));
+    node_record_prove(&back, none);
+    CHECK_EQ_STR(back.proof, "");
+    CHECK(!node_record_is_proven(&back, ours));
+    buf_release(&b);
+}
+
+TEST(texts_that_terminals_or_shells_would_obey_are_refused)
+{
+    static const char *const rows[][2] = {
+        { "\"name\":\"\xC2\x9B"
+          "31mred\"",
+          "name contains a control character" },
+        { "\"name\":\"\xE2\x80\xAE"
+          "dlrow\"",
+          "name contains a control character" },
+        { "\"host\":\"x;reboot #\"", "host is not a name or an address" },
+        { "\"host\":\"a b\"", "host is not a name or an address" },
+    };
+    for (size_t i = 0; i < COUNT_OF(rows); i++) {
+        struct buf b = { 0 };
+        struct node_record r;
+        struct err err;
+        buf_printf(&b, "{\"node\":\"0000000000000001\",\"topic\":\"t\",\"role\":\"mixed\",%s}",
+                   rows[i][0]);
+        CHECK(read_text(b.data, &r, &err) == ERR_INVALID);
+        CHECK_EQ_STR(err.text, rows[i][1]);
+        buf_release(&b);
+    }
+    struct node_record r;
+    struct err err;
+    CHECK_OK(read_text("{\"node\":\"0000000000000001\",\"topic\":\"t\",\"role\":\"mixed\",\"name\":"
+                       "\"\u00e4\u65e5\",\"host\":\"fe80::1%eth0\"}",
+                       &r, &err));
+}
+
+TEST_MAIN(CASE(a_record_reads_back_equal), CASE(a_record_is_proven_by_the_secret),
+          CASE(texts_that_terminals_or_shells_would_obey_are_refused),
+          CASE(quantities_above_what_json_keeps_are_cut), CASE(every_field_is_checked),
+          CASE(unknown_members_are_ignored), CASE(a_proof_depends_on_every_part),
+          CASE(topics_are_listed_with_their_roles))

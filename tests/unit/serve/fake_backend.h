@@ -176,6 +176,12 @@ static inline void fake_stats(void *self, struct serve_backend_stats *out)
     if (f->not_ready) snprintf(out->why, sizeof out->why, "no decode node in topic 'default'");
 }
 
+static inline bool fake_is_full(void *self, uint32_t n_more)
+{
+    const struct fake_backend *f = self;
+    return f->refuse == ERR_FULL || (f->max_live && f->n_live + n_more >= f->max_live);
+}
+
 static inline void fake_nodes(void *self, struct buf *out)
 {
     (void)self;
@@ -186,7 +192,12 @@ static inline struct serve_backend fake_backend_of(struct fake_backend *f, struc
 {
     f->loop = loop;
     list_init(&f->live);
-    return (struct serve_backend){ fake_submit, fake_cancel, fake_stats, fake_nodes, f };
+    return (struct serve_backend){ .submit = fake_submit,
+                                   .cancel = fake_cancel,
+                                   .stats = fake_stats,
+                                   .is_full = fake_is_full,
+                                   .nodes = fake_nodes,
+                                   .self = f };
 }
 
 #endif

@@ -74,6 +74,13 @@ TEST(paths_and_aliases)
     CHECK(answer_has_header(&a, "retry-after: 1"));
     answer_free(&a);
     expect(&r, "GET", "/live", NULL, NULL, 200);
+    /* One slash at the end is forgiven; a path of slashes costs no more than another. */
+    expect(&r, "GET", "/live/", NULL, NULL, 200);
+    expect(&r, "GET", "/live//", NULL, NULL, 404);
+    char slashes[4001];
+    memset(slashes, '/', sizeof slashes - 1);
+    slashes[sizeof slashes - 1] = 0;
+    expect(&r, "GET", slashes, NULL, NULL, 404);
     rig_close(&r);
 }
 
@@ -195,5 +202,113 @@ TEST(client_that_leaves_cancels_its_work)
     rig_close(&r);
 }
 
+/* A passer that answers in the next turn of the loop, or says that nobody took the request, or
+ * never says anything. */
+struct fake_passer {
+    struct loop *loop;
+    struct loop_timer *timer;
+    struct http_exchange *x;
+    void (*done)(void *arg, bool taken, int status);
+    void *arg;
+    enum { TAKES, TAKES_NOT, KNOWS_NOBODY, HANGS } does;
+    int n_started, n_canceled;
+    char path[64];
+};
+
+static void passer_on_timer(void *arg)
+{
+    struct fake_passer *p = arg;
+    loop_timer_free(p->timer);
+    p->timer = NULL;
+    if (p->does == TAKES) http_reply(p->x, 200, "text/plain", "x-request-id: t\r\n", STR("there"));
+    p->done(p->arg, p->does == TAKES, p->does == TAKES ? 200 : 0);
+}
+
+static void *passer_begin(void *self, struct http_exchange *x, const char *path,
+                          void (*done)(void *arg, bool taken, int status), void *arg)
+{
+    struct fake_passer *p = self;
+    if (p->does == KNOWS_NOBODY) return NULL;
+    p->n_started++;
+    p->x = x;
+    p->done = done;
+    p->arg = arg;
+    snprintf(p->path, sizeof p->path, "%s", path);
+    if (p->does != HANGS) p->timer = loop_timer_start(p->loop, 0, 0, passer_on_timer, p);
+    return p;
+}
+
+static void passer_end(void *self, void *pass)
+{
+    struct fake_passer *p = self;
+    CHECK(pass == p);
+    p->n_canceled++;
+}
+
+TEST(a_full_node_passes_what_generates)
+{
+    static const char doubled[] = "/v1/chat/completions/chat/completions";
+    struct rig r;
+    rig_open(&r);
+    struct fake_passer p = { .loop = r.loop, .does = TAKES };
+    r.o.passer = (struct serve_passer){ passer_begin, passer_end, &p };
+    rig_start(&r);
+    expect(&r, "POST", "/v1/chat/completions", NULL, "{" MESSAGES "}", 200);
+    CHECK_EQ_INT(p.n_started, 0); /* not full */
+    r.fake.refuse = ERR_FULL;
+    struct answer a = rig_request(&r, "POST", doubled, NULL, "{" MESSAGES "}");
+    CHECK_EQ_STR(a.body.data, "there");
+    CHECK_EQ_STR(p.path, "/v1/chat/completions");
+    answer_free(&a);
+    expect(&r, "POST", "/tokenize", NULL, "{\"prompt\":\"x\"}", 200);
+    expect(&r, "GET", "/v1/models", NULL, NULL, 200);
+    CHECK_EQ_INT(p.n_started, 1);
+    p.does = TAKES_NOT; /* the request, body and all, is handled here */
+    a = rig_request(&r, "POST", "/v1/completions", NULL, "{\"prompt\":\"x\"}");
+    CHECK_EQ_INT(a.status, 429);
+    CHECK_EQ_STR(string_at(a.json, "error.message"), "the fake refuses on purpose");
+    CHECK_EQ_INT(p.n_started, 2);
+    answer_free(&a);
+    p.does = KNOWS_NOBODY;
+    expect(&r, "POST", "/v1/completions", NULL, "{\"prompt\":\"x\"}", 429);
+    p.does = HANGS;
+    int fd = rig_connect(r.http);
+    rig_send(fd, "POST", "/v1/completions", NULL, "{\"prompt\":\"x\"}");
+    for (int i = 0; i < 20000 && p.n_started < 3; i++) rig_turn(&r);
+    close(fd);
+    for (int i = 0; i < 20000 && !p.n_canceled; i++) rig_turn(&r);
+    CHECK_EQ_INT(p.n_canceled, 1);
+    rig_close(&r);
+}
+
+/* Requests that are being prepared count: the backend will have them in a moment. */
+TEST(a_burst_is_passed_before_its_requests_are_prepared)
+{
+    enum { BURST = 8, ROOM = 3 };
+    struct rig r;
+    int fd[BURST];
+    rig_open(&r);
+    struct fake_passer p = { .loop = r.loop, .does = HANGS };
+    r.o.passer = (struct serve_passer){ passer_begin, passer_end, &p };
+    r.fake.max_live = ROOM;
+    r.fake.hold = true;
+    rig_start(&r);
+    for (int i = 0; i < BURST; i++) {
+        fd[i] = rig_connect(r.http);
+        rig_send(fd[i], "POST", "/v1/completions", NULL,
+                 "{\"prompt\":\"x\",\"ignore_eos\":true,\"max_tokens\":200}");
+    }
+    for (int i = 0; i < 20000 && r.fake.n_live + (uint32_t)p.n_started < BURST; i++) rig_turn(&r);
+    CHECK_EQ_INT(p.n_started, BURST - ROOM);
+    CHECK_EQ_INT(r.fake.n_live, ROOM);
+    CHECK_EQ_INT(r.serve->n_preparing, 0);
+    for (int i = 0; i < BURST; i++) close(fd[i]);
+    for (int i = 0; i < 20000 && (r.fake.n_live || p.n_canceled < BURST - ROOM); i++) rig_turn(&r);
+    CHECK_EQ_INT(p.n_canceled, BURST - ROOM);
+    rig_close(&r);
+}
+
 TEST_MAIN(CASE(chat_over_http), CASE(paths_and_aliases), CASE(side_documents), CASE(keys),
-          CASE(content_types), CASE(client_that_leaves_cancels_its_work))
+          CASE(content_types), CASE(client_that_leaves_cancels_its_work),
+          CASE(a_full_node_passes_what_generates),
+          CASE(a_burst_is_passed_before_its_requests_are_prepared))

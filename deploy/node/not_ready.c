@@ -1,0 +1,73 @@
+/* not_ready.c - see not_ready.h. Thread: loop. */
+#include "deploy/node/not_ready.h"
+
+#include <string.h>
+
+#include "deploy/node/node_options.h"
+#include "shared/base/hash/hash.h"
+#include "shared/base/mem.h"
+#include "shared/serve/auth.h"
+
+void not_ready_reply(struct http_exchange *x, bool loading)
+{
+    struct buf body = { 0 };
+    struct str path = http_path(x);
+    if (str_eq_c(path, "/live") || str_eq_c(path, "/livez")) {
+        http_reply(x, 200, "application/json", NULL, STR("{\"status\":\"ok\"}"));
+        return;
+    }
+    serve_error_json(&body, ERR_UNAVAILABLE,
+                     loading ? "the model is being loaded" : "the node is shutting down", NULL);
+    http_reply(x, 503, "application/json", "Retry-After: 1\r\n", buf_str(&body));
+    buf_release(&body);
+}
+
+/* A request that is passed, or for which a node is being sought. */
+struct passed {
+    struct passer *passer;
+    struct http_exchange *x;
+    void *pass;
+    void (*otherwise)(void *arg, struct http_exchange *x);
+    void *arg;
+};
+
+static void on_end(void *arg, bool gone)
+{
+    struct passed *p = arg;
+    (void)gone;
+    if (p->pass) passer_cancel(p->passer, p->pass);
+    mem_free(p);
+}
+
+static void on_done(void *arg, bool taken, int status)
+{
+    struct passed *p = arg, was = *p;
+    (void)status;
+    p->pass = NULL;
+    if (taken) return; /* on_end follows */
+    http_on_end(p->x, NULL, NULL);
+    mem_free(p);
+    was.otherwise(was.arg, was.x);
+}
+
+static bool has_key(const struct not_ready_pass *o, struct str authorization)
+{
+    uint8_t keys[NODE_KEYS_MAX][KEY_HASH_BYTES];
+    for (size_t i = 0; i < o->n_keys; i++) sha256(o->keys[i], strlen(o->keys[i]), keys[i]);
+    return auth_has_key(keys, o->n_keys, authorization);
+}
+
+bool not_ready_pass(const struct not_ready_pass *o, struct http_exchange *x)
+{
+    const char *path = serve_generating_path(http_path(x));
+    if (!o->passer || !path || !has_key(o, http_header(x, "authorization"))) return false;
+    struct passed *p = MEM_NEW(struct passed);
+    *p = (struct passed){ .passer = o->passer, .x = x, .otherwise = o->otherwise, .arg = o->arg };
+    p->pass = passer_start(o->passer, PASS_WHILE_LOADING, x, path, on_done, p);
+    if (!p->pass) {
+        mem_free(p);
+        return false;
+    }
+    http_on_end(x, on_end, p);
+    return true;
+}

@@ -1,0 +1,24 @@
+/* not_ready.h - what a node answers over HTTP before it has loaded its model, and while it stops.
+ * Thread: loop. */
+#ifndef BATON_DEPLOY_NODE_NOT_READY_H
+#define BATON_DEPLOY_NODE_NOT_READY_H
+
+#include "scheduler/passer.h"
+
+/* 503 with the reason; /live is 200. */
+void not_ready_reply(struct http_exchange *x, bool loading);
+
+struct not_ready_pass {
+    struct passer *passer;   /* NULL: requests are not passed */
+    const char *const *keys; /* [n_keys] API keys; read only during the call */
+    size_t n_keys;
+    /* Answers what no other node took. */
+    void (*otherwise)(void *arg, struct http_exchange *x);
+    void *arg;
+};
+
+/* Passes a request that generates to a node that is ready; a stranger's request, without a key that
+ * this node knows, costs no other node anything. False: it is not one, or there is no such node. */
+bool not_ready_pass(const struct not_ready_pass *o, struct http_exchange *x);
+
+#endif

@@ -1,0 +1,422 @@
+/* passer.c - see passer.h. Thread: loop. */
+#include "scheduler/passer.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "shared/base/assert.h"
+#include "shared/base/clock.h"
+#include "shared/base/list.h"
+#include "shared/base/log.h"
+#include "shared/base/mem.h"
+#include "shared/net/http/http_client.h"
+#include "shared/net/http/http_pass.h"
+
+enum {
+    PASSES_MAX = 1024,  /* at once; above that the node answers itself */
+    PASS_TRIES = 2,     /* nodes asked for one request */
+    SNAPSHOT_MS = 1000, /* older ones are renewed before a request is passed */
+    SUSPECT_MS = 5000,  /* a node that failed is not chosen for so long */
+    CONNECT_MS = 2000,
+    SILENT_MS = 1000, /* then a node is asked for /live */
+    LIVE_MS = 2000,   /* and is lost when it does not answer */
+    LOOK_MS = 250,    /* between looks for silent nodes */
+    LOGGED_NAME_MAX = 128,
+    N_REASONS = 2
+};
+
+enum outcome { ANSWERED, BROKEN, REFUSED, GONE, N_OUTCOMES };
+
+static const char *const REASON_NAMES[] = { "loading", "full" };
+static const char *const OUTCOME_NAMES[] = { "answered", "broken", "refused", "gone" };
+
+/* A node of the snapshot. */
+struct candidate {
+    struct node_record record;
+    uint32_t n_passed; /* by this node since the snapshot */
+    bool full;         /* said so since the snapshot */
+};
+
+struct suspect {
+    uint64_t node, until_ms;
+};
+
+struct passer {
+    struct passer_options o;
+    char name[NODE_NAME_MAX];
+    uint64_t model;          /* 0: not known yet */
+    struct candidate *nodes; /* [n_nodes], without this one */
+    size_t n_nodes, n_next;  /* n_next: where the next choice begins, so that equals take turns */
+    bool asking;
+    uint64_t t_snapshot_ms; /* 0: none yet */
+    struct suspect suspects[16];
+    size_t n_suspects; /* ever added; a ring */
+    struct list passes;
+    uint32_t n_passes;
+    struct loop_timer *turn; /* starts what waits for a node, in the next turn of the loop */
+    struct loop_timer *look; /* runs while there are passes */
+    struct http_client *client;
+    struct buf broken_event;
+    struct counter *counters[N_REASONS][N_OUTCOMES];
+};
+
+/* One request. */
+struct pass {
+    struct list link;
+    struct passer *passer;
+    enum pass_reason reason;
+    struct http_exchange *x;
+    char *path;
+    void (*done)(void *arg, bool taken, int status);
+    void *arg;
+    struct http_pass *call; /* NULL: waits for a node */
+    uint64_t tried[PASS_TRIES];
+    size_t n_tried;
+    char to[NODE_NAME_MAX]; /* the last one's name */
+    char host[NODE_NAME_MAX];
+    uint16_t port;
+    bool asked_live;    /* its node was asked, and has not answered */
+    uint64_t t_live_ms; /* when it last did */
+    uint64_t t_start_ns;
+};
+
+/* ---- which node ---- */
+
+static bool is_suspect(const struct passer *p, uint64_t node)
+{
+    uint64_t now = clock_ms();
+    for (size_t i = 0; i < COUNT_OF(p->suspects); i++)
+        if (p->suspects[i].node == node && p->suspects[i].until_ms > now) return true;
+    return false;
+}
+
+static void suspect(struct passer *p, uint64_t node)
+{
+    p->suspects[p->n_suspects++ % COUNT_OF(p->suspects)] = (struct suspect){ node, clock_ms() +
+                                                                                       SUSPECT_MS };
+}
+
+/* Returns the model that requests may be passed for; 0: none, or the nodes differ. */
+static uint64_t model_of_topic(const struct passer *p)
+{
+    uint64_t model = p->model;
+    for (size_t i = 0; !p->model && i < p->n_nodes; i++) {
+        uint64_t other = p->nodes[i].record.model;
+        if (model && other != model) return 0;
+        model = other;
+    }
+    return model;
+}
+
+/* Without a node that decodes, the others could only refuse. This node is one of them once it has
+ * its model. */
+static bool somebody_decodes(const struct passer *p, uint64_t model)
+{
+    for (size_t i = 0; i < p->n_nodes; i++) {
+        const struct node_record *r = &p->nodes[i].record;
+        if (r->model == model && !r->draining && r->role != ROLE_PREFILL) return true;
+    }
+    return p->model != 0;
+}
+
+static bool was_tried(const struct pass *s, uint64_t node)
+{
+    for (size_t i = 0; i < s->n_tried; i++)
+        if (s->tried[i] == node) return true;
+    return false;
+}
+
+static bool has_room(const struct candidate *c)
+{
+    const struct node_record *r = &c->record;
+    return !c->full && (r->max_requests == 0 || r->n_requests + c->n_passed < r->max_requests);
+}
+
+static uint64_t load_of(const struct candidate *c)
+{
+    return (uint64_t)c->record.n_requests + c->n_passed;
+}
+
+/* s may be NULL. */
+static struct candidate *choose(struct passer *p, const struct pass *s)
+{
+    struct candidate *best = NULL;
+    uint64_t model = model_of_topic(p);
+    if (!model || !somebody_decodes(p, model)) return NULL;
+    for (size_t k = 0; k < p->n_nodes; k++) {
+        struct candidate *c = &p->nodes[(p->n_next + k) % p->n_nodes];
+        const struct node_record *r = &c->record;
+        if (r->model != model || r->draining || r->http_port == 0 || !r->host[0]) continue;
+        if (!has_room(c) || is_suspect(p, r->node) || (s && was_tried(s, r->node))) continue;
+        if (!best || load_of(c) < load_of(best)) best = c;
+    }
+    return best;
+}
+
+static struct candidate *find(struct passer *p, uint64_t node)
+{
+    for (size_t i = 0; i < p->n_nodes; i++)
+        if (p->nodes[i].record.node == node) return &p->nodes[i];
+    return NULL;
+}
+
+/* ---- one request ---- */
+
+static void count(const struct pass *s, enum outcome outcome, int status)
+{
+    const struct passer *p = s->passer;
+    struct str name = str_sub(http_header(s->x, "x-request-id"), 0, LOGGED_NAME_MAX);
+    counter_add(p->counters[s->reason][outcome], 1);
+    log_line(p->o.log_requests ? LOG_INFO : LOG_DEBUG, "request passed",
+             "req=%.*s to=%s reason=%s outcome=%s status=%d tries=%zu ms=%.1f", STR_ARG(name),
+             s->to, REASON_NAMES[s->reason], OUTCOME_NAMES[outcome], status, s->n_tried,
+             (double)(clock_ns() - s->t_start_ns) * 1e-6);
+}
+
+static void end_pass(struct pass *s, enum outcome outcome, int status)
+{
+    struct passer *p = s->passer;
+    list_remove(&s->link);
+    if (--p->n_passes == 0) {
+        loop_timer_free(p->look);
+        p->look = NULL;
+    }
+    if (s->n_tried) count(s, outcome, status); /* else there was nobody to pass it to */
+    mem_free(s->path);
+    mem_free(s);
+}
+
+static void finish(struct pass *s, enum outcome outcome, int status)
+{
+    void (*done)(void *arg, bool taken, int status) = s->done;
+    void *arg = s->arg;
+    end_pass(s, outcome, status);
+    done(arg, outcome != REFUSED, outcome == REFUSED ? 0 : status);
+}
+
+static void try_next(struct pass *s);
+
+static void on_call_end(void *arg, enum http_pass_end end, int status)
+{
+    struct pass *s = arg;
+    struct passer *p = s->passer;
+    s->call = NULL;
+    if (end == PASS_CLIENT_GONE) {
+        return; /* the exchange's on_end cancels the pass */
+    } else if (end == PASS_ANSWERED) {
+        finish(s, ANSWERED, status);
+    } else {
+        uint64_t node = s->tried[s->n_tried - 1];
+        struct candidate *c = find(p, node);
+        bool refused = end == PASS_NOT_TAKEN && http_pass_is_refusal(status);
+        if (!refused) suspect(p, node);
+        else if (c) c->full = true;
+        if (end == PASS_BROKEN) finish(s, BROKEN, status);
+        else try_next(s);
+    }
+}
+
+static void try_next(struct pass *s)
+{
+    struct passer *p = s->passer;
+    while (!s->call) {
+        struct candidate *c = s->n_tried < PASS_TRIES ? choose(p, s) : NULL;
+        if (!c) {
+            finish(s, REFUSED, 0);
+            return;
+        }
+        const struct node_record *r = &c->record;
+        struct http_pass_options o = {
+            .loop = p->o.loop,
+            .x = s->x,
+            .host = r->host,
+            .port = r->http_port,
+            .path = s->path,
+            .from = p->name,
+            .broken_event = buf_str(&p->broken_event),
+            .connect_ms = CONNECT_MS,
+            .answer_ms = p->o.ttl_s * 1000,
+            .done = on_call_end,
+            .arg = s,
+        };
+        p->n_next++;
+        c->n_passed++;
+        s->tried[s->n_tried++] = r->node;
+        s->port = r->http_port;
+        snprintf(s->host, sizeof s->host, "%s", r->host);
+        s->asked_live = false;
+        snprintf(s->to, sizeof s->to, "%s", r->name);
+        if (http_pass_start(&o, &s->call) != OK) suspect(p, r->node);
+    }
+}
+
+/* ---- the nodes ---- */
+
+static void start_waiting(void *arg)
+{
+    struct passer *p = arg;
+    loop_timer_free(p->turn);
+    p->turn = NULL;
+    LIST_FOREACH (s, &p->passes, struct pass, link)
+        if (!s->call && s->n_tried == 0) try_next(s);
+}
+
+static void on_snapshot(void *arg, enum status st, const struct directory_snapshot *snap)
+{
+    struct passer *p = arg;
+    p->asking = false;
+    if (st == OK) {
+        mem_free(p->nodes);
+        p->nodes = snap->n ? MEM_ARRAY(struct candidate, snap->n) : NULL;
+        p->n_nodes = 0;
+        for (size_t i = 0; i < snap->n; i++)
+            if (strcmp(snap->nodes[i].name, p->name) != 0 &&
+                node_record_is_proven(&snap->nodes[i], p->o.secret))
+                p->nodes[p->n_nodes++].record = snap->nodes[i];
+        p->t_snapshot_ms = clock_ms();
+    }
+    start_waiting(p); /* with the last snapshot when there is no new one */
+}
+
+static bool is_fresh(const struct passer *p)
+{
+    return p->t_snapshot_ms && clock_ms() - p->t_snapshot_ms < p->o.snapshot_ms;
+}
+
+/* Starts those that wait, once there is a fresh snapshot. */
+static void ask_or_start(struct passer *p)
+{
+    if (p->asking || p->turn) return;
+    if (!is_fresh(p)) p->asking = directory_snapshot(p->o.directory, on_snapshot, p) == OK;
+    if (!p->asking) p->turn = loop_timer_start(p->o.loop, 0, 0, start_waiting, p);
+}
+
+/* ---- silent nodes ---- */
+
+struct look {
+    struct passer *passer;
+    uint64_t node;
+};
+
+static uint64_t node_of(const struct pass *s) { return s->n_tried ? s->tried[s->n_tried - 1] : 0; }
+
+static bool is_silent(const struct pass *s)
+{
+    uint64_t ms = s->passer->o.silent_ms;
+    return s->call && http_pass_silent_ms(s->call) >= ms && clock_ms() - s->t_live_ms >= ms;
+}
+
+static void on_live(void *arg, enum status st, int http_status, struct str body)
+{
+    struct look *l = arg;
+    (void)body;
+    (void)http_status; /* any answer shows that its loop runs */
+    LIST_FOREACH (s, &l->passer->passes, struct pass, link) {
+        if (!s->asked_live || node_of(s) != l->node) continue;
+        s->asked_live = false;
+        s->t_live_ms = st == OK ? clock_ms() : 0;
+        if (st != OK && is_silent(s)) http_pass_peer_lost(s->call);
+    }
+    mem_free(l);
+}
+
+/* One question for all requests of a node. */
+static void ask_live(struct passer *p, const struct pass *of)
+{
+    struct look *l = MEM_NEW(struct look);
+    *l = (struct look){ p, node_of(of) };
+    if (http_client_request(p->client, "GET", of->host, of->port, "/live", NULL, STR(""),
+                            p->o.live_ms, on_live, l) != OK) {
+        mem_free(l);
+        return;
+    }
+    LIST_FOREACH (s, &p->passes, struct pass, link)
+        if (node_of(s) == l->node) s->asked_live = true;
+}
+
+static void look_for_silence(void *arg)
+{
+    struct passer *p = arg;
+    LIST_FOREACH (s, &p->passes, struct pass, link)
+        if (!s->asked_live && is_silent(s)) ask_live(p, s);
+}
+
+/* ---- life ---- */
+
+void *passer_start(struct passer *p, enum pass_reason reason, struct http_exchange *x,
+                   const char *path, void (*done)(void *arg, bool taken, int status), void *arg)
+{
+    if (http_header(x, HTTP_PASS_HEADER).p || strcmp(http_method(x), "POST") != 0) return NULL;
+    if (p->n_passes >= PASSES_MAX || (is_fresh(p) && !choose(p, NULL))) return NULL;
+    struct pass *s = MEM_NEW(struct pass);
+    *s = (struct pass){ .passer = p, .reason = reason, .x = x, .done = done, .arg = arg };
+    s->path = mem_strdup(path);
+    s->t_start_ns = clock_ns();
+    list_push(&p->passes, &s->link);
+    if (p->n_passes++ == 0)
+        p->look = loop_timer_start(p->o.loop, LOOK_MS, LOOK_MS, look_for_silence, p);
+    ask_or_start(p);
+    return s;
+}
+
+void passer_cancel(struct passer *p, void *pass)
+{
+    struct pass *s = pass;
+    ASSERT(s->passer == p);
+    if (s->call) http_pass_cancel(s->call);
+    end_pass(s, GONE, 499);
+}
+
+static void *start_when_full(void *self, struct http_exchange *x, const char *path,
+                             void (*done)(void *arg, bool taken, int status), void *arg)
+{
+    return passer_start(self, PASS_WHEN_FULL, x, path, done, arg);
+}
+
+static void cancel_when_full(void *self, void *pass) { passer_cancel(self, pass); }
+
+struct serve_passer passer_when_full(struct passer *p)
+{
+    return (struct serve_passer){ .start = start_when_full, .cancel = cancel_when_full, .self = p };
+}
+
+void passer_set_model(struct passer *p, uint64_t model) { p->model = model; }
+
+uint32_t passer_n_live(const struct passer *p) { return p->n_passes; }
+
+struct passer *passer_create(const struct passer_options *o)
+{
+    struct passer *p = MEM_NEW(struct passer);
+    struct http_client_options c = { .loop = o->loop, .body_max = 4096, .n_idle = 4 };
+    char labels[64];
+    p->o = *o;
+    if (!p->o.silent_ms) p->o.silent_ms = SILENT_MS;
+    if (!p->o.live_ms) p->o.live_ms = LIVE_MS;
+    if (!p->o.snapshot_ms) p->o.snapshot_ms = SNAPSHOT_MS;
+    snprintf(p->name, sizeof p->name, "%s", o->name);
+    list_init(&p->passes);
+    p->client = http_client_create(&c);
+    serve_error_json(&p->broken_event, ERR_PEER_LOST,
+                     "the node to which this request was passed is gone; send it again", NULL);
+    for (size_t i = 0; i < N_REASONS; i++)
+        for (size_t k = 0; k < N_OUTCOMES; k++) {
+            snprintf(labels, sizeof labels, "reason=\"%s\",outcome=\"%s\"", REASON_NAMES[i],
+                     OUTCOME_NAMES[k]);
+            p->counters[i][k] = metrics_counter(
+                o->metrics, "baton_requests_passed_total", labels,
+                "Requests passed to another node while this one was loading or full; refused: no "
+                "other node took it, so this one answered.");
+        }
+    return p;
+}
+
+void passer_free(struct passer *p)
+{
+    if (!p) return;
+    ASSERT(list_empty(&p->passes));
+    http_client_free(p->client);
+    loop_timer_free(p->turn);
+    buf_release(&p->broken_event);
+    mem_free(p->nodes);
+    mem_free(p);
+}

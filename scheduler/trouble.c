@@ -1,0 +1,329 @@
+/* trouble.c - see trouble.h. The causes are looked for in the order in which they must be removed:
+ * without a directory nothing else is known for sure. */
+#include "scheduler/trouble.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "shared/base/address/host_port.h"
+#include "shared/base/hash/hash.h"
+#include "shared/base/json/json.h"
+#include "shared/base/log.h"
+
+enum {
+    PARTNERS_MAX = 16,  /* nodes of the other role that a node is compared with */
+    LINES_A_MINUTE = 6, /* of the log; beyond them only what lasts */
+    LASTING_MS = 5000
+};
+
+const char *trouble_name(enum trouble_cause c)
+{
+    static const char *const names[TROUBLE_N_CAUSES] = {
+        "none", "directory", "private-view", "peer", "other-model", "no-decode-node", "kv-exchange"
+    };
+    return names[c];
+}
+
+__attribute__((format(printf, 4, 5))) static void set(struct trouble *t, enum trouble_cause cause,
+                                                      bool blocks, const char *fmt, ...)
+{
+    va_list args;
+    t->cause = cause;
+    t->blocks = blocks;
+    va_start(args, fmt);
+    vsnprintf(t->text, sizeof t->text, fmt, args);
+    va_end(args);
+}
+
+static const char *address_of(const struct node_record *n, char at[HOST_PORT_TEXT_MAX])
+{
+    return host_port_text(n->host, n->cluster_port, at);
+}
+
+static const char *or_unknown(const char *text) { return text[0] ? text : "unknown"; }
+
+/* ---- what the nodes of the topic are ---- */
+
+/* A record that this node left behind when it was started before: it goes with its lease. */
+static bool is_former_me(const struct view *v, const struct node_record *n)
+{
+    return n->node != v->me.node && v->me.name[0] && strcmp(n->name, v->me.name) == 0;
+}
+
+/* How many of the nodes that can decode are usable, and the first of those that are not. */
+struct decode_nodes {
+    size_t n_usable, n_suspect, n_other_model, n_draining;
+    const struct node_record *suspect, *other_model;
+};
+
+static void count_decode_nodes(const struct view *v, struct decode_nodes *out)
+{
+    *out = (struct decode_nodes){ 0 };
+    for (size_t i = 0; i < v->n_nodes; i++) {
+        const struct node_record *n = &v->nodes[i];
+        if (n->role == ROLE_PREFILL || is_former_me(v, n)) continue;
+        if (n->draining) {
+            out->n_draining++;
+        } else if (v->model && n->model != v->model) {
+            if (!out->n_other_model++) out->other_model = n;
+        } else if (view_why_suspect(v, n->node)) {
+            if (!out->n_suspect++) out->suspect = n;
+        } else {
+            out->n_usable++;
+        }
+    }
+    if (v->unproven.node && v->unproven.role != ROLE_PREFILL && !out->n_suspect++)
+        out->suspect = &v->unproven;
+}
+
+/* Any node of the topic, prefill nodes included, that this one cannot work with. */
+static const struct node_record *find_other_model(const struct view *v)
+{
+    for (size_t i = 0; i < v->n_nodes; i++)
+        if (v->model && v->nodes[i].model != v->model && !v->nodes[i].draining) return &v->nodes[i];
+    return NULL;
+}
+
+static const struct node_record *find_suspect(const struct view *v)
+{
+    for (size_t i = 0; i < v->n_nodes; i++)
+        if (view_why_suspect(v, v->nodes[i].node) && !is_former_me(v, &v->nodes[i]))
+            return &v->nodes[i];
+    return v->unproven.node ? &v->unproven : NULL;
+}
+
+/* ---- sentences ---- */
+
+static void say_peer(const struct trouble_facts *f, const struct node_record *n, bool blocks,
+                     struct trouble *out)
+{
+    char at[HOST_PORT_TEXT_MAX];
+    set(out, TROUBLE_PEER, blocks,
+        "%s node %.63s cannot be connected: %.200s; check with: baton doctor --peers %.80s",
+        node_role_name(n->role), n->name, view_why_suspect(f->view, n->node), address_of(n, at));
+}
+
+static void say_other_model(const struct trouble_facts *f, const struct node_record *n, bool blocks,
+                            struct trouble *out)
+{
+    const struct node_record *me = &f->view->me;
+    const char *none = blocks ? "no living node decodes for this model: " : "";
+    if (strcmp(n->model_name, me->model_name) == 0 && strcmp(n->precision, me->precision) == 0) {
+        set(out, TROUBLE_OTHER_MODEL, blocks,
+            "%s%s node %.63s of topic %.63s has another model under the same name: both are called "
+            "%.63s (%.63s), but their weights or arithmetic differ; give all the same --model, "
+            "--quantization and --activations, or another --scheduler-topic",
+            none, node_role_name(n->role), n->name, f->topic, or_unknown(me->model_name),
+            or_unknown(me->precision));
+        return;
+    }
+    set(out, TROUBLE_OTHER_MODEL, blocks,
+        "%s%s node %.63s of topic %.63s has another model or precision: %.63s (%.63s), while this "
+        "node has %.63s (%.63s); give all the same --model, --quantization and --activations, or "
+        "another --scheduler-topic",
+        none, node_role_name(n->role), n->name, f->topic, or_unknown(n->model_name),
+        or_unknown(n->precision), or_unknown(me->model_name), or_unknown(me->precision));
+}
+
+static void say_no_decode(const struct trouble_facts *f, const struct decode_nodes *d,
+                          struct trouble *out)
+{
+    if (d->n_draining)
+        set(out, TROUBLE_NO_DECODE, true,
+            "every node of topic %.63s that can decode is shutting down (%zu)", f->topic,
+            d->n_draining);
+    else
+        set(out, TROUBLE_NO_DECODE, true,
+            "no node that can decode is in topic %.63s; topics and roles seen: %.140s; start one "
+            "with: baton serve --splitwise-role decode %.120s",
+            f->topic, f->view->topics[0] ? f->view->topics : "none", f->join ? f->join : "");
+}
+
+static void say_private(const struct trouble_facts *f, struct trouble *out)
+{
+    set(out, TROUBLE_PRIVATE_VIEW, true,
+        "this node has the role %s and knows no other node: no directory was named, so none can "
+        "find it; give --router HOST:PORT (the control port of a prefill node) or "
+        "--scheduler-name splitwise with Redis, or --splitwise-role mixed; check with: baton "
+        "doctor",
+        node_role_name(f->view->me.role));
+}
+
+/* ---- KV exchange ---- */
+
+static const char *why_apart(const struct view *v, const struct node_record *prefill,
+                             const struct node_record *decode)
+{
+    for (size_t i = 0; i < v->n_apart; i++)
+        if (v->apart[i].pair.prefill == prefill->node && v->apart[i].pair.decode == decode->node)
+            return v->apart[i].why;
+    return NULL;
+}
+
+static const char *transports_of(const struct node_record *n, char text[KV_BY_MAX + 8])
+{
+    snprintf(text, KV_BY_MAX + 8, "%s%s%s", n->kv_host ? "ipc" : "",
+             n->kv_host && n->kv_by[0] ? "," : "", n->kv_by);
+    return text;
+}
+
+static void say_kv(const struct view *v, const struct node_record *prefill,
+                   const struct node_record *decode, struct trouble *out)
+{
+    const char *why = why_apart(v, prefill, decode);
+    char text[320], at[HOST_PORT_TEXT_MAX], sender[KV_BY_MAX + 8], receiver[KV_BY_MAX + 8];
+    if (place_exchange(prefill, decode) == EXCHANGE_TYPES_DIFFER)
+        snprintf(text, sizeof text,
+                 "%s at the sender does not fit into %s at the receiver without loss; give both "
+                 "the same --kv-cache-dtype, or allow answers to differ with BATON_KV_LOSSY=1 on "
+                 "either node",
+                 prefill->kv_type, decode->kv_type);
+    else if (place_exchange(prefill, decode) == EXCHANGE_NO_TRANSPORT)
+        snprintf(text, sizeof text,
+                 "they have no transport in common (%s at the sender, %s at the receiver%s); name "
+                 "one in --cache-transfer-protocol",
+                 transports_of(prefill, sender), transports_of(decode, receiver),
+                 prefill->kv_host && decode->kv_host ? ", on different hosts" : "");
+    else
+        snprintf(text, sizeof text, "%.200s; check with: baton doctor --peers %.80s",
+                 why ? why : "unknown", address_of(decode, at));
+    set(out, TROUBLE_KV, false,
+        "prompts are not split over prefill node %.63s and decode node %.63s, whose KV cannot be "
+        "exchanged: %s",
+        prefill->name, decode->name, text);
+}
+
+static bool works_with(const struct view *v, const struct node_record *n)
+{
+    return !n->draining && (!v->model || n->model == v->model);
+}
+
+/* Finds a prefill or decode node that can exchange KV with none of those it is compared with. */
+static void find_kv_trouble(const struct view *v, struct trouble *out)
+{
+    const struct node_record *partners[ROLE_DECODE + 1][PARTNERS_MAX];
+    size_t n_partners[ROLE_DECODE + 1] = { 0 };
+    for (size_t i = 0; i < v->n_nodes; i++) {
+        const struct node_record *n = &v->nodes[i];
+        if (works_with(v, n) && n_partners[n->role] < PARTNERS_MAX)
+            partners[n->role][n_partners[n->role]++] = n;
+    }
+    for (size_t i = 0; i < v->n_nodes; i++) {
+        const struct node_record *n = &v->nodes[i];
+        enum node_role other = n->role == ROLE_PREFILL ? ROLE_DECODE : ROLE_PREFILL;
+        if (n->role == ROLE_MIXED || !works_with(v, n) || !n_partners[other]) continue;
+        bool some = false;
+        for (size_t k = 0; k < n_partners[other] && !some; k++) {
+            const struct node_record *p = other == ROLE_DECODE ? n : partners[other][k],
+                                     *d = other == ROLE_DECODE ? partners[other][k] : n;
+            some = place_exchange(p, d) == EXCHANGE_OK && !why_apart(v, p, d);
+        }
+        if (some) continue;
+        say_kv(v, other == ROLE_DECODE ? n : partners[other][0],
+               other == ROLE_DECODE ? partners[other][0] : n, out);
+        return;
+    }
+}
+
+/* ---- the cause ---- */
+
+static void find_blocking(const struct trouble_facts *f, const struct decode_nodes *d,
+                          struct trouble *out)
+{
+    if (f->directory_down) set(out, TROUBLE_DIRECTORY, true, "%s", f->directory_down);
+    else if (!f->join && f->view->me.node && f->view->me.role == ROLE_PREFILL) say_private(f, out);
+    else if (d->suspect) say_peer(f, d->suspect, true, out);
+    else if (d->other_model) say_other_model(f, d->other_model, true, out);
+    else say_no_decode(f, d, out);
+}
+
+/* Requests are served, but not by all nodes that the operator has started. */
+static void find_degrading(const struct trouble_facts *f, struct trouble *out)
+{
+    const struct view *v = f->view;
+    const struct node_record *n = find_suspect(v);
+    if (f->directory_down)
+        set(out, TROUBLE_DIRECTORY, false, "%.440s; until then %s", f->directory_down,
+            v->n_nodes > 1 ? "the nodes seen last serve" : "this node serves alone");
+    else if (!f->join && v->me.node && v->me.role != ROLE_MIXED) say_private(f, out);
+    else if (n) say_peer(f, n, false, out);
+    else if ((n = find_other_model(v)) != NULL) say_other_model(f, n, false, out);
+    else find_kv_trouble(v, out);
+    out->blocks = false;
+}
+
+void trouble_find(const struct trouble_facts *f, struct trouble *out)
+{
+    struct decode_nodes d;
+    out->cause = TROUBLE_NONE;
+    out->blocks = false;
+    out->text[0] = 0;
+    count_decode_nodes(f->view, &d);
+    if (d.n_usable == 0) find_blocking(f, &d, out);
+    else find_degrading(f, out);
+}
+
+/* ---- keeping it ---- */
+
+static uint64_t state_of(const struct trouble *t)
+{
+    return t->cause == TROUBLE_NONE ? 0 : hash_64(t->text, strlen(t->text), t->blocks) | 1;
+}
+
+static void log_state(struct trouble *t, uint64_t now_ms)
+{
+    if (t->cause == TROUBLE_NONE)
+        log_warn("trouble is over", "cause=%s after_s=%.1f requests_failed=%u repeats=%u",
+                 trouble_name(t->logged.cause), (double)(now_ms - t->logged.since_ms) * 1e-3,
+                 t->logged.n_requests, t->logged.n_unlogged);
+    else
+        log_warn(t->blocks ? "not ready" : "degraded", "cause=%s repeats=%u why=\"%s\"",
+                 trouble_name(t->cause), t->logged.n_unlogged, t->text);
+    t->logged.state = state_of(t);
+    t->logged.cause = t->cause;
+    t->logged.since_ms = now_ms;
+    t->logged.n_requests = t->logged.n_unlogged = 0;
+}
+
+/* Each change is a line. When they are many within a minute, a state is logged once it has lasted
+ * for a while: so the last line always says how things are. */
+static void log_if_due(struct trouble *t, uint64_t now_ms)
+{
+    if (state_of(t) == t->logged.state) return;
+    if (now_ms - t->logged.t_minute_ms >= 60000) {
+        t->logged.t_minute_ms = now_ms;
+        t->logged.n_lines = 0;
+    }
+    if (t->logged.n_lines >= LINES_A_MINUTE && now_ms - t->since_ms < LASTING_MS) return;
+    t->logged.n_lines++;
+    log_state(t, now_ms);
+}
+
+void trouble_update(struct trouble *t, const struct trouble_facts *f, uint64_t now_ms)
+{
+    const struct trouble before = *t;
+    trouble_find(f, t);
+    bool same = t->cause == before.cause && t->blocks == before.blocks &&
+                strcmp(t->text, before.text) == 0;
+    if (!same) {
+        t->logged.n_requests += t->n_requests;
+        t->logged.n_unlogged += state_of(&before) != t->logged.state;
+        t->since_ms = now_ms;
+        t->n_requests = 0;
+    }
+    log_if_due(t, now_ms);
+}
+
+void trouble_write(const struct trouble *t, uint64_t now_ms, struct buf *out)
+{
+    if (t->cause == TROUBLE_NONE) {
+        buf_add_c(out, "null");
+        return;
+    }
+    buf_printf(out, "{\"cause\":\"%s\",\"blocks\":%s,\"since_s\":%llu,\"requests\":%u,\"text\":",
+               trouble_name(t->cause), t->blocks ? "true" : "false",
+               (unsigned long long)(now_ms - t->since_ms) / 1000, t->n_requests);
+    json_add_string(out, str_of(t->text));
+    buf_add_char(out, '}');
+}

@@ -1,0 +1,58 @@
+/* trouble.h - why requests cannot be served, or not as the operator wants, in one sentence.
+ *
+ * trouble_find looks at what an entry node knows (facts) and names the one cause that must be
+ * removed first, with the next step. The same sentence goes into the 503, /ready, /cluster (`baton
+ * status`) and the log. trouble_update keeps the present one: a change is logged, and a cause that
+ * keeps coming back is counted, and logged again once it lasts.
+ * Thread: loop. */
+#ifndef BATON_SCHEDULER_TROUBLE_H
+#define BATON_SCHEDULER_TROUBLE_H
+
+#include "scheduler/view.h"
+
+enum trouble_cause {
+    TROUBLE_NONE,
+    TROUBLE_DIRECTORY,    /* Redis or the directory server cannot be used */
+    TROUBLE_PRIVATE_VIEW, /* a role was given, but no other node can get into the topic */
+    TROUBLE_PEER,         /* a node cannot be connected */
+    TROUBLE_OTHER_MODEL,  /* nodes of the topic have another model or precision */
+    TROUBLE_NO_DECODE,    /* no node that can decode is in the topic */
+    TROUBLE_KV,           /* prefill and decode nodes that cannot exchange KV */
+    TROUBLE_N_CAUSES
+};
+
+/* What is looked at; all borrowed. */
+struct trouble_facts {
+    const struct view *view;
+    const char *topic;
+    /* The options that bring another node into the topic, "--router 10.0.0.1:9400"; NULL: none
+     * can. */
+    const char *join;
+    const char *directory_down; /* directory_why_down */
+};
+
+struct trouble {
+    enum trouble_cause cause;
+    bool blocks; /* no request can be served */
+    char text[ERR_TEXT_MAX];
+    uint64_t since_ms;
+    uint32_t n_requests; /* that ended for it */
+    struct {
+        uint64_t state; /* what the log says now: a hash; 0: all is well */
+        enum trouble_cause cause;
+        uint64_t since_ms, t_minute_ms;
+        uint32_t n_requests;          /* of the trouble that the log says */
+        uint32_t n_lines, n_unlogged; /* lines of this minute; changes since the last line */
+    } logged;
+};
+
+/* Fills in cause, blocks and text; cause TROUBLE_NONE and "" when all is well. */
+void trouble_find(const struct trouble_facts *f, struct trouble *out);
+/* Looks again and logs a change. */
+void trouble_update(struct trouble *t, const struct trouble_facts *f, uint64_t now_ms);
+/* "directory", "peer", ... */
+const char *trouble_name(enum trouble_cause c);
+/* Appends {"cause":...,"blocks":...,"text":...,"since_s":...,"requests":...}, or null. */
+void trouble_write(const struct trouble *t, uint64_t now_ms, struct buf *out);
+
+#endif

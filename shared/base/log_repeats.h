@@ -1,0 +1,51 @@
+/* log_repeats.h - lets a line be logged when it is new, and counts it while it repeats.
+ *
+ *     uint32_t n;
+ *     if (log_repeats_due(&r, why, clock_ms(), &n))
+ *         log_warn("link refused", "peer=%s why=\"%s\" repeats=%u", peer, why, n);
+ *
+ * A text is due when it was not logged within LOG_REPEATS_MS. The LOG_REPEATS_TEXTS texts that were
+ * logged last are known, by their hash. A zeroed struct is ready for use.
+ * Thread: the owner's. */
+#ifndef BATON_BASE_LOG_REPEATS_H
+#define BATON_BASE_LOG_REPEATS_H
+
+#include <stdbool.h>
+#include <string.h>
+
+#include "shared/base/hash/hash.h"
+
+enum { LOG_REPEATS_TEXTS = 16, LOG_REPEATS_MS = 60000 };
+
+struct log_repeats {
+    struct {
+        uint64_t text;      /* hash; 0: free */
+        uint64_t logged_ms; /* when it was logged last */
+        uint32_t n;         /* since then not logged */
+    } texts[LOG_REPEATS_TEXTS];
+};
+
+/* Is `text` to be logged at now_ms? Then *n is how often it came unlogged since the last time. */
+static inline bool log_repeats_due(struct log_repeats *r, const char *text, uint64_t now_ms,
+                                   uint32_t *n)
+{
+    uint64_t hash = hash_64(text, strlen(text), 0) | 1;
+    size_t at = 0, oldest = 0;
+    while (at < LOG_REPEATS_TEXTS && r->texts[at].text != hash) {
+        if (r->texts[at].logged_ms < r->texts[oldest].logged_ms) oldest = at;
+        at++;
+    }
+    bool known = at < LOG_REPEATS_TEXTS;
+    if (!known) at = oldest;
+    *n = known ? r->texts[at].n : 0;
+    if (known && now_ms - r->texts[at].logged_ms < LOG_REPEATS_MS) {
+        r->texts[at].n++;
+        return false;
+    }
+    r->texts[at].text = hash;
+    r->texts[at].logged_ms = now_ms;
+    r->texts[at].n = 0;
+    return true;
+}
+
+#endif

@@ -1,0 +1,57 @@
+/* http_pass.h - passes one request of a client to another node's HTTP port, and its answer back.
+ *
+ * The request goes as it came: the path, the body (not copied), the API key, the x-request-id and
+ * what else means something to the API; and with `x-baton-passed`, so that no node passes it again.
+ * A streamed answer comes back piece by piece; while the client does not read, neither does this. A
+ * short whole answer is held until it is complete. An answer of HTTP_PASS_REFUSED, or none, is not
+ * passed back: the caller tries another node or answers itself.
+ *
+ *     start ──▶ connect ──▶ send ──▶ head ──▶ body ──▶ done(PASS_ANSWERED)
+ *                  └──────────┴────────┴─ done(PASS_NOT_TAKEN)  └──▶ done(PASS_BROKEN)
+ *
+ * `done` is called once, never from inside start, not after cancel. Thread: loop. */
+#ifndef BATON_NET_HTTP_HTTP_PASS_H
+#define BATON_NET_HTTP_HTTP_PASS_H
+
+#include "shared/net/http/http_server.h"
+
+#define HTTP_PASS_HEADER "x-baton-passed"
+
+struct http_pass;
+
+enum http_pass_end {
+    PASS_ANSWERED,   /* the exchange has its answer */
+    PASS_BROKEN,     /* it has the beginning of one, and was ended: with an error event, or cut */
+    PASS_NOT_TAKEN,  /* nothing was sent to the client */
+    PASS_CLIENT_GONE /* the client does not take the answer; on_end of the exchange follows */
+};
+
+struct http_pass_options {
+    struct loop *loop;
+    struct http_exchange *x; /* its handler has it; on_end must call http_pass_cancel */
+    const char *host, *path; /* copied; the path without a query */
+    uint16_t port;
+    const char *from; /* this node's name, for HTTP_PASS_HEADER */
+    /* One line of JSON that ends a stream whose node is gone; kept until done. */
+    struct str broken_event;
+    uint32_t connect_ms, answer_ms; /* limits until connected, and until the answer begins */
+    /* status: of the answer; 0: there was none. */
+    void (*done)(void *arg, enum http_pass_end end, int status);
+    void *arg;
+};
+
+/* The statuses with which another node may refuse a request that a third one would take: it is full
+ * (429, 503), or has another key or model (401, 404). */
+bool http_pass_is_refusal(int status);
+
+/* ERR_PEER_LOST: not even a connection could be begun. */
+enum status http_pass_start(const struct http_pass_options *o, struct http_pass **out) MUST_CHECK;
+/* The client left, or the caller gives up: closes the connection to the other node, which stops the
+ * work there. */
+void http_pass_cancel(struct http_pass *p);
+/* The other node was found dead: as if its connection had closed. */
+void http_pass_peer_lost(struct http_pass *p);
+/* Milliseconds since the other node last sent something. */
+uint64_t http_pass_silent_ms(const struct http_pass *p);
+
+#endif

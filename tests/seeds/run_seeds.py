@@ -1,0 +1,524 @@
+#!/usr/bin/env python3
+"""run_seeds.py - starts every command of the five documents (data/*.txt) as it is written there and asks it something, or meets the
+sentence with which docs/compatibility.md refuses it.
+
+usage: run_seeds.py BATON SOURCE_DIR
+
+Blocks of the documents are run by bash. Programs of the same names stand before PATH and call `baton` in their place; models, addresses,
+paths and ports that are taken are replaced, and sizes are made small by BATON_... variables. Needs redis-server; the OpenAI client's
+example needs BATON_OPENAI_PYTHON. Prints what became of each command. Last line: N passed, N failed, N skipped."""
+import ast, atexit, collections, json, os, re, shutil, signal, socket, subprocess, sys, tempfile, time
+
+BATON, SOURCE = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
+os.environ['BATON_BIN'] = BATON
+sys.path.append(os.path.join(SOURCE, 'tests', 'e2e'))
+from documents import block, commands, continued, document, documents, table
+from harness import DATA, Process, Redis, Skip, closing, free_ports, request, wait_until
+
+API, MULTI, ROUTER = ('python -m fastdeploy.' + m for m in ('entrypoints.openai.api_server', 'entrypoints.openai.multi_api_server', 'router.launch'))
+ERNIE_FP8, ERNIE, DEEPSEEK = 'ERNIE-4_5-300B-A47B-FP8-Paddle', 'baidu/ERNIE-4.5-21B-A3B-Paddle', 'vllm-ascend/DeepSeek-R1-W8A8'
+POSITIONS = 131072  # the longest context that a document asks for
+ROWS = {name: (effect, sentence) for heading in table(BATON).values() for name, owner, _, effect, sentence in heading if not owner}
+SMALL = {'BATON_COMPUTE_THREADS': '1', 'BATON_KV_CACHE_MEMORY': '0.2'}
+CLAIMED = collections.Counter()  # (document, command): how many of its places have been dealt with
+RESULTS = []
+
+# What stands before PATH: the documents' programs, which call `baton`. The script of the network devices is the project's own.
+PROGRAMS = {
+    'python': '''case "$2" in
+fastdeploy.entrypoints.openai.api_server) shift 2; exec "$BATON_BIN" serve "$@" ;;
+fastdeploy.entrypoints.openai.multi_api_server) shift 2; exec "$BATON_BIN" launch "$@" ;;
+fastdeploy.router.launch) shift 2; exec "$BATON_BIN" router "$@" ;;
+esac
+exec "$BATON_BIN" "$@"''',
+    'vllm': 'exec "$BATON_BIN" "$@"',
+    'start_server': 'exec "$BATON_BIN" start_server "$@"',
+    'stop_server': 'exec "$BATON_BIN" stop_server "$@"',
+    'mpirun': 'exec "$@"',
+}
+
+
+def make_workplace():
+    """A folder with the programs, the script and a model for each of the documents' architectures, with room for their contexts."""
+    at = tempfile.mkdtemp(prefix='baton-seeds-')
+    atexit.register(shutil.rmtree, at, True)
+    os.makedirs(os.path.join(at, 'bin'))
+    os.makedirs(os.path.join(at, 'scripts'))
+    for name, text in PROGRAMS.items():
+        path = os.path.join(at, 'bin', name)
+        with open(path, 'w') as f:
+            f.write('#!/bin/sh\n' + text + '\n')
+        os.chmod(path, 0o755)
+    os.symlink(os.path.join(SOURCE, 'deploy', 'get_rdma_nics.sh'), os.path.join(at, 'scripts', 'get_rdma_nics.sh'))
+    return at
+
+
+def make_model(golden, changed=()):
+    """A copy of a golden checkpoint whose config.json has other members."""
+    to, source = tempfile.mkdtemp(dir=PLACE), os.path.join(DATA, 'goldens', golden, 'model')
+    for name in os.listdir(source):
+        os.symlink(os.path.join(source, name), os.path.join(to, name))
+    with open(os.path.join(source, 'config.json'), encoding='utf-8') as f:
+        config = {**json.load(f), 'max_position_embeddings': POSITIONS, **dict(changed)}
+    os.unlink(os.path.join(to, 'config.json'))
+    with open(os.path.join(to, 'config.json'), 'w', encoding='utf-8') as f:
+        json.dump(config, f)
+    return to
+
+
+PLACE = make_workplace()
+MODELS = {ERNIE_FP8: make_model('ernie_moe'), ERNIE: make_model('ernie_moe'), DEEPSEEK: make_model('deepseek_v2_lite')}
+
+
+class Ports:
+    """Which port stands for each of the documents': itself, or a free one where something has it."""
+    OWN = re.compile(r'(--(?:ports|port|metrics-ports?|engine-worker-queue-port|cache-queue-port|pd-comm-port|rdma-comm-ports)[ \u00a0]"?)([0-9,]+)')
+    OTHERS = re.compile(r'(--(?:innode-prefill-ports|scheduler-port|router) "?(?:[0-9.]+:)?)([0-9]+)')
+
+    def __init__(self, **known):
+        self.map = {k.lstrip('_'): v for k, v in known.items()}
+
+    def take(self, port):
+        with socket.socket() as s:
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                s.bind(('', int(port)))
+                self.map[port] = port
+            except OSError:
+                self.map[port] = str(free_ports(1)[0])
+        return self.map[port]
+
+    def into(self, script):
+        script = self.OTHERS.sub(lambda m: m[1] + self.map.get(m[2], m[2]), script)
+        return self.OWN.sub(lambda m: m[1] + ','.join(self.take(p) for p in m[2].split(',')), script)
+
+    def __getitem__(self, port):
+        return int(self.map[str(port)])
+
+
+def with_models(script):
+    for name, path in MODELS.items():
+        script = script.replace(name, path)
+    return script
+
+
+class Shell(Process):
+    """A block of a document, run by bash; its group of processes ends with it."""
+
+    def __init__(self, script, env=None, folder=None):
+        self.folder = folder or tempfile.mkdtemp(dir=PLACE)
+        if not os.path.exists(os.path.join(self.folder, 'scripts')):
+            os.symlink(os.path.join(PLACE, 'scripts'), os.path.join(self.folder, 'scripts'))
+        path = os.path.join(PLACE, 'bin') + ':' + os.environ['PATH']
+        super().__init__(['bash', '-c', 'cd "$0" && ' + script, self.folder], {**SMALL, 'PATH': path, **(env or {})}, 'seeds')
+
+    def kill(self, sig=signal.SIGKILL):
+        try:
+            os.killpg(self.p.pid, sig)
+        except ProcessLookupError:
+            pass
+
+
+def ready(shell, *ports):
+    for port in ports:
+        def is_ready():
+            return not shell.alive() or request(port, 'GET', '/ready', timeout=5)[0] == 200
+        wait_until(f'port {port} is ready', is_ready, 60)
+        assert shell.alive(), 'ended before it was ready'
+
+
+def ask(port, **more):
+    """A completion of four tokens from the node at this port. Returns the answer."""
+    body = {'prompt': 'The capital of France is', 'max_tokens': 4, 'temperature': 0, 'ignore_eos': True, **more}
+    status, _, answer = request(port, 'POST', '/v1/completions', body)
+    assert status == 200 and answer['usage']['completion_tokens'] == 4, (status, answer)
+    return answer
+
+
+def sees(port, n):
+    wait_until(f'{port} sees {n} nodes', lambda: len(request(port, 'GET', '/cluster')[2]['nodes']) == n, 30)
+
+
+def is_split(port):
+    trace = ask(port, return_trace=True, prompt='A prompt of its own for port %d' % port)['baton']
+    assert trace['prefill_node'] != trace['decode_node'] and trace['transport'] == 'ipc', trace
+
+
+def is_a_pair(*nodes):
+    """Prefill and decode node, each (shell, port, the folder that its FD_LOG_DIR names): requests at both are split, and both write their log."""
+    for shell, port, _ in nodes:
+        ready(shell, port)
+    for shell, port, folder in nodes:
+        sees(port, 2)
+        is_split(port)
+        assert os.path.getsize(os.path.join(shell.folder, folder, f'baton-{port}.log')) > 0
+
+
+def refused(script, sentence, env=None):
+    """The block ends at once with status 2 and the page's sentence, word for word."""
+    shell = Shell(script, env)
+    with closing(shell):
+        status = shell.p.wait(30)
+        assert status == 2 and sentence in shell.output(), (status, sentence, shell.output()[-2000:])
+
+
+def done(number, name, effect, what, n=1):
+    CLAIMED[number, name] += n
+    RESULTS.append((number, name, effect, what, n))
+
+
+# ---- document 000, and what 001 has in common with it ----
+
+def ends_with_eight(number, name, nth=0):
+    script = block(number, 'export FD_ENABLE_MULTI_API_SERVER=1', '--enable-expert-parallel', nth)
+    refused(script, ROWS[ERNIE_FP8][1])
+    ports = Ports()
+    with closing(Shell(ports.into(with_models(script)))) as shell:
+        api = [ports[p] for p in (1811, 1822, 1833, 1844, 1855, 1866, 1877, 1888)]
+        ready(shell, *api)
+        for i, port in enumerate(api):
+            ask(port)
+            assert request(ports[3101 + 100 * i], 'GET', '/metrics')[0] == 200
+        sees(api[0], 8)
+        at = f'127.0.0.1:{ports[25611]}'
+        assert f'cluster view held by this launcher, {at}' in shell.output()
+        socket.create_connection(at.split(':'), 5).close()
+    done(number, name, 'works', 'eight nodes, each with its own API and metrics port, and the first control port; under its own name the model is refused')
+
+
+def test_000_eight_servers():
+    ends_with_eight('000', MULTI)
+
+
+def test_000_router():
+    refused(block('000', 'export FD_LOG_DIR="log_router"', '--port 30000'), ROWS[ROUTER][1])
+    done('000', ROUTER, 'refused', ROWS[ROUTER][1])
+
+
+def test_000_eight_servers_with_a_router():
+    """Nothing listens there at first: each serves alone and says so. When something does, all meet."""
+    script = block('000', 'export FD_ENABLE_MULTI_API_SERVER=1', '--router', 1)
+    ports = Ports(_30000=str(free_ports(1)[0]))
+    with closing(Shell(ports.into(with_models(script)))) as shell:
+        api = [ports[p] for p in (1811, 1822, 1833, 1844, 1855, 1866, 1877, 1888)]
+        ready(shell, *api)
+        for port in api:
+            ask(port)
+        status, _, view = request(api[0], 'GET', '/cluster')
+        assert status == 200 and '--router' in view['trouble']['text'] and not view['trouble']['blocks'], view
+        more = free_ports(1)[0]
+        with closing(Shell(f'python -m fastdeploy.entrypoints.openai.api_server --model {MODELS[ERNIE]} --port {more} --engine-worker-queue-port {ports[30000]}')) as other:
+            ready(other, more)
+            sees(more, 9)
+            sees(api[7], 9)
+            assert not request(api[7], 'GET', '/cluster')[2].get('trouble')
+    done('000', MULTI, 'works', 'with --router: eight nodes serve alone while nothing listens there, and join it as soon as something does')
+
+
+# ---- document 001 ----
+
+def test_001_offline():
+    snippet = block('001', 'prompts = [', 'outputs = llm.generate')
+    calls = {n.func.id: n for n in ast.walk(ast.parse(snippet)) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+    prompts = next(ast.literal_eval(n.value) for n in ast.parse(snippet).body if isinstance(n, ast.Assign) and n.targets[0].id == 'prompts')
+    options, sampling = [], {k.arg: ast.literal_eval(k.value) for k in calls['SamplingParams'].keywords}
+    for k in calls['LLM'].keywords:
+        value = ast.literal_eval(k.value)
+        options += ['--' + k.arg.replace('_', '-')] + ([] if value is True else [with_models(str(value))])
+    folder = tempfile.mkdtemp(dir=PLACE)
+    with open(os.path.join(folder, 'requests.jsonl'), 'w', encoding='utf-8') as f:
+        for i, prompt in enumerate(prompts):
+            f.write(json.dumps(dict(custom_id=str(i), method='POST', url='/v1/completions', body=dict(prompt=prompt, **sampling))) + '\n')
+    p = subprocess.run([BATON, 'generate', '--input', folder + '/requests.jsonl', '--output', folder + '/answers.jsonl', *options],
+                       capture_output=True, text=True, timeout=120, env={**os.environ, **SMALL})
+    assert p.returncode == 0, p.stderr[-3000:]
+    with open(folder + '/answers.jsonl', encoding='utf-8') as f:
+        answers = [json.loads(line) for line in f]
+    assert len(answers) == len(prompts) == 5 and all(a['response']['status_code'] == 200 for a in answers), answers
+    done('001', 'LLM(...).generate(prompts, sampling_params)', 'works', 'five prompts answered: the arguments of LLM are options, those of SamplingParams members of each request')
+
+
+def test_001_online():
+    with closing(Redis()) as redis:
+        script, ports = block('001', API, '--scheduler-ttl 9000'), Ports(_6379=str(redis.port))
+        refused(ports.into(script), ROWS[ERNIE_FP8][1])
+        with closing(Shell(ports.into(with_models(script)))) as shell:
+            ready(shell, ports[8184])
+            ask(ports[8184])
+            assert request(ports[8185], 'GET', '/metrics')[0] == 200
+            sees(ports[8184], 1)
+    done('001', API, 'works', 'in Redis; under its own name the model is refused')
+
+
+def test_001_eight_servers():
+    ends_with_eight('001', MULTI)
+
+
+def test_001_prefill_and_decode():
+    prefill, decode = block('001', 'export FD_LOG_DIR="log_prefill"', '--scheduler-ttl 9000'), block('001', 'export FD_LOG_DIR="log_decode"', '--splitwise-role "decode"')
+    with closing(Redis()) as redis:
+        p, d = Ports(_6379=str(redis.port)), Ports(_6379=str(redis.port))
+        with closing(Shell(p.into(with_models(prefill)))) as first:
+            wait_until('the prefill node is there', lambda: request(p[8180], 'GET', '/live')[0] == 200)
+            with closing(Shell(d.into(with_models(continued(decode))))) as second:
+                is_a_pair((first, p[8180], 'log_prefill'), (second, d[8184], 'log_decode'))
+                for shell in (first, second):
+                    assert 'set RDMA NICS\n' in shell.output() and '\nKVCACHE_RDMA_NICS \n' in shell.output() and 'PATH=' not in shell.output(), shell.output()[:500]
+            # As a shell reads it, without the missing continuation, the last two options are a command of their own.
+            with closing(Shell(d.into(with_models(decode)))) as alone:
+                ready(alone, d[8184])
+                ask(d[8184])
+    done('001', API, 'works', 'prefill: KV goes to the decode node by ipc')
+    done('001', API, 'works', 'decode: as written, with a missing continuation, it serves alone; with the continuation it decodes for the prefill node')
+    done('001', 'bash scripts/get_rdma_nics.sh', 'works', 'export $(...) sets KVCACHE_RDMA_NICS and prints nothing else', 3)
+
+
+# ---- document 002 ----
+
+BODIES = {'if not': 2, 'def run': 2, 'for i': 6, 'for process': 1, 'for chunk': 2, 'if chunk': 1}  # lines below each line that ends with a colon
+
+
+def indented(text):
+    """Python whose indentation the document has lost."""
+    out, open_bodies = [], []
+    for line in text.split('\n'):
+        out.append('    ' * len(open_bodies) + line.strip())
+        open_bodies = [n - 1 for n in open_bodies if n > 1]
+        begin = next((b for b in BODIES if line.strip().startswith(b) and line.rstrip().endswith(':')), None)
+        if begin:
+            open_bodies.append(BODIES[begin])
+    return '\n'.join(out)
+
+
+def write_template(nth, *changes):
+    folder = tempfile.mkdtemp(dir=PLACE)
+    script = block('002', '#!/bin/sh', '--additional-config', nth)
+    for old, new in (('nic_name="xxxx"', 'nic_name="lo"'), ('local_ip="xxxx"', 'local_ip="127.0.0.1"'), *changes):
+        assert old in script, old
+        script = script.replace(old, new)
+    with open(os.path.join(folder, 'run_dp_template.sh'), 'w', encoding='utf-8') as f:
+        f.write(script)
+    return folder
+
+
+def two_in_a_row():
+    while True:
+        port = free_ports(1)[0]
+        with socket.socket() as s:
+            if s.connect_ex(('127.0.0.1', port + 1)) != 0:
+                return port
+
+
+def launcher(nth, port):
+    """The document's Python launcher with two ranks at this port and the next."""
+    text = indented(block('002', 'import multiprocessing', 'process.join()', nth))
+    return re.sub(r'dp_size_local = \d+', 'dp_size_local = 2', re.sub(r'engine_port = 9000', f'engine_port = {port}', text))
+
+
+def start_launcher(nth, port, env):
+    folder = write_template(nth, (DEEPSEEK + ' ', MODELS[DEEPSEEK] + ' '), ('--quantization ascend \\\n', ''))
+    with open(os.path.join(folder, 'launcher.py'), 'w', encoding='utf-8') as f:
+        f.write(launcher(nth, port))
+    return Shell(f'exec {sys.executable} launcher.py', env, folder)
+
+
+def test_002_template_is_refused_as_written():
+    for nth in (0, 1):
+        run = 'exec bash ./run_dp_template.sh 2 192.0.0.1 13395 0 0 9000 2'
+        for changes, row in (((), DEEPSEEK), (((DEEPSEEK + ' ', MODELS[DEEPSEEK] + ' '),), '--quantization ascend')):
+            with closing(Shell(run, None, write_template(nth, *changes))) as shell:
+                assert shell.p.wait(30) == 2 and ROWS[row][1] in shell.output(), shell.output()
+
+
+def test_002_ranks_that_nothing_joins():
+    """Without a place to meet, the prefill ranks say what to give them, and the decode ranks serve."""
+    p, d = two_in_a_row(), two_in_a_row()
+    with closing(start_launcher(0, p, {}), start_launcher(1, d, {})) as (prefill, decode):
+        ready(decode, d, d + 1)
+        ask(d), ask(d + 1)
+        for port in (p, p + 1):
+            text = wait_until('it says what is missing', lambda: (request(port, 'GET', '/ready')[2].get('error') or {}).get('message'), 60)
+            assert 'start one with: baton serve --splitwise-role decode --router 127.0.0.1:' in text, text
+        assert ROWS['VLLM_DP_SIZE'][1] in prefill.output(), prefill.output()[:3000]
+
+
+def test_002_prefill_and_decode_ranks():
+    with closing(Redis()) as redis:
+        meet = {'BATON_SCHEDULER_NAME': 'splitwise', 'BATON_SCHEDULER_HOST': '127.0.0.1', 'BATON_SCHEDULER_PORT': str(redis.port)}
+        p, d = two_in_a_row(), two_in_a_row()
+        with closing(start_launcher(0, p, meet), start_launcher(1, d, meet)) as (prefill, decode):
+            ready(prefill, p, p + 1)
+            ready(decode, d, d + 1)
+            for port in (p, p + 1, d, d + 1):
+                sees(port, 4)
+                is_split(port)
+            # What the benchmark's configuration of the document has its client ask.
+            status, _, text = request(d, 'POST', '/v1/chat/completions', dict(model='deepseek_r1', stream=True, max_tokens=10, temperature=0, seed=1024, ignore_eos=False,
+                                                                              messages=[dict(role='user', content='What is 2 + 2?')]))
+            assert status == 200 and text.rstrip().endswith('data: [DONE]'), text
+    done('002', 'vllm serve', 'works', 'prefill and decode ranks meet in Redis and split; as written it is refused for its model and --quantization ascend', 3)
+    done('002', 'run_dp_template.sh', 'works', 'run with the arguments of the launcher', 6)
+    done('002', 'multiprocessing launcher of run_dp_template.sh', 'works', 'run as it is, with two ranks per host')
+    done('002', 'ais_bench', 'works', 'a client; what its configuration asks for is answered')
+
+
+def test_002_proxy():
+    name = 'python load_balance_proxy_server_example.py'
+    refused(block('002', name, '--decoder-ports-inc') + '16 16 16 16\n', ROWS[name][1])
+    done('002', name, 'refused', ROWS[name][1])
+
+
+# ---- document 003 ----
+
+def test_003_one_server():
+    """With each of the options and variables that the document adds to it."""
+    lines = document('003').split('\n')
+    more = [line for line in lines if re.match(r'--(enable-prefix-caching|swap-space 50|enable-chunked-prefill|speculative-config .*|use-cudagraph)$', line)]
+    exports = [line for line in lines if re.match(r'export (ENABLE_V1_KVCACHE_SCHEDULER|FD_SAMPLING_CLASS)=', line)]
+    assert len(more) == 5 and len(exports) == 2, (more, exports)
+    script, port = block('003', API, '--max-num-seqs 128'), free_ports(1)[0]
+    for add, before in (('', ''), (' '.join(more), '\n'.join(exports) + '\n')):
+        with closing(Shell(f'{before}{with_models(script).rstrip()} {add} --port {port}\n')) as shell:
+            ready(shell, port)
+            ask(port)
+    done('003', API, 'works', 'wint4, 32,768 tokens; the same with the options of chapter 2.2')
+
+
+def test_003_prefill_and_decode():
+    p = Ports()
+    with closing(Shell(p.into(with_models(block('003', 'export CUDA_VISIBLE_DEVICES=0', '--splitwise-role "prefill"'))))) as first:
+        wait_until('the prefill node is there', lambda: request(p[7012], 'GET', '/live')[0] == 200)
+        d = Ports(_7013=str(p[7013]))
+        with closing(Shell(d.into(with_models(block('003', 'export CUDA_VISIBLE_DEVICES=4', '--splitwise-role "decode"'))))) as second:
+            is_a_pair((first, p[7012], 'prefill_log'), (second, d[9012], 'decode_log'))
+    done('003', API, 'works', 'prefill and decode on one host, without Redis: KV goes by ipc', 2)
+
+
+# ---- document 004 ----
+
+def test_004_commands_without_a_counterpart():
+    scripts = {
+        'start_server': [block('004', 'export MODEL_DIR=', 'start_server'), block('004', 'model_name="deepseek', 'start_server $model_name'), 'start_server $model_name'],
+        'stop_server': ['stop_server', 'stop_server'],
+        'mpirun start_server': [block('004', 'mpirun start_server', 'mpirun start_server')],
+        'mpirun stop_server': [block('004', 'mpirun stop_server', 'mpirun stop_server')],
+        'python download_model.py': [block('004', 'python download_model.py \\', '--speculate_model_path')] +
+                                    [block('004', 'export MODEL_PATH', 'python download_model.py', n) for n in (1, 2, 3)],
+    }
+    for name, all_of_it in scripts.items():
+        for script in all_of_it:
+            refused(script, ROWS[name][1])
+            done('004', name, 'refused', ROWS[name][1])
+
+
+def test_004_variables_health_and_requests():
+    """A node beside which the document's variables are set names each that it does not read; health, the native requests and max_dec_len."""
+    exports = block('004', 'export MP_NUM=1', 'export PUSH_MODE_HTTP_WORKERS') + block('004', 'export POD_IPS', 'export CUDA_VISIBLE_DEVICES')
+    port, health = free_ports(2)
+    exports = exports.replace('"9965"', f'"{port}"').replace('"8110"', f'"{health}"')
+    with closing(Shell(f'{exports}exec "$BATON_BIN" serve --model {MODELS[ERNIE]} --port $SERVICE_HTTP_PORT --metrics-port $HEALTH_HTTP_PORT')) as shell:
+        ready(shell, port)
+        for path in ('live', 'ready'):
+            url = f'/v2/health/{path}'
+            assert f'http://127.0.0.1:8110{url}' in document('004')
+            assert request(health, 'GET', url)[0] == 200
+            done('004', 'GET ' + url, 'works', '200')
+        for name in re.findall(r'^export (\w+)=', exports, re.M):
+            effect, sentence = ROWS[name]
+            assert effect == 'works' or sentence in shell.output(), (name, sentence, shell.output()[:3000])
+        data = {m: eval(block('004', m + ' = {', '}').split('=', 1)[1].strip(), {'req_id': 'a-name'}) for m in ('data_single', 'data_multi')}
+        status, _, answer = request(port, 'POST', '/v1/chat/completions', data['data_single'])
+        name = 'requests.post(url, json={"text", "req_id", "max_dec_len"})'
+        assert status == 400 and ROWS[name][1] in answer['error']['message'], (status, answer)
+        done('004', name, 'refused', ROWS[name][1])
+        status, _, text = request(port, 'POST', '/v1/chat/completions', {**data['data_multi'], 'ignore_eos': True, 'stream_options': {'include_usage': True}})
+        assert status == 200 and '"completion_tokens":64' in text and text.rstrip().endswith('data: [DONE]'), text[-500:]
+        done('004', 'requests.post(url, json={"messages", "req_id", "max_dec_len"})', 'works', '64 tokens, as max_dec_len says')
+
+
+def test_004_openai_client():
+    name = 'openai.Client(base_url=".../v1/chat/completions")'
+    done('004', name, 'works', 'the example prints four answers')
+    python = os.environ.get('BATON_OPENAI_PYTHON')
+    if not python or subprocess.run([python, '-c', 'import openai'], capture_output=True).returncode:
+        raise Skip('BATON_OPENAI_PYTHON does not name a Python with the package openai')
+    port = free_ports(1)[0]
+    lines = document('004').split('\n')
+    begin = lines.index('import openai')
+    end = next(i for i in range(begin, len(lines)) if lines[i].startswith('基于'))
+    script = indented('\n'.join(lines[begin:end])).replace('ip = 127.0.0.1', 'ip = "127.0.0.1"').replace('"9965"', f'"{port}"')
+    with closing(Shell(f'exec "$BATON_BIN" serve --model {MODELS[ERNIE]} --port {port}')) as shell:
+        ready(shell, port)
+        p = subprocess.run([python, '-c', script], capture_output=True, text=True, timeout=120)
+        assert p.returncode == 0 and 'ChatCompletion(' in p.stdout and 'Completion(' in p.stdout, p.stderr[-3000:]
+
+
+# ---- models that cannot be read ----
+
+def test_models_are_refused_by_name_with_the_pages_sentence():
+    models = [(name, sentence) for name, (effect, sentence) in ROWS.items() if effect == 'refused' and re.match(r'ERNIE|[a-z-]+/DeepSeek', name)]
+    assert len(models) == 11, models
+    for name, sentence in models:
+        refused(f'exec "$BATON_BIN" serve --model {name} --port 0', sentence)
+
+
+def test_models_are_refused_by_their_files_with_the_pages_sentence():
+    static = tempfile.mkdtemp(dir=PLACE)  # the layout of document 004
+    os.mkdir(os.path.join(static, 'rank_0'))
+    for name in ('config.json', 'llama.model', 'special_tokens_map.json', 'tokenizer_config.json', 'rank_0/model.pdiparams', 'rank_0/model.pdmodel'):
+        with open(os.path.join(static, name), 'w') as f:
+            f.write('{}')
+    ascend = make_model('deepseek_v2_lite')
+    with open(os.path.join(ascend, 'quant_model_description_w8a8_dynamic.json'), 'w') as f:
+        f.write('{}')
+    fp8 = make_model('ernie_moe', [('quantization_config', {'dense_quant_type': 'block_wise_fp8', 'moe_quant_type': 'block_wise_fp8'})])
+    for path, like in ((static, 'deepseek-ai/DeepSeek-R1/weight_only_int4'), (ascend, DEEPSEEK), (fp8, ERNIE_FP8)):
+        with closing(Shell(f'exec "$BATON_BIN" serve --model {path} --port 0')) as shell:
+            assert shell.p.wait(30) != 0 and ROWS[like][1] in shell.output(), shell.output()
+
+
+# ---- the rest: programs of others, and whether every command has been dealt with ----
+
+OTHERS = [('000', 'Nginx', 1), ('002', 'hccn_tool', 14), ('002', 'npu-smi info', 2), ('002', 'cat /etc/hccn.conf', 2), ('002', 'ifconfig', 2),
+          ('002', 'git clone https://gitee.com/aisbench/benchmark.git', 1), ('002', 'pip3 install -e ./', 1), ('004', 'docker run', 2), ('004', 'docker exec', 1),
+          ('004', 'docker build', 1), ('004', 'git clone https://github.com/PaddlePaddle/PaddleNLP.git', 1), ('004', 'nvidia-smi', 1)]
+
+
+def test_programs_of_others_are_on_the_page():
+    for number, name, n in OTHERS:
+        assert name in document(number), name
+        done(number, name, 'not a command of Baton', ROWS[name][1], n)
+
+
+def test_zz_every_command_of_the_documents_is_dealt_with():
+    named = {(d, name): n for d, _ in documents() for name, n in collections.Counter(name for _, name in commands(d)).items()}
+    found = {key: n for key, n in CLAIMED.items() if key in named}
+    assert found == named, {k: (found.get(k), named[k]) for k in named if found.get(k) != named[k]}
+    listed = {(d, name) for name, _, numbers, _, _ in table(BATON)['Commands'] for d in numbers}
+    assert set(CLAIMED) == listed, set(CLAIMED) ^ listed
+
+
+def main():
+    failed = passed = skipped = 0
+    only = sys.argv[3:]
+    for name, test in [(n, t) for n, t in globals().items() if n.startswith('test_') and (not only or n in only)]:
+        begin = time.monotonic()
+        try:
+            test()
+            passed += 1
+            print(f'ok    {name} ({time.monotonic() - begin:.1f} s)', flush=True)
+        except Skip as e:
+            skipped += 1
+            print(f'SKIP  {name}: {e}', flush=True)
+        except Exception as e:
+            failed += 1
+            print(f'FAIL  {name}: {type(e).__name__}: {e}', flush=True)
+    print('\nwhat became of each command:')
+    for number, name, effect, what, n in sorted(RESULTS, key=lambda r: r[0]):
+        print(f'{number} {effect:<23} {n:>2} x {name}: {what}')
+    print(f'{passed} passed, {failed} failed, {skipped} skipped')
+    return failed > 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,181 @@
+/* test_local_put.c - puts of transport mem with checksums: those that it stores are the ones of the
+ * receiver's pieces, whichever threads copied them and however the copies cut them. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "kvtransfer/local/local.h"
+#include "kvtransfer/transports.h"
+#include "shared/base/clock.h"
+#include "shared/base/hash/hash.h"
+#include "shared/base/mem.h"
+#include "tests/harness/test.h"
+
+enum { POOL = 4 << 20, COPIES_MAX = 600 };
+
+static enum status admit(void *arg, const uint8_t ticket[KVT_TICKET_BYTES])
+{
+    (void)arg, (void)ticket;
+    return OK;
+}
+
+struct end {
+    struct dev_mem mem;
+    struct kvt_env env;
+    struct kvt_transport *t;
+};
+
+struct pair {
+    struct end from, to;
+    struct kvt_conn *conn;
+};
+
+static void open_end(struct end *e, uint32_t copiers)
+{
+    struct err err = { 0 };
+    e->mem = (struct dev_mem){ .ptr = aligned_alloc(4096, POOL), .bytes = POOL, .fd = -1 };
+    for (size_t i = 0; i < POOL; i++) ((char *)e->mem.ptr)[i] = (char)(i * 2654435761u >> 11);
+    e->env = (struct kvt_env){
+        .mem = &e->mem,
+        .tuning.copiers = copiers,
+        .max_copies = COPIES_MAX,
+        .max_peers = 4,
+        .admit = admit,
+    };
+    CHECK_OK(kvt_mem_ops.open(&e->env, &e->t, &err));
+}
+
+/* Waits for an event of this kind at the sender while the receiver handles its own. */
+static void wait_for(struct pair *p, enum kvt_transport_event_kind kind)
+{
+    struct kvt_transport_event in[4];
+    for (uint64_t end = clock_ms() + 3000; clock_ms() < end;) {
+        (void)kvt_mem_ops.poll(p->to.t, in, COUNT_OF(in));
+        size_t n = kvt_mem_ops.poll(p->from.t, in, COUNT_OF(in));
+        for (size_t i = 0; i < n; i++)
+            if (in[i].kind == kind) return;
+    }
+    test_fail(__FILE__, __LINE__, "no event %d", (int)kind);
+}
+
+static void connect_pair(struct pair *p, uint32_t copiers)
+{
+    struct err err = { 0 };
+    struct buf address = { 0 };
+    uint8_t ticket[KVT_TICKET_BYTES] = { 1 };
+    open_end(&p->from, copiers);
+    open_end(&p->to, 1);
+    kvt_mem_ops.export_address(p->to.t, &address);
+    CHECK_OK(kvt_mem_ops.connect(p->from.t, buf_str(&address), &p->to.env.layout, ticket, &p->conn,
+                                 &err));
+    wait_for(p, KVT_UP);
+    buf_release(&address);
+}
+
+static void close_pair(struct pair *p)
+{
+    kvt_mem_ops.close(p->from.t);
+    kvt_mem_ops.close(p->to.t);
+    free(p->from.mem.ptr);
+    free(p->to.mem.ptr);
+}
+
+/* Puts n_pieces pieces, the last of which has last_bytes, in these copies; returns how many of its
+ * checksums are known. Those and all bytes must be right. */
+static uint32_t put(struct pair *p, uint64_t piece_bytes, uint64_t last_bytes, uint32_t n_pieces,
+                    const struct kvt_copy *copies, uint32_t n_copies)
+{
+    static struct kvt_sums sums;
+    static char sent[POOL];
+    uint32_t n_known = 0;
+    struct kvt_put put = {
+        .head = { .kind = KVT_MSG_DATA,
+                  .n = n_pieces,
+                  .bytes = (n_pieces - 1) * piece_bytes + last_bytes },
+        .copies = copies,
+        .n_copies = n_copies,
+        .tag = 7,
+        .sums = &sums,
+        .piece_bytes = piece_bytes,
+    };
+    memset(&sums, 0, sizeof sums);
+    memset(p->to.mem.ptr, 0x5a, POOL);
+    CHECK_OK(kvt_mem_ops.put(p->conn, &put));
+    wait_for(p, KVT_PUT_DONE);
+    uint64_t at = 0;
+    for (uint32_t i = 0; i < n_copies; at += copies[i++].bytes) {
+        memcpy(sent + at, (char *)p->from.mem.ptr + copies[i].local, copies[i].bytes);
+        CHECK(memcmp((char *)p->to.mem.ptr + copies[i].remote, sent + at, copies[i].bytes) == 0);
+    }
+    CHECK_EQ_INT(at, put.head.bytes);
+    for (uint32_t i = 0; i < KVT_BATCH_PIECES; i++) {
+        if (!sums.known[i]) continue;
+        CHECK(i < n_pieces);
+        CHECK(sums.values[i] ==
+              hash_64(sent + i * piece_bytes, i + 1 < n_pieces ? piece_bytes : last_bytes, 0));
+        n_known++;
+    }
+    return n_known;
+}
+
+/* One scattered copy per piece; the last piece is `short_by` bytes shorter. */
+static uint32_t put_scattered(struct pair *p, uint64_t bytes, uint32_t n, uint64_t short_by)
+{
+    struct kvt_copy copies[KVT_BATCH_PIECES];
+    for (uint32_t i = 0; i < n; i++)
+        copies[i] = (struct kvt_copy){ (i * 7 % n) * bytes, (i * 5 % n) * bytes, bytes };
+    copies[n - 1].bytes -= short_by;
+    return put(p, bytes, bytes - short_by, n, copies, n);
+}
+
+static void check_puts(uint32_t copiers)
+{
+    static const struct {
+        uint64_t bytes;
+        uint32_t n;
+    } sizes[] = { { 4096, 256 }, { 4000, 3 },        { 100, 256 },      { 65536, 16 },
+                  { 1, 1 },      { 256 * 1024, 13 }, { 200 * 1024, 6 }, { 1 << 20, 3 } };
+    struct pair p;
+    connect_pair(&p, copiers);
+    for (int round = 0; round < 10; round++)
+        for (size_t i = 0; i < COUNT_OF(sizes); i++) {
+            uint64_t short_by = round % 2 ? sizes[i].bytes / 3 : 0;
+            uint32_t n_known = put_scattered(&p, sizes[i].bytes, sizes[i].n, short_by);
+            if (copiers == 1) CHECK_EQ_INT(n_known, sizes[i].n);
+        }
+    close_pair(&p);
+}
+
+TEST(local_put_stores_every_checksum_if_one_thread_copies) { check_puts(1); }
+TEST(local_put_stores_right_checksums_if_several_threads_copy) { check_puts(4); }
+
+/* Pieces 0 and 1 are one copy; piece 2 is two copies, so it has no checksum; piece 3 is whole. */
+TEST(local_put_cuts_copies_at_pieces)
+{
+    const struct kvt_copy copies[] = {
+        { 0, 8192, 2 * 5000 }, { 70000, 30000, 3000 }, { 90000, 50000, 2000 }, { 20003, 65, 5000 }
+    };
+    struct pair p;
+    connect_pair(&p, 1);
+    CHECK_EQ_INT(put(&p, 5000, 5000, 4, copies, COUNT_OF(copies)), 3);
+    close_pair(&p);
+}
+
+TEST(local_put_without_checksums_wanted)
+{
+    const struct kvt_copy copies[] = { { 0, 8192, 10000 }, { 70000, 30000, 3000 } };
+    const struct kvt_put put = { .head = { .kind = KVT_MSG_DATA, .n = 2, .bytes = 13000 },
+                                 .copies = copies,
+                                 .n_copies = 2 };
+    struct pair p;
+    connect_pair(&p, 1);
+    CHECK_OK(kvt_mem_ops.put(p.conn, &put));
+    wait_for(&p, KVT_PUT_DONE);
+    for (size_t i = 0; i < COUNT_OF(copies); i++)
+        CHECK(memcmp((char *)p.to.mem.ptr + copies[i].remote,
+                     (char *)p.from.mem.ptr + copies[i].local, copies[i].bytes) == 0);
+    close_pair(&p);
+}
+
+TEST_MAIN(CASE(local_put_stores_every_checksum_if_one_thread_copies),
+          CASE(local_put_stores_right_checksums_if_several_threads_copy),
+          CASE(local_put_cuts_copies_at_pieces), CASE(local_put_without_checksums_wanted))

@@ -1,0 +1,322 @@
+/* test_passer.c - which node a request is passed to, and what happens when that node refuses or
+ * freezes. Other nodes are HTTP servers on the same loop, in a local directory. */
+#include "scheduler/passer.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+
+#include "shared/base/mem.h"
+#include "tests/unit/net/net_fixture.h"
+
+enum { NODES_MAX = 4, MODEL = 7 };
+
+struct rig;
+
+struct other {
+    struct rig *rig;
+    struct http_server *server;
+    struct node_record record;
+    int status;  /* of its answers; 0: it never answers a request */
+    bool frozen; /* nor /live */
+    atomic_int n_asked;
+};
+
+struct rig {
+    struct loop *loop;
+    pthread_t thread;
+    struct metrics *metrics;
+    struct directory *directory;
+    struct passer *passer;
+    struct http_server *front;
+    struct other others[NODES_MAX];
+    size_t n_others;
+    enum pass_reason reason;
+    struct http_exchange *x;
+    void *pass;
+    uint16_t port;
+};
+
+static void other_handle(void *arg, struct http_exchange *x)
+{
+    struct other *o = arg;
+    if (str_eq_c(http_path(x), "/live")) {
+        if (!o->frozen) http_reply(x, 200, "text/plain", NULL, STR(""));
+        return;
+    }
+    atomic_fetch_add(&o->n_asked, 1);
+    CHECK(str_eq_c(http_header(x, "x-baton-passed"), "me:1"));
+    if (o->status) http_reply(x, o->status, "text/plain", NULL, str_of(o->record.name));
+}
+
+static void answer_here(struct rig *g) { http_reply(g->x, 503, "text/plain", NULL, STR("own")); }
+
+static void front_on_done(void *arg, bool taken, int status)
+{
+    struct rig *g = arg;
+    g->pass = NULL;
+    CHECK_EQ_INT(status != 0, taken);
+    if (!taken) answer_here(g);
+}
+
+static void front_on_end(void *arg, bool gone)
+{
+    struct rig *g = arg;
+    (void)gone;
+    if (g->pass) passer_cancel(g->passer, g->pass);
+    g->pass = NULL;
+}
+
+static void front_handle(void *arg, struct http_exchange *x)
+{
+    struct rig *g = arg;
+    g->x = x;
+    http_on_end(x, front_on_end, g);
+    g->pass = passer_start(g->passer, g->reason, x, "/v1/completions", front_on_done, g);
+    if (!g->pass) answer_here(g);
+}
+
+static void start_server(struct rig *g, void (*fn)(void *arg, struct http_exchange *x), void *arg,
+                         struct http_server **out)
+{
+    struct http_server_options o = { .loop = g->loop, .host = "127.0.0.1" };
+    o.handler = fn;
+    o.arg = arg;
+    CHECK_OK(http_server_start(&o, out, NULL));
+}
+
+static void rig_make(void *arg)
+{
+    struct rig *g = arg;
+    struct directory_options d = { .loop = g->loop, .topic = "t", .lease_ms = 60000 };
+    g->metrics = metrics_create();
+    CHECK_OK(directory_open("local", &d, &g->directory, NULL));
+    struct passer_options p = {
+        .loop = g->loop,
+        .directory = g->directory,
+        .metrics = g->metrics,
+        .name = "me:1",
+        .ttl_s = 20,
+        .silent_ms = 100,
+        .live_ms = 200,
+        .snapshot_ms = 60000,
+    };
+    g->passer = passer_create(&p);
+    start_server(g, front_handle, g, &g->front);
+    g->port = http_server_port(g->front);
+    for (size_t i = 0; i < g->n_others; i++) {
+        struct other *o = &g->others[i];
+        struct node_record *r = &o->record;
+        o->rig = g;
+        start_server(g, other_handle, o, &o->server);
+        r->node = 100 + i;
+        if (!r->name[0]) snprintf(r->name, sizeof r->name, "node%zu", i);
+        snprintf(r->topic, sizeof r->topic, "t");
+        snprintf(r->host, sizeof r->host, "127.0.0.1");
+        if (!r->model) r->model = MODEL;
+        if (!r->http_port) r->http_port = http_server_port(o->server);
+        else r->http_port = 0; /* for a node without HTTP */
+        directory_publish(g->directory, r);
+    }
+}
+
+static void rig_unmake(void *arg)
+{
+    struct rig *g = arg;
+    http_server_stop(g->front, 0, NULL, NULL);
+    for (size_t i = 0; i < g->n_others; i++) http_server_stop(g->others[i].server, 0, NULL, NULL);
+}
+
+static void rig_free_rest(void *arg)
+{
+    struct rig *g = arg;
+    directory_close(g->directory);
+    passer_free(g->passer);
+}
+
+static void rig_open(struct rig *g)
+{
+    while (g->others[g->n_others].status || g->others[g->n_others].frozen) g->n_others++;
+    g->thread = fixture_start(&g->loop);
+    fixture_on_loop(g->loop, rig_make, g);
+}
+
+static void rig_close(struct rig *g)
+{
+    fixture_on_loop(g->loop, rig_unmake, g);
+    usleep(50000);
+    fixture_on_loop(g->loop, rig_free_rest, g);
+    fixture_stop(g->loop, g->thread);
+    metrics_free(g->metrics);
+}
+
+static uint64_t count(struct rig *g, const char *labels)
+{
+    return counter_value(metrics_counter(g->metrics, "baton_requests_passed_total", labels, ""));
+}
+
+static int begin(struct rig *g, const char *method, const char *headers)
+{
+    struct buf b = { 0 };
+    int fd = fixture_dial(g->port);
+    buf_printf(&b, "%s /v1/completions HTTP/1.1\r\nHost: h\r\nConnection: close\r\n%s", method,
+               headers);
+    buf_add_c(&b, "Content-Length: 2\r\n\r\n{}");
+    CHECK(fixture_send(fd, b.data, b.len));
+    buf_release(&b);
+    return fd;
+}
+
+/* Asks the front once and checks that the answer's body is `want`. */
+static void check_answer(struct rig *g, const char *method, const char *headers, const char *want)
+{
+    struct buf b = { 0 };
+    int fd = begin(g, method, headers);
+    CHECK(fixture_read(fd, &b, SIZE_MAX, 10000));
+    const char *body = strstr(b.data, "\r\n\r\n");
+    CHECK(body != NULL);
+    CHECK_EQ_STR(body + 4, want);
+    close(fd);
+    buf_release(&b);
+}
+
+static void check_post(struct rig *g, const char *want) { check_answer(g, "POST", "", want); }
+
+static void set_model(void *arg) { passer_set_model(((struct rig *)arg)->passer, MODEL); }
+
+/* It answers /live only. */
+static void set_computing(void *arg) { ((struct rig *)arg)->others[0].status = 0; }
+
+TEST(passer_takes_the_least_loaded_node)
+{
+    struct rig g = { .others = {
+                         { .status = 200, .record = { .n_requests = 5 } },
+                         { .status = 200, .record = { .n_requests = 1 } },
+                         { .status = 200, .record = { .n_requests = 3, .max_requests = 4 } },
+                     } };
+    rig_open(&g);
+    check_post(&g, "node1");
+    check_post(&g, "node1"); /* what was passed since the snapshot counts */
+    for (int i = 0; i < 4; i++) {
+        struct buf b = { 0 };
+        int fd = begin(&g, "POST", "");
+        CHECK(fixture_read(fd, &b, SIZE_MAX, 10000));
+        close(fd);
+        buf_release(&b);
+    }
+    CHECK_EQ_INT(atomic_load(&g.others[0].n_asked), 1);
+    CHECK_EQ_INT(atomic_load(&g.others[1].n_asked), 4);
+    CHECK_EQ_INT(atomic_load(&g.others[2].n_asked), 1); /* then it is full */
+    CHECK_EQ_INT(count(&g, "reason=\"loading\",outcome=\"answered\""), 6);
+    rig_close(&g);
+}
+
+TEST(passer_asks_only_nodes_that_take_requests)
+{
+    static const struct node_record bad[] = {
+        { .draining = true },
+        { .n_requests = 8, .max_requests = 8 },
+        { .http_port = 1 /* becomes 0 */ },
+        { .name = "me:1" }, /* what this node was before its restart */
+        { .role = ROLE_PREFILL },
+    };
+    for (size_t i = 0; i < COUNT_OF(bad); i++) {
+        struct rig g = { .others = { { .status = 200, .record = bad[i] } } };
+        rig_open(&g);
+        for (int k = 0; k < 2; k++) check_post(&g, "own"); /* without and with a snapshot */
+        CHECK_EQ_INT(atomic_load(&g.others[0].n_asked), 0);
+        rig_close(&g);
+    }
+    struct rig pair = { .others = { { .status = 200, .record = { .role = ROLE_PREFILL } },
+                                    { .status = 200,
+                                      .record = { .role = ROLE_DECODE, .n_requests = 1 } } } };
+    rig_open(&pair);
+    check_post(&pair, "node0");
+    rig_close(&pair);
+}
+
+TEST(passer_never_mixes_models)
+{
+    struct rig g = { .others = { { .status = 200, .record = { .model = 8 } },
+                                 { .status = 200, .record = { .n_requests = 9 } } } };
+    rig_open(&g);
+    check_post(&g, "own"); /* its own is not known, and the others differ */
+    fixture_on_loop(g.loop, set_model, &g);
+    check_post(&g, "node1");
+    rig_close(&g);
+    struct rig other = { .others = { { .status = 200, .record = { .model = 8 } } } };
+    rig_open(&other);
+    fixture_on_loop(other.loop, set_model, &other);
+    check_post(&other, "own");
+    rig_close(&other);
+}
+
+TEST(passer_passes_nothing_twice_and_only_posts)
+{
+    struct rig g = { .others = { { .status = 200 } } };
+    rig_open(&g);
+    check_answer(&g, "POST", "x-baton-passed: somebody:1\r\n", "own");
+    check_answer(&g, "POST", "X-Baton-Passed:\r\n", "own");
+    check_answer(&g, "PUT", "", "own");
+    CHECK_EQ_INT(atomic_load(&g.others[0].n_asked), 0);
+    check_post(&g, "node0");
+    rig_close(&g);
+}
+
+TEST(passer_tries_one_more_node_and_remembers_who_was_full)
+{
+    struct rig g = { .reason = PASS_WHEN_FULL,
+                     .others = { { .status = 429 },
+                                 { .status = 503, .record = { .n_requests = 1 } },
+                                 { .status = 200, .record = { .n_requests = 2 } } } };
+    rig_open(&g);
+    fixture_on_loop(g.loop, set_model, &g);
+    check_post(&g, "own"); /* two have refused */
+    CHECK_EQ_INT(count(&g, "reason=\"full\",outcome=\"refused\""), 1);
+    check_post(&g, "node2"); /* the third is the first choice now */
+    CHECK_EQ_INT(count(&g, "reason=\"full\",outcome=\"answered\""), 1);
+    CHECK_EQ_INT(atomic_load(&g.others[0].n_asked), 1);
+    CHECK_EQ_INT(atomic_load(&g.others[1].n_asked), 1);
+    rig_close(&g);
+}
+
+TEST(passer_passes_other_answers_back_as_they_are)
+{
+    struct rig g = { .others = { { .status = 400 }, { .status = 200 } } };
+    rig_open(&g);
+    check_post(&g, "node0");
+    rig_close(&g);
+}
+
+TEST(passer_notices_a_frozen_node_and_waits_for_a_busy_one)
+{
+    struct rig g = { .others = { { .frozen = true },
+                                 { .status = 200, .record = { .n_requests = 1 } } } };
+    uint64_t t = clock_ms();
+    rig_open(&g);
+    check_post(&g, "node1");
+    CHECK(clock_ms() - t < 3000); /* 0.1 s silent, 0.25 s to the next look, 0.2 s to answer */
+    CHECK_EQ_INT(atomic_load(&g.others[0].n_asked), 1);
+    check_post(&g, "node1"); /* it is suspected now */
+    CHECK_EQ_INT(atomic_load(&g.others[0].n_asked), 1);
+    rig_close(&g);
+
+    struct rig busy = { .others = { { .status = 1 } } };
+    rig_open(&busy);
+    fixture_on_loop(busy.loop, set_computing, &busy);
+    struct buf b = { 0 };
+    int fd = begin(&busy, "POST", "");
+    CHECK(!fixture_read(fd, &b, 1, 1500)); /* still waits */
+    CHECK_EQ_INT(atomic_load(&busy.others[0].n_asked), 1);
+    close(fd);
+    for (int i = 0; i < 5000 && !count(&busy, "reason=\"loading\",outcome=\"gone\""); i++)
+        usleep(1000);
+    CHECK_EQ_INT(count(&busy, "reason=\"loading\",outcome=\"gone\""), 1);
+    buf_release(&b);
+    rig_close(&busy);
+}
+
+TEST_MAIN(CASE(passer_takes_the_least_loaded_node), CASE(passer_asks_only_nodes_that_take_requests),
+          CASE(passer_never_mixes_models), CASE(passer_passes_nothing_twice_and_only_posts),
+          CASE(passer_tries_one_more_node_and_remembers_who_was_full),
+          CASE(passer_passes_other_answers_back_as_they_are),
+          CASE(passer_notices_a_frozen_node_and_waits_for_a_busy_one))

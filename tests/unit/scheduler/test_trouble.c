@@ -1,0 +1,274 @@
+/* test_trouble.c - the one cause and its sentence, and that a pair which cannot exchange KV costs
+ * no request anything. */
+#include "scheduler/trouble.h"
+
+#include <stdio.h>
+
+#include "scheduler/scheduler_internal.h"
+#include "tests/unit/scheduler/scheduler_rig.h"
+
+enum { ME = 100 };
+
+static struct node_record node_of(uint64_t id, enum node_role role)
+{
+    struct node_record n = { .node = id, .role = role, .model = 7, .cluster_port = 9000 };
+    snprintf(n.name, sizeof n.name, "node-%d", (int)id);
+    snprintf(n.host, sizeof n.host, "10.0.0.%d", (int)id);
+    snprintf(n.model_name, sizeof n.model_name, "smol");
+    snprintf(n.precision, sizeof n.precision, "q4_1");
+    return n;
+}
+
+/* What trouble_find says of a view with these nodes; the first is this one. */
+static struct trouble find(struct node_record *nodes, size_t n, struct trouble_facts f)
+{
+    struct view v = { .nodes = nodes, .n_nodes = n, .model = 7, .me = nodes[0] };
+    struct trouble t = { 0 };
+    snprintf(v.topics, sizeof v.topics, "default (1 prefill, 0 decode)");
+    f.view = &v;
+    if (!f.topic) f.topic = "default";
+    trouble_find(&f, &t);
+    return t;
+}
+
+static const struct trouble_facts JOINED = { .join = "--router 10.0.0.1:9400" };
+
+static void check_says(const struct trouble *t, enum trouble_cause cause, bool blocks,
+                       const char *const *words)
+{
+    CHECK_EQ_STR(trouble_name(t->cause), trouble_name(cause));
+    CHECK_EQ_INT(t->blocks, blocks);
+    for (; *words; words++)
+        if (!strstr(t->text, *words))
+            test_fail(__FILE__, __LINE__, "\"%s\" is not in \"%s\"", *words, t->text);
+}
+#define CHECK_SAYS(t, cause, blocks, ...)                                                          \
+    check_says(&(t), cause, blocks, (const char *[]){ __VA_ARGS__, NULL })
+
+TEST(all_is_well)
+{
+    struct node_record n[] = { node_of(1, ROLE_PREFILL), node_of(2, ROLE_DECODE) };
+    struct trouble t = find(n, 2, JOINED);
+    CHECK_SAYS(t, TROUBLE_NONE, false, "");
+    CHECK_EQ_STR(t.text, "");
+}
+
+TEST(no_decode_node_names_what_is_seen_and_how_to_start_one)
+{
+    struct node_record n[] = { node_of(1, ROLE_PREFILL), node_of(2, ROLE_PREFILL) };
+    struct trouble t = find(n, 2, JOINED);
+    CHECK_SAYS(t, TROUBLE_NO_DECODE, true, "topic default", "1 prefill, 0 decode",
+               "baton serve --splitwise-role decode --router 10.0.0.1:9400");
+    struct node_record d[] = { node_of(1, ROLE_PREFILL), node_of(2, ROLE_DECODE) };
+    d[1].draining = true;
+    t = find(d, 2, JOINED);
+    CHECK_SAYS(t, TROUBLE_NO_DECODE, true, "shutting down");
+}
+
+TEST(a_directory_that_is_away_comes_first)
+{
+    struct trouble_facts f = { .join = "x", .directory_down = "Redis at h:1 cannot be used: no" };
+    struct node_record p[] = { node_of(1, ROLE_PREFILL) };
+    struct trouble t = find(p, 1, f);
+    CHECK_SAYS(t, TROUBLE_DIRECTORY, true, "Redis at h:1 cannot be used: no");
+    /* A node that can decode serves alone, or with those seen last. */
+    struct node_record m[] = { node_of(1, ROLE_MIXED), node_of(2, ROLE_DECODE) };
+    t = find(m, 1, f);
+    CHECK_SAYS(t, TROUBLE_DIRECTORY, false, "this node serves alone");
+    t = find(m, 2, f);
+    CHECK_SAYS(t, TROUBLE_DIRECTORY, false, "the nodes seen last serve");
+}
+
+TEST(a_role_without_a_way_to_others_is_told)
+{
+    struct trouble_facts alone = { 0 };
+    struct node_record p[] = { node_of(1, ROLE_PREFILL) }, d[] = { node_of(1, ROLE_DECODE) },
+                       m[] = { node_of(1, ROLE_MIXED) };
+    struct trouble t = find(p, 1, alone);
+    CHECK_SAYS(t, TROUBLE_PRIVATE_VIEW, true, "role prefill", "--router HOST:PORT",
+               "--splitwise-role mixed", "baton doctor");
+    t = find(d, 1, alone);
+    CHECK_SAYS(t, TROUBLE_PRIVATE_VIEW, false, "role decode");
+    t = find(m, 1, alone);
+    CHECK_SAYS(t, TROUBLE_NONE, false, "");
+}
+
+TEST(another_model_is_named_with_its_node)
+{
+    struct node_record n[] = { node_of(1, ROLE_PREFILL), node_of(2, ROLE_DECODE) };
+    n[1].model = 8;
+    snprintf(n[1].precision, sizeof n[1].precision, "q8_0");
+    struct trouble t = find(n, 2, JOINED);
+    CHECK_SAYS(t, TROUBLE_OTHER_MODEL, true, "no living node decodes for this model",
+               "decode node node-2", "smol (q8_0)", "smol (q4_1)", "--model", "topic default");
+    /* With another that serves it is said all the same. */
+    struct node_record three[] = { n[0], n[1], node_of(3, ROLE_DECODE) };
+    t = find(three, 3, JOINED);
+    CHECK_SAYS(t, TROUBLE_OTHER_MODEL, false, "node-2");
+    snprintf(n[1].precision, sizeof n[1].precision, "q4_1");
+    t = find(n, 2, JOINED);
+    CHECK_SAYS(t, TROUBLE_OTHER_MODEL, true, "decode node node-2", "under the same name",
+               "both are called smol (q4_1)", "--model");
+}
+
+TEST(a_record_that_the_secret_does_not_prove_is_a_peer_in_trouble)
+{
+    struct node_record n[] = { node_of(1, ROLE_PREFILL) };
+    struct view v = { .nodes = n, .n_nodes = 1, .model = 7, .me = n[0] };
+    struct trouble_facts f = { .view = &v, .topic = "default", .join = JOINED.join };
+    struct trouble t = { 0 };
+    v.unproven = node_of(2, ROLE_DECODE);
+    trouble_find(&f, &t);
+    CHECK_SAYS(t, TROUBLE_PEER, true, "decode node node-2", "another cluster secret", "forged");
+    n[0].role = ROLE_MIXED;
+    trouble_find(&f, &t);
+    CHECK_SAYS(t, TROUBLE_PEER, false, "decode node node-2", "BATON_CLUSTER_SECRET");
+}
+
+TEST(kv_that_cannot_be_exchanged_names_the_pair)
+{
+    struct node_record n[] = { node_of(1, ROLE_PREFILL), node_of(2, ROLE_DECODE) };
+    snprintf(n[0].kv_type, sizeof n[0].kv_type, "f32");
+    snprintf(n[1].kv_type, sizeof n[1].kv_type, "bf16");
+    struct trouble t = find(n, 2, JOINED);
+    CHECK_SAYS(t, TROUBLE_KV, false, "node-1", "node-2", "f32", "bf16", "--kv-cache-dtype");
+    snprintf(n[1].kv_type, sizeof n[1].kv_type, "f32");
+    snprintf(n[0].kv_by, sizeof n[0].kv_by, "rdma");
+    snprintf(n[1].kv_by, sizeof n[1].kv_by, "tcp");
+    n[0].kv_host = 5;
+    n[1].kv_host = 6;
+    t = find(n, 2, JOINED);
+    CHECK_SAYS(t, TROUBLE_KV, false, "no transport in common", "ipc,rdma at the sender, ipc,tcp at",
+               "different hosts", "--cache-transfer-protocol");
+    n[1].kv_host = 5; /* one host: ipc */
+    t = find(n, 2, JOINED);
+    CHECK_SAYS(t, TROUBLE_NONE, false, "");
+}
+
+TEST(a_cause_is_written_as_json)
+{
+    struct buf b = { 0 };
+    struct trouble t = { 0 };
+    trouble_write(&t, 5000, &b);
+    CHECK_EQ_STR(b.data, "null");
+    buf_clear(&b);
+    t = (struct trouble){ .cause = TROUBLE_PEER,
+                          .blocks = true,
+                          .text = "no \"way\"",
+                          .since_ms = 2000,
+                          .n_requests = 3 };
+    trouble_write(&t, 5000, &b);
+    CHECK_EQ_STR(b.data, "{\"cause\":\"peer\",\"blocks\":true,\"since_s\":3,\"requests\":3,"
+                         "\"text\":\"no \\\"way\\\"\"}");
+    buf_release(&b);
+}
+
+/* Redis goes and comes back: each time is a line, and after many the log still ends with what is
+ * so. */
+TEST(the_last_line_says_how_things_are)
+{
+    struct node_record n[] = { node_of(1, ROLE_PREFILL), node_of(2, ROLE_DECODE) };
+    struct view v = { .nodes = n, .n_nodes = 2, .model = 7, .me = n[0] };
+    struct trouble_facts down = { .view = &v,
+                                  .topic = "default",
+                                  .join = JOINED.join,
+                                  .directory_down = "gone" },
+                         up = down;
+    struct trouble t = { 0 };
+    uint64_t now = 1000000;
+    up.directory_down = NULL;
+    trouble_update(&t, &up, now);
+    CHECK_EQ_INT(t.logged.n_lines, 0);
+    for (int i = 0; i < 6; i++) {
+        trouble_update(&t, i % 2 ? &up : &down, now += 100);
+        CHECK_EQ_INT(t.logged.n_lines, i + 1);
+        CHECK_EQ_INT(t.logged.cause, i % 2 ? TROUBLE_NONE : TROUBLE_DIRECTORY);
+    }
+    trouble_update(&t, &down, now += 100); /* one too many in a minute */
+    CHECK_EQ_INT(t.logged.cause, TROUBLE_NONE);
+    trouble_update(&t, &down, now += 4000);
+    CHECK_EQ_INT(t.logged.cause, TROUBLE_NONE);
+    trouble_update(&t, &down, now += 1000); /* it lasts */
+    CHECK_EQ_INT(t.logged.cause, TROUBLE_DIRECTORY);
+    CHECK_EQ_INT(t.logged.n_lines, 7);
+    for (int i = 0; i < 10; i++) trouble_update(&t, i % 2 ? &down : &up, now += 100);
+    CHECK_EQ_INT(t.logged.n_lines, 7); /* flapping */
+    CHECK_EQ_INT(t.logged.cause, TROUBLE_DIRECTORY);
+    trouble_update(&t, &up, now += 60000); /* a minute later the first change is a line again */
+    CHECK_EQ_INT(t.logged.cause, TROUBLE_NONE);
+    CHECK_EQ_INT(t.logged.n_lines, 1);
+}
+
+/* ---- with real links ---- */
+
+static enum trouble_cause cause_of(struct world *w)
+{
+    struct serve_backend_stats st;
+    w->be.stats(w->be.self, &st);
+    CHECK_EQ_INT(st.ready, !w->s->entry.trouble.blocks);
+    CHECK_EQ_STR(st.why, w->s->entry.trouble.text);
+    return w->s->entry.trouble.cause;
+}
+
+TEST(a_peer_that_cannot_be_connected_is_found_before_a_request)
+{
+    struct world w;
+    world_open(&w, "d", 300);
+    RIG_WAIT(&w.rig, cluster_is_linked(w.entry->c, w.nodes[0]->id));
+    CHECK_EQ_INT(cause_of(&w), TROUBLE_NONE);
+    /* A node that is listed, and where nobody listens. */
+    struct node_record ghost = record_of(&w, 0);
+    ghost.node = 77;
+    ghost.cluster_port = 1;
+    snprintf(ghost.name, sizeof ghost.name, "ghost");
+    directory_publish(w.directory, &ghost);
+    RIG_WAIT_MS(&w.rig, cause_of(&w) == TROUBLE_PEER, 5000);
+    CHECK(strstr(w.s->entry.trouble.text, "ghost") && !w.s->entry.trouble.blocks);
+    CHECK(strstr(w.s->entry.trouble.text, "baton doctor --peers 127.0.0.1:1"));
+    directory_leave(w.directory, w.nodes[0]->id);
+    RIG_WAIT_MS(&w.rig, w.s->entry.trouble.blocks, 5000);
+    struct client c; /* the 503 has the same sentence */
+    CHECK_OK(client_submit(&w, &c, (struct ask){ .max_tokens = 3 }));
+    RIG_WAIT_MS(&w.rig, c.n_ended == 1, 5000);
+    CHECK_STATUS(c.end.status, ERR_UNAVAILABLE);
+    CHECK(strstr(c.end.text, "decode node ghost cannot be connected"));
+    CHECK_EQ_INT(w.s->entry.trouble.n_requests, 1);
+    directory_leave(w.directory, 77);
+    struct node_record back = record_of(&w, 0);
+    directory_publish(w.directory, &back);
+    RIG_WAIT_MS(&w.rig, cause_of(&w) == TROUBLE_NONE, 5000);
+    world_close(&w);
+}
+
+TEST(a_refused_pair_is_asked_once)
+{
+    struct world w;
+    struct client c;
+    world_open(&w, "pd", 1000);
+    CHECK_OK(client_submit(&w, &c, (struct ask){ .max_tokens = 3 }));
+    struct attempt a = play_split(&w, &c, AT_PREFILL, 0);
+    reply_failed(a.prefill, &a, ERR_PEER_MISMATCH);
+    /* This request goes on with the decode node alone, and so do the next ones, at once. */
+    for (int i = 0; i < 3; i++) {
+        struct received_message *h = world_expect(&w, FRAME_RUN, &a.decode);
+        a.request = h->request;
+        a.number = h->attempt;
+        CHECK_EQ_INT(a.number, i == 0 ? 2 : 1);
+        play_rest(&w, &c, &a, 3);
+        if (i < 2) CHECK_OK(client_submit(&w, &c, (struct ask){ .max_tokens = 3 }));
+    }
+    CHECK_EQ_INT(received_count(w.nodes[0], FRAME_ASK_CREDIT), 0);
+    CHECK_EQ_INT(cause_of(&w), TROUBLE_KV);
+    CHECK(strstr(w.s->entry.trouble.text, "as the test wanted"));
+    world_check_idle(&w);
+    world_close(&w);
+}
+
+TEST_MAIN(CASE(all_is_well), CASE(no_decode_node_names_what_is_seen_and_how_to_start_one),
+          CASE(a_directory_that_is_away_comes_first), CASE(a_role_without_a_way_to_others_is_told),
+          CASE(another_model_is_named_with_its_node),
+          CASE(a_record_that_the_secret_does_not_prove_is_a_peer_in_trouble),
+          CASE(kv_that_cannot_be_exchanged_names_the_pair), CASE(a_cause_is_written_as_json),
+          CASE(the_last_line_says_how_things_are),
+          CASE(a_peer_that_cannot_be_connected_is_found_before_a_request),
+          CASE(a_refused_pair_is_asked_once))
