@@ -22,6 +22,7 @@
 
 #include "kvtransfer/connect/accept.h"
 #include "kvtransfer/connect/address.h"
+#include "shared/base/address/unproven.h"
 #include "shared/base/clock.h"
 #include "shared/base/list.h"
 #include "shared/base/mem.h"
@@ -59,6 +60,8 @@ enum control_state {
 struct control_conn_impl {
     struct control_conn base;
     struct list link;
+    struct unproven_place place; /* an incoming one's, until its ticket was admitted */
+    bool counted;                /* in hub->n_conns */
     enum control_state state;
     int fd;
     uint64_t deadline_ms;           /* CONNECTING, WAITING, HANDSHAKE, CLOSING */
@@ -78,7 +81,8 @@ struct control_hub {
                          * kernel chooses */
     struct buf address;
     struct list conns;
-    uint32_t n_conns;
+    struct unproven strangers;
+    uint32_t n_conns;                     /* without those that were never admitted */
     uint64_t checked_ms, accept_again_ms; /* accept_again_ms: 0 while accepting */
 };
 
@@ -139,6 +143,12 @@ static void set_options(int fd)
     (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof timeout_ms);
 }
 
+static void count_conn(struct control_conn_impl *c)
+{
+    c->counted = true;
+    c->base.hub->n_conns++;
+}
+
 static struct control_conn_impl *new_conn(struct control_hub *h, int fd, enum control_state state,
                                           void *owner)
 {
@@ -154,7 +164,7 @@ static struct control_conn_impl *new_conn(struct control_hub *h, int fd, enum co
     c->wants_write = state == CONTROL_STATE_CONNECTING;
     set_options(fd);
     list_push(&h->conns, &c->link);
-    h->n_conns++;
+    if (!c->base.incoming) count_conn(c);
     watch(c, EPOLL_CTL_ADD);
     return c;
 }
@@ -162,7 +172,8 @@ static struct control_conn_impl *new_conn(struct control_hub *h, int fd, enum co
 static void free_conn(struct control_conn_impl *c)
 {
     list_remove(&c->link);
-    c->base.hub->n_conns--;
+    unproven_leave(&c->place);
+    c->base.hub->n_conns -= c->counted;
     close(c->fd);
     buf_release(&c->out);
     mem_free(c);
@@ -267,7 +278,7 @@ static bool on_preamble(struct control_conn_impl *c, control_handler *on_event, 
             lose(c, ERR_FORMAT, "", on_event, arg);
             return false;
         }
-        good = env->admit(env->arg, p.ticket) == OK;
+        good = c->base.hub->n_conns < env->max_peers && env->admit(env->arg, p.ticket) == OK;
         queue_preamble(c, &(struct kvt_preamble){
                               .kind = good ? KVT_PREAMBLE_WELCOME : KVT_PREAMBLE_REFUSED,
                           });
@@ -275,6 +286,8 @@ static bool on_preamble(struct control_conn_impl *c, control_handler *on_event, 
             begin_close(c);
             return false;
         }
+        unproven_leave(&c->place);
+        count_conn(c);
         write_out(c);
     } else if (!good || p.kind != KVT_PREAMBLE_WELCOME) {
         bool refused = good && p.kind == KVT_PREAMBLE_REFUSED;
@@ -344,13 +357,24 @@ static void on_connected(struct control_conn_impl *c, control_handler *on_event,
 
 /* ---- the hub ---- */
 
+/* A stranger's connection ends, since a newer one needs its place; the next poll frees it. */
+static void give_way(struct control_conn_impl *c)
+{
+    c->broken = true;
+    if (c->state == CONTROL_STATE_HANDSHAKE) begin_close(c);
+}
+
 static void accept_conns(struct control_hub *h)
 {
     for (int i = 0; i < ACCEPTS_PER_POLL; i++) {
         int fd = kvt_accept(h->transport, h->epoll_fd, h->listen_fd, &h->accept_again_ms);
         if (fd < 0) return;
-        if (h->n_conns >= h->env->max_peers) close(fd);
-        else new_conn(h, fd, CONTROL_STATE_HANDSHAKE, NULL);
+        struct control_conn_impl *c = new_conn(h, fd, CONTROL_STATE_HANDSHAKE, NULL);
+        struct sockaddr_storage local, remote;
+        control_addresses(&c->base, &local, &remote);
+        struct unproven_place *gave = unproven_enter(
+            &h->strangers, &c->place, unproven_source((const struct sockaddr *)&remote));
+        if (gave) give_way(LIST_ENTRY(gave, struct control_conn_impl, place));
     }
 }
 
@@ -392,6 +416,7 @@ enum status control_open(const struct kvt_env *env, const char *transport, uint1
     h->transport = transport;
     h->listen_fd = -1;
     list_init(&h->conns);
+    unproven_init(&h->strangers, env->max_peers);
     h->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     h->ifname = ifname;
     struct kvt_listener l = {

@@ -26,7 +26,8 @@ enum { CONTROL_HEAD_BYTES = 16, CONTROL_BODY_MAX = 4096, CONTROL_IN_BYTES = 16 *
  *  4 A connection that was never announced causes no event: wrong tickets end silently. A full
  *    descriptor table (EMFILE) pauses accepting for a moment.
  *  5 Memory is bounded: KVT_QUEUE_LIMIT and one frame out, CONTROL_IN_BYTES in, per connection;
- *    env->max_peers connections.
+ *    env->max_peers connections, and incoming ones without an admitted ticket in places of their
+ *    own (unproven.h): strangers keep no peer out.
  *  6 A connection reports LOST at most once and nothing after it; after control_close it reports
  *    nothing. */
 

@@ -113,6 +113,7 @@ enum status local_open(const struct kvt_env *env, const struct kvt_transport_ops
     t->listen_fd = t->offer_fd = -1;
     t->copy = copy_choose();
     list_init(&t->conns);
+    unproven_init(&t->strangers, env->max_peers);
     t->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     t->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     enum status st = t->epoll_fd < 0 || t->wake_fd < 0
@@ -130,6 +131,12 @@ enum status local_open(const struct kvt_env *env, const struct kvt_transport_ops
     return OK;
 }
 
+static void count_conn(struct local_conn *c)
+{
+    c->counted = true;
+    c->lt->n_conns++;
+}
+
 static struct local_conn *new_conn(struct local_transport *t, int fd, bool incoming)
 {
     struct local_conn *c = MEM_NEW(struct local_conn);
@@ -141,7 +148,7 @@ static struct local_conn *new_conn(struct local_transport *t, int fd, bool incom
     c->state = incoming ? LOCAL_HANDSHAKE : LOCAL_WAITING;
     c->deadline_ms = clock_ms() + KVT_CONNECT_MS;
     list_push(&t->conns, &c->link);
-    t->n_conns++;
+    if (!incoming) count_conn(c);
     local_watch(t, EPOLL_CTL_ADD, fd, c, EPOLLIN);
     return c;
 }
@@ -168,7 +175,8 @@ static void free_conn(struct local_conn *c)
     local_quiesce(c);
     forget_done(c);
     list_remove(&c->link);
-    t->n_conns--;
+    unproven_leave(&c->place);
+    t->n_conns -= c->counted;
     forget_broken(c);
     if (c->remote) c->method->detach(c);
     for (uint32_t i = 0; c->puts && i < LOCAL_PUTS_MAX; i++) mem_free(c->puts[i].copies);
@@ -386,6 +394,7 @@ enum status local_connect(struct kvt_transport *base, struct str address,
     return OK;
 }
 
+/* Not inside the loop over events: one that gives its place up may be among the later ones. */
 static void accept_conns(struct local_transport *t)
 {
     for (int i = 0; i < ACCEPTS_PER_POLL; i++) {
@@ -393,14 +402,15 @@ static void accept_conns(struct local_transport *t)
             pidfd = -1;
         int32_t pid = 0;
         if (fd < 0) return;
-        if (t->n_conns >= t->env->max_peers ||
-            identify(t->address_method, fd, &pid, &pidfd) != OK) {
+        if (identify(t->address_method, fd, &pid, &pidfd) != OK) {
             close(fd);
             continue;
         }
         struct local_conn *c = new_conn(t, fd, true);
         c->pid = pid;
         c->pidfd = pidfd;
+        struct unproven_place *gave = unproven_enter(&t->strangers, &c->place, (uint64_t)pid);
+        if (gave) free_conn(LIST_ENTRY(gave, struct local_conn, place));
     }
 }
 
@@ -449,7 +459,8 @@ static void on_ticket(struct local_events *evs, struct local_conn *c, const uint
     struct kvt_preamble p, reply = { .kind = KVT_PREAMBLE_REFUSED };
     const struct kvt_env *env = c->lt->env;
     bool welcome = n >= 0 && kvt_preamble_decode(bytes, (size_t)n, &p) == OK &&
-                   p.kind == KVT_PREAMBLE_TICKET && env->admit(env->arg, p.ticket) == OK;
+                   p.kind == KVT_PREAMBLE_TICKET && c->lt->n_conns < env->max_peers &&
+                   env->admit(env->arg, p.ticket) == OK;
     int fd = -1;
     if (welcome) {
         reply.kind = KVT_PREAMBLE_WELCOME;
@@ -477,6 +488,8 @@ static void on_ticket(struct local_events *evs, struct local_conn *c, const uint
         free_conn(c);
         return;
     }
+    unproven_leave(&c->place);
+    count_conn(c);
     c->state = LOCAL_UP;
     add_event(evs, KVT_UP, c);
 }
@@ -617,13 +630,14 @@ size_t local_poll(struct kvt_transport *base, struct kvt_transport_event *out, s
         add_event(&evs, KVT_PUT_DONE, connection(t->done[t->n_done].conn))->tag =
             t->done[t->n_done].tag;
     }
+    bool accepts = false;
     struct epoll_event events[16];
     int n = epoll_wait(t->epoll_fd, events, COUNT_OF(events), 0);
     for (int i = 0; i < n; i++) {
         uintptr_t who = (uintptr_t)events[i].data.ptr;
         struct local_conn *c = (struct local_conn *)(who & ~(uintptr_t)1);
         if (!who) {
-            accept_conns(t);
+            accepts = true;
         } else if (who == (uintptr_t)t) {
             uint64_t count;
             while (read(t->wake_fd, &count, sizeof count) < 0 && errno == EINTR) {}
@@ -637,6 +651,7 @@ size_t local_poll(struct kvt_transport *base, struct kvt_transport_event *out, s
             if (events[i].events & ~(uint32_t)EPOLLOUT) read_conn(&evs, c);
         }
     }
+    if (accepts) accept_conns(t);
     if (t->n_broken) end_broken(t, &evs);
     check_deadlines(t, &evs);
     return evs.n;

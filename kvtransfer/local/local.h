@@ -19,6 +19,7 @@
 #include "kvtransfer/local/copier.h"
 #include "kvtransfer/local/copy.h"
 #include "kvtransfer/transport.h"
+#include "shared/base/address/unproven.h"
 #include "shared/base/list.h"
 
 enum {
@@ -64,6 +65,8 @@ struct local_conn {
     struct kvt_conn base;
     struct local_transport *lt;
     struct list link;
+    struct unproven_place place; /* an incoming one's, until its ticket was admitted */
+    bool counted;                /* in lt->n_conns */
     enum local_state state;
     int fd, pidfd;
     int32_t pid;                            /* of the other end, in this process's namespace */
@@ -127,9 +130,10 @@ struct local_transport {
     /* boot id of this host, then the name */
     char address[LOCAL_ADDRESS_CHARS + 1];
     struct list conns;
-    uint32_t n_conns;
-    uint64_t checked_ms;      /* when deadlines were last checked */
-    uint64_t accept_again_ms; /* 0, or when the listener is watched again */
+    struct unproven strangers; /* by process */
+    uint32_t n_conns;          /* without those that were never admitted */
+    uint64_t checked_ms;       /* when deadlines were last checked */
+    uint64_t accept_again_ms;  /* 0, or when the listener is watched again */
     struct {
         struct kvt_conn *conn;
         uint64_t tag;

@@ -66,25 +66,16 @@ static struct tcp_link *new_link(struct tcp_transport *t, struct tcp_conn *c, ui
     l->state = c ? TCP_CONNECTING : TCP_HANDSHAKE;
     l->deadline_ms = clock_ms() + KVT_CONNECT_MS;
     l->events = EPOLLIN | (c ? EPOLLOUT : 0u);
-    list_init(&l->handshake);
     set_options(l, c && c->same_host);
     struct epoll_event e = { .events = l->events, .data.ptr = l };
     (void)epoll_ctl(t->epoll_fd, EPOLL_CTL_ADD, fd, &e);
-    if (c) {
-        c->links[index] = l;
-    } else {
-        list_push(&t->handshakes, &l->handshake);
-        t->n_handshakes++;
-    }
+    if (c) c->links[index] = l;
     return l;
 }
 
 void tcp_link_free(struct tcp_link *l)
 {
-    if (!l->conn) {
-        list_remove(&l->handshake);
-        l->tt->n_handshakes--;
-    }
+    unproven_leave(&l->place);
     close(l->fd);
     buf_release(&l->queue);
     mem_free(l);
@@ -200,8 +191,7 @@ static enum status tcp_connect(struct kvt_transport *base, struct str address,
 {
     struct tcp_transport *t = (struct tcp_transport *)base;
     (void)theirs;
-    if (t->n_conns + t->n_handshakes >= t->env->max_peers)
-        return err_set(err, ERR_FULL, "tcp: too many connections");
+    if (t->n_conns >= t->env->max_peers) return err_set(err, ERR_FULL, "tcp: too many connections");
     struct tcp_conn *c = new_conn(t, false, ticket);
     buf_add_str(&c->address, address);
     enum status st = dial(c, 0, ticket, err);
@@ -224,8 +214,7 @@ static uint32_t choose_links(const struct tcp_conn *c)
 
 static void adopt(struct tcp_conn *c, struct tcp_link *l, uint32_t index)
 {
-    list_remove(&l->handshake);
-    c->tt->n_handshakes--;
+    unproven_leave(&l->place);
     l->conn = c;
     l->index = index;
     c->links[index] = l;
@@ -245,7 +234,7 @@ struct tcp_conn *tcp_admit(struct tcp_link *l, const uint8_t ticket[KVT_TICKET_B
             return c;
         }
     }
-    if (t->env->admit(t->env->arg, ticket) != OK) return NULL;
+    if (t->n_conns >= t->env->max_peers || t->env->admit(t->env->arg, ticket) != OK) return NULL;
     struct tcp_conn *c = new_conn(t, true, ticket);
     c->same_host = kvt_address_same_host(l->fd);
     c->n_links = choose_links(c);
@@ -320,13 +309,19 @@ static void on_connected(struct tcp_events *evs, struct tcp_link *l)
     (void)tcp_write_out(l);
 }
 
+/* Not inside the loop over events: a link that gives its place up may be among the later ones. */
 static void accept_links(struct tcp_transport *t)
 {
     for (int i = 0; i < ACCEPTS_PER_POLL; i++) {
         int fd = kvt_accept("tcp", t->epoll_fd, t->listen_fd, &t->accept_again_ms);
         if (fd < 0) return;
-        if (t->n_conns + t->n_handshakes >= t->env->max_peers) close(fd);
-        else new_link(t, NULL, 0, fd);
+        struct tcp_link *l = new_link(t, NULL, 0, fd);
+        struct sockaddr_storage a = { .ss_family = AF_UNSPEC };
+        socklen_t n = sizeof a;
+        (void)getpeername(fd, (struct sockaddr *)&a, &n);
+        struct unproven_place *gave = unproven_enter(&t->strangers, &l->place,
+                                                     unproven_source((struct sockaddr *)&a));
+        if (gave) tcp_link_free(LIST_ENTRY(gave, struct tcp_link, place));
     }
 }
 
@@ -336,7 +331,7 @@ static void check_deadlines(struct tcp_transport *t, struct tcp_events *evs)
     kvt_accept_resume(t->epoll_fd, t->listen_fd, &t->accept_again_ms, now);
     if (now < t->checked_ms + DEADLINE_CHECK_MS) return;
     t->checked_ms = now;
-    LIST_FOREACH (l, &t->handshakes, struct tcp_link, handshake)
+    LIST_FOREACH (l, &t->strangers.places, struct tcp_link, place.link)
         if (now > l->deadline_ms) tcp_link_free(l);
     LIST_FOREACH (c, &t->conns, struct tcp_conn, link)
         if (c->state == TCP_ASSEMBLING && now > c->deadline_ms && evs->n < evs->cap)
@@ -414,11 +409,13 @@ static size_t tcp_poll(struct kvt_transport *base, struct kvt_transport_event *o
     report_done(t, &evs);
     if (evs.n) return evs.n; /* sessions get completions before the peer's answers */
     struct epoll_event events[16];
+    bool accepts = false;
     int n = epoll_wait(t->epoll_fd, events, COUNT_OF(events), 0);
     for (int i = 0; i < n; i++) {
         if (events[i].data.ptr) on_event(&evs, events[i].data.ptr, events[i].events);
-        else accept_links(t);
+        else accepts = true;
     }
+    if (accepts) accept_links(t);
     report_done(t, &evs); /* for messages that came early */
     if (t->n_backlog) resume_reading(t, &evs);
     check_deadlines(t, &evs);
@@ -432,7 +429,7 @@ static void tcp_close(struct kvt_transport *base)
 {
     struct tcp_transport *t = (struct tcp_transport *)base;
     LIST_FOREACH (c, &t->conns, struct tcp_conn, link) tcp_disconnect(&c->base);
-    LIST_FOREACH (l, &t->handshakes, struct tcp_link, handshake) tcp_link_free(l);
+    LIST_FOREACH (l, &t->strangers.places, struct tcp_link, place.link) tcp_link_free(l);
     if (t->listen_fd >= 0) close(t->listen_fd);
     if (t->epoll_fd >= 0) close(t->epoll_fd);
     buf_release(&t->address);
@@ -449,7 +446,7 @@ static enum status tcp_open(const struct kvt_env *env, struct kvt_transport **ou
     t->env = env;
     t->listen_fd = -1;
     list_init(&t->conns);
-    list_init(&t->handshakes);
+    unproven_init(&t->strangers, env->max_peers);
     t->done = MEM_ARRAY(struct tcp_done, (size_t)env->max_peers * TCP_PUTS_MAX);
     t->discard_buf = mem_calloc(1, TCP_DISCARD_BYTES);
     t->zeros = mem_calloc(1, TCP_DISCARD_BYTES);

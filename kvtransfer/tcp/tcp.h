@@ -12,6 +12,7 @@
 #define BATON_KVTRANSFER_TCP_TCP_H
 
 #include "kvtransfer/transport.h"
+#include "shared/base/address/unproven.h"
 #include "shared/base/list.h"
 
 enum {
@@ -35,8 +36,8 @@ enum tcp_conn_state { TCP_ASSEMBLING, TCP_IS_UP, TCP_IS_DOWN };
 
 struct tcp_link {
     struct tcp_transport *tt;
-    struct tcp_conn *conn; /* NULL: accepted, its ticket not read yet */
-    struct list handshake; /* in tt->handshakes while conn is NULL */
+    struct tcp_conn *conn;       /* NULL: accepted, its ticket not read yet */
+    struct unproven_place place; /* among tt->strangers while conn is NULL */
     enum tcp_link_state state;
     uint32_t index, events; /* events: what epoll watches for */
     int fd;
@@ -105,8 +106,9 @@ struct tcp_transport {
     int epoll_fd, listen_fd;
     uint16_t port;
     struct buf address;
-    struct list conns, handshakes;
-    uint32_t n_conns, n_handshakes, n_backlog, n_to_reap;
+    struct list conns;
+    struct unproven strangers; /* accepted links whose ticket was not read yet */
+    uint32_t n_conns, n_backlog, n_to_reap;
     uint64_t checked_ms, accept_again_ms; /* accept_again_ms: 0, or when to watch the listener */
     struct tcp_done *done;
     uint32_t n_done, n_unfinished; /* together at most TCP_PUTS_MAX per connection */

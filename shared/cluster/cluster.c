@@ -22,9 +22,7 @@ enum {
     DEFAULT_QUEUE = 64 << 20,
     DEFAULT_FORGET_MS = 60000,
     PEER_HOST_MAX = 64,
-    BACKLOG = 512,
-    HANDSHAKES_MAX = 512 /* accepted connections without a finished handshake; more are closed, so
-                          * that strangers do not use up the file descriptors */
+    BACKLOG = 512
 };
 
 struct peer {
@@ -53,7 +51,8 @@ struct cluster {
     uint16_t port;
     struct map peers; /* node -> struct peer */
     struct list links;
-    struct list to_self; /* struct queued_message */
+    struct unproven strangers; /* accepted links that are not up */
+    struct list to_self;       /* struct queued_message */
     struct loop_timer *ping, *wake;
     uint64_t t_ping_ms;
     struct counter *sent, *received, *lost, *refused;
@@ -208,8 +207,11 @@ static void on_wake(void *arg)
     deliver_to_self(c);
     do { /* start over each time, since reap may close other links */
         dead = NULL;
-        LIST_FOREACH (l, &c->links, struct link, link)
-            if (l->dead) dead = l;
+        LIST_FOREACH (l, &c->links, struct link, link) {
+            if (!l->dead) continue;
+            dead = l;
+            break;
+        }
         if (dead) reap(c, dead);
     } while (dead);
 }
@@ -362,15 +364,15 @@ static void on_ping_timer(void *arg)
 static void on_connection(uv_stream_t *listener, int st)
 {
     struct cluster *c = listener->data;
-    size_t n_handshakes = 0;
     if (st < 0) return;
-    LIST_FOREACH (other, &c->links, struct link, link)
-        n_handshakes += !other->dialed && other->state != LINK_UP;
     struct link *l = link_accept(&c->link_options, listener);
     list_push(&c->links, &l->link);
-    if (n_handshakes >= HANDSHAKES_MAX)
-        link_fail(l, "%d other connections have not finished their handshake", HANDSHAKES_MAX);
-    if (l->dead) wake(c);
+    if (l->dead) return; /* on_dead came */
+    struct unproven_place *gave = unproven_enter(&c->strangers, &l->place, l->source);
+    if (!gave) return;
+    struct link *stranger = LIST_ENTRY(gave, struct link, place);
+    link_fail(stranger, "its handshake was not finished when newer connections needed its place");
+    reap(c, stranger); /* at once: libuv accepts all that wait before the next turn */
 }
 
 static void on_listener_closed(uv_handle_t *h) { mem_free(h); }
@@ -417,6 +419,7 @@ enum status cluster_create(const struct cluster_options *o, struct cluster **out
     snprintf(c->name, sizeof c->name, "%s", o->name);
     buf_add_str(&c->secret, o->secret);
     list_init(&c->links);
+    unproven_init(&c->strangers, UNPROVEN_MAX);
     list_init(&c->to_self);
     c->link_options = (struct link_options){
         .loop = o->loop,

@@ -144,6 +144,7 @@ static void on_hello(struct link *l, struct str body)
 static void come_up(struct link *l)
 {
     l->state = LINK_UP;
+    unproven_leave(&l->place);
     l->t_progress_ms = clock_ms();
     l->o->on_up(l->o->arg, l);
 }
@@ -330,9 +331,16 @@ struct link *link_dial(const struct link_options *o, uint64_t node, const char *
 struct link *link_accept(const struct link_options *o, uv_stream_t *listener)
 {
     struct link *l = make_link(o, false);
-    int st = uv_accept(listener, (uv_stream_t *)&l->tcp);
-    if (st < 0) link_fail(l, "accept: %s", uv_strerror(st));
-    else start_reading(l);
+    struct sockaddr_storage sa = { .ss_family = AF_UNSPEC };
+    int n = sizeof sa, st = uv_accept(listener, (uv_stream_t *)&l->tcp);
+    if (st < 0) {
+        link_fail(l, "accept: %s", uv_strerror(st));
+        return l;
+    }
+    if (uv_tcp_getpeername(&l->tcp, (struct sockaddr *)&sa, &n) == 0)
+        uv_ip_name((const struct sockaddr *)&sa, l->name, sizeof l->name);
+    l->source = unproven_source((const struct sockaddr *)&sa);
+    start_reading(l);
     return l;
 }
 
@@ -347,6 +355,7 @@ void link_close(struct link *l)
 {
     if (l->closing) return;
     l->closing = l->dead = true;
+    unproven_leave(&l->place);
     list_remove(&l->link);
     uv_close((uv_handle_t *)&l->tcp, on_closed);
 }

@@ -8,12 +8,13 @@
  *
  * mac = HMAC-SHA256(secret, side || dialer's nonce || acceptor's nonce || dialer's id || acceptor's
  * id): it is valid for these two processes and this connection only. Nothing but the handshake is
- * parsed before UP. A failed link is marked dead at once; its owner closes it in the next turn of
- * the loop, so that callers deep in a callback never see freed memory. Thread: loop. Owner: struct
- * cluster. */
+ * parsed before UP, and an accepted link leaves its `place` (unproven.h) when it comes UP. A failed
+ * link is marked dead at once; its owner closes it in the next turn of the loop, so that callers
+ * deep in a callback never see freed memory. Thread: loop. Owner: struct cluster. */
 #ifndef BATON_CLUSTER_LINK_H
 #define BATON_CLUSTER_LINK_H
 
+#include "shared/base/address/unproven.h"
 #include "shared/base/list.h"
 #include "shared/cluster/frame.h"
 #include "shared/net/loop.h"
@@ -43,9 +44,11 @@ struct link {
     uv_connect_t connect;
     enum link_state state;
     bool dialed, dead, closing;
-    bool proved;   /* the peer's mac was right */
-    uint64_t node; /* the peer's incarnation; while dialing the wanted one */
-    char name[LINK_NAME_MAX];
+    bool proved;              /* the peer's mac was right */
+    uint64_t node;            /* the peer's incarnation; while dialing the wanted one */
+    char name[LINK_NAME_MAX]; /* as the peer calls itself; before that the address it came from */
+    uint64_t source;          /* of an accepted link's address (unproven.h) */
+    struct unproven_place place; /* the owner's, among those that are not UP */
     uint8_t nonce_dialer[LINK_NONCE], nonce_acceptor[LINK_NONCE];
     struct buf in; /* bytes of an incomplete frame */
     uint64_t t_start_ms, t_heard_ms;

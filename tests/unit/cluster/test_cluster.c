@@ -2,8 +2,10 @@
  * freeze or hang. */
 #include <errno.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
+#include "shared/base/address/unproven.h"
 #include "shared/cluster/proto/node.pb-c.h"
 #include "tests/unit/cluster/cluster_rig.h"
 #include "tests/unit/net/net_fixture.h"
@@ -658,6 +660,44 @@ TEST(cluster_silent_strangers_are_cut_off)
     cluster_rig_close(&r);
 }
 
+/* Opens connections that say nothing, and lets the node accept them. */
+static void dial_strangers(struct cluster_rig *r, const struct peer_node *to, int *fds, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        fds[i] = fixture_dial(cluster_port(to->c));
+        if (i % 64 == 63) uv_run(loop_uv(r->loop), UV_RUN_NOWAIT);
+    }
+    rig_turn_ms(r, 20);
+}
+
+TEST(cluster_half_open_connections_do_not_keep_a_peer_out)
+{
+    enum { STRANGERS = 600 };
+    struct rlimit files;
+    struct cluster_rig r;
+    int fds[STRANGERS], n_open = 0;
+    char byte;
+    CHECK_OK(getrlimit(RLIMIT_NOFILE, &files));
+    files.rlim_cur = files.rlim_max;
+    CHECK_OK(setrlimit(RLIMIT_NOFILE, &files));
+    cluster_rig_open(&r);
+    struct peer_node *a = peer_open(&r, 1, (struct peer_options){ 0 }),
+                     *b = peer_open(&r, 2, (struct peer_options){ 0 });
+    dial_strangers(&r, a, fds, STRANGERS);
+    peer_meet(b, a);
+    CHECK_OK(send_number(b, 1, 0));
+    RIG_WAIT_MS(&r, a->n_log == 1, 1000); /* the strangers' deadline is later */
+    CHECK_EQ_INT(a->n_lost + b->n_lost, 0);
+    /* The oldest strangers were closed, and a bounded number waits. */
+    for (int i = 0; i < STRANGERS; i++) n_open += recv(fds[i], &byte, 1, MSG_DONTWAIT) < 0;
+    CHECK(n_open > 0 && n_open <= UNPROVEN_MAX);
+    CHECK_EQ_INT(recv(fds[0], &byte, 1, MSG_DONTWAIT), 0);
+    for (int i = 0; i < STRANGERS; i++) close(fds[i]);
+    peer_close(a);
+    peer_close(b);
+    cluster_rig_close(&r);
+}
+
 /* A claim to be a known node must not harm that node's link. */
 TEST(cluster_stranger_cannot_cut_a_peers_link)
 {
@@ -731,4 +771,5 @@ TEST_MAIN(
     CASE(cluster_acceptor_that_skips_its_proof_stays_a_stranger),
     CASE(cluster_acceptor_with_a_wrong_proof_stays_a_stranger),
     CASE(cluster_strangers_bytes_end_their_connection), CASE(cluster_silent_strangers_are_cut_off),
+    CASE(cluster_half_open_connections_do_not_keep_a_peer_out),
     CASE(cluster_stranger_cannot_cut_a_peers_link), CASE(cluster_free_with_everything_pending))

@@ -485,18 +485,51 @@ TEST(control_connections_have_a_limit)
     bool closed;
     for (int i = 0; i < 3; i++) {
         fds[i] = raw(b);
+        raw_preamble(fds[i], KVT_PREAMBLE_TICKET, b->ticket);
+        b->used = false;
         settle(b, NULL, 20);
     }
-    CHECK_EQ_INT(raw_read(fds[2], b, answer, sizeof answer, 2000, &closed), 0);
+    CHECK_EQ_INT(b->n, 2);
+    CHECK_EQ_INT(b->n_admits, 2); /* the third one's ticket is not looked at */
+    CHECK_EQ_INT(raw_read(fds[2], b, answer, sizeof answer, 2000, &closed), KVT_PREAMBLE_BYTES);
+    struct kvt_preamble p;
+    CHECK_OK(kvt_preamble_decode(answer, KVT_PREAMBLE_BYTES, &p));
+    CHECK_EQ_INT(p.kind, KVT_PREAMBLE_REFUSED);
     CHECK(closed);
     struct control_conn *c;
     struct err err = { 0 };
     CHECK_STATUS(control_connect(b->hub, control_address(a->hub), a->ticket, NULL, &c, &err),
                  ERR_FULL);
     for (int i = 0; i < 3; i++) close(fds[i]);
+    until(b, 4, NULL); /* both are LOST */
+    control_close(b->seen[2].conn);
+    control_close(b->seen[3].conn);
     settle(b, NULL, 20);
+    b->used = false;
     struct control_conn *in;
     pair(a, b, &in);
+    side_stop(a);
+    side_stop(b);
+}
+
+TEST(control_half_open_connections_keep_no_peer_out)
+{
+    enum { STRANGERS = 12 };
+    struct side *a = side_start(), *b = side_on(NULL, 4);
+    int fds[STRANGERS], n_open = 0;
+    char byte;
+    for (int i = 0; i < STRANGERS; i++) {
+        fds[i] = raw(b);
+        settle(b, NULL, 5);
+    }
+    for (int i = 0; i < STRANGERS; i++) n_open += recv(fds[i], &byte, 1, MSG_DONTWAIT) < 0;
+    CHECK(n_open > 0 && n_open <= 4);
+    struct control_conn *in;
+    uint64_t t = clock_ms();
+    pair(a, b, &in);
+    CHECK(clock_ms() - t < 1000); /* the strangers' deadline is later */
+    (void)dial(b, a, a->ticket);  /* they take no place of outgoing connections either */
+    for (int i = 0; i < STRANGERS; i++) close(fds[i]);
     side_stop(a);
     side_stop(b);
 }
@@ -613,6 +646,7 @@ TEST_MAIN(
     CASE(control_malformed_frames_end_the_connection), CASE(control_bad_greetings_end_silently),
     CASE(control_silent_peers_meet_a_deadline), CASE(control_listener_that_speaks_something_else),
     CASE(control_full_descriptor_table_pauses_accepting), CASE(control_connections_have_a_limit),
-    CASE(control_interface_by_name), CASE(control_interface_is_where_peers_are_told_to_come),
+    CASE(control_half_open_connections_keep_no_peer_out), CASE(control_interface_by_name),
+    CASE(control_interface_is_where_peers_are_told_to_come),
     CASE(control_interface_opens_no_port_beyond_the_address_asked_for),
     CASE(control_addresses_are_numeric), CASE(control_connections_are_kept_alive))

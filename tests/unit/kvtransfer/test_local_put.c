@@ -1,7 +1,12 @@
 /* test_local_put.c - puts of transport mem with checksums: those that it stores are the ones of the
  * receiver's pieces, whichever threads copied them and however the copies cut them. */
+#include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
 
 #include "kvtransfer/local/local.h"
 #include "kvtransfer/transports.h"
@@ -176,6 +181,41 @@ TEST(local_put_without_checksums_wanted)
     close_pair(&p);
 }
 
+TEST(local_half_open_connections_keep_no_sender_out)
+{
+    enum { STRANGERS = 12 };
+    struct pair p;
+    struct kvt_transport_event in[4];
+    struct err err = { 0 };
+    struct buf address = { 0 };
+    uint8_t ticket[KVT_TICKET_BYTES] = { 1 };
+    int fds[STRANGERS];
+    connect_pair(&p, 1);
+    const struct local_transport *to = (const struct local_transport *)p.to.t;
+    struct sockaddr_un name = { .sun_family = AF_UNIX };
+    int n = snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "%s%s",
+                     to->address_method->prefix, to->address + LOCAL_BOOT_CHARS);
+    for (int i = 0; i < STRANGERS; i++) {
+        fds[i] = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+        CHECK_OK(connect(fds[i], (struct sockaddr *)&name,
+                         (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n)));
+        CHECK_EQ_INT(kvt_mem_ops.poll(p.to.t, in, COUNT_OF(in)), 0);
+    }
+    CHECK(to->strangers.n > 0 && to->strangers.n <= 4);
+    CHECK_EQ_INT(to->n_conns, 1);
+    kvt_mem_ops.export_address(p.to.t, &address);
+    CHECK_OK(
+        kvt_mem_ops.connect(p.from.t, buf_str(&address), &p.to.env.layout, ticket, &p.conn, &err));
+    uint64_t t = clock_ms();
+    wait_for(&p, KVT_UP);
+    CHECK(clock_ms() - t < 1000); /* the strangers' deadline is later */
+    CHECK_EQ_INT(to->n_conns, 2);
+    for (int i = 0; i < STRANGERS; i++) close(fds[i]);
+    buf_release(&address);
+    close_pair(&p);
+}
+
 TEST_MAIN(CASE(local_put_stores_every_checksum_if_one_thread_copies),
           CASE(local_put_stores_right_checksums_if_several_threads_copy),
-          CASE(local_put_cuts_copies_at_pieces), CASE(local_put_without_checksums_wanted))
+          CASE(local_put_cuts_copies_at_pieces), CASE(local_put_without_checksums_wanted),
+          CASE(local_half_open_connections_keep_no_sender_out))

@@ -165,5 +165,54 @@ TEST(tcp_failed_send_ends_the_connection)
     munmap(pool, PAGE);
 }
 
+static enum status admit_all(void *arg, const uint8_t ticket[KVT_TICKET_BYTES])
+{
+    (void)arg, (void)ticket;
+    return OK;
+}
+
+TEST(tcp_half_open_connections_keep_no_sender_out)
+{
+    enum { STRANGERS = 12 };
+    static char pool[4096];
+    struct dev_mem mem = { .ptr = pool, .bytes = sizeof pool, .fd = -1 };
+    struct kvt_env env = {
+        .mem = &mem, .max_copies = 4, .max_peers = 4, .listen_host = "127.0.0.1", .admit = admit_all
+    };
+    struct kvt_transport *to, *from;
+    struct kvt_transport_event in[8];
+    struct kvt_conn *conn;
+    struct err err = { 0 };
+    struct buf address = { 0 };
+    uint8_t ticket[KVT_TICKET_BYTES] = { 1 };
+    int fds[STRANGERS];
+    bool up = false;
+    CHECK_OK(kvt_tcp_ops.open(&env, &to, &err));
+    CHECK_OK(kvt_tcp_ops.open(&env, &from, &err));
+    struct sockaddr_in a = {
+        .sin_family = AF_INET,
+        .sin_port = htons(kvt_tcp_ops.port(to)),
+        .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
+    };
+    for (int i = 0; i < STRANGERS; i++) {
+        fds[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        CHECK_OK(connect(fds[i], (struct sockaddr *)&a, sizeof a));
+        CHECK_EQ_INT(kvt_tcp_ops.poll(to, in, COUNT_OF(in)), 0);
+    }
+    CHECK(((struct tcp_transport *)to)->strangers.n <= 4);
+    kvt_tcp_ops.export_address(to, &address);
+    CHECK_OK(kvt_tcp_ops.connect(from, buf_str(&address), &env.layout, ticket, &conn, &err));
+    for (uint64_t end = clock_ms() + 1000; !up && clock_ms() < end;) {
+        (void)kvt_tcp_ops.poll(to, in, COUNT_OF(in));
+        up = kvt_tcp_ops.poll(from, in, COUNT_OF(in)) == 1 && in[0].kind == KVT_UP;
+    }
+    CHECK(up); /* before the strangers' deadline */
+    for (int i = 0; i < STRANGERS; i++) close(fds[i]);
+    buf_release(&address);
+    kvt_tcp_ops.close(from);
+    kvt_tcp_ops.close(to);
+}
+
 TEST_MAIN(CASE(tcp_zerocopy_notices_in_any_order), CASE(tcp_tells_nothing_after_down),
-          CASE(tcp_failed_send_ends_the_connection))
+          CASE(tcp_failed_send_ends_the_connection),
+          CASE(tcp_half_open_connections_keep_no_sender_out))
