@@ -27,7 +27,10 @@ enum {
     NODE_NAME_MAX = 64,
     KV_TYPE_MAX = 16,
     KV_BY_MAX = 48,
-    RECORD_PROOF_MAX = 33 /* 32 hex digits and a 0 */
+    RECORD_SERVED_MAX = 16, /* names that a node serves its model under */
+    RECORD_PROOF_MAX = 33,  /* 32 hex digits and a 0 */
+    /* Bytes of a record as text. One whose names are as long as they may be has about 1,900. */
+    RECORD_TEXT_MAX = 4096
 };
 
 struct node_record {
@@ -39,6 +42,8 @@ struct node_record {
     uint16_t cluster_port, http_port;
     uint64_t model; /* fingerprint; only equal ones are paired */
     char model_name[NODE_NAME_MAX], precision[NODE_NAME_MAX]; /* for people */
+    uint64_t served[RECORD_SERVED_MAX]; /* node_record_set_served: hashes of its served names */
+    uint32_t n_served;
     /* Element type of its KV, "" when not known; kv_lossy: it exchanges KV with less precise types
      * too. Only nodes that can exchange KV are paired (place.c). */
     char kv_type[KV_TYPE_MAX];
@@ -146,9 +151,13 @@ const char *directory_why_down(const struct directory *d);
 
 const char *node_role_name(enum node_role r);
 /* Writes a record as a JSON object, and reads it with every bound checked (http and redis backends,
- * GET /cluster). */
+ * GET /cluster). ERR_TOO_LONG: more than RECORD_TEXT_MAX bytes, which are not looked at. */
 void node_record_write(const struct node_record *r, struct buf *out);
 enum status node_record_read(struct str json, struct node_record *out, struct err *err) MUST_CHECK;
+/* The names under which the node serves its model. A record has their hashes, since names have no
+ * bound; one that collides costs a client a 404. Names after RECORD_SERVED_MAX are left out. */
+void node_record_set_served(struct node_record *r, const char *const *names, size_t n);
+bool node_record_serves(const struct node_record *r, struct str name);
 /* Whoever can write to the directory, or stands on the way to it, must not bring in nodes of their
  * own: requests, prompts and API keys go where a record says. A record is therefore proven with the
  * cluster secret: an HMAC of all that does not change while the node runs, its addresses included.

@@ -14,6 +14,7 @@
 #include "scheduler/directory/remote.h"
 #include "scheduler/directory/wire.h"
 #include "shared/base/address/host_port.h"
+#include "shared/base/json/json_packed.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 #include "shared/net/http/http_client.h"
@@ -174,7 +175,8 @@ static enum status send_snapshot(struct directory_http *d, directory_snapshot_fn
 
 /* ---- answers ---- */
 
-static void read_snapshot(const cJSON *doc, struct directory_http_answer *a)
+static void read_snapshot(struct directory_http *d, const cJSON *doc,
+                          struct directory_http_answer *a)
 {
     const cJSON *list = json_member(doc, "nodes"), *one;
     const char *topics = "";
@@ -187,7 +189,7 @@ static void read_snapshot(const cJSON *doc, struct directory_http_answer *a)
     a->nodes = mem_calloc((size_t)n, sizeof *a->nodes);
     cJSON_ArrayForEach (one, list) {
         if (node_record_from_json(one, &a->nodes[a->snapshot.n], &err) == OK) a->snapshot.n++;
-        else log_warn("malformed node record", "why=\"%s\"", err.text);
+        else directory_remote_refuse_record(&d->remote, STR(""), err.text);
     }
     a->snapshot.nodes = a->nodes;
     snprintf(a->snapshot.topics, sizeof a->snapshot.topics, "%s", topics);
@@ -228,6 +230,14 @@ static void read_error(const struct directory_http *d, int http_status, const cJ
 static void explain_failure(const struct directory_http *d, const struct err *err,
                             struct directory_http_answer *a)
 {
+    if (a->st == ERR_TOO_LONG || a->st == ERR_INVALID) {
+        snprintf(a->why, sizeof a->why,
+                 "the directory server at %s sent an answer of more than %d MiB or %d JSON values, "
+                 "which was not read; does another program use that port?",
+                 d->at, DIRECTORY_ANSWER_MAX >> 20, DIRECTORY_VALUES_MAX);
+        a->st = ERR_FORMAT;
+        return;
+    }
     const char *why = err->text[0]             ? err->text
                       : a->st == ERR_TIMEOUT   ? "no answer within 1 s"
                       : a->st == ERR_PEER_LOST ? "the connection was refused or closed"
@@ -238,22 +248,35 @@ static void explain_failure(const struct directory_http *d, const struct err *er
              d->at, why, d->at);
 }
 
+/* The server has not proven itself, so its answer is parsed in bounded memory. */
+static enum status parse_answer(struct str body, cJSON **doc, struct err *err)
+{
+    struct json_limits limits = { .n_values = DIRECTORY_VALUES_MAX };
+    struct json_packed packed = { 0 };
+    struct buf text = { 0 };
+    buf_add_str(&text, body);
+    enum status st = json_parse_packed(&text, &limits, doc, &packed, err);
+    json_packed_release(&packed);
+    buf_release(&text);
+    return st;
+}
+
 /* Returns whether the server works: a call it refused (malformed, a limit) says nothing about
  * others. */
-static bool read_answer(const struct directory_http *d, const struct directory_http_call *c,
+static bool read_answer(struct directory_http *d, const struct directory_http_call *c,
                         enum status st, int http_status, struct str body,
                         struct directory_http_answer *a)
 {
     struct err err = { 0 };
     cJSON *doc = NULL;
     a->st = st;
-    if (st == OK) a->st = json_parse(body, false, &doc, &err);
+    if (st == OK) a->st = parse_answer(body, &doc, &err);
     if (a->st != OK) {
         explain_failure(d, &err, a);
     } else if (http_status != 200) {
         read_error(d, http_status, doc, a);
     } else {
-        if (c->op == DIRECTORY_OP_SNAPSHOT) read_snapshot(doc, a);
+        if (c->op == DIRECTORY_OP_SNAPSHOT) read_snapshot(d, doc, a);
         if (c->op == DIRECTORY_OP_RESERVE) read_reserved(doc, a);
         if (a->st == ERR_FORMAT)
             snprintf(a->why, sizeof a->why, "the directory server at %s sent a malformed answer",

@@ -47,6 +47,25 @@ static void write_identity(const struct node_record *r, struct buf *out)
     add_text(out, "kv_by", r->kv_by);
     buf_add_char(out, ',');
     directory_add_id(out, "kv_host", r->kv_host);
+    buf_add_c(out, ",\"served\":[");
+    for (uint32_t i = 0; i < r->n_served; i++)
+        buf_printf(out, "%s\"" DIRECTORY_ID "\"", i ? "," : "", r->served[i]);
+    buf_add_char(out, ']');
+}
+
+void node_record_set_served(struct node_record *r, const char *const *names, size_t n)
+{
+    r->n_served = 0;
+    for (size_t i = 0; i < n && i < RECORD_SERVED_MAX; i++)
+        r->served[r->n_served++] = hash_64(names[i], strlen(names[i]), 0);
+}
+
+bool node_record_serves(const struct node_record *r, struct str name)
+{
+    uint64_t hash = hash_64(name.p, name.n, 0);
+    for (uint32_t i = 0; i < r->n_served; i++)
+        if (r->served[i] == hash) return true;
+    return false;
 }
 
 void node_record_write(const struct node_record *r, struct buf *out)
@@ -146,6 +165,23 @@ static enum status get_role(const cJSON *o, enum node_role *out, struct err *err
     return err_field(err, ERR_INVALID, "role", "role must be mixed, prefill or decode");
 }
 
+static enum status get_served(const cJSON *o, struct node_record *r, struct err *err)
+{
+    const cJSON *list = json_member(o, "served"), *one;
+    if (!list) return OK;
+    if (!cJSON_IsArray(list) || cJSON_GetArraySize(list) > RECORD_SERVED_MAX)
+        return err_field(err, ERR_INVALID, "served", "served must be an array of at most %d ids",
+                         RECORD_SERVED_MAX);
+    cJSON_ArrayForEach (one, list) {
+        if (!cJSON_IsString(one) ||
+            directory_read_id(str_of(one->valuestring), &r->served[r->n_served]) != OK)
+            return err_field(err, ERR_INVALID, "served",
+                             "every id in served must be 16 hexadecimal digits");
+        r->n_served++;
+    }
+    return OK;
+}
+
 static enum status get_names(const cJSON *o, struct node_record *r, struct err *err)
 {
     TRY(directory_get_id(o, "node", &r->node, err));
@@ -159,6 +195,7 @@ static enum status get_names(const cJSON *o, struct node_record *r, struct err *
     TRY(get_text(o, "kv_by", r->kv_by, sizeof r->kv_by, err));
     TRY(get_text(o, "proof", r->proof, sizeof r->proof, err));
     TRY(directory_get_id(o, "kv_host", &r->kv_host, err));
+    TRY(get_served(o, r, err));
     TRY(get_role(o, &r->role, err));
     if (r->node == 0)
         return err_field(err, ERR_INVALID, "node",
@@ -221,6 +258,9 @@ enum status node_record_from_json(const cJSON *o, struct node_record *out, struc
 enum status node_record_read(struct str json, struct node_record *out, struct err *err)
 {
     cJSON *doc = NULL;
+    if (json.n > RECORD_TEXT_MAX)
+        return err_set(err, ERR_TOO_LONG, "it has %zu bytes; a node record has at most %d", json.n,
+                       RECORD_TEXT_MAX);
     TRY(json_parse(json, false, &doc, err));
     enum status st = node_record_from_json(doc, out, err);
     cJSON_Delete(doc);

@@ -20,7 +20,8 @@
 
 /* Sums read from the server are limited, so that later sums cannot overflow. */
 #define TOKENS_SUM_MAX (UINT64_C(1) << 53)
-enum { KEY_MAX = 96, ID_TEXT = 17, NUMBER_TEXT = 24, NODE_FIELDS = 4, COUNT_MAX = 1 << 30 };
+enum { KEY_MAX = 96, ID_TEXT = 17, NUMBER_TEXT = 24, NODE_FIELDS = 5, COUNT_MAX = 1 << 30 };
+enum { RECORDS_TEXT_MAX = 6 << 20 }; /* bytes of a snapshot's records together */
 
 struct directory_redis {
     struct directory base;
@@ -125,7 +126,7 @@ static uint64_t count_at(const redisReply *list, size_t i, uint64_t max)
     return (uint64_t)v > max ? max : (uint64_t)v;
 }
 
-static struct node_record *read_nodes(const redisReply *list, size_t *n)
+static struct node_record *read_nodes(struct directory_redis *d, const redisReply *list, size_t *n)
 {
     struct err err;
     size_t n_listed = list->elements / NODE_FIELDS;
@@ -134,16 +135,32 @@ static struct node_record *read_nodes(const redisReply *list, size_t *n)
     *n = 0;
     for (size_t i = 0; i < n_listed; i++) {
         struct node_record *r = &nodes[*n];
-        if (node_record_read(text_at(list, i * NODE_FIELDS), r, &err) != OK) {
-            log_warn("malformed node record", "why=\"%s\"", err.text);
+        if (node_record_read(text_at(list, i * NODE_FIELDS + 1), r, &err) != OK) {
+            directory_remote_refuse_record(&d->remote, text_at(list, i * NODE_FIELDS), err.text);
             continue;
         }
-        r->placed_tokens = count_at(list, i * NODE_FIELDS + 1, TOKENS_SUM_MAX);
-        r->placed_seqs = (uint32_t)count_at(list, i * NODE_FIELDS + 2, COUNT_MAX);
-        r->placed_blocks = (uint32_t)count_at(list, i * NODE_FIELDS + 3, COUNT_MAX);
+        r->placed_tokens = count_at(list, i * NODE_FIELDS + 2, TOKENS_SUM_MAX);
+        r->placed_seqs = (uint32_t)count_at(list, i * NODE_FIELDS + 3, COUNT_MAX);
+        r->placed_blocks = (uint32_t)count_at(list, i * NODE_FIELDS + 4, COUNT_MAX);
         ++*n;
     }
     return nodes;
+}
+
+/* The records that the script has left out. */
+static void read_refused(struct directory_redis *d, const redisReply *list)
+{
+    for (size_t i = 0; i + 1 < list->elements; i += 2) {
+        char why[96];
+        uint64_t bytes = count_at(list, i + 1, INT64_MAX);
+        if (bytes > RECORD_TEXT_MAX)
+            snprintf(why, sizeof why, "it has %" PRIu64 " bytes; a node record has at most %d",
+                     bytes, RECORD_TEXT_MAX);
+        else
+            snprintf(why, sizeof why, "the records of the topic have more than %d MiB together",
+                     RECORDS_TEXT_MAX >> 20);
+        directory_remote_refuse_record(&d->remote, text_at(list, i), why);
+    }
 }
 
 static void read_topics(const redisReply *list, char *out, size_t cap)
@@ -170,16 +187,17 @@ static void deliver_snapshot(const struct directory_redis_call *c, enum status s
                              const redisReply *reply)
 {
     struct directory_snapshot s = { 0 };
-    bool is_well_formed = st == OK && reply->type == REDIS_REPLY_ARRAY && reply->elements == 2 &&
-                          reply->element[0]->type == REDIS_REPLY_ARRAY &&
-                          reply->element[1]->type == REDIS_REPLY_ARRAY;
+    bool is_well_formed = st == OK && reply->type == REDIS_REPLY_ARRAY && reply->elements == 3;
+    for (size_t i = 0; is_well_formed && i < reply->elements; i++)
+        is_well_formed = reply->element[i]->type == REDIS_REPLY_ARRAY;
     if (!is_well_formed) {
         c->snapshot(c->arg, ERR_UNAVAILABLE, NULL);
         return;
     }
-    struct node_record *nodes = read_nodes(reply->element[0], &s.n);
+    struct node_record *nodes = read_nodes(c->d, reply->element[0], &s.n);
     s.nodes = nodes;
     read_topics(reply->element[1], s.topics, sizeof s.topics);
+    read_refused(c->d, reply->element[2]);
     c->snapshot(c->arg, OK, &s);
     mem_free(nodes);
 }
@@ -375,10 +393,13 @@ static enum status directory_redis_snapshot(struct directory *base, directory_sn
                                             void *arg)
 {
     struct directory_redis *d = (struct directory_redis *)base;
-    char limit[NUMBER_TEXT];
-    const char *args[] = { d->topic, limit };
+    char topics[NUMBER_TEXT], nodes[NUMBER_TEXT], record[NUMBER_TEXT], records[NUMBER_TEXT];
+    const char *args[] = { d->topic, topics, nodes, record, records };
     struct directory_redis_call call = { .op = DIRECTORY_OP_SNAPSHOT, .snapshot = cb, .arg = arg };
-    number_text(limit, DIRECTORY_TOPICS_MAX);
+    number_text(topics, DIRECTORY_TOPICS_MAX);
+    number_text(nodes, DIRECTORY_NODES_MAX);
+    number_text(record, RECORD_TEXT_MAX);
+    number_text(records, RECORDS_TEXT_MAX);
     return call_script(d, call, DIRECTORY_SCRIPT_SNAPSHOT, d->topic, DIRECTORY_KEY_TOPICS,
                        COUNT_OF(args), args);
 }

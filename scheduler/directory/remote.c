@@ -5,7 +5,9 @@
 #include <string.h>
 
 #include "shared/base/assert.h"
+#include "shared/base/clock.h"
 #include "shared/base/hash/hash.h"
+#include "shared/base/log.h"
 #include "shared/base/mem.h"
 
 /* In `reservations` while the request lives, then in `pending_releases` or `inflight_releases`. */
@@ -74,6 +76,16 @@ void directory_remote_down(struct directory_remote *r, const char *why)
 const char *directory_remote_why_down(const struct directory_remote *r)
 {
     return r->state == DIRECTORY_REMOTE_DOWN ? r->why : NULL;
+}
+
+void directory_remote_refuse_record(struct directory_remote *r, struct str node, const char *why)
+{
+    char text[ERR_TEXT_MAX];
+    uint32_t n_unlogged;
+    snprintf(text, sizeof text, "%.*s %s", (int)(node.n < 32 ? node.n : 32), node.p, why);
+    if (log_repeats_due(&r->refused_records, text, clock_ms(), &n_unlogged))
+        log_warn("node record refused", "node=%.*s why=\"%s\" repeats=%u",
+                 (int)(node.n < 32 ? node.n : 32), node.p, why, n_unlogged);
 }
 
 static void queue_release(struct directory_remote *r, struct directory_remote_reservation *one)

@@ -12,6 +12,7 @@
 
 #include "scheduler/directory/directory.h"
 #include "shared/base/list.h"
+#include "shared/base/log_repeats.h"
 #include "shared/base/map.h"
 
 enum { DIRECTORY_REMOTE_RESERVATIONS_MAX = 1 << 16, DIRECTORY_REMOTE_TIMEOUT_MS = 1000 };
@@ -42,6 +43,7 @@ struct directory_remote {
     size_t n_all; /* held, pending and in flight */
     struct gauge *m_up, *m_pending_releases;
     struct counter *m_failures;
+    struct log_repeats refused_records;
 };
 
 void directory_remote_init(struct directory_remote *r, const struct directory_options *o,
@@ -53,6 +55,10 @@ void directory_remote_up(struct directory_remote *r);
 void directory_remote_down(struct directory_remote *r, const char *why);
 /* Why the server is down; NULL when it is not, or was never asked. */
 const char *directory_remote_why_down(const struct directory_remote *r);
+
+/* A record of a snapshot is left out: warns, and counts while it comes back each second. `node` is
+ * how the server names it, "" when not known. */
+void directory_remote_refuse_record(struct directory_remote *r, struct str node, const char *why);
 
 /* Registers a new reservation of `request` and returns its id at the server. ERR_FULL at the
  * bound. */

@@ -71,23 +71,39 @@ const char DIRECTORY_SCRIPT_PUBLISH[] = COMMON
     "return 1\n";
 
 /* A snapshot of a topic writes the topic's field in the hash of topics; the field is valid for one
- * lease. */
+ * lease. Whoever can write to the server can make a field of hundreds of megabytes, which all nodes
+ * would then be sent each second: so lengths are asked for first, and nothing long leaves the
+ * server. SRANDMEMBER returns the whole set while that has no more members than it is asked for. */
 const char DIRECTORY_SCRIPT_SNAPSHOT[] = COMMON
     "hear()\n"
     "sweep()\n"
-    "local nodes, topics = {}, {}\n"
+    "local nodes, topics, refused = {}, {}, {}\n"
+    "local record_max, bytes_left = tonumber(ARGV[6]), tonumber(ARGV[7])\n"
+    "local function number(text)\n"
+    "  if text and #text <= 20 then return text end\n"
+    "  return '0'\n"
+    "end\n"
     "local roles = { mixed = 0, prefill = 0, decode = 0 }\n"
     "local n = 0\n"
-    "for _, id in ipairs(redis.call('SMEMBERS', P .. 'nodes')) do\n"
-    "  local node = redis.call('HMGET', P .. 'node:' .. id, 'record', 'role')\n"
-    "  if node[1] then\n"
-    "    local load = redis.call('HMGET', P .. 'load:' .. id, 'tokens', 'seqs', 'blocks')\n"
-    "    nodes[n + 1], nodes[n + 2], nodes[n + 3], nodes[n + 4] = node[1], load[1] or '0', load[2] "
-    "or '0', load[3] or '0'\n"
-    "    n = n + 4\n"
-    "    if roles[node[2]] then roles[node[2]] = roles[node[2]] + 1 end\n"
-    "  else\n"
+    "for _, id in ipairs(redis.call('SRANDMEMBER', P .. 'nodes', ARGV[5])) do\n"
+    "  local key = P .. 'node:' .. id\n"
+    "  local size = redis.call('HSTRLEN', key, 'record')\n"
+    "  local all = #id + size + redis.call('HSTRLEN', key, 'role')\n"
+    "  if size == 0 then\n"
     "    redis.call('SREM', P .. 'nodes', id)\n"
+    "  elseif all > record_max or all > bytes_left then\n"
+    "    if #refused < 16 then\n"
+    "      refused[#refused + 1] = string.sub(id, 1, 32)\n"
+    "      refused[#refused + 1] = string.format('%.0f', all)\n"
+    "    end\n"
+    "  else\n"
+    "    local node = redis.call('HMGET', key, 'record', 'role')\n"
+    "    local load = redis.call('HMGET', P .. 'load:' .. id, 'tokens', 'seqs', 'blocks')\n"
+    "    nodes[n + 1], nodes[n + 2], nodes[n + 3], nodes[n + 4], nodes[n + 5] = id, node[1], "
+    "number(load[1]), number(load[2]), number(load[3])\n"
+    "    n = n + 5\n"
+    "    bytes_left = bytes_left - all\n"
+    "    if roles[node[2]] then roles[node[2]] = roles[node[2]] + 1 end\n"
     "  end\n"
     "end\n"
     "if n == 0 then\n"
@@ -100,14 +116,15 @@ const char DIRECTORY_SCRIPT_SNAPSHOT[] = COMMON
     "end\n"
     "local all = redis.call('HGETALL', KEYS[2])\n"
     "for i = 1, #all, 2 do\n"
-    "  if (tonumber(string.match(all[i + 1], '^%d+')) or 0) <= now then\n"
+    "  if #all[i] > 64 or #all[i + 1] > 64 or (tonumber(string.match(all[i + 1], '^%d+')) or 0) <= "
+    "now then\n"
     "    redis.call('HDEL', KEYS[2], all[i])\n"
-    "  else\n"
+    "  elseif #topics < 2 * ARGV[4] then\n"
     "    topics[#topics + 1] = all[i]\n"
     "    topics[#topics + 1] = all[i + 1]\n"
     "  end\n"
     "end\n"
-    "return { nodes, topics }\n";
+    "return { nodes, topics, refused }\n";
 
 /* Both nodes are checked and counted in one step, so that two entry nodes cannot both take the last
  * place. */

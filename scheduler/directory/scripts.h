@@ -9,9 +9,11 @@
 /* Renews a node's record. ARGV[3..8] node, record, role, max_seqs, n_blocks, highest fence seen.
  * Returns 1, or 0 when the topic has its limit of nodes (ARGV[9]). */
 extern const char DIRECTORY_SCRIPT_PUBLISH[];
-/* Reads the live nodes. KEYS[2] the hash of topics; ARGV[3] topic, ARGV[4] most topics. Returns
- * { nodes, topics }: nodes is a flat list of record, tokens, seqs, blocks; topics a flat list of
- * name, "end mixed prefill decode". */
+/* Reads the live nodes. KEYS[2] the hash of topics; ARGV[3..7] topic, most topics, most nodes, most
+ * bytes of a record, most bytes of all records. Returns { nodes, topics, refused }: nodes is a flat
+ * list of id, record, tokens, seqs, blocks; topics a flat list of name, "end mixed prefill decode";
+ * refused a flat list of id and bytes of records that are too long, or one too many: it names a few
+ * of them. */
 extern const char DIRECTORY_SCRIPT_SNAPSHOT[];
 /* Counts a placement. ARGV[3..9] id, prefill (or decode again), decode, tokens, blocks, ttl_ms,
  * highest fence seen. Returns the fence as text, "busy" or "gone". */

@@ -14,6 +14,7 @@
 
 #include "scheduler/directory/server.h"
 #include "shared/base/clock.h"
+#include "shared/base/log.h"
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"
 
@@ -757,6 +758,116 @@ TEST(every_key_of_redis_is_bounded_in_time)
     rig_close(&r);
 }
 
+/* Looks at the view again and again; returns the longest turn of the loop in ms. */
+static uint64_t look_often(struct rig *r, size_t n)
+{
+    uint64_t longest = 0;
+    for (int i = 0; i < 20; i++) {
+        struct answer a = { .inside = true };
+        CHECK_OK(directory_snapshot(r->a, on_snapshot, &a));
+        a.inside = false;
+        for (uint64_t end = clock_ms() + WAIT_MS; a.n_calls == 0 && clock_ms() < end;) {
+            uint64_t t = clock_ms();
+            turn(r);
+            if (clock_ms() - t > longest) longest = clock_ms() - t;
+        }
+        CHECK_EQ_INT(a.n_calls, 1);
+        CHECK_OK(a.st);
+        CHECK_EQ_INT(a.n, n);
+        CHECK_EQ_STR(a.topics, "default (1 mixed)");
+    }
+    return longest;
+}
+
+/* Whoever can write to Redis must not be able to have every node read hundreds of megabytes each
+ * second, or to take the directory away. */
+TEST(forged_records_of_100_mb_stay_in_redis)
+{
+    static const char forge[] =
+        "local big = string.rep('x', 104857600) "
+        "redis.call('SADD', 'baton:{default}:nodes', '00000000000000ff', '00000000000000fe') "
+        "redis.call('HSET', 'baton:{default}:node:00000000000000ff', 'record', big) "
+        "redis.call('HSET', 'baton:{default}:node:00000000000000fe', 'record', '{}', 'role', big) "
+        "redis.call('HSET', 'baton:{default}:load:0000000000000001', 'tokens', big) "
+        "redis.call('HSET', 'baton:topics', 'forged', '99999999999999 ' .. big)";
+    struct rig r;
+    struct answer a;
+    struct log_file_options log = { .dir = test_tmpdir(), .name = "log" };
+    char path[4200], text[16384] = "";
+    rig_open(&r, "redis", LEASE_LONG_MS);
+    CHECK_OK(log_set_file(&log));
+    publish(r.a, 1, ROLE_MIXED);
+    look_for(&r, r.a, &a, 1);
+    redisContext *c = redis_dial(&r);
+    redisReply *made = redisCommand(c, "EVAL %s 0", forge);
+    CHECK(made && made->type != REDIS_REPLY_ERROR);
+    freeReplyObject(made);
+    redisFree(c);
+    CHECK(look_often(&r, 1) < 200); /* some of it is Redis's, which shares the CPU */
+    CHECK_EQ_INT(r.n_down, 0);
+    snprintf(path, sizeof path, "%s/log", log.dir);
+    FILE *f = fopen(path, "r");
+    CHECK(f && fread(text, 1, sizeof text - 1, f) > 0);
+    fclose(f);
+    const char *line = strstr(text, "node record refused node=00000000000000ff");
+    CHECK(line && strstr(line, "it has 104857616 bytes; a node record has at most 4096"));
+    CHECK(!strstr(line + 1, "node record refused node=00000000000000ff")); /* then counted */
+    rig_close(&r);
+}
+
+/* Answers the first call it gets with `head` and then `fill` again and again, in another process. */
+static pid_t false_server(uint16_t *port, const char *head, const char *fill)
+{
+    static char block[1 << 16];
+    char request[4096];
+    struct sockaddr_in a = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
+    socklen_t n = sizeof a;
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(bind(fd, (struct sockaddr *)&a, sizeof a) == 0);
+    CHECK(listen(fd, 8) == 0);
+    CHECK(getsockname(fd, (struct sockaddr *)&a, &n) == 0);
+    *port = ntohs(a.sin_port);
+    for (size_t i = 0; i < sizeof block; i++) block[i] = fill[i % strlen(fill)];
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        for (;;) {
+            int in = accept(fd, NULL, NULL);
+            bool goes_on = recv(in, request, sizeof request, 0) > 0 &&
+                           send(in, head, strlen(head), MSG_NOSIGNAL) > 0;
+            for (int i = 0; goes_on && i < 1600; i++)
+                goes_on = send(in, block, sizeof block, MSG_NOSIGNAL) > 0;
+            close(in);
+        }
+    }
+    close(fd);
+    return pid;
+}
+
+static void check_false_server(const char *head, const char *fill)
+{
+    struct rig r = { .backend = "http", .lease_ms = LEASE_LONG_MS };
+    struct answer a;
+    pid_t pid = false_server(&r.port, head, fill);
+    CHECK_OK(loop_create(&r.loop, NULL));
+    r.a = r.b = open_entry(&r, "default", "s3cret", true);
+    WAIT_FOR(&r, r.n_down == 1);
+    CHECK_STATUS(look(&r, r.a, &a), ERR_UNAVAILABLE);
+    if (!strstr(r.why, "more than 8 MiB or 262144 JSON values"))
+        test_fail(__FILE__, __LINE__, "why: %s", r.why);
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+    rig_close(&r);
+}
+
+TEST(long_answers_of_a_directory_server_are_not_read)
+{
+    check_false_server("HTTP/1.1 200 OK\r\nContent-Length: 104857600\r\n\r\n", " ");
+    /* 7 MiB, of which every value would take 64 bytes */
+    check_false_server("HTTP/1.1 200 OK\r\nContent-Length: 7340032\r\n\r\n[", "1,");
+}
+
 TEST(strangers_are_refused)
 {
     struct rig r;
@@ -839,4 +950,6 @@ TEST_MAIN(ALL_CASES(published_nodes_are_seen), ALL_CASES(topics_are_apart), ALL_
           CASE_T(flushed_redis_is_filled_again, CASE_S),
           CASE_T(paused_redis_gets_the_releases_later, CASE_S),
           CASE_T(every_key_of_redis_is_bounded_in_time, CASE_S), CASE(strangers_are_refused),
+          CASE_T(forged_records_of_100_mb_stay_in_redis, CASE_S),
+          CASE_T(long_answers_of_a_directory_server_are_not_read, CASE_S),
           CASE(open_says_what_is_wrong))

@@ -22,7 +22,7 @@
 enum {
     REDIS_BACKOFF_MIN_MS = 50,
     REDIS_BACKOFF_MAX_MS = 2000,
-    REDIS_REPLY_MAX = 16 << 20,
+    REDIS_REPLY_MAX = 8 << 20,
     REDIS_READ_BYTES = 16384,
     REDIS_ELEMENTS_MAX = 1 << 20
 };
@@ -53,7 +53,7 @@ static void poll_on_event(uv_poll_t *uv, int status, int events)
         if (r && ioctl(p->ac->c.fd, FIONREAD, &n) == 0 && n > 0)
             r->n_unparsed += (size_t)(n < REDIS_READ_BYTES ? n : REDIS_READ_BYTES);
         if (r && r->n_unparsed > REDIS_REPLY_MAX) {
-            redis_drop(r, "a reply is longer than 16 MiB");
+            redis_drop(r, "a reply is longer than 8 MiB");
             return;
         }
         redisAsyncHandleRead(p->ac);

@@ -4,7 +4,7 @@
  * Without a connection commands fail at once with ERR_UNAVAILABLE; callers try again. A command
  * without an answer by its deadline gets ERR_TIMEOUT, and the client reconnects. `on_up` is called
  * after every connection, so that the owner can publish its state again. Scripts are sent by
- * EVALSHA with EVAL as fallback. A reply has at most 16 MiB. Thread: loop. */
+ * EVALSHA with EVAL as fallback. A reply has at most 8 MiB. Thread: loop. */
 #ifndef BATON_NET_REDIS_REDIS_H
 #define BATON_NET_REDIS_REDIS_H
 

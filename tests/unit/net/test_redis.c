@@ -388,7 +388,7 @@ TEST(redis_bounds_replies)
     ask_wait(&g, &get);
     CHECK_STATUS(get.st, ERR_PEER_LOST);
     wait_for(&g.n_down, downs + 1);
-    CHECK(strstr(g.why, "16 MiB") != NULL);
+    CHECK(strstr(g.why, "8 MiB") != NULL);
     wait_for(&g.n_up, 2);
     ask_wait(&g, &list);
     CHECK_STATUS(list.st, ERR_PEER_LOST);

@@ -74,6 +74,29 @@ TEST(a_record_reads_back_equal)
     buf_release(&b);
 }
 
+TEST(a_long_record_is_refused_unread)
+{
+    struct node_record r, longest = FULL;
+    struct err err = { 0 };
+    struct buf b = { 0 };
+    char names[][NODE_NAME_MAX] = { "", "", "" };
+    for (size_t i = 0; i < COUNT_OF(names); i++) {
+        memset(names[i], '"', NODE_NAME_MAX - 1);
+        names[i][NODE_NAME_MAX - 1] = 0;
+    }
+    memcpy(longest.name, names[0], NODE_NAME_MAX);
+    memcpy(longest.model_name, names[1], NODE_NAME_MAX);
+    memcpy(longest.precision, names[2], NODE_NAME_MAX);
+    longest.n_served = RECORD_SERVED_MAX;
+    node_record_write(&longest, &b);
+    CHECK(b.len < RECORD_TEXT_MAX / 2); /* room for what neighbouring versions add */
+    b.len--;
+    buf_printf(&b, ",\"other\":\"%*s\"}", RECORD_TEXT_MAX, "");
+    CHECK_STATUS(node_record_read(buf_str(&b), &r, &err), ERR_TOO_LONG);
+    CHECK(strstr(err.text, "a node record has at most 4096"));
+    buf_release(&b);
+}
+
 TEST(quantities_above_what_json_keeps_are_cut)
 {
     struct node_record r = FULL;
@@ -121,6 +144,14 @@ TEST(every_field_is_checked)
           "draining" },
         { "{\"node\":\"0000000000000001\",\"topic\":\"t\",\"role\":\"mixed\",\"host\":\"a\\nb\"}",
           "host" },
+        { "{\"node\":\"0000000000000001\",\"topic\":\"t\",\"role\":\"mixed\",\"served\":\"a\"}",
+          "served" },
+        { "{\"node\":\"0000000000000001\",\"topic\":\"t\",\"role\":\"mixed\",\"served\":[\"1\"]}",
+          "served" },
+        { "{\"node\":\"0000000000000001\",\"topic\":\"t\",\"role\":\"mixed\",\"served\":[0,0,0,0,0,"
+          "0,"
+          "0,0,0,0,0,0,0,0,0,0,0]}",
+          "served" },
         { "{\"node\":\"0000000000000001\",\"topic\":\"t\",\"role\":\"mixed\",\"name\":"
           "\"0123456789012345678901234567890123456789012345678901234567890123\"}",
           "name" },
@@ -137,6 +168,36 @@ TEST(every_field_is_checked)
     CHECK_STATUS(read_text("", &r, &err), ERR_FORMAT);
     CHECK_STATUS(read_text("{\"node\":", &r, &err), ERR_FORMAT);
     CHECK_EQ_INT(r.node, 42); /* outputs only on success */
+}
+
+TEST(served_names_are_kept_as_hashes_and_proven)
+{
+    static const char *const names[] = { "llama-3", "a name of more than 64 bytes, with blanks and "
+                                                    "\"quotes\", that no fixed text would hold" };
+    const char *many[RECORD_SERVED_MAX + 1];
+    struct node_record r = FULL, back;
+    struct buf b = { 0 };
+    struct err err;
+    node_record_set_served(&r, names, COUNT_OF(names));
+    node_record_prove(&r, STR("ours"));
+    node_record_write(&r, &b);
+    CHECK_OK(read_text(b.data, &back, &err));
+    CHECK_EQ_INT(back.n_served, 2);
+    CHECK(node_record_serves(&back, str_of(names[0])) &&
+          node_record_serves(&back, str_of(names[1])));
+    CHECK(!node_record_serves(&back, STR("llama-2")) && !node_record_serves(&back, STR("")));
+    CHECK(!node_record_serves(&FULL, STR("llama-3")));
+    CHECK(node_record_is_proven(&back, STR("ours")));
+    back.served[0] ^= 1; /* who forges it would draw requests to the node */
+    CHECK(!node_record_is_proven(&back, STR("ours")));
+    for (size_t i = 0; i < COUNT_OF(many); i++) many[i] = names[0];
+    node_record_set_served(&r, many, COUNT_OF(many));
+    CHECK_EQ_INT(r.n_served, RECORD_SERVED_MAX);
+    r.n_served = RECORD_SERVED_MAX;
+    buf_clear(&b);
+    node_record_write(&r, &b);
+    CHECK_OK(read_text(b.data, &back, &err));
+    buf_release(&b);
 }
 
 TEST(unknown_members_are_ignored)
@@ -255,6 +316,7 @@ TEST(texts_that_terminals_or_shells_would_obey_are_refused)
 
 TEST_MAIN(CASE(a_record_reads_back_equal), CASE(a_record_is_proven_by_the_secret),
           CASE(texts_that_terminals_or_shells_would_obey_are_refused),
-          CASE(quantities_above_what_json_keeps_are_cut), CASE(every_field_is_checked),
+          CASE(a_long_record_is_refused_unread), CASE(quantities_above_what_json_keeps_are_cut),
+          CASE(every_field_is_checked), CASE(served_names_are_kept_as_hashes_and_proven),
           CASE(unknown_members_are_ignored), CASE(a_proof_depends_on_every_part),
           CASE(topics_are_listed_with_their_roles))
