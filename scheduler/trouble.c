@@ -10,6 +10,7 @@
 #include "shared/base/hash/hash.h"
 #include "shared/base/json/json.h"
 #include "shared/base/log.h"
+#include "shared/base/mem.h"
 
 enum {
     PARTNERS_MAX = 16,  /* nodes of the other role that a node is compared with */
@@ -34,6 +35,16 @@ __attribute__((format(printf, 4, 5))) static void set(struct trouble *t, enum tr
     va_start(args, fmt);
     vsnprintf(t->text, sizeof t->text, fmt, args);
     va_end(args);
+}
+
+/* Keeps the nodes that the sentence names; `b` may be NULL. */
+static void set_about(struct trouble *t, const struct node_record *a, const struct node_record *b)
+{
+    const struct node_record *nodes[COUNT_OF(t->about)] = { a, b };
+    for (size_t i = 0; i < COUNT_OF(t->about); i++) {
+        t->about[i].node = nodes[i] ? nodes[i]->node : 0;
+        snprintf(t->about[i].name, sizeof t->about[i].name, "%s", nodes[i] ? nodes[i]->name : "");
+    }
 }
 
 static const char *address_of(const struct node_record *n, char at[HOST_PORT_TEXT_MAX])
@@ -99,6 +110,7 @@ static void say_peer(const struct trouble_facts *f, const struct node_record *n,
                      struct trouble *out)
 {
     char at[HOST_PORT_TEXT_MAX];
+    set_about(out, n, NULL);
     set(out, TROUBLE_PEER, blocks,
         "%s node %.63s cannot be connected: %.200s; check with: baton doctor --peers %.80s",
         node_role_name(n->role), n->name, view_why_suspect(f->view, n->node), address_of(n, at));
@@ -109,6 +121,7 @@ static void say_other_model(const struct trouble_facts *f, const struct node_rec
 {
     const struct node_record *me = &f->view->me;
     const char *none = blocks ? "no living node decodes for this model: " : "";
+    set_about(out, n, NULL);
     if (strcmp(n->model_name, me->model_name) == 0 && strcmp(n->precision, me->precision) == 0) {
         set(out, TROUBLE_OTHER_MODEL, blocks,
             "%s%s node %.63s of topic %.63s has another model under the same name: both are called "
@@ -188,6 +201,7 @@ static void say_kv(const struct view *v, const struct node_record *prefill,
     else
         snprintf(text, sizeof text, "%.200s; check with: baton doctor --peers %.80s",
                  why ? why : "unknown", address_of(decode, at));
+    set_about(out, prefill, decode);
     set(out, TROUBLE_KV, false,
         "prompts are not split over prefill node %.63s and decode node %.63s, whose KV cannot be "
         "exchanged: %s",
@@ -259,6 +273,7 @@ void trouble_find(const struct trouble_facts *f, struct trouble *out)
     out->cause = TROUBLE_NONE;
     out->blocks = false;
     out->text[0] = 0;
+    set_about(out, NULL, NULL);
     count_decode_nodes(f->view, &d);
     if (d.n_usable == 0) find_blocking(f, &d, out);
     else find_degrading(f, out);
@@ -271,24 +286,55 @@ static uint64_t state_of(const struct trouble *t)
     return t->cause == TROUBLE_NONE ? 0 : hash_64(t->text, strlen(t->text), t->blocks) | 1;
 }
 
-static void log_state(struct trouble *t, uint64_t now_ms)
+/* Returns the first of the nodes of the logged trouble that is not listed any more, nor another
+ * process of its name. NULL: none. */
+static const struct trouble_node *find_removed(const struct trouble *t, const struct view *v)
 {
-    if (t->cause == TROUBLE_NONE)
+    for (size_t i = 0; i < COUNT_OF(t->logged.about); i++) {
+        const struct trouble_node *about = &t->logged.about[i];
+        bool listed = about->node == v->unproven.node;
+        for (size_t k = 0; k < v->n_nodes && !listed; k++)
+            listed = v->nodes[k].node == about->node ||
+                     (about->name[0] && strcmp(v->nodes[k].name, about->name) == 0);
+        if (about->node && !listed) return about;
+    }
+    return NULL;
+}
+
+/* That a node was forgotten is no repair. */
+static void log_end(const struct trouble *t, const struct view *v, uint64_t now_ms)
+{
+    const struct trouble_node *removed = find_removed(t, v);
+    double after_s = (double)(now_ms - t->logged.since_ms) * 1e-3;
+    if (removed)
+        log_warn("node removed from the list",
+                 "node=%s cause=%s after_s=%.1f requests_failed=%u repeats=%u why=\"its record has "
+                 "ended or it has left, so it is not expected any more; start it again if it is "
+                 "missing\"",
+                 removed->name, trouble_name(t->logged.cause), after_s, t->logged.n_requests,
+                 t->logged.n_unlogged);
+    else
         log_warn("trouble is over", "cause=%s after_s=%.1f requests_failed=%u repeats=%u",
-                 trouble_name(t->logged.cause), (double)(now_ms - t->logged.since_ms) * 1e-3,
-                 t->logged.n_requests, t->logged.n_unlogged);
+                 trouble_name(t->logged.cause), after_s, t->logged.n_requests,
+                 t->logged.n_unlogged);
+}
+
+static void log_state(struct trouble *t, const struct view *v, uint64_t now_ms)
+{
+    if (t->cause == TROUBLE_NONE) log_end(t, v, now_ms);
     else
         log_warn(t->blocks ? "not ready" : "degraded", "cause=%s repeats=%u why=\"%s\"",
                  trouble_name(t->cause), t->logged.n_unlogged, t->text);
     t->logged.state = state_of(t);
     t->logged.cause = t->cause;
+    memcpy(t->logged.about, t->about, sizeof t->about);
     t->logged.since_ms = now_ms;
     t->logged.n_requests = t->logged.n_unlogged = 0;
 }
 
 /* Each change is a line. When they are many within a minute, a state is logged once it has lasted
  * for a while: so the last line always says how things are. */
-static void log_if_due(struct trouble *t, uint64_t now_ms)
+static void log_if_due(struct trouble *t, const struct view *v, uint64_t now_ms)
 {
     if (state_of(t) == t->logged.state) return;
     if (now_ms - t->logged.t_minute_ms >= 60000) {
@@ -297,7 +343,7 @@ static void log_if_due(struct trouble *t, uint64_t now_ms)
     }
     if (t->logged.n_lines >= LINES_A_MINUTE && now_ms - t->since_ms < LASTING_MS) return;
     t->logged.n_lines++;
-    log_state(t, now_ms);
+    log_state(t, v, now_ms);
 }
 
 void trouble_update(struct trouble *t, const struct trouble_facts *f, uint64_t now_ms)
@@ -312,7 +358,7 @@ void trouble_update(struct trouble *t, const struct trouble_facts *f, uint64_t n
         t->since_ms = now_ms;
         t->n_requests = 0;
     }
-    log_if_due(t, now_ms);
+    log_if_due(t, f->view, now_ms);
 }
 
 void trouble_write(const struct trouble *t, uint64_t now_ms, struct buf *out)

@@ -3,7 +3,8 @@
  * trouble_find looks at what an entry node knows (facts) and names the one cause that must be
  * removed first, with the next step. The same sentence goes into the 503, /ready, /cluster (`baton
  * status`) and the log. trouble_update keeps the present one: a change is logged, and a cause that
- * keeps coming back is counted, and logged again once it lasts.
+ * keeps coming back is counted, and logged again once it lasts. A trouble that ends because the
+ * node it was about has left the list of nodes is not over: the log says that.
  * Thread: loop. */
 #ifndef BATON_SCHEDULER_TROUBLE_H
 #define BATON_SCHEDULER_TROUBLE_H
@@ -31,22 +32,30 @@ struct trouble_facts {
     const char *directory_down; /* directory_why_down */
 };
 
+/* A node that a trouble is about; node 0: none. */
+struct trouble_node {
+    uint64_t node;
+    char name[NODE_NAME_MAX];
+};
+
 struct trouble {
     enum trouble_cause cause;
     bool blocks; /* no request can be served */
     char text[ERR_TEXT_MAX];
+    struct trouble_node about[2];
     uint64_t since_ms;
     uint32_t n_requests; /* that ended for it */
     struct {
         uint64_t state; /* what the log says now: a hash; 0: all is well */
         enum trouble_cause cause;
+        struct trouble_node about[2];
         uint64_t since_ms, t_minute_ms;
         uint32_t n_requests;          /* of the trouble that the log says */
         uint32_t n_lines, n_unlogged; /* lines of this minute; changes since the last line */
     } logged;
 };
 
-/* Fills in cause, blocks and text; cause TROUBLE_NONE and "" when all is well. */
+/* Fills in cause, blocks, text and about; cause TROUBLE_NONE and "" when all is well. */
 void trouble_find(const struct trouble_facts *f, struct trouble *out);
 /* Looks again and logs a change. */
 void trouble_update(struct trouble *t, const struct trouble_facts *f, uint64_t now_ms);

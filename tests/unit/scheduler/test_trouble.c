@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "scheduler/scheduler_internal.h"
+#include "shared/base/log.h"
 #include "tests/unit/scheduler/scheduler_rig.h"
 
 enum { ME = 100 };
@@ -199,6 +200,54 @@ TEST(the_last_line_says_how_things_are)
     CHECK_EQ_INT(t.logged.n_lines, 1);
 }
 
+/* The log of three updates: all well, node 3 suspect, and then `after`. */
+static const char *log_of_end(struct view *before, struct view *after, const char *name)
+{
+    static char text[8192];
+    char path[4200];
+    struct trouble t = { 0 };
+    struct log_file_options o = { .dir = test_tmpdir(), .name = name };
+    struct trouble_facts f = { .view = before, .topic = "default", .join = JOINED.join };
+    CHECK_OK(log_set_file(&o));
+    trouble_update(&t, &f, 1000);
+    CHECK_EQ_INT(t.cause, TROUBLE_PEER);
+    f.view = after;
+    trouble_update(&t, &f, 5000);
+    CHECK_EQ_INT(t.cause, TROUBLE_NONE);
+    snprintf(path, sizeof path, "%s/%s", o.dir, name);
+    FILE *file = fopen(path, "r");
+    CHECK(file);
+    text[fread(text, 1, sizeof text - 1, file)] = 0;
+    fclose(file);
+    CHECK(strstr(text, "degraded cause=peer"));
+    return text;
+}
+
+TEST(a_node_that_was_forgotten_is_no_trouble_that_is_over)
+{
+    struct node_record n[] = { node_of(1, ROLE_PREFILL), node_of(2, ROLE_DECODE),
+                               node_of(3, ROLE_DECODE) };
+    struct view before = { .nodes = n, .n_nodes = 3, .model = 7, .me = n[0] };
+    before.suspects[0] = (struct view_suspect){ .node = 3, .why = "connect: refused" };
+    before.n_suspects = 1;
+    struct view after = before;
+    after.n_suspects = 0;
+    const char *text = log_of_end(&before, &after, "repaired");
+    CHECK(strstr(text, "trouble is over cause=peer after_s=4.0"));
+    CHECK(!strstr(text, "node removed"));
+    after.n_nodes = 2;
+    text = log_of_end(&before, &after, "forgotten");
+    CHECK(strstr(text, "node removed from the list node=node-3 cause=peer after_s=4.0"));
+    CHECK(!strstr(text, "trouble is over"));
+    /* Started again, it is another process of that name. */
+    struct node_record again[] = { n[0], n[1], node_of(4, ROLE_DECODE) };
+    memcpy(again[2].name, n[2].name, sizeof n[2].name);
+    after.nodes = again;
+    after.n_nodes = 3;
+    text = log_of_end(&before, &after, "again");
+    CHECK(strstr(text, "trouble is over"));
+}
+
 /* ---- with real links ---- */
 
 static enum trouble_cause cause_of(struct world *w)
@@ -270,5 +319,6 @@ TEST_MAIN(CASE(all_is_well), CASE(no_decode_node_names_what_is_seen_and_how_to_s
           CASE(a_record_that_the_secret_does_not_prove_is_a_peer_in_trouble),
           CASE(kv_that_cannot_be_exchanged_names_the_pair), CASE(a_cause_is_written_as_json),
           CASE(the_last_line_says_how_things_are),
+          CASE(a_node_that_was_forgotten_is_no_trouble_that_is_over),
           CASE(a_peer_that_cannot_be_connected_is_found_before_a_request),
           CASE(a_refused_pair_is_asked_once))
