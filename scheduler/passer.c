@@ -6,6 +6,7 @@
 
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
+#include "shared/base/json/json_packed.h"
 #include "shared/base/list.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
@@ -22,12 +23,14 @@ enum {
     LIVE_MS = 2000,   /* and is lost when it does not answer */
     LOOK_MS = 250,    /* between looks for silent nodes */
     LOGGED_NAME_MAX = 128,
-    N_REASONS = 2
+    NAMED_BODY_MAX = 64 << 10, /* of a longer body the model's name is not looked for */
+    NAMED_VALUES_MAX = 4096,
+    N_REASONS = 3
 };
 
 enum outcome { ANSWERED, BROKEN, REFUSED, GONE, N_OUTCOMES };
 
-static const char *const REASON_NAMES[] = { "loading", "full" };
+static const char *const REASON_NAMES[] = { "loading", "full", "draining" };
 static const char *const OUTCOME_NAMES[] = { "answered", "broken", "refused", "gone" };
 
 /* A node of the snapshot. */
@@ -47,7 +50,7 @@ struct passer {
     uint64_t model;          /* 0: not known yet */
     struct candidate *nodes; /* [n_nodes], without this one */
     size_t n_nodes, n_next;  /* n_next: where the next choice begins, so that equals take turns */
-    bool asking;
+    bool asking, draining;
     uint64_t t_snapshot_ms; /* 0: none yet */
     struct suspect suspects[16];
     size_t n_suspects; /* ever added; a ring */
@@ -70,6 +73,8 @@ struct pass {
     void (*done)(void *arg, bool taken, int status);
     void *arg;
     struct http_pass *call; /* NULL: waits for a node */
+    bool looked_for_name;
+    struct buf name; /* the model that the request names, once looked for; "": none */
     uint64_t tried[PASS_TRIES];
     size_t n_tried;
     char to[NODE_NAME_MAX]; /* the last one's name */
@@ -96,6 +101,31 @@ static void suspect(struct passer *p, uint64_t node)
                                                                                        SUSPECT_MS };
 }
 
+/* Finds the model that the request names; this takes well under a millisecond. */
+static struct str name_of(struct pass *s)
+{
+    struct json_limits limits = {
+        .packed_names = { "prompt", "prompt_token_ids", "tokens" },
+        .n_values = NAMED_VALUES_MAX,
+        .n_ints = NAMED_BODY_MAX,
+    };
+    struct json_packed packed = { 0 };
+    struct buf text = { 0 };
+    cJSON *doc = NULL;
+    const char *name = NULL;
+    struct err err;
+    if (s->looked_for_name || http_body(s->x).n > NAMED_BODY_MAX) return buf_str(&s->name);
+    s->looked_for_name = true;
+    buf_add_str(&text, http_body(s->x));
+    if (json_parse_packed(&text, &limits, &doc, &packed, &err) == OK &&
+        json_get_str(doc, "model", &name, &err) == OK && name)
+        buf_add_c(&s->name, name);
+    cJSON_Delete(doc);
+    json_packed_release(&packed);
+    buf_release(&text);
+    return buf_str(&s->name);
+}
+
 /* Returns the model that requests may be passed for; 0: none, or the nodes differ. */
 static uint64_t model_of_topic(const struct passer *p)
 {
@@ -119,6 +149,19 @@ static bool somebody_decodes(const struct passer *p, uint64_t model)
     return p->model != 0;
 }
 
+/* Returns the model of the first node that serves a name, where it can be decoded; 0: none. */
+static uint64_t model_of_name(const struct passer *p, struct str name)
+{
+    uint64_t seen = 0;
+    for (size_t i = 0; i < p->n_nodes && name.n; i++) {
+        const struct node_record *r = &p->nodes[i].record;
+        if (r->model == seen || !node_record_serves(r, name)) continue;
+        seen = r->model;
+        if (somebody_decodes(p, seen)) return seen;
+    }
+    return 0;
+}
+
 static bool was_tried(const struct pass *s, uint64_t node)
 {
     for (size_t i = 0; i < s->n_tried; i++)
@@ -137,17 +180,19 @@ static uint64_t load_of(const struct candidate *c)
     return (uint64_t)c->record.n_requests + c->n_passed;
 }
 
-/* s may be NULL. */
-static struct candidate *choose(struct passer *p, const struct pass *s)
+static struct candidate *choose(struct passer *p, struct pass *s)
 {
     struct candidate *best = NULL;
     uint64_t model = model_of_topic(p);
+    bool named = !model && p->n_nodes;
+    if (named) model = model_of_name(p, name_of(s));
     if (!model || !somebody_decodes(p, model)) return NULL;
     for (size_t k = 0; k < p->n_nodes; k++) {
         struct candidate *c = &p->nodes[(p->n_next + k) % p->n_nodes];
         const struct node_record *r = &c->record;
         if (r->model != model || r->draining || r->http_port == 0 || !r->host[0]) continue;
-        if (!has_room(c) || is_suspect(p, r->node) || (s && was_tried(s, r->node))) continue;
+        if (!has_room(c) || is_suspect(p, r->node) || was_tried(s, r->node)) continue;
+        if (named && !node_record_serves(r, buf_str(&s->name))) continue;
         if (!best || load_of(c) < load_of(best)) best = c;
     }
     return best;
@@ -168,9 +213,16 @@ static void count(const struct pass *s, enum outcome outcome, int status)
     struct str name = str_sub(http_header(s->x, "x-request-id"), 0, LOGGED_NAME_MAX);
     counter_add(p->counters[s->reason][outcome], 1);
     log_line(p->o.log_requests ? LOG_INFO : LOG_DEBUG, "request passed",
-             "req=%.*s to=%s reason=%s outcome=%s status=%d tries=%zu ms=%.1f", STR_ARG(name),
-             s->to, REASON_NAMES[s->reason], OUTCOME_NAMES[outcome], status, s->n_tried,
-             (double)(clock_ns() - s->t_start_ns) * 1e-6);
+             "api_request=%.*s to=%s reason=%s outcome=%s status=%d tries=%zu ms=%.1f",
+             STR_ARG(name), s->to, REASON_NAMES[s->reason], OUTCOME_NAMES[outcome], status,
+             s->n_tried, (double)(clock_ns() - s->t_start_ns) * 1e-6);
+}
+
+static void free_pass(struct pass *s)
+{
+    buf_release(&s->name);
+    mem_free(s->path);
+    mem_free(s);
 }
 
 static void end_pass(struct pass *s, enum outcome outcome, int status)
@@ -182,8 +234,7 @@ static void end_pass(struct pass *s, enum outcome outcome, int status)
         p->look = NULL;
     }
     if (s->n_tried) count(s, outcome, status); /* else there was nobody to pass it to */
-    mem_free(s->path);
-    mem_free(s);
+    free_pass(s);
 }
 
 static void finish(struct pass *s, enum outcome outcome, int status)
@@ -347,10 +398,14 @@ void *passer_start(struct passer *p, enum pass_reason reason, struct http_exchan
                    const char *path, void (*done)(void *arg, bool taken, int status), void *arg)
 {
     if (http_header(x, HTTP_PASS_HEADER).p || strcmp(http_method(x), "POST") != 0) return NULL;
-    if (p->n_passes >= PASSES_MAX || (is_fresh(p) && !choose(p, NULL))) return NULL;
+    if (p->n_passes >= PASSES_MAX) return NULL;
     struct pass *s = MEM_NEW(struct pass);
     *s = (struct pass){ .passer = p, .reason = reason, .x = x, .done = done, .arg = arg };
     s->path = mem_strdup(path);
+    if (is_fresh(p) && !choose(p, s)) {
+        free_pass(s);
+        return NULL;
+    }
     s->t_start_ns = clock_ns();
     list_push(&p->passes, &s->link);
     if (p->n_passes++ == 0)
@@ -370,7 +425,9 @@ void passer_cancel(struct passer *p, void *pass)
 static void *start_when_full(void *self, struct http_exchange *x, const char *path,
                              void (*done)(void *arg, bool taken, int status), void *arg)
 {
-    return passer_start(self, PASS_WHEN_FULL, x, path, done, arg);
+    const struct passer *p = self;
+    return passer_start(self, p->draining ? PASS_WHILE_DRAINING : PASS_WHEN_FULL, x, path, done,
+                        arg);
 }
 
 static void cancel_when_full(void *self, void *pass) { passer_cancel(self, pass); }
@@ -381,6 +438,8 @@ struct serve_passer passer_when_full(struct passer *p)
 }
 
 void passer_set_model(struct passer *p, uint64_t model) { p->model = model; }
+
+void passer_set_draining(struct passer *p) { p->draining = true; }
 
 uint32_t passer_n_live(const struct passer *p) { return p->n_passes; }
 
@@ -404,8 +463,8 @@ struct passer *passer_create(const struct passer_options *o)
                      OUTCOME_NAMES[k]);
             p->counters[i][k] = metrics_counter(
                 o->metrics, "baton_requests_passed_total", labels,
-                "Requests passed to another node while this one was loading or full; refused: no "
-                "other node took it, so this one answered.");
+                "Requests passed to another node while this one was loading, full or shutting "
+                "down; refused: no other node took it, so this one answered.");
         }
     return p;
 }

@@ -1,11 +1,11 @@
-/* passer.h - passes whole requests to another entry node while this node loads its model or holds
- * as many requests as it may.
+/* passer.h - passes whole requests to another entry node while this node loads its model, holds as
+ * many requests as it may, or is shutting down.
  *
  * The target is the least loaded node of the topic that takes requests: not draining, of this
  * node's model, not full by its record, not suspected. One that refuses, or dies before the client
  * has a byte of its answer, is followed by one more; then the caller answers itself. While this
- * node does not know its own model yet, it passes only when the other nodes of the topic all have
- * the same. A request that was passed to this node (HTTP_PASS_HEADER) is not passed again. A node
+ * node does not know its own model yet, and the other nodes of the topic have several, a request
+ * goes to a node that serves the model it names. A request that was passed to this node (HTTP_PASS_HEADER) is not passed again. A node
  * that is silent while it computes is asked for /live, and is lost when that fails.
  * Owner: the node. Thread: loop. */
 #ifndef BATON_SCHEDULER_PASSER_H
@@ -17,7 +17,7 @@
 
 struct passer;
 
-enum pass_reason { PASS_WHILE_LOADING, PASS_WHEN_FULL };
+enum pass_reason { PASS_WHILE_LOADING, PASS_WHEN_FULL, PASS_WHILE_DRAINING };
 
 struct passer_options {
     struct loop *loop; /* borrowed until passer_free, as is the directory */
@@ -39,6 +39,8 @@ struct passer *passer_create(const struct passer_options *o);
 void passer_free(struct passer *p);
 /* This node has loaded its model (the fingerprint of its record). */
 void passer_set_model(struct passer *p, uint64_t model);
+/* From now on passer_when_full's requests are passed since this node is shutting down. */
+void passer_set_draining(struct passer *p);
 /* Requests being passed, or for which a node is sought. */
 uint32_t passer_n_live(const struct passer *p);
 

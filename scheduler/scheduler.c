@@ -148,9 +148,12 @@ static void backend_stats(void *self, struct serve_backend_stats *out)
              s->draining ? "this node is shutting down" : s->entry.trouble.text);
 }
 
+/* A node that is shutting down passes requests only while it has some of its own to finish, so that
+ * clients who keep asking it do not keep it alive. */
 static bool backend_is_full(void *self, uint32_t n_more)
 {
     const struct scheduler *s = self;
+    if (s->draining) return s->entry.n_live > 0;
     return (uint64_t)s->entry.n_live + n_more >= s->o.max_requests;
 }
 

@@ -241,6 +241,7 @@ static void describe(void *arg, struct node_record *me)
     snprintf(me->name, sizeof me->name, "%s", n->name);
     snprintf(me->topic, sizeof me->topic, "%s", n->o.topic);
     snprintf(me->model_name, sizeof me->model_name, "%s", n->o.names[0]);
+    node_record_set_served(me, n->o.names, n->o.n_names);
     snprintf(me->precision, sizeof me->precision, "%s", n->precision);
     snprintf(me->kv_type, sizeof me->kv_type, "%s", kv_dtype_name(l->dtype));
     snprintf(me->kv_by, sizeof me->kv_by, "%s", n->kv_by);
@@ -721,6 +722,7 @@ static void on_signal(void *arg, int signum)
     n->t_drain_ms = clock_ms();
     gauge_set(n->ready_gauge, 0);
     scheduler_drain(n->scheduler);
+    if (n->passer) passer_set_draining(n->passer);
     n->drain = loop_timer_start(n->loop, 0, DRAIN_POLL_MS, on_drain_poll, n);
 }
 

@@ -82,8 +82,8 @@ struct serve_backend {
     /* Stops the work on every node; on_end(ERR_CANCELED) follows. Unknown ids are ignored. */
     void (*cancel)(void *self, uint64_t id);
     void (*stats)(void *self, struct serve_backend_stats *out);
-    /* Would submit refuse a request as one too many if n_more were submitted before it? NULL:
-     * never. */
+    /* Would submit refuse a request that another node may take: as one too many if n_more were
+     * submitted before it, or since this node is shutting down? NULL: never. */
     bool (*is_full)(void *self, uint32_t n_more);
     /* Appends the JSON array of the nodes that this entry node sees, for /cluster and `baton
      * status`. */

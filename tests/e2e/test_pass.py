@@ -55,6 +55,46 @@ def test_a_loading_node_passes_requests_on():
             assert loading.alive(), loading.output()
 
 
+def test_a_loading_node_passes_by_the_name_of_the_model():
+    """Two models are in the topic: a request that names one goes to its node, others wait for this one."""
+    qwen = os.path.join(DATA, 'goldens', 'qwen2', 'model')
+    with slow_model() as folder, closing(Redis()) as redis, closing(Node(TINY, args=at(redis)), Node(qwen, args=[*at(redis), '--served-model-name', 'q', 'qwen:tiny'])) as nodes:
+        wait_ready(*nodes)
+        wait_sees(nodes, 2)
+        want = {name: request(n.port, 'POST', '/v1/completions', {**BODY, 'model': name}) for n, name in zip(nodes, ('m', 'qwen:tiny'))}
+        assert all(w[0] == 200 for w in want.values()), want
+        with closing(Node(folder, args=[*at(redis), *SLOW])) as loading:
+            wait_live(loading)
+            for name in ('m', 'qwen:tiny', 'm'):
+                got = request(loading.port, 'POST', '/v1/completions', {**BODY, 'model': name})
+                assert got[0] == 200 and got[2]['choices'][0]['token_ids'] == want[name][2]['choices'][0]['token_ids'], (name, got)
+            for body in ({**BODY, 'model': 'other'}, {k: v for k, v in BODY.items() if k != 'model'}):
+                status, headers, answer = request(loading.port, 'POST', '/v1/completions', body)
+                assert status == 503 and headers['retry-after'] == '1' and 'being loaded' in answer['error']['message'], (body, status, answer)
+
+
+def test_a_node_that_ends_passes_new_requests_on():
+    """While it finishes its own; then it ends, however often it is asked."""
+    with closing(Redis()) as redis, closing(*[Node(smollm2(), args=at(redis)) for _ in range(2)]) as nodes:
+        ending, other = nodes
+        wait_ready(*nodes)
+        wait_sees(nodes, 2)
+        short = {**BODY, 'max_tokens': 4}
+        want = request(other.port, 'POST', '/v1/completions', short)[2]['choices'][0]['token_ids']
+        results = []
+        job = threading.Thread(target=lambda: results.append(request(ending.port, 'POST', '/v1/completions', {**BODY, 'max_tokens': 300})), daemon=True)
+        job.start()
+        wait_until('it works', lambda: metrics(ending.port)['baton_requests_live'] == 1, 10, 0.005)
+        ending.kill(signal.SIGTERM)
+        wait_until('it ends', lambda: request(ending.port, 'GET', '/ready')[0] == 503, 5, 0.005)
+        status, _, body = request(ending.port, 'POST', '/v1/completions', short)
+        assert status == 200 and body['choices'][0]['token_ids'] == want, (status, body)
+        assert passed(ending, 'draining', 'answered') == 1
+        job.join(60)
+        assert results[0][0] == 200, results
+        assert ending.p.wait(10) == 0
+
+
 def test_two_loading_nodes_answer_for_themselves():
     with slow_model() as folder, closing(Redis()) as redis, closing(*[Node(folder, args=[*at(redis), *SLOW]) for _ in range(2)]) as nodes:
         for node in nodes:

@@ -31,6 +31,7 @@ struct rig {
     struct other others[NODES_MAX];
     size_t n_others;
     enum pass_reason reason;
+    bool as_serve; /* asks through passer_when_full */
     struct http_exchange *x;
     void *pass;
     uint16_t port;
@@ -71,7 +72,9 @@ static void front_handle(void *arg, struct http_exchange *x)
     struct rig *g = arg;
     g->x = x;
     http_on_end(x, front_on_end, g);
-    g->pass = passer_start(g->passer, g->reason, x, "/v1/completions", front_on_done, g);
+    struct serve_passer s = passer_when_full(g->passer);
+    if (g->as_serve) g->pass = s.start(s.self, x, "/v1/completions", front_on_done, g);
+    else g->pass = passer_start(g->passer, g->reason, x, "/v1/completions", front_on_done, g);
     if (!g->pass) answer_here(g);
 }
 
@@ -154,23 +157,28 @@ static uint64_t count(struct rig *g, const char *labels)
     return counter_value(metrics_counter(g->metrics, "baton_requests_passed_total", labels, ""));
 }
 
-static int begin(struct rig *g, const char *method, const char *headers)
+static int begin_with(struct rig *g, const char *method, const char *headers, struct str body)
 {
     struct buf b = { 0 };
     int fd = fixture_dial(g->port);
     buf_printf(&b, "%s /v1/completions HTTP/1.1\r\nHost: h\r\nConnection: close\r\n%s", method,
                headers);
-    buf_add_c(&b, "Content-Length: 2\r\n\r\n{}");
+    buf_printf(&b, "Content-Length: %zu\r\n\r\n", body.n);
+    buf_add_str(&b, body);
     CHECK(fixture_send(fd, b.data, b.len));
     buf_release(&b);
     return fd;
 }
 
-/* Asks the front once and checks that the answer's body is `want`. */
-static void check_answer(struct rig *g, const char *method, const char *headers, const char *want)
+static int begin(struct rig *g, const char *method, const char *headers)
+{
+    return begin_with(g, method, headers, STR("{}"));
+}
+
+/* Checks that the answer's body is `want`. */
+static void check_end(int fd, const char *want)
 {
     struct buf b = { 0 };
-    int fd = begin(g, method, headers);
     CHECK(fixture_read(fd, &b, SIZE_MAX, 10000));
     const char *body = strstr(b.data, "\r\n\r\n");
     CHECK(body != NULL);
@@ -179,9 +187,29 @@ static void check_answer(struct rig *g, const char *method, const char *headers,
     buf_release(&b);
 }
 
+/* Asks the front once. */
+static void check_answer(struct rig *g, const char *method, const char *headers, const char *want)
+{
+    check_end(begin(g, method, headers), want);
+}
+
+static void check_body(struct rig *g, const char *body, const char *want)
+{
+    check_end(begin_with(g, "POST", "", str_of(body)), want);
+}
+
 static void check_post(struct rig *g, const char *want) { check_answer(g, "POST", "", want); }
 
 static void set_model(void *arg) { passer_set_model(((struct rig *)arg)->passer, MODEL); }
+
+/* From now on the front asks as serve does. */
+static void set_draining(void *arg)
+{
+    struct rig *g = arg;
+    g->as_serve = true;
+    passer_set_model(g->passer, MODEL);
+    passer_set_draining(g->passer);
+}
 
 /* It answers /live only. */
 static void set_computing(void *arg) { ((struct rig *)arg)->others[0].status = 0; }
@@ -250,6 +278,48 @@ TEST(passer_never_mixes_models)
     rig_close(&other);
 }
 
+TEST(passer_takes_a_node_that_serves_the_model_named)
+{
+    static const char *const a[] = { "small", "s" }, *const b[] = { "large" }, *const c[] = { "p" };
+    struct rig g = { .others = {
+                         { .status = 200, .record = { .model = 8 } },
+                         { .status = 200, .record = { .n_requests = 9 } },
+                         { .status = 200, .record = { .role = ROLE_PREFILL, .model = 9 } },
+                     } };
+    node_record_set_served(&g.others[0].record, a, COUNT_OF(a));
+    node_record_set_served(&g.others[1].record, b, COUNT_OF(b));
+    node_record_set_served(&g.others[2].record, c, COUNT_OF(c));
+    rig_open(&g);
+    check_body(&g, "{\"model\":\"large\",\"prompt\":[1,2]}", "node1"); /* without a snapshot */
+    check_body(&g, "{\"prompt\":\"x\",\"model\":\"large\"}", "node1"); /* with one */
+    check_body(&g, "{\"model\":\"s\"}", "node0");
+    static const char *const own[] = { "{}", "{\"model\":\"other\"}", "{\"model\":7}",
+                                       "{\"model\":", "{\"model\":\"\"}", "[]",
+                                       /* no node decodes for it */
+                                       "{\"model\":\"p\"}" };
+    for (size_t i = 0; i < COUNT_OF(own); i++) check_body(&g, own[i], "own");
+    struct buf body = { 0 };
+    buf_printf(&body, "{\"model\":\"large\",\"prompt\":\"%60000s\"}", "");
+    check_body(&g, body.data, "node1");
+    buf_clear(&body);
+    buf_printf(&body, "{\"model\":\"large\",\"prompt\":\"%70000s\"}", "");
+    check_body(&g, body.data, "own"); /* too long to look into on the loop */
+    buf_release(&body);
+    fixture_on_loop(g.loop, set_model, &g); /* loaded: its own model counts, whatever the name */
+    check_body(&g, "{\"model\":\"s\"}", "node1");
+    rig_close(&g);
+}
+
+TEST(passer_counts_what_it_passes_while_draining)
+{
+    struct rig g = { .others = { { .status = 200 } } };
+    rig_open(&g);
+    fixture_on_loop(g.loop, set_draining, &g);
+    check_post(&g, "node0");
+    CHECK_EQ_INT(count(&g, "reason=\"draining\",outcome=\"answered\""), 1);
+    rig_close(&g);
+}
+
 TEST(passer_passes_nothing_twice_and_only_posts)
 {
     struct rig g = { .others = { { .status = 200 } } };
@@ -316,7 +386,9 @@ TEST(passer_notices_a_frozen_node_and_waits_for_a_busy_one)
 }
 
 TEST_MAIN(CASE(passer_takes_the_least_loaded_node), CASE(passer_asks_only_nodes_that_take_requests),
-          CASE(passer_never_mixes_models), CASE(passer_passes_nothing_twice_and_only_posts),
+          CASE(passer_never_mixes_models), CASE(passer_takes_a_node_that_serves_the_model_named),
+          CASE(passer_counts_what_it_passes_while_draining),
+          CASE(passer_passes_nothing_twice_and_only_posts),
           CASE(passer_tries_one_more_node_and_remembers_who_was_full),
           CASE(passer_passes_other_answers_back_as_they_are),
           CASE(passer_notices_a_frozen_node_and_waits_for_a_busy_one))
