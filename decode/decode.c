@@ -4,7 +4,8 @@
 #include "decode/decode_seq.h"
 #include "decode/token_batcher.h"
 #include "shared/base/assert.h"
-#include "shared/base/log.h"
+#include "shared/base/clock.h"
+#include "shared/base/log_repeats.h"
 #include "shared/base/map.h"
 #include "shared/base/mem.h"
 #include "shared/cluster/answer.h"
@@ -20,6 +21,7 @@ struct decode_worker {
     uint64_t next_id;
     struct token_batcher batcher;
     struct counter *received_bytes, *received, *failed, *canceled;
+    struct log_repeats refusals; /* of reservations, for want of room */
 };
 
 struct decode_worker *decode_create(const struct decode_options *o)
@@ -71,6 +73,9 @@ static struct decode_seq *add_seq(struct decode_worker *w, const struct cluster_
     w->n_live++;
     map_put(&w->by_id, map_key_u64(&seq->id), seq);
     request_table_add(&w->by_request, key_of(seq), seq);
+    log_debug("sequence begin", "request=%016llx sequence=%016llx attempt=%u entry=%s",
+              (unsigned long long)seq->request, (unsigned long long)seq->id, seq->attempt,
+              m->from_name);
     return seq;
 }
 
@@ -78,6 +83,9 @@ static struct decode_seq *add_seq(struct decode_worker *w, const struct cluster_
 static void drop_if_over(struct decode_worker *w, struct decode_seq *seq)
 {
     if (seq->in_engine || seq->in_transfer) return;
+    log_debug("sequence end", "request=%016llx sequence=%016llx attempt=%u tokens=%u",
+              (unsigned long long)seq->request, (unsigned long long)seq->id, seq->attempt,
+              seq->n_sent);
     request_table_remove(&w->by_request, key_of(seq), seq);
     map_del(&w->by_id, map_key_u64(&seq->id));
     list_remove(&seq->link);
@@ -110,12 +118,25 @@ static void close_seq(struct decode_worker *w, struct decode_seq *seq)
     drop_if_over(w, seq);
 }
 
+/* While a node is full, each waiting request is refused many times a second. */
+static void log_failure(struct decode_worker *w, const struct decode_seq *seq, enum status st,
+                        const char *text)
+{
+    bool busy = status_class_of(st) == CLASS_BUSY;
+    uint32_t n_unlogged = 0;
+    enum log_level level = LOG_WARN;
+    if (busy) level = log_repeats_level(&w->refusals, text, clock_ms(), LOG_INFO, &n_unlogged);
+    log_line(level, busy ? "sequence refused" : "sequence failed",
+             "request=%016llx sequence=%016llx attempt=%u st=%s why=\"%s\" repeats=%u",
+             (unsigned long long)seq->request, (unsigned long long)seq->id, seq->attempt,
+             status_name(st), text, n_unlogged);
+}
+
 static void fail_seq(struct decode_worker *w, struct decode_seq *seq, enum status st,
                      const char *text)
 {
     counter_add(w->failed, 1);
-    log_warn("sequence failed", "req=%016llx attempt=%u st=%s why=\"%s\"",
-             (unsigned long long)seq->request, seq->attempt, status_name(st), text);
+    log_failure(w, seq, st, text);
     fail_attempt(w, seq->entry, seq->request, seq->attempt, st, text);
     close_seq(w, seq);
 }
@@ -134,10 +155,12 @@ static enum status unpack(struct decode_worker *w, const struct cluster_message 
     return st;
 }
 
-static struct engine_request engine_request_of(const struct generation_wire *wire, uint64_t id)
+static struct engine_request engine_request_of(const struct generation_wire *wire, uint64_t id,
+                                               uint64_t request)
 {
     return (struct engine_request){
         .id = id,
+        .request = request,
         .tokens = wire->tokens,
         .n_tokens = wire->n_tokens,
         .n_prompt = wire->n_prompt,
@@ -169,7 +192,7 @@ static void on_reserve(struct decode_worker *w, const struct cluster_message *m)
     arena_init(&arena);
     if (unpack(w, m, body ? body->generation : NULL, &arena, &wire) == OK) {
         struct decode_seq *seq = add_seq(w, m, DECODE_SEQ_RESERVING);
-        struct engine_request r = engine_request_of(&wire, seq->id);
+        struct engine_request r = engine_request_of(&wire, seq->id, seq->request);
         r.want_prompt_logprobs = false; /* the prefill node computes them */
         seq->n_tokens = wire.n_tokens;
         enum status st = engine_reserve(w->o.engine, &r);
@@ -195,7 +218,7 @@ static void on_run(struct decode_worker *w, const struct cluster_message *m)
     arena_init(&arena);
     if (unpack(w, m, body ? body->generation : NULL, &arena, &wire) == OK) {
         struct decode_seq *seq = add_seq(w, m, DECODE_SEQ_RUNNING);
-        struct engine_request r = engine_request_of(&wire, seq->id);
+        struct engine_request r = engine_request_of(&wire, seq->id, seq->request);
         enum status st = engine_submit(w->o.engine, &r);
         seq->in_engine = st == OK;
         if (st != OK) fail_seq(w, seq, st, why_not_taken(st));
@@ -418,7 +441,7 @@ void decode_on_kvt(struct decode_worker *w, const struct kvt_event *ev)
         seq->in_transfer = false;
         enum status st = engine_free_quarantined(w->o.engine, seq->id);
         if (st != OK)
-            log_error("fence not taken by the engine", "req=%016llx st=%s",
+            log_error("fence not taken by the engine", "request=%016llx st=%s",
                       (unsigned long long)seq->request, status_name(st));
         drop_if_over(w, seq);
         break;

@@ -151,10 +151,11 @@ static void fail_as(struct kvt_core *c, struct kvt_recv *r, enum status st, enum
     kvt_stats_failed(c->stats, KVT_DIRECTION_RECEIVE, why);
     if (r->t_wrong_sum_ms && st != ERR_CHECKSUM)
         log_info("kv transfer ended with an unconfirmed checksum error",
-                 "id=%016llx transport=%s layer=%u block=%u why=\"%s\"", (unsigned long long)r->id,
-                 ev.transport, r->wrong_sum_layer, r->wrong_sum_block, text);
+                 "sequence=%016llx transport=%s layer=%u block=%u why=\"%s\"",
+                 (unsigned long long)r->id, ev.transport, r->wrong_sum_layer, r->wrong_sum_block,
+                 text);
     if (st == ERR_CHECKSUM)
-        log_error("kv checksum mismatch", "id=%016llx transport=%s why=\"%s\"",
+        log_error("kv checksum mismatch", "sequence=%016llx transport=%s why=\"%s\"",
                   (unsigned long long)r->id, ev.transport, text);
     kvt_core_event(c, ev);
     if (!r->peer || (stopped && stores_over(c, r))) {

@@ -4,7 +4,7 @@
 #include "prefill/kv_route.h"
 #include "prefill/prompt.h"
 #include "shared/base/clock.h"
-#include "shared/base/log.h"
+#include "shared/base/log_repeats.h"
 #include "shared/base/map.h"
 #include "shared/cluster/answer.h"
 #include "shared/cluster/request_table.h"
@@ -27,6 +27,7 @@ struct prefill_worker {
     struct loop_timer *sweep;
     struct counter *started, *sent, *failed, *canceled;
     struct gauge *asked_gauge, *credited_gauge;
+    struct log_repeats refusals; /* of prompts, for want of room */
 };
 
 static void sweep(void *arg);
@@ -76,7 +77,8 @@ void prefill_on_kv_ready(struct kvt *kvt, uint64_t id, uint32_t layer, uint32_t 
     /* After a refusal SEND_FAILED ends the transfer, on the loop. */
     enum status st = kvt_send_ready_after(kvt, id, layer, begin, end, blocks, event);
     if (st != OK && st != ERR_CANCELED)
-        log_debug("kv piece not taken", "id=%llu st=%s", (unsigned long long)id, status_name(st));
+        log_debug("kv piece not taken", "sequence=%016llx st=%s", (unsigned long long)id,
+                  status_name(st));
 }
 
 /* ---- records ---- */
@@ -100,6 +102,8 @@ static struct prefill_prompt *add_prompt(struct prefill_worker *w, const struct 
     w->n_live++;
     map_put(&w->by_id, map_key_u64(&p->id), p);
     request_table_add(&w->by_request, key_of(p), p);
+    log_debug("prompt begin", "request=%016llx sequence=%016llx attempt=%u entry=%s",
+              (unsigned long long)p->request, (unsigned long long)p->id, p->attempt, m->from_name);
     return p;
 }
 
@@ -116,6 +120,8 @@ static void return_credit(struct prefill_worker *w, struct prefill_prompt *p)
 static void drop_if_over(struct prefill_worker *w, struct prefill_prompt *p)
 {
     if (p->in_engine || p->in_transfer) return;
+    log_debug("prompt end", "request=%016llx sequence=%016llx attempt=%u",
+              (unsigned long long)p->request, (unsigned long long)p->id, p->attempt);
     request_table_remove(&w->by_request, key_of(p), p);
     list_remove(&p->queue);
     map_del(&w->by_id, map_key_u64(&p->id));
@@ -133,7 +139,8 @@ static void release_engine(struct prefill_worker *w, struct prefill_prompt *p)
     if (!p->in_engine || !p->computed || p->in_transfer) return;
     enum status st = engine_release(w->o.engine, p->id);
     if (st != OK && st != ERR_CANCELED)
-        log_error("release not taken by the engine", "req=%016llx", (unsigned long long)p->request);
+        log_error("release not taken by the engine", "request=%016llx",
+                  (unsigned long long)p->request);
     p->in_engine = false;
 }
 
@@ -153,12 +160,25 @@ static void close_prompt(struct prefill_worker *w, struct prefill_prompt *p)
     drop_if_over(w, p);
 }
 
+/* While a node is full, each waiting request is refused many times a second. */
+static void log_failure(struct prefill_worker *w, const struct prefill_prompt *p, enum status st,
+                        const char *text)
+{
+    bool busy = status_class_of(st) == CLASS_BUSY;
+    uint32_t n_unlogged = 0;
+    enum log_level level = LOG_WARN;
+    if (busy) level = log_repeats_level(&w->refusals, text, clock_ms(), LOG_INFO, &n_unlogged);
+    log_line(level, busy ? "prompt refused" : "prompt failed",
+             "request=%016llx sequence=%016llx attempt=%u st=%s why=\"%s\" repeats=%u",
+             (unsigned long long)p->request, (unsigned long long)p->id, p->attempt, status_name(st),
+             text, n_unlogged);
+}
+
 static void fail_prompt(struct prefill_worker *w, struct prefill_prompt *p, enum status st,
                         const char *text)
 {
     counter_add(w->failed, 1);
-    log_warn("prompt failed", "req=%016llx attempt=%u st=%s why=\"%s\"",
-             (unsigned long long)p->request, p->attempt, status_name(st), text);
+    log_failure(w, p, st, text);
     answer_send_failed(w->o.cluster, p->entry, p->request, p->attempt, st, text);
     close_prompt(w, p);
 }
@@ -180,7 +200,7 @@ static void give_credits(struct prefill_worker *w)
         w->credited_tokens += p->n_tokens;
         if (cluster_send_proto(w->o.cluster, p->entry, FRAME_CREDIT, p->request, p->attempt,
                                &c.base) != OK)
-            log_debug("credit not sent", "req=%016llx",
+            log_debug("credit not sent", "request=%016llx",
                       (unsigned long long)p->request); /* prefill_on_lost will close it */
     }
     gauge_set(w->credited_gauge, (double)w->credited_tokens);
@@ -222,6 +242,7 @@ static void start_compute(struct prefill_worker *w, struct prefill_prompt *p, ui
     p->in_transfer = true;
     struct engine_request r = {
         .id = p->id,
+        .request = p->request,
         .tokens = p->wire.tokens,
         .n_tokens = p->wire.n_tokens,
         .n_prompt = p->wire.n_prompt,
@@ -393,7 +414,7 @@ static void send_report(struct prefill_worker *w, struct prefill_prompt *p,
     r.transport = (char *)(ev->transport ? ev->transport : "");
     if (cluster_send_proto(w->o.cluster, p->entry, FRAME_PREFILL_REPORT, p->request, p->attempt,
                            &r.base) != OK)
-        log_debug("report not sent", "req=%016llx", (unsigned long long)p->request);
+        log_debug("report not sent", "request=%016llx", (unsigned long long)p->request);
 }
 
 static void on_first_token(struct prefill_worker *w, struct prefill_prompt *p,

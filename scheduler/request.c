@@ -69,7 +69,8 @@ void request_free(struct request *r)
 
 void request_set_state(struct request *r, enum request_state next)
 {
-    log_debug("request", "req=%s from=%s to=%s attempt=%u", r->name, request_state_name(r->state),
+    log_debug("request", "request=%016llx api_request=%s from=%s to=%s attempt=%u",
+              (unsigned long long)r->id, r->name, request_state_name(r->state),
               request_state_name(next), r->attempt);
     r->state = next;
 }
@@ -162,7 +163,7 @@ static void abandon_attempt(struct entry *e, struct request *r)
         if (cluster_knows(e->cluster, nodes[i]->node) &&
             cluster_send_proto(e->cluster, nodes[i]->node, FRAME_CANCEL, r->id, r->attempt,
                                &m.base) != OK)
-            log_debug("cancel not sent", "req=%s", r->name);
+            log_debug("cancel not sent", "request=%016llx", (unsigned long long)r->id);
     }
     release_place(e, r);
     r->prefill = r->decode = (struct request_node){ 0 };
@@ -189,7 +190,7 @@ void request_end(struct entry *e, struct request *r, enum status st, enum finish
     list_remove(&r->link);
     e->n_live--;
     map_del(&e->by_id, map_key_u64(&r->id));
-    scheduler_metrics_observe(&e->metrics, r->name, r->n_prompt, &end);
+    scheduler_metrics_end(&e->metrics, r, &end);
     if (st != OK && st != ERR_CANCELED) recent_add_failure(&e->recent, clock_ms(), st, end.text);
     r->sink.on_end(r->sink.arg, &end);
     if (r->placing) list_push(&e->orphans, &r->link);
@@ -232,6 +233,25 @@ static void fail(struct entry *e, struct request *r, enum status st, uint64_t cu
     request_end(e, r, ERR_UNAVAILABLE, FINISH_ERROR, -1, all);
 }
 
+/* A busy node is no event: every request that waits for its turn would tell it many times a
+ * second. */
+static void log_loss(struct entry *e, const struct request *r, enum request_action action,
+                     enum status st, uint64_t culprit, const char *text)
+{
+    enum log_level level = LOG_INFO;
+    uint32_t n_unlogged = 0;
+    if (action == ACTION_REQUEUE) {
+        char what[ERR_TEXT_MAX];
+        snprintf(what, sizeof what, "%016llx %s", (unsigned long long)culprit, text);
+        level = log_repeats_level(&e->requeues, what, clock_ms(), LOG_INFO, &n_unlogged);
+    }
+    log_line(level, "request loss",
+             "request=%016llx api_request=%s state=%s st=%s attempt=%u action=%s repeats=%u "
+             "why=\"%s\"",
+             (unsigned long long)r->id, r->name, request_state_name(r->state), status_name(st),
+             r->attempt, retry_action_name(action), n_unlogged, text);
+}
+
 void request_on_loss(struct entry *e, struct request *r, enum request_loss loss, enum status st,
                      uint64_t culprit, const char *text)
 {
@@ -242,9 +262,7 @@ void request_on_loss(struct entry *e, struct request *r, enum request_loss loss,
                     "");
         return;
     }
-    log_info("request loss", "req=%s state=%s st=%s attempt=%u action=%s why=\"%s\"", r->name,
-             request_state_name(r->state), status_name(st), r->attempt, retry_action_name(action),
-             text);
+    log_loss(e, r, action, st, culprit, text);
     if (action == ACTION_MOVE && r->n_moves >= REQUEST_MOVES_MAX) action = ACTION_FAIL;
     switch (action) {
     case ACTION_REQUEUE:

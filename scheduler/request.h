@@ -24,6 +24,7 @@
 #include "scheduler/view.h"
 #include "shared/base/hash/hash.h"
 #include "shared/base/list.h"
+#include "shared/base/log_repeats.h"
 #include "shared/base/map.h"
 #include "shared/cluster/cluster.h"
 #include "shared/cluster/proto/node.pb-c.h"
@@ -31,6 +32,7 @@
 
 enum {
     REQUEST_AVOID_MAX = 8,
+    REQUEST_API_NAME_MAX = 129, /* 128 characters and a 0 */
     REQUEST_NEVER_MS = 0 /* wait_until_ms of states without a limit. Computing and decoding have
                           * none: links notice dead and frozen nodes */
 };
@@ -44,6 +46,7 @@ struct entry {
     struct trouble trouble;
     struct scheduler_metrics metrics;
     struct recent recent;
+    struct log_repeats requeues;            /* busy nodes */
     uint32_t ttl_s, grace_ms, block_tokens; /* of scheduler_options */
     struct map by_id;                       /* the live requests */
     struct list live;
@@ -64,7 +67,7 @@ struct request_node {
 
 struct request {
     uint64_t id;
-    char name[64]; /* the client's x-request-id */
+    char name[REQUEST_API_NAME_MAX]; /* the client's x-request-id */
     enum request_state state;
     uint32_t attempt;  /* counts from 1 */
     uint32_t n_before; /* output tokens delivered by earlier attempts */

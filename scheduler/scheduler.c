@@ -120,6 +120,7 @@ static enum status backend_submit(void *self, const struct gen_request *g,
     map_put(&s->entry.by_id, map_key_u64(&r->id), r);
     counter_add(s->entry.metrics.requests, 1);
     counter_add(s->entry.metrics.prompt_tokens, r->n_prompt);
+    scheduler_metrics_begin(&s->entry.metrics, r);
     *id = r->id;
     wake(s);
     return OK;

@@ -1,6 +1,7 @@
 /* scheduler_metrics.c - see scheduler_metrics.h. */
 #include "scheduler/scheduler_metrics.h"
 
+#include "scheduler/request.h"
 #include "shared/base/log.h"
 
 static struct histogram *stage(struct metrics *m, const char *name, const char *help)
@@ -70,30 +71,37 @@ void scheduler_metrics_register(struct scheduler_metrics *sm, struct metrics *m)
 
 static double seconds(uint64_t ns) { return (double)ns * 1e-9; }
 
-static void log_end(enum log_level level, const char *name, uint32_t n_prompt,
-                    const struct gen_end *end)
+static void log_end(enum log_level level, const struct request *r, const struct gen_end *end)
 {
     const struct gen_trace *t = &end->trace;
     log_line(level, "request end",
-             "req=%s st=%s prompt=%u output=%u prefill=%s decode=%s transport=%s kv_bytes=%llu "
+             "request=%016llx api_request=%s st=%s prompt=%u output=%u prefill=%s decode=%s "
+             "transport=%s kv_bytes=%llu "
              "kv_rate=%.0f kv_link=%llu cached=%u decode_cached=%u recomputed=%u "
              "moves=%u place_ms=%.1f queue_ms=%.1f prefill_ms=%.1f kv_ms=%.1f kv_busy_ms=%.1f "
              "kv_tail_ms=%.1f ttft_ms=%.1f decode_ms=%.1f",
-             name, status_name(end->status), n_prompt, end->n_output, t->prefill_node,
-             t->decode_node, t->transport[0] ? t->transport : "none",
-             (unsigned long long)t->kv_bytes, gen_trace_kv_rate(t),
-             (unsigned long long)t->kv_link_speed, t->n_cached, t->n_decode_cached, t->n_recomputed,
-             t->n_moves, seconds(t->place_ns) * 1e3, seconds(t->queue_ns) * 1e3,
-             seconds(t->prefill_ns) * 1e3, seconds(t->kv_ns) * 1e3, seconds(t->kv_busy_ns) * 1e3,
-             seconds(t->kv_tail_ns) * 1e3, seconds(t->first_token_ns) * 1e3,
-             seconds(t->decode_ns) * 1e3);
+             (unsigned long long)r->id, r->name, status_name(end->status), r->n_prompt,
+             end->n_output, t->prefill_node, t->decode_node,
+             t->transport[0] ? t->transport : "none", (unsigned long long)t->kv_bytes,
+             gen_trace_kv_rate(t), (unsigned long long)t->kv_link_speed, t->n_cached,
+             t->n_decode_cached, t->n_recomputed, t->n_moves, seconds(t->place_ns) * 1e3,
+             seconds(t->queue_ns) * 1e3, seconds(t->prefill_ns) * 1e3, seconds(t->kv_ns) * 1e3,
+             seconds(t->kv_busy_ns) * 1e3, seconds(t->kv_tail_ns) * 1e3,
+             seconds(t->first_token_ns) * 1e3, seconds(t->decode_ns) * 1e3);
 }
 
-void scheduler_metrics_observe(struct scheduler_metrics *m, const char *name, uint32_t n_prompt,
-                               const struct gen_end *end)
+void scheduler_metrics_begin(const struct scheduler_metrics *m, const struct request *r)
+{
+    log_line(m->log_requests ? LOG_INFO : LOG_DEBUG, "request begin",
+             "request=%016llx api_request=%s prompt=%u max_tokens=%u", (unsigned long long)r->id,
+             r->name, r->n_prompt, r->sampling.max_tokens);
+}
+
+void scheduler_metrics_end(struct scheduler_metrics *m, const struct request *r,
+                           const struct gen_end *end)
 {
     const struct gen_trace *t = &end->trace;
-    log_end(m->log_requests ? LOG_INFO : LOG_DEBUG, name, n_prompt, end);
+    log_end(m->log_requests ? LOG_INFO : LOG_DEBUG, r, end);
     counter_add(m->output_tokens, end->n_output);
     if (end->status == ERR_CANCELED) counter_add(m->canceled, 1);
     else if (end->status != OK) counter_add(m->failed, 1);

@@ -18,8 +18,11 @@ struct scheduler_metrics {
 };
 
 void scheduler_metrics_register(struct scheduler_metrics *sm, struct metrics *m);
-/* Counts and logs the end of a request. `name` is the client's x-request-id. */
-void scheduler_metrics_observe(struct scheduler_metrics *m, const char *name, uint32_t n_prompt,
-                               const struct gen_end *end);
+/* Log a request's number in the cluster beside the client's x-request-id when it begins and when it
+ * ends: at level info with log_requests, else debug. The end is counted, too. */
+struct request;
+void scheduler_metrics_begin(const struct scheduler_metrics *m, const struct request *r);
+void scheduler_metrics_end(struct scheduler_metrics *m, const struct request *r,
+                           const struct gen_end *end);
 
 #endif

@@ -867,7 +867,8 @@ const struct option OPTIONS[] = {
         .env = "BATON_LOG_REQUESTS",
         .type = OPT_BOOL,
         IN("Logging", NET),
-        .help = "Log each request's end, with the time of each of its stages, at level info; else "
+        .help = "Log where each request begins, with its number in the cluster beside its "
+                "x-request-id, and ends, with the time of each of its stages, at level info; else "
                 "at level debug.",
     },
 

@@ -1,6 +1,6 @@
 /* log.c - one line, one write(2): time, level, name, event, key=value.
  *
- *     2026-01-31T12:00:00.123Z warn prefill-0 kvt peer lost req=7 peer=10.0.0.2
+ *     2026-01-31T12:00:00.123Z warn prefill-0 kvt peer lost request=00000000000000a7 peer=10.0.0.2
  *
  * Rate limit: at most RATE_PER_S warnings or errors of one event per second; the next line written
  * later reports how many were suppressed.

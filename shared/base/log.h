@@ -1,6 +1,10 @@
 /* log.h - log lines for people and machines: a lower-case event, then key=value.
  *
- *     log_warn("kvt peer lost", "req=%s peer=%s after_ms=%d", id, peer, ms);
+ *     log_warn("kvt peer lost", "request=%016llx peer=%s after_ms=%d", id, peer, ms);
+ *
+ * Lines about a request have its number in the cluster, request=<16 hex digits>, on every node that
+ * works on it; those of its entry node also have what the client calls it, api_request=<its
+ * x-request-id>. sequence=<16 hex digits> is its number in one node's engine and KV transfer.
  *
  * Levels: error, an operator must act; warn, degraded; info, per node event; debug, per request.
  * The code that detects an error logs it, once. Lines go to stderr, one write each, and start with

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "shared/base/hash/hash.h"
+#include "shared/base/log.h"
 
 enum { LOG_REPEATS_TEXTS = 16, LOG_REPEATS_MS = 60000 };
 
@@ -46,6 +47,14 @@ static inline bool log_repeats_due(struct log_repeats *r, const char *text, uint
     r->texts[at].logged_ms = now_ms;
     r->texts[at].n = 0;
     return true;
+}
+
+/* For lines of single requests, which somebody may look for: `level` when `text` is due, else
+ * LOG_DEBUG. */
+static inline enum log_level log_repeats_level(struct log_repeats *r, const char *text,
+                                               uint64_t now_ms, enum log_level level, uint32_t *n)
+{
+    return log_repeats_due(r, text, now_ms, n) ? level : LOG_DEBUG;
 }
 
 #endif

@@ -9,7 +9,7 @@ void answer_send(struct cluster *c, uint64_t entry, enum frame_type type, uint64
     enum status st = cluster_send_proto(c, entry, type, request, attempt, body);
     if (st == ERR_FULL) cluster_disconnect(c, entry, "its queue of answers is full");
     else if (st != OK)
-        log_debug("answer not sent", "req=%016llx st=%s", (unsigned long long)request,
+        log_debug("answer not sent", "request=%016llx st=%s", (unsigned long long)request,
                   status_name(st));
 }
 

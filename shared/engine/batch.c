@@ -48,8 +48,8 @@ static struct seq *newest_running(struct engine *e)
 static void preempt(struct engine *e, struct seq *s)
 {
     ASSERT(s->n_future == 0); /* may_launch_ahead: false when blocks may run out */
-    log_debug("sequence preempted", "req=%llu tokens=%u blocks=%u", (unsigned long long)s->id,
-              s->n_tokens, s->n_blocks);
+    log_debug("sequence preempted", "request=%016llx tokens=%u blocks=%u",
+              (unsigned long long)s->request, s->n_tokens, s->n_blocks);
     engine_unlist(e, s);
     seq_drop_blocks(s, e->pool);
     s->state = SEQ_WAITING;

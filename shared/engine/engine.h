@@ -59,7 +59,8 @@ struct engine_options {
 
 /* Everything about one sequence. Copied by engine_submit / engine_reserve. */
 struct engine_request {
-    uint64_t id; /* chosen by the caller, unique among live sequences */
+    uint64_t id;      /* chosen by the caller, unique among live sequences */
+    uint64_t request; /* its number in the cluster, for logs; 0: none */
     const int32_t
         *tokens; /* [n_tokens] prompt, then tokens emitted before the request moved here */
     uint32_t n_tokens;

@@ -29,7 +29,8 @@ static struct seq *find(const struct engine *e, uint64_t id)
 static bool enter(struct engine *e, struct seq *s)
 {
     if (find(e, s->id)) {
-        log_error("sequence id in use", "req=%llu", (unsigned long long)s->id);
+        log_error("sequence id in use", "request=%016llx sequence=%016llx",
+                  (unsigned long long)s->request, (unsigned long long)s->id);
         return false;
     }
     s->order = ++e->last_order;

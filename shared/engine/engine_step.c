@@ -167,11 +167,12 @@ static void tell_prefill(const struct engine *e, struct seq *s, uint64_t now)
     double seconds = (double)(now - s->t_start_ns) * 1e-9,
            rate = (s->n_computed - s->n_cached) / seconds;
     s->t_told_ns = now;
-    log_info("long prefill",
-             "req=%llu tokens=%u of=%u percent=%.0f after_s=%.0f tokens_per_s=%.1f left_s=%.0f",
-             (unsigned long long)s->id, s->n_computed, s->n_prompt,
-             100.0 * s->n_computed / s->n_prompt, seconds, rate,
-             rate > 0 ? (s->n_prompt - s->n_computed) / rate : 0);
+    log_info(
+        "long prefill",
+        "request=%016llx tokens=%u of=%u percent=%.0f after_s=%.0f tokens_per_s=%.1f left_s=%.0f",
+        (unsigned long long)s->request, s->n_computed, s->n_prompt,
+        100.0 * s->n_computed / s->n_prompt, seconds, rate,
+        rate > 0 ? (s->n_prompt - s->n_computed) / rate : 0);
 }
 
 static void count_computed(struct engine *e)

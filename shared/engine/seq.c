@@ -94,6 +94,7 @@ enum status seq_create(const struct engine_request *r, const struct seq_limits *
     }
     memcpy(s->tokens, r->tokens, r->n_tokens * sizeof *s->tokens);
     s->id = r->id;
+    s->request = r->request;
     s->n_tokens = r->n_tokens;
     s->n_prompt = r->n_prompt;
     s->prefill_only = r->prefill_only;

@@ -20,8 +20,8 @@
 enum seq_state { SEQ_WAITING, SEQ_RUNNING, SEQ_RESERVED, SEQ_AWAITING_RELEASE, SEQ_QUARANTINED };
 
 struct seq {
-    struct list node; /* in the engine's waiting or running list, else alone */
-    uint64_t id;
+    struct list node;     /* in the engine's waiting or running list, else alone */
+    uint64_t id, request; /* request: for logs */
     enum seq_state state;
     uint64_t order; /* of arrival: the largest one is the newest */
     struct sampling_params sampling;

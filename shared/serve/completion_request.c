@@ -78,7 +78,7 @@ static void fail(struct completion_request *c, enum status st, const char *text,
 {
     struct buf body = { 0 };
     if (!text || !text[0]) text = status_text(st);
-    log_debug("request failed", "req=%s st=%s why=\"%s\"", c->name, status_name(st), text);
+    log_debug("request failed", "api_request=%s st=%s why=\"%s\"", c->name, status_name(st), text);
     serve_error_json(&body, st, text, param && param[0] ? param : NULL);
     if (c->stream_begun) {
         set_ended(c);

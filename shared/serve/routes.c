@@ -372,8 +372,9 @@ static void on_end(void *arg, bool gone)
     histogram_observe(m->seconds, (double)ns * 1e-9);
     s->n_exchanges--;
     gauge_set(s->m_in_flight, s->n_exchanges);
-    log_debug("http request", "req=%s peer=%s path=%s status=%d ms=%.1f", e->name, http_peer(e->x),
-              e->route ? e->route->path : "?", gone ? 499 : e->status, (double)ns * 1e-6);
+    log_debug("http request", "api_request=%s peer=%s path=%s status=%d ms=%.1f", e->name,
+              http_peer(e->x), e->route ? e->route->path : "?", gone ? 499 : e->status,
+              (double)ns * 1e-6);
     mem_free(e);
     serve_unref(s);
 }

@@ -1,4 +1,5 @@
 """A node in trouble says why, everywhere alike: one sentence in the 503, in /ready, in `baton status` and, once, in the log."""
+import re
 import subprocess
 
 from harness import *
@@ -149,6 +150,63 @@ def test_private_view():
     with closing(Node(TINY, 'decode', SIZE), Node(TINY, 'prefill', SIZE)) as (d, p):
         check_degraded(d, 'private-view', 'role decode', '--router', '--splitwise-role mixed')
         check_blocked(p, 'no-decode-node', 'no node that can decode is in topic default', 'baton serve --splitwise-role decode --router 127.0.0.1:')
+
+
+def lines(node, event):
+    return [l for l in node.output().split('\n') if f' {event} ' in l]
+
+
+def test_a_dead_node_is_removed_not_repaired():
+    """A node that was killed is in trouble, then forgotten; started again, it is no trouble that is over."""
+    with closing(Redis()) as redis:
+        with closing(Node(TINY, 'mixed', with_redis(redis.port)), Node(TINY, 'decode', with_redis(redis.port))) as (m, d):
+            wait_ready(m, d)
+            wait_sees([m, d], 2)
+            d.kill()
+            wait_until('it is said', lambda: lines(m, 'node removed from the list'), 20)
+            removed, = lines(m, 'node removed from the list')
+            assert f'node=127.0.0.1:{d.port} cause=peer ' in removed and 'its record has ended' in removed, removed
+            assert lines(m, 'degraded') and not lines(m, 'trouble is over'), m.output()
+
+
+def test_the_lines_of_a_request_share_its_number():
+    """The client's x-request-id leads to one number, which the lines of every node have."""
+    debug = dict(BATON_LOG_LEVEL='debug')
+    with closing(Redis()) as redis:
+        with closing(Node(TINY, 'prefill', with_redis(redis.port, '--log-requests'), debug), Node(TINY, 'decode', with_redis(redis.port), debug)) as (p, d):
+            wait_ready(p, d)
+            wait_sees([p, d], 2)
+            status, _, body = request(p.port, 'POST', '/v1/completions', ASK, {'x-request-id': 'mine-42'})
+            assert status == 200 and body['baton']['prefill_node'] != body['baton']['decode_node'], body
+            begin, = [l for l in lines(p, 'request begin') if 'api_request=mine-42 ' in l]
+            assert ' info ' in begin, begin
+            number = re.search(r' (request=[0-9a-f]{16}) ', begin)[1]
+            for node, events in ((p, ('prompt begin', 'prompt end', 'request end')), (d, ('sequence begin', 'sequence end'))):
+                for event in events:
+                    wait_until(f'{event} on {node.name}', lambda: any(number in l for l in lines(node, event)), 5)
+            for node in (p, d):
+                assert not re.search(r' (req|id)=', node.output()), node.output()
+
+
+def test_a_decode_node_with_little_kv_is_quiet():
+    """Requests wait for its blocks: that is a line, counted, not one for each request and try. Without Redis the nodes place by what they saw last."""
+    def ask(i, n):
+        return request(n.port, 'POST', '/v1/completions', {**ASK, 'prompt': list(range(3, 70)), 'max_tokens': 20 + 13 * (i % 20)})
+    with closing(Redis()) as redis:
+        with closing(Node(TINY, 'prefill', with_redis(redis.port, '--placement-timeout', '60', '--max-num-seqs', '32')),
+                     Node(TINY, 'decode', with_redis(redis.port, '--placement-timeout', '60', '--max-num-seqs', '32', '--num-gpu-blocks-override', '10'))) as nodes:
+            wait_ready(*nodes)
+            wait_sees(nodes, 2)
+            redis.kill()
+            wait_until('it is gone', lambda: all(trouble_of(n) for n in nodes), 15)
+            before = [len(n.output().split('\n')) for n in nodes]
+            got = parallel([lambda i=i, n=n: ask(i, n) for i in range(60) for n in nodes], 120)
+            assert [g[0] for g in got] == [200] * 120, [g for g in got if g[0] != 200][:3]
+            said = [n.output().split('\n')[k - 1:] for n, k in zip(nodes, before)]
+            waits = sum(metrics(n.port)['baton_request_waits_total'] for n in nodes)
+            print(f'  {waits:.0f} tries were refused; {[len(t) for t in said]} lines')
+            assert waits > 20 and all(len(t) < 12 for t in said), (waits, said)
+            assert lines(nodes[1], 'sequence refused') and not lines(nodes[1], 'sequence failed'), nodes[1].output()
 
 
 def test_status_of_a_node_that_is_not_there_yet():

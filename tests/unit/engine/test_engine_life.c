@@ -348,6 +348,7 @@ static int times_told(uint32_t ms, const char *text)
     CHECK_OK(log_set_file(&o));
     rig_open(&r, (struct rig_options){ .max_batched_tokens = 8, .tell_prefill_ms = ms });
     struct engine_request q = rig_request(77, 1200, 1, 2);
+    q.request = 0xabc;
     mem_free(rig_run(&r, &q, 1));
     rig_close(&r);
     snprintf(path, sizeof path, "%s/%s", o.dir, o.name);
@@ -362,7 +363,7 @@ static int times_told(uint32_t ms, const char *text)
 
 TEST(long_prefill_says_how_far_it_is)
 {
-    CHECK(times_told(1, " long prefill req=77 tokens=") > 0);
+    CHECK(times_told(1, " long prefill request=0000000000000abc tokens=") > 0);
     CHECK(times_told(1, " of=1200 percent=") > 0);
     CHECK_EQ_INT(times_told(0, " long prefill "), 0); /* this one does not take 10 s */
 }
