@@ -50,7 +50,7 @@ struct passer {
     uint64_t model;          /* 0: not known yet */
     struct candidate *nodes; /* [n_nodes], without this one */
     size_t n_nodes, n_next;  /* n_next: where the next choice begins, so that equals take turns */
-    bool asking, draining;
+    bool asking, draining, stopping;
     uint64_t t_snapshot_ms; /* 0: none yet */
     struct suspect suspects[16];
     size_t n_suspects; /* ever added; a ring */
@@ -183,6 +183,7 @@ static uint64_t load_of(const struct candidate *c)
 static struct candidate *choose(struct passer *p, struct pass *s)
 {
     struct candidate *best = NULL;
+    if (p->stopping) return NULL;
     uint64_t model = model_of_topic(p);
     bool named = !model && p->n_nodes;
     if (named) model = model_of_name(p, name_of(s));
@@ -398,7 +399,7 @@ void *passer_start(struct passer *p, enum pass_reason reason, struct http_exchan
                    const char *path, void (*done)(void *arg, bool taken, int status), void *arg)
 {
     if (http_header(x, HTTP_PASS_HEADER).p || strcmp(http_method(x), "POST") != 0) return NULL;
-    if (p->n_passes >= PASSES_MAX) return NULL;
+    if (p->stopping || p->n_passes >= PASSES_MAX) return NULL;
     struct pass *s = MEM_NEW(struct pass);
     *s = (struct pass){ .passer = p, .reason = reason, .x = x, .done = done, .arg = arg };
     s->path = mem_strdup(path);
@@ -443,6 +444,15 @@ void passer_set_draining(struct passer *p) { p->draining = true; }
 
 uint32_t passer_n_live(const struct passer *p) { return p->n_passes; }
 
+void passer_stop(struct passer *p)
+{
+    p->stopping = true;
+    LIST_FOREACH (s, &p->passes, struct pass, link) {
+        if (s->call) http_pass_peer_lost(s->call);
+        else finish(s, REFUSED, 0);
+    }
+}
+
 struct passer *passer_create(const struct passer_options *o)
 {
     struct passer *p = MEM_NEW(struct passer);
@@ -455,8 +465,9 @@ struct passer *passer_create(const struct passer_options *o)
     snprintf(p->name, sizeof p->name, "%s", o->name);
     list_init(&p->passes);
     p->client = http_client_create(&c);
-    serve_error_json(&p->broken_event, ERR_PEER_LOST,
-                     "the node to which this request was passed is gone; send it again", NULL);
+    serve_error_json(
+        &p->broken_event, ERR_PEER_LOST,
+        "this node, or the one to which the request was passed, is gone; send it again", NULL);
     for (size_t i = 0; i < N_REASONS; i++)
         for (size_t k = 0; k < N_OUTCOMES; k++) {
             snprintf(labels, sizeof labels, "reason=\"%s\",outcome=\"%s\"", REASON_NAMES[i],

@@ -44,6 +44,9 @@ void passer_set_draining(struct passer *p);
 /* Requests being passed, or for which a node is sought. */
 uint32_t passer_n_live(const struct passer *p);
 
+/* Ends all passes as if the other nodes had been lost, and passes nothing any more. */
+void passer_stop(struct passer *p);
+
 /* As serve_passer's functions, which this gives for PASS_WHEN_FULL. */
 void *passer_start(struct passer *p, enum pass_reason reason, struct http_exchange *x,
                    const char *path, void (*done)(void *arg, bool taken, int status), void *arg);

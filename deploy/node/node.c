@@ -31,7 +31,8 @@ enum {
     EVENTS_PER_ITERATION = 1024, /* keeps one turn of the loop short */
     MAX_TRANSFERS = 1024,
     DRAIN_POLL_MS = 50,
-    END_MS = 900, /* for an orderly end after a signal */
+    END_MS = 900,   /* for an orderly end after a signal, */
+    GRACE_MS = 300, /* beside what HTTP connections get to take their last answers */
     /* a transfer may wait for a long chunk on a slow CPU; links detect dead and frozen peers */
     STALL_MS = 60000
 };
@@ -672,7 +673,7 @@ static void begin_stop(void *arg)
     loop_timer_free(n->drain); /* it uses parts that are freed below */
     n->stopper = n->drain = NULL;
     if (!http && !admin) finish_stop(n);
-    if (http) http_server_stop(http, 0, http_stopped, n);
+    if (http) http_server_stop(http, GRACE_MS, http_stopped, n);
     if (admin) http_server_stop(admin, 0, admin_stopped, n);
 }
 
@@ -685,11 +686,13 @@ void node_stop(struct node *n, int exit_status)
     n->exit_status = exit_status;
     atomic_store(&n->stop_loading, true);
     n->stopper = loop_timer_start(n->loop, 0, 0, begin_stop, n);
+    if (http && n->serve) serve_shut_down(n->serve);
+    if (n->passer) passer_stop(n->passer);
 }
 
 static void stop_after_signal(struct node *n, int exit_status)
 {
-    end_by_force_after(END_MS, exit_status);
+    end_by_force_after(GRACE_MS + END_MS, exit_status);
     node_stop(n, exit_status);
 }
 
@@ -723,6 +726,7 @@ static void on_signal(void *arg, int signum)
     gauge_set(n->ready_gauge, 0);
     scheduler_drain(n->scheduler);
     if (n->passer) passer_set_draining(n->passer);
+    if (n->http) http_server_drain(n->http);
     n->drain = loop_timer_start(n->loop, 0, DRAIN_POLL_MS, on_drain_poll, n);
 }
 

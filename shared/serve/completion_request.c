@@ -94,6 +94,17 @@ void completion_abandon(struct completion_request *c)
     if (c->stage != COMPLETION_ENDED) set_ended(c);
 }
 
+/* While a worker prepares the request, only the names of the headers may be looked at. */
+void completion_shut_down(struct completion_request *c)
+{
+    bool waits = c->stage == COMPLETION_PREPARING;
+    if (waits && !c->name[0]) snprintf(c->name, sizeof c->name, "%s", c->fallback_name);
+    if (waits && !c->name[0]) serve_make_name(c->name);
+    if (waits || c->stage == COMPLETION_RUNNING)
+        fail(c, ERR_UNAVAILABLE, "the node is shutting down; send the request again", NULL, 0);
+    maybe_free(c);
+}
+
 void completion_cancel(struct completion_request *c)
 {
     if (c->stage != COMPLETION_ENDED) set_ended(c);

@@ -77,6 +77,9 @@ uint64_t completion_start(struct serve *s, const struct completion_options *o);
 /* As serve_cancel; frees the request when the backend and the workers are done with it. */
 void completion_cancel(struct completion_request *c);
 
+/* Ends it with an error, unless it has ended or its answer is being written. */
+void completion_shut_down(struct completion_request *c);
+
 /* For choice.c: the backend has ended a sequence. */
 void completion_on_choice_end(struct completion_request *c, struct choice *ch);
 /* For response_stream.c: the receiver does not take chunks any more. */

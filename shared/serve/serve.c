@@ -94,6 +94,16 @@ void serve_unref(struct serve *s)
     mem_free(s);
 }
 
+void serve_shut_down(struct serve *s)
+{
+    ASSERT_THREAD(THREAD_LOOP);
+    size_t pos = 0;
+    struct str key;
+    void *request;
+    s->closed = true;
+    while (map_next(&s->requests, &pos, &key, &request)) completion_shut_down(request);
+}
+
 void serve_free(struct serve *s)
 {
     if (!s) return;

@@ -74,6 +74,9 @@ struct serve_options {
 
 enum status serve_create(const struct serve_options *o, struct serve **out,
                          struct err *err) MUST_CHECK;
+/* Ends all requests with an error, in their streams or as 503, and refuses later ones the same way;
+ * answers that are complete are still sent. For a node that stops with work left. */
+void serve_shut_down(struct serve *s);
 void serve_free(struct serve *s);
 
 /* Handles one exchange: routes, API keys, methods and content types. */

@@ -96,7 +96,6 @@ static uint64_t conn_deadline(const struct http_conn *c)
     return c->t_phase + l->header_timeout_ms;
 }
 
-static void conn_linger(struct http_conn *c);
 static void conn_arm(struct http_conn *c);
 
 static void conn_on_deadline(struct http_conn *c)
@@ -112,9 +111,9 @@ static void conn_on_deadline(struct http_conn *c)
         http_conn_lost(c);
     } else if (c->state == HTTP_CONN_READING && c->parse.state != HTTP_PARSE_IDLE) {
         http_conn_refuse(c, conn_waits_for_place(c) ? &full : &late);
-        conn_linger(c);
+        http_conn_linger(c);
     } else if (c->state == HTTP_CONN_READING) {
-        conn_linger(c); /* no request, so no answer */
+        http_conn_linger(c); /* no request, so no answer */
     } else {
         http_conn_lost(c);
     }
@@ -164,8 +163,7 @@ static void conn_on_shutdown(uv_shutdown_t *r, int status)
 
 static void conn_resume(struct http_conn *c);
 
-/* Sends a FIN after the queued bytes and waits for the client's. */
-static void conn_linger(struct http_conn *c)
+void http_conn_linger(struct http_conn *c)
 {
     if (c->state >= HTTP_CONN_LINGER) return;
     c->state = HTTP_CONN_LINGER;
@@ -270,7 +268,7 @@ static void conn_refuse_request(struct http_conn *c, const struct http_fault *f)
 {
     log_debug("http request refused", "peer=%s status=%d code=%s", c->peer, f->status, f->code);
     http_conn_refuse(c, f);
-    conn_linger(c);
+    http_conn_linger(c);
 }
 
 /* Refuses a request when its client has as many running as one may have. */
@@ -293,7 +291,7 @@ static void conn_serve(struct http_conn *c)
     if (c->client) c->client->n_requests++;
     c->state = HTTP_CONN_SERVING;
     c->n_requests++;
-    c->keep_alive = c->parse.keep_alive && !s->stopping && c->n_requests < HTTP_CONN_REQUESTS;
+    c->keep_alive = c->parse.keep_alive && !s->draining && c->n_requests < HTTP_CONN_REQUESTS;
     c->x = (struct http_exchange){
         .conn = c,
         .open = true,
@@ -364,8 +362,8 @@ static bool conn_finish_answer(struct http_conn *c)
     if (!c->x.complete || http_conn_queue(c) > 0) return false;
     conn_end_exchange(c, false);
     if (c->state == HTTP_CONN_CLOSING) return false; /* on_end may stop the server */
-    if (!c->keep_alive || c->eof || c->server->stopping) {
-        conn_linger(c);
+    if (!c->keep_alive || c->eof) {
+        http_conn_linger(c);
         return true;
     }
     c->continued = false;
@@ -452,7 +450,7 @@ static bool conn_turn_away(struct http_conn *c)
         return true;
     }
     http_conn_refuse(c, all ? &full : &many);
-    conn_linger(c);
+    http_conn_linger(c);
     return true;
 }
 

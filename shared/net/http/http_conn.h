@@ -68,8 +68,9 @@ struct http_server {
     uint32_t n_conns, n_handles;
     struct http_bodies *bodies;
     struct map clients; /* address → struct http_client_entry */
-    bool stopping;
-    uint64_t grace_until; /* uv_now time */
+    bool draining, stopping;
+    uint32_t grace_ms; /* of the stop (http_stop.c), with uv_now times; t_stop 0: not seen yet */
+    uint64_t t_stop, grace_until, linger_until;
     void (*done)(void *arg);
     void *done_arg;
     uint16_t port;
@@ -83,6 +84,8 @@ void http_conn_open(struct http_server *s);        /* accepts one; a full server
 void http_conn_advance(struct http_conn *c);       /* makes all progress possible now */
 void http_conn_lost(struct http_conn *c);          /* ends the exchange as gone and closes */
 bool http_conn_is_idle(const struct http_conn *c); /* no request has begun */
+/* Sends a FIN after the queued bytes and waits for the client's. */
+void http_conn_linger(struct http_conn *c);
 /* http_write.c */
 enum status http_conn_write(struct http_conn *c, const struct str *parts, size_t n_parts,
                             bool bounded) MUST_CHECK;
@@ -92,6 +95,8 @@ void http_conn_refuse(struct http_conn *c, const struct http_fault *f);
 /* http_server.c */
 void http_conn_wake(struct http_conn *c); /* advances it in the next turn of the loop */
 void http_server_conn_freed(struct http_server *s);
+void http_server_close_listener(struct http_server *s);
+void http_server_close_handles(struct http_server *s); /* the listener too; frees it in the end */
 /* http_listen.c: binds and listens; the error tells which process has the port. */
 enum status http_listen(uv_tcp_t *listener, const char *host, uint16_t port, uv_connection_cb cb,
                         uint16_t *bound, struct err *err) MUST_CHECK;

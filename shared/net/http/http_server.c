@@ -1,5 +1,5 @@
-/* http_server.c - see http_server.h: start, stop, and the getters of an exchange. The server is
- * freed when its own handles and the last connection are closed. Thread: loop. */
+/* http_server.c - see http_server.h: start, and the getters of an exchange (http_stop.c: the stop).
+ * The server is freed when its own handles and the last connection are closed. Thread: loop. */
 #include <string.h>
 
 #include "shared/base/log.h"
@@ -49,10 +49,21 @@ static void server_on_closed(uv_handle_t *h)
     server_maybe_free(s);
 }
 
-static void server_close_handles(struct http_server *s)
+static void server_close(uv_handle_t *h)
 {
-    uv_close((uv_handle_t *)&s->idle, server_on_closed);
-    uv_close((uv_handle_t *)&s->grace, server_on_closed);
+    if (!uv_is_closing(h)) uv_close(h, server_on_closed);
+}
+
+void http_server_close_listener(struct http_server *s)
+{
+    server_close((uv_handle_t *)&s->listener);
+}
+
+void http_server_close_handles(struct http_server *s)
+{
+    http_server_close_listener(s);
+    server_close((uv_handle_t *)&s->idle);
+    server_close((uv_handle_t *)&s->grace);
 }
 
 static void server_on_idle(uv_idle_t *idle)
@@ -149,8 +160,7 @@ enum status http_server_start(const struct http_server_options *o, struct http_s
     enum status st = http_listen(&s->listener, s->host, o->port, server_on_connection, &s->port,
                                  err);
     if (st != OK) {
-        uv_close((uv_handle_t *)&s->listener, server_on_closed);
-        server_close_handles(s);
+        http_server_close_handles(s);
         return st;
     }
     server_add_metrics(s, o->metrics);
@@ -159,34 +169,6 @@ enum status http_server_start(const struct http_server_options *o, struct http_s
 }
 
 uint16_t http_server_port(const struct http_server *s) { return s->port; }
-
-static void server_end_conns(struct http_server *s)
-{
-    LIST_FOREACH (c, &s->conns, struct http_conn, link) http_conn_lost(c);
-    if (!uv_is_closing((uv_handle_t *)&s->grace)) server_close_handles(s);
-}
-
-static void server_on_grace(uv_timer_t *t)
-{
-    struct http_server *s = t->data;
-    if (uv_now(t->loop) >= s->grace_until || list_empty(&s->conns)) server_end_conns(s);
-}
-
-void http_server_stop(struct http_server *s, uint32_t grace_ms, void (*done)(void *arg), void *arg)
-{
-    enum { CHECK_MS = 5 };
-    ASSERT_THREAD(THREAD_LOOP);
-    ASSERT(!s->stopping);
-    s->stopping = true;
-    s->done = done;
-    s->done_arg = arg;
-    s->grace_until = uv_now(s->grace.loop) + grace_ms;
-    uv_close((uv_handle_t *)&s->listener, server_on_closed);
-    LIST_FOREACH (c, &s->conns, struct http_conn, link)
-        if (http_conn_is_idle(c)) http_conn_lost(c);
-    /* Even without grace in the next turn, since a handler may call stop. */
-    uv_timer_start(&s->grace, server_on_grace, 0, CHECK_MS);
-}
 
 const char *http_method(const struct http_exchange *x)
 {

@@ -46,8 +46,13 @@ struct http_server_options {
 enum status http_server_start(const struct http_server_options *o, struct http_server **out,
                               struct err *err) MUST_CHECK;
 uint16_t http_server_port(const struct http_server *s);
-/* Stops accepting. Open exchanges may finish within grace_ms, then connections are closed. Frees
- * the server, then calls `done` (may be NULL) once. */
+/* From now on each answer says Connection: close, so that clients go elsewhere. Connections are
+ * still accepted, and requests handed to the handler. */
+void http_server_drain(struct http_server *s);
+/* Begins no new connection. For grace_ms open exchanges may finish, and what has arrived or still
+ * arrives on open connections is handed to the handler, since a request must not meet a closed
+ * socket; then connections are closed. Less when none is left. Frees the server, then calls `done`
+ * (may be NULL) once. */
 void http_server_stop(struct http_server *s, uint32_t grace_ms, void (*done)(void *arg), void *arg);
 
 /* The request; all valid until on_end. */

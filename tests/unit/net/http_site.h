@@ -25,6 +25,7 @@ struct site {
     atomic_int n_handled, n_ended, n_gone, n_full;
     atomic_ullong gone_ms;
     sem_t stopped;
+    int fds[2]; /* of clients; the test's */
 };
 
 struct answer {

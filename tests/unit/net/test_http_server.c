@@ -2,6 +2,7 @@
  * pipelining, streams, clients that leave. */
 #include "shared/net/http/http_server.h"
 
+#include <errno.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -589,10 +590,12 @@ TEST(http_server_stops_with_grace_and_leaves_nothing)
     while (atomic_load(&s->n_handled) < 2) usleep(1000);
     uint64_t t = clock_ms();
     fixture_on_loop(s->loop, site_stop_on_loop, s);
-    CHECK(fixture_read(idle, &got, SIZE_MAX, 200)); /* at once */
-    CHECK(clock_ms() - t < 150);
     CHECK(fixture_read(later, &got, SIZE_MAX, 2000));
     CHECK(strstr(got.data, "later") != NULL);
+    CHECK(strstr(got.data, "Connection: close\r\n") != NULL);
+    buf_clear(&got);
+    CHECK(fixture_read(idle, &got, SIZE_MAX, 2000)); /* it might have sent something until then */
+    CHECK(got.len == 0 && clock_ms() - t >= 290);
     while (sem_wait(&s->stopped) != 0) {}
     CHECK(clock_ms() - t >= 290);
     CHECK_EQ_INT(atomic_load(&s->n_gone), 1);
@@ -604,6 +607,147 @@ TEST(http_server_stops_with_grace_and_leaves_nothing)
     buf_release(&got);
     metrics_free(s->metrics);
     mem_free(s);
+}
+
+static void drain_on_loop(void *arg)
+{
+    struct site *s = arg;
+    http_server_drain(s->server);
+}
+
+TEST(http_server_says_close_while_it_drains_and_still_serves)
+{
+    struct site *s = site_default();
+    struct buf got = { 0 };
+    int kept = fixture_dial(s->port), later = fixture_dial(s->port);
+    CHECK(send_text(kept, "GET /a HTTP/1.1\r\nHost: a\r\n\r\n"));
+    fixture_read_until(kept, &got, 0, "GET|/a");
+    CHECK(strstr(got.data, "Connection: close") == NULL);
+    CHECK(send_text(later, "GET /later HTTP/1.1\r\nHost: a\r\n\r\n"));
+    while (atomic_load(&s->n_handled) < 2) usleep(1000);
+    fixture_on_loop(s->loop, drain_on_loop, s);
+    /* An answer that had not begun, the next one of a connection, and one of a new connection. */
+    buf_clear(&got);
+    CHECK(fixture_read(later, &got, SIZE_MAX, 2000));
+    CHECK(strstr(got.data, "Connection: close\r\n") && strstr(got.data, "later"));
+    int fresh = fixture_dial(s->port), fds[] = { kept, fresh };
+    for (size_t i = 0; i < COUNT_OF(fds); i++) {
+        buf_clear(&got);
+        CHECK(send_text(fds[i], "GET /b HTTP/1.1\r\nHost: a\r\n\r\n"));
+        CHECK(fixture_read(fds[i], &got, SIZE_MAX, 2000));
+        CHECK(strstr(got.data, "Connection: close\r\n") && strstr(got.data, "GET|/b"));
+    }
+    close(kept);
+    close(later);
+    close(fresh);
+    buf_release(&got);
+    site_close(s);
+}
+
+/* Requests arrive, on an idle connection and on one that nobody has accepted yet, and the loop does
+ * not look at its sockets before the grace is over. */
+static void stop_after_requests(void *arg)
+{
+    struct site *s = arg;
+    CHECK(send_text(s->fds[0], "GET /kept HTTP/1.1\r\nHost: a\r\n\r\n"));
+    s->fds[1] = fixture_dial(s->port);
+    CHECK(send_text(s->fds[1], "GET /fresh HTTP/1.1\r\nHost: a\r\n\r\n"));
+    site_stop_on_loop(s);
+    usleep(350000);
+}
+
+TEST(http_server_answers_what_had_arrived_when_it_stopped)
+{
+    struct site *s = site_default();
+    struct buf got = { 0 };
+    s->fds[0] = fixture_dial(s->port);
+    CHECK(send_text(s->fds[0], "GET /a HTTP/1.1\r\nHost: a\r\n\r\n"));
+    fixture_read_until(s->fds[0], &got, 0, "GET|/a");
+    fixture_on_loop(s->loop, stop_after_requests, s);
+    for (int i = 0; i < 2; i++) {
+        buf_clear(&got);
+        CHECK(fixture_read(s->fds[i], &got, SIZE_MAX, 2000));
+        CHECK(got.len && strstr(got.data, i ? "GET|/fresh" : "GET|/kept"));
+        CHECK(strstr(got.data, "Connection: close\r\n"));
+    }
+    while (sem_wait(&s->stopped) != 0) {}
+    for (int i = 0; i < 2; i++) close(s->fds[i]);
+    fixture_stop(s->loop, s->thread);
+    buf_release(&got);
+    metrics_free(s->metrics);
+    mem_free(s);
+}
+
+struct hammer {
+    uint16_t port;
+    pthread_t thread;
+    atomic_int *answered;
+    int n_reset;
+};
+
+/* Sends requests without a pause, on a connection as long as the server keeps it, until none can be
+ * made. */
+static void *hammer_run(void *arg)
+{
+    struct hammer *h = arg;
+    struct sockaddr_in a = {
+        .sin_family = AF_INET,
+        .sin_port = htons(h->port),
+        .sin_addr = { htonl(INADDR_LOOPBACK) },
+    };
+    struct buf got = { 0 };
+    for (int fd = -1;;) {
+        if (fd < 0) {
+            fd = socket(AF_INET, SOCK_STREAM, 0);
+            struct timeval limit = { .tv_sec = 5 };
+            setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+            if (connect(fd, (struct sockaddr *)&a, sizeof a) != 0) {
+                CHECK_EQ_INT(errno, ECONNREFUSED);
+                close(fd);
+                break;
+            }
+        }
+        buf_clear(&got);
+        bool sent = send_text(fd, "GET /x HTTP/1.1\r\nHost: a\r\n\r\n"), ended = !sent;
+        while (!ended && !(got.len && strstr(got.data, "GET|/x||"))) {
+            ssize_t n = recv(fd, buf_reserve(&got, 4096), 4095, 0);
+            ended = n <= 0;
+            if (n > 0) got.data[got.len += (size_t)n] = 0;
+        }
+        if (got.len && strstr(got.data, "GET|/x||")) atomic_fetch_add(h->answered, 1);
+        else h->n_reset++;
+        if (!ended && !strstr(got.data, "Connection: close\r\n")) continue;
+        close(fd);
+        fd = -1;
+    }
+    buf_release(&got);
+    return NULL;
+}
+
+TEST(http_server_resets_nobody_while_it_stops_under_load)
+{
+    enum { ROUNDS = 4, CLIENTS = 8 };
+    for (int round = 0; round < ROUNDS; round++) {
+        struct site *s = site_default();
+        struct hammer h[CLIENTS];
+        atomic_int answered = 0;
+        for (int i = 0; i < CLIENTS; i++) {
+            h[i] = (struct hammer){ .port = s->port, .answered = &answered };
+            CHECK_OK(thread_start(&h[i].thread, hammer_run, &h[i]));
+        }
+        while (atomic_load(&answered) < 1000) usleep(1000);
+        if (round % 2) fixture_on_loop(s->loop, drain_on_loop, s);
+        fixture_on_loop(s->loop, site_stop_on_loop, s);
+        while (sem_wait(&s->stopped) != 0) {}
+        for (int i = 0; i < CLIENTS; i++) {
+            pthread_join(h[i].thread, NULL);
+            CHECK_EQ_INT(h[i].n_reset, 0);
+        }
+        fixture_stop(s->loop, s->thread);
+        CHECK_EQ_INT(atomic_load(&s->n_gone), 0);
+        metrics_free(s->metrics);
+        mem_free(s);
+    }
 }
 
 TEST_MAIN(CASE(http_server_refuses_ambiguous_and_malformed_requests),
@@ -622,4 +766,7 @@ TEST_MAIN(CASE(http_server_refuses_ambiguous_and_malformed_requests),
           CASE(http_server_has_deadlines_for_slow_requests),
           CASE(http_server_turns_away_connections_above_its_limit),
           CASE(http_server_says_who_holds_its_port),
-          CASE(http_server_stops_with_grace_and_leaves_nothing))
+          CASE(http_server_stops_with_grace_and_leaves_nothing),
+          CASE(http_server_says_close_while_it_drains_and_still_serves),
+          CASE(http_server_answers_what_had_arrived_when_it_stopped),
+          CASE(http_server_resets_nobody_while_it_stops_under_load))

@@ -1,0 +1,114 @@
+/* http_stop.c - see http_server.h: draining and stopping, so that no request ends in a reset.
+ *
+ *     SERVING ──drain──▶ DRAINING ──stop──▶ GRACE ──grace_ms──▶ LINGER ──50 ms──▶ closed
+ *
+ * DRAINING: answers say Connection: close. GRACE: the kernel drops requests for new connections,
+ * which their clients repeat after a second, at another server of this port or in vain; those that
+ * it has already established are accepted, and whatever comes on them is served (the handler
+ * refuses it by now). Only then is the listener closed: its queue is empty, so closing it resets
+ * nobody. LINGER: idle connections have got a FIN, and half a request a 503; what they still send
+ * is read and dropped. GRACE and LINGER end early when no connection is left. Thread: loop. */
+#include <linux/filter.h>
+#include <sys/socket.h>
+
+#include "shared/base/log.h"
+#include "shared/base/mem.h"
+#include "shared/base/thread.h"
+#include "shared/net/http/http_conn.h"
+
+enum {
+    STOP_TICK_MS = 5,
+    STOP_ACCEPT_MS = 20, /* for handshakes that were on their way */
+    STOP_LINGER_MS = 50
+};
+
+/* Lets the kernel drop SYNs to the listener. Other segments pass, so handshakes that have begun are
+ * finished; accepted connections inherit the filter, and get no SYNs. */
+static void stop_handshakes(struct http_server *s)
+{
+    enum { TCP_FLAGS = 13, TCP_SYN = 2 };
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_B | BPF_ABS, TCP_FLAGS),
+        BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, TCP_SYN, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, 0),
+        BPF_STMT(BPF_RET | BPF_K, UINT32_MAX),
+    };
+    struct sock_fprog filter = { .len = COUNT_OF(code), .filter = code };
+    int fd = -1;
+    if (uv_fileno((uv_handle_t *)&s->listener, &fd) == 0 &&
+        setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter) == 0)
+        return;
+    /* The listener is closed all the same; a client that connects in that moment is reset. */
+    log_debug("http listener takes no filter", "port=%u", s->port);
+}
+
+/* Has a request come that the loop has not read yet? */
+static bool has_unread(const struct http_conn *c)
+{
+    int fd = -1;
+    char byte;
+    return uv_fileno((const uv_handle_t *)&c->tcp, &fd) == 0 &&
+           recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0;
+}
+
+static void end_conn(struct http_conn *c)
+{
+    static const struct http_fault stopping = {
+        503, "shutting_down", "The server is shutting down; send the request again."
+    };
+    if (c->state == HTTP_CONN_SERVING && !c->x.complete) {
+        http_conn_lost(c);
+    } else if (http_conn_is_idle(c)) {
+        if (!has_unread(c)) http_conn_linger(c);
+    } else if (c->state == HTTP_CONN_READING) {
+        http_conn_refuse(c, &stopping);
+        http_conn_linger(c);
+    }
+}
+
+static void begin_linger(struct http_server *s, uint64_t now)
+{
+    s->linger_until = now + (s->grace_ms ? STOP_LINGER_MS : 0);
+    http_server_close_listener(s);
+    LIST_FOREACH (c, &s->conns, struct http_conn, link) end_conn(c);
+}
+
+static void on_tick(uv_timer_t *t)
+{
+    struct http_server *s = t->data;
+    uint64_t now = uv_now(t->loop);
+    if (!s->t_stop) { /* only now: the caller's turn of the loop may have been long */
+        s->t_stop = now;
+        s->grace_until = now + s->grace_ms;
+        if (s->grace_ms) return; /* the sockets are looked at before any end */
+    }
+    bool listens = !uv_is_closing((uv_handle_t *)&s->listener),
+         done = list_empty(&s->conns) && now >= s->t_stop + STOP_ACCEPT_MS;
+    if (listens && (now >= s->grace_until || done)) begin_linger(s, now);
+    else if (listens) return;
+    if (now < s->linger_until && !list_empty(&s->conns)) return;
+    LIST_FOREACH (c, &s->conns, struct http_conn, link) http_conn_lost(c);
+    http_server_close_handles(s);
+}
+
+void http_server_drain(struct http_server *s)
+{
+    ASSERT_THREAD(THREAD_LOOP);
+    s->draining = true;
+    LIST_FOREACH (c, &s->conns, struct http_conn, link)
+        if (c->state == HTTP_CONN_SERVING && !c->x.begun) c->keep_alive = false;
+}
+
+void http_server_stop(struct http_server *s, uint32_t grace_ms, void (*done)(void *arg), void *arg)
+{
+    ASSERT_THREAD(THREAD_LOOP);
+    ASSERT(!s->stopping);
+    s->stopping = true;
+    s->done = done;
+    s->done_arg = arg;
+    s->grace_ms = grace_ms;
+    http_server_drain(s);
+    stop_handshakes(s);
+    /* Even without grace in the next turn, since a handler may call stop. */
+    uv_timer_start(&s->grace, on_tick, 0, STOP_TICK_MS);
+}
