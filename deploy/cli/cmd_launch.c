@@ -413,6 +413,16 @@ static enum status start(struct launcher *l, struct err *err)
 }
 
 int cmd_launch(int argc, char **argv)
+/* The node printed its own sentence before. */
+static void say_culprit(const struct launcher *l)
+{
+    char text[160];
+    snprintf(text, sizeof text,
+             "stopped, because the %s node of port %u ended with status %d; its own lines say why",
+             node_role_name(l->culprit->plan->role), l->culprit->plan->port, l->exit_status);
+    log_fatal("baton launch", text);
+}
+
 {
     bool done;
     struct err err = { 0 };
@@ -425,17 +435,13 @@ int cmd_launch(int argc, char **argv)
     if (st == OK) {
         loop_run(l.loop);
     } else {
-        fprintf(stderr, "baton launch: %s\n", err.text);
+        log_fatal("baton launch", err.text);
         if (l.loop) {
             finish(&l);
             loop_run(l.loop);
         }
     }
-    if (l.culprit) /* the node printed its own sentence earlier in the log */
-        fprintf(stderr,
-                "baton launch: stopped, because the %s node of port %u ended with status %d; it "
-                "says why above\n",
-                node_role_name(l.culprit->plan->role), l.culprit->plan->port, l.exit_status);
+    if (l.culprit) say_culprit(&l);
     loop_free(l.loop);
     launch_plan_release(&l.plan);
     mem_free(l.children);

@@ -37,7 +37,7 @@ static int serve_with(struct config *c)
         st = node_create(&o, &node, &err);
     }
     if (st == OK) exit_status = node_run(node);
-    else fprintf(stderr, "baton serve: %s\n", err.text);
+    else log_fatal("baton serve", err.text);
     node_free(node);
     node_options_release(&o);
     return exit_status;

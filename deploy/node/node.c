@@ -603,7 +603,7 @@ static void on_loaded(void *arg)
     enum status st = n->load_st;
     if (st == OK) st = make_ready(n, &n->load_err);
     if (st != OK) {
-        fprintf(stderr, "baton: %s\n", n->load_err.text);
+        log_fatal("baton", n->load_err.text);
         node_stop(n, 1);
         return;
     }

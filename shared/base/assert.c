@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "shared/base/log.h"
+
 enum { STACK_DEPTH_MAX = 64 };
 
 _Noreturn void assert_fail(const char *expr, const char *file, int line, const char *func)
@@ -16,7 +18,7 @@ _Noreturn void assert_fail(const char *expr, const char *file, int line, const c
                      func);
     if (n >= (int)sizeof text) n = (int)sizeof text - 1;
     /* Write the sentence first and without allocating: the heap may be what is broken. */
-    if (n > 0 && write(STDERR_FILENO, text, (size_t)n) < 0) abort();
+    if (n > 0) log_last_words(text, (size_t)n);
     void *frames[STACK_DEPTH_MAX];
     backtrace_symbols_fd(frames, backtrace(frames, STACK_DEPTH_MAX), STDERR_FILENO);
     abort();

@@ -4,6 +4,8 @@
  *
  * Rate limit: at most RATE_PER_S warnings or errors of one event per second; the next line written
  * later reports how many were suppressed.
+ * A line that the file does not take (a full disk) is lost there and counted: stderr says so when
+ * it begins and when the cause changes, and the file itself as soon as it takes lines again.
  * This file holds the log's global state behind one lock, except the level, which is read before
  * the lock, and what SIGHUP sets.
  * Thread: any. */
@@ -50,9 +52,14 @@ static struct log_rate rates[RATE_SLOTS];
 static uint32_t n_dropped_all;    /* suppressed in all slots, not yet reported */
 static atomic_int level_now = -1; /* -1: BATON_LOG_LEVEL not read yet */
 static char file_path[PATH_MAX - ROTATED_SUFFIX_MAX]; /* of the file; "": none */
-static int file_fd = -1;
+static atomic_int file_fd = -1;
 static uint64_t file_bytes, file_bytes_max; /* written, and when it is rotated; 0: never */
 static unsigned n_old_files;
+static struct {
+    uint64_t n; /* lines since the file was last written; 0: none */
+    int error;  /* why the last one was lost: errno */
+    bool torn;  /* the file ends with a part of a line */
+} lost;
 static atomic_bool reopen; /* SIGHUP came */
 
 static const char *const level_names[] = { "error", "warn", "info", "debug" };
@@ -106,16 +113,25 @@ static enum status make_dirs(const char *dir)
     return OK;
 }
 
-static void write_whole(int fd, const char *p, size_t n)
+/* Returns 0 or an errno; *written counts what was taken. Short writes happen only on full pipes and
+ * disks. */
+static int write_whole(int fd, const char *p, size_t n, size_t *written)
 {
-    /* Short writes happen only on full pipes; a log that cannot be written cannot be reported. */
-    while (n > 0) {
-        ssize_t w = write(fd, p, n);
+    *written = 0;
+    while (*written < n) {
+        ssize_t w = write(fd, p + *written, n - *written);
         if (w < 0 && errno == EINTR) continue;
-        if (w <= 0) return;
-        p += w;
-        n -= (size_t)w;
+        if (w <= 0) return w < 0 ? errno : EIO;
+        *written += (size_t)w;
     }
+    return 0;
+}
+
+/* A standard error that cannot be written cannot be reported. */
+static void write_stderr(const char *p, size_t n)
+{
+    size_t written;
+    (void)write_whole(STDERR_FILENO, p, n, &written);
 }
 
 /* ---- the file ---- */
@@ -129,6 +145,7 @@ static enum status open_file(void)
     file_bytes = fstat(fd, &st) == 0 ? (uint64_t)st.st_size : 0;
     if (file_fd >= 0) close(file_fd);
     file_fd = fd;
+    lost.torn = false;
     return OK;
 }
 
@@ -173,17 +190,6 @@ static void rotate(void)
     if (open_file() != OK) file_bytes = 0; /* goes on in the old one */
 }
 
-/* Lock held. */
-static void write_file(const char *line, size_t n)
-{
-    if (file_fd < 0) return;
-    /* When it cannot be opened again, lines go on into the old one. */
-    if (atomic_exchange_explicit(&reopen, false, memory_order_relaxed)) (void)open_file();
-    if (file_bytes_max && file_bytes + n > file_bytes_max && file_bytes > 0) rotate();
-    write_whole(file_fd, line, n);
-    file_bytes += n;
-}
-
 /* Writes "time level name event " into line[cap] and returns the length. Lock held. */
 static size_t line_head(char *line, size_t cap, enum log_level level, const char *event)
 {
@@ -197,15 +203,76 @@ static size_t line_head(char *line, size_t cap, enum log_level level, const char
     return m > 0 ? n + (size_t)m : n;
 }
 
-/* Replaces control characters by blanks, ends the line, writes it. `line` has room for n + 1 bytes.
- * Lock held. */
-static void line_write(char *line, size_t n)
+/* Appends to the file; returns 0 or an errno. Lock held. */
+static int append(const char *p, size_t n)
+{
+    size_t written;
+    int error = write_whole(file_fd, p, n, &written);
+    file_bytes += written;
+    if (written > 0) lost.torn = error != 0;
+    return error;
+}
+
+/* Lock held. */
+static void count_lost(int error)
+{
+    char line[PATH_MAX + 512];
+    bool is_new = lost.n == 0 || error != lost.error;
+    lost.n++;
+    lost.error = error;
+    if (!is_new) return;
+    size_t n = line_head(line, sizeof line, LOG_ERROR, "log file not written");
+    int m = snprintf(line + n, sizeof line - n,
+                     "file=%s why=\"%s\" lost=%llu lines go to standard error alone, and are "
+                     "counted, until it can be written again\n",
+                     file_path, strerror(error), (unsigned long long)lost.n);
+    if (m > 0) write_stderr(line, n + (size_t)m < sizeof line ? n + (size_t)m : sizeof line - 1);
+}
+
+/* Says in the file how many lines it lacks; returns 0 or an errno. Lock held. */
+static int report_lost(void)
+{
+    char line[512] = "\n";
+    size_t begin = 1, n = 1 + line_head(line + 1, sizeof line - 1, LOG_WARN, "log lines lost");
+    int m = snprintf(line + n, sizeof line - n, "n=%llu why=\"%llu lines were lost: %s\"\n",
+                     (unsigned long long)lost.n, (unsigned long long)lost.n, strerror(lost.error));
+    if (m > 0) n += (size_t)m < sizeof line - n ? (size_t)m : sizeof line - n - 1;
+    if (lost.torn) begin = 0; /* the part of a line gets its end */
+    int error = append(line + begin, n - begin);
+    if (error != 0) return error;
+    lost.n = 0;
+    write_stderr(line + 1, n - 1);
+    return 0;
+}
+
+/* Lock held. */
+static void write_file(const char *line, size_t n)
+{
+    if (file_fd < 0) return;
+    /* When it cannot be opened again, lines go on into the old one. */
+    if (atomic_exchange_explicit(&reopen, false, memory_order_relaxed)) (void)open_file();
+    if (file_bytes_max && file_bytes + n > file_bytes_max && file_bytes > 0) rotate();
+    int error = lost.n > 0 ? report_lost() : 0;
+    if (error == 0) error = append(line, n);
+    if (error != 0) count_lost(error);
+}
+
+/* Replaces control characters by blanks and ends the line, which has room for n + 1 bytes; returns
+ * its length. */
+static size_t line_end(char *line, size_t n)
 {
     for (size_t i = 0; i < n; i++)
         if ((unsigned char)line[i] < ' ' || line[i] == 0x7f) line[i] = ' ';
     while (n > 0 && line[n - 1] == ' ') n--;
     line[n++] = '\n';
-    write_whole(STDERR_FILENO, line, n);
+    return n;
+}
+
+/* `line` has room for n + 1 bytes. Lock held. */
+static void line_write(char *line, size_t n)
+{
+    n = line_end(line, n);
+    write_stderr(line, n);
     write_file(line, n);
 }
 
@@ -275,4 +342,26 @@ void log_line(enum log_level level, const char *event, const char *fmt, ...)
     }
     pthread_mutex_unlock(&lock);
     errno = saved_errno;
+}
+
+void log_fatal(const char *who, const char *sentence)
+{
+    char line[LINE_MAX_BYTES];
+    pthread_mutex_lock(&lock);
+    int n = snprintf(line, sizeof line - 1, "%s: %s", who, sentence);
+    size_t len = n < 0 ? 0 : (size_t)n < sizeof line - 1 ? (size_t)n : sizeof line - 2;
+    line[len++] = '\n';
+    write_stderr(line, len);
+    len = line_head(line, sizeof line - 1, LOG_ERROR, "process ends");
+    n = snprintf(line + len, sizeof line - 1 - len, "why=\"%s\"", sentence);
+    if (n > 0) len += (size_t)n < sizeof line - 1 - len ? (size_t)n : sizeof line - 2 - len;
+    write_file(line, line_end(line, len));
+    pthread_mutex_unlock(&lock);
+}
+
+void log_last_words(const char *sentence, size_t n)
+{
+    size_t written;
+    write_stderr(sentence, n);
+    if (file_fd >= 0) (void)write_whole(file_fd, sentence, n, &written);
 }

@@ -9,11 +9,13 @@
  * Levels: error, an operator must act; warn, degraded; info, per node event; debug, per request.
  * The code that detects an error logs it, once. Lines go to stderr, one write each, and start with
  * the time (RFC 3339). BATON_LOG_LEVEL or log_set_level sets the level. With --log-dir
- * (log_set_file) lines also go to a file, which is rotated when it is full.
+ * (log_set_file) lines also go to a file, which is rotated when it is full; when that cannot be
+ * written, stderr says so, and the file how many lines it lacks.
  * Thread: any. */
 #ifndef BATON_BASE_LOG_H
 #define BATON_BASE_LOG_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "shared/base/status.h"
@@ -35,6 +37,12 @@ enum status log_set_file(const struct log_file_options *o) MUST_CHECK;
 void log_reopen_on_hangup(void);
 /* The same, for who handles SIGHUP itself: the file is opened again before the next line. */
 void log_reopen(void);
+/* Says why this process ends: "WHO: SENTENCE" on stderr, as commands report errors, and a line of
+ * level error in the file. */
+void log_fatal(const char *who, const char *sentence);
+/* Writes a sentence, with its line break, to stderr and the file as it is. Takes no lock and no
+ * memory: for a process that aborts. */
+void log_last_words(const char *sentence, size_t n);
 void log_line(enum log_level level, const char *event, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 

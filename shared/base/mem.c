@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "shared/base/assert.h"
+#include "shared/base/log.h"
 
 enum { ARENA_CHUNK_MIN = 4096, ARENA_CHUNK_MAX = 65536, ARENA_ALIGN = 16 };
 enum { MEM_LARGE_BLOCK = 1 << 20 };
@@ -31,7 +32,9 @@ static atomic_long fail_countdown;
 
 static _Noreturn void out_of_memory(size_t n, size_t size)
 {
-    fprintf(stderr, "out of memory: cannot get %zu x %zu bytes\n", n, size);
+    char text[96];
+    int len = snprintf(text, sizeof text, "out of memory: cannot get %zu x %zu bytes\n", n, size);
+    log_last_words(text, (size_t)len);
     abort();
 }
 

@@ -172,6 +172,52 @@ TEST(log_file_is_opened_again_after_sighup)
     CHECK_EQ_INT(count("second"), 0);
 }
 
+/* A file that takes nothing, as on a full disk; then one that does. stderr goes to a file too. */
+TEST(log_lines_that_a_full_disk_loses_are_counted_and_reported)
+{
+    char errors[640], full[640];
+    open_log();
+    snprintf(errors, sizeof errors, "%s.stderr", path);
+    snprintf(full, sizeof full, "%s.full", path);
+    int fd = open(errors, O_WRONLY | O_CREAT | O_APPEND, 0600);
+    CHECK(fd >= 0 && dup2(fd, 2) == 2);
+    log_info("first", "n=1");
+    CHECK(rename(path, full) == 0 && symlink("/dev/full", path) == 0);
+    log_reopen();
+    for (int i = 0; i < 12; i++) log_info("gone", "i=%d", i);
+    CHECK(unlink(path) == 0);
+    log_reopen();
+    log_info("second", "n=2");
+    CHECK_EQ_INT(count("gone"), 0);
+    CHECK_EQ_INT(count("second n=2\n"), 1);
+    CHECK_EQ_INT(count("warn - log lines lost n=12 why=\"12 lines were lost: No space left on "
+                       "device\"\n"),
+                 1);
+    CHECK(strstr(text, "log lines lost") < strstr(text, "second n=2"));
+    CHECK(strlen(errors) < sizeof path);
+    memcpy(path, errors, sizeof path);
+    CHECK_EQ_INT(count("gone i="), 12);
+    CHECK_EQ_INT(count("error - log file not written file="), 1);
+    CHECK_EQ_INT(count("why=\"No space left on device\""), 1);
+    CHECK_EQ_INT(count("12 lines were lost: No space left on device"), 1);
+}
+
+TEST(log_fatal_is_in_the_file_and_on_stderr)
+{
+    char errors[640];
+    open_log();
+    snprintf(errors, sizeof errors, "%s.stderr", path);
+    int fd = open(errors, O_WRONLY | O_CREAT | O_APPEND, 0600);
+    CHECK(fd >= 0 && dup2(fd, 2) == 2);
+    log_fatal("baton serve", "the model is nowhere");
+    CHECK_EQ_INT(count("Z error - process ends why=\"the model is nowhere\"\n"), 1);
+    log_last_words("out of memory\n", 14);
+    CHECK_EQ_INT(count("out of memory\n"), 1);
+    CHECK(strlen(errors) < sizeof path);
+    memcpy(path, errors, sizeof path);
+    CHECK_EQ_STR(read_log(), "baton serve: the model is nowhere\nout of memory\n");
+}
+
 TEST(log_dir_that_cannot_be_made)
 {
     struct log_file_options o = { .dir = "/dev/null/x", .name = "a.log" };
@@ -201,4 +247,5 @@ TEST_MAIN(CASE(repeats_are_counted), CASE(log_line_has_time_level_name_event_and
           CASE(log_long_line_is_cut), CASE(log_level_filters), CASE(log_level_from_environment),
           CASE(log_repeats_are_limited_and_counted), CASE(log_many_events_stay_bounded),
           CASE(log_file_is_rotated_when_it_is_full), CASE(log_file_is_opened_again_after_sighup),
-          CASE(log_dir_that_cannot_be_made))
+          CASE(log_lines_that_a_full_disk_loses_are_counted_and_reported),
+          CASE(log_fatal_is_in_the_file_and_on_stderr), CASE(log_dir_that_cannot_be_made))
