@@ -44,6 +44,8 @@ struct entry {
     struct view view;
     const char *topic, *join; /* of scheduler_options */
     struct trouble trouble;
+    const char *launcher_gone; /* trouble.h */
+    bool launcher_held_view;
     struct scheduler_metrics metrics;
     struct recent recent;
     struct log_repeats requeues;            /* busy nodes */

@@ -272,6 +272,13 @@ struct scheduler *scheduler_create(const struct scheduler_options *o)
     return s;
 }
 
+void scheduler_launcher_gone(struct scheduler *s, const char *what_it_means, bool held_view)
+{
+    s->entry.launcher_gone = what_it_means;
+    s->entry.launcher_held_view = held_view;
+    if (!s->draining) entry_update_trouble(&s->entry);
+}
+
 void scheduler_drain(struct scheduler *s)
 {
     s->draining = true;

@@ -20,9 +20,10 @@ enum {
 
 const char *trouble_name(enum trouble_cause c)
 {
-    static const char *const names[TROUBLE_N_CAUSES] = {
-        "none", "directory", "private-view", "peer", "other-model", "no-decode-node", "kv-exchange"
-    };
+    static const char *const names[TROUBLE_N_CAUSES] = { "none",           "directory",
+                                                         "launcher",       "private-view",
+                                                         "peer",           "other-model",
+                                                         "no-decode-node", "kv-exchange" };
     return names[c];
 }
 
@@ -242,10 +243,18 @@ static void find_kv_trouble(const struct view *v, struct trouble *out)
 
 /* ---- the cause ---- */
 
+/* A directory server that is away because the launcher was it comes back with a launcher. */
+static bool launcher_comes_first(const struct trouble_facts *f)
+{
+    return f->launcher_gone && (f->launcher_held_view || !f->directory_down);
+}
+
 static void find_blocking(const struct trouble_facts *f, const struct decode_nodes *d,
                           struct trouble *out)
 {
-    if (f->directory_down) set(out, TROUBLE_DIRECTORY, true, "%s", f->directory_down);
+    if (f->directory_down && launcher_comes_first(f))
+        set(out, TROUBLE_LAUNCHER, true, "%s", f->launcher_gone);
+    else if (f->directory_down) set(out, TROUBLE_DIRECTORY, true, "%s", f->directory_down);
     else if (!f->join && f->view->me.node && f->view->me.role == ROLE_PREFILL) say_private(f, out);
     else if (d->suspect) say_peer(f, d->suspect, true, out);
     else if (d->other_model) say_other_model(f, d->other_model, true, out);
@@ -257,7 +266,8 @@ static void find_degrading(const struct trouble_facts *f, struct trouble *out)
 {
     const struct view *v = f->view;
     const struct node_record *n = find_suspect(v);
-    if (f->directory_down)
+    if (launcher_comes_first(f)) set(out, TROUBLE_LAUNCHER, false, "%s", f->launcher_gone);
+    else if (f->directory_down)
         set(out, TROUBLE_DIRECTORY, false, "%.440s; until then %s", f->directory_down,
             v->n_nodes > 1 ? "the nodes seen last serve" : "this node serves alone");
     else if (!f->join && v->me.node && v->me.role != ROLE_MIXED) say_private(f, out);

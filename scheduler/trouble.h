@@ -14,6 +14,7 @@
 enum trouble_cause {
     TROUBLE_NONE,
     TROUBLE_DIRECTORY,    /* Redis or the directory server cannot be used */
+    TROUBLE_LAUNCHER,     /* the launcher that started this node is gone */
     TROUBLE_PRIVATE_VIEW, /* a role was given, but no other node can get into the topic */
     TROUBLE_PEER,         /* a node cannot be connected */
     TROUBLE_OTHER_MODEL,  /* nodes of the topic have another model or precision */
@@ -30,6 +31,8 @@ struct trouble_facts {
      * can. */
     const char *join;
     const char *directory_down; /* directory_why_down */
+    const char *launcher_gone;  /* what that means; NULL: it is there, or there was none */
+    bool launcher_held_view;    /* it was the directory server, too */
 };
 
 /* A node that a trouble is about; node 0: none. */

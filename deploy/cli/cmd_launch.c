@@ -3,8 +3,8 @@
  *
  * A node that dies is restarted at the same port after a pause: 0.5 s, doubling to 10 s, back to
  * 0.5 s for a node that lived 30 s. Exit status 2 of a node means wrong options: everything stops.
- * Nodes run in sessions of their own, so Ctrl-C reaches only the launcher; they end by themselves
- * when the launcher is gone (see cmd_serve.c). Thread: main. */
+ * Nodes run in sessions of their own, so Ctrl-C reaches only the launcher. When it is killed they
+ * go on serving and say so (deploy/node/launcher_watch.h). Thread: main. */
 #include <limits.h>
 #include <signal.h>
 #include <stdio.h>
@@ -14,6 +14,7 @@
 
 #include "deploy/cli/commands.h"
 #include "deploy/node/launch_plan.h"
+#include "deploy/node/launcher_watch.h"
 #include "deploy/node/node_options.h"
 #include "kernels/device.h"
 #include "scheduler/directory/server.h"
@@ -399,7 +400,7 @@ static enum status start(struct launcher *l, struct err *err)
     h.loop = l->loop;
     l->client = http_client_create(&h);
     l->children = MEM_ARRAY(struct child, l->plan.n);
-    setenv("BATON_SUPERVISED", "1", 1);
+    launcher_watch_announce(directory_address[0] != 0);
     if (directory_address[0]) unsetenv("BATON_CONTROL_PORT"); /* the launcher's */
     for (size_t i = 0; i < l->plan.n; i++) {
         l->children[i].l = l;
@@ -412,7 +413,6 @@ static enum status start(struct launcher *l, struct err *err)
     return OK;
 }
 
-int cmd_launch(int argc, char **argv)
 /* The node printed its own sentence before. */
 static void say_culprit(const struct launcher *l)
 {
@@ -423,6 +423,7 @@ static void say_culprit(const struct launcher *l)
     log_fatal("baton launch", text);
 }
 
+int cmd_launch(int argc, char **argv)
 {
     bool done;
     struct err err = { 0 };

@@ -1,11 +1,9 @@
 /* cmd_serve.c - `baton serve`: one node until a signal. Thread: main. */
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/prctl.h>
-#include <unistd.h>
 
 #include "deploy/cli/commands.h"
+#include "deploy/node/launcher_watch.h"
 #include "deploy/node/node.h"
 #include "shared/base/log.h"
 
@@ -32,7 +30,7 @@ static int serve_with(struct config *c)
     int exit_status = 2;
     enum status st = node_options_read(c, &o, &err);
     if (st == OK) {
-        if (!getenv("BATON_SUPERVISED")) print_start(&o, c);
+        if (!launcher_watch_has_launcher()) print_start(&o, c);
         exit_status = 1;
         st = node_create(&o, &node, &err);
     }
@@ -43,14 +41,6 @@ static int serve_with(struct config *c)
     return exit_status;
 }
 
-/* A node that a launcher started ends with it, however the launcher ended. */
-static bool follow_launcher(void)
-{
-    if (!getenv("BATON_SUPERVISED")) return true;
-    prctl(PR_SET_PDEATHSIG, SIGTERM);
-    return getppid() != 1; /* 1: the launcher was gone before prctl */
-}
-
 int cmd_serve(int argc, char **argv)
 {
     const char *words[1];
@@ -58,7 +48,6 @@ int cmd_serve(int argc, char **argv)
     bool done;
     struct config *c = command_config("serve", INTRO, argc, argv, words, &n_words, &done);
     if (!c) return done ? 0 : 2;
-    if (!follow_launcher()) return 1;
     struct err err = { 0 };
     int exit_status = 2;
     if (n_words == 1 && config_is_set(c, "model"))

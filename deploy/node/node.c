@@ -10,6 +10,7 @@
 
 #include "decode/decode.h"
 #include "deploy/node/end_by_force.h"
+#include "deploy/node/launcher_watch.h"
 #include "deploy/node/node_model.h"
 #include "deploy/node/not_ready.h"
 #include "deploy/probe/probe_wire.h"
@@ -79,6 +80,7 @@ struct node {
     struct passer *passer; /* NULL: with --no-pass-requests, and without HTTP */
     struct serve *serve;
     struct loop_timer *drain, *stopper;
+    struct launcher_watch *launcher; /* NULL: none started this node */
     uint64_t t_start_ms, t_drain_ms;
     int exit_status, n_signals;
     void (*on_ready)(void *arg);
@@ -396,10 +398,19 @@ static void on_directory_up(void *arg)
     if (n->scheduler) scheduler_publish(n->scheduler);
 }
 
+static void on_launcher_gone(void *arg)
+{
+    struct node *n = arg;
+    if (n->state == NODE_READY)
+        scheduler_launcher_gone(n->scheduler, launcher_watch_text(n->launcher),
+                                launcher_watch_held_view(n->launcher));
+}
+
 static void on_directory_down(void *arg, const char *why)
 {
     struct node *n = arg;
-    if (n->scheduler) return; /* it looks for trouble itself */
+    launcher_watch_look(n->launcher); /* it may have been the directory server */
+    if (n->scheduler) return;         /* it looks for trouble itself */
     log_warn("directory not reachable", "why=\"%s\"", why);
 }
 
@@ -587,6 +598,7 @@ static enum status make_ready(struct node *n, struct err *err)
     n->state = NODE_READY;
     print_join(n);
     start_workers(n);
+    if (launcher_watch_is_gone(n->launcher)) on_launcher_gone(n);
     return start_serve(n, err);
 }
 
@@ -623,6 +635,8 @@ static void finish_rest(void *arg)
     n->passer = NULL;
     scheduler_free(n->scheduler);
     n->scheduler = NULL;
+    launcher_watch_free(n->launcher);
+    n->launcher = NULL;
     cluster_free(n->cluster);
     n->cluster = NULL;
     loop_stop(n->loop);
@@ -672,6 +686,8 @@ static void begin_stop(void *arg)
     loop_timer_free(n->stopper);
     loop_timer_free(n->drain); /* it uses parts that are freed below */
     n->stopper = n->drain = NULL;
+    if (http && n->serve) serve_shut_down(n->serve);
+    if (n->passer) passer_stop(n->passer);
     if (!http && !admin) finish_stop(n);
     if (http) http_server_stop(http, GRACE_MS, http_stopped, n);
     if (admin) http_server_stop(admin, 0, admin_stopped, n);
@@ -686,8 +702,6 @@ void node_stop(struct node *n, int exit_status)
     n->exit_status = exit_status;
     atomic_store(&n->stop_loading, true);
     n->stopper = loop_timer_start(n->loop, 0, 0, begin_stop, n);
-    if (http && n->serve) serve_shut_down(n->serve);
-    if (n->passer) passer_stop(n->passer);
 }
 
 static void stop_after_signal(struct node *n, int exit_status)
@@ -751,6 +765,7 @@ static enum status open_ports(struct node *n, struct err *err)
     snprintf(n->name, sizeof n->name, "%.*s", (int)sizeof n->name - 1,
              host_port_text(o->advertise_host, port, at));
     log_set_name(n->name);
+    n->launcher = launcher_watch_start(n->loop, on_launcher_gone, n);
     TRY(start_cluster(n, err));
     TRY(start_directory(n, err));
     start_passer(n);

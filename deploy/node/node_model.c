@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "deploy/node/dummy_tokenizer.h"
+#include "deploy/node/launcher_watch.h"
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
@@ -197,7 +198,7 @@ enum status node_model_load(struct node_model *m, const struct node_options *o,
     uint64_t t0 = clock_ms();
     struct progress_bar bar = {
         .t_last_ms = t0,
-        .tty = isatty(STDERR_FILENO) && !getenv("BATON_SUPERVISED") && log_level() >= LOG_INFO,
+        .tty = isatty(STDERR_FILENO) && !launcher_watch_has_launcher() && log_level() >= LOG_INFO,
         .stop = stop,
     };
     TRY(foreign_checkpoint_check_folder(o->model_path, err));

@@ -300,15 +300,50 @@ def test_launch_prints_one_page_and_its_nodes_are_called_baton():
         assert all(x.startswith('ready: ') for x in l.output().splitlines()), l.output()
 
 
-def test_launcher_killed():
-    """The launcher dies: its nodes end too."""
+def is_running(pid):
+    try:
+        with open(f'/proc/{pid}/stat') as f:
+            return f.read().rsplit(')', 1)[1].split()[0] != 'Z'
+    except FileNotFoundError:
+        return False
+
+
+def test_nodes_outlive_a_killed_launcher_and_say_so():
+    """They keep the view and serve split requests; each logs one line that says what it means and what to do, which works."""
     ports = free_ports(2)
-    l = Process([BIN, 'launch', '--model', TINY, '--prefill', '1', '--decode', '1', '--ports', f'{ports[0]},{ports[1]}', *SIZE], name='launch')
-    with closing(l):
-        wait_until('launch ready', lambda: 'ready: all 2 nodes' in l.output(), 30)
-        pids = subprocess.run(['pgrep', '-P', str(l.p.pid)], capture_output=True, text=True).stdout.split()
-        l.kill()
-        wait_until('nodes ended', lambda: not any(os.path.exists(f'/proc/{p}') for p in pids), 15)
+    args = [BIN, 'launch', '--model', TINY, '--served-model-name', 'm', '--prefill', '1', '--decode', '1', '--ports', f'{ports[0]},{ports[1]}', *SIZE]
+    l = Process(args, name='launch')
+    pids = []
+    try:
+        with closing(l):
+            wait_until('launch ready', lambda: 'ready: all 2 nodes' in l.output(), 30)
+            pids = [int(x) for x in subprocess.run(['pgrep', '-P', str(l.p.pid)], capture_output=True, text=True).stdout.split()]
+            before = len(l.output())
+            l.kill()
+            for port, pid in zip(ports, pids):
+                trouble = wait_until('it is in the trouble', lambda: (lambda t: t and t['cause'] == 'launcher' and t)(request(port, 'GET', '/cluster')[2]['trouble']), 5)
+                for words in (f'process {l.p.pid}', 'is gone', 'nobody restarts', 'no other can join', f'kill {pid}', 'baton launch'):
+                    assert words in trouble['text'] and not trouble['blocks'], (words, trouble)
+                assert request(port, 'GET', '/ready')[0] == 200
+            time.sleep(3) # the directory server is away for long by now
+            for port in ports:
+                a = complete(port)
+                assert a['baton']['prefill_node'] != a['baton']['decode_node'], a['baton']
+            warnings = [x for x in l.output()[before:].splitlines() if ' warn ' in x]
+            for port in ports:
+                mine = [x for x in warnings if f' 127.0.0.1:{port} ' in x]
+                assert len(mine) == 1 and 'degraded cause=launcher' in mine[0], warnings
+            for pid in pids:
+                os.kill(pid, signal.SIGTERM)
+            wait_until('nodes ended', lambda: not any(is_running(p) for p in pids), 15)
+        again = Process(args, name='launch')
+        with closing(again):
+            wait_until('launch ready', lambda: 'ready: all 2 nodes' in again.output(), 30)
+            assert request(ports[0], 'GET', '/cluster')[2]['trouble'] is None
+    finally:
+        for pid in pids:
+            if is_running(pid):
+                os.kill(pid, signal.SIGKILL)
 
 
 def test_secret():

@@ -80,6 +80,22 @@ TEST(a_directory_that_is_away_comes_first)
     CHECK_SAYS(t, TROUBLE_DIRECTORY, false, "the nodes seen last serve");
 }
 
+TEST(a_launcher_that_is_gone_is_told_and_is_why_its_view_is_away)
+{
+    struct trouble_facts f = { .join = "x", .launcher_gone = "the launcher is gone" };
+    struct node_record n[] = { node_of(1, ROLE_PREFILL), node_of(2, ROLE_DECODE) };
+    struct trouble t = find(n, 2, f);
+    CHECK_SAYS(t, TROUBLE_LAUNCHER, false, "the launcher is gone");
+    f.directory_down = "Redis at h:1 cannot be used: no"; /* a trouble of its own */
+    t = find(n, 2, f);
+    CHECK_SAYS(t, TROUBLE_DIRECTORY, false, "Redis at h:1");
+    f.launcher_held_view = true;
+    t = find(n, 2, f);
+    CHECK_SAYS(t, TROUBLE_LAUNCHER, false, "the launcher is gone");
+    t = find(n, 1, f);
+    CHECK_SAYS(t, TROUBLE_LAUNCHER, true, "the launcher is gone");
+}
+
 TEST(a_role_without_a_way_to_others_is_told)
 {
     struct trouble_facts alone = { 0 };
@@ -314,8 +330,9 @@ TEST(a_refused_pair_is_asked_once)
 }
 
 TEST_MAIN(CASE(all_is_well), CASE(no_decode_node_names_what_is_seen_and_how_to_start_one),
-          CASE(a_directory_that_is_away_comes_first), CASE(a_role_without_a_way_to_others_is_told),
-          CASE(another_model_is_named_with_its_node),
+          CASE(a_directory_that_is_away_comes_first),
+          CASE(a_launcher_that_is_gone_is_told_and_is_why_its_view_is_away),
+          CASE(a_role_without_a_way_to_others_is_told), CASE(another_model_is_named_with_its_node),
           CASE(a_record_that_the_secret_does_not_prove_is_a_peer_in_trouble),
           CASE(kv_that_cannot_be_exchanged_names_the_pair), CASE(a_cause_is_written_as_json),
           CASE(the_last_line_says_how_things_are),

@@ -1,0 +1,32 @@
+/* launcher_watch.h - a node notices that the launcher which started it is gone.
+ *
+ * A launcher that stops ends its nodes first. One that was killed leaves them behind: they keep
+ * their last view and go on serving, but nobody restarts one that ends, so an operator must know.
+ * The launcher tells its nodes its process id in the environment. Life cycle: start, free.
+ * Thread: loop; launcher_watch_announce: any, before there are others. */
+#ifndef BATON_DEPLOY_NODE_LAUNCHER_WATCH_H
+#define BATON_DEPLOY_NODE_LAUNCHER_WATCH_H
+
+#include "shared/net/loop.h"
+
+struct launcher_watch;
+
+/* For the launcher: sets the variable that its nodes inherit. holds_view: it is their directory
+ * server, too. */
+void launcher_watch_announce(bool holds_view);
+/* Was this process started by a launcher? */
+bool launcher_watch_has_launcher(void);
+
+/* Calls on_gone once, when the launcher is gone. Returns NULL when there was none; the functions
+ * below then do nothing, or return false. */
+struct launcher_watch *launcher_watch_start(struct loop *loop, void (*on_gone)(void *arg),
+                                            void *arg);
+void launcher_watch_free(struct launcher_watch *w);
+/* Looks now instead of at the next tick. */
+void launcher_watch_look(struct launcher_watch *w);
+bool launcher_watch_is_gone(const struct launcher_watch *w);
+bool launcher_watch_held_view(const struct launcher_watch *w);
+/* What it means that it is gone, and what to do: one sentence, valid until free. */
+const char *launcher_watch_text(const struct launcher_watch *w);
+
+#endif
