@@ -29,6 +29,9 @@ struct doctor {
     /* with --device cuda, from doctor_check_gpu: bytes of GPU memory for weights and KV cache, and
      * all free bytes */
     uint64_t gpu_room, gpu_free;
+    /* bytes of the KV cache of a node on the CPU with these options, from doctor_check_model; 0:
+     * not known */
+    uint64_t kv_bytes;
     struct doctor_line lines[DOCTOR_LINES_MAX];
     size_t n;
     struct buf tables;  /* text printed after the lines; the owner releases both buffers */
@@ -57,10 +60,11 @@ enum doctor_result doctor_missing(enum doctor_asked asked);
 /* Adds the line for a protocol whose library was missing when this binary was built. */
 void doctor_add_not_built(struct doctor *d, const char *what, const char *protocol);
 
-void doctor_check_host(struct doctor *d);   /* all of the following, in the report's order */
-void doctor_check_cpu(struct doctor *d);    /* features, kernel backend, CPUs against quota */
-void doctor_check_gpu(struct doctor *d);    /* --device cuda and its memory; before the model */
-void doctor_check_memory(struct doctor *d); /* free, cgroup limit, lockable; against the KV cache */
+void doctor_check_host(struct doctor *d);       /* all of the following, in the report's order */
+void doctor_check_cpu(struct doctor *d);        /* features, kernel backend, CPUs against quota */
+void doctor_check_gpu(struct doctor *d);        /* --device cuda and its memory; before the model */
+void doctor_check_model(struct doctor *d);      /* only with --model; its KV cache */
+void doctor_check_memory(struct doctor *d);     /* free, cgroup limit, lockable; after the model */
 void doctor_check_huge_pages(struct doctor *d); /* transparent (private, shared) and reserved */
 void doctor_check_system(struct doctor *d);     /* open files, memfd, local sockets, pidfd, clock */
 void doctor_check_tuning(struct doctor *d);     /* KVCACHE_*, BATON_* variables; before rdma, ucx */
@@ -70,10 +74,13 @@ void doctor_check_ucx(struct doctor *d);     /* UCX's transports and devices; ne
 void doctor_check_transports(struct doctor *d); /* is one usable? after rdma and ucx */
 void doctor_check_ports(struct doctor *d);      /* the options' ports: free, not given twice */
 void doctor_check_cluster(struct doctor *d);    /* the secret and the directory server */
-void doctor_check_redis(struct doctor *d);      /* only with --scheduler-name splitwise or global */
-void doctor_check_model(struct doctor *d);      /* only with --model */
-void doctor_check_options(struct doctor *d);    /* what only node_options refuses; last */
-void doctor_check_peers(struct doctor *d); /* only with --peers: measures every pair (mesh.h) */
+/* Is it one? For doctor_check_cluster; `option` names it. */
+void doctor_check_directory_server(struct doctor *d, const char *option, const char *host,
+                                   const char *port);
+void doctor_check_redis(struct doctor *d);   /* only with --scheduler-name splitwise or global */
+void doctor_check_model(struct doctor *d);   /* only with --model */
+void doctor_check_options(struct doctor *d); /* what only node_options refuses; last */
+void doctor_check_peers(struct doctor *d);   /* only with --peers: measures every pair (mesh.h) */
 
 /* Bytes that this process may still use: free memory, or less under a cgroup limit. *limit is the
  * cgroup's limit, 0 when there is none. */

@@ -89,12 +89,13 @@ static void check_free(struct doctor *d)
     doctor_add(d, "memory", DOCTOR_OK, "%.1f GiB may be used, %s", (double)left / GIB, cgroup);
 }
 
-/* Bytes that the KV cache of a node with these options takes, computed without the model. */
-static uint64_t kv_bytes_of(const struct config *c)
+/* Bytes that the KV cache of a node with these options takes; at most, when the model is not
+ * known. */
+static uint64_t kv_bytes_of(const struct doctor *d)
 {
-    if (config_is_set(c, "kv-cache-memory"))
-        return (uint64_t)(config_float(c, "kv-cache-memory") * GIB);
-    /* the default, before the weights are subtracted */
+    if (d->kv_bytes) return d->kv_bytes;
+    if (config_is_set(d->c, "kv-cache-memory"))
+        return (uint64_t)(config_float(d->c, "kv-cache-memory") * GIB);
     return host_memory_available() / NODE_KV_SHARE;
 }
 
@@ -129,8 +130,10 @@ static void check_locked(struct doctor *d)
                       asked = rdma > ucx ? rdma : ucx;
     /* A GPU's pool has no host pages to lock, but the staging memory of puts has. */
     const bool gpu = doctor_on_gpu(d);
-    const char *what = gpu ? "staging memory" : "the KV cache";
-    const double kv = gpu ? (double)KVT_STAGING_BYTES : (double)kv_bytes_of(d->c);
+    const char *what = gpu           ? "staging memory takes"
+                       : d->kv_bytes ? "the KV cache takes"
+                                     : "the KV cache of any model takes at most";
+    const double kv = gpu ? (double)KVT_STAGING_BYTES : (double)kv_bytes_of(d);
     struct rlimit r;
     if (getrlimit(RLIMIT_MEMLOCK, &r) != 0) return;
     /* with a device rdma will be used */
@@ -143,15 +146,14 @@ static void check_locked(struct doctor *d)
                    "%.1f MiB; rdma and ucx, which need more, are not used",
                    (double)r.rlim_cur / (1 << 20));
     } else if (enough || may_lock_all()) {
-        doctor_add(d, "locked memory", DOCTOR_OK, "%.1f MiB%s; %s takes %.1f MiB",
+        doctor_add(d, "locked memory", DOCTOR_OK, "%.1f MiB%s; %s %.1f MiB",
                    (double)r.rlim_cur / (1 << 20),
                    enough ? "" : ", but this process may exceed it (CAP_IPC_LOCK)", what,
                    kv / (1 << 20));
     } else {
-        struct doctor_line *line = doctor_add(
-            d, "locked memory", doctor_missing(asked),
-            "%.1f MiB, but %s, which registering locks, takes %.1f MiB",
-            (double)r.rlim_cur / (1 << 20), what, kv / (1 << 20));
+        struct doctor_line *line = doctor_add(d, "locked memory", doctor_missing(asked),
+                                              "%.1f MiB, but registering locks more: %s %.1f MiB",
+                                              (double)r.rlim_cur / (1 << 20), what, kv / (1 << 20));
         doctor_fix(line, "ulimit -l unlimited (LimitMEMLOCK=infinity in a systemd unit, --ulimit "
                          "memlock=-1 for a container); over rdma a NIC that pages on "
                          "demand does without, slower at first touch");

@@ -5,7 +5,9 @@
 #include <sys/stat.h>
 
 #include "deploy/doctor/doctor.h"
+#include "deploy/node/node_model.h"
 #include "deploy/node/node_options.h"
+#include "kernels/host/host_memory.h"
 #include "shared/model/config/config_gguf.h"
 #include "shared/model/config/config_hf.h"
 #include "shared/model/load/model_files.h"
@@ -53,45 +55,81 @@ static uint64_t check_context(struct doctor *d, const struct model_config *m)
     return m->max_position;
 }
 
-static void check_kv(struct doctor *d, const struct model_config *m)
+/* The KV cache of a node on the CPU: as the node will reckon, once the weights are loaded. */
+static uint64_t kv_bytes_of(const struct config *c, uint64_t weights, uint64_t block_bytes,
+                            uint64_t most)
+{
+    uint64_t available = host_memory_available(),
+             room = (available > weights ? available - weights : 0) / NODE_KV_SHARE,
+             given = config_is_set(c, "kv-cache-memory")
+                         ? (uint64_t)(config_float(c, "kv-cache-memory") * (double)(1 << 30))
+                         : 0;
+    return block_bytes * node_model_kv_blocks((uint64_t)config_int(c, "num-gpu-blocks-override"),
+                                              given, room, block_bytes, most);
+}
+
+/* The one line that says how large the KV cache is. */
+static struct doctor_line *say_kv(struct doctor *d, const struct kv_layout *l, uint64_t context,
+                                  double one)
+{
+    struct doctor_line *line = doctor_add(
+        d, "KV cache", DOCTOR_OK,
+        "%s: %.2f MiB per block of %u tokens, %.0f MiB for one context of "
+        "%llu",
+        kv_dtype_name(l->dtype), (double)kv_layout_block_bytes(l) / MIB, l->block_tokens, one / MIB,
+        (unsigned long long)context);
+    size_t n = strlen(line->text);
+    if (d->kv_bytes)
+        snprintf(line->text + n, sizeof line->text - n,
+                 "; the node takes about %.0f MiB, for %.1f such contexts",
+                 (double)d->kv_bytes / MIB, (double)d->kv_bytes / one);
+    return line;
+}
+
+static void check_kv(struct doctor *d, const struct model_config *m, uint64_t weights)
 {
     struct kv_layout l;
     uint64_t limit, left = doctor_on_gpu(d) ? d->gpu_room : doctor_free_memory(&limit);
     if (!check_kv_dtype(d, m, &l)) return;
     uint64_t context = check_context(d, m), seqs = (uint64_t)config_int(d->c, "max-num-seqs");
     uint64_t per_context = (context + l.block_tokens - 1) / l.block_tokens;
-    double block = (double)kv_layout_block_bytes(&l), one = block * (double)per_context,
-           all = one * (double)seqs;
-    struct doctor_line *line = doctor_add(d, "KV cache", DOCTOR_OK,
-                                          "%s: %.2f MiB per block of %u tokens; %.0f MiB for one "
-                                          "context of %llu, %.0f MiB for %llu of them",
-                                          kv_dtype_name(l.dtype), block / MIB, l.block_tokens,
-                                          one / MIB, (unsigned long long)context, all / MIB,
-                                          (unsigned long long)seqs);
+    double one = (double)kv_layout_block_bytes(&l) * (double)per_context, all = one * (double)seqs;
+    if (!doctor_on_gpu(d))
+        d->kv_bytes = kv_bytes_of(d->c, weights, kv_layout_block_bytes(&l), per_context * seqs);
+    struct doctor_line *line = say_kv(d, &l, context, one);
     if (doctor_on_gpu(d) && !left) return; /* reported before */
     if (one > (double)left) {
         line->result = DOCTOR_FAIL;
         doctor_fix(line, "%.0f MiB may be used; lower --max-model-len", (double)left / MIB);
+    } else if (!doctor_on_gpu(d) && one > (double)d->kv_bytes) {
+        line->result = DOCTOR_FAIL;
+        doctor_fix(line,
+                   "not one context fits, so a node would not start: lower --max-model-len or "
+                   "raise --kv-cache-memory (or --num-gpu-blocks-override)");
     } else if (all > (double)left) {
         line->result = DOCTOR_WARN;
-        doctor_fix(line,
-                   "%.0f MiB may be used, so long contexts will wait for each other; lower "
-                   "--max-num-seqs or --max-model-len",
-                   (double)left / MIB);
+        doctor_fix(
+            line,
+            "%llu of them (--max-num-seqs) would need %.0f MiB, and %.0f MiB may be used, so "
+            "long contexts will wait for each other; lower --max-num-seqs or "
+            "--max-model-len",
+            (unsigned long long)seqs, all / MIB, (double)left / MIB);
     }
 }
 
-/* Reads only the headers. */
-static bool check_weights(struct doctor *d, const char *path)
+/* Reads only the headers; *bytes: of all weights. */
+static bool check_weights(struct doctor *d, const char *path, uint64_t *bytes)
 {
     struct weights *w;
     struct err err = { 0 };
+    *bytes = 0;
     if (strcmp(config_string(d->c, "load-format"), "dummy") == 0) {
         doctor_add(d, "weights", DOCTOR_WARN,
                    "dummy (--load-format dummy): none are read, and answers mean nothing");
         return true;
     }
     if (weights_open(path, &w, &err) == OK) {
+        for (size_t i = 0; i < w->n_tensors; i++) *bytes += w->tensors[i].bytes;
         weights_close(w);
         return true;
     }
@@ -107,6 +145,7 @@ void doctor_check_model(struct doctor *d)
     struct err err = { 0 };
     struct buf path = { 0 };
     struct stat info;
+    uint64_t weights;
     if (!name) return;
     if (model_find(name, &path, &err) != OK) {
         doctor_fix(doctor_add(d, "model", DOCTOR_FAIL, "%s", err.text),
@@ -120,7 +159,7 @@ void doctor_check_model(struct doctor *d)
         doctor_fix(doctor_add(d, "model", DOCTOR_FAIL, "%s: %s", path.data, err.text),
                    st == ERR_UNSUPPORTED ? "give a checkpoint of a supported architecture"
                                          : "copy the model anew, or give another");
-    } else if (!check_weights(d, path.data)) {
+    } else if (!check_weights(d, path.data, &weights)) {
     } else {
         bool file = stat(path.data, &info) == 0 && S_ISREG(info.st_mode);
         struct doctor_line *line = doctor_add(d, "model", DOCTOR_OK,
@@ -129,7 +168,7 @@ void doctor_check_model(struct doctor *d)
         if (file)
             snprintf(line->text + strlen(line->text), sizeof line->text - strlen(line->text),
                      ", file of %.0f MiB", (double)info.st_size / MIB);
-        check_kv(d, &m);
+        check_kv(d, &m, weights);
     }
     buf_release(&path);
 }

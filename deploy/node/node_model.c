@@ -274,6 +274,14 @@ static enum status too_much_kv(const struct node_options *o, uint64_t n, double 
         (double)n * block, memory);
 }
 
+uint64_t node_model_kv_blocks(uint64_t n_blocks, uint64_t kv_bytes, uint64_t room,
+                              uint64_t block_bytes, uint64_t most)
+{
+    if (n_blocks) return n_blocks;
+    uint64_t n = (kv_bytes ? kv_bytes : room) / block_bytes;
+    return !kv_bytes && n > most ? most : n;
+}
+
 enum status node_model_blocks(const struct model *m, const struct node_options *o,
                               uint32_t *n_blocks, struct err *err)
 {
@@ -286,13 +294,12 @@ enum status node_model_blocks(const struct model *m, const struct node_options *
     uint64_t memory = device->is_host ? device_total(device) : device_available(device);
     uint64_t room = device->is_host ? host_memory_for_kv(m, memory) / NODE_KV_SHARE
                                     : gpu_memory_for_kv(device, o->gpu_share);
-    if (o->kv_bytes) room = o->kv_bytes;
-    uint64_t n = o->n_blocks ? o->n_blocks : room / kv_layout_block_bytes(&l);
+    /* a GPU keeps the surplus blocks as prefix cache */
+    uint64_t n = node_model_kv_blocks(o->n_blocks, o->kv_bytes, room, kv_layout_block_bytes(&l),
+                                      device->is_host ? most : UINT64_MAX);
     if (n > memory / kv_layout_block_bytes(&l))
         return too_much_kv(o, n, (double)kv_layout_block_bytes(&l) / (1 << 30),
                            (double)memory / (1 << 30), err);
-    /* a GPU keeps the surplus blocks as prefix cache */
-    if (!o->n_blocks && !o->kv_bytes && device->is_host && n > most) n = most;
     if (n < per_context)
         return err_field(
             err, ERR_CONFIG, "max-model-len",

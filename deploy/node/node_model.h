@@ -40,6 +40,11 @@ void node_model_release(struct node_model *m);
  * that the memory left over can go to the pool. ERR_NOMEM. */
 enum status node_model_prepare(struct model *m, const struct node_options *o,
                                struct err *err) MUST_CHECK;
+/* Number of KV blocks before they are held against the memory: n_blocks (--num-gpu-blocks-override)
+ * and kv_bytes (--kv-cache-memory) as given, 0: not; else what fits into `room` bytes, up to
+ * `most`. */
+uint64_t node_model_kv_blocks(uint64_t n_blocks, uint64_t kv_bytes, uint64_t room,
+                              uint64_t block_bytes, uint64_t most);
 /* Number of KV blocks: --num-gpu-blocks-override, or what kv_bytes holds, or on a GPU what is left
  * of its memory share. At least one full context; on the CPU at most max_seqs full contexts. Call
  * after node_model_prepare. ERR_CONFIG when the model's own limits cannot be met. */
