@@ -4,11 +4,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "deploy/doctor/doctor.h"
 #include "deploy/doctor/mesh.h"
 #include "deploy/node/node_options.h"
 #include "deploy/probe/server.h"
+#include "shared/base/address/host_port.h"
+#include "shared/base/address/port.h"
 #include "shared/base/log.h"
 
 enum { LINES_MAX = 24 }; /* lines of one kind; the matrix has all */
@@ -18,6 +21,57 @@ enum { LINES_MAX = 24 }; /* lines of one kind; the matrix has all */
 static const char *host_name(const struct mesh *m, uint32_t i)
 {
     return m->hosts[i].where[0] ? m->hosts[i].where : "this host";
+}
+
+/* A port of another host counts as free. */
+static bool is_port_free(const char *host, uint16_t port)
+{
+    struct err err = { 0 };
+    int fd;
+    enum status st = port_hold(host, port, "--listen", &fd, &err);
+    if (st == OK) close(fd);
+    return st == OK || !strstr(err.text, "in use");
+}
+
+/* Writes where a probe server can listen on the host of a peer, whose own port is taken. */
+static const char *place_for_probe(const struct mesh_host *h, char out[HOST_PORT_TEXT_MAX])
+{
+    enum { PORT_FIRST = 7001, PORT_END = PORT_FIRST + 100 };
+    char host[HOST_TEXT_MAX];
+    uint16_t taken, port = PORT_FIRST;
+    if (!host_port_parse(h->where, host, &taken)) return h->where;
+    while (port < PORT_END && (port == taken || !is_port_free(host, port))) port++;
+    return host_port_text(host, port, out);
+}
+
+/* What to do about a peer that is not a probe server of this cluster. */
+static void fix_peer(struct doctor_line *line, const struct mesh_host *h)
+{
+    char at[HOST_PORT_TEXT_MAX];
+    const char *free_place = place_for_probe(h, at);
+    switch (h->error.code) {
+    case ERR_UNAUTHORIZED:
+        doctor_fix(line,
+                   "set the same BATON_CLUSTER_SECRET (or --cluster-secret-file) on both hosts; a "
+                   "`baton launch` that was given none has one that nobody else knows: measure "
+                   "beside its nodes, with `baton doctor --listen %s` there and --peers %s here",
+                   free_place, free_place);
+        break;
+    case ERR_CONFIG: doctor_fix(line, "give --peers as host:port,host:port"); break;
+    case ERR_PEER_REFUSED:
+    case ERR_BUSY:
+        doctor_fix(
+            line,
+            "to measure start `baton doctor --listen %s` there (that port, or another that nothing "
+            "uses), and give --peers %s here",
+            free_place, free_place);
+        break;
+    default:
+        doctor_fix(line,
+                   "start `baton doctor --listen %s` there, with the same BATON_CLUSTER_SECRET; if "
+                   "it runs, look for a firewall on the way",
+                   h->where);
+    }
 }
 
 static void report_peer(struct doctor *d, const struct mesh_host *h)
@@ -34,21 +88,10 @@ static void report_peer(struct doctor *d, const struct mesh_host *h)
                    p->transports);
         return;
     }
-    struct doctor_line *line = doctor_add(d, "peer", DOCTOR_FAIL, "%s", h->error.text);
-    if (h->error.code == ERR_UNAUTHORIZED)
-        doctor_fix(line,
-                   "set the same BATON_CLUSTER_SECRET (or --cluster-secret-file) on both hosts");
-    else if (h->error.code == ERR_CONFIG) doctor_fix(line, "give --peers as host:port,host:port");
-    else if (h->error.code == ERR_PEER_REFUSED)
-        doctor_fix(line,
-                   "start `baton doctor --listen %s` there, on a port that nothing else uses, and "
-                   "name that port",
-                   h->where);
-    else
-        doctor_fix(line,
-                   "start `baton doctor --listen %s` there, with the same BATON_CLUSTER_SECRET; if "
-                   "it runs, look for a firewall on the way",
-                   h->where);
+    /* A node that runs has let this host in, so it is not at fault. */
+    fix_peer(doctor_add(d, "peer", h->error.code == ERR_BUSY ? DOCTOR_WARN : DOCTOR_FAIL, "%s",
+                        h->error.text),
+             h);
 }
 
 /* Reports a transport that a host lacks or cannot open, once per host. */

@@ -80,7 +80,7 @@ enum status probe_dialer_create(struct str secret, struct probe_dialer **out, st
     h->link_options = (struct link_options){
         .loop = h->loop,
         .self = self,
-        .name = "doctor",
+        .name = LINK_PROBE_NAME,
         .secret = secret,
         .queue_bytes = QUEUE_BYTES,
         .on_up = on_up,
@@ -175,7 +175,7 @@ static enum status ask_who(struct probe_client *c, struct err *err)
         snprintf(c->peer.transports, sizeof c->peer.transports, "%.*s",
                  STR_ARG(buf_str(&reply->data)));
     } else if (reply->status == ERR_PEER_REFUSED) {
-        st = err_set(err, ERR_PEER_REFUSED, "%s is %s", c->peer.where, reply->text);
+        st = err_set(err, ERR_BUSY, "%s is %s", c->peer.where, reply->text);
     } else if (c->connection->dead) {
         st = err_set(err, ERR_PEER_REFUSED, "%s is '%s', which is no probe server: %s",
                      c->peer.where, c->connection->name, c->connection->why);

@@ -21,7 +21,8 @@ void probe_dialer_free(struct probe_dialer *h);
 
 /* Connects to `where`, "host:port" (names are looked up), and asks WHO, which completes the peer's
  * description. ERR_CONFIG: malformed; ERR_PEER_LOST: nothing, or no probe server, listens there;
- * ERR_UNAUTHORIZED: another secret; ERR_TIMEOUT: no answer. Each with a sentence. */
+ * ERR_UNAUTHORIZED: another secret; ERR_BUSY: a running node; ERR_TIMEOUT: no answer. Each with a
+ * sentence. */
 enum status probe_dial(struct probe_dialer *h, const char *where, struct probe_client **out,
                        struct err *err) MUST_CHECK;
 void probe_hang_up(struct probe_client *c); /* NULL is fine */

@@ -161,11 +161,13 @@ static void reap(struct cluster *c, struct link *dead)
     uint32_t n_unlogged;
     snprintf(name, sizeof name, "%s", dead->name[0] ? dead->name : (p ? p->host : "?"));
     snprintf(why, sizeof why, "%s", dead->why);
+    /* Nothing is wrong when a probe goes, whatever secret it has. */
+    enum log_level level = strcmp(name, LINK_PROBE_NAME) == 0 ? LOG_INFO : LOG_WARN;
     bool counts = p && !spare && (was_ours || dead->state == LINK_UP);
     if (!counts) {
         if (dead->state != LINK_UP) counter_add(c->refused, 1);
         if (log_repeats_due(&c->refusals, why, clock_ms(), &n_unlogged))
-            log_warn("link refused", "peer=%s why=\"%s\" repeats=%u", name, why, n_unlogged);
+            log_line(level, "link refused", "peer=%s why=\"%s\" repeats=%u", name, why, n_unlogged);
         link_close(dead);
         return;
     }
@@ -176,7 +178,7 @@ static void reap(struct cluster *c, struct link *dead)
     counter_add(c->lost, 1);
     snprintf(what, sizeof what, "%s: %s", name, why);
     if (log_repeats_due(&c->losses, what, clock_ms(), &n_unlogged))
-        log_warn("peer lost", "peer=%s why=\"%s\" repeats=%u", name, why, n_unlogged);
+        log_line(level, "peer lost", "peer=%s why=\"%s\" repeats=%u", name, why, n_unlogged);
     c->o.on_lost(c->o.arg, node, why);
 }
 

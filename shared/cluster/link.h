@@ -19,6 +19,9 @@
 #include "shared/cluster/frame.h"
 #include "shared/net/loop.h"
 
+/* The name that `baton doctor` and `baton bench` give themselves: they come, ask and go. */
+#define LINK_PROBE_NAME "doctor"
+
 enum link_state { LINK_CONNECTING, LINK_HELLO, LINK_PROVING, LINK_UP };
 enum { LINK_NONCE = 16, LINK_NAME_MAX = 64, LINK_HANDSHAKE_MS = 3000 };
 
