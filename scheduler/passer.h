@@ -5,8 +5,9 @@
  * node's model, not full by its record, not suspected. One that refuses, or dies before the client
  * has a byte of its answer, is followed by one more; then the caller answers itself. While this
  * node does not know its own model yet, and the other nodes of the topic have several, a request
- * goes to a node that serves the model it names. A request that was passed to this node (HTTP_PASS_HEADER) is not passed again. A node
- * that is silent while it computes is asked for /live, and is lost when that fails.
+ * goes to a node that serves the model it names. A request that was passed to this node
+ * (HTTP_PASS_HEADER) is not passed again. A node that is silent while it computes is asked for
+ * /live, and is lost when that fails.
  * Owner: the node. Thread: loop. */
 #ifndef BATON_SCHEDULER_PASSER_H
 #define BATON_SCHEDULER_PASSER_H
