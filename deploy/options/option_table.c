@@ -867,9 +867,8 @@ const struct option OPTIONS[] = {
         .env = "BATON_LOG_REQUESTS",
         .type = OPT_BOOL,
         IN("Logging", NET),
-        .help = "Log where each request begins, with its number in the cluster beside its "
-                "x-request-id, and ends, with the time of each of its stages, at level info; else "
-                "at level debug.",
+        .help = "Log each request's begin (its number and x-request-id) and end, with the time of "
+                "each of its stages, at level info; else at level debug.",
     },
 
     /* ---- Parallelism: accepted, one process computes ---- */
