@@ -38,7 +38,8 @@ stop() {
     while kill -0 "$pid" 2>/dev/null; do
         if [ $SECONDS -ge $deadline ]; then
             echo "quickstart.sh: the nodes did not stop in $stop_limit_s s; killed" >&2
-            kill -KILL "$pid" 2>/dev/null || true # its nodes end by themselves when it is gone
+            # the nodes too: they go on without it
+            kill -KILL "$pid" $(cat "/proc/$pid/task/$pid/children" 2>/dev/null) 2>/dev/null || true
             break
         fi
         sleep 0.1
