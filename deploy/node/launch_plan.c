@@ -63,7 +63,8 @@ static void value_text(const struct config *c, const struct option *o, struct bu
 static void hand_on(struct arg_list *a, const struct config *c, bool holds_view)
 {
     struct buf value = { 0 };
-    for (const struct option *o = OPTIONS; o->name; o++) {
+    const struct option *o;
+    for (size_t i = 0; (o = option_at(OPTIONS, i)); i++) {
         if (!takes(o, "serve") || !takes(o, "launch") || config_source(c, o->name) != SOURCE_ARGS)
             continue;
         if (holds_view && strcmp(o->name, "engine-worker-queue-port") == 0) continue;

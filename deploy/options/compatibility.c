@@ -21,14 +21,16 @@ static bool has_word(const char *list, const char *word)
 
 static const struct option *option_of_flag(const char *name)
 {
-    for (const struct option *o = OPTIONS; o->name; o++)
+    const struct option *o;
+    for (size_t i = 0; (o = option_at(OPTIONS, i)); i++)
         if (strcmp(o->name, name) == 0 || has_word(o->aliases, name)) return o;
     return NULL;
 }
 
 static const struct option *option_of_env(const char *name)
 {
-    for (const struct option *o = OPTIONS; o->name; o++)
+    const struct option *o;
+    for (size_t i = 0; (o = option_at(OPTIONS, i)); i++)
         if (has_word(o->env, name)) return o;
     return NULL;
 }

@@ -30,11 +30,11 @@ struct option_value {
 };
 
 struct config {
-    const struct option *table;
     const char *command;
     size_t n_options;
-    struct option_value *values; /* [n_options] */
-    struct arena words;          /* of the command line, where some had to be split */
+    const struct option **options; /* [n_options] */
+    struct option_value *values;   /* [n_options] */
+    struct arena words;            /* of the command line, where some had to be split */
 };
 
 /* Where a value comes from; the parser uses it in its sentences. */
@@ -234,7 +234,7 @@ static enum status add_items(struct option_value *v, const struct option *option
 static enum status store(struct config *c, size_t i_option, struct value_origin from,
                          const char *value, bool grow, struct err *err)
 {
-    const struct option *option = &c->table[i_option];
+    const struct option *option = c->options[i_option];
     struct option_value *v = &c->values[i_option];
     char number[SPELLING_NUMBER_MAX];
     if (option->type == OPT_INT && spelling_number(value, number)) value = number;
@@ -252,19 +252,28 @@ static enum status store(struct config *c, size_t i_option, struct value_origin 
     return OK;
 }
 
-struct config *config_create(const struct option *table, const char *command)
+const struct option *option_at(const struct option *const *table, size_t i)
+{
+    for (; *table; table++)
+        for (const struct option *option = *table; option->name; option++)
+            if (!i--) return option;
+    return NULL;
+}
+
+struct config *config_create(const struct option *const *table, const char *command)
 {
     struct config *c = MEM_NEW(struct config);
-    c->table = table;
     c->command = command;
-    while (table[c->n_options].name) c->n_options++;
+    while (option_at(table, c->n_options)) c->n_options++;
     arena_init(&c->words);
+    c->options = MEM_ARRAY(const struct option *, c->n_options);
     c->values = MEM_ARRAY(struct option_value, c->n_options);
     for (size_t i = 0; i < c->n_options; i++) {
         struct value_origin from = { SOURCE_DEFAULT, NULL };
-        if (!table[i].def) continue;
+        c->options[i] = option_at(table, i);
+        if (!c->options[i]->def) continue;
         /* A default that its own table entry refuses is a mistake in the table. */
-        enum status st = store(c, i, from, table[i].def, false, NULL);
+        enum status st = store(c, i, from, c->options[i]->def, false, NULL);
         ASSERT(st == OK);
     }
     return c;
@@ -275,6 +284,7 @@ void config_free(struct config *c)
     if (!c) return;
     for (size_t i = 0; i < c->n_options; i++) value_clear(&c->values[i]);
     mem_free(c->values);
+    mem_free(c->options);
     arena_release(&c->words);
     mem_free(c);
 }
@@ -282,7 +292,7 @@ void config_free(struct config *c)
 enum status config_load_env(struct config *c, struct err *err)
 {
     for (size_t i = 0; i < c->n_options; i++) {
-        const struct option *option = &c->table[i];
+        const struct option *option = c->options[i];
         if (!option->env || !option_applies_to(option, c->command) ||
             c->values[i].source == SOURCE_ARGS)
             continue;
@@ -326,8 +336,8 @@ static size_t find_flag(const struct config *c, struct str name, bool aliases_on
                         bool any_command)
 {
     for (size_t i = 0; i < c->n_options; i++)
-        if ((any_command || option_applies_to(&c->table[i], c->command)) &&
-            option_has_name(&c->table[i], name, aliases_only))
+        if ((any_command || option_applies_to(c->options[i], c->command)) &&
+            option_has_name(c->options[i], name, aliases_only))
             return i;
     return SIZE_MAX;
 }
@@ -339,13 +349,13 @@ static const char *nearest_name(const struct config *c, struct str name)
     size_t best = name.n / 3 + 2;
     const char *nearest = NULL;
     for (size_t i = 0; i < c->n_options; i++) {
-        if (!option_applies_to(&c->table[i], c->command)) continue;
-        struct str rest = str_of(c->table[i].aliases), word = str_of(c->table[i].name);
+        if (!option_applies_to(c->options[i], c->command)) continue;
+        struct str rest = str_of(c->options[i]->aliases), word = str_of(c->options[i]->name);
         do {
             size_t d = word.n > 2 || name.n <= 2 ? str_distance(name, word, best) : best;
             if (d < best) {
                 best = d;
-                nearest = c->table[i].name;
+                nearest = c->options[i]->name;
             }
         } while (option_next_word(&rest, &word));
     }
@@ -356,14 +366,14 @@ static enum status unknown_flag(const struct config *c, struct str word, struct 
                                 struct err *err)
 {
     size_t other = find_flag(c, name, false, true);
-    if (other != SIZE_MAX && !option_applies_to(&c->table[other], c->command)) {
+    if (other != SIZE_MAX && !option_applies_to(c->options[other], c->command)) {
         char plural[64]; /* one node's --port, the --ports of several */
-        snprintf(plural, sizeof plural, "%.60ss", c->table[other].name);
+        snprintf(plural, sizeof plural, "%.60ss", c->options[other]->name);
         bool hint = find_flag(c, str_of(plural), false, false) != SIZE_MAX;
         return err_set(err, ERR_CONFIG, "--%s is not an option of \"%s\"; %s%s%s%s",
-                       c->table[other].name, c->command, hint ? "did you mean --" : "",
+                       c->options[other]->name, c->command, hint ? "did you mean --" : "",
                        hint ? plural : "these take it: ", hint ? "?" : "",
-                       hint ? "" : c->table[other].commands);
+                       hint ? "" : c->options[other]->commands);
     }
     const char *nearest = nearest_name(c, name);
     if (nearest)
@@ -391,14 +401,15 @@ static enum status take_list(struct config *c, size_t i_option, struct value_ori
     for (; a->i < a->argc && a->argv[a->i][0] != '-'; a->i++, any = true)
         TRY(store(c, i_option, from, a->argv[a->i], true, err));
     if (any) return OK;
-    return err_field(err, ERR_CONFIG, c->table[i_option].name, "%s needs a value", from.given_as);
+    return err_field(err, ERR_CONFIG, c->options[i_option]->name, "%s needs a value",
+                     from.given_as);
 }
 
 /* Stores the value of the flag just read. `value` is NULL unless it was written with '='. */
 static enum status take_value(struct config *c, size_t i_option, const char *flag,
                               const char *value, struct arg_cursor *a, struct err *err)
 {
-    const struct option *option = &c->table[i_option];
+    const struct option *option = c->options[i_option];
     struct value_origin from = { SOURCE_ARGS, flag };
     if (value) return store(c, i_option, from, value, true, err);
     bool flag_word; /* "--kv-checksum off": a boolean word is the flag's value */
@@ -422,14 +433,14 @@ static enum status take_flag(struct config *c, const char *word, struct arg_curs
     bool negated = false;
     if (i_option == SIZE_MAX && !one_dash && (str_starts(name, "no-") || str_starts(name, "no_"))) {
         i_option = find_flag(c, str_sub(name, 3, SIZE_MAX), false, false);
-        negated = i_option != SIZE_MAX && c->table[i_option].type == OPT_BOOL;
+        negated = i_option != SIZE_MAX && c->options[i_option]->type == OPT_BOOL;
         if (!negated) i_option = SIZE_MAX;
     }
     if (i_option == SIZE_MAX) return unknown_flag(c, (struct str){ word, n }, name, err);
     char *flag = mem_strndup(word, n);
     enum status st;
     if (negated && value)
-        st = err_field(err, ERR_CONFIG, c->table[i_option].name, "%s takes no value", flag);
+        st = err_field(err, ERR_CONFIG, c->options[i_option]->name, "%s takes no value", flag);
     else st = take_value(c, i_option, flag, negated ? "false" : value, a, err);
     mem_free(flag);
     return st;
@@ -466,8 +477,8 @@ static size_t option_index(const struct config *c, const char *name)
     size_t found = SIZE_MAX;
     /* A name may have one entry per command; the entry of another command gives its default. */
     for (size_t i = 0; i < c->n_options; i++) {
-        if (strcmp(c->table[i].name, name) != 0) continue;
-        if (option_applies_to(&c->table[i], c->command)) return i;
+        if (strcmp(c->options[i]->name, name) != 0) continue;
+        if (option_applies_to(c->options[i], c->command)) return i;
         if (found == SIZE_MAX) found = i;
     }
     ASSERT(found != SIZE_MAX);
@@ -503,7 +514,7 @@ const char *config_source_text(const struct config *c, const char *name)
 static const char *text_of(const struct config *c, const char *name, enum option_type type)
 {
     size_t i = option_index(c, name);
-    ASSERT(c->table[i].type == type);
+    ASSERT(c->options[i]->type == type);
     return c->values[i].text;
 }
 
@@ -540,7 +551,7 @@ double config_float(const struct config *c, const char *name)
 const char *config_string(const struct config *c, const char *name)
 {
     size_t i = option_index(c, name);
-    enum option_type type = c->table[i].type;
+    enum option_type type = c->options[i]->type;
     ASSERT(type == OPT_STRING || type == OPT_ENUM || type == OPT_JSON);
     return c->values[i].text;
 }
@@ -548,7 +559,7 @@ const char *config_string(const struct config *c, const char *name)
 const char *config_list(const struct config *c, const char *name, size_t i, size_t *n)
 {
     size_t i_option = option_index(c, name);
-    ASSERT(c->table[i_option].type == OPT_LIST);
+    ASSERT(c->options[i_option]->type == OPT_LIST);
     const struct option_value *v = &c->values[i_option];
     if (n) *n = v->n_items;
     return i < v->n_items ? v->items[i] : NULL;
@@ -558,7 +569,7 @@ void config_notes(const struct config *c, void (*emit)(void *arg, const char *se
 {
     struct buf b = { 0 };
     for (size_t i = 0; i < c->n_options; i++) {
-        const struct option *option = &c->table[i];
+        const struct option *option = c->options[i];
         if (option->effect != EFFECT_ACCEPTED || c->values[i].source == SOURCE_DEFAULT) continue;
         buf_clear(&b);
         buf_printf(&b, "%s: %s", c->values[i].given_as,

@@ -3,7 +3,7 @@
  *
  * An entry names the option, its aliases, environment variables, type, range, default and help.
  * Precedence: command line, environment, default; config remembers which one gave the value. The
- * table (option_table.c) also has options of the systems that our users come from; `effect` says
+ * table (option_table.h) also has options of the systems that our users come from; `effect` says
  * what happens when one is given.
  *
  * Life cycle: config_create from a table, config_load_env, config_load_args, read with config_*,
@@ -53,8 +53,12 @@ enum option_source { SOURCE_DEFAULT, SOURCE_ENV, SOURCE_ARGS };
 
 struct config;
 
+/* A table is arrays of options, each ended by an entry without a name; NULL ends the list of arrays.
+ * Returns option i of all; NULL past the last. */
+const struct option *option_at(const struct option *const *table, size_t i);
+
 /* `table` is kept until config_free. `command` selects the options that apply. */
-struct config *config_create(const struct option *table, const char *command);
+struct config *config_create(const struct option *const *table, const char *command);
 void config_free(struct config *c);
 /* Errors name the variable or flag, the value and what would be right; for an unknown flag they
  * suggest the nearest name. argv holds the argc words after the command. `positional` receives at
@@ -90,7 +94,8 @@ struct config_help_options {
     const char *word;  /* only options with this in their names or help; NULL: any */
 };
 /* Appends the --help of a command (config_help) or the table of docs/configuration.md. */
-void config_help(const struct option *table, const struct config_help_options *o, struct buf *out);
-void config_markdown(const struct option *table, struct buf *out);
+void config_help(const struct option *const *table, const struct config_help_options *o,
+                 struct buf *out);
+void config_markdown(const struct option *const *table, struct buf *out);
 
 #endif

@@ -35,12 +35,15 @@ static void add_words(struct buf *out, const char *words, const char *quote)
 }
 
 /* The first option of a group starts it: groups appear in the order of the table. */
-static bool begins_group(const struct option *table, const struct option *option,
+static bool begins_group(const struct option *const *table, size_t i_option,
                          bool (*shown)(const struct option *option, const void *arg),
                          const void *arg)
 {
-    for (const struct option *r = table; r < option; r++)
-        if (shown(r, arg) && strcmp(r->group, option->group) == 0) return false;
+    const char *group = option_at(table, i_option)->group;
+    for (size_t i = 0; i < i_option; i++) {
+        const struct option *option = option_at(table, i);
+        if (shown(option, arg) && strcmp(option->group, group) == 0) return false;
+    }
     return true;
 }
 
@@ -126,13 +129,15 @@ static void add_help_option(const struct option *option, struct buf *out)
     buf_release(&text);
 }
 
-void config_help(const struct option *table, const struct config_help_options *o, struct buf *out)
+void config_help(const struct option *const *table, const struct config_help_options *o,
+                 struct buf *out)
 {
     if (o->intro) buf_add_c(out, o->intro);
-    for (const struct option *first = table; first->name; first++) {
-        if (!shown_in_help(first, o) || !begins_group(table, first, shown_in_help, o)) continue;
+    const struct option *first, *option;
+    for (size_t i = 0; (first = option_at(table, i)); i++) {
+        if (!shown_in_help(first, o) || !begins_group(table, i, shown_in_help, o)) continue;
         buf_printf(out, "\n%s\n", first->group);
-        for (const struct option *option = first; option->name; option++)
+        for (size_t j = i; (option = option_at(table, j)); j++)
             if (shown_in_help(option, o) && strcmp(option->group, first->group) == 0)
                 add_help_option(option, out);
     }
@@ -210,15 +215,16 @@ static void add_markdown_row(const struct option *option, struct buf *out)
     buf_add_c(out, " |\n");
 }
 
-void config_markdown(const struct option *table, struct buf *out)
+void config_markdown(const struct option *const *table, struct buf *out)
 {
-    for (const struct option *first = table; first->name; first++) {
-        if (!begins_group(table, first, shown_in_docs, NULL)) continue;
-        buf_printf(out, "%s## %s\n\n", first == table ? "" : "\n", first->group);
+    const struct option *first, *option;
+    for (size_t i = 0; (first = option_at(table, i)); i++) {
+        if (!begins_group(table, i, shown_in_docs, NULL)) continue;
+        buf_printf(out, "%s## %s\n\n", i == 0 ? "" : "\n", first->group);
         buf_add_c(out, "| Option | Aliases | Environment | Type and range | Default | What it does "
                        "| Effect |\n"
                        "|---|---|---|---|---|---|---|\n");
-        for (const struct option *option = first; option->name; option++)
+        for (size_t j = i; (option = option_at(table, j)); j++)
             if (strcmp(option->group, first->group) == 0) add_markdown_row(option, out);
     }
 }

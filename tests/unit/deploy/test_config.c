@@ -6,7 +6,7 @@
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"
 
-static const struct option table[] = {
+static const struct option options[] = {
     {
         .name = "model",
         .aliases = "m model-path",
@@ -115,6 +115,7 @@ static const struct option table[] = {
     },
     { .name = NULL },
 };
+static const struct option *const table[] = { options, NULL };
 
 static struct err err;
 static const char *words[4];

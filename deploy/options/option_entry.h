@@ -1,0 +1,28 @@
+/* option_entry.h - how an entry of the option table is written, and the parts that option_table.c
+ * lists; nobody else includes it. Thread: any (constants). */
+#ifndef BATON_DEPLOY_OPTIONS_OPTION_ENTRY_H
+#define BATON_DEPLOY_OPTIONS_OPTION_ENTRY_H
+
+#include <stddef.h>
+
+#include "deploy/options/config.h"
+
+/* Commands that run a model, and those that speak with other nodes. */
+#define NODE "serve launch generate doctor"
+#define NET  "serve launch doctor"
+
+/* The heading under which --help lists an option, and the commands that take it. */
+#define IN(group_, commands_) .group = group_, .commands = commands_
+
+#define RANGE(min_, max_) .min = min_, .max = max_
+
+/* Each ends with an entry whose name is NULL. */
+extern const struct option MODEL_OPTIONS[];
+extern const struct option ENGINE_OPTIONS[];
+extern const struct option HTTP_OPTIONS[];
+extern const struct option CLUSTER_OPTIONS[];
+extern const struct option COMMAND_OPTIONS[];
+extern const struct option LOGGING_OPTIONS[];
+extern const struct option COMPATIBILITY_OPTIONS[];
+
+#endif

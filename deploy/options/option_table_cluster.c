@@ -1,0 +1,207 @@
+/* option_table_cluster.c - options that say how nodes find each other and exchange KV. Thread: any
+ * (a constant table). */
+#include "deploy/options/option_entry.h"
+
+const struct option CLUSTER_OPTIONS[] = {
+    /* ---- Cluster ---- */
+    {
+        .name = "splitwise-role",
+        .aliases = "disaggregation-mode role",
+        .env = "BATON_ROLE",
+        .type = OPT_ENUM,
+        .choices = "mixed|prefill|decode",
+        .def = "mixed",
+        IN("Cluster", "serve doctor"),
+        .help = "Which work the scheduler places on this node. A decode node that sees no prefill "
+                "node of its model computes prompts itself.",
+    },
+    {
+        .name = "kv-transfer-config",
+        .type = OPT_JSON,
+        IN("Cluster", "serve doctor"),
+        .help =
+            "vLLM's way to give the role: kv_role kv_producer is prefill, kv_consumer is decode, "
+            "kv_both is mixed.",
+    },
+    {
+        .name = "innode-prefill-ports",
+        .aliases = "inner-prefill-ports",
+        .env = "BATON_INNODE_PREFILL_PORTS",
+        .type = OPT_LIST,
+        IN("Cluster", "serve doctor"),
+        .help =
+            "Control port (--engine-worker-queue-port) of a prefill node on this host that holds "
+            "the cluster view.",
+    },
+    {
+        .name = "engine-worker-queue-port",
+        .aliases = "control-port",
+        .env = "BATON_CONTROL_PORT",
+        .type = OPT_LIST,
+        IN("Cluster", NET),
+        .help =
+            "Control port: other nodes register here when this node is the directory server. Of a "
+            "list, the entry of this rank; launch holds the view of all its nodes on the first.",
+    },
+    {
+        .name = "pd-comm-port",
+        .aliases = "cluster-port",
+        .env = "BATON_CLUSTER_PORT",
+        .type = OPT_LIST,
+        IN("Cluster", NET),
+        .help = "Port for messages between nodes; default: any free one.",
+    },
+    {
+        .name = "cache-queue-port",
+        .aliases = "kv-port",
+        .env = "BATON_KV_PORT",
+        .type = OPT_LIST,
+        IN("Cluster", NET),
+        .help = "Port for KV over TCP; default: any free one.",
+    },
+    {
+        .name = "cache-transfer-protocol",
+        .aliases = "disaggregation-transfer-backend",
+        .env = "BATON_CACHE_TRANSFER_PROTOCOL",
+        .type = OPT_LIST,
+        .def = "ipc,rdma,tcp",
+        IN("Cluster", NET),
+        .help = "Ways KV may take: ipc (shared memory, same host), rdma, ucx, tcp; the best that "
+                "reaches a peer is used. What is not named never is.",
+    },
+    {
+        .name = "rdma-comm-ports",
+        .env = "BATON_RDMA_PORTS",
+        .type = OPT_LIST,
+        IN("Cluster", NET),
+        .help = "Port on which rdma connections are set up; default: any free one. Of a list, the "
+                "entry of this rank.",
+    },
+    {
+        .name = "kv-checksum",
+        .env = "BATON_KV_CHECKSUM",
+        .type = OPT_BOOL,
+        .def = "true",
+        IN("Cluster", NET),
+        .help = "Verify a checksum of every KV block before decode uses it.",
+    },
+    {
+        .name = "advertise-host",
+        .aliases = "ips",
+        .env = "BATON_ADVERTISE_HOST",
+        .type = OPT_STRING,
+        IN("Cluster", "serve doctor"),
+        .help = "Address at which other nodes reach this one; default: the one that faces the "
+                "scheduler.",
+    },
+    {
+        .name = "cluster-secret-file",
+        .env = "BATON_CLUSTER_SECRET_FILE",
+        .type = OPT_STRING,
+        .group = "Cluster",
+        .commands = NET " bench",
+        .help = "File with the secret all nodes share (or BATON_CLUSTER_SECRET). Without one "
+                "node-to-node ports stay on loopback; `launch` makes one for its nodes.",
+    },
+    {
+        .name = "router",
+        .env = "BATON_DIRECTORY",
+        .type = OPT_STRING,
+        IN("Cluster", NET),
+        .help = "host:port of the directory server (a launcher or a node's "
+                "control port).",
+    },
+    {
+        .name = "local-data-parallel-id",
+        .aliases = "data-parallel-rank",
+        .env = "BATON_RANK",
+        .type = OPT_INT,
+        RANGE(0, 65535),
+        .def = "0",
+        IN("Cluster", "serve doctor"),
+        .help = "Rank of this process: which entry of the port lists is its own.",
+    },
+
+    /* ---- Scheduler ---- */
+    {
+        .name = "scheduler-name",
+        .env = "BATON_SCHEDULER_NAME",
+        .type = OPT_ENUM,
+        .choices = "local|splitwise|global|dp",
+        .def = "local",
+        IN("Scheduler", NET),
+        .help =
+            "Where the cluster view lives: local in this process (dp is the same), splitwise (or "
+            "global) in Redis.",
+    },
+    {
+        .name = "scheduler-host",
+        .env = "BATON_SCHEDULER_HOST",
+        .type = OPT_STRING,
+        .def = "127.0.0.1",
+        IN("Scheduler", NET),
+        .help = "Redis host.",
+    },
+    {
+        .name = "scheduler-port",
+        .env = "BATON_SCHEDULER_PORT",
+        .type = OPT_INT,
+        RANGE(1, 65535),
+        .def = "6379",
+        IN("Scheduler", NET),
+        .help = "Redis port.",
+    },
+    {
+        .name = "scheduler-db",
+        .env = "BATON_SCHEDULER_DB",
+        .type = OPT_INT,
+        RANGE(0, 65535),
+        .def = "0",
+        IN("Scheduler", NET),
+        .help = "Redis database number.",
+    },
+    {
+        .name = "scheduler-password",
+        .env = "BATON_REDIS_PASSWORD REDIS_PASSWORD",
+        .type = OPT_STRING,
+        IN("Scheduler", NET),
+        .help = "Redis password; prefer the environment.",
+    },
+    {
+        .name = "scheduler-topic",
+        .env = "BATON_TOPIC",
+        .type = OPT_STRING,
+        .def = "default",
+        IN("Scheduler", NET),
+        .help = "Nodes of one topic serve each other's requests.",
+    },
+    {
+        .name = "scheduler-ttl",
+        .env = "BATON_TTL",
+        .type = OPT_INT,
+        RANGE(1, 604800),
+        .def = "900",
+        IN("Scheduler", NET),
+        .help = "Seconds after which a request is given up.",
+    },
+    {
+        .name = "scheduler-max-size",
+        .env = "BATON_SCHEDULER_MAX_SIZE",
+        .type = OPT_INT,
+        RANGE(-1, 1048576),
+        .def = "-1",
+        IN("Scheduler", NET),
+        .help = "Like --max-concurrency, FastDeploy's name; -1: not set.",
+    },
+    {
+        .name = "placement-timeout",
+        .env = "BATON_PLACEMENT_TIMEOUT",
+        .type = OPT_FLOAT,
+        RANGE(0, 3600),
+        .def = "5",
+        IN("Scheduler", NET),
+        .help =
+            "Seconds a request waits for a node that could serve it to appear before it gets 503.",
+    },
+    { .name = NULL },
+};

@@ -1,0 +1,162 @@
+/* option_table_engine.c - options of the engine: lengths, batches, the KV cache, and what computes.
+ * Thread: any (a constant table). */
+#include "deploy/options/option_entry.h"
+
+const struct option ENGINE_OPTIONS[] = {
+    {
+        .name = "max-model-len",
+        .aliases = "context-length ctx-size c max_model_len",
+        .env = "BATON_MAX_MODEL_LEN",
+        .type = OPT_INT,
+        RANGE(1, 16777216),
+        .def = "2048",
+        IN("Engine", NODE),
+        .help = "Longest prompt plus answer, in tokens.",
+    },
+    {
+        .name = "max-num-seqs",
+        .aliases = "max-running-requests",
+        .env = "BATON_MAX_NUM_SEQS",
+        .type = OPT_INT,
+        RANGE(1, 4096),
+        .def = "8",
+        IN("Engine", NODE),
+        .help = "Most sequences in one step.",
+    },
+    {
+        .name = "max-num-batched-tokens",
+        .aliases = "chunked-prefill-size",
+        .env = "BATON_MAX_NUM_BATCHED_TOKENS",
+        .type = OPT_INT,
+        RANGE(1, 1048576),
+        .def = "512",
+        IN("Engine", NODE),
+        .help = "Most tokens in one step; longer prompts are computed in chunks.",
+    },
+    {
+        .name = "max-waiting",
+        .env = "BATON_MAX_WAITING",
+        .type = OPT_INT,
+        RANGE(1, 1048576),
+        .def = "1024",
+        IN("Engine", NODE),
+        .help = "Most sequences waiting in a node's engine; more are placed elsewhere or refused "
+                "with 429.",
+    },
+    {
+        .name = "block-size",
+        .aliases = "page-size",
+        .env = "BATON_BLOCK_SIZE",
+        .type = OPT_INT,
+        RANGE(1, 256),
+        .def = "64",
+        IN("Engine", NODE),
+        .help = "Tokens per KV block. Nodes that exchange KV may differ; equal sizes save a copy.",
+    },
+    {
+        .name = "num-gpu-blocks-override",
+        .aliases = "num-kv-blocks",
+        .env = "BATON_KV_BLOCKS",
+        .type = OPT_INT,
+        RANGE(1, 1073741824),
+        IN("Engine", NODE),
+        .help = "Number of KV blocks; default: what fits in --kv-cache-memory, on a GPU in "
+                "--gpu-memory-utilization.",
+    },
+    {
+        .name = "kv-cache-memory",
+        .env = "BATON_KV_CACHE_MEMORY",
+        .type = OPT_FLOAT,
+        RANGE(0.001, 1048576),
+        IN("Engine", NODE),
+        .help = "GiB for the KV cache; default: a fifth of the memory that is available once the "
+                "weights are loaded, but no more than --max-num-seqs contexts "
+                "take; on a GPU what --gpu-memory-utilization leaves.",
+    },
+    {
+        .name = "kv-cache-dtype",
+        .env = "BATON_KV_CACHE_DTYPE",
+        .type = OPT_STRING,
+        .def = "auto",
+        IN("Engine", NODE),
+        .help =
+            "What keys and values are held as: auto (bfloat16, float32 with --activations f32), "
+            "bfloat16, float16, int8 or fp8 (fp8_e4m3). int8 and fp8 have "
+            "a scale per token and head and take about half the memory of bfloat16, so that "
+            "twice the tokens fit; answers differ a little. Nodes that "
+            "exchange KV should agree. Models with latent attention (MLA) take what auto is, no "
+            "other.",
+    },
+    {
+        .name = "enable-prefix-caching",
+        .env = "BATON_PREFIX_CACHING",
+        .type = OPT_BOOL,
+        .def = "true",
+        IN("Engine", NODE),
+        .help = "Keep KV blocks of finished requests for prompts that begin alike.",
+    },
+    {
+        .name = "device",
+        .env = "BATON_DEVICE",
+        .type = OPT_ENUM,
+        .choices = "cpu|cuda",
+        .def = "cpu",
+        IN("Engine", NODE),
+        .help = "Where the model computes: the CPU, or the first GPU of CUDA_VISIBLE_DEVICES. "
+                "cuda is new: docs/gpu.md says what has run on a GPU.",
+    },
+    {
+        .name = "gpu-memory-utilization",
+        .aliases = "mem-fraction-static",
+        .env = "BATON_GPU_MEMORY_UTILIZATION",
+        .type = OPT_FLOAT,
+        RANGE(0.01, 1),
+        .def = "0.9",
+        IN("Engine", NODE),
+        .help =
+            "With --device cuda: share of the GPU's memory that this node may take. What weights "
+            "and steps leave of it, and other processes on the same GPU, "
+            "becomes the KV cache. Nodes that share a GPU have 0.45 each, or less; `launch` "
+            "gives them that where nothing is said.",
+    },
+    {
+        .name = "enforce-eager",
+        .aliases = "disable-cuda-graph",
+        .env = "BATON_ENFORCE_EAGER",
+        .type = OPT_BOOL,
+        .def = "false",
+        IN("Engine", NODE),
+        .help = "With --device cuda: launch the kernels of every step one by one instead of "
+                "recording the usual steps as CUDA graphs at start.",
+    },
+    {
+        .name = "deterministic",
+        .env = "BATON_DETERMINISTIC",
+        .type = OPT_BOOL,
+        .def = "false",
+        IN("Engine", NODE),
+        .help =
+            "With --device cuda: a request gives the same tokens whatever else is computed with "
+            "it, at some cost in speed. On the CPU it always does.",
+    },
+    {
+        .name = "cpu-isa",
+        .env = "BATON_CPU_ISA",
+        .type = OPT_ENUM,
+        .choices = "auto|ref|avx2|avx512|avx512-vnni|avx512-bf16|amx",
+        .def = "auto",
+        IN("Engine", NODE),
+        .help = "Kernel backend to use; auto takes the best this CPU has.",
+    },
+    {
+        .name = "compute-threads",
+        .aliases = "threads t",
+        .env = "BATON_COMPUTE_THREADS OMP_NUM_THREADS",
+        .type = OPT_INT,
+        RANGE(0, 1024),
+        .def = "0",
+        IN("Engine", NODE),
+        .help = "Threads that compute; 0: one per CPU this process may use.",
+    },
+    { .name = NULL },
+};

@@ -1,0 +1,114 @@
+/* option_table_http.c - options of the API: its ports, keys and limits. Thread: any (a constant
+ * table). */
+#include "deploy/options/option_entry.h"
+
+const struct option HTTP_OPTIONS[] = {
+    {
+        .name = "host",
+        .env = "BATON_HOST",
+        .type = OPT_STRING,
+        .def = "0.0.0.0",
+        IN("HTTP", NET),
+        .help = "Address the API listens on.",
+    },
+    {
+        .name = "port",
+        .env = "BATON_PORT",
+        .type = OPT_INT,
+        RANGE(0, 65535),
+        .def = "8000",
+        IN("HTTP", "serve status doctor"),
+        .help = "Port of the API; 0 takes any free one.",
+    },
+    {
+        .name = "metrics-port",
+        .env = "BATON_METRICS_PORT",
+        .type = OPT_INT,
+        RANGE(0, 65535),
+        .def = "0",
+        IN("HTTP", "serve doctor"),
+        .help = "Extra port for /metrics and health; 0: only the API's own port has them.",
+    },
+    {
+        .name = "api-key",
+        .env = "BATON_API_KEY FD_API_KEY VLLM_API_KEY",
+        .type = OPT_LIST,
+        .group = "HTTP",
+        .commands = NET " status",
+        .help = "Keys that clients must present as bearer tokens; prefer the environment, command "
+                "lines are visible to others.",
+    },
+    {
+        .name = "allow-temperature-above-2",
+        .env = "BATON_ALLOW_TEMPERATURE_ABOVE_2",
+        .type = OPT_BOOL,
+        IN("HTTP", NODE),
+        .help = "Take temperatures up to 100; without it those above 2 are refused, as in OpenAI's "
+                "API.",
+    },
+    {
+        .name = "max-connections",
+        .env = "BATON_MAX_CONNECTIONS",
+        .type = OPT_INT,
+        RANGE(1, 1048576),
+        .def = "10000",
+        IN("HTTP", NET),
+        .help = "Connections that a port for clients has open at once; more get 503.",
+    },
+    {
+        .name = "max-connections-per-client",
+        .env = "BATON_MAX_CONNECTIONS_PER_CLIENT",
+        .type = OPT_INT,
+        RANGE(0, 1048576),
+        .def = "0",
+        IN("HTTP", NET),
+        .help = "Connections of one client address (of IPv6, one /64 network); more get 429. 0: no "
+                "limit. Behind a proxy all clients have its address.",
+    },
+    {
+        .name = "max-requests-per-client",
+        .env = "BATON_MAX_REQUESTS_PER_CLIENT",
+        .type = OPT_INT,
+        RANGE(0, 1048576),
+        .def = "0",
+        IN("HTTP", NET),
+        .help = "Running requests of one client address; more get 429. 0: no limit.",
+    },
+    {
+        .name = "large-body-memory",
+        .env = "BATON_LARGE_BODY_MEMORY",
+        .type = OPT_INT,
+        RANGE(1, 1048576),
+        .def = "96",
+        IN("HTTP", NET),
+        .help = "MiB that request bodies of more than 64 KiB may take together until they are "
+                "parsed; more wait, up to 30 s, then get 429. One body alone is always read.",
+    },
+    {
+        .name = "max-concurrency",
+        .env = "BATON_MAX_CONCURRENCY",
+        .type = OPT_INT,
+        RANGE(1, 1048576),
+        .def = "2048",
+        IN("HTTP", NET),
+        .help = "Requests this node follows at once as their entry; more are passed on or get 429.",
+    },
+    { .name = "pass-requests",
+      .env = "BATON_PASS_REQUESTS",
+      .type = OPT_BOOL,
+      .def = "true",
+      IN("HTTP", NET),
+      .help = "While this node loads its model or is full, pass completions to the least loaded "
+              "node of its topic; false: answer 503 or 429." },
+    {
+        .name = "shutdown-timeout",
+        .aliases = "timeout-graceful-shutdown",
+        .env = "BATON_SHUTDOWN_TIMEOUT",
+        .type = OPT_INT,
+        RANGE(0, 86400),
+        .def = "30",
+        IN("HTTP", NET),
+        .help = "Seconds that running requests get after the first signal.",
+    },
+    { .name = NULL },
+};
