@@ -103,6 +103,20 @@ def a_named_tool_is_called():
         assert m.content.startswith('<tool_call>\n{"name": "get_weather", "arguments":'), r
 
 
+def a_demanded_call_names_a_tool():
+    """Whatever the model writes: a call whose function the request lacks is content."""
+    for seed in range(4):
+        r = same(repeat('apple pie'), tools=TOOLS, tool_choice='required', seed=seed, extra_body=dict(temperature=1.5))
+        m, finish = r.choices[0].message, r.choices[0].finish_reason
+        for c in m.tool_calls or []:
+            assert c.function.name in ('get_weather', 'add'), r
+        if not m.tool_calls:
+            assert finish in ('stop', 'length') and m.content.startswith('<tool_call>\n{"name": "'), r
+    r = same(repeat('{"city": "Rome"}', '{"city": "Oslo"}'), tools=TOOLS[:1], tool_choice='required')
+    m = r.choices[0].message
+    assert m.tool_calls or m.content.startswith('<tool_call>\n{"name": "get_weather", "arguments":'), r
+
+
 def reasoning():
     messages = repeat(REASONING + 'This is it.', REASONING + 'Yes.', REASONING + 'It is red.', REASONING + 'No.')
     r = same(messages)
@@ -149,5 +163,5 @@ def errors():
     refused('tool_choice', tool_choice='required')
 
 
-checks.run([a_tool_is_called, two_tools_are_called, the_answer_comes_back, without_tools_a_call_is_text, a_named_tool_is_called, reasoning,
-            reasoning_begun_by_the_prompt, reasoning_then_a_call, stream_helper, errors])
+checks.run([a_tool_is_called, two_tools_are_called, the_answer_comes_back, without_tools_a_call_is_text, a_named_tool_is_called, a_demanded_call_names_a_tool,
+            reasoning, reasoning_begun_by_the_prompt, reasoning_then_a_call, stream_helper, errors])

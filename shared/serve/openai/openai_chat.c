@@ -163,7 +163,7 @@ static enum status write_tool_call_prefix(const struct serve *s, const struct op
         buf_add_str(out, s->o.reasoning->close);
         buf_add_c(out, "\n\n");
     }
-    s->o.tools->begin(t->choice == TOOL_CHOICE_NAMED ? t->name : (struct str){ NULL, 0 }, &begin);
+    s->o.tools->begin(t->name, &begin);
     buf_add_str(out, buf_str(&begin));
     if (o->tool_call_prefix) buf_add_str(o->tool_call_prefix, buf_str(&begin));
     buf_release(&begin);

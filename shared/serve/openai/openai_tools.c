@@ -10,6 +10,12 @@ static enum status bad_choice(struct err *err)
                      "\"function\", \"function\": {\"name\": ...}}");
 }
 
+static struct str copy_name(const cJSON *name, struct arena *arena)
+{
+    size_t n = strlen(name->valuestring);
+    return (struct str){ arena_strndup(arena, name->valuestring, n), n };
+}
+
 static enum status parse_choice(const cJSON *v, struct arena *arena, struct openai_tools *out,
                                 struct err *err)
 {
@@ -20,8 +26,7 @@ static enum status parse_choice(const cJSON *v, struct arena *arena, struct open
         const cJSON *name = json_member(json_member(v, "function"), "name");
         if (!cJSON_IsString(name) || !name->valuestring[0]) return bad_choice(err);
         out->choice = TOOL_CHOICE_NAMED;
-        out->name.n = strlen(name->valuestring);
-        out->name.p = arena_strndup(arena, name->valuestring, out->name.n);
+        out->name = copy_name(name, arena);
         return OK;
     }
     if (!cJSON_IsString(v)) return bad_choice(err);
@@ -96,6 +101,8 @@ enum status openai_tools_parse(const struct serve *s, const cJSON *o, bool chat,
         return err_field(err, ERR_INVALID, "tool_choice",
                          "tool_choice names '%.*s', but the request has no such tool",
                          STR_ARG(out->name));
+    if (out->choice == TOOL_CHOICE_REQUIRED && !tools->child->next)
+        out->name = copy_name(json_member(json_member(tools->child, "function"), "name"), arena);
     if (!s->o.tools)
         return err_field(err, ERR_UNSUPPORTED, "tools",
                          "this model's chat template has no form of tool calls that is known here; "

@@ -2,7 +2,8 @@
  *
  * The output is not constrained. tool_choice "auto" leaves the choice to the model; "required" and
  * a named function put the beginning of a call into the prompt, which the model nearly always
- * continues; "none" leaves the tools out of the prompt. Thread: a worker. */
+ * continues; "none" leaves the tools out of the prompt. Where only one function can be called, its
+ * name is part of that beginning. Thread: a worker. */
 #ifndef BATON_SERVE_OPENAI_OPENAI_TOOLS_H
 #define BATON_SERVE_OPENAI_OPENAI_TOOLS_H
 
@@ -14,7 +15,7 @@ enum tool_choice { TOOL_CHOICE_NONE, TOOL_CHOICE_AUTO, TOOL_CHOICE_REQUIRED, TOO
 
 struct openai_tools {
     enum tool_choice choice; /* NONE also without tools */
-    struct str name;         /* NAMED: in the arena */
+    struct str name;         /* the function to call, if demanded and known; in the arena */
     bool parallel;           /* more than one call */
 };
 

@@ -117,8 +117,9 @@ enum tool_step tool_call_name(struct tool_parser *p, struct str name)
     if (name.n == 0 || name.n > TOOL_NAME_MAX || c->named) return TOOL_BAD;
     for (size_t i = 0; i < name.n; i++)
         if ((unsigned char)name.p[i] <= ' ') return TOOL_BAD;
-    /* Without a tag, JSON is a call only if it names a tool of the request. */
-    if (p->i_open_tag < 0 && !is_known_tool(p, name)) return TOOL_BAD;
+    /* Clients look a call's function up by its name: a model may write any, but only one that the
+     * request has is a call. */
+    if (!is_known_tool(p, name)) return TOOL_BAD;
     buf_add_str(&c->name, name);
     c->named = true;
     return TOOL_CONTINUE;

@@ -5,7 +5,8 @@
  * 1. A call's arguments are always a prefix of a JSON object, so they can be streamed at once.
  * 2. Nothing is lost: what turns out not to be a call is text, as the model wrote it. Blanks next
  *    to a call belong to the call.
- * 3. A call that was streamed and turns out malformed stays in its place, marked `broken`, and is
+ * 3. A call names a tool of the request; what names another one is text.
+ * 4. A call that was streamed and turns out malformed stays in its place, marked `broken`, and is
  *    emitted as text too.
  * Life cycle: init, push per piece, finish once, release.
  * Thread: its owner's. */
@@ -56,7 +57,7 @@ struct tool_call {
     struct buf name, arguments;
     bool named; /* the name is known, and the call may be streamed */
     bool complete;
-    bool broken; /* see invariant 3 */
+    bool broken; /* see invariant 4 */
 };
 
 struct tool_parser {
@@ -99,7 +100,8 @@ void tool_consume(struct tool_parser *p, size_t n);
 /* Begins the next call; false when max_calls is reached. */
 bool tool_call_begin(struct tool_parser *p);
 struct tool_call *tool_call_current(struct tool_parser *p);
-/* Sets the call's name. TOOL_BAD when it is empty, too long or has control characters. */
+/* Sets the call's name. TOOL_BAD when it is empty, too long, has control characters or is not one of
+ * the request's tools. */
 enum tool_step tool_call_name(struct tool_parser *p, struct str name);
 /* Marks the current call complete. */
 void tool_call_end(struct tool_parser *p);

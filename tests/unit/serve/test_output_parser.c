@@ -8,10 +8,12 @@ static const char CHAT[] = "/v1/chat/completions";
     "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"add\",\"parameters\":{\"type\":"   \
     "\"object\",\"properties\":{\"a\":{\"type\":\"integer\"}}}}},"                                 \
     "{\"type\":\"function\",\"function\":{\"name\":\"look\"}}]"
+#define ONE_TOOL "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"look\"}}]"
 #define CALL_ADD                                                                                   \
     "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1, \"b\": "                           \
     "\"\xC3\xA9\"}}\n</tool_call>"
-#define CALL_LOOK "<tool_call>\n{\"name\": \"look\", \"arguments\": {}}\n</tool_call>"
+#define CALL_LOOK  "<tool_call>\n{\"name\": \"look\", \"arguments\": {}}\n</tool_call>"
+#define CALL_OTHER "<tool_call>\n{\"name\": \"other\", \"arguments\": {}}\n</tool_call>"
 /* A template that shows the tools, and opens the reasoning when asked to. */
 #define TEMPLATE                                                                                   \
     "{% if tools %}T{% for t in tools %}:{{ t.function.name }}{% endfor %}{% endif %}{% for m in " \
@@ -165,6 +167,18 @@ TEST(answers_are_parsed)
         { "<tool_call>{\"name\": 5}</tool_call>", TOOLS,
           "<tool_call>{\"name\": 5}</tool_call>|-||stop" },
         { "A <tool_call>", TOOLS, "A <tool_call>|-||stop" },
+        /* A name that is not in tools is no call, whatever tool_choice demands. */
+        { CALL_OTHER, TOOLS, CALL_OTHER "|-||stop" },
+        { CALL_LOOK "\n" CALL_OTHER, TOOLS, CALL_OTHER "|-|look({})|tool_calls" },
+        { CALL_OTHER "\n" CALL_LOOK, TOOLS ",\"parallel_tool_calls\":false",
+          CALL_OTHER "|-|look({})|tool_calls" },
+        { "other\", \"arguments\": {}}\n</tool_call>", TOOLS ",\"tool_choice\":\"required\"",
+          CALL_OTHER "|-||stop" },
+        { "other\", \"arguments\": {}}\n</tool_call>\n" CALL_LOOK,
+          TOOLS ",\"tool_choice\":\"required\"", CALL_OTHER "|-|look({})|tool_calls" },
+        /* Where only one function can be called, its name is in the prompt. */
+        { " {\"a\": 2}}\n</tool_call>", ONE_TOOL ",\"tool_choice\":\"required\"",
+          "null|-|look({\"a\": 2})|tool_calls" },
         { " {\"a\": 2}}\n</tool_call>",
           TOOLS ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"add\"}}",
           "null|-|add({\"a\": 2})|tool_calls" },
@@ -344,6 +358,9 @@ TEST(prompts_show_tools_and_begun_calls)
     check_prompt(&r, MESSAGES "," TOOLS ",\"tool_choice\":\"required\"",
                  "T:add:look<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<tool_call>\n{"
                  "\"name\": \"");
+    check_prompt(&r, MESSAGES "," ONE_TOOL ",\"tool_choice\":\"required\"",
+                 "T:look<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<tool_call>\n{"
+                 "\"name\": \"look\", \"arguments\":");
     check_prompt(&r,
                  MESSAGES "," TOOLS ",\"enable_thinking\":true,\"tool_choice\":{\"type\":"
                           "\"function\",\"function\":{\"name\":\"look\"}}",

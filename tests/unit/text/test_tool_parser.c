@@ -20,8 +20,8 @@ static const char TOOLS[] =
     "\"properties\":{\"s\":{\"type\":\"string\"},\"i\":{\"type\":"
     "\"integer\"},\"b\":{\"type\":\"boolean\"},\"o\":{\"type\":\"object\"},\"n\":{\"anyOf\":[{"
     "\"type\":\"integer\"},{\"type\":\"null\"}]},\"u\":{\"type\":"
-    "[\"integer\",\"string\"]}}}}},{\"type\":\"function\",\"function\":{\"name\":\"get_weather\"}}"
-    "]";
+    "[\"integer\",\"string\"]}}}}},{\"type\":\"function\",\"function\":{\"name\":\"get_weather\"}},"
+    "{\"type\":\"function\",\"function\":{\"name\":\"g\"}}]";
 
 struct example {
     const char *format, *text;
@@ -77,9 +77,23 @@ static const struct example EXAMPLES[] = {
     { "hermes", "ü <tool_call>{\"name\": \"f\", \"arguments\": {\"ü\": \"漢字\"}}</tool_call> é",
       "ü é|f({\"ü\": \"漢字\"})", false },
     { "hermes", "1 < 2 <tool 3 </tool_call> 4", "1 < 2 <tool 3 </tool_call> 4|", false },
+    { "hermes", "<tool_call>{\"name\": \"nope\", \"arguments\": {\"x\": 1}}</tool_call>",
+      "<tool_call>{\"name\": \"nope\", \"arguments\": {\"x\": 1}}</tool_call>|", false },
+    { "hermes", "<tool_call>{\"arguments\": {\"x\": 1}, \"name\": \"F\"}</tool_call>",
+      "<tool_call>{\"arguments\": {\"x\": 1}, \"name\": \"F\"}</tool_call>|", false },
+    { "hermes",
+      "<tool_call>{\"name\": \"ff\"}</tool_call>\n<tool_call>{\"name\": \"f\"}</tool_call>",
+      "<tool_call>{\"name\": \"ff\"}</tool_call>|f({})", false },
+    { "hermes",
+      "<tool_call>{\"name\": \"f\"}</tool_call>\n<tool_call>{\"name\": \"get_\"}</tool_call>",
+      "<tool_call>{\"name\": \"get_\"}</tool_call>|f({})", false },
+    { "hermes", "<tool_call>{\"name\": \"nope\", \"argum",
+      "<tool_call>{\"name\": \"nope\", \"argum|", true },
     { "ernie", "\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n</tool_call>\n",
       "|f({\"x\": 1})", false },
     { "ernie", "Hi", "Hi|", false },
+    { "ernie", "<tool_call>\n{\"name\": \"nope\"}\n</tool_call>",
+      "<tool_call>\n{\"name\": \"nope\"}\n</tool_call>|", false },
     /* qwen3_coder */
     { "qwen3_coder", "Hello.\n", "Hello.\n|", false },
     { "qwen3_coder",
@@ -93,6 +107,8 @@ static const struct example EXAMPLES[] = {
       "parameter>\n<parameter=zz>\n1\n</parameter>\n</function>\n</tool_call>",
       "|f({\"o\": {\"a\": [1, 2]}, \"n\": null, \"u\": \"7\", \"zz\": \"1\"})", false },
     { "qwen3_coder", "<function=f>\n</function>", "|f({})", false },
+    { "qwen3_coder", "<tool_call>\n<function=nope>\n<parameter=s>\na\n</parameter>\n</function>",
+      "<tool_call>\n<function=nope>\n<parameter=s>\na\n</parameter>\n</function>|", false },
     { "qwen3_coder",
       "<tool_call><function=f></function></tool_call><tool_call><function=g><parameter=a>1</"
       "parameter></function></tool_call>",
@@ -122,6 +138,9 @@ static const struct example EXAMPLES[] = {
       false },
     { "deepseek_v3", D_CALLS "nothing" D_CALLS_END, D_CALLS "nothing" D_CALLS_END "|", false },
     { "deepseek_v3",
+      D_CALLS D_CALL "function" D_SEP "nope\n```json\n{}\n```" D_CALL_END D_CALLS_END,
+      D_CALLS D_CALL "function" D_SEP "nope\n```json\n{}\n```" D_CALL_END D_CALLS_END "|", false },
+    { "deepseek_v3",
       D_CALLS D_CALL "function" D_SEP "f\n```json\n{x: 1}\n```" D_CALL_END D_CALLS_END,
       D_CALLS D_CALL "function" D_SEP "f\n```json\n{x: 1}\n```" D_CALL_END D_CALLS_END "|!f({)",
       false },
@@ -133,6 +152,9 @@ static const struct example EXAMPLES[] = {
     { "deepseek_v31", "A" D_CALLS D_CALL "f" D_SEP "[1]" D_CALL_END D_CALLS_END,
       "A" D_CALLS D_CALL "f" D_SEP "[1]" D_CALL_END D_CALLS_END "|", false },
     { "deepseek_v31", "B", "B|", false },
+    { "deepseek_v31",
+      D_CALLS D_CALL "f" D_SEP "{}" D_CALL_END D_CALL "nope" D_SEP "{}" D_CALL_END D_CALLS_END,
+      D_CALL_END D_CALL "nope" D_SEP "{}" D_CALL_END D_CALLS_END "|f({})", false },
     /* llama */
     { "llama3_json", "The weather is fine {really}.", "The weather is fine {really}.|", false },
     { "llama3_json", "{\"name\": \"f\", \"parameters\": {\"x\": 1}}", "|f({\"x\": 1})", false },
@@ -144,7 +166,7 @@ static const struct example EXAMPLES[] = {
       "{\"name\": \"f\", \"parameters\": {}}\n{\"name\": \"f\", \"parameters\": {\"i\": 2}}",
       "|f({}) f({\"i\": 2})", false },
     { "llama3_json", "<|python_tag|>{\"name\": \"other\", \"parameters\": {\"x\": 1}}",
-      "|other({\"x\": 1})", false },
+      "<|python_tag|>{\"name\": \"other\", \"parameters\": {\"x\": 1}}|", false },
     { "llama3_json", "<|python_tag|>brave.call(query=\"x\")",
       "<|python_tag|>brave.call(query=\"x\")|", false },
     { "llama3_json", "{\"name\": \"Paris\", \"parameters\": {}}",
@@ -164,11 +186,15 @@ static const struct example EXAMPLES[] = {
     { "mistral", "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {\"x\": 1}", "|~f({\"x\": 1})",
       true },
     { "mistral", "[TOOL_CALLS] none", "[TOOL_CALLS] none|", false },
+    { "mistral", "[TOOL_CALLS][{\"name\": \"f\"}, {\"name\": \"nope\", \"arguments\": {}}]",
+      ", {\"name\": \"nope\", \"arguments\": {}}]|f({})", false },
     { "mistral_v11", "[TOOL_CALLS]f[ARGS]{\"x\": 1}[TOOL_CALLS]g[CALL_ID]abcdefghi[ARGS]{}",
       "|f({\"x\": 1}) g({})", false },
     { "mistral_v11", "Voilà[TOOL_CALLS]two words[ARGS]{}", "Voilà[TOOL_CALLS]two words[ARGS]{}|",
       false },
     { "mistral_v11", "x", "x|", false },
+    { "mistral_v11", "[TOOL_CALLS]nope[ARGS]{\"x\": 1}", "[TOOL_CALLS]nope[ARGS]{\"x\": 1}|",
+      false },
 };
 
 static cJSON *tools(void)
