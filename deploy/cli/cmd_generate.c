@@ -26,6 +26,7 @@ struct generate {
     struct batch_runner *batch; /* NULL: none running */
     uint64_t completion;        /* of --prompt; 0: none */
     bool raw;                   /* a completion, not a chat */
+    bool cut;                   /* the answer to --prompt ended by its length */
 };
 
 /* ---- one prompt ---- */
@@ -76,7 +77,10 @@ static enum status on_chunk(void *arg, struct str json)
         fprintf(stderr, "\nbaton generate: %.*s\n", STR_ARG(json));
         node_stop(g->node, 1);
     } else if (cJSON_GetArraySize(choices)) {
-        if (!print_text(cJSON_GetArrayItem(choices, 0), g->raw)) st = ERR_IO;
+        const cJSON *choice = cJSON_GetArrayItem(choices, 0),
+                    *finish = json_member(choice, "finish_reason");
+        if (cJSON_IsString(finish)) g->cut = strcmp(finish->valuestring, "length") == 0;
+        if (!print_text(choice, g->raw)) st = ERR_IO;
     }
     if (st != OK) node_stop(g->node, 1);
     cJSON_Delete(doc);
@@ -88,6 +92,11 @@ static void on_end(void *arg)
     struct generate *g = arg;
     g->completion = 0;
     putchar('\n');
+    if (g->cut)
+        fprintf(stderr,
+                "baton generate: the answer is cut: --max-tokens is %lld, --max-model-len %lld\n",
+                (long long)config_int(g->c, "max-tokens"),
+                (long long)config_int(g->c, "max-model-len"));
     node_stop(g->node, flush_output() ? 0 : 1);
 }
 

@@ -84,20 +84,41 @@ static void add_head(struct buf *out, const char *id, const char *custom_id)
     else buf_add_c(out, "null");
 }
 
+static void add_error(struct buf *out, const char *code, struct str message)
+{
+    buf_printf(out, "{\"code\":\"%s\",\"message\":", code);
+    json_add_string(out, message);
+    buf_add_char(out, '}');
+}
+
+void batch_line_message(struct str body, struct buf *out)
+{
+    cJSON *doc = cJSON_ParseWithLength(body.p, body.n);
+    const cJSON *message = json_member(json_member(doc, "error"), "message");
+    buf_add_c(out, cJSON_IsString(message) ? message->valuestring : "no message");
+    cJSON_Delete(doc);
+}
+
 void batch_line_answer(struct buf *out, const char *id, const char *custom_id, int status,
                        struct str body)
 {
+    struct buf message = { 0 };
+    if (status != 200) batch_line_message(body, &message);
     add_head(out, id, custom_id);
     buf_printf(out, ",\"response\":{\"status_code\":%d,\"request_id\":\"%s\",\"body\":", status,
                id);
     buf_add_str(out, body);
-    buf_add_c(out, "},\"error\":null}\n");
+    buf_add_c(out, "},\"error\":");
+    if (status == 200) buf_add_c(out, "null");
+    else add_error(out, "request_failed", buf_str(&message));
+    buf_add_c(out, "}\n");
+    buf_release(&message);
 }
 
 void batch_line_error(struct buf *out, const char *id, const char *custom_id, const char *message)
 {
     add_head(out, id, custom_id);
-    buf_add_c(out, ",\"response\":null,\"error\":{\"code\":\"invalid_line\",\"message\":");
-    json_add_string(out, str_of(message));
-    buf_add_c(out, "}}\n");
+    buf_add_c(out, ",\"response\":null,\"error\":");
+    add_error(out, "invalid_line", str_of(message));
+    buf_add_c(out, "}\n");
 }

@@ -21,9 +21,12 @@ enum status batch_line_parse(struct str text, bool ignore_model, struct batch_li
 void batch_line_from_prompt(struct str prompt, uint64_t number, bool raw, struct batch_line *out);
 void batch_line_release(struct batch_line *l);
 
-/* Appends an output line, with its line break. `body` is JSON text without line breaks. */
+/* Appends an output line, with its line break. `body` is JSON text without line breaks; unless the
+ * status is 200, the line's "error" has its message. */
 void batch_line_answer(struct buf *out, const char *id, const char *custom_id, int status,
                        struct str body);
+/* Appends the message of an answer that is an error. */
+void batch_line_message(struct str body, struct buf *out);
 /* Appends the output line of an input line that never became a request. */
 void batch_line_error(struct buf *out, const char *id, const char *custom_id, const char *message);
 

@@ -14,6 +14,7 @@
 
 #include "deploy/generate/batch_file.h"
 #include "deploy/generate/batch_line.h"
+#include "deploy/generate/batch_tally.h"
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
 #include "shared/base/hash/hash.h"
@@ -30,10 +31,7 @@ enum {
     RETRIES_MAX = 600,
     PROGRESS_TTY_MS = 500,
     PROGRESS_MS = 5000,
-    ENTRY_ID_MAX = 64,
-    REASON_MAX = 160,
-    REASONS_MAX = 8,
-    REASONS_SHOWN = 3
+    ENTRY_ID_MAX = 64
 };
 
 enum entry_state { ENTRY_READ, ENTRY_WORKING, ENTRY_DONE };
@@ -46,20 +44,16 @@ struct batch_entry {
     char id[ENTRY_ID_MAX];
     uint64_t completion;
     uint32_t n_tries;
+    uint64_t number; /* of the line in the input, from 1 */
     struct buf answer;
-    char reason[REASON_MAX]; /* why it failed; "": it did not */
-};
-
-/* Why lines failed, for the summary: the first REASONS_MAX different reasons. */
-struct batch_reason {
-    char text[REASON_MAX];
-    uint64_t n;
+    char reason[BATCH_REASON_MAX]; /* why it became no request; "": it did */
 };
 
 /* Input and result of a file job. */
 struct file_job {
-    uint32_t n_wanted, n_read, n_bad;
-    bool decided, plain; /* the first line was read; the lines are prompts */
+    uint32_t n_wanted, n_read;
+    struct batch_finishes finishes; /* of the lines written */
+    bool decided, plain;            /* the first line was read; the lines are prompts */
     struct list lines;
     uint64_t n_lines; /* lines of the input so far */
     bool eof;
@@ -78,9 +72,8 @@ struct batch_runner {
     bool file_busy, eof, advancing, again, stopping;
     enum status st; /* of the run */
     struct err err;
-    uint64_t n_ok, n_failed, t_start_ms;
-    struct batch_reason reasons[REASONS_MAX];
-    size_t n_reasons;
+    uint64_t t_start_ms;
+    struct batch_tally tally;
     char batch[17];
     struct loop_timer *progress, *retry;
 };
@@ -114,13 +107,13 @@ static void read_line(struct batch_runner *f, enum status read, struct str text)
     if (st == OK && job->plain) take_prompt(f, str_trim(text), &l->line);
     else if (st == OK) st = batch_line_parse(text, f->o.ignore_model, &l->line, &err);
     l->owner = f;
+    l->number = job->n_lines;
     snprintf(l->id, sizeof l->id, "batch_%s_%" PRIu64, f->batch, job->n_lines);
     if (st != OK) {
+        snprintf(l->reason, sizeof l->reason, "%.*s", BATCH_REASON_MAX - 1, err.text);
         err_prefix(&err, "line %" PRIu64 ": ", job->n_lines);
         batch_line_error(&l->answer, l->id, l->line.custom_id, err.text);
-        snprintf(l->reason, sizeof l->reason, "%.*s", REASON_MAX - 1, err.text);
         l->state = ENTRY_DONE;
-        job->n_bad++;
     }
     list_push(&job->lines, &l->node);
     job->n_read++;
@@ -146,30 +139,22 @@ static enum status read_lines(struct batch_runner *f)
 static void file_work(void *arg)
 {
     struct batch_runner *f = arg;
+    f->job.finishes = (struct batch_finishes){ 0 };
+    batch_finishes_count(&f->job.finishes, buf_str(&f->writing));
     f->job.st = batch_file_write(&f->file, buf_str(&f->writing), &f->job.err);
     buf_clear(&f->writing);
     if (f->job.st == OK) f->job.st = read_lines(f);
 }
 
-static void count_reason(struct batch_runner *f, const char *text)
+/* Counts an answer that is an error, by its message. */
+static void count_refusal(struct batch_runner *f, const struct batch_entry *l, int status,
+                          struct str body)
 {
-    size_t i = 0;
-    while (i < f->n_reasons && strcmp(f->reasons[i].text, text) != 0) i++;
-    if (i == REASONS_MAX) return;
-    if (i == f->n_reasons) snprintf(f->reasons[f->n_reasons++].text, REASON_MAX, "%s", text);
-    f->reasons[i].n++;
-}
-
-/* Takes the message out of an answer that is an error. */
-static void count_answer(struct batch_runner *f, int status, struct str body)
-{
-    char text[REASON_MAX];
-    cJSON *doc = cJSON_ParseWithLength(body.p, body.n);
-    const cJSON *message = json_member(json_member(doc, "error"), "message");
-    snprintf(text, sizeof text, "%d: %s", status,
-             cJSON_IsString(message) ? message->valuestring : "no message");
-    count_reason(f, text);
-    cJSON_Delete(doc);
+    struct buf text = { 0 };
+    buf_printf(&text, "%d: ", status);
+    batch_line_message(body, &text);
+    batch_tally_failure(&f->tally, text.data, l->number);
+    buf_release(&text);
 }
 
 static void on_file_done(void *arg)
@@ -177,12 +162,12 @@ static void on_file_done(void *arg)
     struct batch_runner *f = arg;
     f->file_busy = false;
     LIST_FOREACH (l, &f->job.lines, struct batch_entry, node) {
-        if (l->reason[0]) count_reason(f, l->reason);
+        if (l->reason[0]) batch_tally_failure(&f->tally, l->reason, l->number);
         list_remove(&l->node);
         list_push(&f->lines, &l->node);
     }
     f->n_buffered += f->job.n_read;
-    f->n_failed += f->job.n_bad;
+    batch_finishes_add(&f->tally.finishes, &f->job.finishes);
     f->eof = f->job.eof;
     f->st = f->job.st;
     f->err = f->job.err;
@@ -194,7 +179,7 @@ static void start_file_job(struct batch_runner *f)
     uint32_t limit = f->concurrency * BUFFERED_FACTOR,
              room = f->n_buffered < limit ? limit - f->n_buffered : 0;
     if (f->file_busy || f->st != OK) return;
-    f->job.n_read = f->job.n_bad = 0;
+    f->job.n_read = 0;
     f->job.n_wanted = f->eof || f->stopping ? 0 : room < READ_BATCH ? room : READ_BATCH;
     if (f->job.n_wanted == 0 && f->ready.len == 0) return;
     struct buf swap = f->writing;
@@ -227,13 +212,10 @@ static void on_reply(void *arg, int status, const char *headers, struct str body
         l->state = ENTRY_READ;
         if (!f->retry) f->retry = loop_timer_start(f->o.loop, RETRY_MS, 0, on_retry, f);
     } else {
+        if (status == 200) f->tally.n_ok++;
+        else count_refusal(f, l, status, body);
         batch_line_answer(&l->answer, l->id, l->line.custom_id, status, body);
         l->state = ENTRY_DONE;
-        if (status == 200) f->n_ok++;
-        else {
-            f->n_failed++;
-            count_answer(f, status, body);
-        }
     }
     batch_runner_advance(f);
 }
@@ -296,23 +278,9 @@ static void show_progress(void *arg)
     bool tty = isatty(STDERR_FILENO);
     fprintf(stderr,
             "%s%" PRIu64 " answered, %" PRIu64 " failed, %u in work, %.1f s, %.1f requests/s%s",
-            tty ? "\r\x1b[K" : "", f->n_ok, f->n_failed, f->n_working, s,
-            s > 0 ? (double)(f->n_ok + f->n_failed) / s : 0, tty ? "" : "\n");
+            tty ? "\r\x1b[K" : "", f->tally.n_ok, f->tally.n_failed, f->n_working, s,
+            s > 0 ? (double)(f->tally.n_ok + f->tally.n_failed) / s : 0, tty ? "" : "\n");
     fflush(stderr);
-}
-
-/* The most frequent reasons of failures, one line each. */
-static void show_reasons(const struct batch_runner *f)
-{
-    bool shown[REASONS_MAX] = { false };
-    for (int line = 0; line < REASONS_SHOWN; line++) {
-        const struct batch_reason *most = NULL;
-        for (size_t i = 0; i < f->n_reasons; i++)
-            if (!shown[i] && (!most || f->reasons[i].n > most->n)) most = &f->reasons[i];
-        if (!most) return;
-        shown[most - f->reasons] = true;
-        fprintf(stderr, "failed %" PRIu64 " x: %s\n", most->n, most->text);
-    }
 }
 
 static enum status stopped(const struct batch_runner *f, struct err *err)
@@ -324,19 +292,24 @@ static enum status stopped(const struct batch_runner *f, struct err *err)
                                : "standard output");
 }
 
+static void show_summary(struct batch_runner *f, const char *summary)
+{
+    show_progress(f);
+    const char *rest = strchr(summary, '\n'); /* the progress line has the first line's figures */
+    if (isatty(STDERR_FILENO)) fputc('\n', stderr);
+    if (rest) fprintf(stderr, "%s\n", rest + 1);
+}
+
 static void finish(struct batch_runner *f)
 {
-    char text[ERR_TEXT_MAX];
+    struct buf summary = { 0 };
     struct err err = f->err;
     enum status st = f->st;
     if (st == OK && f->stopping) st = stopped(f, &err);
     enum status closed = batch_file_close(&f->file, st == OK, st == OK ? &err : &(struct err){ 0 });
     if (st == OK) st = closed;
-    if (f->o.progress) {
-        show_progress(f);
-        if (isatty(STDERR_FILENO)) fputc('\n', stderr);
-    }
-    if (f->o.progress) show_reasons(f);
+    batch_tally_summary(&f->tally, &summary);
+    if (f->o.progress) show_summary(f, summary.data);
     loop_timer_free(f->progress);
     loop_timer_free(f->retry);
     LIST_FOREACH (l, &f->lines, struct batch_entry, node) {
@@ -345,14 +318,11 @@ static void finish(struct batch_runner *f)
     }
     buf_release(&f->ready);
     buf_release(&f->writing);
-    if (st == OK)
-        snprintf(text, sizeof text, "%" PRIu64 " answered, %" PRIu64 " failed", f->n_ok,
-                 f->n_failed);
-    else snprintf(text, sizeof text, "%s", err.text);
     struct batch_runner_options o = f->o;
-    uint64_t n_ok = f->n_ok, n_failed = f->n_failed;
+    uint64_t n_ok = f->tally.n_ok, n_failed = f->tally.n_failed;
     mem_free(f);
-    o.done(o.arg, st, n_ok, n_failed, text);
+    o.done(o.arg, st, n_ok, n_failed, st == OK ? summary.data : err.text);
+    buf_release(&summary);
 }
 
 /* An event inside a round (an immediate answer) requests another round instead of a nested one. */

@@ -5,6 +5,8 @@
  *   out: {"id": "...", "custom_id": "...", "response":
  *         {"status_code": 200, "request_id": "...", "body": {...}}, "error": null}
  *
+ * A request that was refused or failed has its status_code and "error" with a code and a message.
+ *
  * A file whose first line does not begin with { is plain text: each line is a prompt, and its
  * number the custom_id. Output lines keep the order of the input. A malformed line gives a line
  * with "error" set and does not stop the run. Lines are read on demand and at most `concurrency`
@@ -28,6 +30,7 @@ struct batch_runner_options {
     double temperature;   /* of plain prompts */
     bool ignore_model;    /* answer lines whatever model they name */
     bool progress;        /* stderr: one line, redrawn on a terminal, else every few seconds */
+    /* text: the error, or else the summary (batch_tally.h); valid during the call. */
     void (*done)(void *arg, enum status st, uint64_t n_ok, uint64_t n_failed, const char *text);
     void *arg;
 };

@@ -159,6 +159,14 @@ def test_generate_and_its_files():
             assert p.returncode == 0 and json.loads(os.read(fd, 1 << 16))['custom_id'] == '0', p.stderr
         finally:
             os.close(fd)
+        with open(many) as f:
+            few = f.readline() + 'no json\n' + f.readline().replace('"max_tokens": 300', '"max_tokens": 0.5')
+        p = run('generate', '--model', TINY, '--input', '-', input=few)
+        assert p.returncode == 1 and [json.loads(line)['error'] is None for line in p.stdout.splitlines()] == [True, False, False], p.stdout
+        assert '\nended 1 x: cut by max_tokens or --max-model-len (length)\n' in p.stderr, p.stderr
+        assert len([line for line in p.stderr.splitlines() if line.startswith('failed 1 x: ')]) == 2 and '(first in line 2)' in p.stderr, p.stderr
+        p = run('generate', '--model', TINY, '--raw', '--prompt', 'a', '--max-tokens', '2')
+        assert p.returncode == 0 and 'the answer is cut: --max-tokens is 2, --max-model-len 2048' in p.stderr, p.stderr
         p = run('generate', '--model', TINY, '--input', many, '--output', folder)
         assert p.returncode == 1 and 'is a directory' in p.stderr, p.stderr
         with open('/dev/full', 'w') as full:

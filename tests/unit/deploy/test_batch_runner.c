@@ -5,13 +5,14 @@
 #include <unistd.h>
 
 #include "deploy/generate/batch_runner.h"
+#include "deploy/generate/batch_tally.h"
 #include "tests/unit/serve/serve_rig.h"
 
 struct run {
     bool done;
     enum status st;
     uint64_t n_ok, n_failed;
-    char text[512];
+    char text[2048];
     struct buf out;
 };
 
@@ -184,10 +185,74 @@ TEST(bad_lines_do_not_stop_the_rest)
     CHECK(strstr(string_at(e[4], "error.message"), "custom_id is missing"));
     CHECK_EQ_INT(number_at(e[5], "response.status_code"), 400);
     CHECK_EQ_STR(string_at(e[5], "response.body.error.param"), "top_p");
+    CHECK_EQ_STR(string_at(e[5], "error.code"), "request_failed");
+    CHECK_EQ_STR(string_at(e[5], "error.message"), string_at(e[5], "response.body.error.message"));
     CHECK_EQ_STR(string_at(e[6], "custom_id"), "e");
     for (int i = 0; i < 7; i++) cJSON_Delete(e[i]);
     buf_release(&u.out);
     rig_close(&r);
+}
+
+/* Every output line has its reason, and the summary counts lines by it. */
+TEST(the_summary_says_how_answers_ended_and_why_lines_failed)
+{
+#define LINE(id, members)                                                                          \
+    "{\"custom_id\":\"" id "\",\"url\":\"/v1/completions\",\"body\":{\"prompt\":[5]" members "}}"  \
+    "\n"
+    /* clang-format off: one line each */
+    static const char in[] = LINE("\\\"finish_reason\\\":\\\"length\\\"", "")
+        LINE("b", ",\"max_tokens\":2") "no json\n" LINE("c", ",\"top_p\":9") "neither\n" LINE(
+            "d", ",\"top_p\":9") LINE("e", ",\"n\":3,\"max_tokens\":1") LINE("f", ",\"top_p\":9")
+            LINE("g", ",\"min_p\":9");
+    /* clang-format on */
+    struct rig r;
+    struct buf want = { 0 };
+    rig_open(&r);
+    rig_start(&r);
+    struct run u = run_batch(&r, STR(in), 2);
+    CHECK_OK(u.st);
+    CHECK_EQ_INT(u.n_ok, 3);
+    CHECK_EQ_INT(u.n_failed, 6);
+    static const char *const finishes[] = { "stop", "length", NULL, NULL, NULL, NULL, "length" };
+    cJSON *e;
+    for (int i = 0; i < 9; i++) {
+        CHECK((e = line_at(&u, i)) != NULL);
+        bool good = i < 7 && finishes[i];
+        CHECK_EQ_INT(cJSON_IsNull(json_at(e, "error")), good);
+        if (good) CHECK_EQ_STR(string_at(e, "response.body.choices.0.finish_reason"), finishes[i]);
+        else CHECK(string_at(e, "error.message")[0] && string_at(e, "error.code")[0]);
+        if (i == 3)
+            buf_printf(&want,
+                       "3 answered, 6 failed\nended 1 x: by itself (stop)\nended 4 x: cut by "
+                       "max_tokens or --max-model-len (length)\nfailed 3 x: 400: %s (first in line "
+                       "4)\nfailed 2 x: ",
+                       string_at(e, "error.message"));
+        cJSON_Delete(e);
+    }
+    if (!str_starts(str_of(u.text), want.data)) test_fail(__FILE__, __LINE__, "%s", u.text);
+    CHECK(strstr(u.text, "(first in line 3)\nfailed 1 x: 400: min_p") != NULL);
+    CHECK(str_ends(str_of(u.text), "(first in line 9)"));
+    buf_release(&want);
+    buf_release(&u.out);
+    rig_close(&r);
+}
+
+TEST(the_summary_is_short_whatever_fails)
+{
+    struct batch_tally t = { 0 };
+    struct buf text = { 0 };
+    for (uint64_t i = 0; i < 100; i++) {
+        char sentence[32];
+        snprintf(sentence, sizeof sentence, "reason %d", (int)(i % 50));
+        batch_tally_failure(&t, sentence, 100 - i);
+    }
+    batch_tally_failure(&t, "reason 7", 200);
+    batch_tally_summary(&t, &text);
+    CHECK(str_starts(buf_str(&text), "0 answered, 101 failed\n"
+                                     "failed 3 x: reason 7 (first in line 43)\n"
+                                     "failed 2 x: reason 0 (first in line 50)\n"));
+    CHECK(str_ends(buf_str(&text), "\nfailed 90 x: other reasons, each in \"error\" of its line"));
+    buf_release(&text);
 }
 
 TEST(full_server_is_asked_again)
@@ -335,6 +400,8 @@ TEST(stop_keeps_what_was_answered)
 }
 
 TEST_MAIN(CASE(answers_come_in_the_order_of_the_input), CASE(bad_lines_do_not_stop_the_rest),
-          CASE(prompts_one_per_line), CASE(lines_that_name_another_model),
-          CASE(full_server_is_asked_again), CASE(empty_input), CASE(files_that_cannot_be_used),
-          CASE(pipes_and_links_are_written_in_place), CASE(stop_keeps_what_was_answered))
+          CASE(the_summary_says_how_answers_ended_and_why_lines_failed),
+          CASE(the_summary_is_short_whatever_fails), CASE(prompts_one_per_line),
+          CASE(lines_that_name_another_model), CASE(full_server_is_asked_again), CASE(empty_input),
+          CASE(files_that_cannot_be_used), CASE(pipes_and_links_are_written_in_place),
+          CASE(stop_keeps_what_was_answered))
