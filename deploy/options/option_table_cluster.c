@@ -105,7 +105,7 @@ const struct option CLUSTER_OPTIONS[] = {
     },
     {
         .name = "router",
-        .env = "BATON_DIRECTORY",
+        .env = "BATON_ROUTER BATON_DIRECTORY",
         .type = OPT_STRING,
         IN("Cluster", NET),
         .help = "host:port of the directory server (a launcher or a node's "
