@@ -16,26 +16,9 @@
 #include "deploy/options/config_internal.h"
 #include "deploy/options/config_spelling.h"
 #include "shared/base/assert.h"
-#include "shared/base/json/json.h"
 #include "shared/base/mem.h"
 
 enum { ITEMS_MAX = 4096 };
-
-struct option_value {
-    enum option_source source;
-    char *given_as; /* "--port" or "BATON_PORT"; NULL: the default */
-    char *text;     /* NULL: not set; unused for lists */
-    char **items;   /* OPT_LIST */
-    size_t n_items;
-};
-
-struct config {
-    const char *command;
-    size_t n_options;
-    const struct option **options; /* [n_options] */
-    struct option_value *values;   /* [n_options] */
-    struct arena words;            /* of the command line, where some had to be split */
-};
 
 /* Where a value comes from; the parser uses it in its sentences. */
 struct value_origin {
@@ -57,129 +40,6 @@ bool option_applies_to(const struct option *option, const char *command)
     while (option_next_word(&rest, &word))
         if (str_eq_c(word, command)) return true;
     return false;
-}
-
-bool option_has_range(const struct option *option)
-{
-    return (option->type == OPT_INT || option->type == OPT_FLOAT) &&
-           (option->min != 0 || option->max != 0);
-}
-
-/* ---- checking one value ---- */
-
-static bool parse_bool(struct str s, bool *out)
-{
-    static const char *const words[][2] = {
-        { "true", "false" }, { "1", "0" }, { "yes", "no" }, { "on", "off" }
-    };
-    for (size_t i = 0; i < COUNT_OF(words); i++)
-        for (int no = 0; no < 2; no++)
-            if (s.n == strlen(words[i][no]) && strncasecmp(s.p, words[i][no], s.n) == 0) {
-                *out = !no;
-                return true;
-            }
-    return false;
-}
-
-static bool in_choices(const char *choices, struct str value)
-{
-    struct str rest = str_of(choices), word;
-    while (str_split(&rest, '|', &word))
-        if (str_eq(word, value)) return true;
-    return false;
-}
-
-static enum status check_number(const struct option *option, const char *given_as,
-                                const char *value, struct err *err)
-{
-    const char *kind = option->type == OPT_INT ? "a whole number" : "a number";
-    int64_t i = 0;
-    double v = 0;
-    enum status st = option->type == OPT_INT ? str_to_i64(str_of(value), &i)
-                                             : str_to_f64(str_of(value), &v);
-    if (option->type == OPT_INT) v = (double)i;
-    if (st == OK && (!option_has_range(option) || (v >= option->min && v <= option->max)))
-        return OK;
-    if (option_has_range(option))
-        return err_field(err, ERR_CONFIG, option->name,
-                         "%s is \"%.80s\", but must be %s from %.15g to %.15g", given_as, value,
-                         kind, option->min, option->max);
-    return err_field(err, ERR_CONFIG, option->name, "%s is \"%.80s\", but must be %s", given_as,
-                     value, kind);
-}
-
-/* "a, b or c" */
-static void add_choices(struct buf *b, const char *choices)
-{
-    struct str rest = str_of(choices), word;
-    for (bool first = true; str_split(&rest, '|', &word); first = false) {
-        if (!first) buf_add_c(b, rest.p ? ", " : " or ");
-        buf_add_str(b, word);
-    }
-}
-
-static enum status check_enum(const struct option *option, const char *given_as, const char *value,
-                              struct err *err)
-{
-    if (in_choices(option->choices, str_of(value))) return OK;
-    struct buf choices = { 0 };
-    add_choices(&choices, option->choices);
-    enum status st = err_field(err, ERR_CONFIG, option->name, "%s is \"%.80s\", but must be %s",
-                               given_as, value, buf_str(&choices).p);
-    buf_release(&choices);
-    return st;
-}
-
-static enum status check_json(const struct option *option, const char *given_as, const char *value,
-                              struct err *err)
-{
-    cJSON *doc = NULL;
-    struct err cause = { 0 };
-    if (json_parse(str_of(value), false, &doc, &cause) != OK)
-        return err_field(err, ERR_CONFIG, option->name, "%s is \"%.80s\", but must be JSON: %s",
-                         given_as, value, cause.text);
-    cJSON_Delete(doc);
-    return OK;
-}
-
-static enum status check_value(const struct option *option, const char *given_as, const char *value,
-                               struct err *err)
-{
-    bool flag;
-    switch (option->type) {
-    case OPT_BOOL:
-        if (parse_bool(str_of(value), &flag)) return OK;
-        return err_field(err, ERR_CONFIG, option->name,
-                         "%s is \"%.80s\", but must be true or false", given_as, value);
-    case OPT_INT:
-    case OPT_FLOAT: return check_number(option, given_as, value, err);
-    case OPT_ENUM: return check_enum(option, given_as, value, err);
-    case OPT_JSON: return check_json(option, given_as, value, err);
-    case OPT_LIST:
-        /* An empty value is not "absent": an unset shell variable would open a server that should
-         * ask for a key. */
-        if (value[strspn(value, ", \t")]) return OK;
-        return err_field(err, ERR_CONFIG, option->name, "%s is \"%.80s\", which names nothing",
-                         given_as, value);
-    case OPT_STRING: break;
-    }
-    return OK;
-}
-
-/* Does the checked `value` of a refused option equal its neutral value? Numbers and booleans
- * compare by value: "1" equals "1.0" or "true". */
-static bool is_neutral(const struct option *option, const char *value)
-{
-    if (!option->neutral) return false;
-    bool flag, neutral_flag;
-    double v, neutral_v;
-    if (option->type == OPT_BOOL)
-        return parse_bool(str_of(value), &flag) &&
-               parse_bool(str_of(option->neutral), &neutral_flag) && flag == neutral_flag;
-    if (option->type == OPT_INT || option->type == OPT_FLOAT)
-        return str_to_f64(str_of(value), &v) == OK &&
-               str_to_f64(str_of(option->neutral), &neutral_v) == OK && v == neutral_v;
-    return strcmp(value, option->neutral) == 0;
 }
 
 /* ---- storing ---- */
@@ -237,10 +97,13 @@ static enum status store(struct config *c, size_t i_option, struct value_origin 
     const struct option *option = c->options[i_option];
     struct option_value *v = &c->values[i_option];
     char number[SPELLING_NUMBER_MAX];
+    bool flag;
     if (option->type == OPT_INT && spelling_number(value, number)) value = number;
-    TRY(check_value(option, from.given_as, value, err));
+    if (option_takes_word(option, value) && !option_parse_bool(str_of(value), &flag))
+        value = "true";
+    TRY(option_check_value(option, from.given_as, value, err));
     if (option->effect == EFFECT_REFUSED && from.source != SOURCE_DEFAULT &&
-        !is_neutral(option, value))
+        !option_is_neutral(option, value))
         return err_field(err, ERR_CONFIG, option->name, "%s: %s", from.given_as,
                          option->note ? option->note : "not supported");
     if (option->type != OPT_LIST || !grow || v->source != from.source) value_clear(v);
@@ -289,6 +152,18 @@ void config_free(struct config *c)
     mem_free(c);
 }
 
+static enum status load_variable(struct config *c, size_t i_option, const char *name,
+                                 const char *value, struct err *err)
+{
+    struct value_origin from = { SOURCE_ENV, name };
+    if (spelling_is_of_service(str_of(name), str_of(value)))
+        return err_field(err, ERR_CONFIG, c->options[i_option]->name,
+                         "%s is \"%.80s\", as Kubernetes sets it for a Service of that name: call "
+                         "the Service otherwise, or give the pod enableServiceLinks: false",
+                         name, value);
+    return store(c, i_option, from, value, false, err);
+}
+
 enum status config_load_env(struct config *c, struct err *err)
 {
     for (size_t i = 0; i < c->n_options; i++) {
@@ -301,8 +176,7 @@ enum status config_load_env(struct config *c, struct err *err)
             char *name = mem_strndup(word.p, word.n);
             const char *value = getenv(name);
             bool given = value && *value;
-            struct value_origin from = { SOURCE_ENV, name };
-            enum status st = given ? store(c, i, from, value, false, err) : OK;
+            enum status st = given ? load_variable(c, i, name, value, err) : OK;
             mem_free(name);
             if (st != OK) return st;
             if (given) break;
@@ -312,76 +186,6 @@ enum status config_load_env(struct config *c, struct err *err)
 }
 
 /* ---- the command line ---- */
-
-static bool name_eq(struct str a, struct str b)
-{
-    if (a.n != b.n) return false;
-    for (size_t i = 0; i < a.n; i++)
-        if ((a.p[i] == '_' ? '-' : a.p[i]) != (b.p[i] == '_' ? '-' : b.p[i])) return false;
-    return true;
-}
-
-static bool option_has_name(const struct option *option, struct str name, bool aliases_only)
-{
-    if (!aliases_only && name_eq(str_of(option->name), name)) return true;
-    struct str rest = str_of(option->aliases), word;
-    while (option_next_word(&rest, &word))
-        if (name_eq(word, name)) return true;
-    return false;
-}
-
-/* Index of the flag `name`, SIZE_MAX when there is none. `any_command` includes options of other
- * commands. */
-static size_t find_flag(const struct config *c, struct str name, bool aliases_only,
-                        bool any_command)
-{
-    for (size_t i = 0; i < c->n_options; i++)
-        if ((any_command || option_applies_to(c->options[i], c->command)) &&
-            option_has_name(c->options[i], name, aliases_only))
-            return i;
-    return SIZE_MAX;
-}
-
-/* The name nearest to a mistyped flag, or NULL when none is near. */
-static const char *nearest_name(const struct config *c, struct str name)
-{
-    /* At most a third of the characters may differ: beyond that it is a guess, not a correction. */
-    size_t best = name.n / 3 + 2;
-    const char *nearest = NULL;
-    for (size_t i = 0; i < c->n_options; i++) {
-        if (!option_applies_to(c->options[i], c->command)) continue;
-        struct str rest = str_of(c->options[i]->aliases), word = str_of(c->options[i]->name);
-        do {
-            size_t d = word.n > 2 || name.n <= 2 ? str_distance(name, word, best) : best;
-            if (d < best) {
-                best = d;
-                nearest = c->options[i]->name;
-            }
-        } while (option_next_word(&rest, &word));
-    }
-    return nearest;
-}
-
-static enum status unknown_flag(const struct config *c, struct str word, struct str name,
-                                struct err *err)
-{
-    size_t other = find_flag(c, name, false, true);
-    if (other != SIZE_MAX && !option_applies_to(c->options[other], c->command)) {
-        char plural[64]; /* one node's --port, the --ports of several */
-        snprintf(plural, sizeof plural, "%.60ss", c->options[other]->name);
-        bool hint = find_flag(c, str_of(plural), false, false) != SIZE_MAX;
-        return err_set(err, ERR_CONFIG, "--%s is not an option of \"%s\"; %s%s%s%s",
-                       c->options[other]->name, c->command, hint ? "did you mean --" : "",
-                       hint ? plural : "these take it: ", hint ? "?" : "",
-                       hint ? "" : c->options[other]->commands);
-    }
-    const char *nearest = nearest_name(c, name);
-    if (nearest)
-        return err_set(err, ERR_CONFIG, "there is no option %.*s; did you mean --%s?",
-                       STR_ARG(str_sub(word, 0, 80)), nearest);
-    return err_set(err, ERR_CONFIG, "there is no option %.*s; --help shows all",
-                   STR_ARG(str_sub(word, 0, 80)));
-}
 
 /* Is this word a flag rather than a value? "-", "-1" and "-.5" are values. */
 static bool looks_like_flag(const char *word)
@@ -412,8 +216,8 @@ static enum status take_value(struct config *c, size_t i_option, const char *fla
     const struct option *option = c->options[i_option];
     struct value_origin from = { SOURCE_ARGS, flag };
     if (value) return store(c, i_option, from, value, true, err);
-    bool flag_word; /* "--kv-checksum off": a boolean word is the flag's value */
-    if (option->type == OPT_BOOL && a->i < a->argc && parse_bool(str_of(a->argv[a->i]), &flag_word))
+    /* "--kv-checksum off": a boolean word is the flag's value */
+    if (option->type == OPT_BOOL && a->i < a->argc && option_takes_word(option, a->argv[a->i]))
         return store(c, i_option, from, a->argv[a->i++], false, err);
     if (option->type == OPT_BOOL) return store(c, i_option, from, "true", false, err);
     if (option->type == OPT_LIST) return take_list(c, i_option, from, a, err);
@@ -429,14 +233,14 @@ static enum status take_flag(struct config *c, const char *word, struct arg_curs
     size_t n_dashes = one_dash ? 1 : 2, n = strcspn(word, "=");
     const char *value = word[n] ? word + n + 1 : NULL;
     struct str name = { word + n_dashes, n > n_dashes ? n - n_dashes : 0 };
-    size_t i_option = find_flag(c, name, one_dash, false);
+    size_t i_option = config_find_flag(c, name, one_dash, c->command);
     bool negated = false;
     if (i_option == SIZE_MAX && !one_dash && (str_starts(name, "no-") || str_starts(name, "no_"))) {
-        i_option = find_flag(c, str_sub(name, 3, SIZE_MAX), false, false);
+        i_option = config_find_flag(c, str_sub(name, 3, SIZE_MAX), false, c->command);
         negated = i_option != SIZE_MAX && c->options[i_option]->type == OPT_BOOL;
         if (!negated) i_option = SIZE_MAX;
     }
-    if (i_option == SIZE_MAX) return unknown_flag(c, (struct str){ word, n }, name, err);
+    if (i_option == SIZE_MAX) return config_unknown_flag(c, (struct str){ word, n }, name, err);
     char *flag = mem_strndup(word, n);
     enum status st;
     if (negated && value)
@@ -523,7 +327,7 @@ bool config_bool(const struct config *c, const char *name)
     const char *text = text_of(c, name, OPT_BOOL);
     bool v = false;
     if (!text) return v;
-    bool parsed = parse_bool(str_of(text), &v);
+    bool parsed = option_parse_bool(str_of(text), &v);
     ASSERT(parsed);
     return v;
 }

@@ -42,7 +42,7 @@ struct option {
     const char *choices; /* OPT_ENUM: separated by '|' */
     const char *def;     /* default as text; NULL: not set */
     enum option_effect effect;
-    const char *neutral;  /* REFUSED: the value that asks for nothing; may be NULL */
+    const char *neutral;  /* REFUSED: values that ask for nothing, separated by '|'; may be NULL */
     const char *group;    /* heading in --help */
     const char *commands; /* subcommands that take it, separated by spaces; NULL: all */
     const char *help;     /* one sentence */
@@ -53,8 +53,8 @@ enum option_source { SOURCE_DEFAULT, SOURCE_ENV, SOURCE_ARGS };
 
 struct config;
 
-/* A table is arrays of options, each ended by an entry without a name; NULL ends the list of arrays.
- * Returns option i of all; NULL past the last. */
+/* A table is a list of arrays: an entry without a name ends an array, NULL the list. Returns option
+ * i of all arrays; NULL past the last. */
 const struct option *option_at(const struct option *const *table, size_t i);
 
 /* `table` is kept until config_free. `command` selects the options that apply. */

@@ -174,9 +174,9 @@ static void add_effect_cell(const struct option *option, struct buf *out)
     }
     buf_add_c(out, option->effect == EFFECT_ACCEPTED ? "accepted" : "refused");
     if (option->neutral) {
-        buf_add_c(out, " unless `");
-        add_cell(out, option->neutral);
-        buf_add_char(out, '`');
+        struct str rest = str_of(option->neutral), word;
+        for (bool first = true; str_split(&rest, '|', &word); first = false)
+            buf_printf(out, "%s`%.*s`", first ? " unless " : " or ", STR_ARG(word));
     }
     if (option->note) {
         buf_add_c(out, ": ");

@@ -98,3 +98,18 @@ enum status spelling_check_word(const char *word, struct err *err)
     }
     return OK;
 }
+
+/* Of a Service `baton` these are BATON_SERVICE_HOST, BATON_SERVICE_PORT, .._PORT_HTTP, BATON_PORT
+ * (an URL) and BATON_PORT_8000_TCP, .._TCP_ADDR and so on. */
+bool spelling_is_of_service(struct str name, struct str value)
+{
+    if (str_ends(name, "_SERVICE_HOST") || str_find(name, STR("_SERVICE_PORT")) != SIZE_MAX)
+        return true;
+    size_t at = str_find(name, STR("_PORT"));
+    if (at == SIZE_MAX) return false;
+    struct str after = str_sub(name, at + strlen("_PORT"), SIZE_MAX);
+    if (!after.n)
+        return str_starts(value, "tcp://") || str_starts(value, "udp://") ||
+               str_starts(value, "sctp://");
+    return after.n > 1 && after.p[0] == '_' && after.p[1] >= '0' && after.p[1] <= '9';
+}

@@ -1,5 +1,5 @@
-/* config_spelling.h - how people write values and mistype flags, for config.c only. Thread: main.
- * */
+/* config_spelling.h - how people write values and mistype flags, and what is set that nobody wrote;
+ * for config.c and environment.c only. Thread: main. */
 #ifndef BATON_DEPLOY_OPTIONS_CONFIG_SPELLING_H
 #define BATON_DEPLOY_OPTIONS_CONFIG_SPELLING_H
 
@@ -21,5 +21,7 @@ char **spelling_split_words(struct arena *arena, int *argc, char **argv);
 /* ERR_CONFIG for a word that a text editor or a shell has spoilt: a long dash instead of two
  * hyphens, blanks alone. */
 enum status spelling_check_word(const char *word, struct err *err) MUST_CHECK;
+/* Did Kubernetes set this variable, as it does in every pod for each Service? */
+bool spelling_is_of_service(struct str name, struct str value);
 
 #endif

@@ -16,6 +16,18 @@
 
 #define RANGE(min_, max_) .min = min_, .max = max_
 
+/* Options of other systems, which change no answer here or cannot be honoured. */
+#define ACCEPT(n, a, e, t, g, h, why)                                                              \
+    {                                                                                              \
+        .name = n, .aliases = a, .env = e, .type = t, .group = g, .commands = NODE, .help = h,     \
+        .effect = EFFECT_ACCEPTED, .note = why                                                     \
+    }
+#define REFUSE(n, a, e, t, neutral_, g, h, why)                                                    \
+    {                                                                                              \
+        .name = n, .aliases = a, .env = e, .type = t, .neutral = neutral_, .group = g,             \
+        .commands = NODE, .help = h, .effect = EFFECT_REFUSED, .note = why                         \
+    }
+
 /* Each ends with an entry whose name is NULL. */
 extern const struct option MODEL_OPTIONS[];
 extern const struct option ENGINE_OPTIONS[];
@@ -24,5 +36,6 @@ extern const struct option CLUSTER_OPTIONS[];
 extern const struct option COMMAND_OPTIONS[];
 extern const struct option LOGGING_OPTIONS[];
 extern const struct option COMPATIBILITY_OPTIONS[];
+extern const struct option OTHER_SERVERS_OPTIONS[];
 
 #endif

@@ -103,6 +103,7 @@ const struct option COMMAND_OPTIONS[] = {
     },
     {
         .name = "temperature",
+        .aliases = "temp",
         .type = OPT_FLOAT,
         RANGE(0, 2),
         .def = "0",

@@ -2,22 +2,12 @@
  * honoured. Thread: any (a constant table). */
 #include "deploy/options/option_entry.h"
 
-#define ACCEPT(n, a, e, t, g, h, why)                                                              \
-    {                                                                                              \
-        .name = n, .aliases = a, .env = e, .type = t, .group = g, .commands = NODE, .help = h,     \
-        .effect = EFFECT_ACCEPTED, .note = why                                                     \
-    }
 /* An option of `serve` that FastDeploy's offline scripts give too. */
 #define ALONE(n, t, d)                                                                             \
     {                                                                                              \
         .name = n, .type = t, .def = d, IN("Compatibility", "generate"),                           \
         .help = "An option of baton serve.", .effect = EFFECT_ACCEPTED,                            \
         .note = "generate computes alone, in this process"                                         \
-    }
-#define REFUSE(n, a, e, t, neutral_, g, h, why)                                                    \
-    {                                                                                              \
-        .name = n, .aliases = a, .env = e, .type = t, .neutral = neutral_, .group = g,             \
-        .commands = NODE, .help = h, .effect = EFFECT_REFUSED, .note = why                         \
     }
 
 const struct option COMPATIBILITY_OPTIONS[] = {
@@ -64,20 +54,23 @@ const struct option COMPATIBILITY_OPTIONS[] = {
            "Output blocks given at admission.", "KV blocks are given as an answer grows"),
     ACCEPT("use-cudagraph", NULL, NULL, OPT_BOOL, "Compatibility", "Capture steps as CUDA graphs.",
            "with --device cuda they are, unless --enforce-eager is given"),
-    ACCEPT("graph-optimization-config", NULL, NULL, OPT_STRING, "Compatibility",
-           "How graphs are captured.",
+    ACCEPT("graph-optimization-config",
+           "compilation-config cuda-graph-max-bs max-seq-len-to-capture", NULL, OPT_STRING,
+           "Compatibility", "How graphs are captured.",
            "with --device cuda graphs of all usual sizes are captured at start, unless "
            "--enforce-eager is given"),
     ACCEPT("use-warmup", NULL, NULL, OPT_INT, "Compatibility", "Run once before serving.",
            "what has to be made before the first request is made at every start"),
-    ACCEPT("speculative-config", NULL, NULL, OPT_STRING, "Compatibility", "Draft tokens to verify.",
+    ACCEPT("speculative-config",
+           "speculative-algorithm speculative-draft-model-path model-draft md", NULL, OPT_STRING,
+           "Compatibility", "Draft tokens to verify.",
            "speculative decoding is not built yet: tokens are decoded one by one, with the same "
            "answers"),
     ACCEPT("trust-remote-code", NULL, NULL, OPT_BOOL, "Compatibility",
            "Run code that comes with a model.", "no code of a model is ever run"),
     ACCEPT("additional-config", NULL, NULL, OPT_STRING, "Compatibility", "vLLM-Ascend's tuning.",
            "these settings tune Ascend kernels"),
-    ACCEPT("seed", NULL, NULL, OPT_INT, "Compatibility", "Seed of the engine.",
+    ACCEPT("seed", "random-seed s", NULL, OPT_INT, "Compatibility", "Seed of the engine.",
            "a request's own \"seed\" makes it repeatable; requests without one draw one"),
     ALONE("scheduler-name", OPT_STRING, "local"),
     ALONE("scheduler-host", OPT_STRING, "127.0.0.1"),
@@ -116,8 +109,8 @@ const struct option COMPATIBILITY_OPTIONS[] = {
     ACCEPT("controller-port", NULL, NULL, OPT_LIST, "Compatibility",
            "Port of FastDeploy's controller.",
            "there is no controller to reset: the cluster view renews itself"),
-    ACCEPT("workers", NULL, NULL, OPT_INT, "Compatibility", "HTTP processes.",
-           "one thread serves HTTP"),
+    ACCEPT("workers", "threads-http api-server-count tokenizer-worker-num", NULL, OPT_INT,
+           "Compatibility", "HTTP processes.", "one thread serves HTTP"),
     ACCEPT("max-logprobs", NULL, NULL, OPT_INT, "Compatibility", "Most alternatives per token.",
            "up to 20 alternatives per token are given"),
     ACCEPT("enable-logprob", NULL, NULL, OPT_BOOL, "Compatibility", "Allow logprobs.",
@@ -130,20 +123,21 @@ const struct option COMPATIBILITY_OPTIONS[] = {
            "none is written, unless --log-requests asks for it"),
 
     /* ---- Refused: would change answers, or needs what is not built ---- */
-    REFUSE("tokenizer", NULL, NULL, OPT_STRING, NULL, "Compatibility", "Another model's tokenizer.",
+    REFUSE("tokenizer", "tokenizer-path", NULL, OPT_STRING, NULL, "Compatibility",
+           "Another model's tokenizer.",
            "the tokenizer is the model's own: a different one would change every answer"),
-    REFUSE("dtype", NULL, NULL, OPT_STRING, "auto", "Compatibility",
+    REFUSE("dtype", NULL, NULL, OPT_STRING, "auto|bfloat16", "Compatibility",
            "Type of weights and activations.",
            "weights keep the type of their file; --activations chooses the arithmetic"),
-    REFUSE("guided-decoding-backend", NULL, NULL, OPT_STRING, "off", "Compatibility",
-           "Structured output.", "structured output is not built yet"),
+    REFUSE("guided-decoding-backend", "grammar-backend", NULL, OPT_STRING, "off|none|auto",
+           "Compatibility", "Structured output.", "structured output is not built yet"),
     REFUSE("logits-processors", NULL, NULL, OPT_STRING, NULL, "Compatibility",
            "Python code that changes logits.", "no Python runs in a node"),
     REFUSE("revision", NULL, NULL, OPT_STRING, "master", "Compatibility", "Revision to download.",
            "models are read from local files; name the folder of the revision with --model"),
-    REFUSE("ssl-keyfile", NULL, NULL, OPT_STRING, NULL, "Compatibility", "TLS key of the API.",
-           "TLS is not built yet: put a proxy in front that ends it"),
-    REFUSE("ssl-certfile", NULL, NULL, OPT_STRING, NULL, "Compatibility",
+    REFUSE("ssl-keyfile", "ssl-key-file", NULL, OPT_STRING, NULL, "Compatibility",
+           "TLS key of the API.", "TLS is not built yet: put a proxy in front that ends it"),
+    REFUSE("ssl-certfile", "ssl-cert-file", NULL, OPT_STRING, NULL, "Compatibility",
            "TLS certificate of the API.",
            "TLS is not built yet: put a proxy in front that ends it"),
     { .name = NULL },

@@ -15,7 +15,7 @@ const struct option ENGINE_OPTIONS[] = {
     },
     {
         .name = "max-num-seqs",
-        .aliases = "max-running-requests",
+        .aliases = "max-running-requests parallel np",
         .env = "BATON_MAX_NUM_SEQS",
         .type = OPT_INT,
         RANGE(1, 4096),
@@ -35,6 +35,7 @@ const struct option ENGINE_OPTIONS[] = {
     },
     {
         .name = "max-waiting",
+        .aliases = "max-queued-requests",
         .env = "BATON_MAX_WAITING",
         .type = OPT_INT,
         RANGE(1, 1048576),

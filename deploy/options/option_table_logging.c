@@ -40,6 +40,7 @@ const struct option LOGGING_OPTIONS[] = {
     },
     {
         .name = "log-requests",
+        .aliases = "enable-log-requests",
         .env = "BATON_LOG_REQUESTS",
         .type = OPT_BOOL,
         IN("Logging", NET),

@@ -22,6 +22,7 @@ const struct option MODEL_OPTIONS[] = {
     },
     {
         .name = "chat-template",
+        .aliases = "chat-template-file",
         .env = "BATON_CHAT_TEMPLATE",
         .type = OPT_STRING,
         IN("Model", NODE),
@@ -50,6 +51,7 @@ const struct option MODEL_OPTIONS[] = {
     },
     {
         .name = "quantization",
+        .aliases = "q",
         .type = OPT_STRING,
         IN("Model", NODE),
         .help = "Quantise a checkpoint while loading: wint8, wint4 (attention, feed-forward blocks "

@@ -237,7 +237,7 @@ TEST(config_errors_say_what_would_be_right)
     check_error("--prefix-caching=maybe",
                 "--prefix-caching is \"maybe\", but must be true or false");
     check_error("--no-prefix-caching=true", "--no-prefix-caching takes no value");
-    check_error("--no-port", "there is no option --no-port; did you mean --port?");
+    check_error("--no-port", "there is no option --no-port; --help shows all");
     check_error("--port", "--port needs a value");
     check_error("--model~--port~1", "--model needs a value");
     check_error("--served-model-name", "--served-model-name needs a value");
