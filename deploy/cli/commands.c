@@ -3,8 +3,11 @@
 #include "deploy/cli/commands.h"
 
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "deploy/options/compatibility.h"
+#include "deploy/options/environment.h"
 #include "deploy/options/option_table.h"
 #include "shared/base/log.h"
 
@@ -26,6 +29,25 @@ static struct config *fail(struct config *c, const char *command, const struct e
     fprintf(stderr, "baton %s: %s\n", command, err->text);
     config_free(c);
     return NULL;
+}
+
+static void print_warning(void *arg, const char *sentence)
+{
+    (void)arg;
+    fprintf(stderr, "warning: %s\n", sentence);
+}
+
+/* Says which variables nothing reads. A node that a launcher started leaves it to the launcher. */
+static enum status check_environment(const struct config *c, const char *command, struct err *err)
+{
+    bool starts_nodes = strcmp(command, "serve") == 0 || strcmp(command, "launch") == 0;
+    if (getenv("BATON_SUPERVISED") || strcmp(command, "docs") == 0 ||
+        strcmp(command, "version") == 0)
+        return OK;
+    if (starts_nodes) TRY(environment_check(c, err));
+    if (strcmp(config_string(c, "log-level"), "error") != 0)
+        environment_warnings(print_warning, NULL);
+    return OK;
 }
 
 struct config *command_config(const char *command, const char *intro, int argc, char **argv,
@@ -55,6 +77,7 @@ struct config *command_config(const char *command, const char *intro, int argc, 
     if (config_load_env(c, &err) != OK) return fail(c, command, &err);
     if (config_load_args(c, argc - 1, argv + 1, words, n_words ? n_words : &none, &err) != OK)
         return fail(c, command, &err);
+    if (check_environment(c, command, &err) != OK) return fail(c, command, &err);
     return c;
 }
 

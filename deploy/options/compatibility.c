@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "deploy/options/option_table.h"
-#include "kvtransfer/tuning.h"
 #include "shared/base/assert.h"
 
 extern char **environ;
@@ -144,30 +143,14 @@ static const struct compat_entry *entry_of_env(struct str name)
     return family;
 }
 
-/* Does the name begin like a tuning variable without being one? Then it is most likely misspelt. */
-static bool is_misspelt(const char *name)
-{
-    static const char *const families[] = { "KVCACHE_",   "KV_CACHE_",  "BATON_RDMA_", "BATON_UCX_",
-                                            "BATON_TCP_", "BATON_IPC_", "BATON_KV_" };
-    bool ours = false, known = option_of_env(name) != NULL;
-    for (size_t i = 0; i < sizeof families / sizeof families[0]; i++)
-        ours |= str_starts(str_of(name), families[i]);
-    for (const struct kvt_tuning_name *n = kvt_tuning_names; n->name; n++)
-        known |= strcmp(name, n->name) == 0;
-    return ours && !known;
-}
-
 static void note_of(struct str name, struct buf *out)
 {
     enum option_effect effect;
     const char *sentence;
     const struct compat_entry *entry = entry_of_env(name);
     buf_add_str(out, name);
-    if (!entry && is_misspelt(out->data))
-        buf_add_c(out, ": no variable of that name is read; docs/configuration.md lists those that "
-                       "tune transfers");
-    else if (entry && !entry->quiet && compatibility_resolve(entry, &effect, &sentence) &&
-             effect != EFFECT_WORKS && !option_of_env(out->data))
+    if (entry && !entry->quiet && compatibility_resolve(entry, &effect, &sentence) &&
+        effect != EFFECT_WORKS && !option_of_env(out->data))
         buf_printf(out, ": %s", sentence);
     else buf_clear(out); /* no note; or an option reads this variable, though not its family */
 }

@@ -33,8 +33,8 @@ const struct compat_entry *compatibility_value(const char *name);
 /* Returns the entry of a command that users of other programs give after `baton`; NULL: none. */
 const struct compat_entry *compatibility_command(struct str word);
 void compatibility_markdown(struct buf *out);
-/* Notes at start: emit one sentence per environment variable that is set and has no effect, or
- * looks misspelt. */
+/* Notes at start: emit one sentence per environment variable of another system that is set and has
+ * no effect. */
 void compatibility_env_notes(void (*emit)(void *arg, const char *sentence), void *arg);
 
 #endif

@@ -9,10 +9,11 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 
 from documents import commands, documents, page, table
 
-BATON, SOURCE = sys.argv[1], sys.argv[2]
+BATON, SOURCE = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
 FLAG = re.compile(r"(?<![A-Za-z0-9_-])--[A-Za-z][A-Za-z0-9_-]*")
 # Words in capitals with '_' that are not environment variables: an attention kernel's name, a key of the OpenAI client example,
 # quantities of the sizing formula, a Linux capability.
@@ -105,6 +106,43 @@ def test_every_serving_flag_is_known():
         if not owner:
             _, text = run_serve(name, "1")
             assert "there is no option" not in text, text
+
+
+def variables_of(pattern, *folders, suffixes):
+    """The BATON_* variables that a pattern finds in the files of some folders."""
+    names = set()
+    for folder in folders:
+        for place, _, files in os.walk(os.path.join(SOURCE, folder)):
+            for file in [f for f in files if f.endswith(suffixes)]:
+                with open(os.path.join(place, file), encoding="utf-8", errors="replace") as f:
+                    names |= set(re.findall(pattern, f.read(), re.M))
+    return names
+
+
+def test_every_variable_that_something_reads_is_known():
+    """A variable that the program does not know is called misspelt when it starts."""
+    getenv = variables_of(r'getenv\("(BATON_[A-Z0-9_]+)"\)', "deploy", "shared", "kernels", "kvtransfer", "scheduler", "prefill", "decode", "tests",
+                          suffixes=(".c", ".h", ".cc", ".cu"))
+    environ = variables_of(r"environ(?:\.get\(|\.setdefault\(|\[)['\"](BATON_[A-Z0-9_]+)['\"]", "tests", suffixes=(".py",))
+    shell = variables_of(r"(?:\$\{?|^export )(BATON_[A-Z0-9_]+)", "tests", "deploy", suffixes=(".sh",))
+    documents = variables_of(r"(?<![A-Z0-9_-])(BATON_[A-Z0-9_]*[A-Z0-9])(?![A-Z0-9_*])", "docs", suffixes=(".md",))
+    assert "BATON_MODELS" in getenv and "BATON_BIN" in environ and "BATON_CACHE" in shell and "BATON_PORT" in documents
+    build = {"BATON_CUDA"}  # an option of CMake
+    with tempfile.TemporaryDirectory() as folder:  # some variables name a folder, which is made
+        for name in sorted((getenv | environ | shell | documents) - build):
+            p = subprocess.run([BATON, "serve", "--model", "/nonexistent/model"], capture_output=True, text=True, timeout=60, cwd=folder,
+                               env={"PATH": os.environ["PATH"], name: "1"})
+            assert f"{name}: no variable of that name is read" not in p.stderr, p.stderr
+
+
+def test_a_misspelt_secret_stops_a_node_and_another_variable_does_not():
+    def serve(name):
+        return subprocess.run([BATON, "serve", "--model", "/nonexistent/model"], capture_output=True, text=True, timeout=60,
+                              env={"PATH": os.environ["PATH"], name: "1"})
+    p = serve("BATON_API_KYE")
+    assert p.returncode == 2 and "did you mean BATON_API_KEY?" in p.stderr and "/nonexistent" not in p.stderr, p.stderr
+    p = serve("BATON_PROT")
+    assert "warning: BATON_PROT: no variable of that name is read; did you mean BATON_PORT?" in p.stderr and "/nonexistent" in p.stderr, p.stderr
 
 
 def test_refused_values_stop_the_start_with_their_reason():

@@ -49,22 +49,6 @@ TEST(variables_without_effect_are_said_once_each)
     buf_release(&notes.text);
 }
 
-TEST(variables_that_tune_transfers_are_not_misspelt_in_silence)
-{
-    struct notes notes = { 0 };
-    clearenv();
-    setenv("KVCACHE_RDMA_NIC", "mlx5_0", 1);
-    setenv("BATON_RDMA_MUT", "1024", 1);
-    setenv("KVCACHE_RDMA_NICS", "mlx5_0", 1); /* read by the transports */
-    setenv("BATON_RDMA_MTU", "1024", 1);      /* likewise */
-    setenv("BATON_KV_CHECKSUM", "off", 1);    /* an option's */
-    compatibility_env_notes(collect, &notes);
-    CHECK_EQ_INT(notes.n, 2);
-    CHECK(strstr(notes.text.data, "KVCACHE_RDMA_NIC: no variable of that name is read") != NULL);
-    CHECK(strstr(notes.text.data, "BATON_RDMA_MUT: ") != NULL);
-    buf_release(&notes.text);
-}
-
 TEST(variables_that_work_or_say_nothing_are_not_mentioned)
 {
     struct notes notes = { 0 };
@@ -102,6 +86,5 @@ TEST(the_page_has_a_row_per_name_and_no_broken_cells)
 
 TEST_MAIN(CASE(every_entry_has_an_effect_and_a_sentence),
           CASE(variables_without_effect_are_said_once_each),
-          CASE(variables_that_tune_transfers_are_not_misspelt_in_silence),
           CASE(variables_that_work_or_say_nothing_are_not_mentioned),
           CASE(the_page_has_a_row_per_name_and_no_broken_cells))
