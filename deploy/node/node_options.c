@@ -476,6 +476,7 @@ static enum status read_http(const struct config *c, struct node_options *o, str
     o->http_limits.n_connections = (uint32_t)config_int(c, "max-connections");
     o->http_limits.n_client_connections = (uint32_t)config_int(c, "max-connections-per-client");
     o->http_limits.n_client_requests = (uint32_t)config_int(c, "max-requests-per-client");
+    o->http_limits.answers_bytes = (size_t)config_int(c, "answer-memory") << 20;
     o->http_limits.large_bodies_bytes = (size_t)config_int(c, "large-body-memory") << 20;
     o->max_requests = (uint32_t)(max_size > 0 ? max_size : config_int(c, "max-concurrency"));
     o->shutdown_s = (uint32_t)config_int(c, "shutdown-timeout");

@@ -81,8 +81,21 @@ const struct option HTTP_OPTIONS[] = {
         RANGE(1, 1048576),
         .def = "96",
         IN("HTTP", NET),
-        .help = "MiB that request bodies of more than 64 KiB may take together until they are "
-                "parsed; more wait, up to 30 s, then get 429. One body alone is always read.",
+        .help =
+            "MiB that request bodies of more than 64 KiB may take together until they are "
+            "parsed; more wait, up to 30 s, then get 429. One body alone is always read. Smaller "
+            "bodies together may take half of it besides.",
+    },
+    {
+        .name = "answer-memory",
+        .env = "BATON_ANSWER_MEMORY",
+        .type = OPT_INT,
+        RANGE(1, 1048576),
+        .def = "256",
+        IN("HTTP", NET),
+        .help = "MiB of answers that all clients together may leave unread. Then those that read "
+                "nothing are cut, and large whole answers get 503. One answer alone is always "
+                "sent.",
     },
     {
         .name = "max-concurrency",

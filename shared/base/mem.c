@@ -55,6 +55,8 @@ void mem_return_large_blocks(void)
     (void)mallopt(M_TRIM_THRESHOLD, 2 * MEM_LARGE_BLOCK);
 }
 
+void mem_return_free_pages(void) { (void)malloc_trim(0); }
+
 void mem_fail_nth(long n) { atomic_store_explicit(&fail_countdown, n, memory_order_relaxed); }
 
 void *mem_calloc(size_t n, size_t size)

@@ -28,6 +28,9 @@ void *mem_aligned(size_t align, size_t size);
 /* At the start of a program: large blocks go back to the system as soon as they are freed. (glibc
  * otherwise learns to keep blocks of up to 32 MiB, for each thread that had a large request.) */
 void mem_return_large_blocks(void);
+/* Gives the free pages between small blocks back to the system, after a burst of them. It may take
+ * tens of milliseconds, in which others may have to wait for memory. */
+void mem_return_free_pages(void);
 
 /* For tests: make the n-th following mem_try_calloc of this process fail (1: the next); 0 switches
  * it off. */

@@ -126,6 +126,7 @@ static void on_token(void *arg, uint32_t index, const struct token_logprobs *t)
     take_token(ch, t);
     if (choice_ended_locally(ch)) choice_cancel(ch);
     if (c->p.stream) response_stream_token(ch);
+    else completion_add_bytes(c, openai_token_bytes(c, t->id));
 }
 
 static void on_prompt_logprob(void *arg, uint32_t position, const struct token_logprobs *t)

@@ -12,8 +12,13 @@
 
 enum {
     WRITE_INLINE_MAX = 4096, /* bytes of logprobs and ids that the loop formats without a worker */
-    BODY_VALUES_MAX = 1 << 18,    /* JSON values of a body, beside token ids */
-    PREPARE_LOW_BYTES = 256 << 10 /* bodies above this are read at low priority */
+    BODY_VALUES_MAX = 1 << 18,     /* JSON values of a body, beside token ids */
+    PREPARE_LOW_BYTES = 256 << 10, /* bodies above this are read at low priority */
+    /* All whole answers in the making are together at most so many of the longest; above that none
+     * is begun that is certain to get more than a small part of one. What they hold until they are
+     * written is less than half of what they are estimated at. */
+    ANSWERS_MAX = 8,
+    ANSWER_SMALL_PART = 64
 };
 
 static void completion_free(struct completion_request *c)
@@ -21,6 +26,7 @@ static void completion_free(struct completion_request *c)
     struct serve *s = c->serve;
     map_del(&s->requests, map_key_u64(&c->id));
     loop_timer_free(c->retry);
+    if (c->counted) s->n_answers -= c->n_answer;
     for (uint32_t i = 0; i < c->n_choices; i++) choice_release(&c->choices[i]);
     for (uint32_t i = 0; i < c->n_prompts; i++) {
         mem_free(c->prompts[i].tokens);
@@ -87,6 +93,16 @@ static void fail(struct completion_request *c, enum status st, const char *text,
         reply(c, openai_error_status(st), retry_after_s, buf_str(&body));
     }
     buf_release(&body);
+}
+
+void completion_add_bytes(struct completion_request *c, size_t n)
+{
+    struct err err = { 0 };
+    c->n_answer += n;
+    c->serve->n_answers += n;
+    if (c->n_answer <= c->serve->max_answer) return;
+    enum status st = openai_answer_too_long(c, &err);
+    fail(c, st, err.text, err.field, 0);
 }
 
 void completion_abandon(struct completion_request *c)
@@ -217,6 +233,14 @@ void completion_on_choice_end(struct completion_request *c, struct choice *ch)
 
 static void start_sequences(struct completion_request *c)
 {
+    struct serve *s = c->serve;
+    if (c->n_answer > s->max_answer / ANSWER_SMALL_PART &&
+        s->n_answers + c->n_answer > s->max_answer * ANSWERS_MAX) {
+        fail(c, ERR_BUSY, "too many long answers are in the making; try again shortly", NULL, 0);
+        return;
+    }
+    c->counted = true;
+    s->n_answers += c->n_answer;
     c->n_choices = c->n_prompts * c->p.n;
     c->choices = ARENA_ARRAY(&c->arena, struct choice, c->n_choices);
     for (uint32_t i = 0; i < c->n_choices; i++) choice_init(&c->choices[i], c, i);
@@ -255,6 +279,7 @@ static enum status prepare(struct completion_request *c)
         st = err_set(&c->err, ERR_INVALID, "the request body must be a JSON object");
     if (st == OK) st = openai_check_model(c->serve, doc, &c->err);
     if (st == OK) st = c->endpoint->prepare(c, doc, &c->err);
+    if (st == OK && c->endpoint->generates) st = openai_check_size(c, &c->err);
     cJSON_Delete(doc);
     json_packed_release(&c->packed);
     return st;

@@ -59,6 +59,8 @@ struct completion_request {
     uint64_t t_progress_ms; /* when a sequence was last submitted or ended */
     struct buf head;        /* the beginning of every answer or chunk */
     struct buf out;         /* text being written */
+    size_t n_answer;        /* bytes of the whole answer so far, estimated (openai_size.c) */
+    bool counted;           /* in serve.n_answers */
     enum status st;         /* of preparing */
     struct err err;
 };
@@ -82,6 +84,8 @@ void completion_shut_down(struct completion_request *c);
 
 /* For choice.c: the backend has ended a sequence. */
 void completion_on_choice_end(struct completion_request *c, struct choice *ch);
+/* For choice.c: adds n bytes to the whole answer; ends the request when it becomes too long. */
+void completion_add_bytes(struct completion_request *c, size_t n);
 /* For response_stream.c: the receiver does not take chunks any more. */
 void completion_abandon(struct completion_request *c);
 

@@ -51,8 +51,7 @@ static void answer(struct api_exchange *e, int status, const char *type, const c
 {
     char all[REQUEST_NAME_MAX + 256];
     snprintf(all, sizeof all, "x-request-id: %s\r\n%s", e->name, headers ? headers : "");
-    e->status = status;
-    http_reply(e->x, status, type, all, body);
+    e->status = http_reply(e->x, status, type, all, body);
 }
 
 static void answer_json(struct api_exchange *e, const struct buf *body)
@@ -270,8 +269,7 @@ void routes_register(struct serve *s)
 static void on_reply(void *arg, int status, const char *headers, struct str body)
 {
     struct api_exchange *e = arg;
-    e->status = status;
-    http_reply(e->x, status, "application/json", headers, body);
+    e->status = http_reply(e->x, status, "application/json", headers, body);
 }
 
 static void on_begin(void *arg, const char *headers)

@@ -12,7 +12,12 @@
 #include "shared/serve/completion_request.h"
 #include "shared/serve/routes.h"
 
-enum { DEFAULT_MAX_N = 128, DEFAULT_MAX_PROMPTS = 2048, DEFAULT_MAX_LOGPROBS = 20 };
+enum {
+    DEFAULT_MAX_N = 128,
+    DEFAULT_MAX_PROMPTS = 2048,
+    DEFAULT_MAX_LOGPROBS = 20,
+    DEFAULT_MAX_ANSWER = 64 << 20
+};
 
 static enum status check_options(const struct serve_options *o, struct err *err)
 {
@@ -69,6 +74,7 @@ enum status serve_create(const struct serve_options *o, struct serve **out, stru
     s->created = clock_unix_s();
     s->max_n = o->max_n ? o->max_n : DEFAULT_MAX_N;
     s->max_prompts = o->max_prompts ? o->max_prompts : DEFAULT_MAX_PROMPTS;
+    s->max_answer = o->max_answer ? o->max_answer : DEFAULT_MAX_ANSWER;
     s->max_logprobs = o->max_logprobs ? o->max_logprobs : DEFAULT_MAX_LOGPROBS;
     for (size_t i = 0; i < o->n_names; i++) s->o.names[i] = s->names[i] = mem_strdup(o->names[i]);
     for (size_t i = 0; i < o->n_api_keys; i++) {

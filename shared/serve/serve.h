@@ -64,6 +64,7 @@ struct serve_options {
     size_t n_api_keys;
     uint32_t max_n;        /* most answers per prompt; 128 when 0 */
     uint32_t max_prompts;  /* most prompts in one completions request; 2,048 when 0 */
+    size_t max_answer;     /* bytes of a whole answer, estimated; 64 MiB when 0 */
     uint32_t max_logprobs; /* 20 when 0; not above SAMPLER_LOGPROBS_MAX */
     const char *version;
     /* Appends members to GET /version, and with `cluster` to GET /cluster, which needs a key when

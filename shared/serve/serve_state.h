@@ -17,6 +17,7 @@ struct serve {
     char *names[SERVE_NAMES_MAX];
     uint8_t keys[SERVE_KEYS_MAX][KEY_HASH_BYTES];
     uint32_t max_n, max_prompts, max_logprobs;
+    size_t max_answer;
     /* Special tokens that parsers must see: tags of reasoning, then tags of tool calls. */
     int32_t parser_tokens[PARSER_TOKENS_MAX];
     uint32_t n_reasoning_parser_tokens, n_parser_tokens;
@@ -29,7 +30,8 @@ struct serve {
     struct gauge *m_in_flight;
     struct counter *m_gone;
     uint32_t n_exchanges;
-    int64_t created; /* Unix time, for the model list */
+    size_t n_answers; /* bytes of all whole answers in the making: sum of n_answer */
+    int64_t created;  /* Unix time, for the model list */
 };
 
 void serve_ref(struct serve *s);

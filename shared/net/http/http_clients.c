@@ -25,6 +25,7 @@ struct http_client_entry *http_clients_enter(struct map *clients,
     struct http_client_entry *e = map_get(clients, key);
     if (!e) {
         e = MEM_NEW(struct http_client_entry);
+        http_turn_init(&e->turn);
         e->n_key = (uint8_t)key.n;
         memcpy(e->key, key.p, key.n);
         map_put(clients, key, e);

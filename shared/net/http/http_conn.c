@@ -2,8 +2,6 @@
  * Thread: loop. */
 #include "shared/net/http/http_conn.h"
 
-#include <fcntl.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "shared/base/log.h"
@@ -12,12 +10,13 @@
 enum {
     HTTP_LINGER_MS = 2000,
     HTTP_BODY_RATE = 16,         /* bytes per ms that extend a body's deadline */
-    HTTP_CONTENDED_RATE = 1000,  /* the same while other large bodies wait for a place */
-    HTTP_PLACE_TICK_MS = 500,    /* a body with a place looks whether others wait */
+    HTTP_CONTENDED_RATE = 1000,  /* the same while other bodies wait for its room */
+    HTTP_PLACE_TICK_MS = 500,    /* a body looks whether others wait for its room */
     HTTP_TURN_REQUESTS = 16,     /* pipelined requests of one connection in one turn of the loop */
     HTTP_CONN_REQUESTS = 100000, /* then the connection is renewed */
     HTTP_TURNED_AWAY_MAX = 64,   /* connections above the limit that get a 503; others are closed */
-    HTTP_KEEPALIVE_S = 60
+    HTTP_KEEPALIVE_S = 60,
+    HTTP_KEEP_IN = 16 * 1024 /* bytes of an empty input buffer */
 };
 
 static void conn_on_closed(uv_handle_t *h)
@@ -34,17 +33,13 @@ static void conn_on_closed(uv_handle_t *h)
     http_server_conn_freed(s);
 }
 
-static void conn_stop_hangup(struct http_conn *c)
-{
-    if (c->hangup_fd >= 0 && c->state != HTTP_CONN_CLOSING) uv_poll_stop(&c->hangup);
-}
-
 static void conn_close(struct http_conn *c)
 {
     if (c->state == HTTP_CONN_CLOSING) return;
     c->state = HTTP_CONN_CLOSING;
     list_remove(&c->link);
     list_remove(&c->ready_link);
+    http_backlog_leave(c);
     http_bodies_release(c->server->bodies, &c->place);
     if (c->hangup_fd >= 0) {
         uv_close((uv_handle_t *)&c->hangup, conn_on_closed);
@@ -58,6 +53,7 @@ static void conn_end_exchange(struct http_conn *c, bool gone)
 {
     if (!c->x.open) return;
     c->x.open = false;
+    c->server->n_open--;
     if (c->client) c->client->n_requests--;
     if (gone && c->server->m_gone) counter_add(c->server->m_gone, 1);
     if (c->x.on_end) c->x.on_end(c->x.on_end_arg, gone);
@@ -76,8 +72,6 @@ bool http_conn_is_idle(const struct http_conn *c)
            http_conn_queue(c) == 0;
 }
 
-static bool conn_waits_for_place(const struct http_conn *c) { return !list_empty(&c->place.link); }
-
 /* Returns the end of the current wait in uv_now time. */
 static uint64_t conn_deadline(const struct http_conn *c)
 {
@@ -85,9 +79,8 @@ static uint64_t conn_deadline(const struct http_conn *c)
     if (c->state == HTTP_CONN_LINGER && http_conn_queue(c) == 0) return c->t_phase + HTTP_LINGER_MS;
     if (http_conn_queue(c) > 0) return c->t_progress + l->write_stall_ms;
     if (c->state != HTTP_CONN_READING) return UINT64_MAX;
-    if (conn_waits_for_place(c)) return c->t_phase + l->body_wait_ms;
-    if (c->parse.state == HTTP_PARSE_BODY && c->place.n_bytes &&
-        http_bodies_contended(c->server->bodies))
+    if (http_place_waits(&c->place)) return c->t_wait + l->body_wait_ms - c->waited_ms;
+    if (c->parse.state == HTTP_PARSE_BODY && http_bodies_wanted(c->server->bodies, &c->place))
         return c->t_phase + l->body_contended_ms + c->parse.body.len / HTTP_CONTENDED_RATE;
     if (c->parse.state == HTTP_PARSE_BODY)
         return c->t_phase + l->body_timeout_ms + c->parse.body.len / HTTP_BODY_RATE;
@@ -103,14 +96,14 @@ static void conn_on_deadline(struct http_conn *c)
     static const struct http_fault late = { 408, "request_timeout",
                                             "The request did not arrive in time." };
     static const struct http_fault full = {
-        429, "server_busy", "The server holds as many large request bodies as it can; try again."
+        429, "server_busy", "The server holds as many request bodies as it can; try again."
     };
     if (http_conn_queue(c) > 0) {
         log_debug("http client does not read", "peer=%s queued=%zu", c->peer, http_conn_queue(c));
         if (c->server->m_slow) counter_add(c->server->m_slow, 1);
         http_conn_lost(c);
     } else if (c->state == HTTP_CONN_READING && c->parse.state != HTTP_PARSE_IDLE) {
-        http_conn_refuse(c, conn_waits_for_place(c) ? &full : &late);
+        http_conn_refuse(c, http_place_waits(&c->place) ? &full : &late);
         http_conn_linger(c);
     } else if (c->state == HTTP_CONN_READING) {
         http_conn_linger(c); /* no request, so no answer */
@@ -145,7 +138,7 @@ static void conn_arm(struct http_conn *c)
     }
     uint64_t wait = at > now ? at - now : 0, tick = c->server->o.limits.write_stall_ms / 4 + 1;
     if (http_conn_queue(c) > 0 && wait > tick) wait = tick;
-    if (c->place.n_bytes && wait > HTTP_PLACE_TICK_MS) wait = HTTP_PLACE_TICK_MS;
+    if (http_share_bytes(&c->place.share) && wait > HTTP_PLACE_TICK_MS) wait = HTTP_PLACE_TICK_MS;
     uv_timer_start(&c->timer, conn_on_timer, wait, 0);
 }
 
@@ -161,8 +154,6 @@ static void conn_on_shutdown(uv_shutdown_t *r, int status)
     conn_arm(c);
 }
 
-static void conn_resume(struct http_conn *c);
-
 void http_conn_linger(struct http_conn *c)
 {
     if (c->state >= HTTP_CONN_LINGER) return;
@@ -176,92 +167,8 @@ void http_conn_linger(struct http_conn *c)
         http_conn_lost(c);
         return;
     }
-    conn_resume(c);
+    http_conn_resume(c);
     conn_arm(c);
-}
-
-static void conn_on_alloc(uv_handle_t *h, size_t suggested, uv_buf_t *out)
-{
-    struct http_conn *c = h->data;
-    (void)suggested;
-    *out = uv_buf_init(c->server->read_buf, sizeof c->server->read_buf);
-}
-
-/* After EOF the client counts as gone, except while a finished answer is still being sent. */
-static void conn_on_eof(struct http_conn *c, bool reset)
-{
-    c->eof = true;
-    bool flushing = !reset && !c->broken && http_conn_queue(c) > 0 &&
-                    (c->state == HTTP_CONN_LINGER ||
-                     (c->state == HTTP_CONN_SERVING && c->x.complete));
-    if (!flushing) {
-        http_conn_lost(c);
-        return;
-    }
-    c->keep_alive = false;
-    uv_read_stop((uv_stream_t *)&c->tcp);
-    c->reading = false;
-    conn_stop_hangup(c);
-}
-
-static void conn_on_hangup(uv_poll_t *h, int status, int events)
-{
-    (void)events;
-    conn_on_eof(h->data, status < 0);
-}
-
-static bool conn_open_hangup(struct http_conn *c)
-{
-    int fd = -1;
-    if (uv_fileno((uv_handle_t *)&c->tcp, &fd) != 0) return false;
-    fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-    if (fd < 0) return false;
-    if (uv_poll_init(c->tcp.loop, &c->hangup, fd) != 0) {
-        close(fd);
-        return false;
-    }
-    c->hangup_fd = fd;
-    c->hangup.data = c;
-    c->n_handles++;
-    return true;
-}
-
-/* Stops reading, so that TCP holds the client back. Polling a duplicate descriptor still reports
- * the client's FIN or reset. LIMIT: a client that has pipelined more than the kernel buffers (128
- * KiB or so) cannot deliver its FIN while its window is closed; it is noticed when the answer is
- * written or the kernel's keep-alive fails. */
-static void conn_pause(struct http_conn *c)
-{
-    if (!c->reading) return;
-    if (c->hangup_fd < 0 && !conn_open_hangup(c)) {
-        http_conn_lost(c); /* a client that leaves would not be noticed */
-        return;
-    }
-    uv_poll_start(&c->hangup, UV_DISCONNECT, conn_on_hangup);
-    uv_read_stop((uv_stream_t *)&c->tcp);
-    c->reading = false;
-}
-
-static void conn_on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *b)
-{
-    struct http_conn *c = stream->data;
-    if (n == 0 || c->state == HTTP_CONN_CLOSING) return;
-    if (n < 0) {
-        conn_on_eof(c, n != UV_EOF);
-        return;
-    }
-    if (c->state == HTTP_CONN_LINGER) return;
-    buf_add(&c->in, b->base, (size_t)n);
-    if (c->state == HTTP_CONN_READING) http_conn_advance(c);
-    else if (c->in.len > c->server->o.limits.header_bytes) conn_pause(c);
-}
-
-static void conn_resume(struct http_conn *c)
-{
-    conn_stop_hangup(c);
-    if (c->reading || c->eof || c->state == HTTP_CONN_CLOSING) return;
-    c->reading = true;
-    if (uv_read_start((uv_stream_t *)&c->tcp, conn_on_alloc, conn_on_read) != 0) http_conn_lost(c);
 }
 
 static void conn_refuse_request(struct http_conn *c, const struct http_fault *f)
@@ -289,6 +196,8 @@ static void conn_serve(struct http_conn *c)
     struct http_server *s = c->server;
     if (conn_has_too_many(c)) return;
     if (c->client) c->client->n_requests++;
+    s->n_open++;
+    http_trim_note(s);
     c->state = HTTP_CONN_SERVING;
     c->n_requests++;
     c->keep_alive = c->parse.keep_alive && !s->draining && c->n_requests < HTTP_CONN_REQUESTS;
@@ -314,21 +223,27 @@ static void conn_continue(struct http_conn *c)
 static void conn_on_place(struct http_place *p)
 {
     struct http_conn *c = LIST_ENTRY(p, struct http_conn, place);
-    c->t_phase = uv_now(c->tcp.loop);
+    uint64_t waited = uv_now(c->tcp.loop) - c->t_wait;
+    c->t_phase += waited; /* the client may not be blamed for it */
+    c->waited_ms += waited;
     http_conn_wake(c); /* which reads on; another connection may be closing just now */
 }
 
-/* Returns whether the body may be read: a small one, or one that has a place. */
-static bool conn_may_read_body(struct http_conn *c)
+/* Counts the body so far; false: it waits for room, and nothing more is read. */
+static bool conn_hold_body(struct http_conn *c)
 {
     const struct http_parse *p = &c->parse;
-    bool chunked = p->llhttp.flags & F_CHUNKED;
-    size_t n = chunked ? p->body.len : p->body.len + p->scan.n_raw;
-    if (n <= HTTP_SMALL_BODY || c->place.n_bytes) return !conn_waits_for_place(c);
-    if (chunked) n = c->server->o.limits.body_bytes;
-    if (http_bodies_reserve(c->server->bodies, &c->place, n)) return true;
-    c->t_phase = uv_now(c->tcp.loop);
-    conn_pause(c);
+    bool chunked = p->llhttp.flags & F_CHUNKED, done = p->state == HTTP_PARSE_DONE;
+    size_t n = p->body.len, n_max = done ? n : n + p->scan.n_raw;
+    if (chunked && !done)
+        n_max = n <= HTTP_SMALL_BODY ? HTTP_SMALL_BODY : c->server->o.limits.body_bytes;
+    /* Leave to send a large body is given together with its first step. */
+    if (n == 0 && p->wants_continue && n_max > HTTP_SMALL_BODY) n = 1;
+    bool held = n == 0 || http_bodies_hold(c->server->bodies, &c->place, n, n_max);
+    http_trim_note(c->server);
+    if (held) return true;
+    c->t_wait = uv_now(c->tcp.loop);
+    http_conn_pause(c);
     return false;
 }
 
@@ -338,12 +253,13 @@ static bool conn_read_request(struct http_conn *c)
     enum http_parse_state before = c->parse.state;
     size_t used = http_parse_feed(&c->parse, c->in.data, c->in.len);
     buf_consume(&c->in, used);
+    if (c->in.len == 0 && c->in.cap > HTTP_KEEP_IN) buf_release(&c->in);
     enum http_parse_state now = c->parse.state;
     if (now != before)
         c->t_phase = before == HTTP_PARSE_IDLE && c->n_requests == 0 && now == HTTP_PARSE_HEAD
                          ? c->t_phase
                          : uv_now(c->tcp.loop);
-    if (now == HTTP_PARSE_BODY && !conn_may_read_body(c)) return false;
+    if ((now == HTTP_PARSE_BODY || now == HTTP_PARSE_DONE) && !conn_hold_body(c)) return false;
     if (now == HTTP_PARSE_FAILED) {
         conn_refuse_request(c, &c->parse.fault);
         return true;
@@ -368,39 +284,44 @@ static bool conn_finish_answer(struct http_conn *c)
     }
     c->continued = false;
     c->state = HTTP_CONN_READING;
+    c->waited_ms = 0;
     c->t_phase = uv_now(c->tcp.loop);
     http_parse_next(&c->parse);
     http_bodies_release(c->server->bodies, &c->place);
     if (c->in.len == 0) buf_release(&c->in); /* idle connections keep no buffers */
     buf_release(&c->next);
     buf_release(&c->in_flight);
-    conn_resume(c);
+    http_conn_resume(c);
     return true;
+}
+
+/* Is there something to parse, or a whole request that has waited for room? */
+static bool conn_has_input(const struct http_conn *c)
+{
+    return c->state == HTTP_CONN_READING && !http_place_waits(&c->place) &&
+           (c->in.len > 0 || c->parse.state == HTTP_PARSE_DONE);
 }
 
 void http_conn_advance(struct http_conn *c)
 {
     if (c->advancing || c->state == HTTP_CONN_CLOSING) return;
     c->advancing = true;
-    if (c->state == HTTP_CONN_READING && !c->reading && !conn_waits_for_place(c)) {
+    if (c->state == HTTP_CONN_READING && !c->reading && !http_place_waits(&c->place)) {
         conn_continue(c);
-        conn_resume(c);
+        http_conn_resume(c);
     }
     bool moved = true;
     int n_served = 0;
     while (moved && c->state != HTTP_CONN_CLOSING && !c->broken) {
         moved = false;
-        if (c->state == HTTP_CONN_READING && c->in.len > 0 && !conn_waits_for_place(c) &&
-            n_served++ < HTTP_TURN_REQUESTS)
-            moved = conn_read_request(c);
+        if (conn_has_input(c) && n_served++ < HTTP_TURN_REQUESTS) moved = conn_read_request(c);
         else if (c->state == HTTP_CONN_SERVING) moved = conn_finish_answer(c);
         if (c->state == HTTP_CONN_SERVING && c->in.len > c->server->o.limits.header_bytes)
-            conn_pause(c);
+            http_conn_pause(c);
     }
     c->advancing = false;
     if (c->broken) http_conn_lost(c);
-    if (c->state == HTTP_CONN_READING && c->in.len > 0 && !conn_waits_for_place(c))
-        http_conn_wake(c);
+    if (conn_has_input(c)) http_conn_wake(c);
     if (c->state == HTTP_CONN_LINGER && http_conn_queue(c) == 0 && c->eof) http_conn_lost(c);
     else if (c->state == HTTP_CONN_LINGER && http_conn_queue(c) == 0 &&
              c->shutdown.handle == NULL) {
@@ -417,6 +338,7 @@ static void conn_name_peer(struct http_conn *c)
     char ip[46] = "?";
     if (uv_tcp_getpeername(&c->tcp, (struct sockaddr *)&a, &n) != 0) return;
     c->client = http_clients_enter(&c->server->clients, &a);
+    c->place.turn = &c->client->turn;
     if (a.ss_family == AF_INET6) {
         const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)&a;
         uv_ip6_name(six, ip, sizeof ip);
@@ -463,7 +385,8 @@ void http_conn_open(struct http_server *s)
     c->n_handles = 2;
     http_parse_init(&c->parse, &s->o.limits);
     list_init(&c->ready_link);
-    http_place_init(&c->place, conn_on_place);
+    list_init(&c->held.link);
+    http_place_init(&c->place, &s->unknown, conn_on_place);
     list_push(&s->conns, &c->link);
     s->n_conns++;
     if (s->m_conns) gauge_set(s->m_conns, s->n_conns);
@@ -479,6 +402,6 @@ void http_conn_open(struct http_server *s)
     uv_tcp_keepalive(&c->tcp, 1, HTTP_KEEPALIVE_S);
     conn_name_peer(c);
     if (conn_turn_away(c)) return;
-    conn_resume(c);
+    http_conn_resume(c);
     conn_arm(c);
 }

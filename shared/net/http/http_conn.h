@@ -15,6 +15,7 @@
 
 #include "shared/base/list.h"
 #include "shared/base/metrics.h"
+#include "shared/net/http/http_backlog.h"
 #include "shared/net/http/http_clients.h"
 #include "shared/net/http/http_parse.h"
 
@@ -45,6 +46,7 @@ struct http_conn {
     struct http_parse parse;
     struct buf in;              /* received, not yet parsed */
     struct buf next, in_flight; /* answer bytes: not yet given to libuv, given */
+    struct http_backlog_share held;
     uv_write_t write;
     uv_shutdown_t shutdown;
     bool writing, reading, broken, keep_alive, continued, eof, advancing;
@@ -52,7 +54,9 @@ struct http_conn {
     uint64_t t_phase;        /* uv_now when the current wait (idle, head, body, linger) began */
     uint64_t t_progress;     /* uv_now when the write queue last moved */
     size_t queue_seen;       /* its length then */
-    struct http_place place; /* of a large body; waiting for it, the connection does not read */
+    struct http_place place; /* of the body; waiting for room, the connection does not read */
+    uint64_t t_wait;         /* uv_now when it began to wait for room */
+    uint64_t waited_ms;      /* for room, before */
     struct http_exchange x;
     struct http_client_entry *client; /* NULL: the address is not known */
     char peer[64];
@@ -63,11 +67,16 @@ struct http_server {
     char *host;
     uv_tcp_t listener;
     uv_idle_t idle; /* runs while ready is not empty */
-    uv_timer_t grace;
+    uv_timer_t grace, trim;
     struct list conns, ready;
     uint32_t n_conns, n_handles;
+    uint32_t n_open;  /* exchanges that handlers have */
+    size_t burst;     /* most bytes held since memory was last given back; 0: few */
+    uint32_t n_quiet; /* looks since the burst seems to be over */
     struct http_bodies *bodies;
-    struct map clients; /* address → struct http_client_entry */
+    struct http_backlog backlog;
+    struct map clients;       /* address → struct http_client_entry */
+    struct http_turn unknown; /* of connections without an address */
     bool draining, stopping;
     uint32_t grace_ms; /* of the stop (http_stop.c), with uv_now times; t_stop 0: not seen yet */
     uint64_t t_stop, grace_until, linger_until;
@@ -86,10 +95,16 @@ void http_conn_lost(struct http_conn *c);          /* ends the exchange as gone 
 bool http_conn_is_idle(const struct http_conn *c); /* no request has begun */
 /* Sends a FIN after the queued bytes and waits for the client's. */
 void http_conn_linger(struct http_conn *c);
+/* http_read.c */
+void http_conn_resume(struct http_conn *c);
+/* Stops reading, so that TCP holds the client back; still notices that it leaves. */
+void http_conn_pause(struct http_conn *c);
 /* http_write.c */
 enum status http_conn_write(struct http_conn *c, const struct str *parts, size_t n_parts,
                             bool bounded) MUST_CHECK;
 size_t http_conn_queue(const struct http_conn *c); /* answer bytes that the kernel has not taken */
+/* Ends the connection as lost in the next turn of the loop. */
+void http_conn_break(struct http_conn *c);
 /* Answers with a JSON error, for requests that no handler sees. */
 void http_conn_refuse(struct http_conn *c, const struct http_fault *f);
 /* http_server.c */
@@ -97,6 +112,8 @@ void http_conn_wake(struct http_conn *c); /* advances it in the next turn of the
 void http_server_conn_freed(struct http_server *s);
 void http_server_close_listener(struct http_server *s);
 void http_server_close_handles(struct http_server *s); /* the listener too; frees it in the end */
+/* http_trim.c: looks whether a burst has begun; after more bytes are held. */
+void http_trim_note(struct http_server *s);
 /* http_listen.c: binds and listens; the error tells which process has the port. */
 enum status http_listen(uv_tcp_t *listener, const char *host, uint16_t port, uv_connection_cb cb,
                         uint16_t *bound, struct err *err) MUST_CHECK;

@@ -165,7 +165,7 @@ void http_parse_release(struct http_parse *p)
 
 void http_parse_next(struct http_parse *p)
 {
-    enum { KEEP_BYTES = 65536 }; /* an idle connection does not keep the memory of a large body */
+    enum { KEEP_BYTES = 4096 }; /* an idle connection does not keep the memory of its last body */
     if (p->body.cap > KEEP_BYTES) buf_release(&p->body);
     buf_clear(&p->text);
     buf_clear(&p->path);

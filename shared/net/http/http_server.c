@@ -18,6 +18,7 @@ const struct http_limits HTTP_LIMITS_DEFAULT = {
     .body_timeout_ms = 60000,
     .write_stall_ms = 60000,
     .write_queue_bytes = 8u << 20,
+    .answers_bytes = 256u << 20,
     .large_bodies_bytes = 96u << 20,
     .body_wait_ms = 30000,
     .body_contended_ms = 5000,
@@ -64,6 +65,7 @@ void http_server_close_handles(struct http_server *s)
     http_server_close_listener(s);
     server_close((uv_handle_t *)&s->idle);
     server_close((uv_handle_t *)&s->grace);
+    server_close((uv_handle_t *)&s->trim);
 }
 
 static void server_on_idle(uv_idle_t *idle)
@@ -117,6 +119,7 @@ static void server_set_limits(struct http_limits *l)
     if (!l->body_timeout_ms) l->body_timeout_ms = d->body_timeout_ms;
     if (!l->write_stall_ms) l->write_stall_ms = d->write_stall_ms;
     if (!l->write_queue_bytes) l->write_queue_bytes = d->write_queue_bytes;
+    if (!l->answers_bytes) l->answers_bytes = d->answers_bytes;
     if (!l->large_bodies_bytes) l->large_bodies_bytes = d->large_bodies_bytes;
     if (!l->body_wait_ms) l->body_wait_ms = d->body_wait_ms;
     if (!l->body_contended_ms) l->body_contended_ms = d->body_contended_ms;
@@ -149,14 +152,17 @@ enum status http_server_start(const struct http_server_options *o, struct http_s
     s->host = mem_strdup(o->host && o->host[0] ? o->host : "0.0.0.0");
     s->o.host = s->host;
     server_set_limits(&s->o.limits);
-    s->bodies = http_bodies_create(s->o.limits.large_bodies_bytes);
+    s->bodies = http_bodies_create(s->o.limits.large_bodies_bytes, s->o.limits.body_bytes);
+    http_backlog_init(&s->backlog, s->o.limits.answers_bytes, o->metrics);
+    http_turn_init(&s->unknown);
     list_init(&s->conns);
     list_init(&s->ready);
     uv_tcp_init(uv, &s->listener);
     uv_idle_init(uv, &s->idle);
     uv_timer_init(uv, &s->grace);
-    s->listener.data = s->idle.data = s->grace.data = s;
-    s->n_handles = 3;
+    uv_timer_init(uv, &s->trim);
+    s->listener.data = s->idle.data = s->grace.data = s->trim.data = s;
+    s->n_handles = 4;
     enum status st = http_listen(&s->listener, s->host, o->port, server_on_connection, &s->port,
                                  err);
     if (st != OK) {
@@ -189,15 +195,16 @@ void http_take_body(struct http_exchange *x, struct http_taken_body *out)
     struct http_conn *c = x->conn;
     *out = (struct http_taken_body){ .bytes = c->parse.body,
                                      .bodies = c->server->bodies,
-                                     .n_place = http_place_take(&c->place) };
-    if (out->n_place == 0) out->bodies = NULL; /* the server may end before the body */
+                                     .share = http_place_take(&c->place) };
+    /* The server may end before a body that it does not count. */
+    if (http_share_bytes(&out->share) == 0) out->bodies = NULL;
     c->parse.body = (struct buf){ 0 };
 }
 
 void http_taken_body_release(struct http_taken_body *b)
 {
     buf_release(&b->bytes);
-    if (b->bodies) http_bodies_return(b->bodies, b->n_place);
+    if (b->bodies) http_bodies_return(b->bodies, b->share);
     b->bodies = NULL;
 }
 

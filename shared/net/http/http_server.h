@@ -24,12 +24,13 @@ struct http_limits {
     uint32_t n_client_connections, n_client_requests;
     uint32_t header_timeout_ms, idle_timeout_ms, body_timeout_ms, write_stall_ms;
     size_t write_queue_bytes;   /* a client that reads slower than this is cut off */
-    size_t large_bodies_bytes;  /* of all large bodies in memory (http_bodies.h) */
-    uint32_t body_wait_ms;      /* for a place among them, then 429 */
-    uint32_t body_contended_ms; /* instead of body_timeout_ms while others wait for a place */
+    size_t answers_bytes;       /* of all answers that wait to be read (http_backlog.h) */
+    size_t large_bodies_bytes;  /* of all large bodies in memory; half of it for the small ones */
+    uint32_t body_wait_ms;      /* in all for room among them, then 429 */
+    uint32_t body_contended_ms; /* instead of body_timeout_ms while others wait for room */
 };
-/* 16 KiB, 100, 8 KiB, 45 MiB, 10,000, no limits of a client, 10 s, 120 s, 60 s, 60 s, 8 MiB, 96
- * MiB, 30 s, 5 s */
+/* 16 KiB, 100, 8 KiB, 45 MiB, 10,000, no limits of a client, 10 s, 120 s, 60 s, 60 s, 8 MiB, 256
+ * MiB, 96 MiB, 30 s, 5 s */
 extern const struct http_limits HTTP_LIMITS_DEFAULT;
 
 struct http_server_options {
@@ -64,8 +65,8 @@ struct str http_body(const struct http_exchange *x);
 /* A body that left its exchange. */
 struct http_taken_body {
     struct buf bytes;
-    struct http_bodies *bodies; /* to which n_place bytes are returned; NULL: none */
-    size_t n_place;
+    struct http_bodies *bodies; /* to which the share is returned; NULL: none */
+    struct http_share share;
 };
 /* Moves the body out, so that its memory can go before the answer does; http_body is empty then.
  * The caller releases it, also after on_end and after the server's end. */
@@ -74,13 +75,15 @@ void http_taken_body_release(struct http_taken_body *b);
 const char *http_peer(const struct http_exchange *x); /* "127.0.0.1:4711" */
 void http_on_end(struct http_exchange *x, void (*fn)(void *arg, bool gone), void *arg);
 
-/* Extra headers are "Name: value\r\n" lines (may be NULL); the caller has validated them. */
-void http_reply(struct http_exchange *x, int status, const char *content_type, const char *headers,
-                struct str body);
+/* Extra headers are "Name: value\r\n" lines (may be NULL); the caller has validated them. Returns
+ * the status that was sent: `status`, or 503 when more answers wait to be read than the server
+ * keeps (http_backlog.h). */
+int http_reply(struct http_exchange *x, int status, const char *content_type, const char *headers,
+               struct str body);
 void http_stream_begin(struct http_exchange *x, int status, const char *content_type,
                        const char *headers);
 /* Copies and queues bytes, sent as one chunk. ERR_CANCELED: the client is gone; ERR_FULL: it does
- * not read (the connection is being cut). */
+ * not read, or too many do not (the connection is being cut). */
 enum status http_stream_write(struct http_exchange *x, struct str data) MUST_CHECK;
 void http_stream_end(struct http_exchange *x);
 /* Instead of the end: closes the connection, so that the client sees that the answer is not

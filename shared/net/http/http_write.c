@@ -12,7 +12,11 @@
 #include "shared/base/thread.h"
 #include "shared/net/http/http_conn.h"
 
-enum { HTTP_PARTS_MAX = 4 };
+enum {
+    HTTP_PARTS_MAX = 4,
+    HTTP_SMALL_ANSWER = 64 * 1024, /* bytes of a whole answer that the kernel takes from most */
+    HTTP_KEEP_BYTES = 64 * 1024    /* of a buffer, for the next write of the same answer */
+};
 
 size_t http_conn_queue(const struct http_conn *c)
 {
@@ -20,7 +24,7 @@ size_t http_conn_queue(const struct http_conn *c)
            (c->writing ? uv_stream_get_write_queue_size((const uv_stream_t *)&c->tcp) : 0);
 }
 
-static void write_break(struct http_conn *c)
+void http_conn_break(struct http_conn *c)
 {
     c->broken = true;
     http_conn_wake(c);
@@ -38,7 +42,7 @@ static void write_start(struct http_conn *c)
     c->writing = true;
     if (uv_write(&c->write, (uv_stream_t *)&c->tcp, &b, 1, write_on_done) == 0) return;
     c->writing = false;
-    write_break(c);
+    http_conn_break(c);
 }
 
 static void write_on_done(uv_write_t *w, int status)
@@ -47,6 +51,8 @@ static void write_on_done(uv_write_t *w, int status)
     c->writing = false;
     if (c->state == HTTP_CONN_CLOSING) return;
     buf_clear(&c->in_flight);
+    if (c->in_flight.cap > HTTP_KEEP_BYTES) buf_release(&c->in_flight);
+    http_backlog_update(c);
     c->t_progress = uv_now(c->tcp.loop);
     if (status < 0) {
         http_conn_lost(c);
@@ -83,14 +89,20 @@ enum status http_conn_write(struct http_conn *c, const struct str *parts, size_t
     if (bounded && queued > 0 && queued + total > c->server->o.limits.write_queue_bytes) {
         log_debug("http client does not read", "peer=%s queued=%zu", c->peer, queued);
         if (c->server->m_slow) counter_add(c->server->m_slow, 1);
-        write_break(c);
+        http_conn_break(c);
         return ERR_FULL;
     }
     if (queued == 0 && !c->writing && write_try(c, parts, n_parts, &sent) != OK) {
-        write_break(c);
+        http_conn_break(c);
         return ERR_CANCELED;
     }
     if (sent == total) return OK;
+    if (!http_backlog_admit(c, total - sent)) {
+        if (c->server->backlog.m_cut) counter_add(c->server->backlog.m_cut, 1);
+        http_conn_break(c);
+        return ERR_FULL;
+    }
+    c->held.n_queued += total - sent;
     for (size_t i = 0; i < n_parts; i++) {
         size_t skip = sent < parts[i].n ? sent : parts[i].n;
         buf_add(&c->next, parts[i].p + skip, parts[i].n - skip);
@@ -102,6 +114,7 @@ enum status http_conn_write(struct http_conn *c, const struct str *parts, size_t
         http_conn_wake(c); /* sets the stall timer */
     }
     if (!c->writing) write_start(c);
+    http_backlog_update(c);
     return OK;
 }
 
@@ -177,7 +190,7 @@ static void write_head(struct buf *b, const struct http_conn *c, int status,
 
 static bool write_has_no_body(int status) { return status == 204 || status == 304 || status < 200; }
 
-void http_conn_refuse(struct http_conn *c, const struct http_fault *f)
+static void write_fault(struct http_conn *c, const struct http_fault *f)
 {
     struct buf body = { 0 }, head = { 0 };
     buf_printf(&body,
@@ -188,7 +201,6 @@ void http_conn_refuse(struct http_conn *c, const struct http_fault *f)
                                   : "invalid_request_error",
                f->code);
     c->keep_alive = false;
-    if (c->server->m_refused) counter_add(c->server->m_refused, 1);
     const char *more = f->status == 503 || f->status == 429 ? "Retry-After: 1\r\n"
                        : f->status == 405
                            ? "Allow: GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS\r\n"
@@ -202,6 +214,12 @@ void http_conn_refuse(struct http_conn *c, const struct http_fault *f)
     buf_release(&body);
 }
 
+void http_conn_refuse(struct http_conn *c, const struct http_fault *f)
+{
+    if (c->server->m_refused) counter_add(c->server->m_refused, 1);
+    write_fault(c, f);
+}
+
 /* on_end reports a failed write to the handler. */
 static void write_or_leave(struct http_conn *c, const struct str *parts, size_t n_parts)
 {
@@ -209,8 +227,21 @@ static void write_or_leave(struct http_conn *c, const struct str *parts, size_t 
     if (st != OK) log_debug("http answer not sent", "peer=%s st=%s", c->peer, status_name(st));
 }
 
-void http_reply(struct http_exchange *x, int status, const char *content_type, const char *headers,
-                struct str body)
+/* An answer that finds no room is not kept: its client may ask again. */
+static int reply_refused(struct http_conn *c)
+{
+    static const struct http_fault full = {
+        503, "server_busy",
+        "Too many answers wait to be read by their clients; ask again, or for a smaller answer."
+    };
+    if (c->server->backlog.m_refused) counter_add(c->server->backlog.m_refused, 1);
+    write_fault(c, &full);
+    http_conn_wake(c);
+    return full.status;
+}
+
+int http_reply(struct http_exchange *x, int status, const char *content_type, const char *headers,
+               struct str body)
 {
     ASSERT_THREAD(THREAD_LOOP);
     ASSERT(x->open);
@@ -219,6 +250,8 @@ void http_reply(struct http_exchange *x, int status, const char *content_type, c
     struct buf head = { 0 };
     bool none = write_has_no_body(status);
     x->begun = x->complete = true;
+    if (body.n > HTTP_SMALL_ANSWER && !none && !x->bodiless && !http_backlog_admit(c, body.n))
+        return reply_refused(c);
     write_head(&head, c, status, none ? NULL : content_type, headers);
     if (none) buf_add_c(&head, "\r\n");
     else buf_printf(&head, "Content-Length: %zu\r\n\r\n", body.n);
@@ -226,6 +259,7 @@ void http_reply(struct http_exchange *x, int status, const char *content_type, c
     write_or_leave(c, parts, none || x->bodiless ? 1 : 2);
     buf_release(&head);
     http_conn_wake(c);
+    return status;
 }
 
 void http_stream_begin(struct http_exchange *x, int status, const char *content_type,
@@ -283,7 +317,7 @@ void http_stream_cut(struct http_exchange *x)
     ASSERT_THREAD(THREAD_LOOP);
     ASSERT(x->begun);
     ASSERT(!x->complete);
-    write_break(x->conn);
+    http_conn_break(x->conn);
 }
 
 size_t http_stream_queue(const struct http_exchange *x) { return http_conn_queue(x->conn); }

@@ -86,6 +86,17 @@ void openai_write_prompt_logprobs(const struct choice *ch, struct buf *out);
 uint32_t openai_token_chars(const struct choice *ch, int32_t id);
 uint32_t openai_text_chars(struct str text);
 
+/* openai_size.c */
+/* Sets c->n_answer to what the prompts add to the answer. ERR_INVALID, with the member at fault:
+ * the answer is certain to be too long. */
+enum status openai_check_size(struct completion_request *c, struct err *err) MUST_CHECK;
+/* Returns what one generated token adds to the answer. */
+size_t openai_token_bytes(const struct completion_request *c, int32_t id);
+/* Sets the error of an answer that became too long; of texts of n bytes that would. */
+enum status openai_answer_too_long(const struct completion_request *c, struct err *err);
+enum status openai_text_too_long(const struct completion_request *c, const char *field, size_t n,
+                                 struct err *err);
+
 /* openai_errors.c */
 void openai_write_error(struct buf *out, int http_status, const char *code, const char *message,
                         const char *param);

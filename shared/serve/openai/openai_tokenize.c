@@ -18,6 +18,17 @@ static void write_tokens(const struct completion_request *c, const int32_t *ids,
     buf_add_char(out, '}');
 }
 
+/* The spellings of tokens may be much longer than the text. */
+static enum status check_strings(const struct completion_request *c, const int32_t *ids, size_t n,
+                                 struct err *err)
+{
+    size_t n_bytes = 0;
+    for (size_t i = 0; i < n; i++)
+        n_bytes += tokenizer_piece(c->serve->o.tokenizer, ids[i]).n + sizeof "\"\",1234567";
+    if (n_bytes <= c->serve->max_answer) return OK;
+    return openai_text_too_long(c, "return_token_strs", n_bytes, err);
+}
+
 static enum status tokenize(struct completion_request *c, cJSON *doc, struct buf *text,
                             struct err *err)
 {
@@ -42,6 +53,7 @@ static enum status tokenize(struct completion_request *c, cJSON *doc, struct buf
     if (st == ERR_TOO_LONG)
         st = err_field(err, ERR_TOO_LONG, chat ? "messages" : "prompt",
                        "the text has more than %zu tokens; send it in parts", max);
+    if (st == OK && strings) st = check_strings(c, ids, n, err);
     if (st == OK) write_tokens(c, ids, n, strings, &c->out);
     mem_free(ids);
     return st;
@@ -55,6 +67,21 @@ static enum status tokenize_prepare(struct completion_request *c, cJSON *doc, st
     return st;
 }
 
+/* Measures the text before it is made: a token of a few bytes may stand for a hundred. */
+static enum status check_text(const struct completion_request *c, const int32_t *ids, size_t n,
+                              bool skip_special, struct err *err)
+{
+    struct buf token = { 0 };
+    size_t n_bytes = 0;
+    for (size_t i = 0; i < n && n_bytes <= c->serve->max_answer; i++) {
+        buf_clear(&token);
+        tokenizer_token_bytes(c->serve->o.tokenizer, ids[i], skip_special, &token);
+        n_bytes += token.len;
+    }
+    buf_release(&token);
+    return n_bytes <= c->serve->max_answer ? OK : openai_text_too_long(c, "tokens", n_bytes, err);
+}
+
 static enum status detokenize_prepare(struct completion_request *c, cJSON *doc, struct err *err)
 {
     struct buf text = { 0 };
@@ -65,8 +92,10 @@ static enum status detokenize_prepare(struct completion_request *c, cJSON *doc, 
     TRY(json_get_bool(doc, "skip_special_tokens", &skip_special, err));
     if (!tokens) return err_field(err, ERR_INVALID, "tokens", "the request has no tokens");
     TRY(openai_parse_ids(c->serve, tokens, "tokens", &c->packed, &ids, &n, err));
-    tokenizer_decode(c->serve->o.tokenizer, ids, n, skip_special, &text);
+    enum status st = check_text(c, ids, n, skip_special, err);
+    if (st == OK) tokenizer_decode(c->serve->o.tokenizer, ids, n, skip_special, &text);
     mem_free(ids);
+    if (st != OK) return st;
     buf_add_c(&c->out, "{\"prompt\":");
     json_add_string(&c->out, buf_str(&text));
     buf_add_char(&c->out, '}');

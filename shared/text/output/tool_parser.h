@@ -100,8 +100,8 @@ void tool_consume(struct tool_parser *p, size_t n);
 /* Begins the next call; false when max_calls is reached. */
 bool tool_call_begin(struct tool_parser *p);
 struct tool_call *tool_call_current(struct tool_parser *p);
-/* Sets the call's name. TOOL_BAD when it is empty, too long, has control characters or is not one of
- * the request's tools. */
+/* Sets the call's name. TOOL_BAD when it is empty, too long, has control characters or is not one
+ * of the request's tools. */
 enum tool_step tool_call_name(struct tool_parser *p, struct str name);
 /* Marks the current call complete. */
 void tool_call_end(struct tool_parser *p);

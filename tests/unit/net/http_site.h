@@ -133,7 +133,7 @@ static inline void handle(void *arg, struct http_exchange *x)
     *a = (struct answer){ .site = s, .x = x };
     atomic_fetch_add(&s->n_handled, 1);
     http_on_end(x, on_end, a);
-    CHECK(strncmp(http_peer(x), "127.0.0.1:", 10) == 0);
+    CHECK(strncmp(http_peer(x), "127.0.0.", 8) == 0);
     if (str_eq_c(path, "/hang")) return;
     if (str_eq_c(path, "/take")) handle_take(s, x);
     else if (str_eq_c(path, "/later")) a->timer = loop_timer_start(s->loop, 20, 0, on_later, a);
@@ -149,6 +149,17 @@ static inline void handle(void *arg, struct http_exchange *x)
         http_stream_begin(x, 200, "text/plain", NULL);
         on_flood_tick(a);
     } else handle_echo(x);
+}
+
+/* The value of a metric whose line begins with `name`; 0 when there is none. */
+static inline double site_metric(struct site *s, const char *name)
+{
+    struct buf all = { 0 };
+    metrics_write(s->metrics, &all);
+    const char *line = strstr(all.data, name);
+    double v = line ? strtod(line + strlen(name), NULL) : 0;
+    buf_release(&all);
+    return v;
 }
 
 static inline void site_start_on_loop(void *arg)

@@ -74,8 +74,10 @@ static inline int fixture_listen(uint16_t *port)
     return fd;
 }
 
-static inline int fixture_dial(uint16_t port)
+/* As a client of the address 127.0.0.`host`. */
+static inline int fixture_dial_as(uint16_t port, unsigned host)
 {
+    struct sockaddr_in own = { .sin_family = AF_INET, .sin_addr = { htonl(0x7F000000 + host) } };
     struct sockaddr_in a = {
         .sin_family = AF_INET,
         .sin_port = htons(port),
@@ -83,9 +85,12 @@ static inline int fixture_dial(uint16_t port)
     };
     int fd = socket(AF_INET, SOCK_STREAM, 0);
     CHECK(fd >= 0);
+    CHECK(bind(fd, (struct sockaddr *)&own, sizeof own) == 0);
     CHECK(connect(fd, (struct sockaddr *)&a, sizeof a) == 0);
     return fd;
 }
+
+static inline int fixture_dial(uint16_t port) { return fixture_dial_as(port, 1); }
 
 /* Returns false when the peer has closed. */
 static inline bool fixture_send(int fd, const void *p, size_t n)
