@@ -143,7 +143,8 @@ static void on_close(void *arg, size_t depth, const char *end)
 
 /* ---- the tree ---- */
 
-/* Finds the empty arrays that the packed ones left. Those of one member are in order. */
+/* Finds the empty arrays that the packed ones left. Those of one member are in order, and the
+ * document is searched once for a member: a stranger chooses how many of each there are. */
 static void find_arrays(const cJSON *doc, const struct json_limits *limits,
                         struct json_packed *packed)
 {
@@ -151,14 +152,15 @@ static void find_arrays(const cJSON *doc, const struct json_limits *limits,
     uint32_t n = 0;
     for (size_t i = 0; i < packed->n_arrays; i++) {
         struct json_ints *a = &packed->arrays[i];
-        const cJSON *list = cJSON_GetObjectItemCaseSensitive(doc, limits->packed_names[a->name]);
-        if (!a->is_child) {
-            a->array = list;
-            continue;
-        }
-        bool same = i > 0 && packed->arrays[i - 1].is_child &&
+        bool same = a->is_child && i > 0 && packed->arrays[i - 1].is_child &&
                     packed->arrays[i - 1].name == a->name;
         if (!same) {
+            const cJSON *list = cJSON_GetObjectItemCaseSensitive(doc,
+                                                                 limits->packed_names[a->name]);
+            if (!a->is_child) {
+                a->array = list;
+                continue;
+            }
             child = list ? list->child : NULL;
             n = 0;
         }
@@ -186,9 +188,11 @@ enum status json_parse_packed(struct buf *text, const struct json_limits *limits
     return OK;
 }
 
+/* An array that was packed is empty in the tree; no other one is looked for. */
 static struct json_ints *find(const struct json_packed *p, const cJSON *array)
 {
-    for (size_t k = 0; array && k < p->n_arrays; k++) {
+    if (!array || array->child) return NULL;
+    for (size_t k = 0; k < p->n_arrays; k++) {
         struct json_ints *a = &p->arrays[(p->next + k) % p->n_arrays];
         if (a->array == array && a->v) return a;
     }

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "shared/base/json/json_packed.h"
 #include "shared/base/mem.h"
@@ -224,6 +225,37 @@ TEST(json_packed_stops_at_its_limits)
     }
 }
 
+/* A stranger chooses the numbers of members and of packed arrays: the parse takes their sum, not
+ * their product, which would be a minute here. */
+TEST(json_packed_reads_many_arrays_beside_many_members_at_once)
+{
+    enum { MANY = 60000 };
+    const struct json_limits limits = { .packed_names = { "ids" },
+                                        .n_values = 4 * MANY,
+                                        .n_ints = 4 };
+    struct buf in = { 0 };
+    struct json_packed p = { 0 };
+    struct err err = { 0 };
+    struct timespec begin, end;
+    cJSON *doc = NULL;
+    buf_add_char(&in, '{');
+    for (int i = 0; i < MANY; i++) buf_add_c(&in, "\"a\":0,");
+    buf_add_c(&in, "\"ids\":[");
+    for (int i = 0; i < MANY; i++) buf_add_c(&in, i ? ",[1]" : "[1]");
+    buf_add_c(&in, "]}");
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &begin);
+    CHECK_OK(json_parse_packed(&in, &limits, &doc, &p, &err));
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &end);
+    CHECK(end.tv_sec - begin.tv_sec < 3);
+    CHECK_EQ_INT(p.n_arrays, MANY);
+    const cJSON *list = cJSON_GetObjectItemCaseSensitive(doc, "ids"), *array;
+    size_t i = 0;
+    cJSON_ArrayForEach (array, list) CHECK(p.arrays[i++].array == array);
+    cJSON_Delete(doc);
+    json_packed_release(&p);
+    buf_release(&in);
+}
+
 TEST(json_get_checks_type_and_range)
 {
     cJSON *doc = parse("{\"i\":5,\"f\":1.5,\"s\":\"x\",\"b\":true,\"n\":null,\"whole\":3.0,"
@@ -336,5 +368,6 @@ TEST_MAIN(CASE(json_parse_takes_valid_documents),
           CASE(json_parse_limits_depth_and_reads_only_its_bytes),
           CASE(json_packed_takes_arrays_of_integers_out),
           CASE(json_packed_keeps_the_end_of_a_long_array), CASE(json_packed_stops_at_its_limits),
+          CASE(json_packed_reads_many_arrays_beside_many_members_at_once),
           CASE(json_get_checks_type_and_range), CASE(json_add_string_escapes_and_repairs),
           CASE(json_numbers_read_back_equal), CASE(json_numbers_are_short))
