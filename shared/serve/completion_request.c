@@ -1,5 +1,5 @@
-/* completion_request.c - see completion_request.h. Thread: loop, except prepare_work and write_work
- * (a worker). */
+/* completion_request.c - see completion_request.h. Thread: loop, except prepare_now,
+ * prepare_low and write_work (a worker). */
 #include "shared/serve/completion_request.h"
 
 #include <stdio.h>
@@ -14,6 +14,8 @@ enum {
     WRITE_INLINE_MAX = 4096, /* bytes of logprobs and ids that the loop formats without a worker */
     BODY_VALUES_MAX = 1 << 18,     /* JSON values of a body, beside token ids */
     PREPARE_LOW_BYTES = 256 << 10, /* bodies above this are read at low priority */
+    PREPARE_LOW_MAX = 2, /* of those at once: a worker waits for each, and libuv has four */
+    LOW_WAITING_MAX = 1024,
     /* All whole answers in the making are together at most so many of the longest; above that none
      * is begun that is certain to get more than a small part of one. What they hold until they are
      * written is less than half of what they are estimated at. */
@@ -21,10 +23,18 @@ enum {
     ANSWER_SMALL_PART = 64
 };
 
+static const char TOO_MANY_TO_READ[] =
+    "too many requests are waiting to be read; try again shortly";
+
 static void completion_free(struct completion_request *c)
 {
     struct serve *s = c->serve;
     map_del(&s->requests, map_key_u64(&c->id));
+    if (c->waits_for_worker) {
+        list_remove(&c->low_link);
+        s->n_low_waiting--;
+        s->n_preparing -= c->endpoint->generates;
+    }
     loop_timer_free(c->retry);
     if (c->counted) s->n_answers -= c->n_answer;
     for (uint32_t i = 0; i < c->n_choices; i++) choice_release(&c->choices[i]);
@@ -292,12 +302,7 @@ static void prepare_now(void *arg)
 }
 
 /* A large body takes a while, and others' tokens must not wait for it. */
-static void prepare_work(void *arg)
-{
-    const struct completion_request *c = arg;
-    if (c->body.bytes.len > PREPARE_LOW_BYTES) thread_run_low(prepare_now, arg);
-    else prepare_now(arg);
-}
+static void prepare_low(void *arg) { thread_run_low(prepare_now, arg); }
 
 /* Takes the name of the header, else of the body, else a random one. */
 static void choose_name(struct completion_request *c)
@@ -307,11 +312,41 @@ static void choose_name(struct completion_request *c)
     if (!c->name[0]) serve_make_name(c->name);
 }
 
+/* Answers with an error before anything was started. */
+static uint64_t refuse(struct completion_request *c, enum status st, const char *text)
+{
+    choose_name(c);
+    fail(c, st, text, NULL, 0);
+    maybe_free(c);
+    return 0;
+}
+
+static enum status start_preparing(struct completion_request *c);
+
+/* A worker is free for the large body that has waited longest. */
+static void start_next_low(struct serve *s)
+{
+    while (s->n_preparing_low < PREPARE_LOW_MAX && !list_empty(&s->low_waiting)) {
+        struct completion_request *c = LIST_FIRST(&s->low_waiting, struct completion_request,
+                                                  low_link);
+        list_remove(&c->low_link);
+        s->n_low_waiting--;
+        c->waits_for_worker = false;
+        if (start_preparing(c) == OK) continue;
+        s->n_preparing -= c->endpoint->generates;
+        (void)refuse(c, ERR_BUSY, TOO_MANY_TO_READ);
+    }
+}
+
 static void on_prepared(void *arg)
 {
     struct completion_request *c = arg;
     c->on_worker = false;
     c->serve->n_preparing -= c->endpoint->generates;
+    if (c->is_low) {
+        c->serve->n_preparing_low--;
+        start_next_low(c->serve);
+    }
     http_taken_body_release(&c->body);
     if (c->stage == COMPLETION_PREPARING) {
         choose_name(c);
@@ -323,13 +358,23 @@ static void on_prepared(void *arg)
     maybe_free(c);
 }
 
-/* Answers with an error before anything was started. */
-static uint64_t refuse(struct completion_request *c, enum status st, const char *text)
+/* Gives the request to a worker. At most PREPARE_LOW_MAX workers wait for threads of low priority:
+ * with busy CPUs those take long, and small bodies need the others. */
+static enum status start_preparing(struct completion_request *c)
 {
-    choose_name(c);
-    fail(c, st, text, NULL, 0);
-    maybe_free(c);
-    return 0;
+    struct serve *s = c->serve;
+    c->is_low = c->body.bytes.len > PREPARE_LOW_BYTES;
+    if (c->is_low && s->n_preparing_low == PREPARE_LOW_MAX) {
+        if (s->n_low_waiting == LOW_WAITING_MAX) return ERR_BUSY;
+        list_push(&s->low_waiting, &c->low_link);
+        s->n_low_waiting++;
+        c->waits_for_worker = true;
+        return OK;
+    }
+    TRY(loop_work(s->o.loop, c->is_low ? prepare_low : prepare_now, on_prepared, c));
+    c->on_worker = true;
+    s->n_preparing_low += c->is_low;
+    return OK;
 }
 
 uint64_t completion_start(struct serve *s, const struct completion_options *o)
@@ -351,9 +396,7 @@ uint64_t completion_start(struct serve *s, const struct completion_options *o)
     map_put(&s->requests, map_key_u64(&c->id), c);
     if (!c->endpoint) return refuse(c, ERR_NOT_FOUND, "this path does not exist");
     if (s->closed) return refuse(c, ERR_UNAVAILABLE, "the node is shutting down");
-    if (loop_work(s->o.loop, prepare_work, on_prepared, c) != OK)
-        return refuse(c, ERR_BUSY, "too many requests are waiting to be read; try again shortly");
-    c->on_worker = true;
+    if (start_preparing(c) != OK) return refuse(c, ERR_BUSY, TOO_MANY_TO_READ);
     s->n_preparing += c->endpoint->generates;
     return c->id;
 }

@@ -4,6 +4,7 @@
  *     worker: parse,     loop        worker: format       from any state to ENDED)
  *     render, tokenise               a long whole answer
  *
+ * PREPARING: a large body first waits until fewer than PREPARE_LOW_MAX others are being read.
  * RUNNING: at most COMPLETION_WINDOW sequences (choice.h) are in the backend at once; their tokens
  * become chunks, or are kept for the whole answer. ENDED: the request is freed when the backend has
  * ended its last sequence and no worker has it. Invariants: 1. Exactly one reply, or begin ... end,
@@ -13,6 +14,7 @@
 #define BATON_SERVE_COMPLETION_REQUEST_H
 
 #include "shared/base/json/json_packed.h"
+#include "shared/base/list.h"
 #include "shared/serve/choice.h"
 #include "shared/serve/openai/openai.h"
 #include "shared/serve/openai/openai_params.h"
@@ -40,6 +42,9 @@ struct completion_request {
     struct serve_reply reply;
     enum completion_stage stage;
     bool on_worker;
+    bool is_low;           /* its body is large and read at low priority */
+    bool waits_for_worker; /* in serve's low_waiting */
+    struct list low_link;
     bool stream_begun; /* the head of a streamed answer was sent */
     bool trace;
     char name[REQUEST_NAME_MAX + 1], fallback_name[REQUEST_NAME_MAX + 1];

@@ -71,6 +71,7 @@ enum status serve_create(const struct serve_options *o, struct serve **out, stru
     struct serve *s = MEM_NEW(struct serve);
     s->o = *o;
     s->n_refs = 1;
+    list_init(&s->low_waiting);
     s->created = clock_unix_s();
     s->max_n = o->max_n ? o->max_n : DEFAULT_MAX_N;
     s->max_prompts = o->max_prompts ? o->max_prompts : DEFAULT_MAX_PROMPTS;

@@ -3,6 +3,7 @@
 #ifndef BATON_SERVE_SERVE_STATE_H
 #define BATON_SERVE_SERVE_STATE_H
 
+#include "shared/base/list.h"
 #include "shared/base/map.h"
 #include "shared/serve/serve.h"
 
@@ -23,7 +24,10 @@ struct serve {
     uint32_t n_reasoning_parser_tokens, n_parser_tokens;
     struct map requests; /* id → struct completion_request */
     uint64_t last_id;
-    uint32_t n_preparing;                /* requests that will generate, not yet in the backend */
+    uint32_t n_preparing;     /* requests that will generate, not yet in the backend */
+    uint32_t n_preparing_low; /* of all requests, those with large bodies on workers */
+    struct list low_waiting;  /* n_low_waiting requests with large bodies that wait */
+    uint32_t n_low_waiting;
     uint32_t n_refs;                     /* requests and HTTP exchanges that point here */
     bool closed;                         /* serve_free was called; the last reference frees */
     struct route_metrics *route_metrics; /* routes.c */

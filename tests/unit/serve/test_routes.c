@@ -308,7 +308,85 @@ TEST(a_burst_is_passed_before_its_requests_are_prepared)
     rig_close(&r);
 }
 
+/* ---- large bodies ---- */
+
+enum { LARGE_BODIES = 64 };
+
+static void make_large_body(struct buf *out)
+{
+    buf_add_c(out, "{\"model\":\"tiny\",\"max_tokens\":2,\"prompt\":\"hello\",\"unknown\":[0");
+    while (out->len < 300 << 10) buf_add_c(out, ",0");
+    buf_add_c(out, "]}");
+}
+
+static int count_done(const struct answer *answers, int n)
+{
+    int n_done = 0;
+    for (int i = 0; i < n; i++) n_done += answers[i].done;
+    return n_done;
+}
+
+/* Large bodies are read at low priority; a small one that comes after them does not wait for all
+ * of them. Every large one is answered too. */
+TEST(a_small_request_does_not_wait_for_large_bodies)
+{
+    static struct answer large[LARGE_BODIES];
+    struct rig r;
+    struct buf body = { 0 };
+    rig_open(&r);
+    rig_start(&r);
+    make_large_body(&body);
+    for (int i = 0; i < LARGE_BODIES; i++) {
+        struct serve_reply reply = answer_sink(&large[i]);
+        CHECK(serve_submit(r.serve, "/v1/completions", buf_str(&body), NULL, &reply) != 0);
+    }
+    struct answer a = rig_submit(&r, "/v1/completions",
+                                 "{\"model\":\"tiny\",\"max_tokens\":2,\"prompt\":\"hello\"}");
+    CHECK_EQ_INT(a.status, 200);
+    CHECK(count_done(large, LARGE_BODIES) < LARGE_BODIES / 2);
+    for (int i = 0; i < 20000 && count_done(large, LARGE_BODIES) < LARGE_BODIES; i++) rig_turn(&r);
+    for (int i = 0; i < LARGE_BODIES; i++) {
+        CHECK_EQ_INT(large[i].status, 200);
+        answer_free(&large[i]);
+    }
+    CHECK_EQ_INT(r.serve->n_preparing + r.serve->n_preparing_low, 0);
+    answer_free(&a);
+    buf_release(&body);
+    rig_close(&r);
+}
+
+/* Large bodies that wait to be read go at once when their clients leave, and are answered when the
+ * node stops. */
+TEST(large_bodies_that_wait_can_be_cancelled_and_refused)
+{
+    static struct answer large[LARGE_BODIES];
+    uint64_t ids[LARGE_BODIES];
+    struct rig r;
+    struct buf body = { 0 };
+    rig_open(&r);
+    rig_start(&r);
+    make_large_body(&body);
+    for (int i = 0; i < LARGE_BODIES; i++) {
+        struct serve_reply reply = answer_sink(&large[i]);
+        ids[i] = serve_submit(r.serve, "/v1/completions", buf_str(&body), NULL, &reply);
+    }
+    for (int i = LARGE_BODIES / 2; i < LARGE_BODIES; i++) serve_cancel(r.serve, ids[i]);
+    CHECK_EQ_INT(r.serve->n_preparing, LARGE_BODIES / 2);
+    serve_shut_down(r.serve);
+    CHECK_EQ_INT(r.serve->n_preparing, r.serve->n_preparing_low);
+    for (int i = 0; i < LARGE_BODIES; i++) {
+        CHECK_EQ_INT(large[i].status, i < LARGE_BODIES / 2 ? 503 : 0);
+        answer_free(&large[i]);
+    }
+    for (int i = 0; i < 20000 && r.serve->n_preparing; i++) rig_turn(&r);
+    CHECK_EQ_INT(r.serve->n_preparing + r.serve->n_preparing_low, 0);
+    buf_release(&body);
+    rig_close(&r);
+}
+
 TEST_MAIN(CASE(chat_over_http), CASE(paths_and_aliases), CASE(side_documents), CASE(keys),
           CASE(content_types), CASE(client_that_leaves_cancels_its_work),
           CASE(a_full_node_passes_what_generates),
-          CASE(a_burst_is_passed_before_its_requests_are_prepared))
+          CASE(a_burst_is_passed_before_its_requests_are_prepared),
+          CASE(a_small_request_does_not_wait_for_large_bodies),
+          CASE(large_bodies_that_wait_can_be_cancelled_and_refused))
