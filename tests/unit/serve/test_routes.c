@@ -384,9 +384,52 @@ TEST(large_bodies_that_wait_can_be_cancelled_and_refused)
     rig_close(&r);
 }
 
+static uint64_t resident_bytes(void)
+{
+    unsigned long long pages = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    CHECK(f && fscanf(f, "%*u %llu", &pages) == 1);
+    fclose(f);
+    return pages * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+/* What remains of a prompt that the backend has is the backend's copy, 4 bytes for each token, and
+ * the request: not the body, its tree or its token ids once more. */
+TEST(a_long_prompt_that_runs_keeps_little)
+{
+    enum { WARM = 16, N = 64, TOKENS = 60000, REQUEST_BYTES = 96 << 10 };
+    static struct answer answers[WARM + N];
+    uint64_t ids[WARM + N], before = 0;
+    struct rig r;
+    struct buf body = { 0 };
+    if (TEST_IS_SANITIZED) SKIP("sanitizers keep freed memory");
+    rig_open(&r);
+    r.o.max_model_len = TOKENS + 100;
+    r.fake.hold = true;
+    rig_start(&r);
+    buf_add_c(&body, "{\"model\":\"tiny\",\"max_tokens\":2,\"prompt\":[5");
+    for (int i = 1; i < TOKENS; i++) buf_add_c(&body, ",17");
+    buf_add_c(&body, "]}");
+    for (uint32_t i = 0; i < WARM + N; i++) { /* the first ones fill the allocator's caches */
+        if (i == WARM) before = resident_bytes();
+        struct serve_reply reply = answer_sink(&answers[i]);
+        ids[i] = serve_submit(r.serve, "/v1/completions", buf_str(&body), NULL, &reply);
+        for (int k = 0; k < 20000 && r.fake.n_live <= i; k++) rig_turn(&r);
+        CHECK_EQ_INT(r.fake.n_live, i + 1);
+    }
+    uint64_t after = resident_bytes(), each = (after - before) / N;
+    printf("each of %d prompts of %d tokens keeps %llu bytes\n", N, TOKENS,
+           (unsigned long long)each);
+    CHECK(after > before && each < 4 * TOKENS + REQUEST_BYTES);
+    for (int i = 0; i < WARM + N; i++) serve_cancel(r.serve, ids[i]);
+    buf_release(&body);
+    rig_close(&r);
+}
+
 TEST_MAIN(CASE(chat_over_http), CASE(paths_and_aliases), CASE(side_documents), CASE(keys),
           CASE(content_types), CASE(client_that_leaves_cancels_its_work),
           CASE(a_full_node_passes_what_generates),
           CASE(a_burst_is_passed_before_its_requests_are_prepared),
           CASE(a_small_request_does_not_wait_for_large_bodies),
-          CASE(large_bodies_that_wait_can_be_cancelled_and_refused))
+          CASE(large_bodies_that_wait_can_be_cancelled_and_refused),
+          CASE(a_long_prompt_that_runs_keeps_little))
