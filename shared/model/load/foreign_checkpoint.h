@@ -19,7 +19,8 @@
     "a format of Ascend NPUs: give DeepSeek's own FP8 checkpoint, one in bf16 or a GGUF file"
 
 /* ERR_UNSUPPORTED with one of the sentences when the files of `folder`, or of its folders rank_*,
- * are such a checkpoint; OK for what is not a folder. */
+ * are such a checkpoint; OK for what is not a folder. A static-graph export beside safetensors or
+ * GGUF files is no obstacle: those are read. */
 enum status foreign_checkpoint_check_folder(const char *folder, struct err *err) MUST_CHECK;
 /* The same for the member quantization_config of config.json (may be NULL). */
 enum status foreign_checkpoint_check_config(const cJSON *quantization, struct err *err) MUST_CHECK;

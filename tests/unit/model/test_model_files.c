@@ -232,6 +232,39 @@ TEST(checkpoints_of_other_engines)
     CHECK_OK(foreign_checkpoint_check_folder("/nowhere", NULL));
 }
 
-TEST_MAIN(CASE(folder), CASE(checkpoints_of_other_engines), CASE(places_of_the_chat_template),
-          CASE(vocabulary_of_another_format), CASE(malformed_file_is_named), CASE(gguf),
-          CASE(gguf_says_nothing_of_what_is_usual), CASE(gguf_faults))
+/* Beside weights that are read a static-graph export is no obstacle; the description of an Ascend
+ * checkpoint is, since it says what those weights are. */
+TEST(checkpoints_of_other_engines_beside_readable_weights)
+{
+    static const struct {
+        const char *weights, *beside, *sentence;
+    } rows[] = {
+        { "model.safetensors", "inference.pdmodel", NULL },
+        { "model.gguf", "inference.pdiparams", NULL },
+        { "model.safetensors", "rank_0/model.pdiparams", NULL },
+        { "config.json", "rank_0/model.pdiparams", FOREIGN_STATIC },
+        { "model.safetensors", "quant_model_description.json", FOREIGN_ASCEND },
+    };
+    char rank[4096], paths[2][4096];
+    put("config.json", STR("")); /* makes the folder */
+    snprintf(rank, sizeof rank, "%s/rank_0", dir);
+    CHECK(mkdir(rank, 0700) == 0);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct err err = { 0 };
+        put(rows[i].weights, STR(""));
+        put(rows[i].beside, STR(""));
+        CHECK_STATUS(foreign_checkpoint_check_folder(dir, &err),
+                     rows[i].sentence ? ERR_UNSUPPORTED : OK);
+        CHECK(!rows[i].sentence || strstr(err.text, rows[i].sentence));
+        snprintf(paths[0], sizeof paths[0], "%s/%s", dir, rows[i].weights);
+        snprintf(paths[1], sizeof paths[1], "%s/%s", dir, rows[i].beside);
+        CHECK(unlink(paths[0]) == 0 && unlink(paths[1]) == 0);
+    }
+    CHECK(rmdir(rank) == 0);
+}
+
+TEST_MAIN(CASE(folder), CASE(checkpoints_of_other_engines),
+          CASE(checkpoints_of_other_engines_beside_readable_weights),
+          CASE(places_of_the_chat_template), CASE(vocabulary_of_another_format),
+          CASE(malformed_file_is_named), CASE(gguf), CASE(gguf_says_nothing_of_what_is_usual),
+          CASE(gguf_faults))
