@@ -11,9 +11,8 @@
 #define BATON_BASE_LOG_REPEATS_H
 
 #include <stdbool.h>
-#include <string.h>
+#include <stdint.h>
 
-#include "shared/base/hash/hash.h"
 #include "shared/base/log.h"
 
 enum { LOG_REPEATS_TEXTS = 16, LOG_REPEATS_MS = 60000 };
@@ -26,35 +25,12 @@ struct log_repeats {
     } texts[LOG_REPEATS_TEXTS];
 };
 
-/* Is `text` to be logged at now_ms? Then *n is how often it came unlogged since the last time. */
-static inline bool log_repeats_due(struct log_repeats *r, const char *text, uint64_t now_ms,
-                                   uint32_t *n)
-{
-    uint64_t hash = hash_64(text, strlen(text), 0) | 1;
-    size_t at = 0, oldest = 0;
-    while (at < LOG_REPEATS_TEXTS && r->texts[at].text != hash) {
-        if (r->texts[at].logged_ms < r->texts[oldest].logged_ms) oldest = at;
-        at++;
-    }
-    bool known = at < LOG_REPEATS_TEXTS;
-    if (!known) at = oldest;
-    *n = known ? r->texts[at].n : 0;
-    if (known && now_ms - r->texts[at].logged_ms < LOG_REPEATS_MS) {
-        r->texts[at].n++;
-        return false;
-    }
-    r->texts[at].text = hash;
-    r->texts[at].logged_ms = now_ms;
-    r->texts[at].n = 0;
-    return true;
-}
-
+/* Returns whether `text` is to be logged at now_ms. Then *n is how often it came unlogged since the
+ * last time. */
+bool log_repeats_due(struct log_repeats *r, const char *text, uint64_t now_ms, uint32_t *n);
 /* For lines of single requests, which somebody may look for: `level` when `text` is due, else
  * LOG_DEBUG. */
-static inline enum log_level log_repeats_level(struct log_repeats *r, const char *text,
-                                               uint64_t now_ms, enum log_level level, uint32_t *n)
-{
-    return log_repeats_due(r, text, now_ms, n) ? level : LOG_DEBUG;
-}
+enum log_level log_repeats_level(struct log_repeats *r, const char *text, uint64_t now_ms,
+                                 enum log_level level, uint32_t *n);
 
 #endif
