@@ -67,10 +67,10 @@ enum status pre_tokenizer_add_metaspace(struct pre_tokenizer *p, struct str repl
                                         struct err *err) MUST_CHECK;
 void pre_tokenizer_release(struct pre_tokenizer *p);
 
-/* Cuts pieces->text (valid UTF-8) into pieces->spans; stages may change the text. `is_start`: it is
- * the beginning of the whole text. */
 /* Returns whether every byte of a text is in some piece. */
 bool pre_tokenizer_keeps_all(const struct pre_tokenizer *p);
+/* Cuts pieces->text (valid UTF-8) into pieces->spans; stages may change the text. `is_start`: it is
+ * the beginning of the whole text. */
 enum status pre_tokenizer_run(const struct pre_tokenizer *p, bool is_start,
                               struct pre_tokenizer_pieces *pieces, struct err *err) MUST_CHECK;
 void pre_tokenizer_pieces_release(struct pre_tokenizer_pieces *pieces);
