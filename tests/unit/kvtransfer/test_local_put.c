@@ -1,5 +1,7 @@
 /* test_local_put.c - puts of transport mem with checksums: those that it stores are the ones of the
  * receiver's pieces, whichever threads copied them and however the copies cut them. */
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -122,6 +124,32 @@ static uint32_t put(struct pair *p, uint64_t piece_bytes, uint64_t last_bytes, u
     return n_known;
 }
 
+/* ---- who copies ---- */
+
+static const struct copy_impl *real_copy;
+static pthread_t putting_thread;
+static uint64_t whole_piece, last_piece; /* bytes */
+static atomic_uint n_own, n_of_copiers;  /* whole pieces, by the putting thread and by others */
+
+static void count_and_copy(const struct copy_run *runs, size_t n_runs, uint64_t *sums)
+{
+    atomic_uint *n = pthread_equal(pthread_self(), putting_thread) ? &n_own : &n_of_copiers;
+    for (size_t i = 0; i < n_runs; i++)
+        if (runs[i].n == whole_piece || runs[i].n == last_piece) atomic_fetch_add(n, 1);
+    real_copy->copy_and_hash(runs, n_runs, sums);
+}
+
+/* Lets the sender of a pair count the whole pieces that each thread copies. */
+static void count_copies(struct pair *p, struct copy_impl *counting)
+{
+    struct local_transport *t = (struct local_transport *)p->from.t;
+    real_copy = t->copy;
+    putting_thread = pthread_self();
+    *counting = *t->copy;
+    counting->copy_and_hash = count_and_copy;
+    t->copy = counting;
+}
+
 /* One scattered copy per piece; the last piece is `short_by` bytes shorter. */
 static uint32_t put_scattered(struct pair *p, uint64_t bytes, uint32_t n, uint64_t short_by)
 {
@@ -140,13 +168,26 @@ static void check_puts(uint32_t copiers)
     } sizes[] = { { 4096, 256 }, { 4000, 3 },        { 100, 256 },      { 65536, 16 },
                   { 1, 1 },      { 256 * 1024, 13 }, { 200 * 1024, 6 }, { 1 << 20, 3 } };
     struct pair p;
+    struct copy_impl counting;
+    uint64_t n_by_copiers = 0, deadline = clock_ms() + 20000;
     connect_pair(&p, copiers);
-    for (int round = 0; round < 10; round++)
+    count_copies(&p, &counting);
+    /* ten rounds, and more on a machine that gives the copiers no time */
+    for (int round = 0; round < 10 || (copiers > 1 && !n_by_copiers); round++) {
+        CHECK(round < 10 || clock_ms() < deadline);
         for (size_t i = 0; i < COUNT_OF(sizes); i++) {
             uint64_t short_by = round % 2 ? sizes[i].bytes / 3 : 0;
+            whole_piece = sizes[i].bytes;
+            last_piece = sizes[i].bytes - short_by;
+            atomic_store(&n_own, 0);
+            atomic_store(&n_of_copiers, 0);
             uint32_t n_known = put_scattered(&p, sizes[i].bytes, sizes[i].n, short_by);
+            uint32_t own = atomic_load(&n_own), others = atomic_load(&n_of_copiers);
+            CHECK(n_known >= own && n_known <= own + others);
+            n_by_copiers += n_known - own;
             if (copiers == 1) CHECK_EQ_INT(n_known, sizes[i].n);
         }
+    }
     close_pair(&p);
 }
 
