@@ -286,6 +286,7 @@ static enum status start_http(struct node *n, struct err *err)
         .loop = n->loop,
         .host = n->o.host,
         .port = n->o.port,
+        .option = "--port",
         .limits = n->o.http_limits,
         .handler = on_http,
         .arg = n,
@@ -295,6 +296,7 @@ static enum status start_http(struct node *n, struct err *err)
     TRY(http_server_start(&o, &n->http, err));
     if (n->o.metrics_port == 0 || n->o.metrics_port == n->o.port) return OK;
     o.port = n->o.metrics_port;
+    o.option = "--metrics-port";
     o.handler = on_admin;
     return http_server_start(&o, &n->admin, err);
 }

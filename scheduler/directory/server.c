@@ -220,6 +220,7 @@ enum status directory_server_start(struct loop *loop, struct directory *local, c
         .loop = loop,
         .host = host,
         .port = port,
+        .option = "--engine-worker-queue-port",
         .limits = HTTP_LIMITS_DEFAULT,
         .handler = on_request,
         .arg = s,

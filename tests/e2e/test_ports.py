@@ -24,8 +24,15 @@ def test_a_conflict_names_the_process_before_the_model_is_read():
             if option == '--rdma-comm-ports':
                 args += ['--cache-transfer-protocol', 'rdma,ipc,tcp']
             p = subprocess.run([BIN, 'serve', '--model', TINY, *args], capture_output=True, text=True, timeout=60)
-            assert p.returncode == 1 and f':{port}' in p.stderr and f'in use by process {os.getpid()} (' in p.stderr, (option, p.returncode, p.stderr)
+            assert p.returncode == 1 and f':{port}' in p.stderr and f'({option}): the port is in use by process {os.getpid()} (' in p.stderr, (option, p.returncode, p.stderr)
             assert 'loading' not in p.stderr and 'model memory' not in p.stderr, (option, p.stderr)
+
+
+def test_two_options_with_one_port_name_each_other():
+    port = str(free_ports(1)[0])
+    for option in '--pd-comm-port', '--engine-worker-queue-port':
+        p = subprocess.run([BIN, 'serve', '--model', TINY, '--host', '127.0.0.1', '--port', port, option, port], capture_output=True, text=True, timeout=60)
+        assert p.returncode == 1 and 'another port option of this node has the same port' in p.stderr and 'stop it' not in p.stderr, (option, p.returncode, p.stderr)
 
 
 def ask6(port, path, body=None):

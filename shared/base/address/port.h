@@ -8,7 +8,8 @@
 #include "shared/base/err.h"
 
 /* Sets the error of a bind or listen that failed with errno `code`, and returns ERR_CONFIG. When
- * the port is in use the sentence names the process that has it. `option` is the one that chose the
+ * the port is in use the sentence names the process that has it, or says that this one does for
+ * another option. `option` is the one that chose the
  * port; NULL: none. */
 enum status port_fail(int code, const char *host, uint16_t port, const char *option,
                       struct err *err);

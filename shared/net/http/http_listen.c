@@ -25,8 +25,8 @@ static enum status listen_resolve(const char *host, uint16_t port, struct sockad
     return OK;
 }
 
-enum status http_listen(uv_tcp_t *listener, const char *host, uint16_t port, uv_connection_cb cb,
-                        uint16_t *bound, struct err *err)
+enum status http_listen(uv_tcp_t *listener, const char *host, uint16_t port, const char *option,
+                        uv_connection_cb cb, uint16_t *bound, struct err *err)
 {
     struct sockaddr_storage a = { 0 };
     TRY(listen_resolve(host, port, &a, err));
@@ -34,10 +34,10 @@ enum status http_listen(uv_tcp_t *listener, const char *host, uint16_t port, uv_
      * share one by accident). */
     int rc = uv_tcp_bind(listener, (const struct sockaddr *)&a, 0);
     if (rc == 0) rc = uv_listen((uv_stream_t *)listener, LISTEN_BACKLOG, cb);
-    if (rc != 0) return port_fail(-rc, host, port, NULL, err);
+    if (rc != 0) return port_fail(-rc, host, port, option, err);
     int n = sizeof a;
     rc = uv_tcp_getsockname(listener, (struct sockaddr *)&a, &n);
-    if (rc != 0) return port_fail(-rc, host, port, NULL, err);
+    if (rc != 0) return port_fail(-rc, host, port, option, err);
     *bound = ntohs(a.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&a)->sin6_port
                                            : ((struct sockaddr_in *)&a)->sin_port);
     return OK;

@@ -36,7 +36,8 @@ extern const struct http_limits HTTP_LIMITS_DEFAULT;
 struct http_server_options {
     struct loop *loop;
     const char *host;
-    uint16_t port; /* 0: any free one */
+    uint16_t port;      /* 0: any free one */
+    const char *option; /* that chose the port, for the error; NULL: none. Used in the call only */
     struct http_limits limits;
     void (*handler)(void *arg, struct http_exchange *x);
     void *arg;

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "shared/base/address/port.h"
@@ -71,25 +72,69 @@ static uint16_t bound_port(int fd)
     return ntohs(a.sin_port);
 }
 
-TEST(ports_are_held_and_conflicts_name_the_process)
+/* Starts a process that listens on host:port and ends when `until` is closed. */
+static pid_t start_listener(const char *host, uint16_t port, int until[2])
+{
+    int ready[2];
+    char byte;
+    CHECK(pipe(until) == 0 && pipe(ready) == 0);
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        struct err err = { 0 };
+        int fd;
+        close(until[1]);
+        byte = port_hold(host, port, "--x", &fd, &err) == OK;
+        if (write(ready[1], &byte, 1) == 1) (void)!read(until[0], &byte, 1);
+        _exit(0);
+    }
+    close(until[0]);
+    CHECK(read(ready[0], &byte, 1) == 1 && byte == 1);
+    close(ready[0]);
+    close(ready[1]);
+    return pid;
+}
+
+static void end_listener(pid_t pid, const int until[2])
+{
+    close(until[1]);
+    CHECK(waitpid(pid, NULL, 0) == pid);
+}
+
+static uint16_t free_port(void)
 {
     struct sockaddr_in a = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
-    struct err err = { 0 };
-    char process[64];
-    int fd, held, again, none;
-    fd = socket(AF_INET, SOCK_STREAM, 0);
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
     CHECK(bind(fd, (struct sockaddr *)&a, sizeof a) == 0);
     uint16_t port = bound_port(fd);
     close(fd);
-    CHECK_OK(port_hold("127.0.0.1", port, "--x", &held, &err));
+    return port;
+}
+
+static void check_conflict(const char *host, uint16_t port, pid_t holder)
+{
+    struct err err = { 0 };
+    char process[64];
+    int fd;
+    CHECK_STATUS(port_hold(host, port, "--pd-comm-port", &fd, &err), ERR_CONFIG);
+    CHECK_EQ_INT(fd, -1);
+    snprintf(process, sizeof process, "in use by process %d (", (int)holder);
+    if (!strstr(err.text, process) || !strstr(err.text, "(--pd-comm-port)"))
+        test_fail(__FILE__, __LINE__, "%s, but process %d has it", err.text, (int)holder);
+}
+
+TEST(ports_are_held_and_conflicts_name_the_process)
+{
+    struct err err = { 0 };
+    int held, none, until[2];
+    uint16_t port = free_port();
+    pid_t pid = start_listener("127.0.0.1", port, until);
+    check_conflict("127.0.0.1", port, pid);
+    check_conflict("localhost", port, pid);
+    check_conflict("0.0.0.0", port, pid);
+    end_listener(pid, until);
+    CHECK_OK(port_hold(NULL, port, "--x", &held, &err));
     CHECK_EQ_INT(bound_port(held), port);
-    CHECK_STATUS(port_hold(NULL, port, "--pd-comm-port", &again, &err), ERR_CONFIG);
-    CHECK_EQ_INT(again, -1);
-    snprintf(process, sizeof process, "in use by process %d (", (int)getpid());
-    CHECK(strstr(err.text, process));
-    CHECK(strstr(err.text, "(--pd-comm-port)"));
-    close(held);
-    CHECK_OK(port_hold("127.0.0.1", port, "--x", &held, &err));
     close(held);
     CHECK_OK(port_hold("127.0.0.1", 0, "--x", &none, &err));
     CHECK_EQ_INT(none, -1);
@@ -97,5 +142,39 @@ TEST(ports_are_held_and_conflicts_name_the_process)
     CHECK(strstr(err.text, "this machine has no such address"));
 }
 
+/* Several processes may listen on one port, each on its own address. */
+TEST(the_process_on_the_same_address_is_named)
+{
+    int until[2][2];
+    uint16_t port = free_port();
+    pid_t pids[2];
+    for (int first = 1; first <= 2; first++) { /* in both orders */
+        char hosts[2][16];
+        for (int i = 0; i < 2; i++)
+            snprintf(hosts[i], sizeof hosts[i], "127.0.0.%d", i == 0 ? first : 3 - first);
+        for (int i = 0; i < 2; i++) pids[i] = start_listener(hosts[i], port, until[i]);
+        for (int i = 0; i < 2; i++) check_conflict(hosts[i], port, pids[i]);
+        for (int i = 1; i >= 0; i--) end_listener(pids[i], until[i]);
+    }
+    pids[0] = start_listener("0.0.0.0", port, until[0]);
+    check_conflict("127.0.0.1", port, pids[0]);
+    end_listener(pids[0], until[0]);
+}
+
+/* Nobody is told to stop the process that he starts. */
+TEST(a_port_that_the_node_has_itself_is_another_options)
+{
+    struct err err = { 0 };
+    int held, again;
+    uint16_t port = free_port();
+    CHECK_OK(port_hold("127.0.0.1", port, "--port", &held, &err));
+    CHECK_STATUS(port_hold("127.0.0.1", port, "--pd-comm-port", &again, &err), ERR_CONFIG);
+    CHECK(strstr(err.text, "(--pd-comm-port): another port option of this node"));
+    CHECK(!strstr(err.text, "stop it"));
+    close(held);
+}
+
 TEST_MAIN(CASE(host_port_is_parsed_and_written), CASE(hosts_in_brackets_and_too_long_ones),
-          CASE(ports_are_held_and_conflicts_name_the_process))
+          CASE(ports_are_held_and_conflicts_name_the_process),
+          CASE(the_process_on_the_same_address_is_named),
+          CASE(a_port_that_the_node_has_itself_is_another_options))
