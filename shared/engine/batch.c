@@ -192,9 +192,11 @@ static uint32_t blocks_to_start(const struct engine *e, const struct seq *s)
 
 static void announce_start(struct engine *e, struct seq *s)
 {
+    s->t_computes_ns = clock_ns();
+    s->n_taken = s->n_computed;
     if (s->started) return;
     s->started = true;
-    s->t_start_ns = clock_ns();
+    s->t_start_ns = s->t_computes_ns;
     s->n_cached = s->n_computed;
     counter_add(e->metrics.prompt_tokens, s->n_prompt);
     engine_emit(

@@ -157,15 +157,16 @@ static uint32_t overlap(uint32_t a_begin, uint32_t a_end, uint32_t b_begin, uint
     return begin < end ? end - begin : 0;
 }
 
-/* A prompt that computes for long says how far it is, so that nobody takes it for a hang. */
+/* A prompt that computes for long says how far it is, so that nobody takes it for a hang. After a
+ * preemption it begins anew, with what the cache still has. */
 static void tell_prefill(const struct engine *e, struct seq *s, uint64_t now)
 {
-    uint64_t since = s->t_told_ns > s->t_start_ns ? s->t_told_ns : s->t_start_ns,
+    uint64_t since = s->t_told_ns > s->t_computes_ns ? s->t_told_ns : s->t_computes_ns,
              every = (e->opt.tell_prefill_ms ? e->opt.tell_prefill_ms : TELL_PREFILL_MS) *
                      UINT64_C(1000000);
-    if (s->n_computed >= s->n_prompt || !s->t_start_ns || now - since < every) return;
-    double seconds = (double)(now - s->t_start_ns) * 1e-9,
-           rate = (s->n_computed - s->n_cached) / seconds;
+    if (s->n_computed >= s->n_prompt || !s->t_computes_ns || now - since < every) return;
+    double seconds = (double)(now - s->t_computes_ns) * 1e-9,
+           rate = (s->n_computed - s->n_taken) / seconds;
     s->t_told_ns = now;
     log_info(
         "long prefill",

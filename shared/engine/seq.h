@@ -53,6 +53,10 @@ struct seq {
     uint32_t n_remaining;                         /* its share of the engine's waiting_tokens */
     uint64_t t_submit_ns, t_start_ns, t_first_ns; /* 0: not yet */
     uint64_t t_told_ns;                           /* when it was logged how far a long prefill is */
+    /* Of computing since the last start, after a preemption the later one: when it began, and the
+     * tokens whose KV the cache had then. */
+    uint64_t t_computes_ns;
+    uint32_t n_taken;
 };
 
 /* Limits that seq_create checks a request against and sizes the sequence by. */

@@ -1,6 +1,7 @@
 /* test_engine_life.c - how sequences begin and end: limits, stops, echo, cancel, quarantine,
  * release, idling. */
 #include <math.h>
+#include <stdlib.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -338,12 +339,23 @@ TEST(engine_ends_with_work_in_it)
     rig_close(&r);
 }
 
+/* Returns what was logged to that file (static). */
+static const char *log_of(const struct log_file_options *o)
+{
+    static char log[1 << 16];
+    char path[600];
+    snprintf(path, sizeof path, "%s/%s", o->dir, o->name);
+    FILE *f = fopen(path, "r");
+    CHECK(f);
+    log[fread(log, 1, sizeof log - 1, f)] = 0;
+    fclose(f);
+    return log;
+}
+
 /* Returns how often `text` is in the log of an engine that tells every `ms`. */
 static int times_told(uint32_t ms, const char *text)
 {
     struct rig r;
-    static char log[1 << 16];
-    char path[600];
     const struct log_file_options o = { .dir = test_tmpdir(), .name = ms ? "told" : "untold" };
     CHECK_OK(log_set_file(&o));
     rig_open(&r, (struct rig_options){ .max_batched_tokens = 8, .tell_prefill_ms = ms });
@@ -351,13 +363,8 @@ static int times_told(uint32_t ms, const char *text)
     q.request = 0xabc;
     mem_free(rig_run(&r, &q, 1));
     rig_close(&r);
-    snprintf(path, sizeof path, "%s/%s", o.dir, o.name);
-    FILE *f = fopen(path, "r");
-    CHECK(f);
-    log[fread(log, 1, sizeof log - 1, f)] = 0;
-    fclose(f);
     int n = 0;
-    for (const char *p = log; (p = strstr(p, text)) != NULL; p++) n++;
+    for (const char *p = log_of(&o); (p = strstr(p, text)) != NULL; p++) n++;
     return n;
 }
 
@@ -366,6 +373,33 @@ TEST(long_prefill_says_how_far_it_is)
     CHECK(times_told(1, " long prefill request=0000000000000abc tokens=") > 0);
     CHECK(times_told(1, " of=1200 percent=") > 0);
     CHECK_EQ_INT(times_told(0, " long prefill "), 0); /* this one does not take 10 s */
+}
+
+/* One sequence has most of its prompt from the cache; the other one needs all blocks, so the
+ * first starts again with an empty cache. The rate is that of what is computed since. */
+TEST(long_prefill_counts_from_the_last_start)
+{
+    struct rig r;
+    int n_told = 0;
+    const struct log_file_options o = { .dir = test_tmpdir(), .name = "again" };
+    CHECK_OK(log_set_file(&o));
+    rig_open(&r,
+             (struct rig_options){ .n_blocks = 37, .max_batched_tokens = 8, .tell_prefill_ms = 1 });
+    struct engine_request q[2] = { rig_request(2, 320, 2, 230), rig_request(1, 200, 1, 100) };
+    q[1].request = 0xabc;
+    mem_free(rig_run(&r, &q[1], 1));
+    struct answer *a = rig_run(&r, q, 2);
+    CHECK(a[1].end.n_cached >= 150);
+    CHECK(rig_count(&r, "baton_engine_preemptions_total") > 0);
+    mem_free(a);
+    rig_close(&r);
+    for (const char *p = log_of(&o); (p = strstr(p, " long prefill request=0000000000000abc "));
+         p++) {
+        const char *rate = strstr(p, " tokens_per_s=");
+        CHECK(rate && strtod(rate + 14, NULL) < 1e7);
+        n_told++;
+    }
+    CHECK(n_told > 0);
 }
 
 TEST_MAIN(CASE(requests_that_cannot_fit_are_refused), CASE(full_queue_is_refused),
@@ -377,4 +411,4 @@ TEST_MAIN(CASE(requests_that_cannot_fit_are_refused), CASE(full_queue_is_refused
           CASE(reserved_prompt_is_not_in_the_cache_before_it_is_there),
           CASE(activation_may_be_the_end), CASE(prefilled_blocks_are_held_until_released),
           CASE(waiting_for_blocks_uses_no_cpu), CASE(engine_ends_with_work_in_it),
-          CASE(long_prefill_says_how_far_it_is))
+          CASE(long_prefill_says_how_far_it_is), CASE(long_prefill_counts_from_the_last_start))
