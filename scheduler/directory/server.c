@@ -10,6 +10,7 @@
 
 #include "scheduler/directory/local.h"
 #include "scheduler/directory/wire.h"
+#include "shared/base/address/host_port.h"
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
 #include "shared/base/hash/hash.h"
@@ -169,6 +170,20 @@ static enum status handle_call(struct directory_server *s, directory_server_fn *
     return st;
 }
 
+/* Says it once a minute for each host: each of them is to be corrected. */
+static void log_refusal(struct directory_server *s, const char *peer)
+{
+    char host[HOST_PORT_TEXT_MAX];
+    uint32_t n_unlogged;
+    snprintf(host, sizeof host, "%s", peer);
+    char *colon = strrchr(host, ':');
+    if (colon) *colon = 0; /* the client's port is another one each time */
+    if (log_repeats_due(&s->refusals, host, clock_ms(), &n_unlogged))
+        log_warn("directory call refused",
+                 "peer=%s why=\"it has another cluster secret (BATON_CLUSTER_SECRET)\" repeats=%u",
+                 peer, n_unlogged);
+}
+
 static enum status handle_request(struct directory_server *s, const struct http_exchange *x,
                                   struct buf *out, struct err *err)
 {
@@ -176,12 +191,7 @@ static enum status handle_request(struct directory_server *s, const struct http_
         return err_set(err, ERR_UNAVAILABLE,
                        "this node is shutting down and no longer serves the directory");
     if (!is_member(s, x)) {
-        uint32_t n_unlogged;
-        if (log_repeats_due(&s->refusals, "secret", clock_ms(), &n_unlogged))
-            log_warn("directory call refused",
-                     "peer=%s why=\"it has another cluster secret (BATON_CLUSTER_SECRET)\" "
-                     "repeats=%u",
-                     http_peer(x), n_unlogged);
+        log_refusal(s, http_peer(x));
         return err_set(err, ERR_UNAUTHORIZED,
                        "the cluster secret does not match the one of this node");
     }

@@ -166,7 +166,8 @@ static void reap(struct cluster *c, struct link *dead)
     bool counts = p && !spare && (was_ours || dead->state == LINK_UP);
     if (!counts) {
         if (dead->state != LINK_UP) counter_add(c->refused, 1);
-        if (log_repeats_due(&c->refusals, why, clock_ms(), &n_unlogged))
+        snprintf(what, sizeof what, "%s: %s", name, why);
+        if (log_repeats_due(&c->refusals, what, clock_ms(), &n_unlogged))
             log_line(level, "link refused", "peer=%s why=\"%s\" repeats=%u", name, why, n_unlogged);
         link_close(dead);
         return;

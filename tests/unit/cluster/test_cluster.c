@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 
 #include "shared/base/address/unproven.h"
+#include "shared/base/log.h"
 #include "shared/cluster/proto/node.pb-c.h"
 #include "tests/unit/cluster/cluster_rig.h"
 #include "tests/unit/net/net_fixture.h"
@@ -174,6 +175,44 @@ TEST(cluster_wrong_secret_is_lost_and_nothing_arrives)
     peer_close(b);
     peer_close(c);
     cluster_rig_close(&r);
+}
+
+/* Whoever is refused for the same reason is named as well. */
+TEST(cluster_every_refused_peer_is_logged)
+{
+    static char log[1 << 15];
+    char path[600];
+    struct cluster_rig r;
+    const struct log_file_options o = { .dir = test_tmpdir(), .name = "refused" };
+    CHECK_OK(log_set_file(&o));
+    cluster_rig_open(&r);
+    struct peer_node *a = peer_open(&r, 1, (struct peer_options){ 0 }),
+                     *b = peer_open(&r, 2, (struct peer_options){ .secret = "another" }),
+                     *c = peer_open(&r, 3, (struct peer_options){ 0 });
+    for (int i = 0; i < 2; i++) { /* again: nothing new */
+        size_t lost = a->n_lost + c->n_lost;
+        peer_meet(a, b);
+        peer_meet(c, b);
+        CHECK_OK(send_number(a, 2, 0));
+        CHECK_OK(send_number(c, 2, 0));
+        RIG_WAIT(&r, a->n_lost + c->n_lost == lost + 2);
+    }
+    peer_close(a);
+    peer_close(b);
+    peer_close(c);
+    cluster_rig_close(&r);
+    snprintf(path, sizeof path, "%s/refused", o.dir);
+    FILE *f = fopen(path, "r");
+    CHECK(f);
+    log[fread(log, 1, sizeof log - 1, f)] = 0;
+    fclose(f);
+    for (int i = 1; i <= 3; i += 2) {
+        char line[64];
+        snprintf(line, sizeof line, "link refused peer=node-%d ", i);
+        const char *first = strstr(log, line);
+        if (!first) test_fail(__FILE__, __LINE__, "no %s in %s", line, log);
+        CHECK(!strstr(first + 1, line));
+    }
 }
 
 TEST(cluster_wrong_incarnation_is_lost)
@@ -760,7 +799,8 @@ TEST(cluster_free_with_everything_pending)
 TEST_MAIN(
     CASE(cluster_delivers_in_order_in_both_directions), CASE(cluster_both_sides_dial_at_once),
     CASE(cluster_delivers_to_itself_in_order_and_later), CASE(cluster_big_messages_arrive_whole),
-    CASE(cluster_wrong_secret_is_lost_and_nothing_arrives), CASE(cluster_wrong_incarnation_is_lost),
+    CASE(cluster_wrong_secret_is_lost_and_nothing_arrives),
+    CASE(cluster_every_refused_peer_is_logged), CASE(cluster_wrong_incarnation_is_lost),
     CASE(cluster_refused_connection_and_bad_address_are_lost),
     CASE(cluster_port_taken_is_a_clear_error),
     CASE(cluster_queue_is_bounded_before_and_after_the_link_is_up),

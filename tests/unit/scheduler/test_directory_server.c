@@ -1,10 +1,14 @@
 /* test_directory_server.c - the directory server's answers to calls that its client never makes. */
+#include <arpa/inet.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "scheduler/directory/server.h"
 #include "scheduler/directory/wire.h"
 #include "shared/base/clock.h"
+#include "shared/base/log.h"
 #include "shared/base/mem.h"
 #include "shared/net/http/http_client.h"
 #include "tests/harness/test.h"
@@ -136,6 +140,57 @@ TEST(malformed_calls_are_answered)
     rig_close(&r);
 }
 
+/* Calls from this address of the host, on a connection of its own, with a wrong secret. */
+static void call_from(struct rig *r, const char *address)
+{
+    static const char text[] = "POST /cluster/v1/snapshot HTTP/1.1\r\nHost: x\r\n"
+                               "Content-Length: 2\r\nConnection: close\r\n\r\n{}";
+    struct sockaddr_in from = { .sin_family = AF_INET }, to = from;
+    char answer[1024];
+    ssize_t n = -1;
+    CHECK(inet_pton(AF_INET, address, &from.sin_addr) == 1);
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    to.sin_port = htons(directory_server_port(r->server));
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    CHECK(bind(fd, (struct sockaddr *)&from, sizeof from) == 0);
+    CHECK(connect(fd, (struct sockaddr *)&to, sizeof to) == 0);
+    CHECK_EQ_INT(send(fd, text, sizeof text - 1, 0), sizeof text - 1);
+    for (uint64_t end = clock_ms() + 5000; n < 0 && clock_ms() < end;) {
+        turn(r);
+        n = recv(fd, answer, sizeof answer - 1, MSG_DONTWAIT);
+    }
+    CHECK(n > 12 && strncmp(answer + 9, "401", 3) == 0);
+    close(fd);
+}
+
+/* Each host that has another secret is named once, whatever ports it calls from. */
+TEST(every_refused_host_is_logged)
+{
+    static char log[1 << 15];
+    char path[600];
+    struct rig r;
+    const struct log_file_options o = { .dir = test_tmpdir(), .name = "refused" };
+    CHECK_OK(log_set_file(&o));
+    rig_open(&r, STR("s3cret"));
+    for (int i = 0; i < 2; i++) {
+        call_from(&r, "127.0.0.1");
+        call_from(&r, "127.0.0.2");
+    }
+    rig_close(&r);
+    snprintf(path, sizeof path, "%s/refused", o.dir);
+    FILE *f = fopen(path, "r");
+    CHECK(f);
+    log[fread(log, 1, sizeof log - 1, f)] = 0;
+    fclose(f);
+    for (int i = 1; i <= 2; i++) {
+        char line[64];
+        snprintf(line, sizeof line, "directory call refused peer=127.0.0.%d:", i);
+        const char *first = strstr(log, line);
+        if (!first) test_fail(__FILE__, __LINE__, "no %s in %s", line, log);
+        CHECK(!strstr(first + 1, line));
+    }
+}
+
 TEST(long_bodies_are_refused)
 {
     struct rig r;
@@ -174,5 +229,5 @@ TEST(only_the_exact_proof_is_taken)
     rig_close(&r);
 }
 
-TEST_MAIN(CASE(malformed_calls_are_answered), CASE(long_bodies_are_refused),
-          CASE(only_the_exact_proof_is_taken))
+TEST_MAIN(CASE(malformed_calls_are_answered), CASE(every_refused_host_is_logged),
+          CASE(long_bodies_are_refused), CASE(only_the_exact_proof_is_taken))
