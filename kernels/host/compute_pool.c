@@ -222,7 +222,12 @@ static void bind_thread(const struct compute_pool *p, int i_thread)
         log_warn("compute thread not bound", "thread=%d group=%d", i_thread, group_of(p, i_thread));
 }
 
-void compute_pool_bind_caller(const struct compute_pool *p) { bind_thread(p, 0); }
+void compute_pool_bind_caller(struct compute_pool *p)
+{
+    bind_thread(p, 0);
+    close_delay(&p->delay); /* of the thread that called before, as one that loads weights */
+    p->delay = (struct compute_delay){ 0 };
+}
 
 static void *worker_main(void *arg)
 {

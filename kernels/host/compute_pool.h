@@ -29,8 +29,9 @@ int compute_pool_threads(const struct compute_pool *p);
  * group). */
 int compute_pool_groups(const struct compute_pool *p);
 int compute_pool_share(const struct compute_pool *p, int n, int group);
-/* Binds the calling thread, which will call compute_pool_run, like the others. */
-void compute_pool_bind_caller(const struct compute_pool *p);
+/* Binds the calling thread, which will call compute_pool_run from now on, like the others. Whether
+ * the machine is busy is then judged by how long this thread waits for CPUs. */
+void compute_pool_bind_caller(struct compute_pool *p);
 /* A number that changes whenever an index is taken: if it stands still during a run, the compute
  * threads are stuck. Any thread. */
 uint64_t compute_pool_progress(const struct compute_pool *p);

@@ -1,7 +1,11 @@
 /* test_compute_pool.c - the compute threads: every index once, results visible, idle threads
  * asleep. */
+#include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -154,6 +158,125 @@ TEST(idle_threads_use_no_cpu)
     compute_pool_free(p);
 }
 
+/* ---- who waits for CPUs ---- */
+
+/* One index keeps the other thread for ms, so that the caller waits for it. */
+struct wait_for_other {
+    int us;
+    atomic_int n_begun;
+};
+
+static void keep_other_thread(void *arg, int index, int thread)
+{
+    struct wait_for_other *w = arg;
+    (void)index;
+    atomic_fetch_add(&w->n_begun, 1);
+    while (thread == 0 && atomic_load(&w->n_begun) < 2) usleep(50);
+    if (thread != 0) usleep((useconds_t)w->us);
+}
+
+static void run_and_wait(struct compute_pool *p, int us)
+{
+    struct wait_for_other w = { .us = us };
+    compute_pool_run(p, 2, keep_other_thread, &w);
+}
+
+static void *run_as_loader(void *pool)
+{
+    run_and_wait(pool, 2000);
+    return NULL;
+}
+
+/* Returns how many open files are the schedstat of thread `tid`. */
+static int n_schedstats_of(pid_t tid)
+{
+    char want[64], path[64], target[256];
+    int n_found = 0;
+    snprintf(want, sizeof want, "/task/%d/schedstat", (int)tid);
+    for (int fd = 0; fd < 256; fd++) {
+        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+        ssize_t n = readlink(path, target, sizeof target - 1);
+        if (n <= 0) continue;
+        target[n] = 0;
+        n_found += strstr(target, want) != NULL;
+    }
+    return n_found;
+}
+
+/* The weights are loaded by one thread, and the engine's computes afterwards. */
+TEST(the_callers_clock_is_of_the_thread_that_calls)
+{
+    struct compute_pool *p;
+    struct err err;
+    pthread_t loader;
+    if (access("/proc/thread-self/schedstat", R_OK) != 0) SKIP("the kernel has no schedstat");
+    CHECK_OK(compute_pool_create_on(&(struct numa_nodes){ .n = 1 }, 2, &p, &err));
+    CHECK(pthread_create(&loader, NULL, run_as_loader, p) == 0);
+    CHECK(pthread_join(loader, NULL) == 0);
+    CHECK_EQ_INT(n_schedstats_of(gettid()), 0);
+    compute_pool_bind_caller(p);
+    run_and_wait(p, 2000);
+    CHECK_EQ_INT(n_schedstats_of(gettid()), 1);
+    compute_pool_free(p);
+    CHECK_EQ_INT(n_schedstats_of(gettid()), 0);
+}
+
+enum { COUNTERS = 2, BUSY_TEST_MS = 1500, SHORT_WAIT_US = 300 };
+
+static pid_t start_counter(void)
+{
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    for (volatile uint64_t n = 0; pid == 0; n++) continue;
+    return pid;
+}
+
+static double cpu_seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static void bind_to(const cpu_set_t *all, int nth)
+{
+    cpu_set_t one;
+    int cpu = 0;
+    CPU_ZERO(&one);
+    for (int n = 0; n <= nth; cpu++) n += CPU_ISSET(cpu, all) != 0;
+    CPU_SET(cpu - 1, &one);
+    CHECK(sched_setaffinity(0, sizeof one, &one) == 0);
+}
+
+/* Other processes count on the caller's CPU while the other thread, on another CPU, has an index. A
+ * caller that polled would take its share of the CPU, a third; it sleeps. */
+TEST(a_caller_does_not_poll_on_a_busy_machine)
+{
+    struct compute_pool *p;
+    struct err err;
+    pid_t counters[COUNTERS];
+    cpu_set_t mine;
+    sched_getaffinity(0, sizeof mine, &mine);
+    if (access("/proc/thread-self/schedstat", R_OK) != 0) SKIP("the kernel has no schedstat");
+    if (CPU_COUNT(&mine) < 2) SKIP("there is one CPU");
+    bind_to(&mine, 1);
+    CHECK_OK(compute_pool_create_on(&(struct numa_nodes){ .n = 1 }, 2, &p, &err));
+    bind_to(&mine, 0);
+    for (int i = 0; i < COUNTERS; i++) counters[i] = start_counter();
+    double cpu_begin = cpu_seconds();
+    uint64_t begin = clock_ms();
+    while (clock_ms() - begin < BUSY_TEST_MS) run_and_wait(p, SHORT_WAIT_US);
+    double used = cpu_seconds() - cpu_begin, wall = (double)(clock_ms() - begin) * 1e-3;
+    for (int i = 0; i < COUNTERS; i++) {
+        kill(counters[i], SIGKILL);
+        waitpid(counters[i], NULL, 0);
+    }
+    compute_pool_free(p);
+    sched_setaffinity(0, sizeof mine, &mine);
+    printf("busy machine: %.3f of a CPU\n", used / wall);
+    CHECK(used < wall / 4);
+}
+
 TEST(thread_counts_are_checked)
 {
     struct compute_pool *p;
@@ -168,4 +291,5 @@ TEST_MAIN(CASE(every_index_runs_once_on_one_thread), CASE(every_index_runs_once_
           CASE(every_index_runs_once_on_two_nodes), CASE(a_node_takes_its_own_share_first),
           CASE(every_index_runs_once_on_more_threads_than_cores),
           CASE(threads_wake_up_after_sleeping), CASE(two_indices_run_at_the_same_time),
-          CASE(idle_threads_use_no_cpu), CASE(thread_counts_are_checked))
+          CASE(idle_threads_use_no_cpu), CASE(the_callers_clock_is_of_the_thread_that_calls),
+          CASE(a_caller_does_not_poll_on_a_busy_machine), CASE(thread_counts_are_checked))
