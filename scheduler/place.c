@@ -142,7 +142,9 @@ static bool some_take(const struct candidates *decode, const struct place_reques
         n = KINDS_MAX;
     }
     for (size_t i = 0; i < n; i++) {
-        bool takes = can_exchange(r, prefill, complete ? decode->node[i] : decode->kind[i]);
+        /* A pair that is apart says nothing of the other nodes of its kind. */
+        bool takes = complete ? can_exchange(r, prefill, decode->node[i])
+                              : place_exchange(prefill, decode->kind[i]) == EXCHANGE_OK;
         some |= takes;
         *all &= takes;
     }

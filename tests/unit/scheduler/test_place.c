@@ -96,6 +96,60 @@ TEST(nodes_that_cannot_exchange_kv_are_not_paired)
     }
 }
 
+/* With more decode nodes than the sample holds, one of each kind speaks for the others. */
+TEST(one_pair_apart_leaves_the_other_decode_nodes_to_the_prefill_node)
+{
+    enum { D = 20 };
+    struct node_record n[1 + D];
+    struct place_request r = request(2 * BLOCK);
+    struct place_result out;
+    n[0] = kv_node(1, ROLE_PREFILL, "bf16");
+    for (uint64_t i = 1; i <= D; i++) {
+        n[i] = kv_node(1 + i, ROLE_DECODE, "bf16");
+        snprintf(n[i].kv_by, sizeof n[i].kv_by, "rdma,tcp");
+    }
+    for (size_t broken = 1; broken <= D; broken++) {
+        struct place_pair apart = { 1, n[broken].node };
+        r.apart = &apart;
+        r.n_apart = 1;
+        for (uint64_t i = 0; i < 20; i++) {
+            r.random = random_bits(100 * broken + i);
+            CHECK_OK(place_choose(n, COUNT_OF(n), &r, &out));
+            CHECK(out.prefill == &n[0]);
+            CHECK(out.decode != &n[broken]);
+        }
+    }
+    struct place_pair all[D];
+    for (size_t i = 0; i < D; i++) all[i] = (struct place_pair){ 1, n[1 + i].node };
+    r.apart = all;
+    r.n_apart = D;
+    CHECK_OK(place_choose(n, COUNT_OF(n), &r, &out));
+    CHECK(out.prefill == NULL); /* the decode node does both */
+}
+
+/* 20 decode nodes of two kinds, of which the prefill node reaches one. */
+TEST(kinds_of_kv_exchange_are_told_apart_among_many_decode_nodes)
+{
+    enum { D = 20 };
+    struct node_record n[2 + D];
+    struct place_request r = request(2 * BLOCK);
+    struct place_result out;
+    n[0] = kv_node(1, ROLE_PREFILL, "bf16");
+    n[1] = kv_node(2, ROLE_PREFILL, "f32"); /* fits into no decode node's pool */
+    for (uint64_t i = 0; i < D; i++)
+        n[2 + i] = kv_node(10 + i, ROLE_DECODE, i % 2 ? "bf16" : "int8");
+    struct place_pair apart = { 1, n[3].node };
+    for (uint64_t i = 0; i < 200; i++) {
+        r.random = random_bits(i);
+        r.apart = &apart;
+        r.n_apart = i % 2;
+        CHECK_OK(place_choose(n, COUNT_OF(n), &r, &out));
+        CHECK(out.prefill == &n[0]);
+        CHECK_EQ_STR(out.decode->kv_type, "bf16");
+        CHECK(r.n_apart == 0 || out.decode != &n[3]);
+    }
+}
+
 TEST(decode_nodes_alone_do_both)
 {
     struct node_record n = node(2, ROLE_DECODE);
@@ -330,7 +384,10 @@ TEST(equal_views_do_not_herd)
 }
 
 TEST_MAIN(CASE(no_nodes_is_unavailable), CASE(a_pair_is_split),
-          CASE(nodes_that_cannot_exchange_kv_are_not_paired), CASE(decode_nodes_alone_do_both),
+          CASE(nodes_that_cannot_exchange_kv_are_not_paired),
+          CASE(one_pair_apart_leaves_the_other_decode_nodes_to_the_prefill_node),
+          CASE(kinds_of_kv_exchange_are_told_apart_among_many_decode_nodes),
+          CASE(decode_nodes_alone_do_both),
           CASE(a_mixed_node_keeps_its_own_prompts), CASE(a_full_mixed_node_can_still_prefill),
           CASE(unfit_nodes_are_passed_over), CASE(full_is_busy_and_too_small_is_unavailable),
           CASE(the_whole_answer_must_fit), CASE(the_least_loaded_decode_node_wins),
