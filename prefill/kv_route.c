@@ -59,9 +59,10 @@ enum status kv_routes_on_answer(struct kv_routes *r, struct kv_route *route,
     Baton__KvtAnswer *a = baton__kvt_answer__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
     if (!a) return err_set(err, ERR_FORMAT, "the decode node's transfer answer is malformed");
     enum status st = OK;
-    if (a->status != OK) {
-        st = err_set(err, ERR_PEER_MISMATCH, "the decode node refused the KV connection: %s",
-                     a->text);
+    if (a->status != OK) { /* what passes by itself must not keep the two nodes apart */
+        bool busy = status_class_of((enum status)a->status) == CLASS_BUSY;
+        st = err_set(err, busy ? (enum status)a->status : ERR_PEER_MISMATCH,
+                     "the decode node refused the KV connection: %s", a->text);
     } else if (route->state == KV_ROUTE_ASKING) {
         st = kvt_connect(r->kvt, (struct str){ (const char *)a->answer.data, a->answer.len },
                          &route->peer, err);
@@ -71,6 +72,12 @@ enum status kv_routes_on_answer(struct kv_routes *r, struct kv_route *route,
     }
     baton__kvt_answer__free_unpacked(a, NULL);
     return st;
+}
+
+void kv_routes_wait_longer(struct kv_routes *r, uint64_t ms, uint64_t now)
+{
+    LIST_FOREACH (route, &r->all, struct kv_route, link)
+        route->since_ms = now - route->since_ms > ms ? route->since_ms + ms : now;
 }
 
 void kv_routes_drop(struct kv_routes *r, struct kv_route *route)

@@ -39,6 +39,8 @@ struct kv_route *kv_routes_get(struct kv_routes *r, uint64_t node);
 /* The decode node answered: connects, or tells why not in err. */
 enum status kv_routes_on_answer(struct kv_routes *r, struct kv_route *route,
                                 const struct cluster_message *m, struct err *err) MUST_CHECK;
+/* This process was stopped for `ms`: what the decode nodes sent meanwhile is still unread. */
+void kv_routes_wait_longer(struct kv_routes *r, uint64_t ms, uint64_t now);
 /* Disconnects and frees a route, whose waiting list must be empty. */
 void kv_routes_drop(struct kv_routes *r, struct kv_route *route);
 

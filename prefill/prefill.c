@@ -11,7 +11,8 @@
 
 enum {
     CREDIT_EXPIRES_MS = 15000, /* an unused credit is taken back (the decode nodes may be full) */
-    SWEEP_MS = 500
+    SWEEP_MS = 500,
+    STOPPED_MS = 1500 /* a sweep that comes so late shows that this process was stopped */
 };
 
 struct prefill_worker {
@@ -25,6 +26,7 @@ struct prefill_worker {
     uint64_t credited_tokens;
     struct kv_routes routes;
     struct loop_timer *sweep;
+    uint64_t t_sweep_ms;
     struct counter *started, *sent, *failed, *canceled;
     struct gauge *asked_gauge, *credited_gauge;
     struct log_repeats refusals; /* of prompts, for want of room */
@@ -39,6 +41,7 @@ struct prefill_worker *prefill_create(const struct prefill_options *o)
     list_init(&w->live);
     list_init(&w->asked);
     kv_routes_init(&w->routes, o->kvt, o->cluster);
+    w->t_sweep_ms = clock_ms();
     w->sweep = loop_timer_start(o->loop, SWEEP_MS, SWEEP_MS, sweep, w);
     w->started = metrics_counter(o->metrics, "baton_prefill_started_total", "",
                                  "Prompts given to the engine for another node.");
@@ -352,8 +355,10 @@ static void on_route_up(struct prefill_worker *w, uint64_t peer)
 static void sweep(void *arg)
 {
     struct prefill_worker *w = arg;
-    uint64_t now = clock_ms();
+    uint64_t now = clock_ms(), since = now - w->t_sweep_ms;
     uint32_t n_asked = 0;
+    w->t_sweep_ms = now;
+    if (since >= STOPPED_MS) kv_routes_wait_longer(&w->routes, since, now);
     LIST_FOREACH (p, &w->live, struct prefill_prompt, link) {
         n_asked += p->state == PROMPT_ASKED;
         /* Do not subtract: the credit may be younger than `now`, returned by a prompt that failed

@@ -203,7 +203,8 @@ void request_on_token(struct entry *e, struct request *r, uint64_t from, uint32_
         token_record_add(&r->held, r->id, attempt, index, t);
         return;
     }
-    if (r->state == REQUEST_PREFILL) {
+    if (r->state == REQUEST_PREFILL) { /* its KV has arrived */
+        view_join(&e->view, r->prefill.node, r->decode.node);
         r->wait_until_ms = REQUEST_NEVER_MS;
         request_set_state(r, REQUEST_DECODE);
     }

@@ -186,19 +186,35 @@ static bool is_pair(const struct view_apart *a, uint64_t prefill, uint64_t decod
     return a->pair.prefill == prefill && a->pair.decode == decode;
 }
 
-void view_part(struct view *v, uint64_t prefill, uint64_t decode, const char *why)
+static size_t find_pair(const struct view *v, uint64_t prefill, uint64_t decode)
 {
     size_t i = 0;
     while (i < v->n_apart && !is_pair(&v->apart[i], prefill, decode)) i++;
+    return i;
+}
+
+/* One trouble fails all prompts that wait for the connection: those after the first say nothing
+ * new. */
+void view_part(struct view *v, uint64_t prefill, uint64_t decode, const char *why)
+{
+    uint64_t now = clock_ms();
+    size_t i = find_pair(v, prefill, decode);
     if (i == v->n_apart) {
         if (v->n_apart < APART_MAX) v->n_apart++;
         else i = 0;
         v->apart[i] = (struct view_apart){ .pair = { prefill, decode } };
     }
     struct view_apart *a = &v->apart[i];
-    a->until_ms = clock_ms() + ((uint64_t)APART_MS << a->n);
+    if (a->until_ms > now) return;
+    a->until_ms = now + ((uint64_t)APART_MS << a->n);
     a->n += a->n < APART_DOUBLINGS;
     snprintf(a->why, sizeof a->why, "%s", why);
+}
+
+void view_join(struct view *v, uint64_t prefill, uint64_t decode)
+{
+    size_t i = find_pair(v, prefill, decode);
+    if (i < v->n_apart) v->apart[i] = v->apart[--v->n_apart];
 }
 
 size_t view_pairs_apart(const struct view *v, struct place_pair *out, size_t cap)

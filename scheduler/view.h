@@ -32,7 +32,7 @@ struct view_suspect {
 struct view_apart {
     struct place_pair pair;
     uint64_t until_ms;
-    uint32_t n; /* failures, each of which doubles the time */
+    uint32_t n; /* failures since KV arrived last, each of which doubles the time */
     char why[VIEW_WHY_MAX];
 };
 
@@ -73,8 +73,11 @@ void view_suspect(struct view *v, uint64_t node, const char *why);
 const char *view_why_suspect(const struct view *v, uint64_t node);
 /* Copies at most `cap` suspects to `out` and returns how many. */
 size_t view_suspects(const struct view *v, uint64_t *out, size_t cap);
-/* The prefill node could not send its KV to the decode node. */
+/* The prefill node could not send its KV to the decode node. Changes nothing while they are
+ * apart. */
 void view_part(struct view *v, uint64_t prefill, uint64_t decode, const char *why);
+/* The prefill node's KV has arrived at the decode node: earlier failures are forgotten. */
+void view_join(struct view *v, uint64_t prefill, uint64_t decode);
 /* Copies at most `cap` pairs that are apart to `out` and returns how many. */
 size_t view_pairs_apart(const struct view *v, struct place_pair *out, size_t cap);
 /* Load accounting of this entry node's own placements. */

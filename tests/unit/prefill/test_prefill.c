@@ -3,6 +3,8 @@
  * entry node. */
 #include "tests/unit/decode/worker_rig.h"
 
+#include "prefill/kv_route.h"
+
 enum { STEP = 64 };
 
 struct pair {
@@ -273,10 +275,65 @@ TEST(prefill_node_without_protocols_refuses)
     pair_close(&t);
 }
 
+/* A decode node that has no place for another connection now. */
+static bool answer_full(void *arg, const struct cluster_message *m)
+{
+    struct peer_node *n = arg;
+    Baton__KvtAnswer a = BATON__KVT_ANSWER__INIT;
+    if (m->type != FRAME_KVT_HELLO) return false;
+    a.status = ERR_FULL;
+    a.text = "256 KV connections are being made, the limit";
+    CHECK_OK(cluster_send_proto(n->c, m->from, FRAME_KVT_ANSWER, 0, 0, &a.base));
+    return true;
+}
+
+TEST(prefill_says_busy_when_the_decode_node_has_no_place_for_a_connection)
+{
+    struct pair t;
+    pair_open(&t, (struct worker_options){ 0 }, (struct worker_options){ 0 });
+    struct peer_node *full = peer_open(&t.rig, 3, (struct peer_options){ 0 });
+    full->hook = answer_full;
+    full->arg = full;
+    struct gen *g = entry_add(&t.e, 1, 100, 1, 5);
+    entry_ask(&t.e, g, t.p);
+    RIG_WAIT(&t.rig, g->credit);
+    buf_add_c(&g->grant, "whatever");
+    entry_prefill(&t.e, g, t.p, 3, cluster_port(full->c));
+    RIG_WAIT(&t.rig, g->failed);
+    CHECK_STATUS(g->status, ERR_FULL); /* not that the two do not match */
+    CHECK(strstr(g->text, "the limit"));
+    pair_close(&t);
+    peer_close(full);
+}
+
+/* The decode node answers in time; this node reads it late, since it was stopped. */
+TEST(prefill_stopped_while_a_connection_is_made_goes_on_with_it)
+{
+    struct pair t;
+    pair_open(&t, (struct worker_options){ 0 }, (struct worker_options){ 0 });
+    struct peer_node *other = peer_open(&t.rig, 3, (struct peer_options){ 0 });
+    struct gen *g = entry_add(&t.e, 1, 100, 1, 5);
+    entry_ask(&t.e, g, t.p);
+    RIG_WAIT(&t.rig, g->credit);
+    buf_add_c(&g->grant, "whatever");
+    entry_prefill(&t.e, g, t.p, 3, cluster_port(other->c));
+    RIG_WAIT(&t.rig, received_count(other, FRAME_KVT_HELLO) == 1);
+    usleep((KV_ROUTE_CONNECT_MS + 600) * 1000); /* no turn of the loop */
+    rig_turn_ms(&t.rig, 30);
+    CHECK(!g->failed);
+    answer_full(other, &(struct cluster_message){ .from = 1, .type = FRAME_KVT_HELLO });
+    RIG_WAIT(&t.rig, g->failed);
+    CHECK_STATUS(g->status, ERR_FULL);
+    pair_close(&t);
+    peer_close(other);
+}
+
 TEST_MAIN(CASE(prefill_credits_are_bounded_and_come_back), CASE(prefill_unused_credit_expires),
           CASE(prefill_refuses_more_than_it_may_hold), CASE(prefill_without_a_credit_is_stale),
           CASE(prefill_bad_messages_give_the_credit_back),
           CASE(prefill_cancel_in_every_state_gives_all_back),
           CASE(prefill_lost_decode_node_fails_the_prompt), CASE(prefill_lost_entry_gives_all_back),
           CASE(prefill_unreachable_decode_node), CASE(prefill_incompatible_decode_node_is_said_so),
-          CASE(prefill_node_without_protocols_refuses))
+          CASE(prefill_node_without_protocols_refuses),
+          CASE(prefill_says_busy_when_the_decode_node_has_no_place_for_a_connection),
+          CASE(prefill_stopped_while_a_connection_is_made_goes_on_with_it))

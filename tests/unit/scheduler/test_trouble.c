@@ -329,6 +329,50 @@ TEST(a_refused_pair_is_asked_once)
     world_close(&w);
 }
 
+/* One flap fails all prompts that wait for the connection. */
+TEST(failures_at_one_time_part_a_pair_once_and_kv_that_arrives_clears_them)
+{
+    enum { CLIENTS = 6 };
+    struct world w;
+    struct client c[CLIENTS];
+    struct attempt a[CLIENTS];
+    world_open(&w, "pd", 1000);
+    struct view *v = &w.s->entry.view;
+    for (int i = 0; i < CLIENTS; i++) {
+        CHECK_OK(client_submit(&w, &c[i], (struct ask){ .max_tokens = 3 }));
+        a[i] = play_split(&w, &c[i], AT_PREFILL, 0);
+    }
+    for (int i = 0; i < CLIENTS; i++) reply_failed(a[i].prefill, &a[i], ERR_PEER_REFUSED);
+    for (int i = 0; i < CLIENTS; i++) {
+        struct received_message *h = world_expect(&w, FRAME_RUN, &a[i].decode);
+        a[i].request = h->request;
+        a[i].number = h->attempt;
+    }
+    CHECK_EQ_INT(v->n_apart, 1);
+    CHECK_EQ_INT(v->apart[0].n, 1);
+    CHECK(v->apart[0].until_ms <= clock_ms() + 30000);
+    for (int i = 0; i < CLIENTS; i++)
+        for (int k = 0; k < CLIENTS; k++)
+            if (c[k].id == a[i].request) play_rest(&w, &c[k], &a[i], 3);
+    for (uint32_t n = 2; n <= 3; n++) { /* later failures double the time */
+        v->apart[0].until_ms = 1;       /* time passes */
+        CHECK_OK(client_submit(&w, &c[0], (struct ask){ .max_tokens = 3 }));
+        a[0] = play_split(&w, &c[0], AT_PREFILL, 0);
+        reply_failed(a[0].prefill, &a[0], ERR_PEER_REFUSED);
+        struct received_message *h = world_expect(&w, FRAME_RUN, &a[0].decode);
+        a[0].number = h->attempt;
+        CHECK_EQ_INT(v->apart[0].n, n);
+        play_rest(&w, &c[0], &a[0], 3);
+    }
+    v->apart[0].until_ms = 1;
+    CHECK_OK(client_submit(&w, &c[0], (struct ask){ .max_tokens = 3 }));
+    a[0] = play_split(&w, &c[0], AT_DECODE, 1); /* the KV has arrived */
+    CHECK_EQ_INT(v->n_apart, 0);
+    play_rest(&w, &c[0], &a[0], 3);
+    world_check_idle(&w);
+    world_close(&w);
+}
+
 TEST_MAIN(CASE(all_is_well), CASE(no_decode_node_names_what_is_seen_and_how_to_start_one),
           CASE(a_directory_that_is_away_comes_first),
           CASE(a_launcher_that_is_gone_is_told_and_is_why_its_view_is_away),
@@ -338,4 +382,5 @@ TEST_MAIN(CASE(all_is_well), CASE(no_decode_node_names_what_is_seen_and_how_to_s
           CASE(the_last_line_says_how_things_are),
           CASE(a_node_that_was_forgotten_is_no_trouble_that_is_over),
           CASE(a_peer_that_cannot_be_connected_is_found_before_a_request),
-          CASE(a_refused_pair_is_asked_once))
+          CASE(a_refused_pair_is_asked_once),
+          CASE(failures_at_one_time_part_a_pair_once_and_kv_that_arrives_clears_them))
