@@ -79,7 +79,7 @@ static void count_decode_nodes(const struct view *v, struct decode_nodes *out)
             out->n_draining++;
         } else if (v->model && n->model != v->model) {
             if (!out->n_other_model++) out->other_model = n;
-        } else if (view_why_suspect(v, n->node)) {
+        } else if (view_why_unreachable(v, n->node)) {
             if (!out->n_suspect++) out->suspect = n;
         } else {
             out->n_usable++;
@@ -100,7 +100,7 @@ static const struct node_record *find_other_model(const struct view *v)
 static const struct node_record *find_suspect(const struct view *v)
 {
     for (size_t i = 0; i < v->n_nodes; i++)
-        if (view_why_suspect(v, v->nodes[i].node) && !is_former_me(v, &v->nodes[i]))
+        if (view_why_unreachable(v, v->nodes[i].node) && !is_former_me(v, &v->nodes[i]))
             return &v->nodes[i];
     return v->unproven.node ? &v->unproven : NULL;
 }
@@ -114,7 +114,7 @@ static void say_peer(const struct trouble_facts *f, const struct node_record *n,
     set_about(out, n, NULL);
     set(out, TROUBLE_PEER, blocks,
         "%s node %.63s cannot be connected: %.200s; check with: baton doctor --peers %.80s",
-        node_role_name(n->role), n->name, view_why_suspect(f->view, n->node), address_of(n, at));
+        node_role_name(n->role), n->name, view_why_unreachable(f->view, n->node), address_of(n, at));
 }
 
 static void say_other_model(const struct trouble_facts *f, const struct node_record *n, bool blocks,

@@ -11,6 +11,7 @@ enum {
     SNAPSHOT_SOON_MS = 100, /* shortest time between snapshots */
     DIAL_AHEAD_NODES = 32,  /* in a larger topic links are made by need */
     REDIAL_MS = 1000,
+    DIALS_A_TICK = 2, /* each looks through all nodes */
     APART_MS = 30 * 1000,
     APART_DOUBLINGS = 5
 };
@@ -52,13 +53,21 @@ void view_set_me(struct view *v, const struct node_record *me)
     put_me(v);
 }
 
+static struct view_suspect *find_suspect(struct view *v, uint64_t node)
+{
+    for (size_t i = 0; i < v->n_suspects; i++)
+        if (v->suspects[i].node == node) return &v->suspects[i];
+    return NULL;
+}
+
+/* Suspects are dialed by tend_suspects. */
 static void learn(struct view *v)
 {
     for (size_t i = 0; i < v->n_nodes; i++) {
         const struct node_record *n = &v->nodes[i];
         if (!n->cluster_port) continue;
         cluster_learn(v->cluster, n->node, n->host, n->cluster_port);
-        if (v->n_nodes <= DIAL_AHEAD_NODES && !n->draining && !view_why_suspect(v, n->node))
+        if (v->n_nodes <= DIAL_AHEAD_NODES && !n->draining && !find_suspect(v, n->node))
             cluster_dial(v->cluster, n->node);
     }
 }
@@ -124,46 +133,54 @@ void view_refresh(struct view *v) { v->ask_again = true; }
 
 /* ---- suspects ---- */
 
-static struct view_suspect *find_suspect(struct view *v, uint64_t node)
+/* False: the suspect has left the topic. A failure comes back through view_suspect. */
+static bool dial_suspect(struct view *v, struct view_suspect *s, uint64_t now)
 {
-    for (size_t i = 0; i < v->n_suspects; i++)
-        if (v->suspects[i].node == node) return &v->suspects[i];
-    return NULL;
+    const struct node_record *n = view_find(v, s->node);
+    if (!n) return false;
+    s->dial_ms = now + REDIAL_MS;
+    cluster_learn(v->cluster, n->node, n->host, n->cluster_port);
+    cluster_dial(v->cluster, n->node);
+    return true;
 }
 
-/* A suspect whose time is over is dialed; it is one no more when the link is up, or when it has
- * left the topic. A failure comes back through view_suspect. */
+/* Dials suspects without a link, at once and then each second. One is a suspect no more when its
+ * time is over and the link is up, or when it has left the topic. */
 static void tend_suspects(struct view *v, uint64_t now)
 {
+    int n_dialed = 0;
     for (size_t i = 0; i < v->n_suspects;) {
         struct view_suspect *s = &v->suspects[i];
-        const struct node_record *n = view_find(v, s->node);
-        if (s->until_ms > now) {
-            i++;
-        } else if (!n || cluster_is_linked(v->cluster, s->node)) {
-            *s = v->suspects[--v->n_suspects];
-        } else {
-            s->until_ms = now + REDIAL_MS;
-            cluster_learn(v->cluster, n->node, n->host, n->cluster_port);
-            cluster_dial(v->cluster, n->node);
-            i++;
+        bool gone = false;
+        s->linked = cluster_is_linked(v->cluster, s->node);
+        if (!s->linked && s->dial_ms <= now && n_dialed < DIALS_A_TICK) {
+            n_dialed++;
+            gone = !dial_suspect(v, s, now);
         }
+        if (gone || (s->linked && s->until_ms <= now)) *s = v->suspects[--v->n_suspects];
+        else i++;
     }
 }
 
+/* A dial that failed does not extend the time: the node is chosen again as soon as it can be
+ * reached. */
 void view_suspect(struct view *v, uint64_t node, const char *why)
 {
     struct view_suspect *s = find_suspect(v, node);
-    if (!s) s = &v->suspects[v->n_suspects < SUSPECTS_MAX ? v->n_suspects++ : 0];
-    s->node = node;
-    s->until_ms = clock_ms() + SUSPECT_MS;
+    bool was_linked = !s || s->linked;
+    if (!s) {
+        s = &v->suspects[v->n_suspects < SUSPECTS_MAX ? v->n_suspects++ : 0];
+        *s = (struct view_suspect){ .node = node };
+    }
+    if (was_linked) s->until_ms = clock_ms() + SUSPECT_MS;
+    s->linked = false;
     snprintf(s->why, sizeof s->why, "%s", why);
 }
 
-const char *view_why_suspect(const struct view *v, uint64_t node)
+const char *view_why_unreachable(const struct view *v, uint64_t node)
 {
     for (size_t i = 0; i < v->n_suspects; i++)
-        if (v->suspects[i].node == node) return v->suspects[i].why;
+        if (v->suspects[i].node == node) return v->suspects[i].linked ? NULL : v->suspects[i].why;
     if (node && node == v->unproven.node)
         return "it has another cluster secret (BATON_CLUSTER_SECRET), or its record was forged";
     return NULL;

@@ -22,9 +22,12 @@ struct view_events {
     void *arg;
 };
 
-/* A node whose link was lost: not chosen for SUSPECT_MS, and then until a link is up again. */
+/* A node whose link was lost: not chosen for SUSPECT_MS, and then until a link is up again. It is
+ * dialed at once, so that a link that broke for a moment is there again when the node is needed. */
 struct view_suspect {
     uint64_t node, until_ms;
+    uint64_t dial_ms; /* it is dialed again then */
+    bool linked;      /* since it was lost: it can be used, and is when there is no other node */
     char why[VIEW_WHY_MAX];
 };
 
@@ -69,8 +72,8 @@ void view_set_me(struct view *v, const struct node_record *me);
 const struct node_record *view_find(const struct view *v, uint64_t node);
 /* A link to the node was lost. */
 void view_suspect(struct view *v, uint64_t node, const char *why);
-/* The reason why a node is suspect, or NULL. */
-const char *view_why_suspect(const struct view *v, uint64_t node);
+/* The reason why a node has no link, or NULL: it was never lost, or is linked again. */
+const char *view_why_unreachable(const struct view *v, uint64_t node);
 /* Copies at most `cap` suspects to `out` and returns how many. */
 size_t view_suspects(const struct view *v, uint64_t *out, size_t cap);
 /* The prefill node could not send its KV to the decode node. Changes nothing while they are

@@ -30,7 +30,7 @@ struct peer_node {
     uint64_t id;
     struct received_message *log;
     size_t n_log, cap_log;
-    uint64_t lost[16];
+    uint64_t lost[256];
     size_t n_lost;
     uint64_t t_lost_ms;
     char why[160];

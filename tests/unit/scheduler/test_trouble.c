@@ -305,6 +305,30 @@ TEST(a_peer_that_cannot_be_connected_is_found_before_a_request)
     world_close(&w);
 }
 
+TEST(a_link_that_broke_is_made_again_at_once_and_the_node_is_ready)
+{
+    struct world w;
+    struct serve_backend_stats st;
+    uint64_t avoid[SUSPECTS_MAX], t_ms;
+    world_open(&w, "pd", 1000);
+    uint64_t decode = w.nodes[1]->id;
+    RIG_WAIT(&w.rig, cluster_is_linked(w.entry->c, decode));
+    for (int i = 0; i < 3; i++) {
+        cluster_disconnect(w.entry->c, decode, "for a moment");
+        RIG_WAIT(&w.rig, w.entry->n_lost == (size_t)i + 1);
+        t_ms = clock_ms();
+        RIG_WAIT_MS(&w.rig, cluster_is_linked(w.entry->c, decode), 2000);
+        rig_turn_ms(&w.rig, 60);
+        w.be.stats(w.be.self, &st);
+        CHECK(st.ready); /* long before the suspicion ends */
+        CHECK_EQ_STR(st.why, "");
+        CHECK_EQ_INT(view_suspects(&w.s->entry.view, avoid, SUSPECTS_MAX), 1);
+    }
+    RIG_WAIT_MS(&w.rig, view_suspects(&w.s->entry.view, avoid, SUSPECTS_MAX) == 0, 8000);
+    CHECK(clock_ms() - t_ms >= SUSPECT_MS - 100); /* until then others are chosen first */
+    world_close(&w);
+}
+
 TEST(a_refused_pair_is_asked_once)
 {
     struct world w;
@@ -382,5 +406,6 @@ TEST_MAIN(CASE(all_is_well), CASE(no_decode_node_names_what_is_seen_and_how_to_s
           CASE(the_last_line_says_how_things_are),
           CASE(a_node_that_was_forgotten_is_no_trouble_that_is_over),
           CASE(a_peer_that_cannot_be_connected_is_found_before_a_request),
+          CASE(a_link_that_broke_is_made_again_at_once_and_the_node_is_ready),
           CASE(a_refused_pair_is_asked_once),
           CASE(failures_at_one_time_part_a_pair_once_and_kv_that_arrives_clears_them))
