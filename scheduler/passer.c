@@ -262,7 +262,7 @@ static void on_call_end(void *arg, enum http_pass_end end, int status)
         struct candidate *c = find(p, node);
         bool refused = end == PASS_NOT_TAKEN && http_pass_is_refusal(status);
         if (!refused) suspect(p, node);
-        else if (c) c->full = true;
+        else if (c && http_pass_is_full(status)) c->full = true;
         if (end == PASS_BROKEN) finish(s, BROKEN, status);
         else try_next(s);
     }
@@ -278,7 +278,9 @@ static void try_next(struct pass *s)
             return;
         }
         const struct node_record *r = &c->record;
+        s->tried[s->n_tried++] = r->node;
         struct http_pass_options o = {
+            .last = s->n_tried == PASS_TRIES || !choose(p, s),
             .loop = p->o.loop,
             .x = s->x,
             .host = r->host,
@@ -293,7 +295,6 @@ static void try_next(struct pass *s)
         };
         p->n_next++;
         c->n_passed++;
-        s->tried[s->n_tried++] = r->node;
         s->port = r->http_port;
         snprintf(s->host, sizeof s->host, "%s", r->host);
         s->asked_live = false;

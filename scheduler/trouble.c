@@ -114,7 +114,8 @@ static void say_peer(const struct trouble_facts *f, const struct node_record *n,
     set_about(out, n, NULL);
     set(out, TROUBLE_PEER, blocks,
         "%s node %.63s cannot be connected: %.200s; check with: baton doctor --peers %.80s",
-        node_role_name(n->role), n->name, view_why_unreachable(f->view, n->node), address_of(n, at));
+        node_role_name(n->role), n->name, view_why_unreachable(f->view, n->node),
+        address_of(n, at));
 }
 
 static void say_other_model(const struct trouble_facts *f, const struct node_record *n, bool blocks,

@@ -37,9 +37,11 @@ struct http_pass {
     char read_buf[READ_BYTES];
 };
 
+bool http_pass_is_full(int status) { return status == 429 || status == 503; }
+
 bool http_pass_is_refusal(int status)
 {
-    return status == 401 || status == 404 || status == 429 || status == 503;
+    return http_pass_is_full(status) || status == 401 || status == 404;
 }
 
 /* ---- the end ---- */
@@ -120,7 +122,8 @@ static enum status on_head(void *arg)
 {
     struct http_pass *p = arg;
     struct http_answer *a = &p->answer;
-    if (http_pass_is_refusal(a->status)) return ERR_PEER_REFUSED;
+    if (p->o.last ? http_pass_is_full(a->status) : http_pass_is_refusal(a->status))
+        return ERR_PEER_REFUSED;
     p->is_events = str_starts(buf_str(&a->type), "text/event-stream");
     p->is_whole = a->length <= WHOLE_MAX;
     if (p->is_whole) return OK;

@@ -3,8 +3,8 @@
  * The request goes as it came: the path, the body (not copied), the API key, the x-request-id and
  * what else means something to the API; and with `x-baton-passed`, so that no node passes it again.
  * A streamed answer comes back piece by piece; while the client does not read, neither does this. A
- * short whole answer is held until it is complete. An answer of HTTP_PASS_REFUSED, or none, is not
- * passed back: the caller tries another node or answers itself.
+ * short whole answer is held until it is complete. A refusal, or no answer, is not passed back: the
+ * caller tries another node or answers itself.
  *
  *     start ──▶ connect ──▶ send ──▶ head ──▶ body ──▶ done(PASS_ANSWERED)
  *                  └──────────┴────────┴─ done(PASS_NOT_TAKEN)  └──▶ done(PASS_BROKEN)
@@ -34,6 +34,7 @@ struct http_pass_options {
     const char *from; /* this node's name, for HTTP_PASS_HEADER */
     /* One line of JSON that ends a stream whose node is gone; kept until done. */
     struct str broken_event;
+    bool last;                      /* no other node is left to ask: 401 and 404 are the answer */
     uint32_t connect_ms, answer_ms; /* limits until connected, and until the answer begins */
     /* status: of the answer; 0: there was none. */
     void (*done)(void *arg, enum http_pass_end end, int status);
@@ -43,6 +44,8 @@ struct http_pass_options {
 /* The statuses with which another node may refuse a request that a third one would take: it is full
  * (429, 503), or has another key or model (401, 404). */
 bool http_pass_is_refusal(int status);
+/* Those of them that say so of all requests: another key or model is the client's own. */
+bool http_pass_is_full(int status);
 
 /* ERR_PEER_LOST: not even a connection could be begun. */
 enum status http_pass_start(const struct http_pass_options *o, struct http_pass **out) MUST_CHECK;

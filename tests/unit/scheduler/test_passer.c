@@ -211,6 +211,8 @@ static void set_draining(void *arg)
     passer_set_draining(g->passer);
 }
 
+static void set_serving(void *arg) { ((struct rig *)arg)->others[0].status = 200; }
+
 /* It answers /live only. */
 static void set_computing(void *arg) { ((struct rig *)arg)->others[0].status = 0; }
 
@@ -349,6 +351,33 @@ TEST(passer_tries_one_more_node_and_remembers_who_was_full)
     rig_close(&g);
 }
 
+/* A wrong model name or key is one client's. */
+TEST(passer_passes_back_that_no_node_knows_the_model_or_key_and_goes_on)
+{
+    static const int statuses[] = { 401, 404 };
+    for (size_t i = 0; i < COUNT_OF(statuses); i++) {
+        struct rig g = { .others = { { .status = statuses[i] },
+                                     { .status = statuses[i], .record = { .n_requests = 1 } } } };
+        rig_open(&g);
+        check_post(&g, "node1"); /* both were asked */
+        CHECK_EQ_INT(atomic_load(&g.others[0].n_asked), 1);
+        CHECK_EQ_INT(count(&g, "reason=\"loading\",outcome=\"answered\""), 1);
+        fixture_on_loop(g.loop, set_serving, &g);
+        check_post(&g, "node0"); /* the next client's request is served there */
+        rig_close(&g);
+        struct rig one = { .others = { { .status = statuses[i] } } };
+        rig_open(&one);
+        check_post(&one, "node0");
+        rig_close(&one);
+        /* One that is full says nothing of the model: this node answers. */
+        struct rig full = { .others = { { .status = statuses[i] },
+                                        { .status = 429, .record = { .n_requests = 1 } } } };
+        rig_open(&full);
+        check_post(&full, "own");
+        rig_close(&full);
+    }
+}
+
 TEST(passer_passes_other_answers_back_as_they_are)
 {
     struct rig g = { .others = { { .status = 400 }, { .status = 200 } } };
@@ -390,5 +419,6 @@ TEST_MAIN(CASE(passer_takes_the_least_loaded_node), CASE(passer_asks_only_nodes_
           CASE(passer_counts_what_it_passes_while_draining),
           CASE(passer_passes_nothing_twice_and_only_posts),
           CASE(passer_tries_one_more_node_and_remembers_who_was_full),
+          CASE(passer_passes_back_that_no_node_knows_the_model_or_key_and_goes_on),
           CASE(passer_passes_other_answers_back_as_they_are),
           CASE(passer_notices_a_frozen_node_and_waits_for_a_busy_one))
