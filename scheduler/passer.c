@@ -18,6 +18,7 @@ enum {
     PASS_TRIES = 2,     /* nodes asked for one request */
     SNAPSHOT_MS = 1000, /* older ones are renewed before a request is passed */
     SUSPECT_MS = 5000,  /* a node that failed is not chosen for so long */
+    FULL_MS = 1000,     /* nor one that said it is full, unless a snapshot comes first */
     CONNECT_MS = 2000,
     SILENT_MS = 1000, /* then a node is asked for /live */
     LIVE_MS = 2000,   /* and is lost when it does not answer */
@@ -36,8 +37,8 @@ static const char *const OUTCOME_NAMES[] = { "answered", "broken", "refused", "g
 /* A node of the snapshot. */
 struct candidate {
     struct node_record record;
-    uint32_t n_passed; /* by this node since the snapshot */
-    bool full;         /* said so since the snapshot */
+    uint32_t n_passed; /* by this node since the snapshot, and not answered yet */
+    uint64_t full_until_ms;
 };
 
 struct suspect {
@@ -52,6 +53,7 @@ struct passer {
     size_t n_nodes, n_next;  /* n_next: where the next choice begins, so that equals take turns */
     bool asking, draining, stopping;
     uint64_t t_snapshot_ms; /* 0: none yet */
+    uint64_t n_snapshots;
     struct suspect suspects[16];
     size_t n_suspects; /* ever added; a ring */
     struct list passes;
@@ -77,6 +79,7 @@ struct pass {
     struct buf name; /* the model that the request names, once looked for; "": none */
     uint64_t tried[PASS_TRIES];
     size_t n_tried;
+    uint64_t counted_in; /* the snapshot in which the last one's n_passed counts it; 0: none */
     char to[NODE_NAME_MAX]; /* the last one's name */
     char host[NODE_NAME_MAX];
     uint16_t port;
@@ -172,7 +175,8 @@ static bool was_tried(const struct pass *s, uint64_t node)
 static bool has_room(const struct candidate *c)
 {
     const struct node_record *r = &c->record;
-    return !c->full && (r->max_requests == 0 || r->n_requests + c->n_passed < r->max_requests);
+    return c->full_until_ms <= clock_ms() &&
+           (r->max_requests == 0 || r->n_requests + c->n_passed < r->max_requests);
 }
 
 static uint64_t load_of(const struct candidate *c)
@@ -226,9 +230,25 @@ static void free_pass(struct pass *s)
     mem_free(s);
 }
 
+/* A node of a later snapshot says itself how many requests it has. */
+static void count_passed(struct pass *s, struct candidate *c)
+{
+    c->n_passed++;
+    s->counted_in = s->passer->n_snapshots;
+}
+
+/* The node that was asked last does not have the request any more. */
+static void uncount_passed(struct pass *s)
+{
+    struct candidate *c = s->n_tried ? find(s->passer, s->tried[s->n_tried - 1]) : NULL;
+    if (c && s->counted_in == s->passer->n_snapshots) c->n_passed--;
+    s->counted_in = 0;
+}
+
 static void end_pass(struct pass *s, enum outcome outcome, int status)
 {
     struct passer *p = s->passer;
+    uncount_passed(s);
     list_remove(&s->link);
     if (--p->n_passes == 0) {
         loop_timer_free(p->look);
@@ -262,7 +282,8 @@ static void on_call_end(void *arg, enum http_pass_end end, int status)
         struct candidate *c = find(p, node);
         bool refused = end == PASS_NOT_TAKEN && http_pass_is_refusal(status);
         if (!refused) suspect(p, node);
-        else if (c && http_pass_is_full(status)) c->full = true;
+        else if (c && http_pass_is_full(status)) c->full_until_ms = clock_ms() + FULL_MS;
+        uncount_passed(s);
         if (end == PASS_BROKEN) finish(s, BROKEN, status);
         else try_next(s);
     }
@@ -271,7 +292,7 @@ static void on_call_end(void *arg, enum http_pass_end end, int status)
 static void try_next(struct pass *s)
 {
     struct passer *p = s->passer;
-    while (!s->call) {
+    for (;;) {
         struct candidate *c = s->n_tried < PASS_TRIES ? choose(p, s) : NULL;
         if (!c) {
             finish(s, REFUSED, 0);
@@ -294,12 +315,14 @@ static void try_next(struct pass *s)
             .arg = s,
         };
         p->n_next++;
-        c->n_passed++;
+        count_passed(s, c);
         s->port = r->http_port;
         snprintf(s->host, sizeof s->host, "%s", r->host);
         s->asked_live = false;
         snprintf(s->to, sizeof s->to, "%s", r->name);
-        if (http_pass_start(&o, &s->call) != OK) suspect(p, r->node);
+        if (http_pass_start(&o, &s->call) == OK) return;
+        suspect(p, r->node);
+        uncount_passed(s);
     }
 }
 
@@ -327,6 +350,7 @@ static void on_snapshot(void *arg, enum status st, const struct directory_snapsh
                 node_record_is_proven(&snap->nodes[i], p->o.secret))
                 p->nodes[p->n_nodes++].record = snap->nodes[i];
         p->t_snapshot_ms = clock_ms();
+        p->n_snapshots++;
     }
     start_waiting(p); /* with the last snapshot when there is no new one */
 }

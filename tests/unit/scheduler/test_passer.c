@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 
+#include "shared/base/list.h"
 #include "shared/base/mem.h"
 #include "tests/unit/net/net_fixture.h"
 
@@ -32,9 +33,13 @@ struct rig {
     size_t n_others;
     enum pass_reason reason;
     bool as_serve; /* asks through passer_when_full */
+    struct directory front_directory; /* the passer's: `directory`, until `away` */
+    bool away;
+    int n_unanswered; /* snapshots asked for while it was away */
     struct http_exchange *x;
     void *pass;
     uint16_t port;
+    uint32_t snapshot_ms; /* 0: one that lasts for the test */
 };
 
 static void other_handle(void *arg, struct http_exchange *x)
@@ -87,6 +92,15 @@ static void start_server(struct rig *g, void (*fn)(void *arg, struct http_exchan
     CHECK_OK(http_server_start(&o, out, NULL));
 }
 
+static enum status front_snapshot(struct directory *d, directory_snapshot_fn *cb, void *arg)
+{
+    struct rig *g = LIST_ENTRY(d, struct rig, front_directory);
+    g->n_unanswered += g->away;
+    return g->away ? ERR_UNAVAILABLE : directory_snapshot(g->directory, cb, arg);
+}
+
+static const struct directory_ops FRONT_OPS = { .name = "front", .snapshot = front_snapshot };
+
 static void rig_make(void *arg)
 {
     struct rig *g = arg;
@@ -95,7 +109,7 @@ static void rig_make(void *arg)
     CHECK_OK(directory_open("local", &d, &g->directory, NULL));
     struct passer_options p = {
         .loop = g->loop,
-        .directory = g->directory,
+        .directory = &g->front_directory,
         .metrics = g->metrics,
         .name = "me:1",
         .ttl_s = 20,
@@ -103,6 +117,8 @@ static void rig_make(void *arg)
         .live_ms = 200,
         .snapshot_ms = 60000,
     };
+    if (g->snapshot_ms) p.snapshot_ms = g->snapshot_ms;
+    g->front_directory.ops = &FRONT_OPS;
     g->passer = passer_create(&p);
     start_server(g, front_handle, g, &g->front);
     g->port = http_server_port(g->front);
@@ -213,8 +229,21 @@ static void set_draining(void *arg)
 
 static void set_serving(void *arg) { ((struct rig *)arg)->others[0].status = 200; }
 
-/* It answers /live only. */
-static void set_computing(void *arg) { ((struct rig *)arg)->others[0].status = 0; }
+/* They answer /live only. */
+static void set_computing(void *arg)
+{
+    struct rig *g = arg;
+    for (size_t i = 0; i < g->n_others; i++) g->others[i].status = 0;
+}
+
+static void set_away(void *arg) { ((struct rig *)arg)->away = true; }
+
+static int n_asked(const struct rig *g)
+{
+    int n = 0;
+    for (size_t i = 0; i < g->n_others; i++) n += atomic_load(&g->others[i].n_asked);
+    return n;
+}
 
 TEST(passer_takes_the_least_loaded_node)
 {
@@ -223,20 +252,41 @@ TEST(passer_takes_the_least_loaded_node)
                          { .status = 200, .record = { .n_requests = 1 } },
                          { .status = 200, .record = { .n_requests = 3, .max_requests = 4 } },
                      } };
+    int fds[6];
     rig_open(&g);
     check_post(&g, "node1");
-    check_post(&g, "node1"); /* what was passed since the snapshot counts */
-    for (int i = 0; i < 4; i++) {
-        struct buf b = { 0 };
-        int fd = begin(&g, "POST", "");
-        CHECK(fixture_read(fd, &b, SIZE_MAX, 10000));
-        close(fd);
-        buf_release(&b);
+    check_post(&g, "node1"); /* what has been answered does not count */
+    fixture_on_loop(g.loop, set_computing, &g);
+    for (int i = 0; i < 6; i++) { /* what is passed, and not answered yet, does */
+        fds[i] = begin(&g, "POST", "");
+        for (int ms = 0; ms < 5000 && n_asked(&g) < 3 + i; ms++) usleep(1000);
     }
     CHECK_EQ_INT(atomic_load(&g.others[0].n_asked), 1);
-    CHECK_EQ_INT(atomic_load(&g.others[1].n_asked), 4);
+    CHECK_EQ_INT(atomic_load(&g.others[1].n_asked), 2 + 4);
     CHECK_EQ_INT(atomic_load(&g.others[2].n_asked), 1); /* then it is full */
-    CHECK_EQ_INT(count(&g, "reason=\"loading\",outcome=\"answered\""), 6);
+    for (int i = 0; i < 6; i++) close(fds[i]);
+    for (int ms = 0; ms < 5000 && count(&g, "reason=\"loading\",outcome=\"gone\"") < 6; ms++)
+        usleep(1000);
+    rig_close(&g);
+}
+
+/* Snapshots end with the directory. */
+TEST(passer_forgets_what_was_full_while_the_directory_is_away)
+{
+    struct rig g = { .reason = PASS_WHEN_FULL,
+                     .snapshot_ms = 10,
+                     .others = { { .status = 429, .record = { .max_requests = 2 } } } };
+    rig_open(&g);
+    fixture_on_loop(g.loop, set_model, &g);
+    check_post(&g, "own");
+    fixture_on_loop(g.loop, set_away, &g);
+    fixture_on_loop(g.loop, set_serving, &g);
+    usleep(20000); /* a snapshot is due */
+    check_post(&g, "own"); /* it said that it is full just now */
+    CHECK_EQ_INT(atomic_load(&g.others[0].n_asked), 1);
+    usleep(1100000);
+    for (int i = 0; i < 5; i++) check_post(&g, "node0"); /* two at once, not two for ever */
+    CHECK(g.n_unanswered > 0);
     rig_close(&g);
 }
 
@@ -414,7 +464,8 @@ TEST(passer_notices_a_frozen_node_and_waits_for_a_busy_one)
     rig_close(&busy);
 }
 
-TEST_MAIN(CASE(passer_takes_the_least_loaded_node), CASE(passer_asks_only_nodes_that_take_requests),
+TEST_MAIN(CASE(passer_takes_the_least_loaded_node),
+          CASE(passer_forgets_what_was_full_while_the_directory_is_away), CASE(passer_asks_only_nodes_that_take_requests),
           CASE(passer_never_mixes_models), CASE(passer_takes_a_node_that_serves_the_model_named),
           CASE(passer_counts_what_it_passes_while_draining),
           CASE(passer_passes_nothing_twice_and_only_posts),
