@@ -20,10 +20,9 @@ enum {
     SUSPECT_MS = 5000,  /* a node that failed is not chosen for so long */
     FULL_MS = 1000,     /* nor one that said it is full, unless a snapshot comes first */
     CONNECT_MS = 2000,
-    SILENT_MS = 1000, /* then a node is asked for /live */
-    LIVE_MS = 2000,   /* and is lost when it does not answer */
-    LOOK_MS = 250,    /* between looks for silent nodes */
-    LOGGED_NAME_MAX = 128,
+    SILENT_MS = 1000,          /* then a node is asked for /live */
+    LIVE_MS = 2000,            /* and is lost when it does not answer */
+    LOOK_MS = 250,             /* between looks for silent nodes */
     NAMED_BODY_MAX = 64 << 10, /* of a longer body the model's name is not looked for */
     NAMED_VALUES_MAX = 4096,
     N_REASONS = 3
@@ -71,7 +70,7 @@ struct pass {
     struct passer *passer;
     enum pass_reason reason;
     struct http_exchange *x;
-    char *path;
+    char *path, *request; /* the request's name in logs and for the other node */
     void (*done)(void *arg, bool taken, int status);
     void *arg;
     struct http_pass *call; /* NULL: waits for a node */
@@ -79,7 +78,7 @@ struct pass {
     struct buf name; /* the model that the request names, once looked for; "": none */
     uint64_t tried[PASS_TRIES];
     size_t n_tried;
-    uint64_t counted_in; /* the snapshot in which the last one's n_passed counts it; 0: none */
+    uint64_t counted_in;    /* the snapshot in which the last one's n_passed counts it; 0: none */
     char to[NODE_NAME_MAX]; /* the last one's name */
     char host[NODE_NAME_MAX];
     uint16_t port;
@@ -215,18 +214,18 @@ static struct candidate *find(struct passer *p, uint64_t node)
 static void count(const struct pass *s, enum outcome outcome, int status)
 {
     const struct passer *p = s->passer;
-    struct str name = str_sub(http_header(s->x, "x-request-id"), 0, LOGGED_NAME_MAX);
     counter_add(p->counters[s->reason][outcome], 1);
     log_line(p->o.log_requests ? LOG_INFO : LOG_DEBUG, "request passed",
-             "api_request=%.*s to=%s reason=%s outcome=%s status=%d tries=%zu ms=%.1f",
-             STR_ARG(name), s->to, REASON_NAMES[s->reason], OUTCOME_NAMES[outcome], status,
-             s->n_tried, (double)(clock_ns() - s->t_start_ns) * 1e-6);
+             "api_request=%s to=%s reason=%s outcome=%s status=%d tries=%zu ms=%.1f", s->request,
+             s->to, REASON_NAMES[s->reason], OUTCOME_NAMES[outcome], status, s->n_tried,
+             (double)(clock_ns() - s->t_start_ns) * 1e-6);
 }
 
 static void free_pass(struct pass *s)
 {
     buf_release(&s->name);
     mem_free(s->path);
+    mem_free(s->request);
     mem_free(s);
 }
 
@@ -308,6 +307,7 @@ static void try_next(struct pass *s)
             .port = r->http_port,
             .path = s->path,
             .from = p->name,
+            .name = s->request,
             .broken_event = buf_str(&p->broken_event),
             .connect_ms = CONNECT_MS,
             .answer_ms = p->o.ttl_s * 1000,
@@ -420,14 +420,18 @@ static void look_for_silence(void *arg)
 
 /* ---- life ---- */
 
-void *passer_start(struct passer *p, enum pass_reason reason, struct http_exchange *x,
-                   const char *path, void (*done)(void *arg, bool taken, int status), void *arg)
+void *passer_start(struct passer *p, enum pass_reason reason, const struct serve_pass *r)
 {
-    if (http_header(x, HTTP_PASS_HEADER).p || strcmp(http_method(x), "POST") != 0) return NULL;
+    if (http_header(r->x, HTTP_PASS_HEADER).p || strcmp(http_method(r->x), "POST") != 0)
+        return NULL;
     if (p->stopping || p->n_passes >= PASSES_MAX) return NULL;
     struct pass *s = MEM_NEW(struct pass);
-    *s = (struct pass){ .passer = p, .reason = reason, .x = x, .done = done, .arg = arg };
-    s->path = mem_strdup(path);
+    *s = (struct pass){ .passer = p, .reason = reason };
+    s->x = r->x;
+    s->done = r->done;
+    s->arg = r->arg;
+    s->path = mem_strdup(r->path);
+    s->request = mem_strdup(r->name);
     if (is_fresh(p) && !choose(p, s)) {
         free_pass(s);
         return NULL;
@@ -448,12 +452,10 @@ void passer_cancel(struct passer *p, void *pass)
     end_pass(s, GONE, 499);
 }
 
-static void *start_when_full(void *self, struct http_exchange *x, const char *path,
-                             void (*done)(void *arg, bool taken, int status), void *arg)
+static void *start_when_full(void *self, const struct serve_pass *r)
 {
     const struct passer *p = self;
-    return passer_start(self, p->draining ? PASS_WHILE_DRAINING : PASS_WHEN_FULL, x, path, done,
-                        arg);
+    return passer_start(self, p->draining ? PASS_WHILE_DRAINING : PASS_WHEN_FULL, r);
 }
 
 static void cancel_when_full(void *self, void *pass) { passer_cancel(self, pass); }

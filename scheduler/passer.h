@@ -49,8 +49,7 @@ uint32_t passer_n_live(const struct passer *p);
 void passer_stop(struct passer *p);
 
 /* As serve_passer's functions, which this gives for PASS_WHEN_FULL. */
-void *passer_start(struct passer *p, enum pass_reason reason, struct http_exchange *x,
-                   const char *path, void (*done)(void *arg, bool taken, int status), void *arg);
+void *passer_start(struct passer *p, enum pass_reason reason, const struct serve_pass *r);
 void passer_cancel(struct passer *p, void *pass);
 struct serve_passer passer_when_full(struct passer *p);
 

@@ -7,6 +7,7 @@
 #include "shared/base/hash/hash.h"
 #include "shared/base/mem.h"
 #include "shared/serve/auth.h"
+#include "shared/serve/serve_state.h"
 
 void not_ready_reply(struct http_exchange *x, bool loading)
 {
@@ -60,10 +61,13 @@ static bool has_key(const struct not_ready_pass *o, struct str authorization)
 bool not_ready_pass(const struct not_ready_pass *o, struct http_exchange *x)
 {
     const char *path = serve_generating_path(http_path(x));
+    char name[REQUEST_NAME_MAX + 1];
     if (!o->passer || !path || !has_key(o, http_header(x, "authorization"))) return false;
     struct passed *p = MEM_NEW(struct passed);
     *p = (struct passed){ .passer = o->passer, .x = x, .otherwise = o->otherwise, .arg = o->arg };
-    p->pass = passer_start(o->passer, PASS_WHILE_LOADING, x, path, on_done, p);
+    serve_choose_name(x, name);
+    struct serve_pass r = { .x = x, .path = path, .name = name, .done = on_done, .arg = p };
+    p->pass = passer_start(o->passer, PASS_WHILE_LOADING, &r);
     if (!p->pass) {
         mem_free(p);
         return false;

@@ -333,7 +333,8 @@ static bool pass_if_full(struct api_exchange *e)
     const char *path = serve_generating_path(http_path(e->x));
     if (!path || !o->passer.start || !o->backend.is_full || e->serve->closed) return false;
     if (!o->backend.is_full(o->backend.self, e->serve->n_preparing)) return false;
-    e->pass = o->passer.start(o->passer.self, e->x, path, on_passed, e);
+    struct serve_pass r = { .x = e->x, .path = path, .name = e->name, .done = on_passed, .arg = e };
+    e->pass = o->passer.start(o->passer.self, &r);
     return e->pass != NULL;
 }
 
@@ -413,14 +414,12 @@ static void open_exchange(struct serve *s, struct http_exchange *x, bool admin)
 {
     ASSERT_THREAD(THREAD_LOOP);
     struct api_exchange *e = MEM_NEW(struct api_exchange);
-    struct str name = http_header(x, "x-request-id");
     e->serve = s;
     e->x = x;
     e->t_start_ns = clock_ns();
     e->route = find_route(http_path(x));
     if (admin && e->route && !(e->route->flags & ADMIN)) e->route = NULL;
-    if (serve_name_is_good(name)) snprintf(e->name, sizeof e->name, "%.*s", STR_ARG(name));
-    else serve_make_name(e->name);
+    serve_choose_name(x, e->name);
     serve_ref(s);
     s->n_exchanges++;
     gauge_set(s->m_in_flight, s->n_exchanges);

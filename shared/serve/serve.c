@@ -9,6 +9,7 @@
 #include "shared/base/mem.h"
 #include "shared/base/sampling.h"
 #include "shared/base/thread.h"
+#include "shared/net/http/http_pass.h"
 #include "shared/serve/completion_request.h"
 #include "shared/serve/routes.h"
 
@@ -146,6 +147,15 @@ bool serve_name_is_good(struct str name)
         if (!letter && c != '.' && c != '_' && c != '-') return false;
     }
     return true;
+}
+
+void serve_choose_name(const struct http_exchange *x, char out[REQUEST_NAME_MAX + 1])
+{
+    struct str own = http_header(x, "x-request-id"), given = http_header(x, HTTP_PASS_NAME_HEADER);
+    if (serve_name_is_good(own)) snprintf(out, REQUEST_NAME_MAX + 1, "%.*s", STR_ARG(own));
+    else if (http_header(x, HTTP_PASS_HEADER).p && serve_name_is_good(given))
+        snprintf(out, REQUEST_NAME_MAX + 1, "%.*s", STR_ARG(given));
+    else serve_make_name(out);
 }
 
 uint64_t serve_submit(struct serve *s, const char *path, struct str body, const char *request_id,

@@ -33,12 +33,21 @@ struct serve_defaults {
     int64_t top_k;
 };
 
+/* A request that another node may answer. */
+struct serve_pass {
+    struct http_exchange *x;
+    const char *path; /* copied, as is the name */
+    const char *name; /* its x-request-id, or the one made for it (serve_state.h) */
+    /* taken: the exchange has an answer of this status, else none. */
+    void (*done)(void *arg, bool taken, int status);
+    void *arg;
+};
+
 /* Passes requests to another node when the backend is full. */
 struct serve_passer {
     /* Returns NULL when no other node could take it; else `done` is called once, not from inside
-     * start: with `taken` the exchange has an answer of this status, otherwise none. */
-    void *(*start)(void *self, struct http_exchange *x, const char *path,
-                   void (*done)(void *arg, bool taken, int status), void *arg);
+     * start. */
+    void *(*start)(void *self, const struct serve_pass *r);
     /* The client left: done is not called. */
     void (*cancel)(void *self, void *pass);
     void *self;

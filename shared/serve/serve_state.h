@@ -46,6 +46,9 @@ void serve_unref(struct serve *s);
 bool serve_has_model(const struct serve *s, const char *name);
 /* Makes a random request name: 24 hexadecimal digits. */
 void serve_make_name(char out[REQUEST_NAME_MAX + 1]);
+/* Takes the exchange's x-request-id when it is good, else the name that the node which passed the
+ * request made, else a random one. */
+void serve_choose_name(const struct http_exchange *x, char out[REQUEST_NAME_MAX + 1]);
 /* Returns whether a request name may be echoed in a header: [A-Za-z0-9._-]{1,128}. */
 bool serve_name_is_good(struct str name);
 

@@ -250,6 +250,7 @@ static void write_head(struct http_pass *p)
     buf_printf(&p->head, "%s %s HTTP/1.1\r\nHost: %s%s%s:%u\r\n", http_method(x), p->o.path,
                is_ip6 ? "[" : "", p->host, is_ip6 ? "]" : "", p->o.port);
     for (size_t i = 0; i < COUNT_OF(passed); i++) add_header(&p->head, x, passed[i]);
+    if (p->o.name) buf_printf(&p->head, "%s: %s\r\n", HTTP_PASS_NAME_HEADER, p->o.name);
     buf_printf(&p->head, "%s: %s\r\nConnection: close\r\nContent-Length: %zu\r\n\r\n",
                HTTP_PASS_HEADER, p->o.from, http_body(x).n);
 }

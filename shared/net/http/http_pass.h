@@ -1,7 +1,8 @@
 /* http_pass.h - passes one request of a client to another node's HTTP port, and its answer back.
  *
  * The request goes as it came: the path, the body (not copied), the API key, the x-request-id and
- * what else means something to the API; and with `x-baton-passed`, so that no node passes it again.
+ * what else means something to the API; with `x-baton-passed`, so that no node passes it again, and
+ * with the name that both nodes log.
  * A streamed answer comes back piece by piece; while the client does not read, neither does this. A
  * short whole answer is held until it is complete. A refusal, or no answer, is not passed back: the
  * caller tries another node or answers itself.
@@ -16,6 +17,9 @@
 #include "shared/net/http/http_server.h"
 
 #define HTTP_PASS_HEADER "x-baton-passed"
+/* The name under which the passing node logs a request that has no x-request-id of its own. (That
+ * header is not made up, since a name in the body would have to give way to it.) */
+#define HTTP_PASS_NAME_HEADER "x-baton-passed-name"
 
 struct http_pass;
 
@@ -32,6 +36,7 @@ struct http_pass_options {
     const char *host, *path; /* copied; the path without a query */
     uint16_t port;
     const char *from; /* this node's name, for HTTP_PASS_HEADER */
+    const char *name; /* the request's, for HTTP_PASS_NAME_HEADER; NULL: none */
     /* One line of JSON that ends a stream whose node is gone; kept until done. */
     struct str broken_event;
     bool last;                      /* no other node is left to ask: 401 and 404 are the answer */

@@ -302,8 +302,8 @@ TEST(prefill_says_busy_when_the_decode_node_has_no_place_for_a_connection)
     RIG_WAIT(&t.rig, g->failed);
     CHECK_STATUS(g->status, ERR_FULL); /* not that the two do not match */
     CHECK(strstr(g->text, "the limit"));
-    pair_close(&t);
     peer_close(full);
+    pair_close(&t);
 }
 
 /* The decode node answers in time; this node reads it late, since it was stopped. */
@@ -324,8 +324,8 @@ TEST(prefill_stopped_while_a_connection_is_made_goes_on_with_it)
     answer_full(other, &(struct cluster_message){ .from = 1, .type = FRAME_KVT_HELLO });
     RIG_WAIT(&t.rig, g->failed);
     CHECK_STATUS(g->status, ERR_FULL);
-    pair_close(&t);
     peer_close(other);
+    pair_close(&t);
 }
 
 TEST_MAIN(CASE(prefill_credits_are_bounded_and_come_back), CASE(prefill_unused_credit_expires),

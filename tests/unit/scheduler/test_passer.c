@@ -32,7 +32,7 @@ struct rig {
     struct other others[NODES_MAX];
     size_t n_others;
     enum pass_reason reason;
-    bool as_serve; /* asks through passer_when_full */
+    bool as_serve;                    /* asks through passer_when_full */
     struct directory front_directory; /* the passer's: `directory`, until `away` */
     bool away;
     int n_unanswered; /* snapshots asked for while it was away */
@@ -51,6 +51,7 @@ static void other_handle(void *arg, struct http_exchange *x)
     }
     atomic_fetch_add(&o->n_asked, 1);
     CHECK(str_eq_c(http_header(x, "x-baton-passed"), "me:1"));
+    CHECK(str_eq_c(http_header(x, "x-baton-passed-name"), "a-name"));
     if (o->status) http_reply(x, o->status, "text/plain", NULL, str_of(o->record.name));
 }
 
@@ -78,8 +79,10 @@ static void front_handle(void *arg, struct http_exchange *x)
     g->x = x;
     http_on_end(x, front_on_end, g);
     struct serve_passer s = passer_when_full(g->passer);
-    if (g->as_serve) g->pass = s.start(s.self, x, "/v1/completions", front_on_done, g);
-    else g->pass = passer_start(g->passer, g->reason, x, "/v1/completions", front_on_done, g);
+    struct serve_pass r = {
+        .x = x, .path = "/v1/completions", .name = "a-name", .done = front_on_done, .arg = g
+    };
+    g->pass = g->as_serve ? s.start(s.self, &r) : passer_start(g->passer, g->reason, &r);
     if (!g->pass) answer_here(g);
 }
 
@@ -252,20 +255,20 @@ TEST(passer_takes_the_least_loaded_node)
                          { .status = 200, .record = { .n_requests = 1 } },
                          { .status = 200, .record = { .n_requests = 3, .max_requests = 4 } },
                      } };
-    int fds[6];
+    int fds[7];
     rig_open(&g);
     check_post(&g, "node1");
     check_post(&g, "node1"); /* what has been answered does not count */
     fixture_on_loop(g.loop, set_computing, &g);
-    for (int i = 0; i < 6; i++) { /* what is passed, and not answered yet, does */
+    for (int i = 0; i < 7; i++) { /* what is passed, and not answered yet, does */
         fds[i] = begin(&g, "POST", "");
         for (int ms = 0; ms < 5000 && n_asked(&g) < 3 + i; ms++) usleep(1000);
     }
     CHECK_EQ_INT(atomic_load(&g.others[0].n_asked), 1);
-    CHECK_EQ_INT(atomic_load(&g.others[1].n_asked), 2 + 4);
+    CHECK_EQ_INT(atomic_load(&g.others[1].n_asked), 2 + 5);
     CHECK_EQ_INT(atomic_load(&g.others[2].n_asked), 1); /* then it is full */
-    for (int i = 0; i < 6; i++) close(fds[i]);
-    for (int ms = 0; ms < 5000 && count(&g, "reason=\"loading\",outcome=\"gone\"") < 6; ms++)
+    for (int i = 0; i < 7; i++) close(fds[i]);
+    for (int ms = 0; ms < 5000 && count(&g, "reason=\"loading\",outcome=\"gone\"") < 7; ms++)
         usleep(1000);
     rig_close(&g);
 }
@@ -281,7 +284,7 @@ TEST(passer_forgets_what_was_full_while_the_directory_is_away)
     check_post(&g, "own");
     fixture_on_loop(g.loop, set_away, &g);
     fixture_on_loop(g.loop, set_serving, &g);
-    usleep(20000); /* a snapshot is due */
+    usleep(20000);         /* a snapshot is due */
     check_post(&g, "own"); /* it said that it is full just now */
     CHECK_EQ_INT(atomic_load(&g.others[0].n_asked), 1);
     usleep(1100000);
@@ -465,8 +468,9 @@ TEST(passer_notices_a_frozen_node_and_waits_for_a_busy_one)
 }
 
 TEST_MAIN(CASE(passer_takes_the_least_loaded_node),
-          CASE(passer_forgets_what_was_full_while_the_directory_is_away), CASE(passer_asks_only_nodes_that_take_requests),
-          CASE(passer_never_mixes_models), CASE(passer_takes_a_node_that_serves_the_model_named),
+          CASE(passer_forgets_what_was_full_while_the_directory_is_away),
+          CASE(passer_asks_only_nodes_that_take_requests), CASE(passer_never_mixes_models),
+          CASE(passer_takes_a_node_that_serves_the_model_named),
           CASE(passer_counts_what_it_passes_while_draining),
           CASE(passer_passes_nothing_twice_and_only_posts),
           CASE(passer_tries_one_more_node_and_remembers_who_was_full),

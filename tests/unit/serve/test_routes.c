@@ -212,7 +212,7 @@ struct fake_passer {
     void *arg;
     enum { TAKES, TAKES_NOT, KNOWS_NOBODY, HANGS } does;
     int n_started, n_canceled;
-    char path[64];
+    char path[64], name[160];
 };
 
 static void passer_on_timer(void *arg)
@@ -224,16 +224,16 @@ static void passer_on_timer(void *arg)
     p->done(p->arg, p->does == TAKES, p->does == TAKES ? 200 : 0);
 }
 
-static void *passer_begin(void *self, struct http_exchange *x, const char *path,
-                          void (*done)(void *arg, bool taken, int status), void *arg)
+static void *passer_begin(void *self, const struct serve_pass *r)
 {
     struct fake_passer *p = self;
     if (p->does == KNOWS_NOBODY) return NULL;
     p->n_started++;
-    p->x = x;
-    p->done = done;
-    p->arg = arg;
-    snprintf(p->path, sizeof p->path, "%s", path);
+    p->x = r->x;
+    p->done = r->done;
+    p->arg = r->arg;
+    snprintf(p->path, sizeof p->path, "%s", r->path);
+    snprintf(p->name, sizeof p->name, "%s", r->name);
     if (p->does != HANGS) p->timer = loop_timer_start(p->loop, 0, 0, passer_on_timer, p);
     return p;
 }
@@ -278,6 +278,38 @@ TEST(a_full_node_passes_what_generates)
     close(fd);
     for (int i = 0; i < 20000 && !p.n_canceled; i++) rig_turn(&r);
     CHECK_EQ_INT(p.n_canceled, 1);
+    rig_close(&r);
+}
+
+/* Both nodes log a request under one name. */
+TEST(a_passed_request_keeps_its_name)
+{
+    static const struct {
+        const char *headers;
+        bool is_hers; /* the name is "hers"; else a random one */
+    } rows[] = {
+        { NULL, false },
+        { "x-request-id: hers\r\n", true },
+        { "x-request-id: a\tto=evil status=200\r\n", false },
+        { "x-baton-passed: n:1\r\nx-baton-passed-name: hers\r\n", true },
+        { "x-baton-passed: n:1\r\nx-baton-passed-name: a b\r\n", false },
+        { "x-request-id: hers\r\nx-baton-passed: n:1\r\nx-baton-passed-name: no\r\n", true },
+        { "x-baton-passed-name: not-passed\r\n", false },
+    };
+    struct rig r;
+    rig_open(&r);
+    struct fake_passer p = { .loop = r.loop, .does = TAKES };
+    r.o.passer = (struct serve_passer){ passer_begin, passer_end, &p };
+    rig_start(&r);
+    r.fake.refuse = ERR_FULL;
+    for (size_t i = 0; i < COUNT_OF(rows); i++) {
+        struct answer a = rig_request(&r, "POST", "/v1/completions", rows[i].headers,
+                                      "{\"prompt\":\"x\"}");
+        if (rows[i].is_hers) CHECK_EQ_STR(p.name, "hers");
+        else CHECK_EQ_INT(strspn(p.name, "0123456789abcdef"), 24);
+        CHECK_EQ_INT(strlen(p.name), rows[i].is_hers ? 4 : 24);
+        answer_free(&a);
+    }
     rig_close(&r);
 }
 
@@ -428,7 +460,7 @@ TEST(a_long_prompt_that_runs_keeps_little)
 
 TEST_MAIN(CASE(chat_over_http), CASE(paths_and_aliases), CASE(side_documents), CASE(keys),
           CASE(content_types), CASE(client_that_leaves_cancels_its_work),
-          CASE(a_full_node_passes_what_generates),
+          CASE(a_full_node_passes_what_generates), CASE(a_passed_request_keeps_its_name),
           CASE(a_burst_is_passed_before_its_requests_are_prepared),
           CASE(a_small_request_does_not_wait_for_large_bodies),
           CASE(large_bodies_that_wait_can_be_cancelled_and_refused),
