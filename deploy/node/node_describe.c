@@ -1,0 +1,109 @@
+/* node_describe.c - what a node says of itself: its record in the directory, members of /version
+ * and /cluster, its ready line, how others join it. Thread: loop. */
+#include <stdio.h>
+#include <string.h>
+
+#include "deploy/node/node_internal.h"
+#include "shared/base/clock.h"
+#include "shared/base/json/json.h"
+#include "shared/base/log.h"
+
+void node_describe_record(void *arg, struct node_record *me)
+{
+    struct node *n = arg;
+    struct engine_stats st;
+    const struct kv_layout *l = engine_kv_layout(n->engine);
+    engine_get_stats(n->engine, &st);
+    *me = (struct node_record){
+        .node = n->id,
+        .role = n->o.role,
+        .cluster_port = cluster_port(n->cluster),
+        .http_port = n->http ? http_server_port(n->http) : 0,
+        .model = l->model_fingerprint,
+        .kv_lossy = n->o.tuning.lossy,
+        .kv_host = n->kv_host,
+        .max_seqs = n->o.max_seqs,
+        .n_blocks = l->n_blocks,
+        .block_tokens = l->block_tokens,
+        .max_model_len = n->o.max_model_len,
+        .draining = n->state != NODE_READY,
+        .n_running = st.n_running + st.n_reserved,
+        .n_waiting = st.n_waiting,
+        .n_blocks_free = st.n_blocks_free,
+        .n_requests = n->scheduler ? scheduler_n_live(n->scheduler) : 0,
+        .max_requests = n->o.max_requests == UINT32_MAX ? 0 : n->o.max_requests,
+        .waiting_tokens = st.waiting_tokens,
+        .progress = st.progress,
+        .has_work = st.has_work,
+    };
+    snprintf(me->name, sizeof me->name, "%s", n->name);
+    snprintf(me->topic, sizeof me->topic, "%s", n->o.topic);
+    snprintf(me->model_name, sizeof me->model_name, "%s", n->o.names[0]);
+    node_record_set_served(me, n->o.names, n->o.n_names);
+    snprintf(me->precision, sizeof me->precision, "%s", n->precision);
+    snprintf(me->kv_type, sizeof me->kv_type, "%s", kv_dtype_name(l->dtype));
+    snprintf(me->kv_by, sizeof me->kv_by, "%s", n->kv_by);
+    snprintf(me->host, sizeof me->host, "%s", n->o.advertise_host);
+    node_record_prove(me, n->o.secret);
+    gauge_set(n->loop_delay, loop_take_max_delay_ms(n->loop) * 1e-3);
+}
+
+void node_describe_join(struct node *n)
+{
+    const struct node_options *o = &n->o;
+    char at[HOST_PORT_TEXT_MAX];
+    if (strcmp(o->directory, "redis") == 0)
+        snprintf(n->join, sizeof n->join,
+                 "--scheduler-name splitwise --scheduler-host %s --scheduler-port %u "
+                 "--scheduler-topic %s",
+                 o->redis_host, o->redis_port, o->topic);
+    else if (strcmp(o->directory, "http") == 0)
+        snprintf(n->join, sizeof n->join, "--router %s",
+                 host_port_text(o->directory_host, o->directory_port, at));
+    else if (n->directory_server)
+        snprintf(n->join, sizeof n->join, "--router %s",
+                 host_port_text(o->advertise_host, directory_server_port(n->directory_server), at));
+}
+
+void node_describe_json(void *arg, bool cluster, struct buf *out)
+{
+    struct node *n = arg;
+    char id[32];
+    snprintf(id, sizeof id, "%016llx", (unsigned long long)n->id);
+    buf_printf(out, "\"node\":\"%s\",\"name\":", id);
+    json_add_string(out, str_of(n->name));
+    buf_printf(out, ",\"role\":\"%s\",\"topic\":", node_role_name(n->o.role));
+    json_add_string(out, str_of(n->o.topic));
+    buf_printf(out,
+               ",\"cluster_port\":%u,\"kv_port\":%u,\"live_prefill\":%u,\"live_decode\":%u,\"kv_"
+               "transports\":\"",
+               cluster_port(n->cluster), n->kvt ? kvt_port(n->kvt) : 0, prefill_n_live(n->prefill),
+               decode_n_live(n->decode));
+    if (n->kvt) kvt_available(n->kvt, out);
+    buf_add_char(out, '"');
+    if (!cluster) return;
+    buf_printf(out, ",\"version\":\"%s\",\"uptime_s\":%llu,\"model\":", BATON_VERSION,
+               (unsigned long long)(clock_ms() - n->t_start_ms) / 1000);
+    json_add_string(out, str_of(n->o.names[0]));
+    buf_add_char(out, ',');
+    scheduler_describe(n->scheduler, out);
+}
+
+void node_describe_ready(struct node *n)
+{
+    const struct kv_layout *l = engine_kv_layout(n->engine);
+    double gib = (double)kv_layout_pool_bytes(l) / (1 << 30);
+    uint64_t tokens = (uint64_t)l->n_blocks * l->block_tokens;
+    struct buf kv_by = { 0 };
+    if (n->kvt) kvt_available(n->kvt, &kv_by);
+    log_info("node ready",
+             "name=%s role=%s topic=%s model=%s after_s=%.1f kv_type=%s kv_blocks=%u "
+             "kv_tokens=%llu kv_gib=%.2f full_context_requests=%.1f http=%s:%u "
+             "cluster=%s:%u kv_port=%u kv_by=%s directory=%s",
+             n->name, node_role_name(n->o.role), n->o.topic, n->o.names[0],
+             (double)(clock_ms() - n->t_start_ms) * 1e-3, kv_dtype_name(l->dtype), l->n_blocks,
+             (unsigned long long)tokens, gib, (double)tokens / n->o.max_model_len, n->o.host,
+             n->http ? http_server_port(n->http) : 0, n->o.cluster_host, cluster_port(n->cluster),
+             n->kvt ? kvt_port(n->kvt) : 0, n->kvt ? kv_by.data : "", n->o.directory);
+    buf_release(&kv_by);
+}

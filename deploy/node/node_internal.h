@@ -1,0 +1,93 @@
+/* node_internal.h - the node itself and what its files do for each other; nobody else includes it.
+ *
+ * node.c starts the parts, node_events.c brings events to the loop, node_describe.c says what the
+ * node is, node_stop.c takes the parts down. Thread: loop, unless a function says otherwise. */
+#ifndef BATON_DEPLOY_NODE_NODE_INTERNAL_H
+#define BATON_DEPLOY_NODE_NODE_INTERNAL_H
+
+#include <stdatomic.h>
+
+#include "decode/decode.h"
+#include "deploy/node/launcher_watch.h"
+#include "deploy/node/node.h"
+#include "deploy/node/node_model.h"
+#include "deploy/node/node_ports.h"
+#include "prefill/prefill.h"
+#include "scheduler/directory/server.h"
+#include "scheduler/passer.h"
+#include "scheduler/scheduler.h"
+#include "shared/base/address/host_port.h"
+#include "shared/base/mailbox.h"
+
+/* Tell the sequences and transfers of the two workers apart. */
+#define DECODE_IDS  (UINT64_C(1) << 56)
+#define PREFILL_IDS (UINT64_C(2) << 56)
+
+enum node_state { NODE_LOADING, NODE_READY, NODE_DRAINING, NODE_STOPPING };
+
+struct node {
+    struct node_options o;
+    enum node_state state;
+    uint64_t id;
+    char name[NODE_NAME_MAX];
+    struct loop *loop;
+    struct metrics *metrics;
+    struct http_server *http, *admin;
+    struct node_model model; /* its weights move into the engine */
+    struct err load_err;
+    enum status load_st;
+    atomic_bool stop_loading;
+    struct node_ports ports;
+    struct engine *engine;
+    struct mailbox *events;
+    struct kvt *kvt;
+    char precision[NODE_NAME_MAX], kv_by[KV_BY_MAX]; /* of its record */
+    uint64_t kv_host;
+    char join[HOST_PORT_TEXT_MAX + 256]; /* trouble.h; "": nobody can */
+    struct cluster *cluster;
+    struct directory *directory;
+    struct directory_server *directory_server;
+    struct decode_worker *decode;
+    struct prefill_worker *prefill;
+    struct scheduler *scheduler;
+    struct passer *passer; /* NULL: with --no-pass-requests, and without HTTP */
+    struct serve *serve;
+    struct loop_timer *drain, *stopper;
+    struct launcher_watch *launcher; /* NULL: none started this node */
+    uint64_t t_start_ms, t_drain_ms;
+    int exit_status, n_signals;
+    void (*on_ready)(void *arg);
+    void *on_ready_arg;
+    void (*on_signal)(void *arg);
+    void *on_signal_arg;
+    struct gauge *loop_delay, *ready_gauge;
+};
+
+/* ---- node_events.c ---- */
+
+/* Makes and frees the mailbox through which events of the engine and of KV transfer come. */
+void node_events_create(struct node *n);
+void node_events_free(struct node *n);
+/* Callbacks of the engine and of KV transfer. Thread: engine; transfer. */
+void node_events_of_engine(void *arg, const struct engine_event *e);
+void node_events_of_kvt(void *arg, const struct kvt_event *e);
+/* Thread: engine. */
+void node_events_kv_ready(void *arg, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end,
+                          const int32_t *blocks, uint64_t event);
+
+/* ---- node_describe.c ---- */
+
+/* Fills in the record of this node, for the directory. */
+void node_describe_record(void *arg, struct node_record *me);
+/* Appends members of /version, or of /cluster. */
+void node_describe_json(void *arg, bool cluster, struct buf *out);
+/* Writes the options by which other nodes join this one's topic (trouble.h). */
+void node_describe_join(struct node *n);
+void node_describe_ready(struct node *n);
+
+/* ---- node_stop.c ---- */
+
+/* A callback of loop_on_signal. */
+void node_stop_on_signal(void *arg, int signum);
+
+#endif

@@ -1,0 +1,135 @@
+/* node_stop.c - the end of a node: what signals do, and its parts taken down in order.
+ *
+ *     READY ──signal──▶ DRAINING ──no request left, or time is up──▶ STOPPING ──▶ loop_stop
+ *
+ * A signal before READY, a second one and node_stop lead to STOPPING at once. Thread: loop. */
+#include <signal.h>
+
+#include "deploy/node/end_by_force.h"
+#include "deploy/node/node_internal.h"
+#include "shared/base/clock.h"
+#include "shared/base/log.h"
+
+enum {
+    DRAIN_POLL_MS = 50,
+    END_MS = 900,  /* for an orderly end after a signal, */
+    GRACE_MS = 300 /* beside what HTTP connections get to take their last answers */
+};
+
+static void finish_rest(void *arg)
+{
+    struct node *n = arg;
+    directory_close(n->directory);
+    n->directory = NULL;
+    passer_free(n->passer);
+    n->passer = NULL;
+    scheduler_free(n->scheduler);
+    n->scheduler = NULL;
+    launcher_watch_free(n->launcher);
+    n->launcher = NULL;
+    cluster_free(n->cluster);
+    n->cluster = NULL;
+    loop_stop(n->loop);
+}
+
+static void finish_stop(struct node *n)
+{
+    struct directory_server *directory_server = n->directory_server;
+    if (n->http || n->admin) return; /* the other server has not stopped yet */
+    n->directory_server = NULL;
+    if (n->scheduler) scheduler_stop(n->scheduler);
+    serve_free(n->serve);
+    n->serve = NULL;
+    mailbox_close(n->events); /* a thread that waits for room in it continues */
+    /* Stop in the order of the work: the engine feeds kvtransfer, which reads the engine's pool. */
+    if (n->engine) engine_stop(n->engine);
+    kvt_free(n->kvt);
+    n->kvt = NULL;
+    engine_free(n->engine);
+    n->engine = NULL;
+    decode_free(n->decode);
+    n->decode = NULL;
+    prefill_free(n->prefill);
+    n->prefill = NULL;
+    if (directory_server) directory_server_stop(directory_server, finish_rest, n);
+    else finish_rest(n);
+}
+
+static void http_stopped(void *arg)
+{
+    struct node *n = arg;
+    n->http = NULL;
+    finish_stop(n);
+}
+
+static void admin_stopped(void *arg)
+{
+    struct node *n = arg;
+    n->admin = NULL;
+    finish_stop(n);
+}
+
+static void begin_stop(void *arg)
+{
+    struct node *n = arg;
+    struct http_server *http = n->http, *admin = n->admin;
+    loop_timer_free(n->stopper);
+    loop_timer_free(n->drain); /* it uses parts that are freed below */
+    n->stopper = n->drain = NULL;
+    if (http && n->serve) serve_shut_down(n->serve);
+    if (n->passer) passer_stop(n->passer);
+    if (!http && !admin) finish_stop(n);
+    if (http) http_server_stop(http, GRACE_MS, http_stopped, n);
+    if (admin) http_server_stop(admin, 0, admin_stopped, n);
+}
+
+/* The caller may run inside a part that is about to be freed, so the stop starts with the next turn
+ * of the loop. */
+void node_stop(struct node *n, int exit_status)
+{
+    if (n->state == NODE_STOPPING) return;
+    n->state = NODE_STOPPING;
+    n->exit_status = exit_status;
+    atomic_store(&n->stop_loading, true);
+    n->stopper = loop_timer_start(n->loop, 0, 0, begin_stop, n);
+}
+
+static void stop_after_signal(struct node *n, int exit_status)
+{
+    end_by_force_after(GRACE_MS + END_MS, exit_status);
+    node_stop(n, exit_status);
+}
+
+/* Stops when no request is left or the time is up. */
+static void on_drain_poll(void *arg)
+{
+    struct node *n = arg;
+    uint32_t live = scheduler_n_live(n->scheduler) + decode_n_live(n->decode) +
+                    prefill_n_live(n->prefill) + (n->passer ? passer_n_live(n->passer) : 0);
+    if (live && clock_ms() - n->t_drain_ms < (uint64_t)n->o.shutdown_s * 1000) return;
+    if (live) log_warn("stopping with work left", "live=%u", live);
+    stop_after_signal(n, 0);
+}
+
+void node_stop_on_signal(void *arg, int signum)
+{
+    struct node *n = arg;
+    n->n_signals++;
+    log_info("signal", "signal=%s", signum == SIGINT ? "SIGINT" : "SIGTERM");
+    if (n->state != NODE_READY || n->n_signals > 1) {
+        bool was_ready = n->state == NODE_READY || n->state == NODE_DRAINING;
+        stop_after_signal(n, n->http && was_ready ? 0 : 130);
+        return;
+    }
+    if (n->on_signal) {
+        n->on_signal(n->on_signal_arg);
+        return;
+    }
+    n->state = NODE_DRAINING;
+    n->t_drain_ms = clock_ms();
+    gauge_set(n->ready_gauge, 0);
+    scheduler_drain(n->scheduler);
+    if (n->passer) passer_set_draining(n->passer);
+    if (n->http) http_server_drain(n->http);
+    n->drain = loop_timer_start(n->loop, 0, DRAIN_POLL_MS, on_drain_poll, n);
+}
