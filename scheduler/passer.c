@@ -151,17 +151,19 @@ static bool somebody_decodes(const struct passer *p, uint64_t model)
     return p->model != 0;
 }
 
-/* Returns the model of the first node that serves a name, where it can be decoded; 0: none. */
+/* Returns the model that the nodes which serve a name have, where it can be decoded; 0: none, or
+ * several have the name, so that it does not say which is meant. */
 static uint64_t model_of_name(const struct passer *p, struct str name)
 {
-    uint64_t seen = 0;
+    uint64_t model = 0;
     for (size_t i = 0; i < p->n_nodes && name.n; i++) {
         const struct node_record *r = &p->nodes[i].record;
-        if (r->model == seen || !node_record_serves(r, name)) continue;
-        seen = r->model;
-        if (somebody_decodes(p, seen)) return seen;
+        if (r->model == model || !node_record_serves(r, name)) continue;
+        if (!somebody_decodes(p, r->model)) continue;
+        if (model) return 0;
+        model = r->model;
     }
-    return 0;
+    return model;
 }
 
 static bool was_tried(const struct pass *s, uint64_t node)

@@ -56,19 +56,20 @@ def test_a_loading_node_passes_requests_on():
 
 
 def test_a_loading_node_passes_by_the_name_of_the_model():
-    """Two models are in the topic: a request that names one goes to its node, others wait for this one."""
+    """Two models are in the topic: a request that names one goes to its node. One without a name, with an unknown one or with one that
+    both have waits for this node."""
     qwen = os.path.join(DATA, 'goldens', 'qwen2', 'model')
-    with slow_model() as folder, closing(Redis()) as redis, closing(Node(TINY, args=at(redis)), Node(qwen, args=[*at(redis), '--served-model-name', 'q', 'qwen:tiny'])) as nodes:
+    with slow_model() as folder, closing(Redis()) as redis, closing(Node(TINY, args=[*at(redis), '--served-model-name', 'tiny']), Node(qwen, args=[*at(redis), '--served-model-name', 'q', 'qwen:tiny'])) as nodes:
         wait_ready(*nodes)
         wait_sees(nodes, 2)
-        want = {name: request(n.port, 'POST', '/v1/completions', {**BODY, 'model': name}) for n, name in zip(nodes, ('m', 'qwen:tiny'))}
+        want = {name: request(n.port, 'POST', '/v1/completions', {**BODY, 'model': name}) for n, name in zip(nodes, ('tiny', 'qwen:tiny'))}
         assert all(w[0] == 200 for w in want.values()), want
         with closing(Node(folder, args=[*at(redis), *SLOW])) as loading:
             wait_live(loading)
-            for name in ('m', 'qwen:tiny', 'm'):
+            for name in ('tiny', 'qwen:tiny', 'tiny'):
                 got = request(loading.port, 'POST', '/v1/completions', {**BODY, 'model': name})
                 assert got[0] == 200 and got[2]['choices'][0]['token_ids'] == want[name][2]['choices'][0]['token_ids'], (name, got)
-            for body in ({**BODY, 'model': 'other'}, {k: v for k, v in BODY.items() if k != 'model'}):
+            for body in (BODY, {**BODY, 'model': 'other'}, {k: v for k, v in BODY.items() if k != 'model'}):
                 status, headers, answer = request(loading.port, 'POST', '/v1/completions', body)
                 assert status == 503 and headers['retry-after'] == '1' and 'being loaded' in answer['error']['message'], (body, status, answer)
 

@@ -178,7 +178,7 @@ TEST(the_limit_holds_who_may_not_exceed_it)
     doctor_check_memory(d);
     CHECK_EQ_INT(line_of(d, "locked memory")->result, DOCTOR_WARN);
     CHECK_EQ_STR(line_of(d, "locked memory")->text,
-                 "1.0 MiB, but staging memory, which registering locks, takes 8.0 MiB");
+                 "1.0 MiB, but registering locks more: staging memory takes 8.0 MiB");
     doctor_done(d);
 }
 

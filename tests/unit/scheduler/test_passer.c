@@ -335,7 +335,8 @@ TEST(passer_never_mixes_models)
 
 TEST(passer_takes_a_node_that_serves_the_model_named)
 {
-    static const char *const a[] = { "small", "s" }, *const b[] = { "large" }, *const c[] = { "p" };
+    static const char *const a[] = { "small", "s", "both" }, *const b[] = { "large", "both" },
+                             *const c[] = { "p" };
     struct rig g = { .others = {
                          { .status = 200, .record = { .model = 8 } },
                          { .status = 200, .record = { .n_requests = 9 } },
@@ -351,7 +352,9 @@ TEST(passer_takes_a_node_that_serves_the_model_named)
     static const char *const own[] = { "{}", "{\"model\":\"other\"}", "{\"model\":7}",
                                        "{\"model\":", "{\"model\":\"\"}", "[]",
                                        /* no node decodes for it */
-                                       "{\"model\":\"p\"}" };
+                                       "{\"model\":\"p\"}",
+                                       /* two models have the name */
+                                       "{\"model\":\"both\"}" };
     for (size_t i = 0; i < COUNT_OF(own); i++) check_body(&g, own[i], "own");
     struct buf body = { 0 };
     buf_printf(&body, "{\"model\":\"large\",\"prompt\":\"%60000s\"}", "");
