@@ -36,8 +36,6 @@ struct rig {
     struct directory front_directory; /* the passer's: `directory`, until `away` */
     bool away;
     int n_unanswered; /* snapshots asked for while it was away */
-    struct http_exchange *x;
-    void *pass;
     uint16_t port;
     uint32_t snapshot_ms; /* 0: one that lasts for the test */
 };
@@ -55,35 +53,43 @@ static void other_handle(void *arg, struct http_exchange *x)
     if (o->status) http_reply(x, o->status, "text/plain", NULL, str_of(o->record.name));
 }
 
-static void answer_here(struct rig *g) { http_reply(g->x, 503, "text/plain", NULL, STR("own")); }
+/* A request at the front. */
+struct asked {
+    struct rig *rig;
+    struct http_exchange *x;
+    void *pass;
+};
+
+static void answer_here(struct asked *a) { http_reply(a->x, 503, "text/plain", NULL, STR("own")); }
 
 static void front_on_done(void *arg, bool taken, int status)
 {
-    struct rig *g = arg;
-    g->pass = NULL;
+    struct asked *a = arg;
+    a->pass = NULL;
     CHECK_EQ_INT(status != 0, taken);
-    if (!taken) answer_here(g);
+    if (!taken) answer_here(a);
 }
 
 static void front_on_end(void *arg, bool gone)
 {
-    struct rig *g = arg;
+    struct asked *a = arg;
     (void)gone;
-    if (g->pass) passer_cancel(g->passer, g->pass);
-    g->pass = NULL;
+    if (a->pass) passer_cancel(a->rig->passer, a->pass);
+    mem_free(a);
 }
 
 static void front_handle(void *arg, struct http_exchange *x)
 {
     struct rig *g = arg;
-    g->x = x;
-    http_on_end(x, front_on_end, g);
+    struct asked *a = MEM_NEW(struct asked);
+    *a = (struct asked){ .rig = g, .x = x };
+    http_on_end(x, front_on_end, a);
     struct serve_passer s = passer_when_full(g->passer);
     struct serve_pass r = {
-        .x = x, .path = "/v1/completions", .name = "a-name", .done = front_on_done, .arg = g
+        .x = x, .path = "/v1/completions", .name = "a-name", .done = front_on_done, .arg = a
     };
-    g->pass = g->as_serve ? s.start(s.self, &r) : passer_start(g->passer, g->reason, &r);
-    if (!g->pass) answer_here(g);
+    a->pass = g->as_serve ? s.start(s.self, &r) : passer_start(g->passer, g->reason, &r);
+    if (!a->pass) answer_here(a);
 }
 
 static void start_server(struct rig *g, void (*fn)(void *arg, struct http_exchange *x), void *arg,
