@@ -19,7 +19,7 @@
 #include "scheduler/directory/directory.h"
 #include "shared/base/hash/hash.h"
 
-enum { PLACE_SAMPLE = 16, PLACE_AVOID_MAX = 16 };
+enum { PLACE_SAMPLE = 16 };
 
 struct place_pair {
     uint64_t prefill, decode;

@@ -14,12 +14,16 @@
 enum {
     PAUSE_BUSY_MS = 50, /* before a refused request is placed again */
     PAUSE_MOVE_MS = 0,
-    SUSPECTS_TRIED_MS = 1000 /* after this long without any other node, suspects are tried: the
+    TROUBLE_FRESH_MS = 25,    /* all requests that end in one turn of the loop have one look */
+    SUSPECTS_TRIED_MS = 1000, /* after this long without any other node, suspects are tried: the
                               * directory still lists them, so they may be alive */
+    AVOID_MAX = SUSPECTS_MAX + REQUEST_AVOID_MAX
 };
 
 void entry_update_trouble(struct entry *e)
 {
+    if (!e->view.known) return;
+    e->t_trouble_ms = clock_ms();
     const struct trouble_facts f = { &e->view,         e->topic,
                                      e->join,          directory_why_down(e->directory),
                                      e->launcher_gone, e->launcher_held_view };
@@ -353,7 +357,7 @@ static void on_reserved(void *arg, enum status st, uint64_t fence)
     }
 }
 
-/* There are nodes that can decode, and each is too small. */
+/* There are nodes that can decode for this model, and each is too small. */
 static void say_too_large(const struct entry *e, const struct request *r, char text[ERR_TEXT_MAX])
 {
     uint64_t largest = 0;
@@ -361,7 +365,7 @@ static void say_too_large(const struct entry *e, const struct request *r, char t
         const struct node_record *n = &e->view.nodes[i];
         uint64_t holds = (uint64_t)n->n_blocks * n->block_tokens;
         if (holds > n->max_model_len) holds = n->max_model_len;
-        if (n->role != ROLE_PREFILL && !n->draining && holds > largest) largest = holds;
+        if (trouble_can_decode(&e->view, n) && holds > largest) largest = holds;
     }
     snprintf(text, ERR_TEXT_MAX,
              "no node that can decode holds this request of %u tokens (prompt and answer); the "
@@ -378,8 +382,8 @@ static void no_node(struct entry *e, struct request *r, enum status st)
     view_refresh(&e->view);
     r->wait_until_ms = now + PAUSE_BUSY_MS;
     r->waits_for_capacity = st == ERR_BUSY;
-    if (st == ERR_BUSY || now - r->unplaced_since_ms < e->grace_ms) return;
-    entry_update_trouble(e);
+    if (st == ERR_BUSY || !e->view.known || now - r->unplaced_since_ms < e->grace_ms) return;
+    if (now - e->t_trouble_ms >= TROUBLE_FRESH_MS) entry_update_trouble(e);
     e->trouble.n_requests += e->trouble.blocks;
     if (e->trouble.blocks) snprintf(text, sizeof text, "%s", e->trouble.text);
     else say_too_large(e, r, text);
@@ -387,12 +391,12 @@ static void no_node(struct entry *e, struct request *r, enum status st)
 }
 
 /* Collects the nodes that must not be chosen now: suspects, and nodes that failed this request. */
-static size_t nodes_to_avoid(const struct entry *e, const struct request *r, uint64_t *out,
-                             size_t cap)
+static size_t nodes_to_avoid(const struct entry *e, const struct request *r,
+                             uint64_t out[AVOID_MAX])
 {
-    size_t n = view_suspects(&e->view, out, cap);
+    size_t n = view_suspects(&e->view, out, SUSPECTS_MAX);
     uint32_t n_own = r->n_avoid < REQUEST_AVOID_MAX ? r->n_avoid : REQUEST_AVOID_MAX;
-    for (uint32_t i = 0; i < n_own && n < cap; i++) out[n++] = r->avoid[i];
+    for (uint32_t i = 0; i < n_own; i++) out[n++] = r->avoid[i];
     return n;
 }
 
@@ -400,7 +404,7 @@ static size_t nodes_to_avoid(const struct entry *e, const struct request *r, uin
  * then suspects. */
 static enum status choose_nodes(struct entry *e, struct request *r, struct place_result *chosen)
 {
-    uint64_t avoid[PLACE_AVOID_MAX], random;
+    uint64_t avoid[AVOID_MAX], random;
     struct place_pair apart[APART_MAX];
     random_bytes(&random, sizeof random);
     struct place_request q = {
@@ -409,7 +413,7 @@ static enum status choose_nodes(struct entry *e, struct request *r, struct place
         .model = e->view.model,
         .first_block = r->first_block,
         .avoid = avoid,
-        .n_avoid = nodes_to_avoid(e, r, avoid, PLACE_AVOID_MAX),
+        .n_avoid = nodes_to_avoid(e, r, avoid),
         .apart = apart,
         .n_apart = view_pairs_apart(&e->view, apart, APART_MAX),
         .random = random,
@@ -417,7 +421,7 @@ static enum status choose_nodes(struct entry *e, struct request *r, struct place
     enum status st = place_choose(e->view.nodes, e->view.n_nodes, &q, chosen);
     if (st == ERR_UNAVAILABLE && r->n_avoid) { /* better a node that failed once than none */
         r->n_avoid = 0;
-        q.n_avoid = nodes_to_avoid(e, r, avoid, PLACE_AVOID_MAX);
+        q.n_avoid = nodes_to_avoid(e, r, avoid);
         st = place_choose(e->view.nodes, e->view.n_nodes, &q, chosen);
     }
     /* All nodes are suspects when it was this node that was stopped or cut off. */

@@ -44,6 +44,7 @@ struct entry {
     struct view view;
     const char *topic, *join; /* of scheduler_options */
     struct trouble trouble;
+    uint64_t t_trouble_ms;     /* when it was looked for last */
     const char *launcher_gone; /* trouble.h */
     bool launcher_held_view;
     struct scheduler_metrics metrics;
@@ -57,7 +58,7 @@ struct entry {
     bool capacity_freed; /* a placement ended since the last tick */
 };
 
-/* Looks for trouble now. */
+/* Looks for trouble now, once the directory has answered or failed to. */
 void entry_update_trouble(struct entry *e);
 
 struct request_node {

@@ -34,10 +34,8 @@ static void on_tick(void *arg)
     struct scheduler *s = arg;
     uint32_t n_placing = 0;
     view_tick(&s->entry.view);
-    if (clock_ms() - s->t_trouble_ms >= TROUBLE_MS) {
-        s->t_trouble_ms = clock_ms();
-        if (!s->draining) entry_update_trouble(&s->entry);
-    }
+    if (!s->draining && clock_ms() - s->entry.t_trouble_ms >= TROUBLE_MS)
+        entry_update_trouble(&s->entry);
     if (s->entry.capacity_freed) place_waiting_requests(s);
     LIST_FOREACH (r, &s->entry.live, struct request, link) {
         n_placing += r->state == REQUEST_PLACING;
@@ -144,9 +142,12 @@ static void backend_stats(void *self, struct serve_backend_stats *out)
         else out->n_running++;
     }
     if (!s->draining) entry_update_trouble(&s->entry);
-    out->ready = !s->draining && !s->entry.trouble.blocks;
+    bool known = s->entry.view.known;
+    out->ready = !s->draining && known && !s->entry.trouble.blocks;
     snprintf(out->why, sizeof out->why, "%s",
-             s->draining ? "this node is shutting down" : s->entry.trouble.text);
+             s->draining ? "this node is shutting down"
+             : known     ? s->entry.trouble.text
+                         : "the directory has not answered yet");
 }
 
 /* A node that is shutting down passes requests only while it has some of its own to finish, so that

@@ -10,7 +10,6 @@ struct scheduler {
     struct scheduler_options o;
     struct entry entry;
     bool draining;
-    uint64_t t_trouble_ms; /* when it was looked for last */
     struct loop_timer *tick, *renew;
     struct loop_timer *wake; /* a tick in the next turn of the loop; NULL: none is due */
 };

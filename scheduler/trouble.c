@@ -13,8 +13,9 @@
 #include "shared/base/mem.h"
 
 enum {
-    PARTNERS_MAX = 16,  /* nodes of the other role that a node is compared with */
-    LINES_A_MINUTE = 6, /* of the log; beyond them only what lasts */
+    PARTNERS_MAX = 64,      /* nodes of the other role that a node is compared with */
+    COMPARISONS_MAX = 4096, /* in one look: a fraction of a millisecond */
+    LINES_A_MINUTE = 6,     /* of the log; beyond them only what lasts */
     LASTING_MS = 5000
 };
 
@@ -63,6 +64,12 @@ static bool is_former_me(const struct view *v, const struct node_record *n)
     return n->node != v->me.node && v->me.name[0] && strcmp(n->name, v->me.name) == 0;
 }
 
+bool trouble_can_decode(const struct view *v, const struct node_record *n)
+{
+    return n->role != ROLE_PREFILL && !is_former_me(v, n) && !n->draining &&
+           (!v->model || n->model == v->model) && !view_why_unreachable(v, n->node);
+}
+
 /* How many of the nodes that can decode are usable, and the first of those that are not. */
 struct decode_nodes {
     size_t n_usable, n_suspect, n_other_model, n_draining;
@@ -75,14 +82,14 @@ static void count_decode_nodes(const struct view *v, struct decode_nodes *out)
     for (size_t i = 0; i < v->n_nodes; i++) {
         const struct node_record *n = &v->nodes[i];
         if (n->role == ROLE_PREFILL || is_former_me(v, n)) continue;
-        if (n->draining) {
+        if (trouble_can_decode(v, n)) {
+            out->n_usable++;
+        } else if (n->draining) {
             out->n_draining++;
         } else if (v->model && n->model != v->model) {
             if (!out->n_other_model++) out->other_model = n;
-        } else if (view_why_unreachable(v, n->node)) {
-            if (!out->n_suspect++) out->suspect = n;
         } else {
-            out->n_usable++;
+            if (!out->n_suspect++) out->suspect = n;
         }
     }
     if (v->unproven.node && v->unproven.role != ROLE_PREFILL && !out->n_suspect++)
@@ -141,6 +148,20 @@ static void say_other_model(const struct trouble_facts *f, const struct node_rec
         or_unknown(n->precision), or_unknown(me->model_name), or_unknown(me->precision));
 }
 
+/* Adds the command that starts a decode node: all of it, since it is copied, or none. */
+static void add_command(struct trouble *t, const char *join)
+{
+    static const char start[] = "; start one with: baton serve --splitwise-role decode";
+    size_t n = strlen(t->text), more = sizeof start + (join ? 1 + strlen(join) : 0);
+    if (n + more <= sizeof t->text)
+        snprintf(t->text + n, sizeof t->text - n, "%s%s%s", start, join ? " " : "",
+                 join ? join : "");
+    else
+        snprintf(t->text + n, sizeof t->text - n,
+                 "; start one with the options of this node that name the directory, and "
+                 "--splitwise-role decode");
+}
+
 static void say_no_decode(const struct trouble_facts *f, const struct decode_nodes *d,
                           struct trouble *out)
 {
@@ -150,9 +171,9 @@ static void say_no_decode(const struct trouble_facts *f, const struct decode_nod
             d->n_draining);
     else
         set(out, TROUBLE_NO_DECODE, true,
-            "no node that can decode is in topic %.63s; topics and roles seen: %.140s; start one "
-            "with: baton serve --splitwise-role decode %.120s",
-            f->topic, f->view->topics[0] ? f->view->topics : "none", f->join ? f->join : "");
+            "no node that can decode is in topic %.63s; topics and roles seen: %.140s", f->topic,
+            f->view->topics[0] ? f->view->topics : "none");
+    if (!d->n_draining) add_command(out, f->join);
 }
 
 static void say_private(const struct trouble_facts *f, struct trouble *out)
@@ -167,15 +188,6 @@ static void say_private(const struct trouble_facts *f, struct trouble *out)
 
 /* ---- KV exchange ---- */
 
-static const char *why_apart(const struct view *v, const struct node_record *prefill,
-                             const struct node_record *decode)
-{
-    for (size_t i = 0; i < v->n_apart; i++)
-        if (v->apart[i].pair.prefill == prefill->node && v->apart[i].pair.decode == decode->node)
-            return v->apart[i].why;
-    return NULL;
-}
-
 static const char *transports_of(const struct node_record *n, char text[KV_BY_MAX + 8])
 {
     snprintf(text, KV_BY_MAX + 8, "%s%s%s", n->kv_host ? "ipc" : "",
@@ -186,7 +198,7 @@ static const char *transports_of(const struct node_record *n, char text[KV_BY_MA
 static void say_kv(const struct view *v, const struct node_record *prefill,
                    const struct node_record *decode, struct trouble *out)
 {
-    const char *why = why_apart(v, prefill, decode);
+    const char *why = view_why_apart(v, prefill->node, decode->node);
     char text[320], at[HOST_PORT_TEXT_MAX], sender[KV_BY_MAX + 8], receiver[KV_BY_MAX + 8];
     if (place_exchange(prefill, decode) == EXCHANGE_TYPES_DIFFER)
         snprintf(text, sizeof text,
@@ -215,29 +227,46 @@ static bool works_with(const struct view *v, const struct node_record *n)
     return !n->draining && (!v->model || n->model == v->model);
 }
 
-/* Finds a prefill or decode node that can exchange KV with none of those it is compared with. */
+/* The nodes of one role that work with this one; above PARTNERS_MAX only the first are kept. */
+struct partners {
+    const struct node_record *node[PARTNERS_MAX];
+    size_t n;
+};
+
+/* Can the node exchange KV with some of the other role? *left: comparisons that may still be
+ * made. */
+static bool has_partner(const struct view *v, const struct node_record *n,
+                        const struct partners *others, size_t *left)
+{
+    size_t n_kept = others->n < PARTNERS_MAX ? others->n : PARTNERS_MAX;
+    for (size_t i = 0; i<n_kept && * left> 0; i++, --*left) {
+        const struct node_record *p = n->role == ROLE_PREFILL ? n : others->node[i],
+                                 *d = n->role == ROLE_PREFILL ? others->node[i] : n;
+        if (place_exchange(p, d) == EXCHANGE_OK && !view_why_apart(v, p->node, d->node))
+            return true;
+    }
+    return others->n > PARTNERS_MAX || *left == 0; /* not known: nothing is claimed */
+}
+
+/* Finds a prefill or decode node that can exchange KV with none of the other role. */
 static void find_kv_trouble(const struct view *v, struct trouble *out)
 {
-    const struct node_record *partners[ROLE_DECODE + 1][PARTNERS_MAX];
-    size_t n_partners[ROLE_DECODE + 1] = { 0 };
+    struct partners of[ROLE_DECODE + 1];
+    size_t left = COMPARISONS_MAX;
+    for (size_t i = 0; i < COUNT_OF(of); i++) of[i].n = 0;
     for (size_t i = 0; i < v->n_nodes; i++) {
         const struct node_record *n = &v->nodes[i];
-        if (works_with(v, n) && n_partners[n->role] < PARTNERS_MAX)
-            partners[n->role][n_partners[n->role]++] = n;
+        if (!works_with(v, n)) continue;
+        if (of[n->role].n < PARTNERS_MAX) of[n->role].node[of[n->role].n] = n;
+        of[n->role].n++;
     }
     for (size_t i = 0; i < v->n_nodes; i++) {
         const struct node_record *n = &v->nodes[i];
-        enum node_role other = n->role == ROLE_PREFILL ? ROLE_DECODE : ROLE_PREFILL;
-        if (n->role == ROLE_MIXED || !works_with(v, n) || !n_partners[other]) continue;
-        bool some = false;
-        for (size_t k = 0; k < n_partners[other] && !some; k++) {
-            const struct node_record *p = other == ROLE_DECODE ? n : partners[other][k],
-                                     *d = other == ROLE_DECODE ? partners[other][k] : n;
-            some = place_exchange(p, d) == EXCHANGE_OK && !why_apart(v, p, d);
-        }
-        if (some) continue;
-        say_kv(v, other == ROLE_DECODE ? n : partners[other][0],
-               other == ROLE_DECODE ? partners[other][0] : n, out);
+        const struct partners *others = &of[n->role == ROLE_PREFILL ? ROLE_DECODE : ROLE_PREFILL];
+        if (n->role == ROLE_MIXED || !works_with(v, n) || !others->n) continue;
+        if (has_partner(v, n, others, &left)) continue;
+        bool sends = n->role == ROLE_PREFILL;
+        say_kv(v, sends ? n : others->node[0], sends ? others->node[0] : n, out);
         return;
     }
 }
@@ -256,7 +285,6 @@ static void find_blocking(const struct trouble_facts *f, const struct decode_nod
     if (f->directory_down && launcher_comes_first(f))
         set(out, TROUBLE_LAUNCHER, true, "%s", f->launcher_gone);
     else if (f->directory_down) set(out, TROUBLE_DIRECTORY, true, "%s", f->directory_down);
-    else if (!f->join && f->view->me.node && f->view->me.role == ROLE_PREFILL) say_private(f, out);
     else if (d->suspect) say_peer(f, d->suspect, true, out);
     else if (d->other_model) say_other_model(f, d->other_model, true, out);
     else say_no_decode(f, d, out);

@@ -15,7 +15,7 @@ enum trouble_cause {
     TROUBLE_NONE,
     TROUBLE_DIRECTORY,    /* Redis or the directory server cannot be used */
     TROUBLE_LAUNCHER,     /* the launcher that started this node is gone */
-    TROUBLE_PRIVATE_VIEW, /* a role was given, but no other node can get into the topic */
+    TROUBLE_PRIVATE_VIEW, /* a decode node, but no other node can get into the topic */
     TROUBLE_PEER,         /* a node cannot be connected */
     TROUBLE_OTHER_MODEL,  /* nodes of the topic have another model or precision */
     TROUBLE_NO_DECODE,    /* no node that can decode is in the topic */
@@ -60,6 +60,8 @@ struct trouble {
 
 /* Fills in cause, blocks, text and about; cause TROUBLE_NONE and "" when all is well. */
 void trouble_find(const struct trouble_facts *f, struct trouble *out);
+/* Can the node decode requests of this one now? */
+bool trouble_can_decode(const struct view *v, const struct node_record *n);
 /* Looks again and logs a change. */
 void trouble_update(struct trouble *t, const struct trouble_facts *f, uint64_t now_ms);
 /* "directory", "peer", ... */

@@ -98,6 +98,7 @@ static void on_snapshot(void *arg, enum status st, const struct directory_snapsh
 {
     struct view *v = arg;
     v->asking = false;
+    v->known = true;
     v->t_snapshot_ms = clock_ms();
     if (st != OK) return; /* the last snapshot stands */
     mem_free(v->nodes);
@@ -115,7 +116,9 @@ static void ask_snapshot(struct view *v)
 {
     v->ask_again = false;
     v->asking = directory_snapshot(v->directory, on_snapshot, v) == OK;
-    if (!v->asking) v->t_snapshot_ms = clock_ms();
+    if (v->asking) return;
+    v->known = true;
+    v->t_snapshot_ms = clock_ms();
 }
 
 void view_start(struct view *v, struct cluster *cluster, struct directory *directory,
@@ -232,6 +235,12 @@ void view_join(struct view *v, uint64_t prefill, uint64_t decode)
 {
     size_t i = find_pair(v, prefill, decode);
     if (i < v->n_apart) v->apart[i] = v->apart[--v->n_apart];
+}
+
+const char *view_why_apart(const struct view *v, uint64_t prefill, uint64_t decode)
+{
+    size_t i = find_pair(v, prefill, decode);
+    return i < v->n_apart && v->apart[i].until_ms > clock_ms() ? v->apart[i].why : NULL;
 }
 
 size_t view_pairs_apart(const struct view *v, struct place_pair *out, size_t cap)

@@ -51,6 +51,7 @@ struct view {
     uint64_t model;              /* this node's own; requests go to nodes with the same. 0: any */
     struct node_record me;       /* as published last; node 0: nothing, or a router */
     uint64_t t_snapshot_ms;
+    bool known;  /* the directory has answered, or failed to: no trouble is looked for before */
     bool asking; /* a snapshot was asked for and has not arrived */
     bool ask_again;
     struct view_suspect suspects[SUSPECTS_MAX];
@@ -81,6 +82,8 @@ size_t view_suspects(const struct view *v, uint64_t *out, size_t cap);
 void view_part(struct view *v, uint64_t prefill, uint64_t decode, const char *why);
 /* The prefill node's KV has arrived at the decode node: earlier failures are forgotten. */
 void view_join(struct view *v, uint64_t prefill, uint64_t decode);
+/* Why two nodes are apart now; NULL: they are not. */
+const char *view_why_apart(const struct view *v, uint64_t prefill, uint64_t decode);
 /* Copies at most `cap` pairs that are apart to `out` and returns how many. */
 size_t view_pairs_apart(const struct view *v, struct place_pair *out, size_t cap);
 /* Load accounting of this entry node's own placements. */

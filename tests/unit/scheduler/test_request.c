@@ -230,6 +230,59 @@ TEST(request_tries_suspects_when_there_is_nobody_else)
     world_close(&w);
 }
 
+/* 20 nodes are listed that nobody reaches, beside one that serves. */
+TEST(request_avoids_all_suspects_however_many)
+{
+    enum { GHOSTS = 20, CLIENTS = 8 };
+    struct world w;
+    struct client c;
+    uint64_t avoid[SUSPECTS_MAX];
+    world_open(&w, "d", 5000);
+    for (uint64_t i = 0; i < GHOSTS; i++) {
+        struct node_record ghost = record_of(&w, 0);
+        ghost.node = 200 + i;
+        ghost.cluster_port = 1; /* nobody listens there */
+        snprintf(ghost.name, sizeof ghost.name, "ghost-%d", (int)i);
+        directory_publish(w.directory, &ghost);
+    }
+    RIG_WAIT_MS(&w.rig, view_suspects(&w.s->entry.view, avoid, SUSPECTS_MAX) == GHOSTS, 5000);
+    for (int i = 0; i < CLIENTS; i++) {
+        CHECK_OK(client_submit(&w, &c, TEN));
+        struct attempt a = play_run(&w, &c);
+        CHECK_EQ_INT(a.number, 1);
+        play_rest(&w, &c, &a, 10);
+        CHECK_EQ_INT(c.end.trace.n_moves, 0);
+    }
+    world_check_idle(&w);
+    world_close(&w);
+}
+
+/* What another model's node or an unreachable one holds does not help. */
+TEST(request_too_large_is_told_what_the_nodes_that_could_serve_it_hold)
+{
+    struct world w;
+    struct client c;
+    world_open(&w, "dd", 300);
+    RIG_WAIT(&w.rig, w.s->entry.view.n_nodes == 2);
+    struct node_record small = record_of(&w, 0), other = record_of(&w, 1);
+    w.s->entry.view.model = small.model;
+    small.max_model_len = 48; /* the prompt alone has 40 */
+    other.model = 8;
+    other.max_model_len = 100000;
+    other.n_blocks = 100000;
+    directory_publish(w.directory, &small);
+    directory_publish(w.directory, &other);
+    RIG_WAIT(&w.rig, view_find(&w.s->entry.view, small.node)->max_model_len == 48 &&
+                         view_find(&w.s->entry.view, other.node)->model == 8);
+    CHECK_OK(client_submit(&w, &c, TEN));
+    RIG_WAIT_MS(&w.rig, c.n_ended == 1, 3000);
+    CHECK_STATUS(c.end.status, ERR_UNAVAILABLE);
+    CHECK(strstr(c.end.text, "this request of 50 tokens"));
+    CHECK(strstr(c.end.text, "the largest holds 48"));
+    world_check_idle(&w);
+    world_close(&w);
+}
+
 TEST(request_does_not_wait_for_ever_for_a_first_token)
 {
     struct world w;
@@ -825,6 +878,8 @@ TEST_MAIN(CASE(request_split_goes_the_whole_way), CASE(request_runs_on_one_node)
           CASE(request_moves_when_the_prefill_node_is_lost),
           CASE(request_does_not_mind_a_lost_prefill_node_while_tokens_flow),
           CASE(request_tries_suspects_when_there_is_nobody_else),
+          CASE(request_avoids_all_suspects_however_many),
+          CASE(request_too_large_is_told_what_the_nodes_that_could_serve_it_hold),
           CASE(request_does_not_wait_for_ever_for_a_first_token),
           CASE(request_goes_on_alone_when_all_prefill_nodes_are_gone),
           CASE(request_ignores_messages_of_an_earlier_attempt_and_of_strangers),

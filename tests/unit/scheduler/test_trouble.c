@@ -64,6 +64,27 @@ TEST(no_decode_node_names_what_is_seen_and_how_to_start_one)
     d[1].draining = true;
     t = find(d, 2, JOINED);
     CHECK_SAYS(t, TROUBLE_NO_DECODE, true, "shutting down");
+    CHECK(!strstr(t.text, "baton serve"));
+}
+
+/* A command that is copied is whole. */
+TEST(a_command_that_starts_a_decode_node_is_never_cut)
+{
+    struct node_record n[] = { node_of(1, ROLE_PREFILL) };
+    char join[600], *host = join + 17;
+    struct trouble_facts f = { .join = join };
+    for (size_t len = 1; len < 500; len++) {
+        memset(join, 0, sizeof join);
+        memcpy(join, "--scheduler-host ", 17);
+        memset(host, 'h', len);
+        memcpy(host + len, " --scheduler-port 6379", 22);
+        struct trouble t = find(n, 1, f);
+        CHECK_SAYS(t, TROUBLE_NO_DECODE, true, "--splitwise-role decode");
+        const char *command = strstr(t.text, "baton serve --splitwise-role decode ");
+        if (len < 200) CHECK(command != NULL);
+        if (command) CHECK_EQ_STR(command + 36, join);
+        CHECK(t.text[strlen(t.text) - 1] == (command ? '9' : 'e'));
+    }
 }
 
 TEST(a_directory_that_is_away_comes_first)
@@ -99,13 +120,10 @@ TEST(a_launcher_that_is_gone_is_told_and_is_why_its_view_is_away)
 TEST(a_role_without_a_way_to_others_is_told)
 {
     struct trouble_facts alone = { 0 };
-    struct node_record p[] = { node_of(1, ROLE_PREFILL) }, d[] = { node_of(1, ROLE_DECODE) },
-                       m[] = { node_of(1, ROLE_MIXED) };
-    struct trouble t = find(p, 1, alone);
-    CHECK_SAYS(t, TROUBLE_PRIVATE_VIEW, true, "role prefill", "--router HOST:PORT",
+    struct node_record d[] = { node_of(1, ROLE_DECODE) }, m[] = { node_of(1, ROLE_MIXED) };
+    struct trouble t = find(d, 1, alone);
+    CHECK_SAYS(t, TROUBLE_PRIVATE_VIEW, false, "role decode", "--router HOST:PORT",
                "--splitwise-role mixed", "baton doctor");
-    t = find(d, 1, alone);
-    CHECK_SAYS(t, TROUBLE_PRIVATE_VIEW, false, "role decode");
     t = find(m, 1, alone);
     CHECK_SAYS(t, TROUBLE_NONE, false, "");
 }
@@ -160,6 +178,41 @@ TEST(kv_that_cannot_be_exchanged_names_the_pair)
     n[1].kv_host = 5; /* one host: ipc */
     t = find(n, 2, JOINED);
     CHECK_SAYS(t, TROUBLE_NONE, false, "");
+}
+
+TEST(a_pair_that_is_apart_no_more_is_no_trouble)
+{
+    struct node_record n[] = { node_of(1, ROLE_PREFILL), node_of(2, ROLE_DECODE) };
+    struct view v = { .nodes = n, .n_nodes = 2, .model = 7, .me = n[0], .n_apart = 1 };
+    struct trouble_facts f = { .view = &v, .topic = "default", .join = JOINED.join };
+    struct trouble t = { 0 };
+    v.apart[0] = (struct view_apart){ { 1, 2 }, clock_ms() + 60000, 1, "a flap" };
+    trouble_find(&f, &t);
+    CHECK_SAYS(t, TROUBLE_KV, false, "node-1", "node-2", "a flap");
+    v.apart[0].until_ms = clock_ms() - 1;
+    trouble_find(&f, &t);
+    CHECK_SAYS(t, TROUBLE_NONE, false, "");
+}
+
+/* Hosts with a prefill and a decode node each, which exchange KV by ipc alone. */
+TEST(pairs_of_many_hosts_are_found_or_nothing_is_claimed)
+{
+    static const size_t hosts[] = { 17, 64, 65, 300 };
+    for (size_t i = 0; i < COUNT_OF(hosts); i++) {
+        size_t n_nodes = 2 * hosts[i];
+        struct node_record *n = mem_calloc(n_nodes, sizeof *n);
+        for (size_t k = 0; k < n_nodes; k++) {
+            n[k] = node_of(1 + k, k % 2 ? ROLE_DECODE : ROLE_PREFILL);
+            n[k].kv_host = 1 + k / 2;
+        }
+        struct trouble t = find(n, n_nodes, JOINED);
+        CHECK_SAYS(t, TROUBLE_NONE, false, "");
+        n[n_nodes - 1].kv_host = 9999;
+        t = find(n, n_nodes, JOINED);
+        if (hosts[i] <= 64) CHECK_SAYS(t, TROUBLE_KV, false, n[n_nodes - 2].name, "no transport");
+        else CHECK_SAYS(t, TROUBLE_NONE, false, ""); /* not all were compared */
+        mem_free(n);
+    }
 }
 
 TEST(a_cause_is_written_as_json)
@@ -329,6 +382,68 @@ TEST(a_link_that_broke_is_made_again_at_once_and_the_node_is_ready)
     world_close(&w);
 }
 
+/* A directory that answers when the test wants. */
+struct late {
+    struct directory base;
+    directory_snapshot_fn *cb;
+    void *arg;
+};
+
+static enum status late_snapshot(struct directory *d, directory_snapshot_fn *cb, void *arg)
+{
+    struct late *l = (struct late *)d;
+    l->cb = cb;
+    l->arg = arg;
+    return OK;
+}
+
+static void late_publish(struct directory *d, const struct node_record *me)
+{
+    (void)d;
+    (void)me;
+}
+
+static const char *late_why(const struct directory *d)
+{
+    (void)d;
+    return NULL;
+}
+
+static void describe_prefill(void *arg, struct node_record *me)
+{
+    (void)arg;
+    *me = node_of(ENTRY_ID, ROLE_PREFILL);
+}
+
+TEST(no_trouble_is_looked_for_before_the_directory_has_answered)
+{
+    static const struct directory_ops ops = {
+        .name = "late", .snapshot = late_snapshot, .publish = late_publish, .why_down = late_why
+    };
+    struct late late = { .base.ops = &ops };
+    struct world w;
+    struct serve_backend_stats st;
+    world_open(&w, "d", 1000);
+    struct scheduler_options o = w.s->o;
+    o.directory = &late.base;
+    o.describe = describe_prefill;
+    o.join = "x";
+    struct scheduler *s = scheduler_create(&o);
+    struct serve_backend be = scheduler_backend(s);
+    rig_turn_ms(&w.rig, 1200);
+    be.stats(be.self, &st);
+    CHECK(!st.ready && strstr(st.why, "has not answered yet"));
+    CHECK_EQ_INT(s->entry.trouble.cause, TROUBLE_NONE);
+    CHECK_EQ_INT(s->entry.trouble.logged.n_lines, 0);
+    late.cb(late.arg, ERR_UNAVAILABLE, NULL);
+    be.stats(be.self, &st);
+    CHECK(!st.ready);
+    CHECK_EQ_INT(s->entry.trouble.cause, TROUBLE_NO_DECODE);
+    scheduler_stop(s);
+    scheduler_free(s);
+    world_close(&w);
+}
+
 TEST(a_refused_pair_is_asked_once)
 {
     struct world w;
@@ -402,8 +517,12 @@ TEST_MAIN(CASE(all_is_well), CASE(no_decode_node_names_what_is_seen_and_how_to_s
           CASE(a_launcher_that_is_gone_is_told_and_is_why_its_view_is_away),
           CASE(a_role_without_a_way_to_others_is_told), CASE(another_model_is_named_with_its_node),
           CASE(a_record_that_the_secret_does_not_prove_is_a_peer_in_trouble),
-          CASE(kv_that_cannot_be_exchanged_names_the_pair), CASE(a_cause_is_written_as_json),
-          CASE(the_last_line_says_how_things_are),
+          CASE(kv_that_cannot_be_exchanged_names_the_pair),
+          CASE(a_pair_that_is_apart_no_more_is_no_trouble),
+          CASE(pairs_of_many_hosts_are_found_or_nothing_is_claimed),
+          CASE(a_command_that_starts_a_decode_node_is_never_cut),
+          CASE(no_trouble_is_looked_for_before_the_directory_has_answered),
+          CASE(a_cause_is_written_as_json), CASE(the_last_line_says_how_things_are),
           CASE(a_node_that_was_forgotten_is_no_trouble_that_is_over),
           CASE(a_peer_that_cannot_be_connected_is_found_before_a_request),
           CASE(a_link_that_broke_is_made_again_at_once_and_the_node_is_ready),
