@@ -46,7 +46,7 @@ struct suspect {
 
 struct passer {
     struct passer_options o;
-    char name[NODE_NAME_MAX];
+    char name[NODE_NAME_MAX], host[NODE_NAME_MAX];
     uint64_t model;          /* 0: not known yet */
     struct candidate *nodes; /* [n_nodes], without this one */
     size_t n_nodes, n_next;  /* n_next: where the next choice begins, so that equals take turns */
@@ -349,7 +349,7 @@ static void on_snapshot(void *arg, enum status st, const struct directory_snapsh
         p->n_nodes = 0;
         for (size_t i = 0; i < snap->n; i++)
             if (strcmp(snap->nodes[i].name, p->name) != 0 &&
-                node_record_is_proven(&snap->nodes[i], p->o.secret))
+                node_record_is_proven(&snap->nodes[i], p->o.secret, p->host))
                 p->nodes[p->n_nodes++].record = snap->nodes[i];
         p->t_snapshot_ms = clock_ms();
         p->n_snapshots++;
@@ -492,6 +492,7 @@ struct passer *passer_create(const struct passer_options *o)
     if (!p->o.live_ms) p->o.live_ms = LIVE_MS;
     if (!p->o.snapshot_ms) p->o.snapshot_ms = SNAPSHOT_MS;
     snprintf(p->name, sizeof p->name, "%s", o->name);
+    snprintf(p->host, sizeof p->host, "%s", o->host ? o->host : "");
     list_init(&p->passes);
     p->client = http_client_create(&c);
     serve_error_json(

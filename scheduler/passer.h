@@ -24,10 +24,9 @@ struct passer_options {
     struct loop *loop; /* borrowed until passer_free, as is the directory */
     struct directory *directory;
     struct metrics *metrics;
-    const char *name; /* of this node, as in its record; copied */
-    struct str
-        secret;     /* of the cluster: only nodes whose records it proves get requests. n 0: all */
-    uint32_t ttl_s; /* an answer that has not begun by then is given up */
+    const char *name, *host; /* of this node, as in its record; copied. host NULL: unknown */
+    struct str secret; /* of the cluster; node_record_is_proven says which nodes get requests */
+    uint32_t ttl_s;    /* an answer that has not begun by then is given up */
     bool log_requests;
     /* How long a node may be silent before it is asked for /live, and how long that may take: 1 s
      * and 2 s when 0. */

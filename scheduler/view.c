@@ -78,7 +78,7 @@ static void leave_out_unproven(struct view *v)
     size_t n = 0;
     v->unproven.node = 0;
     for (size_t i = 0; i < v->n_nodes; i++) {
-        if (node_record_is_proven(&v->nodes[i], v->secret)) v->nodes[n++] = v->nodes[i];
+        if (node_record_is_proven(&v->nodes[i], v->secret, v->me.host)) v->nodes[n++] = v->nodes[i];
         else v->unproven = v->nodes[i];
     }
     v->n_nodes = n;
@@ -185,7 +185,11 @@ const char *view_why_unreachable(const struct view *v, uint64_t node)
     for (size_t i = 0; i < v->n_suspects; i++)
         if (v->suspects[i].node == node) return v->suspects[i].linked ? NULL : v->suspects[i].why;
     if (node && node == v->unproven.node)
-        return "it has another cluster secret (BATON_CLUSTER_SECRET), or its record was forged";
+        return v->secret.n
+                   ? "it has another cluster secret (BATON_CLUSTER_SECRET), or its record was "
+                     "forged"
+                   : "without a cluster secret (BATON_CLUSTER_SECRET) only nodes of this host are "
+                     "used, and its record has another address";
     return NULL;
 }
 

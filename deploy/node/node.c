@@ -254,6 +254,7 @@ static void start_passer(struct node *n)
         .directory = n->directory,
         .metrics = n->metrics,
         .name = n->name,
+        .host = n->o.advertise_host,
         .secret = n->o.secret,
         .ttl_s = n->o.ttl_s,
         .log_requests = n->o.log_requests,

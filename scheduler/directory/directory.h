@@ -161,8 +161,9 @@ bool node_record_serves(const struct node_record *r, struct str name);
 /* Whoever can write to the directory, or stands on the way to it, must not bring in nodes of their
  * own: requests, prompts and API keys go where a record says. A record is therefore proven with the
  * cluster secret: an HMAC of all that does not change while the node runs, its addresses included.
- * Without a secret nothing is written, and every record is taken. */
+ * Without a secret nothing is written, and only records of this host are taken: their address is a
+ * loopback one, or own_host, as which this node is known to others ("": unknown). */
 void node_record_prove(struct node_record *r, struct str secret);
-bool node_record_is_proven(const struct node_record *r, struct str secret);
+bool node_record_is_proven(const struct node_record *r, struct str secret, const char *own_host);
 
 #endif

@@ -262,6 +262,28 @@ def test_a_forged_record_gets_nothing():
         assert all('proof' not in n and n['name'] != 'evil' for n in request(nodes[0].port, 'GET', '/cluster', headers=key)[2]['nodes'])
 
 
+def test_without_a_secret_a_record_of_another_host_gets_nothing():
+    """Redis and an API key, but no cluster secret: what Redis names outside this host gets neither keys nor prompts."""
+    key, names = {'Authorization': 'Bearer k'}, 'baton:{default}:node'
+    with closing(Redis()) as redis, closing(Node(TINY, args=[*at(redis), '--max-concurrency', '2'], env={'BATON_API_KEY': 'k'}),
+                                            Node(TINY, args=at(redis), env={'BATON_API_KEY': 'k'})) as nodes:
+        def cli(*words):
+            return subprocess.run(['redis-cli', '-p', str(redis.port), *words], capture_output=True, text=True, check=True).stdout.strip()
+        wait_ready(*nodes)
+        wait_until('they see each other', lambda: all(len(request(n.port, 'GET', '/cluster', headers=key)[2]['nodes']) == 2 for n in nodes))
+        record = json.loads(cli('hget', f'{names}:{cli("smembers", names + "s").split()[0]}', 'record'))
+        forged = {**record, 'node': '00000000deadbeef', 'name': 'evil', 'host': '192.0.2.1', 'max_requests': 0}
+        cli('sadd', names + 's', forged['node'])
+        cli('hset', f'{names}:{forged["node"]}', 'record', json.dumps(forged), 'role', 'mixed')
+        cli('pexpire', f'{names}:{forged["node"]}', '60000')
+        wait_until('it is noticed', lambda: 'only nodes of this host are used' in (request(nodes[0].port, 'GET', '/cluster', headers=key)[2]['trouble'] or {}).get('text', ''))
+        got = parallel([lambda: request(nodes[0].port, 'POST', '/v1/completions', {**BODY, 'max_tokens': 40}, key)] * 40, 30)
+        assert [g[0] for g in got] == [200] * 40, [g for g in got if g[0] != 200][:3]
+        assert passed(nodes[0], 'full', 'answered', key) >= 1
+        assert all(n['name'] != 'evil' for n in request(nodes[0].port, 'GET', '/cluster', headers=key)[2]['nodes'])
+        assert 'to=evil' not in nodes[0].output() and 'link up peer=evil' not in nodes[0].output()
+
+
 def test_when_all_are_full_it_is_429():
     with closing(Redis()) as redis, closing(*[Node(TINY, args=[*at(redis), '--max-concurrency', '1', '--max-num-seqs', '1']) for _ in range(2)]) as nodes:
         wait_ready(*nodes)

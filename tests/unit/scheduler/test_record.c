@@ -1,4 +1,5 @@
 /* test_record.c - node records as JSON, ids, proofs and the text of topics. */
+#include <stdio.h>
 #include <string.h>
 
 #include "scheduler/directory/wire.h"
@@ -187,9 +188,9 @@ TEST(served_names_are_kept_as_hashes_and_proven)
           node_record_serves(&back, str_of(names[1])));
     CHECK(!node_record_serves(&back, STR("llama-2")) && !node_record_serves(&back, STR("")));
     CHECK(!node_record_serves(&FULL, STR("llama-3")));
-    CHECK(node_record_is_proven(&back, STR("ours")));
+    CHECK(node_record_is_proven(&back, STR("ours"), ""));
     back.served[0] ^= 1; /* who forges it would draw requests to the node */
-    CHECK(!node_record_is_proven(&back, STR("ours")));
+    CHECK(!node_record_is_proven(&back, STR("ours"), ""));
     for (size_t i = 0; i < COUNT_OF(many); i++) many[i] = names[0];
     node_record_set_served(&r, many, COUNT_OF(many));
     CHECK_EQ_INT(r.n_served, RECORD_SERVED_MAX);
@@ -268,21 +269,44 @@ TEST(a_record_is_proven_by_the_secret)
     CHECK_EQ_INT(strlen(r.proof), RECORD_PROOF_MAX - 1);
     node_record_write(&r, &b);
     CHECK_OK(read_text(b.data, &back, &err));
-    CHECK(node_record_is_proven(&back, ours) && node_record_is_proven(&back, none));
-    CHECK(!node_record_is_proven(&back, theirs));
+    CHECK(node_record_is_proven(&back, ours, "") && !node_record_is_proven(&back, none, ""));
+    CHECK(!node_record_is_proven(&back, theirs, ""));
     /* Load changes all the time, addresses do not. */
     back.n_running++;
     back.draining = !back.draining;
-    CHECK(node_record_is_proven(&back, ours));
+    CHECK(node_record_is_proven(&back, ours, ""));
     back.http_port++;
-    CHECK(!node_record_is_proven(&back, ours));
+    CHECK(!node_record_is_proven(&back, ours, ""));
     back.http_port--;
     back.host[0]++;
-    CHECK(!node_record_is_proven(&back, ours));
+    CHECK(!node_record_is_proven(&back, ours, ""));
     node_record_prove(&back, none);
     CHECK_EQ_STR(back.proof, "");
-    CHECK(!node_record_is_proven(&back, ours));
+    CHECK(!node_record_is_proven(&back, ours, ""));
     buf_release(&b);
+}
+
+/* Whoever can write to the directory could name an address of their own. */
+TEST(without_a_secret_only_records_of_this_host_are_taken)
+{
+    static const struct {
+        const char *host, *own;
+        bool taken;
+    } rows[] = {
+        { "127.0.0.1", "", true },         { "127.8.9.1", "", true },  { "::1", "", true },
+        { "10.0.0.5", "10.0.0.5", true }, /* --advertise-host */
+        { "10.0.0.6", "10.0.0.5", false }, { "10.0.0.5", "", false },  { "", "", false },
+        { "127.evil.example", "", false }, { "localhost", "", false }, { "fe80::1", "", false },
+    };
+    const struct str none = { 0 };
+    for (size_t i = 0; i < COUNT_OF(rows); i++) {
+        struct node_record r = FULL;
+        snprintf(r.host, sizeof r.host, "%s", rows[i].host);
+        if (node_record_is_proven(&r, none, rows[i].own) != rows[i].taken)
+            test_fail(__FILE__, __LINE__, "%s, own %s", rows[i].host, rows[i].own);
+        node_record_prove(&r, STR("ours")); /* with a secret the address does not matter */
+        CHECK(node_record_is_proven(&r, STR("ours"), rows[i].own));
+    }
 }
 
 TEST(texts_that_terminals_or_shells_would_obey_are_refused)
@@ -315,6 +339,7 @@ TEST(texts_that_terminals_or_shells_would_obey_are_refused)
 }
 
 TEST_MAIN(CASE(a_record_reads_back_equal), CASE(a_record_is_proven_by_the_secret),
+          CASE(without_a_secret_only_records_of_this_host_are_taken),
           CASE(texts_that_terminals_or_shells_would_obey_are_refused),
           CASE(a_long_record_is_refused_unread), CASE(quantities_above_what_json_keeps_are_cut),
           CASE(every_field_is_checked), CASE(served_names_are_kept_as_hashes_and_proven),

@@ -154,6 +154,9 @@ TEST(a_record_that_the_secret_does_not_prove_is_a_peer_in_trouble)
     struct trouble t = { 0 };
     v.unproven = node_of(2, ROLE_DECODE);
     trouble_find(&f, &t);
+    CHECK_SAYS(t, TROUBLE_PEER, true, "decode node node-2", "only nodes of this host are used");
+    v.secret = STR("ours");
+    trouble_find(&f, &t);
     CHECK_SAYS(t, TROUBLE_PEER, true, "decode node node-2", "another cluster secret", "forged");
     n[0].role = ROLE_MIXED;
     trouble_find(&f, &t);
