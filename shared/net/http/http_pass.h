@@ -17,8 +17,8 @@
 #include "shared/net/http/http_server.h"
 
 #define HTTP_PASS_HEADER "x-baton-passed"
-/* The name under which the passing node logs a request that has no x-request-id of its own. (That
- * header is not made up, since a name in the body would have to give way to it.) */
+/* The name under which the passing node logs a request that has no x-request-id of its own. It is
+ * not sent as that header, since a name in the body would have to give way to it. */
 #define HTTP_PASS_NAME_HEADER "x-baton-passed-name"
 
 struct http_pass;
