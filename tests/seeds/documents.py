@@ -33,12 +33,18 @@ def commands(number):
     return [(text.count("\n", 0, at) + 1, name) for at, name in sorted(found) if name not in NOT_COMMAND]
 
 
-def block(number, first, last, nth=0):
-    """The lines of a document from the nth that begins with `first` to the next that begins with `last`, both included, as they are."""
+def lines_of(number, first, last, nth=0):
+    """The numbers of a document's lines from the nth that begins with `first` to the next that begins with `last`, both included."""
     lines = document(number).split("\n")
     at = [i for i, line in enumerate(lines) if line.strip().startswith(first)][nth]
     end = next(i for i in range(at, len(lines)) if lines[i].strip().startswith(last))
-    return "\n".join(lines[at:end + 1]) + "\n"
+    return range(at + 1, end + 2)
+
+
+def block(number, first, last, nth=0):
+    """Those lines as they are."""
+    lines, numbers = document(number).split("\n"), lines_of(number, first, last, nth)
+    return "\n".join(lines[i - 1] for i in numbers) + "\n"
 
 
 def server_commands(number):

@@ -12,7 +12,8 @@ import ast, atexit, collections, json, os, re, shutil, signal, socket, subproces
 BATON, SOURCE = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
 os.environ['BATON_BIN'] = BATON
 sys.path.append(os.path.join(SOURCE, 'tests', 'e2e'))
-from documents import block, commands, continued, document, documents, table
+import documents as texts
+from documents import commands, continued, document, documents, table
 from harness import DATA, Process, Redis, Skip, closing, free_ports, request, wait_until
 
 API, MULTI, ROUTER = ('python -m fastdeploy.' + m for m in ('entrypoints.openai.api_server', 'entrypoints.openai.multi_api_server', 'router.launch'))
@@ -20,7 +21,12 @@ ERNIE_FP8, ERNIE, DEEPSEEK = 'ERNIE-4_5-300B-A47B-FP8-Paddle', 'baidu/ERNIE-4.5-
 POSITIONS = 131072  # the longest context that a document asks for
 ROWS = {name: (effect, sentence) for heading in table(BATON).values() for name, owner, _, effect, sentence in heading if not owner}
 SMALL = {'BATON_COMPUTE_THREADS': '1', 'BATON_KV_CACHE_MEMORY': '0.2'}
-CLAIMED = collections.Counter()  # (document, command): how many of its places have been dealt with
+NAMED = collections.defaultdict(set)  # (document, command): the lines that name it
+for d, _ in documents():
+    for at, command in commands(d):
+        NAMED[d, command].add(at)
+TAKEN = set()  # (document, line) that the running test took a block or a sentence from
+CLAIMED = collections.defaultdict(set)  # (document, command): the lines of it that have been dealt with
 RESULTS = []
 
 # What stands before PATH: the documents' programs, which call `baton`. The script of the network devices is the project's own.
@@ -162,9 +168,26 @@ def refused(script, sentence, env=None):
         assert status == 2 and sentence in shell.output(), (status, sentence, shell.output()[-2000:])
 
 
-def done(number, name, effect, what, n=1):
-    CLAIMED[number, name] += n
-    RESULTS.append((number, name, effect, what, n))
+def block(number, first, last, nth=0):
+    """Lines of a document, which `done` then claims."""
+    TAKEN.update((number, at) for at in texts.lines_of(number, first, last, nth))
+    return texts.block(number, first, last, nth)
+
+
+def mentioned(number, part, n=1):
+    """The n lines with this part name a command and cannot be run as they stand; what they say of it is what the test did."""
+    found = {(number, i) for i, line in enumerate(document(number).split('\n'), 1) if part in line}
+    assert len(found) == n, (part, found)
+    TAKEN.update(found)
+
+
+def done(number, name, effect, what, everywhere=False):
+    """Says what became of a command, at the lines that the test took (or everywhere); it is called when that has been found out."""
+    named = NAMED.get((number, name), set())
+    lines = {at for at in named if everywhere or (number, at) in TAKEN}
+    assert lines or not named, f'{number} names {name} in lines {sorted(named)}, and the test took none of them'
+    CLAIMED[number, name] |= lines
+    RESULTS.append((number, name, effect, what, sorted(lines)))
 
 
 # ---- document 000, and what 001 has in common with it ----
@@ -268,9 +291,10 @@ def test_001_prefill_and_decode():
             with closing(Shell(d.into(with_models(decode)))) as alone:
                 ready(alone, d[8184])
                 ask(d[8184])
-    done('001', API, 'works', 'prefill: KV goes to the decode node by ipc')
-    done('001', API, 'works', 'decode: as written, with a missing continuation, it serves alone; with the continuation it decodes for the prefill node')
-    done('001', 'bash scripts/get_rdma_nics.sh', 'works', 'export $(...) sets KVCACHE_RDMA_NICS and prints nothing else', 3)
+    done('001', API, 'works', 'prefill: KV goes to the decode node by ipc; decode: as written, with a missing continuation, it serves alone, with the continuation '
+         'it decodes for the prefill node')
+    mentioned('001', '`bash scripts/get_rdma_nics.sh <device>`')
+    done('001', 'bash scripts/get_rdma_nics.sh', 'works', 'export $(...) sets KVCACHE_RDMA_NICS and prints nothing else')
 
 
 # ---- document 002 ----
@@ -356,9 +380,12 @@ def test_002_prefill_and_decode_ranks():
             status, _, text = request(d, 'POST', '/v1/chat/completions', dict(model='deepseek_r1', stream=True, max_tokens=10, temperature=0, seed=1024, ignore_eos=False,
                                                                               messages=[dict(role='user', content='What is 2 + 2?')]))
             assert status == 200 and text.rstrip().endswith('data: [DONE]'), text
-    done('002', 'vllm serve', 'works', 'prefill and decode ranks meet in Redis and split; as written it is refused for its model and --quantization ascend', 3)
-    done('002', 'run_dp_template.sh', 'works', 'run with the arguments of the launcher', 6)
+    mentioned('002', "'vllm serve'")
+    done('002', 'vllm serve', 'works', 'prefill and decode ranks meet in Redis and split; as written it is refused for its model and --quantization ascend')
+    mentioned('002', '# run_dp_template.sh', 2)
+    done('002', 'run_dp_template.sh', 'works', 'run with the arguments of the launcher')
     done('002', 'multiprocessing launcher of run_dp_template.sh', 'works', 'run as it is, with two ranks per host')
+    mentioned('002', 'ais_bench --models')
     done('002', 'ais_bench', 'works', 'a client; what its configuration asks for is answered')
 
 
@@ -391,7 +418,7 @@ def test_003_prefill_and_decode():
         d = Ports(_7013=str(p[7013]))
         with closing(Shell(d.into(with_models(block('003', 'export CUDA_VISIBLE_DEVICES=4', '--splitwise-role "decode"'))))) as second:
             is_a_pair((first, p[7012], 'prefill_log'), (second, d[9012], 'decode_log'))
-    done('003', API, 'works', 'prefill and decode on one host, without Redis: KV goes by ipc', 2)
+    done('003', API, 'works', 'prefill and decode on one host, without Redis: KV goes by ipc')
 
 
 # ---- document 004 ----
@@ -405,10 +432,12 @@ def test_004_commands_without_a_counterpart():
         'python download_model.py': [block('004', 'python download_model.py \\', '--speculate_model_path')] +
                                     [block('004', 'export MODEL_PATH', 'python download_model.py', n) for n in (1, 2, 3)],
     }
+    mentioned('004', "-c -ex 'start_server $model_name && ")
+    mentioned('004', '执行 stop_server', 2)
     for name, all_of_it in scripts.items():
         for script in all_of_it:
             refused(script, ROWS[name][1])
-            done('004', name, 'refused', ROWS[name][1])
+        done('004', name, 'refused', ROWS[name][1])
 
 
 def test_004_variables_health_and_requests():
@@ -438,9 +467,9 @@ def test_004_variables_health_and_requests():
 
 def test_004_openai_client():
     name = 'openai.Client(base_url=".../v1/chat/completions")'
-    done('004', name, 'works', 'the example prints four answers')
     python = os.environ.get('BATON_OPENAI_PYTHON')
     if not python or subprocess.run([python, '-c', 'import openai'], capture_output=True).returncode:
+        done('004', name, 'skipped', 'not run here: BATON_OPENAI_PYTHON names no Python with the package openai')
         raise Skip('BATON_OPENAI_PYTHON does not name a Python with the package openai')
     port = free_ports(1)[0]
     lines = document('004').split('\n')
@@ -451,6 +480,7 @@ def test_004_openai_client():
         ready(shell, port)
         p = subprocess.run([python, '-c', script], capture_output=True, text=True, timeout=120)
         assert p.returncode == 0 and 'ChatCompletion(' in p.stdout and 'Completion(' in p.stdout, p.stderr[-3000:]
+    done('004', name, 'works', 'the example prints four answers')
 
 
 # ---- models that cannot be read ----
@@ -479,21 +509,20 @@ def test_models_are_refused_by_their_files_with_the_pages_sentence():
 
 # ---- the rest: programs of others, and whether every command has been dealt with ----
 
-OTHERS = [('000', 'Nginx', 1), ('002', 'hccn_tool', 14), ('002', 'npu-smi info', 2), ('002', 'cat /etc/hccn.conf', 2), ('002', 'ifconfig', 2),
-          ('002', 'git clone https://gitee.com/aisbench/benchmark.git', 1), ('002', 'pip3 install -e ./', 1), ('004', 'docker run', 2), ('004', 'docker exec', 1),
-          ('004', 'docker build', 1), ('004', 'git clone https://github.com/PaddlePaddle/PaddleNLP.git', 1), ('004', 'nvidia-smi', 1)]
+OTHERS = [('000', 'Nginx'), ('002', 'hccn_tool'), ('002', 'npu-smi info'), ('002', 'cat /etc/hccn.conf'), ('002', 'ifconfig'),
+          ('002', 'git clone https://gitee.com/aisbench/benchmark.git'), ('002', 'pip3 install -e ./'), ('004', 'docker run'), ('004', 'docker exec'),
+          ('004', 'docker build'), ('004', 'git clone https://github.com/PaddlePaddle/PaddleNLP.git'), ('004', 'nvidia-smi')]
 
 
 def test_programs_of_others_are_on_the_page():
-    for number, name, n in OTHERS:
+    for number, name in OTHERS:
         assert name in document(number), name
-        done(number, name, 'not a command of Baton', ROWS[name][1], n)
+        done(number, name, 'not a command of Baton', ROWS[name][1], everywhere=True)
 
 
 def test_zz_every_command_of_the_documents_is_dealt_with():
-    named = {(d, name): n for d, _ in documents() for name, n in collections.Counter(name for _, name in commands(d)).items()}
-    found = {key: n for key, n in CLAIMED.items() if key in named}
-    assert found == named, {k: (found.get(k), named[k]) for k in named if found.get(k) != named[k]}
+    left = {key: sorted(lines - CLAIMED[key]) for key, lines in NAMED.items() if lines - CLAIMED[key]}
+    assert not left, f'lines that no test has dealt with: {left}'
     listed = {(d, name) for name, _, numbers, _, _ in table(BATON)['Commands'] for d in numbers}
     assert set(CLAIMED) == listed, set(CLAIMED) ^ listed
 
@@ -503,6 +532,7 @@ def main():
     only = sys.argv[3:]
     for name, test in [(n, t) for n, t in globals().items() if n.startswith('test_') and (not only or n in only)]:
         begin = time.monotonic()
+        TAKEN.clear()
         try:
             test()
             passed += 1
@@ -514,8 +544,9 @@ def main():
             failed += 1
             print(f'FAIL  {name}: {type(e).__name__}: {e}', flush=True)
     print('\nwhat became of each command:')
-    for number, name, effect, what, n in sorted(RESULTS, key=lambda r: r[0]):
-        print(f'{number} {effect:<23} {n:>2} x {name}: {what}')
+    for number, name, effect, what, lines in sorted(RESULTS, key=lambda r: r[0]):
+        at = f' (line {", ".join(map(str, lines))})' if lines else ''
+        print(f'{number} {effect:<23} {name}{at}: {what}')
     print(f'{passed} passed, {failed} failed, {skipped} skipped')
     return failed > 0
 
