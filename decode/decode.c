@@ -5,7 +5,7 @@
 #include "decode/token_batcher.h"
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
-#include "shared/base/log_repeats.h"
+#include "shared/base/log/log_repeats.h"
 #include "shared/base/map.h"
 #include "shared/base/mem.h"
 #include "shared/cluster/answer.h"

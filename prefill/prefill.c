@@ -4,7 +4,7 @@
 #include "prefill/kv_route.h"
 #include "prefill/prompt.h"
 #include "shared/base/clock.h"
-#include "shared/base/log_repeats.h"
+#include "shared/base/log/log_repeats.h"
 #include "shared/base/map.h"
 #include "shared/cluster/answer.h"
 #include "shared/cluster/request_table.h"

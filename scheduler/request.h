@@ -24,7 +24,7 @@
 #include "scheduler/view.h"
 #include "shared/base/hash/hash.h"
 #include "shared/base/list.h"
-#include "shared/base/log_repeats.h"
+#include "shared/base/log/log_repeats.h"
 #include "shared/base/map.h"
 #include "shared/cluster/cluster.h"
 #include "shared/cluster/proto/node.pb-c.h"

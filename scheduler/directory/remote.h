@@ -12,7 +12,7 @@
 
 #include "scheduler/directory/directory.h"
 #include "shared/base/list.h"
-#include "shared/base/log_repeats.h"
+#include "shared/base/log/log_repeats.h"
 #include "shared/base/map.h"
 
 enum { DIRECTORY_REMOTE_RESERVATIONS_MAX = 1 << 16, DIRECTORY_REMOTE_TIMEOUT_MS = 1000 };

@@ -15,7 +15,7 @@
 #include "shared/base/clock.h"
 #include "shared/base/hash/hash.h"
 #include "shared/base/log.h"
-#include "shared/base/log_repeats.h"
+#include "shared/base/log/log_repeats.h"
 #include "shared/base/mem.h"
 #include "shared/net/http/http_server.h"
 

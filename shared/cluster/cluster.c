@@ -9,7 +9,7 @@
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
-#include "shared/base/log_repeats.h"
+#include "shared/base/log/log_repeats.h"
 #include "shared/base/map.h"
 #include "shared/base/mem.h"
 #include "shared/base/thread.h"

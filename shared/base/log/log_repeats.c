@@ -1,5 +1,5 @@
 /* log_repeats.c - see log_repeats.h. Thread: the owner's. */
-#include "shared/base/log_repeats.h"
+#include "shared/base/log/log_repeats.h"
 
 #include <string.h>
 

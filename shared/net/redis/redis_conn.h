@@ -8,7 +8,7 @@
 #include <hiredis/async.h>
 
 #include "shared/base/list.h"
-#include "shared/base/log_repeats.h"
+#include "shared/base/log/log_repeats.h"
 #include "shared/base/map.h"
 #include "shared/net/redis/redis.h"
 

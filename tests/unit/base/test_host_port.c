@@ -111,16 +111,16 @@ static uint16_t free_port(void)
     return port;
 }
 
-static void check_conflict(const char *host, uint16_t port, pid_t holder)
+static void check_conflict(const char *host, uint16_t port, pid_t owner)
 {
     struct err err = { 0 };
     char process[64];
     int fd;
     CHECK_STATUS(port_hold(host, port, "--pd-comm-port", &fd, &err), ERR_CONFIG);
     CHECK_EQ_INT(fd, -1);
-    snprintf(process, sizeof process, "in use by process %d (", (int)holder);
+    snprintf(process, sizeof process, "in use by process %d (", (int)owner);
     if (!strstr(err.text, process) || !strstr(err.text, "(--pd-comm-port)"))
-        test_fail(__FILE__, __LINE__, "%s, but process %d has it", err.text, (int)holder);
+        test_fail(__FILE__, __LINE__, "%s, but process %d has it", err.text, (int)owner);
 }
 
 TEST(ports_are_held_and_conflicts_name_the_process)

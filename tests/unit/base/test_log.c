@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "shared/base/log.h"
-#include "shared/base/log_repeats.h"
+#include "shared/base/log/log_repeats.h"
 #include "tests/harness/test.h"
 
 static char path[600];
