@@ -20,19 +20,13 @@
 /* ---- what UCX does to a process ---- */
 
 /* Restores, before main, the signal handlers that loading libucs replaces (backtraces, and HUP for
- * a debugger), unless the operator asked UCX for them. */
+ * a debugger), unless the operator asked UCX for them. What nohup made ignored stays so. */
 __attribute__((constructor)) static void keep_signals(void)
 {
-    static const int signals[] = { SIGILL, SIGSEGV, SIGBUS, SIGFPE };
-    struct sigaction now;
+    static const int signals[] = { SIGILL, SIGSEGV, SIGBUS, SIGFPE, SIGHUP };
     if (getenv("UCX_HANDLE_ERRORS") || getenv("UCX_ERROR_SIGNALS") || getenv("UCX_DEBUG_SIGNO"))
         return;
     for (size_t i = 0; i < COUNT_OF(signals); i++) ucs_debug_disable_signal(signals[i]);
-    if (sigaction(SIGHUP, NULL, &now) == 0 && now.sa_handler != SIG_IGN) {
-        now.sa_handler = SIG_DFL;
-        now.sa_flags = 0;
-        (void)sigaction(SIGHUP, &now, NULL);
-    }
 }
 
 /* Silences UCX's own log: this program reports every failure that matters from its status. */
