@@ -2,9 +2,10 @@
  * nodes that die, stops them all.
  *
  * A node that dies is restarted at the same port after a pause: 0.5 s, doubling to 10 s, back to
- * 0.5 s for a node that lived 30 s. Exit status 2 of a node means wrong options: everything stops.
- * Nodes run in sessions of their own, so Ctrl-C reaches only the launcher. When it is killed they
- * go on serving and say so (deploy/node/launcher_watch.h). Thread: main. */
+ * 0.5 s for a node that lived 30 s. A node that ends with an error before it has ever served means
+ * wrong options: everything stops. Nodes run in sessions of their own, so Ctrl-C and a terminal
+ * that closes reach only the launcher. When it is killed they go on serving and say so
+ * (deploy/node/launcher_watch.h). Thread: main. */
 #include <limits.h>
 #include <signal.h>
 #include <stdio.h>
@@ -45,6 +46,7 @@ struct child {
     struct launch_node *plan;
     uv_process_t process;
     bool running, ready, polling;
+    bool has_served; /* since the launch began, in this process or an earlier one */
     uint64_t t_start_ms;
     uint32_t pause_ms;
     struct loop_timer *restart;
@@ -138,15 +140,25 @@ static void on_signal(void *arg, int signum)
     stop_all(arg, 0);
 }
 
-/* The nodes have a log file each. */
+/* With --log-dir the launcher and its nodes have a log file each, which SIGHUP opens again. Without
+ * one it comes from a terminal that closes, and nodes must not be left behind. */
 static void on_hangup(uv_signal_t *s, int signum)
 {
+    struct launcher *l = s->data;
+    if (!config_string(l->c, "log-dir")) {
+        stop_all(l, 0);
+        return;
+    }
     log_reopen();
-    signal_all(s->data, signum);
+    signal_all(l, signum);
 }
 
+/* Under nohup SIGHUP stays ignored, unless it has a log file to open. */
 static void listen_for_hangup(struct launcher *l)
 {
+    struct sigaction now;
+    bool ignored = sigaction(SIGHUP, NULL, &now) == 0 && now.sa_handler == SIG_IGN;
+    if (ignored && !config_string(l->c, "log-dir")) return;
     uv_signal_init(loop_uv(l->loop), &l->hangup);
     l->hangup.data = l;
     uv_signal_start(&l->hangup, on_hangup, SIGHUP);
@@ -193,8 +205,8 @@ static void on_exit_of_child(uv_process_t *process, int64_t exit_status, int sig
         log_warn("node ended", "port=%u role=%s status=%lld signal=%d", ch->plan->port,
                  node_role_name(ch->plan->role), (long long)exit_status, signum);
     uv_close((uv_handle_t *)process, on_process_closed);
-    /* What was ready once may be again: a folder or a port comes back. */
-    bool hopeless = (exit_status != 0 && !l->announced) || !config_bool(l->c, "restart");
+    /* What has served may serve again: a folder or a port comes back. */
+    bool hopeless = (exit_status != 0 && !ch->has_served) || !config_bool(l->c, "restart");
     if (l->stopping || !hopeless) return;
     l->culprit = ch;
     stop_all(l, exit_status ? (int)exit_status : 1);
@@ -275,8 +287,9 @@ static void on_cluster_answer(void *arg, enum status st, int http_status, struct
 {
     struct child *ch = arg;
     ch->polling = false;
-    if (st != OK || http_status != 200 || !ch->running || ch->l->stopping || !sees_all(ch->l, body))
-        return;
+    if (st != OK || http_status != 200 || !ch->running || ch->l->stopping) return;
+    ch->has_served = true;
+    if (!sees_all(ch->l, body)) return;
     ch->ready = true;
     bool all = true;
     for (size_t i = 0; i < ch->l->plan.n; i++) all &= ch->l->children[i].ready;

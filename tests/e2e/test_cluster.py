@@ -255,6 +255,76 @@ def test_launch_outlives_a_node_that_cannot_start_for_a_while():
             wait_until('the logs are new', lambda: all(os.path.exists(f'{logs}/{n}') for n in names), 10)
 
 
+def launch_of_two(model, *args, prefix=(), env=None):
+    """A launch of a prefill and a decode node, and their ports."""
+    ports = free_ports(2)
+    return Process([*prefix, BIN, 'launch', '--model', model, '--served-model-name', 'm', '--prefill', '1', '--decode', '1',
+                    '--ports', f'{ports[0]},{ports[1]}', *args, *SIZE], env, name='launch'), ports
+
+
+def is_ready(launch):
+    assert launch.alive(), launch.output()
+    return 'ready: all 2 nodes' in launch.output()
+
+
+def test_a_hangup_ends_a_launch_in_order_and_no_node_by_itself():
+    """The terminal closes: as SIGTERM. Under nohup: nothing. With a log file: it is opened again."""
+    l, _ = launch_of_two(TINY)
+    with closing(l):
+        wait_until('launch ready', lambda: is_ready(l), 30)
+        l.kill(signal.SIGHUP)
+        assert l.p.wait(20) == 0 and 'node ended' not in l.output(), l.output()
+    l, ports = launch_of_two(TINY, prefix=['nohup'])
+    with closing(l):
+        wait_until('launch ready', lambda: is_ready(l), 30)
+        l.kill(signal.SIGHUP)
+        time.sleep(1)
+        assert l.alive() and 'node ended' not in l.output(), l.output()
+        assert all(complete(p) for p in ports)
+    with tempfile.TemporaryDirectory() as logs:
+        l, ports = launch_of_two(TINY, '--log-dir', logs)
+        with closing(l):
+            wait_until('launch ready', lambda: is_ready(l), 30)
+            names = os.listdir(logs)
+            for name in names:
+                os.rename(f'{logs}/{name}', f'{logs}/{name}.old')
+            l.kill(signal.SIGHUP)
+            assert all(complete(p) for p in ports) and 'node ended' not in l.output(), l.output()
+
+
+def pid_of_port(port):
+    """The node that was started with --port=PORT; 0: none."""
+    for pid in filter(str.isdigit, os.listdir('/proc')):
+        with contextlib.suppress(OSError), open(f'/proc/{pid}/cmdline', 'rb') as f:
+            if f'--port={port}'.encode() in f.read().split(b'\0'):
+                return int(pid)
+    return 0
+
+
+def test_a_node_that_has_served_is_tried_again_while_another_still_starts():
+    """What ends a node that served stops no launch, although the launch was never ready as a whole."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = f'{folder}/model'
+        shutil.copytree(TINY, model)
+        l, ports = launch_of_two(model)
+        with closing(l):
+            slow = wait_until('the decode node is there', lambda: pid_of_port(ports[1]), 10, 0.002)
+            os.kill(slow, signal.SIGSTOP)
+            try:
+                wait_until('the prefill node serves', lambda: request(ports[0], 'GET', '/cluster', timeout=2)[0] == 200, 30)
+                time.sleep(0.5) # the launcher asks five times a second
+                assert 'ready: all' not in l.output(), 'the decode node was stopped too late'
+                os.rename(model, f'{folder}/away')
+                os.kill(pid_of_port(ports[0]), signal.SIGKILL)
+                wait_until('it cannot start', lambda: l.output().count(' node ended port=') >= 2 or not l.alive(), 20)
+                assert l.alive(), l.output()
+                os.rename(f'{folder}/away', model)
+            finally:
+                os.kill(slow, signal.SIGCONT)
+            wait_until('launch ready', lambda: is_ready(l), 30)
+            complete(ports[0])
+
+
 def test_launches_of_two_hosts_meet():
     """One launch has the prefill nodes, another the decode nodes: they meet in Redis, or at the directory server that --router names."""
     control = free_ports(1)[0]
