@@ -2,9 +2,9 @@
 #include "deploy/node/node_ports.h"
 
 #include <dirent.h>
-#include <string.h>
 #include <unistd.h>
 
+#include "kvtransfer/connect/address.h"
 #include "shared/base/address/port.h"
 
 static bool has_rdma_device(void)
@@ -16,12 +16,27 @@ static bool has_rdma_device(void)
     return found;
 }
 
+static bool allows(const struct node_options *o, const char *protocol)
+{
+    struct str rest = str_of(o->protocols), item;
+    while (str_split(&rest, ',', &item))
+        if (str_eq_c(item, protocol)) return true;
+    return false;
+}
+
+/* Ports on which nobody will listen are left to others: nodes of a host may be given the same. */
 enum status node_ports_hold(const struct node_options *o, struct node_ports *p, struct err *err)
 {
-    TRY(port_hold(o->cluster_host, o->kv_port, "--cache-queue-port", &p->kv_fd, err));
-    /* Without a device nobody listens there, so that nodes of such a host may share the port. */
-    if (!strstr(o->protocols, "rdma") || !has_rdma_device()) return OK;
-    return port_hold(o->cluster_host, o->tuning.rdma.port, "--rdma-comm-ports", &p->rdma_fd, err);
+    struct buf host = { 0 };
+    bool tcp = allows(o, "tcp"), rdma = allows(o, "rdma") && has_rdma_device();
+    if (!tcp && !rdma) return OK;
+    enum status st = kvt_address_listen_host(o->cluster_host, o->tuning.socket_ifname, &host, err);
+    if (st == OK && tcp)
+        st = port_hold(host.data, o->kv_port, "--cache-queue-port", &p->kv_fd, err);
+    if (st == OK && rdma)
+        st = port_hold(host.data, o->tuning.rdma.port, "--rdma-comm-ports", &p->rdma_fd, err);
+    buf_release(&host);
+    return st;
 }
 
 static void release_port(int *fd)

@@ -44,11 +44,10 @@ static uint16_t port_of(const struct sockaddr_storage *a)
     return ntohs(((const struct sockaddr_in *)a)->sin_port);
 }
 
-/* Opens a listening, non-blocking socket; *bound gets its port. host NULL: 127.0.0.1. */
+/* Opens a listening, non-blocking socket; *bound gets its port. */
 static enum status open_listener(const char *host, uint16_t port, const char *option, int *fd,
                                  uint16_t *bound, struct err *err)
 {
-    if (!host) host = "127.0.0.1";
     char service[8];
     snprintf(service, sizeof service, "%u", port);
     struct addrinfo *list;
@@ -101,7 +100,7 @@ static void first_interface(char out[TEXT_MAX])
 static enum status advertise_port(const char *advertise, const char *host, uint16_t port,
                                   struct buf *out, struct err *err)
 {
-    const char *name = advertise ? advertise : host ? host : "127.0.0.1";
+    const char *name = advertise ? advertise : host;
     struct addrinfo *list;
     if (resolve(name, "0", 0, &list) != OK)
         return err_set(err, ERR_CONFIG, "the address '%s' to tell peers cannot be resolved", name);
@@ -141,7 +140,7 @@ enum status kvt_address_parse(struct str text, struct sockaddr_storage *out, soc
 static bool is_wildcard_host(const char *host)
 {
     struct addrinfo *list;
-    if (!host) return false; /* loopback, see open_listener */
+    if (!host) return false; /* loopback */
     if (resolve(host, "0", AI_NUMERICHOST, &list) != OK) return false;
     bool yes = is_wildcard(list->ai_addr);
     freeaddrinfo(list);
@@ -210,19 +209,30 @@ static bool is_here(const char *host)
     return yes;
 }
 
+enum status kvt_address_listen_host(const char *host, const char *ifname, struct buf *out,
+                                    struct err *err)
+{
+    if (ifname && *ifname) {
+        struct buf of_interface = { 0 };
+        enum status st = kvt_address_of_interface(ifname, &of_interface, err);
+        if (st == OK && is_wildcard_host(host)) buf_add_str(out, buf_str(&of_interface));
+        buf_release(&of_interface);
+        TRY(st);
+    }
+    if (out->len == 0) buf_add_c(out, host ? host : "127.0.0.1");
+    return OK;
+}
+
 enum status kvt_address_serve(struct kvt_listener *l, struct err *err)
 {
-    struct buf of_interface = { 0 };
-    const char *host = l->host, *advertise = l->advertise;
+    struct buf at = { 0 };
+    const char *advertise = l->advertise;
     bool named = l->ifname && *l->ifname;
-    enum status st = named ? kvt_address_of_interface(l->ifname, &of_interface, err) : OK;
-    if (st == OK && named && is_wildcard_host(host)) {
-        host = of_interface.data;
-        if (is_here(advertise)) advertise = NULL;
-    }
-    if (st == OK) st = open_listener(host, l->port, l->port_option, &l->fd, &l->port, err);
-    if (st == OK) st = advertise_port(advertise, host, l->port, l->address, err);
-    buf_release(&of_interface);
+    enum status st = kvt_address_listen_host(l->host, l->ifname, &at, err);
+    if (named && is_wildcard_host(l->host) && is_here(advertise)) advertise = NULL;
+    if (st == OK) st = open_listener(at.data, l->port, l->port_option, &l->fd, &l->port, err);
+    if (st == OK) st = advertise_port(advertise, at.data, l->port, l->address, err);
+    buf_release(&at);
     return st;
 }
 

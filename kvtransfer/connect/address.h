@@ -1,6 +1,6 @@
 /* address.h - socket addresses of the transports: what to listen on, what to tell peers.
- * Thread: the loop thread at start, because name resolution may block; functions below the line:
- * any, they look nothing up. */
+ * Thread: at start, any but the loop while it serves, because name resolution may block; functions
+ * below the line: any, they look nothing up. */
 #ifndef BATON_KVTRANSFER_CONNECT_ADDRESS_H
 #define BATON_KVTRANSFER_CONNECT_ADDRESS_H
 
@@ -23,6 +23,9 @@ struct kvt_listener {
     struct buf *address;     /* out, appended: "address port" */
 };
 enum status kvt_address_serve(struct kvt_listener *l, struct err *err) MUST_CHECK;
+/* Sets `out`, which is empty, to the host that kvt_address_serve listens on. */
+enum status kvt_address_listen_host(const char *host, const char *ifname, struct buf *out,
+                                    struct err *err) MUST_CHECK;
 /* Appends the address of an interface ("eth0") as text, IPv4 before IPv6. ERR_CONFIG names it and
  * the existing interfaces. */
 enum status kvt_address_of_interface(const char *ifname, struct buf *out,

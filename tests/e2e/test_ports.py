@@ -35,6 +35,21 @@ def test_two_options_with_one_port_name_each_other():
         assert p.returncode == 1 and 'another port option of this node has the same port' in p.stderr and 'stop it' not in p.stderr, (option, p.returncode, p.stderr)
 
 
+def test_a_kv_port_is_held_only_where_a_transport_listens():
+    """Not by a node without tcp; with an interface not on other addresses of the host."""
+    with taken_port() as port:
+        with closing(Node(TINY, args=['--cache-transfer-protocol', 'ipc', '--cache-queue-port', str(port)])) as node:
+            wait_ready(node)
+    with socket.socket() as s:
+        s.bind(('127.0.0.2', 0))
+        s.listen(1)
+        port = s.getsockname()[1]
+        with closing(Node(TINY, args=['--cache-transfer-protocol', 'tcp', '--cache-queue-port', str(port)],
+                          env=dict(BATON_CLUSTER_SECRET='of-this-test-alone', KVCACHE_SOCKET_IFNAME='lo'))) as node:
+            wait_ready(node)
+            assert f'kv_port={port} ' in node.output(), node.output()
+
+
 def ask6(port, path, body=None):
     c = http.client.HTTPConnection('::1', port, timeout=60)
     try:
