@@ -179,11 +179,12 @@ static void make_standalone(struct node_options *o)
 
 static int generate_with(struct config *c)
 {
-    struct node_options o;
+    struct node_options o = { 0 };
     struct err err = { 0 };
     struct generate g = { .c = c, .raw = config_bool(c, "raw") };
     int exit_status = 2;
-    enum status st = node_options_read(c, &o, &err);
+    enum status st = node_options_log(c, "baton-generate.log", &err);
+    if (st == OK) st = node_options_read(c, &o, &err);
     if (st == OK) {
         config_notes(c, command_print_note, NULL);
         if (!config_is_set(c, "log-level")) log_set_level(LOG_WARN);

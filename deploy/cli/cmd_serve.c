@@ -1,6 +1,7 @@
 /* cmd_serve.c - `baton serve`: one node until a signal. Thread: main. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "deploy/cli/commands.h"
 #include "deploy/node/launcher_watch.h"
@@ -22,13 +23,24 @@ static void print_start(const struct node_options *o, const struct config *c)
     buf_release(&page);
 }
 
+/* With --port 0 the port is not known before the first lines. */
+static enum status open_log(const struct config *c, struct err *err)
+{
+    char name[48];
+    long long port = (long long)config_int(c, "port");
+    if (port) snprintf(name, sizeof name, "baton-%lld.log", port);
+    else snprintf(name, sizeof name, "baton-process-%d.log", getpid());
+    return node_options_log(c, name, err);
+}
+
 static int serve_with(struct config *c)
 {
-    struct node_options o;
+    struct node_options o = { 0 };
     struct err err = { 0 };
     struct node *node = NULL;
     int exit_status = 2;
-    enum status st = node_options_read(c, &o, &err);
+    enum status st = open_log(c, &err);
+    if (st == OK) st = node_options_read(c, &o, &err);
     if (st == OK) {
         if (!launcher_watch_has_launcher()) print_start(&o, c);
         exit_status = 1;

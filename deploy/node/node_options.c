@@ -527,9 +527,6 @@ enum status node_options_read(const struct config *c, struct node_options *out, 
 {
     *out = (struct node_options){ 0 };
     arena_init(&out->arena);
-    char log_name[32];
-    snprintf(log_name, sizeof log_name, "baton-%lld.log", (long long)config_int(c, "port"));
-    TRY(node_options_log(c, log_name, err));
     TRY(read_but_model(c, out, err));
     return read_model(c, out, err);
 }

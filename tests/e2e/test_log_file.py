@@ -63,3 +63,18 @@ def test_what_ends_a_node_is_on_stderr_and_in_its_log_file():
             assert p.p.wait(20) == 1, p.output()
             with open(f'{logs}/baton-launch.log') as f:
                 assert 'process ends why="stopped, because the mixed node of port' in f.read()
+
+
+def test_no_two_processes_share_a_log_file():
+    """Nodes of any free port are named by process, and generate writes into none of theirs."""
+    with tempfile.TemporaryDirectory() as folder:
+        args = [BIN, 'serve', '--model', TINY, '--host', '127.0.0.1', '--port', '0', '--log-dir', folder]
+        with closing(Process(args), Process(args)) as nodes:
+            wait_until('both are ready', lambda: all('node ready' in n.output() for n in nodes), 30)
+            g = subprocess.run([BIN, 'generate', '--model', TINY, '--prompt', 'hello', '--raw', '--max-tokens', '2', '--log-dir', folder, '--log-level', 'info'],
+                               capture_output=True, text=True, timeout=60)
+            assert g.returncode == 0, g.stderr
+            assert sorted(os.listdir(folder)) == sorted(['baton-generate.log', *(f'baton-process-{n.p.pid}.log' for n in nodes)]), os.listdir(folder)
+            for name in os.listdir(folder):
+                with open(f'{folder}/{name}') as f:
+                    assert f.read().count('node ready') == 1, name
