@@ -16,9 +16,8 @@ enum {
     GRACE_MS = 300 /* beside what HTTP connections get to take their last answers */
 };
 
-static void finish_rest(void *arg)
+static void finish_rest(struct node *n)
 {
-    struct node *n = arg;
     directory_close(n->directory);
     n->directory = NULL;
     passer_free(n->passer);
@@ -34,9 +33,7 @@ static void finish_rest(void *arg)
 
 static void finish_stop(struct node *n)
 {
-    struct directory_server *directory_server = n->directory_server;
-    if (n->http || n->admin) return; /* the other server has not stopped yet */
-    n->directory_server = NULL;
+    if (n->http || n->admin || n->directory_server) return; /* one has not stopped yet */
     if (n->scheduler) scheduler_stop(n->scheduler);
     serve_free(n->serve);
     n->serve = NULL;
@@ -51,8 +48,7 @@ static void finish_stop(struct node *n)
     n->decode = NULL;
     prefill_free(n->prefill);
     n->prefill = NULL;
-    if (directory_server) directory_server_stop(directory_server, finish_rest, n);
-    else finish_rest(n);
+    finish_rest(n);
 }
 
 static void http_stopped(void *arg)
@@ -69,18 +65,28 @@ static void admin_stopped(void *arg)
     finish_stop(n);
 }
 
+static void directory_stopped(void *arg)
+{
+    struct node *n = arg;
+    n->directory_server = NULL;
+    finish_stop(n);
+}
+
+/* The servers say goodbye at the same time. */
 static void begin_stop(void *arg)
 {
     struct node *n = arg;
     struct http_server *http = n->http, *admin = n->admin;
+    struct directory_server *directory_server = n->directory_server;
     loop_timer_free(n->stopper);
     loop_timer_free(n->drain); /* it uses parts that are freed below */
     n->stopper = n->drain = NULL;
     if (http && n->serve) serve_shut_down(n->serve);
     if (n->passer) passer_stop(n->passer);
-    if (!http && !admin) finish_stop(n);
+    if (!http && !admin && !directory_server) finish_stop(n);
     if (http) http_server_stop(http, GRACE_MS, http_stopped, n);
     if (admin) http_server_stop(admin, 0, admin_stopped, n);
+    if (directory_server) directory_server_stop(directory_server, directory_stopped, n);
 }
 
 /* The caller may run inside a part that is about to be freed, so the stop starts with the next turn

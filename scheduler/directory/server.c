@@ -2,7 +2,7 @@
  *
  * Every request is answered inside its handler, since the state is in this process's memory. A body
  * is parsed only after its proof was checked. After stop the local directory is not touched any
- * more; requests still open get 503. Thread: loop. */
+ * more; calls that still come get 503 (http_stop.c). Thread: loop. */
 #include "scheduler/directory/server.h"
 
 #include <stdio.h>
@@ -19,7 +19,10 @@
 #include "shared/base/mem.h"
 #include "shared/net/http/http_server.h"
 
-enum { TTL_MAX_MS = 24 * 3600 * 1000 };
+enum {
+    TTL_MAX_MS = 24 * 3600 * 1000,
+    STOP_GRACE_MS = 300 /* in which calls that are on their way get their 503 */
+};
 
 struct directory_server {
     struct directory *local; /* NULL: stopped */
@@ -267,5 +270,5 @@ void directory_server_stop(struct directory_server *s, void (*done)(void *arg), 
     s->local = NULL;
     s->done = done;
     s->done_arg = arg;
-    http_server_stop(s->http, 0, on_stopped, s);
+    http_server_stop(s->http, STOP_GRACE_MS, on_stopped, s);
 }

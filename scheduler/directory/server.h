@@ -16,6 +16,7 @@ enum status directory_server_start(struct loop *loop, struct directory *local, c
                                    uint16_t port, struct str secret, struct directory_server **out,
                                    struct err *err) MUST_CHECK;
 uint16_t directory_server_port(const struct directory_server *s);
+/* Callers are refused with 503 for a short time, so that no call ends in a reset, then `done`. */
 void directory_server_stop(struct directory_server *s, void (*done)(void *arg), void *arg);
 
 #endif

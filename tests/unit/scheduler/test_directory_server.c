@@ -191,6 +191,25 @@ TEST(every_refused_host_is_logged)
     }
 }
 
+TEST(a_server_that_stops_answers_those_that_still_call)
+{
+    struct rig r;
+    bool stopped = false;
+    rig_open(&r, STR(""));
+    /* it leaves a kept connection, on which the next call goes */
+    CHECK_EQ_INT(call(&r, "POST", "/cluster/v1/snapshot", NULL, STR("{}")).http_status, 200);
+    directory_server_stop(r.server, on_stopped, &stopped);
+    struct answer a = call(&r, "POST", "/cluster/v1/snapshot", NULL, STR("{}"));
+    CHECK_EQ_INT(a.http_status, 503);
+    CHECK(strstr(a.body, "shutting down"));
+    for (uint64_t end = clock_ms() + 5000; !stopped && clock_ms() < end;) turn(&r);
+    CHECK(stopped);
+    http_client_free(r.client);
+    directory_close(r.local);
+    for (int i = 0; i < 10; i++) turn(&r);
+    loop_free(r.loop);
+}
+
 TEST(long_bodies_are_refused)
 {
     struct rig r;
@@ -230,4 +249,5 @@ TEST(only_the_exact_proof_is_taken)
 }
 
 TEST_MAIN(CASE(malformed_calls_are_answered), CASE(every_refused_host_is_logged),
-          CASE(long_bodies_are_refused), CASE(only_the_exact_proof_is_taken))
+          CASE(a_server_that_stops_answers_those_that_still_call), CASE(long_bodies_are_refused),
+          CASE(only_the_exact_proof_is_taken))
