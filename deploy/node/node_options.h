@@ -91,7 +91,8 @@ enum status node_options_read(const struct config *c, struct node_options *out,
 enum status node_options_log(const struct config *c, const char *file_name,
                              struct err *err) MUST_CHECK;
 void node_options_release(struct node_options *o);
-/* As node_options_read, but a missing --model is no error. The caller releases `out` in any case. */
+/* As node_options_read, but a missing --model is no error. The caller releases `out` in any
+ * case. */
 enum status node_options_check_read(const struct config *c, struct node_options *out,
                                     struct err *err) MUST_CHECK;
 /* Does --scheduler-name put the cluster view into Redis? */
