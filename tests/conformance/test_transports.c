@@ -689,7 +689,7 @@ TEST(limits_and_bad_arguments)
     o.listen_host = "127.0.0.1";
     o.port = kvt_port(tcp->kvt);
     CHECK_STATUS(kvt_create(&o, &k, &err), ERR_CONFIG);
-    CHECK(strstr(err.text, "in use"));
+    CHECK(strstr(err.text, "another port option of this node has the same port"));
     buf_release(&out);
     node_stop(tcp);
     node_stop(n);
