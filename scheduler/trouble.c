@@ -169,6 +169,11 @@ static void say_no_decode(const struct trouble_facts *f, const struct decode_nod
         set(out, TROUBLE_NO_DECODE, true,
             "every node of topic %.63s that can decode is shutting down (%zu)", f->topic,
             d->n_draining);
+    else if (f->join && !f->join[0])
+        set(out, TROUBLE_NO_DECODE, true,
+            "no node that can decode is in topic %.63s; topics and roles seen: %.140s; the "
+            "launcher restarts those that it has started, and their lines say why they end",
+            f->topic, f->view->topics[0] ? f->view->topics : "none");
     else
         set(out, TROUBLE_NO_DECODE, true,
             "no node that can decode is in topic %.63s; topics and roles seen: %.140s", f->topic,

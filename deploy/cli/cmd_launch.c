@@ -365,6 +365,22 @@ static enum status serve_directory(struct launcher *l, bool for_others,
     return st;
 }
 
+/* The secret is read again, which serve_directory did only if it serves the view. */
+static enum status print_secret(const struct launcher *l, struct err *err)
+{
+    struct buf text = { 0 };
+    struct arena arena;
+    struct str secret;
+    if (log_level() < LOG_INFO) return OK;
+    arena_init(&arena);
+    enum status st = node_options_secret(l->c, &arena, &secret, err);
+    if (st == OK) node_options_print_secret(secret, &text);
+    fwrite(text.data, 1, text.len, stderr);
+    buf_release(&text);
+    arena_release(&arena);
+    return st;
+}
+
 /* One page for the whole launch: what it starts, and where the nodes find each other. */
 static void print_start(const struct launcher *l, const char *directory_address)
 {
@@ -410,10 +426,11 @@ static enum status start(struct launcher *l, struct err *err)
     TRY(launch_plan_make(l->c, "baton", directory_address[0] ? directory_address : NULL, &l->plan,
                          err));
     print_start(l, directory_address);
+    TRY(print_secret(l, err));
     h.loop = l->loop;
     l->client = http_client_create(&h);
     l->children = MEM_ARRAY(struct child, l->plan.n);
-    launcher_watch_announce(directory_address[0] != 0);
+    launcher_watch_announce(directory_address[0] != 0, own_secret);
     if (directory_address[0]) unsetenv("BATON_CONTROL_PORT"); /* the launcher's */
     for (size_t i = 0; i < l->plan.n; i++) {
         l->children[i].l = l;

@@ -3,28 +3,29 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "shared/base/mem.h"
-#include "shared/base/str.h"
 
 enum { LOOK_MS = 100 };
 
-static const char VARIABLE[] = "BATON_SUPERVISED", HOLDS_VIEW[] = ",view";
+static const char VARIABLE[] = "BATON_SUPERVISED", HOLDS_VIEW[] = ",view", OWN_SECRET[] = ",secret";
 
 struct launcher_watch {
     pid_t launcher;
-    bool held_view, gone;
+    bool held_view, own_secret, gone;
     struct loop_timer *tick;
     void (*on_gone)(void *arg);
     void *arg;
     char text[512];
 };
 
-void launcher_watch_announce(bool holds_view)
+void launcher_watch_announce(bool holds_view, bool own_secret)
 {
-    char text[32];
-    snprintf(text, sizeof text, "%d%s", getpid(), holds_view ? HOLDS_VIEW : "");
+    char text[48];
+    snprintf(text, sizeof text, "%d%s%s", getpid(), holds_view ? HOLDS_VIEW : "",
+             own_secret ? OWN_SECRET : "");
     setenv(VARIABLE, text, 1);
 }
 
@@ -58,7 +59,8 @@ struct launcher_watch *launcher_watch_start(struct loop *loop, void (*on_gone)(v
     if (launcher <= 0) return NULL;
     struct launcher_watch *w = MEM_NEW(struct launcher_watch);
     *w = (struct launcher_watch){ .launcher = (pid_t)launcher, .on_gone = on_gone, .arg = arg };
-    w->held_view = str_ends(str_of(text), HOLDS_VIEW);
+    w->held_view = strstr(text, HOLDS_VIEW) != NULL;
+    w->own_secret = strstr(text, OWN_SECRET) != NULL;
     write_text(w);
     w->tick = loop_timer_start(loop, LOOK_MS, LOOK_MS, on_tick, w);
     return w;
@@ -74,5 +76,7 @@ void launcher_watch_free(struct launcher_watch *w)
 bool launcher_watch_is_gone(const struct launcher_watch *w) { return w && w->gone; }
 
 bool launcher_watch_held_view(const struct launcher_watch *w) { return w && w->held_view; }
+
+bool launcher_watch_own_secret(const struct launcher_watch *w) { return w && w->own_secret; }
 
 const char *launcher_watch_text(const struct launcher_watch *w) { return w ? w->text : ""; }

@@ -12,8 +12,8 @@
 struct launcher_watch;
 
 /* For the launcher: sets the variable that its nodes inherit. holds_view: it is their directory
- * server, too. */
-void launcher_watch_announce(bool holds_view);
+ * server, too; own_secret: they share a secret that nobody else has. */
+void launcher_watch_announce(bool holds_view, bool own_secret);
 /* Was this process started by a launcher? */
 bool launcher_watch_has_launcher(void);
 
@@ -26,6 +26,8 @@ void launcher_watch_free(struct launcher_watch *w);
 void launcher_watch_look(struct launcher_watch *w);
 bool launcher_watch_is_gone(const struct launcher_watch *w);
 bool launcher_watch_held_view(const struct launcher_watch *w);
+/* Can only the launcher's own nodes join, since nobody else has their secret? */
+bool launcher_watch_own_secret(const struct launcher_watch *w);
 /* What it means that it is gone, and what to do: one sentence, valid until free. */
 const char *launcher_watch_text(const struct launcher_watch *w);
 

@@ -275,7 +275,7 @@ static struct scheduler *start_scheduler(struct node *n)
         .block_tokens = n->o.block_tokens,
         .topic = n->o.topic,
         .secret = n->o.secret,
-        .join = n->join[0] ? n->join : NULL,
+        .join = n->can_be_joined ? n->join : NULL,
         .log_requests = n->o.log_requests,
         .describe = node_describe_record,
         .arg = n,

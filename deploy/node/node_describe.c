@@ -52,6 +52,8 @@ void node_describe_join(struct node *n)
 {
     const struct node_options *o = &n->o;
     char at[HOST_PORT_TEXT_MAX];
+    n->can_be_joined = strcmp(o->directory, "local") != 0 || n->directory_server;
+    if (launcher_watch_own_secret(n->launcher)) return;
     if (strcmp(o->directory, "redis") == 0)
         snprintf(n->join, sizeof n->join,
                  "--scheduler-name splitwise --scheduler-host %s --scheduler-port %u "

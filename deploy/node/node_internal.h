@@ -43,7 +43,8 @@ struct node {
     struct kvt *kvt;
     char precision[NODE_NAME_MAX], kv_by[KV_BY_MAX]; /* of its record */
     uint64_t kv_host;
-    char join[HOST_PORT_TEXT_MAX + 256]; /* trouble.h; "": nobody can */
+    bool can_be_joined;
+    char join[HOST_PORT_TEXT_MAX + 256]; /* trouble.h */
     struct cluster *cluster;
     struct directory *directory;
     struct directory_server *directory_server;

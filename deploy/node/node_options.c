@@ -594,20 +594,25 @@ static void print_compute(const struct node_options *o, const struct config *c, 
          config_source_text(c, "device"));
 }
 
+void node_options_print_secret(struct str secret, struct buf *out)
+{
+    if (!secret.n)
+        buf_add_c(out, "  no cluster secret (BATON_CLUSTER_SECRET): node-to-node ports stay on "
+                       "loopback, so other hosts cannot join\n");
+    else if (secret.n < SECRET_LEN_RECOMMENDED)
+        buf_printf(out,
+                   "  the cluster secret has %zu characters: whoever guesses it can join and read "
+                   "KV; take %d random ones or more\n",
+                   secret.n, SECRET_LEN_RECOMMENDED);
+}
+
 /* Who may use the node and who may join its cluster. */
 static void print_security(const struct node_options *o, const struct config *c, struct buf *out)
 {
     line(out, "API keys",
          o->n_api_keys ? "required" : "none: anyone who reaches the port may use it",
          config_source_text(c, "api-key"));
-    if (!o->secret.n)
-        buf_add_c(out, "  no cluster secret (BATON_CLUSTER_SECRET): node-to-node ports stay on "
-                       "loopback, so other hosts cannot join\n");
-    else if (o->secret.n < SECRET_LEN_RECOMMENDED)
-        buf_printf(out,
-                   "  the cluster secret has %zu characters: whoever guesses it can join and read "
-                   "KV; take %d random ones or more\n",
-                   o->secret.n, SECRET_LEN_RECOMMENDED);
+    node_options_print_secret(o->secret, out);
 }
 
 void node_options_print(const struct node_options *o, const struct config *c, struct buf *out)

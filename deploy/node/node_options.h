@@ -107,6 +107,8 @@ enum status node_options_arithmetic(const struct config *c, enum activations *ac
 /* Reads the transport settings from the environment variables of kvt_tuning_names. Strings are
  * borrowed from the environment. */
 enum status node_options_tuning(struct kvt_tuning *t, struct err *err) MUST_CHECK;
+/* Appends what it means that there is no cluster secret, or a short one; nothing otherwise. */
+void node_options_print_secret(struct str secret, struct buf *out);
 /* Appends the start page: role, topic, ports, peers and limits, each with its source. */
 void node_options_print(const struct node_options *o, const struct config *c, struct buf *out);
 

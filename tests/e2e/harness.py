@@ -99,6 +99,15 @@ class Process:
         return status
 
 
+def pid_of_port(port):
+    """The process of the node that a launcher started at this port; 0: none."""
+    for pid in filter(str.isdigit, os.listdir('/proc')):
+        with contextlib.suppress(OSError), open(f'/proc/{pid}/cmdline', 'rb') as f:
+            if f'--port={port}'.encode() in f.read().split(b'\0'):
+                return int(pid)
+    return 0
+
+
 class Node(Process):
     def __init__(self, model, role='mixed', args=(), env=None, port=None):
         self.port = port or free_ports(1)[0]

@@ -292,15 +292,6 @@ def test_a_hangup_ends_a_launch_in_order_and_no_node_by_itself():
             assert all(complete(p) for p in ports) and 'node ended' not in l.output(), l.output()
 
 
-def pid_of_port(port):
-    """The node that was started with --port=PORT; 0: none."""
-    for pid in filter(str.isdigit, os.listdir('/proc')):
-        with contextlib.suppress(OSError), open(f'/proc/{pid}/cmdline', 'rb') as f:
-            if f'--port={port}'.encode() in f.read().split(b'\0'):
-                return int(pid)
-    return 0
-
-
 def test_a_node_that_has_served_is_tried_again_while_another_still_starts():
     """What ends a node that served stops no launch, although the launch was never ready as a whole."""
     with tempfile.TemporaryDirectory() as folder:
@@ -345,6 +336,15 @@ def test_launches_of_two_hosts_meet():
                 assert s == 200 and b['baton']['prefill_node'] == f'127.0.0.1:{ports[0]}' != b['baton']['decode_node'], b
 
 
+def test_a_launch_without_a_secret_says_once_that_no_other_host_can_join():
+    """In Redis the launcher makes none."""
+    with closing(Redis()) as redis:
+        l, _ = launch_of_two(TINY, '--scheduler-name', 'splitwise', '--scheduler-port', str(redis.port))
+        with closing(l):
+            wait_until('launch ready', lambda: is_ready(l), 30)
+            assert l.output().count('no cluster secret (BATON_CLUSTER_SECRET)') == 1, l.output()
+
+
 def test_launch_prints_one_page_and_its_nodes_are_called_baton():
     ports = free_ports(2)
     with tempfile.TemporaryDirectory() as logs:
@@ -363,7 +363,7 @@ def test_launch_prints_one_page_and_its_nodes_are_called_baton():
             for p in ports:
                 s, _, b = request(p, 'POST', '/v1/completions', dict(prompt=[7] * 40, max_tokens=4))
                 assert s == 200, b
-            assert 'request end' not in l.output()
+            assert 'request end' not in l.output() and 'no cluster secret' not in l.output() # it has made one
     l = Process([BIN, 'launch', '--model', TINY, '--num-servers', '1', '--ports', str(ports[0]), '--log-level', 'warn', '--tensor-parallel-size', '2'], name='launch')
     with closing(l):
         wait_until('ready', lambda: 'ready: all 1 nodes' in l.output(), 30)

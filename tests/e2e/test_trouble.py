@@ -152,6 +152,25 @@ def test_private_view():
         check_blocked(p, 'no-decode-node', 'no node that can decode is in topic default', 'baton serve --splitwise-role decode --router 127.0.0.1:')
 
 
+def test_a_launch_that_nobody_can_join_names_no_command():
+    """Its own secret: only its launcher can start the missing node. With the operator's secret another host can, too."""
+    for env in {}, dict(BATON_CLUSTER_SECRET='of-the-operator'):
+        with tempfile.TemporaryDirectory() as folder:
+            model, ports = f'{folder}/model', free_ports(2)
+            shutil.copytree(TINY, model)
+            l = Process([BIN, 'launch', '--model', model, '--served-model-name', 'm', '--prefill', '1', '--decode', '1', '--ports', f'{ports[0]},{ports[1]}', *SIZE], env, name='launch')
+            with closing(l):
+                wait_until('launch ready', lambda: 'ready: all 2 nodes' in l.output(), 30)
+                os.rename(model, f'{folder}/away')
+                os.kill(pid_of_port(ports[1]), signal.SIGKILL)
+                def text():
+                    status, _, body = request(ports[0], 'GET', '/ready')
+                    return status == 503 and 'no node that can decode' in body['error']['message'] and body['error']['message']
+                said = wait_until('it misses the decode node', text, 30)
+                print(f'  {said}')
+                assert ('the launcher restarts' in said) == (not env) and ('--router' in said) == bool(env), said
+
+
 def lines(node, event):
     return [l for l in node.output().split('\n') if f' {event} ' in l]
 

@@ -54,6 +54,15 @@ TEST(all_is_well)
     CHECK_EQ_STR(t.text, "");
 }
 
+TEST(what_nobody_can_join_names_no_command)
+{
+    struct node_record n[] = { node_of(1, ROLE_PREFILL) };
+    struct trouble t = find(n, 1, (struct trouble_facts){ .join = "" });
+    CHECK_SAYS(t, TROUBLE_NO_DECODE, true, "default (1 prefill, 0 decode)",
+               "the launcher restarts those that it has started");
+    CHECK(!strstr(t.text, "baton serve"));
+}
+
 TEST(no_decode_node_names_what_is_seen_and_how_to_start_one)
 {
     struct node_record n[] = { node_of(1, ROLE_PREFILL), node_of(2, ROLE_PREFILL) };
@@ -515,7 +524,8 @@ TEST(failures_at_one_time_part_a_pair_once_and_kv_that_arrives_clears_them)
     world_close(&w);
 }
 
-TEST_MAIN(CASE(all_is_well), CASE(no_decode_node_names_what_is_seen_and_how_to_start_one),
+TEST_MAIN(CASE(all_is_well), CASE(what_nobody_can_join_names_no_command),
+          CASE(no_decode_node_names_what_is_seen_and_how_to_start_one),
           CASE(a_directory_that_is_away_comes_first),
           CASE(a_launcher_that_is_gone_is_told_and_is_why_its_view_is_away),
           CASE(a_role_without_a_way_to_others_is_told), CASE(another_model_is_named_with_its_node),
