@@ -141,7 +141,7 @@ struct kvt_transport_ops {
     unsigned caps;
     uint32_t put_bytes; /* best size of a put without checksum and conversion; 0: KVT_PUT_BYTES */
     /* ERR_NODEV: this host has no such hardware; ERR_CONFIG: port taken, memory of the wrong kind.
-     * Loop thread, at start. */
+     * At start, on the thread of kvt_create; may take seconds. */
     enum status (*open)(const struct kvt_env *env, struct kvt_transport **out, struct err *err);
     void (*close)(struct kvt_transport *t);    /* disconnects what is left */
     int (*wait_fd)(struct kvt_transport *t);   /* readable when poll has something to do */

@@ -150,18 +150,19 @@ static enum status start_engine(struct node *n, struct err *err)
         .arg = n,
     };
     snprintf(n->precision, sizeof n->precision, "%s", n->model.weights->precision);
-    TRY(engine_create(&e, &n->engine, err));
+    TRY(engine_create(&e, &n->loaded.engine, err));
     n->model.weights = NULL; /* now the engine's */
     return OK;
 }
 
 static enum status start_kvt(struct node *n, struct err *err)
 {
+    const struct engine *engine = n->loaded.engine;
     node_ports_release(&n->ports);
     struct kvt_options k = {
-        .layout = *engine_kv_layout(n->engine),
-        .mem = engine_kv_memory(n->engine),
-        .device = engine_device(n->engine),
+        .layout = *engine_kv_layout(engine),
+        .mem = engine_kv_memory(engine),
+        .device = engine_device(engine),
         .protocols = n->o.protocols,
         .named = n->o.protocols_named,
         .listen_host = n->o.cluster_host,
@@ -175,9 +176,9 @@ static enum status start_kvt(struct node *n, struct err *err)
         .on_event = node_events_of_kvt,
         .arg = n,
     };
-    TRY(kvt_create(&k, &n->kvt, err));
+    TRY(kvt_create(&k, &n->loaded.kvt, err));
     struct buf by = { 0 };
-    n->kv_host = kvt_reach(n->kvt, &by);
+    n->kv_host = kvt_reach(n->loaded.kvt, &by);
     snprintf(n->kv_by, sizeof n->kv_by, "%s", by.len ? by.data : "");
     buf_release(&by);
     return OK;
@@ -343,8 +344,6 @@ static enum status start_serve(struct node *n, struct err *err)
 
 static enum status make_ready(struct node *n, struct err *err)
 {
-    TRY(start_engine(n, err));
-    TRY(start_kvt(n, err));
     n->state = NODE_READY;
     node_describe_join(n);
     start_workers(n);
@@ -352,16 +351,25 @@ static enum status make_ready(struct node *n, struct err *err)
     return start_serve(n, err);
 }
 
-static void load_model(void *arg)
+/* All that may take seconds: the weights, a KV pool that the kernel fills with zeros, CUDA graphs,
+ * memory that an RDMA device pins. The loop sees signals meanwhile. Thread: a worker. */
+static void load(void *arg)
 {
     struct node *n = arg;
-    n->load_st = node_model_load(&n->model, &n->o, &n->stop_loading, &n->load_err);
+    enum status st = node_model_load(&n->model, &n->o, &n->stop_loading, &n->load_err);
+    if (st == OK && atomic_load(&n->stop_loading)) st = ERR_CANCELED;
+    if (st == OK) st = start_engine(n, &n->load_err);
+    if (st == OK) st = start_kvt(n, &n->load_err);
+    n->load_st = st;
 }
 
 static void on_loaded(void *arg)
 {
     struct node *n = arg;
-    if (n->state == NODE_STOPPING) return;
+    n->engine = n->loaded.engine;
+    n->kvt = n->loaded.kvt;
+    if (n->state == NODE_STOPPING)
+        return; /* node_free frees them, if this is the loop's last turn */
     enum status st = n->load_st;
     if (st == OK) st = make_ready(n, &n->load_err);
     if (st != OK) {
@@ -419,7 +427,7 @@ enum status node_create(const struct node_options *o, struct node **out, struct 
 static void begin_loading(void *arg)
 {
     struct node *n = arg;
-    if (loop_work(n->loop, load_model, on_loaded, n) != OK) node_stop(n, 1);
+    if (loop_work(n->loop, load, on_loaded, n) != OK) node_stop(n, 1);
 }
 
 int node_run(struct node *n)
@@ -439,6 +447,9 @@ void node_free(struct node *n)
         loop_run(n->loop);
     }
     node_ports_release(&n->ports);
+    mailbox_close(n->events);
+    kvt_free(n->kvt); /* these two: when the load ended after the stop */
+    engine_free(n->engine);
     node_events_free(n);
     node_model_release(&n->model);
     loop_free(n->loop);

@@ -3,8 +3,8 @@
  *
  * The node only composes: it creates every part in order and hands it to the parts that need it.
  * It listens before the model is loaded and answers 503 until it is ready.
- *   start: loop, HTTP ports ─▶ model (on a worker thread) ─▶ engine, KV transfer, cluster,
- *          directory, workers, scheduler, serve ─▶ READY
+ *   start: loop, HTTP ports, cluster, directory ─▶ model, engine, KV transfer (made on a worker
+ *          thread) ─▶ workers, scheduler, serve ─▶ READY
  *   stop:  the first signal leaves the directory and lets running requests end (up to
  *          shutdown_s); then every part is taken down in reverse order
  *

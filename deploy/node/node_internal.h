@@ -34,6 +34,10 @@ struct node {
     struct metrics *metrics;
     struct http_server *http, *admin;
     struct node_model model; /* its weights move into the engine */
+    struct {
+        struct engine *engine;
+        struct kvt *kvt;
+    } loaded; /* made by the worker that loads; the loop takes them when that is done */
     struct err load_err;
     enum status load_st;
     atomic_bool stop_loading;
