@@ -56,8 +56,13 @@ def free_ports(n):
     return ports
 
 
+FORCED_END = 'node ends without freeing everything'
+
+
 class Process:
-    """One child process with its output in a file."""
+    """One child process with its output in a file. One that hangs at its end and leaves by force fails the test, unless may_end_by_force."""
+
+    may_end_by_force = False
 
     def __init__(self, argv, env=None, name='node'):
         self.argv, self.name = argv, name
@@ -84,19 +89,23 @@ class Process:
         if self.alive():
             self.kill(signal.SIGTERM)
         try:
-            return self.p.wait(timeout)
+            status = self.p.wait(timeout)
         except subprocess.TimeoutExpired:
             self.kill(signal.SIGCONT)
             self.kill()
             self.p.wait()
-            return None
+            status = None
+        output = self.output()
+        assert self.may_end_by_force or FORCED_END not in output, f'{self.name} hung at its end:\n{output[-3000:]}'
+        return status
 
     def close(self):
-        status = self.stop()
-        self.log.close()
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.log.name)
-        return status
+        try:
+            return self.stop()
+        finally:
+            self.log.close()
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.log.name)
 
 
 def pid_of_port(port):
@@ -240,8 +249,9 @@ def closing(*things):
                 print(f'--- {t.name} ({"alive" if t.alive() else t.p.returncode}) ---\n{t.output()[-4000:]}', flush=True)
         raise
     finally:
-        for t in reversed(things):
-            t.close()
+        with contextlib.ExitStack() as stack: # the last first, all of them whatever one raises
+            for t in things:
+                stack.callback(t.close)
 
 
 @contextlib.contextmanager
