@@ -13,8 +13,6 @@
  * Thread: compute_pool_run: engine, one run at a time; create and free: the pool's owner. */
 #include "kernels/host/compute_pool.h"
 
-#include <fcntl.h>
-#include <inttypes.h>
 #include <linux/futex.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -24,6 +22,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "kernels/host/run_delay.h"
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
@@ -34,25 +33,16 @@ enum {
     SPIN_NS = 40000,
     CALLER_SPIN_NS = 400000, /* the caller has nothing else to do than to wait for the others */
     SPINS_PER_LOOK = 32,
-    THREADS_MAX = 1024,
-    BUSY_WINDOW_NS = 20000000, /* a thread that could run waited a fifth of this for a CPU: ... */
-    BUSY_PART = 5,
-    BUSY_FOR_NS = 100000000 /* ... the machine is busy for so long */
+    THREADS_MAX = 1024
 };
 
 typedef void pool_fn(void *arg, int index, int thread);
-
-/* How long a thread that could run has waited for a CPU, in windows. */
-struct compute_delay {
-    uint64_t t_window_ns, before_ns;
-    int fd; /* of its schedstat; 0: not opened yet, -1: the kernel has none */
-};
 
 struct compute_worker {
     struct compute_pool *pool;
     pthread_t thread;
     int i_thread;
-    struct compute_delay delay;
+    struct run_delay delay;
 };
 
 /* `ticket` holds the number of the current run (high half) and the indices of the group's share
@@ -83,7 +73,7 @@ struct compute_pool {
     int first_thread[NUMA_NODES_MAX + 1];
     struct numa_nodes nodes;
     uint32_t run;                   /* the caller's */
-    struct compute_delay delay;     /* the caller's */
+    struct run_delay delay;         /* the caller's */
     struct compute_worker *workers; /* [n_threads - 1] */
 };
 
@@ -157,42 +147,16 @@ static void work(struct compute_pool *p, int i_thread)
     }
 }
 
-/* The calling thread's time on run queues so far: the second number of schedstat
- * (Documentation/scheduler/sched-stats). Short interruptions, as by the node's own loop, hardly
- * count there, however many. 0: unknown. */
-static uint64_t time_on_run_queues(struct compute_delay *own)
-{
-    char text[96];
-    if (own->fd == 0) own->fd = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
-    ssize_t n = own->fd > 0 ? pread(own->fd, text, sizeof text - 1, 0) : 0;
-    if (n <= 0) return 0;
-    text[n] = 0;
-    uint64_t delay;
-    return sscanf(text, "%*u %" SCNu64, &delay) == 1 ? delay : 0;
-}
-
-static void close_delay(struct compute_delay *own)
-{
-    if (own->fd > 0) close(own->fd);
-}
-
 /* Looks how long the calling thread has waited for CPUs, and tells all threads when it was long. */
-static bool is_busy(struct compute_pool *p, struct compute_delay *own, uint64_t now)
+static bool is_busy(struct compute_pool *p, struct run_delay *own, uint64_t now)
 {
-    if (now - own->t_window_ns >= BUSY_WINDOW_NS) {
-        uint64_t delay = time_on_run_queues(own);
-        /* A longer window says nothing: the thread may have slept most of it. */
-        if (now - own->t_window_ns < 2 * (uint64_t)BUSY_WINDOW_NS &&
-            delay >= own->before_ns + BUSY_WINDOW_NS / BUSY_PART)
-            atomic_store_explicit(&p->busy_until_ns, now + BUSY_FOR_NS, memory_order_relaxed);
-        own->t_window_ns = now;
-        own->before_ns = delay;
-    }
+    if (run_delay_is_long(own, now))
+        atomic_store_explicit(&p->busy_until_ns, now + RUN_DELAY_BUSY_NS, memory_order_relaxed);
     return now < atomic_load_explicit(&p->busy_until_ns, memory_order_relaxed);
 }
 
 /* True if there is work or the pool stops within SPIN_NS. */
-static bool spin_for_work(struct compute_pool *p, struct compute_delay *own)
+static bool spin_for_work(struct compute_pool *p, struct run_delay *own)
 {
     uint64_t now = clock_ns(), t_end = now + SPIN_NS;
     if (is_busy(p, own, now)) return is_work(p);
@@ -225,8 +189,8 @@ static void bind_thread(const struct compute_pool *p, int i_thread)
 void compute_pool_bind_caller(struct compute_pool *p)
 {
     bind_thread(p, 0);
-    close_delay(&p->delay); /* of the thread that called before, as one that loads weights */
-    p->delay = (struct compute_delay){ 0 };
+    run_delay_release(&p->delay); /* of the thread that called before, as one that loads weights */
+    p->delay = (struct run_delay){ 0 };
 }
 
 static void *worker_main(void *arg)
@@ -241,7 +205,7 @@ static void *worker_main(void *arg)
         if (!spin_for_work(p, &w->delay)) sleep_until_woken(p);
         work(p, w->i_thread);
     }
-    close_delay(&w->delay);
+    run_delay_release(&w->delay);
     return NULL;
 }
 
@@ -292,7 +256,7 @@ void compute_pool_free(struct compute_pool *p)
 {
     if (!p) return;
     stop_workers(p, p->n_threads - 1);
-    close_delay(&p->delay);
+    run_delay_release(&p->delay);
     mem_free(p->workers);
     mem_free(p);
 }
