@@ -13,10 +13,9 @@
 #include "shared/base/mem.h"
 
 static const struct ep_ops *const BACKENDS[] = {
-    &ep_self_ops,
+    &ep_self_ops,      &ep_shm_ops,
 #ifdef BATON_HAVE_CUDA_KERNELS
-    &ep_cuda_self_ops,
-    &ep_peer_ops,
+    &ep_cuda_self_ops, &ep_peer_ops,
 #endif
 #ifdef BATON_HAVE_NCCL
     &ep_nccl_ops,
@@ -212,6 +211,16 @@ enum status ep_handshake(struct ep *e, enum status mine, const void *payload, si
     return OK;
 }
 
+/* ---- what backends without the feature have ---- */
+
+struct ep_places ep_no_places(const struct ep *e)
+{
+    (void)e;
+    return (struct ep_places){ 0 };
+}
+
+void ep_abort_nothing(struct ep *e) { (void)e; }
+
 /* ---- calls ---- */
 
 enum status ep_create(const struct ep_config *c, struct ep **out, struct err *err)
@@ -229,34 +238,74 @@ void ep_free(struct ep *e)
     if (e) e->ops->free(e);
 }
 
+void ep_abort(struct ep *e)
+{
+    __atomic_store_n(&e->aborted, 1, __ATOMIC_SEQ_CST);
+    e->ops->abort(e);
+}
+
+bool ep_is_aborted(const struct ep *e) { return __atomic_load_n(&e->aborted, __ATOMIC_SEQ_CST); }
+
+/* The status of a call that ended with st. */
+static enum status ended(const struct ep *e, enum status st, struct err *err)
+{
+    if (st == OK || !ep_is_aborted(e)) return st;
+    return err_set(err, ERR_CANCELED, "ep: rank %d of %d was aborted here", e->config.rank,
+                   e->config.size);
+}
+
+/* Every call but ep_free begins with it. */
+static enum status check_going_on(const struct ep *e, struct err *err)
+{
+    return ep_is_aborted(e) ? ended(e, ERR_CANCELED, err) : OK;
+}
+
 enum status ep_plan(struct ep *e, const int32_t *experts, size_t n_rows, struct ep_counts *out,
                     struct err *err)
 {
     struct ep_counts counts = { 0 };
+    TRY(check_going_on(e, err));
     ASSERT(e->state == EP_IDLE && e->config.placement.n_logical > 0);
     if (n_rows > (size_t)e->config.max_rows)
         return err_set(err, ERR_TOO_LONG, "ep: %zu rows at once, there is room for %d", n_rows,
                        e->config.max_rows);
     e->n_rows = n_rows;
-    TRY(e->ops->plan(e, experts, &counts, err));
+    TRY(ended(e, e->ops->plan(e, experts, &counts, err), err));
     if (out) *out = counts;
     e->state = EP_PLANNED;
+    return OK;
+}
+
+enum status ep_dispatch_begin(struct ep *e, const float *x, size_t x_stride, struct err *err)
+{
+    TRY(check_going_on(e, err));
+    ASSERT(e->state == EP_PLANNED);
+    TRY(ended(e, e->ops->dispatch_begin(e, x, x_stride, err), err));
+    e->state = EP_BEGUN;
+    return OK;
+}
+
+enum status ep_dispatch_end(struct ep *e, struct ep_batch *out, struct err *err)
+{
+    TRY(check_going_on(e, err));
+    ASSERT(e->state == EP_BEGUN);
+    TRY(ended(e, e->ops->dispatch_end(e, out, err), err));
+    e->state = EP_DISPATCHED;
     return OK;
 }
 
 enum status ep_dispatch(struct ep *e, const float *x, size_t x_stride, struct ep_batch *out,
                         struct err *err)
 {
-    ASSERT(e->state == EP_PLANNED);
-    TRY(e->ops->dispatch(e, x, x_stride, out, err));
-    e->state = EP_DISPATCHED;
-    return OK;
+    TRY(ep_dispatch_begin(e, x, x_stride, err));
+    return ep_dispatch_end(e, out, err);
 }
 
 enum status ep_combine(struct ep *e, const struct ep_combine_args *a, struct err *err)
 {
+    TRY(check_going_on(e, err));
     ASSERT(e->state == EP_DISPATCHED);
-    TRY(e->ops->combine(e, a, err));
+    TRY(ended(e, e->ops->combine(e, a, err), err));
     e->state = EP_IDLE;
     return OK;
 }
@@ -270,16 +319,41 @@ static enum status check_collective(const struct ep *e, size_t bytes, struct err
 
 enum status ep_all_reduce(struct ep *e, void *x, size_t n, enum dtype dtype, struct err *err)
 {
+    TRY(check_going_on(e, err));
     if (dtype != DTYPE_F32 && dtype != DTYPE_BF16)
         return err_set(err, ERR_UNSUPPORTED, "ep: sums of %s", dtype_name(dtype));
     TRY(check_collective(e, n * dtype_block_bytes(dtype), err));
-    return n ? e->ops->all_reduce(e, x, n, dtype, err) : OK;
+    return n ? ended(e, e->ops->all_reduce(e, x, n, dtype, err), err) : OK;
 }
 
 enum status ep_all_gather(struct ep *e, void *all, const void *mine, size_t bytes, struct err *err)
 {
+    TRY(check_going_on(e, err));
     TRY(check_collective(e, bytes, err));
-    return bytes ? e->ops->all_gather(e, all, mine, bytes, err) : OK;
+    return bytes ? ended(e, e->ops->all_gather(e, all, mine, bytes, err), err) : OK;
 }
 
-enum status ep_wait(struct ep *e, struct err *err) { return e->ops->wait(e, err); }
+enum status ep_gather_columns(struct ep *e, float *y, size_t y_stride, const float *mine,
+                              size_t mine_stride, size_t n_rows, const size_t *first,
+                              struct err *err)
+{
+    const struct ep_columns a = { y, mine, y_stride, mine_stride, n_rows, first };
+    TRY(check_going_on(e, err));
+    for (int32_t r = 0; r < e->config.size; r++) { /* of all ranks, so that all refuse alike */
+        if (first[r + 1] < first[r])
+            return err_set(err, ERR_INVALID,
+                           "ep: the columns of rank %d end (%zu) before they begin (%zu)", r,
+                           first[r + 1], first[r]);
+        TRY(check_collective(e, n_rows * (first[r + 1] - first[r]) * sizeof *y, err));
+    }
+    if (n_rows == 0 || first[0] == first[e->config.size]) return OK;
+    return ended(e, e->ops->gather_columns(e, &a, err), err);
+}
+
+struct ep_places ep_places(const struct ep *e) { return e->ops->places(e); }
+
+enum status ep_wait(struct ep *e, struct err *err)
+{
+    TRY(check_going_on(e, err));
+    return ended(e, e->ops->wait(e, err), err);
+}

@@ -1,15 +1,16 @@
 /* ep.h - expert parallelism: dispatch of rows to the ranks that own their experts, combine of the
- * results, and sums over ranks. LIMIT: no engine step calls it yet; today ep_nccl_version (`baton
- * version`), tests and benchmarks do. docs/kernels.md, "Expert parallelism", has the design.
+ * results, and sums and gathers over ranks. LIMIT: no engine step calls it yet; today
+ * ep_nccl_version (`baton version`), tests and benchmarks do. docs/kernels.md, "Expert
+ * parallelism", has the design.
  *
- * Backends are `self` (one rank, the definition), `peer` (GPUs of one host by CUDA IPC) and `nccl`.
- * y is the same bit for bit for any number of ranks, placement of experts and backend. Faults: a
- * rank without a sign of life for timeout_ms is an error of ep_wait on all others, never a hang;
- * afterwards only ep_free may be called. Results after a fault are garbage, so call ep_wait before
- * they leave the GPU. Life cycle: ep_create; ep_plan, ep_dispatch, ep_combine in this order on all
- * ranks; ep_free.
- * Thread: loading, then engine. Calls enqueue work on the device's stream and return, except where
- * they say otherwise. */
+ * Backends are `self` (one rank, the definition), `shm` (CPUs of one host), `peer` (GPUs of one host
+ * by CUDA IPC) and `nccl`. y is the same bit for bit for any number of ranks, placement of experts
+ * and backend. Faults: a rank without a sign of life for timeout_ms is an error on all others, never
+ * a hang: of the call that waits for it on the CPU, of ep_wait on a GPU. Afterwards only ep_free may
+ * be called. Results after a fault are garbage, so call ep_wait before they leave the GPU. Life
+ * cycle: ep_create; ep_plan, ep_dispatch, ep_combine in this order on all ranks; ep_free.
+ * Thread: loading, then engine; ep_abort any. On a GPU calls enqueue work on the device's stream and
+ * return, except where they say otherwise; on the CPU they return when their work is done. */
 #ifndef BATON_KERNELS_EP_EP_H
 #define BATON_KERNELS_EP_EP_H
 
@@ -48,7 +49,7 @@ struct ep_placement {
 /* The same on all ranks except rank, device and exchange_arg: ep_create compares them. Arrays are
  * copied. */
 struct ep_config {
-    const char *backend;   /* "self", "peer", "nccl" */
+    const char *backend;   /* "self", "shm", "peer", "nccl" */
     struct device *device; /* kept; all pointers of calls are its memory */
     int32_t rank, size;
     enum ep_mode mode;
@@ -58,7 +59,8 @@ struct ep_config {
     enum dtype back;                  /* results: DTYPE_F32 or DTYPE_BF16 */
     size_t max_slots;                 /* throughput: rows that a rank can receive in one call; 0:
                                        * all that the others could send */
-    size_t collective_bytes;          /* of one rank in one all_reduce or all_gather */
+    size_t collective_bytes;          /* of one rank in one all_reduce, all_gather or
+                                       * gather_columns */
     int32_t timeout_ms;               /* how far ranks may drift apart: more than one step's
                                        * longest work */
     ep_exchange_fn exchange;          /* may be NULL for `self` */
@@ -72,8 +74,7 @@ struct ep_counts {
                                * latency mode */
 };
 
-/* Received rows, in device memory and valid until the next dispatch. Slot s is row x_rows[s] of
- * x. */
+/* Received rows, in device memory and valid until ep_combine. Slot s is row x_rows[s] of x. */
 struct ep_batch {
     size_t n_slots; /* as ep_counts */
     int32_t n_local;
@@ -92,7 +93,27 @@ struct ep_combine_args {
     bool add;
 };
 
+/* Where operands are read in place, so that calls copy less; NULL: the backend has no such place.
+ * Both are the object's memory. */
+struct ep_places {
+    float *rows;    /* [max_rows, hidden]. An x of ep_dispatch that begins here with x_stride
+                     * == hidden is not copied. May be written again once the ep_combine that used
+                     * it has returned. */
+    float *results; /* [as many as n_slots can be, hidden]. An `out` of ep_combine that begins here
+                     * is read in place by the other ranks. May be written again once a later
+                     * ep_dispatch_end, or a throughput ep_plan, has returned: then every rank has
+                     * left that ep_combine. */
+};
+
 struct ep;
+
+/* The arguments of ep_gather_columns. */
+struct ep_columns {
+    float *y;
+    const float *mine;
+    size_t y_stride, mine_stride, n_rows;
+    const size_t *first; /* [size + 1] */
+};
 
 struct ep_ops {
     const char *name;
@@ -103,16 +124,21 @@ struct ep_ops {
     /* e->n_rows of them */
     enum status (*plan)(struct ep *e, const int32_t *experts, struct ep_counts *out,
                         struct err *err);
-    enum status (*dispatch)(struct ep *e, const float *x, size_t x_stride, struct ep_batch *out,
-                            struct err *err);
+    enum status (*dispatch_begin)(struct ep *e, const float *x, size_t x_stride, struct err *err);
+    enum status (*dispatch_end)(struct ep *e, struct ep_batch *out, struct err *err);
     enum status (*combine)(struct ep *e, const struct ep_combine_args *a, struct err *err);
     enum status (*all_reduce)(struct ep *e, void *x, size_t n, enum dtype dtype, struct err *err);
     enum status (*all_gather)(struct ep *e, void *all, const void *mine, size_t bytes,
                               struct err *err);
+    /* the sizes have been checked, and there is something to gather */
+    enum status (*gather_columns)(struct ep *e, const struct ep_columns *a, struct err *err);
     enum status (*wait)(struct ep *e, struct err *err);
+    /* any thread; e->aborted is set */
+    void (*abort)(struct ep *e);
+    struct ep_places (*places)(const struct ep *e);
 };
 
-enum ep_state { EP_IDLE, EP_PLANNED, EP_DISPATCHED };
+enum ep_state { EP_IDLE, EP_PLANNED, EP_BEGUN, EP_DISPATCHED };
 
 struct ep {
     const struct ep_ops *ops;
@@ -121,6 +147,8 @@ struct ep {
     int32_t n_local;         /* experts of this rank */
     size_t n_rows;           /* of the running plan */
     enum ep_state state;
+    int aborted; /* written by ep_abort on any thread: only by __atomic builtins, as C++ reads this
+                  * header too */
 };
 
 /* Collective. ERR_UNSUPPORTED: no such backend in this build, or it does not support the
@@ -138,6 +166,11 @@ enum status ep_plan(struct ep *e, const int32_t *experts, size_t n_rows, struct 
 /* x [n_rows, hidden], x_stride floats apart. */
 enum status ep_dispatch(struct ep *e, const float *x, size_t x_stride, struct ep_batch *out,
                         struct err *err) MUST_CHECK;
+/* ep_dispatch in two halves: between them the caller may compute (the shared expert) while rows
+ * travel. x stays as it is until ep_dispatch_end has returned. */
+enum status ep_dispatch_begin(struct ep *e, const float *x, size_t x_stride,
+                              struct err *err) MUST_CHECK;
+enum status ep_dispatch_end(struct ep *e, struct ep_batch *out, struct err *err) MUST_CHECK;
 enum status ep_combine(struct ep *e, const struct ep_combine_args *a, struct err *err) MUST_CHECK;
 /* x[i] = sum over ranks ascending of their x[i]; DTYPE_F32, or DTYPE_BF16, which is added in f32
  * and rounded once. */
@@ -146,9 +179,27 @@ enum status ep_all_reduce(struct ep *e, void *x, size_t n, enum dtype dtype,
 /* all [size][bytes] by rank. */
 enum status ep_all_gather(struct ep *e, void *all, const void *mine, size_t bytes,
                           struct err *err) MUST_CHECK;
+/* Gathers a matrix that is cut by columns. y [n_rows, first[size]] f32, y_stride floats apart:
+ * columns first[r] .. first[r + 1] - 1 are rank r's `mine` [n_rows, first[r + 1] - first[r]],
+ * mine_stride floats apart. A rank may have no columns. n_rows and first are the same on all ranks;
+ * n_rows * columns * 4 bytes of one rank are at most collective_bytes. `mine` may lie inside y at
+ * its own columns. */
+enum status ep_gather_columns(struct ep *e, float *y, size_t y_stride, const float *mine,
+                              size_t mine_stride, size_t n_rows, const size_t *first,
+                              struct err *err) MUST_CHECK;
+#ifndef __cplusplus /* there a function's name would hide the struct's */
+/* Where x and results may lie so that they are read in place. */
+struct ep_places ep_places(const struct ep *e);
+#endif
 /* Waits until all work is complete or a rank is lost: ERR_PEER_LOST with its number if that is
  * known, or the GPU's fault. */
 enum status ep_wait(struct ep *e, struct err *err) MUST_CHECK;
+/* Ends the calls of this object: a call that waits, and every later one but ep_free, returns
+ * ERR_CANCELED on this rank, and ERR_PEER_LOST naming this rank on the others, at once and not after
+ * timeout_ms. Any thread; may be called more than once, not during or after ep_free. LIMIT: through
+ * `nccl` the others find out by their deadline, and through `peer` too unless this rank's GPU was
+ * waiting for them. */
+void ep_abort(struct ep *e);
 
 /* NCCL's version in its own notation (22809); 0: the build has the backend, the host has no
  * library; -1: the build has no such backend. */

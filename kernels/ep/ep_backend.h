@@ -38,7 +38,14 @@ struct ep_hello {
 enum status ep_handshake(struct ep *e, enum status mine, const void *payload, size_t bytes,
                          struct ep_hello *hellos, struct err *err) MUST_CHECK;
 
-extern const struct ep_ops ep_self_ops;
+/* Whether ep_abort was called. Any thread. */
+bool ep_is_aborted(const struct ep *e);
+/* For backends that read nothing in place, and for those whose calls never wait or look at
+ * ep_is_aborted while they do. */
+struct ep_places ep_no_places(const struct ep *e);
+void ep_abort_nothing(struct ep *e);
+
+extern const struct ep_ops ep_self_ops, ep_shm_ops;
 
 /* In builds with GPU kernels. */
 extern const struct ep_ops ep_cuda_self_ops, ep_peer_ops;

@@ -95,16 +95,17 @@ static int32_t *owners(const struct ep_config *c)
     return owner;
 }
 
-static enum status make_fault_word(struct ep_cuda *cuda, struct err *err)
+static enum status make_pinned_words(struct ep_cuda *cuda, struct err *err)
 {
     void *host = NULL, *device = NULL;
-    cudaError_t e = cudaHostAlloc(&host, sizeof *cuda->fault, cudaHostAllocMapped);
+    cudaError_t e = cudaHostAlloc(&host, 2 * sizeof *cuda->fault, cudaHostAllocMapped);
     if (e == cudaSuccess) {
         cuda->fault = host;
-        *cuda->fault = 0;
+        cuda->fault[0] = cuda->fault[1] = 0;
         e = cudaHostGetDevicePointer(&device, host, 0);
     }
     cuda->call.host_fault = device;
+    cuda->call.host_abort = cuda->call.host_fault + 1;
     return e == cudaSuccess
                ? OK
                : err_set(err, ERR_NOMEM, "ep: no pinned memory: %s", cudaGetErrorString(e));
@@ -126,6 +127,15 @@ static void fill_call(struct ep_cuda *cuda, bool packed)
     call->back = c->back;
     call->packed = packed;
     call->timeout_ns = (unsigned long long)c->timeout_ms * 1000000;
+}
+
+static enum status make_columns(struct ep_cuda *cuda, struct err *err)
+{
+    const struct ep_config *c = &cuda->base.config;
+    const size_t of_one = round_up(c->collective_bytes, ALIGN);
+    if (of_one == 0) return OK;
+    return device_mem_alloc(c->device, ((size_t)c->size + 1) * of_one, DEVICE_MEM_PRIVATE,
+                            &cuda->columns, err);
 }
 
 enum { SORT_SHARED_MAX = 96 * 1024 }; /* available to a block on every GPU from sm_80 on */
@@ -150,7 +160,8 @@ enum status ep_cuda_init(struct ep_cuda *cuda, const struct ep_ops *ops, const s
     int32_t *owner = owners(c);
     enum status st = make_work(cuda, owner, err);
     mem_free(owner);
-    if (st == OK) st = make_fault_word(cuda, err);
+    if (st == OK) st = make_pinned_words(cuda, err);
+    if (st == OK) st = make_columns(cuda, err);
     return st == OK ? device_fault(c->device, err) : st;
 }
 
@@ -159,6 +170,7 @@ void ep_cuda_release(struct ep_cuda *cuda)
     struct device *d = cuda->base.config.device;
     device_mem_free(d, &cuda->window);
     device_mem_free(d, &cuda->work);
+    device_mem_free(d, &cuda->columns);
     if (cuda->fault) (void)cudaFreeHost(cuda->fault);
     ep_release(&cuda->base);
     mem_free(cuda->host_counts);
@@ -181,6 +193,8 @@ enum status ep_cuda_fault(const struct ep_cuda *cuda, struct err *err)
     if (word >> 16 == EP_FAULT_EXPERT)
         return err_set(err, ERR_INVALID, "ep: a row of rank %d chose an expert that there is not",
                        rank);
+    if (word >> 16 == EP_FAULT_ABORTED)
+        return err_set(err, ERR_PEER_LOST, "ep: rank %d of %d was aborted", rank, c->size);
     return err_set(err, ERR_PEER_LOST, "ep: rank %d of %d gave no sign for %d ms", rank, c->size,
                    c->timeout_ms);
 }
@@ -197,4 +211,43 @@ struct ep_batch ep_cuda_batch(const struct ep_cuda *cuda, size_t n_slots)
         .row_bytes = c->at.row_bytes,
         .scales_at = c->at.scales_at,
     };
+}
+
+void ep_cuda_abort(struct ep *e)
+{
+    __atomic_store_n(&ep_cuda_of(e)->fault[1], 1, __ATOMIC_SEQ_CST);
+}
+
+static enum status copy_columns(struct ep_cuda *cuda, float *to, size_t to_stride,
+                                const float *from, size_t from_stride, size_t width, size_t n_rows,
+                                struct err *err)
+{
+    const size_t unit = sizeof *to;
+    if (width == 0) return OK;
+    return ep_cuda_check(cuda,
+                         cudaMemcpy2DAsync(to, to_stride * unit, from, from_stride * unit,
+                                           width * unit, n_rows, cudaMemcpyDeviceToDevice,
+                                           cuda->device->stream),
+                         "gathering columns", err);
+}
+
+/* Parts are packed, gathered with the size of the widest, and spread. */
+enum status ep_cuda_gather_columns(struct ep *e, const struct ep_columns *a, struct err *err)
+{
+    struct ep_cuda *cuda = ep_cuda_of(e);
+    const struct ep_config *c = &e->config;
+    float *mine = cuda->columns.ptr,
+          *all = mine + round_up(c->collective_bytes, ALIGN) / sizeof *mine;
+    size_t widest = 0;
+    const size_t own = a->first[c->rank + 1] - a->first[c->rank];
+    for (int32_t r = 0; r < c->size; r++)
+        if (a->first[r + 1] - a->first[r] > widest) widest = a->first[r + 1] - a->first[r];
+    TRY(copy_columns(cuda, mine, own, a->mine, a->mine_stride, own, a->n_rows, err));
+    TRY(e->ops->all_gather(e, all, mine, a->n_rows * widest * sizeof *mine, err));
+    for (int32_t r = 0; r < c->size; r++) {
+        const size_t width = a->first[r + 1] - a->first[r];
+        TRY(copy_columns(cuda, a->y + a->first[r], a->y_stride,
+                         all + (size_t)r * a->n_rows * widest, width, width, a->n_rows, err));
+    }
+    return OK;
 }

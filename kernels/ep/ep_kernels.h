@@ -24,7 +24,8 @@ enum ep_flag { EP_FLAG_ROWS, EP_FLAG_BACK, EP_FLAG_SHARED, EP_FLAGS };
 enum ep_fault {
     EP_FAULT_NONE,
     EP_FAULT_LOST /* a rank gave no sign of life */,
-    EP_FAULT_EXPERT /* a rank was given an expert that does not exist */
+    EP_FAULT_EXPERT /* a rank was given an expert that does not exist */,
+    EP_FAULT_ABORTED /* ep_abort was called on the rank while it waited */
 };
 enum { EP_FLAG_BYTES = 128 };
 
@@ -57,6 +58,7 @@ struct ep_call {
     unsigned char *own;                  /* this rank's window */
     unsigned char *out_rows, *out_back;  /* not direct: rows and results to send */
     unsigned *host_fault;                /* pinned: the host reads it */
+    const unsigned *host_abort;          /* pinned: the host writes it, see ep_abort */
     unsigned *epochs, *done;             /* [EP_FLAGS]; blocks that have finished */
     const int32_t *first, *copies, *physical, *owner; /* of ep_placement; owner [n_physical]:
                                                        * the rank */

@@ -78,6 +78,11 @@ static enum status fail(struct ep_nccl *n, enum status code, const char *why, st
     return n->failure.code;
 }
 
+static enum status check_not_aborted(struct ep_nccl *n, struct err *err)
+{
+    return ep_is_aborted(&n->cuda.base) ? fail(n, ERR_CANCELED, "this rank was aborted", err) : OK;
+}
+
 static enum status fail_timeout(struct ep_nccl *n, struct err *err)
 {
     char why[80];
@@ -99,6 +104,7 @@ static enum status wait_ready(struct ep_nccl *n, ncclResult_t r, struct err *err
 {
     const struct ep_nccl_deadline p = deadline_of(n);
     while (r == ncclInProgress) {
+        TRY(check_not_aborted(n, err));
         if (!poll_pause(&p)) return fail_timeout(n, err);
         const ncclResult_t asked = n->nccl.CommGetAsyncError(n->comm, &r);
         if (asked != ncclSuccess) r = asked;
@@ -122,6 +128,7 @@ static enum status nccl_wait(struct ep *e, struct err *err)
     while ((c = cudaStreamQuery(n->cuda.device->stream)) == cudaErrorNotReady) {
         ncclResult_t r = ncclSuccess;
         (void)cudaGetLastError(); /* cudaErrorNotReady is no error */
+        TRY(check_not_aborted(n, err));
         if (n->nccl.CommGetAsyncError(n->comm, &r) == ncclSuccess && r != ncclSuccess &&
             r != ncclInProgress)
             return fail_nccl(n, r, err);
@@ -323,15 +330,22 @@ static enum status nccl_plan(struct ep *e, const int32_t *experts, struct ep_cou
     return OK;
 }
 
-static enum status nccl_dispatch(struct ep *e, const float *x, size_t x_stride,
-                                 struct ep_batch *out, struct err *err)
+static enum status nccl_dispatch_begin(struct ep *e, const float *x, size_t x_stride,
+                                       struct err *err)
 {
     struct ep_nccl *n = nccl_of(e);
     const struct ep_call *c = &n->cuda.call;
     TRY(check_healthy(n, err));
     TRY(ep_cuda_check(&n->cuda, ep_run_send(n->cuda.device->stream, c, x, x_stride),
                       "packing rows for experts", err));
-    TRY(exchange(n, c->out_rows, n->to, c->own + c->at.rows, n->from, c->at.row_bytes, err));
+    return exchange(n, c->out_rows, n->to, c->own + c->at.rows, n->from, c->at.row_bytes, err);
+}
+
+static enum status nccl_dispatch_end(struct ep *e, struct ep_batch *out, struct err *err)
+{
+    struct ep_nccl *n = nccl_of(e);
+    const struct ep_call *c = &n->cuda.call;
+    TRY(check_healthy(n, err));
     TRY(ep_cuda_check(&n->cuda, ep_run_index(n->cuda.device->stream, c), "sorting rows that came",
                       err));
     *out = ep_cuda_batch(&n->cuda, n->n_slots);
@@ -391,9 +405,13 @@ const struct ep_ops ep_nccl_ops = {
     .create = nccl_create,
     .free = nccl_free,
     .plan = nccl_plan,
-    .dispatch = nccl_dispatch,
+    .dispatch_begin = nccl_dispatch_begin,
+    .dispatch_end = nccl_dispatch_end,
     .combine = nccl_combine,
     .all_reduce = nccl_all_reduce,
     .all_gather = nccl_all_gather,
+    .gather_columns = ep_cuda_gather_columns,
     .wait = nccl_wait,
+    .abort = ep_abort_nothing,
+    .places = ep_no_places,
 };

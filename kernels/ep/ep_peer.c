@@ -137,12 +137,17 @@ static enum status peer_plan(struct ep *e, const int32_t *experts, struct ep_cou
     return e->config.mode == EP_THROUGHPUT ? learn_counts(cuda, out) : OK;
 }
 
-static enum status peer_dispatch(struct ep *e, const float *x, size_t x_stride,
-                                 struct ep_batch *out, struct err *err)
+static enum status peer_dispatch_begin(struct ep *e, const float *x, size_t x_stride,
+                                       struct err *err)
 {
     struct ep_cuda *cuda = ep_cuda_of(e);
-    TRY(ep_cuda_check(cuda, ep_run_send(cuda->device->stream, &cuda->call, x, x_stride),
-                      "sending rows to experts", err));
+    return ep_cuda_check(cuda, ep_run_send(cuda->device->stream, &cuda->call, x, x_stride),
+                         "sending rows to experts", err);
+}
+
+static enum status peer_dispatch_end(struct ep *e, struct ep_batch *out, struct err *err)
+{
+    struct ep_cuda *cuda = ep_cuda_of(e);
     TRY(ep_cuda_check(cuda, ep_run_index(cuda->device->stream, &cuda->call), "waiting for rows",
                       err));
     *out = ep_cuda_batch(cuda, e->config.mode == EP_THROUGHPUT
@@ -202,7 +207,7 @@ static void peer_free(struct ep *e)
     struct err err = { 0 };
     const enum status st = peer_wait(e, &err);
     close_peer_windows(cuda);
-    if (!one && st == OK && ep_handshake(e, OK, NULL, 0, hellos, &err) != OK)
+    if (!one && st == OK && !ep_is_aborted(e) && ep_handshake(e, OK, NULL, 0, hellos, &err) != OK)
         log_warn("ranks did not part together", "why=%s", err.text);
     ep_cuda_release(cuda);
 }
@@ -212,11 +217,15 @@ const struct ep_ops ep_peer_ops = {
     .create = peer_create,
     .free = peer_free,
     .plan = peer_plan,
-    .dispatch = peer_dispatch,
+    .dispatch_begin = peer_dispatch_begin,
+    .dispatch_end = peer_dispatch_end,
     .combine = peer_combine,
     .all_reduce = peer_all_reduce,
     .all_gather = peer_all_gather,
+    .gather_columns = ep_cuda_gather_columns,
     .wait = peer_wait,
+    .abort = ep_cuda_abort,
+    .places = ep_no_places,
 };
 
 const struct ep_ops ep_cuda_self_ops = {
@@ -224,9 +233,13 @@ const struct ep_ops ep_cuda_self_ops = {
     .create = self_create,
     .free = peer_free,
     .plan = peer_plan,
-    .dispatch = peer_dispatch,
+    .dispatch_begin = peer_dispatch_begin,
+    .dispatch_end = peer_dispatch_end,
     .combine = peer_combine,
     .all_reduce = peer_all_reduce,
     .all_gather = peer_all_gather,
+    .gather_columns = ep_cuda_gather_columns,
     .wait = peer_wait,
+    .abort = ep_cuda_abort,
+    .places = ep_no_places,
 };

@@ -1,10 +1,10 @@
 /* ep_self.c - expert parallelism of one rank on the host, in plain C: the reference that all
  * backends are compared with. Thread: as ep.h says. */
-#include <math.h>
 #include <string.h>
 
+#include "kernels/backend.h"
 #include "kernels/ep/ep_backend.h"
-#include "kernels/float_bits.h"
+#include "kernels/ep/ep_host_rows.h"
 #include "shared/base/mem.h"
 
 struct ep_self {
@@ -79,26 +79,8 @@ static enum status self_plan(struct ep *e, const int32_t *experts, struct ep_cou
     return OK;
 }
 
-/* Writes a row in its transit format. The padding after the elements is zero already. */
-static void send_row(const struct ep_config *c, const struct ep_row_layout *f, const float *x,
-                     unsigned char *to)
-{
-    const size_t n = (size_t)c->hidden;
-    if (c->send == DTYPE_F32) memcpy(to, x, n * sizeof *x);
-    for (size_t k = 0; c->send == DTYPE_BF16 && k < n; k++)
-        ((uint16_t *)(void *)to)[k] = float_to_bf16(x[k]);
-    for (size_t g = 0; c->send == DTYPE_F8_E4M3 && g < n; g += EP_SCALE_STEP) {
-        const size_t end = g + EP_SCALE_STEP < n ? g + EP_SCALE_STEP : n;
-        float top = 0;
-        for (size_t k = g; k < end; k++) top = fmaxf(top, fabsf(x[k]));
-        const float scale = top > 0 ? top / 448.0f : 1.0f;
-        ((float *)(void *)(to + f->scales_at))[g / EP_SCALE_STEP] = scale;
-        for (size_t k = g; k < end; k++) to[k] = float_to_f8(x[k] / scale);
-    }
-}
-
-static enum status self_dispatch(struct ep *e, const float *x, size_t x_stride,
-                                 struct ep_batch *out, struct err *err)
+static enum status self_dispatch_begin(struct ep *e, const float *x, size_t x_stride,
+                                       struct err *err)
 {
     struct ep_self *s = self_of(e);
     const size_t used = (size_t)e->config.n_used, n = e->n_rows * used;
@@ -106,10 +88,19 @@ static enum status self_dispatch(struct ep *e, const float *x, size_t x_stride,
     for (size_t i = 0; i < n; i++) {
         unsigned char *to = s->x + (size_t)s->index[i] * s->layout.row_bytes;
         const int32_t tail[2] = { 0, (int32_t)i };
-        send_row(&e->config, &s->layout, x + i / used * x_stride, to);
+        ep_host_rows_send(&ep_host_rows_plain, e->config.send, x + i / used * x_stride,
+                          (size_t)e->config.hidden, to, s->layout.scales_at);
         memcpy(to + s->layout.tail_at, tail, sizeof tail);
         s->x_rows[i] = (int32_t)i;
     }
+    return OK;
+}
+
+static enum status self_dispatch_end(struct ep *e, struct ep_batch *out, struct err *err)
+{
+    struct ep_self *s = self_of(e);
+    const size_t n = e->n_rows * (size_t)e->config.n_used;
+    (void)err;
     *out = (struct ep_batch){
         .n_slots = e->config.mode == EP_LOW_LATENCY ? ep_max_slots(&e->config) : n,
         .n_local = e->n_local,
@@ -126,18 +117,19 @@ static enum status self_combine(struct ep *e, const struct ep_combine_args *a, s
 {
     struct ep_self *s = self_of(e);
     const size_t used = (size_t)e->config.n_used, hidden = (size_t)e->config.hidden;
-    const bool rounds = e->config.back == DTYPE_BF16;
+    const float *results[KERNEL_EXPERTS_USED_MAX];
     (void)err;
-    for (size_t i = 0; i < e->n_rows; i++)
-        for (size_t k = 0; k < hidden; k++) {
-            float sum = a->add ? a->y[i * hidden + k] : 0;
-            for (size_t j = 0; j < used; j++) {
-                const float v = a->out[(size_t)s->index[i * used + j] * hidden + k];
-                sum = fmaf(a->weights[i * used + j], rounds ? float_from_bf16(float_to_bf16(v)) : v,
-                           sum);
-            }
-            a->y[i * hidden + k] = sum;
-        }
+    for (size_t i = 0; i < e->n_rows; i++) {
+        for (size_t j = 0; j < used; j++)
+            results[j] = a->out + (size_t)s->index[i * used + j] * hidden;
+        ep_host_rows_plain.sum(&(struct ep_row_sum){ .y = a->y + i * hidden,
+                                                     .results = results,
+                                                     .weights = a->weights + i * used,
+                                                     .n = hidden,
+                                                     .n_used = used,
+                                                     .add = a->add,
+                                                     .rounds = e->config.back == DTYPE_BF16 });
+    }
     return OK;
 }
 
@@ -157,6 +149,16 @@ static enum status self_all_gather(struct ep *e, void *all, const void *mine, si
     return OK;
 }
 
+static enum status self_gather_columns(struct ep *e, const struct ep_columns *a, struct err *err)
+{
+    const size_t width = a->first[1] - a->first[0];
+    (void)e, (void)err;
+    for (size_t i = 0; i < a->n_rows; i++)
+        memmove(a->y + i * a->y_stride + a->first[0], a->mine + i * a->mine_stride,
+                width * sizeof *a->y);
+    return OK;
+}
+
 static enum status self_wait(struct ep *e, struct err *err)
 {
     (void)e, (void)err;
@@ -169,9 +171,13 @@ const struct ep_ops ep_self_ops = {
     .create = self_create,
     .free = self_free,
     .plan = self_plan,
-    .dispatch = self_dispatch,
+    .dispatch_begin = self_dispatch_begin,
+    .dispatch_end = self_dispatch_end,
     .combine = self_combine,
     .all_reduce = self_all_reduce,
     .all_gather = self_all_gather,
+    .gather_columns = self_gather_columns,
     .wait = self_wait,
+    .abort = ep_abort_nothing,
+    .places = ep_no_places,
 };

@@ -49,12 +49,19 @@ static __device__ __forceinline__ bool block_has_fault(const ep_call &c)
            0;
 }
 
+/* The word lies in the host's memory, which a GPU reads much more slowly than its own. */
+enum { POLLS_PER_ABORT = 64 };
+
 static __device__ inline bool wait_for_flag(const ep_call &c, int kind, int from)
 {
     const unsigned *flag = flag_word(c, kind, c.rank, from), epoch = c.epochs[kind];
     const unsigned long long until = timer_ns() + c.timeout_ns;
-    while ((int)(load_acquire_system(flag) - epoch) < 0) {
+    for (unsigned polls = 1; (int)(load_acquire_system(flag) - epoch) < 0; polls++) {
         if (has_fault(c)) return false;
+        if (polls % POLLS_PER_ABORT == 0 && *(const volatile unsigned *)c.host_abort) {
+            raise_fault(c, EP_FAULT_ABORTED, c.rank);
+            return false;
+        }
         if (timer_ns() > until) {
             raise_fault(c, EP_FAULT_LOST, from);
             return false;

@@ -1,13 +1,14 @@
-/* ep_fixture.h - the ranks of an expert-parallel group as processes, their inputs, and the results
- * by ep.h's definition.
+/* ep_fixture.h - the ranks of an expert-parallel group as processes or threads, their inputs, and the
+ * results by ep.h's definition.
  *
  * A case forks its ranks before anything uses CUDA. They synchronise through shared memory. All
  * data of a rank is generated from seeds that every rank knows, so each can check what it received
- * from the others. Thread: one per process. */
+ * from the others. Thread: one per rank. */
 #ifndef BATON_TESTS_CONFORMANCE_EP_FIXTURE_H
 #define BATON_TESTS_CONFORMANCE_EP_FIXTURE_H
 
 #include <math.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +25,7 @@
 #include "tests/harness/test.h"
 
 enum {
-    RANKS = 8,
+    RANKS = 64,
     ROUNDS = 16,
     BLOB = 256,
     HIDDEN_MAX = 400,
@@ -103,6 +104,32 @@ static inline void run_ranks(int size, void (*rank)(struct world *w), unsigned m
     }
     munmap(m, sizeof *m);
     if (lacks) SKIP(what);
+}
+
+struct rank_thread {
+    struct world w;
+    void (*rank)(struct world *w);
+    pthread_t thread;
+};
+
+static inline void *rank_thread_main(void *arg)
+{
+    struct rank_thread *t = arg;
+    t->rank(&t->w);
+    return NULL;
+}
+
+/* The same with a thread for each rank, for ThreadSanitizer. Only for backends on the CPU. */
+static inline void run_ranks_as_threads(int size, void (*rank)(struct world *w))
+{
+    static struct rank_thread threads[RANKS];
+    struct meeting *m = mem_calloc(1, sizeof *m);
+    for (int r = 0; r < size; r++) {
+        threads[r] = (struct rank_thread){ { m, r, size, 0 }, rank, 0 };
+        CHECK(pthread_create(&threads[r].thread, NULL, rank_thread_main, &threads[r]) == 0);
+    }
+    for (int r = 0; r < size; r++) CHECK(pthread_join(threads[r].thread, NULL) == 0);
+    mem_free(m);
 }
 
 #ifdef BATON_EMULATED_GPU

@@ -4,303 +4,7 @@
 #include <signal.h>
 
 #include "kernels/ep/ep_backend.h"
-#include "tests/conformance/ep_fixture.h"
-
-/* ---- one rank's part ---- */
-
-static struct ep_config config_of(const struct shape *s, struct world *w, struct device *d)
-{
-    struct ep_config c = s->c;
-    c.device = d;
-    c.rank = w->rank;
-    c.size = w->size;
-    c.exchange = world_exchange;
-    c.exchange_arg = w;
-    return c;
-}
-
-static struct ep *open_ep(const struct shape *s, struct world *w, struct device *d)
-{
-    const struct ep_config c = config_of(s, w, d);
-    struct ep *e = NULL;
-    struct err err = { 0 };
-#ifndef BATON_EMULATED_GPU
-    /* "Duplicate GPU detected" */
-    if (strcmp(c.backend, "nccl") == 0 && n_gpus() < w->size) _exit(NO_GPU);
-#endif
-    const enum status st = ep_create(&c, &e, &err);
-    if (st == ERR_UNSUPPORTED || st == ERR_NODEV) {
-        printf("    %s\n", err.text);
-        fflush(stdout);
-        _exit(NO_GPU);
-    }
-    if (st != OK) test_fail(__FILE__, __LINE__, "rank %d: %s", w->rank, err.text);
-    return e;
-}
-
-/* The elements of the row that arrived in a slot. */
-static void read_row(const struct shape *s, const struct ep_batch *b, const unsigned char *row,
-                     float *x)
-{
-    const float *scales = (const float *)(const void *)(row + b->scales_at);
-    for (int k = 0; k < s->c.hidden; k++) {
-        if (s->c.send == DTYPE_F32) x[k] = ((const float *)(const void *)row)[k];
-        else if (s->c.send == DTYPE_BF16)
-            x[k] = dtype_bf16_to_f32(((const uint16_t *)(const void *)row)[k]);
-        else x[k] = dtype_f8_e4m3_to_f32(row[k]) * scales[k / EP_SCALE_STEP];
-    }
-    const size_t size = dtype_block_bytes(s->c.send);
-    for (size_t i = (size_t)s->c.hidden * size; i < ((size_t)s->c.hidden + 63) / 64 * 64 * size;
-         i++)
-        CHECK_EQ_INT(row[i], 0);
-}
-
-/* Checks that slots are in the specified order, each with the right row, and writes its expert's
- * result to out. Returns the number of slots. */
-static size_t check_batch(const struct shape *s, const struct world *w, const struct ep_batch *b,
-                          const unsigned char *x, const int32_t *begin, const int32_t *x_rows,
-                          float *out)
-{
-    const struct ep_placement *p = &s->c.placement;
-    const size_t hidden = (size_t)s->c.hidden;
-    size_t slot = 0;
-    CHECK_EQ_INT(b->n_local, p->first[w->rank + 1] - p->first[w->rank]);
-    for (int32_t e = 0; e < b->n_local; e++) {
-        CHECK_EQ_INT(begin[e], slot);
-        for (int r = 0; r < w->size; r++)
-            for (size_t row = 0; row < rows_of(s, r); row++) {
-                float sent[HIDDEN_MAX], want[HIDDEN_MAX], got[HIDDEN_MAX];
-                int32_t experts[USED_MAX];
-                row_experts(s, r, row, experts);
-                for (int j = 0; j < s->c.n_used; j++) {
-                    if (physical_of(p, r, row, experts[j]) != p->first[w->rank] + e) continue;
-                    row_x(s, r, row, sent);
-                    row_sent(s, sent, want);
-                    read_row(s, b, x + (size_t)x_rows[slot] * b->row_bytes, got);
-                    CHECK(memcmp(want, got, hidden * sizeof *want) == 0);
-                    expert_of(logical_of(p, p->first[w->rank] + e), got, s->c.hidden,
-                              out + slot * hidden);
-                    slot++;
-                }
-            }
-    }
-    CHECK_EQ_INT(begin[b->n_local], slot);
-    return slot;
-}
-
-/* Runs the experts on the host. */
-static void run_experts(const struct shape *s, const struct world *w, struct device *d,
-                        const struct ep_batch *b, struct dev_mem *out)
-{
-    int32_t *begin = from_device(d, b->begin, ((size_t)b->n_local + 1) * sizeof *begin);
-    const size_t n = (size_t)begin[b->n_local];
-    int32_t *x_rows = from_device(d, b->x_rows, n * sizeof *x_rows);
-    int32_t last = -1;
-    CHECK(n <= b->n_slots);
-    for (size_t i = 0; i < n; i++) last = x_rows[i] > last ? x_rows[i] : last;
-    unsigned char *x = from_device(d, b->x, (size_t)(last + 1) * b->row_bytes);
-    float *results = mem_calloc(n ? n : 1, (size_t)s->c.hidden * sizeof *results);
-    CHECK_EQ_INT(check_batch(s, w, b, x, begin, x_rows, results), n);
-    to_device(d, results, n * (size_t)s->c.hidden * sizeof *results, out);
-    mem_free(results);
-    mem_free(x);
-    mem_free(x_rows);
-    mem_free(begin);
-}
-
-struct inputs {
-    size_t n, stride; /* rows; floats from one to the next */
-    float *x, *weights, *y;
-    int32_t *experts;
-    struct dev_mem d_x, d_experts, d_weights, d_y, d_out;
-};
-
-static void make_inputs(const struct shape *s, const struct world *w, struct device *d,
-                        struct inputs *in)
-{
-    const size_t hidden = (size_t)s->c.hidden, used = (size_t)s->c.n_used, n = rows_of(s, w->rank),
-                 one = n ? n : 1;
-    *in = (struct inputs){ .n = n, .stride = hidden + (size_t)(s->call % 2) * 3 };
-    in->x = MEM_ARRAY(float, one * in->stride);
-    in->y = MEM_ARRAY(float, one *hidden);
-    in->experts = MEM_ARRAY(int32_t, one * used);
-    in->weights = MEM_ARRAY(float, one *used);
-    for (size_t i = 0; i < n; i++) {
-        row_x(s, w->rank, i, in->x + i * in->stride);
-        row_experts(s, w->rank, i, in->experts + i * used);
-        for (size_t j = 0; j < used; j++)
-            in->weights[i * used + j] = row_weight(s, w->rank, i, (int)j);
-        for (size_t k = 0; k < hidden; k++)
-            in->y[i * hidden + k] = row_before(s, w->rank, i, (int)k);
-    }
-    to_device(d, in->x, n * in->stride * sizeof(float), &in->d_x);
-    to_device(d, in->y, n * hidden * sizeof(float), &in->d_y);
-    to_device(d, in->experts, n * used * sizeof(int32_t), &in->d_experts);
-    to_device(d, in->weights, n * used * sizeof(float), &in->d_weights);
-}
-
-static void release_inputs(struct device *d, struct inputs *in)
-{
-    device_mem_free(d, &in->d_x);
-    device_mem_free(d, &in->d_y);
-    device_mem_free(d, &in->d_out);
-    device_mem_free(d, &in->d_experts);
-    device_mem_free(d, &in->d_weights);
-    mem_free(in->x);
-    mem_free(in->y);
-    mem_free(in->experts);
-    mem_free(in->weights);
-}
-
-static void check_counts(const struct shape *s, const struct world *w, const struct ep_counts *c)
-{
-    const struct ep_placement *p = &s->c.placement;
-    if (s->c.mode == EP_LOW_LATENCY) {
-        CHECK(c->by_expert == NULL);
-        return;
-    }
-    size_t all = 0;
-    for (int32_t e = p->first[w->rank]; e < p->first[w->rank + 1]; e++) {
-        int32_t n = 0, experts[USED_MAX];
-        for (int r = 0; r < w->size; r++)
-            for (size_t row = 0; row < rows_of(s, r); row++) {
-                row_experts(s, r, row, experts);
-                for (int j = 0; j < s->c.n_used; j++) n += physical_of(p, r, row, experts[j]) == e;
-            }
-        CHECK_EQ_INT(c->by_expert[e - p->first[w->rank]], n);
-        all += (size_t)n;
-    }
-    CHECK_EQ_INT(c->n_slots, all);
-}
-
-/* Runs one call from plan to combine and checks its result bit for bit. */
-static void step(const struct shape *s, const struct world *w, struct device *d, struct ep *e)
-{
-    const size_t hidden = (size_t)s->c.hidden;
-    struct inputs in;
-    struct ep_counts counts;
-    struct ep_batch b;
-    make_inputs(s, w, d, &in);
-    CHECK_OK(ep_plan(e, in.d_experts.ptr, in.n, &counts, NULL));
-    check_counts(s, w, &counts);
-    CHECK_OK(ep_dispatch(e, in.d_x.ptr, in.stride, &b, NULL));
-    CHECK_EQ_INT(b.n_slots, counts.n_slots);
-    CHECK_OK(ep_wait(e, NULL));
-    run_experts(s, w, d, &b, &in.d_out);
-    const struct ep_combine_args a = {
-        .out = in.d_out.ptr, .weights = in.d_weights.ptr, .y = in.d_y.ptr, .add = s->add
-    };
-    CHECK_OK(ep_combine(e, &a, NULL));
-    CHECK_OK(ep_wait(e, NULL));
-    float *y = from_device(d, in.d_y.ptr, in.n * hidden * sizeof *y), want[HIDDEN_MAX];
-    for (size_t i = 0; i < in.n; i++) {
-        row_y(s, w->rank, i, want);
-        for (size_t k = 0; k < hidden; k++)
-            if (memcmp(&want[k], &y[i * hidden + k], sizeof *want) != 0)
-                test_fail(__FILE__, __LINE__,
-                          "rank %d of %d, call %d, row %zu, element %zu: %a is %a", w->rank,
-                          w->size, s->call, i, k, (double)y[i * hidden + k], (double)want[k]);
-    }
-    mem_free(y);
-    release_inputs(d, &in);
-}
-
-/* x[i] of each rank is draw_float(6, rank, i, call). */
-static void sums(const struct shape *s, const struct world *w, struct device *d, struct ep *e)
-{
-    static const size_t sizes[] = { 1, 7, 64, 333 };
-    for (size_t t = 0; t < COUNT_OF(sizes); t++)
-        for (int bf16 = 0; bf16 < 2; bf16++) {
-            const size_t n = sizes[t], bytes = n * (bf16 ? 2 : 4);
-            struct dev_mem m;
-            float x[333];
-            uint16_t h[333];
-            for (size_t i = 0; i < n; i++) {
-                x[i] = draw_float(6, (uint64_t)w->rank, i, (uint64_t)s->call + t);
-                h[i] = dtype_f32_to_bf16(x[i]);
-            }
-            to_device(d, bf16 ? (void *)h : (void *)x, bytes, &m);
-            CHECK_OK(ep_all_reduce(e, m.ptr, n, bf16 ? DTYPE_BF16 : DTYPE_F32, NULL));
-            CHECK_OK(ep_wait(e, NULL));
-            void *got = from_device(d, m.ptr, bytes);
-            for (size_t i = 0; i < n; i++) {
-                float sum = 0;
-                for (int r = 0; r < w->size; r++) {
-                    float v = draw_float(6, (uint64_t)r, i, (uint64_t)s->call + t);
-                    if (bf16) v = dtype_bf16_to_f32(dtype_f32_to_bf16(v));
-                    sum = r ? sum + v : v;
-                }
-                if (bf16) CHECK_EQ_INT(((uint16_t *)got)[i], dtype_f32_to_bf16(sum));
-                else CHECK(memcmp(&((float *)got)[i], &sum, sizeof sum) == 0);
-            }
-            mem_free(got);
-            device_mem_free(d, &m);
-        }
-}
-
-static void gathers(const struct world *w, struct device *d, struct ep *e)
-{
-    static const size_t sizes[] = { 1, 16, 1029 };
-    for (size_t t = 0; t < COUNT_OF(sizes); t++) {
-        const size_t n = sizes[t];
-        unsigned char mine[1029];
-        struct dev_mem from, to;
-        for (size_t i = 0; i < n; i++) mine[i] = (unsigned char)draw(7, (uint64_t)w->rank, i, n);
-        to_device(d, mine, n, &from);
-        to_device(d, NULL, n * (size_t)w->size, &to);
-        CHECK_OK(ep_all_gather(e, to.ptr, from.ptr, n, NULL));
-        CHECK_OK(ep_wait(e, NULL));
-        unsigned char *got = from_device(d, to.ptr, n * (size_t)w->size);
-        for (size_t i = 0; i < n * (size_t)w->size; i++)
-            CHECK_EQ_INT(got[i], (unsigned char)draw(7, i / n, i % n, n));
-        mem_free(got);
-        device_mem_free(d, &from);
-        device_mem_free(d, &to);
-    }
-}
-
-/* ---- placements ---- */
-
-enum { COPIES = 3 };
-static int32_t first_of[RANKS + 1], copies_of[13], physical_of_copies[12 + COPIES];
-
-/* 12 experts. Uneven: rank 1 has none, the last has what is left. Redundant: the first three have a
- * second copy, at the end. */
-static struct ep_placement placement(int size, bool redundant)
-{
-    const int32_t n = 12 + (redundant ? COPIES : 0);
-    for (int r = 0; r <= size; r++) first_of[r] = r == size ? n : r * n / size;
-    if (size == 2) first_of[1] = 7;
-    if (size > 2) first_of[2] = first_of[1];
-    int32_t at = 0;
-    for (int32_t e = 0; e < 12; e++) {
-        copies_of[e] = at;
-        physical_of_copies[at++] = 11 - e; /* not in order */
-        if (e < COPIES) physical_of_copies[at++] = 12 + e;
-    }
-    copies_of[12] = at;
-    return (struct ep_placement){
-        .n_logical = 12,
-        .n_physical = n,
-        .first = first_of,
-        .copies = redundant ? copies_of : NULL,
-        .physical = redundant ? physical_of_copies : NULL,
-    };
-}
-
-static struct shape shape_of(const char *backend, enum ep_mode mode, int size)
-{
-    return (struct shape){ .c = { .backend = backend,
-                                  .mode = mode,
-                                  .max_rows = 6,
-                                  .hidden = 200,
-                                  .n_used = 3,
-                                  .placement = placement(size, false),
-                                  .send = DTYPE_F32,
-                                  .back = DTYPE_F32,
-                                  .collective_bytes = 2048,
-                                  .timeout_ms = LINK_MS, }, };
-}
+#include "tests/conformance/ep_steps.h"
 
 static struct shape the_shape;
 static const char *the_device;
@@ -316,6 +20,7 @@ static void rank_of_calls(struct world *w)
         if (w->rank == s.call % w->size) usleep(30000); /* one is late */
         step(&s, w, d, e);
         sums(&s, w, d, e);
+        gather_columns(w, d, e, s.call);
     }
     gathers(w, d, e);
     ep_free(e);
@@ -326,7 +31,10 @@ static void rank_of_calls(struct world *w)
 static const char WHY[] =
     "no GPU, or no library, for this backend of expert parallelism: nothing of it was run";
 
-static void calls(const char *backend, const char *device, enum ep_mode mode, int size)
+enum as { PROCESSES, THREADS };
+
+static void calls_as(const char *backend, const char *device, enum ep_mode mode, int size,
+                     enum as as)
 {
     static const struct {
         enum dtype send, back;
@@ -336,6 +44,7 @@ static void calls(const char *backend, const char *device, enum ep_mode mode, in
         { DTYPE_F32, DTYPE_F32, false, 200, 3 },
         { DTYPE_BF16, DTYPE_BF16, true, 64, 1 },
         { DTYPE_F8_E4M3, DTYPE_F32, true, 333, 4 },
+        { DTYPE_F32, DTYPE_BF16, false, 128, 2 }, /* rows that may be read in place */
     };
     the_device = device;
     for (size_t i = 0; i < COUNT_OF(VARIANTS); i++) {
@@ -345,36 +54,75 @@ static void calls(const char *backend, const char *device, enum ep_mode mode, in
         the_shape.c.hidden = VARIANTS[i].hidden;
         the_shape.c.n_used = VARIANTS[i].n_used;
         the_shape.c.placement = placement(size, VARIANTS[i].redundant);
-        run_ranks(size, rank_of_calls, 0, WHY);
+        if (as == THREADS) run_ranks_as_threads(size, rank_of_calls);
+        else run_ranks(size, rank_of_calls, 0, WHY);
     }
+}
+
+static void calls(const char *backend, const char *device, enum ep_mode mode, int size)
+{
+    calls_as(backend, device, mode, size, PROCESSES);
 }
 
 TEST(self_on_the_host) { calls("self", "cpu", EP_THROUGHPUT, 1); }
 TEST(self_on_the_host_low_latency) { calls("self", "cpu", EP_LOW_LATENCY, 1); }
 TEST(self_on_a_gpu) { calls("self", "cuda", EP_THROUGHPUT, 1); }
 TEST(self_on_a_gpu_low_latency) { calls("self", "cuda", EP_LOW_LATENCY, 1); }
+#define SHM_TEST(name, mode, size)                                                                 \
+    TEST(name) { calls("shm", "cpu", mode, size); }                                                \
+    TEST(name##_threads) { calls_as("shm", "cpu", mode, size, THREADS); }
+SHM_TEST(shm_throughput_1, EP_THROUGHPUT, 1)
+SHM_TEST(shm_throughput_2, EP_THROUGHPUT, 2)
+SHM_TEST(shm_throughput_3, EP_THROUGHPUT, 3)
+SHM_TEST(shm_throughput_4, EP_THROUGHPUT, 4)
+SHM_TEST(shm_throughput_8, EP_THROUGHPUT, 8)
+SHM_TEST(shm_low_latency_1, EP_LOW_LATENCY, 1)
+SHM_TEST(shm_low_latency_2, EP_LOW_LATENCY, 2)
+SHM_TEST(shm_low_latency_3, EP_LOW_LATENCY, 3)
+SHM_TEST(shm_low_latency_4, EP_LOW_LATENCY, 4)
+SHM_TEST(shm_low_latency_8, EP_LOW_LATENCY, 8)
 TEST(peer_1) { calls("peer", "cuda", EP_LOW_LATENCY, 1); }
 TEST(peer_2) { calls("peer", "cuda", EP_LOW_LATENCY, 2); }
 TEST(peer_3) { calls("peer", "cuda", EP_LOW_LATENCY, 3); }
 TEST(peer_8) { calls("peer", "cuda", EP_LOW_LATENCY, 8); }
 TEST(peer_4) { calls("peer", "cuda", EP_LOW_LATENCY, 4); }
 
+static const char *the_backend;
+
 /* Ranks that share no experts: tensor parallelism. */
 static void rank_of_sums(struct world *w)
 {
-    struct device *d = rank_device("cuda", w);
-    struct shape s = { .c = { .backend = "peer",
+    struct device *d = rank_device(the_device, w);
+    struct shape s = { .c = { .backend = the_backend,
                               .mode = EP_LOW_LATENCY,
                               .collective_bytes = 1500,
                               .timeout_ms = LINK_MS, }, };
     struct ep *e = open_ep(&s, w, d);
-    for (; s.call < 3; s.call++) sums(&s, w, d, e);
+    CHECK(ep_places(e).rows == NULL && ep_places(e).results == NULL);
+    for (; s.call < 3; s.call++) {
+        sums(&s, w, d, e);
+        gather_columns(w, d, e, s.call);
+    }
     gathers(w, d, e);
     CHECK_OK(ep_wait(e, NULL));
     ep_free(e);
     device_close(d);
 }
-TEST(peer_sums_without_experts) { run_ranks(3, rank_of_sums, 0, WHY); }
+static void on(const char *backend, const char *device)
+{
+    the_backend = backend;
+    the_device = device;
+}
+TEST(peer_sums_without_experts)
+{
+    on("peer", "cuda");
+    run_ranks(3, rank_of_sums, 0, WHY);
+}
+TEST(shm_sums_without_experts)
+{
+    on("shm", "cpu");
+    run_ranks(3, rank_of_sums, 0, WHY);
+}
 
 /* Runs through NCCL if every rank has its own GPU, as NCCL requires; in builds with the emulated
  * GPU through a stand-in (ep_nccl_fake.c). */
@@ -435,6 +183,11 @@ TEST(impossible_sizes_are_refused_with_a_sentence)
     REFUSED(c.send = DTYPE_Q4_0, ERR_INVALID, "q4_0");
     REFUSED(c.back = DTYPE_F8_E4M3, ERR_INVALID, "f8_e4m3");
     REFUSED((c.size = 2, c.placement = placement(2, false)), ERR_UNSUPPORTED, "one rank, not 2");
+    good.placement = placement(1, false);
+    REFUSED((c.backend = "shm", c.max_rows = 1 << 28, c.hidden = 1 << 24), ERR_INVALID,
+            "too much to share");
+    REFUSED((c.backend = "shm", c.max_rows = 1 << 29, c.hidden = 64), ERR_INVALID,
+            "rows of 1 ranks are too many");
     device_close(good.device);
 }
 
@@ -450,17 +203,21 @@ TEST(too_much_at_once_is_refused)
     CHECK_STATUS(ep_plan(e, wrong, 1, NULL, NULL), ERR_INVALID);
     CHECK_STATUS(ep_all_reduce(e, x, 513, DTYPE_F32, NULL), ERR_TOO_LONG);
     CHECK_STATUS(ep_all_reduce(e, x, 4, DTYPE_F16, NULL), ERR_UNSUPPORTED);
+    CHECK_STATUS(ep_gather_columns(e, x, 300, x, 300, 2, (const size_t[]){ 0, 257 }, NULL),
+                 ERR_TOO_LONG);
+    CHECK_STATUS(ep_gather_columns(e, x, 300, x, 300, 2, (const size_t[]){ 9, 8 }, NULL),
+                 ERR_INVALID);
     CHECK_OK(ep_plan(e, experts, 6, NULL, NULL));
     ep_free(e);
     ep_free(NULL);
     device_close(d);
 }
 
-/* The GPU detects it, and the error names the rank that asked. */
+/* The error names the rank that asked; on a GPU it is ep_wait's. */
 static void rank_of_a_wrong_expert(struct world *w)
 {
-    struct device *d = rank_device("cuda", w);
-    struct shape s = shape_of("peer", EP_LOW_LATENCY, w->size);
+    struct device *d = rank_device(the_device, w);
+    struct shape s = shape_of(the_backend, EP_LOW_LATENCY, w->size);
     struct ep *e = open_ep(&s, w, d);
     struct inputs in;
     struct ep_batch b;
@@ -471,10 +228,12 @@ static void rank_of_a_wrong_expert(struct world *w)
         in.experts[1] = 12;
         device_upload(d, in.d_experts.ptr, in.experts, in.n * 3 * sizeof(int32_t));
     }
-    CHECK_OK(ep_plan(e, in.d_experts.ptr, in.n, NULL, NULL));
-    CHECK_OK(ep_dispatch(e, in.d_x.ptr, in.stride, &b, NULL));
-    CHECK_STATUS(ep_wait(e, &err), ERR_INVALID);
+    enum status st = ep_plan(e, in.d_experts.ptr, in.n, NULL, &err);
+    if (st == OK) st = ep_dispatch(e, in.d_x.ptr, in.stride, &b, &err);
+    if (st == OK) st = ep_wait(e, &err);
+    CHECK_STATUS(st, ERR_INVALID);
     CHECK(strstr(err.text, "rank 0") != NULL);
+    CHECK_STATUS(ep_wait(e, NULL), ERR_INVALID);
     CHECK_OK(device_fault(d, NULL));
     ep_free(e);
     release_inputs(d, &in);
@@ -482,13 +241,19 @@ static void rank_of_a_wrong_expert(struct world *w)
 }
 TEST(peer_a_wrong_expert_ends_all_ranks_with_its_name)
 {
+    on("peer", "cuda");
+    run_ranks(2, rank_of_a_wrong_expert, 0, WHY);
+}
+TEST(shm_a_wrong_expert_ends_all_ranks_with_its_name)
+{
+    on("shm", "cpu");
     run_ranks(2, rank_of_a_wrong_expert, 0, WHY);
 }
 
 static void rank_with_other_sizes(struct world *w)
 {
-    struct device *d = rank_device("cuda", w);
-    const struct shape s = shape_of("peer", EP_LOW_LATENCY, w->size);
+    struct device *d = rank_device(the_device, w);
+    const struct shape s = shape_of(the_backend, EP_LOW_LATENCY, w->size);
     struct ep_config c = config_of(&s, w, d);
     struct ep *e = NULL;
     struct err err;
@@ -497,7 +262,16 @@ static void rank_with_other_sizes(struct world *w)
     CHECK(e == NULL && strstr(err.text, w->rank == 1 ? "rank 0" : "rank 1") != NULL);
     device_close(d);
 }
-TEST(peer_ranks_of_other_sizes_do_not_meet) { run_ranks(3, rank_with_other_sizes, 0, WHY); }
+TEST(peer_ranks_of_other_sizes_do_not_meet)
+{
+    on("peer", "cuda");
+    run_ranks(3, rank_with_other_sizes, 0, WHY);
+}
+TEST(shm_ranks_of_other_sizes_do_not_meet)
+{
+    on("shm", "cpu");
+    run_ranks(3, rank_with_other_sizes, 0, WHY);
+}
 
 #ifdef BATON_EMULATED_GPU
 #include "tests/simt/include/simt.h"
@@ -589,7 +363,6 @@ TEST(peer_has_no_throughput_mode) { run_ranks(1, rank_of_the_wrong_mode, 0, WHY)
 /* ---- a rank dies ---- */
 
 enum { SHORT_MS = 5000, DEAD = 1 };
-static const char *the_backend;
 #ifdef BATON_EMULATED_GPU
 enum { EMULATED = 1 };
 #else
@@ -648,14 +421,99 @@ TEST(nccl_a_dead_rank_is_an_error_in_time)
     run_ranks(3, rank_whose_peer_dies, 1u << DEAD, WHY);
 }
 
+/* ---- a rank is aborted ---- */
+
+enum { ABORTED = 1, LATE = 2, ABORT_AFTER_MS = 200, LATE_MS = 1000 };
+
+static void *abort_soon(void *e)
+{
+    usleep(ABORT_AFTER_MS * 1000);
+    ep_abort(e);
+    ep_abort(e);
+    return NULL;
+}
+
+/* ABORTED is aborted while it waits for LATE, and its calls end at once. `shm` and `peer` tell the
+ * others, which wait too or come later; through `nccl` they wait until their deadline. */
+static void rank_of_an_abort(struct world *w)
+{
+    struct device *d = rank_device(the_device, w);
+    struct shape s = shape_of(the_backend, EP_LOW_LATENCY, w->size);
+    const bool is_told = strcmp(the_backend, "nccl") != 0;
+    struct inputs in;
+    struct ep_batch b;
+    struct err err = { 0 };
+    pthread_t aborter;
+    float x = 1;
+    s.c.timeout_ms = SHORT_MS;
+    struct ep *e = open_ep(&s, w, d);
+    step(&s, w, d, e);
+    make_inputs(&s, w, d, &in);
+    const long long before = now_ms();
+    if (w->rank == ABORTED) CHECK(pthread_create(&aborter, NULL, abort_soon, e) == 0);
+    if (w->rank == LATE) usleep(LATE_MS * 1000);
+    enum status st = ep_plan(e, in.d_experts.ptr, in.n, NULL, &err);
+    if (st == OK) st = ep_dispatch(e, in.d_x.ptr, in.stride, &b, &err);
+    if (st == OK) st = ep_wait(e, &err);
+    CHECK_STATUS(st, w->rank == ABORTED ? ERR_CANCELED : ERR_PEER_LOST);
+    if (is_told || w->rank == ABORTED) {
+        CHECK(now_ms() - before < SHORT_MS / 2);
+        CHECK(strstr(err.text, "rank 1 of 3") != NULL && strstr(err.text, "aborted") != NULL);
+    }
+    if (w->rank == ABORTED) {
+        const size_t first[] = { 0, 1, 1, 1 };
+        CHECK(pthread_join(aborter, NULL) == 0);
+        CHECK_STATUS(ep_wait(e, NULL), ERR_CANCELED);
+        CHECK_STATUS(ep_plan(e, in.d_experts.ptr, in.n, NULL, NULL), ERR_CANCELED);
+        CHECK_STATUS(ep_dispatch(e, in.d_x.ptr, in.stride, &b, NULL), ERR_CANCELED);
+        CHECK_STATUS(ep_combine(e, NULL, NULL), ERR_CANCELED);
+        CHECK_STATUS(ep_all_reduce(e, &x, 1, DTYPE_F32, NULL), ERR_CANCELED);
+        CHECK_STATUS(ep_all_gather(e, &x, &x, 1, NULL), ERR_CANCELED);
+        CHECK_STATUS(ep_gather_columns(e, &x, 1, &x, 1, 1, first, NULL), ERR_CANCELED);
+    }
+    ep_free(e);
+    release_inputs(d, &in);
+    device_close(d);
+}
+TEST(shm_an_aborted_rank_ends_the_calls_of_all)
+{
+    on("shm", "cpu");
+    run_ranks(3, rank_of_an_abort, 0, WHY);
+    run_ranks_as_threads(3, rank_of_an_abort);
+}
+TEST(peer_an_aborted_rank_ends_the_calls_of_all)
+{
+    on("peer", "cuda");
+    run_ranks(3, rank_of_an_abort, 0, WHY);
+}
+TEST(nccl_an_aborted_rank_ends_its_calls)
+{
+    on("nccl", "cuda");
+    run_ranks(3, rank_of_an_abort, 0, WHY);
+}
+TEST(self_an_aborted_rank_ends_its_calls)
+{
+    struct world w = { .size = 1 };
+    struct device *d = rank_device("cpu", &w);
+    struct shape s = shape_of("self", EP_THROUGHPUT, 1);
+    struct ep *e = open_ep(&s, &w, d);
+    const int32_t experts[3] = { 0, 1, 2 };
+    CHECK_OK(ep_wait(e, NULL));
+    ep_abort(e);
+    CHECK_STATUS(ep_wait(e, NULL), ERR_CANCELED);
+    CHECK_STATUS(ep_plan(e, experts, 1, NULL, NULL), ERR_CANCELED);
+    ep_free(e);
+    device_close(d);
+}
+
 /* ---- more than there is room for ---- */
 
 /* All rows choose experts of rank 0. All ranks refuse alike, and then go on with a batch that
  * fits. */
 static void rank_over_its_limit(struct world *w)
 {
-    struct device *d = rank_device("cuda", w);
-    struct shape s = shape_of("nccl", EP_THROUGHPUT, w->size);
+    struct device *d = rank_device(the_device, w);
+    struct shape s = shape_of(the_backend, EP_THROUGHPUT, w->size);
     struct dev_mem m;
     struct err err = { 0 };
     struct ep_counts counts;
@@ -664,8 +522,11 @@ static void rank_over_its_limit(struct world *w)
     for (int i = 0; i < 18; i++) experts[i] = i % 3;
     struct ep *e = open_ep(&s, w, d);
     to_device(d, experts, sizeof experts, &m);
-    CHECK_STATUS(ep_plan(e, m.ptr, 6, NULL, &err), ERR_FULL);
-    CHECK(strstr(err.text, "rank 0 would get 36 rows") != NULL);
+    for (int i = 0; i < 5; i++) {
+        CHECK_STATUS(ep_plan(e, m.ptr, 6 - (size_t)(i % 2), NULL, &err), ERR_FULL);
+        CHECK(strstr(err.text, i % 2 ? "rank 0 would get 30 rows" : "rank 0 would get 36 rows") !=
+              NULL);
+    }
     CHECK_OK(ep_plan(e, m.ptr, 3, &counts, NULL));
     CHECK_EQ_INT(counts.n_slots, w->rank == 0 ? 18 : 0);
     ep_free(e);
@@ -674,6 +535,12 @@ static void rank_over_its_limit(struct world *w)
 }
 TEST(nccl_more_than_there_is_room_for_is_refused_by_all)
 {
+    on("nccl", "cuda");
+    run_ranks(2, rank_over_its_limit, 0, WHY);
+}
+TEST(shm_more_than_there_is_room_for_is_refused_by_all)
+{
+    on("shm", "cpu");
     run_ranks(2, rank_over_its_limit, 0, WHY);
 }
 
@@ -766,11 +633,19 @@ TEST(peer_calls_run_again_from_a_graph) { SKIP("built without kernels for GPUs")
 #endif
 
 TEST_MAIN(CASE(self_on_the_host), CASE(self_on_the_host_low_latency), CASE(self_on_a_gpu),
-          CASE(self_on_a_gpu_low_latency), CASE_T(peer_1, 120), CASE_T(peer_2, 120),
-          CASE_T(peer_3, 120), CASE_T(peer_4, 120), CASE_T(peer_8, 180),
-          CASE(peer_sums_without_experts), CASE(impossible_sizes_are_refused_with_a_sentence),
-          CASE(too_much_at_once_is_refused), CASE(peer_a_wrong_expert_ends_all_ranks_with_its_name),
-          CASE(peer_ranks_of_other_sizes_do_not_meet),
+          CASE(self_on_a_gpu_low_latency), CASE(shm_throughput_1), CASE(shm_throughput_1_threads),
+          CASE(shm_throughput_2), CASE(shm_throughput_2_threads), CASE(shm_throughput_3),
+          CASE(shm_throughput_3_threads), CASE(shm_throughput_4), CASE(shm_throughput_4_threads),
+          CASE(shm_throughput_8), CASE(shm_throughput_8_threads), CASE(shm_low_latency_1),
+          CASE(shm_low_latency_1_threads), CASE(shm_low_latency_2), CASE(shm_low_latency_2_threads),
+          CASE(shm_low_latency_3), CASE(shm_low_latency_3_threads), CASE(shm_low_latency_4),
+          CASE(shm_low_latency_4_threads), CASE(shm_low_latency_8), CASE(shm_low_latency_8_threads),
+          CASE_T(peer_1, 120), CASE_T(peer_2, 120), CASE_T(peer_3, 120), CASE_T(peer_4, 120),
+          CASE_T(peer_8, 180), CASE(peer_sums_without_experts), CASE(shm_sums_without_experts),
+          CASE(impossible_sizes_are_refused_with_a_sentence), CASE(too_much_at_once_is_refused),
+          CASE(peer_a_wrong_expert_ends_all_ranks_with_its_name),
+          CASE(shm_a_wrong_expert_ends_all_ranks_with_its_name),
+          CASE(peer_ranks_of_other_sizes_do_not_meet), CASE(shm_ranks_of_other_sizes_do_not_meet),
           CASE(peer_all_ranks_learn_that_one_has_no_memory),
           CASE(peer_all_ranks_learn_that_one_cannot_map_the_others),
           CASE(peer_a_broken_gpu_is_its_own_fault_and_the_others_deadline),
@@ -779,5 +654,9 @@ TEST_MAIN(CASE(self_on_the_host), CASE(self_on_the_host_low_latency), CASE(self_
           CASE_T(nccl_throughput_4, 120), CASE_T(nccl_throughput_8, 180),
           CASE_T(nccl_low_latency_1, 120), CASE_T(nccl_low_latency_3, 120),
           CASE(nccl_a_dead_rank_is_an_error_in_time),
+          CASE(shm_an_aborted_rank_ends_the_calls_of_all),
+          CASE(peer_an_aborted_rank_ends_the_calls_of_all),
+          CASE(nccl_an_aborted_rank_ends_its_calls), CASE(self_an_aborted_rank_ends_its_calls),
           CASE(nccl_more_than_there_is_room_for_is_refused_by_all),
+          CASE(shm_more_than_there_is_room_for_is_refused_by_all),
           CASE(peer_calls_run_again_from_a_graph))

@@ -1,0 +1,55 @@
+/* ep_host_rows.c - the definition of rows in transit and of sums, in plain C, and the choice of an
+ * implementation. Thread: any. */
+#include "kernels/ep/ep_host_rows.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "kernels/cpu/cpu_features.h"
+#include "kernels/ep/ep.h"
+#include "kernels/float_bits.h"
+
+static void to_bf16(uint16_t *to, const float *x, size_t n)
+{
+    for (size_t k = 0; k < n; k++) to[k] = float_to_bf16(x[k]);
+}
+
+static void sum(const struct ep_row_sum *s)
+{
+    for (size_t k = 0; k < s->n; k++) {
+        float y = s->add ? s->y[k] : 0;
+        for (size_t j = 0; j < s->n_used; j++) {
+            const float v = s->results[j][k];
+            y = fmaf(s->weights[j], s->rounds ? float_from_bf16(float_to_bf16(v)) : v, y);
+        }
+        s->y[k] = y;
+    }
+}
+
+const struct ep_host_rows ep_host_rows_plain = { .to_bf16 = to_bf16, .sum = sum };
+
+const struct ep_host_rows *ep_host_rows_choose(void)
+{
+    return cpu_supports_avx2() ? &ep_host_rows_avx2 : &ep_host_rows_plain;
+}
+
+static void send_f8(const float *x, size_t n, unsigned char *to, size_t scales_at)
+{
+    float *scales = (float *)(void *)(to + scales_at);
+    for (size_t g = 0; g < n; g += EP_SCALE_STEP) {
+        const size_t end = g + EP_SCALE_STEP < n ? g + EP_SCALE_STEP : n;
+        float top = 0;
+        for (size_t k = g; k < end; k++) top = fmaxf(top, fabsf(x[k]));
+        const float scale = top > 0 ? top / 448.0f : 1.0f;
+        scales[g / EP_SCALE_STEP] = scale;
+        for (size_t k = g; k < end; k++) to[k] = float_to_f8(x[k] / scale);
+    }
+}
+
+void ep_host_rows_send(const struct ep_host_rows *r, enum dtype send, const float *x, size_t n,
+                       unsigned char *to, size_t scales_at)
+{
+    if (send == DTYPE_F32) memcpy(to, x, n * sizeof *x);
+    else if (send == DTYPE_BF16) r->to_bf16((uint16_t *)(void *)to, x, n);
+    else send_f8(x, n, to, scales_at);
+}

@@ -1,0 +1,37 @@
+/* ep_host_rows.h - loops over rows in host memory, for the backends of ep.h on CPUs: rows in their
+ * transit format, and the sum of a row's results. Plain C is the definition; AVX2 gives the same
+ * bits. Thread: any. */
+#ifndef BATON_KERNELS_EP_EP_HOST_ROWS_H
+#define BATON_KERNELS_EP_EP_HOST_ROWS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/dtype.h"
+
+/* The sum of one row: y[k] = (add ? y[k] : 0) + sum over j ascending of weights[j] * results[j][k],
+ * fused multiply-adds. */
+struct ep_row_sum {
+    float *y;                    /* [n] */
+    const float *const *results; /* [n_used]: each [n] */
+    const float *weights;        /* [n_used] */
+    size_t n, n_used;
+    bool add, rounds; /* rounds: each result is first rounded to bf16 */
+};
+
+struct ep_host_rows {
+    void (*to_bf16)(uint16_t *to, const float *x, size_t n);
+    void (*sum)(const struct ep_row_sum *s);
+};
+
+extern const struct ep_host_rows ep_host_rows_plain, ep_host_rows_avx2;
+/* The fastest that this CPU supports. */
+const struct ep_host_rows *ep_host_rows_choose(void);
+
+/* Writes x [n] in the transit format of type `send`, scales at to + scales_at. The padding after the
+ * elements is not written. */
+void ep_host_rows_send(const struct ep_host_rows *r, enum dtype send, const float *x, size_t n,
+                       unsigned char *to, size_t scales_at);
+
+#endif
