@@ -1,30 +1,37 @@
-/* bench_ep.c - time of dispatch, combine and all-reduce on GPUs, next to a copy of as many bytes.
+/* bench_ep.c - time of dispatch, combine and collectives, next to a copy of as many bytes.
  *
  *     bench_ep [backend] [ranks] [rows] [hidden] [experts] [used] [bf16|f8_e4m3|f32]
- *     defaults: peer 2 128 7168 256 8 bf16
+ *     defaults: peer 2 128 7168 256 8 bf16; without GPUs shm 2 128 2048 64 8 f32
  *
- * One layer (plan, dispatch, combine; experts compute nothing) is captured in a CUDA graph and run
+ * `shm` (bench_ep_shm.h): a layer next to memcpy of the rows and results that other backends copy,
+ * and a meeting of 2, 8 and 64 ranks next to a bare futex barrier. The rest is about GPUs. One
+ * layer (plan, dispatch, combine; experts compute nothing) is captured in a CUDA graph and run
  * many times; backend nccl is called without a graph. Figures are rank 0's: time of a layer, bytes
  * that leave a rank for the others and for itself, and the rate. The limit is cudaMemcpyAsync of
  * the same bytes inside the GPU, which reads and writes the same memory. The least of REPEATS runs
  * counts. Ranks that share a GPU run in time slices, so their times include each other's. On the
  * emulated GPU times mean nothing. LIMIT: between GPUs the link is the limit, which no copy here
  * measures. */
-#include "kernels/cuda/device_cuda.h"
 #include "kernels/ep/ep_backend.h"
 #include "tests/conformance/ep_fixture.h"
 
 enum { REPEATS = 5 };
-#ifdef BATON_EMULATED_GPU
-enum { LAYERS = 2 };
-#else
-enum { LAYERS = 200 };
-#endif
 
 static struct ep_config the_config;
 static int32_t the_first[RANKS + 1];
 
 static double now_us(void) { return (double)now_ns() * 1e-3; }
+
+#include "tests/perf/bench_ep_shm.h"
+
+#ifdef BATON_HAVE_CUDA_KERNELS
+#include "kernels/cuda/device_cuda.h"
+
+#ifdef BATON_EMULATED_GPU
+enum { LAYERS = 2 };
+#else
+enum { LAYERS = 200 };
+#endif
 
 struct layer {
     struct ep *e;
@@ -183,6 +190,15 @@ static void rank_of_bench(struct world *w)
     device_close(d);
 }
 
+static void bench_gpus(int size) { run_ranks(size, rank_of_bench, 0, "there is no GPU"); }
+#else
+static void bench_gpus(int size)
+{
+    (void)size;
+    printf("built without kernels for GPUs: only shm can be measured\n");
+}
+#endif
+
 static int32_t number(int argc, char **argv, int i, int32_t otherwise)
 {
     const long v = argc > i ? strtol(argv[i], NULL, 10) : otherwise;
@@ -191,15 +207,22 @@ static int32_t number(int argc, char **argv, int i, int32_t otherwise)
 
 int main(int argc, char **argv)
 {
-    const int32_t size = number(argc, argv, 2, 2), n_experts = number(argc, argv, 5, 256);
-    const char *send = argc > 7 ? argv[7] : "bf16";
+#ifdef BATON_HAVE_CUDA_KERNELS
+    const char *backend = argc > 1 ? argv[1] : "peer";
+#else
+    const char *backend = argc > 1 ? argv[1] : "shm";
+#endif
+    const bool on_host = strcmp(backend, "shm") == 0;
+    const int32_t size = number(argc, argv, 2, 2),
+                  n_experts = number(argc, argv, 5, on_host ? 64 : 256);
+    const char *send = argc > 7 ? argv[7] : on_host ? "f32" : "bf16";
     CHECK(size <= RANKS);
     for (int r = 0; r <= size; r++) the_first[r] = r * n_experts / size;
     the_config = (struct ep_config){
-        .backend = argc > 1 ? argv[1] : "peer",
+        .backend = backend,
         .mode = EP_LOW_LATENCY,
         .max_rows = number(argc, argv, 3, 128),
-        .hidden = number(argc, argv, 4, 7168),
+        .hidden = number(argc, argv, 4, on_host ? 2048 : 7168),
         .n_used = number(argc, argv, 6, 8),
         .send = DTYPE_BF16,
         .back = DTYPE_BF16,
@@ -209,6 +232,7 @@ int main(int argc, char **argv)
     };
     if (strcmp(send, "f8_e4m3") == 0) the_config.send = DTYPE_F8_E4M3;
     if (strcmp(send, "f32") == 0) the_config.send = the_config.back = DTYPE_F32;
-    run_ranks(size, rank_of_bench, 0, "there is no GPU");
+    if (on_host) bench_shm(size);
+    else bench_gpus(size);
     return 0;
 }
