@@ -438,7 +438,7 @@ static void *abort_soon(void *e)
 static void rank_of_an_abort(struct world *w)
 {
     struct device *d = rank_device(the_device, w);
-    struct shape s = shape_of(the_backend, EP_LOW_LATENCY, w->size);
+    struct shape s = the_shape;
     const bool is_told = strcmp(the_backend, "nccl") != 0;
     struct inputs in;
     struct ep_batch b;
@@ -478,17 +478,20 @@ static void rank_of_an_abort(struct world *w)
 TEST(shm_an_aborted_rank_ends_the_calls_of_all)
 {
     on("shm", "cpu");
+    the_shape = shape_of(the_backend, EP_LOW_LATENCY, 3);
     run_ranks(3, rank_of_an_abort, 0, WHY);
     run_ranks_as_threads(3, rank_of_an_abort);
 }
 TEST(peer_an_aborted_rank_ends_the_calls_of_all)
 {
     on("peer", "cuda");
+    the_shape = shape_of(the_backend, EP_LOW_LATENCY, 3);
     run_ranks(3, rank_of_an_abort, 0, WHY);
 }
 TEST(nccl_an_aborted_rank_ends_its_calls)
 {
     on("nccl", "cuda");
+    the_shape = shape_of(the_backend, EP_LOW_LATENCY, 3);
     run_ranks(3, rank_of_an_abort, 0, WHY);
 }
 TEST(self_an_aborted_rank_ends_its_calls)

@@ -2,8 +2,10 @@
  * names it, and no descriptor or mapping stays. test_ep.c has its results. */
 #include <dirent.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 
 #include "tests/conformance/ep_steps.h"
 
@@ -97,6 +99,13 @@ static void check_names_bad(const struct err *err, const char *says)
                   says);
 }
 
+/* The others run into their deadline, and the last of them lets it go on: its calls fail too. */
+static void stop(struct world *w, struct ep *e)
+{
+    (void)w, (void)e;
+    kill(getpid(), SIGSTOP);
+}
+
 static const char *the_words;
 static int the_timeout_ms, the_limit_ms;
 
@@ -122,8 +131,9 @@ static void rank_with_a_failing_peer(struct world *w)
     ep_free(e);
     device_close(d);
     check_nothing_stays(&before);
-    if (atomic_fetch_add(&the_board->done, 1) + 1 == w->size - 1) /* a rank that was stopped */
-        (void)kill(atomic_load(&the_board->pids[BAD]), SIGCONT);
+    if (the_failure == stop && w->rank != BAD &&
+        atomic_fetch_add(&the_board->done, 1) + 1 == w->size - 1)
+        CHECK(kill(atomic_load(&the_board->pids[BAD]), SIGCONT) == 0);
 }
 
 /* At every point, in both modes. */
@@ -154,12 +164,6 @@ TEST(a_killed_rank_is_an_error_at_once)
     each_point(die, "has ended", LONG_MS, SOON_MS, 1u << BAD);
 }
 
-/* The others run into their deadline, and the last of them lets it go on: its calls fail too. */
-static void stop(struct world *w, struct ep *e)
-{
-    (void)w, (void)e;
-    kill(getpid(), SIGSTOP);
-}
 TEST(a_stopped_rank_is_an_error_after_the_deadline)
 {
     each_point(stop, "gave no sign for 1000 ms", SHORT_MS, SHORT_MS + SOON_MS, 0);
@@ -316,10 +320,19 @@ static enum status die_after_the_first_exchange(void *arg, const void *mine, siz
                                                 void *all, struct err *err)
 {
     struct world *w = arg;
-    if (w->round == 1) return err_set(err, ERR_PEER_LOST, "not all ranks came");
+    if (w->round == 1) { /* the second: those that live come */
+        const long long until = now_ms() + MEET_MS;
+        atomic_fetch_add(&the_board->done, 1);
+        while (atomic_load(&the_board->done) < w->size - 1 && now_ms() < until) usleep(200);
+        return err_set(err, ERR_PEER_LOST, "not all ranks came");
+    }
     const enum status st = world_exchange(arg, mine, bytes, all, err);
     if (w->rank == BAD) kill(getpid(), SIGKILL);
-    usleep(100000);
+    const int pid = atomic_load(&the_board->pids[BAD]),
+              pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
+    struct pollfd p = { .fd = pidfd, .events = POLLIN };
+    CHECK(pidfd >= 0 && poll(&p, 1, MEET_MS) == 1);
+    close(pidfd);
     return st;
 }
 
@@ -331,6 +344,7 @@ static void rank_whose_peer_dies_while_opening(struct world *w)
     struct ep_config c = config_of(&s, w, d);
     struct ep *e = NULL;
     struct err err = { 0 };
+    atomic_store(&the_board->pids[w->rank], getpid());
     c.exchange = die_after_the_first_exchange;
     CHECK_STATUS(ep_create(&c, &e, &err), ERR_PEER_LOST);
     CHECK(e == NULL && strstr(err.text, "rank 1") != NULL);
@@ -339,6 +353,7 @@ static void rank_whose_peer_dies_while_opening(struct world *w)
 }
 TEST(a_rank_that_dies_while_windows_are_opened_is_named)
 {
+    the_board = new_board();
     run_ranks(3, rank_whose_peer_dies_while_opening, 1u << BAD, WHY);
 }
 
