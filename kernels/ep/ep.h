@@ -3,14 +3,15 @@
  * ep_nccl_version (`baton version`), tests and benchmarks do. docs/kernels.md, "Expert
  * parallelism", has the design.
  *
- * Backends are `self` (one rank, the definition), `shm` (CPUs of one host), `peer` (GPUs of one host
- * by CUDA IPC) and `nccl`. y is the same bit for bit for any number of ranks, placement of experts
- * and backend. Faults: a rank without a sign of life for timeout_ms is an error on all others, never
- * a hang: of the call that waits for it on the CPU, of ep_wait on a GPU. Afterwards only ep_free may
- * be called. Results after a fault are garbage, so call ep_wait before they leave the GPU. Life
- * cycle: ep_create; ep_plan, ep_dispatch, ep_combine in this order on all ranks; ep_free.
- * Thread: loading, then engine; ep_abort any. On a GPU calls enqueue work on the device's stream and
- * return, except where they say otherwise; on the CPU they return when their work is done. */
+ * Backends are `self` (one rank, the definition), `shm` (CPUs of one host), `peer` (GPUs of one
+ * host by CUDA IPC) and `nccl`. y is the same bit for bit for any number of ranks, placement of
+ * experts and backend. Faults: a rank without a sign of life for timeout_ms is an error on all
+ * others, never a hang: of the call that waits for it on the CPU, of ep_wait on a GPU. Afterwards
+ * only ep_free may be called. Results after a fault are garbage, so call ep_wait before they leave
+ * the GPU. Life cycle: ep_create; ep_plan, ep_dispatch, ep_combine in this order on all ranks;
+ * ep_free.
+ * Thread: loading, then engine; ep_abort any. On a GPU calls enqueue work on the device's stream
+ * and return, except where they say otherwise; on the CPU they return when their work is done. */
 #ifndef BATON_KERNELS_EP_EP_H
 #define BATON_KERNELS_EP_EP_H
 
@@ -195,10 +196,10 @@ struct ep_places ep_places(const struct ep *e);
  * known, or the GPU's fault. */
 enum status ep_wait(struct ep *e, struct err *err) MUST_CHECK;
 /* Ends the calls of this object: a call that waits, and every later one but ep_free, returns
- * ERR_CANCELED on this rank, and ERR_PEER_LOST naming this rank on the others, at once and not after
- * timeout_ms. Any thread; may be called more than once, not during or after ep_free. LIMIT: through
- * `nccl` the others find out by their deadline, and through `peer` too unless this rank's GPU was
- * waiting for them. */
+ * ERR_CANCELED on this rank, and ERR_PEER_LOST naming this rank on the others, at once and not
+ * after timeout_ms. Any thread; may be called more than once, not during or after ep_free. LIMIT:
+ * through `nccl` the others find out by their deadline, and through `peer` too unless this rank's
+ * GPU was waiting for them. */
 void ep_abort(struct ep *e);
 
 /* NCCL's version in its own notation (22809); 0: the build has the backend, the host has no

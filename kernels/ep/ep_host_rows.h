@@ -29,8 +29,8 @@ extern const struct ep_host_rows ep_host_rows_plain, ep_host_rows_avx2;
 /* The fastest that this CPU supports. */
 const struct ep_host_rows *ep_host_rows_choose(void);
 
-/* Writes x [n] in the transit format of type `send`, scales at to + scales_at. The padding after the
- * elements is not written. */
+/* Writes x [n] in the transit format of type `send`, scales at to + scales_at. The padding after
+ * the elements is not written. */
 void ep_host_rows_send(const struct ep_host_rows *r, enum dtype send, const float *x, size_t n,
                        unsigned char *to, size_t scales_at);
 

@@ -1,10 +1,10 @@
 /* ep_shm.c - backend `shm`: life, and rows to experts and back. ep_shm.h describes the memory.
  *
  * Rows and results stay where they were computed. ep_plan writes a *plan*: this rank's rows sorted
- * by physical expert. After the meeting of ep_dispatch an owner reads the plans of all ranks for its
- * experts: its slots name rows in the windows of all ranks. It writes *origins*: the first slot of
- * each (expert, rank). After the meeting of ep_combine a rank finds each of its results by expert,
- * origin and index, in the window of the expert's owner.
+ * by physical expert. After the meeting of ep_dispatch an owner reads the plans of all ranks for
+ * its experts: its slots name rows in the windows of all ranks. It writes *origins*: the first slot
+ * of each (expert, rank). After the meeting of ep_combine a rank finds each of its results by
+ * expert, origin and index, in the window of the expert's owner.
  *
  * One place each is enough for rows, results and origins: who writes rows or a plan again has been
  * through the meeting of ep_combine, to which owners came after they had read them; who writes

@@ -8,8 +8,8 @@
  *   heads    [size] sign, small parts of collectives, origins, plans
  *   bodies   [size] rows, results, large parts of collectives
  *
- * The beginning of body r is row r * body_rows of one matrix, so that x_rows of an ep_batch names
- * rows of every rank. All waiting is a *meeting* of all ranks (ep_shm_meet.c).
+ * A body is a whole number of rows, so that all bodies are one matrix and x_rows of an ep_batch
+ * names rows of every rank. All waiting is a *meeting* of all ranks (ep_shm_meet.c).
  * Thread: engine; ep_shm_abort any. */
 #ifndef BATON_KERNELS_EP_EP_SHM_H
 #define BATON_KERNELS_EP_EP_SHM_H

@@ -1,24 +1,16 @@
 /* ep_shm_meet.c - meetings of the ranks of a host: who has come, how the others wait, and what
- * happens when one does not come.
+ * happens when one does not come. Thread: as ep_shm.h.
  *
- * Truth is the word `arrived` of each rank's sign, which only that rank writes. The bell only wakes:
- * a word that all ranks write and sleep on. Who comes last finds everybody there and rings once for
- * all that sleep. `arrived`, `asleep` and the bell are accessed sequentially consistent: of two
- * ranks that come at the same time one sees the other; and either the last one sees that a rank
- * sleeps, or that rank, which looks once more before it does, sees that all have come.
+ * Truth is the word `arrived` of each rank's sign, which only that rank writes. The bell only
+ * wakes: a word that all sleep on. Whoever comes last finds everybody there and rings once for all:
  *
  *   come: arrived += 1; look at all; all there and one asleep: bell += 1, wake
  *   wait: spin or  { asleep = 1; b = bell; look at all; sleep while bell == b } .. asleep = 0
  *
- * A rank spins only where the host has a CPU for each rank and its own thread had not to wait for
- * one lately; otherwise it would take time from those it waits for.
- *
- * Faults travel the same way: a rank writes `fault` into its own sign and rings; whoever waits looks
- * at all signs, adopts the first fault it sees and fails with the same cause; so does who begins a call.
- * But a meeting to which all have come succeeds, whatever happened to them later. Between looks a rank sleeps for SLICE_NS at
- * most, then asks whether processes have ended. The deadline counts slices, not time: if this rank
- * itself was stopped, the others get the time that they need to come.
- * Thread: as ep_shm.h. */
+ * These words are accessed sequentially consistent: of two ranks that come at the same time one
+ * sees the other; and either the last one sees that a rank sleeps, or that rank's last look sees
+ * all. Faults travel the same way: a rank writes `fault` and rings; whoever waits or begins a call
+ * adopts the first that it finds. But a meeting to which all have come succeeds. */
 #include <limits.h>
 #include <linux/futex.h>
 #include <poll.h>
@@ -175,7 +167,9 @@ static enum status check_waiting(struct ep_shm *s, uint32_t fault, struct err *e
     return fault && !all_have_come(s) ? raise_word(s, fault, err) : OK;
 }
 
-/* True if all came, or a fault was seen, within SPIN_NS. */
+/* True if all came, or a fault was seen, within SPIN_NS. Only where the host has a CPU for each
+ * rank and this thread did not wait for one lately: otherwise it would take time from the
+ * others. */
 static bool spin(struct ep_shm *s, enum status *st, struct err *err)
 {
     uint64_t now = clock_ns();
@@ -203,6 +197,8 @@ static enum status check_processes(struct ep_shm *s, struct err *err)
     return OK;
 }
 
+/* Sleeps in slices and asks between them whether processes have ended. The deadline counts slices,
+ * not time: if this rank itself was stopped, the others get the time that they need to come. */
 static enum status sleep_until_all_came(struct ep_shm *s, struct err *err)
 {
     const uint64_t limit = (uint64_t)s->base.config.timeout_ms * NS_PER_MS;

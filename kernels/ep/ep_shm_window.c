@@ -1,5 +1,5 @@
-/* ep_shm_window.c - the windows of backend `shm`: memory of each rank, sealed so that only its owner
- * can write it, and mapped by the others.
+/* ep_shm_window.c - the windows of backend `shm`: memory of each rank, sealed so that only its
+ * owner can write it, and mapped by the others.
  *
  * Ranks tell each other process and descriptor in the handshake and open /proc/<pid>/fd/<fd>, which
  * the kernel allows to processes of the same user. A descriptor is accepted if it is a memfd of the

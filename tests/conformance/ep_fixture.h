@@ -1,5 +1,5 @@
-/* ep_fixture.h - the ranks of an expert-parallel group as processes or threads, their inputs, and the
- * results by ep.h's definition.
+/* ep_fixture.h - the ranks of an expert-parallel group as processes or threads, their inputs, and
+ * the results by ep.h's definition.
  *
  * A case forks its ranks before anything uses CUDA. They synchronise through shared memory. All
  * data of a rank is generated from seeds that every rank knows, so each can check what it received

@@ -196,8 +196,8 @@ static inline void dispatch(const struct shape *s, struct ep *e, const struct in
     CHECK_OK(ep_dispatch_end(e, b, NULL));
 }
 
-/* Runs one call from plan to combine and checks its result bit for bit. In half of the calls results
- * are in their place. */
+/* Runs one call from plan to combine and checks its result bit for bit. In half of the calls
+ * results are in their place. */
 static inline void step(const struct shape *s, const struct world *w, struct device *d,
                         struct ep *e)
 {

@@ -1,5 +1,5 @@
-/* test_ep_shm.c - backend `shm` of ep.h when ranks fail: each is an error on all others in time that
- * names it, and no descriptor or mapping stays. test_ep.c has its results. */
+/* test_ep_shm.c - backend `shm` of ep.h when ranks fail: each is an error on all others in time
+ * that names it, and no descriptor or mapping stays. test_ep.c has its results. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -203,8 +203,8 @@ static void signal_all(int size, int number)
     for (int r = 0; r < size; r++) (void)kill(atomic_load(&the_board->pids[r]), number);
 }
 
-/* The last rank comes late, and meanwhile all are stopped for longer than the deadline: whoever goes
- * on first must not blame it. */
+/* The last rank comes late, and meanwhile all are stopped for longer than the deadline: whoever
+ * goes on first must not blame it. */
 static void rank_of_a_pause(struct world *w)
 {
     struct device *d = rank_device("cpu", w);

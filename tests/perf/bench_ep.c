@@ -12,17 +12,9 @@
  * counts. Ranks that share a GPU run in time slices, so their times include each other's. On the
  * emulated GPU times mean nothing. LIMIT: between GPUs the link is the limit, which no copy here
  * measures. */
-#include "kernels/ep/ep_backend.h"
-#include "tests/conformance/ep_fixture.h"
-
-enum { REPEATS = 5 };
-
-static struct ep_config the_config;
-static int32_t the_first[RANKS + 1];
-
-static double now_us(void) { return (double)now_ns() * 1e-3; }
-
 #include "tests/perf/bench_ep_shm.h"
+
+static int32_t the_first[RANKS + 1];
 
 #ifdef BATON_HAVE_CUDA_KERNELS
 #include "kernels/cuda/device_cuda.h"

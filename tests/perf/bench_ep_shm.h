@@ -2,10 +2,10 @@
  * REPEATS runs, each next to its limit in the same run.
  *
  * A layer is plan, dispatch and combine; rows and results lie in their places and experts compute
- * nothing. Its limit is memcpy, by all ranks at the same time, of what a backend with buffers of its
- * own copies: one row out and one result back for every choice. A meeting is an all-gather of 24
- * bytes, as a step of a group begins with; its limit is a barrier that does nothing else: a counter
- * and a futex in shared memory. Thread: one per rank. */
+ * nothing. Its limit is memcpy, by all ranks at the same time, of what a backend with buffers of
+ * its own copies: one row out and one result back for every choice. A meeting is an all-gather of
+ * 24 bytes, as a step of a group begins with; its limit is a barrier that does nothing else: a
+ * counter and a futex in shared memory. Thread: one per rank. */
 #ifndef BATON_TESTS_PERF_BENCH_EP_SHM_H
 #define BATON_TESTS_PERF_BENCH_EP_SHM_H
 
@@ -13,7 +13,14 @@
 #include <linux/futex.h>
 #include <sys/syscall.h>
 
-enum { SHM_LAYERS = 50, SHM_MEETINGS = 400 };
+#include "kernels/ep/ep_backend.h"
+#include "tests/conformance/ep_fixture.h"
+
+enum { REPEATS = 5, SHM_LAYERS = 50, SHM_MEETINGS = 400 };
+
+static struct ep_config the_config; /* what all of bench_ep measures */
+
+static inline double now_us(void) { return (double)now_ns() * 1e-3; }
 
 /* ---- the bare barrier ---- */
 
@@ -22,7 +29,7 @@ struct barrier {
 };
 static struct barrier *the_barrier; /* in memory shared by all ranks */
 
-static void barrier_wait(int size)
+static inline void barrier_wait(int size)
 {
     const uint32_t turn = atomic_load(&the_barrier->turn);
     if (atomic_fetch_add(&the_barrier->n_here, 1) + 1 == (uint32_t)size) {
@@ -48,7 +55,7 @@ struct shm_job {
     size_t bytes;
 };
 
-static void shm_layer(const struct shm_job *j)
+static inline void shm_layer(const struct shm_job *j)
 {
     struct ep_batch b;
     CHECK_OK(ep_plan(j->e, j->experts, j->n_rows, NULL, NULL));
@@ -56,18 +63,18 @@ static void shm_layer(const struct shm_job *j)
     CHECK_OK(ep_combine(j->e, &j->combine, NULL));
 }
 
-static void shm_copy(const struct shm_job *j) { memcpy(j->to, j->from, j->bytes); }
+static inline void shm_copy(const struct shm_job *j) { memcpy(j->to, j->from, j->bytes); }
 
-static void shm_meeting(const struct shm_job *j)
+static inline void shm_meeting(const struct shm_job *j)
 {
     uint64_t mine[3] = { 1, 2, (uint64_t)j->rank }, all[RANKS][3];
     CHECK_OK(ep_all_gather(j->e, all, mine, sizeof mine, NULL));
 }
 
-static void shm_barrier(const struct shm_job *j) { barrier_wait(j->size); }
+static inline void shm_barrier(const struct shm_job *j) { barrier_wait(j->size); }
 
 /* Microseconds of one run, the mean of n. */
-static double shm_time(const struct shm_job *j, void (*run)(const struct shm_job *j), int n)
+static inline double shm_time(const struct shm_job *j, void (*run)(const struct shm_job *j), int n)
 {
     barrier_wait(j->size);
     const double begin = now_us();
@@ -76,9 +83,9 @@ static double shm_time(const struct shm_job *j, void (*run)(const struct shm_job
 }
 
 /* Both in turn, so that what else the machine does meets both. */
-static void shm_compare(const struct shm_job *j, const char *what,
-                        void (*run)(const struct shm_job *j), const char *limit_is,
-                        void (*limit)(const struct shm_job *j), int n, double goal)
+static inline void shm_compare(const struct shm_job *j, const char *what,
+                               void (*run)(const struct shm_job *j), const char *limit_is,
+                               void (*limit)(const struct shm_job *j), int n, double goal)
 {
     double us = INFINITY, limit_us = INFINITY;
     for (int r = 0; r <= REPEATS; r++) { /* the first warms up */
@@ -91,7 +98,7 @@ static void shm_compare(const struct shm_job *j, const char *what,
     fflush(stdout);
 }
 
-static struct ep *open_shm(struct world *w, struct device **d, struct ep_config c)
+static inline struct ep *open_shm(struct world *w, struct device **d, struct ep_config c)
 {
     struct ep *e = NULL;
     struct err err = { 0 };
@@ -107,7 +114,7 @@ static struct ep *open_shm(struct world *w, struct device **d, struct ep_config 
 
 /* ---- the two comparisons ---- */
 
-static void shm_rank_of_layers(struct world *w)
+static inline void shm_rank_of_layers(struct world *w)
 {
     struct device *d;
     struct ep *e = open_shm(w, &d, the_config);
@@ -144,7 +151,7 @@ static void shm_rank_of_layers(struct world *w)
     device_close(d);
 }
 
-static void shm_rank_of_meetings(struct world *w)
+static inline void shm_rank_of_meetings(struct world *w)
 {
     struct device *d;
     struct ep *e = open_shm(w, &d,
@@ -160,7 +167,7 @@ static void shm_rank_of_meetings(struct world *w)
     device_close(d);
 }
 
-static void bench_shm(int size)
+static inline void bench_shm(int size)
 {
     static const int sizes[] = { 2, 8, 64 };
     the_barrier = mmap(NULL, sizeof *the_barrier, PROT_READ | PROT_WRITE,
