@@ -35,7 +35,7 @@ static bool check_kv_dtype(struct doctor *d, const struct model_config *m, struc
     enum dtype kv;
     enum status st = node_options_arithmetic(d->c, &activations, &kv, &err);
     if (st == OK) st = kernel_kv_check(activations, kv, model_is_latent(m), &err);
-    model_config_kv_layout(m, kv, (uint32_t)config_int(d->c, "block-size"), 1, l);
+    model_config_kv_layout(m, NULL, kv, (uint32_t)config_int(d->c, "block-size"), 1, l);
     if (st == OK) st = kv_layout_check(l, &err);
     if (st != OK) doctor_add(d, "KV cache", DOCTOR_FAIL, "%s", err.text);
     return st == OK;

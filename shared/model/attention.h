@@ -28,7 +28,7 @@ struct attention_ops {
     /* ---- load ---- */
 
     /* Empty objects, for bind and bind_work to fill in. */
-    struct attention_layer *(*create)(const struct model_config *c);
+    struct attention_layer *(*create)(const struct model *m);
     struct attention_work *(*create_work)(void);
     /* Binds the weights of the layer whose tensors' names begin with `layer`. */
     enum status (*bind)(struct binder *b, const char *layer, struct attention_layer *a);

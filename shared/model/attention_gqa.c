@@ -18,6 +18,7 @@
 struct attention_gqa {
     struct attention_layer base;
     struct weight q, k, v, o;
+    struct share_cut o_cut;
     float *q_bias, *k_bias, *v_bias, *o_bias; /* NULL: none */
     float *q_norm, *k_norm;                   /* [D]; NULL: none */
 };
@@ -25,17 +26,33 @@ struct attention_gqa {
 struct attention_gqa_work {
     struct attention_work base;
     float *q, *k, *v, *out; /* [R, Q], [R, KV], [R, KV], [R, Q] */
+    float *all_heads;       /* [R, Q] of all ranks; unused when the model is not cut */
 };
 
-static size_t q_width(const struct model_config *c) { return (size_t)c->n_heads * c->head_dim; }
-static size_t kv_width(const struct model_config *c) { return (size_t)c->n_kv_heads * c->head_dim; }
+/* Outputs of q, and of k and v, of all ranks. */
+static size_t all_q(const struct model_config *c) { return (size_t)c->n_heads * c->head_dim; }
+static size_t all_kv(const struct model_config *c) { return (size_t)c->n_kv_heads * c->head_dim; }
+
+/* This rank's of them. */
+static struct share_part q_part(const struct model *m)
+{
+    return share_times(share_heads(&m->share, m->config.n_heads), m->config.head_dim);
+}
+
+static struct share_part kv_part(const struct model *m)
+{
+    return share_times(share_kv_heads(&m->share, m->config.n_kv_heads), m->config.head_dim);
+}
+
+static size_t q_width(const struct model *m) { return q_part(m).n; }
+static size_t kv_width(const struct model *m) { return kv_part(m).n; }
 
 /* ---- load ---- */
 
-static struct attention_layer *gqa_create(const struct model_config *c)
+static struct attention_layer *gqa_create(const struct model *m)
 {
     struct attention_gqa *a = MEM_NEW(struct attention_gqa);
-    (void)c;
+    (void)m;
     a->base.ops = &attention_gqa_ops;
     return &a->base;
 }
@@ -50,33 +67,44 @@ static struct attention_work *gqa_create_work(void)
 static enum status bind_biases(struct binder *b, const char *prefix, struct attention_gqa *a)
 {
     const struct model_config *c = &b->m->config;
-    const size_t q = q_width(c), kv = kv_width(c);
-    if (b->m->weights->gguf) { /* GGUF metadata does not say which biases there are */
-        TRY(bind_vector_if_present(b, prefix, "q_proj.bias", q, &a->q_bias));
-        TRY(bind_vector_if_present(b, prefix, "k_proj.bias", kv, &a->k_bias));
-        TRY(bind_vector_if_present(b, prefix, "v_proj.bias", kv, &a->v_bias));
-        return bind_vector_if_present(b, prefix, "o_proj.bias", c->hidden, &a->o_bias);
+    const struct {
+        float **to;
+        const char *name;
+        size_t n;
+        struct share_part part;
+        bool wanted;
+    } biases[] = {
+        { &a->q_bias, "q_proj.bias", all_q(c), q_part(b->m), c->attention_bias || c->qkv_bias },
+        { &a->k_bias, "k_proj.bias", all_kv(c), kv_part(b->m), c->attention_bias || c->qkv_bias },
+        { &a->v_bias, "v_proj.bias", all_kv(c), kv_part(b->m), c->attention_bias || c->qkv_bias },
+        { &a->o_bias, "o_proj.bias", c->hidden, a->o_cut.mine, c->attention_bias },
+    };
+    for (size_t i = 0; i < COUNT_OF(biases); i++) {
+        /* GGUF metadata does not say which biases there are. */
+        if (b->m->weights->gguf)
+            TRY(bind_vector_if_present(b, prefix, biases[i].name, biases[i].n, biases[i].part,
+                                       biases[i].to));
+        else if (biases[i].wanted)
+            TRY(bind_vector_part(b, prefix, biases[i].name, biases[i].n, biases[i].part,
+                                 biases[i].to));
     }
-    if (!c->attention_bias && !c->qkv_bias) return OK;
-    TRY(bind_vector(b, prefix, "q_proj.bias", q, &a->q_bias));
-    TRY(bind_vector(b, prefix, "k_proj.bias", kv, &a->k_bias));
-    TRY(bind_vector(b, prefix, "v_proj.bias", kv, &a->v_bias));
-    return c->attention_bias ? bind_vector(b, prefix, "o_proj.bias", c->hidden, &a->o_bias) : OK;
+    return OK;
 }
 
 /* Three matrices, or rows of one. */
 static enum status bind_qkv(struct binder *b, const char *prefix, struct attention_gqa *a)
 {
     const struct model_config *c = &b->m->config;
-    const size_t q = q_width(c), kv = kv_width(c);
+    const size_t q = all_q(c), kv = all_kv(c);
     const struct {
         struct weight *to;
         const char *leaf;
         size_t n_out, first;
+        struct share_part mine;
     } parts[] = {
-        { &a->q, "q_proj", q, 0 },
-        { &a->k, "k_proj", kv, q },
-        { &a->v, "v_proj", kv, q + kv },
+        { &a->q, "q_proj", q, 0, q_part(b->m) },
+        { &a->k, "k_proj", kv, q, kv_part(b->m) },
+        { &a->v, "v_proj", kv, q + kv, kv_part(b->m) },
     };
     for (size_t i = 0; i < COUNT_OF(parts); i++) {
         const struct matrix_spec spec = {
@@ -87,6 +115,7 @@ static enum status bind_qkv(struct binder *b, const char *prefix, struct attenti
             .n_in = c->hidden,
             .first = parts[i].first,
             .total = q + 2 * kv,
+            .part = &parts[i].mine,
         };
         TRY(bind_matrix(b, &spec, BIND_QUANTIZED, parts[i].to));
     }
@@ -100,8 +129,13 @@ static enum status gqa_bind(struct binder *b, const char *layer, struct attentio
     char prefix[TENSOR_NAME_BYTES_MAX / 2];
     snprintf(prefix, sizeof prefix, "%sself_attn.", layer);
     const struct matrix_spec o = {
-        .prefix = prefix, .leaf = "o_proj", .n_out = c->hidden, .n_in = q_width(c)
+        .prefix = prefix,
+        .leaf = "o_proj",
+        .n_out = c->hidden,
+        .n_in = all_q(c),
+        .part = &a->o_cut.mine,
     };
+    a->o_cut = share_cut(&b->m->share, c->hidden, bind_unit(b, &o, BIND_QUANTIZED));
     TRY(bind_qkv(b, prefix, a));
     TRY(bind_matrix(b, &o, BIND_QUANTIZED, &a->o));
     TRY(bind_biases(b, prefix, a));
@@ -115,12 +149,13 @@ static void gqa_bind_work(struct binder *b, struct attention_work *base)
     struct attention_gqa_work *w = (struct attention_gqa_work *)base;
     const struct model_config *c = &b->m->config;
     const size_t rows = b->m->max_rows;
-    bind_floats(b, rows, q_width(c), &w->q);
-    bind_floats(b, rows, kv_width(c), &w->k);
-    bind_floats(b, rows, kv_width(c), &w->v);
-    bind_floats(b, rows, q_width(c), &w->out);
+    bind_floats(b, rows, q_width(b->m), &w->q);
+    bind_floats(b, rows, kv_width(b->m), &w->k);
+    bind_floats(b, rows, kv_width(b->m), &w->v);
+    bind_floats(b, rows, q_width(b->m), &w->out);
+    if (b->m->share.tp_size > 1) bind_floats(b, rows, all_q(c), &w->all_heads);
     bind_reserve(b, 3 * rows, c->hidden);
-    bind_reserve(b, rows, q_width(c));
+    bind_reserve(b, rows, all_q(c));
 }
 
 static void gqa_release(struct kernel_ctx *k, struct attention_layer *base)
@@ -141,7 +176,7 @@ static void gqa_limits(const struct model *m, struct kernel_limits *l)
     l->n_lists = l->max_lists = 1;
     l->v_dim = c->head_dim;
     l->latent = false;
-    l->n_kv_heads = c->n_kv_heads;
+    l->n_kv_heads = (uint32_t)share_kv_heads(&m->share, c->n_kv_heads).n;
     l->head_dim = c->head_dim;
 }
 
@@ -173,7 +208,7 @@ static void project(const struct decoder_step *s, const struct attention_gqa *a,
 {
     const struct model_config *c = &s->m->config;
     struct kernel_ctx *k = s->m->kernels;
-    const size_t rows = s->n_rows, hidden = c->hidden, q = q_width(c), kv = kv_width(c);
+    const size_t rows = s->n_rows, hidden = c->hidden, q = q_width(s->m), kv = kv_width(s->m);
     const struct matmul_args h = {
         .x = s->x, .x_stride = hidden, .norm = norm, .norm_eps = c->rms_eps, .n_rows = rows
     };
@@ -196,15 +231,15 @@ static void append(const struct decoder_step *s, const struct attention_gqa *a,
     const struct rope_args rope = {
         .heads = { {
                        .x = w->q,
-                       .x_stride = q_width(c),
-                       .n_heads = c->n_heads,
+                       .x_stride = q_width(s->m),
+                       .n_heads = share_heads(&s->m->share, c->n_heads).n,
                        .head_dim = dim,
                        .norm = a->q_norm,
                    },
                    {
                        .x = w->k,
-                       .x_stride = kv_width(c),
-                       .n_heads = c->n_kv_heads,
+                       .x_stride = kv_width(s->m),
+                       .n_heads = share_kv_heads(&s->m->share, c->n_kv_heads).n,
                        .head_dim = dim,
                        .norm = a->k_norm,
                    } },
@@ -220,6 +255,16 @@ static void append(const struct decoder_step *s, const struct attention_gqa *a,
         .k = w->k, .v = w->v, .kv = *kv, .on = s->all, .rope = &rope
     };
     s->m->kernels->ops->kv_append(s->m->kernels, &append);
+}
+
+/* The outputs of all heads: [R, Q] of all ranks. */
+static const float *gather_heads(const struct decoder_step *s, const struct attention_gqa_work *w)
+{
+    const size_t all = all_q(&s->m->config), mine = q_width(s->m);
+    const struct share_cut cut = share_cut(&s->m->share, all, mine);
+    if (!decoder_is_cut(s)) return w->out;
+    decoder_gather(s, w->all_heads, all, w->out, mine, s->n_rows, &cut);
+    return w->all_heads;
 }
 
 static void gqa_forward(const struct decoder_step *s, const struct attention_layer *base,
@@ -239,7 +284,7 @@ static void gqa_forward(const struct decoder_step *s, const struct attention_lay
         .out = w->out,
         .kv = kv,
         .on = s->all,
-        .n_heads = (int32_t)c->n_heads,
+        .n_heads = (int32_t)share_heads(&s->m->share, c->n_heads).n,
         .v_dim = (int32_t)c->head_dim,
         .scale = (float)(1.0 / sqrt((double)c->head_dim)),
     };
@@ -248,15 +293,11 @@ static void gqa_forward(const struct decoder_step *s, const struct attention_lay
     const struct matmul_args out = {
         .w = &a->o,
         .bias = a->o_bias,
-        .x = w->out,
-        .x_stride = q_width(c),
-        .n_rows = s->n_rows,
-        .y = s->x,
-        .y_stride = c->hidden,
-        .epilogue = MATMUL_ADD,
+        .x = gather_heads(s, w),
+        .x_stride = all_q(c),
     };
     /* [R, H] */
-    k->ops->matmul(k, &out, 1);
+    decoder_add_product(s, out, &a->o_cut);
 }
 
 const struct attention_ops attention_gqa_ops = {

@@ -33,7 +33,8 @@ struct attention_mla {
     struct weight *k_up, *v_up;     /* [n_heads]: [nope, kv_lora], [v, kv_lora] */
     struct weight *k_up_transposed; /* [n_heads]: [kv_lora, nope] */
     struct weight o;
-    uint32_t n_heads;
+    struct share_cut o_cut;
+    uint32_t first_head, n_heads; /* of this rank */
 };
 
 /* Rows [begin, begin + n) of the step, all of them decode tokens. */
@@ -47,6 +48,7 @@ struct attention_mla_work {
     float *q;            /* [R, n_heads (nope + rope)] */
     float *latent;       /* [R, kv_lora + rope] */
     float *out;          /* [R, n_heads v] */
+    float *all_heads;    /* [R, n_heads v] of all ranks; unused when the model is not cut */
     float *q_absorbed;   /* of one range: [n, n_heads (kv_lora + rope)] */
     float *out_absorbed; /* of one range: [n, n_heads kv_lora] */
     /* The step's sequences, those of the naive path first. Rows of the absorbed ones count from the
@@ -58,22 +60,26 @@ struct attention_mla_work {
     int32_t n_ranges;
 };
 
+/* Of the latents, and of this rank's heads together; all_q and all_out: of the heads of all ranks. */
 struct widths {
-    size_t key, latent, q, out, q_absorbed, out_absorbed;
+    size_t heads, key, latent, q, out, q_absorbed, out_absorbed, all_q, all_out;
 };
 
-static struct widths widths_of(const struct model_config *c)
+static struct widths widths_of(const struct model *m)
 {
-    const struct mla_config *m = &c->mla;
-    const size_t heads = c->n_heads, latent = (size_t)m->kv_lora + m->rope,
-                 key = (size_t)m->nope + m->rope;
+    const struct mla_config *c = &m->config.mla;
+    const size_t heads = share_heads(&m->share, m->config.n_heads).n,
+                 latent = (size_t)c->kv_lora + c->rope, key = (size_t)c->nope + c->rope;
     return (struct widths){
+        .heads = heads,
         .key = key,
         .latent = latent,
         .q = heads * key,
-        .out = heads * m->v,
+        .out = heads * c->v,
         .q_absorbed = heads * latent,
-        .out_absorbed = heads * m->kv_lora,
+        .out_absorbed = heads * c->kv_lora,
+        .all_q = m->config.n_heads * key,
+        .all_out = (size_t)m->config.n_heads * c->v,
     };
 }
 
@@ -85,11 +91,13 @@ static size_t range_rows(const struct model *m)
 
 /* ---- load ---- */
 
-static struct attention_layer *mla_create(const struct model_config *c)
+static struct attention_layer *mla_create(const struct model *m)
 {
     struct attention_mla *a = MEM_NEW(struct attention_mla);
+    const struct share_part heads = share_heads(&m->share, m->config.n_heads);
     a->base.ops = &attention_mla_ops;
-    a->n_heads = c->n_heads;
+    a->first_head = (uint32_t)heads.first;
+    a->n_heads = (uint32_t)heads.n;
     a->k_up = MEM_ARRAY(struct weight, a->n_heads);
     a->v_up = MEM_ARRAY(struct weight, a->n_heads);
     a->k_up_transposed = MEM_ARRAY(struct weight, a->n_heads);
@@ -161,8 +169,13 @@ static enum status bind_kv_b(struct binder *b, const char *prefix, struct attent
 {
     const struct mla_config *c = &b->m->config.mla;
     const size_t per_head = (size_t)c->nope + c->v;
+    const struct share_part mine = { a->first_head * per_head, a->n_heads * per_head };
     const struct matrix_spec spec = {
-        .prefix = prefix, .leaf = "kv_b_proj", .n_out = a->n_heads * per_head, .n_in = c->kv_lora
+        .prefix = prefix,
+        .leaf = "kv_b_proj",
+        .n_out = b->m->config.n_heads * per_head,
+        .n_in = c->kv_lora,
+        .part = &mine,
     };
     struct weight_src src;
     void *copy;
@@ -191,7 +204,7 @@ static enum status bind_head_split(struct binder *b, const struct matrix_spec *k
     if (st == OK) st = make_plain(b, &v, &v_copy);
     if (st == OK) {
         const struct weight_src k_up = transpose(&k);
-        st = bind_head(b, &k_up, &v, a, k_b->i_expert);
+        st = bind_head(b, &k_up, &v, a, k_b->i_expert - a->first_head);
     }
     mem_free(k_copy);
     mem_free(v_copy);
@@ -206,34 +219,40 @@ static enum status bind_up(struct binder *b, const char *prefix, struct attentio
         .leaf = "k_b_proj",
         .n_out = c->kv_lora,
         .n_in = c->nope,
-        .n_experts = a->n_heads,
+        .n_experts = b->m->config.n_heads,
     };
     struct matrix_spec v_b = {
         .prefix = prefix,
         .leaf = "v_b_proj",
         .n_out = c->v,
         .n_in = c->kv_lora,
-        .n_experts = a->n_heads,
+        .n_experts = b->m->config.n_heads,
     };
     if (!weights_has_matrix(b->m->weights, &k_b)) return bind_kv_b(b, prefix, a);
     char joint[TENSOR_NAME_BYTES_MAX];
     snprintf(joint, sizeof joint, "%skv_b_proj.weight", prefix);
     (void)weights_take(b->m->weights, joint); /* some files have both, with equal values */
-    for (k_b.i_expert = v_b.i_expert = 0; k_b.i_expert < a->n_heads; k_b.i_expert++, v_b.i_expert++)
+    for (uint32_t i = 0; i < a->n_heads; i++) {
+        k_b.i_expert = v_b.i_expert = a->first_head + i;
         TRY(bind_head_split(b, &k_b, &v_b, a));
+    }
     return OK;
 }
 
 static enum status bind_queries(struct binder *b, const char *prefix, struct attention_mla *a)
 {
     const struct model_config *c = &b->m->config;
-    const size_t hidden = c->hidden, q_lora = c->mla.q_lora, n = widths_of(c).q;
-    const struct matrix_spec q = { .prefix = prefix, .leaf = "q_proj", .n_out = n, .n_in = hidden };
+    const struct widths wide = widths_of(b->m);
+    const size_t hidden = c->hidden, q_lora = c->mla.q_lora, n = wide.all_q;
+    const struct share_part mine = { a->first_head * wide.key, wide.q };
+    const struct matrix_spec q = {
+        .prefix = prefix, .leaf = "q_proj", .n_out = n, .n_in = hidden, .part = &mine
+    };
     const struct matrix_spec q_a = {
         .prefix = prefix, .leaf = "q_a_proj", .n_out = q_lora, .n_in = hidden
     };
     const struct matrix_spec q_b = {
-        .prefix = prefix, .leaf = "q_b_proj", .n_out = n, .n_in = q_lora
+        .prefix = prefix, .leaf = "q_b_proj", .n_out = n, .n_in = q_lora, .part = &mine
     };
     if (!q_lora) return bind_matrix(b, &q, BIND_QUANTIZED, &a->q);
     TRY(bind_matrix(b, &q_a, BIND_QUANTIZED, &a->q_a));
@@ -245,15 +264,20 @@ static enum status mla_bind(struct binder *b, const char *layer, struct attentio
 {
     struct attention_mla *a = (struct attention_mla *)base;
     const struct model_config *c = &b->m->config;
-    const struct widths n = widths_of(c);
+    const struct widths n = widths_of(b->m);
     char prefix[TENSOR_NAME_BYTES_MAX / 2];
     snprintf(prefix, sizeof prefix, "%sself_attn.", layer);
     const struct matrix_spec kv_a = {
         .prefix = prefix, .leaf = "kv_a_proj_with_mqa", .n_out = n.latent, .n_in = c->hidden
     };
     const struct matrix_spec o = {
-        .prefix = prefix, .leaf = "o_proj", .n_out = c->hidden, .n_in = n.out
+        .prefix = prefix,
+        .leaf = "o_proj",
+        .n_out = c->hidden,
+        .n_in = n.all_out,
+        .part = &a->o_cut.mine,
     };
+    a->o_cut = share_cut(&b->m->share, c->hidden, bind_unit(b, &o, BIND_QUANTIZED));
     TRY(bind_queries(b, prefix, a));
     TRY(bind_matrix(b, &kv_a, BIND_QUANTIZED, &a->kv_a));
     TRY(bind_vector(b, prefix, "kv_a_layernorm.weight", c->mla.kv_lora, &a->kv_a_norm));
@@ -265,21 +289,22 @@ static void mla_bind_work(struct binder *b, struct attention_work *base)
 {
     struct attention_mla_work *w = (struct attention_mla_work *)base;
     const struct model_config *c = &b->m->config;
-    const struct widths n = widths_of(c);
+    const struct widths n = widths_of(b->m);
     const size_t rows = b->m->max_rows, some = range_rows(b->m);
     bind_floats(b, rows, c->mla.q_lora, &w->q_a);
     bind_floats(b, rows, n.q, &w->q);
     bind_floats(b, rows, n.latent, &w->latent);
     bind_floats(b, rows, n.out, &w->out);
+    if (b->m->share.tp_size > 1) bind_floats(b, rows, n.all_out, &w->all_heads);
     bind_floats(b, some, n.q_absorbed, &w->q_absorbed);
     bind_floats(b, some, n.out_absorbed, &w->out_absorbed);
     w->seqs = bind_host(b, 2 * rows + 1, sizeof *w->seqs);
     w->ranges = bind_host(b, rows, sizeof *w->ranges);
-    w->jobs = bind_host(b, c->n_heads, sizeof *w->jobs);
+    w->jobs = bind_host(b, n.heads, sizeof *w->jobs);
     bind_reserve(b, 2 * rows, c->hidden);
     bind_reserve(b, rows, c->mla.q_lora);
-    bind_reserve(b, rows, n.out);
-    bind_reserve(b, some * c->n_heads, c->mla.kv_lora > c->mla.nope ? c->mla.kv_lora : c->mla.nope);
+    bind_reserve(b, rows, n.all_out);
+    bind_reserve(b, some * n.heads, c->mla.kv_lora > c->mla.nope ? c->mla.kv_lora : c->mla.nope);
 }
 
 static void mla_release(struct kernel_ctx *k, struct attention_layer *base)
@@ -334,7 +359,7 @@ static void project(const struct decoder_step *s, const struct attention_mla *a,
                     const struct attention_mla_work *w, const float *norm)
 {
     const struct model_config *c = &s->m->config;
-    const struct widths n = widths_of(c);
+    const struct widths n = widths_of(s->m);
     struct kernel_ctx *k = s->m->kernels;
     const size_t rows = s->n_rows, hidden = c->hidden, q_lora = c->mla.q_lora;
     const struct matmul_args h = {
@@ -369,12 +394,12 @@ static void project(const struct decoder_step *s, const struct attention_mla *a,
 static void rotate(const struct decoder_step *s, const struct attention_mla_work *w)
 {
     const struct model_config *c = &s->m->config;
-    const struct widths n = widths_of(c);
+    const struct widths n = widths_of(s->m);
     const struct rope_args rope = {
         .heads = { {
                        .x = w->q + c->mla.nope,
                        .x_stride = n.q,
-                       .n_heads = c->n_heads,
+                       .n_heads = n.heads,
                        .head_dim = n.key,
                    },
                    {
@@ -470,7 +495,7 @@ static void attend_naive(const struct decoder_step *s, const struct attention_ml
         .out = w->out,
         .kv = kv,
         .on = w->lists[0],
-        .n_heads = (int32_t)c->n_heads,
+        .n_heads = (int32_t)a->n_heads,
         .v_dim = (int32_t)c->mla.v,
         .scale = score_scale(c),
         .k_up = a->k_up,
@@ -484,7 +509,7 @@ static void absorb_queries(const struct decoder_step *s, const struct attention_
                            const struct attention_mla_work *w, const struct mla_range *range)
 {
     const struct mla_config *c = &s->m->config.mla;
-    const struct widths wide = widths_of(&s->m->config);
+    const struct widths wide = widths_of(s->m);
     struct kernel_ctx *k = s->m->kernels;
     const float *q = w->q + range->begin * wide.q;
     for (size_t h = 0; h < a->n_heads; h++)
@@ -506,7 +531,7 @@ static void up_project_values(const struct decoder_step *s, const struct attenti
                               const struct attention_mla_work *w, const struct mla_range *range)
 {
     const struct mla_config *c = &s->m->config.mla;
-    const struct widths wide = widths_of(&s->m->config);
+    const struct widths wide = widths_of(s->m);
     float *out = w->out + range->begin * wide.out;
     for (size_t h = 0; h < a->n_heads; h++)
         w->jobs[h] = (struct matmul_args){
@@ -539,6 +564,16 @@ static void attend_absorbed(const struct decoder_step *s, const struct attention
     up_project_values(s, a, w, range);
 }
 
+/* The outputs of all heads: [R, n_heads v] of all ranks. */
+static const float *gather_heads(const struct decoder_step *s, const struct attention_mla_work *w)
+{
+    const struct widths n = widths_of(s->m);
+    const struct share_cut cut = share_cut(&s->m->share, n.all_out, n.out);
+    if (!decoder_is_cut(s)) return w->out;
+    decoder_gather(s, w->all_heads, n.all_out, w->out, n.out, s->n_rows, &cut);
+    return w->all_heads;
+}
+
 static void mla_forward(const struct decoder_step *s, const struct attention_layer *base,
                         const struct attention_work *base_work, const float *norm, uint32_t i_layer)
 {
@@ -555,14 +590,10 @@ static void mla_forward(const struct decoder_step *s, const struct attention_lay
     for (int32_t i = 0; i < w->n_ranges; i++) attend_absorbed(s, a, w, kv, i);
     const struct matmul_args out = {
         .w = &a->o,
-        .x = w->out,
-        .x_stride = widths_of(&s->m->config).out,
-        .n_rows = s->n_rows,
-        .y = s->x,
-        .y_stride = s->m->config.hidden,
-        .epilogue = MATMUL_ADD,
+        .x = gather_heads(s, w),
+        .x_stride = widths_of(s->m).all_out,
     };
-    k->ops->matmul(k, &out, 1); /* [R, H] */
+    decoder_add_product(s, out, &a->o_cut); /* [R, H] */
 }
 
 const struct attention_ops attention_mla_ops = {

@@ -20,6 +20,7 @@ static void head_forward(const struct decoder_step *s, const struct decoder *d,
 {
     const struct model_config *c = &s->m->config;
     struct kernel_ctx *k = s->m->kernels;
+    const struct share_cut *cut = &d->head_cut;
     const struct matmul_args head = {
         .w = d->head.data ? &d->head : &d->embed,
         .x = d->x,
@@ -28,10 +29,11 @@ static void head_forward(const struct decoder_step *s, const struct decoder *d,
         .norm = d->final_norm,
         .norm_eps = c->rms_eps,
         .n_rows = (size_t)step->n_logits,
-        .y = logits,
+        .y = logits + cut->mine.first,
         .y_stride = c->n_vocab,
     };
-    k->ops->matmul(k, &head, 1); /* [n_logits, V] */
+    if (cut->mine.n > 0) k->ops->matmul(k, &head, 1); /* [n_logits, V] */
+    decoder_gather(s, logits, c->n_vocab, head.y, c->n_vocab, head.n_rows, cut);
 }
 
 /* Calls all ops of an uploaded step. */
@@ -82,6 +84,7 @@ bool decoder_forward(struct model *m, const struct model_batch *b)
         .parity = b->parity,
         .eager = b->eager,
     };
+    d->gathered = OK;
     d->lists[0] = (struct attn_list){ .seqs = b->seqs, .n_seqs = b->n_seqs };
     step.n_lists += d->attention_work->ops->lists(m, b, d->attention_work, d->lists + 1);
     k->step_ops->upload(k, &step);
@@ -140,7 +143,7 @@ enum status decoder_prepare(struct model *m, const struct model_prepare_args *s,
         .n_vocab = m->config.n_vocab,
         .block_tokens = s->block_tokens,
         .max_seqs = s->max_seqs,
-        .n_heads = m->config.n_heads,
+        .n_heads = (uint32_t)share_heads(&m->share, m->config.n_heads).n,
         .max_graph_rows = s->capture_graphs ? graph_rows_max(m) : 0,
     };
     m->decoder->attention_work->ops->limits(m, &l);
@@ -154,7 +157,7 @@ enum status decoder_prepare(struct model *m, const struct model_prepare_args *s,
     return device_fault(k->device, err);
 }
 
-/* ---- for attention ---- */
+/* ---- for the halves of a layer ---- */
 
 struct kv_layer decoder_kv_layer(const struct decoder_step *s, uint32_t i_layer)
 {
@@ -172,6 +175,35 @@ struct kv_layer decoder_kv_layer(const struct decoder_step *s, uint32_t i_layer)
 
 void decoder_kv_written(const struct decoder_step *s, uint32_t i_layer)
 {
-    if (device_fault(s->m->kernels->device, NULL) != OK) return;
+    if (device_fault(s->m->kernels->device, NULL) != OK || s->m->decoder->gathered != OK) return;
     if (s->b->on_layer) s->b->on_layer(s->b->on_layer_arg, i_layer);
+}
+
+void decoder_gather(const struct decoder_step *s, float *y, size_t y_stride, const float *mine,
+                    size_t mine_stride, size_t n_rows, const struct share_cut *cut)
+{
+    const struct model_gather *g = &s->m->gather;
+    struct decoder *d = s->m->decoder;
+    size_t first[SHARE_RANKS_MAX + 1];
+    if (!decoder_is_cut(s) || d->gathered != OK) return;
+    share_cut_places(&s->m->share, cut, first);
+    d->gathered = g->columns(g->arg, y, y_stride, mine, mine_stride, n_rows, first, &d->gather_err);
+}
+
+void decoder_add_product(const struct decoder_step *s, struct matmul_args product,
+                         const struct share_cut *cut)
+{
+    const size_t hidden = s->m->config.hidden;
+    product.n_rows = s->n_rows;
+    product.y = s->x + cut->mine.first;
+    product.y_stride = hidden;
+    product.epilogue = MATMUL_ADD;
+    if (cut->mine.n > 0) s->m->kernels->ops->matmul(s->m->kernels, &product, 1); /* [R, H] */
+    decoder_gather(s, s->x, hidden, product.y, hidden, s->n_rows, cut);
+}
+
+enum status decoder_gather_fault(const struct model *m, struct err *err)
+{
+    const struct decoder *d = m->decoder;
+    return d->gathered == OK ? OK : err_set(err, d->gathered, "%s", d->gather_err.text);
 }

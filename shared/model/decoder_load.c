@@ -21,22 +21,24 @@ static const struct attention_ops *attention_ops_of(const struct model_config *c
     return model_is_latent(c) ? &attention_mla_ops : &attention_gqa_ops;
 }
 
-static void create_layer(const struct model_config *c, struct decoder *d, uint32_t i)
+static void create_layer(const struct model *m, struct decoder *d, uint32_t i)
 {
+    const struct model_config *c = &m->config;
     struct decoder_layer *l = &d->layers[i];
     const int kind = model_layer_is_sparse(c, i) ? 1 : 0;
-    l->attention = attention_ops_of(c)->create(c);
-    l->ffn = FFN_OPS[kind]->create(c);
+    l->attention = attention_ops_of(c)->create(m);
+    l->ffn = FFN_OPS[kind]->create(m);
     if (!d->ffn_works[kind]) d->ffn_works[kind] = FFN_OPS[kind]->create_work();
     l->ffn_work = d->ffn_works[kind];
 }
 
-static struct decoder *create_decoder(const struct model_config *c)
+static struct decoder *create_decoder(const struct model *m)
 {
+    const struct model_config *c = &m->config;
     struct decoder *d = MEM_NEW(struct decoder);
     d->layers = MEM_ARRAY(struct decoder_layer, c->n_layers);
     d->attention_work = attention_ops_of(c)->create_work();
-    for (uint32_t i = 0; i < c->n_layers; i++) create_layer(c, d, i);
+    for (uint32_t i = 0; i < c->n_layers; i++) create_layer(m, d, i);
     return d;
 }
 
@@ -74,12 +76,17 @@ static enum status bind_ends(struct binder *b, struct decoder *d)
         .n_in = c->hidden,
         .is_table = true,
     };
-    const struct matrix_spec head = {
+    struct matrix_spec head = {
         .prefix = "", .leaf = "lm_head", .n_out = c->n_vocab, .n_in = c->hidden
     };
     TRY(bind_matrix(b, &embed, BIND_AS_STORED, &d->embed));
     TRY(bind_vector(b, "model.", "norm.weight", c->hidden, &d->final_norm));
-    return head_is_embedding(b) ? OK : bind_matrix(b, &head, BIND_AS_STORED, &d->head);
+    const bool tied = head_is_embedding(b);
+    if (tied) head = embed; /* whose rows a rank of several packs again */
+    d->head_cut = share_cut(&b->m->share, c->n_vocab, bind_unit(b, &head, BIND_AS_STORED));
+    head.part = &d->head_cut.mine;
+    if (tied && b->m->share.tp_size == 1) return OK;
+    return bind_matrix(b, &head, BIND_AS_STORED, &d->head);
 }
 
 static void bind_work(struct binder *b, struct decoder *d)
@@ -124,7 +131,7 @@ enum status decoder_plan(struct model *m, struct err *err)
 {
     struct binder b = { .m = m, .err = err };
     float *factors;
-    m->decoder = create_decoder(&m->config);
+    m->decoder = create_decoder(m);
     enum status st = bind_all(&b);
     m->decoder->plan = b.plan;
     m->decoder->n_plan = b.n_plan;
@@ -134,6 +141,7 @@ enum status decoder_plan(struct model *m, struct err *err)
     TRY(read_rope_factors(m, &factors, err));
     mem_free(factors);
     TRY(weights_check_all_used(m->weights, m->ops, &m->config, err));
+    m->source_bytes = b.source_bytes;
     m->weight_bytes = b.weight_bytes + b.vectors.bytes;
     m->buffer_bytes = b.buffers.bytes + b.host.bytes +
                       b.rounded_rows * b.rounded_in * sizeof(float);

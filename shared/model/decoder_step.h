@@ -1,7 +1,8 @@
 /* decoder_step.h - what the two halves of a layer, attention and FFN, see of a step.
  *
  * Shapes in comments of this folder: R rows of the step, H hidden, D head_dim, Q = n_heads * D,
- * KV = n_kv_heads * D, I intermediate, E experts, V vocabulary.
+ * KV = n_kv_heads * D, I intermediate, E experts, V vocabulary. Of a rank of a tensor-parallel
+ * node, heads, and so Q and KV, are the rank's own; "of all ranks" says where they are not.
  *
  * Thread: engine. */
 #ifndef BATON_MODEL_DECODER_STEP_H
@@ -21,6 +22,16 @@ struct decoder_step {
 
 /* The KV pool of one layer. */
 struct kv_layer decoder_kv_layer(const struct decoder_step *s, uint32_t i_layer);
+/* Is the model cut between ranks, so that outputs have to be gathered? */
+static inline bool decoder_is_cut(const struct decoder_step *s) { return s->m->share.tp_size > 1; }
+/* y [n_rows, cut->n], rows y_stride floats apart, gets the columns of all ranks; `mine` are this
+ * rank's (struct model_gather). Does nothing when the model is not cut. */
+void decoder_gather(const struct decoder_step *s, float *y, size_t y_stride, const float *mine,
+                    size_t mine_stride, size_t n_rows, const struct share_cut *cut);
+/* s->x [R, H] += the product, of whose matrix this rank has the outputs cut->mine; says everything
+ * but y, n_rows and the epilogue. */
+void decoder_add_product(const struct decoder_step *s, struct matmul_args product,
+                         const struct share_cut *cut);
 /* Attention calls this once it has queued the write of the layer's K and V of all rows: it calls
  * the batch's on_layer. */
 void decoder_kv_written(const struct decoder_step *s, uint32_t i_layer);

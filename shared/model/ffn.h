@@ -24,7 +24,7 @@ struct ffn_work {
 
 struct ffn_ops {
     /* Empty objects, for bind and bind_work to fill in. */
-    struct ffn_layer *(*create)(const struct model_config *c);
+    struct ffn_layer *(*create)(const struct model *m);
     struct ffn_work *(*create_work)(void);
     /* Binds the weights of the layer whose tensors' names begin with `layer`. */
     enum status (*bind)(struct binder *b, const char *layer, struct ffn_layer *f);
@@ -45,13 +45,15 @@ extern const struct ffn_ops ffn_dense_ops, ffn_moe_ops;
 /* ---- one SwiGLU: Wdown (silu(Wgate h) * Wup h); the dense kind and the shared experts ---- */
 
 struct swiglu {
-    struct weight gate_up, down;     /* interleaved [2 I, H], [H, I] */
-    float *gate_up_bias, *down_bias; /* NULL: none */
+    struct weight gate_up, down;            /* interleaved [2 I, H], [H, I] */
+    float *gate_up_bias, *down_bias;        /* NULL: none */
+    struct share_cut gate_up_cut, down_cut; /* of I, of H */
 };
 
-/* `prefix`: the tensors' names up to "gate_proj". `intermediate` is I. */
+/* `prefix`: the tensors' names up to "gate_proj". `intermediate` is I. `share` cuts the outputs of
+ * gate, up and down. */
 enum status swiglu_bind(struct binder *b, const char *prefix, size_t intermediate,
-                        struct swiglu *f) MUST_CHECK;
+                        const struct model_share *share, struct swiglu *f) MUST_CHECK;
 void swiglu_release(struct kernel_ctx *k, struct swiglu *f);
 
 #endif

@@ -17,12 +17,13 @@ struct ffn_dense {
 
 struct ffn_dense_work {
     struct ffn_work base;
-    float *act; /* [R, I], pre-quantised for down */
+    float *act; /* [R, I], pre-quantised for down; f32 when the model is cut */
 };
 
 /* ---- one SwiGLU ---- */
 
-enum status swiglu_bind(struct binder *b, const char *prefix, size_t n, struct swiglu *f)
+enum status swiglu_bind(struct binder *b, const char *prefix, size_t n,
+                        const struct model_share *share, struct swiglu *f)
 {
     const size_t hidden = b->m->config.hidden;
     const struct matrix_spec gate = {
@@ -33,6 +34,7 @@ enum status swiglu_bind(struct binder *b, const char *prefix, size_t n, struct s
         .n_in = hidden,
         .first = 0,
         .total = 2 * n,
+        .part = &f->gate_up_cut.mine,
     };
     const struct matrix_spec up = {
         .prefix = prefix,
@@ -42,15 +44,25 @@ enum status swiglu_bind(struct binder *b, const char *prefix, size_t n, struct s
         .n_in = hidden,
         .first = n,
         .total = 2 * n,
+        .part = &f->gate_up_cut.mine,
     };
     const struct matrix_spec down = {
-        .prefix = prefix, .leaf = "down_proj", .n_out = hidden, .n_in = n
+        .prefix = prefix,
+        .leaf = "down_proj",
+        .n_out = hidden,
+        .n_in = n,
+        .part = &f->down_cut.mine,
     };
+    const size_t gate_unit = bind_unit(b, &gate, BIND_QUANTIZED),
+                 up_unit = bind_unit(b, &up, BIND_QUANTIZED);
+    f->gate_up_cut = share_cut(share, n, gate_unit > up_unit ? gate_unit : up_unit);
+    f->down_cut = share_cut(share, hidden, bind_unit(b, &down, BIND_QUANTIZED));
     TRY(bind_pair(b, &gate, &up, BIND_QUANTIZED, &f->gate_up));
     TRY(bind_matrix(b, &down, BIND_QUANTIZED, &f->down));
     if (!b->m->config.mlp_bias) return OK;
-    TRY(bind_vector_pair(b, prefix, "gate_proj.bias", "up_proj.bias", n, &f->gate_up_bias));
-    return bind_vector(b, prefix, "down_proj.bias", hidden, &f->down_bias);
+    TRY(bind_vector_pair(b, prefix, "gate_proj.bias", "up_proj.bias", n, f->gate_up_cut.mine,
+                         &f->gate_up_bias));
+    return bind_vector_part(b, prefix, "down_proj.bias", hidden, f->down_cut.mine, &f->down_bias);
 }
 
 void swiglu_release(struct kernel_ctx *k, struct swiglu *f)
@@ -61,10 +73,10 @@ void swiglu_release(struct kernel_ctx *k, struct swiglu *f)
 
 /* ---- load ---- */
 
-static struct ffn_layer *dense_create(const struct model_config *c)
+static struct ffn_layer *dense_create(const struct model *m)
 {
     struct ffn_dense *f = MEM_NEW(struct ffn_dense);
-    (void)c;
+    (void)m;
     f->base.ops = &ffn_dense_ops;
     return &f->base;
 }
@@ -81,7 +93,7 @@ static enum status dense_bind(struct binder *b, const char *layer, struct ffn_la
     struct ffn_dense *f = (struct ffn_dense *)base;
     char mlp[TENSOR_NAME_BYTES_MAX / 2];
     snprintf(mlp, sizeof mlp, "%smlp.", layer);
-    return swiglu_bind(b, mlp, b->m->config.intermediate, &f->w);
+    return swiglu_bind(b, mlp, b->m->config.intermediate, &b->m->share, &f->w);
 }
 
 static void dense_bind_work(struct binder *b, struct ffn_work *base)
@@ -90,6 +102,7 @@ static void dense_bind_work(struct binder *b, struct ffn_work *base)
     const struct model_config *c = &b->m->config;
     bind_floats(b, b->m->max_rows, round_up(c->intermediate, MATMUL_PREQUANTIZED_ALIGN), &w->act);
     bind_reserve(b, b->m->max_rows, c->hidden);
+    if (b->m->share.tp_size > 1) bind_reserve(b, b->m->max_rows, c->intermediate);
 }
 
 static void dense_release(struct kernel_ctx *k, struct ffn_layer *base)
@@ -116,6 +129,9 @@ static void dense_forward(const struct decoder_step *s, const struct ffn_layer *
     const struct ffn_dense_work *w = (const struct ffn_dense_work *)base_work;
     struct kernel_ctx *k = s->m->kernels;
     const size_t rows = s->n_rows, hidden = s->m->config.hidden;
+    const struct share_cut *n = &f->gate_up_cut;
+    /* Rows that are pre-quantised mean nothing to another rank. */
+    const bool cut = decoder_is_cut(s);
     const struct matmul_args gate_up = {
         .w = &f->gate_up,
         .bias = f->gate_up_bias,
@@ -124,22 +140,21 @@ static void dense_forward(const struct decoder_step *s, const struct ffn_layer *
         .norm = norm,
         .norm_eps = s->m->config.rms_eps,
         .n_rows = rows,
-        .y = w->act,
-        .quantize_for = &f->down,
+        .y = w->act + (cut ? n->mine.first : 0),
+        .y_stride = n->n,
+        .quantize_for = cut ? NULL : &f->down,
         .epilogue = MATMUL_SILU_MUL,
     };
     const struct matmul_args down = {
         .w = &f->down,
         .bias = f->down_bias,
         .x = w->act,
-        .x_prequantized = true,
-        .n_rows = rows,
-        .y = s->x,
-        .y_stride = hidden,
-        .epilogue = MATMUL_ADD,
+        .x_stride = n->n,
+        .x_prequantized = !cut,
     };
-    k->ops->matmul(k, &gate_up, 1); /* [R, I] */
-    k->ops->matmul(k, &down, 1);    /* [R, H] */
+    if (n->mine.n > 0) k->ops->matmul(k, &gate_up, 1); /* [R, I] */
+    decoder_gather(s, w->act, n->n, gate_up.y, n->n, rows, n);
+    decoder_add_product(s, down, &f->down_cut); /* [R, H] */
 }
 
 const struct ffn_ops ffn_dense_ops = {

@@ -5,7 +5,8 @@
  *     e_1 .. e_k, w_1 ..   = route(z)            struct route_args; each family has its values
  *     x                   += sum_j w_j Expert_{e_j}(h) + Shared(h)
  *
- * Every expert is a SwiGLU as in ffn_dense.c. Long steps are routed in chunks of rows, which bounds
+ * Every expert is a SwiGLU as in ffn_dense.c. A rank holds its share of the routed experts, each of
+ * them whole, and all of the rest. Long steps are routed in chunks of rows, which bounds
  * the buffers; weights are then read once per chunk. Thread: loading, then engine. */
 #include <stdio.h>
 
@@ -17,9 +18,10 @@ struct ffn_moe {
     struct ffn_layer base;
     struct weight router;          /* [E, H], f32 */
     float *selection_bias;         /* [E]; NULL: none */
-    struct weight *gate_up, *down; /* [E] */
+    struct weight *gate_up, *down; /* [n_mine] */
     struct swiglu shared;          /* with shared_intermediate > 0 */
-    uint32_t n_experts;
+    uint32_t n_experts;            /* E, of all ranks */
+    uint32_t first_mine, n_mine;   /* experts of this rank */
 };
 
 struct ffn_moe_work {
@@ -45,13 +47,15 @@ static const size_t WORK_ELEMENTS = (size_t)64 << 20;
 
 /* ---- load ---- */
 
-static struct ffn_layer *moe_create(const struct model_config *c)
+static struct ffn_layer *moe_create(const struct model *m)
 {
     struct ffn_moe *e = MEM_NEW(struct ffn_moe);
     e->base.ops = &ffn_moe_ops;
-    e->n_experts = c->moe.n_experts;
-    e->gate_up = MEM_ARRAY(struct weight, e->n_experts);
-    e->down = MEM_ARRAY(struct weight, e->n_experts);
+    e->n_experts = m->config.moe.n_experts;
+    e->first_mine = m->share.first_expert;
+    e->n_mine = m->share.n_experts;
+    e->gate_up = MEM_ARRAY(struct weight, e->n_mine);
+    e->down = MEM_ARRAY(struct weight, e->n_mine);
     return &e->base;
 }
 
@@ -73,8 +77,13 @@ static enum status bind_router(struct binder *b, const char *mlp, struct ffn_moe
     return bind_vector(b, mlp, "gate.e_score_correction_bias", e->n_experts, &e->selection_bias);
 }
 
+/* Makes an expert of another rank known, packs one of this rank's. */
 static enum status bind_expert(struct binder *b, const char *experts, struct ffn_moe *e, uint32_t i)
 {
+    static const struct share_part NONE = { 0, 0 };
+    const bool mine = i >= e->first_mine && i - e->first_mine < e->n_mine;
+    struct weight nowhere, *gate_up = mine ? &e->gate_up[i - e->first_mine] : &nowhere,
+                           *to_down = mine ? &e->down[i - e->first_mine] : &nowhere;
     const size_t hidden = b->m->config.hidden, n = b->m->config.moe.intermediate;
     const struct matrix_spec gate = {
         .prefix = experts,
@@ -86,6 +95,7 @@ static enum status bind_expert(struct binder *b, const char *experts, struct ffn
         .total = 2 * n,
         .i_expert = i,
         .n_experts = e->n_experts,
+        .part = mine ? NULL : &NONE,
     };
     struct matrix_spec up = gate, down = gate;
     up.leaf = "up_proj";
@@ -94,8 +104,8 @@ static enum status bind_expert(struct binder *b, const char *experts, struct ffn
     down.whole = NULL;
     down.n_out = hidden;
     down.n_in = n;
-    TRY(bind_pair(b, &gate, &up, BIND_EXPERT, &e->gate_up[i]));
-    return bind_matrix(b, &down, BIND_EXPERT, &e->down[i]);
+    TRY(bind_pair(b, &gate, &up, BIND_EXPERT, gate_up));
+    return bind_matrix(b, &down, BIND_EXPERT, to_down);
 }
 
 static enum status moe_bind(struct binder *b, const char *layer, struct ffn_layer *base)
@@ -109,7 +119,9 @@ static enum status moe_bind(struct binder *b, const char *layer, struct ffn_laye
     snprintf(shared, sizeof shared, "%smlp.shared_experts.", layer);
     TRY(bind_router(b, mlp, e));
     for (uint32_t i = 0; i < e->n_experts; i++) TRY(bind_expert(b, experts, e, i));
-    return shared_intermediate ? swiglu_bind(b, shared, shared_intermediate, &e->shared) : OK;
+    if (!shared_intermediate) return OK;
+    const struct model_share whole = model_share_whole(&b->m->config);
+    return swiglu_bind(b, shared, shared_intermediate, &whole, &e->shared);
 }
 
 static size_t moe_rows_at_once(const struct model *m)
@@ -147,8 +159,8 @@ static void moe_release(struct kernel_ctx *k, struct ffn_layer *base)
 {
     struct ffn_moe *e = (struct ffn_moe *)base;
     weight_release(k, &e->router);
-    for (uint32_t i = 0; i < e->n_experts; i++) weight_release(k, &e->gate_up[i]);
-    for (uint32_t i = 0; i < e->n_experts; i++) weight_release(k, &e->down[i]);
+    for (uint32_t i = 0; i < e->n_mine; i++) weight_release(k, &e->gate_up[i]);
+    for (uint32_t i = 0; i < e->n_mine; i++) weight_release(k, &e->down[i]);
     swiglu_release(k, &e->shared);
     mem_free(e->gate_up);
     mem_free(e->down);

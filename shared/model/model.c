@@ -56,6 +56,18 @@ static enum status choose_length(struct model *m, uint32_t asked, uint32_t defau
     return OK;
 }
 
+static enum status choose_share(struct model *m, const struct model_options *o, struct err *err)
+{
+    m->share = o->share ? *o->share : model_share_whole(&m->config);
+    if (m->share.n_experts == SHARE_ALL_EXPERTS) m->share.n_experts = m->config.moe.n_experts;
+    if (o->gather) m->gather = *o->gather;
+    TRY(model_share_check(&m->share, &m->config, err));
+    if (m->share.tp_size == 1 || m->kernels->device->is_host) return OK;
+    return err_field(err, ERR_UNSUPPORTED, "tensor-parallel-size",
+                     "--tensor-parallel-size %" PRIu32 " is supported on the CPU only",
+                     m->share.tp_size);
+}
+
 /* ---- memory ---- */
 
 static double mib(uint64_t bytes) { return (double)bytes / (1024.0 * 1024.0); }
@@ -166,6 +178,9 @@ static struct weight_cache_key weight_cache_key_of(const struct model *m)
     print_config(&b, &m->config);
     struct weight_cache_key key = { weights_fingerprint(m->weights, hash_64(b.data, b.len, 0)),
                                     weights_files_state(m->weights) };
+    /* Each share has a file of its own. LIMIT: ranks of one host could map parts of one file. */
+    if (!model_share_is_whole(&m->share, &m->config))
+        key.weights = hash_64(&m->share, sizeof m->share, key.weights);
     buf_release(&b);
     return key;
 }
@@ -201,6 +216,7 @@ static enum status plan(struct model *m, const struct model_options *o, const ch
     TRY(kernel_kv_check(m->kernels->options.activations, m->kernels->options.kv,
                         model_is_latent(&m->config), err));
     TRY(choose_length(m, o->max_model_len, o->default_len, err));
+    TRY(choose_share(m, o, err));
     enum status st = decoder_plan(m, err);
     return st == OK ? check_memory(m, err) : err_prefix(err, "%s: ", path);
 }
@@ -273,17 +289,19 @@ void model_free(struct model *m)
 
 /* ---- use ---- */
 
-void model_config_kv_layout(const struct model_config *c, enum dtype kv, uint32_t block_tokens,
-                            uint32_t n_blocks, struct kv_layout *out)
+void model_config_kv_layout(const struct model_config *c, const struct model_share *share,
+                            enum dtype kv, uint32_t block_tokens, uint32_t n_blocks,
+                            struct kv_layout *out)
 {
+    const struct model_share s = share ? *share : model_share_whole(c);
     *out = (struct kv_layout){
         .dtype = kv,
         .block_tokens = block_tokens,
         .n_layers = c->n_layers,
-        .n_kv_heads = c->n_kv_heads,
+        .n_kv_heads = (uint32_t)share_kv_heads(&s, c->n_kv_heads).n,
         .head_dim = c->head_dim,
-        .tp_size = 1,
-        .tp_rank = 0,
+        .tp_size = s.tp_size,
+        .tp_rank = s.tp_rank,
         .n_blocks = n_blocks,
     };
     if (!model_is_latent(c)) return;
@@ -295,13 +313,16 @@ void model_config_kv_layout(const struct model_config *c, enum dtype kv, uint32_
 void model_kv_layout(const struct model *m, uint32_t block_tokens, uint32_t n_blocks,
                      struct kv_layout *out)
 {
-    model_config_kv_layout(&m->config, m->kernels->options.kv, block_tokens, n_blocks, out);
+    model_config_kv_layout(&m->config, &m->share, m->kernels->options.kv, block_tokens, n_blocks,
+                           out);
     out->model_fingerprint = m->fingerprint;
 }
 
 /* Ids and positions were checked with the request; a wrong one would read past a table here. */
 static void check_batch(const struct model *m, const struct model_batch *b)
 {
+    ASSERT(m->share.tp_size == 1 || m->gather.columns);
+    ASSERT(m->share.n_experts == m->config.moe.n_experts);
     ASSERT(b->n_rows >= 1 && (uint32_t)b->n_rows <= m->max_rows);
     ASSERT(b->block_tokens >= 1 && b->block_tokens <= KERNEL_BLOCK_TOKENS_MAX);
     ASSERT(b->n_logits >= 0 && b->n_logits <= b->n_rows && (uint32_t)b->n_logits <= m->max_logits);
@@ -318,6 +339,11 @@ bool model_submit(struct model *m, const struct model_batch *b)
 {
     check_batch(m, b);
     return decoder_forward(m, b);
+}
+
+enum status model_gather_fault(const struct model *m, struct err *err)
+{
+    return decoder_gather_fault(m, err);
 }
 
 void model_fetch(struct model *m, int parity, struct token_logprobs *out, uint32_t n)

@@ -15,6 +15,7 @@
 
 #include "kernels/backend.h"
 #include "shared/kv/kv_layout.h"
+#include "shared/model/share.h"
 
 enum { MODEL_EOS_MAX = 16, MODEL_LAYERS_MAX = 4096 };
 
@@ -105,17 +106,31 @@ struct model_batch {
     bool eager; /* launch every kernel: do not replay a captured graph, call on_layer */
 };
 
+/* How the ranks of a tensor-parallel node exchange what they computed. Every rank makes the same
+ * calls in the same order.
+ * columns: y [n_rows, first[tp_size]], rows y_stride floats apart, gets the columns
+ * [first[r], first[r + 1]) of every rank r; this rank's are `mine`, rows mine_stride floats apart,
+ * which may be their place in y. A rank can have none. Called on the engine thread, which it may
+ * block. After an error no more calls are made in this step (model_gather_fault). */
+struct model_gather {
+    void *arg;
+    enum status (*columns)(void *arg, float *y, size_t y_stride, const float *mine,
+                           size_t mine_stride, size_t n_rows, const size_t *first, struct err *err);
+};
+
 struct model_options {
-    const char *path;                /* folder or .gguf file */
-    uint32_t max_rows;               /* rows per step, sizes the activation buffers */
-    uint32_t max_logits;             /* rows per step whose logits are wanted; 0: max_rows */
-    uint32_t max_model_len;          /* 0: the lesser of default_len and the model's length */
-    uint32_t default_len;            /* 0: the model's length */
-    bool dummy;                      /* --load-format dummy: `path` is a folder, only its
+    const char *path;                  /* folder or .gguf file */
+    uint32_t max_rows;                 /* rows per step, sizes the activation buffers */
+    uint32_t max_logits;               /* rows per step whose logits are wanted; 0: max_rows */
+    uint32_t max_model_len;            /* 0: the lesser of default_len and the model's length */
+    uint32_t default_len;              /* 0: the model's length */
+    bool dummy;                        /* --load-format dummy: `path` is a folder, only its
                                       * config.json is read */
-    enum quantize quantize;          /* for unquantised matrices of attention and FFN */
-    const char *weight_cache_folder; /* weight_cache.h; NULL: no cache */
-    struct kernel_ctx *kernels;      /* borrowed until model_free */
+    enum quantize quantize;            /* for unquantised matrices of attention and FFN */
+    const char *weight_cache_folder;   /* weight_cache.h; NULL: no cache */
+    struct kernel_ctx *kernels;        /* borrowed until model_free */
+    const struct model_share *share;   /* what this rank holds; NULL: the whole */
+    const struct model_gather *gather; /* a share's steps need it; NULL: none */
     /* Progress in 0..1 while weights are packed; false stops the load. May be NULL. */
     bool (*progress)(void *arg, double done);
     void *progress_arg;
@@ -129,14 +144,17 @@ struct model {
     struct model_config config;
     struct model_generation generation;
     struct kernel_ctx *kernels;
-    struct weights *weights; /* NULL once they are packed */
+    struct model_share share;   /* n_experts is a number */
+    struct model_gather gather; /* columns NULL: none */
+    struct weights *weights;    /* NULL once they are packed */
     struct decoder *decoder;
-    uint64_t fingerprint;
-    char precision[64]; /* what the fingerprint says of numbers, for people: "q4_1 on cpu" */
+    uint64_t fingerprint; /* of the whole model, whatever the share */
+    char precision[64];   /* what the fingerprint says of numbers, for people: "q4_1 on cpu" */
     uint32_t max_rows, max_logits, max_len;
     enum quantize quantize;
     /* Attention rounds differently for prompt tokens and decode tokens (attn_seq.is_decode). */
     bool two_attention_paths;
+    size_t source_bytes; /* of the files' matrices that this rank reads */
     size_t weight_bytes; /* packed */
     size_t buffer_bytes; /* activations of a step */
     size_t rope_bytes;   /* the table of cos and sin */
@@ -153,14 +171,20 @@ void model_free(struct model *m);
 /* The layout of a pool of n_blocks blocks of block_tokens tokens for this model. */
 void model_kv_layout(const struct model *m, uint32_t block_tokens, uint32_t n_blocks,
                      struct kv_layout *out);
-/* The same from a configuration alone, before anything is loaded; the fingerprint stays 0. */
-void model_config_kv_layout(const struct model_config *c, enum dtype kv, uint32_t block_tokens,
-                            uint32_t n_blocks, struct kv_layout *out);
+/* The same from a configuration alone, before anything is loaded; the fingerprint stays 0. With
+ * fewer KV heads than ranks each rank's head counts as a head of its own: such a layout agrees only
+ * with those of the same tensor-parallel size (kv_layout_same_model). `share` NULL: the whole. */
+void model_config_kv_layout(const struct model_config *c, const struct model_share *share,
+                            enum dtype kv, uint32_t block_tokens, uint32_t n_blocks,
+                            struct kv_layout *out);
 /* Submits a step. True: the device chooses its tokens, and model_fetch waits for them; steps that
  * are submitted meanwhile run after it. At most two steps may be sampled and not fetched, of
  * different parity. False: the step is complete, logits and KV are there. Always false without
  * sample_requests. */
 bool model_submit(struct model *m, const struct model_batch *b);
+/* Did a gather of the last step fail? Then the step's logits and KV mean nothing, and on_layer was
+ * not called for the layers from there on. */
+enum status model_gather_fault(const struct model *m, struct err *err) MUST_CHECK;
 void model_fetch(struct model *m, int parity, struct token_logprobs *out, uint32_t n);
 
 /* The engine's limits and its KV pool. */

@@ -415,6 +415,7 @@ static size_t planned_bytes(const char *name, struct model_config *config)
         test_fail(__FILE__, __LINE__, "%s", err.text);
     m.ops = model_registry_find(m.config.arch, &err);
     CHECK(m.ops != NULL);
+    m.share = model_share_whole(&m.config);
     weights_create_dummy(&m.weights);
     if (decoder_plan(&m, &err) != OK) test_fail(__FILE__, __LINE__, "%s: %s", name, err.text);
     const size_t bytes = m.weight_bytes;
@@ -449,7 +450,7 @@ TEST(shapes_of_the_measured_models)
         if (fabs(bytes / 2 / MODELS[i].parameters - 1) > 3e-4)
             test_fail(__FILE__, __LINE__, "%s has %.4g parameters, not %.4g", MODELS[i].name,
                       bytes / 2, MODELS[i].parameters);
-        model_config_kv_layout(&c, DTYPE_BF16, 1, 1, &kv);
+        model_config_kv_layout(&c, NULL, DTYPE_BF16, 1, 1, &kv);
         CHECK_EQ_INT(kv_layout_block_bytes(&kv), MODELS[i].kv_bytes);
     }
 }

@@ -52,11 +52,13 @@ void *bind_plain_copy(struct kernel_ctx *k, const struct weight_src *src, enum d
 
 /* ---- sources ---- */
 
-/* The bytes of the file that hold the matrix. */
+/* The bytes of the file that hold the matrix. LIMIT: of a part of a transposed matrix these are one
+ * range of rows, with the columns of other parts between its own; they are read ahead with it. */
 static struct read_ahead_range range_of(const struct weight_src *s)
 {
     const size_t across = dtype_row_bytes(s->dtype, s->transposed ? s->n_out : s->n_in),
                  down = s->transposed ? s->n_in : s->n_out;
+    if (s->n_out == 0) return (struct read_ahead_range){ 0 };
     return (struct read_ahead_range){
         .data = s->data, .bytes = (down - 1) * (s->row_bytes ? s->row_bytes : across) + across
     };
@@ -80,15 +82,6 @@ static void add_source(struct binder *b, const struct weight_src *s)
     b->source_bytes += s->data ? s->n_out * dtype_row_bytes(s->dtype, s->n_in) : 0;
 }
 
-enum status bind_lookup(struct binder *b, const struct matrix_spec *spec, struct weight_src *out)
-{
-    TRY(weights_matrix(b->m->weights, spec, out, b->err));
-    add_source(b, out);
-    return OK;
-}
-
-/* ---- weights ---- */
-
 static enum quantize quantize_of(const struct binder *b, enum bind_as as, enum dtype type)
 {
     bool unquantised = type == DTYPE_F32 || type == DTYPE_F16 || type == DTYPE_BF16;
@@ -97,6 +90,28 @@ static enum quantize quantize_of(const struct binder *b, enum bind_as as, enum d
                 b->m->quantize == QUANTIZE_WINT4;
     return wide ? QUANTIZE_WINT8 : b->m->quantize;
 }
+
+/* Do blocks of rows share scales, in the file or once packed? */
+static bool has_blocks(const struct binder *b, int dtype, enum bind_as as)
+{
+    return dtype == DTYPE_F8_E4M3 ||
+           (dtype >= 0 && quantize_of(b, as, (enum dtype)dtype) == QUANTIZE_BLOCK_FP8);
+}
+
+size_t bind_unit(const struct binder *b, const struct matrix_spec *spec, enum bind_as as)
+{
+    const int dtype = weights_matrix_dtype(b->m->weights, spec);
+    return has_blocks(b, dtype, as) ? F8_BLOCK : SHARE_UNIT;
+}
+
+enum status bind_lookup(struct binder *b, const struct matrix_spec *spec, struct weight_src *out)
+{
+    TRY(weights_matrix(b->m->weights, spec, out, b->err));
+    add_source(b, out);
+    return OK;
+}
+
+/* ---- weights ---- */
 
 enum status bind_stopped(struct err *err)
 {
@@ -185,6 +200,21 @@ static const char *name_of(const struct matrix_spec *spec, char out[TENSOR_NAME_
     return out;
 }
 
+/* A part that is quantised in blocks while it is packed has the whole's blocks. */
+static enum status check_blocks(struct binder *b, const struct matrix_spec *spec, enum dtype dtype,
+                                enum bind_as as)
+{
+    char name[TENSOR_NAME_BYTES_MAX];
+    const struct share_part part = matrix_part(spec);
+    if (!has_blocks(b, (int)dtype, as) || share_part_is_aligned(part, spec->n_out, F8_BLOCK))
+        return OK;
+    return err_set(b->err, ERR_UNSUPPORTED,
+                   "%s: a rank's heads, rows %zu to %zu, begin or end in the middle of a block of "
+                   "128 rows that --quantization block_wise_fp8 gives one scale; lower "
+                   "--tensor-parallel-size or take another --quantization",
+                   name_of(spec, name), part.first, part.first + part.n);
+}
+
 enum status bind_matrix(struct binder *b, const struct matrix_spec *spec, enum bind_as as,
                         struct weight *to)
 {
@@ -192,7 +222,9 @@ enum status bind_matrix(struct binder *b, const struct matrix_spec *spec, enum b
     TRY(bind_lookup(b, spec, &src));
     void *scales = (void *)src.scales;
     char what[TENSOR_NAME_BYTES_MAX];
-    enum status st = pack_as(b, &src, 1, JOIN_STACKED, as, name_of(spec, what), to);
+    enum status st = check_blocks(b, spec, src.dtype, as);
+    if (st == OK && src.n_out > 0)
+        st = pack_as(b, &src, 1, JOIN_STACKED, as, name_of(spec, what), to);
     mem_free(scales);
     return st;
 }
@@ -205,10 +237,9 @@ enum status bind_pair(struct binder *b, const struct matrix_spec *gate,
     void *scales[2] = { (void *)src[0].scales, NULL };
     char what[TENSOR_NAME_BYTES_MAX];
     enum status st = bind_lookup(b, up, &src[1]);
-    if (st == OK) {
-        scales[1] = (void *)src[1].scales;
+    if (st == OK) scales[1] = (void *)src[1].scales;
+    if (st == OK && src[0].n_out > 0)
         st = pack_as(b, src, 2, JOIN_PAIRED, as, name_of(gate, what), to);
-    }
     mem_free(scales[0]);
     mem_free(scales[1]);
     return st;
@@ -230,15 +261,17 @@ static void *take(struct bind_arena *arena, size_t bytes)
 }
 
 static enum status bind_vectors(struct binder *b, const char *prefix, const char *const *names,
-                                size_t n_names, size_t n, float **to)
+                                size_t n_names, size_t n, struct share_part part, float **to)
 {
-    float *all = take(&b->vectors, n_names * n * sizeof **to);
+    float *all = take(&b->vectors, n_names * part.n * sizeof **to);
     for (size_t i = 0; i < n_names; i++) {
         char full[TENSOR_NAME_BYTES_MAX];
         float *v;
         snprintf(full, sizeof full, "%s%s", prefix, names[i]);
         TRY(weights_vector(b->m->weights, full, n, &v, b->err));
-        if (b->packing) device_upload(b->m->kernels->device, all + i * n, v, n * sizeof *v);
+        if (b->packing && part.n > 0)
+            device_upload(b->m->kernels->device, all + i * part.n, v + part.first,
+                          part.n * sizeof *v);
         mem_free(v);
     }
     if (b->packing) *to = all;
@@ -248,21 +281,27 @@ static enum status bind_vectors(struct binder *b, const char *prefix, const char
 enum status bind_vector(struct binder *b, const char *prefix, const char *name, size_t n,
                         float **to)
 {
-    return bind_vectors(b, prefix, &name, 1, n, to);
+    return bind_vector_part(b, prefix, name, n, (struct share_part){ 0, n }, to);
+}
+
+enum status bind_vector_part(struct binder *b, const char *prefix, const char *name, size_t n,
+                             struct share_part part, float **to)
+{
+    return bind_vectors(b, prefix, &name, 1, n, part, to);
 }
 
 enum status bind_vector_pair(struct binder *b, const char *prefix, const char *first,
-                             const char *second, size_t n, float **to)
+                             const char *second, size_t n, struct share_part part, float **to)
 {
-    return bind_vectors(b, prefix, (const char *const[]){ first, second }, 2, n, to);
+    return bind_vectors(b, prefix, (const char *const[]){ first, second }, 2, n, part, to);
 }
 
 enum status bind_vector_if_present(struct binder *b, const char *prefix, const char *name, size_t n,
-                                   float **to)
+                                   struct share_part part, float **to)
 {
     char full[TENSOR_NAME_BYTES_MAX];
     snprintf(full, sizeof full, "%s%s", prefix, name);
-    return weights_find(b->m->weights, full) ? bind_vector(b, prefix, name, n, to) : OK;
+    return weights_find(b->m->weights, full) ? bind_vector_part(b, prefix, name, n, part, to) : OK;
 }
 
 /* ---- buffers ---- */

@@ -57,14 +57,17 @@ struct binder {
 
 /* Sets the error of a load that its caller stopped; returns ERR_CANCELED. */
 enum status bind_stopped(struct err *err);
-/* Finds a matrix in the files (weights_matrix). In the second pass it waits until the matrix has
- * been read. */
+/* Outputs that no cut of the matrix, packed as `as`, may separate: SHARE_UNIT, or F8_BLOCK where
+ * blocks of them share scales. */
+size_t bind_unit(const struct binder *b, const struct matrix_spec *spec, enum bind_as as);
+/* Finds a matrix in the files, or its part (weights_matrix). In the second pass it waits until it
+ * has been read. */
 enum status bind_lookup(struct binder *b, const struct matrix_spec *spec,
                         struct weight_src *out) MUST_CHECK;
-/* Finds and packs a matrix. */
+/* Finds and packs a matrix, or its part. *to stays as it is when the part is empty. */
 enum status bind_matrix(struct binder *b, const struct matrix_spec *spec, enum bind_as as,
                         struct weight *to) MUST_CHECK;
-/* Packs gate and up as one matrix, for MATMUL_SILU_MUL. */
+/* Packs gate and up as one matrix, for MATMUL_SILU_MUL. Both have equal parts. */
 enum status bind_pair(struct binder *b, const struct matrix_spec *gate,
                       const struct matrix_spec *up, enum bind_as as, struct weight *to) MUST_CHECK;
 /* Packs a matrix, or a part of one, that the caller found with bind_lookup. */
@@ -73,12 +76,16 @@ enum status bind_source(struct binder *b, const struct weight_src *src, const ch
 /* Copies the vector "<prefix><name>" as [n] f32 to device memory, which the decoder owns. */
 enum status bind_vector(struct binder *b, const char *prefix, const char *name, size_t n,
                         float **to) MUST_CHECK;
-/* Copies two vectors one after the other: [2 n]. */
+/* Of a vector of n elements copies the part: [part.n]. */
+enum status bind_vector_part(struct binder *b, const char *prefix, const char *name, size_t n,
+                             struct share_part part, float **to) MUST_CHECK;
+/* Copies the parts of two vectors one after the other: [2 part.n]. */
 enum status bind_vector_pair(struct binder *b, const char *prefix, const char *first,
-                             const char *second, size_t n, float **to) MUST_CHECK;
-/* Leaves *to alone (NULL) when the file has no such vector. */
+                             const char *second, size_t n, struct share_part part,
+                             float **to) MUST_CHECK;
+/* As bind_vector_part, but leaves *to alone (NULL) when the file has no such vector. */
 enum status bind_vector_if_present(struct binder *b, const char *prefix, const char *name, size_t n,
-                                   float **to) MUST_CHECK;
+                                   struct share_part part, float **to) MUST_CHECK;
 /* Takes n_rows rows of `width` elements of device memory, zeroed and aligned to a cache line. The
  * decoder owns it. */
 void bind_floats(struct binder *b, size_t n_rows, size_t width, float **to);

@@ -4,7 +4,7 @@
  * A prefix that an export adds to names or drops ("language_model.model.") is found once. Every
  * request states the shape it expects; an error names the tensor. Tensors that nobody requested are
  * an error of weights_check_all_used: a file with more tensors than the architecture has is another
- * model. With dummy weights (--load-format dummy) exactly the requested tensors exist.
+ * model. What other ranks hold is requested as an empty part. With dummy weights (--load-format dummy) exactly the requested tensors exist.
  * Life cycle: open, set the family, take matrices (borrowed) and vectors (copies), check, close.
  * Thread: one. */
 #ifndef BATON_MODEL_LOAD_WEIGHTS_H
@@ -15,6 +15,7 @@
 #include "shared/model/load/gguf.h"
 #include "shared/model/load/safetensors.h"
 #include "shared/model/load/tensor_names.h"
+#include "shared/model/share.h"
 
 enum { WEIGHTS_DIMS_MAX = 8 };
 
@@ -26,7 +27,7 @@ struct weights_tensor {
     uint64_t shape[WEIGHTS_DIMS_MAX]; /* outermost first; the last is contiguous */
     const uint8_t *data;
     size_t bytes;
-    bool used;
+    bool used; /* this rank or another has it: nothing is unknown about it */
 };
 
 struct weights {
@@ -46,15 +47,23 @@ struct weights {
  *                                               rows
  * and where n_experts > 0, for expert i
  *   <prefix><i>.<leaf>.weight, <prefix><i>.<whole>.weight
- *   <prefix><leaf>, <prefix><whole>             matrix i of a stack of n_experts */
+ *   <prefix><leaf>, <prefix><whole>             matrix i of a stack of n_experts
+ * Shapes are those of the whole matrix; `part` says which of its outputs are wanted. An empty part
+ * makes the matrix known: it is looked for and checked, and none of its data is touched. */
 struct matrix_spec {
     const char *prefix, *leaf;
     const char *whole; /* NULL: never part of a larger tensor */
     size_t n_out, n_in;
     size_t first, total; /* with `whole` */
     uint32_t i_expert, n_experts;
-    bool is_table; /* an embedding, which no file transposes */
+    bool is_table;                 /* an embedding, which no file transposes */
+    const struct share_part *part; /* of the n_out outputs; NULL: all */
 };
+
+static inline struct share_part matrix_part(const struct matrix_spec *spec)
+{
+    return spec->part ? *spec->part : (struct share_part){ 0, spec->n_out };
+}
 
 /* `path` is a folder with safetensors or a .gguf file. */
 enum status weights_open(const char *path, struct weights **out, struct err *err) MUST_CHECK;
@@ -67,8 +76,12 @@ const struct weights_tensor *weights_find(const struct weights *w, const char *n
 const struct weights_tensor *weights_take(struct weights *w, const char *name);
 /* Is the matrix in the file, at any of its places? */
 bool weights_has_matrix(const struct weights *w, const struct matrix_spec *spec);
-/* Finds a matrix. Its data is borrowed until weights_close; the caller frees out->scales (f8 only,
- * else NULL) with mem_free. */
+/* The type of the matrix's elements in the file; -1: there is no such matrix, or its type is not
+ * supported. */
+int weights_matrix_dtype(const struct weights *w, const struct matrix_spec *spec);
+/* Finds a matrix, or the part of it that is asked for. Its data is borrowed until weights_close;
+ * the caller frees out->scales (f8 only, else NULL) with mem_free. A part of an f8 matrix begins
+ * and ends between blocks of F8_BLOCK rows. */
 enum status weights_matrix(struct weights *w, const struct matrix_spec *spec,
                            struct weight_src *out, struct err *err) MUST_CHECK;
 /* Copies a vector [n] (or [1, n]) as f32; the caller frees *out with mem_free. */

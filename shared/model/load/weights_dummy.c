@@ -5,8 +5,9 @@
  * the last FFN. Without that, attention's means would make all tokens alike after a few layers and
  * send them to the same experts. So a hidden state is mostly its token's embedding, tokens spread
  * over all experts, and the last FFN turns it into another token, with logits near 0 and a
- * deviation near 1. A tensor's seed is the hash of its name, so a weight has the same value
- * whatever is quantised, split or loaded around it. Thread: loading. */
+ * deviation near 1. A tensor's seed is the hash of its name, and a part of a matrix begins at its
+ * place in the whole, so a weight has the same value whatever is quantised, split or loaded around
+ * it. Thread: loading. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -58,12 +59,14 @@ void weights_dummy_matrix(const struct weights *w, const struct matrix_spec *spe
     if (spec->n_experts > 0)
         snprintf(name, sizeof name, "%s%" PRIu32 ".%s", spec->prefix, spec->i_expert, spec->leaf);
     else snprintf(name, sizeof name, "%s%s", spec->prefix, spec->leaf);
+    const struct share_part part = matrix_part(spec);
     *out = (struct weight_src){
         .dtype = DTYPE_BF16,
-        .n_out = spec->n_out,
+        .n_out = part.n,
         .n_in = spec->n_in,
         .dummy = dummy_of(name, deviation_of(w, spec)),
     };
+    out->dummy.at = part.first * spec->n_in;
 }
 
 void weights_dummy_vector(const char *name, size_t n, float **out)

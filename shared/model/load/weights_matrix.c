@@ -38,6 +38,13 @@ bool weights_has_matrix(const struct weights *w, const struct matrix_spec *spec)
     return find_place(w, spec, name) >= 0;
 }
 
+int weights_matrix_dtype(const struct weights *w, const struct matrix_spec *spec)
+{
+    char name[TENSOR_NAME_BYTES_MAX];
+    if (w->dummy) return DTYPE_BF16;
+    return find_place(w, spec, name) < 0 ? -1 : weights_find(w, name)->dtype;
+}
+
 /* ---- faults ---- */
 
 /* Names the missing matrix as files of this kind usually do. */
@@ -87,39 +94,61 @@ static enum status wrong_shape(const struct weights_tensor *t, const uint64_t *s
                      STR_ARG(str_sub(t->name, 0, TENSOR_NAME_BYTES_MAX)), have, expected);
 }
 
+/* The part of a matrix in the tensor that has it: outputs [first, first + n) of `rows`, of matrix i
+ * if the tensor is a stack. */
+struct matrix_in_tensor {
+    const struct weights_tensor *t;
+    size_t rows, first, n, i;
+    bool stacked, transposed;
+};
+
 /* ---- f8 scales ---- */
 
 static size_t blocks(size_t n) { return (n + F8_BLOCK - 1) / F8_BLOCK; }
 
-/* Takes the scales of outputs [first, first + n_out) of matrix i from "<name>_scale_inv", which has
- * one value per 128 x 128 block. */
+/* No block of rows, and so no scale, is shared with another matrix or another part. */
+static enum status check_blocks(const struct matrix_in_tensor *p, const struct matrix_spec *spec,
+                                const char *in_file, struct err *err)
+{
+    const struct share_part part = matrix_part(spec);
+    const size_t end = part.first + part.n;
+    if ((p->first - part.first) % F8_BLOCK != 0)
+        return err_field(err, ERR_UNSUPPORTED, in_file,
+                         "tensor %s: a matrix begins in the middle of a block of 128 rows, which "
+                         "is not supported",
+                         in_file);
+    if (share_part_is_aligned(part, spec->n_out, F8_BLOCK)) return OK;
+    return err_field(err, ERR_UNSUPPORTED, in_file,
+                     "tensor %s: a rank's heads, rows %zu to %zu, begin or end in the middle of a "
+                     "block of 128 rows that share a scale, which is not supported; lower "
+                     "--tensor-parallel-size",
+                     in_file, part.first, end);
+}
+
+/* Takes the scales of the part's outputs from "<name>_scale_inv", which has one value per 128 x 128
+ * block. */
 static enum status take_scales(struct weights *w, const char *name, const struct matrix_spec *spec,
-                               size_t i, size_t n_stack, size_t first, size_t total, float **out,
-                               struct err *err)
+                               const struct matrix_in_tensor *p, float **out, struct err *err)
 {
     char scale_name[TENSOR_NAME_BYTES_MAX + 16], in_file[TENSOR_NAME_BYTES_MAX];
-    const size_t across = blocks(spec->n_in), down = blocks(total);
-    uint64_t shape[3] = { n_stack, down, across };
+    const size_t across = blocks(spec->n_in), down = blocks(p->rows);
+    const uint64_t shape[3] = { spec->n_experts, down, across };
     snprintf(scale_name, sizeof scale_name, "%s_scale_inv", name);
     const struct weights_tensor *t = weights_take(w, scale_name);
     tensor_names_in_file(&w->names, scale_name, in_file);
     if (!t)
         return err_field(err, ERR_NOT_FOUND, in_file,
                          "tensor %s is missing: the scales of an f8 matrix", in_file);
-    const uint64_t *expected_shape = n_stack ? shape : shape + 1;
-    const uint32_t n_dims = n_stack ? 3 : 2;
+    const uint64_t *expected_shape = p->stacked ? shape : shape + 1;
+    const uint32_t n_dims = p->stacked ? 3 : 2;
     if (t->n_dims != n_dims || memcmp(t->shape, expected_shape, n_dims * sizeof *shape) != 0)
         return wrong_shape(t, expected_shape, n_dims, err);
     TRY(check_type(t, err));
     if (dtype_block((enum dtype)t->dtype) != 1)
         return err_field(err, ERR_UNSUPPORTED, in_file, "tensor %s is of type %s, scales are not",
                          in_file, t->type_name);
-    if (first % F8_BLOCK != 0)
-        return err_field(err, ERR_UNSUPPORTED, in_file,
-                         "tensor %s: a matrix begins in the middle of a block of 128 rows, which "
-                         "is not supported",
-                         in_file);
-    size_t n = blocks(spec->n_out) * across, begin = (i * down + first / F8_BLOCK) * across;
+    TRY(check_blocks(p, spec, in_file, err));
+    const size_t n = blocks(p->n) * across, begin = (p->i * down + p->first / F8_BLOCK) * across;
     *out = MEM_ARRAY(float, n);
     dtype_to_f32((enum dtype)t->dtype, t->data + dtype_row_bytes((enum dtype)t->dtype, begin), *out,
                  n);
@@ -127,14 +156,6 @@ static enum status take_scales(struct weights *w, const char *name, const struct
 }
 
 /* ---- taking ---- */
-
-/* A matrix in the tensor that has it: outputs [first, first + n_out) of `rows`, of matrix i if the
- * tensor is a stack. */
-struct matrix_in_tensor {
-    const struct weights_tensor *t;
-    size_t rows, first, i;
-    bool stacked, transposed;
-};
 
 static enum status check_matrix(const struct matrix_in_tensor *p, const struct matrix_spec *spec,
                                 const char *name, struct err *err)
@@ -158,11 +179,14 @@ static enum status check_matrix(const struct matrix_in_tensor *p, const struct m
 static enum status take_matrix(struct weights *w, const struct matrix_spec *spec, const char *name,
                                int place, struct weight_src *out, struct err *err)
 {
-    const bool part = place == PART || place == PART_OF_STACK, stacked = place >= OWN_OF_STACK;
+    const bool among_others = place == PART || place == PART_OF_STACK,
+               stacked = place >= OWN_OF_STACK;
+    const struct share_part part = matrix_part(spec);
     const struct matrix_in_tensor p = {
         .t = weights_take(w, name),
-        .rows = part ? spec->total : spec->n_out,
-        .first = part ? spec->first : 0,
+        .rows = among_others ? spec->total : spec->n_out,
+        .first = (among_others ? spec->first : 0) + part.first,
+        .n = part.n,
         .i = stacked ? spec->i_expert : 0,
         .stacked = stacked,
         .transposed = w->names.kind == TENSOR_NAMES_PADDLE && !spec->is_table,
@@ -170,15 +194,13 @@ static enum status take_matrix(struct weights *w, const struct matrix_spec *spec
     TRY(check_matrix(&p, spec, name, err));
     const enum dtype type = (enum dtype)p.t->dtype;
     float *scales = NULL;
-    if (type == DTYPE_F8_E4M3)
-        TRY(take_scales(w, name, spec, p.i, stacked ? spec->n_experts : 0, p.first, p.rows, &scales,
-                        err));
+    if (type == DTYPE_F8_E4M3) TRY(take_scales(w, name, spec, &p, &scales, err));
     const size_t row_bytes = dtype_row_bytes(type, p.transposed ? p.rows : spec->n_in);
     const size_t skipped = p.transposed ? dtype_row_bytes(type, p.first) : p.first * row_bytes;
     *out = (struct weight_src){
         .dtype = type,
         .data = p.t->data + p.i * p.rows * dtype_row_bytes(type, spec->n_in) + skipped,
-        .n_out = spec->n_out,
+        .n_out = p.n,
         .n_in = spec->n_in,
         .row_bytes = row_bytes,
         .transposed = p.transposed,

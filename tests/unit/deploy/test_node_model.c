@@ -11,7 +11,9 @@
 
 static struct kernel_ctx kernels = { .options.activations = ACTIVATIONS_F32 };
 static struct model m = {
-    .config = { .n_layers = 2, .n_heads = 2, .n_kv_heads = 1, .head_dim = 16 }, .kernels = &kernels
+    .share = { .tp_size = 1 },
+    .config = { .n_layers = 2, .n_heads = 2, .n_kv_heads = 1, .head_dim = 16 },
+    .kernels = &kernels
 };
 static struct err err;
 
@@ -99,6 +101,7 @@ TEST(half_the_bytes_are_nearly_twice_the_blocks)
     open_device();
     struct kernel_ctx narrow = kernels;
     struct model heads = {
+        .share = { .tp_size = 1 },
         .config = { .n_layers = 2, .n_heads = 2, .n_kv_heads = 2, .head_dim = 64 },
         .kernels = &narrow
     };

@@ -171,11 +171,11 @@ TEST(layout_is_that_of_the_configuration)
     struct model_config c = { .n_layers = 30, .n_heads = 9, .n_kv_heads = 3, .head_dim = 64 };
     struct kv_layout l;
     struct err err;
-    model_config_kv_layout(&c, DTYPE_F32, 64, 100, &l);
+    model_config_kv_layout(&c, NULL, DTYPE_F32, 64, 100, &l);
     CHECK_OK(kv_layout_check(&l, &err));
     CHECK(l.n_layers == 30 && l.n_kv_heads == 3 && l.n_blocks == 100 && l.dtype == DTYPE_F32);
     CHECK_EQ_INT(kv_layout_token_bytes(&l), 1536);
-    model_config_kv_layout(&c, DTYPE_BF16, 64, 100, &l);
+    model_config_kv_layout(&c, NULL, DTYPE_BF16, 64, 100, &l);
     CHECK_EQ_INT(kv_layout_token_bytes(&l), 768);
 }
 
@@ -191,7 +191,7 @@ TEST(latent_layout)
     };
     struct kv_layout l;
     struct err err;
-    model_config_kv_layout(&c, DTYPE_BF16, 64, 10, &l);
+    model_config_kv_layout(&c, NULL, DTYPE_BF16, 64, 10, &l);
     CHECK_OK(kv_layout_check(&l, &err));
     CHECK(l.n_kv_heads == 1 && l.head_dim == 576);
     CHECK_EQ_INT(kv_layout_token_bytes(&l) * l.n_layers, 70272);
