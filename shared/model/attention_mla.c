@@ -60,7 +60,7 @@ struct attention_mla_work {
     int32_t n_ranges;
 };
 
-/* Of the latents, and of this rank's heads together; all_q and all_out: of the heads of all ranks. */
+/* Of one key and one latent, and of all heads of this rank; all_q and all_out: of all ranks. */
 struct widths {
     size_t heads, key, latent, q, out, q_absorbed, out_absorbed, all_q, all_out;
 };

@@ -49,6 +49,7 @@ static void compute(struct model *m, const struct model_batch *b, const struct k
         .cos_sin = d->cos_sin,
         .x = d->x,
         .n_rows = (size_t)step->n_rows,
+        .gather_fault = &m->gather_fault,
     };
     /* [R, H] */
     k->ops->embed(k, d->x, &d->embed, step->ids, s.n_rows);
@@ -84,7 +85,7 @@ bool decoder_forward(struct model *m, const struct model_batch *b)
         .parity = b->parity,
         .eager = b->eager,
     };
-    d->gathered = OK;
+    m->gather_fault.code = OK;
     d->lists[0] = (struct attn_list){ .seqs = b->seqs, .n_seqs = b->n_seqs };
     step.n_lists += d->attention_work->ops->lists(m, b, d->attention_work, d->lists + 1);
     k->step_ops->upload(k, &step);
@@ -175,7 +176,7 @@ struct kv_layer decoder_kv_layer(const struct decoder_step *s, uint32_t i_layer)
 
 void decoder_kv_written(const struct decoder_step *s, uint32_t i_layer)
 {
-    if (device_fault(s->m->kernels->device, NULL) != OK || s->m->decoder->gathered != OK) return;
+    if (device_fault(s->m->kernels->device, NULL) != OK || s->gather_fault->code != OK) return;
     if (s->b->on_layer) s->b->on_layer(s->b->on_layer_arg, i_layer);
 }
 
@@ -183,11 +184,11 @@ void decoder_gather(const struct decoder_step *s, float *y, size_t y_stride, con
                     size_t mine_stride, size_t n_rows, const struct share_cut *cut)
 {
     const struct model_gather *g = &s->m->gather;
-    struct decoder *d = s->m->decoder;
+    struct err *fault = s->gather_fault;
     size_t first[SHARE_RANKS_MAX + 1];
-    if (!decoder_is_cut(s) || d->gathered != OK) return;
+    if (!decoder_is_cut(s) || fault->code != OK) return;
     share_cut_places(&s->m->share, cut, first);
-    d->gathered = g->columns(g->arg, y, y_stride, mine, mine_stride, n_rows, first, &d->gather_err);
+    fault->code = g->columns(g->arg, y, y_stride, mine, mine_stride, n_rows, first, fault);
 }
 
 void decoder_add_product(const struct decoder_step *s, struct matmul_args product,
@@ -200,10 +201,4 @@ void decoder_add_product(const struct decoder_step *s, struct matmul_args produc
     product.epilogue = MATMUL_ADD;
     if (cut->mine.n > 0) s->m->kernels->ops->matmul(s->m->kernels, &product, 1); /* [R, H] */
     decoder_gather(s, s->x, hidden, product.y, hidden, s->n_rows, cut);
-}
-
-enum status decoder_gather_fault(const struct model *m, struct err *err)
-{
-    const struct decoder *d = m->decoder;
-    return d->gathered == OK ? OK : err_set(err, d->gathered, "%s", d->gather_err.text);
 }

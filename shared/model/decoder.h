@@ -25,8 +25,6 @@ enum status decoder_pack(struct model *m, const struct model_options *o,
 void decoder_free(struct model *m);
 /* As model_submit. */
 bool decoder_forward(struct model *m, const struct model_batch *b);
-/* As model_gather_fault. */
-enum status decoder_gather_fault(const struct model *m, struct err *err) MUST_CHECK;
 /* As model_prepare. */
 enum status decoder_prepare(struct model *m, const struct model_prepare_args *s,
                             struct err *err) MUST_CHECK;

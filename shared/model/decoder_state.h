@@ -26,8 +26,6 @@ struct decoder {
     struct weight embed; /* [V, H] */
     struct weight head;  /* [V, H], or the rank's outputs; no data: the embedding is used */
     struct share_cut head_cut;
-    enum status gathered; /* of the step: the first gather that failed, or OK */
-    struct err gather_err;
     float *final_norm; /* [H] */
     struct decoder_layer *layers;
     float *cos_sin; /* rope_table */

@@ -36,16 +36,9 @@ enum status swiglu_bind(struct binder *b, const char *prefix, size_t n,
         .total = 2 * n,
         .part = &f->gate_up_cut.mine,
     };
-    const struct matrix_spec up = {
-        .prefix = prefix,
-        .leaf = "up_proj",
-        .whole = "gate_up_proj",
-        .n_out = n,
-        .n_in = hidden,
-        .first = n,
-        .total = 2 * n,
-        .part = &f->gate_up_cut.mine,
-    };
+    struct matrix_spec up = gate;
+    up.leaf = "up_proj";
+    up.first = n;
     const struct matrix_spec down = {
         .prefix = prefix,
         .leaf = "down_proj",

@@ -341,11 +341,6 @@ bool model_submit(struct model *m, const struct model_batch *b)
     return decoder_forward(m, b);
 }
 
-enum status model_gather_fault(const struct model *m, struct err *err)
-{
-    return decoder_gather_fault(m, err);
-}
-
 void model_fetch(struct model *m, int parity, struct token_logprobs *out, uint32_t n)
 {
     m->kernels->step_ops->fetch(m->kernels, parity, out, n);

@@ -111,7 +111,7 @@ struct model_batch {
  * columns: y [n_rows, first[tp_size]], rows y_stride floats apart, gets the columns
  * [first[r], first[r + 1]) of every rank r; this rank's are `mine`, rows mine_stride floats apart,
  * which may be their place in y. A rank can have none. Called on the engine thread, which it may
- * block. After an error no more calls are made in this step (model_gather_fault). */
+ * block. After an error no more calls are made in this step (model.gather_fault). */
 struct model_gather {
     void *arg;
     enum status (*columns)(void *arg, float *y, size_t y_stride, const float *mine,
@@ -146,7 +146,10 @@ struct model {
     struct kernel_ctx *kernels;
     struct model_share share;   /* n_experts is a number */
     struct model_gather gather; /* columns NULL: none */
-    struct weights *weights;    /* NULL once they are packed */
+    /* Why a gather of the last step failed; code OK: none did. After a failure the step's logits
+     * and KV mean nothing, and on_layer was not called for the layers from there on. */
+    struct err gather_fault;
+    struct weights *weights; /* NULL once they are packed */
     struct decoder *decoder;
     uint64_t fingerprint; /* of the whole model, whatever the share */
     char precision[64];   /* what the fingerprint says of numbers, for people: "q4_1 on cpu" */
@@ -182,9 +185,6 @@ void model_config_kv_layout(const struct model_config *c, const struct model_sha
  * different parity. False: the step is complete, logits and KV are there. Always false without
  * sample_requests. */
 bool model_submit(struct model *m, const struct model_batch *b);
-/* Did a gather of the last step fail? Then the step's logits and KV mean nothing, and on_layer was
- * not called for the layers from there on. */
-enum status model_gather_fault(const struct model *m, struct err *err) MUST_CHECK;
 void model_fetch(struct model *m, int parity, struct token_logprobs *out, uint32_t n);
 
 /* The engine's limits and its KV pool. */

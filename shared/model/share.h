@@ -9,9 +9,8 @@
  *     head                 by units of the vocabulary
  *     biases               with the outputs that they belong to
  *     experts              whole, on the ranks that own them (expert parallelism)
- *     all others           whole on every rank: embedding, norms, routers, q_a, kv_a and the
- *                          latents made by it, shared experts (ranks divide the rows of sparse
- *                          layers, so no rank has to wait for another's columns there)
+ *     all others           whole on every rank: embedding, norms, routers, q_a, kv_a, shared
+ *                          experts (sparse layers gather nothing: ranks divide their rows)
  *
  * Thread: any (a value). */
 #ifndef BATON_MODEL_SHARE_H

@@ -4,7 +4,8 @@
  * A prefix that an export adds to names or drops ("language_model.model.") is found once. Every
  * request states the shape it expects; an error names the tensor. Tensors that nobody requested are
  * an error of weights_check_all_used: a file with more tensors than the architecture has is another
- * model. What other ranks hold is requested as an empty part. With dummy weights (--load-format dummy) exactly the requested tensors exist.
+ * model. What other ranks hold is requested as an empty part. With dummy weights (--load-format
+ * dummy) exactly the requested tensors exist.
  * Life cycle: open, set the family, take matrices (borrowed) and vectors (copies), check, close.
  * Thread: one. */
 #ifndef BATON_MODEL_LOAD_WEIGHTS_H

@@ -84,7 +84,6 @@ static void *run_rank(void *arg)
 {
     struct rank *r = arg;
     struct rig rig;
-    struct err err;
     struct model_share share = { .tp_rank = r->rank,
                                  .tp_size = r->node->size,
                                  .n_experts = SHARE_ALL_EXPERTS };
@@ -93,7 +92,7 @@ static void *run_rank(void *arg)
     r->o.gather = &g;
     rig_open_with(&rig, r->o, r->isa, r->activations);
     r->logits = answer(&rig);
-    CHECK_OK(model_gather_fault(rig.m, &err));
+    CHECK_OK(rig.m->gather_fault.code);
     rig_close(&rig);
     return NULL;
 }
@@ -305,7 +304,6 @@ TEST(a_gather_that_fails_ends_the_step)
     const struct model_share share = { .tp_size = 2 };
     const struct model_gather g = { .arg = &rank, .columns = gather };
     struct rig r;
-    struct err err = { 0 };
     CHECK_OK(pthread_barrier_init(&node.meeting, NULL, 1)); /* rank 1 is never there */
     node.columns[1].mine = MEM_ARRAY(float, 4096);
     rig_open_with(&r,
@@ -315,11 +313,11 @@ TEST(a_gather_that_fails_ends_the_step)
     node.fail_at = 2; /* after attention's heads: its product, in the first layer */
     CHECK_EQ_INT(step_of(&r), 1);
     CHECK_EQ_INT(rank.n_gathers, 2);
-    CHECK_STATUS(model_gather_fault(r.m, &err), ERR_PEER_LOST);
-    CHECK_EQ_STR(err.text, "rank 1 was lost");
+    CHECK_STATUS(r.m->gather_fault.code, ERR_PEER_LOST);
+    CHECK_EQ_STR(r.m->gather_fault.text, "rank 1 was lost");
     node.fail_at = 0;
     CHECK_EQ_INT(step_of(&r), r.m->config.n_layers);
-    CHECK_OK(model_gather_fault(r.m, &err));
+    CHECK_OK(r.m->gather_fault.code);
     CHECK_EQ_INT(rank.n_gathers, 2 + 4 * r.m->config.n_layers + 1);
     mem_free((void *)node.columns[1].mine);
     pthread_barrier_destroy(&node.meeting);
