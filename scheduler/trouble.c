@@ -178,7 +178,8 @@ static void say_no_decode(const struct trouble_facts *f, const struct decode_nod
         set(out, TROUBLE_NO_DECODE, true,
             "no node that can decode is in topic %.63s; topics and roles seen: %.140s", f->topic,
             f->view->topics[0] ? f->view->topics : "none");
-    if (!d->n_draining) add_command(out, f->join);
+    bool can_join = !f->join || f->join[0];
+    if (!d->n_draining && can_join) add_command(out, f->join);
 }
 
 static void say_private(const struct trouble_facts *f, struct trouble *out)
