@@ -254,10 +254,10 @@ static void rank_of_many_objects(struct world *w)
 }
 TEST(ranks_leave_in_any_order) { run_ranks(8, rank_of_many_objects, 0, WHY); }
 
-/* Many more ranks than CPUs, each a little late at random; BATON_EP_SOAK_S seconds. */
+/* Many more ranks than CPUs, each a little late at random; BATON_TEST_EP_SOAK_S seconds. */
 static void rank_under_load(struct world *w)
 {
-    const char *seconds = getenv("BATON_EP_SOAK_S");
+    const char *seconds = getenv("BATON_TEST_EP_SOAK_S");
     struct device *d = rank_device("cpu", w);
     struct shape s = shape_of("shm", EP_LOW_LATENCY, w->size);
     s.c.timeout_ms = SHORT_MS * 5;
