@@ -184,6 +184,23 @@ struct experts_args {
     struct matmul_args *jobs; /* [n_experts + 1], host memory */
 };
 
+/* out[s] = Expert_i(x[rows[s]]) for the slots s of every expert i, begin[i] .. begin[i + 1] - 1, with
+ * the bits that `experts` computes for such a row: what a rank does for rows that other ranks sent
+ * it (ep.h). Experts may have no slots. */
+struct expert_slots_args {
+    const struct weight *gate_up, *down; /* [n_experts] paired [2 I, H], [H, I] */
+    int32_t n_experts;
+    size_t n_slots; /* at least begin[n_experts]; what is beyond is not computed */
+    const float *x; /* rows x_stride floats apart */
+    size_t x_stride;
+    size_t n_x_rows;          /* rows[s] is below it */
+    const int32_t *rows;      /* [n_slots] */
+    const int32_t *begin;     /* [n_experts + 1] */
+    float *out;               /* [n_slots, H] */
+    float *act;               /* scratch: [n_slots, I] prequantised for down */
+    struct matmul_args *jobs; /* scratch: [n_experts], host memory */
+};
+
 struct kernel_ops {
     /* x[i] = row ids[i] of the matrix, as f32; x [n_rows, w->n_in]; ids as in kernel_step. */
     void (*embed)(struct kernel_ctx *c, float *x, const struct weight *w, const int32_t *ids,
@@ -206,6 +223,7 @@ struct kernel_ops {
     void (*route)(struct kernel_ctx *c, const struct route_args *a);
     void (*combine)(struct kernel_ctx *c, const struct combine_args *a);
     void (*experts)(struct kernel_ctx *c, const struct experts_args *a);
+    void (*expert_slots)(struct kernel_ctx *c, const struct expert_slots_args *a);
 };
 
 #endif

@@ -213,6 +213,7 @@ void cpu_attention(struct kernel_ctx *c, const struct attn_args *a);
 void cpu_route(struct kernel_ctx *c, const struct route_args *a);
 void cpu_combine(struct kernel_ctx *c, const struct combine_args *a);
 void cpu_experts(struct kernel_ctx *c, const struct experts_args *a);
+void cpu_expert_slots(struct kernel_ctx *c, const struct expert_slots_args *a);
 /* Bytes of cpu_ctx.acts for inputs of n_rows rows of n_in elements in all. */
 size_t matmul_acts_bytes(size_t n_rows, size_t n_in);
 

@@ -159,4 +159,5 @@ const struct kernel_ops cpu_ops = {
     .route = cpu_route,
     .combine = cpu_combine,
     .experts = cpu_experts,
+    .expert_slots = cpu_expert_slots,
 };

@@ -1,5 +1,5 @@
-/* cpu_experts.c - the op experts of the CPU backends: sorts rows by expert, so that an expert is
- * one GEMM over all rows that chose it, and all experts are one matmul call.
+/* cpu_experts.c - the ops experts and expert_slots of the CPU backends: rows sorted by expert, so
+ * that an expert is one GEMM over all rows that chose it, and all experts are one matmul call.
  *
  * It is a counting sort on the calling thread: a step has a few thousand rows. A row's result
  * depends only on the row: the order changes where it is computed, not how. Thread: engine. */
@@ -25,87 +25,112 @@ static void sort_by_expert(const struct experts_args *a)
     begin[0] = 0;
 }
 
-struct expert_slots {
-    size_t at, n;
-};
-
-static struct expert_slots slots_of(const struct experts_args *a, int32_t expert)
+static size_t inner_stride(const struct weight *down)
 {
-    size_t at = (size_t)a->begin[expert];
-    return (struct expert_slots){ at, (size_t)a->begin[expert + 1] - at };
+    return round_up(down[0].n_in, MATMUL_PREQUANTIZED_ALIGN);
 }
 
-/* Computes gate and up of all experts and of the shared one. */
-static void gate_up(struct kernel_ctx *c, const struct experts_args *a, size_t hidden, size_t inner)
+/* Writes the jobs of gate and up of all experts that have slots; returns how many. */
+static size_t gate_up_jobs(const struct expert_slots_args *a)
 {
-    const struct shared_expert *shared = &a->shared;
     size_t n = 0;
     for (int32_t i = 0; i < a->n_experts; i++) {
-        const struct expert_slots s = slots_of(a, i);
-        if (s.n == 0) continue;
+        const size_t at = (size_t)a->begin[i], n_slots = (size_t)a->begin[i + 1] - at;
+        if (n_slots == 0) continue;
         a->jobs[n++] = (struct matmul_args){
             .w = &a->gate_up[i],
-            .x = a->h,
-            .x_stride = hidden,
-            .x_rows = a->rows + s.at,
-            .n_rows = s.n,
-            .y = a->act + s.at * inner,
+            .x = a->x,
+            .x_stride = a->x_stride,
+            .x_rows = a->rows + at,
+            .n_rows = n_slots,
+            .y = a->act + at * inner_stride(a->down),
             .quantize_for = &a->down[i],
             .epilogue = MATMUL_SILU_MUL,
         };
     }
-    if (shared->gate_up)
-        a->jobs[n++] = (struct matmul_args){
-            .w = shared->gate_up,
-            .bias = shared->gate_up_bias,
-            .x = a->h,
-            .x_stride = hidden,
-            .n_rows = a->n_rows,
-            .y = shared->act,
-            .quantize_for = shared->down,
-            .epilogue = MATMUL_SILU_MUL,
-        };
-    c->ops->matmul(c, a->jobs, n); /* [rows used, I], [rows, shared I] */
+    return n;
 }
 
-/* Computes down: the shared expert adds to x, the others write their slots. */
-static void down(struct kernel_ctx *c, const struct experts_args *a, size_t hidden, size_t inner)
+/* The same for down. */
+static size_t down_jobs(const struct expert_slots_args *a)
 {
-    const struct shared_expert *shared = &a->shared;
+    const size_t hidden = a->down[0].n_out;
     size_t n = 0;
     for (int32_t i = 0; i < a->n_experts; i++) {
-        const struct expert_slots s = slots_of(a, i);
-        if (s.n == 0) continue;
+        const size_t at = (size_t)a->begin[i], n_slots = (size_t)a->begin[i + 1] - at;
+        if (n_slots == 0) continue;
         a->jobs[n++] = (struct matmul_args){
             .w = &a->down[i],
-            .x = a->act + s.at * inner,
+            .x = a->act + at * inner_stride(a->down),
             .x_prequantized = true,
-            .n_rows = s.n,
-            .y = a->out + s.at * hidden,
+            .n_rows = n_slots,
+            .y = a->out + at * hidden,
             .y_stride = hidden,
         };
     }
-    if (shared->gate_up)
-        a->jobs[n++] = (struct matmul_args){
-            .w = shared->down,
-            .bias = shared->down_bias,
-            .x = shared->act,
-            .x_prequantized = true,
-            .n_rows = a->n_rows,
-            .y = a->x,
-            .y_stride = hidden,
-            .epilogue = MATMUL_ADD,
-        };
-    c->ops->matmul(c, a->jobs, n); /* [rows used, H], [rows, H] */
+    return n;
+}
+
+static struct matmul_args shared_gate_up(const struct experts_args *a, size_t hidden)
+{
+    return (struct matmul_args){
+        .w = a->shared.gate_up,
+        .bias = a->shared.gate_up_bias,
+        .x = a->h,
+        .x_stride = hidden,
+        .n_rows = a->n_rows,
+        .y = a->shared.act,
+        .quantize_for = a->shared.down,
+        .epilogue = MATMUL_SILU_MUL,
+    };
+}
+
+/* The shared expert adds to x. */
+static struct matmul_args shared_down(const struct experts_args *a, size_t hidden)
+{
+    return (struct matmul_args){
+        .w = a->shared.down,
+        .bias = a->shared.down_bias,
+        .x = a->shared.act,
+        .x_prequantized = true,
+        .n_rows = a->n_rows,
+        .y = a->x,
+        .y_stride = hidden,
+        .epilogue = MATMUL_ADD,
+    };
+}
+
+/* The slots of an experts call, whose rows are sorted. */
+static struct expert_slots_args slots_of(const struct experts_args *a, size_t hidden)
+{
+    return (struct expert_slots_args){
+        .gate_up = a->gate_up,
+        .down = a->down,
+        .n_experts = a->n_experts,
+        .n_slots = a->n_rows * (size_t)a->n_used,
+        .x = a->h,
+        .x_stride = hidden,
+        .n_x_rows = a->n_rows,
+        .rows = a->rows,
+        .begin = a->begin,
+        .out = a->out,
+        .act = a->act,
+        .jobs = a->jobs,
+    };
 }
 
 void cpu_experts(struct kernel_ctx *c, const struct experts_args *a)
 {
-    const size_t hidden = a->gate_up[0].n_in,
-                 inner = round_up(a->down[0].n_in, MATMUL_PREQUANTIZED_ALIGN);
+    const size_t hidden = a->gate_up[0].n_in;
+    const struct expert_slots_args slots = slots_of(a, hidden);
+    const bool shared = a->shared.gate_up != NULL;
     sort_by_expert(a);
-    gate_up(c, a, hidden, inner);
-    down(c, a, hidden, inner);
+    size_t n = gate_up_jobs(&slots);
+    if (shared) a->jobs[n++] = shared_gate_up(a, hidden);
+    c->ops->matmul(c, a->jobs, n); /* [rows used, I], [rows, shared I] */
+    n = down_jobs(&slots);
+    if (shared) a->jobs[n++] = shared_down(a, hidden);
+    c->ops->matmul(c, a->jobs, n); /* [rows used, H], [rows, H] */
     const struct combine_args all = {
         .y = a->x,
         .rows = a->out,
@@ -117,4 +142,11 @@ void cpu_experts(struct kernel_ctx *c, const struct experts_args *a)
         .add = true,
     };
     c->ops->combine(c, &all); /* [rows, H] */
+}
+
+void cpu_expert_slots(struct kernel_ctx *c, const struct expert_slots_args *a)
+{
+    if (a->n_experts == 0) return;
+    c->ops->matmul(c, a->jobs, gate_up_jobs(a)); /* [slots, I] */
+    c->ops->matmul(c, a->jobs, down_jobs(a));    /* [slots, H] */
 }

@@ -150,6 +150,7 @@ void cuda_fetch(struct kernel_ctx *c, int parity, struct token_logprobs *out, si
 /* cuda_matmul.c */
 void cuda_matmul(struct kernel_ctx *c, const struct matmul_args *jobs, size_t n_jobs);
 void cuda_experts(struct kernel_ctx *c, const struct experts_args *a);
+void cuda_expert_slots(struct kernel_ctx *c, const struct expert_slots_args *a);
 /* cuda_ops.c */
 void cuda_combine(struct kernel_ctx *c, const struct combine_args *a);
 

@@ -274,7 +274,7 @@ struct cuda_expert_range {
     int32_t first, n;
 };
 
-static struct cuda_expert_range expert_range_from(const struct experts_args *a, int32_t first)
+static struct cuda_expert_range expert_range_from(const struct expert_slots_args *a, int32_t first)
 {
     struct cuda_expert_range s = { first, first < a->n_experts };
     const struct weight *gate_up = a->gate_up + first, *down = a->down + first;
@@ -343,18 +343,17 @@ static void run_shared_down(struct cuda_ctx *c, const struct experts_args *a,
     run_jobs(c, &down, 1, prepared);
 }
 
-static void run_gate_up(struct cuda_ctx *c, const struct experts_args *a,
-                        const struct cuda_expert_range *of, size_t n_slots,
-                        struct cuda_input_spec *prepared)
+static void run_gate_up(struct cuda_ctx *c, const struct expert_slots_args *a,
+                        const struct cuda_expert_range *of, struct cuda_input_spec *prepared)
 {
     const struct weight *w = &a->gate_up[of->first], *down = &a->down[of->first];
     struct cuda_input_spec in = {
-        .x = a->h, .x_stride = w->n_in, .n_rows = a->n_rows, .n = w->n_in
+        .x = a->x, .x_stride = a->x_stride, .n_rows = a->n_x_rows, .n = w->n_in
     };
     struct gemm g = gemm_of(c, w);
     g.begin = a->begin + of->first;
     g.n_groups = of->n;
-    g.n_rows = n_slots;
+    g.n_rows = a->n_slots;
     g.y = a->act;
     g.y_stride = prepared_stride(down);
     g.epilogue = silu_epilogue_for(down);
@@ -365,25 +364,24 @@ static void run_gate_up(struct cuda_ctx *c, const struct experts_args *a,
     }
     set_inputs(c, &in, &g);
     g.x_rows = a->rows;
-    run_group(c, w, of->n, g, "gate and up of experts"); /* [rows used, I] */
+    run_group(c, w, of->n, g, "gate and up of experts"); /* [slots, I] */
 }
 
-static void run_down(struct cuda_ctx *c, const struct experts_args *a,
-                     const struct cuda_expert_range *of, size_t n_slots,
-                     struct cuda_input_spec *prepared)
+static void run_down(struct cuda_ctx *c, const struct expert_slots_args *a,
+                     const struct cuda_expert_range *of, struct cuda_input_spec *prepared)
 {
     const struct weight *w = &a->down[of->first];
     struct cuda_input_spec in = {
         .x = a->act,
         .bf16 = x_type_of(w) == DTYPE_BF16,
         .x_stride = prepared_stride(w),
-        .n_rows = n_slots,
+        .n_rows = a->n_slots,
         .n = w->n_in,
     };
     struct gemm g = gemm_of(c, w);
     g.begin = a->begin + of->first;
     g.n_groups = of->n;
-    g.n_rows = n_slots;
+    g.n_rows = a->n_slots;
     g.y = a->out;
     g.y_stride = w->n_out;
     in.as = choose_input_type(c, &g, &in, true);
@@ -392,7 +390,25 @@ static void run_down(struct cuda_ctx *c, const struct experts_args *a,
         *prepared = in;
     }
     set_inputs(c, &in, &g);
-    run_group(c, w, of->n, g, "down of experts"); /* [rows used, H] */
+    run_group(c, w, of->n, g, "down of experts"); /* [slots, H] */
+}
+
+static struct expert_slots_args slots_of(const struct experts_args *a)
+{
+    return (struct expert_slots_args){
+        .gate_up = a->gate_up,
+        .down = a->down,
+        .n_experts = a->n_experts,
+        .n_slots = a->n_rows * (size_t)a->n_used,
+        .x = a->h,
+        .x_stride = a->gate_up[0].n_in,
+        .n_x_rows = a->n_rows,
+        .rows = a->rows,
+        .begin = a->begin,
+        .out = a->out,
+        .act = a->act,
+        .jobs = a->jobs,
+    };
 }
 
 /* Gate and up of the shared expert and of the others take the same inputs, which the inputs of down
@@ -400,7 +416,7 @@ static void run_down(struct cuda_ctx *c, const struct experts_args *a,
 void cuda_experts(struct kernel_ctx *base, const struct experts_args *a)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
-    const size_t n_slots = a->n_rows * (size_t)a->n_used;
+    const struct expert_slots_args slots = slots_of(a);
     struct cuda_input_spec prepared = { 0 };
     if (a->n_rows == 0) return;
     if (!a->sorted)
@@ -408,11 +424,11 @@ void cuda_experts(struct kernel_ctx *base, const struct experts_args *a)
                          "sorting rows by expert");
     run_shared_gate_up(c, a, &prepared);
     /* ranges may use the same buffer one after the other */
-    for (struct cuda_expert_range of = expert_range_from(a, 0); of.n > 0;
-         of = expert_range_from(a, of.first + of.n)) {
-        run_gate_up(c, a, &of, n_slots, &prepared);
+    for (struct cuda_expert_range of = expert_range_from(&slots, 0); of.n > 0;
+         of = expert_range_from(&slots, of.first + of.n)) {
+        run_gate_up(c, &slots, &of, &prepared);
         if (of.first == 0) run_shared_down(c, a, &prepared);
-        run_down(c, a, &of, n_slots, &prepared);
+        run_down(c, &slots, &of, &prepared);
     }
     const struct combine_args all = {
         .y = a->x,
@@ -425,4 +441,16 @@ void cuda_experts(struct kernel_ctx *base, const struct experts_args *a)
         .add = true,
     };
     cuda_combine(base, &all); /* [rows, H] */
+}
+
+void cuda_expert_slots(struct kernel_ctx *base, const struct expert_slots_args *a)
+{
+    struct cuda_ctx *c = cuda_ctx_of(base);
+    struct cuda_input_spec prepared = { 0 };
+    if (a->n_slots == 0) return;
+    for (struct cuda_expert_range of = expert_range_from(a, 0); of.n > 0;
+         of = expert_range_from(a, of.first + of.n)) {
+        run_gate_up(c, a, &of, &prepared);
+        run_down(c, a, &of, &prepared);
+    }
 }

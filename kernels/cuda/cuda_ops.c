@@ -125,6 +125,7 @@ static const struct kernel_ops CUDA_OPS = {
     .route = cuda_route,
     .combine = cuda_combine,
     .experts = cuda_experts,
+    .expert_slots = cuda_expert_slots,
 };
 
 static const struct weight_ops CUDA_WEIGHT_OPS = {

@@ -308,6 +308,34 @@ static inline void on_experts(struct kernel_ctx *c, struct experts_args a)
         mem_free(a.shared.act), mem_free(a.jobs);
 }
 
+/* `rows`, `begin` and `out` are the caller's; act and jobs are made here. */
+static inline void on_expert_slots(struct kernel_ctx *c, struct expert_slots_args a)
+{
+    struct mirrors m = { .c = c };
+    const size_t hidden = a.gate_up[0].n_in, n = a.n_slots ? a.n_slots : 1;
+    a.act = MEM_ARRAY(float, prequantized_floats(n, a.down[0].n_in));
+    a.jobs = MEM_ARRAY(struct matmul_args, (size_t)a.n_experts);
+    struct expert_slots_args on = a;
+    const struct {
+        const void *host, **to;
+        size_t bytes;
+        bool out;
+    } arrays[] = {
+        { a.x, (const void **)&on.x, floats(a.n_x_rows * a.x_stride), false },
+        { a.rows, (const void **)&on.rows, n * sizeof(int32_t), false },
+        { a.begin, (const void **)&on.begin, ((size_t)a.n_experts + 1) * sizeof(int32_t), false },
+        { a.act, (const void **)&on.act, floats(prequantized_floats(n, a.down[0].n_in)), false },
+        { a.out, (const void **)&on.out, floats(n * hidden), true },
+    };
+    for (size_t i = 0; i < COUNT_OF(arrays); i++)
+        note(&m, arrays[i].host, arrays[i].bytes, arrays[i].out);
+    send(&m);
+    for (size_t i = 0; i < COUNT_OF(arrays); i++) *arrays[i].to = there(&m, arrays[i].host);
+    c->ops->expert_slots(c, &on);
+    fetch(&m);
+    mem_free(a.act), mem_free(a.jobs);
+}
+
 /* ---- attention ---- */
 
 /* One step: kv_append, then attention, both with the pool `pool` of pool_bytes. If append or the

@@ -1,5 +1,5 @@
-/* test_experts.c - the experts op of every backend, against the same result computed by one product
- * per row and choice.
+/* test_experts.c - the ops experts and expert_slots of every backend, against the same result
+ * computed by one product per row and choice.
  *
  * CPU backends give the same bits: which rows share a product changes nothing. A GPU's result is
  * within the rounding of bf16 rows, and a row alone gives the bits that it gives among others. The
@@ -151,6 +151,38 @@ static void check_rows(struct kernel_ctx *c, const struct layer *l, size_t n, bo
     mem_free(h), mem_free(x), mem_free(weights), mem_free(got), mem_free(want);
 }
 
+/* Rows of a rank: some experts have none, rows come from anywhere in a wider x, and slots beyond the
+ * last expert's are left alone. */
+static void check_slots(struct kernel_ctx *c, const struct layer *l, size_t n, double bound)
+{
+    enum { STRIDE = HIDDEN + 32, SPARE = 3 };
+    float *x = random_floats((n + 1) * STRIDE, 2), *want = MEM_ARRAY(float, (n + SPARE) * HIDDEN),
+          *got = MEM_ARRAY(float, (n + SPARE) * HIDDEN);
+    const size_t sizes[EXPERTS] = { n / 4, 0, n / 5, n / 5, n - n / 4 - 2 * (n / 5), 0 };
+    int32_t rows[ROWS_MAX + SPARE] = { 0 }, begin[EXPERTS + 1] = { 0 };
+    for (size_t i = 0; i < EXPERTS; i++) begin[i + 1] = begin[i] + (int32_t)sizes[i];
+    for (size_t s = 0; s < n; s++) rows[s] = (int32_t)(random_u32() % (n + 1));
+    for (size_t i = 0; i < (n + SPARE) * HIDDEN; i++) got[i] = want[i] = 7.5f;
+    for (int32_t e = 0; e < EXPERTS; e++)
+        for (int32_t s = begin[e]; s < begin[e + 1]; s++)
+            through(c, &l->gate_up[e], &l->last[e], NULL, x + (size_t)rows[s] * STRIDE,
+                    want + (size_t)s * HIDDEN);
+    on_expert_slots(c, (struct expert_slots_args){
+                           .gate_up = l->gate_up,
+                           .down = l->last,
+                           .n_experts = EXPERTS,
+                           .n_slots = n + SPARE,
+                           .x = x,
+                           .x_stride = STRIDE,
+                           .n_x_rows = n + 1,
+                           .rows = rows,
+                           .begin = begin,
+                           .out = got,
+                       });
+    check_against_ref(c, got, want, (n + SPARE) * HIDDEN, bound, "expert_slots", n, 0);
+    mem_free(x), mem_free(want), mem_free(got);
+}
+
 static void experts_cases(const char *isa)
 {
     static const struct {
@@ -174,6 +206,8 @@ static void experts_cases(const char *isa)
                 if (cases[i].other == cases[i].t || counts[k] == 17) /* the emulated GPU is slow */
                     check_rows(c, l, TEST_IS_SANITIZED && counts[k] == ROWS_MAX ? 23 : counts[k],
                                shared != 0, 1e-6);
+        for (size_t k = 0; k < COUNT_OF(counts); k++)
+            check_slots(c, l, TEST_IS_SANITIZED && counts[k] == ROWS_MAX ? 23 : counts[k], 1e-6);
         free_layer(c, l);
         kernel_ctx_free(c);
     }
