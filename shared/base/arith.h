@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 static inline size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
+static inline size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 static inline int32_t min_i32(int32_t a, int32_t b) { return a < b ? a : b; }
 static inline int32_t max_i32(int32_t a, int32_t b) { return a > b ? a : b; }
 static inline size_t div_up(size_t n, size_t by) { return (n + by - 1) / by; }

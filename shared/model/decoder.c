@@ -7,10 +7,13 @@
 
 /* ---- step ---- */
 
+/* A rank without rows only takes part in what sparse layers exchange. */
 static void layer_forward(const struct decoder_step *s, struct decoder *d, uint32_t i)
 {
     const struct decoder_layer *l = &d->layers[i];
-    l->attention->ops->forward(s, l->attention, d->attention_work, l->attn_norm, i);
+    if (s->n_rows == 0 && !model_layer_is_sparse(&s->m->config, i)) return;
+    if (s->n_rows > 0)
+        l->attention->ops->forward(s, l->attention, d->attention_work, l->attn_norm, i);
     l->ffn->ops->forward(s, l->ffn, l->ffn_work, l->ffn_norm);
 }
 
@@ -49,10 +52,10 @@ static void compute(struct model *m, const struct model_batch *b, const struct k
         .cos_sin = d->cos_sin,
         .x = d->x,
         .n_rows = (size_t)step->n_rows,
-        .gather_fault = &m->gather_fault,
+        .exchange_fault = &m->exchange_fault,
     };
     /* [R, H] */
-    k->ops->embed(k, d->x, &d->embed, step->ids, s.n_rows);
+    if (s.n_rows > 0) k->ops->embed(k, d->x, &d->embed, step->ids, s.n_rows);
     for (uint32_t i = 0; i < m->config.n_layers; i++) layer_forward(&s, d, i);
     if (step->n_logits > 0) head_forward(&s, d, step, d->logits ? d->logits : b->logits);
 }
@@ -85,7 +88,12 @@ bool decoder_forward(struct model *m, const struct model_batch *b)
         .parity = b->parity,
         .eager = b->eager,
     };
-    m->gather_fault.code = OK;
+    m->exchange_fault.code = OK;
+    if (b->n_rows == 0) {
+        compute(m, b, &step);
+        device_wait(k->device);
+        return false;
+    }
     d->lists[0] = (struct attn_list){ .seqs = b->seqs, .n_seqs = b->n_seqs };
     step.n_lists += d->attention_work->ops->lists(m, b, d->attention_work, d->lists + 1);
     k->step_ops->upload(k, &step);
@@ -176,7 +184,7 @@ struct kv_layer decoder_kv_layer(const struct decoder_step *s, uint32_t i_layer)
 
 void decoder_kv_written(const struct decoder_step *s, uint32_t i_layer)
 {
-    if (device_fault(s->m->kernels->device, NULL) != OK || s->gather_fault->code != OK) return;
+    if (device_fault(s->m->kernels->device, NULL) != OK || s->exchange_fault->code != OK) return;
     if (s->b->on_layer) s->b->on_layer(s->b->on_layer_arg, i_layer);
 }
 
@@ -184,7 +192,7 @@ void decoder_gather(const struct decoder_step *s, float *y, size_t y_stride, con
                     size_t mine_stride, size_t n_rows, const struct share_cut *cut)
 {
     const struct model_gather *g = &s->m->gather;
-    struct err *fault = s->gather_fault;
+    struct err *fault = s->exchange_fault;
     size_t first[SHARE_RANKS_MAX + 1];
     if (!decoder_is_cut(s) || fault->code != OK) return;
     share_cut_places(&s->m->share, cut, first);

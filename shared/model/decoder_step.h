@@ -13,12 +13,12 @@
 struct decoder_step {
     const struct model *m;
     const struct model_batch *b;
-    const int32_t *pos;       /* [R], uploaded */
-    struct attn_list all;     /* the step's sequences, uploaded */
-    const float *cos_sin;     /* rope_table */
-    float *x;                 /* [R, H] */
-    size_t n_rows;            /* R */
-    struct err *gather_fault; /* of the model */
+    const int32_t *pos;         /* [R], uploaded */
+    struct attn_list all;       /* the step's sequences, uploaded */
+    const float *cos_sin;       /* rope_table */
+    float *x;                   /* [R, H] */
+    size_t n_rows;              /* R */
+    struct err *exchange_fault; /* of the model */
 };
 
 /* The KV pool of one layer. */

@@ -12,33 +12,7 @@
 
 #include "shared/base/arith.h"
 #include "shared/base/mem.h"
-#include "shared/model/ffn.h"
-
-struct ffn_moe {
-    struct ffn_layer base;
-    struct weight router;          /* [E, H], f32 */
-    float *selection_bias;         /* [E]; NULL: none */
-    struct weight *gate_up, *down; /* [n_mine] */
-    struct swiglu shared;          /* with shared_intermediate > 0 */
-    uint32_t n_experts;            /* E, of all ranks */
-    uint32_t first_mine, n_mine;   /* experts of this rank */
-};
-
-struct ffn_moe_work {
-    struct ffn_work base;
-    uint32_t max_rows;        /* rows that are routed at a time */
-    float *logits;            /* [rows, E] */
-    int32_t *experts;         /* [rows, used] */
-    float *weights;           /* [rows, used] */
-    int32_t *rows;            /* [rows used]: the row of h at each place of the sorted order */
-    int32_t *index;           /* [rows used]: the place of (row, j) */
-    int32_t *begin;           /* [E + 1]: first place of each expert */
-    float *h;                 /* [rows, H], normalised */
-    float *act;               /* [rows used, I] by place, pre-quantised for down */
-    float *out;               /* [rows used, H] by place */
-    float *shared_act;        /* [rows, shared I], pre-quantised for down */
-    struct matmul_args *jobs; /* [E + 1] */
-};
+#include "shared/model/ffn_moe.h"
 
 /* Rows of a step that are routed at a time: enough for over a hundred per expert in most models,
  * and as many as a [rows used, H] buffer of 256 MiB holds (DeepSeek-V3: 1170). */
@@ -134,12 +108,37 @@ static size_t moe_rows_at_once(const struct model *m)
     return rows < m->max_rows ? rows : m->max_rows;
 }
 
+/* Slots of `rows` rows of every rank: of one rank's own, all. With others, on the CPU: twice what a
+ * rank gets when rows choose evenly, and room for a row of every rank in any case, so that pieces
+ * which find no room can be halved until they do. On a GPU, where nobody waits for counts: all that
+ * could come. */
+static size_t moe_slots_at_once(const struct model *m, size_t rows)
+{
+    const size_t used = m->config.moe.n_used, size = m->share.ep_size;
+    if (size < 2) return rows * used;
+    const size_t most = size * rows * used;
+    if (!m->kernels->device->is_host) return most;
+    return min_size(most, max_size(2 * rows * used, size * used));
+}
+
+void model_ep_needs(const struct model *m, struct ep_config *c)
+{
+    const size_t rows = moe_rows_at_once(m);
+    c->max_rows = (int32_t)rows;
+    c->mode = m->kernels->device->is_host ? EP_THROUGHPUT : EP_LOW_LATENCY;
+    c->hidden = (int32_t)m->config.hidden;
+    c->n_used = (int32_t)m->config.moe.n_used;
+    c->max_slots = moe_slots_at_once(m, rows);
+    c->placement.n_logical = (int32_t)m->config.moe.n_experts;
+}
+
 static void moe_bind_work(struct binder *b, struct ffn_work *base)
 {
     struct ffn_moe_work *w = (struct ffn_moe_work *)base;
     const struct model_config *c = &b->m->config;
     const size_t rows = moe_rows_at_once(b->m), experts = c->moe.n_experts, used = c->moe.n_used;
     w->max_rows = (uint32_t)rows;
+    w->max_slots = moe_slots_at_once(b->m, rows);
     w->jobs = bind_host(b, experts + 1, sizeof *w->jobs);
     bind_ints(b, rows, used, &w->experts);
     bind_ints(b, rows, used, &w->rows);
@@ -148,11 +147,11 @@ static void moe_bind_work(struct binder *b, struct ffn_work *base)
     bind_floats(b, rows, experts, &w->logits);
     bind_floats(b, rows, used, &w->weights);
     bind_floats(b, rows, c->hidden, &w->h);
-    bind_floats(b, rows * used, round_up(c->moe.intermediate, MATMUL_PREQUANTIZED_ALIGN), &w->act);
-    bind_floats(b, rows * used, c->hidden, &w->out);
+    bind_floats(b, w->max_slots, round_up(c->moe.intermediate, MATMUL_PREQUANTIZED_ALIGN), &w->act);
+    bind_floats(b, w->max_slots, c->hidden, &w->out);
     bind_floats(b, rows, round_up(c->moe.shared_intermediate, MATMUL_PREQUANTIZED_ALIGN),
                 &w->shared_act);
-    bind_reserve(b, rows * (used + 1), c->hidden);
+    bind_reserve(b, rows + w->max_slots, c->hidden);
 }
 
 static void moe_release(struct kernel_ctx *k, struct ffn_layer *base)
@@ -171,14 +170,14 @@ static void moe_release_work(struct ffn_work *w) { mem_free(w); }
 
 /* ---- step ---- */
 
-static void route(const struct decoder_step *s, const struct ffn_moe *e,
-                  const struct ffn_moe_work *w, size_t rows)
+void moe_route_rows(const struct decoder_step *s, const struct ffn_moe *e,
+                    const struct ffn_moe_work *w, const float *h, size_t rows, bool sorted)
 {
     const struct moe_config *c = &s->m->config.moe;
     struct kernel_ctx *k = s->m->kernels;
     const struct matmul_args router = {
         .w = &e->router,
-        .x = w->h,
+        .x = h,
         .x_stride = e->router.n_in,
         .n_rows = rows,
         .y = w->logits,
@@ -197,9 +196,9 @@ static void route(const struct decoder_step *s, const struct ffn_moe *e,
         .scale = c->scale,
         .experts = w->experts,
         .weights = w->weights,
-        .rows = w->rows,
-        .index = w->index,
-        .begin = w->begin,
+        .rows = sorted ? w->rows : NULL,
+        .index = sorted ? w->index : NULL,
+        .begin = sorted ? w->begin : NULL,
     };
     a.score = c->score == ROUTE_SIGMOID ? ROUTE_SIGMOID : ROUTE_SOFTMAX;
     a.group_score = c->group_score == GROUP_TOP2_SUM ? GROUP_TOP2_SUM : GROUP_MAX;
@@ -246,12 +245,16 @@ static void moe_forward(const struct decoder_step *s, const struct ffn_layer *ba
     const struct ffn_moe_work *w = (const struct ffn_moe_work *)base_work;
     const size_t hidden = s->m->config.hidden;
     struct kernel_ctx *k = s->m->kernels;
+    if (s->m->ep) {
+        moe_forward_ep(s, e, w, norm);
+        return;
+    }
     for (size_t at = 0, rows; at < s->n_rows; at += rows) {
         rows = s->n_rows - at < w->max_rows ? s->n_rows - at : w->max_rows;
         float *x = s->x + at * hidden;
         /* [rows, H] */
         k->ops->rms_norm(k, w->h, hidden, x, hidden, norm, rows, hidden, s->m->config.rms_eps);
-        route(s, e, w, rows);
+        moe_route_rows(s, e, w, w->h, rows, true);
         run_experts(s, e, w, x, rows);
     }
 }

@@ -318,12 +318,24 @@ void model_kv_layout(const struct model *m, uint32_t block_tokens, uint32_t n_bl
     out->model_fingerprint = m->fingerprint;
 }
 
+struct share_part model_routed_rows(const struct model *m, size_t n_rows)
+{
+    return share_units(&m->share, n_rows, 1);
+}
+
+void model_set_ep(struct model *m, struct ep *ep)
+{
+    ASSERT(!ep || ep->n_local == (int32_t)m->share.n_experts);
+    m->ep = ep;
+}
+
 /* Ids and positions were checked with the request; a wrong one would read past a table here. */
 static void check_batch(const struct model *m, const struct model_batch *b)
 {
     ASSERT(m->share.tp_size == 1 || m->gather.columns);
-    ASSERT(m->share.n_experts == m->config.moe.n_experts);
-    ASSERT(b->n_rows >= 1 && (uint32_t)b->n_rows <= m->max_rows);
+    ASSERT(m->share.n_experts == m->config.moe.n_experts || m->ep);
+    ASSERT(b->n_rows >= (m->ep ? 0 : 1) && (uint32_t)b->n_rows <= m->max_rows);
+    ASSERT(!m->ep || b->group_rows >= model_routed_rows_max(m, (size_t)b->n_rows));
     ASSERT(b->block_tokens >= 1 && b->block_tokens <= KERNEL_BLOCK_TOKENS_MAX);
     ASSERT(b->n_logits >= 0 && b->n_logits <= b->n_rows && (uint32_t)b->n_logits <= m->max_logits);
     for (int32_t i = 0; i < b->n_rows; i++) {

@@ -14,6 +14,7 @@
 #define BATON_MODEL_MODEL_H
 
 #include "kernels/backend.h"
+#include "kernels/ep/ep.h"
 #include "shared/kv/kv_layout.h"
 #include "shared/model/share.h"
 
@@ -104,6 +105,9 @@ struct model_batch {
     void (*on_layer)(void *arg, uint32_t layer);
     void *on_layer_arg;
     bool eager; /* launch every kernel: do not replay a captured graph, call on_layer */
+    /* With model.ep: the most rows that one of its ranks routes in this step, the same number on
+     * all of them (model_routed_rows). A rank without rows takes part with n_rows 0. */
+    uint32_t group_rows;
 };
 
 /* How the ranks of a tensor-parallel node exchange what they computed. Every rank makes the same
@@ -111,7 +115,7 @@ struct model_batch {
  * columns: y [n_rows, first[tp_size]], rows y_stride floats apart, gets the columns
  * [first[r], first[r + 1]) of every rank r; this rank's are `mine`, rows mine_stride floats apart,
  * which may be their place in y. A rank can have none. Called on the engine thread, which it may
- * block. After an error no more calls are made in this step (model.gather_fault). */
+ * block. After an error no more calls are made in this step (model.exchange_fault). */
 struct model_gather {
     void *arg;
     enum status (*columns)(void *arg, float *y, size_t y_stride, const float *mine,
@@ -146,9 +150,11 @@ struct model {
     struct kernel_ctx *kernels;
     struct model_share share;   /* n_experts is a number */
     struct model_gather gather; /* columns NULL: none */
-    /* Why a gather of the last step failed; code OK: none did. After a failure the step's logits
-     * and KV mean nothing, and on_layer was not called for the layers from there on. */
-    struct err gather_fault;
+    struct ep *ep;              /* model_set_ep; NULL: all experts are here */
+    /* Why a gather, or an exchange of rows through `ep`, failed in the last step; code OK: none
+     * did. After a failure the step's logits and KV mean nothing, and on_layer was not called for
+     * the layers from there on. */
+    struct err exchange_fault;
     struct weights *weights; /* NULL once they are packed */
     struct decoder *decoder;
     uint64_t fingerprint; /* of the whole model, whatever the share */
@@ -180,6 +186,20 @@ void model_kv_layout(const struct model *m, uint32_t block_tokens, uint32_t n_bl
 void model_config_kv_layout(const struct model_config *c, const struct model_share *share,
                             enum dtype kv, uint32_t block_tokens, uint32_t n_blocks,
                             struct kv_layout *out);
+/* Rows of a step of n_rows that this rank routes to experts: the ranks of a tensor-parallel node
+ * divide them. At most model_routed_rows_max on any of them. */
+struct share_part model_routed_rows(const struct model *m, size_t n_rows);
+static inline size_t model_routed_rows_max(const struct model *m, size_t n_rows)
+{
+    return (n_rows + m->share.tp_size - 1) / m->share.tp_size;
+}
+/* What the model needs of an ep object: mode, max_rows, hidden, n_used, max_slots and
+ * placement.n_logical; the other members are left as they are. */
+void model_ep_needs(const struct model *m, struct ep_config *c);
+/* Rows of the next steps travel to experts of other ranks through `ep`, whose placement gives this
+ * rank the experts of its share. Borrowed; replaces the one before; NULL: none. Engine thread,
+ * between steps. */
+void model_set_ep(struct model *m, struct ep *ep);
 /* Submits a step. True: the device chooses its tokens, and model_fetch waits for them; steps that
  * are submitted meanwhile run after it. At most two steps may be sampled and not fetched, of
  * different parity. False: the step is complete, logits and KV are there. Always false without

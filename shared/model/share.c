@@ -88,6 +88,12 @@ void share_cut_places(const struct model_share *s, const struct share_cut *cut, 
     first[s->tp_size] = cut->n;
 }
 
+struct share_part share_experts(uint32_t ep_rank, uint32_t ep_size, uint32_t n_experts)
+{
+    const struct model_share s = { .tp_rank = ep_rank, .tp_size = ep_size };
+    return share_units(&s, n_experts, 1);
+}
+
 bool share_part_is_aligned(struct share_part p, size_t n_outputs, size_t unit)
 {
     const size_t end = p.first + p.n;

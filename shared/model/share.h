@@ -35,6 +35,7 @@ struct model_share {
     /* Routed experts of this rank: [first_expert, first_expert + n_experts) in every sparse layer;
      * n_experts SHARE_ALL_EXPERTS in model_options: all. */
     uint32_t first_expert, n_experts;
+    uint32_t ep_size; /* ranks whose rows may come to this one's experts; 0, 1: no others */
 };
 
 /* Outputs, heads or columns [first, first + n). */
@@ -67,6 +68,8 @@ struct share_cut share_cut(const struct model_share *s, size_t n_outputs, size_t
 void share_cut_places(const struct model_share *s, const struct share_cut *cut, size_t *first);
 /* Does the part of n_outputs begin and end between units? An empty one does. */
 bool share_part_is_aligned(struct share_part p, size_t n_outputs, size_t unit);
+/* The routed experts of rank ep_rank of ep_size, as many for each as can be. */
+struct share_part share_experts(uint32_t ep_rank, uint32_t ep_size, uint32_t n_experts);
 /* Each of the part's elements is `width` elements of another: of heads, their outputs. */
 static inline struct share_part share_times(struct share_part p, size_t width)
 {

@@ -1,0 +1,134 @@
+/* ffn_moe_ep.c - a mixture of experts of which this rank holds some:
+ *
+ *     h, experts, weights   norm and router of this rank's rows
+ *     ep_plan               which rows go where; no room: all ranks halve the piece alike
+ *     ep_dispatch_begin     rows leave
+ *       x += Shared(h)      while they travel
+ *     ep_dispatch_end       rows of all ranks for the experts of this one
+ *     expert_slots
+ *     ep_combine            x += sum_j w_j result_j, in the order of choices
+ *
+ * All ranks go through the same pieces, also with fewer rows or none. A row's result depends on the
+ * row alone and is added in the order of its choices, so x has the bits of a rank that has all
+ * experts. Ranks of one tensor-parallel node have the same rows: each does a part of them, and x is
+ * gathered at the end. Thread: engine. */
+#include "shared/base/arith.h"
+#include "shared/base/assert.h"
+#include "shared/model/ffn_moe.h"
+
+/* Where the piece's rows and their results are: in the ep object's memory if it has room. */
+struct ep_buffers {
+    float *h, *out;
+};
+
+static struct ep_buffers buffers_of(const struct decoder_step *s, const struct ffn_moe_work *w)
+{
+    const struct ep_places p = ep_places(s->m->ep);
+    return (struct ep_buffers){ p.rows ? p.rows : w->h, p.results ? p.results : w->out };
+}
+
+/* x += Shared(h), both [rows, H]. */
+static void run_shared(const struct decoder_step *s, const struct ffn_moe *e,
+                       const struct ffn_moe_work *w, const float *h, float *x, size_t rows)
+{
+    const struct swiglu *f = &e->shared;
+    struct kernel_ctx *k = s->m->kernels;
+    if (s->m->config.moe.shared_intermediate == 0 || rows == 0) return;
+    const struct matmul_args gate_up = {
+        .w = &f->gate_up,
+        .bias = f->gate_up_bias,
+        .x = h,
+        .x_stride = f->gate_up.n_in,
+        .n_rows = rows,
+        .y = w->shared_act,
+        .quantize_for = &f->down,
+        .epilogue = MATMUL_SILU_MUL,
+    };
+    const struct matmul_args down = {
+        .w = &f->down,
+        .bias = f->down_bias,
+        .x = w->shared_act,
+        .x_prequantized = true,
+        .n_rows = rows,
+        .y = x,
+        .y_stride = f->down.n_out,
+        .epilogue = MATMUL_ADD,
+    };
+    k->ops->matmul(k, &gate_up, 1);
+    k->ops->matmul(k, &down, 1);
+}
+
+static void run_slots(const struct decoder_step *s, const struct ffn_moe *e,
+                      const struct ffn_moe_work *w, const struct ep_batch *in, float *out)
+{
+    const struct expert_slots_args a = {
+        .gate_up = e->gate_up,
+        .down = e->down,
+        .n_experts = (int32_t)e->n_mine,
+        .n_slots = in->n_slots,
+        .x = in->x,
+        .x_stride = in->row_bytes / sizeof(float),
+        .n_x_rows = in->n_slots,
+        .rows = in->x_rows,
+        .begin = in->begin,
+        .out = out,
+        .act = w->act,
+        .jobs = w->jobs,
+    };
+    ASSERT(in->n_slots <= w->max_slots);
+    s->m->kernels->ops->expert_slots(s->m->kernels, &a);
+}
+
+/* One piece: x [rows, H] of this rank. ERR_FULL: on all ranks, and x is as it was. */
+static enum status run_piece(const struct decoder_step *s, const struct ffn_moe *e,
+                             const struct ffn_moe_work *w, const float *norm, float *x, size_t rows,
+                             struct err *err)
+{
+    const size_t hidden = s->m->config.hidden;
+    const struct ep_buffers b = buffers_of(s, w);
+    struct kernel_ctx *k = s->m->kernels;
+    struct ep *ep = s->m->ep;
+    struct ep_batch in;
+    if (rows > 0) {
+        k->ops->rms_norm(k, b.h, hidden, x, hidden, norm, rows, hidden, s->m->config.rms_eps);
+        moe_route_rows(s, e, w, b.h, rows, false);
+    }
+    TRY(ep_plan(ep, w->experts, rows, NULL, err));
+    TRY(ep_dispatch_begin(ep, b.h, hidden, err));
+    run_shared(s, e, w, b.h, x, rows);
+    TRY(ep_dispatch_end(ep, &in, err));
+    run_slots(s, e, w, &in, b.out);
+    const struct ep_combine_args sum = { .out = b.out, .weights = w->weights, .y = x, .add = true };
+    return ep_combine(ep, &sum, err);
+}
+
+/* Gathers the rows that the ranks of this node have done. */
+static void gather_rows(const struct decoder_step *s, struct share_part mine)
+{
+    const size_t hidden = s->m->config.hidden;
+    const struct share_cut rows = { share_times(mine, hidden), s->n_rows * hidden, hidden };
+    if (s->n_rows > 0) decoder_gather(s, s->x, rows.n, s->x + rows.mine.first, rows.n, 1, &rows);
+}
+
+void moe_forward_ep(const struct decoder_step *s, const struct ffn_moe *e,
+                    const struct ffn_moe_work *w, const float *norm)
+{
+    const struct share_part mine = model_routed_rows(s->m, s->n_rows);
+    const size_t most = s->b->group_rows;
+    float *x = s->x + mine.first * s->m->config.hidden;
+    struct err *fault = s->exchange_fault;
+    size_t piece = w->max_rows;
+    for (size_t at = 0; at < most && fault->code == OK;) {
+        const size_t n = min_size(piece, most - at), end = min_size(at + n, mine.n),
+                     rows = end > at ? end - at : 0;
+        const enum status st = run_piece(s, e, w, norm, x + at * s->m->config.hidden, rows, fault);
+        if (st == ERR_FULL && n > 1) {
+            fault->code = OK;
+            piece = div_up(n, 2);
+            continue;
+        }
+        fault->code = st;
+        at += n;
+    }
+    gather_rows(s, mine);
+}

@@ -1,0 +1,312 @@
+/* test_expert_forward.c - steps of ranks that share experts, and of tensor-parallel nodes whose ranks
+ * do: every rank has the logits of one rank that has the whole model, bit for bit.
+ *
+ * Ranks are threads here; their rows travel through the backend `shm` of ep.h. Each node answers
+ * other prompts, of other lengths, and is idle in some steps. */
+#include <pthread.h>
+
+#include "kernels/ep/ep.h"
+#include "tests/fixtures/model_rig.h"
+
+enum {
+    NODES_MAX = 4,
+    RANKS = 8,
+    TP_MAX = 4,
+    N_IDS = TEST_IS_SANITIZED ? 12 : 40,
+    N_STEPS = TEST_IS_SANITIZED ? 5 : 7,
+    STEP_ROWS = N_IDS + 8,
+    WAIT_MS = 60000
+};
+
+/* ---- what a node is asked ---- */
+
+/* Fills in the sequences of a node's step; returns how many. Node 1 is idle in step 3, and node 2
+ * in the first. */
+static int32_t feeds_of(uint32_t node, int step, struct feed *out, int32_t *ids)
+{
+    const int32_t half = N_IDS / 2 - (int32_t)node, first = (int32_t)node * 3;
+    for (int32_t i = 0; i < 2 * N_IDS; i++) ids[i] = (7 + first + (31 + (int32_t)node) * i) % 251;
+    if ((node == 1 && step == 3) || (node == 2 && step == 0)) return 0;
+    if (step == 0 || (node == 2 && step == 1)) {
+        out[0] = (struct feed){ .table = 1, .ids = ids, .n = half };
+        return 1;
+    }
+    if (step == 1 || (node == 2 && step == 2)) {
+        out[0] = (struct feed){ .table = 1, .ids = ids + half, .n = N_IDS - half, .pos = half };
+        out[1] = (struct feed){ .table = 2, .ids = ids + 3, .n = 7 };
+        return 2;
+    }
+    out[0] = (struct feed){
+        .table = 1, .ids = ids + N_IDS + step, .n = 1, .pos = N_IDS + step - 2, .generated = true
+    };
+    if (node == 1 && step > 3) out[0].pos--;
+    if (node == 2) out[0].pos--;
+    return 1;
+}
+
+static uint32_t rows_of(uint32_t node, int step)
+{
+    struct feed feeds[2];
+    int32_t ids[2 * N_IDS], rows = 0;
+    const int32_t n = feeds_of(node, step, feeds, ids);
+    for (int32_t i = 0; i < n; i++) rows += feeds[i].n;
+    return (uint32_t)rows;
+}
+
+/* The logits of all rows of all steps, of which there are *n; steps of a group are told how many
+ * rows its busiest rank routes. */
+static float *answer(struct rig *r, uint32_t node, uint32_t n_nodes, size_t *n)
+{
+    const size_t v = r->n_vocab;
+    float *out = MEM_ARRAY(float, (size_t)N_STEPS *STEP_ROWS *v);
+    *n = 0;
+    for (int step = 0; step < N_STEPS; step++) {
+        struct feed feeds[2];
+        int32_t ids[2 * N_IDS];
+        const int32_t n_feeds = feeds_of(node, step, feeds, ids);
+        r->group_rows = 0;
+        for (uint32_t other = 0; n_nodes > 0 && other < n_nodes; other++) {
+            const uint32_t rows = (uint32_t)model_routed_rows_max(r->m, rows_of(other, step));
+            if (rows > r->group_rows) r->group_rows = rows;
+        }
+        if (n_feeds == 0 && n_nodes == 0) continue;
+        feed_all(r, feeds, n_feeds, out + *n * v);
+        *n += rows_of(node, step);
+    }
+    *n *= v;
+    return out;
+}
+
+/* ---- ranks ---- */
+
+struct group {
+    uint32_t n_nodes, tp, n_experts;
+    bool narrow; /* ranks have room for a row each: pieces are halved again and again */
+    struct model_options o;
+    const char *isa;
+    enum activations activations;
+    pthread_barrier_t all, node[NODES_MAX];
+    unsigned char blobs[RANKS][256], node_blobs[NODES_MAX][TP_MAX][256];
+    size_t n_logits[RANKS];
+    float *logits[RANKS];
+};
+
+struct rank {
+    struct group *g;
+    uint32_t rank, node, tp_rank;
+    pthread_t thread;
+};
+
+static enum status exchange_all(void *arg, const void *mine, size_t bytes, void *all,
+                                struct err *err)
+{
+    struct rank *r = arg;
+    struct group *g = r->g;
+    (void)err;
+    memcpy(g->blobs[r->rank], mine, bytes);
+    pthread_barrier_wait(&g->all);
+    for (uint32_t i = 0; i < g->n_nodes * g->tp; i++)
+        memcpy((char *)all + i * bytes, g->blobs[i], bytes);
+    pthread_barrier_wait(&g->all);
+    return OK;
+}
+
+static enum status exchange_in_node(void *arg, const void *mine, size_t bytes, void *all,
+                                    struct err *err)
+{
+    struct rank *r = arg;
+    struct group *g = r->g;
+    (void)err;
+    memcpy(g->node_blobs[r->node][r->tp_rank], mine, bytes);
+    pthread_barrier_wait(&g->node[r->node]);
+    for (uint32_t i = 0; i < g->tp; i++)
+        memcpy((char *)all + i * bytes, g->node_blobs[r->node][i], bytes);
+    pthread_barrier_wait(&g->node[r->node]);
+    return OK;
+}
+
+static enum status gather(void *arg, float *y, size_t y_stride, const float *mine,
+                          size_t mine_stride, size_t n_rows, const size_t *first, struct err *err)
+{
+    return ep_gather_columns(arg, y, y_stride, mine, mine_stride, n_rows, first, err);
+}
+
+static struct ep *open_gather(struct rank *r, const struct kernel_ctx *k)
+{
+    const struct ep_config c = {
+        .backend = "shm",
+        .device = k->device,
+        .rank = (int32_t)r->tp_rank,
+        .size = (int32_t)r->g->tp,
+        .collective_bytes = (size_t)8 << 20,
+        .timeout_ms = WAIT_MS,
+        .exchange = exchange_in_node,
+        .exchange_arg = r,
+    };
+    struct ep *e;
+    CHECK_OK(ep_create(&c, &e, NULL));
+    return e;
+}
+
+static struct ep *open_ep(struct rank *r, const struct model *m)
+{
+    const uint32_t size = r->g->n_nodes * r->g->tp;
+    int32_t first[RANKS + 1];
+    for (uint32_t i = 0; i < size; i++)
+        first[i] = (int32_t)share_experts(i, size, m->config.moe.n_experts).first;
+    first[size] = (int32_t)m->config.moe.n_experts;
+    struct ep_config c = {
+        .backend = size > 1 ? "shm" : "self",
+        .device = m->kernels->device,
+        .rank = (int32_t)r->rank,
+        .size = (int32_t)size,
+        .placement = { .n_physical = first[size], .first = first },
+        .send = DTYPE_F32,
+        .back = DTYPE_F32,
+        .timeout_ms = WAIT_MS,
+        .exchange = exchange_all,
+        .exchange_arg = r,
+    };
+    struct ep *e;
+    model_ep_needs(m, &c);
+    if (r->g->narrow) c.max_slots = size * (size_t)c.n_used;
+    CHECK_OK(ep_create(&c, &e, NULL));
+    return e;
+}
+
+/* Opens the rank's kernels before its model, which needs the gather object while it is loaded. */
+static void *run_rank(void *arg)
+{
+    struct rank *r = arg;
+    struct group *g = r->g;
+    const uint32_t size = g->n_nodes * g->tp;
+    struct model_options o = g->o;
+    struct rig rig;
+    struct model_share share = { .tp_rank = r->tp_rank, .tp_size = g->tp, .ep_size = size };
+    struct model_gather by = { .columns = gather };
+    const struct share_part mine = share_experts(r->rank, size, g->n_experts);
+    share.first_expert = (uint32_t)mine.first;
+    share.n_experts = (uint32_t)mine.n;
+    o.share = &share;
+    o.gather = &by;
+    rig_open_with(&rig, o, g->isa, g->activations);
+    struct ep *of_node = g->tp > 1 ? open_gather(r, rig.k) : NULL, *of_all = open_ep(r, rig.m);
+    rig.m->gather.arg = of_node;
+    model_set_ep(rig.m, of_all);
+    g->logits[r->rank] = answer(&rig, r->node, g->n_nodes, &g->n_logits[r->rank]);
+    CHECK_OK(rig.m->exchange_fault.code);
+    ep_free(of_all);
+    ep_free(of_node);
+    rig_close(&rig);
+    return NULL;
+}
+
+static void run_group(struct group *g)
+{
+    struct rank ranks[RANKS];
+    const uint32_t size = g->n_nodes * g->tp;
+    CHECK(size <= RANKS);
+    pthread_barrier_init(&g->all, NULL, size);
+    for (uint32_t i = 0; i < g->n_nodes; i++) pthread_barrier_init(&g->node[i], NULL, g->tp);
+    for (uint32_t i = 0; i < size; i++) {
+        ranks[i] = (struct rank){ .g = g, .rank = i, .node = i / g->tp, .tp_rank = i % g->tp };
+        CHECK_OK(pthread_create(&ranks[i].thread, NULL, run_rank, &ranks[i]));
+    }
+    for (uint32_t i = 0; i < size; i++) pthread_join(ranks[i].thread, NULL);
+    for (uint32_t i = 0; i < g->n_nodes; i++) pthread_barrier_destroy(&g->node[i]);
+    pthread_barrier_destroy(&g->all);
+}
+
+/* ---- comparison ---- */
+
+/* The answers of each node by a rank that has the whole. */
+struct whole {
+    float *logits[NODES_MAX];
+    size_t n[NODES_MAX];
+    struct model_config config;
+};
+
+static void answer_alone(struct whole *w, const struct group *g)
+{
+    for (uint32_t node = 0; node < NODES_MAX; node++) {
+        struct rig r;
+        rig_open_with(&r, g->o, g->isa, g->activations);
+        w->logits[node] = answer(&r, node, 0, &w->n[node]);
+        w->config = r.m->config;
+        rig_close(&r);
+    }
+}
+
+static void check_group(const struct whole *w, struct group *g)
+{
+    const struct model_share s = { .tp_size = g->tp };
+    if (model_share_check(&s, &w->config, NULL) != OK) return;
+    g->n_experts = w->config.moe.n_experts;
+    run_group(g);
+    for (uint32_t i = 0; i < g->n_nodes * g->tp; i++) {
+        const uint32_t node = i / g->tp;
+        CHECK_EQ_INT(g->n_logits[i], w->n[node]);
+        if (memcmp(g->logits[i], w->logits[node], w->n[node] * sizeof(float)) != 0)
+            test_fail(__FILE__, __LINE__, "%s on %s, %u nodes of %u: logits of rank %u differ",
+                      g->o.path, g->isa, g->n_nodes, g->tp, i);
+        mem_free(g->logits[i]);
+    }
+}
+
+static const struct {
+    uint32_t n_nodes, tp;
+} SIZES[] = { { 1, 1 }, { 2, 1 }, { 3, 1 }, { 4, 1 }, { 1, 2 },
+              { 2, 2 }, { 3, 2 }, { 1, 4 }, { 2, 4 } };
+
+static void check_sizes(struct model_options o, const char *isa, enum activations activations,
+                        bool narrow)
+{
+    struct group *g = MEM_NEW(struct group);
+    struct whole w;
+    g->o = o;
+    g->isa = isa;
+    g->activations = activations;
+    g->narrow = narrow;
+    answer_alone(&w, g);
+    for (size_t i = 0; i < COUNT_OF(SIZES); i++) {
+        g->n_nodes = SIZES[i].n_nodes;
+        g->tp = SIZES[i].tp;
+        check_group(&w, g);
+    }
+    for (uint32_t node = 0; node < NODES_MAX; node++) mem_free(w.logits[node]);
+    mem_free(g);
+}
+
+static void check_shares_of(const char *name)
+{
+    const struct path p = golden(name, "model");
+    const struct model_options o = { .path = p.text };
+    check_sizes(o, "ref", ACTIVATIONS_F32, false);
+    check_sizes(o, "auto", ACTIVATIONS_F32, false);
+    check_sizes(o, "auto", ACTIVATIONS_FAST, true);
+}
+
+TEST(ranks_of_ernie_moe_have_the_logits_of_one) { check_shares_of("ernie_moe"); }
+TEST(ranks_of_qwen3_moe_have_the_logits_of_one) { check_shares_of("qwen3_moe"); }
+TEST(ranks_of_mixtral_have_the_logits_of_one) { check_shares_of("mixtral"); }
+TEST(ranks_of_deepseek_v2_grouped_have_the_logits_of_one)
+{
+    check_shares_of("deepseek_v2_grouped");
+}
+TEST(ranks_of_deepseek_v3_have_the_logits_of_one) { check_shares_of("deepseek_v3"); }
+
+TEST(ranks_that_quantise_have_the_logits_of_one)
+{
+    const struct path p = golden("ernie_moe_untied", "model");
+    check_sizes((struct model_options){ .path = p.text, .quantize = QUANTIZE_WINT8 }, "auto",
+                ACTIVATIONS_FAST, false);
+    check_sizes((struct model_options){ .path = p.text, .quantize = QUANTIZE_WINT4 }, "auto",
+                ACTIVATIONS_FAST, true);
+}
+
+TEST_MAIN(CASE_T(ranks_of_ernie_moe_have_the_logits_of_one, 240),
+          CASE_T(ranks_of_qwen3_moe_have_the_logits_of_one, 240),
+          CASE_T(ranks_of_mixtral_have_the_logits_of_one, 240),
+          CASE_T(ranks_of_deepseek_v2_grouped_have_the_logits_of_one, 240),
+          CASE_T(ranks_of_deepseek_v3_have_the_logits_of_one, 240),
+          CASE_T(ranks_that_quantise_have_the_logits_of_one, 240))
