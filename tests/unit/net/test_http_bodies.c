@@ -276,9 +276,7 @@ static long resident_kib(void)
 
 TEST(http_server_gives_memory_back_after_a_burst_of_small_bodies)
 {
-#ifdef __SANITIZE_ADDRESS__
-    SKIP("the sanitizer's allocator keeps what is freed");
-#endif
+    if (TEST_IS_SANITIZED) SKIP("the sanitizer's allocator keeps what is freed");
     enum { N = 600, LENGTH = 60000 };
     struct site *s = site_default();
     int fds[N];
