@@ -25,7 +25,8 @@
 enum {
     EP_RANKS_MAX = 256,
     EP_PEERS_MAX = 8 /* ranks of `peer`: GPUs of one host */,
-    EP_SCALE_STEP = 128 /* elements that share a scale */
+    EP_SCALE_STEP = 128, /* elements that share a scale */
+    EP_PROGRESS_MS = 100
 };
 
 enum ep_mode { EP_THROUGHPUT, EP_LOW_LATENCY };
@@ -47,7 +48,7 @@ struct ep_placement {
     const int32_t *physical; /* [copies[n_logical]] */
 };
 
-/* The same on all ranks except rank, device and exchange_arg: ep_create compares them. Arrays are
+/* The same on all ranks except rank, device, exchange_arg and progress: ep_create compares them. Arrays are
  * copied. */
 struct ep_config {
     const char *backend;   /* "self", "shm", "peer", "nccl" */
@@ -66,6 +67,9 @@ struct ep_config {
                                        * longest work */
     ep_exchange_fn exchange;          /* may be NULL for `self` */
     void *exchange_arg;
+    /* On the CPU, while a call waits for others, it counts up every EP_PROGRESS_MS, by __atomic
+     * builtins: who waits is not stuck. NULL: nobody looks. */
+    uint64_t *progress;
 };
 
 /* The counts of ep_plan, valid until the next call. */

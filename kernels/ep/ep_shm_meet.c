@@ -211,6 +211,8 @@ static enum status sleep_until_all_came(struct ep_shm *s, struct err *err)
         const uint64_t slice = limit - waited < SLICE_NS ? limit - waited : SLICE_NS,
                        begin = clock_ns();
         sleep_on(&s->bell->rung, seen, slice);
+        if (s->base.config.progress)
+            __atomic_fetch_add(s->base.config.progress, 1, __ATOMIC_RELAXED);
         const uint64_t slept = clock_ns() - begin;
         waited += slept < 2 * (uint64_t)SLICE_NS ? slept : 2 * (uint64_t)SLICE_NS;
         if (slept >= slice) TRY(check_processes(s, err));

@@ -135,6 +135,7 @@ static void release(struct engine *e)
     mem_free(e->lse);
     copy_stream_close(e->progress_stream);
     if (e->kv.ptr) device_mem_free(e->device, &e->kv);
+    if (engine_is_grouped(e)) engine_group_release(e);
     mem_free(e);
 }
 
@@ -144,6 +145,7 @@ enum status engine_create(const struct engine_options *o, struct engine **out, s
     struct engine *e = MEM_NEW(struct engine);
     e->opt = *o;
     e->device = o->model->kernels->device;
+    if (engine_is_grouped(e)) engine_group_init(e);
     list_init(&e->waiting);
     list_init(&e->running);
     for (int i = 0; i < 2; i++) batch_init(&e->batches[i], o->max_batched_tokens, o->max_seqs);
@@ -176,19 +178,21 @@ err_engine:
 
 void engine_stop(struct engine *e)
 {
+    struct engine_command c;
     if (e->joined) return;
     atomic_store_explicit(&e->stop, true, memory_order_release);
+    if (engine_is_grouped(e)) engine_abort_group(e, ENGINE_EVERY_EPOCH);
     mailbox_close(e->commands);
     pthread_join(e->thread, NULL);
     e->joined = true;
+    while (mailbox_take(e->commands, &c)) engine_command_drop(&c);
+    if (engine_is_grouped(e)) engine_group_leave(e);
 }
 
 void engine_free(struct engine *e)
 {
     if (!e) return;
-    struct engine_command c;
     engine_stop(e);
-    while (mailbox_take(e->commands, &c)) engine_command_drop(&c);
     kv_pool_verify(e->pool);
     model_free(e->opt.model);
     release(e);

@@ -28,6 +28,7 @@
  *            decoding. */
 struct engine;
 struct engine_event;
+struct engine_group_event;
 
 struct engine_options {
     struct model *model; /* taken: freed by engine_free */
@@ -54,8 +55,30 @@ struct engine_options {
     /* The device failed and the engine has stopped. Called on the engine thread. May be NULL on the
      * CPU, which does not fail. */
     void (*on_fault)(void *arg, const struct err *err);
+    /* The engine is a rank of a group: it steps only in one that it has joined (below). Called on
+     * the engine thread, and must return at once. NULL: it steps alone. */
+    void (*on_group)(void *arg, const struct engine_group_event *ev);
     void *arg;
 };
+
+/* ---- steps of a group: ranks that share the experts of a model (engine_group.c) ----
+ * All ranks of a group take every step together, some without rows. When nobody has rows, all sleep
+ * until one has: it rings, and its owner passes the bell on to the other ranks' engine_bell. Groups
+ * follow each other by epoch; a new one takes over between two steps, or after the old one was
+ * lost. Then what the aborted step had computed is computed again. */
+enum engine_group_event_kind {
+    ENGINE_GROUP_BELL,   /* others may sleep: call engine_bell(epoch, step) on them */
+    ENGINE_GROUP_JOINED, /* the engine steps in `epoch` from here on */
+    ENGINE_GROUP_LEFT,   /* as asked; no step until it joins another */
+    ENGINE_GROUP_LOST,   /* an exchange failed, why says what; no step until it joins another */
+};
+struct engine_group_event {
+    enum engine_group_event_kind kind;
+    uint64_t epoch, step;
+    const struct err *why; /* LOST; valid during the call */
+};
+/* Of ep_config.collective_bytes, what the agreement on a step takes. */
+enum { ENGINE_GROUP_BYTES = 32 };
 
 /* Everything about one sequence. Copied by engine_submit / engine_reserve. */
 struct engine_request {
@@ -146,6 +169,18 @@ enum status engine_free_quarantined(struct engine *e, uint64_t id) MUST_CHECK;
  * may keep them). Every finished prefill_only sequence needs this or engine_cancel, also with
  * max_tokens 0. */
 enum status engine_release(struct engine *e, uint64_t id) MUST_CHECK;
+
+/* Takes over `ep`, whose placement gives this rank the experts of its model's share, as the group of
+ * `epoch`: at once if the engine is in none, otherwise between two steps, once every rank of the
+ * group that it is in was given one of this epoch. `ep` NULL: it leaves then. Takes `ep` unless it
+ * fails. ERR_INVALID: the epoch is not later than the last. Any thread. */
+enum status engine_join_group(struct engine *e, struct ep *ep, uint64_t epoch) MUST_CHECK;
+/* A rank of the group begins this step. Bells of steps that are over, or of other epochs, do
+ * nothing. Any thread. */
+enum status engine_bell(struct engine *e, uint64_t epoch, uint64_t step) MUST_CHECK;
+/* The group of `epoch` has lost a rank: ends its running exchange here and on the other ranks, at
+ * once; LOST follows, also if the engine joins it only later. Later epochs: nothing. Any thread. */
+void engine_abort_group(struct engine *e, uint64_t epoch);
 
 /* Facts and load; any thread (atomics). */
 struct engine_stats {

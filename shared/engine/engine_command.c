@@ -15,8 +15,11 @@ void engine_command_drop(struct engine_command *c)
 {
     seq_free(c->seq);
     mem_free(c->first);
+    if (c->ep) ep_abort(c->ep);
+    ep_free(c->ep);
     c->seq = NULL;
     c->first = NULL;
+    c->ep = NULL;
 }
 
 static struct seq *find(const struct engine *e, uint64_t id)
@@ -147,6 +150,9 @@ void engine_command_run(struct engine *e, const struct engine_command *c)
     case ENGINE_COMMAND_CANCEL: do_cancel(e, c->id, c->fenced); break;
     case ENGINE_COMMAND_FENCE: do_fence(e, c->id); break;
     case ENGINE_COMMAND_RELEASE: do_release(e, c->id); break;
+    case ENGINE_COMMAND_JOIN:
+    case ENGINE_COMMAND_BELL:
+    case ENGINE_COMMAND_WAKE: engine_group_command(e, c); break;
     }
     mem_free(c->first);
 }

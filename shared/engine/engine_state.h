@@ -4,6 +4,7 @@
  *   engine_command.c  what a command does to its sequence
  *   batch.c           the batch of the next step: admission, growth, preemption
  *   engine_step.c     runs a step and chooses tokens
+ *   engine_group.c    steps that other ranks take too
  *   engine_end.c      ends sequences and gives their blocks back
  *   engine_metrics.c  metrics and the load that other threads read
  *
@@ -28,7 +29,10 @@ enum engine_command_kind {
     ENGINE_COMMAND_ACTIVATE,
     ENGINE_COMMAND_CANCEL,
     ENGINE_COMMAND_FENCE,
-    ENGINE_COMMAND_RELEASE
+    ENGINE_COMMAND_RELEASE,
+    ENGINE_COMMAND_JOIN,
+    ENGINE_COMMAND_BELL,
+    ENGINE_COMMAND_WAKE
 };
 
 /* By value through the mailbox; the receiver owns what the pointers point at. */
@@ -38,6 +42,8 @@ struct engine_command {
     uint64_t id;
     struct seq *seq;              /* SUBMIT, RESERVE */
     struct token_logprobs *first; /* ACTIVATE */
+    struct ep *ep;                /* JOIN; NULL: leave */
+    uint64_t epoch, step;         /* JOIN, BELL */
 };
 
 /* Written by the engine thread (n_waiting and waiting_tokens also by submitting threads), read by
@@ -69,6 +75,28 @@ struct inflight_step {
 struct deferred_blocks {
     int32_t *blocks; /* owned */
     uint32_t n;
+};
+
+#define ENGINE_EVERY_EPOCH UINT64_MAX
+
+/* What each rank says at the beginning of a step. */
+struct engine_group_words {
+    uint64_t epoch, step, n_rows;
+    uint64_t next_epoch; /* of the group that it is ready to step in; this one's: no other */
+};
+
+struct engine_group {
+    pthread_mutex_t lock;           /* of ep, epoch and aborted_epoch: for engine_abort_group */
+    struct ep *ep;                  /* NULL: in no group */
+    uint64_t epoch;                 /* of ep, or of the last one */
+    _Atomic uint64_t aborted_epoch; /* by engine_abort_group: this epoch and all before it */
+    uint64_t step;                  /* the next */
+    struct ep *next; /* to step in from next_epoch on; NULL with next_epoch > epoch: leaves */
+    uint64_t next_epoch;
+    bool asleep;                      /* nobody had rows at the last agreement */
+    bool is_told;                     /* the others know of next_epoch */
+    uint64_t rung_at;                 /* 1 + the step that a bell was for */
+    struct engine_group_words *words; /* [EP_RANKS_MAX] */
 };
 
 struct engine {
@@ -105,6 +133,8 @@ struct engine {
     struct deferred_blocks *deferred_free;  /* [max_seqs] */
     uint32_t n_deferred_free;
 
+    struct engine_group group; /* with opt.on_group */
+
     struct engine_load load;
     struct engine_metrics metrics;
 };
@@ -125,6 +155,19 @@ bool engine_step(struct engine *e);
 /* Appends output token lp->id, emits it, and ends the sequence after its last token (`s` is invalid
  * then). */
 void engine_take_token(struct engine *e, struct seq *s, const struct token_logprobs *lp);
+
+/* engine_group.c */
+void engine_group_init(struct engine *e);
+void engine_group_release(struct engine *e);
+/* Leaves the group without its agreement. After the thread has ended. */
+void engine_group_leave(struct engine *e);
+static inline bool engine_is_grouped(const struct engine *e) { return e->opt.on_group != NULL; }
+/* Agrees with the other ranks on the next step, in which this one has n_rows. True: all take it, and
+ * the busiest rank routes *most rows. False: nobody has rows, or there is no group. */
+bool engine_group_agree(struct engine *e, uint32_t n_rows, uint32_t *most);
+/* An exchange failed: leaves the group. */
+void engine_group_lose(struct engine *e, const struct err *why);
+void engine_group_command(struct engine *e, const struct engine_command *c);
 
 /* engine_end.c */
 /* Gives back the blocks, emits FINISHED and forgets the sequence. A prefill_only sequence keeps its

@@ -126,7 +126,8 @@ static void fill_sample_requests(struct engine *e)
     }
 }
 
-static bool submit(struct engine *e)
+/* group_rows: of the busiest rank; 0 without a group. */
+static bool submit(struct engine *e, uint32_t group_rows)
 {
     struct batch *b = engine_batch(e);
     struct model_batch mb = {
@@ -146,6 +147,7 @@ static bool submit(struct engine *e)
         .on_layer = on_layer,
         .on_layer_arg = e,
         .eager = e->opt.on_kv_ready && has_prefill_only(b),
+        .group_rows = group_rows,
     };
     fill_sample_requests(e);
     return model_submit(e->opt.model, &mb);
@@ -203,14 +205,32 @@ static void count_future(struct engine *e)
     }
 }
 
-static void launch_step(struct engine *e)
+/* The step did not come to its end, because a rank was lost: it is as if it had not begun, and its
+ * rows are computed again. Prompts of which layers have left for a peer, where they were announced
+ * once, end. */
+static void abandon_step(struct engine *e)
+{
+    struct batch *b = engine_batch(e);
+    struct err why = e->opt.model->exchange_fault;
+    for (uint32_t i = 0; i < b->n_chunks; i++)
+        if (b->chunks[i].seq->prefill_only)
+            engine_finish(e, b->chunks[i].seq, ERR_PEER_LOST, FINISH_ERROR, -1);
+    b->n_rows = b->n_chunks = b->n_seqs = b->n_logits = 0;
+    engine_group_lose(e, &why);
+}
+
+static void launch_step(struct engine *e, uint32_t group_rows)
 {
     const struct kernel_ctx *k = e->opt.model->kernels;
     const uint64_t n_graph_steps = k->n_graph_steps;
     struct inflight_step *f = &e->inflight[e->parity];
     if (e->inflight[e->parity ^ 1].active) counter_add(e->metrics.ahead, 1);
     f->begin_ns = clock_ns();
-    f->sampled = submit(e);
+    f->sampled = submit(e, group_rows);
+    if (e->opt.model->exchange_fault.code != OK) {
+        abandon_step(e);
+        return;
+    }
     f->active = true;
     counter_add(e->metrics.graph_steps, k->n_graph_steps - n_graph_steps);
     if (!f->sampled && !e->device->is_host && engine_batch(e)->n_logits > 0)
@@ -348,10 +368,14 @@ bool engine_step(struct engine *e)
     if (!has_results(e)) return false;
     e->parity = before ^ 1;
     batch_build(e);
-    if (engine_batch(e)->n_rows > 0) launch_step(e);
+    uint32_t group_rows = 0;
+    const bool takes_step = engine_is_grouped(e)
+                                ? engine_group_agree(e, engine_batch(e)->n_rows, &group_rows)
+                                : engine_batch(e)->n_rows > 0;
+    if (takes_step) launch_step(e, group_rows);
     if (e->inflight[before].active) complete_step(e, before);
     if (e->inflight[e->parity].active && !e->inflight[e->parity].sampled)
         complete_step(e, e->parity);
     /* freed blocks may let a sequence start */
-    return has_results(e) && (worked || engine_batch(e)->n_rows > 0 || engine_batch(e)->preempted);
+    return has_results(e) && (worked || takes_step || engine_batch(e)->preempted);
 }

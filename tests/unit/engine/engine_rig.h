@@ -36,6 +36,7 @@ struct rig {
     struct metrics *metrics;
     struct engine *engine;
     struct mailbox *events;
+    const struct model *model; /* the engine's */
 };
 
 struct rig_options {
@@ -49,6 +50,8 @@ struct rig_options {
     const char *isa; /* kernel backend; NULL: the CPU's best */
     bool eager;
     size_t sampling_edit_bytes;
+    const struct model_share *share; /* of a rank; NULL: the whole */
+    void (*on_group)(void *arg, const struct engine_group_event *ev);
     void (*on_kv_ready)(void *arg, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end,
                         const int32_t *blocks, uint64_t event);
 };
@@ -101,6 +104,7 @@ __attribute__((unused)) static void rig_open(struct rig *r, struct rig_options o
         .path = o.config ? rig_config_folder(o.config) : test_data(path),
         .max_model_len = RIG_TOKENS_MAX,
         .dummy = o.config != NULL,
+        .share = o.share,
     };
     if (stat(mo.path, &sb) != 0) SKIP("the golden's folder under tests/data is not there");
     *r = (struct rig){
@@ -124,12 +128,14 @@ __attribute__((unused)) static void rig_open(struct rig *r, struct rig_options o
         .eager = o.eager,
         .on_kv_ready = o.on_kv_ready,
         .on_fault = rig_on_fault,
+        .on_group = o.on_group,
         .arg = r,
     };
     mo.max_rows = eo.max_batched_tokens;
     mo.kernels = r->kernels;
     if (model_load(&mo, &model, &err) != OK) test_fail(__FILE__, __LINE__, "%s", err.text);
     eo.model = model;
+    r->model = model;
     if (engine_create(&eo, &r->engine, &err) != OK) test_fail(__FILE__, __LINE__, "%s", err.text);
 }
 

@@ -5,17 +5,15 @@
  * other prompts, of other lengths, and is idle in some steps. */
 #include <pthread.h>
 
-#include "kernels/ep/ep.h"
 #include "tests/fixtures/model_rig.h"
+#include "tests/fixtures/rank_meeting.h"
 
 enum {
     NODES_MAX = 4,
     RANKS = 8,
-    TP_MAX = 4,
     N_IDS = TEST_IS_SANITIZED ? 12 : 40,
     N_STEPS = TEST_IS_SANITIZED ? 5 : 7,
-    STEP_ROWS = N_IDS + 8,
-    WAIT_MS = 60000
+    STEP_ROWS = N_IDS + 8
 };
 
 /* ---- what a node is asked ---- */
@@ -85,8 +83,7 @@ struct group {
     struct model_options o;
     const char *isa;
     enum activations activations;
-    pthread_barrier_t all, node[NODES_MAX];
-    unsigned char blobs[RANKS][256], node_blobs[NODES_MAX][TP_MAX][256];
+    struct rank_meeting all, node[NODES_MAX];
     size_t n_logits[RANKS];
     float *logits[RANKS];
 };
@@ -97,100 +94,22 @@ struct rank {
     pthread_t thread;
 };
 
-static enum status exchange_all(void *arg, const void *mine, size_t bytes, void *all,
-                                struct err *err)
-{
-    struct rank *r = arg;
-    struct group *g = r->g;
-    (void)err;
-    memcpy(g->blobs[r->rank], mine, bytes);
-    pthread_barrier_wait(&g->all);
-    for (uint32_t i = 0; i < g->n_nodes * g->tp; i++)
-        memcpy((char *)all + i * bytes, g->blobs[i], bytes);
-    pthread_barrier_wait(&g->all);
-    return OK;
-}
-
-static enum status exchange_in_node(void *arg, const void *mine, size_t bytes, void *all,
-                                    struct err *err)
-{
-    struct rank *r = arg;
-    struct group *g = r->g;
-    (void)err;
-    memcpy(g->node_blobs[r->node][r->tp_rank], mine, bytes);
-    pthread_barrier_wait(&g->node[r->node]);
-    for (uint32_t i = 0; i < g->tp; i++)
-        memcpy((char *)all + i * bytes, g->node_blobs[r->node][i], bytes);
-    pthread_barrier_wait(&g->node[r->node]);
-    return OK;
-}
-
-static enum status gather(void *arg, float *y, size_t y_stride, const float *mine,
-                          size_t mine_stride, size_t n_rows, const size_t *first, struct err *err)
-{
-    return ep_gather_columns(arg, y, y_stride, mine, mine_stride, n_rows, first, err);
-}
-
-static struct ep *open_gather(struct rank *r, const struct kernel_ctx *k)
-{
-    const struct ep_config c = {
-        .backend = "shm",
-        .device = k->device,
-        .rank = (int32_t)r->tp_rank,
-        .size = (int32_t)r->g->tp,
-        .collective_bytes = (size_t)8 << 20,
-        .timeout_ms = WAIT_MS,
-        .exchange = exchange_in_node,
-        .exchange_arg = r,
-    };
-    struct ep *e;
-    CHECK_OK(ep_create(&c, &e, NULL));
-    return e;
-}
-
-static struct ep *open_ep(struct rank *r, const struct model *m)
-{
-    const uint32_t size = r->g->n_nodes * r->g->tp;
-    int32_t first[RANKS + 1];
-    for (uint32_t i = 0; i < size; i++)
-        first[i] = (int32_t)share_experts(i, size, m->config.moe.n_experts).first;
-    first[size] = (int32_t)m->config.moe.n_experts;
-    struct ep_config c = {
-        .backend = size > 1 ? "shm" : "self",
-        .device = m->kernels->device,
-        .rank = (int32_t)r->rank,
-        .size = (int32_t)size,
-        .placement = { .n_physical = first[size], .first = first },
-        .send = DTYPE_F32,
-        .back = DTYPE_F32,
-        .timeout_ms = WAIT_MS,
-        .exchange = exchange_all,
-        .exchange_arg = r,
-    };
-    struct ep *e;
-    model_ep_needs(m, &c);
-    if (r->g->narrow) c.max_slots = size * (size_t)c.n_used;
-    CHECK_OK(ep_create(&c, &e, NULL));
-    return e;
-}
-
-/* Opens the rank's kernels before its model, which needs the gather object while it is loaded. */
 static void *run_rank(void *arg)
 {
     struct rank *r = arg;
     struct group *g = r->g;
     const uint32_t size = g->n_nodes * g->tp;
+    const struct model_share share = rank_share(r->rank, size, g->tp, g->n_experts);
+    const struct model_gather by = { .columns = rank_gather };
+    struct rank_seat in_group = { &g->all, r->rank }, in_node = { &g->node[r->node], r->tp_rank };
     struct model_options o = g->o;
     struct rig rig;
-    struct model_share share = { .tp_rank = r->tp_rank, .tp_size = g->tp, .ep_size = size };
-    struct model_gather by = { .columns = gather };
-    const struct share_part mine = share_experts(r->rank, size, g->n_experts);
-    share.first_expert = (uint32_t)mine.first;
-    share.n_experts = (uint32_t)mine.n;
     o.share = &share;
     o.gather = &by;
     rig_open_with(&rig, o, g->isa, g->activations);
-    struct ep *of_node = g->tp > 1 ? open_gather(r, rig.k) : NULL, *of_all = open_ep(r, rig.m);
+    struct ep *of_node = g->tp > 1 ? rank_gather_object(&in_node, rig.k) : NULL,
+              *of_all = rank_experts(&in_group, rig.m,
+                                     g->narrow ? size * rig.m->config.moe.n_used : 0);
     rig.m->gather.arg = of_node;
     model_set_ep(rig.m, of_all);
     g->logits[r->rank] = answer(&rig, r->node, g->n_nodes, &g->n_logits[r->rank]);
@@ -206,15 +125,15 @@ static void run_group(struct group *g)
     struct rank ranks[RANKS];
     const uint32_t size = g->n_nodes * g->tp;
     CHECK(size <= RANKS);
-    pthread_barrier_init(&g->all, NULL, size);
-    for (uint32_t i = 0; i < g->n_nodes; i++) pthread_barrier_init(&g->node[i], NULL, g->tp);
+    rank_meeting_init(&g->all, size);
+    for (uint32_t i = 0; i < g->n_nodes; i++) rank_meeting_init(&g->node[i], g->tp);
     for (uint32_t i = 0; i < size; i++) {
         ranks[i] = (struct rank){ .g = g, .rank = i, .node = i / g->tp, .tp_rank = i % g->tp };
         CHECK_OK(pthread_create(&ranks[i].thread, NULL, run_rank, &ranks[i]));
     }
     for (uint32_t i = 0; i < size; i++) pthread_join(ranks[i].thread, NULL);
-    for (uint32_t i = 0; i < g->n_nodes; i++) pthread_barrier_destroy(&g->node[i]);
-    pthread_barrier_destroy(&g->all);
+    for (uint32_t i = 0; i < g->n_nodes; i++) rank_meeting_release(&g->node[i]);
+    rank_meeting_release(&g->all);
 }
 
 /* ---- comparison ---- */

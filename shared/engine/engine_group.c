@@ -1,0 +1,228 @@
+/* engine_group.c - steps that an engine takes together with the other ranks that share its model's
+ * experts.
+ *
+ *     agree:  all-gather of {epoch, step, rows, next epoch}
+ *       one has rows        ──▶ all run the step, with as many pieces as the busiest rank needs
+ *       nobody has          ──▶ all sleep in their mailboxes until a command or a bell
+ *       all have a next one ──▶ all step there, from this step on
+ *
+ * A rank that begins a step after all slept rings the others awake; step numbers make a bell that
+ * comes late harmless. Thread: engine, where it is not said otherwise. */
+#include "shared/base/assert.h"
+#include "shared/base/log.h"
+#include "shared/base/mem.h"
+#include "shared/engine/engine_state.h"
+
+_Static_assert(sizeof(struct engine_group_words) == ENGINE_GROUP_BYTES, "engine.h says so");
+
+static void tell(struct engine *e, enum engine_group_event_kind kind, const struct err *why)
+{
+    const struct engine_group *g = &e->group;
+    const struct engine_group_event ev = {
+        .kind = kind, .epoch = g->epoch, .step = g->step, .why = why
+    };
+    e->opt.on_group(e->opt.arg, &ev);
+}
+
+/* ---- joining and leaving ---- */
+
+void engine_group_init(struct engine *e)
+{
+    pthread_mutex_init(&e->group.lock, NULL);
+    e->group.words = MEM_ARRAY(struct engine_group_words, EP_RANKS_MAX);
+}
+
+static void abandon(struct ep *ep)
+{
+    if (ep) ep_abort(ep);
+    ep_free(ep);
+}
+
+void engine_group_leave(struct engine *e)
+{
+    struct engine_group *g = &e->group;
+    model_set_ep(e->opt.model, NULL);
+    abandon(g->ep);
+    abandon(g->next);
+    g->ep = g->next = NULL;
+}
+
+void engine_group_release(struct engine *e)
+{
+    mem_free(e->group.words);
+    pthread_mutex_destroy(&e->group.lock);
+}
+
+/* Makes `ep` the group of the next steps, and returns the one before. */
+static struct ep *change(struct engine *e, struct ep *ep, uint64_t epoch)
+{
+    struct engine_group *g = &e->group;
+    struct ep *was = g->ep;
+    pthread_mutex_lock(&g->lock);
+    g->ep = ep;
+    g->epoch = epoch;
+    if (ep && epoch <= g->aborted_epoch) ep_abort(ep); /* it was given up before it began */
+    pthread_mutex_unlock(&g->lock);
+    model_set_ep(e->opt.model, ep);
+    return was;
+}
+
+/* The group that was prepared takes over. The ranks of the old one are all here: freeing it is
+ * collective. */
+static void switch_to_next(struct engine *e)
+{
+    struct engine_group *g = &e->group;
+    ep_free(change(e, g->next, g->next_epoch));
+    g->next = NULL;
+    g->step = g->rung_at = 0;
+    g->asleep = false; /* all ranks come to the first agreement by themselves */
+    tell(e, g->ep ? ENGINE_GROUP_JOINED : ENGINE_GROUP_LEFT, NULL);
+}
+
+void engine_group_lose(struct engine *e, const struct err *why)
+{
+    struct engine_group *g = &e->group;
+    ep_free(change(e, NULL, g->epoch));
+    tell(e, ENGINE_GROUP_LOST, why);
+    if (g->next) switch_to_next(e);
+}
+
+static void join(struct engine *e, struct ep *ep, uint64_t epoch)
+{
+    struct engine_group *g = &e->group;
+    if (epoch <= g->epoch || epoch <= g->next_epoch) {
+        log_warn("group not joined", "epoch=%llu now=%llu next=%llu", (unsigned long long)epoch,
+                 (unsigned long long)g->epoch, (unsigned long long)g->next_epoch);
+        abandon(ep);
+        return;
+    }
+    abandon(g->next); /* replaced before all were ready for it */
+    g->next = ep;
+    g->next_epoch = epoch;
+    g->is_told = false;
+    if (!g->ep) switch_to_next(e);
+}
+
+void engine_group_command(struct engine *e, const struct engine_command *c)
+{
+    struct engine_group *g = &e->group;
+    switch (c->kind) {
+    case ENGINE_COMMAND_JOIN: join(e, c->ep, c->epoch); break;
+    case ENGINE_COMMAND_BELL:
+        if (c->epoch == g->epoch && c->step >= g->rung_at) g->rung_at = c->step + 1;
+        break;
+    case ENGINE_COMMAND_WAKE: break; /* engine_group_agree sees why */
+    default: ASSERT(false);
+    }
+}
+
+/* ---- agreement ---- */
+
+/* Do the ranks' words fit together? They always do, unless a rank is wrong about its group. */
+static enum status check_words(const struct engine_group *g, const struct engine_group_words *mine,
+                               struct err *err)
+{
+    for (int32_t r = 0; r < g->ep->config.size; r++) {
+        const struct engine_group_words *w = &g->words[r];
+        if (w->epoch == mine->epoch && w->step == mine->step) continue;
+        return err_set(err, ERR_PEER_MISMATCH,
+                       "rank %d is at step %llu of epoch %llu, and this one at step %llu of epoch "
+                       "%llu",
+                       r, (unsigned long long)w->step, (unsigned long long)w->epoch,
+                       (unsigned long long)mine->step, (unsigned long long)mine->epoch);
+    }
+    return OK;
+}
+
+static bool all_have_next(const struct engine_group *g)
+{
+    for (int32_t r = 0; r < g->ep->config.size; r++)
+        if (g->words[r].next_epoch != g->next_epoch || g->next_epoch <= g->epoch) return false;
+    return true;
+}
+
+static uint64_t most_rows(const struct engine_group *g)
+{
+    uint64_t most = 0;
+    for (int32_t r = 0; r < g->ep->config.size; r++)
+        if (g->words[r].n_rows > most) most = g->words[r].n_rows;
+    return most;
+}
+
+/* Should a rank of a sleeping group get up? */
+static bool is_called(struct engine_group *g, uint32_t n_rows)
+{
+    return n_rows > 0 || g->rung_at == g->step + 1 || (g->next_epoch > g->epoch && !g->is_told);
+}
+
+/* Exchanges words with the other ranks. */
+static enum status meet(struct engine *e, uint32_t n_rows, struct err *err)
+{
+    struct engine_group *g = &e->group;
+    const struct engine_group_words mine = {
+        .epoch = g->epoch,
+        .step = g->step,
+        .n_rows = model_routed_rows_max(e->opt.model, n_rows),
+        .next_epoch = g->next_epoch > g->epoch ? g->next_epoch : g->epoch,
+    };
+    if (g->asleep && g->rung_at != g->step + 1) tell(e, ENGINE_GROUP_BELL, NULL);
+    g->asleep = false;
+    g->is_told = true;
+    TRY(ep_all_gather(g->ep, g->words, &mine, sizeof mine, err));
+    return check_words(g, &mine, err);
+}
+
+bool engine_group_agree(struct engine *e, uint32_t n_rows, uint32_t *most)
+{
+    struct engine_group *g = &e->group;
+    struct err err = { 0 };
+    if (g->ep && g->epoch <= atomic_load_explicit(&g->aborted_epoch, memory_order_acquire)) {
+        err_set(&err, ERR_CANCELED, "the group of epoch %llu was given up",
+                (unsigned long long)g->epoch);
+        engine_group_lose(e, &err);
+    }
+    while (g->ep && (!g->asleep || is_called(g, n_rows))) {
+        if (meet(e, n_rows, &err) != OK) {
+            engine_group_lose(e, &err);
+            continue;
+        }
+        g->step++;
+        if (all_have_next(g)) {
+            switch_to_next(e);
+            continue;
+        }
+        *most = (uint32_t)most_rows(g);
+        g->asleep = *most == 0;
+        return *most > 0;
+    }
+    return false;
+}
+
+/* ---- any thread ---- */
+
+enum status engine_join_group(struct engine *e, struct ep *ep, uint64_t epoch)
+{
+    ASSERT(engine_is_grouped(e) && (!ep || ep->config.collective_bytes >= ENGINE_GROUP_BYTES));
+    return mailbox_post(e->commands, &(struct engine_command){
+                                         .kind = ENGINE_COMMAND_JOIN, .ep = ep, .epoch = epoch });
+}
+
+enum status engine_bell(struct engine *e, uint64_t epoch, uint64_t step)
+{
+    return mailbox_post(
+        e->commands,
+        &(struct engine_command){ .kind = ENGINE_COMMAND_BELL, .epoch = epoch, .step = step });
+}
+
+void engine_abort_group(struct engine *e, uint64_t epoch)
+{
+    struct engine_group *g = &e->group;
+    pthread_mutex_lock(&g->lock);
+    if (epoch > g->aborted_epoch)
+        atomic_store_explicit(&g->aborted_epoch, epoch, memory_order_release);
+    if (g->ep && g->epoch <= epoch) ep_abort(g->ep);
+    pthread_mutex_unlock(&g->lock);
+    const struct engine_command wake = { .kind = ENGINE_COMMAND_WAKE };
+    const enum status st = mailbox_post(e->commands, &wake);
+    ASSERT(st == OK || st == ERR_FULL || st == ERR_CANCELED); /* full: it is awake */
+}
