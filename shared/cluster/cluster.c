@@ -117,13 +117,9 @@ bool cluster_knows(const struct cluster *c, uint64_t node)
 
 /* ---- link events ---- */
 
-static void on_link_up(void *arg, struct link *l)
+/* Messages to the peer go this way from now on, those first that waited for a link. */
+static void use_link(struct peer *p, struct link *l)
 {
-    struct cluster *c = arg;
-    struct peer *p = get_peer(c, l->node);
-    log_info("link up", "peer=%s side=%s", l->name, l->dialed ? "dialed" : "accepted");
-    /* When both sides have dialed, the first link that is up is used for sending. */
-    if (p->link && p->link != l && p->link->state == LINK_UP) return;
     p->link = l;
     LIST_FOREACH (q, &p->pending, struct queued_message, link) {
         list_remove(&q->link);
@@ -132,6 +128,16 @@ static void on_link_up(void *arg, struct link *l)
         mem_free(q);
     }
     p->pending_bytes = 0;
+}
+
+static void on_link_up(void *arg, struct link *l)
+{
+    struct cluster *c = arg;
+    struct peer *p = get_peer(c, l->node);
+    log_info("link up", "peer=%s side=%s", l->name, l->dialed ? "dialed" : "accepted");
+    /* When both sides have dialed, the first link that is up is used for sending. */
+    if (!p->link || p->link == l || p->link->state != LINK_UP) use_link(p, l);
+    if (l->meets && c->o.on_met) c->o.on_met(c->o.arg, l->node);
 }
 
 static void on_link_frame(void *arg, struct link *l, const struct frame_header *h, struct str body)
@@ -253,6 +259,16 @@ void cluster_dial(struct cluster *c, uint64_t node)
 {
     struct peer *p = find_peer(c, node);
     if (p) (void)dial(c, p);
+}
+
+void cluster_meet(struct cluster *c, const char *host, uint16_t port)
+{
+    LIST_FOREACH (l, &c->links, struct link, link)
+        if (l->meets && !l->dead && l->state != LINK_UP) return;
+    struct link *l = link_dial(&c->link_options, 0, host, port);
+    l->meets = true;
+    list_push(&c->links, &l->link);
+    if (l->dead) wake(c);
 }
 
 bool cluster_is_linked(const struct cluster *c, uint64_t node)

@@ -58,6 +58,12 @@ static const char *const NAMES[FRAME_TYPE_END] = {
     [FRAME_KVT_ANSWER] = "kvt_answer",
     [FRAME_PROBE] = "probe",
     [FRAME_PROBE_REPLY] = "probe_reply",
+    [FRAME_GROUP_HELLO] = "group_hello",
+    [FRAME_GROUP_REFUSED] = "group_refused",
+    [FRAME_GROUP_PROPOSE] = "group_propose",
+    [FRAME_GROUP_BLOB] = "group_blob",
+    [FRAME_GROUP_LOST] = "group_lost",
+    [FRAME_GROUP_BELL] = "group_bell",
 };
 
 const char *frame_type_name(unsigned type)

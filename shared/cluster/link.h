@@ -47,6 +47,7 @@ struct link {
     uv_connect_t connect;
     enum link_state state;
     bool dialed, dead, closing;
+    bool meets;               /* dialed by cluster_meet: whoever answers is right */
     bool proved;              /* the peer's mac was right */
     uint64_t node;            /* the peer's incarnation; while dialing the wanted one */
     char name[LINK_NAME_MAX]; /* as the peer calls itself; before that the address it came from */

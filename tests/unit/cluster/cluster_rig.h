@@ -38,6 +38,7 @@ struct peer_node {
     bool has_work;
     bool (*hook)(void *arg, const struct cluster_message *m); /* true: taken */
     void (*lost_hook)(void *arg, uint64_t node, const char *why);
+    void (*met_hook)(void *arg, uint64_t node);
     void *arg;
 };
 
@@ -117,6 +118,12 @@ static void peer_progress(void *arg, uint64_t *counter, bool *has_work)
     *has_work = n->has_work;
 }
 
+static void peer_on_met(void *arg, uint64_t node)
+{
+    struct peer_node *n = arg;
+    if (n->met_hook) n->met_hook(n->arg, node);
+}
+
 static struct peer_node *peer_open(struct cluster_rig *r, uint64_t id, struct peer_options o)
 {
     struct peer_node *n = MEM_NEW(struct peer_node);
@@ -136,6 +143,7 @@ static struct peer_node *peer_open(struct cluster_rig *r, uint64_t id, struct pe
         .metrics = r->metrics,
         .on_message = peer_on_message,
         .on_lost = peer_on_lost,
+        .on_met = peer_on_met,
         .progress = peer_progress,
         .arg = n,
     };
