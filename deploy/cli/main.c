@@ -5,6 +5,7 @@
 
 #include "deploy/cli/commands.h"
 #include "deploy/options/compatibility.h"
+#include "deploy/options/near_name.h"
 #include "shared/base/mem.h"
 #include "shared/base/str.h"
 
@@ -49,17 +50,12 @@ static void say_unknown(const char *name)
         fprintf(stderr, "baton: there is no command '%s': %s\n", name, OTHERS_COMMANDS[i].instead);
         return;
     }
-    const struct command *best = NULL;
-    size_t distance = 3;
-    for (const struct command *c = COMMANDS; c->name; c++) {
-        size_t d = str_distance(str_of(name), str_of(c->name), 3);
-        if (d < distance) {
-            distance = d;
-            best = c;
-        }
-    }
-    fprintf(stderr, "baton: there is no command '%s'%s%s%s; `baton --help` lists them\n", name,
-            best ? ", did you mean '" : "", best ? best->name : "", best ? "'?" : "");
+    struct near_search near;
+    near_begin(&near, str_of(name));
+    for (size_t i = 0; COMMANDS[i].name; i++) near_offer(&near, str_of(COMMANDS[i].name), i);
+    struct str meant = near_found(&near);
+    fprintf(stderr, "baton: there is no command '%s'%s%.*s%s; `baton --help` lists them\n", name,
+            meant.n ? ", did you mean '" : "", STR_ARG(meant), meant.n ? "'?" : "");
 }
 
 int main(int argc, char **argv)

@@ -1,5 +1,5 @@
-/* near_name.h - which known name somebody may have meant who typed another one, for flags and
- * environment variables.
+/* near_name.h - which known name somebody may have meant who typed another one, for flags,
+ * environment variables and commands.
  *
  * A wrong suggestion is worse than none, so a name is near only
  * 1. by its letters: one is added, missing, wrong or swapped with its neighbour; two in names of 6

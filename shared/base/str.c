@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { NUMBER_LEN_MAX = 255, DISTANCE_LEN_MAX = 127 };
+enum { NUMBER_LEN_MAX = 255 };
 
 struct str str_of(const char *c) { return c ? (struct str){ c, strlen(c) } : STR(""); }
 
@@ -118,24 +118,4 @@ enum status str_to_f64(struct str s, double *out)
     if (*end || !isfinite(v)) return ERR_FORMAT;
     *out = v;
     return OK;
-}
-
-size_t str_distance(struct str a, struct str b, size_t limit)
-{
-    size_t row[DISTANCE_LEN_MAX + 1];
-    size_t apart = a.n > b.n ? a.n - b.n : b.n - a.n;
-    if (apart >= limit || b.n > DISTANCE_LEN_MAX || a.n > DISTANCE_LEN_MAX) return limit;
-    for (size_t j = 0; j <= b.n; j++) row[j] = j;
-    for (size_t i = 1; i <= a.n; i++) {
-        size_t diagonal = row[0];
-        row[0] = i;
-        for (size_t j = 1; j <= b.n; j++) {
-            size_t best = diagonal + (a.p[i - 1] != b.p[j - 1]);
-            if (row[j] + 1 < best) best = row[j] + 1;
-            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
-            diagonal = row[j];
-            row[j] = best;
-        }
-    }
-    return row[b.n] < limit ? row[b.n] : limit;
 }

@@ -38,7 +38,5 @@ bool str_take(struct str *in, void *out, size_t n);
  * range; *out is written only on success. */
 enum status str_to_i64(struct str s, int64_t *out) MUST_CHECK;
 enum status str_to_f64(struct str s, double *out) MUST_CHECK;
-/* Edit distance of two short strings, for "did you mean"; counts up to `limit`. */
-size_t str_distance(struct str a, struct str b, size_t limit);
 
 #endif

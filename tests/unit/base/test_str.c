@@ -92,17 +92,6 @@ TEST(str_to_f64_takes_whole_strings_only)
     CHECK_STATUS(str_to_f64((struct str){ "1\0", 2 }, &v), ERR_FORMAT);
 }
 
-TEST(str_distance_counts_edits)
-{
-    CHECK_EQ_INT(str_distance(STR("kitten"), STR("sitting"), 10), 3);
-    CHECK_EQ_INT(str_distance(STR("same"), STR("same"), 5), 0);
-    CHECK_EQ_INT(str_distance(STR("abc"), STR(""), 5), 3);
-    CHECK_EQ_INT(str_distance(STR("abcdef"), STR("uvwxyz"), 4), 4);
-    char text[300];
-    memset(text, 'a', sizeof text);
-    CHECK_EQ_INT(str_distance((struct str){ text, 300 }, (struct str){ text, 299 }, 4), 4);
-}
-
 TEST_MAIN(CASE(str_compares), CASE(str_finds), CASE(str_sub_is_clamped),
           CASE(str_split_yields_every_part), CASE(str_to_i64_takes_whole_strings_only),
-          CASE(str_to_f64_takes_whole_strings_only), CASE(str_distance_counts_edits))
+          CASE(str_to_f64_takes_whole_strings_only))
