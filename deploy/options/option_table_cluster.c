@@ -101,7 +101,8 @@ const struct option CLUSTER_OPTIONS[] = {
         .group = "Cluster",
         .commands = NET " bench",
         .help = "File with the secret all nodes share (or BATON_CLUSTER_SECRET). Without one "
-                "node-to-node ports stay on loopback; `launch` makes one for its nodes.",
+                "node-to-node ports stay on loopback; `launch` makes one for its nodes where it "
+                "holds their cluster view (not in Redis, nor with --router).",
     },
     {
         .name = "router",

@@ -16,8 +16,9 @@ const struct option LOGGING_OPTIONS[] = {
         .env = "BATON_LOG_DIR FD_LOG_DIR",
         .type = OPT_STRING,
         IN("Logging", NODE),
-        .help = "Also write the log to this folder: baton-PORT.log of a node, baton-launch.log of "
-                "the launcher. SIGHUP opens it again.",
+        .help = "Also write the log to this folder: baton-PORT.log of a node "
+                "(baton-process-PID.log with --port 0), baton-launch.log of the launcher, "
+                "baton-generate.log of `generate`. SIGHUP opens it again.",
     },
     {
         .name = "log-max-mib",
