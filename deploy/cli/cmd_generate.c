@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "deploy/cli/commands.h"
+#include "deploy/generate/batch_format.h"
 #include "deploy/generate/batch_runner.h"
 #include "deploy/node/node.h"
 #include "shared/base/json/json.h"
@@ -207,8 +208,14 @@ static int generate_with(struct config *c)
 /* Reports it before the model is loaded, which can take minutes. */
 static bool input_can_be_read(const char *input)
 {
-    if (str_eq_c(str_of(input), "-") || access(input, R_OK) == 0) return true;
-    fprintf(stderr, "baton generate: --input %s: %s\n", input, strerror(errno));
+    struct err err = { 0 };
+    if (str_eq_c(str_of(input), "-")) return true;
+    if (access(input, R_OK) != 0) {
+        fprintf(stderr, "baton generate: --input %s: %s\n", input, strerror(errno));
+        return false;
+    }
+    if (batch_format_check(input, &err) == OK) return true;
+    fprintf(stderr, "baton generate: --input %s\n", err.text);
     return false;
 }
 

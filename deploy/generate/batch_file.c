@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "deploy/generate/batch_format.h"
 #include "shared/base/mem.h"
 
 enum { READ_STEP = 1 << 16, WAIT_MS = 200 };
@@ -83,7 +84,11 @@ static enum status take_line(struct batch_file *f, size_t n, size_t n_break, str
     bool skipped = f->skipping;
     f->skipping = false;
     f->searched = 0;
-    if (!skipped) buf_add(line, f->pending.data, n);
+    if (!skipped) {
+        struct str text = { f->pending.data, n };
+        buf_add_str(line, f->begun ? text : batch_format_skip_mark(text));
+    }
+    f->begun = true;
     buf_consume(&f->pending, n + n_break);
     if (line->len && line->data[line->len - 1] == '\r') line->data[--line->len] = 0;
     return skipped ? err_set(err, ERR_TOO_LONG, "the line is longer than %d bytes", BATCH_LINE_MAX)

@@ -18,6 +18,7 @@ struct batch_file {
     struct buf pending; /* read, not yet returned */
     size_t searched;    /* bytes of `pending` known to have no line break */
     bool eof;
+    bool begun;    /* a line was read: the next ones are not the file's first */
     bool skipping; /* inside a line that is too long */
 };
 

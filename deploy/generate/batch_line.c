@@ -10,6 +10,17 @@
 
 static const char *const URLS[] = { "/v1/chat/completions", "/v1/completions" };
 
+static enum status parse_object(struct str text, cJSON **out, struct err *err)
+{
+    static const char right[] = "each line must be one whole JSON object";
+    struct err cause = { 0 };
+    enum status st = json_parse(text, false, out, &cause);
+    if (st == OK && cJSON_IsObject(*out)) return OK;
+    if (st == OK) cJSON_Delete(*out);
+    return st == OK ? err_set(err, ERR_INVALID, "%s", right)
+                    : err_set(err, st, "%s; %s", cause.text, right);
+}
+
 static enum status take_url(const cJSON *doc, struct batch_line *l, struct err *err)
 {
     const char *method = "POST", *url = NULL;
@@ -57,11 +68,8 @@ enum status batch_line_parse(struct str text, bool ignore_model, struct batch_li
     cJSON *doc = NULL;
     const char *id = NULL;
     *l = (struct batch_line){ 0 };
-    TRY(json_parse(text, false, &doc, err));
-    enum status st = cJSON_IsObject(doc)
-                         ? OK
-                         : err_set(err, ERR_INVALID, "the line must be a JSON object");
-    if (st == OK) st = json_get_str(doc, "custom_id", &id, err);
+    TRY(parse_object(text, &doc, err));
+    enum status st = json_get_str(doc, "custom_id", &id, err);
     if (id) l->custom_id = mem_strdup(id);
     if (st == OK && !id) st = err_field(err, ERR_INVALID, "custom_id", "custom_id is missing");
     if (st == OK) st = take_url(doc, l, err);

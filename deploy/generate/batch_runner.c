@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "deploy/generate/batch_file.h"
+#include "deploy/generate/batch_format.h"
 #include "deploy/generate/batch_line.h"
 #include "deploy/generate/batch_tally.h"
 #include "shared/base/assert.h"
@@ -102,8 +103,6 @@ static void read_line(struct batch_runner *f, enum status read, struct str text)
     struct batch_entry *l = MEM_NEW(struct batch_entry);
     struct err err = job->err;
     enum status st = read;
-    if (!job->decided) job->plain = read == OK && str_trim(text).p[0] != '{';
-    job->decided = true;
     if (st == OK && job->plain) take_prompt(f, str_trim(text), &l->line);
     else if (st == OK) st = batch_line_parse(text, f->o.ignore_model, &l->line, &err);
     l->owner = f;
@@ -111,12 +110,23 @@ static void read_line(struct batch_runner *f, enum status read, struct str text)
     snprintf(l->id, sizeof l->id, "batch_%s_%" PRIu64, f->batch, job->n_lines);
     if (st != OK) {
         snprintf(l->reason, sizeof l->reason, "%.*s", BATCH_REASON_MAX - 1, err.text);
-        err_prefix(&err, "line %" PRIu64 ": ", job->n_lines);
+        err_prefix(&err, "%s, line %" PRIu64 ": ", f->file.input, job->n_lines);
         batch_line_error(&l->answer, l->id, l->line.custom_id, err.text);
         l->state = ENTRY_DONE;
     }
     list_push(&job->lines, &l->node);
     job->n_read++;
+}
+
+/* The first line that is not blank decides what the others are. One that is too long is no prompt.
+ */
+static enum status decide(struct batch_runner *f, enum status read, struct str text)
+{
+    struct file_job *job = &f->job;
+    if (job->decided) return OK;
+    job->decided = true;
+    if (read != OK) return OK;
+    return batch_format_of(text, f->file.input, job->n_lines, &job->plain, &job->err);
 }
 
 static enum status read_lines(struct batch_runner *f)
@@ -128,9 +138,11 @@ static enum status read_lines(struct batch_runner *f)
         enum status read = batch_file_read(&f->file, &text, &job->err);
         if (read == ERR_TIMEOUT) break; /* write the finished answers first */
         job->n_lines++;
+        bool blank = read == OK && str_trim(buf_str(&text)).n == 0;
         if (read == ERR_CANCELED) job->eof = true;
         else if (read != OK && read != ERR_TOO_LONG) st = read;
-        else if (read != OK || str_trim(buf_str(&text)).n > 0) read_line(f, read, buf_str(&text));
+        else if (!blank) st = decide(f, read, buf_str(&text));
+        if (st == OK && !job->eof && !blank) read_line(f, read, buf_str(&text));
     }
     buf_release(&text);
     return st;

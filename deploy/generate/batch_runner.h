@@ -8,10 +8,10 @@
  * A request that was refused or failed has its status_code and "error" with a code and a message.
  *
  * A file whose first line does not begin with { is plain text: each line is a prompt, and its
- * number the custom_id. Output lines keep the order of the input. A malformed line gives a line
- * with "error" set and does not stop the run. Lines are read on demand and at most `concurrency`
- * requests run at a time; answers that finish early wait for their turn, at most 4 x concurrency
- * lines. So a file of any length needs bounded memory.
+ * number the custom_id. A file that is neither (batch_format.h) ends the run. Output lines keep the
+ * order of the input. A malformed line gives one with "error" set and does not stop the run. Lines
+ * are read on demand and at most `concurrency` requests run at a time; answers that finish early
+ * wait for their turn, at most 4 x concurrency lines. So a file of any length needs bounded memory.
  * Life cycle: start, then `done` exactly once. Thread: loop. */
 #ifndef BATON_DEPLOY_GENERATE_BATCH_RUNNER_H
 #define BATON_DEPLOY_GENERATE_BATCH_RUNNER_H

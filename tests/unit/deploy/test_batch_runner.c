@@ -135,6 +135,55 @@ TEST(prompts_one_per_line)
     rig_close(&r);
 }
 
+#define MARK "\xef\xbb\xbf" /* with which editors of Windows begin a file */
+
+TEST(a_byte_order_mark_is_skipped)
+{
+    static const char in[] = MARK "{\"custom_id\":\"a\",\"url\":\"/v1/completions\",\"body\":{"
+                                  "\"prompt\":\"x\"}}\n" MARK "{}";
+    struct rig r;
+    rig_open(&r);
+    rig_start(&r);
+    struct run u = run_batch(&r, STR(in), 1);
+    cJSON *e = line_at(&u, 0);
+    CHECK_OK(u.st);
+    CHECK_EQ_STR(string_at(e, "custom_id"), "a");
+    CHECK_EQ_INT(u.n_ok, 1);
+    CHECK_EQ_INT(u.n_failed, 1); /* only a file's first line may have one */
+    cJSON_Delete(e);
+    buf_release(&u.out);
+    rig_close(&r);
+}
+
+/* Not a line of it becomes a prompt, and the output does not get its name. */
+TEST(a_file_of_another_format_ends_the_run)
+{
+    static const struct str inputs[] = { STR("\n[\n{\"custom_id\":\"a\"}\n]\n"),
+                                         STR("\n\xff\xfe{\0\n\0") };
+    struct rig r;
+    char in[512], out[512];
+    struct stat s;
+    rig_open(&r);
+    rig_start(&r);
+    snprintf(in, sizeof in, "%s/in.jsonl", test_tmpdir());
+    snprintf(out, sizeof out, "%s/refused.jsonl", test_tmpdir());
+    for (size_t i = 0; i < COUNT_OF(inputs); i++) {
+        struct run u = { 0 };
+        struct err err = { 0 };
+        struct batch_runner *batch;
+        struct batch_runner_options o = {
+            .loop = r.loop, .serve = r.serve, .input = in, .output = out, .done = on_done, .arg = &u
+        };
+        write_file(in, inputs[i]);
+        CHECK_OK(batch_runner_start(&o, &batch, &err));
+        for (int turn = 0; turn < 20000 && !u.done; turn++) rig_turn(&r);
+        CHECK_STATUS(u.st, ERR_FORMAT);
+        CHECK_EQ_INT(u.n_ok + u.n_failed, 0);
+        CHECK(strstr(u.text, "/in.jsonl, line 2: the file is ") && stat(out, &s) != 0);
+    }
+    rig_close(&r);
+}
+
 TEST(lines_that_name_another_model)
 {
     static const char in[] = "{\"custom_id\":\"a\",\"url\":\"/v1/completions\",\"body\":{\"model\":"
@@ -178,7 +227,8 @@ TEST(bad_lines_do_not_stop_the_rest)
     for (int i = 0; i < 7; i++) CHECK((e[i] = line_at(&u, i)) != NULL);
     CHECK_EQ_STR(string_at(e[0], "response.body.choices.0.message.content"), "Hello there, world");
     CHECK(cJSON_IsNull(json_at(e[1], "custom_id")) && cJSON_IsNull(json_at(e[1], "response")));
-    CHECK(strstr(string_at(e[1], "error.message"), "line 2: "));
+    CHECK(strstr(string_at(e[1], "error.message"), "/in.jsonl, line 2: malformed JSON at byte "));
+    CHECK(strstr(string_at(e[1], "error.message"), "; each line must be one whole JSON object"));
     CHECK_EQ_STR(string_at(e[2], "custom_id"), "b");
     CHECK(strstr(string_at(e[2], "error.message"), "line 4: url"));
     CHECK(strstr(string_at(e[3], "error.message"), "stream"));
@@ -402,6 +452,7 @@ TEST(stop_keeps_what_was_answered)
 TEST_MAIN(CASE(answers_come_in_the_order_of_the_input), CASE(bad_lines_do_not_stop_the_rest),
           CASE(the_summary_says_how_answers_ended_and_why_lines_failed),
           CASE(the_summary_is_short_whatever_fails), CASE(prompts_one_per_line),
+          CASE(a_byte_order_mark_is_skipped), CASE(a_file_of_another_format_ends_the_run),
           CASE(lines_that_name_another_model), CASE(full_server_is_asked_again), CASE(empty_input),
           CASE(files_that_cannot_be_used), CASE(pipes_and_links_are_written_in_place),
           CASE(stop_keeps_what_was_answered))
