@@ -10,9 +10,11 @@
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
 
+/* A signal ends the node within a second, so 200 ms are left for the kernel, which takes back the
+ * memory of a large model. */
 enum {
     DRAIN_POLL_MS = 50,
-    END_MS = 900,  /* for an orderly end after a signal, */
+    END_MS = 500,  /* for an orderly end after a signal, */
     GRACE_MS = 300 /* beside what HTTP connections get to take their last answers */
 };
 
@@ -96,14 +98,9 @@ void node_stop(struct node *n, int exit_status)
     if (n->state == NODE_STOPPING) return;
     n->state = NODE_STOPPING;
     n->exit_status = exit_status;
+    if (n->n_signals) end_by_force_after(GRACE_MS + END_MS, exit_status);
     atomic_store(&n->stop_loading, true);
     n->stopper = loop_timer_start(n->loop, 0, 0, begin_stop, n);
-}
-
-static void stop_after_signal(struct node *n, int exit_status)
-{
-    end_by_force_after(GRACE_MS + END_MS, exit_status);
-    node_stop(n, exit_status);
 }
 
 /* Stops when no request is left or the time is up. */
@@ -114,7 +111,7 @@ static void on_drain_poll(void *arg)
                     prefill_n_live(n->prefill) + (n->passer ? passer_n_live(n->passer) : 0);
     if (live && clock_ms() - n->t_drain_ms < (uint64_t)n->o.shutdown_s * 1000) return;
     if (live) log_warn("stopping with work left", "live=%u", live);
-    stop_after_signal(n, 0);
+    node_stop(n, 0);
 }
 
 void node_stop_on_signal(void *arg, int signum)
@@ -124,7 +121,9 @@ void node_stop_on_signal(void *arg, int signum)
     log_info("signal", "signal=%s", signum == SIGINT ? "SIGINT" : "SIGTERM");
     if (n->state != NODE_READY || n->n_signals > 1) {
         bool was_ready = n->state == NODE_READY || n->state == NODE_DRAINING;
-        stop_after_signal(n, n->http && was_ready ? 0 : 130);
+        int exit_status = n->http && was_ready ? 0 : 130;
+        end_by_force_after(GRACE_MS + END_MS, exit_status); /* a stop may have begun by itself */
+        node_stop(n, exit_status);
         return;
     }
     if (n->on_signal) {

@@ -2,6 +2,28 @@
 from harness import *
 
 
+LIMIT_S = 1.0 # from a signal to the end of the process, at any moment without requests
+
+
+def ends_in_time(moment, start, sig=signal.SIGTERM, status=130):
+    """start() makes a process and returns it at the moment that is tested. The best of three tries counts: the limit is the program's, and what
+    else the machine does at one of them is not."""
+    spans = []
+    while len(spans) < 3 and min(spans, default=LIMIT_S + 1) > LIMIT_S:
+        process = start()
+        process.may_end_by_force = True # a worker may be inside something long
+        with closing(process):
+            assert process.alive(), process.output()
+            t = time.monotonic()
+            process.kill(sig)
+            got = process.p.wait(60)
+            spans.append(time.monotonic() - t)
+            output = process.output()
+            assert got == status and (status == 0 or 'node ready' not in output.split('signal=')[-1]), (moment, got, output)
+    print(f'  {sig.name} {moment}: ended after {", ".join(f"{s:.2f}" for s in spans)} s')
+    assert min(spans) <= LIMIT_S, (moment, spans)
+
+
 def long_request(port, n_tokens, results):
     try:
         body = dict(model='m', prompt=[5 + i % 1000 for i in range(n_tokens)], max_tokens=16, temperature=0, ignore_eos=True, return_token_ids=True)
@@ -34,6 +56,44 @@ def test_second_signal_while_working():
         assert decode.stop() == 0
 
 
+def test_second_signal_inside_a_long_step():
+    """A step of many tokens cannot be interrupted; the second signal does not wait for it."""
+    def start():
+        node = Node(smollm2(), args=['--max-num-batched-tokens', '8192', '--max-model-len', '8192'])
+        wait_ready(node)
+        begin(node.port, 7000)
+        wait_until('work', lambda: busy(node))
+        time.sleep(0.3)
+        node.kill(signal.SIGTERM)
+        wait_until('it drains', lambda: 'signal=SIGTERM' in node.output(), 5, 0.01)
+        time.sleep(0.1) # two signals at once are one
+        return node
+    ends_in_time('inside a step, the second', start, status=0)
+
+
+def test_signal_while_generate_works():
+    """Of a node without HTTP the first signal counts: nobody else waits for its answer."""
+    def start():
+        words = ' '.join(['word'] * 7000)
+        p = Process([BIN, 'generate', smollm2(), '--raw', '--prompt', words, '--max-model-len', '8192', '--max-num-batched-tokens', '8192',
+                     '--compute-threads', '1', '--log-level', 'info'], name='generate')
+        wait_until('the model is loaded', lambda: 'node ready' in p.output(), 20, 0.01)
+        time.sleep(0.3)
+        return p
+    for sig in signal.SIGTERM, signal.SIGINT:
+        ends_in_time('inside a step of generate', start, sig)
+
+
+@alone
+def test_signal_when_nothing_is_to_do():
+    def start():
+        node = Node(TINY)
+        wait_ready(node)
+        return node
+    for sig in signal.SIGTERM, signal.SIGINT:
+        ends_in_time('of an idle node', start, sig, 0)
+
+
 def test_first_signal_while_working_lets_requests_end():
     with pair(smollm2()) as (prefill, decode):
         t, results = begin(prefill.port, 500)
@@ -55,38 +115,30 @@ def test_signal_while_loading():
 
 
 def test_signal_while_a_large_model_loads():
-    """Weights that take a minute to make: a signal ends the node within a second or so, whenever it comes."""
+    """Weights that take a minute to make: a signal ends the node within a second, whenever it comes."""
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(os.path.join(DATA, 'configs', 'llama-3-8b', 'config.json'), folder)
         for pause in 0.5, 3:
-            for sig in signal.SIGTERM, signal.SIGINT:
+            def start():
                 node = Node(folder, args=['--load-format', 'dummy', '--quantization', 'wint4', '--num-gpu-blocks-override', '64', '--max-model-len', '512'])
                 wait_until('live', lambda: request(node.port, 'GET', '/live', timeout=2)[0] == 200 or not node.alive())
                 time.sleep(pause)
-                assert node.alive(), node.output()
-                node.may_end_by_force = True # a worker may be inside a long conversion
-                t = time.time()
-                node.kill(sig)
-                status = node.p.wait(60)
-                took = time.time() - t
-                print(f'  {sig.name} after {pause} s of loading: ended after {took:.2f} s')
-                assert status == 130 and took < 2, (status, took, node.output()) # 1.2 s, and what a busy machine adds
-                node.close()
+                return node
+            for sig in signal.SIGTERM, signal.SIGINT:
+                ends_in_time(f'after {pause} s of loading', start, sig)
 
 
 @alone
 def test_signal_between_model_and_ready():
     """Many million KV blocks take about a second to make: a signal that comes meanwhile is seen before the node is ready."""
     args = ['--block-size', '1', '--kv-cache-memory', '6']
-    for sig in signal.SIGTERM, signal.SIGINT:
+
+    def start():
         node = Node(TINY, args=args)
-        node.may_end_by_force = True # the worker cannot be interrupted
-        with closing(node):
-            wait_until('the model is loaded', lambda: 'model loaded' in node.output(), 20, 0.002)
-            node.kill(sig)
-            t = time.time()
-            assert node.p.wait(10) == 130 and 'node ready' not in node.output(), node.output()
-            assert time.time() - t < 2, node.output()
+        wait_until('the model is loaded', lambda: 'model loaded' in node.output(), 20, 0.002)
+        return node
+    for sig in signal.SIGTERM, signal.SIGINT:
+        ends_in_time('between model and ready', start, sig)
     with closing(Node(TINY, args=args)) as node:
         wait_ready(node)
 
