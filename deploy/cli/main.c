@@ -6,6 +6,7 @@
 #include "deploy/cli/commands.h"
 #include "deploy/options/compatibility.h"
 #include "deploy/options/near_name.h"
+#include "shared/base/buf.h"
 #include "shared/base/mem.h"
 #include "shared/base/str.h"
 
@@ -18,7 +19,7 @@ static void usage(FILE *to)
     for (const struct command *c = COMMANDS; c->name; c++)
         fprintf(to, "  %-10s %s\n", c->name, c->summary);
     fprintf(to, "\n`baton COMMAND --help` lists the options of a command, --help=WORD those about "
-                "WORD, --help-all those without effect too.\n");
+                "WORD (`baton help WORD`: of serve), --help-all those without effect too.\n");
 }
 
 static const struct command *find(const char *name)
@@ -38,6 +39,14 @@ static const struct {
     { "api_server", "`baton serve` starts a node with the OpenAI API" },
 };
 
+static struct str near_command(const char *name)
+{
+    struct near_search near;
+    near_begin(&near, str_of(name));
+    for (size_t i = 0; COMMANDS[i].name; i++) near_offer(&near, str_of(COMMANDS[i].name), i);
+    return near_found(&near);
+}
+
 static void say_unknown(const char *name)
 {
     const struct compat_entry *known = compatibility_command(str_of(name));
@@ -50,12 +59,25 @@ static void say_unknown(const char *name)
         fprintf(stderr, "baton: there is no command '%s': %s\n", name, OTHERS_COMMANDS[i].instead);
         return;
     }
-    struct near_search near;
-    near_begin(&near, str_of(name));
-    for (size_t i = 0; COMMANDS[i].name; i++) near_offer(&near, str_of(COMMANDS[i].name), i);
-    struct str meant = near_found(&near);
+    struct str meant = near_command(name);
     fprintf(stderr, "baton: there is no command '%s'%s%.*s%s; `baton --help` lists them\n", name,
             meant.n ? ", did you mean '" : "", STR_ARG(meant), meant.n ? "'?" : "");
+}
+
+/* `baton help WORD`: a command, or what options of a node are about. */
+static int help_about(const char *word)
+{
+    const struct command *c = find(word);
+    struct buf flag = { 0 };
+    if (c) return c->run(2, (char *[]){ (char *)c->name, "--help", NULL });
+    if (near_command(word).n) {
+        say_unknown(word);
+        return 2;
+    }
+    buf_printf(&flag, "--help=%s", word);
+    int exit_status = find("serve")->run(2, (char *[]){ "serve", flag.data, NULL });
+    buf_release(&flag);
+    return exit_status;
 }
 
 int main(int argc, char **argv)
@@ -68,8 +90,7 @@ int main(int argc, char **argv)
     }
     if (strncmp(argv[1], "--help=", 7) == 0 || strcmp(argv[1], "--help-all") == 0)
         return find("serve")->run(2, (char *[]){ "serve", argv[1], NULL });
-    const struct command *asked = argc > 2 && strcmp(argv[1], "help") == 0 ? find(argv[2]) : NULL;
-    if (asked) return asked->run(2, (char *[]){ argv[2], "--help", NULL });
+    if (argc > 2 && strcmp(argv[1], "help") == 0) return help_about(argv[2]);
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
         strcmp(argv[1], "help") == 0) {
         usage(stdout);
