@@ -95,13 +95,15 @@ static void on_admin(void *arg, struct http_exchange *x)
     else not_ready_reply(x, n->state == NODE_LOADING);
 }
 
+/* A conflict names the option that can be given: a launcher's user has the plural ones. */
 static enum status start_http(struct node *n, struct err *err)
 {
+    bool launched = launcher_watch_has_launcher();
     struct http_server_options o = {
         .loop = n->loop,
         .host = n->o.host,
         .port = n->o.port,
-        .option = "--port",
+        .option = launched ? "--ports" : "--port",
         .limits = n->o.http_limits,
         .handler = on_http,
         .arg = n,
@@ -111,7 +113,7 @@ static enum status start_http(struct node *n, struct err *err)
     TRY(http_server_start(&o, &n->http, err));
     if (n->o.metrics_port == 0 || n->o.metrics_port == n->o.port) return OK;
     o.port = n->o.metrics_port;
-    o.option = "--metrics-port";
+    o.option = launched ? "--metrics-ports" : "--metrics-port";
     o.handler = on_admin;
     return http_server_start(&o, &n->admin, err);
 }
