@@ -250,7 +250,9 @@ TEST(each_share_has_a_copy_of_its_own_in_the_weight_cache)
     const char *folder = test_tmpdir();
     struct kernel_ctx *k = open_kernels();
     const struct model_share all = { .tp_size = 1, .n_experts = SHARE_ALL_EXPERTS }, ranks[] = {
-        { 0, 2, 0, SHARE_ALL_EXPERTS }, { 1, 2, 0, SHARE_ALL_EXPERTS }, SOME
+        { .tp_size = 2, .n_experts = SHARE_ALL_EXPERTS },
+        { .tp_rank = 1, .tp_size = 2, .n_experts = SHARE_ALL_EXPERTS },
+        SOME
     };
     for (int again = 0; again < 2; again++) {
         for (size_t i = 0; i < COUNT_OF(ranks); i++) {
