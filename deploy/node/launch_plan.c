@@ -193,6 +193,19 @@ static enum status check_counts(const struct config *c, size_t n, struct err *er
     return OK;
 }
 
+/* The nodes of a launch that share experts are the whole group. */
+static enum status check_group(const struct config *c, size_t n, struct err *err)
+{
+    const int64_t size = config_int(c, "data-parallel-size");
+    if (!config_bool(c, "enable-expert-parallel") || !config_is_set(c, "data-parallel-address") ||
+        size == (int64_t)n)
+        return OK;
+    return err_field(err, ERR_CONFIG, "data-parallel-size",
+                     "--data-parallel-size %lld with %zu nodes: with --data-parallel-address the "
+                     "nodes of this launch are the ranks, so give --data-parallel-size %zu",
+                     (long long)size, n, n);
+}
+
 enum status launch_plan_make(const struct config *c, const char *program,
                              const char *directory_address, struct launch_plan *out,
                              struct err *err)
@@ -216,6 +229,7 @@ enum status launch_plan_make(const struct config *c, const char *program,
                          "--scheduler-host, or --router)",
                          n_prefill);
     TRY(check_counts(c, out->n, err));
+    TRY(check_group(c, out->n, err));
     out->nodes = ARENA_ARRAY(&out->arena, struct launch_node, out->n);
     for (size_t i = 0; i < out->n; i++) {
         out->nodes[i].role = i < n_prefill              ? ROLE_PREFILL

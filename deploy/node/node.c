@@ -42,6 +42,7 @@ static void on_message(void *arg, const struct cluster_message *m)
         refuse_probe(n, m);
         return;
     }
+    if (n->group && group_on_message(n->group, m)) return;
     if (n->state == NODE_LOADING) return; /* nobody has been told that this node takes work */
     if (scheduler_on_message(n->scheduler, m)) return;
     /* CANCEL concerns both workers, so each returns false for it. */
@@ -52,10 +53,17 @@ static void on_message(void *arg, const struct cluster_message *m)
 static void on_lost(void *arg, uint64_t node, const char *why)
 {
     struct node *n = arg;
+    if (n->group && n->state != NODE_STOPPING) group_on_lost(n->group, node, why);
     if (n->state == NODE_STOPPING || n->state == NODE_LOADING) return;
     scheduler_on_lost(n->scheduler, node, why);
     prefill_on_lost(n->prefill, node);
     decode_on_lost(n->decode, node);
+}
+
+static void on_met(void *arg, uint64_t node)
+{
+    struct node *n = arg;
+    if (n->group) group_on_met(n->group, node);
 }
 
 static void report_progress(void *arg, uint64_t *counter, bool *has_work)
@@ -70,11 +78,19 @@ static void report_progress(void *arg, uint64_t *counter, bool *has_work)
 
 /* ---- HTTP before and after ready ---- */
 
+static void say_not_ready(struct node *n, struct http_exchange *x)
+{
+    char why[256] = "the model is being loaded";
+    if (n->state != NODE_LOADING) snprintf(why, sizeof why, "the node is shutting down");
+    else if (n->group && n->engine) (void)group_describe(n->group, why, sizeof why);
+    not_ready_reply(x, why);
+}
+
 static void on_http_unpassed(void *arg, struct http_exchange *x)
 {
     struct node *n = arg;
     if (n->serve) serve_http(n->serve, x);
-    else not_ready_reply(x, n->state == NODE_LOADING);
+    else say_not_ready(n, x);
 }
 
 static void on_http(void *arg, struct http_exchange *x)
@@ -92,7 +108,7 @@ static void on_admin(void *arg, struct http_exchange *x)
 {
     struct node *n = arg;
     if (n->serve) serve_http_admin(n->serve, x);
-    else not_ready_reply(x, n->state == NODE_LOADING);
+    else say_not_ready(n, x);
 }
 
 /* A conflict names the option that can be given: a launcher's user has the plural ones. */
@@ -151,6 +167,7 @@ static enum status start_engine(struct node *n, struct err *err)
         .on_fault = on_fault,
         .arg = n,
     };
+    if (n->group && n->model.weights->config.moe.n_experts > 0) e.on_group = node_group_of_engine;
     snprintf(n->precision, sizeof n->precision, "%s", n->model.weights->precision);
     TRY(engine_create(&e, &n->loaded.engine, err));
     n->model.weights = NULL; /* now the engine's */
@@ -198,6 +215,7 @@ static enum status start_cluster(struct node *n, struct err *err)
         .metrics = n->metrics,
         .on_message = on_message,
         .on_lost = on_lost,
+        .on_met = on_met,
         .progress = report_progress,
         .arg = n,
     };
@@ -365,6 +383,23 @@ static void load(void *arg)
     n->load_st = st;
 }
 
+static void fail_start(struct node *n)
+{
+    log_fatal("baton", n->load_err.text);
+    node_stop(n, 1);
+}
+
+void node_become_ready(struct node *n)
+{
+    if (make_ready(n, &n->load_err) != OK) {
+        fail_start(n);
+        return;
+    }
+    gauge_set(n->ready_gauge, 1);
+    node_describe_ready(n);
+    if (n->on_ready) n->on_ready(n->on_ready_arg);
+}
+
 static void on_loaded(void *arg)
 {
     struct node *n = arg;
@@ -372,16 +407,8 @@ static void on_loaded(void *arg)
     n->kvt = n->loaded.kvt;
     if (n->state == NODE_STOPPING)
         return; /* node_free frees them, if this is the loop's last turn */
-    enum status st = n->load_st;
-    if (st == OK) st = make_ready(n, &n->load_err);
-    if (st != OK) {
-        log_fatal("baton", n->load_err.text);
-        node_stop(n, 1);
-        return;
-    }
-    gauge_set(n->ready_gauge, 1);
-    node_describe_ready(n);
-    if (n->on_ready) n->on_ready(n->on_ready_arg);
+    if (n->load_st != OK) fail_start(n);
+    else if (!node_group_awaits(n)) node_become_ready(n);
 }
 
 /* ---- life ---- */
@@ -398,6 +425,7 @@ static enum status open_ports(struct node *n, struct err *err)
     log_set_name(n->name);
     n->launcher = launcher_watch_start(n->loop, on_launcher_gone, n);
     TRY(start_cluster(n, err));
+    node_group_start(n);
     TRY(start_directory(n, err));
     start_passer(n);
     return node_ports_hold(o, &n->ports, err);

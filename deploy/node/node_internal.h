@@ -18,6 +18,7 @@
 #include "scheduler/scheduler.h"
 #include "shared/base/address/host_port.h"
 #include "shared/base/mailbox.h"
+#include "shared/cluster/group.h"
 
 /* Tell the sequences and transfers of the two workers apart. */
 #define DECODE_IDS  (UINT64_C(1) << 56)
@@ -50,6 +51,14 @@ struct node {
     bool can_be_joined;
     char join[HOST_PORT_TEXT_MAX + 256]; /* trouble.h */
     struct cluster *cluster;
+    struct group *group; /* NULL: it steps alone */
+    struct {
+        struct ep *ep;
+        uint64_t epoch;
+        enum status st;
+        struct err err;
+        bool runs;
+    } next_ep; /* made by a worker; the loop takes it when that is done */
     struct directory *directory;
     struct directory_server *directory_server;
     struct decode_worker *decode;
@@ -79,6 +88,25 @@ void node_events_of_kvt(void *arg, const struct kvt_event *e);
 /* Thread: engine. */
 void node_events_kv_ready(void *arg, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end,
                           const int32_t *blocks, uint64_t event);
+
+/* ---- node_group.c ---- */
+
+/* Before the model is loaded: other ranks may come already. */
+void node_group_start(struct node *n);
+/* The engine is there. True: it waits for other ranks, and node_become_ready follows; false: it
+ * computes alone. */
+bool node_group_awaits(struct node *n);
+/* Ends the wait for other ranks. */
+void node_group_stop(struct node *n);
+/* After the engine has ended, before the cluster does. */
+void node_group_free(struct node *n);
+/* engine_options.on_group. Thread: engine. */
+void node_group_of_engine(void *arg, const struct engine_group_event *ev);
+
+/* ---- node.c ---- */
+
+/* The engine can step: the node takes work. */
+void node_become_ready(struct node *n);
 
 /* ---- node_describe.c ---- */
 

@@ -166,9 +166,16 @@ static enum status make_kernels(const struct node_options *o, struct kernel_ctx 
     return kernel_ctx_create(k, out, err);
 }
 
+/* share: where the rank's is written; must live as long as the options. */
 static struct model_options model_options_of(const struct node_options *o,
-                                             struct kernel_ctx *kernels)
+                                             struct kernel_ctx *kernels, struct model_share *share)
 {
+    *share = (struct model_share){
+        .tp_size = 1,
+        .n_experts = SHARE_ALL_EXPERTS,
+        .ep_rank = o->group.rank,
+        .ep_size = o->group.size,
+    };
     return (struct model_options){
         .path = o->model_path,
         .max_rows = o->max_batched_tokens,
@@ -179,6 +186,7 @@ static struct model_options model_options_of(const struct node_options *o,
         .dummy = o->dummy,
         .quantize = o->quantize,
         .weight_cache_folder = o->weights_cache,
+        .share = share,
     };
 }
 
@@ -186,7 +194,8 @@ enum status node_model_check(const struct node_options *o, struct err *err)
 {
     struct kernel_ctx *kernels;
     TRY(make_kernels(o, &kernels, err));
-    const struct model_options mo = model_options_of(o, kernels);
+    struct model_share share;
+    const struct model_options mo = model_options_of(o, kernels, &share);
     enum status st = model_check(&mo, err);
     kernel_ctx_free(kernels);
     return st;
@@ -204,7 +213,8 @@ enum status node_model_load(struct node_model *m, const struct node_options *o,
     TRY(foreign_checkpoint_check_folder(o->model_path, err));
     TRY(load_text(m, o, err));
     TRY(make_kernels(o, &m->kernels, err));
-    struct model_options mo = model_options_of(o, m->kernels);
+    struct model_share share;
+    struct model_options mo = model_options_of(o, m->kernels, &share);
     mo.progress = show_progress;
     mo.progress_arg = &bar;
     TRY(model_load(&mo, &m->weights, err));

@@ -446,6 +446,44 @@ static enum status read_directory(const struct config *c, struct node_options *o
     return OK;
 }
 
+/* Ranks that share experts meet at --data-parallel-address, where rank 0 listens with its cluster
+ * port. Without an address every node computes alone. */
+static enum status read_group(const struct config *c, struct node_options *o, struct err *err)
+{
+    const int64_t size = config_int(c, "data-parallel-size"),
+                  rank = config_int(c, "local-data-parallel-id"),
+                  port = config_int(c, "data-parallel-rpc-port");
+    if (!config_bool(c, "enable-expert-parallel") || !config_is_set(c, "data-parallel-address") ||
+        size < 2)
+        return OK;
+    if (size > GROUP_RANKS_MAX)
+        return err_field(
+            err, ERR_CONFIG, "data-parallel-size",
+            "--data-parallel-size %lld is more than the %d ranks that a group can have",
+            (long long)size, GROUP_RANKS_MAX);
+    if (rank >= size)
+        return err_field(err, ERR_CONFIG, "local-data-parallel-id",
+                         "--data-parallel-rank %lld is not a rank of --data-parallel-size %lld: "
+                         "they count from 0 to %lld",
+                         (long long)rank, (long long)size, (long long)size - 1);
+    if (strcmp(config_string(c, "device"), "cuda") == 0)
+        return err_field(err, ERR_UNSUPPORTED, "enable-expert-parallel",
+                         "--enable-expert-parallel with --data-parallel-address is supported on "
+                         "the CPU only; give --device cpu, or leave the address out");
+    TRY(read_host(c, o, "data-parallel-address", &o->group.host, err));
+    o->group.size = (uint32_t)size;
+    o->group.rank = (uint32_t)rank;
+    o->group.port = (uint16_t)port;
+    if (rank > 0) return OK;
+    if (o->cluster_port && o->cluster_port != port)
+        return err_field(err, ERR_CONFIG, "pd-comm-port",
+                         "rank 0 listens for the other ranks with its cluster port: "
+                         "--pd-comm-port %u and --data-parallel-rpc-port %lld must be the same",
+                         o->cluster_port, (long long)port);
+    o->cluster_port = (uint16_t)port;
+    return OK;
+}
+
 static enum status read_cluster(const struct config *c, struct node_options *o, struct err *err)
 {
     TRY(read_role(c, o, err));
@@ -459,7 +497,7 @@ static enum status read_cluster(const struct config *c, struct node_options *o, 
     TRY(read_directory(c, o, err));
     TRY(read_addresses(c, o, err));
     o->kv_checksum = config_bool(c, "kv-checksum");
-    return OK;
+    return read_group(c, o, err);
 }
 
 /* ---- HTTP ---- */

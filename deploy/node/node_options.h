@@ -12,6 +12,7 @@
 #include "kvtransfer/tuning.h"
 #include "scheduler/directory/directory.h"
 #include "shared/base/mem.h"
+#include "shared/cluster/group.h"
 #include "shared/net/http/http_server.h"
 
 enum {
@@ -70,6 +71,11 @@ struct node_options {
     bool protocols_named;     /* the option was given */
     bool kv_checksum;
     struct kvt_tuning tuning; /* --rdma-comm-ports and the variables of kvt_tuning_names */
+    struct {
+        uint32_t size, rank; /* ranks that share the experts; size 0: none */
+        const char *host;    /* where rank 0 listens */
+        uint16_t port;
+    } group; /* --data-parallel-size with --enable-expert-parallel and --data-parallel-address */
     /* directory */
     const char *directory;      /* "local", "http", "redis" */
     const char *directory_host; /* http: the directory server */

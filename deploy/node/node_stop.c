@@ -28,6 +28,7 @@ static void finish_rest(struct node *n)
     n->scheduler = NULL;
     launcher_watch_free(n->launcher);
     n->launcher = NULL;
+    node_group_free(n);
     cluster_free(n->cluster);
     n->cluster = NULL;
     loop_stop(n->loop);
@@ -100,6 +101,7 @@ void node_stop(struct node *n, int exit_status)
     n->exit_status = exit_status;
     if (n->n_signals) end_by_force_after(GRACE_MS + END_MS, exit_status);
     atomic_store(&n->stop_loading, true);
+    node_group_stop(n);
     n->stopper = loop_timer_start(n->loop, 0, 0, begin_stop, n);
 }
 

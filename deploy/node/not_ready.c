@@ -9,7 +9,7 @@
 #include "shared/serve/auth.h"
 #include "shared/serve/serve_state.h"
 
-void not_ready_reply(struct http_exchange *x, bool loading)
+void not_ready_reply(struct http_exchange *x, const char *why)
 {
     struct buf body = { 0 };
     struct str path = http_path(x);
@@ -17,8 +17,7 @@ void not_ready_reply(struct http_exchange *x, bool loading)
         http_reply(x, 200, "application/json", NULL, STR("{\"status\":\"ok\"}"));
         return;
     }
-    serve_error_json(&body, ERR_UNAVAILABLE,
-                     loading ? "the model is being loaded" : "the node is shutting down", NULL);
+    serve_error_json(&body, ERR_UNAVAILABLE, why, NULL);
     http_reply(x, 503, "application/json", "Retry-After: 1\r\n", buf_str(&body));
     buf_release(&body);
 }

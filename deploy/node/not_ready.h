@@ -5,8 +5,8 @@
 
 #include "scheduler/passer.h"
 
-/* 503 with the reason; /live is 200. */
-void not_ready_reply(struct http_exchange *x, bool loading);
+/* 503 with the reason, a sentence; /live is 200. */
+void not_ready_reply(struct http_exchange *x, const char *why);
 
 struct not_ready_pass {
     struct passer *passer;   /* NULL: requests are not passed */

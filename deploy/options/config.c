@@ -369,12 +369,23 @@ const char *config_list(const struct config *c, const char *name, size_t i, size
     return i < v->n_items ? v->items[i] : NULL;
 }
 
+/* Was an option given with which this one has its effect? */
+static bool has_effect(const struct config *c, const struct option *option)
+{
+    for (size_t i = 0; option->works_with && i < c->n_options; i++)
+        if (strcmp(c->options[i]->name, option->works_with) == 0)
+            return c->values[i].source != SOURCE_DEFAULT;
+    return false;
+}
+
 void config_notes(const struct config *c, void (*emit)(void *arg, const char *sentence), void *arg)
 {
     struct buf b = { 0 };
     for (size_t i = 0; i < c->n_options; i++) {
         const struct option *option = c->options[i];
-        if (option->effect != EFFECT_ACCEPTED || c->values[i].source == SOURCE_DEFAULT) continue;
+        if (option->effect != EFFECT_ACCEPTED || c->values[i].source == SOURCE_DEFAULT ||
+            has_effect(c, option))
+            continue;
         buf_clear(&b);
         buf_printf(&b, "%s: %s", c->values[i].given_as,
                    option->note ? option->note : "accepted, has no effect here");

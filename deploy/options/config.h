@@ -47,6 +47,7 @@ struct option {
     const char *commands; /* subcommands that take it, separated by spaces; NULL: all */
     const char *help;     /* one sentence */
     const char *note;     /* ACCEPTED / REFUSED: one sentence */
+    const char *works_with; /* ACCEPTED: an option with which it has its effect; NULL: none */
 };
 
 enum option_source { SOURCE_DEFAULT, SOURCE_ENV, SOURCE_ARGS };

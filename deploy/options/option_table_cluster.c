@@ -123,6 +123,53 @@ const struct option CLUSTER_OPTIONS[] = {
         .help = "Rank of this process: which entry of the port lists is its own.",
     },
 
+    /* ---- Parallelism ---- */
+    {
+        .name = "data-parallel-size",
+        .aliases = "dp dp-size",
+        .type = OPT_INT,
+        RANGE(1, 65536),
+        .def = "1",
+        IN("Parallelism", NODE),
+        .help = "Ranks with a copy of attention each.",
+        .effect = EFFECT_ACCEPTED,
+        .note = "serve runs one rank; start more nodes with `baton launch` or more `baton serve`, "
+                "the scheduler shares the requests among them, and with --data-parallel-address "
+                "they share the experts",
+        .works_with = "data-parallel-address",
+    },
+    {
+        .name = "enable-expert-parallel",
+        .aliases = "ep",
+        .type = OPT_BOOL,
+        .def = "false",
+        IN("Parallelism", NODE),
+        .help = "Share the experts of MoE layers among the ranks.",
+        .effect = EFFECT_ACCEPTED,
+        .note = "ranks share experts that meet at --data-parallel-address; without one each node "
+                "computes all experts, with the same answers",
+        .works_with = "data-parallel-address",
+    },
+    {
+        .name = "data-parallel-address",
+        .aliases = "dpa",
+        .env = "BATON_DATA_PARALLEL_ADDRESS",
+        .type = OPT_STRING,
+        IN("Parallelism", NET),
+        .help = "Where rank 0 listens for the other ranks of a group that shares experts: an "
+                "address of its host, which today is the host of all ranks.",
+    },
+    {
+        .name = "data-parallel-rpc-port",
+        .aliases = "dpp",
+        .env = "BATON_DATA_PARALLEL_RPC_PORT",
+        .type = OPT_INT,
+        RANGE(1, 65535),
+        .def = "29550",
+        IN("Parallelism", NET),
+        .help = "The port there: rank 0's --pd-comm-port.",
+    },
+
     /* ---- Scheduler ---- */
     {
         .name = "scheduler-name",

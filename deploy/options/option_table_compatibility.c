@@ -15,18 +15,10 @@ const struct option COMPATIBILITY_OPTIONS[] = {
     ACCEPT("tensor-parallel-size", "tp tp-size", NULL, OPT_INT, "Parallelism",
            "Devices that share each layer.",
            "tensor parallelism is not built yet: each node computes alone, with the same answers"),
-    ACCEPT("data-parallel-size", "dp dp-size", NULL, OPT_INT, "Parallelism",
-           "Ranks with a copy of attention each.",
-           "serve runs one rank; start more nodes with `baton launch` or more `baton serve`, the "
-           "scheduler shares the requests among them"),
     ACCEPT(
         "pipeline-parallel-size", "pp pp-size", NULL, OPT_INT, "Parallelism",
         "Groups of layers on different devices.",
         "pipeline parallelism is not built yet: each node computes alone, with the same answers"),
-    ACCEPT("enable-expert-parallel", "ep", NULL, OPT_BOOL, "Parallelism",
-           "Spread the experts of MoE layers over ranks.",
-           "expert parallelism is not built yet: each node computes all experts, with the same "
-           "answers"),
     ACCEPT("enable-eplb", NULL, NULL, OPT_BOOL, "Parallelism", "Balance experts over ranks.",
            "expert balancing needs expert parallelism, which is not built yet"),
     ACCEPT("disable-custom-all-reduce", NULL, NULL, OPT_BOOL, "Parallelism",

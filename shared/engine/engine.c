@@ -281,6 +281,7 @@ void engine_get_stats(const struct engine *e, struct engine_stats *out)
         .n_blocks = e->layout.n_blocks,
         .n_blocks_free = atomic_load_explicit(&l->n_blocks_free, memory_order_relaxed),
         .progress = atomic_load_explicit(&l->n_progress, memory_order_relaxed) +
+                    __atomic_load_n(&l->n_waits, __ATOMIC_RELAXED) +
                     compute_pool_progress(e->opt.model->kernels->pool),
         .waiting_tokens = atomic_load_explicit(&l->waiting_tokens, memory_order_relaxed),
         /* A waiting command counts as work, so that a thread that hangs in a callback is
@@ -291,6 +292,16 @@ void engine_get_stats(const struct engine *e, struct engine_stats *out)
 }
 
 const struct kv_layout *engine_kv_layout(const struct engine *e) { return &e->layout; }
+
+/* Counts waiting in an exchange as progress, so that only the rank that the others wait for looks
+ * stuck. */
+void engine_ep_needs(const struct engine *e, struct ep_config *c)
+{
+    model_ep_needs(e->opt.model, c);
+    c->progress = (uint64_t *)&e->load.n_waits;
+}
+
+uint32_t engine_n_experts(const struct engine *e) { return e->opt.model->config.moe.n_experts; }
 
 const struct dev_mem *engine_kv_memory(const struct engine *e) { return &e->kv; }
 

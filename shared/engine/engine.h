@@ -194,6 +194,9 @@ struct engine_stats {
 };
 void engine_get_stats(const struct engine *e, struct engine_stats *out);
 const struct kv_layout *engine_kv_layout(const struct engine *e);
+/* model_ep_needs, and routed experts, of the engine's model. */
+void engine_ep_needs(const struct engine *e, struct ep_config *c);
+uint32_t engine_n_experts(const struct engine *e);
 /* The pool's memory, for registration with kvtransfer. */
 const struct dev_mem *engine_kv_memory(const struct engine *e);
 /* The device that the engine computes on and that the KV memory belongs to. The model owns it. */

@@ -56,10 +56,19 @@ static enum status choose_length(struct model *m, uint32_t asked, uint32_t defau
     return OK;
 }
 
+/* All experts, or an even part of them where ranks share them. */
+static void share_all_experts(struct model_share *s, const struct model_config *c)
+{
+    const uint32_t size = s->ep_size > 1 ? s->ep_size : 1;
+    const struct share_part mine = share_experts(s->ep_rank, size, c->moe.n_experts);
+    s->first_expert = (uint32_t)mine.first;
+    s->n_experts = (uint32_t)mine.n;
+}
+
 static enum status choose_share(struct model *m, const struct model_options *o, struct err *err)
 {
     m->share = o->share ? *o->share : model_share_whole(&m->config);
-    if (m->share.n_experts == SHARE_ALL_EXPERTS) m->share.n_experts = m->config.moe.n_experts;
+    if (m->share.n_experts == SHARE_ALL_EXPERTS) share_all_experts(&m->share, &m->config);
     if (o->gather) m->gather = *o->gather;
     TRY(model_share_check(&m->share, &m->config, err));
     if (m->share.tp_size == 1 || m->kernels->device->is_host) return OK;

@@ -33,9 +33,10 @@ enum {
 struct model_share {
     uint32_t tp_rank, tp_size; /* 0, 1: the whole */
     /* Routed experts of this rank: [first_expert, first_expert + n_experts) in every sparse layer;
-     * n_experts SHARE_ALL_EXPERTS in model_options: all. */
+     * n_experts SHARE_ALL_EXPERTS in model_options: all, or with ep_size those of ep_rank. */
     uint32_t first_expert, n_experts;
-    uint32_t ep_size; /* ranks whose rows may come to this one's experts; 0, 1: no others */
+    uint32_t ep_rank,
+        ep_size; /* ranks whose rows may come to this one's experts; 0, 1: no others */
 };
 
 /* Outputs, heads or columns [first, first + n). */

@@ -1,0 +1,112 @@
+"""Ranks that share the experts of one model answer like one node that has them all, through every rank, when one is killed and when one is started late."""
+from harness import *
+
+SIZE = ['--max-model-len', '512', '--max-num-seqs', '8', '--num-gpu-blocks-override', '96', '--kv-checksum', 'true']
+MODELS = 'ernie_moe', 'qwen3_moe', 'deepseek_v3'
+
+
+def golden(name):
+    return f'{DATA}/goldens/{name}/model'
+
+
+def group_args(size, port):
+    return ['--data-parallel-size', str(size), '--enable-expert-parallel', '--data-parallel-address', '127.0.0.1', '--data-parallel-rpc-port', str(port), *SIZE]
+
+
+def vocab_of(model):
+    return json.load(open(f'{model}/config.json'))['vocab_size']
+
+
+def ask_all(ports, bodies):
+    """Every request through another rank."""
+    got = parallel([lambda i=i, b=b: request(ports[i % len(ports)], 'POST', '/v1/completions', b) for i, b in enumerate(bodies)], 8)
+    for g in got:
+        assert not isinstance(g, Exception) and g[0] == 200, g
+    return [answer_of(g[2]) for g in got]
+
+
+def answers_alone(model, bodies):
+    node = Node(model, args=SIZE)
+    with closing(node):
+        wait_ready(node)
+        return ask_all([node.port], bodies)
+
+
+@contextlib.contextmanager
+def launched(model, size, args=()):
+    ports, meet = free_ports(size), free_ports(1)[0]
+    l = Process([BIN, 'launch', '--model', model, '--served-model-name', 'm', '--num-servers', str(size), '--ports', ','.join(map(str, ports)), *group_args(size, meet), *args], name='launch')
+    with closing(l):
+        wait_until('launch ready', lambda: f'ready: all {size} nodes' in l.output() or (not l.alive() and not print(l.output())), 60)
+        yield l, ports
+
+
+def test_ranks_of_a_launch_answer_as_one():
+    for name, size in zip(MODELS, (2, 3, 4)):
+        model = golden(name)
+        bodies = mixed_requests(24, 7, vocab_of(model), 200)
+        want = answers_alone(model, bodies)
+        with launched(model, size) as (l, ports):
+            assert ask_all(ports, bodies) == want, (name, size)
+            assert ask_all(ports[-1:], bodies) == want, (name, size)    # the other ranks have no rows
+            assert l.stop() == 0, l.output()[-2000:]
+
+
+def test_a_killed_rank_comes_back_and_no_request_of_the_others_fails():
+    model = golden('ernie_moe')
+    bodies = [{**b, 'max_tokens': 60} for b in mixed_requests(12, 11, vocab_of(model), 100)]
+    want = answers_alone(model, bodies)
+    with launched(model, 3) as (l, ports):
+        for round in range(3):
+            victim = (0, 2, 1)[round]
+            others = [p for i, p in enumerate(ports) if i != victim]
+            jobs = [threading.Thread(target=lambda: results.append(ask_all(others, bodies))) for _ in range(2)]
+            results = []
+            for j in jobs:
+                j.start()
+            time.sleep(0.05 + 0.1 * round)
+            os.kill(pid_of_port(ports[victim]), signal.SIGKILL)
+            for j in jobs:
+                j.join()
+            assert results == [want, want], round
+            wait_until('all ranks serve', lambda: all(request(p, 'GET', '/ready', timeout=2)[0] == 200 for p in ports), 20)
+            assert ask_all(ports, bodies) == want, round
+        assert l.output().count('group joined') >= 12, l.output()
+        assert l.stop() == 0, l.output()[-2000:]
+
+
+def test_ranks_that_are_started_one_by_one_say_whom_they_wait_for():
+    model, meet = golden('qwen3_moe'), free_ports(1)[0]
+    bodies = mixed_requests(8, 3, vocab_of(model), 100)
+    want = answers_alone(model, bodies)
+
+    def rank(i, *args):
+        return Node(model, args=[*group_args(2, meet), '--data-parallel-rank', str(i), *args])
+    with closing(rank(1)) as second:
+        wait_until('it waits', lambda: f'rank 0 of the group is not reached at 127.0.0.1:{meet}' in request(second.port, 'GET', '/ready')[2]['error']['message'])
+        with closing(rank(0, '--max-num-batched-tokens', '64')) as first:
+            wait_until('it is refused', lambda: 'at most 64 rows per step' in request(second.port, 'GET', '/ready')[2]['error']['message'])
+            wait_until('it waits', lambda: 'rank 1 of 2 is not there' in request(first.port, 'GET', '/ready')[2]['error']['message'])
+        with closing(rank(0)) as first:
+            wait_ready(first, second)
+            assert ask_all([first.port, second.port], bodies) == want
+            assert first.stop() == 0 and second.alive()
+            assert second.stop(timeout=5) in (0, 130)
+
+
+def test_what_contradicts_is_refused():
+    for args, said in ((['--data-parallel-size', '2', '--data-parallel-rank', '2'], '--data-parallel-rank 2 is not a rank of --data-parallel-size 2: they count from 0 to 1'),
+                       (['--data-parallel-size', '2', '--pd-comm-port', '7000', '--data-parallel-rpc-port', '7001'], '--pd-comm-port 7000 and --data-parallel-rpc-port 7001 must be the same'),
+                       (['--data-parallel-size', '300'], '--data-parallel-size 300 is more than the 256 ranks that a group can have')):
+        p = subprocess.run([BIN, 'serve', golden('qwen3_moe'), '--enable-expert-parallel', '--data-parallel-address', '127.0.0.1', *args], capture_output=True, text=True, timeout=30)
+        assert p.returncode == 2 and said in p.stderr, (args, p.stderr)
+    p = subprocess.run([BIN, 'launch', '--model', golden('qwen3_moe'), '--num-servers', '3', '--data-parallel-size', '2', '--enable-expert-parallel', '--data-parallel-address', '127.0.0.1'],
+                       capture_output=True, text=True, timeout=30)
+    assert p.returncode == 2 and 'the nodes of this launch are the ranks, so give --data-parallel-size 3' in p.stderr, p.stderr
+
+
+def test_a_model_without_experts_computes_alone():
+    node = Node(TINY, args=[*group_args(2, free_ports(1)[0]), '--data-parallel-rank', '1'])
+    with closing(node):
+        wait_ready(node)
+        assert 'each rank computes alone' in node.output()
