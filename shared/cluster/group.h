@@ -1,22 +1,16 @@
-/* group.h - the ranks that share the experts of one model: how they find each other, which of them
- * are one group now, and what happens when one is lost.
+/* group.h - the ranks that share the experts of one model: how they find each other, and what
+ * happens when one is lost.
  *
- *     MEETING ── link to rank 0, which leads ──▶ WAITING ── all ranks are there ──▶ PREPARING
- *        ▲                                          ▲     (PROPOSE)      │ all have an ep object
- *        │ rank 0 is lost                           │ a rank is lost     ▼ (group_exchange)
- *        └──────────────────────────────────────────┴──────────────── TOGETHER
+ *     MEETING ─ link to rank 0 ─▶ WAITING ─ all are there ─▶ PREPARING ─ all have an ep ─▶ TOGETHER
+ *        ◀───── rank 0 is lost ─────┴◀────────────── a rank is lost ───┴─────────────────────┘
  *
- * Ranks 1 .. size - 1 connect to the address where rank 0 listens with its cluster port, and say who
- * they are. When all are there, rank 0 proposes the group of the next epoch; every rank makes its
- * ep object on a worker thread, whose exchange passes through rank 0, and hands it to its engine.
- * A loss is told by a link (end of file, or 2.5 s of silence) or by an engine whose exchange failed:
- * rank 0 tells the others, whose engines give the epoch up. The next one begins when all are there
- * again.
- * LIMIT: a group has all its ranks or does not step; rank 0's address does not move to another rank.
- *
- * Bells of engines (engine.h) pass through rank 0 too: ranks have one link each.
+ * Rank 0 leads: the others connect to its cluster port and say who they are. When all are there it
+ * proposes the group of the next epoch; every rank makes its ep object on a worker thread, whose
+ * exchange passes through rank 0, as bells do (engine.h), and hands it to its engine. A loss is told
+ * by a link, or by an engine whose exchange failed, and ends the epoch everywhere.
+ * LIMIT: a group has all its ranks or does not step; rank 0's address does not move.
  * Life cycle: create, group_ready once the model is loaded, free. Thread: loop, except
- * group_exchange. Owner: the node. */
+ * group_exchange and group_stop. Owner: the node. */
 #ifndef BATON_CLUSTER_GROUP_H
 #define BATON_CLUSTER_GROUP_H
 
@@ -76,6 +70,7 @@ void group_stop(struct group *g);
 /* What it is waiting for, in a sentence, "" when the ranks are together: "rank 3 of 8 is not there
  * yet". */
 enum group_state group_describe(const struct group *g, char *why, size_t n);
+/* Of the last epoch that this rank was in; 0: none yet. */
 uint64_t group_epoch(const struct group *g);
 
 #endif

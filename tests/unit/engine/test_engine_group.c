@@ -244,7 +244,7 @@ static double cpu_seconds(void)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* A group without work uses no processor and says that it has none; any rank wakes it, once. */
+/* A group without work uses no CPU and says that it has none; any rank wakes it, once. */
 TEST(a_group_without_rows_sleeps_until_one_has_some)
 {
     struct scene *s = open_scene(3);
