@@ -184,9 +184,9 @@ struct experts_args {
     struct matmul_args *jobs; /* [n_experts + 1], host memory */
 };
 
-/* out[s] = Expert_i(x[rows[s]]) for the slots s of every expert i, begin[i] .. begin[i + 1] - 1, with
- * the bits that `experts` computes for such a row: what a rank does for rows that other ranks sent
- * it (ep.h). Experts may have no slots. */
+/* out[s] = Expert_i(x[rows[s]]) for the slots s of every expert i, begin[i] .. begin[i + 1] - 1,
+ * with the bits that `experts` computes for such a row: what a rank does for rows that other ranks
+ * sent it (ep.h). Experts may have no slots. */
 struct expert_slots_args {
     const struct weight *gate_up, *down; /* [n_experts] paired [2 I, H], [H, I] */
     int32_t n_experts;

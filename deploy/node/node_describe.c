@@ -67,6 +67,18 @@ void node_describe_join(struct node *n)
                  host_port_text(o->advertise_host, directory_server_port(n->directory_server), at));
 }
 
+static void describe_group(const struct node *n, struct buf *out)
+{
+    char why[256];
+    if (!n->group) return;
+    const bool together = group_describe(n->group, why, sizeof why) == GROUP_TOGETHER;
+    buf_printf(out, ",\"group\":{\"rank\":%u,\"size\":%u,\"epoch\":%llu,\"together\":%s,\"why\":",
+               n->o.group.rank, n->o.group.size, (unsigned long long)group_epoch(n->group),
+               together ? "true" : "false");
+    json_add_string(out, str_of(why));
+    buf_add_char(out, '}');
+}
+
 void node_describe_json(void *arg, bool cluster, struct buf *out)
 {
     struct node *n = arg;
@@ -84,6 +96,7 @@ void node_describe_json(void *arg, bool cluster, struct buf *out)
     if (n->kvt) kvt_available(n->kvt, out);
     buf_add_char(out, '"');
     if (!cluster) return;
+    describe_group(n, out);
     buf_printf(out, ",\"version\":\"%s\",\"uptime_s\":%llu,\"model\":", BATON_VERSION,
                (unsigned long long)(clock_ms() - n->t_start_ms) / 1000);
     json_add_string(out, str_of(n->o.names[0]));

@@ -48,8 +48,8 @@ struct ep_placement {
     const int32_t *physical; /* [copies[n_logical]] */
 };
 
-/* The same on all ranks except rank, device, exchange_arg and progress: ep_create compares them. Arrays are
- * copied. */
+/* The same on all ranks except rank, device, exchange_arg and progress: ep_create compares them.
+ * Arrays are copied. */
 struct ep_config {
     const char *backend;   /* "self", "shm", "peer", "nccl" */
     struct device *device; /* kept; all pointers of calls are its memory */

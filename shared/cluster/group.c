@@ -23,7 +23,7 @@ struct group_member {
     bool has_blob; /* of the round that is collected */
 };
 
-/* Messages of the same type go both ways, and rank 0 is a rank too: this is their request number. */
+/* Messages of a type go both ways, and rank 0 is a rank too: this is their request number. */
 enum group_way { TO_LEADER, FROM_LEADER };
 
 /* A rank's running exchange, between the thread that makes an ep object and the loop. */

@@ -170,8 +170,8 @@ enum status engine_free_quarantined(struct engine *e, uint64_t id) MUST_CHECK;
  * max_tokens 0. */
 enum status engine_release(struct engine *e, uint64_t id) MUST_CHECK;
 
-/* Takes over `ep`, whose placement gives this rank the experts of its model's share, as the group of
- * `epoch`: at once if the engine is in none, otherwise between two steps, once every rank of the
+/* Takes over `ep`, whose placement gives this rank the experts of its model's share, as the group
+ * of `epoch`: at once if the engine is in none, otherwise between two steps, once every rank of the
  * group that it is in was given one of this epoch. `ep` NULL: it leaves then. Takes `ep` unless it
  * fails. ERR_INVALID: the epoch is not later than the last. Any thread. */
 enum status engine_join_group(struct engine *e, struct ep *ep, uint64_t epoch) MUST_CHECK;

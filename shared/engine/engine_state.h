@@ -163,8 +163,8 @@ void engine_group_release(struct engine *e);
 /* Leaves the group without its agreement. After the thread has ended. */
 void engine_group_leave(struct engine *e);
 static inline bool engine_is_grouped(const struct engine *e) { return e->opt.on_group != NULL; }
-/* Agrees with the other ranks on the next step, in which this one has n_rows. True: all take it, and
- * the busiest rank routes *most rows. False: nobody has rows, or there is no group. */
+/* Agrees with the other ranks on the next step, in which this one has n_rows. True: all take it,
+ * and the busiest rank routes *most rows. False: nobody has rows, or there is no group. */
 bool engine_group_agree(struct engine *e, uint32_t n_rows, uint32_t *most);
 /* An exchange failed: leaves the group. */
 void engine_group_lose(struct engine *e, const struct err *why);

@@ -48,6 +48,8 @@ def test_ranks_of_a_launch_answer_as_one():
         want = answers_alone(model, bodies)
         with launched(model, size) as (l, ports):
             assert ask_all(ports, bodies) == want, (name, size)
+            group = request(ports[-1], 'GET', '/cluster')[2]['group']
+            assert group == dict(rank=size - 1, size=size, epoch=1, together=True, why=''), group
             assert ask_all(ports[-1:], bodies) == want, (name, size)    # the other ranks have no rows
             assert l.stop() == 0, l.output()[-2000:]
 
