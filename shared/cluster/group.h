@@ -6,8 +6,8 @@
  *
  * Rank 0 leads: the others connect to its cluster port and say who they are. When all are there it
  * proposes the group of the next epoch; every rank makes its ep object on a worker thread, whose
- * exchange passes through rank 0, as bells do (engine.h), and hands it to its engine. A loss is told
- * by a link, or by an engine whose exchange failed, and ends the epoch everywhere.
+ * exchange passes through rank 0, as bells do (engine.h), and hands it to its engine. A loss is
+ * told by a link, or by an engine whose exchange failed, and ends the epoch everywhere.
  * LIMIT: a group has all its ranks or does not step; rank 0's address does not move.
  * Life cycle: create, group_ready once the model is loaded, free. Thread: loop, except
  * group_exchange and group_stop. Owner: the node. */
