@@ -155,6 +155,26 @@ static void on_link_dead(void *arg, struct link *l)
     wake(arg);
 }
 
+static const char *name_of(const struct link *dead)
+{
+    return dead->name[0] ? dead->name : dead->address[0] ? dead->address : "?";
+}
+
+/* Before it has proven itself a peer may give itself another name each time, so its address says
+ * whether it was logged already. */
+static void log_dead(struct log_repeats *repeats, const char *event, const struct link *dead)
+{
+    char what[sizeof dead->address + sizeof dead->why + 2];
+    uint32_t n_unlogged;
+    if (dead->proved) snprintf(what, sizeof what, "%s: %s", name_of(dead), dead->why);
+    else snprintf(what, sizeof what, "%s: %s", dead->address, dead->reason);
+    /* Nothing is wrong when a probe goes, whatever secret it has. */
+    enum log_level level = strcmp(dead->name, LINK_PROBE_NAME) == 0 ? LOG_INFO : LOG_WARN;
+    if (log_repeats_due(repeats, what, clock_ms(), &n_unlogged))
+        log_line(level, event, "peer=%s address=%s why=\"%s\" repeats=%u", name_of(dead),
+                 dead->address, dead->why, n_unlogged);
+}
+
 /* Closes a dead link. Its peer is lost, unless the link never came up and the peer has another
  * one. */
 static void reap(struct cluster *c, struct link *dead)
@@ -163,29 +183,21 @@ static void reap(struct cluster *c, struct link *dead)
     bool was_ours = p && p->link == dead;
     bool spare = p && p->link && p->link != dead && dead->state != LINK_UP;
     uint64_t node = dead->node;
-    char name[LINK_NAME_MAX], why[sizeof dead->why], what[sizeof name + sizeof why + 2];
-    uint32_t n_unlogged;
-    snprintf(name, sizeof name, "%s", dead->name[0] ? dead->name : (p ? p->host : "?"));
-    snprintf(why, sizeof why, "%s", dead->why);
-    /* Nothing is wrong when a probe goes, whatever secret it has. */
-    enum log_level level = strcmp(name, LINK_PROBE_NAME) == 0 ? LOG_INFO : LOG_WARN;
     bool counts = p && !spare && (was_ours || dead->state == LINK_UP);
+    char why[sizeof dead->why];
     if (!counts) {
         if (dead->state != LINK_UP) counter_add(c->refused, 1);
-        snprintf(what, sizeof what, "%s: %s", name, why);
-        if (log_repeats_due(&c->refusals, what, clock_ms(), &n_unlogged))
-            log_line(level, "link refused", "peer=%s why=\"%s\" repeats=%u", name, why, n_unlogged);
+        log_dead(&c->refusals, "link refused", dead);
         link_close(dead);
         return;
     }
+    log_dead(&c->losses, "peer lost", dead);
+    snprintf(why, sizeof why, "%s", dead->why);
     map_del(&c->peers, map_key_u64(&node));
     free_peer(p);
     LIST_FOREACH (l, &c->links, struct link, link)
         if (l->node == node) link_close(l);
     counter_add(c->lost, 1);
-    snprintf(what, sizeof what, "%s: %s", name, why);
-    if (log_repeats_due(&c->losses, what, clock_ms(), &n_unlogged))
-        log_line(level, "peer lost", "peer=%s why=\"%s\" repeats=%u", name, why, n_unlogged);
     c->o.on_lost(c->o.arg, node, why);
 }
 

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "shared/base/address/host_port.h"
 #include "shared/base/clock.h"
 #include "shared/base/hash/hash.h"
 #include "shared/base/mem.h"
@@ -17,6 +18,7 @@ void link_fail(struct link *l, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(l->why, sizeof l->why, fmt, ap);
     va_end(ap);
+    l->reason = fmt;
     l->dead = true;
     if (!uv_is_closing((uv_handle_t *)&l->tcp)) uv_read_stop((uv_stream_t *)&l->tcp);
     l->o->on_dead(l->o->arg, l);
@@ -270,7 +272,8 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
     struct link *l = stream->data;
     (void)buf;
     if (n < 0) {
-        link_fail(l, "%s", n == UV_EOF ? "the peer closed the connection" : uv_strerror((int)n));
+        if (n == UV_EOF) link_fail(l, "the peer closed the connection");
+        else link_fail(l, "read: %s", uv_strerror((int)n));
         return;
     }
     l->in.len += (size_t)n;
@@ -319,6 +322,7 @@ struct link *link_dial(const struct link_options *o, uint64_t node, const char *
     struct link *l = make_link(o, true);
     struct sockaddr_storage sa;
     l->node = node;
+    host_port_text(address, port, l->address);
     l->connect.data = l;
     int st = uv_ip4_addr(address, port, (struct sockaddr_in *)&sa);
     if (st < 0) st = uv_ip6_addr(address, port, (struct sockaddr_in6 *)&sa);
@@ -338,7 +342,8 @@ struct link *link_accept(const struct link_options *o, uv_stream_t *listener)
         return l;
     }
     if (uv_tcp_getpeername(&l->tcp, (struct sockaddr *)&sa, &n) == 0)
-        uv_ip_name((const struct sockaddr *)&sa, l->name, sizeof l->name);
+        uv_ip_name((const struct sockaddr *)&sa, l->address, sizeof l->address);
+    snprintf(l->name, sizeof l->name, "%.63s", l->address);
     l->source = unproven_source((const struct sockaddr *)&sa);
     start_reading(l);
     return l;

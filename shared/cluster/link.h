@@ -14,6 +14,7 @@
 #ifndef BATON_CLUSTER_LINK_H
 #define BATON_CLUSTER_LINK_H
 
+#include "shared/base/address/host_port.h"
 #include "shared/base/address/unproven.h"
 #include "shared/base/list.h"
 #include "shared/cluster/frame.h"
@@ -51,15 +52,18 @@ struct link {
     bool proved;              /* the peer's mac was right */
     uint64_t node;            /* the peer's incarnation; while dialing the wanted one */
     char name[LINK_NAME_MAX]; /* as the peer calls itself; before that the address it came from */
-    uint64_t source;          /* of an accepted link's address (unproven.h) */
+    /* The peer's: dialed with the port; else without, which is another one each time. */
+    char address[HOST_PORT_TEXT_MAX];
+    uint64_t source;             /* of an accepted link's address (unproven.h) */
     struct unproven_place place; /* the owner's, among those that are not UP */
     uint8_t nonce_dialer[LINK_NONCE], nonce_acceptor[LINK_NONCE];
     struct buf in; /* bytes of an incomplete frame */
     uint64_t t_start_ms, t_heard_ms;
     uint64_t progress, t_progress_ms; /* of the peer's engine, from PING */
     bool has_work;
-    char why[160];    /* reason of death */
-    struct list link; /* cluster.links */
+    char why[160];      /* reason of death */
+    const char *reason; /* its part that no peer can choose */
+    struct list link;   /* cluster.links */
 };
 
 /* Starts to connect; on_dead reports failures. */
@@ -68,6 +72,7 @@ struct link *link_dial(const struct link_options *o, uint64_t node, const char *
 struct link *link_accept(const struct link_options *o, uv_stream_t *listener);
 /* Queues one frame. ERR_FULL: queue_bytes are waiting; ERR_PEER_LOST: the link is dead. */
 enum status link_send(struct link *l, const struct frame_header *h, struct str body) MUST_CHECK;
+/* fmt is kept. */
 void link_fail(struct link *l, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* Closes and frees the link; no callback comes after this. */
 void link_close(struct link *l);

@@ -5,21 +5,50 @@
 
 #include "shared/base/hash/hash.h"
 
+static bool is_recent(uint64_t logged_ms, uint64_t now_ms)
+{
+    return now_ms - logged_ms < LOG_REPEATS_MS;
+}
+
+static void report_others(struct log_repeats *r, const char *text, uint64_t now_ms)
+{
+    if (r->n_others == 0) return;
+    if (r->others_reported && is_recent(r->others_ms, now_ms)) return;
+    log_warn("log lines held back",
+             "n=%u like=\"%.160s\" why=\"more than %d different texts in %d s\"", r->n_others, text,
+             LOG_REPEATS_TEXTS, LOG_REPEATS_MS / 1000);
+    r->n_others = 0;
+    r->others_reported = true;
+    r->others_ms = now_ms;
+}
+
+/* Returns the place of a text; else of one that is free or was not logged for long; else
+ * LOG_REPEATS_TEXTS. */
+static size_t find_place(const struct log_repeats *r, uint64_t hash, uint64_t now_ms)
+{
+    size_t place = LOG_REPEATS_TEXTS;
+    for (size_t i = 0; i < LOG_REPEATS_TEXTS; i++) {
+        if (r->texts[i].text == hash) return i;
+        if (place < LOG_REPEATS_TEXTS) continue;
+        if (!r->texts[i].text || !is_recent(r->texts[i].logged_ms, now_ms)) place = i;
+    }
+    return place;
+}
+
 bool log_repeats_due(struct log_repeats *r, const char *text, uint64_t now_ms, uint32_t *n)
 {
     uint64_t hash = hash_64(text, strlen(text), 0) | 1;
-    size_t at = 0, oldest = 0;
-    while (at < LOG_REPEATS_TEXTS && r->texts[at].text != hash) {
-        if (r->texts[at].logged_ms < r->texts[oldest].logged_ms) oldest = at;
-        at++;
-    }
-    bool known = at < LOG_REPEATS_TEXTS;
-    if (!known) at = oldest;
-    *n = known ? r->texts[at].n : 0;
-    if (known && now_ms - r->texts[at].logged_ms < LOG_REPEATS_MS) {
+    size_t at = find_place(r, hash, now_ms);
+    *n = 0;
+    if (at == LOG_REPEATS_TEXTS) r->n_others++;
+    report_others(r, text, now_ms);
+    if (at == LOG_REPEATS_TEXTS) return false;
+    bool known = r->texts[at].text == hash;
+    if (known && is_recent(r->texts[at].logged_ms, now_ms)) {
         r->texts[at].n++;
         return false;
     }
+    if (known) *n = r->texts[at].n;
     r->texts[at].text = hash;
     r->texts[at].logged_ms = now_ms;
     r->texts[at].n = 0;

@@ -4,8 +4,10 @@
  *     if (log_repeats_due(&r, why, clock_ms(), &n))
  *         log_warn("link refused", "peer=%s why=\"%s\" repeats=%u", peer, why, n);
  *
- * A text is due when it was not logged within LOG_REPEATS_MS. The LOG_REPEATS_TEXTS texts that were
- * logged last are known, by their hash. A zeroed struct is ready for use.
+ * A text is due when it was not logged within LOG_REPEATS_MS and fewer than LOG_REPEATS_TEXTS
+ * others were: who chooses parts of a text could else fill the log. Those that find no place are
+ * counted; "log lines held back" says how many they were, when the first one comes and then once
+ * per LOG_REPEATS_MS. Texts are known by their hash. A zeroed struct is ready for use.
  * Thread: the owner's. */
 #ifndef BATON_BASE_LOG_REPEATS_H
 #define BATON_BASE_LOG_REPEATS_H
@@ -15,7 +17,7 @@
 
 #include "shared/base/log.h"
 
-enum { LOG_REPEATS_TEXTS = 16, LOG_REPEATS_MS = 60000 };
+enum { LOG_REPEATS_TEXTS = 64, LOG_REPEATS_MS = 60000 };
 
 struct log_repeats {
     struct {
@@ -23,6 +25,9 @@ struct log_repeats {
         uint64_t logged_ms; /* when it was logged last */
         uint32_t n;         /* since then not logged */
     } texts[LOG_REPEATS_TEXTS];
+    uint32_t n_others; /* texts without a place, since that was reported last */
+    bool others_reported;
+    uint64_t others_ms; /* when */
 };
 
 /* Returns whether `text` is to be logged at now_ms. Then *n is how often it came unlogged since the

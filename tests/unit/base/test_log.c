@@ -235,16 +235,40 @@ TEST(repeats_are_counted)
     for (int i = 0; i < 5; i++) CHECK(!log_repeats_due(&r, "a", 1001 + i, &n));
     CHECK(log_repeats_due(&r, "b", 1002, &n) && n == 0);
     CHECK(log_repeats_due(&r, "a", 1000 + LOG_REPEATS_MS, &n) && n == 5);
-    char name[8]; /* the oldest text makes room */
-    for (int i = 0; i < LOG_REPEATS_TEXTS; i++) {
+    char name[8]; /* texts that were not logged for long make room */
+    for (int i = 0; i < LOG_REPEATS_TEXTS - 1; i++) {
         snprintf(name, sizeof name, "t%d", i);
         CHECK(log_repeats_due(&r, name, 70000 + i, &n) && n == 0);
     }
-    CHECK(log_repeats_due(&r, "b", 70100, &n));
+    CHECK(log_repeats_due(&r, "b", 61000 + LOG_REPEATS_MS, &n) && n == 0);
 }
 
-TEST_MAIN(CASE(repeats_are_counted), CASE(log_line_has_time_level_name_event_and_fields),
-          CASE(log_long_line_is_cut), CASE(log_level_filters), CASE(log_level_from_environment),
+TEST(ever_new_texts_are_counted_instead_of_logged)
+{
+    struct log_repeats r = { 0 };
+    int n_due = 0;
+    uint32_t n;
+    open_log();
+    for (int i = 0; i < 5000; i++) {
+        char one[16];
+        snprintf(one, sizeof one, "text %d", i);
+        n_due += log_repeats_due(&r, one, 1000 + i, &n);
+    }
+    CHECK_EQ_INT(n_due, LOG_REPEATS_TEXTS);
+    CHECK(!log_repeats_due(&r, "text 3", 6000, &n)); /* a known one is counted by itself */
+    CHECK_EQ_INT(count("log lines held back"), 1);
+    CHECK(strstr(read_log(), "log lines held back n=1 like=\"text 64\" why=\"more than 64"));
+    CHECK(log_repeats_due(&r, "text 3", 1003 + LOG_REPEATS_MS, &n) && n == 1);
+    CHECK_EQ_INT(count("log lines held back"), 1);
+    for (int i = 0; i < 100; i++) /* its time is over: the rest is told once */
+        log_repeats_due(&r, "text 3", 2000 + LOG_REPEATS_MS + (uint64_t)i, &n);
+    CHECK_EQ_INT(count("log lines held back"), 2);
+    CHECK(strstr(read_log(), "log lines held back n=4935 like=\"text 3\""));
+}
+
+TEST_MAIN(CASE(repeats_are_counted), CASE(ever_new_texts_are_counted_instead_of_logged),
+          CASE(log_line_has_time_level_name_event_and_fields), CASE(log_long_line_is_cut),
+          CASE(log_level_filters), CASE(log_level_from_environment),
           CASE(log_repeats_are_limited_and_counted), CASE(log_many_events_stay_bounded),
           CASE(log_file_is_rotated_when_it_is_full), CASE(log_file_is_opened_again_after_sighup),
           CASE(log_lines_that_a_full_disk_loses_are_counted_and_reported),

@@ -177,42 +177,78 @@ TEST(cluster_wrong_secret_is_lost_and_nothing_arrives)
     cluster_rig_close(&r);
 }
 
-/* Whoever is refused for the same reason is named as well. */
-TEST(cluster_every_refused_peer_is_logged)
+static const char *read_log(const struct log_file_options *o)
 {
-    static char log[1 << 15];
+    static char log[1 << 16];
     char path[600];
-    struct cluster_rig r;
-    const struct log_file_options o = { .dir = test_tmpdir(), .name = "refused" };
-    CHECK_OK(log_set_file(&o));
-    cluster_rig_open(&r);
-    struct peer_node *a = peer_open(&r, 1, (struct peer_options){ 0 }),
-                     *b = peer_open(&r, 2, (struct peer_options){ .secret = "another" }),
-                     *c = peer_open(&r, 3, (struct peer_options){ 0 });
-    for (int i = 0; i < 2; i++) { /* again: nothing new */
-        size_t lost = a->n_lost + c->n_lost;
-        peer_meet(a, b);
-        peer_meet(c, b);
-        CHECK_OK(send_number(a, 2, 0));
-        CHECK_OK(send_number(c, 2, 0));
-        RIG_WAIT(&r, a->n_lost + c->n_lost == lost + 2);
-    }
-    peer_close(a);
-    peer_close(b);
-    peer_close(c);
-    cluster_rig_close(&r);
-    snprintf(path, sizeof path, "%s/refused", o.dir);
+    snprintf(path, sizeof path, "%s/%s", o->dir, o->name);
     FILE *f = fopen(path, "r");
     CHECK(f);
     log[fread(log, 1, sizeof log - 1, f)] = 0;
     fclose(f);
-    for (int i = 1; i <= 3; i += 2) {
-        char line[64];
-        snprintf(line, sizeof line, "link refused peer=node-%d ", i);
-        const char *first = strstr(log, line);
-        if (!first) test_fail(__FILE__, __LINE__, "no %s in %s", line, log);
-        CHECK(!strstr(first + 1, line));
+    return log;
+}
+
+static int n_times(const char *text, const char *what)
+{
+    int n = 0;
+    for (; (text = strstr(text, what)) != NULL; text++) n++;
+    return n;
+}
+
+/* A stranger may call itself something else each time; its address stays. */
+TEST(cluster_a_stranger_with_many_names_is_logged_once)
+{
+    struct cluster_rig r;
+    const struct log_file_options o = { .dir = test_tmpdir(), .name = "refused" };
+    CHECK_OK(log_set_file(&o));
+    cluster_rig_open(&r);
+    struct peer_node *b = peer_open(&r, 200, (struct peer_options){ .secret = "another" });
+    for (uint64_t i = 1; i <= 40; i++) {
+        struct peer_node *a = peer_open(&r, i, (struct peer_options){ 0 });
+        peer_meet(a, b);
+        CHECK_OK(send_number(a, 200, 0));
+        RIG_WAIT(&r, a->n_lost == 1);
+        peer_close(a);
     }
+    peer_close(b);
+    cluster_rig_close(&r);
+    const char *log = read_log(&o);
+    /* The dialing side refuses first; the other one only sees the connection end. */
+    CHECK_EQ_INT(n_times(log, " link refused peer="), 1);
+    CHECK(strstr(log, "link refused peer=node-1 address=127.0.0.1 why="));
+}
+
+/* The accepting side tells which host it is, and another reason of the same host as well. */
+TEST(cluster_every_reason_of_a_refused_host_is_logged)
+{
+    struct cluster_rig r;
+    const struct log_file_options o = { .dir = test_tmpdir(), .name = "refused" };
+    CHECK_OK(log_set_file(&o));
+    cluster_rig_open(&r);
+    struct peer_node *b = peer_open(&r, 2, (struct peer_options){ 0 });
+    for (int i = 0; i < 6; i++) {
+        uint8_t bytes[FRAME_HEADER_BYTES] = { (uint8_t)i };
+        struct frame_header h = { .type = FRAME_CANCEL };
+        struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
+        if (i % 2) {
+            h.incarnation = 2;
+            h.type = (uint16_t)(FRAME_CANCEL - i / 2); /* the message names the type */
+            frame_header_encode(&h, bytes);
+        }
+        at.sin_port = htons(cluster_port(b->c));
+        int fd = socket(AF_INET, SOCK_STREAM, 0);
+        CHECK(connect(fd, (struct sockaddr *)&at, sizeof at) == 0);
+        CHECK(write(fd, bytes, sizeof bytes) == sizeof bytes);
+        rig_turn_ms(&r, 30);
+        close(fd);
+    }
+    peer_close(b);
+    cluster_rig_close(&r);
+    const char *log = read_log(&o);
+    CHECK_EQ_INT(n_times(log, "link refused peer=127.0.0.1 address=127.0.0.1"), 2);
+    CHECK_EQ_INT(n_times(log, "does not speak Baton's node protocol"), 1);
+    CHECK_EQ_INT(n_times(log, "why=\"unexpected "), 1);
 }
 
 TEST(cluster_wrong_incarnation_is_lost)
@@ -800,7 +836,8 @@ TEST_MAIN(
     CASE(cluster_delivers_in_order_in_both_directions), CASE(cluster_both_sides_dial_at_once),
     CASE(cluster_delivers_to_itself_in_order_and_later), CASE(cluster_big_messages_arrive_whole),
     CASE(cluster_wrong_secret_is_lost_and_nothing_arrives),
-    CASE(cluster_every_refused_peer_is_logged), CASE(cluster_wrong_incarnation_is_lost),
+    CASE(cluster_a_stranger_with_many_names_is_logged_once),
+    CASE(cluster_every_reason_of_a_refused_host_is_logged), CASE(cluster_wrong_incarnation_is_lost),
     CASE(cluster_refused_connection_and_bad_address_are_lost),
     CASE(cluster_port_taken_is_a_clear_error),
     CASE(cluster_queue_is_bounded_before_and_after_the_link_is_up),
