@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "scheduler/view.h"
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
 #include "shared/base/json/json_packed.h"
@@ -17,8 +18,7 @@ enum {
     PASSES_MAX = 1024,  /* at once; above that the node answers itself */
     PASS_TRIES = 2,     /* nodes asked for one request */
     SNAPSHOT_MS = 1000, /* older ones are renewed before a request is passed */
-    SUSPECT_MS = 5000,  /* a node that failed is not chosen for so long */
-    FULL_MS = 1000,     /* nor one that said it is full, unless a snapshot comes first */
+    FULL_MS = 1000,     /* a full node is not chosen for so long, unless a snapshot comes first */
     CONNECT_MS = 2000,
     SILENT_MS = 1000,          /* then a node is asked for /live */
     LIVE_MS = 2000,            /* and is lost when it does not answer */
@@ -53,6 +53,9 @@ struct passer {
     bool asking, draining, stopping;
     uint64_t t_snapshot_ms; /* 0: none yet */
     uint64_t n_snapshots;
+    struct proofs proofs;
+    const struct view *view; /* NULL: the directory is asked */
+    uint64_t n_view;         /* the view's snapshot that the nodes are of */
     struct suspect suspects[16];
     size_t n_suspects; /* ever added; a ring */
     struct list passes;
@@ -339,26 +342,41 @@ static void start_waiting(void *arg)
         if (!s->call && s->n_tried == 0) try_next(s);
 }
 
+static void set_nodes(struct passer *p, const struct node_record *nodes, size_t n)
+{
+    mem_free(p->nodes);
+    p->nodes = n ? MEM_ARRAY(struct candidate, n) : NULL;
+    p->n_nodes = 0;
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(nodes[i].name, p->name) != 0) p->nodes[p->n_nodes++].record = nodes[i];
+    p->t_snapshot_ms = clock_ms();
+    p->n_snapshots++;
+}
+
 static void on_snapshot(void *arg, enum status st, const struct directory_snapshot *snap)
 {
     struct passer *p = arg;
     p->asking = false;
-    if (st == OK) {
-        mem_free(p->nodes);
-        p->nodes = snap->n ? MEM_ARRAY(struct candidate, snap->n) : NULL;
-        p->n_nodes = 0;
-        for (size_t i = 0; i < snap->n; i++)
-            if (strcmp(snap->nodes[i].name, p->name) != 0 &&
-                node_record_is_proven(&snap->nodes[i], p->o.secret, p->host))
-                p->nodes[p->n_nodes++].record = snap->nodes[i];
-        p->t_snapshot_ms = clock_ms();
-        p->n_snapshots++;
+    if (st == OK && !p->view) {
+        struct node_record *nodes = snap->n ? mem_dup(snap->nodes, snap->n * sizeof *nodes) : NULL;
+        set_nodes(p, nodes,
+                  proofs_keep_proven(&p->proofs, p->o.secret, p->host, nodes, snap->n, NULL));
+        mem_free(nodes);
     }
     start_waiting(p); /* with the last snapshot when there is no new one */
 }
 
+static void look_at_view(struct passer *p)
+{
+    if (!p->view || p->view->n_snapshots == p->n_view) return;
+    p->n_view = p->view->n_snapshots;
+    set_nodes(p, p->view->nodes, p->view->n_nodes);
+}
+
+/* A view renews itself. */
 static bool is_fresh(const struct passer *p)
 {
+    if (p->view) return true;
     return p->t_snapshot_ms && clock_ms() - p->t_snapshot_ms < p->o.snapshot_ms;
 }
 
@@ -434,6 +452,7 @@ void *passer_start(struct passer *p, enum pass_reason reason, const struct serve
     s->arg = r->arg;
     s->path = mem_strdup(r->path);
     s->request = mem_strdup(r->name);
+    look_at_view(p);
     if (is_fresh(p) && !choose(p, s)) {
         free_pass(s);
         return NULL;
@@ -468,6 +487,12 @@ struct serve_passer passer_when_full(struct passer *p)
 }
 
 void passer_set_model(struct passer *p, uint64_t model) { p->model = model; }
+
+void passer_use_view(struct passer *p, const struct view *v)
+{
+    p->view = v;
+    proofs_release(&p->proofs);
+}
 
 void passer_set_draining(struct passer *p) { p->draining = true; }
 
@@ -517,6 +542,7 @@ void passer_free(struct passer *p)
     http_client_free(p->client);
     loop_timer_free(p->turn);
     buf_release(&p->broken_event);
+    proofs_release(&p->proofs);
     mem_free(p->nodes);
     mem_free(p);
 }

@@ -17,6 +17,7 @@
 #include "shared/serve/serve.h"
 
 struct passer;
+struct view;
 
 enum pass_reason { PASS_WHILE_LOADING, PASS_WHEN_FULL, PASS_WHILE_DRAINING };
 
@@ -39,6 +40,9 @@ struct passer *passer_create(const struct passer_options *o);
 void passer_free(struct passer *p);
 /* This node has loaded its model (the fingerprint of its record). */
 void passer_set_model(struct passer *p, uint64_t model);
+/* From now on the nodes are those of `v`, which has checked their records already, and the
+ * directory is not asked any more. `v` lives until passer_free. */
+void passer_use_view(struct passer *p, const struct view *v);
 /* From now on passer_when_full's requests are passed since this node is shutting down. */
 void passer_set_draining(struct passer *p);
 /* Requests being passed, or for which a node is sought. */

@@ -165,10 +165,8 @@ static void backend_nodes(void *self, struct buf *out)
     const struct view *v = &s->entry.view;
     buf_add_c(out, "[");
     for (size_t i = 0; i < v->n_nodes; i++) {
-        struct node_record shown = v->nodes[i];
-        shown.proof[0] = 0; /* for the nodes alone */
         if (i) buf_add_c(out, ",");
-        node_record_write(&shown, out);
+        node_record_show(&v->nodes[i], out);
     }
     buf_add_c(out, "]");
 }
@@ -293,6 +291,8 @@ void scheduler_drain(struct scheduler *s)
 }
 
 uint32_t scheduler_n_live(const struct scheduler *s) { return s->entry.n_live; }
+
+const struct view *scheduler_view(const struct scheduler *s) { return &s->entry.view; }
 
 void scheduler_stop(struct scheduler *s)
 {

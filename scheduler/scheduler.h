@@ -50,5 +50,7 @@ void scheduler_launcher_gone(struct scheduler *s, const char *what_it_means, boo
 /* Leaves the directory and refuses new requests; live ones go on. */
 void scheduler_drain(struct scheduler *s);
 uint32_t scheduler_n_live(const struct scheduler *s);
+/* Valid until scheduler_free. */
+const struct view *scheduler_view(const struct scheduler *s);
 
 #endif

@@ -72,18 +72,6 @@ static void learn(struct view *v)
     }
 }
 
-/* Leaves out the records that the cluster's secret does not prove, and keeps the last of them. */
-static void leave_out_unproven(struct view *v)
-{
-    size_t n = 0;
-    v->unproven.node = 0;
-    for (size_t i = 0; i < v->n_nodes; i++) {
-        if (node_record_is_proven(&v->nodes[i], v->secret, v->me.host)) v->nodes[n++] = v->nodes[i];
-        else v->unproven = v->nodes[i];
-    }
-    v->n_nodes = n;
-}
-
 /* Forgets pairs of which a node is gone. */
 static void forget_pairs(struct view *v)
 {
@@ -102,10 +90,11 @@ static void on_snapshot(void *arg, enum status st, const struct directory_snapsh
     v->t_snapshot_ms = clock_ms();
     if (st != OK) return; /* the last snapshot stands */
     mem_free(v->nodes);
-    v->n_nodes = snap->n;
     v->nodes = snap->n ? mem_dup(snap->nodes, snap->n * sizeof *v->nodes) : NULL;
+    v->n_nodes = proofs_keep_proven(&v->proofs, v->secret, v->me.host, v->nodes, snap->n,
+                                    &v->unproven);
+    v->n_snapshots++;
     snprintf(v->topics, sizeof v->topics, "%s", snap->topics);
-    leave_out_unproven(v);
     put_me(v);
     learn(v);
     forget_pairs(v);
@@ -130,7 +119,11 @@ void view_start(struct view *v, struct cluster *cluster, struct directory *direc
     ask_snapshot(v);
 }
 
-void view_release(struct view *v) { mem_free(v->nodes); }
+void view_release(struct view *v)
+{
+    proofs_release(&v->proofs);
+    mem_free(v->nodes);
+}
 
 void view_refresh(struct view *v) { v->ask_again = true; }
 

@@ -10,7 +10,7 @@
 #ifndef BATON_SCHEDULER_VIEW_H
 #define BATON_SCHEDULER_VIEW_H
 
-#include "scheduler/directory/directory.h"
+#include "scheduler/directory/proofs.h"
 #include "scheduler/place.h"
 #include "shared/cluster/cluster.h"
 
@@ -47,6 +47,8 @@ struct view {
     size_t n_nodes;
     struct str secret; /* of the cluster, borrowed; records that it does not prove are left out */
     struct node_record unproven; /* one of those; node 0: none */
+    struct proofs proofs;        /* verdicts of the last snapshot's records */
+    uint64_t n_snapshots;        /* that arrived */
     char topics[512];            /* topics and roles that the directory has seen, for error texts */
     uint64_t model;              /* this node's own; requests go to nodes with the same. 0: any */
     struct node_record me;       /* as published last; node 0: nothing, or a router */

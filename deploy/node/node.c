@@ -327,7 +327,9 @@ static void start_workers(struct node *n)
     n->decode = decode_create(&d);
     n->prefill = prefill_create(&p);
     n->scheduler = start_scheduler(n);
-    if (n->passer) passer_set_model(n->passer, engine_kv_layout(n->engine)->model_fingerprint);
+    if (!n->passer) return;
+    passer_set_model(n->passer, engine_kv_layout(n->engine)->model_fingerprint);
+    passer_use_view(n->passer, scheduler_view(n->scheduler));
 }
 
 static enum status start_serve(struct node *n, struct err *err)

@@ -29,7 +29,7 @@ enum {
     KV_BY_MAX = 48,
     RECORD_SERVED_MAX = 16, /* names that a node serves its model under */
     RECORD_PROOF_MAX = 33,  /* 32 hex digits and a 0 */
-    /* Bytes of a record as text. One whose names are as long as they may be has about 1,900. */
+    /* Bytes of a record as text. One whose names are as long as they may be has about 2,200. */
     RECORD_TEXT_MAX = 4096
 };
 
@@ -51,21 +51,24 @@ struct node_record {
     char kv_by[KV_BY_MAX]; /* its KV transports between hosts, "rdma,tcp" */
     uint64_t kv_host; /* nodes with the same one use ipc; 0: none. kv_by empty too: not known */
     uint32_t max_seqs, n_blocks, block_tokens, max_model_len;
+    uint32_t max_requests; /* that it follows as their entry; 0: unknown */
+    /* All above as its node wrote it, members that are not known here included: proof is of these
+     * bytes. Borrowed from whoever read the record; n 0: it was not read, but filled in here. */
+    struct str identity;
+    char proof[RECORD_PROOF_MAX]; /* node_record_prove; "" without a cluster secret */
     bool draining;
     /* load as the node itself reports it */
-    uint32_t n_running, n_waiting, n_blocks_free;
-    uint32_t n_requests, max_requests; /* that it follows as their entry; a maximum of 0: unknown */
+    uint32_t n_running, n_waiting, n_blocks_free, n_requests;
     uint64_t waiting_tokens;
     uint64_t progress; /* the engine's progress counter */
     bool has_work;
     /* filled in by the directory in snapshots: load placed and not yet released */
     uint64_t placed_tokens;
     uint32_t placed_seqs, placed_blocks;
-    char proof[RECORD_PROOF_MAX]; /* node_record_prove; "" without a cluster secret */
 };
 
 struct directory_snapshot {
-    const struct node_record *nodes; /* [n], valid during the callback */
+    const struct node_record *nodes; /* [n], valid during the callback, as are their identities */
     size_t n;
     /* All topics and their roles: "default (1 mixed), test (1 prefill, 0 decode)". */
     char topics[512];
@@ -150,18 +153,24 @@ void directory_release(struct directory *d, uint64_t request);
 const char *directory_why_down(const struct directory *d);
 
 const char *node_role_name(enum node_role r);
-/* Writes a record as a JSON object, and reads it with every bound checked (http and redis backends,
- * GET /cluster). ERR_TOO_LONG: more than RECORD_TEXT_MAX bytes, which are not looked at. */
+/* Writes a record as a JSON object, and reads it with every bound checked (http and redis
+ * backends). room: json.n bytes, to which the identity is copied. ERR_TOO_LONG: more than
+ * RECORD_TEXT_MAX bytes, which are not looked at. */
 void node_record_write(const struct node_record *r, struct buf *out);
-enum status node_record_read(struct str json, struct node_record *out, struct err *err) MUST_CHECK;
+enum status node_record_read(struct str json, char *room, struct node_record *out,
+                             struct err *err) MUST_CHECK;
+/* Writes all known members side by side and without the proof, for people (GET /cluster). */
+void node_record_show(const struct node_record *r, struct buf *out);
+/* Appends the bytes that the proof is of. */
+void node_record_add_identity(const struct node_record *r, struct buf *out);
 /* The names under which the node serves its model. A record has their hashes, since names have no
  * bound; one that collides costs a client a 404. Names after RECORD_SERVED_MAX are left out. */
 void node_record_set_served(struct node_record *r, const char *const *names, size_t n);
 bool node_record_serves(const struct node_record *r, struct str name);
 /* Whoever can write to the directory, or stands on the way to it, must not bring in nodes of their
  * own: requests, prompts and API keys go where a record says. A record is therefore proven with the
- * cluster secret: an HMAC of all that does not change while the node runs, its addresses included.
- * Without a secret nothing is written, and only records of this host are taken: their address is a
+ * cluster secret: an HMAC of its identity's bytes, its addresses included. Without a secret nothing
+ * is written, and only records of this host are taken: their address is a
  * loopback one, or own_host, as which this node is known to others ("": unknown). */
 void node_record_prove(struct node_record *r, struct str secret);
 bool node_record_is_proven(const struct node_record *r, struct str secret, const char *own_host);

@@ -52,7 +52,8 @@ struct directory_http_call {
 struct directory_http_answer {
     enum status st;
     uint64_t fence;
-    struct node_record *nodes;
+    struct node_record *nodes; /* their identities lie in doc */
+    cJSON *doc;
     struct directory_snapshot snapshot;
     char why[ERR_TEXT_MAX];
 };
@@ -282,7 +283,7 @@ static bool read_answer(struct directory_http *d, const struct directory_http_ca
             snprintf(a->why, sizeof a->why, "the directory server at %s sent a malformed answer",
                      d->at);
     }
-    cJSON_Delete(doc);
+    a->doc = doc;
     if (a->st == ERR_FULL || a->st == ERR_INVALID)
         log_warn("directory call refused", "why=\"%s\"", a->why);
     return a->st == OK || a->st == ERR_BUSY || a->st == ERR_NOT_FOUND || a->st == ERR_FULL ||
@@ -325,6 +326,7 @@ static void on_answer(void *arg, enum status st, int http_status, struct str bod
         send_releases(d);
     }
     mem_free(a.nodes);
+    cJSON_Delete(a.doc);
     mem_free(c);
     unhold(d);
 }

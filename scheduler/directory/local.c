@@ -25,6 +25,7 @@ enum { RESERVATIONS_MAX = 1 << 18, CALLS_MAX = 1 << 16, OWN_PROCESS = 0 };
 struct directory_local_node {
     struct list link; /* by_lease, in order of the end */
     struct node_record record;
+    struct buf identity; /* the record's */
     uint64_t end_ms;
 };
 
@@ -120,6 +121,7 @@ static void node_drop(struct directory_local *d, struct directory_local_node *n)
 {
     list_remove(&n->link);
     map_del(&d->nodes, map_key_u64(&n->record.node));
+    buf_release(&n->identity);
     mem_free(n);
 }
 
@@ -195,7 +197,10 @@ enum status directory_local_publish(struct directory *base, const struct node_re
         log_info("node announced", "node=%s topic=%s role=%s", r->name, r->topic,
                  node_role_name(r->role));
     }
+    buf_clear(&n->identity);
+    buf_add_str(&n->identity, r->identity);
     n->record = *r;
+    n->record.identity = buf_str(&n->identity);
     n->end_ms = clock_ms() + d->o.lease_ms;
     list_remove(&n->link);
     list_push(&d->by_lease, &n->link);
@@ -279,19 +284,35 @@ void directory_local_release(struct directory *base, uint64_t id)
     if (r) reservation_drop(d, r);
 }
 
+/* The answer has its own copies of the identities, behind the records: whoever reads it may publish
+ * meanwhile. */
+static struct node_record *make_answer(const struct directory_local *d, char **room)
+{
+    size_t n_text = 0;
+    LIST_FOREACH (node, &d->by_lease, struct directory_local_node, link)
+        n_text += node->identity.len;
+    struct node_record *out = mem_calloc(1, d->nodes.len * sizeof *out + n_text);
+    *room = (char *)(out + d->nodes.len);
+    return out;
+}
+
 struct node_record *directory_local_view(struct directory *base, const char *topic, size_t *n,
                                          char topics[512])
 {
     struct directory_local *d = self_of(base);
     struct directory_topic seen[DIRECTORY_TOPICS_MAX];
     size_t n_seen = 0, at = 0;
+    char *room;
     sweep(d);
-    struct node_record *out = mem_calloc(d->nodes.len, sizeof *out);
+    struct node_record *out = make_answer(d, &room);
     LIST_FOREACH (node, &d->by_lease, struct directory_local_node, link) {
         directory_topics_add(seen, &n_seen, node->record.topic, node->record.role, 1);
         if (strcmp(node->record.topic, topic) != 0) continue;
         const struct directory_local_load *l = map_get(&d->loads, map_key_u64(&node->record.node));
         out[at] = node->record;
+        if (node->identity.len) memcpy(room, node->identity.data, node->identity.len);
+        out[at].identity.p = room;
+        room += node->identity.len;
         out[at].placed_tokens = l ? l->tokens : 0;
         out[at].placed_seqs = l ? l->seqs : 0;
         out[at].placed_blocks = l ? l->blocks : 0;

@@ -1,7 +1,11 @@
 /* record.c - writes a node's record as a JSON object and reads it with every bound checked.
  *
- * Ids (node, model) are 16 hex digits; quantities are numbers, at most 2^53 so that every JSON
- * reader keeps them exactly. Unknown members are ignored and absent ones are 0, so that nodes of
+ *     { "identity": "{\"node\":...}", "proof": "<hex>", "draining": false, "n_running": 3, ... }
+ *
+ * The identity is all that does not change while the node runs, as the text of a JSON object. It is
+ * passed on byte by byte, so its proof covers the members that only a newer version knows, too. Ids
+ * (node, model) are 16 hex digits; quantities are numbers, at most 2^53 so that every JSON reader
+ * keeps them exactly. Unknown members are ignored and absent ones are 0, so that nodes of
  * neighbouring versions understand each other; node, topic and role are required. Thread: any (pure
  * functions). */
 #include <arpa/inet.h>
@@ -11,6 +15,7 @@
 
 #include "scheduler/directory/wire.h"
 #include "shared/base/hash/hash.h"
+#include "shared/base/mem.h"
 
 #define QUANTITY_MAX (INT64_C(1) << 53)
 
@@ -31,7 +36,7 @@ static void add_text(struct buf *out, const char *name, const char *text)
     json_add_string(out, str_of(text));
 }
 
-/* What does not change while the node runs. */
+/* The members of what does not change while the node runs. */
 static void write_identity(const struct node_record *r, struct buf *out)
 {
     directory_add_id(out, "node", r->node);
@@ -51,7 +56,34 @@ static void write_identity(const struct node_record *r, struct buf *out)
     buf_add_c(out, ",\"served\":[");
     for (uint32_t i = 0; i < r->n_served; i++)
         buf_printf(out, "%s\"" DIRECTORY_ID "\"", i ? "," : "", r->served[i]);
-    buf_add_char(out, ']');
+    buf_printf(out,
+               "],\"max_seqs\":%u,\"n_blocks\":%u,\"block_tokens\":%u,\"max_model_len\":%u,"
+               "\"max_requests\":%u",
+               r->max_seqs, r->n_blocks, r->block_tokens, r->max_model_len, r->max_requests);
+}
+
+/* What may have changed since the last renewal. */
+static void write_load(const struct node_record *r, struct buf *out)
+{
+    buf_printf(out,
+               "\"draining\":%s,\"n_running\":%u,\"n_waiting\":%u,\"n_blocks_free\":%u,"
+               "\"waiting_tokens\":%llu,\"progress\":%llu,\"has_work\":%s,\"n_requests\":%u",
+               r->draining ? "true" : "false", r->n_running, r->n_waiting, r->n_blocks_free,
+               quantity(r->waiting_tokens), quantity(r->progress), r->has_work ? "true" : "false",
+               r->n_requests);
+    buf_printf(out, ",\"placed_tokens\":%llu,\"placed_seqs\":%u,\"placed_blocks\":%u",
+               quantity(r->placed_tokens), r->placed_seqs, r->placed_blocks);
+}
+
+void node_record_add_identity(const struct node_record *r, struct buf *out)
+{
+    if (r->identity.n) {
+        buf_add_str(out, r->identity);
+        return;
+    }
+    buf_add_char(out, '{');
+    write_identity(r, out);
+    buf_add_char(out, '}');
 }
 
 void node_record_set_served(struct node_record *r, const char *const *names, size_t n)
@@ -71,30 +103,32 @@ bool node_record_serves(const struct node_record *r, struct str name)
 
 void node_record_write(const struct node_record *r, struct buf *out)
 {
+    struct buf identity = { 0 };
+    node_record_add_identity(r, &identity);
+    buf_add_c(out, "{\"identity\":");
+    json_add_string(out, buf_str(&identity));
+    if (r->proof[0]) add_text(out, "proof", r->proof);
+    buf_add_char(out, ',');
+    write_load(r, out);
+    buf_add_char(out, '}');
+    buf_release(&identity);
+}
+
+void node_record_show(const struct node_record *r, struct buf *out)
+{
     buf_add_char(out, '{');
     write_identity(r, out);
-    if (r->proof[0]) add_text(out, "proof", r->proof);
-    buf_printf(
-        out,
-        ",\"max_seqs\":%u,\"n_blocks\":%u,\"block_tokens\":%u,\"max_model_len\":%u,\"draining\":%s",
-        r->max_seqs, r->n_blocks, r->block_tokens, r->max_model_len,
-        r->draining ? "true" : "false");
-    buf_printf(out,
-               ",\"n_running\":%u,\"n_waiting\":%u,\"n_blocks_free\":%u,\"waiting_tokens\":%llu,"
-               "\"progress\":%llu,\"has_work\":%s",
-               r->n_running, r->n_waiting, r->n_blocks_free, quantity(r->waiting_tokens),
-               quantity(r->progress), r->has_work ? "true" : "false");
-    buf_printf(out, ",\"n_requests\":%u,\"max_requests\":%u", r->n_requests, r->max_requests);
-    buf_printf(out, ",\"placed_tokens\":%llu,\"placed_seqs\":%u,\"placed_blocks\":%u}",
-               quantity(r->placed_tokens), r->placed_seqs, r->placed_blocks);
+    buf_add_char(out, ',');
+    write_load(r, out);
+    buf_add_char(out, '}');
 }
 
 static void make_proof(const struct node_record *r, struct str secret, char out[RECORD_PROOF_MAX])
 {
     struct buf message = { 0 };
     uint8_t mac[32];
-    buf_add_c(&message, "baton record\n");
-    write_identity(r, &message);
+    buf_add_c(&message, "baton record identity\n");
+    node_record_add_identity(r, &message);
     hmac_sha256(secret.p, secret.n, message.data, message.len, mac);
     for (size_t i = 0; i < RECORD_PROOF_MAX / 2; i++) snprintf(out + 2 * i, 3, "%02x", mac[i]);
     buf_release(&message);
@@ -102,6 +136,7 @@ static void make_proof(const struct node_record *r, struct str secret, char out[
 
 void node_record_prove(struct node_record *r, struct str secret)
 {
+    r->identity = (struct str){ 0 };
     r->proof[0] = 0;
     if (secret.n) make_proof(r, secret, r->proof);
 }
@@ -202,7 +237,6 @@ static enum status get_names(const cJSON *o, struct node_record *r, struct err *
     TRY(get_text(o, "precision", r->precision, sizeof r->precision, err));
     TRY(get_text(o, "kv_type", r->kv_type, sizeof r->kv_type, err));
     TRY(get_text(o, "kv_by", r->kv_by, sizeof r->kv_by, err));
-    TRY(get_text(o, "proof", r->proof, sizeof r->proof, err));
     TRY(directory_get_id(o, "kv_host", &r->kv_host, err));
     TRY(get_served(o, r, err));
     TRY(get_role(o, &r->role, err));
@@ -216,55 +250,98 @@ static enum status get_names(const cJSON *o, struct node_record *r, struct err *
     return OK;
 }
 
-static enum status get_numbers(const cJSON *o, struct node_record *r, struct err *err)
+struct number {
+    const char *name;
+    int64_t max;
+    uint16_t *u16;
+    uint32_t *u32;
+    uint64_t *u64;
+};
+
+static enum status get_numbers(const cJSON *o, const struct number *fields, size_t n,
+                               struct err *err)
 {
-    struct {
-        const char *name;
-        int64_t max;
-        uint16_t *u16;
-        uint32_t *u32;
-        uint64_t *u64;
-    } const fields[] = {
-        { "cluster_port", UINT16_MAX, .u16 = &r->cluster_port },
-        { "http_port", UINT16_MAX, .u16 = &r->http_port },
-        { "max_seqs", SEQS_MAX, .u32 = &r->max_seqs },
-        { "n_blocks", TOKENS_MAX, .u32 = &r->n_blocks },
-        { "block_tokens", TOKENS_MAX, .u32 = &r->block_tokens },
-        { "max_model_len", TOKENS_MAX, .u32 = &r->max_model_len },
-        { "n_running", TOKENS_MAX, .u32 = &r->n_running },
-        { "n_waiting", TOKENS_MAX, .u32 = &r->n_waiting },
-        { "n_blocks_free", TOKENS_MAX, .u32 = &r->n_blocks_free },
-        { "n_requests", TOKENS_MAX, .u32 = &r->n_requests },
-        { "max_requests", TOKENS_MAX, .u32 = &r->max_requests },
-        { "waiting_tokens", QUANTITY_MAX, .u64 = &r->waiting_tokens },
-        { "progress", QUANTITY_MAX, .u64 = &r->progress },
-        { "placed_tokens", QUANTITY_MAX, .u64 = &r->placed_tokens },
-        { "placed_seqs", TOKENS_MAX, .u32 = &r->placed_seqs },
-        { "placed_blocks", TOKENS_MAX, .u32 = &r->placed_blocks },
-    };
-    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
+    for (size_t i = 0; i < n; i++) {
         int64_t v = 0;
         TRY(json_get_i64(o, fields[i].name, 0, fields[i].max, &v, err));
         if (fields[i].u16) *fields[i].u16 = (uint16_t)v;
         if (fields[i].u32) *fields[i].u32 = (uint32_t)v;
         if (fields[i].u64) *fields[i].u64 = (uint64_t)v;
     }
+    return OK;
+}
+
+static enum status get_identity(const cJSON *o, struct node_record *r, struct err *err)
+{
+    const struct number fields[] = {
+        { "cluster_port", UINT16_MAX, .u16 = &r->cluster_port },
+        { "http_port", UINT16_MAX, .u16 = &r->http_port },
+        { "max_seqs", SEQS_MAX, .u32 = &r->max_seqs },
+        { "n_blocks", TOKENS_MAX, .u32 = &r->n_blocks },
+        { "block_tokens", TOKENS_MAX, .u32 = &r->block_tokens },
+        { "max_model_len", TOKENS_MAX, .u32 = &r->max_model_len },
+        { "max_requests", TOKENS_MAX, .u32 = &r->max_requests },
+    };
+    if (!cJSON_IsObject(o))
+        return err_field(err, ERR_INVALID, "identity",
+                         "identity must be the text of a JSON object");
+    TRY(get_names(o, r, err));
+    TRY(get_numbers(o, fields, COUNT_OF(fields), err));
+    return json_get_bool(o, "kv_lossy", &r->kv_lossy, err);
+}
+
+static enum status get_load(const cJSON *o, struct node_record *r, struct err *err)
+{
+    const struct number fields[] = {
+        { "n_running", TOKENS_MAX, .u32 = &r->n_running },
+        { "n_waiting", TOKENS_MAX, .u32 = &r->n_waiting },
+        { "n_blocks_free", TOKENS_MAX, .u32 = &r->n_blocks_free },
+        { "n_requests", TOKENS_MAX, .u32 = &r->n_requests },
+        { "waiting_tokens", QUANTITY_MAX, .u64 = &r->waiting_tokens },
+        { "progress", QUANTITY_MAX, .u64 = &r->progress },
+        { "placed_tokens", QUANTITY_MAX, .u64 = &r->placed_tokens },
+        { "placed_seqs", TOKENS_MAX, .u32 = &r->placed_seqs },
+        { "placed_blocks", TOKENS_MAX, .u32 = &r->placed_blocks },
+    };
+    TRY(get_numbers(o, fields, COUNT_OF(fields), err));
     TRY(json_get_bool(o, "draining", &r->draining, err));
-    TRY(json_get_bool(o, "kv_lossy", &r->kv_lossy, err));
     return json_get_bool(o, "has_work", &r->has_work, err);
+}
+
+/* Records had all members side by side once, and a proof of those that the reader knew. */
+static enum status no_identity(const cJSON *o, struct err *err)
+{
+    if (json_member(o, "node"))
+        return err_field(err, ERR_INVALID, "identity",
+                         "it has the form of an earlier version, whose proof leaves members out; "
+                         "give all nodes of the cluster the same version");
+    return err_field(err, ERR_INVALID, "identity",
+                     "a node record needs identity, the text of a JSON object");
 }
 
 enum status node_record_from_json(const cJSON *o, struct node_record *out, struct err *err)
 {
     struct node_record r = { 0 };
+    const char *identity = NULL;
+    cJSON *doc = NULL;
     if (!cJSON_IsObject(o)) return err_set(err, ERR_FORMAT, "a node record is a JSON object");
-    TRY(get_names(o, &r, err));
-    TRY(get_numbers(o, &r, err));
-    *out = r;
-    return OK;
+    TRY(json_get_str(o, "identity", &identity, err));
+    if (!identity) return no_identity(o, err);
+    r.identity = str_of(identity);
+    if (r.identity.n > RECORD_TEXT_MAX)
+        return err_set(err, ERR_TOO_LONG,
+                       "its identity has %zu bytes; a node record has at most %d", r.identity.n,
+                       RECORD_TEXT_MAX);
+    TRY(get_text(o, "proof", r.proof, sizeof r.proof, err));
+    TRY(get_load(o, &r, err));
+    TRY(json_parse(r.identity, false, &doc, err));
+    enum status st = get_identity(doc, &r, err);
+    cJSON_Delete(doc);
+    if (st == OK) *out = r;
+    return st;
 }
 
-enum status node_record_read(struct str json, struct node_record *out, struct err *err)
+enum status node_record_read(struct str json, char *room, struct node_record *out, struct err *err)
 {
     cJSON *doc = NULL;
     if (json.n > RECORD_TEXT_MAX)
@@ -272,6 +349,10 @@ enum status node_record_read(struct str json, struct node_record *out, struct er
                        RECORD_TEXT_MAX);
     TRY(json_parse(json, false, &doc, err));
     enum status st = node_record_from_json(doc, out, err);
+    if (st == OK) { /* no JSON string is longer than its text */
+        memcpy(room, out->identity.p, out->identity.n);
+        out->identity.p = room;
+    }
     cJSON_Delete(doc);
     return st;
 }

@@ -126,19 +126,36 @@ static uint64_t count_at(const redisReply *list, size_t i, uint64_t max)
     return (uint64_t)v > max ? max : (uint64_t)v;
 }
 
+/* A proven record of another topic, or once more, proves nothing where it was copied to. */
+static enum status read_node(const struct directory_redis *d, struct str id, struct str text,
+                             char *room, struct node_record *r, struct err *err)
+{
+    char want[ID_TEXT];
+    TRY(node_record_read(text, room, r, err));
+    id_text(want, r->node);
+    if (!str_eq_c(id, want) || strcmp(r->topic, d->topic) != 0)
+        return err_set(err, ERR_INVALID, "it is the record of node %s of topic %s", want, r->topic);
+    return OK;
+}
+
+/* The identities are behind the records: one mem_free for all. */
 static struct node_record *read_nodes(struct directory_redis *d, const redisReply *list, size_t *n)
 {
     struct err err;
-    size_t n_listed = list->elements / NODE_FIELDS;
+    size_t n_listed = list->elements / NODE_FIELDS, n_text = 0;
     if (n_listed > DIRECTORY_NODES_MAX) n_listed = DIRECTORY_NODES_MAX;
-    struct node_record *nodes = mem_calloc(n_listed, sizeof *nodes);
+    for (size_t i = 0; i < n_listed; i++) n_text += text_at(list, i * NODE_FIELDS + 1).n;
+    struct node_record *nodes = mem_calloc(1, n_listed * sizeof *nodes + n_text);
+    char *room = (char *)(nodes + n_listed);
     *n = 0;
     for (size_t i = 0; i < n_listed; i++) {
         struct node_record *r = &nodes[*n];
-        if (node_record_read(text_at(list, i * NODE_FIELDS + 1), r, &err) != OK) {
-            directory_remote_refuse_record(&d->remote, text_at(list, i * NODE_FIELDS), err.text);
+        struct str id = text_at(list, i * NODE_FIELDS), text = text_at(list, i * NODE_FIELDS + 1);
+        if (read_node(d, id, text, room, r, &err) != OK) {
+            directory_remote_refuse_record(&d->remote, id, err.text);
             continue;
         }
+        room += text.n;
         r->placed_tokens = count_at(list, i * NODE_FIELDS + 2, TOKENS_SUM_MAX);
         r->placed_seqs = (uint32_t)count_at(list, i * NODE_FIELDS + 3, COUNT_MAX);
         r->placed_blocks = (uint32_t)count_at(list, i * NODE_FIELDS + 4, COUNT_MAX);

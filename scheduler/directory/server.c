@@ -174,17 +174,16 @@ static enum status handle_call(struct directory_server *s, directory_server_fn *
 }
 
 /* Says it once a minute for each host: each of them is to be corrected. */
-static void log_refusal(struct directory_server *s, const char *peer)
+static void log_refusal(struct directory_server *s, const char *peer, const char *why)
 {
-    char host[HOST_PORT_TEXT_MAX];
+    char host[HOST_PORT_TEXT_MAX], text[HOST_PORT_TEXT_MAX + ERR_TEXT_MAX];
     uint32_t n_unlogged;
     snprintf(host, sizeof host, "%s", peer);
     char *colon = strrchr(host, ':');
     if (colon) *colon = 0; /* the client's port is another one each time */
-    if (log_repeats_due(&s->refusals, host, clock_ms(), &n_unlogged))
-        log_warn("directory call refused",
-                 "peer=%s why=\"it has another cluster secret (BATON_CLUSTER_SECRET)\" repeats=%u",
-                 peer, n_unlogged);
+    snprintf(text, sizeof text, "%s: %s", host, why);
+    if (log_repeats_due(&s->refusals, text, clock_ms(), &n_unlogged))
+        log_warn("directory call refused", "peer=%s why=\"%s\" repeats=%u", peer, why, n_unlogged);
 }
 
 static enum status handle_request(struct directory_server *s, const struct http_exchange *x,
@@ -194,15 +193,18 @@ static enum status handle_request(struct directory_server *s, const struct http_
         return err_set(err, ERR_UNAVAILABLE,
                        "this node is shutting down and no longer serves the directory");
     if (!is_member(s, x)) {
-        log_refusal(s, http_peer(x));
+        log_refusal(s, http_peer(x), "it has another cluster secret (BATON_CLUSTER_SECRET)");
         return err_set(err, ERR_UNAUTHORIZED,
                        "the cluster secret does not match the one of this node");
     }
     if (strcmp(http_method(x), "POST") != 0)
         return err_set(err, ERR_NOT_FOUND, "only POST is answered here");
     for (size_t i = 0; i < COUNT_OF(HANDLERS); i++)
-        if (str_eq_c(http_path(x), HANDLERS[i].path))
-            return handle_call(s, HANDLERS[i].fn, http_body(x), out, err);
+        if (str_eq_c(http_path(x), HANDLERS[i].path)) {
+            enum status st = handle_call(s, HANDLERS[i].fn, http_body(x), out, err);
+            if (st == ERR_INVALID) log_refusal(s, http_peer(x), err->text); /* an old version's */
+            return st;
+        }
     return err_set(err, ERR_NOT_FOUND,
                    "there is no such call; the paths are " DIRECTORY_PATH
                    "publish, leave, snapshot, reserve, release");

@@ -43,7 +43,7 @@ enum status directory_read_id(struct str text, uint64_t *out) MUST_CHECK;
 /* A topic is part of Redis keys and of sentences: 1 to NODE_NAME_MAX - 1 printable bytes without
  * blanks and braces. */
 bool directory_topic_is_valid(const char *topic);
-/* As node_record_read, for a parsed object. */
+/* As node_record_read, for a parsed object, in which out->identity then lies. */
 enum status node_record_from_json(const cJSON *o, struct node_record *out,
                                   struct err *err) MUST_CHECK;
 

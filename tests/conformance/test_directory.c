@@ -779,6 +779,32 @@ static uint64_t look_often(struct rig *r, size_t n)
     return longest;
 }
 
+/* A stranger writes to Redis while node 1 is there; `log` is the folder of the file "log". */
+static void redis_forge(struct rig *r, const char *script, struct log_file_options *log)
+{
+    struct answer a;
+    *log = (struct log_file_options){ .dir = test_tmpdir(), .name = "log" };
+    rig_open(r, "redis", LEASE_LONG_MS);
+    CHECK_OK(log_set_file(log));
+    publish(r->a, 1, ROLE_MIXED);
+    look_for(r, r->a, &a, 1);
+    redisContext *c = redis_dial(r);
+    redisReply *made = redisCommand(c, "EVAL %s 0", script);
+    CHECK(made && made->type != REDIS_REPLY_ERROR);
+    freeReplyObject(made);
+    redisFree(c);
+}
+
+static const char *logged(const struct log_file_options *log)
+{
+    static char path[4200], text[16384];
+    snprintf(path, sizeof path, "%s/%s", log->dir, log->name);
+    FILE *f = fopen(path, "r");
+    CHECK(f && (text[fread(text, 1, sizeof text - 1, f)] = 0) == 0);
+    fclose(f);
+    return text;
+}
+
 /* Whoever can write to Redis must not be able to have every node read hundreds of megabytes each
  * second, or to take the directory away. */
 TEST(forged_records_of_100_mb_stay_in_redis)
@@ -790,28 +816,46 @@ TEST(forged_records_of_100_mb_stay_in_redis)
         "redis.call('HSET', 'baton:{default}:node:00000000000000fe', 'record', '{}', 'role', big) "
         "redis.call('HSET', 'baton:{default}:load:0000000000000001', 'tokens', big) "
         "redis.call('HSET', 'baton:topics', 'forged', '99999999999999 ' .. big)";
+    struct log_file_options log;
     struct rig r;
-    struct answer a;
-    struct log_file_options log = { .dir = test_tmpdir(), .name = "log" };
-    char path[4200], text[16384] = "";
-    rig_open(&r, "redis", LEASE_LONG_MS);
-    CHECK_OK(log_set_file(&log));
-    publish(r.a, 1, ROLE_MIXED);
-    look_for(&r, r.a, &a, 1);
-    redisContext *c = redis_dial(&r);
-    redisReply *made = redisCommand(c, "EVAL %s 0", forge);
-    CHECK(made && made->type != REDIS_REPLY_ERROR);
-    freeReplyObject(made);
-    redisFree(c);
+    redis_forge(&r, forge, &log);
     CHECK(look_often(&r, 1) < 200); /* some of it is Redis's, which shares the CPU */
     CHECK_EQ_INT(r.n_down, 0);
-    snprintf(path, sizeof path, "%s/log", log.dir);
-    FILE *f = fopen(path, "r");
-    CHECK(f && fread(text, 1, sizeof text - 1, f) > 0);
-    fclose(f);
-    const char *line = strstr(text, "node record refused node=00000000000000ff");
+    const char *line = strstr(logged(&log), "node record refused node=00000000000000ff");
     CHECK(line && strstr(line, "it has 104857616 bytes; a node record has at most 4096"));
     CHECK(!strstr(line + 1, "node record refused node=00000000000000ff")); /* then counted */
+    rig_close(&r);
+}
+
+/* A proven record stands for one node of one topic; those of an earlier version are named once. */
+TEST(copied_and_earlier_records_in_redis_are_refused)
+{
+    static const char copy[] =
+        "local n, one = 'baton:{default}:node', 'baton:{default}:node:0000000000000001' "
+        "redis.call('SADD', n .. 's', '00000000000000ff', '00000000000000fe') "
+        "redis.call('COPY', one, n .. ':00000000000000ff') "
+        "redis.call('HSET', n .. ':00000000000000fe', 'record', "
+        "'{\"node\":\"00000000000000fe\",\"topic\":\"default\",\"role\":\"mixed\"}', 'role', "
+        "'mixed') "
+        "redis.call('SADD', 'baton:{test}:nodes', '0000000000000001') "
+        "redis.call('COPY', one, 'baton:{test}:node:0000000000000001')";
+    static const char *const lines[] = {
+        "00000000000000ff why=\"it is the record of node 0000000000000001 of topic default\"",
+        "0000000000000001 why=\"it is the record of node 0000000000000001 of topic default\"",
+        "00000000000000fe why=\"it has the form of an earlier version",
+    };
+    struct rig r;
+    struct answer a;
+    struct log_file_options log;
+    redis_forge(&r, copy, &log);
+    for (int i = 0; i < 5; i++) look_for(&r, r.a, &a, 1);
+    struct directory *other = open_entry(&r, "test", "s3cret", false);
+    look_for(&r, other, &a, 0);
+    directory_close(other);
+    for (size_t i = 0; i < COUNT_OF(lines); i++) {
+        const char *line = strstr(logged(&log), lines[i]);
+        CHECK(line && !strstr(line + 1, lines[i]));
+    }
     rig_close(&r);
 }
 
@@ -951,5 +995,6 @@ TEST_MAIN(ALL_CASES(published_nodes_are_seen), ALL_CASES(topics_are_apart), ALL_
           CASE_T(paused_redis_gets_the_releases_later, CASE_S),
           CASE_T(every_key_of_redis_is_bounded_in_time, CASE_S), CASE(strangers_are_refused),
           CASE_T(forged_records_of_100_mb_stay_in_redis, CASE_S),
+          CASE_T(copied_and_earlier_records_in_redis_are_refused, CASE_S),
           CASE_T(long_answers_of_a_directory_server_are_not_read, CASE_S),
           CASE(open_says_what_is_wrong))

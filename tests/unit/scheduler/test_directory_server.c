@@ -102,6 +102,11 @@ TEST(malformed_calls_are_answered)
         { "POST", "/cluster/v1/publish",
           "{\"record\":{\"node\":\"0000000000000001\",\"topic\":\"default\",\"role\":\"mixed\","
           "\"max_seqs\":1,\"n_blocks\":9}}",
+          400 }, /* as earlier versions wrote it */
+        { "POST", "/cluster/v1/publish",
+          "{\"record\":{\"identity\":\"{\\\"node\\\":\\\"0000000000000001\\\","
+          "\\\"topic\\\":\\\"default\\\",\\\"role\\\":\\\"mixed\\\",\\\"max_seqs\\\":1,"
+          "\\\"n_blocks\\\":9}\"}}",
           200 },
         { "POST", "/cluster/v1/leave", "{}", 400 },
         { "POST", "/cluster/v1/leave", "{\"node\":\"00000000000000ff\"}", 200 },
@@ -163,25 +168,37 @@ static void call_from(struct rig *r, const char *address)
     close(fd);
 }
 
+static char log_path[600];
+
+static void open_log(void)
+{
+    const struct log_file_options o = { .dir = test_tmpdir(), .name = "refused" };
+    CHECK_OK(log_set_file(&o));
+    snprintf(log_path, sizeof log_path, "%s/%s", o.dir, o.name);
+}
+
+static const char *read_log(void)
+{
+    static char log[1 << 15];
+    FILE *f = fopen(log_path, "r");
+    CHECK(f);
+    log[fread(log, 1, sizeof log - 1, f)] = 0;
+    fclose(f);
+    return log;
+}
+
 /* Each host that has another secret is named once, whatever ports it calls from. */
 TEST(every_refused_host_is_logged)
 {
-    static char log[1 << 15];
-    char path[600];
     struct rig r;
-    const struct log_file_options o = { .dir = test_tmpdir(), .name = "refused" };
-    CHECK_OK(log_set_file(&o));
+    open_log();
     rig_open(&r, STR("s3cret"));
     for (int i = 0; i < 2; i++) {
         call_from(&r, "127.0.0.1");
         call_from(&r, "127.0.0.2");
     }
     rig_close(&r);
-    snprintf(path, sizeof path, "%s/refused", o.dir);
-    FILE *f = fopen(path, "r");
-    CHECK(f);
-    log[fread(log, 1, sizeof log - 1, f)] = 0;
-    fclose(f);
+    const char *log = read_log();
     for (int i = 1; i <= 2; i++) {
         char line[64];
         snprintf(line, sizeof line, "directory call refused peer=127.0.0.%d:", i);
@@ -189,6 +206,45 @@ TEST(every_refused_host_is_logged)
         if (!first) test_fail(__FILE__, __LINE__, "no %s in %s", line, log);
         CHECK(!strstr(first + 1, line));
     }
+}
+
+/* It publishes more than once a second; one line tells the operator what to do. */
+TEST(a_record_of_an_earlier_version_is_logged_once)
+{
+    struct rig r;
+    open_log();
+    rig_open(&r, STR(""));
+    for (int i = 0; i < 3; i++) {
+        struct answer a = call(&r, "POST", "/cluster/v1/publish", NULL,
+                               STR("{\"record\":{\"node\":\"0000000000000001\",\"topic\":"
+                                   "\"default\",\"role\":\"mixed\"}}"));
+        CHECK_EQ_INT(a.http_status, 400);
+        CHECK(strstr(a.body, "it has the form of an earlier version"));
+    }
+    rig_close(&r);
+    const char *line = strstr(read_log(), "directory call refused peer=127.0.0.1:");
+    CHECK(line && strstr(line, "why=\"it has the form of an earlier version"));
+    CHECK(!strstr(line + 1, "directory call refused"));
+}
+
+/* What a newer version says of itself reaches the readers as it was signed. */
+TEST(an_identity_is_served_byte_by_byte)
+{
+    static const char identity[] =
+        "\"identity\":\"{ \\\"node\\\":\\\"0000000000000001\\\",\\\"topic\\\":\\\"default\\\","
+        "\\\"role\\\":\\\"mixed\\\",\\\"trust\\\":[\\\"low\\\"]}\","
+        "\"proof\":\"0123456789abcdef0123456789abcdef\"";
+    struct buf body = { 0 };
+    struct rig r;
+    rig_open(&r, STR(""));
+    buf_printf(&body, "{\"record\":{%s,\"n_running\":3}}", identity);
+    CHECK_EQ_INT(call(&r, "POST", "/cluster/v1/publish", NULL, buf_str(&body)).http_status, 200);
+    struct answer a = call(&r, "POST", "/cluster/v1/snapshot", NULL,
+                           STR("{\"topic\":\"default\"}"));
+    CHECK_EQ_INT(a.http_status, 200);
+    CHECK(strstr(a.body, identity));
+    buf_release(&body);
+    rig_close(&r);
 }
 
 TEST(a_server_that_stops_answers_those_that_still_call)
@@ -249,5 +305,7 @@ TEST(only_the_exact_proof_is_taken)
 }
 
 TEST_MAIN(CASE(malformed_calls_are_answered), CASE(every_refused_host_is_logged),
+          CASE(a_record_of_an_earlier_version_is_logged_once),
+          CASE(an_identity_is_served_byte_by_byte),
           CASE(a_server_that_stops_answers_those_that_still_call), CASE(long_bodies_are_refused),
           CASE(only_the_exact_proof_is_taken))
