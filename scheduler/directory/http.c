@@ -189,7 +189,11 @@ static void read_snapshot(struct directory_http *d, const cJSON *doc,
     }
     a->nodes = mem_calloc((size_t)n, sizeof *a->nodes);
     cJSON_ArrayForEach (one, list) {
-        if (node_record_from_json(one, &a->nodes[a->snapshot.n], &err) == OK) a->snapshot.n++;
+        struct node_record *r = &a->nodes[a->snapshot.n];
+        enum status st = node_record_from_json(one, r, &err);
+        if (st == OK && strcmp(r->topic, d->topic) != 0)
+            st = err_set(&err, ERR_INVALID, "it is the record of a node of topic %s", r->topic);
+        if (st == OK) a->snapshot.n++;
         else directory_remote_refuse_record(&d->remote, STR(""), err.text);
     }
     a->snapshot.nodes = a->nodes;

@@ -233,6 +233,14 @@ def test_a_full_node_passes_requests_on():
         assert {c['max_requests'] for c in cluster['nodes']} == {2, 2048}, cluster
 
 
+def forge(cli, names, record, **changes):
+    """Adds a node that a stranger made up from a real one's record."""
+    identity = {**json.loads(record['identity']), 'node': '00000000deadbeef', 'name': 'evil', 'max_requests': 0, **changes}
+    cli('sadd', names + 's', identity['node'])
+    cli('hset', f'{names}:{identity["node"]}', 'record', json.dumps({**record, 'identity': json.dumps(identity)}), 'role', 'mixed')
+    cli('pexpire', f'{names}:{identity["node"]}', '60000')
+
+
 def test_a_forged_record_gets_nothing():
     """Who can write to Redis, but has no cluster secret, brings in no node: neither keys nor prompts go to its address."""
     key, env = {'Authorization': 'Bearer k'}, {'BATON_API_KEY': 'k', 'BATON_CLUSTER_SECRET': 'the secret of this cluster', 'BATON_ADVERTISE_HOST': '127.0.0.1'}
@@ -256,10 +264,7 @@ def test_a_forged_record_gets_nothing():
             return subprocess.run(['redis-cli', '-p', str(redis.port), *words], capture_output=True, text=True, check=True).stdout.strip()
         record = json.loads(cli('hget', f'{names}:{cli("smembers", names + "s").split()[0]}', 'record'))
         assert len(record['proof']) == 32, record
-        forged = {**record, 'node': '00000000deadbeef', 'name': 'evil', 'http_port': port, 'max_requests': 0}
-        cli('sadd', names + 's', forged['node'])
-        cli('hset', f'{names}:{forged["node"]}', 'record', json.dumps(forged), 'role', 'mixed')
-        cli('pexpire', f'{names}:{forged["node"]}', '60000')
+        forge(cli, names, record, http_port=port)
         wait_until('it is noticed', lambda: 'its record was forged' in (request(nodes[0].port, 'GET', '/cluster', headers=key)[2]['trouble'] or {}).get('text', ''))
         got = parallel([lambda: request(nodes[0].port, 'POST', '/v1/completions', {**BODY, 'max_tokens': 40}, key)] * 40, 30)
         assert [g[0] for g in got] == [200] * 40, [g for g in got if g[0] != 200][:3]
@@ -277,10 +282,7 @@ def test_without_a_secret_a_record_of_another_host_gets_nothing():
         wait_ready(*nodes)
         wait_until('they see each other', lambda: all(len(request(n.port, 'GET', '/cluster', headers=key)[2]['nodes']) == 2 for n in nodes))
         record = json.loads(cli('hget', f'{names}:{cli("smembers", names + "s").split()[0]}', 'record'))
-        forged = {**record, 'node': '00000000deadbeef', 'name': 'evil', 'host': '192.0.2.1', 'max_requests': 0}
-        cli('sadd', names + 's', forged['node'])
-        cli('hset', f'{names}:{forged["node"]}', 'record', json.dumps(forged), 'role', 'mixed')
-        cli('pexpire', f'{names}:{forged["node"]}', '60000')
+        forge(cli, names, record, host='192.0.2.1')
         wait_until('it is noticed', lambda: 'only nodes of this host are used' in (request(nodes[0].port, 'GET', '/cluster', headers=key)[2]['trouble'] or {}).get('text', ''))
         got = parallel([lambda: request(nodes[0].port, 'POST', '/v1/completions', {**BODY, 'max_tokens': 40}, key)] * 40, 30)
         assert [g[0] for g in got] == [200] * 40, [g for g in got if g[0] != 200][:3]

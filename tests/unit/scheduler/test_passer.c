@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 
+#include "scheduler/view.h"
 #include "shared/base/list.h"
 #include "shared/base/mem.h"
 #include "tests/unit/net/net_fixture.h"
@@ -374,6 +375,38 @@ TEST(passer_takes_a_node_that_serves_the_model_named)
     rig_close(&g);
 }
 
+static struct view view;
+
+/* The view has the second node alone. */
+static void use_view(void *arg)
+{
+    struct rig *g = arg;
+    view = (struct view){ .nodes = &g->others[1].record, .n_nodes = 1, .n_snapshots = 1 };
+    passer_use_view(g->passer, &view);
+}
+
+static void view_loses_it(void *arg)
+{
+    (void)arg;
+    view.n_nodes = 0;
+    view.n_snapshots++;
+}
+
+/* The view's records have been checked; the directory's would have to be. */
+TEST(passer_takes_the_nodes_of_the_view_once_there_is_one)
+{
+    struct rig g = { .others = { { .status = 200 }, { .status = 200 } }, .snapshot_ms = 10 };
+    rig_open(&g);
+    check_post(&g, "node0");
+    fixture_on_loop(g.loop, set_away, &g);
+    fixture_on_loop(g.loop, use_view, &g);
+    for (int i = 0; i < 3; i++, usleep(15000)) check_post(&g, "node1");
+    fixture_on_loop(g.loop, view_loses_it, &g);
+    check_post(&g, "own");
+    CHECK_EQ_INT(g.n_unanswered, 0); /* the directory was not asked any more */
+    rig_close(&g);
+}
+
 TEST(passer_counts_what_it_passes_while_draining)
 {
     struct rig g = { .others = { { .status = 200 } } };
@@ -480,6 +513,7 @@ TEST_MAIN(CASE(passer_takes_the_least_loaded_node),
           CASE(passer_forgets_what_was_full_while_the_directory_is_away),
           CASE(passer_asks_only_nodes_that_take_requests), CASE(passer_never_mixes_models),
           CASE(passer_takes_a_node_that_serves_the_model_named),
+          CASE(passer_takes_the_nodes_of_the_view_once_there_is_one),
           CASE(passer_counts_what_it_passes_while_draining),
           CASE(passer_passes_nothing_twice_and_only_posts),
           CASE(passer_tries_one_more_node_and_remembers_who_was_full),
