@@ -234,7 +234,7 @@ def test_a_full_node_passes_requests_on():
 
 
 def forge(cli, names, record, **changes):
-    """Adds a node that a stranger made up from a real one's record."""
+    """Adds a node that a stranger derived from a real one's record."""
     identity = {**json.loads(record['identity']), 'node': '00000000deadbeef', 'name': 'evil', 'max_requests': 0, **changes}
     cli('sadd', names + 's', identity['node'])
     cli('hset', f'{names}:{identity["node"]}', 'record', json.dumps({**record, 'identity': json.dumps(identity)}), 'role', 'mixed')
