@@ -20,7 +20,7 @@ const struct option COMPATIBILITY_OPTIONS[] = {
         "Groups of layers on different devices.",
         "pipeline parallelism is not built yet: each node computes alone, with the same answers"),
     ACCEPT("enable-eplb", NULL, NULL, OPT_BOOL, "Parallelism", "Balance experts over ranks.",
-           "expert balancing needs expert parallelism, which is not built yet"),
+           "balancing experts is not built yet: ranks hold equal parts of them, one copy of each"),
     ACCEPT("disable-custom-all-reduce", NULL, NULL, OPT_BOOL, "Parallelism",
            "Use the library's all-reduce.", "there is no all-reduce on one rank"),
 

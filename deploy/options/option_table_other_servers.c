@@ -10,7 +10,8 @@
     "a node computes on one device: with --device cuda on the first GPU of CUDA_VISIBLE_DEVICES"
 #define STEP_TOKENS "--max-num-batched-tokens is the most tokens of one step"
 #define NO_EXPERTS                                                                                 \
-    "expert parallelism is not built yet: each node computes all experts, with the same answers"
+    "see --enable-expert-parallel, whose ranks meet at --data-parallel-address; without one each " \
+    "node computes all experts, with the same answers"
 #define NO_DRAFT                                                                                   \
     "speculative decoding is not built yet: tokens are decoded one by one, with the same answers"
 #define NO_OFFLOAD                                                                                 \

@@ -1,7 +1,6 @@
 /* ep.h - expert parallelism: dispatch of rows to the ranks that own their experts, combine of the
- * results, and sums and gathers over ranks. LIMIT: no engine step calls it yet; today
- * ep_nccl_version (`baton version`), tests and benchmarks do. docs/kernels.md, "Expert
- * parallelism", has the design.
+ * results, and sums and gathers over ranks. LIMIT: engine steps call it on CPUs only.
+ * docs/kernels.md, "Expert parallelism", has the design, docs/parallelism.md the steps.
  *
  * Backends are `self` (one rank, the definition), `shm` (CPUs of one host), `peer` (GPUs of one
  * host by CUDA IPC) and `nccl`. y is the same bit for bit for any number of ranks, placement of
