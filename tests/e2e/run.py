@@ -3,7 +3,7 @@
 
 Tests named *_long run only with --long. With --jobs N up to N tests run at a time, each in its own process with its own ports; tests
 marked `alone` (harness.py) run afterwards, one by one. Last line: N passed, N failed, N skipped."""
-import argparse, importlib, os, shutil, sys, tempfile, time, traceback
+import argparse, importlib, os, shutil, signal, sys, tempfile, time, traceback
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import harness
@@ -79,8 +79,16 @@ def run_in_parallel(tests, jobs):
     return results
 
 
+def listen_to_signals():
+    """A shell in the background, or nohup, leaves signals ignored, and the programs that the tests start would inherit that."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def run_folder(here, names, long=False, only_list=False, jobs=1):
     """Runs every test in a folder's test_*.py files whose name contains one of `names` (empty: all). Returns the exit status."""
+    listen_to_signals()
     tests = tests_of(here, names, long)
     if only_list:
         print(*[full for full, _ in tests], sep='\n')
