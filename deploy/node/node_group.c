@@ -67,6 +67,7 @@ static void on_ep_made(void *arg)
         ep_free(ep);
     }
     if (n->group) group_prepared(n->group, n->next_ep.epoch, st, n->next_ep.err.text);
+    node_stop_goes_on(n);
 }
 
 static void on_prepare(void *arg, uint64_t epoch)

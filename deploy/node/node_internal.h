@@ -120,6 +120,8 @@ void node_describe_ready(struct node *n);
 
 /* ---- node_stop.c ---- */
 
+/* A part that the stop waits for has ended. */
+void node_stop_goes_on(struct node *n);
 /* A callback of loop_on_signal. */
 void node_stop_on_signal(void *arg, int signum);
 

@@ -34,9 +34,11 @@ static void finish_rest(struct node *n)
     loop_stop(n->loop);
 }
 
+/* Goes on when what stops by itself has stopped: the servers, and the worker that makes an ep object
+ * with the engine's memory. */
 static void finish_stop(struct node *n)
 {
-    if (n->http || n->admin || n->directory_server) return; /* one has not stopped yet */
+    if (n->http || n->admin || n->directory_server || n->next_ep.runs) return;
     if (n->scheduler) scheduler_stop(n->scheduler);
     serve_free(n->serve);
     n->serve = NULL;
@@ -73,6 +75,11 @@ static void directory_stopped(void *arg)
     struct node *n = arg;
     n->directory_server = NULL;
     finish_stop(n);
+}
+
+void node_stop_goes_on(struct node *n)
+{
+    if (n->state == NODE_STOPPING && !n->stopper) finish_stop(n);
 }
 
 /* The servers say goodbye at the same time. */
