@@ -449,7 +449,9 @@ static void on_computed(struct prefill_worker *w, struct prefill_prompt *p,
         release_engine(w, p);
         drop_if_over(w, p);
     } else if (ev->status != OK) {
-        p->in_engine = false; /* a failed sequence holds nothing */
+        /* One that never entered the engine holds nothing there; another holds its blocks until it
+         * is released, since a transfer may still read them. */
+        if (ev->status == ERR_INVALID) p->in_engine = false;
         fail_prompt(w, p, ev->status, "the prefill engine could not compute the prompt");
     } else {
         p->state = PROMPT_DRAINING;

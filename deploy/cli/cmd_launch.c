@@ -375,7 +375,7 @@ static enum status print_secret(const struct launcher *l, struct err *err)
     arena_init(&arena);
     enum status st = node_options_secret(l->c, &arena, &secret, err);
     if (st == OK) node_options_print_secret(secret, &text);
-    fwrite(text.data, 1, text.len, stderr);
+    if (text.len) fwrite(text.data, 1, text.len, stderr);
     buf_release(&text);
     arena_release(&arena);
     return st;

@@ -15,13 +15,32 @@ struct end_by_force_timer {
     int exit_status;
 };
 
+/* A log line may hang as well as the thread that this is about: behind its lock, or at a pipe that
+ * nobody reads. So it has a thread, and little time. */
+static void *write_line(void *arg)
+{
+    log_warn("node ends without freeing everything", "after_ms=%u", *(const uint32_t *)arg);
+    return NULL;
+}
+
+static void say_so(uint32_t ms)
+{
+    static uint32_t after_ms;
+    const struct timespec little = { 0, 20 * 1000000 };
+    pthread_t thread;
+    after_ms = ms;
+    if (thread_start(&thread, write_line, &after_ms) != OK) return;
+    pthread_detach(thread);
+    nanosleep(&little, NULL);
+}
+
 static void *wait_and_end(void *arg)
 {
     struct end_by_force_timer t = *(struct end_by_force_timer *)arg;
     struct timespec left = { t.ms / 1000, (long)(t.ms % 1000) * 1000000 };
     mem_free(arg);
     while (nanosleep(&left, &left) != 0) {}
-    log_warn("node ends without freeing everything", "after_ms=%u", t.ms);
+    say_so(t.ms);
     _exit(t.exit_status);
 }
 

@@ -42,7 +42,7 @@ static void on_message(void *arg, const struct cluster_message *m)
         refuse_probe(n, m);
         return;
     }
-    if (n->group && group_on_message(n->group, m)) return;
+    if (n->group ? group_on_message(n->group, m) : group_refuse(n->cluster, m)) return;
     if (n->state == NODE_LOADING) return; /* nobody has been told that this node takes work */
     if (scheduler_on_message(n->scheduler, m)) return;
     /* CANCEL concerns both workers, so each returns false for it. */

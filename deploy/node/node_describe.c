@@ -8,6 +8,14 @@
 #include "shared/base/json/json.h"
 #include "shared/base/log.h"
 
+enum { APART_MS = 3000 };
+
+/* A rank whose group lost another one for longer than a restart takes gets no more requests. */
+static bool is_apart(const struct node *n)
+{
+    return n->group && group_apart_ms(n->group) > APART_MS;
+}
+
 void node_describe_record(void *arg, struct node_record *me)
 {
     struct node *n = arg;
@@ -26,7 +34,7 @@ void node_describe_record(void *arg, struct node_record *me)
         .n_blocks = l->n_blocks,
         .block_tokens = l->block_tokens,
         .max_model_len = n->o.max_model_len,
-        .draining = n->state != NODE_READY,
+        .draining = n->state != NODE_READY || is_apart(n),
         .n_running = st.n_running + st.n_reserved,
         .n_waiting = st.n_waiting,
         .n_blocks_free = st.n_blocks_free,

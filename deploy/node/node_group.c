@@ -9,7 +9,6 @@
  * The node becomes ready when its engine first steps with all ranks.
  * LIMIT: experts are divided evenly and stay where they are; ranks are of one host.
  * Thread: loop, except where it is said otherwise. */
-#include <inttypes.h>
 #include <stdio.h>
 
 #include "deploy/node/node_internal.h"
@@ -17,7 +16,7 @@
 
 /* How long a rank waits in an exchange before it gives the group up. Links tell of a lost rank much
  * earlier: this is for a mistake in which all wait. */
-enum { STEP_WAIT_MS = 30000 };
+enum { STEP_WAIT_MS = 300000 };
 
 /* ---- an epoch's ep object ---- */
 
@@ -88,12 +87,10 @@ static void on_epoch_lost(void *arg, uint64_t epoch, const char *why)
     if (n->engine) engine_abort_group(n->engine, epoch);
 }
 
-/* A full mailbox means that the engine is awake. */
 static void on_bell(void *arg, uint64_t epoch, uint64_t step)
 {
     struct node *n = arg;
-    if (n->engine && engine_bell(n->engine, epoch, step) != OK)
-        log_debug("bell not taken", "epoch=%" PRIu64 " step=%" PRIu64, epoch, step);
+    if (n->engine) engine_bell(n->engine, epoch, step);
 }
 
 /* ---- what the engine says ---- */
@@ -113,6 +110,7 @@ static void on_engine_word(void *arg)
         case ENGINE_GROUP_BELL: group_ring(n->group, w->ev.epoch, w->ev.step); break;
         case ENGINE_GROUP_LOST: group_report_lost(n->group, w->ev.epoch, w->why.text); break;
         case ENGINE_GROUP_JOINED:
+            group_joined(n->group, w->ev.epoch);
             if (n->state == NODE_LOADING) node_become_ready(n);
             break;
         case ENGINE_GROUP_LEFT: break;
@@ -161,8 +159,7 @@ bool node_group_awaits(struct node *n)
     if (!n->group) return false;
     if (engine_n_experts(n->engine) == 0) {
         log_info("no group", "why=\"the model has no experts to share: each rank computes alone\"");
-        group_free(n->group);
-        n->group = NULL;
+        node_group_free(n);
         return false;
     }
     snprintf(terms, sizeof terms, "model %016llx, %s, at most %u rows per step",
@@ -177,8 +174,14 @@ void node_group_stop(struct node *n)
     if (n->group) group_stop(n->group);
 }
 
+static void free_group(void *group) { group_free(group); }
+
+/* What the worker posted may still have to run, and finds the group there. */
 void node_group_free(struct node *n)
 {
-    group_free(n->group);
+    struct group *g = n->group;
     n->group = NULL;
+    if (!g) return;
+    group_stop(g);
+    if (loop_post(n->loop, free_group, g) != OK) group_free(g);
 }

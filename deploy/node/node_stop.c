@@ -126,12 +126,14 @@ static void on_drain_poll(void *arg)
 void node_stop_on_signal(void *arg, int signum)
 {
     struct node *n = arg;
-    n->n_signals++;
+    const bool was_ready = n->state == NODE_READY || n->state == NODE_DRAINING,
+               at_once = n->state != NODE_READY || ++n->n_signals > 1;
+    const int exit_status = n->http && was_ready ? 0 : 130;
+    /* Before anything that may hang, as the log does when nobody reads it. A stop may have begun by
+     * itself. What has no HTTP has no requests to finish. */
+    if (at_once || !n->http) end_by_force_after(GRACE_MS + END_MS, exit_status);
     log_info("signal", "signal=%s", signum == SIGINT ? "SIGINT" : "SIGTERM");
-    if (n->state != NODE_READY || n->n_signals > 1) {
-        bool was_ready = n->state == NODE_READY || n->state == NODE_DRAINING;
-        int exit_status = n->http && was_ready ? 0 : 130;
-        end_by_force_after(GRACE_MS + END_MS, exit_status); /* a stop may have begun by itself */
+    if (at_once) {
         node_stop(n, exit_status);
         return;
     }

@@ -154,7 +154,7 @@ static enum status open_theirs(int32_t rank, int32_t pid, int32_t theirs, size_t
 {
     char path[48];
     snprintf(path, sizeof path, "/proc/%d/fd/%d", pid, theirs);
-    *fd = open(path, flags | O_CLOEXEC);
+    *fd = open(path, flags | O_CLOEXEC | O_NONBLOCK); /* whatever it is: a FIFO would block */
     if (*fd < 0)
         return err_set(err, errno == ENOENT ? ERR_PEER_LOST : ERR_UNSUPPORTED,
                        "ep: the memory of rank %d cannot be opened (%s); ranks of one host run as "

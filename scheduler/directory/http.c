@@ -14,6 +14,7 @@
 #include "scheduler/directory/remote.h"
 #include "scheduler/directory/wire.h"
 #include "shared/base/address/host_port.h"
+#include "shared/base/clock.h"
 #include "shared/base/json/json_packed.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
@@ -36,6 +37,7 @@ struct directory_http {
     struct buf next_record; /* the renewal after it; empty: none */
     struct buf leaving;     /* ids of nodes that leave when the renewal is answered */
     uint32_t n_holds;       /* callbacks running */
+    struct log_repeats refused_calls;
     bool closed;
 };
 
@@ -182,6 +184,7 @@ static void read_snapshot(struct directory_http *d, const cJSON *doc,
     const cJSON *list = json_member(doc, "nodes"), *one;
     const char *topics = "";
     int n = cJSON_IsArray(list) ? cJSON_GetArraySize(list) : -1;
+    struct map seen = { 0 };
     struct err err;
     if (n < 0 || n > DIRECTORY_NODES_MAX || json_get_str(doc, "topics", &topics, NULL) != OK) {
         a->st = ERR_FORMAT;
@@ -193,9 +196,12 @@ static void read_snapshot(struct directory_http *d, const cJSON *doc,
         enum status st = node_record_from_json(one, r, &err);
         if (st == OK && strcmp(r->topic, d->topic) != 0)
             st = err_set(&err, ERR_INVALID, "it is the record of a node of topic %s", r->topic);
-        if (st == OK) a->snapshot.n++;
+        if (st == OK && map_get(&seen, map_key_u64(&r->node)))
+            st = err_set(&err, ERR_INVALID, "the record of node %s comes more than once", r->name);
+        if (st == OK) map_put(&seen, map_key_u64(&a->nodes[a->snapshot.n++].node), r);
         else directory_remote_refuse_record(&d->remote, STR(""), err.text);
     }
+    map_release(&seen);
     a->snapshot.nodes = a->nodes;
     snprintf(a->snapshot.topics, sizeof a->snapshot.topics, "%s", topics);
 }
@@ -288,8 +294,10 @@ static bool read_answer(struct directory_http *d, const struct directory_http_ca
                      d->at);
     }
     a->doc = doc;
-    if (a->st == ERR_FULL || a->st == ERR_INVALID)
-        log_warn("directory call refused", "why=\"%s\"", a->why);
+    uint32_t n_unlogged;
+    if ((a->st == ERR_FULL || a->st == ERR_INVALID) &&
+        log_repeats_due(&d->refused_calls, a->why, clock_ms(), &n_unlogged))
+        log_warn("directory call refused", "why=\"%s\" repeats=%u", a->why, n_unlogged);
     return a->st == OK || a->st == ERR_BUSY || a->st == ERR_NOT_FOUND || a->st == ERR_FULL ||
            a->st == ERR_INVALID;
 }

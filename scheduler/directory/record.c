@@ -5,8 +5,8 @@
  * The identity is all that does not change while the node runs, as the text of a JSON object. It is
  * passed on byte by byte, so its proof covers the members that only a newer version knows, too. Ids
  * (node, model) are 16 hex digits; quantities are numbers, at most 2^53 so that every JSON reader
- * keeps them exactly. Unknown members are ignored and absent ones are 0, so that nodes of
- * neighbouring versions understand each other; node, topic and role are required. Thread: any (pure
+ * keeps them exactly. Unknown members are ignored and absent ones are 0; node, topic and role are
+ * required. Thread: any (pure
  * functions). */
 #include <arpa/inet.h>
 #include <ctype.h>

@@ -23,7 +23,7 @@
 
 enum {
     DIRECTORY_BODY_MAX = 16 << 10,  /* a record, or DIRECTORY_RELEASE_MAX ids */
-    DIRECTORY_ANSWER_MAX = 8 << 20, /* a snapshot of DIRECTORY_NODES_MAX nodes is under 6 MiB */
+    DIRECTORY_ANSWER_MAX = 8 << 20, /* DIRECTORY_NODES_MAX usual records are 3 MiB */
     DIRECTORY_VALUES_MAX = DIRECTORY_NODES_MAX * 64, /* JSON values of an answer */
     DIRECTORY_RELEASE_MAX = 256,                     /* ids in one release */
     DIRECTORY_PROOF_MAX = 80

@@ -164,12 +164,12 @@ static const char *name_of(const struct link *dead)
  * whether it was logged already. */
 static void log_dead(struct log_repeats *repeats, const char *event, const struct link *dead)
 {
-    char what[sizeof dead->address + sizeof dead->why + 2];
+    char what[sizeof dead->address + sizeof dead->why + 4];
     uint32_t n_unlogged;
-    if (dead->proved) snprintf(what, sizeof what, "%s: %s", name_of(dead), dead->why);
-    else snprintf(what, sizeof what, "%s: %s", dead->address, dead->reason);
-    /* Nothing is wrong when a probe goes, whatever secret it has. */
+    /* Nothing is wrong when a probe goes, whatever secret it has. Its line hides nobody else's. */
     enum log_level level = strcmp(dead->name, LINK_PROBE_NAME) == 0 ? LOG_INFO : LOG_WARN;
+    if (dead->proved) snprintf(what, sizeof what, "%d %s: %s", level, name_of(dead), dead->why);
+    else snprintf(what, sizeof what, "%d %s: %s", level, dead->address, dead->reason);
     if (log_repeats_due(repeats, what, clock_ms(), &n_unlogged))
         log_line(level, event, "peer=%s address=%s why=\"%s\" repeats=%u", name_of(dead),
                  dead->address, dead->why, n_unlogged);
@@ -186,7 +186,7 @@ static void reap(struct cluster *c, struct link *dead)
     bool counts = p && !spare && (was_ours || dead->state == LINK_UP);
     char why[sizeof dead->why];
     if (!counts) {
-        if (dead->state != LINK_UP) counter_add(c->refused, 1);
+        if (dead->state != LINK_UP && !dead->meets) counter_add(c->refused, 1);
         log_dead(&c->refusals, "link refused", dead);
         link_close(dead);
         return;

@@ -16,6 +16,7 @@
 #include "shared/cluster/proto/node.pb-c.h"
 
 enum { RETRY_MS = 500, EXCHANGE_MS = 30000, BLOB_MAX = 4096 };
+#define EPOCH_MAX (UINT64_MAX / 2)
 
 struct group_member {
     uint64_t node; /* 0: not there */
@@ -44,7 +45,10 @@ struct group {
     enum group_state state;
     uint64_t leader; /* rank 0's incarnation; 0: no link to it */
     uint64_t epoch;  /* the last that was proposed */
-    bool is_ready, is_preparing, is_refused;
+    bool is_ready, is_refused;
+    bool is_preparing;   /* a thread makes an ep object, ... */
+    bool has_ep;         /* ... which the engine has until it says that the epoch is lost */
+    uint64_t t_apart_ms; /* since when the ranks are not together */
     char terms[GROUP_TERMS_MAX];
     char why[256]; /* why the last epoch ended, or this rank was refused */
     struct loop_timer *retry;
@@ -52,6 +56,7 @@ struct group {
     /* Rank 0's: */
     struct group_member *members; /* [size] */
     uint64_t t_retry_ms;          /* no proposal before */
+    uint64_t proposed;            /* epoch; `epoch` follows with the proposal's own delivery */
     uint32_t i_round;
     size_t blob_bytes;
     uint8_t *blobs; /* [size][blob_bytes] */
@@ -115,7 +120,7 @@ static void send_blob(void *arg)
     Baton__GroupBlob m = BATON__GROUP_BLOB__INIT;
     uint8_t bytes[BLOB_MAX];
     pthread_mutex_lock(&r->lock);
-    const bool due = r->lives && r->is_sent && !r->is_done;
+    const bool due = r->lives && r->is_sent && !r->is_done && !r->stopped;
     m.epoch = r->epoch;
     m.round = r->round;
     m.data = (ProtobufCBinaryData){ r->bytes, bytes };
@@ -162,15 +167,15 @@ enum status group_exchange(void *arg, const void *mine, size_t bytes, void *all,
     const enum status posted = loop_post(g->o.loop, send_blob, g);
     pthread_mutex_lock(&r->lock);
     if (posted == OK) wait_for_blobs(r);
-    const bool done = r->is_done, lives = r->lives;
+    const bool done = r->is_done, lives = r->lives, stopped = r->stopped;
     r->is_sent = false;
     r->round++;
     pthread_mutex_unlock(&r->lock);
     if (done) return OK;
-    return err_set(err, ERR_PEER_LOST,
-                   lives ? "not all ranks came to the exchange within %d s"
-                         : "the group was given up within these %d s",
-                   EXCHANGE_MS / 1000);
+    return err_set(err, ERR_PEER_LOST, "%s",
+                   stopped  ? "this rank stops"
+                   : !lives ? "the group was given up meanwhile"
+                            : "not all ranks came to the exchange in time");
 }
 
 void group_stop(struct group *g)
@@ -184,6 +189,12 @@ void group_stop(struct group *g)
 
 /* ---- epochs of this rank ---- */
 
+/* May it be proposed to? */
+static bool is_free(const struct group *g)
+{
+    return g->is_ready && g->leader && !g->is_preparing && !g->has_ep;
+}
+
 /* The epoch is over here. */
 static void end_epoch(struct group *g, uint64_t epoch, const char *why)
 {
@@ -192,14 +203,26 @@ static void end_epoch(struct group *g, uint64_t epoch, const char *why)
              why);
     snprintf(g->why, sizeof g->why, "%s", why);
     counter_add(g->losses, 1);
+    if (g->state == GROUP_TOGETHER) g->t_apart_ms = clock_ms();
     g->state = g->leader ? GROUP_WAITING : GROUP_MEETING;
     set_epoch(g, epoch, false);
     g->o.on_lost(g->o.arg, epoch, why);
 }
 
+static void give_up(struct group *g, uint64_t epoch, const char *why)
+{
+    Baton__GroupLost m = BATON__GROUP_LOST__INIT;
+    m.epoch = epoch;
+    m.why = (char *)why; /* is only read */
+    send_to_leader(g, FRAME_GROUP_LOST, &m.base);
+}
+
 static void on_propose(struct group *g, const Baton__GroupPropose *m)
 {
-    if (g->state != GROUP_WAITING || g->is_preparing) return;
+    if (g->state != GROUP_WAITING || !is_free(g)) {
+        give_up(g, m->epoch, "a rank is not done with the epoch before");
+        return;
+    }
     g->epoch = m->epoch;
     g->state = GROUP_PREPARING;
     g->is_preparing = true;
@@ -210,29 +233,31 @@ static void on_propose(struct group *g, const Baton__GroupPropose *m)
 
 void group_report_lost(struct group *g, uint64_t epoch, const char *why)
 {
-    Baton__GroupLost m = BATON__GROUP_LOST__INIT;
     char text[256];
     if (epoch != g->epoch) return;
     snprintf(text, sizeof text, "%s", why); /* end_epoch writes g->why */
-    m.epoch = epoch;
-    m.why = text;
-    send_to_leader(g, FRAME_GROUP_LOST, &m.base);
+    g->has_ep = false;
+    if (g->state != GROUP_WAITING && g->state != GROUP_MEETING) give_up(g, epoch, text);
     end_epoch(g, epoch, text);
+    if (is_free(g)) say_hello(g);
 }
 
 void group_prepared(struct group *g, uint64_t epoch, enum status st, const char *why)
 {
     g->is_preparing = false;
-    if (epoch == g->epoch && g->state == GROUP_PREPARING) {
-        if (st == OK) {
-            g->state = GROUP_TOGETHER;
-            g->why[0] = 0;
-            log_info("group joined", "epoch=%llu rank=%u size=%u", (unsigned long long)epoch,
-                     g->o.rank, g->o.size);
-        } else group_report_lost(g, epoch, why);
-    }
+    g->has_ep = st == OK;
+    if (st != OK && g->state == GROUP_PREPARING) group_report_lost(g, epoch, why);
     /* What had to wait for the thread: to be proposed again. */
-    if (g->state == GROUP_WAITING && g->leader) say_hello(g);
+    else if (g->state == GROUP_WAITING && is_free(g)) say_hello(g);
+}
+
+void group_joined(struct group *g, uint64_t epoch)
+{
+    if (epoch != g->epoch || g->state != GROUP_PREPARING) return;
+    g->state = GROUP_TOGETHER;
+    g->why[0] = 0;
+    log_info("group joined", "epoch=%llu rank=%u size=%u", (unsigned long long)epoch, g->o.rank,
+             g->o.size);
 }
 
 /* ---- rank 0 ---- */
@@ -255,7 +280,7 @@ static void propose(struct group *g)
 {
     Baton__GroupPropose m = BATON__GROUP_PROPOSE__INIT;
     if (n_waiting(g) < g->o.size || clock_ms() < g->t_retry_ms) return;
-    m.epoch = g->epoch + 1;
+    m.epoch = g->proposed = (g->proposed > g->epoch ? g->proposed : g->epoch) + 1;
     g->i_round = 0;
     for (uint32_t r = 0; r < g->o.size; r++) g->members[r].waits = g->members[r].has_blob = false;
     send_to_all(g, FRAME_GROUP_PROPOSE, &m.base);
@@ -284,13 +309,18 @@ static void on_hello(struct group *g, const struct cluster_message *m, const Bat
     else if (g->members[h->rank].node && g->members[h->rank].node != m->from)
         snprintf(why, sizeof why, "there is a rank %u already; each rank needs a number of its own",
                  h->rank);
+    else if (rank_of(g, m->from) >= 0 && rank_of(g, m->from) != (int32_t)h->rank)
+        snprintf(why, sizeof why, "it is rank %d already", rank_of(g, m->from));
+    else if (h->epoch > EPOCH_MAX)
+        snprintf(why, sizeof why, "its last epoch cannot have been %llu",
+                 (unsigned long long)h->epoch);
     else if (strcmp(h->terms, g->terms) != 0)
         snprintf(why, sizeof why, "rank %u has %.200s, and rank 0 has %.200s", h->rank, h->terms,
                  g->terms);
     else {
         g->members[h->rank].node = m->from;
         g->members[h->rank].waits = true;
-        if (h->epoch > g->epoch) g->epoch = h->epoch;
+        if (h->epoch > g->proposed) g->proposed = h->epoch;
         propose(g);
         return;
     }
@@ -299,10 +329,32 @@ static void on_hello(struct group *g, const struct cluster_message *m, const Bat
     refuse(g, m->from, why);
 }
 
+/* A rank says that the epoch is over, or was lost itself: all give it up. */
+static void spread_loss(struct group *g, uint64_t epoch, const char *why)
+{
+    Baton__GroupLost m = BATON__GROUP_LOST__INIT;
+    if (epoch != g->proposed) return;
+    m.epoch = epoch;
+    m.why = (char *)why;
+    g->t_retry_ms = clock_ms() + g->o.retry_ms;
+    send_to_all(g, FRAME_GROUP_LOST, &m.base);
+}
+
+static bool has_blobs(const struct group *g)
+{
+    for (uint32_t r = 0; r < g->o.size; r++)
+        if (g->members[r].has_blob) return true;
+    return false;
+}
+
 static void collect_blob(struct group *g, uint32_t rank, const Baton__GroupBlob *m)
 {
     Baton__GroupBlob all = BATON__GROUP_BLOB__INIT;
-    if (m->epoch != g->epoch || m->round != g->i_round || m->data.len > BLOB_MAX) return;
+    if (m->epoch != g->proposed || m->round != g->i_round || m->data.len > BLOB_MAX) return;
+    if (g->blob_bytes != m->data.len && has_blobs(g)) {
+        spread_loss(g, m->epoch, "ranks exchange different things: are they of one version?");
+        return;
+    }
     if (g->blob_bytes != m->data.len) {
         mem_free(g->blobs);
         g->blob_bytes = m->data.len;
@@ -317,17 +369,6 @@ static void collect_blob(struct group *g, uint32_t rank, const Baton__GroupBlob 
     all.round = g->i_round++;
     all.data = (ProtobufCBinaryData){ g->o.size * g->blob_bytes, g->blobs };
     send_to_all(g, FRAME_GROUP_BLOB, &all.base);
-}
-
-/* A rank says that the epoch is over, or was lost itself: all give it up. */
-static void spread_loss(struct group *g, uint64_t epoch, const char *why)
-{
-    Baton__GroupLost m = BATON__GROUP_LOST__INIT;
-    if (epoch != g->epoch) return;
-    m.epoch = epoch;
-    m.why = (char *)why;
-    g->t_retry_ms = clock_ms() + g->o.retry_ms;
-    send_to_all(g, FRAME_GROUP_LOST, &m.base);
 }
 
 static void spread_bell(struct group *g, uint64_t from, const Baton__GroupBell *m)
@@ -377,7 +418,7 @@ static void on_leader_message(struct group *g, const struct cluster_message *m,
     case FRAME_GROUP_BLOB: take_blobs(g, (const Baton__GroupBlob *)body); break;
     case FRAME_GROUP_LOST:
         end_epoch(g, lost->epoch, lost->why);
-        if (!g->is_preparing && g->is_ready && g->state == GROUP_WAITING) say_hello(g);
+        if (g->state == GROUP_WAITING && is_free(g)) say_hello(g);
         break;
     case FRAME_GROUP_BELL: g->o.on_bell(g->o.arg, bell->epoch, bell->step); break;
     default: break;
@@ -406,6 +447,17 @@ static ProtobufCMessage *unpack(struct group *g, const struct cluster_message *m
     return body;
 }
 
+bool group_refuse(struct cluster *c, const struct cluster_message *m)
+{
+    Baton__GroupRefused body = BATON__GROUP_REFUSED__INIT;
+    if (!body_of(m->type)) return false;
+    body.why = (char *)"the node at that address is not rank 0 of a group";
+    if (m->type == FRAME_GROUP_HELLO &&
+        cluster_send_proto(c, m->from, FRAME_GROUP_REFUSED, FROM_LEADER, 0, &body.base) != OK)
+        log_debug("rank not refused", "peer=%s", m->from_name);
+    return true;
+}
+
 bool group_on_message(struct group *g, const struct cluster_message *m)
 {
     if (!body_of(m->type)) return false;
@@ -413,7 +465,9 @@ bool group_on_message(struct group *g, const struct cluster_message *m)
     if (!body) return true;
     if (m->request == FROM_LEADER) {
         if (m->from == g->leader && g->is_ready) on_leader_message(g, m, body);
-    } else if (leads(g)) {
+    } else if (!leads(g)) {
+        (void)group_refuse(g->o.cluster, m);
+    } else {
         const int32_t rank = rank_of(g, m->from);
         if (m->type == FRAME_GROUP_HELLO) on_hello(g, m, (const Baton__GroupHello *)body);
         else if (rank >= 0) on_rank_message(g, (uint32_t)rank, m, body);
@@ -437,15 +491,15 @@ void group_on_lost(struct group *g, uint64_t node, const char *why)
     g->members[rank].node = 0;
     g->members[rank].waits = false;
     snprintf(text, sizeof text, "rank %d was lost: %.200s", rank, why);
-    spread_loss(g, g->epoch, text);
+    spread_loss(g, g->proposed, text);
 }
 
 void group_on_met(struct group *g, uint64_t node)
 {
     if (leads(g) || g->leader) return;
     g->leader = node;
-    if (g->is_ready && !g->is_preparing) say_hello(g);
-    else g->state = GROUP_WAITING;
+    g->state = GROUP_WAITING;
+    if (is_free(g)) say_hello(g);
 }
 
 void group_ring(struct group *g, uint64_t epoch, uint64_t step)
@@ -469,7 +523,7 @@ static void on_retry(void *arg)
 {
     struct group *g = arg;
     if (!g->leader) cluster_meet(g->o.cluster, g->o.meet_host, g->o.meet_port);
-    else if (g->is_refused && g->state == GROUP_WAITING && g->is_ready) {
+    else if (g->is_refused && g->state == GROUP_WAITING && is_free(g)) {
         g->is_refused = false;
         say_hello(g);
     }
@@ -484,6 +538,7 @@ struct group *group_create(const struct group_options *o)
     if (!g->o.retry_ms) g->o.retry_ms = RETRY_MS;
     g->leader = leads(g) ? o->node : 0;
     g->state = leads(g) ? GROUP_WAITING : GROUP_MEETING;
+    g->t_apart_ms = clock_ms();
     g->members = MEM_ARRAY(struct group_member, o->size);
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
@@ -510,6 +565,11 @@ void group_free(struct group *g)
 }
 
 /* ---- facts ---- */
+
+uint64_t group_apart_ms(const struct group *g)
+{
+    return g->state == GROUP_TOGETHER ? 0 : clock_ms() - g->t_apart_ms + 1;
+}
 
 uint64_t group_epoch(const struct group *g) { return g->epoch; }
 

@@ -33,8 +33,8 @@ struct group_options {
     uint16_t meet_port;
     uint32_t retry_ms; /* between tries to connect, and after a failed epoch; 500 when 0 */
     /* A group was proposed: the owner makes an ep object with group_exchange, on another thread,
-     * then calls group_prepared. At most one runs: a new one comes after group_prepared of the one
-     * before, whose exchange fails if the epoch was given up. */
+     * then calls group_prepared, and group_joined once its engine has met the others. A new one
+     * comes after group_prepared of the one before failed, or group_report_lost. */
     void (*on_prepare)(void *arg, uint64_t epoch);
     /* The group of this epoch is no more. Comes for an epoch that is being prepared, too. */
     void (*on_lost)(void *arg, uint64_t epoch, const char *why);
@@ -47,13 +47,18 @@ void group_free(struct group *g);
 /* This rank can step. `terms` say what all ranks must have alike, for people: model, precision,
  * sizes; a rank with others is refused, which both sides log. */
 void group_ready(struct group *g, const char *terms);
-/* The ep object of this epoch is with the engine (OK), or could not be made. */
+/* The ep object of this epoch was given to the engine (OK), or could not be made. */
 void group_prepared(struct group *g, uint64_t epoch, enum status st, const char *why);
-/* An exchange of this epoch failed in this rank's engine. */
+/* The engine has met all ranks of this epoch. */
+void group_joined(struct group *g, uint64_t epoch);
+/* An exchange of this epoch failed in this rank's engine, or the engine gave its object up: it has
+ * none any more. */
 void group_report_lost(struct group *g, uint64_t epoch, const char *why);
 /* This rank begins a step after all slept: the bell goes to all others. */
 void group_ring(struct group *g, uint64_t epoch, uint64_t step);
 
+/* Tells a rank that this node is no rank 0. Other messages: false. */
+bool group_refuse(struct cluster *c, const struct cluster_message *m);
 /* From the cluster's callbacks. False: the message is not for a group. */
 bool group_on_message(struct group *g, const struct cluster_message *m);
 void group_on_lost(struct group *g, uint64_t node, const char *why);
@@ -63,13 +68,16 @@ void group_on_met(struct group *g, uint64_t node);
 /* ep_exchange_fn of the epoch that is being prepared; arg: the group. ERR_PEER_LOST: the epoch was
  * given up, or nothing came for 30 s. Thread: the one that makes the ep object. */
 enum status group_exchange(void *arg, const void *mine, size_t bytes, void *all, struct err *err);
-/* After this group_exchange fails at once. Call before the thread that makes the object is waited
- * for. */
+/* After this group_exchange fails at once, and nothing is sent. Call before the thread that makes the
+ * object is waited for; group_free may then be posted to the loop, behind what that thread
+ * posted. */
 void group_stop(struct group *g);
 
 /* What it is waiting for, in a sentence, "" when the ranks are together: "rank 3 of 8 is not there
  * yet". */
 enum group_state group_describe(const struct group *g, char *why, size_t n);
+/* For how long the ranks have not been together; 0: they are. */
+uint64_t group_apart_ms(const struct group *g);
 /* Of the last epoch that this rank was in; 0: none yet. */
 uint64_t group_epoch(const struct group *g);
 

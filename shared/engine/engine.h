@@ -68,9 +68,10 @@ struct engine_options {
  * lost. Then what the aborted step had computed is computed again. */
 enum engine_group_event_kind {
     ENGINE_GROUP_BELL,   /* others may sleep: call engine_bell(epoch, step) on them */
-    ENGINE_GROUP_JOINED, /* the engine steps in `epoch` from here on */
+    ENGINE_GROUP_JOINED, /* the engine has met all ranks of `epoch`, and steps with them */
     ENGINE_GROUP_LEFT,   /* as asked; no step until it joins another */
-    ENGINE_GROUP_LOST,   /* an exchange failed, why says what; no step until it joins another */
+    ENGINE_GROUP_LOST,   /* an exchange failed, why says what; no step until it joins another.
+                          * Comes for an epoch that was not joined, too: its ep object is freed */
 };
 struct engine_group_event {
     enum engine_group_event_kind kind;
@@ -177,7 +178,7 @@ enum status engine_release(struct engine *e, uint64_t id) MUST_CHECK;
 enum status engine_join_group(struct engine *e, struct ep *ep, uint64_t epoch) MUST_CHECK;
 /* A rank of the group begins this step. Bells of steps that are over, or of other epochs, do
  * nothing. Any thread. */
-enum status engine_bell(struct engine *e, uint64_t epoch, uint64_t step) MUST_CHECK;
+void engine_bell(struct engine *e, uint64_t epoch, uint64_t step);
 /* The group of `epoch` has lost a rank: ends its running exchange here and on the other ranks, at
  * once; LOST follows, also if the engine joins it only later. Later epochs: nothing. Any thread. */
 void engine_abort_group(struct engine *e, uint64_t epoch);

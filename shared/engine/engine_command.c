@@ -151,7 +151,6 @@ void engine_command_run(struct engine *e, const struct engine_command *c)
     case ENGINE_COMMAND_FENCE: do_fence(e, c->id); break;
     case ENGINE_COMMAND_RELEASE: do_release(e, c->id); break;
     case ENGINE_COMMAND_JOIN:
-    case ENGINE_COMMAND_BELL:
     case ENGINE_COMMAND_WAKE: engine_group_command(e, c); break;
     }
     mem_free(c->first);

@@ -15,11 +15,11 @@
 
 _Static_assert(sizeof(struct engine_group_words) == ENGINE_GROUP_BYTES, "engine.h says so");
 
-static void tell(struct engine *e, enum engine_group_event_kind kind, const struct err *why)
+static void tell(struct engine *e, enum engine_group_event_kind kind, uint64_t epoch,
+                 const struct err *why)
 {
-    const struct engine_group *g = &e->group;
     const struct engine_group_event ev = {
-        .kind = kind, .epoch = g->epoch, .step = g->step, .why = why
+        .kind = kind, .epoch = epoch, .step = e->group.step, .why = why
     };
     e->opt.on_group(e->opt.arg, &ev);
 }
@@ -53,6 +53,14 @@ void engine_group_release(struct engine *e)
     pthread_mutex_destroy(&e->group.lock);
 }
 
+/* Gives up an ep object of which nothing was used. */
+static void tell_unused(struct engine *e, uint64_t epoch, const char *text)
+{
+    struct err why = { 0 };
+    err_set(&why, ERR_CANCELED, "%s", text);
+    tell(e, ENGINE_GROUP_LOST, epoch, &why);
+}
+
 /* Makes `ep` the group of the next steps, and returns the one before. */
 static struct ep *change(struct engine *e, struct ep *ep, uint64_t epoch)
 {
@@ -74,16 +82,16 @@ static void switch_to_next(struct engine *e)
     struct engine_group *g = &e->group;
     ep_free(change(e, g->next, g->next_epoch));
     g->next = NULL;
-    g->step = g->rung_at = 0;
+    g->step = 0;
     g->asleep = false; /* all ranks come to the first agreement by themselves */
-    tell(e, g->ep ? ENGINE_GROUP_JOINED : ENGINE_GROUP_LEFT, NULL);
+    if (!g->ep) tell(e, ENGINE_GROUP_LEFT, g->epoch, NULL);
 }
 
 void engine_group_lose(struct engine *e, const struct err *why)
 {
     struct engine_group *g = &e->group;
     ep_free(change(e, NULL, g->epoch));
-    tell(e, ENGINE_GROUP_LOST, why);
+    tell(e, ENGINE_GROUP_LOST, g->epoch, why);
     if (g->next) switch_to_next(e);
 }
 
@@ -94,9 +102,11 @@ static void join(struct engine *e, struct ep *ep, uint64_t epoch)
         log_warn("group not joined", "epoch=%llu now=%llu next=%llu", (unsigned long long)epoch,
                  (unsigned long long)g->epoch, (unsigned long long)g->next_epoch);
         abandon(ep);
+        tell_unused(e, epoch, "a group of a later epoch is there already");
         return;
     }
-    abandon(g->next); /* replaced before all were ready for it */
+    if (g->next) tell_unused(e, g->next_epoch, "it was replaced before all ranks had it");
+    abandon(g->next);
     g->next = ep;
     g->next_epoch = epoch;
     g->is_told = false;
@@ -105,15 +115,8 @@ static void join(struct engine *e, struct ep *ep, uint64_t epoch)
 
 void engine_group_command(struct engine *e, const struct engine_command *c)
 {
-    struct engine_group *g = &e->group;
-    switch (c->kind) {
-    case ENGINE_COMMAND_JOIN: join(e, c->ep, c->epoch); break;
-    case ENGINE_COMMAND_BELL:
-        if (c->epoch == g->epoch && c->step >= g->rung_at) g->rung_at = c->step + 1;
-        break;
-    case ENGINE_COMMAND_WAKE: break; /* engine_group_agree sees why */
-    default: ASSERT(false);
-    }
+    if (c->kind == ENGINE_COMMAND_JOIN) join(e, c->ep, c->epoch);
+    else ASSERT(c->kind == ENGINE_COMMAND_WAKE); /* engine_group_agree sees why */
 }
 
 /* ---- agreement ---- */
@@ -149,10 +152,19 @@ static uint64_t most_rows(const struct engine_group *g)
     return most;
 }
 
+/* Did a bell come for the next step? */
+static bool is_rung(struct engine_group *g)
+{
+    pthread_mutex_lock(&g->lock);
+    const bool rung = g->rung_epoch == g->epoch && g->rung_step >= g->step && g->rung;
+    pthread_mutex_unlock(&g->lock);
+    return rung;
+}
+
 /* Should a rank of a sleeping group get up? */
 static bool is_called(struct engine_group *g, uint32_t n_rows)
 {
-    return n_rows > 0 || g->rung_at == g->step + 1 || (g->next_epoch > g->epoch && !g->is_told);
+    return n_rows > 0 || is_rung(g) || (g->next_epoch > g->epoch && !g->is_told);
 }
 
 /* Exchanges words with the other ranks. */
@@ -165,7 +177,7 @@ static enum status meet(struct engine *e, uint32_t n_rows, struct err *err)
         .n_rows = model_routed_rows_max(e->opt.model, n_rows),
         .next_epoch = g->next_epoch > g->epoch ? g->next_epoch : g->epoch,
     };
-    if (g->asleep && g->rung_at != g->step + 1) tell(e, ENGINE_GROUP_BELL, NULL);
+    if (g->asleep && !is_rung(g)) tell(e, ENGINE_GROUP_BELL, g->epoch, NULL);
     g->asleep = false;
     g->is_told = true;
     TRY(ep_all_gather(g->ep, g->words, &mine, sizeof mine, err));
@@ -186,7 +198,7 @@ bool engine_group_agree(struct engine *e, uint32_t n_rows, uint32_t *most)
             engine_group_lose(e, &err);
             continue;
         }
-        g->step++;
+        if (g->step++ == 0) tell(e, ENGINE_GROUP_JOINED, g->epoch, NULL);
         if (all_have_next(g)) {
             switch_to_next(e);
             continue;
@@ -207,11 +219,25 @@ enum status engine_join_group(struct engine *e, struct ep *ep, uint64_t epoch)
                                          .kind = ENGINE_COMMAND_JOIN, .ep = ep, .epoch = epoch });
 }
 
-enum status engine_bell(struct engine *e, uint64_t epoch, uint64_t step)
+/* Wakes the engine if it sleeps. */
+static void wake(struct engine *e)
 {
-    return mailbox_post(
-        e->commands,
-        &(struct engine_command){ .kind = ENGINE_COMMAND_BELL, .epoch = epoch, .step = step });
+    const struct engine_command c = { .kind = ENGINE_COMMAND_WAKE };
+    const enum status st = mailbox_post(e->commands, &c);
+    ASSERT(st == OK || st == ERR_FULL || st == ERR_CANCELED); /* full: it is awake */
+}
+
+void engine_bell(struct engine *e, uint64_t epoch, uint64_t step)
+{
+    struct engine_group *g = &e->group;
+    pthread_mutex_lock(&g->lock);
+    if (!g->rung || epoch > g->rung_epoch || (epoch == g->rung_epoch && step > g->rung_step)) {
+        g->rung = true;
+        g->rung_epoch = epoch;
+        g->rung_step = step;
+    }
+    pthread_mutex_unlock(&g->lock);
+    wake(e);
 }
 
 void engine_abort_group(struct engine *e, uint64_t epoch)
@@ -222,7 +248,5 @@ void engine_abort_group(struct engine *e, uint64_t epoch)
         atomic_store_explicit(&g->aborted_epoch, epoch, memory_order_release);
     if (g->ep && g->epoch <= epoch) ep_abort(g->ep);
     pthread_mutex_unlock(&g->lock);
-    const struct engine_command wake = { .kind = ENGINE_COMMAND_WAKE };
-    const enum status st = mailbox_post(e->commands, &wake);
-    ASSERT(st == OK || st == ERR_FULL || st == ERR_CANCELED); /* full: it is awake */
+    wake(e);
 }

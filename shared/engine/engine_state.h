@@ -31,7 +31,6 @@ enum engine_command_kind {
     ENGINE_COMMAND_FENCE,
     ENGINE_COMMAND_RELEASE,
     ENGINE_COMMAND_JOIN,
-    ENGINE_COMMAND_BELL,
     ENGINE_COMMAND_WAKE
 };
 
@@ -43,7 +42,7 @@ struct engine_command {
     struct seq *seq;              /* SUBMIT, RESERVE */
     struct token_logprobs *first; /* ACTIVATE */
     struct ep *ep;                /* JOIN; NULL: leave */
-    uint64_t epoch, step;         /* JOIN, BELL */
+    uint64_t epoch;               /* JOIN */
 };
 
 /* Written by the engine thread (n_waiting and waiting_tokens also by submitting threads), read by
@@ -87,16 +86,17 @@ struct engine_group_words {
 };
 
 struct engine_group {
-    pthread_mutex_t lock;           /* of ep, epoch and aborted_epoch: for engine_abort_group */
-    struct ep *ep;                  /* NULL: in no group */
-    uint64_t epoch;                 /* of ep, or of the last one */
+    pthread_mutex_t lock; /* of what other threads use: ep, epoch, aborted_epoch, rung.. */
+    struct ep *ep;        /* NULL: in no group */
+    uint64_t epoch;       /* of ep, or of the last one */
     _Atomic uint64_t aborted_epoch; /* by engine_abort_group: this epoch and all before it */
     uint64_t step;                  /* the next */
     struct ep *next; /* to step in from next_epoch on; NULL with next_epoch > epoch: leaves */
     uint64_t next_epoch;
-    bool asleep;                      /* nobody had rows at the last agreement */
-    bool is_told;                     /* the others know of next_epoch */
-    uint64_t rung_at;                 /* 1 + the step that a bell was for */
+    bool asleep;  /* nobody had rows at the last agreement */
+    bool is_told; /* the others know of next_epoch */
+    bool rung;    /* by bells, the latest of which was for this step of this epoch: */
+    uint64_t rung_epoch, rung_step;
     struct engine_group_words *words; /* [EP_RANKS_MAX] */
 };
 

@@ -67,7 +67,9 @@ def test_a_killed_rank_comes_back_and_no_request_of_the_others_fails():
             for j in jobs:
                 j.start()
             time.sleep(0.05 + 0.1 * round)
-            os.kill(pid_of_port(ports[victim]), signal.SIGKILL)
+            pid = pid_of_port(ports[victim])
+            assert pid, l.output()
+            os.kill(pid, signal.SIGKILL)
             for j in jobs:
                 j.join()
             assert results == [want, want], round
@@ -112,3 +114,35 @@ def test_a_model_without_experts_computes_alone():
     with closing(node):
         wait_ready(node)
         assert 'each rank computes alone' in node.output()
+
+
+def held_blocks(node):
+    return metrics(node.port)['baton_kv_blocks{state="held"}']
+
+
+def test_prefill_ranks_that_lose_one_keep_no_blocks():
+    """A step that is given up ends the prompts whose layers were on their way; they are placed anew, and nothing of them stays."""
+    model, control, meet = golden('ernie_moe'), free_ports(1)[0], free_ports(1)[0]
+    size = ['--max-model-len', '2048', '--max-num-seqs', '8', '--num-gpu-blocks-override', '96', '--max-num-batched-tokens', '128', '--cache-transfer-protocol', 'ipc']
+    group = ['--data-parallel-size', '2', '--enable-expert-parallel', '--data-parallel-address', '127.0.0.1', '--data-parallel-rpc-port', str(meet)]
+    bodies = [dict(model='m', prompt=[5 + (i * 7919 + k * 31) % 300 for k in range(900)], max_tokens=4, temperature=0, logprobs=2, ignore_eos=True, return_token_ids=True) for i in range(6)]
+    alone = Node(model, args=size)
+    with closing(alone):
+        wait_ready(alone)
+        want = ask_all([alone.port], bodies)
+    first = Node(model, 'prefill', [*size, *group, '--data-parallel-rank', '0', '--engine-worker-queue-port', str(control)])
+    second = Node(model, 'prefill', [*size, *group, '--data-parallel-rank', '1', '--innode-prefill-ports', str(control)])
+    decode = Node(model, 'decode', [*size, '--innode-prefill-ports', str(control)])
+    with closing(first, second, decode):
+        wait_ready(first, second, decode)
+        wait_sees([decode], 3)
+        for round in range(4):
+            results = []
+            t = threading.Thread(target=lambda: results.append(ask_all([decode.port], bodies)))
+            t.start()
+            time.sleep(0.05 + 0.05 * round)
+            second.restart()
+            t.join()
+            assert results == [want], round
+            wait_ready(second)
+        wait_until('nothing is held', lambda: held_blocks(first) == 0 == held_blocks(decode), 10)

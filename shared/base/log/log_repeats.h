@@ -17,7 +17,7 @@
 
 #include "shared/base/log.h"
 
-enum { LOG_REPEATS_TEXTS = 64, LOG_REPEATS_MS = 60000 };
+enum { LOG_REPEATS_TEXTS = 64, LOG_REPEATS_MS = 60000, LOG_REPEATS_SAMPLE = 160 };
 
 struct log_repeats {
     struct {
@@ -27,7 +27,8 @@ struct log_repeats {
     } texts[LOG_REPEATS_TEXTS];
     uint32_t n_others; /* texts without a place, since that was reported last */
     bool others_reported;
-    uint64_t others_ms; /* when */
+    uint64_t others_ms, first_other_ms; /* when it was; when the first of n_others came */
+    char other[LOG_REPEATS_SAMPLE];     /* the first of n_others */
 };
 
 /* Returns whether `text` is to be logged at now_ms. Then *n is how often it came unlogged since the

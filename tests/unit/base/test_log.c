@@ -257,16 +257,30 @@ TEST(ever_new_texts_are_counted_instead_of_logged)
     CHECK_EQ_INT(n_due, LOG_REPEATS_TEXTS);
     CHECK(!log_repeats_due(&r, "text 3", 6000, &n)); /* a known one is counted by itself */
     CHECK_EQ_INT(count("log lines held back"), 1);
-    CHECK(strstr(read_log(), "log lines held back n=1 like=\"text 64\" why=\"more than 64"));
+    CHECK(strstr(read_log(),
+                 "log lines held back n=1 like=\"text 64\" since_s=0 why=\"more than 64"));
     CHECK(log_repeats_due(&r, "text 3", 1003 + LOG_REPEATS_MS, &n) && n == 1);
     CHECK_EQ_INT(count("log lines held back"), 1);
     for (int i = 0; i < 100; i++) /* its time is over: the rest is told once */
         log_repeats_due(&r, "text 3", 2000 + LOG_REPEATS_MS + (uint64_t)i, &n);
     CHECK_EQ_INT(count("log lines held back"), 2);
-    CHECK(strstr(read_log(), "log lines held back n=4935 like=\"text 3\""));
+    CHECK(strstr(read_log(), "log lines held back n=4935 like=\"text 65\" since_s=61 why="));
 }
 
-TEST_MAIN(CASE(repeats_are_counted), CASE(ever_new_texts_are_counted_instead_of_logged),
+/* A text whose time is over keeps its place, and its count, while others are free. */
+TEST(a_new_text_takes_no_place_of_another_while_there_is_room)
+{
+    struct log_repeats r = { 0 };
+    uint32_t n;
+    open_log();
+    CHECK(log_repeats_due(&r, "A", 1000, &n));
+    for (int i = 0; i < 500; i++) CHECK(!log_repeats_due(&r, "A", 1001, &n));
+    CHECK(log_repeats_due(&r, "B", 1001 + LOG_REPEATS_MS, &n));
+    CHECK(log_repeats_due(&r, "A", 1002 + LOG_REPEATS_MS, &n) && n == 500);
+}
+
+TEST_MAIN(CASE(repeats_are_counted), CASE(a_new_text_takes_no_place_of_another_while_there_is_room),
+          CASE(ever_new_texts_are_counted_instead_of_logged),
           CASE(log_line_has_time_level_name_event_and_fields), CASE(log_long_line_is_cut),
           CASE(log_level_filters), CASE(log_level_from_environment),
           CASE(log_repeats_are_limited_and_counted), CASE(log_many_events_stay_bounded),

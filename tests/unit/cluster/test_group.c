@@ -33,6 +33,9 @@ static void on_thread_done(void *arg)
     r->has_thread = false;
     if (r->prepared == OK && group_epoch(r->group) == r->preparing) r->epoch = r->preparing;
     group_prepared(r->group, r->preparing, r->prepared, r->err.text);
+    if (r->prepared != OK) return;
+    if (r->lost == r->preparing) group_report_lost(r->group, r->preparing, "as its engine says");
+    else group_joined(r->group, r->preparing);
 }
 
 /* Every round has another size, and says whose it is. */
@@ -69,12 +72,21 @@ static void on_prepare(void *arg, uint64_t epoch)
     CHECK(pthread_create(&r->thread, NULL, prepare, r) == 0);
 }
 
+/* The engine gave its object up. */
+static void engine_has_lost(void *arg)
+{
+    struct rank *r = arg;
+    if (r->node) group_report_lost(r->group, r->lost, "as its engine says");
+}
+
 static void on_lost_epoch(void *arg, uint64_t epoch, const char *why)
 {
     struct rank *r = arg;
+    const bool had = r->epoch == epoch;
     r->lost = epoch;
     r->epoch = 0;
     snprintf(r->why, sizeof r->why, "%s", why);
+    if (had) CHECK_OK(loop_post(r->rig->loop, engine_has_lost, r));
 }
 
 static void on_bell(void *arg, uint64_t epoch, uint64_t step)
