@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "deploy/cli/commands.h"
+#include "deploy/generate/batch_file.h"
 #include "deploy/generate/batch_format.h"
 #include "deploy/generate/batch_runner.h"
 #include "deploy/node/node.h"
@@ -206,16 +207,20 @@ static int generate_with(struct config *c)
 }
 
 /* Reports it before the model is loaded, which can take minutes. */
-static bool input_can_be_read(const char *input)
+static bool files_can_be_used(const char *input, const char *output)
 {
     struct err err = { 0 };
-    if (str_eq_c(str_of(input), "-")) return true;
-    if (access(input, R_OK) != 0) {
+    bool standard = strcmp(input, "-") == 0;
+    if (!standard && access(input, R_OK) != 0) {
         fprintf(stderr, "baton generate: --input %s: %s\n", input, strerror(errno));
         return false;
     }
-    if (batch_format_check(input, &err) == OK) return true;
-    fprintf(stderr, "baton generate: --input %s\n", err.text);
+    if (!standard && batch_format_check(input, &err) != OK) {
+        fprintf(stderr, "baton generate: --input %s\n", err.text);
+        return false;
+    }
+    if (batch_file_check(input, output, &err) == OK) return true;
+    fprintf(stderr, "baton generate: %s\n", err.text);
     return false;
 }
 
@@ -236,7 +241,8 @@ int cmd_generate(int argc, char **argv)
         fprintf(stderr, "baton generate: %s\n", err.text);
     else if (input == prompt)
         fprintf(stderr, "baton generate: give either --input FILE or --prompt TEXT\n");
-    else if (!input || input_can_be_read(config_string(c, "input"))) exit_status = generate_with(c);
+    else if (!input || files_can_be_used(config_string(c, "input"), config_string(c, "output")))
+        exit_status = generate_with(c);
     config_free(c);
     return exit_status;
 }

@@ -20,35 +20,88 @@ static enum status io_failed(struct err *err, const char *name)
     return err_set(err, cause == ENOENT ? ERR_NOT_FOUND : ERR_IO, "%s: %s", name, strerror(cause));
 }
 
+static const char *partial_of(const char *output, struct buf *out)
+{
+    struct stat link;
+    if (lstat(output, &link) == 0 && !S_ISREG(link.st_mode)) return NULL; /* written in place */
+    buf_printf(out, "%s.partial", output);
+    return out->data;
+}
+
+static bool same_file(const struct stat *a, const struct stat *b)
+{
+    return S_ISREG(a->st_mode) && a->st_dev == b->st_dev && a->st_ino == b->st_ino;
+}
+
+/* A shell opens standard output, so that the input may be there already: only to read and write it
+ * at once is refused. */
+static enum status check_input(const struct stat *in, const char *output, const char *partial,
+                               struct err *err)
+{
+    struct stat s;
+    bool standard = strcmp(output, "-") == 0;
+    if (standard && in->st_size > 0 && fstat(STDOUT_FILENO, &s) == 0 && same_file(in, &s))
+        return err_set(err, ERR_INVALID, "standard output is the input file; name another");
+    if (standard) return OK;
+    if (stat(output, &s) == 0 && same_file(in, &s))
+        return err_set(err, ERR_INVALID, "--output %s is the input file; name another", output);
+    if (partial && stat(partial, &s) == 0 && same_file(in, &s))
+        return err_set(err, ERR_INVALID,
+                       "--output %s is written as %s first, which is the input file; name another",
+                       output, partial);
+    return OK;
+}
+
+static enum status check_partial(const struct stat *s, const char *partial, struct err *err)
+{
+    if (s->st_size == 0) return OK;
+    return err_set(err, ERR_INVALID,
+                   "%s has the answers of an interrupted run; move it away, or remove it, to begin "
+                   "anew",
+                   partial);
+}
+
+enum status batch_file_check(const char *input, const char *output, struct err *err)
+{
+    struct stat s;
+    struct buf name = { 0 };
+    const char *partial = strcmp(output, "-") == 0 ? NULL : partial_of(output, &name);
+    bool exists = strcmp(input, "-") == 0 ? fstat(STDIN_FILENO, &s) == 0 : stat(input, &s) == 0;
+    enum status st = exists ? check_input(&s, output, partial, err) : OK;
+    if (st == OK && partial && stat(partial, &s) == 0) st = check_partial(&s, partial, err);
+    buf_release(&name);
+    return st;
+}
+
+/* Does not wait for a named pipe's writer, since the caller would wait too: fill does. */
 static enum status open_input(struct batch_file *f, const char *input, struct err *err)
 {
     struct stat s;
     bool standard = strcmp(input, "-") == 0;
-    int fd = standard ? STDIN_FILENO : open(input, O_RDONLY | O_CLOEXEC);
+    int fd = standard ? STDIN_FILENO : open(input, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     f->input = mem_strdup(standard ? "standard input" : input);
     if (fd < 0) return io_failed(err, input);
     f->in = fd;
+    if (!standard && fcntl(fd, F_SETFL, 0) != 0) return io_failed(err, f->input);
     if (fstat(fd, &s) != 0) return io_failed(err, f->input);
     return S_ISDIR(s.st_mode) ? err_set(err, ERR_IO, "%s: is a directory", f->input) : OK;
 }
 
+/* The partial file is never truncated: what it has is somebody's answers. */
 static enum status open_output(struct batch_file *f, const char *output, struct err *err)
 {
-    struct stat s, link;
-    bool exists = stat(output, &s) == 0,
-         in_place = lstat(output, &link) == 0 && !S_ISREG(link.st_mode);
+    struct stat s;
     struct buf partial = { 0 };
-    if (exists && S_ISDIR(s.st_mode)) return err_set(err, ERR_IO, "%s: is a directory", output);
+    if (stat(output, &s) == 0 && S_ISDIR(s.st_mode))
+        return err_set(err, ERR_IO, "%s: is a directory", output);
     f->output = mem_strdup(output);
-    if (!in_place) {
-        buf_printf(&partial, "%s.partial", output);
-        f->partial = buf_take(&partial);
-    }
+    if (partial_of(output, &partial)) f->partial = buf_take(&partial);
     const char *name = f->partial ? f->partial : f->output;
-    int fd = open(name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    int fd = open(name, O_WRONLY | O_CREAT | O_CLOEXEC | (f->partial ? 0 : O_TRUNC), 0644);
     if (fd < 0) return io_failed(err, name);
     f->out = fd;
-    return OK;
+    if (f->partial && fstat(fd, &s) != 0) return io_failed(err, name);
+    return f->partial ? check_partial(&s, name, err) : OK;
 }
 
 enum status batch_file_open(struct batch_file *f, const char *input, const char *output,
@@ -57,6 +110,7 @@ enum status batch_file_open(struct batch_file *f, const char *input, const char 
     struct err ignored;
     *f = (struct batch_file){ .in = STDIN_FILENO, .out = STDOUT_FILENO };
     enum status st = open_input(f, input, err);
+    if (st == OK) st = batch_file_check(input, output, err);
     if (st == OK && strcmp(output, "-") != 0) st = open_output(f, output, err);
     if (st != OK && batch_file_close(f, false, &ignored) != OK) return st;
     return st;

@@ -22,8 +22,13 @@ struct batch_file {
     bool skipping; /* inside a line that is too long */
 };
 
-/* Opens both files; ERR_IO and ERR_NOT_FOUND name the file. The output gets a temporary name only
- * when it is a regular file or does not exist: a device, pipe or link must not be replaced. */
+/* Refuses what would destroy data, with ERR_INVALID and before anything is opened to be written: an
+ * output that is the input, a partial file that has the answers of an earlier run. OK for files
+ * that cannot be looked at: batch_file_open reports them. */
+enum status batch_file_check(const char *input, const char *output, struct err *err) MUST_CHECK;
+/* Checks and opens both files; ERR_IO and ERR_NOT_FOUND name the file. The output gets a temporary
+ * name only when it is a regular file or does not exist: a device, pipe or link must not be
+ * replaced. Does not wait for the writer of a named pipe. */
 enum status batch_file_open(struct batch_file *f, const char *input, const char *output,
                             struct err *err) MUST_CHECK;
 /* Reads the next line, without its line break, into `line` (cleared first). ERR_TOO_LONG: the line
@@ -32,7 +37,7 @@ enum status batch_file_open(struct batch_file *f, const char *input, const char 
 enum status batch_file_read(struct batch_file *f, struct buf *line, struct err *err) MUST_CHECK;
 enum status batch_file_write(struct batch_file *f, struct str text, struct err *err) MUST_CHECK;
 /* Closes both; with `complete` gives the output its final name. The partial file of a failed run
- * stays for inspection. */
+ * stays, and no later run overwrites it. */
 enum status batch_file_close(struct batch_file *f, bool complete, struct err *err) MUST_CHECK;
 
 #endif

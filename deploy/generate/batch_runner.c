@@ -298,10 +298,13 @@ static void show_progress(void *arg)
 static enum status stopped(const struct batch_runner *f, struct err *err)
 {
     const struct batch_file *b = &f->file;
-    return err_set(err, ERR_CANCELED, "interrupted; the answers up to here are in %s",
-                   b->partial  ? b->partial
-                   : b->output ? b->output
-                               : "standard output");
+    static const char answers[] = "interrupted; the answers up to here are in";
+    if (b->partial)
+        return err_set(
+            err, ERR_CANCELED,
+            "%s %s; move it away, or remove it, before you begin anew with this --output", answers,
+            b->partial);
+    return err_set(err, ERR_CANCELED, "%s %s", answers, b->output ? b->output : "standard output");
 }
 
 static void show_summary(struct batch_runner *f, const char *summary)

@@ -23,7 +23,8 @@ struct batch_runner_options {
     struct loop *loop;
     struct serve *serve;
     const char *input;    /* path, "-" is standard input */
-    const char *output;   /* path, written to PATH.partial and renamed; "-" is standard output */
+    const char *output;   /* path, written to PATH.partial and renamed; "-" is standard output.
+                          * PATH.partial must not have answers of an earlier run. */
     uint32_t concurrency; /* 32 when 0 */
     bool raw;             /* plain prompts are completions, not chats */
     uint32_t max_tokens;  /* of plain prompts */

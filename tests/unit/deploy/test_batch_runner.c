@@ -369,6 +369,123 @@ TEST(files_that_cannot_be_used)
     rig_close(&r);
 }
 
+static struct str read_file(const char *path, char *out, size_t size)
+{
+    FILE *f = fopen(path, "rb");
+    CHECK(f != NULL);
+    size_t n = fread(out, 1, size, f);
+    fclose(f);
+    return (struct str){ out, n };
+}
+
+/* Runs from in to out, which must be refused with this sentence and leave `kept` as it was. */
+static void is_refused(struct rig *r, const char *in, const char *out, const char *kept,
+                       const char *sentence)
+{
+    static const char text[] = "What is kept?\n";
+    struct run u = { 0 };
+    struct err err = { 0 };
+    struct batch_runner *batch;
+    char after[64];
+    struct batch_runner_options o = {
+        .loop = r->loop, .serve = r->serve, .input = in, .output = out, .done = on_done, .arg = &u
+    };
+    write_file(kept, STR(text));
+    enum status st = batch_runner_start(&o, &batch, &err);
+    for (int i = 0; st == OK && i < 20000 && !u.done; i++) rig_turn(r);
+    CHECK(str_eq_c(read_file(kept, after, sizeof after), text));
+    CHECK_STATUS(st, ERR_INVALID);
+    CHECK_EQ_STR(err.text, sentence);
+}
+
+TEST(the_input_is_no_output)
+{
+    struct rig r;
+    char in[512], link[512], hard[512], name[512], partial[600], want[1400];
+    rig_open(&r);
+    rig_start(&r);
+    snprintf(in, sizeof in, "%s/same.jsonl", test_tmpdir());
+    snprintf(link, sizeof link, "%s/same-link", test_tmpdir());
+    snprintf(hard, sizeof hard, "%s/same-hard", test_tmpdir());
+    snprintf(name, sizeof name, "%s/same", test_tmpdir());
+    snprintf(partial, sizeof partial, "%s.partial", name);
+    write_file(in, STR("x\n"));
+    CHECK(symlink(in, link) == 0 && linkat(AT_FDCWD, in, AT_FDCWD, hard, 0) == 0);
+    const char *outputs[] = { in, link, hard };
+    int standard = dup(STDIN_FILENO);
+    for (size_t i = 0; i < COUNT_OF(outputs); i++) {
+        snprintf(want, sizeof want, "--output %s is the input file; name another", outputs[i]);
+        is_refused(&r, in, outputs[i], in, want);
+        int fd = open(in, O_RDONLY);
+        CHECK(fd > 0 && dup2(fd, STDIN_FILENO) == STDIN_FILENO);
+        is_refused(&r, "-", outputs[i], in, want);
+        close(fd);
+    }
+    CHECK(dup2(standard, STDIN_FILENO) == STDIN_FILENO);
+    close(standard);
+    snprintf(want, sizeof want,
+             "--output %s is written as %s first, which is the input file; name another", name,
+             partial);
+    is_refused(&r, partial, name, partial, want);
+    rig_close(&r);
+}
+
+/* The answers of a run that was interrupted are kept until somebody takes them away. */
+TEST(answers_of_an_earlier_run_are_kept)
+{
+    struct rig r;
+    char in[512], out[512], partial[600], want[800];
+    rig_open(&r);
+    rig_start(&r);
+    snprintf(in, sizeof in, "%s/again.jsonl", test_tmpdir());
+    snprintf(out, sizeof out, "%s/again-out.jsonl", test_tmpdir());
+    snprintf(partial, sizeof partial, "%s.partial", out);
+    snprintf(want, sizeof want,
+             "%s has the answers of an interrupted run; move it away, or remove it, to begin anew",
+             partial);
+    write_file(in, STR("Who?\n"));
+    is_refused(&r, in, out, partial, want);
+    rig_close(&r);
+}
+
+/* The loop goes on meanwhile, so that the run can be stopped. */
+TEST(a_pipe_without_a_writer_can_be_stopped)
+{
+    struct rig r;
+    struct err err = { 0 };
+    struct batch_runner *batch;
+    struct run u = { 0 };
+    char fifo[512];
+    rig_open(&r);
+    rig_start(&r);
+    snprintf(fifo, sizeof fifo, "%s/quiet", test_tmpdir());
+    CHECK(mkfifo(fifo, 0600) == 0);
+    struct batch_runner_options o = { .loop = r.loop,
+                                      .serve = r.serve,
+                                      .input = fifo,
+                                      .output = "/dev/null",
+                                      .done = on_done,
+                                      .arg = &u };
+    alarm(20); /* ends the test when the start waits for a writer */
+    CHECK_OK(batch_runner_start(&o, &batch, &err));
+    for (int i = 0; i < 200; i++) rig_turn(&r);
+    CHECK(!u.done); /* no writer yet is not the end of the input */
+    int writer = open(fifo, O_WRONLY | O_NONBLOCK);
+    CHECK(writer >= 0 && write(writer, "bad\n", 4) == 4);
+    close(writer);
+    for (int i = 0; i < 20000 && !u.done; i++) rig_turn(&r);
+    CHECK_OK(u.st);
+    CHECK_EQ_INT(u.n_ok + u.n_failed, 1);
+    u = (struct run){ 0 };
+    CHECK_OK(batch_runner_start(&o, &batch, &err));
+    for (int i = 0; i < 20; i++) rig_turn(&r);
+    batch_runner_stop(batch);
+    for (int i = 0; i < 20000 && !u.done; i++) rig_turn(&r);
+    CHECK_STATUS(u.st, ERR_CANCELED);
+    alarm(0);
+    rig_close(&r);
+}
+
 /* An output that is not a regular file is written in place: replacing it would break it. */
 TEST(pipes_and_links_are_written_in_place)
 {
@@ -442,7 +559,7 @@ TEST(stop_keeps_what_was_answered)
     for (int i = 0; i < 20000 && !u.done; i++) rig_turn(&r);
     CHECK_STATUS(u.st, ERR_CANCELED);
     CHECK_EQ_INT(u.n_failed, 1); /* an incomplete line is not a line */
-    CHECK(strstr(u.text, partial));
+    CHECK(strstr(u.text, partial) && strstr(u.text, "; move it away, or remove it, before you"));
     CHECK(stat(partial, &s) == 0 && s.st_size > 0);
     CHECK(stat(out, &s) != 0);
     close(writer);
@@ -455,4 +572,5 @@ TEST_MAIN(CASE(answers_come_in_the_order_of_the_input), CASE(bad_lines_do_not_st
           CASE(a_byte_order_mark_is_skipped), CASE(a_file_of_another_format_ends_the_run),
           CASE(lines_that_name_another_model), CASE(full_server_is_asked_again), CASE(empty_input),
           CASE(files_that_cannot_be_used), CASE(pipes_and_links_are_written_in_place),
-          CASE(stop_keeps_what_was_answered))
+          CASE(stop_keeps_what_was_answered), CASE(the_input_is_no_output),
+          CASE(answers_of_an_earlier_run_are_kept), CASE(a_pipe_without_a_writer_can_be_stopped))
