@@ -235,12 +235,20 @@ int cmd_generate(int argc, char **argv)
     bool input = config_is_set(c, "input"), prompt = config_is_set(c, "prompt");
     int exit_status = 2;
     if (n_words == 1 && config_is_set(c, "model"))
-        fprintf(stderr, "baton generate: the model was given twice, as '%s' and by --model\n",
+        fprintf(stderr,
+                "baton generate: the model was given twice, as '%s' and by --model; a prompt is "
+                "given with --prompt\n",
                 words[0]);
     else if (n_words == 1 && config_set(c, "model", words[0], &err) != OK)
         fprintf(stderr, "baton generate: %s\n", err.text);
     else if (input == prompt)
         fprintf(stderr, "baton generate: give either --input FILE or --prompt TEXT\n");
+    else if (prompt && strcmp(config_string(c, "output"), "-") != 0)
+        fprintf(
+            stderr,
+            "baton generate: --output %s is for the answers to --input; the one to --prompt goes "
+            "to standard output (> FILE)\n",
+            config_string(c, "output"));
     else if (!input || files_can_be_used(config_string(c, "input"), config_string(c, "output")))
         exit_status = generate_with(c);
     config_free(c);

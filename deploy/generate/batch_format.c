@@ -9,6 +9,7 @@
 
 #include "shared/base/buf.h"
 #include "shared/base/json/json.h"
+#include "shared/base/mem.h"
 
 enum { LOOKED_AT = 1 << 16 /* bytes; the first line of an ordinary batch has a few hundred */ };
 
@@ -61,6 +62,24 @@ static const char *what_is_wrong(struct str line)
     return line.p[0] == '[' ? wrong_array(line) : wrong_tail(line);
 }
 
+/* Prompts may be JSON: only what names a batch line's members is one that was meant as such. */
+enum status batch_format_prompt(struct str line, uint64_t first, struct err *err)
+{
+    static const char *const members[] = { "custom_id", "body", "messages" };
+    struct err ignored = { 0 };
+    cJSON *doc = NULL;
+    bool meant = false, object = str_starts(str_trim(line), "{") &&
+                                 json_parse(str_trim(line), false, &doc, &ignored) == OK;
+    for (size_t i = 0; object && i < COUNT_OF(members); i++)
+        meant = meant || json_member(doc, members[i]);
+    cJSON_Delete(doc);
+    if (!meant) return OK;
+    return err_set(err, ERR_FORMAT,
+                   "a JSON object, but line %" PRIu64 " made this a file of prompts; take "
+                   "that line out, or make it a JSON object too",
+                   first);
+}
+
 enum status batch_format_of(struct str line, const char *name, uint64_t number, bool *prompts,
                             struct err *err)
 {
@@ -87,8 +106,8 @@ enum status batch_format_check(const char *path, struct err *err)
 {
     struct buf text = { 0 };
     struct str line;
-    uint64_t number = 0;
-    bool prompts;
+    uint64_t number = 0, first = 0;
+    bool prompts = false;
     enum status st = OK;
     read_beginning(path, &text);
     struct str rest = batch_format_skip_mark(buf_str(&text));
@@ -96,8 +115,14 @@ enum status batch_format_check(const char *path, struct err *err)
         number++;
         if (str_trim(line).n == 0) continue;
         bool cut = !rest.p && text.len == LOOKED_AT; /* then only an array can be told */
+        if (first) {
+            st = cut ? OK : batch_format_prompt(line, first, err);
+            if (st != OK) err_prefix(err, "%s, line %" PRIu64 ": ", path, number);
+            break;
+        }
         if (!cut || line.p[0] == '[') st = batch_format_of(line, path, number, &prompts, err);
-        break;
+        if (st != OK || !prompts) break;
+        first = number;
     }
     buf_release(&text);
     return st;

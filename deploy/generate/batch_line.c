@@ -31,8 +31,11 @@ static enum status take_url(const cJSON *doc, struct batch_line *l, struct err *
     for (size_t i = 0; url && i < COUNT_OF(URLS); i++)
         if (strcmp(url, URLS[i]) == 0) l->url = URLS[i];
     if (l->url) return OK;
-    return err_field(err, ERR_INVALID, "url", "url is '%.80s', but must be %s or %s",
-                     url ? url : "", URLS[0], URLS[1]);
+    if (!url)
+        return err_field(err, ERR_INVALID, "url", "url is missing; it must be %s or %s", URLS[0],
+                         URLS[1]);
+    return err_field(err, ERR_INVALID, "url", "url is '%.80s', but must be %s or %s", url, URLS[0],
+                     URLS[1]);
 }
 
 static enum status take_body(const cJSON *doc, bool ignore_model, struct batch_line *l,
@@ -99,11 +102,12 @@ static void add_error(struct buf *out, const char *code, struct str message)
     buf_add_char(out, '}');
 }
 
-void batch_line_message(struct str body, struct buf *out)
+void batch_line_message(int status, struct str body, struct buf *out)
 {
     cJSON *doc = cJSON_ParseWithLength(body.p, body.n);
     const cJSON *message = json_member(json_member(doc, "error"), "message");
     buf_add_c(out, cJSON_IsString(message) ? message->valuestring : "no message");
+    if (status == 404) buf_add_c(out, "; --ignore-model answers such lines too");
     cJSON_Delete(doc);
 }
 
@@ -111,7 +115,7 @@ void batch_line_answer(struct buf *out, const char *id, const char *custom_id, i
                        struct str body)
 {
     struct buf message = { 0 };
-    if (status != 200) batch_line_message(body, &message);
+    if (status != 200) batch_line_message(status, body, &message);
     add_head(out, id, custom_id);
     buf_printf(out, ",\"response\":{\"status_code\":%d,\"request_id\":\"%s\",\"body\":", status,
                id);

@@ -25,8 +25,8 @@ void batch_line_release(struct batch_line *l);
  * status is 200, the line's "error" has its message. */
 void batch_line_answer(struct buf *out, const char *id, const char *custom_id, int status,
                        struct str body);
-/* Appends the message of an answer that is an error. */
-void batch_line_message(struct str body, struct buf *out);
+/* Appends the message of an answer that is an error. Both paths exist, so 404 is another model. */
+void batch_line_message(int status, struct str body, struct buf *out);
 /* Appends the output line of an input line that never became a request. */
 void batch_line_error(struct buf *out, const char *id, const char *custom_id, const char *message);
 

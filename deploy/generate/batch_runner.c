@@ -54,7 +54,9 @@ struct batch_entry {
 struct file_job {
     uint32_t n_wanted, n_read;
     struct batch_finishes finishes; /* of the lines written */
-    bool decided, plain;            /* the first line was read; the lines are prompts */
+    bool plain;                     /* the lines are prompts */
+    uint32_t n_judged;              /* of the two lines that decide */
+    uint64_t first;                 /* number of the first line that is not blank */
     struct list lines;
     uint64_t n_lines; /* lines of the input so far */
     bool eof;
@@ -103,6 +105,7 @@ static void read_line(struct batch_runner *f, enum status read, struct str text)
     struct batch_entry *l = MEM_NEW(struct batch_entry);
     struct err err = job->err;
     enum status st = read;
+    if (st == OK && job->plain) st = batch_format_prompt(text, job->first, &err);
     if (st == OK && job->plain) take_prompt(f, str_trim(text), &l->line);
     else if (st == OK) st = batch_line_parse(text, f->o.ignore_model, &l->line, &err);
     l->owner = f;
@@ -119,14 +122,19 @@ static void read_line(struct batch_runner *f, enum status read, struct str text)
 }
 
 /* The first line that is not blank decides what the others are. One that is too long is no prompt.
- */
+ * A second one of another kind ends the run, a later one only fails: the answers up to there are
+ * right. */
 static enum status decide(struct batch_runner *f, enum status read, struct str text)
 {
     struct file_job *job = &f->job;
-    if (job->decided) return OK;
-    job->decided = true;
+    if (job->n_judged == 2) return OK;
+    if (job->n_judged++ == 0) job->first = job->n_lines;
     if (read != OK) return OK;
-    return batch_format_of(text, f->file.input, job->n_lines, &job->plain, &job->err);
+    if (job->n_judged == 1)
+        return batch_format_of(text, f->file.input, job->n_lines, &job->plain, &job->err);
+    enum status st = job->plain ? batch_format_prompt(text, job->first, &job->err) : OK;
+    if (st != OK) err_prefix(&job->err, "%s, line %" PRIu64 ": ", f->file.input, job->n_lines);
+    return st;
 }
 
 static enum status read_lines(struct batch_runner *f)
@@ -164,7 +172,7 @@ static void count_refusal(struct batch_runner *f, const struct batch_entry *l, i
 {
     struct buf text = { 0 };
     buf_printf(&text, "%d: ", status);
-    batch_line_message(body, &text);
+    batch_line_message(status, body, &text);
     batch_tally_failure(&f->tally, text.data, l->number);
     buf_release(&text);
 }
@@ -289,9 +297,9 @@ static void show_progress(void *arg)
     double s = (double)(clock_ms() - f->t_start_ms) * 1e-3;
     bool tty = isatty(STDERR_FILENO);
     fprintf(stderr,
-            "%s%" PRIu64 " answered, %" PRIu64 " failed, %u in work, %.1f s, %.1f requests/s%s",
+            "%s%" PRIu64 " answered, %" PRIu64 " failed, %u in work, %.1f s, %.1f answers/s%s",
             tty ? "\r\x1b[K" : "", f->tally.n_ok, f->tally.n_failed, f->n_working, s,
-            s > 0 ? (double)(f->tally.n_ok + f->tally.n_failed) / s : 0, tty ? "" : "\n");
+            s > 0 ? (double)f->tally.n_ok / s : 0, tty ? "" : "\n");
     fflush(stderr);
 }
 

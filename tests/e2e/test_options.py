@@ -104,7 +104,36 @@ def test_generate_takes_the_model_as_an_argument_and_sums_up_why_lines_failed():
     p = run('generate', TINY, '--input', '-', '--ignore-model', input=lines[1])
     assert p.returncode == 0 and json.loads(p.stdout)['response']['status_code'] == 200, p
     p = run('generate', TINY, '--model', TINY, '--prompt', 'a')
-    assert p.returncode == 2 and 'the model was given twice' in p.stderr, p.stderr
+    assert p.returncode == 2 and 'the model was given twice' in p.stderr and 'a prompt is given with --prompt' in p.stderr, p.stderr
+    p = run('generate', TINY, '--input', '-', input=lines[1])
+    assert re.match(r'0 answered, 1 failed, .* 0\.0 answers/s$', p.stderr.splitlines()[-2]), p.stderr
+
+
+def test_generate_and_files_that_would_be_lost():
+    with tempfile.TemporaryDirectory() as folder:
+        path, out, fifo = (os.path.join(folder, name) for name in ('in.jsonl', 'out', 'fifo'))
+
+        def refuses(said, *args):
+            for name in path, out + '.partial':
+                with open(name, 'w') as f:
+                    f.write(batch_line(0))
+            p = run('generate', TINY, *args, stdin=open(path))
+            assert p.returncode == 2 and said in p.stderr and 'loading' not in p.stderr, p.stderr
+            for name in path, out + '.partial':
+                with open(name) as f:
+                    assert f.read() == batch_line(0), name
+        for source in path, '-':
+            refuses(f'--output {path} is the input file; name another', '--input', source, '--output', path)
+        refuses(f'{out}.partial has the answers of an interrupted run; move it away, or remove it', '--input', path, '--output', out)
+        refuses('the one to --prompt goes to standard output', '--prompt', 'a', '--output', out)
+        os.mkfifo(fifo)
+        p = Process([BIN, 'generate', TINY, '--input', fifo, '--log-level', 'info'], name='generate')
+        with closing(p):
+            wait_until('the model is loaded', lambda: 'node ready' in p.output(), 20, 0.01)
+            time.sleep(0.3)
+            t = time.monotonic()
+            p.kill(signal.SIGTERM)
+            assert p.p.wait(10) == 130 and time.monotonic() - t < 1, p.output()
 
 
 def test_generate_and_a_file_with_an_odd_first_line():

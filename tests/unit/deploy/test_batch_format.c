@@ -70,6 +70,11 @@ TEST(the_beginning_of_a_file_is_looked_at)
     snprintf(path, sizeof path, "%s/in.jsonl", test_tmpdir());
     CHECK_OK(check(path, STR(""), &err));
     CHECK_OK(check(path, STR("\n\nWho?\n[\n"), &err));
+    CHECK_OK(check(path, STR("Who?\n{\"name\":\"a\"}\n{\"body\":{}}"), &err));
+    CHECK_OK(check(path, STR("Who?\n{\"body\":{}\n"), &err));
+    CHECK_STATUS(check(path, STR("\nWho?\n\n {\"body\":{}}\n"), &err), ERR_FORMAT);
+    CHECK(strstr(err.text, "/in.jsonl, line 4: a JSON object, but line 2 made this a file of "
+                           "prompts; take that line out, or make it a JSON object too"));
     CHECK_OK(check(path, STR("\xef\xbb\xbf{\"custom_id\":\"a\"}\n"), &err));
     CHECK_OK(batch_format_check("/dev/zero", &err));
     CHECK_OK(batch_format_check("/nonexistent/in", &err));

@@ -116,7 +116,7 @@ TEST(prompts_one_per_line)
     rig_start(&r);
     for (int raw = 0; raw < 2; raw++) {
         options = (struct batch_runner_options){ .raw = raw, .max_tokens = 7, .temperature = 0.5 };
-        struct run u = run_batch(&r, STR("What is \"x\"?\n\n  {\"custom_id\":\"a\"}  \r\nlast"), 1);
+        struct run u = run_batch(&r, STR("What is \"x\"?\n\n  {\"name\":\"a\"}  \r\nlast"), 1);
         CHECK_OK(u.st);
         CHECK_EQ_INT(u.n_ok, 3);
         for (int i = 0; i < 3; i++) {
@@ -159,7 +159,9 @@ TEST(a_byte_order_mark_is_skipped)
 TEST(a_file_of_another_format_ends_the_run)
 {
     static const struct str inputs[] = { STR("\n[\n{\"custom_id\":\"a\"}\n]\n"),
-                                         STR("\n\xff\xfe{\0\n\0") };
+                                         STR("\n\xff\xfe{\0\n\0"),
+                                         STR("Who?\n{\"custom_id\":\"a\",\"body\":{}}\nWhy?\n"),
+                                         STR("Who?\n{\"messages\":[]}") };
     struct rig r;
     char in[512], out[512];
     struct stat s;
@@ -179,8 +181,42 @@ TEST(a_file_of_another_format_ends_the_run)
         for (int turn = 0; turn < 20000 && !u.done; turn++) rig_turn(&r);
         CHECK_STATUS(u.st, ERR_FORMAT);
         CHECK_EQ_INT(u.n_ok + u.n_failed, 0);
-        CHECK(strstr(u.text, "/in.jsonl, line 2: the file is ") && stat(out, &s) != 0);
+        CHECK(strstr(u.text, i < 2 ? "/in.jsonl, line 2: the file is "
+                                   : "/in.jsonl, line 2: a JSON object, but line 1 made this a "));
+        CHECK(stat(out, &s) != 0);
     }
+    rig_close(&r);
+}
+
+/* Far from the beginning it fails alone: no answer before it is lost. */
+TEST(a_batch_line_among_prompts_is_no_prompt)
+{
+    struct rig r;
+    rig_open(&r);
+    rig_start(&r);
+    options = (struct batch_runner_options){ .max_tokens = 2 };
+    struct run u = run_batch(&r, STR("Who?\nWhy?\n{\"body\":{}}\nWhen?"), 1);
+    cJSON *e = line_at(&u, 2);
+    CHECK_OK(u.st);
+    CHECK_EQ_INT(u.n_ok, 3);
+    CHECK(strstr(string_at(e, "error.message"), "line 3: a JSON object, but line 1 made this a "));
+    cJSON_Delete(e);
+    buf_release(&u.out);
+    options = (struct batch_runner_options){ 0 };
+    rig_close(&r);
+}
+
+TEST(a_missing_url_is_called_missing)
+{
+    struct rig r;
+    rig_open(&r);
+    rig_start(&r);
+    struct run u = run_batch(&r, STR("{\"custom_id\":\"a\",\"body\":{\"prompt\":\"x\"}}"), 1);
+    cJSON *e = line_at(&u, 0);
+    CHECK(strstr(string_at(e, "error.message"),
+                 "line 1: url is missing; it must be /v1/chat/completions or /v1/completions"));
+    cJSON_Delete(e);
+    buf_release(&u.out);
     rig_close(&r);
 }
 
@@ -196,6 +232,12 @@ TEST(lines_that_name_another_model)
         struct run u = run_batch(&r, STR(in), 1);
         CHECK_EQ_INT(u.n_ok, ignore);
         CHECK_EQ_INT(u.n_failed, !ignore);
+        cJSON *e = line_at(&u, 0);
+        if (!ignore) {
+            CHECK(strstr(string_at(e, "error.message"), "; --ignore-model answers such lines too"));
+            CHECK(strstr(u.text, "; --ignore-model answers such lines too (first in line 1)"));
+        }
+        cJSON_Delete(e);
         buf_release(&u.out);
     }
     options = (struct batch_runner_options){ 0 };
@@ -573,4 +615,5 @@ TEST_MAIN(CASE(answers_come_in_the_order_of_the_input), CASE(bad_lines_do_not_st
           CASE(lines_that_name_another_model), CASE(full_server_is_asked_again), CASE(empty_input),
           CASE(files_that_cannot_be_used), CASE(pipes_and_links_are_written_in_place),
           CASE(stop_keeps_what_was_answered), CASE(the_input_is_no_output),
+          CASE(a_missing_url_is_called_missing), CASE(a_batch_line_among_prompts_is_no_prompt),
           CASE(answers_of_an_earlier_run_are_kept), CASE(a_pipe_without_a_writer_can_be_stopped))
