@@ -87,6 +87,19 @@ static enum status open_input(struct batch_file *f, const char *input, struct er
     return S_ISDIR(s.st_mode) ? err_set(err, ERR_IO, "%s: is a directory", f->input) : OK;
 }
 
+enum status batch_file_await_reader(struct batch_file *f, struct err *err)
+{
+    if (f->out >= 0) return OK;
+    int fd = open(f->output, O_WRONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0 && errno != ENXIO) return io_failed(err, f->output);
+    if (fd < 0) {
+        poll(NULL, 0, WAIT_MS);
+        return ERR_TIMEOUT;
+    }
+    f->out = fd;
+    return fcntl(fd, F_SETFL, 0) == 0 ? OK : io_failed(err, f->output);
+}
+
 /* The partial file is never truncated: what it has is somebody's answers. */
 static enum status open_output(struct batch_file *f, const char *output, struct err *err)
 {
@@ -97,6 +110,10 @@ static enum status open_output(struct batch_file *f, const char *output, struct 
     f->output = mem_strdup(output);
     if (partial_of(output, &partial)) f->partial = buf_take(&partial);
     const char *name = f->partial ? f->partial : f->output;
+    if (!f->partial && stat(output, &s) == 0 && S_ISFIFO(s.st_mode)) {
+        f->out = -1;
+        return OK;
+    }
     int fd = open(name, O_WRONLY | O_CREAT | O_CLOEXEC | (f->partial ? 0 : O_TRUNC), 0644);
     if (fd < 0) return io_failed(err, name);
     f->out = fd;

@@ -28,9 +28,11 @@ struct batch_file {
 enum status batch_file_check(const char *input, const char *output, struct err *err) MUST_CHECK;
 /* Checks and opens both files; ERR_IO and ERR_NOT_FOUND name the file. The output gets a temporary
  * name only when it is a regular file or does not exist: a device, pipe or link must not be
- * replaced. Does not wait for the writer of a named pipe. */
+ * replaced. Does not wait for the other end of a named pipe. */
 enum status batch_file_open(struct batch_file *f, const char *input, const char *output,
                             struct err *err) MUST_CHECK;
+/* Before the first read. ERR_TIMEOUT: nobody reads the named pipe of the output yet, call again. */
+enum status batch_file_await_reader(struct batch_file *f, struct err *err) MUST_CHECK;
 /* Reads the next line, without its line break, into `line` (cleared first). ERR_TOO_LONG: the line
  * exceeds BATCH_LINE_MAX and was skipped. ERR_CANCELED: end of input. ERR_TIMEOUT: no complete line
  * yet, call again. */

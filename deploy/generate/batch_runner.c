@@ -159,6 +159,9 @@ static enum status read_lines(struct batch_runner *f)
 static void file_work(void *arg)
 {
     struct batch_runner *f = arg;
+    f->job.st = batch_file_await_reader(&f->file, &f->job.err);
+    if (f->job.st == ERR_TIMEOUT) f->job.n_wanted = 0; /* nothing was read that could be written */
+    else if (f->job.st != OK) return;
     f->job.finishes = (struct batch_finishes){ 0 };
     batch_finishes_count(&f->job.finishes, buf_str(&f->writing));
     f->job.st = batch_file_write(&f->file, buf_str(&f->writing), &f->job.err);

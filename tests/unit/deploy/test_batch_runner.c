@@ -528,6 +528,41 @@ TEST(a_pipe_without_a_writer_can_be_stopped)
     rig_close(&r);
 }
 
+TEST(an_output_pipe_without_a_reader_can_be_stopped)
+{
+    struct rig r;
+    struct err err = { 0 };
+    struct batch_runner *batch;
+    struct run u = { 0 };
+    char in[512], fifo[512], text[8] = "";
+    rig_open(&r);
+    rig_start(&r);
+    snprintf(in, sizeof in, "%s/for-pipe", test_tmpdir());
+    snprintf(fifo, sizeof fifo, "%s/unread", test_tmpdir());
+    write_file(in, STR("{\"custom_id\":\"a\"}\n"));
+    CHECK(mkfifo(fifo, 0600) == 0);
+    struct batch_runner_options o = {
+        .loop = r.loop, .serve = r.serve, .input = in, .output = fifo, .done = on_done, .arg = &u
+    };
+    alarm(20); /* ends the test when the start waits for a reader */
+    CHECK_OK(batch_runner_start(&o, &batch, &err));
+    for (int i = 0; i < 20; i++) rig_turn(&r);
+    CHECK(!u.done);
+    batch_runner_stop(batch);
+    for (int i = 0; i < 20000 && !u.done; i++) rig_turn(&r);
+    CHECK_STATUS(u.st, ERR_CANCELED);
+    u = (struct run){ 0 };
+    CHECK_OK(batch_runner_start(&o, &batch, &err));
+    for (int i = 0; i < 20; i++) rig_turn(&r);
+    int reader = open(fifo, O_RDONLY | O_NONBLOCK);
+    for (int i = 0; i < 20000 && !u.done; i++) rig_turn(&r);
+    CHECK_OK(u.st);
+    CHECK(read(reader, text, 5) == 5 && text[0] == '{');
+    close(reader);
+    alarm(0);
+    rig_close(&r);
+}
+
 /* An output that is not a regular file is written in place: replacing it would break it. */
 TEST(pipes_and_links_are_written_in_place)
 {
@@ -616,4 +651,5 @@ TEST_MAIN(CASE(answers_come_in_the_order_of_the_input), CASE(bad_lines_do_not_st
           CASE(files_that_cannot_be_used), CASE(pipes_and_links_are_written_in_place),
           CASE(stop_keeps_what_was_answered), CASE(the_input_is_no_output),
           CASE(a_missing_url_is_called_missing), CASE(a_batch_line_among_prompts_is_no_prompt),
+          CASE(an_output_pipe_without_a_reader_can_be_stopped),
           CASE(answers_of_an_earlier_run_are_kept), CASE(a_pipe_without_a_writer_can_be_stopped))
