@@ -42,6 +42,7 @@ planted check_references.py shared/base/str.c '/* See shared/base/strings_of_old
 planted check_references.py shared/base/str.c '/* See shared/strings/of_old for more. */\n'
 planted check_references.py shared/base/str.c '/* Called by str_never_written. */\n'
 planted check_references.py shared/base/new.c '/* old.c - another name. */\n'
+planted check_references.py tests/scripts/new.sh '#!/bin/sh\n'
 planted check_layers.sh shared/base/str.c '#include "scheduler/place.h"\n'
 planted check_layers.sh shared/base/str.c '#include <scheduler/place.h>\n'
 planted check_layers.sh kernels/device.c '#include <simt.h>\n'

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """check_references.py - every file, folder and identifier of ours that a comment or a document names exists, the head of a product
-file names that file, and every folder of the layer table exists.
+file names that file, every folder of the layer table exists, and every file that begins with "#!" is executable.
 usage: check_references.py [ROOT]
 
 A name of a file is a word that ends in .c, .h, .cu, .cuh, .cc, .py, .sh, .md or .proto. It is found when a tracked file has this
@@ -67,6 +67,10 @@ def main():
             words.update(w for _, s in source.strings(whole) for w in re.findall(r"[A-Za-z_]\w*", s))
     n = bad = 0
     for path in files:
+        with open(os.path.join(root, path), "rb") as f:
+            if f.read(2) == b"#!" and not os.access(f.name, os.X_OK):
+                print("%s:1: begins with #! and is not executable" % path)
+                bad += 1
         if source.is_product(path) and source.is_c(path):
             head = HEAD.match(source.read(root, path))
             if not head or not (path + "/").endswith(head.group(1) + "/"):
