@@ -153,7 +153,10 @@ static void get_model(struct api_exchange *e)
     if (openai_write_model(e->serve, name.data ? name.data : "", &body)) {
         answer_json(e, &body);
     } else {
-        buf_printf(&body, "The model `%.200s` does not exist.", name.data ? name.data : "");
+        buf_printf(&body, "The model `%.200s` does not exist; this node serves",
+                   name.data ? name.data : "");
+        for (size_t i = 0; i < e->serve->o.n_names; i++)
+            buf_printf(&body, "%s `%.200s`", i ? "," : "", e->serve->names[i]);
         answer_error(e, 404, "model_not_found", NULL, body.data);
     }
     buf_release(&body);
@@ -384,6 +387,42 @@ static bool allows_method(const struct api_route *r, const char *method)
     return strcmp(method, "POST") == 0 && (r->flags & POST);
 }
 
+/* The usual cause is a client's base URL without /v1, or with a part of the path too many. */
+static void answer_unknown(struct api_exchange *e, bool admin)
+{
+    enum { SHOWN_MAX = 100 };
+    struct str path = http_path(e->x);
+    struct buf text = { 0 }, below = { 0 };
+    buf_printf(&text, "there is no %.*s%s %s", (int)(path.n < SHOWN_MAX ? path.n : SHOWN_MAX),
+               path.p, path.n > SHOWN_MAX ? "..." : "", admin ? "at the metrics port" : "here");
+    if (path.n <= SHOWN_MAX) buf_printf(&below, "/v1%.*s", STR_ARG(path));
+    const struct api_route *without = str_starts(path, "/v1")
+                                          ? find_route(str_sub(path, strlen("/v1"), SIZE_MAX))
+                                          : NULL;
+    if (admin) buf_add_c(&text, "; the API has the port of --port");
+    else if (below.len && find_route(buf_str(&below)))
+        buf_add_c(&text, "; the API is under /v1: is /v1 missing from base_url?");
+    else if (without) buf_printf(&text, "; did you mean %s?", without->path);
+    else
+        buf_printf(&text, "; POST %s and %s generate, GET / lists the other paths", ROUTES[0].path,
+                   ROUTES[1].path);
+    answer_error(e, 404, "not_found", NULL, text.data);
+    buf_release(&text);
+    buf_release(&below);
+}
+
+static void answer_other_method(struct api_exchange *e)
+{
+    const struct api_route *r = e->route;
+    const char *methods = !(r->flags & POST) ? "GET, HEAD"
+                          : r->flags & GET   ? "GET, HEAD, POST"
+                                             : "POST";
+    char allow[64], text[128];
+    snprintf(allow, sizeof allow, "Allow: %s\r\n", methods);
+    snprintf(text, sizeof text, "%s takes %s, not %.16s", r->path, methods, http_method(e->x));
+    answer_error(e, 405, "method_not_allowed", allow, text);
+}
+
 static void dispatch(struct api_exchange *e, bool admin)
 {
     struct serve *s = e->serve;
@@ -396,14 +435,11 @@ static void dispatch(struct api_exchange *e, bool admin)
         return;
     }
     if (!r) {
-        answer_error(e, 404, "not_found", NULL, "this path does not exist");
+        answer_unknown(e, admin);
         return;
     }
     if (!allows_method(r, http_method(e->x))) {
-        const char *allow = !(r->flags & POST) ? "Allow: GET, HEAD\r\n"
-                            : r->flags & GET   ? "Allow: GET, HEAD, POST\r\n"
-                                               : "Allow: POST\r\n";
-        answer_error(e, 405, "method_not_allowed", allow, "this path does not take that method");
+        answer_other_method(e);
         return;
     }
     if (r->endpoint) start_completion(e);

@@ -85,6 +85,50 @@ TEST(paths_and_aliases)
     rig_close(&r);
 }
 
+/* Errors of a path say what would be right. */
+TEST(wrong_paths_and_methods)
+{
+    static const struct {
+        const char *method, *path;
+        int status;
+        const char *text;
+    } rows[] = {
+        { "POST", "/chat/completions", 404,
+          "there is no /chat/completions here; the API is under /v1: is /v1 missing from "
+          "base_url?" },
+        { "GET", "/models", 404,
+          "there is no /models here; the API is under /v1: is /v1 missing from base_url?" },
+        { "POST", "/v1/v1/completions", 404,
+          "there is no /v1/v1/completions here; did you mean /v1/completions?" },
+        { "GET", "/v1/health", 404, "there is no /v1/health here; did you mean /health?" },
+        { "POST", "/generate", 404,
+          "there is no /generate here; POST /v1/chat/completions and /v1/completions generate, "
+          "GET / lists the other paths" },
+        { "GET", "/v1/chat/completions", 405, "/v1/chat/completions takes POST, not GET" },
+        { "POST", "/v1/models", 405, "/v1/models takes GET, HEAD, not POST" },
+        { "GET", "/v1/models/foo", 404,
+          "The model `foo` does not exist; this node serves `tiny`, `org/tiny`" },
+    };
+    struct rig r;
+    rig_open(&r);
+    rig_start(&r);
+    for (size_t i = 0; i < COUNT_OF(rows); i++) {
+        bool post = strcmp(rows[i].method, "POST") == 0;
+        struct answer a = rig_request(&r, rows[i].method, rows[i].path, NULL, post ? "{}" : NULL);
+        CHECK_EQ_INT(a.status, rows[i].status);
+        CHECK_EQ_STR(string_at(a.json, "error.message"), rows[i].text);
+        answer_free(&a);
+    }
+    int fd = rig_connect(r.admin);
+    rig_send(fd, "GET", "/v1/models", NULL, NULL);
+    struct answer a = rig_recv(&r, fd);
+    CHECK_EQ_INT(a.status, 404);
+    CHECK_EQ_STR(string_at(a.json, "error.message"),
+                 "there is no /v1/models at the metrics port; the API has the port of --port");
+    answer_free(&a);
+    rig_close(&r);
+}
+
 TEST(side_documents)
 {
     struct rig r;
@@ -461,9 +505,10 @@ TEST(a_long_prompt_that_runs_keeps_little)
     rig_close(&r);
 }
 
-TEST_MAIN(CASE(chat_over_http), CASE(paths_and_aliases), CASE(side_documents), CASE(keys),
-          CASE(content_types), CASE(client_that_leaves_cancels_its_work),
-          CASE(a_full_node_passes_what_generates), CASE(a_passed_request_keeps_its_name),
+TEST_MAIN(CASE(chat_over_http), CASE(paths_and_aliases), CASE(wrong_paths_and_methods),
+          CASE(side_documents), CASE(keys), CASE(content_types),
+          CASE(client_that_leaves_cancels_its_work), CASE(a_full_node_passes_what_generates),
+          CASE(a_passed_request_keeps_its_name),
           CASE(a_burst_is_passed_before_its_requests_are_prepared),
           CASE(a_small_request_does_not_wait_for_large_bodies),
           CASE(large_bodies_that_wait_can_be_cancelled_and_refused),
