@@ -171,10 +171,12 @@ static void backend_nodes(void *self, struct buf *out)
     buf_add_c(out, "]");
 }
 
-void scheduler_describe(const struct scheduler *s, struct buf *json_members)
+void scheduler_describe(struct scheduler *s, struct buf *json_members)
 {
     const struct entry *e = &s->entry;
     uint64_t now = clock_ms();
+    /* The nodes are listed beside it as they are now. */
+    if (!s->draining) entry_update_trouble(&s->entry);
     buf_printf(json_members,
                "\"split_requests\":%llu,\"local_requests\":%llu,\"tokens_per_s\":%.1f,"
                "\"failures\":",

@@ -35,7 +35,7 @@ struct scheduler_options {
 
 struct scheduler *scheduler_create(const struct scheduler_options *o);
 /* Appends members of GET /cluster: what this entry node's requests did, and the last failures. */
-void scheduler_describe(const struct scheduler *s, struct buf *json_members);
+void scheduler_describe(struct scheduler *s, struct buf *json_members);
 void scheduler_stop(struct scheduler *s);
 void scheduler_free(struct scheduler *s);
 struct serve_backend scheduler_backend(struct scheduler *s);

@@ -370,6 +370,32 @@ TEST(a_peer_that_cannot_be_connected_is_found_before_a_request)
     world_close(&w);
 }
 
+/* GET /cluster shows the nodes and the trouble side by side: both must be of the same moment. */
+TEST(the_described_trouble_is_as_new_as_the_nodes_beside_it)
+{
+    struct world w;
+    struct buf json = { 0 };
+    world_open(&w, "d", 300);
+    RIG_WAIT(&w.rig, cluster_is_linked(w.entry->c, w.nodes[0]->id));
+    CHECK_EQ_INT(cause_of(&w), TROUBLE_NONE);
+    directory_leave(w.directory, w.nodes[0]->id);
+    /* meanwhile the timer looks for no trouble */
+    RIG_WAIT_MS(&w.rig, (w.s->entry.t_trouble_ms = clock_ms(), w.s->entry.view.n_nodes == 0), 5000);
+    scheduler_describe(w.s, &json);
+    CHECK(strstr(json.data, "\"trouble\":{"));
+    buf_clear(&json);
+    struct node_record back = record_of(&w, 0);
+    directory_publish(w.directory, &back);
+    RIG_WAIT_MS(&w.rig,
+                (w.s->entry.t_trouble_ms = clock_ms(),
+                 w.s->entry.view.n_nodes == 1 && cluster_is_linked(w.entry->c, w.nodes[0]->id)),
+                5000);
+    scheduler_describe(w.s, &json);
+    CHECK(strstr(json.data, "\"trouble\":null"));
+    buf_release(&json);
+    world_close(&w);
+}
+
 TEST(a_link_that_broke_is_made_again_at_once_and_the_node_is_ready)
 {
     struct world w;
@@ -538,6 +564,7 @@ TEST_MAIN(CASE(all_is_well), CASE(what_nobody_can_join_names_no_command),
           CASE(a_cause_is_written_as_json), CASE(the_last_line_says_how_things_are),
           CASE(a_node_that_was_forgotten_is_no_trouble_that_is_over),
           CASE(a_peer_that_cannot_be_connected_is_found_before_a_request),
+          CASE(the_described_trouble_is_as_new_as_the_nodes_beside_it),
           CASE(a_link_that_broke_is_made_again_at_once_and_the_node_is_ready),
           CASE(a_refused_pair_is_asked_once),
           CASE(failures_at_one_time_part_a_pair_once_and_kv_that_arrives_clears_them))
