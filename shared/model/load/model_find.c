@@ -17,8 +17,8 @@
 enum {
     NAME_BYTES_MAX = 256,
     REF_BYTES_MAX = 256,
-    NAME_SHOWN_MAX = 100, /* of a name and of the places looked at, in an error: one sentence */
-    PLACES_SHOWN_MAX = 300
+    NAME_SHOWN_MAX = 80, /* of a name and of the places looked at, in an error: one sentence */
+    PLACES_SHOWN_MAX = 240
 };
 
 /* ---- one place ---- */
@@ -203,6 +203,45 @@ static void shorten(struct buf *looked)
     buf_add_c(looked, " and more places of the same kind");
 }
 
+/* "https://huggingface.co/org/name/..." and "hf://org/name" are addresses of org/name: `out` gets
+ * it, empty when the address has no such part. False: `name` is not an address. */
+static bool is_address(const char *name, struct buf *out)
+{
+    struct str rest = str_of(name), scheme, part, org, model;
+    size_t n = strcspn(name, ":");
+    if (strncmp(name + n, "://", 3) != 0) return false;
+    scheme = str_sub(rest, 0, n);
+    rest = str_sub(rest, n + 3, SIZE_MAX);
+    if (!str_eq_c(scheme, "hf") && !str_split(&rest, '/', &part)) return true;
+    if (str_split(&rest, '/', &org) && str_split(&rest, '/', &model) && org.n && model.n)
+        buf_printf(out, "%.*s/%.*s", STR_ARG(org), STR_ARG(model));
+    if (out->len && !is_model_name(out->data)) buf_clear(out);
+    return true;
+}
+
+/* Nothing is downloaded, which a user of other servers does not expect. */
+static enum status not_here(const char *name, struct buf *looked, struct err *err)
+{
+    struct buf repo = { 0 }, todo = { 0 };
+    bool address = is_address(name, &repo);
+    if (!address && is_model_name(name) && strchr(name, '/')) buf_add_c(&repo, name);
+    if (repo.len && repo.len <= NAME_SHOWN_MAX)
+        buf_printf(&todo, "fetch it with `huggingface-cli download %s`%s%s", repo.data,
+                   address ? " and give --model " : "", address ? repo.data : "");
+    else
+        buf_add_c(&todo, "give a folder or a file that is here (deploy/fetch_model.sh fetches a "
+                         "small model)");
+    shorten(looked);
+    enum status st = err_field(err, ERR_NOT_FOUND, "model",
+                               "model \"%.*s\" is not on this host, and baton downloads nothing: "
+                               "%s; looked at: %s",
+                               NAME_SHOWN_MAX, name, todo.data,
+                               looked->len ? looked->data : "nothing");
+    buf_release(&repo);
+    buf_release(&todo);
+    return st;
+}
+
 enum status model_find(const char *name, struct buf *out, struct err *err)
 {
     struct buf path = { 0 }, looked = { 0 };
@@ -214,11 +253,7 @@ enum status model_find(const char *name, struct buf *out, struct err *err)
         if (!found) found = find_in_hugging_face(name, &path, &looked);
         if (!found) found = find_in_modelscope(name, &path, &looked);
     }
-    if (!found) shorten(&looked);
-    enum status st = found ? OK
-                           : err_field(err, ERR_NOT_FOUND, "model",
-                                       "model \"%.*s\" is not on this host; looked at: %s",
-                                       NAME_SHOWN_MAX, name, looked.data ? looked.data : "nothing");
+    enum status st = found ? OK : not_here(name, &looked, err);
     if (st == OK && file_is_folder(path.data)) st = resolve_folder(&path, err);
     if (st == OK) {
         buf_clear(out);

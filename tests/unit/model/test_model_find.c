@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "shared/base/mem.h"
 #include "shared/model/load/model_files.h"
 #include "tests/harness/test.h"
 
@@ -87,6 +88,28 @@ TEST(paths)
     misses("", ERR_NOT_FOUND, "not on this host");
 }
 
+TEST(a_model_that_is_not_here)
+{
+    char too_long[200] = "hf://org/", *end = too_long + strlen(too_long);
+    clean_environment();
+    misses("org/none", ERR_NOT_FOUND,
+           "model \"org/none\" is not on this host, and baton downloads nothing: fetch it with "
+           "`huggingface-cli download org/none`; looked at: org/none");
+    static const char *const addresses[] = { "hf://org/none", "https://huggingface.co/org/none",
+                                             "https://huggingface.co/org/none/tree/main" };
+    for (size_t i = 0; i < COUNT_OF(addresses); i++)
+        misses(addresses[i], ERR_NOT_FOUND,
+               "`huggingface-cli download org/none` and give --model org/none; looked at: ");
+    memset(end, 'a', 180);
+    static const char *const others[] = { "/no/such/folder", "none", "https://example.com",
+                                          "hf://;/rm", "hf://" };
+    for (size_t i = 0; i < COUNT_OF(others); i++)
+        misses(others[i], ERR_NOT_FOUND,
+               "baton downloads nothing: give a folder or a file that is here "
+               "(deploy/fetch_model.sh fetches a small model); looked at: ");
+    misses(too_long, ERR_NOT_FOUND, "deploy/fetch_model.sh");
+}
+
 TEST(folders_of_models)
 {
     char folders[8192];
@@ -148,5 +171,5 @@ TEST(a_miss_lists_every_place)
     misses("org/m", ERR_NOT_FOUND, "modelscope");
 }
 
-TEST_MAIN(CASE(paths), CASE(folders_of_models), CASE(hugging_face), CASE(modelscope),
-          CASE(a_miss_lists_every_place))
+TEST_MAIN(CASE(paths), CASE(a_model_that_is_not_here), CASE(folders_of_models), CASE(hugging_face),
+          CASE(modelscope), CASE(a_miss_lists_every_place))
