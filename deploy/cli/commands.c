@@ -50,6 +50,13 @@ static enum status check_environment(const struct config *c, const char *command
     return OK;
 }
 
+static void say_no_option(const char *command, const char *word)
+{
+    struct str meant = config_help_near(OPTIONS, command, word);
+    fprintf(stderr, "baton: no option of baton %s is about \"%s\"%s%.*s%s; --help-all lists them\n",
+            command, word, meant.n ? ", did you mean --" : "", STR_ARG(meant), meant.n ? "?" : "");
+}
+
 struct config *command_config(const char *command, const char *intro, int argc, char **argv,
                               const char **words, int *n_words, bool *done)
 {
@@ -67,10 +74,10 @@ struct config *command_config(const char *command, const char *intro, int argc, 
             .command = command, .intro = word ? NULL : intro, .all = all || word, .word = word
         };
         config_help(OPTIONS, &o, &text);
-        if (!text.len) buf_printf(&text, "no option of baton %s is about \"%s\"\n", command, word);
-        fwrite(text.data, 1, text.len, stdout);
+        *done = text.len > 0;
+        if (*done) fwrite(text.data, 1, text.len, stdout);
+        else say_no_option(command, word);
         buf_release(&text);
-        *done = true;
         return NULL;
     }
     struct config *c = config_create(OPTIONS, command);

@@ -64,17 +64,18 @@ static void say_unknown(const char *name)
             meant.n ? ", did you mean '" : "", STR_ARG(meant), meant.n ? "'?" : "");
 }
 
-/* `baton help WORD`: a command, or what options of a node are about. */
-static int help_about(const char *word)
+/* `baton help WORD...`: a command, or what options of a node are about. */
+static int help_about(int n_words, char **words)
 {
-    const struct command *c = find(word);
+    const struct command *c = n_words == 1 ? find(words[0]) : NULL;
     struct buf flag = { 0 };
     if (c) return c->run(2, (char *[]){ (char *)c->name, "--help", NULL });
-    if (near_command(word).n) {
-        say_unknown(word);
+    if (n_words == 1 && words[0][0] != '-' && near_command(words[0]).n) {
+        say_unknown(words[0]);
         return 2;
     }
-    buf_printf(&flag, "--help=%s", word);
+    buf_add_c(&flag, "--help=");
+    for (int i = 0; i < n_words; i++) buf_printf(&flag, "%s%s", i ? " " : "", words[i]);
     int exit_status = find("serve")->run(2, (char *[]){ "serve", flag.data, NULL });
     buf_release(&flag);
     return exit_status;
@@ -90,7 +91,7 @@ int main(int argc, char **argv)
     }
     if (strncmp(argv[1], "--help=", 7) == 0 || strcmp(argv[1], "--help-all") == 0)
         return find("serve")->run(2, (char *[]){ "serve", argv[1], NULL });
-    if (argc > 2 && strcmp(argv[1], "help") == 0) return help_about(argv[2]);
+    if (argc > 2 && strcmp(argv[1], "help") == 0) return help_about(argc - 2, argv + 2);
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
         strcmp(argv[1], "help") == 0) {
         usage(stdout);

@@ -92,11 +92,15 @@ struct config_help_options {
     const char *command;
     const char *intro; /* the lines before the options; may be NULL */
     bool all;          /* also options without effect */
-    const char *word;  /* only options with this in their names or help; NULL: any */
+    const char *word;  /* only options with this in their names or help, those of this name first
+                        * ("-c", "--port": only that one); NULL: any */
 };
 /* Appends the --help of a command (config_help) or the table of docs/configuration.md. */
 void config_help(const struct option *const *table, const struct config_help_options *o,
                  struct buf *out);
+/* The name that somebody may have meant whose word no option is about; n 0: none. */
+struct str config_help_near(const struct option *const *table, const char *command,
+                            const char *typed);
 void config_markdown(const struct option *const *table, struct buf *out);
 
 #endif

@@ -3,7 +3,10 @@
 #include "deploy/options/config.h"
 #include "deploy/options/config_internal.h"
 
+#include <ctype.h>
 #include <string.h>
+
+#include "deploy/options/near_name.h"
 
 enum { HELP_WIDTH = 100, HELP_INDENT = 8 };
 
@@ -47,18 +50,60 @@ static bool begins_group(const struct option *const *table, size_t i_option,
     return true;
 }
 
-static bool has_word(const char *text, const char *word) { return text && strcasestr(text, word); }
+/* People write "max model len", "max_model_len" and "max-model-len". */
+static int folded(char c) { return c == ' ' || c == '_' ? '-' : tolower((unsigned char)c); }
+
+static bool begins_with(const char *text, struct str word)
+{
+    size_t i = 0;
+    while (i < word.n && text[i] && folded(text[i]) == folded(word.p[i])) i++;
+    return i == word.n;
+}
+
+static bool has_word(const char *text, struct str word)
+{
+    for (; text && *text; text++)
+        if (begins_with(text, word)) return true;
+    return false;
+}
+
+static bool is_named(const struct option *option, struct str word)
+{
+    struct str rest = str_of(option->aliases), alias;
+    if (strlen(option->name) == word.n && begins_with(option->name, word)) return true;
+    while (option_next_word(&rest, &alias))
+        if (alias.n == word.n && begins_with(alias.p, word)) return true;
+    return false;
+}
+
+/* What an option must have of the word. All in turn: the option somebody names comes before those
+ * that mention it. */
+enum about { ABOUT_NAMED, ABOUT_NAME, ABOUT_HELP, ABOUT_ANY };
+
+struct shown {
+    const struct config_help_options *o;
+    struct str word;
+    enum about about;
+};
+
+static enum about about_word(const struct option *option, struct str word)
+{
+    if (is_named(option, word)) return ABOUT_NAMED;
+    if (has_word(option->name, word) || has_word(option->aliases, word) ||
+        has_word(option->env, word))
+        return ABOUT_NAME;
+    return has_word(option->help, word) ? ABOUT_HELP : ABOUT_ANY;
+}
 
 /* Ranks are what people look for first, so --help also says which of their options have no effect.
  * */
 static bool shown_in_help(const struct option *option, const void *arg)
 {
-    const struct config_help_options *o = arg;
-    if (o->word && !has_word(option->name, o->word) && !has_word(option->aliases, o->word) &&
-        !has_word(option->env, o->word) && !has_word(option->help, o->word))
-        return false;
-    return option_applies_to(option, o->command) &&
-           (o->all || option->effect == EFFECT_WORKS || strcmp(option->group, "Parallelism") == 0);
+    const struct shown *s = arg;
+    if (s->about != ABOUT_ANY && about_word(option, s->word) != s->about) return false;
+    return option_applies_to(option, s->o->command) &&
+           (s->o->all || option->effect == EFFECT_WORKS ||
+            strcmp(option->group, "Parallelism") == 0);
 }
 
 static bool shown_in_docs(const struct option *option, const void *arg)
@@ -129,18 +174,50 @@ static void add_help_option(const struct option *option, struct buf *out)
     buf_release(&text);
 }
 
+static void add_options(const struct option *const *table, const struct shown *s, struct buf *out)
+{
+    const struct option *first, *option;
+    for (size_t i = 0; (first = option_at(table, i)); i++) {
+        if (!shown_in_help(first, s) || !begins_group(table, i, shown_in_help, s)) continue;
+        buf_printf(out, "\n%s\n", first->group);
+        for (size_t j = i; (option = option_at(table, j)); j++)
+            if (shown_in_help(option, s) && strcmp(option->group, first->group) == 0)
+                add_help_option(option, out);
+    }
+}
+
 void config_help(const struct option *const *table, const struct config_help_options *o,
                  struct buf *out)
 {
     if (o->intro) buf_add_c(out, o->intro);
-    const struct option *first, *option;
-    for (size_t i = 0; (first = option_at(table, i)); i++) {
-        if (!shown_in_help(first, o) || !begins_group(table, i, shown_in_help, o)) continue;
-        buf_printf(out, "\n%s\n", first->group);
-        for (size_t j = i; (option = option_at(table, j)); j++)
-            if (shown_in_help(option, o) && strcmp(option->group, first->group) == 0)
-                add_help_option(option, out);
+    struct shown s = { .o = o, .word = str_of(o->word), .about = ABOUT_ANY };
+    bool dashed = str_starts(s.word, "-");
+    while (str_starts(s.word, "-")) s.word = str_sub(s.word, 1, SIZE_MAX);
+    if (!s.word.n) {
+        add_options(table, &s, out);
+        return;
     }
+    size_t before = out->len;
+    for (s.about = ABOUT_NAMED; s.about < ABOUT_ANY; s.about++) {
+        add_options(table, &s, out);
+        /* "-c" is that option; its letter is in the name of nearly every other. */
+        if (s.about == ABOUT_NAMED && out->len > before && (dashed || s.word.n <= 2)) return;
+    }
+}
+
+struct str config_help_near(const struct option *const *table, const char *command,
+                            const char *typed)
+{
+    struct near_search s;
+    const struct option *o;
+    near_begin(&s, str_of(typed + strspn(typed, "-")));
+    for (size_t i = 0; (o = option_at(table, i)); i++) {
+        struct str rest = str_of(o->aliases), alias;
+        if (!option_applies_to(o, command)) continue;
+        near_offer(&s, str_of(o->name), i);
+        while (option_next_word(&rest, &alias)) near_offer(&s, alias, i);
+    }
+    return near_found(&s);
 }
 
 /* Adds text to a table cell: '|' would end the cell, a line break the row, '<' could begin a tag.

@@ -28,7 +28,17 @@ def test_help_by_command_and_by_word():
     assert p.returncode == 0 and {'port', 'metrics-port', 'scheduler-port', 'engine-worker-queue-port'} <= set(about), about.keys()
     assert all('port' in entry.lower() for entry in about.values()) and len(about) < len(options_in(whole)), about
     assert run('help', 'port').stdout == run('--help=port').stdout == p.stdout
-    assert 'no option of baton serve is about "zzzz"' in run('help', 'zzzz').stdout
+    for args in ('help', 'zzzz'), ('--help=zzzz',), ('serve', '--help=zzzz'):
+        p = run(*args)
+        assert p.returncode == 2 and not p.stdout and 'no option of baton serve is about "zzzz"; --help-all' in p.stderr, p
+    p = run('help', 'max-modle-lenn')
+    assert p.returncode == 2 and 'did you mean --max-model-len?' in p.stderr, p
+    for words in ('max-model-len',), ('max_model_len',), ('max', 'model', 'len'), ('Max model len',):
+        p = run('help', *words)
+        assert p.returncode == 0 and next(iter(options_in(p.stdout))) == 'max-model-len', (words, p)
+    for words, only in (('-m', 'model'), ('m', 'model'), ('--port', 'port'), ('--scheduler-topic', 'scheduler-topic')):
+        p = run('help', *[words])
+        assert p.returncode == 0 and list(options_in(p.stdout)) == [only], (words, p)
     for wrong, right in ('lauch', 'launch'), ('srve', 'serve'), ('stauts', 'status'):
         for p in run(wrong), run('help', wrong):
             assert p.returncode == 2 and f"there is no command '{wrong}', did you mean '{right}'?" in p.stderr, p
