@@ -18,7 +18,7 @@ const struct option HTTP_OPTIONS[] = {
         RANGE(0, 65535),
         .def = "8000",
         IN("HTTP", "serve status doctor"),
-        .help = "Port of the API; 0 takes any free one.",
+        .help = "Port of the API; 0: `serve` takes any free one.",
     },
     {
         .name = "metrics-port",
