@@ -110,15 +110,19 @@ build() {
     cmake --build build --target baton --parallel "$(nproc)" || fail "the build failed"
 }
 
-choose_ports() {
-    if [ -n "${BATON_PORTS:-}" ]; then
-        ports=${BATON_PORTS//,/ }
-    else
-        ports=$(python3 deploy/ask.py --free-ports 2 8000 8001)
-    fi
-    set -- $ports
+# BATON_PORTS is checked before the minutes of the build; the search for free ports needs Python,
+# which step 1 installs.
+check_ports() {
+    [ -n "${BATON_PORTS:-}" ] || return 0
+    set -- ${BATON_PORTS//,/ }
     [[ $# = 2 && $1 != "$2" && $1$2 != *[!0-9]* ]] ||
-        fail "two different ports are needed, BATON_PORTS is '${BATON_PORTS:-}'"
+        fail "two different ports are needed, as in BATON_PORTS=8000,8001; BATON_PORTS is" \
+            "'$BATON_PORTS'"
+}
+
+choose_ports() {
+    ports=${BATON_PORTS:-$(python3 deploy/ask.py --free-ports 2 8000 8001)}
+    set -- ${ports//,/ }
     prefill_url=http://127.0.0.1:$1
     decode_url=http://127.0.0.1:$2
     ports=$1,$2
@@ -144,6 +148,7 @@ ask() {
         fail "no good answer through the $1 node"
 }
 
+check_ports
 print_heading "1/5 packages"
 deploy/install_deps.sh
 print_heading "2/5 build"

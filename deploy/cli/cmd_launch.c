@@ -134,10 +134,16 @@ static void stop_all(struct launcher *l, int exit_status)
     l->kill = loop_timer_start(l->loop, wait_ms, 0, kill_all, l);
 }
 
+/* A stop that waits for requests looks like one that hangs. */
 static void on_signal(void *arg, int signum)
 {
+    struct launcher *l = arg;
     (void)signum;
-    stop_all(arg, 0);
+    if (!l->stopping && n_running(l) > 0 && log_level() >= LOG_INFO)
+        fprintf(stderr,
+                "stopping: nodes finish their requests, at most %lld s; Ctrl-C again ends them\n",
+                (long long)config_int(l->c, "shutdown-timeout"));
+    stop_all(l, 0);
 }
 
 /* With --log-dir the launcher and its nodes have a log file each, which SIGHUP opens again. Without
@@ -385,6 +391,7 @@ static enum status print_secret(const struct launcher *l, struct err *err)
 static void print_start(const struct launcher *l, const char *directory_address)
 {
     size_t n[3] = { 0 };
+    node_options_warn_alone(l->c, true);
     command_print_notes(l->c);
     if (log_level() < LOG_INFO) return;
     for (size_t i = 0; i < l->plan.n; i++) n[l->plan.nodes[i].role]++;

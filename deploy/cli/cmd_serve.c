@@ -1,6 +1,7 @@
 /* cmd_serve.c - `baton serve`: one node until a signal. Thread: main. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "deploy/cli/commands.h"
@@ -16,6 +17,7 @@ static const char INTRO[] =
 static void print_start(const struct node_options *o, const struct config *c)
 {
     struct buf page = { 0 };
+    node_options_warn_alone(c, o->serves_directory || strcmp(o->directory, "http") == 0);
     command_print_notes(c);
     if (log_level() < LOG_INFO) return;
     node_options_print(o, c, &page);

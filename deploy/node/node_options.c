@@ -412,6 +412,23 @@ bool node_options_in_redis(const struct config *c)
     return str_eq_c(name, "splitwise") || str_eq_c(name, "global");
 }
 
+/* Only of the command line: an environment is often that of a whole cluster. */
+void node_options_warn_alone(const struct config *c, bool others_join)
+{
+    static const char *const OF_REDIS[] = { "scheduler-host", "scheduler-port", "scheduler-db",
+                                            "scheduler-password", "scheduler-topic" };
+    size_t n = COUNT_OF(OF_REDIS) - others_join; /* the topic is the last */
+    if (node_options_in_redis(c) || config_string(c, "router") ||
+        strcmp(config_string(c, "log-level"), "error") == 0)
+        return;
+    for (size_t i = 0; i < n; i++)
+        if (config_source(c, OF_REDIS[i]) == SOURCE_ARGS)
+            fprintf(stderr, "warning: %s has no effect without --scheduler-name splitwise%s\n",
+                    config_source_text(c, OF_REDIS[i]),
+                    i + 1 == COUNT_OF(OF_REDIS) ? " or --router: no other node can join this one"
+                                                : ": the cluster view is not in Redis");
+}
+
 static enum status read_directory(const struct config *c, struct node_options *o, struct err *err)
 {
     const char *scheduler = config_string(c, "scheduler-name"),

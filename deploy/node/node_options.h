@@ -101,6 +101,9 @@ void node_options_release(struct node_options *o);
  * case. */
 enum status node_options_check_read(const struct config *c, struct node_options *out,
                                     struct err *err) MUST_CHECK;
+/* Prints a warning for each option of Redis that the command line gives in vain where the cluster
+ * view is not in Redis; for the topic only if other nodes cannot join. */
+void node_options_warn_alone(const struct config *c, bool others_join);
 /* Does --scheduler-name put the cluster view into Redis? */
 bool node_options_in_redis(const struct config *c);
 /* The cluster secret, from --cluster-secret-file or else BATON_CLUSTER_SECRET; empty when neither

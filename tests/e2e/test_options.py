@@ -96,6 +96,44 @@ def test_launch_says_what_to_give():
     assert 'stop it or choose another port' in p.stderr and 'launch: stopped, because' in p.stderr, p.stderr
 
 
+def test_a_launch_that_stops_says_what_it_waits_for():
+    ports = free_ports(2)
+    with closing(Process([BIN, 'launch', '--model', TINY, '--num-servers', '2', '--ports', ','.join(map(str, ports)), '--shutdown-timeout', '7',
+                          '--log-level', 'info', *SIZE], name='launch')) as l:
+        wait_until('ready', lambda: 'ready: all 2 nodes' in l.output(), 60)
+        l.kill(signal.SIGINT)
+        assert l.p.wait(20) == 0
+        assert l.output().count('stopping: nodes finish their requests, at most 7 s; Ctrl-C again ends them') == 1, l.output()
+
+
+def test_options_of_redis_without_redis_are_warned_of():
+    def warned(*args, env=None):
+        with closing(Node(TINY, args=[*args, *SIZE], env=env)) as n:
+            wait_ready(n)
+            return re.findall(r'^warning: (--\S+) has no effect without --scheduler-name splitwise', n.output(), re.M)
+    redis, topic = ['--scheduler-host', '10.0.0.1', '--scheduler-port', '6390', '--scheduler-password', 'x'], ['--scheduler-topic', 't']
+    assert warned(*redis, *topic) == redis[::2] + topic[:1]
+    assert warned(*topic, '--engine-worker-queue-port', str(free_ports(1)[0])) == [] # others may register there
+    assert warned(*redis, '--log-level', 'error') == []
+    assert warned(env=dict(BATON_SCHEDULER_HOST='10.0.0.1', BATON_TOPIC='t')) == [] # of a whole cluster's environment
+    p = run('generate', TINY, '--raw', '--prompt', 'a', '--max-tokens', '2', *redis)
+    assert p.returncode == 0 and 'warning: --scheduler' not in p.stderr, p.stderr
+    ports = free_ports(2)
+    with closing(Process([BIN, 'launch', '--model', TINY, '--num-servers', '2', '--ports', ','.join(map(str, ports)), *redis[:2], *topic, *SIZE], name='launch')) as l:
+        wait_until('ready', lambda: 'ready: all 2 nodes' in l.output(), 60)
+        assert re.findall(r'warning: (--\S+) has no effect', l.output()) == ['--scheduler-host'], l.output() # the launcher alone; the topic is its directory's
+
+
+def test_the_quickstart_checks_its_ports_first():
+    script = os.path.join(os.path.dirname(__file__), '../../deploy/quickstart.sh')
+    for ports in '8000', '8000,8000', '8000,800x', '1,2,3':
+        with tempfile.TemporaryDirectory() as nothing: # without programs nothing is installed or built
+            for program in 'bash', 'dirname', 'mktemp', 'rm':
+                os.symlink(shutil.which(program), os.path.join(nothing, program))
+            p = subprocess.run([script, '--once'], env=dict(PATH=nothing, BATON_PORTS=ports, HOME=nothing), capture_output=True, text=True, timeout=20)
+        assert p.returncode == 1 and f"BATON_PORTS is '{ports}'" in p.stderr and '1/5' not in p.stdout, p
+
+
 # ---- generate ----
 
 def batch_line(i, **body):
