@@ -321,6 +321,15 @@ static uint64_t refuse(struct completion_request *c, enum status st, const char 
     return 0;
 }
 
+static uint64_t refuse_path(struct completion_request *c, const char *path)
+{
+    char text[200];
+    snprintf(text, sizeof text,
+             "there is no API path %.100s; /v1/chat/completions and /v1/completions generate",
+             path);
+    return refuse(c, ERR_NOT_FOUND, text);
+}
+
 static enum status start_preparing(struct completion_request *c);
 
 /* A worker is free for the large body that has waited longest. */
@@ -394,7 +403,7 @@ uint64_t completion_start(struct serve *s, const struct completion_options *o)
         snprintf(c->fallback_name, sizeof c->fallback_name, "%s", o->fallback_name);
     arena_init(&c->arena);
     map_put(&s->requests, map_key_u64(&c->id), c);
-    if (!c->endpoint) return refuse(c, ERR_NOT_FOUND, "this path does not exist");
+    if (!c->endpoint) return refuse_path(c, o->path);
     if (s->closed) return refuse(c, ERR_UNAVAILABLE, "the node is shutting down");
     if (start_preparing(c) != OK) return refuse(c, ERR_BUSY, TOO_MANY_TO_READ);
     s->n_preparing += c->endpoint->generates;

@@ -72,6 +72,7 @@ struct completion_request {
 
 struct completion_options {
     const struct openai_endpoint *endpoint; /* NULL: unknown path */
+    const char *path;                       /* for the error, where endpoint is NULL */
     struct http_taken_body body;            /* moved into the request */
     const char *name;                       /* x-request-id, or NULL */
     const char *fallback_name;              /* used without x-request-id and request_id; or NULL */

@@ -162,9 +162,9 @@ uint64_t serve_submit(struct serve *s, const char *path, struct str body, const 
                       const struct serve_reply *reply)
 {
     ASSERT_THREAD(THREAD_LOOP);
-    struct completion_options o = { .endpoint = routes_endpoint(path),
-                                    .name = request_id,
-                                    .reply = *reply };
+    struct completion_options o = {
+        .endpoint = routes_endpoint(path), .path = path, .name = request_id, .reply = *reply
+    };
     buf_add_str(&o.body.bytes, body);
     return completion_start(s, &o);
 }

@@ -119,9 +119,13 @@ TEST(wrong_paths_and_methods)
         CHECK_EQ_STR(string_at(a.json, "error.message"), rows[i].text);
         answer_free(&a);
     }
+    struct answer a = rig_submit(&r, "/chat/completions", "{}");
+    CHECK_EQ_INT(a.status, 404);
+    CHECK(strstr(a.body.data, "there is no API path /chat/completions; /v1/chat/completions and"));
+    answer_free(&a);
     int fd = rig_connect(r.admin);
     rig_send(fd, "GET", "/v1/models", NULL, NULL);
-    struct answer a = rig_recv(&r, fd);
+    a = rig_recv(&r, fd);
     CHECK_EQ_INT(a.status, 404);
     CHECK_EQ_STR(string_at(a.json, "error.message"),
                  "there is no /v1/models at the metrics port; the API has the port of --port");
