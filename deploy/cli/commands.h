@@ -27,8 +27,9 @@ int cmd_version(int argc, char **argv);
 int cmd_docs(int argc, char **argv);
 
 /* Reads the environment and the arguments of `command` with the option table. --help prints the
- * help and sets *done, unless it is about a word that no option has. NULL on failure, after printing the sentence to stderr; the caller returns
- * 2. `words` receives at most *n_words words that are not options (NULL: none allowed). */
+ * help and sets *done, unless it is about a word that no option has. NULL on failure, after
+ * printing the sentence to stderr; the caller returns 2. `words` receives at most *n_words words
+ * that are not options (NULL: none allowed). */
 struct config *command_config(const char *command, const char *intro, int argc, char **argv,
                               const char **words, int *n_words, bool *done);
 
