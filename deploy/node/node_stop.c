@@ -34,8 +34,8 @@ static void finish_rest(struct node *n)
     loop_stop(n->loop);
 }
 
-/* Goes on when what stops by itself has stopped: the servers, and the worker that makes an ep object
- * with the engine's memory. */
+/* Goes on when what stops by itself has stopped: the servers, and the worker that makes an ep
+ * object with the engine's memory. */
 static void finish_stop(struct node *n)
 {
     if (n->http || n->admin || n->directory_server || n->next_ep.runs) return;

@@ -68,8 +68,8 @@ void group_on_met(struct group *g, uint64_t node);
 /* ep_exchange_fn of the epoch that is being prepared; arg: the group. ERR_PEER_LOST: the epoch was
  * given up, or nothing came for 30 s. Thread: the one that makes the ep object. */
 enum status group_exchange(void *arg, const void *mine, size_t bytes, void *all, struct err *err);
-/* After this group_exchange fails at once, and nothing is sent. Call before the thread that makes the
- * object is waited for; group_free may then be posted to the loop, behind what that thread
+/* After this group_exchange fails at once, and nothing is sent. Call before the thread that makes
+ * the object is waited for; group_free may then be posted to the loop, behind what that thread
  * posted. */
 void group_stop(struct group *g);
 
