@@ -19,9 +19,10 @@ enum { RETRY_MS = 500, EXCHANGE_MS = 30000, BLOB_MAX = 4096 };
 #define EPOCH_MAX (UINT64_MAX / 2)
 
 struct group_member {
-    uint64_t node; /* 0: not there */
-    bool waits;    /* its hello came after the last proposal */
-    bool has_blob; /* of the round that is collected */
+    uint64_t node;  /* 0: not there */
+    uint64_t epoch; /* its last */
+    bool waits;     /* its hello came after the last proposal */
+    bool has_blob;  /* of the round that is collected */
 };
 
 /* Messages of a type go both ways, and rank 0 is a rank too: this is their request number. */
@@ -280,9 +281,12 @@ static void propose(struct group *g)
 {
     Baton__GroupPropose m = BATON__GROUP_PROPOSE__INIT;
     if (n_waiting(g) < g->o.size || clock_ms() < g->t_retry_ms) return;
-    m.epoch = g->proposed = (g->proposed > g->epoch ? g->proposed : g->epoch) + 1;
+    for (uint32_t r = 0; r < g->o.size; r++) {
+        if (g->members[r].epoch > g->proposed) g->proposed = g->members[r].epoch;
+        g->members[r].waits = g->members[r].has_blob = false;
+    }
+    m.epoch = ++g->proposed;
     g->i_round = 0;
-    for (uint32_t r = 0; r < g->o.size; r++) g->members[r].waits = g->members[r].has_blob = false;
     send_to_all(g, FRAME_GROUP_PROPOSE, &m.base);
 }
 
@@ -320,7 +324,7 @@ static void on_hello(struct group *g, const struct cluster_message *m, const Bat
     else {
         g->members[h->rank].node = m->from;
         g->members[h->rank].waits = true;
-        if (h->epoch > g->proposed) g->proposed = h->epoch;
+        g->members[h->rank].epoch = h->epoch;
         propose(g);
         return;
     }

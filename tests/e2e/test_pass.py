@@ -220,7 +220,7 @@ def test_a_full_node_passes_requests_on():
         full, other = nodes
         wait_ready(*nodes)
         wait_sees(nodes, 2)
-        body = {**BODY, 'max_tokens': 40}
+        body = {**BODY, 'max_tokens': 400}
         want = request(other.port, 'POST', '/v1/completions', body)[2]['choices'][0]['token_ids']
         got = parallel([lambda: request(full.port, 'POST', '/v1/completions', body)] * 60, 30)
         assert [g[0] for g in got] == [200] * 60, [g for g in got if g[0] != 200][:3]
@@ -266,7 +266,7 @@ def test_a_forged_record_gets_nothing():
         assert len(record['proof']) == 32, record
         forge(cli, names, record, http_port=port)
         wait_until('it is noticed', lambda: 'its record was forged' in (request(nodes[0].port, 'GET', '/cluster', headers=key)[2]['trouble'] or {}).get('text', ''))
-        got = parallel([lambda: request(nodes[0].port, 'POST', '/v1/completions', {**BODY, 'max_tokens': 40}, key)] * 40, 30)
+        got = parallel([lambda: request(nodes[0].port, 'POST', '/v1/completions', {**BODY, 'max_tokens': 400}, key)] * 40, 30)
         assert [g[0] for g in got] == [200] * 40, [g for g in got if g[0] != 200][:3]
         assert passed(nodes[0], 'full', 'answered', key) >= 1 and not heard, heard
         assert all('proof' not in n and n['name'] != 'evil' for n in request(nodes[0].port, 'GET', '/cluster', headers=key)[2]['nodes'])
@@ -284,7 +284,7 @@ def test_without_a_secret_a_record_of_another_host_gets_nothing():
         record = json.loads(cli('hget', f'{names}:{cli("smembers", names + "s").split()[0]}', 'record'))
         forge(cli, names, record, host='192.0.2.1')
         wait_until('it is noticed', lambda: 'only nodes of this host are used' in (request(nodes[0].port, 'GET', '/cluster', headers=key)[2]['trouble'] or {}).get('text', ''))
-        got = parallel([lambda: request(nodes[0].port, 'POST', '/v1/completions', {**BODY, 'max_tokens': 40}, key)] * 40, 30)
+        got = parallel([lambda: request(nodes[0].port, 'POST', '/v1/completions', {**BODY, 'max_tokens': 400}, key)] * 40, 30)
         assert [g[0] for g in got] == [200] * 40, [g for g in got if g[0] != 200][:3]
         assert passed(nodes[0], 'full', 'answered', key) >= 1
         assert all(n['name'] != 'evil' for n in request(nodes[0].port, 'GET', '/cluster', headers=key)[2]['nodes'])
