@@ -3,7 +3,9 @@
  *     READY ──signal──▶ DRAINING ──no request left, or time is up──▶ STOPPING ──▶ loop_stop
  *
  * A signal before READY, a second one and node_stop lead to STOPPING at once. Thread: loop. */
+#include <poll.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include "deploy/node/end_by_force.h"
 #include "deploy/node/node_internal.h"
@@ -123,11 +125,18 @@ static void on_drain_poll(void *arg)
     node_stop(n, 0);
 }
 
+/* A pipe that nobody reads holds up whoever logs next, so nothing could be finished in order. */
+static bool is_log_stuck(void)
+{
+    struct pollfd p = { .fd = STDERR_FILENO, .events = POLLOUT };
+    return poll(&p, 1, 0) == 0;
+}
+
 void node_stop_on_signal(void *arg, int signum)
 {
     struct node *n = arg;
     const bool was_ready = n->state == NODE_READY || n->state == NODE_DRAINING,
-               at_once = n->state != NODE_READY || ++n->n_signals > 1;
+               at_once = n->state != NODE_READY || ++n->n_signals > 1 || is_log_stuck();
     const int exit_status = n->http && was_ready ? 0 : 130;
     /* Before anything that may hang, as the log does when nobody reads it. A stop may have begun by
      * itself. What has no HTTP has no requests to finish. */

@@ -85,6 +85,32 @@ def test_signal_while_generate_works():
 
 
 @alone
+def test_signal_while_nobody_reads_the_log():
+    """The node cannot log another line, and ends nevertheless."""
+    spans = []
+    while len(spans) < 3 and min(spans, default=LIMIT_S + 1) > LIMIT_S:
+        port, (reader, writer) = free_ports(1)[0], os.pipe()
+        p = subprocess.Popen([BIN, 'serve', '--model', TINY, '--host', '127.0.0.1', '--port', str(port), '--max-model-len', '512'], stdout=writer, stderr=writer)
+        try:
+            wait_until('ready', lambda: request(port, 'GET', '/ready', timeout=2)[0] == 200)
+            os.set_blocking(writer, False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    os.write(writer, b'x' * 4096)
+            os.set_blocking(writer, True)
+            t = time.monotonic()
+            p.send_signal(signal.SIGTERM)
+            assert p.wait(20) == 0
+            spans.append(time.monotonic() - t)
+        finally:
+            p.kill()
+            p.wait()
+            os.close(reader)
+            os.close(writer)
+    print(f'  SIGTERM while nobody reads the log: ended after {", ".join(f"{s:.2f}" for s in spans)} s')
+    assert min(spans) <= LIMIT_S, spans
+
+
 def test_signal_when_nothing_is_to_do():
     def start():
         node = Node(TINY)
