@@ -201,6 +201,25 @@ struct expert_slots_args {
     struct matmul_args *jobs; /* scratch: [n_experts], host memory */
 };
 
+/* The slots of an experts call, once its rows are sorted. */
+static inline struct expert_slots_args expert_slots_of(const struct experts_args *a)
+{
+    return (struct expert_slots_args){
+        .gate_up = a->gate_up,
+        .down = a->down,
+        .n_experts = a->n_experts,
+        .n_slots = a->n_rows * (size_t)a->n_used,
+        .x = a->h,
+        .x_stride = a->gate_up[0].n_in,
+        .n_x_rows = a->n_rows,
+        .rows = a->rows,
+        .begin = a->begin,
+        .out = a->out,
+        .act = a->act,
+        .jobs = a->jobs,
+    };
+}
+
 struct kernel_ops {
     /* x[i] = row ids[i] of the matrix, as f32; x [n_rows, w->n_in]; ids as in kernel_step. */
     void (*embed)(struct kernel_ctx *c, float *x, const struct weight *w, const int32_t *ids,

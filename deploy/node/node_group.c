@@ -61,10 +61,7 @@ static void on_ep_made(void *arg)
     n->next_ep.runs = false;
     if (st == OK && n->state == NODE_STOPPING) st = ERR_CANCELED;
     if (st == OK) st = engine_join_group(n->engine, ep, n->next_ep.epoch);
-    if (st != OK && ep) {
-        ep_abort(ep);
-        ep_free(ep);
-    }
+    if (st != OK) ep_discard(ep);
     if (n->group) group_prepared(n->group, n->next_ep.epoch, st, n->next_ep.err.text);
     node_stop_goes_on(n);
 }

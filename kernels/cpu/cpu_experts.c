@@ -100,29 +100,10 @@ static struct matmul_args shared_down(const struct experts_args *a, size_t hidde
     };
 }
 
-/* The slots of an experts call, whose rows are sorted. */
-static struct expert_slots_args slots_of(const struct experts_args *a, size_t hidden)
-{
-    return (struct expert_slots_args){
-        .gate_up = a->gate_up,
-        .down = a->down,
-        .n_experts = a->n_experts,
-        .n_slots = a->n_rows * (size_t)a->n_used,
-        .x = a->h,
-        .x_stride = hidden,
-        .n_x_rows = a->n_rows,
-        .rows = a->rows,
-        .begin = a->begin,
-        .out = a->out,
-        .act = a->act,
-        .jobs = a->jobs,
-    };
-}
-
 void cpu_experts(struct kernel_ctx *c, const struct experts_args *a)
 {
     const size_t hidden = a->gate_up[0].n_in;
-    const struct expert_slots_args slots = slots_of(a, hidden);
+    const struct expert_slots_args slots = expert_slots_of(a);
     const bool shared = a->shared.gate_up != NULL;
     sort_by_expert(a);
     size_t n = gate_up_jobs(&slots);

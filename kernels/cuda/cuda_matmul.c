@@ -393,30 +393,12 @@ static void run_down(struct cuda_ctx *c, const struct expert_slots_args *a,
     run_group(c, w, of->n, g, "down of experts"); /* [slots, H] */
 }
 
-static struct expert_slots_args slots_of(const struct experts_args *a)
-{
-    return (struct expert_slots_args){
-        .gate_up = a->gate_up,
-        .down = a->down,
-        .n_experts = a->n_experts,
-        .n_slots = a->n_rows * (size_t)a->n_used,
-        .x = a->h,
-        .x_stride = a->gate_up[0].n_in,
-        .n_x_rows = a->n_rows,
-        .rows = a->rows,
-        .begin = a->begin,
-        .out = a->out,
-        .act = a->act,
-        .jobs = a->jobs,
-    };
-}
-
 /* Gate and up of the shared expert and of the others take the same inputs, which the inputs of down
  * may overwrite. */
 void cuda_experts(struct kernel_ctx *base, const struct experts_args *a)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
-    const struct expert_slots_args slots = slots_of(a);
+    const struct expert_slots_args slots = expert_slots_of(a);
     struct cuda_input_spec prepared = { 0 };
     if (a->n_rows == 0) return;
     if (!a->sorted)

@@ -244,6 +244,12 @@ void ep_abort(struct ep *e)
     e->ops->abort(e);
 }
 
+void ep_discard(struct ep *e)
+{
+    if (e) ep_abort(e);
+    ep_free(e);
+}
+
 bool ep_is_aborted(const struct ep *e) { return __atomic_load_n(&e->aborted, __ATOMIC_SEQ_CST); }
 
 /* The status of a call that ended with st. */

@@ -162,6 +162,8 @@ enum status ep_create(const struct ep_config *c, struct ep **out, struct err *er
 /* Collective unless a fault was reported: memory is freed when no rank writes to it any more. NULL
  * is accepted. */
 void ep_free(struct ep *e);
+/* ep_abort, then ep_free: gives up an object without the other ranks. NULL is accepted. */
+void ep_discard(struct ep *e);
 /* experts [n_rows, n_used], each 0 .. n_logical - 1; n_rows at most max_rows, may be 0. out may be
  * NULL. Throughput: waits, and returns ERR_FULL on all ranks if one of them would receive more than
  * max_slots; then nothing was begun. */

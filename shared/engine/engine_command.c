@@ -15,8 +15,7 @@ void engine_command_drop(struct engine_command *c)
 {
     seq_free(c->seq);
     mem_free(c->first);
-    if (c->ep) ep_abort(c->ep);
-    ep_free(c->ep);
+    ep_discard(c->ep);
     c->seq = NULL;
     c->first = NULL;
     c->ep = NULL;

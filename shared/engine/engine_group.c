@@ -32,18 +32,12 @@ void engine_group_init(struct engine *e)
     e->group.words = MEM_ARRAY(struct engine_group_words, EP_RANKS_MAX);
 }
 
-static void abandon(struct ep *ep)
-{
-    if (ep) ep_abort(ep);
-    ep_free(ep);
-}
-
 void engine_group_leave(struct engine *e)
 {
     struct engine_group *g = &e->group;
     model_set_ep(e->opt.model, NULL);
-    abandon(g->ep);
-    abandon(g->next);
+    ep_discard(g->ep);
+    ep_discard(g->next);
     g->ep = g->next = NULL;
 }
 
@@ -101,12 +95,12 @@ static void join(struct engine *e, struct ep *ep, uint64_t epoch)
     if (epoch <= g->epoch || epoch <= g->next_epoch) {
         log_warn("group not joined", "epoch=%llu now=%llu next=%llu", (unsigned long long)epoch,
                  (unsigned long long)g->epoch, (unsigned long long)g->next_epoch);
-        abandon(ep);
+        ep_discard(ep);
         tell_unused(e, epoch, "a group of a later epoch is there already");
         return;
     }
     if (g->next) tell_unused(e, g->next_epoch, "it was replaced before all ranks had it");
-    abandon(g->next);
+    ep_discard(g->next);
     g->next = ep;
     g->next_epoch = epoch;
     g->is_told = false;
@@ -156,7 +150,7 @@ static uint64_t most_rows(const struct engine_group *g)
 static bool is_rung(struct engine_group *g)
 {
     pthread_mutex_lock(&g->lock);
-    const bool rung = g->rung_epoch == g->epoch && g->rung_step >= g->step && g->rung;
+    const bool rung = g->rung_epoch == g->epoch && g->rung_step >= g->step;
     pthread_mutex_unlock(&g->lock);
     return rung;
 }
@@ -231,8 +225,7 @@ void engine_bell(struct engine *e, uint64_t epoch, uint64_t step)
 {
     struct engine_group *g = &e->group;
     pthread_mutex_lock(&g->lock);
-    if (!g->rung || epoch > g->rung_epoch || (epoch == g->rung_epoch && step > g->rung_step)) {
-        g->rung = true;
+    if (epoch > g->rung_epoch || (epoch == g->rung_epoch && step > g->rung_step)) {
         g->rung_epoch = epoch;
         g->rung_step = step;
     }

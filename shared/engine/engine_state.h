@@ -93,10 +93,9 @@ struct engine_group {
     uint64_t step;                  /* the next */
     struct ep *next; /* to step in from next_epoch on; NULL with next_epoch > epoch: leaves */
     uint64_t next_epoch;
-    bool asleep;  /* nobody had rows at the last agreement */
-    bool is_told; /* the others know of next_epoch */
-    bool rung;    /* by bells, the latest of which was for this step of this epoch: */
-    uint64_t rung_epoch, rung_step;
+    bool asleep;                      /* nobody had rows at the last agreement */
+    bool is_told;                     /* the others know of next_epoch */
+    uint64_t rung_epoch, rung_step;   /* of the latest bell; epoch 0: none came */
     struct engine_group_words *words; /* [EP_RANKS_MAX] */
 };
 
