@@ -62,39 +62,11 @@ size_t ep_max_slots(const struct ep_config *c)
 
 /* ---- checks ---- */
 
-static enum status check_copies(const struct ep_placement *p, struct err *err)
-{
-    if (!p->copies) {
-        if (p->n_physical < p->n_logical)
-            return err_set(err, ERR_INVALID, "ep: %d experts have %d places", p->n_logical,
-                           p->n_physical);
-        return OK;
-    }
-    for (int32_t i = 0; i < p->n_logical; i++)
-        if (p->copies[0] != 0 || p->copies[i + 1] <= p->copies[i] ||
-            p->copies[i + 1] > p->n_physical)
-            return err_set(err, ERR_INVALID, "ep: expert %d has no place, or all have more than %d",
-                           i, p->n_physical);
-    for (int32_t i = 0; i < p->copies[p->n_logical]; i++)
-        if (p->physical[i] < 0 || p->physical[i] >= p->n_physical)
-            return err_set(err, ERR_INVALID, "ep: an expert's place is %d of 0 to %d",
-                           p->physical[i], p->n_physical - 1);
-    return OK;
-}
-
-static enum status check_placement(const struct ep_config *c, struct err *err)
+static enum status check_experts(const struct ep_config *c, struct err *err)
 {
     const struct ep_placement *p = &c->placement;
     if (p->n_logical == 0) return OK;
-    if (p->n_logical < 0 || p->n_physical < 1 || p->n_physical > KERNEL_EXPERTS_MAX || !p->first)
-        return err_set(err, ERR_INVALID, "ep: %d experts in %d places (at most %d)", p->n_logical,
-                       p->n_physical, KERNEL_EXPERTS_MAX);
-    if (p->first[0] != 0 || p->first[c->size] != p->n_physical)
-        return err_set(err, ERR_INVALID, "ep: the ranks' experts are not 0 to %d",
-                       p->n_physical - 1);
-    for (int32_t r = 0; r < c->size; r++)
-        if (p->first[r + 1] < p->first[r])
-            return err_set(err, ERR_INVALID, "ep: the experts of rank %d end before they begin", r);
+    TRY(ep_placement_check(p, c->size, err));
     if (c->max_rows < 1 || c->hidden < 1 || c->n_used < 1 || c->n_used > KERNEL_EXPERTS_USED_MAX ||
         c->n_used > p->n_logical)
         return err_set(err, ERR_INVALID, "ep: rows %d, hidden size %d, %d of %d experts used",
@@ -106,7 +78,7 @@ static enum status check_placement(const struct ep_config *c, struct err *err)
         return err_set(err, ERR_INVALID, "ep: rows do not travel as %s", dtype_name(c->send));
     if (c->back != DTYPE_F32 && c->back != DTYPE_BF16)
         return err_set(err, ERR_INVALID, "ep: results do not travel as %s", dtype_name(c->back));
-    return check_copies(p, err);
+    return OK;
 }
 
 static enum status check(const struct ep_config *c, struct err *err)
@@ -118,7 +90,7 @@ static enum status check(const struct ep_config *c, struct err *err)
         return err_set(err, ERR_INVALID, "ep: %d ranks have no way to meet", c->size);
     if (c->timeout_ms < 1)
         return err_set(err, ERR_INVALID, "ep: a deadline of %d ms", c->timeout_ms);
-    return check_placement(c, err);
+    return check_experts(c, err);
 }
 
 static const struct ep_ops *find(const char *name, const struct device *d)
@@ -131,35 +103,19 @@ static const struct ep_ops *find(const char *name, const struct device *d)
 
 /* ---- base ---- */
 
-static int32_t *identity(int32_t n)
-{
-    int32_t *v = MEM_ARRAY(int32_t, (size_t)n);
-    for (int32_t i = 0; i < n; i++) v[i] = i;
-    return v;
-}
-
 void ep_init(struct ep *e, const struct ep_ops *ops, const struct ep_config *c)
 {
-    struct ep_placement *p = &e->config.placement;
+    const int32_t *first = c->placement.first;
     e->ops = ops;
     e->config = *c;
-    if (p->n_logical == 0) return;
-    p->first = mem_dup(p->first, sizeof *p->first * ((size_t)c->size + 1));
-    p->physical = p->copies
-                      ? mem_dup(p->physical, sizeof *p->physical * (size_t)p->copies[p->n_logical])
-                      : identity(p->n_logical);
-    p->copies = p->copies ? mem_dup(p->copies, sizeof *p->copies * ((size_t)p->n_logical + 1))
-                          : identity(p->n_logical + 1);
-    e->n_local = p->first[c->rank + 1] - p->first[c->rank];
+    if (c->placement.n_logical == 0) return;
+    ep_placement_own(e);
+    e->n_local = first[c->rank + 1] - first[c->rank];
 }
 
 void ep_release(struct ep *e)
 {
-    struct ep_placement *p = &e->config.placement;
-    if (p->n_logical == 0) return;
-    mem_free((void *)p->first);
-    mem_free((void *)p->copies);
-    mem_free((void *)p->physical);
+    if (e->config.placement.n_logical > 0) ep_placement_release(e);
 }
 
 /* ---- meeting ---- */
@@ -181,9 +137,9 @@ static uint64_t config_hash_of(const struct ep_config *c)
                                  (uint64_t)c->timeout_ms };
     uint64_t h = hash_64(numbers, sizeof numbers, hash_64(c->backend, strlen(c->backend), 0));
     if (p->n_logical == 0) return h;
+    h = hash_64(&p->n_maps, sizeof p->n_maps, h);
     h = hash_64(p->first, sizeof *p->first * ((size_t)c->size + 1), h);
-    h = hash_64(p->copies, sizeof *p->copies * ((size_t)p->n_logical + 1), h);
-    return hash_64(p->physical, sizeof *p->physical * (size_t)p->copies[p->n_logical], h);
+    return hash_64(p->logical, sizeof *p->logical * (size_t)p->n_maps * (size_t)p->n_physical, h);
 }
 
 enum status ep_handshake(struct ep *e, enum status mine, const void *payload, size_t bytes,
@@ -266,8 +222,8 @@ static enum status check_going_on(const struct ep *e, struct err *err)
     return ep_is_aborted(e) ? ended(e, ERR_CANCELED, err) : OK;
 }
 
-enum status ep_plan(struct ep *e, const int32_t *experts, size_t n_rows, struct ep_counts *out,
-                    struct err *err)
+enum status ep_plan(struct ep *e, int32_t map, const int32_t *experts, size_t n_rows,
+                    struct ep_counts *out, struct err *err)
 {
     struct ep_counts counts = { 0 };
     TRY(check_going_on(e, err));
@@ -275,7 +231,11 @@ enum status ep_plan(struct ep *e, const int32_t *experts, size_t n_rows, struct 
     if (n_rows > (size_t)e->config.max_rows)
         return err_set(err, ERR_TOO_LONG, "ep: %zu rows at once, there is room for %d", n_rows,
                        e->config.max_rows);
+    if (map < 0 || map >= e->config.placement.n_maps)
+        return err_set(err, ERR_INVALID, "ep: map %d, there are 0 to %d", map,
+                       e->config.placement.n_maps - 1);
     e->n_rows = n_rows;
+    e->map = map;
     TRY(ended(e, e->ops->plan(e, experts, &counts, err), err));
     if (out) *out = counts;
     e->state = EP_PLANNED;

@@ -24,6 +24,7 @@
 enum {
     EP_RANKS_MAX = 256,
     EP_PEERS_MAX = 8 /* ranks of `peer`: GPUs of one host */,
+    EP_MAPS_MAX = 1024,
     EP_SCALE_STEP = 128, /* elements that share a scale */
     EP_PROGRESS_MS = 100
 };
@@ -36,15 +37,15 @@ typedef enum status (*ep_exchange_fn)(void *arg, const void *mine, size_t bytes,
                                       struct err *err);
 
 /* Placement of experts. Routers choose logical ones; a logical expert has one physical expert or
- * several with equal weights, which take its rows in turn: physical[copies[e] + (row + rank) %
- * number of copies]. */
+ * several with equal weights, its copies, which take its rows in turn: of its copies ascending,
+ * number (row + rank) % number of copies. A map says which logical expert each physical one is. */
 struct ep_placement {
     int32_t n_logical, n_physical;
-    const int32_t *first;    /* [size + 1]: rank r owns physical experts first[r] .. first[r + 1] -
-                              * 1, maybe none */
-    const int32_t *copies;   /* [n_logical + 1]: expert e's are physical[copies[e]] ..
-                              * physical[copies[e + 1] - 1]; NULL: e is physical e */
-    const int32_t *physical; /* [copies[n_logical]] */
+    const int32_t *first;   /* [size + 1]: rank r owns physical experts first[r] .. first[r + 1] -
+                             * 1, maybe none */
+    int32_t n_maps;         /* 0 or 1: one for all calls; more: each call says which */
+    const int32_t *logical; /* [n_maps, n_physical], with every logical expert at least once in
+                             * each map; NULL: physical e is e, and n_physical == n_logical */
 };
 
 /* The same on all ranks except rank, device, exchange_arg and progress: ep_create compares them.
@@ -125,7 +126,7 @@ struct ep_ops {
     /* c has been checked */
     enum status (*create)(const struct ep_config *c, struct ep **out, struct err *err);
     void (*free)(struct ep *e);
-    /* e->n_rows of them */
+    /* e->n_rows of them, placed by e->map */
     enum status (*plan)(struct ep *e, const int32_t *experts, struct ep_counts *out,
                         struct err *err);
     enum status (*dispatch_begin)(struct ep *e, const float *x, size_t x_stride, struct err *err);
@@ -146,10 +147,14 @@ enum ep_state { EP_IDLE, EP_PLANNED, EP_BEGUN, EP_DISPATCHED };
 
 struct ep {
     const struct ep_ops *ops;
-    struct ep_config config; /* arrays are the object's own; copies and physical are never
-                              * NULL */
-    int32_t n_local;         /* experts of this rank */
-    size_t n_rows;           /* of the running plan */
+    struct ep_config config;    /* arrays are the object's own; with experts there is at least one
+                                 * map, and `logical` is not NULL */
+    int32_t *copies, *physical; /* [n_maps, n_logical + 1], [n_maps, n_physical]: in a map, expert
+                                 * e's copies are physical[copies[e]] .. physical[copies[e + 1] -
+                                 * 1], ascending */
+    int32_t n_local;            /* experts of this rank */
+    int32_t map;                /* of the running plan, as n_rows */
+    size_t n_rows;
     enum ep_state state;
     int aborted; /* written by ep_abort on any thread: only by __atomic builtins, as C++ reads this
                   * header too */
@@ -164,11 +169,11 @@ enum status ep_create(const struct ep_config *c, struct ep **out, struct err *er
 void ep_free(struct ep *e);
 /* ep_abort, then ep_free: gives up an object without the other ranks. NULL is accepted. */
 void ep_discard(struct ep *e);
-/* experts [n_rows, n_used], each 0 .. n_logical - 1; n_rows at most max_rows, may be 0. out may be
- * NULL. Throughput: waits, and returns ERR_FULL on all ranks if one of them would receive more than
- * max_slots; then nothing was begun. */
-enum status ep_plan(struct ep *e, const int32_t *experts, size_t n_rows, struct ep_counts *out,
-                    struct err *err) MUST_CHECK;
+/* map: the same on all ranks, 0 where there is one. experts [n_rows, n_used], each 0 .. n_logical -
+ * 1; n_rows at most max_rows, may be 0. out may be NULL. Throughput: waits, and returns ERR_FULL on
+ * all ranks if one of them would receive more than max_slots; then nothing was begun. */
+enum status ep_plan(struct ep *e, int32_t map, const int32_t *experts, size_t n_rows,
+                    struct ep_counts *out, struct err *err) MUST_CHECK;
 /* x [n_rows, hidden], x_stride floats apart. */
 enum status ep_dispatch(struct ep *e, const float *x, size_t x_stride, struct ep_batch *out,
                         struct err *err) MUST_CHECK;

@@ -15,6 +15,23 @@ struct ep_row_layout {
 
 struct ep_row_layout ep_row_layout_of(const struct ep_config *c);
 
+/* Whether the ranks' experts are 0 to n_physical - 1 in order, and every map has every expert. */
+enum status ep_placement_check(const struct ep_placement *p, int32_t size,
+                               struct err *err) MUST_CHECK;
+/* Replaces the arrays of e->config.placement, which have been checked, by copies, and makes
+ * e->copies and e->physical. */
+void ep_placement_own(struct ep *e);
+void ep_placement_release(struct ep *e);
+
+/* The physical expert that takes one of this rank's rows for a logical one, in the running plan. */
+static inline int32_t ep_choose_copy(const struct ep *e, int32_t expert, size_t row)
+{
+    const struct ep_placement *p = &e->config.placement;
+    const int32_t *copies = e->copies + (size_t)e->map * ((size_t)p->n_logical + 1) + expert,
+                  *physical = e->physical + (size_t)e->map * (size_t)p->n_physical + copies[0];
+    return physical[(row + (size_t)e->config.rank) % (size_t)(copies[1] - copies[0])];
+}
+
 /* Initialises e with a copy of `c` and its arrays. */
 void ep_init(struct ep *e, const struct ep_ops *ops, const struct ep_config *c);
 void ep_release(struct ep *e);

@@ -57,11 +57,11 @@ static enum status make_work(struct ep_cuda *cuda, const int32_t *owner, struct 
     const struct ep_placement *p = &c->placement;
     struct ep_call *call = &cuda->call;
     const size_t n = ep_pair_slots(c), size = (size_t)c->size, n_logical = (size_t)p->n_logical,
-                 n_physical = (size_t)p->n_physical;
+                 n_physical = (size_t)p->n_physical, n_maps = n_logical ? (size_t)p->n_maps : 0;
     const struct ep_cuda_piece pieces[] = {
         { p->first, size + 1, &call->first },
-        { p->copies, n_logical + 1, &call->copies },
-        { p->physical, n_logical ? (size_t)p->copies[n_logical] : 0, &call->physical },
+        { cuda->base.copies, n_maps * (n_logical + 1), &call->copies },
+        { cuda->base.physical, n_maps * n_physical, &call->physical },
         { owner, n_physical, &call->owner },
         { NULL, EP_FLAGS + 1, (const int32_t **)&call->epochs },
         { NULL, n, (const int32_t **)&call->chosen },

@@ -22,8 +22,9 @@ static __global__ void __launch_bounds__(PLACE_THREADS) place_kernel(ep_call c)
         raise_fault(c, EP_FAULT_EXPERT, c.rank);
         e = 0;
     }
-    const int at = c.copies[e], n = c.copies[e + 1] - at;
-    c.chosen[i] = c.physical[at + (i / c.n_used + c.rank) % n];
+    const int32_t *copies = c.copies + (size_t)c.map * ((size_t)c.n_logical + 1) + e,
+                  *physical = c.physical + (size_t)c.map * (size_t)c.n_physical + copies[0];
+    c.chosen[i] = physical[(i / c.n_used + c.rank) % (copies[1] - copies[0])];
 }
 
 cudaError_t ep_run_sort(cudaStream_t s, const struct ep_call *c)

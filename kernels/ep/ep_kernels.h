@@ -49,7 +49,7 @@ struct ep_layout {
 /* A kernel's arguments. Pointers are this GPU's memory, except other ranks' windows. */
 struct ep_call {
     struct ep_layout at;
-    int32_t rank, size, n_used, hidden, n_logical, n_physical, first_local, n_local, n_rows;
+    int32_t rank, size, n_used, hidden, n_logical, n_physical, first_local, n_local, n_rows, map;
     enum dtype send, back;
     bool direct, packed;
     unsigned long long timeout_ns;
@@ -60,8 +60,8 @@ struct ep_call {
     unsigned *host_fault;                /* pinned: the host reads it */
     const unsigned *host_abort;          /* pinned: the host writes it, see ep_abort */
     unsigned *epochs, *done;             /* [EP_FLAGS]; blocks that have finished */
-    const int32_t *first, *copies, *physical, *owner; /* of ep_placement; owner [n_physical]:
-                                                       * the rank */
+    const int32_t *first, *copies, *physical, *owner; /* of struct ep; owner [n_physical]: the
+                                                       * rank */
     const int32_t *experts;                           /* [n_rows, n_used] logical ones */
     int32_t *chosen, *rows, *index, *back_at;         /* [n_rows n_used]: physical expert; of
                                                        * moe_sort_rows; which result of `back` */

@@ -320,6 +320,7 @@ static enum status nccl_plan(struct ep *e, const int32_t *experts, struct ep_cou
     TRY(check_healthy(n, err));
     n->cuda.call.experts = experts;
     n->cuda.call.n_rows = (int32_t)e->n_rows;
+    n->cuda.call.map = e->map;
     TRY(ep_cuda_check(&n->cuda, ep_run_sort(n->cuda.device->stream, &n->cuda.call),
                       "sorting rows by expert", err));
     TRY(gather_counts(n, err));

@@ -131,6 +131,7 @@ static enum status peer_plan(struct ep *e, const int32_t *experts, struct ep_cou
     TRY(ep_cuda_fault(cuda, err));
     cuda->call.experts = experts;
     cuda->call.n_rows = (int32_t)e->n_rows;
+    cuda->call.map = e->map;
     TRY(ep_cuda_check(cuda, ep_run_sort(cuda->device->stream, &cuda->call),
                       "sorting rows by expert", err));
     *out = (struct ep_counts){ .n_slots = ep_max_slots(&e->config) };

@@ -62,8 +62,7 @@ static enum status self_plan(struct ep *e, const int32_t *experts, struct ep_cou
         if (experts[i] < 0 || experts[i] >= p->n_logical)
             return err_set(err, ERR_INVALID, "ep: a row chose expert %d of %d", experts[i],
                            p->n_logical);
-        const int32_t at = p->copies[experts[i]], copies = p->copies[experts[i] + 1] - at;
-        s->chosen[i] = p->physical[at + (int32_t)(i / used) % copies];
+        s->chosen[i] = ep_choose_copy(e, experts[i], i / used);
         s->counts[s->chosen[i]]++;
     }
     s->begin[0] = 0;

@@ -175,13 +175,11 @@ static int32_t *plan_order(const struct ep_shm *s, int32_t rank)
 static enum status choose_copies(struct ep_shm *s, const int32_t *experts, struct err *err)
 {
     const struct ep_config *c = &s->base.config;
-    const struct ep_placement *p = &c->placement;
     const size_t used = (size_t)c->n_used, n = s->base.n_rows * used;
     for (size_t i = 0; i < n; i++) {
-        if (experts[i] < 0 || experts[i] >= p->n_logical)
+        if (experts[i] < 0 || experts[i] >= c->placement.n_logical)
             return ep_shm_raise(s, EP_SHM_EXPERT, c->rank, err);
-        const int32_t at = p->copies[experts[i]], copies = p->copies[experts[i] + 1] - at;
-        s->chosen[i] = p->physical[at + (int32_t)((i / used + (size_t)c->rank) % (size_t)copies)];
+        s->chosen[i] = ep_choose_copy(&s->base, experts[i], i / used);
     }
     return OK;
 }

@@ -27,7 +27,7 @@ static void create_layer(const struct model *m, struct decoder *d, uint32_t i)
     struct decoder_layer *l = &d->layers[i];
     const int kind = model_layer_is_sparse(c, i) ? 1 : 0;
     l->attention = attention_ops_of(c)->create(m);
-    l->ffn = FFN_OPS[kind]->create(m);
+    l->ffn = FFN_OPS[kind]->create(m, i);
     if (!d->ffn_works[kind]) d->ffn_works[kind] = FFN_OPS[kind]->create_work();
     l->ffn_work = d->ffn_works[kind];
 }

@@ -66,10 +66,10 @@ void swiglu_release(struct kernel_ctx *k, struct swiglu *f)
 
 /* ---- load ---- */
 
-static struct ffn_layer *dense_create(const struct model *m)
+static struct ffn_layer *dense_create(const struct model *m, uint32_t layer)
 {
     struct ffn_dense *f = MEM_NEW(struct ffn_dense);
-    (void)m;
+    (void)m, (void)layer;
     f->base.ops = &ffn_dense_ops;
     return &f->base;
 }

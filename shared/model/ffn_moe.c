@@ -21,11 +21,12 @@ static const size_t WORK_ELEMENTS = (size_t)64 << 20;
 
 /* ---- load ---- */
 
-static struct ffn_layer *moe_create(const struct model *m)
+static struct ffn_layer *moe_create(const struct model *m, uint32_t layer)
 {
     struct ffn_moe *e = MEM_NEW(struct ffn_moe);
     e->base.ops = &ffn_moe_ops;
     e->n_experts = m->config.moe.n_experts;
+    e->i_sparse = model_n_sparse(&m->config, layer);
     e->first_mine = m->share.first_expert;
     e->n_mine = m->share.n_experts;
     e->gate_up = MEM_ARRAY(struct weight, e->n_mine);

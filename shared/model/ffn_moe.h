@@ -17,6 +17,7 @@ struct ffn_moe {
     struct swiglu shared;          /* with shared_intermediate > 0 */
     uint32_t n_experts;            /* E, of all ranks */
     uint32_t first_mine, n_mine;   /* experts of this rank */
+    uint32_t i_sparse;             /* its number among the model's sparse layers */
 };
 
 struct ffn_moe_work {

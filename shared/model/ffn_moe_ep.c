@@ -79,6 +79,12 @@ static void run_slots(const struct decoder_step *s, const struct ffn_moe *e,
     s->m->kernels->ops->expert_slots(s->m->kernels, &a);
 }
 
+/* Where the layer's experts are, if they are not in the same places in all sparse layers. */
+static int32_t map_of(const struct ep *ep, const struct ffn_moe *e)
+{
+    return ep->config.placement.n_maps > 1 ? (int32_t)e->i_sparse : 0;
+}
+
 /* One piece: x [rows, H] of this rank. ERR_FULL: on all ranks, and x is as it was. */
 static enum status run_piece(const struct decoder_step *s, const struct ffn_moe *e,
                              const struct ffn_moe_work *w, const float *norm, float *x, size_t rows,
@@ -93,7 +99,7 @@ static enum status run_piece(const struct decoder_step *s, const struct ffn_moe 
         k->ops->rms_norm(k, b.h, hidden, x, hidden, norm, rows, hidden, s->m->config.rms_eps);
         moe_route_rows(s, e, w, b.h, rows, false);
     }
-    TRY(ep_plan(ep, w->experts, rows, NULL, err));
+    TRY(ep_plan(ep, map_of(ep, e), w->experts, rows, NULL, err));
     TRY(ep_dispatch_begin(ep, b.h, hidden, err));
     run_shared(s, e, w, b.h, x, rows);
     TRY(ep_dispatch_end(ep, &in, err));

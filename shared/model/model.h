@@ -75,6 +75,13 @@ static inline bool model_layer_is_sparse(const struct model_config *c, uint32_t 
 {
     return (c->moe.sparse[i / 8] >> (i % 8) & 1) != 0;
 }
+/* Sparse layers before layer `end`. */
+static inline uint32_t model_n_sparse(const struct model_config *c, uint32_t end)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < end; i++) n += model_layer_is_sparse(c, i);
+    return n;
+}
 static inline bool model_is_latent(const struct model_config *c) { return c->mla.kv_lora > 0; }
 
 /* Defaults for requests, from generation_config.json; NaN / -1 where the file says nothing. */

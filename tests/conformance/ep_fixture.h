@@ -234,21 +234,28 @@ static inline void row_experts(const struct shape *s, int rank, size_t row, int3
     }
 }
 
-static inline int32_t physical_of(const struct ep_placement *p, int rank, size_t row,
-                                  int32_t expert)
+/* The map of a call: all in turn. */
+static inline int32_t map_of(const struct shape *s)
 {
-    if (!p->copies) return expert;
-    const int32_t at = p->copies[expert], n = p->copies[expert + 1] - at;
-    return p->physical[at + (int32_t)((row + (size_t)rank) % (size_t)n)];
+    const int32_t n = s->c.placement.n_maps;
+    return n > 1 ? s->call % n : 0;
 }
 
-static inline int32_t logical_of(const struct ep_placement *p, int32_t physical)
+static inline int32_t logical_of(const struct shape *s, int32_t physical)
 {
-    if (!p->copies) return physical;
-    for (int32_t e = 0; e < p->n_logical; e++)
-        for (int32_t i = p->copies[e]; i < p->copies[e + 1]; i++)
-            if (p->physical[i] == physical) return e;
-    return -1; /* a physical slot without an expert */
+    const struct ep_placement *p = &s->c.placement;
+    return p->logical ? p->logical[map_of(s) * p->n_physical + physical] : physical;
+}
+
+/* By the definition: of the expert's copies, ascending, number (row + rank) % number of copies. */
+static inline int32_t physical_of(const struct shape *s, int rank, size_t row, int32_t expert)
+{
+    const struct ep_placement *p = &s->c.placement;
+    size_t n = 0;
+    for (int32_t x = 0; x < p->n_physical; x++) n += logical_of(s, x) == expert;
+    size_t left = (row + (size_t)rank) % n;
+    for (int32_t x = 0;; x++)
+        if (logical_of(s, x) == expert && left-- == 0) return x;
 }
 
 static inline float as_sent(float x, enum dtype t, float scale)

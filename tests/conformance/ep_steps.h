@@ -72,12 +72,12 @@ static inline size_t check_batch(const struct shape *s, const struct world *w,
                 int32_t experts[USED_MAX];
                 row_experts(s, r, row, experts);
                 for (int j = 0; j < s->c.n_used; j++) {
-                    if (physical_of(p, r, row, experts[j]) != p->first[w->rank] + e) continue;
+                    if (physical_of(s, r, row, experts[j]) != p->first[w->rank] + e) continue;
                     row_x(s, r, row, sent);
                     row_sent(s, sent, want);
                     read_row(s, b, x + (size_t)x_rows[slot] * b->row_bytes, got);
                     CHECK(memcmp(want, got, hidden * sizeof *want) == 0);
-                    expert_of(logical_of(p, p->first[w->rank] + e), got, s->c.hidden,
+                    expert_of(logical_of(s, p->first[w->rank] + e), got, s->c.hidden,
                               out + slot * hidden);
                     slot++;
                 }
@@ -169,7 +169,7 @@ static inline void check_counts(const struct shape *s, const struct world *w,
         for (int r = 0; r < w->size; r++)
             for (size_t row = 0; row < rows_of(s, r); row++) {
                 row_experts(s, r, row, experts);
-                for (int j = 0; j < s->c.n_used; j++) n += physical_of(p, r, row, experts[j]) == e;
+                for (int j = 0; j < s->c.n_used; j++) n += physical_of(s, r, row, experts[j]) == e;
             }
         CHECK_EQ_INT(c->by_expert[e - p->first[w->rank]], n);
         all += (size_t)n;
@@ -206,7 +206,7 @@ static inline void step(const struct shape *s, const struct world *w, struct dev
     struct ep_counts counts;
     struct ep_batch b;
     make_inputs(s, w, d, &in);
-    CHECK_OK(ep_plan(e, in.d_experts.ptr, in.n, &counts, NULL));
+    CHECK_OK(ep_plan(e, map_of(s), in.d_experts.ptr, in.n, &counts, NULL));
     check_counts(s, w, &counts);
     dispatch(s, e, &in, &b);
     CHECK_EQ_INT(b.n_slots, counts.n_slots);
@@ -324,30 +324,40 @@ static inline void gather_columns(const struct world *w, struct device *d, struc
 
 /* ---- placements ---- */
 
-enum { COPIES = 3 };
-static int32_t first_of[RANKS + 1], copies_of[13], physical_of_copies[12 + COPIES];
+enum placed {
+    ONCE,      /* physical e is e */
+    REDUNDANT, /* one map; the first three experts have a second copy */
+    BY_LAYER   /* MAPS maps, with redundant copies of other experts in each */
+};
+enum { EXPERTS = 12, COPIES = 3, PLACES = EXPERTS + COPIES, MAPS = 3 };
+static int32_t first_of[RANKS + 1], logical_of_places[MAPS][PLACES];
 
-/* 12 experts. Uneven: rank 1 has none, the last has what is left. Redundant: the first three have a
- * second copy, at the end. */
-static inline struct ep_placement placement(int size, bool redundant)
+static inline void make_maps(void)
 {
-    const int32_t n = 12 + (redundant ? COPIES : 0);
+    static const int32_t copied[MAPS][COPIES] = { { 0, 1, 2 }, { 5, 5, 5 }, { 11, 4, 11 } };
+    for (int32_t x = 0; x < EXPERTS; x++) { /* not in order */
+        logical_of_places[0][x] = EXPERTS - 1 - x;
+        logical_of_places[1][x] = (7 * x + 3) % EXPERTS;
+        logical_of_places[2][x] = 5 * x % EXPERTS;
+    }
+    for (int m = 0; m < MAPS; m++)
+        memcpy(&logical_of_places[m][EXPERTS], copied[m], sizeof copied[m]);
+}
+
+/* Uneven: rank 1 has no experts, the last has what is left. */
+static inline struct ep_placement placement(int size, enum placed placed)
+{
+    const int32_t n = placed == ONCE ? EXPERTS : PLACES;
     for (int r = 0; r <= size; r++) first_of[r] = r == size ? n : r * n / size;
     if (size == 2) first_of[1] = 7;
     if (size > 2) first_of[2] = first_of[1];
-    int32_t at = 0;
-    for (int32_t e = 0; e < 12; e++) {
-        copies_of[e] = at;
-        physical_of_copies[at++] = 11 - e; /* not in order */
-        if (e < COPIES) physical_of_copies[at++] = 12 + e;
-    }
-    copies_of[12] = at;
+    make_maps();
     return (struct ep_placement){
-        .n_logical = 12,
+        .n_logical = EXPERTS,
         .n_physical = n,
         .first = first_of,
-        .copies = redundant ? copies_of : NULL,
-        .physical = redundant ? physical_of_copies : NULL,
+        .n_maps = placed == BY_LAYER ? MAPS : placed == REDUNDANT,
+        .logical = placed == ONCE ? NULL : logical_of_places[0],
     };
 }
 
@@ -358,7 +368,7 @@ static inline struct shape shape_of(const char *backend, enum ep_mode mode, int 
                                   .max_rows = 6,
                                   .hidden = 200,
                                   .n_used = 3,
-                                  .placement = placement(size, false),
+                                  .placement = placement(size, ONCE),
                                   .send = DTYPE_F32,
                                   .back = DTYPE_F32,
                                   .collective_bytes = 2048,

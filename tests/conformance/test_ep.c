@@ -38,13 +38,13 @@ static void calls_as(const char *backend, const char *device, enum ep_mode mode,
 {
     static const struct {
         enum dtype send, back;
-        bool redundant;
+        enum placed placed;
         int32_t hidden, n_used;
     } VARIANTS[] = {
-        { DTYPE_F32, DTYPE_F32, false, 200, 3 },
-        { DTYPE_BF16, DTYPE_BF16, true, 64, 1 },
-        { DTYPE_F8_E4M3, DTYPE_F32, true, 333, 4 },
-        { DTYPE_F32, DTYPE_BF16, false, 128, 2 }, /* rows that may be read in place */
+        { DTYPE_F32, DTYPE_F32, ONCE, 200, 3 },
+        { DTYPE_BF16, DTYPE_BF16, REDUNDANT, 64, 1 },
+        { DTYPE_F8_E4M3, DTYPE_F32, BY_LAYER, 333, 4 },
+        { DTYPE_F32, DTYPE_BF16, BY_LAYER, 128, 2 }, /* rows that may be read in place */
     };
     the_device = device;
     for (size_t i = 0; i < COUNT_OF(VARIANTS); i++) {
@@ -53,7 +53,7 @@ static void calls_as(const char *backend, const char *device, enum ep_mode mode,
         the_shape.c.back = VARIANTS[i].back;
         the_shape.c.hidden = VARIANTS[i].hidden;
         the_shape.c.n_used = VARIANTS[i].n_used;
-        the_shape.c.placement = placement(size, VARIANTS[i].redundant);
+        the_shape.c.placement = placement(size, VARIANTS[i].placed);
         if (as == THREADS) run_ranks_as_threads(size, rank_of_calls);
         else run_ranks(size, rank_of_calls, 0, WHY);
     }
@@ -147,19 +147,18 @@ static void refused(struct ep_config c, enum status want, const char *says)
         test_fail(__FILE__, __LINE__, "\"%s\" does not say \"%s\"", err.text, says);
 }
 
-TEST(impossible_sizes_are_refused_with_a_sentence)
-{
-    static const int32_t backwards[] = { 0, 8, 4, 12 }, short_of[] = { 0, 11 },
-                         no_copy[] = { 0, 1, 1 }, places[] = { 0, 7 };
-    struct ep_config good = shape_of("self", EP_THROUGHPUT, 1).c, c;
-    CHECK_OK(device_open("cpu", &good.device, NULL));
-    good.size = 1;
 #define REFUSED(change, want, says)                                                                \
     do {                                                                                           \
         c = good;                                                                                  \
         change;                                                                                    \
         refused(c, want, says);                                                                    \
     } while (0)
+
+TEST(impossible_sizes_are_refused_with_a_sentence)
+{
+    struct ep_config good = shape_of("self", EP_THROUGHPUT, 1).c, c;
+    CHECK_OK(device_open("cpu", &good.device, NULL));
+    good.size = 1;
     REFUSED(c.backend = "abacus", ERR_UNSUPPORTED, "abacus");
     REFUSED(c.backend = "peer", ERR_UNSUPPORTED, "for the CPU");
     REFUSED(c.rank = 1, ERR_INVALID, "rank 1 of 1");
@@ -172,22 +171,42 @@ TEST(impossible_sizes_are_refused_with_a_sentence)
     REFUSED(c.hidden = 0, ERR_INVALID, "hidden size 0");
     REFUSED(c.n_used = 13, ERR_INVALID, "13 of 12");
     REFUSED(c.max_rows = 1 << 30, ERR_INVALID, "too many");
-    REFUSED(c.placement.n_physical = 11, ERR_INVALID, "0 to 10");
-    REFUSED((c.placement.n_physical = 11, c.placement.first = short_of), ERR_INVALID,
-            "12 experts have 11 places");
-    REFUSED((c.size = 3, c.placement.first = backwards), ERR_INVALID,
-            "rank 1 end before they begin");
-    REFUSED((c.placement.n_logical = 2, c.n_used = 2, c.placement.copies = no_copy,
-             c.placement.physical = places),
-            ERR_INVALID, "expert 1 has no place");
     REFUSED(c.send = DTYPE_Q4_0, ERR_INVALID, "q4_0");
     REFUSED(c.back = DTYPE_F8_E4M3, ERR_INVALID, "f8_e4m3");
-    REFUSED((c.size = 2, c.placement = placement(2, false)), ERR_UNSUPPORTED, "one rank, not 2");
-    good.placement = placement(1, false);
+    REFUSED((c.size = 2, c.placement = placement(2, ONCE)), ERR_UNSUPPORTED, "one rank, not 2");
+    good.placement = placement(1, ONCE);
     REFUSED((c.backend = "shm", c.max_rows = 1 << 28, c.hidden = 1 << 24), ERR_INVALID,
             "too much to share");
     REFUSED((c.backend = "shm", c.max_rows = 1 << 29, c.hidden = 64), ERR_INVALID,
             "rows of 1 ranks are too many");
+    device_close(good.device);
+}
+
+TEST(impossible_placements_are_refused_with_a_sentence)
+{
+    static const int32_t backwards[] = { 0, 8, 4, 12 }, short_of[] = { 0, 11 }, spare[] = { 0, 13 },
+                         four[] = { 0, 4 }, maps[] = { 0, 1, 1, 0, 2, 0, 2, 1, 0, 1, 3, 2 };
+    struct ep_config good = shape_of("self", EP_THROUGHPUT, 1).c, c;
+    CHECK_OK(device_open("cpu", &good.device, NULL));
+    good.size = 1;
+    good.exchange = world_exchange;
+    REFUSED(c.placement.n_physical = 11, ERR_INVALID, "experts are 0 to 11, not 0 to 10");
+    REFUSED((c.placement.n_physical = 11, c.placement.first = short_of), ERR_INVALID,
+            "12 experts have 11 places");
+    REFUSED((c.size = 3, c.placement.first = backwards), ERR_INVALID,
+            "rank 1 end before they begin");
+    REFUSED((c.placement.n_physical = 13, c.placement.first = spare), ERR_INVALID,
+            "nothing says which of 12 experts are in 13 places of 0 maps");
+    REFUSED(c.placement.n_maps = 2, ERR_INVALID, "12 places of 2 maps");
+    REFUSED(c.placement.n_maps = -1, ERR_INVALID, "-1 maps of experts (at most");
+    REFUSED(c.placement.n_maps = EP_MAPS_MAX + 1, ERR_INVALID, "1025 maps of experts (at most");
+    good.placement = (struct ep_placement){ 3, 4, four, 2, maps };
+    REFUSED((void)0, ERR_INVALID, "expert 2 has no place in map 0");
+    REFUSED(c.placement.logical = maps + 4, ERR_INVALID,
+            "place 2 of map 1 has expert 3, not one "
+            "of 0 to 2");
+    REFUSED((c.placement.n_logical = 4, c.placement.logical = maps + 4), ERR_INVALID,
+            "expert 3 has no place in map 0");
     device_close(good.device);
 }
 
@@ -199,15 +218,17 @@ TEST(too_much_at_once_is_refused)
     struct ep *e = open_ep(&s, &w, d);
     int32_t experts[7 * 3] = { 0 }, wrong[3] = { 0, 12, 1 };
     float x[600] = { 0 };
-    CHECK_STATUS(ep_plan(e, experts, 7, NULL, NULL), ERR_TOO_LONG);
-    CHECK_STATUS(ep_plan(e, wrong, 1, NULL, NULL), ERR_INVALID);
+    CHECK_STATUS(ep_plan(e, 0, experts, 7, NULL, NULL), ERR_TOO_LONG);
+    CHECK_STATUS(ep_plan(e, 0, wrong, 1, NULL, NULL), ERR_INVALID);
+    CHECK_STATUS(ep_plan(e, 1, experts, 1, NULL, NULL), ERR_INVALID);
+    CHECK_STATUS(ep_plan(e, -1, experts, 1, NULL, NULL), ERR_INVALID);
     CHECK_STATUS(ep_all_reduce(e, x, 513, DTYPE_F32, NULL), ERR_TOO_LONG);
     CHECK_STATUS(ep_all_reduce(e, x, 4, DTYPE_F16, NULL), ERR_UNSUPPORTED);
     CHECK_STATUS(ep_gather_columns(e, x, 300, x, 300, 2, (const size_t[]){ 0, 257 }, NULL),
                  ERR_TOO_LONG);
     CHECK_STATUS(ep_gather_columns(e, x, 300, x, 300, 2, (const size_t[]){ 9, 8 }, NULL),
                  ERR_INVALID);
-    CHECK_OK(ep_plan(e, experts, 6, NULL, NULL));
+    CHECK_OK(ep_plan(e, 0, experts, 6, NULL, NULL));
     ep_free(e);
     ep_free(NULL);
     device_close(d);
@@ -228,7 +249,7 @@ static void rank_of_a_wrong_expert(struct world *w)
         in.experts[1] = 12;
         device_upload(d, in.d_experts.ptr, in.experts, in.n * 3 * sizeof(int32_t));
     }
-    enum status st = ep_plan(e, in.d_experts.ptr, in.n, NULL, &err);
+    enum status st = ep_plan(e, 0, in.d_experts.ptr, in.n, NULL, &err);
     if (st == OK) st = ep_dispatch(e, in.d_x.ptr, in.stride, &b, &err);
     if (st == OK) st = ep_wait(e, &err);
     CHECK_STATUS(st, ERR_INVALID);
@@ -250,27 +271,49 @@ TEST(shm_a_wrong_expert_ends_all_ranks_with_its_name)
     run_ranks(2, rank_of_a_wrong_expert, 0, WHY);
 }
 
-static void rank_with_other_sizes(struct world *w)
+static void (*the_change)(struct ep_config *c);
+static void add_hidden(struct ep_config *c) { c->hidden++; }
+/* The last map has one more copy of another expert. */
+static void copy_another(struct ep_config *c)
+{
+    static int32_t others[MAPS][PLACES];
+    memcpy(others, c->placement.logical, sizeof others);
+    others[MAPS - 1][PLACES - 1] = 0;
+    c->placement.logical = others[0];
+}
+static void leave_maps_out(struct ep_config *c) { c->placement.n_maps = 1; }
+
+static void rank_with_other_terms(struct world *w)
 {
     struct device *d = rank_device(the_device, w);
-    const struct shape s = shape_of(the_backend, EP_LOW_LATENCY, w->size);
+    struct shape s = shape_of(the_backend, EP_LOW_LATENCY, w->size);
+    s.c.placement = placement(w->size, BY_LAYER);
     struct ep_config c = config_of(&s, w, d);
     struct ep *e = NULL;
     struct err err;
-    if (w->rank == 1) c.hidden++;
+    if (w->rank == 1) the_change(&c);
     CHECK_STATUS(ep_create(&c, &e, &err), ERR_PEER_MISMATCH);
     CHECK(e == NULL && strstr(err.text, w->rank == 1 ? "rank 0" : "rank 1") != NULL);
     device_close(d);
 }
-TEST(peer_ranks_of_other_sizes_do_not_meet)
+static void ranks_of_other_terms_do_not_meet(void)
+{
+    static void (*const changes[])(struct ep_config *) = { add_hidden, copy_another,
+                                                           leave_maps_out };
+    for (size_t i = 0; i < COUNT_OF(changes); i++) {
+        the_change = changes[i];
+        run_ranks(3, rank_with_other_terms, 0, WHY);
+    }
+}
+TEST(peer_ranks_of_other_terms_do_not_meet)
 {
     on("peer", "cuda");
-    run_ranks(3, rank_with_other_sizes, 0, WHY);
+    ranks_of_other_terms_do_not_meet();
 }
-TEST(shm_ranks_of_other_sizes_do_not_meet)
+TEST(shm_ranks_of_other_terms_do_not_meet)
 {
     on("shm", "cpu");
-    run_ranks(3, rank_with_other_sizes, 0, WHY);
+    ranks_of_other_terms_do_not_meet();
 }
 
 #ifdef BATON_EMULATED_GPU
@@ -321,7 +364,7 @@ static void rank_with_a_broken_gpu(struct world *w)
     struct ep *e = open_ep(&s, w, d);
     make_inputs(&s, w, d, &in);
     if (w->rank == 1) simt_fail_next(cudaErrorIllegalAddress, "kernel", 0);
-    enum status st = ep_plan(e, in.d_experts.ptr, in.n, NULL, &err);
+    enum status st = ep_plan(e, 0, in.d_experts.ptr, in.n, NULL, &err);
     if (st == OK) st = ep_dispatch(e, in.d_x.ptr, in.stride, &b, &err);
     if (st == OK) st = ep_wait(e, &err);
     CHECK_STATUS(st, w->rank == 1 ? ERR_NODEV : ERR_PEER_LOST);
@@ -390,7 +433,7 @@ static void rank_whose_peer_dies(struct world *w)
     if (w->rank == DEAD) kill(getpid(), SIGKILL);
     make_inputs(&s, w, d, &in);
     const long long before = now_ms();
-    enum status st = ep_plan(e, in.d_experts.ptr, in.n, NULL, &err);
+    enum status st = ep_plan(e, 0, in.d_experts.ptr, in.n, NULL, &err);
     if (st == OK) st = ep_dispatch(e, in.d_x.ptr, in.stride, &b, &err);
     if (st == OK) st = ep_wait(e, &err);
     CHECK(is_lost(st));
@@ -452,7 +495,7 @@ static void rank_of_an_abort(struct world *w)
     const long long before = now_ms();
     if (w->rank == ABORTED) CHECK(pthread_create(&aborter, NULL, abort_soon, e) == 0);
     if (w->rank == LATE) usleep(LATE_MS * 1000);
-    enum status st = ep_plan(e, in.d_experts.ptr, in.n, NULL, &err);
+    enum status st = ep_plan(e, 0, in.d_experts.ptr, in.n, NULL, &err);
     if (st == OK) st = ep_dispatch(e, in.d_x.ptr, in.stride, &b, &err);
     if (st == OK) st = ep_wait(e, &err);
     CHECK_STATUS(st, w->rank == ABORTED ? ERR_CANCELED : ERR_PEER_LOST);
@@ -464,7 +507,7 @@ static void rank_of_an_abort(struct world *w)
         const size_t first[] = { 0, 1, 1, 1 };
         CHECK(pthread_join(aborter, NULL) == 0);
         CHECK_STATUS(ep_wait(e, NULL), ERR_CANCELED);
-        CHECK_STATUS(ep_plan(e, in.d_experts.ptr, in.n, NULL, NULL), ERR_CANCELED);
+        CHECK_STATUS(ep_plan(e, 0, in.d_experts.ptr, in.n, NULL, NULL), ERR_CANCELED);
         CHECK_STATUS(ep_dispatch(e, in.d_x.ptr, in.stride, &b, NULL), ERR_CANCELED);
         CHECK_STATUS(ep_combine(e, NULL, NULL), ERR_CANCELED);
         CHECK_STATUS(ep_all_reduce(e, &x, 1, DTYPE_F32, NULL), ERR_CANCELED);
@@ -504,7 +547,7 @@ TEST(self_an_aborted_rank_ends_its_calls)
     CHECK_OK(ep_wait(e, NULL));
     ep_abort(e);
     CHECK_STATUS(ep_wait(e, NULL), ERR_CANCELED);
-    CHECK_STATUS(ep_plan(e, experts, 1, NULL, NULL), ERR_CANCELED);
+    CHECK_STATUS(ep_plan(e, 0, experts, 1, NULL, NULL), ERR_CANCELED);
     ep_free(e);
     device_close(d);
 }
@@ -526,11 +569,11 @@ static void rank_over_its_limit(struct world *w)
     struct ep *e = open_ep(&s, w, d);
     to_device(d, experts, sizeof experts, &m);
     for (int i = 0; i < 5; i++) {
-        CHECK_STATUS(ep_plan(e, m.ptr, 6 - (size_t)(i % 2), NULL, &err), ERR_FULL);
+        CHECK_STATUS(ep_plan(e, 0, m.ptr, 6 - (size_t)(i % 2), NULL, &err), ERR_FULL);
         CHECK(strstr(err.text, i % 2 ? "rank 0 would get 30 rows" : "rank 0 would get 36 rows") !=
               NULL);
     }
-    CHECK_OK(ep_plan(e, m.ptr, 3, &counts, NULL));
+    CHECK_OK(ep_plan(e, 0, m.ptr, 3, &counts, NULL));
     CHECK_EQ_INT(counts.n_slots, w->rank == 0 ? 18 : 0);
     ep_free(e);
     device_mem_free(d, &m);
@@ -581,7 +624,7 @@ static void capture(const struct shape *s, struct ep *e, struct inputs *in, cuda
     struct ep_batch b;
     cudaGraph_t graph;
     CHECK_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    CHECK_OK(ep_plan(e, in->d_experts.ptr, in->n, NULL, NULL));
+    CHECK_OK(ep_plan(e, 0, in->d_experts.ptr, in->n, NULL, NULL));
     CHECK_OK(ep_dispatch(e, in->d_x.ptr, in->stride, &b, NULL));
     CHECK_OK(ep_combine(e, &a, NULL));
     CHECK_OK(ep_all_reduce(e, in->d_weights.ptr, 1, DTYPE_F32, NULL));
@@ -645,10 +688,11 @@ TEST_MAIN(CASE(self_on_the_host), CASE(self_on_the_host_low_latency), CASE(self_
           CASE(shm_low_latency_4_threads), CASE(shm_low_latency_8), CASE(shm_low_latency_8_threads),
           CASE_T(peer_1, 120), CASE_T(peer_2, 120), CASE_T(peer_3, 120), CASE_T(peer_4, 120),
           CASE_T(peer_8, 180), CASE(peer_sums_without_experts), CASE(shm_sums_without_experts),
-          CASE(impossible_sizes_are_refused_with_a_sentence), CASE(too_much_at_once_is_refused),
-          CASE(peer_a_wrong_expert_ends_all_ranks_with_its_name),
+          CASE(impossible_sizes_are_refused_with_a_sentence),
+          CASE(impossible_placements_are_refused_with_a_sentence),
+          CASE(too_much_at_once_is_refused), CASE(peer_a_wrong_expert_ends_all_ranks_with_its_name),
           CASE(shm_a_wrong_expert_ends_all_ranks_with_its_name),
-          CASE(peer_ranks_of_other_sizes_do_not_meet), CASE(shm_ranks_of_other_sizes_do_not_meet),
+          CASE(peer_ranks_of_other_terms_do_not_meet), CASE(shm_ranks_of_other_terms_do_not_meet),
           CASE(peer_all_ranks_learn_that_one_has_no_memory),
           CASE(peer_all_ranks_learn_that_one_cannot_map_the_others),
           CASE(peer_a_broken_gpu_is_its_own_fault_and_the_others_deadline),

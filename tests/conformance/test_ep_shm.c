@@ -77,7 +77,7 @@ static enum status call_until_fault(const struct shape *s, struct world *w, stru
     if (w->rank == BAD && the_point == (point)) the_failure(w, e)
     make_inputs(s, w, d, &in);
     FAIL_AT(AT_PLAN);
-    enum status st = ep_plan(e, in.d_experts.ptr, in.n, NULL, err);
+    enum status st = ep_plan(e, map_of(s), in.d_experts.ptr, in.n, NULL, err);
     FAIL_AT(AT_DISPATCH);
     if (st == OK) st = ep_dispatch_begin(e, in.d_x.ptr, in.stride, err);
     FAIL_AT(BETWEEN_HALVES);
@@ -116,6 +116,7 @@ static void rank_with_a_failing_peer(struct world *w)
     struct shape s = shape_of("shm", the_mode, w->size);
     struct err err = { 0 };
     float x = 1;
+    s.c.placement = placement(w->size, BY_LAYER);
     s.c.timeout_ms = the_timeout_ms;
     atomic_store(&the_board->pids[w->rank], getpid());
     struct ep *e = open_ep(&s, w, d);
@@ -243,6 +244,7 @@ static void rank_of_many_objects(struct world *w)
     const struct holdings before = holdings_now();
     struct device *d = rank_device("cpu", w);
     struct shape s = shape_of("shm", EP_LOW_LATENCY, w->size);
+    s.c.placement = placement(w->size, BY_LAYER);
     for (s.call = 0; s.call < ROUNDS / 2; s.call++) { /* two rounds of the meeting each */
         struct ep *e = open_ep(&s, w, d);
         step(&s, w, d, e);
@@ -260,6 +262,7 @@ static void rank_under_load(struct world *w)
     const char *seconds = getenv("BATON_TEST_EP_SOAK_S");
     struct device *d = rank_device("cpu", w);
     struct shape s = shape_of("shm", EP_LOW_LATENCY, w->size);
+    s.c.placement = placement(w->size, BY_LAYER);
     s.c.timeout_ms = SHORT_MS * 5;
     struct ep *e = open_ep(&s, w, d);
     uint64_t end = (uint64_t)now_ms() + 1000 * (uint64_t)(seconds ? atoi(seconds) : 5), last;
