@@ -35,7 +35,7 @@ void engine_group_init(struct engine *e)
 void engine_group_leave(struct engine *e)
 {
     struct engine_group *g = &e->group;
-    model_set_ep(e->opt.model, NULL);
+    model_set_ep(e->opt.model, NULL, NULL);
     ep_discard(g->ep);
     ep_discard(g->next);
     g->ep = g->next = NULL;
@@ -65,7 +65,7 @@ static struct ep *change(struct engine *e, struct ep *ep, uint64_t epoch)
     g->epoch = epoch;
     if (ep && epoch <= g->aborted_epoch) ep_abort(ep); /* it was given up before it began */
     pthread_mutex_unlock(&g->lock);
-    model_set_ep(e->opt.model, ep);
+    model_set_ep(e->opt.model, ep, NULL);
     return was;
 }
 

@@ -117,11 +117,11 @@ static bool is_plain(enum dtype t) { return t == DTYPE_F32 || t == DTYPE_F16 || 
  * if activations are f32, else to bf16. */
 static enum status make_plain(struct binder *b, struct weight_src *s, void **copy)
 {
-    const enum dtype type = b->m->kernels->options.activations == ACTIVATIONS_F32 ? DTYPE_F32
-                                                                                  : DTYPE_BF16;
+    const enum dtype type = b->kernels->options.activations == ACTIVATIONS_F32 ? DTYPE_F32
+                                                                               : DTYPE_BF16;
     *copy = NULL;
     if (is_plain(s->dtype)) return OK;
-    if (b->converting && !(*copy = bind_plain_copy(b->m->kernels, s, type)))
+    if (b->converting && !(*copy = bind_plain_copy(b->kernels, s, type)))
         return err_set(b->err, ERR_NOMEM, "no memory to convert kv_b_proj (%zu x %zu)", s->n_out,
                        s->n_in);
     *s = (struct weight_src){

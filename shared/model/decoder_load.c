@@ -10,6 +10,7 @@
 #include "shared/base/mem.h"
 #include "shared/model/decoder.h"
 #include "shared/model/decoder_state.h"
+#include "shared/model/expert_store.h"
 #include "shared/model/rope.h"
 
 /* ---- kinds ---- */
@@ -129,8 +130,9 @@ static enum status read_rope_factors(struct model *m, float **out, struct err *e
 
 enum status decoder_plan(struct model *m, struct err *err)
 {
-    struct binder b = { .m = m, .err = err };
+    struct binder b = { .m = m, .kernels = m->kernels, .err = err };
     float *factors;
+    m->expert_store = expert_store_create(m);
     m->decoder = create_decoder(m);
     enum status st = bind_all(&b);
     m->decoder->plan = b.plan;
@@ -270,6 +272,7 @@ enum status decoder_pack(struct model *m, const struct model_options *o,
     const struct decoder_totals *t = &m->decoder->totals;
     struct binder b = {
         .m = m,
+        .kernels = m->kernels,
         .err = err,
         .packing = true,
         .weight_arena = &m->decoder->weight_arena,
@@ -287,6 +290,7 @@ enum status decoder_pack(struct model *m, const struct model_options *o,
                        "no memory for inputs of %zu x %zu elements; lower --max-num-batched-tokens",
                        b.rounded_rows, b.rounded_in);
     TRY(make_cos_sin(m, err));
+    expert_set_finish(m->expert_store->own);
     return device_fault(m->kernels->device, err);
 }
 
@@ -303,6 +307,7 @@ void decoder_free(struct model *m)
     for (uint32_t i = 0; i < m->config.n_layers; i++) release_layer(m->kernels, &d->layers[i]);
     weight_release(m->kernels, &d->embed);
     weight_release(m->kernels, &d->head);
+    expert_store_free(m->expert_store);
     m->kernels->weight_ops->arena_free(m->kernels, &d->weight_arena);
     struct dev_mem *all[] = { &d->buffers, &d->vectors, &d->cos_sin_mem };
     for (size_t i = 0; i < COUNT_OF(all); i++) device_mem_free(m->kernels->device, all[i]);
@@ -315,4 +320,5 @@ void decoder_free(struct model *m)
     mem_free(d->sources);
     mem_free(d);
     m->decoder = NULL;
+    m->expert_store = NULL;
 }

@@ -23,8 +23,8 @@ struct ffn_work {
 };
 
 struct ffn_ops {
-    /* Empty objects, of layer `layer` and of all, for bind and bind_work to fill in. */
-    struct ffn_layer *(*create)(const struct model *m, uint32_t layer);
+    /* Empty objects, for bind and bind_work to fill in. */
+    struct ffn_layer *(*create)(const struct model *m, uint32_t i_layer);
     struct ffn_work *(*create_work)(void);
     /* Binds the weights of the layer whose tensors' names begin with `layer`. */
     enum status (*bind)(struct binder *b, const char *layer, struct ffn_layer *f);

@@ -66,10 +66,10 @@ void swiglu_release(struct kernel_ctx *k, struct swiglu *f)
 
 /* ---- load ---- */
 
-static struct ffn_layer *dense_create(const struct model *m, uint32_t layer)
+static struct ffn_layer *dense_create(const struct model *m, uint32_t i_layer)
 {
     struct ffn_dense *f = MEM_NEW(struct ffn_dense);
-    (void)m, (void)layer;
+    (void)m, (void)i_layer;
     f->base.ops = &ffn_dense_ops;
     return &f->base;
 }

@@ -5,13 +5,16 @@
  *     e_1 .. e_k, w_1 ..   = route(z)            struct route_args; each family has its values
  *     x                   += sum_j w_j Expert_{e_j}(h) + Shared(h)
  *
- * Every expert is a SwiGLU as in ffn_dense.c. A rank holds its share of the routed experts, each of
- * them whole, and all of the rest. Long steps are routed in chunks of rows, which bounds
- * the buffers; weights are then read once per chunk. Thread: loading, then engine. */
+ * Every expert is a SwiGLU as in ffn_dense.c. A rank holds some of the routed experts, each of them
+ * whole and in the model's store (expert_store.h), and all of the rest. Long steps are routed in
+ * chunks of rows, which bounds the buffers; weights are then read once per chunk.
+ * Thread: loading, then engine; moe_bind_expert: experts.h. */
+#include <inttypes.h>
 #include <stdio.h>
 
 #include "shared/base/arith.h"
 #include "shared/base/mem.h"
+#include "shared/model/expert_store.h"
 #include "shared/model/ffn_moe.h"
 
 /* Rows of a step that are routed at a time: enough for over a hundred per expert in most models,
@@ -21,16 +24,12 @@ static const size_t WORK_ELEMENTS = (size_t)64 << 20;
 
 /* ---- load ---- */
 
-static struct ffn_layer *moe_create(const struct model *m, uint32_t layer)
+static struct ffn_layer *moe_create(const struct model *m, uint32_t i_layer)
 {
     struct ffn_moe *e = MEM_NEW(struct ffn_moe);
     e->base.ops = &ffn_moe_ops;
     e->n_experts = m->config.moe.n_experts;
-    e->i_sparse = model_n_sparse(&m->config, layer);
-    e->first_mine = m->share.first_expert;
-    e->n_mine = m->share.n_experts;
-    e->gate_up = MEM_ARRAY(struct weight, e->n_mine);
-    e->down = MEM_ARRAY(struct weight, e->n_mine);
+    e->i_sparse = model_n_sparse(&m->config, i_layer);
     return &e->base;
 }
 
@@ -52,13 +51,11 @@ static enum status bind_router(struct binder *b, const char *mlp, struct ffn_moe
     return bind_vector(b, mlp, "gate.e_score_correction_bias", e->n_experts, &e->selection_bias);
 }
 
-/* Makes an expert of another rank known, packs one of this rank's. */
-static enum status bind_expert(struct binder *b, const char *experts, struct ffn_moe *e, uint32_t i)
+/* Binds expert i of the layer; x NULL: another rank's, which only becomes known. */
+static enum status bind_expert(struct binder *b, const char *experts, uint32_t i, struct expert *x)
 {
     static const struct share_part NONE = { 0, 0 };
-    const bool mine = i >= e->first_mine && i - e->first_mine < e->n_mine;
-    struct weight nowhere, *gate_up = mine ? &e->gate_up[i - e->first_mine] : &nowhere,
-                           *to_down = mine ? &e->down[i - e->first_mine] : &nowhere;
+    struct weight nowhere;
     const size_t hidden = b->m->config.hidden, n = b->m->config.moe.intermediate;
     const struct matrix_spec gate = {
         .prefix = experts,
@@ -69,8 +66,8 @@ static enum status bind_expert(struct binder *b, const char *experts, struct ffn
         .first = 0,
         .total = 2 * n,
         .i_expert = i,
-        .n_experts = e->n_experts,
-        .part = mine ? NULL : &NONE,
+        .n_experts = b->m->config.moe.n_experts,
+        .part = x ? NULL : &NONE,
     };
     struct matrix_spec up = gate, down = gate;
     up.leaf = "up_proj";
@@ -79,8 +76,15 @@ static enum status bind_expert(struct binder *b, const char *experts, struct ffn
     down.whole = NULL;
     down.n_out = hidden;
     down.n_in = n;
-    TRY(bind_pair(b, &gate, &up, BIND_EXPERT, gate_up));
-    return bind_matrix(b, &down, BIND_EXPERT, to_down);
+    TRY(bind_pair(b, &gate, &up, BIND_EXPERT, x ? &x->gate_up : &nowhere));
+    return bind_matrix(b, &down, BIND_EXPERT, x ? &x->down : &nowhere);
+}
+
+enum status moe_bind_expert(struct binder *b, struct expert *x)
+{
+    char experts[TENSOR_NAME_BYTES_MAX / 2];
+    snprintf(experts, sizeof experts, "model.layers.%" PRIu32 ".mlp.experts.", x->i_layer);
+    return bind_expert(b, experts, x->i_expert, x);
 }
 
 static enum status moe_bind(struct binder *b, const char *layer, struct ffn_layer *base)
@@ -93,7 +97,8 @@ static enum status moe_bind(struct binder *b, const char *layer, struct ffn_laye
     snprintf(experts, sizeof experts, "%smlp.experts.", layer);
     snprintf(shared, sizeof shared, "%smlp.shared_experts.", layer);
     TRY(bind_router(b, mlp, e));
-    for (uint32_t i = 0; i < e->n_experts; i++) TRY(bind_expert(b, experts, e, i));
+    for (uint32_t i = 0; i < e->n_experts; i++)
+        TRY(bind_expert(b, experts, i, expert_store_find(b->m->expert_store, e->i_sparse, i)));
     if (!shared_intermediate) return OK;
     const struct model_share whole = model_share_whole(&b->m->config);
     return swiglu_bind(b, shared, shared_intermediate, &whole, &e->shared);
@@ -159,17 +164,20 @@ static void moe_release(struct kernel_ctx *k, struct ffn_layer *base)
 {
     struct ffn_moe *e = (struct ffn_moe *)base;
     weight_release(k, &e->router);
-    for (uint32_t i = 0; i < e->n_mine; i++) weight_release(k, &e->gate_up[i]);
-    for (uint32_t i = 0; i < e->n_mine; i++) weight_release(k, &e->down[i]);
     swiglu_release(k, &e->shared);
-    mem_free(e->gate_up);
-    mem_free(e->down);
     mem_free(e);
 }
 
 static void moe_release_work(struct ffn_work *w) { mem_free(w); }
 
 /* ---- step ---- */
+
+struct moe_slots moe_slots_of(const struct decoder_step *s, const struct ffn_moe *e)
+{
+    const struct model_experts *x = s->m->experts;
+    const size_t at = e->i_sparse * (size_t)x->n_local;
+    return (struct moe_slots){ x->gate_up + at, x->down + at, x->n_local };
+}
 
 void moe_route_rows(const struct decoder_step *s, const struct ffn_moe *e,
                     const struct ffn_moe_work *w, const float *h, size_t rows, bool sorted)
@@ -210,9 +218,10 @@ void moe_route_rows(const struct decoder_step *s, const struct ffn_moe *e,
 static void run_experts(const struct decoder_step *s, const struct ffn_moe *e,
                         const struct ffn_moe_work *w, float *x, size_t rows)
 {
+    const struct moe_slots experts = moe_slots_of(s, e);
     struct experts_args a = {
-        .gate_up = e->gate_up,
-        .down = e->down,
+        .gate_up = experts.gate_up,
+        .down = experts.down,
         .n_experts = (int32_t)e->n_experts,
         .n_used = (int32_t)s->m->config.moe.n_used,
         .n_rows = rows,

@@ -11,13 +11,17 @@
 
 struct ffn_moe {
     struct ffn_layer base;
-    struct weight router;          /* [E, H], f32 */
-    float *selection_bias;         /* [E]; NULL: none */
-    struct weight *gate_up, *down; /* [n_mine] */
-    struct swiglu shared;          /* with shared_intermediate > 0 */
-    uint32_t n_experts;            /* E, of all ranks */
-    uint32_t first_mine, n_mine;   /* experts of this rank */
-    uint32_t i_sparse;             /* its number among the model's sparse layers */
+    struct weight router;  /* [E, H], f32 */
+    float *selection_bias; /* [E]; NULL: none */
+    struct swiglu shared;  /* with shared_intermediate > 0 */
+    uint32_t n_experts;    /* E, of all ranks */
+    uint32_t i_sparse;     /* number of this layer among those with experts */
+};
+
+/* This layer's experts by slot, of the step's set. */
+struct moe_slots {
+    const struct weight *gate_up, *down; /* [n] */
+    int32_t n;
 };
 
 struct ffn_moe_work {
@@ -34,8 +38,14 @@ struct ffn_moe_work {
     float *act;               /* [slots, I] by place, pre-quantised for down */
     float *out;               /* [slots, H] by place; NULL: the ep object has room for them */
     float *shared_act;        /* [rows, shared I], pre-quantised for down */
-    struct matmul_args *jobs; /* [E + 1] */
+    struct matmul_args *jobs; /* [E + 1], of a rank that has all experts */
 };
+
+struct expert;
+
+/* Binds an expert into its place in the model's store (expert_store.h). */
+enum status moe_bind_expert(struct binder *b, struct expert *x) MUST_CHECK;
+struct moe_slots moe_slots_of(const struct decoder_step *s, const struct ffn_moe *e);
 
 /* Of one step's rows, x [rows, H]: */
 

@@ -14,6 +14,7 @@
  * gathered at the end. Thread: engine. */
 #include "shared/base/arith.h"
 #include "shared/base/assert.h"
+#include "shared/model/expert_store.h"
 #include "shared/model/ffn_moe.h"
 
 /* Where the piece's rows and their results are: in the ep object's memory if it has room. */
@@ -61,10 +62,11 @@ static void run_shared(const struct decoder_step *s, const struct ffn_moe *e,
 static void run_slots(const struct decoder_step *s, const struct ffn_moe *e,
                       const struct ffn_moe_work *w, const struct ep_batch *in, float *out)
 {
+    const struct moe_slots experts = moe_slots_of(s, e);
     const struct expert_slots_args a = {
-        .gate_up = e->gate_up,
-        .down = e->down,
-        .n_experts = (int32_t)e->n_mine,
+        .gate_up = experts.gate_up,
+        .down = experts.down,
+        .n_experts = experts.n,
         .n_slots = in->n_slots,
         .x = in->x,
         .x_stride = in->row_bytes / sizeof(float),
@@ -73,7 +75,7 @@ static void run_slots(const struct decoder_step *s, const struct ffn_moe *e,
         .begin = in->begin,
         .out = out,
         .act = w->act,
-        .jobs = w->jobs,
+        .jobs = s->m->experts->jobs,
     };
     ASSERT(in->n_slots <= w->max_slots);
     s->m->kernels->ops->expert_slots(s->m->kernels, &a);

@@ -15,6 +15,7 @@
 #include "shared/model/config/config_gguf.h"
 #include "shared/model/config/config_hf.h"
 #include "shared/model/decoder.h"
+#include "shared/model/expert_store.h"
 #include "shared/model/load/bind.h"
 #include "shared/model/load/file_map.h"
 #include "shared/model/load/foreign_checkpoint.h"
@@ -232,6 +233,17 @@ static enum status plan(struct model *m, const struct model_options *o, const ch
     return st == OK ? check_memory(m, err) : err_prefix(err, "%s: ", path);
 }
 
+/* A rank of several may have to read experts later. */
+static void close_weights(struct model *m)
+{
+    if (m->share.ep_size > 1 && m->config.moe.n_experts > 0) {
+        weights_unload_pages(m->weights);
+        return;
+    }
+    weights_close(m->weights);
+    m->weights = NULL;
+}
+
 static enum status pack(struct model *m, const struct model_options *o, const char *path,
                         struct err *err)
 {
@@ -243,8 +255,8 @@ static enum status pack(struct model *m, const struct model_options *o, const ch
     if (st != OK) return err_prefix(err, "%s: ", path);
     m->fingerprint = fingerprint(m);
     describe_precision(m);
-    weights_close(m->weights);
-    m->weights = NULL;
+    model_set_ep(m, NULL, NULL);
+    close_weights(m);
     return !o->progress || o->progress(o->progress_arg, 1.0) ? OK : bind_stopped(err);
 }
 
@@ -334,17 +346,19 @@ struct share_part model_routed_rows(const struct model *m, size_t n_rows)
     return share_units(&m->share, n_rows, 1);
 }
 
-void model_set_ep(struct model *m, struct ep *ep)
+void model_set_ep(struct model *m, struct ep *ep, struct model_experts *x)
 {
-    ASSERT(!ep || ep->n_local == (int32_t)m->share.n_experts);
+    ASSERT(ep || !x);
     m->ep = ep;
+    m->experts = expert_store_use(m->expert_store, x, ep != NULL);
+    ASSERT(!ep || (m->experts && ep->n_local == m->experts->n_local));
 }
 
 /* Ids and positions were checked with the request; a wrong one would read past a table here. */
 static void check_batch(const struct model *m, const struct model_batch *b)
 {
     ASSERT(m->share.tp_size == 1 || m->gather.columns);
-    ASSERT(m->share.n_experts == m->config.moe.n_experts || m->ep);
+    ASSERT(m->experts);
     ASSERT(b->n_rows >= (m->ep ? 0 : 1) && (uint32_t)b->n_rows <= m->max_rows);
     ASSERT(!m->ep || b->group_rows >= model_routed_rows_max(m, (size_t)b->n_rows));
     ASSERT(b->block_tokens >= 1 && b->block_tokens <= KERNEL_BLOCK_TOKENS_MAX);

@@ -16,6 +16,7 @@
 #include "kernels/backend.h"
 #include "kernels/ep/ep.h"
 #include "shared/kv/kv_layout.h"
+#include "shared/model/experts.h"
 #include "shared/model/share.h"
 
 enum { MODEL_EOS_MAX = 16, MODEL_LAYERS_MAX = 4096 };
@@ -75,11 +76,11 @@ static inline bool model_layer_is_sparse(const struct model_config *c, uint32_t 
 {
     return (c->moe.sparse[i / 8] >> (i % 8) & 1) != 0;
 }
-/* Sparse layers before layer `end`. */
-static inline uint32_t model_n_sparse(const struct model_config *c, uint32_t end)
+/* Layers with experts among the first i. */
+static inline uint32_t model_n_sparse(const struct model_config *c, uint32_t i)
 {
     uint32_t n = 0;
-    for (uint32_t i = 0; i < end; i++) n += model_layer_is_sparse(c, i);
+    while (i > 0) n += model_layer_is_sparse(c, --i);
     return n;
 }
 static inline bool model_is_latent(const struct model_config *c) { return c->mla.kv_lora > 0; }
@@ -162,10 +163,13 @@ struct model {
      * did. After a failure the step's logits and KV mean nothing, and on_layer was not called for
      * the layers from there on. */
     struct err exchange_fault;
-    struct weights *weights; /* NULL once they are packed */
+    struct weights *weights; /* NULL once they are packed, unless experts may be taken */
     struct decoder *decoder;
-    uint64_t fingerprint; /* of the whole model, whatever the share */
-    char precision[64];   /* what the fingerprint says of numbers, for people: "q4_1 on cpu" */
+    struct expert_store *expert_store;
+    const struct model_experts *experts; /* of the next steps; NULL: some are missing, a step needs
+                                          * `ep` */
+    uint64_t fingerprint;                /* of the whole model, whatever the share */
+    char precision[64]; /* what the fingerprint says of numbers, for people: "q4_1 on cpu" */
     uint32_t max_rows, max_logits, max_len;
     enum quantize quantize;
     /* Attention rounds differently for prompt tokens and decode tokens (attn_seq.is_decode). */
@@ -204,9 +208,10 @@ static inline size_t model_routed_rows_max(const struct model *m, size_t n_rows)
  * placement.n_logical; the other members are left as they are. */
 void model_ep_needs(const struct model *m, struct ep_config *c);
 /* Rows of the next steps travel to experts of other ranks through `ep`, whose placement gives this
- * rank the experts of its share. Borrowed; replaces the one before; NULL: none. Engine thread,
+ * rank the experts of the set x; NULL: those of the share, which can be used until a set was
+ * dropped. Borrowed; replaces both of the call before; NULL, NULL: no other ranks. Engine thread,
  * between steps. */
-void model_set_ep(struct model *m, struct ep *ep);
+void model_set_ep(struct model *m, struct ep *ep, struct model_experts *x);
 /* Submits a step. True: the device chooses its tokens, and model_fetch waits for them; steps that
  * are submitted meanwhile run after it. At most two steps may be sampled and not fetched, of
  * different parity. False: the step is complete, logits and KV are there. Always false without

@@ -128,7 +128,7 @@ static void add_to_plan(struct binder *b, const struct weight *w)
 static enum status take_or_pack(struct binder *b, struct weight_pack_args a,
                                 const struct weight *plan, struct weight *to)
 {
-    struct kernel_ctx *k = b->m->kernels;
+    struct kernel_ctx *k = b->kernels;
     if (b->cache && weight_cache_is_ready(b->cache)) {
         weight_cache_take(b->cache, to);
         /* both passes bind in the same order */
@@ -147,7 +147,7 @@ static enum status pack(struct binder *b, const struct weight_pack_args *a, cons
                         struct weight *to)
 {
     struct weight plan;
-    enum status st = b->m->kernels->weight_ops->plan(b->m->kernels, a, &plan, b->err);
+    enum status st = b->kernels->weight_ops->plan(b->kernels, a, &plan, b->err);
     if (st == OK && b->packing) st = take_or_pack(b, *a, &plan, to);
     if (st != OK) return err_prefix(b->err, "%s cannot be packed: ", what);
     b->weight_bytes += plan.bytes;
@@ -173,7 +173,7 @@ static enum status pack_as(struct binder *b, struct weight_src *src, size_t n,
             src[i].dtype = DTYPE_F32;
             continue;
         }
-        if (b->converting && !(copies[i] = bind_plain_copy(b->m->kernels, &src[i], DTYPE_F32))) {
+        if (b->converting && !(copies[i] = bind_plain_copy(b->kernels, &src[i], DTYPE_F32))) {
             mem_free(copies[0]);
             return err_set(b->err, ERR_NOMEM, "no memory to convert %s (%zu x %zu)", what,
                            src[i].n_out, src[i].n_in);
@@ -270,8 +270,7 @@ static enum status bind_vectors(struct binder *b, const char *prefix, const char
         snprintf(full, sizeof full, "%s%s", prefix, names[i]);
         TRY(weights_vector(b->m->weights, full, n, &v, b->err));
         if (b->packing && part.n > 0)
-            device_upload(b->m->kernels->device, all + i * part.n, v + part.first,
-                          part.n * sizeof *v);
+            device_upload(b->kernels->device, all + i * part.n, v + part.first, part.n * sizeof *v);
         mem_free(v);
     }
     if (b->packing) *to = all;

@@ -30,6 +30,7 @@ struct bind_arena {
 
 struct binder {
     struct model *m;
+    struct kernel_ctx *kernels; /* what packs */
     struct err *err;
     bool packing;    /* second pass */
     bool converting; /* second pass: reads the files' elements; not when the weight cache is

@@ -49,6 +49,11 @@ void file_map_close(struct file_map *m)
     *m = (struct file_map){ 0 };
 }
 
+void file_map_unload(const struct file_map *m)
+{
+    if (m->data) (void)madvise((void *)(uintptr_t)m->data, m->bytes, MADV_DONTNEED);
+}
+
 enum status file_read(const char *path, size_t limit, struct buf *out, struct err *err)
 {
     int fd;

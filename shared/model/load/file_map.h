@@ -17,6 +17,8 @@ struct file_map {
 
 enum status file_map_open(const char *path, struct file_map *out, struct err *err) MUST_CHECK;
 void file_map_close(struct file_map *m);
+/* Takes the file's pages out of this process's memory until they are read again. */
+void file_map_unload(const struct file_map *m);
 
 /* Appends the whole file to `out`. ERR_NOT_FOUND; ERR_TOO_LONG over `limit` bytes. */
 enum status file_read(const char *path, size_t limit, struct buf *out, struct err *err) MUST_CHECK;

@@ -116,6 +116,14 @@ void weights_close(struct weights *w)
     mem_free(w);
 }
 
+void weights_unload_pages(const struct weights *w)
+{
+    if (w->gguf) file_map_unload(&w->gguf->file);
+    for (size_t i = 0; w->gguf && i < w->gguf->n_others; i++)
+        file_map_unload(&w->gguf->others[i]->file);
+    for (size_t i = 0; i < w->set.n_files; i++) file_map_unload(&w->set.files[i]->file);
+}
+
 /* ---- use ---- */
 
 static struct weights_tensor *find(const struct weights *w, const struct tensor_names *names,

@@ -71,6 +71,8 @@ enum status weights_open(const char *path, struct weights **out, struct err *err
 /* Dummy weights: fixed pseudo-random numbers, the same on every node and device. */
 void weights_create_dummy(struct weights **out);
 void weights_close(struct weights *w);
+/* Takes the pages that were read out of this process's memory; they stay readable. */
+void weights_unload_pages(const struct weights *w);
 
 /* Returns the tensor or NULL. weights_take also marks it used. */
 const struct weights_tensor *weights_find(const struct weights *w, const char *name);

@@ -111,7 +111,7 @@ static void *run_rank(void *arg)
               *of_all = rank_experts(&in_group, rig.m,
                                      g->narrow ? size * rig.m->config.moe.n_used : 0);
     rig.m->gather.arg = of_node;
-    model_set_ep(rig.m, of_all);
+    model_set_ep(rig.m, of_all, NULL);
     g->logits[r->rank] = answer(&rig, r->node, g->n_nodes, &g->n_logits[r->rank]);
     CHECK_OK(rig.m->exchange_fault.code);
     ep_free(of_all);

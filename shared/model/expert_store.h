@@ -1,0 +1,69 @@
+/* expert_store.h - a model's routed experts, by sparse layer and expert, and the sets that have
+ * them; only shared/model and its tests include this.
+ *
+ * The store owns the weights. An expert is in it as long as a set has it; the set of the share that
+ * was loaded is the first. Sets do not change once they are made, so the engine reads its own
+ * without a lock.
+ * Thread: loading; then the lock's owner, and for `taking` one model_experts_take at a time. */
+#ifndef BATON_MODEL_EXPERT_STORE_H
+#define BATON_MODEL_EXPERT_STORE_H
+
+#include <pthread.h>
+
+#include "shared/model/experts.h"
+#include "shared/model/model.h"
+
+/* An expert of a sparse layer. */
+struct expert {
+    uint32_t i_layer;             /* of all layers */
+    uint32_t i_sparse, i_expert;  /* its place in the store */
+    uint32_t n_refs;              /* slots of sets that have it */
+    struct weight gate_up, down;  /* no data: not packed so far */
+    struct kernel_ctx *packed_by; /* frees them, too */
+};
+
+struct model_experts {
+    int32_t n_local;
+    uint32_t n_sparse;
+    struct expert **slots;         /* [n_sparse, n_local]; NULL while it is made */
+    struct weight *gate_up, *down; /* [n_sparse, n_local] the slots', as kernels want them */
+    struct matmul_args *jobs;      /* [n_local] scratch of a step */
+};
+
+struct expert_store {
+    uint32_t n_sparse, n_experts;
+    uint32_t *layers; /* [n_sparse] their places among all layers */
+    bool own_is_whole;
+    struct kernel_ctx *kernels; /* what packs while the engine computes; NULL: not needed so far */
+    pthread_mutex_t taking;     /* held through a take: only that adds experts */
+    pthread_mutex_t lock;       /* of all below */
+    struct expert **at;         /* [n_sparse, n_experts]; NULL: not held */
+    struct model_experts *own;  /* of the loaded share; NULL: not made, or let go */
+    const struct model_experts *in_use; /* of the next steps; not read by them */
+    uint32_t n_sets;                    /* that were taken */
+    size_t n_held;                      /* experts, each layer's counted */
+};
+
+/* The store of a model whose share and configuration are known, with the share's own set, whose
+ * experts are for the caller to pack. */
+struct expert_store *expert_store_create(const struct model *m);
+/* Frees all experts; weights in an arena are the arena's. */
+void expert_store_free(struct expert_store *s);
+/* Finds the expert for one more slot of a set, or adds a new one, for the caller to pack. */
+struct expert *expert_store_ref(struct expert_store *s, uint32_t i_sparse, uint32_t i_expert,
+                                bool *is_new);
+/* An empty set: its slots are for the caller to fill. */
+struct model_experts *expert_set_create(const struct expert_store *s, int32_t n_local);
+/* Once the experts of all its slots are packed. */
+void expert_set_finish(struct model_experts *x);
+/* Gives up the slots and frees the experts that no other set has. */
+void expert_set_free(struct expert_store *s, struct model_experts *x);
+/* NULL: not held. Loading. */
+struct expert *expert_store_find(const struct expert_store *s, uint32_t i_sparse,
+                                 uint32_t i_expert);
+/* The set to step with: x, or NULL for the share's own, which without `ep` has to be whole. NULL:
+ * there is none. Engine. */
+const struct model_experts *expert_store_use(struct expert_store *s, const struct model_experts *x,
+                                             bool with_ep);
+
+#endif

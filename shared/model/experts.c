@@ -1,0 +1,209 @@
+/* experts.c - takes and drops sets of experts.
+ *
+ * Taking is a load in small: what the store lacks is bound in two passes (bind.h), by a kernel
+ * context of its own, whose one thread is the caller's, so that the engine keeps the compute pool.
+ * Experts that are being packed are in the store already: only takes add any, one at a time.
+ * Thread: experts.h. */
+#include "shared/model/experts.h"
+
+#include <inttypes.h>
+
+#include "shared/base/assert.h"
+#include "shared/base/clock.h"
+#include "shared/base/log.h"
+#include "shared/base/mem.h"
+#include "shared/model/expert_store.h"
+#include "shared/model/ffn_moe.h"
+
+/* A running take. */
+struct take {
+    struct model *m;
+    struct expert_store *store;
+    struct model_experts *set;
+    struct expert **missing; /* [n_missing] to be packed */
+    size_t n_missing;
+    size_t bytes; /* that they take, packed */
+    struct err *err;
+};
+
+/* ---- what is asked for ---- */
+
+static enum status check_size(const struct expert_store *s, int32_t n_maps, int32_t n_local,
+                              struct err *err)
+{
+    if (n_local < 0 || n_local > KERNEL_EXPERTS_MAX)
+        return err_field(err, ERR_INVALID, "n_local",
+                         "%" PRId32 " experts on one rank: there can be 0 to %d", n_local,
+                         KERNEL_EXPERTS_MAX);
+    if (n_maps == 1 || (n_maps > 0 && (uint32_t)n_maps == s->n_sparse)) return OK;
+    return err_field(err, ERR_INVALID, "n_maps",
+                     "a placement of %" PRId32 " layers: the model has %" PRIu32
+                     " layers with experts, which have a map each or all the same",
+                     n_maps, s->n_sparse);
+}
+
+static enum status check_experts(const struct expert_store *s, const int32_t *logical, size_t n,
+                                 struct err *err)
+{
+    for (size_t i = 0; i < n; i++)
+        if (logical[i] < 0 || (uint32_t)logical[i] >= s->n_experts)
+            return err_field(err, ERR_INVALID, "logical",
+                             "expert %" PRId32 " in slot %zu: the model has experts 0 to %" PRId64,
+                             logical[i], i, (int64_t)s->n_experts - 1);
+    return OK;
+}
+
+/* ---- binding ---- */
+
+/* Fills the set's slots; the experts that the store lacked are t->missing. */
+static void fill_slots(struct take *t, const int32_t *logical, int32_t n_maps)
+{
+    struct model_experts *x = t->set;
+    const size_t n_local = (size_t)x->n_local;
+    t->missing = MEM_ARRAY(struct expert *, x->n_sparse * n_local);
+    for (uint32_t i = 0; i < x->n_sparse; i++) {
+        const int32_t *map = logical + (n_maps > 1 ? i * n_local : 0);
+        for (size_t k = 0; k < n_local; k++) {
+            bool is_new;
+            struct expert *e = expert_store_ref(t->store, i, (uint32_t)map[k], &is_new);
+            x->slots[i * n_local + k] = e;
+            if (is_new) t->missing[t->n_missing++] = e;
+        }
+    }
+}
+
+/* The context that packs; its ops never compute. */
+static enum status make_kernels(struct take *t)
+{
+    struct kernel_options o = t->m->kernels->options;
+    if (t->store->kernels) return OK;
+    o.backend = t->m->kernels->backend->name;
+    o.n_threads = 1;
+    return kernel_ctx_create(o, &t->store->kernels, t->err);
+}
+
+static enum status bind_missing(struct take *t, struct binder *b)
+{
+    for (size_t i = 0; i < t->n_missing; i++) {
+        t->missing[i]->packed_by = b->kernels;
+        TRY(moe_bind_expert(b, t->missing[i]));
+    }
+    return OK;
+}
+
+static double gib(uint64_t bytes) { return (double)bytes / (1 << 30); }
+
+static enum status check_memory(const struct take *t)
+{
+    const uint64_t have = device_available(t->m->kernels->device);
+    if (t->bytes <= have) return OK;
+    return err_set(t->err, ERR_NOMEM,
+                   "%zu experts of other ranks need %.2f GiB here and %.2f GiB are available, "
+                   "%.2f too little; lower --kv-cache-memory, give --quantization, or start "
+                   "another rank",
+                   t->n_missing, gib(t->bytes), gib(have), gib(t->bytes - have));
+}
+
+/* Packs what `plan` has counted. */
+static enum status pack_missing(struct take *t, const struct binder *plan)
+{
+    struct kernel_ctx *k = t->store->kernels;
+    struct binder b = {
+        .m = t->m,
+        .kernels = k,
+        .err = t->err,
+        .packing = true,
+        .converting = true,
+        .weight_total = plan->weight_bytes,
+        .ahead = read_ahead_start(plan->sources, plan->n_sources),
+    };
+    struct weight_times times;
+    enum status st = bind_missing(t, &b);
+    const enum status ended = k->weight_ops->finish(k, &times, st == OK ? t->err : NULL);
+    read_ahead_stop(b.ahead);
+    weights_unload_pages(t->m->weights);
+    return st == OK ? ended : st;
+}
+
+static enum status add_missing(struct take *t)
+{
+    struct binder plan = { .m = t->m, .err = t->err };
+    if (t->n_missing == 0) return OK;
+    if (!t->m->weights)
+        return err_set(t->err, ERR_UNSUPPORTED,
+                       "this rank was loaded without other ranks and can take no experts over");
+    TRY(make_kernels(t));
+    plan.kernels = t->store->kernels;
+    enum status st = bind_missing(t, &plan);
+    t->bytes = plan.weight_bytes;
+    if (st == OK) st = check_memory(t);
+    if (st == OK) st = pack_missing(t, &plan);
+    mem_free(plan.plan);
+    mem_free(plan.sources);
+    return st;
+}
+
+/* ---- take and drop ---- */
+
+static enum status make_set(struct take *t, const int32_t *logical, int32_t n_maps, int32_t n_local)
+{
+    t->set = expert_set_create(t->store, n_local);
+    fill_slots(t, logical, n_maps);
+    enum status st = add_missing(t);
+    if (st == OK) expert_set_finish(t->set);
+    else expert_set_free(t->store, t->set);
+    mem_free(t->missing);
+    return st;
+}
+
+static void count_set(struct expert_store *s, int n)
+{
+    pthread_mutex_lock(&s->lock);
+    s->n_sets += (uint32_t)n;
+    pthread_mutex_unlock(&s->lock);
+}
+
+enum status model_experts_take(struct model *m, const int32_t *logical, int32_t n_maps,
+                               int32_t n_local, struct model_experts **out, struct err *err)
+{
+    struct err ignored;
+    struct take t = { .m = m, .store = m->expert_store, .err = err ? err : &ignored };
+    const uint64_t t0_ms = clock_ms();
+    TRY(check_size(t.store, n_maps, n_local, t.err));
+    TRY(check_experts(t.store, logical, (size_t)n_maps * (size_t)n_local, t.err));
+    pthread_mutex_lock(&t.store->taking);
+    enum status st = make_set(&t, logical, n_maps, n_local);
+    pthread_mutex_unlock(&t.store->taking);
+    if (st != OK) return st;
+    count_set(t.store, 1);
+    log_info("experts taken",
+             "slots=%" PRId32 " layers=%" PRIu32 " packed=%zu packed_mib=%.1f after_ms=%" PRIu64,
+             n_local, t.set->n_sparse, t.n_missing, (double)t.bytes / (1 << 20),
+             clock_ms() - t0_ms);
+    *out = t.set;
+    return OK;
+}
+
+/* The share's own set, if no step needs it any more and its experts can be had again. */
+static struct model_experts *let_own_go(struct model *m, const struct model_experts *dropped)
+{
+    struct expert_store *s = m->expert_store;
+    struct model_experts *own = NULL;
+    pthread_mutex_lock(&s->lock);
+    ASSERT(s->in_use != dropped);
+    if (m->share.ep_size > 1 && !s->own_is_whole && s->in_use != s->own) {
+        own = s->own;
+        s->own = NULL;
+    }
+    pthread_mutex_unlock(&s->lock);
+    return own;
+}
+
+void model_experts_drop(struct model *m, struct model_experts *x)
+{
+    if (!x) return;
+    struct model_experts *own = let_own_go(m, x);
+    expert_set_free(m->expert_store, own);
+    expert_set_free(m->expert_store, x);
+    count_set(m->expert_store, -1);
+}
