@@ -81,7 +81,7 @@ static void describe_group(const struct node *n, struct buf *out)
     if (!n->group) return;
     const bool together = group_describe(n->group, why, sizeof why) == GROUP_TOGETHER;
     buf_printf(out, ",\"group\":{\"rank\":%u,\"size\":%u,\"epoch\":%llu,\"together\":%s,\"why\":",
-               n->o.group.rank, n->o.group.size, (unsigned long long)group_epoch(n->group),
+               n->o.group.rank, n->o.group.size, (unsigned long long)group_now(n->group)->epoch,
                together ? "true" : "false");
     json_add_string(out, str_of(why));
     buf_add_char(out, '}');

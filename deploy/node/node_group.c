@@ -1,35 +1,47 @@
 /* node_group.c - a node that is a rank of a group: what its membership (shared/cluster/group.h) and
  * its engine (shared/engine/engine.h) tell each other.
  *
- *     group proposes an epoch ──▶ a worker makes the ep object ──▶ engine_join_group, group_prepared
+ *     group proposes an epoch ──▶ a worker takes the experts and makes the ep object
+ *                             ──▶ engine_join_group, group_prepared
+ *     engine has met them     ──▶ group_joined
  *     group lost an epoch     ──▶ engine_abort_group
  *     engine rings            ──▶ group_ring       ──▶ engine_bell on the other ranks
  *     engine lost its group   ──▶ group_report_lost
  *
- * The node becomes ready when its engine first steps with all ranks.
- * LIMIT: experts are divided evenly and stay where they are; ranks are of one host.
+ * The node becomes ready when its engine first steps with all ranks. LIMIT: ranks are of one host.
  * Thread: loop, except where it is said otherwise. */
 #include <stdio.h>
 
 #include "deploy/node/node_internal.h"
+#include "deploy/node/node_placement.h"
 #include "shared/base/log.h"
+#include "shared/model/experts.h"
 
 /* How long a rank waits in an exchange before it gives the group up. Links tell of a lost rank much
  * earlier: this is for a mistake in which all wait. */
 enum { STEP_WAIT_MS = 300000 };
 
-/* ---- an epoch's ep object ---- */
+/* ---- an epoch's experts and ep object ---- */
 
-static enum status make_ep(struct node *n, struct ep **out, struct err *err)
+/* Made by a worker, taken by the loop. */
+struct node_epoch {
+    struct node *node;
+    struct group_roster roster; /* a copy */
+    uint32_t me;
+    struct ep *ep;
+    struct model_experts *experts;
+    enum status st;
+    struct err err;
+};
+
+static enum status make_ep(struct node_epoch *w, const struct ep_placement *p)
 {
-    const uint32_t size = n->o.group.size;
-    int32_t first[GROUP_RANKS_MAX + 1];
+    struct node *n = w->node;
     struct ep_config c = {
         .backend = "shm",
         .device = engine_device(n->engine),
-        .rank = (int32_t)n->o.group.rank,
-        .size = (int32_t)size,
-        .placement.first = first,
+        .rank = (int32_t)w->me,
+        .size = (int32_t)w->roster.n,
         .send = DTYPE_F32,
         .back = DTYPE_F32,
         .collective_bytes = ENGINE_GROUP_BYTES,
@@ -38,43 +50,97 @@ static enum status make_ep(struct node *n, struct ep **out, struct err *err)
         .exchange_arg = n->group,
     };
     engine_ep_needs(n->engine, &c);
-    c.placement.n_physical = c.placement.n_logical;
-    for (uint32_t r = 0; r < size; r++)
-        first[r] = (int32_t)share_experts(r, size, (uint32_t)c.placement.n_logical).first;
-    first[size] = c.placement.n_logical;
-    return ep_create(&c, out, err);
+    c.placement = *p;
+    return ep_create(&c, &w->ep, &w->err);
+}
+
+/* This rank's experts of each map, one map after the other: [n_maps, n_local]. */
+static enum status take_experts(struct node_epoch *w, const struct ep_placement *p)
+{
+    const int32_t first = p->first[w->me], n = p->first[w->me + 1] - first;
+    int32_t *mine = MEM_ARRAY(int32_t, (size_t)p->n_maps * (size_t)n + 1);
+    for (int32_t map = 0; map < p->n_maps; map++)
+        for (int32_t i = 0; i < n; i++)
+            mine[map * n + i] = p->logical[map * p->n_physical + first + i];
+    enum status st = model_experts_take(engine_model(w->node->engine), mine, p->n_maps, n,
+                                        &w->experts, &w->err);
+    mem_free(mine);
+    return st;
+}
+
+static int32_t n_experts(const struct node *n)
+{
+    return (int32_t)engine_model(n->engine)->config.moe.n_experts;
 }
 
 /* Thread: a worker. */
 static void prepare(void *arg)
 {
-    struct node *n = arg;
-    n->next_ep.st = make_ep(n, &n->next_ep.ep, &n->next_ep.err);
+    struct node_epoch *w = arg;
+    struct node_placement p;
+    w->st = node_placement_read(&w->roster, n_experts(w->node), &p, &w->err);
+    if (w->st != OK) return;
+    w->st = take_experts(w, &p.p);
+    if (w->st == OK) w->st = make_ep(w, &p.p);
+    node_placement_release(&p);
 }
 
-static void on_ep_made(void *arg)
+static void free_epoch(struct node_epoch *w)
 {
-    struct node *n = arg;
-    struct ep *ep = n->next_ep.ep;
-    enum status st = n->next_ep.st;
-    n->next_ep.ep = NULL;
-    n->next_ep.runs = false;
-    if (st == OK && n->state == NODE_STOPPING) st = ERR_CANCELED;
-    if (st == OK) st = engine_join_group(n->engine, ep, n->next_ep.epoch);
-    if (st != OK) ep_discard(ep);
-    if (n->group) group_prepared(n->group, n->next_ep.epoch, st, n->next_ep.err.text);
+    group_roster_clear(&w->roster);
+    mem_free(w);
+}
+
+static void on_epoch_made(void *arg)
+{
+    struct node_epoch *w = arg;
+    struct node *n = w->node;
+    const uint64_t epoch = w->roster.epoch;
+    n->prepares = false;
+    if (w->st == OK && n->state == NODE_STOPPING) w->st = ERR_CANCELED;
+    if (w->st == OK) w->st = engine_join_group(n->engine, w->ep, w->experts, epoch);
+    if (w->st != OK) {
+        ep_discard(w->ep);
+        model_experts_drop(engine_model(n->engine), w->experts);
+    }
+    if (n->group) group_prepared(n->group, epoch, w->st, w->err.text);
+    free_epoch(w);
     node_stop_goes_on(n);
 }
 
-static void on_prepare(void *arg, uint64_t epoch)
+static void on_prepare(void *arg, const struct group_roster *next, uint32_t me)
 {
     struct node *n = arg;
-    n->next_ep.epoch = epoch;
-    n->next_ep.runs = true;
-    n->next_ep.err = (struct err){ 0 };
-    if (loop_work(n->loop, prepare, on_ep_made, n) == OK) return;
-    n->next_ep.runs = false;
-    group_prepared(n->group, epoch, ERR_BUSY, "its worker threads are busy");
+    struct node_epoch *w = MEM_NEW(struct node_epoch);
+    w->node = n;
+    w->me = me;
+    group_roster_copy(&w->roster, next);
+    n->prepares = true;
+    if (loop_work(n->loop, prepare, on_epoch_made, w) == OK) return;
+    n->prepares = false;
+    free_epoch(w);
+    group_prepared(n->group, next->epoch, ERR_BUSY, "its worker threads are busy");
+}
+
+static void place(void *arg, struct group_roster *next, const struct group_roster *before)
+{
+    const struct node *n = arg;
+    node_placement_choose(next, before, n->o.group.size, n_experts(n), 0);
+}
+
+/* ---- what the group says ---- */
+
+static void on_leave(void *arg, uint64_t epoch)
+{
+    struct node *n = arg;
+    if (!n->engine || engine_join_group(n->engine, NULL, NULL, epoch) != OK)
+        group_has_left(n->group, epoch);
+}
+
+static void on_left(void *arg)
+{
+    struct node *n = arg;
+    n->has_left = true;
 }
 
 static void on_epoch_lost(void *arg, uint64_t epoch, const char *why)
@@ -110,7 +176,7 @@ static void on_engine_word(void *arg)
             group_joined(n->group, w->ev.epoch);
             if (n->state == NODE_LOADING) node_become_ready(n);
             break;
-        case ENGINE_GROUP_LEFT: break;
+        case ENGINE_GROUP_LEFT: group_has_left(n->group, w->ev.epoch); break;
         }
     }
     mem_free(w);
@@ -140,9 +206,13 @@ void node_group_start(struct node *n)
         .node = n->id,
         .rank = n->o.group.rank,
         .size = n->o.group.size,
+        .host = n->o.advertise_host,
         .meet_host = n->o.group.host,
         .meet_port = n->o.group.port,
+        .place = place,
         .on_prepare = on_prepare,
+        .on_leave = on_leave,
+        .on_left = on_left,
         .on_lost = on_epoch_lost,
         .on_bell = on_bell,
         .arg = n,
@@ -154,7 +224,7 @@ bool node_group_awaits(struct node *n)
 {
     char terms[GROUP_TERMS_MAX];
     if (!n->group) return false;
-    if (engine_n_experts(n->engine) == 0) {
+    if (n_experts(n) == 0) {
         log_info("no group", "why=\"the model has no experts to share: each rank computes alone\"");
         node_group_free(n);
         return false;

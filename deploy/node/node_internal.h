@@ -52,13 +52,9 @@ struct node {
     char join[HOST_PORT_TEXT_MAX + 256]; /* trouble.h */
     struct cluster *cluster;
     struct group *group; /* NULL: it steps alone */
-    struct {
-        struct ep *ep;
-        uint64_t epoch;
-        enum status st;
-        struct err err;
-        bool runs;
-    } next_ep; /* made by a worker; the loop takes it when that is done */
+    bool prepares;       /* a worker makes the next group's ep object with the engine's memory */
+    bool leaves;         /* it has no requests left, and wants to leave the group; ... */
+    bool has_left;       /* ... and no group needs this rank any more */
     struct directory *directory;
     struct directory_server *directory_server;
     struct decode_worker *decode;

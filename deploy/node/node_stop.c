@@ -40,7 +40,7 @@ static void finish_rest(struct node *n)
  * object with the engine's memory. */
 static void finish_stop(struct node *n)
 {
-    if (n->http || n->admin || n->directory_server || n->next_ep.runs) return;
+    if (n->http || n->admin || n->directory_server || n->prepares) return;
     if (n->scheduler) scheduler_stop(n->scheduler);
     serve_free(n->serve);
     n->serve = NULL;
@@ -114,13 +114,20 @@ void node_stop(struct node *n, int exit_status)
     n->stopper = loop_timer_start(n->loop, 0, 0, begin_stop, n);
 }
 
-/* Stops when no request is left or the time is up. */
+/* Stops when no request is left and the other ranks of its group can do without it, or the time is
+ * up. */
 static void on_drain_poll(void *arg)
 {
     struct node *n = arg;
+    const bool has_time = clock_ms() - n->t_drain_ms < (uint64_t)n->o.shutdown_s * 1000;
     uint32_t live = scheduler_n_live(n->scheduler) + decode_n_live(n->decode) +
                     prefill_n_live(n->prefill) + (n->passer ? passer_n_live(n->passer) : 0);
-    if (live && clock_ms() - n->t_drain_ms < (uint64_t)n->o.shutdown_s * 1000) return;
+    if (live && has_time) return;
+    if (n->group && !live && has_time) {
+        if (!n->leaves) group_leave(n->group);
+        n->leaves = true;
+        if (!n->has_left) return;
+    }
     if (live) log_warn("stopping with work left", "live=%u", live);
     node_stop(n, 0);
 }
@@ -156,5 +163,6 @@ void node_stop_on_signal(void *arg, int signum)
     scheduler_drain(n->scheduler);
     if (n->passer) passer_set_draining(n->passer);
     if (n->http) http_server_drain(n->http);
+    if (n->group) group_drain(n->group);
     n->drain = loop_timer_start(n->loop, 0, DRAIN_POLL_MS, on_drain_poll, n);
 }

@@ -60,6 +60,7 @@ static const char *const NAMES[FRAME_TYPE_END] = {
     [FRAME_PROBE_REPLY] = "probe_reply",
     [FRAME_GROUP_HELLO] = "group_hello",
     [FRAME_GROUP_REFUSED] = "group_refused",
+    [FRAME_GROUP_LEAD] = "group_lead",
     [FRAME_GROUP_PROPOSE] = "group_propose",
     [FRAME_GROUP_BLOB] = "group_blob",
     [FRAME_GROUP_LOST] = "group_lost",

@@ -1,25 +1,43 @@
-/* group.h - the ranks that share the experts of one model: how they find each other, and what
- * happens when one is lost.
+/* group.h - the ranks that share the experts of one model: how they find each other, go on without
+ * one that is lost, and take it back.
  *
- *     MEETING ─ link to rank 0 ─▶ WAITING ─ all are there ─▶ PREPARING ─ all have an ep ─▶ TOGETHER
- *        ◀───── rank 0 is lost ─────┴◀────────────── a rank is lost ───┴─────────────────────┘
+ *     LOOKING ─ link to the leader ─▶ WAITING ─ a group is proposed ─▶ PREPARING ─▶ TOGETHER
+ *        ◀──── the leader is lost ────────┴◀────── a rank of the group is lost ────────┘
  *
- * Rank 0 leads: the others connect to its cluster port and say who they are. When all are there it
- * proposes the group of the next epoch; every rank makes its ep object on a worker thread, whose
- * exchange passes through rank 0, as bells do (engine.h), and hands it to its engine. A loss is
- * told by a link, or by an engine whose exchange failed, and ends the epoch everywhere.
- * LIMIT: a group has all its ranks or does not step; rank 0's address does not move.
- * Life cycle: create, group_ready once the model is loaded, free. Thread: loop, except
- * group_exchange and group_stop. Owner: the node. */
+ * Ranks first meet at rank 0, which leads: it knows who is there and proposes the group of the next
+ * epoch, the first with all ranks, later ones with those that are left. Each rank makes its ep
+ * object on a worker, whose exchange and bells (engine.h) pass through the leader, and hands it to
+ * its engine; the group before goes on stepping until all have it. When the leader is lost, the
+ * lowest rank left leads; two leaders that meet become one. docs/parallelism.md tells what each
+ * loss means. Life cycle: create, group_ready, maybe group_leave, free.
+ * Thread: loop, except group_exchange and group_stop. Owner: the node. */
 #ifndef BATON_CLUSTER_GROUP_H
 #define BATON_CLUSTER_GROUP_H
 
 #include "shared/base/metrics.h"
 #include "shared/cluster/cluster.h"
 
-enum { GROUP_RANKS_MAX = 256, GROUP_TERMS_MAX = 256 };
+enum { GROUP_RANKS_MAX = 256, GROUP_TERMS_MAX = 256, GROUP_HOST_MAX = 64 };
 
-enum group_state { GROUP_MEETING, GROUP_WAITING, GROUP_PREPARING, GROUP_TOGETHER };
+enum group_state { GROUP_LOOKING, GROUP_WAITING, GROUP_PREPARING, GROUP_TOGETHER };
+
+struct group_member {
+    uint32_t rank;
+    uint64_t node; /* incarnation; 0: not there */
+    char host[GROUP_HOST_MAX];
+    uint16_t port; /* where its cluster listens; 0: not known */
+};
+
+/* The members of one epoch, ascending by rank: member i has number i in the ep object. */
+struct group_roster {
+    uint64_t epoch; /* 0: none yet */
+    uint32_t n;
+    struct group_member *members; /* [n] */
+    struct buf placement;         /* group_options.place wrote it */
+};
+
+void group_roster_clear(struct group_roster *r);
+void group_roster_copy(struct group_roster *to, const struct group_roster *from);
 
 struct group;
 
@@ -29,16 +47,27 @@ struct group_options {
     struct metrics *metrics;
     uint64_t node; /* this process's incarnation id */
     uint32_t rank, size;
+    const char *host;      /* where other ranks reach this one's cluster port */
     const char *meet_host; /* where rank 0 listens; ranks above 0 connect there */
     uint16_t meet_port;
-    uint32_t retry_ms; /* between tries to connect, and after a failed epoch; 500 when 0 */
-    /* A group was proposed: the owner makes an ep object with group_exchange, on another thread,
-     * then calls group_prepared, and group_joined once its engine has met the others. A new one
-     * comes after group_prepared of the one before failed, or group_report_lost. */
-    void (*on_prepare)(void *arg, uint64_t epoch);
-    /* The group of this epoch is no more. Comes for an epoch that is being prepared, too. */
+    uint32_t retry_ms; /* between tries to connect, and after a failed epoch; 200 when 0 */
+    uint32_t grace_ms; /* how long a new leader waits for ranks of the last group; 1,000 when 0 */
+    /* Of the rank that leads: says which experts the members of `next` get, whose placement it
+     * appends to. `before` is the last group, whose ranks have experts already; epoch 0: none. */
+    void (*place)(void *arg, struct group_roster *next, const struct group_roster *before);
+    /* A group with this rank as member `me` was proposed, valid until on_prepare comes again: the
+     * owner makes an ep object with group_exchange on another thread, then calls group_prepared,
+     * and group_joined once its engine has met the others. */
+    void (*on_prepare)(void *arg, const struct group_roster *next, uint32_t me);
+    /* A group without this rank comes: its engine leaves the group with the others, then the owner
+     * calls group_has_left. */
+    void (*on_leave)(void *arg, uint64_t epoch);
+    /* The group of this epoch is no more, be it prepared, handed to the engine or joined: its
+     * engine gives it up, and group_report_lost follows if it was handed over. */
     void (*on_lost)(void *arg, uint64_t epoch, const char *why);
     void (*on_bell)(void *arg, uint64_t epoch, uint64_t step);
+    /* After group_leave: no group has this rank any more. */
+    void (*on_left)(void *arg);
     void *arg;
 };
 
@@ -49,15 +78,21 @@ void group_free(struct group *g);
 void group_ready(struct group *g, const char *terms);
 /* The ep object of this epoch was given to the engine (OK), or could not be made. */
 void group_prepared(struct group *g, uint64_t epoch, enum status st, const char *why);
-/* The engine has met all ranks of this epoch. */
+/* The engine has met all ranks of this epoch, and given up the group before. */
 void group_joined(struct group *g, uint64_t epoch);
+/* The engine is in no group since this epoch. */
+void group_has_left(struct group *g, uint64_t epoch);
 /* An exchange of this epoch failed in this rank's engine, or the engine gave its object up: it has
- * none any more. */
+ * none of this epoch any more. */
 void group_report_lost(struct group *g, uint64_t epoch, const char *why);
 /* This rank begins a step after all slept: the bell goes to all others. */
 void group_ring(struct group *g, uint64_t epoch, uint64_t step);
+/* This rank takes no new requests: others take over its experts, if they go on. */
+void group_drain(struct group *g);
+/* And it has none left: on_left comes, maybe at once, when the others go on without it. */
+void group_leave(struct group *g);
 
-/* Tells a rank that this node is no rank 0. Other messages: false. */
+/* Tells a rank that this node is in no group. Other messages: false. */
 bool group_refuse(struct cluster *c, const struct cluster_message *m);
 /* From the cluster's callbacks. False: the message is not for a group. */
 bool group_on_message(struct group *g, const struct cluster_message *m);
@@ -73,12 +108,13 @@ enum status group_exchange(void *arg, const void *mine, size_t bytes, void *all,
  * posted. */
 void group_stop(struct group *g);
 
-/* What it is waiting for, in a sentence, "" when the ranks are together: "rank 3 of 8 is not there
- * yet". */
+/* What it is waiting for, or whom it goes on without, in a sentence; "" when all ranks are
+ * together: "rank 3 of 8 is not there yet". */
 enum group_state group_describe(const struct group *g, char *why, size_t n);
-/* For how long the ranks have not been together; 0: they are. */
+/* For how long this rank has not been in a group that steps; 0: it is. */
 uint64_t group_apart_ms(const struct group *g);
-/* Of the last epoch that this rank was in; 0: none yet. */
-uint64_t group_epoch(const struct group *g);
+/* The last group that this rank was in, or is; epoch 0: none. Valid until the loop's next turn. */
+const struct group_roster *group_now(const struct group *g);
+bool group_leads(const struct group *g);
 
 #endif

@@ -185,7 +185,7 @@ void engine_stop(struct engine *e)
     mailbox_close(e->commands);
     pthread_join(e->thread, NULL);
     e->joined = true;
-    while (mailbox_take(e->commands, &c)) engine_command_drop(&c);
+    while (mailbox_take(e->commands, &c)) engine_command_drop(e, &c);
     if (engine_is_grouped(e)) engine_group_leave(e);
 }
 
@@ -203,7 +203,7 @@ void engine_free(struct engine *e)
 static enum status post(struct engine *e, struct engine_command *c)
 {
     enum status st = mailbox_post(e->commands, c);
-    if (st != OK) engine_command_drop(c);
+    if (st != OK) engine_command_drop(e, c);
     return st;
 }
 
@@ -214,7 +214,7 @@ enum status engine_submit(struct engine *e, const struct engine_request *r)
     if (atomic_fetch_add_explicit(&e->load.n_waiting, 1, memory_order_relaxed) >=
         e->opt.max_waiting) {
         atomic_fetch_sub_explicit(&e->load.n_waiting, 1, memory_order_relaxed);
-        engine_command_drop(&c);
+        engine_command_drop(e, &c);
         return ERR_FULL;
     }
     uint32_t n_tokens = c.seq->n_tokens;
@@ -232,7 +232,7 @@ enum status engine_reserve(struct engine *e, const struct engine_request *r)
     struct engine_command c = { .kind = ENGINE_COMMAND_RESERVE, .id = r->id };
     TRY(seq_create(r, &e->limits, &c.seq));
     if (!seq_wants_token(c.seq)) { /* nothing to decode */
-        engine_command_drop(&c);
+        engine_command_drop(e, &c);
         return ERR_INVALID;
     }
     return post(e, &c);
@@ -301,7 +301,7 @@ void engine_ep_needs(const struct engine *e, struct ep_config *c)
     c->progress = (uint64_t *)&e->load.n_waits;
 }
 
-uint32_t engine_n_experts(const struct engine *e) { return e->opt.model->config.moe.n_experts; }
+struct model *engine_model(const struct engine *e) { return e->opt.model; }
 
 const struct dev_mem *engine_kv_memory(const struct engine *e) { return &e->kv; }
 

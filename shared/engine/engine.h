@@ -171,16 +171,19 @@ enum status engine_free_quarantined(struct engine *e, uint64_t id) MUST_CHECK;
  * max_tokens 0. */
 enum status engine_release(struct engine *e, uint64_t id) MUST_CHECK;
 
-/* Takes over `ep`, whose placement gives this rank the experts of its model's share, as the group
- * of `epoch`: at once if the engine is in none, otherwise between two steps, once every rank of the
- * group that it is in was given one of this epoch. `ep` NULL: it leaves then. Takes `ep` unless it
- * fails. ERR_INVALID: the epoch is not later than the last. Any thread. */
-enum status engine_join_group(struct engine *e, struct ep *ep, uint64_t epoch) MUST_CHECK;
+/* Takes over `ep`, and the experts that its placement gives this rank (model_experts_take of
+ * engine_model; NULL: those of the model's share), as the group of `epoch`: at once if the engine
+ * is in none, otherwise between two steps, once every rank of the group that it is in was given one
+ * of this epoch. `ep` NULL: it leaves then. Takes both unless it fails. LOST, not JOINED, comes for
+ * an epoch that is not later than the last. Any thread. */
+enum status engine_join_group(struct engine *e, struct ep *ep, struct model_experts *experts,
+                              uint64_t epoch) MUST_CHECK;
 /* A rank of the group begins this step. Bells of steps that are over, or of other epochs, do
  * nothing. Any thread. */
 void engine_bell(struct engine *e, uint64_t epoch, uint64_t step);
 /* The group of `epoch` has lost a rank: ends its running exchange here and on the other ranks, at
- * once; LOST follows, also if the engine joins it only later. Later epochs: nothing. Any thread. */
+ * once; LOST follows, also if the engine joins it only later, and for a group that waits for the
+ * one before, which goes on. Other epochs: nothing. Any thread. */
 void engine_abort_group(struct engine *e, uint64_t epoch);
 
 /* Facts and load; any thread (atomics). */
@@ -197,7 +200,8 @@ void engine_get_stats(const struct engine *e, struct engine_stats *out);
 const struct kv_layout *engine_kv_layout(const struct engine *e);
 /* model_ep_needs, and routed experts, of the engine's model. */
 void engine_ep_needs(const struct engine *e, struct ep_config *c);
-uint32_t engine_n_experts(const struct engine *e);
+/* For what may be asked of it while it steps: its configuration, and experts.h. */
+struct model *engine_model(const struct engine *e);
 /* The pool's memory, for registration with kvtransfer. */
 const struct dev_mem *engine_kv_memory(const struct engine *e);
 /* The device that the engine computes on and that the KV memory belongs to. The model owns it. */

@@ -10,15 +10,18 @@
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 #include "shared/engine/engine_state.h"
+#include "shared/model/experts.h"
 
-void engine_command_drop(struct engine_command *c)
+void engine_command_drop(struct engine *e, struct engine_command *c)
 {
     seq_free(c->seq);
     mem_free(c->first);
     ep_discard(c->ep);
+    model_experts_drop(e->opt.model, c->experts);
     c->seq = NULL;
     c->first = NULL;
     c->ep = NULL;
+    c->experts = NULL;
 }
 
 static struct seq *find(const struct engine *e, uint64_t id)

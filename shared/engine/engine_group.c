@@ -12,6 +12,7 @@
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 #include "shared/engine/engine_state.h"
+#include "shared/model/experts.h"
 
 _Static_assert(sizeof(struct engine_group_words) == ENGINE_GROUP_BYTES, "engine.h says so");
 
@@ -32,13 +33,21 @@ void engine_group_init(struct engine *e)
     e->group.words = MEM_ARRAY(struct engine_group_words, EP_RANKS_MAX);
 }
 
+/* Gives up what no group uses any more. */
+static void discard(struct engine *e, struct ep *ep, struct model_experts *experts)
+{
+    ep_discard(ep);
+    model_experts_drop(e->opt.model, experts);
+}
+
 void engine_group_leave(struct engine *e)
 {
     struct engine_group *g = &e->group;
     model_set_ep(e->opt.model, NULL, NULL);
-    ep_discard(g->ep);
-    ep_discard(g->next);
+    discard(e, g->ep, g->experts);
+    discard(e, g->next, g->next_experts);
     g->ep = g->next = NULL;
+    g->experts = g->next_experts = NULL;
 }
 
 void engine_group_release(struct engine *e)
@@ -55,18 +64,37 @@ static void tell_unused(struct engine *e, uint64_t epoch, const char *text)
     tell(e, ENGINE_GROUP_LOST, epoch, &why);
 }
 
-/* Makes `ep` the group of the next steps, and returns the one before. */
-static struct ep *change(struct engine *e, struct ep *ep, uint64_t epoch)
+/* Was it given up? Under the lock. */
+static bool is_aborted(const struct engine_group *g, uint64_t epoch)
+{
+    for (uint32_t i = 0; i < ENGINE_ABORTED_MAX && i < g->n_aborted; i++)
+        if (g->aborted[i] == epoch || g->aborted[i] == ENGINE_EVERY_EPOCH) return true;
+    return false;
+}
+
+static bool was_aborted(struct engine_group *g, uint64_t epoch)
+{
+    pthread_mutex_lock(&g->lock);
+    const bool yes = is_aborted(g, epoch);
+    pthread_mutex_unlock(&g->lock);
+    return yes;
+}
+
+/* Makes `ep` the group of the next steps, and gives up the one before. */
+static void change(struct engine *e, struct ep *ep, struct model_experts *experts, uint64_t epoch)
 {
     struct engine_group *g = &e->group;
     struct ep *was = g->ep;
+    struct model_experts *experts_before = g->experts;
     pthread_mutex_lock(&g->lock);
     g->ep = ep;
+    g->experts = experts;
     g->epoch = epoch;
-    if (ep && epoch <= g->aborted_epoch) ep_abort(ep); /* it was given up before it began */
+    if (ep && is_aborted(g, epoch)) ep_abort(ep); /* it was given up before it began */
     pthread_mutex_unlock(&g->lock);
-    model_set_ep(e->opt.model, ep, NULL);
-    return was;
+    model_set_ep(e->opt.model, ep, experts);
+    ep_free(was);
+    model_experts_drop(e->opt.model, experts_before);
 }
 
 /* The group that was prepared takes over. The ranks of the old one are all here: freeing it is
@@ -74,34 +102,50 @@ static struct ep *change(struct engine *e, struct ep *ep, uint64_t epoch)
 static void switch_to_next(struct engine *e)
 {
     struct engine_group *g = &e->group;
-    ep_free(change(e, g->next, g->next_epoch));
+    struct ep *next = g->next;
+    struct model_experts *experts = g->next_experts;
     g->next = NULL;
+    g->next_experts = NULL;
+    change(e, next, experts, g->next_epoch);
     g->step = 0;
     g->asleep = false; /* all ranks come to the first agreement by themselves */
     if (!g->ep) tell(e, ENGINE_GROUP_LEFT, g->epoch, NULL);
 }
 
+/* The group that was prepared was given up; the one that steps goes on. */
+static void drop_next(struct engine *e)
+{
+    struct engine_group *g = &e->group;
+    const uint64_t epoch = g->next_epoch;
+    discard(e, g->next, g->next_experts);
+    g->next = NULL;
+    g->next_experts = NULL;
+    g->next_epoch = g->epoch;
+    tell_unused(e, epoch, "it was given up before all ranks had it");
+}
+
 void engine_group_lose(struct engine *e, const struct err *why)
 {
     struct engine_group *g = &e->group;
-    ep_free(change(e, NULL, g->epoch));
+    change(e, NULL, NULL, g->epoch);
     tell(e, ENGINE_GROUP_LOST, g->epoch, why);
-    if (g->next) switch_to_next(e);
+    if (g->next_epoch > g->epoch) switch_to_next(e);
 }
 
-static void join(struct engine *e, struct ep *ep, uint64_t epoch)
+static void join(struct engine *e, const struct engine_command *c)
 {
+    const uint64_t epoch = c->epoch;
     struct engine_group *g = &e->group;
     if (epoch <= g->epoch || epoch <= g->next_epoch) {
         log_warn("group not joined", "epoch=%llu now=%llu next=%llu", (unsigned long long)epoch,
                  (unsigned long long)g->epoch, (unsigned long long)g->next_epoch);
-        ep_discard(ep);
+        discard(e, c->ep, c->experts);
         tell_unused(e, epoch, "a group of a later epoch is there already");
         return;
     }
-    if (g->next) tell_unused(e, g->next_epoch, "it was replaced before all ranks had it");
-    ep_discard(g->next);
-    g->next = ep;
+    if (g->next_epoch > g->epoch) drop_next(e);
+    g->next = c->ep;
+    g->next_experts = c->experts;
     g->next_epoch = epoch;
     g->is_told = false;
     if (!g->ep) switch_to_next(e);
@@ -109,7 +153,7 @@ static void join(struct engine *e, struct ep *ep, uint64_t epoch)
 
 void engine_group_command(struct engine *e, const struct engine_command *c)
 {
-    if (c->kind == ENGINE_COMMAND_JOIN) join(e, c->ep, c->epoch);
+    if (c->kind == ENGINE_COMMAND_JOIN) join(e, c);
     else ASSERT(c->kind == ENGINE_COMMAND_WAKE); /* engine_group_agree sees why */
 }
 
@@ -182,7 +226,8 @@ bool engine_group_agree(struct engine *e, uint32_t n_rows, uint32_t *most)
 {
     struct engine_group *g = &e->group;
     struct err err = { 0 };
-    if (g->ep && g->epoch <= atomic_load_explicit(&g->aborted_epoch, memory_order_acquire)) {
+    if (g->next_epoch > g->epoch && was_aborted(g, g->next_epoch)) drop_next(e);
+    if (g->ep && was_aborted(g, g->epoch)) {
         err_set(&err, ERR_CANCELED, "the group of epoch %llu was given up",
                 (unsigned long long)g->epoch);
         engine_group_lose(e, &err);
@@ -206,11 +251,14 @@ bool engine_group_agree(struct engine *e, uint32_t n_rows, uint32_t *most)
 
 /* ---- any thread ---- */
 
-enum status engine_join_group(struct engine *e, struct ep *ep, uint64_t epoch)
+enum status engine_join_group(struct engine *e, struct ep *ep, struct model_experts *experts,
+                              uint64_t epoch)
 {
     ASSERT(engine_is_grouped(e) && (!ep || ep->config.collective_bytes >= ENGINE_GROUP_BYTES));
-    return mailbox_post(e->commands, &(struct engine_command){
-                                         .kind = ENGINE_COMMAND_JOIN, .ep = ep, .epoch = epoch });
+    const struct engine_command c = {
+        .kind = ENGINE_COMMAND_JOIN, .ep = ep, .experts = experts, .epoch = epoch
+    };
+    return mailbox_post(e->commands, &c);
 }
 
 /* Wakes the engine if it sleeps. */
@@ -237,9 +285,8 @@ void engine_abort_group(struct engine *e, uint64_t epoch)
 {
     struct engine_group *g = &e->group;
     pthread_mutex_lock(&g->lock);
-    if (epoch > g->aborted_epoch)
-        atomic_store_explicit(&g->aborted_epoch, epoch, memory_order_release);
-    if (g->ep && g->epoch <= epoch) ep_abort(g->ep);
+    if (!is_aborted(g, epoch)) g->aborted[g->n_aborted++ % ENGINE_ABORTED_MAX] = epoch;
+    if (g->ep && is_aborted(g, g->epoch)) ep_abort(g->ep);
     pthread_mutex_unlock(&g->lock);
     wake(e);
 }

@@ -39,10 +39,11 @@ struct engine_command {
     enum engine_command_kind kind;
     bool fenced; /* CANCEL */
     uint64_t id;
-    struct seq *seq;              /* SUBMIT, RESERVE */
-    struct token_logprobs *first; /* ACTIVATE */
-    struct ep *ep;                /* JOIN; NULL: leave */
-    uint64_t epoch;               /* JOIN */
+    struct seq *seq;               /* SUBMIT, RESERVE */
+    struct token_logprobs *first;  /* ACTIVATE */
+    struct ep *ep;                 /* JOIN; NULL: leave */
+    struct model_experts *experts; /* JOIN; NULL: those of the share */
+    uint64_t epoch;                /* JOIN */
 };
 
 /* Written by the engine thread (n_waiting and waiting_tokens also by submitting threads), read by
@@ -78,6 +79,8 @@ struct deferred_blocks {
 };
 
 #define ENGINE_EVERY_EPOCH UINT64_MAX
+/* An engine knows of two groups at a time, this one and the next. */
+enum { ENGINE_ABORTED_MAX = 8 };
 
 /* What each rank says at the beginning of a step. */
 struct engine_group_words {
@@ -86,12 +89,15 @@ struct engine_group_words {
 };
 
 struct engine_group {
-    pthread_mutex_t lock; /* of what other threads use: ep, epoch, aborted_epoch, rung.. */
-    struct ep *ep;        /* NULL: in no group */
-    uint64_t epoch;       /* of ep, or of the last one */
-    _Atomic uint64_t aborted_epoch; /* by engine_abort_group: this epoch and all before it */
-    uint64_t step;                  /* the next */
+    pthread_mutex_t lock;          /* of what other threads use: ep, epoch, aborted, rung.. */
+    struct ep *ep;                 /* NULL: in no group */
+    struct model_experts *experts; /* that ep places here; NULL: those of the share */
+    uint64_t epoch;                /* of ep, or of the last one */
+    uint64_t aborted[ENGINE_ABORTED_MAX]; /* epochs, by engine_abort_group, the last ones */
+    uint32_t n_aborted;                   /* of all time */
+    uint64_t step;                        /* the next */
     struct ep *next; /* to step in from next_epoch on; NULL with next_epoch > epoch: leaves */
+    struct model_experts *next_experts;
     uint64_t next_epoch;
     bool asleep;                      /* nobody had rows at the last agreement */
     bool is_told;                     /* the others know of next_epoch */
@@ -147,7 +153,8 @@ static inline bool engine_has_inflight(const struct engine *e)
 
 /* engine_command.c */
 void engine_command_run(struct engine *e, const struct engine_command *c);
-void engine_command_drop(struct engine_command *c); /* free an undelivered command's data */
+/* Frees an undelivered command's data. */
+void engine_command_drop(struct engine *e, struct engine_command *c);
 
 /* engine_step.c */
 /* Computes one step. False: nothing can be computed until a command changes something. */

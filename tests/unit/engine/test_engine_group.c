@@ -61,7 +61,7 @@ static void join_all(struct group *g)
         CHECK(pthread_create(&g->ranks[i].thread, NULL, make_ep, &g->ranks[i]) == 0);
     for (uint32_t i = 0; i < g->size; i++) CHECK(pthread_join(g->ranks[i].thread, NULL) == 0);
     for (uint32_t i = 0; i < g->size; i++)
-        CHECK_OK(engine_join_group(g->ranks[i].rig.engine, g->ranks[i].made, g->epoch));
+        CHECK_OK(engine_join_group(g->ranks[i].rig.engine, g->ranks[i].made, NULL, g->epoch));
 }
 
 static struct rig_options rank_options(const char *model)
@@ -283,12 +283,41 @@ TEST(a_group_begins_when_all_ranks_have_it)
     for (int i = 0; i < 2; i++) await(&r[i].n_joined, 1);
     for (int i = 0; i < 2; i++) CHECK(pthread_create(&r[i].thread, NULL, make_ep, &r[i]) == 0);
     for (int i = 0; i < 2; i++) CHECK(pthread_join(r[i].thread, NULL) == 0);
-    CHECK_OK(engine_join_group(r[0].rig.engine, r[0].made, 2));
+    CHECK_OK(engine_join_group(r[0].rig.engine, r[0].made, NULL, 2));
     ask_one(s, 1, 0, 100);
     CHECK_EQ_INT(atomic_load(&r[0].n_joined), 1);
-    CHECK_OK(engine_join_group(r[1].rig.engine, r[1].made, 2));
+    CHECK_OK(engine_join_group(r[1].rig.engine, r[1].made, NULL, 2));
     for (int i = 0; i < 2; i++) await(&r[i].n_joined, 2); /* though nobody has rows */
     ask_one(s, 1, 1, 101);
+    close_scene(s);
+}
+
+/* A next group that is given up before all have it leaves the one that steps alone. */
+TEST(a_next_group_that_is_given_up_costs_nothing)
+{
+    struct scene *s = open_scene(2);
+    struct rank *r = s->g.ranks;
+    submit_all(&s->g, s->reqs, s->got);
+    for (int round = 1; round <= 5; round++) {
+        const uint64_t epoch = s->g.epoch + 1;
+        for (int i = 0; i < 2; i++) CHECK(pthread_create(&r[i].thread, NULL, make_ep, &r[i]) == 0);
+        for (int i = 0; i < 2; i++) CHECK(pthread_join(r[i].thread, NULL) == 0);
+        CHECK_OK(engine_join_group(r[0].rig.engine, r[0].made, NULL, epoch));
+        engine_abort_group(r[0].rig.engine, epoch);
+        await(&r[0].n_lost, 2 * round - 1);
+        engine_abort_group(r[1].rig.engine, epoch);
+        CHECK_OK(
+            engine_join_group(r[1].rig.engine, r[1].made, NULL, epoch)); /* told before it has it */
+        await(&r[1].n_lost, round);
+        CHECK_OK(engine_join_group(r[0].rig.engine, NULL, NULL, epoch + 1)); /* likewise to leave */
+        engine_abort_group(r[0].rig.engine, epoch + 1);
+        await(&r[0].n_lost, 2 * round);
+        s->g.epoch = epoch + 1;
+        join_all(&s->g);
+        for (int i = 0; i < 2; i++) await(&r[i].n_joined, 1 + round);
+    }
+    check_answers(&s->g, s->got, s->want);
+    CHECK_EQ_INT(atomic_load(&r[0].n_left), 0);
     close_scene(s);
 }
 
@@ -296,7 +325,8 @@ TEST(ranks_leave_together_and_come_back)
 {
     struct scene *s = open_scene(2);
     ask_one(s, 0, 0, 100);
-    for (int i = 0; i < 2; i++) CHECK_OK(engine_join_group(s->g.ranks[i].rig.engine, NULL, 5));
+    for (int i = 0; i < 2; i++)
+        CHECK_OK(engine_join_group(s->g.ranks[i].rig.engine, NULL, NULL, 5));
     for (int i = 0; i < 2; i++) await(&s->g.ranks[i].n_left, 1);
     struct answer a = { .id = 101 };
     struct engine_request r = s->reqs[1];
@@ -357,6 +387,7 @@ TEST_MAIN(CASE_T(ranks_answer_as_one, 120), CASE_T(ranks_that_compute_fast_answe
           CASE_T(a_group_without_rows_sleeps_until_one_has_some, 60),
           CASE_T(groups_follow_each_other_between_steps, 60),
           CASE_T(a_group_begins_when_all_ranks_have_it, 60),
+          CASE_T(a_next_group_that_is_given_up_costs_nothing, 60),
           CASE_T(ranks_leave_together_and_come_back, 60),
           CASE_T(a_lost_group_is_replaced_without_a_trace, 60),
           CASE_T(a_sleeping_group_can_be_lost, 60),

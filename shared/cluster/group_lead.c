@@ -1,0 +1,457 @@
+/* group_lead.c - the rank that leads: who is there, which group comes next, what all exchange, and
+ * what happens when two lead.
+ *
+ *     all ranks there, for the first time      ──▶ a group of all
+ *     a rank of the group is lost, or drains   ──▶ a group of the others
+ *     a rank comes (back)                      ──▶ a group with it
+ *     all drain and none has work              ──▶ no group
+ *
+ * A group that steps goes on until all have the next. Thread: loop. */
+#include <stdio.h>
+#include <string.h>
+
+#include "shared/base/clock.h"
+#include "shared/base/log.h"
+#include "shared/base/mem.h"
+#include "shared/cluster/group_internal.h"
+
+enum { BACKOFF_MAX_MS = 10000, LOOK_AGAIN_MS = 5000 };
+#define EPOCH_MAX (UINT64_MAX / 2)
+
+#define EACH_SEAT(s, g)                                                                            \
+    for (struct group_seat *s = (g)->lead.seats; s < (g)->lead.seats + (g)->o.size; s++)
+
+static struct group_seat *seat_of(const struct group *g, uint64_t node)
+{
+    EACH_SEAT(s, g) if (node && s->at.node == node) return s;
+    return NULL;
+}
+
+static void send_to_all(struct group *g, enum frame_type type, const ProtobufCMessage *body)
+{
+    EACH_SEAT(s, g) group_send(g, s->at.node, type, FROM_LEADER, body);
+}
+
+bool group_lead_misses(const struct group *g, uint32_t *rank)
+{
+    EACH_SEAT(s, g)
+    if (!s->at.node) {
+        *rank = s->at.rank;
+        return true;
+    }
+    return false;
+}
+
+/* ---- what comes next ---- */
+
+/* May be in the next group. */
+static bool stays(const struct group_seat *s) { return s->at.node && !s->leaves; }
+
+struct attendance {
+    uint32_t n_stay, n_leave, n_busy; /* leave: still in a group; busy: cannot be proposed to */
+    bool all_drain, has_expected, was_joined;
+    bool is_as_before; /* the ranks that stay step in the last group, and nobody else */
+};
+
+static struct attendance count(const struct group *g)
+{
+    struct attendance a = { .all_drain = true, .is_as_before = g->lead.before.epoch != 0 };
+    EACH_SEAT(s, g)
+    {
+        const bool leaves = s->at.node && s->leaves && s->running;
+        a.n_stay += stays(s);
+        a.n_leave += leaves;
+        a.n_busy += (stays(s) || leaves) && !s->is_free;
+        a.all_drain &= !s->at.node || s->drains;
+        a.has_expected |= s->is_expected;
+        a.was_joined |= s->joined != 0;
+        const bool was = group_roster_find(&g->lead.before, s->at.rank) >= 0;
+        if (stays(s) != was || leaves || (was && s->running != g->lead.before.epoch))
+            a.is_as_before = false;
+    }
+    return a;
+}
+
+/* Is a group due, and can it be proposed now? */
+static bool is_due(const struct group *g, const struct attendance *a)
+{
+    const struct group_lead *l = &g->lead;
+    if (l->next.epoch || a->n_busy || clock_ms() < l->t_retry_ms) return false;
+    if (a->n_stay == 0) return a->n_leave > 0;
+    if (!a->was_joined && !l->before.epoch) return a->n_stay == g->o.size;
+    if (a->has_expected && clock_ms() < l->t_grace_ms) return false;
+    /* Whoever still has requests needs the experts of those that wait to leave. */
+    if (a->n_leave > 0 && (a->all_drain || clock_ms() < l->t_leave_ms)) return false;
+    return !a->is_as_before;
+}
+
+static void propose(struct group *g)
+{
+    struct group_lead *l = &g->lead;
+    const struct attendance a = count(g);
+    if (!is_due(g, &a)) return;
+    l->i_round = 0;
+    l->next.epoch = ++l->epoch;
+    l->next.members = MEM_ARRAY(struct group_member, a.n_stay ? a.n_stay : 1);
+    EACH_SEAT(s, g)
+    {
+        s->is_expected = s->has_blob = false;
+        if (stays(s)) l->next.members[l->next.n++] = s->at;
+    }
+    if (l->next.n > 0) g->o.place(g->o.arg, &l->next, &l->before);
+    EACH_SEAT(s, g)
+    {
+        if (!stays(s) && !(s->at.node && s->running)) continue;
+        s->is_free = false;
+        group_roster_send(g, &l->next, s->at.node);
+    }
+}
+
+/* Have all members joined the group that was proposed? Of one without members: has everybody left
+ * the one before? */
+static bool is_joined(const struct group *g)
+{
+    const struct group_roster *next = &g->lead.next;
+    EACH_SEAT(s, g)
+    {
+        const bool in = group_roster_find(next, s->at.rank) >= 0;
+        if (in && s->running != next->epoch) return false;
+        if (next->n == 0 && s->at.node && s->running) return false;
+    }
+    return true;
+}
+
+static void take_stock(struct group *g)
+{
+    struct group_lead *l = &g->lead;
+    if (l->next.epoch && is_joined(g)) {
+        l->n_failures = 0;
+        group_roster_move(&l->before, &l->next);
+    }
+    propose(g);
+}
+
+/* ---- losses ---- */
+
+/* The epoch is given up by all that have it. */
+static void spread_loss(struct group *g, uint64_t epoch, const char *why, bool failed)
+{
+    struct group_lead *l = &g->lead;
+    Baton__GroupLost m = BATON__GROUP_LOST__INIT;
+    m.epoch = epoch;
+    m.why = (char *)why; /* is only read */
+    send_to_all(g, FRAME_GROUP_LOST, &m.base);
+    if (epoch != l->next.epoch) return;
+    group_roster_clear(&l->next);
+    if (!failed) return;
+    uint64_t wait = (uint64_t)g->o.retry_ms << (l->n_failures < 8 ? l->n_failures : 8);
+    if (wait > BACKOFF_MAX_MS) wait = BACKOFF_MAX_MS;
+    l->n_failures++;
+    l->t_retry_ms = clock_ms() + wait;
+}
+
+/* Other ranks are there than before: what failed may work now. */
+static void has_changed(struct group *g)
+{
+    g->lead.n_failures = 0;
+    g->lead.t_retry_ms = 0;
+}
+
+static void expect(struct group *g, struct group_seat *s)
+{
+    s->is_expected = true;
+    g->lead.t_grace_ms = clock_ms() + g->o.grace_ms;
+}
+
+/* Most ranks at once: it may be this one that was cut off, so they are given a moment to answer
+ * before it goes on alone. */
+static void expect_if_most_are_gone(struct group *g)
+{
+    const struct group_roster *before = &g->lead.before;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < before->n; i++)
+        n += g->lead.seats[before->members[i].rank].at.node != 0;
+    if (2 * n >= before->n) return;
+    for (uint32_t i = 0; i < before->n; i++) {
+        struct group_seat *s = &g->lead.seats[before->members[i].rank];
+        if (!s->at.node && !s->is_expected) expect(g, s);
+    }
+}
+
+void group_lead_on_lost(struct group *g, uint64_t node, const char *why)
+{
+    struct group_lead *l = &g->lead;
+    struct group_seat *s = seat_of(g, node);
+    char text[256];
+    if (!s) return;
+    snprintf(text, sizeof text, "rank %u was lost: %.200s", s->at.rank, why);
+    const uint64_t running = s->running;
+    const bool in_next = l->next.epoch && (group_roster_find(&l->next, s->at.rank) >= 0);
+    *s = (struct group_seat){ .at = s->at, .joined = s->joined };
+    s->at.node = 0;
+    if (in_next) spread_loss(g, l->next.epoch, text, false);
+    if (running) spread_loss(g, running, text, false);
+    has_changed(g);
+    expect_if_most_are_gone(g);
+    take_stock(g);
+}
+
+/* ---- ranks that come ---- */
+
+/* Why the rank does not belong; "": it does. */
+static void check_hello(const struct group *g, uint64_t from, const Baton__GroupHello *h, char *why,
+                        size_t n)
+{
+    const struct group_seat *its = seat_of(g, from);
+    why[0] = 0;
+    if (h->size != g->o.size)
+        snprintf(why, n, "this is a rank of %u, and rank %u has %u ranks", h->size, g->o.rank,
+                 g->o.size);
+    else if (h->rank >= g->o.size)
+        snprintf(why, n, "there is no rank %u among %u", h->rank, g->o.size);
+    else if (g->lead.seats[h->rank].at.node && g->lead.seats[h->rank].at.node != from)
+        snprintf(why, n, "there is a rank %u already; each rank needs a number of its own",
+                 h->rank);
+    else if (its && its->at.rank != h->rank)
+        snprintf(why, n, "it is rank %u already", its->at.rank);
+    else if (h->epoch > EPOCH_MAX || h->joined > EPOCH_MAX || h->running > EPOCH_MAX)
+        snprintf(why, n, "its last epoch cannot have been %llu", (unsigned long long)h->epoch);
+    else if (strcmp(h->name, g->name) != 0)
+        snprintf(why, n, "rank %u meets the others at %.80s, and rank %u at %.80s", h->rank,
+                 h->name, g->o.rank, g->name);
+    else if (strcmp(h->terms, g->terms) != 0)
+        snprintf(why, n, "rank %u has %.200s, and rank %u has %.200s", h->rank, h->terms, g->o.rank,
+                 g->terms);
+    else if (h->port == 0 || h->port > UINT16_MAX || strlen(h->host) >= GROUP_HOST_MAX)
+        snprintf(why, n, "its address %.80s:%u cannot be one", h->host, h->port);
+}
+
+static void on_hello(struct group *g, const struct cluster_message *m, const Baton__GroupHello *h)
+{
+    struct group_lead *l = &g->lead;
+    char why[2 * GROUP_TERMS_MAX + 100];
+    char loading[48];
+    uint32_t n_unlogged;
+    if (!g->is_ready) {
+        snprintf(loading, sizeof loading, "rank %u is still loading", g->o.rank);
+        group_refuse_rank(g, m->from, loading, NULL);
+        return;
+    }
+    check_hello(g, m->from, h, why, sizeof why);
+    if (why[0]) {
+        if (log_repeats_due(&g->refusals, why, clock_ms(), &n_unlogged))
+            log_warn("rank refused", "peer=%s why=\"%s\" repeats=%u", m->from_name, why,
+                     n_unlogged);
+        group_refuse_rank(g, m->from, why, NULL);
+        return;
+    }
+    struct group_seat *s = &l->seats[h->rank];
+    if (s->at.node != m->from) has_changed(g);
+    s->at.node = m->from;
+    snprintf(s->at.host, sizeof s->at.host, "%s", h->host);
+    s->at.port = (uint16_t)h->port;
+    if (h->leaves && !s->leaves) l->t_leave_ms = clock_ms() + g->o.retry_ms;
+    s->joined = h->joined;
+    s->running = h->running;
+    s->is_free = h->is_free;
+    s->drains = h->drains;
+    s->leaves = h->leaves;
+    s->is_expected = false;
+    if (h->epoch > l->epoch) l->epoch = h->epoch;
+    /* A rank of a group that this one does not know: others of it will come, too. */
+    if (h->joined && !l->before.epoch && !l->t_grace_ms)
+        EACH_SEAT(other, g) if (!other->at.node) expect(g, other);
+    take_stock(g);
+}
+
+/* ---- what ranks tell each other through the leader ---- */
+
+static bool has_blobs(const struct group *g)
+{
+    EACH_SEAT(s, g) if (s->has_blob) return true;
+    return false;
+}
+
+static void collect_blob(struct group *g, struct group_seat *from, const Baton__GroupBlob *m)
+{
+    struct group_lead *l = &g->lead;
+    Baton__GroupBlob all = BATON__GROUP_BLOB__INIT;
+    const int32_t member = group_roster_find(&l->next, from->at.rank);
+    if (m->epoch != l->next.epoch || member < 0 || m->round != l->i_round ||
+        m->data.len > GROUP_BLOB_MAX)
+        return;
+    if (l->blob_bytes != m->data.len && has_blobs(g)) {
+        spread_loss(g, m->epoch, "ranks exchange different things: are they of one version?", true);
+        return;
+    }
+    if (!has_blobs(g)) {
+        mem_free(l->blobs);
+        l->blob_bytes = m->data.len;
+        l->blobs = mem_calloc(l->next.n, l->blob_bytes ? l->blob_bytes : 1);
+    }
+    if (m->data.len) memcpy(l->blobs + (size_t)member * l->blob_bytes, m->data.data, m->data.len);
+    from->has_blob = true;
+    for (uint32_t i = 0; i < l->next.n; i++)
+        if (!l->seats[l->next.members[i].rank].has_blob) return;
+    EACH_SEAT(s, g) s->has_blob = false;
+    all.epoch = m->epoch;
+    all.round = l->i_round++;
+    all.data = (ProtobufCBinaryData){ l->next.n * l->blob_bytes, l->blobs };
+    for (uint32_t i = 0; i < l->next.n; i++)
+        group_send(g, l->next.members[i].node, FRAME_GROUP_BLOB, FROM_LEADER, &all.base);
+}
+
+static void spread_bell(struct group *g, uint64_t from, const Baton__GroupBell *m)
+{
+    Baton__GroupBell bell = BATON__GROUP_BELL__INIT;
+    bell.epoch = m->epoch;
+    bell.step = m->step;
+    EACH_SEAT(s, g)
+    {
+        const bool has_epoch = s->running == m->epoch ||
+                               (g->lead.next.epoch == m->epoch &&
+                                group_roster_find(&g->lead.next, s->at.rank) >= 0);
+        if (s->at.node != from && has_epoch)
+            group_send(g, s->at.node, FRAME_GROUP_BELL, FROM_LEADER, &bell.base);
+    }
+}
+
+void group_lead_on_message(struct group *g, const struct cluster_message *m,
+                           const ProtobufCMessage *body)
+{
+    const Baton__GroupLost *lost = (const Baton__GroupLost *)body;
+    struct group_seat *s = seat_of(g, m->from);
+    if (m->type == FRAME_GROUP_HELLO) on_hello(g, m, (const Baton__GroupHello *)body);
+    if (!s) return;
+    switch (m->type) {
+    case FRAME_GROUP_BLOB: collect_blob(g, s, (const Baton__GroupBlob *)body); break;
+    case FRAME_GROUP_LOST: spread_loss(g, lost->epoch, lost->why, true); break;
+    case FRAME_GROUP_BELL: spread_bell(g, m->from, (const Baton__GroupBell *)body); break;
+    default: break;
+    }
+}
+
+/* ---- two that lead ---- */
+
+static uint32_t n_running(const struct group *g)
+{
+    uint32_t n = 0;
+    EACH_SEAT(s, g) n += s->at.node && s->running;
+    return n;
+}
+
+void group_lead_tell(struct group *g, uint64_t node)
+{
+    Baton__GroupLead m = BATON__GROUP_LEAD__INIT;
+    Baton__GroupMember me;
+    struct group_member at = { .rank = g->o.rank, .node = g->o.node };
+    snprintf(at.host, sizeof at.host, "%s", g->o.host);
+    at.port = cluster_port(g->o.cluster);
+    group_member_pack(&me, &at);
+    m.name = g->name;
+    m.me = &me;
+    m.n_running = n_running(g);
+    group_send(g, node, FRAME_GROUP_LEAD, FROM_LEADER, &m.base);
+}
+
+/* The one that more ranks step under goes on leading, of equals the lower rank. */
+void group_lead_on_lead(struct group *g, const struct group_member *other, uint32_t n_theirs)
+{
+    const uint32_t n_mine = n_running(g);
+    if (n_theirs > n_mine || (n_theirs == n_mine && other->rank < g->o.rank))
+        group_lead_end(g, other);
+    else group_lead_tell(g, other->node);
+}
+
+void group_lead_on_met(struct group *g, uint64_t node)
+{
+    struct group_seat *s = &g->lead.seats[g->lead.i_look];
+    if (seat_of(g, node)) return;
+    s->met = node;
+    s->t_look_ms = clock_ms() + LOOK_AGAIN_MS;
+    group_lead_tell(g, node);
+}
+
+/* Tries the last address of one rank that is not there: it may have come back, or lead the other
+ * half. */
+static void look_for_one(struct group *g)
+{
+    struct group_lead *l = &g->lead;
+    for (uint32_t n = 0; n < g->o.size; n++) {
+        l->i_look = (l->i_look + 1) % g->o.size;
+        const struct group_seat *s = &l->seats[l->i_look];
+        if (l->i_look == g->o.rank || s->at.node || clock_ms() < s->t_look_ms) continue;
+        if (s->met && cluster_is_linked(g->o.cluster, s->met)) continue;
+        if (s->at.port) cluster_meet(g->o.cluster, s->at.host, s->at.port);
+        else if (l->i_look == 0) cluster_meet(g->o.cluster, g->o.meet_host, g->o.meet_port);
+        else continue;
+        return;
+    }
+}
+
+void group_lead_tick(struct group *g)
+{
+    propose(g);
+    look_for_one(g);
+}
+
+/* ---- life ---- */
+
+static void clear(struct group *g)
+{
+    struct group_lead *l = &g->lead;
+    group_roster_clear(&l->before);
+    group_roster_clear(&l->next);
+    EACH_SEAT(s, g)
+    {
+        *s = (struct group_seat){ .at = s->at };
+        s->at.node = 0;
+    }
+    mem_free(l->blobs);
+    l->blobs = NULL;
+    l->blob_bytes = 0;
+    l->t_grace_ms = l->t_retry_ms = 0;
+    l->n_failures = 0;
+}
+
+void group_lead_begin(struct group *g)
+{
+    const struct group_roster *last = g->given || g->preparing ? &g->next : &g->now;
+    struct group_member me = { .rank = g->o.rank, .node = g->o.node };
+    clear(g);
+    group_roster_copy(&g->lead.before, &g->now);
+    if (g->given) group_roster_copy(&g->lead.next, &g->next);
+    g->lead.epoch = g->epoch;
+    for (uint32_t i = 0; i < last->n; i++) {
+        const struct group_member *m = &last->members[i];
+        struct group_seat *s = &g->lead.seats[m->rank];
+        if (m->rank == g->o.rank) continue;
+        s->at = *m;
+        s->at.node = 0;
+        if (g->is_gone[m->rank]) continue;
+        expect(g, s);
+        cluster_learn(g->o.cluster, m->node, m->host, m->port);
+    }
+    group_follow(g, &me);
+    for (uint32_t i = 0; i < last->n; i++)
+        if (g->lead.seats[last->members[i].rank].is_expected)
+            group_lead_tell(g, last->members[i].node);
+    if (last->n) log_info("rank leads the group", "rank=%u of=%u", g->o.rank, g->o.size);
+}
+
+void group_lead_end(struct group *g, const struct group_member *leader)
+{
+    if (g->lead.next.epoch)
+        spread_loss(g, g->lead.next.epoch, "another rank leads the group", false);
+    EACH_SEAT(s, g)
+    if (s->at.node && s->at.node != g->o.node)
+        group_refuse_rank(g, s->at.node, "another rank leads the group", leader);
+    clear(g);
+    group_follow(g, leader);
+}
+
+void group_lead_release(struct group *g)
+{
+    clear(g);
+    mem_free(g->lead.seats);
+}
