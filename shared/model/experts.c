@@ -184,14 +184,16 @@ enum status model_experts_take(struct model *m, const int32_t *logical, int32_t 
     return OK;
 }
 
-/* The share's own set, if no step needs it any more and its experts can be had again. */
+/* The share's own set, if no step needs it any more and its experts can be had again. LIMIT: on a
+ * GPU they lie in one allocation, which stays as it is until the model ends, and so they stay. */
 static struct model_experts *let_own_go(struct model *m, const struct model_experts *dropped)
 {
     struct expert_store *s = m->expert_store;
     struct model_experts *own = NULL;
     pthread_mutex_lock(&s->lock);
     ASSERT(s->in_use != dropped);
-    if (m->share.ep_size > 1 && !s->own_is_whole && s->in_use != s->own) {
+    if (m->share.ep_size > 1 && m->kernels->device->is_host && !s->own_is_whole &&
+        s->in_use != s->own) {
         own = s->own;
         s->own = NULL;
     }

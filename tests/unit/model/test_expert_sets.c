@@ -39,28 +39,43 @@ static float *logits_of(uint32_t n_vocab) { return MEM_ARRAY(float, (size_t)ROWS
 
 /* ---- placements ---- */
 
-/* Which experts a rank has in an epoch: [first, first + n). */
-static struct share_part part_of(uint32_t epoch, uint32_t rank, size_t n)
+/* The physical experts of an epoch; rank r has first[r] .. first[r + 1] - 1, maybe none. The first
+ * epoch's are the shares that were loaded. In later ones every layer has a map of its own, and there
+ * may be copies. */
+struct placement {
+    size_t n_logical, n_physical, n_maps;
+    int32_t first[RANKS + 1];
+};
+
+static struct placement placement_of(uint32_t epoch, const struct model_config *c)
 {
+    const size_t e = c->moe.n_experts, n = e + (epoch + 1) % 3;
     const size_t ends[EPOCHS][RANKS - 1] = {
-        { 0, 0 },     /* rank 2 has all */
-        { n - 1, n }, /* and none */
-        { 1, n },     { n / 2, n / 2 + 1 }, { 0, 1 }, { n / 3, n - n / 3 },
+        { 0, 1 }, { 0, 0 }, { n - 1, n }, { n / 2, n / 2 + 1 }, { 1, n }, { n / 3, n - n / 3 },
     };
-    const size_t *e = ends[epoch], first = rank > 0 ? e[rank - 1] : 0;
-    return (struct share_part){ first, (rank < RANKS - 1 ? e[rank] : n) - first };
+    struct placement p = { .n_logical = e,
+                           .n_physical = epoch ? n : e,
+                           .n_maps = epoch ? model_n_sparse(c, c->n_layers) : 1 };
+    for (int r = 1; r < RANKS; r++) p.first[r] = (int32_t)ends[epoch][r - 1];
+    p.first[RANKS] = (int32_t)p.n_physical;
+    return p;
+}
+
+static int32_t logical_of(const struct placement *p, uint32_t epoch, size_t map, size_t physical)
+{
+    return (int32_t)((physical + map * 2 + epoch * (epoch + map)) % p->n_logical);
 }
 
 static struct ep *group_of(struct rank_seat *seat, const struct model *m, uint32_t epoch)
 {
-    int32_t first[RANKS + 1];
+    const struct placement p = placement_of(epoch, &m->config);
+    int32_t *logical = MEM_ARRAY(int32_t, p.n_maps * p.n_physical);
     struct ep *e;
     struct ep_config c = {
         .backend = "shm",
         .device = m->kernels->device,
         .rank = (int32_t)seat->rank,
         .size = RANKS,
-        .placement.first = first,
         .send = DTYPE_F32,
         .back = DTYPE_F32,
         .collective_bytes = 4096,
@@ -68,12 +83,16 @@ static struct ep *group_of(struct rank_seat *seat, const struct model *m, uint32
         .exchange = rank_exchange,
         .exchange_arg = seat,
     };
+    for (size_t map = 0; map < p.n_maps; map++)
+        for (size_t i = 0; i < p.n_physical; i++)
+            logical[map * p.n_physical + i] = logical_of(&p, epoch, map, i);
     model_ep_needs(m, &c);
-    c.placement.n_physical = c.placement.n_logical;
-    first[RANKS] = c.placement.n_physical;
-    for (uint32_t r = 0; r < RANKS; r++)
-        first[r] = (int32_t)part_of(epoch, r, (size_t)first[RANKS]).first;
+    c.placement.n_physical = (int32_t)p.n_physical;
+    c.placement.n_maps = (int32_t)p.n_maps;
+    c.placement.first = p.first;
+    c.placement.logical = logical;
     CHECK_OK(ep_create(&c, &e, NULL));
+    mem_free(logical);
     return e;
 }
 
@@ -84,7 +103,7 @@ struct group {
     const char *isa;
     enum activations activations;
     struct rank_meeting all;
-    uint32_t n_experts;
+    struct model_config config;
     float *logits[RANKS];
 };
 
@@ -103,9 +122,12 @@ static void *take_next(void *arg)
     struct rank *r = arg;
     struct err err;
     int32_t logical[KERNEL_EXPERTS_MAX];
-    const struct share_part p = part_of(r->next_epoch, r->rank, r->g->n_experts);
-    for (size_t i = 0; i < p.n; i++) logical[i] = (int32_t)(p.first + i);
-    if (model_experts_take(r->rig.m, logical, 1, (int32_t)p.n, &r->next, &err) != OK)
+    const struct placement p = placement_of(r->next_epoch, &r->rig.m->config);
+    const int32_t first = p.first[r->rank], n = p.first[r->rank + 1] - first;
+    for (size_t map = 0, at = 0; map < p.n_maps; map++)
+        for (int32_t i = 0; i < n; i++)
+            logical[at++] = logical_of(&p, r->next_epoch, map, (size_t)(first + i));
+    if (model_experts_take(r->rig.m, logical, (int32_t)p.n_maps, n, &r->next, &err) != OK)
         test_fail(__FILE__, __LINE__, "%s", err.text);
     model_experts_drop(r->rig.m, r->before);
     return NULL;
@@ -134,11 +156,11 @@ static void *run_rank(void *arg)
 {
     struct rank *r = arg;
     struct group *g = r->g;
-    const struct share_part mine = part_of(0, r->rank, g->n_experts);
+    const struct placement p = placement_of(0, &g->config);
     const struct model_share share = {
         .tp_size = 1,
-        .first_expert = (uint32_t)mine.first,
-        .n_experts = (uint32_t)mine.n,
+        .first_expert = (uint32_t)p.first[r->rank],
+        .n_experts = (uint32_t)(p.first[r->rank + 1] - p.first[r->rank]),
         .ep_size = RANKS,
     };
     struct rank_seat seat = { &g->all, r->rank };
@@ -158,9 +180,7 @@ static void *run_rank(void *arg)
     ep_free(ep);
     model_experts_drop(r->rig.m, r->now);
     model_experts_drop(r->rig.m, r->before);
-    const bool is_whole = r->rig.m->expert_store->own_is_whole;
-    CHECK_EQ_INT(r->rig.m->expert_store->n_held,
-                 is_whole ? r->rig.m->expert_store->n_sparse * (size_t)g->n_experts : 0);
+    CHECK_EQ_INT(r->rig.m->expert_store->n_held, 0);
     rig_close(&r->rig);
     return NULL;
 }
@@ -181,13 +201,12 @@ static void check_alone(const struct group *g, uint32_t rank)
     rig_close(&r);
 }
 
-static uint32_t n_experts_of(const struct group *g)
+static void read_config(struct group *g)
 {
     struct rig r;
     rig_open_with(&r, g->o, g->isa, g->activations);
-    const uint32_t n = r.m->config.moe.n_experts;
+    g->config = r.m->config;
     rig_close(&r);
-    return n;
 }
 
 static void check_sets_as(const char *name, const char *isa, enum activations activations,
@@ -198,7 +217,7 @@ static void check_sets_as(const char *name, const char *isa, enum activations ac
                        .isa = isa,
                        .activations = activations };
     struct rank *ranks = MEM_ARRAY(struct rank, RANKS);
-    g.n_experts = n_experts_of(&g);
+    read_config(&g);
     rank_meeting_init(&g.all, RANKS);
     for (uint32_t i = 0; i < RANKS; i++) {
         ranks[i].g = &g;
