@@ -63,12 +63,24 @@ static size_t n_held(const struct model *m) { return m->expert_store->n_held; }
 
 /* ---- the same bytes ---- */
 
-static void check_weight(const struct weight *a, const struct weight *b, const char *path)
+/* The packed bytes, for mem_free. */
+static void *bytes_of(struct kernel_ctx *k, const struct weight *w)
+{
+    void *bytes = mem_calloc(1, w->bytes);
+    device_download(k->device, bytes, w->data, w->bytes);
+    return bytes;
+}
+
+static void check_weight(struct kernel_ctx *k, const struct weight *a, const struct weight *b,
+                         const char *path)
 {
     CHECK(a->layout == b->layout && a->paired == b->paired);
     CHECK(a->n_out == b->n_out && a->n_in == b->n_in && a->bytes == b->bytes && a->bytes > 0);
-    if (memcmp(a->data, b->data, a->bytes) != 0)
+    void *have = bytes_of(k, a), *want = bytes_of(k, b);
+    if (memcmp(have, want, a->bytes) != 0)
         test_fail(__FILE__, __LINE__, "%s: an expert that was taken has other bytes", path);
+    mem_free(have);
+    mem_free(want);
 }
 
 /* Slot k of every layer is an expert of the whole model. */
@@ -78,8 +90,8 @@ static void check_slot(const struct model_experts *x, int32_t k, const struct mo
     for (uint32_t i = 0; i < x->n_sparse; i++) {
         const struct expert *want = expert_store_find(whole->expert_store, i, (uint32_t)i_expert);
         const size_t at = i * (size_t)x->n_local + (size_t)k;
-        check_weight(&x->gate_up[at], &want->gate_up, path);
-        check_weight(&x->down[at], &want->down, path);
+        check_weight(whole->kernels, &x->gate_up[at], &want->gate_up, path);
+        check_weight(whole->kernels, &x->down[at], &want->down, path);
     }
 }
 
@@ -104,8 +116,8 @@ static void check_bytes(struct kernel_ctx *k, const struct source *s)
 
 static void check_bytes_of(const char *path, enum quantize quantize)
 {
-    static const char *const ISAS[] = { "ref", "auto" };
-    for (size_t i = 0; i < COUNT_OF(ISAS); i++) {
+    static const char *const ISAS[] = { "ref", "auto", "cuda" };
+    for (size_t i = 0; i < COUNT_OF(ISAS) - !has_gpu(); i++) {
         struct kernel_ctx *k = open_kernels(ISAS[i]);
         check_bytes(k, &(struct source){ .path = path, .quantize = quantize });
         kernel_ctx_free(k);
@@ -266,6 +278,32 @@ TEST(an_expert_is_in_memory_once_and_as_long_as_a_set_has_it)
     kernel_ctx_free(k);
 }
 
+/* On a GPU the share's own experts lie in one allocation: they stay, and are had again at once. */
+TEST(experts_of_a_gpu_that_were_loaded_stay)
+{
+    static const int32_t A[] = { 2, 7 };
+    if (!has_gpu()) SKIP("no GPU, and none is emulated");
+    struct kernel_ctx *k = open_kernels("cuda");
+    const struct path p = golden("ernie_moe", "model");
+    struct model *m = load(k, &(struct source){ .path = p.text }, 2, 3, 4);
+    const size_t layers = m->expert_store->n_sparse, before = device_allocated(k->device);
+    for (int i = 0; i < 2; i++) {
+        struct model_experts *x = take(m, A, 2);
+        CHECK_EQ_INT(n_held(m), 4 * layers);
+        CHECK(data_of(x, 1, 0) == data_of(m->expert_store->own, 1, 0));
+        const size_t with = device_allocated(m->expert_store->kernels->device);
+        size_t bytes = 0;
+        for (uint32_t l = 0; l < layers; l++)
+            bytes += x->gate_up[l * 2 + 1].bytes + x->down[l * 2 + 1].bytes;
+        model_experts_drop(m, x);
+        CHECK_EQ_INT(n_held(m), 3 * layers);
+        CHECK_EQ_INT(device_allocated(m->expert_store->kernels->device), with - bytes);
+    }
+    CHECK_EQ_INT(device_allocated(k->device), before);
+    model_free(m);
+    kernel_ctx_free(k);
+}
+
 /* Each layer with a map of its own. */
 TEST(layers_may_have_maps_of_their_own)
 {
@@ -280,7 +318,7 @@ TEST(layers_may_have_maps_of_their_own)
     for (uint32_t i = 0; i < 3; i++)
         for (uint32_t slot = 0; slot < 2; slot++) {
             const uint32_t e = (uint32_t)MAPS[i * 2 + slot];
-            check_weight(&x->down[i * 2 + slot],
+            check_weight(whole->kernels, &x->down[i * 2 + slot],
                          &expert_store_find(whole->expert_store, i, e)->down, p.text);
         }
     model_experts_drop(m, x);
@@ -410,7 +448,7 @@ TEST_MAIN(CASE_T(experts_of_every_checkpoint_have_the_bytes_of_a_load, 240),
           CASE_T(dummy_experts_have_the_bytes_of_a_load, 120),
           CASE_T(experts_of_gguf_files_have_the_bytes_of_a_load, 120),
           CASE(an_expert_is_in_memory_once_and_as_long_as_a_set_has_it),
-          CASE(layers_may_have_maps_of_their_own), CASE(a_whole_model_keeps_its_experts),
-          CASE(impossible_sets_are_refused_in_a_sentence),
+          CASE(experts_of_a_gpu_that_were_loaded_stay), CASE(layers_may_have_maps_of_their_own),
+          CASE(a_whole_model_keeps_its_experts), CASE(impossible_sets_are_refused_in_a_sentence),
           CASE(too_little_memory_is_a_sentence_before_anything_is_packed),
           CASE(memory_that_ends_while_packing_leaves_all_as_it_was))
