@@ -79,10 +79,16 @@ static void describe_group(const struct node *n, struct buf *out)
 {
     char why[256];
     if (!n->group) return;
+    const struct group_roster *now = group_now(n->group);
     const bool together = group_describe(n->group, why, sizeof why) == GROUP_TOGETHER;
-    buf_printf(out, ",\"group\":{\"rank\":%u,\"size\":%u,\"epoch\":%llu,\"together\":%s,\"why\":",
-               n->o.group.rank, n->o.group.size, (unsigned long long)group_now(n->group)->epoch,
-               together ? "true" : "false");
+    buf_printf(out,
+               ",\"group\":{\"rank\":%u,\"size\":%u,\"epoch\":%llu,\"together\":%s,\"leads\":%s",
+               n->o.group.rank, n->o.group.size, (unsigned long long)now->epoch,
+               together ? "true" : "false", group_leads(n->group) ? "true" : "false");
+    buf_add_c(out, ",\"members\":[");
+    for (uint32_t i = 0; together && i < now->n; i++)
+        buf_printf(out, "%s%u", i ? "," : "", now->members[i].rank);
+    buf_add_c(out, "],\"why\":");
     json_add_string(out, str_of(why));
     buf_add_char(out, '}');
 }

@@ -49,7 +49,7 @@ def test_ranks_of_a_launch_answer_as_one():
         with launched(model, size) as (l, ports):
             assert ask_all(ports, bodies) == want, (name, size)
             group = request(ports[-1], 'GET', '/cluster')[2]['group']
-            assert group == dict(rank=size - 1, size=size, epoch=1, together=True, why=''), group
+            assert group == dict(rank=size - 1, size=size, epoch=1, together=True, why='', members=list(range(size)), leads=False), group
             assert ask_all(ports[-1:], bodies) == want, (name, size)    # the other ranks have no rows
             assert l.stop() == 0, l.output()[-2000:]
 
@@ -77,6 +77,128 @@ def test_a_killed_rank_comes_back_and_no_request_of_the_others_fails():
             assert ask_all(ports, bodies) == want, round
         assert l.output().count('group joined') >= 12, l.output()
         assert l.stop() == 0, l.output()[-2000:]
+
+
+def rank_nodes(model, size, meet, args=()):
+    """Ranks that nobody starts again."""
+    return [Node(model, args=[*group_args(size, meet), '--data-parallel-rank', str(r), *args]) for r in range(size)]
+
+
+def group_of(node):
+    return request(node.port, 'GET', '/cluster')[2]['group']
+
+
+def under_load(ports, bodies, want):
+    """Asks all of `bodies` again and again until the block ends; every answer must be right."""
+    stop, wrong, n = threading.Event(), [], [0]
+
+    def ask():
+        while not stop.is_set():
+            try:
+                got = ask_all(ports, bodies)
+                n[0] += 1
+                if got != want:
+                    wrong.append([g for g, w in zip(got, want) if g != w])
+            except BaseException as e:
+                wrong.append(e)
+                return
+
+    @contextlib.contextmanager
+    def block():
+        t = threading.Thread(target=ask)
+        t.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            t.join()
+        assert not wrong, wrong[:2]
+        assert n[0] > 0
+    return block()
+
+
+def test_ranks_that_do_not_come_back_are_done_without():
+    """Rank 0, then rank 2, then rank 1 are killed under load: each time those that are left take over their experts. Then all come back."""
+    model, meet = golden('ernie_moe'), free_ports(1)[0]
+    bodies = [{**b, 'max_tokens': 40} for b in mixed_requests(10, 17, vocab_of(model), 100)]
+    want = answers_alone(model, bodies)
+    nodes = rank_nodes(model, 4, meet)
+    with closing(*nodes):
+        wait_ready(*nodes)
+        left = [0, 1, 2, 3]
+        for victim in (0, 2, 1):
+            left.remove(victim)
+            with under_load([nodes[r].port for r in left], bodies, want):
+                time.sleep(0.3)
+                nodes[victim].kill()
+                t = time.monotonic()
+                wait_until('the others go on', lambda: all(group_of(nodes[r])['members'] == left for r in left), 5)
+                assert time.monotonic() - t < 5
+                time.sleep(0.3)
+            nodes[victim].p.wait()
+            why = group_of(nodes[3])['why']
+            assert 'is not there, others have its experts' in why, why
+        for r in (1, 2, 0):
+            nodes[r].start()
+        wait_ready(*nodes)
+        wait_until('all are together', lambda: all(group_of(n)['members'] == [0, 1, 2, 3] for n in nodes), 10)
+        assert ask_all([n.port for n in nodes], bodies) == want
+
+
+def test_a_stopped_rank_is_done_without_and_comes_back():
+    model, meet = golden('qwen3_moe'), free_ports(1)[0]
+    bodies = [{**b, 'max_tokens': 40} for b in mixed_requests(8, 19, vocab_of(model), 100)]
+    want = answers_alone(model, bodies)
+    nodes = rank_nodes(model, 3, meet)
+    with closing(*nodes):
+        wait_ready(*nodes)
+        for victim in (1, 0):
+            left = [r for r in range(3) if r != victim]
+            with under_load([nodes[r].port for r in left], bodies, want):
+                time.sleep(0.2)
+                nodes[victim].kill(signal.SIGSTOP)
+                wait_until('the others go on', lambda: all(group_of(nodes[r])['members'] == left for r in left), 6)
+                time.sleep(2)
+                nodes[victim].kill(signal.SIGCONT)
+                wait_until('it is back', lambda: all(group_of(n)['members'] == [0, 1, 2] for n in nodes), 6)
+            assert ask_all([n.port for n in nodes], bodies) == want
+
+
+def test_ranks_that_end_in_turn_fail_nothing():
+    """Each is told to end under load and started again: no group is lost, no request fails."""
+    model, meet = golden('ernie_moe'), free_ports(1)[0]
+    bodies = [{**b, 'max_tokens': 40} for b in mixed_requests(8, 23, vocab_of(model), 100)]
+    want = answers_alone(model, bodies)
+    nodes = rank_nodes(model, 3, meet)
+    with closing(*nodes):
+        wait_ready(*nodes)
+        for victim in (0, 1, 2):
+            others = [n for r, n in enumerate(nodes) if r != victim]
+            with under_load([n.port for n in others], bodies, want):
+                time.sleep(0.2)
+                assert nodes[victim].stop() == 0, nodes[victim].output()[-2000:]
+                wait_until('the others go on', lambda: all(len(group_of(n)['members']) == 2 for n in others), 5)
+                nodes[victim].start()
+                wait_ready(nodes[victim])
+            wait_until('all are together', lambda: all(len(group_of(n)['members']) == 3 for n in nodes), 5)
+        lost = [metrics(n.port)['baton_group_lost_total'] for n in nodes]
+        assert lost == [0, 0, 0], lost
+
+
+def test_ctrl_c_with_requests_in_flight_finishes_them():
+    model = golden('ernie_moe')
+    with launched(model, 4, ['--shutdown-timeout', '20']) as (l, ports):
+        body = dict(model='m', prompt=[5, 6, 7], max_tokens=480, temperature=0, ignore_eos=True)
+        want = request(ports[2], 'POST', '/v1/completions', body)[2]['choices'][0]['text']
+        results = []
+        t = threading.Thread(target=lambda: results.append(request(ports[2], 'POST', '/v1/completions', body)))
+        t.start()
+        wait_until('it runs', lambda: any(metrics(p)['baton_engine_running'] for p in ports))
+        began = time.monotonic()
+        assert l.stop() == 0, l.output()[-3000:]
+        t.join()
+        assert results[0][0] == 200 and results[0][2]['choices'][0]['text'] == want, results
+        assert time.monotonic() - began < 15, 'the ranks waited for each other'
 
 
 def test_ranks_that_are_started_one_by_one_say_whom_they_wait_for():
