@@ -4,36 +4,16 @@
 
 #include <assert.h>
 #include <dirent.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <ucs/config/global_opts.h>
-#include <ucs/debug/debug.h>
 #include <unistd.h>
 
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
-
-/* ---- what UCX does to a process ---- */
-
-/* Restores, before main, the signal handlers that loading libucs replaces (backtraces, and HUP for
- * a debugger), unless the operator asked UCX for them. What nohup made ignored stays so. */
-__attribute__((constructor)) static void keep_signals(void)
-{
-    static const int signals[] = { SIGILL, SIGSEGV, SIGBUS, SIGFPE, SIGHUP };
-    if (getenv("UCX_HANDLE_ERRORS") || getenv("UCX_ERROR_SIGNALS") || getenv("UCX_DEBUG_SIGNO"))
-        return;
-    for (size_t i = 0; i < COUNT_OF(signals); i++) ucs_debug_disable_signal(signals[i]);
-}
-
-/* Silences UCX's own log: this program reports every failure that matters from its status. */
-static void keep_quiet(void)
-{
-    if (!getenv("UCX_LOG_LEVEL")) (void)ucs_global_opts_set_value("LOG_LEVEL", "fatal");
-}
+#include "shared/fabric/ucx.h"
 
 /* ---- which transports ---- */
 
@@ -326,7 +306,7 @@ static enum status open_rails(const struct kvt_env *env, const char *tls, struct
 enum status ucx_setup(const struct kvt_env *env, struct ucx_setup *s, struct err *err)
 {
     struct buf tls = { 0 };
-    keep_quiet();
+    fabric_keep_ucx_quiet();
     enum status st = ucx_check_tls(env->tuning.ucx_tls ? env->tuning.ucx_tls : getenv("UCX_TLS"),
                                    &tls, err);
     if (st == OK) st = open_rails(env, tls.data, s, err);

@@ -10,9 +10,10 @@ LAYERS='
 shared/base
 shared/net       shared/base/
 shared/text      shared/base/
-kernels          shared/base/
+shared/fabric    shared/base/
+kernels          shared/base/ shared/fabric/ucx.h
 shared/kv        shared/base/ kernels/device.h kernels/dtype.h kernels/kv_rows.h kernels/kernels.h
-kvtransfer       shared/base/ kernels/device.h kernels/copy_stream.h kernels/dtype.h kernels/kv_rows.h shared/kv/kv_layout.h
+kvtransfer       shared/base/ shared/fabric/ucx.h kernels/device.h kernels/copy_stream.h kernels/dtype.h kernels/kv_rows.h shared/kv/kv_layout.h
 shared/model     shared/base/ kernels/ shared/kv/kv_layout.h
 shared/engine    shared/base/ kernels/ shared/kv/ shared/model/
 shared/cluster   shared/base/ shared/net/
@@ -35,7 +36,7 @@ utf8proc.h       shared/text
 protobuf-c/      shared/cluster
 infiniband/      kvtransfer
 rdma/            kvtransfer tests
-ucp/             kvtransfer deploy
+ucp/             shared/fabric kvtransfer deploy
 cuda             kernels tests
 nccl.h           kernels
 cublas           kernels tests

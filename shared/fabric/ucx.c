@@ -1,0 +1,330 @@
+/* ucx.c - UCP workers, endpoints and active messages; see ucx.h. Thread: as ucx.h. */
+#include "shared/fabric/ucx.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <ucp/api/ucp.h>
+#include <ucs/config/global_opts.h>
+#include <ucs/debug/debug.h>
+
+#include "shared/base/assert.h"
+#include "shared/base/clock.h"
+#include "shared/base/mem.h"
+
+enum {
+    AM_MESSAGE = 0,
+    PROGRESS_CALLS = 64,
+    CLOSE_MS = 50 /* time for forced closes to complete; destroying the worker does the rest */
+};
+
+static const char DEFAULT_TLS[] = "rc,dc,tcp";
+
+/* A send that is not complete. */
+struct departure {
+    struct peer *peer;
+    bool runs;
+    unsigned char header[FABRIC_HEADER_MAX];
+};
+
+struct peer {
+    struct fabric *f;
+    ucp_ep_h ep; /* NULL: not connected */
+    bool lost;
+    uint32_t n_sending;
+    struct departure *sends; /* [FABRIC_WINDOW] */
+};
+
+struct fabric {
+    struct fabric_events events;
+    ucp_context_h context;
+    ucp_worker_h worker;
+    int fd; /* of the worker, which owns it */
+    ucp_address_t *address;
+    size_t address_bytes;
+    struct peer *peers;
+    uint32_t n_peers;
+    size_t n_sending;
+};
+
+/* ---- what UCX does to a process ---- */
+
+/* Restores, before main, the signal handlers that loading libucs replaces (backtraces, and HUP for
+ * a debugger), unless the operator asked UCX for them. What nohup made ignored stays so. */
+__attribute__((constructor)) static void keep_signals(void)
+{
+    static const int signals[] = { SIGILL, SIGSEGV, SIGBUS, SIGFPE, SIGHUP };
+    if (getenv("UCX_HANDLE_ERRORS") || getenv("UCX_ERROR_SIGNALS") || getenv("UCX_DEBUG_SIGNO"))
+        return;
+    for (size_t i = 0; i < COUNT_OF(signals); i++) ucs_debug_disable_signal(signals[i]);
+}
+
+void fabric_keep_ucx_quiet(void)
+{
+    if (!getenv("UCX_LOG_LEVEL")) (void)ucs_global_opts_set_value("LOG_LEVEL", "fatal");
+}
+
+/* ---- loss ---- */
+
+static void lose(struct peer *p, ucs_status_t st)
+{
+    struct fabric *f = p->f;
+    if (p->lost) return;
+    p->lost = true;
+    f->n_sending -= p->n_sending;
+    f->events.lost(f->events.arg, (uint32_t)(p - f->peers), ucs_status_string(st));
+}
+
+static void on_endpoint_error(void *arg, ucp_ep_h ep, ucs_status_t st)
+{
+    (void)ep;
+    lose(arg, st);
+}
+
+/* ---- sending ---- */
+
+static void end_departure(struct departure *d)
+{
+    struct peer *p = d->peer;
+    d->runs = false;
+    p->n_sending--;
+    if (!p->lost) p->f->n_sending--;
+}
+
+static void on_sent(void *request, ucs_status_t st, void *arg)
+{
+    struct departure *d = arg;
+    end_departure(d);
+    if (st != UCS_OK) lose(d->peer, st);
+    ucp_request_free(request);
+}
+
+static struct departure *free_departure(struct peer *p)
+{
+    for (size_t i = 0; i < FABRIC_WINDOW; i++)
+        if (!p->sends[i].runs) return &p->sends[i];
+    return NULL;
+}
+
+enum status fabric_send(struct fabric *f, uint32_t peer, const void *header, size_t header_bytes,
+                        const void *data, size_t n)
+{
+    struct peer *p = &f->peers[peer];
+    ASSERT(p->ep);
+    ASSERT(header_bytes <= FABRIC_HEADER_MAX);
+    ASSERT(n <= FABRIC_PIECE_MAX);
+    struct departure *d = free_departure(p);
+    if (p->lost) return ERR_PEER_LOST;
+    if (!d) return ERR_BUSY;
+    memcpy(d->header, header, header_bytes);
+    d->runs = true;
+    p->n_sending++;
+    f->n_sending++;
+    const ucp_request_param_t param = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+                        UCP_OP_ATTR_FIELD_FLAGS,
+        .flags = UCP_AM_SEND_FLAG_EAGER, /* rendezvous over tcp is zero-copy (open_context) */
+        .cb.send = on_sent,
+        .user_data = d,
+    };
+    const ucs_status_ptr_t r = ucp_am_send_nbx(p->ep, AM_MESSAGE, d->header, header_bytes, data, n,
+                                               &param);
+    if (UCS_PTR_IS_PTR(r)) return OK;
+    end_departure(d);
+    if (!UCS_PTR_IS_ERR(r)) return OK;
+    lose(p, UCS_PTR_STATUS(r));
+    return ERR_PEER_LOST;
+}
+
+size_t fabric_n_sending(const struct fabric *f) { return f->n_sending; }
+
+/* ---- receiving ---- */
+
+static ucs_status_t on_message(void *arg, const void *header, size_t header_bytes, void *data,
+                               size_t n, const ucp_am_recv_param_t *param)
+{
+    struct fabric *f = arg;
+    const struct fabric_events *e = &f->events;
+    if (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) return UCS_OK; /* nobody sends it */
+    void *place = e->place(e->arg, header, header_bytes, n);
+    if (!place) return UCS_OK;
+    if (n) memcpy(place, data, n);
+    e->received(e->arg, header, header_bytes, n);
+    return UCS_OK;
+}
+
+bool fabric_progress(struct fabric *f)
+{
+    int i = 0;
+    while (i < PROGRESS_CALLS && ucp_worker_progress(f->worker)) i++;
+    return i > 0;
+}
+
+bool fabric_arm(struct fabric *f)
+{
+    /* InfiniBand may complete between the last poll and the request for an event without one, and
+     * UCX does not poll again (kvtransfer/ucx/conn.c). */
+    return ucp_worker_arm(f->worker) == UCS_OK && ucp_worker_progress(f->worker) == 0;
+}
+
+int fabric_fd(const struct fabric *f) { return f->fd; }
+
+/* ---- life ---- */
+
+static void set(ucp_config_t *config, const char *name, const char *value)
+{
+    char variable[64];
+    snprintf(variable, sizeof variable, "UCX_%s", name);
+    /* a name that this build of UCX does not have changes nothing */
+    if (!getenv(variable)) (void)ucp_config_modify(config, name, value);
+}
+
+static enum status open_context(struct fabric *f, const char *tls, struct err *err)
+{
+    ucp_config_t *config;
+    if (!tls) tls = getenv("UCX_TLS");
+    if (!tls) tls = DEFAULT_TLS;
+    fabric_keep_ucx_quiet();
+    ucs_status_t st = ucp_config_read(NULL, NULL, &config);
+    if (st != UCS_OK)
+        return err_set(err, ERR_CONFIG, "ucx: the UCX_* variables cannot be read: %s",
+                       ucs_status_string(st));
+    (void)ucp_config_modify(config, "TLS", tls);
+    /* Without zero-copy sends: UCX 1.13 to 1.20 completes one twice if its connection ends in the
+     * middle, and a build with assertions (Debian's) then ends the process. A copy into a buffer
+     * that stays in the cache costs nothing that can be measured; it has to hold a whole piece. */
+    set(config, "TCP_MAX_IOV", "0");
+    set(config, "TCP_TX_SEG_SIZE", "64k");
+    /* A host that drops packets must not hold the caller until the kernel gives up (minutes). */
+    set(config, "TCP_CONN_NB", "y");
+    /* As in kvtransfer/ucx/setup.c: owners have deadlines of their own. */
+    set(config, "KEEPALIVE_INTERVAL", "inf");
+    set(config, "ADAPTIVE_PROGRESS", "n");
+    const ucp_params_t p = {
+        .field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME |
+                      UCP_PARAM_FIELD_ESTIMATED_NUM_EPS,
+        .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
+        .name = "baton",
+        .estimated_num_eps = f->n_peers,
+    };
+    st = ucp_init(&p, config, &f->context);
+    ucp_config_release(config);
+    if (st == UCS_OK) return OK;
+    f->context = NULL;
+    return err_set(err, ERR_NODEV,
+                   "ucx: no device of this host can be used with the UCX transports %s: %s", tls,
+                   ucs_status_string(st));
+}
+
+static enum status open_worker(struct fabric *f, struct err *err)
+{
+    const ucp_worker_params_t p = {
+        .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE | UCP_WORKER_PARAM_FIELD_FLAGS,
+        .thread_mode = UCS_THREAD_MODE_SERIALIZED,
+        .flags = UCP_WORKER_FLAG_IGNORE_REQUEST_LEAK,
+    };
+    const ucp_am_handler_param_t am = {
+        .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB |
+                      UCP_AM_HANDLER_PARAM_FIELD_ARG | UCP_AM_HANDLER_PARAM_FIELD_FLAGS,
+        .id = AM_MESSAGE,
+        .flags = UCP_AM_FLAG_WHOLE_MSG,
+        .cb = on_message,
+        .arg = f,
+    };
+    ucs_status_t st = ucp_worker_create(f->context, &p, &f->worker);
+    if (st != UCS_OK) f->worker = NULL;
+    if (st == UCS_OK) st = ucp_worker_set_am_recv_handler(f->worker, &am);
+    if (st == UCS_OK) st = ucp_worker_get_efd(f->worker, &f->fd);
+    if (st == UCS_OK) st = ucp_worker_get_address(f->worker, &f->address, &f->address_bytes);
+    if (st != UCS_OK) return err_set(err, ERR_IO, "no UCX worker: %s", ucs_status_string(st));
+    if (f->address_bytes > FABRIC_ADDRESS_MAX)
+        return err_set(
+            err, ERR_CONFIG,
+            "the UCX address has %zu bytes, more than %d: UCX_NET_DEVICES can name fewer "
+            "devices",
+            f->address_bytes, FABRIC_ADDRESS_MAX);
+    return OK;
+}
+
+enum status fabric_open(const char *tls, uint32_t n_peers, const struct fabric_events *events,
+                        struct fabric **out, struct err *err)
+{
+    ASSERT(n_peers <= FABRIC_PEERS_MAX);
+    struct fabric *f = MEM_NEW(struct fabric);
+    f->events = *events;
+    f->n_peers = n_peers;
+    f->peers = MEM_ARRAY(struct peer, n_peers);
+    enum status st = open_context(f, tls, err);
+    if (st == OK) st = open_worker(f, err);
+    if (st == OK) *out = f;
+    else fabric_close(f, 0);
+    return st;
+}
+
+const void *fabric_address(const struct fabric *f, size_t *bytes)
+{
+    *bytes = f->address_bytes;
+    return f->address;
+}
+
+enum status fabric_connect(struct fabric *f, uint32_t peer, const void *address, struct err *err)
+{
+    struct peer *p = &f->peers[peer];
+    ASSERT(peer < f->n_peers);
+    ASSERT(!p->ep);
+    *p = (struct peer){ .f = f, .sends = MEM_ARRAY(struct departure, FABRIC_WINDOW) };
+    for (size_t i = 0; i < FABRIC_WINDOW; i++) p->sends[i].peer = p;
+    const ucp_ep_params_t params = {
+        .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                      UCP_EP_PARAM_FIELD_ERR_HANDLER,
+        .address = address,
+        .err_mode = UCP_ERR_HANDLING_MODE_PEER,
+        .err_handler = { .cb = on_endpoint_error, .arg = p },
+    };
+    const ucs_status_t st = ucp_ep_create(f->worker, &params, &p->ep);
+    if (st == UCS_OK) return OK;
+    p->ep = NULL;
+    return err_set(err, ERR_IO, "the allowed UCX transports do not reach the peer: %s",
+                   ucs_status_string(st));
+}
+
+/* Waits up to `ms` for a request of the worker. */
+static void wait_for(struct fabric *f, ucs_status_ptr_t r, uint64_t end_ms)
+{
+    if (!UCS_PTR_IS_PTR(r)) return;
+    while (ucp_request_check_status(r) == UCS_INPROGRESS && clock_ms() < end_ms) {
+        struct pollfd p = { .fd = f->fd, .events = POLLIN };
+        if (!fabric_progress(f) && fabric_arm(f)) (void)poll(&p, 1, 1);
+    }
+    ucp_request_free(r);
+}
+
+static void close_endpoints(struct fabric *f)
+{
+    const ucp_request_param_t force = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
+        .flags = UCP_EP_CLOSE_FLAG_FORCE,
+    };
+    const uint64_t end = clock_ms() + CLOSE_MS;
+    for (uint32_t i = 0; i < f->n_peers; i++)
+        if (f->peers[i].ep) wait_for(f, ucp_ep_close_nbx(f->peers[i].ep, &force), end);
+}
+
+void fabric_close(struct fabric *f, uint64_t flush_ms)
+{
+    static const ucp_request_param_t plain;
+    if (!f) return;
+    const uint64_t end = clock_ms() + flush_ms;
+    for (uint32_t i = 0; flush_ms && i < f->n_peers; i++)
+        if (f->peers[i].ep && !f->peers[i].lost)
+            wait_for(f, ucp_ep_flush_nbx(f->peers[i].ep, &plain), end);
+    if (f->worker) close_endpoints(f);
+    if (f->address) ucp_worker_release_address(f->worker, f->address);
+    if (f->worker) ucp_worker_destroy(f->worker);
+    if (f->context) ucp_cleanup(f->context);
+    for (uint32_t i = 0; i < f->n_peers; i++) mem_free(f->peers[i].sends);
+    mem_free(f->peers);
+    mem_free(f);
+}

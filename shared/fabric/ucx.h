@@ -1,0 +1,77 @@
+/* ucx.h - messages between processes of several hosts over UCX: a header and bytes, sent without
+ * blocking, into memory that the receiver names. The only door to UCX for kernels/.
+ *
+ * A *fabric* is a UCP worker with an endpoint to each of up to FABRIC_PEERS_MAX peers, which the
+ * owner numbers. Messages arrive in a buffer of UCX and are copied to the place that the receiver's
+ * `place` has named; so none is written anywhere else, and none after fabric_close. Those of one
+ * peer arrive in the order in which they were sent. Shared memory is not used.
+ *
+ * A peer that vanishes is told by `lost`, once: when its connection ends, or a send to it fails. A
+ * stopped or unreachable one is not noticed here: owners have deadlines.
+ * LIMIT: UCX parses addresses and packets, and its tcp also executes puts that nobody here sends:
+ * whoever reaches the worker's port is trusted. Over InfiniBand each message is copied once more
+ * than by rendezvous.
+ * LIMIT: a peer that vanishes within the milliseconds in which UCX 1.13 connects to it can end this
+ * process (assertions of its wire-up). Later losses do not.
+ * Thread: one at a time, which owner is the owner's business; callbacks come in its calls. */
+#ifndef BATON_FABRIC_UCX_H
+#define BATON_FABRIC_UCX_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "shared/base/err.h"
+#include "shared/base/status.h"
+
+enum {
+    FABRIC_PEERS_MAX = 256,
+    FABRIC_HEADER_MAX = 64,
+    FABRIC_WINDOW = 16,          /* sends to one peer that are not complete */
+    FABRIC_PIECE_MAX = 56 << 10, /* of a message: fits into one buffer of UCX's tcp */
+    FABRIC_ADDRESS_MAX = 16 << 10
+};
+
+struct fabric_events {
+    /* Where a message of n bytes is to be written, or NULL: it is dropped. The header is as long as
+     * it was sent, at most FABRIC_HEADER_MAX; whatever came is passed on. */
+    void *(*place)(void *arg, const void *header, size_t header_bytes, size_t n);
+    /* The message lies at its place. Also for n 0, if `place` was not NULL. */
+    void (*received)(void *arg, const void *header, size_t header_bytes, size_t n);
+    void (*lost)(void *arg, uint32_t peer, const char *why);
+    void *arg;
+};
+
+struct fabric;
+
+/* tls: UCX transports as in UCX_TLS; NULL: that variable's, or rc, dc and tcp. ERR_NODEV: there is
+ * no device for them. */
+enum status fabric_open(const char *tls, uint32_t n_peers, const struct fabric_events *events,
+                        struct fabric **out, struct err *err) MUST_CHECK;
+/* Ends every connection and frees. What was sent gets up to flush_ms to leave this process. Never
+ * inside a callback. NULL is accepted. */
+void fabric_close(struct fabric *f, uint64_t flush_ms);
+/* For the peers; borrowed until fabric_close. At most FABRIC_ADDRESS_MAX bytes. */
+const void *fabric_address(const struct fabric *f, size_t *bytes);
+/* Begins to connect; sends may follow at once. The address is one of fabric_address. ERR_IO. */
+enum status fabric_connect(struct fabric *f, uint32_t peer, const void *address,
+                           struct err *err) MUST_CHECK;
+
+/* Sends a message of at most FABRIC_PIECE_MAX bytes to a connected peer. The header is copied; the bytes stay as they are until the
+ * send is complete. ERR_BUSY: FABRIC_WINDOW sends are not; progress and try again.
+ * ERR_PEER_LOST. */
+enum status fabric_send(struct fabric *f, uint32_t peer, const void *header, size_t header_bytes,
+                        const void *data, size_t n) MUST_CHECK;
+/* Sends that are not complete, those to lost peers not counted. */
+size_t fabric_n_sending(const struct fabric *f);
+/* Does what there is to do, up to a limit; false: there was nothing. */
+bool fabric_progress(struct fabric *f);
+/* True: fabric_fd becomes readable when there is something to do. False: there is already. */
+bool fabric_arm(struct fabric *f);
+int fabric_fd(const struct fabric *f);
+
+/* Silences UCX's own log, unless the operator set its level: this program reports every failure
+ * that matters from its status. Any thread, before a context is created. */
+void fabric_keep_ucx_quiet(void);
+
+#endif
