@@ -24,12 +24,13 @@ static const char DEFAULT_TLS[] = "rc,dc,tcp";
 
 /* A send that is not complete. */
 struct departure {
-    struct peer *peer;
+    struct fabric_peer *peer;
     bool runs;
     unsigned char header[FABRIC_HEADER_MAX];
+    ucp_dt_iov_t parts[FABRIC_PARTS_MAX];
 };
 
-struct peer {
+struct fabric_peer {
     struct fabric *f;
     ucp_ep_h ep; /* NULL: not connected */
     bool lost;
@@ -44,9 +45,8 @@ struct fabric {
     int fd; /* of the worker, which owns it */
     ucp_address_t *address;
     size_t address_bytes;
-    struct peer *peers;
+    struct fabric_peer *peers;
     uint32_t n_peers;
-    size_t n_sending;
 };
 
 /* ---- what UCX does to a process ---- */
@@ -68,12 +68,11 @@ void fabric_keep_ucx_quiet(void)
 
 /* ---- loss ---- */
 
-static void lose(struct peer *p, ucs_status_t st)
+static void lose(struct fabric_peer *p, ucs_status_t st)
 {
     struct fabric *f = p->f;
     if (p->lost) return;
     p->lost = true;
-    f->n_sending -= p->n_sending;
     f->events.lost(f->events.arg, (uint32_t)(p - f->peers), ucs_status_string(st));
 }
 
@@ -87,10 +86,9 @@ static void on_endpoint_error(void *arg, ucp_ep_h ep, ucs_status_t st)
 
 static void end_departure(struct departure *d)
 {
-    struct peer *p = d->peer;
+    struct fabric_peer *p = d->peer;
     d->runs = false;
     p->n_sending--;
-    if (!p->lost) p->f->n_sending--;
 }
 
 static void on_sent(void *request, ucs_status_t st, void *arg)
@@ -101,36 +99,53 @@ static void on_sent(void *request, ucs_status_t st, void *arg)
     ucp_request_free(request);
 }
 
-static struct departure *free_departure(struct peer *p)
+static struct departure *free_departure(struct fabric_peer *p)
 {
     for (size_t i = 0; i < FABRIC_WINDOW; i++)
         if (!p->sends[i].runs) return &p->sends[i];
     return NULL;
 }
 
-enum status fabric_send(struct fabric *f, uint32_t peer, const void *header, size_t header_bytes,
-                        const void *data, size_t n)
+/* Copies header and list, and returns the number of bytes. */
+static size_t fill(struct departure *d, const void *header, size_t header_bytes,
+                   const struct fabric_part *parts, size_t n_parts)
 {
-    struct peer *p = &f->peers[peer];
+    size_t n = 0;
+    memcpy(d->header, header, header_bytes);
+    for (size_t i = 0; i < n_parts; i++) {
+        d->parts[i] = (ucp_dt_iov_t){ (void *)parts[i].data, parts[i].n };
+        n += parts[i].n;
+    }
+    return n;
+}
+
+enum status fabric_send(struct fabric *f, uint32_t peer, const void *header, size_t header_bytes,
+                        const struct fabric_part *parts, size_t n_parts)
+{
+    struct fabric_peer *p = &f->peers[peer];
     ASSERT(p->ep);
     ASSERT(header_bytes <= FABRIC_HEADER_MAX);
-    ASSERT(n <= FABRIC_PIECE_MAX);
+    ASSERT(n_parts <= FABRIC_PARTS_MAX);
     struct departure *d = free_departure(p);
     if (p->lost) return ERR_PEER_LOST;
     if (!d) return ERR_BUSY;
-    memcpy(d->header, header, header_bytes);
+    const size_t n = fill(d, header, header_bytes, parts, n_parts);
+    ASSERT(n <= FABRIC_PIECE_MAX);
     d->runs = true;
     p->n_sending++;
-    f->n_sending++;
     const ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
-                        UCP_OP_ATTR_FIELD_FLAGS,
+                        UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_DATATYPE,
         .flags = UCP_AM_SEND_FLAG_EAGER, /* rendezvous over tcp is zero-copy (open_context) */
+        .datatype = n_parts > 1 ? ucp_dt_make_iov() : ucp_dt_make_contig(1),
         .cb.send = on_sent,
         .user_data = d,
     };
-    const ucs_status_ptr_t r = ucp_am_send_nbx(p->ep, AM_MESSAGE, d->header, header_bytes, data, n,
-                                               &param);
+    const ucs_status_ptr_t r = n_parts > 1
+                                   ? ucp_am_send_nbx(p->ep, AM_MESSAGE, d->header, header_bytes,
+                                                     d->parts, n_parts, &param)
+                                   : ucp_am_send_nbx(p->ep, AM_MESSAGE, d->header, header_bytes,
+                                                     n ? parts->data : NULL, n, &param);
     if (UCS_PTR_IS_PTR(r)) return OK;
     end_departure(d);
     if (!UCS_PTR_IS_ERR(r)) return OK;
@@ -138,7 +153,11 @@ enum status fabric_send(struct fabric *f, uint32_t peer, const void *header, siz
     return ERR_PEER_LOST;
 }
 
-size_t fabric_n_sending(const struct fabric *f) { return f->n_sending; }
+size_t fabric_n_sending(const struct fabric *f, uint32_t peer)
+{
+    const struct fabric_peer *p = &f->peers[peer];
+    return p->lost ? 0 : p->n_sending;
+}
 
 /* ---- receiving ---- */
 
@@ -173,11 +192,10 @@ int fabric_fd(const struct fabric *f) { return f->fd; }
 
 /* ---- life ---- */
 
-static void set(ucp_config_t *config, const char *name, const char *value)
+/* Sets what the operator's variable does not; UCX names a transport's own values without its
+ * prefix. A name that this build of UCX does not have changes nothing. */
+static void set(ucp_config_t *config, const char *variable, const char *name, const char *value)
 {
-    char variable[64];
-    snprintf(variable, sizeof variable, "UCX_%s", name);
-    /* a name that this build of UCX does not have changes nothing */
     if (!getenv(variable)) (void)ucp_config_modify(config, name, value);
 }
 
@@ -195,13 +213,13 @@ static enum status open_context(struct fabric *f, const char *tls, struct err *e
     /* Without zero-copy sends: UCX 1.13 to 1.20 completes one twice if its connection ends in the
      * middle, and a build with assertions (Debian's) then ends the process. A copy into a buffer
      * that stays in the cache costs nothing that can be measured; it has to hold a whole piece. */
-    set(config, "TCP_MAX_IOV", "0");
-    set(config, "TCP_TX_SEG_SIZE", "64k");
+    (void)ucp_config_modify(config, "ZCOPY_THRESH", "inf");
+    set(config, "UCX_TCP_TX_SEG_SIZE", "TX_SEG_SIZE", "64k");
     /* A host that drops packets must not hold the caller until the kernel gives up (minutes). */
-    set(config, "TCP_CONN_NB", "y");
+    set(config, "UCX_TCP_CONN_NB", "CONN_NB", "y");
     /* As in kvtransfer/ucx/setup.c: owners have deadlines of their own. */
-    set(config, "KEEPALIVE_INTERVAL", "inf");
-    set(config, "ADAPTIVE_PROGRESS", "n");
+    set(config, "UCX_KEEPALIVE_INTERVAL", "KEEPALIVE_INTERVAL", "inf");
+    set(config, "UCX_ADAPTIVE_PROGRESS", "ADAPTIVE_PROGRESS", "n");
     const ucp_params_t p = {
         .field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME |
                       UCP_PARAM_FIELD_ESTIMATED_NUM_EPS,
@@ -255,7 +273,7 @@ enum status fabric_open(const char *tls, uint32_t n_peers, const struct fabric_e
     struct fabric *f = MEM_NEW(struct fabric);
     f->events = *events;
     f->n_peers = n_peers;
-    f->peers = MEM_ARRAY(struct peer, n_peers);
+    f->peers = MEM_ARRAY(struct fabric_peer, n_peers);
     enum status st = open_context(f, tls, err);
     if (st == OK) st = open_worker(f, err);
     if (st == OK) *out = f;
@@ -271,10 +289,10 @@ const void *fabric_address(const struct fabric *f, size_t *bytes)
 
 enum status fabric_connect(struct fabric *f, uint32_t peer, const void *address, struct err *err)
 {
-    struct peer *p = &f->peers[peer];
+    struct fabric_peer *p = &f->peers[peer];
     ASSERT(peer < f->n_peers);
     ASSERT(!p->ep);
-    *p = (struct peer){ .f = f, .sends = MEM_ARRAY(struct departure, FABRIC_WINDOW) };
+    *p = (struct fabric_peer){ .f = f, .sends = MEM_ARRAY(struct departure, FABRIC_WINDOW) };
     for (size_t i = 0; i < FABRIC_WINDOW; i++) p->sends[i].peer = p;
     const ucp_ep_params_t params = {
         .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |

@@ -1,5 +1,5 @@
 /* ucx.h - messages between processes of several hosts over UCX: a header and bytes, sent without
- * blocking, into memory that the receiver names. The only door to UCX for kernels/.
+ * blocking, into memory that the receiver names.
  *
  * A *fabric* is a UCP worker with an endpoint to each of up to FABRIC_PEERS_MAX peers, which the
  * owner numbers. Messages arrive in a buffer of UCX and are copied to the place that the receiver's
@@ -27,6 +27,7 @@
 enum {
     FABRIC_PEERS_MAX = 256,
     FABRIC_HEADER_MAX = 64,
+    FABRIC_PARTS_MAX = 16,       /* of one message */
     FABRIC_WINDOW = 16,          /* sends to one peer that are not complete */
     FABRIC_PIECE_MAX = 56 << 10, /* of a message: fits into one buffer of UCX's tcp */
     FABRIC_ADDRESS_MAX = 16 << 10
@@ -57,13 +58,19 @@ const void *fabric_address(const struct fabric *f, size_t *bytes);
 enum status fabric_connect(struct fabric *f, uint32_t peer, const void *address,
                            struct err *err) MUST_CHECK;
 
-/* Sends a message of at most FABRIC_PIECE_MAX bytes to a connected peer. The header is copied; the bytes stay as they are until the
- * send is complete. ERR_BUSY: FABRIC_WINDOW sends are not; progress and try again.
- * ERR_PEER_LOST. */
+/* Bytes of a message, which lie apart here and together at the receiver's place. */
+struct fabric_part {
+    const void *data;
+    size_t n;
+};
+
+/* Sends a message of n_parts parts, together at most FABRIC_PIECE_MAX bytes, to a connected peer.
+ * The header and the list are copied; the bytes stay as they are until the send is complete.
+ * ERR_BUSY: FABRIC_WINDOW sends are not: progress and try again. ERR_PEER_LOST. */
 enum status fabric_send(struct fabric *f, uint32_t peer, const void *header, size_t header_bytes,
-                        const void *data, size_t n) MUST_CHECK;
-/* Sends that are not complete, those to lost peers not counted. */
-size_t fabric_n_sending(const struct fabric *f);
+                        const struct fabric_part *parts, size_t n_parts) MUST_CHECK;
+/* Sends to a peer that are not complete; 0 if it is lost. */
+size_t fabric_n_sending(const struct fabric *f, uint32_t peer);
 /* Does what there is to do, up to a limit; false: there was nothing. */
 bool fabric_progress(struct fabric *f);
 /* True: fabric_fd becomes readable when there is something to do. False: there is already. */
