@@ -14,6 +14,9 @@
 
 static const struct ep_ops *const BACKENDS[] = {
     &ep_self_ops,      &ep_shm_ops,
+#ifdef BATON_HAVE_UCX
+    &ep_ucx_ops,
+#endif
 #ifdef BATON_HAVE_CUDA_KERNELS
     &ep_cuda_self_ops, &ep_peer_ops,
 #endif

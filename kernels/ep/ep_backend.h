@@ -63,6 +63,8 @@ struct ep_places ep_no_places(const struct ep *e);
 void ep_abort_nothing(struct ep *e);
 
 extern const struct ep_ops ep_self_ops, ep_shm_ops;
+/* In builds with UCX. */
+extern const struct ep_ops ep_ucx_ops;
 
 /* In builds with GPU kernels. */
 extern const struct ep_ops ep_cuda_self_ops, ep_peer_ops;

@@ -123,7 +123,7 @@ enum status fabric_send(struct fabric *f, uint32_t peer, const void *header, siz
                         const struct fabric_part *parts, size_t n_parts)
 {
     struct fabric_peer *p = &f->peers[peer];
-    ASSERT(p->ep);
+    ASSERT(p->ep || p->lost);
     ASSERT(header_bytes <= FABRIC_HEADER_MAX);
     ASSERT(n_parts <= FABRIC_PARTS_MAX);
     struct departure *d = free_departure(p);
@@ -319,15 +319,21 @@ static void wait_for(struct fabric *f, ucs_status_ptr_t r, uint64_t end_ms)
     ucp_request_free(r);
 }
 
-static void close_endpoints(struct fabric *f)
+/* Closes an endpoint by force. */
+static void close_endpoint(struct fabric_peer *p, uint64_t end_ms)
 {
     const ucp_request_param_t force = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
         .flags = UCP_EP_CLOSE_FLAG_FORCE,
     };
-    const uint64_t end = clock_ms() + CLOSE_MS;
-    for (uint32_t i = 0; i < f->n_peers; i++)
-        if (f->peers[i].ep) wait_for(f, ucp_ep_close_nbx(f->peers[i].ep, &force), end);
+    if (p->ep) wait_for(p->f, ucp_ep_close_nbx(p->ep, &force), end_ms);
+    p->ep = NULL;
+}
+
+void fabric_drop(struct fabric *f, uint32_t peer)
+{
+    f->peers[peer].lost = true;
+    close_endpoint(&f->peers[peer], clock_ms() + CLOSE_MS);
 }
 
 void fabric_close(struct fabric *f, uint64_t flush_ms)
@@ -338,7 +344,8 @@ void fabric_close(struct fabric *f, uint64_t flush_ms)
     for (uint32_t i = 0; flush_ms && i < f->n_peers; i++)
         if (f->peers[i].ep && !f->peers[i].lost)
             wait_for(f, ucp_ep_flush_nbx(f->peers[i].ep, &plain), end);
-    if (f->worker) close_endpoints(f);
+    const uint64_t close_end = clock_ms() + CLOSE_MS;
+    for (uint32_t i = 0; i < f->n_peers; i++) close_endpoint(&f->peers[i], close_end);
     if (f->address) ucp_worker_release_address(f->worker, f->address);
     if (f->worker) ucp_worker_destroy(f->worker);
     if (f->context) ucp_cleanup(f->context);

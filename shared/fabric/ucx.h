@@ -71,6 +71,9 @@ enum status fabric_send(struct fabric *f, uint32_t peer, const void *header, siz
                         const struct fabric_part *parts, size_t n_parts) MUST_CHECK;
 /* Sends to a peer that are not complete; 0 if it is lost. */
 size_t fabric_n_sending(const struct fabric *f, uint32_t peer);
+/* Ends the connection to a peer, as if it were lost but without a word of `lost`: what has not left
+ * is not read again. */
+void fabric_drop(struct fabric *f, uint32_t peer);
 /* Does what there is to do, up to a limit; false: there was nothing. */
 bool fabric_progress(struct fabric *f);
 /* True: fabric_fd becomes readable when there is something to do. False: there is already. */

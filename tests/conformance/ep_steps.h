@@ -28,7 +28,8 @@ static inline struct ep *open_ep(const struct shape *s, struct world *w, struct 
     if (strcmp(c.backend, "nccl") == 0 && n_gpus() < w->size) _exit(NO_GPU);
 #endif
     const enum status st = ep_create(&c, &e, &err);
-    if (!d->is_host && (st == ERR_UNSUPPORTED || st == ERR_NODEV)) {
+    const bool may_lack = !d->is_host || strcmp(c.backend, "ucx") == 0; /* GPU or library */
+    if (may_lack && (st == ERR_UNSUPPORTED || st == ERR_NODEV)) {
         printf("    %s\n", err.text);
         fflush(stdout);
         _exit(NO_GPU);

@@ -81,6 +81,18 @@ SHM_TEST(shm_low_latency_2, EP_LOW_LATENCY, 2)
 SHM_TEST(shm_low_latency_3, EP_LOW_LATENCY, 3)
 SHM_TEST(shm_low_latency_4, EP_LOW_LATENCY, 4)
 SHM_TEST(shm_low_latency_8, EP_LOW_LATENCY, 8)
+#define UCX_TEST(name, mode, size)                                                                 \
+    TEST(name) { calls("ucx", "cpu", mode, size); }
+UCX_TEST(ucx_throughput_1, EP_THROUGHPUT, 1)
+UCX_TEST(ucx_throughput_2, EP_THROUGHPUT, 2)
+UCX_TEST(ucx_throughput_3, EP_THROUGHPUT, 3)
+UCX_TEST(ucx_throughput_4, EP_THROUGHPUT, 4)
+UCX_TEST(ucx_throughput_8, EP_THROUGHPUT, 8)
+UCX_TEST(ucx_low_latency_1, EP_LOW_LATENCY, 1)
+UCX_TEST(ucx_low_latency_2, EP_LOW_LATENCY, 2)
+UCX_TEST(ucx_low_latency_3, EP_LOW_LATENCY, 3)
+UCX_TEST(ucx_low_latency_4, EP_LOW_LATENCY, 4)
+UCX_TEST(ucx_low_latency_8, EP_LOW_LATENCY, 8)
 TEST(peer_1) { calls("peer", "cuda", EP_LOW_LATENCY, 1); }
 TEST(peer_2) { calls("peer", "cuda", EP_LOW_LATENCY, 2); }
 TEST(peer_3) { calls("peer", "cuda", EP_LOW_LATENCY, 3); }
@@ -121,6 +133,11 @@ TEST(peer_sums_without_experts)
 TEST(shm_sums_without_experts)
 {
     on("shm", "cpu");
+    run_ranks(3, rank_of_sums, 0, WHY);
+}
+TEST(ucx_sums_without_experts)
+{
+    on("ucx", "cpu");
     run_ranks(3, rank_of_sums, 0, WHY);
 }
 
@@ -270,6 +287,11 @@ TEST(shm_a_wrong_expert_ends_all_ranks_with_its_name)
     on("shm", "cpu");
     run_ranks(2, rank_of_a_wrong_expert, 0, WHY);
 }
+TEST(ucx_a_wrong_expert_ends_all_ranks_with_its_name)
+{
+    on("ucx", "cpu");
+    run_ranks(2, rank_of_a_wrong_expert, 0, WHY);
+}
 
 static void (*the_change)(struct ep_config *c);
 static void add_hidden(struct ep_config *c) { c->hidden++; }
@@ -313,6 +335,11 @@ TEST(peer_ranks_of_other_terms_do_not_meet)
 TEST(shm_ranks_of_other_terms_do_not_meet)
 {
     on("shm", "cpu");
+    ranks_of_other_terms_do_not_meet();
+}
+TEST(ucx_ranks_of_other_terms_do_not_meet)
+{
+    on("ucx", "cpu");
     ranks_of_other_terms_do_not_meet();
 }
 
@@ -476,7 +503,7 @@ static void *abort_soon(void *e)
     return NULL;
 }
 
-/* ABORTED is aborted while it waits for LATE, and its calls end at once. `shm` and `peer` tell the
+/* ABORTED is aborted while it waits for LATE, and its calls end at once. `shm`, `ucx` and `peer` tell the
  * others, which wait too or come later; through `nccl` they wait until their deadline. */
 static void rank_of_an_abort(struct world *w)
 {
@@ -524,6 +551,12 @@ TEST(shm_an_aborted_rank_ends_the_calls_of_all)
     the_shape = shape_of(the_backend, EP_LOW_LATENCY, 3);
     run_ranks(3, rank_of_an_abort, 0, WHY);
     run_ranks_as_threads(3, rank_of_an_abort);
+}
+TEST(ucx_an_aborted_rank_ends_the_calls_of_all)
+{
+    on("ucx", "cpu");
+    the_shape = shape_of(the_backend, EP_LOW_LATENCY, 3);
+    run_ranks(3, rank_of_an_abort, 0, WHY);
 }
 TEST(peer_an_aborted_rank_ends_the_calls_of_all)
 {
@@ -587,6 +620,11 @@ TEST(nccl_more_than_there_is_room_for_is_refused_by_all)
 TEST(shm_more_than_there_is_room_for_is_refused_by_all)
 {
     on("shm", "cpu");
+    run_ranks(2, rank_over_its_limit, 0, WHY);
+}
+TEST(ucx_more_than_there_is_room_for_is_refused_by_all)
+{
+    on("ucx", "cpu");
     run_ranks(2, rank_over_its_limit, 0, WHY);
 }
 
@@ -686,8 +724,16 @@ TEST_MAIN(CASE(self_on_the_host), CASE(self_on_the_host_low_latency), CASE(self_
           CASE(shm_low_latency_1_threads), CASE(shm_low_latency_2), CASE(shm_low_latency_2_threads),
           CASE(shm_low_latency_3), CASE(shm_low_latency_3_threads), CASE(shm_low_latency_4),
           CASE(shm_low_latency_4_threads), CASE(shm_low_latency_8), CASE(shm_low_latency_8_threads),
-          CASE_T(peer_1, 120), CASE_T(peer_2, 120), CASE_T(peer_3, 120), CASE_T(peer_4, 120),
-          CASE_T(peer_8, 180), CASE(peer_sums_without_experts), CASE(shm_sums_without_experts),
+          CASE(ucx_throughput_1), CASE(ucx_throughput_2), CASE(ucx_throughput_3),
+          CASE(ucx_throughput_4), CASE(ucx_throughput_8), CASE(ucx_low_latency_1),
+          CASE(ucx_low_latency_2), CASE(ucx_low_latency_3), CASE(ucx_low_latency_4),
+          CASE(ucx_low_latency_8), CASE(ucx_sums_without_experts),
+          CASE(ucx_a_wrong_expert_ends_all_ranks_with_its_name),
+          CASE(ucx_ranks_of_other_terms_do_not_meet),
+          CASE(ucx_an_aborted_rank_ends_the_calls_of_all),
+          CASE(ucx_more_than_there_is_room_for_is_refused_by_all), CASE_T(peer_1, 120),
+          CASE_T(peer_2, 120), CASE_T(peer_3, 120), CASE_T(peer_4, 120), CASE_T(peer_8, 180),
+          CASE(peer_sums_without_experts), CASE(shm_sums_without_experts),
           CASE(impossible_sizes_are_refused_with_a_sentence),
           CASE(impossible_placements_are_refused_with_a_sentence),
           CASE(too_much_at_once_is_refused), CASE(peer_a_wrong_expert_ends_all_ranks_with_its_name),
