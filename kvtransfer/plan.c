@@ -34,9 +34,12 @@ enum status kvt_plan_check(const struct kv_layout *mine, const struct kv_layout 
     uint32_t n = kv_layout_common_heads(mine, theirs, &first);
     if (n == 0)
         return err_field(err, ERR_PEER_MISMATCH, "tp_rank",
-                         "no KV head in common: rank %" PRIu32 " of %" PRIu32 " here, rank %" PRIu32
-                         " of %" PRIu32 " at the peer",
-                         mine->tp_rank, mine->tp_size, theirs->tp_rank, theirs->tp_size);
+                         "no KV head in common: rank %" PRIu32 " of %" PRIu32
+                         " here (heads %" PRIu32 " to %" PRIu32 "), rank %" PRIu32 " of %" PRIu32
+                         " at the peer (heads %" PRIu32 " to %" PRIu32 ")",
+                         mine->tp_rank, mine->tp_size, mine->first_head,
+                         mine->first_head + mine->n_kv_heads - 1, theirs->tp_rank, theirs->tp_size,
+                         theirs->first_head, theirs->first_head + theirs->n_kv_heads - 1);
     TRY(check_types(from, to, lossy, err));
     struct kvt_head_slice slice = { to, 0, n };
     if (!kvt_plan_direct(from, to) &&
@@ -55,7 +58,7 @@ enum status kvt_plan_check(const struct kv_layout *mine, const struct kv_layout 
 enum status kvt_head_slice_of(const struct kv_layout *l, uint32_t first, uint32_t n,
                               struct kvt_head_slice *out)
 {
-    uint64_t mine = kv_layout_first_head(l);
+    uint64_t mine = l->first_head;
     if (n == 0 || first < mine || (uint64_t)first + n > mine + l->n_kv_heads) return ERR_INVALID;
     *out = (struct kvt_head_slice){ l, (uint32_t)(first - mine), n };
     return OK;

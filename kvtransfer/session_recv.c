@@ -64,7 +64,7 @@ static void write_grant(const struct kvt_core *c, const struct kvt_recv *r,
         .n_blocks = e->n_blocks,
         .n_skip = e->n_skip,
         .n_tokens = e->n_tokens,
-        .first_head = kv_layout_first_head(&c->layout) + e->first_head,
+        .first_head = c->layout.first_head + e->first_head,
         .n_heads = e->n_heads,
         .block_tokens = c->layout.block_tokens,
     };

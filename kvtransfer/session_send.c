@@ -68,7 +68,7 @@ static enum status check_grant(const struct kvt_core *c, const struct kvt_grant_
                        g->n_tokens, KVT_GRANT_BLOCKS_MAX);
     struct kvt_head_slice slice;
     if (kvt_head_slice_of(&c->layout, g->first_head, g->n_heads, &slice) != OK) {
-        uint32_t mine = kv_layout_first_head(&c->layout);
+        uint32_t mine = c->layout.first_head;
         return err_set(err, ERR_PEER_MISMATCH,
                        "the grant names KV heads %u to %llu of the model, this rank holds %u to "
                        "%u: the receiver grants each sender its own part",

@@ -20,7 +20,7 @@ struct kvt_wire_hello {
     uint8_t node[16];
     uint8_t layout[KV_LAYOUT_WIRE_BYTES];
 };
-static_assert(sizeof(struct kvt_wire_hello) == 68, "wire size");
+static_assert(sizeof(struct kvt_wire_hello) == 76, "wire size");
 
 struct kvt_wire_answer {
     uint32_t magic;
@@ -30,7 +30,7 @@ struct kvt_wire_answer {
     uint8_t layout[KV_LAYOUT_WIRE_BYTES];
     uint8_t node[16];
 };
-static_assert(sizeof(struct kvt_wire_answer) == 84, "wire size");
+static_assert(sizeof(struct kvt_wire_answer) == 92, "wire size");
 
 struct kvt_wire_transport { /* then name, then address */
     uint8_t name_len, zero;
@@ -77,6 +77,23 @@ static enum status bad_version(struct err *err, const char *what, uint32_t versi
         what, version, KVT_VERSION);
 }
 
+/* Takes a message that begins with magic and version. The version is looked at before the length,
+ * so that an earlier release is refused by name. */
+static enum status take(struct str *in, void *out, size_t n, uint32_t magic, const char *what,
+                        const char *peer, struct err *err)
+{
+    struct {
+        uint32_t magic;
+        uint16_t version;
+    } begin = { 0 };
+    const size_t n_begin = sizeof begin.magic + sizeof begin.version;
+    if (in->n >= n_begin) memcpy(&begin, in->p, n_begin);
+    if (in->n < n_begin || begin.magic != magic) return err_set(err, ERR_FORMAT, "not a %s", what);
+    if (begin.version != KVT_VERSION) return bad_version(err, peer, begin.version);
+    if (!str_take(in, out, n)) return err_set(err, ERR_FORMAT, "a %s is cut short", what);
+    return OK;
+}
+
 /* ---- hello ---- */
 
 void kvt_hello_encode(const struct kvt_hello_msg *m, struct buf *out)
@@ -97,9 +114,7 @@ void kvt_hello_encode(const struct kvt_hello_msg *m, struct buf *out)
 enum status kvt_hello_decode(struct str in, struct kvt_hello_msg *out, struct err *err)
 {
     struct kvt_wire_hello w;
-    if (!str_take(&in, &w, sizeof w) || w.magic != HELLO_MAGIC)
-        return err_set(err, ERR_FORMAT, "not a KV transfer hello");
-    if (w.version != KVT_VERSION) return bad_version(err, "sender", w.version);
+    TRY(take(&in, &w, sizeof w, HELLO_MAGIC, "KV transfer hello", "sender", err));
     if ((w.flags & ~FLAGS) || in.n) return err_set(err, ERR_FORMAT, "malformed KV transfer hello");
     struct kvt_hello_msg m = { .checksum = w.flags & FLAG_CHECKSUM, .lossy = w.flags & FLAG_LOSSY };
     memcpy(m.node, w.node, sizeof m.node);
@@ -154,9 +169,7 @@ static bool decode_transport(struct str *in, struct kvt_answer_transport *out)
 enum status kvt_answer_decode(struct str in, struct kvt_answer_msg *out, struct err *err)
 {
     struct kvt_wire_answer w;
-    if (!str_take(&in, &w, sizeof w) || w.magic != ANSWER_MAGIC)
-        return err_set(err, ERR_FORMAT, "not a KV transfer answer");
-    if (w.version != KVT_VERSION) return bad_version(err, "receiver", w.version);
+    TRY(take(&in, &w, sizeof w, ANSWER_MAGIC, "KV transfer answer", "receiver", err));
     struct kvt_answer_msg m = {
         .checksum = w.flags & FLAG_CHECKSUM,
         .lossy = w.flags & FLAG_LOSSY,
@@ -199,9 +212,7 @@ void kvt_grant_encode(const struct kvt_grant_msg *m, const int32_t *blocks, stru
 enum status kvt_grant_decode(struct str in, struct kvt_grant_msg *out, struct err *err)
 {
     struct kvt_wire_grant w;
-    if (!str_take(&in, &w, sizeof w) || w.magic != GRANT_MAGIC)
-        return err_set(err, ERR_FORMAT, "not a KV grant");
-    if (w.version != KVT_VERSION) return bad_version(err, "receiver", w.version);
+    TRY(take(&in, &w, sizeof w, GRANT_MAGIC, "KV grant", "receiver", err));
     if (w.zero || w.zero_too || w.n_blocks > KVT_GRANT_BLOCKS_MAX || w.n_skip > w.n_blocks ||
         w.n_heads == 0 || w.block_tokens == 0 || w.block_tokens > KVT_BLOCK_TOKENS_MAX)
         return err_set(err, ERR_FORMAT, "malformed KV grant");

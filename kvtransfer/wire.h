@@ -18,7 +18,7 @@
 #include "shared/kv/kv_layout.h"
 
 enum {
-    KVT_VERSION = 3,
+    KVT_VERSION = 4,
     KVT_TICKET_BYTES = 16,
     /* Pieces of one put and checksums of one NOTE: 1 MiB of 4 KiB pieces; a message stays below
      * 4 KiB. */

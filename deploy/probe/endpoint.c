@@ -51,6 +51,7 @@ enum status probe_layout(uint32_t piece_bytes, uint32_t n_layers, uint32_t n_blo
         .block_tokens = tokens,
         .n_layers = n_layers,
         .n_kv_heads = n / tokens / dim,
+        .model_kv_heads = n / tokens / dim,
         .head_dim = dim,
         .tp_size = 1,
         .n_blocks = n_blocks,

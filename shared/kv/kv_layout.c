@@ -13,7 +13,14 @@ static_assert((int)KV_HEAD_DIM_MAX == (int)KERNEL_HEAD_DIM_MAX &&
                   (int)KV_LATENT_DIM_MAX == (int)KERNEL_LATENT_MAX,
               "what kernels compute can be moved");
 
-enum { LAYERS_MAX = 4096, HEADS_MAX = 4096, TP_MAX = 1024 };
+enum {
+    LAYERS_MAX = 4096,
+    HEADS_MAX = 4096,
+    TP_MAX = 1024,
+    N_FIELDS = 11,           /* of 32 bits, behind the fingerprint */
+    FIRST_VERSION_BYTES = 44 /* it knew neither first_head nor model_kv_heads */
+};
+static_assert(KV_LAYOUT_WIRE_BYTES == 8 + 4 * N_FIELDS, "wire size");
 
 size_t kv_layout_element_bytes(const struct kv_layout *l)
 {
@@ -73,11 +80,6 @@ uint32_t kv_layout_n_segments(const struct kv_layout *l)
     return l->n_kv_heads * kv_layout_n_parts(l);
 }
 
-uint32_t kv_layout_first_head(const struct kv_layout *l)
-{
-    return l->latent ? 0 : l->tp_rank * l->n_kv_heads;
-}
-
 static enum status check_range(const char *what, uint32_t value, uint32_t min, uint32_t max,
                                struct err *err)
 {
@@ -102,7 +104,9 @@ enum status kv_layout_check(const struct kv_layout *l, struct err *err)
         return err_field(err, ERR_INVALID, "n_kv_heads",
                          "a latent KV layout has one vector per token for all heads, not %" PRIu32,
                          l->n_kv_heads);
-    TRY(check_range("n_kv_heads", l->n_kv_heads, 1, HEADS_MAX, err));
+    TRY(check_range("model_kv_heads", l->model_kv_heads, 1, l->latent ? 1 : HEADS_MAX, err));
+    TRY(check_range("n_kv_heads", l->n_kv_heads, 1, l->model_kv_heads, err));
+    TRY(check_range("first_head", l->first_head, 0, l->model_kv_heads - l->n_kv_heads, err));
     TRY(check_range("head_dim", l->head_dim, 1, l->latent ? KV_LATENT_DIM_MAX : KV_HEAD_DIM_MAX,
                     err));
     TRY(check_range("tp_size", l->tp_size, 1, TP_MAX, err));
@@ -145,20 +149,8 @@ static enum status check_heads(const struct kv_layout *mine, const struct kv_lay
         return err_field(err, ERR_PEER_MISMATCH, "latent",
                          "the KV layouts differ: %s here and %s at the peer (another model)",
                          kind_name(mine), kind_name(theirs));
-    if (mine->latent) return OK; /* each rank holds all of it */
-    uint64_t here = (uint64_t)mine->n_kv_heads * mine->tp_size,
-             there = (uint64_t)theirs->n_kv_heads * theirs->tp_size;
-    if (here == there) return OK;
-    if (mine->tp_size == theirs->tp_size)
-        return check_equal("n_kv_heads", mine->n_kv_heads, theirs->n_kv_heads, " (another model)",
-                           err);
-    return err_field(
-        err, ERR_PEER_MISMATCH, "n_kv_heads",
-        "the KV layouts differ: %" PRIu64 " heads here (%" PRIu32 " on each of %" PRIu32
-        " ranks) and %" PRIu64 " at the peer (%" PRIu32 " on each of %" PRIu32
-        "): another model, or more ranks than KV heads, so that ranks hold the same "
-        "head, which needs the same tensor-parallel size on both sides",
-        here, mine->n_kv_heads, mine->tp_size, there, theirs->n_kv_heads, theirs->tp_size);
+    return check_equal("model_kv_heads", mine->model_kv_heads, theirs->model_kv_heads,
+                       " (another model)", err);
 }
 
 enum status kv_layout_same_model(const struct kv_layout *mine, const struct kv_layout *theirs,
@@ -180,10 +172,10 @@ enum status kv_layout_same_model(const struct kv_layout *mine, const struct kv_l
 uint32_t kv_layout_common_heads(const struct kv_layout *a, const struct kv_layout *b,
                                 uint32_t *first)
 {
-    /* below 2^22: kv_layout_check */
-    uint32_t a_first = kv_layout_first_head(a), b_first = kv_layout_first_head(b);
-    uint32_t a_end = a_first + a->n_kv_heads, b_end = b_first + b->n_kv_heads;
-    uint32_t begin = a_first > b_first ? a_first : b_first, end = a_end < b_end ? a_end : b_end;
+    /* below 2^13: kv_layout_check */
+    uint32_t a_end = a->first_head + a->n_kv_heads, b_end = b->first_head + b->n_kv_heads;
+    uint32_t begin = a->first_head > b->first_head ? a->first_head : b->first_head;
+    uint32_t end = a_end < b_end ? a_end : b_end;
     *first = begin;
     return begin < end ? end - begin : 0;
 }
@@ -191,10 +183,11 @@ uint32_t kv_layout_common_heads(const struct kv_layout *a, const struct kv_layou
 void kv_layout_encode(const struct kv_layout *l, struct buf *out)
 {
     buf_add_u64le(out, l->model_fingerprint);
-    const uint32_t fields[] = { l->dtype,      l->block_tokens, l->n_layers,
-                                l->n_kv_heads, l->head_dim,     l->tp_size,
-                                l->tp_rank,    l->n_blocks,     l->latent };
-    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) buf_add_u32le(out, fields[i]);
+    const uint32_t fields[N_FIELDS] = { l->dtype,      l->block_tokens,  l->n_layers,
+                                        l->n_kv_heads, l->head_dim,      l->tp_size,
+                                        l->tp_rank,    l->n_blocks,      l->latent,
+                                        l->first_head, l->model_kv_heads };
+    for (size_t i = 0; i < N_FIELDS; i++) buf_add_u32le(out, fields[i]);
 }
 
 static uint64_t read_le(const char *p, size_t n)
@@ -206,11 +199,16 @@ static uint64_t read_le(const char *p, size_t n)
 
 enum status kv_layout_decode(struct str in, struct kv_layout *out, struct err *err)
 {
+    if (in.n == FIRST_VERSION_BYTES)
+        return err_set(err, ERR_PEER_MISMATCH,
+                       "the peer's KV layout is of version 1 (%d bytes), this node's of version 2 "
+                       "(%d bytes): run the same release on both",
+                       FIRST_VERSION_BYTES, KV_LAYOUT_WIRE_BYTES);
     if (in.n != KV_LAYOUT_WIRE_BYTES)
         return err_set(err, ERR_FORMAT, "a KV layout has %d bytes, %zu came", KV_LAYOUT_WIRE_BYTES,
                        in.n);
-    uint32_t f[9];
-    for (size_t i = 0; i < 9; i++) f[i] = (uint32_t)read_le(in.p + 8 + 4 * i, 4);
+    uint32_t f[N_FIELDS];
+    for (size_t i = 0; i < N_FIELDS; i++) f[i] = (uint32_t)read_le(in.p + 8 + 4 * i, 4);
     struct kv_layout l = {
         .model_fingerprint = read_le(in.p, 8),
         .dtype = f[0],
@@ -222,6 +220,8 @@ enum status kv_layout_decode(struct str in, struct kv_layout *out, struct err *e
         .tp_rank = f[6],
         .n_blocks = f[7],
         .latent = f[8],
+        .first_head = f[9],
+        .model_kv_heads = f[10],
     };
     TRY(kv_layout_check(&l, err));
     *out = l;

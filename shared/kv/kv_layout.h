@@ -26,8 +26,9 @@ struct kv_layout {
     uint32_t dtype;             /* enum dtype, one that kv_rows.h supports */
     uint32_t block_tokens;
     uint32_t n_layers;
-    /* KV heads of this rank: [tp_rank * n_kv_heads, (tp_rank + 1) * n_kv_heads) of the model */
-    uint32_t n_kv_heads;
+    /* KV heads of this rank: [first_head, first_head + n_kv_heads) of the model's model_kv_heads.
+     * With more ranks than heads a head is on several. A latent is head 0 of 1 on every rank. */
+    uint32_t n_kv_heads, first_head, model_kv_heads;
     uint32_t head_dim;
     uint32_t tp_size, tp_rank;
     uint32_t n_blocks; /* of this pool; peers may differ here */
@@ -35,7 +36,7 @@ struct kv_layout {
 };
 
 enum {
-    KV_LAYOUT_WIRE_BYTES = 44,
+    KV_LAYOUT_WIRE_BYTES = 52,
     KV_HEAD_DIM_MAX = 256,
     KV_LATENT_DIM_MAX = 1024,
     KV_ROW_MAX = KV_LATENT_DIM_MAX
@@ -51,8 +52,6 @@ size_t kv_layout_pool_bytes(const struct kv_layout *l);
 size_t kv_layout_offset(const struct kv_layout *l, uint32_t layer, uint32_t block);
 /* Parts of a head: 2, or 1 of a latent. */
 uint32_t kv_layout_n_parts(const struct kv_layout *l);
-/* This rank's first head as a number of the whole model; a latent is number 0 on every rank. */
-uint32_t kv_layout_first_head(const struct kv_layout *l);
 /* Values of the valid tokens of a partly filled block: within a piece they are n_kv_heads * n_parts
  * runs of n_tokens * head_dim elements, one run per (head, part), `stride` bytes apart. */
 size_t kv_layout_segment_bytes(const struct kv_layout *l, uint32_t n_tokens);
@@ -64,9 +63,10 @@ size_t kv_layout_element_bytes(const struct kv_layout *l);
 size_t kv_layout_scale_bytes(const struct kv_layout *l);
 /* Offset of the scales in a piece: behind all its values. */
 size_t kv_layout_scale_offset(const struct kv_layout *l);
-/* Checks that sizes are in range, dtype is known and no product overflows. */
+/* Checks that sizes are in range, heads among the model's, dtype is known and no product
+ * overflows. */
 enum status kv_layout_check(const struct kv_layout *l, struct err *err) MUST_CHECK;
-/* Checks that both layouts are of the same model: kind, layers, head_dim, KV heads over all ranks,
+/* Checks that both layouts are of the same model: kind, layers, head_dim, KV heads of the model,
  * fingerprint. ERR_PEER_MISMATCH names the first difference and both values. Block size, element
  * type and ranks may differ. */
 enum status kv_layout_same_model(const struct kv_layout *mine, const struct kv_layout *theirs,
@@ -81,7 +81,7 @@ uint32_t kv_layout_common_heads(const struct kv_layout *a, const struct kv_layou
  * that f32, though the exact product has more bits. */
 bool kv_dtype_keeps(uint32_t from, uint32_t to);
 const char *kv_dtype_name(uint32_t dtype); /* "unknown" for others */
-/* KV_LAYOUT_WIRE_BYTES, little endian */
+/* KV_LAYOUT_WIRE_BYTES, little endian. ERR_PEER_MISMATCH: the bytes of an earlier version. */
 void kv_layout_encode(const struct kv_layout *l, struct buf *out);
 enum status kv_layout_decode(struct str in, struct kv_layout *out, struct err *err) MUST_CHECK;
 

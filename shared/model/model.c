@@ -317,11 +317,14 @@ void model_config_kv_layout(const struct model_config *c, const struct model_sha
                             struct kv_layout *out)
 {
     const struct model_share s = share ? *share : model_share_whole(c);
+    const struct share_part heads = share_kv_heads(&s, c->n_kv_heads);
     *out = (struct kv_layout){
         .dtype = kv,
         .block_tokens = block_tokens,
         .n_layers = c->n_layers,
-        .n_kv_heads = (uint32_t)share_kv_heads(&s, c->n_kv_heads).n,
+        .n_kv_heads = (uint32_t)heads.n,
+        .first_head = (uint32_t)heads.first,
+        .model_kv_heads = c->n_kv_heads,
         .head_dim = c->head_dim,
         .tp_size = s.tp_size,
         .tp_rank = s.tp_rank,
@@ -329,7 +332,8 @@ void model_config_kv_layout(const struct model_config *c, const struct model_sha
     };
     if (!model_is_latent(c)) return;
     out->latent = 1;
-    out->n_kv_heads = 1;
+    out->first_head = 0;
+    out->n_kv_heads = out->model_kv_heads = 1;
     out->head_dim = c->mla.kv_lora + c->mla.rope;
 }
 

@@ -297,6 +297,7 @@ int main(int argc, char **argv)
                                   .block_tokens = TOKENS_PER_BLOCK,
                                   .n_layers = 4,
                                   .n_kv_heads = 2,
+                                  .model_kv_heads = 2,
                                   .head_dim = 64,
                                   .tp_size = 1,
                                   .n_blocks = BLOCKS, }, };

@@ -53,6 +53,7 @@ static inline struct kv_layout small_layout(uint32_t n_blocks)
         .block_tokens = 16,
         .n_layers = 4,
         .n_kv_heads = 2,
+        .model_kv_heads = 2,
         .head_dim = 32,
         .tp_size = 1,
         .n_blocks = n_blocks,

@@ -22,6 +22,7 @@ static struct kv_layout layout_of(struct pool_type f, uint32_t n_heads, uint32_t
         .block_tokens = f.block_tokens,
         .n_layers = LAYERS,
         .n_kv_heads = n_heads,
+        .model_kv_heads = n_heads,
         .head_dim = head_dim,
         .tp_size = 1,
         .n_blocks = BLOCKS * 64 / f.block_tokens,

@@ -8,14 +8,20 @@
 #include "kvtransfer/plan.h"
 #include "tests/conformance/kvt_fixture.h"
 
-enum { LAYERS = 2, HEADS = 4, DIM = 24, TOKENS_MAX = 300, SENDERS_MAX = 4 };
+enum { LAYERS = 2, HEADS = 4, DIM = 24, TOKENS_MAX = 300, SENDERS_MAX = 4, TP_MAX = 8 };
 
 /* ---- the definition: one value at a time, written to be read ---- */
 
 static uint32_t n_parts(const struct kv_layout *l) { return l->latent ? 1 : 2; }
+/* With more ranks than heads a head is on several. */
 static uint32_t rank_head(const struct kv_layout *l)
 {
-    return l->latent ? 0 : l->tp_rank * l->n_kv_heads;
+    return l->latent ? 0 : l->tp_rank * HEADS / l->tp_size;
+}
+static void set_rank(struct kv_layout *l, uint32_t rank)
+{
+    l->tp_rank = rank;
+    l->first_head = rank_head(l);
 }
 
 static bool is_scaled(uint32_t dtype) { return dtype == DTYPE_I8 || dtype == DTYPE_F8_E4M3; }
@@ -152,7 +158,7 @@ static void connect_sender(struct sending *s, struct node *to)
 {
     uint32_t first;
     s->n_heads = kv_layout_common_heads(&to->layout, &s->node->layout, &first);
-    s->first_head = first - kv_layout_first_head(&to->layout);
+    s->first_head = first - to->layout.first_head;
     s->peer = node_connect(s->node, to);
 }
 
@@ -198,14 +204,12 @@ static void move_between(const struct pair *p)
     });
     struct sending s[SENDERS_MAX];
     int32_t blocks[TOKENS_MAX / 16 + 1];
-    uint32_t n = 0, n_heads = 0, first;
+    uint32_t n = 0, n_heads = 0, first, sent = 0; /* sent: bit of each head of the model */
     size_t bytes = kv_layout_pool_bytes(&to->layout);
     for (uint32_t rank = 0; rank < p->from.tp_size; rank++) {
         struct kv_layout l = p->from;
-        l.tp_rank = rank;
-        if (!kv_layout_common_heads(&l, &p->to, &first)) continue;
-        if (l.latent && rank != p->from.tp_rank)
-            continue; /* every rank holds everything: one sends */
+        set_rank(&l, rank);
+        if (!kv_layout_common_heads(&l, &p->to, &first) || sent & 1u << first) continue;
         s[n] = (struct sending){
             .node = node_start((struct node_options){
                 .layout = l, .protocols = p->transport, .device = p->from_device }),
@@ -213,6 +217,7 @@ static void move_between(const struct pair *p)
         };
         fill_sender(&s[n], p->n_tokens);
         connect_sender(&s[n], to);
+        sent |= ((1u << s[n].n_heads) - 1) << first;
         n_heads += s[n++].n_heads;
     }
     CHECK_EQ_INT(n_heads, p->to.n_kv_heads);
@@ -244,7 +249,7 @@ static uint32_t one_of(const uint32_t *values, uint32_t n) { return values[(uint
 
 static struct kv_layout random_layout(void)
 {
-    const uint32_t tp[] = { 1, 2, 4 }, blocks[] = { 16, 32, 64 },
+    const uint32_t tp[] = { 1, 2, 4, TP_MAX }, blocks[] = { 16, 32, 64 },
                    types[] = { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I8, DTYPE_F8_E4M3 };
     struct kv_layout l = {
         .model_fingerprint = 9,
@@ -252,11 +257,12 @@ static struct kv_layout random_layout(void)
         .block_tokens = one_of(blocks, 3),
         .n_layers = LAYERS,
         .head_dim = DIM,
-        .tp_size = one_of(tp, 3),
+        .tp_size = one_of(tp, 4),
         .n_blocks = 20 + (uint32_t)rand() % 9,
     };
-    l.n_kv_heads = HEADS / l.tp_size;
-    l.tp_rank = (uint32_t)rand() % l.tp_size;
+    l.model_kv_heads = HEADS;
+    l.n_kv_heads = l.tp_size < HEADS ? HEADS / l.tp_size : 1;
+    set_rank(&l, (uint32_t)rand() % l.tp_size);
     return l;
 }
 
@@ -264,7 +270,8 @@ static struct kv_layout random_layout(void)
 static void make_latent(struct kv_layout *l)
 {
     l->latent = 1;
-    l->n_kv_heads = 1;
+    l->first_head = 0;
+    l->n_kv_heads = l->model_kv_heads = 1;
 }
 
 static void random_pairs_on(const char *transport, int rounds, const char *from_device,
@@ -318,6 +325,7 @@ static struct kv_layout plain(void)
         .block_tokens = 16,
         .n_layers = LAYERS,
         .n_kv_heads = HEADS,
+        .model_kv_heads = HEADS,
         .head_dim = DIM,
         .tp_size = 1,
         .n_blocks = 20,
@@ -365,8 +373,8 @@ TEST(another_model_is_refused)
     l.n_layers = LAYERS + 1;
     check_refused(plain(), l, true, "n_layers");
     l = plain();
-    l.n_kv_heads = HEADS + 1;
-    check_refused(plain(), l, true, "n_kv_heads");
+    l.n_kv_heads = l.model_kv_heads = HEADS + 1;
+    check_refused(plain(), l, true, "model_kv_heads");
     l = plain();
     l.head_dim = DIM + 8;
     check_refused(plain(), l, true, "head_dim");
@@ -382,10 +390,12 @@ TEST(ranks_without_a_common_head_are_refused)
     a.n_kv_heads = HEADS / 2;
     b.tp_size = 4;
     b.n_kv_heads = HEADS / 4;
-    b.tp_rank = 3;
+    set_rank(&b, 3);
     check_refused(a, b, true, "no KV head in common");
-    b.tp_size = 8; /* 8 ranks and 4 heads: two ranks hold the same one */
-    check_refused(a, b, true, "more ranks than KV heads");
+    b.tp_size = TP_MAX; /* ranks 4 and 5 hold head 2 */
+    set_rank(&b, 5);
+    check_refused(a, b, true, "rank 5 of 8");
+    check_refused(a, b, true, "heads 2 to 2");
 }
 
 TEST(narrowing_needs_leave)
@@ -433,6 +443,14 @@ TEST(another_release_is_refused)
     uint64_t peer;
     kvt_hello(n->kvt, &hello);
     CHECK_OK(kvt_answer(n->kvt, buf_str(&hello), &answer, &err));
+    /* Version 3 was shorter: its layout had neither first_head nor the heads of the model. */
+    hello.data[4] = answer.data[4] = 3;
+    CHECK_STATUS(kvt_answer(n->kvt, str_sub(buf_str(&hello), 0, 68), &out, &err),
+                 ERR_PEER_MISMATCH);
+    CHECK(strstr(err.text, "the sender speaks KV transfer version 3, this node version 4"));
+    CHECK_STATUS(kvt_connect(n->kvt, str_sub(buf_str(&answer), 0, 84), &peer, &err),
+                 ERR_PEER_MISMATCH);
+    CHECK(strstr(err.text, "the receiver speaks KV transfer version 3, this node version 4"));
     hello.data[4] = answer.data[4] = 77;
     CHECK_STATUS(kvt_answer(n->kvt, buf_str(&hello), &out, &err), ERR_PEER_MISMATCH);
     CHECK(strstr(err.text, "version 77") && strstr(err.text, "run the same release"));
@@ -471,7 +489,7 @@ TEST(a_sender_refuses_heads_it_does_not_have)
     struct kv_layout half = plain();
     half.tp_size = 2;
     half.n_kv_heads = HEADS / 2;
-    half.tp_rank = 1;
+    set_rank(&half, 1);
     struct node *from = node_start((struct node_options){ .layout = half, .protocols = "mem" });
     struct node *to = node_start((struct node_options){ .layout = plain(), .protocols = "mem" });
     struct buf grant = { 0 };

@@ -337,6 +337,7 @@ static struct kv_layout big_layout(uint32_t block_tokens)
         .block_tokens = block_tokens,
         .n_layers = 4,
         .n_kv_heads = 8,
+        .model_kv_heads = 8,
         .head_dim = 128,
         .tp_size = 1,
         .n_blocks = BIG_TOKENS / block_tokens,

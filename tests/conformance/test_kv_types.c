@@ -34,6 +34,7 @@ static struct kv_layout layout_of(const struct shape *s, enum dtype t, uint32_t 
         .block_tokens = (uint32_t)s->block_tokens,
         .n_layers = 1,
         .n_kv_heads = (uint32_t)s->n_kv,
+        .model_kv_heads = (uint32_t)s->n_kv,
         .head_dim = (uint32_t)s->dim,
         .tp_size = 1,
         .n_blocks = n_blocks,

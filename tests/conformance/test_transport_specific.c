@@ -23,6 +23,7 @@ static struct kv_layout large_layout(void)
         .block_tokens = 64,
         .n_layers = 3,
         .n_kv_heads = 8,
+        .model_kv_heads = 8,
         .head_dim = 128,
         .tp_size = 1,
         .n_blocks = 24,

@@ -86,6 +86,7 @@ static void receive(struct str in, unsigned caps, bool sums)
         .block_tokens = 4,
         .n_layers = 2,
         .n_kv_heads = 2,
+        .model_kv_heads = 2,
         .head_dim = 1,
         .tp_size = 1,
         .n_blocks = 4,

@@ -66,6 +66,7 @@ static struct kv_layout flow_layout(void)
         .block_tokens = 8,
         .n_layers = 4,
         .n_kv_heads = 1,
+        .model_kv_heads = 1,
         .head_dim = 128,
         .tp_size = 1,
         .n_blocks = SLOTS * BLOCKS,

@@ -193,7 +193,7 @@ static struct kv_layout layout_of(size_t piece, size_t bytes)
         .tp_size = 1,
         .n_blocks = 1,
     };
-    l.n_kv_heads = (uint32_t)(piece / 512 / l.block_tokens);
+    l.n_kv_heads = l.model_kv_heads = (uint32_t)(piece / 512 / l.block_tokens);
     l.n_blocks = (uint32_t)(bytes / kv_layout_block_bytes(&l));
     need(l.n_blocks >= 1 && kv_layout_piece_bytes(&l) == piece, "the layout");
     return l;

@@ -81,11 +81,12 @@ static struct kv_layout layout_of(bool tiny)
                            .block_tokens = 64,
                            .n_layers = tiny ? 2 : 48,
                            .n_kv_heads = 4,
+                           .model_kv_heads = 4,
                            .head_dim = 128,
                            .tp_size = 1,
                            .n_blocks = tiny ? 4 : 512,
                            /* 32k tokens, 3 GiB */ };
-    if (tiny) l.n_kv_heads = 1, l.head_dim = 64;
+    if (tiny) l.n_kv_heads = l.model_kv_heads = 1, l.head_dim = 64;
     return l;
 }
 

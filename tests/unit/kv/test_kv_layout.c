@@ -13,6 +13,7 @@ static struct kv_layout sample(void)
         .block_tokens = 64,
         .n_layers = 30,
         .n_kv_heads = 3,
+        .model_kv_heads = 3,
         .head_dim = 64,
         .tp_size = 1,
         .tp_rank = 0,
@@ -54,7 +55,7 @@ TEST(wire_format_round_trips_and_is_fixed)
     struct kv_layout l = sample(), back;
     l.tp_size = 4;
     l.tp_rank = 3;
-    l.n_kv_heads = 1;
+    l.n_kv_heads = l.model_kv_heads = 1;
     l.head_dim = 576;
     l.latent = 1;
     struct buf b = { 0 }, again = { 0 };
@@ -68,8 +69,10 @@ TEST(wire_format_round_trips_and_is_fixed)
     CHECK(again.len == b.len && memcmp(again.data, b.data, b.len) == 0);
     CHECK(back.latent == 1 && back.head_dim == 576 && back.n_blocks == 10 && back.tp_rank == 3 &&
           back.model_fingerprint == l.model_fingerprint);
-    /* the wire format before latent pools */
     CHECK_STATUS(kv_layout_decode(str_sub(buf_str(&b), 0, 40), &back, &err), ERR_FORMAT);
+    /* the wire format before first_head */
+    CHECK_STATUS(kv_layout_decode(str_sub(buf_str(&b), 0, 44), &back, &err), ERR_PEER_MISMATCH);
+    CHECK(strstr(err.text, "version 1 (44 bytes)") && strstr(err.text, "version 2 (52 bytes)"));
     b.data[40] = 2;
     CHECK_STATUS(kv_layout_decode(buf_str(&b), &back, &err), ERR_INVALID);
     CHECK_EQ_STR(err.field, "latent");
@@ -100,6 +103,11 @@ TEST(check_refuses_what_is_out_of_range)
     REFUSES(block_tokens, 100000);
     REFUSES(n_layers, 0);
     REFUSES(n_kv_heads, 1u << 31);
+    REFUSES(n_kv_heads, 4); /* of 3 */
+    REFUSES(first_head, 1); /* 3 heads from the second of 3 */
+    REFUSES(first_head, UINT32_MAX);
+    REFUSES(model_kv_heads, 0);
+    REFUSES(model_kv_heads, 5000);
     REFUSES(head_dim, 0);
     REFUSES(tp_size, 0);
     REFUSES(tp_rank, 1);
@@ -110,7 +118,10 @@ TEST(check_refuses_what_is_out_of_range)
     l.latent = 1;
     CHECK_STATUS(kv_layout_check(&l, &err), ERR_INVALID);
     CHECK_EQ_STR(err.field, "n_kv_heads");
-    l.n_kv_heads = 1;
+    l.n_kv_heads = 1; /* and 3 in the model */
+    CHECK_STATUS(kv_layout_check(&l, &err), ERR_INVALID);
+    CHECK_EQ_STR(err.field, "model_kv_heads");
+    l.model_kv_heads = 1;
     l.head_dim = 1025;
     CHECK_STATUS(kv_layout_check(&l, &err), ERR_INVALID);
     CHECK_EQ_STR(err.field, "head_dim");
@@ -119,6 +130,7 @@ TEST(check_refuses_what_is_out_of_range)
         .block_tokens = 256,
         .n_layers = 4096,
         .n_kv_heads = 4096,
+        .model_kv_heads = 4096,
         .head_dim = 256,
         .tp_size = 1,
         .n_blocks = INT32_MAX,
@@ -154,6 +166,7 @@ TEST(latents_have_one_part)
                            .block_tokens = 64,
                            .n_layers = 61,
                            .n_kv_heads = 1,
+                           .model_kv_heads = 1,
                            .head_dim = 576,
                            .tp_size = 8,
                            .tp_rank = 5,
@@ -167,7 +180,6 @@ TEST(latents_have_one_part)
     CHECK_EQ_INT(kv_layout_n_parts(&l), 1);
     CHECK_EQ_INT(kv_layout_n_segments(&l), 1);
     CHECK_EQ_INT(kv_layout_segment_stride(&l), kv_layout_piece_bytes(&l));
-    CHECK_EQ_INT(kv_layout_first_head(&l), 0); /* the same on every rank */
     other.tp_size = 2;
     other.tp_rank = 0;
     CHECK_OK(kv_layout_same_model(&l, &other, &err));
@@ -195,9 +207,9 @@ TEST(difference_is_named_with_both_values)
     CHECK_EQ_STR(err.field, "n_layers");
     CHECK(strstr(err.text, "30") && strstr(err.text, "31"));
     b = sample();
-    b.n_kv_heads = 4;
+    b.n_kv_heads = b.model_kv_heads = 4;
     CHECK_STATUS(kv_layout_same_model(&a, &b, &err), ERR_PEER_MISMATCH);
-    CHECK(strstr(err.text, "n_kv_heads is 3 here and 4 at the peer"));
+    CHECK(strstr(err.text, "model_kv_heads is 3 here and 4 at the peer"));
     b = sample();
     b.head_dim = 128;
     CHECK_STATUS(kv_layout_same_model(&a, &b, &err), ERR_PEER_MISMATCH);
@@ -214,7 +226,8 @@ TEST(heads_in_common)
     struct err err;
     uint32_t first;
     CHECK_EQ_INT(kv_layout_common_heads(&a, &b, &first), 3);
-    a.n_kv_heads = 4; /* heads 4..8 of 16 */
+    a.model_kv_heads = b.model_kv_heads = 16;
+    a.n_kv_heads = a.first_head = 4; /* heads 4..8 */
     a.tp_size = 4;
     a.tp_rank = 1;
     b.n_kv_heads = 8; /* heads 0..8 */
@@ -223,10 +236,27 @@ TEST(heads_in_common)
     CHECK_EQ_INT(kv_layout_common_heads(&a, &b, &first), 4);
     CHECK_EQ_INT(first, 4);
     b.tp_rank = 1;
+    b.first_head = 8;
     CHECK_EQ_INT(kv_layout_common_heads(&a, &b, &first), 0);
-    b.tp_size = 8; /* 8 heads on each of 8 ranks: ranks that hold the same head */
-    CHECK_STATUS(kv_layout_same_model(&a, &b, &err), ERR_PEER_MISMATCH);
-    CHECK(strstr(err.text, "more ranks than KV heads"));
+}
+
+/* 2 heads on 8 ranks: each is on four. */
+TEST(ranks_that_hold_the_same_head)
+{
+    struct kv_layout many = sample(), few = sample();
+    struct err err;
+    uint32_t first;
+    many.model_kv_heads = few.model_kv_heads = few.n_kv_heads = 2;
+    many.n_kv_heads = 1;
+    many.tp_size = 8;
+    for (uint32_t rank = 0; rank < 8; rank++) {
+        many.tp_rank = rank;
+        many.first_head = rank / 4;
+        CHECK_OK(kv_layout_check(&many, &err));
+        CHECK_OK(kv_layout_same_model(&many, &few, &err));
+        CHECK_EQ_INT(kv_layout_common_heads(&many, &few, &first), 1);
+        CHECK_EQ_INT(first, rank / 4);
+    }
 }
 
 TEST(f32_keeps_values_smaller_types_do_not)
@@ -241,4 +271,4 @@ TEST_MAIN(CASE(sizes), CASE(pieces_tile_the_pool), CASE(segments_of_a_full_block
           CASE(wire_format_round_trips_and_is_fixed), CASE(check_refuses_what_is_out_of_range),
           CASE(int8_pieces_hold_values_then_scales), CASE(latents_have_one_part),
           CASE(difference_is_named_with_both_values), CASE(heads_in_common),
-          CASE(f32_keeps_values_smaller_types_do_not))
+          CASE(ranks_that_hold_the_same_head), CASE(f32_keeps_values_smaller_types_do_not))

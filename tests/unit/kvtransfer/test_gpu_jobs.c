@@ -32,6 +32,7 @@ static void rig_open_as(struct rig *r, const char *name, uint32_t dtype)
                                    .block_tokens = 16,
                                    .n_layers = 2,
                                    .n_kv_heads = 3,
+                                   .model_kv_heads = 3,
                                    .head_dim = 24,
                                    .tp_size = 1,
                                    .n_blocks = BLOCKS, }, };

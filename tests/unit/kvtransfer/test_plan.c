@@ -17,6 +17,7 @@ static struct kv_layout layout(uint32_t n_blocks)
         .block_tokens = 8,
         .n_layers = 3,
         .n_kv_heads = 2,
+        .model_kv_heads = 2,
         .head_dim = 4,
         .tp_size = 1,
         .n_blocks = n_blocks,
@@ -149,7 +150,7 @@ TEST(plan_slices_heads)
     struct kvt_head_slice from, to;
     half.n_kv_heads = 1;
     half.tp_size = 2;
-    half.tp_rank = 1;
+    half.tp_rank = half.first_head = 1;
     CHECK_STATUS(kvt_head_slice_of(&half, 0, 1, &to), ERR_INVALID);
     CHECK_STATUS(kvt_head_slice_of(&half, 1, 2, &to), ERR_INVALID);
     CHECK_STATUS(kvt_head_slice_of(&half, 1, UINT32_MAX, &to), ERR_INVALID);
@@ -195,14 +196,15 @@ TEST(plan_check_says_what_does_not_fit)
     CHECK_OK(check_pair(a, b, true, true, &err));
     b = layout(9);
     b.tp_size = a.tp_size = 2;
-    b.tp_rank = 1;
+    b.n_kv_heads = a.n_kv_heads = 1;
+    b.tp_rank = b.first_head = 1;
     CHECK_STATUS(check_pair(a, b, true, true, &err), ERR_PEER_MISMATCH);
     CHECK(strstr(err.text, "no KV head in common") && strstr(err.text, "rank 0 of 2 here") &&
           strstr(err.text, "rank 1 of 2 at the peer"));
     a = b = layout(4);
     a.block_tokens = 256;
     a.head_dim = b.head_dim = 256;
-    a.n_kv_heads = b.n_kv_heads = 16; /* pieces of 4 MiB */
+    a.n_kv_heads = b.n_kv_heads = a.model_kv_heads = b.model_kv_heads = 16; /* pieces of 4 MiB */
     CHECK_STATUS(check_pair(a, b, false, false, &err), ERR_UNSUPPORTED);
     CHECK(strstr(err.text, "--block-size"));
     CHECK_OK(check_pair(a, a, true, false, &err)); /* nothing to convert */

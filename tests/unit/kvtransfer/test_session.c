@@ -76,6 +76,7 @@ static void side_init(struct side *s)
         .block_tokens = 16,
         .n_layers = 2,
         .n_kv_heads = 1,
+        .model_kv_heads = 1,
         .head_dim = 8,
         .tp_size = 1,
         .n_blocks = 8,

@@ -12,6 +12,7 @@ static const struct kv_layout LAYOUT = {
     .block_tokens = 64,
     .n_layers = 30,
     .n_kv_heads = 3,
+    .model_kv_heads = 3,
     .head_dim = 64,
     .tp_size = 1,
     .n_blocks = 100,
@@ -34,7 +35,7 @@ TEST(wire_hello_round_trip)
     struct buf b = { 0 };
     struct err err = { 0 };
     kvt_hello_encode(&m, &b);
-    CHECK_EQ_INT(b.len, 68);
+    CHECK_EQ_INT(b.len, 76);
     CHECK_OK(kvt_hello_decode(buf_str(&b), &back, &err));
     CHECK(same_layout(&back.layout, &LAYOUT) && memcmp(back.node, m.node, 16) == 0 && back.lossy &&
           !back.checksum);
@@ -77,7 +78,7 @@ TEST(wire_answer_round_trip)
     b.data[6] = 0; /* no transports */
     CHECK_STATUS(kvt_answer_decode(buf_str(&b), &back, &err), ERR_FORMAT);
     b.data[6] = 2;
-    b.data[84] = 0; /* an empty name */
+    b.data[92] = 0; /* an empty name */
     CHECK_STATUS(kvt_answer_decode(buf_str(&b), &back, &err), ERR_FORMAT);
     buf_release(&b);
 }

@@ -291,24 +291,24 @@ TEST(kv_layouts_name_the_ranks_heads)
             const struct kv_layout l = layout_of(&c, r, size);
             const struct model_share s = { .tp_rank = r, .tp_size = size };
             CHECK(l.tp_rank == r && l.tp_size == size);
-            CHECK_EQ_INT(kv_layout_first_head(&l), share_kv_heads(&s, 4).first);
+            CHECK_EQ_INT(l.first_head, share_kv_heads(&s, 4).first);
+            CHECK_EQ_INT(l.model_kv_heads, 4);
             CHECK_OK(kv_layout_same_model(&one, &l, &err));
             CHECK_EQ_INT(kv_layout_common_heads(&one, &l, &first), 4 / size);
         }
 }
 
-/* Wire version 1 counts heads by rank: a head that two ranks hold is two heads. */
-TEST(fewer_kv_heads_than_ranks_agree_with_the_same_size_only)
+/* Ranks 2 and 3 of 4 hold the second of two heads. */
+TEST(a_head_on_several_ranks_has_one_number)
 {
     const struct model_config c = { .n_layers = 2, .n_heads = 8, .n_kv_heads = 2, .head_dim = 32 };
     const struct kv_layout one = layout_of(&c, 0, 1), third = layout_of(&c, 2, 4);
     struct err err;
-    CHECK_EQ_INT(third.n_kv_heads, 1);
-    CHECK_OK(kv_layout_same_model(&third, &third, &err));
-    CHECK_STATUS(kv_layout_same_model(&one, &third, &err), ERR_PEER_MISMATCH);
-    CHECK(strstr(err.text,
-                 "2 heads here (2 on each of 1 ranks) and 4 at the peer (1 on each of 4)") &&
-          strstr(err.text, "more ranks than KV heads"));
+    uint32_t first;
+    CHECK(third.n_kv_heads == 1 && third.first_head == 1 && third.model_kv_heads == 2);
+    CHECK_OK(kv_layout_same_model(&one, &third, &err));
+    CHECK_EQ_INT(kv_layout_common_heads(&one, &third, &first), 1);
+    CHECK_EQ_INT(first, 1);
 }
 
 TEST(latents_are_whole_on_every_rank)
@@ -332,6 +332,5 @@ TEST_MAIN(CASE(ranks_together_read_every_matrix_once_and_whole_ones_each),
           CASE(a_size_that_does_not_divide_the_heads_is_refused_before_weights_are_read),
           CASE(heads_that_would_share_a_scale_are_refused),
           CASE(each_share_has_a_copy_of_its_own_in_the_weight_cache),
-          CASE(kv_layouts_name_the_ranks_heads),
-          CASE(fewer_kv_heads_than_ranks_agree_with_the_same_size_only),
+          CASE(kv_layouts_name_the_ranks_heads), CASE(a_head_on_several_ranks_has_one_number),
           CASE(latents_are_whole_on_every_rank))
