@@ -2,7 +2,9 @@
 #include "decode/decode.h"
 
 #include "decode/decode_seq.h"
+#include "decode/kv_answer.h"
 #include "decode/token_batcher.h"
+#include "kvtransfer/event_wire.h"
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
 #include "shared/base/log/log_repeats.h"
@@ -14,6 +16,8 @@
 
 struct decode_worker {
     struct decode_options o;
+    struct decode_ranks ranks;
+    bool broken;                     /* a follower was lost: the node takes nothing any more */
     struct map by_id;                /* engine id -> sequence */
     struct request_table by_request; /* until the sequence is CLOSING */
     struct list live;
@@ -28,6 +32,12 @@ struct decode_worker *decode_create(const struct decode_options *o)
 {
     struct decode_worker *w = MEM_NEW(struct decode_worker);
     w->o = *o;
+    w->ranks = (struct decode_ranks){ .kvt = o->kvt, .cluster = o->cluster };
+    w->ranks.layout = *engine_kv_layout(o->engine);
+    ASSERT(o->n_followers < KV_RANKS_MAX);
+    ASSERT(w->ranks.layout.tp_size == o->n_followers + 1);
+    for (uint32_t i = 0; i < o->n_followers; i++) w->ranks.followers[i] = o->followers[i];
+    w->ranks.n_followers = o->n_followers;
     list_init(&w->live);
     token_batcher_init(&w->batcher, o->cluster);
     w->received = metrics_counter(o->metrics, "baton_decode_received_total", "",
@@ -44,7 +54,10 @@ struct decode_worker *decode_create(const struct decode_options *o)
 void decode_free(struct decode_worker *w)
 {
     if (!w) return;
-    LIST_FOREACH (seq, &w->live, struct decode_seq, link) mem_free(seq);
+    LIST_FOREACH (seq, &w->live, struct decode_seq, link) {
+        decode_parts_release(&seq->parts);
+        mem_free(seq);
+    }
     map_release(&w->by_id);
     request_table_release(&w->by_request);
     token_batcher_release(&w->batcher);
@@ -64,11 +77,12 @@ static struct decode_seq *add_seq(struct decode_worker *w, const struct cluster_
                                   enum decode_seq_state state)
 {
     struct decode_seq *seq = MEM_NEW(struct decode_seq);
-    seq->id = w->o.id_base + ++w->next_id;
+    seq->id = w->o.id_base + kv_parts_id(++w->next_id);
     seq->request = m->request;
     seq->attempt = m->attempt;
     seq->entry = m->from;
     seq->state = state;
+    decode_parts_init(&seq->parts);
     list_push(&w->live, &seq->link);
     w->n_live++;
     map_put(&w->by_id, map_key_u64(&seq->id), seq);
@@ -82,7 +96,7 @@ static struct decode_seq *add_seq(struct decode_worker *w, const struct cluster_
 /* Frees the record once neither the engine nor kvtransfer refers to it. */
 static void drop_if_over(struct decode_worker *w, struct decode_seq *seq)
 {
-    if (seq->in_engine || seq->in_transfer) return;
+    if (seq->in_engine || seq->parts.open) return;
     log_debug("sequence end", "request=%016llx sequence=%016llx attempt=%u tokens=%u",
               (unsigned long long)seq->request, (unsigned long long)seq->id, seq->attempt,
               seq->n_sent);
@@ -90,6 +104,7 @@ static void drop_if_over(struct decode_worker *w, struct decode_seq *seq)
     map_del(&w->by_id, map_key_u64(&seq->id));
     list_remove(&seq->link);
     w->n_live--;
+    decode_parts_release(&seq->parts);
     mem_free(seq);
 }
 
@@ -109,9 +124,9 @@ static void close_seq(struct decode_worker *w, struct decode_seq *seq)
     if (seq->state == DECODE_SEQ_CLOSING) return;
     seq->state = DECODE_SEQ_CLOSING;
     request_table_remove(&w->by_request, key_of(seq), seq);
-    if (seq->in_transfer) kvt_expect_cancel(w->o.kvt, seq->id);
+    decode_parts_cancel(&seq->parts, &w->ranks, seq->id);
     if (seq->in_engine) {
-        enum status st = engine_cancel(w->o.engine, seq->id, !seq->in_transfer);
+        enum status st = engine_cancel(w->o.engine, seq->id, !seq->parts.open);
         ASSERT(st == OK || st == ERR_CANCELED); /* CANCELED: the engine is shutting down */
         if (st != OK) seq->in_engine = false;
     }
@@ -172,6 +187,11 @@ static struct engine_request engine_request_of(const struct generation_wire *wir
 
 static bool has_capacity(struct decode_worker *w, const struct cluster_message *m)
 {
+    if (w->broken) {
+        fail_attempt(w, m->from, m->request, m->attempt, ERR_PEER_LOST,
+                     "a rank of the decode node was lost");
+        return false;
+    }
     if (w->n_live < w->o.max_decode_seqs) return true;
     fail_attempt(w, m->from, m->request, m->attempt, ERR_BUSY,
                  "the decode node already has as many sequences as it takes");
@@ -195,6 +215,7 @@ static void on_reserve(struct decode_worker *w, const struct cluster_message *m)
         struct engine_request r = engine_request_of(&wire, seq->id, seq->request);
         r.want_prompt_logprobs = false; /* the prefill node computes them */
         seq->n_tokens = wire.n_tokens;
+        seq->n_senders = body->n_prefill ? (uint32_t)body->n_prefill : 1;
         enum status st = engine_reserve(w->o.engine, &r);
         seq->in_engine = st == OK;
         if (st != OK) fail_seq(w, seq, st, "the decode engine does not take the reservation");
@@ -230,7 +251,9 @@ static void on_run(struct decode_worker *w, const struct cluster_message *m)
 /* Starts to decode when the KV and the first token are both here. */
 static void start_if_complete(struct decode_worker *w, struct decode_seq *seq)
 {
-    if (seq->state != DECODE_SEQ_GRANTED || !seq->has_kv || !seq->has_first) return;
+    if (seq->state != DECODE_SEQ_GRANTED || !seq->has_first ||
+        !decode_parts_are_received(&seq->parts))
+        return;
     seq->state = DECODE_SEQ_RUNNING;
     enum status st = engine_activate(w->o.engine, seq->id, &seq->first);
     if (st != OK) fail_seq(w, seq, st, "the decode engine does not take the sequence");
@@ -261,29 +284,41 @@ static void on_prefill_done(struct decode_worker *w, const struct cluster_messag
     if (body) baton__prefill_done__free_unpacked(body, NULL);
 }
 
-static void on_kvt_hello(struct decode_worker *w, const struct cluster_message *m)
+/* Sends the grants once those of all ranks are here. */
+static void grant_if_complete(struct decode_worker *w, struct decode_seq *seq)
 {
-    Baton__KvtHello *body = baton__kvt_hello__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
-    Baton__KvtAnswer answer = BATON__KVT_ANSWER__INIT;
-    struct err err = { 0 };
-    struct buf bytes = { 0 };
-    enum status st = ERR_FORMAT;
-    if (!w->o.kvt)
-        st = err_set(&err, ERR_UNSUPPORTED,
-                     "this node receives no KV: no cache transfer protocol is enabled");
-    else if (body)
-        st = kvt_answer(w->o.kvt, (struct str){ (const char *)body->hello.data, body->hello.len },
-                        &bytes, &err);
-    answer.status = st;
-    answer.text = err.text;
-    answer.answer.data = (uint8_t *)bytes.data;
-    answer.answer.len = st == OK ? bytes.len : 0;
-    if (cluster_send_proto(w->o.cluster, m->from, FRAME_KVT_ANSWER, m->request, m->attempt,
-                           &answer.base) != OK)
-        log_debug("kvt answer not sent", "peer=%s", m->from_name);
-    if (st != OK) log_warn("kvt peer refused", "peer=%s why=\"%s\"", m->from_name, err.text);
-    buf_release(&bytes);
-    if (body) baton__kvt_hello__free_unpacked(body, NULL);
+    Baton__Grant grant = BATON__GRANT__INIT;
+    if (!decode_parts_are_granted(&seq->parts)) return;
+    seq->state = DECODE_SEQ_GRANTED;
+    grant.n_cached = seq->n_cached;
+    decode_parts_write(&seq->parts, &grant);
+    enum status st = cluster_send_proto(w->o.cluster, seq->entry, FRAME_GRANT, seq->request,
+                                        seq->attempt, &grant.base);
+    arena_release(&seq->parts.arena);
+    if (st != OK) close_seq(w, seq);
+}
+
+static void on_grants(struct decode_worker *w, const struct cluster_message *m)
+{
+    struct decode_seq *seq = map_get(&w->by_id, map_key_u64(&m->request));
+    if (!seq || seq->state != DECODE_SEQ_GRANTING) return;
+    if (decode_parts_take_grants(&seq->parts, &w->ranks, m) != OK)
+        fail_seq(w, seq, ERR_PEER_MISMATCH,
+                 "a rank of the decode node sent other grants than asked");
+    else grant_if_complete(w, seq);
+}
+
+/* A follower tells of one of its parts. */
+static bool on_follower_event(struct decode_worker *w, const struct cluster_message *m)
+{
+    struct kvt_event ev;
+    uint32_t rank = decode_ranks_find(&w->ranks, m->from);
+    if (!rank || kvt_event_decode(m->body, &ev) != OK) return false;
+    uint64_t id = kv_part_owner(ev.id);
+    struct decode_seq *seq = map_get(&w->by_id, map_key_u64(&id));
+    if (!seq) return false; /* a prompt of the prefill worker, or one that has ended */
+    if (decode_parts_of_rank(&seq->parts, rank) & 1u << kv_part_index(ev.id)) decode_on_kvt(w, &ev);
+    return true;
 }
 
 static void on_cancel(struct decode_worker *w, const struct cluster_message *m)
@@ -300,7 +335,9 @@ bool decode_on_message(struct decode_worker *w, const struct cluster_message *m)
     case FRAME_RESERVE: on_reserve(w, m); return true;
     case FRAME_RUN: on_run(w, m); return true;
     case FRAME_PREFILL_DONE: on_prefill_done(w, m); return true;
-    case FRAME_KVT_HELLO: on_kvt_hello(w, m); return true;
+    case FRAME_KVT_HELLO: kv_answer_send(w->o.cluster, w->o.kvt, m); return true;
+    case FRAME_KV_GRANTS: on_grants(w, m); return true;
+    case FRAME_KV_EVENT: return on_follower_event(w, m);
     case FRAME_CANCEL:
         on_cancel(w, m);
         return false; /* the prefill worker may have the same request */
@@ -308,8 +345,27 @@ bool decode_on_message(struct decode_worker *w, const struct cluster_message *m)
     }
 }
 
+static void free_if_fenced(struct decode_worker *w, struct decode_seq *seq);
+
+/* The node is lost as a whole with any of its ranks: its engine will end, and it takes no new
+ * sequence. So the blocks of the follower's pool are not written to for another sequence. */
+static void on_follower_lost(struct decode_worker *w, uint32_t rank)
+{
+    w->broken = true;
+    LIST_FOREACH (seq, &w->live, struct decode_seq, link) {
+        uint32_t bits = seq->parts.open & decode_parts_of_rank(&seq->parts, rank);
+        if (!bits) continue;
+        if (seq->state != DECODE_SEQ_CLOSING)
+            fail_seq(w, seq, ERR_PEER_LOST, "a rank of the decode node was lost");
+        seq->parts.open &= ~bits;
+        free_if_fenced(w, seq);
+    }
+}
+
 void decode_on_lost(struct decode_worker *w, uint64_t node)
 {
+    uint32_t rank = decode_ranks_find(&w->ranks, node);
+    if (rank) on_follower_lost(w, rank);
     LIST_FOREACH (seq, &w->live, struct decode_seq, link)
         if (seq->entry == node) close_seq(w, seq);
     token_batcher_drop_node(&w->batcher, node);
@@ -331,25 +387,13 @@ static void on_reserved(struct decode_worker *w, struct decode_seq *seq,
         return;
     }
     if (seq->state == DECODE_SEQ_CLOSING) return; /* the cancel is on its way to the engine */
-    const struct kv_layout *l = engine_kv_layout(w->o.engine);
-    Baton__Grant grant = BATON__GRANT__INIT;
-    struct buf bytes = { 0 };
-    enum status st = kvt_expect(w->o.kvt, seq->id, ev->blocks, ev->n_blocks,
-                                ev->n_cached / l->block_tokens, seq->n_tokens, &bytes);
-    if (st != OK) {
-        fail_seq(w, seq, st, "too many KV transfers at once");
-    } else {
-        seq->in_transfer = true;
-        seq->state = DECODE_SEQ_GRANTED;
-        seq->n_cached = ev->n_cached;
-        grant.kvt_grant.data = (uint8_t *)bytes.data;
-        grant.kvt_grant.len = bytes.len;
-        grant.n_cached = ev->n_cached;
-        if (cluster_send_proto(w->o.cluster, seq->entry, FRAME_GRANT, seq->request, seq->attempt,
-                               &grant.base) != OK)
-            close_seq(w, seq);
-    }
-    buf_release(&bytes);
+    struct err err = { 0 };
+    seq->n_cached = ev->n_cached;
+    seq->state = DECODE_SEQ_GRANTING;
+    enum status st = decode_parts_expect(&seq->parts, &w->ranks, seq->id, seq->request,
+                                         seq->n_senders, seq->n_tokens, ev, &err);
+    if (st == OK) grant_if_complete(w, seq);
+    else fail_seq(w, seq, st, err.text);
 }
 
 static void on_finished(struct decode_worker *w, struct decode_seq *seq,
@@ -364,15 +408,15 @@ static void on_finished(struct decode_worker *w, struct decode_seq *seq,
         Baton__Finished f = BATON__FINISHED__INIT;
         f.finish = ev->finish;
         f.stop_token = ev->stop_token;
-        f.n_cached = seq->transport ? seq->n_cached : ev->n_cached;
+        f.n_cached = seq->parts.transport ? seq->n_cached : ev->n_cached;
         f.n_recomputed = ev->n_recomputed;
         f.queue_ns = ev->queue_ns;
         f.prefill_ns = ev->prefill_ns;
         f.decode_ns = ev->decode_ns;
-        f.kv_bytes = seq->kv_bytes;
-        f.kv_ns = seq->kv_ns;
-        f.kv_link_speed = seq->kv_link_speed;
-        f.transport = (char *)(seq->transport ? seq->transport : "");
+        f.kv_bytes = seq->parts.bytes;
+        f.kv_ns = seq->parts.ns;
+        f.kv_link_speed = seq->parts.link_speed;
+        f.transport = (char *)(seq->parts.transport ? seq->parts.transport : "");
         f.n_tokens = seq->n_sent;
         token_batcher_flush_node(&w->batcher, seq->entry);
         answer_send(w->o.cluster, seq->entry, FRAME_FINISHED, seq->request, seq->attempt, &f.base);
@@ -414,39 +458,33 @@ void decode_on_engine(struct decode_worker *w, const struct engine_event *ev)
 
 /* ---- transfer ---- */
 
+/* Gives the blocks of an ended sequence back once no part of it can be written to. */
+static void free_if_fenced(struct decode_worker *w, struct decode_seq *seq)
+{
+    if (seq->state != DECODE_SEQ_CLOSING || seq->parts.open) return;
+    enum status st = engine_free_quarantined(w->o.engine, seq->id);
+    if (st != OK)
+        log_error("fence not taken by the engine", "request=%016llx st=%s",
+                  (unsigned long long)seq->request, status_name(st));
+    drop_if_over(w, seq);
+}
+
 void decode_on_kvt(struct decode_worker *w, const struct kvt_event *ev)
 {
-    struct decode_seq *seq = map_get(&w->by_id, map_key_u64(&ev->id));
-    if (!seq) return;
-    switch (ev->kind) {
-    case KVT_RECEIVED:
-        if (seq->state == DECODE_SEQ_CLOSING) break; /* FENCED follows the cancel */
-        seq->in_transfer = false;
-        seq->has_kv = true;
-        seq->kv_bytes = ev->bytes;
-        seq->kv_ns = ev->ns;
-        seq->kv_link_speed = ev->link_speed;
-        seq->transport = ev->transport;
-        counter_add(w->received, 1);
-        counter_add(w->received_bytes, ev->bytes);
-        start_if_complete(w, seq);
-        break;
-    case KVT_RECEIVE_FAILED:
+    uint64_t id = kv_part_owner(ev->id);
+    struct decode_seq *seq = map_get(&w->by_id, map_key_u64(&id));
+    if (!seq || !decode_parts_on_kvt(&seq->parts, ev)) return;
+    if (ev->kind == KVT_RECEIVE_FAILED) {
         /* A failed transfer is never the request's fault. */
         if (seq->state != DECODE_SEQ_CLOSING)
             fail_seq(w, seq, status_class_of(ev->status) == CLASS_REQUEST ? ERR_IO : ev->status,
                      ev->text[0] ? ev->text : "the KV transfer failed");
-        break; /* FENCED follows */
-    case KVT_FENCED: {
-        seq->in_transfer = false;
-        enum status st = engine_free_quarantined(w->o.engine, seq->id);
-        if (st != OK)
-            log_error("fence not taken by the engine", "request=%016llx st=%s",
-                      (unsigned long long)seq->request, status_name(st));
-        drop_if_over(w, seq);
-        break;
-    }
-    default: break;
+    } else if (seq->state == DECODE_SEQ_CLOSING) {
+        free_if_fenced(w, seq);
+    } else if (decode_parts_are_received(&seq->parts)) {
+        counter_add(w->received, 1);
+        counter_add(w->received_bytes, seq->parts.bytes);
+        start_if_complete(w, seq);
     }
 }
 

@@ -3,8 +3,9 @@
  *
  * Life cycle of a sequence (decode_seq.h), keyed by entry node, request id and attempt:
  *
- *   RESERVE ─▶ RESERVING ─ blocks ─▶ GRANTED ─ KV verified, first token ─▶ RUNNING ─ last token ─▶ gone
- *   RUN ─────────────────────────────────────────────────────────────────▶ RUNNING
+ *   RESERVE ─▶ RESERVING ─ blocks ─▶ GRANTING ─ grants of all ranks ─▶ GRANTED
+ *           ─ KV verified on all ranks, first token ─▶ RUNNING ─ last token ─▶ gone
+ *   RUN ──────────────────────────────────────────────▶ RUNNING
  *   CANCEL, entry node lost, transfer failed ─▶ CLOSING ─ engine done, writes fenced ─▶ gone
  *
  * Requests belong to entry nodes: when the link to one is lost, everything it has here is freed.
@@ -24,7 +25,13 @@ struct decode_options {
     struct cluster *cluster;
     struct metrics *metrics;
     uint32_t max_decode_seqs; /* more are refused as busy */
-    uint64_t id_base;         /* engine and kvtransfer ids are id_base + a counter */
+    /* Ids of sequences are id_base + multiples of KV_PARTS_MAX; kvtransfer's are those plus the
+     * number of the part. */
+    uint64_t id_base;
+    /* Processes of the node's ranks above 0, by rank, if it is of several (decode_follow.h). The
+     * cluster knows where they are. */
+    const uint64_t *followers;
+    uint32_t n_followers;
 };
 
 struct decode_worker *decode_create(const struct decode_options *o);

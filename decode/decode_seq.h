@@ -3,13 +3,15 @@
 #ifndef BATON_DECODE_SEQ_H
 #define BATON_DECODE_SEQ_H
 
+#include "decode/decode_parts.h"
 #include "shared/base/list.h"
 #include "shared/base/sampling.h"
 #include "shared/cluster/cluster.h"
 
 enum decode_seq_state {
     DECODE_SEQ_RESERVING, /* engine_reserve was posted */
-    DECODE_SEQ_GRANTED,   /* blocks held and promised to a prefill node */
+    DECODE_SEQ_GRANTING,  /* blocks held; followers are asked for their grants */
+    DECODE_SEQ_GRANTED,   /* blocks promised to a prefill node */
     DECODE_SEQ_RUNNING,   /* the engine produces tokens */
     DECODE_SEQ_CLOSING    /* ended: waits for the engine's answer and the transfer's fence */
 };
@@ -20,17 +22,15 @@ struct decode_seq {
     uint32_t attempt;
     uint64_t entry; /* node to answer to */
     enum decode_seq_state state;
-    bool has_kv;      /* RECEIVED */
-    bool has_first;   /* PREFILL_DONE */
-    bool in_engine;   /* FINISHED or CANCELED will come from the engine */
-    bool in_transfer; /* FENCED or RECEIVED will come from kvtransfer */
+    bool has_first; /* PREFILL_DONE */
+    bool in_engine; /* FINISHED or CANCELED will come from the engine */
+    struct decode_parts parts;
     struct token_logprobs first;
-    uint32_t n_tokens; /* tokens in the reservation */
+    uint32_t n_tokens;  /* tokens in the reservation */
+    uint32_t n_senders; /* ranks of the prefill node */
     uint32_t n_cached;
-    uint32_t n_sent; /* tokens emitted */
-    uint64_t kv_bytes, kv_ns, kv_link_speed;
-    const char *transport; /* static string or NULL */
-    struct list link;      /* decode_worker.live */
+    uint32_t n_sent;  /* tokens emitted */
+    struct list link; /* decode_worker.live */
 };
 
 #endif

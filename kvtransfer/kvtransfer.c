@@ -444,8 +444,14 @@ void kvt_expect_cancel(struct kvt *k, uint64_t id)
 enum status kvt_send_open(struct kvt *k, uint64_t id, uint64_t peer, struct str grant,
                           struct err *err)
 {
+    return kvt_send_open_of(k, id, id, peer, grant, err);
+}
+
+enum status kvt_send_open_of(struct kvt *k, uint64_t id, uint64_t of, uint64_t peer,
+                             struct str grant, struct err *err)
+{
     struct kvt_send *s = NULL;
-    TRY(kvt_send_create(&k->core, id, peer, grant, &s, err));
+    TRY(kvt_send_create(&k->core, id, of, peer, grant, &s, err));
     enum status st = post(k, (struct kvt_command){ .kind = KVT_DO_OPEN, .p = s });
     if (st == OK) return OK;
     kvt_send_free(&k->core, s);
@@ -480,6 +486,16 @@ enum status kvt_send_ready_after(struct kvt *k, uint64_t id, uint32_t layer, uin
 void kvt_send_finish(struct kvt *k, uint64_t id)
 {
     post_always(k, (struct kvt_command){ .kind = KVT_DO_FINISH, .id = id, .stamp = clock_ns() });
+}
+
+void kvt_send_finish_when_complete(struct kvt *k, uint64_t id)
+{
+    post_always(k, (struct kvt_command){
+                       .kind = KVT_DO_FINISH,
+                       .id = id,
+                       .stamp = clock_ns(),
+                       .awaits_rest = true,
+                   });
 }
 
 void kvt_send_cancel(struct kvt *k, uint64_t id)

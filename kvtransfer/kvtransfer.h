@@ -122,6 +122,11 @@ void kvt_expect_cancel(struct kvt *k, uint64_t id);
 /* Sender. */
 enum status kvt_send_open(struct kvt *k, uint64_t id, uint64_t peer, struct str grant,
                           struct err *err) MUST_CHECK;
+/* As kvt_send_open for one of several transfers of the same tokens, to receivers that hold other
+ * heads: each has its own id and end. kvt_send_ready, kvt_send_finish and kvt_send_cancel name `of`
+ * and are for all of them. */
+enum status kvt_send_open_of(struct kvt *k, uint64_t id, uint64_t of, uint64_t peer,
+                             struct str grant, struct err *err) MUST_CHECK;
 /* Tokens [begin, end) of `layer` are in the caller's pool, in blocks[0 .. (end-1)/block_tokens]
  * (the sequence's table from its first token; copied as far as needed). The caller keeps the blocks
  * until SENT / SEND_FAILED, and passes the ranges of a layer in order. */
@@ -132,6 +137,9 @@ enum status kvt_send_ready(struct kvt *k, uint64_t id, uint32_t layer, uint32_t 
 enum status kvt_send_ready_after(struct kvt *k, uint64_t id, uint32_t layer, uint32_t begin,
                                  uint32_t end, const int32_t *blocks, uint64_t event) MUST_CHECK;
 void kvt_send_finish(struct kvt *k, uint64_t id);
+/* As kvt_send_finish while another thread may still be announcing the last tokens: the transfer
+ * ends once they are there, or fails when none comes for stall_ms. */
+void kvt_send_finish_when_complete(struct kvt *k, uint64_t id);
 /* SEND_FAILED(ERR_CANCELED) follows unless the transfer has ended. */
 void kvt_send_cancel(struct kvt *k, uint64_t id);
 

@@ -244,11 +244,8 @@ static void do_command(struct kvt *k, const struct kvt_command *cmd)
             ready->blocks);
         mem_free(ready);
         break;
-    case KVT_DO_FINISH: kvt_send_end(&k->core, cmd->id, cmd->stamp); break;
-    case KVT_DO_SEND_CANCEL:
-        send = map_get(&k->core.sends, map_key_u64(&cmd->id));
-        if (send) kvt_send_fail(&k->core, send, ERR_CANCELED, "cancelled by this node");
-        break;
+    case KVT_DO_FINISH: kvt_send_end(&k->core, cmd->id, cmd->stamp, cmd->awaits_rest); break;
+    case KVT_DO_SEND_CANCEL: kvt_send_cancel_of(&k->core, cmd->id); break;
     }
 }
 

@@ -55,9 +55,10 @@ enum kvt_command_kind {
 
 struct kvt_command {
     enum kvt_command_kind kind;
-    uint64_t id;    /* of the transfer or peer */
-    uint64_t stamp; /* FINISH: clock_ns of the call */
-    void *p;        /* CONNECT: struct kvt_peer; OPEN: kvt_send; READY: kvt_ready. Owned. */
+    uint64_t id;      /* of the transfer or peer */
+    uint64_t stamp;   /* FINISH: clock_ns of the call */
+    bool awaits_rest; /* FINISH: kvt_send_finish_when_complete */
+    void *p;          /* CONNECT: struct kvt_peer; OPEN: kvt_send; READY: kvt_ready. Owned. */
 };
 
 /* An end or cancel that found the mailbox full. */

@@ -42,10 +42,12 @@ void kvt_core_release(struct kvt_core *c)
     size_t pos = 0;
     struct str key;
     void *send;
-    while (map_next(&c->sends, &pos, &key, &send)) {
-        list_remove(&((struct kvt_send *)send)->link);
-        kvt_send_free(c, send);
-    }
+    while (map_next(&c->sends, &pos, &key, &send))
+        for (struct kvt_send *s = send, *next; s; s = next) {
+            next = s->next_of;
+            list_remove(&s->link);
+            kvt_send_free(c, s);
+        }
     map_release(&c->sends);
     for (uint32_t i = 0; i < c->n_slots; i++) {
         mem_free(c->slots[i].blocks);

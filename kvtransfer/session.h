@@ -88,7 +88,8 @@ struct kvt_batch {
 
 struct kvt_send {
     enum kvt_send_state state;
-    uint64_t id, peer_handle;
+    uint64_t id, of, peer_handle; /* of: as kvt_send_open_of names it; id if it is alone */
+    struct kvt_send *next_of;     /* another one of the same `of`, or NULL */
     uint64_t serial; /* of this session in this kvt; a put's tag is serial * KVT_SEND_PUTS + i */
     struct kvt_peer *peer;
     struct list link; /* in peer->sends */
@@ -112,6 +113,7 @@ struct kvt_send {
     struct kvt_batch prepared;     /* not accepted by the transport yet; range.n == 0: none */
     struct kvt_gpu_job *note_job;  /* computes the checksums of `note`; NULL: `note` has them */
     bool finish, note_waits, sums; /* sums: NOTEs carry checksums */
+    bool awaits_rest;              /* with `finish`: tokens may still be announced */
     bool device_failed;            /* the pool's device: the next pump ends the session */
     struct kvt_message note;       /* to be sent if note_waits */
     uint64_t bytes, t_first_ns, t_finish_ns, t_moved_ms, deadline_ms;
@@ -153,7 +155,7 @@ struct kvt_core {
     struct kvt_recv *slots; /* n_slots: twice n_transfers, because some may be quarantined */
     _Atomic uint64_t next_generation, next_serial;
     _Atomic uint32_t n_recvs, n_sends; /* live; relaxed: limits, not order */
-    struct map sends;                  /* id → struct kvt_send */
+    struct map sends;                  /* kvt_send.of → the first struct kvt_send of it */
     /* Ring of ids that had FENCED, so that a late cancel gives no second one. */
     uint64_t *fenced;
     size_t n_fenced;
@@ -205,14 +207,17 @@ struct kvt_token_range {
 };
 
 /* Sender. create runs on any thread. ERR_FULL, ERR_NOMEM, ERR_FORMAT (grant). */
-enum status kvt_send_create(struct kvt_core *c, uint64_t id, uint64_t peer, struct str grant,
-                            struct kvt_send **out, struct err *err) MUST_CHECK;
+enum status kvt_send_create(struct kvt_core *c, uint64_t id, uint64_t of, uint64_t peer,
+                            struct str grant, struct kvt_send **out, struct err *err) MUST_CHECK;
 void kvt_send_free(struct kvt_core *c, struct kvt_send *s);
 /* Takes ownership of s. `p` is NULL if there is no such connection. */
 void kvt_send_begin(struct kvt_core *c, struct kvt_send *s, struct kvt_peer *p);
-void kvt_send_add(struct kvt_core *c, uint64_t id, const struct kvt_token_range *range,
+/* add, end and cancel are for all sends of `of`. end: with `awaits_rest` once all tokens were
+ * added, else they were. */
+void kvt_send_add(struct kvt_core *c, uint64_t of, const struct kvt_token_range *range,
                   const int32_t *blocks);
-void kvt_send_end(struct kvt_core *c, uint64_t id, uint64_t now_ns);
+void kvt_send_end(struct kvt_core *c, uint64_t of, uint64_t now_ns, bool awaits_rest);
+void kvt_send_cancel_of(struct kvt_core *c, uint64_t of);
 void kvt_send_fail(struct kvt_core *c, struct kvt_send *s, enum status st, const char *text);
 /* OPENED, DONE, STOP. */
 void kvt_send_message(struct kvt_core *c, struct kvt_peer *p, const struct kvt_message *m);

@@ -78,8 +78,8 @@ static enum status check_grant(const struct kvt_core *c, const struct kvt_grant_
     return OK;
 }
 
-enum status kvt_send_create(struct kvt_core *c, uint64_t id, uint64_t peer, struct str grant,
-                            struct kvt_send **out, struct err *err)
+enum status kvt_send_create(struct kvt_core *c, uint64_t id, uint64_t of, uint64_t peer,
+                            struct str grant, struct kvt_send **out, struct err *err)
 {
     struct kvt_grant_msg g;
     TRY(kvt_grant_decode(grant, &g, err));
@@ -95,6 +95,7 @@ enum status kvt_send_create(struct kvt_core *c, uint64_t id, uint64_t peer, stru
     }
     list_init(&s->link);
     s->id = id;
+    s->of = of;
     s->peer_handle = peer;
     /* unique; order does not matter */
     s->serial = atomic_fetch_add_explicit(&c->next_serial, 1, memory_order_relaxed);
@@ -120,6 +121,20 @@ enum status kvt_send_create(struct kvt_core *c, uint64_t id, uint64_t peer, stru
 
 /* ---- ends ---- */
 
+static struct kvt_send *first_of(const struct kvt_core *c, uint64_t of)
+{
+    return map_get(&c->sends, map_key_u64(&of));
+}
+
+static void unlink_of(struct kvt_core *c, struct kvt_send *s)
+{
+    struct kvt_send *first = first_of(c, s->of), **at = &first;
+    while (*at != s) at = &(*at)->next_of;
+    *at = s->next_of;
+    if (first) map_put(&c->sends, map_key_u64(&first->of), first);
+    else map_del(&c->sends, map_key_u64(&s->of));
+}
+
 static void end(struct kvt_core *c, struct kvt_send *s, struct kvt_event ev)
 {
     ev.id = s->id;
@@ -129,7 +144,7 @@ static void end(struct kvt_core *c, struct kvt_send *s, struct kvt_event ev)
         kvt_stats_done(c->stats, ev.transport, KVT_DIRECTION_SEND, ev.bytes, ev.ns, ev.busy_ns);
     else kvt_stats_failed(c->stats, KVT_DIRECTION_SEND, kvt_failure_of(ev.status));
     list_remove(&s->link);
-    map_del(&c->sends, map_key_u64(&s->id));
+    unlink_of(c, s);
     kvt_send_free(c, s);
     kvt_core_event(c, ev);
 }
@@ -216,7 +231,9 @@ static const char *refusal(const struct kvt_core *c, struct kvt_send *s, const s
 
 void kvt_send_begin(struct kvt_core *c, struct kvt_send *s, struct kvt_peer *p)
 {
-    if (map_get(&c->sends, map_key_u64(&s->id))) {
+    struct kvt_send *others = first_of(c, s->of), *same = others;
+    while (same && same->id != s->id) same = same->next_of;
+    if (same) {
         struct kvt_event ev = {
             .kind = KVT_SEND_FAILED, .id = s->id, .status = ERR_INVALID, .transport = ""
         };
@@ -225,7 +242,8 @@ void kvt_send_begin(struct kvt_core *c, struct kvt_send *s, struct kvt_peer *p)
         kvt_core_event(c, ev);
         return;
     }
-    map_put(&c->sends, map_key_u64(&s->id), s);
+    s->next_of = others;
+    map_put(&c->sends, map_key_u64(&s->of), s);
     s->t_moved_ms = clock_ms();
     enum status st;
     const char *why = refusal(c, s, p, &st);
@@ -247,16 +265,16 @@ static void enqueue(struct kvt_core *c, struct kvt_send *s, uint32_t layer)
     s->queue[(s->q_head + s->q_len++) % c->layout.n_layers] = layer;
 }
 
-void kvt_send_add(struct kvt_core *c, uint64_t id, const struct kvt_token_range *range,
-                  const int32_t *blocks)
+static void add_range(struct kvt_core *c, struct kvt_send *s, const struct kvt_token_range *range,
+                      const int32_t *blocks)
 {
     uint32_t layer = range->layer, end_token = range->end;
-    struct kvt_send *s = map_get(&c->sends, map_key_u64(&id));
-    if (!s || s->state == KVT_SEND_STOPPING) return; /* its end was or will be reported */
-    if (s->finish || range->begin > s->tokens[layer]) {
+    bool over = s->finish && !s->awaits_rest;
+    if (s->state == KVT_SEND_STOPPING) return; /* its end was or will be reported */
+    if (over || range->begin > s->tokens[layer]) {
         kvt_send_fail(c, s, ERR_INVALID,
-                      s->finish ? "tokens were added after the end of the transfer"
-                                : "tokens are missing between two ranges of a layer");
+                      over ? "tokens were added after the end of the transfer"
+                           : "tokens are missing between two ranges of a layer");
         return;
     }
     if (end_token > s->n_tokens) end_token = s->n_tokens;
@@ -279,6 +297,15 @@ void kvt_send_add(struct kvt_core *c, uint64_t id, const struct kvt_token_range 
     }
 }
 
+void kvt_send_add(struct kvt_core *c, uint64_t of, const struct kvt_token_range *range,
+                  const int32_t *blocks)
+{
+    for (struct kvt_send *s = first_of(c, of), *next; s; s = next) {
+        next = s->next_of; /* a failure frees s */
+        add_range(c, s, range, blocks);
+    }
+}
+
 static void send_finish(struct kvt_send *s)
 {
     s->state = KVT_SEND_FINISHING;
@@ -291,20 +318,32 @@ static void send_finish(struct kvt_send *s)
 static void finish_if_complete(struct kvt_core *c, struct kvt_send *s)
 {
     if (!s->finish || s->state != KVT_SEND_ACTIVE || s->q_len || s->note_waits) return;
+    if (s->n_left && s->awaits_rest) return;
     if (s->n_left)
         kvt_send_fail(c, s, ERR_INVALID,
                       "the transfer was finished before every token of every layer was there");
     else if (!s->unfinished) send_finish(s);
 }
 
-void kvt_send_end(struct kvt_core *c, uint64_t id, uint64_t now_ns)
+void kvt_send_end(struct kvt_core *c, uint64_t of, uint64_t now_ns, bool awaits_rest)
 {
-    struct kvt_send *s = map_get(&c->sends, map_key_u64(&id));
-    if (!s || s->finish || s->state == KVT_SEND_STOPPING) return;
-    s->finish = true;
-    s->t_finish_ns = now_ns;
-    s->t_moved_ms = clock_ms();
-    finish_if_complete(c, s);
+    for (struct kvt_send *s = first_of(c, of), *next; s; s = next) {
+        next = s->next_of;
+        if (s->finish || s->state == KVT_SEND_STOPPING) continue;
+        s->finish = true;
+        s->awaits_rest = awaits_rest;
+        s->t_finish_ns = now_ns;
+        s->t_moved_ms = clock_ms();
+        finish_if_complete(c, s);
+    }
+}
+
+void kvt_send_cancel_of(struct kvt_core *c, uint64_t of)
+{
+    for (struct kvt_send *s = first_of(c, of), *next; s; s = next) {
+        next = s->next_of;
+        kvt_send_fail(c, s, ERR_CANCELED, "cancelled by this node");
+    }
 }
 
 /* ---- moving ---- */
@@ -637,7 +676,8 @@ void kvt_send_tick(struct kvt_core *c, struct kvt_peer *p, uint64_t now_ms)
         bool answer = awaits_answer(s);
         uint32_t patience = answer && c->stall_ms > KVT_ANSWER_MS ? KVT_ANSWER_MS : c->stall_ms;
         /* Waiting for the caller's next layer is not a stall of the transfer. */
-        bool waits = s->state != KVT_SEND_ACTIVE || s->q_len || s->note_waits || s->unfinished;
+        bool waits = s->state != KVT_SEND_ACTIVE || s->q_len || s->note_waits || s->unfinished ||
+                     s->finish;
         bool stalls = waits && now_ms > s->t_moved_ms + patience, late = now_ms > s->deadline_ms;
         if (s->state == KVT_SEND_STOPPING) {
             p->must_close |= stalls; /* only closing the connection ends a stuck abandoned put */

@@ -18,10 +18,10 @@ void kv_routes_release(struct kv_routes *r)
     list_init(&r->all);
 }
 
-struct kv_route *kv_routes_find(struct kv_routes *r, uint64_t node)
+struct kv_route *kv_routes_find(struct kv_routes *r, uint64_t process)
 {
     LIST_FOREACH (route, &r->all, struct kv_route, link)
-        if (route->node == node) return route;
+        if (route->process == process) return route;
     return NULL;
 }
 
@@ -32,20 +32,20 @@ struct kv_route *kv_routes_find_peer(struct kv_routes *r, uint64_t peer)
     return NULL;
 }
 
-struct kv_route *kv_routes_get(struct kv_routes *r, uint64_t node)
+struct kv_route *kv_routes_get(struct kv_routes *r, uint64_t process)
 {
-    struct kv_route *route = kv_routes_find(r, node);
+    struct kv_route *route = kv_routes_find(r, process);
     if (route) return route;
     struct buf hello = { 0 };
     Baton__KvtHello m = BATON__KVT_HELLO__INIT;
     kvt_hello(r->kvt, &hello);
     m.hello.data = (uint8_t *)hello.data;
     m.hello.len = hello.len;
-    enum status st = cluster_send_proto(r->cluster, node, FRAME_KVT_HELLO, 0, 0, &m.base);
+    enum status st = cluster_send_proto(r->cluster, process, FRAME_KVT_HELLO, 0, 0, &m.base);
     buf_release(&hello);
     if (st != OK) return NULL;
     route = MEM_NEW(struct kv_route);
-    route->node = node;
+    route->process = process;
     route->state = KV_ROUTE_ASKING;
     route->since_ms = clock_ms();
     list_init(&route->waiting);

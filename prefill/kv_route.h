@@ -1,8 +1,8 @@
-/* kv_route.h - data connections to decode nodes, one per node, opened when first needed.
+/* kv_route.h - data connections to processes of decode nodes, one each, opened when first needed.
  *
  *   NONE ─ KVT_HELLO sent over the cluster link ─▶ ASKING ─ KVT_ANSWER ─▶ CONNECTING ─ KVT_CONNECTED ─▶ UP
  * A refusal or loss drops the route; the next prompt makes a new one. Prompts wait in `waiting`.
- * Thread: loop. Owner: prefill_worker. */
+ * Thread: loop. Owner: kv_sender. */
 #ifndef BATON_PREFILL_KV_ROUTE_H
 #define BATON_PREFILL_KV_ROUTE_H
 
@@ -14,11 +14,11 @@
 enum kv_route_state { KV_ROUTE_ASKING, KV_ROUTE_CONNECTING, KV_ROUTE_UP };
 
 struct kv_route {
-    uint64_t node;
+    uint64_t process;
     enum kv_route_state state;
     uint64_t peer; /* kvtransfer's handle once CONNECTING */
     uint64_t since_ms;
-    struct list waiting; /* prompt.queue */
+    struct list waiting; /* kv_sends.queue */
     struct list link;    /* routes.all */
 };
 
@@ -32,10 +32,11 @@ enum { KV_ROUTE_CONNECT_MS = 5000 }; /* from the first hello to UP */
 
 void kv_routes_init(struct kv_routes *r, struct kvt *kvt, struct cluster *cluster);
 void kv_routes_release(struct kv_routes *r);
-struct kv_route *kv_routes_find(struct kv_routes *r, uint64_t node);
+struct kv_route *kv_routes_find(struct kv_routes *r, uint64_t process);
 struct kv_route *kv_routes_find_peer(struct kv_routes *r, uint64_t peer);
-/* Returns the route to `node`, started if there is none; NULL when the hello could not be sent. */
-struct kv_route *kv_routes_get(struct kv_routes *r, uint64_t node);
+/* Returns the route to `process`, started if there is none; NULL when the hello could not be
+ * sent. */
+struct kv_route *kv_routes_get(struct kv_routes *r, uint64_t process);
 /* The decode node answered: connects, or tells why not in err. */
 enum status kv_routes_on_answer(struct kv_routes *r, struct kv_route *route,
                                 const struct cluster_message *m, struct err *err) MUST_CHECK;

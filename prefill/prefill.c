@@ -1,8 +1,9 @@
 /* prefill.c - see prefill.h: each message, engine event or transfer event moves one prompt. */
 #include "prefill/prefill.h"
 
-#include "prefill/kv_route.h"
+#include "kvtransfer/event_wire.h"
 #include "prefill/prompt.h"
+#include "shared/base/assert.h"
 #include "shared/base/clock.h"
 #include "shared/base/log/log_repeats.h"
 #include "shared/base/map.h"
@@ -24,7 +25,10 @@ struct prefill_worker {
     uint32_t n_live;
     uint64_t next_id;
     uint64_t credited_tokens;
-    struct kv_routes routes;
+    struct kv_sender sender;
+    uint64_t followers[KV_RANKS_MAX - 1];
+    uint32_t n_followers;
+    bool broken; /* a follower was lost: the node takes nothing any more */
     struct loop_timer *sweep;
     uint64_t t_sweep_ms;
     struct counter *started, *sent, *failed, *canceled;
@@ -33,6 +37,8 @@ struct prefill_worker {
 };
 
 static void sweep(void *arg);
+static void on_sends_open(void *arg, struct kv_sends *s);
+static void on_sends_failed(void *arg, struct kv_sends *s, enum status st, const char *text);
 
 struct prefill_worker *prefill_create(const struct prefill_options *o)
 {
@@ -40,7 +46,15 @@ struct prefill_worker *prefill_create(const struct prefill_options *o)
     w->o = *o;
     list_init(&w->live);
     list_init(&w->asked);
-    kv_routes_init(&w->routes, o->kvt, o->cluster);
+    w->sender = (struct kv_sender){ .kvt = o->kvt,
+                                    .cluster = o->cluster,
+                                    .on_open = on_sends_open,
+                                    .on_failed = on_sends_failed,
+                                    .arg = w };
+    kv_sender_init(&w->sender);
+    ASSERT(o->n_followers < KV_RANKS_MAX);
+    for (uint32_t i = 0; i < o->n_followers; i++) w->followers[i] = o->followers[i];
+    w->n_followers = o->n_followers;
     w->t_sweep_ms = clock_ms();
     w->sweep = loop_timer_start(o->loop, SWEEP_MS, SWEEP_MS, sweep, w);
     w->started = metrics_counter(o->metrics, "baton_prefill_started_total", "",
@@ -66,7 +80,7 @@ void prefill_free(struct prefill_worker *w)
         arena_release(&p->arena);
         mem_free(p);
     }
-    kv_routes_release(&w->routes);
+    kv_sender_release(&w->sender);
     map_release(&w->by_id);
     request_table_release(&w->by_request);
     mem_free(w);
@@ -94,13 +108,14 @@ static struct request_key key_of(const struct prefill_prompt *p)
 static struct prefill_prompt *add_prompt(struct prefill_worker *w, const struct cluster_message *m)
 {
     struct prefill_prompt *p = MEM_NEW(struct prefill_prompt);
-    p->id = w->o.id_base + ++w->next_id;
+    p->id = w->o.id_base + kv_parts_id(++w->next_id);
     p->request = m->request;
     p->attempt = m->attempt;
     p->entry = m->from;
     p->state = PROMPT_ASKED;
     arena_init(&p->arena);
     list_init(&p->queue);
+    kv_sends_init(&p->sends, p->id);
     list_push(&w->live, &p->link);
     w->n_live++;
     map_put(&w->by_id, map_key_u64(&p->id), p);
@@ -122,7 +137,7 @@ static void return_credit(struct prefill_worker *w, struct prefill_prompt *p)
 
 static void drop_if_over(struct prefill_worker *w, struct prefill_prompt *p)
 {
-    if (p->in_engine || p->in_transfer) return;
+    if (p->in_engine || p->open) return;
     log_debug("prompt end", "request=%016llx sequence=%016llx attempt=%u",
               (unsigned long long)p->request, (unsigned long long)p->id, p->attempt);
     request_table_remove(&w->by_request, key_of(p), p);
@@ -139,12 +154,69 @@ static void drop_if_over(struct prefill_worker *w, struct prefill_prompt *p)
 /* Lets the engine free the prompt's blocks once the transfer does not read them any more. */
 static void release_engine(struct prefill_worker *w, struct prefill_prompt *p)
 {
-    if (!p->in_engine || !p->computed || p->in_transfer) return;
+    if (!p->in_engine || !p->computed || p->open) return;
     enum status st = engine_release(w->o.engine, p->id);
     if (st != OK && st != ERR_CANCELED)
         log_error("release not taken by the engine", "request=%016llx",
                   (unsigned long long)p->request);
     p->in_engine = false;
+}
+
+/* ---- followers ---- */
+
+/* The rank above 0 whose process this is; 0: none. */
+static uint32_t rank_of(const struct prefill_worker *w, uint64_t process)
+{
+    for (uint32_t i = 0; i < w->n_followers; i++)
+        if (w->followers[i] == process) return i + 1;
+    return 0;
+}
+
+/* Bits of the parts that a rank sends. */
+static uint32_t parts_of_rank(const struct prefill_prompt *p, uint32_t rank)
+{
+    uint32_t bits = 0;
+    for (uint32_t i = 0; i < p->n_parts; i++)
+        if (p->from[i] == rank) bits |= 1u << i;
+    return bits;
+}
+
+/* Tells every follower with an open part. One that cannot take it loses its link: else its parts
+ * would never end. */
+static void tell_followers(struct prefill_worker *w, const struct prefill_prompt *p,
+                           enum frame_type type)
+{
+    for (uint32_t rank = 1; rank <= w->n_followers; rank++) {
+        if (!(p->open & parts_of_rank(p, rank))) continue;
+        uint64_t process = w->followers[rank - 1];
+        if (cluster_send(w->o.cluster, process, type, p->id, 0, (struct str){ 0 }) == ERR_FULL)
+            cluster_disconnect(w->o.cluster, process, "its queue of commands is full");
+    }
+}
+
+/* Asks a follower to open its transfers, if it has any. */
+static enum status ask_follower(struct prefill_worker *w, struct prefill_prompt *p, uint32_t rank,
+                                const Baton__Prefill *body)
+{
+    uint32_t parts[KV_PARTS_MAX];
+    Baton__NodeAddress *to[KV_PARTS_MAX];
+    ProtobufCBinaryData grants[KV_PARTS_MAX];
+    Baton__KvSend m = BATON__KV_SEND__INIT;
+    for (uint32_t i = 0; i < p->n_parts; i++) {
+        if (p->from[i] != rank) continue;
+        parts[m.n_parts] = i;
+        to[m.n_parts] = body->decode[body->parts[i]->to];
+        grants[m.n_parts++] = body->parts[i]->kvt_grant;
+    }
+    if (m.n_parts == 0) return OK;
+    m.parts = parts;
+    m.to = to;
+    m.kvt_grants = grants;
+    m.n_to = m.n_kvt_grants = m.n_parts;
+    TRY(cluster_send_proto(w->o.cluster, w->followers[rank - 1], FRAME_KV_SEND, p->id, 0, &m.base));
+    p->open |= parts_of_rank(p, rank);
+    p->opening |= 1u << rank;
+    return OK;
 }
 
 static void close_prompt(struct prefill_worker *w, struct prefill_prompt *p)
@@ -154,8 +226,9 @@ static void close_prompt(struct prefill_worker *w, struct prefill_prompt *p)
     request_table_remove(&w->by_request, key_of(p), p);
     list_remove(&p->queue);
     return_credit(w, p);
-    if (p->in_transfer) kvt_send_cancel(w->o.kvt, p->id);
-    if (p->in_engine && !p->computed && !p->in_transfer) {
+    kv_sender_cancel(&w->sender, &p->sends);
+    tell_followers(w, p, FRAME_KV_CANCEL);
+    if (p->in_engine && !p->computed && !p->open) {
         enum status st = engine_cancel(w->o.engine, p->id, true);
         if (st != OK) p->in_engine = false;
     }
@@ -212,6 +285,11 @@ static void give_credits(struct prefill_worker *w)
 static void on_ask(struct prefill_worker *w, const struct cluster_message *m)
 {
     if (request_table_find(&w->by_request, request_key_of(m))) return;
+    if (w->broken) {
+        answer_send_failed(w->o.cluster, m->from, m->request, m->attempt, ERR_PEER_LOST,
+                           "a rank of the prefill node was lost");
+        return;
+    }
     if (w->n_live >= w->o.max_prompts) {
         answer_send_failed(w->o.cluster, m->from, m->request, m->attempt, ERR_BUSY,
                            "the prefill node already has as many prompts waiting as it takes");
@@ -232,17 +310,10 @@ static void on_ask(struct prefill_worker *w, const struct cluster_message *m)
 
 /* ---- PREFILL ---- */
 
-/* The data connection is up. The transfer is opened before the engine starts, since the first layer
- * needs it. */
-static void start_compute(struct prefill_worker *w, struct prefill_prompt *p, uint64_t peer)
+/* The transfers of all ranks are open, which the first layer needs: the engine starts. */
+static void compute_if_open(struct prefill_worker *w, struct prefill_prompt *p)
 {
-    struct err err = { 0 };
-    enum status st = kvt_send_open(w->o.kvt, p->id, peer, p->grant, &err);
-    if (st != OK) { /* a malformed grant is the decode node's fault, not the request's */
-        fail_prompt(w, p, status_class_of(st) == CLASS_REQUEST ? ERR_PEER_MISMATCH : st, err.text);
-        return;
-    }
-    p->in_transfer = true;
+    if (p->opening) return;
     struct engine_request r = {
         .id = p->id,
         .request = p->request,
@@ -254,7 +325,7 @@ static void start_compute(struct prefill_worker *w, struct prefill_prompt *p, ui
         .want_prompt_logprobs = p->wire.prompt_logprobs,
         .prefill_only = true,
     };
-    st = engine_submit(w->o.engine, &r);
+    enum status st = engine_submit(w->o.engine, &r);
     if (st != OK) {
         fail_prompt(w, p, st, "the prefill engine does not take the prompt");
         return;
@@ -265,28 +336,70 @@ static void start_compute(struct prefill_worker *w, struct prefill_prompt *p, ui
     arena_release(&p->arena); /* engine and kvtransfer have their copies */
 }
 
-static void start_or_wait(struct prefill_worker *w, struct prefill_prompt *p)
+static struct prefill_prompt *prompt_of(struct prefill_worker *w, const struct kv_sends *s)
 {
-    struct kv_route *route = kv_routes_get(&w->routes, p->decode);
-    if (!route)
-        fail_prompt(w, p, ERR_PEER_LOST, "the decode node cannot be reached from the prefill node");
-    else if (route->state == KV_ROUTE_UP) start_compute(w, p, route->peer);
-    else list_push(&route->waiting, &p->queue);
+    return map_get(&w->by_id, map_key_u64(&s->id));
 }
 
-static enum status take_prefill(struct prefill_prompt *p, const Baton__Prefill *body,
-                                struct err *err)
+static void on_sends_open(void *arg, struct kv_sends *s)
 {
-    if (!body || !body->generation || !body->decode || body->kvt_grant.len == 0)
-        return err_set(err, ERR_FORMAT, "the prefill message is malformed");
-    if (body->decode->port == 0 || body->decode->port > 65535)
-        return err_set(err, ERR_FORMAT, "the decode node's port is out of range");
-    TRY(generation_wire_decode(body->generation, &p->arena, &p->wire, err));
-    p->decode = body->decode->node;
-    p->grant = (struct str){ arena_strndup(&p->arena, (const char *)body->kvt_grant.data,
-                                           body->kvt_grant.len),
-                             body->kvt_grant.len };
+    struct prefill_worker *w = arg;
+    struct prefill_prompt *p = prompt_of(w, s);
+    p->open |= s->open;
+    p->opening &= ~1u;
+    compute_if_open(w, p);
+}
+
+static void on_sends_failed(void *arg, struct kv_sends *s, enum status st, const char *text)
+{
+    struct prefill_worker *w = arg;
+    struct prefill_prompt *p = prompt_of(w, s);
+    p->open |= s->open;
+    fail_prompt(w, p, st, text);
+}
+
+/* Every rank opens its own transfers. */
+static void open_transfers(struct prefill_worker *w, struct prefill_prompt *p,
+                           const Baton__Prefill *body)
+{
+    p->state = PROMPT_CONNECTING;
+    p->opening = p->sends.n ? 1 : 0;
+    for (uint32_t rank = 1; rank <= w->n_followers; rank++) {
+        if (ask_follower(w, p, rank, body) == OK) continue;
+        fail_prompt(w, p, ERR_PEER_LOST, "a rank of the prefill node cannot be reached");
+        return;
+    }
+    if (p->sends.n) kv_sender_start(&w->sender, &p->sends);
+}
+
+static enum status take_parts(struct prefill_worker *w, struct prefill_prompt *p,
+                              const Baton__Prefill *body, struct err *err)
+{
+    for (size_t i = 0; i < body->n_decode; i++)
+        TRY(kv_sender_learn(&w->sender, body->decode[i], err));
+    for (uint32_t i = 0; i < body->n_parts; i++) {
+        const Baton__KvPart *part = body->parts[i];
+        if (part->from > w->n_followers || part->to >= body->n_decode || part->kvt_grant.len == 0)
+            return err_set(err, ERR_PEER_MISMATCH,
+                           "a KV part goes from rank %u to rank %u, of %u and %zu", part->from,
+                           part->to, w->n_followers + 1, body->n_decode);
+        p->from[i] = (uint8_t)part->from;
+        if (part->from == 0)
+            kv_sends_add(&p->sends, i, body->decode[part->to]->node, part->kvt_grant, &p->arena);
+    }
+    p->n_parts = (uint32_t)body->n_parts;
     return OK;
+}
+
+static enum status take_prefill(struct prefill_worker *w, struct prefill_prompt *p,
+                                const Baton__Prefill *body, struct err *err)
+{
+    if (!body || !body->generation || body->n_decode == 0 || body->n_parts == 0 ||
+        body->n_decode > KV_RANKS_MAX || body->n_parts > KV_PARTS_MAX)
+        return err_set(err, ERR_FORMAT, "the prefill message is malformed");
+    TRY(take_parts(w, p, body, err));
+    p->decode = body->decode[0]->node;
+    return generation_wire_decode(body->generation, &p->arena, &p->wire, err);
 }
 
 static void on_prefill(struct prefill_worker *w, const struct cluster_message *m)
@@ -300,55 +413,35 @@ static void on_prefill(struct prefill_worker *w, const struct cluster_message *m
     }
     Baton__Prefill *body = baton__prefill__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
     enum status st = w->o.kvt
-                         ? take_prefill(p, body, &err)
+                         ? take_prefill(w, p, body, &err)
                          : err_set(&err, ERR_PEER_REFUSED,
                                    "this node sends no KV: no cache transfer protocol is enabled");
-    if (st == OK) {
-        p->state = PROMPT_CONNECTING;
-        cluster_learn(w->o.cluster, p->decode, body->decode->host, (uint16_t)body->decode->port);
-        start_or_wait(w, p);
-    } else {
-        fail_prompt(w, p, st, err.text);
-    }
+    if (st == OK) open_transfers(w, p, body);
+    else fail_prompt(w, p, st, err.text);
     if (body) baton__prefill__free_unpacked(body, NULL);
 }
 
-/* ---- routes ---- */
+/* ---- followers' answers ---- */
 
-static void fail_route(struct prefill_worker *w, struct kv_route *route, enum status st,
-                       const char *text)
+static void on_opened(struct prefill_worker *w, const struct cluster_message *m)
 {
-    while (!list_empty(&route->waiting)) {
-        struct prefill_prompt *p = LIST_FIRST(&route->waiting, struct prefill_prompt, queue);
-        list_remove(&p->queue);
-        fail_prompt(w, p, st, text);
-    }
-    kv_routes_drop(&w->routes, route);
+    struct prefill_prompt *p = map_get(&w->by_id, map_key_u64(&m->request));
+    uint32_t rank = rank_of(w, m->from);
+    if (!p || !rank || p->state != PROMPT_CONNECTING || !(p->opening & 1u << rank)) return;
+    p->opening &= ~(1u << rank);
+    compute_if_open(w, p);
 }
 
-static void on_answer(struct prefill_worker *w, const struct cluster_message *m)
+static bool on_follower_event(struct prefill_worker *w, const struct cluster_message *m)
 {
-    struct kv_route *route = kv_routes_find(&w->routes, m->from);
-    struct err err = { 0 };
-    if (!route) return;
-    enum status st = kv_routes_on_answer(&w->routes, route, m, &err);
-    if (st != OK) {
-        log_warn("no kv route", "peer=%s st=%s why=\"%s\"", m->from_name, status_name(st),
-                 err.text);
-        fail_route(w, route, st, err.text);
-    }
-}
-
-static void on_route_up(struct prefill_worker *w, uint64_t peer)
-{
-    struct kv_route *route = kv_routes_find_peer(&w->routes, peer);
-    if (!route) return;
-    route->state = KV_ROUTE_UP;
-    while (!list_empty(&route->waiting)) {
-        struct prefill_prompt *p = LIST_FIRST(&route->waiting, struct prefill_prompt, queue);
-        list_remove(&p->queue);
-        start_compute(w, p, route->peer);
-    }
+    struct kvt_event ev;
+    uint32_t rank = rank_of(w, m->from);
+    if (!rank || kvt_event_decode(m->body, &ev) != OK) return false;
+    uint64_t id = kv_part_owner(ev.id);
+    struct prefill_prompt *p = map_get(&w->by_id, map_key_u64(&id));
+    if (!p) return false; /* a sequence of the decode worker, or one that has ended */
+    if (parts_of_rank(p, rank) & 1u << kv_part_index(ev.id)) prefill_on_kvt(w, &ev);
+    return true;
 }
 
 /* Ends prompts with an unused credit, and routes that did not come up. */
@@ -358,7 +451,7 @@ static void sweep(void *arg)
     uint64_t now = clock_ms(), since = now - w->t_sweep_ms;
     uint32_t n_asked = 0;
     w->t_sweep_ms = now;
-    if (since >= STOPPED_MS) kv_routes_wait_longer(&w->routes, since, now);
+    if (since >= STOPPED_MS) kv_routes_wait_longer(&w->sender.routes, since, now);
     LIST_FOREACH (p, &w->live, struct prefill_prompt, link) {
         n_asked += p->state == PROMPT_ASKED;
         /* Do not subtract: the credit may be younger than `now`, returned by a prompt that failed
@@ -366,10 +459,7 @@ static void sweep(void *arg)
         if (p->state == PROMPT_CREDITED && now > p->t_credit_ms + CREDIT_EXPIRES_MS)
             fail_prompt(w, p, ERR_TIMEOUT, "the start credit was not used in time");
     }
-    LIST_FOREACH (route, &w->routes.all, struct kv_route, link)
-        if (route->state != KV_ROUTE_UP && now > route->since_ms + KV_ROUTE_CONNECT_MS)
-            fail_route(w, route, ERR_PEER_REFUSED,
-                       "no KV connection to the decode node within 5 s");
+    kv_sender_sweep(&w->sender, now);
     gauge_set(w->asked_gauge, n_asked);
 }
 
@@ -380,7 +470,9 @@ bool prefill_on_message(struct prefill_worker *w, const struct cluster_message *
     switch (m->type) {
     case FRAME_ASK_CREDIT: on_ask(w, m); return true;
     case FRAME_PREFILL: on_prefill(w, m); return true;
-    case FRAME_KVT_ANSWER: on_answer(w, m); return true;
+    case FRAME_KVT_ANSWER: kv_sender_on_answer(&w->sender, m); return true;
+    case FRAME_KV_OPENED: on_opened(w, m); return true;
+    case FRAME_KV_EVENT: return on_follower_event(w, m);
     case FRAME_CANCEL: {
         struct prefill_prompt *p = request_table_find(&w->by_request, request_key_of(m));
         if (!p) return false; /* the decode worker may have it */
@@ -392,31 +484,55 @@ bool prefill_on_message(struct prefill_worker *w, const struct cluster_message *
     }
 }
 
+static void end_if_sent(struct prefill_worker *w, struct prefill_prompt *p);
+
+/* The node is lost as a whole with any of its ranks: its engine will end, and it takes no new
+ * prompt. */
+static void on_follower_lost(struct prefill_worker *w, uint32_t rank)
+{
+    w->broken = true;
+    LIST_FOREACH (p, &w->live, struct prefill_prompt, link) {
+        uint32_t bits = p->open & parts_of_rank(p, rank);
+        if (!bits) continue;
+        if (p->state != PROMPT_CLOSING)
+            fail_prompt(w, p, ERR_PEER_LOST, "a rank of the prefill node was lost");
+        p->open &= ~bits;
+        end_if_sent(w, p);
+    }
+}
+
+static bool sends_to(const struct prefill_prompt *p, uint64_t process)
+{
+    for (uint32_t i = 0; i < p->sends.n; i++)
+        if (p->sends.send[i].process == process) return true;
+    return p->decode == process;
+}
+
 void prefill_on_lost(struct prefill_worker *w, uint64_t node)
 {
-    struct kv_route *route = kv_routes_find(&w->routes, node);
-    if (route) fail_route(w, route, ERR_PEER_LOST, "the decode node is gone");
+    uint32_t rank = rank_of(w, node);
+    if (rank) on_follower_lost(w, rank);
+    kv_sender_on_lost(&w->sender, node);
     LIST_FOREACH (p, &w->live, struct prefill_prompt, link) {
         if (p->state == PROMPT_CLOSING) continue;
         if (p->entry == node) close_prompt(w, p);
-        else if (p->decode == node && p->state >= PROMPT_CONNECTING)
+        else if (p->state >= PROMPT_CONNECTING && sends_to(p, node))
             fail_prompt(w, p, ERR_PEER_LOST, "the decode node is gone");
     }
 }
 
-static void send_report(struct prefill_worker *w, struct prefill_prompt *p,
-                        const struct kvt_event *ev)
+static void send_report(struct prefill_worker *w, const struct prefill_prompt *p)
 {
     Baton__PrefillReport r = BATON__PREFILL_REPORT__INIT;
     r.queue_ns = p->queue_ns;
     r.prefill_ns = p->prefill_ns;
     r.n_cached = p->n_cached;
-    r.kv_bytes = ev->bytes;
-    r.kv_ns = ev->ns;
-    r.kv_busy_ns = ev->busy_ns;
-    r.kv_tail_ns = ev->tail_ns;
-    r.kv_link_speed = ev->link_speed;
-    r.transport = (char *)(ev->transport ? ev->transport : "");
+    r.kv_bytes = p->kv_bytes;
+    r.kv_ns = p->slowest.ns;
+    r.kv_busy_ns = p->slowest.busy_ns;
+    r.kv_tail_ns = p->slowest.tail_ns;
+    r.kv_link_speed = p->slowest.link_speed;
+    r.transport = (char *)(p->slowest.transport ? p->slowest.transport : "");
     if (cluster_send_proto(w->o.cluster, p->entry, FRAME_PREFILL_REPORT, p->request, p->attempt,
                            &r.base) != OK)
         log_debug("report not sent", "request=%016llx", (unsigned long long)p->request);
@@ -456,6 +572,7 @@ static void on_computed(struct prefill_worker *w, struct prefill_prompt *p,
     } else {
         p->state = PROMPT_DRAINING;
         kvt_send_finish(w->o.kvt, p->id);
+        tell_followers(w, p, FRAME_KV_FINISH);
     }
 }
 
@@ -492,39 +609,43 @@ void prefill_on_engine(struct prefill_worker *w, const struct engine_event *ev)
     }
 }
 
-/* The transfer of a prompt ended, well or not: it does not read the blocks any more. */
-static void on_send_over(struct prefill_worker *w, struct prefill_prompt *p,
-                         const struct kvt_event *ev)
+/* All transfers of a prompt on all ranks have ended, well or not: none reads its blocks any
+ * more. */
+static void end_if_sent(struct prefill_worker *w, struct prefill_prompt *p)
 {
-    p->in_transfer = false;
-    if (ev->kind == KVT_SENT && p->state == PROMPT_DRAINING) {
+    if (p->open) return;
+    if (p->state == PROMPT_DRAINING) {
         counter_add(w->sent, 1);
-        send_report(w, p, ev);
-    } else if (p->state != PROMPT_CLOSING) {
-        /* A failed transfer is never the request's fault. */
-        fail_prompt(w, p, status_class_of(ev->status) == CLASS_REQUEST ? ERR_IO : ev->status,
-                    ev->text[0] ? ev->text : "the KV transfer failed");
-        return;
-    } else if (p->in_engine && !p->computed) { /* the cancel had to wait for the transfer's end */
+        send_report(w, p);
+    } else if (p->in_engine && !p->computed) { /* the cancel had to wait for the transfers' end */
         if (engine_cancel(w->o.engine, p->id, true) != OK) p->in_engine = false;
     }
     release_engine(w, p);
     drop_if_over(w, p);
 }
 
+static void on_send_over(struct prefill_worker *w, struct prefill_prompt *p,
+                         const struct kvt_event *ev)
+{
+    uint32_t bit = 1u << kv_part_index(ev->id);
+    if (!(p->open & bit)) return;
+    p->open &= ~bit;
+    if (ev->kind == KVT_SENT && p->state == PROMPT_DRAINING) {
+        p->kv_bytes += ev->bytes;
+        if (ev->ns >= p->slowest.ns) p->slowest = *ev;
+    } else if (p->state != PROMPT_CLOSING) {
+        /* A failed transfer is never the request's fault. */
+        fail_prompt(w, p, status_class_of(ev->status) == CLASS_REQUEST ? ERR_IO : ev->status,
+                    ev->text[0] ? ev->text : "the KV transfer failed");
+        return;
+    }
+    end_if_sent(w, p);
+}
+
 void prefill_on_kvt(struct prefill_worker *w, const struct kvt_event *ev)
 {
-    if (ev->kind == KVT_CONNECTED) {
-        on_route_up(w, ev->peer);
-        return;
-    }
-    if (ev->kind == KVT_PEER_LOST) {
-        struct kv_route *route = kv_routes_find_peer(&w->routes, ev->peer);
-        if (route)
-            fail_route(w, route, ev->status,
-                       ev->text[0] ? ev->text : "the KV connection to the decode node was lost");
-        return;
-    }
-    struct prefill_prompt *p = map_get(&w->by_id, map_key_u64(&ev->id));
+    uint64_t id = kv_part_owner(ev->id);
+    if (kv_sender_on_kvt(&w->sender, ev)) return;
+    struct prefill_prompt *p = map_get(&w->by_id, map_key_u64(&id));
     if (p && (ev->kind == KVT_SENT || ev->kind == KVT_SEND_FAILED)) on_send_over(w, p, ev);
 }

@@ -4,8 +4,8 @@
  * Life cycle of a prompt (prompt.h), keyed by entry node, request id and attempt:
  *
  *   ASK_CREDIT ─▶ ASKED ─ less than two steps of work pending ─▶ CREDITED ─ PREFILL ─▶ CONNECTING
- *   ─ data connection up ─▶ COMPUTING (each layer is pushed when it is done) ─ first token ─▶ DRAINING
- *   ─ receiver acknowledged ─▶ gone
+ *   ─ transfers of all ranks open ─▶ COMPUTING (each layer is pushed when it is done) ─ first token ─▶ DRAINING
+ *   ─ receivers acknowledged all parts ─▶ gone
  *   CANCEL, entry or decode node lost, failure ─▶ CLOSING ─ engine and transfer done ─▶ gone
  *
  * Credits bound the decode memory that waits for this node: a decode node reserves only for prompts
@@ -27,7 +27,13 @@ struct prefill_options {
     struct metrics *metrics;
     uint32_t step_tokens; /* tokens of one engine step; credits cover at most two steps */
     uint32_t max_prompts; /* asked and running; more are refused as busy */
+    /* Ids of prompts are id_base + multiples of KV_PARTS_MAX; kvtransfer's are those plus the
+     * number of the part. */
     uint64_t id_base;
+    /* Processes of the node's ranks above 0, by rank, if it is of several (prefill_follow.h). The
+     * cluster knows where they are. */
+    const uint64_t *followers;
+    uint32_t n_followers;
 };
 
 struct prefill_worker *prefill_create(const struct prefill_options *o);

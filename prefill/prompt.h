@@ -3,6 +3,7 @@
 #ifndef BATON_PREFILL_PROMPT_H
 #define BATON_PREFILL_PROMPT_H
 
+#include "prefill/kv_sender.h"
 #include "shared/base/list.h"
 #include "shared/base/mem.h"
 #include "shared/cluster/cluster.h"
@@ -11,7 +12,7 @@
 enum prefill_prompt_state {
     PROMPT_ASKED,      /* in the queue for a credit */
     PROMPT_CREDITED,   /* has a credit; PREFILL is awaited */
-    PROMPT_CONNECTING, /* waits for the data connection to its decode node */
+    PROMPT_CONNECTING, /* waits for data connections of all ranks to its decode node's */
     PROMPT_COMPUTING,  /* in the engine; finished layers are being pushed */
     PROMPT_DRAINING,   /* computed; the receiver's acknowledgement is awaited */
     PROMPT_CLOSING     /* ended: waits for the engine and the transfer */
@@ -23,19 +24,25 @@ struct prefill_prompt {
     uint32_t attempt;
     uint64_t entry, decode;
     enum prefill_prompt_state state;
-    uint32_t n_tokens;    /* of ASK_CREDIT: what the credit counts */
-    bool credited;        /* counts in worker->credited_tokens */
-    bool in_engine;       /* the engine has it, until FINISHED with engine_release, or CANCELED */
-    bool computed;        /* FINISHED came: engine_release frees its blocks */
-    bool in_transfer;     /* SENT or SEND_FAILED will come from kvtransfer */
-    uint64_t t_credit_ms; /* when the credit was given */
-    struct arena arena;   /* holds `wire` and the grant until the engine has its copy */
+    uint32_t n_tokens; /* of ASK_CREDIT: what the credit counts */
+    bool credited;     /* counts in worker->credited_tokens */
+    bool in_engine;    /* the engine has it, until FINISHED with engine_release, or CANCELED */
+    bool computed;     /* FINISHED came: engine_release frees its blocks */
+    /* Parts of all ranks of this node (shared/kv/kv_parts.h): who sends each, and in `open` a bit
+     * for each whose SENT or SEND_FAILED has not come. */
+    uint8_t from[KV_PARTS_MAX];
+    uint32_t n_parts, open;
+    uint32_t opening;         /* bit of each rank that has not opened its transfers yet */
+    struct kv_sends sends;    /* those of this process */
+    uint64_t kv_bytes;        /* of all parts */
+    struct kvt_event slowest; /* SENT of the part that took longest */
+    uint64_t t_credit_ms;     /* when the credit was given */
+    struct arena arena;       /* holds `wire` and the grants until the engine has its copy */
     struct generation_wire wire;
-    struct str grant;
     uint64_t queue_ns, prefill_ns;
     uint32_t n_cached;
     struct list link;  /* worker.live */
-    struct list queue; /* worker.asked or a route's waiting list; else unlinked */
+    struct list queue; /* worker.asked; else unlinked */
 };
 
 #endif

@@ -118,12 +118,49 @@ static bool send_run(struct entry *e, struct request *r)
     return sent;
 }
 
+static Baton__NodeAddress *address_of(uint64_t process, const char *host, uint16_t port,
+                                      struct arena *arena)
+{
+    Baton__NodeAddress *a = arena_alloc(arena, sizeof *a);
+    baton__node_address__init(a);
+    a->node = process;
+    a->host = arena_strndup(arena, host, strlen(host));
+    a->port = port;
+    return a;
+}
+
+/* Where the ranks of a node are reached, by rank. NULL: its record has gone, so they are not known
+ * any more; the attempt has ended. */
+static Baton__NodeAddress **ranks_of(struct entry *e, struct request *r,
+                                     const struct request_node *node, enum request_loss loss,
+                                     struct arena *arena)
+{
+    Baton__NodeAddress **out = arena_alloc(arena, (1 + (size_t)node->n_followers) * sizeof *out);
+    const struct node_record *record = node->n_followers ? view_find(&e->view, node->node) : NULL;
+    if (node->n_followers && (!record || record->n_followers != node->n_followers)) {
+        request_on_loss(e, r, loss, ERR_PEER_LOST, node->node, "the node's ranks are not known");
+        return NULL;
+    }
+    out[0] = address_of(node->node, node->host, node->port, arena);
+    for (uint32_t i = 0; i < node->n_followers; i++) {
+        const struct node_rank *f = &record->followers[i];
+        out[1 + i] = address_of(f->process, f->host, f->port, arena);
+    }
+    return out;
+}
+
 bool request_send_reserve(struct entry *e, struct request *r)
 {
     struct arena arena;
     struct generation_wire g = wire_of(r);
     Baton__Reserve m = BATON__RESERVE__INIT;
     arena_init(&arena);
+    m.prefill = ranks_of(e, r, &r->prefill, LOSS_PREFILL_NODE, &arena);
+    if (!m.prefill) {
+        arena_release(&arena);
+        return false;
+    }
+    m.n_prefill = 1 + (size_t)r->prefill.n_followers;
     m.generation = generation_wire_encode(&g, &arena);
     bool sent = send_to(e, r, &r->decode, LOSS_DECODE_NODE, FRAME_RESERVE, &m.base);
     arena_release(&arena);
@@ -135,14 +172,16 @@ bool request_send_prefill(struct entry *e, struct request *r, const Baton__Grant
     struct arena arena;
     struct generation_wire g = wire_of(r);
     Baton__Prefill m = BATON__PREFILL__INIT;
-    Baton__NodeAddress address = BATON__NODE_ADDRESS__INIT;
     arena_init(&arena);
-    address.node = r->decode.node;
-    address.host = r->decode.host;
-    address.port = r->decode.port;
+    m.decode = ranks_of(e, r, &r->decode, LOSS_DECODE_NODE, &arena);
+    if (!m.decode) {
+        arena_release(&arena);
+        return false;
+    }
+    m.n_decode = 1 + (size_t)r->decode.n_followers;
     m.generation = generation_wire_encode(&g, &arena);
-    m.decode = &address;
-    m.kvt_grant = grant->kvt_grant;
+    m.n_parts = grant->n_parts;
+    m.parts = grant->parts;
     bool sent = send_to(e, r, &r->prefill, LOSS_PREFILL_NODE, FRAME_PREFILL, &m.base);
     arena_release(&arena);
     return sent;
@@ -294,6 +333,7 @@ static struct request_node node_of(const struct node_record *n)
     if (!n) return out;
     out.node = n->node;
     out.port = n->cluster_port;
+    out.n_followers = n->n_followers;
     snprintf(out.name, sizeof out.name, "%s", n->name);
     snprintf(out.host, sizeof out.host, "%s", n->host);
     return out;

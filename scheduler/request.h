@@ -66,6 +66,7 @@ struct request_node {
     char name[NODE_NAME_MAX];
     char host[NODE_NAME_MAX];
     uint16_t port;
+    uint32_t n_followers; /* its ranks besides the first; their addresses are in its record */
 };
 
 struct request {

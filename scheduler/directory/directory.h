@@ -27,10 +27,18 @@ enum {
     NODE_NAME_MAX = 64,
     KV_TYPE_MAX = 16,
     KV_BY_MAX = 48,
-    RECORD_SERVED_MAX = 16, /* names that a node serves its model under */
-    RECORD_PROOF_MAX = 33,  /* 32 hex digits and a 0 */
-    /* Bytes of a record as text. One whose names are as long as they may be has about 2,200. */
+    RECORD_SERVED_MAX = 16,    /* names that a node serves its model under */
+    RECORD_FOLLOWERS_MAX = 15, /* ranks of a node besides its first */
+    RECORD_PROOF_MAX = 33,     /* 32 hex digits and a 0 */
+    /* Bytes of a record as text. One whose names are as long as they may be has about 3,600. */
     RECORD_TEXT_MAX = 4096
+};
+
+/* A process of a node, as peers reach its cluster port. */
+struct node_rank {
+    uint64_t process; /* incarnation id */
+    char host[NODE_NAME_MAX];
+    uint16_t port;
 };
 
 struct node_record {
@@ -40,6 +48,9 @@ struct node_record {
     enum node_role role;
     char host[NODE_NAME_MAX]; /* where its cluster port listens, as peers reach it */
     uint16_t cluster_port, http_port;
+    /* Its ranks above 0, if it is of several: the node itself is the first and leads. */
+    struct node_rank followers[RECORD_FOLLOWERS_MAX];
+    uint32_t n_followers;
     uint64_t model; /* fingerprint; only equal ones are paired */
     char model_name[NODE_NAME_MAX], precision[NODE_NAME_MAX]; /* for people */
     uint64_t served[RECORD_SERVED_MAX]; /* node_record_set_served: hashes of its served names */

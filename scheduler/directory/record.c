@@ -11,6 +11,7 @@
 #include <arpa/inet.h>
 #include <ctype.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "scheduler/directory/wire.h"
@@ -53,6 +54,11 @@ static void write_identity(const struct node_record *r, struct buf *out)
     add_text(out, "kv_by", r->kv_by);
     buf_add_char(out, ',');
     directory_add_id(out, "kv_host", r->kv_host);
+    buf_add_c(out, ",\"followers\":[");
+    for (uint32_t i = 0; i < r->n_followers; i++)
+        buf_printf(out, "%s\"" DIRECTORY_ID " %u %s\"", i ? "," : "", r->followers[i].process,
+                   r->followers[i].port, r->followers[i].host);
+    buf_add_char(out, ']');
     buf_add_c(out, ",\"served\":[");
     for (uint32_t i = 0; i < r->n_served; i++)
         buf_printf(out, "%s\"" DIRECTORY_ID "\"", i ? "," : "", r->served[i]);
@@ -149,10 +155,20 @@ static bool is_loopback(const char *host)
     return strcmp(host, "::1") == 0;
 }
 
+static bool is_of_this_host(const char *host, const char *own_host)
+{
+    return is_loopback(host) || (own_host[0] && strcmp(host, own_host) == 0);
+}
+
 bool node_record_is_proven(const struct node_record *r, struct str secret, const char *own_host)
 {
     char want[RECORD_PROOF_MAX];
-    if (!secret.n) return is_loopback(r->host) || (own_host[0] && strcmp(r->host, own_host) == 0);
+    if (!secret.n) {
+        bool here = is_of_this_host(r->host, own_host);
+        for (uint32_t i = 0; i < r->n_followers; i++)
+            here &= is_of_this_host(r->followers[i].host, own_host);
+        return here;
+    }
     make_proof(r, secret, want);
     return equal_constant_time(want, r->proof, RECORD_PROOF_MAX);
 }
@@ -188,12 +204,54 @@ static enum status get_text(const cJSON *o, const char *name, char *out, size_t 
 }
 
 /* An address is also part of commands that people copy from the log. */
+static bool is_host(const char *text)
+{
+    for (const char *c = text; *c; c++)
+        if (!isalnum((unsigned char)*c) && !strchr(".:-_%", *c)) return false;
+    return true;
+}
+
 static enum status get_host(const cJSON *o, char *out, size_t cap, struct err *err)
 {
     TRY(get_text(o, "host", out, cap, err));
-    for (const char *c = out; *c; c++)
-        if (!isalnum((unsigned char)*c) && !strchr(".:-_%", *c))
-            return err_field(err, ERR_INVALID, "host", "host is not a name or an address");
+    if (!is_host(out))
+        return err_field(err, ERR_INVALID, "host", "host is not a name or an address");
+    return OK;
+}
+
+/* "<id> <port> <host>" */
+static bool read_rank(const char *text, struct node_rank *out)
+{
+    enum { ID_DIGITS = 16 };
+    struct str all = str_of(text);
+    char *end;
+    if (all.n <= ID_DIGITS + 1 || text[ID_DIGITS] != ' ' ||
+        !isdigit((unsigned char)text[ID_DIGITS + 1]))
+        return false;
+    if (directory_read_id(str_sub(all, 0, ID_DIGITS), &out->process) != OK || !out->process)
+        return false;
+    unsigned long port = strtoul(text + ID_DIGITS + 1, &end, 10);
+    if (*end != ' ' || port == 0 || port > UINT16_MAX) return false;
+    size_t n = strlen(end + 1);
+    if (n == 0 || n >= sizeof out->host || !is_host(end + 1)) return false;
+    memcpy(out->host, end + 1, n + 1);
+    out->port = (uint16_t)port;
+    return true;
+}
+
+static enum status get_followers(const cJSON *o, struct node_record *r, struct err *err)
+{
+    const cJSON *list = json_member(o, "followers"), *one;
+    if (!list) return OK;
+    if (!cJSON_IsArray(list) || cJSON_GetArraySize(list) > RECORD_FOLLOWERS_MAX)
+        return err_field(err, ERR_INVALID, "followers",
+                         "followers must be an array of at most %d ranks", RECORD_FOLLOWERS_MAX);
+    cJSON_ArrayForEach (one, list) {
+        if (!cJSON_IsString(one) || !read_rank(one->valuestring, &r->followers[r->n_followers]))
+            return err_field(err, ERR_INVALID, "followers",
+                             "every rank in followers must be \"ID PORT HOST\"");
+        r->n_followers++;
+    }
     return OK;
 }
 
@@ -239,6 +297,7 @@ static enum status get_names(const cJSON *o, struct node_record *r, struct err *
     TRY(get_text(o, "kv_by", r->kv_by, sizeof r->kv_by, err));
     TRY(directory_get_id(o, "kv_host", &r->kv_host, err));
     TRY(get_served(o, r, err));
+    TRY(get_followers(o, r, err));
     TRY(get_role(o, &r->role, err));
     if (r->node == 0)
         return err_field(err, ERR_INVALID, "node",

@@ -65,6 +65,13 @@ static const char *const NAMES[FRAME_TYPE_END] = {
     [FRAME_GROUP_BLOB] = "group_blob",
     [FRAME_GROUP_LOST] = "group_lost",
     [FRAME_GROUP_BELL] = "group_bell",
+    [FRAME_KV_EXPECT] = "kv_expect",
+    [FRAME_KV_GRANTS] = "kv_grants",
+    [FRAME_KV_SEND] = "kv_send",
+    [FRAME_KV_OPENED] = "kv_opened",
+    [FRAME_KV_FINISH] = "kv_finish",
+    [FRAME_KV_CANCEL] = "kv_cancel",
+    [FRAME_KV_EVENT] = "kv_event",
 };
 
 const char *frame_type_name(unsigned type)

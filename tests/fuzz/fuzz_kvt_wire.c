@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kvtransfer/event_wire.h"
 #include "kvtransfer/session.h"
 #include "kvtransfer/wire.h"
 #include "shared/base/assert.h"
@@ -49,6 +50,16 @@ static void decode(unsigned which, struct str in)
         buf_add(&again, bytes, kvt_message_encode(&message, bytes));
         same(&again, in);
     }
+    buf_release(&again);
+}
+
+static void decode_event(struct str in)
+{
+    struct buf again = { 0 };
+    struct kvt_event ev;
+    if (kvt_event_decode(in, &ev) != OK) return;
+    kvt_event_encode(&ev, &again);
+    if (ev.transport[0]) same(&again, in); /* the name of an unknown transport is not kept */
     buf_release(&again);
 }
 
@@ -163,7 +174,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     if (size == 0) return 0;
     struct str in = { (const char *)data + 1, size - 1 };
-    if (data[0] % 9 < 5) decode(data[0] % 9, in);
+    if (data[0] == UINT8_MAX) decode_event(in);
+    else if (data[0] % 9 < 5) decode(data[0] % 9, in);
     else receive(in, data[0] % 9 < 7 ? 0 : KVT_CAP_RECEIVER_SCATTERS, data[0] % 2);
     return 0;
 }

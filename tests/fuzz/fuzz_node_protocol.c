@@ -113,6 +113,9 @@ static void fuzz_bodies(struct str in)
         &baton__prefill__descriptor,
         &baton__prefill_done__descriptor,
         &baton__prompt_logprobs__descriptor,
+        &baton__kv_expect__descriptor,
+        &baton__kv_grants__descriptor,
+        &baton__kv_send__descriptor,
     };
     for (size_t i = 0; i < sizeof descriptors / sizeof descriptors[0]; i++) {
         if (descriptors[i] == &baton__reserve__descriptor)

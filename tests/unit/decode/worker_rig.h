@@ -305,7 +305,8 @@ static bool entry_on_message(void *arg, const struct cluster_message *m)
         CHECK(b && !g->granted);
         g->granted = true;
         g->n_cached = b->n_cached;
-        buf_add(&g->grant, b->kvt_grant.data, b->kvt_grant.len);
+        CHECK(b->n_parts == 1 && b->parts[0]->from == 0 && b->parts[0]->to == 0);
+        buf_add(&g->grant, b->parts[0]->kvt_grant.data, b->parts[0]->kvt_grant.len);
         baton__grant__free_unpacked(b, NULL);
     } else if (m->type == FRAME_PREFILL_REPORT) {
         g->reported = true;
@@ -424,14 +425,17 @@ static void entry_prefill(struct entry *e, struct gen *g, struct worker_node *pr
 {
     struct arena arena;
     Baton__Prefill m = BATON__PREFILL__INIT;
-    Baton__NodeAddress a = BATON__NODE_ADDRESS__INIT;
+    Baton__NodeAddress a = BATON__NODE_ADDRESS__INIT, *ranks[] = { &a };
+    Baton__KvPart part = BATON__KV_PART__INIT, *parts[] = { &part };
     arena_init(&arena);
     a.node = decode;
     a.host = "127.0.0.1";
     a.port = port;
     m.generation = entry_generation(g, &arena);
-    m.decode = &a;
-    m.kvt_grant = (ProtobufCBinaryData){ g->grant.len, (uint8_t *)g->grant.data };
+    m.n_decode = m.n_parts = 1;
+    m.decode = ranks;
+    m.parts = parts;
+    part.kvt_grant = (ProtobufCBinaryData){ g->grant.len, (uint8_t *)g->grant.data };
     CHECK_OK(cluster_send_proto(e->peer->c, prefill->peer->id, FRAME_PREFILL, g->request,
                                 g->attempt, &m.base));
     arena_release(&arena);

@@ -360,7 +360,7 @@ TEST(session_stalls_and_full)
 static struct kvt_send *open_send(struct side *s, uint64_t id, struct buf *grant)
 {
     struct kvt_send *send = NULL;
-    CHECK_OK(kvt_send_create(&s->core, id, 1, buf_str(grant), &send, NULL));
+    CHECK_OK(kvt_send_create(&s->core, id, id, 1, buf_str(grant), &send, NULL));
     kvt_send_begin(&s->core, send, &s->peer);
     return send;
 }
@@ -397,7 +397,7 @@ TEST(session_sends_nothing_before_opened_and_a_partial_block_last)
     CHECK_EQ_INT(last_put.head.first, 1);
     CHECK_EQ_INT(last_put.head.n, 2);
     send_add(&s.core, 9, 1, 0, TOKENS, src);
-    kvt_send_end(&s.core, 9, clock_ns());
+    kvt_send_end(&s.core, 9, clock_ns(), false);
     kvt_send_pump(&s.core, &s.peer);
     CHECK_EQ_INT(last_put.tag / KVT_SEND_PUTS, send->serial);
     for (uint64_t i = 0; i < 3; i++) {
@@ -435,7 +435,7 @@ TEST(session_send_failed_waits_for_unfinished_puts)
     CHECK_STATUS(events[0].status, ERR_CHECKSUM);
     CHECK_EQ_INT(sent[n_sent - 1].kind, KVT_MSG_STOPPED);
     send_add(&s.core, 9, 1, 0, TOKENS, src); /* late calls of the caller */
-    kvt_send_end(&s.core, 9, 0);
+    kvt_send_end(&s.core, 9, 0, false);
     CHECK_EQ_INT(n_events, 1);
     /* STOP of an unknown session is answered too */
     struct kvt_message stop = { .kind = KVT_MSG_STOP, .session = 1, .generation = 77 };
@@ -460,7 +460,7 @@ TEST(session_cancelled_late_says_no_finish)
     answer(&s, send, KVT_MSG_OPENED, OK);
     for (uint32_t layer = 0; layer < 2; layer++) send_add(&s.core, 9, layer, 0, TOKENS, src);
     while (kvt_send_pump(&s.core, &s.peer)) {}
-    kvt_send_end(&s.core, 9, clock_ns());
+    kvt_send_end(&s.core, 9, clock_ns(), false);
     kvt_send_put_done(&s.core, &s.peer, send->serial * KVT_SEND_PUTS);
     kvt_send_fail(&s.core, send, ERR_CANCELED, "cancelled");
     CHECK_EQ_INT(n_abandoned, 1);
@@ -493,6 +493,68 @@ TEST(session_send_refuses_gaps_and_an_early_done)
 }
 
 /* ---- why a transfer failed ---- */
+
+/* Two transfers of the same tokens: what the caller says is for both, and each has its own end. */
+TEST(session_sends_of_one_sequence)
+{
+    struct side s;
+    struct buf grants[2] = { { 0 }, { 0 } };
+    struct kvt_send *send[2] = { NULL };
+    int32_t src[BLOCKS] = { 0, 1, 2 };
+    side_init(&s);
+    for (uint64_t i = 0; i < 2; i++) {
+        (void)claim(&s, 1 + i, &grants[i]);
+        CHECK_OK(kvt_send_create(&s.core, 100 + i, 100, 1, buf_str(&grants[i]), &send[i], NULL));
+        kvt_send_begin(&s.core, send[i], &s.peer);
+        answer(&s, send[i], KVT_MSG_OPENED, OK);
+    }
+    send_add(&s.core, 100, 0, 0, TOKENS, src);
+    CHECK(send[0]->tokens[0] == TOKENS && send[1]->tokens[0] == TOKENS);
+    send_add(&s.core, 101, 1, 0, TOKENS, src); /* `of` is the name, not the id */
+    CHECK(send[0]->tokens[1] == 0 && send[1]->tokens[1] == 0);
+    kvt_send_fail(&s.core, send[0], ERR_IO, "this one alone");
+    CHECK(n_events == 1 && events[0].id == 100);
+    CHECK_EQ_INT(send[1]->state, KVT_SEND_ACTIVE);
+    kvt_send_cancel_of(&s.core, 100);
+    CHECK(n_events == 2 && events[1].id == 101);
+    CHECK_STATUS(events[1].status, ERR_CANCELED);
+    CHECK(map_get(&s.core.sends, map_key_u64(&(uint64_t){ 100 })) == NULL);
+    for (int i = 0; i < 2; i++) buf_release(&grants[i]);
+    side_release(&s);
+}
+
+/* FINISH waits for tokens that are still to be announced, and for no longer than a stall. */
+TEST(session_finishes_once_the_rest_is_there)
+{
+    for (int comes = 0; comes < 2; comes++) {
+        struct side s;
+        struct buf grant = { 0 };
+        int32_t src[BLOCKS] = { 0, 1, 2 };
+        n_events = n_puts = n_sent = 0;
+        side_init(&s);
+        (void)claim(&s, 1, &grant);
+        struct kvt_send *send = open_send(&s, 9, &grant);
+        answer(&s, send, KVT_MSG_OPENED, OK);
+        send_add(&s.core, 9, 0, 0, TOKENS, src);
+        kvt_send_end(&s.core, 9, clock_ns(), true);
+        while (kvt_send_pump(&s.core, &s.peer)) {}
+        for (uint64_t i = 0; i < n_puts; i++)
+            kvt_send_put_done(&s.core, &s.peer, send->serial * KVT_SEND_PUTS + i);
+        CHECK_EQ_INT(n_events, 0);
+        if (comes) {
+            send_add(&s.core, 9, 1, 0, TOKENS, src);
+            while (kvt_send_pump(&s.core, &s.peer)) {}
+            kvt_send_put_done(&s.core, &s.peer, last_put.tag);
+            CHECK_EQ_INT(sent[n_sent - 1].kind, KVT_MSG_FINISH);
+        } else {
+            kvt_send_tick(&s.core, &s.peer, clock_ms() + s.core.stall_ms + 1000);
+            CHECK_EQ_INT(n_events, 1);
+            CHECK_STATUS(events[0].status, ERR_TIMEOUT);
+        }
+        buf_release(&grant);
+        side_release(&s);
+    }
+}
 
 static uint64_t failures(const char *direction, const char *reason)
 {
@@ -752,7 +814,7 @@ TEST(session_waits_seconds_for_an_answer)
     answer(&s, send, KVT_MSG_OPENED, OK);
     kvt_send_tick(&s.core, &s.peer, clock_ms() + 100 + 60000); /* nothing to send yet */
     for (uint32_t layer = 0; layer < 2; layer++) send_add(&s.core, 10, layer, 0, TOKENS, src);
-    kvt_send_end(&s.core, 10, clock_ns());
+    kvt_send_end(&s.core, 10, clock_ns(), false);
     while (kvt_send_pump(&s.core, &s.peer)) {}
     /* its puts are in flight */
     kvt_send_tick(&s.core, &s.peer, clock_ms() + KVT_ANSWER_MS + 1000);
@@ -806,4 +868,5 @@ TEST_MAIN(CASE(session_receives_when_every_piece_is_verified),
           CASE(session_counts_what_a_receiver_died_of), CASE(session_counts_what_a_sender_died_of),
           CASE(session_bounds_its_puts), CASE(session_takes_the_size_of_puts_from_the_transport),
           CASE(session_waits_seconds_for_an_answer),
-          CASE(session_repeated_messages_are_no_progress))
+          CASE(session_repeated_messages_are_no_progress), CASE(session_sends_of_one_sequence),
+          CASE(session_finishes_once_the_rest_is_there))

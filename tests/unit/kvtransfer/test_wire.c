@@ -2,6 +2,7 @@
  * refused. */
 #include <string.h>
 
+#include "kvtransfer/event_wire.h"
 #include "kvtransfer/wire.h"
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"
@@ -216,6 +217,48 @@ TEST(wire_message_refuses_fields_of_other_kinds)
     }
 }
 
+TEST(wire_event_round_trip)
+{
+    struct kvt_event ev = {
+        .kind = KVT_RECEIVE_FAILED,
+        .id = UINT64_MAX - 31,
+        .status = ERR_CHECKSUM,
+        .transport = "tcp",
+        .bytes = 1,
+        .ns = 2,
+        .busy_ns = 3,
+        .tail_ns = 4,
+        .link_speed = 5,
+        .text = "a sentence",
+    };
+    struct kvt_event back = { 0 };
+    struct buf b = { 0 };
+    kvt_event_encode(&ev, &b);
+    CHECK_OK(kvt_event_decode(buf_str(&b), &back));
+    CHECK(back.kind == ev.kind && back.id == ev.id && back.status == ERR_CHECKSUM);
+    CHECK(back.bytes == 1 && back.ns == 2 && back.busy_ns == 3 && back.tail_ns == 4);
+    CHECK_EQ_INT(back.link_speed, 5);
+    CHECK_EQ_STR(back.transport, "tcp");
+    CHECK_EQ_STR(back.text, ev.text);
+    for (size_t n = 0; n < b.len; n++)
+        CHECK(kvt_event_decode((struct str){ b.data, n }, &back) != OK);
+    for (size_t at = 0; at < 8; at++) { /* magic, version, kind, status */
+        char was = b.data[at];
+        b.data[at] = 127;
+        CHECK(kvt_event_decode(buf_str(&b), &back) != OK);
+        b.data[at] = was;
+    }
+    b.data[6] = KVT_CONNECTED; /* of a peer, which means nothing elsewhere */
+    CHECK_STATUS(kvt_event_decode(buf_str(&b), &back), ERR_FORMAT);
+    b.data[6] = KVT_FENCED;
+    b.data[64] = 'x'; /* "xcp": no transport of this release */
+    CHECK_OK(kvt_event_decode(buf_str(&b), &back));
+    CHECK_EQ_STR(back.transport, "");
+    buf_add_char(&b, 0);
+    CHECK_STATUS(kvt_event_decode(buf_str(&b), &back), ERR_FORMAT);
+    buf_release(&b);
+}
+
 TEST_MAIN(CASE(wire_hello_round_trip), CASE(wire_answer_round_trip), CASE(wire_grant_round_trip),
           CASE(wire_preamble_round_trip), CASE(wire_message_round_trip),
-          CASE(wire_message_refuses_fields_of_other_kinds))
+          CASE(wire_message_refuses_fields_of_other_kinds), CASE(wire_event_round_trip))

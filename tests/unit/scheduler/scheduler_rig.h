@@ -315,7 +315,10 @@ static struct attempt play_split(struct world *w, struct client *c, enum stage s
     check_generation(h, c->n_tokens);
     if (stage == AT_RESERVE) return a;
     Baton__Grant grant = BATON__GRANT__INIT;
-    grant.kvt_grant = (ProtobufCBinaryData){ 5, (uint8_t *)"grant" };
+    Baton__KvPart part = BATON__KV_PART__INIT, *parts[] = { &part };
+    part.kvt_grant = (ProtobufCBinaryData){ 5, (uint8_t *)"grant" };
+    grant.n_parts = 1;
+    grant.parts = parts;
     grant.n_cached = 16;
     reply(a.decode, &a, FRAME_GRANT, &grant.base);
     struct peer_node *again;
@@ -323,9 +326,10 @@ static struct attempt play_split(struct world *w, struct client *c, enum stage s
     CHECK(again == a.prefill && h->request == a.request && h->attempt == a.number);
     check_generation(h, c->n_tokens);
     Baton__Prefill *p = baton__prefill__unpack(NULL, h->body.len, (const uint8_t *)h->body.data);
-    CHECK_EQ_INT(p->kvt_grant.len, 5);
-    CHECK_EQ_INT(p->decode->node, a.decode->id);
-    CHECK_EQ_INT(p->decode->port, cluster_port(a.decode->c));
+    CHECK_EQ_INT(p->n_parts, 1);
+    CHECK_EQ_INT(p->parts[0]->kvt_grant.len, 5);
+    CHECK_EQ_INT(p->decode[0]->node, a.decode->id);
+    CHECK_EQ_INT(p->decode[0]->port, cluster_port(a.decode->c));
     baton__prefill__free_unpacked(p, NULL);
     if (stage == AT_PREFILL) return a;
     uint32_t begin = c->n_tokens;

@@ -16,6 +16,8 @@ static const struct node_record FULL = {
     .host = "fe80::1",
     .cluster_port = 65535,
     .http_port = 1,
+    .followers = { { 0x11, "10.0.0.7", 9000 }, { UINT64_MAX, "fe80::2%eth0", 65535 } },
+    .n_followers = 2,
     .model = UINT64_MAX,
     .kv_type = "fp8_e4m3",
     .kv_lossy = true,
@@ -72,6 +74,12 @@ TEST(a_record_reads_back_equal)
     CHECK_EQ_INT(r.role, FULL.role);
     CHECK_EQ_INT(r.cluster_port, 65535);
     CHECK_EQ_INT(r.http_port, 1);
+    CHECK_EQ_INT(r.n_followers, 2);
+    for (uint32_t i = 0; i < 2; i++) {
+        CHECK(r.followers[i].process == FULL.followers[i].process);
+        CHECK_EQ_STR(r.followers[i].host, FULL.followers[i].host);
+        CHECK_EQ_INT(r.followers[i].port, FULL.followers[i].port);
+    }
     CHECK_EQ_INT(r.max_seqs, FULL.max_seqs);
     CHECK_EQ_INT(r.n_blocks, FULL.n_blocks);
     CHECK_EQ_INT(r.block_tokens, 64);
@@ -482,6 +490,7 @@ TEST(without_a_secret_only_records_of_this_host_are_taken)
     const struct str none = { 0 };
     for (size_t i = 0; i < COUNT_OF(rows); i++) {
         struct node_record r = FULL;
+        r.n_followers = 0;
         snprintf(r.host, sizeof r.host, "%s", rows[i].host);
         if (node_record_is_proven(&r, none, rows[i].own) != rows[i].taken)
             test_fail(__FILE__, __LINE__, "%s, own %s", rows[i].host, rows[i].own);
@@ -519,6 +528,45 @@ TEST(texts_that_terminals_or_shells_would_obey_are_refused)
                        &r, &err));
 }
 
+TEST(followers_are_checked)
+{
+    static const char *const wrong[] = {
+        "7",
+        "[7]",
+        "[\"0000000000000011\"]",
+        "[\"0000000000000011 9000\"]",
+        "[\"0000000000000011 9000 \"]",
+        "[\"0000000000000011 0 host\"]",
+        "[\"0000000000000011 65536 host\"]",
+        "[\"0000000000000011 -1 host\"]",
+        "[\"0000000000000000 9000 host\"]",
+        "[\"000000000000001x 9000 host\"]",
+        "[\"0000000000000011 9000 a;b\"]",
+    };
+    struct node_record r;
+    struct err err;
+    for (size_t i = 0; i < COUNT_OF(wrong); i++) {
+        char text[256];
+        snprintf(text, sizeof text,
+                 "{\"node\":\"0000000000000001\",\"topic\":\"t\",\"role\":\"mixed\","
+                 "\"followers\":%s}",
+                 wrong[i]);
+        CHECK_STATUS(read_text(around(text), &r, &err), ERR_INVALID);
+        CHECK_EQ_STR(err.field, "followers");
+    }
+}
+
+/* Without a secret a record must not lead to another host, by its followers neither. */
+TEST(followers_elsewhere_are_not_proven)
+{
+    struct node_record r = { .node = 1, .host = "127.0.0.1", .n_followers = 1 };
+    snprintf(r.followers[0].host, sizeof r.followers[0].host, "127.0.0.1");
+    CHECK(node_record_is_proven(&r, STR(""), ""));
+    snprintf(r.followers[0].host, sizeof r.followers[0].host, "10.0.0.7");
+    CHECK(!node_record_is_proven(&r, STR(""), ""));
+    CHECK(node_record_is_proven(&r, STR(""), "10.0.0.7"));
+}
+
 TEST_MAIN(CASE(a_record_reads_back_equal), CASE(a_record_is_proven_by_the_secret),
           CASE(all_that_does_not_change_is_proven),
           CASE(members_of_newer_versions_are_passed_on_and_proven),
@@ -530,4 +578,5 @@ TEST_MAIN(CASE(a_record_reads_back_equal), CASE(a_record_is_proven_by_the_secret
           CASE(a_long_record_is_refused_unread), CASE(quantities_above_what_json_keeps_are_cut),
           CASE(every_field_is_checked), CASE(served_names_are_kept_as_hashes_and_proven),
           CASE(unknown_members_are_ignored), CASE(a_proof_depends_on_every_part),
-          CASE(topics_are_listed_with_their_roles))
+          CASE(topics_are_listed_with_their_roles), CASE(followers_are_checked),
+          CASE(followers_elsewhere_are_not_proven))

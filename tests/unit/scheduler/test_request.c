@@ -825,7 +825,7 @@ static bool on_monkey(void *arg, const struct cluster_message *m)
     } else if (m->type ==
                FRAME_PREFILL) { /* its decode node sends tokens once the prompt is computed */
         Baton__Prefill *p = baton__prefill__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
-        struct monkey *decode = &k->all[p->decode->node - 1];
+        struct monkey *decode = &k->all[p->decode[0]->node - 1];
         monkey_tokens(decode, &a, p->generation);
         baton__prefill__free_unpacked(p, NULL);
     } else if (m->type == FRAME_RUN) {
