@@ -267,6 +267,7 @@ struct scheduler *scheduler_create(const struct scheduler_options *o)
     s->entry.metrics.log_requests = o->log_requests;
     s->tick = loop_timer_start(o->loop, TICK_MS, TICK_MS, on_tick, s);
     s->renew = loop_timer_start(o->loop, RENEW_MS, RENEW_MS, on_renew, s);
+    s->entry.view.model = o->model;
     scheduler_publish(s);
     s->entry.view.secret = o->secret;
     view_start(&s->entry.view, o->cluster, o->directory, &events);

@@ -27,6 +27,7 @@ struct scheduler_options {
     const char *topic;
     struct str secret; /* of the cluster; n 0: none */
     const char *join;  /* trouble.h */
+    uint64_t model;    /* of a router: requests go to nodes of this model; 0: any */
     /* Fills in this node's own record, published every RENEW_MS. NULL: a router, which has no
      * engine and publishes nothing. */
     void (*describe)(void *arg, struct node_record *me);

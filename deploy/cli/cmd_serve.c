@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "deploy/cli/commands.h"
+#include "deploy/node/launch_plan.h"
 #include "deploy/node/launcher_watch.h"
 #include "deploy/node/node.h"
 #include "shared/base/log.h"
@@ -28,21 +29,25 @@ static void print_start(const struct node_options *o, const struct config *c)
 /* With --port 0 the port is not known before the first lines. */
 static enum status open_log(const struct config *c, struct err *err)
 {
-    char name[48];
-    long long port = (long long)config_int(c, "port");
-    if (port) snprintf(name, sizeof name, "baton-%lld.log", port);
+    char name[64];
+    uint16_t front;
+    long long port = (long long)config_int(c, "port"),
+              rank = (long long)config_int(c, "data-parallel-rank");
+    if (!launcher_watch_is_behind(&front)) front = 0;
+    if (front) snprintf(name, sizeof name, "baton-%u-rank-%lld.log", front, rank);
+    else if (config_bool(c, "headless")) snprintf(name, sizeof name, "baton-headless.log");
+    else if (port) snprintf(name, sizeof name, "baton-%lld.log", port);
     else snprintf(name, sizeof name, "baton-process-%d.log", getpid());
     return node_options_log(c, name, err);
 }
 
-static int serve_with(struct config *c)
+static int serve_one(struct config *c)
 {
     struct node_options o = { 0 };
     struct err err = { 0 };
     struct node *node = NULL;
     int exit_status = 2;
-    enum status st = open_log(c, &err);
-    if (st == OK) st = node_options_read(c, &o, &err);
+    enum status st = node_options_read(c, &o, &err);
     if (st == OK) {
         if (!launcher_watch_has_launcher()) print_start(&o, c);
         exit_status = 1;
@@ -53,6 +58,39 @@ static int serve_with(struct config *c)
     node_free(node);
     node_options_release(&o);
     return exit_status;
+}
+
+/* The options are checked as a rank will check them, and say which role the ranks have. */
+static int serve_headless(struct config *c, const struct ranks *r)
+{
+    struct node_options o = { 0 };
+    struct err err = { 0 };
+    int exit_status = 2;
+    if (node_options_read(c, &o, &err) == OK) {
+        const struct launch_args w = {
+            .program = "baton", .behind = true, .role = o.role, .ranks = *r
+        };
+        log_set_name("headless");
+        exit_status = command_launch(c, "baton serve", &w);
+    } else {
+        log_fatal("baton serve", err.text);
+    }
+    node_options_release(&o);
+    return exit_status;
+}
+
+static int serve_with(struct config *c)
+{
+    struct ranks r;
+    struct err err = { 0 };
+    enum status st = open_log(c, &err);
+    if (st == OK) st = ranks_read(c, 0, &r, &err);
+    if (st != OK) {
+        log_fatal("baton serve", err.text);
+        return 2;
+    }
+    if (r.kind != RANKS_PARENT) return serve_one(c);
+    return r.headless ? serve_headless(c, &r) : command_serve_ranks(c, &r);
 }
 
 int cmd_serve(int argc, char **argv)

@@ -6,7 +6,7 @@
 #ifndef BATON_DEPLOY_CLI_COMMANDS_H
 #define BATON_DEPLOY_CLI_COMMANDS_H
 
-#include "deploy/options/config.h"
+#include "deploy/node/ranks.h"
 
 struct command {
     const char *name;
@@ -36,6 +36,13 @@ struct config *command_config(const char *command, const char *intro, int argc, 
 /* `--listen host:port` of doctor and bench: run the probe server that --peers on another host
  * names, until a signal. Returns the exit status. */
 int command_listen(const struct config *c, const char *command);
+
+/* Starts the nodes of a plan and supervises them until a signal; `command` is its name in messages.
+ * Returns the exit status. */
+struct launch_args;
+int command_launch(struct config *c, const char *command, const struct launch_args *args);
+/* `serve` as the parent of ranks: this process has the port, and an entry node behind it. */
+int command_serve_ranks(struct config *c, const struct ranks *r);
 
 /* Prints a sentence about an option without effect to stderr; for config_notes. */
 void command_print_note(void *arg, const char *sentence);

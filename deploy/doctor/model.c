@@ -8,24 +8,11 @@
 #include "deploy/node/node_model.h"
 #include "deploy/node/node_options.h"
 #include "kernels/host/host_memory.h"
-#include "shared/model/config/config_gguf.h"
-#include "shared/model/config/config_hf.h"
 #include "shared/model/load/model_files.h"
 #include "shared/model/load/weights.h"
 #include "shared/model/model_registry.h"
 
 static const double MIB = 1 << 20;
-
-static enum status read_config(const char *path, struct model_config *out, struct err *err)
-{
-    struct model_generation generation;
-    struct gguf *g = NULL;
-    if (!str_ends(str_of(path), ".gguf")) return config_hf_load(path, out, &generation, err);
-    TRY(gguf_open(path, &g, err));
-    enum status st = config_gguf_parse(g, out, &generation, err);
-    gguf_close(g);
-    return st;
-}
 
 /* False, with a line added, if the CPU or GPU cannot hold KV of this type. */
 static bool check_kv_dtype(struct doctor *d, const struct model_config *m, struct kv_layout *l)
@@ -153,7 +140,8 @@ void doctor_check_model(struct doctor *d)
         buf_release(&path);
         return;
     }
-    enum status st = read_config(path.data, &m, &err);
+    struct model_generation generation;
+    enum status st = node_model_config(path.data, &m, &generation, &err);
     if (st == OK && !model_registry_find(m.arch, &err)) st = ERR_UNSUPPORTED;
     if (st != OK) {
         doctor_fix(doctor_add(d, "model", DOCTOR_FAIL, "%s: %s", path.data, err.text),

@@ -1,4 +1,4 @@
-/* launch_plan.c - see launch_plan.h. A node gets every option of `serve` that `launch` was given,
+/* launch_plan.c - see launch_plan.h. A node gets every option of `serve` that its parent was given,
  * plus those that differ from node to node: role, port, rank, share of the CPUs. Environment
  * variables are inherited. */
 #include "deploy/node/launch_plan.h"
@@ -13,8 +13,11 @@
 #include "deploy/options/option_table.h"
 #include "kernels/device.h"
 #include "shared/base/assert.h"
+#include "shared/base/hash/hash.h"
 
-enum { PORT_FIRST = 8000, PORT_END = 10000 };
+/* Ports of ranks begin at a random place, so that two parents which start together rarely choose
+ * the same. Both ranges lie below the ephemeral one, so no "any free port" takes one first. */
+enum { PORT_FIRST = 8000, PORT_END = 10000, RANK_PORT_FIRST = 20000, RANK_PORT_END = 30000 };
 
 struct arg_list {
     struct launch_plan *plan;
@@ -59,15 +62,42 @@ static void value_text(const struct config *c, const struct option *o, struct bu
     }
 }
 
-/* The control port is the launcher's own where it holds the view. */
-static void hand_on(struct arg_list *a, const struct config *c, bool holds_view)
+static bool is_one_of(const char *name, const char *const *names, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(name, names[i]) == 0) return true;
+    return false;
+}
+
+/* Each rank gets these with a value of its own. */
+static const char *const OF_RANKS[] = { "data-parallel-size", "data-parallel-size-local",
+                                        "data-parallel-start-rank", "data-parallel-address",
+                                        "data-parallel-rpc-port" };
+/* Of the parent alone; of the lists ranks get their entries. */
+static const char *const OF_PARENT[] = { "port", "metrics-port", "headless", "restart" },
+                         *const LISTS[] = { "engine-worker-queue-port", "pd-comm-port",
+                                            "cache-queue-port", "rdma-comm-ports" };
+
+/* The control port is the parent's own where it holds the view. */
+static bool is_handed_on(const struct option *o, const struct config *c,
+                         const struct launch_args *w)
+{
+    if (!takes(o, "serve") || !takes(o, w->behind ? "serve" : "launch") ||
+        config_source(c, o->name) != SOURCE_ARGS)
+        return false;
+    if (w->holds_view && strcmp(o->name, LISTS[0]) == 0) return false;
+    if (w->ranks.kind != RANKS_NONE && is_one_of(o->name, OF_RANKS, COUNT_OF(OF_RANKS)))
+        return false;
+    return !w->behind || !(is_one_of(o->name, OF_PARENT, COUNT_OF(OF_PARENT)) ||
+                           is_one_of(o->name, LISTS, COUNT_OF(LISTS)));
+}
+
+static void hand_on(struct arg_list *a, const struct config *c, const struct launch_args *w)
 {
     struct buf value = { 0 };
     const struct option *o;
     for (size_t i = 0; (o = option_at(OPTIONS, i)); i++) {
-        if (!takes(o, "serve") || !takes(o, "launch") || config_source(c, o->name) != SOURCE_ARGS)
-            continue;
-        if (holds_view && strcmp(o->name, "engine-worker-queue-port") == 0) continue;
+        if (!is_handed_on(o, c, w)) continue;
         buf_clear(&value);
         value_text(c, o, &value);
         add_option(a, o->name, value.len ? value.data : "");
@@ -96,13 +126,22 @@ static bool is_planned(const struct launch_plan *p, uint16_t port)
     return false;
 }
 
-/* Finds the next free port from 8000 on. These ports lie below the ephemeral range, so no "any free
- * port" of a node takes one first. Another program still may; the node then reports it. */
-static uint16_t free_port(const struct launch_plan *p)
+/* Finds the next free port from `first` on, `end` not included; 0: there is none. Another program
+ * may still take it; the node then reports it. */
+static uint16_t free_port(const struct launch_plan *p, uint16_t first, uint16_t end)
 {
-    for (uint16_t port = PORT_FIRST; port < PORT_END; port++)
-        if (!is_planned(p, port) && is_free(port)) return port;
+    for (uint16_t port = first; port < end; port++)
+        if (!is_planned(p, port) && port != p->ranks.port && is_free(port)) return port;
     return 0;
+}
+
+static uint16_t free_rank_port(const struct launch_plan *p)
+{
+    uint16_t random;
+    random_bytes(&random, sizeof random);
+    const uint16_t first = RANK_PORT_FIRST + random % (RANK_PORT_END - RANK_PORT_FIRST);
+    const uint16_t port = free_port(p, first, RANK_PORT_END);
+    return port ? port : free_port(p, RANK_PORT_FIRST, first);
 }
 
 enum status launch_listed_port(const struct config *c, const char *name, size_t i, int64_t *out,
@@ -140,36 +179,94 @@ static double share_per_node(const struct config *c, size_t n_nodes)
     return config_float(c, "gpu-memory-utilization") / (double)((n_nodes + n_gpus - 1) / n_gpus);
 }
 
-static enum status plan_node(const struct config *c, const char *program,
-                             const char *directory_address, size_t i, struct launch_plan *p,
-                             struct err *err)
+static void add_number(struct arg_list *a, const char *name, int64_t value)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%lld", (long long)value);
+    add_option(a, name, text);
+}
+
+/* Lists that are too short for the ranks are filled with "any free port". */
+static void add_lists(struct arg_list *a, const struct config *c, const struct launch_args *w)
+{
+    for (size_t k = 0; k < COUNT_OF(LISTS); k++) {
+        struct buf ports = { 0 };
+        if (!config_is_set(c, LISTS[k]) || (k == 0 && w->holds_view)) continue;
+        for (size_t i = 0; i < a->plan->n; i++) {
+            const char *item = config_list(c, LISTS[k], i, NULL);
+            buf_printf(&ports, "%s%s", i ? "," : "", item ? item : "0");
+        }
+        add_option(a, LISTS[k], ports.data);
+        buf_release(&ports);
+    }
+}
+
+static void add_rank(struct arg_list *a, const struct ranks *r, size_t i)
+{
+    add_number(a, "data-parallel-size", r->size);
+    add_number(a, "data-parallel-rank", r->first + (int64_t)i);
+    add_number(a, "data-parallel-start-rank", r->first);
+    add_number(a, "data-parallel-size-local", r->n_local);
+    add_option(a, "data-parallel-address", r->host);
+    add_number(a, "data-parallel-rpc-port", r->port);
+}
+
+static void write_args(const struct config *c, const struct launch_args *w, size_t i,
+                       int64_t metrics_port, struct launch_plan *p)
 {
     struct launch_node *node = &p->nodes[i];
     struct arg_list a = { p, node, 0 };
-    int64_t port, metrics_port;
     char number[32];
-    TRY(launch_listed_port(c, "ports", i, &port, err));
-    TRY(launch_listed_port(c, "metrics-ports", i, &metrics_port, err));
-    node->port = port > 0 ? (uint16_t)port : free_port(p);
-    if (node->port == 0)
-        return err_set(err, ERR_CONFIG, "no free port could be found for node %zu", i);
-    add_arg(&a, program);
+    add_arg(&a, w->program);
     add_arg(&a, "serve");
-    hand_on(&a, c, directory_address != NULL);
-    add_option(&a, "splitwise-role", node_role_name(node->role));
-    snprintf(number, sizeof number, "%u", node->port);
-    add_option(&a, "port", number);
-    snprintf(number, sizeof number, "%lld", (long long)metrics_port);
-    if (metrics_port > 0) add_option(&a, "metrics-port", number);
-    snprintf(number, sizeof number, "%zu", i);
-    add_option(&a, "local-data-parallel-id", number);
-    snprintf(number, sizeof number, "%d", threads_per_node(c, p->n));
-    add_option(&a, "compute-threads", number);
+    hand_on(&a, c, w);
+    if (w->behind) add_lists(&a, c, w);
+    else add_option(&a, "splitwise-role", node_role_name(node->role));
+    add_number(&a, "port", node->port);
+    if (metrics_port >= 0) add_number(&a, "metrics-port", metrics_port);
+    add_number(&a, "local-data-parallel-id", (int64_t)i);
+    if (p->ranks.kind != RANKS_NONE) add_rank(&a, &p->ranks, i);
+    add_number(&a, "compute-threads", threads_per_node(c, p->n));
     const double share = share_per_node(c, p->n);
     snprintf(number, sizeof number, "%.4f", share);
     if (share > 0) add_option(&a, "gpu-memory-utilization", number);
-    if (directory_address) add_option(&a, "router", directory_address);
+    if (w->directory) add_option(&a, "router", w->directory);
+}
+
+static enum status plan_node(const struct config *c, const struct launch_args *w, size_t i,
+                             struct launch_plan *p, struct err *err)
+{
+    struct launch_node *node = &p->nodes[i];
+    int64_t port = -1, metrics_port = 0; /* of ranks: none, whatever the environment says */
+    if (!w->behind) {
+        TRY(launch_listed_port(c, "ports", i, &port, err));
+        TRY(launch_listed_port(c, "metrics-ports", i, &metrics_port, err));
+    }
+    node->port = port > 0    ? (uint16_t)port
+                 : w->behind ? free_rank_port(p)
+                             : free_port(p, PORT_FIRST, PORT_END);
+    if (node->port == 0)
+        return err_set(err, ERR_CONFIG, "no free port could be found for node %zu", i);
+    write_args(c, w, i, metrics_port, p);
     return OK;
+}
+
+/* Where rank 0 listens, when nothing was said of it: its cluster port, or any free one. */
+static enum status choose_meeting_port(const struct config *c, struct launch_plan *p,
+                                       struct err *err)
+{
+    int64_t port;
+    if (p->ranks.kind == RANKS_NONE) return OK;
+    TRY(launch_listed_port(c, "pd-comm-port", 0, &port, err));
+    if (p->ranks.first > 0 || (port <= 0 && p->ranks.port)) return OK;
+    if (p->ranks.port && p->ranks.port != port)
+        return err_field(err, ERR_CONFIG, "pd-comm-port",
+                         "rank 0 listens for the other ranks with its cluster port: "
+                         "--pd-comm-port %lld and --data-parallel-rpc-port %u must be the same",
+                         (long long)port, p->ranks.port);
+    p->ranks.port = port > 0 ? (uint16_t)port : free_rank_port(p);
+    if (p->ranks.port) return OK;
+    return err_set(err, ERR_CONFIG, "no free port could be found where the ranks meet");
 }
 
 static enum status check_counts(const struct config *c, size_t n, struct err *err)
@@ -193,49 +290,54 @@ static enum status check_counts(const struct config *c, size_t n, struct err *er
     return OK;
 }
 
-/* The nodes of a launch that share experts are the whole group. */
-static enum status check_group(const struct config *c, size_t n, struct err *err)
+size_t launch_plan_n_nodes(const struct config *c)
 {
-    const int64_t size = config_int(c, "data-parallel-size");
-    if (!config_bool(c, "enable-expert-parallel") || !config_is_set(c, "data-parallel-address") ||
-        size == (int64_t)n)
-        return OK;
-    return err_field(err, ERR_CONFIG, "data-parallel-size",
-                     "--data-parallel-size %lld with %zu nodes: with --data-parallel-address the "
-                     "nodes of this launch are the ranks, so give --data-parallel-size %zu",
-                     (long long)size, n, n);
+    return (size_t)(config_int(c, "prefill") + config_int(c, "decode") +
+                    config_int(c, "num-servers"));
 }
 
-enum status launch_plan_make(const struct config *c, const char *program,
-                             const char *directory_address, struct launch_plan *out,
-                             struct err *err)
+static enum status check_launch(const struct config *c, const struct launch_args *w, size_t n,
+                                struct err *err)
 {
-    size_t n_prefill = (size_t)config_int(c, "prefill"), n_decode = (size_t)config_int(c, "decode"),
-           n_mixed = (size_t)config_int(c, "num-servers");
-    *out = (struct launch_plan){ .n = n_prefill + n_decode + n_mixed };
-    arena_init(&out->arena);
-    if (out->n == 0)
+    if (n == 0)
         return err_field(err, ERR_CONFIG, "prefill",
                          "nothing to launch: give --prefill N and --decode M, or --num-servers N "
                          "for mixed nodes");
-    if (out->n > LAUNCH_NODES_MAX)
-        return err_field(err, ERR_CONFIG, "prefill", "%zu nodes on one host, at most %d", out->n,
+    if (n > LAUNCH_NODES_MAX)
+        return err_field(err, ERR_CONFIG, "prefill", "%zu nodes on one host, at most %d", n,
                          LAUNCH_NODES_MAX);
     /* In Redis, or at a directory server elsewhere, decode nodes of other hosts can be found. */
-    if (n_prefill && !n_decode && !n_mixed && directory_address)
+    if (n == (size_t)config_int(c, "prefill") && w->holds_view)
         return err_field(err, ERR_CONFIG, "decode",
                          "--prefill %zu without a node that decodes; add --decode N, or name where "
                          "those of other hosts are found (--scheduler-name splitwise with "
                          "--scheduler-host, or --router)",
-                         n_prefill);
-    TRY(check_counts(c, out->n, err));
-    TRY(check_group(c, out->n, err));
+                         n);
+    return check_counts(c, n, err);
+}
+
+static enum node_role role_of(const struct config *c, const struct launch_args *w, size_t i)
+{
+    const size_t n_prefill = (size_t)config_int(c, "prefill"),
+                 n_decode = (size_t)config_int(c, "decode");
+    if (w->behind) return w->role;
+    return i < n_prefill ? ROLE_PREFILL : i < n_prefill + n_decode ? ROLE_DECODE : ROLE_MIXED;
+}
+
+enum status launch_plan_make(const struct config *c, const struct launch_args *w,
+                             struct launch_plan *out, struct err *err)
+{
+    *out = (struct launch_plan){
+        .n = w->behind ? w->ranks.n_local : launch_plan_n_nodes(c),
+        .ranks = w->ranks,
+    };
+    arena_init(&out->arena);
+    if (!w->behind) TRY(check_launch(c, w, out->n, err));
     out->nodes = ARENA_ARRAY(&out->arena, struct launch_node, out->n);
+    TRY(choose_meeting_port(c, out, err));
     for (size_t i = 0; i < out->n; i++) {
-        out->nodes[i].role = i < n_prefill              ? ROLE_PREFILL
-                             : i < n_prefill + n_decode ? ROLE_DECODE
-                                                        : ROLE_MIXED;
-        TRY(plan_node(c, program, directory_address, i, out, err));
+        out->nodes[i].role = role_of(c, w, i);
+        TRY(plan_node(c, w, i, out, err));
     }
     return OK;
 }

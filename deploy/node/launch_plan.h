@@ -1,8 +1,9 @@
-/* launch_plan.h - which processes `baton launch` starts, with which arguments. Thread: main. */
+/* launch_plan.h - which processes `baton launch` starts, or `baton serve` for the ranks behind its
+ * port, with which arguments. Thread: main. */
 #ifndef BATON_DEPLOY_NODE_LAUNCH_PLAN_H
 #define BATON_DEPLOY_NODE_LAUNCH_PLAN_H
 
-#include "deploy/options/config.h"
+#include "deploy/node/ranks.h"
 #include "scheduler/directory/directory.h"
 #include "shared/base/mem.h"
 
@@ -18,13 +19,23 @@ struct launch_plan {
     struct arena arena;
     struct launch_node *nodes;
     size_t n;
+    struct ranks ranks; /* of the nodes, when they share experts; its port is chosen */
 };
 
-/* `directory_address` is host:port of the launcher's own directory, NULL when the nodes use Redis.
- * ERR_CONFIG names the option at fault. */
-enum status launch_plan_make(const struct config *c, const char *program,
-                             const char *directory_address, struct launch_plan *out,
-                             struct err *err) MUST_CHECK;
+struct launch_args {
+    const char *program;
+    const char *directory; /* host:port where the nodes register; NULL: as their options say */
+    bool holds_view;       /* the directory is the parent's: its control port is no node's */
+    bool behind;           /* ranks of `serve`, behind its port; else the nodes of `launch` */
+    enum node_role role;   /* of those ranks */
+    struct ranks ranks;    /* ranks_read, or RANKS_NONE */
+};
+
+/* How many nodes `launch` was asked for. */
+size_t launch_plan_n_nodes(const struct config *c);
+/* ERR_CONFIG names the option at fault. The caller releases `out` in any case. */
+enum status launch_plan_make(const struct config *c, const struct launch_args *w,
+                             struct launch_plan *out, struct err *err) MUST_CHECK;
 /* Reads entry i of a list of ports: -1 where there is none, or where "-1" leaves the choice. */
 enum status launch_listed_port(const struct config *c, const char *name, size_t i, int64_t *out,
                                struct err *err) MUST_CHECK;

@@ -10,7 +10,8 @@
 
 enum { LOOK_MS = 100 };
 
-static const char VARIABLE[] = "BATON_SUPERVISED", HOLDS_VIEW[] = ",view", OWN_SECRET[] = ",secret";
+static const char VARIABLE[] = "BATON_SUPERVISED", HOLDS_VIEW[] = ",view", OWN_SECRET[] = ",secret",
+                  BEHIND[] = ",port=";
 
 struct launcher_watch {
     pid_t launcher;
@@ -21,12 +22,21 @@ struct launcher_watch {
     char text[512];
 };
 
-void launcher_watch_announce(bool holds_view, bool own_secret)
+void launcher_watch_announce(const struct launcher_terms *t)
 {
-    char text[48];
-    snprintf(text, sizeof text, "%d%s%s", getpid(), holds_view ? HOLDS_VIEW : "",
-             own_secret ? OWN_SECRET : "");
+    char text[64];
+    snprintf(text, sizeof text, "%d%s%s", getpid(), t->holds_view ? HOLDS_VIEW : "",
+             t->own_secret ? OWN_SECRET : "");
+    const size_t n = strlen(text);
+    if (t->behind) snprintf(text + n, sizeof text - n, "%s%u", BEHIND, t->port);
     setenv(VARIABLE, text, 1);
+}
+
+bool launcher_watch_is_behind(uint16_t *port)
+{
+    const char *text = getenv(VARIABLE), *at = text ? strstr(text, BEHIND) : NULL;
+    *port = at ? (uint16_t)strtol(at + strlen(BEHIND), NULL, 10) : 0;
+    return at != NULL;
 }
 
 bool launcher_watch_has_launcher(void) { return getenv(VARIABLE) != NULL; }

@@ -11,9 +11,17 @@
 
 struct launcher_watch;
 
-/* For the launcher: sets the variable that its nodes inherit. holds_view: it is their directory
- * server, too; own_secret: they share a secret that nobody else has. */
-void launcher_watch_announce(bool holds_view, bool own_secret);
+/* What its launcher is to a node. */
+struct launcher_terms {
+    bool holds_view; /* their directory server, too */
+    bool own_secret; /* they share a secret that nobody else has */
+    bool behind;     /* they are ranks behind the launcher's port, which end when it is gone */
+    uint16_t port;   /* that port; 0: it has none */
+};
+/* For the launcher: sets the variable that its nodes inherit. */
+void launcher_watch_announce(const struct launcher_terms *t);
+/* Is this process a rank behind a launcher's port? *port is that, 0: the launcher has none. */
+bool launcher_watch_is_behind(uint16_t *port);
 /* Was this process started by a launcher? */
 bool launcher_watch_has_launcher(void);
 

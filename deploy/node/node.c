@@ -1,6 +1,7 @@
 /* node.c - see node.h. */
 #include "deploy/node/node.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -44,7 +45,7 @@ static void on_message(void *arg, const struct cluster_message *m)
     }
     if (n->group ? group_on_message(n->group, m) : group_refuse(n->cluster, m)) return;
     if (n->state == NODE_LOADING) return; /* nobody has been told that this node takes work */
-    if (scheduler_on_message(n->scheduler, m)) return;
+    if (scheduler_on_message(n->scheduler, m) || n->o.no_engine) return;
     /* CANCEL concerns both workers, so each returns false for it. */
     if (prefill_on_message(n->prefill, m)) return;
     if (decode_on_message(n->decode, m)) return;
@@ -56,6 +57,7 @@ static void on_lost(void *arg, uint64_t node, const char *why)
     if (n->group && n->state != NODE_STOPPING) group_on_lost(n->group, node, why);
     if (n->state == NODE_STOPPING || n->state == NODE_LOADING) return;
     scheduler_on_lost(n->scheduler, node, why);
+    if (n->o.no_engine) return;
     prefill_on_lost(n->prefill, node);
     decode_on_lost(n->decode, node);
 }
@@ -82,6 +84,7 @@ static void say_not_ready(struct node *n, struct http_exchange *x)
 {
     char why[256] = "the model is being loaded";
     if (n->state != NODE_LOADING) snprintf(why, sizeof why, "the node is shutting down");
+    else if (n->front.loaded) snprintf(why, sizeof why, "its ranks are starting");
     else if (n->group && n->engine) (void)group_describe(n->group, why, sizeof why);
     not_ready_reply(x, why);
 }
@@ -232,6 +235,12 @@ static void on_directory_up(void *arg)
 static void on_launcher_gone(void *arg)
 {
     struct node *n = arg;
+    uint16_t port;
+    if (launcher_watch_is_behind(&port)) {
+        log_warn("node ends", "why=\"the process with its port is gone\"");
+        if (n->state == NODE_LOADING || n->state == NODE_READY) node_stop_on_signal(n, SIGTERM);
+        return;
+    }
     if (n->state == NODE_READY)
         scheduler_launcher_gone(n->scheduler, launcher_watch_text(n->launcher),
                                 launcher_watch_held_view(n->launcher));
@@ -298,13 +307,14 @@ static struct scheduler *start_scheduler(struct node *n)
         .secret = n->o.secret,
         .join = n->can_be_joined ? n->join : NULL,
         .log_requests = n->o.log_requests,
-        .describe = node_describe_record,
+        .model = n->front.model,
+        .describe = n->o.no_engine ? NULL : node_describe_record,
         .arg = n,
     };
     return scheduler_create(&s);
 }
 
-static void start_workers(struct node *n)
+static void start_engine_workers(struct node *n)
 {
     struct decode_options d = {
         .engine = n->engine,
@@ -326,9 +336,15 @@ static void start_workers(struct node *n)
     };
     n->decode = decode_create(&d);
     n->prefill = prefill_create(&p);
+}
+
+static void start_workers(struct node *n)
+{
+    if (!n->o.no_engine) start_engine_workers(n);
     n->scheduler = start_scheduler(n);
     if (!n->passer) return;
-    passer_set_model(n->passer, engine_kv_layout(n->engine)->model_fingerprint);
+    passer_set_model(n->passer, n->o.no_engine ? n->front.model
+                                               : engine_kv_layout(n->engine)->model_fingerprint);
     passer_use_view(n->passer, scheduler_view(n->scheduler));
 }
 
@@ -378,6 +394,10 @@ static enum status make_ready(struct node *n, struct err *err)
 static void load(void *arg)
 {
     struct node *n = arg;
+    if (n->o.no_engine) {
+        node_front_load(n);
+        return;
+    }
     enum status st = node_model_load(&n->model, &n->o, &n->stop_loading, &n->load_err);
     if (st == OK && atomic_load(&n->stop_loading)) st = ERR_CANCELED;
     if (st == OK) st = start_engine(n, &n->load_err);
@@ -388,7 +408,8 @@ static void load(void *arg)
 static void fail_start(struct node *n)
 {
     log_fatal("baton", n->load_err.text);
-    node_stop(n, 1);
+    if (n->front.on_failed) n->front.on_failed(n->front.failed_arg); /* its ranks end first */
+    else node_stop(n, 1);
 }
 
 void node_become_ready(struct node *n)
@@ -410,6 +431,7 @@ static void on_loaded(void *arg)
     if (n->state == NODE_STOPPING)
         return; /* node_free frees them, if this is the loop's last turn */
     if (n->load_st != OK) fail_start(n);
+    else if (n->o.no_engine) node_front_loaded(n);
     else if (!node_group_awaits(n)) node_become_ready(n);
 }
 
@@ -430,7 +452,7 @@ static enum status open_ports(struct node *n, struct err *err)
     node_group_start(n);
     TRY(start_directory(n, err));
     start_passer(n);
-    return node_ports_hold(o, &n->ports, err);
+    return o->no_engine ? OK : node_ports_hold(o, &n->ports, err);
 }
 
 enum status node_create(const struct node_options *o, struct node **out, struct err *err)
@@ -456,16 +478,16 @@ enum status node_create(const struct node_options *o, struct node **out, struct 
     return OK;
 }
 
-static void begin_loading(void *arg)
+void node_begin_loading(void *node)
 {
-    struct node *n = arg;
+    struct node *n = node;
     if (loop_work(n->loop, load, on_loaded, n) != OK) node_stop(n, 1);
 }
 
 int node_run(struct node *n)
 {
     loop_on_signal(n->loop, node_stop_on_signal, n);
-    enum status st = loop_post(n->loop, begin_loading, n);
+    enum status st = loop_post(n->loop, node_begin_loading, n);
     ASSERT(st == OK); /* the queue of a new loop is empty */
     loop_run(n->loop);
     return n->exit_status;
@@ -504,3 +526,10 @@ void node_on_signal(struct node *n, void (*fn)(void *arg), void *arg)
 struct serve *node_serve(struct node *n) { return n->serve; }
 
 struct loop *node_loop(struct node *n) { return n->loop; }
+
+uint16_t node_http_port(const struct node *n) { return n->http ? http_server_port(n->http) : 0; }
+
+uint16_t node_directory_port(const struct node *n)
+{
+    return n->directory_server ? directory_server_port(n->directory_server) : 0;
+}

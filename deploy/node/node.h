@@ -24,6 +24,20 @@ enum status node_create(const struct node_options *o, struct node **out,
 int node_run(struct node *n);
 void node_free(struct node *n);
 
+/* For the parent of ranks (node_options.no_engine), which runs the loop and takes the signals
+ * itself: begins to load, instead of node_run. on_failed: it cannot start, and has said why; the
+ * owner calls node_stop. */
+void node_start(struct node *n, void (*on_failed)(void *arg), void *arg);
+/* All ranks have been ready; model: the fingerprint in their records. */
+void node_ranks_ready(struct node *n, uint64_t model);
+bool node_is_ready(const struct node *n);
+/* Takes no more requests; on_drained comes once, when those that run have ended or have had
+ * shutdown_s. Only of a node that is ready. */
+void node_drain(struct node *n, void (*on_drained)(void *arg), void *arg);
+uint16_t node_http_port(const struct node *n);
+/* Where others register; 0: it is no directory server. */
+uint16_t node_directory_port(const struct node *n);
+
 /* For subcommands that use a node without HTTP (generate): calls fn on the loop once the
  * node is ready. */
 void node_on_ready(struct node *n, void (*fn)(void *arg), void *arg);

@@ -61,7 +61,7 @@ void node_describe_join(struct node *n)
     const struct node_options *o = &n->o;
     char at[HOST_PORT_TEXT_MAX];
     n->can_be_joined = strcmp(o->directory, "local") != 0 || n->directory_server;
-    if (launcher_watch_own_secret(n->launcher)) return;
+    if (launcher_watch_own_secret(n->launcher) || o->own_secret) return;
     if (strcmp(o->directory, "redis") == 0)
         snprintf(n->join, sizeof n->join,
                  "--scheduler-name splitwise --scheduler-host %s --scheduler-port %u "
@@ -105,8 +105,9 @@ void node_describe_json(void *arg, bool cluster, struct buf *out)
     buf_printf(out,
                ",\"cluster_port\":%u,\"kv_port\":%u,\"live_prefill\":%u,\"live_decode\":%u,\"kv_"
                "transports\":\"",
-               cluster_port(n->cluster), n->kvt ? kvt_port(n->kvt) : 0, prefill_n_live(n->prefill),
-               decode_n_live(n->decode));
+               cluster_port(n->cluster), n->kvt ? kvt_port(n->kvt) : 0,
+               n->prefill ? prefill_n_live(n->prefill) : 0,
+               n->decode ? decode_n_live(n->decode) : 0);
     if (n->kvt) kvt_available(n->kvt, out);
     buf_add_char(out, '"');
     if (!cluster) return;
@@ -118,8 +119,20 @@ void node_describe_json(void *arg, bool cluster, struct buf *out)
     scheduler_describe(n->scheduler, out);
 }
 
+static void front_ready(const struct node *n)
+{
+    log_info("node ready", "name=%s role=%s topic=%s model=%s after_s=%.1f http=%s:%u directory=%s",
+             n->name, node_role_name(n->o.role), n->o.topic, n->o.names[0],
+             (double)(clock_ms() - n->t_start_ms) * 1e-3, n->o.host, http_server_port(n->http),
+             n->o.directory);
+}
+
 void node_describe_ready(struct node *n)
 {
+    if (n->o.no_engine) {
+        front_ready(n);
+        return;
+    }
     const struct kv_layout *l = engine_kv_layout(n->engine);
     double gib = (double)kv_layout_pool_bytes(l) / (1 << 30);
     uint64_t tokens = (uint64_t)l->n_blocks * l->block_tokens;

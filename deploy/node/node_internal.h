@@ -55,6 +55,14 @@ struct node {
     bool prepares;       /* a worker makes the next group's ep object with the engine's memory */
     bool leaves;         /* it has no requests left, and wants to leave the group; ... */
     bool has_left;       /* ... and no group needs this rank any more */
+    struct {
+        bool loaded, ranks_ready;
+        uint64_t model; /* fingerprint of its ranks' model */
+        void (*on_failed)(void *arg);
+        void *failed_arg;
+        void (*on_drained)(void *arg);
+        void *drained_arg;
+    } front; /* with o.no_engine */
     struct directory *directory;
     struct directory_server *directory_server;
     struct decode_worker *decode;
@@ -99,8 +107,16 @@ void node_group_free(struct node *n);
 /* engine_options.on_group. Thread: engine. */
 void node_group_of_engine(void *arg, const struct engine_group_event *ev);
 
+/* ---- node_front.c: with o.no_engine ---- */
+
+/* Reads all files but the weights. Thread: a worker. */
+void node_front_load(struct node *n);
+/* The files are there: ready, or once the ranks are. */
+void node_front_loaded(struct node *n);
+
 /* ---- node.c ---- */
 
+void node_begin_loading(void *node);
 /* The engine can step: the node takes work. */
 void node_become_ready(struct node *n);
 

@@ -12,6 +12,8 @@
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 #include "shared/engine/engine.h"
+#include "shared/model/config/config_gguf.h"
+#include "shared/model/config/config_hf.h"
 #include "shared/model/load/foreign_checkpoint.h"
 #include "shared/model/load/model_files.h"
 
@@ -125,6 +127,30 @@ static enum status load_text(struct node_model *m, const struct node_options *o,
         if (st != OK) err_prefix(err, "chat template: ");
     }
     model_text_release(&text);
+    return st;
+}
+
+enum status node_model_config(const char *path, struct model_config *out,
+                              struct model_generation *generation, struct err *err)
+{
+    struct gguf *g = NULL;
+    if (!str_ends(str_of(path), ".gguf")) return config_hf_load(path, out, generation, err);
+    TRY(gguf_open(path, &g, err));
+    enum status st = config_gguf_parse(g, out, generation, err);
+    gguf_close(g);
+    return st;
+}
+
+enum status node_model_load_text(struct node_model *m, const struct node_options *o,
+                                 struct err *err)
+{
+    struct model_config *c = MEM_NEW(struct model_config);
+    enum status st = foreign_checkpoint_check_folder(o->model_path, err);
+    if (st == OK) st = node_model_config(o->model_path, c, &m->generation, err);
+    if (st == OK) st = load_text(m, o, err);
+    m->n_vocab = c->n_vocab;
+    m->max_position = c->window > 0 && c->window < c->max_position ? c->window : c->max_position;
+    mem_free(c);
     return st;
 }
 
@@ -300,9 +326,10 @@ enum status node_model_blocks(const struct model *m, const struct node_options *
     uint64_t per_context = (context + o->block_tokens - 1) / o->block_tokens;
     uint64_t most = per_context * o->max_seqs;
     model_kv_layout(m, o->block_tokens, 1, &l);
+    const uint32_t n_host_ranks = o->n_host_ranks ? o->n_host_ranks : 1;
     struct device *device = m->kernels->device;
     uint64_t memory = device->is_host ? device_total(device) : device_available(device);
-    uint64_t room = device->is_host ? host_memory_for_kv(m, memory) / NODE_KV_SHARE
+    uint64_t room = device->is_host ? host_memory_for_kv(m, memory) / NODE_KV_SHARE / n_host_ranks
                                     : gpu_memory_for_kv(device, o->gpu_share);
     /* a GPU keeps the surplus blocks as prefix cache */
     uint64_t n = node_model_kv_blocks(o->n_blocks, o->kv_bytes, room, kv_layout_block_bytes(&l),

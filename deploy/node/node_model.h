@@ -23,12 +23,19 @@ struct node_model {
     struct model *weights;
     struct model_generation generation;
     uint32_t n_vocab;
+    uint32_t max_position; /* of node_model_load_text: the longest context */
 };
 
 struct model_text;
 /* Builds the tokenizer from the vocabulary that was found. Sets t->bos_text and t->eos_text, which
  * templates see, when the model's files name no such tokens but the tokenizer knows them. */
 enum status node_model_tokenizer(struct model_text *t, struct tokenizer **out,
+                                 struct err *err) MUST_CHECK;
+/* Reads the model's configuration alone. */
+enum status node_model_config(const char *path, struct model_config *out,
+                              struct model_generation *generation, struct err *err) MUST_CHECK;
+/* As node_model_load, without kernels and weights. */
+enum status node_model_load_text(struct node_model *m, const struct node_options *o,
                                  struct err *err) MUST_CHECK;
 /* ERR_CANCELED: *stop became true. */
 enum status node_model_load(struct node_model *m, const struct node_options *o,

@@ -9,6 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "deploy/node/launcher_watch.h"
+#include "deploy/node/ranks.h"
 #include "deploy/options/compatibility.h"
 #include "kernels/kv_rows.h"
 #include "kernels/quantize.h"
@@ -33,7 +35,7 @@ static char *dup_in(struct node_options *o, const char *s)
  * than the number of ranks. */
 static enum status port_of(const struct config *c, const char *name, uint16_t *out, struct err *err)
 {
-    size_t n = 0, rank = (size_t)config_int(c, "local-data-parallel-id");
+    size_t n = 0, rank = ranks_local_id(c);
     int64_t port = 0;
     *out = 0;
     config_list(c, name, 0, &n);
@@ -184,7 +186,9 @@ static enum status read_engine(const struct config *c, struct node_options *o, s
     o->cpu_isa = config_string(c, "cpu-isa");
     TRY(node_options_arithmetic(c, &o->activations, &o->kv_dtype, err));
     o->n_threads = (int)config_int(c, "compute-threads");
-    if (o->n_threads == 0) o->n_threads = n_cpus();
+    o->n_host_ranks = ranks_on_host(c);
+    if (o->n_threads == 0) o->n_threads = n_cpus() / (int)o->n_host_ranks;
+    if (o->n_threads == 0) o->n_threads = 1;
     o->max_model_len = (uint32_t)config_int(c, "max-model-len");
     o->max_model_len_given = config_is_set(c, "max-model-len");
     o->block_tokens = (uint32_t)config_int(c, "block-size");
@@ -256,12 +260,19 @@ static bool address_facing(const char *host, char *out, size_t cap)
     return ok;
 }
 
+/* --ips is FastDeploy's name for the address of a host alone, or of all hosts. */
+static const char *given_address(const struct config *c)
+{
+    size_t n, index;
+    const char *given = config_string(c, "advertise-host"), *ip = config_list(c, "ips", 0, &n);
+    return given ? given : n == 1 ? ip : ranks_own_ip(c, &index);
+}
+
 /* Nodes talk to each other over IPv6 when the API server does, or the address that they are told
  * to use is one. */
 static enum status read_addresses(const struct config *c, struct node_options *o, struct err *err)
 {
-    const char *given = config_string(c, "advertise-host"),
-               *like = given && host_is_ipv6(given) ? given : o->host;
+    const char *given = given_address(c), *like = given && host_is_ipv6(given) ? given : o->host;
     char address[HOST_TEXT_MAX] = "";
     o->cluster_host = o->secret.n ? host_wildcard(like) : host_loopback(like);
     if (given && !host_copy(given, address)) address[0] = 0;
@@ -329,7 +340,8 @@ static enum status read_role(const struct config *c, struct node_options *o, str
             err, ERR_CONFIG, "splitwise-role",
             "--splitwise-role %s and --kv-transfer-config's kv_role %s contradict each other", name,
             role);
-    if (st == OK && log_level() >= LOG_INFO) st = check_kv_members(doc, true, err);
+    if (st == OK && log_level() >= LOG_INFO && !launcher_watch_has_launcher())
+        st = check_kv_members(doc, true, err);
     cJSON_Delete(doc);
     return st == OK ? OK : ERR_CONFIG;
 }
@@ -463,41 +475,23 @@ static enum status read_directory(const struct config *c, struct node_options *o
     return OK;
 }
 
-/* Ranks that share experts meet at --data-parallel-address, where rank 0 listens with its cluster
- * port. Without an address every node computes alone. */
+/* Rank 0 listens for the others with its cluster port. */
 static enum status read_group(const struct config *c, struct node_options *o, struct err *err)
 {
-    const int64_t size = config_int(c, "data-parallel-size"),
-                  rank = config_int(c, "local-data-parallel-id"),
-                  port = config_int(c, "data-parallel-rpc-port");
-    if (!config_bool(c, "enable-expert-parallel") || !config_is_set(c, "data-parallel-address") ||
-        size < 2)
-        return OK;
-    if (size > GROUP_RANKS_MAX)
-        return err_field(
-            err, ERR_CONFIG, "data-parallel-size",
-            "--data-parallel-size %lld is more than the %d ranks that a group can have",
-            (long long)size, GROUP_RANKS_MAX);
-    if (rank >= size)
-        return err_field(err, ERR_CONFIG, "local-data-parallel-id",
-                         "--data-parallel-rank %lld is not a rank of --data-parallel-size %lld: "
-                         "they count from 0 to %lld",
-                         (long long)rank, (long long)size, (long long)size - 1);
-    if (strcmp(config_string(c, "device"), "cuda") == 0)
-        return err_field(err, ERR_UNSUPPORTED, "enable-expert-parallel",
-                         "--enable-expert-parallel with --data-parallel-address is supported on "
-                         "the CPU only; give --device cpu, or leave the address out");
-    TRY(read_host(c, o, "data-parallel-address", &o->group.host, err));
-    o->group.size = (uint32_t)size;
-    o->group.rank = (uint32_t)rank;
-    o->group.port = (uint16_t)port;
-    if (rank > 0) return OK;
-    if (o->cluster_port && o->cluster_port != port)
+    struct ranks r;
+    TRY(ranks_read(c, 0, &r, err));
+    if (r.kind != RANKS_ONE) return OK;
+    o->group.host = dup_in(o, r.host);
+    o->group.size = r.size;
+    o->group.rank = r.rank;
+    o->group.port = r.port;
+    if (r.rank > 0) return OK;
+    if (o->cluster_port && o->cluster_port != r.port)
         return err_field(err, ERR_CONFIG, "pd-comm-port",
                          "rank 0 listens for the other ranks with its cluster port: "
-                         "--pd-comm-port %u and --data-parallel-rpc-port %lld must be the same",
-                         o->cluster_port, (long long)port);
-    o->cluster_port = (uint16_t)port;
+                         "--pd-comm-port %u and --data-parallel-rpc-port %u must be the same",
+                         o->cluster_port, r.port);
+    o->cluster_port = r.port;
     return OK;
 }
 

@@ -40,18 +40,20 @@ struct node_options {
     bool dummy;                /* --load-format dummy */
     const char *weights_cache; /* folder or NULL */
     int n_threads;
-    double gpu_share; /* of the GPU's memory, for everything: --gpu-memory-utilization */
+    uint32_t n_host_ranks; /* that share this host's CPUs and memory, this one included */
+    double gpu_share;      /* of the GPU's memory, for everything: --gpu-memory-utilization */
     bool eager, deterministic;
     uint32_t max_model_len;
     bool max_model_len_given;        /* false: the model's own limit may lower it */
     uint32_t block_tokens, n_blocks; /* n_blocks 0: from kv_bytes */
-    uint64_t kv_bytes;               /* 0: 1/NODE_KV_SHARE of what is free after the load */
+    uint64_t kv_bytes; /* 0: 1/NODE_KV_SHARE of what is free after the load, for all ranks */
     uint32_t max_seqs, max_batched_tokens, max_waiting;
     bool prefix_cache;
     /* API server */
     const char *host;
     uint16_t port, metrics_port; /* port 0 with `http` false: no HTTP at all */
     bool http;
+    bool no_engine; /* the entry node of ranks that are processes of their own (node_front.c) */
     const char *api_keys[NODE_KEYS_MAX];
     size_t n_api_keys;
     struct http_limits http_limits;
@@ -63,6 +65,7 @@ struct node_options {
     enum node_role role;
     const char *topic;
     struct str secret;
+    bool own_secret;          /* made for the processes that this one starts: no other can join */
     const char *cluster_host; /* node-to-node ports listen here; loopback without a secret */
     char *advertise_host;     /* how peers reach it */
     uint16_t cluster_port;    /* --pd-comm-port, 0: any */
@@ -75,7 +78,7 @@ struct node_options {
         uint32_t size, rank; /* ranks that share the experts; size 0: none */
         const char *host;    /* where rank 0 listens */
         uint16_t port;
-    } group; /* --data-parallel-size with --enable-expert-parallel and --data-parallel-address */
+    } group; /* --data-parallel-size with --enable-expert-parallel and a rank */
     /* directory */
     const char *directory;      /* "local", "http", "redis" */
     const char *directory_host; /* http: the directory server */

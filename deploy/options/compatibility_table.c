@@ -74,9 +74,6 @@
 #define NO_NIC                                                                                     \
     "it names a NIC for a library that Baton does not use; peers are found by address "            \
     "(--advertise-host)"
-#define NO_DP                                                                                      \
-    "not read: nodes meet in Redis (BATON_SCHEDULER_NAME=splitwise, BATON_SCHEDULER_HOST) or at "  \
-    "the control port of one of them (BATON_ROUTER); set these and leave the script as it is"
 #define BENCH_OWN "it belongs to the client, which runs as it is"
 
 const struct compat_entry COMPATIBILITY[] = {
@@ -202,6 +199,13 @@ const struct compat_entry COMPATIBILITY[] = {
     FLAG("--context-length", ""),
     FLAG("--cpu-offload-gb", ""),
     FLAG("--ctx-size", ""),
+    FLAG("--data-parallel-address", ""),
+    FLAG("--data-parallel-external-lb", ""),
+    FLAG("--data-parallel-hybrid-lb", ""),
+    FLAG("--data-parallel-rank", ""),
+    FLAG("--data-parallel-rpc-port", ""),
+    FLAG("--data-parallel-size-local", ""),
+    FLAG("--data-parallel-start-rank", ""),
     FLAG("--device", ""),
     FLAG("--disable-cuda-graph", ""),
     FLAG("--disable-log-requests", ""),
@@ -224,7 +228,9 @@ const struct compat_entry COMPATIBILITY[] = {
     FLAG("--ep-size", ""),
     FLAG("--flash-attn", ""),
     FLAG("--generation-config", ""),
+    FLAG("--headless", ""),
     FLAG("--hf-repo", ""),
+    FLAG("--ips", ""),
     FLAG("--jinja", ""),
     FLAG("--kv-cache-dtype", ""),
     FLAG("--load-format", ""),
@@ -331,12 +337,12 @@ const struct compat_entry COMPATIBILITY[] = {
     ENV("TP_SOCKET_IFNAME", "002", NO_NIC),
     ENV("OMP_PROC_BIND", "002",
         "OpenMP is not used; compute threads go where the system puts them"),
-    ENV("VLLM_DP_SIZE", "002", NO_DP),
-    ENV("VLLM_DP_SIZE_LOCAL", "002", NO_DP),
-    ENV("VLLM_DP_RANK", "002", NO_DP),
-    ENV("VLLM_DP_RANK_LOCAL", "002", NO_DP),
-    ENV("VLLM_DP_MASTER_IP", "002", NO_DP),
-    ENV("VLLM_DP_MASTER_PORT", "002", NO_DP),
+    ENV_OPTION("VLLM_DP_SIZE", "002"),
+    ENV_OPTION("VLLM_DP_SIZE_LOCAL", "002"),
+    ENV_OPTION("VLLM_DP_RANK", "002"),
+    ENV_OPTION("VLLM_DP_RANK_LOCAL", "002"),
+    ENV_OPTION("VLLM_DP_MASTER_IP", "002"),
+    ENV_OPTION("VLLM_DP_MASTER_PORT", "002"),
     ENV("VLLM_USE_MODELSCOPE", "002",
         "org/name is looked for in ModelScope's cache as well as in Hugging Face's, whatever this "
         "says"),
@@ -354,10 +360,10 @@ const struct compat_entry COMPATIBILITY[] = {
         "not read: nothing is downloaded at start; give the model by --model or BATON_MODEL"),
     ENV("tag", "004", "not read: it chose the version of a download"),
     ENV("quant_type", "003", "a variable of the script; it reaches a node as --quantization"),
-    ENV("MP_NUM", "004", "not read: one process computes; see --tensor-parallel-size"),
-    ENV("MP_NNODE", "004", "not read: hosts find each other through --scheduler-host or --router"),
-    ENV("POD_IPS", "004", "not read: hosts find each other through --scheduler-host or --router"),
-    ENV("POD_0_IP", "004", "not read: hosts find each other through --scheduler-host or --router"),
+    ENV_OPTION("MP_NUM", "004"),
+    ENV_OPTION("MP_NNODE", "004"),
+    ENV_OPTION("POD_IPS", "004"),
+    ENV_OPTION("POD_0_IP", "004"),
     ENV("SERVICE_HTTP_PORT", "004", "not read: use --port or BATON_PORT"),
     ENV("PUSH_MODE_HTTP_PORT", "004", "not read: use --port or BATON_PORT"),
     ENV("PUSH_MODE_HTTP_WORKERS", "004", "not read: one thread serves HTTP"),

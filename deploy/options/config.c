@@ -369,13 +369,16 @@ const char *config_list(const struct config *c, const char *name, size_t i, size
     return i < v->n_items ? v->items[i] : NULL;
 }
 
-/* Was an option given with which this one has its effect? */
-static bool has_effect(const struct config *c, const struct option *option)
+static bool has_effect(const struct config *c, size_t i_option)
 {
-    for (size_t i = 0; option->works_with && i < c->n_options; i++)
-        if (strcmp(c->options[i]->name, option->works_with) == 0)
-            return c->values[i].source != SOURCE_DEFAULT;
-    return false;
+    const struct option *option = c->options[i_option];
+    if (!option->works_with) return option->effect != EFFECT_ACCEPTED;
+    /* what asks for nothing gets it */
+    const char *text = c->values[i_option].text;
+    if (text && option->def && strcmp(text, option->def) == 0) return true;
+    const size_t i = option_index(c, option->works_with);
+    if (c->options[i]->type == OPT_BOOL && !config_bool(c, option->works_with)) return false;
+    return c->values[i].source != SOURCE_DEFAULT;
 }
 
 void config_notes(const struct config *c, void (*emit)(void *arg, const char *sentence), void *arg)
@@ -383,8 +386,8 @@ void config_notes(const struct config *c, void (*emit)(void *arg, const char *se
     struct buf b = { 0 };
     for (size_t i = 0; i < c->n_options; i++) {
         const struct option *option = c->options[i];
-        if (option->effect != EFFECT_ACCEPTED || c->values[i].source == SOURCE_DEFAULT ||
-            has_effect(c, option))
+        if (option->effect == EFFECT_REFUSED || c->values[i].source == SOURCE_DEFAULT ||
+            has_effect(c, i))
             continue;
         buf_clear(&b);
         buf_printf(&b, "%s: %s", c->values[i].given_as,

@@ -46,8 +46,9 @@ struct option {
     const char *group;    /* heading in --help */
     const char *commands; /* subcommands that take it, separated by spaces; NULL: all */
     const char *help;     /* one sentence */
-    const char *note;     /* ACCEPTED / REFUSED: one sentence */
-    const char *works_with; /* ACCEPTED: an option with which it has its effect; NULL: none */
+    const char *note;     /* ACCEPTED / REFUSED / works_with: one sentence */
+    const char *works_with; /* WORKS: an option without which it has no effect, and `note` is
+                             * printed; NULL: none */
 };
 
 enum option_source { SOURCE_DEFAULT, SOURCE_ENV, SOURCE_ARGS };
@@ -86,7 +87,7 @@ const char *config_string(const struct config *c, const char *name);
 /* i-th item of a list, NULL past the end; *n (may be NULL) gets the count. */
 const char *config_list(const struct config *c, const char *name, size_t i, size_t *n);
 
-/* Notes at start: emit one sentence per ACCEPTED option that was given. */
+/* Notes at start: emit one sentence per option that was given and has no effect. */
 void config_notes(const struct config *c, void (*emit)(void *arg, const char *sentence), void *arg);
 struct config_help_options {
     const char *command;

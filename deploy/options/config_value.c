@@ -32,7 +32,7 @@ bool option_takes_word(const struct option *option, const char *word)
     int64_t n;
     if (option->type != OPT_BOOL) return false;
     return option_parse_bool(str_of(word), &flag) ||
-           (option->effect == EFFECT_ACCEPTED &&
+           ((option->effect == EFFECT_ACCEPTED || option->works_with) &&
             (strcmp(word, "auto") == 0 || str_to_i64(str_of(word), &n) == OK));
 }
 

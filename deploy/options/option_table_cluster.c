@@ -87,7 +87,6 @@ const struct option CLUSTER_OPTIONS[] = {
     },
     {
         .name = "advertise-host",
-        .aliases = "ips",
         .env = "BATON_ADVERTISE_HOST",
         .type = OPT_STRING,
         IN("Cluster", "serve doctor"),
@@ -114,60 +113,136 @@ const struct option CLUSTER_OPTIONS[] = {
     },
     {
         .name = "local-data-parallel-id",
-        .aliases = "data-parallel-rank",
-        .env = "BATON_RANK",
+        .env = "BATON_RANK VLLM_DP_RANK_LOCAL",
         .type = OPT_INT,
         RANGE(0, 65535),
         .def = "0",
         IN("Cluster", "serve doctor"),
-        .help = "Rank of this process: which entry of the port lists is its own.",
+        .help = "Number of this process on its host: which entry of the port lists is its own; "
+                "default: --data-parallel-rank.",
     },
 
     /* ---- Parallelism ---- */
     {
         .name = "data-parallel-size",
         .aliases = "dp dp-size",
+        .env = "BATON_DATA_PARALLEL_SIZE VLLM_DP_SIZE",
         .type = OPT_INT,
         RANGE(1, 65536),
         .def = "1",
-        IN("Parallelism", NODE),
-        .help = "Ranks with a copy of attention each.",
-        .effect = EFFECT_ACCEPTED,
-        .note = "serve runs one rank; start more nodes with `baton launch` or more `baton serve`, "
-                "the scheduler shares the requests among them, and with --data-parallel-address "
-                "they share the experts",
-        .works_with = "data-parallel-address",
+        IN("Parallelism", NET),
+        .help = "Ranks with attention and KV cache of their own, on all hosts. With "
+                "--enable-expert-parallel serve starts them behind its port, launch with a port "
+                "each.",
+        .note = "without --enable-expert-parallel serve runs one rank; start more nodes with "
+                "`baton launch` or more `baton serve`, the scheduler shares the requests among "
+                "them",
+        .works_with = "enable-expert-parallel",
     },
     {
         .name = "enable-expert-parallel",
         .aliases = "ep",
+        .env = "BATON_ENABLE_EXPERT_PARALLEL",
         .type = OPT_BOOL,
         .def = "false",
-        IN("Parallelism", NODE),
-        .help = "Share the experts of MoE layers among the ranks.",
-        .effect = EFFECT_ACCEPTED,
-        .note = "ranks share experts that meet at --data-parallel-address; without one each node "
-                "computes all experts, with the same answers",
-        .works_with = "data-parallel-address",
+        IN("Parallelism", NET),
+        .help = "Share the experts of MoE layers among the ranks of --data-parallel-size.",
+        .note = "with one rank (--data-parallel-size) it has all experts",
+        .works_with = "data-parallel-size",
+    },
+    {
+        .name = "data-parallel-rank",
+        .aliases = "dpn",
+        .env = "BATON_DATA_PARALLEL_RANK VLLM_DP_RANK",
+        .type = OPT_INT,
+        RANGE(0, 65535),
+        .def = "0",
+        IN("Parallelism", "serve doctor"),
+        .help = "This process is one rank, this one, with a port of its own: somebody else starts "
+                "the others.",
+    },
+    {
+        .name = "data-parallel-size-local",
+        .aliases = "dpl",
+        .env = "BATON_DATA_PARALLEL_SIZE_LOCAL VLLM_DP_SIZE_LOCAL",
+        .type = OPT_INT,
+        RANGE(1, 65536),
+        IN("Parallelism", NET),
+        .help = "How many of the ranks this host has; they share its CPUs and the memory for "
+                "KV. Default: all from --data-parallel-start-rank on.",
+        .note = "it is about ranks that share experts (--enable-expert-parallel)",
+        .works_with = "enable-expert-parallel",
+    },
+    {
+        .name = "data-parallel-start-rank",
+        .aliases = "dpr",
+        .env = "BATON_DATA_PARALLEL_START_RANK",
+        .type = OPT_INT,
+        RANGE(0, 65535),
+        .def = "0",
+        IN("Parallelism", NET),
+        .help = "The first rank of this host.",
+        .note = "it is about ranks that share experts (--enable-expert-parallel)",
+        .works_with = "enable-expert-parallel",
+    },
+    {
+        .name = "headless",
+        .type = OPT_BOOL,
+        .def = "false",
+        IN("Parallelism", "serve doctor"),
+        .help = "Start this host's ranks without a port of the API: requests come from the host of "
+                "rank 0.",
     },
     {
         .name = "data-parallel-address",
         .aliases = "dpa",
-        .env = "BATON_DATA_PARALLEL_ADDRESS",
+        .env = "BATON_DATA_PARALLEL_ADDRESS VLLM_DP_MASTER_IP POD_0_IP",
         .type = OPT_STRING,
         IN("Parallelism", NET),
-        .help = "Where rank 0 listens for the other ranks of a group that shares experts: an "
-                "address of its host, which today is the host of all ranks.",
+        .help = "Where rank 0 listens for the other ranks: an address of its host. Default: the "
+                "first of --ips, or 127.0.0.1.",
     },
     {
         .name = "data-parallel-rpc-port",
         .aliases = "dpp",
-        .env = "BATON_DATA_PARALLEL_RPC_PORT",
+        .env = "BATON_DATA_PARALLEL_RPC_PORT VLLM_DP_MASTER_PORT",
         .type = OPT_INT,
-        RANGE(1, 65535),
+        RANGE(1, 65534),
         .def = "29550",
         IN("Parallelism", NET),
-        .help = "The port there: rank 0's --pd-comm-port.",
+        .help = "The port there: rank 0's --pd-comm-port. Where several hosts have no other "
+                "directory, the next one is the control port of the first. Without an address any "
+                "free one is taken.",
+    },
+    {
+        .name = "ips",
+        .env = "POD_IPS",
+        .type = OPT_LIST,
+        IN("Parallelism", NET),
+        .help = "The addresses of all hosts, that of rank 0 first: each starts an equal part of "
+                "the ranks. One address is --advertise-host.",
+    },
+    {
+        .name = "nnodes",
+        .env = "MP_NNODE",
+        .type = OPT_INT,
+        RANGE(1, 256),
+        .def = "1",
+        IN("Parallelism", NET),
+        .help = "How many hosts have the ranks; as many as --ips lists.",
+        .note = "it is about ranks that share experts (--enable-expert-parallel); other nodes of "
+                "several hosts find each other by --scheduler-host or --router",
+        .works_with = "enable-expert-parallel",
+    },
+    {
+        .name = "node-rank",
+        .type = OPT_INT,
+        RANGE(0, 255),
+        .def = "0",
+        IN("Parallelism", NET),
+        .help = "Which of the hosts this is, from 0. Default: the one whose address --ips has.",
+        .note = "it is about ranks that share experts (--enable-expert-parallel)",
+        .works_with = "enable-expert-parallel",
     },
 
     /* ---- Scheduler ---- */

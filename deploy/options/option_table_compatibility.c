@@ -12,7 +12,7 @@
 
 const struct option COMPATIBILITY_OPTIONS[] = {
     /* ---- Parallelism: accepted, one process computes ---- */
-    ACCEPT("tensor-parallel-size", "tp tp-size", NULL, OPT_INT, "Parallelism",
+    ACCEPT("tensor-parallel-size", "tp tp-size", "MP_NUM", OPT_INT, "Parallelism",
            "Devices that share each layer.",
            "tensor parallelism is not built yet: each node computes alone, with the same answers"),
     ACCEPT(
@@ -21,6 +21,10 @@ const struct option COMPATIBILITY_OPTIONS[] = {
         "pipeline parallelism is not built yet: each node computes alone, with the same answers"),
     ACCEPT("enable-eplb", NULL, NULL, OPT_BOOL, "Parallelism", "Balance experts over ranks.",
            "balancing experts is not built yet: ranks hold equal parts of them, one copy of each"),
+    ACCEPT("data-parallel-external-lb", "dpe data-parallel-hybrid-lb dph", NULL, OPT_BOOL,
+           "Parallelism", "Let clients choose among the ranks or hosts.",
+           "every port takes requests and shares them with all ranks: give --data-parallel-rank "
+           "for one rank per port, or run serve on each host without --headless"),
     ACCEPT("disable-custom-all-reduce", NULL, NULL, OPT_BOOL, "Parallelism",
            "Use the library's all-reduce.", "there is no all-reduce on one rank"),
 
@@ -64,6 +68,8 @@ const struct option COMPATIBILITY_OPTIONS[] = {
            "these settings tune Ascend kernels"),
     ACCEPT("seed", "random-seed s", NULL, OPT_INT, "Compatibility", "Seed of the engine.",
            "a request's own \"seed\" makes it repeatable; requests without one draw one"),
+    ALONE("data-parallel-size", OPT_INT, "1"),
+    ALONE("enable-expert-parallel", OPT_BOOL, "false"),
     ALONE("scheduler-name", OPT_STRING, "local"),
     ALONE("scheduler-host", OPT_STRING, "127.0.0.1"),
     ALONE("scheduler-port", OPT_INT, "6379"),

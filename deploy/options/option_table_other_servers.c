@@ -10,15 +10,16 @@
     "a node computes on one device: with --device cuda on the first GPU of CUDA_VISIBLE_DEVICES"
 #define STEP_TOKENS "--max-num-batched-tokens is the most tokens of one step"
 #define NO_EXPERTS                                                                                 \
-    "see --enable-expert-parallel, whose ranks meet at --data-parallel-address; without one each " \
-    "node computes all experts, with the same answers"
+    "see --enable-expert-parallel, by which the ranks of --data-parallel-size share the experts"
 #define NO_DRAFT                                                                                   \
     "speculative decoding is not built yet: tokens are decoded one by one, with the same answers"
 #define NO_OFFLOAD                                                                                 \
     "KV is not moved between memories: on the CPU the cache is in its memory already, on a GPU "   \
     "what does not fit is computed again"
 #define OWN_HOST                                                                                   \
-    "every host runs nodes of its own, which find each other by --scheduler-host or --router"
+    "give --data-parallel-address for ranks that share experts; other nodes of several hosts "     \
+    "find "                                                                                        \
+    "each other by --scheduler-host or --router"
 #define NO_ADAPTERS   "adapters are not built yet: give a model they are merged into by --model"
 #define NO_EMBEDDINGS "there are chat and text completions only"
 #define OWN_SAMPLING                                                                               \
@@ -173,9 +174,7 @@ const struct option OTHER_SERVERS_OPTIONS[] = {
             "give --no-enable-prefix-caching"),
     INSTEAD("allow-auto-truncate", NULL, OPT_BOOL, "false", "Shorten prompts that are too long.",
             "a prompt longer than --max-model-len is refused"),
-    INSTEAD("nnodes", NULL, OPT_INT, "1", "Hosts that compute one model.", OWN_HOST),
-    INSTEAD("node-rank", NULL, OPT_INT, "0", "This host among them.", OWN_HOST),
-    INSTEAD("dist-init-addr", "nccl-init-addr", OPT_STRING, NULL, "Where they meet.", OWN_HOST),
+    INSTEAD("dist-init-addr", "nccl-init-addr", OPT_STRING, NULL, "Where hosts meet.", OWN_HOST),
     INSTEAD("disaggregation-ib-device", NULL, OPT_STRING, NULL, "RDMA devices.",
             "give the devices in KVCACHE_RDMA_NICS"),
     { .name = NULL },

@@ -15,7 +15,7 @@ def complete(port, **more):
 
 def seed_001(model, redis, role, *args, port=None):
     return Node(model, role, ['--scheduler-name', 'splitwise', '--scheduler-host', '127.0.0.1', '--scheduler-port', str(redis.port), '--scheduler-topic', 'test',
-                              '--scheduler-ttl', '9000', '--cache-transfer-protocol', 'rdma,ipc', '--tensor-parallel-size', '1', '--data-parallel-size', '4',
+                              '--scheduler-ttl', '9000', '--cache-transfer-protocol', 'rdma,ipc', '--tensor-parallel-size', '1', '--data-parallel-size', '1',
                               '--rdma-comm-ports', '7671,7672', '--enable-expert-parallel', *SIZE, *args], port=port)
 
 

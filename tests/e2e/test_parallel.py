@@ -222,7 +222,7 @@ def test_ranks_that_are_started_one_by_one_say_whom_they_wait_for():
 
 def test_what_contradicts_is_refused():
     for args, said in ((['--data-parallel-size', '2', '--data-parallel-rank', '2'], '--data-parallel-rank 2 is not a rank of --data-parallel-size 2: they count from 0 to 1'),
-                       (['--data-parallel-size', '2', '--pd-comm-port', '7000', '--data-parallel-rpc-port', '7001'], '--pd-comm-port 7000 and --data-parallel-rpc-port 7001 must be the same'),
+                       (['--data-parallel-size', '2', '--data-parallel-rank', '0', '--pd-comm-port', '7000', '--data-parallel-rpc-port', '7001'], '--pd-comm-port 7000 and --data-parallel-rpc-port 7001 must be the same'),
                        (['--data-parallel-size', '300'], '--data-parallel-size 300 is more than the 256 ranks that a group can have')):
         p = subprocess.run([BIN, 'serve', golden('qwen3_moe'), '--enable-expert-parallel', '--data-parallel-address', '127.0.0.1', *args], capture_output=True, text=True, timeout=30)
         assert p.returncode == 2 and said in p.stderr, (args, p.stderr)

@@ -150,12 +150,19 @@ def is_split(port):
     assert trace['prefill_node'] != trace['decode_node'] and trace['transport'] == 'ipc', trace
 
 
-def is_a_pair(*nodes):
-    """Prefill and decode node, each (shell, port, the folder that its FD_LOG_DIR names): requests at both are split, and both write their log."""
+def is_a_group(port, n):
+    """The nodes that this one sees are the ranks of one group, together."""
+    sees(port, n)
+    groups = [request(node['http_port'], 'GET', '/cluster')[2]['group'] for node in request(port, 'GET', '/cluster')[2]['nodes']]
+    assert sorted(g['rank'] for g in groups) == list(range(n)) and all(g['size'] == n and g['together'] for g in groups), groups
+
+
+def is_a_pair(*nodes, n=2):
+    """Prefill and decode node, or parent of n nodes together, each (shell, port, the folder that its FD_LOG_DIR names): requests at both are split, and both write their log."""
     for shell, port, _ in nodes:
         ready(shell, port)
     for shell, port, folder in nodes:
-        sees(port, 2)
+        sees(port, n)
         is_split(port)
         assert os.path.getsize(os.path.join(shell.folder, folder, f'baton-{port}.log')) > 0
 
@@ -202,7 +209,7 @@ def ends_with_eight(number, name, nth=0):
         for i, port in enumerate(api):
             ask(port)
             assert request(ports[3101 + 100 * i], 'GET', '/metrics')[0] == 200
-        sees(api[0], 8)
+        is_a_group(api[0], 8)
         at = f'127.0.0.1:{ports[25611]}'
         assert f'cluster view held by this launcher, {at}' in shell.output()
         socket.create_connection(at.split(':'), 5).close()
@@ -269,8 +276,8 @@ def test_001_online():
             ready(shell, ports[8184])
             ask(ports[8184])
             assert request(ports[8185], 'GET', '/metrics')[0] == 200
-            sees(ports[8184], 1)
-    done('001', API, 'works', 'in Redis; under its own name the model is refused')
+            is_a_group(ports[8184], 8)
+    done('001', API, 'works', 'one port before eight ranks that share the experts, in Redis; under its own name the model is refused')
 
 
 def test_001_eight_servers():
@@ -284,7 +291,7 @@ def test_001_prefill_and_decode():
         with closing(Shell(p.into(with_models(prefill)))) as first:
             wait_until('the prefill node is there', lambda: request(p[8180], 'GET', '/live')[0] == 200)
             with closing(Shell(d.into(with_models(continued(decode))))) as second:
-                is_a_pair((first, p[8180], 'log_prefill'), (second, d[8184], 'log_decode'))
+                is_a_pair((first, p[8180], 'log_prefill'), (second, d[8184], 'log_decode'), n=8)
                 for shell in (first, second):
                     assert 'set RDMA NICS\n' in shell.output() and '\nKVCACHE_RDMA_NICS \n' in shell.output() and 'PATH=' not in shell.output(), shell.output()[:500]
             # As a shell reads it, without the missing continuation, the last two options are a command of their own.
@@ -334,9 +341,13 @@ def two_in_a_row():
 
 
 def launcher(nth, port):
-    """The document's Python launcher with two ranks at this port and the next."""
+    """The document's Python launcher with a group of two ranks at this port and the next, which meet on this host."""
     text = indented(block('002', 'import multiprocessing', 'process.join()', nth))
-    return re.sub(r'dp_size_local = \d+', 'dp_size_local = 2', re.sub(r'engine_port = 9000', f'engine_port = {port}', text))
+    for was, now in (r'dp_size_local = \d+', 'dp_size_local = 2'), (r'dp_size = \d+', 'dp_size = 2'), (r'dp_ip = "192.0.0.\d"', 'dp_ip = "127.0.0.1"'), \
+                    (r'dp_port = 13395', f'dp_port = {free_ports(1)[0]}'), (r'engine_port = 9000', f'engine_port = {port}'):
+        text, n = re.subn(was, now, text)
+        assert n == 1, was
+    return text
 
 
 def start_launcher(nth, port, env):
@@ -364,7 +375,8 @@ def test_002_ranks_that_nothing_joins():
         for port in (p, p + 1):
             # The decode ranks are ready, but these may still be loading.
             wait_until('it says what is missing', lambda: missing in ((request(port, 'GET', '/ready')[2].get('error') or {}).get('message') or ''), 60)
-        assert ROWS['VLLM_DP_SIZE'][1] in prefill.output(), prefill.output()[:3000]
+        group = request(p + 1, 'GET', '/cluster')[2]['group']
+        assert (group['rank'], group['size'], group['together']) == (1, 2, True), group
 
 
 def test_002_prefill_and_decode_ranks():
@@ -385,7 +397,7 @@ def test_002_prefill_and_decode_ranks():
     done('002', 'vllm serve', 'works', 'prefill and decode ranks meet in Redis and split; as written it is refused for its model and --quantization ascend')
     mentioned('002', '# run_dp_template.sh', 2)
     done('002', 'run_dp_template.sh', 'works', 'run with the arguments of the launcher')
-    done('002', 'multiprocessing launcher of run_dp_template.sh', 'works', 'run as it is, with two ranks per host')
+    done('002', 'multiprocessing launcher of run_dp_template.sh', 'works', 'run as it is, with a group of two ranks each on one host')
     mentioned('002', 'ais_bench --models')
     done('002', 'ais_bench', 'works', 'a client; what its configuration asks for is answered')
 

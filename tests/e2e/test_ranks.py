@@ -1,0 +1,247 @@
+"""`serve` with several ranks: a parent with the port and its ranks as processes, on one host and on several (which are this one here)."""
+from harness import *
+from test_parallel import SIZE, answers_alone, ask_all, golden, vocab_of
+
+
+def children_of(pid):
+    """The living processes whose parent this is."""
+    found = []
+    for p in filter(str.isdigit, os.listdir('/proc')):
+        with contextlib.suppress(OSError), open(f'/proc/{p}/stat', 'rb') as f:
+            fields = f.read().rsplit(b')', 1)[1].split()
+            if int(fields[1]) == pid and fields[0] != b'Z':
+                found.append(int(p))
+    return sorted(found)
+
+
+def words_of(pid):
+    with contextlib.suppress(OSError), open(f'/proc/{pid}/cmdline', 'rb') as f:
+        return f.read().decode().split('\0')
+    return []
+
+
+def rank_of(pid):
+    return next(int(w.split('=')[1]) for w in words_of(pid) if w.startswith('--data-parallel-rank='))
+
+
+def is_gone(pid):
+    return not words_of(pid)
+
+
+class Parent(Process):
+    """`baton serve` with ranks; without a port when headless."""
+
+    def __init__(self, model, size, args=(), env=None, headless=False):
+        self.port = None if headless else free_ports(1)[0]
+        where = ['--headless'] if headless else ['--port', str(self.port)]
+        super().__init__([BIN, 'serve', '--model', model, '--served-model-name', 'm', '--host', '127.0.0.1', *where, '--data-parallel-size', str(size), '--enable-expert-parallel',
+                          '--compute-threads', '1', *SIZE, *args], env, 'headless' if headless else f'parent-{self.port}')
+
+    def ranks(self):
+        return {rank_of(pid): pid for pid in children_of(self.p.pid)}
+
+
+def bodies_for(model, n=16, max_tokens=None):
+    return [{**b, **({'max_tokens': max_tokens} if max_tokens else {})} for b in mixed_requests(n, 5, vocab_of(model), 120)]
+
+
+def test_a_parent_answers_as_one_node():
+    model = golden('ernie_moe')
+    bodies = bodies_for(model)
+    want = answers_alone(model, bodies)
+    with tempfile.TemporaryDirectory() as logs, closing(Parent(model, 2, ['--log-dir', logs])) as parent:
+        wait_ready(parent)
+        assert ask_all([parent.port], bodies) == want
+        status, _, view = request(parent.port, 'GET', '/cluster')
+        assert status == 200 and len(view['nodes']) == 2, view
+        used = {n['http_port']: metrics(n['http_port'])['baton_group_epoch'] for n in view['nodes']}
+        assert len(used) == 2 and set(used.values()) == {1}, used
+        groups = sorted(request(port, 'GET', '/cluster')[2]['group']['rank'] for port in used)
+        assert groups == [0, 1] == sorted(parent.ranks()), groups
+        assert sorted(os.listdir(logs)) == [f'baton-{parent.port}{s}.log' for s in ('-rank-0', '-rank-1', '')], os.listdir(logs)
+        assert f'ready: http://127.0.0.1:{parent.port}/v1, 2 ranks' in parent.output() and 'share the experts' in parent.output()
+        pids = parent.ranks().values()
+        assert parent.stop() == 0
+        assert all(is_gone(p) for p in pids)
+
+
+def test_both_ranks_of_a_parent_get_requests():
+    """Without a free sequence on one the other takes them, so the port has the room of both."""
+    model = golden('ernie_moe')
+    with closing(Parent(model, 2, ['--max-num-seqs', '2'])) as parent:
+        wait_ready(parent)
+        bodies = [dict(model='m', prompt=[7 + i, 9, 11], max_tokens=120, temperature=0, ignore_eos=True, return_trace=True) for i in range(8)]
+        got = parallel([lambda b=b: request(parent.port, 'POST', '/v1/completions', b) for b in bodies], 8)
+        assert all(g[0] == 200 for g in got), got
+        assert len({g[2]['baton']['decode_node'] for g in got}) == 2
+
+
+def test_a_killed_rank_of_a_parent_comes_back():
+    model = golden('qwen3_moe')
+    bodies = bodies_for(model, 12)
+    want = answers_alone(model, bodies)
+    with closing(Parent(model, 3)) as parent:
+        wait_ready(parent)
+        for victim in (1, 0):
+            before = parent.ranks()
+            os.kill(before[victim], signal.SIGKILL)
+            wait_until('it is back', lambda: parent.ranks().get(victim, before[victim]) != before[victim] and len(parent.ranks()) == 3)
+            after = parent.ranks()
+            assert all(after[r] == before[r] for r in before if r != victim), (before, after)
+            wait_until('the group is whole', lambda: parent.output().count('group joined') % 3 == 0 and parent.output().count('group joined epoch=') >= 6)
+            assert ask_all([parent.port], bodies) == want
+        assert parent.stop() == 0
+
+
+def in_flight(parent, n=6):
+    """Streams that have begun; what each thread appends tells how it ended."""
+    ends, begun = [], threading.Semaphore(0)
+
+    def one(i):
+        try:
+            for k, _ in enumerate(stream(parent.port, '/v1/completions', dict(model='m', prompt=[5 + i, 6], max_tokens=300, temperature=0, ignore_eos=True))):
+                if k == 0:
+                    begun.release()
+            ends.append('whole')
+        except Exception as e:
+            ends.append(repr(e)[:200])
+            begun.release()
+    threads = [threading.Thread(target=one, args=(i,), daemon=True) for i in range(n)]
+    for t in threads:
+        t.start()
+    for _ in threads:
+        assert begun.acquire(timeout=30)
+    return threads, ends
+
+
+def test_one_signal_finishes_requests_and_leaves_nothing():
+    with closing(Parent(golden('ernie_moe'), 2)) as parent:
+        wait_ready(parent)
+        threads, ends = in_flight(parent)
+        pids = parent.ranks().values()
+        parent.kill(signal.SIGINT)
+        for t in threads:
+            t.join(30)
+        assert ends == ['whole'] * 6, ends
+        assert parent.p.wait(20) == 0 and 'requests that run are finished' in parent.output()
+        assert all(is_gone(p) for p in pids)
+
+
+def test_two_signals_end_at_once_and_leave_nothing():
+    with closing(Parent(golden('ernie_moe'), 2)) as parent:
+        wait_ready(parent)
+        threads, ends = in_flight(parent)
+        pids = parent.ranks().values()
+        parent.kill(signal.SIGINT)
+        wait_until('it drains', lambda: 'requests that run are finished' in parent.output())
+        parent.kill(signal.SIGINT)
+        assert parent.p.wait(5) == 0
+        for t in threads:
+            t.join(10)
+        assert len(ends) == 6
+        assert all(is_gone(p) for p in pids)
+
+
+def test_ranks_end_with_a_killed_parent():
+    with closing(Parent(golden('ernie_moe'), 2)) as parent:
+        wait_ready(parent)
+        pids = list(parent.ranks().values())
+        parent.kill()
+        wait_until('nothing is left', lambda: all(is_gone(p) for p in pids), 10)
+
+
+def test_a_signal_before_it_is_ready_leaves_nothing():
+    parent = Parent(golden('ernie_moe'), 4, ['--data-parallel-size-local', '2', '--data-parallel-address', '127.0.0.1', '--data-parallel-rpc-port', str(free_ports(1)[0])])
+    with closing(parent):
+        wait_until('it says whom it waits for', lambda: 'rank 2 of 4 is not there' in parent.output(), 20)
+        assert request(parent.port, 'GET', '/ready')[0] == 503
+        pids = parent.ranks().values()
+        assert len(pids) == 2 and parent.stop(10) == 130
+        assert all(is_gone(p) for p in pids)
+
+
+def two_in_a_row():
+    while True:
+        port = free_ports(1)[0]
+        with socket.socket() as s:
+            if s.connect_ex(('127.0.0.1', port + 1)) != 0:
+                return port
+
+
+def test_ranks_of_two_hosts():
+    """The head has the port, the other host none; the second order is that of a cluster that starts all at once."""
+    model = golden('ernie_moe')
+    bodies = bodies_for(model)
+    want = answers_alone(model, bodies)
+    meet = ['--data-parallel-size-local', '2', '--data-parallel-address', '127.0.0.1', '--data-parallel-rpc-port', str(two_in_a_row())]
+    with closing(Parent(model, 4, [*meet, '--data-parallel-start-rank', '2'], headless=True)) as second:
+        wait_until('it says whom it waits for', lambda: 'rank 0 of the group is not reached' in second.output(), 20)
+        with closing(Parent(model, 4, meet)) as head:
+            wait_ready(head)
+            wait_until('all ranks of the other host', lambda: 'ready: all 2 ranks of this host' in second.output())
+            wait_until('four nodes', lambda: len(request(head.port, 'GET', '/cluster')[2]['nodes']) == 4)
+            assert sorted(head.ranks()) == [0, 1] and sorted(second.ranks()) == [2, 3]
+            assert ask_all([head.port], bodies) == want
+            pids = second.ranks().values()
+            assert head.stop() == 0 and second.alive()
+            assert second.stop(20) == 0 and all(is_gone(p) for p in pids)
+
+
+def test_variables_of_vllm_make_one_rank():
+    """As run_dp_template.sh sets them: each process is one rank with its own port, which somebody else starts."""
+    model, port = golden('qwen3_moe'), free_ports(1)[0]
+    bodies = bodies_for(model, 8)
+    want = answers_alone(model, bodies)
+
+    def rank(i):
+        return Node(model, args=['--enable-expert-parallel', *SIZE], env=dict(VLLM_DP_SIZE='2', VLLM_DP_SIZE_LOCAL='2', VLLM_DP_MASTER_IP='127.0.0.1', VLLM_DP_MASTER_PORT=str(port),
+                                                                           VLLM_DP_RANK=str(i), VLLM_DP_RANK_LOCAL=str(i)))
+    with closing(rank(0), rank(1)) as nodes:
+        wait_ready(*nodes)
+        assert ask_all([n.port for n in nodes], bodies) == want
+        assert [request(n.port, 'GET', '/cluster')[2]['group']['rank'] for n in nodes] == [0, 1]
+
+
+def refused(args, said, env=None):
+    p = subprocess.run([BIN, 'serve', golden('qwen3_moe'), '--enable-expert-parallel', *args], capture_output=True, text=True, timeout=30, env={**os.environ, **(env or {})})
+    assert p.returncode == 2 and said in p.stderr, (args, p.stderr)
+
+
+def test_numbers_that_contradict_are_named():
+    refused(['--data-parallel-size', '2', '--data-parallel-size-local', '4'], '4 ranks on this host (--data-parallel-size-local) are more than the 2 of --data-parallel-size')
+    refused(['--data-parallel-size', '4', '--data-parallel-size-local', '2', '--data-parallel-start-rank', '3', '--data-parallel-address', '127.0.0.1'],
+            '--data-parallel-start-rank 3 with 2 ranks on this host: --data-parallel-size 4 has ranks 0 to 3')
+    refused(['--data-parallel-size', '4', '--data-parallel-size-local', '2'], '2 of --data-parallel-size 4 ranks are here, the others on other hosts; give --data-parallel-address')
+    refused(['--data-parallel-size', '4', '--data-parallel-size-local', '2', '--data-parallel-address', '192.0.2.1'], 'give all hosts the same BATON_CLUSTER_SECRET')
+    refused(['--data-parallel-size', '4', '--ips', '127.0.0.1,192.0.2.7', '--nnodes', '3'], '--nnodes 3, but --ips lists 2 addresses')
+    refused(['--data-parallel-size', '4'], 'POD_IPS: none of its 2 addresses is one of this host', dict(POD_IPS='192.0.2.6,192.0.2.7'))
+    refused(['--data-parallel-size', '3', '--ips', '127.0.0.1,192.0.2.7'], '--data-parallel-size 3 cannot be divided among 2 hosts')
+    refused(['--data-parallel-size', '4'], 'POD_0_IP 192.0.2.1 is not one of the addresses of POD_IPS', dict(POD_IPS='127.0.0.1,192.0.2.7', POD_0_IP='192.0.2.1'))
+    refused(['--data-parallel-size', '4', '--data-parallel-rank', '3', '--local-data-parallel-id', '0', '--data-parallel-start-rank', '2'], 'which are rank 2')
+    refused(['--data-parallel-size', '4', '--data-parallel-rank', '1', '--headless'], 'leave --headless or --data-parallel-rank out')
+    refused(['--headless'], 'give --data-parallel-size above 1')
+    refused(['--data-parallel-size', '2', '--pd-comm-port', '7000', '--data-parallel-rpc-port', '7001'], '--pd-comm-port 7000 and --data-parallel-rpc-port 7001 must be the same')
+    refused([], 'VLLM_DP_RANK_LOCAL 2 is not one of the 2 ranks of this host', dict(VLLM_DP_SIZE='4', VLLM_DP_SIZE_LOCAL='2', VLLM_DP_RANK_LOCAL='2'))
+
+
+def test_ranks_of_another_size_hear_why():
+    """Two hosts that were told different sizes: rank 0 refuses the other, which says so."""
+    model, meet = golden('qwen3_moe'), ['--data-parallel-address', '127.0.0.1', '--data-parallel-rpc-port', str(two_in_a_row())]
+    with closing(Parent(model, 3, ['--data-parallel-size-local', '2', *meet])) as head, closing(Parent(model, 4, ['--data-parallel-start-rank', '3', *meet], headless=True)) as second:
+        wait_until('it is named', lambda: 'this is a rank of 4, and rank 0 has 3 ranks' in second.output(), 20)
+        assert request(head.port, 'GET', '/ready')[0] == 503
+
+
+def test_two_hosts_with_one_rank_hear_why():
+    model, meet = golden('qwen3_moe'), ['--data-parallel-address', '127.0.0.1', '--data-parallel-rpc-port', str(two_in_a_row())]
+    with closing(Parent(model, 3, ['--data-parallel-size-local', '2', *meet])) as head, closing(Parent(model, 3, ['--data-parallel-start-rank', '1', '--data-parallel-size-local', '2', *meet], headless=True)) as second:
+        wait_until('it is named', lambda: 'there is a rank 1 already' in head.output() + second.output(), 20)
+
+
+def test_a_model_that_cannot_be_read_ends_the_parent():
+    p = subprocess.run([BIN, 'serve', '/no/such/model', '--data-parallel-size', '2', '--enable-expert-parallel'], capture_output=True, text=True, timeout=30)
+    assert p.returncode == 2 and '/no/such/model' in p.stderr, p.stderr
+    model = golden('qwen3_moe')
+    p = subprocess.run([BIN, 'serve', model, '--port', str(free_ports(1)[0]), '--data-parallel-size', '2', '--enable-expert-parallel', '--max-model-len', '99999999'],
+                       capture_output=True, text=True, timeout=30)
+    assert p.returncode in (1, 2) and '--max-model-len' in p.stderr, p.stderr
