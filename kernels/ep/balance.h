@@ -6,8 +6,8 @@
  *
  * The load of a rank is that of its experts, where an expert's copies share its load alike. The
  * same arguments give the same placement everywhere: no clock, no chance, ties go to the lower
- * number. LIMIT: nodes call balance_even alone; epochs of a group that lost a rank, or whose load
- * was counted, will call the others. Thread: any. */
+ * number. LIMIT: tests alone call them; the rank that leads a group will, for each epoch.
+ * Thread: any. */
 #ifndef BATON_KERNELS_EP_BALANCE_H
 #define BATON_KERNELS_EP_BALANCE_H
 

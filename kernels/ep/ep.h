@@ -75,6 +75,7 @@ struct ep_config {
 /* The counts of ep_plan, valid until the next call. */
 struct ep_counts {
     size_t n_slots;           /* rows that will arrive: exactly, or in low latency mode at most */
+    size_t n_own;             /* of them those of this rank; 0 in low latency mode */
     const int32_t *by_expert; /* [n_local], host memory: rows of each local expert; NULL in low
                                * latency mode */
 };

@@ -306,7 +306,10 @@ static enum status learn_counts(struct ep_nccl *n, struct ep_counts *out, struct
             n->cuda.host_counts[x] += n->counts[(size_t)r * (size_t)c->placement.n_physical +
                                                 (size_t)(call->first_local + x)];
     }
-    *out = (struct ep_counts){ .n_slots = n->n_slots = from, .by_expert = n->cuda.host_counts };
+    n->n_slots = from;
+    *out = (struct ep_counts){ .n_slots = from,
+                               .n_own = n->to[c->rank].n,
+                               .by_expert = n->cuda.host_counts };
     return OK;
 }
 

@@ -119,6 +119,7 @@ static enum status learn_counts(struct ep_cuda *cuda, struct ep_counts *out)
         cuda->host_counts[x] = begin[x + 1] - begin[x];
     *out = (struct ep_counts){
         .n_slots = cuda->base.n_rows * (size_t)c->n_used,
+        .n_own = cuda->base.n_rows * (size_t)c->n_used,
         .by_expert = cuda->host_counts,
     };
     return OK;

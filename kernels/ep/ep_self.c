@@ -72,7 +72,7 @@ static enum status self_plan(struct ep *e, const int32_t *experts, struct ep_cou
         for (size_t i = 0; i < n; i++)
             if (s->chosen[i] == x) s->index[i] = slot++;
     }
-    *out = (struct ep_counts){ .n_slots = n, .by_expert = s->counts };
+    *out = (struct ep_counts){ .n_slots = n, .n_own = n, .by_expert = s->counts };
     if (e->config.mode == EP_LOW_LATENCY)
         *out = (struct ep_counts){ .n_slots = ep_max_slots(&e->config) };
     return OK;

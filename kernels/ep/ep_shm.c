@@ -228,6 +228,8 @@ static enum status learn_counts(struct ep_shm *s, struct ep_counts *out, struct 
         for (int32_t e = 0; e < s->base.n_local; e++) s->by_expert[e] += begin[e + 1] - begin[e];
     }
     for (int32_t e = 0; e < s->base.n_local; e++) out->n_slots += (size_t)s->by_expert[e];
+    const int32_t *own = plan_begin(s, c->rank) + first;
+    out->n_own = (size_t)(own[s->base.n_local] - own[0]);
     return OK;
 }
 

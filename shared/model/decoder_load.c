@@ -133,6 +133,7 @@ enum status decoder_plan(struct model *m, struct err *err)
     struct binder b = { .m = m, .kernels = m->kernels, .err = err };
     float *factors;
     m->expert_store = expert_store_create(m);
+    m->expert_rows = expert_rows_create(m);
     m->decoder = create_decoder(m);
     enum status st = bind_all(&b);
     m->decoder->plan = b.plan;
@@ -308,6 +309,7 @@ void decoder_free(struct model *m)
     weight_release(m->kernels, &d->embed);
     weight_release(m->kernels, &d->head);
     expert_store_free(m->expert_store);
+    expert_rows_free(m->expert_rows);
     m->kernels->weight_ops->arena_free(m->kernels, &d->weight_arena);
     struct dev_mem *all[] = { &d->buffers, &d->vectors, &d->cos_sin_mem };
     for (size_t i = 0; i < COUNT_OF(all); i++) device_mem_free(m->kernels->device, all[i]);
@@ -321,4 +323,5 @@ void decoder_free(struct model *m)
     mem_free(d);
     m->decoder = NULL;
     m->expert_store = NULL;
+    m->expert_rows = NULL;
 }

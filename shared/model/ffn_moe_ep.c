@@ -96,18 +96,23 @@ static enum status run_piece(const struct decoder_step *s, const struct ffn_moe 
     const struct ep_buffers b = buffers_of(s, w);
     struct kernel_ctx *k = s->m->kernels;
     struct ep *ep = s->m->ep;
+    struct ep_counts counts;
     struct ep_batch in;
     if (rows > 0) {
         k->ops->rms_norm(k, b.h, hidden, x, hidden, norm, rows, hidden, s->m->config.rms_eps);
         moe_route_rows(s, e, w, b.h, rows, false);
     }
-    TRY(ep_plan(ep, map_of(ep, e), w->experts, rows, NULL, err));
+    TRY(ep_plan(ep, map_of(ep, e), w->experts, rows, &counts, err));
     TRY(ep_dispatch_begin(ep, b.h, hidden, err));
     run_shared(s, e, w, b.h, x, rows);
     TRY(ep_dispatch_end(ep, &in, err));
     run_slots(s, e, w, &in, b.out);
     const struct ep_combine_args sum = { .out = b.out, .weights = w->weights, .y = x, .add = true };
-    return ep_combine(ep, &sum, err);
+    TRY(ep_combine(ep, &sum, err));
+    if (k->device->is_host)
+        expert_rows_add(s->m->expert_rows, e->i_sparse, w->experts, rows * s->m->config.moe.n_used,
+                        &counts);
+    return OK;
 }
 
 /* Gathers the rows that the ranks of this node have done. */

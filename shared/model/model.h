@@ -16,6 +16,7 @@
 #include "kernels/backend.h"
 #include "kernels/ep/ep.h"
 #include "shared/kv/kv_layout.h"
+#include "shared/model/expert_rows.h"
 #include "shared/model/experts.h"
 #include "shared/model/share.h"
 
@@ -166,6 +167,7 @@ struct model {
     struct weights *weights; /* NULL once they are packed, unless experts may be taken */
     struct decoder *decoder;
     struct expert_store *expert_store;
+    struct expert_rows *expert_rows;     /* NULL: no sparse layers */
     const struct model_experts *experts; /* of the next steps; NULL: some are missing, a step needs
                                           * `ep` */
     uint64_t fingerprint;                /* of the whole model, whatever the share */

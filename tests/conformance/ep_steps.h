@@ -161,21 +161,26 @@ static inline void check_counts(const struct shape *s, const struct world *w,
 {
     const struct ep_placement *p = &s->c.placement;
     if (s->c.mode == EP_LOW_LATENCY) {
-        CHECK(c->by_expert == NULL);
+        CHECK(c->by_expert == NULL && c->n_own == 0);
         return;
     }
-    size_t all = 0;
+    size_t all = 0, own = 0;
     for (int32_t e = p->first[w->rank]; e < p->first[w->rank + 1]; e++) {
         int32_t n = 0, experts[USED_MAX];
         for (int r = 0; r < w->size; r++)
             for (size_t row = 0; row < rows_of(s, r); row++) {
                 row_experts(s, r, row, experts);
-                for (int j = 0; j < s->c.n_used; j++) n += physical_of(s, r, row, experts[j]) == e;
+                for (int j = 0; j < s->c.n_used; j++) {
+                    const bool here = physical_of(s, r, row, experts[j]) == e;
+                    n += here;
+                    own += here && r == w->rank;
+                }
             }
         CHECK_EQ_INT(c->by_expert[e - p->first[w->rank]], n);
         all += (size_t)n;
     }
     CHECK_EQ_INT(c->n_slots, all);
+    CHECK_EQ_INT(c->n_own, own);
 }
 
 /* In half of the calls x is in its place, and rows travel while this rank does something else. */

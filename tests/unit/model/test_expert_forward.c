@@ -1,10 +1,14 @@
 /* test_expert_forward.c - steps of ranks that share experts, and of tensor-parallel nodes whose ranks
- * do: every rank has the logits of one rank that has the whole model, bit for bit.
+ * do: every rank has the logits of one rank that has the whole model, bit for bit, and together they
+ * have counted the same rows.
  *
  * Ranks are threads here; their rows travel through the backend `shm` of ep.h. Each node answers
  * other prompts, of other lengths, and is idle in some steps. */
 #include <pthread.h>
+#include <stdatomic.h>
+#include <unistd.h>
 
+#include "shared/base/metrics.h"
 #include "tests/fixtures/model_rig.h"
 #include "tests/fixtures/rank_meeting.h"
 
@@ -62,7 +66,7 @@ static float *answer(struct rig *r, uint32_t node, uint32_t n_nodes, size_t *n)
         struct feed feeds[2];
         int32_t ids[2 * N_IDS];
         const int32_t n_feeds = feeds_of(node, step, feeds, ids);
-        r->group_rows = 0;
+        r->group_rows = n_nodes > 0 ? 0 : rows_of(node, step);
         for (uint32_t other = 0; n_nodes > 0 && other < n_nodes; other++) {
             const uint32_t rows = (uint32_t)model_routed_rows_max(r->m, rows_of(other, step));
             if (rows > r->group_rows) r->group_rows = rows;
@@ -86,6 +90,8 @@ struct group {
     struct rank_meeting all, node[NODES_MAX];
     size_t n_logits[RANKS];
     float *logits[RANKS];
+    uint64_t *chosen[RANKS]; /* model_expert_rows */
+    uint64_t computed[RANKS], sent[RANKS], received[RANKS];
 };
 
 struct rank {
@@ -93,6 +99,55 @@ struct rank {
     uint32_t rank, node, tp_rank;
     pthread_t thread;
 };
+
+static size_t n_chosen(const struct model_config *c)
+{
+    return (size_t)model_n_sparse(c, c->n_layers) * c->moe.n_experts;
+}
+
+static uint64_t *read_chosen(const struct model *m)
+{
+    uint64_t *chosen = MEM_ARRAY(uint64_t, n_chosen(&m->config));
+    model_expert_rows(m, chosen);
+    return chosen;
+}
+
+static uint64_t sum_of(const uint64_t *v, size_t n)
+{
+    uint64_t sum = 0;
+    for (size_t i = 0; i < n; i++) sum += v[i];
+    return sum;
+}
+
+/* Another thread that reads while the engine's counts. */
+struct reader {
+    const struct model *m;
+    atomic_bool ends;
+    pthread_t thread;
+};
+
+static void *read_on(void *arg)
+{
+    struct reader *r = arg;
+    uint64_t last = 0;
+    while (!atomic_load(&r->ends)) {
+        uint64_t *chosen = read_chosen(r->m);
+        const uint64_t sum = sum_of(chosen, n_chosen(&r->m->config));
+        CHECK(sum >= last);
+        last = sum;
+        mem_free(chosen);
+        usleep(1000);
+    }
+    return NULL;
+}
+
+static void take_counts(struct group *g, uint32_t rank, const struct model *m, struct metrics *r)
+{
+    g->chosen[rank] = read_chosen(m);
+    g->computed[rank] = counter_value(metrics_counter(r, "baton_moe_rows_total", "", ""));
+    g->sent[rank] = counter_value(metrics_counter(r, "baton_ep_rows_sent_total", "", ""));
+    g->received[rank] = counter_value(metrics_counter(r, "baton_ep_rows_received_total", "", ""));
+}
 
 static void *run_rank(void *arg)
 {
@@ -111,12 +166,20 @@ static void *run_rank(void *arg)
               *of_all = rank_experts(&in_group, rig.m,
                                      g->narrow ? size * rig.m->config.moe.n_used : 0);
     rig.m->gather.arg = of_node;
+    struct metrics *metrics = metrics_create();
+    struct reader reader = { .m = rig.m };
+    model_count_rows_on(rig.m, metrics);
+    CHECK_OK(pthread_create(&reader.thread, NULL, read_on, &reader));
     model_set_ep(rig.m, of_all, NULL);
     g->logits[r->rank] = answer(&rig, r->node, g->n_nodes, &g->n_logits[r->rank]);
     CHECK_OK(rig.m->exchange_fault.code);
+    atomic_store(&reader.ends, true);
+    pthread_join(reader.thread, NULL);
+    take_counts(g, r->rank, rig.m, metrics);
     ep_free(of_all);
     ep_free(of_node);
     rig_close(&rig);
+    metrics_free(metrics);
     return NULL;
 }
 
@@ -142,8 +205,28 @@ static void run_group(struct group *g)
 struct whole {
     float *logits[NODES_MAX];
     size_t n[NODES_MAX];
+    uint64_t *chosen[NODES_MAX]; /* of a group of one rank */
     struct model_config config;
 };
+
+/* The rows that a rank with the whole model counts, which it does as a group of one. */
+static uint64_t *count_alone(struct rig *r, uint32_t node)
+{
+    struct rank_meeting one;
+    struct rank_seat seat = { &one, 0 };
+    size_t n;
+    uint64_t *chosen = read_chosen(r->m);
+    CHECK_EQ_INT(sum_of(chosen, n_chosen(&r->m->config)), 0); /* without a group nothing is */
+    mem_free(chosen);
+    rank_meeting_init(&one, 1);
+    struct ep *ep = rank_experts(&seat, r->m, 0);
+    model_set_ep(r->m, ep, NULL);
+    mem_free(answer(r, node, 0, &n));
+    model_set_ep(r->m, NULL, NULL);
+    ep_free(ep);
+    rank_meeting_release(&one);
+    return read_chosen(r->m);
+}
 
 static void answer_alone(struct whole *w, const struct group *g)
 {
@@ -151,9 +234,27 @@ static void answer_alone(struct whole *w, const struct group *g)
         struct rig r;
         rig_open_with(&r, g->o, g->isa, g->activations);
         w->logits[node] = answer(&r, node, 0, &w->n[node]);
+        w->chosen[node] = count_alone(&r, node);
         w->config = r.m->config;
         rig_close(&r);
     }
+}
+
+/* A node's ranks have counted its rows as one rank does, and what one sends another receives. */
+static void check_counts(const struct whole *w, const struct group *g)
+{
+    const size_t n = n_chosen(&w->config);
+    const uint32_t size = g->n_nodes * g->tp;
+    for (uint32_t node = 0; node < g->n_nodes; node++)
+        for (size_t i = 0; i < n; i++) {
+            uint64_t chosen = 0;
+            for (uint32_t r = node * g->tp; r < (node + 1) * g->tp; r++) chosen += g->chosen[r][i];
+            CHECK_EQ_INT(chosen, w->chosen[node][i]);
+        }
+    for (uint32_t r = 0; r < size; r++)
+        CHECK_EQ_INT(sum_of(g->chosen[r], n) - g->sent[r] + g->received[r], g->computed[r]);
+    CHECK_EQ_INT(sum_of(g->sent, size), sum_of(g->received, size));
+    CHECK(sum_of(g->computed, size) > 0 && (size == 1) == (sum_of(g->sent, size) == 0));
 }
 
 static void check_group(const struct whole *w, struct group *g)
@@ -162,6 +263,7 @@ static void check_group(const struct whole *w, struct group *g)
     if (model_share_check(&s, &w->config, NULL) != OK) return;
     g->n_experts = w->config.moe.n_experts;
     run_group(g);
+    check_counts(w, g);
     for (uint32_t i = 0; i < g->n_nodes * g->tp; i++) {
         const uint32_t node = i / g->tp;
         CHECK_EQ_INT(g->n_logits[i], w->n[node]);
@@ -169,6 +271,7 @@ static void check_group(const struct whole *w, struct group *g)
             test_fail(__FILE__, __LINE__, "%s on %s, %u nodes of %u: logits of rank %u differ",
                       g->o.path, g->isa, g->n_nodes, g->tp, i);
         mem_free(g->logits[i]);
+        mem_free(g->chosen[i]);
     }
 }
 
@@ -192,7 +295,10 @@ static void check_sizes(struct model_options o, const char *isa, enum activation
         g->tp = SIZES[i].tp;
         check_group(&w, g);
     }
-    for (uint32_t node = 0; node < NODES_MAX; node++) mem_free(w.logits[node]);
+    for (uint32_t node = 0; node < NODES_MAX; node++) {
+        mem_free(w.logits[node]);
+        mem_free(w.chosen[node]);
+    }
     mem_free(g);
 }
 

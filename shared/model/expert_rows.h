@@ -1,0 +1,32 @@
+/* expert_rows.h - how many rows a rank routed to which expert, and computed, while ranks share
+ * experts: what a better placement of them is chosen by (kernels/ep/balance.h). Without an ep
+ * object nothing is counted; nor on a GPU, whose routing the host does not see. LIMIT: tests alone
+ * read it; epochs of a group whose load is balanced will.
+ * Thread: the engine counts, any other may read meanwhile. */
+#ifndef BATON_MODEL_EXPERT_ROWS_H
+#define BATON_MODEL_EXPERT_ROWS_H
+
+#include "kernels/ep/ep.h"
+
+struct metrics;
+struct model;
+struct expert_rows;
+
+/* out [sparse layers, n_experts]: rows of this rank that chose each expert, since the model was
+ * loaded. Rows that are computed again after a loss count again. Any thread. */
+void model_expert_rows(const struct model *m, uint64_t *out);
+/* Registers baton_moe_rows_total and baton_ep_rows_{sent,received}_total and counts on them from
+ * then on. Before the first step; the registry outlives the model. */
+void model_count_rows_on(struct model *m, struct metrics *registry);
+
+/* ---- shared/model ---- */
+
+/* NULL without sparse layers. */
+struct expert_rows *expert_rows_create(const struct model *m);
+void expert_rows_free(struct expert_rows *r);
+/* A piece of a sparse layer is done: experts [n], those that this rank's rows chose; its plan's
+ * counts. Engine. */
+void expert_rows_add(struct expert_rows *r, uint32_t i_sparse, const int32_t *experts, size_t n,
+                     const struct ep_counts *counts);
+
+#endif
