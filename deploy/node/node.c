@@ -170,7 +170,10 @@ static enum status start_engine(struct node *n, struct err *err)
         .on_fault = on_fault,
         .arg = n,
     };
-    if (n->group && n->model.weights->config.moe.n_experts > 0) e.on_group = node_group_of_engine;
+    if (n->group && n->model.weights->config.moe.n_experts > 0) {
+        e.on_group = node_group_of_engine;
+        model_count_rows_on(n->model.weights, n->metrics);
+    }
     snprintf(n->precision, sizeof n->precision, "%s", n->model.weights->precision);
     TRY(engine_create(&e, &n->loaded.engine, err));
     n->model.weights = NULL; /* now the engine's */

@@ -125,7 +125,16 @@ static void on_prepare(void *arg, const struct group_roster *next, uint32_t me)
 static void place(void *arg, struct group_roster *next, const struct group_roster *before)
 {
     const struct node *n = arg;
-    node_placement_choose(next, before, n->o.group.size, n_experts(n), 0);
+    const struct model_config *c = &engine_model(n->engine)->config;
+    const struct node_placement_wish wish = {
+        .size = n->o.group.size,
+        .n_experts = n_experts(n),
+        .n_redundant = n->o.balance.n_redundant,
+        .load = node_balance_load(n->balance),
+        .n_maps = (int32_t)model_n_sparse(c, c->n_layers),
+        .n_groups = (int32_t)c->moe.n_groups,
+    };
+    node_placement_choose(next, before, &wish);
 }
 
 /* ---- what the group says ---- */
@@ -148,6 +157,12 @@ static void on_epoch_lost(void *arg, uint64_t epoch, const char *why)
     struct node *n = arg;
     (void)why; /* the group has logged it */
     if (n->engine) engine_abort_group(n->engine, epoch);
+}
+
+static void on_load(void *arg, uint32_t rank, struct str load)
+{
+    struct node *n = arg;
+    if (n->balance) node_balance_on_load(n->balance, rank, load);
 }
 
 static void on_bell(void *arg, uint64_t epoch, uint64_t step)
@@ -213,6 +228,7 @@ void node_group_start(struct node *n)
         .on_prepare = on_prepare,
         .on_leave = on_leave,
         .on_left = on_left,
+        .on_load = on_load,
         .on_lost = on_epoch_lost,
         .on_bell = on_bell,
         .arg = n,
@@ -232,6 +248,7 @@ bool node_group_awaits(struct node *n)
     snprintf(terms, sizeof terms, "model %016llx, %s, at most %u rows per step",
              (unsigned long long)engine_kv_layout(n->engine)->model_fingerprint, n->precision,
              n->o.max_batched_tokens);
+    n->balance = node_balance_create(n);
     group_ready(n->group, terms);
     return true;
 }
@@ -247,6 +264,8 @@ static void free_group(void *group) { group_free(group); }
 void node_group_free(struct node *n)
 {
     struct group *g = n->group;
+    node_balance_free(n->balance);
+    n->balance = NULL;
     n->group = NULL;
     if (!g) return;
     group_stop(g);

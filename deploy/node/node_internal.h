@@ -51,10 +51,11 @@ struct node {
     bool can_be_joined;
     char join[HOST_PORT_TEXT_MAX + 256]; /* trouble.h */
     struct cluster *cluster;
-    struct group *group; /* NULL: it steps alone */
-    bool prepares;       /* a worker makes the next group's ep object with the engine's memory */
-    bool leaves;         /* it has no requests left, and wants to leave the group; ... */
-    bool has_left;       /* ... and no group needs this rank any more */
+    struct group *group;          /* NULL: it steps alone */
+    struct node_balance *balance; /* NULL: experts stay where they are */
+    bool prepares; /* a worker makes the next group's ep object with the engine's memory */
+    bool leaves;   /* it has no requests left, and wants to leave the group; ... */
+    bool has_left; /* ... and no group needs this rank any more */
     struct {
         bool loaded, ranks_ready;
         uint64_t model; /* fingerprint of its ranks' model */

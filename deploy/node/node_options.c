@@ -479,6 +479,7 @@ static enum status read_directory(const struct config *c, struct node_options *o
 static enum status read_group(const struct config *c, struct node_options *o, struct err *err)
 {
     struct ranks r;
+    TRY(node_balance_read(c, &o->balance, err));
     TRY(ranks_read(c, 0, &r, err));
     if (r.kind != RANKS_ONE) return OK;
     o->group.host = dup_in(o, r.host);

@@ -7,6 +7,7 @@
 #ifndef BATON_DEPLOY_NODE_NODE_OPTIONS_H
 #define BATON_DEPLOY_NODE_NODE_OPTIONS_H
 
+#include "deploy/node/node_balance.h"
 #include "deploy/options/config.h"
 #include "kernels/backend.h"
 #include "kvtransfer/tuning.h"
@@ -79,6 +80,7 @@ struct node_options {
         const char *host;    /* where rank 0 listens */
         uint16_t port;
     } group; /* --data-parallel-size with --enable-expert-parallel and a rank */
+    struct node_balance_options balance; /* of a group */
     /* directory */
     const char *directory;      /* "local", "http", "redis" */
     const char *directory_host; /* http: the directory server */

@@ -4,25 +4,10 @@
 
 #include <string.h>
 
+#include "kernels/ep/balance.h"
 #include "shared/base/mem.h"
-#include "shared/model/share.h"
 
 enum { WORD = 4, HEAD_WORDS = 2, PHYSICAL_MAX = 1 << 16, MAPS_MAX = 1 << 12 };
-
-/* ---- choose ---- */
-
-void node_placement_choose(struct group_roster *next, const struct group_roster *before,
-                           uint32_t size, int32_t n_experts, int32_t n_redundant)
-{
-    (void)before, (void)size, (void)n_redundant;
-    buf_add_u32le(&next->placement, (uint32_t)n_experts);
-    buf_add_u32le(&next->placement, 1);
-    for (uint32_t i = 0; i < next->n; i++)
-        buf_add_u32le(&next->placement,
-                      (uint32_t)share_experts(i, next->n, (uint32_t)n_experts).first);
-    buf_add_u32le(&next->placement, (uint32_t)n_experts);
-    for (int32_t x = 0; x < n_experts; x++) buf_add_u32le(&next->placement, (uint32_t)x);
-}
 
 /* ---- read ---- */
 
@@ -81,4 +66,63 @@ void node_placement_release(struct node_placement *p)
     mem_free(p->first);
     mem_free(p->logical);
     *p = (struct node_placement){ 0 };
+}
+
+/* ---- choose ---- */
+
+static void pack(const struct balance_out *b, struct buf *out)
+{
+    buf_add_u32le(out, (uint32_t)b->n_physical);
+    buf_add_u32le(out, (uint32_t)b->n_maps);
+    for (int32_t r = 0; r <= b->n_ranks; r++) buf_add_u32le(out, (uint32_t)b->first[r]);
+    for (int32_t x = 0; x < b->n_maps * b->n_physical; x++)
+        buf_add_u32le(out, (uint32_t)b->logical[x]);
+}
+
+/* Which member of `before` each member of `next` was. False: one is new. */
+static bool find_members(const struct group_roster *next, const struct group_roster *before,
+                         int32_t *was)
+{
+    for (uint32_t i = 0; i < next->n; i++) {
+        was[i] = group_roster_find(before, next->members[i].rank);
+        if (was[i] < 0 || before->members[was[i]].node != next->members[i].node) return false;
+    }
+    return true;
+}
+
+/* Each rank keeps what it has. False: there is nothing to keep. */
+static bool keep(struct group_roster *next, const struct group_roster *before, int32_t n_experts,
+                 const uint64_t *load)
+{
+    struct node_placement old;
+    struct err err;
+    int32_t was[GROUP_RANKS_MAX];
+    if (before->n == 0 || !find_members(next, before, was) ||
+        node_placement_read(before, n_experts, &old, &err) != OK)
+        return false;
+    const struct balance_out b = {
+        .n_maps = old.p.n_maps,
+        .n_ranks = (int32_t)before->n,
+        .n_logical = n_experts,
+        .n_physical = old.p.n_physical,
+        .first = old.first,
+        .logical = old.logical,
+    };
+    struct balance_out kept = balance_keep(&b, (int32_t)next->n, was, load);
+    pack(&kept, &next->placement);
+    balance_release(&kept);
+    node_placement_release(&old);
+    return true;
+}
+
+void node_placement_choose(struct group_roster *next, const struct group_roster *before,
+                           const struct node_placement_wish *w)
+{
+    const int32_t n = (int32_t)next->n;
+    if (next->n < w->size && keep(next, before, w->n_experts, w->load)) return;
+    struct balance_out b = w->load ? balance_eplb(w->load, w->n_maps, w->n_experts, n, 1,
+                                                  w->n_groups, w->n_redundant)
+                                   : balance_even(w->n_experts, n, w->n_redundant);
+    pack(&b, &next->placement);
+    balance_release(&b);
 }

@@ -1,8 +1,9 @@
-/* node_placement.h - the placement of experts that the rank that leads a group chooses, as bytes that
- * all members get with the group (shared/cluster/group.h).
+/* node_placement.h - the placement of experts that the rank that leads a group chooses
+ * (kernels/ep/balance.h), as bytes that all members get with the group (shared/cluster/group.h).
  *
- * With all ranks there, experts are divided evenly. Without some, each rank keeps what it has, and
- * those that nobody has any more are shared out, so that little is read while requests wait.
+ * With all ranks there, and when one comes, experts are divided evenly, or by their load. When
+ * ranks were lost, each keeps what it has, and what nobody has any more is shared out, so that
+ * little is read while requests wait.
  * Thread: any. */
 #ifndef BATON_DEPLOY_NODE_NODE_PLACEMENT_H
 #define BATON_DEPLOY_NODE_NODE_PLACEMENT_H
@@ -16,9 +17,16 @@ struct node_placement {
     int32_t *first, *logical;
 };
 
-/* Appends to next->placement. size: of the whole group; n_redundant: copies beyond one of each. */
+struct node_placement_wish {
+    uint32_t size;                  /* ranks of the whole group */
+    int32_t n_experts, n_redundant; /* redundant: copies beyond one of each */
+    const uint64_t *load;           /* [n_maps, n_experts] rows of each; NULL: not known */
+    int32_t n_maps, n_groups;       /* sparse layers; groups of the router */
+};
+
+/* Appends to next->placement. */
 void node_placement_choose(struct group_roster *next, const struct group_roster *before,
-                           uint32_t size, int32_t n_experts, int32_t n_redundant);
+                           const struct node_placement_wish *w);
 /* ERR_FORMAT: it is not one for these members and n_experts. */
 enum status node_placement_read(const struct group_roster *r, int32_t n_experts,
                                 struct node_placement *out, struct err *err) MUST_CHECK;

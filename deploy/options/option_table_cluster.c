@@ -235,6 +235,39 @@ const struct option CLUSTER_OPTIONS[] = {
         .works_with = "enable-expert-parallel",
     },
     {
+        .name = "num-redundant-experts",
+        .aliases = "ep-num-redundant-experts",
+        .env = "BATON_NUM_REDUNDANT_EXPERTS",
+        .type = OPT_INT,
+        RANGE(0, 1024),
+        .def = "0",
+        IN("Parallelism", NET),
+        .help = "Copies of experts beyond one of each, spread over the ranks: they share the load "
+                "of the busiest, and the loss of a rank reads fewer experts.",
+        .note = "it is about ranks that share experts (--enable-expert-parallel)",
+        .works_with = "enable-expert-parallel",
+    },
+    {
+        .name = "enable-eplb",
+        .env = "BATON_ENABLE_EPLB",
+        .type = OPT_BOOL,
+        .def = "false",
+        IN("Parallelism", NET),
+        .help = "Place experts anew, while requests run, when the rows of the ranks are uneven.",
+        .note = "it is about ranks that share experts (--enable-expert-parallel)",
+        .works_with = "enable-expert-parallel",
+    },
+    {
+        .name = "eplb-config",
+        .type = OPT_JSON,
+        IN("Parallelism", NET),
+        .help = "vLLM's JSON for --enable-eplb: step_interval (steps between two looks at the "
+                "load, 3000), num_redundant_experts (as --num-redundant-experts), "
+                "log_balancedness; window_size is the same as step_interval here.",
+        .note = "it is about ranks that share experts (--enable-expert-parallel)",
+        .works_with = "enable-expert-parallel",
+    },
+    {
         .name = "node-rank",
         .type = OPT_INT,
         RANGE(0, 255),

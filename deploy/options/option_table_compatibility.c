@@ -19,8 +19,6 @@ const struct option COMPATIBILITY_OPTIONS[] = {
         "pipeline-parallel-size", "pp pp-size", NULL, OPT_INT, "Parallelism",
         "Groups of layers on different devices.",
         "pipeline parallelism is not built yet: each node computes alone, with the same answers"),
-    ACCEPT("enable-eplb", NULL, NULL, OPT_BOOL, "Parallelism", "Balance experts over ranks.",
-           "balancing experts is not built yet: ranks hold equal parts of them, one copy of each"),
     ACCEPT("data-parallel-external-lb", "dpe data-parallel-hybrid-lb dph", NULL, OPT_BOOL,
            "Parallelism", "Let clients choose among the ranks or hosts.",
            "every port takes requests and shares them with all ranks: give --data-parallel-rank "

@@ -65,6 +65,7 @@ static const char *const NAMES[FRAME_TYPE_END] = {
     [FRAME_GROUP_BLOB] = "group_blob",
     [FRAME_GROUP_LOST] = "group_lost",
     [FRAME_GROUP_BELL] = "group_bell",
+    [FRAME_GROUP_LOAD] = "group_load",
     [FRAME_KV_EXPECT] = "kv_expect",
     [FRAME_KV_GRANTS] = "kv_grants",
     [FRAME_KV_SEND] = "kv_send",

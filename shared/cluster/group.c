@@ -194,6 +194,13 @@ void group_ring(struct group *g, uint64_t epoch, uint64_t step)
     group_send(g, g->leader.node, FRAME_GROUP_BELL, TO_LEADER, &m.base);
 }
 
+void group_report_load(struct group *g, struct str load)
+{
+    Baton__GroupLoad m = BATON__GROUP_LOAD__INIT;
+    m.load = (ProtobufCBinaryData){ load.n, (uint8_t *)load.p }; /* is only read */
+    group_send(g, g->leader.node, FRAME_GROUP_LOAD, TO_LEADER, &m.base);
+}
+
 void group_ready(struct group *g, const char *terms)
 {
     snprintf(g->terms, sizeof g->terms, "%s", terms);

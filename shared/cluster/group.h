@@ -38,6 +38,8 @@ struct group_roster {
 
 void group_roster_clear(struct group_roster *r);
 void group_roster_copy(struct group_roster *to, const struct group_roster *from);
+/* The number of the member of this rank; -1: it is none. */
+int32_t group_roster_find(const struct group_roster *r, uint32_t rank);
 
 struct group;
 
@@ -66,6 +68,8 @@ struct group_options {
      * engine gives it up, and group_report_lost follows if it was handed over. */
     void (*on_lost)(void *arg, uint64_t epoch, const char *why);
     void (*on_bell)(void *arg, uint64_t epoch, uint64_t step);
+    /* Of the rank that leads: what a rank gave group_report_load. May be NULL. */
+    void (*on_load)(void *arg, uint32_t rank, struct str load);
     /* After group_leave: no group has this rank any more. */
     void (*on_left)(void *arg);
     void *arg;
@@ -87,10 +91,15 @@ void group_has_left(struct group *g, uint64_t epoch);
 void group_report_lost(struct group *g, uint64_t epoch, const char *why);
 /* This rank begins a step after all slept: the bell goes to all others. */
 void group_ring(struct group *g, uint64_t epoch, uint64_t step);
+/* Tells the rank that leads which experts this rank's rows chose, for its next `place`. */
+void group_report_load(struct group *g, struct str load);
 /* This rank takes no new requests: others take over its experts, if they go on. */
 void group_drain(struct group *g);
 /* And it has none left: on_left comes, maybe at once, when the others go on without it. */
 void group_leave(struct group *g);
+/* Of the rank that leads: makes the next group, of the same ranks, when it can; `place` chooses
+ * their experts anew. */
+void group_renew(struct group *g);
 
 /* Tells a rank that this node is in no group. Other messages: false. */
 bool group_refuse(struct cluster *c, const struct cluster_message *m);

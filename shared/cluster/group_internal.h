@@ -58,6 +58,7 @@ struct group_lead {
     uint64_t t_leave_ms; /* none because of ranks that leave before: all may be told to end */
     uint32_t n_failures; /* since the ranks that are there changed */
     uint32_t i_look;     /* whose address is tried next */
+    bool renews;
     uint32_t i_round;
     size_t blob_bytes;
     uint8_t *blobs; /* [next.n][blob_bytes] */
@@ -136,8 +137,6 @@ void group_send(struct group *g, uint64_t node, enum frame_type type, enum group
                 const ProtobufCMessage *body);
 const ProtobufCMessageDescriptor *group_body_of(enum frame_type type);
 void group_roster_move(struct group_roster *to, struct group_roster *from);
-/* The number of the member of this rank; -1: it is none. */
-int32_t group_roster_find(const struct group_roster *r, uint32_t rank);
 bool group_roster_has_node(const struct group_roster *r, uint64_t node);
 /* False: not ascending by rank, or a rank that cannot be. */
 bool group_roster_unpack(struct group_roster *to, const Baton__GroupPropose *m, uint32_t size);

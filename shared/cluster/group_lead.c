@@ -82,7 +82,7 @@ static bool is_due(const struct group *g, const struct attendance *a)
     if (a->has_expected && clock_ms() < l->t_grace_ms) return false;
     /* Whoever still has requests needs the experts of those that wait to leave. */
     if (a->n_leave > 0 && (a->all_drain || clock_ms() < l->t_leave_ms)) return false;
-    return !a->is_as_before;
+    return !a->is_as_before || l->renews;
 }
 
 static void propose(struct group *g)
@@ -90,6 +90,7 @@ static void propose(struct group *g)
     struct group_lead *l = &g->lead;
     const struct attendance a = count(g);
     if (!is_due(g, &a)) return;
+    l->renews = false;
     l->i_round = 0;
     l->next.epoch = ++l->epoch;
     l->next.members = MEM_ARRAY(struct group_member, a.n_stay ? a.n_stay : 1);
@@ -128,6 +129,13 @@ static void take_stock(struct group *g)
         l->n_failures = 0;
         group_roster_move(&l->before, &l->next);
     }
+    propose(g);
+}
+
+void group_renew(struct group *g)
+{
+    if (!group_leads(g)) return;
+    g->lead.renews = true;
     propose(g);
 }
 
@@ -320,6 +328,7 @@ void group_lead_on_message(struct group *g, const struct cluster_message *m,
                            const ProtobufCMessage *body)
 {
     const Baton__GroupLost *lost = (const Baton__GroupLost *)body;
+    const Baton__GroupLoad *load = (const Baton__GroupLoad *)body;
     struct group_seat *s = seat_of(g, m->from);
     if (m->type == FRAME_GROUP_HELLO) on_hello(g, m, (const Baton__GroupHello *)body);
     if (!s) return;
@@ -327,6 +336,11 @@ void group_lead_on_message(struct group *g, const struct cluster_message *m,
     case FRAME_GROUP_BLOB: collect_blob(g, s, (const Baton__GroupBlob *)body); break;
     case FRAME_GROUP_LOST: spread_loss(g, lost->epoch, lost->why, true); break;
     case FRAME_GROUP_BELL: spread_bell(g, m->from, (const Baton__GroupBell *)body); break;
+    case FRAME_GROUP_LOAD:
+        if (g->o.on_load)
+            g->o.on_load(g->o.arg, s->at.rank,
+                         (struct str){ (const char *)load->load.data, load->load.len });
+        break;
     default: break;
     }
 }
@@ -412,6 +426,7 @@ static void clear(struct group *g)
     l->blob_bytes = 0;
     l->t_grace_ms = l->t_retry_ms = 0;
     l->n_failures = 0;
+    l->renews = false;
 }
 
 void group_lead_begin(struct group *g)

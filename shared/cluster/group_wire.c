@@ -23,6 +23,7 @@ const ProtobufCMessageDescriptor *group_body_of(enum frame_type type)
     case FRAME_GROUP_BLOB: return &baton__group_blob__descriptor;
     case FRAME_GROUP_LOST: return &baton__group_lost__descriptor;
     case FRAME_GROUP_BELL: return &baton__group_bell__descriptor;
+    case FRAME_GROUP_LOAD: return &baton__group_load__descriptor;
     default: return NULL;
     }
 }

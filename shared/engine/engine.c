@@ -280,6 +280,7 @@ void engine_get_stats(const struct engine *e, struct engine_stats *out)
         .n_reserved = atomic_load_explicit(&l->n_reserved, memory_order_relaxed),
         .n_blocks = e->layout.n_blocks,
         .n_blocks_free = atomic_load_explicit(&l->n_blocks_free, memory_order_relaxed),
+        .n_steps = atomic_load_explicit(&l->n_steps, memory_order_relaxed),
         .progress = atomic_load_explicit(&l->n_progress, memory_order_relaxed) +
                     __atomic_load_n(&l->n_waits, __ATOMIC_RELAXED) +
                     compute_pool_progress(e->opt.model->kernels->pool),

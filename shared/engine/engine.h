@@ -193,6 +193,7 @@ struct engine_stats {
     uint64_t progress;                /* published with the lease; advances with every slice of a
                                        * kernel, so that a long prefill chunk on a slow machine does
                                        * not look like a hang */
+    uint64_t n_steps;
     uint64_t waiting_tokens;          /* prompt tokens not yet computed */
     bool has_work;
 };

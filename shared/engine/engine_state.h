@@ -50,7 +50,7 @@ struct engine_command {
  * any thread. All accesses are relaxed: each figure stands alone and publishes no other memory. */
 struct engine_load {
     _Atomic uint32_t n_running, n_waiting, n_reserved, n_blocks_free;
-    _Atomic uint64_t n_progress, waiting_tokens;
+    _Atomic uint64_t n_progress, n_steps, waiting_tokens;
     _Atomic bool stepping;
     uint64_t n_waits; /* ep_config.progress: by __atomic builtins */
 };

@@ -345,6 +345,7 @@ static void complete_step(struct engine *e, int parity)
     finish_tokenless_chunks(e, b);
     counter_add(e->metrics.steps, 1);
     observe_time(e, f);
+    atomic_fetch_add_explicit(&e->load.n_steps, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&e->load.n_progress, 1, memory_order_relaxed);
 }
 

@@ -88,7 +88,7 @@ def test_a_killed_rank_of_a_parent_comes_back():
             wait_until('it is back', lambda: parent.ranks().get(victim, before[victim]) != before[victim] and len(parent.ranks()) == 3)
             after = parent.ranks()
             assert all(after[r] == before[r] for r in before if r != victim), (before, after)
-            wait_until('the group is whole', lambda: parent.output().count('group joined') % 3 == 0 and parent.output().count('group joined epoch=') >= 6)
+            wait_until('the group is whole', lambda: parent.output().count('ranks=3 of=3') >= 6)
             assert ask_all([parent.port], bodies) == want
         assert parent.stop() == 0
 

@@ -499,6 +499,22 @@ TEST(a_rank_that_is_in_no_group_leaves_at_once)
     close_scene(&s);
 }
 
+TEST(a_group_is_renewed_while_it_steps)
+{
+    struct scene s;
+    open_scene(&s, 3);
+    start_all(&s);
+    RIG_WAIT(&s.rig, together(&s, 1));
+    for (uint32_t i = 2; i < 12; i++) {
+        group_renew(s.ranks[1].group); /* it does not lead */
+        group_renew(s.ranks[0].group);
+        RIG_WAIT(&s.rig, together(&s, i));
+        CHECK_EQ_INT(s.ranks[2].epoch, i);
+    }
+    for (uint32_t r = 0; r < 3; r++) CHECK_EQ_INT(s.ranks[r].n_losses, 0);
+    close_scene(&s);
+}
+
 /* ---- what fails ---- */
 
 /* While the ranks' threads exchange, one ends: the exchange of the others fails at once. */
@@ -657,6 +673,7 @@ TEST_MAIN(CASE_T(ranks_that_come_in_any_order_are_together, 60),
           CASE_T(all_ranks_leave_when_none_has_requests, 60),
           CASE_T(a_rank_with_requests_goes_on_when_those_that_wait_for_it_are_lost, 60),
           CASE_T(a_rank_that_is_in_no_group_leaves_at_once, 60),
+          CASE_T(a_group_is_renewed_while_it_steps, 60),
           CASE_T(a_rank_that_is_lost_while_ranks_prepare, 60),
           CASE_T(a_rank_that_is_lost_while_it_joins_takes_nobody_with_it, 60),
           CASE_T(a_rank_that_cannot_prepare, 60),

@@ -1,0 +1,230 @@
+/* node_balance.c - reports, and the leader's choice. A report is u32 little endian [sparse layers,
+ * experts]: rows since the last one. Thread: loop. */
+#include "deploy/node/node_balance.h"
+
+#include <string.h>
+
+#include "deploy/node/node_internal.h"
+#include "deploy/node/node_placement.h"
+#include "kernels/ep/balance.h"
+#include "shared/base/json/json.h"
+#include "shared/base/log.h"
+#include "shared/model/expert_rows.h"
+
+enum { LOOK_MS = 50, WORD = 4, STEPS = 3000, REDUNDANT_MAX = 1024 };
+
+/* A change reads experts and takes memory for a while, so it has to be worth something. */
+static const double ENOUGH = 1.05;
+
+struct node_balance {
+    struct node *node;
+    int32_t n_layers, n_experts;
+    uint64_t n_steps;       /* at the last report */
+    uint64_t *now, *before; /* rows of this rank, since the start; of the last report */
+    /* The leader's: */
+    bool *has_reported; /* [size] since the last choice */
+    uint64_t *sum;      /* of their reports */
+    uint64_t *load;     /* of the last choice */
+    bool has_load;
+    struct loop_timer *timer;
+    struct gauge *imbalance;
+};
+
+static size_t n_counts(const struct node_balance *b)
+{
+    return (size_t)b->n_layers * (size_t)b->n_experts;
+}
+
+/* ---- options ---- */
+
+/* Of vLLM's JSON. */
+static enum status check_members(const cJSON *doc, struct err *err)
+{
+    static const char *const KNOWN[] = { "window_size", "step_interval", "num_redundant_experts",
+                                         "log_balancedness" };
+    const cJSON *v;
+    if (!cJSON_IsObject(doc))
+        return err_field(err, ERR_CONFIG, "eplb-config", "it is not a JSON object");
+    cJSON_ArrayForEach (v, doc) {
+        bool known = false;
+        for (size_t i = 0; i < COUNT_OF(KNOWN); i++) known |= strcmp(v->string, KNOWN[i]) == 0;
+        if (!known)
+            return err_field(err, ERR_CONFIG, "eplb-config",
+                             "there is no member '%.80s'; window_size, step_interval, "
+                             "num_redundant_experts and log_balancedness are known",
+                             v->string);
+    }
+    return OK;
+}
+
+static enum status read_members(const cJSON *doc, struct node_balance_options *o, struct err *err)
+{
+    int64_t steps = o->step_interval, n_redundant = o->n_redundant, window;
+    TRY(check_members(doc, err));
+    TRY(json_get_i64(doc, "step_interval", 1, UINT32_MAX, &steps, err));
+    /* Rows count since the last report: a window of step_interval steps. */
+    TRY(json_get_i64(doc, "window_size", 1, UINT32_MAX, &window, err));
+    TRY(json_get_i64(doc, "num_redundant_experts", 0, REDUNDANT_MAX, &n_redundant, err));
+    TRY(json_get_bool(doc, "log_balancedness", &o->logs, err));
+    o->step_interval = (uint32_t)steps;
+    o->n_redundant = (int32_t)n_redundant;
+    return OK;
+}
+
+enum status node_balance_read(const struct config *c, struct node_balance_options *out,
+                              struct err *err)
+{
+    const char *json = config_string(c, "eplb-config");
+    cJSON *doc = NULL;
+    *out = (struct node_balance_options){
+        .enabled = config_bool(c, "enable-eplb"),
+        .step_interval = STEPS,
+        .n_redundant = (int32_t)config_int(c, "num-redundant-experts"),
+    };
+    if (!json) return OK;
+    enum status st = json_parse(str_of(json), false, &doc, err);
+    if (st == OK) st = read_members(doc, out, err);
+    cJSON_Delete(doc);
+    return st == OK ? OK : err_prefix(err, "--eplb-config: ");
+}
+
+/* ---- reports ---- */
+
+static void report(struct node_balance *b)
+{
+    struct buf out = { 0 };
+    model_expert_rows(engine_model(b->node->engine), b->now);
+    for (size_t i = 0; i < n_counts(b); i++) {
+        const uint64_t rows = b->now[i] - b->before[i];
+        buf_add_u32le(&out, rows > UINT32_MAX ? UINT32_MAX : (uint32_t)rows);
+    }
+    memcpy(b->before, b->now, n_counts(b) * sizeof *b->now);
+    group_report_load(b->node->group, buf_str(&out));
+    buf_release(&out);
+}
+
+static void on_look(void *arg)
+{
+    struct node_balance *b = arg;
+    struct engine_stats st;
+    if (!b->node->engine || !b->node->group) return;
+    engine_get_stats(b->node->engine, &st);
+    if (st.n_steps - b->n_steps < b->node->o.balance.step_interval) return;
+    b->n_steps = st.n_steps;
+    report(b);
+}
+
+/* ---- the choice ---- */
+
+/* Of all layers together, each by its rows. */
+static double imbalance_of(const struct node_balance *b, const struct balance_out *p)
+{
+    double all = 0, weighted = 0;
+    for (int32_t layer = 0; layer < b->n_layers; layer++) {
+        double rows = 0;
+        for (int32_t e = 0; e < b->n_experts; e++)
+            rows += (double)b->sum[(size_t)layer * (size_t)b->n_experts + (size_t)e];
+        weighted += rows * balance_imbalance(p, b->sum, p->n_maps > 1 ? layer : 0);
+        all += rows;
+    }
+    return all > 0 ? weighted / all : 1;
+}
+
+/* Is the placement of `now` much worse than what can be? Fills in both imbalances. */
+static bool is_uneven(const struct node_balance *b, const struct group_roster *now, double *has,
+                      double *could)
+{
+    struct node_placement p;
+    struct err err;
+    if (node_placement_read(now, b->n_experts, &p, &err) != OK) return false;
+    const struct balance_out is = {
+        .n_maps = p.p.n_maps,
+        .n_ranks = (int32_t)now->n,
+        .n_logical = b->n_experts,
+        .n_physical = p.p.n_physical,
+        .first = p.first,
+        .logical = p.logical,
+    };
+    struct balance_out best = balance_eplb(
+        b->sum, b->n_layers, b->n_experts, (int32_t)now->n, 1,
+        (int32_t)engine_model(b->node->engine)->config.moe.n_groups,
+        b->node->o.balance.n_redundant);
+    *has = imbalance_of(b, &is);
+    *could = imbalance_of(b, &best);
+    balance_release(&best);
+    node_placement_release(&p);
+    return *has > *could * ENOUGH;
+}
+
+static void choose(struct node_balance *b)
+{
+    const struct group_roster *now = group_now(b->node->group);
+    double has = 1, could = 1;
+    const bool is_worth = is_uneven(b, now, &has, &could);
+    gauge_set(b->imbalance, has);
+    memcpy(b->load, b->sum, n_counts(b) * sizeof *b->sum);
+    b->has_load = true;
+    memset(b->sum, 0, n_counts(b) * sizeof *b->sum);
+    memset(b->has_reported, 0, b->node->o.group.size * sizeof *b->has_reported);
+    if (!is_worth || now->n < b->node->o.group.size) return;
+    if (b->node->o.balance.logs)
+        log_info("experts are placed anew", "imbalance=%.2f becomes=%.2f", has, could);
+    group_renew(b->node->group);
+}
+
+void node_balance_on_load(struct node_balance *b, uint32_t rank, struct str load)
+{
+    const struct group_roster *now = group_now(b->node->group);
+    if (load.n != n_counts(b) * WORD) {
+        log_warn("load not taken", "rank=%u bytes=%zu want=%zu", rank, load.n, n_counts(b) * WORD);
+        return;
+    }
+    for (size_t i = 0; i < n_counts(b); i++) {
+        const uint8_t *p = (const uint8_t *)load.p + i * WORD;
+        b->sum[i] += (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 |
+                     (uint32_t)p[3] << 24;
+    }
+    b->has_reported[rank] = true;
+    for (uint32_t i = 0; i < now->n; i++)
+        if (!b->has_reported[now->members[i].rank]) return;
+    if (now->n) choose(b);
+}
+
+const uint64_t *node_balance_load(const struct node_balance *b)
+{
+    return b && b->has_load ? b->load : NULL;
+}
+
+/* ---- life ---- */
+
+struct node_balance *node_balance_create(struct node *n)
+{
+    const struct model_config *c = &engine_model(n->engine)->config;
+    if (!n->o.balance.enabled) return NULL;
+    struct node_balance *b = MEM_NEW(struct node_balance);
+    b->node = n;
+    b->n_layers = (int32_t)model_n_sparse(c, c->n_layers);
+    b->n_experts = (int32_t)c->moe.n_experts;
+    b->now = MEM_ARRAY(uint64_t, n_counts(b));
+    b->before = MEM_ARRAY(uint64_t, n_counts(b));
+    b->sum = MEM_ARRAY(uint64_t, n_counts(b));
+    b->load = MEM_ARRAY(uint64_t, n_counts(b));
+    b->has_reported = MEM_ARRAY(bool, n->o.group.size);
+    b->imbalance = metrics_gauge(n->metrics, "baton_expert_imbalance", "",
+                                 "Rows of the busiest rank of the group by the mean, as the rank "
+                                 "that leads last counted them.");
+    b->timer = loop_timer_start(n->loop, LOOK_MS, LOOK_MS, on_look, b);
+    return b;
+}
+
+void node_balance_free(struct node_balance *b)
+{
+    if (!b) return;
+    loop_timer_free(b->timer);
+    mem_free(b->now);
+    mem_free(b->before);
+    mem_free(b->sum);
+    mem_free(b->load);
+    mem_free(b->has_reported);
+    mem_free(b);
+}
