@@ -26,7 +26,7 @@
 
 enum {
     RANKS = 64,
-    ROUNDS = 16,
+    ROUNDS = 32,
     BLOB = 256,
     HIDDEN_MAX = 400,
     USED_MAX = 8,

@@ -14,7 +14,7 @@ enum {
     BAD = 1,
     SOON_MS = 2000,
     PLACE_BYTES = FABRIC_PIECE_MAX,
-    ADDRESS_MAX = ROUNDS * BLOB / 2
+    ADDRESS_MAX = 8 * BLOB
 };
 
 /* What a message says of itself. */

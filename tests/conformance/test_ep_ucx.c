@@ -1,0 +1,11 @@
+/* test_ep_ucx.c - backend `ucx` of ep.h when ranks fail (ep_faults.h). test_ep.c has its
+ * results. */
+#include "tests/conformance/ep_faults.h"
+
+static const char *the_backend = "ucx";
+
+TEST_MAIN(CASE(a_killed_rank_is_an_error_at_once),
+          CASE(a_stopped_rank_is_an_error_after_the_deadline),
+          CASE(a_rank_that_leaves_is_an_error_at_once), CASE(an_aborted_rank_is_an_error_at_once),
+          CASE(a_pause_of_all_ranks_is_no_loss), CASE(ranks_leave_in_any_order),
+          CASE_T(ranks_under_full_load_lose_nobody, 1800))
