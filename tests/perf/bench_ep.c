@@ -3,7 +3,7 @@
  *     bench_ep [backend] [ranks] [rows] [hidden] [experts] [used] [bf16|f8_e4m3|f32]
  *     defaults: peer 2 128 7168 256 8 bf16; without GPUs shm 2 128 2048 64 8 f32
  *
- * `shm` (bench_ep_shm.h): a layer next to memcpy of the rows and results that other backends copy,
+ * `ucx` (bench_ep_ucx.h): a layer next to ucx_perftest's ucp_am_bw. `shm` (bench_ep_shm.h): a layer next to memcpy of the rows and results that other backends copy,
  * and a meeting of 2, 8 and 64 ranks next to a bare futex barrier. The rest is about GPUs. One
  * layer (plan, dispatch, combine; experts compute nothing) is captured in a CUDA graph and run
  * many times; backend nccl is called without a graph. Figures are rank 0's: time of a layer, bytes
@@ -12,7 +12,11 @@
  * counts. Ranks that share a GPU run in time slices, so their times include each other's. On the
  * emulated GPU times mean nothing. LIMIT: between GPUs the link is the limit, which no copy here
  * measures. */
+#ifdef BATON_HAVE_UCX
+#include "tests/perf/bench_ep_ucx.h"
+#else
 #include "tests/perf/bench_ep_shm.h"
+#endif
 
 static int32_t the_first[RANKS + 1];
 
@@ -204,7 +208,8 @@ int main(int argc, char **argv)
 #else
     const char *backend = argc > 1 ? argv[1] : "shm";
 #endif
-    const bool on_host = strcmp(backend, "shm") == 0;
+    const bool is_ucx = strcmp(backend, "ucx") == 0,
+               on_host = is_ucx || strcmp(backend, "shm") == 0;
     const int32_t size = number(argc, argv, 2, 2),
                   n_experts = number(argc, argv, 5, on_host ? 64 : 256);
     const char *send = argc > 7 ? argv[7] : on_host ? "f32" : "bf16";
@@ -224,6 +229,12 @@ int main(int argc, char **argv)
     };
     if (strcmp(send, "f8_e4m3") == 0) the_config.send = DTYPE_F8_E4M3;
     if (strcmp(send, "f32") == 0) the_config.send = the_config.back = DTYPE_F32;
+#ifdef BATON_HAVE_UCX
+    if (is_ucx) {
+        bench_ucx(size);
+        return 0;
+    }
+#endif
     if (on_host) bench_shm(size);
     else bench_gpus(size);
     return 0;

@@ -26,6 +26,7 @@ static inline double now_us(void) { return (double)now_ns() * 1e-3; }
 
 struct barrier {
     _Atomic uint32_t n_here, turn;
+    double us, rate; /* what rank 0 measured */
 };
 static struct barrier *the_barrier; /* in memory shared by all ranks */
 
