@@ -2,8 +2,8 @@
  * results, and sums and gathers over ranks. LIMIT: engine steps call it on CPUs only.
  * docs/kernels.md, "Expert parallelism", has the design, docs/parallelism.md the steps.
  *
- * Backends are `self` (one rank, the definition), `shm` (CPUs of one host), `peer` (GPUs of one
- * host by CUDA IPC) and `nccl`. y is the same bit for bit for any number of ranks, placement of
+ * Backends are `self` (one rank, the definition), `shm` (CPUs of one host), `ucx` (CPUs of several),
+ * `peer` (GPUs of one host by CUDA IPC) and `nccl`. y is the same bit for bit for any number of ranks, placement of
  * experts and backend. Faults: a rank without a sign of life for timeout_ms is an error on all
  * others, never a hang: of the call that waits for it on the CPU, of ep_wait on a GPU. Afterwards
  * only ep_free may be called. Results after a fault are garbage, so call ep_wait before they leave
@@ -51,7 +51,7 @@ struct ep_placement {
 /* The same on all ranks except rank, device, exchange_arg and progress: ep_create compares them.
  * Arrays are copied. */
 struct ep_config {
-    const char *backend;   /* "self", "shm", "peer", "nccl" */
+    const char *backend;   /* "self", "shm", "ucx", "peer", "nccl" */
     struct device *device; /* kept; all pointers of calls are its memory */
     int32_t rank, size;
     enum ep_mode mode;
