@@ -2,13 +2,13 @@
  * results, and sums and gathers over ranks. LIMIT: engine steps call it on CPUs only.
  * docs/kernels.md, "Expert parallelism", has the design, docs/parallelism.md the steps.
  *
- * Backends are `self` (one rank, the definition), `shm` (CPUs of one host), `ucx` (CPUs of several),
- * `peer` (GPUs of one host by CUDA IPC) and `nccl`. y is the same bit for bit for any number of ranks, placement of
- * experts and backend. Faults: a rank without a sign of life for timeout_ms is an error on all
- * others, never a hang: of the call that waits for it on the CPU, of ep_wait on a GPU. Afterwards
- * only ep_free may be called. Results after a fault are garbage, so call ep_wait before they leave
- * the GPU. Life cycle: ep_create; ep_plan, ep_dispatch, ep_combine in this order on all ranks;
- * ep_free.
+ * Backends are `self` (one rank, the definition), `shm` (CPUs of one host), `ucx` (CPUs of
+ * several), `peer` (GPUs of one host by CUDA IPC), `nccl`. y is the same bit for bit for any number
+ * of ranks, placement of experts and backend. Faults: a rank without a sign of life for timeout_ms
+ * is an error on all others, never a hang: of the call that waits for it on the CPU, of ep_wait on
+ * a GPU. Afterwards only ep_free may be called. Results after a fault are garbage, so call ep_wait
+ * before they leave the GPU. Life cycle: ep_create; ep_plan, ep_dispatch, ep_combine in this order
+ * on all ranks; ep_free.
  * Thread: loading, then engine; ep_abort any. On a GPU calls enqueue work on the device's stream
  * and return, except where they say otherwise; on the CPU they return when their work is done. */
 #ifndef BATON_KERNELS_EP_EP_H

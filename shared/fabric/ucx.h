@@ -11,8 +11,7 @@
  * LIMIT: UCX parses addresses and packets, and its tcp also executes puts that nobody here sends:
  * whoever reaches the worker's port is trusted. Over InfiniBand each message is copied once more
  * than by rendezvous.
- * LIMIT: a peer that vanishes within the milliseconds in which UCX 1.13 connects to it can end this
- * process (assertions of its wire-up). Later losses do not.
+ * LIMIT: a peer that vanishes while UCX 1.13 connects to it (milliseconds) can end this process.
  * Thread: one at a time, which owner is the owner's business; callbacks come in its calls. */
 #ifndef BATON_FABRIC_UCX_H
 #define BATON_FABRIC_UCX_H

@@ -9,13 +9,7 @@
 
 static const char WHY[] = "the CPU is always there";
 
-enum {
-    PEERS = 3,
-    BAD = 1,
-    SOON_MS = 2000,
-    PLACE_BYTES = FABRIC_PIECE_MAX,
-    ADDRESS_MAX = 8 * BLOB
-};
+enum { PEERS = 3, BAD = 1, SOON_MS = 2000, PLACE_BYTES = FABRIC_PIECE_MAX, ADDRESS_MAX = 8 * BLOB };
 
 /* What a message says of itself. */
 struct head {

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "kernels/backend.h"
-#include "kernels/ep/ep_ucx.h"
+#include "kernels/ep/ucx/ep_ucx.h"
 #include "kernels/float_bits.h"
 
 /* ---- plan ---- */
@@ -354,10 +354,10 @@ static const float *result_of(struct ep_ucx *u, size_t i, size_t j)
     }
     const char *at = u->results + (size_t)(u->begin[x] + u->index[i]) * u->back_bytes;
     if (c->back == DTYPE_F32) return (const float *)(const void *)at;
-    float *wide = u->widened + j * hidden;
+    float *result = u->as_f32 + j * hidden;
     for (size_t k = 0; k < hidden; k++)
-        wide[k] = float_from_bf16(((const uint16_t *)(const void *)at)[k]);
-    return wide;
+        result[k] = float_from_bf16(((const uint16_t *)(const void *)at)[k]);
+    return result;
 }
 
 static void sum_rows(struct ep_ucx *u, const struct ep_combine_args *a)

@@ -14,7 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "kernels/ep/ep_ucx.h"
+#include "kernels/ep/ucx/ep_ucx.h"
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
 

@@ -2,7 +2,7 @@
  * Thread: as ep_ucx.h. */
 #include <string.h>
 
-#include "kernels/ep/ep_ucx.h"
+#include "kernels/ep/ucx/ep_ucx.h"
 #include "kernels/float_bits.h"
 
 static bool next_part(struct ep_ucx *u, int32_t to, size_t *cursor, struct ep_ucx_run *run)

@@ -4,7 +4,7 @@
  * hash of all numbers is the object's key. Then all connect, and have heard from all others before
  * any may leave ep_create, also with an error.
  * Thread: loading. */
-#include "kernels/ep/ep_ucx.h"
+#include "kernels/ep/ucx/ep_ucx.h"
 
 #include <errno.h>
 #include <string.h>
@@ -112,7 +112,7 @@ static void make_arrays(struct ep_ucx *u)
     u->by_expert = MEM_ARRAY(int32_t, n_local + 1);
     u->slot_begin = MEM_ARRAY(int32_t, n_local + 1);
     u->x_rows = MEM_ARRAY(int32_t, ep_max_slots(c));
-    u->widened = MEM_ARRAY(float, (size_t)c->n_used *(size_t)c->hidden);
+    u->as_f32 = MEM_ARRAY(float, (size_t)c->n_used *(size_t)c->hidden);
     for (int32_t r = 0; r < c->size; r++)
         for (int32_t x = p->first[r]; x < p->first[r + 1]; x++) u->owner[x] = r;
 }
@@ -122,7 +122,7 @@ static void release_arrays(struct ep_ucx *u)
     void *const arrays[] = { u->in[0],   u->in[1],     u->out,        u->told,      u->gone,
                              u->chosen,  u->index,     u->begin,      u->owner,     u->to_ranks,
                              u->order,   u->sent,      u->n_sent,     u->last_sent, u->origin,
-                             u->cursors, u->by_expert, u->slot_begin, u->x_rows,    u->widened };
+                             u->cursors, u->by_expert, u->slot_begin, u->x_rows,    u->as_f32 };
     for (size_t i = 0; i < COUNT_OF(arrays); i++) mem_free(arrays[i]);
 }
 
