@@ -126,7 +126,7 @@ static enum status learn_counts(struct ep_ucx *u, struct ep_counts *out, struct 
     for (int32_t r = 0; r < c->size; r++)
         if (r != c->rank && !is_possible(u, r)) return ep_ucx_raise(u, EP_UCX_CORRUPT, r, err);
     TRY(check_room(u, err));
-    *out = (struct ep_counts){ .by_expert = u->by_expert };
+    *out = (struct ep_counts){ .n_own = ep_ucx_n_for(u, c->rank), .by_expert = u->by_expert };
     for (int32_t e = 0; e < u->base.n_local; e++) {
         u->by_expert[e] = order_for(u, c->rank)[e];
         for (int32_t r = 0; r < c->size; r++)
