@@ -82,7 +82,8 @@ SHM_TEST(shm_low_latency_3, EP_LOW_LATENCY, 3)
 SHM_TEST(shm_low_latency_4, EP_LOW_LATENCY, 4)
 SHM_TEST(shm_low_latency_8, EP_LOW_LATENCY, 8)
 #define UCX_TEST(name, mode, size)                                                                 \
-    TEST(name) { calls("ucx", "cpu", mode, size); }
+    TEST(name) { calls("ucx", "cpu", mode, size); }                                                \
+    TEST(name##_threads) { calls_as("ucx", "cpu", mode, size, THREADS); }
 UCX_TEST(ucx_throughput_1, EP_THROUGHPUT, 1)
 UCX_TEST(ucx_throughput_2, EP_THROUGHPUT, 2)
 UCX_TEST(ucx_throughput_3, EP_THROUGHPUT, 3)
@@ -557,6 +558,7 @@ TEST(ucx_an_aborted_rank_ends_the_calls_of_all)
     on("ucx", "cpu");
     the_shape = shape_of(the_backend, EP_LOW_LATENCY, 3);
     run_ranks(3, rank_of_an_abort, 0, WHY);
+    run_ranks_as_threads(3, rank_of_an_abort);
 }
 TEST(peer_an_aborted_rank_ends_the_calls_of_all)
 {
@@ -724,10 +726,13 @@ TEST_MAIN(CASE(self_on_the_host), CASE(self_on_the_host_low_latency), CASE(self_
           CASE(shm_low_latency_1_threads), CASE(shm_low_latency_2), CASE(shm_low_latency_2_threads),
           CASE(shm_low_latency_3), CASE(shm_low_latency_3_threads), CASE(shm_low_latency_4),
           CASE(shm_low_latency_4_threads), CASE(shm_low_latency_8), CASE(shm_low_latency_8_threads),
-          CASE(ucx_throughput_1), CASE(ucx_throughput_2), CASE(ucx_throughput_3),
-          CASE(ucx_throughput_4), CASE(ucx_throughput_8), CASE(ucx_low_latency_1),
-          CASE(ucx_low_latency_2), CASE(ucx_low_latency_3), CASE(ucx_low_latency_4),
-          CASE(ucx_low_latency_8), CASE(ucx_sums_without_experts),
+          CASE(ucx_throughput_1), CASE(ucx_throughput_1_threads), CASE(ucx_throughput_2),
+          CASE(ucx_throughput_2_threads), CASE(ucx_throughput_3), CASE(ucx_throughput_3_threads),
+          CASE(ucx_throughput_4), CASE(ucx_throughput_4_threads), CASE(ucx_throughput_8),
+          CASE(ucx_throughput_8_threads), CASE(ucx_low_latency_1), CASE(ucx_low_latency_1_threads),
+          CASE(ucx_low_latency_2), CASE(ucx_low_latency_2_threads), CASE(ucx_low_latency_3),
+          CASE(ucx_low_latency_3_threads), CASE(ucx_low_latency_4), CASE(ucx_low_latency_4_threads),
+          CASE(ucx_low_latency_8), CASE(ucx_low_latency_8_threads), CASE(ucx_sums_without_experts),
           CASE(ucx_a_wrong_expert_ends_all_ranks_with_its_name),
           CASE(ucx_ranks_of_other_terms_do_not_meet),
           CASE(ucx_an_aborted_rank_ends_the_calls_of_all),
