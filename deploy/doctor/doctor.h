@@ -79,6 +79,7 @@ void doctor_check_directory_server(struct doctor *d, const char *option, const c
                                    const char *port);
 void doctor_check_redis(struct doctor *d);   /* only with --scheduler-name splitwise or global */
 void doctor_check_model(struct doctor *d);   /* only with --model */
+void doctor_check_group(struct doctor *d);   /* only with ranks that share experts */
 void doctor_check_options(struct doctor *d); /* what only node_options refuses; last */
 void doctor_check_peers(struct doctor *d);   /* only with --peers: measures every pair (mesh.h) */
 
