@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "deploy/cli/commands.h"
+#include "deploy/cli/status_groups.h"
 #include "shared/base/address/host_port.h"
 #include "shared/base/json/json.h"
 #include "shared/base/mem.h"
@@ -20,10 +21,35 @@ enum { ANSWER_MAX = 16 << 20, TIMEOUT_MS = 5000, WATCH_S = 2 };
 
 struct status_query {
     struct loop *loop;
+    struct http_client *client;
+    const char *headers;
+    bool wants_groups;
     struct buf answer;
     enum status st;
     int http_status;
+    struct status_groups *groups; /* NULL: not asked for, or there was nobody to ask */
 };
+
+static void on_groups(void *arg)
+{
+    struct status_query *q = arg;
+    loop_stop(q->loop);
+}
+
+/* Of its group each node tells itself. */
+static void ask_for_groups(struct status_query *q, struct str body)
+{
+    cJSON *doc = cJSON_ParseWithLength(body.p, body.n);
+    const struct status_groups_options o = {
+        .client = q->client,
+        .headers = q->headers,
+        .nodes = cJSON_GetObjectItemCaseSensitive(doc, "nodes"),
+        .done = on_groups,
+        .arg = q,
+    };
+    q->groups = status_groups_start(&o);
+    cJSON_Delete(doc);
+}
 
 static void on_answer(void *arg, enum status st, int http_status, struct str body)
 {
@@ -31,7 +57,8 @@ static void on_answer(void *arg, enum status st, int http_status, struct str bod
     q->st = st;
     q->http_status = http_status;
     if (st == OK) buf_add_str(&q->answer, body);
-    loop_stop(q->loop);
+    if (st == OK && http_status == 200 && q->wants_groups) ask_for_groups(q, body);
+    if (!q->groups) loop_stop(q->loop);
 }
 
 static double number(const cJSON *o, const char *name)
@@ -94,7 +121,15 @@ static void print_failures(const cJSON *doc)
     }
 }
 
-static int print_table(struct str json)
+static void print_groups(const struct status_groups *g)
+{
+    struct buf lines = { 0 };
+    status_groups_draw(g, &lines);
+    if (lines.len) fwrite(lines.data, 1, lines.len, stdout);
+    buf_release(&lines);
+}
+
+static int print_table(struct str json, const struct status_groups *groups)
 {
     cJSON *doc = cJSON_ParseWithLength(json.p, json.n);
     const cJSON *nodes = cJSON_GetObjectItemCaseSensitive(doc, "nodes"), *n;
@@ -112,6 +147,7 @@ static int print_table(struct str json)
                text(n, "role"), text(n, "topic"), number(n, "n_running"), number(n, "n_waiting"),
                number(n, "n_blocks_free"), number(n, "n_blocks"), number(n, "waiting_tokens"),
                cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(n, "draining")) ? "  draining" : "");
+    print_groups(groups);
     print_failures(doc);
     cJSON_Delete(doc);
     return 0;
@@ -161,13 +197,13 @@ static int print_answer(const struct config *c, const char *host, uint16_t port,
     else if (q->http_status != 200) print_refusal(at, q);
     else if (config_bool(c, "json"))
         return printf("%.*s\n", (int)q->answer.len, q->answer.data) < 0;
-    else return print_table(buf_str(&q->answer));
+    else return print_table(buf_str(&q->answer), q->groups);
     return 1;
 }
 
 static int query_status(const struct config *c, const char *host, uint16_t port)
 {
-    struct status_query q = { 0 };
+    struct status_query q = { .wants_groups = !config_bool(c, "json") };
     struct err err = { 0 };
     struct buf headers = { 0 };
     if (loop_create(&q.loop, &err) != OK) {
@@ -175,20 +211,21 @@ static int query_status(const struct config *c, const char *host, uint16_t port)
         return 1;
     }
     struct http_client_options o = { .loop = q.loop, .body_max = ANSWER_MAX, .n_idle = 1 };
-    struct http_client *client = http_client_create(&o);
+    q.client = http_client_create(&o);
     size_t n_keys = 0;
     const char *key = config_list(c, "api-key", 0, &n_keys);
     if (n_keys)
         buf_printf(&headers, "Authorization: Bearer %.*s\r\n", (int)strcspn(key, "\r\n"), key);
-    q.st = http_client_request(client, "GET", host, port, "/cluster",
-                               headers.len ? headers.data : NULL, (struct str){ 0 }, TIMEOUT_MS,
-                               on_answer, &q);
+    q.headers = headers.len ? headers.data : NULL;
+    q.st = http_client_request(q.client, "GET", host, port, "/cluster", q.headers,
+                               (struct str){ 0 }, TIMEOUT_MS, on_answer, &q);
     if (q.st == OK) loop_run(q.loop);
     int exit_status = print_answer(c, host, port, &q);
-    http_client_free(client);
+    http_client_free(q.client);
     loop_stop(q.loop);
     loop_run(q.loop); /* one more turn, so that the connection can close */
     loop_free(q.loop);
+    status_groups_free(q.groups);
     buf_release(&q.answer);
     buf_release(&headers);
     return exit_status;

@@ -1,5 +1,5 @@
-/* group.c - checks the ranks that share experts, before they start: do their numbers agree with each
- * other and with the model, is rank 0's address reachable, is there memory to share.
+/* group.c - checks the ranks that share experts, before they start: do their numbers agree with
+ * each other and with the model, is rank 0's address reachable, is there memory to share.
  * Thread: main. */
 #include <errno.h>
 #include <netdb.h>

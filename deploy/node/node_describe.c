@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "deploy/node/node_internal.h"
+#include "deploy/node/node_placement.h"
 #include "shared/base/clock.h"
 #include "shared/base/json/json.h"
 #include "shared/base/log.h"
@@ -75,16 +76,34 @@ void node_describe_join(struct node *n)
                  host_port_text(o->advertise_host, directory_server_port(n->directory_server), at));
 }
 
+/* How many experts this rank has in the group of a roster. */
+static int32_t experts_of(const struct node *n, const struct group_roster *now)
+{
+    struct node_placement p;
+    struct err err;
+    int32_t mine = 0;
+    const int32_t n_experts = (int32_t)engine_model(n->engine)->config.moe.n_experts;
+    if (now->n == 0 || node_placement_read(now, n_experts, &p, &err) != OK) return 0;
+    for (uint32_t i = 0; i < now->n; i++)
+        if (now->members[i].rank == n->o.group.rank) mine = p.first[i + 1] - p.first[i];
+    node_placement_release(&p);
+    return mine;
+}
+
 static void describe_group(const struct node *n, struct buf *out)
 {
-    char why[256];
+    char why[256], at[HOST_PORT_TEXT_MAX];
     if (!n->group) return;
     const struct group_roster *now = group_now(n->group);
     const bool together = group_describe(n->group, why, sizeof why) == GROUP_TOGETHER;
+    buf_add_c(out, ",\"group\":{\"at\":");
+    json_add_string(out, str_of(host_port_text(n->o.group.host, n->o.group.port, at)));
     buf_printf(out,
-               ",\"group\":{\"rank\":%u,\"size\":%u,\"epoch\":%llu,\"together\":%s,\"leads\":%s",
+               ",\"rank\":%u,\"size\":%u,\"epoch\":%llu,\"together\":%s,\"leads\":%s,"
+               "\"experts\":%d",
                n->o.group.rank, n->o.group.size, (unsigned long long)now->epoch,
-               together ? "true" : "false", group_leads(n->group) ? "true" : "false");
+               together ? "true" : "false", group_leads(n->group) ? "true" : "false",
+               experts_of(n, now));
     buf_add_c(out, ",\"members\":[");
     for (uint32_t i = 0; together && i < now->n; i++)
         buf_printf(out, "%s%u", i ? "," : "", now->members[i].rank);

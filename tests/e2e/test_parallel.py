@@ -17,6 +17,11 @@ def vocab_of(model):
     return json.load(open(f'{model}/config.json'))['vocab_size']
 
 
+def experts_of(model):
+    config = json.load(open(f'{model}/config.json'))
+    return next(config[k] for k in ('num_experts', 'moe_num_experts', 'n_routed_experts', 'num_local_experts') if k in config)
+
+
 def ask_all(ports, bodies):
     """Every request through another rank."""
     got = parallel([lambda i=i, b=b: request(ports[i % len(ports)], 'POST', '/v1/completions', b) for i, b in enumerate(bodies)], 8)
@@ -49,6 +54,7 @@ def test_ranks_of_a_launch_answer_as_one():
         with launched(model, size) as (l, ports):
             assert ask_all(ports, bodies) == want, (name, size)
             group = request(ports[-1], 'GET', '/cluster')[2]['group']
+            assert group.pop('at').startswith('127.0.0.1:') and group.pop('experts') == len(range(experts_of(model) * (size - 1) // size, experts_of(model))), group
             assert group == dict(rank=size - 1, size=size, epoch=1, together=True, why='', members=list(range(size)), leads=False), group
             assert ask_all(ports[-1:], bodies) == want, (name, size)    # the other ranks have no rows
             assert l.stop() == 0, l.output()[-2000:]

@@ -1,6 +1,7 @@
 """`serve` with several ranks: a parent with the port and its ranks as processes, on one host and on several (which are this one here)."""
 from harness import *
-from test_parallel import SIZE, answers_alone, ask_all, golden, vocab_of
+import re
+from test_parallel import SIZE, answers_alone, ask_all, experts_of, golden, vocab_of
 
 
 def children_of(pid):
@@ -65,6 +66,31 @@ def test_a_parent_answers_as_one_node():
         assert all(is_gone(p) for p in pids)
 
 
+def status(port):
+    p = subprocess.run([BIN, 'status', '--url', f'http://127.0.0.1:{port}'], capture_output=True, text=True, timeout=30)
+    assert p.returncode == 0, p.stderr
+    return p.stdout
+
+
+def test_status_draws_groups():
+    model, meet = golden('ernie_moe'), free_ports(1)[0]
+    with closing(Parent(model, 2)) as parent:
+        wait_ready(parent)
+        lines = status(parent.port).splitlines()
+        at = next(i for i, x in enumerate(lines) if x.startswith('group at 127.0.0.1:'))
+        assert lines[at].endswith(': 2 ranks, epoch 1, together'), lines
+        assert lines[at + 1].startswith('  rank 0    127.0.0.1:') and lines[at + 2].startswith('  rank 1    127.0.0.1:') and len(lines) == at + 3, lines
+        assert re.search(r'[1-9]\d* experts, leads$', lines[at + 1]) and re.search(r'[1-9]\d* experts$', lines[at + 2]), lines
+    args = ['--data-parallel-size', '2', '--enable-expert-parallel', '--data-parallel-address', '127.0.0.1', '--data-parallel-rpc-port', str(meet), *SIZE]
+    with closing(Node(model, args=[*args, '--data-parallel-rank', '0']), Node(model, args=[*args, '--data-parallel-rank', '1'])) as (first, second):
+        wait_ready(first, second)
+        text = status(first.port)       # each has a directory of its own
+        assert f'group at 127.0.0.1:{meet}: 2 ranks, epoch 1, together' in text and 'rank 1    -' in text and 'not in the directory' in text, text
+        second.kill()
+        text = wait_until('it goes on', lambda: (lambda t: 'rank 1 of 2 is not there, others have its experts' in t and t)(status(first.port)))
+        assert f'group at 127.0.0.1:{meet}: 1 of 2 ranks, epoch 2, together' in text and f'{experts_of(model)} experts, leads' in text, text
+
+
 def test_both_ranks_of_a_parent_get_requests():
     """Without a free sequence on one the other takes them, so the port has the room of both."""
     model = golden('ernie_moe')
@@ -74,6 +100,12 @@ def test_both_ranks_of_a_parent_get_requests():
         got = parallel([lambda b=b: request(parent.port, 'POST', '/v1/completions', b) for b in bodies], 8)
         assert all(g[0] == 200 for g in got), got
         assert len({g[2]['baton']['decode_node'] for g in got}) == 2
+
+
+def is_whole(port, n):
+    nodes = request(port, 'GET', '/cluster')[2]['nodes']
+    groups = [request(node['http_port'], 'GET', '/cluster', timeout=2)[2].get('group') for node in nodes]
+    return len(groups) == n and all(g and g['together'] and len(g['members']) == n for g in groups)
 
 
 def test_a_killed_rank_of_a_parent_comes_back():
@@ -88,7 +120,7 @@ def test_a_killed_rank_of_a_parent_comes_back():
             wait_until('it is back', lambda: parent.ranks().get(victim, before[victim]) != before[victim] and len(parent.ranks()) == 3)
             after = parent.ranks()
             assert all(after[r] == before[r] for r in before if r != victim), (before, after)
-            wait_until('the group is whole', lambda: parent.output().count('ranks=3 of=3') >= 6)
+            wait_until('the group is whole', lambda: is_whole(parent.port, 3))
             assert ask_all([parent.port], bodies) == want
         assert parent.stop() == 0
 

@@ -52,6 +52,27 @@ def expect_rows(heading, wanted):
     assert len(set(wanted)) > 0
 
 
+def test_flags_and_variables_of_the_page_on_parallelism_are_the_programs():
+    """docs/parallelism.md is written by hand: each of its flags is an option, and its table gives each the variables that it has."""
+    options = {}
+    for line in page(BATON, "configuration").splitlines():
+        cells = [c.strip() for c in line.strip("|").split("|")]
+        if line.startswith("| `--") and len(cells) > 3:
+            for flag in re.findall(r"`(--[a-z0-9-]+)`", cells[0] + cells[1]):
+                options.setdefault(flag, set()).update(re.findall(r"`([A-Za-z_0-9]+)`", cells[2]))
+    with open(os.path.join(SOURCE, "docs", "parallelism.md"), encoding="utf-8") as f:
+        text = f.read()
+    flags = set(FLAG.findall(text))
+    assert len(flags) > 10 and flags <= set(options), flags - set(options)
+    rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| `--")]
+    assert len(rows) > 8
+    for row in rows:
+        have = set().union(*(options[flag] for flag in FLAG.findall(row[0])))
+        said = set(re.findall(r"`([A-Z_0-9]+)`", row[1]))
+        foreign = {v for v in have if not v.startswith("BATON_")}
+        assert said == foreign, (row[0], said, foreign)
+
+
 def test_every_flag_has_a_row():
     expect_rows("Flags", [(f, d) for d, text in documents() for f in found([FLAG], text)])
 
