@@ -1,18 +1,18 @@
 /* cmd_launch.c - `baton launch`: starts the nodes of this host, serves their directory, restarts
- * nodes that die, stops them all (deploy/node/supervisor.h). `baton serve --headless` does the same
- * with the ranks of its host.
+ * nodes that die, stops them all (deploy/launch/supervisor.h). `baton serve --headless` does the
+ * same with the ranks of its host.
  *
- * When the launcher is killed its nodes go on serving and say so (deploy/node/launcher_watch.h).
+ * When the launcher is killed its nodes go on serving and say so (deploy/launch/launcher_watch.h).
  * Thread: main. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "deploy/cli/commands.h"
-#include "deploy/node/launch_view.h"
-#include "deploy/node/launcher_watch.h"
+#include "deploy/launch/launch_view.h"
+#include "deploy/launch/launcher_watch.h"
+#include "deploy/launch/supervisor.h"
 #include "deploy/node/node_options.h"
-#include "deploy/node/supervisor.h"
 #include "scheduler/directory/server.h"
 #include "shared/base/log.h"
 

@@ -5,8 +5,8 @@
 #include <unistd.h>
 
 #include "deploy/cli/commands.h"
-#include "deploy/node/launch_plan.h"
-#include "deploy/node/launcher_watch.h"
+#include "deploy/launch/launch_plan.h"
+#include "deploy/launch/launcher_watch.h"
 #include "deploy/node/node.h"
 #include "shared/base/log.h"
 

@@ -6,7 +6,7 @@
 #ifndef BATON_DEPLOY_CLI_COMMANDS_H
 #define BATON_DEPLOY_CLI_COMMANDS_H
 
-#include "deploy/node/ranks.h"
+#include "deploy/launch/ranks.h"
 
 struct command {
     const char *name;

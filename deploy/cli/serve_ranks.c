@@ -1,5 +1,5 @@
 /* serve_ranks.c - `baton serve` with several ranks: this process has the port and an entry node
- * (deploy/node/node_front.c), its children are the ranks (deploy/node/supervisor.h).
+ * (deploy/node/node_front.c), its children are the ranks (deploy/launch/supervisor.h).
  *
  *     first signal ─▶ the entry node takes no more and ends what runs ─▶ the ranks end ─▶ the end
  *
@@ -9,10 +9,10 @@
 #include <string.h>
 
 #include "deploy/cli/commands.h"
-#include "deploy/node/launch_view.h"
-#include "deploy/node/launcher_watch.h"
+#include "deploy/launch/launch_view.h"
+#include "deploy/launch/launcher_watch.h"
+#include "deploy/launch/supervisor.h"
 #include "deploy/node/node.h"
-#include "deploy/node/supervisor.h"
 #include "shared/base/log.h"
 
 struct parent {

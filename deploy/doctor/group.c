@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "deploy/doctor/doctor.h"
-#include "deploy/node/launch_plan.h"
+#include "deploy/launch/launch_plan.h"
 #include "deploy/node/node_model.h"
 #include "shared/model/load/model_files.h"
 

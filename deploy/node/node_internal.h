@@ -8,7 +8,7 @@
 #include <stdatomic.h>
 
 #include "decode/decode.h"
-#include "deploy/node/launcher_watch.h"
+#include "deploy/launch/launcher_watch.h"
 #include "deploy/node/node.h"
 #include "deploy/node/node_model.h"
 #include "deploy/node/node_ports.h"

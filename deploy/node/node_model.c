@@ -6,8 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "deploy/launch/launcher_watch.h"
 #include "deploy/node/dummy_tokenizer.h"
-#include "deploy/node/launcher_watch.h"
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"

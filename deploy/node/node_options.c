@@ -9,8 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "deploy/node/launcher_watch.h"
-#include "deploy/node/ranks.h"
+#include "deploy/launch/launcher_watch.h"
+#include "deploy/launch/ranks.h"
 #include "deploy/options/compatibility.h"
 #include "kernels/kv_rows.h"
 #include "kernels/quantize.h"

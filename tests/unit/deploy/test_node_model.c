@@ -40,6 +40,22 @@ TEST(default_is_a_share_of_available_memory)
     CHECK(have > want * 0.7 && have < want * 1.3); /* other processes allocate and free meanwhile */
 }
 
+TEST(ranks_of_a_host_divide_the_default)
+{
+    open_device();
+    struct node_options o = { .max_model_len = 64, .block_tokens = 64, .max_seqs = 1 << 30 };
+    uint32_t alone = 0, of_four = 0;
+    CHECK_OK(node_model_blocks(&m, &o, &alone, &err));
+    o.n_host_ranks = 4;
+    CHECK_OK(node_model_blocks(&m, &o, &of_four, &err));
+    CHECK(of_four > alone * 0.17 && of_four < alone * 0.33);
+    o.kv_bytes = 64 << 20; /* each has what is given */
+    CHECK_OK(node_model_blocks(&m, &o, &of_four, &err));
+    o.n_host_ranks = 1;
+    CHECK_OK(node_model_blocks(&m, &o, &alone, &err));
+    CHECK_EQ_INT(of_four, alone);
+}
+
 /* Weights that are mapped from a copy do not count as available: the kernel would drop them for the
  * pool and read them again at every step. */
 TEST(mapped_weights_are_not_available)
@@ -235,7 +251,8 @@ TEST(a_gpu_gives_what_its_share_leaves)
     CHECK_STATUS(node_model_blocks(&on_gpu, &o, &n, &err), ERR_CONFIG);
 }
 
-TEST_MAIN(CASE(default_is_a_share_of_available_memory), CASE(mapped_weights_are_not_available),
-          CASE(what_is_asked_for_is_taken), CASE(half_the_bytes_are_nearly_twice_the_blocks),
+TEST_MAIN(CASE(default_is_a_share_of_available_memory), CASE(ranks_of_a_host_divide_the_default),
+          CASE(mapped_weights_are_not_available), CASE(what_is_asked_for_is_taken),
+          CASE(half_the_bytes_are_nearly_twice_the_blocks),
           CASE(types_of_the_kv_cache_as_people_spell_them), CASE(the_variable_gives_the_type_too),
           CASE(a_gpu_gives_what_its_share_leaves))

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "deploy/node/launch_plan.h"
+#include "deploy/launch/launch_plan.h"
 #include "deploy/options/option_table.h"
 #include "tests/harness/test.h"
 

@@ -8,8 +8,8 @@
  * without a rank is the parent of those of its host, as `launch` is of its nodes. Names are those
  * of vLLM; FastDeploy's are aliases. Hosts that are listed (--ips) divide the ranks evenly.
  * Thread: main, at start. */
-#ifndef BATON_DEPLOY_NODE_RANKS_H
-#define BATON_DEPLOY_NODE_RANKS_H
+#ifndef BATON_DEPLOY_LAUNCH_RANKS_H
+#define BATON_DEPLOY_LAUNCH_RANKS_H
 
 #include "deploy/options/config.h"
 #include "shared/base/address/host_port.h"

@@ -1,9 +1,9 @@
 /* launch_view.h - where the processes of one parent find each other, and the secret they share.
  * Thread: main, at start. */
-#ifndef BATON_DEPLOY_NODE_LAUNCH_VIEW_H
-#define BATON_DEPLOY_NODE_LAUNCH_VIEW_H
+#ifndef BATON_DEPLOY_LAUNCH_LAUNCH_VIEW_H
+#define BATON_DEPLOY_LAUNCH_LAUNCH_VIEW_H
 
-#include "deploy/node/ranks.h"
+#include "deploy/launch/ranks.h"
 
 struct launch_view {
     const char *address;                /* as this host is reached by its own processes */

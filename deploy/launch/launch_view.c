@@ -1,12 +1,12 @@
 /* launch_view.c - see launch_view.h. */
-#include "deploy/node/launch_view.h"
+#include "deploy/launch/launch_view.h"
 
 #include <arpa/inet.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "deploy/node/launch_plan.h"
+#include "deploy/launch/launch_plan.h"
 #include "deploy/node/node_options.h"
 #include "shared/base/hash/hash.h"
 

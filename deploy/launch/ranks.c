@@ -1,5 +1,5 @@
 /* ranks.c - see ranks.h. */
-#include "deploy/node/ranks.h"
+#include "deploy/launch/ranks.h"
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>

@@ -1,9 +1,9 @@
 /* launch_plan.h - which processes `baton launch` starts, or `baton serve` for the ranks behind its
  * port, with which arguments. Thread: main. */
-#ifndef BATON_DEPLOY_NODE_LAUNCH_PLAN_H
-#define BATON_DEPLOY_NODE_LAUNCH_PLAN_H
+#ifndef BATON_DEPLOY_LAUNCH_LAUNCH_PLAN_H
+#define BATON_DEPLOY_LAUNCH_LAUNCH_PLAN_H
 
-#include "deploy/node/ranks.h"
+#include "deploy/launch/ranks.h"
 #include "scheduler/directory/directory.h"
 #include "shared/base/mem.h"
 

@@ -1,7 +1,7 @@
 /* launch_plan.c - see launch_plan.h. A node gets every option of `serve` that its parent was given,
  * plus those that differ from node to node: role, port, rank, share of the CPUs. Environment
  * variables are inherited. */
-#include "deploy/node/launch_plan.h"
+#include "deploy/launch/launch_plan.h"
 
 #include <netinet/in.h>
 #include <sched.h>

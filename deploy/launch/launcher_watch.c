@@ -1,5 +1,5 @@
 /* launcher_watch.c - see launcher_watch.h. A process whose parent has ended gets another. */
-#include "deploy/node/launcher_watch.h"
+#include "deploy/launch/launcher_watch.h"
 
 #include <stdio.h>
 #include <stdlib.h>

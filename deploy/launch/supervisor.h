@@ -5,10 +5,10 @@
  * options: everything stops. Processes run in sessions of their own, so Ctrl-C and a terminal that
  * closes reach only their parent. Life cycle: start, stop (again: at once), on_ended, free.
  * Owner: the command that starts them. Thread: loop. */
-#ifndef BATON_DEPLOY_NODE_SUPERVISOR_H
-#define BATON_DEPLOY_NODE_SUPERVISOR_H
+#ifndef BATON_DEPLOY_LAUNCH_SUPERVISOR_H
+#define BATON_DEPLOY_LAUNCH_SUPERVISOR_H
 
-#include "deploy/node/launch_plan.h"
+#include "deploy/launch/launch_plan.h"
 #include "shared/net/loop.h"
 
 struct supervisor;

@@ -1,5 +1,5 @@
 /* supervisor.c - see supervisor.h. */
-#include "deploy/node/supervisor.h"
+#include "deploy/launch/supervisor.h"
 
 #include <limits.h>
 #include <signal.h>

@@ -4,8 +4,8 @@
  * their last view and go on serving, but nobody restarts one that ends, so an operator must know.
  * The launcher tells its nodes its process id in the environment. Life cycle: start, free.
  * Thread: loop; launcher_watch_announce: any, before there are others. */
-#ifndef BATON_DEPLOY_NODE_LAUNCHER_WATCH_H
-#define BATON_DEPLOY_NODE_LAUNCHER_WATCH_H
+#ifndef BATON_DEPLOY_LAUNCH_LAUNCHER_WATCH_H
+#define BATON_DEPLOY_LAUNCH_LAUNCHER_WATCH_H
 
 #include "shared/net/loop.h"
 
