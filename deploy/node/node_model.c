@@ -268,8 +268,7 @@ void node_model_release(struct node_model *m)
  * too, but every step reads them, so they are subtracted. */
 static uint64_t host_memory_for_kv(const struct model *m, uint64_t memory)
 {
-    uint64_t available = device_available(m->kernels->device),
-             weights = m->weights_mapped ? m->weight_bytes : 0;
+    uint64_t available = device_available(m->kernels->device), weights = m->mapped_bytes;
     if (available > memory) available = memory;
     return available > weights ? available - weights : 0;
 }

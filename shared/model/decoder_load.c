@@ -6,6 +6,7 @@
 
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
+#include "shared/base/hash/hash.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 #include "shared/model/decoder.h"
@@ -128,6 +129,28 @@ static enum status read_rope_factors(struct model *m, float **out, struct err *e
     return OK;
 }
 
+/* The share's own experts. */
+static struct expert_pack own_experts(struct model *m)
+{
+    struct model_experts *own = m->expert_store->own;
+    return (struct expert_pack){
+        .m = m,
+        .kernels = m->kernels,
+        .experts = own->slots,
+        .n = own->n_sparse * (size_t)own->n_local,
+    };
+}
+
+static enum status plan_experts(struct model *m, struct err *err)
+{
+    struct expert_pack p = own_experts(m);
+    const enum status st = expert_pack_plan(&p, err);
+    m->source_bytes += p.source_bytes;
+    m->decoder->totals.experts = p.bytes;
+    expert_pack_release(&p);
+    return st;
+}
+
 enum status decoder_plan(struct model *m, struct err *err)
 {
     struct binder b = { .m = m, .kernels = m->kernels, .err = err };
@@ -143,18 +166,17 @@ enum status decoder_plan(struct model *m, struct err *err)
     TRY(st);
     TRY(read_rope_factors(m, &factors, err));
     mem_free(factors);
-    TRY(weights_check_all_used(m->weights, m->ops, &m->config, err));
     m->source_bytes = b.source_bytes;
-    m->weight_bytes = b.weight_bytes + b.vectors.bytes;
+    TRY(plan_experts(m, err));
+    TRY(weights_check_all_used(m->weights, m->ops, &m->config, err));
+    m->weight_bytes = b.weight_bytes + m->decoder->totals.experts + b.vectors.bytes;
     m->buffer_bytes = b.buffers.bytes + b.host.bytes +
                       b.rounded_rows * b.rounded_in * sizeof(float);
     m->rope_bytes = rope_table_bytes(&m->config, m->max_len);
-    m->decoder->totals = (struct decoder_totals){
-        .weights = b.weight_bytes,
-        .vectors = b.vectors.bytes,
-        .buffers = b.buffers.bytes,
-        .host = b.host.bytes,
-    };
+    m->decoder->totals.weights = b.weight_bytes;
+    m->decoder->totals.vectors = b.vectors.bytes;
+    m->decoder->totals.buffers = b.buffers.bytes;
+    m->decoder->totals.host = b.host.bytes;
     return OK;
 }
 
@@ -162,38 +184,38 @@ enum status decoder_plan(struct model *m, struct err *err)
 
 static double ms(uint64_t ns) { return (double)ns / 1e6; }
 
+/* What was read and packed, and how long it took. */
+struct packed {
+    size_t read, bytes;
+    struct bind_times times;
+};
+
 /* Logs the time spent waiting for files, converting (and quantising), and waiting for copies to the
  * device. These overlap. */
-static void log_speed(const struct binder *b, uint64_t all_ns, uint64_t end_ns,
-                      const struct weight_times *t)
+static void log_speed(const struct packed *p, uint64_t all_ns)
 {
+    const struct bind_times *t = &p->times;
     /* inside weight_ops.pack */
-    const uint64_t copy_ns = t->copy_wait_ns > end_ns ? t->copy_wait_ns - end_ns : 0;
-    const uint64_t convert_ns = b->pack_ns > copy_ns ? b->pack_ns - copy_ns : 0;
-    const size_t bytes = b->source_bytes ? b->source_bytes : b->weight_bytes;
+    const uint64_t copy_ns = t->copy_wait_ns > t->end_ns ? t->copy_wait_ns - t->end_ns : 0;
+    const uint64_t convert_ns = t->pack_ns > copy_ns ? t->pack_ns - copy_ns : 0;
+    const size_t bytes = p->read ? p->read : p->bytes;
     log_info("weights packed",
              "read_mib=%.1f packed_mib=%.1f after_ms=%.0f gb_s=%.2f read_wait_ms=%.0f "
              "convert_ms=%.0f copy_wait_ms=%.0f",
-             (double)b->source_bytes / (1 << 20), (double)b->weight_bytes / (1 << 20), ms(all_ns),
-             (double)bytes / (double)(all_ns ? all_ns : 1), ms(read_ahead_wait_ns(b->ahead)),
-             ms(convert_ns), ms(t->copy_wait_ns));
+             (double)p->read / (1 << 20), (double)p->bytes / (1 << 20), ms(all_ns),
+             (double)bytes / (double)(all_ns ? all_ns : 1), ms(t->read_wait_ns), ms(convert_ns),
+             ms(t->copy_wait_ns));
 }
 
 /* Reads, converts and uploads, which overlap. */
-static enum status pack_all(struct binder *b)
+static enum status pack_all(struct binder *b, struct packed *out)
 {
-    struct kernel_ctx *k = b->m->kernels;
     const struct decoder *d = b->m->decoder;
-    struct weight_times times;
-    const uint64_t t0 = clock_ns();
     b->ahead = b->converting ? read_ahead_start(d->sources, d->n_sources) : NULL;
-    enum status st = bind_all(b);
-    const uint64_t t_end = clock_ns();
-    const enum status ended = k->weight_ops->finish(k, &times, st == OK ? b->err : NULL);
-    if (st == OK) st = ended;
-    if (st == OK && b->converting) log_speed(b, clock_ns() - t0, clock_ns() - t_end, &times);
-    read_ahead_stop(b->ahead);
-    b->ahead = NULL;
+    const enum status st = bind_end(b, bind_all(b), &out->times);
+    if (!b->converting) return st;
+    out->read += b->source_bytes;
+    out->bytes += b->weight_bytes;
     return st;
 }
 
@@ -203,33 +225,97 @@ bool decoder_uses_weight_cache(const struct model *m, const struct model_options
     return o->weight_cache_folder && m->kernels->device->is_host && !m->weights->dummy;
 }
 
-/* Maps the weights from the weight cache, or packs them and then fills the cache. */
-static enum status pack_weights(struct binder *b, const struct model_options *o,
-                                const struct weight_cache_key *key)
+static const char *base_name(const struct model_options *o)
 {
-    struct decoder *d = b->m->decoder;
     const char *base = strrchr(o->path, '/');
+    return base ? base + 1 : o->path;
+}
+
+/* The cache of all weights but routed experts: the ranks of a node have one each. LIMIT: they could
+ * map parts of one, but queries, keys and values of a rank are three parts of a matrix. */
+static struct weight_cache *open_cache(const struct binder *b, const struct model_options *o,
+                                       struct weight_cache_key key)
+{
+    const struct decoder *d = b->m->decoder;
+    const uint32_t parts[] = { b->m->share.tp_rank, b->m->share.tp_size };
+    if (parts[1] > 1) key.weights = hash_64(parts, sizeof parts, key.weights);
     const struct weight_cache_options p = {
         .folder = o->weight_cache_folder,
-        .name = base ? base + 1 : o->path,
-        .key = *key,
+        .name = base_name(o),
+        .key = key,
         .plan = d->plan,
         .n = d->n_plan,
         .pool = b->m->kernels->pool,
         .progress = o->progress,
         .progress_arg = o->progress_arg,
     };
-    b->cache = decoder_uses_weight_cache(b->m, o) ? weight_cache_open(&p) : NULL;
+    return decoder_uses_weight_cache(b->m, o) ? weight_cache_open(&p) : NULL;
+}
+
+/* All shares have the same. */
+static void open_expert_cache(struct model *m, const struct model_options *o,
+                              const struct weight_cache_key *key)
+{
+    const struct expert_cache_options p = {
+        .folder = o->weight_cache_folder,
+        .name = base_name(o),
+        .key = *key,
+        .n = m->expert_store->n_sparse * m->expert_store->n_experts,
+    };
+    if (p.n > 0 && decoder_uses_weight_cache(m, o)) m->expert_store->cache = expert_cache_open(&p);
+}
+
+/* Maps all weights but routed experts from the weight cache, or packs them and fills the cache. It
+ * is whole, and others can map it, before experts are packed, which takes longer. */
+static enum status pack_base(struct binder *b, struct packed *done)
+{
+    enum status st = pack_all(b, done);
+    if (st == OK && b->cache) weight_cache_finish(b->cache);
+    if (b->cache && weight_cache_is_ready(b->cache))
+        b->m->mapped_bytes += b->m->decoder->totals.weights;
+    weight_cache_close(b->cache);
+    b->cache = NULL;
+    return st;
+}
+
+static enum status pack_experts(struct expert_pack *p, struct packed *done, struct err *err)
+{
+    const enum status st = expert_pack_run(p, err);
+    p->m->mapped_bytes += p->bytes_mapped;
+    done->read += p->source_bytes;
+    done->bytes += p->bytes;
+    done->times.pack_ns += p->times.pack_ns;
+    done->times.read_wait_ns += p->times.read_wait_ns;
+    done->times.copy_wait_ns += p->times.copy_wait_ns;
+    done->times.end_ns += p->times.end_ns;
+    return st;
+}
+
+static enum status pack_weights(struct binder *b, const struct model_options *o,
+                                const struct weight_cache_key *key)
+{
+    struct decoder *d = b->m->decoder;
+    struct kernel_ctx *k = b->m->kernels;
+    struct expert_pack experts = own_experts(b->m);
+    struct packed done = { 0 };
+    const uint64_t t0 = clock_ns();
+    experts.arena = b->weight_arena;
+    experts.progress = o->progress;
+    experts.progress_arg = o->progress_arg;
+    experts.bytes_total = b->weight_total;
+    open_expert_cache(b->m, o, key);
+    enum status st = expert_pack_plan(&experts, b->err);
+    b->cache = st == OK ? open_cache(b, o, *key) : NULL;
     b->converting = !b->cache || !weight_cache_is_ready(b->cache);
     if (!b->converting) b->progress = NULL; /* weight_cache_open has reported it */
-    struct kernel_ctx *k = b->m->kernels;
-    enum status st = OK;
-    if (b->converting)
-        st = k->weight_ops->arena_create(k, d->totals.weights, &d->weight_arena, b->err);
-    if (st == OK) st = pack_all(b);
-    if (st == OK && b->cache) weight_cache_finish(b->cache);
-    b->m->weights_mapped = b->cache && weight_cache_is_ready(b->cache);
+    const size_t bytes = (b->converting ? d->totals.weights : 0) + experts.bytes;
+    if (st == OK && bytes > 0) st = k->weight_ops->arena_create(k, bytes, &d->weight_arena, b->err);
+    if (st == OK) st = pack_base(b, &done);
+    experts.bytes_done = b->weight_bytes;
+    if (st == OK) st = pack_experts(&experts, &done, b->err);
+    if (st == OK && done.bytes > 0) log_speed(&done, clock_ns() - t0);
     weight_cache_close(b->cache);
+    expert_pack_release(&experts);
     return st;
 }
 
@@ -277,7 +363,7 @@ enum status decoder_pack(struct model *m, const struct model_options *o,
         .err = err,
         .packing = true,
         .weight_arena = &m->decoder->weight_arena,
-        .weight_total = t->weights,
+        .weight_total = t->weights + t->experts,
         .progress = o->progress,
         .progress_arg = o->progress_arg,
     };

@@ -19,7 +19,7 @@ struct decoder_layer {
 
 /* Bytes that the first pass counted. */
 struct decoder_totals {
-    size_t weights, vectors, buffers, host;
+    size_t weights /* but routed experts */, experts, vectors, buffers, host;
 };
 
 struct decoder {

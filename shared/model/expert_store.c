@@ -12,11 +12,6 @@ static struct expert **place_of(const struct expert_store *s, uint32_t i_sparse,
     return &s->at[(size_t)i_sparse * s->n_experts + i_expert];
 }
 
-struct expert *expert_store_find(const struct expert_store *s, uint32_t i_sparse, uint32_t i_expert)
-{
-    return *place_of(s, i_sparse, i_expert);
-}
-
 /* The lock is held, or there is one thread. */
 static struct expert *ref(struct expert_store *s, uint32_t i_sparse, uint32_t i_expert)
 {
@@ -54,8 +49,8 @@ static struct expert *unref(struct expert_store *s, struct expert *x)
 static void free_expert(struct expert *x)
 {
     if (!x) return;
-    if (x->gate_up.data) weight_release(x->packed_by, &x->gate_up);
-    if (x->down.data) weight_release(x->packed_by, &x->down);
+    if (x->w.gate_up.data) weight_release(x->packed_by, &x->w.gate_up);
+    if (x->w.down.data) weight_release(x->packed_by, &x->w.down);
     mem_free(x);
 }
 
@@ -79,8 +74,8 @@ static size_t n_slots(const struct model_experts *x) { return x->n_sparse * (siz
 void expert_set_finish(struct model_experts *x)
 {
     for (size_t i = 0; i < n_slots(x); i++) {
-        x->gate_up[i] = x->slots[i]->gate_up;
-        x->down[i] = x->slots[i]->down;
+        x->gate_up[i] = x->slots[i]->w.gate_up;
+        x->down[i] = x->slots[i]->w.down;
     }
 }
 
@@ -131,11 +126,8 @@ struct expert_store *expert_store_create(const struct model *m)
     s->at = MEM_ARRAY(struct expert *, (size_t)s->n_sparse * s->n_experts);
     s->own = expert_set_create(s, (int32_t)n);
     for (uint32_t i = 0; i < s->n_sparse; i++)
-        for (uint32_t k = 0; k < n; k++) {
-            struct expert *x = ref(s, i, m->share.first_expert + k);
-            x->packed_by = m->kernels;
-            s->own->slots[(size_t)i * n + k] = x;
-        }
+        for (uint32_t k = 0; k < n; k++)
+            s->own->slots[(size_t)i * n + k] = ref(s, i, m->share.first_expert + k);
     return s;
 }
 
@@ -146,6 +138,7 @@ void expert_store_free(struct expert_store *s)
     expert_set_free(s, s->own);
     ASSERT(s->n_held == 0);
     if (s->kernels) kernel_ctx_free(s->kernels);
+    expert_cache_close(s->cache);
     pthread_mutex_destroy(&s->taking);
     pthread_mutex_destroy(&s->lock);
     mem_free(s->layers);

@@ -11,6 +11,8 @@
 #include <pthread.h>
 
 #include "shared/model/experts.h"
+#include "shared/model/load/bind.h"
+#include "shared/model/load/expert_cache.h"
 #include "shared/model/model.h"
 
 /* An expert of a sparse layer. */
@@ -18,8 +20,10 @@ struct expert {
     uint32_t i_layer;             /* of all layers */
     uint32_t i_sparse, i_expert;  /* its place in the store */
     uint32_t n_refs;              /* slots of sets that have it */
-    struct weight gate_up, down;  /* no data: not packed so far */
-    struct kernel_ctx *packed_by; /* frees them, too */
+    struct expert_weights w;      /* no data: not packed so far */
+    struct expert_weights plan;   /* as it will be packed */
+    bool is_mapped;               /* from the expert cache */
+    struct kernel_ctx *packed_by; /* frees it, too */
 };
 
 struct model_experts {
@@ -35,6 +39,7 @@ struct expert_store {
     uint32_t *layers; /* [n_sparse] their places among all layers */
     bool own_is_whole;
     struct kernel_ctx *kernels; /* what packs while the engine computes; NULL: not needed so far */
+    struct expert_cache *cache; /* NULL: none. Of who loads, or has `taking` */
     pthread_mutex_t taking;     /* held through a take: only that adds experts */
     pthread_mutex_t lock;       /* of all below */
     struct expert **at;         /* [n_sparse, n_experts]; NULL: not held */
@@ -58,12 +63,34 @@ struct model_experts *expert_set_create(const struct expert_store *s, int32_t n_
 void expert_set_finish(struct model_experts *x);
 /* Gives up the slots and frees the experts that no other set has. */
 void expert_set_free(struct expert_store *s, struct model_experts *x);
-/* NULL: not held. Loading. */
-struct expert *expert_store_find(const struct expert_store *s, uint32_t i_sparse,
-                                 uint32_t i_expert);
 /* The set to step with: x, or NULL for the share's own, which without `ep` has to be whole. NULL:
  * there is none. Engine. */
 const struct model_experts *expert_store_use(struct expert_store *s, const struct model_experts *x,
                                              bool with_ep);
+
+/* ---- expert_pack.c: plan, then run; release in any case ---- */
+
+struct expert_pack {
+    struct model *m;
+    struct kernel_ctx *kernels;
+    struct weight_arena *arena; /* NULL: each weight gets memory of its own */
+    struct expert **experts;    /* [n], none packed so far */
+    size_t n;
+    bool (*progress)(void *arg, double done); /* of model_options; may be NULL */
+    void *progress_arg;
+    size_t bytes_done, bytes_total; /* of the progress: this work is a part of a larger one */
+    /* By expert_pack_plan: */
+    struct read_ahead_range *sources;
+    size_t source_bytes, bytes; /* in the files; packed, of those that are not mapped */
+    /* By expert_pack_run: */
+    size_t bytes_mapped;
+    struct bind_times times;
+};
+
+/* Looks all experts up in the checkpoint, and maps those that the expert cache has. */
+enum status expert_pack_plan(struct expert_pack *p, struct err *err) MUST_CHECK;
+/* Packs the others. After an error experts may be packed or not. */
+enum status expert_pack_run(struct expert_pack *p, struct err *err) MUST_CHECK;
+void expert_pack_release(struct expert_pack *p);
 
 #endif

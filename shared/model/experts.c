@@ -1,7 +1,7 @@
 /* experts.c - takes and drops sets of experts.
  *
- * Taking is a load in small: what the store lacks is bound in two passes (bind.h), by a kernel
- * context of its own, whose one thread is the caller's, so that the engine keeps the compute pool.
+ * Taking is a load in small: what the store lacks is packed (expert_pack.c) by a kernel context of
+ * its own, whose one thread is the caller's, so that the engine keeps the compute pool.
  * Experts that are being packed are in the store already: only takes add any, one at a time.
  * Thread: experts.h. */
 #include "shared/model/experts.h"
@@ -13,16 +13,15 @@
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 #include "shared/model/expert_store.h"
-#include "shared/model/ffn_moe.h"
 
 /* A running take. */
 struct take {
     struct model *m;
     struct expert_store *store;
     struct model_experts *set;
-    struct expert **missing; /* [n_missing] to be packed */
-    size_t n_missing;
-    size_t bytes; /* that they take, packed */
+    struct expert **missing; /* [n_missing] which the store lacked */
+    size_t n_missing, n_mapped;
+    size_t bytes; /* that the others take, packed */
     struct err *err;
 };
 
@@ -82,15 +81,6 @@ static enum status make_kernels(struct take *t)
     return kernel_ctx_create(o, &t->store->kernels, t->err);
 }
 
-static enum status bind_missing(struct take *t, struct binder *b)
-{
-    for (size_t i = 0; i < t->n_missing; i++) {
-        t->missing[i]->packed_by = b->kernels;
-        TRY(moe_bind_expert(b, t->missing[i]));
-    }
-    return OK;
-}
-
 static double gib(uint64_t bytes) { return (double)bytes / (1 << 30); }
 
 static enum status check_memory(const struct take *t)
@@ -101,45 +91,34 @@ static enum status check_memory(const struct take *t)
                    "%zu experts of other ranks need %.2f GiB here and %.2f GiB are available, "
                    "%.2f too little; lower --kv-cache-memory, give --quantization, or start "
                    "another rank",
-                   t->n_missing, gib(t->bytes), gib(have), gib(t->bytes - have));
+                   t->n_missing - t->n_mapped, gib(t->bytes), gib(have), gib(t->bytes - have));
 }
 
-/* Packs what `plan` has counted. */
-static enum status pack_missing(struct take *t, const struct binder *plan)
+static size_t count_mapped(const struct take *t)
 {
-    struct kernel_ctx *k = t->store->kernels;
-    struct binder b = {
-        .m = t->m,
-        .kernels = k,
-        .err = t->err,
-        .packing = true,
-        .converting = true,
-        .weight_total = plan->weight_bytes,
-        .ahead = read_ahead_start(plan->sources, plan->n_sources),
-    };
-    struct weight_times times;
-    enum status st = bind_missing(t, &b);
-    const enum status ended = k->weight_ops->finish(k, &times, st == OK ? t->err : NULL);
-    read_ahead_stop(b.ahead);
-    weights_unload_pages(t->m->weights);
-    return st == OK ? ended : st;
+    size_t n = 0;
+    for (size_t i = 0; i < t->n_missing; i++) n += t->missing[i]->is_mapped;
+    return n;
 }
 
 static enum status add_missing(struct take *t)
 {
-    struct binder plan = { .m = t->m, .err = t->err };
     if (t->n_missing == 0) return OK;
     if (!t->m->weights)
         return err_set(t->err, ERR_UNSUPPORTED,
                        "this rank was loaded without other ranks and can take no experts over");
     TRY(make_kernels(t));
-    plan.kernels = t->store->kernels;
-    enum status st = bind_missing(t, &plan);
-    t->bytes = plan.weight_bytes;
+    struct expert_pack p = {
+        .m = t->m, .kernels = t->store->kernels, .experts = t->missing, .n = t->n_missing
+    };
+    enum status st = expert_pack_plan(&p, t->err);
+    t->bytes = p.bytes;
+    t->n_mapped = count_mapped(t);
     if (st == OK) st = check_memory(t);
-    if (st == OK) st = pack_missing(t, &plan);
-    mem_free(plan.plan);
-    mem_free(plan.sources);
+    if (st == OK) st = expert_pack_run(&p, t->err);
+    t->n_mapped = count_mapped(t);
+    expert_pack_release(&p);
+    weights_unload_pages(t->m->weights);
     return st;
 }
 
@@ -177,8 +156,9 @@ enum status model_experts_take(struct model *m, const int32_t *logical, int32_t 
     if (st != OK) return st;
     count_set(t.store, 1);
     log_info("experts taken",
-             "slots=%" PRId32 " layers=%" PRIu32 " packed=%zu packed_mib=%.1f after_ms=%" PRIu64,
-             n_local, t.set->n_sparse, t.n_missing, (double)t.bytes / (1 << 20),
+             "slots=%" PRId32 " layers=%" PRIu32
+             " new=%zu from_cache=%zu packed_mib=%.1f after_ms=%" PRIu64,
+             n_local, t.set->n_sparse, t.n_missing, t.n_mapped, (double)t.bytes / (1 << 20),
              clock_ms() - t0_ms);
     *out = t.set;
     return OK;

@@ -51,7 +51,7 @@ static enum status bind_router(struct binder *b, const char *mlp, struct ffn_moe
     return bind_vector(b, mlp, "gate.e_score_correction_bias", e->n_experts, &e->selection_bias);
 }
 
-/* Binds expert i of the layer; x NULL: another rank's, which only becomes known. */
+/* Binds expert i of the layer; x NULL: only makes it known. */
 static enum status bind_expert(struct binder *b, const char *experts, uint32_t i, struct expert *x)
 {
     static const struct share_part NONE = { 0, 0 };
@@ -76,15 +76,21 @@ static enum status bind_expert(struct binder *b, const char *experts, uint32_t i
     down.whole = NULL;
     down.n_out = hidden;
     down.n_in = n;
-    TRY(bind_pair(b, &gate, &up, BIND_EXPERT, x ? &x->gate_up : &nowhere));
-    return bind_matrix(b, &down, BIND_EXPERT, x ? &x->down : &nowhere);
+    TRY(bind_pair(b, &gate, &up, BIND_EXPERT, x ? &x->w.gate_up : &nowhere));
+    if (x && !b->packing) x->plan.gate_up = b->last_plan;
+    TRY(bind_matrix(b, &down, BIND_EXPERT, x ? &x->w.down : &nowhere));
+    if (x && !b->packing) x->plan.down = b->last_plan;
+    return OK;
 }
 
 enum status moe_bind_expert(struct binder *b, struct expert *x)
 {
     char experts[TENSOR_NAME_BYTES_MAX / 2];
     snprintf(experts, sizeof experts, "model.layers.%" PRIu32 ".mlp.experts.", x->i_layer);
-    return bind_expert(b, experts, x->i_expert, x);
+    b->is_expert = true;
+    const enum status st = bind_expert(b, experts, x->i_expert, x);
+    b->is_expert = false;
+    return st;
 }
 
 static enum status moe_bind(struct binder *b, const char *layer, struct ffn_layer *base)
@@ -97,8 +103,7 @@ static enum status moe_bind(struct binder *b, const char *layer, struct ffn_laye
     snprintf(experts, sizeof experts, "%smlp.experts.", layer);
     snprintf(shared, sizeof shared, "%smlp.shared_experts.", layer);
     TRY(bind_router(b, mlp, e));
-    for (uint32_t i = 0; i < e->n_experts; i++)
-        TRY(bind_expert(b, experts, i, expert_store_find(b->m->expert_store, e->i_sparse, i)));
+    for (uint32_t i = 0; i < e->n_experts; i++) TRY(bind_expert(b, experts, i, NULL));
     if (!shared_intermediate) return OK;
     const struct model_share whole = model_share_whole(&b->m->config);
     return swiglu_bind(b, shared, shared_intermediate, &whole, &e->shared);

@@ -188,11 +188,6 @@ static struct weight_cache_key weight_cache_key_of(const struct model *m)
     print_config(&b, &m->config);
     struct weight_cache_key key = { weights_fingerprint(m->weights, hash_64(b.data, b.len, 0)),
                                     weights_files_state(m->weights) };
-    /* Each share has a file of its own. LIMIT: ranks of one host could map parts of one file. */
-    const struct model_share *s = &m->share;
-    const uint32_t parts[] = { s->tp_rank, s->tp_size, s->first_expert, s->n_experts };
-    if (!model_share_is_whole(s, &m->config))
-        key.weights = hash_64(parts, sizeof parts, key.weights);
     buf_release(&b);
     return key;
 }

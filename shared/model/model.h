@@ -180,8 +180,8 @@ struct model {
     size_t weight_bytes; /* packed */
     size_t buffer_bytes; /* activations of a step */
     size_t rope_bytes;   /* the table of cos and sin */
-    /* The weights are mapped from the weight cache: Linux counts their memory as available. */
-    bool weights_mapped;
+    size_t mapped_bytes; /* of the weights: mapped from the weight cache; Linux counts this memory
+                          * as available */
 };
 
 enum status model_load(const struct model_options *o, struct model **out,

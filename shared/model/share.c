@@ -12,11 +12,6 @@ struct model_share model_share_whole(const struct model_config *c)
     return (struct model_share){ .tp_size = 1, .n_experts = c->moe.n_experts };
 }
 
-bool model_share_is_whole(const struct model_share *s, const struct model_config *c)
-{
-    return s->tp_size == 1 && s->n_experts == c->moe.n_experts;
-}
-
 /* Latents are whole on every rank, so the KV heads of latent attention do not matter. */
 static bool cuts_heads(const struct model_config *c, uint32_t size)
 {

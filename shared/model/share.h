@@ -51,7 +51,6 @@ struct share_cut {
 };
 
 struct model_share model_share_whole(const struct model_config *c);
-bool model_share_is_whole(const struct model_share *s, const struct model_config *c);
 /* ERR_INVALID names the sizes that would do: tp_size must divide the query heads, and must divide
  * the KV heads or be a multiple of them, so that every rank's query heads read equally many. */
 enum status model_share_check(const struct model_share *s, const struct model_config *c,

@@ -32,7 +32,8 @@ static bool maps_a_copy(void)
     bool found = false;
     FILE *f = fopen("/proc/self/maps", "re");
     CHECK(f != NULL);
-    while (fgets(line, sizeof line, f)) found = found || strstr(line, ".packed\n");
+    while (fgets(line, sizeof line, f))
+        found = found || strstr(line, ".packed\n") || strstr(line, ".experts\n");
     fclose(f);
     return found;
 }
@@ -52,7 +53,7 @@ static struct result run(const char *model, enum activations activations, enum q
     result.logits = hash_64(logits, result.n * sizeof *logits, 0);
     mem_free(logits);
     result.mapped = maps_a_copy();
-    CHECK(r.m->weights_mapped == result.mapped);
+    CHECK((r.m->mapped_bytes > 0) == result.mapped);
     rig_close(&r);
     CHECK(!maps_a_copy()); /* weight_release unmaps all of it */
     return result;
@@ -107,10 +108,10 @@ static const struct {
 } BYTES[] = {
     { "llama", QUANTIZE_NONE, ACTIVATIONS_FAST, 0x4020382c0def0bb6 },
     { "qwen2", QUANTIZE_WINT8, ACTIVATIONS_FAST, 0x31db53969324825a },
-    { "qwen3_moe", QUANTIZE_WINT4, ACTIVATIONS_FAST, 0xb0a95bc12352a5cb },
-    { "ernie_moe", QUANTIZE_BLOCK_FP8, ACTIVATIONS_F32, 0x6fcebd35983b5f70 },
-    { "deepseek_v3", QUANTIZE_NONE, ACTIVATIONS_F32, 0xd411c399668f7fdb },
-    { "deepseek_v3_fp8", QUANTIZE_NONE, ACTIVATIONS_FAST, 0x9205ba7598a581bb },
+    { "qwen3_moe", QUANTIZE_WINT4, ACTIVATIONS_FAST, 0x6f4999ed89e9996f },
+    { "ernie_moe", QUANTIZE_BLOCK_FP8, ACTIVATIONS_F32, 0xc8c0f2988ffc0e4d },
+    { "deepseek_v3", QUANTIZE_NONE, ACTIVATIONS_F32, 0xf920e6db2e4efe66 },
+    { "deepseek_v3_fp8", QUANTIZE_NONE, ACTIVATIONS_FAST, 0x4ed55f6e3076e452 },
 };
 
 static uint64_t table_hash(const char *path)

@@ -111,6 +111,23 @@ enum status bind_lookup(struct binder *b, const struct matrix_spec *spec, struct
     return OK;
 }
 
+/* ---- the end ---- */
+
+enum status bind_end(struct binder *b, enum status st, struct bind_times *t)
+{
+    struct kernel_ctx *k = b->kernels;
+    struct weight_times times = { 0 };
+    const uint64_t t0 = clock_ns();
+    const enum status ended = k->weight_ops->finish(k, &times, st == OK ? b->err : NULL);
+    t->end_ns += clock_ns() - t0;
+    t->pack_ns += b->pack_ns;
+    t->read_wait_ns += read_ahead_wait_ns(b->ahead);
+    t->copy_wait_ns += times.copy_wait_ns;
+    read_ahead_stop(b->ahead);
+    b->ahead = NULL;
+    return st == OK ? ended : st;
+}
+
 /* ---- weights ---- */
 
 enum status bind_stopped(struct err *err)
@@ -129,8 +146,9 @@ static enum status take_or_pack(struct binder *b, struct weight_pack_args a,
                                 const struct weight *plan, struct weight *to)
 {
     struct kernel_ctx *k = b->kernels;
-    if (b->cache && weight_cache_is_ready(b->cache)) {
-        weight_cache_take(b->cache, to);
+    struct weight_cache *cache = b->is_expert ? NULL : b->cache;
+    if (cache && weight_cache_is_ready(cache)) {
+        weight_cache_take(cache, to);
         /* both passes bind in the same order */
         ASSERT(to->layout == plan->layout && to->n_out == plan->n_out && to->n_in == plan->n_in);
         return OK;
@@ -139,7 +157,7 @@ static enum status take_or_pack(struct binder *b, struct weight_pack_args a,
     const uint64_t t0 = clock_ns();
     TRY(k->weight_ops->pack(k, &a, to, b->err));
     b->pack_ns += clock_ns() - t0;
-    if (b->cache) weight_cache_put(b->cache, to);
+    if (cache) weight_cache_put(cache, to);
     return OK;
 }
 
@@ -151,7 +169,8 @@ static enum status pack(struct binder *b, const struct weight_pack_args *a, cons
     if (st == OK && b->packing) st = take_or_pack(b, *a, &plan, to);
     if (st != OK) return err_prefix(b->err, "%s cannot be packed: ", what);
     b->weight_bytes += plan.bytes;
-    if (!b->packing) add_to_plan(b, &plan);
+    b->last_plan = plan;
+    if (!b->packing && !b->is_expert) add_to_plan(b, &plan);
     else if (b->progress &&
              !b->progress(b->progress_arg, (double)b->weight_bytes /
                                                (double)(b->weight_total ? b->weight_total : 1)))

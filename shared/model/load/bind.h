@@ -28,6 +28,12 @@ struct bind_arena {
     size_t bytes; /* so far */
 };
 
+/* Of the time that packing took. */
+struct bind_times {
+    uint64_t pack_ns, read_wait_ns, copy_wait_ns;
+    uint64_t end_ns; /* in weight_ops.finish */
+};
+
 struct binder {
     struct model *m;
     struct kernel_ctx *kernels; /* what packs */
@@ -42,9 +48,11 @@ struct binder {
     struct read_ahead_range *sources; /* [n_sources] */
     size_t n_sources;                 /* of this pass, so far */
     size_t source_bytes;
-    struct read_ahead *ahead;           /* second pass; may be NULL */
-    uint64_t pack_ns;                   /* second pass: time in weight_ops.pack */
-    struct weight_cache *cache;         /* second pass; NULL: none */
+    struct read_ahead *ahead;   /* second pass; may be NULL */
+    uint64_t pack_ns;           /* second pass: time in weight_ops.pack */
+    struct weight_cache *cache; /* second pass; NULL: none */
+    bool is_expert;          /* now binding a routed expert, which is not in `plan` and `cache` */
+    struct weight last_plan; /* of the last weight */
     struct weight_arena *weight_arena;  /* second pass: memory for the weights; may be empty */
     size_t weight_bytes;                /* packed, of this pass so far */
     size_t weight_total;                /* second pass: weight_bytes of the whole first pass */
@@ -56,6 +64,9 @@ struct binder {
     void *progress_arg;
 };
 
+/* Ends a second pass whose status is `st`: waits for its copies and its reading, and adds what it
+ * took to `t`. Returns `st`, or why the end failed. */
+enum status bind_end(struct binder *b, enum status st, struct bind_times *t) MUST_CHECK;
 /* Sets the error of a load that its caller stopped; returns ERR_CANCELED. */
 enum status bind_stopped(struct err *err);
 /* Outputs that no cut of the matrix, packed as `as`, may separate: SHARE_UNIT, or F8_BLOCK where

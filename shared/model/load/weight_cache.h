@@ -1,4 +1,5 @@
-/* weight_cache.h - a file with a model's packed weights, which later starts map.
+/* weight_cache.h - a file with a model's packed weights, which later starts map. Routed experts are
+ * in another (expert_cache.h).
  *
  * One file per model, quantization and packed layout, in a folder that the operator names. Whoever
  * can write there decides what the model says, as with the model's own files. Host byte order:
@@ -26,7 +27,7 @@
 
 /* Raise it when the packed bytes of an unchanged model change: the order of weights, the meaning of
  * a layout. tests/conformance/test_weight_cache.c has the bytes of this version. */
-enum { WEIGHT_CACHE_VERSION = 1 };
+enum { WEIGHT_CACHE_VERSION = 2 };
 
 struct weight_cache_key {
     uint64_t weights; /* which weights, quantization and layout; part of the file's name */

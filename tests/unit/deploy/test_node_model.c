@@ -65,15 +65,13 @@ TEST(mapped_weights_are_not_available)
     struct model mapped = m;
     uint32_t n = 0, n_mapped = 0;
     CHECK_OK(node_model_blocks(&m, &o, &n, &err));
-    mapped.weights_mapped = true;
-    mapped.weight_bytes = host_memory_available() / 2;
+    mapped.mapped_bytes = host_memory_available() / 2;
     CHECK_OK(node_model_blocks(&mapped, &o, &n_mapped, &err));
     CHECK(n_mapped > n * 0.3 && n_mapped < n * 0.7);
-    mapped.weights_mapped = false; /* it is no longer available then */
+    mapped.mapped_bytes = 0; /* it is no longer available then */
     CHECK_OK(node_model_blocks(&mapped, &o, &n_mapped, &err));
     CHECK(n_mapped > n * 0.8);
-    mapped.weights_mapped = true;
-    mapped.weight_bytes = SIZE_MAX;
+    mapped.mapped_bytes = SIZE_MAX;
     CHECK_STATUS(node_model_blocks(&mapped, &o, &n_mapped, &err), ERR_CONFIG);
     CHECK(strstr(err.text, "room for 0"));
 }

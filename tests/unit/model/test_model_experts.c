@@ -61,6 +61,11 @@ static struct model_experts *take(struct model *m, const int32_t *logical, int32
 
 static size_t n_held(const struct model *m) { return m->expert_store->n_held; }
 
+static const struct expert *expert_of(const struct model *m, uint32_t i_sparse, uint32_t i_expert)
+{
+    return m->expert_store->at[i_sparse * m->expert_store->n_experts + i_expert];
+}
+
 /* ---- the same bytes ---- */
 
 /* The packed bytes, for mem_free. */
@@ -88,10 +93,10 @@ static void check_slot(const struct model_experts *x, int32_t k, const struct mo
                        int32_t i_expert, const char *path)
 {
     for (uint32_t i = 0; i < x->n_sparse; i++) {
-        const struct expert *want = expert_store_find(whole->expert_store, i, (uint32_t)i_expert);
+        const struct expert *want = expert_of(whole, i, (uint32_t)i_expert);
         const size_t at = i * (size_t)x->n_local + (size_t)k;
-        check_weight(whole->kernels, &x->gate_up[at], &want->gate_up, path);
-        check_weight(whole->kernels, &x->down[at], &want->down, path);
+        check_weight(whole->kernels, &x->gate_up[at], &want->w.gate_up, path);
+        check_weight(whole->kernels, &x->down[at], &want->w.down, path);
     }
 }
 
@@ -318,8 +323,8 @@ TEST(layers_may_have_maps_of_their_own)
     for (uint32_t i = 0; i < 3; i++)
         for (uint32_t slot = 0; slot < 2; slot++) {
             const uint32_t e = (uint32_t)MAPS[i * 2 + slot];
-            check_weight(whole->kernels, &x->down[i * 2 + slot],
-                         &expert_store_find(whole->expert_store, i, e)->down, p.text);
+            check_weight(whole->kernels, &x->down[i * 2 + slot], &expert_of(whole, i, e)->w.down,
+                         p.text);
         }
     model_experts_drop(m, x);
     CHECK_EQ_INT(n_held(m), 0);
