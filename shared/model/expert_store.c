@@ -136,6 +136,7 @@ void expert_store_free(struct expert_store *s)
     if (!s) return;
     ASSERT(s->n_sets == 0);
     expert_set_free(s, s->own);
+    expert_set_free(s, s->kept);
     ASSERT(s->n_held == 0);
     if (s->kernels) kernel_ctx_free(s->kernels);
     expert_cache_close(s->cache);

@@ -44,6 +44,7 @@ struct expert_store {
     pthread_mutex_t lock;       /* of all below */
     struct expert **at;         /* [n_sparse, n_experts]; NULL: not held */
     struct model_experts *own;  /* of the loaded share; NULL: not made, or let go */
+    struct model_experts *kept; /* the last that was dropped while there was no other; or NULL */
     const struct model_experts *in_use; /* of the next steps; not read by them */
     uint32_t n_sets;                    /* that were taken */
     size_t n_held;                      /* experts, each layer's counted */

@@ -135,11 +135,15 @@ static enum status make_set(struct take *t, const int32_t *logical, int32_t n_ma
     return st;
 }
 
-static void count_set(struct expert_store *s, int n)
+/* Counts a set that was taken. What was kept for it has served. */
+static void count_set(struct expert_store *s)
 {
     pthread_mutex_lock(&s->lock);
-    s->n_sets += (uint32_t)n;
+    struct model_experts *kept = s->kept;
+    s->kept = NULL;
+    s->n_sets++;
     pthread_mutex_unlock(&s->lock);
+    expert_set_free(s, kept);
 }
 
 enum status model_experts_take(struct model *m, const int32_t *logical, int32_t n_maps,
@@ -154,7 +158,7 @@ enum status model_experts_take(struct model *m, const int32_t *logical, int32_t 
     enum status st = make_set(&t, logical, n_maps, n_local);
     pthread_mutex_unlock(&t.store->taking);
     if (st != OK) return st;
-    count_set(t.store, 1);
+    count_set(t.store);
     log_info("experts taken",
              "slots=%" PRId32 " layers=%" PRIu32
              " new=%zu from_cache=%zu packed_mib=%.1f after_ms=%" PRIu64,
@@ -164,28 +168,32 @@ enum status model_experts_take(struct model *m, const int32_t *logical, int32_t 
     return OK;
 }
 
-/* The share's own set, if no step needs it any more and its experts can be had again. LIMIT: on a
- * GPU they lie in one allocation, which stays as it is until the model ends, and so they stay. */
-static struct model_experts *let_own_go(struct model *m, const struct model_experts *dropped)
+/* Can the share's own set go? No step needs it any more, and its experts can be had again. LIMIT: on
+ * a GPU they lie in one allocation, which stays as it is until the model ends, and so they stay. */
+static bool own_can_go(const struct model *m)
 {
-    struct expert_store *s = m->expert_store;
-    struct model_experts *own = NULL;
-    pthread_mutex_lock(&s->lock);
-    ASSERT(s->in_use != dropped);
-    if (m->share.ep_size > 1 && m->kernels->device->is_host && !s->own_is_whole &&
-        s->in_use != s->own) {
-        own = s->own;
-        s->own = NULL;
-    }
-    pthread_mutex_unlock(&s->lock);
-    return own;
+    const struct expert_store *s = m->expert_store;
+    return m->share.ep_size > 1 && m->kernels->device->is_host && !s->own_is_whole &&
+           s->in_use != s->own;
 }
 
 void model_experts_drop(struct model *m, struct model_experts *x)
 {
+    struct expert_store *s = m->expert_store;
+    struct model_experts *own = NULL;
     if (!x) return;
-    struct model_experts *own = let_own_go(m, x);
-    expert_set_free(m->expert_store, own);
-    expert_set_free(m->expert_store, x);
-    count_set(m->expert_store, -1);
+    pthread_mutex_lock(&s->lock);
+    ASSERT(s->in_use != x && s->n_sets > 0);
+    if (own_can_go(m)) {
+        own = s->own;
+        s->own = NULL;
+    }
+    if (--s->n_sets == 0) {
+        ASSERT(!s->kept);
+        s->kept = x;
+        x = NULL;
+    }
+    pthread_mutex_unlock(&s->lock);
+    expert_set_free(s, own);
+    expert_set_free(s, x);
 }

@@ -32,8 +32,9 @@ struct model_experts;
 enum status model_experts_take(struct model *m, const int32_t *logical, int32_t n_maps,
                                int32_t n_local, struct model_experts **out,
                                struct err *err) MUST_CHECK;
-/* Frees the set and the experts that no other has. Not while it is the set of the next steps
- * (model_set_ep). NULL is accepted. */
+/* Frees the set and the experts that no other has; those of the only one stay until another was
+ * taken, since a rank whose group is lost will have most of them again. Not while it is the set of
+ * the next steps (model_set_ep). NULL is accepted. */
 void model_experts_drop(struct model *m, struct model_experts *x);
 
 #endif

@@ -253,9 +253,10 @@ TEST(experts_that_another_rank_packed_are_mapped)
     c = read_cache(file_in(s.folder).text);
     CHECK_EQ_INT(c.head->end, end);
     buf_release(&c.bytes);
-    CHECK(n_maps() == 0); /* all were dropped, with the shares' own */
+    CHECK(n_maps() > 0);
     model_free(a);
     model_free(b);
+    CHECK(n_maps() == 0);
     kernel_ctx_free(k);
 }
 

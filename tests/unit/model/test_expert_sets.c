@@ -178,8 +178,10 @@ static void *run_rank(void *arg)
     }
     model_set_ep(r->rig.m, NULL, NULL);
     ep_free(ep);
-    model_experts_drop(r->rig.m, r->now);
     model_experts_drop(r->rig.m, r->before);
+    model_experts_drop(r->rig.m, r->now);
+    CHECK_OK(model_experts_take(r->rig.m, NULL, 1, 0, &r->now, NULL));
+    model_experts_drop(r->rig.m, r->now);
     CHECK_EQ_INT(r->rig.m->expert_store->n_held, 0);
     rig_close(&r->rig);
     return NULL;

@@ -59,6 +59,14 @@ static struct model_experts *take(struct model *m, const int32_t *logical, int32
     return x;
 }
 
+/* Drops the only set and frees what it had: that is kept for the next set, which has nothing. */
+static void drop_all(struct model *m, struct model_experts *x)
+{
+    static const int32_t NONE[] = { 0 };
+    model_experts_drop(m, x);
+    model_experts_drop(m, take(m, NONE, 0));
+}
+
 static size_t n_held(const struct model *m) { return m->expert_store->n_held; }
 
 static const struct expert *expert_of(const struct model *m, uint32_t i_sparse, uint32_t i_expert)
@@ -300,11 +308,31 @@ TEST(experts_of_a_gpu_that_were_loaded_stay)
         size_t bytes = 0;
         for (uint32_t l = 0; l < layers; l++)
             bytes += x->gate_up[l * 2 + 1].bytes + x->down[l * 2 + 1].bytes;
-        model_experts_drop(m, x);
+        drop_all(m, x);
         CHECK_EQ_INT(n_held(m), 3 * layers);
         CHECK_EQ_INT(device_allocated(m->expert_store->kernels->device), with - bytes);
     }
     CHECK_EQ_INT(device_allocated(k->device), before);
+    model_free(m);
+    kernel_ctx_free(k);
+}
+
+/* Between two groups a rank has no set. */
+TEST(a_rank_keeps_what_it_held_until_it_takes_another_set)
+{
+    static const int32_t A[] = { 2, 7 }, B[] = { 7, 0 };
+    struct kernel_ctx *k = open_kernels("ref");
+    const struct path p = golden("ernie_moe", "model");
+    struct model *m = load(k, &(struct source){ .path = p.text }, 2, 1, 4);
+    const size_t layers = m->expert_store->n_sparse;
+    struct model_experts *x = take(m, A, 2);
+    const void *const seven = data_of(x, 1, 1);
+    model_experts_drop(m, x);
+    CHECK(!m->expert_store->own && n_held(m) == 2 * layers);
+    x = take(m, B, 2);
+    CHECK(data_of(x, 1, 0) == seven && n_held(m) == 2 * layers); /* 2 went */
+    model_experts_drop(m, x);
+    CHECK_EQ_INT(n_held(m), 2 * layers);
     model_free(m);
     kernel_ctx_free(k);
 }
@@ -326,7 +354,7 @@ TEST(layers_may_have_maps_of_their_own)
             check_weight(whole->kernels, &x->down[i * 2 + slot], &expert_of(whole, i, e)->w.down,
                          p.text);
         }
-    model_experts_drop(m, x);
+    drop_all(m, x);
     CHECK_EQ_INT(n_held(m), 0);
     model_free(m);
     model_free(whole);
@@ -442,7 +470,7 @@ TEST(memory_that_ends_while_packing_leaves_all_as_it_was)
     CHECK(setrlimit(RLIMIT_AS, &was) == 0);
     struct model_experts *x = take(m, logical, N);
     CHECK_EQ_INT(n_held(m), 2 * N);
-    model_experts_drop(m, x);
+    drop_all(m, x);
     CHECK_EQ_INT(n_held(m), 0);
     model_free(m);
     kernel_ctx_free(k);
@@ -453,6 +481,7 @@ TEST_MAIN(CASE_T(experts_of_every_checkpoint_have_the_bytes_of_a_load, 240),
           CASE_T(dummy_experts_have_the_bytes_of_a_load, 120),
           CASE_T(experts_of_gguf_files_have_the_bytes_of_a_load, 120),
           CASE(an_expert_is_in_memory_once_and_as_long_as_a_set_has_it),
+          CASE(a_rank_keeps_what_it_held_until_it_takes_another_set),
           CASE(experts_of_a_gpu_that_were_loaded_stay), CASE(layers_may_have_maps_of_their_own),
           CASE(a_whole_model_keeps_its_experts), CASE(impossible_sets_are_refused_in_a_sentence),
           CASE(too_little_memory_is_a_sentence_before_anything_is_packed),
