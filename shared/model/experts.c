@@ -168,8 +168,8 @@ enum status model_experts_take(struct model *m, const int32_t *logical, int32_t 
     return OK;
 }
 
-/* Can the share's own set go? No step needs it any more, and its experts can be had again. LIMIT: on
- * a GPU they lie in one allocation, which stays as it is until the model ends, and so they stay. */
+/* Can the share's own set go? No step needs it any more, and its experts can be had again. LIMIT:
+ * on a GPU they lie in one allocation, which stays until the model ends, and so they stay. */
 static bool own_can_go(const struct model *m)
 {
     const struct expert_store *s = m->expert_store;
