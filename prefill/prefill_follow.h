@@ -1,6 +1,6 @@
 /* prefill_follow.h - the prefill worker of a rank above 0: sends this rank's parts of the KV for
- * the leader of its node, which has the prompts. This rank's engine announces their layers itself, with
- * the leader's ids (prefill_on_kv_ready).
+ * the leader of its node, which has the prompts. This rank's engine announces their layers itself,
+ * with the leader's ids (prefill_on_kv_ready).
  *
  *   leader                         follower
  *   KV_SEND(parts, grants) ──────▶ connects, opens the transfers

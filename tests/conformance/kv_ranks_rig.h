@@ -1,0 +1,545 @@
+/* kv_ranks_rig.h - nodes of several ranks with real workers, followers, kvt objects and cluster
+ * links, on one loop. The test plays the entry node.
+ *
+ * The engine is made up (this file defines the functions of engine.h that the workers call): it has
+ * blocks, writes generated KV into the pools of all ranks of a prefill node, followers later than
+ * the leader, and compares every bit in the pools of all ranks of a decode node. A free block is
+ * full of FREE_BYTE on every rank, so that a late write shows. Included by one test program. */
+#ifndef BATON_TESTS_CONFORMANCE_KV_RANKS_RIG_H
+#define BATON_TESTS_CONFORMANCE_KV_RANKS_RIG_H
+
+#include <pthread.h>
+
+#include "decode/decode.h"
+#include "decode/decode_follow.h"
+#include "prefill/prefill.h"
+#include "prefill/prefill_follow.h"
+#include "shared/cluster/generation_wire.h"
+#include "shared/kv/kv_parts.h"
+#include "tests/fixtures/kvt_bytes.h"
+#include "tests/unit/cluster/cluster_rig.h"
+
+enum {
+    RANKS = 4,
+    BLOCK_TOKENS = 16,
+    N_BLOCKS = 64,
+    BLOCKS_MAX = 16, /* of a sequence */
+    SEQS_MAX = 32,
+    EVENTS_MAX = 4096,
+    PLANS_MAX = 64,
+    FREE_BYTE = 0xfe,
+    CHUNK = 40, /* prompt tokens computed at a time */
+    LAG = 3     /* turns that a follower's engine is behind */
+};
+#define DECODE_IDS  (UINT64_C(1) << 56)
+#define PREFILL_IDS (UINT64_C(2) << 56)
+
+/* ---- the model's KV: bits of f32 ---- */
+
+static uint32_t kv_bits(uint64_t request, uint32_t layer, uint32_t head, uint32_t part,
+                        uint32_t token, uint32_t i)
+{
+    uint64_t x = request * 0x9e3779b97f4a7c15u +
+                 ((((layer * 64ull + head) * 2 + part) * 4096 + token) * 1024 + i);
+    x ^= x >> 29;
+    x *= 0xbf58476d1ce4e5b9u;
+    return (uint32_t)(x >> 32);
+}
+
+struct proc {
+    struct tp_node *node;
+    uint32_t rank;
+    struct peer_node *peer;
+    struct device *device;
+    struct dev_mem mem;
+    struct kv_layout layout;
+    struct kvt *kvt;
+    pthread_mutex_t lock; /* of the events below */
+    struct kvt_event events[EVENTS_MAX];
+    size_t n_events;
+    uint64_t ended[EVENTS_MAX]; /* ids of SENT and SEND_FAILED */
+    size_t n_ended;
+    struct decode_worker *decode; /* the leader's */
+    struct prefill_worker *prefill;
+    struct decode_follower *decode_follow; /* a follower's */
+    struct prefill_follower *prefill_follow;
+};
+
+/* Runs over one token's values of a rank: writes the model's, or compares with them. */
+static bool token_kv(const struct proc *p, uint64_t request, uint32_t layer, int32_t block,
+                     uint32_t token, bool write)
+{
+    const struct kv_layout *l = &p->layout;
+    char *piece = (char *)p->mem.ptr + kv_layout_offset(l, layer, (uint32_t)block);
+    bool same = true;
+    for (uint32_t h = 0; h < l->n_kv_heads; h++)
+        for (uint32_t part = 0; part < kv_layout_n_parts(l); part++) {
+            size_t row = ((size_t)h * kv_layout_n_parts(l) + part) * BLOCK_TOKENS +
+                         token % BLOCK_TOKENS;
+            uint32_t *values = (uint32_t *)piece + row * l->head_dim;
+            for (uint32_t i = 0; i < l->head_dim; i++) {
+                uint32_t want = kv_bits(request, layer, l->first_head + h, part, token, i);
+                if (write) values[i] = want;
+                else same &= values[i] == want;
+            }
+        }
+    return same;
+}
+
+static void tokens_write(const struct proc *p, uint64_t request, uint32_t layer,
+                         const int32_t *blocks, uint32_t begin, uint32_t end)
+{
+    for (uint32_t t = begin; t < end; t++)
+        token_kv(p, request, layer, blocks[t / BLOCK_TOKENS], t, true);
+}
+
+/* ---- the engine ---- */
+
+enum fake_kind { FAKE_NONE, FAKE_RESERVED, FAKE_QUARANTINED, FAKE_PREFILL, FAKE_COMPUTED };
+
+struct fake_seq {
+    enum fake_kind kind;
+    uint64_t id, request;
+    uint32_t n_tokens, n_blocks, n_cached;
+    int32_t blocks[BLOCKS_MAX];
+    uint32_t done[RANKS]; /* (chunk, layer) pairs that each rank has computed */
+};
+
+struct engine {
+    struct tp_node *node;
+    struct fake_seq seqs[SEQS_MAX];
+    bool taken[N_BLOCKS];
+    uint32_t n_free;
+    struct engine_event events[EVENTS_MAX];
+    int32_t event_blocks[EVENTS_MAX][BLOCKS_MAX];
+    size_t n_events;
+    uint32_t n_verified;
+};
+
+struct tp_node {
+    struct cluster_rig *rig;
+    uint32_t n;
+    struct proc *procs[RANKS]; /* NULL: dead */
+    struct engine engine;
+    struct metrics *metrics;
+    struct loop_timer *poll;
+    uint32_t cached; /* prompt tokens that every reservation finds in the cache */
+    /* of a prefill node, by request: who sends each part */
+    struct {
+        uint32_t n, from[KV_PARTS_MAX];
+    } plans[PLANS_MAX];
+};
+
+const struct kv_layout *engine_kv_layout(const struct engine *e)
+{
+    return &e->node->procs[0]->layout;
+}
+
+static void block_fill(const struct tp_node *n, int32_t block)
+{
+    for (uint32_t r = 0; r < n->n; r++)
+        for (uint32_t layer = 0; n->procs[r] && layer < n->procs[r]->layout.n_layers; layer++)
+            memset((char *)n->procs[r]->mem.ptr +
+                       kv_layout_offset(&n->procs[r]->layout, layer, (uint32_t)block),
+                   FREE_BYTE, kv_layout_piece_bytes(&n->procs[r]->layout));
+}
+
+/* Nothing has been written into a block since it was given back. */
+static void block_is_untouched(const struct tp_node *n, int32_t block)
+{
+    for (uint32_t r = 0; r < n->n; r++) {
+        const struct proc *p = n->procs[r];
+        for (uint32_t layer = 0; p && layer < p->layout.n_layers; layer++) {
+            const uint8_t *b = (const uint8_t *)p->mem.ptr +
+                               kv_layout_offset(&p->layout, layer, (uint32_t)block);
+            for (size_t i = 0; i < kv_layout_piece_bytes(&p->layout); i++)
+                if (b[i] != FREE_BYTE)
+                    test_fail(__FILE__, __LINE__, "rank %u: block %d was written to after its end",
+                              r, block);
+        }
+    }
+}
+
+static void free_blocks_are_untouched(const struct tp_node *n)
+{
+    for (int32_t b = 0; b < N_BLOCKS; b++)
+        if (!n->engine.taken[b]) block_is_untouched(n, b);
+}
+
+static struct fake_seq *fake_find(struct engine *e, uint64_t id)
+{
+    for (int i = 0; i < SEQS_MAX; i++)
+        if (e->seqs[i].kind != FAKE_NONE && e->seqs[i].id == id) return &e->seqs[i];
+    return NULL;
+}
+
+static struct fake_seq *fake_add(struct engine *e, const struct engine_request *r,
+                                 enum fake_kind kind)
+{
+    struct fake_seq *s = NULL;
+    uint32_t n = (r->n_tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS, given = 0;
+    for (int i = 0; i < SEQS_MAX && !s; i++)
+        if (e->seqs[i].kind == FAKE_NONE) s = &e->seqs[i];
+    CHECK(s && n <= BLOCKS_MAX && n <= e->n_free);
+    *s = (struct fake_seq){
+        .kind = kind, .id = r->id, .request = r->request, .n_tokens = r->n_tokens, .n_blocks = n
+    };
+    for (int32_t b = N_BLOCKS - 1; given < n; b--) { /* the leader's tables run backwards */
+        if (e->taken[b]) continue;
+        block_is_untouched(e->node, b);
+        e->taken[b] = true;
+        s->blocks[given++] = b;
+    }
+    e->n_free -= n;
+    return s;
+}
+
+static void fake_free(struct engine *e, struct fake_seq *s)
+{
+    for (uint32_t i = 0; i < s->n_blocks; i++) {
+        block_fill(e->node, s->blocks[i]);
+        e->taken[s->blocks[i]] = false;
+    }
+    e->n_free += s->n_blocks;
+    s->kind = FAKE_NONE;
+}
+
+static struct engine_event *fake_event(struct engine *e, enum engine_event_kind kind, uint64_t id)
+{
+    CHECK(e->n_events < EVENTS_MAX);
+    struct engine_event *ev = &e->events[e->n_events++];
+    *ev = (struct engine_event){ .kind = kind, .id = id, .stop_token = -1 };
+    return ev;
+}
+
+enum status engine_reserve(struct engine *e, const struct engine_request *r)
+{
+    struct fake_seq *s = fake_add(e, r, FAKE_RESERVED);
+    const struct tp_node *n = e->node;
+    s->n_cached = n->cached < r->n_tokens ? n->cached : 0;
+    for (uint32_t k = 0; k < n->n; k++)
+        for (uint32_t layer = 0; n->procs[k] && layer < n->procs[k]->layout.n_layers; layer++)
+            tokens_write(n->procs[k], s->request, layer, s->blocks, 0, s->n_cached);
+    size_t at = e->n_events;
+    struct engine_event *ev = fake_event(e, ENGINE_RESERVED, r->id);
+    memcpy(e->event_blocks[at], s->blocks, sizeof s->blocks);
+    ev->blocks = e->event_blocks[at];
+    ev->n_blocks = s->n_blocks;
+    ev->n_cached = s->n_cached;
+    return OK;
+}
+
+/* The sequence would decode: its KV must be here, on all ranks, bit for bit. */
+enum status engine_activate(struct engine *e, uint64_t id, const struct token_logprobs *first)
+{
+    struct fake_seq *s = fake_find(e, id);
+    CHECK(s && s->kind == FAKE_RESERVED && first->id == (int32_t)(s->request & 0xff));
+    for (uint32_t r = 0; r < e->node->n; r++) {
+        const struct proc *p = e->node->procs[r];
+        for (uint32_t layer = 0; p && layer < p->layout.n_layers; layer++)
+            for (uint32_t t = 0; t < s->n_tokens; t++)
+                if (!token_kv(p, s->request, layer, s->blocks[t / BLOCK_TOKENS], t, false))
+                    test_fail(__FILE__, __LINE__, "request %llu rank %u layer %u token %u differs",
+                              (unsigned long long)s->request, r, layer, t);
+    }
+    e->n_verified++;
+    fake_free(e, s);
+    fake_event(e, ENGINE_FINISHED, id)->finish = FINISH_LENGTH;
+    return OK;
+}
+
+enum status engine_submit(struct engine *e, const struct engine_request *r)
+{
+    CHECK(r->prefill_only);
+    fake_add(e, r, FAKE_PREFILL);
+    return OK;
+}
+
+enum status engine_cancel(struct engine *e, uint64_t id, bool fenced)
+{
+    struct fake_seq *s = fake_find(e, id);
+    if (!s) return OK;
+    CHECK(s->kind == FAKE_RESERVED || s->kind == FAKE_PREFILL || s->kind == FAKE_COMPUTED);
+    if (fenced) fake_free(e, s);
+    else s->kind = FAKE_QUARANTINED;
+    fake_event(e, ENGINE_CANCELED, id);
+    return OK;
+}
+
+enum status engine_free_quarantined(struct engine *e, uint64_t id)
+{
+    struct fake_seq *s = fake_find(e, id);
+    CHECK(!s || s->kind == FAKE_QUARANTINED);
+    if (s) fake_free(e, s);
+    return OK;
+}
+
+static bool has_ended(struct proc *p, uint64_t id)
+{
+    bool found = false;
+    pthread_mutex_lock(&p->lock);
+    for (size_t i = 0; i < p->n_ended && !found; i++) found = p->ended[i] == id;
+    pthread_mutex_unlock(&p->lock);
+    return found;
+}
+
+/* No rank may read the blocks any more. */
+enum status engine_release(struct engine *e, uint64_t id)
+{
+    struct fake_seq *s = fake_find(e, id);
+    CHECK(s && s->kind == FAKE_COMPUTED && s->request < PLANS_MAX);
+    for (uint32_t i = 0; i < e->node->plans[s->request].n; i++) {
+        struct proc *p = e->node->procs[e->node->plans[s->request].from[i]];
+        if (p && !has_ended(p, id + i))
+            test_fail(__FILE__, __LINE__, "released while rank %u sends part %u", p->rank, i);
+    }
+    fake_free(e, s);
+    return OK;
+}
+
+/* One rank computes its next (chunk, layer). False: it has all. */
+static bool fake_step(struct proc *p, struct fake_seq *s)
+{
+    uint32_t n_layers = p->layout.n_layers, step = s->done[p->rank];
+    uint32_t begin = step / n_layers * CHUNK, layer = step % n_layers;
+    if (begin >= s->n_tokens) return false;
+    uint32_t end = begin + CHUNK < s->n_tokens ? begin + CHUNK : s->n_tokens;
+    tokens_write(p, s->request, layer, s->blocks, begin, end);
+    prefill_on_kv_ready(p->kvt, s->id, layer, begin, end, s->blocks, 0);
+    s->done[p->rank]++;
+    return true;
+}
+
+/* The leader is done as soon as it has its own share: followers announce their last layers later. */
+static void fake_compute(struct tp_node *n, struct fake_seq *s)
+{
+    bool leads = s->kind == FAKE_PREFILL && fake_step(n->procs[0], s);
+    for (uint32_t r = 1; r < n->n; r++)
+        if (n->procs[r] && s->done[r] + (s->kind == FAKE_PREFILL && leads ? LAG : 0) < s->done[0])
+            fake_step(n->procs[r], s);
+    if (leads || s->kind != FAKE_PREFILL) return;
+    s->kind = FAKE_COMPUTED;
+    struct engine_event *ev = fake_event(&n->engine, ENGINE_TOKEN, s->id);
+    ev->lp.id = (int32_t)(s->request & 0xff);
+    fake_event(&n->engine, ENGINE_FINISHED, s->id);
+}
+
+static void fake_turn(struct tp_node *n)
+{
+    struct engine *e = &n->engine;
+    static struct engine_event events[EVENTS_MAX];
+    for (int i = 0; i < SEQS_MAX; i++)
+        if (e->seqs[i].kind == FAKE_PREFILL || e->seqs[i].kind == FAKE_COMPUTED)
+            fake_compute(n, &e->seqs[i]);
+    size_t n_events = e->n_events;
+    memcpy(events, e->events, n_events * sizeof *events);
+    e->n_events = 0;
+    for (size_t i = 0; i < n_events; i++) {
+        int32_t blocks[BLOCKS_MAX];
+        memcpy(blocks, e->event_blocks[i], sizeof blocks);
+        events[i].blocks = blocks;
+        if (events[i].id & DECODE_IDS) decode_on_engine(n->procs[0]->decode, &events[i]);
+        else prefill_on_engine(n->procs[0]->prefill, &events[i]);
+    }
+}
+
+/* ---- processes ---- */
+
+static void proc_on_kvt(void *arg, const struct kvt_event *ev)
+{
+    struct proc *p = arg;
+    pthread_mutex_lock(&p->lock);
+    CHECK(p->n_events < EVENTS_MAX);
+    p->events[p->n_events++] = *ev;
+    if (ev->kind == KVT_SENT || ev->kind == KVT_SEND_FAILED) p->ended[p->n_ended++] = ev->id;
+    CHECK(p->n_ended < EVENTS_MAX);
+    pthread_mutex_unlock(&p->lock);
+}
+
+static void proc_poll(struct proc *p)
+{
+    static struct kvt_event events[EVENTS_MAX];
+    pthread_mutex_lock(&p->lock);
+    size_t n = p->n_events;
+    memcpy(events, p->events, n * sizeof *events);
+    p->n_events = 0;
+    pthread_mutex_unlock(&p->lock);
+    for (size_t i = 0; i < n; i++) {
+        const struct kvt_event *ev = &events[i];
+        bool of_peer = ev->kind == KVT_CONNECTED || ev->kind == KVT_PEER_LOST;
+        bool of_decode = !of_peer && ev->id & DECODE_IDS;
+        if (p->rank == 0 && of_decode) decode_on_kvt(p->decode, ev);
+        else if (p->rank == 0) prefill_on_kvt(p->prefill, ev);
+        else if (of_decode) decode_follow_on_kvt(p->decode_follow, ev);
+        else prefill_follow_on_kvt(p->prefill_follow, ev);
+    }
+}
+
+static bool proc_on_message(void *arg, const struct cluster_message *m)
+{
+    struct proc *p = arg;
+    if (p->rank == 0)
+        return prefill_on_message(p->prefill, m) || decode_on_message(p->decode, m) ||
+               m->type == FRAME_CANCEL;
+    return prefill_follow_on_message(p->prefill_follow, m) ||
+           decode_follow_on_message(p->decode_follow, m);
+}
+
+static void proc_on_lost(void *arg, uint64_t node, const char *why)
+{
+    struct proc *p = arg;
+    (void)why;
+    if (p->rank == 0) {
+        prefill_on_lost(p->prefill, node);
+        decode_on_lost(p->decode, node);
+    } else {
+        prefill_follow_on_lost(p->prefill_follow, node);
+        decode_follow_on_lost(p->decode_follow, node);
+    }
+}
+
+struct tp_options {
+    uint64_t first_id; /* of the processes */
+    uint32_t n, cached;
+    struct kv_layout model; /* as one rank holds it */
+    const char *protocols;
+    const char *faults[RANKS]; /* plan of each rank; NULL: none */
+};
+
+static struct proc *proc_open(struct tp_node *n, const struct tp_options *o, uint32_t rank)
+{
+    struct proc *p = MEM_NEW(struct proc);
+    struct err err = { 0 };
+    pthread_mutex_init(&p->lock, NULL);
+    p->node = n;
+    p->rank = rank;
+    p->layout = kv_layout_of_rank(&o->model, rank, o->n);
+    CHECK_OK(device_open("cpu", &p->device, &err));
+    CHECK_OK(device_mem_alloc(p->device, kv_layout_pool_bytes(&p->layout), DEVICE_MEM_SHARED,
+                              &p->mem, &err));
+    struct kvt_options ko = {
+        .layout = p->layout,
+        .mem = &p->mem,
+        .device = p->device,
+        .protocols = o->protocols,
+        .listen_host = "127.0.0.1",
+        .checksum = true,
+        .n_transfers = 64,
+        .tuning = { .fault = o->faults[rank] },
+        .on_event = proc_on_kvt,
+        .arg = p,
+    };
+    if (kvt_create(&ko, &p->kvt, &err) != OK) test_fail(__FILE__, __LINE__, "%s", err.text);
+    p->peer = peer_open(n->rig, o->first_id + rank, (struct peer_options){ 0 });
+    p->peer->hook = proc_on_message;
+    p->peer->lost_hook = proc_on_lost;
+    p->peer->arg = p;
+    return p;
+}
+
+static void leader_open(struct tp_node *n)
+{
+    struct proc *p = n->procs[0];
+    uint64_t followers[RANKS];
+    for (uint32_t r = 1; r < n->n; r++) {
+        followers[r - 1] = n->procs[r]->peer->id;
+        peer_meet(p->peer, n->procs[r]->peer);
+        peer_meet(n->procs[r]->peer, p->peer);
+    }
+    p->decode = decode_create(&(struct decode_options){
+        .engine = &n->engine,
+        .kvt = p->kvt,
+        .cluster = p->peer->c,
+        .metrics = n->metrics,
+        .max_decode_seqs = SEQS_MAX,
+        .id_base = DECODE_IDS,
+        .followers = followers,
+        .n_followers = n->n - 1,
+    });
+    p->prefill = prefill_create(&(struct prefill_options){
+        .loop = n->rig->loop,
+        .engine = &n->engine,
+        .kvt = p->kvt,
+        .cluster = p->peer->c,
+        .metrics = n->metrics,
+        .step_tokens = 4096,
+        .max_prompts = SEQS_MAX,
+        .id_base = PREFILL_IDS,
+        .followers = followers,
+        .n_followers = n->n - 1,
+    });
+}
+
+static void follower_open(struct proc *p)
+{
+    uint64_t leader = p->node->procs[0]->peer->id;
+    p->decode_follow = decode_follow_create(&(struct decode_follow_options){
+        .kvt = p->kvt, .layout = p->layout, .cluster = p->peer->c, .leader = leader });
+    p->prefill_follow = prefill_follow_create(&(struct prefill_follow_options){
+        .loop = p->node->rig->loop, .kvt = p->kvt, .cluster = p->peer->c, .leader = leader });
+}
+
+static void node_poll(void *arg)
+{
+    struct tp_node *n = arg;
+    for (uint32_t r = 0; r < n->n; r++)
+        if (n->procs[r]) proc_poll(n->procs[r]);
+    if (n->procs[0]) fake_turn(n);
+}
+
+static struct tp_node *tp_open(struct cluster_rig *rig, struct tp_options o)
+{
+    struct tp_node *n = MEM_NEW(struct tp_node);
+    n->rig = rig;
+    n->n = o.n;
+    n->cached = o.cached;
+    n->metrics = metrics_create();
+    n->engine.node = n;
+    n->engine.n_free = N_BLOCKS;
+    for (uint32_t r = 0; r < o.n; r++) n->procs[r] = proc_open(n, &o, r);
+    for (int32_t b = 0; b < N_BLOCKS; b++) block_fill(n, b);
+    leader_open(n);
+    for (uint32_t r = 1; r < o.n; r++) follower_open(n->procs[r]);
+    n->poll = loop_timer_start(rig->loop, 1, 1, node_poll, n);
+    return n;
+}
+
+/* The process ends: its links and connections close, its memory is gone. */
+static void proc_kill(struct proc *p)
+{
+    p->node->procs[p->rank] = NULL;
+    peer_close(p->peer);
+    kvt_free(p->kvt);
+    decode_free(p->decode);
+    prefill_free(p->prefill);
+    decode_follow_free(p->decode_follow);
+    prefill_follow_free(p->prefill_follow);
+    device_mem_free(p->device, &p->mem);
+    device_close(p->device);
+    mem_free(p);
+}
+
+static void tp_close(struct tp_node *n)
+{
+    loop_timer_free(n->poll);
+    for (uint32_t r = 0; r < n->n; r++)
+        if (n->procs[r]) proc_kill(n->procs[r]);
+    metrics_free(n->metrics);
+    mem_free(n);
+}
+
+/* Nothing of any request is left on any rank. */
+static bool tp_is_idle(const struct tp_node *n)
+{
+    bool idle = true;
+    for (uint32_t r = 0; r < n->n; r++) {
+        const struct proc *p = n->procs[r];
+        if (p && r == 0) idle &= !decode_n_live(p->decode) && !prefill_n_live(p->prefill);
+        else if (p)
+            idle &= !decode_follow_n_live(p->decode_follow) &&
+                    !prefill_follow_n_live(p->prefill_follow);
+    }
+    return idle && (!n->procs[0] || n->engine.n_free == N_BLOCKS);
+}
+
+#endif
