@@ -53,6 +53,88 @@ static struct attempt play_run(struct world *w, struct client *c)
     return a;
 }
 
+/* Publishes node i as one of `n` ranks more. */
+static void publish_followers(struct world *w, size_t i, uint32_t n)
+{
+    struct node_record r = record_of(w, i);
+    for (uint32_t k = 0; k < n; k++) {
+        r.followers[k] = (struct node_rank){ .process = 100 * (i + 1) + k,
+                                             .port = (uint16_t)(7000 + k) };
+        snprintf(r.followers[k].host, sizeof r.followers[k].host, "127.0.0.2");
+    }
+    r.n_followers = n;
+    directory_publish(w->directory, &r);
+    rig_turn_ms(&w->rig, 1500); /* the next snapshot */
+}
+
+static void check_ranks(const struct peer_node *leader, Baton__NodeAddress *const *ranks, size_t n,
+                        size_t i, uint32_t n_followers)
+{
+    CHECK_EQ_INT(n, 1 + n_followers);
+    CHECK(ranks[0]->node == leader->id && ranks[0]->port == cluster_port(leader->c));
+    for (uint32_t k = 0; k < n_followers; k++) {
+        CHECK_EQ_INT(ranks[1 + k]->node, 100 * (i + 1) + k);
+        CHECK_EQ_INT(ranks[1 + k]->port, 7000 + k);
+        CHECK_EQ_STR(ranks[1 + k]->host, "127.0.0.2");
+    }
+}
+
+/* The decode node is told who will send, and the prefill node who will receive. */
+TEST(request_names_the_ranks_of_both_nodes)
+{
+    struct world w;
+    struct client c;
+    struct peer_node *at;
+    Baton__KvPart parts[2] = { BATON__KV_PART__INIT, BATON__KV_PART__INIT },
+                  *list[] = { &parts[0], &parts[1] };
+    Baton__Grant grant = BATON__GRANT__INIT;
+    world_open(&w, "pd", 1000);
+    publish_followers(&w, 0, 3);
+    publish_followers(&w, 1, 1);
+    CHECK_OK(client_submit(&w, &c, TEN));
+    struct attempt a = play_split(&w, &c, AT_CREDIT, 0);
+    Baton__Credit credit = BATON__CREDIT__INIT;
+    reply(a.prefill, &a, FRAME_CREDIT, &credit.base);
+    struct received_message *h = world_expect(&w, FRAME_RESERVE, &a.decode);
+    Baton__Reserve *r = baton__reserve__unpack(NULL, h->body.len, (const uint8_t *)h->body.data);
+    check_ranks(a.prefill, r->prefill, r->n_prefill, 0, 3);
+    baton__reserve__free_unpacked(r, NULL);
+    parts[1].from = 3;
+    parts[1].to = 1;
+    for (int i = 0; i < 2; i++) parts[i].kvt_grant = (ProtobufCBinaryData){ 5, (uint8_t *)"grant" };
+    grant.parts = list;
+    grant.n_parts = 2;
+    reply(a.decode, &a, FRAME_GRANT, &grant.base);
+    h = world_expect(&w, FRAME_PREFILL, &at);
+    Baton__Prefill *p = baton__prefill__unpack(NULL, h->body.len, (const uint8_t *)h->body.data);
+    check_ranks(a.decode, p->decode, p->n_decode, 1, 1);
+    CHECK(p->n_parts == 2 && p->parts[1]->from == 3 && p->parts[1]->to == 1);
+    CHECK_EQ_INT(p->parts[1]->kvt_grant.len, 5);
+    baton__prefill__free_unpacked(p, NULL);
+    play_rest(&w, &c, &a, 10);
+    world_check_idle(&w);
+    world_close(&w);
+}
+
+/* The node's record has other ranks now than when it was chosen. */
+TEST(request_moves_when_the_ranks_are_not_known_any_more)
+{
+    struct world w;
+    struct client c;
+    world_open(&w, "pd", 1000);
+    publish_followers(&w, 0, 3);
+    CHECK_OK(client_submit(&w, &c, TEN));
+    struct attempt a = play_split(&w, &c, AT_CREDIT, 0);
+    publish_followers(&w, 0, 1);
+    Baton__Credit credit = BATON__CREDIT__INIT;
+    reply(a.prefill, &a, FRAME_CREDIT, &credit.base);
+    struct attempt b = play_run(&w, &c); /* without the node that failed it */
+    CHECK(b.number > a.number);
+    play_rest(&w, &c, &b, 10);
+    world_check_idle(&w);
+    world_close(&w);
+}
+
 TEST(request_runs_on_one_node)
 {
     static const char *const roles[] = { "d", "m", "mm" };
@@ -870,7 +952,8 @@ TEST(request_many_end_once_whatever_the_nodes_do)
     mem_free(c);
 }
 
-TEST_MAIN(CASE(request_split_goes_the_whole_way), CASE(request_runs_on_one_node),
+TEST_MAIN(CASE(request_split_goes_the_whole_way), CASE(request_names_the_ranks_of_both_nodes),
+          CASE(request_moves_when_the_ranks_are_not_known_any_more), CASE(request_runs_on_one_node),
           CASE(request_with_nothing_to_decode_runs_on_one_node),
           CASE(request_waits_for_a_busy_node_and_asks_again),
           CASE(request_takes_room_as_soon_as_another_leaves_it),
