@@ -1,7 +1,7 @@
 /* kv_ranks_rig.h - nodes of several ranks with real workers, followers, kvt objects and cluster
  * links, on one loop. The test plays the entry node.
  *
- * The engine is made up (this file defines the functions of engine.h that the workers call): it has
+ * The engine is a double (this file defines the functions of engine.h that the workers call): it has
  * blocks, writes generated KV into the pools of all ranks of a prefill node, followers later than
  * the leader, and compares every bit in the pools of all ranks of a decode node. A free block is
  * full of FREE_BYTE on every rank, so that a late write shows. Included by one test program. */
