@@ -26,8 +26,7 @@ struct prefill_worker {
     uint64_t next_id;
     uint64_t credited_tokens;
     struct kv_sender sender;
-    uint64_t followers[KV_RANKS_MAX - 1];
-    uint32_t n_followers;
+    struct prefill_ranks ranks;
     bool broken; /* a follower was lost: the node takes nothing any more */
     struct loop_timer *sweep;
     uint64_t t_sweep_ms;
@@ -53,8 +52,8 @@ struct prefill_worker *prefill_create(const struct prefill_options *o)
                                     .arg = w };
     kv_sender_init(&w->sender);
     ASSERT(o->n_followers < KV_RANKS_MAX);
-    for (uint32_t i = 0; i < o->n_followers; i++) w->followers[i] = o->followers[i];
-    w->n_followers = o->n_followers;
+    w->ranks = (struct prefill_ranks){ .cluster = o->cluster, .n_followers = o->n_followers };
+    for (uint32_t i = 0; i < o->n_followers; i++) w->ranks.followers[i] = o->followers[i];
     w->t_sweep_ms = clock_ms();
     w->sweep = loop_timer_start(o->loop, SWEEP_MS, SWEEP_MS, sweep, w);
     w->started = metrics_counter(o->metrics, "baton_prefill_started_total", "",
@@ -115,7 +114,7 @@ static struct prefill_prompt *add_prompt(struct prefill_worker *w, const struct 
     p->state = PROMPT_ASKED;
     arena_init(&p->arena);
     list_init(&p->queue);
-    kv_sends_init(&p->sends, p->id);
+    prompt_parts_init(&p->parts, p->id);
     list_push(&w->live, &p->link);
     w->n_live++;
     map_put(&w->by_id, map_key_u64(&p->id), p);
@@ -137,7 +136,7 @@ static void return_credit(struct prefill_worker *w, struct prefill_prompt *p)
 
 static void drop_if_over(struct prefill_worker *w, struct prefill_prompt *p)
 {
-    if (p->in_engine || p->open) return;
+    if (p->in_engine || p->parts.open) return;
     log_debug("prompt end", "request=%016llx sequence=%016llx attempt=%u",
               (unsigned long long)p->request, (unsigned long long)p->id, p->attempt);
     request_table_remove(&w->by_request, key_of(p), p);
@@ -154,69 +153,12 @@ static void drop_if_over(struct prefill_worker *w, struct prefill_prompt *p)
 /* Lets the engine free the prompt's blocks once the transfer does not read them any more. */
 static void release_engine(struct prefill_worker *w, struct prefill_prompt *p)
 {
-    if (!p->in_engine || !p->computed || p->open) return;
+    if (!p->in_engine || !p->computed || p->parts.open) return;
     enum status st = engine_release(w->o.engine, p->id);
     if (st != OK && st != ERR_CANCELED)
         log_error("release not taken by the engine", "request=%016llx",
                   (unsigned long long)p->request);
     p->in_engine = false;
-}
-
-/* ---- followers ---- */
-
-/* The rank above 0 whose process this is; 0: none. */
-static uint32_t rank_of(const struct prefill_worker *w, uint64_t process)
-{
-    for (uint32_t i = 0; i < w->n_followers; i++)
-        if (w->followers[i] == process) return i + 1;
-    return 0;
-}
-
-/* Bits of the parts that a rank sends. */
-static uint32_t parts_of_rank(const struct prefill_prompt *p, uint32_t rank)
-{
-    uint32_t bits = 0;
-    for (uint32_t i = 0; i < p->n_parts; i++)
-        if (p->from[i] == rank) bits |= 1u << i;
-    return bits;
-}
-
-/* Tells every follower with an open part. One that cannot take it loses its link: else its parts
- * would never end. */
-static void tell_followers(struct prefill_worker *w, const struct prefill_prompt *p,
-                           enum frame_type type)
-{
-    for (uint32_t rank = 1; rank <= w->n_followers; rank++) {
-        if (!(p->open & parts_of_rank(p, rank))) continue;
-        uint64_t process = w->followers[rank - 1];
-        if (cluster_send(w->o.cluster, process, type, p->id, 0, (struct str){ 0 }) == ERR_FULL)
-            cluster_disconnect(w->o.cluster, process, "its queue of commands is full");
-    }
-}
-
-/* Asks a follower to open its transfers, if it has any. */
-static enum status ask_follower(struct prefill_worker *w, struct prefill_prompt *p, uint32_t rank,
-                                const Baton__Prefill *body)
-{
-    uint32_t parts[KV_PARTS_MAX];
-    Baton__NodeAddress *to[KV_PARTS_MAX];
-    ProtobufCBinaryData grants[KV_PARTS_MAX];
-    Baton__KvSend m = BATON__KV_SEND__INIT;
-    for (uint32_t i = 0; i < p->n_parts; i++) {
-        if (p->from[i] != rank) continue;
-        parts[m.n_parts] = i;
-        to[m.n_parts] = body->decode[body->parts[i]->to];
-        grants[m.n_parts++] = body->parts[i]->kvt_grant;
-    }
-    if (m.n_parts == 0) return OK;
-    m.parts = parts;
-    m.to = to;
-    m.kvt_grants = grants;
-    m.n_to = m.n_kvt_grants = m.n_parts;
-    TRY(cluster_send_proto(w->o.cluster, w->followers[rank - 1], FRAME_KV_SEND, p->id, 0, &m.base));
-    p->open |= parts_of_rank(p, rank);
-    p->opening |= 1u << rank;
-    return OK;
 }
 
 static void close_prompt(struct prefill_worker *w, struct prefill_prompt *p)
@@ -226,9 +168,9 @@ static void close_prompt(struct prefill_worker *w, struct prefill_prompt *p)
     request_table_remove(&w->by_request, key_of(p), p);
     list_remove(&p->queue);
     return_credit(w, p);
-    kv_sender_cancel(&w->sender, &p->sends);
-    tell_followers(w, p, FRAME_KV_CANCEL);
-    if (p->in_engine && !p->computed && !p->open) {
+    kv_sender_cancel(&w->sender, &p->parts.sends);
+    prompt_parts_tell(&p->parts, &w->ranks, FRAME_KV_CANCEL);
+    if (p->in_engine && !p->computed && !p->parts.open) {
         enum status st = engine_cancel(w->o.engine, p->id, true);
         if (st != OK) p->in_engine = false;
     }
@@ -313,7 +255,7 @@ static void on_ask(struct prefill_worker *w, const struct cluster_message *m)
 /* The transfers of all ranks are open, which the first layer needs: the engine starts. */
 static void compute_if_open(struct prefill_worker *w, struct prefill_prompt *p)
 {
-    if (p->opening) return;
+    if (p->parts.opening) return;
     struct engine_request r = {
         .id = p->id,
         .request = p->request,
@@ -345,8 +287,8 @@ static void on_sends_open(void *arg, struct kv_sends *s)
 {
     struct prefill_worker *w = arg;
     struct prefill_prompt *p = prompt_of(w, s);
-    p->open |= s->open;
-    p->opening &= ~1u;
+    p->parts.open |= s->open;
+    p->parts.opening &= ~1u;
     compute_if_open(w, p);
 }
 
@@ -354,7 +296,7 @@ static void on_sends_failed(void *arg, struct kv_sends *s, enum status st, const
 {
     struct prefill_worker *w = arg;
     struct prefill_prompt *p = prompt_of(w, s);
-    p->open |= s->open;
+    p->parts.open |= s->open;
     fail_prompt(w, p, st, text);
 }
 
@@ -363,41 +305,17 @@ static void open_transfers(struct prefill_worker *w, struct prefill_prompt *p,
                            const Baton__Prefill *body)
 {
     p->state = PROMPT_CONNECTING;
-    p->opening = p->sends.n ? 1 : 0;
-    for (uint32_t rank = 1; rank <= w->n_followers; rank++) {
-        if (ask_follower(w, p, rank, body) == OK) continue;
+    if (prompt_parts_ask(&p->parts, &w->ranks, body) != OK)
         fail_prompt(w, p, ERR_PEER_LOST, "a rank of the prefill node cannot be reached");
-        return;
-    }
-    if (p->sends.n) kv_sender_start(&w->sender, &p->sends);
-}
-
-static enum status take_parts(struct prefill_worker *w, struct prefill_prompt *p,
-                              const Baton__Prefill *body, struct err *err)
-{
-    for (size_t i = 0; i < body->n_decode; i++)
-        TRY(kv_sender_learn(&w->sender, body->decode[i], err));
-    for (uint32_t i = 0; i < body->n_parts; i++) {
-        const Baton__KvPart *part = body->parts[i];
-        if (part->from > w->n_followers || part->to >= body->n_decode || part->kvt_grant.len == 0)
-            return err_set(err, ERR_PEER_MISMATCH,
-                           "a KV part goes from rank %u to rank %u, of %u and %zu", part->from,
-                           part->to, w->n_followers + 1, body->n_decode);
-        p->from[i] = (uint8_t)part->from;
-        if (part->from == 0)
-            kv_sends_add(&p->sends, i, body->decode[part->to]->node, part->kvt_grant, &p->arena);
-    }
-    p->n_parts = (uint32_t)body->n_parts;
-    return OK;
+    else if (p->parts.sends.n) kv_sender_start(&w->sender, &p->parts.sends);
 }
 
 static enum status take_prefill(struct prefill_worker *w, struct prefill_prompt *p,
                                 const Baton__Prefill *body, struct err *err)
 {
-    if (!body || !body->generation || body->n_decode == 0 || body->n_parts == 0 ||
-        body->n_decode > KV_RANKS_MAX || body->n_parts > KV_PARTS_MAX)
+    if (!body || !body->generation)
         return err_set(err, ERR_FORMAT, "the prefill message is malformed");
-    TRY(take_parts(w, p, body, err));
+    TRY(prompt_parts_take(&p->parts, &w->ranks, &w->sender, body, &p->arena, err));
     p->decode = body->decode[0]->node;
     return generation_wire_decode(body->generation, &p->arena, &p->wire, err);
 }
@@ -426,21 +344,21 @@ static void on_prefill(struct prefill_worker *w, const struct cluster_message *m
 static void on_opened(struct prefill_worker *w, const struct cluster_message *m)
 {
     struct prefill_prompt *p = map_get(&w->by_id, map_key_u64(&m->request));
-    uint32_t rank = rank_of(w, m->from);
-    if (!p || !rank || p->state != PROMPT_CONNECTING || !(p->opening & 1u << rank)) return;
-    p->opening &= ~(1u << rank);
+    uint32_t rank = prefill_ranks_find(&w->ranks, m->from);
+    if (!p || !rank || p->state != PROMPT_CONNECTING || !(p->parts.opening & 1u << rank)) return;
+    p->parts.opening &= ~(1u << rank);
     compute_if_open(w, p);
 }
 
 static bool on_follower_event(struct prefill_worker *w, const struct cluster_message *m)
 {
     struct kvt_event ev;
-    uint32_t rank = rank_of(w, m->from);
+    uint32_t rank = prefill_ranks_find(&w->ranks, m->from);
     if (!rank || kvt_event_decode(m->body, &ev) != OK) return false;
     uint64_t id = kv_part_owner(ev.id);
     struct prefill_prompt *p = map_get(&w->by_id, map_key_u64(&id));
     if (!p) return false; /* a sequence of the decode worker, or one that has ended */
-    if (parts_of_rank(p, rank) & 1u << kv_part_index(ev.id)) prefill_on_kvt(w, &ev);
+    if (prompt_parts_of_rank(&p->parts, rank) & 1u << kv_part_index(ev.id)) prefill_on_kvt(w, &ev);
     return true;
 }
 
@@ -492,31 +410,25 @@ static void on_follower_lost(struct prefill_worker *w, uint32_t rank)
 {
     w->broken = true;
     LIST_FOREACH (p, &w->live, struct prefill_prompt, link) {
-        uint32_t bits = p->open & parts_of_rank(p, rank);
+        uint32_t bits = p->parts.open & prompt_parts_of_rank(&p->parts, rank);
         if (!bits) continue;
         if (p->state != PROMPT_CLOSING)
             fail_prompt(w, p, ERR_PEER_LOST, "a rank of the prefill node was lost");
-        p->open &= ~bits;
+        p->parts.open &= ~bits;
         end_if_sent(w, p);
     }
 }
 
-static bool sends_to(const struct prefill_prompt *p, uint64_t process)
-{
-    for (uint32_t i = 0; i < p->sends.n; i++)
-        if (p->sends.send[i].process == process) return true;
-    return p->decode == process;
-}
-
 void prefill_on_lost(struct prefill_worker *w, uint64_t node)
 {
-    uint32_t rank = rank_of(w, node);
+    uint32_t rank = prefill_ranks_find(&w->ranks, node);
     if (rank) on_follower_lost(w, rank);
     kv_sender_on_lost(&w->sender, node);
     LIST_FOREACH (p, &w->live, struct prefill_prompt, link) {
         if (p->state == PROMPT_CLOSING) continue;
         if (p->entry == node) close_prompt(w, p);
-        else if (p->state >= PROMPT_CONNECTING && sends_to(p, node))
+        else if (p->state >= PROMPT_CONNECTING &&
+                 (p->decode == node || prompt_parts_go_to(&p->parts, node)))
             fail_prompt(w, p, ERR_PEER_LOST, "the decode node is gone");
     }
 }
@@ -527,12 +439,12 @@ static void send_report(struct prefill_worker *w, const struct prefill_prompt *p
     r.queue_ns = p->queue_ns;
     r.prefill_ns = p->prefill_ns;
     r.n_cached = p->n_cached;
-    r.kv_bytes = p->kv_bytes;
-    r.kv_ns = p->slowest.ns;
-    r.kv_busy_ns = p->slowest.busy_ns;
-    r.kv_tail_ns = p->slowest.tail_ns;
-    r.kv_link_speed = p->slowest.link_speed;
-    r.transport = (char *)(p->slowest.transport ? p->slowest.transport : "");
+    r.kv_bytes = p->parts.bytes;
+    r.kv_ns = p->parts.slowest.ns;
+    r.kv_busy_ns = p->parts.slowest.busy_ns;
+    r.kv_tail_ns = p->parts.slowest.tail_ns;
+    r.kv_link_speed = p->parts.slowest.link_speed;
+    r.transport = (char *)(p->parts.slowest.transport ? p->parts.slowest.transport : "");
     if (cluster_send_proto(w->o.cluster, p->entry, FRAME_PREFILL_REPORT, p->request, p->attempt,
                            &r.base) != OK)
         log_debug("report not sent", "request=%016llx", (unsigned long long)p->request);
@@ -572,7 +484,7 @@ static void on_computed(struct prefill_worker *w, struct prefill_prompt *p,
     } else {
         p->state = PROMPT_DRAINING;
         kvt_send_finish(w->o.kvt, p->id);
-        tell_followers(w, p, FRAME_KV_FINISH);
+        prompt_parts_tell(&p->parts, &w->ranks, FRAME_KV_FINISH);
     }
 }
 
@@ -613,7 +525,7 @@ void prefill_on_engine(struct prefill_worker *w, const struct engine_event *ev)
  * more. */
 static void end_if_sent(struct prefill_worker *w, struct prefill_prompt *p)
 {
-    if (p->open) return;
+    if (p->parts.open) return;
     if (p->state == PROMPT_DRAINING) {
         counter_add(w->sent, 1);
         send_report(w, p);
@@ -627,19 +539,12 @@ static void end_if_sent(struct prefill_worker *w, struct prefill_prompt *p)
 static void on_send_over(struct prefill_worker *w, struct prefill_prompt *p,
                          const struct kvt_event *ev)
 {
-    uint32_t bit = 1u << kv_part_index(ev->id);
-    if (!(p->open & bit)) return;
-    p->open &= ~bit;
-    if (ev->kind == KVT_SENT && p->state == PROMPT_DRAINING) {
-        p->kv_bytes += ev->bytes;
-        if (ev->ns >= p->slowest.ns) p->slowest = *ev;
-    } else if (p->state != PROMPT_CLOSING) {
-        /* A failed transfer is never the request's fault. */
+    if (!prompt_parts_end(&p->parts, ev)) return;
+    bool well = ev->kind == KVT_SENT && p->state == PROMPT_DRAINING;
+    if (well || p->state == PROMPT_CLOSING) end_if_sent(w, p);
+    else /* a failed transfer is never the request's fault */
         fail_prompt(w, p, status_class_of(ev->status) == CLASS_REQUEST ? ERR_IO : ev->status,
                     ev->text[0] ? ev->text : "the KV transfer failed");
-        return;
-    }
-    end_if_sent(w, p);
 }
 
 void prefill_on_kvt(struct prefill_worker *w, const struct kvt_event *ev)

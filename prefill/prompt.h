@@ -3,7 +3,7 @@
 #ifndef BATON_PREFILL_PROMPT_H
 #define BATON_PREFILL_PROMPT_H
 
-#include "prefill/kv_sender.h"
+#include "prefill/prompt_parts.h"
 #include "shared/base/list.h"
 #include "shared/base/mem.h"
 #include "shared/cluster/cluster.h"
@@ -28,16 +28,9 @@ struct prefill_prompt {
     bool credited;     /* counts in worker->credited_tokens */
     bool in_engine;    /* the engine has it, until FINISHED with engine_release, or CANCELED */
     bool computed;     /* FINISHED came: engine_release frees its blocks */
-    /* Parts of all ranks of this node (shared/kv/kv_parts.h): who sends each, and in `open` a bit
-     * for each whose SENT or SEND_FAILED has not come. */
-    uint8_t from[KV_PARTS_MAX];
-    uint32_t n_parts, open;
-    uint32_t opening;         /* bit of each rank that has not opened its transfers yet */
-    struct kv_sends sends;    /* those of this process */
-    uint64_t kv_bytes;        /* of all parts */
-    struct kvt_event slowest; /* SENT of the part that took longest */
-    uint64_t t_credit_ms;     /* when the credit was given */
-    struct arena arena;       /* holds `wire` and the grants until the engine has its copy */
+    struct prompt_parts parts; /* its KV transfers, on all ranks of this node */
+    uint64_t t_credit_ms;      /* when the credit was given */
+    struct arena arena;        /* holds `wire` and the grants until the engine has its copy */
     struct generation_wire wire;
     uint64_t queue_ns, prefill_ns;
     uint32_t n_cached;
