@@ -9,6 +9,10 @@
 #define BATON_TESTS_CONFORMANCE_KV_RANKS_RIG_H
 
 #include <pthread.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "decode/decode.h"
 #include "decode/decode_follow.h"
@@ -49,6 +53,9 @@ static uint32_t kv_bits(uint64_t request, uint32_t layer, uint32_t head, uint32_
 struct proc {
     struct tp_node *node;
     uint32_t rank;
+    uint64_t id; /* incarnation */
+    uint16_t port;
+    pid_t child; /* 0: it lives in this process; else only its memory is seen here */
     struct peer_node *peer;
     struct device *device;
     struct dev_mem mem;
@@ -404,19 +411,27 @@ struct tp_options {
     struct kv_layout model; /* as one rank holds it */
     const char *protocols;
     const char *faults[RANKS]; /* plan of each rank; NULL: none */
+    uint32_t apart;            /* a follower of a decode node that is a real process; 0: none */
 };
 
-static struct proc *proc_open(struct tp_node *n, const struct tp_options *o, uint32_t rank)
+static struct proc *proc_alloc(struct tp_node *n, const struct tp_options *o, uint32_t rank)
 {
     struct proc *p = MEM_NEW(struct proc);
     struct err err = { 0 };
     pthread_mutex_init(&p->lock, NULL);
     p->node = n;
     p->rank = rank;
+    p->id = o->first_id + rank;
     p->layout = kv_layout_of_rank(&o->model, rank, o->n);
     CHECK_OK(device_open("cpu", &p->device, &err));
     CHECK_OK(device_mem_alloc(p->device, kv_layout_pool_bytes(&p->layout), DEVICE_MEM_SHARED,
                               &p->mem, &err));
+    return p;
+}
+
+static void proc_start(struct proc *p, struct cluster_rig *rig, const struct tp_options *o)
+{
+    struct err err = { 0 };
     struct kvt_options ko = {
         .layout = p->layout,
         .mem = &p->mem,
@@ -425,16 +440,47 @@ static struct proc *proc_open(struct tp_node *n, const struct tp_options *o, uin
         .listen_host = "127.0.0.1",
         .checksum = true,
         .n_transfers = 64,
-        .tuning = { .fault = o->faults[rank] },
+        .tuning = { .fault = o->faults[p->rank] },
         .on_event = proc_on_kvt,
         .arg = p,
     };
     if (kvt_create(&ko, &p->kvt, &err) != OK) test_fail(__FILE__, __LINE__, "%s", err.text);
-    p->peer = peer_open(n->rig, o->first_id + rank, (struct peer_options){ 0 });
+    p->peer = peer_open(rig, p->id, (struct peer_options){ 0 });
+    p->port = cluster_port(p->peer->c);
     p->peer->hook = proc_on_message;
     p->peer->lost_hook = proc_on_lost;
     p->peer->arg = p;
-    return p;
+}
+
+static void child_poll(void *arg) { proc_poll(arg); }
+
+/* The process of a decode node's follower: its pool is memory that the test has mapped, too. */
+static _Noreturn void child_main(struct proc *p, const struct tp_options *o, int fd)
+{
+    struct cluster_rig rig;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    cluster_rig_open(&rig);
+    proc_start(p, &rig, o);
+    p->decode_follow = decode_follow_create(&(struct decode_follow_options){
+        .kvt = p->kvt, .layout = p->layout, .cluster = p->peer->c, .leader = o->first_id });
+    p->prefill_follow = prefill_follow_create(&(struct prefill_follow_options){
+        .loop = rig.loop, .kvt = p->kvt, .cluster = p->peer->c, .leader = o->first_id });
+    loop_timer_start(rig.loop, 1, 1, child_poll, p);
+    if (write(fd, &p->port, sizeof p->port) != sizeof p->port) _exit(2);
+    for (;;) uv_run(loop_uv(rig.loop), UV_RUN_ONCE);
+}
+
+/* Before this process has threads. */
+static void child_start(struct proc *p, const struct tp_options *o)
+{
+    int fds[2];
+    CHECK(pipe(fds) == 0);
+    p->child = fork();
+    CHECK(p->child >= 0);
+    if (p->child == 0) child_main(p, o, fds[1]);
+    CHECK(read(fds[0], &p->port, sizeof p->port) == sizeof p->port);
+    close(fds[0]);
+    close(fds[1]);
 }
 
 static void leader_open(struct tp_node *n)
@@ -442,9 +488,8 @@ static void leader_open(struct tp_node *n)
     struct proc *p = n->procs[0];
     uint64_t followers[RANKS];
     for (uint32_t r = 1; r < n->n; r++) {
-        followers[r - 1] = n->procs[r]->peer->id;
-        peer_meet(p->peer, n->procs[r]->peer);
-        peer_meet(n->procs[r]->peer, p->peer);
+        followers[r - 1] = n->procs[r]->id;
+        cluster_learn(p->peer->c, n->procs[r]->id, "127.0.0.1", n->procs[r]->port);
     }
     p->decode = decode_create(&(struct decode_options){
         .engine = &n->engine,
@@ -496,10 +541,14 @@ static struct tp_node *tp_open(struct cluster_rig *rig, struct tp_options o)
     n->metrics = metrics_create();
     n->engine.node = n;
     n->engine.n_free = N_BLOCKS;
-    for (uint32_t r = 0; r < o.n; r++) n->procs[r] = proc_open(n, &o, r);
+    for (uint32_t r = 0; r < o.n; r++) n->procs[r] = proc_alloc(n, &o, r);
+    if (o.apart) child_start(n->procs[o.apart], &o);
+    for (uint32_t r = 0; r < o.n; r++)
+        if (!n->procs[r]->child) proc_start(n->procs[r], rig, &o);
     for (int32_t b = 0; b < N_BLOCKS; b++) block_fill(n, b);
     leader_open(n);
-    for (uint32_t r = 1; r < o.n; r++) follower_open(n->procs[r]);
+    for (uint32_t r = 1; r < o.n; r++)
+        if (!n->procs[r]->child) follower_open(n->procs[r]);
     n->poll = loop_timer_start(rig->loop, 1, 1, node_poll, n);
     return n;
 }
@@ -508,8 +557,12 @@ static struct tp_node *tp_open(struct cluster_rig *rig, struct tp_options o)
 static void proc_kill(struct proc *p)
 {
     p->node->procs[p->rank] = NULL;
-    peer_close(p->peer);
-    kvt_free(p->kvt);
+    if (p->child) {
+        CHECK(kill(p->child, SIGKILL) == 0 && waitpid(p->child, NULL, 0) == p->child);
+    } else {
+        peer_close(p->peer);
+        kvt_free(p->kvt);
+    }
     decode_free(p->decode);
     prefill_free(p->prefill);
     decode_follow_free(p->decode_follow);
@@ -535,7 +588,7 @@ static bool tp_is_idle(const struct tp_node *n)
     for (uint32_t r = 0; r < n->n; r++) {
         const struct proc *p = n->procs[r];
         if (p && r == 0) idle &= !decode_n_live(p->decode) && !prefill_n_live(p->prefill);
-        else if (p)
+        else if (p && !p->child)
             idle &= !decode_follow_n_live(p->decode_follow) &&
                     !prefill_follow_n_live(p->prefill_follow);
     }

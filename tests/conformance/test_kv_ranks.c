@@ -59,8 +59,8 @@ static Baton__NodeAddress **addresses(const struct tp_node *n, struct arena *are
         out[r]->host = "127.0.0.1";
         out[r]->port = 1;
         if (!n->procs[r]) continue; /* it died: nobody answers there */
-        out[r]->node = n->procs[r]->peer->id;
-        out[r]->port = cluster_port(n->procs[r]->peer->c);
+        out[r]->node = n->procs[r]->id;
+        out[r]->port = n->procs[r]->port;
     }
     return out;
 }
@@ -189,18 +189,20 @@ struct setting {
     const char *protocols;
     uint32_t p, d, cached;
     const char *prefill_faults[RANKS], *decode_faults[RANKS];
+    uint32_t apart; /* rank of the decode node that is a process of its own */
 };
 
 static void world_open(struct world *w, const struct setting *s)
 {
     *w = (struct world){ .n_gens = 0 };
     cluster_rig_open(&w->rig);
-    struct tp_options p = { PREFILL_NODE, s->p, 0, s->model, s->protocols, { NULL } },
-                      d = { DECODE_NODE, s->d, s->cached, s->model, s->protocols, { NULL } };
+    struct tp_options p = { PREFILL_NODE, s->p, 0, s->model, s->protocols, { NULL }, 0 }, d = {
+        DECODE_NODE, s->d, s->cached, s->model, s->protocols, { NULL }, s->apart
+    };
     memcpy(p.faults, s->prefill_faults, sizeof p.faults);
     memcpy(d.faults, s->decode_faults, sizeof d.faults);
+    w->d = tp_open(&w->rig, d); /* first: it may fork */
     w->p = tp_open(&w->rig, p);
-    w->d = tp_open(&w->rig, d);
     w->entry = peer_open(&w->rig, ENTRY_ID, (struct peer_options){ 0 });
     w->entry->hook = entry_on_message;
     w->entry->arg = w;
@@ -414,6 +416,38 @@ static void leader_dies(bool of_prefill, const char *protocols)
 TEST(a_sending_leader_dies) { leader_dies(true, "tcp"); }
 TEST(a_receiving_leader_dies) { leader_dies(false, "ipc"); }
 
+/* A rank that is a real process is killed or stopped in the middle of a transfer: its leader notices
+ * within seconds, fails the request, and takes nothing new for this node. */
+static void process_ends(int sig, const char *protocols)
+{
+    static struct world w;
+    struct setting s = {
+        .model = shape(4, 32, false), .protocols = protocols, .p = 4, .d = 2, .apart = 1
+    };
+    for (uint32_t r = 0; r < s.p; r++) s.prefill_faults[r] = "seed=5,delay=0.3:15";
+    world_open(&w, &s);
+    check_moved(&w, ask(&w, 150), protocols); /* its pool too holds what it must */
+    struct gen *g = ask(&w, 240);
+    RIG_WAIT(&w.rig, g->granted);
+    rig_turn_ms(&w.rig, 8);
+    CHECK(kill(w.d->procs[1]->child, sig) == 0);
+    RIG_WAIT(&w.rig, g->failed);
+    CHECK(status_class_of(g->status) == CLASS_PEER || g->status == ERR_TIMEOUT);
+    cancel(&w, g, true, true);
+    RIG_WAIT_MS(&w.rig, is_idle(&w), 8000);
+    struct gen *late = ask(&w, 50);
+    RIG_WAIT(&w.rig, late->failed);
+    CHECK(strstr(late->text, "a rank of the decode node was lost") != NULL);
+    cancel(&w, late, true, true);
+    proc_kill(w.d->procs[1]);
+    world_close(&w);
+}
+
+TEST(a_receiving_process_is_killed_ipc) { process_ends(SIGKILL, "ipc"); }
+TEST(a_receiving_process_is_killed_tcp) { process_ends(SIGKILL, "tcp"); }
+TEST(a_receiving_process_is_stopped_ipc) { process_ends(SIGSTOP, "ipc"); }
+TEST(a_receiving_process_is_stopped_tcp) { process_ends(SIGSTOP, "tcp"); }
+
 TEST_MAIN(CASE_T(pairs_one_head_ipc, 120), CASE_T(pairs_one_head_tcp, 120),
           CASE_T(pairs_two_heads_ipc, 120), CASE_T(pairs_two_heads_tcp, 120),
           CASE_T(pairs_latent_ipc, 120), CASE_T(pairs_latent_tcp, 120), CASE(parts_are_as_planned),
@@ -423,4 +457,8 @@ TEST_MAIN(CASE_T(pairs_one_head_ipc, 120), CASE_T(pairs_one_head_tcp, 120),
           CASE_T(cancelled_2_to_4_ipc, 120), CASE_T(cancelled_1_to_4_tcp, 120),
           CASE_T(a_sending_follower_dies_tcp, 120), CASE_T(a_sending_follower_dies_ipc, 120),
           CASE_T(a_receiving_follower_dies_tcp, 120), CASE_T(a_receiving_follower_dies_ipc, 120),
-          CASE_T(a_sending_leader_dies, 120), CASE_T(a_receiving_leader_dies, 120))
+          CASE_T(a_sending_leader_dies, 120), CASE_T(a_receiving_leader_dies, 120),
+          CASE_T(a_receiving_process_is_killed_ipc, 120),
+          CASE_T(a_receiving_process_is_killed_tcp, 120),
+          CASE_T(a_receiving_process_is_stopped_ipc, 120),
+          CASE_T(a_receiving_process_is_stopped_tcp, 120))
