@@ -267,11 +267,10 @@ static const float *gather_heads(const struct decoder_step *s, const struct atte
     return w->all_heads;
 }
 
-static void gqa_forward(const struct decoder_step *s, const struct attention_layer *base,
-                        const struct attention_work *base_work, const float *norm, uint32_t i_layer)
+/* The outputs of the rank's heads. */
+static void attend(const struct decoder_step *s, const struct attention_gqa *a,
+                   const struct attention_gqa_work *w, const float *norm, uint32_t i_layer)
 {
-    const struct attention_gqa *a = (const struct attention_gqa *)base;
-    const struct attention_gqa_work *w = (const struct attention_gqa_work *)base_work;
     const struct model_config *c = &s->m->config;
     struct kernel_ctx *k = s->m->kernels;
     const struct kv_layer kv = decoder_kv_layer(s, i_layer);
@@ -279,7 +278,7 @@ static void gqa_forward(const struct decoder_step *s, const struct attention_lay
     append(s, a, w, &kv);
     decoder_kv_written(s, i_layer);
 
-    const struct attn_args attend = {
+    const struct attn_args args = {
         .q = w->q,
         .out = w->out,
         .kv = kv,
@@ -289,12 +288,20 @@ static void gqa_forward(const struct decoder_step *s, const struct attention_lay
         .scale = (float)(1.0 / sqrt((double)c->head_dim)),
     };
     /* [R, Q] */
-    k->ops->attention(k, &attend);
+    k->ops->attention(k, &args);
+}
+
+static void gqa_forward(const struct decoder_step *s, const struct attention_layer *base,
+                        const struct attention_work *base_work, const float *norm, uint32_t i_layer)
+{
+    const struct attention_gqa *a = (const struct attention_gqa *)base;
+    const struct attention_gqa_work *w = (const struct attention_gqa_work *)base_work;
+    if (decoder_goes_on(s)) attend(s, a, w, norm, i_layer);
     const struct matmul_args out = {
         .w = &a->o,
         .bias = a->o_bias,
         .x = gather_heads(s, w),
-        .x_stride = all_q(c),
+        .x_stride = all_q(&s->m->config),
     };
     /* [R, H] */
     decoder_add_product(s, out, &a->o_cut);

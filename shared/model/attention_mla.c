@@ -574,11 +574,10 @@ static const float *gather_heads(const struct decoder_step *s, const struct atte
     return w->all_heads;
 }
 
-static void mla_forward(const struct decoder_step *s, const struct attention_layer *base,
-                        const struct attention_work *base_work, const float *norm, uint32_t i_layer)
+/* The outputs of the rank's heads. */
+static void attend(const struct decoder_step *s, const struct attention_mla *a,
+                   const struct attention_mla_work *w, const float *norm, uint32_t i_layer)
 {
-    const struct attention_mla *a = (const struct attention_mla *)base;
-    const struct attention_mla_work *w = (const struct attention_mla_work *)base_work;
     struct kernel_ctx *k = s->m->kernels;
     const struct kv_layer kv = decoder_kv_layer(s, i_layer);
     project(s, a, w, norm);
@@ -588,6 +587,14 @@ static void mla_forward(const struct decoder_step *s, const struct attention_lay
     decoder_kv_written(s, i_layer);
     attend_naive(s, a, w, kv);
     for (int32_t i = 0; i < w->n_ranges; i++) attend_absorbed(s, a, w, kv, i);
+}
+
+static void mla_forward(const struct decoder_step *s, const struct attention_layer *base,
+                        const struct attention_work *base_work, const float *norm, uint32_t i_layer)
+{
+    const struct attention_mla *a = (const struct attention_mla *)base;
+    const struct attention_mla_work *w = (const struct attention_mla_work *)base_work;
+    if (decoder_goes_on(s)) attend(s, a, w, norm, i_layer);
     const struct matmul_args out = {
         .w = &a->o,
         .x = gather_heads(s, w),

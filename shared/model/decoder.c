@@ -3,6 +3,7 @@
  * Thread: engine. */
 #include "shared/model/decoder.h"
 
+#include "shared/base/arith.h"
 #include "shared/model/decoder_state.h"
 
 /* ---- step ---- */
@@ -35,7 +36,7 @@ static void head_forward(const struct decoder_step *s, const struct decoder *d,
         .y = logits + cut->mine.first,
         .y_stride = c->n_vocab,
     };
-    if (cut->mine.n > 0) k->ops->matmul(k, &head, 1); /* [n_logits, V] */
+    if (cut->mine.n > 0 && decoder_goes_on(s)) k->ops->matmul(k, &head, 1); /* [n_logits, V] */
     decoder_gather(s, logits, c->n_vocab, head.y, c->n_vocab, head.n_rows, cut);
 }
 
@@ -53,6 +54,7 @@ static void compute(struct model *m, const struct model_batch *b, const struct k
         .x = d->x,
         .n_rows = (size_t)step->n_rows,
         .exchange_fault = &m->exchange_fault,
+        .gather_fault = &m->gather_fault,
     };
     /* [R, H] */
     if (s.n_rows > 0) k->ops->embed(k, d->x, &d->embed, step->ids, s.n_rows);
@@ -88,7 +90,7 @@ bool decoder_forward(struct model *m, const struct model_batch *b)
         .parity = b->parity,
         .eager = b->eager,
     };
-    m->exchange_fault.code = OK;
+    m->exchange_fault.code = m->gather_fault.code = OK;
     if (b->n_rows == 0) {
         compute(m, b, &step);
         device_wait(k->device);
@@ -184,7 +186,7 @@ struct kv_layer decoder_kv_layer(const struct decoder_step *s, uint32_t i_layer)
 
 void decoder_kv_written(const struct decoder_step *s, uint32_t i_layer)
 {
-    if (device_fault(s->m->kernels->device, NULL) != OK || s->exchange_fault->code != OK) return;
+    if (device_fault(s->m->kernels->device, NULL) != OK || !decoder_goes_on(s)) return;
     if (s->b->on_layer) s->b->on_layer(s->b->on_layer_arg, i_layer);
 }
 
@@ -192,7 +194,7 @@ void decoder_gather(const struct decoder_step *s, float *y, size_t y_stride, con
                     size_t mine_stride, size_t n_rows, const struct share_cut *cut)
 {
     const struct model_gather *g = &s->m->gather;
-    struct err *fault = s->exchange_fault;
+    struct err *fault = s->gather_fault;
     size_t first[SHARE_RANKS_MAX + 1];
     if (!decoder_is_cut(s) || fault->code != OK) return;
     share_cut_places(&s->m->share, cut, first);
@@ -207,6 +209,25 @@ void decoder_add_product(const struct decoder_step *s, struct matmul_args produc
     product.y = s->x + cut->mine.first;
     product.y_stride = hidden;
     product.epilogue = MATMUL_ADD;
-    if (cut->mine.n > 0) s->m->kernels->ops->matmul(s->m->kernels, &product, 1); /* [R, H] */
+    if (cut->mine.n > 0 && decoder_goes_on(s))
+        s->m->kernels->ops->matmul(s->m->kernels, &product, 1); /* [R, H] */
     decoder_gather(s, s->x, hidden, product.y, hidden, s->n_rows, cut);
+}
+
+/* At most as many outputs as a rank can have of n: of units of 128, the larger ones. */
+static size_t most_outputs(const struct model *m, size_t n)
+{
+    const size_t unit = 128;
+    return min_size(n, div_up(div_up(n, unit), m->share.tp_size) * unit);
+}
+
+size_t model_gather_bytes(const struct model *m)
+{
+    const struct model_config *c = &m->config;
+    const size_t heads = share_heads(&m->share, c->n_heads).n,
+                 outputs = max_size(most_outputs(m, c->hidden), most_outputs(m, c->intermediate)),
+                 wide = max_size(outputs, heads * (model_is_latent(c) ? c->mla.v : c->head_dim)),
+                 rows = model_routed_rows_max(m, m->max_rows) * c->hidden,
+                 logits = m->max_logits * most_outputs(m, c->n_vocab);
+    return max_size(max_size(m->max_rows * wide, rows), logits) * sizeof(float);
 }

@@ -19,12 +19,19 @@ struct decoder_step {
     float *x;                   /* [R, H] */
     size_t n_rows;              /* R */
     struct err *exchange_fault; /* of the model */
+    struct err *gather_fault;   /* of the model */
 };
 
 /* The KV pool of one layer. */
 struct kv_layer decoder_kv_layer(const struct decoder_step *s, uint32_t i_layer);
 /* Is the model cut between ranks, so that outputs have to be gathered? */
 static inline bool decoder_is_cut(const struct decoder_step *s) { return s->m->share.tp_size > 1; }
+/* Do the step's results still mean something? Once they do not, nothing is computed any more, and
+ * only what keeps the node's ranks in line is done: the gathers that all of them make. */
+static inline bool decoder_goes_on(const struct decoder_step *s)
+{
+    return s->exchange_fault->code == OK && s->gather_fault->code == OK;
+}
 /* y [n_rows, cut->n], rows y_stride floats apart, gets the columns of all ranks; `mine` are this
  * rank's (struct model_gather). Does nothing when the model is not cut. */
 void decoder_gather(const struct decoder_step *s, float *y, size_t y_stride, const float *mine,

@@ -145,7 +145,7 @@ static void dense_forward(const struct decoder_step *s, const struct ffn_layer *
         .x_stride = n->n,
         .x_prequantized = !cut,
     };
-    if (n->mine.n > 0) k->ops->matmul(k, &gate_up, 1); /* [R, I] */
+    if (n->mine.n > 0 && decoder_goes_on(s)) k->ops->matmul(k, &gate_up, 1); /* [R, I] */
     decoder_gather(s, w->act, n->n, gate_up.y, n->n, rows, n);
     decoder_add_product(s, down, &f->down_cut); /* [R, H] */
 }

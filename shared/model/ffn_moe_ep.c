@@ -131,7 +131,7 @@ void moe_forward_ep(const struct decoder_step *s, const struct ffn_moe *e,
     float *x = s->x + mine.first * s->m->config.hidden;
     struct err *fault = s->exchange_fault;
     size_t piece = w->max_rows;
-    for (size_t at = 0; at < most && fault->code == OK;) {
+    for (size_t at = 0; at < most && decoder_goes_on(s);) {
         const size_t n = min_size(piece, most - at), end = min_size(at + n, mine.n),
                      rows = end > at ? end - at : 0;
         const enum status st = run_piece(s, e, w, norm, x + at * s->m->config.hidden, rows, fault);

@@ -353,6 +353,8 @@ void model_set_ep(struct model *m, struct ep *ep, struct model_experts *x)
     ASSERT(!ep || (m->experts && ep->n_local == m->experts->n_local));
 }
 
+void model_set_gather(struct model *m, const struct model_gather *g) { m->gather = *g; }
+
 /* Ids and positions were checked with the request; a wrong one would read past a table here. */
 static void check_batch(const struct model *m, const struct model_batch *b)
 {

@@ -124,7 +124,7 @@ struct model_batch {
  * columns: y [n_rows, first[tp_size]], rows y_stride floats apart, gets the columns
  * [first[r], first[r + 1]) of every rank r; this rank's are `mine`, rows mine_stride floats apart,
  * which may be their place in y. A rank can have none. Called on the engine thread, which it may
- * block. After an error no more calls are made in this step (model.exchange_fault). */
+ * block. After an error no more calls are made in this step (model.gather_fault). */
 struct model_gather {
     void *arg;
     enum status (*columns)(void *arg, float *y, size_t y_stride, const float *mine,
@@ -143,7 +143,7 @@ struct model_options {
     const char *weight_cache_folder;   /* weight_cache.h; NULL: no cache */
     struct kernel_ctx *kernels;        /* borrowed until model_free */
     const struct model_share *share;   /* what this rank holds; NULL: the whole */
-    const struct model_gather *gather; /* a share's steps need it; NULL: none */
+    const struct model_gather *gather; /* a share's steps need it; NULL: model_set_gather */
     /* Progress in 0..1 while weights are packed; false stops the load. May be NULL. */
     bool (*progress)(void *arg, double done);
     void *progress_arg;
@@ -160,10 +160,11 @@ struct model {
     struct model_share share;   /* n_experts is a number */
     struct model_gather gather; /* columns NULL: none */
     struct ep *ep;              /* model_set_ep; NULL: all experts are here */
-    /* Why a gather, or an exchange of rows through `ep`, failed in the last step; code OK: none
+    /* Why an exchange of rows through `ep`, and why a gather, failed in the last step; code OK: none
      * did. After a failure the step's logits and KV mean nothing, and on_layer was not called for
-     * the layers from there on. */
-    struct err exchange_fault;
+     * the layers from there on. After an exchange that failed the step's other gathers were made
+     * all the same, so that the node's ranks stay in line. */
+    struct err exchange_fault, gather_fault;
     struct weights *weights; /* NULL once they are packed, unless experts may be taken */
     struct decoder *decoder;
     struct expert_store *expert_store;
@@ -206,6 +207,11 @@ static inline size_t model_routed_rows_max(const struct model *m, size_t n_rows)
 {
     return (n_rows + m->share.tp_size - 1) / m->share.tp_size;
 }
+/* The step's results are gathered by `g` from now on. Engine thread, between steps. */
+void model_set_gather(struct model *m, const struct model_gather *g);
+/* The most bytes that a rank gives in one gather: at least as many as they are, whatever the
+ * rank. */
+size_t model_gather_bytes(const struct model *m);
 /* What the model needs of an ep object: mode, max_rows, hidden, n_used, max_slots and
  * placement.n_logical; the other members are left as they are. */
 void model_ep_needs(const struct model *m, struct ep_config *c);

@@ -92,7 +92,7 @@ static void *run_rank(void *arg)
     r->o.gather = &g;
     rig_open_with(&rig, r->o, r->isa, r->activations);
     r->logits = answer(&rig);
-    CHECK_OK(rig.m->exchange_fault.code);
+    CHECK_OK(rig.m->gather_fault.code);
     rig_close(&rig);
     return NULL;
 }
@@ -313,11 +313,11 @@ TEST(a_gather_that_fails_ends_the_step)
     node.fail_at = 2; /* after attention's heads: its product, in the first layer */
     CHECK_EQ_INT(step_of(&r), 1);
     CHECK_EQ_INT(rank.n_gathers, 2);
-    CHECK_STATUS(r.m->exchange_fault.code, ERR_PEER_LOST);
-    CHECK_EQ_STR(r.m->exchange_fault.text, "rank 1 was lost");
+    CHECK_STATUS(r.m->gather_fault.code, ERR_PEER_LOST);
+    CHECK_EQ_STR(r.m->gather_fault.text, "rank 1 was lost");
     node.fail_at = 0;
     CHECK_EQ_INT(step_of(&r), r.m->config.n_layers);
-    CHECK_OK(r.m->exchange_fault.code);
+    CHECK_OK(r.m->gather_fault.code);
     CHECK_EQ_INT(rank.n_gathers, 2 + 4 * r.m->config.n_layers + 1);
     mem_free((void *)node.columns[1].mine);
     pthread_barrier_destroy(&node.meeting);
