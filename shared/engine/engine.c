@@ -18,6 +18,14 @@ enum { COMMANDS_PER_SEQ = 4, COMMANDS_SPARE = 4096 };
 
 /* ---- the thread ---- */
 
+/* Why the engine cannot go on. */
+static bool find_fault(struct engine *e, struct err *err)
+{
+    if (device_fault(e->device, err) != OK) return true;
+    if (e->node.fault.code != OK) *err = e->node.fault;
+    return e->node.fault.code != OK;
+}
+
 static void *engine_main(void *arg)
 {
     struct engine *e = arg;
@@ -29,10 +37,11 @@ static void *engine_main(void *arg)
         while (mailbox_take(e->commands, &c)) engine_command_run(e, &c);
         engine_update_metrics(e);
         atomic_store_explicit(&e->load.stepping, true, memory_order_relaxed);
-        bool worked = engine_step(e);
+        bool worked = e->opt.follows ? engine_follow_step(e) : engine_step(e);
         atomic_store_explicit(&e->load.stepping, worked, memory_order_relaxed);
-        if (device_fault(e->device, &err) != OK) {
-            e->opt.on_fault(e->opt.arg, &err);
+        if (find_fault(e, &err)) {
+            if (!atomic_load_explicit(&e->stop, memory_order_acquire))
+                e->opt.on_fault(e->opt.arg, &err);
             break;
         }
         if (worked) continue;
@@ -54,6 +63,8 @@ static enum status check_options(const struct engine_options *o, struct err *err
         return err_field(err, ERR_CONFIG, "block-size",
                          "block-size is %u; it must be between 1 and %d tokens.", o->block_tokens,
                          KERNEL_BLOCK_TOKENS_MAX);
+    ASSERT(o->follows == (o->model->share.tp_rank > 0));
+    ASSERT(o->model->share.tp_size == 1 || (o->on_node_bell && o->on_fault));
     if (o->n_blocks < 1)
         return err_set(err, ERR_CONFIG, "The KV cache has no blocks; it needs at least 1.");
     if (o->max_seqs < 1 || o->max_waiting < 1 || o->max_batched_tokens < 1)
@@ -136,6 +147,7 @@ static void release(struct engine *e)
     copy_stream_close(e->progress_stream);
     if (e->kv.ptr) device_mem_free(e->device, &e->kv);
     if (engine_is_grouped(e)) engine_group_release(e);
+    engine_node_release(e);
     mem_free(e);
 }
 
@@ -146,6 +158,7 @@ enum status engine_create(const struct engine_options *o, struct engine **out, s
     e->opt = *o;
     e->device = o->model->kernels->device;
     if (engine_is_grouped(e)) engine_group_init(e);
+    pthread_mutex_init(&e->node.lock, NULL);
     list_init(&e->waiting);
     list_init(&e->running);
     for (int i = 0; i < 2; i++) batch_init(&e->batches[i], o->max_batched_tokens, o->max_seqs);
@@ -161,6 +174,7 @@ enum status engine_create(const struct engine_options *o, struct engine **out, s
     st = sampler_batch_create(e->limits.n_vocab, kernel_host(o->model->kernels), &e->sampler, err);
     if (st != OK) goto err_engine;
     make_arrays(e, engine_batch(e)->max_logits);
+    if (engine_is_node(e)) engine_node_init(e);
     engine_metrics_init(&e->metrics, o->metrics);
     engine_update_metrics(e);
     st = thread_start(&e->thread, engine_main, e);
@@ -181,12 +195,15 @@ void engine_stop(struct engine *e)
     struct engine_command c;
     if (e->joined) return;
     atomic_store_explicit(&e->stop, true, memory_order_release);
+    /* the node first: its ranks are not to take it for a group that is replaced by another */
+    if (engine_is_node(e)) engine_abort_node(e);
     if (engine_is_grouped(e)) engine_abort_group(e, ENGINE_EVERY_EPOCH);
     mailbox_close(e->commands);
     pthread_join(e->thread, NULL);
     e->joined = true;
     while (mailbox_take(e->commands, &c)) engine_command_drop(e, &c);
     if (engine_is_grouped(e)) engine_group_leave(e);
+    engine_node_leave(e);
 }
 
 void engine_free(struct engine *e)
@@ -209,6 +226,7 @@ static enum status post(struct engine *e, struct engine_command *c)
 
 enum status engine_submit(struct engine *e, const struct engine_request *r)
 {
+    ASSERT(!e->opt.follows);
     struct engine_command c = { .kind = ENGINE_COMMAND_SUBMIT, .id = r->id };
     TRY(seq_create(r, &e->limits, &c.seq));
     if (atomic_fetch_add_explicit(&e->load.n_waiting, 1, memory_order_relaxed) >=
@@ -229,6 +247,7 @@ enum status engine_submit(struct engine *e, const struct engine_request *r)
 
 enum status engine_reserve(struct engine *e, const struct engine_request *r)
 {
+    ASSERT(!e->opt.follows);
     struct engine_command c = { .kind = ENGINE_COMMAND_RESERVE, .id = r->id };
     TRY(seq_create(r, &e->limits, &c.seq));
     if (!seq_wants_token(c.seq)) { /* nothing to decode */

@@ -52,12 +52,17 @@ struct engine_options {
      * NULL. */
     void (*on_kv_ready)(void *arg, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end,
                         const int32_t *blocks, uint64_t event);
-    /* The device failed and the engine has stopped. Called on the engine thread. May be NULL on the
-     * CPU, which does not fail. */
+    /* The device failed, or another rank of the node was lost, and the engine has stopped. Called on
+     * the engine thread. May be NULL on the CPU, which does not fail, of an engine without a
+     * node. */
     void (*on_fault)(void *arg, const struct err *err);
     /* The engine is a rank of a group: it steps only in one that it has joined (below). Called on
      * the engine thread, and must return at once. NULL: it steps alone. */
     void (*on_group)(void *arg, const struct engine_group_event *ev);
+    /* Of a rank of a tensor-parallel node (below): the other ranks may sleep, call
+     * engine_node_bell(step) on them. Called on the engine thread, and must return at once. */
+    void (*on_node_bell)(void *arg, uint64_t step);
+    bool follows; /* a rank above 0 of a tensor-parallel node */
     void *arg;
 };
 
@@ -80,6 +85,18 @@ struct engine_group_event {
 };
 /* Of ep_config.collective_bytes, what the agreement on a step takes. */
 enum { ENGINE_GROUP_BYTES = 32 };
+
+/* ---- a node of several ranks: they share one attention, by heads (engine_follow.c) ----
+ * The first rank leads: its engine has the requests, the pool's counters, the prefix cache and the
+ * sampler. The others follow: they compute the steps that it plans, on their shares of the model, and
+ * announce the layers of their shares (on_kv_ready, with the leader's ids and block numbers); they
+ * take no requests. All ranks need the same limits and n_blocks. Nobody waits for a plan while there
+ * is nothing to do: then all sleep, and are rung by the rank that begins (on_node_bell).
+ * With a group as well, followers are ranks of it like their leader, and are given it in the same
+ * way (engine_join_group, engine_bell, engine_abort_group). A group that is lost in a step is lost
+ * for the whole node: no rank keeps what the step computed.
+ * A node whose ranks do not all go on is lost as a whole: on every rank on_fault follows, and the
+ * engine has to be freed. */
 
 /* Everything about one sequence. Copied by engine_submit / engine_reserve. */
 struct engine_request {
@@ -185,6 +202,18 @@ void engine_bell(struct engine *e, uint64_t epoch, uint64_t step);
  * once; LOST follows, also if the engine joins it only later, and for a group that waits for the
  * one before, which goes on. Other epochs: nothing. Any thread. */
 void engine_abort_group(struct engine *e, uint64_t epoch);
+
+/* Of the ep object of the node's ranks, collective_bytes and progress, with n_logical 0; the other
+ * members are left as they are. */
+void engine_node_needs(const struct engine *e, struct ep_config *c);
+/* Takes over the ep object of the node's ranks unless it fails. Once, before the first step. Any
+ * thread. */
+enum status engine_set_node(struct engine *e, struct ep *ep) MUST_CHECK;
+/* A rank of the node begins this step. Late bells do nothing. Any thread. */
+void engine_node_bell(struct engine *e, uint64_t step);
+/* A rank of the node was lost: ends the running step here and on the other ranks that take part in
+ * it, at once; on_fault follows, also if all sleep. Any thread. */
+void engine_abort_node(struct engine *e);
 
 /* Facts and load; any thread (atomics). */
 struct engine_stats {

@@ -154,6 +154,7 @@ void engine_command_run(struct engine *e, const struct engine_command *c)
     case ENGINE_COMMAND_RELEASE: do_release(e, c->id); break;
     case ENGINE_COMMAND_JOIN:
     case ENGINE_COMMAND_WAKE: engine_group_command(e, c); break;
+    case ENGINE_COMMAND_NODE: engine_node_command(e, c); break;
     }
     mem_free(c->first);
 }

@@ -215,38 +215,67 @@ static enum status meet(struct engine *e, uint32_t n_rows, struct err *err)
         .n_rows = model_routed_rows_max(e->opt.model, n_rows),
         .next_epoch = g->next_epoch > g->epoch ? g->next_epoch : g->epoch,
     };
-    if (g->asleep && !is_rung(g)) tell(e, ENGINE_GROUP_BELL, g->epoch, NULL);
+    if (g->asleep && !is_rung(g) && !e->opt.follows) tell(e, ENGINE_GROUP_BELL, g->epoch, NULL);
     g->asleep = false;
     g->is_told = true;
     TRY(ep_all_gather(g->ep, g->words, &mine, sizeof mine, err));
     return check_words(g, &mine, err);
 }
 
-bool engine_group_agree(struct engine *e, uint32_t n_rows, uint32_t *most)
+void engine_group_drop_aborted(struct engine *e)
 {
     struct engine_group *g = &e->group;
     struct err err = { 0 };
     if (g->next_epoch > g->epoch && was_aborted(g, g->next_epoch)) drop_next(e);
-    if (g->ep && was_aborted(g, g->epoch)) {
-        err_set(&err, ERR_CANCELED, "the group of epoch %llu was given up",
-                (unsigned long long)g->epoch);
+    if (!g->ep || !was_aborted(g, g->epoch)) return;
+    err_set(&err, ERR_CANCELED, "the group of epoch %llu was given up",
+            (unsigned long long)g->epoch);
+    engine_group_lose(e, &err);
+}
+
+bool engine_group_is_called(struct engine *e, uint32_t n_rows)
+{
+    struct engine_group *g = &e->group;
+    return g->ep && (!g->asleep || is_called(g, n_rows));
+}
+
+enum engine_agreement engine_group_meet(struct engine *e, uint32_t n_rows, uint32_t *most)
+{
+    struct engine_group *g = &e->group;
+    struct err err = { 0 };
+    if (meet(e, n_rows, &err) != OK) {
+        engine_group_lose(e, &err);
+        return ENGINE_AGREED_NOTHING;
+    }
+    if (g->step++ == 0) tell(e, ENGINE_GROUP_JOINED, g->epoch, NULL);
+    if (all_have_next(g)) {
+        switch_to_next(e);
+        return ENGINE_AGREED_CHANGE;
+    }
+    *most = (uint32_t)most_rows(g);
+    g->asleep = *most == 0;
+    return g->asleep ? ENGINE_AGREED_SLEEP : ENGINE_AGREED_STEP;
+}
+
+bool engine_group_agree(struct engine *e, uint32_t n_rows, uint32_t *most)
+{
+    enum engine_agreement a = ENGINE_AGREED_NOTHING;
+    engine_group_drop_aborted(e);
+    while (engine_group_is_called(e, n_rows) && a != ENGINE_AGREED_STEP)
+        a = engine_group_meet(e, n_rows, most);
+    return a == ENGINE_AGREED_STEP;
+}
+
+bool engine_group_enter(struct engine *e, uint64_t epoch)
+{
+    struct engine_group *g = &e->group;
+    struct err err = { 0 };
+    if (g->ep && g->epoch < epoch && g->next && g->next_epoch == epoch) {
+        err_set(&err, ERR_CANCELED, "the node's first rank is in the group of epoch %llu",
+                (unsigned long long)epoch);
         engine_group_lose(e, &err);
     }
-    while (g->ep && (!g->asleep || is_called(g, n_rows))) {
-        if (meet(e, n_rows, &err) != OK) {
-            engine_group_lose(e, &err);
-            continue;
-        }
-        if (g->step++ == 0) tell(e, ENGINE_GROUP_JOINED, g->epoch, NULL);
-        if (all_have_next(g)) {
-            switch_to_next(e);
-            continue;
-        }
-        *most = (uint32_t)most_rows(g);
-        g->asleep = *most == 0;
-        return *most > 0;
-    }
-    return false;
+    return engine_group_is_in(e, epoch);
 }
 
 /* ---- any thread ---- */
@@ -261,8 +290,7 @@ enum status engine_join_group(struct engine *e, struct ep *ep, struct model_expe
     return mailbox_post(e->commands, &c);
 }
 
-/* Wakes the engine if it sleeps. */
-static void wake(struct engine *e)
+void engine_wake(struct engine *e)
 {
     const struct engine_command c = { .kind = ENGINE_COMMAND_WAKE };
     const enum status st = mailbox_post(e->commands, &c);
@@ -278,7 +306,7 @@ void engine_bell(struct engine *e, uint64_t epoch, uint64_t step)
         g->rung_step = step;
     }
     pthread_mutex_unlock(&g->lock);
-    wake(e);
+    engine_wake(e);
 }
 
 void engine_abort_group(struct engine *e, uint64_t epoch)
@@ -288,5 +316,5 @@ void engine_abort_group(struct engine *e, uint64_t epoch)
     if (!is_aborted(g, epoch)) g->aborted[g->n_aborted++ % ENGINE_ABORTED_MAX] = epoch;
     if (g->ep && is_aborted(g, g->epoch)) ep_abort(g->ep);
     pthread_mutex_unlock(&g->lock);
-    wake(e);
+    engine_wake(e);
 }

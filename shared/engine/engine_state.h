@@ -5,6 +5,7 @@
  *   batch.c           the batch of the next step: admission, growth, preemption
  *   engine_step.c     runs a step and chooses tokens
  *   engine_group.c    steps that other ranks take too
+ *   engine_follow.c   steps of a node of several ranks, step_plan.c what its leader tells them
  *   engine_end.c      ends sequences and gives their blocks back
  *   engine_metrics.c  metrics and the load that other threads read
  *
@@ -22,6 +23,7 @@
 #include "shared/engine/batch.h"
 #include "shared/engine/sampler_batch.h"
 #include "shared/engine/seq.h"
+#include "shared/engine/step_plan.h"
 
 enum engine_command_kind {
     ENGINE_COMMAND_SUBMIT,
@@ -31,6 +33,7 @@ enum engine_command_kind {
     ENGINE_COMMAND_FENCE,
     ENGINE_COMMAND_RELEASE,
     ENGINE_COMMAND_JOIN,
+    ENGINE_COMMAND_NODE,
     ENGINE_COMMAND_WAKE
 };
 
@@ -41,7 +44,7 @@ struct engine_command {
     uint64_t id;
     struct seq *seq;               /* SUBMIT, RESERVE */
     struct token_logprobs *first;  /* ACTIVATE */
-    struct ep *ep;                 /* JOIN; NULL: leave */
+    struct ep *ep;                 /* JOIN; NULL: leave. NODE */
     struct model_experts *experts; /* JOIN; NULL: those of the share */
     uint64_t epoch;                /* JOIN */
 };
@@ -105,6 +108,23 @@ struct engine_group {
     struct engine_group_words *words; /* [EP_RANKS_MAX] */
 };
 
+/* The ranks of a node, of whose model this one has a share. */
+struct engine_node {
+    pthread_mutex_t lock; /* of what other threads use: ep, aborted, rung */
+    struct ep *ep;        /* NULL: not given yet */
+    bool aborted;         /* by engine_abort_node or engine_stop */
+    uint64_t rung;        /* step of the latest bell + 1 */
+    uint64_t step;        /* of the next plan */
+    bool asleep;          /* the next plan comes after a bell */
+    uint64_t called;      /* follower: rang for the plan of step called - 1 */
+    uint64_t ready_epoch; /* the last group of which this rank said that it is in it, or was */
+    uint64_t lost_epoch;  /* the last lost group of which the node's others were told */
+    uint64_t held_epoch;  /* leader: a group that a follower was not in; a bell says when it is */
+    struct err fault;     /* why the node is lost; code OK: it is not */
+    uint64_t *plan;       /* [max_words / 2], 32-bit words */
+    uint32_t max_words, first_words; /* first_words: of the next plan's first message */
+};
+
 struct engine {
     struct engine_options opt;
     struct device *device;               /* the model's kernels' */
@@ -140,6 +160,7 @@ struct engine {
     uint32_t n_deferred_free;
 
     struct engine_group group; /* with opt.on_group */
+    struct engine_node node;   /* with a share of the model */
 
     struct engine_load load;
     struct engine_metrics metrics;
@@ -175,6 +196,47 @@ bool engine_group_agree(struct engine *e, uint32_t n_rows, uint32_t *most);
 /* An exchange failed: leaves the group. */
 void engine_group_lose(struct engine *e, const struct err *why);
 void engine_group_command(struct engine *e, const struct engine_command *c);
+/* Wakes the engine if it sleeps. Any thread. */
+void engine_wake(struct engine *e);
+
+/* How the ranks of a group agree on a step. */
+enum engine_agreement {
+    ENGINE_AGREED_STEP,   /* all take it */
+    ENGINE_AGREED_SLEEP,  /* nobody has rows */
+    ENGINE_AGREED_CHANGE, /* another group has taken over */
+    ENGINE_AGREED_NOTHING /* this rank is not in the group, or the group was lost */
+};
+/* The parts of engine_group_agree, for ranks of a node, which follow its leader in all of them. */
+void engine_group_drop_aborted(struct engine *e);
+/* Is there a group whose ranks should meet? */
+bool engine_group_is_called(struct engine *e, uint32_t n_rows);
+enum engine_agreement engine_group_meet(struct engine *e, uint32_t n_rows, uint32_t *most);
+static inline bool engine_group_is_in(const struct engine *e, uint64_t epoch)
+{
+    return e->group.ep && e->group.epoch == epoch;
+}
+/* Is this rank in the group of `epoch`? If it was given it and has not lost the one before yet, it
+ * does now. */
+bool engine_group_enter(struct engine *e, uint64_t epoch);
+
+/* engine_follow.c */
+static inline bool engine_is_node(const struct engine *e)
+{
+    return e->opt.model->share.tp_size > 1;
+}
+void engine_node_init(struct engine *e);
+void engine_node_release(struct engine *e);
+/* Lets the node's object go. After the thread has ended. */
+void engine_node_leave(struct engine *e);
+void engine_node_command(struct engine *e, const struct engine_command *c);
+/* Leader: plans the step of engine_batch(e) with the other ranks, and with the group's. As
+ * engine_group_agree. */
+bool engine_lead_step(struct engine *e, uint32_t *group_rows);
+/* Follower: takes part in the next step. False: nothing to do until it is rung. */
+bool engine_follow_step(struct engine *e);
+/* After the model's step of n_rows rows: have all ranks of the node come to its end? If one has
+ * not, it is a fault of the model's exchanges. False: the node is lost. */
+bool engine_node_settle(struct engine *e, uint32_t n_rows);
 
 /* engine_end.c */
 /* Gives back the blocks, emits FINISHED and forgets the sequence. A prefill_only sequence keeps its

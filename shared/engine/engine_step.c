@@ -227,6 +227,7 @@ static void launch_step(struct engine *e, uint32_t group_rows)
     if (e->inflight[e->parity ^ 1].active) counter_add(e->metrics.ahead, 1);
     f->begin_ns = clock_ns();
     f->sampled = submit(e, group_rows);
+    if (engine_is_node(e) && !engine_node_settle(e, engine_batch(e)->n_rows)) return;
     if (e->opt.model->exchange_fault.code != OK) {
         abandon_step(e);
         return;
@@ -319,8 +320,11 @@ static void take_tokens(struct engine *e, const struct batch *b)
     }
 }
 
-/* A step of a device that failed has no results. */
-static bool has_results(const struct engine *e) { return device_fault(e->device, NULL) == OK; }
+/* A step of a device that failed, or of a node that was lost, has no results. */
+static bool has_results(const struct engine *e)
+{
+    return device_fault(e->device, NULL) == OK && e->node.fault.code == OK;
+}
 
 /* Observes the time since the submission or, if later, since the previous step completed. */
 static void observe_time(struct engine *e, const struct inflight_step *f)
@@ -361,6 +365,14 @@ static bool may_launch_ahead(struct engine *e)
     return true;
 }
 
+/* Is the batch to be computed, or, without rows, those of other ranks? */
+static bool begin_step(struct engine *e, uint32_t *group_rows)
+{
+    const uint32_t n_rows = engine_batch(e)->n_rows;
+    if (engine_is_node(e)) return engine_lead_step(e, group_rows);
+    return engine_is_grouped(e) ? engine_group_agree(e, n_rows, group_rows) : n_rows > 0;
+}
+
 bool engine_step(struct engine *e)
 {
     const int before = e->parity;
@@ -370,9 +382,7 @@ bool engine_step(struct engine *e)
     e->parity = before ^ 1;
     batch_build(e);
     uint32_t group_rows = 0;
-    const bool takes_step = engine_is_grouped(e)
-                                ? engine_group_agree(e, engine_batch(e)->n_rows, &group_rows)
-                                : engine_batch(e)->n_rows > 0;
+    const bool takes_step = begin_step(e, &group_rows);
     if (takes_step) launch_step(e, group_rows);
     if (e->inflight[before].active) complete_step(e, before);
     if (e->inflight[e->parity].active && !e->inflight[e->parity].sampled)

@@ -45,6 +45,7 @@ struct rig_options {
     uint32_t tell_prefill_ms;
     const char *model;  /* of the goldens; NULL: llama */
     const char *config; /* instead: config.json of a model with dummy weights */
+    const char *path;   /* instead: a model anywhere */
     bool loose;         /* deterministic mode off */
     enum activations activations;
     const char *isa; /* kernel backend; NULL: the CPU's best */
@@ -52,6 +53,8 @@ struct rig_options {
     size_t sampling_edit_bytes;
     const struct model_share *share; /* of a rank; NULL: the whole */
     void (*on_group)(void *arg, const struct engine_group_event *ev);
+    void (*on_node_bell)(void *arg, uint64_t step);
+    void (*on_fault)(void *arg, const struct err *err); /* NULL: the test fails */
     void (*on_kv_ready)(void *arg, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end,
                         const int32_t *blocks, uint64_t event);
 };
@@ -101,7 +104,9 @@ __attribute__((unused)) static void rig_open(struct rig *r, struct rig_options o
     char path[256];
     snprintf(path, sizeof path, "goldens/%s/model", o.model ? o.model : "llama");
     struct model_options mo = {
-        .path = o.config ? rig_config_folder(o.config) : test_data(path),
+        .path = o.path     ? o.path
+                : o.config ? rig_config_folder(o.config)
+                           : test_data(path),
         .max_model_len = RIG_TOKENS_MAX,
         .dummy = o.config != NULL,
         .share = o.share,
@@ -127,8 +132,10 @@ __attribute__((unused)) static void rig_open(struct rig *r, struct rig_options o
         .on_event = rig_on_event,
         .eager = o.eager,
         .on_kv_ready = o.on_kv_ready,
-        .on_fault = rig_on_fault,
+        .on_fault = o.on_fault ? o.on_fault : rig_on_fault,
         .on_group = o.on_group,
+        .on_node_bell = o.on_node_bell,
+        .follows = o.share && o.share->tp_rank > 0,
         .arg = r,
     };
     mo.max_rows = eo.max_batched_tokens;

@@ -1,0 +1,455 @@
+/* engine_follow.c - steps of a tensor-parallel node: the first rank plans them, all take them.
+ *
+ *     leader:   batch ── plan ──▶ [agreement of the group, verdict] ── step ── [verdict] ── tokens
+ *     follower:          plan ──▶ [agreement of the group, verdict] ── step ── [verdict]
+ *
+ * Plans travel through the node's ep object, usually in one message: each plan says how long the
+ * next one's first message is, and what is longer comes in a second one. A plan without a step puts
+ * the node to sleep; the next one comes after a bell. So between plans all ranks make the same calls
+ * of the object, whatever happens:
+ *
+ * With a group, the brackets. Ranks may see the group fail at different moments, in the agreement or
+ * in the step, and one may be given the next group before another. After each of the two the node's
+ * ranks tell each other how it went for them; only what went well for all counts, otherwise every
+ * rank leaves the group, and one that has lost it tells those that sleep. Before the first step of a
+ * group they ask each other whether all are in it. In a step in which the group fails, the node's gathers are made to the end (decoder_goes_on).
+ *
+ * Thread: engine, where it is not said otherwise. */
+#include <string.h>
+
+#include "shared/base/arith.h"
+#include "shared/base/assert.h"
+#include "shared/base/log.h"
+#include "shared/base/mem.h"
+#include "shared/engine/engine_state.h"
+
+enum { FIRST_WORDS = 128 /* of the first plan's first message */, SPARE_WORDS = 64 };
+
+/* ---- life ---- */
+
+static struct step_plan_limits limits_of(const struct engine *e)
+{
+    return (struct step_plan_limits){
+        .model_fingerprint = e->layout.model_fingerprint,
+        .max_rows = e->opt.max_batched_tokens,
+        .max_seqs = e->opt.max_seqs,
+        .max_logits = engine_max_logits(e->opt.max_seqs),
+        .max_len = e->limits.max_len,
+        .block_tokens = e->opt.block_tokens,
+        .n_blocks = e->opt.n_blocks,
+    };
+}
+
+void engine_node_init(struct engine *e)
+{
+    struct engine_node *n = &e->node;
+    const struct step_plan_limits l = limits_of(e);
+    n->max_words = (uint32_t)step_plan_max_words(&l);
+    n->first_words = (uint32_t)min_size(FIRST_WORDS, n->max_words);
+    n->plan = MEM_ARRAY(uint64_t, n->max_words / 2 + 1);
+    n->asleep = true;
+}
+
+void engine_node_release(struct engine *e)
+{
+    mem_free(e->node.plan);
+    pthread_mutex_destroy(&e->node.lock);
+}
+
+void engine_node_leave(struct engine *e)
+{
+    ep_discard(e->node.ep);
+    e->node.ep = NULL;
+}
+
+void engine_node_needs(const struct engine *e, struct ep_config *c)
+{
+    const struct step_plan_limits l = limits_of(e);
+    c->collective_bytes = max_size(model_gather_bytes(e->opt.model),
+                                   step_plan_max_words(&l) * sizeof(uint32_t));
+    c->placement.n_logical = 0;
+    c->progress = (uint64_t *)&e->load.n_waits;
+}
+
+static enum status gather_columns(void *arg, float *y, size_t y_stride, const float *mine,
+                                  size_t mine_stride, size_t n_rows, const size_t *first,
+                                  struct err *err)
+{
+    return ep_gather_columns(arg, y, y_stride, mine, mine_stride, n_rows, first, err);
+}
+
+void engine_node_command(struct engine *e, const struct engine_command *c)
+{
+    struct engine_node *n = &e->node;
+    const struct model_gather g = { .arg = c->ep, .columns = gather_columns };
+    ASSERT(!n->ep);
+    pthread_mutex_lock(&n->lock);
+    n->ep = c->ep;
+    if (n->aborted) ep_abort(n->ep);
+    pthread_mutex_unlock(&n->lock);
+    model_set_gather(e->opt.model, &g);
+}
+
+/* The node cannot go on; engine_main ends the engine. */
+static void lose_node(struct engine *e, const struct err *why)
+{
+    struct engine_node *n = &e->node;
+    n->fault = *why;
+    log_error("node lost", "rank=%u of=%u why=\"%s\"", e->opt.model->share.tp_rank,
+              e->opt.model->share.tp_size, why->text);
+    if (n->ep) ep_abort(n->ep);
+    if (engine_is_grouped(e) && e->group.ep) engine_group_lose(e, why);
+}
+
+/* Can plans be exchanged? */
+static bool is_there(struct engine *e)
+{
+    struct engine_node *n = &e->node;
+    struct err why = { 0 };
+    pthread_mutex_lock(&n->lock);
+    const bool aborted = n->aborted;
+    pthread_mutex_unlock(&n->lock);
+    if (aborted && n->fault.code == OK) {
+        err_set(&why, ERR_PEER_LOST, "another rank of this node was lost");
+        lose_node(e, &why);
+    }
+    return n->ep && n->fault.code == OK;
+}
+
+/* Did a bell come for the next plan? */
+static bool is_rung(struct engine_node *n)
+{
+    pthread_mutex_lock(&n->lock);
+    const bool rung = n->rung > n->step;
+    pthread_mutex_unlock(&n->lock);
+    return rung;
+}
+
+/* ---- exchanges ---- */
+
+/* Words [at, at + n) of the plan, from the leader to all. */
+static enum status pass_words(struct engine_node *n, size_t at, size_t n_words, struct err *err)
+{
+    size_t first[EP_RANKS_MAX + 1] = { 0 };
+    float *words = (float *)(void *)n->plan + at;
+    for (int32_t r = 1; r <= n->ep->config.size; r++) first[r] = n_words;
+    return ep_gather_columns(n->ep, words, n_words, words, n_words, 1, first, err);
+}
+
+/* What each rank of the node says; false: the node is lost. all [size]. */
+static bool ask_all(struct engine *e, uint32_t mine, uint32_t *all)
+{
+    struct err err = { 0 };
+    if (ep_all_gather(e->node.ep, all, &mine, sizeof mine, &err) == OK) return true;
+    lose_node(e, &err);
+    return false;
+}
+
+static bool are_all(const struct engine *e, const uint32_t *all, uint32_t want)
+{
+    for (int32_t r = 0; r < e->node.ep->config.size; r++)
+        if (all[r] != want) return false;
+    return true;
+}
+
+/* ---- with a group ---- */
+
+/* A rank of the node is not in the group of `epoch` any more, or never was. */
+static void leave_group(struct engine *e, uint64_t epoch)
+{
+    struct err why = { 0 };
+    if (!e->group.ep || e->group.epoch > epoch) return;
+    err_set(&why, ERR_PEER_LOST, "another rank of this node is not in the group of epoch %llu",
+            (unsigned long long)epoch);
+    engine_group_lose(e, &why);
+}
+
+enum presence { NOT_YET, IN, GONE };
+
+static enum presence presence_in(struct engine *e, uint64_t epoch)
+{
+    if (engine_group_enter(e, epoch)) return IN;
+    return e->group.epoch < epoch ? NOT_YET : GONE;
+}
+
+/* Are all ranks of the node in the group whose first step is planned? */
+static bool all_are_in(struct engine *e, uint64_t epoch)
+{
+    struct engine_node *n = &e->node;
+    uint32_t all[EP_RANKS_MAX];
+    const enum presence mine = presence_in(e, epoch);
+    if (mine != NOT_YET) n->ready_epoch = epoch;
+    if (!ask_all(e, mine, all)) return false;
+    for (int32_t r = 0; r < n->ep->config.size; r++)
+        if (all[r] == GONE) leave_group(e, epoch);
+    const bool all_in = are_all(e, all, IN);
+    n->held_epoch = all_in ? 0 : epoch;
+    return all_in;
+}
+
+/* Has this rank lost a group of which the node's other ranks may not know? */
+static bool has_lost_one(const struct engine *e)
+{
+    return engine_is_grouped(e) && !e->group.ep && e->group.epoch > e->node.lost_epoch;
+}
+
+/* Agrees with the group on the step of a plan, and with the node's ranks on what came of it. */
+static bool agree(struct engine *e, const struct step_plan_head *h, uint32_t *group_rows)
+{
+    enum engine_agreement mine = ENGINE_AGREED_NOTHING;
+    uint32_t all[EP_RANKS_MAX];
+    if (engine_group_is_in(e, h->epoch)) mine = engine_group_meet(e, h->n_rows, group_rows);
+    if (!ask_all(e, mine, all)) return false;
+    if (!are_all(e, all, mine)) leave_group(e, h->epoch);
+    return are_all(e, all, ENGINE_AGREED_STEP);
+}
+
+/* Both sides, once they have a plan: is its step taken? If not, all sleep. */
+static bool take_part(struct engine *e, uint32_t *group_rows)
+{
+    struct engine_node *n = &e->node;
+    const struct step_plan_head h = *step_plan_at(n->plan).head;
+    n->asleep = !h.is_step;
+    if (!h.is_step && engine_is_grouped(e)) leave_group(e, h.epoch);
+    if (!h.is_step || !h.epoch) return h.is_step;
+    const bool takes = (!h.is_first || all_are_in(e, h.epoch)) && agree(e, &h, group_rows);
+    n->asleep = !takes;
+    return takes;
+}
+
+bool engine_node_settle(struct engine *e, uint32_t n_rows)
+{
+    struct model *m = e->opt.model;
+    uint32_t all[EP_RANKS_MAX];
+    if (m->gather_fault.code != OK) {
+        lose_node(e, &m->gather_fault);
+        return false;
+    }
+    if (!engine_is_grouped(e) || n_rows == 0) return true;
+    if (!ask_all(e, m->exchange_fault.code != OK, all)) return false;
+    if (!are_all(e, all, false) && m->exchange_fault.code == OK)
+        err_set(&m->exchange_fault, ERR_PEER_LOST, "another rank of this node lost the group");
+    return true;
+}
+
+/* ---- leader ---- */
+
+/* Should the ranks of the node take a step? */
+static bool wants_step(struct engine *e)
+{
+    struct engine_node *n = &e->node;
+    const uint32_t n_rows = engine_batch(e)->n_rows;
+    if (!engine_is_grouped(e)) return n_rows > 0;
+    engine_group_drop_aborted(e);
+    if (!e->group.ep) return false;
+    if (is_rung(n)) return true;
+    return e->group.epoch != n->held_epoch && engine_group_is_called(e, n_rows);
+}
+
+/* Writes the plan of the batch; takes_step false: of none. */
+static void write_plan(struct engine *e, bool takes_step)
+{
+    struct engine_node *n = &e->node;
+    const struct step_plan_limits l = limits_of(e);
+    step_plan_write(n->plan, &l, takes_step ? engine_batch(e) : NULL);
+    struct step_plan_head *h = step_plan_at(n->plan).head;
+    h->step = n->step;
+    h->is_step = takes_step;
+    h->next_words = n->first_words;
+    if (takes_step)
+        h->next_words = (uint32_t)min_size(h->n_words + h->n_words / 8 + SPARE_WORDS, n->max_words);
+    if (!engine_is_grouped(e)) return;
+    if (!e->group.ep) n->lost_epoch = e->group.epoch;
+    h->epoch = takes_step || !e->group.ep ? e->group.epoch : 0;
+    h->is_first = e->group.step == 0;
+}
+
+static bool send_plan(struct engine *e, bool takes_step)
+{
+    struct engine_node *n = &e->node;
+    const size_t at = n->first_words;
+    struct err err = { 0 };
+    if (n->asleep) e->opt.on_node_bell(e->opt.arg, n->step);
+    write_plan(e, takes_step);
+    const struct step_plan_head *h = step_plan_at(n->plan).head;
+    ASSERT(h->n_words <= n->max_words);
+    enum status st = pass_words(n, 0, at, &err);
+    if (st == OK && h->n_words > at) st = pass_words(n, at, h->n_words - at, &err);
+    if (st != OK) {
+        lose_node(e, &err);
+        return false;
+    }
+    n->step++;
+    n->first_words = h->next_words;
+    return true;
+}
+
+bool engine_lead_step(struct engine *e, uint32_t *group_rows)
+{
+    const struct engine_node *n = &e->node;
+    while (is_there(e)) {
+        const bool wants = wants_step(e);
+        if (!wants && n->asleep && !has_lost_one(e)) return false;
+        if (send_plan(e, wants) && take_part(e, group_rows)) return true;
+    }
+    return false;
+}
+
+/* ---- follower ---- */
+
+static enum status receive_plan(struct engine *e, struct err *err)
+{
+    struct engine_node *n = &e->node;
+    const struct step_plan_limits l = limits_of(e);
+    const size_t at = n->first_words;
+    TRY(pass_words(n, 0, at, err));
+    const struct step_plan_head *h = step_plan_at(n->plan).head;
+    TRY(step_plan_check_head(h, &l, err));
+    if (h->step != n->step || h->next_words < STEP_PLAN_HEAD_WORDS || h->next_words > n->max_words)
+        return err_set(err, ERR_INTERNAL, "plan %llu came in place of plan %llu",
+                       (unsigned long long)h->step, (unsigned long long)n->step);
+    if (h->n_words > at) TRY(pass_words(n, at, h->n_words - at, err));
+    const struct step_plan p = step_plan_at(n->plan);
+    TRY(step_plan_check(&p, err));
+    n->step++;
+    n->first_words = h->next_words;
+    return OK;
+}
+
+static void announce(const struct engine *e, const struct step_plan *p,
+                     const struct step_plan_announced *a, uint32_t layer, uint32_t begin,
+                     uint32_t end, uint64_t event)
+{
+    if (begin == end || !e->opt.on_kv_ready) return;
+    e->opt.on_kv_ready(e->opt.arg, a->id, layer, begin, end, p->blocks + a->table, event);
+}
+
+static void announce_cached(const struct engine *e, const struct step_plan *p)
+{
+    for (uint32_t i = 0; i < p->head->n_announced; i++)
+        for (uint32_t layer = 0; layer < e->layout.n_layers; layer++)
+            announce(e, p, &p->announced[i], layer, p->announced[i].told, p->announced[i].begin, 0);
+}
+
+static void on_layer(void *arg, uint32_t layer)
+{
+    struct engine *e = arg;
+    const struct step_plan p = step_plan_at(e->node.plan);
+    const uint64_t event = p.head->n_announced > 0 ? device_record_event(e->device) : 0;
+    atomic_fetch_add_explicit(&e->load.n_progress, 1, memory_order_relaxed);
+    for (uint32_t i = 0; i < p.head->n_announced; i++)
+        announce(e, &p, &p.announced[i], layer, p.announced[i].begin, p.announced[i].end, event);
+}
+
+/* Fills in the batch's attention sequences and positions. */
+static void read_seqs(const struct step_plan *p, struct batch *b)
+{
+    uint32_t row = 0;
+    for (uint32_t i = 0; i < p->head->n_seqs; i++) {
+        const struct step_plan_seq *s = &p->seqs[i];
+        b->seqs[i] = (struct attn_seq){
+            .q_begin = (int32_t)row,
+            .n_q = (int32_t)s->n_q,
+            .pos_begin = (int32_t)s->pos_begin,
+            .block_table = p->blocks + s->table,
+            .is_decode = s->is_decode != 0,
+        };
+        for (uint32_t j = 0; j < s->n_q; j++) b->pos[row++] = (int32_t)(s->pos_begin + j);
+    }
+}
+
+static void run_plan(struct engine *e, uint32_t group_rows)
+{
+    const struct step_plan p = step_plan_at(e->node.plan);
+    struct batch *b = engine_batch(e);
+    const struct model_batch mb = {
+        .n_rows = (int32_t)p.head->n_rows,
+        .ids = p.ids,
+        .pos = b->pos,
+        .seqs = b->seqs,
+        .n_seqs = (int32_t)p.head->n_seqs,
+        .logit_rows = p.logit_rows,
+        .n_logits = (int32_t)p.head->n_logits,
+        .logits = e->logits,
+        .kv = e->kv.ptr,
+        .block_tokens = e->opt.block_tokens,
+        .n_blocks = e->layout.n_blocks,
+        .on_layer = on_layer,
+        .on_layer_arg = e,
+        .group_rows = group_rows,
+    };
+    read_seqs(&p, b);
+    announce_cached(e, &p);
+    const bool sampled = model_submit(e->opt.model, &mb);
+    ASSERT(!sampled);
+    if (!engine_node_settle(e, p.head->n_rows)) return;
+    const struct err why = e->opt.model->exchange_fault;
+    if (why.code != OK) engine_group_lose(e, &why);
+    else counter_add(e->metrics.steps, 1);
+}
+
+/* Asks the leader for a step in which the others learn which group this rank was given, or has
+ * lost. */
+static void call_leader(struct engine *e)
+{
+    struct engine_node *n = &e->node;
+    const struct engine_group *g = &e->group;
+    if (!engine_is_grouped(e) || n->called > n->step) return;
+    const bool is_new = g->step == 0 && n->ready_epoch < g->epoch,
+               has_next = g->ep && g->next_epoch > g->epoch && !g->is_told;
+    if (!is_new && !has_next && !has_lost_one(e)) return;
+    if (!g->ep) n->lost_epoch = g->epoch;
+    n->called = n->step + 1;
+    e->opt.on_node_bell(e->opt.arg, n->step);
+}
+
+bool engine_follow_step(struct engine *e)
+{
+    struct engine_node *n = &e->node;
+    struct err err = { 0 };
+    uint32_t group_rows = 0;
+    if (!is_there(e)) return false;
+    if (engine_is_grouped(e)) engine_group_drop_aborted(e);
+    if (n->asleep && !is_rung(n)) {
+        call_leader(e);
+        return false;
+    }
+    if (receive_plan(e, &err) != OK) {
+        lose_node(e, &err);
+        return false;
+    }
+    if (take_part(e, &group_rows)) run_plan(e, group_rows);
+    return true;
+}
+
+/* ---- any thread ---- */
+
+enum status engine_set_node(struct engine *e, struct ep *ep)
+{
+    struct ep_config c = { 0 };
+    engine_node_needs(e, &c);
+    ASSERT(engine_is_node(e) && ep->config.collective_bytes >= c.collective_bytes);
+    ASSERT((uint32_t)ep->config.size == e->opt.model->share.tp_size &&
+           (uint32_t)ep->config.rank == e->opt.model->share.tp_rank);
+    return mailbox_post(e->commands,
+                        &(struct engine_command){ .kind = ENGINE_COMMAND_NODE, .ep = ep });
+}
+
+void engine_node_bell(struct engine *e, uint64_t step)
+{
+    struct engine_node *n = &e->node;
+    pthread_mutex_lock(&n->lock);
+    if (step >= n->rung) n->rung = step + 1;
+    pthread_mutex_unlock(&n->lock);
+    engine_wake(e);
+}
+
+void engine_abort_node(struct engine *e)
+{
+    struct engine_node *n = &e->node;
+    pthread_mutex_lock(&n->lock);
+    n->aborted = true;
+    if (n->ep) ep_abort(n->ep);
+    pthread_mutex_unlock(&n->lock);
+    engine_wake(e);
+}

@@ -1,0 +1,71 @@
+/* step_plan.h - the plan of a step, which the leader of a tensor-parallel node sends to the ranks
+ * that follow it: 32-bit words, laid out as
+ *
+ *     head | prompts whose layers are announced | attention sequences | ids | logit rows | blocks
+ *
+ * Positions are not sent: they follow from the sequences, whose rows lie one after another. All
+ * ranks are the same build on one kind of host, so the words are structs as they lie in memory.
+ * Thread: engine. */
+#ifndef BATON_ENGINE_STEP_PLAN_H
+#define BATON_ENGINE_STEP_PLAN_H
+
+#include "shared/engine/batch.h"
+
+/* The limits of a node's steps, the same on all its ranks: with other ones, plans are refused. */
+struct step_plan_limits {
+    uint64_t model_fingerprint;
+    uint32_t max_rows, max_seqs, max_logits, max_len; /* max_len: tokens of a sequence */
+    uint32_t block_tokens, n_blocks;
+};
+
+struct step_plan_head {
+    uint64_t step;  /* number of the plan, from 0 */
+    uint64_t epoch; /* of the group that takes the step, too; without a step: of the one that the
+                     * leader has lost. 0: none */
+    struct step_plan_limits limits;
+    uint32_t n_words;    /* of the plan */
+    uint32_t next_words; /* that the next plan sends at first */
+    uint32_t is_step;    /* 0: there is none, all sleep */
+    uint32_t is_first;   /* the group's first step: not every rank may be in it yet */
+    uint32_t n_announced, n_seqs, n_rows, n_logits, n_blocks;
+};
+
+/* Tokens [begin, end) of a prompt whose layers are announced one by one (engine_options.on_kv_ready);
+ * those of [told, begin) are in the pool already. */
+struct step_plan_announced {
+    uint64_t id;
+    uint32_t told, begin, end;
+    uint32_t table; /* where its blocks begin */
+};
+
+/* Positions [pos_begin, pos_begin + n_q) of a sequence. */
+struct step_plan_seq {
+    uint32_t pos_begin, n_q;
+    uint32_t table; /* where its blocks begin */
+    uint32_t is_decode;
+};
+
+/* Where the parts of a plan are. */
+struct step_plan {
+    struct step_plan_head *head;
+    struct step_plan_announced *announced;
+    struct step_plan_seq *seqs;
+    int32_t *ids, *logit_rows, *blocks;
+};
+
+enum { STEP_PLAN_HEAD_WORDS = sizeof(struct step_plan_head) / sizeof(uint32_t) };
+
+/* Words of the largest plan within the limits. */
+size_t step_plan_max_words(const struct step_plan_limits *l);
+/* Writes a head for b's rows; b NULL: for none. The caller sets its other members. */
+void step_plan_write(uint64_t *words, const struct step_plan_limits *l, const struct batch *b);
+/* The parts of a plan whose head has been checked or written. */
+struct step_plan step_plan_at(uint64_t *words);
+/* May the head be believed? ERR_PEER_MISMATCH: the leader has other limits; ERR_INTERNAL: its counts
+ * are beyond them. */
+enum status step_plan_check_head(const struct step_plan_head *h, const struct step_plan_limits *l,
+                                 struct err *err) MUST_CHECK;
+/* Do the sequences have as many rows and blocks as the head says? ERR_INTERNAL. */
+enum status step_plan_check(const struct step_plan *p, struct err *err) MUST_CHECK;
+
+#endif

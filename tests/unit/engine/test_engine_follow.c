@@ -1,0 +1,613 @@
+/* test_engine_follow.c - nodes of several ranks: every request has the tokens and the bits of one
+ * engine that has the whole model. Ranks are engines of one process, each with its thread; what they
+ * exchange goes through shared memory. */
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "shared/base/clock.h"
+#include "tests/fixtures/rank_meeting.h"
+#include "tests/unit/engine/engine_rig.h"
+
+enum { RANKS_MAX = 4, N_REQUESTS = TEST_IS_SANITIZED ? 7 : 14, N_OUT = 20, KV_EVENTS_MAX = 4096 };
+
+/* ---- ranks ---- */
+
+struct world;
+
+/* A layer that a rank announced. */
+struct kv_event {
+    uint64_t id;
+    uint32_t layer, begin, end;
+    int32_t last_block;
+};
+
+struct rank {
+    struct rig rig; /* first: the callbacks' arg */
+    struct world *world;
+    uint32_t rank;
+    struct rank_seat seat, node_seat;
+    struct model_share share;
+    struct ep *made, *made_node; /* by make_objects */
+    pthread_t thread;
+    atomic_int n_joined, n_lost, n_node_bells, n_faults;
+    struct err fault;
+    struct kv_event kv[KV_EVENTS_MAX];
+    uint32_t n_kv;
+};
+
+/* Nodes of tp ranks; with a group all of them share the model's experts. */
+struct world {
+    uint32_t size, tp;
+    bool grouped;
+    uint64_t epoch;
+    struct rank_meeting meeting, node_meetings[RANKS_MAX];
+    struct rank ranks[RANKS_MAX];
+};
+
+static void on_group(void *arg, const struct engine_group_event *ev)
+{
+    struct rank *r = arg;
+    if (ev->kind == ENGINE_GROUP_JOINED) atomic_fetch_add(&r->n_joined, 1);
+    if (ev->kind == ENGINE_GROUP_LOST) atomic_fetch_add(&r->n_lost, 1);
+    if (ev->kind != ENGINE_GROUP_BELL) return;
+    for (uint32_t i = 0; i < r->world->size; i++)
+        if (i != r->rank) engine_bell(r->world->ranks[i].rig.engine, ev->epoch, ev->step);
+}
+
+static void on_node_bell(void *arg, uint64_t step)
+{
+    struct rank *r = arg;
+    const uint32_t tp = r->world->tp, first = r->rank / tp * tp;
+    atomic_fetch_add(&r->n_node_bells, 1);
+    for (uint32_t i = first; i < first + tp; i++)
+        if (i != r->rank) engine_node_bell(r->world->ranks[i].rig.engine, step);
+}
+
+static void on_fault(void *arg, const struct err *err)
+{
+    struct rank *r = arg;
+    r->fault = *err;
+    CHECK_EQ_INT(atomic_fetch_add(&r->n_faults, 1), 0);
+}
+
+static void on_kv_ready(void *arg, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end,
+                        const int32_t *blocks, uint64_t event)
+{
+    struct rank *r = arg;
+    CHECK(event == 0 && begin < end && r->n_kv < KV_EVENTS_MAX);
+    r->kv[r->n_kv++] = (struct kv_event){ id, layer, begin, end,
+                                          blocks[(end - 1) / RIG_BLOCK_TOKENS] };
+}
+
+/* The object of the node's ranks, which meet by their own seats. */
+static struct ep *node_object(struct rank *r)
+{
+    struct ep *e;
+    struct ep_config c = {
+        .backend = "shm",
+        .device = r->rig.kernels->device,
+        .rank = (int32_t)r->node_seat.rank,
+        .size = (int32_t)r->world->tp,
+        .timeout_ms = RANK_WAIT_MS,
+        .exchange = rank_exchange,
+        .exchange_arg = &r->node_seat,
+    };
+    engine_node_needs(r->rig.engine, &c);
+    CHECK_OK(ep_create(&c, &e, NULL));
+    return e;
+}
+
+static void *make_node_object(void *arg)
+{
+    struct rank *r = arg;
+    r->made_node = node_object(r);
+    return NULL;
+}
+
+static void *make_group_object(void *arg)
+{
+    struct rank *r = arg;
+    r->made = rank_experts(&r->seat, r->rig.model, 0);
+    return NULL;
+}
+
+/* Runs f for every rank at the same time. */
+static void on_all(struct world *w, void *(*f)(void *))
+{
+    for (uint32_t i = 0; i < w->size; i++)
+        CHECK(pthread_create(&w->ranks[i].thread, NULL, f, &w->ranks[i]) == 0);
+    for (uint32_t i = 0; i < w->size; i++) CHECK(pthread_join(w->ranks[i].thread, NULL) == 0);
+}
+
+/* Gives every rank a group of the next epoch, in an order that changes. */
+static void join_all(struct world *w)
+{
+    w->epoch++;
+    on_all(w, make_group_object);
+    for (uint32_t i = 0; i < w->size; i++) {
+        struct rank *r = &w->ranks[(i + w->epoch) % w->size];
+        CHECK_OK(engine_join_group(r->rig.engine, r->made, NULL, w->epoch));
+        if (w->epoch % 3 == 0) usleep(500);
+    }
+}
+
+static void open_rank(struct world *w, uint32_t i, struct rig_options o, uint32_t n_experts)
+{
+    struct rank *r = &w->ranks[i];
+    r->world = w;
+    r->rank = i;
+    r->seat = (struct rank_seat){ &w->meeting, i };
+    r->node_seat = (struct rank_seat){ &w->node_meetings[i / w->tp], i % w->tp };
+    r->share = w->grouped ? rank_share(i, w->size, w->tp, n_experts)
+                          : (struct model_share){ .tp_rank = i % w->tp,
+                                                  .tp_size = w->tp,
+                                                  .n_experts = SHARE_ALL_EXPERTS };
+    o.share = &r->share;
+    o.on_group = w->grouped ? on_group : NULL;
+    o.on_node_bell = on_node_bell;
+    rig_open(&r->rig, o);
+}
+
+/* n_experts 0: ranks have all experts that there are. */
+static struct world *open_world(uint32_t size, uint32_t tp, struct rig_options o,
+                                uint32_t n_experts)
+{
+    struct world *w = MEM_NEW(struct world);
+    w->size = size;
+    w->tp = tp;
+    w->grouped = n_experts > 0;
+    rank_meeting_init(&w->meeting, size);
+    for (uint32_t i = 0; i < size / tp; i++) rank_meeting_init(&w->node_meetings[i], tp);
+    for (uint32_t i = 0; i < size; i++) open_rank(w, i, o, n_experts);
+    if (tp > 1) {
+        on_all(w, make_node_object);
+        for (uint32_t i = 0; i < size; i++)
+            CHECK_OK(engine_set_node(w->ranks[i].rig.engine, w->ranks[i].made_node));
+    }
+    if (w->grouped) join_all(w);
+    return w;
+}
+
+static void stop_all(struct world *w)
+{
+    for (uint32_t i = 0; i < w->size; i++) engine_stop(w->ranks[i].rig.engine);
+}
+
+/* Threads first: an engine may ring another until it has stopped. */
+static void close_world(struct world *w)
+{
+    stop_all(w);
+    for (uint32_t i = 0; i < w->size; i++) rig_close(&w->ranks[i].rig);
+    for (uint32_t i = 0; i < w->size / w->tp; i++) rank_meeting_release(&w->node_meetings[i]);
+    rank_meeting_release(&w->meeting);
+    mem_free(w);
+}
+
+static struct rig *leader(struct world *w, uint32_t node) { return &w->ranks[node * w->tp].rig; }
+
+static void await(atomic_int *n, int want)
+{
+    for (int ms = 0; atomic_load(n) < want; ms++) {
+        if (ms == RIG_WAIT_MS) test_fail(__FILE__, __LINE__, "%d of %d", atomic_load(n), want);
+        usleep(1000);
+    }
+}
+
+static bool has_work(const struct rig *r)
+{
+    struct engine_stats st;
+    engine_get_stats(r->engine, &st);
+    return st.has_work;
+}
+
+static void await_sleep(struct world *w)
+{
+    for (uint32_t i = 0; i < w->size; i++) {
+        for (int ms = 0; ms < RIG_WAIT_MS && has_work(&w->ranks[i].rig); ms++) usleep(1000);
+        CHECK(!has_work(&w->ranks[i].rig));
+    }
+}
+
+/* ---- requests ---- */
+
+/* Of several lengths, some with one beginning; odd ones are sampled, with penalties; some want their
+ * prompt's log-probabilities. */
+static void make_requests(struct engine_request *reqs, uint32_t n_out)
+{
+    static const uint32_t lengths[] = { 33, 1, 100, 16, 2, 150, 48, 17, 31, 64, 15, 90, 160, 77 };
+    for (uint32_t i = 0; i < N_REQUESTS; i++) {
+        reqs[i] = rig_request(1 + i, lengths[i], i % 4 == 2 ? 500 : 500 + i, n_out);
+        reqs[i].want_prompt_logprobs = i % 5 == 0;
+        reqs[i].sampling.seed = 9000 + i;
+        if (i % 2 == 0) continue;
+        reqs[i].sampling.temperature = 0.9f;
+        reqs[i].sampling.top_p = 0.95f;
+        reqs[i].sampling.repetition_penalty = 1.1f;
+        reqs[i].sampling.presence_penalty = 0.3f;
+    }
+}
+
+static void check_scores(const struct answer *a, const struct answer *b)
+{
+    check_same(a, b);
+    CHECK_EQ_INT(a->n_scored, b->n_scored);
+    CHECK(memcmp(a->scored_id, b->scored_id, sizeof a->scored_id) == 0);
+    CHECK(memcmp(a->scored, b->scored, sizeof a->scored) == 0);
+}
+
+static struct rig_options options(const char *model)
+{
+    return (struct rig_options){ .model = model, .max_batched_tokens = 48, .max_seqs = 8 };
+}
+
+static struct answer *answers_alone(struct rig_options o, const struct engine_request *reqs,
+                                    uint32_t *n_experts)
+{
+    struct rig r;
+    o.share = NULL;
+    rig_open(&r, o);
+    struct answer *want = rig_run(&r, reqs, N_REQUESTS);
+    *n_experts = r.model->config.moe.n_experts;
+    rig_close(&r);
+    return want;
+}
+
+static uint32_t node_of(const struct world *w, uint32_t i) { return w->size > w->tp && i % 3 == 2; }
+
+static void submit_all(struct world *w, const struct engine_request *reqs, struct answer *got)
+{
+    for (uint32_t i = 0; i < N_REQUESTS; i++) {
+        got[i].id = reqs[i].id;
+        CHECK_OK(engine_submit(leader(w, node_of(w, i))->engine, &reqs[i]));
+    }
+}
+
+static void gather_of(struct world *w, uint32_t node, struct answer *got)
+{
+    uint32_t n = 0;
+    struct answer *mine = MEM_ARRAY(struct answer, N_REQUESTS);
+    for (uint32_t i = 0; i < N_REQUESTS; i++)
+        if (node_of(w, i) == node) mine[n++] = got[i];
+    rig_gather(leader(w, node), mine, n);
+    for (uint32_t i = N_REQUESTS; i-- > 0;)
+        if (node_of(w, i) == node) got[i] = mine[--n];
+    mem_free(mine);
+}
+
+static void check_answers(struct world *w, struct answer *got, const struct answer *want)
+{
+    for (uint32_t n = 0; n < w->size / w->tp; n++) gather_of(w, n, got);
+    for (uint32_t i = 0; i < N_REQUESTS; i++) {
+        CHECK_OK(got[i].end.status);
+        check_scores(&got[i], &want[i]);
+    }
+}
+
+/* ---- answers of nodes ---- */
+
+/* The requests twice: the second time their beginnings are in the prefix cache. */
+static void check_node(uint32_t size, uint32_t tp, struct rig_options o, bool grouped)
+{
+    struct engine_request reqs[N_REQUESTS];
+    uint32_t n_experts;
+    make_requests(reqs, N_OUT);
+    struct answer *want = answers_alone(o, reqs, &n_experts);
+    struct world *w = open_world(size, tp, o, grouped ? n_experts : 0);
+    for (int round = 0; round < 2; round++) {
+        struct answer *got = MEM_ARRAY(struct answer, N_REQUESTS);
+        submit_all(w, reqs, got);
+        check_answers(w, got, want);
+        mem_free(got);
+        await_sleep(w);
+    }
+    if (o.n_blocks) CHECK(rig_count(leader(w, 0), "baton_engine_preemptions_total") > 0);
+    if (!o.no_prefix_cache)
+        CHECK(rig_count(leader(w, 0), "baton_prefix_cache_hit_tokens_total") > 0);
+    for (uint32_t i = 0; i < size; i++) CHECK_EQ_INT(atomic_load(&w->ranks[i].n_lost), 0);
+    close_world(w);
+    mem_free(want);
+}
+
+TEST(two_and_four_ranks_of_llama_answer_as_one)
+{
+    struct rig_options o = options("llama");
+    for (uint32_t tp = 1; tp <= 4; tp *= 2) check_node(tp, tp, o, false);
+    o.activations = ACTIVATIONS_FAST;
+    o.max_batched_tokens = 256; /* plans of two messages */
+    check_node(2, 2, o, false);
+}
+
+TEST(two_and_four_ranks_of_qwen3_moe_answer_as_one)
+{
+    struct rig_options o = options("qwen3_moe");
+    for (uint32_t tp = 2; tp <= 4; tp *= 2)
+        for (int grouped = 0; grouped < 2; grouped++) check_node(tp, tp, o, grouped);
+}
+
+TEST(two_and_four_ranks_of_deepseek_v3_answer_as_one)
+{
+    struct rig_options o = options("deepseek_v3");
+    o.activations = ACTIVATIONS_FAST;
+    for (uint32_t tp = 2; tp <= 4; tp *= 2) check_node(tp, tp, o, tp == 4);
+}
+
+TEST(ranks_that_preempt_answer_as_one)
+{
+    struct rig_options o = options("llama");
+    o.n_blocks = 14;
+    check_node(2, 2, o, false);
+}
+
+/* A model of 9 heads. */
+TEST(three_ranks_of_smollm2_answer_as_one)
+{
+    struct rig_options o = options(NULL);
+    o.path = getenv("BATON_TEST_GGUF");
+    if (!o.path || !*o.path) SKIP("BATON_TEST_GGUF names no model");
+    o.activations = ACTIVATIONS_FAST;
+    check_node(3, 3, o, false);
+}
+
+TEST(two_nodes_of_two_ranks_share_experts)
+{
+    struct rig_options o = options("qwen3_moe");
+    check_node(4, 2, o, true);
+    o = options("deepseek_v3");
+    o.n_blocks = 14;
+    check_node(4, 2, o, true);
+}
+
+/* ---- life of a node ---- */
+
+struct scene {
+    struct world *w;
+    struct engine_request reqs[N_REQUESTS];
+    struct answer *want, *got;
+};
+
+static struct scene *open_long_scene(const char *model, uint32_t size, uint32_t tp, bool grouped,
+                                     uint32_t n_out)
+{
+    struct scene *s = MEM_NEW(struct scene);
+    uint32_t n_experts;
+    struct rig_options o = options(model);
+    make_requests(s->reqs, n_out);
+    s->want = answers_alone(o, s->reqs, &n_experts);
+    s->got = MEM_ARRAY(struct answer, N_REQUESTS);
+    o.on_fault = on_fault;
+    s->w = open_world(size, tp, o, grouped ? n_experts : 0);
+    return s;
+}
+
+static struct scene *open_scene(const char *model, uint32_t size, uint32_t tp, bool grouped)
+{
+    return open_long_scene(model, size, tp, grouped, N_OUT);
+}
+
+static void close_scene(struct scene *s)
+{
+    close_world(s->w);
+    mem_free(s->want);
+    mem_free(s->got);
+    mem_free(s);
+}
+
+static void ask_one(struct scene *s, uint32_t node, uint32_t i, uint64_t id)
+{
+    struct engine_request r = s->reqs[i];
+    r.id = id;
+    struct answer *a = rig_run(leader(s->w, node), &r, 1);
+    check_scores(a, &s->want[i]);
+    mem_free(a);
+}
+
+static double cpu_seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* A node without work uses no CPU, and its leader wakes it, once. */
+static void check_sleep(const char *model, uint32_t size, bool grouped)
+{
+    struct scene *s = open_scene(model, size, 2, grouped);
+    struct rank *first = &s->w->ranks[0];
+    for (uint32_t round = 0; round < 5; round++) {
+        await_sleep(s->w);
+        const int bells = atomic_load(&first->n_node_bells);
+        ask_one(s, 0, round, 100 + round);
+        CHECK_EQ_INT(atomic_load(&first->n_node_bells), bells + 1);
+    }
+    await_sleep(s->w);
+    const double before = cpu_seconds();
+    usleep(500000);
+    CHECK(cpu_seconds() - before < 0.05);
+    close_scene(s);
+}
+
+TEST(a_node_without_rows_sleeps_until_it_has_some)
+{
+    check_sleep("llama", 2, false);
+    check_sleep("qwen3_moe", 2, true);
+    check_sleep("qwen3_moe", 4, true);
+}
+
+/* Followers announce what the leader announces, in its order: cached blocks at once, then layer by
+ * layer. */
+TEST(followers_announce_the_layers_of_prompts)
+{
+    struct rig_options o = options("llama");
+    o.on_kv_ready = on_kv_ready;
+    struct world *w = open_world(4, 4, o, 0);
+    struct engine_request reqs[] = { rig_request(1, 100, 7, 1), rig_request(2, 130, 7, 1),
+                                     rig_request(3, 40, 8, 4) };
+    for (int i = 0; i < 2; i++) reqs[i].prefill_only = true;
+    for (int i = 0; i < 3; i++) {
+        mem_free(rig_run(leader(w, 0), &reqs[i], 1));
+        if (reqs[i].prefill_only) CHECK_OK(engine_release(leader(w, 0)->engine, reqs[i].id));
+    }
+    await_sleep(w);
+    stop_all(w);
+    const struct rank *r = w->ranks;
+    CHECK_EQ_INT(r[0].n_kv, 3 * (3 /* chunks of 48 */ + 1 /* cached: 96 */ + 1));
+    for (uint32_t i = 1; i < 4; i++) {
+        CHECK_EQ_INT(r[i].n_kv, r[0].n_kv);
+        CHECK(memcmp(r[i].kv, r[0].kv, r[0].n_kv * sizeof *r->kv) == 0);
+    }
+    close_world(w);
+}
+
+/* A follower has the KV that its share of the model makes: that of the whole, head by head. */
+TEST(a_rank_holds_the_kv_of_its_heads)
+{
+    struct rig_options o = options("llama_bias"); /* two KV heads */
+    struct rig whole;
+    struct engine_request q = rig_request(1, 70, 3, 1);
+    q.prefill_only = true;
+    rig_open(&whole, o);
+    struct world *w = open_world(2, 2, o, 0);
+    mem_free(rig_run(&whole, &q, 1));
+    mem_free(rig_run(leader(w, 0), &q, 1));
+    await_sleep(w);
+    stop_all(w);
+    const struct kv_layout *l = engine_kv_layout(whole.engine);
+    const size_t head = kv_layout_block_bytes(l) / l->n_layers / 2;
+    for (uint32_t layer = 0; layer < l->n_layers; layer++)
+        for (uint32_t r = 0; r < 2; r++) {
+            const struct kv_layout *own = engine_kv_layout(w->ranks[r].rig.engine);
+            const char *all = engine_kv_memory(whole.engine)->ptr,
+                       *mine = engine_kv_memory(w->ranks[r].rig.engine)->ptr;
+            for (uint32_t b = 0; b < 70 / RIG_BLOCK_TOKENS; b++)
+                CHECK(memcmp(all + kv_layout_offset(l, layer, b) + r * head,
+                             mine + kv_layout_offset(own, layer, b), head) == 0);
+        }
+    close_world(w);
+    rig_close(&whole);
+}
+
+/* ---- groups of nodes ---- */
+
+TEST(groups_of_nodes_follow_each_other_between_steps)
+{
+    struct scene *s = open_scene("qwen3_moe", 4, 2, true);
+    submit_all(s->w, s->reqs, s->got);
+    for (int i = 0; i < 10; i++) {
+        join_all(s->w);
+        for (uint32_t r = 0; r < 4; r++) await(&s->w->ranks[r].n_joined, i + 2);
+    }
+    check_answers(s->w, s->got, s->want);
+    await_sleep(s->w);
+    join_all(s->w); /* though nobody has rows */
+    for (uint32_t r = 0; r < 4; r++) await(&s->w->ranks[r].n_joined, 12);
+    for (uint32_t r = 0; r < 4; r++) CHECK_EQ_INT(atomic_load(&s->w->ranks[r].n_lost), 0);
+    close_scene(s);
+}
+
+/* Given up in the middle of steps, by leaders and followers at other moments each time; whoever is
+ * not told finds out. The next group goes on where the steps ended. */
+TEST(a_lost_group_of_nodes_is_replaced_without_a_trace)
+{
+    struct scene *s = open_long_scene("qwen3_moe", 4, 2, true, 100);
+    submit_all(s->w, s->reqs, s->got);
+    for (int round = 1; round <= 16; round++) {
+        usleep(200 * (useconds_t)round);
+        engine_abort_group(s->w->ranks[round / 2 % 4].rig.engine, s->w->epoch);
+        if (round % 2)
+            for (uint32_t r = 0; r < 4; r++)
+                engine_abort_group(s->w->ranks[r].rig.engine, s->w->epoch);
+        for (uint32_t r = 0; r < 4; r++) await(&s->w->ranks[r].n_lost, round);
+        join_all(s->w);
+    }
+    check_answers(s->w, s->got, s->want);
+    for (uint32_t n = 0; n < 2; n++) rig_await_free_blocks(leader(s->w, n), RIG_BLOCKS_MAX);
+    for (uint32_t r = 0; r < 4; r++) CHECK_EQ_INT(atomic_load(&s->w->ranks[r].n_faults), 0);
+    close_scene(s);
+}
+
+/* ---- faults ---- */
+
+/* Waits for the fault of rank r, and checks that it came within a second. */
+static void await_fault(struct rank *r, uint64_t begin_ns, const char *says)
+{
+    await(&r->n_faults, 1);
+    CHECK(clock_ns() - begin_ns < UINT64_C(1000000000));
+    if (!strstr(r->fault.text, says)) test_fail(__FILE__, __LINE__, "%s", r->fault.text);
+}
+
+/* A follower ends in the middle of steps. */
+static void check_loss(uint32_t size, bool grouped, uint32_t who, uint32_t node)
+{
+    struct scene *s = open_long_scene(grouped ? "qwen3_moe" : "llama", size, 2, grouped, 100);
+    submit_all(s->w, s->reqs, s->got);
+    while (mailbox_len(leader(s->w, node)->events) < 5) usleep(100); /* it is busy */
+    const uint64_t begin_ns = clock_ns();
+    engine_stop(s->w->ranks[who].rig.engine);
+    for (uint32_t r = 2 * node; r < 2 * node + 2; r++)
+        if (r != who) await_fault(&s->w->ranks[r], begin_ns, "rank");
+    CHECK_EQ_INT(atomic_load(&s->w->ranks[who].n_faults), 0);
+    for (uint32_t r = 0; r < size && grouped; r++)
+        if (r / 2 != node) await(&s->w->ranks[r].n_lost, 1);
+    close_scene(s);
+}
+
+TEST(a_node_is_lost_with_one_of_its_ranks)
+{
+    check_loss(2, false, 1, 0);
+    check_loss(2, false, 0, 0);
+    check_loss(4, true, 1, 0);
+    check_loss(4, true, 3, 1);
+    check_loss(4, true, 2, 1);
+}
+
+/* Whoever watches the ranks says it to those that sleep. */
+TEST(a_sleeping_node_is_lost_when_it_is_told)
+{
+    struct scene *s = open_scene("llama", 2, 2, false);
+    ask_one(s, 0, 0, 100);
+    await_sleep(s->w);
+    const uint64_t begin_ns = clock_ns();
+    engine_stop(s->w->ranks[1].rig.engine);
+    engine_abort_node(s->w->ranks[0].rig.engine);
+    await_fault(&s->w->ranks[0], begin_ns, "another rank of this node was lost");
+    close_scene(s);
+}
+
+/* A rank with another pool would write to other blocks than the leader means. */
+TEST(a_rank_with_other_limits_is_refused)
+{
+    struct world *w = MEM_NEW(struct world);
+    struct rig_options o = options("llama");
+    o.on_fault = on_fault;
+    w->size = w->tp = 2;
+    rank_meeting_init(&w->meeting, 2);
+    rank_meeting_init(&w->node_meetings[0], 2);
+    open_rank(w, 0, o, 0);
+    o.n_blocks = RIG_BLOCKS_MAX + 2;
+    open_rank(w, 1, o, 0);
+    on_all(w, make_node_object);
+    for (uint32_t i = 0; i < 2; i++)
+        CHECK_OK(engine_set_node(w->ranks[i].rig.engine, w->ranks[i].made_node));
+    const struct engine_request q = rig_request(1, 20, 1, 4);
+    const uint64_t begin_ns = clock_ns();
+    CHECK_OK(engine_submit(leader(w, 0)->engine, &q));
+    await_fault(&w->ranks[1], begin_ns, "KV blocks: 128 on the node's first rank, 130 on this one");
+    await_fault(&w->ranks[0], begin_ns, "rank 1 of 2");
+    CHECK_STATUS(w->ranks[1].fault.code, ERR_PEER_MISMATCH);
+    close_world(w);
+}
+
+TEST_MAIN(CASE_T(two_and_four_ranks_of_llama_answer_as_one, 120),
+          CASE_T(two_and_four_ranks_of_qwen3_moe_answer_as_one, 120),
+          CASE_T(two_and_four_ranks_of_deepseek_v3_answer_as_one, 120),
+          CASE_T(ranks_that_preempt_answer_as_one, 120),
+          CASE_T(three_ranks_of_smollm2_answer_as_one, 240),
+          CASE_T(two_nodes_of_two_ranks_share_experts, 120),
+          CASE_T(a_node_without_rows_sleeps_until_it_has_some, 60),
+          CASE_T(followers_announce_the_layers_of_prompts, 60),
+          CASE_T(a_rank_holds_the_kv_of_its_heads, 60),
+          CASE_T(groups_of_nodes_follow_each_other_between_steps, 60),
+          CASE_T(a_lost_group_of_nodes_is_replaced_without_a_trace, 60),
+          CASE_T(a_node_is_lost_with_one_of_its_ranks, 60),
+          CASE_T(a_sleeping_node_is_lost_when_it_is_told, 60),
+          CASE_T(a_rank_with_other_limits_is_refused, 60))
