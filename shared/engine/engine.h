@@ -52,8 +52,8 @@ struct engine_options {
      * NULL. */
     void (*on_kv_ready)(void *arg, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end,
                         const int32_t *blocks, uint64_t event);
-    /* The device failed, or another rank of the node was lost, and the engine has stopped. Called on
-     * the engine thread. May be NULL on the CPU, which does not fail, of an engine without a
+    /* The device failed, or another rank of the node was lost, and the engine has stopped. Called
+     * on the engine thread. May be NULL on the CPU, which does not fail, of an engine without a
      * node. */
     void (*on_fault)(void *arg, const struct err *err);
     /* The engine is a rank of a group: it steps only in one that it has joined (below). Called on
@@ -88,15 +88,14 @@ enum { ENGINE_GROUP_BYTES = 32 };
 
 /* ---- a node of several ranks: they share one attention, by heads (engine_follow.c) ----
  * The first rank leads: its engine has the requests, the pool's counters, the prefix cache and the
- * sampler. The others follow: they compute the steps that it plans, on their shares of the model, and
- * announce the layers of their shares (on_kv_ready, with the leader's ids and block numbers); they
- * take no requests. All ranks need the same limits and n_blocks. Nobody waits for a plan while there
- * is nothing to do: then all sleep, and are rung by the rank that begins (on_node_bell).
- * With a group as well, followers are ranks of it like their leader, and are given it in the same
- * way (engine_join_group, engine_bell, engine_abort_group). A group that is lost in a step is lost
- * for the whole node: no rank keeps what the step computed.
- * A node whose ranks do not all go on is lost as a whole: on every rank on_fault follows, and the
- * engine has to be freed. */
+ * sampler. The others follow: they compute the steps that it plans, on their shares of the model,
+ * and announce the layers of their shares (on_kv_ready, with the leader's ids and block numbers);
+ * they take no requests. All ranks need the same limits and n_blocks. Nobody waits for a plan while
+ * there is nothing to do: then all sleep, and are rung by the rank that begins (on_node_bell). With
+ * a group as well, followers are ranks of it like their leader, and are given it in the same way
+ * (engine_join_group, engine_bell, engine_abort_group). A group that is lost in a step is lost for
+ * the whole node: no rank keeps what the step computed. A node whose ranks do not all go on is lost
+ * as a whole: on every rank on_fault follows, and the engine has to be freed. */
 
 /* Everything about one sequence. Copied by engine_submit / engine_reserve. */
 struct engine_request {

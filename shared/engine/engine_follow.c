@@ -4,15 +4,11 @@
  *     follower:          plan ──▶ [agreement of the group, verdict] ── step ── [verdict]
  *
  * Plans travel through the node's ep object, usually in one message: each plan says how long the
- * next one's first message is, and what is longer comes in a second one. A plan without a step puts
- * the node to sleep; the next one comes after a bell. So between plans all ranks make the same calls
- * of the object, whatever happens:
- *
- * With a group, the brackets. Ranks may see the group fail at different moments, in the agreement or
- * in the step, and one may be given the next group before another. After each of the two the node's
- * ranks tell each other how it went for them; only what went well for all counts, otherwise every
- * rank leaves the group, and one that has lost it tells those that sleep. Before the first step of a
- * group they ask each other whether all are in it. In a step in which the group fails, the node's gathers are made to the end (decoder_goes_on).
+ * next one's first message is. A plan without a step puts the node to sleep; the next one comes
+ * after a bell. With a group, the brackets: ranks may see the group fail at different moments. What
+ * did not go well for all of them counts for none, and every rank of the node leaves the group.
+ * Before its first step they ask each other whether all are in it. When it fails in a step, the
+ * node's gathers are made to the end (decoder_goes_on), so that all make the same calls.
  *
  * Thread: engine, where it is not said otherwise. */
 #include <string.h>

@@ -30,8 +30,8 @@ struct step_plan_head {
     uint32_t n_announced, n_seqs, n_rows, n_logits, n_blocks;
 };
 
-/* Tokens [begin, end) of a prompt whose layers are announced one by one (engine_options.on_kv_ready);
- * those of [told, begin) are in the pool already. */
+/* Tokens [begin, end) of a prompt whose layers are announced one by one
+ * (engine_options.on_kv_ready); those of [told, begin) are in the pool already. */
 struct step_plan_announced {
     uint64_t id;
     uint32_t told, begin, end;
@@ -61,8 +61,8 @@ size_t step_plan_max_words(const struct step_plan_limits *l);
 void step_plan_write(uint64_t *words, const struct step_plan_limits *l, const struct batch *b);
 /* The parts of a plan whose head has been checked or written. */
 struct step_plan step_plan_at(uint64_t *words);
-/* May the head be believed? ERR_PEER_MISMATCH: the leader has other limits; ERR_INTERNAL: its counts
- * are beyond them. */
+/* May the head be believed? ERR_PEER_MISMATCH: the leader has other limits; ERR_INTERNAL: its
+ * counts are beyond them. */
 enum status step_plan_check_head(const struct step_plan_head *h, const struct step_plan_limits *l,
                                  struct err *err) MUST_CHECK;
 /* Do the sequences have as many rows and blocks as the head says? ERR_INTERNAL. */

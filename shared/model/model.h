@@ -160,10 +160,10 @@ struct model {
     struct model_share share;   /* n_experts is a number */
     struct model_gather gather; /* columns NULL: none */
     struct ep *ep;              /* model_set_ep; NULL: all experts are here */
-    /* Why an exchange of rows through `ep`, and why a gather, failed in the last step; code OK: none
-     * did. After a failure the step's logits and KV mean nothing, and on_layer was not called for
-     * the layers from there on. After an exchange that failed the step's other gathers were made
-     * all the same, so that the node's ranks stay in line. */
+    /* Why an exchange of rows through `ep`, and why a gather, failed in the last step; code OK:
+     * none did. After a failure the step's logits and KV mean nothing, and on_layer was not called
+     * for the layers from there on. After an exchange that failed the step's other gathers were
+     * made all the same, so that the node's ranks stay in line. */
     struct err exchange_fault, gather_fault;
     struct weights *weights; /* NULL once they are packed, unless experts may be taken */
     struct decoder *decoder;

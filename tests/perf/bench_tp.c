@@ -3,7 +3,7 @@
  *
  *     bench_tp [ROUNDS]      default: 7
  *
- * The model is made up: dense, 16 heads, dummy weights. Rounds of both alternate, and the best one
+ * The model is dense, has 16 heads and dummy weights. Rounds of both alternate, and the best one
  * counts, as others may be using the machine. Prompts: 8 of 256 tokens, one token each. Batch 16:
  * 16 sequences of 64 tokens each. Gathers: those of a step alone, by threads that compute nothing.
  * Thread: each engine has its own; events arrive by an atomic count. */

@@ -1,6 +1,6 @@
 /* test_engine_follow.c - nodes of several ranks: every request has the tokens and the bits of one
- * engine that has the whole model. Ranks are engines of one process, each with its thread; what they
- * exchange goes through shared memory. */
+ * engine that has the whole model. Ranks are engines of one process, each with its thread; what
+ * they exchange goes through shared memory. */
 #include <stdatomic.h>
 #include <stdlib.h>
 
@@ -210,8 +210,8 @@ static void await_sleep(struct world *w)
 
 /* ---- requests ---- */
 
-/* Of several lengths, some with one beginning; odd ones are sampled, with penalties; some want their
- * prompt's log-probabilities. */
+/* Of several lengths, some with one beginning; odd ones are sampled, with penalties; some want
+ * their prompt's log-probabilities. */
 static void make_requests(struct engine_request *reqs, uint32_t n_out)
 {
     static const uint32_t lengths[] = { 33, 1, 100, 16, 2, 150, 48, 17, 31, 64, 15, 90, 160, 77 };
