@@ -3,8 +3,8 @@
  *     every rank, after step_interval steps ──▶ which experts its rows chose ──▶ the leader
  *     the leader, when all have reported    ──▶ is another placement much better? ──▶ group_renew
  *
- * The next group's placement comes from these rows (node_placement.h). Without --enable-eplb nothing
- * is counted, and experts are divided by number. Thread: loop. Owner: the node. */
+ * The next group's placement comes from these rows (node_placement.h). Without --enable-eplb
+ * experts are divided by number. Thread: loop. Owner: the node. */
 #ifndef BATON_DEPLOY_NODE_NODE_BALANCE_H
 #define BATON_DEPLOY_NODE_NODE_BALANCE_H
 

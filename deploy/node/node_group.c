@@ -126,7 +126,7 @@ static void place(void *arg, struct group_roster *next, const struct group_roste
 {
     const struct node *n = arg;
     const struct model_config *c = &engine_model(n->engine)->config;
-    const struct node_placement_wish wish = {
+    const struct node_placement_want want = {
         .size = n->o.group.size,
         .n_experts = n_experts(n),
         .n_redundant = n->o.balance.n_redundant,
@@ -134,7 +134,7 @@ static void place(void *arg, struct group_roster *next, const struct group_roste
         .n_maps = (int32_t)model_n_sparse(c, c->n_layers),
         .n_groups = (int32_t)c->moe.n_groups,
     };
-    node_placement_choose(next, before, &wish);
+    node_placement_choose(next, before, &want);
 }
 
 /* ---- what the group says ---- */

@@ -116,7 +116,7 @@ static bool keep(struct group_roster *next, const struct group_roster *before, i
 }
 
 void node_placement_choose(struct group_roster *next, const struct group_roster *before,
-                           const struct node_placement_wish *w)
+                           const struct node_placement_want *w)
 {
     const int32_t n = (int32_t)next->n;
     if (next->n < w->size && keep(next, before, w->n_experts, w->load)) return;

@@ -17,7 +17,7 @@ struct node_placement {
     int32_t *first, *logical;
 };
 
-struct node_placement_wish {
+struct node_placement_want {
     uint32_t size;                  /* ranks of the whole group */
     int32_t n_experts, n_redundant; /* redundant: copies beyond one of each */
     const uint64_t *load;           /* [n_maps, n_experts] rows of each; NULL: not known */
@@ -26,7 +26,7 @@ struct node_placement_wish {
 
 /* Appends to next->placement. */
 void node_placement_choose(struct group_roster *next, const struct group_roster *before,
-                           const struct node_placement_wish *w);
+                           const struct node_placement_want *w);
 /* ERR_FORMAT: it is not one for these members and n_experts. */
 enum status node_placement_read(const struct group_roster *r, int32_t n_experts,
                                 struct node_placement *out, struct err *err) MUST_CHECK;

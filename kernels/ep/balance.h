@@ -6,8 +6,7 @@
  *
  * The load of a rank is that of its experts, where an expert's copies share its load alike. The
  * same arguments give the same placement everywhere: no clock, no chance, ties go to the lower
- * number. LIMIT: tests alone call them; the rank that leads a group will, for each epoch.
- * Thread: any. */
+ * number. Thread: any. */
 #ifndef BATON_KERNELS_EP_BALANCE_H
 #define BATON_KERNELS_EP_BALANCE_H
 

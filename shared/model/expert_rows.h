@@ -1,7 +1,6 @@
 /* expert_rows.h - how many rows a rank routed to which expert, and computed, while ranks share
  * experts: what a better placement of them is chosen by (kernels/ep/balance.h). Without an ep
- * object nothing is counted; nor on a GPU, whose routing the host does not see. LIMIT: tests alone
- * read it; epochs of a group whose load is balanced will.
+ * object nothing is counted; nor on a GPU, whose routing the host does not see.
  * Thread: the engine counts, any other may read meanwhile. */
 #ifndef BATON_MODEL_EXPERT_ROWS_H
 #define BATON_MODEL_EXPERT_ROWS_H
