@@ -5,7 +5,7 @@ from test_parallel import answers_alone, ask_all, golden, group_of, launched, ra
 
 def taken(node):
     """How many experts this rank packed, each time that it took a set."""
-    return [int(line.split('packed=')[1].split()[0]) for line in node.output().splitlines() if ' experts taken ' in line]
+    return [int(line.split('new=')[1].split()[0]) for line in node.output().splitlines() if ' experts taken ' in line]
 
 
 def test_copies_answer_as_one_and_their_ranks_need_not_read_what_is_lost():

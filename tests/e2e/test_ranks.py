@@ -22,7 +22,8 @@ def words_of(pid):
 
 
 def rank_of(pid):
-    return next(int(w.split('=')[1]) for w in words_of(pid) if w.startswith('--data-parallel-rank='))
+    """-1: it has not begun to be one."""
+    return next((int(w.split('=')[1]) for w in words_of(pid) if w.startswith('--data-parallel-rank=')), -1)
 
 
 def is_gone(pid):
