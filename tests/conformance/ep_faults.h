@@ -280,6 +280,4 @@ static void rank_under_load(struct world *w)
     ep_free(e);
     device_close(d);
 }
-TEST(ranks_under_full_load_lose_nobody) { run_ranks(16, rank_under_load, 0, WHY); }
-
 #endif

