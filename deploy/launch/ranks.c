@@ -220,6 +220,12 @@ static enum status read_meeting(const struct config *c, const struct hosts *h, s
     if (!host_copy(host, r->host))
         return err_field(err, ERR_CONFIG, "data-parallel-address",
                          "--data-parallel-address is longer than %d characters", HOST_TEXT_MAX - 1);
+    struct in6_addr number;
+    if (inet_pton(AF_INET, host, &number) != 1 && inet_pton(AF_INET6, host, &number) != 1)
+        return err_field(err, ERR_CONFIG, "data-parallel-address",
+                         "%s %s is not an IP address; give the one where the other ranks reach "
+                         "rank 0",
+                         config_source_text(c, "data-parallel-address"), host);
     if (r->kind == RANKS_PARENT && ranks_elsewhere(r) && !given && h->n < 2)
         return err_field(err, ERR_CONFIG, "data-parallel-address",
                          "%u of --data-parallel-size %u ranks are here, the others on other "

@@ -108,7 +108,8 @@ static bool keep(struct group_roster *next, const struct group_roster *before, i
         .first = old.first,
         .logical = old.logical,
     };
-    struct balance_out kept = balance_keep(&b, (int32_t)next->n, was, load);
+    /* One map is of all layers, and the load is of each. */
+    struct balance_out kept = balance_keep(&b, (int32_t)next->n, was, b.n_maps > 1 ? load : NULL);
     pack(&kept, &next->placement);
     balance_release(&kept);
     node_placement_release(&old);

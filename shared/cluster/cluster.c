@@ -273,14 +273,15 @@ void cluster_dial(struct cluster *c, uint64_t node)
     if (p) (void)dial(c, p);
 }
 
-void cluster_meet(struct cluster *c, const char *host, uint16_t port)
+bool cluster_meet(struct cluster *c, const char *host, uint16_t port)
 {
     LIST_FOREACH (l, &c->links, struct link, link)
-        if (l->meets && !l->dead && l->state != LINK_UP) return;
+        if (l->meets && !l->dead && l->state != LINK_UP) return false;
     struct link *l = link_dial(&c->link_options, 0, host, port);
     l->meets = true;
     list_push(&c->links, &l->link);
     if (l->dead) wake(c);
+    return true;
 }
 
 bool cluster_is_linked(const struct cluster *c, uint64_t node)

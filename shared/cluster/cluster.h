@@ -60,9 +60,9 @@ bool cluster_knows(const struct cluster *c, uint64_t node);
 /* Starts to connect to a node whose address is known, unless that was done; on_lost reports a
  * failure. */
 void cluster_dial(struct cluster *c, uint64_t node);
-/* Connects to whatever node listens at this address (a number), unless that is being done: on_met
- * tells which it is. A failure is logged only. */
-void cluster_meet(struct cluster *c, const char *host, uint16_t port);
+/* Connects to whatever node listens at this address (a number): on_met tells which it is. A failure
+ * is logged only. False: another such connection is still being made, this one was not begun. */
+bool cluster_meet(struct cluster *c, const char *host, uint16_t port);
 bool cluster_is_linked(const struct cluster *c, uint64_t node); /* true for this node itself */
 /* Queues one message. ERR_PEER_LOST: unknown node, or its link just failed (on_lost follows or
  * came); ERR_FULL: queue_bytes are waiting. */

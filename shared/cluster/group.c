@@ -14,13 +14,14 @@
 #include "shared/base/mem.h"
 #include "shared/cluster/group_internal.h"
 
-enum { RETRY_MS = 200, GRACE_MS = 1000, FORGIVE_MS = 1000 };
+enum { RETRY_MS = 200, GRACE_MS = 1000, FORGIVE_MS = 1000, REFER_MS = 10 };
 
 bool group_leads(const struct group *g) { return g->leader.node == g->o.node; }
 
 bool group_is_free(const struct group *g)
 {
-    return g->is_ready && !g->preparing && !g->given && !g->is_told_left;
+    return g->is_ready && !g->preparing && !g->given && !g->is_told_left &&
+           !(g->running && g->is_now_lost);
 }
 
 void group_say_hello(struct group *g)
@@ -174,6 +175,15 @@ void group_report_lost(struct group *g, uint64_t epoch, const char *why)
     tell_change(g);
 }
 
+/* A leader that ends may not have passed it on, so each new one gets it as well. */
+static void say_bell(struct group *g)
+{
+    Baton__GroupBell m = BATON__GROUP_BELL__INIT;
+    m.epoch = g->rung.epoch;
+    m.step = g->rung.step;
+    group_send(g, g->leader.node, FRAME_GROUP_BELL, TO_LEADER, &m.base);
+}
+
 void group_drain(struct group *g)
 {
     g->drains = true;
@@ -188,10 +198,8 @@ void group_leave(struct group *g)
 
 void group_ring(struct group *g, uint64_t epoch, uint64_t step)
 {
-    Baton__GroupBell m = BATON__GROUP_BELL__INIT;
-    m.epoch = epoch;
-    m.step = step;
-    group_send(g, g->leader.node, FRAME_GROUP_BELL, TO_LEADER, &m.base);
+    g->rung = (struct group_bell){ epoch, step };
+    say_bell(g);
 }
 
 void group_report_load(struct group *g, struct str load)
@@ -217,6 +225,7 @@ void group_follow(struct group *g, const struct group_member *leader)
     if (leader->port && leader->node != g->o.node)
         cluster_learn(g->o.cluster, leader->node, leader->host, leader->port);
     group_say_hello(g);
+    if (g->rung.epoch && g->rung.epoch == g->running) say_bell(g);
 }
 
 /* The lowest rank that is left of the last group leads, and the others go there. */
@@ -263,7 +272,9 @@ static void on_refused(struct group *g, uint64_t from, const Baton__GroupRefused
         return;
     }
     if (from != g->leader.node) return;
-    if (has_other && (other.node != g->last_leader || clock_ms() > g->t_forgive_ms)) {
+    if (has_other && (other.node != g->last_leader || clock_ms() > g->t_forgive_ms) &&
+        clock_ms() >= g->t_referred_ms + REFER_MS) {
+        g->t_referred_ms = clock_ms();
         group_follow(g, &other);
         return;
     }
@@ -347,6 +358,12 @@ bool group_refuse(struct cluster *c, const struct cluster_message *m)
     return true;
 }
 
+/* The rank that this one follows follows it: nobody leads. The lower of the two does. */
+static void on_circle(struct group *g)
+{
+    if (g->o.rank < g->leader.rank) group_lead_begin(g);
+}
+
 static void take(struct group *g, const struct cluster_message *m, const ProtobufCMessage *body)
 {
     if (m->type == FRAME_GROUP_REFUSED) on_refused(g, m->from, (const Baton__GroupRefused *)body);
@@ -354,6 +371,7 @@ static void take(struct group *g, const struct cluster_message *m, const Protobu
     else if (m->request == FROM_LEADER) {
         if (m->from == g->leader.node && g->is_ready) on_leader_message(g, m, body);
     } else if (group_leads(g)) group_lead_on_message(g, m, body);
+    else if (m->type == FRAME_GROUP_HELLO && m->from == g->leader.node) on_circle(g);
     else if (m->type == FRAME_GROUP_HELLO)
         group_refuse_rank(g, m->from, "this rank does not lead, and looks for the one that does",
                           g->leader.rank < g->o.size ? &g->leader : NULL);
@@ -380,6 +398,7 @@ bool group_on_message(struct group *g, const struct cluster_message *m)
 static void on_retry(void *arg)
 {
     struct group *g = arg;
+    if (g->is_stopped) return; /* what it would use may be gone */
     if (group_leads(g)) group_lead_tick(g);
     else if (!g->leader.node) {
         memset(g->is_gone, 0, g->o.size * sizeof *g->is_gone);

@@ -10,7 +10,7 @@
  * its engine; the group before goes on stepping until all have it. When the leader is lost, the
  * lowest rank left leads; two leaders that meet become one. docs/parallelism.md tells what each
  * loss means. Life cycle: create, group_ready, maybe group_leave, free.
- * Thread: loop, except group_exchange and group_stop. Owner: the node. */
+ * Thread: loop, except group_exchange. Owner: the node. */
 #ifndef BATON_CLUSTER_GROUP_H
 #define BATON_CLUSTER_GROUP_H
 

@@ -47,6 +47,10 @@ struct group_seat {
     uint64_t t_look_ms; /* ... no other try before */
 };
 
+struct group_bell {
+    uint64_t epoch, step;
+};
+
 /* Of the rank that leads; seats of the others stay empty. */
 struct group_lead {
     struct group_seat *seats;   /* [size] */
@@ -55,9 +59,11 @@ struct group_lead {
     uint64_t epoch;             /* the highest that anybody spoke of */
     uint64_t t_grace_ms;        /* expected ranks are waited for until then */
     uint64_t t_retry_ms;        /* no proposal before */
-    uint64_t t_leave_ms; /* none because of ranks that leave before: all may be told to end */
-    uint32_t n_failures; /* since the ranks that are there changed */
-    uint32_t i_look;     /* whose address is tried next */
+    uint64_t t_leave_ms;    /* none because of ranks that leave before: all may be told to end */
+    uint32_t n_failures;    /* since the ranks that are there changed */
+    uint32_t i_met;         /* whose address is being tried */
+    struct group_bell bell; /* the last that was rung */
+    uint32_t i_look;        /* whose address is tried next */
     bool renews;
     uint32_t i_round;
     size_t blob_bytes;
@@ -69,11 +75,13 @@ struct group {
     char name[GROUP_HOST_MAX + 8]; /* where its ranks meet */
     char terms[GROUP_TERMS_MAX];
     bool is_ready, drains, leaves, is_told_left;
+    bool is_stopped; /* group_stop; loop thread */
     /* Whom it follows: itself, when it leads; node 0: nobody. */
     struct group_member leader;
     uint64_t last_leader; /* that was lost; not followed again before t_forgive_ms */
     uint64_t t_forgive_ms;
-    bool *is_gone; /* [size]: ranks that were lost since the last leader was */
+    uint64_t t_referred_ms; /* when it last followed where it was sent */
+    bool *is_gone;          /* [size]: ranks that were lost since the last leader was */
     bool is_refused;
     /* Epochs: made by a thread; handed to the engine; joined by it. 0: none. */
     uint64_t preparing, given, running;
@@ -83,6 +91,7 @@ struct group {
     struct group_roster now;        /* of `running`, or of the last */
     uint64_t t_apart_ms;            /* since when no group has it */
     char why[256];                  /* why the last epoch ended, or this rank was refused */
+    struct group_bell rung;         /* by this rank, the last */
     struct loop_timer *retry;
     struct group_round round;
     struct group_lead lead;

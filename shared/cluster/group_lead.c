@@ -42,6 +42,8 @@ bool group_lead_misses(const struct group *g, uint32_t *rank)
     return false;
 }
 
+static void spread_loss(struct group *g, uint64_t epoch, const char *why, bool failed);
+
 /* ---- what comes next ---- */
 
 /* May be in the next group. */
@@ -85,6 +87,17 @@ static bool is_due(const struct group *g, const struct attendance *a)
     return !a->is_as_before || l->renews;
 }
 
+/* A member of the last group that this leader never heard of would be waited for in its steps. */
+static void give_up_without_the_lost(struct group *g)
+{
+    const struct group_roster *before = &g->lead.before;
+    for (uint32_t i = 0; i < before->n; i++) {
+        if (g->lead.seats[before->members[i].rank].at.node) continue;
+        spread_loss(g, before->epoch, "a rank did not come to the new leader", false);
+        return;
+    }
+}
+
 static void propose(struct group *g)
 {
     struct group_lead *l = &g->lead;
@@ -94,6 +107,7 @@ static void propose(struct group *g)
     l->i_round = 0;
     l->next.epoch = ++l->epoch;
     l->next.members = MEM_ARRAY(struct group_member, a.n_stay ? a.n_stay : 1);
+    give_up_without_the_lost(g);
     EACH_SEAT(s, g)
     {
         s->is_expected = s->has_blob = false;
@@ -149,6 +163,11 @@ static void spread_loss(struct group *g, uint64_t epoch, const char *why, bool f
     m.epoch = epoch;
     m.why = (char *)why; /* is only read */
     send_to_all(g, FRAME_GROUP_LOST, &m.base);
+    /* Their engines give it up first, and their hellos say when. */
+    EACH_SEAT(s, g)
+    {
+        if (s->running == epoch) s->is_free = false;
+    }
     if (epoch != l->next.epoch) return;
     group_roster_clear(&l->next);
     if (!failed) return;
@@ -206,6 +225,15 @@ void group_lead_on_lost(struct group *g, uint64_t node, const char *why)
 
 /* ---- ranks that come ---- */
 
+/* The last bell. One that comes late does no harm. */
+static void send_bell(struct group *g, const struct group_seat *to)
+{
+    Baton__GroupBell bell = BATON__GROUP_BELL__INIT;
+    bell.epoch = g->lead.bell.epoch;
+    bell.step = g->lead.bell.step;
+    group_send(g, to->at.node, FRAME_GROUP_BELL, FROM_LEADER, &bell.base);
+}
+
 /* Why the rank does not belong; "": it does. */
 static void check_hello(const struct group *g, uint64_t from, const Baton__GroupHello *h, char *why,
                         size_t n)
@@ -232,6 +260,15 @@ static void check_hello(const struct group *g, uint64_t from, const Baton__Group
                  g->terms);
     else if (h->port == 0 || h->port > UINT16_MAX || strlen(h->host) >= GROUP_HOST_MAX)
         snprintf(why, n, "its address %.80s:%u cannot be one", h->host, h->port);
+}
+
+/* Does a member of the next group say that it has it no more? It does so in silence when it was told
+ * that the epoch is lost, maybe by a leader that is gone. */
+static bool has_given_up_next(const struct group *g, const Baton__GroupHello *h)
+{
+    const struct group_roster *next = &g->lead.next;
+    return next->epoch && group_roster_find(next, h->rank) >= 0 && h->is_free &&
+           h->epoch >= next->epoch && h->running != next->epoch;
 }
 
 static void on_hello(struct group *g, const struct cluster_message *m, const Baton__GroupHello *h)
@@ -265,7 +302,12 @@ static void on_hello(struct group *g, const struct cluster_message *m, const Bat
     s->drains = h->drains;
     s->leaves = h->leaves;
     s->is_expected = false;
+    if (l->bell.epoch && h->running == l->bell.epoch) send_bell(g, s);
     if (h->epoch > l->epoch) l->epoch = h->epoch;
+    if (has_given_up_next(g, h)) {
+        spread_loss(g, l->next.epoch, "a rank has given it up", true);
+        return;
+    }
     /* A rank of a group that this one does not know: others of it will come, too. */
     if (h->joined && !l->before.epoch && !l->t_grace_ms)
         EACH_SEAT(other, g) if (!other->at.node) expect(g, other);
@@ -311,16 +353,13 @@ static void collect_blob(struct group *g, struct group_seat *from, const Baton__
 
 static void spread_bell(struct group *g, uint64_t from, const Baton__GroupBell *m)
 {
-    Baton__GroupBell bell = BATON__GROUP_BELL__INIT;
-    bell.epoch = m->epoch;
-    bell.step = m->step;
+    g->lead.bell = (struct group_bell){ m->epoch, m->step };
     EACH_SEAT(s, g)
     {
         const bool has_epoch = s->running == m->epoch ||
                                (g->lead.next.epoch == m->epoch &&
                                 group_roster_find(&g->lead.next, s->at.rank) >= 0);
-        if (s->at.node != from && has_epoch)
-            group_send(g, s->at.node, FRAME_GROUP_BELL, FROM_LEADER, &bell.base);
+        if (s->at.node != from && has_epoch) send_bell(g, s);
     }
 }
 
@@ -368,18 +407,19 @@ void group_lead_tell(struct group *g, uint64_t node)
     group_send(g, node, FRAME_GROUP_LEAD, FROM_LEADER, &m.base);
 }
 
-/* The one that more ranks step under goes on leading, of equals the lower rank. */
+/* The one that more ranks step under goes on leading, of equals the lower rank; one that still
+ * loads never does. */
 void group_lead_on_lead(struct group *g, const struct group_member *other, uint32_t n_theirs)
 {
     const uint32_t n_mine = n_running(g);
-    if (n_theirs > n_mine || (n_theirs == n_mine && other->rank < g->o.rank))
+    if (!g->is_ready || n_theirs > n_mine || (n_theirs == n_mine && other->rank < g->o.rank))
         group_lead_end(g, other);
     else group_lead_tell(g, other->node);
 }
 
 void group_lead_on_met(struct group *g, uint64_t node)
 {
-    struct group_seat *s = &g->lead.seats[g->lead.i_look];
+    struct group_seat *s = &g->lead.seats[g->lead.i_met];
     if (seat_of(g, node)) return;
     s->met = node;
     s->t_look_ms = clock_ms() + LOOK_AGAIN_MS;
@@ -396,9 +436,10 @@ static void look_for_one(struct group *g)
         const struct group_seat *s = &l->seats[l->i_look];
         if (l->i_look == g->o.rank || s->at.node || clock_ms() < s->t_look_ms) continue;
         if (s->met && cluster_is_linked(g->o.cluster, s->met)) continue;
-        if (s->at.port) cluster_meet(g->o.cluster, s->at.host, s->at.port);
-        else if (l->i_look == 0) cluster_meet(g->o.cluster, g->o.meet_host, g->o.meet_port);
-        else continue;
+        const char *host = s->at.port ? s->at.host : g->o.meet_host;
+        const uint16_t port = s->at.port ? s->at.port : g->o.meet_port;
+        if (!s->at.port && l->i_look != 0) continue;
+        if (cluster_meet(g->o.cluster, host, port)) l->i_met = l->i_look;
         return;
     }
 }
@@ -435,7 +476,7 @@ void group_lead_begin(struct group *g)
     struct group_member me = { .rank = g->o.rank, .node = g->o.node };
     clear(g);
     group_roster_copy(&g->lead.before, &g->now);
-    if (g->given) group_roster_copy(&g->lead.next, &g->next);
+    if (g->given && !g->is_next_lost) group_roster_copy(&g->lead.next, &g->next);
     g->lead.epoch = g->epoch;
     for (uint32_t i = 0; i < last->n; i++) {
         const struct group_member *m = &last->members[i];

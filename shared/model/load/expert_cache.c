@@ -22,7 +22,7 @@
 
 enum {
     POLL_MS = 5,
-    PATIENCE_MS = 20000 /* for one expert that another process packs */,
+    PATIENCE_MS = 1000 /* for one expert that another process packs */,
     OPENINGS = 8 /* tries, while others make or replace the file */
 };
 

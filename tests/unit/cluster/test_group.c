@@ -318,12 +318,9 @@ TEST(bells_reach_all_others)
         group_ring(s.ranks[from].group, 1, 40 + from);
         for (uint32_t r = 0; r < RANKS; r++) {
             if (r == from) continue;
-            RIG_WAIT(&s.rig, s.ranks[r].n_bells == before[r] + 1);
+            RIG_WAIT(&s.rig, s.ranks[r].n_bells > before[r] && s.ranks[r].bell_step == 40 + from);
             CHECK_EQ_INT(s.ranks[r].bell_epoch, 1);
-            CHECK_EQ_INT(s.ranks[r].bell_step, 40 + from);
         }
-        rig_turn_ms(&s.rig, 20);
-        CHECK_EQ_INT(s.ranks[from].n_bells, before[from]);
     }
     close_scene(&s);
 }
@@ -385,6 +382,27 @@ TEST(a_group_shrinks_to_one_rank_and_grows_again)
         group_ready(s.ranks[r].group, "tiny, f32");
     }
     RIG_WAIT(&s.rig, together(&s, RANKS + 1));
+    close_scene(&s);
+}
+
+/* Rank 0 is started again before the others have gone on without it, and loads for long: nobody
+ * waits for it. */
+TEST(a_rank_that_still_loads_does_not_lead)
+{
+    struct scene s;
+    open_scene(&s, 3);
+    start_all(&s);
+    RIG_WAIT(&s.rig, together(&s, 1));
+    atomic_store(&s.ranks[1].hangs, true);
+    close_rank(&s.ranks[0]);
+    RIG_WAIT(&s.rig, s.ranks[1].preparing && s.ranks[2].preparing);
+    start(&s, 0, 200);
+    rig_turn_ms(&s.rig, 300);
+    CHECK(group_leads(s.ranks[1].group) && s.ranks[1].preparing == 2);
+    atomic_store(&s.ranks[1].hangs, false);
+    RIG_WAIT_MS(&s.rig, s.ranks[1].epoch == 2 && s.ranks[2].epoch == 2, 2000);
+    group_ready(s.ranks[0].group, "tiny, f32");
+    RIG_WAIT(&s.rig, together(&s, 3));
     close_scene(&s);
 }
 
@@ -664,7 +682,8 @@ TEST(messages_of_others_and_garbage_do_nothing)
     close_scene(&s);
 }
 
-TEST_MAIN(CASE_T(ranks_that_come_in_any_order_are_together, 60),
+TEST_MAIN(CASE_T(a_rank_that_still_loads_does_not_lead, 60),
+          CASE_T(ranks_that_come_in_any_order_are_together, 60),
           CASE_T(a_group_of_one_needs_nobody, 60), CASE_T(bells_reach_all_others, 60),
           CASE_T(the_others_go_on_without_a_lost_rank_and_take_it_back, 60),
           CASE_T(a_group_shrinks_to_one_rank_and_grows_again, 60),
