@@ -124,7 +124,7 @@ static double imbalance_of(const struct node_balance *b, const struct balance_ou
         double rows = 0;
         for (int32_t e = 0; e < b->n_experts; e++)
             rows += (double)b->sum[(size_t)layer * (size_t)b->n_experts + (size_t)e];
-        /* The map's own place among the loads is taken off: with one map it is layer 0's. */
+        /* The function adds the map's own place among the loads: with one map, that of layer 0. */
         const int32_t map = p->n_maps > 1 ? layer : 0;
         weighted += rows * balance_imbalance(
                                p, b->sum + (size_t)(layer - map) * (size_t)b->n_experts, map);

@@ -262,13 +262,30 @@ static void check_hello(const struct group *g, uint64_t from, const Baton__Group
         snprintf(why, n, "its address %.80s:%u cannot be one", h->host, h->port);
 }
 
-/* Does a member of the next group say that it has it no more? It does so in silence when it was told
- * that the epoch is lost, maybe by a leader that is gone. */
+/* Does a member of the next group say that it has it no more? It does so in silence when it was
+ * told that the epoch is lost, maybe by a leader that is gone. */
 static bool has_given_up_next(const struct group *g, const Baton__GroupHello *h)
 {
     const struct group_roster *next = &g->lead.next;
     return next->epoch && group_roster_find(next, h->rank) >= 0 && h->is_free &&
            h->epoch >= next->epoch && h->running != next->epoch;
+}
+
+static void take_hello(struct group *g, struct group_seat *s, uint64_t from,
+                       const Baton__GroupHello *h)
+{
+    if (s->at.node != from) has_changed(g);
+    if (h->leaves && !s->leaves) g->lead.t_leave_ms = clock_ms() + g->o.retry_ms;
+    s->at.node = from;
+    snprintf(s->at.host, sizeof s->at.host, "%s", h->host);
+    s->at.port = (uint16_t)h->port;
+    s->joined = h->joined;
+    s->running = h->running;
+    s->is_free = h->is_free;
+    s->drains = h->drains;
+    s->leaves = h->leaves;
+    s->is_expected = false;
+    if (h->epoch > g->lead.epoch) g->lead.epoch = h->epoch;
 }
 
 static void on_hello(struct group *g, const struct cluster_message *m, const Baton__GroupHello *h)
@@ -291,19 +308,8 @@ static void on_hello(struct group *g, const struct cluster_message *m, const Bat
         return;
     }
     struct group_seat *s = &l->seats[h->rank];
-    if (s->at.node != m->from) has_changed(g);
-    s->at.node = m->from;
-    snprintf(s->at.host, sizeof s->at.host, "%s", h->host);
-    s->at.port = (uint16_t)h->port;
-    if (h->leaves && !s->leaves) l->t_leave_ms = clock_ms() + g->o.retry_ms;
-    s->joined = h->joined;
-    s->running = h->running;
-    s->is_free = h->is_free;
-    s->drains = h->drains;
-    s->leaves = h->leaves;
-    s->is_expected = false;
+    take_hello(g, s, m->from, h);
     if (l->bell.epoch && h->running == l->bell.epoch) send_bell(g, s);
-    if (h->epoch > l->epoch) l->epoch = h->epoch;
     if (has_given_up_next(g, h)) {
         spread_loss(g, l->next.epoch, "a rank has given it up", true);
         return;
