@@ -41,7 +41,7 @@ static bool is_loopback(const char *host)
 {
     struct in_addr v4;
     if (inet_pton(AF_INET, host, &v4) == 1) return ntohl(v4.s_addr) >> 24 == IN_LOOPBACKNET;
-    return strcmp(host, "::1") == 0 || strcmp(host, "localhost") == 0;
+    return strcmp(host, "::1") == 0;
 }
 
 static enum status check_secret(const struct config *c, const struct ranks *r, struct err *err)
@@ -76,9 +76,5 @@ enum status launch_view_choose(const struct config *c, const struct ranks *r,
 const char *launch_view_api_host(const struct config *c)
 {
     const char *host = config_string(c, "host");
-    struct in_addr v4;
-    struct in6_addr v6;
-    const bool is_number = inet_pton(AF_INET, host, &v4) == 1 ||
-                           inet_pton(AF_INET6, host, &v6) == 1;
-    return is_number && !host_is_wildcard(host) ? host : host_loopback(host);
+    return host_is_number(host) && !host_is_wildcard(host) ? host : host_loopback(host);
 }

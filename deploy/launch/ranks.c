@@ -220,8 +220,7 @@ static enum status read_meeting(const struct config *c, const struct hosts *h, s
     if (!host_copy(host, r->host))
         return err_field(err, ERR_CONFIG, "data-parallel-address",
                          "--data-parallel-address is longer than %d characters", HOST_TEXT_MAX - 1);
-    struct in6_addr number;
-    if (inet_pton(AF_INET, host, &number) != 1 && inet_pton(AF_INET6, host, &number) != 1)
+    if (!host_is_number(r->host))
         return err_field(err, ERR_CONFIG, "data-parallel-address",
                          "%s %s is not an IP address; give the one where the other ranks reach "
                          "rank 0",

@@ -1,7 +1,6 @@
 /* node_options.c - see node_options.h. */
 #include "deploy/node/node_options.h"
 
-#include <arpa/inet.h>
 #include <netdb.h>
 #include <sched.h>
 #include <stdio.h>
@@ -281,9 +280,7 @@ static enum status read_addresses(const struct config *c, struct node_options *o
         if (!address_facing(towards, address, sizeof address)) address[0] = 0;
     }
     if (!given && !address[0]) snprintf(address, sizeof address, "%s", host_loopback(like));
-    struct in_addr v4;
-    struct in6_addr v6;
-    if (inet_pton(AF_INET, address, &v4) != 1 && inet_pton(AF_INET6, address, &v6) != 1)
+    if (!host_is_number(address))
         return err_field(err, ERR_CONFIG, "advertise-host",
                          "--advertise-host %s is not an IP address", given ? given : address);
     o->advertise_host = dup_in(o, address);

@@ -1,6 +1,7 @@
 /* host_port.c - see host_port.h. Thread: any. */
 #include "shared/base/address/host_port.h"
 
+#include <arpa/inet.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -34,6 +35,12 @@ bool host_port_parse(const char *text, char host[HOST_TEXT_MAX], uint16_t *port)
 }
 
 bool host_is_ipv6(const char *host) { return strchr(host, ':') != NULL; }
+
+bool host_is_number(const char *host)
+{
+    struct in6_addr either; /* room for both */
+    return inet_pton(AF_INET, host, &either) == 1 || inet_pton(AF_INET6, host, &either) == 1;
+}
 
 const char *host_loopback(const char *host) { return host_is_ipv6(host) ? "::1" : "127.0.0.1"; }
 

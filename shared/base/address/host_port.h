@@ -15,6 +15,8 @@ bool host_port_parse(const char *text, char host[HOST_TEXT_MAX], uint16_t *port)
 /* Copies a host, without brackets around it; false: it is too long. */
 bool host_copy(const char *text, char out[HOST_TEXT_MAX]);
 bool host_is_ipv6(const char *host); /* with or without brackets */
+/* Is it an IP address, without brackets, and not a name? */
+bool host_is_number(const char *host);
 /* The addresses that mean this host, and all of its addresses, in the family of `host`. */
 const char *host_loopback(const char *host);
 const char *host_wildcard(const char *host);

@@ -61,6 +61,8 @@ TEST(hosts_in_brackets_and_too_long_ones)
     CHECK_EQ_STR(host_loopback("::"), "::1");
     CHECK_EQ_STR(host_loopback("0.0.0.0"), "127.0.0.1");
     CHECK_EQ_STR(host_wildcard("[::1]"), "::");
+    CHECK(host_is_number("::1") && host_is_number("10.0.0.1"));
+    CHECK(!host_is_number("[::1]") && !host_is_number("localhost") && !host_is_number(""));
     CHECK(host_is_wildcard("::") && host_is_wildcard("0.0.0.0") && !host_is_wildcard("::1"));
 }
 
