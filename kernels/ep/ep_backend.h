@@ -23,14 +23,9 @@ enum status ep_placement_check(const struct ep_placement *p, int32_t size,
 void ep_placement_own(struct ep *e);
 void ep_placement_release(struct ep *e);
 
-/* The physical expert that takes one of this rank's rows for a logical one, in the running plan. */
-static inline int32_t ep_choose_copy(const struct ep *e, int32_t expert, size_t row)
-{
-    const struct ep_placement *p = &e->config.placement;
-    const int32_t *copies = e->copies + (size_t)e->map * ((size_t)p->n_logical + 1) + expert,
-                  *physical = e->physical + (size_t)e->map * (size_t)p->n_physical + copies[0];
-    return physical[(row + (size_t)e->config.rank) % (size_t)(copies[1] - copies[0])];
-}
+/* The physical experts that take this rank's rows in the running plan: experts, chosen [n_rows,
+ * n_used]. Returns where `experts` has one that there is not; -1: nowhere. */
+int64_t ep_choose_copies(const struct ep *e, const int32_t *experts, int32_t *chosen);
 
 /* Initialises e with a copy of `c` and its arrays. */
 void ep_init(struct ep *e, const struct ep_ops *ops, const struct ep_config *c);

@@ -96,6 +96,21 @@ void ep_placement_own(struct ep *e)
                     e->physical + i * n_physical);
 }
 
+int64_t ep_choose_copies(const struct ep *e, const int32_t *experts, int32_t *chosen)
+{
+    const struct ep_placement *p = &e->config.placement;
+    const int32_t *copies = e->copies + (size_t)e->map * ((size_t)p->n_logical + 1),
+                  *physical = e->physical + (size_t)e->map * (size_t)p->n_physical;
+    const size_t used = (size_t)e->config.n_used, n = e->n_rows * used;
+    for (size_t i = 0; i < n; i++) {
+        if (experts[i] < 0 || experts[i] >= p->n_logical) return (int64_t)i;
+        const int32_t *c = copies + experts[i];
+        const size_t turn = i / used + (size_t)e->config.rank;
+        chosen[i] = physical[(size_t)c[0] + turn % (size_t)(c[1] - c[0])];
+    }
+    return -1;
+}
+
 void ep_placement_release(struct ep *e)
 {
     mem_free((void *)e->config.placement.first);

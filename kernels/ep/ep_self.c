@@ -58,13 +58,11 @@ static enum status self_plan(struct ep *e, const int32_t *experts, struct ep_cou
     const struct ep_placement *p = &e->config.placement;
     const size_t used = (size_t)e->config.n_used, n = e->n_rows * used;
     memset(s->counts, 0, sizeof *s->counts * (size_t)p->n_physical);
-    for (size_t i = 0; i < n; i++) {
-        if (experts[i] < 0 || experts[i] >= p->n_logical)
-            return err_set(err, ERR_INVALID, "ep: a row chose expert %d of %d", experts[i],
-                           p->n_logical);
-        s->chosen[i] = ep_choose_copy(e, experts[i], i / used);
-        s->counts[s->chosen[i]]++;
-    }
+    const int64_t wrong = ep_choose_copies(e, experts, s->chosen);
+    if (wrong >= 0)
+        return err_set(err, ERR_INVALID, "ep: a row chose expert %d of %d", experts[wrong],
+                       p->n_logical);
+    for (size_t i = 0; i < n; i++) s->counts[s->chosen[i]]++;
     s->begin[0] = 0;
     for (int32_t x = 0; x < p->n_physical; x++) s->begin[x + 1] = s->begin[x] + s->counts[x];
     for (int32_t x = 0; x < p->n_physical; x++) {

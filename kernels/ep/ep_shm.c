@@ -171,19 +171,6 @@ static int32_t *plan_order(const struct ep_shm *s, int32_t rank)
     return (int32_t *)(void *)(plan_of(s, rank) + s->at.order);
 }
 
-/* Chooses the physical expert of each (row, choice). */
-static enum status choose_copies(struct ep_shm *s, const int32_t *experts, struct err *err)
-{
-    const struct ep_config *c = &s->base.config;
-    const size_t used = (size_t)c->n_used, n = s->base.n_rows * used;
-    for (size_t i = 0; i < n; i++) {
-        if (experts[i] < 0 || experts[i] >= c->placement.n_logical)
-            return ep_shm_raise(s, EP_SHM_EXPERT, c->rank, err);
-        s->chosen[i] = ep_choose_copy(&s->base, experts[i], i / used);
-    }
-    return OK;
-}
-
 static void write_plan(struct ep_shm *s)
 {
     const size_t used = (size_t)s->base.config.n_used, n = s->base.n_rows * used,
@@ -238,7 +225,8 @@ static enum status shm_plan(struct ep *e, const int32_t *experts, struct ep_coun
 {
     struct ep_shm *s = ep_shm_of(e);
     TRY(ep_shm_check(s, err));
-    TRY(choose_copies(s, experts, err));
+    if (ep_choose_copies(e, experts, s->chosen) >= 0)
+        return ep_shm_raise(s, EP_SHM_EXPERT, e->config.rank, err);
     s->n_plans++;
     write_plan(s);
     if (e->config.mode == EP_THROUGHPUT) return learn_counts(s, out, err);

@@ -14,18 +14,6 @@
 
 /* ---- plan ---- */
 
-static enum status choose_copies(struct ep_ucx *u, const int32_t *experts, struct err *err)
-{
-    const struct ep_config *c = &u->base.config;
-    const size_t used = (size_t)c->n_used, n = u->base.n_rows * used;
-    for (size_t i = 0; i < n; i++) {
-        if (experts[i] < 0 || experts[i] >= c->placement.n_logical)
-            return ep_ucx_raise(u, EP_UCX_EXPERT, c->rank, err);
-        u->chosen[i] = ep_choose_copy(&u->base, experts[i], i / used);
-    }
-    return OK;
-}
-
 static void sort_rows(struct ep_ucx *u)
 {
     const struct ep_config *c = &u->base.config;
@@ -140,7 +128,8 @@ static enum status plan_rows(struct ep_ucx *u, const int32_t *experts, struct ep
                              struct err *err)
 {
     const struct ep_config *c = &u->base.config;
-    TRY(choose_copies(u, experts, err));
+    if (ep_choose_copies(&u->base, experts, u->chosen) >= 0)
+        return ep_ucx_raise(u, EP_UCX_EXPERT, c->rank, err);
     sort_rows(u);
     write_orders(u);
     if (c->mode == EP_THROUGHPUT) return learn_counts(u, out, err);
