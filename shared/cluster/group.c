@@ -398,7 +398,7 @@ bool group_on_message(struct group *g, const struct cluster_message *m)
 static void on_retry(void *arg)
 {
     struct group *g = arg;
-    if (g->is_stopped) return; /* what it would use may be gone */
+    if (g->round.stopped) return; /* what it would use may be gone; this thread wrote it */
     if (group_leads(g)) group_lead_tick(g);
     else if (!g->leader.node) {
         memset(g->is_gone, 0, g->o.size * sizeof *g->is_gone);

@@ -107,7 +107,6 @@ enum status group_exchange(void *arg, const void *mine, size_t bytes, void *all,
 void group_stop(struct group *g)
 {
     struct group_round *r = &g->round;
-    g->is_stopped = true;
     pthread_mutex_lock(&r->lock);
     r->stopped = true;
     pthread_cond_broadcast(&r->changed);

@@ -75,7 +75,6 @@ struct group {
     char name[GROUP_HOST_MAX + 8]; /* where its ranks meet */
     char terms[GROUP_TERMS_MAX];
     bool is_ready, drains, leaves, is_told_left;
-    bool is_stopped; /* group_stop; loop thread */
     /* Whom it follows: itself, when it leads; node 0: nobody. */
     struct group_member leader;
     uint64_t last_leader; /* that was lost; not followed again before t_forgive_ms */
