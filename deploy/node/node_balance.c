@@ -6,7 +6,6 @@
 
 #include "deploy/node/node_internal.h"
 #include "deploy/node/node_placement.h"
-#include "kernels/ep/balance.h"
 #include "shared/base/json/json.h"
 #include "shared/base/log.h"
 #include "shared/model/expert_rows.h"
@@ -26,6 +25,7 @@ struct node_balance {
     uint64_t *sum;      /* of their reports */
     uint64_t *load;     /* of the last choice */
     bool has_load;
+    struct balance_out best; /* for it, with all ranks; first NULL: not computed */
     struct loop_timer *timer;
     struct gauge *imbalance;
 };
@@ -133,43 +133,39 @@ static double imbalance_of(const struct node_balance *b, const struct balance_ou
     return all > 0 ? weighted / all : 1;
 }
 
-/* Is the placement of `now` much worse than what can be? Fills in both imbalances. */
-static bool is_uneven(const struct node_balance *b, const struct group_roster *now, double *has,
-                      double *could)
+/* The imbalance of the group's placement; of one that cannot be read: 1. */
+static double imbalance_now(const struct node_balance *b, const struct group_roster *now)
 {
-    struct node_placement p;
+    struct balance_out p;
     struct err err;
-    if (node_placement_read(now, b->n_experts, &p, &err) != OK) return false;
-    const struct balance_out is = {
-        .n_maps = p.p.n_maps,
-        .n_ranks = (int32_t)now->n,
-        .n_logical = b->n_experts,
-        .n_physical = p.p.n_physical,
-        .first = p.first,
-        .logical = p.logical,
-    };
-    struct balance_out best = balance_eplb(
-        b->sum, b->n_layers, b->n_experts, (int32_t)now->n, 1,
-        (int32_t)engine_model(b->node->engine)->config.moe.n_groups,
-        b->node->o.balance.n_redundant);
-    *has = imbalance_of(b, &is);
-    *could = imbalance_of(b, &best);
-    balance_release(&best);
-    node_placement_release(&p);
-    return *has > *could * ENOUGH;
+    if (node_placement_read(now, b->n_experts, &p, &err) != OK) return 1;
+    const double has = imbalance_of(b, &p);
+    balance_release(&p);
+    return has;
+}
+
+/* The best placement for what all have reported; with a rank missing nothing is placed by load. */
+static void find_best(struct node_balance *b, const struct group_roster *now)
+{
+    balance_release(&b->best);
+    if (now->n < b->node->o.group.size) return;
+    b->best = balance_eplb(b->sum, b->n_layers, b->n_experts, (int32_t)now->n, 1,
+                           (int32_t)engine_model(b->node->engine)->config.moe.n_groups,
+                           b->node->o.balance.n_redundant);
 }
 
 static void choose(struct node_balance *b)
 {
     const struct group_roster *now = group_now(b->node->group);
-    double has = 1, could = 1;
-    const bool is_worth = is_uneven(b, now, &has, &could);
+    const double has = imbalance_now(b, now);
+    find_best(b, now);
+    const double could = b->best.first ? imbalance_of(b, &b->best) : has;
     gauge_set(b->imbalance, has);
     memcpy(b->load, b->sum, n_counts(b) * sizeof *b->sum);
     b->has_load = true;
     memset(b->sum, 0, n_counts(b) * sizeof *b->sum);
     memset(b->has_reported, 0, b->node->o.group.size * sizeof *b->has_reported);
-    if (!is_worth || now->n < b->node->o.group.size) return;
+    if (has <= could * ENOUGH) return;
     if (b->node->o.balance.logs)
         log_info("experts are placed anew", "imbalance=%.2f becomes=%.2f", has, could);
     group_renew(b->node->group);
@@ -198,6 +194,11 @@ const uint64_t *node_balance_load(const struct node_balance *b)
     return b && b->has_load ? b->load : NULL;
 }
 
+const struct balance_out *node_balance_best(const struct node_balance *b)
+{
+    return b && b->best.first ? &b->best : NULL;
+}
+
 /* ---- life ---- */
 
 struct node_balance *node_balance_create(struct node *n)
@@ -224,6 +225,7 @@ void node_balance_free(struct node_balance *b)
 {
     if (!b) return;
     loop_timer_free(b->timer);
+    balance_release(&b->best);
     mem_free(b->now);
     mem_free(b->before);
     mem_free(b->sum);

@@ -14,6 +14,7 @@
 #include "shared/base/err.h"
 #include "shared/base/str.h"
 
+struct balance_out;
 struct config;
 struct node;
 struct node_balance;
@@ -36,5 +37,7 @@ void node_balance_on_load(struct node_balance *b, uint32_t rank, struct str load
 /* [sparse layers, experts] of the last time that all had reported; NULL: none yet. `b` may be
  * NULL. */
 const uint64_t *node_balance_load(const struct node_balance *b);
+/* The best placement of all ranks for that load; NULL: a rank was missing. `b` may be NULL. */
+const struct balance_out *node_balance_best(const struct node_balance *b);
 
 #endif

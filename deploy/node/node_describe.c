@@ -79,14 +79,13 @@ void node_describe_join(struct node *n)
 /* How many experts this rank has in the group of a roster. */
 static int32_t experts_of(const struct node *n, const struct group_roster *now)
 {
-    struct node_placement p;
+    struct balance_out p;
     struct err err;
-    int32_t mine = 0;
-    const int32_t n_experts = (int32_t)engine_model(n->engine)->config.moe.n_experts;
-    if (now->n == 0 || node_placement_read(now, n_experts, &p, &err) != OK) return 0;
-    for (uint32_t i = 0; i < now->n; i++)
-        if (now->members[i].rank == n->o.group.rank) mine = p.first[i + 1] - p.first[i];
-    node_placement_release(&p);
+    const int32_t n_experts = (int32_t)engine_model(n->engine)->config.moe.n_experts,
+                  me = group_roster_find(now, n->o.group.rank);
+    if (me < 0 || node_placement_read(now, n_experts, &p, &err) != OK) return 0;
+    const int32_t mine = p.first[me + 1] - p.first[me];
+    balance_release(&p);
     return mine;
 }
 

@@ -77,12 +77,13 @@ static int32_t n_experts(const struct node *n)
 static void prepare(void *arg)
 {
     struct node_epoch *w = arg;
-    struct node_placement p;
-    w->st = node_placement_read(&w->roster, n_experts(w->node), &p, &w->err);
+    struct balance_out b;
+    w->st = node_placement_read(&w->roster, n_experts(w->node), &b, &w->err);
     if (w->st != OK) return;
-    w->st = take_experts(w, &p.p);
-    if (w->st == OK) w->st = make_ep(w, &p.p);
-    node_placement_release(&p);
+    const struct ep_placement p = balance_placement(&b);
+    w->st = take_experts(w, &p);
+    if (w->st == OK) w->st = make_ep(w, &p);
+    balance_release(&b);
 }
 
 static void free_epoch(struct node_epoch *w)
@@ -131,6 +132,7 @@ static void place(void *arg, struct group_roster *next, const struct group_roste
         .n_experts = n_experts(n),
         .n_redundant = n->o.balance.n_redundant,
         .load = node_balance_load(n->balance),
+        .best = node_balance_best(n->balance),
         .n_maps = (int32_t)model_n_sparse(c, c->n_layers),
         .n_groups = (int32_t)c->moe.n_groups,
     };

@@ -4,7 +4,6 @@
 
 #include <string.h>
 
-#include "kernels/ep/balance.h"
 #include "shared/base/mem.h"
 
 enum { WORD = 4, HEAD_WORDS = 2, PHYSICAL_MAX = 1 << 16, MAPS_MAX = 1 << 12 };
@@ -30,10 +29,10 @@ static bool take(struct str bytes, size_t at, size_t n, uint32_t limit, int32_t 
 }
 
 enum status node_placement_read(const struct group_roster *r, int32_t n_experts,
-                                struct node_placement *out, struct err *err)
+                                struct balance_out *out, struct err *err)
 {
     const struct str bytes = buf_str(&r->placement);
-    *out = (struct node_placement){ 0 };
+    *out = (struct balance_out){ 0 };
     if (bytes.n < HEAD_WORDS * WORD || bytes.n % WORD != 0)
         return err_set(err, ERR_FORMAT, "a placement of experts has %zu bytes", bytes.n);
     const uint32_t n_physical = word(bytes, 0), n_maps = word(bytes, 1);
@@ -48,24 +47,14 @@ enum status node_placement_read(const struct group_roster *r, int32_t n_experts,
     if (!take(bytes, HEAD_WORDS, n_first, n_physical + 1, out->first) ||
         !take(bytes, HEAD_WORDS + n_first, (size_t)n_maps * n_physical, (uint32_t)n_experts,
               out->logical)) {
-        node_placement_release(out);
+        balance_release(out);
         return err_set(err, ERR_FORMAT, "a placement names experts that the model has not");
     }
-    out->p = (struct ep_placement){
-        .n_logical = n_experts,
-        .n_physical = (int32_t)n_physical,
-        .first = out->first,
-        .n_maps = (int32_t)n_maps,
-        .logical = out->logical,
-    };
+    out->n_maps = (int32_t)n_maps;
+    out->n_ranks = (int32_t)r->n;
+    out->n_logical = n_experts;
+    out->n_physical = (int32_t)n_physical;
     return OK;
-}
-
-void node_placement_release(struct node_placement *p)
-{
-    mem_free(p->first);
-    mem_free(p->logical);
-    *p = (struct node_placement){ 0 };
 }
 
 /* ---- choose ---- */
@@ -94,25 +83,18 @@ static bool find_members(const struct group_roster *next, const struct group_ros
 static bool keep(struct group_roster *next, const struct group_roster *before, int32_t n_experts,
                  const uint64_t *load)
 {
-    struct node_placement old;
+    struct balance_out old;
     struct err err;
     int32_t was[GROUP_RANKS_MAX];
     if (before->n == 0 || !find_members(next, before, was) ||
         node_placement_read(before, n_experts, &old, &err) != OK)
         return false;
-    const struct balance_out b = {
-        .n_maps = old.p.n_maps,
-        .n_ranks = (int32_t)before->n,
-        .n_logical = n_experts,
-        .n_physical = old.p.n_physical,
-        .first = old.first,
-        .logical = old.logical,
-    };
     /* One map is of all layers, and the load is of each. */
-    struct balance_out kept = balance_keep(&b, (int32_t)next->n, was, b.n_maps > 1 ? load : NULL);
+    struct balance_out kept = balance_keep(&old, (int32_t)next->n, was,
+                                           old.n_maps > 1 ? load : NULL);
     pack(&kept, &next->placement);
     balance_release(&kept);
-    node_placement_release(&old);
+    balance_release(&old);
     return true;
 }
 
@@ -121,6 +103,10 @@ void node_placement_choose(struct group_roster *next, const struct group_roster 
 {
     const int32_t n = (int32_t)next->n;
     if (next->n < w->size && keep(next, before, w->n_experts, w->load)) return;
+    if (w->best && w->best->n_ranks == n) {
+        pack(w->best, &next->placement);
+        return;
+    }
     struct balance_out b = w->load ? balance_eplb(w->load, w->n_maps, w->n_experts, n, 1,
                                                   w->n_groups, w->n_redundant)
                                    : balance_even(w->n_experts, n, w->n_redundant);

@@ -8,28 +8,23 @@
 #ifndef BATON_DEPLOY_NODE_NODE_PLACEMENT_H
 #define BATON_DEPLOY_NODE_NODE_PLACEMENT_H
 
-#include "kernels/ep/ep.h"
+#include "kernels/ep/balance.h"
 #include "shared/cluster/group.h"
-
-/* A placement whose arrays are its own. */
-struct node_placement {
-    struct ep_placement p; /* of the roster's members */
-    int32_t *first, *logical;
-};
 
 struct node_placement_want {
     uint32_t size;                  /* ranks of the whole group */
     int32_t n_experts, n_redundant; /* redundant: copies beyond one of each */
     const uint64_t *load;           /* [n_maps, n_experts] rows of each; NULL: not known */
+    const struct balance_out *best; /* balance_eplb's for this load; NULL: not computed */
     int32_t n_maps, n_groups;       /* sparse layers; groups of the router */
 };
 
 /* Appends to next->placement. */
 void node_placement_choose(struct group_roster *next, const struct group_roster *before,
                            const struct node_placement_want *w);
-/* ERR_FORMAT: it is not one for these members and n_experts. */
+/* Of the roster's members, for balance_release. ERR_FORMAT: it is not one for these members and
+ * n_experts. */
 enum status node_placement_read(const struct group_roster *r, int32_t n_experts,
-                                struct node_placement *out, struct err *err) MUST_CHECK;
-void node_placement_release(struct node_placement *p);
+                                struct balance_out *out, struct err *err) MUST_CHECK;
 
 #endif
