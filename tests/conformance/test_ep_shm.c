@@ -98,6 +98,8 @@ static enum status try_to_write(void *arg, const void *mine, size_t bytes, void 
     atomic_store(&the_board->pids[w->rank], getpid());
     const enum status st = world_exchange(arg, mine, bytes, all, err);
     int n_windows = 0;
+    /* They look in turn: what one has open for its tries would be a window to the other. */
+    while (w->round == 1 && atomic_load(&the_board->done) < w->rank) usleep(200);
     for (int fd = 0; fd < 64 && w->round == 1; fd++) {
         snprintf(path, sizeof path, "/proc/%d/fd/%d", atomic_load(&the_board->pids[other]), fd);
         const ssize_t n = readlink(path, name, sizeof name - 1);
