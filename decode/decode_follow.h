@@ -8,7 +8,7 @@
  *                             ◀──────── KV_EVENT: RECEIVED, RECEIVE_FAILED, FENCED of each part
  *
  * Every part that was asked for ends with RECEIVED or FENCED. It follows one leader for its life;
- * when that is lost all is cancelled, and nothing new is taken. LIMIT: nodes have one rank so far.
+ * when that is lost all is cancelled, and nothing new is taken.
  * Thread: loop; the node posts transfer events to the loop before they get here. */
 #ifndef BATON_DECODE_DECODE_FOLLOW_H
 #define BATON_DECODE_DECODE_FOLLOW_H

@@ -10,7 +10,7 @@
  *                          ◀────── KV_EVENT: SENT or SEND_FAILED, exactly one of each part
  *
  * It follows one leader for its life; when that is lost all is cancelled, and nothing new is taken.
- * LIMIT: nodes have one rank so far. Thread: loop. */
+ * Thread: loop. */
 #ifndef BATON_PREFILL_PREFILL_FOLLOW_H
 #define BATON_PREFILL_PREFILL_FOLLOW_H
 

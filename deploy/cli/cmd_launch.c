@@ -80,10 +80,13 @@ static void announce(void *arg)
     const struct launcher *l = arg;
     char at[HOST_PORT_TEXT_MAX];
     for (size_t i = 0; i < l->plan.n && !l->args.behind; i++)
-        fprintf(stderr, "ready: %-7s http://%s/v1\n", node_role_name(l->plan.nodes[i].role),
-                host_port_text(l->view.address, l->plan.nodes[i].port, at));
+        if (l->plan.nodes[i].port)
+            fprintf(stderr, "ready: %-7s http://%s/v1\n", node_role_name(l->plan.nodes[i].role),
+                    host_port_text(l->view.address, l->plan.nodes[i].port, at));
     if (l->args.behind) fprintf(stderr, "ready: all %zu ranks of this host\n", l->plan.n);
-    else fprintf(stderr, "ready: all %zu nodes; send requests to any of them\n", l->plan.n);
+    else
+        fprintf(stderr, "ready: all %zu nodes; send requests to any of them\n",
+                l->plan.n / l->plan.ranks.tp.size);
 }
 
 /* Other hosts can join where they have the user's secret. */
@@ -139,7 +142,7 @@ static void print_start(const struct launcher *l)
     node_options_warn_alone(l->c, true);
     command_print_notes(l->c);
     if (log_level() < LOG_INFO) return;
-    for (size_t i = 0; i < l->plan.n; i++) n[l->plan.nodes[i].role]++;
+    for (size_t i = 0; i < l->plan.n; i++) n[l->plan.nodes[i].role] += l->plan.nodes[i].port != 0;
     buf_printf(&page, "baton %s launch\n  model        %s\n  nodes       ", BATON_VERSION,
                config_string(l->c, "model"));
     for (int r = ROLE_MIXED; r <= ROLE_DECODE; r++)
@@ -148,7 +151,7 @@ static void print_start(const struct launcher *l)
                strcmp(config_string(l->c, "device"), "cuda") == 0 ? "a GPU or a share of one"
                                                                   : "a share of the CPU");
     for (size_t i = 0; i < l->plan.n; i++)
-        buf_printf(&page, "%s%u", i ? ", " : " ", l->plan.nodes[i].port);
+        if (l->plan.nodes[i].port) buf_printf(&page, "%s%u", i ? ", " : " ", l->plan.nodes[i].port);
     buf_add_char(&page, '\n');
     ranks_print(&l->plan.ranks, &page);
     buf_printf(&page, "  cluster view %s%s\n",

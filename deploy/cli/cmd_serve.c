@@ -32,9 +32,15 @@ static enum status open_log(const struct config *c, struct err *err)
     char name[64];
     uint16_t front;
     long long port = (long long)config_int(c, "port"),
-              rank = (long long)config_int(c, "data-parallel-rank");
+              process = (long long)config_int(c, "tensor-parallel-rank"),
+              rank = (long long)(config_int(c, "data-parallel-rank") *
+                                 config_int(c, "tensor-parallel-size")) +
+                     process;
     if (!launcher_watch_is_behind(&front)) front = 0;
     if (front) snprintf(name, sizeof name, "baton-%u-rank-%lld.log", front, rank);
+    else if (process)
+        snprintf(name, sizeof name, "baton-node-%lld-rank-%lld.log",
+                 (long long)config_int(c, "tensor-parallel-port"), process);
     else if (config_bool(c, "headless")) snprintf(name, sizeof name, "baton-headless.log");
     else if (port) snprintf(name, sizeof name, "baton-%lld.log", port);
     else snprintf(name, sizeof name, "baton-process-%d.log", getpid());

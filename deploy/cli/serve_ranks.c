@@ -93,13 +93,14 @@ static void on_node_ready(void *arg)
 static enum status read_options(struct parent *p, struct err *err)
 {
     struct node_options *o = &p->o;
+    const int n = (int)ranks_n_processes(&p->args.ranks);
     if (p->view.own_secret && !config_is_set(p->c, "advertise-host"))
         TRY(config_set(p->c, "advertise-host", p->view.address, err));
     if (p->view.elsewhere[0]) TRY(config_set(p->c, "router", p->view.elsewhere, err));
     TRY(node_options_read(p->c, o, err));
     o->no_engine = true;
     if (!config_int(p->c, "compute-threads")) /* as the start page says */
-        o->n_threads = (o->n_threads + (int)p->args.ranks.n_local - 1) / (int)p->args.ranks.n_local;
+        o->n_threads = (o->n_threads + n - 1) / n;
     o->own_secret = p->view.own_secret;
     o->cluster_port = 0; /* --pd-comm-port is of the ranks */
     o->serves_directory = p->view.here;
@@ -119,7 +120,7 @@ static void print_start(const struct parent *p)
     ranks_print(&p->plan.ranks, &page);
     buf_add_c(&page, "  rank ports  ");
     for (size_t i = 0; i < p->plan.n; i++)
-        buf_printf(&page, "%s%u", i ? ", " : " ", p->plan.nodes[i].port);
+        if (p->plan.nodes[i].port) buf_printf(&page, "%s%u", i ? ", " : " ", p->plan.nodes[i].port);
     buf_add_char(&page, '\n');
     fwrite(page.data, 1, page.len, stderr);
     buf_release(&page);

@@ -24,33 +24,33 @@ static const double MIB = 1 << 20;
 static void check_cpus(struct doctor *d, const struct ranks *r)
 {
     const long n = sysconf(_SC_NPROCESSORS_ONLN);
-    if (r->kind != RANKS_PARENT || n <= 0 || r->n_local <= (uint32_t)n) return;
+    const uint32_t processes = ranks_n_processes(r);
+    if (r->kind != RANKS_PARENT || n <= 0 || processes <= (uint32_t)n) return;
     doctor_fix(doctor_add(d, "ranks", DOCTOR_WARN,
                           "%u ranks on %ld CPUs: they take turns, and each step waits for all",
-                          r->n_local, n),
+                          processes, n),
                "start at most %ld ranks on this host", n);
 }
 
 /* The model's experts and heads can be divided. */
 static void check_model(struct doctor *d, const struct ranks *r, const struct model_config *m)
 {
-    const int64_t tp = config_int(d->c, "tensor-parallel-size");
-    const struct model_share share = { .tp_size = tp > 1 ? (uint32_t)tp : 1 };
+    const struct model_share share = { .tp_size = r->tp.size };
+    const uint32_t n_ranks = r->size * r->tp.size;
     struct err err = { 0 };
-    if (r->kind != RANKS_NONE && m->moe.n_experts == 0)
+    if (r->experts && m->moe.n_experts == 0)
         doctor_fix(doctor_add(d, "experts", DOCTOR_WARN,
                               "the model has no experts to share: each rank computes alone"),
                    "leave --enable-expert-parallel out");
-    else if (r->kind != RANKS_NONE && m->moe.n_experts < r->size)
+    else if (r->experts && m->moe.n_experts < n_ranks)
         doctor_fix(doctor_add(d, "experts", DOCTOR_WARN, "%u experts for %u ranks: some have none",
-                              m->moe.n_experts, r->size),
-                   "give --data-parallel-size %u or less", m->moe.n_experts);
-    else if (r->kind != RANKS_NONE)
+                              m->moe.n_experts, n_ranks),
+                   "give --data-parallel-size %u or less", m->moe.n_experts / r->tp.size);
+    else if (r->experts)
         doctor_add(d, "experts", DOCTOR_OK, "%u for %u ranks, %zu on each at most",
-                   m->moe.n_experts, r->size, share_experts(0, r->size, m->moe.n_experts).n);
+                   m->moe.n_experts, n_ranks, share_experts(0, n_ranks, m->moe.n_experts).n);
     if (model_share_check(&share, m, &err) != OK)
-        doctor_fix(doctor_add(d, "heads", DOCTOR_WARN, "--tensor-parallel-size: %s", err.text),
-                   "give one of these sizes");
+        doctor_fix(doctor_add(d, "heads", DOCTOR_FAIL, "%s", err.text), "give one of these sizes");
 }
 
 /* ---- rank 0 ---- */
@@ -123,7 +123,7 @@ static uint64_t window_bytes(const struct config *c, const struct model_config *
 static void check_windows(struct doctor *d, const struct ranks *r, const struct model_config *m)
 {
     uint64_t cgroup;
-    const uint64_t one = window_bytes(d->c, m), all = one * r->n_local,
+    const uint64_t one = window_bytes(d->c, m), all = one * ranks_n_processes(r),
                    room = doctor_free_memory(&cgroup);
     struct rlimit file;
     if (getrlimit(RLIMIT_FSIZE, &file) == 0 && file.rlim_cur < one)
@@ -135,7 +135,7 @@ static void check_windows(struct doctor *d, const struct ranks *r, const struct 
     else if (all > room)
         doctor_fix(doctor_add(d, "windows", DOCTOR_FAIL,
                               "%u ranks share up to %.0f MiB each, and %.0f MiB may be used",
-                              r->n_local, (double)one / MIB, (double)room / MIB),
+                              ranks_n_processes(r), (double)one / MIB, (double)room / MIB),
                    "lower --max-num-batched-tokens");
     else
         doctor_add(d, "windows", DOCTOR_OK,
@@ -174,10 +174,10 @@ void doctor_check_group(struct doctor *d)
         if (r.kind == RANKS_ONE)
             doctor_add(d, "ranks", DOCTOR_OK, "this is rank %u of %u", r.rank, r.size);
         else
-            doctor_add(d, "ranks", DOCTOR_OK, "%u to %u of %u are started here", r.first,
-                       r.first + r.n_local - 1, r.size);
+            doctor_add(d, "ranks", DOCTOR_OK, "%u to %u of %u are started here, %u processes",
+                       r.rank, r.rank + r.n_started - 1, r.size, ranks_n_processes(&r));
         check_cpus(d, &r);
-        check_meeting(d, &r);
+        if (r.experts) check_meeting(d, &r);
         if (has_model && m->moe.n_experts) check_windows(d, &r, m);
     }
     mem_free(m);

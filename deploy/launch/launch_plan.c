@@ -70,9 +70,10 @@ static bool is_one_of(const char *name, const char *const *names, size_t n)
 }
 
 /* Each rank gets these with a value of its own. */
-static const char *const OF_RANKS[] = { "data-parallel-size", "data-parallel-size-local",
-                                        "data-parallel-start-rank", "data-parallel-address",
-                                        "data-parallel-rpc-port" };
+static const char *const OF_RANKS[] = { "data-parallel-size",     "data-parallel-size-local",
+                                        "data-parallel-rank",     "data-parallel-start-rank",
+                                        "data-parallel-address",  "data-parallel-rpc-port",
+                                        "local-data-parallel-id", "tensor-parallel-size" };
 /* Of the parent alone; of the lists ranks get their entries. */
 static const char *const OF_PARENT[] = { "port", "metrics-port", "headless", "restart" },
                          *const LISTS[] = { "engine-worker-queue-port", "pd-comm-port",
@@ -122,7 +123,7 @@ static bool is_free(uint16_t port)
 static bool is_planned(const struct launch_plan *p, uint16_t port)
 {
     for (size_t i = 0; i < p->n; i++)
-        if (p->nodes[i].port == port) return true;
+        if (p->nodes[i].port == port || p->nodes[i].meet_port == port) return true;
     return false;
 }
 
@@ -189,10 +190,12 @@ static void add_number(struct arg_list *a, const char *name, int64_t value)
 /* Lists that are too short for the ranks are filled with "any free port". */
 static void add_lists(struct arg_list *a, const struct config *c, const struct launch_args *w)
 {
+    const struct ranks *r = &a->plan->ranks;
+    const size_t n = (r->local + r->n_started) * r->tp.size; /* as many as RDMA ports */
     for (size_t k = 0; k < COUNT_OF(LISTS); k++) {
         struct buf ports = { 0 };
         if (!config_is_set(c, LISTS[k]) || (k == 0 && w->holds_view)) continue;
-        for (size_t i = 0; i < a->plan->n; i++) {
+        for (size_t i = 0; i < n; i++) {
             const char *item = config_list(c, LISTS[k], i, NULL);
             buf_printf(&ports, "%s%s", i ? "," : "", item ? item : "0");
         }
@@ -201,12 +204,27 @@ static void add_lists(struct arg_list *a, const struct config *c, const struct l
     }
 }
 
+/* Which process of its node it is. */
+static void add_process(struct arg_list *a, const struct ranks *r, size_t i)
+{
+    add_number(a, "tensor-parallel-size", r->tp.size);
+    if (r->tp.size < 2) return;
+    add_number(a, "tensor-parallel-rank", (int64_t)(i - a->node->first));
+    add_number(a, "tensor-parallel-port", a->node->meet_port);
+}
+
+/* i: the process of the plan. */
 static void add_rank(struct arg_list *a, const struct ranks *r, size_t i)
 {
+    const int64_t node = (int64_t)(i / r->tp.size);
+    add_number(a, "local-data-parallel-id", r->local + node);
+    if (r->kind == RANKS_NONE) return;
+    add_process(a, r, i);
+    if (!r->experts) return;
     add_number(a, "data-parallel-size", r->size);
-    add_number(a, "data-parallel-rank", r->first + (int64_t)i);
+    add_number(a, "data-parallel-rank", r->rank + node);
     add_number(a, "data-parallel-start-rank", r->first);
-    add_number(a, "data-parallel-size-local", r->n_local);
+    if (r->n_local) add_number(a, "data-parallel-size-local", r->n_local);
     add_option(a, "data-parallel-address", r->host);
     add_number(a, "data-parallel-rpc-port", r->port);
 }
@@ -224,8 +242,7 @@ static void write_args(const struct config *c, const struct launch_args *w, size
     else add_option(&a, "splitwise-role", node_role_name(node->role));
     add_number(&a, "port", node->port);
     if (metrics_port >= 0) add_number(&a, "metrics-port", metrics_port);
-    add_number(&a, "local-data-parallel-id", (int64_t)i);
-    if (p->ranks.kind != RANKS_NONE) add_rank(&a, &p->ranks, i);
+    add_rank(&a, &p->ranks, i);
     add_number(&a, "compute-threads", threads_per_node(c, p->n));
     const double share = share_per_node(c, p->n);
     snprintf(number, sizeof number, "%.4f", share);
@@ -233,20 +250,50 @@ static void write_args(const struct config *c, const struct launch_args *w, size
     if (w->directory) add_option(&a, "router", w->directory);
 }
 
-static enum status plan_node(const struct config *c, const struct launch_args *w, size_t i,
-                             struct launch_plan *p, struct err *err)
+/* Ports of the first process of a node; those that follow it have none. */
+static enum status choose_ports(const struct config *c, const struct launch_args *w, size_t i,
+                                struct launch_plan *p, int64_t *metrics_port, struct err *err)
 {
     struct launch_node *node = &p->nodes[i];
-    int64_t port = -1, metrics_port = 0; /* of ranks: none, whatever the environment says */
+    const size_t entry = i / p->ranks.tp.size;
+    int64_t port = -1;
+    if (node->first != i) return OK;
     if (!w->behind) {
-        TRY(launch_listed_port(c, "ports", i, &port, err));
-        TRY(launch_listed_port(c, "metrics-ports", i, &metrics_port, err));
+        TRY(launch_listed_port(c, "ports", entry, &port, err));
+        TRY(launch_listed_port(c, "metrics-ports", entry, metrics_port, err));
     }
     node->port = port > 0    ? (uint16_t)port
                  : w->behind ? free_rank_port(p)
                              : free_port(p, PORT_FIRST, PORT_END);
-    if (node->port == 0)
-        return err_set(err, ERR_CONFIG, "no free port could be found for node %zu", i);
+    if (node->port) return OK;
+    return err_set(err, ERR_CONFIG, "no free port could be found for node %zu", entry);
+}
+
+/* The first process of a node listens for the others with its cluster port. */
+static enum status choose_meet_port(const struct config *c, size_t i, struct launch_plan *p,
+                                    struct err *err)
+{
+    const struct ranks *r = &p->ranks;
+    struct launch_node *node = &p->nodes[i];
+    const size_t entry = r->local + i / r->tp.size;
+    int64_t port;
+    node->meet_port = p->nodes[node->first].meet_port;
+    if (r->tp.size < 2 || node->first != i) return OK;
+    TRY(launch_listed_port(c, "pd-comm-port", entry, &port, err));
+    const bool is_rank_0 = r->experts && r->rank + i == 0;
+    node->meet_port = is_rank_0 ? r->port : port > 0 ? (uint16_t)port : free_rank_port(p);
+    if (node->meet_port) return OK;
+    return err_set(err, ERR_CONFIG, "no free port could be found for the processes of node %zu",
+                   entry);
+}
+
+static enum status plan_node(const struct config *c, const struct launch_args *w, size_t i,
+                             struct launch_plan *p, struct err *err)
+{
+    int64_t metrics_port = 0; /* of ranks: none, whatever the environment says */
+    p->nodes[i].first = i - i % p->ranks.tp.size;
+    TRY(choose_ports(c, w, i, p, &metrics_port, err));
+    TRY(choose_meet_port(c, i, p, err));
     write_args(c, w, i, metrics_port, p);
     return OK;
 }
@@ -256,9 +303,9 @@ static enum status choose_meeting_port(const struct config *c, struct launch_pla
                                        struct err *err)
 {
     int64_t port;
-    if (p->ranks.kind == RANKS_NONE) return OK;
-    TRY(launch_listed_port(c, "pd-comm-port", 0, &port, err));
-    if (p->ranks.first > 0 || (port <= 0 && p->ranks.port)) return OK;
+    if (!p->ranks.experts) return OK;
+    TRY(launch_listed_port(c, "pd-comm-port", p->ranks.local, &port, err));
+    if (p->ranks.rank > 0 || (port <= 0 && p->ranks.port)) return OK;
     if (p->ranks.port && p->ranks.port != port)
         return err_field(err, ERR_CONFIG, "pd-comm-port",
                          "rank 0 listens for the other ranks with its cluster port: "
@@ -303,9 +350,9 @@ static enum status check_launch(const struct config *c, const struct launch_args
         return err_field(err, ERR_CONFIG, "prefill",
                          "nothing to launch: give --prefill N and --decode M, or --num-servers N "
                          "for mixed nodes");
-    if (n > LAUNCH_NODES_MAX)
-        return err_field(err, ERR_CONFIG, "prefill", "%zu nodes on one host, at most %d", n,
-                         LAUNCH_NODES_MAX);
+    if (n * w->ranks.tp.size > LAUNCH_NODES_MAX)
+        return err_field(err, ERR_CONFIG, "prefill", "%zu processes on one host, at most %d",
+                         n * w->ranks.tp.size, LAUNCH_NODES_MAX);
     /* In Redis, or at a directory server elsewhere, decode nodes of other hosts can be found. */
     if (n == (size_t)config_int(c, "prefill") && w->holds_view)
         return err_field(err, ERR_CONFIG, "decode",
@@ -327,16 +374,14 @@ static enum node_role role_of(const struct config *c, const struct launch_args *
 enum status launch_plan_make(const struct config *c, const struct launch_args *w,
                              struct launch_plan *out, struct err *err)
 {
-    *out = (struct launch_plan){
-        .n = w->behind ? w->ranks.n_local : launch_plan_n_nodes(c),
-        .ranks = w->ranks,
-    };
+    const size_t n_nodes = w->behind ? w->ranks.n_started : launch_plan_n_nodes(c);
+    *out = (struct launch_plan){ .n = n_nodes * w->ranks.tp.size, .ranks = w->ranks };
     arena_init(&out->arena);
-    if (!w->behind) TRY(check_launch(c, w, out->n, err));
+    if (!w->behind) TRY(check_launch(c, w, n_nodes, err));
     out->nodes = ARENA_ARRAY(&out->arena, struct launch_node, out->n);
     TRY(choose_meeting_port(c, out, err));
     for (size_t i = 0; i < out->n; i++) {
-        out->nodes[i].role = role_of(c, w, i);
+        out->nodes[i].role = role_of(c, w, i / w->ranks.tp.size);
         TRY(plan_node(c, w, i, out, err));
     }
     return OK;

@@ -11,7 +11,10 @@ enum { LAUNCH_NODES_MAX = 256, LAUNCH_ARGS_MAX = 256 };
 
 struct launch_node {
     enum node_role role;
-    uint16_t port;               /* never 0: a restarted node keeps its address */
+    uint16_t port;               /* of the API: a restarted node keeps its address; 0: a process
+                                  * that follows the first of its node has none */
+    size_t first;                /* the process that its node begins with: itself, if alone */
+    uint16_t meet_port;          /* where the processes of its node meet; 0: it is alone */
     char *argv[LAUNCH_ARGS_MAX]; /* NULL-ended; in the plan's arena */
 };
 
@@ -19,7 +22,7 @@ struct launch_plan {
     struct arena arena;
     struct launch_node *nodes;
     size_t n;
-    struct ranks ranks; /* of the nodes, when they share experts; its port is chosen */
+    struct ranks ranks; /* of the nodes; its port is chosen */
 };
 
 struct launch_args {

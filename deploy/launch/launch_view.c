@@ -62,7 +62,7 @@ enum status launch_view_choose(const struct config *c, const struct ranks *r,
     *out = (struct launch_view){ .address = host_loopback(config_string(c, "host")) };
     TRY(check_secret(c, r, err));
     if (is_named(c)) return OK;
-    if (several && r->first > 0) {
+    if (several && r->rank > 0) {
         host_port_text(r->host, ranks_view_port(r), out->elsewhere);
         return OK;
     }

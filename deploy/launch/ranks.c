@@ -14,6 +14,17 @@ static uint32_t number(const struct config *c, const char *name)
     return (uint32_t)config_int(c, name);
 }
 
+static bool is_on_gpu(const struct config *c)
+{
+    return strcmp(config_string(c, "device"), "cuda") == 0;
+}
+
+/* LIMIT: matrices are cut on the CPU only; on a GPU each node computes alone. */
+static uint32_t tp_size(const struct config *c)
+{
+    return is_on_gpu(c) ? 1 : number(c, "tensor-parallel-size");
+}
+
 /* ---- hosts ---- */
 
 static bool has_address(const struct ifaddrs *list, const char *text)
@@ -145,33 +156,42 @@ uint32_t ranks_local_id(const struct config *c)
                                                       : number(c, "data-parallel-rank");
 }
 
+uint32_t ranks_local_process(const struct config *c)
+{
+    return ranks_local_id(c) * tp_size(c) + number(c, "tensor-parallel-rank");
+}
+
 uint32_t ranks_on_host(const struct config *c)
 {
     const bool told = config_bool(c, "enable-expert-parallel") &&
                       config_is_set(c, "data-parallel-size-local");
-    return told ? number(c, "data-parallel-size-local") : 1;
+    return (told ? number(c, "data-parallel-size-local") : 1) * tp_size(c);
 }
 
-static bool is_one(const struct config *c)
+static bool names_node(const struct config *c)
 {
     return config_is_set(c, "data-parallel-rank") || config_is_set(c, "local-data-parallel-id");
+}
+
+static bool names_process(const struct config *c)
+{
+    return config_is_set(c, "tensor-parallel-rank");
 }
 
 static enum status check_one(const struct config *c, const struct ranks *r, uint32_t local,
                              struct err *err)
 {
-    const uint32_t n_local = number(c, "data-parallel-size-local");
     if (r->rank >= r->size)
         return err_field(err, ERR_CONFIG, "data-parallel-rank",
                          "--data-parallel-rank %u is not a rank of --data-parallel-size %u: "
                          "they count from 0 to %u",
                          r->rank, r->size, r->size - 1);
     if (config_is_set(c, "local-data-parallel-id") &&
-        config_is_set(c, "data-parallel-size-local") && local >= n_local)
+        config_is_set(c, "data-parallel-size-local") && local >= r->n_local)
         return err_field(err, ERR_CONFIG, "local-data-parallel-id",
                          "%s %u is not one of the %u ranks of this host: they count from 0 to %u",
-                         config_source_text(c, "local-data-parallel-id"), local, n_local,
-                         n_local - 1);
+                         config_source_text(c, "local-data-parallel-id"), local, r->n_local,
+                         r->n_local - 1);
     if (config_is_set(c, "data-parallel-rank") && config_is_set(c, "local-data-parallel-id") &&
         config_is_set(c, "data-parallel-start-rank") && r->first + local != r->rank)
         return err_field(err, ERR_CONFIG, "data-parallel-rank",
@@ -189,10 +209,9 @@ static enum status check_one(const struct config *c, const struct ranks *r, uint
 static enum status read_one(const struct config *c, struct ranks *r, struct err *err)
 {
     const uint32_t local = number(c, "local-data-parallel-id");
-    r->kind = RANKS_ONE;
-    r->n_local = config_is_set(c, "data-parallel-size-local")
-                     ? number(c, "data-parallel-size-local")
-                     : r->size;
+    if (!r->experts) return OK;
+    if (config_is_set(c, "data-parallel-size-local"))
+        r->n_local = number(c, "data-parallel-size-local");
     r->first = number(c, "data-parallel-start-rank");
     r->rank = config_is_set(c, "data-parallel-rank") ? number(c, "data-parallel-rank")
                                                      : r->first + local;
@@ -229,7 +248,7 @@ static enum status read_meeting(const struct config *c, const struct hosts *h, s
         return err_field(err, ERR_CONFIG, "data-parallel-address",
                          "%u of --data-parallel-size %u ranks are here, the others on other "
                          "hosts; give --data-parallel-address, where rank 0 listens",
-                         r->n_local, r->size);
+                         r->n_started, r->size);
     const bool any = r->kind == RANKS_PARENT && !given && h->n < 2 &&
                      !config_is_set(c, "data-parallel-rpc-port");
     r->port = any ? 0 : (uint16_t)config_int(c, "data-parallel-rpc-port");
@@ -254,49 +273,110 @@ static enum status check_unused(const struct config *c, struct err *err)
 }
 
 /* Experts are shared on the CPU only; without a word about other ranks each GPU node has all. */
-static enum status check_device(const struct config *c, bool *alone, struct err *err)
+static enum status read_experts(const struct config *c, bool *shares, struct err *err)
 {
-    *alone = strcmp(config_string(c, "device"), "cuda") == 0;
-    if (!*alone || !config_is_set(c, "data-parallel-address")) return OK;
+    const bool wants = config_bool(c, "enable-expert-parallel") &&
+                       config_int(c, "data-parallel-size") > 1;
+    *shares = wants && !is_on_gpu(c);
+    if (*shares || !wants || !config_is_set(c, "data-parallel-address")) return OK;
     return err_field(err, ERR_UNSUPPORTED, "enable-expert-parallel",
                      "--enable-expert-parallel with --data-parallel-address is supported on "
                      "the CPU only; give --device cpu, or leave the address out");
 }
 
-enum status ranks_read(const struct config *c, size_t n_nodes, struct ranks *out, struct err *err)
+static enum status read_sizes(const struct config *c, size_t n_nodes, struct ranks *r,
+                              struct err *err)
 {
-    struct hosts h;
-    bool alone;
-    *out = (struct ranks){ .kind = RANKS_NONE };
-    if (!config_bool(c, "enable-expert-parallel") || config_int(c, "data-parallel-size") < 2)
-        return check_unused(c, err);
-    TRY(check_device(c, &alone, err));
-    if (alone) return OK;
-    out->size = number(c, "data-parallel-size");
-    if (out->size > GROUP_RANKS_MAX)
+    r->tp.size = tp_size(c);
+    r->size = r->experts ? number(c, "data-parallel-size") : n_nodes ? (uint32_t)n_nodes : 1;
+    if ((uint64_t)r->size * r->tp.size <= GROUP_RANKS_MAX || !r->experts) return OK;
+    if (r->tp.size == 1)
         return err_field(err, ERR_CONFIG, "data-parallel-size",
                          "--data-parallel-size %u is more than the %d ranks that a group can have",
-                         out->size, GROUP_RANKS_MAX);
-    TRY(read_hosts(c, &h, err));
+                         r->size, GROUP_RANKS_MAX);
+    return err_field(err, ERR_CONFIG, "data-parallel-size",
+                     "--data-parallel-size %u times --tensor-parallel-size %u is more than the %d "
+                     "ranks that a group can have",
+                     r->size, r->tp.size, GROUP_RANKS_MAX);
+}
+
+/* Where the ranks of its node meet. */
+static enum status read_process(const struct config *c, struct ranks *r, struct err *err)
+{
+    r->tp.rank = number(c, "tensor-parallel-rank");
+    r->tp.port = (uint16_t)config_int(c, "tensor-parallel-port");
+    if (r->tp.rank >= r->tp.size)
+        return err_field(err, ERR_CONFIG, "tensor-parallel-rank",
+                         "--tensor-parallel-rank %u is not a rank of --tensor-parallel-size %u: "
+                         "they count from 0 to %u",
+                         r->tp.rank, r->tp.size, r->tp.size - 1);
+    if (!host_copy(config_string(c, "tensor-parallel-address"), r->tp.host) ||
+        !host_is_number(r->tp.host))
+        return err_field(err, ERR_CONFIG, "tensor-parallel-address",
+                         "--tensor-parallel-address %s is not an IP address; give the one where "
+                         "the others reach the first rank of their node",
+                         config_string(c, "tensor-parallel-address"));
+    if (r->tp.size < 2 || r->tp.port) return OK;
+    return err_field(err, ERR_CONFIG, "tensor-parallel-port",
+                     "--tensor-parallel-rank %u: give --tensor-parallel-port, with which the first "
+                     "rank of its node listens",
+                     r->tp.rank);
+}
+
+/* One process, or one node: `serve` starts the processes of that behind its port. */
+static enum status read_single(const struct config *c, struct ranks *r, struct err *err)
+{
+    const bool is_process = names_process(c) || r->tp.size == 1;
+    r->kind = is_process ? RANKS_ONE : RANKS_PARENT;
+    r->n_started = 1;
+    r->local = ranks_local_id(c);
+    TRY(read_one(c, r, err));
+    return is_process ? read_process(c, r, err) : OK;
+}
+
+/* The nodes of this host. */
+static enum status read_parent(const struct config *c, size_t n_nodes, const struct hosts *h,
+                               struct ranks *r, struct err *err)
+{
+    r->kind = RANKS_PARENT;
+    r->n_started = r->n_local = r->size;
+    if (!r->experts) return OK;
+    TRY(check_launch(c, n_nodes, h, r, err));
+    TRY(read_range(c, n_nodes, h, r, err));
+    r->rank = r->first;
+    r->n_started = r->n_local;
+    return OK;
+}
+
+enum status ranks_read(const struct config *c, size_t n_nodes, struct ranks *out, struct err *err)
+{
+    struct hosts h = { .n = 1 };
+    bool experts;
+    *out = (struct ranks){ .kind = RANKS_NONE, .tp.size = 1 };
+    TRY(read_experts(c, &experts, err));
+    if (!experts) TRY(check_unused(c, err));
+    if (!experts && tp_size(c) < 2) return OK;
+    out->experts = experts;
+    TRY(read_sizes(c, n_nodes, out, err));
+    if (experts) TRY(read_hosts(c, &h, err));
     out->headless = config_bool(c, "headless");
-    if (!n_nodes && is_one(c)) {
-        TRY(read_one(c, out, err));
-        return read_meeting(c, &h, out, err);
-    }
-    out->kind = RANKS_PARENT;
-    TRY(check_launch(c, n_nodes, &h, out, err));
-    TRY(read_range(c, n_nodes, &h, out, err));
-    return read_meeting(c, &h, out, err);
+    const bool is_single = names_process(c) || (names_node(c) && (experts || !n_nodes));
+    TRY(!n_nodes && is_single ? read_single(c, out, err) : read_parent(c, n_nodes, &h, out, err));
+    return experts ? read_meeting(c, &h, out, err) : OK;
 }
 
 void ranks_print(const struct ranks *r, struct buf *out)
 {
     char at[HOST_PORT_TEXT_MAX];
     if (r->kind == RANKS_NONE) return;
+    if (r->tp.size > 1)
+        buf_printf(out, "  processes    %u for each node: they share its attention (%s)\n",
+                   r->tp.size, "--tensor-parallel-size");
+    if (!r->experts) return;
     host_port_text(r->host, r->port, at);
     if (ranks_elsewhere(r))
         buf_printf(out, "  ranks        %u to %u of %u share the experts, rank 0 listens at %s\n",
-                   r->first, r->first + r->n_local - 1, r->size, at);
+                   r->rank, r->rank + r->n_started - 1, r->size, at);
     else
         buf_printf(out, "  ranks        0 to %u share the experts, rank 0 listens at %s\n",
                    r->size - 1, at);

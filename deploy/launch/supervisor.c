@@ -50,6 +50,11 @@ struct supervisor {
 
 static void start_child(struct child *ch);
 
+/* The first process of its node, which has the port. */
+static struct child *first_of(const struct child *ch) { return &ch->s->children[ch->plan->first]; }
+
+static size_t rank_in_node(const struct child *ch) { return (size_t)(ch - first_of(ch)); }
+
 size_t supervisor_n_running(const struct supervisor *s)
 {
     size_t n = 0;
@@ -172,11 +177,13 @@ static void on_exit_of_child(uv_process_t *process, int64_t exit_status, int sig
     struct supervisor *s = ch->s;
     ch->ready = false;
     if (!s->stopping)
-        log_warn("node ended", "port=%u role=%s status=%lld signal=%d", ch->plan->port,
-                 node_role_name(ch->plan->role), (long long)exit_status, signum);
+        log_warn("node ended", "port=%u rank=%zu role=%s status=%lld signal=%d",
+                 first_of(ch)->plan->port, rank_in_node(ch), node_role_name(ch->plan->role),
+                 (long long)exit_status, signum);
     uv_close((uv_handle_t *)process, on_process_closed);
     /* What has served may serve again: a folder or a port comes back. */
-    bool hopeless = (exit_status != 0 && !ch->has_served) || !config_bool(s->o.c, "restart");
+    bool hopeless = (exit_status != 0 && !first_of(ch)->has_served) ||
+                    !config_bool(s->o.c, "restart");
     if (s->stopping || !hopeless) return;
     s->culprit = ch;
     supervisor_stop(s, exit_status ? (int)exit_status : 1);
@@ -229,7 +236,7 @@ static void start_child(struct child *ch)
     int st = uv_spawn(loop_uv(ch->s->o.loop), &ch->process, &o);
     ch->running = true; /* the handle is open even when the spawn failed */
     if (st == 0) return;
-    log_error("node not started", "port=%u why=\"%s\"", ch->plan->port, uv_strerror(st));
+    log_error("node not started", "port=%u why=\"%s\"", first_of(ch)->plan->port, uv_strerror(st));
     uv_close((uv_handle_t *)&ch->process, on_process_closed);
 }
 
@@ -256,7 +263,7 @@ static bool sees_all(struct supervisor *s, struct str cluster_json)
     const int n = cJSON_GetArraySize(nodes);
     note_model(s, doc, nodes);
     cJSON_Delete(doc);
-    return n >= 0 && (size_t)n >= s->o.plan->n;
+    return n >= 0 && (size_t)n >= s->o.plan->n / s->o.plan->ranks.tp.size;
 }
 
 uint64_t supervisor_model(const struct supervisor *s) { return s->model; }
@@ -288,7 +295,7 @@ static void on_cluster_answer(void *arg, enum status st, int http_status, struct
     if (!sees_all(s, body)) return;
     ch->ready = true;
     bool all = true;
-    for (size_t i = 0; i < s->o.plan->n; i++) all &= s->children[i].ready;
+    for (size_t i = 0; i < s->o.plan->n; i++) all &= first_of(&s->children[i])->ready;
     if (!all || s->announced) return;
     s->announced = true;
     s->o.on_ready(s->o.arg);
@@ -302,7 +309,7 @@ static void on_poll(void *arg)
     if (key) buf_printf(&headers, "Authorization: Bearer %s\r\n", key);
     for (size_t i = 0; i < s->o.plan->n; i++) {
         struct child *ch = &s->children[i];
-        if (!ch->running || ch->ready || ch->polling) continue;
+        if (!ch->running || ch->ready || ch->polling || first_of(ch) != ch) continue;
         ch->polling = http_client_request(s->client, "GET", s->o.address, ch->plan->port,
                                           "/cluster", headers.data, (struct str){ 0 }, 2000,
                                           on_cluster_answer, ch) == OK;
@@ -343,7 +350,8 @@ void supervisor_say_culprit(const struct supervisor *s, const char *who)
     if (!s->culprit) return;
     snprintf(text, sizeof text,
              "stopped, because the %s node of port %u ended with status %d; its own lines say why",
-             node_role_name(s->culprit->plan->role), s->culprit->plan->port, s->exit_status);
+             node_role_name(s->culprit->plan->role), first_of(s->culprit)->plan->port,
+             s->exit_status);
     log_fatal(who, text);
 }
 

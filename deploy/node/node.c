@@ -15,7 +15,7 @@
 #include "shared/base/log.h"
 
 enum {
-    EXIT_DEVICE = 70, /* the GPU failed */
+    EXIT_DEVICE = 70, /* the GPU failed, or a rank of the node was lost */
     MAX_TRANSFERS = 1024,
     /* a transfer may wait for a long chunk on a slow CPU; links detect dead and frozen peers */
     STALL_MS = 60000
@@ -35,6 +35,13 @@ static void refuse_probe(struct node *n, const struct cluster_message *m)
     buf_release(&body);
 }
 
+/* A process may be a rank of two groups. */
+static bool on_group_message(struct node *n, const struct cluster_message *m)
+{
+    return (n->ranks.group && group_on_message(n->ranks.group, m)) ||
+           (n->group && group_on_message(n->group, m)) || group_refuse(n->cluster, m);
+}
+
 static void on_message(void *arg, const struct cluster_message *m)
 {
     struct node *n = arg;
@@ -43,7 +50,12 @@ static void on_message(void *arg, const struct cluster_message *m)
         refuse_probe(n, m);
         return;
     }
-    if (n->group ? group_on_message(n->group, m) : group_refuse(n->cluster, m)) return;
+    if (on_group_message(n, m)) return;
+    if (n->ranks.decode) {
+        if (decode_follow_on_message(n->ranks.decode, m)) return;
+        prefill_follow_on_message(n->ranks.prefill, m);
+        return;
+    }
     if (n->state == NODE_LOADING) return; /* nobody has been told that this node takes work */
     if (scheduler_on_message(n->scheduler, m) || n->o.no_engine) return;
     /* CANCEL concerns both workers, so each returns false for it. */
@@ -54,18 +66,25 @@ static void on_message(void *arg, const struct cluster_message *m)
 static void on_lost(void *arg, uint64_t node, const char *why)
 {
     struct node *n = arg;
-    if (n->group && n->state != NODE_STOPPING) group_on_lost(n->group, node, why);
-    if (n->state == NODE_STOPPING || n->state == NODE_LOADING) return;
+    if (n->state == NODE_STOPPING) return;
+    if (n->group) group_on_lost(n->group, node, why);
+    if (n->ranks.group) group_on_lost(n->ranks.group, node, why);
+    if (n->ranks.decode) {
+        decode_follow_on_lost(n->ranks.decode, node);
+        prefill_follow_on_lost(n->ranks.prefill, node);
+    }
+    if (!n->scheduler) return;
     scheduler_on_lost(n->scheduler, node, why);
     if (n->o.no_engine) return;
     prefill_on_lost(n->prefill, node);
     decode_on_lost(n->decode, node);
 }
 
-static void on_met(void *arg, uint64_t node)
+static void on_met(void *arg, uint32_t kind, uint64_t node)
 {
     struct node *n = arg;
-    if (n->group) group_on_met(n->group, node);
+    struct group *g = kind == GROUP_OF_NODE ? n->ranks.group : n->group;
+    if (g) group_on_met(g, node);
 }
 
 static void report_progress(void *arg, uint64_t *counter, bool *has_work)
@@ -139,22 +158,30 @@ static enum status start_http(struct node *n, struct err *err)
 
 /* ---- ready ---- */
 
-/* The GPU failed, and nothing that this process holds there is usable, so it ends at once. Its
- * connections close; peers and entry nodes notice within milliseconds and use other nodes, and the
- * supervisor starts a new process. Thread: engine. */
+/* The GPU failed, and nothing that this process holds there is usable, or the node has lost one of
+ * its ranks: it ends at once. Its connections close; peers and entry nodes notice within
+ * milliseconds and use other nodes, and the supervisor starts a new process. Thread: engine. */
 static void on_fault(void *arg, const struct err *err)
 {
-    (void)arg;
+    struct node *n = arg;
+    if (atomic_load(&n->ends)) return;
     log_error("node ends", "why=\"%s\"", err->text);
     _exit(EXIT_DEVICE);
 }
 
-static enum status start_engine(struct node *n, struct err *err)
+/* How long sequences may be and how many KV blocks there are. Thread: a worker. */
+static enum status choose_sizes(struct node *n, struct err *err)
 {
     struct node_options *o = &n->o;
     if (o->max_model_len > n->model.weights->max_len) o->max_model_len = n->model.weights->max_len;
+    snprintf(n->precision, sizeof n->precision, "%s", n->model.weights->precision);
     TRY(node_model_prepare(n->model.weights, o, err));
-    TRY(node_model_blocks(n->model.weights, o, &o->n_blocks, err));
+    return node_model_blocks(n->model.weights, o, &o->n_blocks, err);
+}
+
+static enum status start_engine(struct node *n, struct err *err)
+{
+    const struct node_options *o = &n->o;
     struct engine_options e = {
         .model = n->model.weights,
         .block_tokens = o->block_tokens,
@@ -168,13 +195,14 @@ static enum status start_engine(struct node *n, struct err *err)
         .on_event = node_events_of_engine,
         .on_kv_ready = node_events_kv_ready,
         .on_fault = on_fault,
+        .follows = node_follows(n),
         .arg = n,
     };
+    if (n->ranks.group) e.on_node_bell = node_ranks_of_engine;
     if (n->group && n->model.weights->config.moe.n_experts > 0) {
         e.on_group = node_group_of_engine;
         model_count_rows_on(n->model.weights, n->metrics);
     }
-    snprintf(n->precision, sizeof n->precision, "%s", n->model.weights->precision);
     TRY(engine_create(&e, &n->loaded.engine, err));
     n->model.weights = NULL; /* now the engine's */
     return OK;
@@ -207,6 +235,12 @@ static enum status start_kvt(struct node *n, struct err *err)
     snprintf(n->kv_by, sizeof n->kv_by, "%s", by.len ? by.data : "");
     buf_release(&by);
     return OK;
+}
+
+enum status node_start_engine(struct node *n, struct err *err)
+{
+    TRY(start_engine(n, err));
+    return start_kvt(n, err);
 }
 
 static enum status start_cluster(struct node *n, struct err *err)
@@ -244,7 +278,7 @@ static void on_launcher_gone(void *arg)
         if (n->state == NODE_LOADING || n->state == NODE_READY) node_stop_on_signal(n, SIGTERM);
         return;
     }
-    if (n->state == NODE_READY)
+    if (n->state == NODE_READY && n->scheduler)
         scheduler_launcher_gone(n->scheduler, launcher_watch_text(n->launcher),
                                 launcher_watch_held_view(n->launcher));
 }
@@ -326,6 +360,8 @@ static void start_engine_workers(struct node *n)
         .metrics = n->metrics,
         .max_decode_seqs = n->o.max_waiting + n->o.max_seqs,
         .id_base = DECODE_IDS,
+        .followers = n->ranks.all + 1,
+        .n_followers = n->ranks.group ? n->o.tp.size - 1 : 0,
     };
     struct prefill_options p = {
         .loop = n->loop,
@@ -336,6 +372,8 @@ static void start_engine_workers(struct node *n)
         .step_tokens = n->o.max_batched_tokens,
         .max_prompts = n->o.max_waiting,
         .id_base = PREFILL_IDS,
+        .followers = n->ranks.all + 1,
+        .n_followers = n->ranks.group ? n->o.tp.size - 1 : 0,
     };
     n->decode = decode_create(&d);
     n->prefill = prefill_create(&p);
@@ -386,6 +424,7 @@ static enum status start_serve(struct node *n, struct err *err)
 static enum status make_ready(struct node *n, struct err *err)
 {
     n->state = NODE_READY;
+    if (node_follows(n)) return OK;
     node_describe_join(n);
     start_workers(n);
     if (launcher_watch_is_gone(n->launcher)) on_launcher_gone(n);
@@ -403,12 +442,12 @@ static void load(void *arg)
     }
     enum status st = node_model_load(&n->model, &n->o, &n->stop_loading, &n->load_err);
     if (st == OK && atomic_load(&n->stop_loading)) st = ERR_CANCELED;
-    if (st == OK) st = start_engine(n, &n->load_err);
-    if (st == OK) st = start_kvt(n, &n->load_err);
+    if (st == OK) st = choose_sizes(n, &n->load_err);
+    if (st == OK && !n->ranks.group) st = node_start_engine(n, &n->load_err);
     n->load_st = st;
 }
 
-static void fail_start(struct node *n)
+void node_fail_start(struct node *n)
 {
     log_fatal("baton", n->load_err.text);
     if (n->front.on_failed) n->front.on_failed(n->front.failed_arg); /* its ranks end first */
@@ -418,7 +457,7 @@ static void fail_start(struct node *n)
 void node_become_ready(struct node *n)
 {
     if (make_ready(n, &n->load_err) != OK) {
-        fail_start(n);
+        node_fail_start(n);
         return;
     }
     gauge_set(n->ready_gauge, 1);
@@ -433,8 +472,9 @@ static void on_loaded(void *arg)
     n->kvt = n->loaded.kvt;
     if (n->state == NODE_STOPPING)
         return; /* node_free frees them, if this is the loop's last turn */
-    if (n->load_st != OK) fail_start(n);
+    if (n->load_st != OK) node_fail_start(n);
     else if (n->o.no_engine) node_front_loaded(n);
+    else if (n->ranks.group) node_ranks_loaded(n);
     else if (!node_group_awaits(n)) node_become_ready(n);
 }
 
@@ -447,11 +487,16 @@ static enum status open_ports(struct node *n, struct err *err)
     TRY(start_http(n, err));
     uint16_t port = n->http ? http_server_port(n->http) : 0;
     char at[HOST_PORT_TEXT_MAX];
-    snprintf(n->name, sizeof n->name, "%.*s", (int)sizeof n->name - 1,
-             host_port_text(o->advertise_host, port, at));
+    if (node_follows(n)) /* it has no port of the API: rank 1 of the node whose ranks meet there */
+        snprintf(n->name, sizeof n->name, "%.*s/%u", (int)sizeof n->name - 8,
+                 host_port_text(o->advertise_host, o->tp.port, at), o->tp.rank);
+    else
+        snprintf(n->name, sizeof n->name, "%.*s", (int)sizeof n->name - 1,
+                 host_port_text(o->advertise_host, port, at));
     log_set_name(n->name);
     n->launcher = launcher_watch_start(n->loop, on_launcher_gone, n);
     TRY(start_cluster(n, err));
+    node_ranks_start(n);
     node_group_start(n);
     TRY(start_directory(n, err));
     start_passer(n);

@@ -17,6 +17,17 @@ static bool is_apart(const struct node *n)
     return n->group && group_apart_ms(n->group) > APART_MS;
 }
 
+static void describe_followers(const struct node *n, struct node_record *me)
+{
+    const struct group_roster *r = group_now(n->ranks.group);
+    for (uint32_t i = 1; i < r->n; i++) {
+        struct node_rank *f = &me->followers[me->n_followers++];
+        f->process = r->members[i].node;
+        f->port = r->members[i].port;
+        snprintf(f->host, sizeof f->host, "%s", r->members[i].host);
+    }
+}
+
 void node_describe_record(void *arg, struct node_record *me)
 {
     struct node *n = arg;
@@ -45,6 +56,7 @@ void node_describe_record(void *arg, struct node_record *me)
         .progress = st.progress,
         .has_work = st.has_work,
     };
+    if (n->ranks.group) describe_followers(n, me);
     snprintf(me->name, sizeof me->name, "%s", n->name);
     snprintf(me->topic, sizeof me->topic, "%s", n->o.topic);
     snprintf(me->model_name, sizeof me->model_name, "%s", n->o.names[0]);

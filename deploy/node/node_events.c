@@ -67,6 +67,16 @@ void node_events_kv_ready(void *arg, uint64_t id, uint32_t layer, uint32_t begin
         prefill_on_kv_ready(n->kvt, id, layer, begin, end, blocks, event);
 }
 
+/* The leader's sequences: of this rank's engine no other events come. */
+static void dispatch_to_followers(struct node *n, const struct node_event *ev)
+{
+    const struct kvt_event *kv = &ev->u.kvt;
+    if (ev->from != FROM_KVT) return;
+    const bool of_peer = kv->kind == KVT_CONNECTED || kv->kind == KVT_PEER_LOST;
+    if (!of_peer && (kv->id & DECODE_IDS)) decode_follow_on_kvt(n->ranks.decode, kv);
+    else prefill_follow_on_kvt(n->ranks.prefill, kv);
+}
+
 static void dispatch(struct node *n, struct node_event *ev)
 {
     if (ev->from == FROM_ENGINE) {
@@ -87,6 +97,7 @@ static void drain_events(void *arg)
     int i = 0;
     while (i < EVENTS_PER_ITERATION && mailbox_take(n->events, &ev)) {
         if (n->decode && n->prefill) dispatch(n, &ev);
+        else if (n->ranks.decode) dispatch_to_followers(n, &ev);
         mem_free(ev.blocks);
         i++;
     }

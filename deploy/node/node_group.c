@@ -8,7 +8,8 @@
  *     engine rings            ──▶ group_ring       ──▶ engine_bell on the other ranks
  *     engine lost its group   ──▶ group_report_lost
  *
- * The node becomes ready when its engine first steps with all ranks. LIMIT: ranks are of one host.
+ * The node becomes ready when its engine first steps with all ranks. All ranks of a node of several
+ * (node_ranks.c) are ranks of the group, next to each other. LIMIT: ranks are of one host.
  * Thread: loop, except where it is said otherwise. */
 #include <stdio.h>
 
@@ -151,7 +152,8 @@ static void on_leave(void *arg, uint64_t epoch)
 static void on_left(void *arg)
 {
     struct node *n = arg;
-    n->has_left = true;
+    if (n->ranks.group) node_ranks_left_experts(n);
+    else n->has_left = true;
 }
 
 static void on_epoch_lost(void *arg, uint64_t epoch, const char *why)
@@ -223,6 +225,7 @@ void node_group_start(struct node *n)
         .node = n->id,
         .rank = n->o.group.rank,
         .size = n->o.group.size,
+        .node_size = n->o.tp.size,
         .host = n->o.advertise_host,
         .meet_host = n->o.group.host,
         .meet_port = n->o.group.port,
@@ -258,6 +261,7 @@ bool node_group_awaits(struct node *n)
 void node_group_stop(struct node *n)
 {
     if (n->group) group_stop(n->group);
+    if (n->ranks.group) group_stop(n->ranks.group);
 }
 
 static void free_group(void *group) { group_free(group); }

@@ -8,17 +8,20 @@
 #include <stdatomic.h>
 
 #include "decode/decode.h"
+#include "decode/decode_follow.h"
 #include "deploy/launch/launcher_watch.h"
 #include "deploy/node/node.h"
 #include "deploy/node/node_model.h"
 #include "deploy/node/node_ports.h"
 #include "prefill/prefill.h"
+#include "prefill/prefill_follow.h"
 #include "scheduler/directory/server.h"
 #include "scheduler/passer.h"
 #include "scheduler/scheduler.h"
 #include "shared/base/address/host_port.h"
 #include "shared/base/mailbox.h"
 #include "shared/cluster/group.h"
+#include "shared/kv/kv_parts.h"
 
 /* Tell the sequences and transfers of the two workers apart. */
 #define DECODE_IDS  (UINT64_C(1) << 56)
@@ -56,6 +59,15 @@ struct node {
     bool prepares; /* a worker makes the next group's ep object with the engine's memory */
     bool leaves;   /* it has no requests left, and wants to leave the group; ... */
     bool has_left; /* ... and no group needs this rank any more */
+    struct {
+        struct group *group;            /* NULL: the node is this process alone */
+        bool is_one;                    /* its engines have met */
+        uint64_t all[KV_RANKS_MAX];     /* their processes, by rank */
+        uint64_t leave_epoch;           /* in which all leave */
+        struct decode_follower *decode; /* of a rank above 0, in place of the two workers */
+        struct prefill_follower *prefill;
+    } ranks;          /* that share the attention of this node */
+    atomic_bool ends; /* a lost rank is no failure any more */
     struct {
         bool loaded, ranks_ready;
         uint64_t model; /* fingerprint of its ranks' model */
@@ -108,6 +120,24 @@ void node_group_free(struct node *n);
 /* engine_options.on_group. Thread: engine. */
 void node_group_of_engine(void *arg, const struct engine_group_event *ev);
 
+/* ---- node_ranks.c: with --tensor-parallel-size ---- */
+
+bool node_is_several(const struct node *n);
+/* Is it a rank above 0 of such a node? */
+bool node_follows(const struct node *n);
+/* Before the model is loaded: the other ranks may come already. */
+void node_ranks_start(struct node *n);
+/* The weights are there; node_become_ready follows when all ranks are one node. */
+void node_ranks_loaded(struct node *n);
+/* A signal came: no new requests; a rank that follows leaves with the first. */
+void node_ranks_drain(struct node *n);
+/* No group of the experts has this rank any more. */
+void node_ranks_left_experts(struct node *n);
+/* After the engine has ended, before the cluster does. */
+void node_ranks_free(struct node *n);
+/* engine_options.on_node_bell. Thread: engine. */
+void node_ranks_of_engine(void *arg, uint64_t step);
+
 /* ---- node_front.c: with o.no_engine ---- */
 
 /* Reads all files but the weights. Thread: a worker. */
@@ -118,6 +148,10 @@ void node_front_loaded(struct node *n);
 /* ---- node.c ---- */
 
 void node_begin_loading(void *node);
+/* Makes the engine and kvt of a model that is loaded. Thread: a worker. */
+enum status node_start_engine(struct node *n, struct err *err) MUST_CHECK;
+/* Ends the start with the sentence of load_err. */
+void node_fail_start(struct node *n);
 /* The engine can step: the node takes work. */
 void node_become_ready(struct node *n);
 

@@ -197,7 +197,8 @@ static struct model_options model_options_of(const struct node_options *o,
                                              struct kernel_ctx *kernels, struct model_share *share)
 {
     *share = (struct model_share){
-        .tp_size = 1,
+        .tp_size = o->tp.size ? o->tp.size : 1,
+        .tp_rank = o->tp.rank,
         .n_experts = SHARE_ALL_EXPERTS,
         .ep_rank = o->group.rank,
         .ep_size = o->group.size,

@@ -30,11 +30,12 @@ static char *dup_in(struct node_options *o, const char *s)
 
 /* ---- lists of ports ---- */
 
-/* The entry of this rank in a list of ports; 0 when the option is not set. The list may be longer
- * than the number of ranks. */
-static enum status port_of(const struct config *c, const char *name, uint16_t *out, struct err *err)
+/* Entry `rank` of a list of ports; 0 when the option is not set. The list may be longer than the
+ * number of ranks. */
+static enum status entry_of(const struct config *c, const char *name, size_t rank, uint16_t *out,
+                            struct err *err)
 {
-    size_t n = 0, rank = ranks_local_id(c);
+    size_t n = 0;
     int64_t port = 0;
     *out = 0;
     config_list(c, name, 0, &n);
@@ -49,6 +50,11 @@ static enum status port_of(const struct config *c, const char *name, uint16_t *o
                          item);
     *out = (uint16_t)port;
     return OK;
+}
+
+static enum status port_of(const struct config *c, const char *name, uint16_t *out, struct err *err)
+{
+    return entry_of(c, name, ranks_local_id(c), out, err);
 }
 
 /* ---- the model ---- */
@@ -472,25 +478,47 @@ static enum status read_directory(const struct config *c, struct node_options *o
     return OK;
 }
 
-/* Rank 0 listens for the others with its cluster port. */
+/* The first rank listens for the others with its cluster port. */
+static enum status take_cluster_port(struct node_options *o, uint16_t port, const char *option,
+                                     struct err *err)
+{
+    if (o->cluster_port && o->cluster_port != port)
+        return err_field(err, ERR_CONFIG, "pd-comm-port",
+                         "rank 0 listens for the other ranks with its cluster port: "
+                         "--pd-comm-port %u and --%s %u must be the same",
+                         o->cluster_port, option, port);
+    o->cluster_port = port;
+    return OK;
+}
+
+/* The ranks that share the attention; they share the experts as well, all of the group or those of
+ * the node. */
 static enum status read_group(const struct config *c, struct node_options *o, struct err *err)
 {
     struct ranks r;
     TRY(node_balance_read(c, &o->balance, err));
     TRY(ranks_read(c, 0, &r, err));
     if (r.kind != RANKS_ONE) return OK;
-    o->group.host = dup_in(o, r.host);
-    o->group.size = r.size;
-    o->group.rank = r.rank;
-    o->group.port = r.port;
-    if (r.rank > 0) return OK;
-    if (o->cluster_port && o->cluster_port != r.port)
-        return err_field(err, ERR_CONFIG, "pd-comm-port",
-                         "rank 0 listens for the other ranks with its cluster port: "
-                         "--pd-comm-port %u and --data-parallel-rpc-port %u must be the same",
-                         o->cluster_port, r.port);
-    o->cluster_port = r.port;
-    return OK;
+    o->tp.size = r.tp.size;
+    o->tp.rank = r.tp.rank;
+    o->tp.host = dup_in(o, r.tp.host);
+    o->tp.port = r.tp.port;
+    if (r.tp.rank > 0) o->cluster_port = 0; /* the list is of the nodes' first ones */
+    else if (r.tp.size > 1) TRY(take_cluster_port(o, r.tp.port, "tensor-parallel-port", err));
+    o->group.host = r.experts ? dup_in(o, r.host) : o->tp.host;
+    o->group.port = r.experts ? r.port : o->tp.port;
+    o->group.size = r.experts ? r.size * r.tp.size : r.tp.size;
+    o->group.rank = r.rank * r.tp.size + r.tp.rank;
+    if (o->group.rank > 0 || !r.experts) return OK;
+    return take_cluster_port(o, r.port, "data-parallel-rpc-port", err);
+}
+
+/* A rank that follows the first of its node has no port of the API, and is in no directory. */
+static void follow_first(struct node_options *o)
+{
+    if (o->tp.size < 2 || o->tp.rank == 0) return;
+    o->http = o->serves_directory = false;
+    o->directory = "local";
 }
 
 static enum status read_cluster(const struct config *c, struct node_options *o, struct err *err)
@@ -502,11 +530,13 @@ static enum status read_cluster(const struct config *c, struct node_options *o, 
     TRY(port_of(c, "pd-comm-port", &o->cluster_port, err));
     TRY(port_of(c, "cache-queue-port", &o->kv_port, err));
     TRY(node_options_tuning(&o->tuning, err));
-    TRY(port_of(c, "rdma-comm-ports", &o->tuning.rdma.port, err));
+    TRY(entry_of(c, "rdma-comm-ports", ranks_local_process(c), &o->tuning.rdma.port, err));
     TRY(read_directory(c, o, err));
     TRY(read_addresses(c, o, err));
     o->kv_checksum = config_bool(c, "kv-checksum");
-    return read_group(c, o, err);
+    TRY(read_group(c, o, err));
+    follow_first(o);
+    return OK;
 }
 
 /* ---- HTTP ---- */

@@ -79,7 +79,12 @@ struct node_options {
         uint32_t size, rank; /* ranks that share the experts; size 0: none */
         const char *host;    /* where rank 0 listens */
         uint16_t port;
-    } group; /* --data-parallel-size with --enable-expert-parallel and a rank */
+    } group; /* --data-parallel-size with --enable-expert-parallel, else the ranks of the node */
+    struct {
+        uint32_t size, rank; /* ranks that share the attention; size 0 or 1: this one alone */
+        const char *host;    /* where the first listens */
+        uint16_t port;
+    } tp;                                /* --tensor-parallel-size and a rank */
     struct node_balance_options balance; /* of a group */
     /* directory */
     const char *directory;      /* "local", "http", "redis" */

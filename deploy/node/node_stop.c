@@ -31,6 +31,7 @@ static void finish_rest(struct node *n)
     launcher_watch_free(n->launcher);
     n->launcher = NULL;
     node_group_free(n);
+    node_ranks_free(n);
     cluster_free(n->cluster);
     n->cluster = NULL;
     loop_stop(n->loop);
@@ -55,6 +56,10 @@ static void finish_stop(struct node *n)
     n->decode = NULL;
     prefill_free(n->prefill);
     n->prefill = NULL;
+    decode_follow_free(n->ranks.decode);
+    prefill_follow_free(n->ranks.prefill);
+    n->ranks.decode = NULL;
+    n->ranks.prefill = NULL;
     finish_rest(n);
 }
 
@@ -110,6 +115,7 @@ void node_stop(struct node *n, int exit_status)
     n->exit_status = exit_status;
     if (n->n_signals) end_by_force_after(GRACE_MS + END_MS, exit_status);
     atomic_store(&n->stop_loading, true);
+    atomic_store(&n->ends, true);
     node_group_stop(n);
     n->stopper = loop_timer_start(n->loop, 0, 0, begin_stop, n);
 }
@@ -123,8 +129,9 @@ static void on_drain_poll(void *arg)
     uint32_t live = scheduler_n_live(n->scheduler) + decode_n_live(n->decode) +
                     prefill_n_live(n->prefill) + (n->passer ? passer_n_live(n->passer) : 0);
     if (live && has_time) return;
-    if (n->group && !live && has_time) {
-        if (!n->leaves) group_leave(n->group);
+    struct group *g = n->ranks.group ? n->ranks.group : n->group;
+    if (g && !live && has_time) {
+        if (!n->leaves) group_leave(g);
         n->leaves = true;
         if (!n->has_left) return;
     }
@@ -144,10 +151,11 @@ void node_stop_on_signal(void *arg, int signum)
     struct node *n = arg;
     const bool was_ready = n->state == NODE_READY || n->state == NODE_DRAINING,
                at_once = n->state != NODE_READY || ++n->n_signals > 1 || is_log_stuck();
-    const int exit_status = n->http && was_ready ? 0 : 130;
+    const int exit_status = (n->http || node_follows(n)) && was_ready ? 0 : 130;
     /* Before anything that may hang, as the log does when nobody reads it. A stop may have begun by
      * itself. What has no HTTP has no requests to finish. */
-    if (at_once || !n->http) end_by_force_after(GRACE_MS + END_MS, exit_status);
+    if (at_once || (!n->http && !node_follows(n)))
+        end_by_force_after(GRACE_MS + END_MS, exit_status);
     log_info("signal", "signal=%s", signum == SIGINT ? "SIGINT" : "SIGTERM");
     if (at_once) {
         node_stop(n, exit_status);
@@ -160,9 +168,11 @@ void node_stop_on_signal(void *arg, int signum)
     n->state = NODE_DRAINING;
     n->t_drain_ms = clock_ms();
     gauge_set(n->ready_gauge, 0);
+    if (n->group) group_drain(n->group);
+    if (n->ranks.group) node_ranks_drain(n);
+    if (node_follows(n)) return;
     scheduler_drain(n->scheduler);
     if (n->passer) passer_set_draining(n->passer);
     if (n->http) http_server_drain(n->http);
-    if (n->group) group_drain(n->group);
     n->drain = loop_timer_start(n->loop, 0, DRAIN_POLL_MS, on_drain_poll, n);
 }

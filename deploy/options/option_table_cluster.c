@@ -118,8 +118,9 @@ const struct option CLUSTER_OPTIONS[] = {
         RANGE(0, 65535),
         .def = "0",
         IN("Cluster", "serve doctor"),
-        .help = "Number of this process on its host: which entry of the port lists is its own; "
-                "default: --data-parallel-rank.",
+        .help = "Number of this node on its host: which entry of the port lists is its own (of "
+                "--rdma-comm-ports each process of a node has one); default: "
+                "--data-parallel-rank.",
     },
 
     /* ---- Parallelism ---- */
@@ -140,13 +141,58 @@ const struct option CLUSTER_OPTIONS[] = {
         .works_with = "enable-expert-parallel",
     },
     {
+        .name = "tensor-parallel-size",
+        .aliases = "tp tp-size",
+        .env = "BATON_TENSOR_PARALLEL_SIZE MP_NUM",
+        .type = OPT_INT,
+        RANGE(1, 16),
+        .def = "1",
+        IN("Parallelism", NET),
+        .help = "Processes that share the attention of a node, each with a part of its heads: "
+                "serve starts them behind its port, launch for each of its nodes. On a GPU each "
+                "node computes alone, with the same answers.",
+    },
+    {
+        .name = "tensor-parallel-rank",
+        .env = "BATON_TENSOR_PARALLEL_RANK",
+        .type = OPT_INT,
+        RANGE(0, 15),
+        .def = "0",
+        IN("Parallelism", "serve doctor"),
+        .help = "This process is one of a node, this one: somebody else starts the others.",
+        .works_with = "tensor-parallel-size",
+        .note = "a node of one process (--tensor-parallel-size) has no others",
+    },
+    {
+        .name = "tensor-parallel-address",
+        .env = "BATON_TENSOR_PARALLEL_ADDRESS",
+        .type = OPT_STRING,
+        .def = "127.0.0.1",
+        IN("Parallelism", "serve doctor"),
+        .help = "Where the first process of a node listens for the others, which are on its host.",
+        .works_with = "tensor-parallel-rank",
+        .note = "it is for a process that is named by --tensor-parallel-rank",
+    },
+    {
+        .name = "tensor-parallel-port",
+        .env = "BATON_TENSOR_PARALLEL_PORT",
+        .type = OPT_INT,
+        RANGE(0, 65535),
+        .def = "0",
+        IN("Parallelism", "serve doctor"),
+        .help = "The port there: the --pd-comm-port of the first process.",
+        .works_with = "tensor-parallel-rank",
+        .note = "it is for a process that is named by --tensor-parallel-rank",
+    },
+    {
         .name = "enable-expert-parallel",
         .aliases = "ep",
         .env = "BATON_ENABLE_EXPERT_PARALLEL",
         .type = OPT_BOOL,
         .def = "false",
         IN("Parallelism", NET),
-        .help = "Share the experts of MoE layers among the ranks of --data-parallel-size.",
+        .help = "Share the experts of MoE layers among the ranks of --data-parallel-size; without "
+                "it among the processes of a node (--tensor-parallel-size).",
         .note = "with one rank (--data-parallel-size) it has all experts",
         .works_with = "data-parallel-size",
     },

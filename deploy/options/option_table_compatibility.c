@@ -12,9 +12,6 @@
 
 const struct option COMPATIBILITY_OPTIONS[] = {
     /* ---- Parallelism: accepted, one process computes ---- */
-    ACCEPT("tensor-parallel-size", "tp tp-size", "MP_NUM", OPT_INT, "Parallelism",
-           "Devices that share each layer.",
-           "tensor parallelism is not built yet: each node computes alone, with the same answers"),
     ACCEPT(
         "pipeline-parallel-size", "pp pp-size", NULL, OPT_INT, "Parallelism",
         "Groups of layers on different devices.",
@@ -68,6 +65,7 @@ const struct option COMPATIBILITY_OPTIONS[] = {
            "a request's own \"seed\" makes it repeatable; requests without one draw one"),
     ALONE("data-parallel-size", OPT_INT, "1"),
     ALONE("enable-expert-parallel", OPT_BOOL, "false"),
+    ALONE("tensor-parallel-size", OPT_INT, "1"),
     ALONE("scheduler-name", OPT_STRING, "local"),
     ALONE("scheduler-host", OPT_STRING, "127.0.0.1"),
     ALONE("scheduler-port", OPT_INT, "6379"),

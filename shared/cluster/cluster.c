@@ -137,7 +137,7 @@ static void on_link_up(void *arg, struct link *l)
     log_info("link up", "peer=%s side=%s", l->name, l->dialed ? "dialed" : "accepted");
     /* When both sides have dialed, the first link that is up is used for sending. */
     if (!p->link || p->link == l || p->link->state != LINK_UP) use_link(p, l);
-    if (l->meets && c->o.on_met) c->o.on_met(c->o.arg, l->node);
+    if (l->meets && c->o.on_met) c->o.on_met(c->o.arg, l->purpose, l->node);
 }
 
 static void on_link_frame(void *arg, struct link *l, const struct frame_header *h, struct str body)
@@ -273,12 +273,13 @@ void cluster_dial(struct cluster *c, uint64_t node)
     if (p) (void)dial(c, p);
 }
 
-bool cluster_meet(struct cluster *c, const char *host, uint16_t port)
+bool cluster_meet(struct cluster *c, uint32_t purpose, const char *host, uint16_t port)
 {
     LIST_FOREACH (l, &c->links, struct link, link)
-        if (l->meets && !l->dead && l->state != LINK_UP) return false;
+        if (l->meets && l->purpose == purpose && !l->dead && l->state != LINK_UP) return false;
     struct link *l = link_dial(&c->link_options, 0, host, port);
     l->meets = true;
+    l->purpose = purpose;
     list_push(&c->links, &l->link);
     if (l->dead) wake(c);
     return true;

@@ -42,7 +42,7 @@ struct cluster_options {
     void (*on_message)(void *arg, const struct cluster_message *m);
     void (*on_lost)(void *arg, uint64_t node, const char *why);
     /* A link of cluster_meet is up: this node answers there. May be NULL. */
-    void (*on_met)(void *arg, uint64_t node);
+    void (*on_met)(void *arg, uint32_t purpose, uint64_t node);
     /* Fills in a PING; may be NULL. */
     void (*progress)(void *arg, uint64_t *counter, bool *has_work);
     void *arg;
@@ -61,8 +61,9 @@ bool cluster_knows(const struct cluster *c, uint64_t node);
  * failure. */
 void cluster_dial(struct cluster *c, uint64_t node);
 /* Connects to whatever node listens at this address (a number): on_met tells which it is. A failure
- * is logged only. False: another such connection is still being made, this one was not begun. */
-bool cluster_meet(struct cluster *c, const char *host, uint16_t port);
+ * is logged only. `purpose` is handed to on_met. False: another connection of this purpose is still
+ * being made, this one was not begun. */
+bool cluster_meet(struct cluster *c, uint32_t purpose, const char *host, uint16_t port);
 bool cluster_is_linked(const struct cluster *c, uint64_t node); /* true for this node itself */
 /* Queues one message. ERR_PEER_LOST: unknown node, or its link just failed (on_lost follows or
  * came); ERR_FULL: queue_bytes are waiting. */

@@ -353,7 +353,8 @@ bool group_refuse(struct cluster *c, const struct cluster_message *m)
     if (!group_body_of(m->type)) return false;
     body.why = (char *)"the node at that address is in no group";
     if ((m->type == FRAME_GROUP_HELLO || m->type == FRAME_GROUP_LEAD) &&
-        cluster_send_proto(c, m->from, FRAME_GROUP_REFUSED, FROM_LEADER, 0, &body.base) != OK)
+        cluster_send_proto(c, m->from, FRAME_GROUP_REFUSED, FROM_LEADER, m->attempt, &body.base) !=
+            OK)
         log_debug("rank not refused", "peer=%s", m->from_name);
     return true;
 }
@@ -381,7 +382,7 @@ static void take(struct group *g, const struct cluster_message *m, const Protobu
 bool group_on_message(struct group *g, const struct cluster_message *m)
 {
     const ProtobufCMessageDescriptor *type = group_body_of(m->type);
-    if (!type) return false;
+    if (!type || m->attempt != (uint32_t)g->o.kind) return false;
     ProtobufCMessage *body = protobuf_c_message_unpack(type, NULL, m->body.n,
                                                        (const uint8_t *)m->body.p);
     if (!body) {
@@ -403,11 +404,26 @@ static void on_retry(void *arg)
     else if (!g->leader.node) {
         memset(g->is_gone, 0, g->o.size * sizeof *g->is_gone);
         if (g->o.rank == 0) group_lead_begin(g);
-        else cluster_meet(g->o.cluster, g->o.meet_host, g->o.meet_port);
+        else cluster_meet(g->o.cluster, g->o.kind, g->o.meet_host, g->o.meet_port);
     } else if (g->is_refused) {
         g->is_refused = false;
         group_say_hello(g);
     }
+}
+
+static void create_metrics(struct group *g)
+{
+    static const char *const OF[] = {
+        [GROUP_OF_EXPERTS] = "of=\"experts\"", [GROUP_OF_NODE] = "of=\"node\""
+    };
+    struct metrics *m = g->o.metrics;
+    const char *of = OF[g->o.kind];
+    g->epoch_gauge = metrics_gauge(m, "baton_group_epoch", of,
+                                   "The group of ranks that this one is in, by its number.");
+    g->size_gauge = metrics_gauge(m, "baton_group_ranks", of,
+                                  "Ranks of the group that this one steps in; 0: it is in none.");
+    g->losses = metrics_counter(m, "baton_group_lost_total", of,
+                                "Groups that ended because a rank was lost.");
 }
 
 struct group *group_create(const struct group_options *o)
@@ -417,18 +433,14 @@ struct group *group_create(const struct group_options *o)
     g->o = *o;
     if (!g->o.retry_ms) g->o.retry_ms = RETRY_MS;
     if (!g->o.grace_ms) g->o.grace_ms = GRACE_MS;
+    if (!g->o.node_size) g->o.node_size = 1;
     snprintf(g->name, sizeof g->name, "%.*s:%u", GROUP_HOST_MAX - 1, o->meet_host, o->meet_port);
     g->t_apart_ms = clock_ms();
     g->is_gone = MEM_ARRAY(bool, o->size);
     g->lead.seats = MEM_ARRAY(struct group_seat, o->size);
     for (uint32_t r = 0; r < o->size; r++) g->lead.seats[r].at.rank = r;
     group_round_init(&g->round);
-    g->epoch_gauge = metrics_gauge(o->metrics, "baton_group_epoch", "",
-                                   "The group of ranks that this one is in, by its number.");
-    g->size_gauge = metrics_gauge(o->metrics, "baton_group_ranks", "",
-                                  "Ranks of the group that this one steps in; 0: it is in none.");
-    g->losses = metrics_counter(o->metrics, "baton_group_lost_total", "",
-                                "Groups that ended because a rank was lost.");
+    create_metrics(g);
     g->retry = loop_timer_start(o->loop, 0, g->o.retry_ms, on_retry, g);
     if (o->rank == 0) group_lead_begin(g);
     return g;

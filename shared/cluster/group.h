@@ -1,5 +1,5 @@
-/* group.h - the ranks that share the experts of one model: how they find each other, go on without
- * one that is lost, and take it back.
+/* group.h - the ranks that share the experts of one model, or one attention: how they find each
+ * other, go on without one that is lost, and take it back.
  *
  *     LOOKING ─ link to the leader ─▶ WAITING ─ a group is proposed ─▶ PREPARING ─▶ TOGETHER
  *        ◀──── the leader is lost ────────┴◀────── a rank of the group is lost ────────┘
@@ -18,6 +18,10 @@
 #include "shared/cluster/cluster.h"
 
 enum { GROUP_RANKS_MAX = 256, GROUP_TERMS_MAX = 256, GROUP_HOST_MAX = 64 };
+
+/* A process may be in one of each kind. A node has all of its ranks or none: without one it is
+ * lost, and no epoch follows its first. */
+enum group_kind { GROUP_OF_EXPERTS, GROUP_OF_NODE };
 
 enum group_state { GROUP_LOOKING, GROUP_WAITING, GROUP_PREPARING, GROUP_TOGETHER };
 
@@ -44,18 +48,21 @@ int32_t group_roster_find(const struct group_roster *r, uint32_t rank);
 struct group;
 
 struct group_options {
+    enum group_kind kind;
     struct loop *loop;
     struct cluster *cluster;
     struct metrics *metrics;
     uint64_t node; /* this process's incarnation id */
     uint32_t rank, size;
+    uint32_t node_size;    /* ranks next to each other that can only be in it together; 1 when 0 */
     const char *host;      /* where other ranks reach this one's cluster port */
     const char *meet_host; /* where rank 0 listens; ranks above 0 connect there */
     uint16_t meet_port;
     uint32_t retry_ms; /* between tries to connect, and after a failed epoch; 200 when 0 */
     uint32_t grace_ms; /* how long a new leader waits for ranks of the last group; 1,000 when 0 */
     /* Of the rank that leads: says which experts the members of `next` get, whose placement it
-     * appends to. `before` is the last group, whose ranks have experts already; epoch 0: none. */
+     * appends to. `before` is the last group, whose ranks have experts already; epoch 0: none.
+     * NULL: there is nothing to place. */
     void (*place)(void *arg, struct group_roster *next, const struct group_roster *before);
     /* A group with this rank as member `me` was proposed, valid until on_prepare comes again: the
      * owner makes an ep object with group_exchange on another thread, then calls group_prepared,
@@ -101,12 +108,12 @@ void group_leave(struct group *g);
  * their experts anew. */
 void group_renew(struct group *g);
 
-/* Tells a rank that this node is in no group. Other messages: false. */
+/* Tells a rank that this process is in no group of its kind. Other messages: false. */
 bool group_refuse(struct cluster *c, const struct cluster_message *m);
-/* From the cluster's callbacks. False: the message is not for a group. */
+/* From the cluster's callbacks. False: the message is not for a group of this kind. */
 bool group_on_message(struct group *g, const struct cluster_message *m);
 void group_on_lost(struct group *g, uint64_t node, const char *why);
-/* A link that cluster_meet asked for is up. */
+/* A link that was asked for is up; cluster_meet's purposes are kinds of groups. */
 void group_on_met(struct group *g, uint64_t node);
 
 /* ep_exchange_fn of the epoch that is being prepared; arg: the group. ERR_PEER_LOST: the epoch was

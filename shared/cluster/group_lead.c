@@ -46,8 +46,14 @@ static void spread_loss(struct group *g, uint64_t epoch, const char *why, bool f
 
 /* ---- what comes next ---- */
 
-/* May be in the next group. */
-static bool stays(const struct group_seat *s) { return s->at.node && !s->leaves; }
+/* May be in the next group: with all ranks of its node. */
+static bool stays(const struct group *g, const struct group_seat *s)
+{
+    const uint32_t n = g->o.node_size, first = s->at.rank / n * n;
+    for (uint32_t r = first; r < first + n && r < g->o.size; r++)
+        if (!g->lead.seats[r].at.node || g->lead.seats[r].leaves) return false;
+    return true;
+}
 
 struct attendance {
     uint32_t n_stay, n_leave, n_busy; /* leave: still in a group; busy: cannot be proposed to */
@@ -61,14 +67,15 @@ static struct attendance count(const struct group *g)
     EACH_SEAT(s, g)
     {
         const bool leaves = s->at.node && s->leaves && s->running;
-        a.n_stay += stays(s);
+        const bool stay = stays(g, s);
+        a.n_stay += stay;
         a.n_leave += leaves;
-        a.n_busy += (stays(s) || leaves) && !s->is_free;
+        a.n_busy += (stay || (s->at.node && s->running)) && !s->is_free;
         a.all_drain &= !s->at.node || s->drains;
         a.has_expected |= s->is_expected;
         a.was_joined |= s->joined != 0;
         const bool was = group_roster_find(&g->lead.before, s->at.rank) >= 0;
-        if (stays(s) != was || leaves || (was && s->running != g->lead.before.epoch))
+        if (stay != was || leaves || (was && s->running != g->lead.before.epoch))
             a.is_as_before = false;
     }
     return a;
@@ -80,6 +87,7 @@ static bool is_due(const struct group *g, const struct attendance *a)
     const struct group_lead *l = &g->lead;
     if (l->next.epoch || a->n_busy || clock_ms() < l->t_retry_ms) return false;
     if (a->n_stay == 0) return a->n_leave > 0;
+    if (g->o.kind == GROUP_OF_NODE && a->n_stay < g->o.size) return false;
     if (!a->was_joined && !l->before.epoch) return a->n_stay == g->o.size;
     if (a->has_expected && clock_ms() < l->t_grace_ms) return false;
     /* Whoever still has requests needs the experts of those that wait to leave. */
@@ -111,12 +119,12 @@ static void propose(struct group *g)
     EACH_SEAT(s, g)
     {
         s->is_expected = s->has_blob = false;
-        if (stays(s)) l->next.members[l->next.n++] = s->at;
+        if (stays(g, s)) l->next.members[l->next.n++] = s->at;
     }
-    if (l->next.n > 0) g->o.place(g->o.arg, &l->next, &l->before);
+    if (l->next.n > 0 && g->o.place) g->o.place(g->o.arg, &l->next, &l->before);
     EACH_SEAT(s, g)
     {
-        if (!stays(s) && !(s->at.node && s->running)) continue;
+        if (!stays(g, s) && !(s->at.node && s->running)) continue;
         s->is_free = false;
         group_roster_send(g, &l->next, s->at.node);
     }
@@ -445,7 +453,7 @@ static void look_for_one(struct group *g)
         const char *host = s->at.port ? s->at.host : g->o.meet_host;
         const uint16_t port = s->at.port ? s->at.port : g->o.meet_port;
         if (!s->at.port && l->i_look != 0) continue;
-        if (cluster_meet(g->o.cluster, host, port)) l->i_met = l->i_look;
+        if (cluster_meet(g->o.cluster, g->o.kind, host, port)) l->i_met = l->i_look;
         return;
     }
 }

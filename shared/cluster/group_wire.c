@@ -9,7 +9,8 @@ void group_send(struct group *g, uint64_t node, enum frame_type type, enum group
                 const ProtobufCMessage *body)
 {
     if (node == 0) return;
-    if (cluster_send_proto(g->o.cluster, node, type, (uint64_t)way, 0, body) == ERR_FULL)
+    if (cluster_send_proto(g->o.cluster, node, type, (uint64_t)way, (uint32_t)g->o.kind, body) ==
+        ERR_FULL)
         cluster_disconnect(g->o.cluster, node, "it does not take the messages of its group");
 }
 

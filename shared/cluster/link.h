@@ -49,6 +49,7 @@ struct link {
     enum link_state state;
     bool dialed, dead, closing;
     bool meets;               /* dialed by cluster_meet: whoever answers is right */
+    uint32_t purpose;         /* of that */
     bool proved;              /* the peer's mac was right */
     uint64_t node;            /* the peer's incarnation; while dialing the wanted one */
     char name[LINK_NAME_MAX]; /* as the peer calls itself; before that the address it came from */

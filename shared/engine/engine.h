@@ -206,7 +206,7 @@ void engine_abort_group(struct engine *e, uint64_t epoch);
  * members are left as they are. */
 void engine_node_needs(const struct engine *e, struct ep_config *c);
 /* Takes over the ep object of the node's ranks unless it fails. Once, before the first step. Any
- * thread. LIMIT: nodes have one rank so far, so tests alone call it and engine_node_bell. */
+ * thread. */
 enum status engine_set_node(struct engine *e, struct ep *ep) MUST_CHECK;
 /* A rank of the node begins this step. Late bells do nothing. Any thread. */
 void engine_node_bell(struct engine *e, uint64_t step);

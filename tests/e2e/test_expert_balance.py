@@ -39,7 +39,7 @@ def test_experts_are_placed_by_load_while_requests_run():
             print(f'  {os.path.basename(os.path.dirname(model))}: imbalance {figures[:3]}', flush=True)
             assert all(after < before for before, after in figures) and figures, figures
             for p in ports:
-                assert metrics(p)['baton_group_lost_total'] == 0
+                assert metrics(p)['baton_group_lost_total{of="experts"}'] == 0
             assert l.stop() == 0, l.output()[-2000:]
 
 

@@ -187,7 +187,7 @@ def test_ranks_that_end_in_turn_fail_nothing():
                 nodes[victim].start()
                 wait_ready(nodes[victim])
             wait_until('all are together', lambda: all(len(group_of(n)['members']) == 3 for n in nodes), 5)
-        lost = [metrics(n.port)['baton_group_lost_total'] for n in nodes]
+        lost = [metrics(n.port)['baton_group_lost_total{of="experts"}'] for n in nodes]
         assert lost == [0, 0, 0], lost
 
 

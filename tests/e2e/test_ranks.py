@@ -56,7 +56,7 @@ def test_a_parent_answers_as_one_node():
         assert ask_all([parent.port], bodies) == want
         status, _, view = request(parent.port, 'GET', '/cluster')
         assert status == 200 and len(view['nodes']) == 2, view
-        used = {n['http_port']: metrics(n['http_port'])['baton_group_epoch'] for n in view['nodes']}
+        used = {n['http_port']: metrics(n['http_port'])['baton_group_epoch{of="experts"}'] for n in view['nodes']}
         assert len(used) == 2 and set(used.values()) == {1}, used
         groups = sorted(request(port, 'GET', '/cluster')[2]['group']['rank'] for port in used)
         assert groups == [0, 1] == sorted(parent.ranks()), groups

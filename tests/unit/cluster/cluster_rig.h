@@ -38,7 +38,7 @@ struct peer_node {
     bool has_work;
     bool (*hook)(void *arg, const struct cluster_message *m); /* true: taken */
     void (*lost_hook)(void *arg, uint64_t node, const char *why);
-    void (*met_hook)(void *arg, uint64_t node);
+    void (*met_hook)(void *arg, uint32_t purpose, uint64_t node);
     void *arg;
 };
 
@@ -118,10 +118,10 @@ static void peer_progress(void *arg, uint64_t *counter, bool *has_work)
     *has_work = n->has_work;
 }
 
-static void peer_on_met(void *arg, uint64_t node)
+static void peer_on_met(void *arg, uint32_t purpose, uint64_t node)
 {
     struct peer_node *n = arg;
-    if (n->met_hook) n->met_hook(n->arg, node);
+    if (n->met_hook) n->met_hook(n->arg, purpose, node);
 }
 
 static struct peer_node *peer_open(struct cluster_rig *r, uint64_t id, struct peer_options o)

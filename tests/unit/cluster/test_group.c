@@ -154,7 +154,11 @@ static void on_lost(void *arg, uint64_t node, const char *why)
 {
     group_on_lost(((struct rank *)arg)->group, node, why);
 }
-static void on_met(void *arg, uint64_t node) { group_on_met(((struct rank *)arg)->group, node); }
+static void on_met(void *arg, uint32_t kind, uint64_t node)
+{
+    CHECK_EQ_INT(kind, GROUP_OF_EXPERTS);
+    group_on_met(((struct rank *)arg)->group, node);
+}
 
 static uint16_t meeting_port(void)
 {

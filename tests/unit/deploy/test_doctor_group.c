@@ -97,10 +97,10 @@ TEST(more_ranks_than_experts_or_cpus_warn)
     done(d);
 }
 
-TEST(a_tensor_parallel_size_that_does_not_divide_the_heads_warns)
+TEST(a_tensor_parallel_size_that_does_not_divide_the_heads_fails)
 {
     struct doctor *d = checked("-tp 7");
-    expect(d, "heads", DOCTOR_WARN, "--tensor-parallel-size: ");
+    expect(d, "heads", DOCTOR_FAIL, "--tensor-parallel-size 7 does not divide");
     done(d);
 }
 
@@ -145,6 +145,6 @@ TEST(windows_that_may_not_be_made_fail)
 
 TEST_MAIN(CASE(a_node_alone_has_no_lines), CASE(ranks_of_one_host_are_described),
           CASE(numbers_that_contradict_fail), CASE(more_ranks_than_experts_or_cpus_warn),
-          CASE(a_tensor_parallel_size_that_does_not_divide_the_heads_warns),
+          CASE(a_tensor_parallel_size_that_does_not_divide_the_heads_fails),
           CASE(the_address_of_rank_0_is_one_of_its_host_and_free),
           CASE(windows_that_may_not_be_made_fail))

@@ -1,0 +1,287 @@
+/* node_ranks.c - a node of several ranks, each a process with a part of every matrix
+ * (--tensor-parallel-size): how they become one node, and end as one.
+ *
+ *     weights loaded ─▶ all meet (shared/cluster/group.h) ─▶ equally many KV blocks, the engine,
+ *     the ep object of the node ─▶ engine_set_node ─▶ [the group that shares the experts] ─▶ ready
+ *
+ * The first rank leads: it has the port, the requests and the scheduler. The others follow it with
+ * an engine, a kvt and the follower's sides of the two workers. Whoever loses another ends, and a
+ * supervisor starts the node again. A signal goes to all: the first ends its requests, then all
+ * leave together, the group of the experts first. LIMIT: the ranks of a node are on one host.
+ * Thread: loop, except where it is said otherwise. */
+#include <stdio.h>
+
+#include "deploy/node/node_internal.h"
+#include "kvtransfer/kvtransfer.h"
+#include "shared/base/clock.h"
+#include "shared/base/log.h"
+#include "shared/kv/kv_parts.h"
+
+enum {
+    DRAIN_POLL_MS = 50,
+    STEP_WAIT_MS = 300000 /* backstop of an exchange: links tell of a lost rank much earlier */
+};
+
+bool node_is_several(const struct node *n) { return n->o.tp.size > 1; }
+
+bool node_follows(const struct node *n) { return node_is_several(n) && n->o.tp.rank > 0; }
+
+/* ---- the engine and its ep object ---- */
+
+/* Made by a worker, taken by the loop. */
+struct node_whole {
+    struct node *node;
+    uint64_t epoch;
+    struct ep *ep;
+    enum status st;
+    struct err err;
+};
+
+/* A block has the same number on all ranks, so the rank with the least memory decides. An engine
+ * that was made for an earlier try keeps its blocks. */
+static enum status agree_on_blocks(struct node *n, struct err *err)
+{
+    uint32_t all[KV_RANKS_MAX], least = n->o.n_blocks;
+    TRY(group_exchange(n->ranks.group, &least, sizeof least, all, err));
+    for (uint32_t r = 0; r < n->o.tp.size; r++)
+        if (all[r] < least) least = all[r];
+    if (n->loaded.engine && least != n->o.n_blocks)
+        return err_set(err, ERR_CONFIG,
+                       "a rank of this node has room for %u KV blocks, and the others have %u",
+                       least, n->o.n_blocks);
+    n->o.n_blocks = least;
+    return OK;
+}
+
+static enum status make_ep(struct node_whole *w)
+{
+    struct node *n = w->node;
+    struct ep_config c = {
+        .backend = "shm",
+        .device = engine_device(n->loaded.engine),
+        .rank = (int32_t)n->o.tp.rank,
+        .size = (int32_t)n->o.tp.size,
+        .send = DTYPE_F32,
+        .back = DTYPE_F32,
+        .timeout_ms = STEP_WAIT_MS,
+        .exchange = group_exchange,
+        .exchange_arg = n->ranks.group,
+    };
+    engine_node_needs(n->loaded.engine, &c);
+    return ep_create(&c, &w->ep, &w->err);
+}
+
+/* Thread: a worker. */
+static void prepare(void *arg)
+{
+    struct node_whole *w = arg;
+    struct node *n = w->node;
+    w->st = agree_on_blocks(n, &w->err);
+    if (w->st == OK && !n->loaded.engine) w->st = node_start_engine(n, &w->err);
+    if (w->st == OK) w->st = make_ep(w);
+}
+
+/* ---- one node ---- */
+
+static void start_followers(struct node *n)
+{
+    const struct decode_follow_options d = {
+        .kvt = n->kvt,
+        .layout = *engine_kv_layout(n->engine),
+        .cluster = n->cluster,
+        .leader = n->ranks.all[0],
+    };
+    const struct prefill_follow_options p = {
+        .loop = n->loop,
+        .kvt = n->kvt,
+        .cluster = n->cluster,
+        .leader = n->ranks.all[0],
+    };
+    n->ranks.decode = decode_follow_create(&d);
+    n->ranks.prefill = prefill_follow_create(&p);
+}
+
+/* All ranks have one ep object: they are one node. */
+static void become_one(struct node *n, uint64_t epoch)
+{
+    const struct group_roster *now;
+    n->ranks.is_one = true;
+    group_joined(n->ranks.group, epoch);
+    now = group_now(n->ranks.group);
+    for (uint32_t i = 0; i < now->n; i++) {
+        const struct group_member *m = &now->members[i];
+        n->ranks.all[i] = m->node;
+        if (m->node != n->id) cluster_learn(n->cluster, m->node, m->host, m->port);
+    }
+    if (node_follows(n)) start_followers(n);
+    if (!node_group_awaits(n)) node_become_ready(n);
+}
+
+static void fail(struct node *n, const struct err *why)
+{
+    n->load_err = *why;
+    node_fail_start(n);
+}
+
+static void on_whole(void *arg)
+{
+    struct node_whole *w = arg;
+    struct node *n = w->node;
+    n->prepares = false;
+    n->engine = n->loaded.engine;
+    n->kvt = n->loaded.kvt;
+    if (w->st == OK && n->state == NODE_STOPPING) w->st = ERR_CANCELED;
+    if (w->st == OK) w->st = engine_set_node(n->engine, w->ep);
+    if (w->st != OK) ep_discard(w->ep);
+    if (n->ranks.group) group_prepared(n->ranks.group, w->epoch, w->st, w->err.text);
+    if (w->st == OK) become_one(n, w->epoch);
+    else if (w->st != ERR_PEER_LOST && w->st != ERR_CANCELED) fail(n, &w->err);
+    mem_free(w);
+    node_stop_goes_on(n);
+}
+
+static void on_prepare(void *arg, const struct group_roster *next, uint32_t me)
+{
+    struct node *n = arg;
+    struct node_whole *w = MEM_NEW(struct node_whole);
+    (void)me; /* the rank: a node has all of them */
+    w->node = n;
+    w->epoch = next->epoch;
+    n->prepares = true;
+    if (loop_work(n->loop, prepare, on_whole, w) == OK) return;
+    n->prepares = false;
+    mem_free(w);
+    group_prepared(n->ranks.group, next->epoch, ERR_BUSY, "its worker threads are busy");
+}
+
+/* ---- the end ---- */
+
+/* A rank is gone without which the others can do nothing. */
+static void on_lost(void *arg, uint64_t epoch, const char *why)
+{
+    struct node *n = arg;
+    (void)epoch; /* a node has one */
+    (void)why;   /* the group has logged it */
+    if (!n->ranks.is_one) return;
+    if (n->state == NODE_DRAINING) node_stop(n, 0);
+    else if (n->engine) engine_abort_node(n->engine); /* on_fault ends the process */
+}
+
+/* All ranks of the node leave: the group of the experts while they can still step. */
+static void on_leave(void *arg, uint64_t epoch)
+{
+    struct node *n = arg;
+    n->ranks.leave_epoch = epoch;
+    if (n->group) group_leave(n->group);
+    else group_has_left(n->ranks.group, epoch);
+}
+
+static void on_left(void *arg)
+{
+    struct node *n = arg;
+    n->has_left = true;
+    if (node_follows(n)) node_stop(n, 0);
+}
+
+void node_ranks_left_experts(struct node *n)
+{
+    group_has_left(n->ranks.group, n->ranks.leave_epoch);
+}
+
+static void on_drain_poll(void *arg)
+{
+    struct node *n = arg;
+    if (clock_ms() - n->t_drain_ms < (uint64_t)n->o.shutdown_s * 1000) return;
+    if (n->ranks.decode)
+        log_warn("stopping with work left", "received=%u sent=%u",
+                 decode_follow_n_live(n->ranks.decode), prefill_follow_n_live(n->ranks.prefill));
+    node_stop(n, 0);
+}
+
+void node_ranks_drain(struct node *n)
+{
+    group_drain(n->ranks.group);
+    if (!node_follows(n)) return;
+    group_leave(n->ranks.group); /* with the first, when that has no requests left */
+    n->drain = loop_timer_start(n->loop, DRAIN_POLL_MS, DRAIN_POLL_MS, on_drain_poll, n);
+}
+
+/* ---- life ---- */
+
+static void on_bell(void *arg, uint64_t epoch, uint64_t step)
+{
+    struct node *n = arg;
+    (void)epoch;
+    if (n->engine) engine_node_bell(n->engine, step);
+}
+
+struct node_bell {
+    struct node *node;
+    uint64_t step;
+};
+
+static void pass_bell(void *arg)
+{
+    struct node_bell *b = arg;
+    struct group *g = b->node->ranks.group;
+    if (g && b->node->state != NODE_STOPPING) group_ring(g, group_now(g)->epoch, b->step);
+    mem_free(b);
+}
+
+/* Thread: engine. */
+void node_ranks_of_engine(void *arg, uint64_t step)
+{
+    struct node *n = arg;
+    struct node_bell *b = MEM_NEW(struct node_bell);
+    *b = (struct node_bell){ n, step };
+    if (loop_post(n->loop, pass_bell, b) == OK) return;
+    log_error("loop does not take bells of the node", "step=%llu", (unsigned long long)step);
+    mem_free(b);
+}
+
+void node_ranks_start(struct node *n)
+{
+    const struct group_options o = {
+        .kind = GROUP_OF_NODE,
+        .loop = n->loop,
+        .cluster = n->cluster,
+        .metrics = n->metrics,
+        .node = n->id,
+        .rank = n->o.tp.rank,
+        .size = n->o.tp.size,
+        .host = n->o.advertise_host,
+        .meet_host = n->o.tp.host,
+        .meet_port = n->o.tp.port,
+        .on_prepare = on_prepare,
+        .on_leave = on_leave,
+        .on_left = on_left,
+        .on_lost = on_lost,
+        .on_bell = on_bell,
+        .arg = n,
+    };
+    if (node_is_several(n)) n->ranks.group = group_create(&o);
+}
+
+void node_ranks_loaded(struct node *n)
+{
+    char terms[GROUP_TERMS_MAX];
+    struct kv_layout l;
+    model_kv_layout(n->model.weights, n->o.block_tokens, 1, &l);
+    snprintf(terms, sizeof terms,
+             "model %016llx, %s, %u tokens of context, %u sequences, %u rows per step, %s",
+             (unsigned long long)l.model_fingerprint, n->precision, n->o.max_model_len,
+             n->o.max_seqs, n->o.max_batched_tokens, node_role_name(n->o.role));
+    group_ready(n->ranks.group, terms);
+}
+
+static void free_group(void *group) { group_free(group); }
+
+/* As with node_group_free. */
+void node_ranks_free(struct node *n)
+{
+    struct group *g = n->ranks.group;
+    n->ranks.group = NULL;
+    if (!g) return;
+    group_stop(g);
+    if (loop_post(n->loop, free_group, g) != OK) group_free(g);
+}
