@@ -193,7 +193,7 @@ static enum status start(struct launcher *l, struct err *err)
     if (!config_string(l->c, "model"))
         return err_field(err, ERR_CONFIG, "model",
                          "no model was given; use --model FOLDER, FILE.gguf or org/name");
-    TRY(launch_view_choose(l->c, &l->args.ranks, &l->view, err));
+    TRY(launch_view_choose(l->c, &l->args.ranks, false, &l->view, err));
     l->metrics = metrics_create();
     TRY(loop_create(&l->loop, err));
     TRY(serve_directory(l, err));

@@ -149,9 +149,22 @@ static void start_ranks(struct parent *p)
     p->supervisor = supervisor_start(&o);
 }
 
+/* What a rank would refuse is refused before its ports and its hosts are looked at. *is_joined: may
+ * other nodes register at the control port, as at that of a node which is alone? */
+static enum status check_options(const struct config *c, bool *is_joined, struct err *err)
+{
+    struct node_options o;
+    const enum status st = node_options_read(c, &o, err);
+    *is_joined = o.serves_directory;
+    node_options_release(&o);
+    return st;
+}
+
 static enum status start(struct parent *p, struct err *err)
 {
-    TRY(launch_view_choose(p->c, &p->args.ranks, &p->view, err));
+    bool is_joined;
+    TRY(check_options(p->c, &is_joined, err));
+    TRY(launch_view_choose(p->c, &p->args.ranks, is_joined, &p->view, err));
     TRY(read_options(p, err));
     TRY(node_create(&p->o, &p->node, err));
     if (p->view.here)

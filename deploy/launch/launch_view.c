@@ -54,7 +54,7 @@ static enum status check_secret(const struct config *c, const struct ranks *r, s
                      r->host);
 }
 
-enum status launch_view_choose(const struct config *c, const struct ranks *r,
+enum status launch_view_choose(const struct config *c, const struct ranks *r, bool is_joined,
                                struct launch_view *out, struct err *err)
 {
     int64_t port;
@@ -69,7 +69,7 @@ enum status launch_view_choose(const struct config *c, const struct ranks *r,
     TRY(launch_listed_port(c, "engine-worker-queue-port", 0, &port, err));
     out->here = true;
     out->port = port > 0 ? (uint16_t)port : several ? ranks_view_port(r) : 0;
-    out->own_secret = !several && make_secret(c, out->address);
+    out->own_secret = !several && !is_joined && make_secret(c, out->address);
     return OK;
 }
 

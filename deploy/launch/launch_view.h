@@ -14,9 +14,10 @@ struct launch_view {
 };
 
 /* Nodes that only this parent brings together get a common secret of their own, through the
- * environment, when the user gave none. Those that meet others elsewhere cannot: nobody could join
- * them. ERR_CONFIG: ranks of several hosts without a secret, or a port that is none. */
-enum status launch_view_choose(const struct config *c, const struct ranks *r,
+ * environment, when the user gave none. Those that meet others elsewhere, or here (is_joined),
+ * cannot: nobody could join them. ERR_CONFIG: ranks of several hosts without a secret, or a port
+ * that is none. */
+enum status launch_view_choose(const struct config *c, const struct ranks *r, bool is_joined,
                                struct launch_view *out, struct err *err) MUST_CHECK;
 /* Where to ask for the API of processes that listen at --host. */
 const char *launch_view_api_host(const struct config *c);

@@ -503,8 +503,8 @@ static enum status read_group(const struct config *c, struct node_options *o, st
     o->tp.rank = r.tp.rank;
     o->tp.host = dup_in(o, r.tp.host);
     o->tp.port = r.tp.port;
-    if (r.tp.rank > 0) o->cluster_port = 0; /* the list is of the nodes' first ones */
-    else if (r.tp.size > 1) TRY(take_cluster_port(o, r.tp.port, "tensor-parallel-port", err));
+    if (r.tp.rank == 0 && r.tp.size > 1)
+        TRY(take_cluster_port(o, r.tp.port, "tensor-parallel-port", err));
     o->group.host = r.experts ? dup_in(o, r.host) : o->tp.host;
     o->group.port = r.experts ? r.port : o->tp.port;
     o->group.size = r.experts ? r.size * r.tp.size : r.tp.size;
@@ -513,10 +513,12 @@ static enum status read_group(const struct config *c, struct node_options *o, st
     return take_cluster_port(o, r.port, "data-parallel-rpc-port", err);
 }
 
-/* A rank that follows the first of its node has no port of the API, and is in no directory. */
+/* A rank that follows the first of its node has no port of the API, and is in no directory. Lists
+ * of ports, but --rdma-comm-ports, are of nodes. */
 static void follow_first(struct node_options *o)
 {
     if (o->tp.size < 2 || o->tp.rank == 0) return;
+    o->cluster_port = o->kv_port = o->control_port = 0;
     o->http = o->serves_directory = false;
     o->directory = "local";
 }

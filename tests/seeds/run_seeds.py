@@ -2,7 +2,7 @@
 """run_seeds.py - starts every command of the five documents (data/*.txt) as it is written there and asks it something, or meets the
 sentence with which docs/compatibility.md refuses it.
 
-usage: run_seeds.py BATON SOURCE_DIR
+usage: run_seeds.py BATON SOURCE_DIR [--all] [test ...]
 
 Blocks of the documents are run by bash. Programs of the same names stand before PATH and call `baton` in their place; models, addresses,
 paths and ports that are taken are replaced, and sizes are made small by BATON_... variables. Needs redis-server; the OpenAI client's
@@ -13,14 +13,15 @@ BATON, SOURCE = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
 os.environ['BATON_BIN'] = BATON
 sys.path.append(os.path.join(SOURCE, 'tests', 'e2e'))
 import documents as texts
+import made_up
 from documents import commands, continued, document, documents, table
-from harness import DATA, Process, Redis, Skip, closing, free_ports, request, wait_until
+from harness import DATA, Process, Redis, Skip, answer_of, closing, free_ports, request, wait_until
 
 API, MULTI, ROUTER = ('python -m fastdeploy.' + m for m in ('entrypoints.openai.api_server', 'entrypoints.openai.multi_api_server', 'router.launch'))
 ERNIE_FP8, ERNIE, DEEPSEEK = 'ERNIE-4_5-300B-A47B-FP8-Paddle', 'baidu/ERNIE-4.5-21B-A3B-Paddle', 'vllm-ascend/DeepSeek-R1-W8A8'
 POSITIONS = 131072  # the longest context that a document asks for
 ROWS = {name: (effect, sentence) for heading in table(BATON).values() for name, owner, _, effect, sentence in heading if not owner}
-SMALL = {'BATON_COMPUTE_THREADS': '1', 'BATON_KV_CACHE_MEMORY': '0.2'}
+SMALL = {'BATON_COMPUTE_THREADS': '1', 'BATON_KV_CACHE_MEMORY': '0.3'}
 NAMED = collections.defaultdict(set)  # (document, command): the lines that name it
 for d, _ in documents():
     for at, command in commands(d):
@@ -72,8 +73,14 @@ def make_model(golden, changed=()):
     return to
 
 
+def make_up(golden, shape):
+    to = tempfile.mkdtemp(dir=PLACE)
+    made_up.make(os.path.join(DATA, 'goldens', golden, 'model'), to, max_position_embeddings=POSITIONS, **shape)
+    return to
+
+
 PLACE = make_workplace()
-MODELS = {ERNIE_FP8: make_model('ernie_moe'), ERNIE: make_model('ernie_moe'), DEEPSEEK: make_model('deepseek_v2_lite')}
+MODELS = {ERNIE_FP8: make_up('ernie_moe', made_up.ERNIE_300B), ERNIE: make_up('ernie_moe', made_up.ERNIE_21B), DEEPSEEK: make_up('deepseek_v3', made_up.DEEPSEEK_R1)}
 
 
 class Ports:
@@ -237,7 +244,7 @@ def test_000_eight_servers_with_a_router():
         status, _, view = request(api[0], 'GET', '/cluster')
         assert status == 200 and '--router' in view['trouble']['text'] and not view['trouble']['blocks'], view
         more = free_ports(1)[0]
-        with closing(Shell(f'python -m fastdeploy.entrypoints.openai.api_server --model {MODELS[ERNIE]} --port {more} --engine-worker-queue-port {ports[30000]}')) as other:
+        with closing(Shell(f'python -m fastdeploy.entrypoints.openai.api_server --model {MODELS[ERNIE_FP8]} --port {more} --engine-worker-queue-port {ports[30000]}')) as other:
             ready(other, more)
             sees(more, 9)
             sees(api[7], 9)
@@ -332,28 +339,31 @@ def write_template(nth, *changes):
     return folder
 
 
-def two_in_a_row():
+def in_a_row(n):
+    """The first of n ports that nobody has."""
+    def is_free(port):
+        with socket.socket() as s:
+            return s.connect_ex(('127.0.0.1', port)) != 0
     while True:
         port = free_ports(1)[0]
-        with socket.socket() as s:
-            if s.connect_ex(('127.0.0.1', port + 1)) != 0:
-                return port
+        if all(is_free(port + i) for i in range(1, n)):
+            return port
 
 
-def launcher(nth, port):
-    """The document's Python launcher with a group of two ranks at this port and the next, which meet on this host."""
+def launcher(nth, port, size):
+    """The document's Python launcher with a group of `size` data-parallel ranks at this port and the next ones, which meet on this host."""
     text = indented(block('002', 'import multiprocessing', 'process.join()', nth))
-    for was, now in (r'dp_size_local = \d+', 'dp_size_local = 2'), (r'dp_size = \d+', 'dp_size = 2'), (r'dp_ip = "192.0.0.\d"', 'dp_ip = "127.0.0.1"'), \
-                    (r'dp_port = 13395', f'dp_port = {free_ports(1)[0]}'), (r'engine_port = 9000', f'engine_port = {port}'):
+    for was, now in (r'dp_size_local = \d+', f'dp_size_local = {size}'), (r'dp_size = \d+', f'dp_size = {size}'), (r'dp_ip = "192.0.0.\d"', 'dp_ip = "127.0.0.1"'), \
+                    (r'dp_port = 13395', f'dp_port = {in_a_row(2)}'), (r'engine_port = 9000', f'engine_port = {port}'):
         text, n = re.subn(was, now, text)
         assert n == 1, was
     return text
 
 
-def start_launcher(nth, port, env):
+def start_launcher(nth, port, env, size=2):
     folder = write_template(nth, (DEEPSEEK + ' ', MODELS[DEEPSEEK] + ' '), ('--quantization ascend \\\n', ''))
     with open(os.path.join(folder, 'launcher.py'), 'w', encoding='utf-8') as f:
-        f.write(launcher(nth, port))
+        f.write(launcher(nth, port, size))
     return Shell(f'exec {sys.executable} launcher.py', env, folder)
 
 
@@ -366,8 +376,8 @@ def test_002_template_is_refused_as_written():
 
 
 def test_002_ranks_that_nothing_joins():
-    """Without a place to meet, the prefill ranks say what to give them, and the decode ranks serve."""
-    p, d = two_in_a_row(), two_in_a_row()
+    """Without a place to meet, the prefill nodes of eight ranks each say what to give them, and the decode ranks serve."""
+    p, d = in_a_row(2), in_a_row(2)
     with closing(start_launcher(0, p, {}), start_launcher(1, d, {})) as (prefill, decode):
         ready(decode, d, d + 1)
         ask(d), ask(d + 1)
@@ -375,14 +385,12 @@ def test_002_ranks_that_nothing_joins():
         for port in (p, p + 1):
             # The decode ranks are ready, but these may still be loading.
             wait_until('it says what is missing', lambda: missing in ((request(port, 'GET', '/ready')[2].get('error') or {}).get('message') or ''), 60)
-        group = request(p + 1, 'GET', '/cluster')[2]['group']
-        assert (group['rank'], group['size'], group['together']) == (1, 2, True), group
 
 
 def test_002_prefill_and_decode_ranks():
     with closing(Redis()) as redis:
         meet = {'BATON_SCHEDULER_NAME': 'splitwise', 'BATON_SCHEDULER_HOST': '127.0.0.1', 'BATON_SCHEDULER_PORT': str(redis.port)}
-        p, d = two_in_a_row(), two_in_a_row()
+        p, d = in_a_row(2), in_a_row(2)
         with closing(start_launcher(0, p, meet), start_launcher(1, d, meet)) as (prefill, decode):
             ready(prefill, p, p + 1)
             ready(decode, d, d + 1)
@@ -400,6 +408,48 @@ def test_002_prefill_and_decode_ranks():
     done('002', 'multiprocessing launcher of run_dp_template.sh', 'works', 'run as it is, with a group of two ranks each on one host')
     mentioned('002', 'ais_bench --models')
     done('002', 'ais_bench', 'works', 'a client; what its configuration asks for is answered')
+
+
+def memory_of(words):
+    """Bytes of the processes with all of these words in their command lines, each on its own: shared pages are divided among those that have them."""
+    found = []
+    for p in filter(str.isdigit, os.listdir('/proc')):
+        try:
+            with open(f'/proc/{p}/cmdline') as f:
+                line = f.read()
+            if all(w in line for w in words):
+                with open(f'/proc/{p}/smaps_rollup') as f:
+                    found.append(1024 * int(re.search(r'^Pss:\s+(\d+)', f.read(), re.M)[1]))
+        except OSError:
+            pass
+    return found
+
+
+def test_002_in_its_own_number_of_processes():
+    """A prefill host (two nodes of eight ranks) and the decode group (64 ranks), all on this machine. Answers are those of one process."""
+    if '--all' not in sys.argv:
+        raise Skip('80 processes: with --all')
+    bodies = [dict(prompt=[5 + (7 * i + k) % 300 for k in range(20 + i)], max_tokens=6, temperature=0, ignore_eos=True, logprobs=2, return_token_ids=True) for i in range(4)]
+    alone = free_ports(1)[0]
+    with closing(Shell(f'exec "$BATON_BIN" serve --model {MODELS[DEEPSEEK]} --port {alone}')) as shell:
+        ready(shell, alone)
+        want = [answer_of(request(alone, 'POST', '/v1/completions', b)[2]) for b in bodies]
+    with closing(Redis()) as redis:
+        meet = {'BATON_SCHEDULER_NAME': 'splitwise', 'BATON_SCHEDULER_HOST': '127.0.0.1', 'BATON_SCHEDULER_PORT': str(redis.port), 'BATON_KV_CACHE_MEMORY': '0.02', 'BATON_MAX_MODEL_LEN': '2048'}
+        p, d, began = in_a_row(2), in_a_row(64), time.monotonic()
+        with closing(start_launcher(0, p, meet), start_launcher(1, d, meet, 64)) as (prefill, decode):
+            for shell, first, n in (prefill, p, 2), (decode, d, 64):
+                for port in range(first, first + n):
+                    wait_until(f'port {port} is ready', lambda: request(port, 'GET', '/ready', timeout=30)[0] == 200, 100)
+            print(f'  80 ranks ready after {time.monotonic() - began:.0f} s', flush=True)
+            for name, words in ('prefill', ['--tensor-parallel-rank']), ('decode', ['baton', 'kv_consumer']):
+                each = memory_of(words)
+                print(f'  memory of a {name} rank: {sum(each) / len(each) / 2**20:.0f} MiB ({len(each)} processes)', flush=True)
+            sees(d, 66)
+            for i, b in enumerate(bodies):
+                status, _, answer = request((p, d, d + 63, p + 1)[i], 'POST', '/v1/completions', {**b, 'return_trace': True}, timeout=300)
+                assert status == 200 and answer_of(answer) == want[i], (status, answer)
+                assert answer['baton']['prefill_node'] != answer['baton']['decode_node'] and answer['baton']['recomputed_tokens'] == 0, answer['baton']
 
 
 def test_002_proxy():
@@ -458,8 +508,9 @@ def test_004_variables_health_and_requests():
     exports = block('004', 'export MP_NUM=1', 'export PUSH_MODE_HTTP_WORKERS') + block('004', 'export POD_IPS', 'export CUDA_VISIBLE_DEVICES')
     port, health = free_ports(2)
     exports = exports.replace('"9965"', f'"{port}"').replace('"8110"', f'"{health}"')
-    with closing(Shell(f'{exports}exec "$BATON_BIN" serve --model {MODELS[ERNIE]} --port $SERVICE_HTTP_PORT --metrics-port $HEALTH_HTTP_PORT')) as shell:
+    with closing(Shell(f'{exports}exec "$BATON_BIN" serve --model {MODELS[DEEPSEEK]} --port $SERVICE_HTTP_PORT --metrics-port $HEALTH_HTTP_PORT')) as shell:
         ready(shell, port)
+        assert '8 for each node' in shell.output()  # 16 of two hosts
         for path in ('live', 'ready'):
             url = f'/v2/health/{path}'
             assert f'http://127.0.0.1:8110{url}' in document('004')
@@ -542,7 +593,7 @@ def test_zz_every_command_of_the_documents_is_dealt_with():
 
 def main():
     failed = passed = skipped = 0
-    only = sys.argv[3:]
+    only = [a for a in sys.argv[3:] if a != '--all']
     for name, test in [(n, t) for n, t in globals().items() if n.startswith('test_') and (not only or n in only)]:
         begin = time.monotonic()
         TAKEN.clear()
