@@ -247,6 +247,10 @@ echo "$jinja_version, $(find "$BATON_CHAT_TEMPLATES" -name '*.jinja' | wc -l) te
 begin_stage "unit, conformance, lint, corpus replay"
 export BATON_BIN=$out/release/baton
 suite "tests" release
+if [ $all = yes ]; then
+    begin_stage "16 ranks at full load, 10 minutes for each backend"
+    for backend in shm ucx; do counted "load on $backend" env BATON_TEST_EP_SOAK_S=600 "$out/release/tests/test_ep_$backend" ranks_under_full_load_lose_nobody; done
+fi
 
 if [ $asan = yes ]; then # in the background, on CPU time that the next stages leave: end-to-end tests wait a lot
     { chrt --idle -p 0 "$BASHPID" >/dev/null 2>&1; build asan -DBATON_ASAN=ON -DBATON_CUDA=emulate; } >"$out/asan.log" 2>&1 &
@@ -263,7 +267,8 @@ long=(); [ $all = yes ] && long=(--long)
 counted "end to end" python3 -u tests/e2e/run.py --jobs 2 "${long[@]}"
 
 begin_stage "every command of the users' documents"
-counted "documents" python3 -u tests/seeds/run_seeds.py "$out/release/baton" "$root"
+whole=(); [ $all = yes ] && whole=(--all)
+counted "documents" python3 -u tests/seeds/run_seeds.py "$out/release/baton" "$root" "${whole[@]}"
 
 begin_stage "real RDMA: a virtual machine with Soft-RoCE"
 counted "virtual machine" python3 -u tests/vm/run.py one "${long[@]}"

@@ -13,7 +13,7 @@ BATON, SOURCE = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
 os.environ['BATON_BIN'] = BATON
 sys.path.append(os.path.join(SOURCE, 'tests', 'e2e'))
 import documents as texts
-import made_up
+import dummy_checkpoint
 from documents import commands, continued, document, documents, table
 from harness import DATA, Process, Redis, Skip, answer_of, closing, free_ports, request, wait_until
 
@@ -73,14 +73,14 @@ def make_model(golden, changed=()):
     return to
 
 
-def make_up(golden, shape):
+def make_dummy(golden, shape):
     to = tempfile.mkdtemp(dir=PLACE)
-    made_up.make(os.path.join(DATA, 'goldens', golden, 'model'), to, max_position_embeddings=POSITIONS, **shape)
+    dummy_checkpoint.make(os.path.join(DATA, 'goldens', golden, 'model'), to, max_position_embeddings=POSITIONS, **shape)
     return to
 
 
 PLACE = make_workplace()
-MODELS = {ERNIE_FP8: make_up('ernie_moe', made_up.ERNIE_300B), ERNIE: make_up('ernie_moe', made_up.ERNIE_21B), DEEPSEEK: make_up('deepseek_v3', made_up.DEEPSEEK_R1)}
+MODELS = {ERNIE_FP8: make_dummy('ernie_moe', dummy_checkpoint.ERNIE_300B), ERNIE: make_dummy('ernie_moe', dummy_checkpoint.ERNIE_21B), DEEPSEEK: make_dummy('deepseek_v3', dummy_checkpoint.DEEPSEEK_R1)}
 
 
 class Ports:
@@ -340,13 +340,13 @@ def write_template(nth, *changes):
 
 
 def in_a_row(n):
-    """The first of n ports that nobody has."""
+    """The first of n ports that nobody has, below those that ranks choose themselves."""
     def is_free(port):
         with socket.socket() as s:
             return s.connect_ex(('127.0.0.1', port)) != 0
     while True:
         port = free_ports(1)[0]
-        if all(is_free(port + i) for i in range(1, n)):
+        if port + n <= 20000 and all(is_free(port + i) for i in range(1, n)):
             return port
 
 

@@ -253,6 +253,93 @@ TEST(ranks_read_the_arguments_that_their_parent_gives_them)
     config_free(c);
 }
 
+/* What a process of the plan reads of its own arguments. */
+static struct ranks read_back(const struct launch_node *n, size_t *rdma_port)
+{
+    struct ranks r;
+    struct err err = { 0 };
+    int argc = 2, none = 0;
+    while (n->argv[argc]) argc++;
+    struct config *child = config_create(OPTIONS, "serve");
+    CHECK_OK(config_load_args(child, argc - 2, (char **)n->argv + 2, NULL, &none, &err));
+    CHECK_OK(ranks_read(child, 0, &r, &err));
+    *rdma_port = ranks_local_process(child);
+    config_free(child);
+    return r;
+}
+
+TEST(a_node_of_several_ranks_is_as_many_processes)
+{
+    struct config *c;
+    struct launch_plan p;
+    size_t rdma_port;
+    plan_of("serve", "--model m -dp 2 -tp 3 -ep --pd-comm-port 2334,2335", &c, &p);
+    CHECK_EQ_INT(p.n, 6);
+    for (size_t i = 0; i < p.n; i++) {
+        const struct launch_node *n = &p.nodes[i];
+        const struct ranks r = read_back(n, &rdma_port);
+        CHECK_EQ_INT(r.kind, RANKS_ONE);
+        CHECK_EQ_INT(r.rank, i / 3);
+        CHECK_EQ_INT(r.size, 2);
+        CHECK_EQ_INT(r.tp.rank, i % 3);
+        CHECK_EQ_INT(r.tp.size, 3);
+        CHECK_EQ_INT(r.tp.port, 2334 + i / 3);
+        CHECK_EQ_INT(r.port, 2334);
+        CHECK_EQ_INT(rdma_port, i);
+        CHECK_EQ_INT(n->first, i / 3 * 3);
+        CHECK((n->port == 0) == (i % 3 != 0)); /* the first has the port */
+    }
+    launch_plan_release(&p);
+    config_free(c);
+    plan_of("launch", "--model m --prefill 1 --decode 1 -tp 2 --ports 8101,8102", &c, &p);
+    CHECK_EQ_INT(p.n, 4);
+    for (size_t i = 0; i < p.n; i++) {
+        const struct ranks r = read_back(&p.nodes[i], &rdma_port);
+        CHECK_EQ_INT(r.kind, RANKS_ONE);
+        CHECK(!r.experts);
+        CHECK_EQ_INT(r.tp.rank, i % 2);
+        CHECK_EQ_INT(p.nodes[i].role, i < 2 ? ROLE_PREFILL : ROLE_DECODE);
+        CHECK_EQ_INT(p.nodes[i].port, i % 2 ? 0 : 8101 + i / 2);
+    }
+    CHECK(p.nodes[0].meet_port != p.nodes[2].meet_port);
+    launch_plan_release(&p);
+    config_free(c);
+}
+
+TEST(a_process_that_is_told_its_node_starts_the_ranks_of_that)
+{
+    struct config *c;
+    struct launch_plan p;
+    size_t rdma_port;
+    struct ranks r = ranks_of("serve", 0, "-tp 2 -dp 4 -ep --data-parallel-rank 3 -dpa 127.0.0.1");
+    CHECK_EQ_INT(r.kind, RANKS_PARENT);
+    CHECK_EQ_INT(r.rank, 3);
+    CHECK_EQ_INT(ranks_n_processes(&r), 2);
+    plan_of("serve", "--model m -tp 2 -dp 4 -ep --data-parallel-rank 3 -dpa 127.0.0.1", &c, &p);
+    CHECK_EQ_INT(p.n, 2);
+    r = read_back(&p.nodes[1], &rdma_port);
+    CHECK_EQ_INT(r.kind, RANKS_ONE);
+    CHECK_EQ_INT(r.rank, 3);
+    CHECK_EQ_INT(r.tp.rank, 1);
+    CHECK_EQ_INT(rdma_port, 7);
+    launch_plan_release(&p);
+    config_free(c);
+    CHECK_EQ_INT(ranks_of("serve", 0, "-tp 4 --device cuda").kind, RANKS_NONE);
+    refuses("serve", 0, "-tp 16 -dp 32 -ep",
+            "times --tensor-parallel-size 16 is more than the 256");
+}
+
+TEST(ranks_of_a_model_on_several_hosts_are_a_node_on_each)
+{
+    setenv("MP_NUM", "16", 1);
+    setenv("MP_NNODE", "2", 1);
+    const struct ranks r = ranks_of("serve", 0, "");
+    unsetenv("MP_NUM");
+    unsetenv("MP_NNODE");
+    CHECK_EQ_INT(r.kind, RANKS_PARENT);
+    CHECK_EQ_INT(r.tp.size, 8);
+}
+
 TEST(ranks_of_one_host_meet_at_rank_0s_cluster_port_or_at_a_free_one)
 {
     struct config *c;
@@ -297,5 +384,8 @@ TEST_MAIN(CASE(without_shared_experts_or_with_one_rank_a_node_is_alone),
           CASE(what_contradicts_is_named),
           CASE(each_rank_of_a_parent_has_its_number_ports_and_share_of_the_host),
           CASE(ranks_read_the_arguments_that_their_parent_gives_them),
+          CASE(a_node_of_several_ranks_is_as_many_processes),
+          CASE(a_process_that_is_told_its_node_starts_the_ranks_of_that),
+          CASE(ranks_of_a_model_on_several_hosts_are_a_node_on_each),
           CASE(ranks_of_one_host_meet_at_rank_0s_cluster_port_or_at_a_free_one),
           CASE(nodes_of_a_launch_without_a_group_are_told_nothing_of_ranks))

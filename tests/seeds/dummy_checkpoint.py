@@ -1,4 +1,4 @@
-"""made_up.py - checkpoints with the heads and experts of the models that the documents name, of small widths and with made-up weights.
+"""dummy_checkpoint.py - checkpoints with the heads and experts of the models that the documents name, of small widths and with dummy weights.
 
 make(golden, to, **changed) writes one like a golden checkpoint (tests/data/goldens) whose config.json has other members: matrices follow the
 numbers of heads and experts. Weights are random bf16 numbers of a fixed seed, norms are 1. Standard library only."""
