@@ -45,7 +45,8 @@ static void check_model(struct doctor *d, const struct ranks *r, const struct mo
     else if (r->experts && m->moe.n_experts < n_ranks)
         doctor_fix(doctor_add(d, "experts", DOCTOR_WARN, "%u experts for %u ranks: some have none",
                               m->moe.n_experts, n_ranks),
-                   "give --data-parallel-size %u or less", m->moe.n_experts / r->tp.size);
+                   "give --data-parallel-size %u or less",
+                   m->moe.n_experts > r->tp.size ? m->moe.n_experts / r->tp.size : 1);
     else if (r->experts)
         doctor_add(d, "experts", DOCTOR_OK, "%u for %u ranks, %zu on each at most",
                    m->moe.n_experts, n_ranks, share_experts(0, n_ranks, m->moe.n_experts).n);

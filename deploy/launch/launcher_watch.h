@@ -11,6 +11,10 @@
 
 struct launcher_watch;
 
+/* The exit status of a process that ends because another one of its node was lost: its launcher
+ * starts it again, whenever that was. */
+enum { LAUNCHER_START_AGAIN = 75 };
+
 /* What its launcher is to a node. */
 struct launcher_terms {
     bool holds_view; /* their directory server, too */

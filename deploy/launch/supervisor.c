@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "deploy/launch/launcher_watch.h"
 #include "kernels/device.h"
 #include "shared/base/clock.h"
 #include "shared/base/json/json.h"
@@ -182,8 +183,8 @@ static void on_exit_of_child(uv_process_t *process, int64_t exit_status, int sig
                  (long long)exit_status, signum);
     uv_close((uv_handle_t *)process, on_process_closed);
     /* What has served may serve again: a folder or a port comes back. */
-    bool hopeless = (exit_status != 0 && !first_of(ch)->has_served) ||
-                    !config_bool(s->o.c, "restart");
+    const bool failed = exit_status != 0 && exit_status != LAUNCHER_START_AGAIN,
+               hopeless = (failed && !first_of(ch)->has_served) || !config_bool(s->o.c, "restart");
     if (s->stopping || !hopeless) return;
     s->culprit = ch;
     supervisor_stop(s, exit_status ? (int)exit_status : 1);

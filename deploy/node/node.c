@@ -15,8 +15,8 @@
 #include "shared/base/log.h"
 
 enum {
-    EXIT_DEVICE = 70, /* the GPU failed, or a rank of the node was lost */
-    MAX_TRANSFERS = 1024,
+    EXIT_DEVICE = 70,     /* the GPU failed */
+    MAX_TRANSFERS = 4096, /* parts: nodes of several ranks send several of one prompt */
     /* a transfer may wait for a long chunk on a slow CPU; links detect dead and frozen peers */
     STALL_MS = 60000
 };
@@ -104,6 +104,8 @@ static void say_not_ready(struct node *n, struct http_exchange *x)
     char why[256] = "the model is being loaded";
     if (n->state != NODE_LOADING) snprintf(why, sizeof why, "the node is shutting down");
     else if (n->front.loaded) snprintf(why, sizeof why, "its ranks are starting");
+    else if (n->ranks.is_loaded && !n->ranks.is_one)
+        (void)group_describe(n->ranks.group, why, sizeof why);
     else if (n->group && n->engine) (void)group_describe(n->group, why, sizeof why);
     not_ready_reply(x, why);
 }
@@ -166,7 +168,7 @@ static void on_fault(void *arg, const struct err *err)
     struct node *n = arg;
     if (atomic_load(&n->ends)) return;
     log_error("node ends", "why=\"%s\"", err->text);
-    _exit(EXIT_DEVICE);
+    _exit(node_is_several(n) ? LAUNCHER_START_AGAIN : EXIT_DEVICE);
 }
 
 /* How long sequences may be and how many KV blocks there are. Thread: a worker. */
@@ -177,6 +179,17 @@ static enum status choose_sizes(struct node *n, struct err *err)
     snprintf(n->precision, sizeof n->precision, "%s", n->model.weights->precision);
     TRY(node_model_prepare(n->model.weights, o, err));
     return node_model_blocks(n->model.weights, o, &o->n_blocks, err);
+}
+
+static enum status check_copies(const struct node *n, struct err *err)
+{
+    const uint32_t n_experts = n->model.weights->config.moe.n_experts,
+                   n_copies = (uint32_t)n->o.balance.n_redundant;
+    if (n_experts + n_copies <= KERNEL_EXPERTS_MAX) return OK;
+    return err_field(err, ERR_CONFIG, "num-redundant-experts",
+                     "--num-redundant-experts %u and the model's %u experts are more than the %d "
+                     "that can be placed",
+                     n_copies, n_experts, KERNEL_EXPERTS_MAX);
 }
 
 static enum status start_engine(struct node *n, struct err *err)
@@ -200,6 +213,7 @@ static enum status start_engine(struct node *n, struct err *err)
     };
     if (n->ranks.group) e.on_node_bell = node_ranks_of_engine;
     if (n->group && n->model.weights->config.moe.n_experts > 0) {
+        TRY(check_copies(n, err));
         e.on_group = node_group_of_engine;
         model_count_rows_on(n->model.weights, n->metrics);
     }

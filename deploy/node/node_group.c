@@ -246,13 +246,15 @@ bool node_group_awaits(struct node *n)
     char terms[GROUP_TERMS_MAX];
     if (!n->group) return false;
     if (n_experts(n) == 0) {
-        log_info("no group", "why=\"the model has no experts to share: each rank computes alone\"");
+        if (!n->ranks.group)
+            log_info("no group",
+                     "why=\"the model has no experts to share: each rank computes alone\"");
         node_group_free(n);
         return false;
     }
-    snprintf(terms, sizeof terms, "model %016llx, %s, at most %u rows per step",
+    snprintf(terms, sizeof terms, "model %016llx, %s, at most %u rows per step, %u ranks per node",
              (unsigned long long)engine_kv_layout(n->engine)->model_fingerprint, n->precision,
-             n->o.max_batched_tokens);
+             n->o.max_batched_tokens, node_is_several(n) ? n->o.tp.size : 1);
     n->balance = node_balance_create(n);
     group_ready(n->group, terms);
     return true;

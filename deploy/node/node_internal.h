@@ -61,7 +61,9 @@ struct node {
     bool has_left; /* ... and no group needs this rank any more */
     struct {
         struct group *group;            /* NULL: the node is this process alone */
+        bool is_loaded;                 /* this process has its weights */
         bool is_one;                    /* its engines have met */
+        uint64_t lost_epoch;            /* the last that a rank was lost in */
         uint64_t all[KV_RANKS_MAX];     /* their processes, by rank */
         uint64_t leave_epoch;           /* in which all leave */
         struct decode_follower *decode; /* of a rank above 0, in place of the two workers */
@@ -85,7 +87,7 @@ struct node {
     struct serve *serve;
     struct loop_timer *drain, *stopper;
     struct launcher_watch *launcher; /* NULL: none started this node */
-    uint64_t t_start_ms, t_drain_ms;
+    uint64_t t_start_ms, t_drain_ms, t_leave_ms;
     int exit_status, n_signals;
     void (*on_ready)(void *arg);
     void *on_ready_arg;
@@ -131,6 +133,8 @@ void node_ranks_start(struct node *n);
 void node_ranks_loaded(struct node *n);
 /* A signal came: no new requests; a rank that follows leaves with the first. */
 void node_ranks_drain(struct node *n);
+/* Were the other ranks of the node not told to end? Then they are not waited for. */
+bool node_ranks_go_on(const struct node *n);
 /* No group of the experts has this rank any more. */
 void node_ranks_left_experts(struct node *n);
 /* After the engine has ended, before the cluster does. */

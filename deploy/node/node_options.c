@@ -510,6 +510,12 @@ static enum status read_group(const struct config *c, struct node_options *o, st
     o->group.size = r.experts ? r.size * r.tp.size : r.tp.size;
     o->group.rank = r.rank * r.tp.size + r.tp.rank;
     if (o->group.rank > 0 || !r.experts) return OK;
+    if (r.tp.size > 1 && r.tp.port != r.port)
+        return err_field(err, ERR_CONFIG, "tensor-parallel-port",
+                         "the first rank of all listens for others with its cluster port: "
+                         "--tensor-parallel-port %u and --data-parallel-rpc-port %u must be the "
+                         "same",
+                         r.tp.port, r.port);
     return take_cluster_port(o, r.port, "data-parallel-rpc-port", err);
 }
 

@@ -1,8 +1,9 @@
 /* node_ranks.c - a node of several ranks, each a process with a part of every matrix
  * (--tensor-parallel-size): how they become one node, and end as one.
  *
- *     weights loaded ─▶ all meet (shared/cluster/group.h) ─▶ equally many KV blocks, the engine,
- *     the ep object of the node ─▶ engine_set_node ─▶ [the group that shares the experts] ─▶ ready
+ *     weights loaded ─▶ all meet (shared/cluster/group.h) ─▶ equally many KV blocks, the engine
+ *     ─▶ the workers of those that follow ─▶ the ep object of the node ─▶ engine_set_node
+ *     ─▶ [the group that shares the experts] ─▶ ready
  *
  * The first rank leads: it has the port, the requests and the scheduler. The others follow it with
  * an engine, a kvt and the follower's sides of the two workers. Whoever loses another ends, and a
@@ -19,6 +20,7 @@
 
 enum {
     DRAIN_POLL_MS = 50,
+    OTHERS_MS = 1000,     /* in which the ranks of a node that was told to end all say so */
     STEP_WAIT_MS = 300000 /* backstop of an exchange: links tell of a lost rank much earlier */
 };
 
@@ -53,8 +55,10 @@ static enum status agree_on_blocks(struct node *n, struct err *err)
     return OK;
 }
 
-static enum status make_ep(struct node_whole *w)
+/* Thread: a worker. */
+static void make_ep(void *arg)
 {
+    struct node_whole *w = arg;
     struct node *n = w->node;
     struct ep_config c = {
         .backend = "shm",
@@ -68,23 +72,25 @@ static enum status make_ep(struct node_whole *w)
         .exchange_arg = n->ranks.group,
     };
     engine_node_needs(n->loaded.engine, &c);
-    return ep_create(&c, &w->ep, &w->err);
+    w->st = ep_create(&c, &w->ep, &w->err);
 }
 
 /* Thread: a worker. */
-static void prepare(void *arg)
+static void make_engine(void *arg)
 {
     struct node_whole *w = arg;
     struct node *n = w->node;
     w->st = agree_on_blocks(n, &w->err);
     if (w->st == OK && !n->loaded.engine) w->st = node_start_engine(n, &w->err);
-    if (w->st == OK) w->st = make_ep(w);
 }
 
 /* ---- one node ---- */
 
+/* Of a first try they may follow a leader that is gone; nothing was received or sent then. */
 static void start_followers(struct node *n)
 {
+    decode_follow_free(n->ranks.decode);
+    prefill_follow_free(n->ranks.prefill);
     const struct decode_follow_options d = {
         .kvt = n->kvt,
         .layout = *engine_kv_layout(n->engine),
@@ -104,16 +110,8 @@ static void start_followers(struct node *n)
 /* All ranks have one ep object: they are one node. */
 static void become_one(struct node *n, uint64_t epoch)
 {
-    const struct group_roster *now;
     n->ranks.is_one = true;
     group_joined(n->ranks.group, epoch);
-    now = group_now(n->ranks.group);
-    for (uint32_t i = 0; i < now->n; i++) {
-        const struct group_member *m = &now->members[i];
-        n->ranks.all[i] = m->node;
-        if (m->node != n->id) cluster_learn(n->cluster, m->node, m->host, m->port);
-    }
-    if (node_follows(n)) start_followers(n);
     if (!node_group_awaits(n)) node_become_ready(n);
 }
 
@@ -123,21 +121,49 @@ static void fail(struct node *n, const struct err *why)
     node_fail_start(n);
 }
 
+static bool may_be_tried_again(enum status st)
+{
+    return st == ERR_PEER_LOST || st == ERR_CANCELED || st == ERR_BUSY;
+}
+
 static void on_whole(void *arg)
 {
     struct node_whole *w = arg;
     struct node *n = w->node;
     n->prepares = false;
-    n->engine = n->loaded.engine;
-    n->kvt = n->loaded.kvt;
     if (w->st == OK && n->state == NODE_STOPPING) w->st = ERR_CANCELED;
+    if (w->epoch == n->ranks.lost_epoch) w->st = ERR_PEER_LOST; /* whatever came of that */
     if (w->st == OK) w->st = engine_set_node(n->engine, w->ep);
     if (w->st != OK) ep_discard(w->ep);
     if (n->ranks.group) group_prepared(n->ranks.group, w->epoch, w->st, w->err.text);
     if (w->st == OK) become_one(n, w->epoch);
-    else if (w->st != ERR_PEER_LOST && w->st != ERR_CANCELED) fail(n, &w->err);
+    else if (!may_be_tried_again(w->st)) fail(n, &w->err);
     mem_free(w);
     node_stop_goes_on(n);
+}
+
+/* The first rank ends its part of ep_create when all have begun theirs, so those that follow are
+ * there when it sends them something. */
+static void on_engine_made(void *arg)
+{
+    struct node_whole *w = arg;
+    struct node *n = w->node;
+    n->engine = n->loaded.engine;
+    n->kvt = n->loaded.kvt;
+    if (w->st == OK && node_follows(n)) start_followers(n);
+    if (w->st == OK && loop_work(n->loop, make_ep, on_whole, w) == OK) return;
+    if (w->st == OK) w->st = ERR_BUSY;
+    on_whole(w);
+}
+
+/* A node has all of its ranks. */
+static void note_members(struct node *n, const struct group_roster *r)
+{
+    for (uint32_t i = 0; i < r->n; i++) {
+        const struct group_member *m = &r->members[i];
+        n->ranks.all[i] = m->node;
+        if (m->node != n->id) cluster_learn(n->cluster, m->node, m->host, m->port);
+    }
 }
 
 static void on_prepare(void *arg, const struct group_roster *next, uint32_t me)
@@ -147,8 +173,9 @@ static void on_prepare(void *arg, const struct group_roster *next, uint32_t me)
     (void)me; /* the rank: a node has all of them */
     w->node = n;
     w->epoch = next->epoch;
+    note_members(n, next);
     n->prepares = true;
-    if (loop_work(n->loop, prepare, on_whole, w) == OK) return;
+    if (loop_work(n->loop, make_engine, on_engine_made, w) == OK) return;
     n->prepares = false;
     mem_free(w);
     group_prepared(n->ranks.group, next->epoch, ERR_BUSY, "its worker threads are busy");
@@ -160,8 +187,8 @@ static void on_prepare(void *arg, const struct group_roster *next, uint32_t me)
 static void on_lost(void *arg, uint64_t epoch, const char *why)
 {
     struct node *n = arg;
-    (void)epoch; /* a node has one */
-    (void)why;   /* the group has logged it */
+    (void)why; /* the group has logged it */
+    n->ranks.lost_epoch = epoch;
     if (!n->ranks.is_one) return;
     if (n->state == NODE_DRAINING) node_stop(n, 0);
     else if (n->engine) engine_abort_node(n->engine); /* on_fault ends the process */
@@ -188,6 +215,11 @@ void node_ranks_left_experts(struct node *n)
     group_has_left(n->ranks.group, n->ranks.leave_epoch);
 }
 
+bool node_ranks_go_on(const struct node *n)
+{
+    return n->ranks.group && !n->ranks.leave_epoch && clock_ms() - n->t_leave_ms > OTHERS_MS;
+}
+
 static void on_drain_poll(void *arg)
 {
     struct node *n = arg;
@@ -200,6 +232,7 @@ static void on_drain_poll(void *arg)
 
 void node_ranks_drain(struct node *n)
 {
+    atomic_store(&n->ends, true);
     group_drain(n->ranks.group);
     if (!node_follows(n)) return;
     group_leave(n->ranks.group); /* with the first, when that has no requests left */
@@ -267,10 +300,14 @@ void node_ranks_loaded(struct node *n)
     char terms[GROUP_TERMS_MAX];
     struct kv_layout l;
     model_kv_layout(n->model.weights, n->o.block_tokens, 1, &l);
-    snprintf(terms, sizeof terms,
-             "model %016llx, %s, %u tokens of context, %u sequences, %u rows per step, %s",
-             (unsigned long long)l.model_fingerprint, n->precision, n->o.max_model_len,
-             n->o.max_seqs, n->o.max_batched_tokens, node_role_name(n->o.role));
+    snprintf(
+        terms, sizeof terms,
+        "model %016llx, %s, KV %s in blocks of %u, %u tokens of context, %u sequences, %u rows "
+        "per step, %s",
+        (unsigned long long)l.model_fingerprint, n->precision, kv_dtype_name(l.dtype),
+        n->o.block_tokens, n->o.max_model_len, n->o.max_seqs, n->o.max_batched_tokens,
+        node_role_name(n->o.role));
+    n->ranks.is_loaded = true;
     group_ready(n->ranks.group, terms);
 }
 

@@ -131,9 +131,12 @@ static void on_drain_poll(void *arg)
     if (live && has_time) return;
     struct group *g = n->ranks.group ? n->ranks.group : n->group;
     if (g && !live && has_time) {
-        if (!n->leaves) group_leave(g);
+        if (!n->leaves) {
+            n->t_leave_ms = clock_ms();
+            group_leave(g);
+        }
         n->leaves = true;
-        if (!n->has_left) return;
+        if (!n->has_left && !node_ranks_go_on(n)) return;
     }
     if (live) log_warn("stopping with work left", "live=%u", live);
     node_stop(n, 0);

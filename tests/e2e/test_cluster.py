@@ -58,10 +58,10 @@ def test_redis_killed():
 
 
 def test_seed_003():
-    """Two commands on one host, no Redis: the decode node names the prefill node's control port."""
+    """Two commands on one host, no Redis: the decode node names the prefill node's control port. SmolLM2 has 9 heads, so one process each: tests/seeds has the document's four."""
     control, pk, dk = free_ports(3)
     env = dict(INFERENCE_MSG_QUEUE_ID='1315', FLAGS_max_partition_size='2048', FD_ATTENTION_BACKEND='FLASH_ATTN', FD_USE_DEEP_GEMM='0', CUDA_VISIBLE_DEVICES='0,1,2,3')
-    common = ['--max-num-seqs', '20', '--gpu-memory-utilization', '0.9', '--kv-cache-ratio', '0.9', '--tensor-parallel-size', '4', '--max-model-len', '1024']
+    common = ['--max-num-seqs', '20', '--gpu-memory-utilization', '0.9', '--kv-cache-ratio', '0.9', '--tensor-parallel-size', '1', '--max-model-len', '1024']
     model = smollm2()
     p = Node(model, 'prefill', [*common, '--num-gpu-blocks-override', '400', '--quantization', 'block_wise_fp8', '--engine-worker-queue-port', str(control), '--cache-queue-port', str(pk)], env)
     d = Node(model, 'decode', [*common, '--num-gpu-blocks-override', '400', '--quantization', 'block_wise_fp8', '--cache-queue-port', str(dk), '--innode-prefill-ports', str(control)], env)
@@ -348,7 +348,7 @@ def test_a_launch_without_a_secret_says_once_that_no_other_host_can_join():
 def test_launch_prints_one_page_and_its_nodes_are_called_baton():
     ports = free_ports(2)
     with tempfile.TemporaryDirectory() as logs:
-        l = Process([BIN, 'launch', '--model', TINY, '--prefill', '1', '--decode', '1', '--ports', f'{ports[0]},{ports[1]}', '--tensor-parallel-size', '2', '--log-dir', logs, *SIZE],
+        l = Process([BIN, 'launch', '--model', TINY, '--prefill', '1', '--decode', '1', '--ports', f'{ports[0]},{ports[1]}', '--pipeline-parallel-size', '2', '--log-dir', logs, *SIZE],
                     name='launch')
         with closing(l):
             wait_until('launch ready', lambda: 'ready: all 2 nodes' in l.output(), 30)
@@ -364,7 +364,7 @@ def test_launch_prints_one_page_and_its_nodes_are_called_baton():
                 s, _, b = request(p, 'POST', '/v1/completions', dict(prompt=[7] * 40, max_tokens=4))
                 assert s == 200, b
             assert 'request end' not in l.output() and 'no cluster secret' not in l.output() # it has made one
-    l = Process([BIN, 'launch', '--model', TINY, '--num-servers', '1', '--ports', str(ports[0]), '--log-level', 'warn', '--tensor-parallel-size', '2'], name='launch')
+    l = Process([BIN, 'launch', '--model', TINY, '--num-servers', '1', '--ports', str(ports[0]), '--log-level', 'warn', '--pipeline-parallel-size', '2'], name='launch')
     with closing(l):
         wait_until('ready', lambda: 'ready: all 1 nodes' in l.output(), 30)
         assert all(x.startswith('ready: ') for x in l.output().splitlines()), l.output()

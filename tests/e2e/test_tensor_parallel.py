@@ -32,6 +32,7 @@ def test_a_node_of_several_ranks_answers_as_one():
             began = time.monotonic()
             assert parent.stop() == 0, parent.output()[-3000:]
             assert time.monotonic() - began < 5 and all(is_gone(p) for p in pids)
+            assert 'node ends' not in parent.output(), parent.output()[-3000:]
 
 
 def test_nodes_of_several_ranks_share_experts():
@@ -46,6 +47,25 @@ def test_nodes_of_several_ranks_share_experts():
         groups = sorted((g['rank'], g['size'], tuple(g['members'])) for g in (request(n['http_port'], 'GET', '/cluster')[2]['group'] for n in nodes))
         assert groups == [(0, 4, (0, 1, 2, 3)), (2, 4, (0, 1, 2, 3))], groups
         assert parent.stop() == 0, parent.output()[-3000:]
+        assert 'node ends' not in parent.output(), parent.output()[-3000:]
+
+
+def test_ranks_that_are_started_by_hand():
+    """They say whom they wait for; one that is told to end does not wait for the other."""
+    model, meet = golden('llama'), free_ports(1)[0]
+    args = [*SIZE, *tensor(2), '--tensor-parallel-port', str(meet)]
+    bodies = bodies_for(model, 6)
+    want = answers_alone(model, bodies)
+    with closing(Node(model, args=[*args, '--tensor-parallel-rank', '0'])) as first:
+        wait_until('it waits', lambda: 'rank 1 of 2 is not there' in request(first.port, 'GET', '/ready')[2]['error']['message'])
+        with closing(Node(model, args=[*args, '--tensor-parallel-rank', '1', '--max-num-batched-tokens', '64'])):
+            wait_until('it is refused', lambda: 'rank 1 has model' in request(first.port, 'GET', '/ready')[2]['error']['message'] or 'rank refused' in first.output())
+        with closing(Node(model, args=[*args, '--tensor-parallel-rank', '1'])) as second:
+            wait_ready(first)
+            assert ask_all([first.port], bodies) == want
+            began = time.monotonic()
+            assert first.stop() == 0 and time.monotonic() - began < 4
+            assert second.p.wait(10) == 75
 
 
 def test_a_launch_of_nodes_of_several_ranks():
