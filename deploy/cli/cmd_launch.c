@@ -150,8 +150,7 @@ static void print_start(const struct launcher *l)
     buf_printf(&page, ", %s each on port",
                strcmp(config_string(l->c, "device"), "cuda") == 0 ? "a GPU or a share of one"
                                                                   : "a share of the CPU");
-    for (size_t i = 0; i < l->plan.n; i++)
-        if (l->plan.nodes[i].port) buf_printf(&page, "%s%u", i ? ", " : " ", l->plan.nodes[i].port);
+    launch_plan_print_ports(&l->plan, &page);
     buf_add_char(&page, '\n');
     ranks_print(&l->plan.ranks, &page);
     buf_printf(&page, "  cluster view %s%s\n",

@@ -119,8 +119,7 @@ static void print_start(const struct parent *p)
     node_options_print(&p->o, p->c, &page);
     ranks_print(&p->plan.ranks, &page);
     buf_add_c(&page, "  rank ports  ");
-    for (size_t i = 0; i < p->plan.n; i++)
-        if (p->plan.nodes[i].port) buf_printf(&page, "%s%u", i ? ", " : " ", p->plan.nodes[i].port);
+    launch_plan_print_ports(&p->plan, &page);
     buf_add_char(&page, '\n');
     fwrite(page.data, 1, page.len, stderr);
     buf_release(&page);

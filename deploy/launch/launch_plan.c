@@ -387,4 +387,10 @@ enum status launch_plan_make(const struct config *c, const struct launch_args *w
     return OK;
 }
 
+void launch_plan_print_ports(const struct launch_plan *p, struct buf *out)
+{
+    for (size_t i = 0; i < p->n; i++)
+        if (p->nodes[i].port) buf_printf(out, "%s%u", i ? ", " : " ", p->nodes[i].port);
+}
+
 void launch_plan_release(struct launch_plan *p) { arena_release(&p->arena); }

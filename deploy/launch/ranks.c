@@ -363,8 +363,8 @@ enum status ranks_read(const struct config *c, size_t n_nodes, struct ranks *out
     TRY(read_sizes(c, n_nodes, out, err));
     if (experts) TRY(read_hosts(c, &h, err));
     out->headless = config_bool(c, "headless");
-    const bool is_single = names_process(c) || (names_node(c) && (experts || !n_nodes));
-    TRY(!n_nodes && is_single ? read_single(c, out, err) : read_parent(c, n_nodes, &h, out, err));
+    const bool is_single = !n_nodes && (names_process(c) || names_node(c));
+    TRY(is_single ? read_single(c, out, err) : read_parent(c, n_nodes, &h, out, err));
     return experts ? read_meeting(c, &h, out, err) : OK;
 }
 
@@ -373,8 +373,10 @@ void ranks_print(const struct ranks *r, struct buf *out)
     char at[HOST_PORT_TEXT_MAX];
     if (r->kind == RANKS_NONE) return;
     if (r->tp.size > 1)
-        buf_printf(out, "  processes    %u for each node: they share its attention (%s)\n",
-                   r->tp.size, "--tensor-parallel-size");
+        buf_printf(out,
+                   "  processes    %u for each node: they share its attention "
+                   "(--tensor-parallel-size)\n",
+                   r->tp.size);
     if (!r->experts) return;
     host_port_text(r->host, r->port, at);
     if (ranks_elsewhere(r))

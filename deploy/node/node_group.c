@@ -35,21 +35,26 @@ struct node_epoch {
     struct err err;
 };
 
+struct ep_config node_ep_config(const struct node *n, struct group *g, uint32_t rank, uint32_t size)
+{
+    return (struct ep_config){
+        .backend = "shm",
+        .device = engine_device(n->engine),
+        .rank = (int32_t)rank,
+        .size = (int32_t)size,
+        .send = DTYPE_F32,
+        .back = DTYPE_F32,
+        .timeout_ms = STEP_WAIT_MS,
+        .exchange = group_exchange,
+        .exchange_arg = g,
+    };
+}
+
 static enum status make_ep(struct node_epoch *w, const struct ep_placement *p)
 {
     struct node *n = w->node;
-    struct ep_config c = {
-        .backend = "shm",
-        .device = engine_device(n->engine),
-        .rank = (int32_t)w->me,
-        .size = (int32_t)w->roster.n,
-        .send = DTYPE_F32,
-        .back = DTYPE_F32,
-        .collective_bytes = ENGINE_GROUP_BYTES,
-        .timeout_ms = STEP_WAIT_MS,
-        .exchange = group_exchange,
-        .exchange_arg = n->group,
-    };
+    struct ep_config c = node_ep_config(n, n->group, w->me, w->roster.n);
+    c.collective_bytes = ENGINE_GROUP_BYTES;
     engine_ep_needs(n->engine, &c);
     c.placement = *p;
     return ep_create(&c, &w->ep, &w->err);

@@ -20,8 +20,7 @@
 
 enum {
     DRAIN_POLL_MS = 50,
-    OTHERS_MS = 1000,     /* in which the ranks of a node that was told to end all say so */
-    STEP_WAIT_MS = 300000 /* backstop of an exchange: links tell of a lost rank much earlier */
+    OTHERS_MS = 1000 /* in which the ranks of a node that was told to end all say so */
 };
 
 bool node_is_several(const struct node *n) { return n->o.tp.size > 1; }
@@ -60,18 +59,8 @@ static void make_ep(void *arg)
 {
     struct node_whole *w = arg;
     struct node *n = w->node;
-    struct ep_config c = {
-        .backend = "shm",
-        .device = engine_device(n->loaded.engine),
-        .rank = (int32_t)n->o.tp.rank,
-        .size = (int32_t)n->o.tp.size,
-        .send = DTYPE_F32,
-        .back = DTYPE_F32,
-        .timeout_ms = STEP_WAIT_MS,
-        .exchange = group_exchange,
-        .exchange_arg = n->ranks.group,
-    };
-    engine_node_needs(n->loaded.engine, &c);
+    struct ep_config c = node_ep_config(n, n->ranks.group, n->o.tp.rank, n->o.tp.size);
+    engine_node_needs(n->engine, &c);
     w->st = ep_create(&c, &w->ep, &w->err);
 }
 
