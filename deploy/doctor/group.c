@@ -120,11 +120,18 @@ static uint64_t window_bytes(const struct config *c, const struct model_config *
     return rows * (1 + m->moe.n_used) * m->hidden * sizeof(float);
 }
 
+/* Ranks of this host: of one that others start beside, all that it was told of. */
+static uint32_t ranks_here(const struct ranks *r)
+{
+    if (r->kind != RANKS_ONE) return ranks_n_processes(r);
+    return (r->n_local ? r->n_local : r->size) * r->tp.size;
+}
+
 /* A window is a memfd: no room in /dev/shm, but memory, and a file to the limit of their size. */
 static void check_windows(struct doctor *d, const struct ranks *r, const struct model_config *m)
 {
     uint64_t cgroup;
-    const uint64_t one = window_bytes(d->c, m), all = one * ranks_n_processes(r),
+    const uint64_t one = window_bytes(d->c, m), all = one * ranks_here(r),
                    room = doctor_free_memory(&cgroup);
     struct rlimit file;
     if (getrlimit(RLIMIT_FSIZE, &file) == 0 && file.rlim_cur < one)
@@ -136,7 +143,7 @@ static void check_windows(struct doctor *d, const struct ranks *r, const struct 
     else if (all > room)
         doctor_fix(doctor_add(d, "windows", DOCTOR_FAIL,
                               "%u ranks share up to %.0f MiB each, and %.0f MiB may be used",
-                              ranks_n_processes(r), (double)one / MIB, (double)room / MIB),
+                              ranks_here(r), (double)one / MIB, (double)room / MIB),
                    "lower --max-num-batched-tokens");
     else
         doctor_add(d, "windows", DOCTOR_OK,
