@@ -79,7 +79,7 @@ def hashed(node):
 
 
 def check_split(model, protocol, args, bodies, want):
-    with pair(model, protocol, [*CUDA, *args]) as nodes:
+    with pair(model, protocol, [*CUDA, *SHORT_STEPS, *args]) as nodes:
         got = run([x.port for x in nodes], bodies, 3)
         check_equal(want, got, f'{model} split over two nodes by {protocol} {args}')
         for a in got:

@@ -84,14 +84,18 @@ MODELS = {ERNIE_FP8: make_dummy('ernie_moe', dummy_checkpoint.ERNIE_300B), ERNIE
 
 
 class Ports:
-    """Which port stands for each of the documents': itself, or a free one where something has it."""
+    """Which port stands for each of the documents': itself, or a free one where something has it, or will have it: a program of `others`."""
     OWN = re.compile(r'(--(?:ports|port|metrics-ports?|engine-worker-queue-port|cache-queue-port|pd-comm-port|rdma-comm-ports)[ \u00a0]"?)([0-9,]+)')
     OTHERS = re.compile(r'(--(?:innode-prefill-ports|scheduler-port|router) "?(?:[0-9.]+:)?)([0-9]+)')
 
-    def __init__(self, **known):
+    def __init__(self, others=None, **known):
         self.map = {k.lstrip('_'): v for k, v in known.items()}
+        self.others = others
 
     def take(self, port):
+        if self.others and port in self.others.map.values():
+            self.map[port] = str(free_ports(1)[0])
+            return self.map[port]
         with socket.socket() as s:
             s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -132,12 +136,12 @@ class Shell(Process):
             pass
 
 
-def ready(shell, *ports):
+def ready(shell, *ports, beside=()):
     for port in ports:
         def is_ready():
-            return not shell.alive() or request(port, 'GET', '/ready', timeout=5)[0] == 200
+            return not all(s.alive() for s in (shell, *beside)) or request(port, 'GET', '/ready', timeout=5)[0] == 200
         wait_until(f'port {port} is ready', is_ready, 60)
-        assert shell.alive(), 'ended before it was ready'
+        assert all(s.alive() for s in (shell, *beside)), 'ended before it was ready'
 
 
 def ask(port, **more):
@@ -167,7 +171,7 @@ def is_a_group(port, n):
 def is_a_pair(*nodes, n=2):
     """Prefill and decode node, or parent of n nodes together, each (shell, port, the folder that its FD_LOG_DIR names): requests at both are split, and both write their log."""
     for shell, port, _ in nodes:
-        ready(shell, port)
+        ready(shell, port, beside=[other for other, _, _ in nodes])
     for shell, port, folder in nodes:
         sees(port, n)
         is_split(port)
@@ -294,7 +298,8 @@ def test_001_eight_servers():
 def test_001_prefill_and_decode():
     prefill, decode = block('001', 'export FD_LOG_DIR="log_prefill"', '--scheduler-ttl 9000'), block('001', 'export FD_LOG_DIR="log_decode"', '--splitwise-role "decode"')
     with closing(Redis()) as redis:
-        p, d = Ports(_6379=str(redis.port)), Ports(_6379=str(redis.port))
+        p = Ports(_6379=str(redis.port))
+        d = Ports(p, _6379=str(redis.port))
         with closing(Shell(p.into(with_models(prefill)))) as first:
             wait_until('the prefill node is there', lambda: request(p[8180], 'GET', '/live')[0] == 200)
             with closing(Shell(d.into(with_models(continued(decode))))) as second:
@@ -478,7 +483,7 @@ def test_003_prefill_and_decode():
     p = Ports()
     with closing(Shell(p.into(with_models(block('003', 'export CUDA_VISIBLE_DEVICES=0', '--splitwise-role "prefill"'))))) as first:
         wait_until('the prefill node is there', lambda: request(p[7012], 'GET', '/live')[0] == 200)
-        d = Ports(_7013=str(p[7013]))
+        d = Ports(p, _7013=str(p[7013]))
         with closing(Shell(d.into(with_models(block('003', 'export CUDA_VISIBLE_DEVICES=4', '--splitwise-role "decode"'))))) as second:
             is_a_pair((first, p[7012], 'prefill_log'), (second, d[9012], 'decode_log'))
     done('003', API, 'works', 'prefill and decode on one host, without Redis: KV goes by ipc')
