@@ -9,7 +9,7 @@
  *     engine lost its group   ──▶ group_report_lost
  *
  * The node becomes ready when its engine first steps with all ranks. All ranks of a node of several
- * (node_ranks.c) are ranks of the group, next to each other. LIMIT: ranks are of one host.
+ * (node_ranks.c) are ranks of the group, next to each other.
  * Thread: loop, except where it is said otherwise. */
 #include <stdio.h>
 
@@ -17,10 +17,6 @@
 #include "deploy/node/node_placement.h"
 #include "shared/base/log.h"
 #include "shared/model/experts.h"
-
-/* How long a rank waits in an exchange before it gives the group up. Links tell of a lost rank much
- * earlier: this is for a mistake in which all wait. */
-enum { STEP_WAIT_MS = 300000 };
 
 /* ---- an epoch's experts and ep object ---- */
 
@@ -35,21 +31,6 @@ struct node_epoch {
     struct err err;
 };
 
-struct ep_config node_ep_config(const struct node *n, struct group *g, uint32_t rank, uint32_t size)
-{
-    return (struct ep_config){
-        .backend = "shm",
-        .device = engine_device(n->engine),
-        .rank = (int32_t)rank,
-        .size = (int32_t)size,
-        .send = DTYPE_F32,
-        .back = DTYPE_F32,
-        .timeout_ms = STEP_WAIT_MS,
-        .exchange = group_exchange,
-        .exchange_arg = g,
-    };
-}
-
 static enum status make_ep(struct node_epoch *w, const struct ep_placement *p)
 {
     struct node *n = w->node;
@@ -57,6 +38,7 @@ static enum status make_ep(struct node_epoch *w, const struct ep_placement *p)
     c.collective_bytes = ENGINE_GROUP_BYTES;
     engine_ep_needs(n->engine, &c);
     c.placement = *p;
+    TRY(node_ep_backend(n, &c, &w->err));
     return ep_create(&c, &w->ep, &w->err);
 }
 

@@ -119,12 +119,17 @@ bool node_group_awaits(struct node *n);
 void node_group_stop(struct node *n);
 /* After the engine has ended, before the cluster does. */
 void node_group_free(struct node *n);
+/* engine_options.on_group. Thread: engine. */
+void node_group_of_engine(void *arg, const struct engine_group_event *ev);
+
+/* ---- node_ep.c ---- */
+
 /* What the ep objects of both kinds of groups have in common; the engine is there. Thread: a
  * worker. */
 struct ep_config node_ep_config(const struct node *n, struct group *g, uint32_t rank,
                                 uint32_t size);
-/* engine_options.on_group. Thread: engine. */
-void node_group_of_engine(void *arg, const struct engine_group_event *ev);
+/* Chooses c->backend together with the other ranks, by c->exchange. Thread: a worker. */
+enum status node_ep_backend(const struct node *n, struct ep_config *c, struct err *err) MUST_CHECK;
 
 /* ---- node_ranks.c: with --tensor-parallel-size ---- */
 

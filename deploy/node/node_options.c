@@ -491,6 +491,12 @@ static enum status take_cluster_port(struct node_options *o, uint16_t port, cons
     return OK;
 }
 
+/* vLLM's own names stand for what is best here. */
+static const char *backend_of(const char *name)
+{
+    return strcmp(name, "shm") == 0 ? "shm" : strcmp(name, "ucx") == 0 ? "ucx" : NULL;
+}
+
 /* The ranks that share the attention; they share the experts as well, all of the group or those of
  * the node. */
 static enum status read_group(const struct config *c, struct node_options *o, struct err *err)
@@ -507,6 +513,7 @@ static enum status read_group(const struct config *c, struct node_options *o, st
         TRY(take_cluster_port(o, r.tp.port, "tensor-parallel-port", err));
     o->group.host = r.experts ? dup_in(o, r.host) : o->tp.host;
     o->group.port = r.experts ? r.port : o->tp.port;
+    o->group.backend = backend_of(config_string(c, "all2all-backend"));
     o->group.size = r.experts ? r.size * r.tp.size : r.tp.size;
     o->group.rank = r.rank * r.tp.size + r.tp.rank;
     if (o->group.rank > 0 || !r.experts) return OK;

@@ -314,6 +314,20 @@ const struct option CLUSTER_OPTIONS[] = {
         .works_with = "enable-expert-parallel",
     },
     {
+        .name = "all2all-backend",
+        .env = "BATON_ALL2ALL_BACKEND VLLM_ALL2ALL_BACKEND",
+        .type = OPT_ENUM,
+        .choices = "auto|shm|ucx|naive|allgather_reducescatter|pplx|deepep_high_throughput|"
+                   "deepep_low_latency|flashinfer_all2allv",
+        .def = "auto",
+        IN("Parallelism", NET),
+        .help =
+            "How rows reach the experts of other ranks: shm, which needs all ranks on one host, "
+            "or ucx. auto, and every other name of vLLM's: shm on one host, else ucx.",
+        .note = "it is about ranks that share experts (--enable-expert-parallel)",
+        .works_with = "enable-expert-parallel",
+    },
+    {
         .name = "node-rank",
         .type = OPT_INT,
         RANGE(0, 255),

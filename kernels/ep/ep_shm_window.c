@@ -22,14 +22,15 @@
 #include <unistd.h>
 
 #include "kernels/ep/ep_shm.h"
+#include "kernels/host/host_id.h"
 #include "kernels/host/pages.h"
 #include "shared/base/hash/hash.h"
 #include "shared/base/mem.h"
 
 /* What a rank tells the others. */
 struct ep_shm_offer {
-    uint64_t boot, pid_namespace; /* the host, and the namespace that `pid` is of */
-    uint64_t nonce, bytes;        /* of the window */
+    struct host_id host;
+    uint64_t nonce, bytes; /* of the window */
     int32_t pid, window_fd, bell_fd;
 };
 static_assert(sizeof(struct ep_shm_offer) <= EP_PAYLOAD_BYTES, "the offer's room");
@@ -119,22 +120,13 @@ static enum status make_window(struct ep_shm *s, struct err *err)
 
 static enum status make_offer(const struct ep_shm *s, struct ep_shm_offer *out, struct err *err)
 {
-    char boot[40] = "";
-    struct stat st;
-    const int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
-    const ssize_t n = fd < 0 ? -1 : read(fd, boot, sizeof boot);
-    if (fd >= 0) close(fd);
-    if (n <= 0 || stat("/proc/self/ns/pid", &st) != 0)
-        return err_set(err, ERR_UNSUPPORTED, "ep: /proc does not tell this host from others: %s",
-                       strerror(errno));
-    *out = (struct ep_shm_offer){ .boot = hash_64(boot, (size_t)n, 0),
-                                  .pid_namespace = st.st_ino,
-                                  .nonce = s->nonce,
+    *out = (struct ep_shm_offer){ .nonce = s->nonce,
                                   .bytes = window_bytes(s),
                                   .pid = getpid(),
                                   .window_fd = s->window_fd,
                                   .bell_fd = s->bell_fd };
-    return OK;
+    const enum status st = host_id_read(&out->host, err);
+    return st == OK ? OK : err_prefix(err, "ep: ");
 }
 
 /* Why a descriptor is refused, or NULL. */
@@ -184,9 +176,9 @@ static enum status open_window(struct ep_shm *s, int32_t rank, const struct ep_s
 static enum status open_rank(struct ep_shm *s, int32_t rank, const struct ep_shm_offer *mine,
                              const struct ep_shm_offer *o, struct err *err)
 {
-    if (o->boot != mine->boot)
+    if (o->host.boot != mine->host.boot)
         return err_set(err, ERR_UNSUPPORTED, "ep: rank %d runs on another host", rank);
-    if (o->pid_namespace != mine->pid_namespace)
+    if (!host_id_same(&o->host, &mine->host))
         return err_set(err, ERR_UNSUPPORTED,
                        "ep: rank %d runs in another pid namespace (container)", rank);
     s->pidfds[rank] = (int)syscall(SYS_pidfd_open, o->pid, 0);

@@ -47,12 +47,13 @@ def launched(model, size, args=()):
 
 
 def test_ranks_of_a_launch_answer_as_one():
-    for name, size in zip(MODELS, (2, 3, 4)):
+    for name, size, way in zip((*MODELS, MODELS[0]), (2, 3, 4, 3), ('auto', 'ucx', 'auto', 'ucx')):
         model = golden(name)
         bodies = mixed_requests(24, 7, vocab_of(model), 200)
         want = answers_alone(model, bodies)
-        with launched(model, size) as (l, ports):
-            assert ask_all(ports, bodies) == want, (name, size)
+        with launched(model, size, ['--all2all-backend', way]) as (l, ports):
+            assert ask_all(ports, bodies) == want, (name, size, way)
+            assert l.output().count(f'backend={way if way == "ucx" else "shm"} ranks={size}') == size, l.output()
             group = request(ports[-1], 'GET', '/cluster')[2]['group']
             assert group.pop('at').startswith('127.0.0.1:') and group.pop('experts') == len(range(experts_of(model) * (size - 1) // size, experts_of(model))), group
             assert group == dict(rank=size - 1, size=size, epoch=1, together=True, why='', members=list(range(size)), leads=False), group
@@ -61,12 +62,16 @@ def test_ranks_of_a_launch_answer_as_one():
 
 
 def test_a_killed_rank_comes_back_and_no_request_of_the_others_fails():
+    kill_in_turn('shm', (0, 2, 1))
+    kill_in_turn('ucx', (1, 0))
+
+
+def kill_in_turn(way, victims):
     model = golden('ernie_moe')
     bodies = [{**b, 'max_tokens': 60} for b in mixed_requests(12, 11, vocab_of(model), 100)]
     want = answers_alone(model, bodies)
-    with launched(model, 3) as (l, ports):
-        for round in range(3):
-            victim = (0, 2, 1)[round]
+    with launched(model, 3, ['--all2all-backend', way]) as (l, ports):
+        for round, victim in enumerate(victims):
             others = [p for i, p in enumerate(ports) if i != victim]
             jobs = [threading.Thread(target=lambda: results.append(ask_all(others, bodies))) for _ in range(2)]
             results = []
@@ -81,7 +86,7 @@ def test_a_killed_rank_comes_back_and_no_request_of_the_others_fails():
             assert results == [want, want], round
             wait_until('all ranks serve', lambda: all(request(p, 'GET', '/ready', timeout=2)[0] == 200 for p in ports), 20)
             assert ask_all(ports, bodies) == want, round
-        assert l.output().count('group joined') >= 12, l.output()
+        assert l.output().count('group joined') >= 3 + 3 * len(victims), l.output()
         assert l.stop() == 0, l.output()[-2000:]
 
 
