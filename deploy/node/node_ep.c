@@ -1,11 +1,11 @@
 /* node_ep.c - what a node's ep objects (kernels/ep/ep.h) have in common, and which backend brings
  * rows to the experts of other ranks: shm if all are on one host, else ucx, unless
- * --all2all-backend says it. All ranks tell each other and choose alike. Thread: a worker. */
+ * --all2all-backend says it. All ranks tell each other where they are and choose alike.
+ * Thread: a worker. */
 #include <string.h>
 
 #include "deploy/node/node_internal.h"
 #include "kernels/host/host_id.h"
-#include "shared/base/log.h"
 #include "shared/base/mem.h"
 
 /* How long a rank waits in an exchange before it gives the group up. Links tell of a lost rank much
@@ -30,6 +30,7 @@ struct ep_config node_ep_config(const struct node *n, struct group *g, uint32_t 
 /* What ranks tell each other before they choose. */
 struct place_of_rank {
     struct host_id host;
+    uint64_t domain;
     char backend[BACKEND_NAME]; /* that --all2all-backend names; "": none */
 };
 
@@ -42,7 +43,8 @@ static enum status choose(const struct place_of_rank *all, uint32_t size, const 
             return err_set(err, ERR_PEER_MISMATCH,
                            "--all2all-backend is not the same on all ranks: '%.15s' and '%.15s'",
                            all[0].backend, all[r].backend);
-        one_host = one_host && host_id_same(&all[r].host, &all[0].host);
+        one_host = one_host && host_id_same(&all[r].host, &all[0].host) &&
+                   all[r].domain == all[0].domain;
     }
     *out = one_host ? "shm" : "ucx";
     return OK;
@@ -51,7 +53,8 @@ static enum status choose(const struct place_of_rank *all, uint32_t size, const 
 enum status node_ep_backend(const struct node *n, struct ep_config *c, struct err *err)
 {
     const char *forced = n->o.group.backend;
-    struct place_of_rank mine = { 0 };
+    struct place_of_rank mine = { .domain = n->o.group.domain };
+    c->domain = n->o.group.domain;
     if (c->size == 1) return OK;
     struct place_of_rank *all = MEM_ARRAY(struct place_of_rank, (size_t)c->size);
     if (forced) strncpy(mine.backend, forced, BACKEND_NAME - 1);
@@ -59,8 +62,6 @@ enum status node_ep_backend(const struct node *n, struct ep_config *c, struct er
     if (st == OK) st = c->exchange(c->exchange_arg, &mine, sizeof mine, all, err);
     if (st == OK) st = choose(all, (uint32_t)c->size, &c->backend, err);
     mem_free(all);
-    if (st != OK) return st;
-    if (forced) c->backend = forced;
-    log_info("rows reach the experts of other ranks", "backend=%s ranks=%d", c->backend, c->size);
-    return OK;
+    if (st == OK && forced) c->backend = forced;
+    return st;
 }

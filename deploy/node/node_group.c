@@ -39,7 +39,10 @@ static enum status make_ep(struct node_epoch *w, const struct ep_placement *p)
     engine_ep_needs(n->engine, &c);
     c.placement = *p;
     TRY(node_ep_backend(n, &c, &w->err));
-    return ep_create(&c, &w->ep, &w->err);
+    TRY(ep_create(&c, &w->ep, &w->err));
+    log_info("rows reach the experts of other ranks", "backend=%s ranks=%d near=%d", c.backend,
+             c.size, w->ep->n_near);
+    return OK;
 }
 
 /* This rank's experts of each map, one map after the other: [n_maps, n_local]. */

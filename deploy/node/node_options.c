@@ -15,6 +15,7 @@
 #include "kernels/quantize.h"
 #include "kvtransfer/transport.h"
 #include "shared/base/address/host_port.h"
+#include "shared/base/hash/hash.h"
 #include "shared/base/json/json.h"
 #include "shared/base/log.h"
 #include "shared/model/load/model_files.h"
@@ -497,6 +498,11 @@ static const char *backend_of(const char *name)
     return strcmp(name, "shm") == 0 ? "shm" : strcmp(name, "ucx") == 0 ? "ucx" : NULL;
 }
 
+static uint64_t domain_of(const char *name)
+{
+    return name && *name ? hash_64(name, strlen(name), 0) : 0;
+}
+
 /* The ranks that share the attention; they share the experts as well, all of the group or those of
  * the node. */
 static enum status read_group(const struct config *c, struct node_options *o, struct err *err)
@@ -514,6 +520,7 @@ static enum status read_group(const struct config *c, struct node_options *o, st
     o->group.host = r.experts ? dup_in(o, r.host) : o->tp.host;
     o->group.port = r.experts ? r.port : o->tp.port;
     o->group.backend = backend_of(config_string(c, "all2all-backend"));
+    o->group.domain = domain_of(config_string(c, "memory-domain"));
     o->group.size = r.experts ? r.size * r.tp.size : r.tp.size;
     o->group.rank = r.rank * r.tp.size + r.tp.rank;
     if (o->group.rank > 0 || !r.experts) return OK;

@@ -79,6 +79,7 @@ struct node_options {
         uint32_t size, rank; /* ranks that share the experts; size 0: none */
         const char *host;    /* where rank 0 listens */
         uint16_t port;
+        uint64_t domain;     /* a hash of --memory-domain; 0: not given */
         const char *backend; /* of ep.h, NULL: by whether the ranks are on one host */
     } group; /* --data-parallel-size with --enable-expert-parallel, else the ranks of the node */
     struct {

@@ -328,6 +328,16 @@ const struct option CLUSTER_OPTIONS[] = {
         .works_with = "enable-expert-parallel",
     },
     {
+        .name = "memory-domain",
+        .env = "BATON_MEMORY_DOMAIN",
+        .type = OPT_STRING,
+        IN("Parallelism", NET),
+        .help = "Ranks read each other's rows where they are only inside one domain of one host. "
+                "With different names here they send them as between hosts.",
+        .note = "it is about ranks that share experts (--enable-expert-parallel)",
+        .works_with = "enable-expert-parallel",
+    },
+    {
         .name = "node-rank",
         .type = OPT_INT,
         RANGE(0, 255),

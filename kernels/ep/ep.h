@@ -3,12 +3,12 @@
  * docs/kernels.md, "Expert parallelism", has the design, docs/parallelism.md the steps.
  *
  * Backends are `self` (one rank, the definition), `shm` (CPUs of one host), `ucx` (CPUs of
- * several), `peer` (GPUs of one host by CUDA IPC), `nccl`. y is the same bit for bit for any number
- * of ranks, placement of experts and backend. Faults: a rank without a sign of life for timeout_ms
- * is an error on all others, never a hang: of the call that waits for it on the CPU, of ep_wait on
- * a GPU. Afterwards only ep_free may be called. Results after a fault are garbage, so call ep_wait
- * before they leave the GPU. Life cycle: ep_create; ep_plan, ep_dispatch, ep_combine in this order
- * on all ranks; ep_free.
+ * several, memory is shared inside each), `peer` (GPUs of one host by CUDA IPC), `nccl`. y is the
+ * same bit for bit for any number of ranks, placement of experts and backend. Faults: a rank
+ * without a sign of life for timeout_ms is an error on all others, never a hang: of the call that
+ * waits for it on the CPU, of ep_wait on a GPU. Then only ep_free may be called. Results after a
+ * fault are garbage: call ep_wait before they leave the GPU. Life cycle: ep_create; ep_plan,
+ * ep_dispatch, ep_combine in this order on all ranks; ep_free.
  * Thread: loading, then engine; ep_abort any. On a GPU calls enqueue work on the device's stream
  * and return, except where they say otherwise; on the CPU they return when their work is done. */
 #ifndef BATON_KERNELS_EP_EP_H
@@ -48,12 +48,13 @@ struct ep_placement {
                              * each map; NULL: physical e is e, and n_physical == n_logical */
 };
 
-/* The same on all ranks except rank, device, exchange_arg and progress: ep_create compares them.
- * Arrays are copied. */
+/* The same on all ranks except rank, device, domain, exchange_arg and progress: ep_create compares
+ * them. Arrays are copied. */
 struct ep_config {
     const char *backend;   /* "self", "shm", "ucx", "peer", "nccl" */
     struct device *device; /* kept; all pointers of calls are its memory */
     int32_t rank, size;
+    uint64_t domain; /* `ucx`: ranks with other numbers share no memory, even on one host */
     enum ep_mode mode;
     int32_t max_rows, hidden, n_used; /* rows of one rank in one call */
     struct ep_placement placement;    /* n_logical 0: no experts, only sums */
@@ -154,6 +155,7 @@ struct ep {
                                  * e's copies are physical[copies[e]] .. physical[copies[e + 1] -
                                  * 1], ascending */
     int32_t n_local;            /* experts of this rank */
+    int32_t n_near;             /* other ranks whose rows and results are read where they are */
     int32_t map;                /* of the running plan, as n_rows */
     size_t n_rows;
     enum ep_state state;

@@ -132,6 +132,7 @@ static enum status shm_create(const struct ep_config *c, struct ep **out, struct
 {
     struct ep_shm *s = mem_aligned(_Alignof(struct ep_shm), sizeof *s);
     ep_init(&s->base, &ep_shm_ops, c);
+    s->base.n_near = c->size - 1;
     s->rows = ep_host_rows_choose();
     s->at = layout_of(c);
     ep_shm_init_meetings(s);

@@ -7,12 +7,24 @@
 
 /* ---- one rank's part ---- */
 
+/* Of backend `ucx`: how many hosts the ranks are taken to run on, in turn; 0: each on its own. */
+static int the_hosts;
+
+/* Ranks of the same host as `rank`. */
+static inline int near_of(int rank, int size)
+{
+    int n = 0;
+    for (int r = 0; r < size && the_hosts; r++) n += r != rank && r % the_hosts == rank % the_hosts;
+    return n;
+}
+
 static inline struct ep_config config_of(const struct shape *s, struct world *w, struct device *d)
 {
     struct ep_config c = s->c;
     c.device = d;
     c.rank = w->rank;
     c.size = w->size;
+    c.domain = (uint64_t)(the_hosts ? w->rank % the_hosts : w->rank);
     c.exchange = world_exchange;
     c.exchange_arg = w;
     return c;
@@ -35,6 +47,8 @@ static inline struct ep *open_ep(const struct shape *s, struct world *w, struct 
         _exit(NO_GPU);
     }
     if (st != OK) test_fail(__FILE__, __LINE__, "rank %d: %s", w->rank, err.text);
+    if (strcmp(c.backend, "ucx") == 0 && c.placement.n_logical)
+        CHECK_EQ_INT(e->n_near, near_of(w->rank, w->size));
     return e;
 }
 

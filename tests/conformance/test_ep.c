@@ -81,19 +81,31 @@ SHM_TEST(shm_low_latency_2, EP_LOW_LATENCY, 2)
 SHM_TEST(shm_low_latency_3, EP_LOW_LATENCY, 3)
 SHM_TEST(shm_low_latency_4, EP_LOW_LATENCY, 4)
 SHM_TEST(shm_low_latency_8, EP_LOW_LATENCY, 8)
-#define UCX_TEST(name, mode, size)                                                                 \
-    TEST(name) { calls("ucx", "cpu", mode, size); }                                                \
-    TEST(name##_threads) { calls_as("ucx", "cpu", mode, size, THREADS); }
-UCX_TEST(ucx_throughput_1, EP_THROUGHPUT, 1)
-UCX_TEST(ucx_throughput_2, EP_THROUGHPUT, 2)
-UCX_TEST(ucx_throughput_3, EP_THROUGHPUT, 3)
-UCX_TEST(ucx_throughput_4, EP_THROUGHPUT, 4)
-UCX_TEST(ucx_throughput_8, EP_THROUGHPUT, 8)
-UCX_TEST(ucx_low_latency_1, EP_LOW_LATENCY, 1)
-UCX_TEST(ucx_low_latency_2, EP_LOW_LATENCY, 2)
-UCX_TEST(ucx_low_latency_3, EP_LOW_LATENCY, 3)
-UCX_TEST(ucx_low_latency_4, EP_LOW_LATENCY, 4)
-UCX_TEST(ucx_low_latency_8, EP_LOW_LATENCY, 8)
+/* On as many hosts, or two, or one, where all are near each other. */
+static void calls_of_hosts(int hosts, enum ep_mode mode, int size, enum as as)
+{
+    the_hosts = hosts;
+    calls_as("ucx", "cpu", mode, size, as);
+}
+#define UCX_TEST(name, hosts, mode, size)                                                          \
+    TEST(name) { calls_of_hosts(hosts, mode, size, PROCESSES); }                                   \
+    TEST(name##_threads) { calls_of_hosts(hosts, mode, size, THREADS); }
+UCX_TEST(ucx_throughput_1, 0, EP_THROUGHPUT, 1)
+UCX_TEST(ucx_throughput_2, 0, EP_THROUGHPUT, 2)
+UCX_TEST(ucx_throughput_3, 0, EP_THROUGHPUT, 3)
+UCX_TEST(ucx_throughput_4, 0, EP_THROUGHPUT, 4)
+UCX_TEST(ucx_throughput_8, 0, EP_THROUGHPUT, 8)
+UCX_TEST(ucx_low_latency_1, 0, EP_LOW_LATENCY, 1)
+UCX_TEST(ucx_low_latency_2, 0, EP_LOW_LATENCY, 2)
+UCX_TEST(ucx_low_latency_3, 0, EP_LOW_LATENCY, 3)
+UCX_TEST(ucx_low_latency_4, 0, EP_LOW_LATENCY, 4)
+UCX_TEST(ucx_low_latency_8, 0, EP_LOW_LATENCY, 8)
+UCX_TEST(ucx_throughput_3_on_2_hosts, 2, EP_THROUGHPUT, 3)
+UCX_TEST(ucx_throughput_8_on_2_hosts, 2, EP_THROUGHPUT, 8)
+UCX_TEST(ucx_throughput_2_on_1_host, 1, EP_THROUGHPUT, 2)
+UCX_TEST(ucx_low_latency_3_on_2_hosts, 2, EP_LOW_LATENCY, 3)
+UCX_TEST(ucx_low_latency_8_on_2_hosts, 2, EP_LOW_LATENCY, 8)
+UCX_TEST(ucx_low_latency_2_on_1_host, 1, EP_LOW_LATENCY, 2)
 TEST(peer_1) { calls("peer", "cuda", EP_LOW_LATENCY, 1); }
 TEST(peer_2) { calls("peer", "cuda", EP_LOW_LATENCY, 2); }
 TEST(peer_3) { calls("peer", "cuda", EP_LOW_LATENCY, 3); }
@@ -139,6 +151,7 @@ TEST(shm_sums_without_experts)
 TEST(ucx_sums_without_experts)
 {
     on("ucx", "cpu");
+    the_hosts = 2;
     run_ranks(3, rank_of_sums, 0, WHY);
 }
 
@@ -556,6 +569,7 @@ TEST(shm_an_aborted_rank_ends_the_calls_of_all)
 TEST(ucx_an_aborted_rank_ends_the_calls_of_all)
 {
     on("ucx", "cpu");
+    the_hosts = 2;
     the_shape = shape_of(the_backend, EP_LOW_LATENCY, 3);
     run_ranks(3, rank_of_an_abort, 0, WHY);
     run_ranks_as_threads(3, rank_of_an_abort);
@@ -732,8 +746,14 @@ TEST_MAIN(CASE(self_on_the_host), CASE(self_on_the_host_low_latency), CASE(self_
           CASE(ucx_throughput_8_threads), CASE(ucx_low_latency_1), CASE(ucx_low_latency_1_threads),
           CASE(ucx_low_latency_2), CASE(ucx_low_latency_2_threads), CASE(ucx_low_latency_3),
           CASE(ucx_low_latency_3_threads), CASE(ucx_low_latency_4), CASE(ucx_low_latency_4_threads),
-          CASE(ucx_low_latency_8), CASE(ucx_low_latency_8_threads), CASE(ucx_sums_without_experts),
-          CASE(ucx_a_wrong_expert_ends_all_ranks_with_its_name),
+          CASE(ucx_low_latency_8), CASE(ucx_low_latency_8_threads),
+          CASE(ucx_throughput_3_on_2_hosts), CASE(ucx_throughput_3_on_2_hosts_threads),
+          CASE(ucx_throughput_8_on_2_hosts), CASE(ucx_throughput_8_on_2_hosts_threads),
+          CASE(ucx_throughput_2_on_1_host), CASE(ucx_throughput_2_on_1_host_threads),
+          CASE(ucx_low_latency_3_on_2_hosts), CASE(ucx_low_latency_3_on_2_hosts_threads),
+          CASE(ucx_low_latency_8_on_2_hosts), CASE(ucx_low_latency_8_on_2_hosts_threads),
+          CASE(ucx_low_latency_2_on_1_host), CASE(ucx_low_latency_2_on_1_host_threads),
+          CASE(ucx_sums_without_experts), CASE(ucx_a_wrong_expert_ends_all_ranks_with_its_name),
           CASE(ucx_ranks_of_other_terms_do_not_meet),
           CASE(ucx_an_aborted_rank_ends_the_calls_of_all),
           CASE(ucx_more_than_there_is_room_for_is_refused_by_all), CASE_T(peer_1, 120),

@@ -11,7 +11,20 @@ TEST(ranks_under_a_long_load_lose_nobody)
     run_ranks(16, rank_under_load, 0, WHY);
 }
 
-TEST_MAIN(CASE(a_killed_rank_is_an_error_at_once),
+/* Ranks of one host, which read each other's rows and results. */
+TEST(a_killed_near_rank_is_an_error_at_once)
+{
+    the_hosts = 1;
+    test_a_killed_rank_is_an_error_at_once();
+}
+TEST(near_ranks_leave_in_any_order)
+{
+    the_hosts = 2;
+    test_ranks_leave_in_any_order();
+}
+
+TEST_MAIN(CASE(a_killed_near_rank_is_an_error_at_once), CASE(near_ranks_leave_in_any_order),
+          CASE(a_killed_rank_is_an_error_at_once),
           CASE(a_stopped_rank_is_an_error_after_the_deadline),
           CASE(a_rank_that_leaves_is_an_error_at_once), CASE(an_aborted_rank_is_an_error_at_once),
           CASE(a_pause_of_all_ranks_is_no_loss), CASE(ranks_leave_in_any_order),

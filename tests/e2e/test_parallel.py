@@ -53,7 +53,7 @@ def test_ranks_of_a_launch_answer_as_one():
         want = answers_alone(model, bodies)
         with launched(model, size, ['--all2all-backend', way]) as (l, ports):
             assert ask_all(ports, bodies) == want, (name, size, way)
-            assert l.output().count(f'backend={way if way == "ucx" else "shm"} ranks={size}') == size, l.output()
+            assert l.output().count(f'backend={way if way == "ucx" else "shm"} ranks={size} near={size - 1}') == size, l.output()
             group = request(ports[-1], 'GET', '/cluster')[2]['group']
             assert group.pop('at').startswith('127.0.0.1:') and group.pop('experts') == len(range(experts_of(model) * (size - 1) // size, experts_of(model))), group
             assert group == dict(rank=size - 1, size=size, epoch=1, together=True, why='', members=list(range(size)), leads=False), group
@@ -229,6 +229,28 @@ def test_ranks_that_are_started_one_by_one_say_whom_they_wait_for():
             assert ask_all([first.port, second.port], bodies) == want
             assert first.stop() == 0 and second.alive()
             assert second.stop(timeout=5) in (0, 130)
+
+
+def test_ranks_of_two_memory_domains():
+    """Two ranks read each other's rows, and send them to the other two, as on two hosts. With names of their own all send all."""
+    model = golden('ernie_moe')
+    bodies = [{**b, 'max_tokens': 30} for b in mixed_requests(16, 31, vocab_of(model), 100)]
+    want = answers_alone(model, bodies)
+    for domains, near in (('aabb', 1), ('abcd', 0)):
+        nodes, meet = [], free_ports(1)[0]
+        try:
+            nodes += [Node(model, args=[*group_args(4, meet), '--data-parallel-rank', str(r), '--memory-domain', d]) for r, d in enumerate(domains)]
+            for n in nodes:
+                wait_ready(n)
+            assert ask_all([n.port for n in nodes], bodies) == want, domains
+            assert all(f'backend=ucx ranks=4 near={near}' in n.output() for n in nodes), nodes[0].output()
+            nodes.pop(1).kill()
+            with under_load([nodes[0].port, nodes[2].port], bodies, want):
+                wait_until('the others go on', lambda: all(group_of(n)['members'] == [0, 2, 3] and group_of(n)['together'] for n in nodes), 10)
+                time.sleep(0.5)
+        finally:
+            for n in nodes:
+                n.close()
 
 
 def test_what_contradicts_is_refused():

@@ -6,6 +6,7 @@
  * Thread: loading. */
 #include "kernels/ep/ucx/ep_ucx.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -27,9 +28,11 @@ enum {
 
 /* What a rank tells the others first. */
 struct offer {
+    struct ep_ucx_window_offer window;
     uint64_t nonce;
     uint32_t address_bytes;
 };
+static_assert(sizeof(struct offer) <= EP_PAYLOAD_BYTES, "the offer's room");
 
 /* ---- sizes ---- */
 
@@ -64,7 +67,7 @@ static void lay_out(struct ep_ucx *u)
     u->part_bytes = round_up(c->collective_bytes, ALIGN);
     if (c->placement.n_logical > 0) {
         lay_out_rows(u);
-        u->rows = place(&at, size * (size_t)c->max_rows, u->row_bytes);
+        ep_ucx_lay_out_window(u);
         u->results = place(&at, ep_pair_slots(c), u->back_bytes);
         u->rounded = place(&at, c->back == DTYPE_BF16 ? ep_max_slots(c) : 0, u->back_bytes);
         u->plans = place(&at, turns, u->plan_bytes);
@@ -76,9 +79,7 @@ static void lay_out(struct ep_ucx *u)
 
 static enum status make_memory(struct ep_ucx *u, struct err *err)
 {
-    char **const places[] = {
-        &u->rows, &u->results, &u->rounded, &u->plans, &u->orders, &u->parts
-    };
+    char **const places[] = { &u->results, &u->rounded, &u->plans, &u->orders, &u->parts };
     lay_out(u);
     u->memory = pages_map(u->memory_bytes);
     if (!u->memory)
@@ -107,7 +108,8 @@ static void make_arrays(struct ep_ucx *u)
     u->sent = MEM_ARRAY(int32_t, size * (size_t)c->max_rows);
     u->n_sent = MEM_ARRAY(int32_t, size);
     u->last_sent = MEM_ARRAY(int32_t, size);
-    u->origin = MEM_ARRAY(int32_t, n_local * size);
+    u->tails = MEM_ARRAY(char *, size);
+    u->reads_mine = MEM_ARRAY(bool, size);
     u->cursors = MEM_ARRAY(size_t, size);
     u->by_expert = MEM_ARRAY(int32_t, n_local + 1);
     u->slot_begin = MEM_ARRAY(int32_t, n_local + 1);
@@ -121,7 +123,7 @@ static void release_arrays(struct ep_ucx *u)
 {
     void *const arrays[] = { u->in[0],   u->in[1],     u->out,        u->told,      u->gone,
                              u->chosen,  u->index,     u->begin,      u->owner,     u->to_ranks,
-                             u->order,   u->sent,      u->n_sent,     u->last_sent, u->origin,
+                             u->order,   u->sent,      u->n_sent,     u->last_sent, u->reads_mine,
                              u->cursors, u->by_expert, u->slot_begin, u->x_rows,    u->as_f32 };
     for (size_t i = 0; i < COUNT_OF(arrays); i++) mem_free(arrays[i]);
 }
@@ -131,6 +133,7 @@ static void release_arrays(struct ep_ucx *u)
 static void release(struct ep_ucx *u, uint64_t part_ms)
 {
     fabric_close(u->fabric, part_ms);
+    ep_ucx_close_windows(u);
     if (u->memory) pages_unmap(u->memory, u->memory_bytes);
     if (u->wake_fd >= 0) close(u->wake_fd);
     run_delay_release(&u->delay);
@@ -147,6 +150,7 @@ static enum status open_own(struct ep_ucx *u, struct err *err)
     random_bytes(&u->nonce, sizeof u->nonce);
     u->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (u->wake_fd < 0) return err_set(err, ERR_IO, "ep: no eventfd: %s", strerror(errno));
+    if (u->base.config.placement.n_logical > 0) TRY(ep_ucx_open_window(u, err));
     if (u->base.config.size == 1) return OK;
     return fabric_open(NULL, (uint32_t)u->base.config.size, &events, &u->fabric, err);
 }
@@ -191,28 +195,67 @@ static enum status connect_all(struct ep_ucx *u, const char *addresses, size_t s
     return st;
 }
 
-static enum status meet(struct ep_ucx *u, struct ep_hello *hellos, struct err *err)
+/* What the ranks offered first. Sets the key. */
+static size_t read_offers(struct ep_ucx *u, const struct ep_hello *hellos,
+                          struct ep_ucx_window_offer *windows)
 {
-    const int32_t size = u->base.config.size;
     uint64_t nonces[EP_RANKS_MAX];
+    const int32_t size = u->base.config.size;
     size_t longest = 0;
     for (int32_t r = 0; r < size; r++) {
         struct offer o;
         memcpy(&o, hellos[r].payload, sizeof o);
         nonces[r] = o.nonce;
+        windows[r] = o.window;
         longest = max_size(longest, o.address_bytes);
     }
-    if (longest > FABRIC_ADDRESS_MAX)
-        return err_set(err, ERR_PEER_MISMATCH, "ep: an address of %zu bytes, at most %d", longest,
-                       FABRIC_ADDRESS_MAX);
-    const size_t stride = round_up(longest, ADDRESS_PART);
-    char *addresses = MEM_ARRAY(char, (size_t)size *stride);
     u->key = hash_64(nonces, (size_t)size * sizeof *nonces, 0) | 1;
+    return longest;
+}
+
+/* All open what they read and connect, and tell each other how it went. */
+static enum status open_all(struct ep_ucx *u, const struct ep_ucx_window_offer *windows,
+                            size_t longest, struct ep_hello *hellos, struct err *err)
+{
+    const struct ep_config *c = &u->base.config;
+    const size_t stride = round_up(longest, ADDRESS_PART);
+    struct ep_ucx_readers mine = { 0 }, theirs;
+    char *addresses = MEM_ARRAY(char, (size_t)c->size *stride);
     enum status st = exchange_addresses(u, addresses, stride, err);
-    if (st == OK)
-        st = ep_handshake(&u->base, connect_all(u, addresses, stride, err), NULL, 0, hellos, err);
+    if (st == OK) {
+        if (c->placement.n_logical > 0) st = ep_ucx_open_others(u, windows, &mine, err);
+        if (st == OK) st = connect_all(u, addresses, stride, err);
+        st = ep_handshake(&u->base, st, &mine, sizeof mine, hellos, err);
+    }
+    for (int32_t r = 0; r < c->size && st == OK && c->placement.n_logical > 0; r++) {
+        memcpy(&theirs, hellos[r].payload, sizeof theirs);
+        ep_ucx_note_reader(u, r, &theirs);
+    }
     mem_free(addresses);
     return st;
+}
+
+static enum status meet(struct ep_ucx *u, struct ep_hello *hellos, struct err *err)
+{
+    struct ep_ucx_window_offer *windows = MEM_ARRAY(struct ep_ucx_window_offer,
+                                                    (size_t)u->base.config.size);
+    const size_t longest = read_offers(u, hellos, windows);
+    const enum status st = longest > FABRIC_ADDRESS_MAX
+                               ? err_set(err, ERR_PEER_MISMATCH,
+                                         "ep: an address of %zu bytes, at most %d", longest,
+                                         FABRIC_ADDRESS_MAX)
+                               : open_all(u, windows, longest, hellos, err);
+    mem_free(windows);
+    ep_ucx_close_fd(u);
+    return st;
+}
+
+static enum status make_offer(const struct ep_ucx *u, struct offer *out, struct err *err)
+{
+    size_t n;
+    (void)fabric_address(u->fabric, &n);
+    *out = (struct offer){ .nonce = u->nonce, .address_bytes = (uint32_t)n };
+    return ep_ucx_offer_window(u, &out->window, err);
 }
 
 static enum status ucx_create(const struct ep_config *c, struct ep **out, struct err *err)
@@ -220,16 +263,14 @@ static enum status ucx_create(const struct ep_config *c, struct ep **out, struct
     struct ep_ucx *u = MEM_NEW(struct ep_ucx);
     struct offer mine = { 0 };
     ep_init(&u->base, &ep_ucx_ops, c);
-    u->wake_fd = -1;
+    u->wake_fd = u->window.fd = -1;
     u->wait_ms = c->timeout_ms;
     u->rows_loop = ep_host_rows_choose();
     ep_ucx_init_phases(u);
     enum status st = open_own(u, err);
     if (c->size > 1) {
         struct ep_hello *hellos = MEM_ARRAY(struct ep_hello, (size_t)c->size);
-        size_t n = 0;
-        if (st == OK) (void)fabric_address(u->fabric, &n);
-        mine = (struct offer){ u->nonce, (uint32_t)n };
+        if (st == OK) st = make_offer(u, &mine, err);
         st = ep_handshake(&u->base, st, &mine, sizeof mine, hellos, err);
         if (st == OK) st = meet(u, hellos, err);
         mem_free(hellos);

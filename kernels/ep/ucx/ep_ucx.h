@@ -1,4 +1,5 @@
-/* ep_ucx.h - backend `ucx` of ep.h: ranks of several hosts on CPUs, by messages (shared/fabric).
+/* ep_ucx.h - backend `ucx` of ep.h: ranks of several hosts on CPUs, by messages (shared/fabric);
+ * rows and results of *near* ranks, those of this host, are read where they are (ep_ucx_window.c).
  *
  * Every call is one or more *phases*, in which each rank sends a stream of bytes to each other rank
  * (maybe empty) and waits for theirs. Phases are counted alike on all ranks. A rank that has ended
@@ -18,6 +19,7 @@
 #include "kernels/ep/ep_backend.h"
 #include "kernels/ep/ep_host_rows.h"
 #include "kernels/host/run_delay.h"
+#include "kernels/host/window.h"
 #include "shared/fabric/ucx.h"
 
 enum { EP_UCX_TURNS = 2 };
@@ -73,17 +75,42 @@ struct ep_ucx_out {
     bool done;
 };
 
+/* Sizes in bytes, the same on all ranks; offsets in a window's tail, which follows the rows. */
+struct ep_ucx_window {
+    size_t rows_bytes, rows_stride; /* of a rank: bytes, and rows, from its first to the next's */
+    size_t results, origins, sign, tail_bytes;
+    int fd; /* until all have opened what they read; otherwise -1 */
+};
+
+/* What a rank tells the others of its window. */
+struct ep_ucx_window_offer {
+    uint64_t domain;
+    struct window_offer window;
+};
+
+/* Whose windows a rank reads: a bit each. */
+struct ep_ucx_readers {
+    uint8_t bits[EP_RANKS_MAX / 8];
+};
+
 struct ep_ucx {
     struct ep base; /* first */
     struct fabric *fabric;
     uint64_t key, nonce;
     const struct ep_host_rows *rows_loop;
 
+    /* windows (ep_ucx_window.c) */
+    struct ep_ucx_window window;
+    char *rows;       /* [size, rows_stride]: own rows as they travel, near ranks', and those that
+                       * came */
+    char **tails;     /* [size]; NULL: a far rank's */
+    bool *reads_mine; /* [size] */
+    bool is_read;     /* by some rank */
+
     /* memory, mapped as one (ep_ucx.c) */
     char *memory;
     size_t memory_bytes;
     size_t row_bytes, scales_at, back_bytes, plan_bytes, order_bytes, part_bytes;
-    char *rows;    /* [size, max_rows]: own rows as they travel, and those that came */
     char *results; /* [max_rows n_used] that came, in the order of the plan */
     char *rounded; /* [max_slots] own results as bf16 */
     char *plans;   /* [EP_UCX_TURNS, size] */
@@ -116,7 +143,7 @@ struct ep_ucx {
     int32_t *order;          /* orders for all ranks, one after the other */
     int32_t *sent, *n_sent;  /* [size, max_rows]: rows that go to a rank; [size] */
     int32_t *last_sent;      /* [size]: scratch */
-    int32_t *origin;         /* [n_local, size]: first slot */
+    int32_t *origin;         /* [n_local, size]: first slot; in the own window */
     size_t *cursors;         /* [size]: scratch */
     int32_t *by_expert, *slot_begin, *x_rows;
     const float *out_rows; /* of ep_combine */
@@ -153,6 +180,28 @@ static inline char *ep_ucx_part(const struct ep_ucx *u, int32_t rank)
 static inline const struct ep_ucx_in *ep_ucx_in(const struct ep_ucx *u, int32_t rank)
 {
     return &u->in[u->phase % EP_UCX_TURNS][rank];
+}
+
+/* ---- windows: of an object with experts ---- */
+
+/* Sets u->window from the sizes of rows. */
+void ep_ucx_lay_out_window(struct ep_ucx *u);
+/* Makes the own window. On failure ep_ucx_close_windows frees what there is. */
+enum status ep_ucx_open_window(struct ep_ucx *u, struct err *err) MUST_CHECK;
+enum status ep_ucx_offer_window(const struct ep_ucx *u, struct ep_ucx_window_offer *out,
+                                struct err *err) MUST_CHECK;
+/* Maps the windows of near ranks, and memory for the rows of the others. offers [size]. */
+enum status ep_ucx_open_others(struct ep_ucx *u, const struct ep_ucx_window_offer *offers,
+                               struct ep_ucx_readers *out, struct err *err) MUST_CHECK;
+/* What another rank has said that it reads. */
+void ep_ucx_note_reader(struct ep_ucx *u, int32_t rank, const struct ep_ucx_readers *theirs);
+/* All have opened what they read. */
+void ep_ucx_close_fd(struct ep_ucx *u);
+void ep_ucx_close_windows(struct ep_ucx *u);
+
+static inline float *ep_ucx_own_results(const struct ep_ucx *u)
+{
+    return (float *)(void *)(u->tails[u->base.config.rank] + u->window.results);
 }
 
 /* ---- phases ---- */

@@ -138,10 +138,11 @@ static char *place_of(const struct ep_ucx *u, enum ep_ucx_kind kind, size_t turn
     case EP_UCX_PLAN: *room = u->plan_bytes; return u->plans + in_turn * u->plan_bytes;
     case EP_UCX_ORDER: *room = u->order_bytes; return u->orders + r * u->order_bytes;
     case EP_UCX_ROWS:
+        if (!u->tails || u->tails[rank]) return NULL;
         *room = (size_t)c->max_rows * u->row_bytes;
-        return u->rows + r * (size_t)c->max_rows * u->row_bytes;
+        return u->rows + r * u->window.rows_bytes;
     case EP_UCX_RESULTS:
-        if (!u->begin) return NULL;
+        if (!u->tails || u->tails[rank]) return NULL;
         *room = ep_ucx_n_for(u, rank) * u->back_bytes;
         return u->results + (size_t)u->begin[ep_ucx_first(u, rank)] * u->back_bytes;
     case EP_UCX_PART: *room = u->part_bytes; return u->parts + in_turn * u->part_bytes;

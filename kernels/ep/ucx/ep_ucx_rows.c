@@ -5,6 +5,10 @@
  * receiver's rows lie by sending rank in one matrix, own rows included, so that x_rows names them
  * where they came. Combine sends the results of each (expert, rank) in the order of its rows: they
  * come to lie as in the plan, and each is added by itself, in the order of choices.
+ *
+ * To a rank that reads this one's window neither rows nor results are sent. Its order names rows as
+ * they lie there, and it finds results by the owner's origins. The messages of a phase say when
+ * they are there; when they may be written again is said in ep_shm.c: phases are its meetings.
  * Thread: as ep_ucx.h. */
 #include <string.h>
 
@@ -47,10 +51,11 @@ static void write_orders(struct ep_ucx *u)
     for (size_t i = 0; i < u->base.n_rows * used; i++) {
         const int32_t row = (int32_t)(i / used), x = u->chosen[i], to = u->owner[x],
                       first = ep_ucx_first(u, to), n_local = ep_ucx_first(u, to + 1) - first;
-        if (u->last_sent[to] != row)
+        const bool is_there = to == c->rank || u->reads_mine[to];
+        if (u->last_sent[to] != row && !is_there)
             u->sent[(size_t)to * max_rows + (size_t)u->n_sent[to]++] = u->last_sent[to] = row;
         order_for(u, to)[n_local + u->begin[x] - u->begin[first] + u->index[i]] =
-            to == c->rank ? row : u->n_sent[to] - 1;
+            is_there ? row : u->n_sent[to] - 1;
     }
 }
 
@@ -150,16 +155,17 @@ enum status ep_ucx_plan_rows(struct ep *e, const int32_t *experts, struct ep_cou
 static char *own_rows(const struct ep_ucx *u)
 {
     const struct ep_config *c = &u->base.config;
-    return u->rows + (size_t)c->rank * (size_t)c->max_rows * u->row_bytes;
+    return u->rows + (size_t)c->rank * u->window.rows_bytes;
 }
 
 struct ep_places ep_ucx_places(const struct ep *e)
 {
     const struct ep_ucx *u = (const struct ep_ucx *)e;
     const struct ep_config *c = &e->config;
-    const bool is_plain = c->placement.n_logical > 0 && c->send == DTYPE_F32 &&
-                          u->row_bytes == (size_t)c->hidden * sizeof(float);
-    return (struct ep_places){ .rows = is_plain ? (float *)(void *)own_rows(u) : NULL };
+    const bool is_plain = c->send == DTYPE_F32 && u->row_bytes == (size_t)c->hidden * sizeof(float);
+    if (c->placement.n_logical == 0) return (struct ep_places){ 0 };
+    return (struct ep_places){ .rows = is_plain ? (float *)(void *)own_rows(u) : NULL,
+                               .results = ep_ucx_own_results(u) };
 }
 
 static bool next_rows(struct ep_ucx *u, int32_t to, size_t *cursor, struct ep_ucx_run *run)
@@ -231,7 +237,8 @@ static bool is_order(const struct ep_ucx *u, int32_t rank, size_t *n_slots)
     }
     const size_t bytes = (n_local + n) * sizeof(int32_t);
     if (n > most || total < bytes || (total - bytes) % u->row_bytes) return false;
-    const size_t n_rows = (total - bytes) / u->row_bytes;
+    if (u->tails[rank] && total != bytes) return false;
+    const size_t n_rows = u->tails[rank] ? (size_t)c->max_rows : (total - bytes) / u->row_bytes;
     for (size_t i = 0; i < n; i++)
         if (order[n_local + i] < 0 || (size_t)order[n_local + i] >= n_rows) return false;
     *n_slots = n;
@@ -261,7 +268,7 @@ static void index_slots(struct ep_ucx *u)
             const int32_t *order = order_of(u, r);
             u->origin[e * c->size + r] = (int32_t)slot;
             for (int32_t i = 0; i < order[e]; i++)
-                u->x_rows[slot++] = r * c->max_rows + order[u->cursors[r]++];
+                u->x_rows[slot++] = r * (int32_t)u->window.rows_stride + order[u->cursors[r]++];
         }
     }
     u->slot_begin[u->base.n_local] = (int32_t)slot;
@@ -324,13 +331,25 @@ static void send_results(struct ep_ucx *u)
                               u->out_rows + s * hidden, hidden);
     for (int32_t r = 0; r < c->size; r++) {
         u->out[r].total = 0;
-        for (int32_t e = 0; e < u->base.n_local; e++)
+        for (int32_t e = 0; e < u->base.n_local && !u->reads_mine[r]; e++)
             u->out[r].total += (size_t)order_of(u, r)[e] * u->back_bytes;
     }
     ep_ucx_begin(u, next_results);
 }
 
-/* The result of (row, choice) i, the j-th of its row. */
+/* A near rank's result of (row, choice) i, where it lies there; NULL: nowhere. */
+static const float *near_result(const struct ep_ucx *u, int32_t rank, size_t i)
+{
+    const struct ep_config *c = &u->base.config;
+    const struct ep_ucx_window *w = &u->window;
+    const int32_t at = (u->chosen[i] - ep_ucx_first(u, rank)) * c->size + c->rank,
+                  origin = ((const int32_t *)(const void *)(u->tails[rank] + w->origins))[at];
+    const size_t slot = (size_t)origin + (size_t)u->index[i];
+    if (origin < 0 || slot >= ep_max_slots(c)) return NULL;
+    return (const float *)(const void *)(u->tails[rank] + w->results) + slot * (size_t)c->hidden;
+}
+
+/* The result of (row, choice) i, the j-th of its row; NULL: a near rank's is nowhere. */
 static const float *result_of(struct ep_ucx *u, size_t i, size_t j)
 {
     const struct ep_config *c = &u->base.config;
@@ -341,6 +360,7 @@ static const float *result_of(struct ep_ucx *u, size_t i, size_t j)
                       slot = u->origin[(x - first) * c->size + c->rank] + u->index[i];
         return u->out_rows + (size_t)slot * hidden;
     }
+    if (u->tails[u->owner[x]]) return near_result(u, u->owner[x], i);
     const char *at = u->results + (size_t)(u->begin[x] + u->index[i]) * u->back_bytes;
     if (c->back == DTYPE_F32) return (const float *)(const void *)at;
     float *result = u->as_f32 + j * hidden;
@@ -349,13 +369,17 @@ static const float *result_of(struct ep_ucx *u, size_t i, size_t j)
     return result;
 }
 
-static void sum_rows(struct ep_ucx *u, const struct ep_combine_args *a)
+static enum status sum_rows(struct ep_ucx *u, const struct ep_combine_args *a, struct err *err)
 {
     const struct ep_config *c = &u->base.config;
     const size_t used = (size_t)c->n_used, hidden = (size_t)c->hidden;
     const float *results[KERNEL_EXPERTS_USED_MAX];
     for (size_t i = 0; i < u->base.n_rows; i++) {
-        for (size_t j = 0; j < used; j++) results[j] = result_of(u, i * used + j, j);
+        for (size_t j = 0; j < used; j++) {
+            results[j] = result_of(u, i * used + j, j);
+            if (!results[j])
+                return ep_ucx_raise(u, EP_UCX_CORRUPT, u->owner[u->chosen[i * used + j]], err);
+        }
         u->rows_loop->sum(&(struct ep_row_sum){ .y = a->y + i * hidden,
                                                 .results = results,
                                                 .weights = a->weights + i * used,
@@ -364,19 +388,31 @@ static void sum_rows(struct ep_ucx *u, const struct ep_combine_args *a)
                                                 .add = a->add,
                                                 .rounds = c->back == DTYPE_BF16 });
     }
+    return OK;
+}
+
+/* Near ranks read results in the own window. */
+static void leave_results(struct ep_ucx *u, const float *out)
+{
+    float *results = ep_ucx_own_results(u);
+    const size_t n = (size_t)u->slot_begin[u->base.n_local];
+    if (u->is_read && out != results && n)
+        memcpy(results, out, n * (size_t)u->base.config.hidden * sizeof *results);
+    u->out_rows = out;
 }
 
 static enum status combine(struct ep_ucx *u, const struct ep_combine_args *a, struct err *err)
 {
     const struct ep_config *c = &u->base.config;
-    u->out_rows = a->out;
+    leave_results(u, a->out);
     send_results(u);
     TRY(ep_ucx_wait(u, err));
-    for (int32_t r = 0; r < c->size; r++)
-        if (r != c->rank && ep_ucx_in(u, r)->total != ep_ucx_n_for(u, r) * u->back_bytes)
+    for (int32_t r = 0; r < c->size; r++) {
+        const size_t n = u->tails[r] ? 0 : ep_ucx_n_for(u, r);
+        if (r != c->rank && ep_ucx_in(u, r)->total != n * u->back_bytes)
             return ep_ucx_raise(u, EP_UCX_CORRUPT, r, err);
-    sum_rows(u, a);
-    return OK;
+    }
+    return sum_rows(u, a, err);
 }
 
 enum status ep_ucx_combine(struct ep *e, const struct ep_combine_args *a, struct err *err)
