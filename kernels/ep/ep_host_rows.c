@@ -18,10 +18,7 @@ static void sum(const struct ep_row_sum *s)
 {
     for (size_t k = 0; k < s->n; k++) {
         float y = s->add ? s->y[k] : 0;
-        for (size_t j = 0; j < s->n_used; j++) {
-            const float v = s->results[j][k];
-            y = fmaf(s->weights[j], s->rounds ? float_from_bf16(float_to_bf16(v)) : v, y);
-        }
+        for (size_t j = 0; j < s->n_used; j++) y = fmaf(s->weights[j], ep_row_result(s, j, k), y);
         s->y[k] = y;
     }
 }

@@ -9,16 +9,31 @@
 #include <stdint.h>
 
 #include "kernels/dtype.h"
+#include "kernels/float_bits.h"
+
+/* A result: one of the two, the other is NULL. */
+struct ep_row_result {
+    const float *f32;     /* [n] */
+    const uint16_t *bf16; /* [n] */
+};
 
 /* The sum of one row: y[k] = (add ? y[k] : 0) + sum over j ascending of weights[j] * results[j][k],
  * fused multiply-adds. */
 struct ep_row_sum {
-    float *y;                    /* [n] */
-    const float *const *results; /* [n_used]: each [n] */
-    const float *weights;        /* [n_used] */
+    float *y;                            /* [n] */
+    const struct ep_row_result *results; /* [n_used] */
+    const float *weights;                /* [n_used] */
     size_t n, n_used;
-    bool add, rounds; /* rounds: each result is first rounded to bf16 */
+    bool add, rounds; /* rounds: each f32 result is first rounded to bf16 */
 };
+
+/* Element k of result j, as it is added. */
+static inline float ep_row_result(const struct ep_row_sum *s, size_t j, size_t k)
+{
+    const struct ep_row_result *r = &s->results[j];
+    if (r->bf16) return float_from_bf16(r->bf16[k]);
+    return s->rounds ? float_from_bf16(float_to_bf16(r->f32[k])) : r->f32[k];
+}
 
 struct ep_host_rows {
     void (*to_bf16)(uint16_t *to, const float *x, size_t n);

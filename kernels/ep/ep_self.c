@@ -114,11 +114,11 @@ static enum status self_combine(struct ep *e, const struct ep_combine_args *a, s
 {
     struct ep_self *s = self_of(e);
     const size_t used = (size_t)e->config.n_used, hidden = (size_t)e->config.hidden;
-    const float *results[KERNEL_EXPERTS_USED_MAX];
+    struct ep_row_result results[KERNEL_EXPERTS_USED_MAX] = { 0 };
     (void)err;
     for (size_t i = 0; i < e->n_rows; i++) {
         for (size_t j = 0; j < used; j++)
-            results[j] = a->out + (size_t)s->index[i * used + j] * hidden;
+            results[j].f32 = a->out + (size_t)s->index[i * used + j] * hidden;
         ep_host_rows_plain.sum(&(struct ep_row_sum){ .y = a->y + i * hidden,
                                                      .results = results,
                                                      .weights = a->weights + i * used,

@@ -345,11 +345,11 @@ static enum status sum_rows(struct ep_shm *s, const struct ep_combine_args *a, s
 {
     const struct ep_config *c = &s->base.config;
     const size_t used = (size_t)c->n_used, hidden = (size_t)c->hidden;
-    const float *results[KERNEL_EXPERTS_USED_MAX];
+    struct ep_row_result results[KERNEL_EXPERTS_USED_MAX] = { 0 };
     for (size_t i = 0; i < s->base.n_rows; i++) {
         for (size_t j = 0; j < used; j++) {
-            results[j] = result_of(s, i * used + j);
-            if (!results[j])
+            results[j].f32 = result_of(s, i * used + j);
+            if (!results[j].f32)
                 return ep_shm_raise(s, EP_SHM_CORRUPT, s->owner[s->chosen[i * used + j]], err);
         }
         s->rows->sum(&(struct ep_row_sum){ .y = a->y + i * hidden,

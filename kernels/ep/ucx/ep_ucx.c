@@ -114,7 +114,6 @@ static void make_arrays(struct ep_ucx *u)
     u->by_expert = MEM_ARRAY(int32_t, n_local + 1);
     u->slot_begin = MEM_ARRAY(int32_t, n_local + 1);
     u->x_rows = MEM_ARRAY(int32_t, ep_max_slots(c));
-    u->as_f32 = MEM_ARRAY(float, (size_t)c->n_used *(size_t)c->hidden);
     for (int32_t r = 0; r < c->size; r++)
         for (int32_t x = p->first[r]; x < p->first[r + 1]; x++) u->owner[x] = r;
 }
@@ -124,7 +123,7 @@ static void release_arrays(struct ep_ucx *u)
     void *const arrays[] = { u->in[0],   u->in[1],     u->out,        u->told,      u->gone,
                              u->chosen,  u->index,     u->begin,      u->owner,     u->to_ranks,
                              u->order,   u->sent,      u->n_sent,     u->last_sent, u->reads_mine,
-                             u->cursors, u->by_expert, u->slot_begin, u->x_rows,    u->as_f32 };
+                             u->cursors, u->by_expert, u->slot_begin, u->x_rows };
     for (size_t i = 0; i < COUNT_OF(arrays); i++) mem_free(arrays[i]);
 }
 

@@ -147,7 +147,6 @@ struct ep_ucx {
     size_t *cursors;         /* [size]: scratch */
     int32_t *by_expert, *slot_begin, *x_rows;
     const float *out_rows; /* of ep_combine */
-    float *as_f32;         /* [n_used, hidden]: results of a row that came as bf16 */
     const void *part;      /* of a collective */
     size_t n_part;
 };

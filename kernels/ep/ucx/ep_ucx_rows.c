@@ -349,37 +349,35 @@ static const float *near_result(const struct ep_ucx *u, int32_t rank, size_t i)
     return (const float *)(const void *)(u->tails[rank] + w->results) + slot * (size_t)c->hidden;
 }
 
-/* The result of (row, choice) i, the j-th of its row; NULL: a near rank's is nowhere. */
-static const float *result_of(struct ep_ucx *u, size_t i, size_t j)
+/* The result of (row, choice) i. False: a near rank's is nowhere. */
+static bool find_result(const struct ep_ucx *u, size_t i, struct ep_row_result *out)
 {
     const struct ep_config *c = &u->base.config;
-    const size_t hidden = (size_t)c->hidden;
-    const int32_t x = u->chosen[i];
-    if (u->owner[x] == c->rank) {
+    const int32_t x = u->chosen[i], owner = u->owner[x];
+    *out = (struct ep_row_result){ 0 };
+    if (owner == c->rank) {
         const int32_t first = ep_ucx_first(u, c->rank),
                       slot = u->origin[(x - first) * c->size + c->rank] + u->index[i];
-        return u->out_rows + (size_t)slot * hidden;
+        out->f32 = u->out_rows + (size_t)slot * (size_t)c->hidden;
+    } else if (u->tails[owner]) {
+        out->f32 = near_result(u, owner, i);
+    } else {
+        const void *at = u->results + (size_t)(u->begin[x] + u->index[i]) * u->back_bytes;
+        if (c->back == DTYPE_BF16) out->bf16 = at;
+        else out->f32 = at;
     }
-    if (u->tails[u->owner[x]]) return near_result(u, u->owner[x], i);
-    const char *at = u->results + (size_t)(u->begin[x] + u->index[i]) * u->back_bytes;
-    if (c->back == DTYPE_F32) return (const float *)(const void *)at;
-    float *result = u->as_f32 + j * hidden;
-    for (size_t k = 0; k < hidden; k++)
-        result[k] = float_from_bf16(((const uint16_t *)(const void *)at)[k]);
-    return result;
+    return out->f32 || out->bf16;
 }
 
 static enum status sum_rows(struct ep_ucx *u, const struct ep_combine_args *a, struct err *err)
 {
     const struct ep_config *c = &u->base.config;
     const size_t used = (size_t)c->n_used, hidden = (size_t)c->hidden;
-    const float *results[KERNEL_EXPERTS_USED_MAX];
+    struct ep_row_result results[KERNEL_EXPERTS_USED_MAX];
     for (size_t i = 0; i < u->base.n_rows; i++) {
-        for (size_t j = 0; j < used; j++) {
-            results[j] = result_of(u, i * used + j, j);
-            if (!results[j])
+        for (size_t j = 0; j < used; j++)
+            if (!find_result(u, i * used + j, &results[j]))
                 return ep_ucx_raise(u, EP_UCX_CORRUPT, u->owner[u->chosen[i * used + j]], err);
-        }
         u->rows_loop->sum(&(struct ep_row_sum){ .y = a->y + i * hidden,
                                                 .results = results,
                                                 .weights = a->weights + i * used,
