@@ -15,6 +15,8 @@ enum { LOOK_MS = 50, WORD = 4, STEPS = 3000, REDUNDANT_MAX = 1024 };
 /* A change reads experts and takes memory for a while, so it has to be worth something. */
 static const double ENOUGH = 1.05;
 
+struct balance_job;
+
 struct node_balance {
     struct node *node;
     int32_t n_layers, n_experts;
@@ -26,6 +28,7 @@ struct node_balance {
     uint64_t *load;     /* of the last choice */
     bool has_load;
     struct balance_out best; /* for it, with all ranks; first NULL: not computed */
+    struct balance_job *job; /* that a worker has; NULL: none */
     struct loop_timer *timer;
     struct gauge *imbalance;
 };
@@ -116,59 +119,121 @@ static void on_look(void *arg)
 
 /* ---- the choice ---- */
 
+/* What a worker computes from the reports of all: for many layers and ranks it takes longer than
+ * the loop may be held up. */
+struct balance_job {
+    struct node_balance *owner; /* of the loop; NULL: it is gone */
+    uint64_t *load;             /* [n_layers, n_experts] */
+    int32_t n_layers, n_experts, size, n_groups, n_redundant;
+    struct group_roster now;
+    struct balance_out best;
+    double has, could; /* imbalances */
+};
+
 /* Of all layers together, each by its rows. */
-static double imbalance_of(const struct node_balance *b, const struct balance_out *p)
+static double imbalance_of(const struct balance_job *j, const struct balance_out *p)
 {
     double all = 0, weighted = 0;
-    for (int32_t layer = 0; layer < b->n_layers; layer++) {
+    for (int32_t layer = 0; layer < j->n_layers; layer++) {
         double rows = 0;
-        for (int32_t e = 0; e < b->n_experts; e++)
-            rows += (double)b->sum[(size_t)layer * (size_t)b->n_experts + (size_t)e];
+        for (int32_t e = 0; e < j->n_experts; e++)
+            rows += (double)j->load[(size_t)layer * (size_t)j->n_experts + (size_t)e];
         /* The function adds the map's own place among the loads: with one map, that of layer 0. */
         const int32_t map = p->n_maps > 1 ? layer : 0;
         weighted += rows * balance_imbalance(
-                               p, b->sum + (size_t)(layer - map) * (size_t)b->n_experts, map);
+                               p, j->load + (size_t)(layer - map) * (size_t)j->n_experts, map);
         all += rows;
     }
     return all > 0 ? weighted / all : 1;
 }
 
 /* The imbalance of the group's placement; of one that cannot be read: 1. */
-static double imbalance_now(const struct node_balance *b, const struct group_roster *now)
+static double imbalance_now(const struct balance_job *j)
 {
     struct balance_out p;
     struct err err;
-    if (node_placement_read(now, b->n_experts, &p, &err) != OK) return 1;
-    const double has = imbalance_of(b, &p);
+    if (node_placement_read(&j->now, j->n_experts, &p, &err) != OK) return 1;
+    const double has = imbalance_of(j, &p);
     balance_release(&p);
     return has;
 }
 
-/* The best placement for what all have reported; with a rank missing nothing is placed by load. */
-static void find_best(struct node_balance *b, const struct group_roster *now)
+/* Hosts with equally many ranks, one host's after the other's; 1 where it is not so. */
+static int32_t hosts_of(const struct group_roster *r)
 {
-    balance_release(&b->best);
-    if (now->n < b->node->o.group.size) return;
-    b->best = balance_eplb(b->sum, b->n_layers, b->n_experts, (int32_t)now->n, 1,
-                           (int32_t)engine_model(b->node->engine)->config.moe.n_groups,
-                           b->node->o.balance.n_redundant);
+    uint32_t n = 0, run = 0, first = 0;
+    for (uint32_t i = 0; i < r->n; i++) {
+        const bool is_new = i == 0 || strcmp(r->members[i].host, r->members[i - 1].host) != 0;
+        if (is_new && n++ == 1) first = run;
+        if (is_new && n > 2 && run != first) return 1;
+        run = is_new ? 1 : run + 1;
+    }
+    return n > 1 && run == first ? (int32_t)n : 1;
 }
 
+/* The best placement of all ranks, for the time when all are there. Thread: a worker. */
+static void find_best(void *arg)
+{
+    struct balance_job *j = arg;
+    const bool is_whole = (int32_t)j->now.n == j->size;
+    j->has = imbalance_now(j);
+    j->best = balance_eplb(j->load, j->n_layers, j->n_experts, j->size,
+                           is_whole ? hosts_of(&j->now) : 1, j->n_groups, j->n_redundant);
+    j->could = is_whole ? imbalance_of(j, &j->best) : j->has;
+}
+
+static void free_job(struct balance_job *j)
+{
+    group_roster_clear(&j->now);
+    balance_release(&j->best);
+    mem_free(j->load);
+    mem_free(j);
+}
+
+static void on_best(void *arg)
+{
+    struct balance_job *j = arg;
+    struct node_balance *b = j->owner;
+    if (!b) {
+        free_job(j);
+        return;
+    }
+    b->job = NULL;
+    gauge_set(b->imbalance, j->has);
+    memcpy(b->load, j->load, n_counts(b) * sizeof *b->load);
+    b->has_load = true;
+    balance_release(&b->best);
+    b->best = j->best;
+    j->best = (struct balance_out){ 0 };
+    const bool is_worth_it = j->has > j->could * ENOUGH;
+    if (is_worth_it && b->node->o.balance.logs)
+        log_info("experts are placed anew", "imbalance=%.2f becomes=%.2f", j->has, j->could);
+    free_job(j);
+    if (is_worth_it && b->node->group) group_renew(b->node->group);
+}
+
+/* All ranks have reported. */
 static void choose(struct node_balance *b)
 {
-    const struct group_roster *now = group_now(b->node->group);
-    const double has = imbalance_now(b, now);
-    find_best(b, now);
-    const double could = b->best.first ? imbalance_of(b, &b->best) : has;
-    gauge_set(b->imbalance, has);
-    memcpy(b->load, b->sum, n_counts(b) * sizeof *b->sum);
-    b->has_load = true;
+    struct balance_job *j = MEM_NEW(struct balance_job);
+    *j = (struct balance_job){
+        .owner = b,
+        .load = MEM_ARRAY(uint64_t, n_counts(b)),
+        .n_layers = b->n_layers,
+        .n_experts = b->n_experts,
+        .size = (int32_t)b->node->o.group.size,
+        .n_groups = (int32_t)engine_model(b->node->engine)->config.moe.n_groups,
+        .n_redundant = b->node->o.balance.n_redundant,
+    };
+    memcpy(j->load, b->sum, n_counts(b) * sizeof *b->sum);
+    group_roster_copy(&j->now, group_now(b->node->group));
+    if (loop_work(b->node->loop, find_best, on_best, j) != OK) {
+        free_job(j); /* with the next report */
+        return;
+    }
+    b->job = j;
     memset(b->sum, 0, n_counts(b) * sizeof *b->sum);
     memset(b->has_reported, 0, b->node->o.group.size * sizeof *b->has_reported);
-    if (has <= could * ENOUGH) return;
-    if (b->node->o.balance.logs)
-        log_info("experts are placed anew", "imbalance=%.2f becomes=%.2f", has, could);
-    group_renew(b->node->group);
 }
 
 void node_balance_on_load(struct node_balance *b, uint32_t rank, struct str load)
@@ -186,7 +251,7 @@ void node_balance_on_load(struct node_balance *b, uint32_t rank, struct str load
     b->has_reported[rank] = true;
     for (uint32_t i = 0; i < now->n; i++)
         if (!b->has_reported[now->members[i].rank]) return;
-    if (now->n) choose(b);
+    if (now->n && !b->job) choose(b);
 }
 
 const uint64_t *node_balance_load(const struct node_balance *b)
@@ -224,6 +289,7 @@ struct node_balance *node_balance_create(struct node *n)
 void node_balance_free(struct node_balance *b)
 {
     if (!b) return;
+    if (b->job) b->job->owner = NULL;
     loop_timer_free(b->timer);
     balance_release(&b->best);
     mem_free(b->now);

@@ -37,7 +37,7 @@ void node_balance_on_load(struct node_balance *b, uint32_t rank, struct str load
 /* [sparse layers, experts] of the last time that all had reported; NULL: none yet. `b` may be
  * NULL. */
 const uint64_t *node_balance_load(const struct node_balance *b);
-/* The best placement of all ranks for that load; NULL: a rank was missing. `b` may be NULL. */
+/* The best placement of all ranks for that load; NULL: none yet. `b` may be NULL. */
 const struct balance_out *node_balance_best(const struct node_balance *b);
 
 #endif
