@@ -8,6 +8,13 @@
 enum {
     SLACK_PREFILL_MIN = 64, /* load difference in tokens that a cached prefix outweighs */
     SLACK_PREFILL_MAX = 512,
+    GROUP_SLACK = 4, /* by which it is smaller among the ranks of one group */
+    /* What a sequence that runs weighs in tokens, where a group's ranks step together: it is a row
+     * of each of their steps until it ends, and a token of a prompt is one of a single step. */
+    SEQ_TOKENS = 32,
+    /* Tokens waiting on a prefill node that keep it busy for two steps: prompts then go to groups
+     * that are not whole rather than wait for it. */
+    BUSY_TOKENS = 16384,
     KINDS_MAX = 8 /* kinds of KV exchange in a topic that are told apart */
 };
 
@@ -26,15 +33,30 @@ static bool is_candidate(const struct node_record *n, const struct place_request
     return !is_avoided(r, n->node);
 }
 
-static uint64_t prefill_load(const struct node_record *n)
+/* Is the node in no group, or in one that has all of its ranks? Other groups answer as well, but
+ * fewer ranks do the work, and it stops for a moment when a lost one comes back. */
+static bool is_whole(const struct node_record *n) { return !n->group.name[0] || n->group.is_whole; }
+
+static bool are_of_one_group(const struct node_record *a, const struct node_record *b)
 {
-    return n->placed_tokens > n->waiting_tokens ? n->placed_tokens : n->waiting_tokens;
+    return a->group.name[0] && a->group.size == b->group.size &&
+           strcmp(a->group.name, b->group.name) == 0;
 }
 
 static uint64_t decode_load(const struct node_record *n)
 {
     uint32_t reported = n->n_running + n->n_waiting;
     return n->placed_seqs > reported ? n->placed_seqs : reported;
+}
+
+/* A mixed rank of a group decodes its own prompts, and all ranks wait for the one with the most
+ * rows. */
+static uint64_t prefill_load(const struct node_record *n)
+{
+    const uint64_t tokens = n->placed_tokens > n->waiting_tokens ? n->placed_tokens
+                                                                 : n->waiting_tokens;
+    return n->group.name[0] && n->role == ROLE_MIXED ? tokens + SEQ_TOKENS * decode_load(n)
+                                                     : tokens;
 }
 
 static uint32_t blocks_for(const struct node_record *n, uint32_t tokens)
@@ -110,6 +132,7 @@ struct candidates {
      * many. */
     const struct node_record *kind[KINDS_MAX];
     size_t n_kinds;
+    bool has_broken; /* one that qualifies is in a group that is not whole */
 };
 
 /* Whether all that a record says of KV exchange is the same. The host counts for nodes that reach
@@ -157,6 +180,7 @@ struct stage {
     bool need_capacity;                /* decode */
     const struct node_record *prefill; /* decode: that takes the KV of this one; NULL: any */
     const struct candidates *decode;   /* prefill: whose KV some of these take */
+    bool prefers_whole;                /* groups that are not whole only if there is nothing else */
 };
 
 static bool qualifies(const struct node_record *n, const struct place_request *r,
@@ -169,16 +193,26 @@ static bool qualifies(const struct node_record *n, const struct place_request *r
            (!s->prefill || s->prefill == n || can_exchange(r, s->prefill, n));
 }
 
+static bool some_whole_qualifies(const struct node_record *nodes, size_t n,
+                                 const struct place_request *r, const struct stage *s)
+{
+    for (size_t i = 0; i < n; i++)
+        if (is_whole(&nodes[i]) && qualifies(&nodes[i], r, s)) return true;
+    return false;
+}
+
 /* Takes a reservoir sample of the nodes that qualify, plus the one that the hash prefers. */
 static void gather(const struct node_record *nodes, size_t n, const struct place_request *r,
                    const struct stage *s, struct candidates *c)
 {
     const struct node_record *named = NULL;
     uint64_t state = r->random | 1;
+    const bool only_whole = s->prefers_whole && some_whole_qualifies(nodes, n, r, s);
     *c = (struct candidates){ 0 };
     for (size_t i = 0; i < n; i++) {
         const struct node_record *node = &nodes[i];
-        if (!qualifies(node, r, s)) continue;
+        if ((only_whole && !is_whole(node)) || !qualifies(node, r, s)) continue;
+        c->has_broken |= !is_whole(node);
         note_kind(c, node);
         if (!named || affinity(node, r) > affinity(named, r)) named = node;
         size_t at = c->seen++;
@@ -195,16 +229,36 @@ static void gather(const struct node_record *nodes, size_t n, const struct place
     if (named && !has_named) c->node[c->n++] = named;
 }
 
-static const struct node_record *pick(const struct candidates *c, const struct place_request *r,
-                                      uint64_t (*load)(const struct node_record *), uint64_t slack)
+typedef uint64_t load_fn(const struct node_record *n);
+
+/* The least load of the candidates, or of those in the group of `mate`. */
+static uint64_t least_load(const struct candidates *c, load_fn *load,
+                           const struct node_record *mate)
 {
     uint64_t least = UINT64_MAX;
+    for (size_t i = 0; i < c->n; i++)
+        if ((!mate || are_of_one_group(c->node[i], mate)) && load(c->node[i]) < least)
+            least = load(c->node[i]);
+    return least;
+}
+
+/* Is the node's load close to the least? Among ranks of one group it has to be closer: a prefix
+ * that is cached saves one rank's time, and all ranks wait for the fullest. The least loaded
+ * candidate always is. */
+static bool is_close(const struct candidates *c, const struct node_record *n, load_fn *load,
+                     uint64_t slack)
+{
+    if (load(n) > least_load(c, load, NULL) + slack) return false;
+    return !n->group.name[0] || load(n) <= least_load(c, load, n) + slack / GROUP_SLACK;
+}
+
+static const struct node_record *pick(const struct candidates *c, const struct place_request *r,
+                                      load_fn *load, uint64_t slack)
+{
     const struct node_record *close[PLACE_SAMPLE + 1], *named = NULL;
     size_t n_close = 0;
-    for (size_t i = 0; i < c->n; i++)
-        if (load(c->node[i]) < least) least = load(c->node[i]);
     for (size_t i = 0; i < c->n; i++) {
-        if (load(c->node[i]) > least + slack) continue;
+        if (!is_close(c, c->node[i], load, slack)) continue;
         close[n_close++] = c->node[i];
         if (!named || affinity(c->node[i], r) > affinity(named, r)) named = c->node[i];
     }
@@ -220,10 +274,25 @@ static uint64_t prefill_slack(const struct place_request *r)
     return slack > SLACK_PREFILL_MAX ? SLACK_PREFILL_MAX : slack;
 }
 
+/* Groups that are not whole are passed over while one of the others is not busy. */
+static const struct node_record *pick_prefill(const struct node_record *nodes, size_t n,
+                                              const struct place_request *r,
+                                              const struct candidates *decode)
+{
+    struct candidates c;
+    struct stage s = { .role = ROLE_PREFILL, .decode = decode, .prefers_whole = true };
+    gather(nodes, n, r, &s, &c);
+    if (c.seen && !c.has_broken && least_load(&c, prefill_load, NULL) >= BUSY_TOKENS) {
+        s.prefers_whole = false;
+        gather(nodes, n, r, &s, &c);
+    }
+    return c.seen ? pick(&c, r, prefill_load, prefill_slack(r)) : NULL;
+}
+
 enum status place_choose(const struct node_record *nodes, size_t n, const struct place_request *r,
                          struct place_result *out)
 {
-    struct candidates prefill, decode;
+    struct candidates decode;
     struct place_request any_decode = *r;
     /* For the decode stage, balanced load matters more than the prefix cache. */
     any_decode.first_block = (struct hash128){ 0 };
@@ -233,10 +302,7 @@ enum status place_choose(const struct node_record *nodes, size_t n, const struct
     to_decode.need_capacity = true;
     gather(nodes, n, r, &to_decode, &decode);
     if (decode.seen == 0) return ERR_BUSY;
-    const struct stage to_prefill = { .role = ROLE_PREFILL, .decode = &decode };
-    gather(nodes, n, r, &to_prefill, &prefill);
-    *out = (struct place_result){ 0 };
-    if (prefill.seen) out->prefill = pick(&prefill, r, prefill_load, prefill_slack(r));
+    *out = (struct place_result){ .prefill = pick_prefill(nodes, n, r, &decode) };
     if (out->prefill && out->prefill->role == ROLE_MIXED && decode_fits(out->prefill, r) &&
         decode_has_capacity(out->prefill, r)) {
         out->decode = out->prefill; /* a mixed node decodes its own prompts */
@@ -244,7 +310,9 @@ enum status place_choose(const struct node_record *nodes, size_t n, const struct
     } else {
         bool all = true;
         to_decode.prefill = out->prefill;
-        if (out->prefill && some_take(&decode, r, out->prefill, &all) && !all)
+        to_decode.prefers_whole = true;
+        if ((out->prefill && some_take(&decode, r, out->prefill, &all) && !all) ||
+            decode.has_broken)
             gather(nodes, n, r, &to_decode, &decode);
         if (decode.seen == 0) { /* only of a sample: none takes it after all */
             out->prefill = to_decode.prefill = NULL;

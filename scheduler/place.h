@@ -9,6 +9,10 @@
  * A prefill node is a candidate only when some decode node can take its KV, and then one of those
  * is chosen: two nodes that have no KV transport in common, whose KV has types that do not fit, or
  * that failed to exchange KV (`apart`) never meet.
+ * A node whose group has lost ranks, or has not met them yet, is passed over while a node of a
+ * whole group, or of none, has room (decode) or is not busy for two steps (prefill); when there is
+ * no other it is as good as any. Among the ranks of one group load is levelled more closely than
+ * among others, since a step takes all of them as long as the fullest.
  * Among candidates whose load is close to the least, the preferred one wins (its prefix cache may
  * have the prompt); without a preference a random one, so that entry nodes with the same view do
  * not all choose the same. Without a prefill node a decode node does both; without a decode node

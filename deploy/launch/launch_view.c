@@ -1,13 +1,13 @@
 /* launch_view.c - see launch_view.h. */
 #include "deploy/launch/launch_view.h"
 
-#include <arpa/inet.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "deploy/launch/launch_plan.h"
 #include "deploy/node/node_options.h"
+#include "shared/base/address/host_port.h"
 #include "shared/base/hash/hash.h"
 
 enum { SECRET_BYTES = 24 };
@@ -37,16 +37,9 @@ static bool make_secret(const struct config *c, const char *loopback)
     return true;
 }
 
-static bool is_loopback(const char *host)
-{
-    struct in_addr v4;
-    if (inet_pton(AF_INET, host, &v4) == 1) return ntohl(v4.s_addr) >> 24 == IN_LOOPBACKNET;
-    return strcmp(host, "::1") == 0;
-}
-
 static enum status check_secret(const struct config *c, const struct ranks *r, struct err *err)
 {
-    if (!ranks_elsewhere(r) || is_loopback(r->host) || has_secret(c)) return OK;
+    if (!ranks_elsewhere(r) || host_is_loopback(r->host) || has_secret(c)) return OK;
     return err_field(err, ERR_CONFIG, "cluster-secret-file",
                      "ranks of several hosts meet at %s, and without a cluster secret ports "
                      "between nodes stay on loopback: give all hosts the same "

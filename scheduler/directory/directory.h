@@ -30,6 +30,7 @@ enum {
     RECORD_SERVED_MAX = 16,    /* names that a node serves its model under */
     RECORD_FOLLOWERS_MAX = 15, /* ranks of a node besides its first */
     RECORD_PROOF_MAX = 33,     /* 32 hex digits and a 0 */
+    RECORD_GROUP_MAX = 80,
     /* Bytes of a record as text. One whose names are as long as they may be has about 3,600. */
     RECORD_TEXT_MAX = 4096
 };
@@ -39,6 +40,14 @@ struct node_rank {
     uint64_t process; /* incarnation id */
     char host[NODE_NAME_MAX];
     uint16_t port;
+};
+
+/* The group whose ranks share the experts of one model, as a rank of it sees it. */
+struct node_group {
+    char name[RECORD_GROUP_MAX]; /* the same on all of its ranks; "": the node is in none */
+    uint32_t rank, size;         /* of a node of several ranks, its first */
+    uint64_t epoch;              /* load: the group that it was in last; 0: none yet */
+    bool is_whole;               /* load: it steps now, in a group of all `size` ranks */
 };
 
 struct node_record {
@@ -51,6 +60,7 @@ struct node_record {
     /* Its ranks above 0, if it is of several: the node itself is the first and leads. */
     struct node_rank followers[RECORD_FOLLOWERS_MAX];
     uint32_t n_followers;
+    struct node_group group;
     uint64_t model; /* fingerprint; only equal ones are paired */
     char model_name[NODE_NAME_MAX], precision[NODE_NAME_MAX]; /* for people */
     uint64_t served[RECORD_SERVED_MAX]; /* node_record_set_served: hashes of its served names */

@@ -8,13 +8,13 @@
  * keeps them exactly. Unknown members are ignored and absent ones are 0; node, topic and role are
  * required. Thread: any (pure
  * functions). */
-#include <arpa/inet.h>
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "scheduler/directory/wire.h"
+#include "shared/base/address/host_port.h"
 #include "shared/base/hash/hash.h"
 #include "shared/base/mem.h"
 
@@ -23,7 +23,8 @@
 enum {
     /* More than any node has; the sum over DIRECTORY_NODES_MAX nodes cannot overflow. */
     SEQS_MAX = 1 << 20,
-    TOKENS_MAX = 1 << 30
+    TOKENS_MAX = 1 << 30,
+    RANKS_MAX = 1 << 16
 };
 
 static unsigned long long quantity(uint64_t v)
@@ -59,6 +60,10 @@ static void write_identity(const struct node_record *r, struct buf *out)
         buf_printf(out, "%s\"" DIRECTORY_ID " %u %s\"", i ? "," : "", r->followers[i].process,
                    r->followers[i].port, r->followers[i].host);
     buf_add_char(out, ']');
+    if (r->group.name[0]) {
+        add_text(out, "group", r->group.name);
+        buf_printf(out, ",\"group_rank\":%u,\"group_size\":%u", r->group.rank, r->group.size);
+    }
     buf_add_c(out, ",\"served\":[");
     for (uint32_t i = 0; i < r->n_served; i++)
         buf_printf(out, "%s\"" DIRECTORY_ID "\"", i ? "," : "", r->served[i]);
@@ -77,6 +82,9 @@ static void write_load(const struct node_record *r, struct buf *out)
                r->draining ? "true" : "false", r->n_running, r->n_waiting, r->n_blocks_free,
                quantity(r->waiting_tokens), quantity(r->progress), r->has_work ? "true" : "false",
                r->n_requests);
+    if (r->group.name[0])
+        buf_printf(out, ",\"group_epoch\":%llu,\"group_whole\":%s", quantity(r->group.epoch),
+                   r->group.is_whole ? "true" : "false");
     buf_printf(out, ",\"placed_tokens\":%llu,\"placed_seqs\":%u,\"placed_blocks\":%u",
                quantity(r->placed_tokens), r->placed_seqs, r->placed_blocks);
 }
@@ -147,17 +155,9 @@ void node_record_prove(struct node_record *r, struct str secret)
     if (secret.n) make_proof(r, secret, r->proof);
 }
 
-/* By its number: a name that begins with 127 may lead anywhere. */
-static bool is_loopback(const char *host)
-{
-    struct in_addr v4;
-    if (inet_pton(AF_INET, host, &v4) == 1) return ntohl(v4.s_addr) >> 24 == IN_LOOPBACKNET;
-    return strcmp(host, "::1") == 0;
-}
-
 static bool is_of_this_host(const char *host, const char *own_host)
 {
-    return is_loopback(host) || (own_host[0] && strcmp(host, own_host) == 0);
+    return host_is_loopback(host) || (own_host[0] && strcmp(host, own_host) == 0);
 }
 
 bool node_record_is_proven(const struct node_record *r, struct str secret, const char *own_host)
@@ -255,6 +255,21 @@ static enum status get_followers(const cJSON *o, struct node_record *r, struct e
     return OK;
 }
 
+/* Without a name there is no group, whatever the numbers. */
+static enum status get_group(const cJSON *o, struct node_group *g, struct err *err)
+{
+    int64_t rank = 0, size = 0;
+    TRY(get_text(o, "group", g->name, sizeof g->name, err));
+    TRY(json_get_i64(o, "group_rank", 0, RANKS_MAX, &rank, err));
+    TRY(json_get_i64(o, "group_size", 0, RANKS_MAX, &size, err));
+    if (g->name[0] && rank >= size)
+        return err_field(err, ERR_INVALID, "group_rank",
+                         "group_rank must be below group_size, which is %d", (int)size);
+    g->rank = (uint32_t)rank;
+    g->size = (uint32_t)size;
+    return OK;
+}
+
 static enum status get_role(const cJSON *o, enum node_role *out, struct err *err)
 {
     const char *text = NULL;
@@ -298,6 +313,7 @@ static enum status get_names(const cJSON *o, struct node_record *r, struct err *
     TRY(directory_get_id(o, "kv_host", &r->kv_host, err));
     TRY(get_served(o, r, err));
     TRY(get_followers(o, r, err));
+    TRY(get_group(o, &r->group, err));
     TRY(get_role(o, &r->role, err));
     if (r->node == 0)
         return err_field(err, ERR_INVALID, "node",
@@ -358,12 +374,14 @@ static enum status get_load(const cJSON *o, struct node_record *r, struct err *e
         { "n_requests", TOKENS_MAX, .u32 = &r->n_requests },
         { "waiting_tokens", QUANTITY_MAX, .u64 = &r->waiting_tokens },
         { "progress", QUANTITY_MAX, .u64 = &r->progress },
+        { "group_epoch", QUANTITY_MAX, .u64 = &r->group.epoch },
         { "placed_tokens", QUANTITY_MAX, .u64 = &r->placed_tokens },
         { "placed_seqs", TOKENS_MAX, .u32 = &r->placed_seqs },
         { "placed_blocks", TOKENS_MAX, .u32 = &r->placed_blocks },
     };
     TRY(get_numbers(o, fields, COUNT_OF(fields), err));
     TRY(json_get_bool(o, "draining", &r->draining, err));
+    TRY(json_get_bool(o, "group_whole", &r->group.is_whole, err));
     return json_get_bool(o, "has_work", &r->has_work, err);
 }
 

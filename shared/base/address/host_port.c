@@ -42,6 +42,13 @@ bool host_is_number(const char *host)
     return inet_pton(AF_INET, host, &either) == 1 || inet_pton(AF_INET6, host, &either) == 1;
 }
 
+bool host_is_loopback(const char *host)
+{
+    struct in_addr v4;
+    if (inet_pton(AF_INET, host, &v4) == 1) return ntohl(v4.s_addr) >> 24 == IN_LOOPBACKNET;
+    return strcmp(host, "::1") == 0;
+}
+
 const char *host_loopback(const char *host) { return host_is_ipv6(host) ? "::1" : "127.0.0.1"; }
 
 const char *host_wildcard(const char *host) { return host_is_ipv6(host) ? "::" : "0.0.0.0"; }

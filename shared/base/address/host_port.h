@@ -17,6 +17,8 @@ bool host_copy(const char *text, char out[HOST_TEXT_MAX]);
 bool host_is_ipv6(const char *host); /* with or without brackets */
 /* Is it an IP address, without brackets, and not a name? */
 bool host_is_number(const char *host);
+/* Is it this host by its number? A name that begins with 127 may lead anywhere. */
+bool host_is_loopback(const char *host);
 /* The addresses that mean this host, and all of its addresses, in the family of `host`. */
 const char *host_loopback(const char *host);
 const char *host_wildcard(const char *host);

@@ -125,6 +125,14 @@ static void check_conflict(const char *host, uint16_t port, pid_t owner)
         test_fail(__FILE__, __LINE__, "%s, but process %d has it", err.text, (int)owner);
 }
 
+TEST(this_host_is_told_by_its_number)
+{
+    CHECK(host_is_loopback("127.0.0.1") && host_is_loopback("127.9.9.9") &&
+          host_is_loopback("::1"));
+    CHECK(!host_is_loopback("127.example.com") && !host_is_loopback("localhost"));
+    CHECK(!host_is_loopback("10.0.0.127") && !host_is_loopback("::2") && !host_is_loopback(""));
+}
+
 TEST(ports_are_held_and_conflicts_name_the_process)
 {
     struct err err = { 0 };
@@ -177,6 +185,7 @@ TEST(a_port_that_the_node_has_itself_is_another_options)
 }
 
 TEST_MAIN(CASE(host_port_is_parsed_and_written), CASE(hosts_in_brackets_and_too_long_ones),
+          CASE(this_host_is_told_by_its_number),
           CASE(ports_are_held_and_conflicts_name_the_process),
           CASE(the_process_on_the_same_address_is_named),
           CASE(a_port_that_the_node_has_itself_is_another_options))

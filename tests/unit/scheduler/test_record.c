@@ -18,6 +18,7 @@ static const struct node_record FULL = {
     .http_port = 1,
     .followers = { { 0x11, "10.0.0.7", 9000 }, { UINT64_MAX, "fe80::2%eth0", 65535 } },
     .n_followers = 2,
+    .group = { "10.0.0.7:29550", 2, 8, (1ull << 53) - 2, true },
     .model = UINT64_MAX,
     .kv_type = "fp8_e4m3",
     .kv_lossy = true,
@@ -80,6 +81,11 @@ TEST(a_record_reads_back_equal)
         CHECK_EQ_STR(r.followers[i].host, FULL.followers[i].host);
         CHECK_EQ_INT(r.followers[i].port, FULL.followers[i].port);
     }
+    CHECK_EQ_STR(r.group.name, FULL.group.name);
+    CHECK_EQ_INT(r.group.rank, 2);
+    CHECK_EQ_INT(r.group.size, 8);
+    CHECK_EQ_INT(r.group.epoch, (1ll << 53) - 2);
+    CHECK(r.group.is_whole);
     CHECK_EQ_INT(r.max_seqs, FULL.max_seqs);
     CHECK_EQ_INT(r.n_blocks, FULL.n_blocks);
     CHECK_EQ_INT(r.block_tokens, 64);
@@ -180,6 +186,11 @@ TEST(every_field_is_checked)
         { "{\"node\":\"0000000000000001\",\"topic\":\"t\",\"role\":\"mixed\",\"name\":"
           "\"0123456789012345678901234567890123456789012345678901234567890123\"}",
           "name" },
+        { "{\"node\":\"0000000000000001\",\"topic\":\"t\",\"role\":\"mixed\",\"group\":\"g:1\","
+          "\"group_rank\":2,\"group_size\":2}",
+          "group_rank" },
+        { "{\"node\":\"0000000000000001\",\"topic\":\"t\",\"role\":\"mixed\",\"group_size\":-1}",
+          "group_size" },
     };
     static const struct {
         const char *members, *field;
@@ -187,6 +198,7 @@ TEST(every_field_is_checked)
         { "\"progress\":1e17", "progress" },
         { "\"n_running\":1.5", "n_running" },
         { "\"draining\":1", "draining" },
+        { "\"group_whole\":1", "group_whole" },
         { "\"proof\":\"0123456789abcdef0123456789abcdef0\"", "proof" },
     };
     struct node_record r = { .node = 42 };
@@ -262,6 +274,26 @@ TEST(unknown_members_are_ignored)
     CHECK_EQ_INT(r.node, 0xab);
     CHECK_EQ_INT(r.max_seqs, 0);
     CHECK_EQ_INT(r.role, ROLE_PREFILL);
+}
+
+/* Nodes of earlier versions say nothing of groups, and do not know the members. */
+TEST(a_record_without_a_group_has_none)
+{
+    struct node_record r, alone = FULL;
+    struct buf b = { 0 };
+    struct err err;
+    CHECK_OK(read_text(around("{\"node\":\"00000000000000AB\",\"topic\":\"t\",\"role\":\"mixed\"}"),
+                       &r, &err));
+    CHECK_EQ_STR(r.group.name, "");
+    CHECK(r.group.size == 0 && r.group.epoch == 0 && !r.group.is_whole);
+    alone.group = (struct node_group){ 0 };
+    node_record_write(&alone, &b);
+    CHECK(!strstr(b.data, "group"));
+    buf_clear(&b);
+    node_record_show(&FULL, &b); /* for people: /cluster */
+    CHECK(strstr(b.data, "\"group\":\"10.0.0.7:29550\",\"group_rank\":2,\"group_size\":8"));
+    CHECK(strstr(b.data, "\"group_epoch\":9007199254740990,\"group_whole\":true"));
+    buf_release(&b);
 }
 
 TEST(a_proof_depends_on_every_part)
@@ -577,6 +609,6 @@ TEST_MAIN(CASE(a_record_reads_back_equal), CASE(a_record_is_proven_by_the_secret
           CASE(texts_that_terminals_or_shells_would_obey_are_refused),
           CASE(a_long_record_is_refused_unread), CASE(quantities_above_what_json_keeps_are_cut),
           CASE(every_field_is_checked), CASE(served_names_are_kept_as_hashes_and_proven),
-          CASE(unknown_members_are_ignored), CASE(a_proof_depends_on_every_part),
-          CASE(topics_are_listed_with_their_roles), CASE(followers_are_checked),
-          CASE(followers_elsewhere_are_not_proven))
+          CASE(unknown_members_are_ignored), CASE(a_record_without_a_group_has_none),
+          CASE(a_proof_depends_on_every_part), CASE(topics_are_listed_with_their_roles),
+          CASE(followers_are_checked), CASE(followers_elsewhere_are_not_proven))
