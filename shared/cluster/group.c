@@ -141,8 +141,10 @@ void group_joined(struct group *g, uint64_t epoch)
     group_roster_move(&g->now, &g->next);
     gauge_set(g->epoch_gauge, (double)epoch);
     gauge_set(g->size_gauge, g->now.n);
-    log_info("group joined", "epoch=%llu rank=%u ranks=%u of=%u", (unsigned long long)epoch,
-             g->o.rank, g->now.n, g->o.size);
+    counter_add(g->epochs[g->now.reason], 1);
+    log_info("group joined", "epoch=%llu rank=%u ranks=%u of=%u reason=%s",
+             (unsigned long long)epoch, g->o.rank, g->now.n, g->o.size,
+             group_reason_name(g->now.reason));
     tell_change(g);
 }
 
@@ -411,6 +413,16 @@ static void on_retry(void *arg)
     }
 }
 
+static void count_epochs(struct group *g, const char *of)
+{
+    char labels[64];
+    for (enum group_reason r = 0; r < GROUP_REASONS; r++) {
+        snprintf(labels, sizeof labels, "%s,reason=\"%s\"", of, group_reason_name(r));
+        g->epochs[r] = metrics_counter(g->o.metrics, "baton_group_epochs_total", labels,
+                                       "Groups that this rank joined, by why there was a new one.");
+    }
+}
+
 static void create_metrics(struct group *g)
 {
     static const char *const OF[] = {
@@ -424,6 +436,7 @@ static void create_metrics(struct group *g)
                                   "Ranks of the group that this one steps in; 0: it is in none.");
     g->losses = metrics_counter(m, "baton_group_lost_total", of,
                                 "Groups that ended because a rank was lost.");
+    count_epochs(g, of);
 }
 
 struct group *group_create(const struct group_options *o)
@@ -463,6 +476,17 @@ void group_free(struct group *g)
 uint64_t group_apart_ms(const struct group *g)
 {
     return g->t_apart_ms ? clock_ms() - g->t_apart_ms + 1 : 0;
+}
+
+bool group_is_whole(const struct group *g) { return g->running && g->now.n == g->o.size; }
+
+const char *group_reason_name(enum group_reason r)
+{
+    static const char *const NAMES[GROUP_REASONS] = {
+        [GROUP_START] = "start", [GROUP_LOSS] = "loss",           [GROUP_RETURN] = "return",
+        [GROUP_DRAIN] = "drain", [GROUP_REBALANCE] = "rebalance",
+    };
+    return NAMES[r];
 }
 
 const struct group_roster *group_now(const struct group *g) { return &g->now; }

@@ -25,6 +25,16 @@ enum group_kind { GROUP_OF_EXPERTS, GROUP_OF_NODE };
 
 enum group_state { GROUP_LOOKING, GROUP_WAITING, GROUP_PREPARING, GROUP_TOGETHER };
 
+/* Why there is a next group. */
+enum group_reason {
+    GROUP_START,     /* the first */
+    GROUP_LOSS,      /* a rank was lost, or a step failed */
+    GROUP_RETURN,    /* a rank has come, or come back */
+    GROUP_DRAIN,     /* a rank has left in order */
+    GROUP_REBALANCE, /* group_renew */
+    GROUP_REASONS
+};
+
 struct group_member {
     uint32_t rank;
     uint64_t node; /* incarnation; 0: not there */
@@ -35,6 +45,7 @@ struct group_member {
 /* The members of one epoch, ascending by rank: member i has number i in the ep object. */
 struct group_roster {
     uint64_t epoch; /* 0: none yet */
+    enum group_reason reason;
     uint32_t n;
     struct group_member *members; /* [n] */
     struct buf placement;         /* group_options.place wrote it */
@@ -132,5 +143,8 @@ uint64_t group_apart_ms(const struct group *g);
 /* The last group that this rank was in, or is; epoch 0: none. Valid until the loop's next turn. */
 const struct group_roster *group_now(const struct group *g);
 bool group_leads(const struct group *g);
+/* Does it step now, in a group of all ranks? */
+bool group_is_whole(const struct group *g);
+const char *group_reason_name(enum group_reason r);
 
 #endif

@@ -96,7 +96,7 @@ struct group {
     struct group_lead lead;
     struct log_repeats refusals, endings;
     struct gauge *epoch_gauge, *size_gauge;
-    struct counter *losses;
+    struct counter *losses, *epochs[GROUP_REASONS];
 };
 
 /* ---- group.c ---- */

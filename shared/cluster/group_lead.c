@@ -106,11 +106,31 @@ static void give_up_without_the_lost(struct group *g)
     }
 }
 
+/* Why the group of `next`'s members is not the one before. */
+static enum group_reason reason_of(const struct group *g, const struct group_roster *next,
+                                   bool renews)
+{
+    const struct group_roster *before = &g->lead.before;
+    bool left = false, came = false;
+    for (uint32_t i = 0; i < before->n; i++) {
+        const struct group_seat *s = &g->lead.seats[before->members[i].rank];
+        if (group_roster_has_node(next, before->members[i].node)) continue;
+        if (!s->at.node || !s->leaves) return GROUP_LOSS;
+        left = true;
+    }
+    for (uint32_t i = 0; i < next->n; i++)
+        came |= !group_roster_has_node(before, next->members[i].node);
+    if (left) return GROUP_DRAIN;
+    if (!came) return renews ? GROUP_REBALANCE : GROUP_LOSS;
+    return before->epoch ? GROUP_RETURN : GROUP_START;
+}
+
 static void propose(struct group *g)
 {
     struct group_lead *l = &g->lead;
     const struct attendance a = count(g);
     if (!is_due(g, &a)) return;
+    const bool renews = l->renews;
     l->renews = false;
     l->i_round = 0;
     l->next.epoch = ++l->epoch;
@@ -121,6 +141,7 @@ static void propose(struct group *g)
         s->is_expected = s->has_blob = false;
         if (stays(g, s)) l->next.members[l->next.n++] = s->at;
     }
+    l->next.reason = reason_of(g, &l->next, renews);
     if (l->next.n > 0 && g->o.place) g->o.place(g->o.arg, &l->next, &l->before);
     EACH_SEAT(s, g)
     {

@@ -269,6 +269,23 @@ static bool together(const struct scene *s, uint64_t epoch)
     return now != 0;
 }
 
+/* Why do the ranks that are there step in the group of now? */
+static void check_reason(const struct scene *s, enum group_reason want)
+{
+    for (uint32_t r = 0; r < s->size; r++)
+        if (s->ranks[r].node)
+            CHECK_EQ_STR(group_reason_name(group_now(s->ranks[r].group)->reason),
+                         group_reason_name(want));
+}
+
+/* Groups joined for this reason, by all ranks together. */
+static uint64_t n_joined(const struct scene *s, enum group_reason reason)
+{
+    char labels[64];
+    snprintf(labels, sizeof labels, "of=\"experts\",reason=\"%s\"", group_reason_name(reason));
+    return counter_value(metrics_counter(s->rig.metrics, "baton_group_epochs_total", labels, ""));
+}
+
 static const char *why_of(struct rank *r)
 {
     static char why[256];
@@ -342,11 +359,15 @@ static uint64_t lose(struct scene *s, uint32_t rank, uint64_t epoch, uint64_t id
     snprintf(want, sizeof want, "rank %u of %u is not there, others have its experts", rank,
              s->size);
     CHECK_EQ_STR(why_of(&s->ranks[other]), want);
+    CHECK(!group_is_whole(s->ranks[other].group));
+    check_reason(s, GROUP_LOSS);
     epoch = s->ranks[other].epoch;
     start(s, rank, id);
     group_ready(s->ranks[rank].group, "tiny, f32");
     RIG_WAIT(&s->rig, together(s, epoch + 1));
     CHECK_EQ_STR(why_of(&s->ranks[other]), "");
+    CHECK(group_is_whole(s->ranks[other].group));
+    check_reason(s, GROUP_RETURN);
     return s->ranks[other].epoch;
 }
 
@@ -461,6 +482,7 @@ TEST(a_rank_leaves_and_the_others_go_on)
         CHECK_EQ_INT(s.ranks[r].n_losses, 0);
         close_rank(&s.ranks[r]);
         RIG_WAIT(&s.rig, together(&s, r + 2));
+        check_reason(&s, GROUP_DRAIN);
         rig_turn_ms(&s.rig, 100);
         CHECK_EQ_INT(s.ranks[RANKS - 1].n_losses, 0);
     }
@@ -532,7 +554,11 @@ TEST(a_group_is_renewed_while_it_steps)
         group_renew(s.ranks[0].group);
         RIG_WAIT(&s.rig, together(&s, i));
         CHECK_EQ_INT(s.ranks[2].epoch, i);
+        check_reason(&s, GROUP_REBALANCE);
     }
+    CHECK_EQ_INT(n_joined(&s, GROUP_START), 3);
+    CHECK_EQ_INT(n_joined(&s, GROUP_REBALANCE), 3 * 10);
+    CHECK_EQ_INT(n_joined(&s, GROUP_LOSS) + n_joined(&s, GROUP_RETURN), 0);
     for (uint32_t r = 0; r < 3; r++) CHECK_EQ_INT(s.ranks[r].n_losses, 0);
     close_scene(&s);
 }
