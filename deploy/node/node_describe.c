@@ -5,6 +5,7 @@
 
 #include "deploy/node/node_internal.h"
 #include "deploy/node/node_placement.h"
+#include "deploy/node/node_traffic.h"
 #include "shared/base/clock.h"
 #include "shared/base/json/json.h"
 #include "shared/base/log.h"
@@ -26,6 +27,20 @@ static void describe_followers(const struct node *n, struct node_record *me)
         f->port = r->members[i].port;
         snprintf(f->host, sizeof f->host, "%s", r->members[i].host);
     }
+}
+
+/* Groups of two hosts may each meet at the loopback address. */
+static void describe_membership(const struct node *n, struct node_group *g)
+{
+    char at[HOST_PORT_TEXT_MAX];
+    const char *meets = n->o.group.host;
+    if (host_is_loopback(meets)) meets = n->o.advertise_host;
+    snprintf(g->name, sizeof g->name, "%.*s", (int)sizeof g->name - 1,
+             host_port_text(meets, n->o.group.port, at));
+    g->rank = n->o.group.rank;
+    g->size = n->o.group.size;
+    g->epoch = group_now(n->group)->epoch;
+    g->is_whole = group_is_whole(n->group);
 }
 
 void node_describe_record(void *arg, struct node_record *me)
@@ -57,6 +72,7 @@ void node_describe_record(void *arg, struct node_record *me)
         .has_work = st.has_work,
     };
     if (n->ranks.group) describe_followers(n, me);
+    if (n->group) describe_membership(n, &me->group);
     snprintf(me->name, sizeof me->name, "%s", n->name);
     snprintf(me->topic, sizeof me->topic, "%s", n->o.topic);
     snprintf(me->model_name, sizeof me->model_name, "%s", n->o.names[0]);
@@ -111,15 +127,17 @@ static void describe_group(const struct node *n, struct buf *out)
     json_add_string(out, str_of(host_port_text(n->o.group.host, n->o.group.port, at)));
     buf_printf(out,
                ",\"rank\":%u,\"size\":%u,\"epoch\":%llu,\"together\":%s,\"leads\":%s,"
-               "\"experts\":%d",
+               "\"whole\":%s,\"reason\":\"%s\",\"experts\":%d",
                n->o.group.rank, n->o.group.size, (unsigned long long)now->epoch,
                together ? "true" : "false", group_leads(n->group) ? "true" : "false",
+               group_is_whole(n->group) ? "true" : "false", group_reason_name(now->reason),
                experts_of(n, now));
     buf_add_c(out, ",\"members\":[");
     for (uint32_t i = 0; together && i < now->n; i++)
         buf_printf(out, "%s%u", i ? "," : "", now->members[i].rank);
     buf_add_c(out, "],\"why\":");
     json_add_string(out, str_of(why));
+    if (n->traffic) node_traffic_describe(n->traffic, out);
     buf_add_char(out, '}');
 }
 

@@ -15,6 +15,7 @@
 
 #include "deploy/node/node_internal.h"
 #include "deploy/node/node_placement.h"
+#include "deploy/node/node_traffic.h"
 #include "shared/base/log.h"
 #include "shared/model/experts.h"
 
@@ -246,6 +247,7 @@ bool node_group_awaits(struct node *n)
              (unsigned long long)engine_kv_layout(n->engine)->model_fingerprint, n->precision,
              n->o.max_batched_tokens, node_is_several(n) ? n->o.tp.size : 1);
     n->balance = node_balance_create(n);
+    n->traffic = node_traffic_create(n);
     group_ready(n->group, terms);
     return true;
 }
@@ -263,7 +265,9 @@ void node_group_free(struct node *n)
 {
     struct group *g = n->group;
     node_balance_free(n->balance);
+    node_traffic_free(n->traffic);
     n->balance = NULL;
+    n->traffic = NULL;
     n->group = NULL;
     if (!g) return;
     group_stop(g);

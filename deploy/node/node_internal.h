@@ -56,6 +56,7 @@ struct node {
     struct cluster *cluster;
     struct group *group;          /* NULL: it steps alone */
     struct node_balance *balance; /* NULL: experts stay where they are */
+    struct node_traffic *traffic; /* with group, once its engine is there */
     bool prepares; /* a worker makes the next group's ep object with the engine's memory */
     bool leaves;   /* it has no requests left, and wants to leave the group; ... */
     bool has_left; /* ... and no group needs this rank any more */

@@ -145,6 +145,14 @@ struct ep_ops {
     struct ep_places (*places)(const struct ep *e);
 };
 
+/* What a rank has done since its object was made, for metrics; backends that do not count leave
+ * zeros. LIMIT: GPUs' do not. */
+struct ep_traffic {
+    uint64_t waited_ns;      /* for other ranks to come, and for what they sent */
+    uint64_t sent, received; /* bytes of other ranks' memory or messages; in shared memory what the
+                              * others read here, and what this rank read there */
+};
+
 enum ep_state { EP_IDLE, EP_PLANNED, EP_BEGUN, EP_DISPATCHED };
 
 struct ep {
@@ -159,6 +167,7 @@ struct ep {
     int32_t map;                /* of the running plan, as n_rows */
     size_t n_rows;
     enum ep_state state;
+    struct ep_traffic traffic; /* read by the thread that makes the calls */
     int aborted; /* written by ep_abort on any thread: only by __atomic builtins, as C++ reads this
                   * header too */
 };

@@ -309,11 +309,25 @@ static enum status index_all(struct ep_shm *s, struct err *err)
     return OK;
 }
 
+/* Rows that are read in place count as if they had come. */
+static void count_traffic(struct ep_shm *s)
+{
+    const struct ep_config *c = &s->base.config;
+    const int32_t *own = plan_begin(s, c->rank) + c->placement.first[c->rank];
+    const uint64_t n_own = (uint64_t)(own[s->base.n_local] - own[0]),
+                   in = (uint64_t)s->begin[s->base.n_local] - n_own,
+                   out = s->base.n_rows * (uint64_t)c->n_used - n_own,
+                   result = (uint64_t)c->hidden * sizeof(float);
+    s->base.traffic.sent += out * s->at.row_bytes + in * result;
+    s->base.traffic.received += in * s->at.row_bytes + out * result;
+}
+
 static enum status shm_dispatch_end(struct ep *e, struct ep_batch *out, struct err *err)
 {
     struct ep_shm *s = ep_shm_of(e);
     TRY(ep_shm_wait(s, err));
     TRY(index_all(s, err));
+    count_traffic(s);
     *out = (struct ep_batch){
         .n_slots = e->config.mode == EP_LOW_LATENCY ? ep_max_slots(&e->config)
                                                     : (size_t)s->begin[e->n_local],

@@ -219,15 +219,23 @@ static enum status sleep_until_all_came(struct ep_shm *s, struct err *err)
     }
 }
 
-enum status ep_shm_wait(struct ep_shm *s, struct err *err)
+static enum status wait_for_others(struct ep_shm *s, struct err *err)
 {
     enum status st = OK;
-    if (all_have_come(s)) return OK;
     if (s->may_spin && spin(s, &st, err)) return st;
     _Atomic uint32_t *asleep = &ep_shm_sign(s, s->base.config.rank)->asleep;
     atomic_store(asleep, 1);
     st = sleep_until_all_came(s, err);
     atomic_store(asleep, 0);
+    return st;
+}
+
+enum status ep_shm_wait(struct ep_shm *s, struct err *err)
+{
+    if (all_have_come(s)) return OK;
+    const uint64_t begin = clock_ns();
+    const enum status st = wait_for_others(s, err);
+    s->base.traffic.waited_ns += clock_ns() - begin;
     return st;
 }
 

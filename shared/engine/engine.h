@@ -84,7 +84,7 @@ struct engine_group_event {
     const struct err *why; /* LOST; valid during the call */
 };
 /* Of ep_config.collective_bytes, what the agreement on a step takes. */
-enum { ENGINE_GROUP_BYTES = 32 };
+enum { ENGINE_GROUP_BYTES = 48 };
 
 /* ---- a node of several ranks: they share one attention, by heads (engine_follow.c) ----
  * The first rank leads: its engine has the requests, the pool's counters, the prefix cache and the
@@ -222,10 +222,20 @@ struct engine_stats {
                                        * kernel, so that a long prefill chunk on a slow machine does
                                        * not look like a hang */
     uint64_t n_steps;
+    uint64_t sent, received; /* bytes of rows and results, by the groups it was in (ep_traffic) */
     uint64_t waiting_tokens; /* prompt tokens not yet computed */
     bool has_work;
 };
 void engine_get_stats(const struct engine *e, struct engine_stats *out);
+/* A rank of the group, while this one was in it too; all grow. */
+struct engine_rank {
+    uint64_t rows;    /* that its experts computed, for all ranks */
+    uint64_t wait_us; /* that it waited for the others */
+    uint64_t late_us; /* that this rank waited for it: how much longer than it did, in the steps in
+                       * which it waited least, since the others waited for it */
+};
+/* out [n], ranks 0 .. n - 1, of an engine with on_group. Any thread. */
+void engine_get_ranks(const struct engine *e, uint32_t n, struct engine_rank *out);
 const struct kv_layout *engine_kv_layout(const struct engine *e);
 /* model_ep_needs, and routed experts, of the engine's model. */
 void engine_ep_needs(const struct engine *e, struct ep_config *c);

@@ -31,6 +31,7 @@ void engine_group_init(struct engine *e)
 {
     pthread_mutex_init(&e->group.lock, NULL);
     e->group.words = MEM_ARRAY(struct engine_group_words, EP_RANKS_MAX);
+    e->group.sums = MEM_ARRAY(struct engine_rank_sums, EP_RANKS_MAX);
 }
 
 /* Gives up what no group uses any more. */
@@ -53,6 +54,7 @@ void engine_group_leave(struct engine *e)
 void engine_group_release(struct engine *e)
 {
     mem_free(e->group.words);
+    mem_free(e->group.sums);
     pthread_mutex_destroy(&e->group.lock);
 }
 
@@ -86,6 +88,7 @@ static void change(struct engine *e, struct ep *ep, struct model_experts *expert
     struct engine_group *g = &e->group;
     struct ep *was = g->ep;
     struct model_experts *experts_before = g->experts;
+    engine_ranks_end(e);
     pthread_mutex_lock(&g->lock);
     g->ep = ep;
     g->experts = experts;
@@ -209,7 +212,7 @@ static bool is_called(struct engine_group *g, uint32_t n_rows)
 static enum status meet(struct engine *e, uint32_t n_rows, struct err *err)
 {
     struct engine_group *g = &e->group;
-    const struct engine_group_words mine = {
+    struct engine_group_words mine = {
         .epoch = g->epoch,
         .step = g->step,
         .n_rows = model_routed_rows_max(e->opt.model, n_rows),
@@ -218,8 +221,11 @@ static enum status meet(struct engine *e, uint32_t n_rows, struct err *err)
     if (g->asleep && !is_rung(g) && !e->opt.follows) tell(e, ENGINE_GROUP_BELL, g->epoch, NULL);
     g->asleep = false;
     g->is_told = true;
+    engine_ranks_say(e, &mine);
     TRY(ep_all_gather(g->ep, g->words, &mine, sizeof mine, err));
-    return check_words(g, &mine, err);
+    TRY(check_words(g, &mine, err));
+    engine_ranks_hear(e);
+    return OK;
 }
 
 void engine_group_drop_aborted(struct engine *e)

@@ -5,6 +5,7 @@
  *   batch.c           the batch of the next step: admission, growth, preemption
  *   engine_step.c     runs a step and chooses tokens
  *   engine_group.c    steps that other ranks take too
+ *   engine_ranks.c    what the group's ranks compute, and for whom they wait
  *   engine_follow.c   steps of a node of several ranks, step_plan.c what its leader tells them
  *   engine_end.c      ends sequences and gives their blocks back
  *   engine_metrics.c  metrics and the load that other threads read
@@ -53,7 +54,7 @@ struct engine_command {
  * any thread. All accesses are relaxed: each figure stands alone and publishes no other memory. */
 struct engine_load {
     _Atomic uint32_t n_running, n_waiting, n_reserved, n_blocks_free;
-    _Atomic uint64_t n_progress, n_steps, waiting_tokens;
+    _Atomic uint64_t n_progress, n_steps, waiting_tokens, sent, received;
     _Atomic bool stepping;
     uint64_t n_waits; /* ep_config.progress: by __atomic builtins */
 };
@@ -88,7 +89,14 @@ enum { ENGINE_ABORTED_MAX = 8 };
 /* What each rank says at the beginning of a step. */
 struct engine_group_words {
     uint64_t epoch, step, n_rows;
-    uint64_t next_epoch; /* of the group that it is ready to step in; this one's: no other */
+    uint64_t next_epoch;    /* of the group that it is ready to step in; this one's: no other */
+    uint64_t rows;          /* that its experts computed since it said so last */
+    uint32_t rank, wait_us; /* wait_us: in its exchanges, since then */
+};
+
+/* Sums of words since the start; written by the engine thread alone. */
+struct engine_rank_sums {
+    _Atomic uint64_t rows, wait_us, late_us;
 };
 
 struct engine_group {
@@ -106,6 +114,9 @@ struct engine_group {
     bool is_told;                     /* the others know of next_epoch */
     uint64_t rung_epoch, rung_step;   /* of the latest bell; epoch 0: none came */
     struct engine_group_words *words; /* [EP_RANKS_MAX] */
+    struct engine_rank_sums *sums;    /* [EP_RANKS_MAX], by rank */
+    struct ep_traffic counted;        /* of ep */
+    uint64_t counted_rows;            /* of the model */
 };
 
 /* The ranks of a node, of whose model this one has a share. */
@@ -218,6 +229,14 @@ static inline bool engine_group_is_in(const struct engine *e, uint64_t epoch)
 /* Is this rank in the group of `epoch`? If it was given it and has not lost the one before yet, it
  * does now. */
 bool engine_group_enter(struct engine *e, uint64_t epoch);
+
+/* engine_ranks.c */
+/* What this rank says in its words of what it did since the last. */
+void engine_ranks_say(struct engine *e, struct engine_group_words *mine);
+/* All have said theirs. */
+void engine_ranks_hear(struct engine *e);
+/* The ep object is given up: what was not said counts here. */
+void engine_ranks_end(struct engine *e);
 
 /* engine_follow.c */
 static inline bool engine_is_node(const struct engine *e)

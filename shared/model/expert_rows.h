@@ -14,6 +14,11 @@ struct expert_rows;
 /* out [sparse layers, n_experts]: rows of this rank that chose each expert, since the model was
  * loaded. Rows that are computed again after a loss count again. Any thread. */
 void model_expert_rows(const struct model *m, uint64_t *out);
+/* Rows that this rank's experts have computed, for all ranks; a row counts once for each expert that
+ * it chose. Any thread, as the next. */
+uint64_t model_computed_rows(const struct model *m);
+/* out [n_experts]: the same by expert, all layers together; copies on other ranks are theirs. */
+void model_expert_load(const struct model *m, uint64_t *out);
 /* Registers baton_moe_rows_total and baton_ep_rows_{sent,received}_total and counts on them from
  * then on. Before the first step; the registry outlives the model. */
 void model_count_rows_on(struct model *m, struct metrics *registry);
@@ -23,9 +28,9 @@ void model_count_rows_on(struct model *m, struct metrics *registry);
 /* NULL without sparse layers. */
 struct expert_rows *expert_rows_create(const struct model *m);
 void expert_rows_free(struct expert_rows *r);
-/* A piece of a sparse layer is done: experts [n], those that this rank's rows chose; its plan's
- * counts. Engine. */
+/* A piece of a sparse layer is planned by `ep`: experts [n], those that this rank's rows chose; its
+ * plan's counts. Engine. */
 void expert_rows_add(struct expert_rows *r, uint32_t i_sparse, const int32_t *experts, size_t n,
-                     const struct ep_counts *counts);
+                     const struct ep *ep, const struct ep_counts *counts);
 
 #endif

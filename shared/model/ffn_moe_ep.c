@@ -103,16 +103,15 @@ static enum status run_piece(const struct decoder_step *s, const struct ffn_moe 
         moe_route_rows(s, e, w, b.h, rows, false);
     }
     TRY(ep_plan(ep, map_of(ep, e), w->experts, rows, &counts, err));
+    if (k->device->is_host)
+        expert_rows_add(s->m->expert_rows, e->i_sparse, w->experts, rows * s->m->config.moe.n_used,
+                        ep, &counts);
     TRY(ep_dispatch_begin(ep, b.h, hidden, err));
     run_shared(s, e, w, b.h, x, rows);
     TRY(ep_dispatch_end(ep, &in, err));
     run_slots(s, e, w, &in, b.out);
     const struct ep_combine_args sum = { .out = b.out, .weights = w->weights, .y = x, .add = true };
-    TRY(ep_combine(ep, &sum, err));
-    if (k->device->is_host)
-        expert_rows_add(s->m->expert_rows, e->i_sparse, w->experts, rows * s->m->config.moe.n_used,
-                        &counts);
-    return OK;
+    return ep_combine(ep, &sum, err);
 }
 
 /* Gathers the rows that the ranks of this node have done. */

@@ -40,6 +40,7 @@ def test_experts_are_placed_by_load_while_requests_run():
             assert all(after < before for before, after in figures) and figures, figures
             for p in ports:
                 assert metrics(p)['baton_group_lost_total{of="experts"}'] == 0
+                assert metrics(p)['baton_group_epochs_total{of="experts",reason="rebalance"}'] >= 1
             assert l.stop() == 0, l.output()[-2000:]
 
 

@@ -56,7 +56,10 @@ def test_ranks_of_a_launch_answer_as_one():
             assert l.output().count(f'backend={way if way == "ucx" else "shm"} ranks={size} near={size - 1}') == size, l.output()
             group = request(ports[-1], 'GET', '/cluster')[2]['group']
             assert group.pop('at').startswith('127.0.0.1:') and group.pop('experts') == len(range(experts_of(model) * (size - 1) // size, experts_of(model))), group
-            assert group == dict(rank=size - 1, size=size, epoch=1, together=True, why='', members=list(range(size)), leads=False), group
+            assert [r['rank'] for r in group.pop('ranks')] == list(range(size))
+            for rate in 'rows_per_s', 'waits', 'waits_for', 'imbalance':
+                group.pop(rate)
+            assert group == dict(rank=size - 1, size=size, epoch=1, together=True, whole=True, reason='start', why='', members=list(range(size)), leads=False), group
             assert ask_all(ports[-1:], bodies) == want, (name, size)    # the other ranks have no rows
             assert l.stop() == 0, l.output()[-2000:]
 

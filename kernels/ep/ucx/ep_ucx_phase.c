@@ -275,8 +275,10 @@ void ep_ucx_begin(struct ep_ucx *u,
     memset(u->in[later], 0, (size_t)c->size * sizeof *u->in[later]);
     u->n_whole[later] = 0;
     u->next = next;
-    for (int32_t r = 0; r < c->size; r++)
+    for (int32_t r = 0; r < c->size; r++) {
+        u->base.traffic.sent += r == c->rank ? 0 : u->out[r].total;
         u->out[r] = (struct ep_ucx_out){ .total = u->out[r].total };
+    }
     if (c->size > 1) {
         send_all(u);
         (void)fabric_progress(u->fabric);
@@ -334,11 +336,10 @@ static uint64_t sleep_a_while(struct ep_ucx *u, int limit_ms)
     return slept < most ? slept : most;
 }
 
-enum status ep_ucx_wait(struct ep_ucx *u, struct err *err)
+static enum status wait_for_all(struct ep_ucx *u, struct err *err)
 {
     const uint64_t limit = (uint64_t)u->wait_ms * NS_PER_MS;
     uint64_t waited = 0, seen = u->n_messages, moved_ns = clock_ns();
-    if (u->base.config.size == 1) return OK;
     for (;;) {
         send_all(u);
         const bool moved = fabric_progress(u->fabric);
@@ -355,6 +356,18 @@ enum status ep_ucx_wait(struct ep_ucx *u, struct err *err)
         }
         waited += sleep_a_while(u, (int)((limit - waited) / NS_PER_MS) + 1);
     }
+}
+
+enum status ep_ucx_wait(struct ep_ucx *u, struct err *err)
+{
+    const struct ep_config *c = &u->base.config;
+    if (c->size == 1) return OK;
+    const uint64_t begin = clock_ns();
+    const enum status st = wait_for_all(u, err);
+    u->base.traffic.waited_ns += clock_ns() - begin;
+    for (int32_t r = 0; r < c->size; r++)
+        u->base.traffic.received += r == c->rank ? 0 : ep_ucx_in(u, r)->got;
+    return st;
 }
 
 /* ---- who uses the fabric ---- */

@@ -3,6 +3,7 @@
  * process, each with its thread; their rows travel through shared memory. */
 #include <stdatomic.h>
 
+#include "shared/model/expert_rows.h"
 #include "tests/fixtures/rank_meeting.h"
 #include "tests/unit/engine/engine_rig.h"
 
@@ -382,6 +383,50 @@ TEST(the_others_learn_that_an_engine_stops)
     close_scene(s);
 }
 
+/* The first has all requests, so the others wait for what only it computes. */
+TEST(ranks_hear_what_the_others_do_and_whom_they_wait_for)
+{
+    enum { SIZE = 3 };
+    struct scene *s = open_scene(SIZE);
+    struct engine_rank all[SIZE][SIZE];
+    struct engine_stats stats[SIZE];
+    uint64_t sent = 0, received = 0;
+    for (uint32_t i = 0; i < N_REQUESTS; i++) {
+        s->got[i].id = s->reqs[i].id;
+        CHECK_OK(engine_submit(s->g.ranks[0].rig.engine, &s->reqs[i]));
+    }
+    rig_gather(&s->g.ranks[0].rig, s->got, N_REQUESTS);
+    /* The last step is told of before all sleep. */
+    for (int ms = 0; ms < RIG_WAIT_MS; ms++) {
+        bool same = true;
+        for (uint32_t r = 0; r < SIZE; r++) {
+            engine_get_ranks(s->g.ranks[r].rig.engine, SIZE, all[r]);
+            for (uint32_t of = 0; of < SIZE; of++)
+                same &= all[r][of].rows == model_computed_rows(s->g.ranks[of].rig.model) &&
+                        all[r][of].wait_us == all[0][of].wait_us;
+        }
+        if (same) break;
+        usleep(1000);
+    }
+    for (uint32_t r = 0; r < SIZE; r++) {
+        engine_get_stats(s->g.ranks[r].rig.engine, &stats[r]);
+        sent += stats[r].sent;
+        received += stats[r].received;
+        for (uint32_t of = 0; of < SIZE; of++) {
+            CHECK_EQ_INT(all[r][of].rows, model_computed_rows(s->g.ranks[of].rig.model));
+            CHECK_EQ_INT(all[r][of].wait_us, all[0][of].wait_us);
+        }
+        CHECK(all[r][r].rows > 0);
+    }
+    CHECK(sent > 0 && sent == received);
+    CHECK(all[0][0].wait_us < all[0][1].wait_us && all[0][0].wait_us < all[0][2].wait_us);
+    for (uint32_t r = 1; r < SIZE; r++) {
+        CHECK(all[r][0].late_us > all[r][3 - r].late_us);
+        CHECK(all[r][r].late_us == 0);
+    }
+    close_scene(s);
+}
+
 TEST_MAIN(CASE_T(ranks_answer_as_one, 120), CASE_T(ranks_that_compute_fast_answer_as_one, 120),
           CASE_T(ranks_that_preempt_answer_as_one, 120),
           CASE_T(a_group_without_rows_sleeps_until_one_has_some, 60),
@@ -391,4 +436,5 @@ TEST_MAIN(CASE_T(ranks_answer_as_one, 120), CASE_T(ranks_that_compute_fast_answe
           CASE_T(ranks_leave_together_and_come_back, 60),
           CASE_T(a_lost_group_is_replaced_without_a_trace, 60),
           CASE_T(a_sleeping_group_can_be_lost, 60),
+          CASE_T(ranks_hear_what_the_others_do_and_whom_they_wait_for, 60),
           CASE_T(the_others_learn_that_an_engine_stops, 60))

@@ -91,6 +91,7 @@ struct group {
     size_t n_logits[RANKS];
     float *logits[RANKS];
     uint64_t *chosen[RANKS]; /* model_expert_rows */
+    uint64_t *load[RANKS];   /* model_expert_load */
     uint64_t computed[RANKS], sent[RANKS], received[RANKS];
 };
 
@@ -144,6 +145,9 @@ static void *read_on(void *arg)
 static void take_counts(struct group *g, uint32_t rank, const struct model *m, struct metrics *r)
 {
     g->chosen[rank] = read_chosen(m);
+    g->load[rank] = MEM_ARRAY(uint64_t, m->config.moe.n_experts);
+    model_expert_load(m, g->load[rank]);
+    CHECK_EQ_INT(sum_of(g->load[rank], m->config.moe.n_experts), model_computed_rows(m));
     g->computed[rank] = counter_value(metrics_counter(r, "baton_moe_rows_total", "", ""));
     g->sent[rank] = counter_value(metrics_counter(r, "baton_ep_rows_sent_total", "", ""));
     g->received[rank] = counter_value(metrics_counter(r, "baton_ep_rows_received_total", "", ""));
@@ -240,6 +244,23 @@ static void answer_alone(struct whole *w, const struct group *g)
     }
 }
 
+/* What rows chose is what their experts computed, wherever they are. */
+static void check_load(const struct group *g, const struct model_config *c)
+{
+    const uint32_t n_sparse = model_n_sparse(c, c->n_layers), n = c->moe.n_experts;
+    for (uint32_t e = 0; e < n; e++) {
+        uint64_t chosen = 0, load = 0;
+        for (uint32_t r = 0; r < g->n_nodes * g->tp; r++) {
+            for (uint32_t layer = 0; layer < n_sparse; layer++)
+                chosen += g->chosen[r][layer * n + e];
+            load += g->load[r][e];
+        }
+        CHECK_EQ_INT(load, chosen);
+    }
+    for (uint32_t r = 0; r < g->n_nodes * g->tp; r++)
+        CHECK_EQ_INT(sum_of(g->load[r], n), g->computed[r]);
+}
+
 /* A node's ranks have counted its rows as one rank does, and what one sends another receives. */
 static void check_counts(const struct whole *w, const struct group *g)
 {
@@ -251,6 +272,7 @@ static void check_counts(const struct whole *w, const struct group *g)
             for (uint32_t r = node * g->tp; r < (node + 1) * g->tp; r++) chosen += g->chosen[r][i];
             CHECK_EQ_INT(chosen, w->chosen[node][i]);
         }
+    check_load(g, &w->config);
     for (uint32_t r = 0; r < size; r++)
         CHECK_EQ_INT(sum_of(g->chosen[r], n) - g->sent[r] + g->received[r], g->computed[r]);
     CHECK_EQ_INT(sum_of(g->sent, size), sum_of(g->received, size));
@@ -272,6 +294,7 @@ static void check_group(const struct whole *w, struct group *g)
                       g->o.path, g->isa, g->n_nodes, g->tp, i);
         mem_free(g->logits[i]);
         mem_free(g->chosen[i]);
+        mem_free(g->load[i]);
     }
 }
 
