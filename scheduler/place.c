@@ -12,9 +12,9 @@ enum {
     /* What a sequence that runs weighs in tokens, where a group's ranks step together: it is a row
      * of each of their steps until it ends, and a token of a prompt is one of a single step. */
     SEQ_TOKENS = 32,
-    /* Tokens waiting on a prefill node that keep it busy for two steps: prompts then go to groups
-     * that are not whole rather than wait for it. */
-    BUSY_TOKENS = 16384,
+    /* A prefill node on which as many tokens wait is busy for longer than a lost rank costs those
+     * that are left: prompts then go to groups that are not whole, too. */
+    BUSY_TOKENS = 2048,
     KINDS_MAX = 8 /* kinds of KV exchange in a topic that are told apart */
 };
 

@@ -2,21 +2,15 @@
  * nodes.
  *
  * Candidates of a stage are the nodes of its role and mixed nodes that have the model, are not
- * draining and not to be avoided. At most PLACE_SAMPLE of them are scored: all when there are few,
- * else a random sample plus the one preferred by a hash of the prompt's first block. The load of a
- * node is the larger of what is placed on it (the directory's sum over all entry nodes, view.h) and
- * what it reports.
- * A prefill node is a candidate only when some decode node can take its KV, and then one of those
- * is chosen: two nodes that have no KV transport in common, whose KV has types that do not fit, or
- * that failed to exchange KV (`apart`) never meet.
- * A node whose group has lost ranks, or has not met them yet, is passed over while a node of a
- * whole group, or of none, has room (decode) or is not busy for two steps (prefill); when there is
- * no other it is as good as any. Among the ranks of one group load is levelled more closely than
- * among others, since a step takes all of them as long as the fullest.
- * Among candidates whose load is close to the least, the preferred one wins (its prefix cache may
- * have the prompt); without a preference a random one, so that entry nodes with the same view do
- * not all choose the same. Without a prefill node a decode node does both; without a decode node
- * nothing is chosen. Thread: any. */
+ * draining and not to be avoided; PLACE_SAMPLE of them are scored when there are more. A prefill
+ * node is one only when some decode node can take its KV: they have a KV transport in common, types
+ * that fit, and did not fail to exchange KV (`apart`). The load of a node is the larger of what is
+ * placed on it (the directory's sum over all entry nodes, view.h) and what it reports. Among those
+ * close to the least, one that may have the prompt in its prefix cache wins, else a random one.
+ * Nodes whose group lacks ranks are passed over while others have room (decode) or few prompts that
+ * wait (prefill). Among the ranks of one group load is levelled more closely, since a step takes
+ * all of them as long as the fullest. Without a prefill node a decode node does both; without a
+ * decode node nothing is chosen. Thread: any. */
 #ifndef BATON_SCHEDULER_PLACE_H
 #define BATON_SCHEDULER_PLACE_H
 

@@ -43,6 +43,13 @@ static void describe_membership(const struct node *n, struct node_group *g)
     g->is_whole = group_is_whole(n->group);
 }
 
+/* Of this node's group, and of the node itself. */
+static void describe_ranks(const struct node *n, struct node_record *me)
+{
+    if (n->group) describe_membership(n, &me->group);
+    if (n->ranks.group) describe_followers(n, me);
+}
+
 void node_describe_record(void *arg, struct node_record *me)
 {
     struct node *n = arg;
@@ -71,8 +78,7 @@ void node_describe_record(void *arg, struct node_record *me)
         .progress = st.progress,
         .has_work = st.has_work,
     };
-    if (n->ranks.group) describe_followers(n, me);
-    if (n->group) describe_membership(n, &me->group);
+    describe_ranks(n, me);
     snprintf(me->name, sizeof me->name, "%s", n->name);
     snprintf(me->topic, sizeof me->topic, "%s", n->o.topic);
     snprintf(me->model_name, sizeof me->model_name, "%s", n->o.names[0]);

@@ -1,8 +1,8 @@
 /* engine_ranks.c - what the ranks of a group compute, and how long they wait for each other: for
  * metrics, and for whoever asks why a step takes long.
  *
- * With its words for a step each rank says what it did since the last: rows, and time that it waited
- * in exchanges. Whoever waited least is the one that the others waited for, whatever the backend.
+ * With its words for a step each rank says what it did since the last: rows, and time that it
+ * waited in exchanges. Whoever waited least is the one that the others waited for.
  * Thread: engine, except engine_get_ranks. */
 #include "shared/base/assert.h"
 #include "shared/engine/engine_state.h"

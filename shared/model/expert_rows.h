@@ -14,8 +14,8 @@ struct expert_rows;
 /* out [sparse layers, n_experts]: rows of this rank that chose each expert, since the model was
  * loaded. Rows that are computed again after a loss count again. Any thread. */
 void model_expert_rows(const struct model *m, uint64_t *out);
-/* Rows that this rank's experts have computed, for all ranks; a row counts once for each expert that
- * it chose. Any thread, as the next. */
+/* Rows that this rank's experts have computed, for all ranks; a row counts once for each expert
+ * that it chose. Any thread, as the next. */
 uint64_t model_computed_rows(const struct model *m);
 /* out [n_experts]: the same by expert, all layers together; copies on other ranks are theirs. */
 void model_expert_load(const struct model *m, uint64_t *out);

@@ -10,6 +10,21 @@ static struct shape the_shape;
 static const char *the_device;
 
 /* Several calls with the same object, with all-reduces between them. */
+/* What one rank has sent another has received, and all have waited for those that were late. */
+static void check_traffic(const struct world *w, struct ep *e)
+{
+    const struct ep_traffic mine = e->traffic;
+    struct ep_traffic all[RANKS];
+    uint64_t sent = 0, received = 0;
+    CHECK_OK(ep_all_gather(e, all, &mine, sizeof mine, NULL));
+    for (int r = 0; r < w->size; r++) {
+        sent += all[r].sent;
+        received += all[r].received;
+        CHECK((all[r].waited_ns > 1000000) == (w->size > 1));
+    }
+    CHECK(sent == received && (sent > 0) == (w->size > 1));
+}
+
 static void rank_of_calls(struct world *w)
 {
     struct device *d = rank_device(the_device, w);
@@ -23,6 +38,7 @@ static void rank_of_calls(struct world *w)
         gather_columns(w, d, e, s.call);
     }
     gathers(w, d, e);
+    if (d->is_host) check_traffic(w, e);
     ep_free(e);
     CHECK_OK(device_fault(d, NULL));
     device_close(d);

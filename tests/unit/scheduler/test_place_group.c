@@ -7,7 +7,7 @@
 #include "shared/base/rng.h"
 #include "tests/harness/test.h"
 
-enum { BLOCK = 64, DRAWS = 200, BUSY = 1 << 14 };
+enum { BLOCK = 64, DRAWS = 200, BUSY = 2048 };
 
 static struct node_record node(uint64_t id, enum node_role role)
 {
