@@ -159,8 +159,8 @@ static void draw_heading(const struct status_groups *g, size_t i, const cJSON *l
                is_together(g, i) ? "together" : "apart");
     if (reason[0] && strcmp(reason, "start") != 0) buf_printf(out, " (after a %s)", reason);
     if (rows > 0)
-        buf_printf(out, ", %.0f rows/s, the busiest rank's %.2f times the mean", rows,
-                   number(last, "imbalance"));
+        buf_printf(out, ", %.0f rows/s by %s, the busiest rank's %.2f times the mean", rows,
+                   text(last, "backend"), number(last, "imbalance"));
     buf_add_char(out, '\n');
 }
 

@@ -143,7 +143,7 @@ static void describe_group(const struct node *n, struct buf *out)
         buf_printf(out, "%s%u", i ? "," : "", now->members[i].rank);
     buf_add_c(out, "],\"why\":");
     json_add_string(out, str_of(why));
-    if (n->traffic) node_traffic_describe(n->traffic, out);
+    if (n->traffic && n->engine) node_traffic_describe(n->traffic, out);
     buf_add_char(out, '}');
 }
 

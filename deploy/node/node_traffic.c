@@ -147,7 +147,9 @@ static void describe_rate(const struct rank_rate *r, struct buf *out)
 
 void node_traffic_describe(const struct node_traffic *t, struct buf *out)
 {
-    buf_add_char(out, ',');
+    struct engine_stats st;
+    engine_get_stats(t->node->engine, &st);
+    buf_printf(out, ",\"backend\":\"%s\",", st.ep_backend ? st.ep_backend : "");
     describe_rate(&t->rates[t->rank], out);
     if (t->waits_for >= 0) buf_printf(out, ",\"waits_for\":%d", t->waits_for);
     else buf_add_c(out, ",\"waits_for\":null");

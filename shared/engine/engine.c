@@ -303,6 +303,7 @@ void engine_get_stats(const struct engine *e, struct engine_stats *out)
         .progress = atomic_load_explicit(&l->n_progress, memory_order_relaxed) +
                     __atomic_load_n(&l->n_waits, __ATOMIC_RELAXED) +
                     compute_pool_progress(e->opt.model->kernels->pool),
+        .ep_backend = atomic_load_explicit(&l->backend, memory_order_relaxed),
         .sent = atomic_load_explicit(&l->sent, memory_order_relaxed),
         .received = atomic_load_explicit(&l->received, memory_order_relaxed),
         .waiting_tokens = atomic_load_explicit(&l->waiting_tokens, memory_order_relaxed),

@@ -222,6 +222,7 @@ struct engine_stats {
                                        * kernel, so that a long prefill chunk on a slow machine does
                                        * not look like a hang */
     uint64_t n_steps;
+    const char *ep_backend;  /* of the group that it steps in; NULL: of none */
     uint64_t sent, received; /* bytes of rows and results, by the groups it was in (ep_traffic) */
     uint64_t waiting_tokens; /* prompt tokens not yet computed */
     bool has_work;

@@ -95,6 +95,7 @@ static void change(struct engine *e, struct ep *ep, struct model_experts *expert
     g->epoch = epoch;
     if (ep && is_aborted(g, epoch)) ep_abort(ep); /* it was given up before it began */
     pthread_mutex_unlock(&g->lock);
+    atomic_store_explicit(&e->load.backend, ep ? ep->ops->name : NULL, memory_order_relaxed);
     model_set_ep(e->opt.model, ep, experts);
     ep_free(was);
     model_experts_drop(e->opt.model, experts_before);

@@ -56,7 +56,8 @@ struct engine_load {
     _Atomic uint32_t n_running, n_waiting, n_reserved, n_blocks_free;
     _Atomic uint64_t n_progress, n_steps, waiting_tokens, sent, received;
     _Atomic bool stepping;
-    uint64_t n_waits; /* ep_config.progress: by __atomic builtins */
+    const char *_Atomic backend; /* engine_stats.ep_backend, a constant */
+    uint64_t n_waits;            /* ep_config.progress: by __atomic builtins */
 };
 
 struct engine_metrics {

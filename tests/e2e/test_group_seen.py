@@ -7,10 +7,10 @@ from test_ranks import status
 RATES = re.compile(r', (\d+) rows/s, waits (\d+) %')
 
 
-def ranks_with_a_view(model, size, meet, control):
+def ranks_with_a_view(model, size, meet, control, args=()):
     """The first has the directory, where the others are, too."""
     where = [['--router', f'127.0.0.1:{control}'] if r else ['--engine-worker-queue-port', str(control)] for r in range(size)]
-    return [Node(model, args=[*group_args(size, meet), '--data-parallel-rank', str(r), *where[r]]) for r in range(size)]
+    return [Node(model, args=[*group_args(size, meet), '--data-parallel-rank', str(r), *where[r], *args]) for r in range(size)]
 
 
 def view_of(port):
@@ -64,9 +64,14 @@ def series_of(ports, name):
 
 def test_status_and_metrics_show_what_ranks_do():
     """Rows, waits and bytes are seen while requests run, and the counts add up over the ranks."""
+    for way in 'shm', 'ucx':
+        look_at_ranks(way)
+
+
+def look_at_ranks(way):
     model, meet, control = golden('ernie_moe'), *free_ports(2)
     bodies = [{**b, 'max_tokens': 60} for b in mixed_requests(12, 41, vocab_of(model), 120)]
-    nodes = ranks_with_a_view(model, 3, meet, control)
+    nodes = ranks_with_a_view(model, 3, meet, control, ['--all2all-backend', way])
     with closing(*nodes):
         wait_ready(*nodes)
         ports = [n.port for n in nodes]
@@ -75,7 +80,7 @@ def test_status_and_metrics_show_what_ranks_do():
         with asking(ports[0], bodies):
             lines = wait_until('status has rates', lambda: (lambda g: all(RATES.search(x) for x in g[1:]) and g)(group_lines(ports[1])), 20)
             groups = [group_of(n) for n in nodes]
-        found = re.fullmatch(rf"group at 127.0.0.1:{meet}: 3 ranks, epoch 1, together, (\d+) rows/s, the busiest rank's (\d\.\d\d) times the mean", lines[0])
+        found = re.fullmatch(rf"group at 127.0.0.1:{meet}: 3 ranks, epoch 1, together, (\d+) rows/s by {way}, the busiest rank's (\d\.\d\d) times the mean", lines[0])
         assert found and int(found[1]) > 0 and 1 <= float(found[2]) <= 3, lines
         assert sum(int(RATES.search(x)[1]) for x in lines[1:]) - int(found[1]) in range(-3, 4), lines
         for g in groups:

@@ -59,7 +59,7 @@ def test_ranks_of_a_launch_answer_as_one():
             assert [r['rank'] for r in group.pop('ranks')] == list(range(size))
             for rate in 'rows_per_s', 'waits', 'waits_for', 'imbalance':
                 group.pop(rate)
-            assert group == dict(rank=size - 1, size=size, epoch=1, together=True, whole=True, reason='start', why='', members=list(range(size)), leads=False), group
+            assert group == dict(rank=size - 1, size=size, epoch=1, together=True, whole=True, reason='start', backend='ucx' if way == 'ucx' else 'shm', why='', members=list(range(size)), leads=False), group
             assert ask_all(ports[-1:], bodies) == want, (name, size)    # the other ranks have no rows
             assert l.stop() == 0, l.output()[-2000:]
 
