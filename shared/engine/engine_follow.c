@@ -380,8 +380,12 @@ static void run_plan(struct engine *e, uint32_t group_rows)
     ASSERT(!sampled);
     if (!engine_node_settle(e, p.head->n_rows)) return;
     const struct err why = e->opt.model->exchange_fault;
-    if (why.code != OK) engine_group_lose(e, &why);
-    else counter_add(e->metrics.steps, 1);
+    if (why.code != OK) {
+        engine_group_lose(e, &why);
+        return;
+    }
+    counter_add(e->metrics.steps, 1);
+    atomic_fetch_add_explicit(&e->load.n_steps, 1, memory_order_relaxed);
 }
 
 /* Asks the leader for a step in which the others learn which group this rank was given, or has
