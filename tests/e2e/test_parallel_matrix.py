@@ -1,0 +1,198 @@
+"""Every size of a group and of its nodes gives the tokens and log-probabilities of one rank, bit for bit: with prompts in chunks, prefix hits, preempted
+answers, seeds, ranks without rows, copies of experts, and experts that are placed anew every 20 steps.
+
+A cell is a model, an arithmetic, a number of ranks that share the experts (EP) and of ranks per node (TP), an arrangement of the experts, and a way for
+rows between ranks."""
+import functools, sys
+from harness import *
+from test_parallel import golden
+from test_ranks import two_in_a_row
+
+DENSE = 'llama', 'qwen3'
+REAL, UPCYCLED = 'smollm2_moe', []       # SmolLM2, its FFN as each of 8 experts (tests/fixtures/upcycle.py); where it is
+ARITHMETICS = {'f32': ['--activations', 'f32'], 'fast': []}
+WAYS = {'shm': []}                       # the arguments that make rows go that way
+SIZE = ['--max-model-len', '256', '--max-num-seqs', '8', '--block-size', '16']
+AMPLE = ['--num-gpu-blocks-override', '256', '--no-enable-prefix-caching']
+CHUNK, N_BLOCKS = 24, 20                 # an answer needs up to 12 blocks
+CROWDED = ['--max-num-batched-tokens', str(CHUNK), '--num-gpu-blocks-override', str(N_BLOCKS)]
+PLACED = {'contiguous': [], 'copies': ['--num-redundant-experts', '3'],
+          'anew': ['--enable-eplb', '--eplb-config', json.dumps(dict(step_interval=20, num_redundant_experts=2))]}
+SAMPLING = (dict(temperature=0), dict(temperature=0.8, seed=11), dict(temperature=1.2, top_p=0.9, top_k=40, seed=12),
+            dict(temperature=0.7, min_p=0.05, presence_penalty=0.5, frequency_penalty=0.3, repetition_penalty=1.1, seed=13))
+
+
+def path_of(name):
+    return UPCYCLED[-1] if name == REAL else golden(name)
+
+
+@contextlib.contextmanager
+def upcycled():
+    with tempfile.TemporaryDirectory(prefix='baton-upcycled-') as d:
+        path = os.path.join(d, 'model.gguf')
+        subprocess.run([sys.executable, os.path.join(HERE, '..', 'fixtures', 'upcycle.py'), '--form', 'gguf_llama_moe', '--type', 'q4_1', '--experts', '8', '--used', '2', '--gguf', smollm2(), path], check=True)
+        UPCYCLED.append(path)
+        yield
+
+
+def bodies_of(name):
+    """Prompts of up to four chunks; half of them begin like another one. Short answers of the real model, which is slow."""
+    r = random.Random(name)
+    common = [r.randrange(4, 500) for _ in range(100)]
+    longest = 40 if name == REAL else 90
+    out = []
+    for i in range(8):
+        n = (1, 17, 100, 65, 33, 90, 48, 75)[i]
+        begin = (0, 16, 96, 40, 0, 80, 48, 0)[i]
+        ids = common[:begin] + [r.randrange(4, 500) for _ in range(n - begin)]
+        out.append(dict(model='m', prompt=ids, max_tokens=longest - 3 * i, logprobs=5, ignore_eos=True, return_token_ids=True, return_tokens_as_token_ids=True, **SAMPLING[i % len(SAMPLING)]))
+    return out
+
+
+def ask(ports, bodies):
+    """Body i at port i, modulo their number, all at once."""
+    got = parallel([lambda i=i, b=b: request(ports[i % len(ports)], 'POST', '/v1/completions', b) for i, b in enumerate(bodies)], len(bodies))
+    for g in got:
+        assert not isinstance(g, Exception) and g[0] == 200, g
+    return [answer_of(g[2]) for g in got]
+
+
+@functools.cache
+def alone(name, arithmetic):
+    """One rank with room for everything, without chunks or a prefix cache: one answer after the other."""
+    bodies = bodies_of(name)
+    with closing(Node(path_of(name), args=[*SIZE, *AMPLE, *ARITHMETICS[arithmetic]])) as node:
+        wait_ready(node)
+        return [ask([node.port], [b])[0] for b in bodies]
+
+
+def nodes_of(name, arithmetic, ep, tp, placed, way):
+    """ep ranks in nodes of tp; ep 0: one node whose ranks share the experts because it is one."""
+    args = [*SIZE, *CROWDED, *ARITHMETICS[arithmetic], *PLACED[placed], *WAYS[way]]
+    if tp > 1:
+        args += ['--tensor-parallel-size', str(tp)]
+    if ep > 1:
+        args += ['--enable-expert-parallel']
+    if ep <= tp:
+        return [Node(path_of(name), args=args)]
+    args += ['--data-parallel-size', str(ep // tp), '--data-parallel-address', '127.0.0.1', '--data-parallel-rpc-port', str(two_in_a_row())]
+    return [Node(path_of(name), args=[*args, '--data-parallel-rank', str(r)]) for r in range(ep // tp)]
+
+
+def engine_ports(nodes):
+    """Of all processes that have an engine and requests. Nodes of several ranks are processes of a parent without one, and see each other."""
+    return sorted({x['http_port'] for n in nodes for x in request(n.port, 'GET', '/cluster')[2]['nodes']})
+
+
+def sum_of(ports, name):
+    return sum(metrics(p)[name] for p in ports)
+
+
+def lost(ports):
+    counts = [v for p in ports for k, v in metrics(p).items() if k.startswith('baton_group_lost_total')]
+    assert len(counts) >= len(ports)
+    return sum(counts)
+
+
+def check(what, got, want):
+    different = [i for i, (g, w) in enumerate(zip(got, want)) if g != w]
+    assert not different, f'{what}: answers {different} differ: {[(got[i][0], want[i][0], got[i][2], want[i][2]) for i in different[:1]]}'
+
+
+def epoch_of(port):
+    return (request(port, 'GET', '/cluster')[2].get('group') or {}).get('epoch', 0)
+
+
+def cell(name, arithmetic, ep, tp, placed='contiguous', way='shm'):
+    """All nodes at once, one request after the other, then so many that answers are preempted. Returns how often the experts were placed anew."""
+    began, what = time.monotonic(), f'{name} {arithmetic} {f"EP {ep}" if ep else "one node"} TP {tp}, {placed}, by {way}'
+    bodies, want = bodies_of(name), alone(name, arithmetic)
+    nodes = nodes_of(name, arithmetic, ep, tp, placed, way)
+    with closing(*nodes):
+        wait_ready(*nodes)
+        ports = [n.port for n in nodes]
+        engines = engine_ports(nodes)
+        begun = epoch_of(engines[0])
+        check(f'{what}, all nodes', ask(ports, bodies), want)
+        check(f'{what}, others idle', [ask(ports[-1:], [b])[0] for b in bodies[:3]], want[:3])
+        for _ in range(5):      # nodes of one rank do not see each other, those of several share what they get
+            crowd = 1 if tp == 1 else len(nodes)
+            check(f'{what}, crowded', ask(ports[-1:], bodies * crowd), want * crowd)
+            preempted, hits = sum_of(engines, 'baton_engine_preemptions_total'), sum_of(engines, 'baton_prefix_cache_hit_tokens_total')
+            if preempted and hits and (placed != 'anew' or epoch_of(engines[0]) > begun):
+                break
+        assert preempted and hits, f'{what}: nothing was preempted, or no prefix was found'
+        assert (ep <= 1 and tp == 1) or lost(engines) == 0, f'{what}: a group was lost'
+        anew = epoch_of(engines[0]) - begun
+    print(f'  equal: {what}: {preempted:.0f} preempted, {hits:.0f} tokens of prefixes, placed anew {anew} times, {time.monotonic() - began:.1f} s', flush=True)
+    return anew
+
+
+def sizes_of(name):
+    """(EP, TP) of a model, TP where it divides the query heads."""
+    tp = {'ernie_moe': (2,), REAL: (3,)}.get(name, (2, 4))
+    ep = (3, 6) if name == REAL else (2, 4, 8)
+    return [(1, 1), (2, 1), (4, 1), (8, 1), *[(0, t) for t in tp], *[(e, t) for t in tp for e in ep if e >= t]]
+
+
+def cells_of(name):
+    """(arithmetic, EP, TP, placed, way). Ways beyond the first with what exercises them most."""
+    out = []
+    for way in WAYS:
+        placed = ['contiguous'] if name in DENSE else PLACED if way == 'shm' else ['anew']
+        out += [(a, ep, t, p, way) for a in ARITHMETICS for ep, t in sizes_of(name) for p in placed if ep > 1 or (p == 'contiguous' and way == 'shm')]
+    return out
+
+
+def all_cells(name):
+    began, cells = time.monotonic(), cells_of(name)
+    anew = [cell(name, *c) > 0 for c in cells if c[3] == 'anew']
+    for c in cells:
+        if c[3] != 'anew':
+            cell(name, *c)
+    print(f'  {name}: {len(cells)} cells in {time.monotonic() - began:.0f} s; experts placed anew in {sum(anew)} of {len(anew)}', flush=True)
+    assert name in DENSE or any(anew), f'{name}: experts were never placed anew'
+
+
+def test_some_cells():
+    assert cell('qwen3_moe', 'fast', 4, 2, 'anew') > 0
+    assert cell('mixtral', 'f32', 8, 1, 'anew') > 0
+    cell('deepseek_v3', 'f32', 4, 4, 'copies')
+    cell('llama', 'fast', 0, 4)
+
+
+def test_heads_that_do_not_divide():
+    for path, size, n_heads in ((golden('ernie_moe'), 4, 6), (golden('llama'), 3, 4), (smollm2(), 2, 9), (smollm2(), 4, 9)):
+        p = subprocess.run([BIN, 'serve', path, '--host', '127.0.0.1', '--port', str(free_ports(1)[0]), '--tensor-parallel-size', str(size), '--data-parallel-size', '2', '--enable-expert-parallel'],
+                           capture_output=True, text=True, timeout=60)
+        assert p.returncode in (1, 2) and f'--tensor-parallel-size {size} does not divide the {n_heads} query heads' in p.stderr, (path, p.returncode, p.stderr)
+
+
+def test_ernie_moe_long():
+    all_cells('ernie_moe')
+
+
+def test_qwen3_moe_long():
+    all_cells('qwen3_moe')
+
+
+def test_mixtral_long():
+    all_cells('mixtral')
+
+
+def test_deepseek_v2_grouped_long():
+    all_cells('deepseek_v2_grouped')
+
+
+def test_deepseek_v3_long():
+    all_cells('deepseek_v3')
+
+
+def test_dense_models_long():
+    for name in DENSE:
+        all_cells(name)
+
+
+def test_upcycled_smollm2_long():
+    with upcycled():
+        all_cells(REAL)
