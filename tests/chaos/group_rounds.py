@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""group_rounds.py - kills or stops one rank of a group at random points under load, and starts it again or lets it go on.
+"""group_rounds.py - kills or stops one rank of a group at random points under load, and starts it again or lets it go on; or ends every node in turn.
 
-usage: group_rounds.py [--ranks N] [--rounds N] [--seed N] [--stop SECONDS]      (BATON_BIN and BATON_TEST_DATA as for tests/e2e)
+usage: group_rounds.py [--ranks N] [--tensor-parallel T] [--redundant N] [--rounds N] [--seed N] [--stop SECONDS] [--drain]
+       (BATON_BIN and BATON_TEST_DATA as for tests/e2e)
 
-What must hold in every round
-  - streams of the ranks that live go on within 5 s of a kill and 6 s of a stop
-  - the group is whole within 3 s of the return of the rank
-  - no wrong, missing or repeated token; a request fails only if the rank that it was sent to was hit
-and at the end: no block is held, and no rank has more descriptors than before, or 32 MiB more memory
-The worst figure of each kind is printed."""
+With --tensor-parallel T the group is of N / T nodes of T ranks: one that is hit may lead its node or follow, and the others of its node have to end by
+themselves. --redundant: copies of experts. What must hold in every round
+  - streams of the nodes that live go on within 5 s of a kill and 6 s of a stop
+  - the group is whole within 3 s of the return of the rank (of several ranks: of the start of all of its node)
+  - no wrong, missing or repeated token; a request fails only if the node that it was sent to was hit
+With --drain every node is told to end and started again in turn, and no request fails. At the end no block is held, and no rank has more descriptors than
+before, or 32 MiB more memory. The worst figure of each kind is printed."""
 import argparse, os, random, sys, threading, time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'e2e'))
@@ -17,24 +19,31 @@ from harness import *
 SIZE = ['--max-model-len', '512', '--max-num-seqs', '8', '--num-gpu-blocks-override', '96']
 MODEL = os.path.join(DATA, 'goldens', 'ernie_moe', 'model')
 GO_ON_S = {'kill': 5.0, 'stop': 6.0}
-WHOLE_S, MEMORY_MIB = 3.0, 32
+WHOLE_S, MEMORY_MIB, NODE_LOST = 3.0, 32, 75
 
 
 class Group:
-    def __init__(self, size):
-        self.size, self.meet = size, free_ports(1)[0]
-        self.nodes = [self.rank(r) for r in range(size)]
+    def __init__(self, size, tp, redundant):
+        self.size, self.tp, self.redundant = size, tp, redundant
+        self.meet = free_ports(size // tp)              # of the node; that of the first is the group's
+        self.nodes = [[self.rank(d, t) for t in range(tp)] for d in range(size // tp)]
+        self.entries = [node[0] for node in self.nodes]
         self.lock, self.hits = threading.Lock(), {}     # port -> [(begin, end)]
 
-    def rank(self, r):
-        args = ['--data-parallel-size', str(self.size), '--enable-expert-parallel', '--data-parallel-address', '127.0.0.1',
-                '--data-parallel-rpc-port', str(self.meet), '--data-parallel-rank', str(r), *SIZE]
+    def rank(self, d, t):
+        args = ['--data-parallel-size', str(len(self.meet)), '--enable-expert-parallel', '--data-parallel-address', '127.0.0.1', '--data-parallel-rpc-port', str(self.meet[0]),
+                '--data-parallel-rank', str(d), '--num-redundant-experts', str(self.redundant), *SIZE]
+        if self.tp > 1:
+            args += ['--tensor-parallel-size', str(self.tp), '--tensor-parallel-rank', str(t), '--tensor-parallel-port', str(self.meet[d])]
         return Node(MODEL, args=args)
+
+    def all(self):
+        return [rank for node in self.nodes for rank in node]
 
     def is_whole(self):
         want = list(range(self.size))
         try:
-            return all(request(n.port, 'GET', '/cluster', timeout=2)[2]['group']['members'] == want for n in self.nodes)
+            return all(request(n.port, 'GET', '/cluster', timeout=2)[2]['group']['members'] == want for n in self.entries)
         except (OSError, KeyError, TypeError, http.client.HTTPException):
             return False
 
@@ -42,27 +51,36 @@ class Group:
         with self.lock:
             return any(a <= t1 + 0.5 and t0 - 0.5 <= b for a, b in self.hits.get(port, []))
 
-    def footprint(self, i):
-        pid = self.nodes[i].p.pid
-        with open(f'/proc/{pid}/statm') as f:
-            pages = int(f.read().split()[1])
-        return len(os.listdir(f'/proc/{pid}/fd')), pages * os.sysconf('SC_PAGE_SIZE') >> 20
+    def footprints(self):
+        return [footprint(rank.p.pid) for rank in self.all()]
+
+
+def footprint(pid):
+    with open(f'/proc/{pid}/statm') as f:
+        pages = int(f.read().split()[1])
+    return len(os.listdir(f'/proc/{pid}/fd')), pages * os.sysconf('SC_PAGE_SIZE') >> 20
 
 
 class Load:
-    """Streams one request after the other through each rank, and notes when tokens come."""
+    """Streams one request after the other through each node, and notes when tokens come."""
 
     def __init__(self, group, bodies, want):
         self.group, self.bodies, self.want = group, bodies, want
         self.stop, self.lock = threading.Event(), threading.Lock()
-        self.last = [0.0] * group.size                  # when a rank's client last got a token
+        self.last = [0.0] * len(group.entries)          # when a node's client last got a token
+        self.asks = [True] * len(group.entries)         # False: after the request that runs, none
+        self.busy = [False] * len(group.entries)
         self.n_ok, self.n_excused, self.wrong = 0, 0, []
-        self.threads = [threading.Thread(target=self.ask, args=(i,)) for i in range(group.size)]
+        self.threads = [threading.Thread(target=self.ask, args=(i,)) for i in range(len(group.entries))]
 
     def ask(self, i):
         rng = random.Random(i)
-        port = self.group.nodes[i].port
+        port = self.group.entries[i].port
         while not self.stop.is_set():
+            self.busy[i] = self.asks[i]
+            if not self.busy[i]:
+                time.sleep(0.01)
+                continue
             k = rng.randrange(len(self.bodies))
             t0, ids, error = time.monotonic(), [], None
             try:
@@ -97,68 +115,121 @@ def references(bodies):
 
 def hit(group, load, victim, kind, stop_s, worst):
     """One round. Returns when the group is whole again."""
-    node, others = group.nodes[victim], [i for i in range(group.size) if i != victim]
+    node = group.nodes[victim // group.tp]
+    others, hit_rank, entry = [i for i, n in enumerate(group.nodes) if n is not node], node[victim % group.tp], node[0]
     t0 = time.monotonic()
     with group.lock:
-        group.hits.setdefault(node.port, []).append((t0, t0 + 3600))
-    node.kill(signal.SIGKILL if kind == 'kill' else signal.SIGSTOP)
+        group.hits.setdefault(entry.port, []).append((t0, t0 + 3600))
+    hit_rank.kill(signal.SIGKILL if kind == 'kill' else signal.SIGSTOP)
     wait_until(f'the others go on without rank {victim}', lambda: all(load.last[i] > t0 + 0.05 for i in others), 3 * GO_ON_S[kind], 0.01)
-    first = max(min(load.last[i] for i in others) - t0, 0)
-    worst[f'{kind}: answers go on after'] = max(worst.get(f'{kind}: answers go on after', 0), first)
-    assert first <= GO_ON_S[kind], f'answers went on after {first:.2f} s'
-    if kind == 'kill':
-        node.p.wait()
-        node.start()
-        wait_until('it is loaded', lambda: 'model loaded' in node.output() or group.is_whole(), 30)
-    else:
+    note(worst, f'{kind}: answers go on after', max(min(load.last[i] for i in others) - t0, 0), GO_ON_S[kind])
+    if kind == 'stop':
         time.sleep(max(0, stop_s - (time.monotonic() - t0)))
-        node.kill(signal.SIGCONT)
+        hit_rank.kill(signal.SIGCONT)
+    if kind == 'kill' or group.tp > 1:
+        t_end = time.monotonic()
+        for rank in node:
+            status = rank.p.wait(3 * WHOLE_S)
+            assert status == (-signal.SIGKILL if kind == 'kill' and rank is hit_rank else NODE_LOST), f'{rank.name} ended with {status}'
+        if group.tp > 1:
+            note(worst, f'{kind}: the rest of the node ended after', time.monotonic() - t_end, WHOLE_S)
+        for rank in node:
+            rank.start()
     back = time.monotonic()
     wait_until('the group is whole', group.is_whole, 3 * WHOLE_S, 0.02)
-    whole = time.monotonic() - back
-    worst[f'{kind}: whole after'] = max(worst.get(f'{kind}: whole after', 0), whole)
-    assert whole <= WHOLE_S, f'the group was whole after {whole:.2f} s'
+    note(worst, f'{kind}: whole after', time.monotonic() - back, WHOLE_S)
     with group.lock:
-        a, _ = group.hits[node.port][-1]
-        group.hits[node.port][-1] = (a, time.monotonic() + 1)
+        a, _ = group.hits[entry.port][-1]
+        group.hits[entry.port][-1] = (a, time.monotonic() + 1)
 
 
-def rounds(size, n, seed, stop_s=5.0, stops_every=3):
-    rng = random.Random(seed)
+def note(worst, what, seconds, most):
+    worst[what] = max(worst.get(what, 0), seconds)
+    assert seconds <= most, f'{what} {seconds:.2f} s'
+
+
+def drain(group, load, d, worst):
+    """A node ends in order while its client has a request that runs; the client sends no more until it is back."""
+    load.asks[d] = False
+    was_busy = load.busy[d]
+    t0 = time.monotonic()
+    for rank in group.nodes[d]:
+        rank.kill(signal.SIGTERM)
+    for rank in group.nodes[d]:
+        status = rank.p.wait(30)
+        assert status == 0, f'{rank.name} ended with {status}:\n{rank.output()[-2000:]}'
+    worst['drained after'] = max(worst.get('drained after', 0), time.monotonic() - t0)
+    for rank in group.nodes[d]:
+        rank.start()
+    back = time.monotonic()
+    wait_until('the group is whole', group.is_whole, 3 * WHOLE_S, 0.02)
+    note(worst, 'whole after', time.monotonic() - back, WHOLE_S)
+    load.asks[d] = True
+    return was_busy
+
+
+@contextlib.contextmanager
+def under_load(size, tp, redundant, seed, what):
+    """A group and its load. At the end every answer was right, and nothing is left of it."""
     vocab = json.load(open(f'{MODEL}/config.json'))['vocab_size']
     bodies = [{k: v for k, v in {**b, 'max_tokens': 60, 'stream': True}.items() if k != 'logprobs'} for b in mixed_requests(12, seed, vocab, 100)]
-    want, worst, group = references(bodies), {}, Group(size)
-    with closing(*group.nodes):
-        wait_ready(*group.nodes)
+    want, worst, group = references(bodies), {}, Group(size, tp, redundant)
+    with closing(*group.all()):
+        wait_ready(*group.entries)
         load = Load(group, bodies, want)
         for t in load.threads:
             t.start()
         try:
             wait_until('all clients get tokens', lambda: all(load.last), 20)
-            before = [group.footprint(i) for i in range(size)]
-            for i in range(n):
-                time.sleep(rng.uniform(0, 0.5))
-                hit(group, load, rng.randrange(size), 'stop' if i % stops_every == stops_every - 1 else 'kill', stop_s, worst)
-                assert not load.wrong, load.wrong[:3]
+            before = group.footprints()
+            yield group, load, worst
         finally:
             load.stop.set()
             for t in load.threads:
                 t.join()
         assert not load.wrong, load.wrong[:3]
-        wait_until('no block is held', lambda: all(metrics(x.port)['baton_kv_blocks{state="held"}'] == 0 for x in group.nodes), 10)
-        after = [group.footprint(i) for i in range(size)]
-        for i, ((fds0, mib0), (fds1, mib1)) in enumerate(zip(before, after)):
+        wait_until('no block is held', lambda: all(metrics(x.port)['baton_kv_blocks{state="held"}'] == 0 for x in group.entries), 10)
+        for i, ((fds0, mib0), (fds1, mib1)) in enumerate(zip(before, group.footprints())):
             assert fds1 <= fds0 + 2 * size, f'rank {i}: {fds0} descriptors before, {fds1} after'
             assert mib1 <= mib0 + MEMORY_MIB, f'rank {i}: {mib0} MiB before, {mib1} after'
-    print(f'{n} rounds of {size} ranks: {load.n_ok} right answers, {load.n_excused} ended with their entry; '
+        for rank in group.all():        # together, as a parent would
+            rank.kill(signal.SIGTERM)
+        for rank in group.all():
+            assert rank.p.wait(20) == 0, f'{rank.name} ended with {rank.p.returncode}'
+    print(f'{what} of {size} ranks, {tp} per node, {redundant} copies of experts: {load.n_ok} right answers, {load.n_excused} ended with their entry; '
           + ', '.join(f'{k} {v:.2f} s' for k, v in sorted(worst.items())), flush=True)
+
+
+def rounds(size, n, seed, stop_s=5.0, stops_every=3, tp=1, redundant=0):
+    rng = random.Random(seed)
+    with under_load(size, tp, redundant, seed, f'{n} rounds') as (group, load, worst):
+        for i in range(n):
+            time.sleep(rng.uniform(0, 0.5))
+            hit(group, load, rng.randrange(size), 'stop' if i % stops_every == stops_every - 1 else 'kill', stop_s, worst)
+            assert not load.wrong, load.wrong[:3]
+
+
+def drains(size, turns, seed, tp=1, redundant=0):
+    rng, n_busy = random.Random(seed), 0
+    with under_load(size, tp, redundant, seed, f'{turns} turns in which each node ended') as (group, load, worst):
+        for i in range(turns * len(group.nodes)):
+            time.sleep(rng.uniform(0.1, 0.5))
+            n_busy += drain(group, load, i % len(group.nodes), worst)
+            assert not load.wrong, load.wrong[:3]
+        assert n_busy > 0 and load.n_excused == 0, (n_busy, load.n_excused)
 
 
 if __name__ == '__main__':
     p = argparse.ArgumentParser()
     p.add_argument('--ranks', type=int, default=8)
+    p.add_argument('--tensor-parallel', type=int, default=1)
+    p.add_argument('--redundant', type=int, default=0)
     p.add_argument('--rounds', type=int, default=20)
     p.add_argument('--seed', type=int, default=1)
     p.add_argument('--stop', type=float, default=5.0)
+    p.add_argument('--drain', action='store_true')
     a = p.parse_args()
-    rounds(a.ranks, a.rounds, a.seed, a.stop)
+    if a.drain:
+        drains(a.ranks, max(a.rounds // a.ranks, 1), a.seed, a.tensor_parallel, a.redundant)
+    else:
+        rounds(a.ranks, a.rounds, a.seed, a.stop, tp=a.tensor_parallel, redundant=a.redundant)
