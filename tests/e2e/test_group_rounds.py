@@ -1,23 +1,45 @@
-"""Ranks of a group are killed and stopped at random points under load (tests/chaos/group_rounds.py)."""
+"""Ranks of a group are killed and stopped at random points under load, and nodes end in turn (tests/chaos/group_rounds.py)."""
 import importlib.util, os
 
 from harness import *
 
-ROUNDS = os.path.join(HERE, '..', 'chaos', 'group_rounds.py')
 
-
-def rounds(*args):
-    spec = importlib.util.spec_from_file_location('group_rounds', ROUNDS)
+def chaos():
+    spec = importlib.util.spec_from_file_location('group_rounds', os.path.join(HERE, '..', 'chaos', 'group_rounds.py'))
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.rounds(*args)
+    return module
 
 
 @alone
 def test_rounds_of_eight_ranks():
-    rounds(8, 20, 1)
+    chaos().rounds(8, 10, 1)
+
+
+@alone
+def test_rounds_of_nodes_of_two_ranks():
+    chaos().rounds(8, 10, 2, tp=2, redundant=8)
+
+
+@alone
+def test_nodes_that_end_in_turn():
+    chaos().drains(8, 1, 3, redundant=4)
+    chaos().drains(8, 1, 4, tp=2)
 
 
 @alone
 def test_rounds_of_eight_ranks_long():
-    rounds(8, 200, 2)
+    chaos().rounds(8, 50, 5)
+    chaos().rounds(8, 50, 6, redundant=8)
+
+
+@alone
+def test_rounds_of_nodes_of_two_ranks_long():
+    chaos().rounds(8, 50, 7, tp=2)
+    chaos().rounds(8, 50, 8, tp=2, redundant=8)
+
+
+@alone
+def test_nodes_that_end_in_turn_long():
+    chaos().drains(8, 4, 9, redundant=4)
+    chaos().drains(8, 8, 10, tp=2)
