@@ -47,7 +47,7 @@ def upcycled():
 
 
 def bodies_of(name):
-    """Prompts of up to four chunks; half of them begin like another one. Short answers of the real model, which is slow."""
+    """Prompts of up to five chunks; half of them begin like another one, one has its own log-probabilities. Short answers of the real model, which is slow."""
     r = random.Random(name)
     common = [r.randrange(4, 500) for _ in range(100)]
     longest = 32 if name == REAL else 90
@@ -57,6 +57,7 @@ def bodies_of(name):
         begin = (0, 16, 96, 40, 0, 80, 48, 0)[i]
         ids = common[:begin] + [r.randrange(4, 500) for _ in range(n - begin)]
         out.append(dict(model='m', prompt=ids, max_tokens=longest - 3 * i, logprobs=5, ignore_eos=True, return_token_ids=True, return_tokens_as_token_ids=True, **SAMPLING[i % len(SAMPLING)]))
+    out[5]['echo'] = True
     return out
 
 
