@@ -498,9 +498,14 @@ static const char *backend_of(const char *name)
     return strcmp(name, "shm") == 0 ? "shm" : strcmp(name, "ucx") == 0 ? "ucx" : NULL;
 }
 
-static uint64_t domain_of(const char *name)
+/* A rank's part of a list of names: the first ranks have the first name. */
+static uint64_t domain_of(const char *names, uint32_t rank, uint32_t size)
 {
-    return name && *name ? hash_64(name, strlen(name), 0) : 0;
+    struct str left = str_of(names), name = { 0 };
+    uint32_t n = 1;
+    for (size_t i = 0; i < left.n; i++) n += left.p[i] == ',';
+    for (uint32_t i = 0; i <= (uint64_t)rank * n / size; i++) (void)str_split(&left, ',', &name);
+    return name.n ? hash_64(name.p, name.n, 0) : 0;
 }
 
 /* The ranks that share the attention; they share the experts as well, all of the group or those of
@@ -520,9 +525,9 @@ static enum status read_group(const struct config *c, struct node_options *o, st
     o->group.host = r.experts ? dup_in(o, r.host) : o->tp.host;
     o->group.port = r.experts ? r.port : o->tp.port;
     o->group.backend = backend_of(config_string(c, "all2all-backend"));
-    o->group.domain = domain_of(config_string(c, "memory-domain"));
     o->group.size = r.experts ? r.size * r.tp.size : r.tp.size;
     o->group.rank = r.rank * r.tp.size + r.tp.rank;
+    o->group.domain = domain_of(config_string(c, "memory-domain"), o->group.rank, o->group.size);
     if (o->group.rank > 0 || !r.experts) return OK;
     if (r.tp.size > 1 && r.tp.port != r.port)
         return err_field(err, ERR_CONFIG, "tensor-parallel-port",

@@ -333,7 +333,8 @@ const struct option CLUSTER_OPTIONS[] = {
         .type = OPT_STRING,
         IN("Parallelism", NET),
         .help = "Ranks read each other's rows where they are only inside one domain of one host. "
-                "With different names here they send them as between hosts.",
+                "With different names here they send them as between hosts. A list is divided "
+                "among all ranks: with a,b the first half is a.",
         .note = "it is about ranks that share experts (--enable-expert-parallel)",
         .works_with = "enable-expert-parallel",
     },

@@ -11,7 +11,9 @@ from test_ranks import two_in_a_row
 DENSE = 'llama', 'qwen3'
 REAL, UPCYCLED = 'smollm2_moe', []       # SmolLM2, its FFN as each of 8 experts (tests/fixtures/upcycle.py); where it is
 ARITHMETICS = {'f32': ['--activations', 'f32'], 'fast': []}
-WAYS = {'shm': []}                       # the arguments that make rows go that way
+WAYS = {'shm': [],                       # the arguments that make rows go that way
+        'ucx': ['--all2all-backend', 'ucx', '--memory-domain', 'a,b,c,d,e,f,g,h'],
+        'both': ['--all2all-backend', 'ucx', '--memory-domain', 'a,b']}
 SIZE = ['--max-model-len', '256', '--max-num-seqs', '8', '--block-size', '16']
 AMPLE = ['--num-gpu-blocks-override', '256', '--no-enable-prefix-caching']
 CHUNK, N_BLOCKS = 24, 20                 # an answer needs up to 12 blocks
@@ -124,6 +126,8 @@ def cell(name, arithmetic, ep, tp, placed='contiguous', way='shm'):
         wait_ready(*nodes)
         ports = [n.port for n in nodes]
         engines = engine_ports(nodes)
+        if ep > 1 and name not in DENSE:
+            assert all(request(p, 'GET', '/cluster')[2]['group']['backend'] == ('shm' if way == 'shm' else 'ucx') for p in engines), what
         begun = epoch_of(engines[0])
         check(f'{what}, all nodes', ask(ports, bodies), want)
         check(f'{what}, others idle', [ask(ports[-1:], [b])[0] for b in bodies[:3]], want[:3])
@@ -151,6 +155,8 @@ def cells_of(name):
     """(arithmetic, EP, TP, placed, way). The real model, and ways beyond the first, with what exercises them most."""
     out = []
     for way in WAYS:
+        if name in DENSE and way != 'shm':
+            continue
         placed = ['contiguous'] if name in DENSE else ['anew'] if name == REAL or way != 'shm' else PLACED
         out += [(a, ep, t, p, way) for a in ARITHMETICS for ep, t in sizes_of(name) for p in (placed if ep > 1 else ['contiguous']) if ep > 1 or way == 'shm']
     return out
@@ -170,6 +176,8 @@ def test_some_cells():
     assert cell('qwen3_moe', 'fast', 4, 2, 'anew') > 0
     assert cell('mixtral', 'f32', 8, 1, 'anew') > 0
     cell('deepseek_v3', 'f32', 4, 4, 'copies')
+    cell('ernie_moe', 'fast', 3, 1, 'contiguous', 'ucx')
+    cell('deepseek_v3', 'fast', 4, 2, 'copies', 'both')
     cell('llama', 'fast', 0, 4)
 
 
