@@ -41,10 +41,12 @@ struct group_seat {
     struct group_member at;   /* node 0: it is not there */
     uint64_t joined, running; /* epochs: the last, and that of now */
     bool is_free, drains, leaves;
-    bool is_expected;   /* of the last group, and not heard of since this rank leads */
-    bool has_blob;      /* of the round that is collected */
-    uint64_t met;       /* who answered at its last address; ... */
-    uint64_t t_look_ms; /* ... no other try before */
+    bool is_expected;    /* of the last group, and not heard of since this rank leads */
+    bool has_blob;       /* of the round that is collected */
+    uint64_t met;        /* who answered at its last address; ... */
+    uint64_t t_look_ms;  /* ... no other try before */
+    uint32_t n_failures; /* epochs that it could not prepare, one after the other */
+    uint64_t t_shut_ms;  /* because of them not proposed before */
 };
 
 struct group_bell {

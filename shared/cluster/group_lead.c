@@ -15,7 +15,13 @@
 #include "shared/base/mem.h"
 #include "shared/cluster/group_internal.h"
 
-enum { BACKOFF_MAX_MS = 10000, LOOK_AGAIN_MS = 5000 };
+enum {
+    BACKOFF_MAX_MS = 10000,
+    LOOK_AGAIN_MS = 5000,
+    TRIES = 3,         /* of a rank that cannot prepare, before the others go on without it ... */
+    SHUT_RETRIES = 25, /* ... for as many pauses between tries, twice as long after each more */
+    SHUT_MAX_MS = 60000
+};
 #define EPOCH_MAX (UINT64_MAX / 2)
 
 #define EACH_SEAT(s, g)                                                                            \
@@ -50,8 +56,10 @@ static void spread_loss(struct group *g, uint64_t epoch, const char *why, bool f
 static bool stays(const struct group *g, const struct group_seat *s)
 {
     const uint32_t n = g->o.node_size, first = s->at.rank / n * n;
-    for (uint32_t r = first; r < first + n && r < g->o.size; r++)
-        if (!g->lead.seats[r].at.node || g->lead.seats[r].leaves) return false;
+    for (uint32_t r = first; r < first + n && r < g->o.size; r++) {
+        const struct group_seat *its = &g->lead.seats[r];
+        if (!its->at.node || its->leaves || clock_ms() < its->t_shut_ms) return false;
+    }
     return true;
 }
 
@@ -171,6 +179,7 @@ static void take_stock(struct group *g)
     if (l->next.epoch && is_joined(g)) {
         l->n_failures = 0;
         group_roster_move(&l->before, &l->next);
+        EACH_SEAT(s, g) s->n_failures = stays(g, s) ? 0 : s->n_failures;
     }
     propose(g);
 }
@@ -303,7 +312,11 @@ static bool has_given_up_next(const struct group *g, const Baton__GroupHello *h)
 static void take_hello(struct group *g, struct group_seat *s, uint64_t from,
                        const Baton__GroupHello *h)
 {
-    if (s->at.node != from) has_changed(g);
+    if (s->at.node != from) {
+        has_changed(g);
+        s->n_failures = 0;
+        s->t_shut_ms = 0;
+    }
     if (h->leaves && !s->leaves) g->lead.t_leave_ms = clock_ms() + g->o.retry_ms;
     s->at.node = from;
     snprintf(s->at.host, sizeof s->at.host, "%s", h->host);
@@ -398,6 +411,23 @@ static void spread_bell(struct group *g, uint64_t from, const Baton__GroupBell *
     }
 }
 
+/* A rank that is not in the group of now must not keep others out of the next. */
+static void note_failure(struct group *g, struct group_seat *s, const Baton__GroupLost *lost)
+{
+    const struct group_lead *l = &g->lead;
+    if (!l->next.epoch || lost->epoch != l->next.epoch || l->before.epoch == 0 ||
+        group_roster_has_node(&l->before, s->at.node))
+        return;
+    if (++s->n_failures < TRIES) return;
+    const uint32_t more = s->n_failures - TRIES;
+    uint64_t pause = (uint64_t)g->o.retry_ms * SHUT_RETRIES << (more < 8 ? more : 8);
+    if (pause > SHUT_MAX_MS) pause = SHUT_MAX_MS;
+    s->t_shut_ms = clock_ms() + pause;
+    log_warn("group goes on without a rank that cannot join",
+             "rank=%u tries=%u again_in_ms=%llu why=\"%.200s\"", s->at.rank, s->n_failures,
+             (unsigned long long)pause, lost->why);
+}
+
 void group_lead_on_message(struct group *g, const struct cluster_message *m,
                            const ProtobufCMessage *body)
 {
@@ -408,7 +438,10 @@ void group_lead_on_message(struct group *g, const struct cluster_message *m,
     if (!s) return;
     switch (m->type) {
     case FRAME_GROUP_BLOB: collect_blob(g, s, (const Baton__GroupBlob *)body); break;
-    case FRAME_GROUP_LOST: spread_loss(g, lost->epoch, lost->why, true); break;
+    case FRAME_GROUP_LOST:
+        note_failure(g, s, lost);
+        spread_loss(g, lost->epoch, lost->why, true);
+        break;
     case FRAME_GROUP_BELL: spread_bell(g, m->from, (const Baton__GroupBell *)body); break;
     case FRAME_GROUP_LOAD:
         if (g->o.on_load)

@@ -627,6 +627,28 @@ TEST(a_rank_that_cannot_prepare)
     close_scene(&s);
 }
 
+/* One that comes back and cannot prepare keeps nobody else out, and is tried again later. */
+TEST(a_returned_rank_that_cannot_prepare_holds_up_nobody)
+{
+    struct scene s;
+    open_scene(&s, 4);
+    start_all(&s);
+    RIG_WAIT(&s.rig, together(&s, 1));
+    close_rank(&s.ranks[1]);
+    close_rank(&s.ranks[2]);
+    RIG_WAIT(&s.rig, together(&s, 2));
+    start(&s, 1, 301);
+    start(&s, 2, 302);
+    s.ranks[1].fails = true;
+    group_ready(s.ranks[1].group, "tiny, f32");
+    group_ready(s.ranks[2].group, "tiny, f32");
+    RIG_WAIT(&s.rig, s.ranks[0].n_together == 3 && s.ranks[2].n_together == 3 && s.ranks[2].epoch);
+    const uint64_t epoch = s.ranks[2].epoch;
+    s.ranks[1].fails = false;
+    RIG_WAIT(&s.rig, together(&s, epoch + 1));
+    close_scene(&s);
+}
+
 /* An engine's exchange failed: all give the epoch up and go on in the next. */
 TEST(an_exchange_that_failed_ends_the_epoch_everywhere)
 {
@@ -726,6 +748,7 @@ TEST_MAIN(CASE_T(a_rank_that_still_loads_does_not_lead, 60),
           CASE_T(a_rank_that_is_lost_while_ranks_prepare, 60),
           CASE_T(a_rank_that_is_lost_while_it_joins_takes_nobody_with_it, 60),
           CASE_T(a_rank_that_cannot_prepare, 60),
+          CASE_T(a_returned_rank_that_cannot_prepare_holds_up_nobody, 60),
           CASE_T(an_exchange_that_failed_ends_the_epoch_everywhere, 60),
           CASE_T(ranks_of_other_terms_are_refused_until_they_are_right, 60),
           CASE_T(two_ranks_of_one_number, 60),
