@@ -173,10 +173,12 @@ static const cJSON *find_rates(const cJSON *last, uint32_t rank)
     return NULL;
 }
 
-static void draw_rates(const struct answer *a, const cJSON *rates, struct buf *out)
+/* Of a group that computes: ranks that meet once, to begin, have waited too. */
+static void draw_rates(const struct answer *a, uint32_t rank, const cJSON *last, struct buf *out)
 {
+    const cJSON *rates = find_rates(last, rank);
     const cJSON *of = a ? cJSON_GetObjectItemCaseSensitive(a->group, "waits_for") : NULL;
-    if (number(rates, "rows_per_s") <= 0 && number(rates, "waits") <= 0) return;
+    if (!rates || sum_rows(last) <= 0) return;
     buf_printf(out, ", %.0f rows/s, waits %.0f %%", number(rates, "rows_per_s"),
                100 * number(rates, "waits"));
     if (cJSON_IsNumber(of)) buf_printf(out, ", mostly for rank %.0f", of->valuedouble);
@@ -195,7 +197,7 @@ static void draw_rank(const struct answer *a, uint32_t rank, const cJSON *last, 
     else
         buf_printf(out, "%.0f experts%s", number(group, "experts"),
                    is_true(group, "leads") ? ", leads" : "");
-    draw_rates(follows ? NULL : a, find_rates(last, rank), out);
+    draw_rates(follows ? NULL : a, rank, last, out);
     if (why[0]) buf_printf(out, "   %s%s", is_true(group, "together") ? "" : "waits: ", why);
     buf_add_char(out, '\n');
 }

@@ -79,7 +79,7 @@ def look_at_ranks(way):
         assert not any(RATES.search(line) for line in group_lines(ports[0]))     # nobody computes
         with asking(ports[0], bodies):
             lines = wait_until('status has rates', lambda: (lambda g: all(RATES.search(x) for x in g[1:]) and g)(group_lines(ports[1])), 20)
-            groups = [group_of(n) for n in nodes]
+            groups = wait_until('each rank has looked', lambda: (lambda all_of: all(g['imbalance'] and g['rows_per_s'] for g in all_of) and all_of)([group_of(n) for n in nodes]), 20)
         found = re.fullmatch(rf"group at 127.0.0.1:{meet}: 3 ranks, epoch 1, together, (\d+) rows/s by {way}, the busiest rank's (\d\.\d\d) times the mean", lines[0])
         assert found and int(found[1]) > 0 and 1 <= float(found[2]) <= 3, lines
         assert sum(int(RATES.search(x)[1]) for x in lines[1:]) - int(found[1]) in range(-3, 4), lines
