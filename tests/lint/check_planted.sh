@@ -1,65 +1,91 @@
 #!/bin/bash
-# check_planted.sh - runs each check of this folder on a copy of the tree: it must pass, and fail when a violation is planted.
+# check_planted.sh - each check of this folder, run on a copy of the tree with violations planted, fails and names every one of them. That the tree
+# as it is has none is the check's own test.
 # usage: check_planted.sh [ROOT]
 set -u
 cd "${1:-$(dirname "$0")/../..}" || exit 2
 copy=$(mktemp -d)
-trap 'rm -rf "$copy"' EXIT
+trap 'rm -rf "$copy" "$copy.log"' EXIT
 git ls-files -co --exclude-standard -z -- . ':!tests/data' ':!tests/seeds/data' ':!tests/fuzz/corpus' | xargs -0 cp --parents -t "$copy" || exit 2
 git -C "$copy" init -q && git -C "$copy" add -A || exit 2
 bad=0 skipped=0
+planted=() expected=() # of the check that runs next
 
-# planted CHECK FILE TEXT: CHECK passes before TEXT is added to the end of FILE, fails with it.
-planted() {
-    local check=$1 file=$2 text=$3 rc
-    "$copy/tests/lint/$check" "$copy" >"$copy.log" 2>&1
-    rc=$?
-    if [ $rc = 77 ]; then cat "$copy.log"; skipped=$((skipped + 1)); return; fi
-    [ $rc = 0 ] || { echo "FAIL  $check fails on the tree as it is:"; tail -n 5 "$copy.log"; bad=$((bad + 1)); return; }
-    rm -f "$copy.saved"
-    [ ! -f "$copy/$file" ] || cp -p "$copy/$file" "$copy.saved"
-    printf '%b' "$text" >>"$copy/$file"
-    if "$copy/tests/lint/$check" "$copy" >"$copy.log" 2>&1; then
-        echo "FAIL  $check does not see in $file: $text"
-        bad=$((bad + 1))
-    else
-        echo "ok    $check: $(grep -m1 -F "${file##*/}" "$copy.log" || tail -n 1 "$copy.log")"
-    fi
-    rm -f "$copy/$file"
-    [ ! -f "$copy.saved" ] || cp -p "$copy.saved" "$copy/$file"
+# plant FILE TEXT EXPECTED: adds TEXT to the end of FILE in the copy. The next check must print a line that matches EXPECTED, a regular expression.
+plant() {
+    printf '%b' "$2" >>"$copy/$1"
+    planted+=("$1: ${2:0:80}")
+    expected+=("$3")
 }
 
-planted check_words.sh shared/base/str.c '/* TO''DO: more. */\n'
-planted check_words.sh docs/gpu.md 'Without a ca''rd a node says so.\n'
-planted check_words.sh kvtransfer/transport.c '/* The first of the row''s is tried first. */\n'
-planted check_words.sh shared/engine/engine.c '/* Copies run on a la''ne of their own. */\n'
-planted check_words.sh scheduler/view.c 'static const char *LOG = "ro''w=%%s";\n'
-planted check_words.sh deploy/probe/server.c '/* The age''nt waits. */\n'
-planted check_structs.py shared/base/str.c 'struct buf {\n    int again;\n};\n'
-planted check_structs.py shared/base/str.c 'struct __attribute__((packed)) buf {\n    int again;\n};\n'
-planted check_format.sh shared/base/str.c 'static int  badly( int x ){return x;}\n'
-planted check_references.py shared/base/str.c '/* See shared/base/strings_of_old.c for more. */\n'
-planted check_references.py shared/base/str.c '/* See shared/strings/of_old for more. */\n'
-planted check_references.py shared/base/str.c '/* Called by str_never_written. */\n'
-planted check_references.py shared/base/new.c '/* old.c - another name. */\n'
-planted check_references.py tests/scripts/new.sh '#!/bin/sh\n'
-planted check_layers.sh shared/base/str.c '#include "scheduler/place.h"\n'
-planted check_layers.sh shared/base/str.c '#include <scheduler/place.h>\n'
-planted check_layers.sh kernels/device.c '#include <simt.h>\n'
-planted check_cuda.sh shared/base/str.c 'void *gpu_memory(void) { return cudaMallocHost(1); }\n'
-planted check_sizes.sh shared/base/str.c "$(printf '\\n%.0s' $(seq 1001))"
-planted figures.py shared/base/str.h 'int never_called(int x);\n'
-planted figures.py shared/base/str.h 'enum status only_of_tests(int x);\n'
-planted figures.py shared/base/str.c "int long_function(int x)\n{\n$(printf '    x++;\\n%.0s' $(seq 41))    return x;\n}\n"
-planted figures.py kvtransfer/transport.c 'const struct kvt_transport_ops empty = {\n    .name = "empty",\n};\n'
-planted figures.py kvtransfer/transport.c 'const struct kvt_transport_ops empty = {\n    .fence = 0,\n};\n'
-planted figures.py shared/base/new.h "/* new.h - a head.\n$(printf ' * More.\\n%.0s' $(seq 15)) */\n"
-planted figures.py docs/gpu.md 'This line of a document is longer than the hundred columns that a line may have, and it is neither a table nor an example.\n'
-planted figures.py shared/net/sse.c '/* Without a ca''rd it fails. */\n'
+# caught_by CHECK: runs it on what was planted since the last one, and takes that out again. One run for all: some checks take seconds.
+caught_by() {
+    local check=$1 rc i
+    "$copy/tests/lint/$check" "$copy" >"$copy.log" 2>&1
+    rc=$?
+    if [ $rc = 77 ]; then
+        cat "$copy.log"
+        skipped=$((skipped + 1))
+    else
+        [ $rc != 0 ] || { echo "FAIL  $check passes on a tree with violations"; bad=$((bad + 1)); }
+        for i in "${!planted[@]}"; do
+            if line=$(grep -m1 -E -e "${expected[i]}" "$copy.log"); then
+                echo "ok    $check: $line"
+            else
+                echo "FAIL  $check does not see in ${planted[i]}"
+                bad=$((bad + 1))
+            fi
+        done
+    fi
+    planted=() expected=()
+    git -C "$copy" checkout -q -- . && git -C "$copy" clean -fdq || exit 2
+}
+
+plant shared/base/str.c '/* TO''DO: more. */\n' '^shared/base/str\.c:[0-9]+:'
+plant docs/gpu.md 'Without a ca''rd a node says so.\n' '^docs/gpu\.md:[0-9]+:'
+plant kvtransfer/transport.c '/* The first of the row''s is tried first. */\n' '^kvtransfer/transport\.c:[0-9]+:'
+plant shared/engine/engine.c '/* Copies run on a la''ne of their own. */\n' '^shared/engine/engine\.c:[0-9]+:'
+plant scheduler/view.c 'static const char *LOG = "ro''w=%%s";\n' '^scheduler/view\.c:[0-9]+:'
+plant deploy/probe/server.c '/* The age''nt waits. */\n' '^deploy/probe/server\.c:[0-9]+:'
+caught_by check_words.sh
+
+plant shared/base/str.c 'struct buf {\n    int again;\n};\n' '^buf is defined in .*shared/base/str\.c:'
+plant shared/base/str.c 'struct __attribute__((packed)) kv_layout {\n    int again;\n};\n' '^kv_layout is defined in .*shared/base/str\.c:'
+caught_by check_structs.py
+
+plant shared/base/str.c 'static int  badly( int x ){return x;}\n' '^shared/base/str\.c:[0-9]+$'
+caught_by check_format.sh
+
+plant shared/base/str.c '/* See shared/base/strings_of_old.c for more. */\n' 'there is no shared/base/strings_of_old\.c$'
+plant shared/base/str.c '/* See shared/strings/of_old for more. */\n' 'there is no folder shared/strings/of_old$'
+plant shared/base/str.c '/* Called by str_never_written. */\n' 'there is no str_never_written$'
+plant shared/base/new.c '/* old.c - another name. */\n' '^shared/base/new\.c:1: the head names old\.c$'
+plant tests/scripts/new.sh '#!/bin/sh\n' '^tests/scripts/new\.sh:1: begins with #!'
+caught_by check_references.py
+
+plant shared/base/str.c '#include "scheduler/place.h"\n' 'may not include "scheduler/place\.h"'
+plant shared/base/str.c '#include <scheduler/place.h>\n' '<scheduler/place\.h> is ours'
+plant kernels/device.c '#include <simt.h>\n' '<simt\.h> is a header of tests'
+caught_by check_layers.sh
+
+plant shared/base/str.c 'void *gpu_memory(void) { return cudaMallocHost(1); }\n' '^shared/base/str\.c:[0-9]+:.*cudaMallocHost'
+caught_by check_cuda.sh
+
+plant shared/base/str.c "$(printf '\\n%.0s' $(seq 1001))" '^shared/base/str\.c: [0-9]+ lines, over'
+caught_by check_sizes.sh
+
+plant shared/base/str.h 'int never_called(int x);\n' '^    never_called \(shared/base/str\.h\)'
+plant shared/base/str.h 'enum status only_of_tests(int x);\n' '^    only_of_tests \(shared/base/str\.h\)'
+plant shared/base/str.c "int long_function(int x)\n{\n$(printf '    x++;\\n%.0s' $(seq 41))    return x;\n}\n" '^    [0-9]+ shared/base/str\.c:[0-9]+ long_function$'
+plant kvtransfer/transport.c 'const struct kvt_transport_ops empty = {\n    .name = "empty",\n};\n' '^    kvtransfer/transport\.c: empty has no fence$'
+plant kvtransfer/transport.c 'const struct kvt_transport_ops zero = {\n    .fence = 0,\n};\n' '^    kvtransfer/transport\.c: zero has no fence$'
+plant shared/base/new.h "/* new.h - a head.\n$(printf ' * More.\\n%.0s' $(seq 15)) */\n" '^    [0-9]+ shared/base/new\.h$'
+plant docs/gpu.md 'This line of a document is longer than the hundred columns that a line may have, and it is neither a table nor an example.\n' '^    docs/gpu\.md:[0-9]+ \([0-9]+\)$'
+plant shared/net/sse.c '/* Without a ca''rd it fails. */\n' '^    see check_words\.sh$'
 for i in $(seq $((30 - $(ls "$copy/prefill" | wc -l)))); do echo "/* f$i.c - one. Thread: any. */" >"$copy/prefill/f$i.c"; done
-planted figures.py prefill/last.c '/* last.c - one too many. Thread: any. */\n'
-rm -f "$copy"/prefill/f[0-9]*.c
-planted figures.py kernels/CMakeLists.txt '# This line is longer than the hundred columns that a line of the product outside of tables may have.\n'
-rm -f "$copy.log" "$copy.saved"
+plant prefill/last.c '/* last.c - one too many. Thread: any. */\n' '^    31 prefill$'
+plant kernels/CMakeLists.txt '# This line is longer than the hundred columns that a line of the product outside of tables may have.\n' '^    kernels/CMakeLists\.txt:[0-9]+ \([0-9]+\)$'
+caught_by figures.py
+
 echo "$bad failed, $skipped skipped"
 [ $bad = 0 ]
