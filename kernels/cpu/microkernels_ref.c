@@ -9,37 +9,41 @@
 
 #include "kernels/cpu/attention/attention.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/fma_ref.h"
 #include "kernels/exp.h"
 
 static bool always(void) { return true; }
 
-static void ref_tile(float *acc, const float *x, size_t x_stride, size_t n_rows, const float *w,
-                     size_t n_k)
+/* acc of row i: the columns of a panel stay in registers over all k. */
+FMA_LOOP void tile_loop(float *acc, const float *x, size_t x_stride, size_t n_rows, const float *w,
+                        size_t n_k)
 {
-    for (size_t i = 0; i < n_rows; i++)
+    for (size_t i = 0; i < n_rows; i++) {
+        float sum[PANEL];
+        memcpy(sum, acc + i * PANEL, sizeof sum);
         for (size_t k = 0; k < n_k; k++)
             for (size_t j = 0; j < PANEL; j++)
-                acc[i * PANEL + j] = fmaf(w[k * PANEL + j], x[i * x_stride + k],
-                                          acc[i * PANEL + j]);
+                sum[j] = fmaf(w[k * PANEL + j], x[i * x_stride + k], sum[j]);
+        memcpy(acc + i * PANEL, sum, sizeof sum);
+    }
 }
 
-static void ref_dequantize(float *dst, const struct weight *w, size_t i_panel, size_t k_begin,
-                           size_t n_k)
-{
-    for (size_t k = 0; k < n_k; k++)
-        for (size_t j = 0; j < PANEL; j++)
-            dst[k * PANEL + j] = weight_layout_element(w, i_panel, k_begin + k, j);
-}
+WITH_FMA(static, ref_tile, tile_loop,
+         (float *acc, const float *x, size_t x_stride, size_t n_rows, const float *w, size_t n_k),
+         (acc, x, x_stride, n_rows, w, n_k))
 
 static void ref_gemv(float *out, const float *x, const struct weight *w, size_t i_panel,
                      size_t n_panels)
 {
-    for (size_t i = 0; i < n_panels * PANEL; i++) {
-        out[i] = 0;
-        for (size_t k = 0; k < w->n_in; k++)
-            out[i] = fmaf(weight_layout_element(w, i_panel + i / PANEL, k, i % PANEL), x[k],
-                          out[i]);
-    }
+    enum { GEMV_K = 32 };
+    float part[GEMV_K * PANEL];
+    memset(out, 0, n_panels * PANEL * sizeof *out);
+    for (size_t p = 0; p < n_panels; p++)
+        for (size_t k = 0, n_k; k < w->n_in; k += n_k) {
+            n_k = w->n_in - k < GEMV_K ? w->n_in - k : GEMV_K;
+            weight_layout_dequantize(part, w, i_panel + p, k, n_k);
+            ref_tile(out + p * PANEL, x + k, 0, 1, part, n_k);
+        }
 }
 
 /* ---- integer GEMM ---- */
@@ -208,7 +212,7 @@ static void ref_axpy(float *y, const float *x, float factor, size_t n)
 
 static const struct gemm_microkernels ref_gemm = {
     .gemv = ref_gemv,
-    .dequantize = ref_dequantize,
+    .dequantize = weight_layout_dequantize,
     .tile = ref_tile,
     .quantize = ref_quantize,
     .gemv_int = ref_gemv_int,

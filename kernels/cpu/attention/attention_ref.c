@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "kernels/cpu/attention/attention.h"
+#include "kernels/cpu/fma_ref.h"
 #include "kernels/exp.h"
 
 /* Element d of row j; rows of odd length leave later ones unaligned. */
@@ -37,19 +38,26 @@ void attention_ref_load_values(float *dst, const struct kv_row_ptrs *rows, enum 
                                                                            : 0;
 }
 
-void attention_ref_fma_tile(float *acc, size_t acc_stride, const float *x, size_t x_stride,
-                            size_t n_rows, const float *w, size_t w_stride, size_t n_panels,
-                            size_t n_k, const float *rescale)
+FMA_LOOP void tile_loop(float *acc, size_t acc_stride, const float *x, size_t x_stride,
+                        size_t n_rows, const float *w, size_t w_stride, size_t n_panels, size_t n_k,
+                        const float *rescale)
 {
     for (size_t i = 0; i < n_rows; i++)
-        for (size_t p = 0; p < n_panels; p++)
-            for (size_t l = 0; l < PANEL; l++) {
-                float sum = rescale ? acc[i * acc_stride + p * PANEL + l] * rescale[i] : 0;
-                for (size_t k = 0; k < n_k; k++)
-                    sum = fmaf(w[p * w_stride + k * PANEL + l], x[i * x_stride + k], sum);
-                acc[i * acc_stride + p * PANEL + l] = sum;
-            }
+        for (size_t p = 0; p < n_panels; p++) {
+            float sum[PANEL];
+            for (size_t l = 0; l < PANEL; l++)
+                sum[l] = rescale ? acc[i * acc_stride + p * PANEL + l] * rescale[i] : 0;
+            for (size_t k = 0; k < n_k; k++)
+                for (size_t l = 0; l < PANEL; l++)
+                    sum[l] = fmaf(w[p * w_stride + k * PANEL + l], x[i * x_stride + k], sum[l]);
+            memcpy(acc + i * acc_stride + p * PANEL, sum, sizeof sum);
+        }
 }
+
+WITH_FMA(, attention_ref_fma_tile, tile_loop,
+         (float *acc, size_t acc_stride, const float *x, size_t x_stride, size_t n_rows,
+          const float *w, size_t w_stride, size_t n_panels, size_t n_k, const float *rescale),
+         (acc, acc_stride, x, x_stride, n_rows, w, w_stride, n_panels, n_k, rescale))
 
 static void online_softmax_row(float *scores, size_t n_keys, float scale, float *max, float *sum,
                                float *rescale)

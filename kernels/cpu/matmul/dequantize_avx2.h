@@ -1,6 +1,6 @@
 /* dequantize_avx2.h - dequantises weights of any layout to f32, 32 k of a panel at a time, on 8
- * lanes, bit for bit as weight_layout_element. `layout` and `h`, the half of a panel, are constants
- * at every call. Only for files built with AVX2. Thread: any. */
+ * lanes, bit for bit as weight_layout_dequantize. `layout` and `h`, the half of a panel, are
+ * constants at every call. Only for files built with AVX2. Thread: any. */
 #ifndef BATON_KERNELS_CPU_MATMUL_DEQUANTIZE_AVX2_H
 #define BATON_KERNELS_CPU_MATMUL_DEQUANTIZE_AVX2_H
 

@@ -1,6 +1,6 @@
 /* dequantize_avx512.h - dequantises weights of any layout to f32, 32 k of a panel at a time, on 16
- * lanes, bit for bit as weight_layout_element. `layout` is a constant at every call. Only for files
- * built with AVX-512. Thread: any. */
+ * lanes, bit for bit as weight_layout_dequantize. `layout` is a constant at every call. Only for
+ * files built with AVX-512. Thread: any. */
 #ifndef BATON_KERNELS_CPU_MATMUL_DEQUANTIZE_AVX512_H
 #define BATON_KERNELS_CPU_MATMUL_DEQUANTIZE_AVX512_H
 

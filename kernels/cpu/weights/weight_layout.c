@@ -136,13 +136,39 @@ static inline float scalar_element(const struct panel_lane *l, int layout, size_
     }
 }
 
-float weight_layout_element(const struct weight *w, size_t i_panel, size_t k, size_t lane)
+/* Dequantises n_k elements of a lane from k on to dst, `stride` apart. */
+static void lane_elements(const struct weight *w, size_t i_panel, size_t lane, size_t k, size_t n_k,
+                          float *dst, size_t stride)
 {
     struct panel_lane l = panel_lane_of(w, i_panel, lane);
-    float d, m;
-    if (!l.info->integer) return scalar_element(&l, w->layout, k);
-    scales_of(&l, k, &d, &m);
-    return dequantized(l.info, stored_q(&l, words_of(&l, k), k % BLOCK_K), d, m);
+    size_t group = l.info->group ? (size_t)l.info->group : BLOCK_K, end = k + n_k;
+    while (k < end) {
+        if (!l.info->integer) {
+            *dst = scalar_element(&l, w->layout, k++);
+            dst += stride;
+            continue;
+        }
+        float d, m;
+        const char *words = words_of(&l, k);
+        scales_of(&l, k, &d, &m);
+        do {
+            *dst = dequantized(l.info, stored_q(&l, words, k % BLOCK_K), d, m);
+            dst += stride;
+        } while (++k < end && k % group != 0);
+    }
+}
+
+float weight_layout_element(const struct weight *w, size_t i_panel, size_t k, size_t lane)
+{
+    float element;
+    lane_elements(w, i_panel, lane, k, 1, &element, 1);
+    return element;
+}
+
+void weight_layout_dequantize(float *dst, const struct weight *w, size_t i_panel, size_t k_begin,
+                              size_t n_k)
+{
+    for (size_t j = 0; j < PANEL; j++) lane_elements(w, i_panel, j, k_begin, n_k, dst + j, PANEL);
 }
 
 void weight_layout_dequantize_row(const struct weight *w, size_t row, float *dst)
@@ -153,19 +179,7 @@ void weight_layout_dequantize_row(const struct weight *w, size_t row, float *dst
         i_panel = row < half ? 2 * (row / PANEL) : 2 * ((row - half) / PANEL) + 1;
         row -= row < half ? 0 : half;
     }
-    struct panel_lane l = panel_lane_of(w, i_panel, row % PANEL);
-    if (!l.info->integer) {
-        for (size_t k = 0; k < w->n_in; k++) dst[k] = scalar_element(&l, w->layout, k);
-        return;
-    }
-    size_t group = l.info->group ? (size_t)l.info->group : BLOCK_K;
-    for (size_t begin = 0; begin < w->n_in; begin += group) {
-        float d, m;
-        const char *words = words_of(&l, begin);
-        scales_of(&l, begin, &d, &m);
-        for (size_t k = begin; k < begin + group && k < w->n_in; k++)
-            dst[k] = dequantized(l.info, stored_q(&l, words, k % BLOCK_K), d, m);
-    }
+    lane_elements(w, i_panel, row % PANEL, 0, w->n_in, dst, 1);
 }
 
 void weight_layout_unpack_int(struct unpacked_panel *dst, const struct weight *w, size_t i_panel,
