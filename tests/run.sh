@@ -32,8 +32,8 @@ case ${1-} in
 *) echo "run.sh: there is no option $1; --quick, --asan and --all are known" >&2; exit 2 ;;
 esac
 export TMPDIR=$(mktemp -d) # deleted at the end with everything that tests leave
-asan_build= # the process that builds with AddressSanitizer in the background
-trap '[ -z "$asan_build" ] || pkill -P "$asan_build"; rm -rf "$TMPDIR"' EXIT
+behind= # the process that runs in the background what only computes
+trap '[ -z "$behind" ] || kill -- -"$behind" 2>/dev/null; rm -rf "$TMPDIR"' EXIT
 asan=no; all=no
 [ $mode = asan ] && asan=yes
 [ $mode = all ] && { asan=yes; all=yes; }
@@ -104,10 +104,16 @@ build() {
     }
 }
 
-# suite NAME BUILD [ctest option...]    Under a sanitizer without the real model, for which it is too slow; the small ones stay.
+# suite NAME BUILD [ctest option...]
 suite() {
-    local name=$1 build=$2 dir=$out/$2 numbers
-    shift 2
+    run_suite "${@:2}"
+    count_suite "$1" "$2"
+}
+
+# run_suite BUILD [ctest option...]    Under a sanitizer without the real model, for which it is too slow; the small ones stay.
+run_suite() {
+    local build=$1 dir=$out/$1
+    shift
     rm -f "$dir/junit.xml"
     # GCC's ThreadSanitizer cannot place its shadow where addresses are randomised by 32 bits.
     local plain=(env)
@@ -117,18 +123,27 @@ suite() {
     setarch -R true 2>/dev/null && plain+=(setarch -R)
     "${plain[@]}" ctest --test-dir "$dir" -j "$jobs" --output-on-failure --output-junit "$dir/junit.xml" \
         --test-output-size-passed 4000000 --test-output-size-failed 4000000 "$@" | grep --line-buffered -Ev '^ +Start +[0-9]+:'
-    if numbers=$(python3 tests/ctest_counts.py "$dir/junit.xml"); then
-        count "$name" $numbers
+}
+
+# count_suite NAME BUILD
+count_suite() {
+    local numbers
+    if numbers=$(python3 tests/ctest_counts.py "$out/$2/junit.xml"); then
+        count "$1" $numbers
     else
-        count "$name" 0 1 0
+        count "$1" 0 1 0
     fi
 }
 
 # counted NAME COMMAND...    A program whose last line counts like this one's.
 counted() {
-    local name=$1 log=$out/counted.log line
-    shift
-    BATON_BIN=$out/release/baton "$@" 2>&1 | tee "$log"
+    BATON_BIN=$out/release/baton "${@:2}" 2>&1 | tee "$out/counted.log"
+    count_log "$1" "$out/counted.log"
+}
+
+# count_log NAME FILE    FILE holds what such a program printed.
+count_log() {
+    local name=$1 log=$2 line
     line=$(grep -E '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$log" | tail -n 1)
     if [ -n "$line" ]; then
         count "$name" $(echo "$line" | tr -dc '0-9 ')
@@ -170,6 +185,17 @@ fuzz() {
 # These take minutes each under a sanitizer, nearly all of it arithmetic that the release build has just run, or that the tests of the kernel tables,
 # of experts and of the engine also run on the emulated GPU; --all runs them under sanitizers too.
 long_arithmetic='^(conformance/test_(attention|matmul|matmul_prequantized|checkpoint_layouts|kv_layouts|kv_types|model_kv|models)|cuda/test_(gemm|gemm_sm90|attention_cuda)|jinja/.*)$'
+
+# What only computes and never waits: the source checks, arithmetic, templates and corpora.
+only_compute='^(lint/|jinja/|fuzz/|conformance/test_(attention|matmul|matmul_prequantized|checkpoint_layouts|kv_types|model_kv|models|weight_layouts|dummy_weights)$)'
+
+# Runs that, and the build with AddressSanitizer, on CPU time that the stages in front leave: end-to-end tests wait a lot.
+compute_behind() {
+    chrt --idle -p 0 "$BASHPID" >/dev/null 2>&1
+    run_suite release -R "$only_compute" >"$out/computing.log" 2>&1
+    "$tokenizers_python" -u tests/text/tokenizer_oracle.py "$out/release/tests/fixtures/tokenize" "$out/tokenizers/work" --texts $texts >"$out/tokenizers.log" 2>&1
+    [ $asan = no ] || build asan -DBATON_ASAN=ON -DBATON_CUDA=emulate >"$out/asan.log" 2>&1
+}
 
 # The build with AddressSanitizer has an emulated GPU: this runs the whole program on it.
 emulated_gpu() {
@@ -244,24 +270,21 @@ if [ "$(cat "$BATON_CHAT_TEMPLATES/wheels" 2>/dev/null)" != "${template_wheels[*
 fi
 echo "$jinja_version, $(find "$BATON_CHAT_TEMPLATES" -name '*.jinja' | wc -l) templates"
 
-begin_stage "unit, conformance, lint, corpus replay"
+begin_stage "unit and conformance tests that wait"
 export BATON_BIN=$out/release/baton
-suite "tests" release
+suite "tests that wait" release -E "$only_compute"
 if [ $all = yes ]; then
     begin_stage "16 ranks at full load, 10 minutes for each backend"
     counted "load on shm" env BATON_TEST_EP_SOAK_S=600 "$out/release/tests/test_ep_shm" ranks_under_full_load_lose_nobody
     counted "load on ucx" env BATON_TEST_EP_SOAK_S=600 "$out/release/tests/test_ep_ucx" ranks_under_a_long_load_lose_nobody
 fi
 
-if [ $asan = yes ]; then # in the background, on CPU time that the next stages leave: end-to-end tests wait a lot
-    { chrt --idle -p 0 "$BASHPID" >/dev/null 2>&1; build asan -DBATON_ASAN=ON -DBATON_CUDA=emulate; } >"$out/asan.log" 2>&1 &
-    asan_build=$!
-fi
-
-begin_stage "tokenizers against the libraries that define them"
 [ -x "$tokenizers_python" ] || tokenizers_python=python3 # which skips them all, and says so
-texts=2000; [ $all = yes ] && texts=20000
-counted "tokenizers" "$tokenizers_python" -u tests/text/tokenizer_oracle.py "$out/release/tests/fixtures/tokenize" "$out/tokenizers/work" --texts $texts
+texts=2000; [ $all = yes ] && { texts=20000; export BATON_TEST_ALL=1; }
+set -m # a group of its own, which ends as one
+compute_behind &
+behind=$!
+set +m
 
 begin_stage "end to end"
 long=(); [ $all = yes ] && long=(--long)
@@ -275,11 +298,15 @@ begin_stage "real RDMA: a virtual machine with Soft-RoCE"
 counted "virtual machine" python3 -u tests/vm/run.py one "${long[@]}"
 [ $all = yes ] && counted "two virtual machines" python3 -u tests/vm/run.py two "${long[@]}"
 
+begin_stage "what is left of the computing tests and of the build with AddressSanitizer"
+wait "$behind"; built=$?
+behind=
+cat "$out/computing.log" "$out/tokenizers.log"
+count_suite "tests that compute" release
+count_log "tokenizers" "$out/tokenizers.log"
 if [ $asan = yes ]; then
-    begin_stage "what is left of the build with AddressSanitizer and UBSan"
     left_out=(-E "$long_arithmetic"); [ $all = yes ] && left_out=()
-    if wait "$asan_build"; then begin_stage "AddressSanitizer and UBSan"; suite "tests, ASan + UBSan" asan -LE lint "${left_out[@]}"; emulated_gpu; else cat "$out/asan.log"; count "build, ASan" 0 1 0; fi
-    asan_build=
+    if [ $built = 0 ]; then begin_stage "AddressSanitizer and UBSan"; suite "tests, ASan + UBSan" asan -LE lint "${left_out[@]}"; emulated_gpu; else cat "$out/asan.log"; count "build, ASan" 0 1 0; fi
 fi
 if [ $all = yes ]; then
     begin_stage "build with ThreadSanitizer"

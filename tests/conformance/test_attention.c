@@ -299,13 +299,13 @@ static const struct shape SHAPES[] = {
     { MLA_NAIVE, DTYPE_F32, 1, 1, 192, 64, 128, 192, 256 }, /* the largest heads */
 };
 
-/* Chunk sizes and numbers of threads. For slow backends each chunk size runs with one number of
- * threads and each number of threads with two chunk sizes, because the division into chunks is the
- * same code for every backend; the fast ones run all pairs. */
+/* Chunk sizes and numbers of threads. Each chunk size runs with one number of threads, because the
+ * division into chunks is the same code for every backend; with --all the fast ones run all
+ * pairs. */
 static void rows_cases(const char *isa)
 {
     static const size_t chunks[] = { 1, 7, 64, 10000 };
-    const bool is_ref = strcmp(isa, "ref") == 0, some = is_ref || TEST_IS_SANITIZED;
+    const bool is_ref = strcmp(isa, "ref") == 0, some = is_ref || !test_runs_all();
     for (size_t i = 0; i < COUNT_OF(SHAPES); i++) {
         const size_t n_tokens[N_SEQS] = { 1, SHAPES[i].block_tokens + 3, 330 };
         struct kernel_ctx *ref = open_backend("ref", ACTIVATIONS_F32, 1);
@@ -366,7 +366,7 @@ static void segment_cases(const char *isa)
         for (int n_threads = 2; n_threads <= 17; n_threads += 15) {
             struct kernel_ctx *c = open_backend(isa, ACTIVATIONS_F32, n_threads);
             for (size_t k = 0; k < COUNT_OF(chunks); k++)
-                if (!TEST_IS_SANITIZED || (k == 0) == (n_threads == 2))
+                if (test_runs_all() || (k == 0) == (n_threads == 2))
                     check_run(c, &w, chunks[k], "segments");
             kernel_ctx_free(c);
         }
@@ -465,7 +465,7 @@ static void check_fast(const char *isa, const struct shape *s, size_t n_seqs,
     for (int n_threads = 1; n_threads <= 3 && w.rounded; n_threads++) {
         struct kernel_ctx *c = open_backend(isa, ACTIVATIONS_FAST, n_threads);
         for (size_t k = 0; k < n_chunks; k++)
-            if (!TEST_IS_SANITIZED || k % 3 + 1 == (size_t)n_threads)
+            if (test_runs_all() || k % 3 + 1 == (size_t)n_threads)
                 check_run(c, &w, chunks[k], "bf16 products");
         kernel_ctx_free(c);
     }

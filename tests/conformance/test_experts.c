@@ -198,15 +198,17 @@ static void experts_cases(const char *isa)
                   { DTYPE_F16, DTYPE_BF16, 40, ACTIVATIONS_FAST },
                   { DTYPE_BF16, DTYPE_F32, 40, ACTIVATIONS_FAST } };
     static const size_t counts[] = { 0, 1, 2, 17, ROWS_MAX };
+    /* The emulated GPU is slow under a sanitizer, and 17 rows are two tiles there as 23 are. */
+    const size_t n_counts[] = { COUNT_OF(counts), COUNT_OF(counts) - TEST_IS_SANITIZED };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         struct kernel_ctx *c = open_backend(isa, cases[i].activations, 2);
         struct layer *l = make_layer(c, cases[i].t, cases[i].other, cases[i].inner);
-        for (size_t k = 0; k < COUNT_OF(counts); k++)
+        for (size_t k = 0; k < n_counts[i > 0]; k++)
             for (int shared = 0; shared < 2; shared++)
                 if (cases[i].other == cases[i].t || counts[k] == 17) /* the emulated GPU is slow */
                     check_rows(c, l, TEST_IS_SANITIZED && counts[k] == ROWS_MAX ? 23 : counts[k],
                                shared != 0, 1e-6);
-        for (size_t k = 0; k < COUNT_OF(counts); k++)
+        for (size_t k = 0; k < n_counts[i > 0]; k++)
             check_slots(c, l, TEST_IS_SANITIZED && counts[k] == ROWS_MAX ? 23 : counts[k], 1e-6);
         free_layer(c, l);
         kernel_ctx_free(c);

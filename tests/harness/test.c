@@ -63,6 +63,8 @@ const char *test_tmpdir(void)
     return path;
 }
 
+bool test_runs_all(void) { return !TEST_IS_SANITIZED && getenv("BATON_TEST_ALL") != NULL; }
+
 static bool make_case_dir(char dir[PATH_LEN])
 {
     const char *tmp = getenv("TMPDIR");

@@ -30,6 +30,10 @@ const char *test_data(const char *name);
 /* A fresh directory under TMPDIR, removed when the case ends. */
 const char *test_tmpdir(void);
 
+/* Whether a sweep takes every combination of its values (tests/run.sh --all sets BATON_TEST_ALL)
+ * rather than each value with some of the others. False under a sanitizer. */
+bool test_runs_all(void);
+
 /* Under a sanitizer a sweep may take fewer values: accesses repeat where the code is the same. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { TEST_IS_SANITIZED = 1 };
