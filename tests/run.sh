@@ -36,7 +36,7 @@ behind= # the process that runs in the background what only computes
 trap '[ -z "$behind" ] || kill -- -"$behind" 2>/dev/null; rm -rf "$TMPDIR"' EXIT
 asan=no; all=no
 [ $mode = asan ] && asan=yes
-[ $mode = all ] && { asan=yes; all=yes; }
+[ $mode = all ] && { asan=yes; all=yes; export BATON_TEST_ALL=1; } # sweeps take every combination
 
 # Lets ccache reuse objects that another clone compiled.
 export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1
@@ -280,7 +280,7 @@ if [ $all = yes ]; then
 fi
 
 [ -x "$tokenizers_python" ] || tokenizers_python=python3 # which skips them all, and says so
-texts=2000; [ $all = yes ] && { texts=20000; export BATON_TEST_ALL=1; }
+texts=2000; [ $all = yes ] && texts=20000
 set -m # a group of its own, which ends as one
 compute_behind &
 behind=$!
