@@ -60,7 +60,7 @@ plant shared/base/str.c '/* See shared/base/strings_of_old.c for more. */\n' 'th
 plant shared/base/str.c '/* See shared/strings/of_old for more. */\n' 'there is no folder shared/strings/of_old$'
 plant shared/base/str.c '/* Called by str_never_written. */\n' 'there is no str_never_written$'
 plant shared/base/new.c '/* old.c - another name. */\n' '^shared/base/new\.c:1: the head names old\.c$'
-plant tests/scripts/new.sh '#!/bin/sh\n' '^tests/scripts/new\.sh:1: begins with #!'
+plant tests/scripts/new.sh '#!/bin/sh\n' '^tests/scripts/new.sh:1: begins with #!'
 caught_by check_references.py
 
 plant shared/base/str.c '#include "scheduler/place.h"\n' 'may not include "scheduler/place\.h"'
@@ -84,7 +84,7 @@ plant docs/gpu.md 'This line of a document is longer than the hundred columns th
 plant shared/net/sse.c '/* Without a ca''rd it fails. */\n' '^    see check_words\.sh$'
 for i in $(seq $((30 - $(ls "$copy/prefill" | wc -l)))); do echo "/* f$i.c - one. Thread: any. */" >"$copy/prefill/f$i.c"; done
 plant prefill/last.c '/* last.c - one too many. Thread: any. */\n' '^    31 prefill$'
-plant kernels/CMakeLists.txt '# This line is longer than the hundred columns that a line of the product outside of tables may have.\n' '^    kernels/CMakeLists\.txt:[0-9]+ \([0-9]+\)$'
+plant kernels/CMakeLists.txt '# This line is longer than the hundred columns that a line of the product outside of tables may have.\n' '^    kernels/CMakeLists.txt:[0-9]+ \([0-9]+\)$'
 caught_by figures.py
 
 echo "$bad failed, $skipped skipped"

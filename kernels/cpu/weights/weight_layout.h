@@ -129,8 +129,8 @@ const struct weight_layout_info *weight_layout_info(int layout);
 size_t weight_layout_panel_bytes(int layout, size_t n_in);
 /* The layout that a type is packed into. */
 int weight_layout_of(enum dtype t, enum quantize q);
-/* Dequantises n_k rows of a panel to f32, dst [n_k][PANEL]: the definition of the content of a packed
- * matrix. */
+/* Dequantises n_k rows of a panel to f32, dst [n_k][PANEL]: the definition of the content of a
+ * packed matrix. */
 void weight_layout_dequantize(float *dst, const struct weight *w, size_t i_panel, size_t k_begin,
                               size_t n_k);
 /* For tests: one element as f32. */
