@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """bench_skewed_load.py - requests that choose the experts of few ranks, before and after experts are placed by their load.
 
-usage: bench_skewed_load.py [--size 4] [--streams 16] [--before 15] [--after 20] [--skew 0.2]
+usage: bench_skewed_load.py [--size 4] [--streams 16] [--steps 300] [--redundant 4] [--skew 0.2] [--after 20]
 
 A made-up model whose routers prefer the first experts, which contiguous placement puts on one rank. Ranks are launched with
---enable-eplb and asked by --streams clients without a pause; every answer, with its log-probabilities, must be that of one process
+--enable-eplb, placed anew after --steps steps, and asked by --streams clients without a pause; every answer, with its log-probabilities, must be that of one process
 which has all experts. The program's log says the imbalance (rows of the busiest rank by the mean) that it found, its metric what it
 found last. Limits: from above 2 to below 1.2; 0 failed, 0 different. Throughput: prompt and answer tokens of the requests that end before
 the first change, and from a second after the last. Environment: BATON_BIN, BATON_TEST_DATA."""
-import argparse, contextlib, json, os, random, re, shutil, sys, tempfile, threading, time
+import argparse, array, json, os, random, re, shutil, sys, tempfile, threading, time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path += [os.path.join(HERE, '..', d) for d in ('e2e', 'fixtures')]
@@ -36,8 +36,7 @@ def ones(n):
 
 
 def bias(skew):
-    """Of the choice alone: the probabilities of the first experts count for more, the later the less."""
-    import array
+    """Added to the probabilities for the choice alone: most to the first expert's, nothing to the last one's."""
     return Tensor('F32', (1, EXPERTS), lambda: array.array('f', [skew * (1 - e / EXPERTS) ** 2 for e in range(EXPERTS)]).tobytes())
 
 
