@@ -3,9 +3,9 @@
 
 usage: bench_idle_group.py [--size 8] [--rounds 3] [--seconds 20] [--requests 24] [MODEL]     (default: the golden ernie_moe)
 
-Both are launched and idle side by side. Processor time: that of all their threads over the same seconds, launchers included. First
+Both are launched and idle side by side. CPU time: that of all their threads over the same seconds, launchers included. First
 token: one request at a time to a rank in turn, alternating between both, each after a pause in which all sleep; the time from the request
-to its first token. Limits: processor time within 10 %, the first token at most 2 ms later. Environment: BATON_BIN, BATON_TEST_DATA."""
+to its first token. Limits: CPU time within 10 %, the first token at most 2 ms later. Environment: BATON_BIN, BATON_TEST_DATA."""
 import argparse, os, random, statistics, sys, time
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'e2e'))
@@ -73,7 +73,7 @@ def main():
                     time.sleep(PAUSE_S)
                     tokens[l.name].append(first_token_ms(l.ports[n % a.size], n))
     ratios = [g / o for g, o in zip(cpu['group'], cpu['nodes'])]
-    print(f'idle, {a.size} ranks, processor time of all in ms per second, windows of {a.seconds:.0f} s: group {" ".join(f"{v:.1f}" for v in cpu["group"])}, nodes '
+    print(f'idle, {a.size} ranks, CPU time of all in ms per second, windows of {a.seconds:.0f} s: group {" ".join(f"{v:.1f}" for v in cpu["group"])}, nodes '
           f'{" ".join(f"{v:.1f}" for v in cpu["nodes"])}; ratio {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}); limit {CPU_LIMIT:.2f}')
     g, o = (statistics.median(tokens[l]) for l in ('group', 'nodes'))
     print(f'first token of an idle one, {len(tokens["group"])} requests each: group {g:.2f} ms (best {min(tokens["group"]):.2f}), nodes {o:.2f} ms (best '
