@@ -4,7 +4,7 @@
  *                                    limit, as both compute the same on the same cores. Goal: 0.9
  *     bench_group steps [ROUNDS]     a step of 64 rows by 1, 2, .. 64 ranks, in its parts
  *
- * Prompts: 8 of 256 tokens, one token each. Batch 16: 16 sequences of 64 tokens each. Ranks get
+ * Prompts: 8 of 128 tokens, one token each. Batch 16: 16 sequences of 32 tokens each. Ranks get
  * them in turn, and their steps have together as many rows as those of the one rank. Parts of a
  * step: meetings, one of the step and three of each layer, and bytes, what a layer's exchange takes
  * beyond its meetings, are measured by the ranks' threads alone; the fixed part is the rest: what
@@ -14,9 +14,9 @@
 enum {
     EP = 2,
     N_PROMPTS = 8,
-    PROMPT = 256,
+    PROMPT = 128,
     BATCH = 16,
-    N_OUT = 64,
+    N_OUT = 32,
     STEP_ROWS = 512,
     /* of the model for steps */
     ROWS = 64,
@@ -89,16 +89,10 @@ static void close_ranks(void)
 
 /* ---- two ranks ---- */
 
-static void measure(struct bench_best *b, int n, uint32_t n_prompt, uint32_t n_out)
+static void measure(struct bench_rounds *b, int n, uint32_t n_prompt, uint32_t n_out)
 {
     const double one = bench_run(&whole, 1, n, n_prompt, n_out);
     bench_take(b, one, bench_run(ranks, n_ranks, n, n_prompt, n_out));
-}
-
-static void print(const char *what, const struct bench_best *b, double tokens)
-{
-    printf("%-9s ep2 %8.1f tokens/s   one rank %8.1f tokens/s   ratio %.3f (goal: at least 0.9)\n",
-           what, tokens / b->ranks, tokens / b->whole, b->whole / b->ranks);
 }
 
 static void two_ranks(const char *path, int rounds)
@@ -108,7 +102,7 @@ static void two_ranks(const char *path, int rounds)
                                  .max_seqs = BATCH,
                                  .n_blocks = 128,
                                  .on_group = on_group };
-    struct bench_best prompts = { 0 }, batch = { 0 };
+    struct bench_rounds prompts = { 0 }, batch = { 0 };
     open_whole(model, EP);
     model.step_rows = STEP_ROWS / EP;
     open_ranks(&model, EP);
@@ -117,8 +111,8 @@ static void two_ranks(const char *path, int rounds)
         measure(&prompts, N_PROMPTS, PROMPT, 1);
         measure(&batch, BATCH, 8, N_OUT);
     }
-    print("prompts", &prompts, N_PROMPTS * PROMPT);
-    print("batch 16", &batch, BATCH * (N_OUT - 1));
+    bench_print("prompts", "ep2", &prompts, N_PROMPTS * PROMPT);
+    bench_print("batch 16", "ep2", &batch, BATCH * (N_OUT - 1));
     close_ranks();
 }
 

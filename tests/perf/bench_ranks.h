@@ -2,7 +2,8 @@
  * benchmarks of nodes and groups share.
  *
  * Ranks are measured next to one that has the whole model and as many threads as they have
- * together, in turn; the best round of each counts, as others may be using the machine.
+ * together, in turn. The best round of each counts, as others may be using the machine; where they
+ * always are, the median of the rounds' ratios.
  * Thread: main; engines have their own, events arrive by atomic counts. */
 #ifndef BATON_TESTS_PERF_BENCH_RANKS_H
 #define BATON_TESTS_PERF_BENCH_RANKS_H
@@ -18,7 +19,7 @@
 #include "shared/engine/engine.h"
 #include "tests/fixtures/rank_meeting.h"
 
-enum { BENCH_PROMPT_MAX = 256, BENCH_BLOCK = 64, BENCH_WAITING = 128 };
+enum { BENCH_PROMPT_MAX = 256, BENCH_BLOCK = 64, BENCH_WAITING = 128, BENCH_ROUNDS_MAX = 64 };
 
 struct bench_rank {
     struct kernel_ctx *kernels;
@@ -156,14 +157,44 @@ static inline double bench_run(struct bench_rank *ranks, int n_ranks, int n, uin
     return (double)(clock_ns() - from) * 1e-9;
 }
 
-struct bench_best {
-    double whole, ranks; /* seconds */
+/* Rounds of both in turn, in seconds. */
+struct bench_rounds {
+    int n;
+    double whole[BENCH_ROUNDS_MAX], ranks[BENCH_ROUNDS_MAX];
 };
 
-static inline void bench_take(struct bench_best *b, double whole, double ranks)
+static inline void bench_take(struct bench_rounds *b, double whole, double ranks)
 {
-    if (b->whole == 0 || whole < b->whole) b->whole = whole;
-    if (b->ranks == 0 || ranks < b->ranks) b->ranks = ranks;
+    CHECK(b->n < BENCH_ROUNDS_MAX);
+    b->whole[b->n] = whole;
+    b->ranks[b->n++] = ranks;
+}
+
+static inline int bench_compare(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static inline double bench_best(const double *v, int n)
+{
+    double best = INFINITY;
+    for (int i = 0; i < n; i++) best = fmin(best, v[i]);
+    return best;
+}
+
+/* Prints the rates of the best rounds, their ratio, and the median of the rounds' ratios. */
+static inline void bench_print(const char *what, const char *kind, const struct bench_rounds *b,
+                               double tokens)
+{
+    double ratios[BENCH_ROUNDS_MAX];
+    const double whole = bench_best(b->whole, b->n), best = bench_best(b->ranks, b->n);
+    for (int i = 0; i < b->n; i++) ratios[i] = b->whole[i] / b->ranks[i];
+    qsort(ratios, (size_t)b->n, sizeof *ratios, bench_compare);
+    printf("%-9s %s %8.1f tokens/s   one rank %8.1f tokens/s   ratio %.3f, median of the rounds' "
+           "%.3f (goal: at least 0.9)\n",
+           what, kind, tokens / best, tokens / whole, whole / best, ratios[b->n / 2]);
+    fflush(stdout);
 }
 
 #endif

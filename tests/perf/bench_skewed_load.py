@@ -3,7 +3,7 @@
 
 usage: bench_skewed_load.py [--size 4] [--streams 16] [--steps 300] [--redundant 4] [--skew 0.2] [--after 20]
 
-A made-up model whose routers prefer the first experts, which contiguous placement puts on one rank. Ranks are launched with
+A model of dummy weights whose routers prefer the first experts, which contiguous placement puts on one rank. Ranks are launched with
 --enable-eplb, placed anew after --steps steps, and asked by --streams clients without a pause; every answer, with its log-probabilities, must be that of one process
 which has all experts. The program's log says the imbalance (rows of the busiest rank by the mean) that it found, its metric what it
 found last. Limits: from above 2 to below 1.2; 0 failed, 0 different. Throughput: prompt and answer tokens of the requests that end before

@@ -99,20 +99,18 @@ static double gathers(size_t rows, int rounds)
     return best;
 }
 
-static void measure(struct bench_best *b, int n, uint32_t n_prompt, uint32_t n_out)
+static void measure(struct bench_rounds *b, int n, uint32_t n_prompt, uint32_t n_out)
 {
     const double one = bench_run(&whole, 1, n, n_prompt, n_out);
     bench_take(b, one, bench_run(ranks, 1, n, n_prompt, n_out));
 }
 
-static void print(const char *what, const struct bench_best *b, double tokens, double n_steps,
+static void print(const char *what, const struct bench_rounds *b, double tokens, double n_steps,
                   double gather)
 {
-    const double steps_ms = b->ranks * 1e3 / n_steps, of_one_ms = b->whole * 1e3 / n_steps;
-    printf("%-9s tp2 %8.1f tokens/s   one rank %8.1f tokens/s   ratio %.3f (goal: at least 0.9)   "
-           "a step %.2f ms, of one "
-           "rank %.2f, gathers alone %.2f\n",
-           what, tokens / b->ranks, tokens / b->whole, b->whole / b->ranks, steps_ms, of_one_ms,
+    bench_print(what, "tp2", b, tokens);
+    printf("          a step %.2f ms, of one rank %.2f, gathers alone %.2f\n",
+           bench_best(b->ranks, b->n) * 1e3 / n_steps, bench_best(b->whole, b->n) * 1e3 / n_steps,
            gather * 1e3);
 }
 
@@ -125,7 +123,7 @@ int main(int argc, char **argv)
                                        .max_seqs = BATCH,
                                        .n_blocks = 256,
                                        .on_node_bell = on_node_bell };
-    struct bench_best prompts = { 0 }, batch = { 0 };
+    struct bench_rounds prompts = { 0 }, batch = { 0 };
     make_folder();
     rank_meeting_init(&meeting, TP);
     whole.share = (struct model_share){ .tp_size = 1, .n_experts = SHARE_ALL_EXPERTS };
