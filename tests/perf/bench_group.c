@@ -91,7 +91,7 @@ static void close_ranks(void)
 
 static void measure(struct bench_rounds *b, int n, uint32_t n_prompt, uint32_t n_out)
 {
-    const double one = bench_run(&whole, 1, n, n_prompt, n_out);
+    const struct bench_time one = bench_run(&whole, 1, n, n_prompt, n_out);
     bench_take(b, one, bench_run(ranks, n_ranks, n, n_prompt, n_out));
 }
 
@@ -186,7 +186,7 @@ static void print_parts(int n, const struct parts *p)
 
 static double step_of(struct bench_rank *r, int n)
 {
-    return bench_run(r, n, ROWS, 8, N_OUT) / (N_OUT - 1);
+    return bench_run(r, n, ROWS, 8, N_OUT).wall / (N_OUT - 1);
 }
 
 static void measure_parts(const struct bench_model *b, int n, int rounds)

@@ -101,7 +101,7 @@ static double gathers(size_t rows, int rounds)
 
 static void measure(struct bench_rounds *b, int n, uint32_t n_prompt, uint32_t n_out)
 {
-    const double one = bench_run(&whole, 1, n, n_prompt, n_out);
+    const struct bench_time one = bench_run(&whole, 1, n, n_prompt, n_out);
     bench_take(b, one, bench_run(ranks, 1, n, n_prompt, n_out));
 }
 
@@ -110,8 +110,8 @@ static void print(const char *what, const struct bench_rounds *b, double tokens,
 {
     bench_print(what, "tp2", b, tokens);
     printf("          a step %.2f ms, of one rank %.2f, gathers alone %.2f\n",
-           bench_best(b->ranks, b->n) * 1e3 / n_steps, bench_best(b->whole, b->n) * 1e3 / n_steps,
-           gather * 1e3);
+           bench_best(b->ranks, b->n).wall * 1e3 / n_steps,
+           bench_best(b->whole, b->n).wall * 1e3 / n_steps, gather * 1e3);
 }
 
 int main(int argc, char **argv)
