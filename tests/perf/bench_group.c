@@ -4,11 +4,14 @@
  *                                    limit, as both compute the same on the same cores. Goal: 0.9
  *     bench_group steps [ROUNDS]     a step of 64 rows by 1, 2, .. 64 ranks, in its parts
  *
- * Prompts: 8 of 128 tokens, one token each. Batch 16: 16 sequences of 32 tokens each. Ranks get
- * them in turn, and their steps have together as many rows as those of the one rank. Parts of a
- * step: meetings, one of the step and three of each layer, and bytes, what a layer's exchange takes
- * beyond its meetings, are measured by the ranks' threads alone; the fixed part is the rest: what
- * ranks compute, each its own attention included. Thread: as bench_ranks.h. */
+ * Prompts: 8 of 128 tokens. Batch 16: 16 sequences of 32 tokens. Ranks get them in turn; their
+ * steps have together as many rows as those of the one. Then the same with experts placed by load.
+ * Parts of a step: meetings, one of the step and three of each layer, and bytes, what a layer's
+ * exchange takes beyond them, measured by the ranks' threads alone; the fixed part is the rest:
+ * what ranks compute, each its own attention included. Thread: as bench_ranks.h. */
+#include "kernels/ep/balance.h"
+#include "shared/model/expert_rows.h"
+#include "shared/model/experts.h"
 #include "tests/perf/bench_ranks.h"
 
 enum {
@@ -73,10 +76,10 @@ static void open_ranks(const struct bench_model *b, int n)
     bench_on_all(ranks, n, make_object);
 }
 
-static void join(void)
+static void join(uint64_t epoch)
 {
     for (int i = 0; i < n_ranks; i++)
-        CHECK_OK(engine_join_group(ranks[i].engine, ranks[i].ep, NULL, 1));
+        CHECK_OK(engine_join_group(ranks[i].engine, ranks[i].ep, ranks[i].experts, epoch));
 }
 
 static void close_ranks(void)
@@ -95,6 +98,61 @@ static void measure(struct bench_rounds *b, int n, uint32_t n_prompt, uint32_t n
     bench_take(b, one, bench_run(ranks, n_ranks, n, n_prompt, n_out));
 }
 
+static struct balance_out placed; /* by the rows of the rounds before */
+
+/* Chooses it. What says how much there is to gain: the rows of the busier rank by the mean, over
+ * all layers, which EP cannot do better than. */
+static void place_by_load(void)
+{
+    const struct model_config *c = &engine_model(ranks[0].engine)->config;
+    const int32_t n_layers = (int32_t)model_n_sparse(c, c->n_layers),
+                  n_experts = (int32_t)c->moe.n_experts;
+    const size_t n = (size_t)n_layers * (size_t)n_experts;
+    uint64_t *load = MEM_ARRAY(uint64_t, n), *of_rank = MEM_ARRAY(uint64_t, n);
+    for (int r = 0; r < EP; r++) {
+        model_expert_rows(engine_model(ranks[r].engine), of_rank);
+        for (size_t i = 0; i < n; i++) load[i] += of_rank[i];
+    }
+    struct balance_out even = balance_even(n_experts, EP, 0);
+    placed = balance_eplb(load, n_layers, n_experts, EP, 1, 1, 0);
+    double was = 0, is = 0;
+    for (int32_t i = 0; i < n_layers; i++) { /* all have as many rows */
+        was += balance_imbalance(&even, load + i * n_experts, 0) / n_layers;
+        is += balance_imbalance(&placed, load, i) / n_layers;
+    }
+    printf("rows of the busier rank by the mean %.2f; experts placed by them %.2f\n", was, is);
+    balance_release(&even);
+    mem_free(load);
+    mem_free(of_rank);
+}
+
+static void *make_placed_object(void *arg)
+{
+    struct bench_rank *r = arg;
+    struct model *m = engine_model(r->engine);
+    const struct ep_placement at = balance_placement(&placed);
+    const int32_t first = at.first[r->seat.rank], n = at.first[r->seat.rank + 1] - first;
+    int32_t *logical = MEM_ARRAY(int32_t, (size_t)(at.n_maps * n));
+    for (int32_t i = 0; i < at.n_maps; i++)
+        memcpy(logical + i * n, at.logical + i * at.n_physical + first,
+               (size_t)n * sizeof *logical);
+    r->ep = rank_experts_at(&r->seat, m, 0, &at);
+    CHECK_OK(model_experts_take(m, logical, at.n_maps, n, &r->experts, NULL));
+    mem_free(logical);
+    return NULL;
+}
+
+static void compare(int rounds)
+{
+    struct bench_rounds prompts = { 0 }, batch = { 0 };
+    for (int i = 0; i < rounds; i++) {
+        measure(&prompts, N_PROMPTS, PROMPT, 1);
+        measure(&batch, BATCH, 8, N_OUT);
+    }
+    bench_print("prompts", "ep2", &prompts, N_PROMPTS * PROMPT);
+    bench_print("batch 16", "ep2", &batch, BATCH * (N_OUT - 1));
+}
+
 static void two_ranks(const char *path, int rounds)
 {
     struct bench_model model = { .path = path,
@@ -102,18 +160,17 @@ static void two_ranks(const char *path, int rounds)
                                  .max_seqs = BATCH,
                                  .n_blocks = 128,
                                  .on_group = on_group };
-    struct bench_rounds prompts = { 0 }, batch = { 0 };
     open_whole(model, EP);
     model.step_rows = STEP_ROWS / EP;
     open_ranks(&model, EP);
-    join();
-    for (int i = 0; i < rounds; i++) {
-        measure(&prompts, N_PROMPTS, PROMPT, 1);
-        measure(&batch, BATCH, 8, N_OUT);
-    }
-    bench_print("prompts", "ep2", &prompts, N_PROMPTS * PROMPT);
-    bench_print("batch 16", "ep2", &batch, BATCH * (N_OUT - 1));
+    join(1);
+    compare(rounds);
+    place_by_load();
+    bench_on_all(ranks, EP, make_placed_object);
+    join(2);
+    compare(rounds);
     close_ranks();
+    balance_release(&placed);
 }
 
 /* ---- a step in its parts ---- */
@@ -197,7 +254,7 @@ static void measure_parts(const struct bench_model *b, int n, int rounds)
         p.meeting = fmin(p.meeting, all_ranks(meet));
         p.exchange = fmin(p.exchange, all_ranks(exchange));
     }
-    join();
+    join(1);
     for (int i = 0; i < rounds; i++) p.step = fmin(p.step, step_of(ranks, n));
     print_parts(n, &p);
     close_ranks();

@@ -28,6 +28,7 @@ struct bench_rank {
     struct model_share share;
     struct rank_seat seat;
     struct ep *ep;
+    struct model_experts *experts; /* NULL: those of the share */
     pthread_t thread;
     size_t rows;    /* of what the rank's thread is to measure, */
     double seconds; /* and the result */
