@@ -46,6 +46,14 @@ static enum status make_ep(struct node_epoch *w, const struct ep_placement *p)
     return OK;
 }
 
+/* Does the group still want what is made for this epoch? Thread: a worker. */
+static bool is_wanted(void *arg, double done)
+{
+    const struct node_epoch *w = arg;
+    (void)done;
+    return group_prepares(w->node->group, w->roster.epoch);
+}
+
 /* This rank's experts of each map, one map after the other: [n_maps, n_local]. */
 static enum status take_experts(struct node_epoch *w, const struct ep_placement *p)
 {
@@ -54,8 +62,9 @@ static enum status take_experts(struct node_epoch *w, const struct ep_placement 
     for (int32_t map = 0; map < p->n_maps; map++)
         for (int32_t i = 0; i < n; i++)
             mine[map * n + i] = p->logical[map * p->n_physical + first + i];
-    enum status st = model_experts_take(engine_model(w->node->engine), mine, p->n_maps, n,
-                                        &w->experts, &w->err);
+    const struct experts_wanted wanted = { mine, p->n_maps, n, is_wanted, w };
+    enum status st = model_experts_take(engine_model(w->node->engine), &wanted, &w->experts,
+                                        &w->err);
     mem_free(mine);
     return st;
 }

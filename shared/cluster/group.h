@@ -10,7 +10,7 @@
  * its engine; the group before goes on stepping until all have it. When the leader is lost, the
  * lowest rank left leads; two leaders that meet become one. docs/parallelism.md tells what each
  * loss means. Life cycle: create, group_ready, maybe group_leave, free.
- * Thread: loop, except group_exchange. Owner: the node. */
+ * Thread: loop, except group_exchange and group_prepares. Owner: the node. */
 #ifndef BATON_CLUSTER_GROUP_H
 #define BATON_CLUSTER_GROUP_H
 
@@ -128,8 +128,10 @@ void group_on_lost(struct group *g, uint64_t node, const char *why);
 void group_on_met(struct group *g, uint64_t node);
 
 /* ep_exchange_fn of the epoch that is being prepared; arg: the group. ERR_PEER_LOST: the epoch was
- * given up, or nothing came for 30 s. Thread: the one that makes the ep object. */
+ * given up, or nothing came for 10 minutes. Thread: the one that makes the ep object. */
 enum status group_exchange(void *arg, const void *mine, size_t bytes, void *all, struct err *err);
+/* Whether the epoch that on_prepare proposed may still become the group. Any thread. */
+bool group_prepares(struct group *g, uint64_t epoch);
 /* After this group_exchange fails at once, and nothing is sent. Call before the thread that makes
  * the object is waited for; group_free may then be posted to the loop, behind what that thread
  * posted. */

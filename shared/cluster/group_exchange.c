@@ -1,13 +1,14 @@
 /* group_exchange.c - what the members of a group that is being prepared exchange, so that each can
  * make its ep object: the thread that makes it hands its bytes to the loop, the leader gives those
- * of all to everybody (group_lead.c). Thread: loop, except group_exchange and group_stop; `lock`
- * guards what they share. */
+ * of all to everybody (group_lead.c). `lock` guards what they share.
+ * Thread: loop, except group_exchange, group_prepares and group_stop. */
 #include <string.h>
 #include <time.h>
 
 #include "shared/cluster/group_internal.h"
 
-enum { EXCHANGE_MS = 30000 };
+/* Links tell of a rank that is lost; others may read experts from a slow disk meanwhile. */
+enum { EXCHANGE_MS = 600000 };
 
 void group_round_init(struct group_round *r)
 {
@@ -102,6 +103,15 @@ enum status group_exchange(void *arg, const void *mine, size_t bytes, void *all,
                    stopped  ? "this rank stops"
                    : !lives ? "the group was given up meanwhile"
                             : "not all ranks came to the exchange in time");
+}
+
+bool group_prepares(struct group *g, uint64_t epoch)
+{
+    struct group_round *r = &g->round;
+    pthread_mutex_lock(&r->lock);
+    const bool yes = r->lives && !r->stopped && r->epoch == epoch;
+    pthread_mutex_unlock(&r->lock);
+    return yes;
 }
 
 void group_stop(struct group *g)

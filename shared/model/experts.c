@@ -19,6 +19,7 @@ struct take {
     struct model *m;
     struct expert_store *store;
     struct model_experts *set;
+    const struct experts_wanted *wanted;
     struct expert **missing; /* [n_missing] which the store lacked */
     size_t n_missing, n_mapped;
     size_t bytes; /* that the others take, packed */
@@ -55,13 +56,13 @@ static enum status check_experts(const struct expert_store *s, const int32_t *lo
 /* ---- binding ---- */
 
 /* Fills the set's slots; the experts that the store lacked are t->missing. */
-static void fill_slots(struct take *t, const int32_t *logical, int32_t n_maps)
+static void fill_slots(struct take *t)
 {
     struct model_experts *x = t->set;
     const size_t n_local = (size_t)x->n_local;
     t->missing = MEM_ARRAY(struct expert *, x->n_sparse * n_local);
     for (uint32_t i = 0; i < x->n_sparse; i++) {
-        const int32_t *map = logical + (n_maps > 1 ? i * n_local : 0);
+        const int32_t *map = t->wanted->logical + (t->wanted->n_maps > 1 ? i * n_local : 0);
         for (size_t k = 0; k < n_local; k++) {
             bool is_new;
             struct expert *e = expert_store_ref(t->store, i, (uint32_t)map[k], &is_new);
@@ -108,9 +109,12 @@ static enum status add_missing(struct take *t)
         return err_set(t->err, ERR_UNSUPPORTED,
                        "this rank was loaded without other ranks and can take no experts over");
     TRY(make_kernels(t));
-    struct expert_pack p = {
-        .m = t->m, .kernels = t->store->kernels, .experts = t->missing, .n = t->n_missing
-    };
+    struct expert_pack p = { .m = t->m,
+                             .kernels = t->store->kernels,
+                             .experts = t->missing,
+                             .n = t->n_missing,
+                             .progress = t->wanted->go_on,
+                             .progress_arg = t->wanted->go_on_arg };
     enum status st = expert_pack_plan(&p, t->err);
     t->bytes = p.bytes;
     t->n_mapped = count_mapped(t);
@@ -124,10 +128,10 @@ static enum status add_missing(struct take *t)
 
 /* ---- take and drop ---- */
 
-static enum status make_set(struct take *t, const int32_t *logical, int32_t n_maps, int32_t n_local)
+static enum status make_set(struct take *t)
 {
-    t->set = expert_set_create(t->store, n_local);
-    fill_slots(t, logical, n_maps);
+    t->set = expert_set_create(t->store, t->wanted->n_local);
+    fill_slots(t);
     enum status st = add_missing(t);
     if (st == OK) expert_set_finish(t->set);
     else expert_set_free(t->store, t->set);
@@ -146,23 +150,23 @@ static void count_set(struct expert_store *s)
     expert_set_free(s, kept);
 }
 
-enum status model_experts_take(struct model *m, const int32_t *logical, int32_t n_maps,
-                               int32_t n_local, struct model_experts **out, struct err *err)
+enum status model_experts_take(struct model *m, const struct experts_wanted *w,
+                               struct model_experts **out, struct err *err)
 {
     struct err ignored;
-    struct take t = { .m = m, .store = m->expert_store, .err = err ? err : &ignored };
+    struct take t = { .m = m, .store = m->expert_store, .wanted = w, .err = err ? err : &ignored };
     const uint64_t t0_ms = clock_ms();
-    TRY(check_size(t.store, n_maps, n_local, t.err));
-    TRY(check_experts(t.store, logical, (size_t)n_maps * (size_t)n_local, t.err));
+    TRY(check_size(t.store, w->n_maps, w->n_local, t.err));
+    TRY(check_experts(t.store, w->logical, (size_t)w->n_maps * (size_t)w->n_local, t.err));
     pthread_mutex_lock(&t.store->taking);
-    enum status st = make_set(&t, logical, n_maps, n_local);
+    enum status st = make_set(&t);
     pthread_mutex_unlock(&t.store->taking);
     if (st != OK) return st;
     count_set(t.store);
     log_info("experts taken",
              "slots=%" PRId32 " layers=%" PRIu32
              " new=%zu from_cache=%zu packed_mib=%.1f after_ms=%" PRIu64,
-             n_local, t.set->n_sparse, t.n_missing, t.n_mapped, (double)t.bytes / (1 << 20),
+             w->n_local, t.set->n_sparse, t.n_missing, t.n_mapped, (double)t.bytes / (1 << 20),
              clock_ms() - t0_ms);
     *out = t.set;
     return OK;

@@ -16,6 +16,7 @@
 #ifndef BATON_MODEL_EXPERTS_H
 #define BATON_MODEL_EXPERTS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "shared/base/err.h"
@@ -23,15 +24,21 @@
 struct model;
 struct model_experts;
 
-/* Makes the set of logical [n_maps, n_local]: for a slot its expert, in all sparse layers alike
- * (n_maps 1) or for each of them. A set may have an expert twice. What the model does not hold is
- * read from the checkpoint and packed as model_load does, on the calling thread: this can take
- * long. One call at a time, not on the engine thread.
+/* Which experts: logical [n_maps, n_local], for a slot its expert, in all sparse layers alike
+ * (n_maps 1) or for each of them. A set may have an expert twice. */
+struct experts_wanted {
+    const int32_t *logical;
+    int32_t n_maps, n_local;
+    bool (*go_on)(void *arg, double done); /* false: the caller does not need them any more; NULL */
+    void *go_on_arg;
+};
+
+/* Makes the set. What the model does not hold is read from the checkpoint and packed as model_load
+ * does, on the calling thread: this can take long. One call at a time, not on the engine thread.
  * ERR_NOMEM: says how much is missing; ERR_INVALID: no such experts; ERR_UNSUPPORTED: the model was
- * loaded without other ranks. After an error all is as it was. */
-enum status model_experts_take(struct model *m, const int32_t *logical, int32_t n_maps,
-                               int32_t n_local, struct model_experts **out,
-                               struct err *err) MUST_CHECK;
+ * loaded without other ranks; ERR_CANCELED: go_on. After an error all is as it was. */
+enum status model_experts_take(struct model *m, const struct experts_wanted *w,
+                               struct model_experts **out, struct err *err) MUST_CHECK;
 /* Frees the set and the experts that no other has; those of the only one stay until another was
  * taken, since a rank whose group is lost will have most of them again. Not while it is the set of
  * the next steps (model_set_ep). NULL is accepted. */

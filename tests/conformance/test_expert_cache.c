@@ -217,7 +217,8 @@ static size_t take(struct model *m, int32_t first, int32_t n)
     struct model_experts *x;
     size_t n_mapped = 0;
     for (int32_t i = 0; i < n; i++) logical[i] = first + i;
-    CHECK_OK(model_experts_take(m, logical, 1, n, &x, NULL));
+    CHECK_OK(
+        model_experts_take(m, &(struct experts_wanted){ logical, 1, n, NULL, NULL }, &x, NULL));
     for (size_t i = 0; i < x->n_sparse * (size_t)n; i++) n_mapped += x->slots[i]->is_mapped;
     model_experts_drop(m, x);
     return n_mapped;

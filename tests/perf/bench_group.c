@@ -137,7 +137,8 @@ static void *make_placed_object(void *arg)
         memcpy(logical + i * n, at.logical + i * at.n_physical + first,
                (size_t)n * sizeof *logical);
     r->ep = rank_experts_at(&r->seat, m, 0, &at);
-    CHECK_OK(model_experts_take(m, logical, at.n_maps, n, &r->experts, NULL));
+    CHECK_OK(model_experts_take(m, &(struct experts_wanted){ logical, at.n_maps, n, NULL, NULL },
+                                &r->experts, NULL));
     mem_free(logical);
     return NULL;
 }

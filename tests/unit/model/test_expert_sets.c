@@ -127,7 +127,9 @@ static void *take_next(void *arg)
     for (size_t map = 0, at = 0; map < p.n_maps; map++)
         for (int32_t i = 0; i < n; i++)
             logical[at++] = logical_of(&p, r->next_epoch, map, (size_t)(first + i));
-    if (model_experts_take(r->rig.m, logical, (int32_t)p.n_maps, n, &r->next, &err) != OK)
+    if (model_experts_take(r->rig.m,
+                           &(struct experts_wanted){ logical, (int32_t)p.n_maps, n, NULL, NULL },
+                           &r->next, &err) != OK)
         test_fail(__FILE__, __LINE__, "%s", err.text);
     model_experts_drop(r->rig.m, r->before);
     return NULL;
@@ -180,7 +182,7 @@ static void *run_rank(void *arg)
     ep_free(ep);
     model_experts_drop(r->rig.m, r->before);
     model_experts_drop(r->rig.m, r->now);
-    CHECK_OK(model_experts_take(r->rig.m, NULL, 1, 0, &r->now, NULL));
+    CHECK_OK(model_experts_take(r->rig.m, &(struct experts_wanted){ .n_maps = 1 }, &r->now, NULL));
     model_experts_drop(r->rig.m, r->now);
     CHECK_EQ_INT(r->rig.m->expert_store->n_held, 0);
     rig_close(&r->rig);

@@ -54,7 +54,8 @@ static struct model_experts *take(struct model *m, const int32_t *logical, int32
 {
     struct model_experts *x;
     struct err err;
-    if (model_experts_take(m, logical, 1, n, &x, &err) != OK)
+    if (model_experts_take(m, &(struct experts_wanted){ logical, 1, n, NULL, NULL }, &x, &err) !=
+        OK)
         test_fail(__FILE__, __LINE__, "%s", err.text);
     return x;
 }
@@ -346,7 +347,7 @@ TEST(layers_may_have_maps_of_their_own)
     const struct path p = golden("ernie_moe", "model");
     const struct source s = { .path = p.text };
     struct model *whole = load(k, &s, 0, SHARE_ALL_EXPERTS, 1), *m = load(k, &s, 0, 1, 2);
-    CHECK_OK(model_experts_take(m, MAPS, 3, 2, &x, NULL));
+    CHECK_OK(model_experts_take(m, &(struct experts_wanted){ MAPS, 3, 2, NULL, NULL }, &x, NULL));
     CHECK_EQ_INT(n_held(m), 3 + 4); /* 0 of each layer is the share's; one is there twice */
     for (uint32_t i = 0; i < 3; i++)
         for (uint32_t slot = 0; slot < 2; slot++) {
@@ -387,7 +388,9 @@ static void refuses(struct model *m, const int32_t *logical, int32_t n_maps, int
     struct model_experts *x = NULL;
     struct err err = { 0 };
     const size_t before = n_held(m);
-    CHECK_STATUS(model_experts_take(m, logical, n_maps, n, &x, &err), want);
+    CHECK_STATUS(
+        model_experts_take(m, &(struct experts_wanted){ logical, n_maps, n, NULL, NULL }, &x, &err),
+        want);
     if (!strstr(err.text, words))
         test_fail(__FILE__, __LINE__, "\"%s\" does not say \"%s\"", err.text, words);
     CHECK(!x && n_held(m) == before && m->expert_store->n_sets == 0);
@@ -407,6 +410,36 @@ TEST(impossible_sets_are_refused_in_a_sentence)
     model_free(m);
     m = load(k, &(struct source){ .path = p.text }, 0, 4, 1);
     refuses(m, OTHER, 1, 2, ERR_UNSUPPORTED, "without other ranks");
+    model_free(m);
+    kernel_ctx_free(k);
+}
+
+/* Goes on as often as *arg says. */
+static bool counts_down(void *arg, double done)
+{
+    int *left = arg;
+    (void)done;
+    return (*left)-- > 0;
+}
+
+TEST(a_take_that_is_not_needed_any_more_ends)
+{
+    static const int32_t OTHERS[] = { 5, 6, 7 };
+    struct kernel_ctx *k = open_kernels("ref");
+    const struct path p = golden("qwen3_moe", "model");
+    struct model *m = load(k, &(struct source){ .path = p.text }, 0, 4, 2);
+    const size_t before = n_held(m);
+    for (int after = 0; after < 3; after++) {
+        struct model_experts *x = NULL;
+        struct err err;
+        int left = after;
+        const struct experts_wanted w = { OTHERS, 1, 3, counts_down, &left };
+        CHECK_STATUS(model_experts_take(m, &w, &x, &err), ERR_CANCELED);
+        CHECK(!x && n_held(m) == before);
+    }
+    struct model_experts *x = take(m, OTHERS, 3);
+    CHECK(n_held(m) > before);
+    model_experts_drop(m, x);
     model_free(m);
     kernel_ctx_free(k);
 }
@@ -484,5 +517,6 @@ TEST_MAIN(CASE_T(experts_of_every_checkpoint_have_the_bytes_of_a_load, 240),
           CASE(a_rank_keeps_what_it_held_until_it_takes_another_set),
           CASE(experts_of_a_gpu_that_were_loaded_stay), CASE(layers_may_have_maps_of_their_own),
           CASE(a_whole_model_keeps_its_experts), CASE(impossible_sets_are_refused_in_a_sentence),
+          CASE(a_take_that_is_not_needed_any_more_ends),
           CASE(too_little_memory_is_a_sentence_before_anything_is_packed),
           CASE(memory_that_ends_while_packing_leaves_all_as_it_was))
