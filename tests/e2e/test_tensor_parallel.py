@@ -1,5 +1,6 @@
 """Nodes of several ranks (--tensor-parallel-size) answer like one process: alone, in groups that share experts, in pairs of different sizes, and after a loss."""
 from harness import *
+from moved import check, kv_bytes_per_token
 from test_parallel import SIZE, answers_alone, ask_all, golden, launched, under_load, vocab_of
 from test_ranks import Parent, bodies_for, children_of, is_gone, words_of
 
@@ -141,15 +142,6 @@ def test_sizes_that_cannot_be():
 # ---- pairs ----
 
 SHAPES = [(tp, dp) for tp in (1, 2, 4) for dp in (1, 2, 4)]
-BF16 = 2
-
-
-def kv_bytes_per_token(model, tp):
-    """What all ranks of a node hold of one token: a KV head is on several where there are fewer of them, a latent on each."""
-    c = json.load(open(f'{model}/config.json'))
-    if 'kv_lora_rank' in c:
-        return tp * c['num_hidden_layers'] * (c['kv_lora_rank'] + c['qk_rope_head_dim']) * BF16
-    return max(tp, c['num_key_value_heads']) * c['num_hidden_layers'] * 2 * c['head_dim'] * BF16
 
 
 def side(model, role, shape, control, protocol):
@@ -169,12 +161,10 @@ def pairs_equal_one(name, pairs, protocol, n=6):
             wait_ready(*both)
             wait_sees(both, prefill[1] + decode[1])
             got = parallel([lambda i=i, b=b: request(both[i % 2].port, 'POST', '/v1/completions', {**b, 'return_trace': True}) for i, b in enumerate(bodies)], 4)
-            assert [answer_of(g[2]) for g in got] == want, what
-            for b, g in zip(bodies, got):
-                t = g[2]['baton']
-                moved = len(b['prompt']) - t['decode_cached_tokens']
-                assert t['transport'] == protocol and t['recomputed_tokens'] == 0 and t['prefill_node'] != t['decode_node'], (what, t)
-                assert t['kv_bytes'] == moved * kv_bytes_per_token(model, decode[0]), (what, t, moved)
+            try:
+                check(want, bodies, got, kv_bytes_per_token(model, decode[0]), protocol)
+            except AssertionError as e:
+                raise AssertionError(what) from e
         print(f'  equal: {what}', flush=True)
 
 

@@ -7,12 +7,28 @@ import json, os, sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'e2e'))
 from harness import *
+from moved import check, kv_bytes_per_token
 
 ISA = 'avx2'
 BLOCK = 16  # small, because a block is pushed when it is full and 64 tokens of SmolLM2 take an emulated CPU too long
 SIZE = ['--max-model-len', '1024', '--max-num-seqs', '8', '--num-gpu-blocks-override', '256', '--block-size', str(BLOCK), '--cpu-isa', ISA]
+PAIRED = 'qwen3_moe', 'llama', 'deepseek_v3'  # fewer KV heads than ranks, one KV head, a latent
+
+
+def golden(name):
+    return os.path.join(DATA, 'goldens', name, 'model')
+
+
+def few(name, longest, max_tokens):
+    """A few requests to nodes of several ranks, which are slow on an emulated CPU."""
+    with open(os.path.join(golden(name), 'config.json')) as f:
+        vocab = json.load(f)['vocab_size']
+    return dict(path=lambda: golden(name), vocab=vocab, n=4, longest=longest, max_tokens=max_tokens, bytes_per_token=kv_bytes_per_token(golden(name), 1))
+
+
 MODELS = {'smollm2': dict(path=smollm2, vocab=49152, n=2, longest=66, max_tokens=(2, 3), bytes_per_token=30 * 3 * 2 * 64 * 2),
-          'tiny': dict(path=lambda: TINY, vocab=512, n=24, longest=900, max_tokens=(1, 12), bytes_per_token=3 * 1 * 2 * 16 * 2)}
+          'tiny': dict(path=lambda: TINY, vocab=512, n=24, longest=900, max_tokens=(1, 12), bytes_per_token=3 * 1 * 2 * 16 * 2),
+          **{f'pair_{name}': few(name, 120, (2, 6)) for name in PAIRED}, 'group': few('qwen3_moe', 40, (20, 40))}
 
 
 def bodies(name):
@@ -44,24 +60,3 @@ def load(name):
         raise Skip(f'no answers of a mixed node for {name}: BATON_TEST_GGUF does not name the SmolLM2 file')
     m = MODELS[name]
     return m['path'](), bodies(name), answers[name], m['bytes_per_token']
-
-
-def check(want, prompts, answers, per_token, protocol, block=BLOCK):
-    """Every answer equals the mixed node's, came from two nodes over `protocol`, moved what the layout says, and computed no prompt position
-    again on the decode side. Returns the KV bytes moved."""
-    moved = 0
-    for i, (w, b, a) in enumerate(zip(want, prompts, answers)):
-        if isinstance(a, Exception):
-            raise a
-        status, _, body = a
-        assert status == 200, (i, status, body)
-        got = json.loads(json.dumps(answer_of(body)))
-        assert got == w, f'{protocol}: answer {i} is not the mixed node\'s:\n{got[0]}\n{w[0]}'
-        t = body['baton']
-        assert t['prefill_node'] != t['decode_node'] and t['recomputed_tokens'] == 0, t
-        assert t['transport'] == protocol, t
-        cached = t['decode_cached_tokens']
-        assert cached % block == 0 and cached < len(b['prompt']), t
-        assert t['kv_bytes'] == (len(b['prompt']) - cached) * per_token, (t, len(b['prompt']))
-        moved += t['kv_bytes']
-    return moved

@@ -97,17 +97,33 @@ def wait_pair(nodes):
         wait_until(f'{n.name} is ready and sees {len(nodes)} nodes', good, 120, 0.2)
 
 
+def connect(node, protocol, in_a_row, timeout):
+    """Waits until so many requests in a row went over `protocol`. The first ones make the KV connections; as long as those take longer than the nodes
+    wait, which is possible on an emulated CPU, the decode node computes alone."""
+    good, asked = 0, 0
+
+    def one_more():
+        nonlocal good, asked
+        asked += 1
+        body = dict(model='m', prompt=[5 + asked % 400, 6], max_tokens=1, temperature=0, return_trace=True)
+        status, _, answer = node.request('POST', '/v1/completions', body)
+        assert status == 200, answer
+        good = good + 1 if answer['baton']['transport'] else 0
+        return good == in_a_row
+    wait_until(f'KV goes over {protocol}', one_more, timeout)
+
+
 @contextlib.contextmanager
-def two_nodes(model, protocol, args=()):
+def two_nodes(model, protocol, args=(), prefill_args=(), decode_args=(), more_env=None, in_a_row=1, connect_s=120):
     """Prefill on host 1, which serves the directory at its control port, decode on host 2."""
     env = dict(BATON_UCX_TLS='rc_verbs', UCX_NET_DEVICES='rxe_w:1') if protocol == 'ucx' else {}
+    env.update(more_env or {})
     common, nodes = ['--cache-transfer-protocol', protocol, *SIZE, *args], []
     try:
-        nodes.append(HostNode(1, model, 'prefill', [*common, '--engine-worker-queue-port', '7013'], env))
-        nodes.append(HostNode(2, model, 'decode', [*common, '--router', f'{ADDRESS[1]}:7013'], env))
+        nodes.append(HostNode(1, model, 'prefill', [*common, *prefill_args, '--engine-worker-queue-port', '7013'], env))
+        nodes.append(HostNode(2, model, 'decode', [*common, *decode_args, '--router', f'{ADDRESS[1]}:7013'], env))
         wait_pair(nodes)
-        ask = dict(model='m', prompt=[5, 6], max_tokens=1, temperature=0, return_trace=True)  # the first request makes the KV connection
-        wait_until(f'KV goes over {protocol}', lambda: nodes[0].request('POST', '/v1/completions', ask)[2]['baton']['transport'], 120)
+        connect(nodes[0], protocol, in_a_row, connect_s)
         yield nodes
     except BaseException:
         for n in nodes:
@@ -124,3 +140,18 @@ def counters(host):
     stats, hw = '/sys/class/net/eth0/statistics/', '/sys/class/infiniband/rxe_w/ports/1/hw_counters/'
     tx, rx, sent, received = (int(x) for x in on(host, 'cat', stats + 'tx_bytes', stats + 'rx_bytes', hw + 'sent_pkts', hw + 'rcvd_pkts').split())
     return dict(tx=tx, rx=rx, sent=sent, received=received)
+
+
+def ask_over_the_wire(nodes, protocol, prompts, want, per_token, concurrency):
+    """Asks both nodes in turn and checks the answers, and that the KV bytes of the traces crossed the wire."""
+    before = counters(1), counters(2)
+    jobs = [lambda b=b, n=nodes[i % 2]: n.request('POST', '/v1/completions', {**b, 'return_trace': True}) for i, b in enumerate(prompts)]
+    moved = check(want, prompts, parallel(jobs, concurrency), per_token, protocol, BLOCK)
+    after = counters(1), counters(2)
+    here, there = ({k: a[k] - b[k] for k in a} for a, b in zip(after, before))
+    print(f'  {protocol}: {moved} KV bytes; host 1 sent {here["tx"]} bytes, {here["sent"]} RoCE packets; host 2 took {there["rx"]} bytes, {there["received"]} RoCE packets', flush=True)
+    assert moved > 0 and here['tx'] >= moved and there['rx'] >= moved, (here, there, moved)
+    if protocol == 'tcp':
+        assert here['sent'] * 4096 < moved, here
+    else:  # a RoCE packet has at most 4,096 bytes of payload
+        assert here['sent'] * 4096 >= moved and there['received'] * 4096 >= moved, (here, there, moved)

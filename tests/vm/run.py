@@ -52,10 +52,10 @@ def main():
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument('form', choices=('one', 'two'))
     a.add_argument('--long', action='store_true', help='also tests named *_long')
-    a.add_argument('--limit', type=float, help='seconds for everything in the machine (900; with --long 2700)')
+    a.add_argument('--limit', type=float, help='seconds for everything in the machine (1500; with --long 5400)')
     a.add_argument('names', nargs='*')
     a = a.parse_intermixed_args()
-    limit = a.limit or (2700 if a.long else 900)
+    limit = a.limit or (5400 if a.long else 1500)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     n = tests_of(a.form, a.names, a.long)
     with tempfile.TemporaryDirectory(prefix='baton-vm-work-') as work:

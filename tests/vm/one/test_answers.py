@@ -21,7 +21,7 @@ def equal(name, protocol, concurrency, args=(), env=None):
     with split(model, protocol, args, env=env) as nodes:
         traffic = Traffic()
         answers = ask([n.port for n in nodes], prompts, concurrency)
-        moved = check(want, prompts, answers, per_token, protocol)
+        moved = check(want, prompts, answers, per_token, protocol, BLOCK)
         assert moved > 0
         check_wire(protocol, moved, traffic)
         counted = metrics(nodes[0].port)

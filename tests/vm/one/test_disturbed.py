@@ -17,7 +17,7 @@ def under(protocol, rules, env=None):
             traffic, t0 = Traffic(), time.monotonic()
             with netem(rule) if rule else contextlib.nullcontext():
                 answers = ask([n.port for n in nodes], prompts, 4)
-            moved = check(want, prompts, answers, per_token, protocol)
+            moved = check(want, prompts, answers, per_token, protocol, BLOCK)
             took[rule] = time.monotonic() - t0
             print(f'  {protocol}, {rule or "undisturbed"}: {len(prompts)} answers equal in {took[rule]:.1f} s, {moved} KV bytes, {traffic.since()["near"]} bytes sent', flush=True)
 

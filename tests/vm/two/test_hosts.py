@@ -6,17 +6,7 @@ def equal(name, protocol, concurrency, args=()):
     model, prompts, want, per_token = load(name)
     wait_for_far_side()
     with two_nodes(model, protocol, args) as nodes:
-        before = counters(1), counters(2)
-        jobs = [lambda b=b, n=nodes[i % 2]: n.request('POST', '/v1/completions', {**b, 'return_trace': True}) for i, b in enumerate(prompts)]
-        moved = check(want, prompts, parallel(jobs, concurrency), per_token, protocol)
-        after = counters(1), counters(2)
-        here, there = ({k: a[k] - b[k] for k in a} for a, b in zip(after, before))
-        print(f'  {protocol}: {moved} KV bytes; host 1 sent {here["tx"]} bytes, {here["sent"]} RoCE packets; host 2 took {there["rx"]} bytes, {there["received"]} RoCE packets', flush=True)
-        assert moved > 0 and here['tx'] >= moved and there['rx'] >= moved, (here, there, moved)
-        if protocol == 'tcp':
-            assert here['sent'] * 4096 < moved, here
-        else:  # a RoCE packet has at most 4,096 bytes of payload
-            assert here['sent'] * 4096 >= moved and there['received'] * 4096 >= moved, (here, there, moved)
+        ask_over_the_wire(nodes, protocol, prompts, want, per_token, concurrency)
 
 
 def test_tiny_rdma():

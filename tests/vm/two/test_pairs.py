@@ -1,0 +1,43 @@
+"""Prefill on one host, decode on the other, each a node of 1, 2 or 4 ranks (--tensor-parallel-size): every pair of ranks that share heads moves its part over the wire."""
+from hosts import *
+
+SIZES = 1, 2, 4
+# UCX fills the queues of each connection entry by entry. There are up to 16 connections at once here, which an emulated CPU would not have ready in time.
+SHORT_QUEUES = {f'UCX_{t}_VERBS_{q}_QUEUE_LEN': '64' for t in ('RC', 'UD') for q in ('RX', 'TX')}
+ALL_CONNECTED = 8  # which of the ranks that have a head or the latent sends it depends on the request
+
+
+def tensor(size):
+    return ['--tensor-parallel-size', str(size)]
+
+
+def pairs_equal_one(name, protocol, sizes):
+    """sizes: (ranks of the prefill node, ranks of the decode node)"""
+    model, prompts, want, _ = load(f'pair_{name}')
+    wait_for_far_side()
+    for prefill, decode in sizes:
+        print(f'  {name}: prefill TP{prefill}, decode TP{decode}', flush=True)
+        began = time.monotonic()
+        with two_nodes(model, protocol, (), tensor(prefill), tensor(decode), SHORT_QUEUES, ALL_CONNECTED, 300) as nodes:
+            ask_over_the_wire(nodes, protocol, prompts, want, kv_bytes_per_token(model, decode), 2)
+        print(f'  equal, {time.monotonic() - began:.1f} s', flush=True)
+
+
+def test_pairs_rdma():
+    pairs_equal_one('qwen3_moe', 'rdma', [(1, 4), (4, 2)])
+    pairs_equal_one('deepseek_v3', 'rdma', [(2, 1)])
+
+
+def test_pairs_ucx():
+    pairs_equal_one('llama', 'ucx', [(2, 4)])
+    pairs_equal_one('deepseek_v3', 'ucx', [(4, 2)])
+
+
+def test_all_pairs_rdma_long():
+    for name in PAIRED:
+        pairs_equal_one(name, 'rdma', [(p, d) for p in SIZES for d in SIZES])
+
+
+def test_all_pairs_ucx_long():
+    for name in PAIRED:
+        pairs_equal_one(name, 'ucx', [(p, d) for p in SIZES for d in SIZES])
