@@ -5,6 +5,7 @@
 #include <ifaddrs.h>
 #include <string.h>
 
+#include "kernels/ep/ep.h"
 #include "shared/cluster/group.h"
 
 enum { MEET_PORT = 29550 /* vLLM's default */ };
@@ -275,16 +276,16 @@ static enum status check_unused(const struct config *c, struct err *err)
     return OK;
 }
 
-/* Experts are shared on the CPU only; without a word about other ranks each GPU node has all. */
-static enum status read_experts(const struct config *c, bool *shares, struct err *err)
+/* LIMIT: GPUs that share experts are of one host. */
+static enum status check_gpus(const struct config *c, const struct hosts *h, const struct ranks *r,
+                              struct err *err)
 {
-    const bool wants = config_bool(c, "enable-expert-parallel") &&
-                       config_int(c, "data-parallel-size") > 1;
-    *shares = wants && !is_on_gpu(c);
-    if (*shares || !wants || !config_is_set(c, "data-parallel-address")) return OK;
+    const bool elsewhere = h->n > 1 || (r->kind == RANKS_PARENT && ranks_elsewhere(r));
+    if (!r->experts || !is_on_gpu(c) || (r->size <= EP_PEERS_MAX && !elsewhere)) return OK;
     return err_field(err, ERR_UNSUPPORTED, "enable-expert-parallel",
-                     "--enable-expert-parallel with --data-parallel-address is supported on "
-                     "the CPU only; give --device cpu, or leave the address out");
+                     "--enable-expert-parallel with --device cuda is supported for up to %d ranks "
+                     "of one host; give --data-parallel-size %d or less, or --device cpu",
+                     EP_PEERS_MAX, EP_PEERS_MAX);
 }
 
 static enum status read_sizes(const struct config *c, size_t n_nodes, struct ranks *r,
@@ -354,9 +355,9 @@ static enum status read_parent(const struct config *c, size_t n_nodes, const str
 enum status ranks_read(const struct config *c, size_t n_nodes, struct ranks *out, struct err *err)
 {
     struct hosts h = { .n = 1 };
-    bool experts;
+    const bool experts = config_bool(c, "enable-expert-parallel") &&
+                         config_int(c, "data-parallel-size") > 1;
     *out = (struct ranks){ .kind = RANKS_NONE, .tp.size = 1 };
-    TRY(read_experts(c, &experts, err));
     if (!experts) TRY(check_unused(c, err));
     if (!experts && tp_size(c) < 2) return OK;
     out->experts = experts;
@@ -365,6 +366,7 @@ enum status ranks_read(const struct config *c, size_t n_nodes, struct ranks *out
     out->headless = config_bool(c, "headless");
     const bool is_single = !n_nodes && (names_process(c) || names_node(c));
     TRY(is_single ? read_single(c, out, err) : read_parent(c, n_nodes, &h, out, err));
+    TRY(check_gpus(c, &h, out, err));
     return experts ? read_meeting(c, &h, out, err) : OK;
 }
 

@@ -1,6 +1,7 @@
 /* node_ep.c - what a node's ep objects (kernels/ep/ep.h) have in common, and which backend brings
- * rows to the experts of other ranks: shm if all are on one host, else ucx, unless
- * --all2all-backend says it. All ranks tell each other where they are and choose alike.
+ * rows to the experts of other ranks: peer between GPUs; between CPUs shm if all are on one host,
+ * else ucx, unless --all2all-backend says it. All ranks tell each other where they are and choose
+ * alike.
  * Thread: a worker. */
 #include <string.h>
 
@@ -50,7 +51,8 @@ static enum status choose(const struct place_of_rank *all, uint32_t size, const 
     return OK;
 }
 
-enum status node_ep_backend(const struct node *n, struct ep_config *c, struct err *err)
+/* Chooses c->backend together with the other ranks, by c->exchange. */
+static enum status choose_backend(const struct node *n, struct ep_config *c, struct err *err)
 {
     const char *forced = n->o.group.backend;
     struct place_of_rank mine = { .domain = n->o.group.domain };
@@ -64,4 +66,29 @@ enum status node_ep_backend(const struct node *n, struct ep_config *c, struct er
     mem_free(all);
     if (st == OK && forced) c->backend = forced;
     return st;
+}
+
+/* On GPUs rows go from one to the other, and what the hosts tell each other through an object of
+ * their own. LIMIT: GPUs of one host. */
+static enum status create_on_gpu(const struct node *n, struct ep_config *c, struct ep **out,
+                                 struct err *err)
+{
+    struct ep_config words = *c;
+    words.device = kernel_host(engine_model(n->engine)->kernels)->device;
+    words.collective_bytes = EP_WORDS_BYTES;
+    words.placement = (struct ep_placement){ 0 };
+    TRY(ep_create(&words, &c->words, err));
+    c->backend = "peer";
+    c->exchange = ep_exchange_words;
+    c->exchange_arg = c->words;
+    const enum status st = ep_create(c, out, err);
+    if (st != OK) ep_discard(c->words);
+    return st;
+}
+
+enum status node_ep_create(const struct node *n, struct ep_config *c, struct ep **out,
+                           struct err *err)
+{
+    TRY(choose_backend(n, c, err));
+    return c->device->is_host ? ep_create(c, out, err) : create_on_gpu(n, c, out, err);
 }

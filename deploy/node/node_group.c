@@ -39,8 +39,7 @@ static enum status make_ep(struct node_epoch *w, const struct ep_placement *p)
     c.collective_bytes = ENGINE_GROUP_BYTES;
     engine_ep_needs(n->engine, &c);
     c.placement = *p;
-    TRY(node_ep_backend(n, &c, &w->err));
-    TRY(ep_create(&c, &w->ep, &w->err));
+    TRY(node_ep_create(n, &c, &w->ep, &w->err));
     log_info("rows reach the experts of other ranks", "backend=%s ranks=%d near=%d", c.backend,
              c.size, w->ep->n_near);
     return OK;

@@ -129,8 +129,10 @@ void node_group_of_engine(void *arg, const struct engine_group_event *ev);
  * worker. */
 struct ep_config node_ep_config(const struct node *n, struct group *g, uint32_t rank,
                                 uint32_t size);
-/* Chooses c->backend together with the other ranks, by c->exchange. Thread: a worker. */
-enum status node_ep_backend(const struct node *n, struct ep_config *c, struct err *err) MUST_CHECK;
+/* Creates the object of ranks that share experts, for which they choose a backend together, by
+ * c->exchange. Changes c. Thread: a worker. */
+enum status node_ep_create(const struct node *n, struct ep_config *c, struct ep **out,
+                           struct err *err) MUST_CHECK;
 
 /* ---- node_ranks.c: with --tensor-parallel-size ---- */
 

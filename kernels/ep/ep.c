@@ -36,6 +36,8 @@ int ep_nccl_version(void)
 
 /* ---- sizes ---- */
 
+_Static_assert(sizeof(struct ep_hello) <= EP_WORDS_BYTES, "what ep_exchange_words takes");
+
 enum { PAD_ELEMENTS = 64, ROW_ALIGN = 128, RESULT_ALIGN = 16 };
 
 struct ep_row_layout ep_row_layout_of(const struct ep_config *c)
@@ -91,6 +93,10 @@ static enum status check(const struct ep_config *c, struct err *err)
                        EP_RANKS_MAX);
     if (!c->exchange && c->size > 1)
         return err_set(err, ERR_INVALID, "ep: %d ranks have no way to meet", c->size);
+    if (c->words && (c->words->config.size != c->size || c->device->is_host ||
+                     c->words->config.collective_bytes < EP_WORDS_BYTES))
+        return err_set(err, ERR_INVALID, "ep: words of %d ranks for %d", c->words->config.size,
+                       c->size);
     if (c->timeout_ms < 1)
         return err_set(err, ERR_INVALID, "ep: a deadline of %d ms", c->timeout_ms);
     return check_experts(c, err);
@@ -192,15 +198,20 @@ enum status ep_create(const struct ep_config *c, struct ep **out, struct err *er
     return ops->create(c, out, err);
 }
 
+/* The ranks of an object on a GPU may part through its words. */
 void ep_free(struct ep *e)
 {
-    if (e) e->ops->free(e);
+    if (!e) return;
+    struct ep *words = e->config.words;
+    e->ops->free(e);
+    ep_free(words);
 }
 
 void ep_abort(struct ep *e)
 {
     __atomic_store_n(&e->aborted, 1, __ATOMIC_SEQ_CST);
     e->ops->abort(e);
+    if (e->config.words) ep_abort(e->config.words);
 }
 
 void ep_discard(struct ep *e)
@@ -317,6 +328,19 @@ enum status ep_gather_columns(struct ep *e, float *y, size_t y_stride, const flo
     }
     if (n_rows == 0 || first[0] == first[e->config.size]) return OK;
     return ended(e, e->ops->gather_columns(e, &a, err), err);
+}
+
+enum status ep_gather_words(struct ep *e, void *all, const void *mine, size_t bytes,
+                            struct err *err)
+{
+    struct ep *words = e->config.words ? e->config.words : e;
+    ASSERT(words->ops->on_host);
+    return ep_all_gather(words, all, mine, bytes, err);
+}
+
+enum status ep_exchange_words(void *arg, const void *mine, size_t bytes, void *all, struct err *err)
+{
+    return ep_all_gather(arg, all, mine, bytes, err);
 }
 
 struct ep_places ep_places(const struct ep *e) { return e->ops->places(e); }

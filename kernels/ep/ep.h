@@ -1,6 +1,5 @@
 /* ep.h - expert parallelism: dispatch of rows to the ranks that own their experts, combine of the
- * results, and sums and gathers over ranks. LIMIT: engine steps call it on CPUs only.
- * docs/kernels.md, "Expert parallelism", has the design, docs/parallelism.md the steps.
+ * results, and sums and gathers over ranks. docs/kernels.md, "Expert parallelism", has the design, docs/parallelism.md the steps.
  *
  * Backends are `self` (one rank, the definition), `shm` (CPUs of one host), `ucx` (CPUs of
  * several, memory is shared inside each), `peer` (GPUs of one host by CUDA IPC), `nccl`. y is the
@@ -25,7 +24,8 @@ enum {
     EP_RANKS_MAX = 256,
     EP_PEERS_MAX = 8 /* ranks of `peer`: GPUs of one host */,
     EP_MAPS_MAX = 1024,
-    EP_SCALE_STEP = 128, /* elements that share a scale */
+    EP_SCALE_STEP = 128,  /* elements that share a scale */
+    EP_WORDS_BYTES = 256, /* the least collective_bytes of ep_config.words */
     EP_PROGRESS_MS = 100
 };
 
@@ -68,9 +68,13 @@ struct ep_config {
                                        * longest work */
     ep_exchange_fn exchange;          /* may be NULL for `self` */
     void *exchange_arg;
-    /* On the CPU, while a call waits for others, it counts up every EP_PROGRESS_MS, by __atomic
-     * builtins: who waits is not stuck. NULL: nobody looks. */
+    /* While a call waits for others on the CPU, or ep_wait does, it counts up every
+     * EP_PROGRESS_MS, by __atomic builtins: who waits is not stuck. NULL: nobody looks. */
     uint64_t *progress;
+    /* On a GPU: an object of the same ranks on their CPUs, for ep_gather_words, and for `exchange`
+     * if that is ep_exchange_words. The new object owns it: it is aborted and freed with it. NULL:
+     * none */
+    struct ep *words;
 };
 
 /* The counts of ep_plan, valid until the next call. */
@@ -209,6 +213,12 @@ enum status ep_all_gather(struct ep *e, void *all, const void *mine, size_t byte
  * its own columns. */
 enum status ep_gather_columns(struct ep *e, float *y, size_t y_stride, const float *mine,
                               size_t mine_stride, size_t n_rows, const size_t *first,
+                              struct err *err) MUST_CHECK;
+/* ep_all_gather of the hosts' memory: through ep_config.words where the object's is a GPU's. */
+enum status ep_gather_words(struct ep *e, void *all, const void *mine, size_t bytes,
+                            struct err *err) MUST_CHECK;
+/* ep_exchange_fn by the calls of another object on the CPU; arg: that object. */
+enum status ep_exchange_words(void *arg, const void *mine, size_t bytes, void *all,
                               struct err *err) MUST_CHECK;
 #ifndef __cplusplus /* there a function's name would hide the struct's */
 /* Where x and results may lie so that they are read in place. */

@@ -8,10 +8,14 @@
  * are errors of ep_wait; which one occurs has not been observed on a GPU. Thread: as ep.h says. */
 #include <assert.h>
 #include <string.h>
+#include <time.h>
 
 #include "kernels/ep/ep_cuda.h"
+#include "shared/base/clock.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
+
+enum { PAUSE_NS = 20000 }; /* between two looks at a stream */
 
 static_assert(sizeof(cudaIpcMemHandle_t) <= EP_PAYLOAD_BYTES, "the handle's room");
 
@@ -193,8 +197,24 @@ static enum status peer_all_gather(struct ep *e, void *all, const void *mine, si
                          "gathering from ranks", err);
 }
 
+/* Looks from time to time, so that the host counts as alive meanwhile. LIMIT: a GPU that hangs by
+ * itself looks like one that waits for other ranks, until their deadline. */
+static void watch_stream(const struct ep *e)
+{
+    const struct timespec pause = { .tv_nsec = PAUSE_NS };
+    const cudaStream_t stream = ep_cuda_of((struct ep *)e)->device->stream;
+    for (uint64_t told_ms = clock_ms();
+         e->config.progress && cudaStreamQuery(stream) == cudaErrorNotReady;) {
+        nanosleep(&pause, NULL);
+        if (clock_ms() < told_ms + EP_PROGRESS_MS) continue;
+        told_ms = clock_ms();
+        __atomic_fetch_add(e->config.progress, 1, __ATOMIC_RELAXED);
+    }
+}
+
 static enum status peer_wait(struct ep *e, struct err *err)
 {
+    watch_stream(e);
     device_wait(e->config.device);
     TRY(device_fault(e->config.device, err));
     return ep_cuda_fault(ep_cuda_of(e), err);

@@ -223,7 +223,7 @@ static enum status meet(struct engine *e, uint32_t n_rows, struct err *err)
     g->asleep = false;
     g->is_told = true;
     engine_ranks_say(e, &mine);
-    TRY(ep_all_gather(g->ep, g->words, &mine, sizeof mine, err));
+    TRY(ep_gather_words(g->ep, g->words, &mine, sizeof mine, err));
     TRY(check_words(g, &mine, err));
     engine_ranks_hear(e);
     return OK;
@@ -290,7 +290,8 @@ bool engine_group_enter(struct engine *e, uint64_t epoch)
 enum status engine_join_group(struct engine *e, struct ep *ep, struct model_experts *experts,
                               uint64_t epoch)
 {
-    ASSERT(engine_is_grouped(e) && (!ep || ep->config.collective_bytes >= ENGINE_GROUP_BYTES));
+    ASSERT(engine_is_grouped(e));
+    ASSERT(!ep || ep->config.words || ep->config.collective_bytes >= ENGINE_GROUP_BYTES);
     const struct engine_command c = {
         .kind = ENGINE_COMMAND_JOIN, .ep = ep, .experts = experts, .epoch = epoch
     };

@@ -73,6 +73,17 @@ static void wait_for_logits(const struct model *m, const struct model_batch *b)
     else device_wait(device);
 }
 
+/* On a GPU, waits for the step's exchanges, before their results are used: on the CPU each call has
+ * said how it ended. LIMIT: a GPU's steps with other ranks are launched one by one and never ahead
+ * of the host. */
+static void end_exchanges(struct model *m)
+{
+    struct err *fault = &m->exchange_fault;
+    if (!m->ep || m->kernels->device->is_host) return;
+    if (fault->code == OK) fault->code = ep_wait(m->ep, fault);
+    device_wait(m->kernels->device); /* an aborted step has kernels that run, too */
+}
+
 bool decoder_forward(struct model *m, const struct model_batch *b)
 {
     struct decoder *d = m->decoder;
@@ -93,6 +104,7 @@ bool decoder_forward(struct model *m, const struct model_batch *b)
     m->exchange_fault.code = m->gather_fault.code = OK;
     if (b->n_rows == 0) {
         compute(m, b, &step);
+        end_exchanges(m);
         device_wait(k->device);
         return false;
     }
@@ -102,6 +114,8 @@ bool decoder_forward(struct model *m, const struct model_batch *b)
     if (device_fault(k->device, NULL) != OK) return false; /* nothing was submitted */
     if (!step.graph_launched) compute(m, b, &step);
     k->step_ops->submit(k);
+    end_exchanges(m);
+    if (m->exchange_fault.code != OK) return false;
     if (step.sampled) k->step_ops->sample(k, d->logits, m->config.n_vocab);
     else wait_for_logits(m, b);
     return step.sampled;
@@ -155,7 +169,7 @@ enum status decoder_prepare(struct model *m, const struct model_prepare_args *s,
         .block_tokens = s->block_tokens,
         .max_seqs = s->max_seqs,
         .n_heads = (uint32_t)share_heads(&m->share, m->config.n_heads).n,
-        .max_graph_rows = s->capture_graphs ? graph_rows_max(m) : 0,
+        .max_graph_rows = s->capture_graphs && m->share.ep_size < 2 ? graph_rows_max(m) : 0,
     };
     m->decoder->attention_work->ops->limits(m, &l);
     TRY(k->step_ops->prepare(k, &l, err));

@@ -59,6 +59,14 @@ static void run_shared(const struct decoder_step *s, const struct ffn_moe *e,
     k->ops->matmul(k, &down, 1);
 }
 
+/* As many slots as a piece of the busiest rank's rows lets come: on a GPU the host does not learn
+ * how many did. */
+static size_t most_slots(const struct decoder_step *s, const struct ffn_moe_work *w)
+{
+    const size_t piece = min_size(w->max_rows, s->b->group_rows);
+    return (size_t)s->m->ep->config.size * piece * s->m->config.moe.n_used;
+}
+
 static void run_slots(const struct decoder_step *s, const struct ffn_moe *e,
                       const struct ffn_moe_work *w, const struct ep_batch *in, float *out)
 {
@@ -67,7 +75,7 @@ static void run_slots(const struct decoder_step *s, const struct ffn_moe *e,
         .gate_up = experts.gate_up,
         .down = experts.down,
         .n_experts = experts.n,
-        .n_slots = in->n_slots,
+        .n_slots = min_size(in->n_slots, most_slots(s, w)),
         .x = in->x,
         .x_stride = in->row_bytes / sizeof(float),
         .n_x_rows = in->n_slots,

@@ -1,6 +1,8 @@
 """--device cuda. Without a GPU these tests need a program with an emulated GPU (BATON_BIN of a build with BATON_CUDA=emulate), which is thousands
 of times slower: so requests are few and short."""
 from harness import *
+from test_parallel import SIZE as RANK_SIZE, ask_all
+from test_ranks import Parent, is_whole
 from test_split import check_equal, run
 
 QWEN = os.path.join(DATA, 'goldens', 'qwen3_moe', 'model')
@@ -140,3 +142,31 @@ def test_every_type_of_kv_on_the_gpu():
             wait_ready(mixed, timeout=120)
             want = run([mixed.port], bodies, 1)
         check_split(LLAMA, way, kind, bodies, want)
+
+
+def test_ranks_that_share_experts_on_a_gpu():
+    """Processes whose GPUs (here one for all) hold some of the experts each have the tokens and bits of one that holds all; one that is killed comes back."""
+    need_gpu()
+    args = ['--device', 'cuda', '--deterministic', *SHORT_STEPS]
+    for model, size in ((QWEN, 2), (DEEPSEEK, 4)):
+        bodies = mixed_requests(6, 8, 512, 60, (2, 6))
+        with closing(Node(model, args=[*RANK_SIZE, *args])) as one:
+            wait_ready(one, timeout=120)
+            want = ask_all([one.port], bodies)
+        with closing(Parent(model, size, args)) as parent:
+            wait_ready(parent, timeout=180)
+            assert f'backend=peer ranks={size}' in parent.output(), parent.output()[-3000:]
+            assert ask_all([parent.port], bodies) == want, (model, size)
+            ports = [n['http_port'] for n in request(parent.port, 'GET', '/cluster')[2]['nodes']]
+            assert sorted(group_of_port(p)['rank'] for p in ports) == list(range(size))
+            assert ask_all(ports, bodies) == want, (model, size)        # each with rows of its own
+            assert ask_all(ports[:1], bodies) == want, (model, size)    # the others have none
+            before = parent.ranks()
+            os.kill(before[size - 1], signal.SIGKILL)
+            wait_until('the group is whole', lambda: parent.ranks().get(size - 1) != before[size - 1] and is_whole(parent.port, size), 120)
+            assert ask_all([parent.port], bodies) == want, (model, size)
+            assert parent.stop() == 0, parent.output()[-3000:]
+
+
+def group_of_port(port):
+    return request(port, 'GET', '/cluster')[2]['group']

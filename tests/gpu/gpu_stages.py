@@ -99,6 +99,16 @@ def split(emulated):
     yield Stage('split: time to first token', [*script, 'ttft'], 60)
 
 
+def ranks(programs, emulated):
+    script = [sys.executable, '-u', os.path.join(HERE, 'gpu_ranks.py'), *(['--emulated'] if emulated else [])]
+    yield Stage('ranks: answers', [*script, 'answers'], 60)
+    yield Stage('ranks: two nodes of two', [*script, 'pair'], 45)
+    bench = programs.start('bench_ep')
+    if emulated and not bench:
+        return  # builds with a sanitizer have no benchmarks
+    yield Stage('ranks: a layer', [*script, 'layers'] if bench else [], 30, why=f'{programs.home} has no bench_ep', env={'BATON_BENCH_EP': bench or ''})
+
+
 def stages(programs, emulated):
     bench, tiny = programs.start('bench_gpu'), ['--tiny'] if emulated else []
     if not bench:
@@ -106,5 +116,5 @@ def stages(programs, emulated):
     out = [Stage('limits', [bench, *tiny, 'limits'], 40), *conformance(programs, emulated)]
     answers, ttft = split(emulated)
     out += [answers, *models(programs, emulated), Stage('attention', [bench, *tiny, 'attention'], 40), Stage('push', [bench, *tiny, 'push'], 30),
-            Stage('push, checksums', [bench, *tiny, 'push', 'checksum'], 30), ttft]
+            Stage('push, checksums', [bench, *tiny, 'push', 'checksum'], 30), *ranks(programs, emulated), ttft]
     return out if emulated else out + list(overlap(programs)) + list(sanitized(programs))

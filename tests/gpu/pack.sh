@@ -28,13 +28,13 @@ mapfile -t tests < <(PYTHONPATH=tests/gpu PYTHONDONTWRITEBYTECODE=1 python3 -c '
 mkdir -p "$build"
 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DBATON_CUDA=on -DCMAKE_CUDA_ARCHITECTURES="$arch" "${launcher[@]}" \
     -DCMAKE_BUILD_RPATH='$ORIGIN/../lib' -DCMAKE_EXE_LINKER_FLAGS='-static-libstdc++ -static-libgcc -Wl,--disable-new-dtags' >"$build.log" || fail "see $build.log"
-ninja -C "$build" -j "$(nproc)" baton bench_gpu "${tests[@]}" >>"$build.log" || { tail -n 30 "$build.log" >&2; fail "it does not build"; }
+ninja -C "$build" -j "$(nproc)" baton bench_gpu bench_ep "${tests[@]}" >>"$build.log" || { tail -n 30 "$build.log" >&2; fail "it does not build"; }
 
 archive=$to/gpu.tar.xz
 to=$(mktemp -d)
 trap 'rm -rf "$to"' EXIT
 mkdir -p "$to/bin" "$to/lib/glibc"
-for name in baton bench_gpu "${tests[@]}"; do
+for name in baton bench_gpu bench_ep "${tests[@]}"; do
     for path in "$build/$name" "$build/tests/$name" "$build/tests/gpu/$name"; do
         [ -f "$path" ] && strip -o "$to/bin/$name" "$path"
     done

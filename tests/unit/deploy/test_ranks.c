@@ -61,13 +61,14 @@ TEST(without_shared_experts_or_with_one_rank_a_node_is_alone)
     CHECK_EQ_INT(ranks_of("serve", 0, "").kind, RANKS_NONE);
     CHECK_EQ_INT(ranks_of("serve", 0, "-dp 4").kind, RANKS_NONE);
     CHECK_EQ_INT(ranks_of("serve", 0, "-ep").kind, RANKS_NONE);
-    CHECK_EQ_INT(ranks_of("serve", 0, "-dp 4 -ep --device cuda").kind, RANKS_NONE);
     CHECK_EQ_INT(ranks_of("launch", 4, "--num-servers 4").kind, RANKS_NONE);
 }
 
 TEST(a_parent_starts_all_ranks_or_those_of_its_host)
 {
-    struct ranks r = ranks_of("serve", 0, "-dp 4 -ep");
+    struct ranks r = ranks_of("serve", 0, "-dp 4 -ep --device cuda");
+    CHECK_RANGE(r, RANKS_PARENT, 0, 4, 4);
+    r = ranks_of("serve", 0, "-dp 4 -ep");
     CHECK_RANGE(r, RANKS_PARENT, 0, 4, 4);
     CHECK_EQ_STR(r.host, "127.0.0.1");
     CHECK_EQ_INT(r.port, 0); /* any free one */
@@ -145,7 +146,9 @@ TEST(what_contradicts_is_named)
     refuses("serve", 0, "--headless", "--data-parallel-size above 1");
     refuses("serve", 0, "--nnodes 2", "find each other by --scheduler-host");
     refuses("serve", 0, "-dp 4 -ep --nnodes 2 --node-rank 2", "count from 0 to 1");
-    refuses("serve", 0, "-dp 2 -ep --device cuda -dpa 10.0.0.1", "the CPU only");
+    refuses("serve", 0, "-dp 9 -ep --device cuda", "up to 8 ranks of one host");
+    refuses("serve", 0, "-dp 4 -dpl 2 -ep --device cuda -dpa 10.0.0.1",
+            "up to 8 ranks of one host");
     refuses("launch", 3, "--num-servers 3 -dp 2 -ep", "give --data-parallel-size 3");
     refuses("launch", 2, "--num-servers 2 -dp 4 -ep -dpl 3 -dpa h",
             "give --data-parallel-size-local 2");

@@ -1,0 +1,100 @@
+"""Ranks that share the experts of a model, and a GPU or as many as there are. usage: gpu_ranks.py [--emulated] answers|pair|layers   (BATON_BIN, BATON_BENCH_EP)
+
+answers  2 and 4 ranks with the shape of ERNIE-4.5-21B-A3B and dummy weights: tokens and log-probabilities of one process that has all experts
+pair     a prefill and a decode node of 2 ranks each, KV over CUDA IPC: the same
+layers   the time that a sparse layer's dispatch and combine take, of `peer` and, with as many GPUs, of `nccl`, beside a copy of as many bytes
+Prints lines of JSON as bench_gpu does (gpu.h); ends with a sentence if something is wrong."""
+import argparse, os, re, signal, subprocess, sys
+
+from gpu_split import STEP, check_trace, figure, print_line
+from harness import *
+from test_ranks import Parent
+from test_split import check_equal, run
+
+ERNIE, ERNIE_TINY = os.path.join(DATA, 'configs', 'ernie-4.5-21b-a3b'), os.path.join(DATA, 'goldens', 'ernie_moe', 'model')
+PAIR_SECRET = {'BATON_CLUSTER_SECRET': 'ranks that share a GPU'}
+
+
+class Sizes:
+    """What is asked of which model. A GPU has to hold the attention, the buffers and the KV of each rank, and the experts once for each node."""
+
+    def __init__(self, emulated):
+        self.emulated = emulated
+        self.model, self.sizes = (ERNIE_TINY, (2,)) if emulated else (ERNIE, (2, 4))
+        n, longest, tokens = (4, 40, (1, 4)) if emulated else (64, 400, (1, 24))
+        self.bodies, self.at_once = mixed_requests(n, 9, 512 if emulated else 100000, longest, tokens), 4 if emulated else 16
+        self.args = ['--device', 'cuda', '--deterministic', '--load-format', 'dummy', '--max-num-batched-tokens', STEP if emulated else '512']
+
+
+def ranks(s, size, args=(), env=None):
+    return Parent(s.model, size, [*s.args, *args], env)
+
+
+def of_one(s):
+    with closing(ranks(s, 1)) as one:
+        wait_ready(one, timeout=180)
+        return run([one.port], s.bodies, s.at_once)
+
+
+def answers(s):
+    want = of_one(s)
+    for size in s.sizes:
+        with closing(ranks(s, size)) as parent:
+            wait_ready(parent, timeout=180)
+            got = run([parent.port], s.bodies, s.at_once)
+        check_equal(want, got, f'{size} ranks')
+        figure(f'answers of {size} ranks equal to one', len(got), 'requests', len(s.bodies), 'all', 1, 'at least')
+    print_line('note', text='steps with other ranks are launched op by op: recorded ones are not built')
+
+
+def pair_of_ranks(s):
+    want = of_one(s)
+    control = free_ports(1)[0]
+    ends = [('prefill', ['--engine-worker-queue-port', str(control)]), ('decode', ['--router', f'127.0.0.1:{control}'])]
+    nodes = [ranks(s, 2, ['--splitwise-role', role, '--cache-transfer-protocol', 'ipc', *view], PAIR_SECRET) for role, view in ends]
+    with closing(*nodes):
+        wait_ready(*nodes, timeout=180)
+        wait_sees(nodes, 4, timeout=60)
+        got = run([n.port for n in nodes], s.bodies, s.at_once)
+    check_equal(want, got, 'two nodes of two ranks')
+    for a in got:
+        check_trace(a)
+    figure('answers of two nodes of two ranks, KV over CUDA IPC, equal to one', len(got), 'requests', len(s.bodies), 'all', 1, 'at least')
+
+
+def n_gpus():
+    tool = shutil.which('nvidia-smi')
+    r = tool and subprocess.run([tool, '-L'], stdout=subprocess.PIPE, text=True, timeout=30)
+    return r.stdout.count('GPU ') if r else 0
+
+
+LAYER = re.compile(r'^dispatch and combine +([\d.]+) us +([\d.]+) MB a rank .* a copy of as much +([\d.]+) us', re.M)
+
+
+def layers(s):
+    hidden, experts, used, rows = (256, 8, 2, (4,)) if s.emulated else (2560, 64, 6, (1, 16, 128, 512))
+    backends = [('peer', size) for size in s.sizes] + [('nccl', size) for size in s.sizes if size <= n_gpus()]
+    for backend, size in backends:
+        for n in rows:
+            argv = [os.environ['BATON_BENCH_EP'], backend, str(size), str(n), str(hidden), str(experts), str(used), 'f32']
+            r = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
+            found = LAYER.search(r.stdout)
+            assert r.returncode == 0 and found, f'{argv} ended with {r.returncode}: {r.stdout[-1000:]}'
+            us, megabytes, copy_us = map(float, found.groups())
+            figure(f'{backend}, {size} ranks of {n} rows, {megabytes:g} MB a rank: dispatch and combine of a layer', us, 'us', copy_us, 'a copy of as much')
+    if len(backends) == len(s.sizes):
+        print_line('note', text=f'nccl was not run: it wants a GPU for each rank, there are {n_gpus()}')
+
+
+def main():
+    a = argparse.ArgumentParser()
+    a.add_argument('--emulated', action='store_true')
+    what = {'answers': answers, 'pair': pair_of_ranks, 'layers': layers}
+    a.add_argument('what', choices=what)
+    a = a.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit('gpu_ranks.py: asked to end'))  # so that the nodes are ended on the way out
+    what[a.what](Sizes(a.emulated))
+
+
+if __name__ == '__main__':
+    main()
