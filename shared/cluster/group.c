@@ -71,8 +71,7 @@ static void log_end(struct group *g, uint64_t epoch, const char *why)
                  (unsigned long long)epoch, g->o.rank, g->why, n_unlogged);
 }
 
-/* The epoch is over: its thread's exchange fails, its engine gives it up. */
-static void end_epoch(struct group *g, uint64_t epoch, const char *why)
+void group_end_epoch(struct group *g, uint64_t epoch, const char *why)
 {
     const bool is_next = epoch && (epoch == g->preparing || epoch == g->given);
     char text[256];
@@ -254,9 +253,9 @@ static void on_leader_lost(struct group *g, const char *why)
     g->last_leader = node;
     g->t_forgive_ms = clock_ms() + FORGIVE_MS;
     if (g->leader.rank < g->o.size) g->is_gone[g->leader.rank] = true;
-    end_epoch(g, g->preparing, text); /* what is exchanged went through it */
-    if (group_roster_has_node(&g->next, node)) end_epoch(g, g->given, text);
-    if (group_roster_has_node(&g->now, node)) end_epoch(g, g->running, text);
+    group_end_epoch(g, g->preparing, text); /* what is exchanged went through it */
+    if (group_roster_has_node(&g->next, node)) group_end_epoch(g, g->given, text);
+    if (group_roster_has_node(&g->now, node)) group_end_epoch(g, g->running, text);
     find_next_leader(g);
 }
 
@@ -343,7 +342,7 @@ static void on_leader_message(struct group *g, const struct cluster_message *m,
     switch (m->type) {
     case FRAME_GROUP_PROPOSE: on_propose(g, (const Baton__GroupPropose *)body); break;
     case FRAME_GROUP_BLOB: group_round_take(g, (const Baton__GroupBlob *)body); break;
-    case FRAME_GROUP_LOST: end_epoch(g, lost->epoch, lost->why); break;
+    case FRAME_GROUP_LOST: group_end_epoch(g, lost->epoch, lost->why); break;
     case FRAME_GROUP_BELL: g->o.on_bell(g->o.arg, bell->epoch, bell->step); break;
     default: break;
     }

@@ -106,6 +106,8 @@ struct group {
 /* Tells the leader what this rank is doing; without one, nothing. */
 void group_say_hello(struct group *g);
 void group_follow(struct group *g, const struct group_member *leader);
+/* The epoch is over: its thread's exchange fails, its engine gives it up. */
+void group_end_epoch(struct group *g, uint64_t epoch, const char *why);
 /* May a next group be proposed to this rank? */
 bool group_is_free(const struct group *g);
 

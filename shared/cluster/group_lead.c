@@ -114,6 +114,36 @@ static void give_up_without_the_lost(struct group *g)
     }
 }
 
+/* Does the rank step in a group that this leader did not make? */
+static bool is_of_another_group(const struct group *g, const struct group_seat *s)
+{
+    const struct group_lead *l = &g->lead;
+    if (!s->at.node || !s->running) return false;
+    return (s->running != l->before.epoch || group_roster_find(&l->before, s->at.rank) < 0) &&
+           (s->running != l->next.epoch || group_roster_find(&l->next, s->at.rank) < 0);
+}
+
+/* Others of such a group may be among the ranks that are not here, and be waited for in its steps:
+ * it is given up. Epochs of two leaders may have one number, so only these ranks are told; their
+ * hellos say when they are done. */
+static bool part_from_the_absent(struct group *g)
+{
+    Baton__GroupLost m = BATON__GROUP_LOST__INIT;
+    uint32_t rank;
+    bool told = false;
+    if (!group_lead_misses(g, &rank)) return false;
+    m.why = (char *)"another rank leads, and not all of the group came to it"; /* is only read */
+    EACH_SEAT(s, g)
+    {
+        if (!is_of_another_group(g, s)) continue;
+        m.epoch = s->running;
+        s->is_free = false;
+        told = true;
+        group_send(g, s->at.node, FRAME_GROUP_LOST, FROM_LEADER, &m.base);
+    }
+    return told;
+}
+
 /* Why the group of `next`'s members is not the one before. */
 static enum group_reason reason_of(const struct group *g, const struct group_roster *next,
                                    bool renews)
@@ -137,7 +167,7 @@ static void propose(struct group *g)
 {
     struct group_lead *l = &g->lead;
     const struct attendance a = count(g);
-    if (!is_due(g, &a)) return;
+    if (!is_due(g, &a) || part_from_the_absent(g)) return;
     const bool renews = l->renews;
     l->renews = false;
     l->i_round = 0;
@@ -350,6 +380,7 @@ static void on_hello(struct group *g, const struct cluster_message *m, const Bat
         return;
     }
     struct group_seat *s = &l->seats[h->rank];
+    const bool is_new = s->at.node != m->from;
     take_hello(g, s, m->from, h);
     if (l->bell.epoch && h->running == l->bell.epoch) send_bell(g, s);
     if (has_given_up_next(g, h)) {
@@ -357,7 +388,7 @@ static void on_hello(struct group *g, const struct cluster_message *m, const Bat
         return;
     }
     /* A rank of a group that this one does not know: others of it will come, too. */
-    if (h->joined && !l->before.epoch && !l->t_grace_ms)
+    if ((h->joined && !l->before.epoch && !l->t_grace_ms) || (is_new && is_of_another_group(g, s)))
         EACH_SEAT(other, g) if (!other->at.node) expect(g, other);
     take_stock(g);
 }
@@ -439,6 +470,7 @@ void group_lead_on_message(struct group *g, const struct cluster_message *m,
     switch (m->type) {
     case FRAME_GROUP_BLOB: collect_blob(g, s, (const Baton__GroupBlob *)body); break;
     case FRAME_GROUP_LOST:
+        if (lost->epoch == s->running && is_of_another_group(g, s)) break; /* not one of here */
         note_failure(g, s, lost);
         spread_loss(g, lost->epoch, lost->why, true);
         break;
@@ -565,11 +597,12 @@ void group_lead_begin(struct group *g)
 
 void group_lead_end(struct group *g, const struct group_member *leader)
 {
-    if (g->lead.next.epoch)
-        spread_loss(g, g->lead.next.epoch, "another rank leads the group", false);
+    static const char why[] = "another rank leads the group";
+    const uint64_t next = g->lead.next.epoch;
+    if (next) spread_loss(g, next, why, false);
+    if (next) group_end_epoch(g, next, why); /* its own message will not be its leader's */
     EACH_SEAT(s, g)
-    if (s->at.node && s->at.node != g->o.node)
-        group_refuse_rank(g, s->at.node, "another rank leads the group", leader);
+    if (s->at.node && s->at.node != g->o.node) group_refuse_rank(g, s->at.node, why, leader);
     clear(g);
     group_follow(g, leader);
 }

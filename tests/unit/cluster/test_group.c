@@ -4,6 +4,7 @@
 #include <stdatomic.h>
 
 #include "shared/cluster/group.h"
+#include "shared/cluster/proto/node.pb-c.h"
 #include "tests/unit/cluster/cluster_rig.h"
 
 enum { RANKS = 5, ROUNDS = 4, LOST_MS = 600, RETRY_MS = 20, GRACE_MS = 300 };
@@ -464,6 +465,78 @@ TEST(two_halves_become_one_again)
     close_scene(&s);
 }
 
+/* A rank by hand: what its leader told it last. */
+struct hand {
+    struct peer_node *node;
+    uint16_t port;
+    uint64_t lost, proposed;
+};
+
+static bool hand_on_message(void *arg, const struct cluster_message *m)
+{
+    struct hand *h = arg;
+    const uint8_t *body = (const uint8_t *)m->body.p;
+    if (m->type == FRAME_GROUP_LOST) {
+        Baton__GroupLost *lost = baton__group_lost__unpack(NULL, m->body.n, body);
+        h->lost = lost->epoch;
+        baton__group_lost__free_unpacked(lost, NULL);
+    } else if (m->type == FRAME_GROUP_PROPOSE) {
+        Baton__GroupPropose *next = baton__group_propose__unpack(NULL, m->body.n, body);
+        h->proposed = next->epoch;
+        baton__group_propose__free_unpacked(next, NULL);
+    }
+    return true;
+}
+
+/* Rank 2 of 4, which steps in `running`, says so to node 100. */
+static void hand_hello(struct hand *h, uint64_t running)
+{
+    char name[32];
+    Baton__GroupHello m = BATON__GROUP_HELLO__INIT;
+    snprintf(name, sizeof name, "127.0.0.1:%u", h->port);
+    m.rank = 2;
+    m.size = 4;
+    m.name = name;
+    m.terms = (char *)"tiny, f32";
+    m.epoch = m.joined = 9;
+    m.running = running;
+    m.is_free = true;
+    m.host = (char *)"127.0.0.1";
+    m.port = cluster_port(h->node->c);
+    CHECK_OK(cluster_send_proto(h->node->c, 100, FRAME_GROUP_HELLO, 0, GROUP_OF_EXPERTS, &m.base));
+}
+
+/* The other half's leader comes, and the rank that stepped with it does not: the next group would
+ * wait for one that waits for that rank. */
+TEST(a_rank_of_another_group_leaves_it_when_not_all_of_it_come)
+{
+    struct scene s;
+    struct hand h = { 0 };
+    open_scene(&s, 4);
+    start_all(&s);
+    RIG_WAIT(&s.rig, together(&s, 1));
+    close_rank(&s.ranks[2]);
+    close_rank(&s.ranks[3]);
+    RIG_WAIT(&s.rig, together(&s, 2));
+    const uint64_t epoch = s.ranks[0].epoch;
+    h.port = s.port;
+    h.node = peer_open(&s.rig, 302, (struct peer_options){ 0 });
+    h.node->hook = hand_on_message;
+    h.node->arg = &h;
+    cluster_learn(h.node->c, 100, "127.0.0.1", s.port);
+    hand_hello(&h, 9);
+    RIG_WAIT(&s.rig, h.lost == 9);
+    CHECK_EQ_INT(h.proposed, 0);
+    CHECK_EQ_INT(s.ranks[1].epoch, epoch); /* the others step on */
+    hand_hello(&h, 0);
+    RIG_WAIT(&s.rig, h.proposed > 9);
+    h.node->hook = NULL;
+    peer_close(h.node);
+    RIG_WAIT(&s.rig, !s.ranks[0].preparing && !s.ranks[1].preparing);
+    CHECK(s.ranks[0].epoch == epoch && together(&s, epoch));
+    close_scene(&s);
+}
+
 /* ---- leaving ---- */
 
 /* A rank whose requests are done leaves between two steps: no group is lost. */
@@ -740,6 +813,7 @@ TEST_MAIN(CASE_T(a_rank_that_still_loads_does_not_lead, 60),
           CASE_T(the_others_go_on_without_a_lost_rank_and_take_it_back, 60),
           CASE_T(a_group_shrinks_to_one_rank_and_grows_again, 60),
           CASE_T(ranks_that_are_lost_together, 60), CASE_T(two_halves_become_one_again, 60),
+          CASE_T(a_rank_of_another_group_leaves_it_when_not_all_of_it_come, 60),
           CASE_T(a_rank_leaves_and_the_others_go_on, 60),
           CASE_T(all_ranks_leave_when_none_has_requests, 60),
           CASE_T(a_rank_with_requests_goes_on_when_those_that_wait_for_it_are_lost, 60),
