@@ -1,5 +1,6 @@
 /* ep.h - expert parallelism: dispatch of rows to the ranks that own their experts, combine of the
- * results, and sums and gathers over ranks. docs/kernels.md, "Expert parallelism", has the design, docs/parallelism.md the steps.
+ * results, and sums and gathers over ranks. docs/kernels.md, "Expert parallelism", has the design,
+ * docs/parallelism.md the steps.
  *
  * Backends are `self` (one rank, the definition), `shm` (CPUs of one host), `ucx` (CPUs of
  * several, memory is shared inside each), `peer` (GPUs of one host by CUDA IPC), `nccl`. y is the
