@@ -202,6 +202,7 @@ static struct model_options model_options_of(const struct node_options *o,
         .n_experts = SHARE_ALL_EXPERTS,
         .ep_rank = o->group.rank,
         .ep_size = o->group.size,
+        .ep_rows = o->group.rows,
     };
     return (struct model_options){
         .path = o->model_path,

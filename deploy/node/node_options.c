@@ -498,6 +498,18 @@ static const char *backend_of(const char *name)
     return strcmp(name, "shm") == 0 ? "shm" : strcmp(name, "ucx") == 0 ? "ucx" : NULL;
 }
 
+static enum status read_row_type(const struct config *c, struct node_options *o, struct err *err)
+{
+    const char *name = config_string(c, "ep-row-type");
+    o->group.rows = strcmp(name, "bf16") == 0  ? DTYPE_BF16
+                    : strcmp(name, "fp8") == 0 ? DTYPE_F8_E4M3
+                                               : DTYPE_F32;
+    if (o->group.rows == DTYPE_F32 || strcmp(o->device, "cuda") != 0) return OK;
+    return err_field(
+        err, ERR_CONFIG, "ep-row-type",
+        "--ep-row-type %s is not built for GPUs yet; leave it out, or use --device cpu", name);
+}
+
 /* A rank's part of a list of names: the first ranks have the first name. */
 static uint64_t domain_of(const char *names, uint32_t rank, uint32_t size)
 {
@@ -514,6 +526,7 @@ static enum status read_group(const struct config *c, struct node_options *o, st
 {
     struct ranks r;
     TRY(node_balance_read(c, &o->balance, err));
+    TRY(read_row_type(c, o, err));
     TRY(ranks_read(c, 0, &r, err));
     if (r.kind != RANKS_ONE) return OK;
     o->tp.size = r.tp.size;

@@ -80,6 +80,7 @@ struct node_options {
         const char *host;    /* where rank 0 listens */
         uint16_t port;
         uint64_t domain;     /* a hash of --memory-domain; 0: not given */
+        enum dtype rows;     /* --ep-row-type */
         const char *backend; /* of ep.h, NULL: by whether the ranks are on one host */
     } group; /* --data-parallel-size with --enable-expert-parallel, else the ranks of the node */
     struct {

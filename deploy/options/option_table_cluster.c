@@ -328,6 +328,20 @@ const struct option CLUSTER_OPTIONS[] = {
         .works_with = "enable-expert-parallel",
     },
     {
+        .name = "ep-row-type",
+        .env = "BATON_EP_ROW_TYPE",
+        .type = OPT_ENUM,
+        .choices = "f32|bf16|fp8",
+        .def = "f32",
+        IN("Parallelism", NET),
+        .help = "As what rows travel to the experts of other ranks, alike on all. bf16 halves the "
+                "bytes, fp8 (a scale per 128 elements) quarters those on the way there; answers "
+                "then are the same for every number of ranks above one, and differ a little from "
+                "those of one.",
+        .note = "it is about ranks that share experts (--enable-expert-parallel)",
+        .works_with = "enable-expert-parallel",
+    },
+    {
         .name = "memory-domain",
         .env = "BATON_MEMORY_DOMAIN",
         .type = OPT_STRING,

@@ -7,6 +7,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/ep/ep_backend.h"
+#include "kernels/ep/ep_host_rows.h"
 #include "shared/base/arith.h"
 #include "shared/base/assert.h"
 #include "shared/base/hash/hash.h"
@@ -279,6 +280,13 @@ enum status ep_dispatch(struct ep *e, const float *x, size_t x_stride, struct ep
 {
     TRY(ep_dispatch_begin(e, x, x_stride, err));
     return ep_dispatch_end(e, out, err);
+}
+
+void ep_read_row(const struct ep *e, const struct ep_batch *b, size_t slot, float *x)
+{
+    const unsigned char *row = (const unsigned char *)b->x + (size_t)b->x_rows[slot] * b->row_bytes;
+    ASSERT(e->ops->on_host);
+    ep_host_rows_read(e->config.send, row, b->scales_at, x, (size_t)e->config.hidden);
 }
 
 enum status ep_combine(struct ep *e, const struct ep_combine_args *a, struct err *err)

@@ -199,6 +199,8 @@ enum status ep_dispatch(struct ep *e, const float *x, size_t x_stride, struct ep
 enum status ep_dispatch_begin(struct ep *e, const float *x, size_t x_stride,
                               struct err *err) MUST_CHECK;
 enum status ep_dispatch_end(struct ep *e, struct ep_batch *out, struct err *err) MUST_CHECK;
+/* x [hidden]: the row of a slot of the last ep_dispatch as f32, of host memory. */
+void ep_read_row(const struct ep *e, const struct ep_batch *b, size_t slot, float *x);
 enum status ep_combine(struct ep *e, const struct ep_combine_args *a, struct err *err) MUST_CHECK;
 /* x[i] = sum over ranks ascending of their x[i]; DTYPE_F32, or DTYPE_BF16, which is added in f32
  * and rounded once. */

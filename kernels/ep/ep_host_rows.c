@@ -50,3 +50,19 @@ void ep_host_rows_send(const struct ep_host_rows *r, enum dtype send, const floa
     else if (send == DTYPE_BF16) r->to_bf16((uint16_t *)(void *)to, x, n);
     else send_f8(x, n, to, scales_at);
 }
+
+static void read_f8(const unsigned char *row, const float *scales, float *x, size_t n)
+{
+    for (size_t k = 0; k < n; k++) x[k] = float_from_f8(row[k]) * scales[k / EP_SCALE_STEP];
+}
+
+void ep_host_rows_read(enum dtype send, const unsigned char *row, size_t scales_at, float *x,
+                       size_t n)
+{
+    const uint16_t *half = (const uint16_t *)(const void *)row;
+    if (send == DTYPE_F32) memcpy(x, row, n * sizeof *x);
+    else if (send == DTYPE_F8_E4M3)
+        read_f8(row, (const float *)(const void *)(row + scales_at), x, n);
+    else
+        for (size_t k = 0; k < n; k++) x[k] = float_from_bf16(half[k]);
+}

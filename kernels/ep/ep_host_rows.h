@@ -49,4 +49,8 @@ const struct ep_host_rows *ep_host_rows_choose(void);
 void ep_host_rows_send(const struct ep_host_rows *r, enum dtype send, const float *x, size_t n,
                        unsigned char *to, size_t scales_at);
 
+/* The same backwards. */
+void ep_host_rows_read(enum dtype send, const unsigned char *row, size_t scales_at, float *x,
+                       size_t n);
+
 #endif

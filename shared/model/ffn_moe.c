@@ -140,6 +140,8 @@ void model_ep_needs(const struct model *m, struct ep_config *c)
     c->hidden = (int32_t)m->config.hidden;
     c->n_used = (int32_t)m->config.moe.n_used;
     c->max_slots = moe_slots_at_once(m, rows);
+    c->send = m->share.ep_rows;
+    c->back = c->send == DTYPE_F32 ? DTYPE_F32 : DTYPE_BF16;
     c->placement.n_logical = (int32_t)m->config.moe.n_experts;
 }
 
@@ -162,6 +164,10 @@ static void moe_bind_work(struct binder *b, struct ffn_work *base)
     bind_floats(b, w->max_slots, c->hidden, &w->out);
     bind_floats(b, rows, round_up(c->moe.shared_intermediate, MATMUL_PREQUANTIZED_ALIGN),
                 &w->shared_act);
+    if (model_rows_are_narrow(b->m)) {
+        bind_floats(b, w->max_slots, c->hidden, &w->arrived);
+        bind_ints(b, 1, w->max_slots, &w->arrived_rows);
+    }
     bind_reserve(b, rows + w->max_slots, c->hidden);
 }
 

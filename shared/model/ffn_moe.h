@@ -35,6 +35,8 @@ struct ffn_moe_work {
     int32_t *index;           /* [rows used]: the place of (row, j) */
     int32_t *begin;           /* [E + 1]: first place of each expert */
     float *h;                 /* [rows, H], normalised */
+    float *arrived;           /* [slots, H] that travelled as another type; NULL: all are f32 */
+    int32_t *arrived_rows;    /* [slots] */
     float *act;               /* [slots, I] by place, pre-quantised for down */
     float *out;               /* [slots, H] by place; NULL: the ep object has room for them */
     float *shared_act;        /* [rows, shared I], pre-quantised for down */

@@ -67,9 +67,27 @@ static size_t most_slots(const struct decoder_step *s, const struct ffn_moe_work
     return (size_t)s->m->ep->config.size * piece * s->m->config.moe.n_used;
 }
 
-static void run_slots(const struct decoder_step *s, const struct ffn_moe *e,
-                      const struct ffn_moe_work *w, const struct ep_batch *in, float *out)
+/* The slots' rows as f32, if they travelled as another type. */
+static struct ep_batch as_f32(const struct decoder_step *s, const struct ffn_moe_work *w,
+                              const struct ep_batch *in)
 {
+    const size_t hidden = s->m->config.hidden;
+    struct ep_batch out = *in;
+    if (!w->arrived) return out;
+    for (size_t slot = 0; slot < in->n_slots; slot++) {
+        ep_read_row(s->m->ep, in, slot, w->arrived + slot * hidden);
+        w->arrived_rows[slot] = (int32_t)slot;
+    }
+    out.x = w->arrived;
+    out.x_rows = w->arrived_rows;
+    out.row_bytes = hidden * sizeof(float);
+    return out;
+}
+
+static void run_slots(const struct decoder_step *s, const struct ffn_moe *e,
+                      const struct ffn_moe_work *w, const struct ep_batch *arrived, float *out)
+{
+    const struct ep_batch rows = as_f32(s, w, arrived), *in = &rows;
     const struct moe_slots experts = moe_slots_of(s, e);
     const struct expert_slots_args a = {
         .gate_up = experts.gate_up,

@@ -148,6 +148,7 @@ static uint64_t fingerprint(const struct model *m)
                (int)m->kernels->options.activations, (int)kernel_is_deterministic(m->kernels),
                (int)m->quantize, m->ops->name);
     print_config(&b, &m->config);
+    if (model_rows_are_narrow(m)) buf_printf(&b, "|rows %s", dtype_name(m->share.ep_rows));
     uint64_t h = weights_fingerprint(m->weights, hash_64(b.data, b.len, 0));
     buf_release(&b);
     return h;
@@ -171,11 +172,13 @@ static void describe_precision(struct model *m)
         types[k].bytes += w->tensors[i].bytes;
         if (types[k].bytes > types[most].bytes) most = k;
     }
-    snprintf(m->precision, sizeof m->precision, "%.16s%s%.16s, activations %s, %.16s",
+    const bool narrow = model_rows_are_narrow(m);
+    snprintf(m->precision, sizeof m->precision, "%.16s%s%.16s, activations %s, %.16s%s%.16s",
              types[most].name, m->quantize ? " as " : "",
              m->quantize ? quantize_name(m->quantize) : "",
              m->kernels->options.activations == ACTIVATIONS_F32 ? "f32" : "auto",
-             m->kernels->backend->name);
+             m->kernels->backend->name, narrow ? ", rows " : "",
+             narrow ? dtype_name(m->share.ep_rows) : "");
 }
 
 /* Hashes of everything that decides the packed bytes, with the configuration: it maps tensors to

@@ -185,6 +185,12 @@ struct model {
                           * as available */
 };
 
+/* Do rows travel to other ranks as less than they are multiplied as here? */
+static inline bool model_rows_are_narrow(const struct model *m)
+{
+    return m->share.ep_size > 1 && m->config.moe.n_experts > 0 && m->share.ep_rows != DTYPE_F32;
+}
+
 enum status model_load(const struct model_options *o, struct model **out,
                        struct err *err) MUST_CHECK;
 /* Does what model_load does before it packs: checks files' headers and the memory, reads no

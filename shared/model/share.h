@@ -20,6 +20,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "kernels/dtype.h"
 #include "shared/base/err.h"
 
 struct model_config;
@@ -37,6 +38,9 @@ struct model_share {
     uint32_t first_expert, n_experts;
     uint32_t ep_rank,
         ep_size; /* ranks whose rows may come to this one's experts; 0, 1: no others */
+    /* As which rows travel to experts and are multiplied there: f32, bf16 or e4m3. Results come
+     * back as bf16 unless it is f32. The bits are the same for every number of ranks above one. */
+    enum dtype ep_rows;
 };
 
 /* Outputs, heads or columns [first, first + n). */

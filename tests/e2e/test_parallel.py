@@ -256,6 +256,24 @@ def test_ranks_of_two_memory_domains():
                 n.close()
 
 
+def test_rows_that_travel_as_bf16_and_fp8():
+    """The same answers for every number of ranks and every way; a rank with another type is refused by name."""
+    model = golden('deepseek_v3')
+    bodies = mixed_requests(12, 37, vocab_of(model), 100)
+    alone = answers_alone(model, bodies)
+    for kind in ('bf16', 'fp8'):
+        with launched(model, 2, ['--ep-row-type', kind]) as (l, ports):
+            want = ask_all(ports, bodies)
+            assert want != alone, f'{kind}: nothing was rounded'
+            assert f'rows {"bf16" if kind == "bf16" else "f8_e4m3"}' in json.dumps(request(ports[0], 'GET', '/cluster')[2]), kind
+        for size, domains in ((3, 'a,b,c'), (4, 'a,b')):
+            with launched(model, size, ['--ep-row-type', kind, '--memory-domain', domains]) as (l, ports):
+                assert ask_all(ports, bodies) == want, (kind, size)
+    meet = free_ports(1)[0]
+    with closing(*[Node(model, args=[*group_args(2, meet), '--data-parallel-rank', str(r), '--ep-row-type', t]) for r, t in ((0, 'f32'), (1, 'bf16'))]) as nodes:
+        wait_until('it says why', lambda: 'rank 1 has model' in nodes[1].output() and 'rows bf16' in nodes[1].output(), 20)
+
+
 def test_what_contradicts_is_refused():
     for args, said in ((['--data-parallel-size', '2', '--data-parallel-rank', '2'], '--data-parallel-rank 2 is not a rank of --data-parallel-size 2: they count from 0 to 1'),
                        (['--data-parallel-size', '2', '--data-parallel-rank', '0', '--pd-comm-port', '7000', '--data-parallel-rpc-port', '7001'], '--pd-comm-port 7000 and --data-parallel-rpc-port 7001 must be the same'),
