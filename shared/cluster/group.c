@@ -243,6 +243,13 @@ static void find_next_leader(struct group *g)
     if (g->o.rank == 0) group_lead_begin(g);
 }
 
+/* A node is lost whole: the rest of it ends, or is frozen and was what the first was lost for. */
+static void mark_node_gone(struct group *g, uint32_t rank)
+{
+    const uint32_t n = g->o.node_size, first = rank / n * n;
+    for (uint32_t r = first; r < first + n && r < g->o.size; r++) g->is_gone[r] = true;
+}
+
 static void on_leader_lost(struct group *g, const char *why)
 {
     char text[256];
@@ -252,7 +259,7 @@ static void on_leader_lost(struct group *g, const char *why)
     else snprintf(text, sizeof text, "the rank that led was lost: %.180s", why);
     g->last_leader = node;
     g->t_forgive_ms = clock_ms() + FORGIVE_MS;
-    if (g->leader.rank < g->o.size) g->is_gone[g->leader.rank] = true;
+    if (g->leader.rank < g->o.size) mark_node_gone(g, g->leader.rank);
     group_end_epoch(g, g->preparing, text); /* what is exchanged went through it */
     if (group_roster_has_node(&g->next, node)) group_end_epoch(g, g->given, text);
     if (group_roster_has_node(&g->now, node)) group_end_epoch(g, g->running, text);

@@ -82,7 +82,7 @@ struct group {
     uint64_t last_leader; /* that was lost; not followed again before t_forgive_ms */
     uint64_t t_forgive_ms;
     uint64_t t_referred_ms; /* when it last followed where it was sent */
-    bool *is_gone;          /* [size]: ranks that were lost since the last leader was */
+    bool *is_gone;          /* [size]: ranks of nodes that were lost since the last leader was */
     bool is_refused;
     /* Epochs: made by a thread; handed to the engine; joined by it. 0: none. */
     uint64_t preparing, given, running;

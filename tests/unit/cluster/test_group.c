@@ -174,7 +174,7 @@ static uint16_t meeting_port(void)
 
 /* id: of the process, another one after each start. */
 static void open_rank(struct cluster_rig *rig, struct rank *r, uint32_t rank, uint32_t size,
-                      uint64_t id, uint16_t port)
+                      uint32_t node_size, uint64_t id, uint16_t port)
 {
     *r = (struct rank){ .rig = rig, .rank = rank, .size = size };
     r->node = peer_open(rig, id,
@@ -190,6 +190,7 @@ static void open_rank(struct cluster_rig *rig, struct rank *r, uint32_t rank, ui
         .node = id,
         .rank = rank,
         .size = size,
+        .node_size = node_size,
         .host = "127.0.0.1",
         .meet_host = "127.0.0.1",
         .meet_port = port,
@@ -223,7 +224,7 @@ static void close_rank(struct rank *r)
 struct scene {
     struct cluster_rig rig;
     struct rank ranks[RANKS];
-    uint32_t size;
+    uint32_t size, node_size;
     uint16_t port;
 };
 
@@ -237,7 +238,7 @@ static void open_scene(struct scene *s, uint32_t size)
 
 static void start(struct scene *s, uint32_t rank, uint64_t id)
 {
-    open_rank(&s->rig, &s->ranks[rank], rank, s->size, id, s->port);
+    open_rank(&s->rig, &s->ranks[rank], rank, s->size, s->node_size, id, s->port);
 }
 
 static void start_all(struct scene *s)
@@ -443,6 +444,26 @@ TEST(ranks_that_are_lost_together)
     close_rank(&s.ranks[1]);
     close_rank(&s.ranks[3]);
     RIG_WAIT_MS(&s.rig, together(&s, 2), 3000);
+    close_scene(&s);
+}
+
+/* The rank that leads a node was the first of the group: the rest of its node, which may be what it
+ * was lost for, is not asked to lead, nor waited for. */
+TEST(a_node_of_several_ranks_is_lost_whole)
+{
+    struct scene s;
+    open_scene(&s, 4);
+    s.node_size = 2;
+    start_all(&s);
+    RIG_WAIT(&s.rig, together(&s, 1));
+    close_rank(&s.ranks[0]);
+    RIG_WAIT_MS(&s.rig, s.ranks[2].epoch == 2 && s.ranks[3].epoch == 2, 2000);
+    CHECK(group_leads(s.ranks[2].group) && s.ranks[2].n_together == 2);
+    CHECK_EQ_INT(s.ranks[1].epoch, 0);
+    close_rank(&s.ranks[1]);
+    for (uint32_t r = 0; r < 2; r++) start(&s, r, 200 + r);
+    for (uint32_t r = 0; r < 2; r++) group_ready(s.ranks[r].group, "tiny, f32");
+    RIG_WAIT(&s.rig, together(&s, 3));
     close_scene(&s);
 }
 
@@ -754,7 +775,7 @@ TEST(ranks_of_other_terms_are_refused_until_they_are_right)
     RIG_WAIT(&s.rig,
              strstr(why_of(&s.ranks[1]), "rank 1 has huge, bf16, and rank 0 has tiny, f32"));
     close_rank(&s.ranks[1]);
-    open_rank(&s.rig, &other, 1, 3, 301, s.port); /* of three */
+    open_rank(&s.rig, &other, 1, 3, 1, 301, s.port); /* of three */
     group_ready(other.group, "tiny, f32");
     RIG_WAIT(&s.rig, strstr(why_of(&other), "this is a rank of 3, and rank 0 has 2 ranks"));
     start(&s, 1, 201);
@@ -773,7 +794,7 @@ TEST(two_ranks_of_one_number)
     open_scene(&s, 2);
     start_all(&s);
     RIG_WAIT(&s.rig, together(&s, 1));
-    open_rank(&s.rig, &twin, 1, 2, 301, s.port);
+    open_rank(&s.rig, &twin, 1, 2, 1, 301, s.port);
     group_ready(twin.group, "tiny, f32");
     RIG_WAIT(&s.rig, strstr(why_of(&twin), "there is a rank 1 already"));
     close_rank(&s.ranks[1]);                                    /* it takes the place */
@@ -813,6 +834,7 @@ TEST_MAIN(CASE_T(a_rank_that_still_loads_does_not_lead, 60),
           CASE_T(the_others_go_on_without_a_lost_rank_and_take_it_back, 60),
           CASE_T(a_group_shrinks_to_one_rank_and_grows_again, 60),
           CASE_T(ranks_that_are_lost_together, 60), CASE_T(two_halves_become_one_again, 60),
+          CASE_T(a_node_of_several_ranks_is_lost_whole, 60),
           CASE_T(a_rank_of_another_group_leaves_it_when_not_all_of_it_come, 60),
           CASE_T(a_rank_leaves_and_the_others_go_on, 60),
           CASE_T(all_ranks_leave_when_none_has_requests, 60),
