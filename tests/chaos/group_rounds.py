@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """group_rounds.py - kills or stops one rank of a group at random points under load, and starts it again or lets it go on; or ends every node in turn.
 
-usage: group_rounds.py [--ranks N] [--tensor-parallel T] [--redundant N] [--rounds N] [--seed N] [--stop SECONDS] [--drain]
+usage: group_rounds.py [--ranks N] [--tensor-parallel T] [--redundant N] [--rounds N] [--seed N] [--stop SECONDS] [--drain | --serve]
        (BATON_BIN and BATON_TEST_DATA as for tests/e2e)
 
 With --tensor-parallel T the group is of N / T nodes of T ranks: one that is hit may lead its node or follow, and the others of its node have to end by
@@ -9,12 +9,14 @@ themselves. --redundant: copies of experts. What must hold in every round
   - streams of the nodes that live go on within 5 s of a kill and 6 s of a stop
   - the group is whole within 3 s of the return of the rank (of several ranks: of the start of all of its node)
   - no wrong, missing or repeated token; a request fails only if the node that it was sent to was hit
+With --serve the ranks are those of one `baton serve`, which has the clients and starts again what ended: then no request fails at all.
 With --drain every node is told to end and started again in turn, and no request fails. At the end no block is held, and no rank has more descriptors than
 before, or 32 MiB more memory. The worst figure of each kind is printed."""
 import argparse, os, random, sys, threading, time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'e2e'))
 from harness import *
+from test_tensor_parallel import processes
 
 SIZE = ['--max-model-len', '512', '--max-num-seqs', '8', '--num-gpu-blocks-override', '96']
 MODEL = os.path.join(DATA, 'goldens', 'ernie_moe', 'model')
@@ -47,12 +49,50 @@ class Group:
         except (OSError, KeyError, TypeError, http.client.HTTPException):
             return False
 
+    def engine_ports(self):
+        return [n.port for n in self.entries]
+
     def was_hit(self, port, t0, t1):
         with self.lock:
             return any(a <= t1 + 0.5 and t0 - 0.5 <= b for a, b in self.hits.get(port, []))
 
     def footprints(self):
         return [footprint(rank.p.pid) for rank in self.all()]
+
+
+class Served(Group):
+    """The ranks of one parent, which has the port of all clients."""
+
+    def __init__(self, size, tp, redundant):
+        self.size, self.tp = size, tp
+        self.lock, self.hits = threading.Lock(), {}
+        port = free_ports(1)[0]
+        self.parent = Process([BIN, 'serve', '--model', MODEL, '--served-model-name', 'm', '--host', '127.0.0.1', '--port', str(port), '--data-parallel-size', str(size // tp), '--compute-threads', '1',
+                               '--enable-expert-parallel', '--tensor-parallel-size', str(tp), '--num-redundant-experts', str(redundant), *SIZE], name='parent')
+        self.parent.port = port
+        self.entries = [self.parent] * (size // tp)
+
+    def all(self):
+        return [self.parent]
+
+    def ranks(self):
+        """Their processes, in the order of their numbers."""
+        return [pid for _, pid in sorted(processes(self.parent).items())]
+
+    def views(self):
+        return [request(n['http_port'], 'GET', '/cluster', timeout=2)[2]['group']['members'] for n in request(self.parent.port, 'GET', '/cluster', timeout=2)[2]['nodes']]
+
+    def is_whole(self):
+        try:
+            return self.views() == [list(range(self.size))] * (self.size // self.tp)
+        except (OSError, KeyError, TypeError, http.client.HTTPException):
+            return False
+
+    def engine_ports(self):
+        return [n['http_port'] for n in request(self.parent.port, 'GET', '/cluster')[2]['nodes']]
+
+    def footprints(self):
+        return [footprint(pid) for pid in (self.parent.p.pid, *self.ranks())]
 
 
 def footprint(pid):
@@ -143,6 +183,28 @@ def hit(group, load, victim, kind, stop_s, worst):
         group.hits[entry.port][-1] = (a, time.monotonic() + 1)
 
 
+def hit_served(group, load, victim, kind, stop_s, worst):
+    """One round of ranks that their parent starts again."""
+    before, first = group.ranks(), victim // group.tp * group.tp
+    assert len(before) == group.size, before
+    t0 = time.monotonic()
+    os.kill(before[victim], signal.SIGKILL if kind == 'kill' else signal.SIGSTOP)
+    wait_until(f'all clients go on without rank {victim}', lambda: all(t > t0 + 0.05 for t in load.last), 3 * GO_ON_S[kind], 0.01)
+    note(worst, f'{kind}: answers go on after', max(min(load.last) - t0, 0), GO_ON_S[kind])
+    if kind == 'stop':
+        time.sleep(max(0, stop_s - (time.monotonic() - t0)))
+        os.kill(before[victim], signal.SIGCONT)
+    if kind == 'kill' or group.tp > 1:
+
+        def is_back():
+            now = group.ranks()
+            return len(now) == group.size and not set(before[first:first + group.tp]) & set(now)
+        wait_until('its node is started again', is_back, 20, 0.02)
+    back = time.monotonic()
+    wait_until('the group is whole', group.is_whole, 3 * WHOLE_S, 0.02)
+    note(worst, f'{kind}: whole after', time.monotonic() - back, WHOLE_S)
+
+
 def note(worst, what, seconds, most):
     worst[what] = max(worst.get(what, 0), seconds)
     assert seconds <= most, f'{what} {seconds:.2f} s'
@@ -169,11 +231,11 @@ def drain(group, load, d, worst):
 
 
 @contextlib.contextmanager
-def under_load(size, tp, redundant, seed, what):
+def under_load(size, tp, redundant, seed, what, kind=Group):
     """A group and its load. At the end every answer was right, and nothing is left of it."""
     vocab = json.load(open(f'{MODEL}/config.json'))['vocab_size']
     bodies = [{k: v for k, v in {**b, 'max_tokens': 60, 'stream': True}.items() if k != 'logprobs'} for b in mixed_requests(12, seed, vocab, 100)]
-    want, worst, group = references(bodies), {}, Group(size, tp, redundant)
+    want, worst, group = references(bodies), {}, kind(size, tp, redundant)
     with closing(*group.all()):
         wait_ready(*group.entries)
         load = Load(group, bodies, want)
@@ -188,7 +250,7 @@ def under_load(size, tp, redundant, seed, what):
             for t in load.threads:
                 t.join()
         assert not load.wrong, load.wrong[:3]
-        wait_until('no block is held', lambda: all(metrics(x.port)['baton_kv_blocks{state="held"}'] == 0 for x in group.entries), 10)
+        wait_until('no block is held', lambda: all(metrics(p)['baton_kv_blocks{state="held"}'] == 0 for p in group.engine_ports()), 10)
         for i, ((fds0, mib0), (fds1, mib1)) in enumerate(zip(before, group.footprints())):
             assert fds1 <= fds0 + 2 * size, f'rank {i}: {fds0} descriptors before, {fds1} after'
             assert mib1 <= mib0 + MEMORY_MIB, f'rank {i}: {mib0} MiB before, {mib1} after'
@@ -200,12 +262,12 @@ def under_load(size, tp, redundant, seed, what):
           + ', '.join(f'{k} {v:.2f} s' for k, v in sorted(worst.items())), flush=True)
 
 
-def rounds(size, n, seed, stop_s=5.0, stops_every=3, tp=1, redundant=0):
+def rounds(size, n, seed, stop_s=5.0, stops_every=3, tp=1, redundant=0, served=False):
     rng = random.Random(seed)
-    with under_load(size, tp, redundant, seed, f'{n} rounds') as (group, load, worst):
+    with under_load(size, tp, redundant, seed, f'{n} rounds' + served * ' of a parent', Served if served else Group) as (group, load, worst):
         for i in range(n):
             time.sleep(rng.uniform(0, 0.5))
-            hit(group, load, rng.randrange(size), 'stop' if i % stops_every == stops_every - 1 else 'kill', stop_s, worst)
+            (hit_served if served else hit)(group, load, rng.randrange(size), 'stop' if i % stops_every == stops_every - 1 else 'kill', stop_s, worst)
             assert not load.wrong, load.wrong[:3]
 
 
@@ -228,8 +290,9 @@ if __name__ == '__main__':
     p.add_argument('--seed', type=int, default=1)
     p.add_argument('--stop', type=float, default=5.0)
     p.add_argument('--drain', action='store_true')
+    p.add_argument('--serve', action='store_true')
     a = p.parse_args()
     if a.drain:
         drains(a.ranks, max(a.rounds // a.ranks, 1), a.seed, a.tensor_parallel, a.redundant)
     else:
-        rounds(a.ranks, a.rounds, a.seed, a.stop, tp=a.tensor_parallel, redundant=a.redundant)
+        rounds(a.ranks, a.rounds, a.seed, a.stop, tp=a.tensor_parallel, redundant=a.redundant, served=a.serve)
