@@ -80,7 +80,9 @@ class Served(Group):
         return [pid for _, pid in sorted(processes(self.parent).items())]
 
     def views(self):
-        return [request(n['http_port'], 'GET', '/cluster', timeout=2)[2]['group']['members'] for n in request(self.parent.port, 'GET', '/cluster', timeout=2)[2]['nodes']]
+        """What each rank of the directory says of the group; one that was started again may be there twice for a while."""
+        ports = {n['http_port'] for n in request(self.parent.port, 'GET', '/cluster', timeout=2)[2]['nodes']}
+        return [request(p, 'GET', '/cluster', timeout=2)[2]['group']['members'] for p in ports]
 
     def is_whole(self):
         try:
@@ -89,7 +91,7 @@ class Served(Group):
             return False
 
     def engine_ports(self):
-        return [n['http_port'] for n in request(self.parent.port, 'GET', '/cluster')[2]['nodes']]
+        return {n['http_port'] for n in request(self.parent.port, 'GET', '/cluster')[2]['nodes']}
 
     def footprints(self):
         return [footprint(pid) for pid in (self.parent.p.pid, *self.ranks())]

@@ -13,12 +13,17 @@ def chaos():
 
 @alone
 def test_rounds_of_eight_ranks():
-    chaos().rounds(8, 10, 1)
+    chaos().rounds(8, 8, 1)
 
 
 @alone
 def test_rounds_of_nodes_of_two_ranks():
-    chaos().rounds(8, 10, 2, tp=2, redundant=8)
+    chaos().rounds(8, 8, 2, tp=2, redundant=8)
+
+
+@alone
+def test_rounds_of_a_parent():
+    chaos().rounds(8, 4, 11, tp=2, served=True)
 
 
 @alone
@@ -29,14 +34,20 @@ def test_nodes_that_end_in_turn():
 
 @alone
 def test_rounds_of_eight_ranks_long():
-    chaos().rounds(8, 50, 5)
-    chaos().rounds(8, 50, 6, redundant=8)
+    chaos().rounds(8, 40, 5)
+    chaos().rounds(8, 40, 6, redundant=8)
 
 
 @alone
 def test_rounds_of_nodes_of_two_ranks_long():
-    chaos().rounds(8, 50, 7, tp=2)
-    chaos().rounds(8, 50, 8, tp=2, redundant=8)
+    chaos().rounds(8, 40, 7, tp=2)
+    chaos().rounds(8, 40, 8, tp=2, redundant=8)
+
+
+@alone
+def test_rounds_of_a_parent_long():
+    chaos().rounds(8, 20, 12, served=True)
+    chaos().rounds(8, 20, 13, tp=2, redundant=8, served=True)
 
 
 @alone
