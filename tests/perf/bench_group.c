@@ -242,10 +242,7 @@ static void print_parts(int n, const struct parts *p)
     fflush(stdout);
 }
 
-static double step_of(struct bench_rank *r, int n)
-{
-    return bench_run(r, n, ROWS, 8, N_OUT).wall / (N_OUT - 1);
-}
+static double step_of(struct bench_rank *r, int n) { return bench_run(r, n, ROWS, 8, N_OUT).step; }
 
 static void measure_parts(const struct bench_model *b, int n, int rounds)
 {

@@ -19,7 +19,13 @@
 #include "shared/engine/engine.h"
 #include "tests/fixtures/rank_meeting.h"
 
-enum { BENCH_PROMPT_MAX = 256, BENCH_BLOCK = 64, BENCH_WAITING = 128, BENCH_ROUNDS_MAX = 64 };
+enum {
+    BENCH_PROMPT_MAX = 256,
+    BENCH_BLOCK = 64,
+    BENCH_WAITING = 128,
+    BENCH_ROUNDS_MAX = 64,
+    BENCH_OUT_MAX = 64
+};
 
 struct bench_rank {
     struct kernel_ctx *kernels;
@@ -45,6 +51,8 @@ struct bench_model {
 
 static atomic_int bench_n_finished;
 static atomic_ullong bench_first_ns; /* when the first token came */
+/* When the first sequence's tokens came: written by its engine, read when all have finished. */
+static uint64_t bench_token_ns[BENCH_OUT_MAX];
 
 static inline void bench_on_event(void *arg, const struct engine_event *ev)
 {
@@ -52,6 +60,7 @@ static inline void bench_on_event(void *arg, const struct engine_event *ev)
     (void)arg;
     if (ev->kind == ENGINE_TOKEN)
         atomic_compare_exchange_strong(&bench_first_ns, &none, clock_ns());
+    if (ev->kind == ENGINE_TOKEN && ev->id == 1) bench_token_ns[ev->index] = clock_ns();
     if (ev->kind != ENGINE_FINISHED) return;
     CHECK_OK(ev->status);
     atomic_fetch_add(&bench_n_finished, 1);
@@ -128,7 +137,7 @@ static inline void bench_on_all(struct bench_rank *ranks, int n, void *(*f)(void
 }
 
 struct bench_time {
-    double wall, cpu; /* seconds; cpu: of all threads, the whole run */
+    double wall, cpu, step; /* seconds; cpu: of all threads, the whole run; step: the shortest */
 };
 
 static inline double bench_cpu_seconds(void)
@@ -138,12 +147,22 @@ static inline double bench_cpu_seconds(void)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
+/* The least time from one of n tokens to the next, which other programs disturb least. */
+static inline double bench_step(uint32_t n)
+{
+    double least = INFINITY;
+    for (uint32_t i = 1; i < n; i++)
+        least = fmin(least, (double)(bench_token_ns[i] - bench_token_ns[i - 1]) * 1e-9);
+    return least;
+}
+
 /* Runs n sequences, given to n_ranks engines in turn; from the first token, or if there is one
  * each, from the beginning, to the last. */
 static inline struct bench_time bench_run(struct bench_rank *ranks, int n_ranks, int n,
                                           uint32_t n_prompt, uint32_t n_out)
 {
     int32_t tokens[BENCH_PROMPT_MAX];
+    CHECK(n_prompt <= BENCH_PROMPT_MAX && n_out <= BENCH_OUT_MAX);
     const int32_t n_vocab = (int32_t)engine_model(ranks->engine)->config.n_vocab;
     atomic_store(&bench_n_finished, 0);
     atomic_store(&bench_first_ns, 0);
@@ -167,7 +186,8 @@ static inline struct bench_time bench_run(struct bench_rank *ranks, int n_ranks,
     }
     while (atomic_load(&bench_n_finished) < n) usleep(200);
     const uint64_t from = n_out > 1 ? atomic_load(&bench_first_ns) : begin_ns;
-    return (struct bench_time){ (double)(clock_ns() - from) * 1e-9, bench_cpu_seconds() - cpu };
+    return (struct bench_time){ (double)(clock_ns() - from) * 1e-9, bench_cpu_seconds() - cpu,
+                                bench_step(n_out) };
 }
 
 /* Rounds of both in turn. */
@@ -187,9 +207,12 @@ static inline void bench_take(struct bench_rounds *b, struct bench_time whole,
 /* The least of a member of all rounds. */
 static inline struct bench_time bench_best(const struct bench_time *v, int n)
 {
-    struct bench_time best = { INFINITY, INFINITY };
-    for (int i = 0; i < n; i++) best.wall = fmin(best.wall, v[i].wall);
-    for (int i = 0; i < n; i++) best.cpu = fmin(best.cpu, v[i].cpu);
+    struct bench_time best = { INFINITY, INFINITY, INFINITY };
+    for (int i = 0; i < n; i++) {
+        best.wall = fmin(best.wall, v[i].wall);
+        best.cpu = fmin(best.cpu, v[i].cpu);
+        best.step = fmin(best.step, v[i].step);
+    }
     return best;
 }
 
@@ -213,6 +236,9 @@ static inline void bench_print(const char *what, const char *kind, const struct 
            "%.3f (goal: at least 0.9)   CPU time %.2f and %.2f s, ratio %.3f\n",
            what, kind, tokens / best.wall, tokens / whole.wall, whole.wall / best.wall,
            ratios[b->n / 2], best.cpu, whole.cpu, whole.cpu / best.cpu);
+    if (isfinite(best.step))
+        printf("%-9s shortest step %.2f and %.2f ms, ratio %.3f\n", what, best.step * 1e3,
+               whole.step * 1e3, whole.step / best.step);
     fflush(stdout);
 }
 
