@@ -4,24 +4,24 @@
  *     bench_tp [ROUNDS]      default: 7
  *
  * The model is dense, has 16 heads and dummy weights. Rounds of both alternate, and the best one
- * counts, as others may be using the machine. Prompts: 8 of 256 tokens, one token each. Batch 16:
- * 16 sequences of 64 tokens each. Gathers: those of a step alone, by threads that compute nothing.
+ * counts, as others may be using the machine. Prompts: 8 of 128 tokens, one token each. Batch 16:
+ * 16 sequences of 32 tokens each. Gathers: those of a step alone, by threads that compute nothing.
  * Thread: each engine has its own; events arrive by an atomic count. */
 #include "tests/perf/bench_ranks.h"
 
 enum {
     TP = 2,
     N_PROMPTS = 8,
-    PROMPT = 256,
+    PROMPT = 128,
     BATCH = 16,
-    N_OUT = 64,
+    N_OUT = 32,
     LAYERS = 6,
     HIDDEN = 2048,
     HEADS = 16,
     INTERMEDIATE = 5632,
     VOCAB = 16384,
     STEP_ROWS = 512,
-    GATHER_STEPS = 50
+    GATHER_STEPS = 20
 };
 
 static struct bench_rank whole, ranks[TP];
