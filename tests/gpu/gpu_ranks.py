@@ -44,7 +44,7 @@ def answers(s):
             got = run([parent.port], s.bodies, s.at_once)
         check_equal(want, got, f'{size} ranks')
         figure(f'answers of {size} ranks equal to one', len(got), 'requests', len(s.bodies), 'all', 1, 'at least')
-    print_line('note', text='steps with other ranks are launched op by op: recorded ones are not built')
+    print_line('note', text='steps with other ranks are launched op by op, none is captured as a CUDA graph')
 
 
 def pair_of_ranks(s):
