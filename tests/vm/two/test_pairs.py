@@ -2,8 +2,8 @@
 from hosts import *
 
 SIZES = 1, 2, 4
-# UCX fills the queues of each connection entry by entry. There are up to 16 connections at once here, which an emulated CPU would not have ready in time.
-SHORT_QUEUES = {f'UCX_{t}_VERBS_{q}_QUEUE_LEN': '64' for t in ('RC', 'UD') for q in ('RX', 'TX')}
+# UCX fills the receive queues of each connection entry by entry. There are up to 16 connections at once here, which an emulated CPU would not have ready in time.
+SHORT_QUEUES = {'UCX_RC_VERBS_RX_QUEUE_LEN': '256', 'UCX_UD_VERBS_RX_QUEUE_LEN': '256'}
 ALL_CONNECTED = 8  # which of the ranks that have a head or the latent sends it depends on the request
 
 
