@@ -161,14 +161,14 @@ static double imbalance_now(const struct balance_job *j)
 /* Hosts with equally many ranks, one host's after the other's; 1 where it is not so. */
 static int32_t hosts_of(const struct group_roster *r)
 {
-    uint32_t n = 0, run = 0, first = 0;
-    for (uint32_t i = 0; i < r->n; i++) {
-        const bool is_new = i == 0 || strcmp(r->members[i].host, r->members[i - 1].host) != 0;
-        if (is_new && n++ == 1) first = run;
-        if (is_new && n > 2 && run != first) return 1;
-        run = is_new ? 1 : run + 1;
-    }
-    return n > 1 && run == first ? (int32_t)n : 1;
+    uint32_t run = 1;
+    while (run < r->n && strcmp(r->members[run].host, r->members[0].host) == 0) run++;
+    for (uint32_t i = 0; i < r->n; i++)
+        for (uint32_t k = 0; k < r->n; k++) {
+            const bool same = strcmp(r->members[i].host, r->members[k].host) == 0;
+            if (same != (i / run == k / run)) return 1;
+        }
+    return r->n % run == 0 ? (int32_t)(r->n / run) : 1;
 }
 
 /* The best placement of all ranks, for the time when all are there. Thread: a worker. */

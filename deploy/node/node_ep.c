@@ -79,8 +79,6 @@ static enum status create_on_gpu(const struct node *n, struct ep_config *c, stru
     words.placement = (struct ep_placement){ 0 };
     TRY(ep_create(&words, &c->words, err));
     c->backend = "peer";
-    c->exchange = ep_exchange_words;
-    c->exchange_arg = c->words;
     const enum status st = ep_create(c, out, err);
     if (st != OK) ep_discard(c->words);
     return st;

@@ -32,6 +32,13 @@ struct node_epoch {
     struct err err;
 };
 
+/* Does the group still want what is made for this epoch? Thread: a worker. */
+static bool is_wanted(void *arg)
+{
+    const struct node_epoch *w = arg;
+    return group_prepares(w->node->group, w->roster.epoch);
+}
+
 static enum status make_ep(struct node_epoch *w, const struct ep_placement *p)
 {
     struct node *n = w->node;
@@ -39,18 +46,18 @@ static enum status make_ep(struct node_epoch *w, const struct ep_placement *p)
     c.collective_bytes = ENGINE_GROUP_BYTES;
     engine_ep_needs(n->engine, &c);
     c.placement = *p;
+    c.is_wanted = is_wanted;
+    c.is_wanted_arg = w;
     TRY(node_ep_create(n, &c, &w->ep, &w->err));
     log_info("rows reach the experts of other ranks", "backend=%s ranks=%d near=%d", c.backend,
              c.size, w->ep->n_near);
     return OK;
 }
 
-/* Does the group still want what is made for this epoch? Thread: a worker. */
-static bool is_wanted(void *arg, double done)
+static bool goes_on(void *arg, double done)
 {
-    const struct node_epoch *w = arg;
     (void)done;
-    return group_prepares(w->node->group, w->roster.epoch);
+    return is_wanted(arg);
 }
 
 /* This rank's experts of each map, one map after the other: [n_maps, n_local]. */
@@ -61,7 +68,7 @@ static enum status take_experts(struct node_epoch *w, const struct ep_placement 
     for (int32_t map = 0; map < p->n_maps; map++)
         for (int32_t i = 0; i < n; i++)
             mine[map * n + i] = p->logical[map * p->n_physical + first + i];
-    const struct experts_wanted wanted = { mine, p->n_maps, n, is_wanted, w };
+    const struct experts_wanted wanted = { mine, p->n_maps, n, goes_on, w };
     enum status st = model_experts_take(engine_model(w->node->engine), &wanted, &w->experts,
                                         &w->err);
     mem_free(mine);
@@ -251,9 +258,12 @@ bool node_group_awaits(struct node *n)
         node_group_free(n);
         return false;
     }
-    snprintf(terms, sizeof terms, "model %016llx, %s, at most %u rows per step, %u ranks per node",
+    const char *way = n->o.group.backend;
+    snprintf(terms, sizeof terms,
+             "model %016llx, %s, at most %u rows per step, %u ranks per node%s%s",
              (unsigned long long)engine_kv_layout(n->engine)->model_fingerprint, n->precision,
-             n->o.max_batched_tokens, node_is_several(n) ? n->o.tp.size : 1);
+             n->o.max_batched_tokens, node_is_several(n) ? n->o.tp.size : 1,
+             way ? ", rows by " : "", way ? way : "");
     n->balance = node_balance_create(n);
     n->traffic = node_traffic_create(n);
     group_ready(n->group, terms);

@@ -37,7 +37,7 @@ int ep_nccl_version(void)
 
 /* ---- sizes ---- */
 
-_Static_assert(sizeof(struct ep_hello) <= EP_WORDS_BYTES, "what ep_exchange_words takes");
+_Static_assert(sizeof(struct ep_hello) <= EP_WORDS_BYTES, "what exchange_words takes");
 
 enum { PAD_ELEMENTS = 64, ROW_ALIGN = 128, RESULT_ALIGN = 16 };
 
@@ -199,11 +199,26 @@ enum status ep_create(const struct ep_config *c, struct ep **out, struct err *er
     return ops->create(c, out, err);
 }
 
-/* The ranks of an object on a GPU may part through its words. */
+static enum status exchange_words(void *arg, const void *mine, size_t bytes, void *all,
+                                  struct err *err)
+{
+    return ep_all_gather(arg, all, mine, bytes, err);
+}
+
+/* How long a rank that leaves a group of GPUs waits for the others to leave it, too. */
+enum { PART_MS = 3000 };
+
+/* The ranks of an object on a GPU part through its words: who made it may exchange something else
+ * by now. */
 void ep_free(struct ep *e)
 {
     if (!e) return;
     struct ep *words = e->config.words;
+    if (words) {
+        words->config.timeout_ms = min_i32(words->config.timeout_ms, PART_MS);
+        e->config.exchange = exchange_words;
+        e->config.exchange_arg = words;
+    }
     e->ops->free(e);
     ep_free(words);
 }
@@ -344,11 +359,6 @@ enum status ep_gather_words(struct ep *e, void *all, const void *mine, size_t by
     struct ep *words = e->config.words ? e->config.words : e;
     ASSERT(words->ops->on_host);
     return ep_all_gather(words, all, mine, bytes, err);
-}
-
-enum status ep_exchange_words(void *arg, const void *mine, size_t bytes, void *all, struct err *err)
-{
-    return ep_all_gather(arg, all, mine, bytes, err);
 }
 
 struct ep_places ep_places(const struct ep *e) { return e->ops->places(e); }

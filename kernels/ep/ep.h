@@ -69,12 +69,15 @@ struct ep_config {
                                        * longest work */
     ep_exchange_fn exchange;          /* may be NULL for `self` */
     void *exchange_arg;
+    /* `ucx`: asked now and then while ep_create waits for other ranks; false: it ends with
+     * ERR_CANCELED. NULL: nobody is. */
+    bool (*is_wanted)(void *arg);
+    void *is_wanted_arg;
     /* While a call waits for others on the CPU, or ep_wait does, it counts up every
      * EP_PROGRESS_MS, by __atomic builtins: who waits is not stuck. NULL: nobody looks. */
     uint64_t *progress;
-    /* On a GPU: an object of the same ranks on their CPUs, for ep_gather_words, and for `exchange`
-     * if that is ep_exchange_words. The new object owns it: it is aborted and freed with it. NULL:
-     * none */
+    /* On a GPU: an object of the same ranks on their CPUs, for ep_gather_words, through which they
+     * also part. The new object owns it: it is aborted and freed with it. NULL: none */
     struct ep *words;
 };
 
@@ -220,9 +223,6 @@ enum status ep_gather_columns(struct ep *e, float *y, size_t y_stride, const flo
 /* ep_all_gather of the hosts' memory: through ep_config.words where the object's is a GPU's. */
 enum status ep_gather_words(struct ep *e, void *all, const void *mine, size_t bytes,
                             struct err *err) MUST_CHECK;
-/* ep_exchange_fn by the calls of another object on the CPU; arg: that object. */
-enum status ep_exchange_words(void *arg, const void *mine, size_t bytes, void *all,
-                              struct err *err) MUST_CHECK;
 #ifndef __cplusplus /* there a function's name would hide the struct's */
 /* Where x and results may lie so that they are read in place. */
 struct ep_places ep_places(const struct ep *e);

@@ -41,6 +41,7 @@ struct group_seat {
     struct group_member at;   /* node 0: it is not there */
     uint64_t joined, running; /* epochs: the last, and that of now */
     bool is_free, drains, leaves;
+    bool stays;          /* in the group that is being proposed */
     bool is_expected;    /* of the last group, and not heard of since this rank leads */
     bool has_blob;       /* of the round that is collected */
     uint64_t met;        /* who answered at its last address; ... */
@@ -68,6 +69,8 @@ struct group_lead {
     uint32_t i_look;        /* whose address is tried next */
     bool renews;
     uint32_t i_round;
+    uint64_t t_round_ms; /* when the first rank came to it */
+    bool is_late_told;
     size_t blob_bytes;
     uint8_t *blobs; /* [next.n][blob_bytes] */
 };

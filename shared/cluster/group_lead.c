@@ -18,6 +18,7 @@
 enum {
     BACKOFF_MAX_MS = 10000,
     LOOK_AGAIN_MS = 5000,
+    LATE_MS = 10000,
     TRIES = 3,         /* of a rank that cannot prepare, before the others go on without it ... */
     SHUT_RETRIES = 25, /* ... for as many pauses between tries, twice as long after each more */
     SHUT_MAX_MS = 60000
@@ -53,12 +54,12 @@ static void spread_loss(struct group *g, uint64_t epoch, const char *why, bool f
 /* ---- what comes next ---- */
 
 /* May be in the next group: with all ranks of its node. */
-static bool stays(const struct group *g, const struct group_seat *s)
+static bool may_stay(const struct group *g, const struct group_seat *s, uint64_t now_ms)
 {
     const uint32_t n = g->o.node_size, first = s->at.rank / n * n;
     for (uint32_t r = first; r < first + n && r < g->o.size; r++) {
         const struct group_seat *its = &g->lead.seats[r];
-        if (!its->at.node || its->leaves || clock_ms() < its->t_shut_ms) return false;
+        if (!its->at.node || its->leaves || now_ms < its->t_shut_ms) return false;
     }
     return true;
 }
@@ -69,13 +70,15 @@ struct attendance {
     bool is_as_before; /* the ranks that stay step in the last group, and nobody else */
 };
 
-static struct attendance count(const struct group *g)
+/* Says for each seat whether it stays. */
+static struct attendance count(struct group *g)
 {
     struct attendance a = { .all_drain = true, .is_as_before = g->lead.before.epoch != 0 };
+    const uint64_t now_ms = clock_ms();
     EACH_SEAT(s, g)
     {
         const bool leaves = s->at.node && s->leaves && s->running;
-        const bool stay = stays(g, s);
+        const bool stay = s->stays = may_stay(g, s, now_ms);
         a.n_stay += stay;
         a.n_leave += leaves;
         a.n_busy += (stay || (s->at.node && s->running)) && !s->is_free;
@@ -177,13 +180,13 @@ static void propose(struct group *g)
     EACH_SEAT(s, g)
     {
         s->is_expected = s->has_blob = false;
-        if (stays(g, s)) l->next.members[l->next.n++] = s->at;
+        if (s->stays) l->next.members[l->next.n++] = s->at;
     }
     l->next.reason = reason_of(g, &l->next, renews);
     if (l->next.n > 0 && g->o.place) g->o.place(g->o.arg, &l->next, &l->before);
     EACH_SEAT(s, g)
     {
-        if (!stays(g, s) && !(s->at.node && s->running)) continue;
+        if (!s->stays && !(s->at.node && s->running)) continue;
         s->is_free = false;
         group_roster_send(g, &l->next, s->at.node);
     }
@@ -209,7 +212,8 @@ static void take_stock(struct group *g)
     if (l->next.epoch && is_joined(g)) {
         l->n_failures = 0;
         group_roster_move(&l->before, &l->next);
-        EACH_SEAT(s, g) s->n_failures = stays(g, s) ? 0 : s->n_failures;
+        EACH_SEAT(s, g)
+        if (group_roster_find(&l->before, s->at.rank) >= 0) s->n_failures = 0;
     }
     propose(g);
 }
@@ -414,6 +418,8 @@ static void collect_blob(struct group *g, struct group_seat *from, const Baton__
         return;
     }
     if (!has_blobs(g)) {
+        l->t_round_ms = clock_ms();
+        l->is_late_told = false;
         mem_free(l->blobs);
         l->blob_bytes = m->data.len;
         l->blobs = mem_calloc(l->next.n, l->blob_bytes ? l->blob_bytes : 1);
@@ -442,21 +448,34 @@ static void spread_bell(struct group *g, uint64_t from, const Baton__GroupBell *
     }
 }
 
-/* A rank that is not in the group of now must not keep others out of the next. */
-static void note_failure(struct group *g, struct group_seat *s, const Baton__GroupLost *lost)
+/* nth: newcomers that are left out together are tried again one after the other. */
+static void charge(struct group *g, struct group_seat *s, uint32_t nth, const char *why)
 {
-    const struct group_lead *l = &g->lead;
-    if (!l->next.epoch || lost->epoch != l->next.epoch || l->before.epoch == 0 ||
-        group_roster_has_node(&l->before, s->at.node))
-        return;
     if (++s->n_failures < TRIES) return;
     const uint32_t more = s->n_failures - TRIES;
-    uint64_t pause = (uint64_t)g->o.retry_ms * SHUT_RETRIES << (more < 8 ? more : 8);
-    if (pause > SHUT_MAX_MS) pause = SHUT_MAX_MS;
+    uint64_t pause = (uint64_t)g->o.retry_ms * SHUT_RETRIES * nth << (more < 8 ? more : 8);
+    if (pause > SHUT_MAX_MS) pause = SHUT_MAX_MS * nth;
     s->t_shut_ms = clock_ms() + pause;
     log_warn("group goes on without a rank that cannot join",
              "rank=%u tries=%u again_in_ms=%llu why=\"%.200s\"", s->at.rank, s->n_failures,
-             (unsigned long long)pause, lost->why);
+             (unsigned long long)pause, why);
+}
+
+/* An epoch could not be made: a rank that is not in the group of now must not keep others out of
+ * the next. One that says so itself is meant; where an old member says it, all newcomers are. */
+static void note_failure(struct group *g, const struct group_seat *from,
+                         const Baton__GroupLost *lost)
+{
+    const struct group_lead *l = &g->lead;
+    uint32_t nth = 0;
+    if (!l->next.epoch || lost->epoch != l->next.epoch || l->before.epoch == 0) return;
+    const bool is_own = !group_roster_has_node(&l->before, from->at.node);
+    EACH_SEAT(s, g)
+    {
+        if (!s->at.node || group_roster_has_node(&l->before, s->at.node)) continue;
+        if (group_roster_has_node(&l->next, s->at.node) && (!is_own || s == from))
+            charge(g, s, ++nth, lost->why);
+    }
 }
 
 void group_lead_on_message(struct group *g, const struct cluster_message *m,
@@ -544,9 +563,23 @@ static void look_for_one(struct group *g)
     }
 }
 
+/* Others wait in an exchange for a rank that still reads experts, or hangs. */
+static void tell_who_is_late(struct group *g)
+{
+    struct group_lead *l = &g->lead;
+    if (!l->next.epoch || l->is_late_told || !has_blobs(g) || clock_ms() - l->t_round_ms < LATE_MS)
+        return;
+    l->is_late_told = true;
+    for (uint32_t i = 0; i < l->next.n; i++)
+        if (!l->seats[l->next.members[i].rank].has_blob)
+            log_warn("rank keeps the others waiting", "rank=%u epoch=%llu after_ms=%d",
+                     l->next.members[i].rank, (unsigned long long)l->next.epoch, LATE_MS);
+}
+
 void group_lead_tick(struct group *g)
 {
     propose(g);
+    tell_who_is_late(g);
     look_for_one(g);
 }
 

@@ -212,24 +212,32 @@ static size_t read_offers(struct ep_ucx *u, const struct ep_hello *hellos,
     return longest;
 }
 
-/* All open what they read and connect, and tell each other how it went. */
-static enum status open_all(struct ep_ucx *u, const struct ep_ucx_window_offer *windows,
-                            size_t longest, struct ep_hello *hellos, struct err *err)
+/* All map what they read, and tell each other whose that is, or that they could not. */
+static enum status open_windows(struct ep_ucx *u, const struct ep_ucx_window_offer *windows,
+                                struct ep_hello *hellos, struct err *err)
 {
     const struct ep_config *c = &u->base.config;
-    const size_t stride = round_up(longest, ADDRESS_PART);
     struct ep_ucx_readers mine = { 0 }, theirs;
-    char *addresses = MEM_ARRAY(char, (size_t)c->size *stride);
-    enum status st = exchange_addresses(u, addresses, stride, err);
-    if (st == OK) {
-        if (c->placement.n_logical > 0) st = ep_ucx_open_others(u, windows, &mine, err);
-        if (st == OK) st = connect_all(u, addresses, stride, err);
-        st = ep_handshake(&u->base, st, &mine, sizeof mine, hellos, err);
-    }
-    for (int32_t r = 0; r < c->size && st == OK && c->placement.n_logical > 0; r++) {
+    if (c->placement.n_logical == 0) return OK;
+    TRY(ep_handshake(&u->base, ep_ucx_open_others(u, windows, &mine, err), &mine, sizeof mine,
+                     hellos, err));
+    for (int32_t r = 0; r < c->size; r++) {
         memcpy(&theirs, hellos[r].payload, sizeof theirs);
         ep_ucx_note_reader(u, r, &theirs);
     }
+    return OK;
+}
+
+/* All connect, and tell each other how it went. */
+static enum status open_all(struct ep_ucx *u, const struct ep_ucx_window_offer *windows,
+                            size_t longest, struct ep_hello *hellos, struct err *err)
+{
+    const size_t stride = round_up(longest, ADDRESS_PART);
+    char *addresses = MEM_ARRAY(char, (size_t)u->base.config.size *stride);
+    enum status st = exchange_addresses(u, addresses, stride, err);
+    if (st == OK) st = open_windows(u, windows, hellos, err);
+    if (st == OK)
+        st = ep_handshake(&u->base, connect_all(u, addresses, stride, err), NULL, 0, hellos, err);
     mem_free(addresses);
     return st;
 }
@@ -274,6 +282,7 @@ static enum status ucx_create(const struct ep_config *c, struct ep **out, struct
         if (st == OK) st = meet(u, hellos, err);
         mem_free(hellos);
     }
+    u->base.config.is_wanted = NULL;
     if (st == OK) *out = &u->base;
     else release(u, PART_FAULTY_MS);
     return st;

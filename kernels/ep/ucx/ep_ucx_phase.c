@@ -336,6 +336,13 @@ static uint64_t sleep_a_while(struct ep_ucx *u, int limit_ms)
     return slept < most ? slept : most;
 }
 
+/* Of an object that is being made. */
+static bool is_wanted(const struct ep_ucx *u)
+{
+    const struct ep_config *c = &u->base.config;
+    return !c->is_wanted || c->is_wanted(c->is_wanted_arg);
+}
+
 static enum status wait_for_all(struct ep_ucx *u, struct err *err)
 {
     const uint64_t limit = (uint64_t)u->wait_ms * NS_PER_MS;
@@ -355,6 +362,7 @@ static enum status wait_for_all(struct ep_ucx *u, struct err *err)
             if (moved || (now - moved_ns < SPIN_NS && !is_busy(u, now))) continue;
         }
         waited += sleep_a_while(u, (int)((limit - waited) / NS_PER_MS) + 1);
+        if (!is_wanted(u)) return ep_ucx_raise(u, EP_UCX_ABORTED, u->base.config.rank, err);
     }
 }
 

@@ -274,12 +274,27 @@ static void index_slots(struct ep_ucx *u)
     u->slot_begin[u->base.n_local] = (int32_t)slot;
 }
 
+/* Rows and results that near ranks read in place; those that travel are counted as they go. */
+static void count_near(struct ep_ucx *u)
+{
+    const struct ep_config *c = &u->base.config;
+    const uint64_t result = (uint64_t)c->hidden * sizeof(float);
+    for (int32_t r = 0; r < c->size; r++) {
+        uint64_t theirs = 0, mine = ep_ucx_n_for(u, r);
+        if (r == c->rank) continue;
+        for (int32_t e = 0; e < u->base.n_local; e++) theirs += (uint64_t)order_of(u, r)[e];
+        if (u->reads_mine[r]) u->base.traffic.sent += mine * u->row_bytes + theirs * result;
+        if (u->tails[r]) u->base.traffic.received += theirs * u->row_bytes + mine * result;
+    }
+}
+
 static enum status end_dispatch(struct ep_ucx *u, struct ep_batch *out, struct err *err)
 {
     const struct ep_config *c = &u->base.config;
     TRY(ep_ucx_wait(u, err));
     TRY(check_orders(u, err));
     index_slots(u);
+    count_near(u);
     *out = (struct ep_batch){
         .n_slots = c->mode == EP_LOW_LATENCY ? ep_max_slots(c)
                                              : (size_t)u->slot_begin[u->base.n_local],
