@@ -112,6 +112,7 @@ class Load:
         self.last = [0.0] * len(group.entries)          # when a node's client last got a token
         self.asks = [True] * len(group.entries)         # False: after the request that runs, none
         self.busy = [False] * len(group.entries)
+        self.flows = [False] * len(group.entries)       # the request that runs has got a token
         self.n_ok, self.n_excused, self.wrong = 0, 0, []
         self.threads = [threading.Thread(target=self.ask, args=(i,)) for i in range(len(group.entries))]
 
@@ -119,6 +120,7 @@ class Load:
         rng = random.Random(i)
         port = self.group.entries[i].port
         while not self.stop.is_set():
+            self.flows[i] = False
             self.busy[i] = self.asks[i]
             if not self.busy[i]:
                 time.sleep(0.01)
@@ -132,6 +134,7 @@ class Load:
                         break
                     ids += [t for c in e['choices'] for t in c.get('token_ids') or []]
                     self.last[i] = time.monotonic()
+                    self.flows[i] = True
             except (OSError, http.client.HTTPException, AssertionError) as e:
                 error = f'{type(e).__name__} {e}'
             self.judge(port, t0, k, ids, error)
@@ -215,6 +218,7 @@ def note(worst, what, seconds, most):
 def drain(group, load, d, worst):
     """A node ends in order while its client has a request that runs; the client sends no more until it is back."""
     load.asks[d] = False
+    wait_until('the last request runs', lambda: load.flows[d] or not load.busy[d], 10, 0.001)
     was_busy = load.busy[d]
     t0 = time.monotonic()
     for rank in group.nodes[d]:
