@@ -146,14 +146,24 @@ def test_every_type_of_kv_on_the_gpu():
 
 def test_ranks_that_share_experts_on_a_gpu():
     """Processes whose GPUs (here one for all) hold some of the experts each have the tokens and bits of one that holds all; one that is killed comes back."""
+    check_ranks((DEEPSEEK, 2, 4))
+
+
+def test_ranks_that_share_experts_on_a_gpu_long():
+    check_ranks((QWEN, 2, 6), (DEEPSEEK, 4, 6))
+
+
+def check_ranks(*groups):
     need_gpu()
     args = ['--device', 'cuda', '--deterministic', *SHORT_STEPS]
-    for model, size in ((QWEN, 2), (DEEPSEEK, 4)):
-        bodies = mixed_requests(6, 8, 512, 60, (2, 6))
+    for model, size, n in groups:
+        bodies = mixed_requests(n, 8, 512, 60, (2, 6))
         with closing(Node(model, args=[*RANK_SIZE, *args])) as one:
             wait_ready(one, timeout=120)
             want = ask_all([one.port], bodies)
-        with closing(Parent(model, size, args)) as parent:
+        parent = Parent(model, size, args)
+        parent.may_end_by_force = True  # a rank may be inside a step, which is long on an emulated GPU
+        with closing(parent):
             wait_ready(parent, timeout=180)
             assert f'backend=peer ranks={size}' in parent.output(), parent.output()[-3000:]
             assert ask_all([parent.port], bodies) == want, (model, size)
