@@ -18,6 +18,8 @@ struct ep_row_layout ep_row_layout_of(const struct ep_config *c);
 /* Whether the ranks' experts are 0 to n_physical - 1 in order, and every map has every expert. */
 enum status ep_placement_check(const struct ep_placement *p, int32_t size,
                                struct err *err) MUST_CHECK;
+/* Experts of the rank that has most. */
+size_t ep_most_local(const struct ep_placement *p, int32_t size);
 /* Replaces the arrays of e->config.placement, which have been checked, by copies, and makes
  * e->copies and e->physical. */
 void ep_placement_own(struct ep *e);

@@ -118,3 +118,10 @@ void ep_placement_release(struct ep *e)
     mem_free(e->copies);
     mem_free(e->physical);
 }
+
+size_t ep_most_local(const struct ep_placement *p, int32_t size)
+{
+    int32_t most = 0;
+    for (int32_t r = 0; r < size; r++) most = max_i32(most, p->first[r + 1] - p->first[r]);
+    return (size_t)most;
+}

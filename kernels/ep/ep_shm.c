@@ -32,21 +32,6 @@ static size_t place(size_t *at, size_t bytes)
     return here;
 }
 
-static size_t most_local(const struct ep_placement *p, int32_t size)
-{
-    int32_t most = 0;
-    for (int32_t r = 0; r < size; r++) most = max_i32(most, p->first[r + 1] - p->first[r]);
-    return (size_t)most;
-}
-
-/* The least number of bytes that is both whole pages and whole rows. */
-static size_t common_unit(size_t row_bytes)
-{
-    size_t unit = pages_round(1);
-    while (unit % row_bytes) unit += pages_round(1);
-    return unit;
-}
-
 static void lay_out_rows(const struct ep_config *c, struct ep_shm_layout *l)
 {
     const size_t elements = round_up((size_t)c->hidden, PAD_ELEMENTS) * dtype_block_bytes(c->send);
@@ -69,15 +54,15 @@ static struct ep_shm_layout layout_of(const struct ep_config *c)
         lay_out_rows(c, &l);
         place(&l.plan_bytes, sizeof(int32_t) * ((size_t)c->placement.n_physical + 1));
         l.order = place(&l.plan_bytes, sizeof(int32_t) * ep_pair_slots(c));
-        l.origins = place(&head,
-                          sizeof(int32_t) * most_local(&c->placement, c->size) * (size_t)c->size);
+        l.origins = place(&head, sizeof(int32_t) * ep_most_local(&c->placement, c->size) *
+                                     (size_t)c->size);
         l.plans = place(&head, EP_SHM_TURNS * l.plan_bytes);
         place(&body, (size_t)c->max_rows * l.row_bytes);
         l.results = place(&body, ep_max_slots(c) * (size_t)c->hidden * sizeof(float));
     }
     l.shared = place(&body, EP_SHM_TURNS * l.shared_bytes);
     l.head_bytes = pages_round(head);
-    l.body_bytes = round_up(body ? body : 1, common_unit(l.row_bytes));
+    l.body_bytes = round_up(body ? body : 1, pages_common(l.row_bytes));
     return l;
 }
 

@@ -19,6 +19,13 @@ size_t pages_round(size_t bytes)
     return bytes > SIZE_MAX - page ? 0 : (bytes + page - 1) / page * page;
 }
 
+size_t pages_common(size_t bytes)
+{
+    size_t unit = pages_round(1);
+    while (unit % bytes) unit += pages_round(1);
+    return unit;
+}
+
 void *pages_map(size_t bytes)
 {
     ASSERT(bytes > 0 && bytes == pages_round(bytes)); /* memory after them is unmapped, and must

@@ -29,31 +29,17 @@ struct sign {
 
 /* ---- sizes ---- */
 
-static size_t most_local(const struct ep_placement *p, int32_t size)
-{
-    int32_t most = 0;
-    for (int32_t r = 0; r < size; r++) most = max_i32(most, p->first[r + 1] - p->first[r]);
-    return (size_t)most;
-}
-
-/* The least number of bytes that is both whole pages and whole rows. */
-static size_t common_unit(size_t row_bytes)
-{
-    size_t unit = pages_round(1);
-    while (unit % row_bytes) unit += pages_round(1);
-    return unit;
-}
-
 void ep_ucx_lay_out_window(struct ep_ucx *u)
 {
     const struct ep_config *c = &u->base.config;
     struct ep_ucx_window *w = &u->window;
-    w->rows_bytes = round_up((size_t)c->max_rows * u->row_bytes, common_unit(u->row_bytes));
+    w->rows_bytes = round_up((size_t)c->max_rows * u->row_bytes, pages_common(u->row_bytes));
     w->rows_stride = w->rows_bytes / u->row_bytes;
     w->results = 0;
     w->origins = round_up(ep_max_slots(c) * (size_t)c->hidden * sizeof(float), ALIGN);
-    w->sign = round_up(
-        w->origins + most_local(&c->placement, c->size) * (size_t)c->size * sizeof(int32_t), ALIGN);
+    w->sign = round_up(w->origins + ep_most_local(&c->placement, c->size) * (size_t)c->size *
+                                        sizeof(int32_t),
+                       ALIGN);
     w->tail_bytes = pages_round(w->sign + sizeof(struct sign));
 }
 
