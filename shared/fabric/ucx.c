@@ -20,7 +20,7 @@ enum {
     CLOSE_MS = 50 /* time for forced closes to complete; destroying the worker does the rest */
 };
 
-static const char DEFAULT_TLS[] = "rc,dc,tcp";
+static const char DEFAULT_TLS[] = "tcp";
 
 /* A send that is not complete. */
 struct departure {

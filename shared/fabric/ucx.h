@@ -44,7 +44,7 @@ struct fabric_events {
 
 struct fabric;
 
-/* tls: UCX transports as in UCX_TLS; NULL: that variable's, or rc, dc and tcp. ERR_NODEV: there is
+/* tls: UCX transports as in UCX_TLS; NULL: that variable's, or tcp. ERR_NODEV: there is
  * no device for them. */
 enum status fabric_open(const char *tls, uint32_t n_peers, const struct fabric_events *events,
                         struct fabric **out, struct err *err) MUST_CHECK;
