@@ -41,21 +41,29 @@ _Static_assert(sizeof(struct ep_hello) <= EP_WORDS_BYTES, "what exchange_words t
 
 enum { PAD_ELEMENTS = 64, ROW_ALIGN = 128, RESULT_ALIGN = 16 };
 
+/* Where the elements and scales of a row end. */
+static size_t elements_end(const struct ep_config *c, size_t *scales_at)
+{
+    const size_t elements = round_up((size_t)c->hidden, PAD_ELEMENTS) * dtype_block_bytes(c->send);
+    *scales_at = 0;
+    if (c->send != DTYPE_F8_E4M3) return elements;
+    *scales_at = elements;
+    return elements + sizeof(float) * div_up((size_t)c->hidden, EP_SCALE_STEP);
+}
+
 struct ep_row_layout ep_row_layout_of(const struct ep_config *c)
 {
-    const size_t filled = round_up((size_t)c->hidden, PAD_ELEMENTS),
-                 elements = filled * dtype_block_bytes(c->send);
     struct ep_row_layout f = {
-        .tail_at = elements,
         .back_bytes = round_up((size_t)c->hidden * dtype_block_bytes(c->back), RESULT_ALIGN),
     };
-    if (c->send == DTYPE_F8_E4M3) {
-        f.scales_at = elements;
-        f.tail_at = round_up(elements + sizeof(float) * div_up((size_t)c->hidden, EP_SCALE_STEP),
-                             2 * sizeof(int32_t));
-    }
+    f.tail_at = round_up(elements_end(c, &f.scales_at), 2 * sizeof(int32_t));
     f.row_bytes = round_up(f.tail_at + 2 * sizeof(int32_t), ROW_ALIGN);
     return f;
+}
+
+size_t ep_row_bytes(const struct ep_config *c, size_t *scales_at)
+{
+    return round_up(elements_end(c, scales_at), ROW_ALIGN);
 }
 
 size_t ep_pair_slots(const struct ep_config *c) { return (size_t)c->max_rows * (size_t)c->n_used; }

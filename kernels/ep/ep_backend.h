@@ -14,6 +14,8 @@ struct ep_row_layout {
 };
 
 struct ep_row_layout ep_row_layout_of(const struct ep_config *c);
+/* Bytes of a row without its origin, a multiple of 128. Sets *scales_at, 0: none. */
+size_t ep_row_bytes(const struct ep_config *c, size_t *scales_at);
 
 /* Whether the ranks' experts are 0 to n_physical - 1 in order, and every map has every expert. */
 enum status ep_placement_check(const struct ep_placement *p, int32_t size,

@@ -21,7 +21,7 @@
 #include "shared/base/arith.h"
 #include "shared/base/mem.h"
 
-enum { ALIGN = 64, PAD_ELEMENTS = 64, ROW_ALIGN = 128 };
+enum { ALIGN = 64, ROW_ALIGN = 128 };
 
 /* ---- sizes ---- */
 
@@ -32,17 +32,6 @@ static size_t place(size_t *at, size_t bytes)
     return here;
 }
 
-static void lay_out_rows(const struct ep_config *c, struct ep_shm_layout *l)
-{
-    const size_t elements = round_up((size_t)c->hidden, PAD_ELEMENTS) * dtype_block_bytes(c->send);
-    size_t scales = 0;
-    if (c->send == DTYPE_F8_E4M3) {
-        l->scales_at = elements;
-        scales = sizeof(float) * div_up((size_t)c->hidden, EP_SCALE_STEP);
-    }
-    l->row_bytes = round_up(elements + scales, ROW_ALIGN);
-}
-
 static struct ep_shm_layout layout_of(const struct ep_config *c)
 {
     struct ep_shm_layout l = { .row_bytes = ROW_ALIGN };
@@ -51,7 +40,7 @@ static struct ep_shm_layout layout_of(const struct ep_config *c)
     l.small = place(&head, EP_SHM_TURNS * EP_SHM_SMALL);
     l.shared_bytes = round_up(c->collective_bytes, ALIGN);
     if (c->placement.n_logical > 0) {
-        lay_out_rows(c, &l);
+        l.row_bytes = ep_row_bytes(c, &l.scales_at);
         place(&l.plan_bytes, sizeof(int32_t) * ((size_t)c->placement.n_physical + 1));
         l.order = place(&l.plan_bytes, sizeof(int32_t) * ep_pair_slots(c));
         l.origins = place(&head, sizeof(int32_t) * ep_most_local(&c->placement, c->size) *

@@ -269,9 +269,10 @@ def test_rows_that_travel_as_bf16_and_fp8():
         for size, domains in ((3, 'a,b,c'), (4, 'a,b')):
             with launched(model, size, ['--ep-row-type', kind, '--memory-domain', domains]) as (l, ports):
                 assert ask_all(ports, bodies) == want, (kind, size)
-    meet = free_ports(1)[0]
-    with closing(*[Node(model, args=[*group_args(2, meet), '--data-parallel-rank', str(r), '--ep-row-type', t]) for r, t in ((0, 'f32'), (1, 'bf16'))]) as nodes:
-        wait_until('it says why', lambda: 'rank 1 has model' in nodes[1].output() and 'rows bf16' in nodes[1].output(), 20)
+    for option, values, said in (('--ep-row-type', ('f32', 'bf16'), 'rows bf16'), ('--all2all-backend', ('shm', 'ucx'), 'rows by ucx')):
+        meet = free_ports(1)[0]
+        with closing(*[Node(model, args=[*group_args(2, meet), '--data-parallel-rank', str(r), option, v]) for r, v in enumerate(values)]) as nodes:
+            wait_until('it says why', lambda: 'rank 1 has model' in nodes[1].output() and said in nodes[1].output(), 20)
 
 
 def test_what_contradicts_is_refused():

@@ -19,7 +19,6 @@
 
 enum {
     ALIGN = 128,
-    PAD_ELEMENTS = 64,
     ADDRESS_PART = 240,  /* bytes of an address in one exchange */
     CONNECT_MS = 10000,  /* or timeout_ms, if that is less */
     PART_MS = 2000,      /* how long a rank that leaves gives the others to take what it sent */
@@ -39,13 +38,7 @@ static_assert(sizeof(struct offer) <= EP_PAYLOAD_BYTES, "the offer's room");
 static void lay_out_rows(struct ep_ucx *u)
 {
     const struct ep_config *c = &u->base.config;
-    const size_t elements = round_up((size_t)c->hidden, PAD_ELEMENTS) * dtype_block_bytes(c->send);
-    size_t scales = 0;
-    if (c->send == DTYPE_F8_E4M3) {
-        u->scales_at = elements;
-        scales = sizeof(float) * div_up((size_t)c->hidden, EP_SCALE_STEP);
-    }
-    u->row_bytes = round_up(elements + scales, ALIGN);
+    u->row_bytes = ep_row_bytes(c, &u->scales_at);
     u->back_bytes = (size_t)c->hidden * dtype_block_bytes(c->back);
     u->plan_bytes = sizeof(int32_t) * (size_t)(c->size + u->base.n_local);
     u->order_bytes = sizeof(int32_t) * ((size_t)u->base.n_local + ep_pair_slots(c));

@@ -3,38 +3,15 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "scheduler/place.h"
 #include "shared/base/mem.h"
-#include "shared/base/rng.h"
 #include "tests/harness/test.h"
-
-enum { BLOCK = 64 };
-
-static struct node_record node(uint64_t id, enum node_role role)
-{
-    return (struct node_record){
-        .node = id,
-        .role = role,
-        .model = 7,
-        .max_seqs = 8,
-        .n_blocks = 100,
-        .block_tokens = BLOCK,
-        .max_model_len = 4096,
-    };
-}
+#include "tests/unit/scheduler/place_nodes.h"
 
 static struct place_request request(uint32_t n_tokens)
 {
     return (struct place_request){
         .n_tokens = n_tokens, .n_total = n_tokens + 100, .model = 7, .random = 0x123456789abcdef0u
     };
-}
-
-static uint64_t random_bits(uint64_t i)
-{
-    uint32_t r[4];
-    rng_philox(1, 0, i, r);
-    return (uint64_t)r[0] << 32 | r[1];
 }
 
 TEST(no_nodes_is_unavailable)

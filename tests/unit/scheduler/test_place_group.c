@@ -2,25 +2,11 @@
  * over as long as there is another choice, and load is levelled within a group. */
 #include <stdio.h>
 
-#include "scheduler/place.h"
 #include "shared/base/mem.h"
-#include "shared/base/rng.h"
 #include "tests/harness/test.h"
+#include "tests/unit/scheduler/place_nodes.h"
 
-enum { BLOCK = 64, DRAWS = 200, BUSY = 2048 };
-
-static struct node_record node(uint64_t id, enum node_role role)
-{
-    return (struct node_record){
-        .node = id,
-        .role = role,
-        .model = 7,
-        .max_seqs = 8,
-        .n_blocks = 100,
-        .block_tokens = BLOCK,
-        .max_model_len = 4096,
-    };
-}
+enum { DRAWS = 200, BUSY = 2048 };
 
 /* Of a group of four. */
 static struct node_record rank(uint64_t id, enum node_role role, const char *group, bool is_whole)
@@ -36,12 +22,9 @@ static struct node_record rank(uint64_t id, enum node_role role, const char *gro
 
 static struct place_request request(uint32_t n_tokens, uint64_t draw)
 {
-    uint32_t r[4];
-    rng_philox(1, 0, draw, r);
-    return (struct place_request){ .n_tokens = n_tokens,
-                                   .n_total = n_tokens + 100,
-                                   .model = 7,
-                                   .random = (uint64_t)r[0] << 32 | r[1] };
+    return (struct place_request){
+        .n_tokens = n_tokens, .n_total = n_tokens + 100, .model = 7, .random = random_bits(draw)
+    };
 }
 
 /* How often each of the nodes was chosen to decode. */
