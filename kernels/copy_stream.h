@@ -98,8 +98,9 @@ enum status copy_stream_convert(struct copy_stream *s,
 enum status copy_stream_checksum(struct copy_stream *s,
                                  const struct copy_stream_checksum_range *pieces, uint32_t n,
                                  uint64_t *out) MUST_CHECK;
-/* Calls fn(arg) once, when all earlier operations of the stream have completed. fn must neither
- * block nor call the device. With ERR_NODEV it is never called. */
+/* Calls fn(arg) once, when all earlier operations of the stream have completed; later ones do not
+ * wait for it. Functions of one stream are called in order. fn must neither block nor call the
+ * device. With ERR_NODEV it is never called. */
 enum status copy_stream_launch_host_fn(struct copy_stream *s, void (*fn)(void *arg),
                                        void *arg) MUST_CHECK;
 /* Waits for all earlier operations of the stream and their host functions. */

@@ -1,8 +1,11 @@
 /* copy_stream_cuda.c - a copy stream of a GPU: a CUDA stream of the highest priority, so that
  * small, urgent work does not queue behind the next layer.
  *
- * It uses only the device's events, which never change after open. A copy stream reports its own
- * failure; the engine sees the same failure in its next call, because CUDA's errors are sticky.
+ * Host functions have a stream of their own, which waits for an event of the first one: a stream
+ * stands still until its host function has returned, 10 us and more, and the copies of the next put
+ * need not. Of the device it uses only the events, which never change after open. A copy stream
+ * reports its own failure; the engine sees the same failure in its next call, because CUDA's errors
+ * are sticky.
  * Source: CUDA Runtime API. Thread: one per copy stream, any. */
 #include "kernels/copy_stream.h"
 
@@ -16,8 +19,9 @@
 struct cuda_copy_stream {
     struct copy_stream base;
     const struct cuda_device *device;
-    cudaStream_t stream;
-    bool failed; /* it was logged */
+    cudaStream_t stream, host_fn_stream;
+    cudaEvent_t before_host_fn; /* recorded for each: a wait captures the last record of its time */
+    bool failed;                /* it was logged */
 };
 
 static struct cuda_copy_stream *cuda_copy_stream_of(struct copy_stream *s)
@@ -33,11 +37,17 @@ static enum status checked(struct cuda_copy_stream *s, cudaError_t e, const char
     return ERR_NODEV;
 }
 
+/* Also of one that was opened in part. */
 static void close_stream(struct copy_stream *base)
 {
     struct cuda_copy_stream *s = cuda_copy_stream_of(base);
-    (void)cudaStreamSynchronize(s->stream);
-    (void)cudaStreamDestroy(s->stream);
+    if (s->stream) (void)cudaStreamSynchronize(s->stream);
+    if (s->host_fn_stream) {
+        (void)cudaStreamSynchronize(s->host_fn_stream);
+        (void)cudaStreamDestroy(s->host_fn_stream);
+    }
+    if (s->before_host_fn) (void)cudaEventDestroy(s->before_host_fn);
+    if (s->stream) (void)cudaStreamDestroy(s->stream);
     mem_free(s);
 }
 
@@ -83,13 +93,18 @@ static enum status checksum(struct copy_stream *base,
 static enum status launch_host_fn(struct copy_stream *base, void (*fn)(void *arg), void *arg)
 {
     struct cuda_copy_stream *s = cuda_copy_stream_of(base);
-    return checked(s, cudaLaunchHostFunc(s->stream, fn, arg), "a host function on its stream");
+    cudaError_t e = cudaEventRecord(s->before_host_fn, s->stream);
+    if (e == cudaSuccess) e = cudaStreamWaitEvent(s->host_fn_stream, s->before_host_fn, 0);
+    if (e == cudaSuccess) e = cudaLaunchHostFunc(s->host_fn_stream, fn, arg);
+    return checked(s, e, "a host function on its stream");
 }
 
 static enum status synchronize(struct copy_stream *base)
 {
     struct cuda_copy_stream *s = cuda_copy_stream_of(base);
-    return checked(s, cudaStreamSynchronize(s->stream), "copies of KV");
+    cudaError_t e = cudaStreamSynchronize(s->stream);
+    if (e == cudaSuccess) e = cudaStreamSynchronize(s->host_fn_stream);
+    return checked(s, e, "copies of KV");
 }
 
 static const struct copy_stream_ops COPY_STREAM_CUDA_OPS = {
@@ -103,18 +118,27 @@ static const struct copy_stream_ops COPY_STREAM_CUDA_OPS = {
     .synchronize = synchronize,
 };
 
+static cudaError_t open_streams(struct cuda_copy_stream *s)
+{
+    int least = 0, greatest = 0;
+    cudaError_t e = cudaDeviceGetStreamPriorityRange(&least, &greatest);
+    if (e == cudaSuccess)
+        e = cudaStreamCreateWithPriority(&s->stream, cudaStreamNonBlocking, greatest);
+    if (e == cudaSuccess)
+        e = cudaStreamCreateWithPriority(&s->host_fn_stream, cudaStreamNonBlocking, greatest);
+    if (e == cudaSuccess) e = cudaEventCreateWithFlags(&s->before_host_fn, cudaEventDisableTiming);
+    return e;
+}
+
 enum status copy_stream_cuda_open(struct device *d, struct copy_stream **out, struct err *err)
 {
     struct cuda_copy_stream *s = mem_try_calloc(1, sizeof *s);
     if (!s) return err_set(err, ERR_NOMEM, "no memory for a copy stream");
     s->base.ops = &COPY_STREAM_CUDA_OPS;
     s->device = cuda_device_of(d);
-    int least = 0, greatest = 0;
-    cudaError_t e = cudaDeviceGetStreamPriorityRange(&least, &greatest);
-    if (e == cudaSuccess)
-        e = cudaStreamCreateWithPriority(&s->stream, cudaStreamNonBlocking, greatest);
+    const cudaError_t e = open_streams(s);
     if (e != cudaSuccess) {
-        mem_free(s);
+        close_stream(&s->base);
         return err_set(err, ERR_NODEV, "the GPU has no stream for copies: %s",
                        cudaGetErrorString(e));
     }

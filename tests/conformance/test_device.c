@@ -163,6 +163,52 @@ static void stream_copy_cases(const char *name)
     device_close(d);
 }
 
+struct call {
+    atomic_int *n_calls;
+    const char *at; /* the last byte of a copy before it */
+    int order, seen;
+};
+
+static void look(void *arg)
+{
+    struct call *c = arg;
+    c->seen = *c->at;
+    c->order = atomic_fetch_add(c->n_calls, 1);
+}
+
+/* Copies go on behind host functions, which still see what was copied before them, in order. */
+static void stream_host_fn_cases(const char *name)
+{
+    enum { N = 512, CALLS = 40 };
+    struct device *d = open_device(name);
+    struct copy_stream *l = open_stream(d), *other = open_stream(d);
+    struct dev_mem host = memory_of(d, 2 * N * CALLS, DEVICE_MEM_HOST);
+    char *from = host.ptr, *to = from + N * CALLS;
+    atomic_int n_calls = 0, n_others = 0;
+    struct call calls[CALLS];
+    for (int i = 0; i < N * CALLS; i++) from[i] = (char)(i / N + 1);
+    for (int i = 0; i < CALLS; i++) {
+        calls[i] = (struct call){ .n_calls = &n_calls, .at = to + N * (i + 1) - 1, .seen = -1 };
+        CHECK_OK(
+            copy_stream_copy(l, &(struct copy_stream_strided){
+                                    .to = to + N * i, .from = from + N * i, .bytes = N, .n = 1 }));
+        CHECK_OK(copy_stream_launch_host_fn(l, look, &calls[i]));
+        CHECK_OK(copy_stream_launch_host_fn(other, count_up, &n_others));
+    }
+    CHECK_OK(copy_stream_synchronize(l));
+    CHECK_EQ_INT(atomic_load(&n_calls), CALLS);
+    for (int i = 0; i < CALLS; i++) {
+        CHECK_EQ_INT(calls[i].order, i);
+        CHECK_EQ_INT(calls[i].seen, i + 1);
+    }
+    copy_stream_close(other); /* waits for its functions */
+    CHECK_EQ_INT(atomic_load(&n_others), CALLS);
+    device_mem_free(d, &host);
+    copy_stream_close(l);
+    CHECK_OK(device_fault(d, NULL));
+    device_close(d);
+}
+
 /* Many copies at once, of all lengths and alignments. */
 static void stream_gather_cases(const char *name)
 {
@@ -482,6 +528,7 @@ static void sharing_cases(const char *name)
     TEST(name##_memory_that_is_available) { available_cases(#name); }                              \
     TEST(name##_copy_stream_copies_in_order) { stream_copy_cases(#name); }                         \
     TEST(name##_copy_stream_gathers) { stream_gather_cases(#name); }                               \
+    TEST(name##_copy_stream_does_not_wait_for_host_functions) { stream_host_fn_cases(#name); }     \
     TEST(name##_copy_stream_waits_for_events) { stream_event_cases(#name); }                       \
     TEST(name##_copy_stream_checksums_are_the_hosts) { stream_checksum_cases(#name); }             \
     TEST(name##_copy_stream_converts_rows) { stream_convert_cases(#name); }                        \
@@ -490,7 +537,9 @@ static void sharing_cases(const char *name)
     CASE(name##_memory_is_zeroed_and_holds_what_was_put_there),                                    \
         CASE(name##_impossible_sizes_are_refused_with_a_sentence),                                 \
         CASE(name##_memory_that_is_available), CASE(name##_copy_stream_copies_in_order),           \
-        CASE(name##_copy_stream_gathers), CASE(name##_copy_stream_waits_for_events),               \
+        CASE(name##_copy_stream_gathers),                                                          \
+        CASE(name##_copy_stream_does_not_wait_for_host_functions),                                 \
+        CASE(name##_copy_stream_waits_for_events),                                                 \
         CASE(name##_copy_stream_checksums_are_the_hosts), CASE(name##_copy_stream_converts_rows),  \
         CASE(name##_memory_of_others)
 
