@@ -73,7 +73,8 @@ static enum status gather(struct copy_stream *base, const struct copy_stream_pai
                           uint32_t n)
 {
     struct cuda_copy_stream *s = cuda_copy_stream_of(base);
-    return checked(s, kv_copy_run(s->stream, pairs, n), "copies of KV");
+    return checked(s, kv_copy_run(s->stream, pairs, n, s->device->n_multiprocessors),
+                   "copies of KV");
 }
 
 static enum status convert(struct copy_stream *base, const struct copy_stream_conversion *c)

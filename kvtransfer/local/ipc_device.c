@@ -1,14 +1,14 @@
 /* ipc_device.c - copies between GPU pools on one host: the writer opens the receiver's exported
  * memory handle and copies into it on a copy stream.
  *
- * The handle travels in a small sealed memfd. A put's copies run on the connection's stream after
- * the event of their layer; a host callback then returns the put through the copier's mailbox. So
- * PUT_DONE comes after the last byte, and a message that waits behind the put comes after its
- * bytes. Detaching waits for the stream before it closes the memory and sends BYE; the receiver
- * frees its pool only after BYE (local.c, drain_writers). The driver decides what happens to copies
- * in flight when the receiver is killed: at worst the writer's context ends, and with it the
- * writer's node. LIMIT: abandoned puts run to their end, because a copy in the stream cannot be
- * cancelled.
+ * The handle travels in a small sealed memfd. A put's copies run on one of the connection's streams
+ * after the event of their layer; a host callback then returns the put through the copier's
+ * mailbox. So PUT_DONE comes after the last byte, and a message that waits behind the put comes
+ * after its bytes. Puts take the streams in turn: the copies of one begin while the last of the put
+ * before still run. Detaching waits for the streams before it closes the memory and sends BYE; the
+ * receiver frees its pool only after BYE (local.c, drain_writers). The driver decides what happens
+ * to copies in flight when the receiver is killed: at worst the writer's context ends, and with it
+ * the writer's node. LIMIT: abandoned puts run to their end: a copy in a stream cannot be cancelled.
  * Thread: transfer; on_copied on a thread of the driver. */
 #include "kvtransfer/local/ipc.h"
 
@@ -66,7 +66,13 @@ static void on_copied(void *arg)
     copier_done(p->conn->lt->copier, (struct copier_job){ .put = p, .worker = COPIER_EXTERNAL });
 }
 
-enum { PAIRS_AT_ONCE = 128 };
+enum { STREAMS = 2, PAIRS_AT_ONCE = 320 };
+
+/* A connection's method_state. */
+struct device_streams {
+    struct copy_stream *v[STREAMS];
+    uint64_t n_put;
+};
 
 /* Address of a copy's source: pieces of another layout were converted in device memory. */
 static const char *source(const struct kvt_env *env, uint64_t local)
@@ -77,7 +83,8 @@ static const char *source(const struct kvt_env *env, uint64_t local)
 
 static bool begin(struct local_conn *c, struct local_put *p)
 {
-    struct copy_stream *stream = c->method_state;
+    struct device_streams *streams = c->method_state;
+    struct copy_stream *stream = streams->v[streams->n_put++ % STREAMS];
     enum status st = copy_stream_wait_event(stream, p->event);
     for (uint32_t i = 0, n; i < p->n_copies && st == OK; i += n) {
         struct copy_stream_pair pairs[PAIRS_AT_ONCE];
@@ -104,21 +111,40 @@ static bool move(struct local_conn *c, struct local_put *p, const struct copier_
     assert_fail("a copier has a job of the GPU", __FILE__, __LINE__, __func__);
 }
 
-static bool synchronize_stream(struct local_conn *c)
+static bool synchronize_streams(struct local_conn *c)
 {
-    return copy_stream_synchronize(c->method_state) == OK;
+    struct device_streams *streams = c->method_state;
+    bool good = true;
+    for (int i = 0; i < STREAMS; i++) good &= copy_stream_synchronize(streams->v[i]) == OK;
+    return good;
+}
+
+static void free_streams(struct device_streams *streams)
+{
+    for (int i = 0; i < STREAMS; i++) copy_stream_close(streams->v[i]); /* waits */
+    mem_free(streams);
+}
+
+static enum status open_streams(struct device *d, struct device_streams **out, struct err *err)
+{
+    struct device_streams *streams = MEM_NEW(struct device_streams);
+    enum status st = OK;
+    for (int i = 0; i < STREAMS && st == OK; i++) st = device_copy_stream(d, &streams->v[i], err);
+    if (st == OK) *out = streams;
+    else free_streams(streams);
+    return st;
 }
 
 static void detach(struct local_conn *c)
 {
-    copy_stream_close(c->method_state); /* waits */
+    free_streams(c->method_state);
     device_mem_unimport(c->lt->env->device, c->remote);
     c->method_state = NULL;
     c->remote = NULL;
 }
 
 static const struct local_copy_method DEVICE = {
-    .name = "device", .move = move, .begin = begin, .wait = synchronize_stream, .detach = detach
+    .name = "device", .move = move, .begin = begin, .wait = synchronize_streams, .detach = detach
 };
 
 /* The handle and size of an offer; false: it is none. */
@@ -144,18 +170,18 @@ enum status ipc_device_attach(struct local_conn *c, int fd, char *text, size_t t
                       : "this node's pool is in GPU memory and the receiver's is not");
         return ERR_UNSUPPORTED;
     }
-    struct copy_stream *stream = NULL;
+    struct device_streams *streams = NULL;
     struct err err = { 0 };
     void *p = NULL;
-    enum status st = device_copy_stream(device, &stream, &err);
+    enum status st = open_streams(device, &streams, &err);
     if (st == OK) st = device_mem_import(device, handle, &p, &err);
     if (st != OK) {
-        copy_stream_close(stream);
+        if (streams) free_streams(streams);
         snprintf(text, text_max, "%.90s", err.text);
         return ERR_UNSUPPORTED;
     }
     c->method = &DEVICE;
-    c->method_state = stream;
+    c->method_state = streams;
     c->remote = p;
     c->remote_bytes = n;
     return OK;

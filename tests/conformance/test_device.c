@@ -212,7 +212,7 @@ static void stream_host_fn_cases(const char *name)
 /* Many copies at once, of all lengths and alignments. */
 static void stream_gather_cases(const char *name)
 {
-    enum { N = 300, ROOM = 1 << 20 };
+    enum { N = 1700, ROOM = 4 << 20 }; /* more than one launch takes */
     struct device *d = open_device(name);
     struct copy_stream *l = open_stream(d);
     struct dev_mem host = memory_of(d, 2 * ROOM, DEVICE_MEM_HOST),

@@ -11,9 +11,10 @@
 extern "C" {
 #endif
 
-/* Copies ranges that do not overlap, in any order. Reads `copies`, in host memory, before it
- * returns. Enqueues work on the stream. */
-cudaError_t kv_copy_run(cudaStream_t stream, const struct copy_stream_pair *copies, uint32_t n);
+/* Copies ranges that do not overlap, in any order, with as many blocks as the GPU's multiprocessors
+ * hold. Reads `copies`, in host memory, before it returns. Enqueues work on the stream. */
+cudaError_t kv_copy_run(cudaStream_t stream, const struct copy_stream_pair *copies, uint32_t n,
+                        int n_multiprocessors);
 
 #ifdef __cplusplus
 }

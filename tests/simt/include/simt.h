@@ -123,7 +123,7 @@ static cudaError_t simt_launch(cudaStream_t stream, void (*kernel)(P...), dim3 g
                   "a kernel is launched with as many arguments as it has parameters");
     static_assert((std::is_trivially_copyable_v<P> && ...),
                   "parameters of kernels are copied byte by byte");
-    static_assert((sizeof(P) + ... + 0) <= 4096, "parameters of a kernel take at most 4,096 bytes");
+    static_assert((sizeof(P) + ... + 0) <= 32764, "parameters of a kernel: since CUDA 12.1");
     static_assert((!std::is_reference_v<P> && ...), "a reference would name host memory");
     if (!kernel) return simt_launch_body(stream, { grid, block, dynamic_shared }, nullptr);
     std::tuple<P...> copies(static_cast<P>(arguments)...);
