@@ -3,7 +3,9 @@
  *
  * The sender is a process forked before this one has used CUDA. Blocks are those of Qwen3-30B-A3B,
  * scattered in both pools. A transfer is measured from the grant to the message that everything has
- * arrived. */
+ * arrived. Its fixed cost, a transfer that moves nothing, is a figure of its own: 12 GiB take some
+ * 6 ms, 3 GiB 1.5 ms. What the copies alone take, without messages, is another. */
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,13 +14,14 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "kernels/copy_stream.h"
 #include "kvtransfer/kvtransfer.h"
 #include "shared/base/clock.h"
 #include "shared/base/mem.h"
 #include "tests/gpu/bench/gpu.h"
 #include "tests/gpu/bench/gpu_kernels.h"
 
-enum { TRANSFERS = 8, STALL_S = 60 };
+enum { ROUNDS = 8, STALL_S = 60 };
 
 struct side {
     struct kv_layout layout;
@@ -28,6 +31,7 @@ struct side {
     int32_t *table;
     bool checksum; /* computed on the sender's GPU, verified on the receiver's */
     int in, out;
+    int n_expected;
     _Atomic int connected, sent, received, failed;
 };
 
@@ -46,9 +50,9 @@ static void on_event(void *arg, const struct kvt_event *ev)
 static void wait_for(const struct side *s, const _Atomic int *counter, int value)
 {
     const uint64_t end = clock_ms() + STALL_S * 1000;
-    while (*counter < value) {
+    while (*counter < value) { /* a sleep would be 50 us late */
         gpu_need(!s->failed && clock_ms() < end, "a transfer failed or stood still", NULL);
-        nanosleep(&(struct timespec){ .tv_nsec = 5000 }, NULL);
+        sched_yield();
     }
 }
 
@@ -84,8 +88,8 @@ static struct kv_layout layout_of(bool tiny)
                            .model_kv_heads = 4,
                            .head_dim = 128,
                            .tp_size = 1,
-                           .n_blocks = tiny ? 4 : 512,
-                           /* 32k tokens, 3 GiB */ };
+                           .n_blocks = tiny ? 4 : 2048,
+                           /* 128k tokens, 12 GiB */ };
     if (tiny) l.n_kv_heads = l.model_kv_heads = 1, l.head_dim = 64;
     return l;
 }
@@ -123,55 +127,131 @@ static void start(struct side *s, bool tiny, uint32_t by)
     gpu_need(kvt_create(&o, &s->kvt, &err) == OK, "the KV transfer", err.text);
 }
 
+/* Sends the first n_tokens of each layer. */
+static void send(struct side *s, uint64_t id, uint64_t peer, struct str grant, uint32_t n_tokens)
+{
+    struct err err;
+    gpu_need(kvt_send_open(s->kvt, id, peer, grant, &err) == OK, "opening a transfer", err.text);
+    for (uint32_t layer = 0; layer < s->layout.n_layers; layer++)
+        gpu_need(kvt_send_ready(s->kvt, id, layer, 0, n_tokens, s->table) == OK, "sending a layer",
+                 NULL);
+    kvt_send_finish(s->kvt, id);
+}
+
+/* CPU seconds of the threads other than this one, which spins: of the transfer and the driver. */
+static double cpu_of_others(void)
+{
+    struct timespec all, mine;
+    gpu_need(clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &all) == 0 &&
+                 clock_gettime(CLOCK_THREAD_CPUTIME_ID, &mine) == 0,
+             "a clock", NULL);
+    return (double)(all.tv_sec - mine.tv_sec) + (double)(all.tv_nsec - mine.tv_nsec) * 1e-9;
+}
+
+static _Noreturn void end_sender(double cpu, double bytes)
+{
+    gpu_print_figure(&(struct gpu_figure){
+        .name = "CPU time of the sender's transfer thread and driver for each GiB",
+        .value = cpu * 1e6 / bytes * (double)(1 << 30),
+        .unit = "us",
+    });
+    fflush(stdout);
+    _exit(0);
+}
+
+/* Sends what the other side asks for: a number of tokens, 0 at the end, and a grant. */
 static _Noreturn void sender(struct side *s, bool tiny)
 {
     struct buf b = { 0 };
     struct err err;
     uint64_t peer;
+    double cpu = 0, bytes = 0;
     start(s, tiny, 5);
     kvt_hello(s->kvt, &b);
     put(s, &b);
     get(s, &b);
     gpu_need(kvt_connect(s->kvt, buf_str(&b), &peer, &err) == OK, "connecting", err.text);
     wait_for(s, &s->connected, 1);
-    for (int i = 0; i <= TRANSFERS; i++) {
+    for (int i = 0;; i++) {
+        uint32_t n_tokens;
         get(s, &b);
-        gpu_need(kvt_send_open(s->kvt, (uint64_t)i, peer, buf_str(&b), &err) == OK,
-                 "opening a transfer", err.text);
-        for (uint32_t layer = 0; layer < s->layout.n_layers; layer++)
-            gpu_need(kvt_send_ready(s->kvt, (uint64_t)i, layer, 0,
-                                    s->layout.n_blocks * s->layout.block_tokens, s->table) == OK,
-                     "sending a layer", NULL);
-        kvt_send_finish(s->kvt, (uint64_t)i);
+        gpu_need(b.len == sizeof n_tokens, "a number of tokens", NULL);
+        memcpy(&n_tokens, b.data, sizeof n_tokens);
+        if (n_tokens == 0) end_sender(cpu, bytes);
+        get(s, &b);
+        const double begin = cpu_of_others();
+        send(s, (uint64_t)i, peer, buf_str(&b), n_tokens);
         wait_for(s, &s->sent, i + 1);
+        if (n_tokens < s->layout.n_blocks * s->layout.block_tokens) continue;
+        cpu += cpu_of_others() - begin;
+        bytes += (double)kv_layout_pool_bytes(&s->layout);
     }
-    get(s, &b); /* the receiver has checked everything */
-    _exit(0);
 }
 
-/* Bytes per second from the grant to the message that everything has arrived. */
-static double receive(struct side *s, int i)
+static void ask(const struct side *s, uint32_t n_tokens)
 {
+    struct buf b = { 0 };
+    buf_add(&b, &n_tokens, sizeof n_tokens);
+    put(s, &b);
+    buf_release(&b);
+}
+
+/* Seconds from the grant of n_blocks to the message that everything has arrived; the first n_skip
+ * are not sent. */
+static double receive(struct side *s, uint32_t n_blocks, uint32_t n_skip)
+{
+    const uint32_t n_tokens = n_blocks * s->layout.block_tokens;
     struct buf grant = { 0 };
     const uint64_t begin = clock_ns();
-    gpu_need(kvt_expect(s->kvt, (uint64_t)i, s->table, s->layout.n_blocks, 0,
-                        s->layout.n_blocks * s->layout.block_tokens, &grant) == OK,
+    gpu_need(kvt_expect(s->kvt, (uint64_t)s->n_expected++, s->table, n_blocks, n_skip, n_tokens,
+                        &grant) == OK,
              "a grant", NULL);
+    ask(s, n_tokens);
     put(s, &grant);
-    wait_for(s, &s->received, i + 1);
+    wait_for(s, &s->received, s->n_expected);
     const double seconds = (double)(clock_ns() - begin) * 1e-9;
     buf_release(&grant);
-    return (double)kv_layout_pool_bytes(&s->layout) / seconds;
+    return seconds;
 }
 
-/* Copies the same bytes from a pool of this process, timed by the host like the transfer. */
-static double copy(const struct side *s, const void *from)
+static size_t bytes_of(const struct side *s, uint32_t n_blocks)
 {
-    const size_t bytes = kv_layout_pool_bytes(&s->layout);
+    return kv_layout_piece_bytes(&s->layout) * s->layout.n_layers * n_blocks;
+}
+
+/* Copies as many bytes from a pool of this process, timed by the host like the transfer. */
+static double copy(const struct side *s, const void *from, uint32_t n_blocks)
+{
     const uint64_t begin = clock_ns();
-    gpu_cuda(cudaMemcpy(s->pool.ptr, from, bytes, cudaMemcpyDeviceToDevice), "copying");
+    gpu_cuda(cudaMemcpy(s->pool.ptr, from, bytes_of(s, n_blocks), cudaMemcpyDeviceToDevice),
+             "copying");
     gpu_cuda(cudaDeviceSynchronize(), "copying");
-    return (double)bytes / ((double)(clock_ns() - begin) * 1e-9);
+    return (double)(clock_ns() - begin) * 1e-9;
+}
+
+/* The same copies as a transfer's, in as large parts and on as many streams, without the rest. */
+static double gather(const struct side *s, const char *from, uint32_t n_blocks,
+                     struct copy_stream *const streams[2])
+{
+    enum { PART = 256 };
+    const size_t piece = kv_layout_piece_bytes(&s->layout);
+    struct copy_stream_pair pairs[PART];
+    uint32_t n_parts = 0, n = 0;
+    const uint64_t begin = clock_ns();
+    for (uint32_t layer = 0; layer < s->layout.n_layers; layer++)
+        for (uint32_t i = 0; i < n_blocks; i++) {
+            pairs[n++] = (struct copy_stream_pair){
+                .to = (char *)s->pool.ptr +
+                      kv_layout_offset(&s->layout, layer, (uint32_t)s->table[i]),
+                .from = from + kv_layout_offset(&s->layout, layer, n_blocks - 1 - i),
+                .bytes = piece,
+            };
+            if (n < PART && i + 1 < n_blocks) continue;
+            gpu_need(copy_stream_gather(streams[n_parts++ % 2], pairs, n) == OK, "copies", NULL);
+            n = 0;
+        }
+    for (int i = 0; i < 2; i++) gpu_need(copy_stream_synchronize(streams[i]) == OK, "copies", NULL);
+    return (double)(clock_ns() - begin) * 1e-9;
 }
 
 /* Checks that the sender's numbers are in this side's blocks. */
@@ -202,39 +282,87 @@ static void check(const struct side *s)
     mem_free(want), mem_free(have), mem_free(from);
 }
 
+/* Seconds, a round each. */
+struct times {
+    double pushed[ROUNDS], copied[ROUNDS], gathered[ROUNDS];
+};
+
+static void measure(struct side *s, uint32_t n_blocks, const void *other, struct times *t)
+{
+    struct copy_stream *streams[2];
+    struct err err;
+    for (int i = 0; i < 2; i++)
+        gpu_need(device_copy_stream(s->device, &streams[i], &err) == OK, "a stream", err.text);
+    gather(s, other, n_blocks, streams); /* warms up */
+    for (int i = 0; i < ROUNDS; i++) {
+        t->copied[i] = copy(s, other, n_blocks);
+        t->gathered[i] = gather(s, other, n_blocks, streams);
+        t->pushed[i] = receive(s, n_blocks, 0);
+    }
+    for (int i = 0; i < 2; i++) copy_stream_close(streams[i]);
+}
+
+static void print_rate(const struct side *s, uint32_t n_blocks, struct times *t, double wanted)
+{
+    const double bytes = (double)bytes_of(s, n_blocks),
+                 copied = bytes / gpu_median(t->copied, ROUNDS) * 1e-9;
+    char name[112];
+    struct gpu_figure f = {
+        .name = name,
+        .value = bytes / gpu_median(t->pushed, ROUNDS) * 1e-9,
+        .unit = "GB/s",
+        .limit = copied,
+        .limit_is = "cudaMemcpy device to device of the same bytes, in turns",
+        .wanted = wanted,
+    };
+    snprintf(name, sizeof name, "push over CUDA IPC, pieces of %zu bytes, %zu MiB, checksums %s",
+             kv_layout_piece_bytes(&s->layout), bytes_of(s, n_blocks) >> 20,
+             s->checksum ? "on" : "off");
+    gpu_print_figure(&f);
+    if (s->checksum) return;
+    snprintf(name, sizeof name, "its copies alone, %zu MiB", bytes_of(s, n_blocks) >> 20);
+    f.value = bytes / gpu_median(t->gathered, ROUNDS) * 1e-9;
+    f.wanted = 0;
+    gpu_print_figure(&f);
+}
+
+static void print_latency(struct side *s, const char *name, uint32_t n_skip)
+{
+    double seconds[4 * ROUNDS];
+    for (int i = 0; i < 4 * ROUNDS; i++) seconds[i] = receive(s, 1, n_skip);
+    gpu_print_figure(&(struct gpu_figure){
+        .name = name, .value = gpu_median(seconds, 4 * ROUNDS) * 1e6, .unit = "us" });
+}
+
+static void figures(struct side *s, const void *other)
+{
+    const uint32_t all = s->layout.n_blocks;
+    struct times t;
+    measure(s, all, other, &t);
+    print_rate(s, all, &t, s->checksum ? 0 : 0.95);
+    measure(s, all / 4, other, &t);
+    print_rate(s, all / 4, &t, 0);
+    print_latency(s, "a transfer that moves nothing", 1);
+    print_latency(s, "a transfer of one block of every layer", 0);
+}
+
 static void receiver(struct side *s, bool tiny, pid_t child)
 {
-    double pushed[TRANSFERS], copied[TRANSFERS];
     struct buf hello = { 0 }, answer = { 0 };
     struct err err;
     void *other = NULL;
     int status;
     start(s, tiny, 3);
-    gpu_cuda(cudaMalloc(&other, kv_layout_pool_bytes(&s->layout)), "getting memory");
     get(s, &hello);
     gpu_need(kvt_answer(s->kvt, buf_str(&hello), &answer, &err) == OK, "answering", err.text);
     put(s, &answer);
-    receive(s, 0); /* warms up */
+    receive(s, s->layout.n_blocks, 0); /* warms up */
     check(s);
-    copy(s, other);
-    for (int i = 0; i < TRANSFERS; i++) {
-        copied[i] = copy(s, other);
-        pushed[i] = receive(s, i + 1);
-    }
-    put(s, &answer);
+    gpu_cuda(cudaMalloc(&other, kv_layout_pool_bytes(&s->layout)), "getting memory");
+    copy(s, other, s->layout.n_blocks);
+    figures(s, other);
+    ask(s, 0);
     gpu_need(waitpid(child, &status, 0) == child && status == 0, "the sender failed", NULL);
-    char name[96];
-    snprintf(name, sizeof name, "push over CUDA IPC, pieces of %zu bytes, %zu MiB, checksums %s",
-             kv_layout_piece_bytes(&s->layout), kv_layout_pool_bytes(&s->layout) >> 20,
-             s->checksum ? "on" : "off");
-    gpu_print_figure(&(struct gpu_figure){
-        .name = name,
-        .value = gpu_median(pushed, TRANSFERS) * 1e-9,
-        .unit = "GB/s",
-        .limit = gpu_median(copied, TRANSFERS) * 1e-9,
-        .limit_is = "cudaMemcpy device to device of the same bytes, in turns",
-        .wanted = s->checksum ? 0 : 0.95,
-    });
     gpu_cuda(cudaFree(other), "freeing memory");
     kvt_free(s->kvt);
     device_mem_free(s->device, &s->pool);
