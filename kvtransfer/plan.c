@@ -167,22 +167,46 @@ static uint32_t add_copy(struct kvt_copy *out, uint32_t n, struct kvt_copy c)
     return n + 1;
 }
 
+/* What all full pieces of a layer have in common: a put has hundreds, and between GPUs its copies
+ * take no longer than this. */
+struct plan_layer {
+    uint64_t at, piece_bytes; /* of block 0, from the pool's beginning */
+    uint32_t n_segments;
+    struct plan_segment segments[2];
+};
+
+static struct plan_layer layer_of(const struct kvt_head_slice *v, uint32_t layer)
+{
+    const uint32_t full = v->layout->block_tokens;
+    struct plan_layer l = {
+        .at = kv_layout_offset(v->layout, layer, 0),
+        .piece_bytes = kv_layout_piece_bytes(v->layout),
+        .n_segments = n_segments(v, full),
+    };
+    for (uint32_t i = 0; i < l.n_segments; i++) l.segments[i] = segment_at(v, full, i);
+    return l;
+}
+
 uint32_t kvt_plan_copies(const struct kvt_head_slice *src, const int32_t *src_blocks,
                          const struct kvt_head_slice *dst, const int32_t *dst_blocks,
                          uint32_t n_tokens, struct kvt_block_range s, struct kvt_copy *out)
 {
+    const struct plan_layer from = layer_of(src, s.layer), to = layer_of(dst, s.layer);
     uint32_t n = 0;
     ASSERT(s.n <= KVT_BATCH_PIECES);
     ASSERT(src->n_heads == dst->n_heads);
     for (uint32_t i = s.first; i < s.first + s.n; i++) {
         uint32_t valid = kvt_plan_tokens(dst->layout, n_tokens, i);
-        uint64_t from = kv_layout_offset(src->layout, s.layer, (uint32_t)src_blocks[i]);
-        uint64_t to = kv_layout_offset(dst->layout, s.layer, (uint32_t)dst_blocks[i]);
-        for (uint32_t j = 0; j < n_segments(dst, valid); j++) {
-            struct plan_segment a = segment_at(src, valid, j), b = segment_at(dst, valid, j);
-            n = add_copy(
-                out, n,
-                (struct kvt_copy){ .local = from + a.at, .remote = to + b.at, .bytes = b.bytes });
+        bool full = valid == dst->layout->block_tokens;
+        uint64_t local = from.at + (uint32_t)src_blocks[i] * from.piece_bytes,
+                 remote = to.at + (uint32_t)dst_blocks[i] * to.piece_bytes;
+        uint32_t count = full ? to.n_segments : n_segments(dst, valid);
+        for (uint32_t j = 0; j < count; j++) {
+            struct plan_segment a = full ? from.segments[j] : segment_at(src, valid, j),
+                                b = full ? to.segments[j] : segment_at(dst, valid, j);
+            n = add_copy(out, n,
+                         (struct kvt_copy){
+                             .local = local + a.at, .remote = remote + b.at, .bytes = b.bytes });
         }
     }
     return n;
