@@ -31,8 +31,10 @@ enum {
     HIDDEN_MAX = 400,
     USED_MAX = 8,
     NO_GPU = 77,
-    MEET_MS = 20000,
-    LINK_MS = 20000
+    /* Deadlines that no case waits for. Ranks that share a GPU begin one after the other, and run
+     * in turns. */
+    MEET_MS = 50000,
+    LINK_MS = 50000
 };
 
 /* ---- ranks ---- */

@@ -148,7 +148,7 @@ static inline cudaGraphExec_t capture(cudaStream_t stream,
 {
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t exec = nullptr;
-    if (cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) != cudaSuccess ||
+    if (cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed) != cudaSuccess ||
         calls() != cudaSuccess)
         return nullptr;
     if (cudaStreamEndCapture(stream, &graph) != cudaSuccess ||

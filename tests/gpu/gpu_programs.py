@@ -1,8 +1,9 @@
 """Finds the programs that run on the GPU and the libraries that they may load, and says how they are started."""
-import glob, os, re, shutil, site, subprocess, sys, tarfile, tempfile
+import glob, os, shutil, site, subprocess, sys, tarfile, tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 PACKED, BUILT, ARCHIVE = os.path.join(ROOT, 'build-gpu'), os.path.join(ROOT, 'build-gpu-here'), 'gpu.tar.xz'
+LIST = 'gpu_tests.txt'
 LOADER = os.path.join('lib', 'glibc', 'ld-linux-x86-64.so.2')
 
 
@@ -31,16 +32,12 @@ def build(folder):
             raise CannotBegin(f'there is no {os.path.relpath(PACKED)} (tests/gpu/pack.sh makes it), and it does not build here:\n{r.stdout[-1500:]}')
 
 
-def gpu_tests():
-    """The test programs with cases for a GPU, found in their sources: tests of single kernels and of the conformance suite."""
-    out = []
-    for folder, wanted in (('cuda/test_*.cc', r'need_gpu|cudaGetDeviceCount'),
-                           ('conformance/test_*.c', r'BATON_HAVE_CUDA|has_gpu|\bEVERY_BACKEND_CASES\b|"cuda"')):
-        for path in sorted(glob.glob(os.path.join(ROOT, 'tests', folder))):
-            with open(path, encoding='utf-8') as f:
-                if re.search(wanted, f.read()):
-                    out.append(os.path.splitext(os.path.basename(path))[0])
-    return out
+def read_list(path):
+    if not os.path.isfile(path):
+        raise CannotBegin(f'there is no {path}, which names the test programs: is this a build with CUDA kernels?')
+    with open(path, encoding='utf-8') as f:
+        lines = [line.split() for line in f if line.strip()]
+    return [(name, dict(v.split('=', 1) for v in values)) for name, *values in lines]
 
 
 class Programs:
@@ -79,6 +76,21 @@ class Programs:
             os.makedirs(self.folder)
             if subprocess.run(['tar', '-C', self.folder, '-xJf', archive]).returncode:
                 raise CannotBegin(f'{archive} cannot be unpacked here')
+
+    def gpu_tests(self):
+        """[(program, what is set in its environment)] of the test programs with cases for a GPU: the list that tests/CMakeLists.txt writes into a build."""
+        return read_list(os.path.join(self.folder, LIST))
+
+    def commit(self):
+        """Of what the programs were built from: pack.sh says it, and in a tree of its own git."""
+        path = os.path.join(self.folder, 'commit')
+        if os.path.isfile(path):
+            with open(path) as f:
+                return f.read().strip()
+        if not shutil.which('git'):
+            return 'unknown'
+        r = subprocess.run(['git', '-C', ROOT, 'describe', '--always', '--dirty'], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        return r.stdout.strip() or 'unknown'
 
     def is_emulated(self):
         """Is the GPU emulated by tests/simt?"""

@@ -1,13 +1,17 @@
-"""Runs the stages of gpu_stages.py one after the other, each with its time limit, and writes what they found. run.sh says how it is used."""
-import argparse, json, os, re, shutil, signal, subprocess, sys, tempfile, time
+"""Runs the stages of gpu_stages.py, each with its time limit, and writes what they found. run.sh says how it is used. Stages that measure run one after the
+other; those that do not, the tests, several at a time."""
+import argparse, itertools, json, os, re, shutil, signal, subprocess, sys, tempfile, threading, time
+from concurrent.futures import ThreadPoolExecutor
 
 from gpu_programs import CannotBegin, Programs, environment, libraries
-from gpu_stages import stages
+from gpu_stages import JOBS, stages
 
 MEMBERS = ('figure', 'fact', 'note', 'op')
 LIMIT_S, EMULATED_LIMIT_S = 465, 1500  # of everything: under 8 minutes; an emulated GPU may run with a sanitizer and on a busy machine
 EMULATED_SLOWER, ENDING_S = 5, 8
-PASSED, FAILED, SKIPPED, SHORT = 'passed', 'failed', 'skipped', 'fell short'
+PASSED, FAILED, SKIPPED, SHORT, NOT_REACHED = 'passed', 'failed', 'skipped', 'fell short', 'not reached'
+AT_ONCE = min(6, max(2, len(os.sched_getaffinity(0)) // JOBS))  # test programs
+KEPT_OUTPUT = 20000  # characters at the end of what a failed stage printed
 
 
 def run_limited(argv, env, limit_s):
@@ -63,8 +67,9 @@ def judge(stage, status, output, limit_s):
     text = f'{passed} passed, {failed} failed, {skipped} skipped'
     if stage.found:
         found = [int(n) for n in re.findall(stage.found, output)]
-        text += f'; {sum(found)} found in {len(found)} processes'
-        failed += sum(found) or not found
+        text += f'; {"" if stage.judges else "analysed: "}{sum(found)} found in {len(found)} processes'
+        if stage.judges:
+            failed += sum(found) or not found
     if status or failed:
         return FAILED, text, results
     return (PASSED if passed else SKIPPED), text, results
@@ -129,35 +134,92 @@ def machine():
     return r.stdout.strip()
 
 
+class Held:
+    """A process with a context on the GPU: without one the driver starts the GPU anew for each program, which takes seconds."""
+
+    def __init__(self, bench, env):
+        self.p = subprocess.Popen([bench, 'hold'], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+        line = self.p.stdout.readline().strip()
+        if line != 'held':
+            print(f'note: no context is kept alive: {line}', flush=True)
+
+    def close(self):
+        self.p.stdin.close()
+        try:
+            self.p.wait(ENDING_S)
+        except subprocess.TimeoutExpired:
+            self.p.kill()
+            self.p.wait()
+        self.p.stdout.close()
+
+
 class Report:
-    def __init__(self, emulated, programs):
+    """The results of this call and, with --continue, those of earlier ones: `order` names all stages there are."""
+
+    def __init__(self, emulated, programs, path, order, earlier):
         found = libraries()
         self.env = {**environment(found), 'BATON_BIN': programs.start('baton')}
-        self.facts = {'emulated': emulated, 'programs': f'{programs.home}, {programs.how}', 'gpu': machine(), 'python': sys.version.split()[0],
-                      'cpus': os.cpu_count(), 'libraries': found or 'none of cuBLAS, cuBLASLt and NCCL'}
-        self.emulated, self.stages = emulated, []
+        self.facts = {'emulated': emulated, 'commit': programs.commit(), 'programs': f'{programs.home}, {programs.how}', 'gpu': machine(),
+                      'python': sys.version.split()[0], 'cpus': os.cpu_count(), 'libraries': found or 'none of cuBLAS, cuBLASLt and NCCL'}
+        self.emulated, self.path, self.order = emulated, path, order
+        self.begin, self.lock = time.monotonic(), threading.Lock()
+        self.earlier_s = earlier.get('seconds', 0)
+        self.stages = {s['name']: s for s in earlier.get('stages', [])}
+
+    def is_done(self, stage):
+        return self.stages.get(stage.name, {}).get('outcome') in (PASSED, SHORT)
+
+    def run_all(self, chosen, limit_s):
+        """Stages that are together and follow each other run at the same time, at most AT_ONCE."""
+        left = [s for s in chosen if not self.is_done(s)]
+        for s in chosen:
+            if s not in left:
+                print(f'{self.stages[s.name]["outcome"]:<10} {s.name}: in an earlier call', flush=True)
+        for together, group in itertools.groupby(left, key=lambda s: s.together):
+            with ThreadPoolExecutor(AT_ONCE if together else 1) as pool:
+                list(pool.map(lambda s: self.run(s, limit_s - (time.monotonic() - self.begin)), group))
 
     def run(self, stage, left_s):
         if not stage.argv:
-            return self.add(stage, SKIPPED if stage.kind == 'sanitizer' else FAILED, f'not run: {stage.why}', [], 0)
+            return self.add(stage, FAILED if stage.limit_s else SKIPPED, f'not run: {stage.why}', [], 0)
         limit_s = min(stage.limit_s * (EMULATED_SLOWER if self.emulated else 1), left_s)
         if limit_s < 3:
-            return self.add(stage, FAILED, 'not run: no time is left', [], 0)
+            return self.add(stage, NOT_REACHED, 'no time is left', [], 0)
         begin = time.monotonic()
         status, output = run_limited(stage.argv, {**self.env, **stage.env}, limit_s)
         try:
             outcome, text, results = judge(stage, status, output, limit_s)
         except ValueError as e:
             outcome, text, results = FAILED, f'its output is not understood: {e}', []
+        if status is None and limit_s == left_s < stage.limit_s:
+            outcome, text = NOT_REACHED, f'begun, {text}'
         if outcome == PASSED and not self.emulated and any(fell_short(r) for r in results if r['kind'] == 'figure'):
             outcome = SHORT
-        self.add(stage, outcome, text, results, time.monotonic() - begin, output if outcome == FAILED else '')
+        if not stage.judges:
+            results = [*results, dict(kind='note', text=f'{stage.name}: {text}')]
+        kept = output[-10 * KEPT_OUTPUT:] if not stage.judges else output[-KEPT_OUTPUT:] if outcome in (FAILED, NOT_REACHED) else ''
+        self.add(stage, outcome, text, results, time.monotonic() - begin, kept)
 
     def add(self, stage, outcome, text, results, seconds, output=''):
-        print(f'{outcome:<10} {stage.name} ({seconds:.1f} s) {text}', flush=True)
-        print_figures(results, self.emulated)
-        self.stages.append(dict(name=stage.name, outcome=outcome, text=text, seconds=round(seconds, 2), command=stage.argv, results=results,
-                                **({'output': output[-20000:]} if output else {})))
+        with self.lock:
+            print(f'{outcome:<10} {stage.name} ({seconds:.1f} s) {text}', flush=True)
+            print_figures(results, self.emulated)
+            self.stages[stage.name] = dict(name=stage.name, outcome=outcome, text=text, seconds=round(seconds, 2), command=stage.argv, results=results,
+                                           gpu=self.facts['gpu'], **({'output': output} if output else {}))
+            self.write()
+
+    def in_order(self):
+        return [self.stages[n] for n in self.order if n in self.stages]
+
+    def counts(self):
+        return {o: sum(s['outcome'] == o for s in self.stages.values()) for o in (PASSED, FAILED, SKIPPED, SHORT, NOT_REACHED)}
+
+    def write(self, counts=None, beside=()):
+        """After every stage, so that a call that is ended leaves what it found."""
+        seconds = round(self.earlier_s + time.monotonic() - self.begin, 1)
+        with open(self.path + '.new', 'w') as f:
+            json.dump(dict(**self.facts, seconds=seconds, counts=counts or self.counts(), beside=beside, stages=self.in_order()), f, indent=1)
+        os.replace(self.path + '.new', self.path)
 
     def sum_up(self, figures):
         """Prints the goals and failures once more, at the end of the output."""
@@ -167,25 +229,37 @@ class Report:
                 if 'wanted' in f:
                     print_figure(f, False)
         print('\n== stages')
-        for s in self.stages:
-            if s['outcome'] != PASSED:
-                print(f"{s['outcome']:<10} {s['name']}: {s['text'][:200]}")
+        for outcome in (SHORT, SKIPPED, FAILED, NOT_REACHED):
+            for s in self.in_order():
+                if s['outcome'] == outcome:
+                    print(f"{outcome:<11} {s['name']}: {s['text'][:200]}")
 
-    def finish(self, path, seconds):
-        figures = [r for s in self.stages for r in s['results'] if r['kind'] == 'figure']
+    def finish(self):
+        figures = [r for s in self.in_order() for r in s['results'] if r['kind'] == 'figure']
         beside = speedups(figures)
         print_figures(beside, self.emulated)
-        counts = {o: sum(s['outcome'] == o for s in self.stages) for o in (PASSED, FAILED, SKIPPED, SHORT)}
+        counts = self.counts()
         if beside and not self.emulated and any(map(fell_short, beside)):
             counts[SHORT] += 1
         self.sum_up(figures + beside)
-        with open(path, 'w') as f:
-            json.dump(dict(**self.facts, seconds=round(seconds, 1), counts=counts, beside=beside, stages=self.stages), f, indent=1)
-        print(f'{"emulated: the figures mean nothing. " if self.emulated else ""}{path}, after {seconds:.0f} s')
+        self.write(counts, beside)
+        print(f'{"emulated: the figures mean nothing. " if self.emulated else ""}{self.path}, after {time.monotonic() - self.begin:.0f} s')
         if counts[SHORT]:
             print(f'{counts[SHORT]} fell short of what is wanted')
+        if counts[NOT_REACHED]:
+            print(f'{counts[NOT_REACHED]} not reached: --continue {self.path} runs them')
         print(f'{counts[PASSED] + counts[SHORT]} passed, {counts[FAILED]} failed, {counts[SKIPPED]} skipped')
-        return 1 if counts[FAILED] or counts[SHORT] or not counts[PASSED] else 0
+        return 1 if counts[FAILED] or counts[SHORT] or counts[NOT_REACHED] or not counts[PASSED] else 0
+
+
+def read_earlier(path, commit, emulated):
+    """The JSON of an earlier call. The same commit and the same kind of GPU, or its results would be of something else."""
+    with open(path) as f:
+        earlier = json.load(f)
+    for name, want in (('commit', commit), ('emulated', emulated)):
+        if earlier.get(name) != want:
+            raise CannotBegin(f'{path} is of {name} {earlier.get(name)}, and these programs are of {want}')
+    return earlier
 
 
 def main():
@@ -195,32 +269,42 @@ def main():
     a.add_argument('--out')
     a.add_argument('--only', default='')
     a.add_argument('--limit', type=int)
+    a.add_argument('--continue', dest='earlier')
     a.add_argument('--list', action='store_true')
     a = a.parse_args()
-    begin = time.monotonic()
     try:
         programs = Programs(a.programs)
     except CannotBegin as e:
         print(f'run.sh: {e}', file=sys.stderr)
         return 2
     try:
-        only = [o for o in a.only.split(',') if o]
-        chosen = [s for s in stages(programs, a.emulated) if not only or any(s.name.startswith(o) for o in only)]
-        if a.list or not chosen:
-            print(*[s.name for s in chosen] or ['no stage begins with that'], sep='\n')
-            return 0 if chosen else 2
-        if programs.is_emulated() != a.emulated:
-            print('run.sh: this build has an emulated GPU, whose figures mean nothing: give --emulated' if not a.emulated else
-                  'run.sh: --emulated is for a build with -DBATON_CUDA=emulate, and this is none', file=sys.stderr)
-            return 2
-        report = Report(a.emulated, programs)
-        limit = a.limit or (EMULATED_LIMIT_S if a.emulated else LIMIT_S)
-        print(*[f'{k}: {v}' for k, v in report.facts.items()], sep='\n', flush=True)
-        for stage in chosen:
-            report.run(stage, limit - (time.monotonic() - begin))
-        return report.finish(a.out or os.path.join(programs.home, 'gpu.json'), time.monotonic() - begin)
+        return run(a, programs)
+    except (CannotBegin, OSError) as e:
+        print(f'run.sh: {e}', file=sys.stderr)
+        return 2
     finally:
         programs.close()
+
+
+def run(a, programs):
+    only, every = [o for o in a.only.split(',') if o], stages(programs, a.emulated)
+    chosen = [s for s in every if not only or any(s.name.startswith(o) for o in only)]
+    if a.list or not chosen:
+        print(*[s.name for s in chosen] or ['no stage begins with that'], sep='\n')
+        return 0 if chosen else 2
+    if programs.is_emulated() != a.emulated:
+        raise CannotBegin('this build has an emulated GPU, whose figures mean nothing: give --emulated' if not a.emulated else
+                          '--emulated is for a build with -DBATON_CUDA=emulate, and this is none')
+    earlier = read_earlier(a.earlier, programs.commit(), a.emulated) if a.earlier else {}
+    report = Report(a.emulated, programs, a.out or os.path.join(programs.home, 'gpu.json'), [s.name for s in every], earlier)
+    print(*[f'{k}: {v}' for k, v in report.facts.items()], sep='\n', flush=True)
+    held = Held(programs.start('bench_gpu'), report.env) if programs.start('bench_gpu') else None
+    try:
+        report.run_all(chosen, a.limit or (EMULATED_LIMIT_S if a.emulated else LIMIT_S))
+    finally:
+        if held:
+            held.close()
+    return report.finish()
 
 
 if __name__ == '__main__':

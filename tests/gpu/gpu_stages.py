@@ -1,25 +1,28 @@
-"""The stages that run.sh runs, in order. The most important come first: a stage for which no time is left is reported as failed."""
+"""The stages that run.sh runs, in order. The most important come first: a stage for which no time is left is not reached."""
 import os, re, subprocess, sys
 from dataclasses import dataclass, field
 from typing import Optional
 
-from gpu_programs import ROOT, gpu_tests, sanitizer
+from gpu_programs import ROOT, sanitizer
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 CONFIGS, GOLDENS = os.path.join(ROOT, 'tests', 'data', 'configs'), os.path.join(ROOT, 'tests', 'data', 'goldens')
-JOBS = 8  # cases of a test program that run at the same time: most of their time is the CPU's, for the expected results
-JOBS_OF, LIMIT_OF = {'test_ep': 2}, {'test_ep': 100}  # each case runs up to eight processes on the same GPU
+JOBS = 4  # cases of a test program that run at the same time: most of their time is the CPU's, for the expected results
+LIMITS = {'test_models': 180, 'test_ep': 150, 'test_engine_gpu': 120, 'test_dummy_weights': 120}  # seconds
+ALONE = {'test_ep': 2}  # and how many cases at a time: each runs up to eight processes whose kernels wait for each other on the same GPU
 
 
 @dataclass
 class Stage:
     name: str
     argv: list                   # empty if it cannot run; `why` then says why
-    limit_s: int
+    limit_s: int                 # 0: it cannot run, and that is no failure
     kind: str = 'results'        # lines of JSON (bench_gpu, gpu_split.py); 'tests': the last line says how many passed; 'sanitizer': tests under compute-sanitizer
     why: str = ''
     env: dict = field(default_factory=dict)
     found: Optional[str] = None  # matches the line in which compute-sanitizer says, for each process, how much it found
+    judges: bool = True          # whether what compute-sanitizer found is a failure
+    together: bool = False       # runs beside the other such stages that follow it: it measures nothing
 
 
 def test_arguments(path):
@@ -35,15 +38,16 @@ def test_arguments(path):
 def conformance(programs, emulated):
     """On an emulated GPU, which is thousands of times slower, only a few programs: ctest runs the others in every build with one."""
     few = ['test_prepare_inputs', 'test_device']
-    for name in gpu_tests():
-        if emulated and name not in few:
-            continue
-        path = programs.start(name)
+    listed = [(name, env) for name, env in programs.gpu_tests() if not emulated or name in few]
+    # Those that take longest begin first, those that run alone come last.
+    for name, env in sorted(listed, key=lambda t: (t[0] in ALONE, -LIMITS.get(t[0], 0))):
+        title, path = ' '.join([f'conformance: {name}', *env.values()]), programs.start(name)
         if not path:
-            yield Stage(f'conformance: {name}', [], 0, 'tests', why=f'{programs.home} has no {name}')
+            yield Stage(title, [], 1, 'tests', why=f'{programs.home} has no {name}')
             continue
         cases = test_arguments(path)
-        yield Stage(f'conformance: {name}', [path] + (['--jobs', str(JOBS_OF.get(name, JOBS)), *cases] if cases else []), LIMIT_OF.get(name, 60), 'tests')
+        argv = [path] + (['--jobs', str(ALONE.get(name, JOBS)), *cases] if cases else [])
+        yield Stage(title, argv, LIMITS.get(name, 60), 'tests', env=env, together=name not in ALONE)
 
 
 # Short cases through every kind of kernel: (program, cases, seconds).
@@ -57,13 +61,20 @@ RACECHECK = [('test_prepare_inputs', ['inputs_equal_a_plain_loop'], 25), ('test_
 
 
 def sanitized(programs):
+    """What racecheck finds is printed and does not judge: of kernels that wait by mbarrier and wgmma it may report what is no race."""
     tool = sanitizer()
-    for kind, chosen, found in (('memcheck', MEMCHECK, r'ERROR SUMMARY: (\d+) error'), ('racecheck', RACECHECK, r'RACECHECK SUMMARY: (\d+) hazard')):
+    kinds = (('memcheck', MEMCHECK, r'ERROR SUMMARY: (\d+) error', []),
+             ('racecheck', RACECHECK, r'RACECHECK SUMMARY: (\d+) hazard', ['--racecheck-report', 'analysis']))
+    for kind, chosen, found, options in kinds:
         for name, cases, limit in chosen:
-            path = programs.start(name)
-            why = '' if tool and path else f'{programs.home} has no {name}' if tool else 'there is no compute-sanitizer on this machine'
-            argv = [tool, '--tool', kind, '--target-processes', 'all', path, *cases] if not why else []
-            yield Stage(f'{kind}: {name}', argv, limit, 'sanitizer', why=why, env={'BATON_CUBLASLT': 'off'}, found=found)
+            title, path = f'{kind}: {name}', programs.start(name)
+            if not path:
+                yield Stage(title, [], 1, 'sanitizer', why=f'{programs.home} has no {name}')
+            elif not tool:
+                yield Stage(title, [], 0, 'sanitizer', why='there is no compute-sanitizer on this machine')
+            else:
+                yield Stage(title, [tool, '--tool', kind, *options, '--target-processes', 'all', path, *cases], limit, 'sanitizer',
+                            env={'BATON_CUBLASLT': 'off'}, found=found, judges=kind == 'memcheck')
 
 
 MODELS = [('ernie-4.5-21b-a3b', 'ERNIE-4.5-21B-A3B'), ('qwen3-30b-a3b', 'Qwen3-30B-A3B')]
@@ -112,7 +123,7 @@ def ranks(programs, emulated):
 def stages(programs, emulated):
     bench, tiny = programs.start('bench_gpu'), ['--tiny'] if emulated else []
     if not bench:
-        return [Stage('limits', [], 0, why=f'{programs.home} has no bench_gpu')]
+        return [Stage('limits', [], 1, why=f'{programs.home} has no bench_gpu')]
     out = [Stage('limits', [bench, *tiny, 'limits'], 40), *conformance(programs, emulated)]
     answers, ttft = split(emulated)
     out += [answers, *models(programs, emulated), Stage('attention', [bench, *tiny, 'attention'], 40), Stage('push', [bench, *tiny, 'push'], 30),

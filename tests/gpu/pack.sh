@@ -24,16 +24,17 @@ command -v ccache >/dev/null && launcher=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DC
 fail() { echo "pack.sh: $*" >&2; exit 1; }
 
 # RPATH and not RUNPATH, because it is also used for the libraries that the libraries need.
-mapfile -t tests < <(PYTHONPATH=tests/gpu PYTHONDONTWRITEBYTECODE=1 python3 -c 'from gpu_programs import gpu_tests; print(*gpu_tests(), sep="\n")')
 mkdir -p "$build"
 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DBATON_CUDA=on -DCMAKE_CUDA_ARCHITECTURES="$arch" "${launcher[@]}" \
     -DCMAKE_BUILD_RPATH='$ORIGIN/../lib' -DCMAKE_EXE_LINKER_FLAGS='-static-libstdc++ -static-libgcc -Wl,--disable-new-dtags' >"$build.log" || fail "see $build.log"
+mapfile -t tests < <(cut -d ' ' -f 1 "$build/gpu_tests.txt" | sort -u)
 ninja -C "$build" -j "$(nproc)" baton bench_gpu bench_ep "${tests[@]}" >>"$build.log" || { tail -n 30 "$build.log" >&2; fail "it does not build"; }
 
 archive=$to/gpu.tar.xz
 to=$(mktemp -d)
 trap 'rm -rf "$to"' EXIT
 mkdir -p "$to/bin" "$to/lib/glibc"
+cp "$build/gpu_tests.txt" "$to/"
 for name in baton bench_gpu bench_ep "${tests[@]}"; do
     for path in "$build/$name" "$build/tests/$name" "$build/tests/gpu/$name"; do
         [ -f "$path" ] && strip -o "$to/bin/$name" "$path"
@@ -53,8 +54,9 @@ env -i "$to/lib/glibc/ld-linux-x86-64.so.2" --library-path "$to/lib/glibc:$to/li
 
 mkdir -p "$(dirname "$archive")"
 git describe --always --dirty >"$to/commit" 2>/dev/null || echo unknown >"$to/commit"
-tar -C "$to" --sort=name -cJf "$archive" .
+# Every program contains most of the same kernels: a dictionary that spans several programs stores them once.
+tar -C "$to" --sort=name -c . | xz -T1 --lzma2=preset=6,dict=64MiB >"$archive"
 bytes() { find "$@" -type f -printf '%s\n' | awk '{ n += $1 } END { print n }'; }
 data=$(bytes tests/data) packed=$(bytes "$archive")
-echo "$archive: $(ls "$to/bin" | wc -l) programs, $(find "$to/lib" -type f | wc -l) libraries, $((packed / 1000)) kB; with tests/data $(((packed + data) / 1000000)) MB of $most_mb"
+echo "$archive: $(ls "$to/bin" | wc -l) programs, ${#tests[@]} of them tests, $(find "$to/lib" -type f | wc -l) libraries, $((packed / 1000)) kB; with tests/data $(((packed + data) / 1000000)) MB of $most_mb"
 [ $((packed + data)) -le $((most_mb * 1000000)) ] || fail "that is too much to carry"

@@ -7,6 +7,8 @@
  *     bench_gpu [--tiny] attention         decode attention alone
  *     bench_gpu [--tiny] push [checksum]   KV from one process to another over CUDA IPC, beside
  *                                          cudaMemcpy
+ *     bench_gpu hold                       keeps a context on the GPU until standard input ends, so
+ *                                          that the driver does not start it anew for each program
  *
  * Prints one line of JSON per result (gpu.h). With --tiny the sizes are such that an emulated GPU
  * finishes in seconds; the figures then mean nothing. */
@@ -18,11 +20,22 @@
 
 static int usage(void)
 {
-    fprintf(
-        stderr,
-        "usage: bench_gpu [--tiny] limits|attention|push\n       bench_gpu [--tiny] push checksum\n"
-        "       bench_gpu [--tiny] model FOLDER [option...]\n");
+    fprintf(stderr, "usage: bench_gpu [--tiny] limits|attention|push|hold\n       bench_gpu "
+                    "[--tiny] push checksum\n"
+                    "       bench_gpu [--tiny] model FOLDER [option...]\n");
     return 2;
+}
+
+/* With memory of its own, because a context without any may be made later than one thinks. */
+static int hold(void)
+{
+    void *p;
+    gpu_cuda(cudaMalloc(&p, (size_t)1 << 20), "getting memory");
+    puts("held");
+    fflush(stdout);
+    while (getchar() != EOF) continue;
+    gpu_cuda(cudaFree(p), "freeing memory");
+    return 0;
 }
 
 int main(int argc, char **argv)
@@ -37,6 +50,7 @@ int main(int argc, char **argv)
     const bool checksum = argc == 2 && strcmp(argv[0], "push") == 0 &&
                           strcmp(argv[1], "checksum") == 0;
     if (argc > 1 && !checksum) return usage();
+    if (strcmp(argv[0], "hold") == 0) return hold();
     if (strcmp(argv[0], "limits") == 0) return gpu_limits_main(&sizes);
     if (strcmp(argv[0], "attention") == 0) return gpu_attention_main(&sizes);
     if (strcmp(argv[0], "push") == 0) return gpu_kv_push_main(&sizes, checksum);

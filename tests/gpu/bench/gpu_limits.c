@@ -278,7 +278,7 @@ static void print_launches(const struct gpu_sizes *s)
     cudaGraphExec_t exec;
     gpu_timer_init(&t);
     gpu_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "making a stream");
-    gpu_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capturing a graph");
+    gpu_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), "capturing a graph");
     queue(stream, n);
     gpu_cuda(cudaStreamEndCapture(stream, &graph), "capturing a graph");
     gpu_cuda(cudaGraphInstantiate(&exec, graph, 0), "making a graph");
