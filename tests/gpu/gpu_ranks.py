@@ -21,7 +21,8 @@ class Sizes:
     def __init__(self, emulated):
         self.emulated = emulated
         self.model, self.sizes = (ERNIE_TINY, (2,)) if emulated else (ERNIE, (2, 4))
-        n, longest, tokens = (4, 40, (1, 4)) if emulated else (64, 400, (1, 24))
+        # few steps: ranks that share a GPU wait for each other by turns of milliseconds, two or three times in each layer
+        n, longest, tokens = (4, 40, (1, 4)) if emulated else (16, 200, (1, 8))
         self.bodies, self.at_once = mixed_requests(n, 9, 512 if emulated else 100000, longest, tokens), 4 if emulated else 16
         self.args = ['--device', 'cuda', '--deterministic', '--load-format', 'dummy', '--max-num-batched-tokens', STEP if emulated else '512']
 
@@ -72,7 +73,7 @@ LAYER = re.compile(r'^dispatch and combine +([\d.]+) us +([\d.]+) MB a rank .* a
 
 
 def layers(s):
-    hidden, experts, used, rows = (256, 8, 2, (4,)) if s.emulated else (2560, 64, 6, (1, 16, 128, 512))
+    hidden, experts, used, rows = (256, 8, 2, (4,)) if s.emulated else (2560, 64, 6, (1, 128))
     backends = [('peer', size) for size in s.sizes] + [('nccl', size) for size in s.sizes if size <= n_gpus()]
     for backend, size in backends:
         for n in rows:

@@ -253,12 +253,12 @@ class Report:
 
 
 def read_earlier(path, commit, emulated):
-    """The JSON of an earlier call. The same commit and the same kind of GPU, or its results would be of something else."""
+    """The JSON of an earlier call with the same programs."""
     with open(path) as f:
         earlier = json.load(f)
     for name, want in (('commit', commit), ('emulated', emulated)):
         if earlier.get(name) != want:
-            raise CannotBegin(f'{path} is of {name} {earlier.get(name)}, and these programs are of {want}')
+            raise CannotBegin(f'{path} has {name} {earlier.get(name)}, these programs {want}')
     return earlier
 
 

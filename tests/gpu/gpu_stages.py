@@ -9,7 +9,11 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 CONFIGS, GOLDENS = os.path.join(ROOT, 'tests', 'data', 'configs'), os.path.join(ROOT, 'tests', 'data', 'goldens')
 JOBS = 4  # cases of a test program that run at the same time: most of their time is the CPU's, for the expected results
 LIMITS = {'test_models': 180, 'test_ep': 150, 'test_engine_gpu': 120, 'test_dummy_weights': 120}  # seconds
-ALONE = {'test_ep': 2}  # and how many cases at a time: each runs up to eight processes whose kernels wait for each other on the same GPU
+# Those that run beside nothing else, and how many cases at a time: test_device compares what memory is left; a case of test_ep runs up to eight processes whose
+# kernels wait for each other on the same GPU.
+ALONE = {'test_device': 1, 'test_ep': 2}
+# Cases that run on a GPU say so in their names, but for these programs.
+ALL_CASES = ('test_gpu_jobs', 'test_kv_gpu', 'test_model_experts', 'test_weight_load')
 
 
 @dataclass
@@ -25,14 +29,14 @@ class Stage:
     together: bool = False       # runs beside the other such stages that follow it: it measures nothing
 
 
-def test_arguments(path):
+def test_arguments(name, path):
     """The cases for a GPU, for programs that have others too. None: the program cannot list its cases."""
     r = subprocess.run([path, '--list'], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60)
     names = r.stdout.split()
     if not names or any(not re.fullmatch(r'\w+', n) for n in names):
         return None
     own = [n for n in names if re.search(r'cuda|gpu|peer|nccl', n)]
-    return own or names
+    return names if name in ALL_CASES or not own else own
 
 
 def conformance(programs, emulated):
@@ -45,7 +49,7 @@ def conformance(programs, emulated):
         if not path:
             yield Stage(title, [], 1, 'tests', why=f'{programs.home} has no {name}')
             continue
-        cases = test_arguments(path)
+        cases = test_arguments(name, path)
         argv = [path] + (['--jobs', str(ALONE.get(name, JOBS)), *cases] if cases else [])
         yield Stage(title, argv, LIMITS.get(name, 60), 'tests', env=env, together=name not in ALONE)
 
@@ -80,6 +84,7 @@ def sanitized(programs):
 MODELS = [('ernie-4.5-21b-a3b', 'ERNIE-4.5-21B-A3B'), ('qwen3-30b-a3b', 'Qwen3-30B-A3B')]
 QUANTIZATIONS = [('none', 'bf16'), ('wint4', 'wint4'), ('block_wise_fp8', 'fp8')]
 DECODE = '1x1024,8x1024,64x1024,128x1024,256x1024,1x32768,8x32768,64x32768'
+QUANTIZED = '1x1024,8x1024,64x1024,256x1024,1x32768'
 
 
 def models(programs, emulated):
@@ -91,7 +96,7 @@ def models(programs, emulated):
         return
     for quantization, short in QUANTIZATIONS:
         for folder, name in MODELS:
-            decode = DECODE + (',1x131072' if folder.startswith('ernie') else '')
+            decode = QUANTIZED if quantization != 'none' else DECODE + (',1x131072' if folder.startswith('ernie') else '')
             yield Stage(f'model: {name} {short}', [bench, 'model', os.path.join(CONFIGS, folder), '--load-format', 'dummy', '--label', f'{name} {short}',
                                                    '--quantization', quantization, '--decode', decode, '--prefill', '8192'], 45)
 
@@ -112,12 +117,12 @@ def split(emulated):
 
 def ranks(programs, emulated):
     script = [sys.executable, '-u', os.path.join(HERE, 'gpu_ranks.py'), *(['--emulated'] if emulated else [])]
-    yield Stage('ranks: answers', [*script, 'answers'], 60)
-    yield Stage('ranks: two nodes of two', [*script, 'pair'], 45)
+    yield Stage('ranks: answers', [*script, 'answers'], 90)
+    yield Stage('ranks: two nodes of two', [*script, 'pair'], 60)
     bench = programs.start('bench_ep')
     if emulated and not bench:
         return  # builds with a sanitizer have no benchmarks
-    yield Stage('ranks: a layer', [*script, 'layers'] if bench else [], 30, why=f'{programs.home} has no bench_ep', env={'BATON_BENCH_EP': bench or ''})
+    yield Stage('ranks: a layer', [*script, 'layers'] if bench else [], 60, why=f'{programs.home} has no bench_ep', env={'BATON_BENCH_EP': bench or ''})
 
 
 def stages(programs, emulated):
@@ -126,6 +131,6 @@ def stages(programs, emulated):
         return [Stage('limits', [], 1, why=f'{programs.home} has no bench_gpu')]
     out = [Stage('limits', [bench, *tiny, 'limits'], 40), *conformance(programs, emulated)]
     answers, ttft = split(emulated)
-    out += [answers, *models(programs, emulated), Stage('attention', [bench, *tiny, 'attention'], 40), Stage('push', [bench, *tiny, 'push'], 30),
-            Stage('push, checksums', [bench, *tiny, 'push', 'checksum'], 30), *ranks(programs, emulated), ttft]
+    out += [answers, Stage('attention', [bench, *tiny, 'attention'], 40), Stage('push', [bench, *tiny, 'push'], 30),
+            Stage('push, checksums', [bench, *tiny, 'push', 'checksum'], 30), *models(programs, emulated), ttft, *ranks(programs, emulated)]
     return out if emulated else out + list(overlap(programs)) + list(sanitized(programs))

@@ -16,7 +16,7 @@
 #include "tests/gpu/bench/gpu_kernels.h"
 #include "tests/gpu/bench/gpu_ops.h"
 
-enum { BLOCK_TOKENS = 64, BATCH_MAX = 256, STEPS_MAX = 64, SCENARIOS_MAX = 16, WARM_UP = 3 };
+enum { BLOCK_TOKENS = 64, BATCH_MAX = 256, STEPS_MAX = 64, SCENARIOS_MAX = 16, WARM_UP = 1 };
 static const double SPARE = 0.06; /* of what is available: scratch that grows with the first step */
 
 struct scenario {
@@ -244,7 +244,7 @@ static void print_all_pieces(struct rig *r)
 static void measure(struct rig *r, const struct gpu_limits *l)
 {
     char of[192];
-    const int rounds = r->sizes->tiny ? 1 : 3, steps = r->sizes->tiny ? 1 : r->now.prefill ? 3 : 30;
+    const int rounds = r->sizes->tiny ? 1 : 3, steps = r->sizes->tiny ? 1 : r->now.prefill ? 3 : 8;
     struct gpu_ops *ops = gpu_ops_put(r->model->kernels, r->sizes);
     if (r->now.prefill)
         snprintf(of, sizeof of, "%s, prefill of %d tokens", r->label, r->now.context);
