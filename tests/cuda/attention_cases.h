@@ -231,11 +231,16 @@ static inline void replay(const char *name, const struct shape &s)
     });
 }
 
-/* The main function of a program with these tests. An argument names a single test. */
+/* The main function of a program with these tests. An argument names a single test; --list prints
+ * the names. */
 static inline int run_tests(int argc, char **argv,
                             const std::map<std::string, void (*)(void)> &tests)
 {
     int n_devices = 0;
+    if (argc == 2 && strcmp(argv[1], "--list") == 0) {
+        for (const auto &t : tests) printf("%s\n", t.first.c_str());
+        return 0;
+    }
     if (cudaGetDeviceCount(&n_devices) != cudaSuccess || n_devices == 0) {
         printf("SKIPPED, NOT TESTED: no CUDA GPU, and no emulated one in this build: the kernels "
                "were NOT run\n0 passed, 0 failed, 1 skipped\n");

@@ -4,7 +4,7 @@ The build's gpu_tests.txt has to name each source of tests that looks for a GPU,
 import glob, os, re, sys
 
 from gpu_programs import LIST, ROOT, read_list
-from gpu_stages import ALL_CASES, ALONE, LIMITS, MEMCHECK, RACECHECK
+from gpu_stages import ALL_CASES, ALONE, BY_GROUP, LIMITS, MEMCHECK, RACECHECK
 
 LOOKS = re.compile(r'need_gpu\(|has_gpu\(|cudaGetDeviceCount|\bEVERY_BACKEND\(|device_count\(|(device_open|rank_device|open_kernels)\("cuda"|BATON_HAVE_CUDA_KERNELS')
 NOT = {'test_gemm_cublaslt': 'calls a fake library in the memory of the host', 'test_sample_bits': 'can be compiled for the emulated GPU alone',
@@ -30,7 +30,7 @@ def main():
         for name, cases, _ in chosen:
             if name not in listed:
                 bad.append(f'{kind} runs {name}, which {LIST} does not name')
-    bad += [f'gpu_stages.py has a line for {name}, which {LIST} does not name' for name in sorted({*ALL_CASES, *ALONE, *LIMITS} - listed)]
+    bad += [f'gpu_stages.py has a line for {name}, which {LIST} does not name' for name in sorted({*ALL_CASES, *ALONE, *BY_GROUP, *LIMITS} - listed)]
     print(*bad, f'{len(listed)} test programs for a GPU, {len(bad)} errors', sep='\n')
     return 1 if bad else 0
 

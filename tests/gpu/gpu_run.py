@@ -10,7 +10,7 @@ MEMBERS = ('figure', 'fact', 'note', 'op')
 LIMIT_S, EMULATED_LIMIT_S = 465, 1500  # of everything: under 8 minutes; an emulated GPU may run with a sanitizer and on a busy machine
 EMULATED_SLOWER, ENDING_S = 5, 8
 PASSED, FAILED, SKIPPED, SHORT, NOT_REACHED = 'passed', 'failed', 'skipped', 'fell short', 'not reached'
-AT_ONCE = min(6, max(2, len(os.sched_getaffinity(0)) // JOBS))  # test programs
+AT_ONCE = min(6, len(os.sched_getaffinity(0)) // JOBS + 2)  # test programs; some run one case at a time
 KEPT_OUTPUT = 20000  # characters at the end of what a failed stage printed
 
 

@@ -8,12 +8,15 @@ from gpu_programs import ROOT, sanitizer
 HERE = os.path.dirname(os.path.abspath(__file__))
 CONFIGS, GOLDENS = os.path.join(ROOT, 'tests', 'data', 'configs'), os.path.join(ROOT, 'tests', 'data', 'goldens')
 JOBS = 4  # cases of a test program that run at the same time: most of their time is the CPU's, for the expected results
-LIMITS = {'test_models': 180, 'test_ep': 150, 'test_engine_gpu': 120, 'test_dummy_weights': 120}  # seconds
+LIMITS = {'test_models': 180, 'test_attention_cuda': 120, 'test_attention_kv': 120, 'test_ep': 150, 'test_engine_gpu': 120, 'test_dummy_weights': 120}  # in seconds; 60 of the others
 # Those that run beside nothing else, and how many cases at a time: test_device compares what memory is left; a case of test_ep runs up to eight processes whose
 # kernels wait for each other on the same GPU.
 ALONE = {'test_device': 1, 'test_ep': 2}
 # Cases that run on a GPU say so in their names, but for these programs.
 ALL_CASES = ('test_gpu_jobs', 'test_kv_gpu', 'test_model_experts', 'test_weight_load')
+
+# They take one group of cases each time: a stage for each, or a fault of the GPU in one would fail those after it.
+BY_GROUP = ('test_attention_cuda', 'test_attention_kv')
 
 
 @dataclass
@@ -36,7 +39,7 @@ def test_arguments(name, path):
     if not names or any(not re.fullmatch(r'\w+', n) for n in names):
         return None
     own = [n for n in names if re.search(r'cuda|gpu|peer|nccl', n)]
-    return names if name in ALL_CASES or not own else own
+    return names if name in (*ALL_CASES, *BY_GROUP) or not own else own
 
 
 def conformance(programs, emulated):
@@ -47,9 +50,12 @@ def conformance(programs, emulated):
     for name, env in sorted(listed, key=lambda t: (t[0] in ALONE, -LIMITS.get(t[0], 0))):
         title, path = ' '.join([f'conformance: {name}', *env.values()]), programs.start(name)
         if not path:
-            yield Stage(title, [], 1, 'tests', why=f'{programs.home} has no {name}')
+            yield Stage(title, [], 1, 'tests', why=f'{programs.home} has no {name}', together=name not in ALONE)
             continue
         cases = test_arguments(name, path)
+        if name in BY_GROUP and cases:
+            yield from (Stage(f'{title} {c}', [path, c], LIMITS.get(name, 60), 'tests', env=env, together=True) for c in cases)
+            continue
         argv = [path] + (['--jobs', str(ALONE.get(name, JOBS)), *cases] if cases else [])
         yield Stage(title, argv, LIMITS.get(name, 60), 'tests', env=env, together=name not in ALONE)
 
