@@ -33,10 +33,12 @@ enum wgmma_kind { WGMMA_BF16, WGMMA_F16, WGMMA_E4M3 };
 struct order { /* the part of a wgmma.mma_async that must be equal in all threads of a warpgroup */
     wgmma_kind kind;
     int n, scale_d;
+    bool rows; /* A in registers, B with n contiguous */
     uint64_t a, b;
     bool operator!=(const order &o) const
     {
-        return kind != o.kind || n != o.n || scale_d != o.scale_d || a != o.a || b != o.b;
+        return kind != o.kind || n != o.n || scale_d != o.scale_d || rows != o.rows || a != o.a ||
+               b != o.b;
     }
 };
 
@@ -50,6 +52,7 @@ struct accumulators {
 struct queued {
     order what;
     accumulators *to;
+    unsigned a[4]; /* if `rows` */
 };
 
 struct wgmma_thread {
@@ -93,13 +96,14 @@ void simt_wgmma_leave(void)
 /* ---- operands ---- */
 
 struct operand {
-    unsigned start, stride;
+    unsigned start, stride, leading;
 };
 
 static operand decode(uint64_t d, const char *which)
 {
     const unsigned swizzle = (unsigned)(d >> 62), base = (unsigned)(d >> 49 & 7);
-    const operand o = { (unsigned)(d & 0x3fff) << 4, (unsigned)(d >> 32 & 0x3fff) << 4 };
+    const operand o = { (unsigned)(d & 0x3fff) << 4, (unsigned)(d >> 32 & 0x3fff) << 4,
+                        (unsigned)(d >> 16 & 0x3fff) << 4 };
     if (swizzle != 1 || base != 0)
         simt_die("wgmma: %s's descriptor has swizzle %u, base offset %u: only the 128-byte swizzle "
                  "and 0 are built",
@@ -114,20 +118,29 @@ static operand decode(uint64_t d, const char *which)
     return o;
 }
 
+/* Reads the 16 bytes that are at this address before it is swizzled. */
+static void read_16(unsigned char to[16], unsigned at)
+{
+    const void *from = simt_shared_at(at ^ (at >> 7 & 7) << 4, 16);
+    simt_proxy_check_read(from, 16);
+    simt_tsan_ignore_end();
+    simt_tsan_read_16(from);
+    simt_tsan_ignore_begin();
+    memcpy(to, from, 16);
+}
+
 /* Reads the 32 bytes of a row. */
 static void read_row(unsigned char to[K_BYTES], const operand &o, int row)
 {
     const unsigned at = o.start + (unsigned)(row / ATOM_ROWS) * o.stride +
                         (unsigned)(row % ATOM_ROWS) * ROW_BYTES;
-    for (unsigned i = 0; i < K_BYTES; i += 16) {
-        const unsigned address = (at + i) ^ ((at + i) >> 7 & 7) << 4;
-        const void *from = simt_shared_at(address, 16);
-        simt_proxy_check_read(from, 16);
-        simt_tsan_ignore_end();
-        simt_tsan_read_16(from);
-        simt_tsan_ignore_begin();
-        memcpy(to + i, from, 16);
-    }
+    for (unsigned i = 0; i < K_BYTES; i += 16) read_16(to + i, at + i);
+}
+
+static double element(wgmma_kind kind, unsigned bits)
+{
+    return (double)(kind == WGMMA_F16 ? simt_f16_to_float((uint16_t)bits)
+                                      : simt_bf16_to_float((uint16_t)bits));
 }
 
 static int read_elements(double to[K_BYTES], wgmma_kind kind, const operand &o, int row)
@@ -140,32 +153,66 @@ static int read_elements(double to[K_BYTES], wgmma_kind kind, const operand &o, 
     }
     for (int i = 0; i < K_BYTES / 2; i++) {
         const uint16_t bits = (uint16_t)(bytes[2 * i] | bytes[2 * i + 1] << 8);
-        to[i] = (double)(kind == WGMMA_F16 ? simt_f16_to_float(bits) : simt_bf16_to_float(bits));
+        to[i] = element(kind, bits);
     }
     return K_BYTES / 2;
 }
 
 /* ---- one product of a warp ---- */
 
-static double sums[WARP_ROWS][N_MAX];
+static double sums[WARP_ROWS][N_MAX], of_a[WARP_ROWS][K_BYTES], of_b[K_BYTES][N_MAX];
 
-static void multiply(const order &what, unsigned warp)
+/* Both operands have k contiguous. Returns the number of k. */
+static int read_operands(const order &what, unsigned warp)
 {
-    static double b[K_BYTES][N_MAX];
-    const operand of_a = decode(what.a, "A"), of_b = decode(what.b, "B");
+    const operand a = decode(what.a, "A"), b = decode(what.b, "B");
     double elements[K_BYTES];
     int k = 0;
     for (int column = 0; column < what.n; column++) {
-        k = read_elements(elements, what.kind, of_b, column);
-        for (int i = 0; i < k; i++) b[i][column] = elements[i];
+        k = read_elements(elements, what.kind, b, column);
+        for (int i = 0; i < k; i++) of_b[i][column] = elements[i];
     }
+    for (int row = 0; row < WARP_ROWS; row++)
+        read_elements(of_a[row], what.kind, a, (int)(warp % GROUP_WARPS) * WARP_ROWS + row);
+    return k;
+}
+
+/* B has n contiguous; of_a has been filled. */
+static int read_rows(const order &what)
+{
+    enum { K = K_BYTES / 2, COLUMNS = ROW_BYTES / 2 };
+    const operand b = decode(what.b, "B");
+    if (b.start % 1024) simt_die("wgmma: B's atoms of 8 k do not lie at multiples of 1,024 bytes");
+    if (what.n > COLUMNS && (b.leading == 0 || b.leading % 1024))
+        simt_die("wgmma: %u bytes from 64 columns of B to the next", b.leading);
+    for (unsigned k = 0; k < K; k++)
+        for (unsigned n = 0; n < (unsigned)what.n; n += 8) {
+            unsigned char bytes[16];
+            read_16(bytes, b.start + n / COLUMNS * b.leading + k / ATOM_ROWS * b.stride +
+                               k % ATOM_ROWS * ROW_BYTES + n % COLUMNS * 2);
+            for (unsigned i = 0; i < 8; i++)
+                of_b[k][n + i] = element(what.kind, bytes[2 * i] | (unsigned)bytes[2 * i + 1] << 8);
+        }
+    return K;
+}
+
+/* A lane's part of A, which it has in registers. */
+static void put_registers(const queued &q, unsigned lane)
+{
+    for (unsigned i = 0; i < 4; i++)
+        for (unsigned j = 0; j < 2; j++)
+            of_a[lane / 4 + i % 2 * 8][lane % 4 * 2 + i / 2 * 8 + j] = element(
+                q.what.kind, q.a[i] >> 16 * j & 0xffff);
+}
+
+static void multiply(const order &what, unsigned warp)
+{
+    const int n_k = what.rows ? read_rows(what) : read_operands(what, warp);
     memset(sums, 0, sizeof sums);
-    for (int row = 0; row < WARP_ROWS; row++) {
-        read_elements(elements, what.kind, of_a, (int)(warp % GROUP_WARPS) * WARP_ROWS + row);
-        for (int i = 0; i < k; i++)
+    for (int row = 0; row < WARP_ROWS; row++)
+        for (int k = 0; k < n_k; k++)
             for (int column = 0; column < what.n; column++)
-                sums[row][column] += elements[i] * b[i][column];
-    }
+                sums[row][column] += of_a[row][k] * of_b[k][column];
 }
 
 static void check_agreement(const order &what, unsigned warp)
@@ -215,6 +262,10 @@ static void perform_wait(simt_warp_call *const lanes[32], unsigned)
         for (size_t i = 0; i < n; i++) {
             const order what = first->queue.front().what;
             check_agreement(what, static_cast<wait_call *>(lanes[0])->warp);
+            for (unsigned lane = 0; what.rows && lane < 32; lane++) {
+                const wgmma_thread *t = static_cast<wait_call *>(lanes[lane])->thread;
+                if (!t->queue.empty()) put_registers(t->queue.front(), lane);
+            }
             multiply(what, static_cast<wait_call *>(lanes[0])->warp);
             for (unsigned lane = 0; lane < 32; lane++) {
                 wgmma_thread *t = static_cast<wait_call *>(lanes[lane])->thread;
@@ -258,29 +309,35 @@ static accumulators *take_accumulators(wgmma_thread *t, float *d, int count)
     return a;
 }
 
-static void enqueue(wgmma_kind kind, float *d, int n, uint64_t a, uint64_t b, int scale_d)
+static void enqueue(const order &what, float *d, const unsigned *registers)
 {
-    if (n < 8 || n > N_MAX || n % 8) simt_die("wgmma of n %d", n);
+    if (what.n < 8 || what.n > N_MAX || what.n % 8) simt_die("wgmma of n %d", what.n);
     simt_tsan_ignore_begin();
     wgmma_thread &t = current();
-    accumulators *to = take_accumulators(&t, d, n / 2);
+    accumulators *to = take_accumulators(&t, d, what.n / 2);
     to->n_orders++;
-    t.queue.push_back({ { kind, n, scale_d != 0, a, b }, to });
+    queued q = { what, to, {} };
+    if (what.rows) memcpy(q.a, registers, sizeof q.a);
+    t.queue.push_back(q);
     simt_tsan_ignore_end();
 }
 
 void simt_wgmma_fence(void) { current().fenced = true; }
 void simt_wgmma_bf16(float *d, int n, uint64_t a, uint64_t b, int scale_d)
 {
-    enqueue(WGMMA_BF16, d, n, a, b, scale_d);
+    enqueue({ WGMMA_BF16, n, scale_d != 0, false, a, b }, d, nullptr);
 }
 void simt_wgmma_f16(float *d, int n, uint64_t a, uint64_t b, int scale_d)
 {
-    enqueue(WGMMA_F16, d, n, a, b, scale_d);
+    enqueue({ WGMMA_F16, n, scale_d != 0, false, a, b }, d, nullptr);
 }
 void simt_wgmma_e4m3(float *d, int n, uint64_t a, uint64_t b, int scale_d)
 {
-    enqueue(WGMMA_E4M3, d, n, a, b, scale_d);
+    enqueue({ WGMMA_E4M3, n, scale_d != 0, false, a, b }, d, nullptr);
+}
+void simt_wgmma_rows_bf16(float *d, int n, const unsigned *a, uint64_t b, int scale_d)
+{
+    enqueue({ WGMMA_BF16, n, scale_d != 0, true, 0, b }, d, a);
 }
 
 void simt_wgmma_commit(void)

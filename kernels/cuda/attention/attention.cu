@@ -11,7 +11,9 @@
 #include "kernels/cuda/attention/attention_merge.cuh"
 #include "shared/base/arith.h"
 
-enum { PREFILL_TILES_ENOUGH = 2 /* per SM: as many as run on it at a time */ };
+/* Per 4 SMs: as many as run on them at a time; of the kernel of compute capability 9.0, which has
+ * one block per SM, a few less, because parts cost as much */
+enum { PREFILL_TILES_ENOUGH = 8, PREFILL_SM90_TILES_ENOUGH = 3 };
 enum { MERGE_BLOCKS = 8 /* per SM */ };
 /* 256 MiB: room in one pass for some thousand segments of all heads; 1,000 for 128 MLA heads */
 enum { PARTS_FLOATS_MAX = 1 << 26 };
@@ -185,8 +187,11 @@ static cudaError_t choose_split(const struct attention *a, const struct cuda_att
     if (e == cudaSuccess)
         e = cudaDeviceGetAttribute(&n_sms, cudaDevAttrMultiProcessorCount, device);
     if (e != cudaSuccess) return e;
+    const bool sm90 = attention_prefill_sm90_supports(&a->kv);
+    const int enough = sm90 ? PREFILL_SM90_TILES_ENOUGH : PREFILL_TILES_ENOUGH;
     if (a->n_at_once > 0 ||
-        windows_of(a, bounds->n_prefill, 1) * a->kv.n_heads < PREFILL_TILES_ENOUGH * n_sms)
+        4 * windows_of(a, bounds->n_prefill, sm90 ? PREFILL_SETS_MAX : 1) * a->kv.n_heads <
+            enough * n_sms)
         *n_at_once = (int32_t)min_size(min_size(fit, n_segments),
                                        a->n_at_once > 0 ? (size_t)a->n_at_once : SIZE_MAX);
     return cudaSuccess;

@@ -34,6 +34,12 @@ cudaError_t attention_prefill_sets(const struct attention *a, int32_t n_rows, in
 cudaError_t attention_prefill_launch(cudaStream_t stream, const struct attn_prefill_call *c,
                                      int32_t n_windows, int max_blocks);
 
+/* Whether attention_prefill_launch takes the kernel of compute capability 9.0: its tiles are of two
+ * sets, one block runs on an SM, and its bits are others. */
+bool attention_prefill_sm90_supports(const struct kv_layer *kv);
+cudaError_t attention_prefill_sm90_launch(cudaStream_t stream, const struct attn_prefill_call *c,
+                                          dim3 grid);
+
 /* Whether all rows of this model go through tensor cores by their latents; as
  * attention_decode_launch. */
 bool attention_mla_decode_supports(const struct attention *a);

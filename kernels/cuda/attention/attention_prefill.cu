@@ -35,7 +35,8 @@ template <int DIM> static cudaError_t room_for_sets(int device, bool *is_room)
     return e;
 }
 
-/* Two sets if that leaves two blocks per SM, and an SM has room for two. */
+/* Two sets for the kernel of compute capability 9.0. Otherwise two if that leaves two blocks per
+ * SM, and an SM has room for two. */
 cudaError_t attention_prefill_sets(const struct attention *a, int32_t n_rows, int32_t n_at_once,
                                    int32_t *n_sets)
 {
@@ -45,7 +46,8 @@ cudaError_t attention_prefill_sets(const struct attention *a, int32_t n_rows, in
                            (size_t)(n_at_once > 0 ? n_at_once : 1);
     int device = 0, n_sms = 0;
     bool is_room = false;
-    *n_sets = 1;
+    *n_sets = attention_prefill_sm90_supports(&a->kv) ? PREFILL_SETS_MAX : 1;
+    if (*n_sets > 1) return cudaSuccess;
     cudaError_t e = cudaGetDevice(&device);
     if (e == cudaSuccess)
         e = cudaDeviceGetAttribute(&n_sms, cudaDevAttrMultiProcessorCount, device);
@@ -77,11 +79,14 @@ static cudaError_t launch_prefill(cudaStream_t stream, const struct attn_prefill
 cudaError_t attention_prefill_launch(cudaStream_t stream, const struct attn_prefill_call *c,
                                      int32_t n_windows, int max_blocks)
 {
+    const bool sm90 = attention_prefill_sm90_supports(&c->kv);
+    const int per_sm = sm90 ? 1 : c->n_at_once > 0 ? PREFILL_BLOCKS_SPLIT : PREFILL_BLOCKS_WHOLE;
     dim3 grid;
-    cudaError_t e = attention_grid(
-        (size_t)n_windows * (size_t)c->kv.n_heads * (size_t)(c->n_at_once > 0 ? c->n_at_once : 1),
-        c->n_at_once > 0 ? PREFILL_BLOCKS_SPLIT : PREFILL_BLOCKS_WHOLE, max_blocks, &grid);
+    cudaError_t e = attention_grid((size_t)n_windows * (size_t)c->kv.n_heads *
+                                       (size_t)(c->n_at_once > 0 ? c->n_at_once : 1),
+                                   per_sm, max_blocks, &grid);
     if (e != cudaSuccess) return e;
+    if (sm90) return attention_prefill_sm90_launch(stream, c, grid);
     switch (c->kv.dtype) {
     case DTYPE_BF16: return launch_prefill<DTYPE_BF16>(stream, c, grid);
     case DTYPE_F16: return launch_prefill<DTYPE_F16>(stream, c, grid);

@@ -438,12 +438,9 @@ static __device__ __forceinline__ void attn_prefill_softmax(const struct attn_pr
 
 /* A pair's segment is done: into out, or to its part. */
 template <int DIM>
-static __device__ __forceinline__ void attn_prefill_finish(const struct attn_prefill_call &c,
-                                                           const struct attn_prefill_tile &t,
-                                                           int segment,
-                                                           const struct attn_prefill_pair &p,
-                                                           int half, const float o[DIM / 8][4],
-                                                           float m, float l, float2 *before)
+static __device__ __forceinline__ void attn_prefill_finish(
+    const struct attn_prefill_call &c, const struct attn_prefill_tile &t, int segment,
+    const struct attn_prefill_pair &p, int half, const float *o, float m, float l, float2 *before)
 {
     const int column = 2 * (int)(threadIdx.x % 4), last = p.pos / CUDA_ATTN_SEGMENT;
     const bool is_part = c.n_at_once > 0 && last > 0;
@@ -465,7 +462,7 @@ static __device__ __forceinline__ void attn_prefill_finish(const struct attn_pre
     UNROLL for (int d = 0; d < DIM / 8; d++)
     {
         float2 *at = (float2 *)(to + d * 8 + column),
-               x = make_float2(o[d][2 * half], o[d][2 * half + 1]);
+               x = make_float2(o[4 * d + 2 * half], o[4 * d + 2 * half + 1]);
         if (!is_first) {
             const float2 was = *at;
             x = make_float2(merged(was.x, x.x, a, b), merged(was.y, x.y, a, b));
@@ -498,7 +495,7 @@ static __device__ __forceinline__ void attn_prefill_end_segment(
 {
     const struct attn_prefill_tile t = *s.tile;
     UNROLL for (int set = 0; set < SETS; set++) UNROLL for (int half = 0; half < 2; half++)
-        attn_prefill_finish<DIM>(c, t, segment, pair_of<SETS>(t, set, half), half, mine.o[set],
+        attn_prefill_finish<DIM>(c, t, segment, pair_of<SETS>(t, set, half), half, mine.o[set][0],
                                  mine.m[set][half], quad_sum(mine.l[set][half]),
                                  s.before + pair_number<SETS>(set, half));
 }
@@ -593,6 +590,16 @@ static __device__ __forceinline__ bool attn_prefill_tile_at(const struct attn_pr
     t->n_keys = first.pos + t->n_rows;
     t->table = c.list.tables + seq.table;
     return true;
+}
+
+/* Rows of the i-th of the prompts' rows' tile, or of its sequence, from itself on. */
+static __device__ __forceinline__ int attn_prefill_rows_left(const struct attn_prefill_call &c,
+                                                             int i)
+{
+    const struct cuda_attn_row row = attn_row_set_rows(c.list)[i];
+    const struct cuda_attn_seq seq = c.list.seqs[row.seq];
+    const int at = row.pos - seq.pos_begin;
+    return min(c.rows_per_tile - at % c.rows_per_tile, seq.n_q - at);
 }
 
 /* A block's work: the tiles that begin in a window [first, end) of the prompts' rows (one where a

@@ -25,6 +25,16 @@ static __device__ __forceinline__ uint64_t wgmma_descriptor(unsigned address)
            (uint64_t)1 << 62;
 }
 
+/* B of a product with k in rows: row k of 64 columns (128 bytes, swizzled the same way) is the k-th
+ * one; eight rows are an atom, atoms of the same columns follow each other, and the next 64 columns
+ * are `next` bytes on (bits 16-29). Steps of 16 k add WGMMA_ROWS_STEP. */
+enum { WGMMA_ROWS_STEP = 2048 / 16 };
+static __device__ __forceinline__ uint64_t wgmma_rows_descriptor(unsigned address, unsigned next)
+{
+    return (uint64_t)((address & 0x3ffffu) >> 4) | (uint64_t)(next >> 4) << 16 |
+           (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+}
+
 #include <sm90_target.cuh>
 
 #endif

@@ -50,6 +50,16 @@ static __device__ __forceinline__ void barrier_wait(uint64_t *b, unsigned parity
     } while (!over);
 }
 
+/* Numbered barriers (1 to 15) of n threads: waits until n have come; comes without waiting. */
+static __device__ __forceinline__ void named_barrier_sync(int id, int n)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n) : "memory");
+}
+static __device__ __forceinline__ void named_barrier_arrive(int id, int n)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(n) : "memory");
+}
+
 /* Makes the thread's earlier writes to shared memory visible to wgmma, those of its completed
  * cp.async too. */
 static __device__ __forceinline__ void fence_async_proxy()
@@ -104,6 +114,9 @@ static __device__ __forceinline__ int not_before(int v)
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]),    \
         "+f"(d[i + 6]), "+f"(d[i + 7])
 #define WGMMA_32(i) WGMMA_8(i), WGMMA_8(i + 8), WGMMA_8(i + 16), WGMMA_8(i + 24)
+#define WGMMA_32_NAMES                                                                             \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                      \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
 #define WGMMA_64_NAMES                                                                             \
     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                      \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "             \
@@ -150,6 +163,32 @@ static __device__ __forceinline__ void wgmma_e4m3(float (&d)[64], uint64_t a, ui
                  "%64, %65, p, 1, 1;\n}"
                  : WGMMA_32(0), WGMMA_32(32)
                  : "l"(a), "l"(b), "r"((int)add));
+}
+/* A in registers, as mma.sync has it of the warp's 16 rows; B with k in rows
+ * (wgmma_rows_descriptor). The registers may change once the product has been waited for. */
+static __device__ __forceinline__ void wgmma_rows_bf16(float (&d)[32], const unsigned *a,
+                                                       uint64_t b, bool add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " WGMMA_32_NAMES
+                 "{%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}"
+                 : WGMMA_32(0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add));
+}
+static __device__ __forceinline__ void wgmma_rows_bf16(float (&d)[64], const unsigned *a,
+                                                       uint64_t b, bool add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " WGMMA_64_NAMES
+                 "{%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}"
+                 : WGMMA_32(0), WGMMA_32(32)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add));
+}
+/* As the one for accumulators. */
+template <int N> static __device__ __forceinline__ void wgmma_fence_operand(unsigned (&a)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+r"(a[i])::"memory");
 }
 #endif
 

@@ -40,6 +40,12 @@ void simt_wgmma_fence(void);
 void simt_wgmma_bf16(float *d, int n, uint64_t a, uint64_t b, int scale_d);
 void simt_wgmma_f16(float *d, int n, uint64_t a, uint64_t b, int scale_d);
 void simt_wgmma_e4m3(float *d, int n, uint64_t a, uint64_t b, int scale_d);
+/* m64nNk16 with A in registers and B with n contiguous (imm-trans-b is 1). Of a warp's 16 rows a lane
+ * has, low half first,
+ *   a[0] (g, 2t), (g, 2t + 1)   a[1] the same of row g + 8   a[2], a[3] the same of k + 8
+ * and row k of B has 64 columns in 128 bytes; eight rows are an atom, swizzled as above, the next
+ * eight stride offset on, the next 64 columns leading offset on. */
+void simt_wgmma_rows_bf16(float *d, int n, const unsigned *a, uint64_t b, int scale_d);
 void simt_wgmma_commit(void);
 void simt_wgmma_wait(int n_groups_left);
 

@@ -18,6 +18,8 @@ static inline void barrier_wait(uint64_t *b, unsigned parity)
     while (!simt_mbarrier_try_wait_parity(b, parity))
         ;
 }
+static inline void named_barrier_sync(int id, int n) { simt_barrier_sync(id, n); }
+static inline void named_barrier_arrive(int id, int n) { simt_barrier_arrive(id, n); }
 static inline void fence_async_proxy() { simt_fence_proxy_async(); }
 template <int N> static inline void warpgroup_reg_dealloc()
 {
@@ -31,6 +33,7 @@ static inline void wgmma_fence() { simt_wgmma_fence(); }
 static inline void wgmma_commit() { simt_wgmma_commit(); }
 template <int N> static inline void wgmma_wait() { simt_wgmma_wait(N); }
 template <int N> static inline void wgmma_fence_operand(float (&)[N]) {}
+template <int N> static inline void wgmma_fence_operand(unsigned (&)[N]) {}
 static inline int not_before(int v) { return v; }
 template <int N> static inline void wgmma_bf16(float (&d)[N], uint64_t a, uint64_t b, bool add)
 {
@@ -43,6 +46,12 @@ template <int N> static inline void wgmma_f16(float (&d)[N], uint64_t a, uint64_
 template <int N> static inline void wgmma_e4m3(float (&d)[N], uint64_t a, uint64_t b, bool add)
 {
     simt_wgmma_e4m3(d, 2 * N, a, b, add);
+}
+
+template <int N>
+static inline void wgmma_rows_bf16(float (&d)[N], const unsigned *a, uint64_t b, bool add)
+{
+    simt_wgmma_rows_bf16(d, 2 * N, a, b, add);
 }
 
 #endif
