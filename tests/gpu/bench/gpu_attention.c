@@ -1,5 +1,5 @@
-/* gpu_attention.c - decode attention alone, at the shapes of the measured models, compared with
- * reading keys and values once.
+/* gpu_attention.c - attention alone, at the shapes of the measured models: of decode rows, compared
+ * with reading keys and values once, and of a prompt, compared with a product of matrices.
  *
  * It goes through layers in turn, so that one layer's keys in a cache do not help the next layer.
  */
@@ -17,22 +17,28 @@ struct shape {
                                                    * latent's */
     int32_t n_seqs, context;
     double wanted;
+    int32_t n_q; /* rows of each sequence, the last ones; 0: one, a decode row */
 };
 
 /* Source: the models' configurations. */
 static const struct shape SHAPES[] = {
-    { "Qwen3-30B-A3B", 32, 4, 128, 128, 1, 32768, 0.85 },
-    { "Qwen3-30B-A3B", 32, 4, 128, 128, 16, 32768, 0.85 },
-    { "ERNIE-4.5-21B-A3B", 20, 4, 128, 128, 1, 32768, 0.85 },
-    { "ERNIE-4.5-21B-A3B", 20, 4, 128, 128, 16, 32768, 0.85 },
-    { "Llama-3-8B", 32, 8, 128, 128, 1, 32768, 0.85 },
-    { "DeepSeek-V2-Lite", 16, 0, 576, 512, 1, 32768, 0 },
-    { "DeepSeek-V2-Lite", 16, 0, 576, 512, 16, 32768, 0 },
-    { "Qwen3-30B-A3B", 32, 4, 128, 128, 64, 1024, 0 },
-    { "Qwen3-30B-A3B", 32, 4, 128, 128, 1, 131072, 0 },
+    { "Qwen3-30B-A3B", 32, 4, 128, 128, 1, 32768, 0.85, 0 },
+    { "Qwen3-30B-A3B", 32, 4, 128, 128, 16, 32768, 0.85, 0 },
+    { "ERNIE-4.5-21B-A3B", 20, 4, 128, 128, 1, 32768, 0.85, 0 },
+    { "ERNIE-4.5-21B-A3B", 20, 4, 128, 128, 16, 32768, 0.85, 0 },
+    { "Llama-3-8B", 32, 8, 128, 128, 1, 32768, 0.85, 0 },
+    { "DeepSeek-V2-Lite", 16, 0, 576, 512, 1, 32768, 0, 0 },
+    { "DeepSeek-V2-Lite", 16, 0, 576, 512, 16, 32768, 0, 0 },
+    { "Qwen3-30B-A3B", 32, 4, 128, 128, 64, 1024, 0, 0 },
+    { "Qwen3-30B-A3B", 32, 4, 128, 128, 1, 131072, 0, 0 },
+    { "Qwen3-30B-A3B", 32, 4, 128, 128, 1, 8192, 0, 8192 },
+    { "Qwen3-30B-A3B", 32, 4, 128, 128, 1, 8192, 0, 2048 },
+    { "ERNIE-4.5-21B-A3B", 20, 4, 128, 128, 1, 8192, 0, 8192 },
+    { "Llama-3-8B", 32, 8, 128, 128, 1, 8192, 0, 8192 },
 };
-static const struct shape TINY[] = { { "small", 8, 2, 64, 64, 2, 130, 0 },
-                                     { "small, latent", 4, 0, 96, 64, 1, 70, 0 } };
+static const struct shape TINY[] = { { "small", 8, 2, 64, 64, 2, 130, 0, 0 },
+                                     { "small, latent", 4, 0, 96, 64, 1, 70, 0, 0 },
+                                     { "small", 8, 2, 64, 64, 1, 130, 0, 70 } };
 
 struct rig {
     struct kernel_ctx *c;
@@ -42,9 +48,11 @@ struct rig {
     uint32_t n_layers, layer;
     int32_t *table;
     struct attn_seq seqs[SEQS_MAX];
-    int32_t ids[SEQS_MAX], pos[SEQS_MAX], logit_rows[1];
+    int32_t *ids, *pos, logit_rows[1];
     struct attn_list list;
 };
+
+static int32_t rows_of_seq(const struct shape *s) { return s->n_q > 0 ? s->n_q : 1; }
 
 static int32_t blocks_of(const struct shape *s)
 {
@@ -91,29 +99,33 @@ static void take(struct rig *r, size_t bytes, struct dev_mem *out, uint32_t seed
 
 static void open_rig(struct rig *r, const struct shape *s, const struct gpu_sizes *sizes)
 {
-    const size_t n = (size_t)s->n_seqs, n_blocks = n * (size_t)blocks_of(s);
+    const int32_t n_q = rows_of_seq(s);
+    const size_t n = (size_t)s->n_seqs, n_blocks = n * (size_t)blocks_of(s),
+                 n_rows = n * (size_t)n_q;
     *r = (struct rig){ .c = r->c, .shape = *s, .n_layers = sizes->tiny ? 2 : LAYERS_MAX };
     r->layer_bytes = n_blocks * BLOCK_TOKENS * (size_t)s->head_dim * 2 *
                      (s->n_kv_heads ? 2 * (size_t)s->n_kv_heads : 1);
     take(r, r->layer_bytes * r->n_layers, &r->pool, 1, false);
-    take(r, n * (size_t)s->n_heads * (size_t)s->head_dim * 4, &r->q, 2, true);
-    take(r, n * (size_t)s->n_heads * (size_t)s->v_dim * 4, &r->out, 3, true);
+    take(r, n_rows * (size_t)s->n_heads * (size_t)s->head_dim * 4, &r->q, 2, true);
+    take(r, n_rows * (size_t)s->n_heads * (size_t)s->v_dim * 4, &r->out, 3, true);
     r->table = MEM_ARRAY(int32_t, n_blocks);
     /* 7919 is a prime that divides none of these numbers */
     for (size_t i = 0; i < n_blocks; i++) r->table[i] = (int32_t)(i * 7919 % n_blocks);
     for (size_t i = 0; i < n; i++) {
         r->seqs[i] = (struct attn_seq){
-            .q_begin = (int32_t)i,
-            .n_q = 1,
-            .pos_begin = s->context - 1,
+            .q_begin = (int32_t)i * n_q,
+            .n_q = n_q,
+            .pos_begin = s->context - n_q,
             .block_table = r->table + i * (size_t)blocks_of(s),
-            .is_decode = true,
+            .is_decode = s->n_q == 0,
         };
-        r->pos[i] = s->context - 1;
     }
+    r->ids = MEM_ARRAY(int32_t, n_rows);
+    r->pos = MEM_ARRAY(int32_t, n_rows);
+    for (size_t i = 0; i < n_rows; i++) r->pos[i] = s->context - n_q + (int32_t)(i % (size_t)n_q);
     r->list = (struct attn_list){ .seqs = r->seqs, .n_seqs = s->n_seqs };
     struct kernel_step step = {
-        .n_rows = s->n_seqs,
+        .n_rows = (int32_t)n_rows,
         .n_logits = 0,
         .n_lists = 1,
         .ids = r->ids,
@@ -131,6 +143,8 @@ static void close_rig(struct rig *r)
     struct dev_mem *all[] = { &r->pool, &r->q, &r->out };
     for (size_t i = 0; i < 3; i++) device_mem_free(r->c->device, all[i]);
     mem_free(r->table);
+    mem_free(r->ids);
+    mem_free(r->pos);
 }
 
 static void measure(struct rig *r, const struct gpu_sizes *sizes, const struct gpu_limits *l)
@@ -144,19 +158,24 @@ static void measure(struct rig *r, const struct gpu_sizes *sizes, const struct g
     gpu_ops_measure(ops, sizes->tiny ? 1 : ROUNDS, GPU_OPS_WINDOW, attend_all_layers, r);
     const struct gpu_op_call *calls = gpu_ops_calls(ops, &n);
     for (size_t i = 0; i < n; i++) us[i] = calls[i].us;
-    const double must = calls[0].must, middle = gpu_median(us, n);
+    const double must = calls[0].must, flops = calls[0].flops, middle = gpu_median(us, n);
     gpu_ops_remove(ops);
     gpu_need(device_fault(r->c->device, &err) == OK, err.text, NULL);
-    snprintf(name, sizeof name, "decode attention, %s, %d at %d", r->shape.name, r->shape.n_seqs,
-             r->shape.context);
-    gpu_print_figure(&(struct gpu_figure){
+    snprintf(name, sizeof name, "%s attention, %s, %d at %d", r->shape.n_q ? "prefill" : "decode",
+             r->shape.name, r->shape.n_q ? r->shape.n_q : r->shape.n_seqs, r->shape.context);
+    struct gpu_figure f = {
         .name = name,
         .value = must / middle * 1e-3,
         .unit = "GB/s",
         .limit = l->read * 1e-9,
         .limit_is = "memory read by a kernel",
         .wanted = r->shape.wanted,
-    });
+    };
+    if (r->shape.n_q) {
+        f.value = flops / middle * 1e-6, f.unit = "TFLOP/s";
+        f.limit = gpu_product_limit(l, &f.limit_is) * 1e-12;
+    }
+    gpu_print_figure(&f);
 }
 
 int gpu_attention_main(const struct gpu_sizes *sizes)
