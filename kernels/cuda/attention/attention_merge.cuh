@@ -12,7 +12,7 @@
 
 enum {
     MERGE_THREADS = 128,
-    MERGE_AHEAD = 8 /* segments that are read at a time: a power of two up to 32 */
+    MERGE_AHEAD = WARP /* segments that are read at a time */
 };
 
 struct merge_call {
@@ -55,14 +55,29 @@ struct merge_fragment {
     float a, b, l, M; /* M: the largest of all up to the lane's */
 };
 
-/* M: of what came before; n of 32 segments whose parts begin at `part`. */
-static __device__ __forceinline__ struct merge_fragment merge_load(const float *part, size_t stride,
-                                                                   int n, float M)
+/* Loads of up to MERGE_AHEAD segments: (m, l) of the lane's, and the lane's element of each. They
+ * are on their way while the ones before them are summed up. */
+struct merge_loads {
+    float m, l, o[MERGE_AHEAD];
+};
+
+/* d: the lane's element. n: of MERGE_AHEAD segments whose parts begin at `part`. */
+static __device__ __forceinline__ void merge_load(const float *part, size_t stride, int d, int n,
+                                                  bool is_one, struct merge_loads *to)
 {
     const int lane = (int)(threadIdx.x % WARP);
-    const float m = lane < n ? part[(size_t)lane * stride] : -INFINITY;
+    to->m = lane < n ? part[(size_t)lane * stride] : -INFINITY;
+    to->l = lane < n ? part[(size_t)lane * stride + 1] : 0;
+    UNROLL for (int j = 0; j < MERGE_AHEAD; j++)
+        to->o[j] = is_one && j < n ? part[(size_t)j * stride + PART_HEAD + d] : 0.0f;
+}
+
+/* M: of what came before. */
+static __device__ __forceinline__ struct merge_fragment merge_weigh(float m, float l, float M)
+{
+    const int lane = (int)(threadIdx.x % WARP);
     struct merge_fragment x;
-    x.l = lane < n ? part[(size_t)lane * stride + 1] : 0;
+    x.l = l;
     x.M = m > M ? m : M;
     UNROLL for (int step = 1; step < WARP; step *= 2)
     {
@@ -80,27 +95,36 @@ struct merge_sum {
     float M, L, O;
 };
 
-/* n of 32 segments into s; `from`: the lane's element of the first. Loads go ahead of the sums,
- * which depend on each other. */
-static __device__ __forceinline__ void merge_add(const struct merge_fragment &x, const float *from,
-                                                 size_t stride, int n, bool is_one,
+/* n segments into s, one after the other: the sums depend on each other. */
+static __device__ __forceinline__ void merge_add(const struct merge_fragment &x,
+                                                 const float o[MERGE_AHEAD], int n,
                                                  struct merge_sum *s)
 {
-    for (int base = 0; base < n; base += MERGE_AHEAD) {
-        float o[MERGE_AHEAD];
-        UNROLL for (int j = 0; j < MERGE_AHEAD; j++)
-            o[j] = is_one && base + j < n ? from[(size_t)(base + j) * stride] : 0.0f;
-        UNROLL for (int j = 0; j < MERGE_AHEAD; j++)
-        {
-            const float a = __shfl_sync(0xffffffffu, x.a, base + j),
-                        b = __shfl_sync(0xffffffffu, x.b, base + j);
-            const float l = __shfl_sync(0xffffffffu, x.l, base + j);
-            if (base + j >= n) continue;
-            s->L = fmaf(l, b, __fmul_rn(s->L, a));
-            s->O = merged(s->O, o[j], a, b);
-        }
+    UNROLL for (int j = 0; j < MERGE_AHEAD; j++)
+    {
+        const float a = __shfl_sync(0xffffffffu, x.a, j), b = __shfl_sync(0xffffffffu, x.b, j),
+                    l = __shfl_sync(0xffffffffu, x.l, j);
+        if (j >= n) break;
+        s->L = fmaf(l, b, __fmul_rn(s->L, a));
+        s->O = merged(s->O, o[j], a, b);
     }
     s->M = __shfl_sync(0xffffffffu, x.M, n - 1);
+}
+
+/* n segments whose parts begin at `part`, into s. */
+static __device__ __forceinline__ void merge_all(const float *part, size_t stride, int d, int n,
+                                                 bool is_one, struct merge_sum *s)
+{
+    struct merge_loads next;
+    merge_load(part, stride, d, min((int)MERGE_AHEAD, n), is_one, &next);
+    for (int k = 0; k < n; k += MERGE_AHEAD) {
+        const struct merge_loads now = next;
+        const int left = n - k - MERGE_AHEAD;
+        if (left > 0)
+            merge_load(part + (size_t)(k + MERGE_AHEAD) * stride, stride, d,
+                       min((int)MERGE_AHEAD, left), is_one, &next);
+        merge_add(merge_weigh(now.m, now.l, s->M), now.o, min((int)MERGE_AHEAD, n - k), s);
+    }
 }
 
 /* One head of the i-th row, by a block: warps take 32 elements at a time. */
@@ -121,12 +145,8 @@ static __device__ __forceinline__ void merge_head(const struct merge_call &c, in
         sum.M = s.first ? c.before[at] : part[0];
         sum.L = s.first ? c.before[at + 1] : part[1];
         sum.O = !is_one ? 0.0f : s.first ? out[d] : part[PART_HEAD + d];
-        for (int k = s.first ? 0 : 1; k < n; k += WARP) {
-            const int some = min((int)WARP, n - k);
-            const float *from = part + (size_t)k * stride;
-            const struct merge_fragment x = merge_load(from, stride, some, sum.M);
-            merge_add(x, from + PART_HEAD + d, stride, some, is_one, &sum);
-        }
+        const int begun = s.first ? 0 : 1;
+        merge_all(part + (size_t)begun * stride, stride, d, n - begun, is_one, &sum);
         if (is_one) out[d] = s.end == s.n ? __fmul_rn(sum.O, 1.0f / sum.L) : sum.O;
     }
     __syncthreads(); /* `before` may be `after` */
