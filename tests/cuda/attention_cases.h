@@ -64,7 +64,7 @@ static inline void shared_beginnings(const struct shape &s)
         world::place(all, &begins);
         w.stage(&st, all, begins);
         world::unstage(&st);
-        const int shared[] = { 0, 2, 2, 2, 2, 2, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0 };
+        const int shared[] = { 0, 8, 8, 10, 10, 8, 4, 0, 0, 4, 0, 0, 0, 0, 0, 0 };
         for (size_t i = 0; i < st.rows.size(); i++)
             CHECK(st.rows[i].shared == shared[i], "row %zu shares %d segments, not %d", i,
                   st.rows[i].shared, shared[i]);

@@ -240,7 +240,7 @@ class world {
         st->list = {};
         struct cuda_attn_counts counts;
         attention_list_rows(&counts, st->host.data(), (int32_t)st->host.size(), s.block_tokens,
-                            st->rows.data());
+                            s.latent, st->rows.data());
         st->list.bounds = counts;
         st->device[0] = new memory(st->seqs);
         st->device[1] = new memory(st->rows);

@@ -48,6 +48,42 @@ static void test_lengths(void)
                    11);
 }
 
+/* Positions around those from which on segments are longer; more segments than a warp merges in one
+ * round. */
+static void test_long(void)
+{
+    const std::vector<range> ranges = { { 0, 8190, 3, true }, { 0, 16383, 2, true } };
+    test("segments of a position", [] {
+        const struct attn_seq seqs[] = { { 0, 1, 0, nullptr, true },
+                                         { 1, 2, 8191, nullptr, true },
+                                         { 3, 2, 16383, nullptr, true },
+                                         { 5, 1, 131071, nullptr, true },
+                                         { 6, 1, 8191, nullptr, false } };
+        const int of[][2] = { { 1, 128 },  { 64, 128 },  { 33, 256 }, { 64, 256 },
+                              { 33, 512 }, { 256, 512 }, { 16, 512 } };
+        struct cuda_attn_counts counts;
+        struct cuda_attn_row rows[7];
+        int32_t block = 0, n = 0;
+        struct attn_seq with_table[5];
+        for (int i = 0; i < 5; i++) with_table[i] = seqs[i], with_table[i].block_table = &block;
+        attention_list_rows(&counts, with_table, 5, 1 << 20, false, rows);
+        for (int i = 0; i < 7; i++) {
+            CHECK(rows[i].per_segment == of[i][1] && rows[i].segment == n &&
+                      rows[i].pos / rows[i].per_segment + 1 == of[i][0],
+                  "row %d has %d segments of %d", i, rows[i].pos / rows[i].per_segment + 1,
+                  rows[i].per_segment);
+            n += of[i][0];
+        }
+        CHECK(counts.n_segments == n, "%d segments, not %d", counts.n_segments, n);
+        for (int32_t i = 0; i < 7; i++)
+            CHECK(attention_scratch_floats(1, 1, 4, (size_t)rows[i].pos + 1) >=
+                      (size_t)(of[i][0] * 8),
+                  "no room for row %d", i);
+    });
+    near_reference(heads(4, 1, 64, 64, DTYPE_BF16, false), { 16385 }, ranges);
+    if (!TEST_IS_SANITIZED) near_reference(heads(1, 1, 16, 16, DTYPE_F32, true), { 16385 }, ranges);
+}
+
 /* The group sizes for which decode rows use tensor cores, and those next to them that do not. */
 static void test_decode(void)
 {
@@ -97,7 +133,8 @@ static void test_shared(void)
         results hinted, exact;
         w.run(all, &hinted, { 0, 0, false, 1 });
         for (size_t to : { 1, 2 })
-            std::copy_n(w.seqs[0].table.begin(), 32, w.seqs[to].table.begin());
+            std::copy_n(w.seqs[0].table.begin(), CUDA_ATTN_SEGMENT_LEAST / 16,
+                        w.seqs[to].table.begin());
         w.run(all, &exact);
         CHECK(same(hinted, exact), "every row read keys of its own");
     });
@@ -222,6 +259,7 @@ int main(int argc, char **argv)
                        { "bits", test_same_bits },
                        { "latent", test_latent },
                        { "lengths", test_lengths },
+                       { "long", test_long },
                        { "nan", test_nan },
                        { "nothing", test_nothing },
                        { "replay", test_replay },

@@ -32,20 +32,38 @@ cudaError_t attention_grid(size_t n_units, int blocks_per_sm, int max_blocks, di
 
 /* ---- lists and room ---- */
 
+/* Of a prompt's row. */
 static size_t segments_of(size_t n_keys)
 {
     return (n_keys + CUDA_ATTN_SEGMENT - 1) / CUDA_ATTN_SEGMENT;
 }
 
+/* Keys of a decode row's segments; n_keys: the row's. */
+static int32_t decode_segment(int32_t n_keys)
+{
+    int32_t n = CUDA_ATTN_SEGMENT_LEAST;
+    while (n < CUDA_ATTN_SEGMENT && n_keys > n * CUDA_ATTN_SEGMENTS_MANY) n *= 2;
+    return n;
+}
+
+/* The most segments that a row of up to n_keys keys has. */
+static size_t segments_most(size_t n_keys)
+{
+    const size_t many = CUDA_ATTN_SEGMENTS_MANY,
+                 short_ones = (n_keys + CUDA_ATTN_SEGMENT_LEAST - 1) / CUDA_ATTN_SEGMENT_LEAST;
+    return max_size(segments_of(n_keys), min_size(short_ones, many));
+}
+
 static void number_seq(struct cuda_attn_counts *counts, const struct attn_seq *seq, int32_t i_seq,
-                       struct cuda_attn_row *rows)
+                       bool latent, struct cuda_attn_row *rows)
 {
     for (int32_t i = 0; i < seq->n_q; i++) {
-        const int32_t pos = seq->pos_begin + i;
-        const struct cuda_attn_row row = { seq->q_begin + i, pos, i_seq, counts->n_segments, 0 };
+        const int32_t pos = seq->pos_begin + i,
+                      n = seq->is_decode && !latent ? decode_segment(pos + 1) : CUDA_ATTN_SEGMENT;
+        const struct cuda_attn_row row = { seq->q_begin + i, pos, i_seq, counts->n_segments, 0, n };
         if (rows) rows[counts->n_rows] = row;
         counts->n_rows++;
-        counts->n_segments += pos / CUDA_ATTN_SEGMENT + 1;
+        counts->n_segments += pos / n + 1;
     }
     if (seq->n_q > 0) counts->n_keys_max = max_i32(counts->n_keys_max, seq->pos_begin + seq->n_q);
     if (seq->n_q > 0 && !seq->is_decode)
@@ -69,27 +87,27 @@ static void find_shared(const struct attn_seq *seqs, int32_t n_rows, int32_t blo
     for (int32_t i = 1; i < n_rows; i++) {
         const struct cuda_attn_row *before = &rows[i - 1];
         const int32_t n = before->pos < rows[i].pos ? before->pos + 1 : rows[i].pos + 1;
-        if (n < CUDA_ATTN_SEGMENT) continue;
+        if (n < rows[i].per_segment || before->per_segment != rows[i].per_segment) continue;
         rows[i].shared = (before->seq == rows[i].seq
                               ? n
                               : n_in_common(&seqs[before->seq], &seqs[rows[i].seq], n,
                                             block_tokens)) /
-                         CUDA_ATTN_SEGMENT;
+                         rows[i].per_segment;
     }
 }
 
 extern "C" void attention_list_rows(struct cuda_attn_counts *counts, const struct attn_seq *seqs,
-                                    int32_t n_seqs, int32_t block_tokens,
+                                    int32_t n_seqs, int32_t block_tokens, bool latent,
                                     struct cuda_attn_row *rows)
 {
     memset(counts, 0, sizeof *counts);
     for (int32_t i = 0; i < n_seqs; i++)
-        if (seqs[i].is_decode) number_seq(counts, &seqs[i], i, rows);
+        if (seqs[i].is_decode) number_seq(counts, &seqs[i], i, latent, rows);
     if (rows) find_shared(seqs, counts->n_rows, block_tokens, rows);
     counts->n_decode = counts->n_rows;
     counts->n_segments_decode = counts->n_segments;
     for (int32_t i = 0; i < n_seqs; i++)
-        if (!seqs[i].is_decode) number_seq(counts, &seqs[i], i, rows);
+        if (!seqs[i].is_decode) number_seq(counts, &seqs[i], i, latent, rows);
     counts->n_prefill = counts->n_rows - counts->n_decode;
 }
 
@@ -105,7 +123,8 @@ static size_t state_floats(size_t n_rows, size_t n_heads, size_t v_dim)
 extern "C" size_t attention_scratch_floats(size_t n_rows, size_t n_heads, size_t v_dim,
                                            size_t n_keys)
 {
-    const size_t per_item = n_heads * part_floats((int)v_dim), items = n_rows * segments_of(n_keys);
+    const size_t per_item = n_heads * part_floats((int)v_dim),
+                 items = n_rows * segments_most(n_keys);
     return state_floats(n_rows, n_heads, v_dim) + min_size(items * per_item, PARTS_FLOATS_MAX);
 }
 
@@ -244,7 +263,7 @@ extern "C" void attention_capture_bounds(const struct attention *shape, int32_t 
                                          int32_t n_decode, int32_t n_prefill, int32_t n_keys,
                                          struct cuda_attn_counts *bounds)
 {
-    const size_t room = parts_capacity(shape), n_segments = segments_of((size_t)n_keys),
+    const size_t room = parts_capacity(shape), n_segments = segments_most((size_t)n_keys),
                  fit = n_prefill > 0 ? room / (size_t)n_prefill : 0;
     bounds->n_rows = n_rows;
     bounds->n_decode = n_decode;

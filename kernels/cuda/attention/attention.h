@@ -3,9 +3,8 @@
  *
  * Upload (cuda_upload_step.c) turns each struct attn_list into a struct cuda_attn_list once per
  * step. kernels.h has the layouts of the pool, of q and of out. Every sum runs over keys in an
- * order that depends only on positions: segments of CUDA_ATTN_SEGMENT keys from position 0, each an
- * online softmax over tiles, merged in ascending order (formulas:
- * kernels/cpu/attention/cpu_attention.c). Pools of heads may have any type of kv_rows.h, whose rows
+ * order that depends only on positions: segments of keys from position 0, each an online softmax over
+ * tiles, merged in ascending order (formulas: kernels/cpu/attention/cpu_attention.c). Pools of heads may have any type of kv_rows.h, whose rows
  * appending produces bit for bit (except which NaN a bf16 or f16 is); latents are f32 or bf16.
  * Thread: engine. Calls enqueue work on the stream; they neither wait nor allocate. */
 #ifndef BATON_KERNELS_CUDA_ATTENTION_ATTENTION_H
@@ -19,19 +18,22 @@
 extern "C" {
 #endif
 
-enum { CUDA_ATTN_SEGMENT = 512 };
+/* Keys of a segment: of prompt rows CUDA_ATTN_SEGMENT. Decode rows have CUDA_ATTN_SEGMENTS_MANY
+ * segments or fewer as long as segments of CUDA_ATTN_SEGMENT_LEAST keys, or twice as many, allow
+ * it: one row of a short context then still runs on many SMs. */
+enum { CUDA_ATTN_SEGMENT = 512, CUDA_ATTN_SEGMENT_LEAST = 128, CUDA_ATTN_SEGMENTS_MANY = 64 };
 
 struct cuda_attn_seq {
     int32_t q_begin, n_q, pos_begin; /* as in struct attn_seq */
     int32_t table;                   /* offset of its block table in cuda_attn_list.tables */
 };
 
-/* Row i of the list is row `row` of q and out, at position `pos` of sequence `seq`. `segment`: the
- * segments of the list's earlier rows, where position p has p / CUDA_ATTN_SEGMENT + 1. Decode rows
- * come first, and a sequence's rows are adjacent. `shared`: how many of its first segments lie in
- * the same blocks as those of the decode row before it, complete for both. */
+/* Row i of the list is row `row` of q and out, at position `pos` of sequence `seq`, and has
+ * pos / per_segment + 1 segments. `segment`: those of the list's earlier rows. Decode rows come
+ * first, and a sequence's rows are adjacent. `shared`: how many of its first segments lie in the
+ * same blocks as those of the decode row before it, complete for both and of as many keys. */
 struct cuda_attn_row {
-    int32_t row, pos, seq, segment, shared;
+    int32_t row, pos, seq, segment, shared, per_segment;
 };
 
 struct cuda_attn_counts {
@@ -69,9 +71,11 @@ struct attention {
 };
 
 /* Numbers the rows of a list: fills `rows`, which has room for those of all sequences (NULL: only
- * counts them), and `counts`. Host memory. block_tokens: the pool's. */
+ * counts them), and `counts`. Host memory. block_tokens: the pool's; latent: it is one of latents,
+ * where prompts run as decode rows and small segments would cost more than they give. */
 void attention_list_rows(struct cuda_attn_counts *counts, const struct attn_seq *seqs,
-                         int32_t n_seqs, int32_t block_tokens, struct cuda_attn_row *rows);
+                         int32_t n_seqs, int32_t block_tokens, bool latent,
+                         struct cuda_attn_row *rows);
 /* Scratch that suffices for any call whose bounds have at most n_rows rows and n_keys keys, with
  * n_heads heads of v_dim; grows with each of them. */
 size_t attention_scratch_floats(size_t n_rows, size_t n_heads, size_t v_dim, size_t n_keys);

@@ -36,7 +36,7 @@ struct attn_decode_block {
     struct cuda_attn_row row;
     int list_row, item;
     int kv_head, head, n_heads;     /* query heads head .. head + n_heads */
-    int segment, n_keys;            /* of the segment */
+    int segment, first_key, n_keys; /* of the segment; the position of its first key */
     int chunks, v_chunks, v_stride; /* of a key, of a value, and that rounded up to a
                                      * power of two */
 };
@@ -112,7 +112,8 @@ static __device__ __forceinline__ struct attn_decode_block attn_decode_block_of(
     b.head = b.kv_head * group + at % c.n_runs * heads;
     b.n_heads = min(heads, (b.kv_head + 1) * group - b.head);
     b.segment = b.item - b.row.segment;
-    b.n_keys = min((int)CUDA_ATTN_SEGMENT, b.row.pos + 1 - b.segment * CUDA_ATTN_SEGMENT);
+    b.first_key = b.segment * b.row.per_segment;
+    b.n_keys = min(b.row.per_segment, b.row.pos + 1 - b.first_key);
     b.chunks = (c.kv.head_dim + CHUNK - 1) / CHUNK;
     b.v_chunks = (c.v_dim + CHUNK - 1) / CHUNK;
     for (b.v_stride = 1; b.v_stride < b.v_chunks;) b.v_stride *= 2;
@@ -128,10 +129,9 @@ static __device__ __forceinline__ void attn_decode_prepare(const struct attn_dec
     const int32_t *table = c.list.tables + c.list.seqs[b.row.seq].table;
     const float *q = c.q + ((size_t)b.row.row * (size_t)c.n_heads + (size_t)b.head) * (size_t)dim;
     for (int j = tid; j < b.n_keys; j += ATTN_DECODE_THREADS) {
-        s.offsets[j] = kv_key_offset<T>(c.kv, table, b.segment * CUDA_ATTN_SEGMENT + j, b.kv_head);
+        s.offsets[j] = kv_key_offset<T>(c.kv, table, b.first_key + j, b.kv_head);
         if constexpr (kv_traits<T>::SCALED) {
-            const struct kv_paged_row r = kv_key_row(c.kv, table, b.segment * CUDA_ATTN_SEGMENT + j,
-                                                     b.kv_head);
+            const struct kv_paged_row r = kv_key_row(c.kv, table, b.first_key + j, b.kv_head);
             const char *scale = (const char *)c.kv.data + kv_scale_offset<T>(c.kv, r);
             s.scales[j] = load_scale(scale);
             s.scales[CUDA_ATTN_SEGMENT + j] = load_scale(scale +
@@ -285,7 +285,7 @@ static __device__ __forceinline__ void attn_decode_finish(const struct attn_deco
                                                           float acc[HEADS][CHUNK])
 {
     const int tid = (int)threadIdx.x, groups = ATTN_DECODE_THREADS / b.v_stride;
-    const bool whole = b.row.pos < CUDA_ATTN_SEGMENT;
+    const bool whole = b.row.pos < b.row.per_segment;
     UNROLL for (int h = 0; h < HEADS; h++)
     {
         if (h >= b.n_heads) return;

@@ -97,7 +97,7 @@ static __device__ __forceinline__ void attn_mma_locate_keys(const struct attn_de
 {
     const int32_t *table = c.list.tables + c.list.seqs[b.row.seq].table;
     for (int j = (int)threadIdx.x; j < b.n_keys; j += ATTN_MMA_THREADS) {
-        const int pos = b.segment * CUDA_ATTN_SEGMENT + j;
+        const int pos = b.first_key + j;
         if constexpr (kv_traits<T>::SCALED)
             attn_mma_key_rows<T, DIM>()[j] = kv_key_row(c.kv, table, pos, b.kv_head);
         else
@@ -459,7 +459,7 @@ static __device__ __forceinline__ void attn_mma_finish(const struct attn_decode_
     for (int i = (int)threadIdx.x; i < n_rows * b.n_heads * (DIM / 4); i += ATTN_MMA_THREADS) {
         const int pair = i / (DIM / 4), d = i % (DIM / 4) * 4;
         const struct cuda_attn_row row = c.list.rows[b.list_row + pair / b.n_heads];
-        const bool whole = row.pos < CUDA_ATTN_SEGMENT;
+        const bool whole = row.pos < row.per_segment;
         const size_t n_heads = (size_t)c.n_heads, head = (size_t)(b.head + pair % b.n_heads);
         float top = -INFINITY, l = 0;
         float4 o = make_float4(0, 0, 0, 0);

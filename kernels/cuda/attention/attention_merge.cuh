@@ -41,7 +41,7 @@ static __device__ __forceinline__ struct merge_span span_of(const struct merge_c
     const bool by_item = c.list.which != ATTN_ROWS_PREFILL;
     const int before = by_item ? row.segment : 0;
     struct merge_span s;
-    s.n = row.pos / CUDA_ATTN_SEGMENT + 1;
+    s.n = row.pos / row.per_segment + 1;
     s.first = max(0, c.begin - before);
     s.end = min(s.n, c.end - before);
     s.part = by_item ? (size_t)(before + s.first - c.begin)

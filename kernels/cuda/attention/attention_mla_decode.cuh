@@ -64,7 +64,7 @@ static __device__ __forceinline__ void attn_mla_prepare(const struct attn_decode
     const int32_t *table = c.list.tables + c.list.seqs[b.row.seq].table;
     const float *q = c.q + ((size_t)b.row.row * (size_t)c.n_heads + (size_t)b.head) * MLA_LATENT;
     for (int j = (int)threadIdx.x; j < b.n_keys; j += S::THREADS)
-        s.offsets[j] = kv_key_offset<DTYPE_BF16>(c.kv, table, b.segment * CUDA_ATTN_SEGMENT + j, 0);
+        s.offsets[j] = kv_key_offset<DTYPE_BF16>(c.kv, table, b.first_key + j, 0);
     for (int i = (int)threadIdx.x; i < S::MI * 16 * MLA_PIECES; i += S::THREADS) {
         const int pair = i / MLA_PIECES, piece = i % MLA_PIECES;
         float4 x = make_float4(0, 0, 0, 0), y = x;
@@ -221,7 +221,7 @@ static __device__ __forceinline__ void attn_mla_finish(const struct attn_decode_
                                                        const struct attn_mla_shared &s,
                                                        const struct attn_mla_state<S> &t)
 {
-    const bool whole = b.row.pos < CUDA_ATTN_SEGMENT;
+    const bool whole = b.row.pos < b.row.per_segment;
     UNROLL for (int half = 0; half < 2; half++)
     {
         const float l = quad_sum(t.l[half]);
