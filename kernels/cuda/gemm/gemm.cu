@@ -66,11 +66,12 @@ static cudaError_t run_large(cudaStream_t stream, enum gemm_weight_layout layout
                                          : gemm_tiles(stream, layout, c);
 }
 
-/* How many rows a group has is known on the device alone: both kernels are launched, and each
- * leaves the other's groups alone. */
-static cudaError_t run_skinny_and_large(cudaStream_t stream, enum gemm_weight_layout layout,
-                                        gemm_call c)
+/* How many rows a group has is known on the device alone. If most groups have too many for the
+ * skinny kernel, the large one takes all of them: thousands of the other's blocks would find
+ * nothing to do. Otherwise both are launched, and each leaves the other's groups alone. */
+static cudaError_t run_groups(cudaStream_t stream, enum gemm_weight_layout layout, gemm_call c)
 {
+    if (c.n_rows / c.n_groups >= GEMM_SKINNY_ROWS) return run_large(stream, layout, &c);
     c.rows_at_most = GEMM_SKINNY_ROWS;
     const cudaError_t e = gemm_skinny(stream, layout, &c);
     if (e != cudaSuccess) return e;
@@ -153,5 +154,5 @@ cudaError_t gemm_run(cudaStream_t stream, const struct gemm *g)
     if (g->layout == GEMM_F32) return gemm_f32(stream, &c);
     if (g->deterministic) return gemm_tiles(stream, g->layout, &c);
     if (g->n_rows <= GEMM_SKINNY_ROWS) return gemm_skinny(stream, g->layout, &c);
-    return g->begin ? run_skinny_and_large(stream, g->layout, c) : run_large(stream, g->layout, &c);
+    return g->begin ? run_groups(stream, g->layout, c) : run_large(stream, g->layout, &c);
 }

@@ -67,38 +67,50 @@ struct gemm_rows {
     int32_t group, begin, n; /* rows begin .. begin + n of x and y; none: n is 0 */
 };
 
-/* All rows of a group, if they are this kernel's. EARLY, in all of these: called before
- * grid_dependency_sync(), so `begin` may still have old values; the result is a guess with an
- * existing group. It is read past L1, which must not keep it. */
+/* All rows of a group, begin .. end, if they are this kernel's. EARLY, in all of these: called
+ * before grid_dependency_sync(), so `begin` may still have old values; the result is a guess with
+ * an existing group. It is read past L1, which must not keep it. */
 template <bool EARLY>
-static __device__ __forceinline__ gemm_rows rows_of_group(const gemm_call &c, int32_t group)
+static __device__ __forceinline__ gemm_rows rows_between(const gemm_call &c, int32_t group,
+                                                         int32_t begin, int32_t end)
 {
-    gemm_rows r = { group, 0, c.n_rows };
-    if (c.begin) {
-        r.begin = EARLY ? __ldcg(c.begin + group) : c.begin[group];
-        r.n = (int32_t)((unsigned)(EARLY ? __ldcg(c.begin + group + 1) : c.begin[group + 1]) -
-                        (unsigned)r.begin);
-        if (EARLY && (unsigned)r.n > (unsigned)c.n_rows) r.n = 0; /* sums of these stay small */
-    }
+    gemm_rows r = { group, begin, (int32_t)((unsigned)end - (unsigned)begin) };
+    if (EARLY && (unsigned)r.n > (unsigned)c.n_rows) r.n = 0; /* sums of these stay small */
     if (r.n <= c.rows_above || r.n > c.rows_at_most) r.n = 0;
     return r;
 }
 
 enum { GROUPS_PER_LANE = 4 };
 
+/* Where GROUPS_PER_LANE groups from `group` on begin, and where the last ends. All are loaded
+ * before any is used, so that they take one latency; groups past the last are empty. */
+struct gemm_begins {
+    int32_t of[GROUPS_PER_LANE + 1];
+};
+template <bool EARLY>
+static __device__ __forceinline__ gemm_begins begins_of_lane(const gemm_call &c, int32_t group)
+{
+    gemm_begins b;
+#pragma unroll
+    for (int i = 0; i <= GROUPS_PER_LANE; i++) {
+        const int32_t *at = c.begin + min(group + i, c.n_groups);
+        b.of[i] = EARLY ? __ldcg(at) : *at;
+    }
+    return b;
+}
+
 /* The tile-th tile of at most n_tile rows among the lane's groups, from `group` on. *n_tiles: how
  * many tiles these have. */
 template <bool EARLY>
-static __device__ __forceinline__ gemm_rows rows_of_lane(const gemm_call &c, int32_t group,
-                                                         int32_t tile, int32_t n_tile,
-                                                         int32_t *n_tiles)
+static __device__ __forceinline__ gemm_rows rows_of_lane(const gemm_call &c, const gemm_begins &b,
+                                                         int32_t group, int32_t tile,
+                                                         int32_t n_tile, int32_t *n_tiles)
 {
     gemm_rows found = { 0, 0, 0 };
     int32_t before = 0;
 #pragma unroll
     for (int i = 0; i < GROUPS_PER_LANE; i++) {
-        if (group + i >= c.n_groups) break;
-        const gemm_rows r = rows_of_group<EARLY>(c, group + i);
+        const gemm_rows r = rows_between<EARLY>(c, group + i, b.of[i], b.of[i + 1]);
         const int32_t skip = tile - before, n = (r.n + n_tile - 1) / n_tile;
         if (skip >= 0 && skip < n)
             found = gemm_rows{ r.group, r.begin + skip * n_tile, min(r.n - skip * n_tile, n_tile) };
@@ -134,8 +146,9 @@ static __device__ __forceinline__ gemm_rows rows_of_tile(const gemm_call &c, int
     const int32_t lane = (int32_t)(threadIdx.x % WARP);
     for (int32_t first = 0; first < c.n_groups; first += WARP * GROUPS_PER_LANE) {
         const int32_t group = first + lane * GROUPS_PER_LANE;
+        const gemm_begins begins = begins_of_lane<EARLY>(c, group);
         int32_t n_tiles;
-        rows_of_lane<EARLY>(c, group, -1, n_tile, &n_tiles);
+        rows_of_lane<EARLY>(c, begins, group, -1, n_tile, &n_tiles);
         int32_t up_to = n_tiles; /* of groups up to this lane's */
         for (int step = 1; step < WARP; step *= 2) {
             const int32_t before = __shfl_up_sync(0xffffffffu, up_to, (unsigned)step);
@@ -144,8 +157,8 @@ static __device__ __forceinline__ gemm_rows rows_of_tile(const gemm_call &c, int
         const unsigned has = __ballot_sync(0xffffffffu, tile < up_to);
         if (has) {
             const int from = __ffs((int)has) - 1;
-            const gemm_rows r = rows_of_lane<EARLY>(c, group, tile - (up_to - n_tiles), n_tile,
-                                                    &n_tiles);
+            const gemm_rows r = rows_of_lane<EARLY>(c, begins, group, tile - (up_to - n_tiles),
+                                                    n_tile, &n_tiles);
             return gemm_rows{ __shfl_sync(0xffffffffu, r.group, from),
                               __shfl_sync(0xffffffffu, r.begin, from),
                               __shfl_sync(0xffffffffu, r.n, from) };

@@ -43,17 +43,18 @@ static __device__ __forceinline__ float *split_partial(const gemm_call &c, int32
 }
 
 /* After the block's part is written: whether all other parts of the tile are too, so that this
- * block finishes it. Called by all threads. */
+ * block finishes it. Called by all threads. The barriers order the other threads' parts before and
+ * after the one atomic, which publishes and acquires for the block: a fence by every thread would
+ * cost as much as the tile's last loads. */
 static __device__ __forceinline__ bool is_last_split(const gemm_call &c, int32_t tile)
 {
     __shared__ unsigned before;
-    __threadfence();
     __syncthreads();
     if (threadIdx.x == 0)
-        before = atomicInc((unsigned *)c.scratch + c.fused_index * SPLIT_K_TILES_MAX + tile,
-                           (unsigned)c.n_splits - 1);
+        before = atomic_inc_acq_rel((unsigned *)c.scratch + c.fused_index * SPLIT_K_TILES_MAX +
+                                        tile,
+                                    (unsigned)c.n_splits - 1);
     __syncthreads();
-    __threadfence();
     return before == (unsigned)c.n_splits - 1;
 }
 

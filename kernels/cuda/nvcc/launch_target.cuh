@@ -196,6 +196,18 @@ static __device__ __forceinline__ unsigned permute_bytes(unsigned a, unsigned b)
     return d;
 }
 
+/* atomicInc that releases what the thread's block did before a barrier and acquires what earlier
+ * callers released, at the scope of the GPU. */
+static __device__ __forceinline__ unsigned atomic_inc_acq_rel(unsigned *p, unsigned last)
+{
+    unsigned before;
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(p), "r"(last)
+                 : "memory");
+    return before;
+}
+
 /* Words by which kernels of several GPUs synchronise: acquire load and release store at system
  * scope. */
 static __device__ __forceinline__ unsigned load_acquire_system(const unsigned *p)

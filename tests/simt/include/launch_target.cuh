@@ -87,6 +87,7 @@ template <unsigned SELECTOR> static inline unsigned permute_bytes(unsigned a, un
     }
     return d;
 }
+static inline unsigned atomic_inc_acq_rel(unsigned *p, unsigned last) { return atomicInc(p, last); }
 static inline unsigned load_acquire_system(const unsigned *p)
 {
     return __atomic_load_n(p, __ATOMIC_ACQUIRE);
