@@ -474,8 +474,8 @@ TEST(gemm_batches_have_the_same_bits)
     }
 }
 
-/* F32 splits k in one of two ways, depending on the matrix, each with three tile shapes. The bits
- * of a row do not depend on the tile shape. */
+/* F32 splits k in one of two ways, depending on the matrix, each with three tile shapes, and one has
+ * a kernel through shared memory. The bits of a row do not depend on any of these. */
 TEST(gemm_f32_rows_have_the_same_bits_alone)
 {
     need_gpu();
@@ -493,6 +493,26 @@ TEST(gemm_f32_rows_have_the_same_bits_alone)
             const trial t = try_product(p);
             for (size_t row : { (size_t)0, p.n_rows / 2, p.n_rows - 1 }) check_alone(t, row);
         }
+}
+
+/* Many rows of a narrow matrix, as of a router, through shared memory: ends in the middle of tiles
+ * and of a step, gathered rows, and groups. */
+TEST(gemm_f32_staged_rows_have_the_same_bits_alone)
+{
+    need_gpu();
+    for (int i = 0; i < 2; i++) {
+        product p;
+        p.layout = GEMM_F32, p.n_rows = 64 * 19 + 3, p.n_out = 50, p.n_in = i ? 1033 : 1029;
+        p.bias = true, p.gathered = i == 1;
+        if (i == 1) p.groups = { 700, 0, 1, 518 };
+        const trial t = try_product(p);
+        for (size_t row : { (size_t)0, (size_t)70, (size_t)699, p.n_rows - 1 }) {
+            trial one = t;
+            one.w = { t.w[i == 0 || row < 700 ? 0 : 3] };
+            one.begin.clear();
+            check_alone(one, (i == 1 ? FIRST_ROW : 0) + row);
+        }
+    }
 }
 
 /* The rows of a group have the bits that a call for its matrix alone gives. */
@@ -664,7 +684,8 @@ TEST_MAIN(CASE_T(gemm_f32_equals_a_plain_loop, 250), CASE_T(gemm_bf16_equals_a_p
           CASE_T(gemm_groups, 250), CASE_T(gemm_groups_of_all_rows, 250), CASE_T(gemm_slices, 250),
           CASE_T(gemm_batches_have_the_same_bits, 250),
           CASE_T(gemm_rows_have_the_same_bits_alone, 250),
-          CASE_T(gemm_f32_rows_have_the_same_bits_alone, 250), CASE(gemm_many_rows),
+          CASE_T(gemm_f32_rows_have_the_same_bits_alone, 250),
+          CASE_T(gemm_f32_staged_rows_have_the_same_bits_alone, 250), CASE(gemm_many_rows),
           CASE(gemm_deterministic_groups_have_the_bits_of_single_products),
           CASE(gemm_nan_stays_in_its_row), CASE(gemm_f8_keeps_nan), CASE(gemm_every_stored_number),
           CASE_T(gemm_every_f16, 250), CASE(gemm_silu_stays_finite_in_f16),

@@ -4,11 +4,7 @@
  * two depends only on the matrix, and all tile shapes add in the same order, so a row's bits do not
  * depend on how many rows are computed together. docs/kernels.md has the order and the bounds.
  * Thread: device; gemm_f32: engine. */
-#include "kernels/cuda/gemm/gemm_call.cuh"
-
-enum { F32_LANES = 8, F32_QUAD = 4, F32_STEP = F32_LANES * F32_QUAD };
-/* most columns, least n_in, and the warps that then split k */
-enum { F32_NARROW = 512, F32_LONG = 1024, F32_SPLIT_K_WARPS = 16 };
+#include "kernels/cuda/gemm/gemm_f32_staged.cuh"
 
 /* A thread has PER_ROWS by PER_COLUMNS of y for its k's. The 4 groups of 8 lanes of a warp are
  * arranged ACROSS side by side, the others below each other; K_WARPS of a block's warps split k,
@@ -106,14 +102,6 @@ static __device__ __forceinline__ float4 read_w(const f32_operands<T> &p, int j,
 {
     const unsigned column = min((unsigned)j, p.w_columns);
     return __ldg((const float4 *)(p.w + (size_t)column * p.row_bytes) + k / F32_QUAD);
-}
-
-static __device__ __forceinline__ float multiply_quad(float sum, const float4 &w, const float4 &x)
-{
-    sum = __fmaf_rn(w.x, x.x, sum);
-    sum = __fmaf_rn(w.y, x.y, sum);
-    sum = __fmaf_rn(w.z, x.z, sum);
-    return __fmaf_rn(w.w, x.w, sum);
 }
 
 template <class T> struct f32_sums {
@@ -270,7 +258,8 @@ cudaError_t gemm_f32(cudaStream_t stream, const struct gemm_call *c)
 {
     enum { K = F32_SPLIT_K_WARPS };
     if (c->x_stride > UINT32_MAX || c->row_bytes > UINT32_MAX) return cudaErrorInvalidValue;
-    if (c->n_out <= F32_NARROW && c->n_in >= F32_LONG)
+    if (f32_staged_supports(*c)) return f32_staged_run(stream, *c);
+    if (f32_splits_k((size_t)c->n_out, (size_t)c->n_in))
         return run_fitting<f32_tile<K, 1, 1, 1, 1, 4, 4>, f32_tile<K, 1, 1, 8, 1, 4, 1>,
                            f32_tile<K, 1, 1, 4, 8, 2, 1>>(stream, *c);
     return run_fitting<f32_tile<1, 1, 4, 1, 1, 4, 8>, f32_tile<1, 1, 4, 8, 1, 4, 2>,
