@@ -1,0 +1,352 @@
+"""The launches of a step, with what each must read and compute, its blocks, and the time that model_time.py's constants give it.
+
+A mirror of the launch formulas in kernels/cuda (gemm.cu, gemm_skinny.cu, gemm_tiles.cu, gemm_sm90.cu, gemm_f32.cu, moe_route.cu,
+attention/attention.cu, cuda_matmul.c) and of the order of ops in shared/model. Where a kernel changes its grid, its function here does. Only
+what decides about time is there: no biases, no tensor parallelism, KV in bf16."""
+from model_shapes import F8_BLOCK, STEP, blocks_for, experts_of_rows, up
+
+SKINNY_ROWS, SKINNY_W_ROWS, SKINNY_SPAN, SKINNY_BLOCKS_WANTED, SPLIT_MAX = 16, 16, 128, 256, 8
+CUBLASLT_ROWS, SM90_ROWS, SM90_TILE, SMS_USUAL, SEGMENT = 128, 65, 128, 128, 512
+MOE_ROWS, MOE_ELEMENTS = 2048, 64 << 20  # ffn_moe.c: rows of a piece of a prompt
+RANGE_ROWS = 256  # attention_mla.c
+# gemm_tiles.cu's shapes: rows, columns, blocks per SM
+TILES = [(128, 128, 1), (64, 128, 2), (64, 64, 4), (32, 128, 2), (32, 32, 4)]
+
+
+class Launch:
+    """n launches of a kernel with the same arguments. us: of one. must: bytes of weights and KV, without intermediate results."""
+
+    def __init__(self, kernel, op, what, us, bytes=0, flops=0, must=0, blocks=0, working=None, bound='', n=1):
+        self.kernel, self.op, self.what, self.us, self.bytes, self.flops, self.must = kernel, op, what, us, bytes, flops, must
+        self.blocks, self.working, self.bound, self.n = blocks, blocks if working is None else working, bound, n
+
+
+def longest(g, **parts):
+    """(us of a kernel with the gap before it, what binds it); parts in seconds."""
+    bound = max(parts, key=parts.get)
+    if parts[bound] * 1e6 <= g.floor_us:
+        return g.gap_us + g.floor_us, 'launch'
+    return g.gap_us + parts[bound] * 1e6, bound
+
+
+def small(g, kernel, op, what, bytes, us=0, blocks=1, n=1):
+    """A kernel of rows: it reads and writes them, and takes `us` at least."""
+    t, bound = longest(g, memory=bytes / g.read, latency=us * 1e-6)
+    return Launch(kernel, op, what, t, bytes, blocks=blocks, bound=bound, n=n)
+
+
+# ---- products ----
+
+class Groups:
+    """Rows of the groups of a product: how many there are with a given number of rows. One group has all rows; experts have random ones."""
+
+    def __init__(self, rows, n_experts=0, n_used=0):
+        self.slots, self.n_groups, self.begin = rows * (n_used or 1), n_experts or 1, n_experts > 0
+        self.p = experts_of_rows(n_experts, n_used, rows) if self.begin else [0.0] * rows + [1.0]
+
+    def count(self, above=0, at_most=1 << 30):
+        """Expected groups with above < rows <= at_most."""
+        return self.n_groups * sum(self.p[above + 1:at_most + 1])
+
+    def tiles(self, rows, above=0, at_most=1 << 30):
+        """Expected tiles of so many rows of these groups."""
+        return self.n_groups * sum(blocks_for(i, rows) * p for i, p in enumerate(self.p) if above < i <= at_most)
+
+    def rows(self, above=0, at_most=1 << 30):
+        return self.n_groups * sum(i * p for i, p in enumerate(self.p) if above < i <= at_most)
+
+    def tiles_at_most(self, rows, above=0):
+        if not self.begin:
+            return blocks_for(self.slots, rows)
+        return self.slots // rows + min(self.slots // (above + 1), self.n_groups)
+
+    def usual(self):
+        return blocks_for(self.slots, self.n_groups)
+
+
+def n_splits(w, groups, columns, wanted, k_least):
+    tiles = blocks_for(w.n_out, columns)
+    if groups.begin or tiles >= wanted:
+        return 1
+    return max(1, min(blocks_for(wanted, tiles), w.n_in_padded // k_least, SPLIT_MAX))
+
+
+def row_bytes(w, rows, x=2, y=4):
+    return rows * (w.n_in * x + (w.n_out // 2 * 2 if w.paired else w.n_out * y))
+
+
+def waves_s(g, blocks, resident, payload):
+    """Rounds of blocks, each of which begins with what all have: finding its rows, reading x, its first loads' latency."""
+    return max(1.0, blocks / resident) * (g.block_us * 1e-6 + payload / g.block_read) if blocks else 0.0
+
+
+def skinny(g, w, groups, what, op='matmul', at_most=1 << 30):
+    split = n_splits(w, groups, SKINNY_W_ROWS, SKINNY_BLOCKS_WANTED, 8 * SKINNY_SPAN)
+    tiles, used = blocks_for(w.n_out, SKINNY_W_ROWS), groups.count(0, at_most)
+    launched = min(groups.slots, groups.n_groups) if groups.begin else 1
+    rows, must = groups.rows(0, at_most), used * w.bytes
+    t, bound = longest(g, memory=(must + row_bytes(w, rows)) / g.read - g.prefetch_us * 1e-6,
+                       blocks=waves_s(g, tiles * used * split, 2 * g.n_sms, SKINNY_W_ROWS * w.row_bytes / split),
+                       empty=tiles * (launched - used) / (2 * g.n_sms) * g.empty_us * 1e-6)
+    return Launch('skinny', op, what, t, must + row_bytes(w, rows), w.flops(rows), must, tiles * launched * split, tiles * used * split, bound)
+
+
+def skinny_fused(g, matrices, rows, what):
+    groups = Groups(rows)
+    splits = [n_splits(w, groups, SKINNY_W_ROWS, SKINNY_BLOCKS_WANTED, 8 * SKINNY_SPAN) for w in matrices]
+    tiles = [blocks_for(w.n_out, SKINNY_W_ROWS) for w in matrices]
+    working = sum(n * s for n, s in zip(tiles, splits))
+    must, moved = sum(w.bytes for w in matrices), sum(w.bytes + row_bytes(w, rows) for w in matrices)
+    payload = max(SKINNY_W_ROWS * w.row_bytes / s for w, s in zip(matrices, splits))
+    t, bound = longest(g, memory=moved / g.read - g.prefetch_us * 1e-6, blocks=waves_s(g, working, 2 * g.n_sms, payload))
+    return Launch('skinny_fused', 'matmul', what, t, moved, sum(w.flops(rows) for w in matrices), must, sum(tiles) * max(splits), working, bound)
+
+
+def tiles(g, w, groups, what, op='matmul', above=0):
+    """mma.sync tiles (gemm_tiles.cu)."""
+    split, usual = 1, groups.usual()
+    fits = [t for t in TILES[:-1] if 2 * usual > t[0] and blocks_for(groups.slots, t[0]) * blocks_for(w.n_out, t[1]) >= SMS_USUAL]
+    rows, columns, per_sm = fits[0] if fits else TILES[-1]
+    if not groups.begin and groups.slots <= 64:
+        rows, columns, per_sm = TILES[3] if groups.slots <= 32 else TILES[1]
+        split = n_splits(w, groups, 128, SMS_USUAL, 8 * STEP)
+    across, working = blocks_for(w.n_out, columns), groups.tiles(rows, above)
+    launched, must, n = groups.tiles_at_most(rows, above) * across * split, groups.count(above) * w.bytes, groups.rows(above)
+    t, bound = longest(g, memory=(must + row_bytes(w, n)) / g.read, products=2.0 * working * rows * across * columns * w.n_in / (g.bf16 * g.mma_share),
+                       l2=working * across * (rows * w.n_in * 2 + columns * w.row_bytes) / g.l2,
+                       blocks=waves_s(g, working * across * split, per_sm * g.n_sms, columns * w.row_bytes / split),
+                       empty=max(0, launched - working * across * split) / (per_sm * g.n_sms) * g.empty_us * 1e-6)
+    return Launch('tiles', op, what, t, must + row_bytes(w, n), w.flops(n), must, launched, working * across * split, bound)
+
+
+def sm90_fits(g, w, groups, f8_x):
+    usual = groups.slots // groups.n_groups
+    tiles_ = groups.tiles_at_most(SM90_TILE) * blocks_for(w.n_out, 128)
+    return (w.layout == 'bf16' or f8_x) and usual >= SM90_ROWS and 2 * tiles_ >= g.n_sms and w.n_in_padded >= 128
+
+
+def sm90(g, w, groups, what, op='matmul', above=0):
+    """wgmma tiles of 128 rows (gemm_sm90.cu, gemm_sm90_f8.cu): persistent blocks."""
+    f8 = w.layout == 'f8'
+    across = {c: blocks_for(w.n_out, c) for c in (128, 256)}
+    at_most, working = groups.tiles_at_most(SM90_TILE, above), groups.tiles(SM90_TILE, above)
+    wide, narrow = blocks_for(at_most * across[256], g.n_sms) * 2, blocks_for(at_most * across[128], g.n_sms)
+    columns = 256 if not f8 and wide * 9 <= narrow * 10 else 128
+    n_tiles, n = working * across[columns], groups.rows(above)
+    rounds = max(1.0, n_tiles / g.n_sms if n_tiles > 4 * g.n_sms else float(blocks_for(n_tiles, g.n_sms)))
+    rate = g.fp8 * g.fp8_share if f8 else g.bf16 * g.wgmma_share
+    of_tile = 2.0 * SM90_TILE * columns * w.n_in / (rate / g.n_sms) + g.tile_us * 1e-6
+    in_l2 = (SM90_TILE + columns) * w.n_in * (1 if f8 else 2) * n_tiles / g.l2
+    must = groups.count(above) * w.bytes
+    t, bound = longest(g, memory=(must + row_bytes(w, n)) / g.read, products=rounds * of_tile, l2=in_l2)
+    launched = min(at_most * across[columns], g.n_sms)
+    return Launch('sm90_f8' if f8 else 'sm90', op, what, t, must + row_bytes(w, n), w.flops(n), must, launched, min(launched, n_tiles), bound)
+
+
+def cublaslt(g, w, rows, what):
+    n_tiles = blocks_for(rows, 128) * blocks_for(w.n_out, 256)
+    share = n_tiles / (blocks_for(n_tiles, g.n_sms) * g.n_sms)
+    moved = w.bytes + row_bytes(w, rows)
+    t, bound = longest(g, memory=moved / g.read, products=w.flops(rows) / (g.bf16 * max(share, 0.5)))
+    return Launch('cublasLt', 'matmul', what, t, moved, w.flops(rows), w.bytes, bound=bound)
+
+
+def wants_f8(g, w, groups):
+    return w.layout == 'f8' and groups.slots > SKINNY_ROWS and sm90_fits(g, w, groups, True)
+
+
+def product(g, w, groups, what, op='matmul', captured=False):
+    """gemm_run: the launches of one product."""
+    if not groups.begin and groups.slots >= CUBLASLT_ROWS and w.layout == 'bf16' and not w.paired and not captured:
+        return [cublaslt(g, w, groups.slots, what)]
+    if wants_f8(g, w, groups):
+        return [sm90(g, w, groups, what, op)]
+    if groups.slots <= SKINNY_ROWS:
+        return [skinny(g, w, groups, what, op)]
+    large = sm90 if sm90_fits(g, w, groups, False) else tiles
+    if not groups.begin:
+        return [large(g, w, groups, what, op)]
+    return [skinny(g, w, groups, what, op, SKINNY_ROWS), large(g, w, groups, what, op, SKINNY_ROWS)]
+
+
+def f32(g, w, rows, what):
+    """gemm_f32.cu, narrow and long: routers."""
+    r, c = (1, 4) if rows == 1 else (8, 4)
+    if rows > 8 and blocks_for(rows, 8) * blocks_for(w.n_out, 16) >= 64:
+        r, c = 8, 16
+    blocks = blocks_for(rows, r) * blocks_for(w.n_out, c)
+    moved = w.bytes + rows * (w.n_in + w.n_out) * 4
+    t, bound = longest(g, memory=moved / g.read, l2=blocks * (r + c) * w.n_in * 4 / g.l2, products=w.flops(rows) / g.f32,
+                       blocks=waves_s(g, blocks, g.n_sms, c * w.row_bytes / 2))
+    return Launch('f32', 'matmul', what, t, moved, w.flops(rows), w.bytes, blocks, None, bound)
+
+
+def inputs(g, w, rows, what, n=None, norm=True, x=4):
+    """prepare_inputs: rows of f32 become what the product takes."""
+    n = n or w.n_in
+    return small(g, 'prepare_inputs', 'matmul', what, rows * n * (x + (1 if w.layout == 'f8' and rows > SKINNY_ROWS else 2)), 0.5 if norm else 0.0, rows)
+
+
+# ---- attention ----
+
+def append(g, m, rows):
+    heads = m.n_heads + 2 * m.n_kv_heads
+    return small(g, 'append', 'rope, kv_append', '', rows * (heads * m.head_dim * 4 * 2 + m.kv_token_bytes), 0.5, rows * heads)
+
+
+def merge(g, m, rows, n_segments, v_dim):
+    rounds = blocks_for(n_segments, 8)
+    part = rows * n_segments * m.n_heads * (v_dim + 2) * 4
+    return small(g, 'merge', 'attention', '', part, 0.5 + rounds * g.merge_round_us, rows * m.n_heads)
+
+
+def attention_decode(g, m, rows, context):
+    """A block for each 512 keys of a KV head (all heads, of latents)."""
+    n_segments, heads = blocks_for(context, SEGMENT), 1 if m.latent else m.n_kv_heads
+    dims = m.latent * 2 + m.rope if m.latent else 2 * m.head_dim
+    must, units = rows * context * m.kv_token_bytes, rows * n_segments * heads
+    flops = 2.0 * rows * context * m.n_heads * dims
+    resident, payload = 2 * g.n_sms, min(context, SEGMENT) * m.kv_token_bytes / heads
+    q = rows * m.n_heads * dims * 4
+    # A unit that ends lets its block begin the next one's loads only then: the ring drains.
+    t, bound = longest(g, memory=(must + q) / g.read + g.ramp_us * 1e-6, products=flops / (g.bf16 * g.mma_share),
+                       blocks=max(1.0, units / resident) * (g.unit_us * 1e-6 + payload / g.unit_read))
+    out = [Launch('attend_mla' if m.latent else 'attend_mma', 'attention', '', t, must + q, flops, must, min(units, resident), None, bound)]
+    return out + ([merge(g, m, rows, n_segments, m.latent or m.head_dim)] if n_segments > 1 else [])
+
+
+def attention_prefill(g, m, rows, begin):
+    """Tiles of mma.sync (attention_prefill.cuh); latents: the absorbed path, whose rows read their keys one by one from L2."""
+    pairs = rows * begin + rows * (rows + 1) / 2
+    if m.latent:
+        flops = 2.0 * pairs * m.n_heads * (2 * m.latent + m.rope)
+        keys, n = pairs * m.kv_token_bytes, blocks_for(rows, RANGE_ROWS)
+        t, bound = longest(g, l2=keys / n / g.l2, products=flops / n / (g.bf16 * g.attention_share))
+        return [Launch('attend_mla', 'attention', '', t, keys / n / RANGE_ROWS, flops / n, bound=bound, n=n),
+                merge(g, m, min(rows, RANGE_ROWS), blocks_for(begin + rows, SEGMENT) / 2, m.latent)]
+    flops, moved = 2.0 * pairs * m.n_heads * 2 * m.head_dim, (begin + rows) * m.kv_token_bytes + rows * m.n_heads * m.head_dim * 8
+    t, bound = longest(g, memory=moved / g.read, products=flops / (g.bf16 * g.attention_share))
+    blocks = blocks_for(rows * m.n_heads // m.n_kv_heads, 128) * m.n_kv_heads
+    return [Launch('attend_tiles', 'attention', '', t, moved, flops, (begin + rows) * m.kv_token_bytes, blocks, None, bound)]
+
+
+# ---- a step ----
+
+class Step:
+    """A step of decode (rows sequences of `context` tokens) or prefill (one prompt of `context` tokens)."""
+
+    def __init__(self, m, rows, context, prefill=False):
+        self.m, self.rows, self.context, self.prefill = m, context if prefill else rows, context, prefill
+        self.captured = not prefill
+
+    def name(self):
+        return f'prefill of {self.context} tokens' if self.prefill else f'decode of {self.rows} at {self.context}'
+
+
+def together(matrices):
+    return ' + '.join(w.what() for w in matrices)
+
+
+def projections(g, s, matrices):
+    what = together(matrices)
+    if s.rows <= SKINNY_ROWS and all(w.n_in_padded % SKINNY_SPAN == 0 for w in matrices):
+        return [skinny_fused(g, matrices, s.rows, what)]
+    return [x for w in matrices for x in product(g, w, Groups(s.rows), what, captured=s.captured)]
+
+
+def heads_product(g, s, w, what, rows):
+    """One product of all heads of MLA: each has its own columns."""
+    m = s.m
+    moved = m.n_heads * w.bytes + rows * m.n_heads * (w.n_in * 2 + w.n_out * 4)
+    flops, blocks = m.n_heads * w.flops(rows), m.n_heads * blocks_for(rows, 64 if rows > 16 else 16) * blocks_for(w.n_out, 128 if rows > 16 else 16)
+    t, bound = longest(g, memory=moved / g.read, products=flops / (g.bf16 * g.mma_share), blocks=waves_s(g, blocks, 2 * g.n_sms, 16 * w.row_bytes))
+    return Launch('skinny' if rows <= 16 else 'tiles', 'matmul', what, t, moved, flops, m.n_heads * w.bytes, blocks, None, bound)
+
+
+def latent_layer(g, s):
+    m, part = s.m, min(s.rows, RANGE_ROWS)
+    n = blocks_for(s.rows, RANGE_ROWS)
+    q = m.n_heads * (m.nope + m.rope)
+    out = [inputs(g, m.qkv[0], s.rows, together(m.qkv)), *projections(g, s, m.qkv),
+           small(g, 'norm', 'rms_norm', '', s.rows * m.latent * 8, 0.5, s.rows), small(g, 'rope', 'rope', '', s.rows * (m.n_heads + 1) * m.rope * 8),
+           append(g, m, s.rows)]
+    for w, what in ((m.k_up, 'up'), (m.v_up, 'down')):
+        some = [inputs(g, w, part, what, m.n_heads * w.n_in, norm=False), heads_product(g, s, w, f'{m.n_heads} heads: {w.what()}', part)]
+        if w is m.k_up:
+            some.append(small(g, 'copy_rows', 'copy_rows', '', part * m.n_heads * m.rope * 8))
+            some += attention_prefill(g, m, s.rows, 0) if s.prefill else attention_decode(g, m, s.rows, s.context)
+        for x in some:
+            if x.op != 'attention' or x.kernel == 'merge':
+                x.n = n
+        out += some
+    assert q == m.qkv[0].n_out
+    return out + [inputs(g, m.o, s.rows, m.o.what(), norm=False), *product(g, m.o, Groups(s.rows), m.o.what(), captured=s.captured)]
+
+
+def heads_layer(g, s):
+    m = s.m
+    attend = attention_prefill(g, m, s.rows, 0) if s.prefill else attention_decode(g, m, s.rows, s.context)
+    return [inputs(g, m.qkv[0], s.rows, together(m.qkv)), *projections(g, s, m.qkv), append(g, m, s.rows), *attend,
+            inputs(g, m.o, s.rows, m.o.what(), norm=False), *product(g, m.o, Groups(s.rows), m.o.what(), captured=s.captured)]
+
+
+def ready(g, w, rows, groups):
+    """What the product before left in bf16 is quantised again if this one takes e4m3."""
+    return [inputs(g, w, rows, w.what(), norm=False, x=2)] if wants_f8(g, w, groups) else []
+
+
+def dense_layer(g, s):
+    m, all_rows = s.m, Groups(s.rows)
+    return [inputs(g, m.gate_up, s.rows, m.gate_up.what()), *product(g, m.gate_up, all_rows, m.gate_up.what(), captured=s.captured),
+            *ready(g, m.down, s.rows, all_rows), *product(g, m.down, all_rows, m.down.what(), captured=s.captured)]
+
+
+def route(g, m, rows):
+    moved, choices = rows * m.n_experts * 4, rows * m.n_used
+    if rows <= 32:
+        return [small(g, 'route_one_block', 'route', '', moved, g.route_us)]
+    out = [small(g, 'route', 'route', '', moved, g.route_us, blocks_for(rows, 4))]
+    if choices <= 1024:
+        return out + [small(g, 'sort', 'route', '', choices * 8, g.route_us)]
+    return out + [small(g, 'expert_begins', 'route', '', choices * 4, choices / 256 * g.sort_step_us),
+                  small(g, 'slots', 'route', '', choices * 12, choices / 256 * g.slot_step_us, m.n_experts)]
+
+
+def sparse_layer(g, s):
+    """Routed experts, in pieces of rows."""
+    m = s.m
+    most = min(MOE_ROWS, MOE_ELEMENTS // (m.n_used * max(m.hidden, m.expert_down.n_in)))
+    rows = min(s.rows, most)
+    groups, all_rows = Groups(rows, m.n_experts, m.n_used), Groups(rows)
+    gate_up, down = m.expert_gate_up, m.expert_down
+    out = [small(g, 'norm', 'rms_norm', '', rows * m.hidden * 8, 0.5, rows), f32(g, m.router, rows, m.router.what()), *route(g, m, rows),
+           inputs(g, gate_up, rows, 'experts', norm=False)]
+    if m.shared:
+        out += product(g, m.shared[0], all_rows, m.shared[0].what(), captured=s.captured)
+    out += product(g, gate_up, groups, 'gate_up ' + gate_up.what(), captured=s.captured)
+    if m.shared:
+        out += [*ready(g, m.shared[1], rows, all_rows), *product(g, m.shared[1], all_rows, m.shared[1].what(), captured=s.captured)]
+    out += [*ready(g, down, groups.slots, groups), *product(g, down, groups, 'down ' + down.what(), captured=s.captured),
+            small(g, 'combine', 'combine', '', rows * m.hidden * 4 * (m.n_used + 2), 0.3, blocks_for(rows * m.hidden, 256))]
+    for x in out[out.index(next(x for x in out if x.kernel == 'f32')) + 1:]:
+        if x.op == 'matmul' or x.op == 'combine':
+            x.op = 'experts'
+    for x in out:
+        x.n *= s.rows / rows
+    return out
+
+
+def layers(g, s):
+    """[(how many layers, their launches)]"""
+    m = s.m
+    attend = latent_layer if m.latent else heads_layer
+    out = [(m.n_dense, attend(g, s) + dense_layer(g, s))] if m.n_dense else []
+    return out + ([(m.n_sparse, attend(g, s) + sparse_layer(g, s))] if m.n_sparse else [])
+
+
+def ends(g, s):
+    """The embedding, the head and the choice of tokens."""
+    m, n = s.m, 1 if s.prefill else s.rows
+    out = [small(g, 'embed', 'embed', '', s.rows * m.hidden * 6, 0, s.rows), inputs(g, m.head, n, m.head.what()),
+           *product(g, m.head, Groups(n), m.head.what(), captured=s.captured)]
+    return out + [small(g, 'argmax', 'sample', '', n * m.vocab * 4, 2.0, n)]
