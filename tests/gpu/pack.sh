@@ -58,5 +58,6 @@ git describe --always --dirty >"$to/commit" 2>/dev/null || echo unknown >"$to/co
 tar -C "$to" --sort=name -c . | xz -T1 --lzma2=preset=6,dict=64MiB >"$archive"
 bytes() { find "$@" -type f -printf '%s\n' | awk '{ n += $1 } END { print n }'; }
 data=$(bytes tests/data) packed=$(bytes "$archive")
+echo "tests for a GPU: ${tests[*]}"
 echo "$archive: $(ls "$to/bin" | wc -l) programs, ${#tests[@]} of them tests, $(find "$to/lib" -type f | wc -l) libraries, $((packed / 1000)) kB; with tests/data $(((packed + data) / 1000000)) MB of $most_mb"
 [ $((packed + data)) -le $((most_mb * 1000000)) ] || fail "that is too much to carry"
