@@ -116,11 +116,11 @@ uint64_t kvt_plan_range_bytes(const struct kvt_head_slice *v, uint32_t n_tokens,
            kvt_head_slice_bytes(v, last);
 }
 
-uint32_t kvt_plan_batch(const struct kvt_head_slice *v, uint32_t n, uint64_t bytes)
+uint32_t kvt_plan_batch(const struct kvt_head_slice *v, uint32_t n, uint64_t bytes, uint32_t most)
 {
     uint64_t fit = bytes / kvt_head_slice_bytes(v, v->layout->block_tokens);
     if (fit < 1) fit = 1;
-    if (fit > KVT_BATCH_PIECES) fit = KVT_BATCH_PIECES;
+    if (fit > most) fit = most;
     return n < fit ? n : (uint32_t)fit;
 }
 
@@ -153,7 +153,7 @@ static struct plan_segment segment_at(const struct kvt_head_slice *v, uint32_t n
 
 uint32_t kvt_plan_max_copies(const struct kv_layout *l)
 {
-    return 2 * (KVT_BATCH_PIECES + kv_layout_n_segments(l)); /* twice: values and scales */
+    return 2 * (KVT_PUT_PIECES + kv_layout_n_segments(l)); /* twice: values and scales */
 }
 
 static uint32_t add_copy(struct kvt_copy *out, uint32_t n, struct kvt_copy c)
@@ -193,7 +193,7 @@ uint32_t kvt_plan_copies(const struct kvt_head_slice *src, const int32_t *src_bl
 {
     const struct plan_layer from = layer_of(src, s.layer), to = layer_of(dst, s.layer);
     uint32_t n = 0;
-    ASSERT(s.n <= KVT_BATCH_PIECES);
+    ASSERT(s.n <= KVT_PUT_PIECES);
     ASSERT(src->n_heads == dst->n_heads);
     for (uint32_t i = s.first; i < s.first + s.n; i++) {
         uint32_t valid = kvt_plan_tokens(dst->layout, n_tokens, i);

@@ -58,8 +58,8 @@ uint64_t kvt_head_slice_bytes(const struct kvt_head_slice *v, uint32_t n_valid);
 uint64_t kvt_plan_range_bytes(const struct kvt_head_slice *v, uint32_t n_tokens,
                               struct kvt_block_range s);
 /* How many of at most n positions fit into one put of about `bytes` bytes (at least 1, at most
- * KVT_BATCH_PIECES). */
-uint32_t kvt_plan_batch(const struct kvt_head_slice *v, uint32_t n, uint64_t bytes);
+ * `most`). */
+uint32_t kvt_plan_batch(const struct kvt_head_slice *v, uint32_t n, uint64_t bytes, uint32_t most);
 /* The most copies that a put from layout l can need, whatever the receiver's layout. */
 uint32_t kvt_plan_max_copies(const struct kv_layout *l);
 /* Copies of a block range from pool `src` to pool `dst` (kvt_plan_direct; slices of as many heads).

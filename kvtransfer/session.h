@@ -24,9 +24,10 @@
 enum {
     /* Bytes of one put: enough to amortise its cost, and they stay in cache for the checksum. */
     KVT_PUT_BYTES = 1 << 20,
-    /* The same between GPUs, where no CPU touches the bytes: 15 us within one GPU, as long as the
-     * host takes for a put; 80 us of NVLink, 600 us of PCIe. */
-    KVT_DEVICE_PUT_BYTES = 32 << 20,
+    /* The same between GPUs, where no CPU touches the bytes: 60 us within one GPU, more than the
+     * host takes for a put; 300 us of NVLink, 2.5 ms of PCIe. With checksums, which the next put
+     * waits for, KVT_BATCH_PIECES pieces. */
+    KVT_DEVICE_PUT_BYTES = 128 << 20,
     /* Bytes of frames on their way into a pool in GPU memory: 32 of 1 MiB, 30 us of PCIe each. */
     KVT_RECV_STAGING_BYTES = 32 << 20,
     /* Puts of one session in flight: at least 32 MiB, more than any link holds (100 GB/s over

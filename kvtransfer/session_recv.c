@@ -382,6 +382,10 @@ static void on_note(struct kvt_core *c, struct kvt_recv *r, const struct kvt_mes
                 "the sender announced pieces that did not arrive");
         return;
     }
+    if (m->n > KVT_BATCH_PIECES && (ops->caps & KVT_CAP_RECEIVER_SCATTERS)) {
+        fail(c, r, ERR_FORMAT, false, "the sender announced more pieces than frames have");
+        return;
+    }
     if (r->sums && m->bytes != sizeof m->sums[0] * m->n) {
         fail(c, r, ERR_FORMAT, false,
              "the sender announced pieces without the checksums it had promised");

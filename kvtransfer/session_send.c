@@ -503,10 +503,11 @@ static bool next_batch(struct kvt_core *c, struct kvt_send *s, uint32_t ready,
                        struct kvt_batch *out)
 {
     uint32_t layer = s->queue[s->q_head];
-    struct kvt_block_range range = { layer, s->cursor[layer],
-                                     kvt_plan_batch(&s->dst, ready, put_bytes(c, s)) };
-    *out = (struct kvt_batch){ .range = range };
     bool on_device = c->send_jobs && (s->sums || must_stage(c, s));
+    const uint32_t most = c->send_jobs && !on_device ? KVT_PUT_PIECES : KVT_BATCH_PIECES;
+    struct kvt_block_range range = { layer, s->cursor[layer],
+                                     kvt_plan_batch(&s->dst, ready, put_bytes(c, s), most) };
+    *out = (struct kvt_batch){ .range = range };
     if (s->direct && !on_device) return true;
     if (on_device ? !prepare(c, s, range) : !convert_batch(c, s, range)) return false;
     *out = s->prepared;

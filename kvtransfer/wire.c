@@ -304,8 +304,9 @@ static bool fields_fit(const struct kvt_wire_message *w)
                  (w->kind == KVT_MSG_OPEN && w->bytes == KVT_OPEN_SUMS) ||
                  (w->kind == KVT_MSG_NOTE && w->bytes == sizeof(uint64_t) * w->n);
     bool status = w->kind == KVT_MSG_STOP || w->kind == KVT_MSG_STOPPED;
-    if (pieces ? (w->n == 0 || w->n > KVT_BATCH_PIECES) : (w->n || w->layer || w->first))
-        return false;
+    const uint16_t most = w->kind == KVT_MSG_NOTE && w->bytes == 0 ? KVT_PUT_PIECES
+                                                                   : KVT_BATCH_PIECES;
+    if (pieces ? (w->n == 0 || w->n > most) : (w->n || w->layer || w->first)) return false;
     if (!bytes && w->bytes) return false;
     if (w->kind == KVT_MSG_DATA && w->bytes == 0) return false;
     if (!status && w->status) return false;

@@ -18,11 +18,13 @@
 #include "shared/kv/kv_layout.h"
 
 enum {
-    KVT_VERSION = 4,
+    KVT_VERSION = 5,
     KVT_TICKET_BYTES = 16,
     /* Pieces of one put and checksums of one NOTE: 1 MiB of 4 KiB pieces; a message stays below
      * 4 KiB. */
     KVT_BATCH_PIECES = 256,
+    /* Pieces of a put between GPUs without checksums: 128 MiB of 128 KiB pieces. */
+    KVT_PUT_PIECES = 1024,
     KVT_MESSAGE_BYTES = 32,
     KVT_MESSAGE_MAX = KVT_MESSAGE_BYTES + 8 * KVT_BATCH_PIECES,
     KVT_PREAMBLE_BYTES = 32,
@@ -95,7 +97,9 @@ struct kvt_message {
     uint32_t session;
     uint64_t generation;
     uint32_t layer, first;
-    uint32_t n; /* DATA, NOTE: 1..KVT_BATCH_PIECES pieces; 0 otherwise */
+    /* DATA, NOTE with checksums: 1..KVT_BATCH_PIECES pieces; NOTE without: 1..KVT_PUT_PIECES; 0
+     * otherwise */
+    uint32_t n;
     /* DATA: of the payload, at least 1; FINISH: in total; NOTE: of the checksums, 8 n or 0 if the
      * transfer has none; OPEN: KVT_OPEN_SUMS or 0; 0 otherwise. */
     uint64_t bytes;

@@ -66,7 +66,7 @@ static void on_copied(void *arg)
     copier_done(p->conn->lt->copier, (struct copier_job){ .put = p, .worker = COPIER_EXTERNAL });
 }
 
-enum { STREAMS = 2, PAIRS_AT_ONCE = 320 };
+enum { STREAMS = 2, PAIRS_AT_ONCE = 1360 };
 
 /* A connection's method_state. */
 struct device_streams {

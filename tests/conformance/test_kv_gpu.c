@@ -80,21 +80,23 @@ static void check_pool(struct node *n, const char *want, const char *what)
 
 static void send_all(struct node *n, uint64_t id, const int32_t *table)
 {
-    for (uint32_t begin = 0; begin < TOKENS; begin += 130)
+    const uint32_t step = n->layout.block_tokens == 1 ? TOKENS : 130;
+    for (uint32_t begin = 0; begin < TOKENS; begin += step)
         for (uint32_t layer = 0; layer < n->layout.n_layers; layer++)
             CHECK_OK(kvt_send_ready_after(n->kvt, id, layer, begin,
-                                          begin + 130 < TOKENS ? begin + 130 : TOKENS, table,
+                                          begin + step < TOKENS ? begin + step : TOKENS, table,
                                           device_record_event(n->device)));
     kvt_send_finish(n->kvt, id);
 }
 
 /* Pairs of GPU pools: another block size, upconverted, narrowed, scales on one side and on both;
- * the same layout, with scales. */
+ * the same layout, with scales; more pieces than a NOTE has checksums. */
 static const struct pool_type POOL_TYPES[][2] = {
     { { DTYPE_BF16, 64 }, { DTYPE_BF16, 16 } }, { { DTYPE_BF16, 16 }, { DTYPE_F32, 64 } },
     { { DTYPE_F32, 32 }, { DTYPE_I8, 64 } },    { { DTYPE_F8_E4M3, 16 }, { DTYPE_BF16, 16 } },
     { { DTYPE_I8, 64 }, { DTYPE_I8, 32 } },     { { DTYPE_I8, 16 }, { DTYPE_F8_E4M3, 64 } },
     { { DTYPE_I8, 64 }, { DTYPE_I8, 64 } },     { { DTYPE_F8_E4M3, 16 }, { DTYPE_F8_E4M3, 16 } },
+    { { DTYPE_BF16, 1 }, { DTYPE_BF16, 1 } },
 };
 
 static void tables(const struct kv_layout *from, const struct kv_layout *to, unsigned seed,

@@ -10,7 +10,7 @@
 #include "kernels/cuda/launch.cuh"
 
 /* copies per launch; chunks per copy: a larger copy loops */
-enum { LIST_SMALL = 160, LIST_MEDIUM = 336, LIST_LARGE = 1360, CHUNKS_MAX = 256 };
+enum { LIST_SMALL = 160, LIST_MEDIUM = 512, LIST_LARGE = 1360, CHUNKS_MAX = 256 };
 enum { COPY_THREADS = 512, COPY_AHEAD = 8, COPY_CHUNK = COPY_THREADS * COPY_AHEAD * 16 };
 enum { BLOCKS_PER_MULTIPROCESSOR = 2, LARGE_ARGUMENTS_DRIVER = 12010 };
 

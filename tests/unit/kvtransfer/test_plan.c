@@ -326,10 +326,11 @@ TEST(plan_batches_by_bytes)
 {
     struct kv_layout l = layout(1000);
     struct kvt_head_slice v = head_slice_all(&l);
-    CHECK_EQ_INT(kvt_plan_batch(&v, 90, 1), 1);
-    CHECK_EQ_INT(kvt_plan_batch(&v, 90, 3 * kv_layout_piece_bytes(&l)), 3);
-    CHECK_EQ_INT(kvt_plan_batch(&v, 2, 3 * kv_layout_piece_bytes(&l)), 2);
-    CHECK_EQ_INT(kvt_plan_batch(&v, 900, UINT64_MAX), KVT_BATCH_PIECES);
+    CHECK_EQ_INT(kvt_plan_batch(&v, 90, 1, KVT_BATCH_PIECES), 1);
+    CHECK_EQ_INT(kvt_plan_batch(&v, 90, 3 * kv_layout_piece_bytes(&l), KVT_BATCH_PIECES), 3);
+    CHECK_EQ_INT(kvt_plan_batch(&v, 2, 3 * kv_layout_piece_bytes(&l), KVT_BATCH_PIECES), 2);
+    CHECK_EQ_INT(kvt_plan_batch(&v, 900, UINT64_MAX, KVT_BATCH_PIECES), KVT_BATCH_PIECES);
+    CHECK_EQ_INT(kvt_plan_batch(&v, 900, UINT64_MAX, KVT_PUT_PIECES), 900);
 }
 
 TEST_MAIN(CASE(plan_counts_blocks_and_valid_tokens),

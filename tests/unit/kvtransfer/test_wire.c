@@ -200,6 +200,8 @@ TEST(wire_message_refuses_fields_of_other_kinds)
         { .kind = KVT_MSG_DATA, .n = 1, .bytes = 0 },
         { .kind = KVT_MSG_DATA, .n = 0, .bytes = 1 },
         { .kind = KVT_MSG_DATA, .n = KVT_BATCH_PIECES + 1, .bytes = 1 },
+        { .kind = KVT_MSG_NOTE, .n = KVT_BATCH_PIECES + 1, .bytes = 8 * (KVT_BATCH_PIECES + 1) },
+        { .kind = KVT_MSG_NOTE, .n = KVT_PUT_PIECES + 1 },
         { .kind = KVT_MSG_NOTE, .n = 1, .bytes = 1 },
         { .kind = KVT_MSG_NOTE, .n = 1, .bytes = 16 },
         { .kind = KVT_MSG_BYE, .session = 1 },
