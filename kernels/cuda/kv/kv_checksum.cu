@@ -2,17 +2,20 @@
  *
  * In the XXH3 specification (github.com/Cyan4973/xxHash, doc/xxhash_spec.md) a long input is blocks
  * of 16 stripes of 64 bytes, and 8 accumulators of 64 bits. What a block adds to the accumulators
- * does not depend on them. So the warps compute these sums, a block each and many at a time, with
- * coalesced loads; then 8 threads add the sums to the accumulators one after the other, with the
- * scramble after each block, a few instructions per KiB. Inputs of at most 240 bytes have separate
- * formulas: one thread. Bound by memory. Thread: device; kv_checksum_run: one per stream. */
+ * does not depend on them. So all warps but the first compute these sums, each of AHEAD blocks whose
+ * loads are in flight together. Meanwhile 8 threads of the first add the sums of the tile before to
+ * the accumulators one after the other, with the scramble after each block: some 40 cycles per KiB,
+ * which no number of threads shortens. Inputs of at most 240 bytes have separate formulas: one
+ * thread. Many pieces are bound by memory, few by that chain. Thread: device; kv_checksum_run: one
+ * per stream. */
 #include "kernels/cuda/kv/kv_checksum.h"
 #include "kernels/cuda/launch.cuh"
 
 enum {
-    SUM_THREADS = 256,
-    SUM_WARPS = SUM_THREADS / WARP,
-    SUM_TILE = 64, /* blocks whose sums are computed before the accumulators add them */
+    SUM_THREADS = 512,
+    SUM_WARPS = SUM_THREADS / WARP - 1, /* all but the one that accumulates */
+    AHEAD = 4,
+    SUM_TILE = SUM_WARPS * AHEAD, /* blocks whose sums are computed before they are accumulated */
     STRIPE = 64,
     STRIPES = 16, /* of a block */
     SUM_BLOCK = STRIPE * STRIPES,
@@ -71,6 +74,7 @@ static __device__ uint64_t read_bytes(const struct copy_stream_checksum_range &p
                                       unsigned n)
 {
     uint64_t v = 0;
+    UNROLL_BY(1)
     for (unsigned i = 0; i < n; i++) v |= (uint64_t)*piece_at(p, at + i) << 8 * i;
     return v;
 }
@@ -186,11 +190,39 @@ static __device__ __forceinline__ uint64_t accumulator_begin(unsigned lane)
     }
 }
 
-/* What stripes 0 .. n - 1 of the block at `at` add to the accumulators. One warp: 4 threads per
- * stripe, 2 accumulators per thread. */
-static __device__ __forceinline__ void block_adds(const struct copy_stream_checksum_range &p,
-                                                  unsigned at, unsigned n, unsigned n_aligned,
-                                                  uint64_t *out)
+/* A thread's part of a block: 16 bytes of stripes i and i + 8. */
+struct block_part {
+    word_pair v[2];
+};
+
+/* One warp reads a block: 4 threads per stripe, 2 accumulators per thread. All stripes, aligned and
+ * not in the tail. ONE_RUN: contiguous. */
+template <bool ONE_RUN>
+static __device__ __forceinline__ block_part read_part(const struct copy_stream_checksum_range &p,
+                                                       unsigned at)
+{
+    at += threadIdx.x % WARP * 16;
+    const unsigned next = at + 8 * STRIPE;
+    const char *base = (const char *)p.at;
+    if (ONE_RUN) return { *(const word_pair *)(base + at), *(const word_pair *)(base + next) };
+    return { *(const word_pair *)piece_at(p, at), *(const word_pair *)piece_at(p, next) };
+}
+
+/* The same of stripes below n, of any kind; the rest is zero and not used. */
+static __device__ __forceinline__ block_part read_rest(const struct copy_stream_checksum_range &p,
+                                                       unsigned at, unsigned n, unsigned n_aligned)
+{
+    const unsigned thread = threadIdx.x % WARP;
+    block_part part = {};
+    UNROLL
+    for (unsigned i = 0; i < 2; i++)
+        if (thread / 4 + 8 * i < n)
+            part.v[i] = read_pair(p, at + thread * 16 + 8 * i * STRIPE, n_aligned);
+    return part;
+}
+
+/* What stripes 0 .. n - 1 add to the accumulators. The same warp. */
+static __device__ __forceinline__ void part_adds(const block_part &part, unsigned n, uint64_t *out)
 {
     const unsigned thread = threadIdx.x % WARP, pair = thread % 4 * 2;
     uint64_t even = 0, odd = 0;
@@ -198,7 +230,7 @@ static __device__ __forceinline__ void block_adds(const struct copy_stream_check
     for (unsigned i = 0; i < 2; i++) {
         const unsigned stripe = thread / 4 + 8 * i;
         if (stripe >= n) continue;
-        const word_pair v = read_pair(p, at + stripe * STRIPE + pair * 8, n_aligned);
+        const word_pair v = part.v[i];
         even += v.y + low_by_high(v.x ^ SECRET[stripe + pair]);
         odd += v.x + low_by_high(v.y ^ SECRET[stripe + pair + 1]);
     }
@@ -213,6 +245,56 @@ static __device__ __forceinline__ void block_adds(const struct copy_stream_check
     }
 }
 
+/* A piece of more than SHORT_MAX bytes. */
+struct long_piece {
+    struct copy_stream_checksum_range p;
+    unsigned n_aligned;
+    unsigned n_full, n_last; /* blocks with a scramble; stripes after them */
+};
+
+/* Writes the sums of the blocks of a tile that are this warp's. */
+template <bool ONE_RUN>
+static __device__ __forceinline__ void full_tile_adds(const long_piece &l, unsigned first,
+                                                      uint64_t (*adds)[LANES])
+{
+    block_part parts[AHEAD];
+    UNROLL for (unsigned i = 0; i < AHEAD; i++)
+        parts[i] = read_part<ONE_RUN>(l.p, (first + i) * SUM_BLOCK);
+    UNROLL for (unsigned i = 0; i < AHEAD; i++) part_adds(parts[i], STRIPES, adds[i]);
+}
+
+static __device__ __forceinline__ void tile_adds(const long_piece &l, unsigned tile,
+                                                 uint64_t (*adds)[LANES])
+{
+    const unsigned begin = (threadIdx.x / WARP - 1) * AHEAD, first = tile * SUM_TILE + begin,
+                   end = first + AHEAD;
+    if (end <= l.n_full && end * SUM_BLOCK <= l.n_aligned) {
+        if (l.p.n_runs == 1) full_tile_adds<true>(l, first, adds + begin);
+        else full_tile_adds<false>(l, first, adds + begin);
+        return;
+    }
+    UNROLL_BY(1)
+    for (unsigned b = first; b < end && b <= l.n_full; b++) {
+        const unsigned n = b < l.n_full ? (unsigned)STRIPES : l.n_last;
+        part_adds(read_rest(l.p, b * SUM_BLOCK, n, l.n_aligned), n, adds[begin + b - first]);
+    }
+}
+
+/* Adds the sums of a tile to one of the accumulators. */
+static __device__ __forceinline__ uint64_t accumulate(const long_piece &l, unsigned first,
+                                                      const uint64_t (*adds)[LANES],
+                                                      uint64_t accumulator)
+{
+    const unsigned thread = threadIdx.x;
+    const uint64_t secret = SECRET[16 + thread];
+    const unsigned end = first + SUM_TILE < l.n_full ? first + SUM_TILE : l.n_full;
+    for (unsigned b = first; b < end; b++) {
+        accumulator += adds[b - first][thread];
+        accumulator = (accumulator ^ accumulator >> 47 ^ secret) * PRIME32_1;
+    }
+    return l.n_full < first + SUM_TILE ? accumulator + adds[l.n_full - first][thread] : accumulator;
+}
+
 static __device__ __forceinline__ uint64_t finish(const uint64_t *accumulators, unsigned n)
 {
     uint64_t h = n * PRIME64_1;
@@ -222,40 +304,31 @@ static __device__ __forceinline__ uint64_t finish(const uint64_t *accumulators, 
     return avalanche(h);
 }
 
-static __global__ void __launch_bounds__(SUM_THREADS)
+static __global__ void __launch_bounds__(SUM_THREADS, 1)
     kv_checksum_kernel(const struct copy_stream_checksum_range *pieces, uint64_t *sums)
 {
     grid_dependency_sync();
-    __shared__ uint64_t adds[SUM_TILE][LANES];
+    __shared__ uint64_t adds[2][SUM_TILE][LANES];
     const struct copy_stream_checksum_range p = pieces[blockIdx.x];
     const unsigned n = first_bytes(p) + p.tail.run_bytes * p.tail.n_runs, thread = threadIdx.x;
     if (n <= SHORT_MAX) {
         if (thread == 0) sums[blockIdx.x] = n <= 16 ? sum_to_16(p, n) : sum_to_240(p, n);
         return;
     }
-    const unsigned n_aligned = aligned_bytes(p);
-    /* blocks with a scramble; stripes after them */
-    const unsigned n_full = (n - 1) / SUM_BLOCK, n_last = (n - 1) % SUM_BLOCK / STRIPE;
+    const long_piece l = { p, aligned_bytes(p), (n - 1) / SUM_BLOCK, (n - 1) % SUM_BLOCK / STRIPE };
     uint64_t accumulator = accumulator_begin(thread);
-    for (unsigned first = 0; first <= n_full; first += SUM_TILE) {
-        const unsigned end = first + SUM_TILE < n_full + 1 ? first + SUM_TILE : n_full + 1;
-        for (unsigned b = first + thread / WARP; b < end; b += SUM_WARPS)
-            block_adds(p, b * SUM_BLOCK, b < n_full ? (unsigned)STRIPES : n_last, n_aligned,
-                       adds[b - first]);
-        __syncthreads();
-        for (unsigned b = first; thread < LANES && b < end; b++) {
-            accumulator += adds[b - first][thread];
-            if (b < n_full)
-                accumulator = (accumulator ^ accumulator >> 47 ^ SECRET[16 + thread]) * PRIME32_1;
-        }
+    for (unsigned tile = 0; tile <= l.n_full / SUM_TILE + 1; tile++) {
+        if (thread >= WARP && tile * SUM_TILE <= l.n_full) tile_adds(l, tile, adds[tile % 2]);
+        if (thread < LANES && tile > 0)
+            accumulator = accumulate(l, (tile - 1) * SUM_TILE, adds[(tile - 1) % 2], accumulator);
         __syncthreads();
     }
     if (thread < LANES) /* the last 64 bytes again, wherever they begin */
-        adds[0][thread] = accumulator + read_64(p, n - STRIPE + 8 * (thread ^ 1)) +
-                          low_by_high(read_64(p, n - STRIPE + 8 * thread) ^
-                                      secret_at(121 + 8 * thread));
+        adds[0][0][thread] = accumulator + read_64(p, n - STRIPE + 8 * (thread ^ 1)) +
+                             low_by_high(read_64(p, n - STRIPE + 8 * thread) ^
+                                         secret_at(121 + 8 * thread));
     __syncthreads();
-    if (thread == 0) sums[blockIdx.x] = finish(adds[0], n);
+    if (thread == 0) sums[blockIdx.x] = finish(adds[0][0], n);
 }
 
 cudaError_t kv_checksum_run(cudaStream_t stream, const struct copy_stream_checksum_range *pieces,
