@@ -19,6 +19,7 @@
 #include "shared/base/clock.h"
 #include "shared/base/mem.h"
 #include "tests/gpu/bench/gpu.h"
+#include "tests/gpu/bench/gpu_copies.h"
 #include "tests/gpu/bench/gpu_kernels.h"
 
 enum { ROUNDS = 8, STALL_S = 60 };
@@ -229,14 +230,28 @@ static double copy(const struct side *s, const void *from, uint32_t n_blocks)
     return (double)(clock_ns() - begin) * 1e-9;
 }
 
-/* The same copies as a transfer's, in as large parts and on as many streams, without the rest. */
-static double gather(const struct side *s, const char *from, uint32_t n_blocks,
-                     struct copy_stream *const streams[2])
+/* Two streams in turn, each with the copies of a put. `shape`: of gpu_copies.h; -1: what nodes
+ * use. */
+struct gather {
+    struct copy_stream *streams[2];
+    cudaStream_t plain[2];
+    int shape, n_multiprocessors;
+    uint32_t n_parts;
+};
+
+static void gather_part(struct gather *g, const struct copy_stream_pair *pairs, uint32_t n)
 {
-    enum { PART = 256 };
+    const uint32_t i = g->n_parts++ % 2;
+    if (g->shape < 0) gpu_need(copy_stream_gather(g->streams[i], pairs, n) == OK, "copies", NULL);
+    else gpu_cuda(gpu_copies_run(g->shape, g->plain[i], pairs, n, g->n_multiprocessors), "copies");
+}
+
+/* The same copies as a transfer's, in as large parts and on as many streams, without the rest. */
+static double gather(const struct side *s, const char *from, uint32_t n_blocks, struct gather *g)
+{
     const size_t piece = kv_layout_piece_bytes(&s->layout);
-    struct copy_stream_pair pairs[PART];
-    uint32_t n_parts = 0, n = 0;
+    static struct copy_stream_pair pairs[GPU_COPIES_MAX];
+    uint32_t n = 0;
     const uint64_t begin = clock_ns();
     for (uint32_t layer = 0; layer < s->layout.n_layers; layer++)
         for (uint32_t i = 0; i < n_blocks; i++) {
@@ -246,12 +261,32 @@ static double gather(const struct side *s, const char *from, uint32_t n_blocks,
                 .from = from + kv_layout_offset(&s->layout, layer, n_blocks - 1 - i),
                 .bytes = piece,
             };
-            if (n < PART && i + 1 < n_blocks) continue;
-            gpu_need(copy_stream_gather(streams[n_parts++ % 2], pairs, n) == OK, "copies", NULL);
+            if (n < GPU_COPIES_MAX && i + 1 < n_blocks) continue;
+            gather_part(g, pairs, n);
             n = 0;
         }
-    for (int i = 0; i < 2; i++) gpu_need(copy_stream_synchronize(streams[i]) == OK, "copies", NULL);
+    gpu_cuda(cudaDeviceSynchronize(), "copies");
     return (double)(clock_ns() - begin) * 1e-9;
+}
+
+static void gather_init(const struct side *s, struct gather *g)
+{
+    struct err err;
+    *g = (struct gather){ .shape = -1 };
+    gpu_cuda(cudaDeviceGetAttribute(&g->n_multiprocessors, cudaDevAttrMultiProcessorCount, 0),
+             "a GPU");
+    for (int i = 0; i < 2; i++) {
+        gpu_need(device_copy_stream(s->device, &g->streams[i], &err) == OK, "a stream", err.text);
+        gpu_cuda(cudaStreamCreateWithFlags(&g->plain[i], cudaStreamNonBlocking), "a stream");
+    }
+}
+
+static void gather_release(struct gather *g)
+{
+    for (int i = 0; i < 2; i++) {
+        copy_stream_close(g->streams[i]);
+        gpu_cuda(cudaStreamDestroy(g->plain[i]), "a stream");
+    }
 }
 
 /* Checks that the sender's numbers are in this side's blocks. */
@@ -287,19 +322,15 @@ struct times {
     double pushed[ROUNDS], copied[ROUNDS], gathered[ROUNDS];
 };
 
-static void measure(struct side *s, uint32_t n_blocks, const void *other, struct times *t)
+static void measure(struct side *s, uint32_t n_blocks, const void *other, struct gather *g,
+                    struct times *t)
 {
-    struct copy_stream *streams[2];
-    struct err err;
-    for (int i = 0; i < 2; i++)
-        gpu_need(device_copy_stream(s->device, &streams[i], &err) == OK, "a stream", err.text);
-    gather(s, other, n_blocks, streams); /* warms up */
+    gather(s, other, n_blocks, g); /* warms up */
     for (int i = 0; i < ROUNDS; i++) {
         t->copied[i] = copy(s, other, n_blocks);
-        t->gathered[i] = gather(s, other, n_blocks, streams);
+        t->gathered[i] = gather(s, other, n_blocks, g);
         t->pushed[i] = receive(s, n_blocks, 0);
     }
-    for (int i = 0; i < 2; i++) copy_stream_close(streams[i]);
 }
 
 static void print_rate(const struct side *s, uint32_t n_blocks, struct times *t, double wanted)
@@ -334,16 +365,44 @@ static void print_latency(struct side *s, const char *name, uint32_t n_skip)
         .name = name, .value = gpu_median(seconds, 4 * ROUNDS) * 1e6, .unit = "us" });
 }
 
+/* The copy kernel in other shapes. */
+static void print_shapes(struct side *s, uint32_t n_blocks, const void *other, struct gather *g)
+{
+    const double bytes = (double)bytes_of(s, n_blocks);
+    for (g->shape = 0; g->shape < gpu_copies_n_shapes(); g->shape++) {
+        double gathered[ROUNDS], copied[ROUNDS];
+        char name[96] = "copies: ";
+        gpu_copies_name(g->shape, name + strlen(name), sizeof name - strlen(name));
+        gather(s, other, n_blocks, g); /* warms up */
+        for (int i = 0; i < ROUNDS; i++) {
+            copied[i] = copy(s, other, n_blocks);
+            gathered[i] = gather(s, other, n_blocks, g);
+        }
+        gpu_print_figure(&(struct gpu_figure){
+            .name = name,
+            .value = bytes / gpu_median(gathered, ROUNDS) * 1e-9,
+            .unit = "GB/s",
+            .limit = bytes / gpu_median(copied, ROUNDS) * 1e-9,
+            .limit_is = "cudaMemcpy device to device of the same bytes, in turns",
+        });
+    }
+    g->shape = -1;
+}
+
 static void figures(struct side *s, const void *other)
 {
     const uint32_t all = s->layout.n_blocks;
+    struct gather g;
     struct times t;
-    measure(s, all, other, &t);
+    gather_init(s, &g);
+    measure(s, all, other, &g, &t);
     print_rate(s, all, &t, s->checksum ? 0 : 0.95);
-    measure(s, all / 4, other, &t);
+    measure(s, all / 4, other, &g, &t);
     print_rate(s, all / 4, &t, 0);
     print_latency(s, "a transfer that moves nothing", 1);
     print_latency(s, "a transfer of one block of every layer", 0);
+    if (!s->checksum) print_shapes(s, all / 4, other, &g);
+    gather_release(&g);
 }
 
 static void receiver(struct side *s, bool tiny, pid_t child)
