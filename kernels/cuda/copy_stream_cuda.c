@@ -69,11 +69,29 @@ static enum status copy(struct copy_stream *base, const struct copy_stream_strid
     return checked(s, e, "a copy of KV");
 }
 
+/* Multiprocessors that copy to another GPU: by estimate they have more in flight than NVLink takes
+ * (2 MB), and the others go on computing, whose kernels find no room beside copies. */
+enum { FAR_MULTIPROCESSORS = 16 };
+
+/* How many copy. A GPU that CUDA_VISIBLE_DEVICES hides from this process may pass for its own. */
+static int multiprocessors_for(const struct cuda_copy_stream *s, const void *to)
+{
+    struct cudaPointerAttributes a;
+    const int all = s->device->n_multiprocessors;
+    if (cudaPointerGetAttributes(&a, to) != cudaSuccess) {
+        (void)cudaGetLastError(); /* what is wrong shows at the launch */
+        return all;
+    }
+    const bool is_far = a.type == cudaMemoryTypeDevice && a.device != 0;
+    return is_far && all > FAR_MULTIPROCESSORS ? FAR_MULTIPROCESSORS : all;
+}
+
 static enum status gather(struct copy_stream *base, const struct copy_stream_pair *pairs,
                           uint32_t n)
 {
     struct cuda_copy_stream *s = cuda_copy_stream_of(base);
-    return checked(s, kv_copy_run(s->stream, pairs, n, s->device->n_multiprocessors),
+    if (n == 0) return OK;
+    return checked(s, kv_copy_run(s->stream, pairs, n, multiprocessors_for(s, pairs[0].to)),
                    "copies of KV");
 }
 
