@@ -35,8 +35,8 @@ template <class SHAPE, int MAX>
 static __global__ void __launch_bounds__(SHAPE::threads, SHAPE::blocks)
     kv_copy_kernel(const kv_copy_list<MAX> c)
 {
-    constexpr int CHUNK = SHAPE::chunk;
     grid_dependency_sync();
+    constexpr int CHUNK = SHAPE::chunk;
     for (uint32_t item = blockIdx.x; item < c.n * c.chunks; item += gridDim.x) {
         const copy_stream_pair copy = c.copies[item / c.chunks];
         for (size_t at = (size_t)(item % c.chunks) * CHUNK; at < copy.bytes;
