@@ -6,7 +6,7 @@
  * loads are in flight together. Meanwhile 8 threads of the first add the sums of the tile before to
  * the accumulators one after the other, with the scramble after each block: some 40 cycles per KiB,
  * which no number of threads shortens. Inputs of at most 240 bytes have separate formulas: one
- * thread. Many pieces are bound by memory, few by that chain. Thread: device; kv_checksum_run: one
+ * thread. Many pieces are bound by memory, few by these steps. Thread: device; kv_checksum_run: one
  * per stream. */
 #include "kernels/cuda/kv/kv_checksum.h"
 #include "kernels/cuda/launch.cuh"
