@@ -436,11 +436,26 @@ static __device__ __forceinline__ void attn_prefill_softmax(const struct attn_pr
     }
 }
 
+/* Where a pair's part of a segment lies. */
+template <int DIM>
+static __device__ __forceinline__ float *attn_prefill_part(const struct attn_prefill_call &c,
+                                                           const struct attn_prefill_tile &t,
+                                                           int segment,
+                                                           const struct attn_prefill_pair &p)
+{
+    const size_t at = (size_t)(t.list_row + p.row) * (size_t)c.n_at_once +
+                      (size_t)(segment - c.segment_begin);
+    return c.parts + (at * (size_t)c.n_heads + (size_t)p.head) * part_floats(DIM);
+}
+
 /* A pair's segment is done: into out, or to its part. */
 template <int DIM>
-static __device__ __forceinline__ void attn_prefill_finish(
-    const struct attn_prefill_call &c, const struct attn_prefill_tile &t, int segment,
-    const struct attn_prefill_pair &p, int half, const float *o, float m, float l, float2 *before)
+static __device__ __forceinline__ void attn_prefill_finish(const struct attn_prefill_call &c,
+                                                           const struct attn_prefill_tile &t,
+                                                           int segment,
+                                                           const struct attn_prefill_pair &p,
+                                                           int half, const float o[DIM / 8][4],
+                                                           float m, float l, float2 *before)
 {
     const int column = 2 * (int)(threadIdx.x % 4), last = p.pos / CUDA_ATTN_SEGMENT;
     const bool is_part = c.n_at_once > 0 && last > 0;
@@ -448,9 +463,7 @@ static __device__ __forceinline__ void attn_prefill_finish(
     float M = m, L = l, a = 0, b = 1;
     if (!p.is_valid || segment > last) return;
     if (is_part) {
-        const size_t at = (size_t)(t.list_row + p.row) * (size_t)c.n_at_once +
-                          (size_t)(segment - c.segment_begin);
-        float *part = c.parts + (at * (size_t)c.n_heads + (size_t)p.head) * part_floats(DIM);
+        float *part = attn_prefill_part<DIM>(c, t, segment, p);
         if (column == 0) part[0] = m, part[1] = l;
         to = part + PART_HEAD;
     } else if (segment > 0) {
@@ -462,7 +475,7 @@ static __device__ __forceinline__ void attn_prefill_finish(
     UNROLL for (int d = 0; d < DIM / 8; d++)
     {
         float2 *at = (float2 *)(to + d * 8 + column),
-               x = make_float2(o[4 * d + 2 * half], o[4 * d + 2 * half + 1]);
+               x = make_float2(o[d][2 * half], o[d][2 * half + 1]);
         if (!is_first) {
             const float2 was = *at;
             x = make_float2(merged(was.x, x.x, a, b), merged(was.y, x.y, a, b));
@@ -495,7 +508,7 @@ static __device__ __forceinline__ void attn_prefill_end_segment(
 {
     const struct attn_prefill_tile t = *s.tile;
     UNROLL for (int set = 0; set < SETS; set++) UNROLL for (int half = 0; half < 2; half++)
-        attn_prefill_finish<DIM>(c, t, segment, pair_of<SETS>(t, set, half), half, mine.o[set][0],
+        attn_prefill_finish<DIM>(c, t, segment, pair_of<SETS>(t, set, half), half, mine.o[set],
                                  mine.m[set][half], quad_sum(mine.l[set][half]),
                                  s.before + pair_number<SETS>(set, half));
 }

@@ -36,9 +36,9 @@ template <int DIM> struct sm90_attn_layout {
         HALF_BYTES = SM90_KEYS * SM90_ROW_BYTES, /* from 64 columns of a tile to the next */
         K_AT = 2 * Q_BYTES,
         V_AT = K_AT + SM90_STAGES * TILE_BYTES,
-        BARRIERS_AT = V_AT + SM90_STAGES * TILE_BYTES,
-        BEFORE_AT = BARRIERS_AT + 4 * SM90_STAGES * 8,
-        SHARED = BEFORE_AT + SM90_PAIRS * 8
+        SUMS_AT = V_AT + SM90_STAGES * TILE_BYTES,
+        BARRIERS_AT = SUMS_AT + SM90_PAIRS * DIM * 4,
+        SHARED = BARRIERS_AT + 4 * SM90_STAGES * 8
     };
     static_assert(SHARED <= 227 * 1024, "what a block can have");
 };
@@ -192,6 +192,10 @@ static __device__ __forceinline__ void sm90_attn_produce(const struct attn_prefi
     uint64_t *pending = NULL;
     int begin, end;
     while (sm90_attn_next(c, &walk, &t, &begin, &end)) {
+        /* its queries, for which consumers ask when they have finished the tile before */
+        if ((int)threadIdx.x < t.n_rows)
+            prefetch_l2(query_of(c, t, pair_at(t, (int)threadIdx.x * t.group), DIM),
+                        (unsigned)(t.group * DIM) * (unsigned)sizeof(float));
         sm90_attn_bring<DIM>(c, t, &keys, &pending, begin, false);
         for (int j = begin; j < end; j++) {
             if (j + 1 < end) sm90_attn_bring<DIM>(c, t, &keys, &pending, j + 1, false);
@@ -221,8 +225,8 @@ static __device__ __forceinline__ void sm90_attn_give_turn(int consumer)
  * it, scores and sums x[4 b + 2 half + i] of columns 8 b + 2 (lane % 4) + i. */
 template <int DIM> struct sm90_attn_state {
     float o[DIM / 2], score[SM90_SCORES];
-    unsigned p[SM90_SCORES / 2]; /* weights, as fragments of A for 16 keys each */
-    float m[2], l[2];
+    unsigned p[SM90_SCORES / 2];  /* weights, as fragments of A for 16 keys each */
+    float m[2], l[2], M[2], L[2]; /* of the segment, and of those before it */
 };
 
 /* The thread's pair of the tile, in a half. */
@@ -246,12 +250,12 @@ static __device__ __forceinline__ void sm90_attn_load_queries(const struct attn_
     named_barrier_sync(SM90_QUERY_BARRIER + consumer, WARPGROUP); /* the ones before are read */
     UNROLL_BY(4) for (int i = 0; i < 64 / ROWS; i++)
     {
-        const struct attn_prefill_pair p = pair_at(t, consumer * 64 + row + i * ROWS);
-        float4 x = make_float4(0, 0, 0, 0), y = x;
-        if (p.is_valid) {
-            const float4 *from = (const float4 *)(query_of(c, t, p, DIM) + piece * CHUNK);
-            x = from[0], y = from[1];
-        }
+        struct attn_prefill_pair p = pair_at(t, consumer * 64 + row + i * ROWS);
+        const bool is_valid = p.is_valid;
+        if (!is_valid) p = pair_at(t, 0);
+        const float4 *from = (const float4 *)(query_of(c, t, p, DIM) + piece * CHUNK);
+        float4 x = from[0], y = from[1];
+        if (!is_valid) x = y = make_float4(0, 0, 0, 0);
         *(uint4 *)(to + i * ROWS * SM90_ROW_BYTES) = make_uint4(
             pack_bf16(x.x, x.y), pack_bf16(x.z, x.w), pack_bf16(y.x, y.y), pack_bf16(y.z, y.w));
     }
@@ -344,19 +348,99 @@ static __device__ __forceinline__ void sm90_attn_round_weights(sm90_attn_state<D
         mine.p[i] = pack_bf16(mine.score[2 * i], mine.score[2 * i + 1]);
 }
 
-template <int DIM>
-static __device__ __forceinline__ void sm90_attn_end_segment(const struct attn_prefill_call &c,
-                                                             const struct attn_prefill_tile &t,
-                                                             int segment, int consumer,
-                                                             const sm90_attn_state<DIM> &mine,
-                                                             const float m[2], const float l[2])
+/* The thread's sums of the segments before: four of each 8 columns. */
+template <int DIM> static __device__ __forceinline__ float4 *sm90_attn_sums(int consumer)
 {
-    float2 *before = (float2 *)(shared_memory() + sm90_attn_layout<DIM>::BEFORE_AT);
+    return (float4 *)(shared_memory() + sm90_attn_layout<DIM>::SUMS_AT) + consumer * WARPGROUP +
+           threadIdx.x % WARPGROUP;
+}
+
+/* How a segment is taken into those before it: a pair's sums become o b + before a. Pairs that ended
+ * in an earlier segment see no key of this one, and keep what was before. */
+struct sm90_attn_merge {
+    float a[2], b[2];
+    bool sees[2];
+    __device__ __forceinline__ float4 operator()(const float4 &before, const float *o) const
+    {
+        float4 to;
+        to.x = sees[0] ? merged(before.x, o[0], a[0], b[0]) : before.x;
+        to.y = sees[0] ? merged(before.y, o[1], a[0], b[0]) : before.y;
+        to.z = sees[1] ? merged(before.z, o[2], a[1], b[1]) : before.z;
+        to.w = sees[1] ? merged(before.w, o[3], a[1], b[1]) : before.w;
+        return to;
+    }
+};
+
+/* (M, L) takes (m, l) of a segment in. */
+template <int DIM>
+static __device__ __forceinline__ sm90_attn_merge
+sm90_attn_merge_of(const struct attn_prefill_tile &t, int segment, int consumer,
+                   sm90_attn_state<DIM> &mine, const float m[2], const float l[2])
+{
+    sm90_attn_merge by = {};
     UNROLL for (int half = 0; half < 2; half++)
     {
-        const int at = sm90_attn_pair(consumer, half);
-        attn_prefill_finish<DIM>(c, t, segment, pair_at(t, at), half, mine.o, m[half],
-                                 quad_sum(l[half]), before + at);
+        const float sum = quad_sum(l[half]);
+        by.sees[half] = pair_at(t, sm90_attn_pair(consumer, half)).pos / CUDA_ATTN_SEGMENT >=
+                        segment;
+        if (segment == 0) mine.M[half] = m[half], mine.L[half] = sum;
+        else if (by.sees[half])
+            merge_weights(&mine.M[half], &mine.L[half], m[half], sum, &by.a[half], &by.b[half]);
+    }
+    return by;
+}
+
+/* A segment of a whole tile is done, and is not its last. */
+template <int DIM>
+static __device__ __forceinline__ void sm90_attn_end_segment(const struct attn_prefill_tile &t,
+                                                             int segment, int consumer,
+                                                             sm90_attn_state<DIM> &mine,
+                                                             const float m[2], const float l[2])
+{
+    float4 *sums = sm90_attn_sums<DIM>(consumer);
+    const float *o = mine.o;
+    const sm90_attn_merge by = sm90_attn_merge_of<DIM>(t, segment, consumer, mine, m, l);
+    if (segment == 0) {
+        UNROLL for (int i = 0; i < DIM / 8; i++) sums[i * 2 * WARPGROUP] = make_float4(
+            o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]);
+        return;
+    }
+    UNROLL for (int i = 0; i < DIM / 8; i++)
+        sums[i * 2 * WARPGROUP] = by(sums[i * 2 * WARPGROUP], o + 4 * i);
+}
+
+/* The last segment of a whole tile, or one that is a part, is done. */
+template <int DIM>
+static __device__ __forceinline__ void sm90_attn_end_tile(const struct attn_prefill_call &c,
+                                                          const struct attn_prefill_tile &t,
+                                                          int segment, int consumer,
+                                                          sm90_attn_state<DIM> &mine)
+{
+    const int column = 2 * (int)(threadIdx.x % 4);
+    const int of = c.n_at_once > 0 ? 0 : segment;
+    const float4 *sums = sm90_attn_sums<DIM>(consumer);
+    const sm90_attn_merge merge = sm90_attn_merge_of<DIM>(t, of, consumer, mine, mine.m, mine.l);
+    if (of > 0) UNROLL for (int i = 0; i < DIM / 8; i++)
+        {
+            const float4 x = merge(sums[i * 2 * WARPGROUP], mine.o + 4 * i);
+            mine.o[4 * i] = x.x, mine.o[4 * i + 1] = x.y, mine.o[4 * i + 2] = x.z,
+                       mine.o[4 * i + 3] = x.w;
+        }
+    UNROLL for (int half = 0; half < 2; half++)
+    {
+        const struct attn_prefill_pair p = pair_at(t, sm90_attn_pair(consumer, half));
+        const int last = p.pos / CUDA_ATTN_SEGMENT;
+        const bool is_part = c.n_at_once > 0 && last > 0;
+        float *to = c.out + ((size_t)(t.row + p.row) * (size_t)c.n_heads + (size_t)p.head) * DIM,
+              by = 1.0f / mine.L[half];
+        if (!p.is_valid || (c.n_at_once > 0 && segment > last)) continue;
+        if (is_part) {
+            float *part = attn_prefill_part<DIM>(c, t, segment, p);
+            if (column == 0) part[0] = mine.M[half], part[1] = mine.L[half];
+            to = part + PART_HEAD, by = 1.0f;
+        }
+        UNROLL for (int d = 0; d < DIM / 8; d++) * (float2 *)(to + d * 8 + column) = make_float2(
+            __fmul_rn(mine.o[4 * d + 2 * half], by), __fmul_rn(mine.o[4 * d + 2 * half + 1], by));
     }
 }
 
@@ -391,11 +475,11 @@ static __device__ __forceinline__ void sm90_attn_tile(const struct attn_prefill_
     keys->release();
     sm90_attn_weigh<DIM>(c, t, begin, consumer, mine, shrink);
     sm90_attn_round_weights<DIM>(mine);
+    if (begin + 1 < end) keys->wait_full();
 #pragma unroll 1
     for (int j = begin; j + 1 < end; j++) {
         const bool ends = (j + 1) % SM90_TILES_PER_SEGMENT == 0;
         const float m[2] = { mine.m[0], mine.m[1] }, l[2] = { mine.l[0], mine.l[1] };
-        keys->wait_full();
         sm90_attn_take_turn(consumer);
         sm90_attn_start_scores<DIM>(mine, *keys, q);
         values->wait_full();
@@ -407,14 +491,17 @@ static __device__ __forceinline__ void sm90_attn_tile(const struct attn_prefill_
         if (ends)
             UNROLL for (int half = 0; half < 2; half++) mine.m[half] = -INFINITY, mine.l[half] = 0;
         sm90_attn_weigh<DIM>(c, t, j + 1, consumer, mine, shrink);
+        wgmma_fence_operand(mine.score);
+        /* This branch keeps ptxas from waiting for the values before the scores are weighed. */
+        if (j + 2 < end) keys->wait_full();
         wgmma_wait<0>();
         wgmma_fence_operand(mine.o);
         wgmma_fence_operand(mine.p);
         values->release();
         add = !ends;
-        if (ends)
-            sm90_attn_end_segment<DIM>(c, t, j / SM90_TILES_PER_SEGMENT, consumer, mine, m, l);
-        else UNROLL for (int i = 0; i < DIM / 2; i++) mine.o[i] *= shrink[i / 2 % 2];
+        if (ends) {
+            sm90_attn_end_segment<DIM>(t, j / SM90_TILES_PER_SEGMENT, consumer, mine, m, l);
+        } else UNROLL for (int i = 0; i < DIM / 2; i++) mine.o[i] *= shrink[i / 2 % 2];
         sm90_attn_round_weights<DIM>(mine);
     }
     values->wait_full();
@@ -423,8 +510,7 @@ static __device__ __forceinline__ void sm90_attn_tile(const struct attn_prefill_
     wgmma_wait<0>();
     wgmma_fence_operand(mine.o);
     values->release();
-    sm90_attn_end_segment<DIM>(c, t, (end - 1) / SM90_TILES_PER_SEGMENT, consumer, mine, mine.m,
-                               mine.l);
+    sm90_attn_end_tile<DIM>(c, t, (end - 1) / SM90_TILES_PER_SEGMENT, consumer, mine);
 }
 
 template <int DIM>
