@@ -1,5 +1,5 @@
-/* attention_prefill_sm90_consume.cuh - a consumer of attention_prefill_sm90.cuh: scores, weights and
- * sums of 64 pairs. Thread: device. */
+/* attention_prefill_sm90_consume.cuh - a consumer of attention_prefill_sm90.cuh: scores, weights
+ * and sums of 64 pairs. Thread: device. */
 #ifndef BATON_KERNELS_CUDA_ATTENTION_ATTENTION_PREFILL_SM90_CONSUME_CUH
 #define BATON_KERNELS_CUDA_ATTENTION_ATTENTION_PREFILL_SM90_CONSUME_CUH
 
@@ -152,8 +152,8 @@ template <int DIM> static __device__ __forceinline__ float4 *sm90_attn_sums(int 
            threadIdx.x % WARPGROUP;
 }
 
-/* How a segment is taken into those before it: a pair's sums become o b + before a. Pairs that ended
- * in an earlier segment see no key of this one, and keep what was before. */
+/* How a segment is taken into those before it: a pair's sums become o b + before a. Pairs that
+ * ended in an earlier segment see no key of this one, and keep what was before. */
 struct sm90_attn_merge {
     float a[2], b[2];
     bool sees[2];

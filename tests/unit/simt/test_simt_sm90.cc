@@ -246,6 +246,81 @@ TEST(simt_ends_a_thread_that_leaves_products)
     must_die([] { run_product<128, BF16>(LEFT); }, "had not waited for 4 of its wgmma");
 }
 
+/* ---- products with A in registers and rows of B by k ---- */
+
+enum { ROWS_K = 32 };
+
+/* y [64][N] = A [64][ROWS_K] B [ROWS_K][N], both in bf16. `next`: bytes from 64 columns of B to the
+ * next, `late` bytes are added to its address. */
+template <int N>
+__global__ void rows_product(const uint16_t *a, const uint16_t *b, float *y, unsigned next,
+                             unsigned late)
+{
+    uint16_t *s = (uint16_t *)simt_dynamic_shared();
+    for (int i = (int)threadIdx.x; i < ROWS_K * N; i += WARPGROUP) {
+        const int k = i / N, n = i % N;
+        s[n / 64 * ROWS_K * 64 + k * 64 + ((n % 64 / 8) ^ (k % 8)) * 8 + n % 8] = b[i];
+    }
+    __syncthreads();
+    const int lane = (int)threadIdx.x % 32, row = (int)threadIdx.x / 32 * 16 + lane / 4;
+    float d[N / 2];
+    simt_wgmma_fence();
+    for (int step = 0; step < ROWS_K / 16; step++) {
+        unsigned of_a[4];
+        for (int i = 0; i < 4; i++) {
+            const uint16_t *at = a + (row + i % 2 * 8) * ROWS_K + step * 16 + i / 2 * 8 +
+                                 lane % 4 * 2;
+            of_a[i] = at[0] | (unsigned)at[1] << 16;
+        }
+        const uint64_t of_b = (uint64_t)((simt_shared_address(s) + late) >> 4) +
+                              (uint64_t)(step * 128) + ((uint64_t)(next >> 4) << 16) +
+                              ((uint64_t)(1024 >> 4) << 32) + ((uint64_t)1 << 62);
+        simt_wgmma_rows_bf16(d, N, of_a, of_b, step > 0);
+        for (unsigned &x : of_a) x = 0; /* the product has taken them */
+    }
+    simt_wgmma_commit();
+    simt_wgmma_wait(0);
+    for (int i = 0; i < N / 2; i++)
+        y[(row + i / 2 % 2 * 8) * N + i / 4 * 8 + lane % 4 * 2 + i % 2] = d[i];
+}
+
+template <int N> static void run_rows_product(unsigned next, unsigned late)
+{
+    static uint16_t a[64 * ROWS_K], b[ROWS_K * N];
+    for (int i = 0; i < 64 * ROWS_K; i++) a[i] = simt_float_to_bf16((float)(i * 37 % 101 - 50));
+    for (int i = 0; i < ROWS_K * N; i++) b[i] = simt_float_to_bf16((float)(i * 53 % 127 - 63));
+    uint16_t *of_a = on_device((const uint16_t *)a, (size_t)(64 * ROWS_K)),
+             *of_b = on_device((const uint16_t *)b, (size_t)(ROWS_K * N));
+    float *y = on_device<float>((size_t)64 * N);
+    GOOD(simt_launch(nullptr, rows_product<N>, dim3(1), dim3(WARPGROUP),
+                     (size_t)(ROWS_K * N * 2 + 1024), of_a, of_b, y, next, late));
+    to_host(y_got, y, (size_t)64 * N);
+    for (int row = 0; row < 64; row++)
+        for (int n = 0; n < N; n++) {
+            int sum = 0;
+            for (int k = 0; k < ROWS_K; k++)
+                sum += ((row * ROWS_K + k) * 37 % 101 - 50) * ((k * N + n) * 53 % 127 - 63);
+            CHECK_EQ_INT((int)y_got[row * N + n], sum);
+        }
+    GOOD(cudaFree(of_a));
+    GOOD(cudaFree(of_b));
+    GOOD(cudaFree(y));
+}
+
+TEST(simt_multiplies_registers_by_rows)
+{
+    run_rows_product<128>(ROWS_K * 128, 0);
+    run_rows_product<64>(16, 0);
+}
+TEST(simt_ends_products_by_rows_that_overlap)
+{
+    must_die([] { run_rows_product<128>(16, 0); }, "16 bytes from 64 columns of B to the next");
+}
+TEST(simt_ends_products_by_rows_that_begin_late)
+{
+    must_die([] { run_rows_product<64>(16, 128); }, "atoms of 8");
+}
+
 TEST_MAIN(CASE(simt_hands_over_at_barriers_in_memory), CASE(simt_ends_a_wait_for_too_many),
           CASE(simt_ends_an_arrival_where_no_barrier_is), CASE(simt_multiplies_by_a_warpgroup),
           CASE(simt_multiplies_no_earlier_than_waited_for),
@@ -256,4 +331,6 @@ TEST_MAIN(CASE(simt_hands_over_at_barriers_in_memory), CASE(simt_ends_a_wait_for
           CASE(simt_ends_products_of_a_swizzle_that_is_not_built),
           CASE(simt_ends_products_beyond_shared_memory), CASE(simt_ends_products_beyond_a_row),
           CASE(simt_ends_products_that_a_warp_leaves_out),
-          CASE(simt_ends_a_thread_that_leaves_products))
+          CASE(simt_ends_a_thread_that_leaves_products), CASE(simt_multiplies_registers_by_rows),
+          CASE(simt_ends_products_by_rows_that_overlap),
+          CASE(simt_ends_products_by_rows_that_begin_late))
