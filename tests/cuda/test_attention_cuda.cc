@@ -84,6 +84,19 @@ static void test_long(void)
     if (!TEST_IS_SANITIZED) near_reference(heads(1, 1, 16, 16, DTYPE_F32, true), { 16385 }, ranges);
 }
 
+/* Tiles of several segments, of groups that fill a tile of compute capability 9.0 or leave some of
+ * it, and several tiles of one prompt beside others. */
+static void test_prompts(void)
+{
+    near_reference(heads(8, 1, 128, 64, DTYPE_BF16, false), { 1300, 200 },
+                   { { 0, 500, 800, false }, { 1, 0, 200, false } }, 53);
+    near_reference(heads(10, 2, 128, 128, DTYPE_BF16, false), { 1100, 700 },
+                   { { 0, 1000, 100, false }, { 1, 3, 500, false } }, 29);
+    near_reference(heads(3, 3, 64, 64, DTYPE_BF16, false), { 700 }, { { 0, 0, 700, false } }, 31);
+    same_bits("same bits: 5/1 heads of 128, blocks of 64, bf16",
+              heads(5, 1, 128, 64, DTYPE_BF16, false));
+}
+
 /* The group sizes for which decode rows use tensor cores, and those next to them that do not. */
 static void test_decode(void)
 {
@@ -262,6 +275,7 @@ int main(int argc, char **argv)
                        { "long", test_long },
                        { "nan", test_nan },
                        { "nothing", test_nothing },
+                       { "prompts", test_prompts },
                        { "replay", test_replay },
                        { "shapes", test_shapes },
                        { "shared", test_shared } });
