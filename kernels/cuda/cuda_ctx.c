@@ -73,7 +73,11 @@ static enum status prepare_attention(struct cuda_ctx *c, struct err *err)
                          attention_scratch_floats(l->max_rows, l->n_heads, l->v_dim, l->max_len);
     if (bytes <= c->attention.bytes) return OK;
     device_mem_free(c->base.device, &c->attention);
-    return device_mem_alloc(c->base.device, bytes, DEVICE_MEM_PRIVATE, &c->attention, err);
+    TRY(device_mem_alloc(c->base.device, bytes, DEVICE_MEM_PRIVATE, &c->attention, err));
+    if (!cuda_check(c->device, attention_scratch_prepare(c->device->stream, c->attention.ptr),
+                    "preparing memory for attention"))
+        return device_fault(c->base.device, err);
+    return OK;
 }
 
 /* cublasLt: not if deterministic, because its order depends on n_rows; only for bf16. */

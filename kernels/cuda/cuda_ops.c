@@ -38,8 +38,10 @@ static bool attention_room(struct cuda_ctx *c, const struct attn_args *a)
     if (need <= c->attention.bytes) return true;
     device_wait(c->base.device);
     device_mem_free(c->base.device, &c->attention);
-    return device_mem_alloc(c->base.device, need, DEVICE_MEM_PRIVATE, &c->attention, NULL) == OK ||
-           cuda_check(c->device, cudaErrorMemoryAllocation, "getting memory for attention");
+    if (device_mem_alloc(c->base.device, need, DEVICE_MEM_PRIVATE, &c->attention, NULL) != OK)
+        return cuda_check(c->device, cudaErrorMemoryAllocation, "getting memory for attention");
+    return cuda_check(c->device, attention_scratch_prepare(c->device->stream, c->attention.ptr),
+                      "preparing memory for attention");
 }
 
 static void cuda_attention(struct kernel_ctx *base, const struct attn_args *a)

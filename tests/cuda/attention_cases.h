@@ -181,6 +181,7 @@ static inline void replay(const char *name, const struct shape &s)
             out(n_rows * out_row * 4);
         memory scratch(4 *
                        attention_scratch_floats(n_rows, (size_t)s.n_heads, (size_t)s.v_dim, 5000));
+        CHECK(attention_scratch_prepare(nullptr, scratch.at<float>()) == cudaSuccess, "scratch");
         struct cuda_attn_list list = { {},
                                        on.counts.at<struct cuda_attn_counts>(),
                                        on.seqs.at<cuda_attn_seq>(),

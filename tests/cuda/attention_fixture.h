@@ -58,7 +58,7 @@ static inline void test(const char *name, const std::function<void()> &body)
 
 /* ---- device memory with guards ---- */
 
-enum { GUARD = 256 };
+enum { GUARD = 256, N_COUNTER_BYTES = 4 << 17 }; /* as in attention.cu */
 
 class memory {
   public:
@@ -349,11 +349,15 @@ class world {
                                                 (size_t)s.v_dim, (size_t)of.n_keys_max) *
                        sizeof(float));
         a.scratch = scratch.at<float>();
+        CHECK(attention_scratch_prepare(nullptr, a.scratch) == cudaSuccess, "scratch");
         CHECK(attention_run(nullptr, &a) == cudaSuccess, "attention_run");
         CHECK(cudaDeviceSynchronize() == cudaSuccess, "attention_run failed");
         std::vector<unsigned char> bytes, other;
         CHECK(out.get(&bytes), "written outside out");
         CHECK(scratch.get(&other), "written outside the scratch");
+        CHECK(std::all_of(other.begin(), other.begin() + N_COUNTER_BYTES,
+                          [](unsigned char b) { return b == 0; }),
+              "counters are not zero after a call");
         unstage(&st);
         take(ranges, begins, bytes, width, to);
     }

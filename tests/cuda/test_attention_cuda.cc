@@ -80,6 +80,16 @@ static void test_long(void)
                       (size_t)(of[i][0] * 8),
                   "no room for row %d", i);
     });
+    test("many segments, by the blocks themselves and wave by wave", [&] {
+        world w(heads(2, 1, 16, 16, DTYPE_BF16, false), { 16385 });
+        results together, waves;
+        w.append_all();
+        w.run(ranges, &together);
+        for (int n : { 5, 70 }) {
+            w.run(ranges, &waves, { n, 0, false, 0 });
+            CHECK(same(together, waves), "rows depend on how many segments run at a time (%d)", n);
+        }
+    });
     near_reference(heads(4, 1, 64, 64, DTYPE_BF16, false), { 16385 }, ranges);
     if (!TEST_IS_SANITIZED) near_reference(heads(1, 1, 16, 16, DTYPE_F32, true), { 16385 }, ranges);
 }

@@ -1,9 +1,10 @@
 /* attention.cu - lists of rows, and how a call of attention is split into launches and waves of
  * segments; attention.h is the contract.
  *
- * Scratch: (M, L) of the row that continues from one wave to the next, in two alternating places,
- * then (M, L) of every prompt row and head (if there are few), then the parts of a wave. Waves keep
- * it small: results of segments are merged into rows wave by wave, in ascending order. Thread:
+ * Scratch: counters of arrivals (attention_decode_arrive.cuh); the state of the row that continues
+ * from one wave to the next, in two alternating places; (M, L) of every prompt row and head (if
+ * there are few); the parts of a wave. Waves keep it small: results of segments are merged into
+ * rows wave by wave, in ascending order. Thread:
  * engine. */
 #include <string.h>
 
@@ -17,6 +18,7 @@ enum { PREFILL_TILES_ENOUGH = 8, PREFILL_SM90_TILES_ENOUGH = 3 };
 enum { MERGE_BLOCKS = 8 /* per SM */ };
 /* 256 MiB: room in one pass for some thousand segments of all heads; 1,000 for 128 MLA heads */
 enum { PARTS_FLOATS_MAX = 1 << 26 };
+enum { ARRIVALS_MAX = 1 << 17 }; /* a fixed number: calls of any bounds find them in one place */
 
 cudaError_t attention_grid(size_t n_units, int blocks_per_sm, int max_blocks, dim3 *grid)
 {
@@ -116,7 +118,7 @@ extern "C" void attention_list_rows(struct cuda_attn_counts *counts, const struc
 static size_t state_floats(size_t n_rows, size_t n_heads, size_t v_dim)
 {
     /* parts are aligned to 16 bytes */
-    return 4 * n_heads +
+    return ARRIVALS_MAX + 2 * n_heads * merge_state_floats((int)v_dim) +
            (2 * min_size(n_rows * n_heads, PARTS_FLOATS_MAX / part_floats((int)v_dim)) + 3) / 4 * 4;
 }
 
@@ -126,6 +128,18 @@ extern "C" size_t attention_scratch_floats(size_t n_rows, size_t n_heads, size_t
     const size_t per_item = n_heads * part_floats((int)v_dim),
                  items = n_rows * segments_most(n_keys);
     return state_floats(n_rows, n_heads, v_dim) + min_size(items * per_item, PARTS_FLOATS_MAX);
+}
+
+extern "C" cudaError_t attention_scratch_prepare(cudaStream_t stream, float *scratch)
+{
+    return cudaMemsetAsync(scratch, 0, ARRIVALS_MAX * sizeof(unsigned), stream);
+}
+
+/* The state of the row that goes on, of even and odd waves; behind both that of prompts. */
+static float *state_of(const struct attention *a, int32_t parity)
+{
+    return a->scratch + ARRIVALS_MAX +
+           (size_t)parity * (size_t)a->n_heads * merge_state_floats(a->v_dim);
 }
 
 static float *parts_of(const struct attention *a)
@@ -151,13 +165,21 @@ static cudaError_t merge_launch(cudaStream_t stream, const struct attention *a,
     return e == cudaSuccess ? launch(stream, merge_segments, grid, dim3(MERGE_THREADS), 0, m) : e;
 }
 
+/* Counters for blocks that merge what they compute, if all parts are there at a time and there are
+ * enough; otherwise a launch does, with the same bits. */
+static unsigned *arrivals_of(const struct attention *a, int32_t n_rows, int32_t n_items)
+{
+    const size_t n = 2 * (size_t)n_rows + (size_t)n_items / MERGE_GROUP + 1;
+    return n * (size_t)a->n_heads <= ARRIVALS_MAX ? (unsigned *)a->scratch : NULL;
+}
+
 /* Runs decode for at most n_rows rows with n_items segments. */
 static cudaError_t run_decode(cudaStream_t stream, const struct attention *a,
                               enum attn_row_kind which, int32_t n_rows, int32_t n_items)
 {
     const struct attn_row_set list = attn_row_set_of(a->on, which);
     float *parts = parts_of(a);
-    struct attn_decode_call c = { a->kv,    list, a->q, a->out, parts, a->n_heads,
+    struct attn_decode_call c = { a->kv,    list, a->q, a->out, parts, NULL,    a->n_heads,
                                   a->v_dim, 1,    0,    0,      false, a->scale };
     struct merge_call m = { list, a->out, parts, NULL, NULL, 0, a->n_heads, a->v_dim, 0, 0 };
     const int32_t wave = (int32_t)min_size(parts_capacity(a),
@@ -168,13 +190,16 @@ static cudaError_t run_decode(cudaStream_t stream, const struct attention *a,
     else if (which == ATTN_ROWS_DECODE && attention_decode_mma_supports(a))
         how = attention_decode_mma_launch;
     c.is_all = wave >= n_items;
+    /* attention_decode_launch has no registers left for it */
+    if (c.is_all && how != attention_decode_launch) c.arrivals = arrivals_of(a, n_rows, n_items);
     for (int32_t parity = 0; m.end < n_items; parity ^= 1) {
         m.begin = c.item_begin = m.end;
         m.end = c.item_end = n_items - m.begin < wave ? n_items : m.begin + wave;
-        m.before = a->scratch + 2 * a->n_heads * parity;
-        m.after = a->scratch + 2 * a->n_heads * (1 - parity);
+        m.before = state_of(a, parity);
+        m.after = state_of(a, 1 - parity);
         cudaError_t e = how(stream, &c, a->max_blocks);
-        if (e == cudaSuccess && n_items > n_rows) e = merge_launch(stream, a, m, n_rows);
+        if (e == cudaSuccess && n_items > n_rows && !c.arrivals)
+            e = merge_launch(stream, a, m, n_rows);
         if (e != cudaSuccess) return e;
     }
     return cudaSuccess;
@@ -221,7 +246,7 @@ static cudaError_t run_prefill(cudaStream_t stream, const struct attention *a)
     const struct cuda_attn_counts *bounds = &a->on->bounds;
     const struct attn_row_set list = attn_row_set_of(a->on, ATTN_ROWS_PREFILL);
     const int32_t n_segments = (int32_t)segments_of((size_t)bounds->n_keys_prefill);
-    float *state = a->scratch + 4 * a->n_heads, *parts = parts_of(a);
+    float *state = state_of(a, 2), *parts = parts_of(a);
     struct attn_prefill_call c = { a->kv, list, a->q, a->out, parts,   a->n_heads,
                                    1,     0,    0,    0,      a->scale };
     struct merge_call m = { list,       a->out,   parts, state, state, 2 * (size_t)a->n_heads,

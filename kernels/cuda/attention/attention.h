@@ -65,7 +65,7 @@ struct attention {
     bool exact;                    /* all in f32. Otherwise queries and weights may be bf16, or
                                     * f16 if the pool is (larger queries saturate); keys and
                                     * values keep the pool's type, and sums are f32 */
-    float *scratch;                /* [attention_scratch_floats()] */
+    float *scratch;                /* [attention_scratch_floats()], prepared */
     int32_t n_at_once, max_blocks; /* segments at a time, blocks; 0: choose. Tests set them,
                                     * because every choice must give the same bits */
 };
@@ -79,6 +79,9 @@ void attention_list_rows(struct cuda_attn_counts *counts, const struct attn_seq 
 /* Scratch that suffices for any call whose bounds have at most n_rows rows and n_keys keys, with
  * n_heads heads of v_dim; grows with each of them. */
 size_t attention_scratch_floats(size_t n_rows, size_t n_heads, size_t v_dim, size_t n_keys);
+/* Once, before its first use: enqueues what sets its counters to zero, which they are again after
+ * every call. */
+cudaError_t attention_scratch_prepare(cudaStream_t stream, float *scratch);
 /* Bounds for capturing: at most n_rows rows, of which at most n_decode are decode rows and
  * n_prefill prompt rows, and as many keys up to n_keys as one pass over the scratch has room for.
  * Reads only the model's shape from `shape`, no list and no pointers. */

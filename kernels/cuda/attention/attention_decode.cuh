@@ -22,6 +22,7 @@ struct attn_decode_call {
     struct attn_row_set list;
     const float *q;
     float *out, *parts;
+    unsigned *arrivals; /* zeros; NULL: the blocks do not merge */
     int32_t n_heads, v_dim;
     int32_t n_runs;               /* of HEADS query heads per kv head */
     int32_t item_begin, item_end; /* the wave's of (row, segment), as far as there
@@ -34,7 +35,7 @@ struct attn_decode_call {
 /* What a block works on, the same in all threads. */
 struct attn_decode_block {
     struct cuda_attn_row row;
-    int list_row, item;
+    int list_row, item, of_item;    /* of_item: the item's kv_head and run */
     int kv_head, head, n_heads;     /* query heads head .. head + n_heads */
     int segment, first_key, n_keys; /* of the segment; the position of its first key */
     int chunks, v_chunks, v_stride; /* of a key, of a value, and that rounded up to a
@@ -108,6 +109,7 @@ static __device__ __forceinline__ struct attn_decode_block attn_decode_block_of(
     b.item = c.item_begin + unit / per_item;
     b.list_row = row_of_item(c.list.rows, attn_row_set_n(c.list), b.item);
     b.row = c.list.rows[b.list_row];
+    b.of_item = at;
     b.kv_head = at / c.n_runs;
     b.head = b.kv_head * group + at % c.n_runs * heads;
     b.n_heads = min(heads, (b.kv_head + 1) * group - b.head);

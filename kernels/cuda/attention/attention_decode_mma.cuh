@@ -8,7 +8,7 @@
 #ifndef BATON_KERNELS_CUDA_ATTENTION_ATTENTION_DECODE_MMA_CUH
 #define BATON_KERNELS_CUDA_ATTENTION_ATTENTION_DECODE_MMA_CUH
 
-#include "kernels/cuda/attention/attention_decode.cuh"
+#include "kernels/cuda/attention/attention_decode_arrive.cuh"
 #include "kernels/cuda/attention/attention_prefill.cuh"
 
 enum {
@@ -504,7 +504,7 @@ static __global__ void __launch_bounds__(ATTN_MMA_THREADS, 2)
         attn_mma_store_partial<T, DIM>(t);
         __syncthreads();
         attn_mma_finish<T, DIM>(c, b, n_rows);
-        __syncthreads(); /* what is shared is taken again */
+        attn_decode_arrive<ATTN_MMA_THREADS, MERGE_GROUP>(c, b, n_rows); /* begins with a barrier */
     }
 }
 

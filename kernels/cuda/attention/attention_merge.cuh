@@ -1,25 +1,26 @@
-/* attention_merge.cuh - merges results of segments into rows: (m, l, o) in ascending order, by the
- * formulas of kernels/cpu/attention/cpu_attention.c.
+/* attention_merge.cuh - merges results of segments into rows where the blocks that computed them do
+ * not: prompts, and calls that have room for the parts of some segments at a time.
  *
- * A call merges one wave of segments. O of a row stays in `out` and (M, L) in a state for the next
- * wave. A segment's weight does not depend on the sums, so a warp's lanes compute it for 32
- * segments at a time; the sums run in order. Bound by reading the parts, a few percent of the KV.
- * Thread: device. */
+ * A call merges one wave of segments. O of a row stays in `out`; what else the next wave needs, in
+ * a state: of prompt rows (M, L), of the decode row that goes on (M, L) and the group that is not
+ * complete. Bound by reading the parts, a few percent of the KV. Thread: device. */
 #ifndef BATON_KERNELS_CUDA_ATTENTION_ATTENTION_MERGE_CUH
 #define BATON_KERNELS_CUDA_ATTENTION_ATTENTION_MERGE_CUH
 
-#include "kernels/cuda/attention/attention_paged_kv.cuh"
+#include "kernels/cuda/attention/attention_merge_parts.cuh"
 
 enum {
     MERGE_THREADS = 128,
-    MERGE_AHEAD = WARP /* segments that are read at a time */
+    MERGE_AHEAD = WARP /* a prompt row's segments that are read at a time */
 };
 
 struct merge_call {
     struct attn_row_set list;
     float *out;
     const float *parts;
-    const float *before; /* (M, L) per head, state_stride floats further for each row */
+    /* Per head: of prompts (M, L), state_stride floats further for each row; otherwise
+     * [merge_state_floats], of the one row that goes on. */
+    const float *before;
     float *after;
     size_t state_stride;
     int32_t n_heads, v_dim;
@@ -49,82 +50,84 @@ static __device__ __forceinline__ struct merge_span span_of(const struct merge_c
     return s;
 }
 
-/* What a warp knows of up to 32 segments in a row: lane j of the j-th, by the formulas of
- * merge_weights. */
-struct merge_fragment {
-    float a, b, l, M; /* M: the largest of all up to the lane's */
-};
+/* (M, L) of the groups so far, (m, l) and o of the group that goes on. */
+static inline __host__ __device__ size_t merge_state_floats(int v_dim)
+{
+    return part_floats(v_dim);
+}
 
-/* Loads of up to MERGE_AHEAD segments: (m, l) of the lane's, and the lane's element of each. They
- * are on their way while the ones before them are summed up. */
-struct merge_loads {
-    float m, l, o[MERGE_AHEAD];
-};
+/* A lane's element d of a decode row's head, whose parts in the wave begin at `part`: the sum of
+ * all groups and that of the last one. */
+static __device__ __forceinline__ void merge_groups(const float *part, size_t stride, int d,
+                                                    const struct merge_span &s, bool is_one,
+                                                    struct merge_sum<1> *all,
+                                                    struct merge_sum<1> *group)
+{
+    for (int k = s.first; k < s.end;) {
+        const int begun = k % MERGE_GROUP, n = min(MERGE_GROUP - begun, s.end - k);
+        float a, b;
+        merge_all<1, MERGE_GROUP>(part + (size_t)(k - s.first) * stride, stride, 0, d, n, is_one,
+                                  begun > 0, group);
+        k += n;
+        if (k % MERGE_GROUP != 0 && k < s.n) continue;
+        if (k <= MERGE_GROUP) *all = *group;
+        else {
+            merge_weights(&all->M, &all->L, group->M, group->L, &a, &b);
+            all->O[0] = merged(all->O[0], group->O[0], a, b);
+        }
+    }
+}
 
-/* d: the lane's element. n: of MERGE_AHEAD segments whose parts begin at `part`. */
-static __device__ __forceinline__ void merge_load(const float *part, size_t stride, int d, int n,
-                                                  bool is_one, struct merge_loads *to)
+/* One head of a decode row in the wave. */
+static __device__ __forceinline__ void merge_decode_head(const struct merge_call &c,
+                                                         const struct merge_span &s, int head,
+                                                         const float *part, size_t stride,
+                                                         float *out)
+{
+    const size_t at = (size_t)head * merge_state_floats(c.v_dim);
+    const int lane = (int)(threadIdx.x % WARP);
+    struct merge_sum<1> all = { 0, 0, { 0 } }, group = all;
+    for (int begin = (int)threadIdx.x - lane; begin < c.v_dim; begin += MERGE_THREADS) {
+        const int d = begin + lane;
+        const bool is_one = d < c.v_dim;
+        if (s.first > 0) {
+            all.M = c.before[at], all.L = c.before[at + 1];
+            group.M = c.before[at + 2], group.L = c.before[at + 3];
+            if (is_one) all.O[0] = out[d], group.O[0] = c.before[at + PART_HEAD + (size_t)d];
+        }
+        merge_groups(part, stride, d, s, is_one, &all, &group);
+        if (!is_one) continue;
+        out[d] = s.end == s.n ? __fmul_rn(all.O[0], 1.0f / all.L) : all.O[0];
+        if (s.end < s.n) c.after[at + PART_HEAD + (size_t)d] = group.O[0];
+    }
+    if (threadIdx.x == 0 && s.end < s.n) {
+        c.after[at] = all.M, c.after[at + 1] = all.L;
+        c.after[at + 2] = group.M, c.after[at + 3] = group.L;
+    }
+}
+
+/* One head of a prompt row; the state is at `at`. */
+static __device__ __forceinline__ void merge_prefill_head(const struct merge_call &c,
+                                                          const struct merge_span &s, size_t at,
+                                                          const float *part, size_t stride,
+                                                          float *out)
 {
     const int lane = (int)(threadIdx.x % WARP);
-    to->m = lane < n ? part[(size_t)lane * stride] : -INFINITY;
-    to->l = lane < n ? part[(size_t)lane * stride + 1] : 0;
-    UNROLL for (int j = 0; j < MERGE_AHEAD; j++)
-        to->o[j] = is_one && j < n ? part[(size_t)j * stride + PART_HEAD + d] : 0.0f;
-}
-
-/* M: of what came before. */
-static __device__ __forceinline__ struct merge_fragment merge_weigh(float m, float l, float M)
-{
-    const int lane = (int)(threadIdx.x % WARP);
-    struct merge_fragment x;
-    x.l = l;
-    x.M = m > M ? m : M;
-    UNROLL for (int step = 1; step < WARP; step *= 2)
-    {
-        const float before = __shfl_up_sync(0xffffffffu, x.M, (unsigned)step);
-        if (lane >= step) x.M = x.M > before ? x.M : before;
+    struct merge_sum<1> sum = {
+        0, 0, { 0 }
+    };
+    for (int begin = (int)threadIdx.x - lane; begin < c.v_dim; begin += MERGE_THREADS) {
+        const int d = begin + lane;
+        const bool is_one = d < c.v_dim;
+        if (s.first > 0) {
+            sum.M = c.before[at], sum.L = c.before[at + 1];
+            sum.O[0] = is_one ? out[d] : 0.0f;
+        }
+        merge_all<1, MERGE_AHEAD>(part, stride, 0, d, s.end - s.first, is_one, s.first > 0, &sum);
+        if (is_one) out[d] = s.end == s.n ? __fmul_rn(sum.O[0], 1.0f / sum.L) : sum.O[0];
     }
-    const float last = __shfl_up_sync(0xffffffffu, x.M, 1);
-    x.a = expf((lane > 0 ? last : M) - x.M);
-    x.b = expf(m - x.M);
-    return x;
-}
-
-/* Of all segments so far; O: of the lane's element. */
-struct merge_sum {
-    float M, L, O;
-};
-
-/* n segments into s, one after the other: the sums depend on each other. */
-static __device__ __forceinline__ void merge_add(const struct merge_fragment &x,
-                                                 const float o[MERGE_AHEAD], int n,
-                                                 struct merge_sum *s)
-{
-    UNROLL for (int j = 0; j < MERGE_AHEAD; j++)
-    {
-        const float a = __shfl_sync(0xffffffffu, x.a, j), b = __shfl_sync(0xffffffffu, x.b, j),
-                    l = __shfl_sync(0xffffffffu, x.l, j);
-        if (j >= n) break;
-        s->L = fmaf(l, b, __fmul_rn(s->L, a));
-        s->O = merged(s->O, o[j], a, b);
-    }
-    s->M = __shfl_sync(0xffffffffu, x.M, n - 1);
-}
-
-/* n segments whose parts begin at `part`, into s. */
-static __device__ __forceinline__ void merge_all(const float *part, size_t stride, int d, int n,
-                                                 bool is_one, struct merge_sum *s)
-{
-    struct merge_loads next;
-    merge_load(part, stride, d, min((int)MERGE_AHEAD, n), is_one, &next);
-    for (int k = 0; k < n; k += MERGE_AHEAD) {
-        const struct merge_loads now = next;
-        const int left = n - k - MERGE_AHEAD;
-        if (left > 0)
-            merge_load(part + (size_t)(k + MERGE_AHEAD) * stride, stride, d,
-                       min((int)MERGE_AHEAD, left), is_one, &next);
-        merge_add(merge_weigh(now.m, now.l, s->M), now.o, min((int)MERGE_AHEAD, n - k), s);
-    }
+    __syncthreads(); /* `before` is `after` */
+    if (threadIdx.x == 0 && s.end < s.n) c.after[at] = sum.M, c.after[at + 1] = sum.L;
 }
 
 /* One head of the i-th row, by a block: warps take 32 elements at a time. */
@@ -133,25 +136,11 @@ static __device__ __forceinline__ void merge_head(const struct merge_call &c, in
     const struct cuda_attn_row row = attn_row_set_rows(c.list)[i];
     const struct merge_span s = span_of(c, row, i);
     if (s.n == 1 || s.first >= s.end) return; /* one segment: its kernel has finished the row */
-    const size_t at = (size_t)i * c.state_stride + 2 * (size_t)head,
-                 stride = (size_t)c.n_heads * part_floats(c.v_dim);
+    const size_t stride = (size_t)c.n_heads * part_floats(c.v_dim);
     const float *part = c.parts + s.part * stride + (size_t)head * part_floats(c.v_dim);
     float *out = c.out + ((size_t)row.row * (size_t)c.n_heads + (size_t)head) * (size_t)c.v_dim;
-    const int lane = (int)(threadIdx.x % WARP), n = s.end - s.first;
-    struct merge_sum sum = { 0, 0, 0 };
-    for (int begin = (int)threadIdx.x - lane; begin < c.v_dim; begin += MERGE_THREADS) {
-        const int d = begin + lane;
-        const bool is_one = d < c.v_dim;
-        sum.M = s.first ? c.before[at] : part[0];
-        sum.L = s.first ? c.before[at + 1] : part[1];
-        sum.O = !is_one ? 0.0f : s.first ? out[d] : part[PART_HEAD + d];
-        const int begun = s.first ? 0 : 1;
-        merge_all(part + (size_t)begun * stride, stride, d, n - begun, is_one, &sum);
-        if (is_one) out[d] = s.end == s.n ? __fmul_rn(sum.O, 1.0f / sum.L) : sum.O;
-    }
-    __syncthreads(); /* `before` may be `after` */
-    /* of all rows of a numbered wave the one that goes on */
-    if (threadIdx.x == 0 && s.end < s.n) c.after[at] = sum.M, c.after[at + 1] = sum.L;
+    if (c.list.which != ATTN_ROWS_PREFILL) merge_decode_head(c, s, head, part, stride, out);
+    else merge_prefill_head(c, s, (size_t)i * c.state_stride + 2 * (size_t)head, part, stride, out);
 }
 
 static __global__ void __launch_bounds__(MERGE_THREADS, 4) merge_segments(const struct merge_call c)
