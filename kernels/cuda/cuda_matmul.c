@@ -1,10 +1,10 @@
 /* cuda_matmul.c - the ops matmul and experts: prepares inputs as a GEMM kernel takes them, then
  * launches the GEMM, in the stream's order.
  *
- * Inputs are f32 as they are; or f32, bf16 or f16 prepared in the context's buffer (gathered,
- * normalised, rounded); or rows that the previous GEMM quantised for this one; or e4m3 with scales
- * if gemm.h says that the GPU multiplies those. Neighbouring jobs that differ only in columns (the
- * heads of MLA) become one grouped GEMM. Thread: engine. */
+ * Inputs are f32 as they are, or for the GEMM's kernel to round; or f32, bf16 or f16 prepared in
+ * the context's buffer (gathered, normalised, rounded); or rows that the previous GEMM quantised
+ * for this one; or e4m3 with scales if gemm.h says that the GPU multiplies those. Neighbouring jobs
+ * that differ only in columns (the heads of MLA) become one grouped GEMM. Thread: engine. */
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/gemm/gemm_cublaslt.h"
@@ -54,7 +54,14 @@ static struct gemm gemm_of(const struct cuda_ctx *c, const struct weight *w)
 
 /* ---- inputs ---- */
 
-enum cuda_input_type { INPUT_AS_IS, INPUT_F32, INPUT_BF16, INPUT_F16, INPUT_F8 };
+enum cuda_input_type {
+    INPUT_AS_IS,
+    INPUT_IN_GEMM /* its kernel prepares them */,
+    INPUT_F32,
+    INPUT_BF16,
+    INPUT_F16,
+    INPUT_F8
+};
 
 /* How to prepare rows of inputs, and what c->inputs holds. */
 struct cuda_input_spec {
@@ -80,11 +87,35 @@ static size_t f8_bytes(size_t n_rows, size_t n)
                      (n + PREPARE_INPUTS_F8_BLOCK - 1) / PREPARE_INPUTS_F8_BLOCK * sizeof(float));
 }
 
+static bool is_prepared(const struct cuda_input_spec *in)
+{
+    return in->as != INPUT_AS_IS && in->as != INPUT_IN_GEMM;
+}
+
+/* Lets the GEMM's kernel prepare its inputs. */
+static void set_unprepared_inputs(const struct cuda_input_spec *in, struct gemm *g)
+{
+    g->x = in->x;
+    g->x_stride = in->x_stride;
+    g->x_rows = in->x_rows;
+    g->x_f32 = true;
+    g->norm = in->norm;
+    g->norm_eps = in->eps;
+}
+
+static bool gemm_prepares(const struct gemm *g, const struct cuda_input_spec *in)
+{
+    struct gemm call = *g;
+    set_unprepared_inputs(in, &call);
+    return gemm_takes_f32_x(&call);
+}
+
 static enum cuda_input_type choose_input_type(const struct cuda_ctx *c, const struct gemm *g,
                                               const struct cuda_input_spec *in, bool ready)
 {
     if (gemm_wants_f8_x(g) && f8_bytes(in->n_rows, in->n) <= c->inputs.bytes) return INPUT_F8;
     if (ready || (g->layout == GEMM_F32 && !in->norm)) return INPUT_AS_IS;
+    if (gemm_prepares(g, in)) return INPUT_IN_GEMM;
     return g->layout == GEMM_F32 ? INPUT_F32 : g->layout == GEMM_F16 ? INPUT_F16 : INPUT_BF16;
 }
 
@@ -132,6 +163,10 @@ static void run_prepare_inputs(struct cuda_ctx *c, const struct cuda_input_spec 
 /* Lets the GEMM read the prepared inputs. */
 static void set_inputs(const struct cuda_ctx *c, const struct cuda_input_spec *in, struct gemm *g)
 {
+    if (in->as == INPUT_IN_GEMM) {
+        set_unprepared_inputs(in, g);
+        return;
+    }
     g->x = in->as == INPUT_AS_IS ? in->x : c->inputs.ptr;
     g->x_stride = in->as == INPUT_AS_IS
                       ? in->x_stride
@@ -218,8 +253,10 @@ static void add_fused(struct cuda_ctx *c, struct cuda_fused_gemms *b, const stru
     const struct gemm *first = &b->g[0];
     const bool same = b->n > 0 && g->layout == first->layout && g->x == first->x &&
                       g->x_stride == first->x_stride && g->x_rows == first->x_rows &&
-                      g->x_scales == first->x_scales && g->n_rows == first->n_rows &&
-                      g->n_in == first->n_in && g->n_groups == 1 && first->n_groups == 1;
+                      g->x_scales == first->x_scales && g->x_f32 == first->x_f32 &&
+                      g->norm == first->norm && g->norm_eps == first->norm_eps &&
+                      g->n_rows == first->n_rows && g->n_in == first->n_in && g->n_groups == 1 &&
+                      first->n_groups == 1;
     if (!same || b->n == GEMM_FUSED_MAX) flush_fused(c, b);
     b->g[b->n++] = *g;
 }
@@ -249,7 +286,7 @@ static void run_jobs(struct cuda_ctx *c, const struct matmul_args *jobs, size_t 
         join_groups(a, n, &g, &in);
         set_outputs(a, &g);
         in.as = choose_input_type(c, &g, &in, a->x_prequantized);
-        if (in.as != INPUT_AS_IS && !same_inputs(&in, prepared)) {
+        if (is_prepared(&in) && !same_inputs(&in, prepared)) {
             flush_fused(c, &products);
             run_prepare_inputs(c, &in);
             *prepared = in;
@@ -354,11 +391,12 @@ static void run_gate_up(struct cuda_ctx *c, const struct expert_slots_args *a,
     g.begin = a->begin + of->first;
     g.n_groups = of->n;
     g.n_rows = a->n_slots;
+    g.n_x_rows = a->n_x_rows;
     g.y = a->act;
     g.y_stride = prepared_stride(down);
     g.epilogue = silu_epilogue_for(down);
     in.as = choose_input_type(c, &g, &in, false);
-    if (in.as != INPUT_AS_IS && !same_inputs(&in, prepared)) {
+    if (is_prepared(&in) && !same_inputs(&in, prepared)) {
         run_prepare_inputs(c, &in);
         *prepared = in;
     }
@@ -381,11 +419,12 @@ static void run_down(struct cuda_ctx *c, const struct expert_slots_args *a,
     struct gemm g = gemm_of(c, w);
     g.begin = a->begin + of->first;
     g.n_groups = of->n;
-    g.n_rows = a->n_slots;
+    g.n_rows = g.n_x_rows = a->n_slots;
+    g.begin_is_read = true; /* by the kernels of gate and up, which waited for it */
     g.y = a->out;
     g.y_stride = w->n_out;
     in.as = choose_input_type(c, &g, &in, true);
-    if (in.as != INPUT_AS_IS) {
+    if (is_prepared(&in)) {
         run_prepare_inputs(c, &in);
         *prepared = in;
     }

@@ -51,6 +51,9 @@ static gemm_call call_of(const struct gemm *g)
     c.n_columns = gemm_outputs_16(g->epilogue) ? (int32_t)(2 * round_up(g->n_out / 2, GEMM_STEP))
                                                : c.n_out;
     c.x = g->x, c.x_stride = g->x_stride, c.x_rows = g->x_rows, c.x_scales = g->x_scales;
+    c.x_f32 = g->x_f32, c.norm = g->norm, c.eps = g->norm_eps;
+    c.n_x_rows = g->n_x_rows <= INT32_MAX ? (int32_t)g->n_x_rows : 0;
+    c.begin_is_read = g->begin_is_read;
     c.bias = g->bias;
     c.y = g->y, c.y_stride = g->y_stride;
     c.epilogue = g->epilogue, c.paired = g->paired;
@@ -122,26 +125,45 @@ cudaError_t gemm_run_sm90(cudaStream_t stream, const struct gemm *g, int columns
     return is_16 ? gemm_sm90_16(stream, g->layout, &c, columns == 256) : gemm_sm90_f8(stream, &c);
 }
 
+static bool takes_decode(const struct gemm *g, const gemm_call *c)
+{
+    return !g->deterministic && g->n_rows > 0 && !gemm_cublaslt_fits(g) &&
+           gemm_decode_supports(g->layout, c);
+}
+
+bool gemm_takes_f32_x(const struct gemm *g)
+{
+    gemm_call c = call_of(g);
+    c.x_f32 = true;
+    return is_valid(g) && takes_decode(g, &c);
+}
+
 static bool can_fuse(const struct gemm *g, const struct gemm *first)
 {
     return is_valid(g) && g->layout == first->layout && g->layout != GEMM_F32 &&
            !g->deterministic && !g->begin && g->n_groups == 1 && !g->x_scales && g->n_out > 0 &&
            g->n_in == first->n_in && g->x == first->x && g->n_rows == first->n_rows &&
-           g->n_rows <= GEMM_SKINNY_ROWS &&
+           g->x_f32 == first->x_f32 && g->norm == first->norm && g->n_rows <= GEMM_SKINNY_ROWS &&
            round_up(g->n_in, GEMM_STEP) % GEMM_SKINNY_K_STEP == 0 && !gemm_cublaslt_fits(g);
 }
 
 cudaError_t gemm_run_fused(cudaStream_t stream, const struct gemm *g, int n)
 {
     gemm_call calls[GEMM_FUSED_MAX];
-    bool fused = n > 1 && n <= GEMM_FUSED_MAX && g->n_rows > 0;
+    bool fused = n > 1 && n <= GEMM_FUSED_MAX && g->n_rows > 0, decode = true;
     cudaError_t e = cudaSuccess;
     for (int i = 0; fused && i < n; i++) fused = can_fuse(&g[i], g);
     for (int i = 0; i < n && e == cudaSuccess; i++) {
-        if (fused) calls[i] = call_of(&g[i]), calls[i].fused_index = i;
-        else e = gemm_run(stream, &g[i]);
+        if (!fused) {
+            e = gemm_run(stream, &g[i]);
+            continue;
+        }
+        calls[i] = call_of(&g[i]), calls[i].fused_index = i;
+        decode = decode && takes_decode(&g[i], &calls[i]);
     }
-    return fused ? gemm_skinny_fused(stream, g->layout, calls, n) : e;
+    if (!fused) return e;
+    if (decode) return gemm_decode(stream, g->layout, calls, n);
+    return g->x_f32 ? cudaErrorInvalidValue : gemm_skinny_fused(stream, g->layout, calls, n);
 }
 
 cudaError_t gemm_run(cudaStream_t stream, const struct gemm *g)
@@ -150,6 +172,8 @@ cudaError_t gemm_run(cudaStream_t stream, const struct gemm *g)
     if (!is_valid(g)) return cudaErrorInvalidValue;
     if (gemm_cublaslt_fits(g) && gemm_cublaslt_run(stream, g)) return cudaSuccess;
     const gemm_call c = call_of(g);
+    if (takes_decode(g, &c)) return gemm_decode(stream, g->layout, &c, 1);
+    if (g->x_f32 && g->layout != GEMM_F32) return cudaErrorInvalidValue;
     if (g->x_scales) return takes_f8_x(g) ? gemm_sm90_f8(stream, &c) : cudaErrorInvalidValue;
     if (g->layout == GEMM_F32) return gemm_f32(stream, &c);
     if (g->deterministic) return gemm_tiles(stream, g->layout, &c);

@@ -88,9 +88,18 @@ struct gemm {
      * gemm_wants_f8_x says which calls may have it: any number of rows on such a GPU, not
      * `deterministic`, and not groups without `begin`; others fail. */
     const float *x_scales;
-    const float *bias;              /* [n_out] or NULL; of a paired matrix gate's, then up's */
-    void *y;                        /* f32; ready: bf16 or f16 */
-    size_t y_stride;                /* elements between rows */
+    /* x is f32, whatever the layout: the kernel rounds it as prepare_inputs does, after `norm` if
+     * that is not NULL. Rows without padding. gemm_takes_f32_x says which calls may have it; others
+     * fail. */
+    bool x_f32;
+    const float *norm; /* [n_in] */
+    float norm_eps;
+    size_t n_x_rows;    /* with `begin`: rows of x; 0: not known, which excludes some kernels */
+    bool begin_is_read; /* `begin` may be read before the kernel launched before has ended: an
+                         * earlier one wrote it */
+    const float *bias;  /* [n_out] or NULL; of a paired matrix gate's, then up's */
+    void *y;            /* f32; ready: bf16 or f16 */
+    size_t y_stride;    /* elements between rows */
     enum gemm_epilogue epilogue;    /* without SILU, y of a paired matrix interleaves gate and
                                      * up */
     void *scratch;                  /* gemm_scratch_bytes, zeroed once; for calls on one stream.
@@ -114,6 +123,9 @@ size_t gemm_scratch_bytes(void);
 /* Whether x should be quantised to e4m3, for a call with everything set except x, x_stride and
  * x_scales. Depends only on the GPU, layout and shapes. */
 bool gemm_wants_f8_x(const struct gemm *g);
+/* Whether x may be f32, for a call with everything set: few rows of a matrix in another layout,
+ * where a launch that rounds them would cost more than that each block does it. */
+bool gemm_takes_f32_x(const struct gemm *g);
 /* For tests: whether gemm_run takes a kernel of compute capability 9.0 for groups with many rows.
  * It tries the library first if that is allowed. */
 bool gemm_uses_sm90(const struct gemm *g);
@@ -121,8 +133,8 @@ bool gemm_uses_sm90(const struct gemm *g);
  * columns, 128 or, without x_scales, 256. cudaErrorInvalidValue if gemm_run never takes it. */
 cudaError_t gemm_run_sm90(cudaStream_t stream, const struct gemm *g, int columns);
 cudaError_t gemm_run(cudaStream_t stream, const struct gemm *g);
-/* Fused: n GEMMs of the same rows. x, x_stride, x_rows, x_scales, n_rows, n_in and layout are the
- * first one's, and none has groups. The bits are gemm_run's, with one launch if there are few rows,
+/* Fused: n GEMMs of the same rows. x and what describes it, n_rows, n_in and layout are the first
+ * one's, and none has groups. The bits are gemm_run's, with one launch if there are few rows,
  * because a launch costs as much as reading a MiB or more. */
 enum { GEMM_FUSED_MAX = 3 /* q, k, v */ };
 cudaError_t gemm_run_fused(cudaStream_t stream, const struct gemm *g, int n);

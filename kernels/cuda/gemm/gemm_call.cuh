@@ -29,7 +29,12 @@ struct gemm_call {
     const void *x;
     size_t x_stride;
     const int32_t *x_rows;
-    const float *x_scales; /* x is e4m3; NULL: the layout's type */
+    const float *x_scales; /* x is e4m3; NULL: the layout's type, or with x_f32 */
+    bool x_f32;            /* f32, rounded by the kernel, after `norm` if not NULL */
+    const float *norm;
+    float eps;
+    int32_t n_x_rows;   /* with `begin`: rows of x */
+    bool begin_is_read; /* `begin` may be read before the previous kernel has ended */
     const float *bias;
     void *y;
     size_t y_stride;
@@ -47,6 +52,11 @@ cudaError_t gemm_skinny(cudaStream_t stream, enum gemm_weight_layout layout,
 /* Fused: n GEMMs of one group and the same rows, n_in a multiple of GEMM_SKINNY_K_STEP. */
 cudaError_t gemm_skinny_fused(cudaStream_t stream, enum gemm_weight_layout layout,
                               const struct gemm_call *calls, int n);
+/* The same for decode steps, without groups or one GEMM with `begin`. The bits are gemm_skinny's.
+ * gemm_decode_supports: it is faster, for each of the calls. The only kernel with x_f32. */
+bool gemm_decode_supports(enum gemm_weight_layout layout, const struct gemm_call *c);
+cudaError_t gemm_decode(cudaStream_t stream, enum gemm_weight_layout layout,
+                        const struct gemm_call *calls, int n);
 cudaError_t gemm_tiles(cudaStream_t stream, enum gemm_weight_layout layout,
                        const struct gemm_call *c);
 cudaError_t gemm_f32(cudaStream_t stream, const struct gemm_call *c);

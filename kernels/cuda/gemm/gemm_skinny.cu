@@ -5,17 +5,9 @@
  * and the tensor cores multiply. A warp's sum runs over its spans in ascending order; the warps'
  * sums are added in ascending order. Bound by reading W; docs/kernels.md has the reasoning and the
  * instruction counts. Thread: device; gemm_skinny: engine. */
-#include "kernels/cuda/gemm/gemm_split_k.cuh"
-#include "kernels/cuda/gemm/gemm_upconvert.cuh"
+#include "kernels/cuda/gemm/gemm_skinny.cuh"
 
-enum { SKINNY_W_ROWS = 16, SKINNY_PARTIAL = SKINNY_W_ROWS * GEMM_SKINNY_ROWS };
-enum {
-    SKINNY_WARPS = 8,
-    SKINNY_THREADS = SKINNY_WARPS * WARP,
-    SKINNY_SPAN = GEMM_SKINNY_K_STEP,
-    SKINNY_LOADS = 8 /* loads of 16 bytes of W at a time */
-};
-static_assert((int)SKINNY_SPAN == (int)GEMM_F8_BLOCK, "a span of F8 has one scale");
+enum { SKINNY_LOADS = 8 /* loads of 16 bytes of W at a time */ };
 
 /* Per layout: loads per span of a row, elements per load, spans at a time. A thread has two
  * rows. */
@@ -78,19 +70,6 @@ static __device__ __forceinline__ void skinny_load(skinny_weights *to,
             to->v[i] = __ldcs((const uint4 *)(p.w[row] + (size_t)span * shape::SPAN_BYTES +
                                               s * SKINNY_WARPS * shape::SPAN_BYTES + load * 64));
     }
-}
-
-template <enum gemm_weight_layout F>
-static __device__ __forceinline__ void skinny_upconvert(unsigned out[4], const unsigned *in,
-                                                        unsigned *seen)
-{
-    if (F != GEMM_F8) {
-        upconvert_8<F>(out, in);
-        return;
-    }
-    upconvert_e4m3_numbers(out, in);
-    /* nan_e4m3 without its last step */
-    for (int i = 0; i < 2; i++) *seen |= (in[i] & 0x7f7f7f7fu) + 0x01010101u;
 }
 
 /* Multiplies one load of k: both rows of W by the rows of x. */
@@ -339,11 +318,6 @@ template <bool WHOLE> static void (*kernel_of(enum gemm_weight_layout layout))(c
     return kernels[layout];
 }
 
-/* Two blocks per SM; a slice has at least one span per warp. */
-enum { SKINNY_BLOCKS_WANTED = 256, SKINNY_SPLIT_LEAST = SKINNY_WARPS * SKINNY_SPAN };
-static_assert((int)SKINNY_BLOCKS_WANTED <= (int)SPLIT_K_TILES_MAX &&
-                  2 * SKINNY_BLOCKS_WANTED * SKINNY_PARTIAL <= SPLIT_K_FUSED_FLOATS,
-              "see choose_n_splits");
 static_assert(sizeof(gemm_call) % sizeof(unsigned) == 0, "it is copied by words");
 
 cudaError_t gemm_skinny(cudaStream_t stream, enum gemm_weight_layout layout,

@@ -1,0 +1,248 @@
+/* gemm_ring.cuh - W through a ring of shared memory, for the kernels of decode steps.
+ *
+ * Blocks stay for several tiles, and their loads of W run ahead of the sums, across tiles and, for
+ * the first ones, from before the previous kernel's end. A thread copies by cp.async exactly the 16
+ * bytes that it multiplies later, so no barrier is needed: it waits for its own copies. A unit is
+ * what a warp copies at a time: 64 k of 16 rows of W in 16 bits, 128 k of fewer. Thread: device. */
+#ifndef BATON_KERNELS_CUDA_GEMM_GEMM_RING_CUH
+#define BATON_KERNELS_CUDA_GEMM_GEMM_RING_CUH
+
+#include "kernels/cuda/gemm/gemm_skinny.cuh"
+
+enum { RING_THREADS = SKINNY_THREADS, RING_WARPS = SKINNY_WARPS, RING_ROWS = 8 /* of x */ };
+
+/* Per layout: loads of 16 bytes per row and unit, and units in flight: 64 KiB per block. */
+template <enum gemm_weight_layout F> struct ring_shape {
+    enum {
+        ELEMENTS = gemm_stored<F>::PER_16_BYTES,
+        ROW_LOADS = F == GEMM_W4 ? 1 : 2,
+        LOADS = 2 * ROW_LOADS, /* a thread has two rows */
+        K = ROW_LOADS * 4 * ELEMENTS,
+        PER_SPAN = SKINNY_SPAN / K,
+        DEPTH = F == GEMM_W4 ? 9 : 5,
+        BYTES = DEPTH * LOADS * 16 * RING_THREADS,
+        ALL_BYTES = BYTES + (F == GEMM_F8 ? DEPTH * 4 * RING_THREADS : 0) /* with scales */
+    };
+};
+
+/* What a warp reads of a tile: the lane's 16 bytes of the first unit in its two rows of W, and F8's
+ * scale of it. The units of a span follow each other, spans are JUMP apart. */
+struct ring_run {
+    const unsigned char *w[2];
+    const float *f8_scale;
+    int32_t n_units;
+};
+
+/* The place of a unit behind the first, in units of consecutive k. */
+template <enum gemm_weight_layout F, int JUMP>
+static __device__ __forceinline__ int32_t ring_place(int32_t unit)
+{
+    enum { PER_SPAN = ring_shape<F>::PER_SPAN };
+    return unit / PER_SPAN * (JUMP * PER_SPAN) + unit % PER_SPAN;
+}
+
+template <enum gemm_weight_layout F>
+static __device__ __forceinline__ uint4 *ring_slot(unsigned char *ring, int slot)
+{
+    return (uint4 *)(void *)ring + slot * (ring_shape<F>::LOADS * RING_THREADS) + threadIdx.x;
+}
+template <enum gemm_weight_layout F>
+static __device__ __forceinline__ float *ring_scale(unsigned char *ring, int slot)
+{
+    return (float *)(void *)(ring + ring_shape<F>::BYTES) + slot * RING_THREADS + threadIdx.x;
+}
+
+/* The rows of W of a tile that the lane reads from span `span` on. Both have one block of F8's
+ * scales: they are 8 apart, from a multiple of 16 on, and both belong to gate or to up. */
+template <enum gemm_weight_layout F>
+static __device__ __forceinline__ ring_run ring_run_of(const gemm_call &c, int32_t group,
+                                                       int32_t tile, int32_t span, int32_t n_spans)
+{
+    const int32_t lane = (int32_t)threadIdx.x % WARP, row = tile * SKINNY_W_ROWS + lane / 4,
+                  last = c.n_out - 1;
+    const unsigned char *w = c.w + (size_t)group * c.w_stride + lane % 4 * 16 +
+                             (size_t)span * (ring_shape<F>::PER_SPAN * ring_shape<F>::ROW_LOADS) *
+                                 64;
+    ring_run r = {};
+    r.w[0] = w + (size_t)min(row, last) * c.row_bytes;
+    r.w[1] = w + (size_t)min(row + 8, last) * c.row_bytes;
+    r.n_units = n_spans * ring_shape<F>::PER_SPAN;
+    if (F == GEMM_F8) r.f8_scale = f8_scales(c, group, min(row, last)) + span;
+    return r;
+}
+
+/* ---- copying ahead ---- */
+
+/* The copies of a warp through its jobs (JOBS: first, step, end, and run_of(job)). */
+struct ring_feed {
+    ring_run run;
+    int32_t job, unit, slot;
+};
+
+template <class JOBS> static __device__ __forceinline__ ring_feed ring_feed_of(const JOBS &jobs)
+{
+    ring_feed f = {};
+    f.job = jobs.first - jobs.step;
+    return f;
+}
+
+/* Starts copying the next unit, if there is one; always one group of cp.async. */
+template <enum gemm_weight_layout F, int JUMP, class JOBS>
+static __device__ __forceinline__ void ring_copy(ring_feed *f, const JOBS &jobs,
+                                                 unsigned char *ring)
+{
+    typedef ring_shape<F> shape;
+    while (f->unit == f->run.n_units && f->job < jobs.end) {
+        f->job += jobs.step;
+        f->unit = 0, f->run.n_units = 0;
+        if (f->job < jobs.end) f->run = jobs.run_of(f->job);
+    }
+    if (f->unit < f->run.n_units) {
+        const int32_t at = ring_place<F, JUMP>(f->unit);
+        uint4 *slot = ring_slot<F>(ring, f->slot);
+#pragma unroll
+        for (int i = 0; i < shape::LOADS; i++)
+            copy_async_16(slot + i * RING_THREADS,
+                          f->run.w[i % 2] + (size_t)at * (shape::ROW_LOADS * 64) + i / 2 * 64, 16);
+        if (F == GEMM_F8) copy_async_4(ring_scale<F>(ring, f->slot), f->run.f8_scale + at, 4);
+        f->unit++;
+    }
+    copy_async_commit();
+    f->slot = f->slot + 1 == shape::DEPTH ? 0 : f->slot + 1;
+}
+
+/* All but one slot, which the first ring_copy of the sums takes. */
+template <enum gemm_weight_layout F, int JUMP, class JOBS>
+static __device__ __forceinline__ ring_feed ring_fill(const JOBS &jobs, unsigned char *ring)
+{
+    ring_feed f = ring_feed_of(jobs);
+#pragma unroll 1
+    for (int i = 0; i + 1 < ring_shape<F>::DEPTH; i++) ring_copy<F, JUMP>(&f, jobs, ring);
+    return f;
+}
+
+/* ---- sums ---- */
+
+/* seen: F8, both rows' bytes so far; more than 0x7f if one was NaN. */
+struct ring_sums {
+    float v[4];
+    unsigned seen;
+};
+
+/* Adds a unit's products with the lane's elements of x. */
+template <enum gemm_weight_layout F>
+static __device__ __forceinline__ void ring_multiply(ring_sums *sums, unsigned char *ring, int slot,
+                                                     const uint16_t *x)
+{
+    typedef ring_shape<F> shape;
+    float of_span[4] = {};
+    float *to = F == GEMM_F8 ? of_span : sums->v;
+    uint4 w[shape::LOADS];
+#pragma unroll
+    for (int i = 0; i < shape::LOADS; i++) w[i] = ring_slot<F>(ring, slot)[i * RING_THREADS];
+#pragma unroll
+    for (int part = 0; part < shape::ROW_LOADS; part++) {
+        const unsigned low[4] = { w[2 * part].x, w[2 * part].y, w[2 * part].z, w[2 * part].w },
+                       high[4] = { w[2 * part + 1].x, w[2 * part + 1].y, w[2 * part + 1].z,
+                                   w[2 * part + 1].w };
+#pragma unroll
+        for (int e = 0; e < shape::ELEMENTS / 8; e++) {
+            unsigned a[2][4];
+            skinny_upconvert<F>(a[0], low + e * gemm_stored<F>::WORDS_PER_8, &sums->seen);
+            skinny_upconvert<F>(a[1], high + e * gemm_stored<F>::WORDS_PER_8, &sums->seen);
+            const uint4 b = *(const uint4 *)(x + part * 4 * shape::ELEMENTS + 8 * e);
+            const unsigned first[4] = { a[0][0], a[1][0], a[0][1], a[1][1] },
+                           second[4] = { a[0][2], a[1][2], a[0][3], a[1][3] };
+            const unsigned b_first[2] = { b.x, b.y }, b_second[2] = { b.z, b.w };
+            mma_of<F>(to, first, b_first);
+            mma_of<F>(to, second, b_second);
+        }
+    }
+    if (F != GEMM_F8) return;
+    const float scale = *ring_scale<F>(ring, slot);
+    for (int i = 0; i < 4; i++) sums->v[i] = __fmaf_rn(of_span[i], scale, sums->v[i]);
+}
+
+/* F8: one NaN weight makes every sum of its row NaN. `seen` says only that the warp met one; rescan
+ * to find the row, since valid weights hold none. */
+template <enum gemm_weight_layout F, int JUMP>
+static __device__ __forceinline__ void ring_restore_nan(ring_sums *sums, const ring_run &run)
+{
+    if (F != GEMM_F8 || !__any_sync(0xffffffffu, (sums->seen & 0x80808080u) != 0)) return;
+    unsigned nan[2] = { 0, 0 };
+#pragma unroll 1
+    for (int32_t load = 0; load < run.n_units * ring_shape<F>::ROW_LOADS; load++)
+        for (int i = 0; i < 2; i++) {
+            const int32_t at = ring_place<F, JUMP>(load / ring_shape<F>::ROW_LOADS) *
+                                   ring_shape<F>::ROW_LOADS +
+                               load % ring_shape<F>::ROW_LOADS;
+            const uint4 w = *(const uint4 *)(run.w[i] + (size_t)at * 64);
+            nan[i] |= nan_e4m3(w.x) | nan_e4m3(w.y) | nan_e4m3(w.z) | nan_e4m3(w.w);
+        }
+    for (int i = 0; i < 2; i++) {
+        nan[i] |= __shfl_xor_sync(0xffffffffu, nan[i], 1);
+        nan[i] |= __shfl_xor_sync(0xffffffffu, nan[i], 2);
+        if (nan[i]) sums->v[2 * i] = sums->v[2 * i + 1] = __uint_as_float(0x7fc00000u);
+    }
+}
+
+/* The sums of a job, from the ring and a row of x in shared memory, from the run's first k on. */
+template <enum gemm_weight_layout F, int JUMP, class JOBS>
+static __device__ __forceinline__ ring_sums ring_sum(ring_feed *f, int *slot, const JOBS &jobs,
+                                                     int32_t n_units, unsigned char *ring,
+                                                     const uint16_t *x)
+{
+    typedef ring_shape<F> shape;
+    ring_sums sums = {};
+#pragma unroll 1
+    for (int32_t unit = 0; unit < n_units; unit++) {
+        copy_async_wait<shape::DEPTH - 2>();
+        ring_copy<F, JUMP>(f, jobs, ring);
+        ring_multiply<F>(&sums, ring, *slot, x + (size_t)ring_place<F, JUMP>(unit) * shape::K);
+        *slot = *slot + 1 == shape::DEPTH ? 0 : *slot + 1;
+    }
+    return sums;
+}
+
+/* ---- groups ---- */
+
+enum { RING_TILES_MAX = 128 /* of rows of x, and so their number at most */ };
+
+/* Tiles of at most RING_ROWS rows, through all groups. */
+struct ring_tiles {
+    gemm_rows of[RING_TILES_MAX];
+    int32_t n;
+};
+
+/* By one warp, into shared memory. `begin` is read past L1, because this may be called before
+ * grid_dependency_sync(). */
+static __device__ __forceinline__ void ring_find_tiles(const gemm_call &c, ring_tiles *to)
+{
+    const int32_t lane = (int32_t)threadIdx.x % WARP;
+    int32_t n = 0;
+    for (int32_t first = 0; first < c.n_groups; first += WARP * GROUPS_PER_LANE) {
+        const int32_t group = first + lane * GROUPS_PER_LANE;
+        const gemm_begins begins = begins_of_lane<true>(c, group);
+        int32_t mine = 0;
+        for (int i = 0; i < GROUPS_PER_LANE; i++)
+            mine += (rows_between<true>(c, group + i, begins.of[i], begins.of[i + 1]).n +
+                     RING_ROWS - 1) /
+                    RING_ROWS;
+        int32_t up_to = mine;
+        for (int step = 1; step < WARP; step *= 2) {
+            const int32_t before = __shfl_up_sync(0xffffffffu, up_to, (unsigned)step);
+            if (lane >= step) up_to += before;
+        }
+        int32_t at = n + up_to - mine;
+        for (int i = 0; i < GROUPS_PER_LANE; i++) {
+            const gemm_rows r = rows_between<true>(c, group + i, begins.of[i], begins.of[i + 1]);
+            for (int32_t skip = 0; skip < r.n && at < RING_TILES_MAX; skip += RING_ROWS)
+                to->of[at++] = gemm_rows{ r.group, r.begin + skip,
+                                          min(r.n - skip, (int32_t)RING_ROWS) };
+        }
+        n += __shfl_sync(0xffffffffu, up_to, WARP - 1);
+    }
+    if (lane == 0) to->n = min(n, (int32_t)RING_TILES_MAX);
+}
+
+#endif
