@@ -321,17 +321,22 @@ static struct cuda_expert_range expert_range_from(const struct expert_slots_args
     return s;
 }
 
-/* Runs g for n groups: one call if the matrices are at equal distances, as after packing; otherwise
- * one each. */
+/* Whether the matrices are at equal distances, as after packing. */
+static bool have_stride(const struct weight *w, int32_t n, size_t *stride)
+{
+    const char *first = w[0].data;
+    *stride = n > 1 ? (size_t)((const char *)w[1].data - first) : 0;
+    bool even = true;
+    for (int32_t i = 1; i < n; i++)
+        even = even && (const char *)w[i].data == first + (size_t)i * *stride;
+    return even;
+}
+
+/* Runs g for n groups: one call if the matrices have a stride; otherwise one each. */
 static void run_group(struct cuda_ctx *c, const struct weight *w, int32_t n, struct gemm g,
                       const char *what)
 {
-    const char *first = w[0].data;
-    g.w_stride = n > 1 ? (size_t)((const char *)w[1].data - first) : 0;
-    bool even = true;
-    for (int32_t i = 1; i < n; i++)
-        even = even && (const char *)w[i].data == first + (size_t)i * g.w_stride;
-    if (even) {
+    if (have_stride(w, n, &g.w_stride)) {
         (void)cuda_check(c->device, gemm_run(c->device->stream, &g), what);
         return;
     }
@@ -405,8 +410,31 @@ static void run_gate_up(struct cuda_ctx *c, const struct expert_slots_args *a,
     run_group(c, w, of->n, g, "gate and up of experts"); /* [slots, I] */
 }
 
-static void run_down(struct cuda_ctx *c, const struct expert_slots_args *a,
-                     const struct cuda_expert_range *of, struct cuda_input_spec *prepared)
+/* Down of all experts and the sums of each row's, if one launch can do both. */
+static bool run_down_combined(struct cuda_ctx *c, const struct weight *w, struct gemm g,
+                              const struct combine_args *to)
+{
+    const struct gemm_choices choices = {
+        .index = to->index,
+        .weights = to->weights,
+        .n_rows = (int32_t)to->n_rows,
+        .n_used = (int32_t)to->n_used,
+        .y = to->y,
+        .y_stride = to->n,
+        .add = to->add,
+    };
+    if (to->n_rows > INT32_MAX || !have_stride(w, g.n_groups, &g.w_stride) ||
+        !gemm_can_combine(&g, &choices))
+        return false;
+    (void)cuda_check(c->device, gemm_run_combined(c->device->stream, &g, &choices),
+                     "down of experts and their sums");
+    return true;
+}
+
+/* all: sums that the slots of all experts are for, or NULL. Returns whether they are done. */
+static bool run_down(struct cuda_ctx *c, const struct expert_slots_args *a,
+                     const struct cuda_expert_range *of, struct cuda_input_spec *prepared,
+                     const struct combine_args *all)
 {
     const struct weight *w = &a->down[of->first];
     struct cuda_input_spec in = {
@@ -429,7 +457,9 @@ static void run_down(struct cuda_ctx *c, const struct expert_slots_args *a,
         *prepared = in;
     }
     set_inputs(c, &in, &g);
+    if (all && of->n == a->n_experts && run_down_combined(c, w, g, all)) return true;
     run_group(c, w, of->n, g, "down of experts"); /* [slots, H] */
+    return false;
 }
 
 /* Gate and up of the shared expert and of the others take the same inputs, which the inputs of down
@@ -443,14 +473,6 @@ void cuda_experts(struct kernel_ctx *base, const struct experts_args *a)
     if (!a->sorted)
         (void)cuda_check(c->device, moe_sort_rows(c->device->stream, a, cuda_n_real_rows(c)),
                          "sorting rows by expert");
-    run_shared_gate_up(c, a, &prepared);
-    /* ranges may use the same buffer one after the other */
-    for (struct cuda_expert_range of = expert_range_from(&slots, 0); of.n > 0;
-         of = expert_range_from(&slots, of.first + of.n)) {
-        run_gate_up(c, &slots, &of, &prepared);
-        if (of.first == 0) run_shared_down(c, a, &prepared);
-        run_down(c, &slots, &of, &prepared);
-    }
     const struct combine_args all = {
         .y = a->x,
         .rows = a->out,
@@ -461,7 +483,16 @@ void cuda_experts(struct kernel_ctx *base, const struct experts_args *a)
         .n = a->down[0].n_out,
         .add = true,
     };
-    cuda_combine(base, &all); /* [rows, H] */
+    bool combined = false;
+    run_shared_gate_up(c, a, &prepared);
+    /* ranges may use the same buffer one after the other */
+    for (struct cuda_expert_range of = expert_range_from(&slots, 0); of.n > 0;
+         of = expert_range_from(&slots, of.first + of.n)) {
+        run_gate_up(c, &slots, &of, &prepared);
+        if (of.first == 0) run_shared_down(c, a, &prepared);
+        combined = run_down(c, &slots, &of, &prepared, &all);
+    }
+    if (!combined) cuda_combine(base, &all); /* [rows, H] */
 }
 
 void cuda_expert_slots(struct kernel_ctx *base, const struct expert_slots_args *a)
@@ -472,6 +503,6 @@ void cuda_expert_slots(struct kernel_ctx *base, const struct expert_slots_args *
     for (struct cuda_expert_range of = expert_range_from(a, 0); of.n > 0;
          of = expert_range_from(a, of.first + of.n)) {
         run_gate_up(c, a, &of, &prepared);
-        run_down(c, a, &of, &prepared);
+        (void)run_down(c, a, &of, &prepared, NULL);
     }
 }

@@ -210,6 +210,111 @@ TEST(decode_groups_have_the_bits_of_the_kernel_for_more_rows)
         }
 }
 
+/* ---- with the sums of the choices ---- */
+
+/* Slots of rows: every row has n_used slots anywhere. */
+struct choices {
+    size_t n_rows, n_used;
+    std::vector<int32_t> index;
+    std::vector<float> weights, y;
+};
+
+static choices some_choices(const decode_trial &t, size_t n_rows)
+{
+    numbers from = { 11 };
+    choices c = { n_rows, t.n_rows / n_rows, {}, {}, {} };
+    for (size_t i = 0; i < n_rows * c.n_used; i++)
+        c.index.push_back((int32_t)(i * 7 % (n_rows * c.n_used)));
+    c.weights = some_floats(n_rows * c.n_used, &from);
+    c.y = some_floats(n_rows * (t.n_out + 3), &from);
+    return c;
+}
+
+static std::vector<float> run_combined(const decode_memory &m, const choices &c, bool read)
+{
+    device_bytes index(c.index), weights(c.weights), y(c.y);
+    struct gemm g = product_of(m, PREPARED);
+    const struct gemm_choices to = { (const int32_t *)index.p,
+                                     (const float *)weights.p,
+                                     (int32_t)c.n_rows,
+                                     (int32_t)c.n_used,
+                                     (float *)y.p,
+                                     m.t.n_out + 3,
+                                     true };
+    g.bias = nullptr, g.n_x_rows = g.n_rows, g.begin_is_read = read;
+    CHECK(gemm_can_combine(&g, &to));
+    GOOD(gemm_run_combined(nullptr, &g, &to));
+    GOOD(cudaDeviceSynchronize());
+    std::vector<float> got(c.y.size());
+    GOOD(cudaMemcpy(got.data(), y.p, got.size() * 4, cudaMemcpyDeviceToHost));
+    return got;
+}
+
+/* Sums in f32 of n_in terms, and one rounding per choice. */
+static void check_element(const decode_trial &t, const choices &c,
+                          const std::vector<reference_matrix> &w, const std::vector<double> &x,
+                          size_t row, size_t column, float got)
+{
+    double want = c.y[row * (t.n_out + 3) + column], may_err = 0x1p-22 * fabs(want) + 1e-30;
+    for (size_t j = 0; j < c.n_used; j++) {
+        const size_t choice = row * c.n_used + j, slot = (size_t)c.index[choice];
+        size_t group = 0;
+        while ((size_t)t.begin[group + 1] <= slot) group++;
+        const reference_sum s = reference_dot(w[group], t.n_in, column, &x[slot * t.n_in]);
+        want += (double)c.weights[choice] * s.value;
+        may_err += fabs((double)c.weights[choice]) *
+                   (((double)t.n_in + 8) * 0x1p-24 * s.magnitude + 0x1p-22 * fabs(s.value));
+        may_err += 0x1p-23 * fabs(want);
+    }
+    if (!(fabs(got - want) <= may_err))
+        test_fail(__FILE__, __LINE__,
+                  "layout %d, %zu rows, %zu x %zu: y[%zu][%zu] is %.9g, not %.9g +- %.3g", t.layout,
+                  c.n_rows, t.n_out, t.n_in, row, column, (double)got, want, may_err);
+}
+
+static void check_combined(const decode_trial &t, size_t n_rows)
+{
+    const choices c = some_choices(t, n_rows);
+    decode_memory *m = make(t);
+    prepare(*m);
+    numbers from = { 7 + (uint64_t)t.layout }; /* as `matrices` has it */
+    std::vector<reference_matrix> w;
+    for (size_t g = 0; g + 1 < t.begin.size(); g++)
+        w.push_back(reference_pack(t.layout, false, t.n_out, t.n_in, &from));
+    std::vector<uint16_t> bits(t.n_rows * t.n_in);
+    GOOD(cudaMemcpy(bits.data(), m->ready.p, bits.size() * 2, cudaMemcpyDeviceToHost));
+    std::vector<double> x;
+    for (uint16_t b : bits) x.push_back(float_of(gemm_x_type(t.layout), b));
+    const std::vector<float> got = run_combined(*m, c, false);
+    for (size_t row = 0; row < n_rows; row++)
+        for (size_t i = 0; i < t.n_out + 3; i++) {
+            const size_t at = row * (t.n_out + 3) + i;
+            if (i < t.n_out) check_element(t, c, w, x, row, i, got[at]);
+            else CHECK(got[at] == c.y[at]); /* beside the row */
+        }
+    const std::vector<float> again = run_combined(*m, c, true);
+    CHECK(memcmp(got.data(), again.data(), got.size() * 4) == 0);
+    delete m;
+}
+
+/* One and several rows, groups without rows and with more than 8, more groups than warps, more
+ * tiles than blocks. */
+TEST(decode_combined_equals_a_plain_loop)
+{
+    need_gpu();
+    for (int layout = GEMM_BF16; layout < GEMM_WEIGHT_LAYOUTS; layout++) {
+        decode_trial t;
+        t.layout = (enum gemm_weight_layout)layout;
+        t.begin = { 0, 0, 1, 1, 2, 3, 3 }, t.n_rows = t.n_x_rows = 3, t.n_out = 300, t.n_in = 256;
+        check_combined(t, 1);
+        t.begin = { 0, 11, 12, 12, 24 }, t.n_rows = t.n_x_rows = 24, t.n_out = 41, t.n_in = 640;
+        check_combined(t, 8);
+        t.begin = { 0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12 }, t.n_rows = t.n_x_rows = 12,
+        t.n_out = 16, t.n_in = 128;
+        check_combined(t, 3);
+    }
+}
+
 TEST(decode_keeps_nan_of_f8)
 {
     need_gpu();
@@ -240,4 +345,5 @@ TEST(decode_refuses_f32_rows_that_no_kernel_takes)
 
 TEST_MAIN(CASE_T(decode_rows_have_the_bits_of_more_rows, 250),
           CASE_T(decode_groups_have_the_bits_of_the_kernel_for_more_rows, 250),
-          CASE(decode_keeps_nan_of_f8), CASE(decode_refuses_f32_rows_that_no_kernel_takes))
+          CASE_T(decode_combined_equals_a_plain_loop, 250), CASE(decode_keeps_nan_of_f8),
+          CASE(decode_refuses_f32_rows_that_no_kernel_takes))

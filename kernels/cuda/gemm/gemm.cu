@@ -180,3 +180,18 @@ cudaError_t gemm_run(cudaStream_t stream, const struct gemm *g)
     if (g->n_rows <= GEMM_SKINNY_ROWS) return gemm_skinny(stream, g->layout, &c);
     return g->begin ? run_groups(stream, g->layout, c) : run_large(stream, g->layout, &c);
 }
+
+bool gemm_can_combine(const struct gemm *g, const struct gemm_choices *to)
+{
+    if (!is_valid(g) || g->deterministic || g->n_rows == 0 || g->n_out == 0) return false;
+    const gemm_call c = call_of(g);
+    return gemm_combine_supports(g->layout, &c, to);
+}
+
+cudaError_t gemm_run_combined(cudaStream_t stream, const struct gemm *g,
+                              const struct gemm_choices *to)
+{
+    if (!gemm_can_combine(g, to)) return cudaErrorInvalidValue;
+    const gemm_call c = call_of(g);
+    return gemm_combine(stream, g->layout, &c, to);
+}

@@ -139,6 +139,21 @@ cudaError_t gemm_run(cudaStream_t stream, const struct gemm *g);
 enum { GEMM_FUSED_MAX = 3 /* q, k, v */ };
 cudaError_t gemm_run_fused(cudaStream_t stream, const struct gemm *g, int n);
 
+/* Experts' results added up instead of stored: y[i] = (add ? y[i] : 0) + sum over j ascending of
+ * weights[i][j] * (W x)[index[i][j]], accumulated by fused multiply-adds. */
+struct gemm_choices {
+    const int32_t *index; /* [n_rows][n_used] */
+    const float *weights; /* [n_rows][n_used] */
+    int32_t n_rows, n_used;
+    float *y;
+    size_t y_stride;
+    bool add;
+};
+/* Whether one launch computes both, for a call with `begin` and everything set but y: few rows. */
+bool gemm_can_combine(const struct gemm *g, const struct gemm_choices *to);
+cudaError_t gemm_run_combined(cudaStream_t stream, const struct gemm *g,
+                              const struct gemm_choices *to);
+
 #ifdef __cplusplus
 }
 #endif

@@ -57,6 +57,11 @@ cudaError_t gemm_skinny_fused(cudaStream_t stream, enum gemm_weight_layout layou
 bool gemm_decode_supports(enum gemm_weight_layout layout, const struct gemm_call *c);
 cudaError_t gemm_decode(cudaStream_t stream, enum gemm_weight_layout layout,
                         const struct gemm_call *calls, int n);
+/* With the sums over the choices; gemm_combine_supports: it is possible and faster. */
+bool gemm_combine_supports(enum gemm_weight_layout layout, const struct gemm_call *c,
+                           const struct gemm_choices *to);
+cudaError_t gemm_combine(cudaStream_t stream, enum gemm_weight_layout layout,
+                         const struct gemm_call *c, const struct gemm_choices *to);
 cudaError_t gemm_tiles(cudaStream_t stream, enum gemm_weight_layout layout,
                        const struct gemm_call *c);
 cudaError_t gemm_f32(cudaStream_t stream, const struct gemm_call *c);

@@ -170,39 +170,6 @@ static __global__ void __launch_bounds__(RING_THREADS, 2)
 
 /* ---- the host ---- */
 
-struct decode_device {
-    int n_sms;
-    size_t shared_max; /* of a block */
-};
-
-static decode_device query_device()
-{
-    decode_device d = { 1, 0 };
-    int ordinal, n_sms = 0, shared_max = 0;
-    if (cudaGetDevice(&ordinal) == cudaSuccess &&
-        cudaDeviceGetAttribute(&n_sms, cudaDevAttrMultiProcessorCount, ordinal) == cudaSuccess &&
-        cudaDeviceGetAttribute(&shared_max, cudaDevAttrMaxSharedMemoryPerBlockOptin, ordinal) ==
-            cudaSuccess)
-        d.n_sms = n_sms, d.shared_max = (size_t)shared_max;
-    return d;
-}
-
-static const decode_device &this_device()
-{
-    static const decode_device device = query_device();
-    return device;
-}
-
-static size_t ring_bytes(enum gemm_weight_layout layout)
-{
-    return layout == GEMM_F8   ? (size_t)ring_shape<GEMM_F8>::ALL_BYTES
-           : layout == GEMM_W4 ? (size_t)ring_shape<GEMM_W4>::ALL_BYTES
-                               : (size_t)ring_shape<GEMM_BF16>::ALL_BYTES;
-}
-static_assert((int)ring_shape<GEMM_W8>::ALL_BYTES == (int)ring_shape<GEMM_BF16>::ALL_BYTES &&
-                  (int)ring_shape<GEMM_F16>::ALL_BYTES == (int)ring_shape<GEMM_BF16>::ALL_BYTES,
-              "see ring_bytes");
-
 static size_t shared_bytes(enum gemm_weight_layout layout, const gemm_call &c)
 {
     return ring_bytes(layout) + ring_x_bytes(c.n_in, c.begin ? c.n_x_rows : c.n_rows);
@@ -210,8 +177,7 @@ static size_t shared_bytes(enum gemm_weight_layout layout, const gemm_call &c)
 
 /* What every block reads of x, from L2, while its first loads of W are under way. */
 enum { DECODE_X_MAX = 16384 };
-/* with the system's KiB; an SM's, for whole blocks */
-enum { DECODE_STATIC_SHARED = 13 * 1024, SM_SHARED = 228 * 1024 };
+enum { DECODE_STATIC_SHARED = 13 * 1024 /* with the system's KiB */ };
 
 static bool is_aligned_16(const void *p) { return (uintptr_t)p % 16 == 0; }
 
@@ -224,16 +190,14 @@ bool gemm_decode_supports(enum gemm_weight_layout layout, const struct gemm_call
     if (c->n_rows > (c->begin ? (int32_t)RING_TILES_MAX : (int32_t)RING_ROWS)) return false;
     if (c->x_f32 && c->n_in > RING_X_ROUNDED_MAX) return false;
     if (c->x_stride % 8 != 0 || !is_aligned_16(c->x) || !is_aligned_16(c->norm)) return false;
-    return shared_bytes(layout, *c) + DECODE_STATIC_SHARED <= this_device().shared_max;
+    return shared_bytes(layout, *c) + DECODE_STATIC_SHARED <= ring_this_device().shared_max;
 }
 
 template <enum gemm_weight_layout F>
 static cudaError_t run(cudaStream_t stream, const decode_calls &all, size_t n_jobs)
 {
-    const size_t shared = shared_bytes(F, all.of[0]),
-                 per_sm = 2 * (shared + DECODE_STATIC_SHARED) <= SM_SHARED ? 2 : 1,
-                 enough = per_sm * (size_t)this_device().n_sms;
-    return launch(stream, decode_kernel<F>, dim3((unsigned)(n_jobs < enough ? n_jobs : enough)),
+    const size_t shared = shared_bytes(F, all.of[0]);
+    return launch(stream, decode_kernel<F>, dim3(ring_grid(n_jobs, shared + DECODE_STATIC_SHARED)),
                   dim3(RING_THREADS), shared, all);
 }
 

@@ -245,4 +245,49 @@ static __device__ __forceinline__ void ring_find_tiles(const gemm_call &c, ring_
     if (lane == 0) to->n = min(n, (int32_t)RING_TILES_MAX);
 }
 
+/* ---- the host ---- */
+
+struct ring_device {
+    int n_sms;
+    size_t shared_max, shared_of_sm; /* of a block; of an SM */
+};
+
+static inline ring_device ring_query_device()
+{
+    ring_device d = { 1, 0, 0 };
+    int ordinal, n_sms = 0, shared_max = 0, of_sm = 0;
+    if (cudaGetDevice(&ordinal) == cudaSuccess &&
+        cudaDeviceGetAttribute(&n_sms, cudaDevAttrMultiProcessorCount, ordinal) == cudaSuccess &&
+        cudaDeviceGetAttribute(&of_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor, ordinal) ==
+            cudaSuccess &&
+        cudaDeviceGetAttribute(&shared_max, cudaDevAttrMaxSharedMemoryPerBlockOptin, ordinal) ==
+            cudaSuccess)
+        d = ring_device{ n_sms, (size_t)shared_max, (size_t)of_sm };
+    return d;
+}
+
+static inline const ring_device &ring_this_device()
+{
+    static const ring_device device = ring_query_device();
+    return device;
+}
+
+static inline size_t ring_bytes(enum gemm_weight_layout layout)
+{
+    static_assert((int)ring_shape<GEMM_W8>::ALL_BYTES == (int)ring_shape<GEMM_BF16>::ALL_BYTES &&
+                      (int)ring_shape<GEMM_F16>::ALL_BYTES == (int)ring_shape<GEMM_BF16>::ALL_BYTES,
+                  "one of them stands for all");
+    return layout == GEMM_F8   ? (size_t)ring_shape<GEMM_F8>::ALL_BYTES
+           : layout == GEMM_W4 ? (size_t)ring_shape<GEMM_W4>::ALL_BYTES
+                               : (size_t)ring_shape<GEMM_BF16>::ALL_BYTES;
+}
+
+/* Blocks for n_jobs: as many as run at a time, two per SM if their shared memory fits. */
+static inline unsigned ring_grid(size_t n_jobs, size_t shared)
+{
+    const ring_device &device = ring_this_device();
+    const size_t enough = (size_t)device.n_sms * (2 * shared <= device.shared_of_sm ? 2 : 1);
+    return (unsigned)(n_jobs < enough ? n_jobs : enough);
+}
+
 #endif
