@@ -130,8 +130,8 @@ struct attn_args {
  * lower index. Weights are p without bias, if normalised divided by max(sum, norm_min) or
  * (sum + norm_min), times scale. shared/model/families set the values. */
 struct route_args {
-    const float *logits; /* [n_rows, n_experts] */
-    const float *bias;   /* [n_experts] or NULL */
+    float *logits;     /* [n_rows, n_experts]; scratch if rows are sorted */
+    const float *bias; /* [n_experts] or NULL */
     size_t n_rows;
     int32_t n_experts, n_used, n_groups, topk_groups; /* n_groups 1: no groups */
     enum { ROUTE_SOFTMAX, ROUTE_SIGMOID } score;
