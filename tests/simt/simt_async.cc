@@ -7,8 +7,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "tests/simt/include/cuda_runtime.h"
 #include "tests/simt/simt_block.h"
 #include "tests/simt/simt_memory.h"
+#include "tests/simt/simt_overlap.h"
 #include "tests/simt/simt_sanitize.h"
 #include "tests/simt/simt_sm90.h"
 
@@ -35,6 +37,7 @@ void simt_cp_async(void *shared, const void *global, int bytes, int src_bytes)
     if ((uintptr_t)shared % (unsigned)bytes || (src_bytes && (uintptr_t)global % (unsigned)bytes))
         simt_die("cp.async of %d bytes from %p to %p: not aligned", bytes, global, shared);
     check_memory(shared, src_bytes ? global : nullptr);
+    if (simt_is_early && src_bytes) simt_overlap_check_read(global, (size_t)src_bytes);
     memset(shared, 0xff, (size_t)bytes);
     simt_proxy_ordered(shared, (size_t)bytes);
     copies.queue.push_back({ (char *)shared, (const char *)global, bytes, src_bytes });
@@ -47,6 +50,7 @@ void simt_prefetch(const void *global, unsigned n)
 #if !SIMT_TSAN
     if (!simt_memory_is_visible(global))
         simt_die("cp.async.bulk.prefetch from %p, which is no memory of the device", global);
+    if (simt_is_early) return; /* what another kernel writes may be prefetched */
     for (const volatile char *at = (const volatile char *)global, *end = at + n; at < end; at += 16)
         (void)at[0], (void)at[15];
 #endif

@@ -14,6 +14,7 @@
 
 #include "tests/simt/include/cuda_runtime.h"
 #include "tests/simt/simt_fiber.h"
+#include "tests/simt/simt_overlap.h"
 #include "tests/simt/simt_shared.h"
 #include "tests/simt/simt_sm90.h"
 #include "tests/simt/simt_tsan.h"
@@ -28,11 +29,12 @@ enum {
     N_SYNCS = 64,
     SPINS_MAX = 200000
 };
-enum thread_state { READY, AT_BARRIER, AT_NUMBERED, AT_WARP, RETURNED };
+enum thread_state { READY, AT_BARRIER, AT_NUMBERED, AT_WARP, AT_DEPENDENCY, RETURNED };
 
 struct block_thread {
     simt_fiber fiber;
     thread_state state;
+    bool is_early; /* has not waited for the kernel before, in a block of which that is checked */
     unsigned linear;
     int barrier; /* AT_NUMBERED */
     uint3 index;
@@ -60,6 +62,8 @@ static struct {
     block_thread *current;              /* NULL outside a kernel */
     warp warps[MAX_WARPS];
     unsigned n, n_live, n_waiting, n_yielded;
+    bool checks; /* that early threads do nothing wrong */
+    unsigned n_early, n_waiting_early;
     simt_barrier kind; /* of the barrier at which n_waiting stand */
     int count, all, any, result_count, result_all, result_any;
     struct {
@@ -116,6 +120,8 @@ static void leave(block_thread *t)
                  t->copies.queue.size());
     simt_wgmma_leave();
     t->copies.groups.clear();
+    block.n_early -= t->is_early;
+    t->is_early = false;
     w->gone |= 1u << t->linear % 32;
     for (int i = 0; i < w->n_meetings; i++)
         if (w->meetings[i].mask & w->gone)
@@ -138,7 +144,7 @@ static void run_thread(void *arg)
     }
 }
 
-static void prepare_threads(unsigned n)
+static void prepare_threads(unsigned n, bool checks)
 {
     for (unsigned i = 0; i < n; i++) {
         if (!block.threads[i]) {
@@ -147,6 +153,7 @@ static void prepare_threads(unsigned n)
         }
         block_thread *t = block.threads[i];
         t->state = READY;
+        t->is_early = checks;
         t->linear = i;
         t->index = { i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y };
     }
@@ -155,7 +162,9 @@ static void prepare_threads(unsigned n)
         block.warps[i].n_meetings = 0;
     }
     block.n = block.n_live = n;
-    block.n_waiting = 0;
+    block.n_waiting = block.n_waiting_early = 0;
+    block.n_early = checks ? n : 0;
+    block.checks = checks;
     memset(block.numbered, 0, sizeof block.numbered);
 }
 
@@ -167,6 +176,7 @@ static unsigned resume_one(unsigned i)
     if (t->state != READY) return 0;
     block.current = t;
     threadIdx = t->index;
+    if (block.checks) simt_overlap_set_early(t->is_early);
     simt_fiber_resume(&t->fiber);
     block.current = nullptr;
     return 1;
@@ -205,6 +215,27 @@ static void open_barrier(void)
     block.turn++;
 }
 
+/* Threads that wait for the kernel before go on when all do, or when none of the others can. */
+static bool open_dependency(unsigned ran)
+{
+    if (!block.n_waiting_early || (ran && block.n_waiting_early < block.n_early)) return false;
+    for (unsigned i = 0; i < block.n; i++) {
+        block_thread *t = block.threads[i];
+        if (t->state == AT_DEPENDENCY) t->state = READY, t->is_early = false;
+    }
+    block.n_early -= block.n_waiting_early;
+    block.n_waiting_early = 0;
+    simt_overlap_waited();
+    return true;
+}
+
+static void end_checks(void)
+{
+    if (!block.checks || block.n_early) return;
+    simt_overlap_set_early(false);
+    block.checks = false;
+}
+
 [[noreturn]] static void tell_deadlock(void)
 {
     unsigned n_in[RETURNED + 1] = { 0 };
@@ -228,9 +259,9 @@ static void open_barrier(void)
              n_in[AT_BARRIER], n_in[AT_NUMBERED], n_in[AT_WARP], text, n_in[RETURNED]);
 }
 
-static void run_block(size_t dynamic_shared, unsigned first_pass)
+static void run_block(size_t dynamic_shared, unsigned first_pass, bool checks)
 {
-    prepare_threads(blockDim.x * blockDim.y * blockDim.z);
+    prepare_threads(blockDim.x * blockDim.y * blockDim.z, checks);
     simt_shared_begin(dynamic_shared);
     simt_mbarrier_begin(), simt_proxy_begin(), simt_wgmma_begin();
     unsigned n_spins = 0;
@@ -239,7 +270,9 @@ static void run_block(size_t dynamic_shared, unsigned first_pass)
         unsigned ran = run_pass(pass);
         bool opens = block.n_live && block.n_waiting == block.n_live;
         if (opens) open_barrier();
+        else if (open_dependency(ran)) opens = true;
         else if (block.n_live && !ran) tell_deadlock();
+        end_checks();
         n_spins = ran == block.n_yielded && !opens ? n_spins + 1 : 0;
         if (n_spins > SPINS_MAX)
             simt_die("all threads of block (%u, %u, %u) sleep and nobody comes to wake them",
@@ -263,7 +296,7 @@ void simt_run_grid(const simt_launch_shape &shape, const std::function<void()> &
         uint64_t at = descends ? n - 1 - i : i;
         blockIdx = { (unsigned)(at % gridDim.x), (unsigned)(at / gridDim.x % gridDim.y),
                      (unsigned)(at / gridDim.x / gridDim.y) };
-        run_block(shape.dynamic_shared, (unsigned)i);
+        run_block(shape.dynamic_shared, (unsigned)i, simt_overlap_checks(i, n));
     }
     descends = !descends;
     block.body = nullptr;
@@ -347,6 +380,14 @@ void simt_yield(void)
 }
 
 void simt_trap(void) { simt_die("__trap"); }
+
+void simt_grid_dependency_sync(void)
+{
+    block_thread *t = current("griddepcontrol.wait");
+    if (!t->is_early) return;
+    block.n_waiting_early++;
+    wait_as(t, AT_DEPENDENCY);
+}
 
 /* Warps. */
 

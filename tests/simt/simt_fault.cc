@@ -8,11 +8,13 @@
 
 #include "tests/simt/simt_block.h"
 #include "tests/simt/simt_machine.h"
+#include "tests/simt/simt_overlap.h"
 #include "tests/simt/simt_sanitize.h"
 #include "tests/simt/simt_table.h"
 
-static void tell_fault(int sig, siginfo_t *info, void *)
+static void tell_fault(int sig, siginfo_t *info, void *context)
 {
+    if (simt_overlap_fault(info->si_addr, context)) return;
     const char *at = (const char *)info->si_addr;
     char text[300], who[100];
     signal(sig, SIG_DFL); /* the access happens again when this returns */

@@ -4,6 +4,7 @@
  * delays the earlier calls as long as the dependencies allow, so that a forgotten event between
  * streams is found. Thread: any; a capture ends on the thread that began it, unless it is relaxed.
  */
+#include "tests/simt/simt_overlap.h"
 #include "tests/simt/simt_stream.h"
 
 #include <atomic>
@@ -157,8 +158,10 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream)
     if (!ops) return simt_leave(cudaErrorInvalidValue);
     simt_op op;
     op.run = [ops] {
+        simt_overlap_forget();
         for (auto &o : the().n_launched++ % 2 ? ops->put_off : ops->as_called)
             if (simt_sticky() == cudaSuccess) simt_run_op(o);
+        simt_overlap_forget();
     };
     return simt_leave(simt_submit(stream, std::move(op)));
 }

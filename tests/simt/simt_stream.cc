@@ -15,6 +15,7 @@
 #include "tests/simt/include/simt_vectors.h"
 #include "tests/simt/simt_block.h"
 #include "tests/simt/simt_memory.h"
+#include "tests/simt/simt_overlap.h"
 #include "tests/simt/simt_shared.h"
 
 struct streams {
@@ -97,6 +98,7 @@ cudaError_t simt_submit(cudaStream_t h, simt_op op, std::shared_ptr<simt_stream_
     std::shared_ptr<simt_stream> s = simt_find_stream(h);
     if (!s) return cudaErrorInvalidResourceHandle;
     if (breaks_by_legacy(*s)) return cudaErrorStreamCaptureImplicit;
+    op.stream = s.get();
     if (s->capture) {
         if (s->capture->is_broken) return cudaErrorStreamCaptureInvalidated;
         s->capture->ops.push_back({ std::move(op), s.get(), s->clock });
@@ -118,6 +120,7 @@ cudaError_t simt_submit(cudaStream_t h, simt_op op, std::shared_ptr<simt_stream_
 
 void simt_run_op(const simt_op &op)
 {
+    simt_overlap_op(op.stream, op.is_kernel);
     if (op.kind == SIMT_CALLBACK) {
         simt_memory_close(); /* the callback is ordinary code */
         simt_set_role(SIMT_HOST_FUNCTION);
@@ -153,8 +156,11 @@ void simt_drain(simt_execution &execution, const simt_stream_point &point)
     while (take_front(*point.stream, point.seq, &op)) {
         /* After a sticky error nothing runs any more. */
         if (simt_sticky() == cudaSuccess) {
-            if (op.kind == SIMT_WAIT) simt_drain(execution, *op.until);
-            else simt_run_op(op);
+            if (op.kind != SIMT_WAIT) simt_run_op(op);
+            else {
+                simt_drain(execution, *op.until);
+                simt_overlap_op(point.stream.get(), false);
+            }
         }
         finish_front(*point.stream, op);
     }
@@ -262,7 +268,9 @@ static void run_kernel(const simt_launch_shape &shape, const std::function<void(
     if (e != cudaSuccess) return simt_set_sticky(e);
     the().n_kernels++;
     simt_set_role(SIMT_KERNEL);
+    simt_overlap_begin(shape);
     simt_run_grid(shape, body);
+    simt_overlap_end();
     simt_set_role(SIMT_NOTHING);
 }
 
@@ -273,6 +281,7 @@ cudaError_t simt_launch_body(cudaStream_t stream, const simt_launch_shape &shape
     if (e == cudaSuccess) e = body ? check_shape(shape) : cudaErrorInvalidDeviceFunction;
     if (e != cudaSuccess) return simt_leave(e);
     simt_op op;
+    op.is_kernel = true;
     op.run = [shape, body = std::move(body)] { run_kernel(shape, body); };
     return simt_leave(simt_submit(stream, std::move(op)));
 }

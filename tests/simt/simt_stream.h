@@ -28,6 +28,8 @@ struct simt_stream_point {
 enum simt_kind { SIMT_WAIT, SIMT_WORK, SIMT_CALLBACK };
 struct simt_op {
     simt_kind kind = SIMT_WORK;
+    bool is_kernel = false;
+    const simt_stream *stream = nullptr; /* in which it was queued or captured */
     std::function<void()> run;
     std::shared_ptr<simt_stream_point> until; /* SIMT_WAIT */
 };

@@ -15,12 +15,14 @@ static inline void prefetch_l2(const void *p, unsigned n)
 {
     if (n > 0) simt_prefetch(p, n);
 }
-static inline void grid_dependency_sync() {}
+static inline void grid_dependency_sync() { simt_grid_dependency_sync(); }
 template <class... P, class... A>
 static cudaError_t launch(cudaStream_t stream, void (*kernel)(P...), dim3 grid, dim3 block,
                           size_t shared, A... args)
 {
-    return simt_launch(stream, kernel, grid, block, shared, args...);
+    if (!device_query_supports_pdl())
+        return simt_launch(stream, kernel, grid, block, shared, args...);
+    return simt_launch_overlapping(stream, kernel, grid, block, shared, args...);
 }
 static inline unsigned char *shared_memory()
 {

@@ -31,6 +31,15 @@ size_t simt_n_pending(void);
 size_t simt_n_kernels(void);
 size_t simt_device_bytes(void);
 
+/* How launches overlap, which the environment variable BATON_SIMT_OVERLAP says otherwise: "off",
+ * "on", where what is wrong ends the process, or "count". simt_n_early: the accesses that were wrong
+ * so far. */
+void simt_set_overlap(const char *how);
+size_t simt_n_early(void);
+/* In a kernel: griddepcontrol.wait. What threads do before must not depend on what the kernel before
+ * writes, and they must not write. */
+void simt_grid_dependency_sync(void);
+
 /* In a kernel: the launch's dynamic shared memory, aligned to 1,024. It holds garbage when the
  * block begins. */
 void *simt_dynamic_shared(void);
@@ -108,6 +117,8 @@ uint32_t simt_float_to_tf32(float x);
 struct simt_launch_shape {
     dim3 grid, block;
     size_t dynamic_shared;
+    const void *kernel = nullptr; /* for messages */
+    bool overlaps = false;        /* programmatic dependent launch */
 };
 
 /* Queues a launch in which every thread of every block calls body. */
@@ -116,8 +127,8 @@ cudaError_t simt_launch_body(cudaStream_t stream, const simt_launch_shape &shape
 
 /* The arguments are converted to the kernel's parameters and copied at the call. */
 template <class... P, class... A>
-static cudaError_t simt_launch(cudaStream_t stream, void (*kernel)(P...), dim3 grid, dim3 block,
-                               size_t dynamic_shared, A &&...arguments)
+static cudaError_t simt_launch_as(cudaStream_t stream, simt_launch_shape shape,
+                                  void (*kernel)(P...), A &&...arguments)
 {
     static_assert(sizeof...(P) == sizeof...(A),
                   "a kernel is launched with as many arguments as it has parameters");
@@ -125,10 +136,25 @@ static cudaError_t simt_launch(cudaStream_t stream, void (*kernel)(P...), dim3 g
                   "parameters of kernels are copied byte by byte");
     static_assert((sizeof(P) + ... + 0) <= 32764, "parameters of a kernel: since CUDA 12.1");
     static_assert((!std::is_reference_v<P> && ...), "a reference would name host memory");
-    if (!kernel) return simt_launch_body(stream, { grid, block, dynamic_shared }, nullptr);
+    if (!kernel) return simt_launch_body(stream, shape, nullptr);
+    shape.kernel = (const void *)kernel;
     std::tuple<P...> copies(static_cast<P>(arguments)...);
-    return simt_launch_body(stream, { grid, block, dynamic_shared },
-                            [kernel, copies] { std::apply(kernel, copies); });
+    return simt_launch_body(stream, shape, [kernel, copies] { std::apply(kernel, copies); });
+}
+template <class... P, class... A>
+static cudaError_t simt_launch(cudaStream_t stream, void (*kernel)(P...), dim3 grid, dim3 block,
+                               size_t dynamic_shared, A &&...arguments)
+{
+    return simt_launch_as(stream, { grid, block, dynamic_shared }, kernel, arguments...);
+}
+/* May overlap the kernel before it in the stream, until it has waited by
+ * simt_grid_dependency_sync. */
+template <class... P, class... A>
+static cudaError_t simt_launch_overlapping(cudaStream_t stream, void (*kernel)(P...), dim3 grid,
+                                           dim3 block, size_t dynamic_shared, A &&...arguments)
+{
+    return simt_launch_as(stream, { grid, block, dynamic_shared, nullptr, true }, kernel,
+                          arguments...);
 }
 #endif
 #endif

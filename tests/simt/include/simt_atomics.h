@@ -79,7 +79,16 @@ template <class T> struct simt_same {
     template <class T> static inline void name(T *p, typename simt_same<T>::type v) { *p = v; }
 SIMT_LOAD(__ldg)
 SIMT_LOAD(__ldca)
-SIMT_LOAD(__ldcg)
+/* Read past L1: before griddepcontrol.wait it may be a guess (simt_overlap.h). */
+extern bool simt_is_early;
+void simt_load_guess(void *to, const void *from, size_t bytes);
+template <class T> static inline T __ldcg(const T *p)
+{
+    T v;
+    if (!simt_is_early) return *p;
+    simt_load_guess(&v, p, sizeof v);
+    return v;
+}
 SIMT_LOAD(__ldcs)
 SIMT_LOAD(__ldlu)
 SIMT_LOAD(__ldcv)
