@@ -20,6 +20,7 @@
 #include "tests/simt/simt_block.h"
 #include "tests/simt/simt_device.h"
 #include "tests/simt/simt_machine.h"
+#include "tests/simt/simt_overlap.h"
 #include "tests/simt/simt_sanitize.h"
 #include "tests/simt/simt_stream.h"
 #include "tests/simt/simt_table.h"
@@ -110,6 +111,7 @@ void simt_memory_close(void)
     if (!simt_tables_of().is_open) return;
     for (auto &i : simt_tables_of().device) simt_protect(i.second, PROT_NONE);
     simt_tables_of().is_open = false;
+    simt_overlap_closed();
 }
 
 /* Mappings. */
@@ -253,6 +255,7 @@ cudaError_t simt_free_device(void *p, bool is_imported)
 {
     simt_execution execution;
     simt_drain_all(execution);
+    simt_overlap_forget();
     simt_allocation a;
     if (!take(p, is_imported, &a)) return cudaErrorInvalidValue;
     if (a.data) {
@@ -281,6 +284,7 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total)
 
 void simt_memory_reset(void)
 {
+    simt_overlap_forget();
     simt_memory_close();
     SIMT_STATE;
     for (auto &i : simt_tables_of().device) unmap(i.second);

@@ -26,8 +26,9 @@
 #include "tests/simt/simt_symbol.h"
 #include "tests/simt/simt_table.h"
 
-enum { CHECKED_BLOCKS = 48, STEP_PAGES = 8, TRAP_FLAG = 0x100, WRITE_FAULT = 2 };
+enum { CHECKED_BLOCKS = 6, STEP_PAGES = 8, TRAP_FLAG = 0x100, WRITE_FAULT = 2 };
 enum mode { UNKNOWN, OFF, COUNTS, DIES };
+/* OUTSIDE: device memory is as other operations need it. LATE stays until one comes. */
 enum phase { OUTSIDE, EARLY, LATE };
 
 /* What a kernel wrote: the pages as they were. */
@@ -39,6 +40,7 @@ struct written {
 struct range {
     char *begin, *end;
 };
+static bool begins_before(const range &a, const range &b) { return a.begin < b.begin; }
 
 bool simt_is_early;
 
@@ -51,8 +53,7 @@ static struct {
     std::vector<range> device;
     phase at = OUTSIDE;
     bool is_old = false; /* guesses read what was there before */
-    unsigned n_launches = 0;
-    size_t n_checked = 0, n_waits = 0;
+    size_t n_overlapped = 0, n_checked = 0, n_waits = 0;
     char *opened[STEP_PAGES]; /* for the instruction that is executed alone */
     int n_opened = 0;
     std::atomic<size_t> n_errors{ 0 };
@@ -69,9 +70,17 @@ static mode mode_of(const char *text)
     return SIMT_ASAN || SIMT_TSAN ? OFF : strcmp(text, "on") == 0 ? DIES : COUNTS;
 }
 
+static void tell_counts(void)
+{
+    fprintf(stderr, "simt: %zu launches overlapped the one before, %zu accesses were too early\n",
+            overlap.n_overlapped, overlap.n_errors.load());
+}
+
 static mode mode_now(void)
 {
-    if (overlap.how == UNKNOWN) overlap.how = mode_of(getenv("BATON_SIMT_OVERLAP"));
+    if (overlap.how != UNKNOWN) return overlap.how;
+    overlap.how = mode_of(getenv("BATON_SIMT_OVERLAP"));
+    if (overlap.how == COUNTS) atexit(tell_counts);
     return overlap.how;
 }
 
@@ -100,22 +109,33 @@ static void protect_pages(const written &w, int how)
     }
 }
 
+static void protect_range(const range &r, int how)
+{
+    protect(r.begin, (size_t)(r.end - r.begin), how);
+}
+
+/* Only what differs is changed: models have hundreds of allocations. */
 static void enter(phase at)
 {
     if (overlap.at == at) return;
+    if (at == OUTSIDE)
+        for (const range &r : overlap.device) protect_range(r, PROT_READ | PROT_WRITE);
+    if (at == EARLY) {
+        protect_pages(*overlap.now, PROT_READ);
+        protect_pages(*overlap.before, PROT_NONE);
+    }
+    if (at == LATE) {
+        if (overlap.at == EARLY) protect_pages(*overlap.before, PROT_READ);
+        protect_pages(*overlap.now, PROT_READ | PROT_WRITE);
+    }
     overlap.at = at;
-    for (const range &r : overlap.device)
-        protect(r.begin, (size_t)(r.end - r.begin),
-                at == OUTSIDE ? PROT_READ | PROT_WRITE : PROT_READ);
-    if (at == LATE) protect_pages(*overlap.now, PROT_READ | PROT_WRITE);
-    if (at == EARLY) protect_pages(*overlap.before, PROT_NONE);
 }
 
-static bool is_device(const char *at)
+static bool is_device(char *at)
 {
-    for (const range &r : overlap.device)
-        if (at >= r.begin && at < r.end) return true;
-    return false;
+    const auto after = std::upper_bound(overlap.device.begin(), overlap.device.end(),
+                                        range{ at, at }, begins_before);
+    return after != overlap.device.begin() && at < std::prev(after)->end;
 }
 
 /* Before the page is written. */
@@ -244,10 +264,33 @@ void simt_overlap_op(const void *stream, bool is_kernel)
 {
     if (mode_now() == OFF) return;
     overlap.stream = stream;
-    if (!is_kernel) overlap.last.erase(stream);
+    if (is_kernel) return;
+    overlap.last.erase(stream);
+    enter(OUTSIDE);
 }
 
-void simt_overlap_forget(void) { overlap.last.clear(); }
+void simt_overlap_forget(void)
+{
+    overlap.last.clear();
+    if (overlap.at != OUTSIDE) enter(OUTSIDE);
+}
+
+void simt_overlap_closed(void) { overlap.at = OUTSIDE; }
+
+/* Makes device memory read-only: all of it, or what the last kernel wrote and what is new. */
+static void find_device(void)
+{
+    std::vector<range> was;
+    if (overlap.at == LATE) was.swap(overlap.device), protect_pages(*overlap.now, PROT_READ);
+    overlap.device.clear();
+    SIMT_STATE;
+    for (auto &i : simt_tables_of().device) {
+        const range r = { i.second.data, i.second.data + i.second.data_bytes };
+        const auto known = std::lower_bound(was.begin(), was.end(), r, begins_before);
+        if (known == was.end() || known->begin != r.begin) protect_range(r, PROT_READ);
+        overlap.device.push_back(r);
+    }
+}
 
 void simt_overlap_begin(const simt_launch_shape &shape)
 {
@@ -257,27 +300,21 @@ void simt_overlap_begin(const simt_launch_shape &shape)
     catches = true;
     auto last = overlap.last.find(overlap.stream);
     overlap.before = shape.overlaps && last != overlap.last.end() ? last->second : nullptr;
+    find_device();
     overlap.now = std::make_shared<written>();
     overlap.now->kernel = shape.kernel;
-    overlap.device.clear();
+    overlap.at = LATE;
     overlap.n_checked = overlap.n_waits = 0;
-    overlap.n_launches += overlap.before != nullptr;
-    overlap.is_old = __builtin_popcount(overlap.n_launches) % 2; /* no period */
-    {
-        SIMT_STATE;
-        for (auto &i : simt_tables_of().device)
-            overlap.device.push_back({ i.second.data, i.second.data + i.second.data_bytes });
-    }
-    enter(LATE);
+    overlap.n_overlapped += overlap.before != nullptr;
+    overlap.is_old = __builtin_popcountl(overlap.n_overlapped) % 2; /* no period */
 }
 
 void simt_overlap_end(void)
 {
     if (overlap.at == OUTSIDE) return;
-    enter(OUTSIDE);
     if (overlap.before && overlap.n_checked && !overlap.n_waits) tell("ends", nullptr);
     overlap.last[overlap.stream] = overlap.now;
-    overlap.before = overlap.now = nullptr;
+    overlap.before = nullptr;
 }
 
 bool simt_overlap_checks(size_t i, size_t n)

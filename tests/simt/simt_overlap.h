@@ -18,8 +18,10 @@
 
 /* An operation of the stream begins. Only kernels that follow a kernel can overlap. */
 void simt_overlap_op(const void *stream, bool is_kernel);
-/* A graph begins or ends: nothing overlaps it. */
+/* A graph begins or ends, or memory is freed: nothing overlaps it. */
 void simt_overlap_forget(void);
+/* Device memory is inaccessible again. */
+void simt_overlap_closed(void);
 
 /* Around a kernel's blocks. */
 void simt_overlap_begin(const simt_launch_shape &shape);
