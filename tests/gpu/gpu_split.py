@@ -93,8 +93,8 @@ def capacity(mixed, emulated, share, idle):
 
 
 def ttft(emulated):
-    rounds, lengths = (1, (20, 50)) if emulated else (6, (1024, 8192))
-    model, longest = (SMALL[0], '512') if emulated else (LLAMA, '8256')
+    rounds, lengths = (1, (20, 50)) if emulated else (6, (1024, 8128))
+    model, longest = (SMALL[0], '512') if emulated else (LLAMA, '8192')
     cuda = ['--device', 'cuda', '--load-format', 'dummy', '--max-model-len', longest, '--enable-prefix-caching=false',
             '--max-num-batched-tokens', STEP if emulated else '8192']
     blocks = ['--max-num-seqs', '8', '--num-gpu-blocks-override', '64' if emulated else '400']
