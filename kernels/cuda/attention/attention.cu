@@ -62,7 +62,9 @@ static void number_seq(struct cuda_attn_counts *counts, const struct attn_seq *s
     for (int32_t i = 0; i < seq->n_q; i++) {
         const int32_t pos = seq->pos_begin + i,
                       n = seq->is_decode && !latent ? decode_segment(pos + 1) : CUDA_ATTN_SEGMENT;
-        const struct cuda_attn_row row = { seq->q_begin + i, pos, i_seq, counts->n_segments, 0, n };
+        const struct cuda_attn_row row = {
+            seq->q_begin + i, pos, i_seq, counts->n_segments, 0, n, 0
+        };
         if (rows) rows[counts->n_rows] = row;
         counts->n_rows++;
         counts->n_segments += pos / n + 1;
@@ -98,6 +100,15 @@ static void find_shared(const struct attn_seq *seqs, int32_t n_rows, int32_t blo
     }
 }
 
+/* In a step of one row per sequence each writes the key of its own position alone. */
+static void find_old(const struct attn_seq *seqs, int32_t n_seqs, int32_t n_rows,
+                     struct cuda_attn_row *rows)
+{
+    for (int32_t i = 0; i < n_seqs; i++)
+        if (seqs[i].n_q > 1 || (seqs[i].n_q == 1 && !seqs[i].is_decode)) return;
+    for (int32_t i = 0; i < n_rows; i++) rows[i].n_old = rows[i].pos;
+}
+
 extern "C" void attention_list_rows(struct cuda_attn_counts *counts, const struct attn_seq *seqs,
                                     int32_t n_seqs, int32_t block_tokens, bool latent,
                                     struct cuda_attn_row *rows)
@@ -106,6 +117,7 @@ extern "C" void attention_list_rows(struct cuda_attn_counts *counts, const struc
     for (int32_t i = 0; i < n_seqs; i++)
         if (seqs[i].is_decode) number_seq(counts, &seqs[i], i, latent, rows);
     if (rows) find_shared(seqs, counts->n_rows, block_tokens, rows);
+    if (rows) find_old(seqs, n_seqs, counts->n_rows, rows);
     counts->n_decode = counts->n_rows;
     counts->n_segments_decode = counts->n_segments;
     for (int32_t i = 0; i < n_seqs; i++)

@@ -31,9 +31,10 @@ struct cuda_attn_seq {
 /* Row i of the list is row `row` of q and out, at position `pos` of sequence `seq`, and has
  * pos / per_segment + 1 segments. `segment`: those of the list's earlier rows. Decode rows come
  * first, and a sequence's rows are adjacent. `shared`: how many of its first segments lie in the
- * same blocks as those of the decode row before it, complete for both and of as many keys. */
+ * same blocks as those of the decode row before it, complete for both and of as many keys. `n_old`:
+ * of its first keys, none of which the step of the list writes; 0: unknown. */
 struct cuda_attn_row {
-    int32_t row, pos, seq, segment, shared, per_segment;
+    int32_t row, pos, seq, segment, shared, per_segment, n_old;
 };
 
 struct cuda_attn_counts {

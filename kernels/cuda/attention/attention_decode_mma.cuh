@@ -26,23 +26,24 @@ enum {
     ATTN_MMA_HEADS_MIN_BYTES = 2 /* of a group, for a model's answers to come here */
 };
 
+/* A warp's m and l of each of the product's rows; the stage that its sums are in. */
+struct attn_mma_totals {
+    float m[ATTN_MMA_HEADS], l[ATTN_MMA_HEADS];
+    int stage;
+};
+
 template <enum dtype T, int DIM> struct attn_mma_shape {
     /* of a tile: 4 KiB of keys and as much of values */
     static constexpr int KEYS = 4096 / DIM / kv_traits<T>::BYTES, BLOCKS = KEYS / 8;
-    static constexpr int TILES = CUDA_ATTN_SEGMENT / KEYS;
     static constexpr int STAGE = 2 * KEYS * DIM * kv_traits<T>::BYTES,
                          SCALES = kv_traits<T>::SCALED ? 2 * KEYS : 0;
-    /* with scales and their offsets three are more than ATTN_MMA_SHARED */
+    /* with scales three are more than ATTN_MMA_SHARED */
     static constexpr int STAGES = kv_traits<T>::SCALED ? 2 : 3;
     static constexpr int RING = STAGES * (STAGE + SCALES * (int)sizeof(float));
-    /* floats; so that a fragment's rows meet no bank twice */
-    static constexpr int SUMS_STRIDE = DIM + (kv_traits<T>::SCALED ? 16 : 8);
-    static constexpr size_t PLACE = kv_traits<T>::SCALED ? sizeof(struct kv_paged_row)
-                                                         : sizeof(uint32_t);
-    static constexpr size_t BYTES = ATTN_MMA_WARPS * RING + CUDA_ATTN_SEGMENT * PLACE;
+    static constexpr size_t BYTES = ATTN_MMA_WARPS * (RING + sizeof(struct attn_mma_totals));
     static_assert(BYTES <= ATTN_MMA_SHARED, "otherwise no launch succeeds on some GPUs");
-    static_assert(ATTN_MMA_HEADS * (SUMS_STRIDE + 2) * sizeof(float) <= RING,
-                  "a warp's sums take the place of its ring");
+    static_assert(ATTN_MMA_HEADS * DIM * sizeof(float) <= STAGE,
+                  "a warp's sums take the place of a stage");
 };
 
 /* A warp's share of a segment. */
@@ -51,60 +52,35 @@ template <int DIM> struct attn_mma_state {
     float o[DIM / 8][4], m[2], l[2];
 };
 
-/* A warp's ring, later its sums: o [ATTN_MMA_HEADS][SUMS_STRIDE], then m and l [ATTN_MMA_HEADS]. */
+/* A warp's ring: stages of keys and values, then their scales [k, v][KEYS]. The stage of the tile
+ * that was multiplied last takes the warp's sums, while tiles of the next unit come into others. */
 template <enum dtype T, int DIM> static __device__ __forceinline__ char *attn_mma_ring(int warp)
 {
     return (char *)shared_memory() + warp * attn_mma_shape<T, DIM>::RING;
 }
-/* Of its tile number i_tile: keys and values, and their scales [k, v][KEYS] behind all stages. */
 template <enum dtype T, int DIM>
-static __device__ __forceinline__ char *attn_mma_stage(int warp, int i_tile)
+static __device__ __forceinline__ char *attn_mma_stage(int warp, int stage)
 {
-    return attn_mma_ring<T, DIM>(warp) +
-           i_tile % attn_mma_shape<T, DIM>::STAGES * attn_mma_shape<T, DIM>::STAGE;
+    return attn_mma_ring<T, DIM>(warp) + stage * attn_mma_shape<T, DIM>::STAGE;
 }
 template <enum dtype T, int DIM>
-static __device__ __forceinline__ float *attn_mma_scales(int warp, int i_tile)
+static __device__ __forceinline__ float *attn_mma_scales(int warp, int stage)
 {
     using S = attn_mma_shape<T, DIM>;
-    return (float *)(attn_mma_ring<T, DIM>(warp) + S::STAGES * S::STAGE) +
-           i_tile % S::STAGES * S::SCALES;
-}
-template <enum dtype T, int DIM> static __device__ __forceinline__ float *attn_mma_sums(int warp)
-{
-    return (float *)attn_mma_ring<T, DIM>(warp);
-}
-template <enum dtype T, int DIM> static __device__ __forceinline__ float *attn_mma_max_sum(int warp)
-{
-    return attn_mma_sums<T, DIM>(warp) + ATTN_MMA_HEADS * attn_mma_shape<T, DIM>::SUMS_STRIDE;
-}
-
-/* [CUDA_ATTN_SEGMENT]: keys in rows of DIM elements from the pool's begin on; where there are
- * scales, in blocks. */
-template <enum dtype T, int DIM> static __device__ __forceinline__ uint32_t *attn_mma_key_offsets()
-{
-    return (uint32_t *)attn_mma_ring<T, DIM>(ATTN_MMA_WARPS);
+    return (float *)(attn_mma_ring<T, DIM>(warp) + S::STAGES * S::STAGE) + stage * S::SCALES;
 }
 template <enum dtype T, int DIM>
-static __device__ __forceinline__ struct kv_paged_row *attn_mma_key_rows()
+static __device__ __forceinline__ struct attn_mma_totals *attn_mma_totals_of(int warp)
 {
-    return (struct kv_paged_row *)attn_mma_ring<T, DIM>(ATTN_MMA_WARPS);
+    return (struct attn_mma_totals *)attn_mma_ring<T, DIM>(ATTN_MMA_WARPS) + warp;
 }
 
-template <enum dtype T, int DIM>
-static __device__ __forceinline__ void attn_mma_locate_keys(const struct attn_decode_call &c,
-                                                            const struct attn_decode_block &b)
+/* The sums of a product's row, from element d on, a multiple of the number that is read or written
+ * at a time: permuted, so that a fragment's rows meet no bank twice. */
+template <int DIM>
+static __device__ __forceinline__ float *attn_mma_sums(char *stage, int pair, int d)
 {
-    const int32_t *table = c.list.tables + c.list.seqs[b.row.seq].table;
-    for (int j = (int)threadIdx.x; j < b.n_keys; j += ATTN_MMA_THREADS) {
-        const int pos = b.first_key + j;
-        if constexpr (kv_traits<T>::SCALED)
-            attn_mma_key_rows<T, DIM>()[j] = kv_key_row(c.kv, table, pos, b.kv_head);
-        else
-            attn_mma_key_offsets<T, DIM>()[j] = (uint32_t)(kv_key_offset<T>(c.kv, table, pos,
-                                                                            b.kv_head) /
-                                                           (DIM * sizeof(uint16_t)));
-    }
+    return (float *)stage + pair * DIM + (d ^ ((pair & 1) << 4 | (pair & 2) << 2));
 }
 
 /* Rows of the list, from b's on, that share its segment and are computed with it; 0: it is computed
@@ -155,36 +131,6 @@ static __device__ __forceinline__ void attn_mma_load_queries(const struct attn_d
             q[k][half + 2] = pack_query<T>(y.x, y.y);
         }
     }
-}
-
-/* Starts the cp.async of the warp's tile i_tile, if it has one. Always one group, so that
- * turns can be counted by groups. */
-template <enum dtype T, int DIM>
-static __device__ __forceinline__ void attn_mma_load_tile(const struct attn_decode_call &c,
-                                                          const struct attn_decode_block &b,
-                                                          int i_tile)
-{
-    constexpr int PIECES = DIM / CHUNK, ROWS = WARP / PIECES, KEYS = attn_mma_shape<T, DIM>::KEYS;
-    const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP, piece = lane % PIECES;
-    const int first = (i_tile * ATTN_MMA_WARPS + warp) * KEYS + lane / PIECES;
-    const char *pool = (const char *)c.kv.data + piece * 16;
-    uint16_t *keys = (uint16_t *)attn_mma_stage<T, DIM>(warp, i_tile), *values = keys + KEYS * DIM;
-    const size_t part = kv_value_offset<T>(c.kv);
-    if (first - lane / PIECES < b.n_keys) {
-        UNROLL for (int i = 0; i < KEYS / ROWS; i++)
-        {
-            const int row = lane / PIECES + i * ROWS;
-            const bool is_key = first + i * ROWS < b.n_keys;
-            const char *key = pool +
-                              (is_key ? (size_t)attn_mma_key_offsets<T, DIM>()[first + i * ROWS] *
-                                            (DIM * sizeof(uint16_t))
-                                      : 0);
-            copy_async_16(piece_of<DIM>(keys, row, piece), key, is_key ? 16 : 0);
-            copy_async_16(piece_of<DIM>(values, row, piece), key + (is_key ? part : 0),
-                          is_key ? 16 : 0);
-        }
-    }
-    copy_async_commit();
 }
 
 template <enum dtype T, int DIM>
@@ -274,40 +220,6 @@ template <int DIM> static __device__ __forceinline__ char *bytes_of(char *rows, 
     return rows + row * DIM + (piece ^ row * DIM / 128) % (DIM / 16) * 16;
 }
 
-template <enum dtype T, int DIM>
-static __device__ __forceinline__ void attn_mma_load_tile_bytes(const struct attn_decode_call &c,
-                                                                const struct attn_decode_block &b,
-                                                                int i_tile)
-{
-    constexpr int KEYS = attn_mma_shape<T, DIM>::KEYS, PIECES = DIM / 16, ROWS = WARP / PIECES;
-    const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP, piece = lane % PIECES;
-    const int first = (i_tile * ATTN_MMA_WARPS + warp) * KEYS, n = b.n_keys - first;
-    const char *pool = (const char *)c.kv.data;
-    char *keys = attn_mma_stage<T, DIM>(warp, i_tile), *values = keys + KEYS * DIM;
-    float *scales = attn_mma_scales<T, DIM>(warp, i_tile);
-    const struct kv_paged_row *rows = attn_mma_key_rows<T, DIM>() + first;
-    if (n > 0) {
-        UNROLL for (int i = 0; i < KEYS / ROWS; i++)
-        {
-            const int row = lane / PIECES + i * ROWS, valid = row < n ? 16 : 0;
-            const size_t place = valid ? kv_row_offset<T>(c.kv, rows[row]) + (size_t)piece * 16 : 0;
-            copy_async_16(bytes_of<DIM>(keys, row, piece), pool + place, valid);
-            copy_async_16(bytes_of<DIM>(values, row, piece),
-                          pool + place + (valid ? kv_value_offset<T>(c.kv) : 0), valid);
-        }
-        UNROLL for (int i = 0; i < KEYS / WARP; i++)
-        {
-            const int row = lane + i * WARP, valid = row < n ? 4 : 0;
-            const size_t place = valid ? kv_scale_offset<T>(c.kv, rows[row]) : 0;
-            copy_async_4(scales + row, pool + place, valid);
-            copy_async_4(scales + KEYS + row,
-                         pool + place + (valid ? (size_t)c.kv.block_tokens * sizeof(float) : 0),
-                         valid);
-        }
-    }
-    copy_async_commit();
-}
-
 /* ldmatrix gives a lane four bytes of a key side by side, where it would two elements: they are its
  * elements of k, in the order of attn_mma_load_queries. */
 template <enum dtype T, int DIM>
@@ -373,84 +285,230 @@ static __device__ __forceinline__ void attn_mma_accumulate_v_bytes(
     }
 }
 
+/* ---- reading ahead ---- */
+
+/* A block's work, the same in all threads: a segment of n_rows rows of the list, from b's on; 0:
+ * there is none. */
+struct attn_mma_unit {
+    struct attn_decode_block b;
+    int number, n_rows;
+};
+
+/* The block's first unit from `number` on that is not computed with another one. */
+static __device__ __forceinline__ struct attn_mma_unit attn_mma_unit_from(
+    const struct attn_decode_call &c, int n_units, int number)
+{
+    struct attn_mma_unit u = {};
+    for (u.number = number; u.number < n_units; u.number += (int)gridDim.x) {
+        u.b = attn_decode_block_of(c, ATTN_MMA_HEADS, u.number);
+        u.n_rows = attn_mma_rows_sharing(c, u.b);
+        if (u.n_rows > 0) return u;
+    }
+    return u;
+}
+
+/* A warp's ring, into which tiles of one unit come after those of another. `stage`: of the tile
+ * that is multiplied next; n_ahead: tiles from that one on that are there or on their way. Then
+ * where the next tile is read: from key `next` of a segment of n_keys on. */
+struct attn_mma_feed {
+    int stage, n_ahead;
+    bool is_next_unit;
+    const int32_t *table;
+    int kv_head, first_key, n_keys, next;
+};
+
+template <enum dtype T, int DIM>
+static __device__ __forceinline__ void attn_mma_feed_from(const struct attn_decode_call &c,
+                                                          const struct attn_mma_unit &u,
+                                                          struct attn_mma_feed *f)
+{
+    f->n_keys = u.n_rows > 0 ? u.b.n_keys : 0;
+    f->next = (int)threadIdx.x / WARP * attn_mma_shape<T, DIM>::KEYS;
+    if (u.n_rows == 0) return;
+    f->table = c.list.tables + c.list.seqs[u.b.row.seq].table;
+    f->kv_head = u.b.kv_head;
+    f->first_key = u.b.first_key;
+}
+
+/* Starts the cp.async of the warp's next tile, as one group. A lane looks up where some keys are,
+ * and others get it from there. */
+template <enum dtype T, int DIM>
+static __device__ __forceinline__ void attn_mma_load_tile(const struct attn_decode_call &c,
+                                                          const struct attn_mma_feed &f, int stage)
+{
+    using S = attn_mma_shape<T, DIM>;
+    constexpr int PIECES = DIM * kv_traits<T>::BYTES / 16, ROWS = WARP / PIECES, KEYS = S::KEYS;
+    const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP, piece = lane % PIECES,
+              n = f.n_keys - f.next;
+    const char *pool = (const char *)c.kv.data;
+    char *keys = attn_mma_stage<T, DIM>(warp, stage), *values = keys + S::STAGE / 2;
+    uint32_t place[(KEYS + WARP - 1) / WARP]; /* in 16 bytes */
+    UNROLL for (int i = 0; i < (KEYS + WARP - 1) / WARP; i++)
+    {
+        const int row = lane + i * WARP,
+                  pos = f.first_key + f.next + min(row, n - 1); /* of some key that there is */
+        if constexpr (kv_traits<T>::SCALED) {
+            const struct kv_paged_row r = kv_key_row(c.kv, f.table, pos, f.kv_head);
+            const char *scale = pool + kv_scale_offset<T>(c.kv, r);
+            float *to = attn_mma_scales<T, DIM>(warp, stage) + row;
+            place[i] = (uint32_t)(kv_row_offset<T>(c.kv, r) / 16);
+            copy_async_4(to, scale, row < n ? 4 : 0);
+            copy_async_4(to + KEYS, scale + (size_t)c.kv.block_tokens * sizeof(float),
+                         row < n ? 4 : 0);
+        } else place[i] = (uint32_t)(kv_key_offset<T>(c.kv, f.table, pos, f.kv_head) / 16);
+    }
+    UNROLL for (int i = 0; i < KEYS / ROWS; i++)
+    {
+        const int row = lane / PIECES + i * ROWS, valid = row < n ? 16 : 0;
+        const char *key = pool + 16 * (size_t)(__shfl_sync(0xffffffffu, place[i * ROWS / WARP],
+                                                           row % WARP) +
+                                               (unsigned)piece);
+        void *k, *v;
+        if constexpr (kv_traits<T>::SCALED)
+            k = bytes_of<DIM>(keys, row, piece), v = bytes_of<DIM>(values, row, piece);
+        else
+            k = piece_of<DIM>((uint16_t *)keys, row, piece),
+            v = piece_of<DIM>((uint16_t *)values, row, piece);
+        copy_async_16(k, key, valid);
+        copy_async_16(v, key + kv_value_offset<T>(c.kv), valid);
+    }
+    copy_async_commit();
+}
+
+/* Starts the next tile, of this unit or of the next one, into the stage behind those ahead. */
+template <enum dtype T, int DIM>
+static __device__ __forceinline__ void attn_mma_read_ahead(const struct attn_decode_call &c,
+                                                           const struct attn_mma_unit &next,
+                                                           struct attn_mma_feed *f)
+{
+    using S = attn_mma_shape<T, DIM>;
+    if (f->next >= f->n_keys && !f->is_next_unit) {
+        attn_mma_feed_from<T, DIM>(c, next, f);
+        f->is_next_unit = true;
+    }
+    if (f->next >= f->n_keys) return;
+    attn_mma_load_tile<T, DIM>(c, *f, (f->stage + f->n_ahead) % S::STAGES);
+    f->next += ATTN_MMA_WARPS * S::KEYS;
+    f->n_ahead++;
+}
+
+/* Fills all stages but the one that the sums are in, with tiles of positions below `end`. */
+template <enum dtype T, int DIM>
+static __device__ __forceinline__ void attn_mma_fill_ring(const struct attn_decode_call &c, int end,
+                                                          struct attn_mma_feed *f)
+{
+    using S = attn_mma_shape<T, DIM>;
+    UNROLL for (int i = 0; i + 1 < S::STAGES; i++)
+    {
+        const int behind = f->first_key + min(f->n_keys, f->next + S::KEYS);
+        if (f->n_ahead + 1 == S::STAGES || f->next >= f->n_keys || behind > end) continue;
+        attn_mma_load_tile<T, DIM>(c, *f, (f->stage + f->n_ahead) % S::STAGES);
+        f->next += ATTN_MMA_WARPS * S::KEYS;
+        f->n_ahead++;
+    }
+}
+
 /* ---- a segment ---- */
 
+/* A tile that is there. n_keys: from its first key on. */
 template <enum dtype T, int DIM>
-static __device__ __forceinline__ void attn_mma_prefetch(const struct attn_decode_call &c,
-                                                         const struct attn_decode_block &b,
-                                                         int i_tile)
+static __device__ __forceinline__ void attn_mma_step(const struct attn_decode_call &c, int stage,
+                                                     int n_keys, struct attn_mma_state<DIM> *t)
 {
-    if constexpr (kv_traits<T>::SCALED) attn_mma_load_tile_bytes<T, DIM>(c, b, i_tile);
-    else attn_mma_load_tile<T, DIM>(c, b, i_tile);
+    using S = attn_mma_shape<T, DIM>;
+    const int warp = (int)threadIdx.x / WARP;
+    char *keys = attn_mma_stage<T, DIM>(warp, stage), *values = keys + S::STAGE / 2;
+    float score[S::BLOCKS][4];
+    if constexpr (kv_traits<T>::SCALED) {
+        const float *scales = attn_mma_scales<T, DIM>(warp, stage);
+        attn_mma_scores_bytes<T, DIM>(t->q, keys, score);
+        attn_mma_apply_scales<T, DIM>(scales, score);
+        attn_mma_softmax<T, DIM>(c.scale, n_keys, score, t);
+        attn_mma_apply_scales<T, DIM>(scales + S::KEYS, score);
+        attn_mma_accumulate_v_bytes<T, DIM>(score, values, t->o);
+    } else {
+        attn_mma_scores<T, DIM>(t->q, (uint16_t *)keys, score);
+        attn_mma_softmax<T, DIM>(c.scale, n_keys, score, t);
+        attn_mma_accumulate_v<T, DIM>(score, (uint16_t *)values, t->o);
+    }
 }
 
-/* The warp's tiles, turn by turn. */
 template <enum dtype T, int DIM>
 static __device__ __forceinline__ void attn_mma_tile_loop(const struct attn_decode_call &c,
-                                                          const struct attn_decode_block &b,
-                                                          int n_rows, struct attn_mma_state<DIM> *t)
+                                                          const struct attn_mma_unit &u,
+                                                          const struct attn_mma_unit &next,
+                                                          struct attn_mma_feed *f,
+                                                          struct attn_mma_state<DIM> *t)
 {
-    constexpr int KEYS = attn_mma_shape<T, DIM>::KEYS, STAGES = attn_mma_shape<T, DIM>::STAGES;
-    const int warp = (int)threadIdx.x / WARP;
+    using S = attn_mma_shape<T, DIM>;
     t->m[0] = t->m[1] = -INFINITY, t->l[0] = t->l[1] = 0;
     UNROLL for (int d = 0; d < DIM / 8; d++) UNROLL for (int i = 0; i < 4; i++) t->o[d][i] = 0;
-    UNROLL for (int i = 0; i + 1 < STAGES; i++) attn_mma_prefetch<T, DIM>(c, b, i);
-    attn_mma_load_queries<T, DIM>(c, b, n_rows, t->q);
-    for (int i = 0; (i * ATTN_MMA_WARPS + warp) * KEYS < b.n_keys; i++) {
-        char *keys = attn_mma_stage<T, DIM>(warp, i),
-             *values = keys + attn_mma_shape<T, DIM>::STAGE / 2;
-        float score[attn_mma_shape<T, DIM>::BLOCKS][4];
-        copy_async_wait<STAGES - 2>();
+    attn_mma_load_queries<T, DIM>(c, u.b, u.n_rows, t->q);
+    for (int i = (int)threadIdx.x / WARP * S::KEYS; i < u.b.n_keys; i += ATTN_MMA_WARPS * S::KEYS) {
+        if (f->n_ahead + 1 == S::STAGES) copy_async_wait<S::STAGES - 2>();
+        else copy_async_wait<0>();
         __syncwarp(); /* the tile is there for all lanes, and none reads the one before it */
-        attn_mma_prefetch<T, DIM>(c, b, i + STAGES - 1);
-        if constexpr (kv_traits<T>::SCALED) {
-            const float *scales = attn_mma_scales<T, DIM>(warp, i);
-            attn_mma_scores_bytes<T, DIM>(t->q, keys, score);
-            attn_mma_apply_scales<T, DIM>(scales, score);
-            attn_mma_softmax<T, DIM>(c.scale, b.n_keys - (i * ATTN_MMA_WARPS + warp) * KEYS, score,
-                                     t);
-            attn_mma_apply_scales<T, DIM>(scales + KEYS, score);
-            attn_mma_accumulate_v_bytes<T, DIM>(score, values, t->o);
-        } else {
-            attn_mma_scores<T, DIM>(t->q, (uint16_t *)keys, score);
-            attn_mma_softmax<T, DIM>(c.scale, b.n_keys - (i * ATTN_MMA_WARPS + warp) * KEYS, score,
-                                     t);
-            attn_mma_accumulate_v<T, DIM>(score, (uint16_t *)values, t->o);
-        }
+        attn_mma_read_ahead<T, DIM>(c, next, f);
+        attn_mma_step<T, DIM>(c, f->stage, u.b.n_keys - i, t);
+        f->stage = (f->stage + 1) % S::STAGES;
+        f->n_ahead--;
     }
-    copy_async_wait<0>();
-    __syncwarp();
+    __syncwarp(); /* no lane reads the last tile: the sums take its place */
 }
 
-/* A warp's sums to where all warps see them. */
+/* A warp's sums to where all warps see them: the stage behind those that tiles come into. */
 template <enum dtype T, int DIM>
-static __device__ __forceinline__ void attn_mma_store_partial(const struct attn_mma_state<DIM> &t)
+static __device__ __forceinline__ void attn_mma_store_partial(const struct attn_mma_state<DIM> &t,
+                                                              int n_pairs, int stage)
 {
     const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
+    struct attn_mma_totals *totals = attn_mma_totals_of<T, DIM>(warp);
+    char *to = attn_mma_stage<T, DIM>(warp, stage);
+    if (lane == 0) totals->stage = stage;
     UNROLL for (int half = 0; half < 2; half++)
     {
         const int pair = lane / 4 + 8 * half;
         const float l = quad_sum(t.l[half]);
-        float *to = attn_mma_sums<T, DIM>(warp) + pair * attn_mma_shape<T, DIM>::SUMS_STRIDE;
+        if (pair >= n_pairs) continue;
         if constexpr (kv_traits<T>::SCALED) {
             UNROLL for (int d = 0; d < DIM / 16; d++)
             {
                 const float *even = t.o[2 * d] + 2 * half, *odd = t.o[2 * d + 1] + 2 * half;
-                *(float4 *)(to + d * 16 + 4 * (lane % 4)) = make_float4(even[0], odd[0], even[1],
-                                                                        odd[1]);
+                *(float4 *)attn_mma_sums<DIM>(to, pair, d * 16 + 4 * (lane % 4)) = make_float4(
+                    even[0], odd[0], even[1], odd[1]);
             }
         } else {
-            UNROLL for (int d = 0; d < DIM / 8; d++) * (float2 *)(to + d * 8 + 2 * (lane % 4)) =
-                make_float2(t.o[d][2 * half], t.o[d][2 * half + 1]);
+            UNROLL for (int d = 0; d < DIM / 8; d++) *
+                (float2 *)attn_mma_sums<DIM>(to, pair, d * 8 + 2 * (lane % 4)) = make_float2(
+                t.o[d][2 * half], t.o[d][2 * half + 1]);
         }
-        if (lane % 4 == 0)
-            attn_mma_max_sum<T, DIM>(warp)[pair] = t.m[half],
-                                attn_mma_max_sum<T, DIM>(warp)[ATTN_MMA_HEADS + pair] = l;
+        if (lane % 4 == 0) totals->m[pair] = t.m[half], totals->l[pair] = l;
     }
 }
 
-/* Merges the warps' sums into the segment's. A warp without keys has a maximum of -INFINITY and
- * hence weight 0; the first warp always has keys. */
+/* Merges the warps' sums of a product's row, four elements from d on. A warp without keys has a
+ * maximum of -INFINITY and hence weight 0; the first warp always has keys. */
+template <enum dtype T, int DIM>
+static __device__ __forceinline__ float4 attn_mma_merge_warps(int pair, int d, float *m, float *l)
+{
+    float4 o = make_float4(0, 0, 0, 0);
+    *m = -INFINITY, *l = 0;
+    UNROLL for (int w = 0; w < ATTN_MMA_WARPS;
+                w++) *m = fmaxf(*m, attn_mma_totals_of<T, DIM>(w)->m[pair]);
+    UNROLL for (int w = 0; w < ATTN_MMA_WARPS; w++)
+    {
+        const struct attn_mma_totals *of = attn_mma_totals_of<T, DIM>(w);
+        const float by = exp2_fast((of->m[pair] - *m) * LOG2_E);
+        const float4 x = *(const float4 *)attn_mma_sums<DIM>(attn_mma_stage<T, DIM>(w, of->stage),
+                                                             pair, d);
+        *l = fmaf(of->l[pair], by, *l);
+        o = make_float4(fmaf(x.x, by, o.x), fmaf(x.y, by, o.y), fmaf(x.z, by, o.z),
+                        fmaf(x.w, by, o.w));
+    }
+    return o;
+}
+
+/* The segment's results to where they belong. */
 template <enum dtype T, int DIM>
 static __device__ __forceinline__ void attn_mma_finish(const struct attn_decode_call &c,
                                                        const struct attn_decode_block &b,
@@ -461,19 +519,8 @@ static __device__ __forceinline__ void attn_mma_finish(const struct attn_decode_
         const struct cuda_attn_row row = c.list.rows[b.list_row + pair / b.n_heads];
         const bool whole = row.pos < row.per_segment;
         const size_t n_heads = (size_t)c.n_heads, head = (size_t)(b.head + pair % b.n_heads);
-        float top = -INFINITY, l = 0;
-        float4 o = make_float4(0, 0, 0, 0);
-        UNROLL for (int w = 0; w < ATTN_MMA_WARPS; w++)
-            top = fmaxf(top, attn_mma_max_sum<T, DIM>(w)[pair]);
-        UNROLL for (int w = 0; w < ATTN_MMA_WARPS; w++)
-        {
-            const float by = exp2_fast((attn_mma_max_sum<T, DIM>(w)[pair] - top) * LOG2_E);
-            const float4 x = *(const float4 *)(attn_mma_sums<T, DIM>(w) +
-                                               pair * attn_mma_shape<T, DIM>::SUMS_STRIDE + d);
-            l = fmaf(attn_mma_max_sum<T, DIM>(w)[ATTN_MMA_HEADS + pair], by, l);
-            o = make_float4(fmaf(x.x, by, o.x), fmaf(x.y, by, o.y), fmaf(x.z, by, o.z),
-                            fmaf(x.w, by, o.w));
-        }
+        float top, l;
+        float4 o = attn_mma_merge_warps<T, DIM>(pair, d, &top, &l);
         float *part = c.parts +
                       ((size_t)(row.segment + b.segment - c.item_begin) * n_heads + head) *
                           part_floats(DIM);
@@ -487,24 +534,34 @@ static __device__ __forceinline__ void attn_mma_finish(const struct attn_decode_
     }
 }
 
+/* What is read before grid_dependency_sync() was there before the step: the list, and keys of
+ * earlier steps. */
 template <enum dtype T, int DIM>
 static __global__ void __launch_bounds__(ATTN_MMA_THREADS, 2)
     attn_mma_kernel(const struct attn_decode_call c)
 {
-    grid_dependency_sync();
+    using S = attn_mma_shape<T, DIM>;
     const int n_units = attn_decode_n_units(c);
-    for (int unit = (int)blockIdx.x; unit < n_units; unit += (int)gridDim.x) {
-        const struct attn_decode_block b = attn_decode_block_of(c, ATTN_MMA_HEADS, unit);
-        const int n_rows = attn_mma_rows_sharing(c, b);
+    struct attn_mma_unit now = attn_mma_unit_from(c, n_units, (int)blockIdx.x);
+    struct attn_mma_feed f = {};
+    attn_mma_feed_from<T, DIM>(c, now, &f);
+    attn_mma_fill_ring<T, DIM>(c, now.b.row.n_old, &f);
+    grid_dependency_sync();
+    while (now.n_rows > 0) {
+        const struct attn_mma_unit next = attn_mma_unit_from(c, n_units,
+                                                             now.number + (int)gridDim.x);
         struct attn_mma_state<DIM> t;
-        if (n_rows == 0) continue;
-        attn_mma_locate_keys<T, DIM>(c, b);
+        attn_mma_fill_ring<T, DIM>(c, now.b.row.pos + 1, &f);
+        attn_mma_tile_loop<T, DIM>(c, now, next, &f, &t);
+        attn_mma_store_partial<T, DIM>(t, now.n_rows * now.b.n_heads,
+                                       (f.stage + S::STAGES - 1) % S::STAGES);
         __syncthreads();
-        attn_mma_tile_loop<T, DIM>(c, b, n_rows, &t);
-        attn_mma_store_partial<T, DIM>(t);
-        __syncthreads();
-        attn_mma_finish<T, DIM>(c, b, n_rows);
-        attn_decode_arrive<ATTN_MMA_THREADS, MERGE_GROUP>(c, b, n_rows); /* begins with a barrier */
+        attn_mma_finish<T, DIM>(c, now.b, now.n_rows);
+        /* begins with a barrier */
+        attn_decode_arrive<ATTN_MMA_THREADS, MERGE_GROUP>(c, now.b, now.n_rows);
+        if (!f.is_next_unit) attn_mma_feed_from<T, DIM>(c, next, &f);
+        f.is_next_unit = false;
+        now = next;
     }
 }
 

@@ -40,7 +40,8 @@ static __device__ __forceinline__ void prefetch_l2(const void *p, unsigned n)
 static __device__ __forceinline__ void prefetch_l2(const void *, unsigned) {}
 #endif
 
-/* Every kernel calls this before anything except prefetch_l2. Launches overlap (device_query.h), so
+/* Every kernel calls this before anything except prefetch_l2 and reads of what was there before the
+ * step (attn_mma_kernel: the list, and keys of earlier steps). Launches overlap (device_query.h), so
  * a kernel's blocks may start while the previous kernel in the stream still runs. This waits until
  * that kernel has completed and its writes are visible; afterwards the next kernel's blocks may
  * start. A kernel that returned without waiting would let that one start too early. Memory that a
