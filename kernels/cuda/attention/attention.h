@@ -3,8 +3,9 @@
  *
  * Upload (cuda_upload_step.c) turns each struct attn_list into a struct cuda_attn_list once per
  * step. kernels.h has the layouts of the pool, of q and of out. Every sum runs over keys in an
- * order that depends only on positions: segments of keys from position 0, each an online softmax over
- * tiles, merged in ascending order (formulas: kernels/cpu/attention/cpu_attention.c). Pools of heads may have any type of kv_rows.h, whose rows
+ * order that depends only on positions: segments of keys from position 0, each an online softmax
+ * over tiles, merged in ascending order or in groups of such (attention_merge_parts.cuh; formulas:
+ * kernels/cpu/attention/cpu_attention.c). Pools of heads may have any type of kv_rows.h, whose rows
  * appending produces bit for bit (except which NaN a bf16 or f16 is); latents are f32 or bf16.
  * Thread: engine. Calls enqueue work on the stream; they neither wait nor allocate. */
 #ifndef BATON_KERNELS_CUDA_ATTENTION_ATTENTION_H

@@ -545,7 +545,8 @@ static __global__ void __launch_bounds__(ATTN_MMA_THREADS, 2)
     struct attn_mma_unit now = attn_mma_unit_from(c, n_units, (int)blockIdx.x);
     struct attn_mma_feed f = {};
     attn_mma_feed_from<T, DIM>(c, now, &f);
-    attn_mma_fill_ring<T, DIM>(c, now.b.row.n_old, &f);
+    /* scales come by L1, where those beside them would still be old */
+    attn_mma_fill_ring<T, DIM>(c, kv_traits<T>::SCALED ? 0 : now.b.row.n_old, &f);
     grid_dependency_sync();
     while (now.n_rows > 0) {
         const struct attn_mma_unit next = attn_mma_unit_from(c, n_units,
