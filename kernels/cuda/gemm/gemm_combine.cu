@@ -49,18 +49,27 @@ static __device__ __forceinline__ combine_jobs<F> combine_jobs_of(const gemm_cal
     return combine_jobs<F>{ &c, &tiles, per_tile, 0, 1, tiles.n > warp ? n_tiles * per_tile : 0 };
 }
 
-/* Leaves a job's results by slot: results [n_slots][COMBINE_STRIDE]. */
+/* What a job's sums are multiplied by, for the lane's two columns: read a job ahead. */
 template <enum gemm_weight_layout F>
-static __device__ __forceinline__ void combine_keep(const gemm_call &c, const gemm_rows &rows,
-                                                    int32_t tile, const ring_sums &sums,
-                                                    float *results)
+static __device__ __forceinline__ float2 combine_scales(const combine_jobs<F> &jobs, int32_t job)
+{
+    if (!(F == GEMM_W8 || F == GEMM_W4) || job >= jobs.end) return make_float2(1, 1);
+    const int32_t group = jobs.rows_of(job).group,
+                  column = jobs.tile_of(job) * SKINNY_W_ROWS + (int32_t)threadIdx.x % WARP / 4;
+    return make_float2(column_scale<F>(*jobs.c, group, column),
+                       column_scale<F>(*jobs.c, group, column + 8));
+}
+
+/* Leaves a job's results by slot: results [n_slots][COMBINE_STRIDE]. */
+static __device__ __forceinline__ void combine_keep(const gemm_rows &rows, const ring_sums &sums,
+                                                    float2 scales, float *results)
 {
     const int32_t lane = (int32_t)threadIdx.x % WARP;
     for (int i = 0; i < 4; i++) {
         const int32_t at = lane / 4 + i / 2 * 8, row = lane % 4 * 2 + i % 2;
         if (row < rows.n)
             results[(rows.begin + row) * COMBINE_STRIDE + at] = __fmul_rn(
-                sums.v[i], column_scale<F>(c, rows.group, tile * SKINNY_W_ROWS + at));
+                sums.v[i], i / 2 ? scales.y : scales.x);
     }
 }
 
@@ -100,13 +109,14 @@ static __device__ __forceinline__ void combine_add(const combine_shared &s, cons
     *e.y = sum;
 }
 
+/* scales: of the first job. */
 template <enum gemm_weight_layout F>
 static __device__ __forceinline__ void combine_sums(const combine_call &all,
-                                                    const combine_shared &s, ring_feed *feed,
-                                                    unsigned char *ring, const uint16_t *x,
-                                                    float *results)
+                                                    const combine_shared &s,
+                                                    const combine_jobs<F> &jobs, ring_feed *feed,
+                                                    float2 scales, unsigned char *ring,
+                                                    const uint16_t *x, float *results)
 {
-    const combine_jobs<F> jobs = combine_jobs_of<F>(all.c, s.tiles);
     const int32_t lane = (int32_t)threadIdx.x % WARP, n_units = all.c.n_in / ring_shape<F>::K;
     int slot = 0;
     int32_t job = 0;
@@ -118,25 +128,18 @@ static __device__ __forceinline__ void combine_sums(const combine_call &all,
         for (int32_t i = 0; i < jobs.per_tile; i++, job++) {
             const gemm_rows rows = jobs.rows_of(job);
             const size_t row = (size_t)(rows.begin + min(lane / 4, rows.n - 1));
+            const float2 next_scales = combine_scales(jobs, job + 1);
             ring_sums sums = ring_sum<F, 1>(feed, &slot, jobs, n_units, ring,
                                             x + row * ring_x_stride(all.c.n_in) +
                                                 lane % 4 * ring_shape<F>::ELEMENTS);
             if (F == GEMM_F8) ring_restore_nan<F, 1>(&sums, jobs.run_of(job));
-            combine_keep<F>(all.c, rows, tile, sums, results);
+            combine_keep(rows, sums, scales, results);
+            scales = next_scales;
         }
         __syncthreads();
         combine_add(s, all.to, e, results);
         __syncthreads();
     }
-}
-
-template <enum gemm_weight_layout F>
-static __device__ __forceinline__ ring_feed combine_fill(const gemm_call &c, combine_shared *s,
-                                                         unsigned char *ring)
-{
-    if (threadIdx.x < WARP) ring_find_tiles(c, &s->tiles);
-    __syncthreads();
-    return ring_fill<F, 1>(combine_jobs_of<F>(c, s->tiles), ring);
 }
 
 template <enum gemm_weight_layout F>
@@ -147,16 +150,20 @@ static __global__ void __launch_bounds__(RING_THREADS, 2)
     unsigned char *ring = shared_memory();
     float *results = (float *)(void *)(ring + ring_shape<F>::ALL_BYTES);
     uint16_t *x = (uint16_t *)(void *)(results + (all.c.n_rows + 3) / 4 * 4 * COMBINE_STRIDE);
-    ring_feed feed;
-    if (all.c.begin_is_read) feed = combine_fill<F>(all.c, &s, ring);
-    grid_dependency_sync();
-    if (!all.c.begin_is_read) feed = combine_fill<F>(all.c, &s, ring);
+    const bool early = all.c.begin_is_read;
+    if (!early) grid_dependency_sync();
+    if (threadIdx.x < WARP) ring_find_tiles(all.c, &s.tiles);
+    __syncthreads();
+    const combine_jobs<F> jobs = combine_jobs_of<F>(all.c, s.tiles);
+    ring_feed feed = ring_fill<F, 1>(jobs, ring);
+    const float2 scales = combine_scales(jobs, 0);
+    if (early) grid_dependency_sync();
     const int32_t n_choices = all.to.n_rows * all.to.n_used;
     for (int32_t i = (int32_t)threadIdx.x; i < n_choices; i += RING_THREADS)
         s.index[i] = all.to.index[i], s.weights[i] = all.to.weights[i];
     ring_x_copy(all.c, all.c.n_rows, x);
     __syncthreads();
-    combine_sums<F>(all, s, &feed, ring, x, results);
+    combine_sums<F>(all, s, jobs, &feed, scales, ring, x, results);
 }
 
 /* ---- the host ---- */

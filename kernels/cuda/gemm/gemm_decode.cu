@@ -17,7 +17,8 @@ struct decode_calls {
 /* What blocks keep of them, in shared memory, where they can be indexed. */
 struct decode_shared {
     decode_calls calls;
-    ring_tiles tiles; /* with `begin` */
+    ring_tiles tiles;               /* with `begin` */
+    int32_t x_rows[RING_TILES_MAX]; /* likewise: rows of x */
 };
 
 /* A part of a tile of y, of all splits or of one. */
@@ -75,70 +76,105 @@ static __device__ __forceinline__ decode_jobs<F> decode_jobs_of(const decode_sha
 
 /* The lane's row of x, at its elements of the warp's first unit. */
 template <enum gemm_weight_layout F>
-static __device__ __forceinline__ const uint16_t *decode_x(const decode_job &j, const uint16_t *x,
+static __device__ __forceinline__ const uint16_t *decode_x(const decode_shared &s,
+                                                           const decode_job &j, const uint16_t *x,
                                                            int32_t span)
 {
     const int32_t lane = (int32_t)threadIdx.x % WARP,
                   y_row = j.rows.begin + min(lane / 4, j.rows.n - 1);
-    const int32_t row = j.c->begin && j.c->x_rows ? j.c->x_rows[y_row] : y_row;
+    const int32_t row = j.c->begin && j.c->x_rows ? s.x_rows[y_row - s.tiles.of[0].begin] : y_row;
     return x + (size_t)row * ring_x_stride(j.c->n_in) + span * SKINNY_SPAN +
            lane % 4 * ring_shape<F>::ELEMENTS;
 }
 
-/* Adds the warps' sums, and the slices' if there are any, and passes pairs of columns on. `turn`
- * counts the block's jobs: two buffers in turn need one barrier per job, and the warps take turns
- * with the last part. */
+/* What the warp multiplies its next finished sums by. They are read many jobs ahead, as every warp
+ * finishes one job in RING_WARPS: their latency would be a job's. */
 template <enum gemm_weight_layout F>
-static __device__ __forceinline__ void decode_finish(const decode_job &j, const ring_sums &sums,
-                                                     int32_t turn)
+static __device__ __forceinline__ float2 decode_scales(const decode_jobs<F> &jobs, int32_t job)
 {
-    __shared__ float parts[2][RING_WARPS][SKINNY_W_ROWS][RING_ROWS + 1];
-    const gemm_call &c = *j.c;
-    float(*part)[SKINNY_W_ROWS][RING_ROWS + 1] = parts[turn % 2];
-    const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
-    for (int i = 0; i < 4; i++) part[warp][lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2] = sums.v[i];
-    __syncthreads();
-    const int at_turn = ((int)threadIdx.x + RING_THREADS - turn % RING_WARPS * WARP) % RING_THREADS,
-              pair = at_turn % (SKINNY_W_ROWS / 2), row = at_turn / (SKINNY_W_ROWS / 2);
-    const int32_t column = j.tile * SKINNY_W_ROWS + 2 * pair, at = row * SKINNY_W_ROWS + 2 * pair;
-    const bool has = row < j.rows.n && column < c.n_columns;
-    float2 sum = make_float2(0, 0);
-    for (int i = 0; has && i < RING_WARPS; i++)
-        sum = make_float2(__fadd_rn(sum.x, part[i][2 * pair][row]),
-                          __fadd_rn(sum.y, part[i][2 * pair + 1][row]));
-    if (c.n_splits > 1) {
-        if (has) __stcg((float2 *)(split_partial(c, j.tile, j.split, SKINNY_PARTIAL) + at), sum);
-        if (!is_last_split(c, j.tile)) return;
-        if (has) sum = reduce_splits(c, j.tile, SKINNY_PARTIAL, at);
-    }
-    if (!has) return;
-    store_pair(c, j.rows, row, column, __fmul_rn(sum.x, column_scale<F>(c, j.rows.group, column)),
-               __fmul_rn(sum.y, column_scale<F>(c, j.rows.group, column + 1)));
+    if (!(F == GEMM_W8 || F == GEMM_W4) || job >= jobs.end) return make_float2(1, 1);
+    const decode_job j = decode_job_of(*jobs.s, job);
+    const int32_t column = j.tile * SKINNY_W_ROWS + (int32_t)threadIdx.x % 8 * 2;
+    return make_float2(column_scale<F>(*j.c, j.rows.group, column),
+                       column_scale<F>(*j.c, j.rows.group, column + 1));
 }
 
+typedef float decode_part[RING_WARPS][SKINNY_W_ROWS][RING_ROWS + 1];
+
+/* Adds two columns' sums of the warps for row `row`. */
+static __device__ __forceinline__ float2 decode_add(const decode_part &part, int pair, int row)
+{
+    float2 sum = make_float2(0, 0);
+#pragma unroll
+    for (int i = 0; i < RING_WARPS; i++)
+        sum = make_float2(__fadd_rn(sum.x, part[i][2 * pair][row]),
+                          __fadd_rn(sum.y, part[i][2 * pair + 1][row]));
+    return sum;
+}
+
+/* Adds the warps' sums, and the slices' if there are any, and passes pairs of columns on. The last
+ * part is one warp's: the warps take turns. Two buffers in turn need one barrier per job. */
+static __device__ __forceinline__ void decode_finish(const decode_job &j, const ring_sums &sums,
+                                                     float2 scales, int32_t turn)
+{
+    __shared__ decode_part parts[2];
+    const gemm_call &c = *j.c;
+    decode_part &part = parts[turn % 2];
+    const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP, pair = lane % 8;
+    for (int i = 0; i < 4; i++) part[warp][lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2] = sums.v[i];
+    __syncthreads();
+    const int32_t column = j.tile * SKINNY_W_ROWS + 2 * pair;
+    const int n_rows = warp == turn % RING_WARPS && column < c.n_columns ? j.rows.n : 0;
+    if (c.n_splits > 1) {
+        for (int row = lane / 8; row < n_rows; row += WARP / 8)
+            __stcg((float2 *)(split_partial(c, j.tile, j.split, SKINNY_PARTIAL) +
+                              row * SKINNY_W_ROWS + 2 * pair),
+                   decode_add(part, pair, row));
+        if (!is_last_split(c, j.tile)) return;
+    }
+    for (int row = lane / 8; row < n_rows; row += WARP / 8) {
+        const float2 sum = c.n_splits > 1 ? reduce_splits(c, j.tile, SKINNY_PARTIAL,
+                                                          row * SKINNY_W_ROWS + 2 * pair)
+                                          : decode_add(part, pair, row);
+        store_pair(c, j.rows, row, column, __fmul_rn(sum.x, scales.x), __fmul_rn(sum.y, scales.y));
+    }
+}
+
+/* scales: of the first job that the warp finishes. */
 template <enum gemm_weight_layout F>
-static __device__ __forceinline__ void decode_sums(const decode_shared &s, ring_feed *feed,
-                                                   const decode_jobs<F> &jobs, unsigned char *ring,
+static __device__ __forceinline__ void decode_sums(const decode_jobs<F> &jobs, ring_feed *feed,
+                                                   float2 scales, unsigned char *ring,
                                                    const uint16_t *x)
 {
+    const int32_t warp = (int32_t)threadIdx.x / WARP;
     int slot = 0;
     int32_t turn = 0;
 #pragma unroll 1
     for (int32_t job = jobs.first; job < jobs.end; job += jobs.step, turn++) {
-        const decode_job j = decode_job_of(s, job);
+        const decode_job j = decode_job_of(*jobs.s, job);
         const decode_spans spans = decode_spans_of(j);
         ring_sums sums = ring_sum<F, RING_WARPS>(feed, &slot, jobs,
                                                  spans.n * ring_shape<F>::PER_SPAN, ring,
-                                                 decode_x<F>(j, x, spans.first));
+                                                 decode_x<F>(*jobs.s, j, x, spans.first));
         if (F == GEMM_F8) ring_restore_nan<F, RING_WARPS>(&sums, jobs.run_of(job));
-        decode_finish<F>(j, sums, turn);
+        decode_finish(j, sums, scales, turn);
+        if (warp == turn % RING_WARPS)
+            scales = decode_scales(jobs, job + jobs.step * (int32_t)RING_WARPS);
     }
 }
 
-/* Finds the rows of groups, by one warp; a barrier makes them known. */
-static __device__ __forceinline__ void decode_find(decode_shared *s)
+/* Once the previous kernel has ended: x, and which of its rows the rows of groups are. */
+template <enum gemm_weight_layout F>
+static __device__ __forceinline__ void decode_prepare(decode_shared *s, uint16_t *x)
 {
-    if (s->calls.of[0].begin && threadIdx.x < WARP) ring_find_tiles(s->calls.of[0], &s->tiles);
+    const gemm_call &c = s->calls.of[0];
+    if (c.begin && c.x_rows) {
+        const gemm_rows &first = s->tiles.of[0], &last = s->tiles.of[s->tiles.n - 1];
+        const int32_t n = min(last.begin + last.n - first.begin, (int32_t)RING_TILES_MAX);
+        for (int32_t i = (int32_t)threadIdx.x; i < n; i += RING_THREADS)
+            s->x_rows[i] = c.x_rows[first.begin + i];
+    }
+    ring_x_prepare<F>(c, x);
     __syncthreads();
 }
 
@@ -149,23 +185,25 @@ static __global__ void __launch_bounds__(RING_THREADS, 2)
     __shared__ decode_shared s;
     unsigned char *ring = shared_memory();
     uint16_t *x = (uint16_t *)(void *)(ring + ring_shape<F>::ALL_BYTES);
-    ring_feed feed;
+    const bool early = !all.of[0].begin || all.of[0].begin_is_read;
     for (unsigned i = threadIdx.x; i < sizeof all / sizeof(unsigned); i += RING_THREADS)
         ((unsigned *)&s.calls)[i] = ((const unsigned *)&all)[i];
     __syncthreads();
-    const bool early = !s.calls.of[0].begin || s.calls.of[0].begin_is_read;
-    if (early) {
-        decode_find(&s);
-        feed = ring_fill<F, RING_WARPS>(decode_jobs_of<F>(s), ring);
+    if (all.of[0].norm && blockIdx.x == 0 && threadIdx.x == 0)
+        prefetch_l2(all.of[0].norm, (unsigned)all.of[0].n_in * 4);
+    if (!early) grid_dependency_sync();
+    if (all.of[0].begin) {
+        if (threadIdx.x < WARP) ring_find_tiles(s.calls.of[0], &s.tiles);
+        __syncthreads();
     }
-    grid_dependency_sync();
-    if (!early) {
-        decode_find(&s);
-        feed = ring_fill<F, RING_WARPS>(decode_jobs_of<F>(s), ring);
-    }
-    ring_x_prepare<F>(s.calls.of[0], x);
-    __syncthreads();
-    decode_sums<F>(s, &feed, decode_jobs_of<F>(s), ring, x);
+    const decode_jobs<F> jobs = decode_jobs_of<F>(s);
+    ring_feed feed = ring_fill<F, RING_WARPS>(jobs, ring);
+    const float2 scales = decode_scales(jobs,
+                                        jobs.first + jobs.step * (int32_t)(threadIdx.x / WARP));
+    if (early) grid_dependency_sync();
+    if (jobs.first >= jobs.end) return;
+    decode_prepare<F>(&s, x);
+    decode_sums<F>(jobs, &feed, scales, ring, x);
 }
 
 /* ---- the host ---- */
