@@ -145,6 +145,36 @@ struct route_args {
     int32_t *rows, *index, *begin;
 };
 
+/* What precedes a mixture of experts: h[i] = rms_norm(x[i]), logits[i] = w h[i] in f32, then route,
+ * whose logits these are. */
+struct router_args {
+    const struct weight *w; /* [n_experts, H], f32 */
+    const float *x, *norm;  /* [n_rows, H]; [H], weights of the norm */
+    float eps;
+    float *h; /* [n_rows, H] */
+    struct route_args route;
+};
+
+/* The product of a router. */
+static inline struct matmul_args router_matmul(const struct router_args *a)
+{
+    return (struct matmul_args){
+        .w = a->w,
+        .bias = NULL,
+        .x = a->h,
+        .x_stride = a->w->n_in,
+        .x_rows = NULL,
+        .norm = NULL,
+        .norm_eps = 0,
+        .x_prequantized = false,
+        .n_rows = a->route.n_rows,
+        .y = a->route.logits,
+        .y_stride = (size_t)a->route.n_experts,
+        .quantize_for = NULL,
+        .epilogue = MATMUL_STORE,
+    };
+}
+
 /* y[i] = (add ? y[i] : 0) + sum over j ascending of weights[i][j] * rows[index[i][j]], accumulated
  * by fused multiply-adds. */
 struct combine_args {
@@ -240,6 +270,8 @@ struct kernel_ops {
     void (*kv_append)(struct kernel_ctx *c, const struct kv_append_args *a);
     void (*attention)(struct kernel_ctx *c, const struct attn_args *a);
     void (*route)(struct kernel_ctx *c, const struct route_args *a);
+    /* The bits of rms_norm, matmul and route one after the other. */
+    void (*router)(struct kernel_ctx *c, const struct router_args *a);
     void (*combine)(struct kernel_ctx *c, const struct combine_args *a);
     void (*experts)(struct kernel_ctx *c, const struct experts_args *a);
     void (*expert_slots)(struct kernel_ctx *c, const struct expert_slots_args *a);

@@ -211,6 +211,7 @@ void cpu_rope(struct kernel_ctx *c, const struct rope_args *a);
 void cpu_kv_append(struct kernel_ctx *c, const struct kv_append_args *a);
 void cpu_attention(struct kernel_ctx *c, const struct attn_args *a);
 void cpu_route(struct kernel_ctx *c, const struct route_args *a);
+void cpu_router(struct kernel_ctx *c, const struct router_args *a);
 void cpu_combine(struct kernel_ctx *c, const struct combine_args *a);
 void cpu_experts(struct kernel_ctx *c, const struct experts_args *a);
 void cpu_expert_slots(struct kernel_ctx *c, const struct expert_slots_args *a);

@@ -157,6 +157,7 @@ const struct kernel_ops cpu_ops = {
     .kv_append = cpu_kv_append,
     .attention = cpu_attention,
     .route = cpu_route,
+    .router = cpu_router,
     .combine = cpu_combine,
     .experts = cpu_experts,
     .expert_slots = cpu_expert_slots,

@@ -119,3 +119,12 @@ void cpu_route(struct kernel_ctx *c, const struct route_args *a)
     compute_pool_run(c->pool, (int)((a->n_rows + ROWS_PER_ITEM - 1) / ROWS_PER_ITEM), route_item,
                      &copy);
 }
+
+void cpu_router(struct kernel_ctx *c, const struct router_args *a)
+{
+    const struct matmul_args logits = router_matmul(a);
+    const size_t n = a->w->n_in;
+    cpu_rms_norm(c, a->h, n, a->x, n, a->norm, a->route.n_rows, n, a->eps);
+    cpu_matmul(c, &logits, 1); /* [rows, E] */
+    cpu_route(c, &a->route);
+}

@@ -99,6 +99,7 @@ struct cuda_ctx {
     struct dev_mem products, workspace; /* scratch of GEMMs, and the library's */
     struct gemm_cublaslt *cublaslt;     /* NULL: none, or not used */
     bool cublaslt_tried;
+    struct dev_mem router;    /* MOE_ROUTER_SCRATCH */
     struct dev_mem attention; /* attention_scratch_floats */
 };
 

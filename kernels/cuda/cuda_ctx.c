@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/gemm/gemm_cublaslt.h"
+#include "kernels/cuda/moe_route.h"
 #include "shared/base/arith.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
@@ -28,6 +29,9 @@ enum status cuda_ctx_create(const struct kernel_backend *backend, const struct k
     if (st == OK)
         st = device_mem_alloc(c->base.device, gemm_scratch_bytes(), DEVICE_MEM_PRIVATE,
                               &c->products, err);
+    if (st == OK)
+        st = device_mem_alloc(c->base.device, MOE_ROUTER_SCRATCH, DEVICE_MEM_PRIVATE, &c->router,
+                              err);
     if (st == OK) *out = &c->base;
     else cuda_ctx_free(&c->base);
     return st;
@@ -44,6 +48,7 @@ void cuda_ctx_free(struct kernel_ctx *base)
         weight_upload_release(c);
         device_mem_free(base->device, &c->inputs);
         device_mem_free(base->device, &c->products);
+        device_mem_free(base->device, &c->router);
         device_mem_free(base->device, &c->workspace);
         gemm_cublaslt_free(c->cublaslt);
         device_mem_free(base->device, &c->attention);

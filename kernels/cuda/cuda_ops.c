@@ -113,6 +113,22 @@ static void cuda_route(struct kernel_ctx *base, const struct route_args *a)
     (void)cuda_check(c->device, moe_route(c->device->stream, a, cuda_n_real_rows(c)), "routing");
 }
 
+static void cuda_router(struct kernel_ctx *base, const struct router_args *a)
+{
+    struct cuda_ctx *c = cuda_ctx_of(base);
+    const struct matmul_args logits = router_matmul(a);
+    const size_t n = a->w->n_in;
+    if (moe_router_fits(a)) {
+        (void)cuda_check(c->device,
+                         moe_router(c->device->stream, a, cuda_n_real_rows(c), c->router.ptr),
+                         "routing");
+        return;
+    }
+    cuda_rms_norm(base, a->h, n, a->x, n, a->norm, a->route.n_rows, n, a->eps);
+    cuda_matmul(base, &logits, 1); /* [rows, E] */
+    cuda_route(base, &a->route);
+}
+
 static bool has_device(void) { return cuda_device_count() > 0; }
 
 static const struct kernel_ops CUDA_OPS = {
@@ -125,6 +141,7 @@ static const struct kernel_ops CUDA_OPS = {
     .kv_append = cuda_kv_append,
     .attention = cuda_attention,
     .route = cuda_route,
+    .router = cuda_router,
     .combine = cuda_combine,
     .experts = cuda_experts,
     .expert_slots = cuda_expert_slots,

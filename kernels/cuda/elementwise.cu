@@ -2,6 +2,7 @@
  * each element is read and written once, and neighbouring threads take neighbouring elements.
  * Thread: device. */
 #include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/rms_norm.cuh"
 #include "kernels/cuda/rope.cuh"
 
 enum { THREADS = 256 };
@@ -15,16 +16,18 @@ struct norm_rows {
     float eps;
 };
 
-static __global__ void __launch_bounds__(THREADS) norm_kernel(norm_rows a)
+static __global__ void __launch_bounds__(RMS_THREADS) norm_kernel(norm_rows a)
 {
     grid_dependency_sync();
-    __shared__ float room[THREADS / WARP];
+    __shared__ float warps[RMS_WARPS];
     const float *x = a.x + blockIdx.x * a.x_stride;
     float *y = a.y + blockIdx.x * a.y_stride;
-    float squares = 0;
-    for (size_t i = threadIdx.x; i < a.n; i += THREADS) squares = fmaf(x[i], x[i], squares);
-    const float factor = 1.0f / sqrtf(block_sum(squares, room) / (float)a.n + a.eps);
-    for (size_t i = threadIdx.x; i < a.n; i += THREADS) y[i] = a.weight[i] * (x[i] * factor);
+    const float squares = rms_warp_squares(x, a.n, threadIdx.x);
+    if (threadIdx.x % WARP == 0) warps[threadIdx.x / WARP] = squares;
+    __syncthreads();
+    const float factor = rms_factor(warps, a.n, a.eps);
+    for (size_t i = threadIdx.x; i < a.n; i += RMS_THREADS)
+        y[i] = rms_element(x[i], a.weight[i], factor);
 }
 
 cudaError_t elementwise_rms_norm(cudaStream_t s, float *y, size_t y_stride, const float *x,
@@ -33,7 +36,7 @@ cudaError_t elementwise_rms_norm(cudaStream_t s, float *y, size_t y_stride, cons
 {
     if (n_rows == 0) return cudaSuccess;
     const norm_rows a = { y, x, weight, y_stride, x_stride, n, eps };
-    return launch(s, norm_kernel, dim3((unsigned)n_rows), dim3(THREADS), 0, a);
+    return launch(s, norm_kernel, dim3((unsigned)n_rows), dim3(RMS_THREADS), 0, a);
 }
 
 /* ---- element by element ---- */

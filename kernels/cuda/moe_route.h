@@ -20,6 +20,12 @@ cudaError_t moe_route(cudaStream_t s, const struct route_args *a, const int32_t 
  * call. `n_real_rows`, in device memory: later rows get no slots; NULL: all rows are real. */
 cudaError_t moe_sort_rows(cudaStream_t s, const struct experts_args *a, const int32_t *n_real_rows);
 
+/* Whether moe_router takes a call: few rows. */
+bool moe_router_fits(const struct router_args *a);
+enum { MOE_ROUTER_SCRATCH = 256 /* bytes; zeroed once, calls leave them so */ };
+cudaError_t moe_router(cudaStream_t s, const struct router_args *a, const int32_t *n_real_rows,
+                       void *scratch);
+
 #ifdef __cplusplus
 }
 #endif

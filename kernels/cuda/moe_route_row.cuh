@@ -111,7 +111,8 @@ static __device__ __forceinline__ void keep_groups(const route_args &a, const fl
  */
 template <int PER_LANE>
 static __device__ __forceinline__ void choice_keys(const route_args &a,
-                                                   const route_lane<PER_LANE> &score, float *p,
+                                                   const route_lane<PER_LANE> &score,
+                                                   const route_lane<PER_LANE> &bias, float *p,
                                                    unsigned *key)
 {
     const int lane = (int)(threadIdx.x % WARP), n = a.n_experts;
@@ -124,7 +125,7 @@ static __device__ __forceinline__ void choice_keys(const route_args &a,
         key[i] = 0;
         if (e >= n) continue;
         p[e] = v.v[i];
-        if (a.bias) v.v[i] += a.bias[e];
+        if (a.bias) v.v[i] += bias.v[i];
         key[i] = order_key(v.v[i]);
         if (a.n_groups > 1) choice[e] = v.v[i];
     }
@@ -179,14 +180,17 @@ static __device__ __forceinline__ void route_row_of(const route_args &a, size_t 
     const int lane = (int)(threadIdx.x % WARP);
     const float *logits = a.logits + row * (size_t)a.n_experts;
     float *weights = p + a.n_experts; /* where choices were compared */
-    route_lane<PER_LANE> scores;
+    route_lane<PER_LANE> scores, bias;
     unsigned key[PER_LANE];
 #pragma unroll route_lane < PER_LANE> ::UNROLLED
     for (int i = 0; i < PER_LANE; i++)
         scores.v[i] = lane + i * WARP < a.n_experts ? __ldcg(logits + lane + i * WARP) : 0;
+#pragma unroll route_lane < PER_LANE> ::UNROLLED
+    for (int i = 0; i < PER_LANE; i++)
+        bias.v[i] = a.bias && lane + i * WARP < a.n_experts ? __ldg(a.bias + lane + i * WARP) : 0;
     if (a.score == route_args::ROUTE_SOFTMAX) softmax<PER_LANE>(a.n_experts, &scores);
     else sigmoid<PER_LANE>(a.n_experts, &scores);
-    choice_keys<PER_LANE>(a, scores, p, key);
+    choice_keys<PER_LANE>(a, scores, bias, p, key);
     __syncwarp();
     for (int j = 0; j < a.n_used; j++) {
         const int e = take_best<PER_LANE>(key);

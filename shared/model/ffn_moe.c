@@ -195,39 +195,36 @@ struct moe_slots moe_slots_of(const struct decoder_step *s, const struct ffn_moe
 }
 
 void moe_route_rows(const struct decoder_step *s, const struct ffn_moe *e,
-                    const struct ffn_moe_work *w, const float *h, size_t rows, bool sorted)
+                    const struct ffn_moe_work *w, const struct moe_rows *r, bool sorted)
 {
     const struct moe_config *c = &s->m->config.moe;
-    struct kernel_ctx *k = s->m->kernels;
-    const struct matmul_args router = {
+    struct router_args a = {
         .w = &e->router,
-        .x = h,
-        .x_stride = e->router.n_in,
-        .n_rows = rows,
-        .y = w->logits,
-        .y_stride = c->n_experts,
+        .x = r->x,
+        .norm = r->norm,
+        .eps = s->m->config.rms_eps,
+        .h = r->h,
+        .route = {
+            .logits = w->logits, /* [rows, E] */
+            .bias = e->selection_bias,
+            .n_rows = r->n,
+            .n_experts = (int32_t)c->n_experts,
+            .n_used = (int32_t)c->n_used,
+            .n_groups = (int32_t)c->n_groups,
+            .topk_groups = (int32_t)c->topk_groups,
+            .norm_min = c->norm_min,
+            .scale = c->scale,
+            .experts = w->experts,
+            .weights = w->weights,
+            .rows = sorted ? w->rows : NULL,
+            .index = sorted ? w->index : NULL,
+            .begin = sorted ? w->begin : NULL,
+        },
     };
-    k->ops->matmul(k, &router, 1); /* [rows, E] */
-    struct route_args a = {
-        .logits = w->logits,
-        .bias = e->selection_bias,
-        .n_rows = rows,
-        .n_experts = (int32_t)c->n_experts,
-        .n_used = (int32_t)c->n_used,
-        .n_groups = (int32_t)c->n_groups,
-        .topk_groups = (int32_t)c->topk_groups,
-        .norm_min = c->norm_min,
-        .scale = c->scale,
-        .experts = w->experts,
-        .weights = w->weights,
-        .rows = sorted ? w->rows : NULL,
-        .index = sorted ? w->index : NULL,
-        .begin = sorted ? w->begin : NULL,
-    };
-    a.score = c->score == ROUTE_SIGMOID ? ROUTE_SIGMOID : ROUTE_SOFTMAX;
-    a.group_score = c->group_score == GROUP_TOP2_SUM ? GROUP_TOP2_SUM : GROUP_MAX;
-    a.norm = c->norm == NORM_MAX ? NORM_MAX : c->norm == NORM_SUM ? NORM_SUM : NORM_NONE;
-    k->ops->route(k, &a);
+    a.route.score = c->score == ROUTE_SIGMOID ? ROUTE_SIGMOID : ROUTE_SOFTMAX;
+    a.route.group_score = c->group_score == GROUP_TOP2_SUM ? GROUP_TOP2_SUM : GROUP_MAX;
+    a.route.norm = c->norm == NORM_MAX ? NORM_MAX : c->norm == NORM_SUM ? NORM_SUM : NORM_NONE;
+    s->m->kernels->ops->router(s->m->kernels, &a);
 }
 
 static void run_experts(const struct decoder_step *s, const struct ffn_moe *e,
@@ -269,7 +266,6 @@ static void moe_forward(const struct decoder_step *s, const struct ffn_layer *ba
     const struct ffn_moe *e = (const struct ffn_moe *)base;
     const struct ffn_moe_work *w = (const struct ffn_moe_work *)base_work;
     const size_t hidden = s->m->config.hidden;
-    struct kernel_ctx *k = s->m->kernels;
     if (s->m->ep) {
         moe_forward_ep(s, e, w, norm);
         return;
@@ -277,9 +273,7 @@ static void moe_forward(const struct decoder_step *s, const struct ffn_layer *ba
     for (size_t at = 0, rows; at < s->n_rows; at += rows) {
         rows = s->n_rows - at < w->max_rows ? s->n_rows - at : w->max_rows;
         float *x = s->x + at * hidden;
-        /* [rows, H] */
-        k->ops->rms_norm(k, w->h, hidden, x, hidden, norm, rows, hidden, s->m->config.rms_eps);
-        moe_route_rows(s, e, w, w->h, rows, true);
+        moe_route_rows(s, e, w, &(struct moe_rows){ x, norm, w->h, rows }, true); /* h [rows, H] */
         run_experts(s, e, w, x, rows);
     }
 }

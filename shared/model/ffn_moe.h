@@ -51,10 +51,15 @@ struct moe_slots moe_slots_of(const struct decoder_step *s, const struct ffn_moe
 
 /* Of one step's rows, x [rows, H]: */
 
-/* Fills w->experts and w->weights from h [rows, H]; sorted: also rows, index and begin, for the
- * experts op. */
+struct moe_rows {
+    const float *x, *norm; /* [n, H]; weights of the norm */
+    float *h;              /* [n, H], becomes the normalised rows */
+    size_t n;
+};
+
+/* Fills h, w->experts and w->weights; sorted: also rows, index and begin, for the experts op. */
 void moe_route_rows(const struct decoder_step *s, const struct ffn_moe *e,
-                    const struct ffn_moe_work *w, const float *h, size_t rows, bool sorted);
+                    const struct ffn_moe_work *w, const struct moe_rows *r, bool sorted);
 /* The rank's part of the step's rows, piece by piece as the other ranks of s->m->ep do it; x of all
  * rows is whole afterwards. A failure is s->exchange_fault's. */
 void moe_forward_ep(const struct decoder_step *s, const struct ffn_moe *e,

@@ -124,10 +124,7 @@ static enum status run_piece(const struct decoder_step *s, const struct ffn_moe 
     struct ep *ep = s->m->ep;
     struct ep_counts counts;
     struct ep_batch in;
-    if (rows > 0) {
-        k->ops->rms_norm(k, b.h, hidden, x, hidden, norm, rows, hidden, s->m->config.rms_eps);
-        moe_route_rows(s, e, w, b.h, rows, false);
-    }
+    if (rows > 0) moe_route_rows(s, e, w, &(struct moe_rows){ x, norm, b.h, rows }, false);
     TRY(ep_plan(ep, map_of(ep, e), w->experts, rows, &counts, err));
     if (k->device->is_host)
         expert_rows_add(s->m->expert_rows, e->i_sparse, w->experts, rows * s->m->config.moe.n_used,

@@ -183,26 +183,51 @@ static inline void on_combine(struct kernel_ctx *c, struct combine_args a, size_
     fetch(&m);
 }
 
+static inline void note_route(struct mirrors *m, const struct route_args *a)
+{
+    const size_t used = a->n_rows * (size_t)a->n_used;
+    note(m, a->logits, floats(a->n_rows * (size_t)a->n_experts), false);
+    note(m, a->bias, floats((size_t)a->n_experts), false);
+    note(m, a->experts, used * sizeof *a->experts, true);
+    note(m, a->weights, floats(used), true);
+    note(m, a->rows, used * sizeof *a->rows, true);
+    note(m, a->index, used * sizeof *a->index, true);
+    note(m, a->begin, ((size_t)a->n_experts + 1) * sizeof *a->begin, true);
+}
+
+static inline struct route_args route_there(const struct mirrors *m, struct route_args a)
+{
+    a.rows = there(m, a.rows);
+    a.index = there(m, a.index);
+    a.begin = there(m, a.begin);
+    a.logits = there(m, a.logits);
+    a.bias = there(m, a.bias);
+    a.experts = there(m, a.experts);
+    a.weights = there(m, a.weights);
+    return a;
+}
+
 static inline void on_route(struct kernel_ctx *c, struct route_args a)
 {
     struct mirrors m = { .c = c };
-    const size_t used = a.n_rows * (size_t)a.n_used;
-    note(&m, a.logits, floats(a.n_rows * (size_t)a.n_experts), false);
-    note(&m, a.bias, floats((size_t)a.n_experts), false);
-    note(&m, a.experts, used * sizeof *a.experts, true);
-    note(&m, a.weights, floats(used), true);
-    note(&m, a.rows, used * sizeof *a.rows, true);
-    note(&m, a.index, used * sizeof *a.index, true);
-    note(&m, a.begin, ((size_t)a.n_experts + 1) * sizeof *a.begin, true);
+    note_route(&m, &a);
     send(&m);
-    a.rows = there(&m, a.rows);
-    a.index = there(&m, a.index);
-    a.begin = there(&m, a.begin);
-    a.logits = there(&m, a.logits);
-    a.bias = there(&m, a.bias);
-    a.experts = there(&m, a.experts);
-    a.weights = there(&m, a.weights);
+    a = route_there(&m, a);
     c->ops->route(c, &a);
+    fetch(&m);
+}
+
+static inline void on_router(struct kernel_ctx *c, struct router_args a)
+{
+    struct mirrors m = { .c = c };
+    note_route(&m, &a.route);
+    note(&m, a.x, floats(a.route.n_rows * a.w->n_in), false);
+    note(&m, a.norm, floats(a.w->n_in), false);
+    note(&m, a.h, floats(a.route.n_rows * a.w->n_in), true);
+    send(&m);
+    a.route = route_there(&m, a.route);
+    a.x = there(&m, a.x), a.norm = there(&m, a.norm), a.h = there(&m, a.h);
+    c->ops->router(c, &a);
     fetch(&m);
 }
 

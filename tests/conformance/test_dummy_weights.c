@@ -294,9 +294,10 @@ enum { N_EXPERTS = 16, N_SPARSE_MAX = 16, N_ROUTED = 512 };
 static size_t times_used[N_SPARSE_MAX][N_EXPERTS], n_routes;
 static const struct kernel_ops *counted_ops;
 
-static void counting_route(struct kernel_ctx *c, const struct route_args *a)
+static void counting_router(struct kernel_ctx *c, const struct router_args *router)
 {
-    counted_ops->route(c, a);
+    const struct route_args *a = &router->route;
+    counted_ops->router(c, router);
     CHECK(n_routes < N_SPARSE_MAX && a->n_experts == N_EXPERTS);
     for (size_t i = 0; i < a->n_rows * (size_t)a->n_used; i++)
         times_used[n_routes][a->experts[i]]++;
@@ -313,7 +314,7 @@ static void count_experts(struct rig *r)
     memset(times_used, 0, sizeof times_used);
     n_routes = 0;
     counted_ops = r->k->ops;
-    ops.route = counting_route;
+    ops.router = counting_router;
     r->k->ops = &ops;
     feed_all(r, &(struct feed){ .table = 0, .ids = ids, .n = N_ROUTED }, 1, NULL);
     r->k->ops = counted_ops;

@@ -239,6 +239,107 @@ static void check_ties(struct kernel_ctx *c)
     CHECK_NEAR(weights[6], 1.0 / 3, 1e-7);
 }
 
+/* The results of a router's call. */
+struct routed {
+    float *h, *weights;
+    int32_t *experts, *order;
+};
+
+static struct routed make_routed(size_t n_rows, size_t n_experts, size_t n_in)
+{
+    struct routed r = {
+        .h = MEM_ARRAY(float, n_rows *n_in),
+        .weights = MEM_ARRAY(float, n_rows *K_MAX),
+        .experts = MEM_ARRAY(int32_t, n_rows * K_MAX),
+        .order = MEM_ARRAY(int32_t, 2 * n_rows * K_MAX + n_experts + 1),
+    };
+    for (size_t i = 0; i < 2 * n_rows * K_MAX + n_experts + 1; i++) r.order[i] = -7;
+    return r;
+}
+
+static void free_routed(struct routed *r)
+{
+    mem_free(r->h), mem_free(r->weights), mem_free(r->experts), mem_free(r->order);
+}
+
+static struct router_args router_to(struct router_args a, const struct routed *r)
+{
+    const size_t used = a.route.n_rows * (size_t)a.route.n_used;
+    a.h = r->h;
+    a.route.weights = r->weights, a.route.experts = r->experts;
+    if (!a.route.rows) return a;
+    a.route.rows = r->order, a.route.index = r->order + used, a.route.begin = r->order + 2 * used;
+    return a;
+}
+
+/* A router gives the bits of its three ops. */
+static void check_router(struct kernel_ctx *c, struct router_args a)
+{
+    const size_t n_rows = a.route.n_rows, n_experts = (size_t)a.route.n_experts, n = a.w->n_in,
+                 used = n_rows * (size_t)a.route.n_used;
+    struct routed one = make_routed(n_rows, n_experts, n),
+                  three = make_routed(n_rows, n_experts, n);
+    float *logits = random_floats(n_rows * n_experts, 1);
+    a.route.logits = logits;
+    for (int i = 0; i < 2; i++) on_router(c, router_to(a, &one)); /* leaves its counter as it was */
+    a = router_to(a, &three);
+    const struct matmul_args product = router_matmul(&a);
+    on_rms_norm(c, a.h, n, a.x, n, a.norm, n_rows, n, a.eps);
+    on_matmul(c, &product, 1);
+    on_route(c, a.route);
+    check_bits(one.h, three.h, n_rows * n, "normalised rows", n_rows, n);
+    check_bits(one.weights, three.weights, used, "weights", n_rows, n);
+    CHECK(memcmp(one.experts, three.experts, used * sizeof *one.experts) == 0);
+    CHECK(memcmp(one.order, three.order, (2 * used + n_experts + 1) * sizeof *one.order) == 0);
+    if (a.route.rows) check_order(c, &a.route);
+    free_routed(&one), free_routed(&three);
+    mem_free(logits);
+}
+
+/* Of shapes whose product splits k over warps and others, with numbers of rows on both sides of
+ * what one launch computes; the last needs too much shared memory for that. */
+static void check_routers(struct kernel_ctx *c)
+{
+    static const size_t SHAPES[][3] = {
+        { 64, 1100, 8 },  { 70, 1024, 2 },  { 8, 100, 2 },
+        { 300, 1056, 6 }, { 600, 1030, 3 }, { 16, 6000, 4 }
+    }; /* experts, n_in, used */
+    static const size_t N_ROWS[] = { 1, 2, 8, 9 };
+    int32_t order; /* asks for it */
+    CHECK_OK(kernel_ctx_reserve(c, 9, 6000));
+    for (size_t i = 0; i < COUNT_OF(SHAPES); i++) {
+        const size_t n_experts = SHAPES[i][0], n_in = SHAPES[i][1];
+        struct matrix m = make_matrix(DTYPE_F32, n_experts, n_in);
+        const struct weight_pack_args pack = { .parts = &m.src, .n_parts = 1 };
+        struct weight w;
+        CHECK_OK(c->weight_ops->pack(c, &pack, &w, NULL));
+        float *x = random_floats(9 * n_in, 3), *norm = random_floats(n_in, 1),
+              *bias = random_floats(n_experts, 0.1f);
+        for (size_t k = 0; k < COUNT_OF(N_ROWS); k++)
+            check_router(c, (struct router_args){
+                                .w = &w,
+                                .x = x,
+                                .norm = norm,
+                                .eps = 1e-6f,
+                                .route = {
+                                    .n_rows = N_ROWS[k],
+                                    .bias = k % 2 ? bias : NULL,
+                                    .n_experts = (int32_t)n_experts,
+                                    .n_used = (int32_t)SHAPES[i][2],
+                                    .n_groups = i == 0 ? 8 : 1,
+                                    .topk_groups = i == 0 ? 3 : 1,
+                                    .score = i % 2 ? ROUTE_SIGMOID : ROUTE_SOFTMAX,
+                                    .norm = NORM_SUM,
+                                    .scale = 1,
+                                    .rows = k != 1 ? &order : NULL,
+                                },
+                            });
+        weight_release(c, &w);
+        free_matrix(&m);
+        mem_free(x), mem_free(norm), mem_free(bias);
+    }
+}
+
 static void route_cases(const char *isa)
 {
     for (int n_threads = 1; n_threads <= 2; n_threads++) {
@@ -252,9 +353,17 @@ static void route_cases(const char *isa)
     }
 }
 
+static void router_cases(const char *isa)
+{
+    struct kernel_ctx *c = open_backend(isa, ACTIVATIONS_F32, 2);
+    check_routers(c);
+    kernel_ctx_free(c);
+}
+
 #define BACKEND_TESTS(name, isa)                                                                   \
-    TEST(name##_route) { route_cases(isa); }
-#define BACKEND_CASES(name) CASE(name##_route)
+    TEST(name##_route) { route_cases(isa); }                                                       \
+    TEST(name##_router) { router_cases(isa); }
+#define BACKEND_CASES(name) CASE(name##_route), CASE(name##_router)
 EVERY_BACKEND(BACKEND_TESTS)
 
 /* With a correction bias of +40 an f32 score has a resolution of only 4e-6; the spread of real

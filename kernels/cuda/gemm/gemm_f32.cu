@@ -171,14 +171,6 @@ static __device__ __forceinline__ void multiply_all(f32_sums<T> *sums, const f32
     for (; step < n_steps; step += T::K_WARPS) multiply_step<false, T>(sums, p, step);
 }
 
-/* Adds over the 8 lanes that split k, in a fixed order; all get the sum. */
-static __device__ __forceinline__ float add_lanes(float x)
-{
-    for (int apart = F32_LANES / 2; apart > 0; apart /= 2)
-        x = __fadd_rn(x, __shfl_xor_sync(0xffffffffu, x, apart));
-    return x;
-}
-
 enum {
     F32_SKINNY_ROWS = 8 /* rows up to which reading W is the bottleneck */,
     F32_PREFETCH = 16 * 1024 /* bytes of each of its rows of W */

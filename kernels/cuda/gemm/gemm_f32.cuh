@@ -23,4 +23,12 @@ static __device__ __forceinline__ float multiply_quad(float sum, const float4 &w
     return __fmaf_rn(w.w, x.w, sum);
 }
 
+/* Adds over the 8 lanes that split k, in a fixed order; all get the sum. */
+static __device__ __forceinline__ float add_lanes(float x)
+{
+    for (int apart = F32_LANES / 2; apart > 0; apart /= 2)
+        x = __fadd_rn(x, __shfl_xor_sync(0xffffffffu, x, apart));
+    return x;
+}
+
 #endif

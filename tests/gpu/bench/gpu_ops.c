@@ -169,6 +169,19 @@ static void timed_route(struct kernel_ctx *c, const struct route_args *a)
     after(s);
 }
 
+static void timed_router(struct kernel_ctx *c, const struct router_args *a)
+{
+    struct gpu_ops *s = gpu_ops_of(c);
+    struct gpu_op_call *call = before(s);
+    const struct matmul_args product = router_matmul(a);
+    if (call) {
+        gpu_op_cost_matmul(&product, 1, call);
+        call->op = "router";
+    }
+    s->inner->router(c, a);
+    after(s);
+}
+
 static void timed_combine(struct kernel_ctx *c, const struct combine_args *a)
 {
     struct gpu_ops *s = gpu_ops_of(c);
@@ -217,7 +230,7 @@ struct gpu_ops *gpu_ops_put(struct kernel_ctx *c, const struct gpu_sizes *sizes)
     s->ops.embed = timed_embed, s->ops.matmul = timed_matmul, s->ops.rms_norm = timed_rms_norm,
     s->ops.add = timed_add, s->ops.copy_rows = timed_copy_rows;
     s->ops.rope = timed_rope, s->ops.kv_append = timed_kv_append,
-    s->ops.attention = timed_attention, s->ops.route = timed_route;
+    s->ops.attention = timed_attention, s->ops.route = timed_route, s->ops.router = timed_router;
     s->ops.combine = timed_combine, s->ops.experts = timed_experts;
     s->inner_steps = c->step_ops;
     s->step_ops = *c->step_ops;
