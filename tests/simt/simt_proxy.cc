@@ -2,8 +2,9 @@
  * has waited for it and then fenced.
  *
  * For every 16 bytes it keeps the last cp.async that wrote them: its thread, and how often that
- * thread had fenced when the copy completed. Ordinary stores cannot be observed, and count as
- * visible. Thread: simt_block.h. */
+ * thread had fenced when the copy completed. Ordinary stores cannot be observed, but their effects
+ * can: bytes that differ from what wgmma read before, and since when no thread has fenced. Thread:
+ * simt_block.h. */
 #include <string.h>
 
 #include "tests/simt/include/cuda_runtime.h"
@@ -19,14 +20,22 @@ struct piece {
     uint32_t n_fences;
 };
 
+/* What wgmma read of 16 bytes that no cp.async wrote. */
+struct reading {
+    char bytes[PIECE];
+    uint32_t n_fences; /* of all threads, in the block, and 1; 0: it read nothing yet */
+};
+
 static piece pieces[SIMT_SHARED_MAX / PIECE];
-static uint32_t n_fences[MAX_THREADS];
+static reading readings[SIMT_SHARED_MAX / PIECE];
+static uint32_t n_fences[MAX_THREADS], n_all_fences;
 static bool is_used;
 
 void simt_proxy_begin(void)
 {
-    if (is_used) memset(pieces, 0, sizeof pieces);
+    if (is_used) memset(pieces, 0, sizeof pieces), memset(readings, 0, sizeof readings);
     is_used = false;
+    n_all_fences = 0;
 }
 
 static void note(const void *shared, size_t bytes, bool in_flight)
@@ -40,14 +49,34 @@ static void note(const void *shared, size_t bytes, bool in_flight)
 
 void simt_proxy_ordered(const void *shared, size_t bytes) { note(shared, bytes, true); }
 void simt_proxy_completed(const void *shared, size_t bytes) { note(shared, bytes, false); }
-void simt_fence_proxy_async(void) { n_fences[simt_thread_number()]++; }
+void simt_fence_proxy_async(void)
+{
+    n_fences[simt_thread_number()]++;
+    n_all_fences++;
+}
+
+static void check_stores(size_t i, const char *bytes)
+{
+    reading &r = readings[i];
+    if (!n_all_fences ||
+        (r.n_fences == n_all_fences + 1 && memcmp(r.bytes, bytes, sizeof r.bytes) != 0))
+        simt_die("wgmma reads byte %zu of shared memory, which threads stored with no "
+                 "fence.proxy.async after it",
+                 i * PIECE);
+    memcpy(r.bytes, bytes, sizeof r.bytes);
+    r.n_fences = n_all_fences + 1;
+    is_used = true;
+}
 
 void simt_proxy_check_read(const void *shared, size_t bytes)
 {
     const size_t at = simt_shared_offset(shared, bytes);
     for (size_t i = at / PIECE; i <= (at + bytes - 1) / PIECE; i++) {
         const piece &p = pieces[i];
-        if (!p.thread_plus_1) continue;
+        if (!p.thread_plus_1) {
+            check_stores(i, (const char *)shared + (i * PIECE - at));
+            continue;
+        }
         if (p.in_flight)
             simt_die("wgmma reads byte %zu of shared memory, for whose cp.async thread %d has not "
                      "waited",

@@ -261,6 +261,7 @@ __global__ void rows_product(const uint16_t *a, const uint16_t *b, float *y, uns
         const int k = i / N, n = i % N;
         s[n / 64 * ROWS_K * 64 + k * 64 + ((n % 64 / 8) ^ (k % 8)) * 8 + n % 8] = b[i];
     }
+    simt_fence_proxy_async();
     __syncthreads();
     const int lane = (int)threadIdx.x % 32, row = (int)threadIdx.x / 32 * 16 + lane / 4;
     float d[N / 2];
