@@ -50,6 +50,7 @@ static struct {
         last; /* of streams whose last op is a kernel */
     const void *stream = nullptr;
     std::shared_ptr<written> before, now;
+    std::map<const void *, size_t> kernels; /* that overlapped: how often */
     std::vector<range> device;
     phase at = OUTSIDE;
     bool is_old = false; /* guesses read what was there before */
@@ -74,6 +75,11 @@ static void tell_counts(void)
 {
     fprintf(stderr, "simt: %zu launches overlapped the one before, %zu accesses were too early\n",
             overlap.n_overlapped, overlap.n_errors.load());
+    for (auto &i : overlap.kernels) {
+        char kernel[200];
+        simt_symbol(i.first, kernel, sizeof kernel);
+        fprintf(stderr, "simt: %zu times %s\n", i.second, kernel);
+    }
 }
 
 static mode mode_now(void)
@@ -305,7 +311,7 @@ void simt_overlap_begin(const simt_launch_shape &shape)
     overlap.now->kernel = shape.kernel;
     overlap.at = LATE;
     overlap.n_checked = overlap.n_waits = 0;
-    overlap.n_overlapped += overlap.before != nullptr;
+    if (overlap.before) overlap.n_overlapped++, overlap.kernels[shape.kernel]++;
     overlap.is_old = __builtin_popcountl(overlap.n_overlapped) % 2; /* no period */
 }
 
