@@ -1,13 +1,14 @@
 """The launches of a step, with what each must read and compute, its blocks, and the time that model_time.py's constants give it.
 
-A mirror of the launch formulas in kernels/cuda (gemm.cu, gemm_skinny.cu, gemm_tiles.cu, gemm_sm90.cu, gemm_f32.cu, moe_route.cu,
-attention/attention.cu, cuda_matmul.c) and of the order of ops in shared/model. Where a kernel changes its grid, its function here does. Only
+A mirror of the launch formulas in kernels/cuda (gemm.cu, gemm_decode.cu, gemm_combine.cu, gemm_skinny.cu, gemm_tiles.cu, gemm_sm90.cu, gemm_f32.cu,
+moe_route.cu, moe_sort.cu, attention/attention.cu, cuda_matmul.c) and of the order of ops in shared/model. Where a kernel changes its grid, its function here does. Only
 what decides about time is there: no biases, no tensor parallelism, KV in bf16."""
 from model_shapes import F8_BLOCK, STEP, blocks_for, experts_of_rows, up
 
 SKINNY_ROWS, SKINNY_W_ROWS, SKINNY_SPAN, SKINNY_BLOCKS_WANTED, SPLIT_MAX = 16, 16, 128, 256, 8
-CUBLASLT_ROWS, SM90_ROWS, SM90_TILE, SMS_USUAL, SEGMENT = 128, 65, 128, 128, 512
-MOE_ROWS, MOE_ELEMENTS = 2048, 64 << 20  # ffn_moe.c: rows of a piece of a prompt
+CUBLASLT_ROWS, SM90_ROWS, SM90_TILE, SMS_USUAL, SEGMENT, SEGMENT_LEAST, SEGMENTS_MANY = 128, 65, 128, 128, 512, 128, 64
+DECODE_X_MAX, RING_ROWS, RING_TILES_MAX, STAGED_BLOCKS, SORT_ROWS = 16384, 8, 128, 40, 16
+MOE_ROWS, MOE_ELEMENTS = 8192, 128 << 20  # ffn_moe.c: rows of a piece of a prompt
 RANGE_ROWS = 256  # attention_mla.c
 # gemm_tiles.cu's shapes: rows, columns, blocks per SM
 TILES = [(128, 128, 1), (64, 128, 2), (64, 64, 4), (32, 128, 2), (32, 32, 4)]
@@ -102,6 +103,40 @@ def skinny_fused(g, matrices, rows, what):
     return Launch('skinny_fused', 'matmul', what, t, moved, sum(w.flops(rows) for w in matrices), must, sum(tiles) * max(splits), working, bound)
 
 
+def decode_fits(matrices, groups, x_rows):
+    """gemm_decode_supports: x in shared memory, W through a ring that begins before the wait."""
+    w = matrices[0]
+    return (w.n_in % SKINNY_SPAN == 0 and x_rows * w.n_in <= DECODE_X_MAX and
+            groups.slots <= (RING_TILES_MAX if groups.begin else RING_ROWS))
+
+
+def ring(g, kernel, matrices, groups, what, op, jobs, extra_us=0.0):
+    """Persistent blocks, two per SM. Loads of W are under way while the kernel before ends and x is prepared."""
+    used, rows = groups.count(), groups.rows()
+    must, moved = sum(used * w.bytes for w in matrices), sum(used * w.bytes + row_bytes(w, rows) for w in matrices)
+    in_flight = min(jobs, 2 * g.n_sms) * 64 * 1024 / (g.latency_us * 1e-6)
+    reading = moved / min(g.read, in_flight) * 1e6
+    us = max(g.gap_us + g.x_us, reading) + g.end_us + extra_us
+    blocks = min(jobs, 2 * g.n_sms)
+    return Launch(kernel, op, what, us, moved, sum(w.flops(rows) for w in matrices), must, blocks, None, 'memory' if reading > g.gap_us + g.x_us else 'latency')
+
+
+def decode(g, matrices, groups, what, op='matmul'):
+    jobs = sum(blocks_for(w.n_out, SKINNY_W_ROWS) * n_splits(w, groups, SKINNY_W_ROWS, SKINNY_BLOCKS_WANTED, 8 * SKINNY_SPAN) for w in matrices)
+    return ring(g, 'decode', matrices, groups, what, op, jobs * groups.count())
+
+
+def combine(g, w, groups, rows, what):
+    """gemm_combine.cu: down of experts and the sum of each row's."""
+    x = ring(g, 'combine_gemm', [w], groups, what, 'experts', blocks_for(w.n_out, SKINNY_W_ROWS), g.combine_us)
+    x.bytes += rows * w.n_out * 8 - groups.slots * w.n_out * 4
+    return x
+
+
+def combine_fits(w, groups, rows):
+    return w.n_in % SKINNY_SPAN == 0 and groups.slots <= RING_TILES_MAX and rows <= 16
+
+
 def tiles(g, w, groups, what, op='matmul', above=0):
     """mma.sync tiles (gemm_tiles.cu)."""
     split, usual = 1, groups.usual()
@@ -155,16 +190,18 @@ def wants_f8(g, w, groups):
     return w.layout == 'f8' and groups.slots > SKINNY_ROWS and sm90_fits(g, w, groups, True)
 
 
-def product(g, w, groups, what, op='matmul', captured=False):
-    """gemm_run: the launches of one product."""
+def product(g, w, groups, what, op='matmul', captured=False, x_rows=None):
+    """gemm_run: the launches of one product. x_rows: of x, where groups share rows."""
     if not groups.begin and groups.slots >= CUBLASLT_ROWS and w.layout == 'bf16' and not w.paired and not captured:
         return [cublaslt(g, w, groups.slots, what)]
     if wants_f8(g, w, groups):
         return [sm90(g, w, groups, what, op)]
+    if decode_fits([w], groups, x_rows or groups.slots):
+        return [decode(g, [w], groups, what, op)]
     if groups.slots <= SKINNY_ROWS:
         return [skinny(g, w, groups, what, op)]
     large = sm90 if sm90_fits(g, w, groups, False) else tiles
-    if not groups.begin:
+    if not groups.begin or groups.slots // groups.n_groups >= SKINNY_ROWS:
         return [large(g, w, groups, what, op)]
     return [skinny(g, w, groups, what, op, SKINNY_ROWS), large(g, w, groups, what, op, SKINNY_ROWS)]
 
@@ -172,7 +209,9 @@ def product(g, w, groups, what, op='matmul', captured=False):
 def f32(g, w, rows, what):
     """gemm_f32.cu, narrow and long: routers."""
     r, c = (1, 4) if rows == 1 else (8, 4)
-    if rows > 8 and blocks_for(rows, 8) * blocks_for(w.n_out, 16) >= 64:
+    if blocks_for(rows, 64) * blocks_for(w.n_out, 32) >= STAGED_BLOCKS:
+        r, c = 64, 32
+    elif rows > 8 and blocks_for(rows, 8) * blocks_for(w.n_out, 16) >= 64:
         r, c = 8, 16
     blocks = blocks_for(rows, r) * blocks_for(w.n_out, c)
     moved = w.bytes + rows * (w.n_in + w.n_out) * 4
@@ -187,6 +226,11 @@ def inputs(g, w, rows, what, n=None, norm=True, x=4):
     return small(g, 'prepare_inputs', 'matmul', what, rows * n * (x + (1 if w.layout == 'f8' and rows > SKINNY_ROWS else 2)), 0.5 if norm else 0.0, rows)
 
 
+def unless_decode(launch, w, groups, rows):
+    """Kernels of decode steps prepare their inputs themselves."""
+    return [] if decode_fits([w], groups, rows) else [launch]
+
+
 # ---- attention ----
 
 def append(g, m, rows):
@@ -195,39 +239,48 @@ def append(g, m, rows):
 
 
 def merge(g, m, rows, n_segments, v_dim):
-    rounds = blocks_for(n_segments, 8)
+    rounds = blocks_for(n_segments, 32)
     part = rows * n_segments * m.n_heads * (v_dim + 2) * 4
     return small(g, 'merge', 'attention', '', part, 0.5 + rounds * g.merge_round_us, rows * m.n_heads)
 
 
+def segment_of(m, context):
+    """Keys of a decode row's segments."""
+    n = SEGMENT if m.latent else SEGMENT_LEAST
+    while n < SEGMENT and context > n * SEGMENTS_MANY:
+        n *= 2
+    return n
+
+
 def attention_decode(g, m, rows, context):
-    """A block for each 512 keys of a KV head (all heads, of latents)."""
-    n_segments, heads = blocks_for(context, SEGMENT), 1 if m.latent else m.n_kv_heads
+    """A block for each segment of a KV head (all heads, of latents). The last block of a row merges its segments."""
+    keys = segment_of(m, context)
+    n_segments, heads = blocks_for(context, keys), 1 if m.latent else m.n_kv_heads
     dims = m.latent * 2 + m.rope if m.latent else 2 * m.head_dim
     must, units = rows * context * m.kv_token_bytes, rows * n_segments * heads
     flops = 2.0 * rows * context * m.n_heads * dims
-    resident, payload = 2 * g.n_sms, min(context, SEGMENT) * m.kv_token_bytes / heads
-    q = rows * m.n_heads * dims * 4
+    resident, payload = 2 * g.n_sms, min(context, keys) * m.kv_token_bytes / heads
+    moved = must + rows * m.n_heads * dims * 4 + 2 * rows * n_segments * m.n_heads * (m.latent or m.head_dim) * 4
+    last_us = g.merge_us if n_segments > 1 else 0.0
     # A unit that ends lets its block begin the next one's loads only then: the ring drains.
-    t, bound = longest(g, memory=(must + q) / g.read + g.ramp_us * 1e-6, products=flops / (g.bf16 * g.mma_share),
-                       blocks=max(1.0, units / resident) * (g.unit_us * 1e-6 + payload / g.unit_read))
-    out = [Launch('attend_mla' if m.latent else 'attend_mma', 'attention', '', t, must + q, flops, must, min(units, resident), None, bound)]
-    return out + ([merge(g, m, rows, n_segments, m.latent or m.head_dim)] if n_segments > 1 else [])
+    t, bound = longest(g, memory=moved / g.read + (g.ramp_us + last_us) * 1e-6, products=flops / (g.bf16 * g.mma_share),
+                       blocks=max(1.0, units / resident) * (g.unit_us * 1e-6 + payload / g.unit_read) + last_us * 1e-6)
+    return [Launch('attend_mla' if m.latent else 'attend_mma', 'attention', '', t, moved, flops, must, min(units, resident), None, bound)]
 
 
 def attention_prefill(g, m, rows, begin):
-    """Tiles of mma.sync (attention_prefill.cuh); latents: the absorbed path, whose rows read their keys one by one from L2."""
+    """Tiles of wgmma (attention_prefill_sm90.cuh); latents: the absorbed path, whose rows read their keys one by one from L2."""
     pairs = rows * begin + rows * (rows + 1) / 2
     if m.latent:
         flops = 2.0 * pairs * m.n_heads * (2 * m.latent + m.rope)
         keys, n = pairs * m.kv_token_bytes, blocks_for(rows, RANGE_ROWS)
-        t, bound = longest(g, l2=keys / n / g.l2, products=flops / n / (g.bf16 * g.attention_share))
+        t, bound = longest(g, l2=keys / n / g.l2, products=flops / n / (g.bf16 * g.latent_share))
         return [Launch('attend_mla', 'attention', '', t, keys / n / RANGE_ROWS, flops / n, bound=bound, n=n),
                 merge(g, m, min(rows, RANGE_ROWS), blocks_for(begin + rows, SEGMENT) / 2, m.latent)]
     flops, moved = 2.0 * pairs * m.n_heads * 2 * m.head_dim, (begin + rows) * m.kv_token_bytes + rows * m.n_heads * m.head_dim * 8
     t, bound = longest(g, memory=moved / g.read, products=flops / (g.bf16 * g.attention_share))
-    blocks = blocks_for(rows * m.n_heads // m.n_kv_heads, 128) * m.n_kv_heads
-    return [Launch('attend_tiles', 'attention', '', t, moved, flops, (begin + rows) * m.kv_token_bytes, blocks, None, bound)]
+    blocks = min(blocks_for(rows * m.n_heads // m.n_kv_heads, 128) * m.n_kv_heads, g.n_sms)
+    return [Launch('attend_sm90', 'attention', '', t, moved, flops, (begin + rows) * m.kv_token_bytes, blocks, None, bound)]
 
 
 # ---- a step ----
@@ -248,10 +301,12 @@ def together(matrices):
 
 
 def projections(g, s, matrices):
-    what = together(matrices)
+    what, groups = together(matrices), Groups(s.rows)
+    if decode_fits(matrices, groups, s.rows):
+        return [decode(g, matrices, groups, what)]
     if s.rows <= SKINNY_ROWS and all(w.n_in_padded % SKINNY_SPAN == 0 for w in matrices):
         return [skinny_fused(g, matrices, s.rows, what)]
-    return [x for w in matrices for x in product(g, w, Groups(s.rows), what, captured=s.captured)]
+    return [x for w in matrices for x in product(g, w, groups, what, captured=s.captured)]
 
 
 def heads_product(g, s, w, what, rows):
@@ -267,7 +322,8 @@ def latent_layer(g, s):
     m, part = s.m, min(s.rows, RANGE_ROWS)
     n = blocks_for(s.rows, RANGE_ROWS)
     q = m.n_heads * (m.nope + m.rope)
-    out = [inputs(g, m.qkv[0], s.rows, together(m.qkv)), *projections(g, s, m.qkv),
+    all_rows = Groups(s.rows)
+    out = [*unless_decode(inputs(g, m.qkv[0], s.rows, together(m.qkv)), m.qkv[0], all_rows, s.rows), *projections(g, s, m.qkv),
            small(g, 'norm', 'rms_norm', '', s.rows * m.latent * 8, 0.5, s.rows), small(g, 'rope', 'rope', '', s.rows * (m.n_heads + 1) * m.rope * 8),
            append(g, m, s.rows)]
     for w, what in ((m.k_up, 'up'), (m.v_up, 'down')):
@@ -280,14 +336,19 @@ def latent_layer(g, s):
                 x.n = n
         out += some
     assert q == m.qkv[0].n_out
-    return out + [inputs(g, m.o, s.rows, m.o.what(), norm=False), *product(g, m.o, Groups(s.rows), m.o.what(), captured=s.captured)]
+    return out + output(g, s)
+
+
+def output(g, s):
+    o, all_rows = s.m.o, Groups(s.rows)
+    return [*unless_decode(inputs(g, o, s.rows, o.what(), norm=False), o, all_rows, s.rows), *product(g, o, all_rows, o.what(), captured=s.captured)]
 
 
 def heads_layer(g, s):
     m = s.m
     attend = attention_prefill(g, m, s.rows, 0) if s.prefill else attention_decode(g, m, s.rows, s.context)
-    return [inputs(g, m.qkv[0], s.rows, together(m.qkv)), *projections(g, s, m.qkv), append(g, m, s.rows), *attend,
-            inputs(g, m.o, s.rows, m.o.what(), norm=False), *product(g, m.o, Groups(s.rows), m.o.what(), captured=s.captured)]
+    first = unless_decode(inputs(g, m.qkv[0], s.rows, together(m.qkv)), m.qkv[0], Groups(s.rows), s.rows)
+    return [*first, *projections(g, s, m.qkv), append(g, m, s.rows), *attend, *output(g, s)]
 
 
 def ready(g, w, rows, groups):
@@ -297,7 +358,8 @@ def ready(g, w, rows, groups):
 
 def dense_layer(g, s):
     m, all_rows = s.m, Groups(s.rows)
-    return [inputs(g, m.gate_up, s.rows, m.gate_up.what()), *product(g, m.gate_up, all_rows, m.gate_up.what(), captured=s.captured),
+    first = unless_decode(inputs(g, m.gate_up, s.rows, m.gate_up.what()), m.gate_up, all_rows, s.rows)
+    return [*first, *product(g, m.gate_up, all_rows, m.gate_up.what(), captured=s.captured),
             *ready(g, m.down, s.rows, all_rows), *product(g, m.down, all_rows, m.down.what(), captured=s.captured)]
 
 
@@ -305,11 +367,12 @@ def route(g, m, rows):
     moved, choices = rows * m.n_experts * 4, rows * m.n_used
     if rows <= 32:
         return [small(g, 'route_one_block', 'route', '', moved, g.route_us)]
-    out = [small(g, 'route', 'route', '', moved, g.route_us, blocks_for(rows, 4))]
+    out = [small(g, 'route', 'route', '', moved, g.route_us, blocks_for(rows, SORT_ROWS))]
     if choices <= 1024:
         return out + [small(g, 'sort', 'route', '', choices * 8, g.route_us)]
-    return out + [small(g, 'expert_begins', 'route', '', choices * 4, choices / 256 * g.sort_step_us),
-                  small(g, 'slots', 'route', '', choices * 12, choices / 256 * g.slot_step_us, m.n_experts)]
+    n = blocks_for(rows, SORT_ROWS)
+    return out + [small(g, 'scan', 'route', '', n * m.n_experts * 8, 1.0, blocks_for(m.n_experts, 8)),
+                  small(g, 'place', 'route', '', choices * 12, 1.5, n)]
 
 
 def sparse_layer(g, s):
@@ -320,14 +383,17 @@ def sparse_layer(g, s):
     groups, all_rows = Groups(rows, m.n_experts, m.n_used), Groups(rows)
     gate_up, down = m.expert_gate_up, m.expert_down
     out = [small(g, 'norm', 'rms_norm', '', rows * m.hidden * 8, 0.5, rows), f32(g, m.router, rows, m.router.what()), *route(g, m, rows),
-           inputs(g, gate_up, rows, 'experts', norm=False)]
+           *unless_decode(inputs(g, gate_up, rows, 'experts', norm=False), gate_up, groups, rows)]
     if m.shared:
         out += product(g, m.shared[0], all_rows, m.shared[0].what(), captured=s.captured)
-    out += product(g, gate_up, groups, 'gate_up ' + gate_up.what(), captured=s.captured)
+    out += product(g, gate_up, groups, 'gate_up ' + gate_up.what(), captured=s.captured, x_rows=rows)
     if m.shared:
         out += [*ready(g, m.shared[1], rows, all_rows), *product(g, m.shared[1], all_rows, m.shared[1].what(), captured=s.captured)]
-    out += [*ready(g, down, groups.slots, groups), *product(g, down, groups, 'down ' + down.what(), captured=s.captured),
-            small(g, 'combine', 'combine', '', rows * m.hidden * 4 * (m.n_used + 2), 0.3, blocks_for(rows * m.hidden, 256))]
+    if combine_fits(down, groups, rows):
+        out.append(combine(g, down, groups, rows, 'down ' + down.what()))
+    else:
+        out += [*ready(g, down, groups.slots, groups), *product(g, down, groups, 'down ' + down.what(), captured=s.captured),
+                small(g, 'combine', 'combine', '', rows * m.hidden * 4 * (m.n_used + 2), 0.3, blocks_for(rows * m.hidden, 256))]
     for x in out[out.index(next(x for x in out if x.kernel == 'f32')) + 1:]:
         if x.op == 'matmul' or x.op == 'combine':
             x.op = 'experts'
@@ -347,6 +413,6 @@ def layers(g, s):
 def ends(g, s):
     """The embedding, the head and the choice of tokens."""
     m, n = s.m, 1 if s.prefill else s.rows
-    out = [small(g, 'embed', 'embed', '', s.rows * m.hidden * 6, 0, s.rows), inputs(g, m.head, n, m.head.what()),
+    out = [small(g, 'embed', 'embed', '', s.rows * m.hidden * 6, 0, s.rows), *unless_decode(inputs(g, m.head, n, m.head.what()), m.head, Groups(n), n),
            *product(g, m.head, Groups(n), m.head.what(), captured=s.captured)]
     return out + [small(g, 'argmax', 'sample', '', n * m.vocab * 4, 2.0, n)]
