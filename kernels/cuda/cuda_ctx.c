@@ -97,7 +97,7 @@ static enum status prepare_cublaslt(struct cuda_ctx *c, struct err *err)
         log_info("cublasLt is not used", "why=\"%s\"", why.text);
         return OK;
     }
-    log_info("cublasLt for large dense products", "file=%s", gemm_cublaslt_path(c->cublaslt));
+    log_info("cublasLt for dense products", "file=%s", gemm_cublaslt_path(c->cublaslt));
     return device_mem_alloc(c->base.device, GEMM_CUBLASLT_WORKSPACE, DEVICE_MEM_PRIVATE,
                             &c->workspace, err);
 }

@@ -35,7 +35,6 @@ static enum gemm_epilogue silu_epilogue_for(const struct weight *reader)
                                             : GEMM_SILU_BF16;
 }
 
-/* Without the library during capture, because it may have to load kernels for a shape. */
 static struct gemm gemm_of(const struct cuda_ctx *c, const struct weight *w)
 {
     return (struct gemm){
@@ -46,7 +45,7 @@ static struct gemm gemm_of(const struct cuda_ctx *c, const struct weight *w)
         .w = w->data,
         .n_groups = 1,
         .scratch = c->products.ptr,
-        .cublaslt = c->step.capturing ? NULL : c->cublaslt,
+        .cublaslt = c->cublaslt,
         .workspace = c->workspace.ptr,
         .deterministic = c->base.options.deterministic,
     };

@@ -11,6 +11,7 @@
 
 /* calls of the heuristic, of the product; fake_refuse 1: no algorithm, 2: the product fails */
 int fake_n_asked, fake_n_run, fake_refuse;
+cudaStream_t fake_stream; /* of the last product */
 
 struct cublasLtContext {
     int unused;
@@ -21,6 +22,8 @@ struct layout {
     cudaDataType type;
     uint64_t rows, cols;
     int64_t ld;
+    int32_t n_groups; /* a batch's count */
+    int64_t group;    /* elements to the next one */
 };
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle)
@@ -80,7 +83,7 @@ cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDa
                                           uint64_t rows, uint64_t cols, int64_t ld)
 {
     struct layout *l = calloc(1, sizeof *l);
-    *l = (struct layout){ type, rows, cols, ld };
+    *l = (struct layout){ type, rows, cols, ld, 1, 0 };
     *layout = (cublasLtMatrixLayout_t)l;
     return ld >= (int64_t)rows ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
 }
@@ -90,13 +93,26 @@ cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout)
     return CUBLAS_STATUS_SUCCESS;
 }
 
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
+                                                cublasLtMatrixLayoutAttribute_t what,
+                                                const void *value, size_t n)
+{
+    struct layout *l = (struct layout *)layout;
+    if (what == CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT && n == sizeof l->n_groups)
+        memcpy(&l->n_groups, value, n);
+    else if (what == CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET && n == sizeof l->group)
+        memcpy(&l->group, value, n);
+    else return CUBLAS_STATUS_INVALID_VALUE;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
 static int agree(cublasLtMatmulDesc_t desc, const struct layout *a, const struct layout *b,
                  const struct layout *d)
 {
     return *(const cublasOperation_t *)desc == CUBLAS_OP_T && a->rows == b->rows &&
-           d->rows == a->cols && d->cols == b->cols &&
-           (a->type == CUDA_R_16BF || a->type == CUDA_R_16F) && b->type == a->type &&
-           d->type == CUDA_R_32F;
+           d->rows == a->cols && d->cols == b->cols && a->n_groups == d->n_groups &&
+           b->n_groups == d->n_groups && (a->type == CUDA_R_16BF || a->type == CUDA_R_16F) &&
+           b->type == a->type && d->type == CUDA_R_32F;
 }
 
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
@@ -128,6 +144,20 @@ static float wide(cudaDataType type, uint16_t bits)
     return type == CUDA_R_16F ? x * 0x1p112f : x;
 }
 
+/* One of a batch. */
+static void multiply(float alpha, const uint16_t *a, const struct layout *la, const uint16_t *b,
+                     const struct layout *lb, float beta, float *d, const struct layout *ld)
+{
+    for (uint64_t j = 0; j < ld->cols; j++)
+        for (uint64_t i = 0; i < ld->rows; i++) {
+            float *y = d + j * (uint64_t)ld->ld + i, sum = 0;
+            for (uint64_t k = 0; k < la->rows; k++)
+                sum += wide(la->type, a[i * (uint64_t)la->ld + k]) *
+                       wide(lb->type, b[j * (uint64_t)lb->ld + k]);
+            *y = alpha * sum + (beta == 0 ? 0 : beta * *y);
+        }
+}
+
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha,
                               const void *A, cublasLtMatrixLayout_t a, const void *B,
                               cublasLtMatrixLayout_t b, const void *beta, const void *C,
@@ -137,21 +167,16 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
 {
     const struct layout *la = (struct layout *)a, *lb = (struct layout *)b,
                         *ld = (struct layout *)d;
-    (void)stream;
+    fake_stream = stream;
     if (handle != &the_handle || C != D || c != d || !workspace || n_workspace == 0 ||
         !agree(desc, la, lb, ld))
         return CUBLAS_STATUS_INVALID_VALUE;
     if (fake_refuse == 2 || algo->data[0] != ld->cols) return CUBLAS_STATUS_NOT_SUPPORTED;
     fake_n_run++;
-    for (uint64_t j = 0; j < ld->cols; j++)
-        for (uint64_t i = 0; i < ld->rows; i++) {
-            float *y = (float *)D + j * (uint64_t)ld->ld + i, sum = 0;
-            for (uint64_t k = 0; k < la->rows; k++)
-                sum += wide(la->type, ((const uint16_t *)A)[i * (uint64_t)la->ld + k]) *
-                       wide(lb->type, ((const uint16_t *)B)[j * (uint64_t)lb->ld + k]);
-            *y = *(const float *)alpha * sum +
-                 (*(const float *)beta == 0 ? 0 : *(const float *)beta * *y);
-        }
+    for (int32_t i = 0; i < ld->n_groups; i++)
+        multiply(*(const float *)alpha, (const uint16_t *)A + i * la->group, la,
+                 (const uint16_t *)B + i * lb->group, lb, *(const float *)beta,
+                 (float *)D + i * ld->group, ld);
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -173,4 +198,5 @@ NOTHING(cublasLtMatmulPreferenceDestroy)
 NOTHING(cublasLtMatmulPreferenceSetAttribute)
 NOTHING(cublasLtMatrixLayoutCreate)
 NOTHING(cublasLtMatrixLayoutDestroy)
+NOTHING(cublasLtMatrixLayoutSetAttribute)
 #endif

@@ -1,6 +1,6 @@
 /* test_gemm_cublaslt.cc - finding cublasLt, and calling it: against a fake that computes in host
- * memory (fake_cublaslt.c). Needs no GPU. Tests that need cublasLt.h are left out of a build that
- * does not find it. */
+ * memory (fake_cublaslt.c). Needs no GPU, but for the capture, which is skipped without one. Tests
+ * that need cublasLt.h are left out of a build that does not find it. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -87,7 +87,7 @@ TEST(gemm_cublaslt_takes_large_dense_products)
         case 4: g.epilogue = GEMM_SILU_BF16; break;
         case 5: g.bias = (const float *)0x1000; break;
         case 6: g.begin = (const int32_t *)0x1000; break;
-        case 7: g.n_groups = 2; break;
+        case 7: g.n_groups = 2, g.y_group = 1; break;
         case 8: g.x_rows = (const int32_t *)0x1000; break;
         case 9: g.n_rows--; break;
         case 10: g.x = (const char *)g.x + 8; break;
@@ -99,19 +99,45 @@ TEST(gemm_cublaslt_takes_large_dense_products)
         if (gemm_cublaslt_fits(&g))
             test_fail(__FILE__, __LINE__, "product %d is none of the library's", i);
     }
-    struct gemm add = plain;
+    struct gemm add = plain, groups = plain;
     add.epilogue = GEMM_ADD;
     CHECK(gemm_cublaslt_fits(&add));
+    groups.n_groups = 2, groups.w_stride = 70 * 256, groups.y_group = 1024;
+    CHECK(gemm_cublaslt_fits(&groups));
+}
+
+/* Products of the same shape and x at equal distances are one call. */
+TEST(gemm_cublaslt_joins_equal_products)
+{
+    struct gemm g[4], all;
+    for (int i = 0; i < 4; i++) {
+        g[i] = a_product();
+        g[i].w = (const char *)g[i].w + i * 70 * 256, g[i].y = (float *)g[i].y + i * 72 * 100;
+    }
+    CHECK_EQ_INT(gemm_cublaslt_join(g, 1, &all), 1);
+    CHECK_EQ_INT(gemm_cublaslt_join(g, 4, &all), 4);
+    CHECK(all.n_groups == 4 && all.w_stride == 70 * 256 && all.y_group == 72 * 100);
+    CHECK(all.x_group == 0 && all.w == g[0].w && all.y == g[0].y);
+    g[2].y = (float *)g[2].y + 4; /* not as far as the others */
+    CHECK_EQ_INT(gemm_cublaslt_join(g, 4, &all), 2);
+    g[1].n_out = 20; /* q beside k and v */
+    CHECK_EQ_INT(gemm_cublaslt_join(g, 4, &all), 1);
+    CHECK(all.n_groups == 1 && all.y == g[0].y);
+    for (struct gemm &one : g) one.deterministic = true;
+    CHECK_EQ_INT(gemm_cublaslt_join(g + 2, 2, &all), 1);
 }
 
 #ifdef BATON_HAVE_CUBLASLT
-#define CASES_WITH_HEADER CASE(gemm_cublaslt_computes_and_remembers),
+#define CASES_WITH_HEADER                                                                          \
+    CASE(gemm_cublaslt_computes_and_remembers), CASE(gemm_cublaslt_computes_groups),               \
+        CASE(gemm_cublaslt_is_captured),
 
 struct fake {
     void *handle = dlopen(FAKE_CUBLASLT, RTLD_NOW);
     int &n_asked = *(int *)dlsym(handle, "fake_n_asked");
     int &n_run = *(int *)dlsym(handle, "fake_n_run");
     int &refuse = *(int *)dlsym(handle, "fake_refuse");
+    cudaStream_t &stream = *(cudaStream_t *)dlsym(handle, "fake_stream");
 };
 
 static struct gemm_cublaslt *open_fake(void)
@@ -182,6 +208,85 @@ TEST(gemm_cublaslt_computes_and_remembers)
     gemm_cublaslt_free(nullptr);
 }
 
+/* A product of small numbers, in host memory. */
+struct small_product {
+    enum { ROWS = 20, OUT = 12, IN = 64, GROUPS = 3 };
+    std::vector<uint16_t> x, w;
+    std::vector<float> y;
+    char workspace[16];
+    struct gemm g = {};
+
+    small_product(struct gemm_cublaslt *l)
+        : x(ROWS * GROUPS * IN), w(GROUPS * OUT * IN), y(ROWS * GROUPS * OUT, 3)
+    {
+        numbers from = { 5 };
+        for (uint16_t &bits : x) bits = bits_of(DTYPE_BF16, (float)from.next());
+        for (uint16_t &bits : w) bits = bits_of(DTYPE_BF16, (float)from.next());
+        g.layout = GEMM_BF16, g.n_out = OUT, g.n_in = IN, g.n_groups = 1, g.n_rows = ROWS;
+        g.w = w.data(), g.x = x.data(), g.x_stride = GROUPS * IN, g.y = y.data();
+        g.y_stride = GROUPS * OUT, g.epilogue = GEMM_ADD;
+        g.cublaslt = l, g.workspace = workspace;
+    }
+};
+
+/* Groups are the same as one product after the other, whether they share x or not. */
+TEST(gemm_cublaslt_computes_groups)
+{
+    struct gemm_cublaslt *l = open_fake();
+    for (int shared_x = 0; shared_x < 2; shared_x++) {
+        small_product one(l), all(l);
+        all.g.n_groups = small_product::GROUPS, all.g.w_stride = small_product::OUT * 128;
+        all.g.x_group = shared_x ? 0 : small_product::IN, all.g.y_group = small_product::OUT;
+        CHECK(gemm_cublaslt_run(nullptr, &all.g));
+        for (size_t i = 0; i < small_product::GROUPS; i++) {
+            struct gemm g = one.g;
+            g.w = (const char *)g.w + i * all.g.w_stride;
+            g.x = (const uint16_t *)g.x + i * all.g.x_group, g.y = (float *)g.y + i * g.n_out;
+            CHECK(gemm_cublaslt_run(nullptr, &g));
+        }
+        CHECK(one.y == all.y);
+    }
+    gemm_cublaslt_free(l);
+}
+
+static void end_capture(cudaStream_t s)
+{
+    cudaGraph_t graph;
+    GOOD(cudaStreamEndCapture(s, &graph));
+    GOOD(cudaGraphDestroy(graph));
+}
+
+/* While a stream is captured a shape that did not run yet does so on another one first. */
+TEST(gemm_cublaslt_is_captured)
+{
+    need_gpu();
+    fake f;
+    struct gemm_cublaslt *l = open_fake();
+    small_product p(l);
+    cudaStream_t s;
+    GOOD(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+    for (int refuse = 0; refuse < 2; refuse++) {
+        f.n_run = 0;
+        GOOD(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+        CHECK(gemm_cublaslt_run(s, &p.g));
+        CHECK(f.n_run == (refuse ? 1 : 2) && f.stream == s);
+        CHECK(gemm_cublaslt_run(s, &p.g));
+        CHECK(f.n_run == (refuse ? 2 : 3) && f.stream == s);
+        struct gemm other = p.g;
+        other.n_rows--;
+        f.refuse = refuse ? 2 : 0;
+        CHECK(gemm_cublaslt_run(s, &other) == !refuse);
+        CHECK(f.n_run == (refuse ? 2 : 5));
+        CHECK((f.stream == s) == !refuse); /* it was tried on the other stream alone */
+        f.refuse = 0;
+        end_capture(s);
+        if (refuse == 0) gemm_cublaslt_free(l), l = open_fake(), p.g.cublaslt = l;
+        CHECK(gemm_cublaslt_run(s, &p.g)); /* ran: nothing is left to load in a capture */
+    }
+    GOOD(cudaStreamDestroy(s));
+    gemm_cublaslt_free(l);
+}
+
 /* A product for which the library has no algorithm is left to Baton's kernels, and the library is
  * asked only once. */
 TEST(gemm_cublaslt_refuses)
@@ -218,4 +323,4 @@ TEST(gemm_cublaslt_refuses)
 
 TEST_MAIN(CASE(gemm_cublaslt_is_found), CASE(gemm_cublaslt_is_found_in_a_folder),
           CASE(gemm_cublaslt_says_what_is_missing), CASE(gemm_cublaslt_takes_large_dense_products),
-          CASES_WITH_HEADER CASE(gemm_cublaslt_refuses))
+          CASE(gemm_cublaslt_joins_equal_products), CASES_WITH_HEADER CASE(gemm_cublaslt_refuses))

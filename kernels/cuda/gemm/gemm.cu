@@ -147,21 +147,28 @@ static bool can_fuse(const struct gemm *g, const struct gemm *first)
            round_up(g->n_in, GEMM_STEP) % GEMM_SKINNY_K_STEP == 0 && !gemm_cublaslt_fits(g);
 }
 
+/* In one launch each, or those that the library computes together. */
+static cudaError_t run_one_by_one(cudaStream_t stream, const struct gemm *g, int n)
+{
+    cudaError_t e = cudaSuccess;
+    struct gemm next;
+    for (int i = 0; i < n && e == cudaSuccess;) {
+        i += gemm_cublaslt_join(g + i, n - i, &next);
+        e = gemm_run(stream, &next);
+    }
+    return e;
+}
+
 cudaError_t gemm_run_fused(cudaStream_t stream, const struct gemm *g, int n)
 {
     gemm_call calls[GEMM_FUSED_MAX];
     bool fused = n > 1 && n <= GEMM_FUSED_MAX && g->n_rows > 0, decode = true;
-    cudaError_t e = cudaSuccess;
     for (int i = 0; fused && i < n; i++) fused = can_fuse(&g[i], g);
-    for (int i = 0; i < n && e == cudaSuccess; i++) {
-        if (!fused) {
-            e = gemm_run(stream, &g[i]);
-            continue;
-        }
+    if (!fused) return run_one_by_one(stream, g, n);
+    for (int i = 0; i < n; i++) {
         calls[i] = call_of(&g[i]), calls[i].fused_index = i;
         decode = decode && takes_decode(&g[i], &calls[i]);
     }
-    if (!fused) return e;
     if (decode) return gemm_decode(stream, g->layout, calls, n);
     return g->x_f32 ? cudaErrorInvalidValue : gemm_skinny_fused(stream, g->layout, calls, n);
 }

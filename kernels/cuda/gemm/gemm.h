@@ -104,7 +104,7 @@ struct gemm {
                                      * up */
     void *scratch;                  /* gemm_scratch_bytes, zeroed once; for calls on one stream.
                                      * NULL: narrow matrices are read far slower */
-    struct gemm_cublaslt *cublaslt; /* gemm_cublaslt.h: for large dense GEMMs that are not
+    struct gemm_cublaslt *cublaslt; /* gemm_cublaslt.h: for dense GEMMs that are not
                                      * deterministic; NULL: our own kernels compute them */
     void *workspace;    /* GEMM_CUBLASLT_WORKSPACE bytes for the library; for calls on one
                          * stream */

@@ -21,13 +21,46 @@ static bool is_aligned(const void *p, size_t row_bytes)
     return ((uintptr_t)p | row_bytes) % ALIGNED == 0;
 }
 
+static bool are_groups_aligned(const struct gemm *g)
+{
+    return g->n_groups == 1 ||
+           (g->w_stride | g->x_group * 2 | g->y_group * sizeof(float)) % ALIGNED == 0;
+}
+
 bool gemm_cublaslt_fits(const struct gemm *g)
 {
     return g->cublaslt && g->workspace && !g->deterministic && gemm_is_16(g->layout) &&
            (g->epilogue == GEMM_STORE || g->epilogue == GEMM_ADD) && !g->bias && !g->begin &&
-           g->n_groups == 1 && !g->x_rows && g->n_rows >= GEMM_CUBLASLT_ROWS &&
-           is_aligned(g->x, g->x_stride * 2) && is_aligned(g->y, g->y_stride * sizeof(float)) &&
-           is_aligned(g->w, 0);
+           !g->x_rows && g->n_rows >= GEMM_CUBLASLT_ROWS && is_aligned(g->x, g->x_stride * 2) &&
+           is_aligned(g->y, g->y_stride * sizeof(float)) && is_aligned(g->w, 0) &&
+           are_groups_aligned(g);
+}
+
+/* Whether b, of the same rows, is a's next group. */
+static bool is_next(const struct gemm *a, const struct gemm *b)
+{
+    return gemm_cublaslt_fits(b) && b->n_groups == 1 && b->layout == a->layout &&
+           b->n_out == a->n_out && b->n_in == a->n_in && b->n_rows == a->n_rows && b->x == a->x &&
+           b->x_stride == a->x_stride && b->y_stride == a->y_stride && b->epilogue == a->epilogue &&
+           (const char *)b->w > (const char *)a->w && (float *)b->y > (float *)a->y;
+}
+
+int gemm_cublaslt_join(const struct gemm *g, int n, struct gemm *all)
+{
+    *all = *g;
+    if (n < 2 || g->n_groups != 1 || !gemm_cublaslt_fits(g) || !is_next(g, g + 1)) return 1;
+    const size_t w = (size_t)((const char *)g[1].w - (const char *)g[0].w),
+                 y = (size_t)((float *)g[1].y - (float *)g[0].y);
+    int joined = 1;
+    while (joined < n && is_next(&g[joined - 1], &g[joined]) &&
+           (const char *)g[joined].w == (const char *)g->w + (size_t)joined * w &&
+           (float *)g[joined].y == (float *)g->y + (size_t)joined * y)
+        joined++;
+    all->n_groups = joined;
+    all->w_stride = w, all->x_group = 0, all->y_group = y;
+    if (gemm_cublaslt_fits(all)) return joined;
+    *all = *g;
+    return 1;
 }
 
 #ifdef BATON_HAVE_CUBLASLT
@@ -39,8 +72,12 @@ enum { N_SHAPES = 512 };
 /* A shape, and what the library makes of it. */
 struct gemm_cublaslt_shape {
     size_t n_out, n_in, n_rows, x_stride, y_stride;
+    int32_t n_groups;
+    size_t w_stride, x_group, y_group; /* 0 for one group */
     enum gemm_weight_layout layout;
-    bool used, add, none; /* none: there is no way */
+    bool used, add;
+    bool ran;  /* its kernels are loaded */
+    bool none; /* there is no way */
     cublasLtMatrixLayout_t w, x, y;
     cublasLtMatmulAlgo_t algo;
 };
@@ -54,6 +91,7 @@ struct gemm_cublaslt {
     cublasLtHandle_t handle;
     cublasLtMatmulDesc_t product;
     cublasLtMatmulPreference_t preference;
+    cudaStream_t beside; /* for a shape that is new while a stream is captured; NULL: none was */
     struct gemm_cublaslt_shape shapes[N_SHAPES];
 };
 
@@ -127,6 +165,7 @@ void gemm_cublaslt_free(struct gemm_cublaslt *l)
 {
     if (!l) return;
     for (size_t i = 0; i < N_SHAPES; i++) evict(l, &l->shapes[i]);
+    if (l->beside) (void)cudaStreamDestroy(l->beside);
     if (l->preference) l->call.cublasLtMatmulPreferenceDestroy(l->preference);
     if (l->product) l->call.cublasLtMatmulDescDestroy(l->product);
     if (l->handle) l->call.cublasLtDestroy(l->handle);
@@ -140,11 +179,49 @@ const char *gemm_cublaslt_path(const struct gemm_cublaslt *l) { return l->loaded
 
 static size_t padded(size_t n) { return (n + GEMM_STEP - 1) / GEMM_STEP * GEMM_STEP; }
 
-static bool matches(const struct gemm_cublaslt_shape *k, const struct gemm *g)
+static struct gemm_cublaslt_shape shape_of(const struct gemm *g)
 {
-    return k->used && k->n_out == g->n_out && k->n_in == g->n_in && k->n_rows == g->n_rows &&
-           k->x_stride == g->x_stride && k->y_stride == g->y_stride && k->layout == g->layout &&
-           k->add == (g->epilogue == GEMM_ADD);
+    const bool groups = g->n_groups > 1;
+    return (struct gemm_cublaslt_shape){
+        .n_out = g->n_out,
+        .n_in = g->n_in,
+        .n_rows = g->n_rows,
+        .x_stride = g->x_stride,
+        .y_stride = g->y_stride,
+        .n_groups = g->n_groups,
+        .w_stride = groups ? g->w_stride : 0,
+        .x_group = groups ? g->x_group : 0,
+        .y_group = groups ? g->y_group : 0,
+        .layout = g->layout,
+        .used = true,
+        .add = g->epilogue == GEMM_ADD,
+    };
+}
+
+static bool equal_shapes(const struct gemm_cublaslt_shape *a, const struct gemm_cublaslt_shape *b)
+{
+    return a->used && b->used && a->n_out == b->n_out && a->n_in == b->n_in &&
+           a->n_rows == b->n_rows && a->x_stride == b->x_stride && a->y_stride == b->y_stride &&
+           a->n_groups == b->n_groups && a->w_stride == b->w_stride && a->x_group == b->x_group &&
+           a->y_group == b->y_group && a->layout == b->layout && a->add == b->add;
+}
+
+/* A matrix of every group; `groups` elements to the next group's. */
+static bool make_layout(const struct gemm_cublaslt *l, const struct gemm_cublaslt_shape *k,
+                        cublasLtMatrixLayout_t *out, cudaDataType type, size_t rows, size_t columns,
+                        size_t stride, size_t groups)
+{
+    const int32_t n = k->n_groups;
+    const int64_t next = (int64_t)groups;
+    if (l->call.cublasLtMatrixLayoutCreate(out, type, rows, columns, (int64_t)stride) !=
+        CUBLAS_STATUS_SUCCESS)
+        return false;
+    if (n == 1) return true;
+    return l->call.cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &n,
+                                                    sizeof n) == CUBLAS_STATUS_SUCCESS &&
+           l->call.cublasLtMatrixLayoutSetAttribute(*out,
+                                                    CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                                                    &next, sizeof next) == CUBLAS_STATUS_SUCCESS;
 }
 
 /* Fills the shape's matrix layouts and its algorithm. Rows are padded with zeros, so k is a
@@ -155,12 +232,9 @@ static bool query_heuristic(struct gemm_cublaslt *l, struct gemm_cublaslt_shape 
     const size_t n_in = padded(k->n_in);
     const cudaDataType type = k->layout == GEMM_F16 ? CUDA_R_16F : CUDA_R_16BF;
     int n = 0;
-    if (l->call.cublasLtMatrixLayoutCreate(&k->w, type, n_in, k->n_out, (int64_t)n_in) !=
-            CUBLAS_STATUS_SUCCESS ||
-        l->call.cublasLtMatrixLayoutCreate(&k->x, type, n_in, k->n_rows, (int64_t)k->x_stride) !=
-            CUBLAS_STATUS_SUCCESS ||
-        l->call.cublasLtMatrixLayoutCreate(&k->y, CUDA_R_32F, k->n_out, k->n_rows,
-                                           (int64_t)k->y_stride) != CUBLAS_STATUS_SUCCESS)
+    if (!make_layout(l, k, &k->w, type, n_in, k->n_out, n_in, k->w_stride / 2) ||
+        !make_layout(l, k, &k->x, type, n_in, k->n_rows, k->x_stride, k->x_group) ||
+        !make_layout(l, k, &k->y, CUDA_R_32F, k->n_out, k->n_rows, k->y_stride, k->y_group))
         return false;
     if (l->call.cublasLtMatmulAlgoGetHeuristic(l->handle, l->product, k->w, k->x, k->y, k->y,
                                                l->preference, 1, &found,
@@ -173,38 +247,60 @@ static bool query_heuristic(struct gemm_cublaslt *l, struct gemm_cublaslt_shape 
 
 static struct gemm_cublaslt_shape *find_shape(struct gemm_cublaslt *l, const struct gemm *g)
 {
-    const size_t parts[] = { g->n_out,    g->n_in,           g->n_rows,          g->x_stride,
-                             g->y_stride, (size_t)g->layout, (size_t)g->epilogue };
+    const struct gemm_cublaslt_shape wanted = shape_of(g);
+    const size_t parts[] = { wanted.n_out,    wanted.n_in,           wanted.n_rows,
+                             wanted.x_stride, wanted.y_stride,       (size_t)wanted.n_groups,
+                             wanted.x_group,  (size_t)wanted.layout, (size_t)wanted.add };
     size_t hash = 0;
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         hash = (hash ^ parts[i]) * 0x9e3779b97f4a7c15u;
     struct gemm_cublaslt_shape *k = &l->shapes[(hash >> 32) % N_SHAPES];
-    if (matches(k, g)) return k;
+    if (equal_shapes(k, &wanted)) return k;
     evict(l, k);
-    *k = (struct gemm_cublaslt_shape){
-        .n_out = g->n_out,
-        .n_in = g->n_in,
-        .n_rows = g->n_rows,
-        .x_stride = g->x_stride,
-        .y_stride = g->y_stride,
-        .layout = g->layout,
-        .used = true,
-        .add = g->epilogue == GEMM_ADD,
-    };
+    *k = wanted;
     k->none = !query_heuristic(l, k);
     return k;
+}
+
+static cublasStatus_t enqueue(const struct gemm_cublaslt *l, const struct gemm_cublaslt_shape *k,
+                              const struct gemm *g, cudaStream_t stream)
+{
+    const float one = 1, old = k->add ? 1 : 0;
+    return l->call.cublasLtMatmul(l->handle, l->product, &one, g->w, k->w, g->x, k->x, &old, g->y,
+                                  k->y, g->y, k->y, &k->algo, g->workspace, GEMM_CUBLASLT_WORKSPACE,
+                                  stream);
+}
+
+static bool is_capturing(cudaStream_t stream)
+{
+    enum cudaStreamCaptureStatus status;
+    return cudaStreamIsCapturing(stream, &status) == cudaSuccess &&
+           status == cudaStreamCaptureStatusActive;
+}
+
+/* Loads the kernels of a shape by a call on a stream of its own, so that one that is captured
+ * contains launches alone. Nothing else runs on the GPU then, and what is in y has no meaning. */
+static cublasStatus_t run_beside(struct gemm_cublaslt *l, const struct gemm_cublaslt_shape *k,
+                                 const struct gemm *g)
+{
+    if (!l->beside && cudaStreamCreateWithFlags(&l->beside, cudaStreamNonBlocking) != cudaSuccess)
+        return CUBLAS_STATUS_ALLOC_FAILED;
+    const cublasStatus_t st = enqueue(l, k, g, l->beside);
+    if (st != CUBLAS_STATUS_SUCCESS) return st;
+    return cudaStreamSynchronize(l->beside) == cudaSuccess ? CUBLAS_STATUS_SUCCESS
+                                                           : CUBLAS_STATUS_EXECUTION_FAILED;
 }
 
 bool gemm_cublaslt_run(cudaStream_t stream, const struct gemm *g)
 {
     struct gemm_cublaslt *l = g->cublaslt;
     struct gemm_cublaslt_shape *k = find_shape(l, g);
-    const float one = 1, old = k->add ? 1 : 0;
+    cublasStatus_t st = CUBLAS_STATUS_SUCCESS;
     if (k->none) return false;
-    const cublasStatus_t st = l->call.cublasLtMatmul(l->handle, l->product, &one, g->w, k->w, g->x,
-                                                     k->x, &old, g->y, k->y, g->y, k->y, &k->algo,
-                                                     g->workspace, GEMM_CUBLASLT_WORKSPACE, stream);
-    if (st == CUBLAS_STATUS_SUCCESS) return true;
+    if (!k->ran && is_capturing(stream)) st = run_beside(l, k, g);
+    if (st == CUBLAS_STATUS_SUCCESS) st = enqueue(l, k, g, stream);
+    k->ran = st == CUBLAS_STATUS_SUCCESS;
+    if (k->ran) return true;
     k->none = true;
     log_warn("cublasLt refused a product, the own kernel does it",
              "n_out=%zu n_in=%zu n_rows=%zu status=%d", g->n_out, g->n_in, g->n_rows, (int)st);

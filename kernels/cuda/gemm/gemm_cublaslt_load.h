@@ -24,7 +24,8 @@ extern "C" {
     X(cublasLtMatmulPreferenceDestroy) \
     X(cublasLtMatmulPreferenceSetAttribute) \
     X(cublasLtMatrixLayoutCreate) \
-    X(cublasLtMatrixLayoutDestroy)
+    X(cublasLtMatrixLayoutDestroy) \
+    X(cublasLtMatrixLayoutSetAttribute)
 /* clang-format on */
 
 #define GEMM_CUBLASLT_INDEX(name) GEMM_CUBLASLT_##name,
