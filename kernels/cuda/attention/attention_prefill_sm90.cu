@@ -5,6 +5,7 @@
 #include "kernels/cuda/gemm/gemm_call.cuh"
 
 static_assert(SM90_PAIRS == PREFILL_SETS_MAX * PREFILL_PAIRS, "tiles of as many pairs");
+static_assert(SM90_PAIRS <= (int)CUDA_ATTN_SEGMENT, "of which a segment has as many keys");
 
 template <int DIM>
 static __global__ void __launch_bounds__(SM90_BOUND(SM90_ATTN_THREADS), 1)

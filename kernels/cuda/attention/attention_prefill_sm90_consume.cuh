@@ -168,18 +168,18 @@ struct sm90_attn_merge {
     }
 };
 
-/* (M, L) takes (m, l) of a segment in. */
+/* (M, L) takes (m, l) of a segment in, for the pairs that see some of it. */
 template <int DIM>
-static __device__ __forceinline__ sm90_attn_merge
-sm90_attn_merge_of(const struct attn_prefill_tile &t, int segment, int consumer,
-                   sm90_attn_state<DIM> &mine, const float m[2], const float l[2])
+static __device__ __forceinline__ sm90_attn_merge sm90_attn_merge_of(int segment,
+                                                                     sm90_attn_state<DIM> &mine,
+                                                                     const float m[2],
+                                                                     const float l[2], bool first,
+                                                                     bool second)
 {
-    sm90_attn_merge by = {};
+    sm90_attn_merge by = { {}, {}, { first, second } };
     UNROLL for (int half = 0; half < 2; half++)
     {
         const float sum = quad_sum(l[half]);
-        by.sees[half] = pair_at(t, sm90_attn_pair(consumer, half)).pos / CUDA_ATTN_SEGMENT >=
-                        segment;
         if (segment == 0) mine.M[half] = m[half], mine.L[half] = sum;
         else if (by.sees[half])
             merge_weights(&mine.M[half], &mine.L[half], m[half], sum, &by.a[half], &by.b[half]);
@@ -187,16 +187,16 @@ sm90_attn_merge_of(const struct attn_prefill_tile &t, int segment, int consumer,
     return by;
 }
 
-/* A segment of a whole tile is done, and is not its last. */
+/* A segment of a whole tile is done, and is not its last: a tile has fewer rows than a segment has
+ * keys, so all of them see it. */
 template <int DIM>
-static __device__ __forceinline__ void sm90_attn_end_segment(const struct attn_prefill_tile &t,
-                                                             int segment, int consumer,
+static __device__ __forceinline__ void sm90_attn_end_segment(int segment, int consumer,
                                                              sm90_attn_state<DIM> &mine,
                                                              const float m[2], const float l[2])
 {
     float4 *sums = sm90_attn_sums<DIM>(consumer);
     const float *o = mine.o;
-    const sm90_attn_merge by = sm90_attn_merge_of<DIM>(t, segment, consumer, mine, m, l);
+    const sm90_attn_merge by = sm90_attn_merge_of<DIM>(segment, mine, m, l, true, true);
     if (segment == 0) {
         UNROLL for (int i = 0; i < DIM / 8; i++) sums[i * 2 * WARPGROUP] = make_float4(
             o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]);
@@ -216,7 +216,10 @@ static __device__ __forceinline__ void sm90_attn_end_tile(const struct attn_pref
     const int column = 2 * (int)(threadIdx.x % 4);
     const int of = c.n_at_once > 0 ? 0 : segment;
     const float4 *sums = sm90_attn_sums<DIM>(consumer);
-    const sm90_attn_merge merge = sm90_attn_merge_of<DIM>(t, of, consumer, mine, mine.m, mine.l);
+    const sm90_attn_merge merge = sm90_attn_merge_of<DIM>(
+        of, mine, mine.m, mine.l,
+        pair_at(t, sm90_attn_pair(consumer, 0)).pos / CUDA_ATTN_SEGMENT >= of,
+        pair_at(t, sm90_attn_pair(consumer, 1)).pos / CUDA_ATTN_SEGMENT >= of);
     if (of > 0) UNROLL for (int i = 0; i < DIM / 8; i++)
         {
             const float4 x = merge(sums[i * 2 * WARPGROUP], mine.o + 4 * i);
@@ -304,7 +307,7 @@ static __device__ __forceinline__ void sm90_attn_step(const struct attn_prefill_
     wgmma_fence_operand(mine.p);
     values->release();
     mine.adds = !ends;
-    if (ends) sm90_attn_end_segment<DIM>(w.tile, j / SM90_TILES_PER_SEGMENT, consumer, mine, m, l);
+    if (ends) sm90_attn_end_segment<DIM>(j / SM90_TILES_PER_SEGMENT, consumer, mine, m, l);
     else if (__any_sync(0xffffffffu, shrink[0] != 1 || shrink[1] != 1)) {
         UNROLL for (int i = 0; i < DIM / 2; i++) mine.o[i] *= shrink[i / 2 % 2];
     }
