@@ -36,6 +36,37 @@ static const struct shape SHAPES[] = {
     { "ERNIE-4.5-21B-A3B", 20, 4, 128, 128, 1, 8192, 0, 8192 },
     { "Llama-3-8B", 32, 8, 128, 128, 1, 8192, 0, 8192 },
 };
+/* So short that what counts is how soon a layer is done. All layers together fit into the L2 cache
+ * of a large GPU. */
+static const struct shape SHORT[] = {
+    {
+        .name = "Qwen3-30B-A3B",
+        .n_heads = 32,
+        .n_kv_heads = 4,
+        .head_dim = 128,
+        .v_dim = 128,
+        .n_seqs = 1,
+        .context = 1024,
+    },
+    {
+        .name = "ERNIE-4.5-21B-A3B",
+        .n_heads = 20,
+        .n_kv_heads = 4,
+        .head_dim = 128,
+        .v_dim = 128,
+        .n_seqs = 1,
+        .context = 1024,
+    },
+    {
+        .name = "Qwen3-30B-A3B",
+        .n_heads = 32,
+        .n_kv_heads = 4,
+        .head_dim = 128,
+        .v_dim = 128,
+        .n_seqs = 1,
+        .context = 8192,
+    },
+};
 static const struct shape TINY[] = { { "small", 8, 2, 64, 64, 2, 130, 0, 0 },
                                      { "small, latent", 4, 0, 96, 64, 1, 70, 0, 0 },
                                      { "small", 8, 2, 64, 64, 1, 130, 0, 70 } };
@@ -178,6 +209,59 @@ static void measure(struct rig *r, const struct gpu_sizes *sizes, const struct g
     gpu_print_figure(&f);
 }
 
+/* Microseconds per layer of a graph with all layers, as steps run them: launches overlap, which an
+ * event after each of them prevents. */
+static double graph_us(struct rig *r, const struct gpu_sizes *sizes)
+{
+    const size_t n = sizes->tiny ? 1 : ROUNDS;
+    cudaStream_t stream = gpu_stream(r->c);
+    double us[ROUNDS];
+    struct gpu_timer t;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    device_wait(r->c->device);
+    gpu_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), "capturing attention");
+    attend_all_layers(r);
+    gpu_cuda(cudaStreamEndCapture(stream, &graph), "capturing attention");
+    gpu_cuda(cudaGraphInstantiate(&exec, graph, 0), "making a graph");
+    gpu_cuda(cudaGraphLaunch(exec, stream), "launching a graph");
+    gpu_timer_init(&t);
+    for (size_t i = 0; i < n; i++) {
+        if (sizes->hold_cycles > 0)
+            gpu_cuda(gpu_hold(stream, sizes->hold_cycles), "keeping the GPU busy");
+        gpu_cuda(cudaEventRecord(t.begin, stream), "timing");
+        gpu_cuda(cudaGraphLaunch(exec, stream), "launching a graph");
+        gpu_cuda(cudaEventRecord(t.end, stream), "timing");
+        us[i] = gpu_timer_s(&t) * 1e6 / r->n_layers;
+    }
+    gpu_timer_release(&t);
+    gpu_cuda(cudaGraphExecDestroy(exec), "dropping a graph");
+    gpu_cuda(cudaGraphDestroy(graph), "dropping a graph");
+    return gpu_median(us, n);
+}
+
+static void measure_graph(struct rig *r, const struct gpu_sizes *sizes, const struct gpu_limits *l,
+                          bool is_short)
+{
+    const struct shape *s = &r->shape;
+    const double must = (double)s->n_seqs * s->context * s->head_dim * 2 *
+                        (s->n_kv_heads ? 2 * s->n_kv_heads : 1);
+    char name[160];
+    if (!r->seqs[0].is_decode) return;
+    attend_all_layers(r);
+    const double us = graph_us(r, sizes), limit_us = must / l->read * 1e6;
+    snprintf(name, sizeof name, "decode attention, %s, %d at %d, a layer of a graph", s->name,
+             s->n_seqs, s->context);
+    gpu_print_figure(&(struct gpu_figure){
+        .name = name,
+        .value = is_short ? us : must / us * 1e-3,
+        .unit = is_short ? "us" : "GB/s",
+        .limit = is_short ? limit_us : l->read * 1e-9,
+        .limit_is = is_short ? "keys and values read by a kernel" : "memory read by a kernel",
+        .wanted = is_short ? 0 : s->wanted,
+    });
+}
+
 int gpu_attention_main(const struct gpu_sizes *sizes)
 {
     static struct rig r;
@@ -192,6 +276,12 @@ int gpu_attention_main(const struct gpu_sizes *sizes)
     for (size_t i = 0; i < n; i++) {
         open_rig(&r, &shapes[i], sizes);
         measure(&r, sizes, &limits);
+        measure_graph(&r, sizes, &limits, false);
+        close_rig(&r);
+    }
+    for (size_t i = 0; i < (sizes->tiny ? 0 : sizeof SHORT / sizeof *SHORT); i++) {
+        open_rig(&r, &SHORT[i], sizes);
+        measure_graph(&r, sizes, &limits, true);
         close_rig(&r);
     }
     kernel_ctx_free(r.c);
