@@ -9,38 +9,38 @@
 
 #include <cuda_runtime_api.h>
 
-typedef enum {
-    CUBLAS_STATUS_SUCCESS,
-    CUBLAS_STATUS_ALLOC_FAILED,
-    CUBLAS_STATUS_INVALID_VALUE,
-    CUBLAS_STATUS_EXECUTION_FAILED,
-    CUBLAS_STATUS_NOT_SUPPORTED
+typedef enum { /* (CUDA's) */
+               CUBLAS_STATUS_SUCCESS,
+               CUBLAS_STATUS_ALLOC_FAILED,
+               CUBLAS_STATUS_INVALID_VALUE,
+               CUBLAS_STATUS_EXECUTION_FAILED,
+               CUBLAS_STATUS_NOT_SUPPORTED
 } cublasStatus_t;
-typedef enum { CUBLAS_OP_N, CUBLAS_OP_T } cublasOperation_t;
-typedef enum { CUBLAS_COMPUTE_32F } cublasComputeType_t;
-typedef enum { CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF } cudaDataType;
+typedef enum { CUBLAS_OP_N, CUBLAS_OP_T } cublasOperation_t;       /* (CUDA's) */
+typedef enum { CUBLAS_COMPUTE_32F } cublasComputeType_t;           /* (CUDA's) */
+typedef enum { CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF } cudaDataType; /* (CUDA's) */
 typedef cudaDataType cudaDataType_t;
-typedef enum { CUBLASLT_MATMUL_DESC_TRANSA } cublasLtMatmulDescAttributes_t;
-typedef enum {
-    CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
-    CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET
+typedef enum { CUBLASLT_MATMUL_DESC_TRANSA } cublasLtMatmulDescAttributes_t; /* (CUDA's) */
+typedef enum {                                                               /* (CUDA's) */
+               CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
+               CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET
 } cublasLtMatrixLayoutAttribute_t;
-typedef enum {
-    CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
-    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
-    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES
+typedef enum { /* (CUDA's) */
+               CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+               CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+               CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+               CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+               CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES
 } cublasLtMatmulPreferenceAttributes_t;
 
-typedef struct cublasLtContext *cublasLtHandle_t;
-typedef struct cublasLtMatmulDesc *cublasLtMatmulDesc_t;
-typedef struct cublasLtMatmulPreference *cublasLtMatmulPreference_t;
-typedef struct cublasLtMatrixLayout *cublasLtMatrixLayout_t;
-typedef struct {
+typedef struct cublasLtContext *cublasLtHandle_t;                    /* (CUDA's) */
+typedef struct cublasLtMatmulDesc *cublasLtMatmulDesc_t;             /* (CUDA's) */
+typedef struct cublasLtMatmulPreference *cublasLtMatmulPreference_t; /* (CUDA's) */
+typedef struct cublasLtMatrixLayout *cublasLtMatrixLayout_t;         /* (CUDA's) */
+typedef struct {                                                     /* (CUDA's) */
     uint64_t data[8];
 } cublasLtMatmulAlgo_t;
-typedef struct {
+typedef struct { /* (CUDA's) */
     cublasLtMatmulAlgo_t algo;
     cublasStatus_t state;
 } cublasLtMatmulHeuristicResult_t;
