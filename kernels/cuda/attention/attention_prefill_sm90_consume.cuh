@@ -257,20 +257,27 @@ static __device__ __forceinline__ void sm90_attn_weigh(const struct attn_prefill
     sm90_attn_softmax<DIM>(c, mine, shrink);
 }
 
-/* The first tile of keys of a tile of pairs. */
+/* Starts the scores of a tile of pairs' first tile of keys, once all queries are there. */
+template <int DIM>
+static __device__ __forceinline__ void sm90_attn_start(sm90_attn_state<DIM> &mine, int consumer,
+                                                       uint64_t q, const sm90_attn_ring &keys)
+{
+    named_barrier_sync(SM90_QUERY_BARRIER + consumer, WARPGROUP);
+    keys.wait_full();
+    __syncwarp();
+    sm90_attn_start_scores<DIM>(mine, keys, q);
+}
+
+/* Weighs them. */
 template <int DIM>
 static __device__ __forceinline__ void sm90_attn_begin(const struct attn_prefill_call &c,
                                                        const sm90_attn_work &w, int consumer,
-                                                       uint64_t q, sm90_attn_ring *keys,
+                                                       sm90_attn_ring *keys,
                                                        sm90_attn_state<DIM> &mine)
 {
     float shrink[2];
     mine.adds = false;
     UNROLL for (int half = 0; half < 2; half++) mine.m[half] = -INFINITY, mine.l[half] = 0;
-    named_barrier_sync(SM90_QUERY_BARRIER + consumer, WARPGROUP); /* all queries are there */
-    keys->wait_full();
-    __syncwarp();
-    sm90_attn_start_scores<DIM>(mine, *keys, q);
     wgmma_wait<0>();
     keys->release();
     sm90_attn_weigh<DIM>(c, w.tile, w.begin, consumer, mine, shrink);
@@ -330,11 +337,14 @@ static __device__ __forceinline__ void sm90_attn_consume(const struct attn_prefi
                                         (unsigned)(consumer * sm90_attn_layout<DIM>::Q_BYTES));
     if (consumer == 0) named_barrier_arrive(SM90_TURN_BARRIER, 2 * WARPGROUP); /* the first turn */
     sm90_attn_work next = sm90_attn_take_work<DIM>(0);
-    if (next.begin < next.end) sm90_attn_load_queries<DIM>(c, next.tile, consumer);
-    for (int i = 1; next.begin < next.end; i++) {
+    if (next.begin >= next.end) return;
+    sm90_attn_state<DIM> mine;
+    sm90_attn_load_queries<DIM>(c, next.tile, consumer);
+    sm90_attn_start<DIM>(mine, consumer, q, keys);
+    for (int i = 1;; i++) {
         const sm90_attn_work w = next;
-        sm90_attn_state<DIM> mine;
-        sm90_attn_begin<DIM>(c, w, consumer, q, &keys, mine);
+        const int segment = (w.end - 1) / SM90_TILES_PER_SEGMENT;
+        sm90_attn_begin<DIM>(c, w, consumer, &keys, mine);
 #pragma unroll 1
         for (int j = w.begin; j + 1 < w.end; j++)
             sm90_attn_step<DIM>(c, w, j, consumer, q, &keys, &values, mine);
@@ -346,7 +356,12 @@ static __device__ __forceinline__ void sm90_attn_consume(const struct attn_prefi
         wgmma_wait<0>();
         wgmma_fence_operand(mine.o);
         values.release();
-        sm90_attn_end_tile<DIM>(c, w.tile, (w.end - 1) / SM90_TILES_PER_SEGMENT, consumer, mine);
+        if (next.begin >= next.end) {
+            sm90_attn_end_tile<DIM>(c, w.tile, segment, consumer, mine);
+            return;
+        }
+        sm90_attn_start<DIM>(mine, consumer, q, keys);
+        sm90_attn_end_tile<DIM>(c, w.tile, segment, consumer, mine);
     }
 }
 #endif
