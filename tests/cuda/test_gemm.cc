@@ -26,6 +26,7 @@ struct product {
     enum gemm_epilogue epilogue = GEMM_STORE;
     bool paired = false, bias = false, gathered = false, deterministic = false, scratch = false;
     size_t n_rows = 1, n_out = 1, n_in = 1;
+    bool tight = false;          /* rows of f32 follow each other without a gap */
     size_t each = 1;             /* groups that all have every row; `begin` is not used */
     std::vector<int32_t> groups; /* rows of each group; if empty, `begin` is not used */
     bool is_silu() const { return gemm_is_silu(epilogue); }
@@ -57,8 +58,10 @@ static void make_x(trial *t, numbers *from)
     const bool f32 = p.layout == GEMM_F32;
     /* exactly the rows that are needed, so that reading beyond them is found */
     t->n_x_rows = p.n_rows + (p.groups.empty() ? 0 : FIRST_ROW) + (p.gathered ? 5 : 0);
-    t->x_group = f32 ? p.n_in + 1 : filled(p.n_in) + 8;
-    t->x_stride = f32 ? p.each * t->x_group + 2 : filled(p.each * t->x_group) + GEMM_STEP;
+    t->x_group = p.tight ? p.n_in : f32 ? p.n_in + 1 : filled(p.n_in) + 8;
+    t->x_stride = p.tight ? p.n_in
+                  : f32   ? p.each * t->x_group + 2
+                          : filled(p.each * t->x_group) + GEMM_STEP;
     t->x_bytes.assign(t->n_x_rows * t->x_stride * (f32 ? 4 : 2), 0xff); /* NaN behind the rows */
     t->x.resize(t->n_x_rows * p.each * p.n_in);
     for (size_t i = 0; i < t->n_x_rows * p.each; i++)
@@ -496,7 +499,7 @@ TEST(gemm_f32_rows_have_the_same_bits_alone)
 }
 
 /* Many rows of a narrow matrix, as of a router, through shared memory: ends in the middle of tiles
- * and of a step, gathered rows, and groups. */
+ * and of a step, gathered rows, and groups; and enough rows for wide tiles. */
 TEST(gemm_f32_staged_rows_have_the_same_bits_alone)
 {
     need_gpu();
@@ -513,6 +516,15 @@ TEST(gemm_f32_staged_rows_have_the_same_bits_alone)
             check_alone(one, (i == 1 ? FIRST_ROW : 0) + row);
         }
     }
+}
+
+TEST(gemm_f32_staged_wide_rows_have_the_same_bits_alone)
+{
+    need_gpu();
+    product p;
+    p.layout = GEMM_F32, p.n_rows = 64 * 95 + 5, p.n_out = 64, p.n_in = 1056, p.tight = true;
+    const trial t = try_product(p);
+    for (size_t row : { (size_t)0, (size_t)71, p.n_rows - 1 }) check_alone(t, row);
 }
 
 /* The rows of a group have the bits that a call for its matrix alone gives. */
@@ -685,7 +697,8 @@ TEST_MAIN(CASE_T(gemm_f32_equals_a_plain_loop, 250), CASE_T(gemm_bf16_equals_a_p
           CASE_T(gemm_batches_have_the_same_bits, 250),
           CASE_T(gemm_rows_have_the_same_bits_alone, 250),
           CASE_T(gemm_f32_rows_have_the_same_bits_alone, 250),
-          CASE_T(gemm_f32_staged_rows_have_the_same_bits_alone, 250), CASE(gemm_many_rows),
+          CASE_T(gemm_f32_staged_rows_have_the_same_bits_alone, 250),
+          CASE_T(gemm_f32_staged_wide_rows_have_the_same_bits_alone, 250), CASE(gemm_many_rows),
           CASE(gemm_deterministic_groups_have_the_bits_of_single_products),
           CASE(gemm_nan_stays_in_its_row), CASE(gemm_f8_keeps_nan), CASE(gemm_every_stored_number),
           CASE_T(gemm_every_f16, 250), CASE(gemm_silu_stays_finite_in_f16),

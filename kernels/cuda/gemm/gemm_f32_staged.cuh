@@ -2,51 +2,64 @@
  * memory: routers of prompts.
  *
  * A block has a tile of y and takes the steps of one k warp of the other kernels after the other,
- * each step through a ring of stages that cp.async fills. 8 lanes split a step's k as there; after
- * the last step of a k warp they exchange sums, so that each has the tree's sum of one row, and add
- * it to their totals. So the order is that of gemm_f32.cuh, and x is read once per tile instead of
- * once per 8 x 16 elements. Thread: device; f32_staged_run: engine. */
+ * through a ring of stages that cp.async fills. 8 lanes split a step's k as there; after the last
+ * step of a k warp they exchange sums, so that each has the tree's sum of one row, and add it to
+ * their totals. So the order is that of gemm_f32.cuh, and x is read once per tile instead of once
+ * per 8 x 16 elements. Thread: device; f32_staged_run: engine. */
 #ifndef BATON_KERNELS_CUDA_GEMM_GEMM_F32_STAGED_CUH
 #define BATON_KERNELS_CUDA_GEMM_GEMM_F32_STAGED_CUH
 
 #include "kernels/cuda/gemm/gemm_f32.cuh"
 
 enum {
-    STAGED_PER = 8 /* a thread's rows and columns: rows are as many as lanes */,
-    STAGED_WARP = 2 * STAGED_PER /* a warp's: groups of 8 lanes are 2 by 2 */,
+    STAGED_PER_ROWS = 8 /* a thread's rows: as many as lanes split k, so that each ends with one */,
     STAGED_DOWN = 4,
-    STAGED_ACROSS = 2,
-    STAGED_ROWS = STAGED_DOWN * STAGED_WARP,
-    STAGED_COLUMNS = STAGED_ACROSS * STAGED_WARP,
+    STAGED_ACROSS = 2 /* warps of a block */,
+    STAGED_ROWS = STAGED_DOWN * 2 * STAGED_PER_ROWS /* groups of 8 lanes are 2 by 2 */,
     STAGED_THREADS = STAGED_DOWN * STAGED_ACROSS * WARP,
-    STAGED_STAGES = 3,
-    STAGED_LOADS = STAGED_THREADS / F32_LANES /* rows of a stage that are copied at a time */
+    STAGED_LOADS = STAGED_THREADS / F32_LANES /* rows of a step that are copied at a time */,
+    STAGED_STEPS = 2 /* of a stage */,
+    STAGED_STAGES = 3
 };
-static_assert((int)STAGED_PER == F32_LANES, "each lane ends with a row");
+static_assert((int)STAGED_PER_ROWS == F32_LANES, "each lane ends with a row");
 
-/* A step of 32 k. */
-struct staged_step {
-    float4 x[STAGED_ROWS][F32_LANES], w[STAGED_COLUMNS][F32_LANES];
+/* PER_COLUMNS: a thread's. */
+template <int PER_COLUMNS_> struct staged_tile {
+    enum {
+        PER_COLUMNS = PER_COLUMNS_,
+        WARP_COLUMNS = 2 * PER_COLUMNS,
+        COLUMNS = STAGED_ACROSS * WARP_COLUMNS,
+        X_LOADS = STAGED_ROWS / STAGED_LOADS,
+        W_LOADS = COLUMNS / STAGED_LOADS,
+        BLOCKS_PER_SM = PER_COLUMNS > 8 ? 1 : 2
+    };
+    struct step {
+        float4 x[STAGED_ROWS][F32_LANES], w[COLUMNS][F32_LANES];
+    };
+    struct stage {
+        step steps[STAGED_STEPS];
+    };
 };
 
 /* What a thread copies into stages: a quad of each of some rows. */
-struct staged_source {
-    const float *x[STAGED_ROWS / STAGED_LOADS], *w[STAGED_COLUMNS / STAGED_LOADS];
+template <class T> struct staged_source {
+    const float *x[T::X_LOADS], *w[T::W_LOADS];
     int32_t k, n_in;
 };
 
 /* Rows and columns past the last repeat an existing one. */
-static __device__ __forceinline__ staged_source find_source(const gemm_call &c,
-                                                            const gemm_rows &rows,
-                                                            int32_t first_column)
+template <class T>
+static __device__ __forceinline__ staged_source<T> find_source(const gemm_call &c,
+                                                               const gemm_rows &rows,
+                                                               int32_t first_column)
 {
-    staged_source s;
+    staged_source<T> s;
     const int32_t at = (int32_t)threadIdx.x / F32_LANES;
     s.k = (int32_t)threadIdx.x % F32_LANES * F32_QUAD;
     s.n_in = c.n_in;
-    for (int i = 0; i < STAGED_ROWS / STAGED_LOADS; i++)
+    for (int i = 0; i < T::X_LOADS; i++)
         s.x[i] = (const float *)c.x + x_row(c, rows, min(at + i * STAGED_LOADS, rows.n - 1)) + s.k;
-    for (int j = 0; j < STAGED_COLUMNS / STAGED_LOADS; j++) {
+    for (int j = 0; j < T::W_LOADS; j++) {
         const int32_t column = min(first_column + at + j * STAGED_LOADS, c.n_out - 1);
         s.w[j] = (const float *)(const void *)(c.w + (size_t)rows.group * c.w_stride +
                                                (size_t)column * c.row_bytes) +
@@ -55,19 +68,22 @@ static __device__ __forceinline__ staged_source find_source(const gemm_call &c,
     return s;
 }
 
-/* Where x ends it continues with zeros; rows of W are padded with zeros to a whole step. */
-static __device__ __forceinline__ void copy_step(staged_step *to, const staged_source &s,
+/* Where x ends it continues with zeros, unless it has WHOLE steps; rows of W are padded with zeros
+ * to a whole step. */
+template <class T, bool WHOLE>
+static __device__ __forceinline__ void copy_step(typename T::step *to, const staged_source<T> &s,
                                                  int32_t step)
 {
     const int32_t at = (int32_t)threadIdx.x / F32_LANES, lane = (int32_t)threadIdx.x % F32_LANES,
                   k = step * F32_STEP,
-                  valid = max(min(s.n_in - k - s.k, (int32_t)F32_QUAD), 0) * (int32_t)sizeof(float);
+                  left = WHOLE ? F32_QUAD : min(s.n_in - k - s.k, (int32_t)F32_QUAD),
+                  valid = max(left, 0) * (int32_t)sizeof(float);
 #pragma unroll
-    for (int i = 0; i < STAGED_ROWS / STAGED_LOADS; i++)
-        copy_async_16(&to->x[at + i * STAGED_LOADS][lane], valid ? s.x[i] + k : s.x[i] - s.k,
-                      valid);
+    for (int i = 0; i < T::X_LOADS; i++)
+        copy_async_16(&to->x[at + i * STAGED_LOADS][lane],
+                      WHOLE || valid ? s.x[i] + k : s.x[i] - s.k, valid);
 #pragma unroll
-    for (int j = 0; j < STAGED_COLUMNS / STAGED_LOADS; j++)
+    for (int j = 0; j < T::W_LOADS; j++)
         copy_async_16(&to->w[at + j * STAGED_LOADS][lane], s.w[j] + k, 16);
 }
 
@@ -78,109 +94,170 @@ static __device__ __forceinline__ int32_t step_after(int32_t step, int32_t n_ste
                                               : step % F32_SPLIT_K_WARPS + 1;
 }
 
+/* Copies the i-th stage, if there is one, and moves *step on. */
+template <class T, bool WHOLE>
+static __device__ __forceinline__ void copy_stage(typename T::stage *ring,
+                                                  const staged_source<T> &s, int32_t i,
+                                                  int32_t n_steps, int32_t *step)
+{
+#pragma unroll
+    for (int j = 0; j < STAGED_STEPS; j++) {
+        if (i * STAGED_STEPS + j >= n_steps) break;
+        copy_step<T, WHOLE>(&ring[i % STAGED_STAGES].steps[j], s, *step);
+        *step = step_after(*step, n_steps);
+    }
+    copy_async_commit();
+}
+
 /* Row i of a thread's sums is row i ^ lane of its group's rows. */
-struct staged_sums {
-    float v[STAGED_PER][STAGED_PER];
+template <class T> struct staged_sums {
+    float v[STAGED_PER_ROWS][T::PER_COLUMNS];
 };
 
-static __device__ __forceinline__ void multiply_staged(staged_sums *sums, const staged_step &s,
-                                                       int32_t row, int32_t column)
+/* Where a thread's operands are in a step, in quads. */
+struct staged_place {
+    int32_t x[STAGED_PER_ROWS], w;
+};
+
+static __device__ __forceinline__ staged_place find_place(int32_t row, int32_t column)
 {
+    staged_place p;
     const int32_t lane = (int32_t)threadIdx.x % F32_LANES;
-    float4 w[STAGED_PER];
 #pragma unroll
-    for (int j = 0; j < STAGED_PER; j++) w[j] = s.w[column + j][lane];
+    for (int i = 0; i < STAGED_PER_ROWS; i++) p.x[i] = (row + (i ^ lane)) * F32_LANES + lane;
+    p.w = column * F32_LANES + lane;
+    return p;
+}
+
+template <class T>
+static __device__ __forceinline__ void multiply_staged(staged_sums<T> *sums,
+                                                       const typename T::step &s,
+                                                       const staged_place &at)
+{
+    const float4 *all_x = (const float4 *)(const void *)s.x,
+                 *all_w = (const float4 *)(const void *)s.w + at.w;
+    float4 x[STAGED_PER_ROWS];
 #pragma unroll
-    for (int i = 0; i < STAGED_PER; i++) {
-        const float4 x = s.x[row + (i ^ lane)][lane];
+    for (int i = 0; i < STAGED_PER_ROWS; i++) x[i] = all_x[at.x[i]];
 #pragma unroll
-        for (int j = 0; j < STAGED_PER; j++) sums->v[i][j] = multiply_quad(sums->v[i][j], w[j], x);
+    for (int j = 0; j < T::PER_COLUMNS; j++) {
+        const float4 w = all_w[j * F32_LANES];
+#pragma unroll
+        for (int i = 0; i < STAGED_PER_ROWS; i++)
+            sums->v[i][j] = multiply_quad(sums->v[i][j], w, x[i]);
     }
 }
 
-/* Adds lanes 4, 2 and 1 apart as add_lanes does, each lane only for the rows that it keeps, and the
- * sums of row `lane` to the totals. */
-static __device__ __forceinline__ void add_k_warp(float *totals, staged_sums *sums)
+/* Adds lanes APART apart, each for the rows that it keeps. */
+template <class T, int APART> static __device__ __forceinline__ void add_apart(staged_sums<T> *sums)
 {
 #pragma unroll
-    for (int apart = F32_LANES / 2; apart > 0; apart /= 2)
+    for (int i = 0; i < APART; i++)
 #pragma unroll
-        for (int i = 0; i < apart; i++)
+        for (int j = 0; j < T::PER_COLUMNS; j++)
+            sums->v[i][j] = __fadd_rn(sums->v[i][j],
+                                      __shfl_xor_sync(0xffffffffu, sums->v[i + APART][j], APART));
+}
+
+/* Adds lanes as add_lanes does, and the sums of row `lane` to the totals. */
+template <class T>
+static __device__ __forceinline__ void add_k_warp(float *totals, staged_sums<T> *sums)
+{
+    add_apart<T, 4>(sums);
+    add_apart<T, 2>(sums);
+    add_apart<T, 1>(sums);
 #pragma unroll
-            for (int j = 0; j < STAGED_PER; j++)
-                sums->v[i][j] = __fadd_rn(
-                    sums->v[i][j], __shfl_xor_sync(0xffffffffu, sums->v[i + apart][j], apart));
+    for (int j = 0; j < T::PER_COLUMNS; j++) totals[j] = __fadd_rn(totals[j], sums->v[0][j]);
 #pragma unroll
-    for (int j = 0; j < STAGED_PER; j++) totals[j] = __fadd_rn(totals[j], sums->v[0][j]);
-    *sums = {};
+    for (int i = 0; i < STAGED_PER_ROWS; i++)
+#pragma unroll
+        for (int j = 0; j < T::PER_COLUMNS; j++) sums->v[i][j] = 0;
 }
 
 /* Totals of row `lane` of the group's rows. */
-static __device__ __forceinline__ void multiply_steps(float *totals, staged_step *ring,
-                                                      const staged_source &source, int32_t n_in,
-                                                      int32_t row, int32_t column)
+template <class T, bool WHOLE>
+static __device__ __forceinline__ void multiply_stages(float *totals, typename T::stage *ring,
+                                                       const staged_source<T> &source,
+                                                       const staged_place &at)
 {
-    const int32_t n_steps = (n_in + F32_STEP - 1) / F32_STEP;
+    const int32_t n_steps = (source.n_in + F32_STEP - 1) / F32_STEP,
+                  n_stages = (n_steps + STAGED_STEPS - 1) / STAGED_STEPS;
     int32_t next = 0, step = 0;
-    staged_sums sums = {};
-    for (int i = 0; i < STAGED_STAGES - 1; i++, next = step_after(next, n_steps)) {
-        copy_step(&ring[i], source, next);
-        copy_async_commit();
-    }
-    for (int32_t i = 0; i < n_steps; i++) {
+    staged_sums<T> sums = {};
+    for (int32_t i = 0; i < STAGED_STAGES - 1; i++)
+        copy_stage<T, WHOLE>(ring, source, i, n_steps, &next);
+    for (int32_t i = 0; i < n_stages; i++) {
         copy_async_wait<STAGED_STAGES - 2>();
         __syncthreads();
-        if (i + STAGED_STAGES - 1 < n_steps)
-            copy_step(&ring[(i + STAGED_STAGES - 1) % STAGED_STAGES], source, next);
-        copy_async_commit();
-        next = step_after(next, n_steps);
-        multiply_staged(&sums, ring[i % STAGED_STAGES], row, column);
-        if (step + F32_SPLIT_K_WARPS >= n_steps) add_k_warp(totals, &sums);
-        step = step_after(step, n_steps);
+        copy_stage<T, WHOLE>(ring, source, i + STAGED_STAGES - 1, n_steps, &next);
+#pragma unroll 1
+        for (int j = 0; j < STAGED_STEPS && i * STAGED_STEPS + j < n_steps; j++) {
+            multiply_staged<T>(&sums, ring[i % STAGED_STAGES].steps[j], at);
+            if (step + F32_SPLIT_K_WARPS >= n_steps) add_k_warp<T>(totals, &sums);
+            step = step_after(step, n_steps);
+        }
     }
 }
 
-static __global__ void __launch_bounds__(STAGED_THREADS, 2) f32_staged_kernel(const gemm_call c)
+template <class T, bool WHOLE>
+static __global__ void __launch_bounds__(STAGED_THREADS, T::BLOCKS_PER_SM)
+    f32_staged_kernel(const __grid_constant__ gemm_call c)
 {
     grid_dependency_sync();
-    __shared__ staged_step ring[STAGED_STAGES];
+    typename T::stage *ring = (typename T::stage *)(void *)shared_memory();
     const gemm_rows rows = rows_of_tile(c, (int32_t)blockIdx.y, STAGED_ROWS);
     if (rows.n == 0) return;
-    const int32_t first_column = (int32_t)blockIdx.x * STAGED_COLUMNS,
+    const int32_t first_column = (int32_t)blockIdx.x * T::COLUMNS,
                   warp = (int32_t)threadIdx.x / WARP,
                   group = (int32_t)threadIdx.x % WARP / F32_LANES;
-    const int32_t row = warp / STAGED_ACROSS * STAGED_WARP + group / 2 * STAGED_PER,
-                  column = warp % STAGED_ACROSS * STAGED_WARP + group % 2 * STAGED_PER;
-    float totals[STAGED_PER];
+    const int32_t row = (warp / STAGED_ACROSS * 2 + group / 2) * STAGED_PER_ROWS,
+                  column = (warp % STAGED_ACROSS * 2 + group % 2) * T::PER_COLUMNS;
+    float totals[T::PER_COLUMNS];
     for (float &t : totals) t = -0.0f; /* what adds nothing, not even a sign */
-    multiply_steps(totals, ring, find_source(c, rows, first_column), c.n_in, row, column);
+    multiply_stages<T, WHOLE>(totals, ring, find_source<T>(c, rows, first_column),
+                              find_place(row, column));
     const int32_t mine = row + (int32_t)threadIdx.x % F32_LANES;
 #pragma unroll
-    for (int j = 0; j < STAGED_PER; j += 2)
+    for (int j = 0; j < T::PER_COLUMNS; j += 2)
         if (mine < rows.n && first_column + column + j < c.n_columns)
             store_pair(c, rows, mine, first_column + column + j, totals[j], totals[j + 1]);
 }
 
-/* Fewer blocks take longer than the smaller tiles of the other kernels; affects only speed. */
-enum { STAGED_BLOCKS_ENOUGH = 40 };
+/* Affect only speed: with fewer blocks the smaller tiles of the other kernels are faster; with as
+ * many, and columns that fill them, a block has wide tiles. */
+enum { STAGED_BLOCKS_ENOUGH = 40, STAGED_BLOCKS_WIDE = 96 };
 
-static inline dim3 staged_grid(const gemm_call &c)
+template <class T> static inline dim3 staged_grid(const gemm_call &c)
 {
-    return dim3(blocks_for((size_t)c.n_columns, STAGED_COLUMNS), n_tiles_at_most(c, STAGED_ROWS));
+    return dim3(blocks_for((size_t)c.n_columns, T::COLUMNS), n_tiles_at_most(c, STAGED_ROWS));
 }
 
 static inline bool f32_staged_supports(const gemm_call &c)
 {
-    const dim3 grid = staged_grid(c);
+    const dim3 grid = staged_grid<staged_tile<8>>(c);
     const size_t group = c.n_groups > 1 ? c.x_group : 0;
     const uintptr_t quads = (uintptr_t)c.x | (c.x_stride | group) * sizeof(float);
     return f32_splits_k((size_t)c.n_out, (size_t)c.n_in) && grid.y <= UINT16_MAX &&
            (size_t)grid.x * grid.y >= STAGED_BLOCKS_ENOUGH && quads % sizeof(float4) == 0;
 }
 
+template <class T> static inline cudaError_t run_staged(cudaStream_t stream, const gemm_call &c)
+{
+    const size_t shared = STAGED_STAGES * sizeof(typename T::stage);
+    return c.n_in % F32_STEP == 0 ? launch(stream, f32_staged_kernel<T, true>, staged_grid<T>(c),
+                                           dim3(STAGED_THREADS), shared, c)
+                                  : launch(stream, f32_staged_kernel<T, false>, staged_grid<T>(c),
+                                           dim3(STAGED_THREADS), shared, c);
+}
+
 static inline cudaError_t f32_staged_run(cudaStream_t stream, const gemm_call &c)
 {
-    return launch(stream, f32_staged_kernel, staged_grid(c), dim3(STAGED_THREADS), 0, c);
+    typedef staged_tile<16> wide;
+    const dim3 grid = staged_grid<wide>(c);
+    const bool fills = blocks_for((size_t)c.n_columns, wide::COLUMNS / 2) % 2 == 0;
+    return fills && (size_t)grid.x * grid.y >= STAGED_BLOCKS_WIDE
+               ? run_staged<wide>(stream, c)
+               : run_staged<staged_tile<8>>(stream, c);
 }
 
 #endif
