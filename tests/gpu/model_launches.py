@@ -7,6 +7,7 @@ from model_shapes import F8_BLOCK, STEP, blocks_for, experts_of_rows, up
 
 SKINNY_ROWS, SKINNY_W_ROWS, SKINNY_SPAN, SKINNY_BLOCKS_WANTED, SPLIT_MAX = 16, 16, 128, 256, 8
 CUBLASLT_ROWS, SM90_ROWS, SM90_TILE, SMS_USUAL, SEGMENT, SEGMENT_LEAST, SEGMENTS_MANY = 128, 65, 128, 128, 512, 128, 64
+SHARED_OF_SM, SHARED_OF_BLOCK = 228 << 10, 227 << 10
 DECODE_X_MAX, RING_ROWS, RING_TILES_MAX, STAGED_BLOCKS, SORT_ROWS = 16384, 8, 128, 40, 16
 MOE_ROWS, MOE_ELEMENTS = 8192, 128 << 20  # ffn_moe.c: rows of a piece of a prompt
 RANGE_ROWS = 256  # attention_mla.c
@@ -39,10 +40,11 @@ def small(g, kernel, op, what, bytes, us=0, blocks=1, n=1):
 # ---- products ----
 
 class Groups:
-    """Rows of the groups of a product: how many there are with a given number of rows. One group has all rows; experts have random ones."""
+    """Rows of the groups of a product: how many there are with a given number of rows. One group has all rows, and so has each of n_each; experts have random
+    ones. slots: gemm.h's n_rows."""
 
-    def __init__(self, rows, n_experts=0, n_used=0):
-        self.slots, self.n_groups, self.begin = rows * (n_used or 1), n_experts or 1, n_experts > 0
+    def __init__(self, rows, n_experts=0, n_used=0, n_each=1):
+        self.slots, self.n_groups, self.begin = rows * (n_used or 1), n_experts or n_each, n_experts > 0
         self.p = experts_of_rows(n_experts, n_used, rows) if self.begin else [0.0] * rows + [1.0]
 
     def count(self, above=0, at_most=1 << 30):
@@ -58,16 +60,16 @@ class Groups:
 
     def tiles_at_most(self, rows, above=0):
         if not self.begin:
-            return blocks_for(self.slots, rows)
+            return self.n_groups * blocks_for(self.slots, rows)
         return self.slots // rows + min(self.slots // (above + 1), self.n_groups)
 
     def usual(self):
-        return blocks_for(self.slots, self.n_groups)
+        return blocks_for(self.slots, self.n_groups) if self.begin else self.slots
 
 
 def n_splits(w, groups, columns, wanted, k_least):
     tiles = blocks_for(w.n_out, columns)
-    if groups.begin or tiles >= wanted:
+    if groups.begin or groups.n_groups > 1 or tiles >= wanted:
         return 1
     return max(1, min(blocks_for(wanted, tiles), w.n_in_padded // k_least, SPLIT_MAX))
 
@@ -84,7 +86,7 @@ def waves_s(g, blocks, resident, payload):
 def skinny(g, w, groups, what, op='matmul', at_most=1 << 30):
     split = n_splits(w, groups, SKINNY_W_ROWS, SKINNY_BLOCKS_WANTED, 8 * SKINNY_SPAN)
     tiles, used = blocks_for(w.n_out, SKINNY_W_ROWS), groups.count(0, at_most)
-    launched = min(groups.slots, groups.n_groups) if groups.begin else 1
+    launched = min(groups.slots, groups.n_groups) if groups.begin else groups.n_groups
     rows, must = groups.rows(0, at_most), used * w.bytes
     t, bound = longest(g, memory=(must + row_bytes(w, rows)) / g.read - g.prefetch_us * 1e-6,
                        blocks=waves_s(g, tiles * used * split, 2 * g.n_sms, SKINNY_W_ROWS * w.row_bytes / split),
@@ -107,42 +109,53 @@ def decode_fits(matrices, groups, x_rows):
     """gemm_decode_supports: x in shared memory, W through a ring that begins before the wait."""
     w = matrices[0]
     return (w.n_in % SKINNY_SPAN == 0 and x_rows * w.n_in <= DECODE_X_MAX and
-            groups.slots <= (RING_TILES_MAX if groups.begin else RING_ROWS))
+            groups.slots <= (RING_TILES_MAX if groups.begin else RING_ROWS) and (groups.begin or groups.n_groups == 1))
 
 
-def ring(g, kernel, matrices, groups, what, op, jobs, extra_us=0.0):
-    """Persistent blocks, two per SM. Loads of W are under way while the kernel before ends and x is prepared."""
+def ring_shared(w, x_rows, static):
+    """Shared memory of a block: the ring, x, and what is static (gemm_ring.cuh)."""
+    ring_bytes = 9 * 2 * 16 * 256 if w.layout == 'w4' else 5 * 4 * 16 * 256 + (5 * 4 * 256 if w.layout == 'f8' else 0)
+    return ring_bytes + x_rows * (w.n_in + 32) * 2 + static
+
+
+def ring(g, kernel, matrices, groups, what, op, jobs, shared, extra_us=0.0):
+    """Persistent blocks, two per SM if their shared memory fits. Loads of W are under way while the kernel before ends and x is prepared."""
     used, rows = groups.count(), groups.rows()
     must, moved = sum(used * w.bytes for w in matrices), sum(used * w.bytes + row_bytes(w, rows) for w in matrices)
-    in_flight = min(jobs, 2 * g.n_sms) * 64 * 1024 / (g.latency_us * 1e-6)
+    blocks = min(jobs, g.n_sms * (2 if 2 * shared <= SHARED_OF_SM else 1))
+    in_flight = blocks * 64 * 1024 / (g.latency_us * 1e-6)
     reading = moved / min(g.read, in_flight) * 1e6
     us = max(g.gap_us + g.x_us, reading) + g.end_us + extra_us
-    blocks = min(jobs, 2 * g.n_sms)
     return Launch(kernel, op, what, us, moved, sum(w.flops(rows) for w in matrices), must, blocks, None, 'memory' if reading > g.gap_us + g.x_us else 'latency')
 
 
-def decode(g, matrices, groups, what, op='matmul'):
+def decode(g, matrices, groups, what, op='matmul', x_rows=None):
     jobs = sum(blocks_for(w.n_out, SKINNY_W_ROWS) * n_splits(w, groups, SKINNY_W_ROWS, SKINNY_BLOCKS_WANTED, 8 * SKINNY_SPAN) for w in matrices)
-    return ring(g, 'decode', matrices, groups, what, op, jobs * groups.count())
+    return ring(g, 'decode', matrices, groups, what, op, jobs * groups.count(), ring_shared(matrices[0], x_rows or groups.slots, 13 * 1024))
 
 
 def combine(g, w, groups, rows, what):
     """gemm_combine.cu: down of experts and the sum of each row's."""
-    x = ring(g, 'combine_gemm', [w], groups, what, 'experts', blocks_for(w.n_out, SKINNY_W_ROWS), g.combine_us)
+    x = ring(g, 'combine_gemm', [w], groups, what, 'experts', blocks_for(w.n_out, SKINNY_W_ROWS), combine_shared(w, groups), g.combine_us)
     x.bytes += rows * w.n_out * 8 - groups.slots * w.n_out * 4
     return x
 
 
+def combine_shared(w, groups):
+    return ring_shared(w, groups.slots, 4 * 1024) + up(groups.slots, 4) * 17 * 4
+
+
 def combine_fits(w, groups, rows):
-    return w.n_in % SKINNY_SPAN == 0 and groups.slots <= RING_TILES_MAX and rows <= 16
+    return w.n_in % SKINNY_SPAN == 0 and groups.slots <= RING_TILES_MAX and rows <= 16 and combine_shared(w, groups) <= SHARED_OF_BLOCK
 
 
 def tiles(g, w, groups, what, op='matmul', above=0):
     """mma.sync tiles (gemm_tiles.cu)."""
     split, usual = 1, groups.usual()
-    fits = [t for t in TILES[:-1] if 2 * usual > t[0] and blocks_for(groups.slots, t[0]) * blocks_for(w.n_out, t[1]) >= SMS_USUAL]
+    each = 1 if groups.begin else groups.n_groups
+    fits = [t for t in TILES[:-1] if 2 * usual > t[0] and blocks_for(groups.slots, t[0]) * blocks_for(w.n_out, t[1]) * each >= SMS_USUAL]
     rows, columns, per_sm = fits[0] if fits else TILES[-1]
-    if not groups.begin and groups.slots <= 64:
+    if not groups.begin and groups.n_groups == 1 and groups.slots <= 64:
         rows, columns, per_sm = TILES[3] if groups.slots <= 32 else TILES[1]
         split = n_splits(w, groups, 128, SMS_USUAL, 8 * STEP)
     across, working = blocks_for(w.n_out, columns), groups.tiles(rows, above)
@@ -155,7 +168,7 @@ def tiles(g, w, groups, what, op='matmul', above=0):
 
 
 def sm90_fits(g, w, groups, f8_x):
-    usual = groups.slots // groups.n_groups
+    usual = groups.slots // groups.n_groups if groups.begin else groups.slots
     tiles_ = groups.tiles_at_most(SM90_TILE) * blocks_for(w.n_out, 128)
     return (w.layout == 'bf16' or f8_x) and usual >= SM90_ROWS and 2 * tiles_ >= g.n_sms and w.n_in_padded >= 128
 
@@ -187,17 +200,17 @@ def cublaslt(g, w, rows, what):
 
 
 def wants_f8(g, w, groups):
-    return w.layout == 'f8' and groups.slots > SKINNY_ROWS and sm90_fits(g, w, groups, True)
+    return w.layout == 'f8' and groups.slots > SKINNY_ROWS and (groups.begin or groups.n_groups == 1) and sm90_fits(g, w, groups, True)
 
 
 def product(g, w, groups, what, op='matmul', captured=False, x_rows=None):
     """gemm_run: the launches of one product. x_rows: of x, where groups share rows."""
-    if not groups.begin and groups.slots >= CUBLASLT_ROWS and w.layout == 'bf16' and not w.paired and not captured:
+    if g.has_library and not groups.begin and groups.n_groups == 1 and groups.slots >= CUBLASLT_ROWS and w.layout == 'bf16' and not w.paired and not captured:
         return [cublaslt(g, w, groups.slots, what)]
     if wants_f8(g, w, groups):
         return [sm90(g, w, groups, what, op)]
     if decode_fits([w], groups, x_rows or groups.slots):
-        return [decode(g, [w], groups, what, op)]
+        return [decode(g, [w], groups, what, op, x_rows)]
     if groups.slots <= SKINNY_ROWS:
         return [skinny(g, w, groups, what, op)]
     large = sm90 if sm90_fits(g, w, groups, False) else tiles
@@ -238,12 +251,6 @@ def append(g, m, rows):
     return small(g, 'append', 'rope, kv_append', '', rows * (heads * m.head_dim * 4 * 2 + m.kv_token_bytes), 0.5, rows * heads)
 
 
-def merge(g, m, rows, n_segments, v_dim):
-    rounds = blocks_for(n_segments, 32)
-    part = rows * n_segments * m.n_heads * (v_dim + 2) * 4
-    return small(g, 'merge', 'attention', '', part, 0.5 + rounds * g.merge_round_us, rows * m.n_heads)
-
-
 def segment_of(m, context):
     """Keys of a decode row's segments."""
     n = SEGMENT if m.latent else SEGMENT_LEAST
@@ -275,8 +282,7 @@ def attention_prefill(g, m, rows, begin):
         flops = 2.0 * pairs * m.n_heads * (2 * m.latent + m.rope)
         keys, n = pairs * m.kv_token_bytes, blocks_for(rows, RANGE_ROWS)
         t, bound = longest(g, l2=keys / n / g.l2, products=flops / n / (g.bf16 * g.latent_share))
-        return [Launch('attend_mla', 'attention', '', t, keys / n / RANGE_ROWS, flops / n, bound=bound, n=n),
-                merge(g, m, min(rows, RANGE_ROWS), blocks_for(begin + rows, SEGMENT) / 2, m.latent)]
+        return [Launch('attend_mla', 'attention', '', t + g.merge_us, keys / n / RANGE_ROWS, flops / n, bound=bound, n=n)]
     flops, moved = 2.0 * pairs * m.n_heads * 2 * m.head_dim, (begin + rows) * m.kv_token_bytes + rows * m.n_heads * m.head_dim * 8
     t, bound = longest(g, memory=moved / g.read, products=flops / (g.bf16 * g.attention_share))
     blocks = min(blocks_for(rows * m.n_heads // m.n_kv_heads, 128) * m.n_kv_heads, g.n_sms)
@@ -300,6 +306,13 @@ def together(matrices):
     return ' + '.join(w.what() for w in matrices)
 
 
+def projection_inputs(g, s, matrices):
+    """Prepared once for all that take the same type."""
+    groups, what = Groups(s.rows), together(matrices)
+    n = len({wants_f8(g, w, groups) for w in matrices})
+    return [inputs(g, matrices[0], s.rows, what)] * n if not decode_fits(matrices, groups, s.rows) else []
+
+
 def projections(g, s, matrices):
     what, groups = together(matrices), Groups(s.rows)
     if decode_fits(matrices, groups, s.rows):
@@ -309,30 +322,22 @@ def projections(g, s, matrices):
     return [x for w in matrices for x in product(g, w, groups, what, captured=s.captured)]
 
 
-def heads_product(g, s, w, what, rows):
-    """One product of all heads of MLA: each has its own columns."""
-    m = s.m
-    moved = m.n_heads * w.bytes + rows * m.n_heads * (w.n_in * 2 + w.n_out * 4)
-    flops, blocks = m.n_heads * w.flops(rows), m.n_heads * blocks_for(rows, 64 if rows > 16 else 16) * blocks_for(w.n_out, 128 if rows > 16 else 16)
-    t, bound = longest(g, memory=moved / g.read, products=flops / (g.bf16 * g.mma_share), blocks=waves_s(g, blocks, 2 * g.n_sms, 16 * w.row_bytes))
-    return Launch('skinny' if rows <= 16 else 'tiles', 'matmul', what, t, moved, flops, m.n_heads * w.bytes, blocks, None, bound)
-
-
 def latent_layer(g, s):
     m, part = s.m, min(s.rows, RANGE_ROWS)
     n = blocks_for(s.rows, RANGE_ROWS)
     q = m.n_heads * (m.nope + m.rope)
-    all_rows = Groups(s.rows)
-    out = [*unless_decode(inputs(g, m.qkv[0], s.rows, together(m.qkv)), m.qkv[0], all_rows, s.rows), *projections(g, s, m.qkv),
+    out = [*projection_inputs(g, s, m.qkv), *projections(g, s, m.qkv),
            small(g, 'norm', 'rms_norm', '', s.rows * m.latent * 8, 0.5, s.rows), small(g, 'rope', 'rope', '', s.rows * (m.n_heads + 1) * m.rope * 8),
            append(g, m, s.rows)]
     for w, what in ((m.k_up, 'up'), (m.v_up, 'down')):
-        some = [inputs(g, w, part, what, m.n_heads * w.n_in, norm=False), heads_product(g, s, w, f'{m.n_heads} heads: {w.what()}', part)]
+        # One product of all heads: each has its own columns.
+        some = [inputs(g, w, part, what, m.n_heads * w.n_in, norm=False),
+                *product(g, w, Groups(part, n_each=m.n_heads), f'{m.n_heads} heads: {w.what()}', captured=s.captured)]
         if w is m.k_up:
             some.append(small(g, 'copy_rows', 'copy_rows', '', part * m.n_heads * m.rope * 8))
             some += attention_prefill(g, m, s.rows, 0) if s.prefill else attention_decode(g, m, s.rows, s.context)
         for x in some:
-            if x.op != 'attention' or x.kernel == 'merge':
+            if x.op != 'attention':
                 x.n = n
         out += some
     assert q == m.qkv[0].n_out
@@ -347,8 +352,7 @@ def output(g, s):
 def heads_layer(g, s):
     m = s.m
     attend = attention_prefill(g, m, s.rows, 0) if s.prefill else attention_decode(g, m, s.rows, s.context)
-    first = unless_decode(inputs(g, m.qkv[0], s.rows, together(m.qkv)), m.qkv[0], Groups(s.rows), s.rows)
-    return [*first, *projections(g, s, m.qkv), append(g, m, s.rows), *attend, *output(g, s)]
+    return [*projection_inputs(g, s, m.qkv), *projections(g, s, m.qkv), append(g, m, s.rows), *attend, *output(g, s)]
 
 
 def ready(g, w, rows, groups):

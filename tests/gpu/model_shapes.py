@@ -39,9 +39,9 @@ class Matrix:
 class Model:
     """config.json, with --quantization as the loader applies it: embedding and head stay bf16, routers become f32, MLA's kv_b stays bf16."""
 
-    def __init__(self, name, quantization='bf16'):
+    def __init__(self, name, quantization='bf16', changes=None):
         with open(os.path.join(CONFIGS, MODELS[name], 'config.json'), encoding='utf-8') as f:
-            c = json.load(f)
+            c = {**json.load(f), **(changes or {})}
         self.name, self.quantization = name, quantization
         experts_as = {'bf16': 'bf16', 'wint4': 'w4', 'fp8': 'f8'}[quantization]
         # ERNIE's wint4 is of the experts alone (wint4_experts_only)

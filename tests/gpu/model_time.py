@@ -40,7 +40,6 @@ CONSTANTS = {
     'unit_read': (73e9, 'estimated: attention, 64 KiB in flight per block, 900 ns away'),
     'ramp_us': (2.0, 'estimated: attention, until all blocks read and after the first ends'),
     'merge_us': (1.5, 'estimated: the last block of a row: a counter, its segments\' parts'),
-    'merge_round_us': (0.6, 'estimated: 32 segments, one round of loads'),
     'route_us': (2.0, 'estimated: top-k by one warp, ordered keys'),
 }
 # figures of a result file that replace constants: constant -> (name of the figure, factor)
@@ -54,7 +53,7 @@ class Gpu:
     """The constants, each an attribute; `source` says where each comes from."""
 
     def __init__(self, name='h200', measured=None):
-        table, self.source = {**CONSTANTS, **GPUS[name]}, {}
+        table, self.source, self.has_library = {**CONSTANTS, **GPUS[name]}, {}, True
         for f in figures_of(measured) if measured else []:
             for constant, (figure, factor) in FIGURES.items():
                 if f['name'] == figure and f['value'] > 0:

@@ -73,10 +73,14 @@ def readable(names):
 
 
 def enumerators(path, enum):
-    """Names of an enum of the tree, without what they have in common: GEMM_BF16 is bf16."""
+    """{value: name} of an enum of the tree, without what names have in common: GEMM_BF16 is bf16."""
     with open(os.path.join(ROOT, path), encoding='utf-8') as f:
         body = re.search(rf'enum {enum} \{{(.*?)\}}', f.read(), re.S).group(1)
-    return [n.split('_', 1)[1].lower() for n in re.findall(r'^\s*([A-Z]\w+)', re.sub(r'/\*.*?\*/', '', body, flags=re.S), re.M)]
+    out, value = {}, -1
+    for name, given in re.findall(r'^\s*([A-Z]\w+)(?: = (\d+))?', re.sub(r'/\*.*?\*/', '', body, flags=re.S), re.M):
+        value = int(given) if given else value + 1
+        out[value] = name.split('_', 1)[1].lower()
+    return out
 
 
 def shorten(name, enums):
@@ -88,8 +92,7 @@ def shorten(name, enums):
             name = name[:at]
             break
     def enumerator(m):
-        known, i = enums.get(m.group(1), []), int(m.group(2))
-        return known[i] if i < len(known) else m.group(2)
+        return enums.get(m.group(1), {}).get(int(m.group(2)), m.group(2))
 
     return re.sub(r'\((\w+)\)(\d+)', enumerator, re.sub(r'^(void|static) ', '', name))
 

@@ -6,6 +6,7 @@
  * (CUDA Runtime API, "API synchronization behavior"). Thread: any. */
 #include <string.h>
 
+#include "tests/simt/simt_launches.h"
 #include "tests/simt/simt_memory.h"
 #include "tests/simt/simt_stream.h"
 
@@ -119,7 +120,9 @@ cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t strea
     simt_place place = simt_memory_place(p, bytes);
     if (place != SIMT_DEVICE && place != SIMT_PINNED) return simt_leave(cudaErrorInvalidValue);
     simt_op op;
-    op.run = [p, value, bytes] { memset(p, value, bytes); };
+    op.run = [p, value, bytes] {
+        if (!simt_notes_launches()) memset(p, value, bytes);
+    };
     return simt_leave(simt_submit(stream, std::move(op)));
 }
 

@@ -80,7 +80,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device)
     p->maxThreadsDim[0] = p->maxThreadsDim[1] = 1024, p->maxThreadsDim[2] = 64;
     p->maxGridSize[0] = 0x7fffffff, p->maxGridSize[1] = p->maxGridSize[2] = 65535;
     p->major = capability() / 10, p->minor = capability() % 10,
-    p->multiProcessorCount = N_MULTIPROCESSORS;
+    p->multiProcessorCount = (int)from_environment("BATON_SIMT_SMS", N_MULTIPROCESSORS);
     p->canMapHostMemory = p->concurrentKernels = p->unifiedAddressing =
         p->streamPrioritiesSupported = p->hostRegisterSupported = 1;
     p->asyncEngineCount = 2, p->memoryBusWidth = 4096, p->l2CacheSize = 8 << 20, p->pciBusID = 1;

@@ -19,6 +19,7 @@
 
 #include "tests/simt/simt_block.h"
 #include "tests/simt/simt_device.h"
+#include "tests/simt/simt_launches.h"
 #include "tests/simt/simt_machine.h"
 #include "tests/simt/simt_overlap.h"
 #include "tests/simt/simt_sanitize.h"
@@ -197,7 +198,7 @@ static bool make_allocation(simt_allocation *a, size_t bytes)
     }
     a->p = a->data + a->data_bytes - payload;
     memset(a->data, SLACK, (size_t)(a->p - a->data));
-    memset(a->p, SIMT_FRESH, bytes);
+    if (!simt_notes_launches()) memset(a->p, SIMT_FRESH, bytes);
     memset(a->p + bytes, SLACK, payload - bytes);
     simt_poison_slack(*a);
     return true;

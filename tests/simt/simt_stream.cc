@@ -14,6 +14,7 @@
 
 #include "tests/simt/include/simt_vectors.h"
 #include "tests/simt/simt_block.h"
+#include "tests/simt/simt_launches.h"
 #include "tests/simt/simt_memory.h"
 #include "tests/simt/simt_overlap.h"
 #include "tests/simt/simt_shared.h"
@@ -267,6 +268,7 @@ static void run_kernel(const simt_launch_shape &shape, const std::function<void(
     cudaError_t e = simt_due_failure("kernel");
     if (e != cudaSuccess) return simt_set_sticky(e);
     the().n_kernels++;
+    if (simt_launch_is_noted(shape)) return;
     simt_set_role(SIMT_KERNEL);
     simt_overlap_begin(shape);
     simt_run_grid(shape, body);
