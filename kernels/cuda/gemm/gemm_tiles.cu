@@ -42,8 +42,13 @@ struct gemm_tile {
         W_COPIES = (W_BYTES / 16 + THREADS - 1) / THREADS,
         /* of a row of W, that a thread holds of a stage */
         PER_HALF = gemm_stored<F>::WORDS_PER_8,
-        W_WORDS = 2 * PER_HALF
+        W_WORDS = 2 * PER_HALF,
+        /* of y: a thread stores a pair of columns in every ROWS_STEP-th row, ROWS_TOGETHER at a
+         * time */
+        ROWS_STEP = THREADS / (N / 2),
+        ROWS_TOGETHER = M / ROWS_STEP < 8 ? M / ROWS_STEP : 8
     };
+    static_assert(M % (ROWS_STEP * ROWS_TOGETHER) == 0, "a tile has whole sets of rows");
     static_assert(X_BYTES / 16 % THREADS == 0 && (W_COPIES == 1 || W_BYTES / 16 % THREADS == 0),
                   "all threads copy as many pieces");
     static_assert(M * Y_PITCH * 4 <= SHARED && THREADS % (N / 2) == 0,
@@ -244,6 +249,33 @@ static __device__ __forceinline__ void store_partial(float *to, const float *sum
     }
 }
 
+/* The sums of a thread's pair of columns in ROWS_TOGETHER rows from `row` on, those of split k in
+ * ascending order of the splits. Loads of all rows and of several splits are on their way together:
+ * one after the other, they would take longer than the products. */
+template <class T>
+static __device__ __forceinline__ void load_sums(float2 to[T::ROWS_TOGETHER], const gemm_call &c,
+                                                 const float *sums, int row, int32_t n_rows,
+                                                 int pair)
+{
+    if (!T::SPLITS_K || c.n_splits == 1) {
+#pragma unroll
+        for (int i = 0; i < T::ROWS_TOGETHER; i++)
+            to[i] = *(const float2 *)(sums + (row + i * T::ROWS_STEP) * T::Y_PITCH + 2 * pair);
+        return;
+    }
+#pragma unroll 4
+    for (int32_t split = 0; split < c.n_splits; split++) {
+        const float *part = split_partial(c, (int32_t)blockIdx.x, split, T::PART) +
+                            row * T::COLUMNS + 2 * pair;
+#pragma unroll
+        for (int i = 0; i < T::ROWS_TOGETHER; i++) {
+            if (row + i * T::ROWS_STEP >= n_rows) continue;
+            const float2 v = __ldcg((const float2 *)(part + i * T::ROWS_STEP * T::COLUMNS));
+            to[i] = split == 0 ? v : make_float2(__fadd_rn(to[i].x, v.x), __fadd_rn(to[i].y, v.y));
+        }
+    }
+}
+
 template <enum gemm_weight_layout F, class T>
 static __device__ __forceinline__ void store_tile(const gemm_call &c, const gemm_rows &rows,
                                                   int32_t first_column, const float *sums)
@@ -255,12 +287,18 @@ static __device__ __forceinline__ void store_tile(const gemm_call &c, const gemm
                              column_scale<F>(c, rows.group, column + 1) };
 #pragma unroll 1
     for (int row = (int)threadIdx.x / (T::COLUMNS / 2); row < rows.n;
-         row += T::THREADS / (T::COLUMNS / 2)) {
-        const bool is_split = T::SPLITS_K && c.n_splits > 1;
-        const float2 v = is_split ? reduce_splits(c, (int32_t)blockIdx.x, T::PART,
-                                                  row * T::COLUMNS + 2 * pair)
-                                  : *(const float2 *)(sums + row * T::Y_PITCH + 2 * pair);
-        store_pair(c, rows, row, column, __fmul_rn(v.x, scale[0]), __fmul_rn(v.y, scale[1]));
+         row += T::ROWS_TOGETHER * T::ROWS_STEP) {
+        float2 v[T::ROWS_TOGETHER], old[T::ROWS_TOGETHER];
+#pragma unroll
+        for (int i = 0; i < T::ROWS_TOGETHER; i++)
+            if (row + i * T::ROWS_STEP < rows.n)
+                old[i] = old_pair(c, rows, row + i * T::ROWS_STEP, column);
+        load_sums<T>(v, c, sums, row, rows.n, pair);
+#pragma unroll
+        for (int i = 0; i < T::ROWS_TOGETHER; i++)
+            if (row + i * T::ROWS_STEP < rows.n)
+                store_pair_on(c, rows, row + i * T::ROWS_STEP, column, __fmul_rn(v[i].x, scale[0]),
+                              __fmul_rn(v[i].y, scale[1]), old[i]);
     }
 }
 
@@ -382,25 +420,40 @@ template <enum gemm_weight_layout F, class T> static tile_shape shape_for()
 /* Largest first: for prompts; for batches of decode steps, which read W at memory bandwidth and x
  * again for every 128 columns (64 KiB or more of W are in flight per SM; with narrower tiles x
  * would take more L2 bandwidth than W); for experts with dozens of rows; and for matrices with too
- * few columns to give every SM a larger one. A block on compute capability 8.6 has 99 KiB of shared
- * memory, which limits the stages of the first shapes. */
-enum { SHAPE_PROMPT, SHAPE_64_ROWS, SHAPE_EXPERTS, SHAPE_32_ROWS, SHAPE_SMALL, N_SHAPES };
+ * few columns to give every SM a larger one. Those that split k have 64 columns: k is then split
+ * into half as many parts, which one block adds up. A block on compute capability 8.6 has 99 KiB of
+ * shared memory, which limits the stages of the first shapes. */
+enum {
+    SHAPE_PROMPT,
+    SHAPE_64_ROWS,
+    SHAPE_EXPERTS,
+    SHAPE_32_ROWS,
+    SHAPE_SMALL,
+    N_SHAPES,
+    SHAPE_64_ROWS_SPLIT = N_SHAPES,
+    SHAPE_32_ROWS_SPLIT
+};
 template <enum gemm_weight_layout F> static tile_shape shape_of(int i)
 {
     enum {
         BATCH_STAGES = gemm_stored<F>::IS_16 ? 4
                        : F == GEMM_W4        ? 8
                                              : 6,
-        BATCH_BLOCKS = F == GEMM_F8 ? 1 : 2
+        BATCH_BLOCKS = F == GEMM_F8 ? 1 : 2,
+        SPLIT_STAGES = gemm_stored<F>::IS_16 ? 6 : 8
     };
     if (i == SHAPE_PROMPT)
         return shape_for<F, gemm_tile<F, 128, 128, 2, 4, gemm_stored<F>::IS_16 ? 3 : 4, 1>>();
     if (i == SHAPE_64_ROWS)
-        return shape_for<F, gemm_tile<F, 64, 128, 2, 4, BATCH_STAGES, BATCH_BLOCKS, true>>();
+        return shape_for<F, gemm_tile<F, 64, 128, 2, 4, BATCH_STAGES, BATCH_BLOCKS>>();
+    if (i == SHAPE_64_ROWS_SPLIT)
+        return shape_for<F, gemm_tile<F, 64, 64, 2, 2, SPLIT_STAGES, 2, true>>();
+    if (i == SHAPE_32_ROWS_SPLIT)
+        return shape_for<F, gemm_tile<F, 32, 64, 1, 4, SPLIT_STAGES, 2, true>>();
     if (i == SHAPE_EXPERTS)
         return shape_for<F, gemm_tile<F, 64, 64, 2, 2, 4, F == GEMM_F8 ? 3 : 4>>();
     if (i == SHAPE_32_ROWS)
-        return shape_for<F, gemm_tile<F, 32, 128, 1, 4, BATCH_STAGES, BATCH_BLOCKS, true>>();
+        return shape_for<F, gemm_tile<F, 32, 128, 1, 4, BATCH_STAGES, BATCH_BLOCKS>>();
     return shape_for<F, gemm_tile<F, 32, 32, 2, 2, gemm_stored<F>::IS_16 ? 6 : 8, 4>>();
 }
 
@@ -429,25 +482,30 @@ static tile_shape choose_shape(enum gemm_weight_layout layout, const gemm_call &
     return shape_of_layout(layout, N_SHAPES - 1);
 }
 
-enum { BATCH_ROWS = 64, BATCH_COLUMNS = 128, BATCH_SPLIT_LEAST = 8 * TILE_K };
-static_assert(2 * SMS_USUAL * BATCH_ROWS * BATCH_COLUMNS <= SPLIT_K_SCRATCH_FLOATS,
+enum { BATCH_ROWS = 64, BATCH_COLUMNS = 128, SPLIT_COLUMNS = 64, SPLIT_LEAST = 4 * TILE_K };
+static_assert(2 * SMS_USUAL * BATCH_ROWS * SPLIT_COLUMNS <= SPLIT_K_SCRATCH_FLOATS,
               "choose_n_splits gives fewer than twice the blocks wanted");
 
-/* Whether this is a batch of decode steps: one row of tiles, with split k for narrow matrices. */
-static bool is_batch(const gemm_call &c)
+/* A batch of decode steps is one row of tiles, with split k for narrow matrices. Both depend on the
+ * matrix alone. False: it is none. */
+static bool choose_batch(enum gemm_weight_layout layout, gemm_call *c, tile_shape *t)
 {
-    return c.scratch && !c.begin && c.n_groups == 1 && c.n_rows <= BATCH_ROWS;
+    if (!c->scratch || c->begin || c->n_groups > 1 || c->n_rows > BATCH_ROWS) return false;
+    const bool few = c->n_rows <= 32,
+               wide = blocks_for((size_t)c->n_columns, BATCH_COLUMNS) >= SMS_USUAL;
+    *t = shape_of_layout(layout, wide  ? few ? SHAPE_32_ROWS : SHAPE_64_ROWS
+                                 : few ? SHAPE_32_ROWS_SPLIT
+                                       : SHAPE_64_ROWS_SPLIT);
+    c->n_splits = wide ? 1 : choose_n_splits(*c, SPLIT_COLUMNS, SMS_USUAL, SPLIT_LEAST);
+    return true;
 }
 
 cudaError_t gemm_tiles(cudaStream_t stream, enum gemm_weight_layout layout,
                        const struct gemm_call *call)
 {
     gemm_call c = *call;
-    tile_shape t = choose_shape(layout, c);
-    if (is_batch(c)) {
-        t = shape_of_layout(layout, c.n_rows <= 32 ? SHAPE_32_ROWS : SHAPE_64_ROWS);
-        c.n_splits = choose_n_splits(c, BATCH_COLUMNS, SMS_USUAL, BATCH_SPLIT_LEAST);
-    }
+    tile_shape t;
+    if (!choose_batch(layout, &c, &t)) t = choose_shape(layout, c);
     const size_t n_blocks = (size_t)n_tiles_at_most(c, t.rows) *
                             blocks_for((size_t)c.n_columns, (size_t)t.columns);
     if (n_blocks == 0) return cudaSuccess; /* too few rows for this kernel */
