@@ -32,15 +32,18 @@ struct copy_stream_pair {
 
 /* The bytes of one checksum, in this order: n_runs segments of run_bytes, `stride` bytes apart,
  * then those of `tail` (n_runs 0: none). The first part has at least 1 byte, both together less
- * than 2^32. Fast if address, run_bytes and stride of the first part are multiples of 16; the tail
- * is for the small rest. */
+ * than 2^32. They are copied to segments at `to`, as far apart, unless that is NULL. Fast if
+ * addresses, run_bytes and stride of the first part are multiples of 16; the tail is for the small
+ * rest. */
 struct copy_stream_checksum_tail {
     const void *at;
+    void *to;
     uint64_t stride;
     uint32_t run_bytes, n_runs;
 };
 struct copy_stream_checksum_range {
     const void *at;
+    void *to; /* in device or imported memory; NULL: nothing is copied, nor of the tail */
     uint64_t stride;
     uint32_t run_bytes, n_runs;
     struct copy_stream_checksum_tail tail;
@@ -93,8 +96,9 @@ enum status copy_stream_gather(struct copy_stream *s, const struct copy_stream_p
  * start at multiples of 4 elements. */
 enum status copy_stream_convert(struct copy_stream *s,
                                 const struct copy_stream_conversion *c) MUST_CHECK;
-/* out[i] = XXH3 (64 bit, no seed: hash_64) of pieces[i] in the device's memory. `pieces` and `out`
- * are DEVICE_MEM_HOST memory and stay untouched by the caller until the operation has completed. */
+/* out[i] = XXH3 (64 bit, no seed: hash_64) of pieces[i] in the device's memory, which are copied in
+ * the same pass if they say where to. Copies do not overlap. `pieces` and `out` are DEVICE_MEM_HOST
+ * memory and stay untouched by the caller until the operation has completed. */
 enum status copy_stream_checksum(struct copy_stream *s,
                                  const struct copy_stream_checksum_range *pieces, uint32_t n,
                                  uint64_t *out) MUST_CHECK;

@@ -15,8 +15,8 @@ struct kvt_gpu_jobs {
 };
 
 enum {
-    PIECES_BYTES = KVT_BATCH_PIECES * sizeof(struct copy_stream_checksum_range),
-    SUMS_BYTES = KVT_BATCH_PIECES * sizeof(uint64_t)
+    PIECES_BYTES = KVT_PUT_PIECES * sizeof(struct copy_stream_checksum_range),
+    SUMS_BYTES = KVT_PUT_PIECES * sizeof(uint64_t)
 };
 
 enum status kvt_gpu_jobs_create(const struct kvt_gpu_jobs_options *o, struct kvt_gpu_jobs **out,
@@ -79,43 +79,148 @@ static void on_job_done(void *arg)
     o->on_done(o->arg);
 }
 
-static struct copy_stream_checksum_range piece_at(const char *pool, const struct kvt_strides *s,
-                                                  uint32_t n)
+/* ---- pieces ---- */
+
+/* Where the bytes of a piece are, and where a put copies them in the receiver's pool. */
+struct piece_places {
+    struct kvt_strides from[2], to[2];
+    uint32_t n; /* 2: the second part are scales */
+};
+
+/* Parts of one side as the other side has them: values and scales may be adjacent on one alone. */
+static void split_like(struct kvt_strides v[2], const struct kvt_strides other[2])
 {
-    struct copy_stream_checksum_range p = {
+    v[1] = (struct kvt_strides){
+        .at = v[0].at + other[0].segment_bytes,
+        .segment_bytes = other[1].segment_bytes,
+        .stride = other[1].stride,
+        .n_segments = 1,
+    };
+    v[0].segment_bytes = other[0].segment_bytes;
+}
+
+static struct piece_places places_of(const struct kvt_head_slice *from, int32_t from_block,
+                                     const struct kvt_head_slice *to, int32_t to_block,
+                                     uint32_t layer, uint32_t n_valid)
+{
+    struct piece_places p = { 0 };
+    p.n = kvt_plan_strides(from, layer, from_block, n_valid, p.from);
+    if (!to) return p;
+    const uint32_t n = kvt_plan_strides(to, layer, to_block, n_valid, p.to);
+    if (n < p.n) split_like(p.to, p.from);
+    if (n > p.n) split_like(p.from, p.to);
+    if (n > p.n) p.n = n;
+    return p;
+}
+
+/* `to` as kvt_put_sums has it: an offset. */
+static void *to_offset(uint64_t at) { return (void *)(uintptr_t)at; }
+
+static struct copy_stream_checksum_range range_of(const char *pool, const struct piece_places *p)
+{
+    const struct kvt_strides *s = p->from;
+    struct copy_stream_checksum_range r = {
         .at = pool + s->at,
+        .to = to_offset(p->to[0].at),
         .stride = s->stride,
         .run_bytes = (uint32_t)s->segment_bytes,
         .n_runs = s->n_segments,
     };
-    if (n > 1)
-        p.tail = (struct copy_stream_checksum_tail){
+    if (p->n > 1)
+        r.tail = (struct copy_stream_checksum_tail){
             .at = pool + s[1].at,
+            .to = to_offset(p->to[1].at),
             .stride = s[1].stride,
             .run_bytes = (uint32_t)s[1].segment_bytes,
             .n_runs = s[1].n_segments,
         };
-    return p;
+    return r;
+}
+
+/* A range of block 0, moved to other blocks: what is costly is computed once for all full pieces. */
+static struct copy_stream_checksum_range moved(const struct copy_stream_checksum_range *first,
+                                               uint64_t from, uint64_t to)
+{
+    struct copy_stream_checksum_range r = *first;
+    r.at = (const char *)r.at + from;
+    r.to = to_offset((uintptr_t)r.to + to);
+    if (r.tail.n_runs == 0) return r;
+    r.tail.at = (const char *)r.tail.at + from;
+    r.tail.to = to_offset((uintptr_t)r.tail.to + to);
+    return r;
+}
+
+/* Writes the pieces of one layer. `to` NULL: they are not copied. */
+static void plan_layer(const char *pool, const struct kvt_gpu_job_params *t, uint32_t layer,
+                       const struct kvt_head_slice *to, const int32_t *to_blocks,
+                       struct copy_stream_checksum_range *out)
+{
+    const struct kvt_head_slice *v = t->slice;
+    const uint32_t full = v->layout->block_tokens;
+    const struct piece_places first = places_of(v, 0, to, 0, layer, full);
+    const struct copy_stream_checksum_range at_0 = range_of(pool, &first);
+    const uint64_t from_bytes = kv_layout_piece_bytes(v->layout),
+                   to_bytes = to ? kv_layout_piece_bytes(to->layout) : 0;
+    for (uint32_t i = 0; i < t->range.n; i++) {
+        const uint32_t i_block = t->range.first + i,
+                       n_valid = kvt_plan_tokens(v->layout, t->n_tokens, i_block);
+        const int32_t from_block = t->blocks[i_block], to_block = to ? to_blocks[i_block] : 0;
+        if (n_valid == full) {
+            out[i] = moved(&at_0, (uint64_t)from_block * from_bytes, (uint64_t)to_block * to_bytes);
+            continue;
+        }
+        const struct piece_places p = places_of(v, from_block, to, to_block, layer, n_valid);
+        out[i] = range_of(pool, &p);
+    }
+}
+
+static uint32_t plan_pieces(struct kvt_gpu_job *k, const struct kvt_gpu_job_params *t,
+                            const struct kvt_head_slice *to, const int32_t *to_blocks)
+{
+    const uint32_t n_layers = t->more_layers + 1;
+    ASSERT((uint64_t)t->range.n * n_layers <= KVT_PUT_PIECES);
+    for (uint32_t i = 0; i < n_layers; i++)
+        plan_layer(k->jobs->o.pool, t, t->range.layer + i, to, to_blocks,
+                   k->pieces + i * t->range.n);
+    return t->range.n * n_layers;
+}
+
+struct kvt_put_sums kvt_gpu_job_plan_put(struct kvt_gpu_job *k, const struct kvt_gpu_job_params *t,
+                                         const struct kvt_head_slice *to, const int32_t *to_blocks)
+{
+    ASSERT(k->acquired && to->n_heads == t->slice->n_heads);
+    return (struct kvt_put_sums){
+        .pieces = k->pieces,
+        .values = k->sums,
+        .n = plan_pieces(k, t, to, to_blocks),
+    };
+}
+
+/* ---- work on the job's stream ---- */
+
+/* Begins checksums of the pieces that were converted, one after the other in the stage. */
+static enum status begin_converted_checksums(struct kvt_gpu_job *k,
+                                             const struct kvt_gpu_job_params *t)
+{
+    const struct kvt_gpu_jobs *w = k->jobs;
+    const struct kvt_head_slice *v = t->convert_to;
+    const char *made = kvt_staging_device_at(w->o.staging, k->stage);
+    for (uint32_t i = 0; i < t->range.n; i++) {
+        const uint64_t bytes = kvt_head_slice_bytes(
+            v, kvt_plan_tokens(v->layout, t->n_tokens, t->range.first + i));
+        k->pieces[i] = (struct copy_stream_checksum_range){ .at = made,
+                                                            .run_bytes = (uint32_t)bytes,
+                                                            .n_runs = 1 };
+        made += bytes;
+    }
+    return copy_stream_checksum(w->stream, k->pieces, t->range.n, k->sums);
 }
 
 /* Begins checksums of the pool's pieces, or of the converted ones. */
 static enum status begin_checksums(struct kvt_gpu_job *k, const struct kvt_gpu_job_params *t)
 {
-    const struct kvt_gpu_jobs *w = k->jobs;
-    const struct kvt_head_slice *v = t->convert_to ? t->convert_to : t->slice;
-    const char *made = t->convert_to ? kvt_staging_device_at(w->o.staging, k->stage) : NULL;
-    for (uint32_t i = 0; i < t->range.n; i++) {
-        uint32_t i_block = t->range.first + i,
-                 n_valid = kvt_plan_tokens(v->layout, t->n_tokens, i_block);
-        struct kvt_strides s[2] = { {
-            .segment_bytes = kvt_head_slice_bytes(v, n_valid),
-            .n_segments = 1,
-        } };
-        uint32_t n = made ? 1 : kvt_plan_strides(v, t->range.layer, t->blocks[i_block], n_valid, s);
-        k->pieces[i] = piece_at(made ? made : w->o.pool, s, n);
-        if (made) made += s->segment_bytes;
-    }
-    return copy_stream_checksum(w->stream, k->pieces, t->range.n, k->sums);
+    if (t->convert_to) return begin_converted_checksums(k, t);
+    return copy_stream_checksum(k->jobs->stream, k->pieces, plan_pieces(k, t, NULL, NULL), k->sums);
 }
 
 /* Rows collected for one call of the copy stream. */
@@ -200,7 +305,8 @@ static enum status begin_copies(struct kvt_gpu_job *k, const struct kvt_gpu_job_
 enum status kvt_gpu_job_begin(struct kvt_gpu_job *k, const struct kvt_gpu_job_params *t)
 {
     struct kvt_gpu_jobs *w = k->jobs;
-    ASSERT(k->acquired && !k->released && t->range.n <= KVT_BATCH_PIECES);
+    ASSERT(k->acquired && !k->released);
+    ASSERT(t->range.n <= KVT_BATCH_PIECES || t->copy == KVT_GPU_COPY_NONE);
     ASSERT(!t->convert_to || (k->stage.n && t->copy != KVT_GPU_COPY_H2D));
     list_push(&w->running, &k->link);
     enum status st = copy_stream_wait_event(w->stream, t->event);
@@ -209,6 +315,13 @@ enum status kvt_gpu_job_begin(struct kvt_gpu_job *k, const struct kvt_gpu_job_pa
         st = t->convert_to ? begin_d2h(k, t) : begin_copies(k, t);
     if (st == OK && t->sums) st = begin_checksums(k, t);
     return st == OK ? copy_stream_launch_host_fn(w->stream, on_job_done, k) : st;
+}
+
+void kvt_gpu_job_attach(struct kvt_gpu_job *k) { list_push(&k->jobs->running, &k->link); }
+
+void kvt_gpu_job_end_put(struct kvt_gpu_job *k)
+{
+    atomic_store_explicit(&k->done, true, memory_order_release);
 }
 
 bool kvt_gpu_job_is_done(const struct kvt_gpu_job *k)

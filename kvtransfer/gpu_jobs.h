@@ -3,6 +3,7 @@
  *
  *   acquire ─▶ begin (after an event, on one copy stream) ─▶ done ─▶ release
  *                └─▶ released early: kept with its stage until it is done
+ *   acquire ─▶ plan_put ─▶ attach (a put computes its checksums) ─▶ end_put: done ─▶ release
  *
  * A kvt has two of them: one for what leaves (its stream waits for events of layers that are being
  * computed) and one for what arrives (which never waits for those). Jobs complete in the order in
@@ -33,7 +34,7 @@ struct kvt_gpu_job {
     _Atomic bool done;
     bool acquired, released;
     struct kvt_stage stage; /* of jobs->staging, held until the job is done and released */
-    struct copy_stream_checksum_range *pieces; /* KVT_BATCH_PIECES; the device reads them */
+    struct copy_stream_checksum_range *pieces; /* KVT_PUT_PIECES; the device reads them */
     uint64_t *sums;                            /* likewise; the device writes them */
     /* Set by the receiver for what arrives. */
     uint32_t session;
@@ -41,13 +42,14 @@ struct kvt_gpu_job {
     struct kvt_message note; /* a NOTE to verify; kind DATA: a frame being copied into the pool */
 };
 
-/* The work of a job: checksums of the pieces of a block range, copies of it, or both. Only
- * kvt_gpu_job_begin reads it. */
+/* The work of a job: checksums of the pieces of a block range, copies of it, or both. Only the call
+ * that takes it reads it. */
 struct kvt_gpu_job_params {
     const struct kvt_head_slice *slice;
     const int32_t *blocks; /* by position, in blocks of `slice` */
     uint32_t n_tokens;
     struct kvt_block_range range; /* in blocks of `slice`, or of `convert_to` */
+    uint32_t more_layers;         /* checksums only: of the same positions, layer by layer */
     uint64_t event;
     bool sums;
     /* pool to job->stage, or back */
@@ -73,6 +75,13 @@ void kvt_gpu_jobs_free(struct kvt_gpu_jobs *w); /* waits */
 struct kvt_gpu_job *kvt_gpu_jobs_acquire(struct kvt_gpu_jobs *w);
 /* ERR_NODEV: the device has failed; the caller releases the job. */
 enum status kvt_gpu_job_begin(struct kvt_gpu_job *k, const struct kvt_gpu_job_params *t) MUST_CHECK;
+/* Writes the job's pieces for a put from `slice` to the receiver's slice `to`, of as many heads and
+ * with the same blocks' size and type (kvt_plan_direct); returns what the put needs. */
+struct kvt_put_sums kvt_gpu_job_plan_put(struct kvt_gpu_job *k, const struct kvt_gpu_job_params *t,
+                                         const struct kvt_head_slice *to, const int32_t *to_blocks);
+/* The transport has accepted the put; it will not use the job's memory any more. */
+void kvt_gpu_job_attach(struct kvt_gpu_job *k);
+void kvt_gpu_job_end_put(struct kvt_gpu_job *k);
 bool kvt_gpu_job_is_done(const struct kvt_gpu_job *k);
 void kvt_gpu_job_release(struct kvt_gpu_job *k); /* NULL is fine */
 /* Frees jobs that were released early and are done now. */

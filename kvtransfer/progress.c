@@ -402,9 +402,9 @@ void kvt_progress_stop(struct kvt *k)
         drop_commands(k);
         mailbox_free(k->mailbox);
     }
-    kvt_gpu_jobs_free(k->core.send_jobs); /* waits; jobs write to the descriptor closed below */
-    kvt_gpu_jobs_free(k->core.recv_jobs);
-    k->core.send_jobs = k->core.recv_jobs = NULL;
+    /* Jobs write to the descriptor closed below. A failed device runs none. */
+    if (k->core.send_jobs) (void)!kvt_gpu_jobs_synchronize(k->core.send_jobs);
+    if (k->core.recv_jobs) (void)!kvt_gpu_jobs_synchronize(k->core.recv_jobs);
     if (k->wake_fd >= 0) close(k->wake_fd);
     if (k->epoll_fd >= 0) close(k->epoll_fd);
     LIST_FOREACH (p, &k->peers, struct kvt_peer, link) {

@@ -53,6 +53,9 @@ void kvt_core_release(struct kvt_core *c)
         mem_free(c->slots[i].blocks);
         mem_free(c->slots[i].arrived);
     }
+    /* Transports, whose puts write the checksums of jobs, are closed. */
+    kvt_gpu_jobs_free(c->send_jobs);
+    kvt_gpu_jobs_free(c->recv_jobs);
     kvt_staging_free(c->staging);
     kvt_staging_free(c->recv_staging);
     mem_free(c->slots);

@@ -25,9 +25,10 @@ enum {
     /* Bytes of one put: enough to amortise its cost, and they stay in cache for the checksum. */
     KVT_PUT_BYTES = 1 << 20,
     /* The same between GPUs, where no CPU touches the bytes: 60 us within one GPU, more than the
-     * host takes for a put; 300 us of NVLink, 2.5 ms of PCIe. With checksums, which the next put
-     * waits for, KVT_BATCH_PIECES pieces. */
+     * host takes for a put; 300 us of NVLink, 2.5 ms of PCIe. The first put of a transfer is small,
+     * so that the GPU begins while the host plans the second. */
     KVT_DEVICE_PUT_BYTES = 128 << 20,
+    KVT_DEVICE_FIRST_PUT_BYTES = 32 << 20,
     /* Bytes of frames on their way into a pool in GPU memory: 32 of 1 MiB, 30 us of PCIe each. */
     KVT_RECV_STAGING_BYTES = 32 << 20,
     /* Puts of one session in flight: at least 32 MiB, more than any link holds (100 GB/s over
@@ -84,8 +85,17 @@ enum kvt_send_state { KVT_SEND_OPENING, KVT_SEND_ACTIVE, KVT_SEND_FINISHING, KVT
 /* A put in flight, or prepared and not accepted yet. */
 struct kvt_batch {
     struct kvt_block_range range;
+    uint32_t more_layers;    /* the same positions of as many layers after range.layer */
     struct kvt_stage stage;  /* its converted or copied bytes; n == 0: they are in the pool */
-    struct kvt_gpu_job *job; /* copies them from the GPU or computes their checksums; NULL: none */
+    struct kvt_gpu_job *job; /* copies them from the GPU or has their checksums; NULL: none */
+    /* Of a put from pool to pool with checksums: what its GPU reads and writes until PUT_DONE. */
+    struct kvt_put_sums on_device;
+};
+
+/* A put whose NOTE was not sent yet. */
+struct kvt_due_note {
+    uint32_t layer, more_layers, first, n;
+    struct kvt_gpu_job *job; /* has or computes the checksums; NULL: kvt_send.note has them */
 };
 
 struct kvt_send {
@@ -111,13 +121,14 @@ struct kvt_send {
     uint32_t q_head, q_len;
     uint64_t n_left; /* pieces not put yet, all layers */
     struct kvt_batch puts[KVT_SEND_PUTS];
-    uint32_t unfinished;           /* bit i: puts[i] has no PUT_DONE yet */
-    struct kvt_batch prepared;     /* not accepted by the transport yet; range.n == 0: none */
-    struct kvt_gpu_job *note_job;  /* computes the checksums of `note`; NULL: `note` has them */
-    bool finish, note_waits, sums; /* sums: NOTEs carry checksums */
-    bool awaits_rest;              /* with `finish`: tokens may still be announced */
-    bool device_failed;            /* the pool's device: the next pump ends the session */
-    struct kvt_message note;       /* to be sent if note_waits */
+    uint32_t unfinished;       /* bit i: puts[i] has no PUT_DONE yet */
+    struct kvt_batch prepared; /* not accepted by the transport yet; range.n == 0: none */
+    struct kvt_due_note notes[KVT_SEND_PUTS]; /* ring, in the order of the puts */
+    uint32_t first_note, n_notes;
+    bool finish, sums;       /* sums: NOTEs carry checksums */
+    bool awaits_rest;        /* with `finish`: tokens may still be announced */
+    bool device_failed;      /* the pool's device: the next pump ends the session */
+    struct kvt_message note; /* the next one, with the checksums that the CPU computed */
     uint64_t bytes, t_first_ns, t_finish_ns, t_moved_ms, deadline_ms;
     uint64_t t_busy_ns, busy_ns; /* since when a put is in flight; the sum of earlier such times */
     enum status status;          /* STOPPING: why */

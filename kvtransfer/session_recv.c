@@ -276,55 +276,86 @@ static void fail_wrong_checksum(struct kvt_core *c, struct kvt_recv *r)
     fail(c, r, ERR_CHECKSUM, false, text);
 }
 
+static uint64_t note_bytes(const struct kvt_recv *r, const struct kvt_message *m)
+{
+    const struct kvt_block_range range = { m->layer, m->first, m->n };
+    return kvt_plan_range_bytes(&r->slice, r->n_tokens, range) * (m->more_layers + 1);
+}
+
+/* Computes the checksums of a NOTE's pieces in host memory. */
+static void compute_checksums(struct kvt_core *c, const struct kvt_recv *r,
+                              const struct kvt_message *m, uint64_t *sums)
+{
+    for (uint32_t i = 0; i <= m->more_layers; i++)
+        for (uint32_t done = 0, n; done < m->n; done += n, sums += n) {
+            n = m->n - done < KVT_BATCH_PIECES ? m->n - done : KVT_BATCH_PIECES;
+            const struct kvt_block_range range = { m->layer + i, m->first + done, n };
+            kvt_plan_checksums(&r->slice, c->pool, r->blocks, r->n_tokens, range, c->scratch, sums);
+        }
+}
+
 /* Compares the checksums of a NOTE's pieces. False: one is wrong; its place and the time are kept.
  * `sums` are the GPU's; NULL: the pool is in host memory. */
 static bool checksums_agree(struct kvt_core *c, struct kvt_recv *r, const struct kvt_message *m,
                             const uint64_t *sums)
 {
-    const struct kvt_block_range range = { m->layer, m->first, m->n };
-    uint64_t computed[KVT_BATCH_PIECES];
+    const uint32_t n = kvt_message_pieces(m);
+    uint64_t computed[KVT_PUT_PIECES];
     uint32_t i = 0;
     if (!r->sums) return true;
-    if (!sums)
-        kvt_plan_checksums(&r->slice, c->pool, r->blocks, r->n_tokens, range, c->scratch, computed);
-    kvt_stats_hashed(c->stats, KVT_DIRECTION_RECEIVE,
-                     kvt_plan_range_bytes(&r->slice, r->n_tokens, range));
-    while (i < m->n && (sums ? sums : computed)[i] == m->sums[i]) i++;
-    if (i == m->n) return true;
+    if (!sums) compute_checksums(c, r, m, computed);
+    kvt_stats_hashed(c->stats, KVT_DIRECTION_RECEIVE, note_bytes(r, m));
+    while (i < n && (sums ? sums : computed)[i] == m->sums[i]) i++;
+    if (i == n) return true;
     r->t_wrong_sum_ms = clock_ms();
-    r->wrong_sum_layer = m->layer;
-    r->wrong_sum_block = m->first + i;
+    r->wrong_sum_layer = m->layer + i / m->n;
+    r->wrong_sum_block = m->first + i % m->n;
     return false;
 }
 
 /* Counts pieces that are in place, with right checksums if there are any. */
 static void accept_pieces(struct kvt_core *c, struct kvt_recv *r, const struct kvt_message *m)
 {
-    uint64_t bytes = kvt_plan_range_bytes(&r->slice, r->n_tokens,
-                                          (struct kvt_block_range){ m->layer, m->first, m->n });
-    r->n_left -= m->n;
+    uint64_t bytes = note_bytes(r, m);
+    r->n_left -= kvt_message_pieces(m);
     r->bytes += bytes;
     kvt_stats_bytes(c->stats, r->peer->ops->name, KVT_DIRECTION_RECEIVE, bytes);
 }
 
-/* Whether pieces [m->first, + m->n) begin at `cursor`, the next expected one. Fails the transfer if
- * they do not. */
+/* Whether pieces [m->first, + m->n) begin at `cursor`, the next expected one, in all layers. Fails
+ * the transfer if they do not. */
 static bool follows(struct kvt_core *c, struct kvt_recv *r, const struct kvt_message *m,
                     const uint32_t *cursor)
 {
-    if (m->layer >= c->layout.n_layers || m->n == 0 || m->first > r->n_used ||
+    const uint64_t end_layer = (uint64_t)m->layer + m->more_layers + 1;
+    if (end_layer > c->layout.n_layers || m->n == 0 || m->first > r->n_used ||
         m->n > r->n_used - m->first) {
         fail(c, r, ERR_FORMAT, false, "the sender announced pieces outside the grant");
-    } else if (m->first < cursor[m->layer]) {
-        fail_as(c, r, ERR_FORMAT, KVT_FAILED_DUPLICATE, false,
-                "the sender announced pieces a second time");
-    } else if (m->first > cursor[m->layer]) {
-        fail_as(c, r, ERR_FORMAT, KVT_FAILED_REORDERED, false,
-                "the sender announced pieces out of order");
-    } else {
-        return true;
+        return false;
     }
-    return false;
+    for (uint32_t layer = m->layer; layer < end_layer; layer++) {
+        if (m->first == cursor[layer]) continue;
+        const bool again = m->first < cursor[layer];
+        fail_as(c, r, ERR_FORMAT, again ? KVT_FAILED_DUPLICATE : KVT_FAILED_REORDERED, false,
+                again ? "the sender announced pieces a second time"
+                      : "the sender announced pieces out of order");
+        return false;
+    }
+    return true;
+}
+
+/* Moves the cursor past a NOTE's pieces. */
+static void advance(uint32_t *cursor, const struct kvt_message *m)
+{
+    for (uint32_t i = 0; i <= m->more_layers; i++) cursor[m->layer + i] += m->n;
+}
+
+/* Whether all of a NOTE's pieces came in frames. */
+static bool have_arrived(const struct kvt_recv *r, const struct kvt_message *m)
+{
+    for (uint32_t i = 0; i <= m->more_layers; i++)
+        if (m->first + m->n > r->arrived[m->layer + i]) return false;
+    return true;
 }
 
 /* A receive job. If all are in flight it waits for them: they are copies and checksums of a few
@@ -350,6 +381,7 @@ static bool begin_job(struct kvt_core *c, struct kvt_recv *r, struct kvt_gpu_job
         params.blocks = r->blocks;
         params.n_tokens = r->n_tokens;
         params.range = (struct kvt_block_range){ m->layer, m->first, m->n };
+        params.more_layers = m->more_layers;
         if (kvt_gpu_job_begin(k, &params) == OK) return true;
         kvt_gpu_job_release(k);
     }
@@ -368,7 +400,7 @@ static void begin_check(struct kvt_core *c, struct kvt_recv *r, const struct kvt
         return;
     }
     if (!begin_job(c, r, k, m, (struct kvt_gpu_job_params){ .sums = r->sums })) return;
-    r->verified[m->layer] += m->n;
+    advance(r->verified, m);
     r->n_checks++;
 }
 
@@ -377,7 +409,7 @@ static void on_note(struct kvt_core *c, struct kvt_recv *r, const struct kvt_mes
     const struct kvt_transport_ops *ops = r->peer->ops;
     if (r->t_wrong_sum_ms) return;
     if (!follows(c, r, m, r->verified)) return;
-    if ((ops->caps & KVT_CAP_RECEIVER_SCATTERS) && m->first + m->n > r->arrived[m->layer]) {
+    if ((ops->caps & KVT_CAP_RECEIVER_SCATTERS) && !have_arrived(r, m)) {
         fail_as(c, r, ERR_FORMAT, KVT_FAILED_TRUNCATED, false,
                 "the sender announced pieces that did not arrive");
         return;
@@ -386,7 +418,7 @@ static void on_note(struct kvt_core *c, struct kvt_recv *r, const struct kvt_mes
         fail(c, r, ERR_FORMAT, false, "the sender announced more pieces than frames have");
         return;
     }
-    if (r->sums && m->bytes != sizeof m->sums[0] * m->n) {
+    if (r->sums && m->bytes != sizeof m->sums[0] * kvt_message_pieces(m)) {
         fail(c, r, ERR_FORMAT, false,
              "the sender announced pieces without the checksums it had promised");
         return;
@@ -402,7 +434,7 @@ static void on_note(struct kvt_core *c, struct kvt_recv *r, const struct kvt_mes
         return;
     }
     if (!checksums_agree(c, r, m, NULL)) return;
-    r->verified[m->layer] += m->n;
+    advance(r->verified, m);
     accept_pieces(c, r, m);
 }
 

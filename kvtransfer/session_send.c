@@ -178,6 +178,22 @@ static void end_stopped(struct kvt_core *c, struct kvt_send *s)
     end(c, s, ev);
 }
 
+/* Drops the oldest note that is due. A job whose put still runs stays until it is done. */
+static void drop_note(struct kvt_send *s)
+{
+    kvt_gpu_job_release(s->notes[s->first_note].job);
+    s->first_note = (s->first_note + 1) % KVT_SEND_PUTS;
+    s->n_notes--;
+}
+
+/* The put reads and writes nothing any more. */
+static void end_put(struct kvt_core *c, struct kvt_send *s, struct kvt_batch *b)
+{
+    if (b->job) kvt_gpu_job_end_put(b->job);
+    b->job = NULL;
+    release_stage(c, s, b);
+}
+
 void kvt_send_fail(struct kvt_core *c, struct kvt_send *s, enum status st, const char *text)
 {
     if (s->state == KVT_SEND_STOPPING) return;
@@ -185,10 +201,8 @@ void kvt_send_fail(struct kvt_core *c, struct kvt_send *s, enum status st, const
     s->status = st;
     if (st != ERR_TIMEOUT) /* now its puts have stall_ms to end; after a stall they have had it */
         s->t_moved_ms = clock_ms();
-    s->note_waits = false;
     snprintf(s->text, sizeof s->text, "%s", text);
-    kvt_gpu_job_release(s->note_job);
-    s->note_job = NULL;
+    while (s->n_notes) drop_note(s);
     drop_prepared(c, s);
     if (s->unfinished) s->peer->ops->abandon(s->peer->conn, s->session, s->generation);
     else end_stopped(c, s);
@@ -197,7 +211,7 @@ void kvt_send_fail(struct kvt_core *c, struct kvt_send *s, enum status st, const
 void kvt_send_peer_lost(struct kvt_core *c, struct kvt_peer *p, enum status st, const char *text)
 {
     LIST_FOREACH (s, &p->sends, struct kvt_send, link) {
-        for (uint32_t i = 0; i < KVT_SEND_PUTS; i++) release_stage(c, s, &s->puts[i]);
+        for (uint32_t i = 0; i < KVT_SEND_PUTS; i++) end_put(c, s, &s->puts[i]);
         s->unfinished = 0; /* the transport reads nothing for a lost connection */
         if (s->state == KVT_SEND_STOPPING) end_stopped(c, s);
         else kvt_send_fail(c, s, st, text);
@@ -317,7 +331,7 @@ static void send_finish(struct kvt_send *s)
  * a transfer is complete whose bytes never came. */
 static void finish_if_complete(struct kvt_core *c, struct kvt_send *s)
 {
-    if (!s->finish || s->state != KVT_SEND_ACTIVE || s->q_len || s->note_waits) return;
+    if (!s->finish || s->state != KVT_SEND_ACTIVE || s->q_len || s->n_notes) return;
     if (s->n_left && s->awaits_rest) return;
     if (s->n_left)
         kvt_send_fail(c, s, ERR_INVALID,
@@ -348,17 +362,34 @@ void kvt_send_cancel_of(struct kvt_core *c, uint64_t of)
 
 /* ---- moving ---- */
 
-static bool flush_note(struct kvt_send *s)
+/* Sends the oldest note that is due. False: its checksums are not computed, or the connection is
+ * full. */
+static bool send_note(struct kvt_send *s)
 {
-    if (s->note_job) { /* it is computing the checksums */
-        if (!kvt_gpu_job_is_done(s->note_job)) return false;
-        memcpy(s->note.sums, s->note_job->sums, s->note.bytes);
-        kvt_gpu_job_release(s->note_job);
-        s->note_job = NULL;
-        s->t_moved_ms = clock_ms();
-    }
-    if (s->note_waits && s->peer->ops->notify(s->peer->conn, &s->note) == OK) s->note_waits = false;
-    return !s->note_waits;
+    const struct kvt_due_note *due = &s->notes[s->first_note];
+    struct kvt_message *m = &s->note;
+    if (due->job && !kvt_gpu_job_is_done(due->job)) return false;
+    m->kind = KVT_MSG_NOTE;
+    m->session = s->session;
+    m->generation = s->generation;
+    m->layer = due->layer;
+    m->more_layers = due->more_layers;
+    m->first = due->first;
+    m->n = due->n;
+    m->bytes = s->sums ? sizeof m->sums[0] * kvt_message_pieces(m) : 0;
+    if (due->job) memcpy(m->sums, due->job->sums, m->bytes);
+    if (s->peer->ops->notify(s->peer->conn, m) != OK) return false;
+    drop_note(s);
+    s->t_moved_ms = clock_ms();
+    return true;
+}
+
+/* Sends what is due; true if another put may follow. Puts between GPUs do not wait for the NOTEs of
+ * those before; the CPU's checksums are in `note` until it is sent. */
+static bool flush_notes(const struct kvt_core *c, struct kvt_send *s)
+{
+    while (s->n_notes && send_note(s)) {}
+    return c->send_jobs ? s->n_notes < KVT_SEND_PUTS : s->n_notes == 0;
 }
 
 /* The checksums of a put's pieces: the transport knows those that it computed while it copied.
@@ -384,21 +415,23 @@ static void sum_pieces(struct kvt_core *c, const struct kvt_send *s, struct kvt_
     }
 }
 
-/* Computes checksums of the bytes in the receiver's layout. It runs after the transport accepted
- * the put: the source is still in cache, and a refused put costs nothing. */
-static void make_note(struct kvt_core *c, struct kvt_send *s, const struct kvt_message *head,
-                      const struct kvt_batch *b)
+/* Makes a note of a put that the transport has accepted. Now the CPU computes the checksums of the
+ * bytes in the receiver's layout: the source is still in cache, and a refused put costs nothing. */
+static void make_note(struct kvt_core *c, struct kvt_send *s, const struct kvt_batch *b,
+                      uint64_t bytes)
 {
-    s->note = *head;
-    s->note.kind = KVT_MSG_NOTE;
-    s->note.bytes = s->sums ? sizeof s->note.sums[0] * head->n : 0;
-    s->note_waits = true;
-    s->note_job = b->job;
+    s->notes[(s->first_note + s->n_notes++) % KVT_SEND_PUTS] = (struct kvt_due_note){
+        .layer = b->range.layer,
+        .more_layers = b->more_layers,
+        .first = b->range.first,
+        .n = b->range.n,
+        .job = b->job,
+    };
     if (!s->sums) return;
     if (!b->job)
         sum_pieces(c, s, b->range, b->stage.n ? kvt_staging_at(c->staging, b->stage) : NULL,
                    s->note.sums);
-    kvt_stats_hashed(c->stats, KVT_DIRECTION_SEND, head->bytes);
+    kvt_stats_hashed(c->stats, KVT_DIRECTION_SEND, bytes);
 }
 
 /* Acquires staging memory for the pieces of a range, or for the first of them (*range shrinks).
@@ -489,92 +522,171 @@ static bool prepare(struct kvt_core *c, struct kvt_send *s, struct kvt_block_ran
     return true;
 }
 
+/* Whether puts go from pool to pool by a GPU, and no CPU touches the bytes. */
+static bool by_gpu(const struct kvt_core *c, const struct kvt_send *s)
+{
+    return c->send_jobs && !must_stage(c, s);
+}
+
 /* Each put costs a message and wakes both sides. If the CPU does not touch the bytes, a put is as
  * large as the transport prefers. */
 static uint64_t put_bytes(const struct kvt_core *c, const struct kvt_send *s)
 {
-    if (c->send_jobs) return must_stage(c, s) ? KVT_PUT_BYTES : KVT_DEVICE_PUT_BYTES;
+    if (by_gpu(c, s)) return s->t_first_ns ? KVT_DEVICE_PUT_BYTES : KVT_DEVICE_FIRST_PUT_BYTES;
+    if (c->send_jobs) return KVT_PUT_BYTES;
     return s->peer->ops->put_bytes && s->direct && !s->sums ? s->peer->ops->put_bytes
                                                             : KVT_PUT_BYTES;
 }
 
-/* Prepares the next batch of the first queued layer. False: no staging memory is free. */
-static bool next_batch(struct kvt_core *c, struct kvt_send *s, uint32_t ready,
-                       struct kvt_batch *out)
+/* How many positions of a layer are ready to be put. */
+static uint32_t n_ready(const struct kvt_send *s, uint32_t layer)
 {
-    uint32_t layer = s->queue[s->q_head];
-    bool on_device = c->send_jobs && (s->sums || must_stage(c, s));
-    const uint32_t most = c->send_jobs && !on_device ? KVT_PUT_PIECES : KVT_BATCH_PIECES;
-    struct kvt_block_range range = { layer, s->cursor[layer],
-                                     kvt_plan_batch(&s->dst, ready, put_bytes(c, s), most) };
+    return kvt_plan_complete(s->dst.layout, s->n_tokens, s->tokens[layer]) - s->cursor[layer];
+}
+
+/* How many queued layers after that of `range`, whose last ready position it has, a put by the GPU
+ * may take as well: the next layers, the same positions, the same event. */
+static uint32_t more_layers(const struct kvt_core *c, const struct kvt_send *s,
+                            struct kvt_block_range range)
+{
+    const uint64_t bytes = kvt_plan_range_bytes(&s->dst, s->n_tokens, range);
+    const uint32_t copies = 2 * range.n + kv_layout_n_segments(s->dst.layout),
+                   most = kvt_plan_max_copies(&c->layout);
+    uint32_t n = 1;
+    if (range.n < n_ready(s, range.layer)) return 0;
+    for (; n < s->q_len; n++) {
+        const uint32_t layer = s->queue[(s->q_head + n) % c->layout.n_layers];
+        if (layer != range.layer + n || s->cursor[layer] != range.first ||
+            n_ready(s, layer) != range.n || s->events[layer] != s->events[range.layer])
+            break;
+        if ((n + 1) * range.n > KVT_PUT_PIECES || (n + 1) * copies > most ||
+            (n + 1) * bytes > put_bytes(c, s))
+            break;
+    }
+    return n - 1;
+}
+
+/* Prepares a put whose checksums the GPU computes while it copies. False: no job is free. */
+static bool plan_summed_put(struct kvt_core *c, struct kvt_send *s, const struct kvt_batch *b)
+{
+    if (s->prepared.range.n) return true; /* for an earlier try */
+    struct kvt_gpu_job *job = kvt_gpu_jobs_acquire(c->send_jobs);
+    if (!job) return false;
+    s->prepared = *b;
+    s->prepared.job = job;
+    s->prepared.on_device = kvt_gpu_job_plan_put(job,
+                                                 &(struct kvt_gpu_job_params){
+                                                     .slice = &s->src,
+                                                     .blocks = s->src_blocks,
+                                                     .n_tokens = s->n_tokens,
+                                                     .range = b->range,
+                                                     .more_layers = b->more_layers,
+                                                 },
+                                                 &s->dst, s->dst_blocks);
+    return true;
+}
+
+/* Prepares the next batch of the first queued layer. False: no staging memory or job is free. */
+static bool next_batch(struct kvt_core *c, struct kvt_send *s, struct kvt_batch *out)
+{
+    const uint32_t layer = s->queue[s->q_head],
+                   most = by_gpu(c, s) ? KVT_PUT_PIECES : KVT_BATCH_PIECES;
+    struct kvt_block_range range = {
+        layer, s->cursor[layer], kvt_plan_batch(&s->dst, n_ready(s, layer), put_bytes(c, s), most)
+    };
     *out = (struct kvt_batch){ .range = range };
-    if (s->direct && !on_device) return true;
-    if (on_device ? !prepare(c, s, range) : !convert_batch(c, s, range)) return false;
+    if (by_gpu(c, s)) {
+        out->more_layers = more_layers(c, s, range);
+        if (!s->sums) return true;
+        if (!plan_summed_put(c, s, out)) return false;
+    } else {
+        if (s->direct && !c->send_jobs) return true;
+        if (c->send_jobs ? !prepare(c, s, range) : !convert_batch(c, s, range)) return false;
+    }
     *out = s->prepared;
     return true;
 }
 
-static void account(struct kvt_core *c, struct kvt_send *s, struct kvt_block_range range,
-                    uint32_t ready, uint64_t bytes)
+/* Counts what was put: `bytes` of the first queued layer, and of more_layers after it. A layer with
+ * more to put stays in the queue. */
+static void account(struct kvt_core *c, struct kvt_send *s, const struct kvt_batch *b,
+                    uint64_t bytes)
 {
     s->t_moved_ms = clock_ms();
-    s->cursor[range.layer] += range.n;
-    s->n_left -= range.n;
-    s->bytes += bytes;
-    kvt_stats_bytes(c->stats, s->peer->ops->name, KVT_DIRECTION_SEND, bytes);
-    if (range.n < ready) return;
-    s->queued[range.layer] = 0;
-    s->q_head = (s->q_head + 1) % c->layout.n_layers;
-    s->q_len--;
+    for (uint32_t i = 0; i <= b->more_layers; i++) {
+        const uint32_t layer = b->range.layer + i;
+        s->cursor[layer] += b->range.n;
+        s->n_left -= b->range.n;
+        s->bytes += bytes;
+        kvt_stats_bytes(c->stats, s->peer->ops->name, KVT_DIRECTION_SEND, bytes);
+        if (b->more_layers == 0 && n_ready(s, layer)) return;
+        s->queued[layer] = 0;
+        s->q_head = (s->q_head + 1) % c->layout.n_layers;
+        s->q_len--;
+        if (n_ready(s, layer)) enqueue(c, s, layer); /* tokens came since it was planned */
+    }
 }
 
 /* Fills c->copies with the copies of a batch and returns how many. */
 static uint32_t plan_copies(struct kvt_core *c, const struct kvt_send *s, const struct kvt_batch *b)
 {
-    if (!b->stage.n)
-        return kvt_plan_copies(&s->src, s->src_blocks, &s->dst, s->dst_blocks, s->n_tokens,
-                               b->range, c->copies);
-    return kvt_plan_copies_from(KVT_STAGING + kvt_staging_offset(b->stage), &s->dst, s->dst_blocks,
-                                s->n_tokens, b->range, c->copies);
+    uint32_t n = 0;
+    if (b->on_device.n) return 0;
+    if (b->stage.n)
+        return kvt_plan_copies_from(KVT_STAGING + kvt_staging_offset(b->stage), &s->dst,
+                                    s->dst_blocks, s->n_tokens, b->range, c->copies);
+    for (uint32_t i = 0; i <= b->more_layers; i++) {
+        const struct kvt_block_range range = { b->range.layer + i, b->range.first, b->range.n };
+        n += kvt_plan_copies(&s->src, s->src_blocks, &s->dst, s->dst_blocks, s->n_tokens, range,
+                             c->copies + n);
+    }
+    return n;
+}
+
+/* Offers a batch to the transport as put `slot`. */
+static enum status offer_batch(struct kvt_core *c, struct kvt_send *s, const struct kvt_batch *b,
+                               uint32_t slot, uint64_t layer_bytes)
+{
+    const struct kvt_put put = {
+        .copies = c->copies,
+        .n_copies = plan_copies(c, s, b),
+        .tag = s->serial * KVT_SEND_PUTS + slot,
+        .event = b->stage.n ? 0 : s->events[b->range.layer],
+        .sums = s->sums && !b->job ? c->put_sums : NULL,
+        .piece_bytes = kvt_head_slice_bytes(&s->dst, s->dst.layout->block_tokens),
+        .on_device = b->on_device,
+        .head = {
+            .kind = KVT_MSG_DATA,
+            .session = s->session,
+            .generation = s->generation,
+            .layer = b->range.layer,
+            .more_layers = b->more_layers,
+            .first = b->range.first,
+            .n = b->range.n,
+            .bytes = layer_bytes * (b->more_layers + 1),
+        },
+    };
+    memset(c->put_sums->known, 0, sizeof c->put_sums->known);
+    return s->peer->ops->put(s->peer->conn, &put);
 }
 
 /* Puts the next batch of the first queued layer; true if the transport accepted it. */
 static bool put_batch(struct kvt_core *c, struct kvt_send *s)
 {
-    uint32_t layer = s->queue[s->q_head],
-             slot = (uint32_t)__builtin_ctzll(~(uint64_t)s->unfinished);
-    uint32_t ready = kvt_plan_complete(s->dst.layout, s->n_tokens, s->tokens[layer]) -
-                     s->cursor[layer];
+    const uint32_t slot = (uint32_t)__builtin_ctzll(~(uint64_t)s->unfinished);
     struct kvt_batch b;
-    if (slot >= KVT_SEND_PUTS || !next_batch(c, s, ready, &b)) return false;
-    struct kvt_put put = {
-        .copies = c->copies,
-        .n_copies = plan_copies(c, s, &b),
-        .tag = s->serial * KVT_SEND_PUTS + slot,
-        .event = b.stage.n ? 0 : s->events[layer],
-        .sums = s->sums && !b.job ? c->put_sums : NULL,
-        .piece_bytes = kvt_head_slice_bytes(&s->dst, s->dst.layout->block_tokens),
-        .head = {
-            .kind = KVT_MSG_DATA,
-            .session = s->session,
-            .generation = s->generation,
-            .layer = layer,
-            .first = b.range.first,
-            .n = b.range.n,
-            .bytes = kvt_plan_range_bytes(&s->dst, s->n_tokens, b.range),
-        },
-    };
-    memset(c->put_sums->known, 0, sizeof c->put_sums->known);
-    uint64_t now = clock_ns();
+    if (slot >= KVT_SEND_PUTS || !next_batch(c, s, &b)) return false;
+    const uint64_t now = clock_ns(), bytes = kvt_plan_range_bytes(&s->dst, s->n_tokens, b.range);
+    if (offer_batch(c, s, &b, slot, bytes) != OK) return false;
     if (!s->t_first_ns) s->t_first_ns = now;
-    if (s->peer->ops->put(s->peer->conn, &put) != OK) return false;
     s->puts[slot] = b;
     if (!s->unfinished) s->t_busy_ns = now;
     s->unfinished |= 1u << slot;
     s->prepared = (struct kvt_batch){ .stage = { 0, 0 } }; /* the put's now */
-    account(c, s, b.range, ready, put.head.bytes);
-    make_note(c, s, &put.head, &s->puts[slot]);
-    s->puts[slot].job = NULL; /* the note's */
+    account(c, s, &b, bytes);
+    make_note(c, s, &b, bytes * (b.more_layers + 1));
+    if (b.on_device.n) kvt_gpu_job_attach(b.job);
+    else s->puts[slot].job = NULL; /* the note's alone */
     return true;
 }
 
@@ -583,9 +695,9 @@ bool kvt_send_pump(struct kvt_core *c, struct kvt_peer *p)
     bool more = false;
     if (!p->up || p->lost) return false;
     LIST_FOREACH (s, &p->sends, struct kvt_send, link) {
-        if (s->state != KVT_SEND_ACTIVE || !flush_note(s)) continue;
+        if (s->state != KVT_SEND_ACTIVE || !flush_notes(c, s)) continue;
         if (s->q_len && put_batch(c, s)) {
-            flush_note(s);
+            flush_notes(c, s);
             more = true;
         }
         if (s->device_failed)
@@ -610,7 +722,7 @@ void kvt_send_put_done(struct kvt_core *c, struct kvt_peer *p, uint64_t tag)
     if (!s || !(s->unfinished & bit)) return;
     s->unfinished &= ~bit;
     if (!s->unfinished) s->busy_ns += clock_ns() - s->t_busy_ns;
-    release_stage(c, s, &s->puts[tag % KVT_SEND_PUTS]);
+    end_put(c, s, &s->puts[tag % KVT_SEND_PUTS]);
     s->t_moved_ms = clock_ms();
     if (s->state == KVT_SEND_STOPPING && !s->unfinished) end_stopped(c, s);
     else finish_if_complete(c, s);
@@ -677,7 +789,7 @@ void kvt_send_tick(struct kvt_core *c, struct kvt_peer *p, uint64_t now_ms)
         bool answer = awaits_answer(s);
         uint32_t patience = answer && c->stall_ms > KVT_ANSWER_MS ? KVT_ANSWER_MS : c->stall_ms;
         /* Waiting for the caller's next layer is not a stall of the transfer. */
-        bool waits = s->state != KVT_SEND_ACTIVE || s->q_len || s->note_waits || s->unfinished ||
+        bool waits = s->state != KVT_SEND_ACTIVE || s->q_len || s->n_notes || s->unfinished ||
                      s->finish;
         bool stalls = waits && now_ms > s->t_moved_ms + patience, late = now_ms > s->deadline_ms;
         if (s->state == KVT_SEND_STOPPING) {

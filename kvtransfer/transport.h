@@ -14,6 +14,7 @@
 
 #include <sys/uio.h>
 
+#include "kernels/copy_stream.h"
 #include "kernels/device.h"
 #include "kvtransfer/tuning.h"
 #include "kvtransfer/wire.h"
@@ -55,12 +56,21 @@ struct kvt_sums {
     bool known[KVT_BATCH_PIECES];
 };
 
+/* Checksums that the GPU computes while it copies the pieces of a put from pool to pool. */
+struct kvt_put_sums {
+    /* In memory that the GPU reads. `to` and `tail.to` are offsets in the receiver's pool when the
+     * put begins; the transport makes them addresses. */
+    struct copy_stream_checksum_range *pieces;
+    uint64_t *values; /* written before PUT_DONE */
+    uint32_t n;
+};
+
 struct kvt_put {
     /* Kind DATA: session, generation, layer, first, n, bytes: enough for the receiver to scatter
      * it. */
     struct kvt_message head;
     const struct kvt_copy *copies; /* in the order of the bytes; the transport copies the array */
-    uint32_t n_copies;             /* 1..env->max_copies */
+    uint32_t n_copies;             /* 1..env->max_copies; 0 with `on_device` */
     /* The bytes are complete after this event of the pool's device (device_record_event); 0: now */
     uint64_t event;
     uint64_t tag;
@@ -70,6 +80,9 @@ struct kvt_put {
      * fewer. */
     struct kvt_sums *sums;
     uint64_t piece_bytes;
+    /* Instead of `copies` (n > 0), with KVT_CAP_DEVICE_MEM; read and written until PUT_DONE or
+     * DOWN. */
+    struct kvt_put_sums on_device;
 };
 
 struct kvt_transport {

@@ -60,7 +60,8 @@ struct kvt_wire_message { /* then n checksums of a NOTE */
     uint16_t n;
     uint32_t session;
     uint64_t generation, bytes;
-    uint32_t layer, first;
+    uint16_t layer, more_layers;
+    uint32_t first;
 };
 static_assert(sizeof(struct kvt_wire_message) == KVT_MESSAGE_BYTES, "wire size");
 
@@ -288,7 +289,8 @@ size_t kvt_message_encode(const struct kvt_message *m, uint8_t out[KVT_MESSAGE_M
         .session = m->session,
         .generation = m->generation,
         .bytes = m->bytes,
-        .layer = m->layer,
+        .layer = (uint16_t)m->layer,
+        .more_layers = (uint16_t)m->more_layers,
         .first = m->first,
     };
     memcpy(out, &w, sizeof w);
@@ -300,13 +302,15 @@ size_t kvt_message_encode(const struct kvt_message *m, uint8_t out[KVT_MESSAGE_M
 static bool fields_fit(const struct kvt_wire_message *w)
 {
     bool pieces = w->kind == KVT_MSG_DATA || w->kind == KVT_MSG_NOTE;
+    const uint32_t in_all = w->n * (w->more_layers + UINT32_C(1));
     bool bytes = w->kind == KVT_MSG_DATA || w->kind == KVT_MSG_FINISH ||
                  (w->kind == KVT_MSG_OPEN && w->bytes == KVT_OPEN_SUMS) ||
-                 (w->kind == KVT_MSG_NOTE && w->bytes == sizeof(uint64_t) * w->n);
+                 (w->kind == KVT_MSG_NOTE && w->bytes == sizeof(uint64_t) * in_all);
     bool status = w->kind == KVT_MSG_STOP || w->kind == KVT_MSG_STOPPED;
-    const uint16_t most = w->kind == KVT_MSG_NOTE && w->bytes == 0 ? KVT_PUT_PIECES
-                                                                   : KVT_BATCH_PIECES;
-    if (pieces ? (w->n == 0 || w->n > most) : (w->n || w->layer || w->first)) return false;
+    const uint32_t most = w->kind == KVT_MSG_NOTE ? KVT_PUT_PIECES : KVT_BATCH_PIECES;
+    if (pieces ? (w->n == 0 || w->n > most || in_all > most) : (w->n || w->layer || w->first))
+        return false;
+    if (w->more_layers && w->kind != KVT_MSG_NOTE) return false;
     if (!bytes && w->bytes) return false;
     if (w->kind == KVT_MSG_DATA && w->bytes == 0) return false;
     if (!status && w->status) return false;
@@ -324,6 +328,7 @@ enum status kvt_message_decode_head(const void *in, struct kvt_message *out)
     out->session = w.session;
     out->generation = w.generation;
     out->layer = w.layer;
+    out->more_layers = w.more_layers;
     out->first = w.first;
     out->n = w.n;
     out->bytes = w.bytes;

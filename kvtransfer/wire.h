@@ -20,13 +20,13 @@
 enum {
     KVT_VERSION = 5,
     KVT_TICKET_BYTES = 16,
-    /* Pieces of one put and checksums of one NOTE: 1 MiB of 4 KiB pieces; a message stays below
-     * 4 KiB. */
+    /* Pieces of one put, of which a CPU or NIC touches every byte: 1 MiB of 4 KiB pieces; its NOTE
+     * stays below 4 KiB. */
     KVT_BATCH_PIECES = 256,
-    /* Pieces of a put between GPUs without checksums: 128 MiB of 128 KiB pieces. */
+    /* Pieces of one put between GPUs and its NOTE: 128 MiB of 128 KiB pieces. */
     KVT_PUT_PIECES = 1024,
     KVT_MESSAGE_BYTES = 32,
-    KVT_MESSAGE_MAX = KVT_MESSAGE_BYTES + 8 * KVT_BATCH_PIECES,
+    KVT_MESSAGE_MAX = KVT_MESSAGE_BYTES + 8 * KVT_PUT_PIECES,
     KVT_PREAMBLE_BYTES = 32,
     KVT_ADDRESS_MAX = 1024,
     KVT_TRANSPORTS_MAX = 8,
@@ -80,7 +80,9 @@ enum kvt_message_kind {
     KVT_MSG_OPENED,   /* receiver: yes, over this connection */
     /* sender: `bytes` of pieces [first, first + n) of `layer` follow (stream transports only) */
     KVT_MSG_DATA,
-    KVT_MSG_NOTE,   /* sender: pieces [first, first + n) of `layer` are in place; checksums */
+    /* sender: pieces [first, first + n) of `layer` and of more_layers after it are in place;
+     * checksums */
+    KVT_MSG_NOTE,
     KVT_MSG_FINISH, /* sender: that was all; `bytes` in total */
     KVT_MSG_DONE,   /* receiver: verified; the source may be reused */
     KVT_MSG_STOP,   /* receiver: stop writing, for `status` */
@@ -96,15 +98,21 @@ struct kvt_message {
     enum status status; /* STOP, STOPPED: why; OK otherwise */
     uint32_t session;
     uint64_t generation;
-    uint32_t layer, first;
-    /* DATA, NOTE with checksums: 1..KVT_BATCH_PIECES pieces; NOTE without: 1..KVT_PUT_PIECES; 0
-     * otherwise */
+    uint32_t layer, more_layers, first; /* more_layers: NOTE only */
+    /* DATA: 1..KVT_BATCH_PIECES pieces; NOTE: 1..KVT_PUT_PIECES in all layers together, n of each;
+     * 0 otherwise */
     uint32_t n;
-    /* DATA: of the payload, at least 1; FINISH: in total; NOTE: of the checksums, 8 n or 0 if the
-     * transfer has none; OPEN: KVT_OPEN_SUMS or 0; 0 otherwise. */
+    /* DATA: of the payload, at least 1; FINISH: in total; NOTE: of the checksums, 8 for each piece
+     * or 0 if the transfer has none; OPEN: KVT_OPEN_SUMS or 0; 0 otherwise. */
     uint64_t bytes;
-    uint64_t sums[KVT_BATCH_PIECES]; /* NOTE: n of them */
+    uint64_t sums[KVT_PUT_PIECES]; /* NOTE: of its pieces, layer by layer */
 };
+
+/* Pieces of a DATA or NOTE. */
+static inline uint32_t kvt_message_pieces(const struct kvt_message *m)
+{
+    return m->n * (m->more_layers + 1);
+}
 
 void kvt_hello_encode(const struct kvt_hello_msg *m, struct buf *out);
 enum status kvt_hello_decode(struct str in, struct kvt_hello_msg *out, struct err *err) MUST_CHECK;

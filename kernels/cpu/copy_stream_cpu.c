@@ -96,11 +96,27 @@ static uint64_t checksum_of(const struct copy_stream_checksum_range *p)
     return sum;
 }
 
+static void copy_runs(void *to, const void *at, uint64_t stride, uint32_t run_bytes, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        memcpy((char *)to + i * stride, (const char *)at + i * stride, run_bytes);
+}
+
+static void copy_range(const struct copy_stream_checksum_range *p)
+{
+    if (!p->to) return;
+    copy_runs(p->to, p->at, p->stride, p->run_bytes, p->n_runs);
+    copy_runs(p->tail.to, p->tail.at, p->tail.stride, p->tail.run_bytes, p->tail.n_runs);
+}
+
 static enum status checksum(struct copy_stream *s, const struct copy_stream_checksum_range *pieces,
                             uint32_t n, uint64_t *out)
 {
     (void)s;
-    for (uint32_t i = 0; i < n; i++) out[i] = checksum_of(&pieces[i]);
+    for (uint32_t i = 0; i < n; i++) {
+        out[i] = checksum_of(&pieces[i]);
+        copy_range(&pieces[i]);
+    }
     return OK;
 }
 

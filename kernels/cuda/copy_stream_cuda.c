@@ -106,7 +106,9 @@ static enum status checksum(struct copy_stream *base,
                             uint64_t *out)
 {
     struct cuda_copy_stream *s = cuda_copy_stream_of(base);
-    return checked(s, kv_checksum_run(s->stream, pieces, n, out), "checksums of KV");
+    const int all = s->device->n_multiprocessors,
+              most = n > 0 && pieces[0].to ? multiprocessors_for(s, pieces[0].to) : all;
+    return checked(s, kv_checksum_run(s->stream, pieces, n, out, most), "checksums of KV");
 }
 
 static enum status launch_host_fn(struct copy_stream *base, void (*fn)(void *arg), void *arg)

@@ -81,11 +81,11 @@ static const char *source(const struct kvt_env *env, uint64_t local)
                                : (const char *)env->staging_device->ptr + (local - KVT_STAGING);
 }
 
-static bool begin(struct local_conn *c, struct local_put *p)
+/* Begins the copies of a put. */
+static enum status begin_copies(const struct local_conn *c, const struct local_put *p,
+                                struct copy_stream *stream)
 {
-    struct device_streams *streams = c->method_state;
-    struct copy_stream *stream = streams->v[streams->n_put++ % STREAMS];
-    enum status st = copy_stream_wait_event(stream, p->event);
+    enum status st = OK;
     for (uint32_t i = 0, n; i < p->n_copies && st == OK; i += n) {
         struct copy_stream_pair pairs[PAIRS_AT_ONCE];
         for (n = 0; n < PAIRS_AT_ONCE && i + n < p->n_copies; n++)
@@ -96,6 +96,28 @@ static bool begin(struct local_conn *c, struct local_put *p)
             };
         st = copy_stream_gather(stream, pairs, n);
     }
+    return st;
+}
+
+/* The same, with checksums in the same pass. */
+static enum status begin_summed_copies(const struct local_conn *c, const struct kvt_put_sums *p,
+                                       struct copy_stream *stream)
+{
+    for (uint32_t i = 0; i < p->n; i++) {
+        p->pieces[i].to = c->remote + (uintptr_t)p->pieces[i].to;
+        p->pieces[i].tail.to = c->remote + (uintptr_t)p->pieces[i].tail.to;
+    }
+    return copy_stream_checksum(stream, p->pieces, p->n, p->values);
+}
+
+static bool begin(struct local_conn *c, struct local_put *p)
+{
+    struct device_streams *streams = c->method_state;
+    struct copy_stream *stream = streams->v[streams->n_put++ % STREAMS];
+    enum status st = copy_stream_wait_event(stream, p->event);
+    if (st == OK)
+        st = p->on_device.n ? begin_summed_copies(c, &p->on_device, stream)
+                            : begin_copies(c, p, stream);
     if (st == OK) st = copy_stream_launch_host_fn(stream, on_copied, p);
     p->n_jobs = st == OK;
     /* Copies that have begun must not read the source after DOWN; a failed device runs none. */

@@ -53,6 +53,7 @@ struct local_put {
     _Atomic bool abandoned;  /* relaxed: makes copiers stop early; their jobs' return proves it */
     _Atomic bool failed;     /* relaxed: a copier could not write; read after its job's return */
     struct kvt_copy *copies; /* env->max_copies */
+    struct kvt_put_sums on_device; /* kvt_put's */
     uint64_t bytes;
     uint64_t piece_bytes; /* of pieces whose checksums are wanted; 0: none are */
     /* Of pieces that one job has copied; each is written by the thread that runs that job, and read

@@ -178,6 +178,7 @@ static struct local_put *new_put(struct local_conn *c, const struct kvt_put *p)
     slot->generation = p->head.generation;
     slot->n_copies = p->n_copies;
     slot->n_jobs = 0;
+    slot->on_device = p->on_device;
     slot->bytes = p->head.bytes;
     slot->known = p->sums;
     slot->piece_bytes = p->sums ? p->piece_bytes : 0;

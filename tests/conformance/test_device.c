@@ -287,8 +287,54 @@ static void stream_event_cases(const char *name)
     device_close(d);
 }
 
+enum { COPY_ROOM = 160000, TAIL_TO = 150000 }; /* of a piece and its tail */
+
+/* Copies a piece's bytes in host memory, to where a copy of it in the device's lies. */
+static void copy_piece(char *to, const char *from, size_t at, size_t tail_at,
+                       const struct copy_stream_checksum_range *p)
+{
+    for (uint32_t r = 0; r < p->n_runs; r++)
+        memcpy(to + r * p->stride, from + at + r * p->stride, p->run_bytes);
+    for (uint32_t r = 0; r < p->tail.n_runs; r++)
+        memcpy(to + TAIL_TO + r * p->tail.stride, from + tail_at + r * p->tail.stride,
+               p->tail.run_bytes);
+}
+
+/* Lets the device copy pieces while it computes their checksums, one at a time; compares all that
+ * it could have written. */
+static void check_copies(struct device *d, struct copy_stream *l, const char *bytes,
+                         const char *far, struct copy_stream_checksum_range *pieces,
+                         const uint64_t *want, uint32_t n, uint64_t *sums)
+{
+    struct dev_mem copy = memory_of(d, COPY_ROOM, DEVICE_MEM_PRIVATE);
+    char *have = malloc(COPY_ROOM), *expected = malloc(COPY_ROOM);
+    for (uint32_t i = 0; i < n; i += 1 + i % 3) {
+        struct copy_stream_checksum_range *p = &pieces[i];
+        const size_t shift = i % 4 == 3 ? i % 16 : 0;
+        memset(expected, 0x55, COPY_ROOM);
+        device_upload(d, copy.ptr, expected, COPY_ROOM);
+        CHECK_OK(copy_stream_wait_event(l, device_record_event(d)));
+        p->to = (char *)copy.ptr + shift;
+        p->tail.to = (char *)copy.ptr + shift + TAIL_TO;
+        CHECK_OK(copy_stream_checksum(l, p, 1, &sums[i]));
+        CHECK_OK(copy_stream_copy(
+            l, &(struct copy_stream_strided){
+                   .to = sums + n, .from = copy.ptr, .bytes = COPY_ROOM, .n = 1 }));
+        CHECK_OK(copy_stream_synchronize(l));
+        memcpy(have, sums + n, COPY_ROOM);
+        copy_piece(expected + shift, bytes, (size_t)((const char *)p->at - far),
+                   p->tail.n_runs ? (size_t)((const char *)p->tail.at - far) : 0, p);
+        if (memcmp(have, expected, COPY_ROOM) != 0 || sums[i] != want[i])
+            test_fail(__FILE__, __LINE__, "piece %u of %u runs of %u bytes is copied wrongly", i,
+                      p->n_runs, p->run_bytes);
+    }
+    free(have);
+    free(expected);
+    device_mem_free(d, &copy);
+}
+
 /* Checksums of every length up to a few stripes, around whole blocks, and larger ones; of one run
- * and of several; aligned and not. */
+ * and of several; aligned and not; copied and not. */
 static void stream_checksum_cases(const char *name)
 {
     enum { POOL = 300000, PIECES = 700 };
@@ -297,7 +343,7 @@ static void stream_checksum_cases(const char *name)
     struct dev_mem far = memory_of(d, POOL, DEVICE_MEM_PRIVATE);
     struct dev_mem in = memory_of(d, PIECES * sizeof(struct copy_stream_checksum_range),
                                   DEVICE_MEM_HOST),
-                   out = memory_of(d, PIECES * sizeof(uint64_t), DEVICE_MEM_HOST);
+                   out = memory_of(d, PIECES * sizeof(uint64_t) + COPY_ROOM, DEVICE_MEM_HOST);
     char *bytes = malloc(POOL), *all = malloc(POOL);
     uint64_t want[PIECES], *sums = out.ptr;
     struct copy_stream_checksum_range *pieces = in.ptr;
@@ -345,6 +391,7 @@ static void stream_checksum_cases(const char *name)
                       "piece %u of %u runs of %u bytes: %016llx, hash_64 says %016llx", i,
                       pieces[i].n_runs, pieces[i].run_bytes, (unsigned long long)sums[i],
                       (unsigned long long)want[i]);
+    check_copies(d, l, bytes, far.ptr, pieces, want, PIECES, sums);
     free(bytes);
     free(all);
     device_mem_free(d, &far);

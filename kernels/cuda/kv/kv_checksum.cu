@@ -1,4 +1,5 @@
-/* kv_checksum.cu - XXH3_64bits of pieces of KV, one thread block per piece.
+/* kv_checksum.cu - XXH3_64bits of pieces of KV, a thread block for each; it copies them meanwhile if
+ * they say where to, so that a push with checksums reads the sender's memory once.
  *
  * In the XXH3 specification (github.com/Cyan4973/xxHash, doc/xxhash_spec.md) a long input is blocks
  * of 16 stripes of 64 bytes, and 8 accumulators of 64 bits. What a block adds to the accumulators
@@ -12,8 +13,9 @@
 #include "kernels/cuda/launch.cuh"
 
 enum {
-    SUM_THREADS = 512,
+    SUM_THREADS = 352,
     SUM_WARPS = SUM_THREADS / WARP - 1, /* all but the one that accumulates */
+    SUM_BLOCKS = 2, /* of a multiprocessor: one reads where the other begins and ends pieces */
     AHEAD = 4,
     SUM_TILE = SUM_WARPS * AHEAD, /* blocks whose sums are computed before they are accumulated */
     STRIPE = 64,
@@ -58,16 +60,39 @@ static __device__ __forceinline__ unsigned first_bytes(const struct copy_stream_
     return p.run_bytes * p.n_runs;
 }
 
+/* Where byte `at` of a piece lies behind the address of its first part, or of its tail. */
+static __device__ __forceinline__ size_t first_offset(const struct copy_stream_checksum_range &p,
+                                                      unsigned at)
+{
+    return p.n_runs == 1 ? at : at / p.run_bytes * p.stride + at % p.run_bytes;
+}
+static __device__ __forceinline__ size_t tail_offset(const struct copy_stream_checksum_range &p,
+                                                     unsigned at)
+{
+    at -= first_bytes(p);
+    return at / p.tail.run_bytes * p.tail.stride + at % p.tail.run_bytes;
+}
+
 static __device__ __forceinline__ const unsigned char *piece_at(
     const struct copy_stream_checksum_range &p, unsigned at)
 {
-    const unsigned char *base = (const unsigned char *)p.at;
-    if (at >= first_bytes(p)) {
-        at -= first_bytes(p);
-        return (const unsigned char *)p.tail.at + at / p.tail.run_bytes * p.tail.stride +
-               at % p.tail.run_bytes;
-    }
-    return p.n_runs == 1 ? base + at : base + at / p.run_bytes * p.stride + at % p.run_bytes;
+    return at < first_bytes(p) ? (const unsigned char *)p.at + first_offset(p, at)
+                               : (const unsigned char *)p.tail.at + tail_offset(p, at);
+}
+static __device__ __forceinline__ unsigned char *piece_to(
+    const struct copy_stream_checksum_range &p, unsigned at)
+{
+    return at < first_bytes(p) ? (unsigned char *)p.to + first_offset(p, at)
+                               : (unsigned char *)p.tail.to + tail_offset(p, at);
+}
+
+/* Copies bytes [begin, end) of a piece, if it says where to. */
+static __device__ void copy_bytes(const struct copy_stream_checksum_range &p, unsigned begin,
+                                  unsigned end)
+{
+    UNROLL_BY(1)
+    for (unsigned i = begin + threadIdx.x; p.to && i < end; i += SUM_THREADS)
+        *piece_to(p, i) = *piece_at(p, i);
 }
 
 static __device__ uint64_t read_bytes(const struct copy_stream_checksum_range &p, unsigned at,
@@ -98,7 +123,7 @@ static __device__ __forceinline__ word_pair read_pair(const struct copy_stream_c
 
 static __device__ __forceinline__ unsigned aligned_bytes(const struct copy_stream_checksum_range &p)
 {
-    const bool aligned = (uintptr_t)p.at % 16 == 0 &&
+    const bool aligned = ((uintptr_t)p.at | (uintptr_t)p.to) % 16 == 0 &&
                          (p.n_runs == 1 || (p.run_bytes % 16 == 0 && p.stride % 16 == 0));
     return aligned ? first_bytes(p) : 0;
 }
@@ -221,6 +246,39 @@ static __device__ __forceinline__ block_part read_rest(const struct copy_stream_
     return part;
 }
 
+/* Copies what read_part has read. */
+template <bool ONE_RUN>
+static __device__ __forceinline__ void write_part(const struct copy_stream_checksum_range &p,
+                                                  unsigned at, const block_part &part)
+{
+    at += threadIdx.x % WARP * 16;
+    const unsigned next = at + 8 * STRIPE;
+    char *base = (char *)p.to;
+    if (ONE_RUN) *(word_pair *)(base + at) = part.v[0], *(word_pair *)(base + next) = part.v[1];
+    else *(word_pair *)piece_to(p, at) = part.v[0], *(word_pair *)piece_to(p, next) = part.v[1];
+}
+
+/* Copies what read_rest has read. */
+static __device__ __forceinline__ void write_rest(const struct copy_stream_checksum_range &p,
+                                                  unsigned at, unsigned n, unsigned n_aligned,
+                                                  const block_part &part)
+{
+    const unsigned thread = threadIdx.x % WARP;
+    UNROLL
+    for (unsigned i = 0; i < 2; i++) {
+        const unsigned byte = at + thread * 16 + 8 * i * STRIPE;
+        if (thread / 4 + 8 * i >= n) continue;
+        if (byte + 16 <= n_aligned) {
+            *(word_pair *)piece_to(p, byte) = part.v[i];
+            continue;
+        }
+        UNROLL_BY(1)
+        for (unsigned k = 0; k < 16; k++)
+            *piece_to(p,
+                      byte + k) = (unsigned char)((k < 8 ? part.v[i].x : part.v[i].y) >> k % 8 * 8);
+    }
+}
+
 /* What stripes 0 .. n - 1 add to the accumulators. The same warp. */
 static __device__ __forceinline__ void part_adds(const block_part &part, unsigned n, uint64_t *out)
 {
@@ -260,6 +318,9 @@ static __device__ __forceinline__ void full_tile_adds(const long_piece &l, unsig
     block_part parts[AHEAD];
     UNROLL for (unsigned i = 0; i < AHEAD; i++)
         parts[i] = read_part<ONE_RUN>(l.p, (first + i) * SUM_BLOCK);
+    if (l.p.to)
+        UNROLL for (unsigned i = 0; i < AHEAD; i++)
+            write_part<ONE_RUN>(l.p, (first + i) * SUM_BLOCK, parts[i]);
     UNROLL for (unsigned i = 0; i < AHEAD; i++) part_adds(parts[i], STRIPES, adds[i]);
 }
 
@@ -276,7 +337,9 @@ static __device__ __forceinline__ void tile_adds(const long_piece &l, unsigned t
     UNROLL_BY(1)
     for (unsigned b = first; b < end && b <= l.n_full; b++) {
         const unsigned n = b < l.n_full ? (unsigned)STRIPES : l.n_last;
-        part_adds(read_rest(l.p, b * SUM_BLOCK, n, l.n_aligned), n, adds[begin + b - first]);
+        const block_part part = read_rest(l.p, b * SUM_BLOCK, n, l.n_aligned);
+        if (l.p.to) write_rest(l.p, b * SUM_BLOCK, n, l.n_aligned, part);
+        part_adds(part, n, adds[begin + b - first]);
     }
 }
 
@@ -304,15 +367,14 @@ static __device__ __forceinline__ uint64_t finish(const uint64_t *accumulators, 
     return avalanche(h);
 }
 
-static __global__ void __launch_bounds__(SUM_THREADS, 1)
-    kv_checksum_kernel(const struct copy_stream_checksum_range *pieces, uint64_t *sums)
+/* The block's: `sum` of piece p, which is copied. */
+static __device__ __forceinline__ void sum_piece(const struct copy_stream_checksum_range &p,
+                                                 uint64_t (*adds)[SUM_TILE][LANES], uint64_t *sum)
 {
-    grid_dependency_sync();
-    __shared__ uint64_t adds[2][SUM_TILE][LANES];
-    const struct copy_stream_checksum_range p = pieces[blockIdx.x];
     const unsigned n = first_bytes(p) + p.tail.run_bytes * p.tail.n_runs, thread = threadIdx.x;
     if (n <= SHORT_MAX) {
-        if (thread == 0) sums[blockIdx.x] = n <= 16 ? sum_to_16(p, n) : sum_to_240(p, n);
+        if (thread == 0) *sum = n <= 16 ? sum_to_16(p, n) : sum_to_240(p, n);
+        copy_bytes(p, 0, n);
         return;
     }
     const long_piece l = { p, aligned_bytes(p), (n - 1) / SUM_BLOCK, (n - 1) % SUM_BLOCK / STRIPE };
@@ -323,16 +385,40 @@ static __global__ void __launch_bounds__(SUM_THREADS, 1)
             accumulator = accumulate(l, (tile - 1) * SUM_TILE, adds[(tile - 1) % 2], accumulator);
         __syncthreads();
     }
+    copy_bytes(p, l.n_full * SUM_BLOCK + l.n_last * STRIPE, n);
     if (thread < LANES) /* the last 64 bytes again, wherever they begin */
         adds[0][0][thread] = accumulator + read_64(p, n - STRIPE + 8 * (thread ^ 1)) +
                              low_by_high(read_64(p, n - STRIPE + 8 * thread) ^
                                          secret_at(121 + 8 * thread));
     __syncthreads();
-    if (thread == 0) sums[blockIdx.x] = finish(adds[0][0], n);
+    if (thread == 0) *sum = finish(adds[0][0], n);
+}
+
+enum { PIECE_WORDS = sizeof(struct copy_stream_checksum_range) / sizeof(uint64_t) };
+
+/* Block i: pieces i, i + gridDim.x ... The next one's description comes over PCIe meanwhile. */
+static __global__ void __launch_bounds__(SUM_THREADS, SUM_BLOCKS)
+    kv_checksum_kernel(const struct copy_stream_checksum_range *pieces, unsigned n, uint64_t *sums)
+{
+    grid_dependency_sync();
+    __shared__ uint64_t adds[2][SUM_TILE][LANES], words[2][PIECE_WORDS];
+    const unsigned word = threadIdx.x - LANES; /* threads that do not accumulate fetch */
+    if (word < PIECE_WORDS) words[0][word] = ((const uint64_t *)&pieces[blockIdx.x])[word];
+    __syncthreads();
+    for (unsigned i = blockIdx.x, turn = 0; i < n; i += gridDim.x, turn ^= 1) {
+        const bool fetches = word < PIECE_WORDS && i + gridDim.x < n;
+        const uint64_t next = fetches ? ((const uint64_t *)&pieces[i + gridDim.x])[word] : 0;
+        sum_piece(*(const struct copy_stream_checksum_range *)words[turn], adds, &sums[i]);
+        if (fetches) words[turn ^ 1][word] = next;
+        __syncthreads();
+    }
 }
 
 cudaError_t kv_checksum_run(cudaStream_t stream, const struct copy_stream_checksum_range *pieces,
-                            uint32_t n, uint64_t *sums)
+                            uint32_t n, uint64_t *sums, int n_multiprocessors)
 {
-    return launch(stream, kv_checksum_kernel, dim3(n), dim3(SUM_THREADS), 0, pieces, sums);
+    const uint32_t most = (uint32_t)(n_multiprocessors * SUM_BLOCKS);
+    if (n == 0) return cudaSuccess;
+    return launch(stream, kv_checksum_kernel, dim3(n < most ? n : most), dim3(SUM_THREADS), 0,
+                  pieces, n, sums);
 }

@@ -11,10 +11,10 @@
 extern "C" {
 #endif
 
-/* Computes sums[i] of pieces[i], n >= 1 of them; the GPU can access both arrays. Enqueues work on
- * the stream and returns. */
+/* Computes sums[i] of pieces[i] and copies those that say where to; the GPU can access both arrays.
+ * Takes at most so many multiprocessors. Enqueues work on the stream and returns. */
 cudaError_t kv_checksum_run(cudaStream_t stream, const struct copy_stream_checksum_range *pieces,
-                            uint32_t n, uint64_t *sums);
+                            uint32_t n, uint64_t *sums, int n_multiprocessors);
 
 #ifdef __cplusplus
 }

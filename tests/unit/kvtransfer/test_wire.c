@@ -167,7 +167,19 @@ TEST(wire_message_round_trip)
             .generation = 5,
             .layer = 2,
             .first = 7,
-            .n = KVT_BATCH_PIECES,
+            .n = KVT_PUT_PIECES,
+        },
+        /* of several layers */
+        {
+            .kind = KVT_MSG_NOTE,
+            .session = 4,
+            .generation = 5,
+            .layer = 2,
+            .more_layers = 1,
+            .first = 7,
+            .n = 2,
+            .bytes = 32,
+            .sums = { 1, 2, 3, UINT64_MAX },
         },
         { .kind = KVT_MSG_OPEN, .session = 4, .generation = 5, .bytes = KVT_OPEN_SUMS },
         { .kind = KVT_MSG_FINISH, .session = 4, .generation = 5, .bytes = 0 },
@@ -183,7 +195,8 @@ TEST(wire_message_round_trip)
         CHECK(back.kind == all[i].kind && back.status == all[i].status &&
               back.session == all[i].session && back.bytes == all[i].bytes);
         CHECK(back.generation == all[i].generation && back.layer == all[i].layer &&
-              back.first == all[i].first && back.n == all[i].n);
+              back.first == all[i].first && back.n == all[i].n &&
+              back.more_layers == all[i].more_layers);
         CHECK(back.kind != KVT_MSG_NOTE || memcmp(back.sums, all[i].sums, all[i].bytes) == 0);
         CHECK_STATUS(kvt_message_decode(bytes, n - 1, &back), ERR_FORMAT);
         CHECK_STATUS(kvt_message_decode(bytes, n + 1, &back), ERR_FORMAT);
@@ -200,8 +213,13 @@ TEST(wire_message_refuses_fields_of_other_kinds)
         { .kind = KVT_MSG_DATA, .n = 1, .bytes = 0 },
         { .kind = KVT_MSG_DATA, .n = 0, .bytes = 1 },
         { .kind = KVT_MSG_DATA, .n = KVT_BATCH_PIECES + 1, .bytes = 1 },
-        { .kind = KVT_MSG_NOTE, .n = KVT_BATCH_PIECES + 1, .bytes = 8 * (KVT_BATCH_PIECES + 1) },
+        { .kind = KVT_MSG_DATA, .n = 1, .bytes = 1, .more_layers = 1 },
+        { .kind = KVT_MSG_FINISH, .more_layers = 1 },
+        { .kind = KVT_MSG_NOTE, .n = KVT_PUT_PIECES + 1, .bytes = 8 * (KVT_PUT_PIECES + 1) },
         { .kind = KVT_MSG_NOTE, .n = KVT_PUT_PIECES + 1 },
+        { .kind = KVT_MSG_NOTE, .n = 1, .more_layers = KVT_PUT_PIECES },
+        { .kind = KVT_MSG_NOTE, .n = 65535, .more_layers = 65535 },
+        { .kind = KVT_MSG_NOTE, .n = 2, .more_layers = 1, .bytes = 16 },
         { .kind = KVT_MSG_NOTE, .n = 1, .bytes = 1 },
         { .kind = KVT_MSG_NOTE, .n = 1, .bytes = 16 },
         { .kind = KVT_MSG_BYE, .session = 1 },
