@@ -53,21 +53,29 @@ static __global__ void __launch_bounds__(SHAPE::threads, SHAPE::blocks)
 
 enum { KV_COPY_CHUNKS_MAX = 256 /* of a copy; a larger copy loops */ };
 
-/* Launches at most MAX copies. */
-template <class SHAPE, int MAX>
-static cudaError_t kv_copy_launch(cudaStream_t stream, const struct copy_stream_pair *copies,
-                                  uint32_t n, int n_multiprocessors)
+/* Fills the list; false: there is nothing to copy. */
+template <int MAX>
+static bool kv_copy_fill(kv_copy_list<MAX> &c, const struct copy_stream_pair *copies, uint32_t n,
+                         int chunk)
 {
-    kv_copy_list<MAX> c;
     size_t longest = 0;
     c.n = n;
     for (uint32_t i = 0; i < n; i++) {
         c.copies[i] = copies[i];
         if (copies[i].bytes > longest) longest = copies[i].bytes;
     }
-    if (longest == 0) return cudaSuccess;
-    const unsigned chunks = blocks_for(longest, SHAPE::chunk);
+    const unsigned chunks = blocks_for(longest, (size_t)chunk);
     c.chunks = chunks < KV_COPY_CHUNKS_MAX ? chunks : (unsigned)KV_COPY_CHUNKS_MAX;
+    return longest > 0;
+}
+
+/* Launches at most MAX copies. */
+template <class SHAPE, int MAX>
+static cudaError_t kv_copy_launch(cudaStream_t stream, const struct copy_stream_pair *copies,
+                                  uint32_t n, int n_multiprocessors)
+{
+    kv_copy_list<MAX> c;
+    if (!kv_copy_fill(c, copies, n, SHAPE::chunk)) return cudaSuccess;
     const uint32_t items = n * c.chunks, most = (uint32_t)(n_multiprocessors * SHAPE::blocks);
     return launch(stream, kv_copy_kernel<SHAPE, MAX>, dim3(items < most ? items : most),
                   dim3(SHAPE::threads), 0, c);

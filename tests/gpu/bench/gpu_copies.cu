@@ -2,28 +2,44 @@
  * nodes use. Thread: main. */
 #include "tests/gpu/bench/gpu_copies.h"
 
-#include "kernels/cuda/kv/kv_copy.cuh"
+#include "kernels/cuda/kv/kv_copy_bulk.cuh"
 
 typedef cudaError_t (*run_fn)(cudaStream_t, const struct copy_stream_pair *, uint32_t, int);
 
-template <int THREADS, int AHEAD, int BLOCKS> static constexpr run_fn run()
-{
-    return kv_copy_launch<kv_copy_shape<THREADS, AHEAD, BLOCKS>, GPU_COPIES_MAX>;
-}
-
-static const struct {
-    int threads, ahead, blocks;
+struct copies_shape {
+    bool bulk;
+    int threads, ahead, blocks; /* bulk: bytes of a chunk, chunks of a ring, blocks */
     run_fn run;
-} SHAPES[] = {
-    { 256, 4, 4, run<256, 4, 4>() },   { 256, 4, 8, run<256, 4, 8>() },
-    { 256, 8, 2, run<256, 8, 2>() },   { 256, 8, 4, run<256, 8, 4>() },
-    { 512, 4, 2, run<512, 4, 2>() },   { 512, 4, 4, run<512, 4, 4>() },
-    { 512, 8, 1, run<512, 8, 1>() },   { 512, 8, 2, run<512, 8, 2>() },
-    { 1024, 2, 2, run<1024, 2, 2>() }, { 1024, 4, 1, run<1024, 4, 1>() },
-    { 1024, 4, 2, run<1024, 4, 2>() }, { 1024, 8, 1, run<1024, 8, 1>() },
 };
 
-int gpu_copies_n_shapes(void) { return (int)(sizeof SHAPES / sizeof SHAPES[0]); }
+template <int THREADS, int AHEAD, int BLOCKS> static constexpr copies_shape by_threads()
+{
+    return { false, THREADS, AHEAD, BLOCKS,
+             kv_copy_launch<kv_copy_shape<THREADS, AHEAD, BLOCKS>, GPU_COPIES_MAX> };
+}
+template <int CHUNK, int STAGES, int LAG, int BLOCKS> static constexpr copies_shape bulk()
+{
+    return { true, CHUNK, STAGES, BLOCKS,
+             kv_copy_bulk_launch<kv_copy_bulk_shape<CHUNK, STAGES, LAG, BLOCKS>, GPU_COPIES_MAX> };
+}
+
+enum { KIB = 1024, N_BULK = 8 }; /* at the end */
+
+static const copies_shape SHAPES[] = {
+    by_threads<256, 8, 4>(),    by_threads<512, 4, 2>(),   by_threads<512, 8, 1>(),
+    by_threads<512, 8, 2>(),    by_threads<1024, 4, 1>(),  by_threads<1024, 8, 1>(),
+    bulk<8 * KIB, 8, 4, 1>(),   bulk<16 * KIB, 4, 2, 1>(), bulk<16 * KIB, 4, 2, 3>(),
+    bulk<16 * KIB, 12, 4, 1>(), bulk<32 * KIB, 3, 1, 2>(), bulk<32 * KIB, 4, 2, 1>(),
+    bulk<32 * KIB, 6, 2, 1>(),  bulk<64 * KIB, 3, 1, 1>(),
+};
+
+int gpu_copies_n_shapes(void)
+{
+    const int n = (int)(sizeof SHAPES / sizeof SHAPES[0]);
+    typedef kv_copy_bulk_shape<32 * KIB, 4, 2, 1> any;
+    const void *kernel = (const void *)kv_copy_bulk_kernel<any, GPU_COPIES_MAX>;
+    return has_bulk_code(kernel) ? n : n - N_BULK;
+}
 
 cudaError_t gpu_copies_run(int shape, cudaStream_t stream, const struct copy_stream_pair *copies,
                            uint32_t n, int n_multiprocessors)
@@ -33,6 +49,11 @@ cudaError_t gpu_copies_run(int shape, cudaStream_t stream, const struct copy_str
 
 void gpu_copies_name(int shape, char *out, size_t cap)
 {
-    snprintf(out, cap, "%d threads, %d loads ahead, %d blocks per multiprocessor",
-             SHAPES[shape].threads, SHAPES[shape].ahead, SHAPES[shape].blocks);
+    const copies_shape &s = SHAPES[shape];
+    if (s.bulk)
+        snprintf(out, cap, "bulk, ring of %d times %d KiB, %d blocks per multiprocessor", s.ahead,
+                 s.threads / KIB, s.blocks);
+    else
+        snprintf(out, cap, "%d threads, %d loads ahead, %d blocks per multiprocessor", s.threads,
+                 s.ahead, s.blocks);
 }

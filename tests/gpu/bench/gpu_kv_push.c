@@ -289,6 +289,70 @@ static void gather_release(struct gather *g)
     }
 }
 
+/* Checks that gather has copied. */
+static void check_gathered(const struct side *s, const char *from, uint32_t n_blocks)
+{
+    const size_t piece = kv_layout_piece_bytes(&s->layout);
+    char *want = mem_calloc(piece, 1), *have = mem_calloc(piece, 1);
+    for (uint32_t layer = 0; layer < s->layout.n_layers; layer += s->layout.n_layers - 1)
+        for (uint32_t i = 0; i<n_blocks; i += n_blocks> 4 ? n_blocks / 4 : 1) {
+            const size_t at = kv_layout_offset(&s->layout, layer, n_blocks - 1 - i),
+                         to = kv_layout_offset(&s->layout, layer, (uint32_t)s->table[i]);
+            gpu_cuda(cudaMemcpy(want, from + at, piece, cudaMemcpyDeviceToHost), "a copy");
+            gpu_cuda(cudaMemcpy(have, (char *)s->pool.ptr + to, piece, cudaMemcpyDeviceToHost),
+                     "a copy");
+            gpu_need(memcmp(want, have, piece) == 0, "copies differ from their sources", NULL);
+        }
+    mem_free(want), mem_free(have);
+}
+
+/* Pieces with checksums, as the sender's GPU copies them or the receiver's reads them. */
+struct summed {
+    struct dev_mem memory;
+    struct copy_stream_checksum_range *pieces;
+    uint64_t *sums;
+    uint32_t n;
+};
+
+static void summed_init(const struct side *s, const char *from, uint32_t n_blocks, bool copied,
+                        struct summed *m)
+{
+    struct err err;
+    m->n = 0;
+    gpu_need(device_mem_alloc(s->device,
+                              (size_t)s->layout.n_layers * n_blocks *
+                                  (sizeof *m->pieces + sizeof *m->sums),
+                              DEVICE_MEM_HOST, &m->memory, &err) == OK,
+             "memory", err.text);
+    m->pieces = m->memory.ptr;
+    for (uint32_t layer = 0; layer < s->layout.n_layers; layer++)
+        for (uint32_t i = 0; i < n_blocks; i++) {
+            char *to = (char *)s->pool.ptr +
+                       kv_layout_offset(&s->layout, layer, (uint32_t)s->table[i]);
+            m->pieces[m->n++] = (struct copy_stream_checksum_range){
+                .at = from + kv_layout_offset(&s->layout, layer, n_blocks - 1 - i),
+                .to = copied ? to : NULL,
+                .run_bytes = (uint32_t)kv_layout_piece_bytes(&s->layout),
+                .n_runs = 1,
+            };
+        }
+    m->sums = (uint64_t *)(m->pieces + m->n);
+}
+
+/* In as large parts as puts have, on as many streams. */
+static double run_summed(const struct summed *m, struct gather *g)
+{
+    const uint64_t begin = clock_ns();
+    for (uint32_t i = 0, n; i < m->n; i += n) {
+        n = m->n - i < GPU_COPIES_MAX ? m->n - i : (uint32_t)GPU_COPIES_MAX;
+        gpu_need(
+            copy_stream_checksum(g->streams[g->n_parts++ % 2], m->pieces + i, n, m->sums + i) == OK,
+            "checksums", NULL);
+    }
+    gpu_cuda(cudaDeviceSynchronize(), "checksums");
+    return (double)(clock_ns() - begin) * 1e-9;
+}
+
 /* Checks that the sender's numbers are in this side's blocks. */
 static void check(const struct side *s)
 {
@@ -329,6 +393,9 @@ static void measure(struct side *s, uint32_t n_blocks, const void *other, struct
     for (int i = 0; i < ROUNDS; i++) {
         t->copied[i] = copy(s, other, n_blocks);
         t->gathered[i] = gather(s, other, n_blocks, g);
+        /* Two processes take turns on a GPU, which a GPU of one node does not do: now it is the
+         * sender's. */
+        receive(s, 1, 0);
         t->pushed[i] = receive(s, n_blocks, 0);
     }
 }
@@ -374,6 +441,7 @@ static void print_shapes(struct side *s, uint32_t n_blocks, const void *other, s
         char name[96] = "copies: ";
         gpu_copies_name(g->shape, name + strlen(name), sizeof name - strlen(name));
         gather(s, other, n_blocks, g); /* warms up */
+        check_gathered(s, other, n_blocks);
         for (int i = 0; i < ROUNDS; i++) {
             copied[i] = copy(s, other, n_blocks);
             gathered[i] = gather(s, other, n_blocks, g);
@@ -389,6 +457,27 @@ static void print_shapes(struct side *s, uint32_t n_blocks, const void *other, s
     g->shape = -1;
 }
 
+/* What one GPU does with checksums, without messages. */
+static void print_summed(struct side *s, uint32_t n_blocks, const void *other, struct gather *g)
+{
+    const double bytes = (double)bytes_of(s, n_blocks);
+    for (int copied = 0; copied < 2; copied++) {
+        double seconds[ROUNDS];
+        struct summed m;
+        summed_init(s, other, n_blocks, copied, &m);
+        run_summed(&m, g); /* warms up */
+        if (copied) check_gathered(s, other, n_blocks);
+        for (int i = 0; i < ROUNDS; i++) seconds[i] = run_summed(&m, g);
+        device_mem_free(s->device, &m.memory);
+        gpu_print_figure(&(struct gpu_figure){
+            .name = copied ? "copies with checksums, as the sender makes them"
+                           : "checksums, as the receiver checks them",
+            .value = bytes / gpu_median(seconds, ROUNDS) * 1e-9,
+            .unit = "GB/s",
+        });
+    }
+}
+
 static void figures(struct side *s, const void *other)
 {
     const uint32_t all = s->layout.n_blocks;
@@ -401,7 +490,8 @@ static void figures(struct side *s, const void *other)
     print_rate(s, all / 4, &t, 0);
     print_latency(s, "a transfer that moves nothing", 1);
     print_latency(s, "a transfer of one block of every layer", 0);
-    if (!s->checksum) print_shapes(s, all / 4, other, &g);
+    if (s->checksum) print_summed(s, all / 4, other, &g);
+    else print_shapes(s, all / 4, other, &g);
     gather_release(&g);
 }
 
@@ -418,7 +508,8 @@ static void receiver(struct side *s, bool tiny, pid_t child)
     receive(s, s->layout.n_blocks, 0); /* warms up */
     check(s);
     gpu_cuda(cudaMalloc(&other, kv_layout_pool_bytes(&s->layout)), "getting memory");
-    copy(s, other, s->layout.n_blocks);
+    gpu_cuda(gpu_fill_bf16(NULL, other, kv_layout_pool_bytes(&s->layout) / 2, 7), "filling memory");
+    gpu_cuda(cudaDeviceSynchronize(), "filling memory");
     figures(s, other);
     ask(s, 0);
     gpu_need(waitpid(child, &status, 0) == child && status == 0, "the sender failed", NULL);
