@@ -136,16 +136,24 @@ static void deliver(struct side *s, const struct kvt_grant_msg *g, enum kvt_mess
     kvt_recv_message(&s->core, &s->peer, &m);
 }
 
+/* Adds the checksums of one layer to a NOTE. */
+static void add_sums(struct side *s, struct kvt_message *m, uint32_t layer, uint32_t first,
+                     uint32_t n)
+{
+    const int32_t blocks[BLOCKS] = { 5, 2, 7 };
+    struct kvt_head_slice all = head_slice_all(&s->core.layout);
+    for (uint32_t i = 0; i < n && first + i < BLOCKS; i++)
+        m->sums[m->bytes / 8 + i] = kvt_plan_checksum(
+            &all, s->core.pool, layer, blocks[first + i],
+            kvt_plan_tokens(&s->core.layout, TOKENS, first + i), s->core.scratch);
+    m->bytes += 8 * n;
+}
+
 static void note(struct side *s, const struct kvt_grant_msg *g, uint32_t layer, uint32_t first,
                  uint32_t n)
 {
-    const int32_t blocks[BLOCKS] = { 5, 2, 7 };
-    struct kvt_message m = { .layer = layer, .first = first, .n = n, .bytes = 8 * n };
-    struct kvt_head_slice all = head_slice_all(&s->core.layout);
-    for (uint32_t i = 0; i < n && first + i < BLOCKS; i++)
-        m.sums[i] = kvt_plan_checksum(&all, s->core.pool, layer, blocks[first + i],
-                                      kvt_plan_tokens(&s->core.layout, TOKENS, first + i),
-                                      s->core.scratch);
+    struct kvt_message m = { .layer = layer, .first = first, .n = n };
+    add_sums(s, &m, layer, first, n);
     deliver(s, g, KVT_MSG_NOTE, m);
 }
 
@@ -172,6 +180,71 @@ TEST(session_receives_when_every_piece_is_verified)
     CHECK_EQ_INT(n_events, 1);
     buf_release(&grant);
     side_release(&s);
+}
+
+/* Delivers a NOTE of pieces [first, + n) of both layers; `wrong`: the number of a checksum that
+ * does not agree, or -1. */
+static void note_both(struct side *s, const struct kvt_grant_msg *g, uint32_t first, uint32_t n,
+                      int wrong)
+{
+    struct kvt_message m = { .more_layers = 1, .first = first, .n = n };
+    add_sums(s, &m, 0, first, n);
+    add_sums(s, &m, 1, first, n);
+    if (wrong >= 0) m.sums[wrong]++;
+    deliver(s, g, KVT_MSG_NOTE, m);
+}
+
+TEST(session_receives_pieces_of_several_layers_by_one_note)
+{
+    struct buf grant = { 0 };
+    for (int wrong = -1; wrong < 4; wrong++) {
+        struct side s;
+        side_init(&s);
+        n_events = n_sent = 0;
+        buf_clear(&grant);
+        struct kvt_grant_msg g = claim(&s, 1, &grant);
+        deliver(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ .bytes = KVT_OPEN_SUMS });
+        note_both(&s, &g, 0, 1, -1);
+        note_both(&s, &g, 1, 2, wrong);
+        deliver(&s, &g, KVT_MSG_FINISH,
+                (struct kvt_message){ .bytes = layout_total_bytes(&s.core.layout, TOKENS, 0) });
+        CHECK_EQ_INT(n_events, 1);
+        CHECK_EQ_INT(events[0].kind, wrong < 0 ? KVT_RECEIVED : KVT_RECEIVE_FAILED);
+        if (wrong >= 0) {
+            char place[32];
+            snprintf(place, sizeof place, "layer %d, block %d ", wrong / 2, 1 + wrong % 2);
+            CHECK_STATUS(events[0].status, ERR_CHECKSUM);
+            CHECK(strstr(events[0].text, place));
+        }
+        side_release(&s);
+    }
+    buf_release(&grant);
+}
+
+TEST(session_refuses_a_note_whose_layers_are_not_there_or_not_next)
+{
+    const struct kvt_message bad[] = {
+        { .layer = 1, .more_layers = 1, .n = 1, .bytes = 16 },
+        { .more_layers = KVT_PUT_PIECES - 1, .n = 1, .bytes = 8 * KVT_PUT_PIECES },
+        { .more_layers = 1, .n = 1, .bytes = 16 }, /* layer 1 has piece 0 */
+        { .more_layers = 1, .first = 1, .n = 1, .bytes = 16 },
+        { .layer = 1, .first = 1, .n = 1, .more_layers = UINT32_MAX, .bytes = 0 },
+    };
+    for (size_t i = 0; i < COUNT_OF(bad); i++) {
+        struct side s;
+        struct buf grant = { 0 };
+        side_init(&s);
+        n_events = n_sent = 0;
+        struct kvt_grant_msg g = claim(&s, 1, &grant);
+        deliver(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ .bytes = KVT_OPEN_SUMS });
+        note(&s, &g, 1, 0, 1);
+        deliver(&s, &g, KVT_MSG_NOTE, bad[i]);
+        CHECK_EQ_INT(n_events, 1);
+        CHECK_EQ_INT(events[0].kind, KVT_RECEIVE_FAILED);
+        CHECK_STATUS(events[0].status, ERR_FORMAT);
+        buf_release(&grant);
+        side_release(&s);
+    }
 }
 
 TEST(session_fails_on_a_wrong_checksum_and_waits_for_the_writer)
@@ -856,6 +929,8 @@ TEST(session_repeated_messages_are_no_progress)
 }
 
 TEST_MAIN(CASE(session_receives_when_every_piece_is_verified),
+          CASE(session_receives_pieces_of_several_layers_by_one_note),
+          CASE(session_refuses_a_note_whose_layers_are_not_there_or_not_next),
           CASE(session_fails_on_a_wrong_checksum_and_waits_for_the_writer),
           CASE(session_doubts_a_wrong_checksum_for_a_moment),
           CASE(session_repeats_a_stop_that_is_not_answered),
