@@ -145,8 +145,8 @@ struct kvt_env {
  * What a transport guarantees:
  *  1 An UP connection presented a ticket that env->admit accepted. Before that its peer can neither
  *    read nor write anything.
- *  2 The peer sees a message only after every earlier put on that connection is in its memory, and
- *    messages in order, or not at all.
+ *  2 The peer sees a message only after every earlier put on that connection is in its memory (a
+ *    NOTE: its own put and those before), and messages in order, or not at all.
  *  3 After DOWN, and after a put's PUT_DONE, it reads nothing of that source any more.
  *  4 fence() returns OK only when no write of that peer can reach this process's pool any more. */
 struct kvt_transport_ops {

@@ -5,7 +5,7 @@
  * presents its ticket, and gets WELCOME with access to the receiver's pool. From then on put()
  * copies into that pool and messages are packets. The transfer thread copies together with a
  * bounded number of copiers (copier.h): a put is split into jobs and is done when its last job is;
- * a message waits in `out` until all earlier puts are done.
+ * a message waits in `out` until all earlier puts are done, a NOTE for its own and those before.
  *
  *   incoming  HANDSHAKE ─ ticket good ─▶ UP ─ end of file, bad packet, fence() ─▶ DOWN
  *             DOWN ─ BYE, or the process ended ─▶ fenced
@@ -47,9 +47,10 @@ struct local_transport;
 /* A put that is not complete. */
 struct local_put {
     struct local_conn *conn;
-    uint64_t tag, generation, event;    /* event: kvt_put's */
-    uint32_t session, n_copies, n_jobs; /* jobs in flight */
-    bool submitted;                     /* every byte is copied or in a job */
+    uint64_t tag, generation, event; /* event: kvt_put's */
+    uint32_t session, layer, first;  /* of the first piece */
+    uint32_t n_copies, n_jobs;       /* jobs in flight */
+    bool submitted;                  /* every byte is copied or in a job */
     _Atomic bool abandoned;  /* relaxed: makes copiers stop early; their jobs' return proves it */
     _Atomic bool failed;     /* relaxed: a copier could not write; read after its job's return */
     struct kvt_copy *copies; /* env->max_copies */

@@ -176,6 +176,8 @@ static struct local_put *new_put(struct local_conn *c, const struct kvt_put *p)
     slot->event = p->event;
     slot->session = p->head.session;
     slot->generation = p->head.generation;
+    slot->layer = p->head.layer;
+    slot->first = p->head.first;
     slot->n_copies = p->n_copies;
     slot->n_jobs = 0;
     slot->on_device = p->on_device;
@@ -290,6 +292,20 @@ void local_write_out(struct local_conn *c)
     want_write(c, full);
 }
 
+/* How many puts must be complete before the message leaves: all, or those up to its own for a NOTE,
+ * so that the receiver verifies it while later ones are copied. */
+static uint64_t must_be_complete(struct local_conn *c, const struct kvt_message *m)
+{
+    if (m->kind != KVT_MSG_NOTE) return c->n_put;
+    for (uint64_t i = c->n_put; i > c->n_completed; i--) {
+        const struct local_put *p = put_at(c, i - 1);
+        if (p->session == m->session && p->generation == m->generation && p->layer == m->layer &&
+            p->first == m->first)
+            return i;
+    }
+    return c->n_completed;
+}
+
 enum status local_notify(struct kvt_conn *base, const struct kvt_message *m)
 {
     struct local_conn *c = (struct local_conn *)base;
@@ -297,8 +313,9 @@ enum status local_notify(struct kvt_conn *base, const struct kvt_message *m)
     if (c->state != LOCAL_UP) return ERR_PEER_LOST;
     if (m->kind == KVT_MSG_NOTE && c->out.len > KVT_QUEUE_BYTES) return ERR_BUSY;
     if (c->out.len > KVT_QUEUE_LIMIT) return ERR_FULL;
-    struct local_packet head = { .after = c->n_put, .bytes = kvt_message_encode(m, bytes) };
-    bool now = c->out.len == 0 && c->n_completed == c->n_put;
+    struct local_packet head = { .after = must_be_complete(c, m),
+                                 .bytes = kvt_message_encode(m, bytes) };
+    bool now = c->out.len == 0 && head.after <= c->n_completed;
     enum status st = now ? local_send_packet(c->fd, bytes, head.bytes) : ERR_BUSY;
     if (st != ERR_BUSY) return st;
     buf_add(&c->out, &head, sizeof head);
