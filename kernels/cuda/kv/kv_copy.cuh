@@ -6,10 +6,12 @@
 #include "kernels/copy_stream.h"
 #include "kernels/cuda/launch.cuh"
 
-/* Threads of a block, loads of 16 bytes in flight per thread, blocks of a multiprocessor. */
-template <int THREADS, int AHEAD, int BLOCKS> struct kv_copy_shape {
+/* Threads of a block, loads of 16 bytes in flight per thread, blocks of a multiprocessor; whether
+ * L2 is told that the bytes are not needed again. */
+template <int THREADS, int AHEAD, int BLOCKS, bool STREAMED = true> struct kv_copy_shape {
     static constexpr int threads = THREADS, ahead = AHEAD, blocks = BLOCKS,
                          chunk = THREADS * AHEAD * 16;
+    static constexpr bool streamed = STREAMED;
 };
 
 template <int MAX> struct kv_copy_list {
@@ -24,8 +26,13 @@ static __device__ __forceinline__ void kv_copy_16(uint4 *to, const uint4 *from, 
     int i = (int)threadIdx.x;
     for (; i + (AHEAD - 1) * STRIDE < n; i += AHEAD * STRIDE) {
         uint4 v[AHEAD];
-        UNROLL for (int k = 0; k < AHEAD; k++) v[k] = __ldcs(from + i + k * STRIDE);
-        UNROLL for (int k = 0; k < AHEAD; k++) __stcs(to + i + k * STRIDE, v[k]);
+        UNROLL for (int k = 0; k < AHEAD; k++)
+            v[k] = SHAPE::streamed ? __ldcs(from + i + k * STRIDE) : __ldcg(from + i + k * STRIDE);
+        UNROLL for (int k = 0; k < AHEAD; k++)
+        {
+            if (SHAPE::streamed) __stcs(to + i + k * STRIDE, v[k]);
+            else __stcg(to + i + k * STRIDE, v[k]);
+        }
     }
     for (; i < n; i += STRIDE) to[i] = from[i];
 }

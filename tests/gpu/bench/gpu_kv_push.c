@@ -391,11 +391,10 @@ static void measure(struct side *s, uint32_t n_blocks, const void *other, struct
 {
     gather(s, other, n_blocks, g); /* warms up */
     for (int i = 0; i < ROUNDS; i++) {
+        copy(s, other, 1); /* two processes take turns on a GPU, which is this one's now */
         t->copied[i] = copy(s, other, n_blocks);
         t->gathered[i] = gather(s, other, n_blocks, g);
-        /* Two processes take turns on a GPU, which a GPU of one node does not do: now it is the
-         * sender's. */
-        receive(s, 1, 0);
+        receive(s, 1, 0); /* now it is the sender's, as a node's own GPU is always */
         t->pushed[i] = receive(s, n_blocks, 0);
     }
 }
