@@ -16,18 +16,49 @@ struct norm_rows {
     float eps;
 };
 
+template <bool ALIGNED>
+static __device__ __forceinline__ void store_quad(float *y, unsigned k, unsigned n, const float4 &v)
+{
+    if (ALIGNED) {
+        if (k < n) *(float4 *)(void *)(y + k) = v;
+        return;
+    }
+    if (k < n) y[k] = v.x;
+    if (k + 1 < n) y[k + 1] = v.y;
+    if (k + 2 < n) y[k + 2] = v.z;
+    if (k + 3 < n) y[k + 3] = v.w;
+}
+
+/* The weights, which no kernel writes, are loaded while the kernel before ends; of long rows, the
+ * first ones. */
+template <bool ALIGNED>
 static __global__ void __launch_bounds__(RMS_THREADS) norm_kernel(norm_rows a)
 {
-    grid_dependency_sync();
     __shared__ float warps[RMS_WARPS];
     const float *x = a.x + blockIdx.x * a.x_stride;
     float *y = a.y + blockIdx.x * a.y_stride;
-    const float squares = rms_warp_squares(x, a.n, threadIdx.x);
+    const unsigned n = (unsigned)a.n, first = threadIdx.x * RMS_QUAD, step = RMS_AHEAD * RMS_STEP;
+    float4 v[RMS_AHEAD] = {}, weight[RMS_AHEAD];
+    float squares = 0;
+    rms_load<ALIGNED>(weight, a.weight, first, n);
+    grid_dependency_sync();
+#pragma unroll 1
+    for (unsigned k = first; k < n; k += step) {
+        rms_load<ALIGNED>(v, x, k, n);
+        squares = rms_squares(squares, v);
+    }
+    squares = warp_sum(squares);
     if (threadIdx.x % WARP == 0) warps[threadIdx.x / WARP] = squares;
     __syncthreads();
-    const float factor = rms_factor(warps, a.n, a.eps);
-    for (size_t i = threadIdx.x; i < a.n; i += RMS_THREADS)
-        y[i] = rms_element(x[i], a.weight[i], factor);
+    const float factor = rms_factor(warps, n, a.eps);
+#pragma unroll 1
+    for (unsigned k = first; k < n; k += step) {
+        if (n > step) rms_load<ALIGNED>(v, x, k, n);
+        if (k > first) rms_load<ALIGNED>(weight, a.weight, k, n);
+#pragma unroll
+        for (int i = 0; i < RMS_AHEAD; i++)
+            store_quad<ALIGNED>(y, k + i * RMS_STEP, n, rms_apply(v[i], weight[i], factor));
+    }
 }
 
 cudaError_t elementwise_rms_norm(cudaStream_t s, float *y, size_t y_stride, const float *x,
@@ -36,7 +67,12 @@ cudaError_t elementwise_rms_norm(cudaStream_t s, float *y, size_t y_stride, cons
 {
     if (n_rows == 0) return cudaSuccess;
     const norm_rows a = { y, x, weight, y_stride, x_stride, n, eps };
-    return launch(s, norm_kernel, dim3((unsigned)n_rows), dim3(RMS_THREADS), 0, a);
+    const uintptr_t all = (uintptr_t)y | (uintptr_t)x | (uintptr_t)weight |
+                          (n_rows > 1 ? y_stride | x_stride : 0) * sizeof(float) |
+                          n * sizeof(float);
+    const dim3 grid((unsigned)n_rows), block(RMS_THREADS);
+    return all % sizeof(float4) == 0 ? launch(s, norm_kernel<true>, grid, block, 0, a)
+                                     : launch(s, norm_kernel<false>, grid, block, 0, a);
 }
 
 /* ---- element by element ---- */

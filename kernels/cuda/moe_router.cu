@@ -1,10 +1,11 @@
 /* moe_router.cu - a router of few rows in one launch: norm, product, choice of experts, sort.
  *
- * Every block normalises all rows into shared memory and computes some columns of the product; the
- * last one to arrive routes and sorts. Norm and product have the order of rms_norm.cuh and
- * gemm_f32.cuh, so the bits are those of the separate kernels. W does not depend on the kernel
- * before: its first elements are loaded while that one ends. Thread: device; moe_router:
- * engine. */
+ * blockIdx.y has ROWS rows; each of its blocks normalises them into shared memory and computes some
+ * columns of the product, and the last one to arrive routes them. One block row also sorts; with
+ * more, a second launch does. Norm and product have the order of rms_norm.cuh and gemm_f32.cuh, and
+ * scores that of moe_route_row.cuh, so the bits are those of the separate kernels. W and the norm's
+ * weights do not depend on the kernel before: they are loaded while that one ends.
+ * Thread: device; moe_router: engine. */
 #include "kernels/cuda/gemm/gemm_f32.cuh"
 #include "kernels/cuda/moe_route.h"
 #include "kernels/cuda/moe_route_row.cuh"
@@ -14,21 +15,28 @@
 enum {
     ROUTER_THREADS = 512,
     ROUTER_WARPS = ROUTER_THREADS / WARP,
-    ROUTER_ROWS = 8,
+    ROUTER_ROWS = 8, /* of a row of blocks */
+    ROUTER_ROWS_MAX = 64,
     ROUTER_ACROSS = WARP / F32_LANES, /* a warp's columns */
     ROUTER_AHEAD = 4                  /* steps of W that are loaded at a time */
 };
 
 struct router_call {
     route_args route;
-    moe_sort_args sort; /* rows NULL: not to be sorted */
+    moe_sort_args sort; /* rows NULL: not to be sorted here */
     const unsigned char *w;
     size_t row_bytes;
     const float *x, *norm;
     float *h;
     float eps;
     int32_t n_in;
-    unsigned *arrived; /* zero between calls */
+    unsigned *arrived; /* [blocks in y] zero between calls */
+};
+
+/* The rows of a block. */
+struct router_rows {
+    size_t first;
+    int32_t n;
 };
 
 static __host__ __device__ __forceinline__ int32_t router_steps(int32_t n_in)
@@ -48,48 +56,75 @@ static __device__ __forceinline__ void load_w(float4 w[ROUTER_AHEAD], const floa
     }
 }
 
-/* Normalises all rows into h [n_rows][n_steps 32], zeros from n_in on. Half of the threads have
- * every second row. norm: c.norm in shared memory. */
-static __device__ __forceinline__ void normalise_rows(const router_call &c, const float *norm,
-                                                      float *h, int32_t stride)
+/* What does not depend on the kernel before, while that one ends: the norm's weights, and, for the
+ * block that routes, the bias. */
+static __device__ __forceinline__ void load_ahead(const router_call &c, float4 *norm)
+{
+    if (c.route.bias && threadIdx.x == 0 && (uintptr_t)c.route.bias % 16 == 0)
+        prefetch_l2(c.route.bias,
+                    (unsigned)c.route.n_experts / RMS_QUAD * (unsigned)sizeof(float4));
+#pragma unroll 1
+    for (int32_t q = (int32_t)threadIdx.x; q < c.n_in / RMS_QUAD; q += ROUTER_THREADS)
+        norm[q] = __ldg((const float4 *)(const void *)c.norm + q);
+}
+
+/* Normalises the rows into h [rows][stride], zeros from n_in on. Half of the threads have every
+ * second row. Quads everywhere. */
+static __device__ __forceinline__ void normalise_rows(const router_call &c, const router_rows &rows,
+                                                      const float4 *norm, float4 *h, int32_t stride)
 {
     __shared__ float warps[ROUTER_ROWS][RMS_WARPS];
-    const int32_t n_rows = (int32_t)c.route.n_rows, thread = (int32_t)threadIdx.x % RMS_THREADS,
+    const int32_t thread = (int32_t)threadIdx.x % RMS_THREADS,
                   half = (int32_t)threadIdx.x / RMS_THREADS;
-    for (int32_t r = half; r < n_rows; r += ROUTER_THREADS / RMS_THREADS) {
-        const float squares = rms_warp_squares(c.x + (size_t)r * (size_t)c.n_in, (size_t)c.n_in,
-                                               (unsigned)thread);
+    const unsigned n = (unsigned)c.n_in;
+#pragma unroll 1
+    for (int32_t r = half; r < rows.n; r += ROUTER_THREADS / RMS_THREADS) {
+        const float *x = c.x + (rows.first + (size_t)r) * n;
+        float squares = 0;
+#pragma unroll 1
+        for (unsigned k = (unsigned)thread * RMS_QUAD; k < n; k += RMS_AHEAD * RMS_STEP) {
+            float4 v[RMS_AHEAD];
+            rms_load<true>(v, x, k, n);
+            squares = rms_squares(squares, v);
+        }
+        squares = warp_sum(squares);
         if (thread % WARP == 0) warps[r][thread / WARP] = squares;
     }
     __syncthreads();
-    for (int32_t r = half; r < n_rows; r += ROUTER_THREADS / RMS_THREADS) {
-        const float factor = rms_factor(warps[r], (size_t)c.n_in, c.eps);
-        const float *x = c.x + (size_t)r * (size_t)c.n_in;
-#pragma unroll 4
-        for (int32_t i = thread; i < stride; i += RMS_THREADS)
-            h[r * stride + i] = i < c.n_in ? rms_element(x[i], norm[i], factor) : 0;
+#pragma unroll 1
+    for (int32_t r = half; r < rows.n; r += ROUTER_THREADS / RMS_THREADS) {
+        const float factor = rms_factor(warps[r], n, c.eps);
+        const float *x = c.x + (rows.first + (size_t)r) * n;
+#pragma unroll 2
+        for (int32_t q = thread; q < stride; q += RMS_THREADS)
+            h[r * stride + q] = q * RMS_QUAD < c.n_in
+                                    ? rms_apply(rms_quad<true>(x, (unsigned)q * RMS_QUAD, n),
+                                                norm[q], factor)
+                                    : make_float4(0, 0, 0, 0);
     }
     __syncthreads();
 }
 
 /* Each block stores a part of h for the experts. */
-static __device__ __forceinline__ void store_h(const router_call &c, const float *h, int32_t stride)
+static __device__ __forceinline__ void store_h(const router_call &c, const router_rows &rows,
+                                               const float4 *h, int32_t stride)
 {
-    const int32_t step = (int32_t)gridDim.x * ROUTER_THREADS;
-    for (int32_t r = 0; r < (int32_t)c.route.n_rows; r++)
-        for (int32_t i = (int32_t)(blockIdx.x * ROUTER_THREADS + threadIdx.x); i < c.n_in;
-             i += step)
-            c.h[(size_t)r * (size_t)c.n_in + (size_t)i] = h[r * stride + i];
+    const int32_t n = c.n_in / RMS_QUAD;
+    float4 *to = (float4 *)(void *)c.h + rows.first * (size_t)n;
+#pragma unroll 1
+    for (int32_t q = (int32_t)(blockIdx.x * ROUTER_THREADS + threadIdx.x); q < n * rows.n;
+         q += (int32_t)gridDim.x * ROUTER_THREADS)
+        to[q] = h[q / n * stride + q % n];
 }
 
 /* sums [ROWS] of a thread's column over its k's; w: the first quads. */
 template <int K_WARPS, int ROWS>
-static __device__ __forceinline__ void multiply_column(float *sums, const router_call &c,
-                                                       float4 w[ROUTER_AHEAD], const float4 *row,
-                                                       const float *h, int32_t n_steps)
+static __device__ __forceinline__ void multiply_column(float *sums, float4 w[ROUTER_AHEAD],
+                                                       const float4 *row, const float4 *h,
+                                                       int32_t n_rows, int32_t n_steps)
 {
-    const int32_t lane = (int32_t)threadIdx.x % F32_LANES;
-    const float4 *x = (const float4 *)(const void *)h + lane;
+    const float4 *x = h + threadIdx.x % F32_LANES;
+#pragma unroll 1
     for (int32_t first = (int32_t)threadIdx.x / WARP % K_WARPS; first < n_steps;) {
 #pragma unroll
         for (int a = 0; a < ROUTER_AHEAD; a++) {
@@ -97,17 +132,18 @@ static __device__ __forceinline__ void multiply_column(float *sums, const router
             if (step >= n_steps) break;
 #pragma unroll
             for (int r = 0; r < ROWS; r++)
-                if (ROWS == 1 || r < (int)c.route.n_rows)
+                if (ROWS == 1 || r < n_rows)
                     sums[r] = multiply_quad(sums[r], w[a], x[(r * n_steps + step) * F32_LANES]);
         }
         first += ROUTER_AHEAD * K_WARPS;
-        load_w<K_WARPS>(w, row, first, n_steps);
+        if (first < n_steps) load_w<K_WARPS>(w, row, first, n_steps);
     }
 }
 
 /* Adds lanes, then warps, and stores the block's columns of logits. */
 template <int K_WARPS, int ROWS>
-static __device__ __forceinline__ void store_logits(const router_call &c, const float *sums)
+static __device__ __forceinline__ void store_logits(const router_call &c, const router_rows &rows,
+                                                    const float *sums)
 {
     enum { COLUMNS = ROUTER_WARPS / K_WARPS * ROUTER_ACROSS };
     __shared__ float part[ROUTER_WARPS][ROWS][ROUTER_ACROSS];
@@ -121,116 +157,242 @@ static __device__ __forceinline__ void store_logits(const router_call &c, const 
     static_assert((int)COLUMNS * ROWS <= ROUTER_THREADS, "a thread each");
     const int r = (int)threadIdx.x / COLUMNS, at = (int)threadIdx.x % COLUMNS,
               column = (int)blockIdx.x * COLUMNS + at;
-    if (r >= (int)c.route.n_rows || column >= c.route.n_experts) return;
+    if (r >= rows.n || column >= c.route.n_experts) return;
     const int first = at / ROUTER_ACROSS * K_WARPS, j = at % ROUTER_ACROSS;
     float sum = part[first][r][j];
+#pragma unroll 5
     for (int k = 1; k < K_WARPS; k++) sum = __fadd_rn(sum, part[first + k][r][j]);
     /* as a product without bias adds 0 */
-    c.route.logits[(size_t)r * (size_t)c.route.n_experts + (size_t)column] = __fadd_rn(sum, 0.0f);
+    c.route.logits[(rows.first + (size_t)r) * (size_t)c.route.n_experts + (size_t)column] =
+        __fadd_rn(sum, 0.0f);
 }
 
-/* Whether all other blocks have stored their logits. */
+/* Whether all other blocks have stored their logits of these rows. */
 static __device__ __forceinline__ bool is_last_block(const router_call &c)
 {
     __shared__ unsigned before;
     __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence();
-        before = atomicInc(c.arrived, gridDim.x - 1);
-        __threadfence();
-    }
+    if (threadIdx.x == 0) before = atomic_inc_acq_rel(c.arrived + blockIdx.y, gridDim.x - 1);
     __syncthreads();
     return before == gridDim.x - 1;
 }
 
-static __device__ __forceinline__ void route_and_sort(const router_call &c, float *rooms)
+/* ---- routing ---- */
+
+/* A row's shared memory, in words; its threads are whole warps. */
+struct router_room {
+    double *value;
+    float *p; /* logits, then scores */
+    unsigned *key, *rank, *groups;
+    int thread, n_threads; /* no threads: no row */
+    size_t row;
+};
+
+static __host__ __device__ __forceinline__ size_t router_room_words(const route_args &a)
 {
-    __shared__ int32_t chosen[ROUTER_ROWS * KERNEL_EXPERTS_USED_MAX];
-    const size_t warp = threadIdx.x / WARP;
-    if (warp < c.route.n_rows)
-        route_row(c.route, warp, rooms + warp * route_floats(c.route),
-                  chosen + warp * (size_t)c.route.n_used);
-    __syncthreads();
-    if (c.sort.rows) sort_few(c.sort, chosen);
+    return 5 * (size_t)a.n_experts + 2 * (size_t)a.n_groups + (size_t)a.n_experts % 2;
 }
 
-/* What does not depend on the kernel before, while that one ends: the norm's weights, and, for the
- * last block, those of the choice. */
-static __device__ __forceinline__ void load_ahead(const router_call &c, float *norm)
+static __device__ __forceinline__ router_room find_room(const router_call &c,
+                                                        const router_rows &rows, float *all)
 {
-    const int32_t n = c.route.n_experts * (int32_t)sizeof(float);
-    if (c.route.bias && threadIdx.x == 0 && (uintptr_t)c.route.bias % 16 == 0)
-        prefetch_l2(c.route.bias, (unsigned)n / 16 * 16);
+    const int per_row = ROUTER_WARPS / rows.n * WARP, r = (int)threadIdx.x / per_row,
+              n = c.route.n_experts;
+    router_room w;
+    w.value = (double *)(void *)(all + (size_t)min(r, rows.n - 1) * router_room_words(c.route));
+    w.p = (float *)(w.value + n);
+    w.key = (unsigned *)(void *)(w.p + n), w.rank = w.key + n, w.groups = w.rank + n;
+    w.thread = (int)threadIdx.x - r * per_row;
+    w.n_threads = r < rows.n ? per_row : 0;
+    w.row = rows.first + (size_t)r;
+    return w;
+}
+
+/* The values whose sum scores are divided by. */
+static __device__ __forceinline__ void exponentials(const router_room &w, int n)
+{
+    unsigned top = 0;
+#pragma unroll 1
+    for (int e = w.thread % WARP; e < n; e += WARP) top = max(top, order_key(w.p[e]));
+    const double most = (double)key_value(__reduce_max_sync(0xffffffffu, top));
+#pragma unroll 1
+    for (int e = w.thread; e < n; e += w.n_threads) w.value[e] = exp_f64((double)w.p[e] - most);
+}
+
+/* Scores and keys from the values, or from logits. */
+static __device__ __forceinline__ void scores(const route_args &a, const router_room &w)
+{
+    const bool is_softmax = a.score == route_args::ROUTE_SOFTMAX;
+    double by = 0;
+    if (is_softmax) {
+        double sum = 0;
+#pragma unroll 1
+        for (int e = w.thread % WARP; e < a.n_experts; e += WARP) sum += w.value[e];
+        by = 1.0 / warp_sum_f64(sum);
+    }
+#pragma unroll 1
+    for (int e = w.thread; e < a.n_experts; e += w.n_threads) {
+        const float p = is_softmax ? (float)(w.value[e] * by) : sigmoid_score(w.p[e]);
+        w.p[e] = p;
+        w.key[e] = order_key(a.bias ? p + __ldg(a.bias + e) : p);
+        w.rank[e] = 0;
+    }
+}
+
+/* How many experts come before each: several threads share those of an expert. */
+static __device__ __forceinline__ void count_better(const router_room &w, int n)
+{
+    const int parts = max(w.n_threads / n, 1), each = (n + parts - 1) / parts;
+#pragma unroll 1
+    for (int i = w.thread; i < n * parts; i += w.n_threads) {
+        const int e = i % n, first = i / n * each, end = min(first + each, n);
+        const unsigned key = w.key[e];
+        unsigned better = 0;
 #pragma unroll 4
-    for (int32_t i = (int32_t)threadIdx.x; i < c.n_in; i += ROUTER_THREADS)
-        norm[i] = __ldg(c.norm + i);
+        for (int j = first; j < end; j++) better += w.key[j] > key || (w.key[j] == key && j < e);
+        if (better) atomicAdd(&w.rank[e], better);
+    }
+}
+
+/* An expert that is NaN is not chosen; the places that are left, if any, are expert 0's. */
+static __device__ __forceinline__ void choose(const route_args &a, const router_room &w,
+                                              int32_t *chosen)
+{
+#pragma unroll 1
+    for (int e = w.thread; e < a.n_experts; e += w.n_threads)
+        if (w.rank[e] < (unsigned)a.n_used && w.key[e]) chosen[w.rank[e]] = e;
+}
+
+/* Experts and weights of a row, by its first warp. */
+static __device__ __forceinline__ void store_choice(const route_args &a, const router_room &w,
+                                                    const int32_t *chosen)
+{
+    float *weights = (float *)(void *)w.value;
+#pragma unroll 1
+    for (int j = w.thread; j < a.n_used; j += WARP) {
+        weights[j] = w.p[chosen[j]];
+        a.experts[w.row * (size_t)a.n_used + (size_t)j] = chosen[j];
+    }
+    __syncwarp();
+    store_weights(a, w.row, weights);
+}
+
+static __device__ __forceinline__ void route_rows(const router_call &c, const router_rows &rows,
+                                                  float *all)
+{
+    __shared__ int32_t chosen[ROUTER_ROWS * KERNEL_EXPERTS_USED_MAX];
+    const route_args &a = c.route;
+    const router_room w = find_room(c, rows, all);
+    const int n = w.n_threads > 0 ? a.n_experts : 0;
+    int32_t *mine = chosen + (size_t)(w.row - rows.first) * (size_t)a.n_used;
+#pragma unroll 1
+    for (int e = w.thread; e < n; e += w.n_threads)
+        w.p[e] = __ldcg(a.logits + w.row * (size_t)a.n_experts + (size_t)e);
+    if ((int)threadIdx.x < rows.n * a.n_used) chosen[threadIdx.x] = 0;
+    __syncthreads();
+    if (n && a.score == route_args::ROUTE_SOFTMAX) exponentials(w, n);
+    __syncthreads();
+    if (n) scores(a, w);
+    __syncthreads();
+    if (a.n_groups > 1) {
+        if (n && w.thread < WARP) drop_groups(a, w.key, w.groups);
+        __syncthreads();
+    }
+    if (n) count_better(w, n);
+    __syncthreads();
+    if (n) choose(a, w, mine);
+    __syncthreads();
+    if (n && w.thread < WARP) store_choice(a, w, mine);
+    if (c.sort.rows) sort_few(c.sort, chosen);
 }
 
 /* Shared memory: h and the norm's weights; later the rows' memory for routing. */
 template <int K_WARPS, int ROWS>
-static __global__ void __launch_bounds__(ROUTER_THREADS, 1)
+static __global__ void __launch_bounds__(ROUTER_THREADS)
     router_kernel(const __grid_constant__ router_call c)
 {
     enum { COLUMNS = ROUTER_WARPS / K_WARPS * ROUTER_ACROSS };
     const int32_t n_steps = router_steps(c.n_in), warp = (int32_t)threadIdx.x / WARP,
                   at = warp / K_WARPS * ROUTER_ACROSS + (int32_t)threadIdx.x % WARP / F32_LANES,
                   column = min((int32_t)blockIdx.x * COLUMNS + at, c.route.n_experts - 1);
+    router_rows rows = { (size_t)blockIdx.y * ROUTER_ROWS, 1 };
+    if (ROWS > 1) rows.n = (int32_t)min(c.route.n_rows - rows.first, (size_t)ROUTER_ROWS);
     const float4 *row = (const float4 *)(const void *)(c.w + (size_t)column * c.row_bytes) +
                         threadIdx.x % F32_LANES;
-    float *h = (float *)(void *)shared_memory(),
-          *norm = h + (int32_t)c.route.n_rows * n_steps * F32_STEP;
+    float4 *h = (float4 *)(void *)shared_memory(), *norm = h + ROWS * n_steps * F32_LANES;
     float4 w[ROUTER_AHEAD];
     float sums[ROWS] = {};
     load_w<K_WARPS>(w, row, warp % K_WARPS, n_steps);
     load_ahead(c, norm);
     grid_dependency_sync();
-    normalise_rows(c, norm, h, n_steps * F32_STEP);
-    store_h(c, h, n_steps * F32_STEP);
-    multiply_column<K_WARPS, ROWS>(sums, c, w, row, h, n_steps);
-    store_logits<K_WARPS, ROWS>(c, sums);
-    if (is_last_block(c)) route_and_sort(c, h);
+    normalise_rows(c, rows, norm, h, n_steps * F32_LANES);
+    store_h(c, rows, h, n_steps * F32_LANES);
+    multiply_column<K_WARPS, ROWS>(sums, w, row, h, rows.n, n_steps);
+    store_logits<K_WARPS, ROWS>(c, rows, sums);
+    if (is_last_block(c)) route_rows(c, rows, (float *)(void *)h);
+}
+
+/* Rows of a block. */
+static size_t router_block_rows(const struct router_args *a)
+{
+    return a->route.n_rows > 1 ? ROUTER_ROWS : 1;
 }
 
 static size_t router_shared(const struct router_args *a)
 {
     const size_t h = (size_t)router_steps((int32_t)a->w->n_in) * F32_STEP,
-                 room = route_floats(a->route);
-    const size_t first = (a->route.n_rows + 1) * h, then = a->route.n_rows * room;
+                 rows = router_block_rows(a), first = (rows + 1) * h,
+                 then = rows * router_room_words(a->route);
     return (first > then ? first : then) * sizeof(float);
 }
 
 bool moe_router_fits(const struct router_args *a)
 {
-    return a->route.n_rows >= 1 && a->route.n_rows <= ROUTER_ROWS &&
-           a->route.n_used <= KERNEL_EXPERTS_USED_MAX && router_shared(a) <= ROUTE_SHARED_MAX;
+    const uintptr_t quads = (uintptr_t)a->x | (uintptr_t)a->norm | (uintptr_t)a->h |
+                            a->w->n_in * sizeof(float);
+    return a->route.n_rows >= 1 && a->route.n_rows <= ROUTER_ROWS_MAX &&
+           a->route.n_used <= KERNEL_EXPERTS_USED_MAX && quads % sizeof(float4) == 0 &&
+           router_shared(a) <= ROUTE_SHARED_MAX;
 }
 
 template <int K_WARPS, int ROWS>
 static cudaError_t run(cudaStream_t s, const router_call &c, size_t shared)
 {
     enum { COLUMNS = ROUTER_WARPS / K_WARPS * ROUTER_ACROSS };
-    return launch(s, router_kernel<K_WARPS, ROWS>,
-                  dim3(blocks_for((size_t)c.route.n_experts, COLUMNS)), dim3(ROUTER_THREADS),
-                  shared, c);
+    const dim3 grid(blocks_for((size_t)c.route.n_experts, COLUMNS),
+                    blocks_for(c.route.n_rows, ROUTER_ROWS));
+    return launch(s, router_kernel<K_WARPS, ROWS>, grid, dim3(ROUTER_THREADS), shared, c);
 }
 
-cudaError_t moe_router(cudaStream_t s, const struct router_args *a, const int32_t *n_real_rows,
-                       void *scratch)
+static cudaError_t run_fitting(cudaStream_t s, const struct router_args *a, const router_call &c)
 {
-    const router_call c = { a->route,
-                            sort_of_route(a->route, n_real_rows),
-                            (const unsigned char *)a->w->data,
-                            gemm_row_bytes(GEMM_F32, a->w->n_in),
-                            a->x,
-                            a->norm,
-                            a->h,
-                            a->eps,
-                            (int32_t)a->w->n_in,
-                            (unsigned *)scratch };
     const size_t shared = router_shared(a);
     const bool one = a->route.n_rows == 1;
     if (f32_splits_k(a->w->n_out, a->w->n_in))
         return one ? run<F32_SPLIT_K_WARPS, 1>(s, c, shared)
                    : run<F32_SPLIT_K_WARPS, ROUTER_ROWS>(s, c, shared);
     return one ? run<1, 1>(s, c, shared) : run<1, ROUTER_ROWS>(s, c, shared);
+}
+
+cudaError_t moe_router(cudaStream_t s, const struct router_args *a, const int32_t *n_real_rows,
+                       void *scratch)
+{
+    router_call c = { a->route,
+                      sort_of_route(a->route, n_real_rows),
+                      (const unsigned char *)a->w->data,
+                      gemm_row_bytes(GEMM_F32, a->w->n_in),
+                      a->x,
+                      a->norm,
+                      a->h,
+                      a->eps,
+                      (int32_t)a->w->n_in,
+                      (unsigned *)scratch };
+    static_assert(ROUTER_ROWS_MAX / ROUTER_ROWS * sizeof(unsigned) <= MOE_ROUTER_SCRATCH,
+                  "a counter for each row of blocks");
+    if (a->route.n_rows <= ROUTER_ROWS || !c.sort.rows) return run_fitting(s, a, c);
+    moe_sort_args sort = c.sort;
+    sort.scratch = NULL; /* nobody has counted */
+    c.sort.rows = NULL;
+    cudaError_t e = run_fitting(s, a, c);
+    return e == cudaSuccess ? moe_sort_run(s, sort) : e;
 }

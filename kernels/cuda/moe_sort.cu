@@ -5,11 +5,25 @@
 
 enum {
     SORT_THREADS = 256,
-    ONE_BLOCK_THREADS = 1024,
     PLACE_THREADS = 128,
     PLACE_WARPS = PLACE_THREADS / WARP,
     SCAN_AHEAD = 4 /* loads at a time */
 };
+
+/* Counts each expert's slots and where they begin, also in count [n_experts + 1]. One block. */
+static __device__ __forceinline__ void begin_slots(const moe_sort_args &a, int *count)
+{
+    const int step = (int)blockDim.x, n = real_choices(a);
+    for (int e = (int)threadIdx.x; e <= a.n_experts; e += step) count[e] = 0;
+    __syncthreads();
+    for (int i = (int)threadIdx.x; i < n; i += step) atomicAdd(&count[a.experts[i] + 1], 1);
+    /* padding rows: their results are not used */
+    for (int i = n + (int)threadIdx.x; i < a.n; i += step) a.index[i] = 0;
+    __syncthreads();
+    if (threadIdx.x < WARP) sum_up(count, a.n_experts);
+    __syncthreads();
+    for (int e = (int)threadIdx.x; e <= a.n_experts; e += step) a.begin[e] = count[e];
+}
 
 static __global__ void __launch_bounds__(SORT_THREADS) expert_begins_kernel(moe_sort_args a)
 {
@@ -17,10 +31,44 @@ static __global__ void __launch_bounds__(SORT_THREADS) expert_begins_kernel(moe_
     begin_slots(a, (int *)(void *)shared_memory());
 }
 
-static __global__ void __launch_bounds__(ONE_BLOCK_THREADS) sort_kernel(moe_sort_args a)
+/* Sorts ONE_BLOCK_CHOICES, one a thread: a warp counts those of each expert, the counts of the warps
+ * before are summed, then experts. Shared memory: begins [n_experts + 1], counts [n_experts] of as
+ * many warps as there are. */
+static __global__ void __launch_bounds__(ONE_BLOCK_CHOICES) sort_kernel(moe_sort_args a)
 {
     grid_dependency_sync();
-    sort_one_block(a, (int *)(void *)shared_memory());
+    int32_t *begin = (int32_t *)(void *)shared_memory();
+    uint16_t *counts = (uint16_t *)(void *)(begin + a.n_experts + 1);
+    const int i = (int)threadIdx.x, lane = i % WARP, n_warps = (int)blockDim.x / WARP,
+              n = real_choices(a), e = i < n ? a.experts[i] : -1;
+    uint16_t *mine = counts + i / WARP * a.n_experts;
+#pragma unroll 1
+    for (int at = i; at < n_warps * a.n_experts; at += (int)blockDim.x) counts[at] = 0;
+    __syncthreads();
+    const unsigned same = __match_any_sync(0xffffffffu, e);
+    const int rank = __popc(same & ((1u << lane) - 1));
+    if (e >= 0 && rank == 0) mine[e] = (uint16_t)__popc(same);
+    __syncthreads();
+#pragma unroll 1
+    for (int x = i; x < a.n_experts; x += (int)blockDim.x) {
+        int before = 0;
+#pragma unroll 4
+        for (int w = 0; w < n_warps; w++) {
+            const int here = counts[w * a.n_experts + x];
+            counts[w * a.n_experts + x] = (uint16_t)before;
+            before += here;
+        }
+        begin[x + 1] = before;
+    }
+    if (i == 0) begin[0] = 0;
+    __syncthreads();
+    if (i < WARP) sum_up(begin, a.n_experts);
+    __syncthreads();
+#pragma unroll 1
+    for (int x = i; x <= a.n_experts; x += (int)blockDim.x) a.begin[x] = begin[x];
+    const int slot = e >= 0 ? begin[e] + mine[e] + rank : 0;
+    if (i < a.n) a.index[i] = slot; /* padding rows: their results are not used */
+    if (e >= 0) a.rows[slot] = i / a.n_used;
 }
 
 /* A block searches all choices for one expert, SORT_THREADS at a time. */
@@ -135,8 +183,11 @@ static __global__ void __launch_bounds__(PLACE_THREADS) place_kernel(moe_sort_ar
 cudaError_t moe_sort_run(cudaStream_t s, const moe_sort_args &a)
 {
     const size_t counts = sizeof(int) * ((size_t)a.n_experts + 1);
-    if (a.n <= ONE_BLOCK_CHOICES)
-        return launch(s, sort_kernel, dim3(1), dim3(ONE_BLOCK_THREADS), counts, a);
+    if (a.n <= ONE_BLOCK_CHOICES) {
+        const unsigned warps = blocks_for((size_t)a.n, WARP);
+        return launch(s, sort_kernel, dim3(1), dim3(warps * WARP),
+                      counts + sizeof(uint16_t) * warps * (size_t)a.n_experts, a);
+    }
     if (!a.scratch) {
         cudaError_t e = launch(s, expert_begins_kernel, dim3(1), dim3(SORT_THREADS), counts, a);
         if (e != cudaSuccess) return e;

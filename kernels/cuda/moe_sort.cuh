@@ -57,44 +57,13 @@ static __device__ __forceinline__ void sum_up(int *count, int n)
     }
 }
 
-/* Counts each expert's slots and where they begin, also in count [n_experts + 1]. One block. */
-static __device__ __forceinline__ void begin_slots(const moe_sort_args &a, int *count)
-{
-    const int step = (int)blockDim.x, n = real_choices(a);
-    for (int e = (int)threadIdx.x; e <= a.n_experts; e += step) count[e] = 0;
-    __syncthreads();
-    for (int i = (int)threadIdx.x; i < n; i += step) atomicAdd(&count[a.experts[i] + 1], 1);
-    /* padding rows: their results are not used */
-    for (int i = n + (int)threadIdx.x; i < a.n; i += step) a.index[i] = 0;
-    __syncthreads();
-    if (threadIdx.x < WARP) sum_up(count, a.n_experts);
-    __syncthreads();
-    for (int e = (int)threadIdx.x; e <= a.n_experts; e += step) a.begin[e] = count[e];
-}
-
-/* Sorts by one block: a warp handles every n-th expert and searches all choices for it. */
-static __device__ __forceinline__ void sort_one_block(const moe_sort_args &a, int *count)
-{
-    const int lane = (int)(threadIdx.x % WARP), n = real_choices(a);
-    begin_slots(a, count);
-    for (int e = (int)(threadIdx.x / WARP); e < a.n_experts; e += (int)(blockDim.x / WARP)) {
-        int slot = count[e];
-        for (int at = 0; at < n && slot < count[e + 1]; at += WARP) {
-            const bool mine = at + lane < n && a.experts[at + lane] == e;
-            const unsigned who = __ballot_sync(0xffffffffu, mine);
-            const int mine_at = slot + __popc(who & ((1u << lane) - 1));
-            if (mine) a.index[at + lane] = mine_at, a.rows[mine_at] = (at + lane) / a.n_used;
-            slot += __popc(who);
-        }
-    }
-}
-
 /* Sorts few choices, which are in shared memory, too: each counts those before it. */
 static __device__ __forceinline__ void sort_few(const moe_sort_args &a, const int32_t *chosen)
 {
     const int step = (int)blockDim.x, n = real_choices(a);
     for (int i = (int)threadIdx.x; i < a.n; i += step) {
         int slot = 0;
+#pragma unroll 2
         for (int j = 0; j < n; j++)
             slot += chosen[j] < chosen[i] || (chosen[j] == chosen[i] && j < i);
         a.index[i] = i < n ? slot : 0; /* padding rows: their results are not used */
@@ -102,6 +71,7 @@ static __device__ __forceinline__ void sort_few(const moe_sort_args &a, const in
     }
     for (int e = (int)threadIdx.x; e <= a.n_experts; e += step) {
         int before = 0;
+#pragma unroll 2
         for (int j = 0; j < n; j++) before += chosen[j] < e;
         a.begin[e] = before;
     }

@@ -1,5 +1,5 @@
 /* rms_norm.cuh - the arithmetic of an rms_norm of a row: every kernel that computes one gives the
- * same bits. RMS_THREADS threads sum the squares of a row, each of every RMS_THREADS-th element in
+ * same bits. RMS_THREADS threads sum the squares of a row, each of every RMS_THREADS-th quad in
  * ascending order; then a warp's lanes as warp_sum does, then warps in ascending order.
  * Thread: device. */
 #ifndef BATON_KERNELS_CUDA_RMS_NORM_CUH
@@ -7,28 +7,62 @@
 
 #include "kernels/cuda/dtype_convert.cuh"
 
-enum { RMS_THREADS = 256, RMS_WARPS = RMS_THREADS / WARP };
+enum {
+    RMS_THREADS = 256,
+    RMS_WARPS = RMS_THREADS / WARP,
+    RMS_QUAD = 4,
+    RMS_STEP = RMS_THREADS * RMS_QUAD,
+    RMS_AHEAD = 4 /* quads that a thread loads at a time */
+};
 
-/* The sum of a thread's warp. thread: its number among the row's. */
-static __device__ __forceinline__ float rms_warp_squares(const float *x, size_t n, unsigned thread)
+/* Elements k .. k + 3, zeros from n on. ALIGNED: rows are, to 16 bytes, and n is a multiple of 4. */
+template <bool ALIGNED>
+static __device__ __forceinline__ float4 rms_quad(const float *x, unsigned k, unsigned n)
 {
-    float squares = 0;
-#pragma unroll 8
-    for (size_t i = thread; i < n; i += RMS_THREADS) squares = fmaf(x[i], x[i], squares);
-    return warp_sum(squares);
+    float4 v = make_float4(0, 0, 0, 0);
+    if (ALIGNED) return k < n ? __ldca((const float4 *)(const void *)(x + k)) : v;
+    if (k < n) v.x = x[k];
+    if (k + 1 < n) v.y = x[k + 1];
+    if (k + 2 < n) v.z = x[k + 2];
+    if (k + 3 < n) v.w = x[k + 3];
+    return v;
+}
+
+/* A thread's next quads, from k on. */
+template <bool ALIGNED>
+static __device__ __forceinline__ void rms_load(float4 v[RMS_AHEAD], const float *x, unsigned k,
+                                                unsigned n)
+{
+#pragma unroll
+    for (int i = 0; i < RMS_AHEAD; i++) v[i] = rms_quad<ALIGNED>(x, k + i * RMS_STEP, n);
+}
+
+static __device__ __forceinline__ float rms_squares(float sum, const float4 v[RMS_AHEAD])
+{
+#pragma unroll
+    for (int i = 0; i < RMS_AHEAD; i++) {
+        sum = fmaf(v[i].x, v[i].x, sum);
+        sum = fmaf(v[i].y, v[i].y, sum);
+        sum = fmaf(v[i].z, v[i].z, sum);
+        sum = fmaf(v[i].w, v[i].w, sum);
+    }
+    return sum;
 }
 
 /* What elements are multiplied by, before their weights. warps [RMS_WARPS]: their squares. */
-static __device__ __forceinline__ float rms_factor(const float *warps, size_t n, float eps)
+static __device__ __forceinline__ float rms_factor(const float *warps, unsigned n, float eps)
 {
     float squares = 0;
+#pragma unroll
     for (int i = 0; i < RMS_WARPS; i++) squares += warps[i];
     return 1.0f / sqrtf(squares / (float)n + eps);
 }
 
-static __device__ __forceinline__ float rms_element(float x, float weight, float factor)
+static __device__ __forceinline__ float4 rms_apply(const float4 &x, const float4 &weight,
+                                                   float factor)
 {
-    return weight * (x * factor);
+    return make_float4(weight.x * (x.x * factor), weight.y * (x.y * factor),
+                       weight.z * (x.z * factor), weight.w * (x.w * factor));
 }
 
 #endif

@@ -304,16 +304,16 @@ static void check_routers(struct kernel_ctx *c)
         { 64, 1100, 8 },  { 70, 1024, 2 },  { 8, 100, 2 },
         { 300, 1056, 6 }, { 600, 1030, 3 }, { 16, 6000, 4 }
     }; /* experts, n_in, used */
-    static const size_t N_ROWS[] = { 1, 2, 8, 9 };
+    static const size_t N_ROWS[] = { 1, 2, 3, 8, 9, 29, 64, 65 };
     int32_t order; /* asks for it */
-    CHECK_OK(kernel_ctx_reserve(c, 9, 6000));
+    CHECK_OK(kernel_ctx_reserve(c, 65, 6000));
     for (size_t i = 0; i < COUNT_OF(SHAPES); i++) {
         const size_t n_experts = SHAPES[i][0], n_in = SHAPES[i][1];
         struct matrix m = make_matrix(DTYPE_F32, n_experts, n_in);
         const struct weight_pack_args pack = { .parts = &m.src, .n_parts = 1 };
         struct weight w;
         CHECK_OK(c->weight_ops->pack(c, &pack, &w, NULL));
-        float *x = random_floats(9 * n_in, 3), *norm = random_floats(n_in, 1),
+        float *x = random_floats(65 * n_in, 3), *norm = random_floats(n_in, 1),
               *bias = random_floats(n_experts, 0.1f);
         for (size_t k = 0; k < COUNT_OF(N_ROWS); k++)
             check_router(c, (struct router_args){
