@@ -39,6 +39,10 @@ struct router_rows {
     int32_t n;
 };
 
+/* Unsigned, so that a division is a shift. */
+static __device__ __forceinline__ int32_t warp_number() { return (int32_t)(threadIdx.x / WARP); }
+static __device__ __forceinline__ int32_t lane_number() { return (int32_t)(threadIdx.x % WARP); }
+
 static __host__ __device__ __forceinline__ int32_t router_steps(int32_t n_in)
 {
     return (n_in + F32_STEP - 1) / F32_STEP;
@@ -74,8 +78,8 @@ static __device__ __forceinline__ void normalise_rows(const router_call &c, cons
                                                       const float4 *norm, float4 *h, int32_t stride)
 {
     __shared__ float warps[ROUTER_ROWS][RMS_WARPS];
-    const int32_t thread = (int32_t)threadIdx.x % RMS_THREADS,
-                  half = (int32_t)threadIdx.x / RMS_THREADS;
+    const int32_t thread = (int32_t)(threadIdx.x % RMS_THREADS),
+                  half = (int32_t)(threadIdx.x / RMS_THREADS);
     const unsigned n = (unsigned)c.n_in;
 #pragma unroll 1
     for (int32_t r = half; r < rows.n; r += ROUTER_THREADS / RMS_THREADS) {
@@ -112,9 +116,11 @@ static __device__ __forceinline__ void store_h(const router_call &c, const route
     const int32_t n = c.n_in / RMS_QUAD;
     float4 *to = (float4 *)(void *)c.h + rows.first * (size_t)n;
 #pragma unroll 1
-    for (int32_t q = (int32_t)(blockIdx.x * ROUTER_THREADS + threadIdx.x); q < n * rows.n;
-         q += (int32_t)gridDim.x * ROUTER_THREADS)
-        to[q] = h[q / n * stride + q % n];
+    for (int32_t r = 0; r < rows.n; r++)
+#pragma unroll 1
+        for (int32_t q = (int32_t)(blockIdx.x * ROUTER_THREADS + threadIdx.x); q < n;
+             q += (int32_t)gridDim.x * ROUTER_THREADS)
+            to[r * n + q] = h[r * stride + q];
 }
 
 /* sums [ROWS] of a thread's column over its k's; w: the first quads. */
@@ -125,7 +131,7 @@ static __device__ __forceinline__ void multiply_column(float *sums, float4 w[ROU
 {
     const float4 *x = h + threadIdx.x % F32_LANES;
 #pragma unroll 1
-    for (int32_t first = (int32_t)threadIdx.x / WARP % K_WARPS; first < n_steps;) {
+    for (int32_t first = (int32_t)(threadIdx.x / WARP % K_WARPS); first < n_steps;) {
 #pragma unroll
         for (int a = 0; a < ROUTER_AHEAD; a++) {
             const int32_t step = first + a * K_WARPS;
@@ -147,7 +153,7 @@ static __device__ __forceinline__ void store_logits(const router_call &c, const 
 {
     enum { COLUMNS = ROUTER_WARPS / K_WARPS * ROUTER_ACROSS };
     __shared__ float part[ROUTER_WARPS][ROWS][ROUTER_ACROSS];
-    const int warp = (int)threadIdx.x / WARP, eighth = (int)threadIdx.x % WARP / F32_LANES;
+    const int warp = warp_number(), eighth = (int)(threadIdx.x % WARP / F32_LANES);
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         const float sum = add_lanes(sums[r]);
@@ -155,10 +161,10 @@ static __device__ __forceinline__ void store_logits(const router_call &c, const 
     }
     __syncthreads();
     static_assert((int)COLUMNS * ROWS <= ROUTER_THREADS, "a thread each");
-    const int r = (int)threadIdx.x / COLUMNS, at = (int)threadIdx.x % COLUMNS,
+    const int r = (int)(threadIdx.x / COLUMNS), at = (int)(threadIdx.x % COLUMNS),
               column = (int)blockIdx.x * COLUMNS + at;
     if (r >= rows.n || column >= c.route.n_experts) return;
-    const int first = at / ROUTER_ACROSS * K_WARPS, j = at % ROUTER_ACROSS;
+    const unsigned first = (unsigned)at / ROUTER_ACROSS * K_WARPS, j = (unsigned)at % ROUTER_ACROSS;
     float sum = part[first][r][j];
 #pragma unroll 5
     for (int k = 1; k < K_WARPS; k++) sum = __fadd_rn(sum, part[first + k][r][j]);
@@ -196,8 +202,8 @@ static __host__ __device__ __forceinline__ size_t router_room_words(const route_
 static __device__ __forceinline__ router_room find_room(const router_call &c,
                                                         const router_rows &rows, float *all)
 {
-    const int per_row = ROUTER_WARPS / rows.n * WARP, r = (int)threadIdx.x / per_row,
-              n = c.route.n_experts;
+    const int per_row = (int)(ROUTER_WARPS / (unsigned)rows.n) * WARP,
+              r = (int)(threadIdx.x / (unsigned)per_row), n = c.route.n_experts;
     router_room w;
     w.value = (double *)(void *)(all + (size_t)min(r, rows.n - 1) * router_room_words(c.route));
     w.p = (float *)(w.value + n);
@@ -213,7 +219,7 @@ static __device__ __forceinline__ void exponentials(const router_room &w, int n)
 {
     unsigned top = 0;
 #pragma unroll 1
-    for (int e = w.thread % WARP; e < n; e += WARP) top = max(top, order_key(w.p[e]));
+    for (int e = lane_number(); e < n; e += WARP) top = max(top, order_key(w.p[e]));
     const double most = (double)key_value(__reduce_max_sync(0xffffffffu, top));
 #pragma unroll 1
     for (int e = w.thread; e < n; e += w.n_threads) w.value[e] = exp_f64((double)w.p[e] - most);
@@ -227,7 +233,7 @@ static __device__ __forceinline__ void scores(const route_args &a, const router_
     if (is_softmax) {
         double sum = 0;
 #pragma unroll 1
-        for (int e = w.thread % WARP; e < a.n_experts; e += WARP) sum += w.value[e];
+        for (int e = lane_number(); e < a.n_experts; e += WARP) sum += w.value[e];
         by = 1.0 / warp_sum_f64(sum);
     }
 #pragma unroll 1
@@ -242,14 +248,17 @@ static __device__ __forceinline__ void scores(const route_args &a, const router_
 /* How many experts come before each: several threads share those of an expert. */
 static __device__ __forceinline__ void count_better(const router_room &w, int n)
 {
-    const int parts = max(w.n_threads / n, 1), each = (n + parts - 1) / parts;
+    const unsigned all = (unsigned)n, parts = max((unsigned)w.n_threads / all, 1u),
+                   each = (all + parts - 1) / parts;
 #pragma unroll 1
-    for (int i = w.thread; i < n * parts; i += w.n_threads) {
-        const int e = i % n, first = i / n * each, end = min(first + each, n);
+    for (unsigned i = (unsigned)w.thread; i < all * parts; i += (unsigned)w.n_threads) {
+        const unsigned part = i / all, e = i - part * all, first = part * each,
+                       end = min(first + each, all);
         const unsigned key = w.key[e];
         unsigned better = 0;
 #pragma unroll 4
-        for (int j = first; j < end; j++) better += w.key[j] > key || (w.key[j] == key && j < e);
+        for (unsigned j = first; j < end; j++)
+            better += w.key[j] > key || (w.key[j] == key && j < e);
         if (better) atomicAdd(&w.rank[e], better);
     }
 }
@@ -312,8 +321,9 @@ static __global__ void __launch_bounds__(ROUTER_THREADS)
     router_kernel(const __grid_constant__ router_call c)
 {
     enum { COLUMNS = ROUTER_WARPS / K_WARPS * ROUTER_ACROSS };
-    const int32_t n_steps = router_steps(c.n_in), warp = (int32_t)threadIdx.x / WARP,
-                  at = warp / K_WARPS * ROUTER_ACROSS + (int32_t)threadIdx.x % WARP / F32_LANES,
+    const int32_t n_steps = router_steps(c.n_in), k_warp = (int32_t)(threadIdx.x / WARP % K_WARPS),
+                  at = (int32_t)(threadIdx.x / WARP / K_WARPS * ROUTER_ACROSS +
+                                 threadIdx.x % WARP / F32_LANES),
                   column = min((int32_t)blockIdx.x * COLUMNS + at, c.route.n_experts - 1);
     router_rows rows = { (size_t)blockIdx.y * ROUTER_ROWS, 1 };
     if (ROWS > 1) rows.n = (int32_t)min(c.route.n_rows - rows.first, (size_t)ROUTER_ROWS);
@@ -322,7 +332,7 @@ static __global__ void __launch_bounds__(ROUTER_THREADS)
     float4 *h = (float4 *)(void *)shared_memory(), *norm = h + ROWS * n_steps * F32_LANES;
     float4 w[ROUTER_AHEAD];
     float sums[ROWS] = {};
-    load_w<K_WARPS>(w, row, warp % K_WARPS, n_steps);
+    load_w<K_WARPS>(w, row, k_warp, n_steps);
     load_ahead(c, norm);
     grid_dependency_sync();
     normalise_rows(c, rows, norm, h, n_steps * F32_LANES);
