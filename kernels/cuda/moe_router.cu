@@ -8,14 +8,13 @@
  * Thread: device; moe_router: engine. */
 #include "kernels/cuda/gemm/gemm_f32.cuh"
 #include "kernels/cuda/moe_route.h"
-#include "kernels/cuda/moe_route_row.cuh"
-#include "kernels/cuda/moe_sort.cuh"
+#include "kernels/cuda/moe_route_block.cuh"
 #include "kernels/cuda/rms_norm.cuh"
 
 enum {
-    ROUTER_THREADS = 512,
-    ROUTER_WARPS = ROUTER_THREADS / WARP,
-    ROUTER_ROWS = 8, /* of a row of blocks */
+    ROUTER_THREADS = ROUTE_BLOCK_THREADS,
+    ROUTER_WARPS = ROUTE_BLOCK_WARPS,
+    ROUTER_ROWS = ROUTE_BLOCK_ROWS, /* of a row of blocks */
     ROUTER_ROWS_MAX = 64,
     ROUTER_ACROSS = WARP / F32_LANES, /* a warp's columns */
     ROUTER_AHEAD = 4                  /* steps of W that are loaded at a time */
@@ -32,16 +31,6 @@ struct router_call {
     int32_t n_in;
     unsigned *arrived; /* [blocks in y] zero between calls */
 };
-
-/* The rows of a block. */
-struct router_rows {
-    size_t first;
-    int32_t n;
-};
-
-/* Unsigned, so that a division is a shift. */
-static __device__ __forceinline__ int32_t warp_number() { return (int32_t)(threadIdx.x / WARP); }
-static __device__ __forceinline__ int32_t lane_number() { return (int32_t)(threadIdx.x % WARP); }
 
 static __host__ __device__ __forceinline__ int32_t router_steps(int32_t n_in)
 {
@@ -60,13 +49,16 @@ static __device__ __forceinline__ void load_w(float4 w[ROUTER_AHEAD], const floa
     }
 }
 
-/* What does not depend on the kernel before, while that one ends: the norm's weights, and, for the
- * block that routes, the bias. */
-static __device__ __forceinline__ void load_ahead(const router_call &c, float4 *norm)
+/* For the block that will route. */
+static __device__ __forceinline__ void prefetch_bias(const router_call &c)
 {
     if (c.route.bias && threadIdx.x == 0 && (uintptr_t)c.route.bias % 16 == 0)
         prefetch_l2(c.route.bias,
                     (unsigned)c.route.n_experts / RMS_QUAD * (unsigned)sizeof(float4));
+}
+
+static __device__ __forceinline__ void load_norm(const router_call &c, float4 *norm)
+{
 #pragma unroll 1
     for (int32_t q = (int32_t)threadIdx.x; q < c.n_in / RMS_QUAD; q += ROUTER_THREADS)
         norm[q] = __ldg((const float4 *)(const void *)c.norm + q);
@@ -153,7 +145,7 @@ static __device__ __forceinline__ void store_logits(const router_call &c, const 
 {
     enum { COLUMNS = ROUTER_WARPS / K_WARPS * ROUTER_ACROSS };
     __shared__ float part[ROUTER_WARPS][ROWS][ROUTER_ACROSS];
-    const int warp = warp_number(), eighth = (int)(threadIdx.x % WARP / F32_LANES);
+    const int warp = (int)(threadIdx.x / WARP), eighth = (int)(threadIdx.x % WARP / F32_LANES);
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         const float sum = add_lanes(sums[r]);
@@ -183,138 +175,6 @@ static __device__ __forceinline__ bool is_last_block(const router_call &c)
     return before == gridDim.x - 1;
 }
 
-/* ---- routing ---- */
-
-/* A row's shared memory, in words; its threads are whole warps. */
-struct router_room {
-    double *value;
-    float *p; /* logits, then scores */
-    unsigned *key, *rank, *groups;
-    int thread, n_threads; /* no threads: no row */
-    size_t row;
-};
-
-static __host__ __device__ __forceinline__ size_t router_room_words(const route_args &a)
-{
-    return 5 * (size_t)a.n_experts + 2 * (size_t)a.n_groups + (size_t)a.n_experts % 2;
-}
-
-static __device__ __forceinline__ router_room find_room(const router_call &c,
-                                                        const router_rows &rows, float *all)
-{
-    const int per_row = (int)(ROUTER_WARPS / (unsigned)rows.n) * WARP,
-              r = (int)(threadIdx.x / (unsigned)per_row), n = c.route.n_experts;
-    router_room w;
-    w.value = (double *)(void *)(all + (size_t)min(r, rows.n - 1) * router_room_words(c.route));
-    w.p = (float *)(w.value + n);
-    w.key = (unsigned *)(void *)(w.p + n), w.rank = w.key + n, w.groups = w.rank + n;
-    w.thread = (int)threadIdx.x - r * per_row;
-    w.n_threads = r < rows.n ? per_row : 0;
-    w.row = rows.first + (size_t)r;
-    return w;
-}
-
-/* The values whose sum scores are divided by. */
-static __device__ __forceinline__ void exponentials(const router_room &w, int n)
-{
-    unsigned top = 0;
-#pragma unroll 1
-    for (int e = lane_number(); e < n; e += WARP) top = max(top, order_key(w.p[e]));
-    const double most = (double)key_value(__reduce_max_sync(0xffffffffu, top));
-#pragma unroll 1
-    for (int e = w.thread; e < n; e += w.n_threads) w.value[e] = exp_f64((double)w.p[e] - most);
-}
-
-/* Scores and keys from the values, or from logits. */
-static __device__ __forceinline__ void scores(const route_args &a, const router_room &w)
-{
-    const bool is_softmax = a.score == route_args::ROUTE_SOFTMAX;
-    double by = 0;
-    if (is_softmax) {
-        double sum = 0;
-#pragma unroll 1
-        for (int e = lane_number(); e < a.n_experts; e += WARP) sum += w.value[e];
-        by = 1.0 / warp_sum_f64(sum);
-    }
-#pragma unroll 1
-    for (int e = w.thread; e < a.n_experts; e += w.n_threads) {
-        const float p = is_softmax ? (float)(w.value[e] * by) : sigmoid_score(w.p[e]);
-        w.p[e] = p;
-        w.key[e] = order_key(a.bias ? p + __ldg(a.bias + e) : p);
-        w.rank[e] = 0;
-    }
-}
-
-/* How many experts come before each: several threads share those of an expert. */
-static __device__ __forceinline__ void count_better(const router_room &w, int n)
-{
-    const unsigned all = (unsigned)n, parts = max((unsigned)w.n_threads / all, 1u),
-                   each = (all + parts - 1) / parts;
-#pragma unroll 1
-    for (unsigned i = (unsigned)w.thread; i < all * parts; i += (unsigned)w.n_threads) {
-        const unsigned part = i / all, e = i - part * all, first = part * each,
-                       end = min(first + each, all);
-        const unsigned key = w.key[e];
-        unsigned better = 0;
-#pragma unroll 4
-        for (unsigned j = first; j < end; j++)
-            better += w.key[j] > key || (w.key[j] == key && j < e);
-        if (better) atomicAdd(&w.rank[e], better);
-    }
-}
-
-/* An expert that is NaN is not chosen; the places that are left, if any, are expert 0's. */
-static __device__ __forceinline__ void choose(const route_args &a, const router_room &w,
-                                              int32_t *chosen)
-{
-#pragma unroll 1
-    for (int e = w.thread; e < a.n_experts; e += w.n_threads)
-        if (w.rank[e] < (unsigned)a.n_used && w.key[e]) chosen[w.rank[e]] = e;
-}
-
-/* Experts and weights of a row, by its first warp. */
-static __device__ __forceinline__ void store_choice(const route_args &a, const router_room &w,
-                                                    const int32_t *chosen)
-{
-    float *weights = (float *)(void *)w.value;
-#pragma unroll 1
-    for (int j = w.thread; j < a.n_used; j += WARP) {
-        weights[j] = w.p[chosen[j]];
-        a.experts[w.row * (size_t)a.n_used + (size_t)j] = chosen[j];
-    }
-    __syncwarp();
-    store_weights(a, w.row, weights);
-}
-
-static __device__ __forceinline__ void route_rows(const router_call &c, const router_rows &rows,
-                                                  float *all)
-{
-    __shared__ int32_t chosen[ROUTER_ROWS * KERNEL_EXPERTS_USED_MAX];
-    const route_args &a = c.route;
-    const router_room w = find_room(c, rows, all);
-    const int n = w.n_threads > 0 ? a.n_experts : 0;
-    int32_t *mine = chosen + (size_t)(w.row - rows.first) * (size_t)a.n_used;
-#pragma unroll 1
-    for (int e = w.thread; e < n; e += w.n_threads)
-        w.p[e] = __ldcg(a.logits + w.row * (size_t)a.n_experts + (size_t)e);
-    if ((int)threadIdx.x < rows.n * a.n_used) chosen[threadIdx.x] = 0;
-    __syncthreads();
-    if (n && a.score == route_args::ROUTE_SOFTMAX) exponentials(w, n);
-    __syncthreads();
-    if (n) scores(a, w);
-    __syncthreads();
-    if (a.n_groups > 1) {
-        if (n && w.thread < WARP) drop_groups(a, w.key, w.groups);
-        __syncthreads();
-    }
-    if (n) count_better(w, n);
-    __syncthreads();
-    if (n) choose(a, w, mine);
-    __syncthreads();
-    if (n && w.thread < WARP) store_choice(a, w, mine);
-    if (c.sort.rows) sort_few(c.sort, chosen);
-}
-
 /* Shared memory: h and the norm's weights; later the rows' memory for routing. */
 template <int K_WARPS, int ROWS>
 static __global__ void __launch_bounds__(ROUTER_THREADS)
@@ -333,13 +193,65 @@ static __global__ void __launch_bounds__(ROUTER_THREADS)
     float4 w[ROUTER_AHEAD];
     float sums[ROWS] = {};
     load_w<K_WARPS>(w, row, k_warp, n_steps);
-    load_ahead(c, norm);
+    prefetch_bias(c);
+    load_norm(c, norm);
     grid_dependency_sync();
     normalise_rows(c, rows, norm, h, n_steps * F32_LANES);
     store_h(c, rows, h, n_steps * F32_LANES);
     multiply_column<K_WARPS, ROWS>(sums, w, row, h, rows.n, n_steps);
     store_logits<K_WARPS, ROWS>(c, rows, sums);
-    if (is_last_block(c)) route_rows(c, rows, (float *)(void *)h);
+    if (is_last_block(c)) route_rows(c.route, c.sort, rows, (float *)(void *)h);
+}
+
+/* One row by a matrix whose k warps split: a thread has the same k's of x, of the norm's weights
+ * and of W in registers, all loaded at once, AHEAD quads of each. */
+template <int AHEAD>
+static __global__ void __launch_bounds__(ROUTER_THREADS)
+    router_one_kernel(const __grid_constant__ router_call c)
+{
+    enum { K_WARPS = F32_SPLIT_K_WARPS, SQUARES = AHEAD * K_WARPS * F32_STEP / RMS_STEP };
+    static_assert(SQUARES * RMS_STEP == AHEAD * K_WARPS * F32_STEP, "all of a row");
+    __shared__ float warps[RMS_WARPS];
+    const unsigned n = (unsigned)c.n_in,
+                   first = threadIdx.x / WARP * F32_LANES +
+                           threadIdx.x % F32_LANES /* quad of the row */,
+                   eighth = threadIdx.x % WARP / F32_LANES;
+    const int32_t column = min((int32_t)(blockIdx.x * ROUTER_ACROSS + eighth),
+                               c.route.n_experts - 1);
+    const float *row = (const float *)(const void *)(c.w + (size_t)column * c.row_bytes);
+    float4 w[AHEAD], norm[AHEAD], x[AHEAD], v[SQUARES];
+    float sum = 0;
+#pragma unroll
+    for (int a = 0; a < AHEAD; a++) {
+        const unsigned k = (first + a * K_WARPS * F32_LANES) * RMS_QUAD;
+        w[a] = k < n ? __ldg((const float4 *)(const void *)(row + k)) : make_float4(0, 0, 0, 0);
+        norm[a] = k < n ? __ldg((const float4 *)(const void *)(c.norm + k))
+                        : make_float4(0, 0, 0, 0);
+    }
+    prefetch_bias(c);
+    grid_dependency_sync();
+    if (threadIdx.x < RMS_THREADS) rms_load<true, SQUARES>(v, c.x, threadIdx.x * RMS_QUAD, n);
+#pragma unroll
+    for (int a = 0; a < AHEAD; a++)
+        x[a] = rms_quad<true>(c.x, (first + a * K_WARPS * F32_LANES) * RMS_QUAD, n);
+    if (threadIdx.x < RMS_THREADS) {
+        const float squares = warp_sum(rms_squares<SQUARES>(0.0f, v));
+        if (threadIdx.x % WARP == 0) warps[threadIdx.x / WARP] = squares;
+    }
+    __syncthreads();
+    const float factor = rms_factor(warps, n, c.eps);
+#pragma unroll
+    for (int a = 0; a < AHEAD; a++) {
+        const unsigned k = (first + a * K_WARPS * F32_LANES) * RMS_QUAD;
+        if (k >= n) break;
+        const float4 h = rms_apply(x[a], norm[a], factor);
+        sum = multiply_quad(sum, w[a], h);
+        if (eighth == 0 && (threadIdx.x / WARP + a * K_WARPS) % gridDim.x == blockIdx.x)
+            *(float4 *)(void *)(c.h + k) = h;
+    }
+    const router_rows rows = { 0, 1 };
+    store_logits<K_WARPS, 1>(c, rows, &sum);
+    if (is_last_block(c)) route_rows(c.route, c.sort, rows, (float *)(void *)shared_memory());
 }
 
 /* Rows of a block. */
@@ -374,14 +286,24 @@ static cudaError_t run(cudaStream_t s, const router_call &c, size_t shared)
     return launch(s, router_kernel<K_WARPS, ROWS>, grid, dim3(ROUTER_THREADS), shared, c);
 }
 
+template <int AHEAD> static cudaError_t run_one(cudaStream_t s, const router_call &c)
+{
+    const dim3 grid(blocks_for((size_t)c.route.n_experts, ROUTER_ACROSS));
+    return launch(s, router_one_kernel<AHEAD>, grid, dim3(ROUTER_THREADS),
+                  router_room_words(c.route) * sizeof(float), c);
+}
+
 static cudaError_t run_fitting(cudaStream_t s, const struct router_args *a, const router_call &c)
 {
-    const size_t shared = router_shared(a);
+    const size_t shared = router_shared(a), n_in = a->w->n_in,
+                 per_ahead = (size_t)F32_SPLIT_K_WARPS * F32_STEP;
     const bool one = a->route.n_rows == 1;
-    if (f32_splits_k(a->w->n_out, a->w->n_in))
-        return one ? run<F32_SPLIT_K_WARPS, 1>(s, c, shared)
-                   : run<F32_SPLIT_K_WARPS, ROUTER_ROWS>(s, c, shared);
-    return one ? run<1, 1>(s, c, shared) : run<1, ROUTER_ROWS>(s, c, shared);
+    if (!f32_splits_k(a->w->n_out, n_in))
+        return one ? run<1, 1>(s, c, shared) : run<1, ROUTER_ROWS>(s, c, shared);
+    if (!one) return run<F32_SPLIT_K_WARPS, ROUTER_ROWS>(s, c, shared);
+    return n_in <= 4 * per_ahead   ? run_one<4>(s, c)
+           : n_in <= 6 * per_ahead ? run_one<6>(s, c)
+                                   : run<F32_SPLIT_K_WARPS, 1>(s, c, shared);
 }
 
 cudaError_t moe_router(cudaStream_t s, const struct router_args *a, const int32_t *n_real_rows,

@@ -29,18 +29,19 @@ static __device__ __forceinline__ float4 rms_quad(const float *x, unsigned k, un
 }
 
 /* A thread's next quads, from k on. */
-template <bool ALIGNED>
-static __device__ __forceinline__ void rms_load(float4 v[RMS_AHEAD], const float *x, unsigned k,
+template <bool ALIGNED, int QUADS = RMS_AHEAD>
+static __device__ __forceinline__ void rms_load(float4 v[QUADS], const float *x, unsigned k,
                                                 unsigned n)
 {
 #pragma unroll
-    for (int i = 0; i < RMS_AHEAD; i++) v[i] = rms_quad<ALIGNED>(x, k + i * RMS_STEP, n);
+    for (int i = 0; i < QUADS; i++) v[i] = rms_quad<ALIGNED>(x, k + i * RMS_STEP, n);
 }
 
-static __device__ __forceinline__ float rms_squares(float sum, const float4 v[RMS_AHEAD])
+template <int QUADS = RMS_AHEAD>
+static __device__ __forceinline__ float rms_squares(float sum, const float4 v[QUADS])
 {
 #pragma unroll
-    for (int i = 0; i < RMS_AHEAD; i++) {
+    for (int i = 0; i < QUADS; i++) {
         sum = fmaf(v[i].x, v[i].x, sum);
         sum = fmaf(v[i].y, v[i].y, sum);
         sum = fmaf(v[i].z, v[i].z, sum);
