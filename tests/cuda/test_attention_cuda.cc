@@ -75,6 +75,13 @@ static void test_long(void)
             n += of[i][0];
         }
         CHECK(counts.n_segments == n, "%d segments, not %d", counts.n_segments, n);
+        for (int i = 0; i < 7; i++)
+            CHECK(rows[i].n_old == 0, "row %d: a step with other rows of a sequence writes", i);
+        with_table[3].n_q = 1, with_table[4].n_q = 0;
+        attention_list_rows(&counts, with_table + 3, 2, 1 << 20, false, rows);
+        CHECK(rows[0].n_old == 131071, "%d keys are old", rows[0].n_old);
+        attention_list_rows(&counts, with_table, 1, 1 << 20, true, rows);
+        CHECK(rows[0].per_segment == 512, "latents have segments of %d", rows[0].per_segment);
         for (int32_t i = 0; i < 7; i++)
             CHECK(attention_scratch_floats(1, 1, 4, (size_t)rows[i].pos + 1) >=
                       (size_t)(of[i][0] * 8),

@@ -119,20 +119,38 @@ static __device__ __forceinline__ void append_scaled_row(const float *from, char
 
 /* ---- all ---- */
 
-/* Appends the key (i even) or the value (i odd) of head i / 2; latents have one part per head. */
+/* A warp's work: head i of a row, first those that are only rotated. Of the others the key (even)
+ * or the value (odd) of a head, one part of latents; `to` is its place in the pool. */
+struct append_item {
+    int i, row, pos;
+    struct kv_paged_row to;
+};
+
+/* Reads only the list. */
+static __device__ __forceinline__ struct append_item append_item_of(const struct append_call &c,
+                                                                    int of_row, int at)
+{
+    const struct cuda_attn_row row = c.list.rows[at / of_row];
+    const int i = at % of_row - c.n_queries, parts = c.kv.latent ? 1 : 2;
+    struct append_item x = { i, row.row, row.pos, { 0, 0 } };
+    if (i < 0) return x;
+    x.to = kv_key_row(c.kv, c.list.tables + c.list.seqs[row.seq].table, row.pos, i / parts);
+    if (i % parts) x.to.row += (unsigned)c.kv.block_tokens;
+    return x;
+}
+
 template <enum dtype T, int N>
 static __device__ __forceinline__ void append_head(const struct append_call &c,
-                                                   const struct cuda_attn_row &row, int i)
+                                                   const struct append_item &x)
 {
-    const int parts = c.kv.latent ? 1 : 2, head = i / parts, part = i % parts, dim = c.kv.head_dim;
-    const size_t at = (size_t)row.row * (size_t)c.kv.n_heads + (size_t)head;
-    struct kv_paged_row r = kv_key_row(c.kv, c.list.tables + c.list.seqs[row.seq].table, row.pos,
-                                       head);
+    const int parts = c.kv.latent ? 1 : 2, head = x.i / parts, part = x.i % parts,
+              dim = c.kv.head_dim;
+    const size_t at = (size_t)x.row * (size_t)c.kv.n_heads + (size_t)head;
+    const struct kv_paged_row r = x.to;
     const float *from = (part ? c.v : c.k) + at * (size_t)dim;
     char *pool = (char *)c.kv.data;
-    if (part) r.row += (unsigned)c.kv.block_tokens;
     if (c.rotates && !part) {
-        rotate_head(c.rope, c.rope.heads[1], c.rope.heads[1].x + at * (size_t)dim, row.pos);
+        rotate_head(c.rope, c.rope.heads[1], c.rope.heads[1].x + at * (size_t)dim, x.pos);
         __syncwarp();
     }
     if constexpr (kv_traits<T>::SCALED)
@@ -144,19 +162,23 @@ static __device__ __forceinline__ void append_head(const struct append_call &c,
 template <enum dtype T, int N>
 static __global__ void __launch_bounds__(APPEND_THREADS, 8) append_rows(const struct append_call c)
 {
-    grid_dependency_sync();
+    const struct rope_heads &queries = c.rope.heads[0];
     const int of_row = c.n_queries + c.kv.n_heads * (c.kv.latent ? 1 : 2),
               n = attn_row_set_n(c.list) * of_row;
-    for (int at = (int)blockIdx.x * APPEND_WARPS + (int)threadIdx.x / WARP; at < n;
-         at += (int)gridDim.x * APPEND_WARPS) {
-        const struct cuda_attn_row row = c.list.rows[at / of_row];
-        const int i = at % of_row;
-        if (i >= c.n_queries) append_head<T, N>(c, row, i - c.n_queries);
+    int at = (int)blockIdx.x * APPEND_WARPS + (int)threadIdx.x / WARP;
+    struct append_item x = {};
+    /* three reads that depend on each other, of what was there before the step */
+    if (at < n) x = append_item_of(c, of_row, at);
+    grid_dependency_sync();
+    while (at < n) {
+        if (x.i >= 0) append_head<T, N>(c, x);
         else
-            rotate_head(c.rope, c.rope.heads[0],
-                        c.rope.heads[0].x + (size_t)row.row * c.rope.heads[0].x_stride +
-                            (size_t)i * c.rope.heads[0].head_dim,
-                        row.pos);
+            rotate_head(c.rope, queries,
+                        queries.x + (size_t)x.row * queries.x_stride +
+                            (size_t)(x.i + c.n_queries) * queries.head_dim,
+                        x.pos);
+        at += (int)gridDim.x * APPEND_WARPS;
+        if (at < n) x = append_item_of(c, of_row, at);
     }
 }
 

@@ -41,12 +41,13 @@ static __device__ __forceinline__ void prefetch_l2(const void *, unsigned) {}
 #endif
 
 /* Every kernel calls this before anything except prefetch_l2 and reads of what was there before the
- * step (attn_mma_kernel: the list, and keys of earlier steps). Launches overlap (device_query.h), so
- * a kernel's blocks may start while the previous kernel in the stream still runs. This waits until
- * that kernel has completed and its writes are visible; afterwards the next kernel's blocks may
- * start. A kernel that returned without waiting would let that one start too early. Memory that a
- * previous kernel may have written is never read by __ldg: PTX allows ld.global.nc only for data
- * that does not change during the kernel, which now begins earlier; __ldca is as fast. */
+ * step (append_rows, attn_mma_kernel: the list, and keys of earlier steps). Launches overlap
+ * (device_query.h), so a kernel's blocks may start while the previous kernel in the stream still
+ * runs. This waits until that kernel has completed and its writes are visible; afterwards the next
+ * kernel's blocks may start. A kernel that returned without waiting would let that one start too
+ * early. Memory that a previous kernel may have written is never read by __ldg: PTX allows
+ * ld.global.nc only for data that does not change during the kernel, which now begins earlier;
+ * __ldca is as fast. */
 static __device__ __forceinline__ void grid_dependency_sync()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
