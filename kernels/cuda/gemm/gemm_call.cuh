@@ -250,44 +250,22 @@ static __device__ __forceinline__ void store_silu(const gemm_call &c, size_t at,
                                                                          : float_to_bf16(y);
 }
 
-static __device__ __forceinline__ size_t y_row(const gemm_call &c, const gemm_rows &rows, int32_t i)
+/* Stores the sums of columns `column` (even, below n_columns) and column + 1 of row i. */
+static __device__ __forceinline__ void store_pair(const gemm_call &c, const gemm_rows &rows,
+                                                  int32_t i, int32_t column, float first,
+                                                  float second)
 {
-    return (size_t)(rows.begin + i) * c.y_stride + (size_t)rows.group * c.y_group;
-}
-
-/* What GEMM_ADD adds to, in columns `column` and column + 1 of row i. Other epilogues: zeros. */
-static __device__ __forceinline__ float2 old_pair(const gemm_call &c, const gemm_rows &rows,
-                                                  int32_t i, int32_t column)
-{
-    if (c.epilogue != GEMM_ADD) return make_float2(0.0f, 0.0f);
-    const float *y = (const float *)c.y + y_row(c, rows, i) + column;
-    return make_float2(y[0], column + 1 < c.n_out ? y[1] : 0.0f);
-}
-
-/* Stores the sums of columns `column` (even, below n_columns) and column + 1 of row i, onto what
- * old_pair gave. */
-static __device__ __forceinline__ void store_pair_on(const gemm_call &c, const gemm_rows &rows,
-                                                     int32_t i, int32_t column, float first,
-                                                     float second, float2 old)
-{
-    const size_t at = y_row(c, rows, i);
+    const size_t at = (size_t)(rows.begin + i) * c.y_stride + (size_t)rows.group * c.y_group;
     if (c.epilogue != GEMM_STORE && c.epilogue != GEMM_ADD) {
         store_silu(c, at, column, first, second);
         return;
     }
     float *y = (float *)c.y + at + column;
     first = __fadd_rn(first, bias_of(c, column));
-    y[0] = c.epilogue == GEMM_ADD ? __fadd_rn(old.x, first) : first;
+    y[0] = c.epilogue == GEMM_ADD ? __fadd_rn(y[0], first) : first;
     if (column + 1 >= c.n_out) return;
     second = __fadd_rn(second, bias_of(c, column + 1));
-    y[1] = c.epilogue == GEMM_ADD ? __fadd_rn(old.y, second) : second;
-}
-
-static __device__ __forceinline__ void store_pair(const gemm_call &c, const gemm_rows &rows,
-                                                  int32_t i, int32_t column, float first,
-                                                  float second)
-{
-    store_pair_on(c, rows, i, column, first, second, old_pair(c, rows, i, column));
+    y[1] = c.epilogue == GEMM_ADD ? __fadd_rn(y[1], second) : second;
 }
 
 #endif

@@ -249,30 +249,72 @@ static __device__ __forceinline__ void store_partial(float *to, const float *sum
     }
 }
 
-/* The sums of a thread's pair of columns in ROWS_TOGETHER rows from `row` on, those of split k in
- * ascending order of the splits. Loads of all rows and of several splits are on their way together:
- * one after the other, they would take longer than the products. */
+enum { SPLITS_TOGETHER = 4 };
+
+/* Adds the parts of a tile, in ascending order of the splits, into shared memory: a thread the
+ * pairs that it stores. Loads of several rows and splits are on their way together: one after the
+ * other, they would take longer than the products. */
 template <class T>
-static __device__ __forceinline__ void load_sums(float2 to[T::ROWS_TOGETHER], const gemm_call &c,
-                                                 const float *sums, int row, int32_t n_rows,
-                                                 int pair)
+static __device__ __forceinline__ void reduce_parts(const gemm_call &c, int32_t n_rows, float *sums)
 {
-    if (!T::SPLITS_K || c.n_splits == 1) {
+    const int pair = (int)threadIdx.x % (T::COLUMNS / 2);
+#pragma unroll 1
+    for (int row = (int)threadIdx.x / (T::COLUMNS / 2); row < n_rows;
+         row += T::ROWS_TOGETHER * T::ROWS_STEP) {
+        float2 sum[T::ROWS_TOGETHER] = {};
+#pragma unroll 1
+        for (int32_t first = 0; first < c.n_splits; first += SPLITS_TOGETHER) {
+            const float *part = split_partial(c, (int32_t)blockIdx.x, first, T::PART) +
+                                row * T::COLUMNS + 2 * pair;
+            float2 v[SPLITS_TOGETHER][T::ROWS_TOGETHER];
+#pragma unroll
+            for (int s = 0; s < SPLITS_TOGETHER; s++)
+#pragma unroll
+                for (int i = 0; i < T::ROWS_TOGETHER; i++) {
+                    v[s][i] = make_float2(-0.0f, -0.0f); /* changes no sum */
+                    if (first + s < c.n_splits && row + i * T::ROWS_STEP < n_rows)
+                        v[s][i] = __ldcg(
+                            (const float2 *)(part + s * T::PART + i * T::ROWS_STEP * T::COLUMNS));
+                }
+#pragma unroll
+            for (int s = 0; s < SPLITS_TOGETHER; s++)
+#pragma unroll
+                for (int i = 0; i < T::ROWS_TOGETHER; i++)
+                    sum[i] = make_float2(__fadd_rn(sum[i].x, v[s][i].x),
+                                         __fadd_rn(sum[i].y, v[s][i].y));
+        }
 #pragma unroll
         for (int i = 0; i < T::ROWS_TOGETHER; i++)
-            to[i] = *(const float2 *)(sums + (row + i * T::ROWS_STEP) * T::Y_PITCH + 2 * pair);
-        return;
+            *(float2 *)(sums + (row + i * T::ROWS_STEP) * T::Y_PITCH + 2 * pair) = sum[i];
     }
-#pragma unroll 4
-    for (int32_t split = 0; split < c.n_splits; split++) {
-        const float *part = split_partial(c, (int32_t)blockIdx.x, split, T::PART) +
-                            row * T::COLUMNS + 2 * pair;
+}
+
+/* Rows of a thread's pair of columns, from `row` on, without SiLU. What GEMM_ADD adds to is loaded
+ * for all of them before any is stored. */
+template <class T>
+static __device__ __forceinline__ void store_rows(const gemm_call &c, const gemm_rows &rows,
+                                                  int row, int32_t column, const float *sums,
+                                                  const float scale[2])
+{
+    const size_t step = (size_t)T::ROWS_STEP * c.y_stride;
+    const bool adds = c.epilogue == GEMM_ADD, both = column + 1 < c.n_out;
+    const int n = (rows.n - row + T::ROWS_STEP - 1) / T::ROWS_STEP;
+    const float bias[2] = { bias_of(c, column), both ? bias_of(c, column + 1) : 0.0f };
+    float *y = (float *)c.y + (size_t)(rows.begin + row) * c.y_stride +
+               (size_t)rows.group * c.y_group + column;
+    float old[T::ROWS_TOGETHER][2] = {};
 #pragma unroll
-        for (int i = 0; i < T::ROWS_TOGETHER; i++) {
-            if (row + i * T::ROWS_STEP >= n_rows) continue;
-            const float2 v = __ldcg((const float2 *)(part + i * T::ROWS_STEP * T::COLUMNS));
-            to[i] = split == 0 ? v : make_float2(__fadd_rn(to[i].x, v.x), __fadd_rn(to[i].y, v.y));
-        }
+    for (int i = 0; i < T::ROWS_TOGETHER; i++) {
+        if (adds && i < n) old[i][0] = y[(size_t)i * step];
+        if (adds && i < n && both) old[i][1] = y[(size_t)i * step + 1];
+    }
+#pragma unroll
+    for (int i = 0; i < T::ROWS_TOGETHER; i++) {
+        const float2 v = *(const float2 *)(sums + i * T::ROWS_STEP * T::Y_PITCH);
+        const float first = __fadd_rn(__fmul_rn(v.x, scale[0]), bias[0]),
+                    second = __fadd_rn(__fmul_rn(v.y, scale[1]), bias[1]);
+        if (i < n) y[(size_t)i * step] = adds ? __fadd_rn(old[i][0], first) : first;
+        if (i < n && both) y[(size_t)i * step + 1] = adds ? __fadd_rn(old[i][1], second) : second;
     }
 }
 
@@ -285,20 +327,18 @@ static __device__ __forceinline__ void store_tile(const gemm_call &c, const gemm
     if (column >= c.n_columns) return;
     const float scale[2] = { column_scale<F>(c, rows.group, column),
                              column_scale<F>(c, rows.group, column + 1) };
+    sums += 2 * pair;
+    int row = (int)threadIdx.x / (T::COLUMNS / 2);
+    if (c.epilogue == GEMM_STORE || c.epilogue == GEMM_ADD) {
 #pragma unroll 1
-    for (int row = (int)threadIdx.x / (T::COLUMNS / 2); row < rows.n;
-         row += T::ROWS_TOGETHER * T::ROWS_STEP) {
-        float2 v[T::ROWS_TOGETHER], old[T::ROWS_TOGETHER];
-#pragma unroll
-        for (int i = 0; i < T::ROWS_TOGETHER; i++)
-            if (row + i * T::ROWS_STEP < rows.n)
-                old[i] = old_pair(c, rows, row + i * T::ROWS_STEP, column);
-        load_sums<T>(v, c, sums, row, rows.n, pair);
-#pragma unroll
-        for (int i = 0; i < T::ROWS_TOGETHER; i++)
-            if (row + i * T::ROWS_STEP < rows.n)
-                store_pair_on(c, rows, row + i * T::ROWS_STEP, column, __fmul_rn(v[i].x, scale[0]),
-                              __fmul_rn(v[i].y, scale[1]), old[i]);
+        for (; row < rows.n; row += T::ROWS_TOGETHER * T::ROWS_STEP)
+            store_rows<T>(c, rows, row, column, sums + row * T::Y_PITCH, scale);
+        return;
+    }
+#pragma unroll 1
+    for (; row < rows.n; row += T::ROWS_STEP) {
+        const float2 v = *(const float2 *)(sums + row * T::Y_PITCH);
+        store_pair(c, rows, row, column, __fmul_rn(v.x, scale[0]), __fmul_rn(v.y, scale[1]));
     }
 }
 
@@ -339,6 +379,8 @@ template <class T>
 static __device__ __forceinline__ void load_first_stages(tile_source<T> *source, const gemm_call &c,
                                                          const stage_range &stages)
 {
+    /* code that runs once takes as long as fetching it */
+#pragma unroll 1
     for (int i = 0; i < T::STAGES - 1; i++) {
         if (stages.begin + i < stages.end)
             load_stage_async<T>(source, c, shared_memory() + i * T::STAGE_BYTES);
@@ -381,7 +423,9 @@ static __global__ void __launch_bounds__(T::THREADS, T::BLOCKS) tiles_kernel(con
 {
     grid_dependency_sync();
     const tile_at at = tile_of_block((c.n_columns + T::COLUMNS - 1) / T::COLUMNS);
-    const gemm_rows rows = rows_of_tile(c, at.row, T::ROWS);
+    /* experts do not split k */
+    const gemm_rows rows = T::SPLITS_K ? rows_of_each(c, at.row, T::ROWS)
+                                       : rows_of_tile(c, at.row, T::ROWS);
     if (rows.n == 0) return;
     const int32_t first_column = at.column * T::COLUMNS;
     tile_source<T> source;
@@ -400,6 +444,7 @@ static __global__ void __launch_bounds__(T::THREADS, T::BLOCKS) tiles_kernel(con
         store_partial<T>(split_partial(c, (int32_t)blockIdx.x, (int32_t)blockIdx.y, T::PART),
                          collected, rows.n);
         if (!is_last_split(c, (int32_t)blockIdx.x)) return;
+        reduce_parts<T>(c, rows.n, collected);
     }
     store_tile<F, T>(c, rows, first_column, collected);
 }
