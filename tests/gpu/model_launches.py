@@ -6,13 +6,14 @@ what decides about time is there: no biases, no tensor parallelism, KV in bf16."
 from model_shapes import F8_BLOCK, STEP, blocks_for, experts_of_rows, up
 
 SKINNY_ROWS, SKINNY_W_ROWS, SKINNY_SPAN, SKINNY_BLOCKS_WANTED, SPLIT_MAX = 16, 16, 128, 256, 8
-CUBLASLT_ROWS, SM90_ROWS, SM90_TILE, SMS_USUAL, SEGMENT, SEGMENT_LEAST, SEGMENTS_MANY = 128, 65, 128, 128, 512, 128, 64
+CUBLASLT_ROWS, SM90_ROWS, SM90_TILE, SMS_USUAL, SEGMENT, SEGMENT_LEAST, SEGMENTS_MANY = 17, 65, 128, 128, 512, 128, 64
 SHARED_OF_SM, SHARED_OF_BLOCK = 228 << 10, 227 << 10
 DECODE_X_MAX, RING_ROWS, RING_TILES_MAX, STAGED_BLOCKS, SORT_ROWS = 16384, 8, 128, 40, 16
 MOE_ROWS, MOE_ELEMENTS = 8192, 128 << 20  # ffn_moe.c: rows of a piece of a prompt
 RANGE_ROWS = 256  # attention_mla.c
 # gemm_tiles.cu's shapes: rows, columns, blocks per SM
 TILES = [(128, 128, 1), (64, 128, 2), (64, 64, 4), (32, 128, 2), (32, 32, 4)]
+TILES_SPLIT = [(32, 64, 2), (64, 64, 2)]
 
 
 class Launch:
@@ -156,8 +157,9 @@ def tiles(g, w, groups, what, op='matmul', above=0):
     fits = [t for t in TILES[:-1] if 2 * usual > t[0] and blocks_for(groups.slots, t[0]) * blocks_for(w.n_out, t[1]) * each >= SMS_USUAL]
     rows, columns, per_sm = fits[0] if fits else TILES[-1]
     if not groups.begin and groups.n_groups == 1 and groups.slots <= 64:
-        rows, columns, per_sm = TILES[3] if groups.slots <= 32 else TILES[1]
-        split = n_splits(w, groups, 128, SMS_USUAL, 8 * STEP)
+        wide, few = blocks_for(w.n_out, 128) >= SMS_USUAL, groups.slots <= 32
+        rows, columns, per_sm = (TILES[3] if few else TILES[1]) if wide else TILES_SPLIT[not few]
+        split = 1 if wide else n_splits(w, groups, 64, SMS_USUAL, 4 * STEP)
     across, working = blocks_for(w.n_out, columns), groups.tiles(rows, above)
     launched, must, n = groups.tiles_at_most(rows, above) * across * split, groups.count(above) * w.bytes, groups.rows(above)
     t, bound = longest(g, memory=(must + row_bytes(w, n)) / g.read, products=2.0 * working * rows * across * columns * w.n_in / (g.bf16 * g.mma_share),
@@ -191,22 +193,26 @@ def sm90(g, w, groups, what, op='matmul', above=0):
     return Launch('sm90_f8' if f8 else 'sm90', op, what, t, must + row_bytes(w, n), w.flops(n), must, launched, min(launched, n_tiles), bound)
 
 
-def cublaslt(g, w, rows, what):
-    n_tiles = blocks_for(rows, 128) * blocks_for(w.n_out, 256)
+def library_takes(g, w, groups):
+    return g.has_library and not groups.begin and groups.slots >= CUBLASLT_ROWS and w.layout == 'bf16' and not w.paired
+
+
+def cublaslt(g, w, rows, what, n_groups=1):
+    n_tiles = blocks_for(rows, 128) * blocks_for(w.n_out, 256) * n_groups
     share = n_tiles / (blocks_for(n_tiles, g.n_sms) * g.n_sms)
-    moved = w.bytes + row_bytes(w, rows)
-    t, bound = longest(g, memory=moved / g.read, products=w.flops(rows) / (g.bf16 * max(share, 0.5)))
-    return Launch('cublasLt', 'matmul', what, t, moved, w.flops(rows), w.bytes, bound=bound)
+    moved = n_groups * (w.bytes + row_bytes(w, rows))
+    t, bound = longest(g, memory=moved / g.read, products=n_groups * w.flops(rows) / (g.bf16 * max(share, 0.5)))
+    return Launch('cublasLt', 'matmul', what, t, moved, n_groups * w.flops(rows), n_groups * w.bytes, bound=bound)
 
 
 def wants_f8(g, w, groups):
     return w.layout == 'f8' and groups.slots > SKINNY_ROWS and (groups.begin or groups.n_groups == 1) and sm90_fits(g, w, groups, True)
 
 
-def product(g, w, groups, what, op='matmul', captured=False, x_rows=None):
+def product(g, w, groups, what, op='matmul', x_rows=None):
     """gemm_run: the launches of one product. x_rows: of x, where groups share rows."""
-    if g.has_library and not groups.begin and groups.n_groups == 1 and groups.slots >= CUBLASLT_ROWS and w.layout == 'bf16' and not w.paired and not captured:
-        return [cublaslt(g, w, groups.slots, what)]
+    if library_takes(g, w, groups):
+        return [cublaslt(g, w, groups.slots, what, groups.n_groups)]
     if wants_f8(g, w, groups):
         return [sm90(g, w, groups, what, op)]
     if decode_fits([w], groups, x_rows or groups.slots):
@@ -296,7 +302,6 @@ class Step:
 
     def __init__(self, m, rows, context, prefill=False):
         self.m, self.rows, self.context, self.prefill = m, context if prefill else rows, context, prefill
-        self.captured = not prefill
 
     def name(self):
         return f'prefill of {self.context} tokens' if self.prefill else f'decode of {self.rows} at {self.context}'
@@ -319,7 +324,10 @@ def projections(g, s, matrices):
         return [decode(g, matrices, groups, what)]
     if s.rows <= SKINNY_ROWS and all(w.n_in_padded % SKINNY_SPAN == 0 for w in matrices):
         return [skinny_fused(g, matrices, s.rows, what)]
-    return [x for w in matrices for x in product(g, w, groups, what, captured=s.captured)]
+    if library_takes(g, matrices[0], groups):
+        equal = {w.n_out: [v for v in matrices if v.n_out == w.n_out] for w in matrices}  # k and v are one call
+        return [cublaslt(g, of[0], s.rows, what, len(of)) for of in equal.values()]
+    return [x for w in matrices for x in product(g, w, groups, what)]
 
 
 def latent_layer(g, s):
@@ -332,7 +340,7 @@ def latent_layer(g, s):
     for w, what in ((m.k_up, 'up'), (m.v_up, 'down')):
         # One product of all heads: each has its own columns.
         some = [inputs(g, w, part, what, m.n_heads * w.n_in, norm=False),
-                *product(g, w, Groups(part, n_each=m.n_heads), f'{m.n_heads} heads: {w.what()}', captured=s.captured)]
+                *product(g, w, Groups(part, n_each=m.n_heads), f'{m.n_heads} heads: {w.what()}')]
         if w is m.k_up:
             some.append(small(g, 'copy_rows', 'copy_rows', '', part * m.n_heads * m.rope * 8))
             some += attention_prefill(g, m, s.rows, 0) if s.prefill else attention_decode(g, m, s.rows, s.context)
@@ -346,7 +354,7 @@ def latent_layer(g, s):
 
 def output(g, s):
     o, all_rows = s.m.o, Groups(s.rows)
-    return [*unless_decode(inputs(g, o, s.rows, o.what(), norm=False), o, all_rows, s.rows), *product(g, o, all_rows, o.what(), captured=s.captured)]
+    return [*unless_decode(inputs(g, o, s.rows, o.what(), norm=False), o, all_rows, s.rows), *product(g, o, all_rows, o.what())]
 
 
 def heads_layer(g, s):
@@ -363,8 +371,8 @@ def ready(g, w, rows, groups):
 def dense_layer(g, s):
     m, all_rows = s.m, Groups(s.rows)
     first = unless_decode(inputs(g, m.gate_up, s.rows, m.gate_up.what()), m.gate_up, all_rows, s.rows)
-    return [*first, *product(g, m.gate_up, all_rows, m.gate_up.what(), captured=s.captured),
-            *ready(g, m.down, s.rows, all_rows), *product(g, m.down, all_rows, m.down.what(), captured=s.captured)]
+    return [*first, *product(g, m.gate_up, all_rows, m.gate_up.what()),
+            *ready(g, m.down, s.rows, all_rows), *product(g, m.down, all_rows, m.down.what())]
 
 
 def route(g, m, rows):
@@ -389,14 +397,14 @@ def sparse_layer(g, s):
     out = [small(g, 'norm', 'rms_norm', '', rows * m.hidden * 8, 0.5, rows), f32(g, m.router, rows, m.router.what()), *route(g, m, rows),
            *unless_decode(inputs(g, gate_up, rows, 'experts', norm=False), gate_up, groups, rows)]
     if m.shared:
-        out += product(g, m.shared[0], all_rows, m.shared[0].what(), captured=s.captured)
-    out += product(g, gate_up, groups, 'gate_up ' + gate_up.what(), captured=s.captured, x_rows=rows)
+        out += product(g, m.shared[0], all_rows, m.shared[0].what())
+    out += product(g, gate_up, groups, 'gate_up ' + gate_up.what(), x_rows=rows)
     if m.shared:
-        out += [*ready(g, m.shared[1], rows, all_rows), *product(g, m.shared[1], all_rows, m.shared[1].what(), captured=s.captured)]
+        out += [*ready(g, m.shared[1], rows, all_rows), *product(g, m.shared[1], all_rows, m.shared[1].what())]
     if combine_fits(down, groups, rows):
         out.append(combine(g, down, groups, rows, 'down ' + down.what()))
     else:
-        out += [*ready(g, down, groups.slots, groups), *product(g, down, groups, 'down ' + down.what(), captured=s.captured),
+        out += [*ready(g, down, groups.slots, groups), *product(g, down, groups, 'down ' + down.what()),
                 small(g, 'combine', 'combine', '', rows * m.hidden * 4 * (m.n_used + 2), 0.3, blocks_for(rows * m.hidden, 256))]
     for x in out[out.index(next(x for x in out if x.kernel == 'f32')) + 1:]:
         if x.op == 'matmul' or x.op == 'combine':
@@ -418,5 +426,5 @@ def ends(g, s):
     """The embedding, the head and the choice of tokens."""
     m, n = s.m, 1 if s.prefill else s.rows
     out = [small(g, 'embed', 'embed', '', s.rows * m.hidden * 6, 0, s.rows), *unless_decode(inputs(g, m.head, n, m.head.what()), m.head, Groups(n), n),
-           *product(g, m.head, Groups(n), m.head.what(), captured=s.captured)]
+           *product(g, m.head, Groups(n), m.head.what())]
     return out + [small(g, 'argmax', 'sample', '', n * m.vocab * 4, 2.0, n)]
