@@ -384,8 +384,10 @@ static void run_shared_down(struct cuda_ctx *c, const struct experts_args *a,
     run_jobs(c, &down, 1, prepared);
 }
 
+/* begin_is_read: a kernel ran since a->begin was written. */
 static void run_gate_up(struct cuda_ctx *c, const struct expert_slots_args *a,
-                        const struct cuda_expert_range *of, struct cuda_input_spec *prepared)
+                        const struct cuda_expert_range *of, struct cuda_input_spec *prepared,
+                        bool begin_is_read)
 {
     const struct weight *w = &a->gate_up[of->first], *down = &a->down[of->first];
     struct cuda_input_spec in = {
@@ -396,6 +398,7 @@ static void run_gate_up(struct cuda_ctx *c, const struct expert_slots_args *a,
     g.n_groups = of->n;
     g.n_rows = a->n_slots;
     g.n_x_rows = a->n_x_rows;
+    g.begin_is_read = begin_is_read;
     g.y = a->act;
     g.y_stride = prepared_stride(down);
     g.epilogue = silu_epilogue_for(down);
@@ -487,7 +490,7 @@ void cuda_experts(struct kernel_ctx *base, const struct experts_args *a)
     /* ranges may use the same buffer one after the other */
     for (struct cuda_expert_range of = expert_range_from(&slots, 0); of.n > 0;
          of = expert_range_from(&slots, of.first + of.n)) {
-        run_gate_up(c, &slots, &of, &prepared);
+        run_gate_up(c, &slots, &of, &prepared, a->shared.gate_up || of.first > 0);
         if (of.first == 0) run_shared_down(c, a, &prepared);
         combined = run_down(c, &slots, &of, &prepared, &all);
     }
@@ -501,7 +504,7 @@ void cuda_expert_slots(struct kernel_ctx *base, const struct expert_slots_args *
     if (a->n_slots == 0) return;
     for (struct cuda_expert_range of = expert_range_from(a, 0); of.n > 0;
          of = expert_range_from(a, of.first + of.n)) {
-        run_gate_up(c, a, &of, &prepared);
+        run_gate_up(c, a, &of, &prepared, of.first > 0);
         (void)run_down(c, a, &of, &prepared, NULL);
     }
 }
