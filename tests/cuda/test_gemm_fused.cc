@@ -139,12 +139,12 @@ TEST(fused_products_have_the_bits_of_single_ones)
 TEST(fused_wide_products_have_fewer_slices)
 {
     need_gpu();
-    check(GEMM_BF16, 3, 2048,
+    check(GEMM_BF16, 3, 4096,
           { { 2560, 2560, GEMM_STORE, false },
             { 512, 512, GEMM_STORE, false },
             { 512, 512, GEMM_STORE, false } },
           true);
-    check(GEMM_W4, 3, 2048, { { 16, 16, GEMM_STORE, false }, { 4112, 4112, GEMM_STORE, false } },
+    check(GEMM_W4, 3, 4096, { { 16, 16, GEMM_STORE, false }, { 4112, 4112, GEMM_STORE, false } },
           true);
 }
 
