@@ -14,89 +14,121 @@ struct decode_calls {
     int32_t first_job[GEMM_FUSED_MAX + 1]; /* unused entries hold the total */
 };
 
-/* What blocks keep of them, in shared memory, where they can be indexed. */
+/* A part of a tile of y, of all splits or of one: what warps need of it. Finding it out takes
+ * divisions, so each thread does it for one item, once. */
+struct decode_item {
+    const unsigned char *w; /* the tile's first row of W, at the item's first span */
+    int32_t last_row;       /* of the tile's rows of W, the last that exists */
+    int32_t first_span, n_spans;
+    int32_t call, tile, split;
+    gemm_rows rows;
+};
+
+enum { DECODE_ITEMS = 64 /* of a block */ };
+
+/* What blocks keep in shared memory, where it can be indexed. */
 struct decode_shared {
     decode_calls calls;
     ring_tiles tiles;               /* with `begin` */
     int32_t x_rows[RING_TILES_MAX]; /* likewise: rows of x */
+    decode_item items[DECODE_ITEMS];
 };
 
-/* A part of a tile of y, of all splits or of one. */
-struct decode_job {
-    const gemm_call *c;
-    int32_t tile, split;
-    gemm_rows rows;
-};
-
-static __device__ __forceinline__ decode_job decode_job_of(const decode_shared &s, int32_t job)
+static __device__ __forceinline__ decode_item decode_item_of(const decode_shared &s, int32_t job)
 {
     int i = 0;
     while (i + 1 < GEMM_FUSED_MAX && job >= s.calls.first_job[i + 1]) i++;
     const gemm_call &c = s.calls.of[i];
     job -= s.calls.first_job[i];
-    if (!c.begin)
-        return decode_job{ &c, job / c.n_splits, job % c.n_splits, gemm_rows{ 0, 0, c.n_rows } };
-    const int32_t n_tiles = (c.n_columns + SKINNY_W_ROWS - 1) / SKINNY_W_ROWS;
-    return decode_job{ &c, job % n_tiles, 0, s.tiles.of[job / n_tiles] };
+    decode_item item = {};
+    const int32_t n_tiles = (c.n_columns + SKINNY_W_ROWS - 1) / SKINNY_W_ROWS,
+                  n_spans = c.n_in / SKINNY_SPAN,
+                  per_split = (n_spans + c.n_splits - 1) / c.n_splits;
+    item.call = i;
+    item.tile = c.begin ? job % n_tiles : job / c.n_splits;
+    item.split = c.begin ? 0 : job % c.n_splits;
+    item.rows = c.begin ? s.tiles.of[job / n_tiles] : gemm_rows{ 0, 0, c.n_rows };
+    item.first_span = item.split * per_split;
+    item.n_spans = max(min(n_spans - item.first_span, per_split), 0);
+    /* of padding columns the last row of W stands in */
+    const int32_t row = min(item.tile * (int32_t)SKINNY_W_ROWS, c.n_out - 1);
+    item.last_row = c.n_out - 1 - row;
+    item.w = c.w + (size_t)item.rows.group * c.w_stride + (size_t)row * c.row_bytes;
+    return item;
 }
 
-/* The spans of a job that the warp takes: `first`, first + RING_WARPS, .. */
-struct decode_spans {
-    int32_t first, n;
-};
-
-static __device__ __forceinline__ decode_spans decode_spans_of(const decode_job &j)
-{
-    const int32_t n_spans = j.c->n_in / SKINNY_SPAN,
-                  per_split = (n_spans + j.c->n_splits - 1) / j.c->n_splits,
-                  end = min(n_spans, (j.split + 1) * per_split),
-                  first = j.split * per_split + (int32_t)threadIdx.x / WARP;
-    return decode_spans{ first, first < end ? (end - first + RING_WARPS - 1) / RING_WARPS : 0 };
-}
-
-template <enum gemm_weight_layout F> struct decode_jobs {
+/* The items of a block. */
+template <enum gemm_weight_layout F> struct decode_items {
     const decode_shared *s;
+    size_t row_bytes; /* of all calls: they have one layout and one n_in */
     int32_t first, step, end;
-    __device__ __forceinline__ ring_run run_of(int32_t job) const
+    __device__ __forceinline__ ring_run run_of(int32_t i) const
     {
-        const decode_job j = decode_job_of(*s, job);
-        const decode_spans spans = decode_spans_of(j);
-        return ring_run_of<F>(*j.c, j.rows.group, j.tile, spans.first, spans.n);
+        const decode_item &item = s->items[i];
+        const int32_t warp = (int32_t)threadIdx.x / WARP, lane = (int32_t)threadIdx.x % WARP,
+                      span = item.first_span + warp;
+        const unsigned char *w = item.w + lane % 4 * 16 + (size_t)span * ring_shape<F>::SPAN_BYTES;
+        ring_run r = {};
+        r.w[0] = w + (size_t)min(lane / 4, item.last_row) * row_bytes;
+        r.w[1] = w + (size_t)min(lane / 4 + 8, item.last_row) * row_bytes;
+        r.n_units = units_of(item);
+        if (F == GEMM_F8) {
+            const gemm_call &c = s->calls.of[item.call];
+            r.f8_scale = f8_scales(
+                             c, item.rows.group,
+                             min(item.tile * (int32_t)SKINNY_W_ROWS + lane / 4, c.n_out - 1)) +
+                         span;
+        }
+        return r;
+    }
+    /* The warp takes every RING_WARPS-th span. */
+    static __device__ __forceinline__ int32_t units_of(const decode_item &item)
+    {
+        const int32_t left = item.n_spans - (int32_t)threadIdx.x / WARP;
+        return (max(left, 0) + RING_WARPS - 1) / RING_WARPS * ring_shape<F>::PER_SPAN;
     }
 };
 
+/* Fills in the items. A barrier must follow. */
 template <enum gemm_weight_layout F>
-static __device__ __forceinline__ decode_jobs<F> decode_jobs_of(const decode_shared &s)
+static __device__ __forceinline__ decode_items<F> decode_items_of(decode_shared *s)
 {
-    const gemm_call &c = s.calls.of[0];
-    const int32_t n_tiles = (c.n_columns + SKINNY_W_ROWS - 1) / SKINNY_W_ROWS;
-    return decode_jobs<F>{ &s, (int32_t)blockIdx.x, (int32_t)gridDim.x,
-                           c.begin ? s.tiles.n * n_tiles : s.calls.first_job[GEMM_FUSED_MAX] };
+    const gemm_call &c = s->calls.of[0];
+    const int32_t n_tiles = (c.n_columns + SKINNY_W_ROWS - 1) / SKINNY_W_ROWS,
+                  n_jobs = c.begin ? s->tiles.n * n_tiles : s->calls.first_job[GEMM_FUSED_MAX],
+                  step = (int32_t)gridDim.x, first = (int32_t)blockIdx.x;
+    const int32_t job = first + (int32_t)threadIdx.x * step;
+    if (threadIdx.x < DECODE_ITEMS && job < n_jobs) s->items[threadIdx.x] = decode_item_of(*s, job);
+    return decode_items<F>{ s, c.row_bytes, 0, 1,
+                            first < n_jobs ? (n_jobs - first + step - 1) / step : 0 };
 }
 
 /* The lane's row of x, at its elements of the warp's first unit. */
 template <enum gemm_weight_layout F>
 static __device__ __forceinline__ const uint16_t *decode_x(const decode_shared &s,
-                                                           const decode_job &j, const uint16_t *x,
-                                                           int32_t span)
+                                                           const decode_item &item,
+                                                           const uint16_t *x)
 {
+    const gemm_call &c = s.calls.of[0];
     const int32_t lane = (int32_t)threadIdx.x % WARP,
-                  y_row = j.rows.begin + min(lane / 4, j.rows.n - 1);
-    const int32_t row = j.c->begin && j.c->x_rows ? s.x_rows[y_row - s.tiles.of[0].begin] : y_row;
-    return x + (size_t)row * ring_x_stride(j.c->n_in) + span * SKINNY_SPAN +
+                  y_row = item.rows.begin + min(lane / 4, item.rows.n - 1),
+                  span = item.first_span + (int32_t)threadIdx.x / WARP;
+    const int32_t row = c.begin && c.x_rows ? s.x_rows[y_row - s.tiles.of[0].begin] : y_row;
+    return x + (size_t)row * ring_x_stride(c.n_in) + span * SKINNY_SPAN +
            lane % 4 * ring_shape<F>::ELEMENTS;
 }
 
 /* What the warp multiplies its next finished sums by. They are read many jobs ahead, as every warp
  * finishes one job in RING_WARPS: their latency would be a job's. */
 template <enum gemm_weight_layout F>
-static __device__ __forceinline__ float2 decode_scales(const decode_jobs<F> &jobs, int32_t job)
+static __device__ __forceinline__ float2 decode_scales(const decode_items<F> &items, int32_t i)
 {
-    if (!(F == GEMM_W8 || F == GEMM_W4) || job >= jobs.end) return make_float2(1, 1);
-    const decode_job j = decode_job_of(*jobs.s, job);
-    const int32_t column = j.tile * SKINNY_W_ROWS + (int32_t)threadIdx.x % 8 * 2;
-    return make_float2(column_scale<F>(*j.c, j.rows.group, column),
-                       column_scale<F>(*j.c, j.rows.group, column + 1));
+    if (!(F == GEMM_W8 || F == GEMM_W4) || i >= items.end) return make_float2(1, 1);
+    const decode_item &item = items.s->items[i];
+    const gemm_call &c = items.s->calls.of[item.call];
+    const int32_t column = item.tile * SKINNY_W_ROWS + (int32_t)threadIdx.x % 8 * 2;
+    return make_float2(column_scale<F>(c, item.rows.group, column),
+                       column_scale<F>(c, item.rows.group, column + 1));
 }
 
 typedef float decode_part[RING_WARPS][SKINNY_W_ROWS][RING_ROWS + 1];
@@ -114,11 +146,11 @@ static __device__ __forceinline__ float2 decode_add(const decode_part &part, int
 
 /* Adds the warps' sums, and the slices' if there are any, and passes pairs of columns on. The last
  * part is one warp's: the warps take turns. Two buffers in turn need one barrier per job. */
-static __device__ __forceinline__ void decode_finish(const decode_job &j, const ring_sums &sums,
-                                                     float2 scales, int32_t turn)
+static __device__ __forceinline__ void decode_finish(const gemm_call &c, const decode_item &j,
+                                                     const ring_sums &sums, float2 scales,
+                                                     int32_t turn)
 {
     __shared__ decode_part parts[2];
-    const gemm_call &c = *j.c;
     decode_part &part = parts[turn % 2];
     const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP, pair = lane % 8;
     for (int i = 0; i < 4; i++) part[warp][lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2] = sums.v[i];
@@ -140,26 +172,22 @@ static __device__ __forceinline__ void decode_finish(const decode_job &j, const 
     }
 }
 
-/* scales: of the first job that the warp finishes. */
+/* scales: of the first item that the warp finishes. */
 template <enum gemm_weight_layout F>
-static __device__ __forceinline__ void decode_sums(const decode_jobs<F> &jobs, ring_feed *feed,
+static __device__ __forceinline__ void decode_sums(const decode_items<F> &items, ring_feed *feed,
                                                    float2 scales, unsigned char *ring,
                                                    const uint16_t *x)
 {
     const int32_t warp = (int32_t)threadIdx.x / WARP;
     int slot = 0;
-    int32_t turn = 0;
 #pragma unroll 1
-    for (int32_t job = jobs.first; job < jobs.end; job += jobs.step, turn++) {
-        const decode_job j = decode_job_of(*jobs.s, job);
-        const decode_spans spans = decode_spans_of(j);
-        ring_sums sums = ring_sum<F, RING_WARPS>(feed, &slot, jobs,
-                                                 spans.n * ring_shape<F>::PER_SPAN, ring,
-                                                 decode_x<F>(*jobs.s, j, x, spans.first));
-        if (F == GEMM_F8) ring_restore_nan<F, RING_WARPS>(&sums, jobs.run_of(job));
-        decode_finish(j, sums, scales, turn);
-        if (warp == turn % RING_WARPS)
-            scales = decode_scales(jobs, job + jobs.step * (int32_t)RING_WARPS);
+    for (int32_t i = 0; i < items.end; i++) {
+        const decode_item &item = items.s->items[i];
+        ring_sums sums = ring_sum<F, RING_WARPS>(feed, &slot, items, items.units_of(item), ring,
+                                                 decode_x<F>(*items.s, item, x));
+        if (F == GEMM_F8) ring_restore_nan<F, RING_WARPS>(&sums, items.run_of(i));
+        decode_finish(items.s->calls.of[item.call], item, sums, scales, i);
+        if (warp == i % RING_WARPS) scales = decode_scales(items, i + (int32_t)RING_WARPS);
     }
 }
 
@@ -196,14 +224,14 @@ static __global__ void __launch_bounds__(RING_THREADS, 2)
         if (threadIdx.x < WARP) ring_find_tiles(s.calls.of[0], &s.tiles);
         __syncthreads();
     }
-    const decode_jobs<F> jobs = decode_jobs_of<F>(s);
-    ring_feed feed = ring_fill<F, RING_WARPS>(jobs, ring);
-    const float2 scales = decode_scales(jobs,
-                                        jobs.first + jobs.step * (int32_t)(threadIdx.x / WARP));
+    const decode_items<F> items = decode_items_of<F>(&s);
+    __syncthreads();
+    ring_feed feed = ring_fill<F, RING_WARPS>(items, ring);
+    const float2 scales = decode_scales(items, (int32_t)(threadIdx.x / WARP));
     if (early) grid_dependency_sync();
-    if (jobs.first >= jobs.end) return;
+    if (items.end == 0) return;
     decode_prepare<F>(&s, x);
-    decode_sums<F>(jobs, &feed, scales, ring, x);
+    decode_sums<F>(items, &feed, scales, ring, x);
 }
 
 /* ---- the host ---- */
@@ -215,7 +243,7 @@ static size_t shared_bytes(enum gemm_weight_layout layout, const gemm_call &c)
 
 /* What every block reads of x, from L2, while its first loads of W are under way. */
 enum { DECODE_X_MAX = 16384 };
-enum { DECODE_STATIC_SHARED = 13 * 1024 /* with the system's KiB */ };
+enum { DECODE_STATIC_SHARED = 17 * 1024 /* with the system's KiB */ };
 
 static bool is_aligned_16(const void *p) { return (uintptr_t)p % 16 == 0; }
 
@@ -235,8 +263,10 @@ template <enum gemm_weight_layout F>
 static cudaError_t run(cudaStream_t stream, const decode_calls &all, size_t n_jobs)
 {
     const size_t shared = shared_bytes(F, all.of[0]);
-    return launch(stream, decode_kernel<F>, dim3(ring_grid(n_jobs, shared + DECODE_STATIC_SHARED)),
-                  dim3(RING_THREADS), shared, all);
+    const unsigned grid = ring_grid(n_jobs, shared + DECODE_STATIC_SHARED),
+                   least = blocks_for(n_jobs, DECODE_ITEMS);
+    return launch(stream, decode_kernel<F>, dim3(grid > least ? grid : least), dim3(RING_THREADS),
+                  shared, all);
 }
 
 static cudaError_t run_layout(cudaStream_t stream, enum gemm_weight_layout layout,

@@ -19,6 +19,8 @@ template <enum gemm_weight_layout F> struct ring_shape {
         LOADS = 2 * ROW_LOADS, /* a thread has two rows */
         K = ROW_LOADS * 4 * ELEMENTS,
         PER_SPAN = SKINNY_SPAN / K,
+        UNIT_BYTES = ROW_LOADS * 64, /* of a row of W */
+        SPAN_BYTES = PER_SPAN * UNIT_BYTES,
         DEPTH = F == GEMM_W4 ? 9 : 5,
         BYTES = DEPTH * LOADS * 16 * RING_THREADS,
         ALL_BYTES = BYTES + (F == GEMM_F8 ? DEPTH * 4 * RING_THREADS : 0) /* with scales */
@@ -50,6 +52,14 @@ template <enum gemm_weight_layout F>
 static __device__ __forceinline__ float *ring_scale(unsigned char *ring, int slot)
 {
     return (float *)(void *)(ring + ring_shape<F>::BYTES) + slot * RING_THREADS + threadIdx.x;
+}
+
+/* Units from one of the warp to its next. */
+template <enum gemm_weight_layout F, int JUMP>
+static __device__ __forceinline__ int32_t ring_next(int32_t unit)
+{
+    enum { PER_SPAN = ring_shape<F>::PER_SPAN };
+    return PER_SPAN > 1 && (unit + 1) % PER_SPAN ? 1 : (JUMP - 1) * PER_SPAN + 1;
 }
 
 /* The rows of W of a tile that the lane reads from span `span` on. Both have one block of F8's
@@ -98,14 +108,16 @@ static __device__ __forceinline__ void ring_copy(ring_feed *f, const JOBS &jobs,
         if (f->job < jobs.end) f->run = jobs.run_of(f->job);
     }
     if (f->unit < f->run.n_units) {
-        const int32_t at = ring_place<F, JUMP>(f->unit);
+        const int32_t step = ring_next<F, JUMP>(f->unit++);
         uint4 *slot = ring_slot<F>(ring, f->slot);
 #pragma unroll
         for (int i = 0; i < shape::LOADS; i++)
-            copy_async_16(slot + i * RING_THREADS,
-                          f->run.w[i % 2] + (size_t)at * (shape::ROW_LOADS * 64) + i / 2 * 64, 16);
-        if (F == GEMM_F8) copy_async_4(ring_scale<F>(ring, f->slot), f->run.f8_scale + at, 4);
-        f->unit++;
+            copy_async_16(slot + i * RING_THREADS, f->run.w[i % 2] + i / 2 * 64, 16);
+        for (int i = 0; i < 2; i++) f->run.w[i] += step * (int32_t)shape::UNIT_BYTES;
+        if (F == GEMM_F8) {
+            copy_async_4(ring_scale<F>(ring, f->slot), f->run.f8_scale, 4);
+            f->run.f8_scale += step;
+        }
     }
     copy_async_commit();
     f->slot = f->slot + 1 == shape::DEPTH ? 0 : f->slot + 1;
@@ -198,7 +210,8 @@ static __device__ __forceinline__ ring_sums ring_sum(ring_feed *f, int *slot, co
     for (int32_t unit = 0; unit < n_units; unit++) {
         copy_async_wait<shape::DEPTH - 2>();
         ring_copy<F, JUMP>(f, jobs, ring);
-        ring_multiply<F>(&sums, ring, *slot, x + (size_t)ring_place<F, JUMP>(unit) * shape::K);
+        ring_multiply<F>(&sums, ring, *slot, x);
+        x += ring_next<F, JUMP>(unit) * (int32_t)shape::K;
         *slot = *slot + 1 == shape::DEPTH ? 0 : *slot + 1;
     }
     return sums;
