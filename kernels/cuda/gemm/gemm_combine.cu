@@ -22,11 +22,12 @@ template <enum gemm_weight_layout F> struct combine_jobs {
     int32_t per_tile, first, step, end;
     __device__ __forceinline__ gemm_rows rows_of(int32_t job) const
     {
-        return tiles->of[(int32_t)threadIdx.x / WARP + job % per_tile * RING_WARPS];
+        return tiles
+            ->of[(int32_t)threadIdx.x / WARP + (per_tile > 1 ? job % per_tile * RING_WARPS : 0)];
     }
     __device__ __forceinline__ int32_t tile_of(int32_t job) const
     {
-        return (int32_t)blockIdx.x + job / per_tile * (int32_t)gridDim.x;
+        return (int32_t)blockIdx.x + (per_tile > 1 ? job / per_tile : job) * (int32_t)gridDim.x;
     }
     __device__ __forceinline__ ring_run run_of(int32_t job) const
     {

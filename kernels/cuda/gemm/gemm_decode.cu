@@ -193,7 +193,8 @@ static __device__ __forceinline__ void decode_sums(const decode_items<F> &items,
 
 /* Once the previous kernel has ended: x, and which of its rows the rows of groups are. */
 template <enum gemm_weight_layout F>
-static __device__ __forceinline__ void decode_prepare(decode_shared *s, uint16_t *x)
+static __device__ __forceinline__ void decode_prepare(decode_shared *s, const ring_x_norm &norm,
+                                                      uint16_t *x)
 {
     const gemm_call &c = s->calls.of[0];
     if (c.begin && c.x_rows) {
@@ -202,7 +203,8 @@ static __device__ __forceinline__ void decode_prepare(decode_shared *s, uint16_t
         for (int32_t i = (int32_t)threadIdx.x; i < n; i += RING_THREADS)
             s->x_rows[i] = c.x_rows[first.begin + i];
     }
-    ring_x_prepare<F>(c, x);
+    if (ring_x_is_one(c)) ring_x_round_one<F>(c, norm, x);
+    else ring_x_prepare<F>(c, x);
     __syncthreads();
 }
 
@@ -217,8 +219,6 @@ static __global__ void __launch_bounds__(RING_THREADS, 2)
     for (unsigned i = threadIdx.x; i < sizeof all / sizeof(unsigned); i += RING_THREADS)
         ((unsigned *)&s.calls)[i] = ((const unsigned *)&all)[i];
     __syncthreads();
-    if (all.of[0].norm && blockIdx.x == 0 && threadIdx.x == 0)
-        prefetch_l2(all.of[0].norm, (unsigned)all.of[0].n_in * 4);
     if (!early) grid_dependency_sync();
     if (all.of[0].begin) {
         if (threadIdx.x < WARP) ring_find_tiles(s.calls.of[0], &s.tiles);
@@ -228,9 +228,10 @@ static __global__ void __launch_bounds__(RING_THREADS, 2)
     __syncthreads();
     ring_feed feed = ring_fill<F, RING_WARPS>(items, ring);
     const float2 scales = decode_scales(items, (int32_t)(threadIdx.x / WARP));
+    const ring_x_norm norm = ring_x_norm_of(all.of[0]);
     if (early) grid_dependency_sync();
     if (items.end == 0) return;
-    decode_prepare<F>(&s, x);
+    decode_prepare<F>(&s, norm, x);
     decode_sums<F>(items, &feed, scales, ring, x);
 }
 
