@@ -13,7 +13,7 @@ enum { EMULATED = 1 };
 enum { EMULATED = 0 };
 #endif
 
-enum { FIRST_ROW = 3, BY_RUN = 0 /* instead of a tile's columns: gemm_run chooses */ };
+enum { FIRST_ROW = 3, BY_RUN = -1 /* instead of a tile: gemm_run chooses */ };
 static const size_t F8_STEP = 128, STEP_16 = GEMM_STEP;
 static const enum gemm_weight_layout LAYOUTS[] = { GEMM_BF16, GEMM_F8, GEMM_F16 };
 
@@ -33,7 +33,7 @@ struct product {
     size_t n_rows = 1, n_out = 1, n_in = 1, y_more = 2;
     /* rows of each group; if empty, there is one group and `begin` is not used */
     std::vector<int32_t> groups;
-    int columns = 128;
+    int tile = GEMM_SM90_NARROW;
     bool f8() const { return layout == GEMM_F8; } /* with x in e4m3 */
     enum dtype x_type() const { return gemm_x_type(layout); }
     enum dtype y_type() const
@@ -133,8 +133,9 @@ static void run_trial(trial *t)
     g.x_rows = p.gathered ? (const int32_t *)x_rows.p : nullptr;
     g.bias = p.bias ? (const float *)bias.p : nullptr;
     g.y = y.p, g.y_stride = t->y_stride;
-    if (p.columns == BY_RUN) CHECK(gemm_uses_sm90(&g) || p.f8());
-    GOOD(p.columns == BY_RUN ? gemm_run(nullptr, &g) : gemm_run_sm90(nullptr, &g, p.columns));
+    if (p.tile == BY_RUN) CHECK(gemm_uses_sm90(&g) || p.f8());
+    GOOD(p.tile == BY_RUN ? gemm_run(nullptr, &g)
+                          : gemm_run_sm90(nullptr, &g, (enum gemm_sm90_tile)p.tile));
     GOOD(cudaDeviceSynchronize());
     t->y.resize(t->y_before.size());
     GOOD(cudaMemcpy(t->y.data(), y.p, t->y.size(), cudaMemcpyDeviceToHost));
@@ -205,10 +206,10 @@ static void fail_at(const trial &t, size_t row, size_t i, double got, double wan
 {
     const product &p = t.p;
     test_fail(__FILE__, __LINE__,
-              "layout %d epilogue %d paired %d bias %d gathered %d groups %zu columns %d, %zu rows "
+              "layout %d epilogue %d paired %d bias %d gathered %d groups %zu tile %d, %zu rows "
               "of %zu x %zu: y[%zu][%zu] is %.9g, not %.9g +- %.3g",
-              p.layout, p.epilogue, p.paired, p.bias, p.gathered, p.groups.size(), p.columns,
-              p.n_rows, p.n_out, p.n_in, row, i, got, want, may_err);
+              p.layout, p.epilogue, p.paired, p.bias, p.gathered, p.groups.size(), p.tile, p.n_rows,
+              p.n_out, p.n_in, row, i, got, want, may_err);
 }
 
 static void check_rows(trial *t, size_t group, size_t begin, size_t n)
@@ -262,13 +263,13 @@ static void need_sm90()
 
 static void try_thens(product p)
 {
-    for (int columns : { 128, 256 })
+    for (int tile = 0; tile < GEMM_SM90_TILES; tile++)
         for (enum gemm_epilogue epilogue :
              { GEMM_STORE, GEMM_ADD, GEMM_SILU, GEMM_SILU_BF16, GEMM_SILU_F16 })
             for (int how = 0; how < 4; how++) {
-                p.columns = columns, p.epilogue = epilogue, p.paired = how & 1, p.bias = how & 2;
+                p.tile = tile, p.epilogue = epilogue, p.paired = how & 1, p.bias = how & 2;
                 if ((p.is_silu() && !p.paired) || (p.paired && p.n_out % 2) ||
-                    (p.f8() && columns != 128))
+                    (p.f8() && tile != GEMM_SM90_NARROW))
                     continue;
                 try_product(p, p.n_rows + 100 * p.n_in);
             }
@@ -305,7 +306,7 @@ TEST(gemm_sm90_groups)
     for (const auto &list : lists)
         for (int how = 0; how < 6; how++) {
             product p;
-            p.layout = LAYOUTS[how % 3], p.columns = how == 0 || how == 5 ? 256 : 128,
+            p.layout = LAYOUTS[how % 3], p.tile = p.f8() ? (int)GEMM_SM90_NARROW : (how + 1) % 3,
             p.groups = list, p.gathered = how % 2, p.n_out = 142, p.n_in = 140, p.n_rows = 4;
             for (int32_t n : list) p.n_rows += (size_t)n;
             p.paired = true, p.bias = true,
@@ -323,14 +324,14 @@ TEST(gemm_sm90_is_what_gemm_run_takes)
     for (const auto &shape : shapes)
         for (enum gemm_weight_layout layout : LAYOUTS) {
             product p;
-            p.layout = layout, p.columns = BY_RUN, p.n_rows = shape[0], p.n_out = shape[1],
+            p.layout = layout, p.tile = BY_RUN, p.n_rows = shape[0], p.n_out = shape[1],
             p.n_in = 130, p.epilogue = GEMM_ADD, p.bias = true;
             if (TEST_IS_SANITIZED) p.n_rows /= 4, p.n_out /= 4;
             try_product(p);
         }
     for (enum gemm_weight_layout layout : LAYOUTS) {
         product p;
-        p.layout = layout, p.columns = BY_RUN, p.groups = { 200, 7, 0, 130, 450, 16, 17 },
+        p.layout = layout, p.tile = BY_RUN, p.groups = { 200, 7, 0, 130, 450, 16, 17 },
         p.n_rows = 820, p.n_out = 1400, p.n_in = 130;
         p.paired = p.gathered = true, p.epilogue = silu_epilogue_for(layout);
         try_product(p);
@@ -347,10 +348,10 @@ TEST(gemm_sm90_rows_have_the_same_bits_among_others)
         p.layout = layout, p.n_rows = 200, p.n_out = 300, p.n_in = 500, p.bias = true;
         const trial all = try_product(p);
         for (size_t row : { 0, 70, 199 })
-            for (int columns : { 128, 256 }) {
+            for (int tile = 0; tile < GEMM_SM90_TILES; tile++) {
                 trial one = all;
-                if (p.f8() && columns == 256) continue;
-                one.p.columns = columns, one.p.n_rows = 1, one.p.gathered = true,
+                if (p.f8() && tile != GEMM_SM90_NARROW) continue;
+                one.p.tile = tile, one.p.n_rows = 1, one.p.gathered = true,
                 one.x_rows = { (int32_t)row };
                 run_trial(&one);
                 CHECK(memcmp(one.y.data(), &all.y[row * all.y_stride * 4], p.n_out * 4) == 0);
@@ -379,9 +380,9 @@ TEST(gemm_sm90_every_f16)
 {
     need_sm90();
     enum { ALL = 1 << 16, K = 5 };
-    for (int columns : { 128, 256 }) {
+    for (int tile = 0; tile < GEMM_SM90_TILES; tile++) {
         product p;
-        p.layout = GEMM_F16, p.columns = columns, p.n_rows = 1, p.n_out = ALL, p.n_in = 8;
+        p.layout = GEMM_F16, p.tile = tile, p.n_rows = 1, p.n_out = ALL, p.n_in = 8;
         trial t = make_trial(p, 3);
         const size_t row_bytes = gemm_row_bytes(GEMM_F16, p.n_in);
         for (size_t k = 0; k < p.n_in; k++) put_x(&t, 0, k, k == K);
@@ -410,19 +411,23 @@ TEST(gemm_sm90_refuses_what_it_cannot_do)
     CHECK(!gemm_wants_f8_x(&g)); /* decode steps are bound by reading W */
     g.n_rows = 4096, g.x_scales = &scale, g.deterministic = true;
     CHECK(!gemm_wants_f8_x(&g) && gemm_run(nullptr, &g) == cudaErrorInvalidValue &&
-          gemm_run_sm90(nullptr, &g, 128) == cudaErrorInvalidValue);
+          gemm_run_sm90(nullptr, &g, GEMM_SM90_NARROW) == cudaErrorInvalidValue);
     g.deterministic = false, g.n_groups = 2;
     CHECK(!gemm_wants_f8_x(&g) && gemm_run(nullptr, &g) == cudaErrorInvalidValue);
     g.n_groups = 1, g.layout = GEMM_BF16;
     CHECK(!gemm_wants_f8_x(&g) && gemm_run(nullptr, &g) == cudaErrorInvalidValue);
     g.x_scales = nullptr, g.deterministic = true;
-    CHECK(!gemm_uses_sm90(&g) && gemm_run_sm90(nullptr, &g, 256) == cudaErrorInvalidValue);
+    CHECK(!gemm_uses_sm90(&g) &&
+          gemm_run_sm90(nullptr, &g, GEMM_SM90_WIDE) == cudaErrorInvalidValue);
     g.deterministic = false;
-    CHECK(gemm_uses_sm90(&g) && gemm_run_sm90(nullptr, &g, 64) == cudaErrorInvalidValue);
+    CHECK(gemm_uses_sm90(&g) &&
+          gemm_run_sm90(nullptr, &g, GEMM_SM90_TILES) == cudaErrorInvalidValue);
     g.layout = GEMM_F16;
-    CHECK(gemm_uses_sm90(&g) && gemm_run_sm90(nullptr, &g, 64) == cudaErrorInvalidValue);
+    CHECK(gemm_uses_sm90(&g) &&
+          gemm_run_sm90(nullptr, &g, GEMM_SM90_TILES) == cudaErrorInvalidValue);
     g.x_scales = &scale;
-    CHECK(!gemm_uses_sm90(&g) && gemm_run_sm90(nullptr, &g, 128) == cudaErrorInvalidValue);
+    CHECK(!gemm_uses_sm90(&g) &&
+          gemm_run_sm90(nullptr, &g, GEMM_SM90_NARROW) == cudaErrorInvalidValue);
 }
 
 TEST_MAIN(CASE_T(gemm_sm90_bf16_equals_a_plain_loop, 250),

@@ -7,12 +7,15 @@
 #include <stdint.h>
 #include <string.h>
 
+#include <list>
+
 #include "tests/simt/include/cuda_runtime.h"
 #include "tests/simt/simt_block.h"
 #include "tests/simt/simt_memory.h"
 #include "tests/simt/simt_overlap.h"
 #include "tests/simt/simt_sanitize.h"
 #include "tests/simt/simt_sm90.h"
+#include "tests/simt/simt_tsan.h"
 
 /* Not checked under the thread sanitizer: the lock of the tables would order the threads of the
  * block. */
@@ -83,6 +86,49 @@ void simt_cp_async_wait(int n_groups_left)
         perform_oldest(copies, copies.groups.front());
         copies.groups.erase(copies.groups.begin());
     }
+}
+
+/* Copies of a thread, and the barrier at which they arrive by themselves. They take place when
+ * somebody waits there. */
+struct arrival {
+    void *barrier;
+    unsigned thread;
+    std::vector<simt_copy> copies;
+};
+static std::list<arrival> arrivals;
+
+void simt_cp_async_mbarrier_arrive_noinc(void *barrier)
+{
+    simt_copies &copies = simt_thread_copies();
+    arrivals.push_back({ barrier, simt_thread_number(), copies.queue });
+    copies.queue.clear();
+    copies.groups.clear();
+}
+
+void simt_async_arrive(void *barrier)
+{
+    simt_tsan_ignore_begin();
+    for (auto a = arrivals.begin(); a != arrivals.end();) {
+        if (a->barrier != barrier) {
+            ++a;
+            continue;
+        }
+        for (const simt_copy &c : a->copies) {
+            memcpy(c.to, c.from, (size_t)c.source_bytes);
+            memset(c.to + c.source_bytes, 0, (size_t)(c.bytes - c.source_bytes));
+            simt_proxy_arrived(c.to, (size_t)c.bytes, a->thread);
+        }
+        a = arrivals.erase(a);
+        simt_mbarrier_arrive(barrier);
+    }
+    simt_tsan_ignore_end();
+}
+
+void simt_async_end(void)
+{
+    if (!arrivals.empty())
+        simt_die("a block ended and nobody had waited for the cp.async of thread %u",
+                 arrivals.front().thread);
 }
 
 void simt_cp_async_wait_all(void)

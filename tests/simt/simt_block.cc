@@ -279,7 +279,7 @@ static void run_block(size_t dynamic_shared, unsigned first_pass, bool checks)
                      blockIdx.x, blockIdx.y, blockIdx.z);
     }
     simt_tsan_acquire(&block.sync_ends);
-    simt_wgmma_end();
+    simt_wgmma_end(), simt_async_end();
     simt_shared_end();
 }
 

@@ -66,6 +66,7 @@ void simt_mbarrier_arrive(void *at)
 bool simt_mbarrier_try_wait_parity(void *at, unsigned parity)
 {
     if (parity > 1) simt_die("mbarrier.try_wait.parity of %u", parity);
+    if ((find(at, "mbarrier.try_wait")->phase & 1) == parity) simt_async_arrive(at);
     if ((find(at, "mbarrier.try_wait")->phase & 1) == parity) {
         simt_yield();
         return false;

@@ -1,5 +1,6 @@
 /* simt_proxy.cc - which bytes of shared memory wgmma may read: those of a cp.async once its thread
- * has waited for it and then fenced.
+ * has waited for it and then fenced, or, if it arrived at a barrier by itself, once the thread that
+ * issues the wgmma has waited there and then fenced.
  *
  * For every 16 bytes it keeps the last cp.async that wrote them: its thread, and how often that
  * thread had fenced when the copy completed. Ordinary stores cannot be observed, but their effects
@@ -18,6 +19,7 @@ struct piece {
     uint16_t thread_plus_1; /* 0: no cp.async wrote here */
     bool in_flight;
     uint32_t n_fences;
+    uint32_t n_arrived; /* up to this one; 0: the thread waited */
 };
 
 /* What wgmma read of 16 bytes that no cp.async wrote. */
@@ -28,32 +30,48 @@ struct reading {
 
 static piece pieces[SIMT_SHARED_MAX / PIECE];
 static reading readings[SIMT_SHARED_MAX / PIECE];
-static uint32_t n_fences[MAX_THREADS], n_all_fences;
+static uint32_t n_fences[MAX_THREADS], n_all_fences, n_arrived, fenced[MAX_THREADS];
 static bool is_used;
 
 void simt_proxy_begin(void)
 {
-    if (is_used) memset(pieces, 0, sizeof pieces), memset(readings, 0, sizeof readings);
+    if (is_used) {
+        memset(pieces, 0, sizeof pieces);
+        memset(readings, 0, sizeof readings);
+        memset(fenced, 0, sizeof fenced);
+    }
     is_used = false;
-    n_all_fences = 0;
+    n_all_fences = n_arrived = 0;
 }
 
-static void note(const void *shared, size_t bytes, bool in_flight)
+static void note(const void *shared, size_t bytes, bool in_flight, size_t thread, uint32_t arrived)
 {
-    const size_t at = simt_shared_offset(shared, bytes), thread = simt_thread_number();
+    const size_t at = simt_shared_offset(shared, bytes);
     if (at == SIMT_NOT_SHARED) return; /* a static variable */
     is_used = true;
     for (size_t i = at / PIECE; i <= (at + bytes - 1) / PIECE; i++)
-        pieces[i] = { (uint16_t)(thread + 1), in_flight, n_fences[thread] };
+        pieces[i] = { (uint16_t)(thread + 1), in_flight, n_fences[thread], arrived };
 }
 
-void simt_proxy_ordered(const void *shared, size_t bytes) { note(shared, bytes, true); }
-void simt_proxy_completed(const void *shared, size_t bytes) { note(shared, bytes, false); }
+void simt_proxy_ordered(const void *shared, size_t bytes)
+{
+    note(shared, bytes, true, simt_thread_number(), 0);
+}
+void simt_proxy_completed(const void *shared, size_t bytes)
+{
+    note(shared, bytes, false, simt_thread_number(), 0);
+}
+void simt_proxy_arrived(const void *shared, size_t bytes, unsigned thread)
+{
+    note(shared, bytes, false, thread, ++n_arrived);
+}
 void simt_fence_proxy_async(void)
 {
     n_fences[simt_thread_number()]++;
     n_all_fences++;
+    fenced[simt_thread_number()] = n_arrived;
 }
+uint32_t simt_proxy_fenced(void) { return fenced[simt_thread_number()]; }
 
 static void check_stores(size_t i, const char *bytes)
 {
@@ -68,7 +86,7 @@ static void check_stores(size_t i, const char *bytes)
     is_used = true;
 }
 
-void simt_proxy_check_read(const void *shared, size_t bytes)
+void simt_proxy_check_read(const void *shared, size_t bytes, uint32_t reader_fenced)
 {
     const size_t at = simt_shared_offset(shared, bytes);
     for (size_t i = at / PIECE; i <= (at + bytes - 1) / PIECE; i++) {
@@ -81,7 +99,11 @@ void simt_proxy_check_read(const void *shared, size_t bytes)
             simt_die("wgmma reads byte %zu of shared memory, for whose cp.async thread %d has not "
                      "waited",
                      i * PIECE, p.thread_plus_1 - 1);
-        if (n_fences[p.thread_plus_1 - 1] == p.n_fences)
+        if (p.n_arrived && p.n_arrived > reader_fenced)
+            simt_die("wgmma reads byte %zu of shared memory, where a cp.async of thread %d arrived "
+                     "at a barrier, with no fence.proxy.async of the reader after it",
+                     i * PIECE, p.thread_plus_1 - 1);
+        if (!p.n_arrived && n_fences[p.thread_plus_1 - 1] == p.n_fences)
             simt_die("wgmma reads byte %zu of shared memory, where a cp.async of thread %d wrote "
                      "with no fence.proxy.async after it",
                      i * PIECE, p.thread_plus_1 - 1);

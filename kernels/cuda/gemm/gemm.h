@@ -129,9 +129,15 @@ bool gemm_takes_f32_x(const struct gemm *g);
 /* For tests: whether gemm_run takes a kernel of compute capability 9.0 for groups with many rows.
  * It tries the library first if that is allowed. */
 bool gemm_uses_sm90(const struct gemm *g);
-/* For tests and measurements: runs that kernel for all rows of a call on tiles of `columns`
- * columns, 128 or, without x_scales, 256. cudaErrorInvalidValue if gemm_run never takes it. */
-cudaError_t gemm_run_sm90(cudaStream_t stream, const struct gemm *g, int columns);
+/* For tests and measurements: runs that kernel for all rows of a call on tiles of one kind.
+ * cudaErrorInvalidValue if gemm_run never takes it. */
+enum gemm_sm90_tile {
+    GEMM_SM90_NARROW, /* 128 rows by 128 columns; the only one with x_scales */
+    GEMM_SM90_WIDE,   /* 128 by 256 */
+    GEMM_SM90_TALL,   /* 256 by 192 */
+    GEMM_SM90_TILES
+};
+cudaError_t gemm_run_sm90(cudaStream_t stream, const struct gemm *g, enum gemm_sm90_tile tile);
 cudaError_t gemm_run(cudaStream_t stream, const struct gemm *g);
 /* Fused: n GEMMs of the same rows. x and what describes it, n_rows, n_in and layout are the first
  * one's, and none has groups. The bits are gemm_run's, with one launch if there are few rows,

@@ -73,7 +73,7 @@ cudaError_t gemm_sm90(cudaStream_t stream, enum gemm_weight_layout layout,
 bool gemm_sm90_available(void);
 /* BF16 and F16. */
 cudaError_t gemm_sm90_16(cudaStream_t stream, enum gemm_weight_layout layout,
-                         const struct gemm_call *c, bool wide);
+                         const struct gemm_call *c, enum gemm_sm90_tile tile);
 cudaError_t gemm_sm90_f8(cudaStream_t stream, const struct gemm_call *c);
 
 /* ---- rows ---- */

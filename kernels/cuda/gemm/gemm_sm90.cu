@@ -1,13 +1,15 @@
 /* gemm_sm90.cu - GEMM of bf16 and of f16 with many rows of x on compute capability 9.0, and which
  * calls take that kernel. gemm_sm90.cuh has the pipeline.
  *
- * Both tile widths accumulate alike: the choice changes no bit as far as is known of the hardware
+ * All tiles accumulate alike: the choice changes no bit as far as is known of the hardware
  * (the sum over an instruction's k does not depend on its columns). Thread: device; gemm_sm90:
  * engine. */
 #include "kernels/cuda/gemm/gemm_sm90.cuh"
 
-typedef sm90_tile<256, 4, 1> wide_tile;   /* 224 KiB */
-typedef sm90_tile<128, 6, 2> narrow_tile; /* 224 KiB */
+/* 200 to 224 KiB of shared memory */
+typedef sm90_tile<1, 128, 6> narrow_tile;
+typedef sm90_tile<1, 256, 4> wide_tile;
+typedef sm90_tile<2, 192, 3> tall_tile;
 
 #if SM90_CODE
 template <enum gemm_weight_layout F, int N>
@@ -17,44 +19,48 @@ static __device__ __forceinline__ void wgmma_of(float (&sums)[N], uint64_t x, ui
     else wgmma_bf16(sums, x, w, add);
 }
 
-template <enum gemm_weight_layout F, class T> struct multiplier {
+template <enum gemm_weight_layout F, class T> struct multiplier : sm90_multiplier<T> {
+    static const enum gemm_weight_layout LAYOUT = F;
+
     /* One stage: four steps of 16 k. */
-    static __device__ __forceinline__ void begin_stage(float (&sums)[T::SUMS],
+    template <int H>
+    static __device__ __forceinline__ void begin_stage(float (&sums)[T::HALVES][T::SUMS],
                                                        const sm90_operands &o, bool first)
     {
-        wgmma_fence_operand(sums);
+#pragma unroll
+        for (int half = 0; half < H; half++) wgmma_fence_operand(sums[half]);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < K_BYTES / 32; k++)
-            wgmma_of<F>(sums, o.x + (uint64_t)(k * WGMMA_K_STEP),
-                        o.w + (uint64_t)(k * WGMMA_K_STEP), !first || k > 0);
+#pragma unroll
+            for (int half = 0; half < H; half++)
+                wgmma_of<F>(sums[half], o.x + (uint64_t)(k * WGMMA_K_STEP + half * OTHER_HALF),
+                            o.w + (uint64_t)(k * WGMMA_K_STEP), !first || k > 0);
         wgmma_commit();
-        wgmma_fence_operand(sums);
+#pragma unroll
+        for (int half = 0; half < H; half++) wgmma_fence_operand(sums[half]);
     }
 
     /* The ring slot of a stage is released once the wgmma of that stage have completed, after those
      * of the next stage were issued. */
-    static __device__ __forceinline__ void multiply(float (&sums)[T::SUMS], const gemm_call &,
-                                                    const sm90_tile_position &,
-                                                    const sm90_ring<T> &ring,
-                                                    sm90_pipeline_state<T> *state,
-                                                    const sm90_operands &first, int32_t n_stages,
-                                                    int)
+    template <int H>
+    __device__ __forceinline__ void multiply(float (&sums)[T::HALVES][T::SUMS],
+                                             sm90_pipeline_state<T> *state) const
     {
         int before = state->index;
 #pragma unroll 1
-        for (int32_t stage = 0; stage < n_stages; stage++) {
-            barrier_wait(ring.full + state->index, state->parity);
-            __syncwarp();
-            begin_stage(sums, operands_at<T>(first, state->index), stage == 0);
+        for (int32_t stage = 0; stage < this->n_stages; stage++) {
+            wait_for_stage<T>(this->ring, *state);
+            begin_stage<H>(sums, operands_at<T>(this->first, state->index), stage == 0);
             wgmma_wait<1>();
-            if (stage > 0) release_stage<T>(ring, before);
+            if (stage > 0) release_stage<T>(this->ring, before);
             before = state->index;
             advance<T>(state);
         }
         wgmma_wait<0>();
-        wgmma_fence_operand(sums);
-        release_stage<T>(ring, before);
+#pragma unroll
+        for (int half = 0; half < H; half++) wgmma_fence_operand(sums[half]);
+        release_stage<T>(this->ring, before);
     }
 };
 #endif
@@ -65,7 +71,7 @@ static __global__ void __launch_bounds__(SM90_BOUND(SM90_THREADS), 1)
 {
     grid_dependency_sync();
 #if SM90_CODE
-    sm90_body<T, multiplier<F, T>>(c, n_row_tiles, c.n_in_padded * 2 / K_BYTES, 2);
+    sm90_body<T, sm90_source<T>, multiplier<F, T>>(c, n_row_tiles, c.n_in_padded * 2 / K_BYTES, 2);
 #else
     (void)c, (void)n_row_tiles;
     __trap();
@@ -105,36 +111,43 @@ bool gemm_sm90_supports(enum gemm_weight_layout layout, const struct gemm_call *
     const bool is_layout = gemm_is_16(layout) ? !c->x_scales : layout == GEMM_F8 && c->x_scales;
     if (!device.supported || !is_layout || c->n_in_padded < K_AT_LEAST) return false;
     const int32_t rows = c->begin ? c->n_rows / c->n_groups : c->n_rows;
-    const size_t n = sm90_tiles(*c, narrow_tile::COLUMNS);
+    const size_t n = sm90_tiles(*c, narrow_tile::ROWS, narrow_tile::COLUMNS);
     return rows >= ROWS_AT_LEAST && 2 * n >= (size_t)device.n_sms && n <= INT32_MAX;
 }
 
-/* Rounds of all SMs, each as long as its tiles are wide; the narrow tile moves more bytes for the
- * same work. */
-static bool takes_wide(const gemm_call &c)
+/* The time of a tile in rounds of all SMs. A wide one has the same work as two narrow ones and a
+ * tall one as three, and each takes fewer bytes from the second cache for it. */
+template <class T> static size_t time_of(const gemm_call &c, size_t cost)
 {
     const size_t n_sms = (size_t)sm90_this_device().n_sms;
-    const size_t wide = blocks_for(sm90_tiles(c, wide_tile::COLUMNS), n_sms) * 2,
-                 narrow = blocks_for(sm90_tiles(c, narrow_tile::COLUMNS), n_sms);
-    return wide * 9 <= narrow * 10;
+    return blocks_for(sm90_tiles(c, T::ROWS, T::COLUMNS), n_sms) * cost;
+}
+
+static enum gemm_sm90_tile choose_tile(const gemm_call &c)
+{
+    const size_t narrow = time_of<narrow_tile>(c, 12), wide = time_of<wide_tile>(c, 21),
+                 tall = time_of<tall_tile>(c, 30);
+    if (tall <= wide && tall <= narrow) return GEMM_SM90_TALL;
+    return wide <= narrow ? GEMM_SM90_WIDE : GEMM_SM90_NARROW;
 }
 
 template <enum gemm_weight_layout F>
-static cudaError_t run(cudaStream_t stream, const gemm_call &c, bool wide)
+static cudaError_t run(cudaStream_t stream, const gemm_call &c, enum gemm_sm90_tile tile)
 {
-    if (wide) return launch_sm90<wide_tile>(stream, sm90_kernel<F, wide_tile>, c);
+    if (tile == GEMM_SM90_TALL) return launch_sm90<tall_tile>(stream, sm90_kernel<F, tall_tile>, c);
+    if (tile == GEMM_SM90_WIDE) return launch_sm90<wide_tile>(stream, sm90_kernel<F, wide_tile>, c);
     return launch_sm90<narrow_tile>(stream, sm90_kernel<F, narrow_tile>, c);
 }
 
 cudaError_t gemm_sm90_16(cudaStream_t stream, enum gemm_weight_layout layout,
-                         const struct gemm_call *c, bool wide)
+                         const struct gemm_call *c, enum gemm_sm90_tile tile)
 {
-    return layout == GEMM_F16 ? run<GEMM_F16>(stream, *c, wide) : run<GEMM_BF16>(stream, *c, wide);
+    return layout == GEMM_F16 ? run<GEMM_F16>(stream, *c, tile) : run<GEMM_BF16>(stream, *c, tile);
 }
 
 cudaError_t gemm_sm90(cudaStream_t stream, enum gemm_weight_layout layout,
                       const struct gemm_call *c)
 {
     return layout == GEMM_F8 ? gemm_sm90_f8(stream, c)
-                             : gemm_sm90_16(stream, layout, c, takes_wide(*c));
+                             : gemm_sm90_16(stream, layout, c, choose_tile(*c));
 }

@@ -1,49 +1,58 @@
 /* gemm_sm90.cuh - tiles of y on the tensor cores of compute capability 9.0, shared by its kernels:
  * bf16 by bf16, f16 by f16, e4m3 by e4m3.
  *
- * A block has three warpgroups: a producer loads stages into a ring in shared memory by cp.async,
- * two consumers multiply 64 rows of x each by wgmma. Stage s uses slot s % STAGES and two barriers:
- * empty (consumers have read it) and full (its copies are complete and fenced). Blocks are
- * persistent. Every sum runs over k in ascending order, whatever the tile. docs/kernels.md has the
- * pipeline in detail.
+ * A block has a producer warpgroup, which loads stages into a ring in shared memory by cp.async,
+ * and two consumers, which multiply 64 or twice 64 rows of x each by wgmma. Stage s uses slot s %
+ * STAGES and two barriers: empty (consumers have read it) and full (its copies are complete).
+ * Blocks are persistent; the producer finds the tiles and tells the consumers. Every sum runs over
+ * k in ascending order, whatever the tile. docs/kernels.md has the pipeline in detail.
  * Thread: device. */
 #ifndef BATON_KERNELS_CUDA_GEMM_GEMM_SM90_CUH
 #define BATON_KERNELS_CUDA_GEMM_GEMM_SM90_CUH
 
 #include "kernels/cuda/gemm/gemm_call.cuh"
+#include "kernels/cuda/gemm/gemm_sm90_store.cuh"
 #include "kernels/cuda/gemm/sm90.cuh"
 
 enum {
-    SM90_TILE_ROWS = 128,
-    SM90_THREADS = 3 * WARPGROUP,
-    SM90_CONSUMER_WARPS = 8 /* warps */,
     K_BYTES = 128, /* of a row, in a stage */
     PIECES = K_BYTES / 16,
     ROWS_AT_ONCE = WARPGROUP / PIECES,
-    /* of a warp's results, on their way out */
-    STORE_COLUMNS = 64,
-    STORE_BYTES = 16 * STORE_COLUMNS * 4,
-    PRODUCER_REGISTERS = 72,
-    CONSUMER_REGISTERS = 216 /* of a thread: 128 * 72 + 256 * 216 are
-                              * within an SM's 65,536 */
+    CONSUMERS = 2, /* warpgroups */
+    CONSUMER_WARPS = CONSUMERS * WARPGROUP / WARP,
+    SM90_THREADS = (CONSUMERS + 1) * WARPGROUP,
+    BLOCK_ROWS = 64, /* of an instruction */
+    POSITIONS = 8    /* of tiles that the producer is ahead by, and two more */
 };
 
-template <int N, int N_STAGES, int BEHIND> struct sm90_tile {
+/* A tile's rows and columns: of the y that a block computes at a time. */
+struct sm90_position {
+    int32_t group, begin, n; /* rows, as in gemm_rows; n < 0: there are no more tiles */
+    int32_t column;
+};
+
+/* A consumer has HALVES blocks of rows, every other one from its own on. The registers of all
+ * threads are within an SM's 65,536. */
+template <int N_HALVES, int N, int N_STAGES> struct sm90_tile {
     enum {
+        HALVES = N_HALVES,
+        ROWS = HALVES * CONSUMERS * BLOCK_ROWS,
         COLUMNS = N,
         STAGES = N_STAGES,
-        LAG = BEHIND,
-        SUMS = N / 2 /* of a thread: 64 rows by N columns over 128 threads */,
-        X_BYTES = SM90_TILE_ROWS * K_BYTES,
+        PRODUCER_REGISTERS = HALVES == 2 ? 48 : 72,
+        CONSUMER_REGISTERS = HALVES == 2 ? 232 : 216,
+        SUMS = N / 2 /* of a thread and half: 64 rows by N columns over 128 threads */,
+        X_BYTES = ROWS * K_BYTES,
         STAGE_BYTES = X_BYTES + N * K_BYTES,
         /* of 16 bytes, by a thread for a stage */
-        X_COPIES = SM90_TILE_ROWS / ROWS_AT_ONCE,
+        X_COPIES = ROWS / ROWS_AT_ONCE,
         W_COPIES = N / ROWS_AT_ONCE,
         STORE_AT = STAGES * STAGE_BYTES,
-        BARRIERS_AT = STORE_AT + SM90_CONSUMER_WARPS * STORE_BYTES,
+        POSITIONS_AT = STORE_AT + CONSUMER_WARPS * STORE_BYTES,
+        BARRIERS_AT = POSITIONS_AT + POSITIONS * (int)sizeof(sm90_position),
         SHARED = BARRIERS_AT + 2 * STAGES * 8
     };
-    static_assert(LAG >= 1 && LAG < STAGES - 1, "above");
+    static_assert(STAGES + 2 <= POSITIONS, "a position is read until its tile is stored");
     static_assert(STAGE_BYTES % 1024 == 0 && N % STORE_COLUMNS == 0,
                   "atoms of the swizzle; columns on their way out");
     static_assert(SHARED <= 227 * 1024, "what a block can have");
@@ -53,6 +62,7 @@ template <int N, int N_STAGES, int BEHIND> struct sm90_tile {
 template <class T> struct sm90_ring {
     unsigned char *at;
     uint64_t *full, *empty;
+    sm90_position *positions;
 };
 
 /* Where a block stands in its ring. */
@@ -67,15 +77,17 @@ template <class T> static __device__ __forceinline__ void advance(sm90_pipeline_
     t->parity ^= 1;
 }
 
-template <class T> static __device__ __forceinline__ sm90_ring<T> make_ring()
+/* n_arrivals: at `full`, for a stage. */
+template <class T> static __device__ __forceinline__ sm90_ring<T> make_ring(unsigned n_arrivals)
 {
     sm90_ring<T> r;
     r.at = shared_memory();
+    r.positions = (sm90_position *)(r.at + T::POSITIONS_AT);
     r.full = (uint64_t *)(r.at + T::BARRIERS_AT), r.empty = r.full + T::STAGES;
     if (threadIdx.x == 0) {
         if (shared_address(r.at) % 1024) __trap(); /* the swizzle goes by addresses */
         for (int i = 0; i < T::STAGES; i++)
-            barrier_init(r.full + i, WARPGROUP), barrier_init(r.empty + i, SM90_CONSUMER_WARPS);
+            barrier_init(r.full + i, n_arrivals), barrier_init(r.empty + i, CONSUMER_WARPS);
     }
     __syncthreads();
     return r;
@@ -86,20 +98,15 @@ template <class T> static __device__ __forceinline__ sm90_ring<T> make_ring()
 /* TILES_TOGETHER row tiles by all columns, a column of tiles after the other: blocks that run at
  * the same time share x and W in the second cache. */
 enum { SM90_TILES_TOGETHER = 16 };
-struct sm90_tile_position {
-    gemm_rows rows;
-    int32_t column;
-};
 template <class T>
-static __device__ __forceinline__ sm90_tile_position tile_at(const gemm_call &c, int32_t tile,
-                                                             int32_t n_row_tiles,
-                                                             int32_t n_column_tiles)
+static __device__ __forceinline__ sm90_position tile_at(const gemm_call &c, int32_t tile,
+                                                        int32_t n_row_tiles, int32_t n_column_tiles)
 {
     const int32_t first = tile / (SM90_TILES_TOGETHER * n_column_tiles) * SM90_TILES_TOGETHER,
                   in = tile - first * n_column_tiles;
     const int32_t together = min(n_row_tiles - first, (int32_t)SM90_TILES_TOGETHER);
-    return sm90_tile_position{ rows_of_tile(c, first + in % together, SM90_TILE_ROWS),
-                               in / together * T::COLUMNS };
+    const gemm_rows rows = rows_of_tile(c, first + in % together, T::ROWS);
+    return sm90_position{ rows.group, rows.begin, rows.n, in / together * T::COLUMNS };
 }
 
 /* ---- bringing ---- */
@@ -109,97 +116,122 @@ static __device__ __forceinline__ int piece_in_stage(int row, int piece)
     return row * K_BYTES + (piece ^ row % 8) * 16;
 }
 
-/* A thread brings piece tid % 8 of rows tid / 8, + 16, ... */
-template <class T> struct sm90_source {
-    const unsigned char *x[T::X_COPIES];
-    const unsigned char *w;
-    unsigned x_rows; /* bit i: there is a row for copy i; otherwise zeros */
-    int32_t w_rows;  /* there are, from the first one's on */
-    int32_t w_bytes; /* of a row, from the piece on */
+/* A thread brings piece tid % 8 of rows tid / 8, + 16, .. of x. The eight threads of a row share
+ * the places of their rows, because a thread has too few registers for all of them. */
+enum : unsigned { NO_ROW = ~0u };
+template <class T> struct sm90_x_source {
+    const unsigned char *x;             /* the thread's piece of the stage, of row 0 */
+    unsigned at[(T::X_COPIES + 7) / 8]; /* 16-byte pieces from row 0 to copy tid % 8 (+ 8)'s row */
+    int n_copies;                       /* of rows that a consumer reads */
 };
 
 template <class T>
-static __device__ __forceinline__ void find_tile(sm90_source<T> *s, const gemm_call &c,
-                                                 const sm90_tile_position &at, int x_element)
+static __device__ __forceinline__ void find_x(sm90_x_source<T> *s, const gemm_call &c,
+                                              const sm90_position &at, int x_element)
 {
     const int tid = (int)threadIdx.x % WARPGROUP, row = tid / PIECES, piece = tid % PIECES;
-    s->x_rows = 0;
+    const gemm_rows rows = { at.group, at.begin, at.n };
+    s->x = (const unsigned char *)c.x + piece * 16;
+    s->n_copies = (at.n + BLOCK_ROWS - 1) / BLOCK_ROWS * (BLOCK_ROWS / ROWS_AT_ONCE);
 #pragma unroll
-    for (int i = 0; i < T::X_COPIES; i++) {
-        s->x[i] = (const unsigned char *)c.x + piece * 16;
-        if (row + i * ROWS_AT_ONCE >= at.rows.n) continue;
-        s->x[i] += x_row(c, at.rows, row + i * ROWS_AT_ONCE) * (size_t)x_element;
-        s->x_rows |= 1u << i;
+    for (int i = 0; i < (T::X_COPIES + 7) / 8; i++) {
+        const int32_t of = row + (piece + 8 * i) * ROWS_AT_ONCE;
+        s->at[i] = of < at.n ? (unsigned)(x_row(c, rows, of) * (size_t)x_element / 16) : NO_ROW;
     }
-    s->w = c.w + (size_t)at.rows.group * c.w_stride + (size_t)(at.column + row) * c.row_bytes +
-           piece * 16;
-    s->w_rows = c.n_out - at.column - row;
-    s->w_bytes = (int32_t)c.row_bytes - piece * 16;
 }
 
-/* Rows of x reach a multiple of K_BYTES; rows of W may end before. */
+/* Rows of x reach a multiple of K_BYTES. */
 template <class T>
-static __device__ __forceinline__ void load_stage_async(sm90_source<T> *s, const gemm_call &c,
-                                                        unsigned char *to)
+static __device__ __forceinline__ void load_x_async(sm90_x_source<T> *s, unsigned char *to)
 {
-    const int tid = (int)threadIdx.x % WARPGROUP, row = tid / PIECES, piece = tid % PIECES;
-    unsigned char *x_to = to + piece_in_stage(row, piece), *w_to = x_to + T::X_BYTES;
+    const int tid = (int)threadIdx.x % WARPGROUP;
+    to += piece_in_stage(tid / PIECES, tid % PIECES);
 #pragma unroll
     for (int i = 0; i < T::X_COPIES; i++) {
+        if (i % 4 == 0 && i >= s->n_copies) break; /* whole blocks */
+        const unsigned at = __shfl_sync(0xffffffffu, s->at[i / 8], tid % WARP / 8 * 8 + i % 8);
         /* 16 rows on: as deep in an atom */
-        copy_async_16(x_to + i * ROWS_AT_ONCE * K_BYTES, s->x[i], s->x_rows >> i & 1u ? 16 : 0);
-        s->x[i] += K_BYTES;
+        copy_async_16(to + i * ROWS_AT_ONCE * K_BYTES, s->x + (size_t)at * 16,
+                      at == NO_ROW ? 0 : 16);
     }
-    const int32_t n_rows = s->w_bytes > 0 ? s->w_rows : 0;
-    const unsigned char *w = s->w;
+    s->x += K_BYTES;
+}
+
+/* Stages of x and W as they are stored. */
+template <class T> struct sm90_source {
+    enum { ARRIVALS = WARPGROUP + 1 /* the first thread comes for the position, too */ };
+    sm90_x_source<T> x;
+    const unsigned char *w;
+    int32_t w_rows;  /* there are, from the first one's on */
+    int32_t w_bytes; /* of a row, from the piece on */
+
+    __device__ __forceinline__ void find_tile(const gemm_call &c, const sm90_position &at,
+                                              int x_element)
+    {
+        const int tid = (int)threadIdx.x % WARPGROUP, row = tid / PIECES, piece = tid % PIECES;
+        find_x<T>(&x, c, at, x_element);
+        w = c.w + (size_t)at.group * c.w_stride + (size_t)(at.column + row) * c.row_bytes +
+            piece * 16;
+        w_rows = c.n_out - at.column - row;
+        w_bytes = (int32_t)c.row_bytes - piece * 16;
+    }
+
+    /* Rows of W may end before x's. */
+    __device__ __forceinline__ void load_stage(const gemm_call &c, unsigned char *to,
+                                               uint64_t *full)
+    {
+        const int tid = (int)threadIdx.x % WARPGROUP;
+        unsigned char *w_to = to + T::X_BYTES + piece_in_stage(tid / PIECES, tid % PIECES);
+        load_x_async<T>(&x, to);
+        const int32_t n_rows = w_bytes > 0 ? w_rows : 0;
+        const unsigned char *from = w;
 #pragma unroll
-    for (int i = 0; i < T::W_COPIES; i++) {
-        copy_async_16(w_to + i * ROWS_AT_ONCE * K_BYTES, w, i * ROWS_AT_ONCE < n_rows ? 16 : 0);
-        w += ROWS_AT_ONCE * c.row_bytes;
+        for (int i = 0; i < T::W_COPIES; i++) {
+            copy_async_16(w_to + i * ROWS_AT_ONCE * K_BYTES, from,
+                          i * ROWS_AT_ONCE < n_rows ? 16 : 0);
+            from += ROWS_AT_ONCE * c.row_bytes;
+        }
+        w += K_BYTES;
+        w_bytes -= K_BYTES;
+        announce(full);
     }
-    s->w += K_BYTES;
-    s->w_bytes -= K_BYTES;
-}
 
-/* Announces this thread's part of the oldest complete stage. */
-template <class T>
-static __device__ __forceinline__ void commit_stage(const sm90_ring<T> &ring, int *place)
-{
-    fence_async_proxy();
-    barrier_arrive(ring.full + *place);
-    if (++*place == T::STAGES) *place = 0;
-}
+    static __device__ __forceinline__ void announce(uint64_t *full)
+    {
+        barrier_arrive_copies(full);
+        if (threadIdx.x == 0) barrier_arrive(full);
+    }
+};
 
-template <class T>
+/* S brings the stages. The position of a tile, and at the end that there are no more, is announced
+ * with the first of its stages. */
+template <class T, class S>
 static __device__ __forceinline__ void produce_tiles(const gemm_call &c, const sm90_ring<T> &ring,
                                                      int32_t n_row_tiles, int32_t n_stages,
                                                      int x_element)
 {
     const int32_t n_column_tiles = (c.n_columns + T::COLUMNS - 1) / T::COLUMNS;
     sm90_pipeline_state<T> state = { 0, 0 };
-    int n_waiting = 0, to_commit = 0;
+    int n_tiles = 0;
     for (int32_t tile = (int32_t)blockIdx.x; tile < n_row_tiles * n_column_tiles;
          tile += (int32_t)gridDim.x) {
-        const sm90_tile_position at = tile_at<T>(c, tile, n_row_tiles, n_column_tiles);
-        if (at.rows.n == 0) continue;
-        sm90_source<T> source;
-        find_tile<T>(&source, c, at, x_element);
+        const sm90_position at = tile_at<T>(c, tile, n_row_tiles, n_column_tiles);
+        if (at.n == 0) continue;
+        S source;
+        source.find_tile(c, at, x_element);
+        if (threadIdx.x == 0) ring.positions[n_tiles % POSITIONS] = at;
+        n_tiles++;
 #pragma unroll 1
         for (int32_t stage = 0; stage < n_stages; stage++) {
             barrier_wait(ring.empty + state.index, state.parity ^ 1);
-            load_stage_async<T>(&source, c, ring.at + state.index * T::STAGE_BYTES);
-            copy_async_commit();
+            __syncwarp();
+            source.load_stage(c, ring.at + state.index * T::STAGE_BYTES, ring.full + state.index);
             advance<T>(&state);
-            if (n_waiting < T::LAG) {
-                n_waiting++;
-                continue;
-            }
-            copy_async_wait<T::LAG>();
-            commit_stage<T>(ring, &to_commit);
         }
     }
-    copy_async_wait<0>();
-    for (; n_waiting; n_waiting--) commit_stage<T>(ring, &to_commit);
+    if (threadIdx.x == 0) ring.positions[n_tiles % POSITIONS].n = -1;
+    barrier_wait(ring.empty + state.index, state.parity ^ 1);
+    S::announce(ring.full + state.index);
 }
 
 /* ---- multiplying ---- */
@@ -210,6 +242,16 @@ static __device__ __forceinline__ void release_stage(const sm90_ring<T> &ring, i
 {
     __syncwarp();
     if (threadIdx.x % WARP == 0) barrier_arrive(ring.empty + place);
+}
+
+/* Waits for a stage, which cp.async wrote. */
+template <class T>
+static __device__ __forceinline__ void wait_for_stage(const sm90_ring<T> &ring,
+                                                      const sm90_pipeline_state<T> &state)
+{
+    barrier_wait(ring.full + state.index, state.parity);
+    fence_async_proxy();
+    __syncwarp();
 }
 
 /* Stages of a tile in which this warpgroup has no rows. */
@@ -224,7 +266,7 @@ static __device__ __forceinline__ void skip_tile(const sm90_ring<T> &ring,
     }
 }
 
-/* A place's operands, as descriptors: this warpgroup's rows of x, and W. */
+/* A place's operands, as descriptors: the first rows of x of this warpgroup, and W. */
 struct sm90_operands {
     uint64_t x, w;
 };
@@ -233,7 +275,7 @@ static __device__ __forceinline__ sm90_operands first_operands(const sm90_ring<T
                                                                int warpgroup)
 {
     const unsigned at = shared_address(ring.at);
-    return sm90_operands{ wgmma_descriptor(at + (unsigned)warpgroup * 64 * K_BYTES),
+    return sm90_operands{ wgmma_descriptor(at + (unsigned)warpgroup * BLOCK_ROWS * K_BYTES),
                           wgmma_descriptor(at + T::X_BYTES) };
 }
 template <class T>
@@ -243,131 +285,72 @@ static __device__ __forceinline__ sm90_operands operands_at(const sm90_operands 
     return sm90_operands{ first.x + on, first.w + on };
 }
 
-/* ---- results ---- */
+enum { OTHER_HALF = CONSUMERS * BLOCK_ROWS * K_BYTES / 16 /* of a descriptor of x */ };
 
-/* A warp's room: column k of row r at k ^ 8 (r % 4), so that lanes of 4 rows write to banks of
- * their own and reading along a row does too. */
-static __device__ __forceinline__ float2 *staged_pair(unsigned char *room, int row, int column)
-{
-    return (float2 *)((float *)room + row * STORE_COLUMNS + (column ^ row % 4 * 8));
-}
-
-/* Can pairs of y's columns be written 8 bytes at a time? */
-static __device__ __forceinline__ bool y_by_pairs(const gemm_call &c)
-{
-    return (c.epilogue == GEMM_STORE || c.epilogue == GEMM_ADD) && (uintptr_t)c.y % 8 == 0 &&
-           (c.y_stride | c.y_group) % 2 == 0;
-}
-
-enum { STORE_ROWS = 16 };
-
-/* A pair of columns of STORE_ROWS rows, of which there are n_rows. What y holds is read for all of
- * them before anything is written, as the way to memory is long. The values are those of
- * store_pair. */
-static __device__ __forceinline__ void store_whole_pairs(const gemm_call &c, const gemm_rows &rows,
-                                                         int32_t row, int32_t n_rows,
-                                                         int32_t column, int lane,
-                                                         unsigned char *room)
-{
-    float *y = (float *)c.y + (size_t)(rows.begin + row) * c.y_stride +
-               (size_t)rows.group * c.y_group + column;
-    const float2 bias = make_float2(bias_of(c, column), bias_of(c, column + 1));
-    float2 on[STORE_ROWS];
-#pragma unroll
-    for (int i = 0; i < STORE_ROWS; i++)
-        if (c.epilogue == GEMM_ADD && i < n_rows)
-            on[i] = *(const float2 *)(y + (size_t)i * c.y_stride);
-#pragma unroll
-    for (int i = 0; i < STORE_ROWS; i++) {
-        if (i >= n_rows) break;
-        float2 v = *staged_pair(room, i, 2 * lane);
-        v.x = __fadd_rn(v.x, bias.x), v.y = __fadd_rn(v.y, bias.y);
-        if (c.epilogue == GEMM_ADD) v.x = __fadd_rn(on[i].x, v.x), v.y = __fadd_rn(on[i].y, v.y);
-        *(float2 *)(y + (size_t)i * c.y_stride) = v;
-    }
-}
-
-/* 16 rows of y from `row` on; lanes have a pair of columns each. */
-static __device__ __forceinline__ void store_staged(const gemm_call &c, const gemm_rows &rows,
-                                                    int32_t row, int32_t n_rows, int32_t column,
-                                                    int lane, unsigned char *room, bool by_pairs)
-{
-    column += 2 * lane;
-    if (column >= c.n_columns) return;
-    if (by_pairs && column + 1 < c.n_out) {
-        store_whole_pairs(c, rows, row, n_rows, column, lane, room);
-        return;
-    }
-#pragma unroll 2
-    for (int32_t i = 0; i < n_rows; i++) {
-        const float2 v = *staged_pair(room, i, 2 * lane);
-        store_pair(c, rows, row + i, column, v.x, v.y);
-    }
-}
-
-/* A thread's sums are of rows lane / 4 and 8 on of its warp's 16, of columns 2 (lane % 4) and the
- * next of every 8. */
+/* What this warp stores of a tile. */
 template <class T>
-static __device__ __forceinline__ void store_sums(const gemm_call &c, const sm90_ring<T> &ring,
-                                                  const sm90_tile_position &at, int warpgroup,
-                                                  const float (&sums)[T::SUMS], bool by_pairs)
+static __device__ __forceinline__ sm90_result result_of(const sm90_ring<T> &ring,
+                                                        const sm90_position *at, int warpgroup,
+                                                        int half)
 {
-    const int warp = (int)threadIdx.x / WARP % 4;
-    const int32_t row = warpgroup * 64 + warp * STORE_ROWS,
-                  n_rows = min(at.rows.n - row, (int32_t)STORE_ROWS);
-    unsigned char *room = ring.at + T::STORE_AT + (warpgroup * 4 + warp) * STORE_BYTES;
-#pragma unroll
-    for (int first = 0; first < T::COLUMNS; first += STORE_COLUMNS) {
-        const int lane = not_before((int)threadIdx.x) % WARP;
-#pragma unroll
-        for (int i = 0; i < STORE_COLUMNS / 2; i += 2) {
-            const int at_sum = first / 2 + i;
-            *staged_pair(room, lane / 4 + i / 2 % 2 * 8,
-                         i / 4 * 8 + lane % 4 * 2) = make_float2(sums[at_sum], sums[at_sum + 1]);
-        }
-        __syncwarp();
-        store_staged(c, at.rows, row, n_rows, at.column + first, lane, room, by_pairs);
-        __syncwarp(); /* before the room is written again */
-    }
+    const int warp = not_before((int)threadIdx.x) / WARP % 4;
+    const int32_t row = (half * CONSUMERS + warpgroup) * BLOCK_ROWS + warp * STORE_ROWS;
+    return sm90_result{ { at->group, at->begin + row, min(at->n - row, (int32_t)STORE_ROWS) },
+                        at->column,
+                        ring.at + T::STORE_AT + (warpgroup * 4 + warp) * STORE_BYTES };
 }
 
-/* All tiles of a block; M::multiply makes a tile's sums. */
+/* What a multiplier of a tile has. multiply<H>(sums, state) makes the sums of the first H
+ * halves. */
+template <class T> struct sm90_multiplier {
+    const gemm_call &c;
+    const sm90_position *at;
+    const sm90_ring<T> &ring;
+    const sm90_operands &first;
+    int32_t n_stages;
+    int warpgroup;
+};
+
+/* All tiles of a block. */
 template <class T, class M>
 static __device__ __forceinline__ void consume_tiles(const gemm_call &c, const sm90_ring<T> &ring,
-                                                     int32_t n_row_tiles, int32_t n_stages,
-                                                     int warpgroup)
+                                                     int32_t n_stages, int warpgroup)
 {
-    const int32_t n_column_tiles = (c.n_columns + T::COLUMNS - 1) / T::COLUMNS;
-    const bool by_pairs = y_by_pairs(c);
     const sm90_operands first = first_operands<T>(ring, warpgroup);
     sm90_pipeline_state<T> state = { 0, 0 };
-    for (int32_t tile = (int32_t)blockIdx.x; tile < n_row_tiles * n_column_tiles;
-         tile += (int32_t)gridDim.x) {
-        const sm90_tile_position at = tile_at<T>(c, tile, n_row_tiles, n_column_tiles);
-        if (at.rows.n == 0) continue;
-        if (at.rows.n <= warpgroup * 64) {
+    for (int n_tiles = 0;; n_tiles++) {
+        barrier_wait(ring.full + state.index, state.parity);
+        const sm90_position *at = ring.positions + n_tiles % POSITIONS;
+        const int32_t n = __shfl_sync(0xffffffffu, at->n, 0);
+        if (n < 0) return;
+        if (n <= warpgroup * BLOCK_ROWS) {
             skip_tile<T>(ring, &state, n_stages);
             continue;
         }
-        float sums[T::SUMS];
-        M::multiply(sums, c, at, ring, &state, first, n_stages, warpgroup);
-        store_sums<T>(c, ring, at, warpgroup, sums, by_pairs);
+        const M m = { { c, at, ring, first, n_stages, warpgroup } };
+        float sums[T::HALVES][T::SUMS];
+        if (T::HALVES == 2 && n > (CONSUMERS + warpgroup) * BLOCK_ROWS)
+            m.template multiply<T::HALVES>(sums, &state);
+        else m.template multiply<1>(sums, &state);
+#pragma unroll
+        for (int half = 0; half < T::HALVES; half++)
+            store_result<M::LAYOUT>(c, result_of<T>(ring, at, warpgroup, half), sums[half]);
     }
 }
 
 /* A kernel's body. */
-template <class T, class M>
+template <class T, class S, class M>
 static __device__ __forceinline__ void sm90_body(const gemm_call &c, int32_t n_row_tiles,
                                                  int32_t n_stages, int x_element)
 {
-    const sm90_ring<T> ring = make_ring<T>();
+    const sm90_ring<T> ring = make_ring<T>(S::ARRIVALS);
     const int warpgroup = __shfl_sync(0xffffffffu, (int)threadIdx.x / WARPGROUP, 0);
     if (warpgroup == 0) {
-        warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
-        produce_tiles<T>(c, ring, n_row_tiles, n_stages, x_element);
+        warpgroup_reg_dealloc<T::PRODUCER_REGISTERS>();
+        produce_tiles<T, S>(c, ring, n_row_tiles, n_stages, x_element);
     } else {
-        warpgroup_reg_alloc<CONSUMER_REGISTERS>();
-        consume_tiles<T, M>(c, ring, n_row_tiles, n_stages, warpgroup - 1);
+        warpgroup_reg_alloc<T::CONSUMER_REGISTERS>();
+        consume_tiles<T, M>(c, ring, n_stages, warpgroup - 1);
     }
 }
 #endif
@@ -381,22 +364,21 @@ struct sm90_device {
 /* Of the device that is current when it is first asked: a process computes on one. */
 const sm90_device &sm90_this_device();
 
-static inline size_t sm90_tiles(const gemm_call &c, int32_t columns)
+static inline size_t sm90_tiles(const gemm_call &c, int32_t rows, int32_t columns)
 {
-    return (size_t)n_tiles_at_most(c, SM90_TILE_ROWS) *
-           blocks_for((size_t)c.n_columns, (size_t)columns);
+    return (size_t)n_tiles_at_most(c, rows) * blocks_for((size_t)c.n_columns, (size_t)columns);
 }
 
 template <class T>
 static inline cudaError_t launch_sm90(cudaStream_t stream, void (*kernel)(const gemm_call, int32_t),
                                       const gemm_call &c)
 {
-    const size_t n = sm90_tiles(c, T::COLUMNS), n_sms = (size_t)sm90_this_device().n_sms;
+    const size_t n = sm90_tiles(c, T::ROWS, T::COLUMNS), n_sms = (size_t)sm90_this_device().n_sms;
     if (n == 0) return cudaSuccess; /* fewer rows than a group of this kernel has */
     if (n > INT32_MAX) return cudaErrorInvalidValue;
     const dim3 grid((unsigned)(n < n_sms ? n : n_sms));
     return launch(stream, kernel, grid, dim3(SM90_THREADS), (size_t)T::SHARED, c,
-                  (int32_t)n_tiles_at_most(c, SM90_TILE_ROWS));
+                  (int32_t)n_tiles_at_most(c, T::ROWS));
 }
 
 #endif

@@ -8,7 +8,7 @@
  * way. Thread: device; gemm_sm90_f8: engine. */
 #include "kernels/cuda/gemm/gemm_sm90.cuh"
 
-typedef sm90_tile<128, 6, 2> f8_tile; /* 224 KiB */
+typedef sm90_tile<1, 128, 6> f8_tile; /* 224 KiB */
 
 #if SM90_CODE
 /* Where a thread's scales begin, one per stage: of its two rows of x, of even and of odd
@@ -21,17 +21,16 @@ struct f8_factors {
 };
 
 static __device__ __forceinline__ f8_scales_of find_scales(const gemm_call &c,
-                                                           const sm90_tile_position &at,
-                                                           int warpgroup)
+                                                           const sm90_position &at, int block)
 {
     f8_scales_of s;
     const int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP % 4;
     const int32_t per_row = (c.n_in + GEMM_F8_BLOCK - 1) / GEMM_F8_BLOCK;
     for (int i = 0; i < 2; i++) {
-        const int32_t row = at.rows.begin +
-                            min(warpgroup * 64 + warp * 16 + lane / 4 + 8 * i, at.rows.n - 1);
+        const int32_t row = at.begin +
+                            min(block * BLOCK_ROWS + warp * 16 + lane / 4 + 8 * i, at.n - 1);
         s.x[i] = c.x_scales + (size_t)(c.x_rows ? c.x_rows[row] : row) * (size_t)per_row;
-        s.w[i] = f8_scales(c, at.rows.group, min(at.column, c.n_out - 1) + (c.paired ? i : 0));
+        s.w[i] = f8_scales(c, at.group, min(at.column, c.n_out - 1) + (c.paired ? i : 0));
     }
     return s;
 }
@@ -42,17 +41,19 @@ static __device__ __forceinline__ f8_factors factors_at(const f8_scales_of &s, i
                        { __ldg(s.w[0] + stage), __ldg(s.w[1] + stage) } };
 }
 
-template <class T> struct f8_multiplier {
-    /* One stage: four steps of 32 k. */
+template <class T> struct f8_multiplier : sm90_multiplier<T> {
+    static const enum gemm_weight_layout LAYOUT = GEMM_F8;
+
+    /* One stage of a half: four steps of 32 k. */
     static __device__ __forceinline__ void begin_stage(float (&part)[T::SUMS],
-                                                       const sm90_operands &o)
+                                                       const sm90_operands &o, int half)
     {
         wgmma_fence_operand(part);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < K_BYTES / 32; k++)
-            wgmma_e4m3(part, o.x + (uint64_t)(k * WGMMA_K_STEP), o.w + (uint64_t)(k * WGMMA_K_STEP),
-                       k > 0);
+            wgmma_e4m3(part, o.x + (uint64_t)(k * WGMMA_K_STEP + half * OTHER_HALF),
+                       o.w + (uint64_t)(k * WGMMA_K_STEP), k > 0);
         wgmma_commit();
         wgmma_fence_operand(part);
     }
@@ -67,30 +68,36 @@ template <class T> struct f8_multiplier {
             sums[i] = __fmaf_rn(part[i], by[i / 2 % 2][i % 2], sums[i]);
     }
 
-    static __device__ __forceinline__ void multiply(float (&sums)[T::SUMS], const gemm_call &c,
-                                                    const sm90_tile_position &at,
-                                                    const sm90_ring<T> &ring,
-                                                    sm90_pipeline_state<T> *state,
-                                                    const sm90_operands &first, int32_t n_stages,
-                                                    int warpgroup)
+    /* A half's products, whose sums are then added while the other warpgroup's are under way. */
+    template <int H>
+    __device__ __forceinline__ void multiply(float (&sums)[T::HALVES][T::SUMS],
+                                             sm90_pipeline_state<T> *state) const
     {
-        const f8_scales_of scales = find_scales(c, at, warpgroup);
-        f8_factors factors = factors_at(scales, 0);
+        f8_scales_of scales[H];
+        f8_factors factors[H];
         float part[T::SUMS];
 #pragma unroll
-        for (int i = 0; i < T::SUMS; i++) sums[i] = 0;
+        for (int half = 0; half < H; half++) {
+            scales[half] = find_scales(this->c, *this->at, half * CONSUMERS + this->warpgroup);
+            factors[half] = factors_at(scales[half], 0);
+#pragma unroll
+            for (int i = 0; i < T::SUMS; i++) sums[half][i] = 0;
+        }
 #pragma unroll 1
-        for (int32_t stage = 0; stage < n_stages; stage++) {
-            barrier_wait(ring.full + state->index, state->parity);
-            __syncwarp();
-            begin_stage(part, operands_at<T>(first, state->index));
-            const f8_factors next = factors_at(scales, min(stage + 1, n_stages - 1));
-            wgmma_wait<0>();
-            wgmma_fence_operand(part);
-            release_stage<T>(ring, state->index);
+        for (int32_t stage = 0; stage < this->n_stages; stage++) {
+            wait_for_stage<T>(this->ring, *state);
+#pragma unroll
+            for (int half = 0; half < H; half++) {
+                begin_stage(part, operands_at<T>(this->first, state->index), half);
+                const f8_factors next = factors_at(scales[half],
+                                                   min(stage + 1, this->n_stages - 1));
+                wgmma_wait<0>();
+                wgmma_fence_operand(part);
+                if (half == H - 1) release_stage<T>(this->ring, state->index);
+                add(sums[half], part, factors[half]);
+                factors[half] = next;
+            }
             advance<T>(state);
-            add(sums, part, factors);
-            factors = next;
         }
     }
 };
@@ -101,8 +108,8 @@ static __global__ void __launch_bounds__(SM90_BOUND(SM90_THREADS), 1)
 {
     grid_dependency_sync();
 #if SM90_CODE
-    sm90_body<f8_tile, f8_multiplier<f8_tile>>(c, n_row_tiles,
-                                               (c.n_in + GEMM_F8_BLOCK - 1) / GEMM_F8_BLOCK, 1);
+    sm90_body<f8_tile, sm90_source<f8_tile>, f8_multiplier<f8_tile>>(
+        c, n_row_tiles, (c.n_in + GEMM_F8_BLOCK - 1) / GEMM_F8_BLOCK, 1);
 #else
     (void)c, (void)n_row_tiles;
     __trap();

@@ -34,6 +34,13 @@ static __device__ __forceinline__ void barrier_arrive(uint64_t *b)
     asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(shared_address(b))
                  : "memory");
 }
+/* Arrives, for a thread that init has counted, when its cp.async so far have completed; the thread
+ * goes on. It releases nothing else, and who waits must fence_async_proxy before wgmma. */
+static __device__ __forceinline__ void barrier_arrive_copies(uint64_t *b)
+{
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(b))
+                 : "memory");
+}
 /* Waits until the phase of this parity has ended, and acquires. The first phase is 0; on a new
  * barrier parity 1 returns at once. */
 static __device__ __forceinline__ void barrier_wait(uint64_t *b, unsigned parity)
@@ -122,6 +129,13 @@ static __device__ __forceinline__ int not_before(int v)
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "             \
     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "             \
     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+#define WGMMA_96_NAMES                                                                             \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                      \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "             \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "             \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "             \
+    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "             \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "
 #define WGMMA_128_NAMES                                                                            \
     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                      \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "             \
@@ -143,6 +157,15 @@ static __device__ __forceinline__ int not_before(int v)
                      "wgmma.mma_async.sync.aligned.m64n128k16.f32." #type "." #type                \
                      " " WGMMA_64_NAMES "%64, %65, p, 1, 1, 0, 0;\n}"                              \
                      : WGMMA_32(0), WGMMA_32(32)                                                   \
+                     : "l"(a), "l"(b), "r"((int)add));                                             \
+    }                                                                                              \
+    static __device__ __forceinline__ void wgmma_##type(float(&d)[96], uint64_t a, uint64_t b,     \
+                                                        bool add)                                  \
+    {                                                                                              \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"                                  \
+                     "wgmma.mma_async.sync.aligned.m64n192k16.f32." #type "." #type                \
+                     " " WGMMA_96_NAMES "%96, %97, p, 1, 1, 0, 0;\n}"                              \
+                     : WGMMA_32(0), WGMMA_32(32), WGMMA_32(64)                                     \
                      : "l"(a), "l"(b), "r"((int)add));                                             \
     }                                                                                              \
     static __device__ __forceinline__ void wgmma_##type(float(&d)[128], uint64_t a, uint64_t b,    \

@@ -20,11 +20,15 @@ void simt_mbarrier_init(void *barrier, unsigned count);
 void simt_mbarrier_arrive(void *barrier);
 bool simt_mbarrier_try_wait_parity(void *barrier, unsigned parity);
 
+/* cp.async.mbarrier.arrive.noinc: arrives once the thread's copies so far, for which it then does
+ * not wait itself, have completed. */
+void simt_cp_async_mbarrier_arrive_noinc(void *barrier);
+
 /* The address in dynamic shared memory as instructions use it. */
 unsigned simt_shared_address(const void *shared);
 
 /* fence.proxy.async: from here on wgmma can read what this thread's cp.async wrote, if the thread
- * has waited for it. */
+ * has waited for it; and this thread's wgmma what cp.async that arrived at barriers wrote. */
 void simt_fence_proxy_async(void);
 
 /* wgmma.mma_async m64nNk16 (bf16, f16) and m64nNk32 (e4m3), D (f32) = A B + (scale_d ? D : 0), both

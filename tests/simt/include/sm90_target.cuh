@@ -13,6 +13,7 @@ static inline bool has_sm90_code(const void *, int) { return true; }
 static inline unsigned shared_address(const void *p) { return simt_shared_address(p); }
 static inline void barrier_init(uint64_t *b, unsigned n) { simt_mbarrier_init(b, n); }
 static inline void barrier_arrive(uint64_t *b) { simt_mbarrier_arrive(b); }
+static inline void barrier_arrive_copies(uint64_t *b) { simt_cp_async_mbarrier_arrive_noinc(b); }
 static inline void barrier_wait(uint64_t *b, unsigned parity)
 {
     while (!simt_mbarrier_try_wait_parity(b, parity))

@@ -166,6 +166,51 @@ template <int N, kind K> static void run_product(mistake m)
     GOOD(cudaFree(y));
 }
 
+/* One warpgroup brings, by copies that arrive at a barrier, and another multiplies: y = A B. */
+__global__ void product_of_arrivals(const char *a, const char *b, float *y, bool fences)
+{
+    char *s = (char *)simt_dynamic_shared();
+    uint64_t *full = (uint64_t *)(s + A_BYTES + 128 * K_BYTES);
+    if (threadIdx.x == 0) simt_mbarrier_init(full, WARPGROUP);
+    __syncthreads();
+    if (threadIdx.x < WARPGROUP) {
+        for (int i = (int)threadIdx.x; i < (64 + 128) * 8; i += WARPGROUP)
+            simt_cp_async(s + i / 8 * K_BYTES + ((i % 8) ^ (i / 8 % 8)) * 16,
+                          i < 64 * 8 ? a + i * 16 : b + (i - 64 * 8) * 16, 16, 16);
+        simt_cp_async_mbarrier_arrive_noinc(full);
+        return;
+    }
+    if (!fences) simt_fence_proxy_async(); /* too early */
+    while (!simt_mbarrier_try_wait_parity(full, 0)) {}
+    if (fences) simt_fence_proxy_async();
+    float d[64];
+    simt_wgmma_fence();
+    for (int k = 0; k < 4; k++)
+        simt_wgmma_bf16(d, 128, descriptor(s, 1024, 1) + (uint64_t)(2 * k),
+                        descriptor(s + A_BYTES, 1024, 1) + (uint64_t)(2 * k), k);
+    simt_wgmma_commit();
+    simt_wgmma_wait(0);
+    const int lane = (int)threadIdx.x % 32, row = (int)threadIdx.x / 32 % 4 * 16 + lane / 4;
+    for (int i = 0; i < 64; i++)
+        y[(row + i / 2 % 2 * 8) * 128 + i / 4 * 8 + lane % 4 * 2 + i % 2] = d[i];
+}
+
+static void run_arrivals(bool fences)
+{
+    run_product<128, BF16>(NONE); /* fills the operands */
+    char *a = on_device((const char *)a_bytes, sizeof a_bytes),
+         *b = on_device((const char *)b_bytes, (size_t)128 * K_BYTES);
+    float *y = on_device<float>((size_t)64 * 128);
+    GOOD(simt_launch(nullptr, product_of_arrivals, dim3(1), dim3(2 * WARPGROUP),
+                     (size_t)(A_BYTES + 128 * K_BYTES + 8), a, b, y, fences));
+    static float got[64 * 128];
+    to_host(got, y, (size_t)64 * 128);
+    for (int i = 0; i < 64 * 128; i++) CHECK_NEAR((double)(2 * got[i]), (double)y_got[i], 1e-3);
+    GOOD(cudaFree(a));
+    GOOD(cudaFree(b));
+    GOOD(cudaFree(y));
+}
+
 template <kind K> static double element(const unsigned char *row, int k)
 {
     if (K == E4M3) return (double)simt_e4m3_to_float(row[k]);
@@ -199,6 +244,11 @@ TEST(simt_multiplies_by_a_warpgroup)
 }
 
 /* What was not waited for is NaN; so is what a cp.async took away too early. */
+TEST(simt_copies_arrive_at_a_barrier_by_themselves) { run_arrivals(true); }
+TEST(simt_ends_products_of_arrivals_before_a_fence)
+{
+    must_die([] { run_arrivals(false); }, "no fence.proxy.async of the reader after it");
+}
 TEST(simt_multiplies_no_earlier_than_waited_for)
 {
     run_product<128, BF16>(NO_WAIT);
@@ -324,6 +374,8 @@ TEST(simt_ends_products_by_rows_that_begin_late)
 
 TEST_MAIN(CASE(simt_hands_over_at_barriers_in_memory), CASE(simt_ends_a_wait_for_too_many),
           CASE(simt_ends_an_arrival_where_no_barrier_is), CASE(simt_multiplies_by_a_warpgroup),
+          CASE(simt_copies_arrive_at_a_barrier_by_themselves),
+          CASE(simt_ends_products_of_arrivals_before_a_fence),
           CASE(simt_multiplies_no_earlier_than_waited_for),
           CASE(simt_ends_products_of_what_is_being_overwritten),
           CASE(simt_ends_products_of_unfenced_copies), CASE(simt_ends_products_of_copies_under_way),

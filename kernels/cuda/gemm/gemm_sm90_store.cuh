@@ -1,0 +1,225 @@
+/* gemm_sm90_store.cuh - how a warp's sums of a tile, 16 rows by COLUMNS in registers, become y.
+ *
+ * A thread's sums are of rows lane / 4 and 8 on, of columns 2 (lane % 4) and the next of every 8.
+ * They leave through the warp's room in shared memory, 16 bytes at a time, while the tensor cores
+ * of the SM wait: so SwiGLU is computed in registers, where gate and up are neighbours, and what
+ * can be arranged so is written without a branch per number. Everything else goes the slow way,
+ * store_pair. Thread: device. */
+#ifndef BATON_KERNELS_CUDA_GEMM_GEMM_SM90_STORE_CUH
+#define BATON_KERNELS_CUDA_GEMM_GEMM_SM90_STORE_CUH
+
+#include "kernels/cuda/gemm/gemm_call.cuh"
+#include "kernels/cuda/gemm/sm90.cuh"
+
+enum {
+    STORE_COLUMNS = 64,
+    STORE_ROWS = 16,
+    STORE_BYTES = STORE_ROWS * STORE_COLUMNS * 4 /* a warp's room */
+};
+
+#if SM90_CODE
+/* A warp's part of a tile. */
+struct sm90_result {
+    gemm_rows rows; /* of the warp */
+    int32_t column; /* the first one */
+    unsigned char *room;
+};
+
+/* Column k of row r is at k ^ 8 (r % 4), so that lanes of 4 rows write to banks of their own and
+ * reading along a row does too. */
+static __device__ __forceinline__ float *staged(unsigned char *room, int row, int column)
+{
+    return (float *)room + row * STORE_COLUMNS + (column ^ row % 4 * 8);
+}
+
+template <int N>
+static __device__ __forceinline__ void stage_columns(unsigned char *room, const float (&sums)[N],
+                                                     int first)
+{
+    const int lane = not_before((int)threadIdx.x) % WARP;
+#pragma unroll
+    for (int i = 0; i < STORE_COLUMNS / 2; i += 2)
+        *(float2 *)staged(room, lane / 4 + i / 2 % 2 * 8, i / 4 * 8 + lane % 4 * 2) = make_float2(
+            sums[first / 2 + i], sums[first / 2 + i + 1]);
+    __syncwarp();
+}
+
+/* ---- the slow way ---- */
+
+template <enum gemm_weight_layout F>
+static __device__ __forceinline__ void store_by_pairs(const gemm_call &c, const sm90_result &r,
+                                                      int first)
+{
+    const int lane = (int)threadIdx.x % WARP;
+    const int32_t column = r.column + first + 2 * lane;
+    if (column >= c.n_columns) return;
+    const float scale[2] = { column_scale<F>(c, r.rows.group, column),
+                             column_scale<F>(c, r.rows.group, column + 1) };
+#pragma unroll 1
+    for (int32_t i = 0; i < r.rows.n; i++) {
+        const float2 v = *(const float2 *)staged(r.room, i, 2 * lane);
+        store_pair(c, r.rows, i, column, __fmul_rn(v.x, scale[0]), __fmul_rn(v.y, scale[1]));
+    }
+}
+
+/* ---- y in f32 ---- */
+
+/* Can y be written 16 bytes at a time? */
+static __device__ __forceinline__ bool y_is_aligned(const gemm_call &c, int per_16_bytes)
+{
+    return (uintptr_t)c.y % 16 == 0 && (c.y_stride | c.y_group) % (size_t)per_16_bytes == 0;
+}
+
+/* Four columns' scales or biases. */
+struct sm90_quad {
+    float v[4];
+};
+
+/* The values are those of store_pair. */
+static __device__ __forceinline__ float4 finish_quad(const gemm_call &c, const float4 &sums,
+                                                     const sm90_quad &scale, const sm90_quad &bias,
+                                                     bool is_scaled, const float4 &on)
+{
+    float v[4] = { sums.x, sums.y, sums.z, sums.w };
+    const float before[4] = { on.x, on.y, on.z, on.w };
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        if (is_scaled) v[i] = __fmul_rn(v[i], scale.v[i]);
+        v[i] = __fadd_rn(v[i], bias.v[i]);
+        if (c.epilogue == GEMM_ADD) v[i] = __fadd_rn(before[i], v[i]);
+    }
+    return make_float4(v[0], v[1], v[2], v[3]);
+}
+
+/* STORE_COLUMNS columns of all rows; a lane has four columns of every other row. */
+template <enum gemm_weight_layout F>
+static __device__ __forceinline__ void store_quads(const gemm_call &c, const sm90_result &r,
+                                                   int first)
+{
+    enum { LANES = STORE_COLUMNS / 4, STEP = WARP / LANES, TOGETHER = 4 };
+    const int lane = (int)threadIdx.x % WARP, row = lane / LANES, quad = lane % LANES * 4;
+    const int32_t column = r.column + first + quad;
+    sm90_quad scale, bias;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        scale.v[i] = column_scale<F>(c, r.rows.group, column + i);
+        bias.v[i] = bias_of(c, column + i);
+    }
+    float *y = (float *)c.y + (size_t)(r.rows.begin + row) * c.y_stride +
+               (size_t)r.rows.group * c.y_group + column;
+#pragma unroll
+    for (int i = 0; i < STORE_ROWS / STEP; i += TOGETHER) {
+        float4 on[TOGETHER] = {};
+#pragma unroll
+        for (int j = 0; j < TOGETHER; j++)
+            if (c.epilogue == GEMM_ADD && row + (i + j) * STEP < r.rows.n)
+                on[j] = *(const float4 *)(y + (size_t)((i + j) * STEP) * c.y_stride);
+#pragma unroll
+        for (int j = 0; j < TOGETHER; j++) {
+            const int at = row + (i + j) * STEP;
+            if (at >= r.rows.n) break;
+            *(float4 *)(y + (size_t)((i + j) * STEP) * c.y_stride) = finish_quad(
+                c, *(const float4 *)staged(r.room, at, quad), scale, bias,
+                F == GEMM_W8 || F == GEMM_W4, on[j]);
+        }
+    }
+}
+
+template <enum gemm_weight_layout F, int N>
+static __device__ __forceinline__ void store_f32(const gemm_call &c, const sm90_result &r,
+                                                 const float (&sums)[N], bool in_quads)
+{
+#pragma unroll
+    for (int first = 0; first < 2 * N; first += STORE_COLUMNS) {
+        stage_columns(r.room, sums, first);
+        if (in_quads) store_quads<F>(c, r, first);
+        else store_by_pairs<F>(c, r, first);
+        __syncwarp(); /* before the room is written again */
+    }
+}
+
+/* ---- SwiGLU in 16 bits ---- */
+
+/* Within some units in the last place of silu; the result is rounded to 16 bits. */
+static __device__ __forceinline__ float silu_approximate(float x)
+{
+    return __fdividef(x, 1.0f + exp2_fast(x * -1.4426950408889634f));
+}
+
+/* Gate's and up's sums of column and column + 1. */
+template <enum gemm_weight_layout F>
+static __device__ __forceinline__ float swiglu(const gemm_call &c, int32_t group, int32_t column,
+                                               float gate, float up)
+{
+    if (F == GEMM_W8 || F == GEMM_W4) {
+        gate *= column_scale<F>(c, group, column);
+        up *= column_scale<F>(c, group, column + 1);
+    }
+    if (c.bias) gate += bias_of(c, column), up += bias_of(c, column + 1);
+    return silu_approximate(gate) * up;
+}
+
+/* Word `word` of a row of results: 16-byte pieces are exchanged, so that lanes use many banks. */
+static __device__ __forceinline__ unsigned *staged_word(unsigned char *room, int row, int word)
+{
+    return (unsigned *)room + row * STORE_COLUMNS + (word ^ row % 8 * 4);
+}
+
+/* A lane has a result of each of its two rows for every 8 columns; neighbours exchange one, so that
+ * a lane has two of one row: the even one of the first row, the odd one of the other. */
+template <enum gemm_weight_layout F, int N>
+static __device__ __forceinline__ void stage_swiglu(const gemm_call &c, const sm90_result &r,
+                                                    const float (&sums)[N])
+{
+    const int lane = not_before((int)threadIdx.x) % WARP, odd = lane & 1;
+#pragma unroll
+    for (int i = 0; i < N; i += 4) {
+        const int32_t column = r.column + 2 * i + lane % 4 * 2;
+        const float first = swiglu<F>(c, r.rows.group, column, sums[i], sums[i + 1]),
+                    second = swiglu<F>(c, r.rows.group, column, sums[i + 2], sums[i + 3]);
+        const unsigned both = c.epilogue == GEMM_SILU_F16 ? pack_f16(first, second)
+                                                          : round_bf16x2(first, second);
+        const unsigned other = __shfl_xor_sync(0xffffffffu, both, 1);
+        *staged_word(r.room, lane / 4 + odd * 8, i / 2 + lane % 4 / 2) =
+            odd ? __byte_perm(other, both, 0x7632) : __byte_perm(both, other, 0x5410);
+    }
+    __syncwarp();
+}
+
+template <enum gemm_weight_layout F, int N>
+static __device__ __forceinline__ void store_swiglu(const gemm_call &c, const sm90_result &r,
+                                                    const float (&sums)[N])
+{
+    enum { PIECES_OF_ROW = N / 8 };
+    static_assert(N / 2 <= STORE_COLUMNS && STORE_ROWS * PIECES_OF_ROW % WARP == 0,
+                  "words of a row of the warp's room; pieces of a lane");
+    stage_swiglu<F>(c, r, sums);
+    const int lane = not_before((int)threadIdx.x) % WARP;
+    uint16_t *y = (uint16_t *)c.y + (size_t)r.rows.begin * c.y_stride +
+                  (size_t)r.rows.group * c.y_group + r.column / 2;
+#pragma unroll
+    for (int i = 0; i < STORE_ROWS * PIECES_OF_ROW; i += WARP) {
+        const int row = (i + lane) / PIECES_OF_ROW, piece = (i + lane) % PIECES_OF_ROW;
+        if (row >= r.rows.n) break;
+        *(uint4 *)(y + (size_t)row * c.y_stride +
+                   piece * 8) = *(const uint4 *)staged_word(r.room, row, piece * 4);
+    }
+    __syncwarp(); /* before the room is written again */
+}
+
+/* ---- which way ---- */
+
+template <enum gemm_weight_layout F, int N>
+static __device__ __forceinline__ void store_result(const gemm_call &c, const sm90_result &r,
+                                                    const float (&sums)[N])
+{
+    if (r.rows.n <= 0) return;
+    const bool is_whole = r.column + 2 * N <= c.n_out,
+               is_16 = c.epilogue == GEMM_SILU_BF16 || c.epilogue == GEMM_SILU_F16,
+               is_plain = c.epilogue == GEMM_STORE || c.epilogue == GEMM_ADD;
+    if (is_16 && is_whole && y_is_aligned(c, 8)) store_swiglu<F>(c, r, sums);
+    else store_f32<F>(c, r, sums, is_plain && is_whole && y_is_aligned(c, 4));
+}
+#endif
+
+#endif
