@@ -5,6 +5,7 @@
  *     bench_gpu [--tiny] model FOLDER ...  steps of a model: tokens per second, a table of its ops
  *                                          (gpu_model.c has the options)
  *     bench_gpu [--tiny] attention         decode attention alone
+ *     bench_gpu [--tiny] gemm              GEMM alone, with many rows
  *     bench_gpu [--tiny] push [checksum]   KV from one process to another over CUDA IPC, beside
  *                                          cudaMemcpy
  *     bench_gpu hold                       keeps a context on the GPU until standard input ends, so
@@ -20,7 +21,7 @@
 
 static int usage(void)
 {
-    fprintf(stderr, "usage: bench_gpu [--tiny] limits|attention|push|hold\n       bench_gpu "
+    fprintf(stderr, "usage: bench_gpu [--tiny] limits|attention|gemm|push|hold\n       bench_gpu "
                     "[--tiny] push checksum\n"
                     "       bench_gpu [--tiny] model FOLDER [option...]\n");
     return 2;
@@ -53,6 +54,7 @@ int main(int argc, char **argv)
     if (strcmp(argv[0], "hold") == 0) return hold();
     if (strcmp(argv[0], "limits") == 0) return gpu_limits_main(&sizes);
     if (strcmp(argv[0], "attention") == 0) return gpu_attention_main(&sizes);
+    if (strcmp(argv[0], "gemm") == 0) return gpu_gemm_main(&sizes);
     if (strcmp(argv[0], "push") == 0) return gpu_kv_push_main(&sizes, checksum);
     return usage();
 }

@@ -82,6 +82,7 @@ double gpu_cublas_bf16(const struct gpu_sizes *s, char *by, size_t by_bytes);
 int gpu_limits_main(const struct gpu_sizes *s);
 int gpu_model_main(const struct gpu_sizes *s, int argc, char **argv);
 int gpu_attention_main(const struct gpu_sizes *s);
+int gpu_gemm_main(const struct gpu_sizes *s);
 int gpu_kv_push_main(const struct gpu_sizes *s, bool checksum);
 
 #endif
