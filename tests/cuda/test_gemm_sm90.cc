@@ -15,7 +15,7 @@ enum { EMULATED = 0 };
 
 enum { FIRST_ROW = 3, BY_RUN = -1 /* instead of a tile: gemm_run chooses */ };
 static const size_t F8_STEP = 128, STEP_16 = GEMM_STEP;
-static const enum gemm_weight_layout LAYOUTS[] = { GEMM_BF16, GEMM_F8, GEMM_F16 };
+static const enum gemm_weight_layout LAYOUTS[] = { GEMM_BF16, GEMM_F8, GEMM_F16, GEMM_W8, GEMM_W4 };
 
 /* The SwiGLU epilogue for two interleaved matrices of a layout. */
 static enum gemm_epilogue silu_epilogue_for(enum gemm_weight_layout layout)
@@ -292,6 +292,8 @@ static void try_sizes(enum gemm_weight_layout layout)
 TEST(gemm_sm90_bf16_equals_a_plain_loop) { need_sm90(), try_sizes(GEMM_BF16); }
 TEST(gemm_sm90_f16_equals_a_plain_loop) { need_sm90(), try_sizes(GEMM_F16); }
 TEST(gemm_sm90_f8_equals_a_plain_loop) { need_sm90(), try_sizes(GEMM_F8); }
+TEST(gemm_sm90_w8_equals_a_plain_loop) { need_sm90(), try_sizes(GEMM_W8); }
+TEST(gemm_sm90_w4_equals_a_plain_loop) { need_sm90(), try_sizes(GEMM_W4); }
 
 /* Groups with 0 to many rows, beginning in the middle of y; n_rows is larger than the number of
  * rows. */
@@ -304,9 +306,9 @@ TEST(gemm_sm90_groups)
     for (int i = 0; i < 140; i++)
         lists.back().push_back(i % 29 == 0 ? 3 : i == 130 ? 135 : i % 7 == 0);
     for (const auto &list : lists)
-        for (int how = 0; how < 6; how++) {
+        for (int how = 0; how < 7; how++) {
             product p;
-            p.layout = LAYOUTS[how % 3], p.tile = p.f8() ? (int)GEMM_SM90_NARROW : (how + 1) % 3,
+            p.layout = LAYOUTS[how % 5], p.tile = p.f8() ? (int)GEMM_SM90_NARROW : (how + 1) % 3,
             p.groups = list, p.gathered = how % 2, p.n_out = 142, p.n_in = 140, p.n_rows = 4;
             for (int32_t n : list) p.n_rows += (size_t)n;
             p.paired = true, p.bias = true,
@@ -432,7 +434,9 @@ TEST(gemm_sm90_refuses_what_it_cannot_do)
 
 TEST_MAIN(CASE_T(gemm_sm90_bf16_equals_a_plain_loop, 250),
           CASE_T(gemm_sm90_f16_equals_a_plain_loop, 250),
-          CASE_T(gemm_sm90_f8_equals_a_plain_loop, 250), CASE_T(gemm_sm90_groups, 250),
+          CASE_T(gemm_sm90_f8_equals_a_plain_loop, 250),
+          CASE_T(gemm_sm90_w8_equals_a_plain_loop, 250),
+          CASE_T(gemm_sm90_w4_equals_a_plain_loop, 250), CASE_T(gemm_sm90_groups, 250),
           CASE_T(gemm_sm90_every_f16, 250), CASE_T(gemm_sm90_is_what_gemm_run_takes, 250),
           CASE_T(gemm_sm90_rows_have_the_same_bits_among_others, 250),
           CASE(gemm_sm90_nan_stays_in_its_row), CASE(gemm_sm90_refuses_what_it_cannot_do))

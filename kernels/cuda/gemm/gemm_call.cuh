@@ -66,7 +66,7 @@ cudaError_t gemm_tiles(cudaStream_t stream, enum gemm_weight_layout layout,
                        const struct gemm_call *c);
 cudaError_t gemm_f32(cudaStream_t stream, const struct gemm_call *c);
 /* Whether this GPU has the kernels of compute capability 9.0 and they are faster for the call. Not
- * for `deterministic` calls. BF16, F16, and F8 with x in e4m3. */
+ * for `deterministic` calls. Not F32, nor F8 without x in e4m3. */
 bool gemm_sm90_supports(enum gemm_weight_layout layout, const struct gemm_call *c);
 cudaError_t gemm_sm90(cudaStream_t stream, enum gemm_weight_layout layout,
                       const struct gemm_call *c);
@@ -74,6 +74,9 @@ bool gemm_sm90_available(void);
 /* BF16 and F16. */
 cudaError_t gemm_sm90_16(cudaStream_t stream, enum gemm_weight_layout layout,
                          const struct gemm_call *c, enum gemm_sm90_tile tile);
+/* W8 and W4. GEMM_SM90_TALL: as GEMM_SM90_WIDE. */
+cudaError_t gemm_sm90_upconvert(cudaStream_t stream, enum gemm_weight_layout layout,
+                                const struct gemm_call *c, enum gemm_sm90_tile tile);
 cudaError_t gemm_sm90_f8(cudaStream_t stream, const struct gemm_call *c);
 
 /* ---- rows ---- */

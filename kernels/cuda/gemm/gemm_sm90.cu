@@ -5,65 +5,12 @@
  * (the sum over an instruction's k does not depend on its columns). Thread: device; gemm_sm90:
  * engine. */
 #include "kernels/cuda/gemm/gemm_sm90.cuh"
+#include "kernels/cuda/gemm/gemm_sm90_wgmma.cuh"
 
 /* 200 to 224 KiB of shared memory */
 typedef sm90_tile<1, 128, 6> narrow_tile;
 typedef sm90_tile<1, 256, 4> wide_tile;
 typedef sm90_tile<2, 192, 3> tall_tile;
-
-#if SM90_CODE
-template <enum gemm_weight_layout F, int N>
-static __device__ __forceinline__ void wgmma_of(float (&sums)[N], uint64_t x, uint64_t w, bool add)
-{
-    if (F == GEMM_F16) wgmma_f16(sums, x, w, add);
-    else wgmma_bf16(sums, x, w, add);
-}
-
-template <enum gemm_weight_layout F, class T> struct multiplier : sm90_multiplier<T> {
-    static const enum gemm_weight_layout LAYOUT = F;
-
-    /* One stage: four steps of 16 k. */
-    template <int H>
-    static __device__ __forceinline__ void begin_stage(float (&sums)[T::HALVES][T::SUMS],
-                                                       const sm90_operands &o, bool first)
-    {
-#pragma unroll
-        for (int half = 0; half < H; half++) wgmma_fence_operand(sums[half]);
-        wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < K_BYTES / 32; k++)
-#pragma unroll
-            for (int half = 0; half < H; half++)
-                wgmma_of<F>(sums[half], o.x + (uint64_t)(k * WGMMA_K_STEP + half * OTHER_HALF),
-                            o.w + (uint64_t)(k * WGMMA_K_STEP), !first || k > 0);
-        wgmma_commit();
-#pragma unroll
-        for (int half = 0; half < H; half++) wgmma_fence_operand(sums[half]);
-    }
-
-    /* The ring slot of a stage is released once the wgmma of that stage have completed, after those
-     * of the next stage were issued. */
-    template <int H>
-    __device__ __forceinline__ void multiply(float (&sums)[T::HALVES][T::SUMS],
-                                             sm90_pipeline_state<T> *state) const
-    {
-        int before = state->index;
-#pragma unroll 1
-        for (int32_t stage = 0; stage < this->n_stages; stage++) {
-            wait_for_stage<T>(this->ring, *state);
-            begin_stage<H>(sums, operands_at<T>(this->first, state->index), stage == 0);
-            wgmma_wait<1>();
-            if (stage > 0) release_stage<T>(this->ring, before);
-            before = state->index;
-            advance<T>(state);
-        }
-        wgmma_wait<0>();
-#pragma unroll
-        for (int half = 0; half < H; half++) wgmma_fence_operand(sums[half]);
-        release_stage<T>(this->ring, before);
-    }
-};
-#endif
 
 template <enum gemm_weight_layout F, class T>
 static __global__ void __launch_bounds__(SM90_BOUND(SM90_THREADS), 1)
@@ -108,7 +55,8 @@ enum { ROWS_AT_LEAST = 65, K_AT_LEAST = 128 };
 bool gemm_sm90_supports(enum gemm_weight_layout layout, const struct gemm_call *c)
 {
     const sm90_device &device = sm90_this_device();
-    const bool is_layout = gemm_is_16(layout) ? !c->x_scales : layout == GEMM_F8 && c->x_scales;
+    const bool is_layout = layout == GEMM_F8 ? c->x_scales != nullptr
+                                             : layout != GEMM_F32 && !c->x_scales;
     if (!device.supported || !is_layout || c->n_in_padded < K_AT_LEAST) return false;
     const int32_t rows = c->begin ? c->n_rows / c->n_groups : c->n_rows;
     const size_t n = sm90_tiles(*c, narrow_tile::ROWS, narrow_tile::COLUMNS);
@@ -148,6 +96,8 @@ cudaError_t gemm_sm90_16(cudaStream_t stream, enum gemm_weight_layout layout,
 cudaError_t gemm_sm90(cudaStream_t stream, enum gemm_weight_layout layout,
                       const struct gemm_call *c)
 {
-    return layout == GEMM_F8 ? gemm_sm90_f8(stream, c)
-                             : gemm_sm90_16(stream, layout, c, choose_tile(*c));
+    if (layout == GEMM_F8) return gemm_sm90_f8(stream, c);
+    const enum gemm_sm90_tile tile = choose_tile(*c);
+    return gemm_is_16(layout) ? gemm_sm90_16(stream, layout, c, tile)
+                              : gemm_sm90_upconvert(stream, layout, c, tile);
 }

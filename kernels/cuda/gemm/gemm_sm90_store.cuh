@@ -152,8 +152,8 @@ static __device__ __forceinline__ float swiglu(const gemm_call &c, int32_t group
                                                float gate, float up)
 {
     if (F == GEMM_W8 || F == GEMM_W4) {
-        gate *= column_scale<F>(c, group, column);
-        up *= column_scale<F>(c, group, column + 1);
+        const float2 scale = *(const float2 *)(scales_of(c, group) + column);
+        gate *= scale.x, up *= scale.y;
     }
     if (c.bias) gate += bias_of(c, column), up += bias_of(c, column + 1);
     return silu_approximate(gate) * up;
