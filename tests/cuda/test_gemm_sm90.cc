@@ -269,7 +269,7 @@ static void try_thens(product p)
             for (int how = 0; how < 4; how++) {
                 p.tile = tile, p.epilogue = epilogue, p.paired = how & 1, p.bias = how & 2;
                 if ((p.is_silu() && !p.paired) || (p.paired && p.n_out % 2) ||
-                    (p.f8() && tile != GEMM_SM90_NARROW))
+                    (p.f8() && tile == GEMM_SM90_WIDE))
                     continue;
                 try_product(p, p.n_rows + 100 * p.n_in);
             }
@@ -306,9 +306,10 @@ TEST(gemm_sm90_groups)
     for (int i = 0; i < 140; i++)
         lists.back().push_back(i % 29 == 0 ? 3 : i == 130 ? 135 : i % 7 == 0);
     for (const auto &list : lists)
-        for (int how = 0; how < 7; how++) {
+        for (int how = 0; how < 8; how++) {
             product p;
-            p.layout = LAYOUTS[how % 5], p.tile = p.f8() ? (int)GEMM_SM90_NARROW : (how + 1) % 3,
+            p.layout = LAYOUTS[how % 5],
+            p.tile = p.f8() ? (int)(how > 4 ? GEMM_SM90_TALL : GEMM_SM90_NARROW) : (how + 1) % 3,
             p.groups = list, p.gathered = how % 2, p.n_out = 142, p.n_in = 140, p.n_rows = 4;
             for (int32_t n : list) p.n_rows += (size_t)n;
             p.paired = true, p.bias = true,
@@ -352,7 +353,7 @@ TEST(gemm_sm90_rows_have_the_same_bits_among_others)
         for (size_t row : { 0, 70, 199 })
             for (int tile = 0; tile < GEMM_SM90_TILES; tile++) {
                 trial one = all;
-                if (p.f8() && tile != GEMM_SM90_NARROW) continue;
+                if (p.f8() && tile == GEMM_SM90_WIDE) continue;
                 one.p.tile = tile, one.p.n_rows = 1, one.p.gathered = true,
                 one.x_rows = { (int32_t)row };
                 run_trial(&one);

@@ -117,13 +117,14 @@ bool gemm_wants_f8_x(const struct gemm *g)
 cudaError_t gemm_run_sm90(cudaStream_t stream, const struct gemm *g, enum gemm_sm90_tile tile)
 {
     if (g->n_rows == 0 || g->n_out == 0) return cudaSuccess;
-    const bool is_f8 = g->x_scales && takes_f8_x(g) && tile == GEMM_SM90_NARROW,
+    const bool is_f8 = g->x_scales && takes_f8_x(g) &&
+                       (tile == GEMM_SM90_NARROW || tile == GEMM_SM90_TALL),
                is_other = g->layout != GEMM_F8 && g->layout != GEMM_F32 && !g->x_scales &&
                           !g->deterministic && gemm_sm90_available() &&
                           (unsigned)tile < GEMM_SM90_TILES;
     if (!is_valid(g) || (!is_f8 && !is_other)) return cudaErrorInvalidValue;
     const gemm_call c = call_of(g);
-    if (is_f8) return gemm_sm90_f8(stream, &c);
+    if (is_f8) return gemm_sm90_f8(stream, &c, tile);
     return gemm_is_16(g->layout) ? gemm_sm90_16(stream, g->layout, &c, tile)
                                  : gemm_sm90_upconvert(stream, g->layout, &c, tile);
 }
@@ -184,7 +185,9 @@ cudaError_t gemm_run(cudaStream_t stream, const struct gemm *g)
     const gemm_call c = call_of(g);
     if (takes_decode(g, &c)) return gemm_decode(stream, g->layout, &c, 1);
     if (g->x_f32 && g->layout != GEMM_F32) return cudaErrorInvalidValue;
-    if (g->x_scales) return takes_f8_x(g) ? gemm_sm90_f8(stream, &c) : cudaErrorInvalidValue;
+    if (g->x_scales)
+        return takes_f8_x(g) ? gemm_sm90_f8(stream, &c, gemm_sm90_choose(g->layout, &c))
+                             : cudaErrorInvalidValue;
     if (g->layout == GEMM_F32) return gemm_f32(stream, &c);
     if (g->deterministic) return gemm_tiles(stream, g->layout, &c);
     if (g->n_rows <= GEMM_SKINNY_ROWS) return gemm_skinny(stream, g->layout, &c);

@@ -132,9 +132,9 @@ bool gemm_uses_sm90(const struct gemm *g);
 /* For tests and measurements: runs that kernel for all rows of a call on tiles of one kind.
  * cudaErrorInvalidValue if gemm_run never takes it. */
 enum gemm_sm90_tile {
-    GEMM_SM90_NARROW, /* 128 rows by 128 columns; the only one with x_scales */
-    GEMM_SM90_WIDE,   /* 128 by 256 */
-    GEMM_SM90_TALL,   /* 256 by 192 */
+    GEMM_SM90_NARROW, /* 128 rows by 128 columns */
+    GEMM_SM90_WIDE,   /* 128 by 256; not with x_scales */
+    GEMM_SM90_TALL,   /* 256 by 192; with x_scales 256 by 128 */
     GEMM_SM90_TILES
 };
 cudaError_t gemm_run_sm90(cudaStream_t stream, const struct gemm *g, enum gemm_sm90_tile tile);

@@ -11,6 +11,7 @@
 typedef sm90_tile<1, 128, 6> narrow_tile;
 typedef sm90_tile<1, 256, 4> wide_tile;
 typedef sm90_tile<2, 192, 3> tall_tile;
+typedef sm90_tile<2, 128, 4> tall_f8_tile; /* of gemm_sm90_f8.cu */
 
 template <enum gemm_weight_layout F, class T>
 static __global__ void __launch_bounds__(SM90_BOUND(SM90_THREADS), 1)
@@ -71,11 +72,13 @@ template <class T> static size_t time_of(const gemm_call &c, size_t cost)
     return blocks_for(sm90_tiles(c, T::ROWS, T::COLUMNS), n_sms) * cost;
 }
 
-static enum gemm_sm90_tile choose_tile(const gemm_call &c)
+enum gemm_sm90_tile gemm_sm90_choose(enum gemm_weight_layout layout, const struct gemm_call *c)
 {
-    const size_t narrow = time_of<narrow_tile>(c, 12), wide = time_of<wide_tile>(c, 21),
-                 tall = time_of<tall_tile>(c, 30);
-    if (tall <= wide && tall <= narrow) return GEMM_SM90_TALL;
+    const size_t narrow = time_of<narrow_tile>(*c, 12), wide = time_of<wide_tile>(*c, 21),
+                 tall = layout == GEMM_F8 ? time_of<tall_f8_tile>(*c, 21)
+                                          : time_of<tall_tile>(*c, 30);
+    if (layout == GEMM_F8) return tall <= narrow ? GEMM_SM90_TALL : GEMM_SM90_NARROW;
+    if (gemm_is_16(layout) && tall <= wide && tall <= narrow) return GEMM_SM90_TALL;
     return wide <= narrow ? GEMM_SM90_WIDE : GEMM_SM90_NARROW;
 }
 
@@ -96,8 +99,8 @@ cudaError_t gemm_sm90_16(cudaStream_t stream, enum gemm_weight_layout layout,
 cudaError_t gemm_sm90(cudaStream_t stream, enum gemm_weight_layout layout,
                       const struct gemm_call *c)
 {
-    if (layout == GEMM_F8) return gemm_sm90_f8(stream, c);
-    const enum gemm_sm90_tile tile = choose_tile(*c);
+    const enum gemm_sm90_tile tile = gemm_sm90_choose(layout, c);
+    if (layout == GEMM_F8) return gemm_sm90_f8(stream, c, tile);
     return gemm_is_16(layout) ? gemm_sm90_16(stream, layout, c, tile)
                               : gemm_sm90_upconvert(stream, layout, c, tile);
 }

@@ -4,40 +4,52 @@
  * gemm_sm90.cuh has how; a stage is 128 elements of k. The tensor cores add e4m3 up in fewer bits
  * than f32 has, so their sums are taken over the 128 k that share scales, and added in f32
  * registers times both scales: y = sum over blocks of x_scale w_scale sum over k. That is a second
- * set of sums, so tiles are 128 by 128; while one warpgroup adds, the other's products are under
- * way. Thread: device; gemm_sm90_f8: engine. */
+ * set of sums, of 64 rows at a time, so tiles are 128 columns wide; while one warpgroup adds, the
+ * other's products are under way. Thread: device; gemm_sm90_f8: engine. */
 #include "kernels/cuda/gemm/gemm_sm90.cuh"
 
-typedef sm90_tile<1, 128, 6> f8_tile; /* 224 KiB */
+typedef sm90_tile<1, 128, 6> narrow_tile; /* 224 KiB */
+typedef sm90_tile<2, 128, 4> tall_tile;
 
 #if SM90_CODE
-/* Where a thread's scales begin, one per stage: of its two rows of x, of even and of odd
- * columns. */
-struct f8_scales_of {
-    const float *x[2], *w[2];
+/* The scales of a thread's two rows of x in each of H halves, and of even and of odd columns: one
+ * per stage. Those of the next stage are loaded while this one is multiplied. */
+template <int H> struct f8_scales_of {
+    const float *w[2];
+    unsigned x_at[H][2]; /* in the call's x_scales */
 };
 struct f8_factors {
     float x[2], w[2];
 };
 
-static __device__ __forceinline__ f8_scales_of find_scales(const gemm_call &c,
-                                                           const sm90_position &at, int block)
+template <int H>
+static __device__ __forceinline__ f8_scales_of<H> find_scales(const gemm_call &c,
+                                                              const sm90_position &at,
+                                                              int warpgroup)
 {
-    f8_scales_of s;
+    f8_scales_of<H> s;
     const int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP % 4;
     const int32_t per_row = (c.n_in + GEMM_F8_BLOCK - 1) / GEMM_F8_BLOCK;
+#pragma unroll
     for (int i = 0; i < 2; i++) {
-        const int32_t row = at.begin +
-                            min(block * BLOCK_ROWS + warp * 16 + lane / 4 + 8 * i, at.n - 1);
-        s.x[i] = c.x_scales + (size_t)(c.x_rows ? c.x_rows[row] : row) * (size_t)per_row;
         s.w[i] = f8_scales(c, at.group, min(at.column, c.n_out - 1) + (c.paired ? i : 0));
+#pragma unroll
+        for (int half = 0; half < H; half++) {
+            const int32_t block = (half * CONSUMERS + warpgroup) * BLOCK_ROWS,
+                          row = at.begin + min(block + warp * 16 + lane / 4 + 8 * i, at.n - 1);
+            s.x_at[half][i] = (unsigned)(c.x_rows ? c.x_rows[row] : row) * (unsigned)per_row;
+        }
     }
     return s;
 }
 
-static __device__ __forceinline__ f8_factors factors_at(const f8_scales_of &s, int32_t stage)
+template <int H>
+static __device__ __forceinline__ f8_factors factors_at(const gemm_call &c,
+                                                        const f8_scales_of<H> &s, int half,
+                                                        int32_t stage)
 {
-    return f8_factors{ { __ldca(s.x[0] + stage), __ldca(s.x[1] + stage) },
+    return f8_factors{ { __ldca(c.x_scales + s.x_at[half][0] + stage),
+                         __ldca(c.x_scales + s.x_at[half][1] + stage) },
                        { __ldg(s.w[0] + stage), __ldg(s.w[1] + stage) } };
 }
 
@@ -73,13 +85,12 @@ template <class T> struct f8_multiplier : sm90_multiplier<T> {
     __device__ __forceinline__ void multiply(float (&sums)[T::HALVES][T::SUMS],
                                              sm90_pipeline_state<T> *state) const
     {
-        f8_scales_of scales[H];
+        const f8_scales_of<H> scales = find_scales<H>(this->c, *this->at, this->warpgroup);
         f8_factors factors[H];
         float part[T::SUMS];
 #pragma unroll
         for (int half = 0; half < H; half++) {
-            scales[half] = find_scales(this->c, *this->at, half * CONSUMERS + this->warpgroup);
-            factors[half] = factors_at(scales[half], 0);
+            factors[half] = factors_at<H>(this->c, scales, half, 0);
 #pragma unroll
             for (int i = 0; i < T::SUMS; i++) sums[half][i] = 0;
         }
@@ -89,8 +100,8 @@ template <class T> struct f8_multiplier : sm90_multiplier<T> {
 #pragma unroll
             for (int half = 0; half < H; half++) {
                 begin_stage(part, operands_at<T>(this->first, state->index), half);
-                const f8_factors next = factors_at(scales[half],
-                                                   min(stage + 1, this->n_stages - 1));
+                const f8_factors next = factors_at<H>(this->c, scales, half,
+                                                      min(stage + 1, this->n_stages - 1));
                 wgmma_wait<0>();
                 wgmma_fence_operand(part);
                 if (half == H - 1) release_stage<T>(this->ring, state->index);
@@ -103,20 +114,23 @@ template <class T> struct f8_multiplier : sm90_multiplier<T> {
 };
 #endif
 
+template <class T>
 static __global__ void __launch_bounds__(SM90_BOUND(SM90_THREADS), 1)
     sm90_f8_kernel(const gemm_call c, int32_t n_row_tiles)
 {
     grid_dependency_sync();
 #if SM90_CODE
-    sm90_body<f8_tile, sm90_source<f8_tile>, f8_multiplier<f8_tile>>(
-        c, n_row_tiles, (c.n_in + GEMM_F8_BLOCK - 1) / GEMM_F8_BLOCK, 1);
+    sm90_body<T, sm90_source<T>, f8_multiplier<T>>(c, n_row_tiles,
+                                                   (c.n_in + GEMM_F8_BLOCK - 1) / GEMM_F8_BLOCK, 1);
 #else
     (void)c, (void)n_row_tiles;
     __trap();
 #endif
 }
 
-cudaError_t gemm_sm90_f8(cudaStream_t stream, const struct gemm_call *c)
+cudaError_t gemm_sm90_f8(cudaStream_t stream, const struct gemm_call *c, enum gemm_sm90_tile tile)
 {
-    return launch_sm90<f8_tile>(stream, sm90_f8_kernel, *c);
+    return tile == GEMM_SM90_NARROW
+               ? launch_sm90<narrow_tile>(stream, sm90_f8_kernel<narrow_tile>, *c)
+               : launch_sm90<tall_tile>(stream, sm90_f8_kernel<tall_tile>, *c);
 }
