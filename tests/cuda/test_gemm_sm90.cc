@@ -261,16 +261,19 @@ static void need_sm90()
 
 /* ---- cases ---- */
 
+static std::vector<int> tiles_of(const product &p)
+{
+    return { GEMM_SM90_NARROW, p.f8() ? GEMM_SM90_TALL : GEMM_SM90_WIDE };
+}
+
 static void try_thens(product p)
 {
-    for (int tile = 0; tile < GEMM_SM90_TILES; tile++)
+    for (int tile : tiles_of(p))
         for (enum gemm_epilogue epilogue :
              { GEMM_STORE, GEMM_ADD, GEMM_SILU, GEMM_SILU_BF16, GEMM_SILU_F16 })
             for (int how = 0; how < 4; how++) {
                 p.tile = tile, p.epilogue = epilogue, p.paired = how & 1, p.bias = how & 2;
-                if ((p.is_silu() && !p.paired) || (p.paired && p.n_out % 2) ||
-                    (p.f8() && tile == GEMM_SM90_WIDE))
-                    continue;
+                if ((p.is_silu() && !p.paired) || (p.paired && p.n_out % 2)) continue;
                 try_product(p, p.n_rows + 100 * p.n_in);
             }
 }
@@ -309,7 +312,7 @@ TEST(gemm_sm90_groups)
         for (int how = 0; how < 8; how++) {
             product p;
             p.layout = LAYOUTS[how % 5],
-            p.tile = p.f8() ? (int)(how > 4 ? GEMM_SM90_TALL : GEMM_SM90_NARROW) : (how + 1) % 3,
+            p.tile = p.f8() ? (int)(how > 4 ? GEMM_SM90_TALL : GEMM_SM90_NARROW) : (how + 1) % 2,
             p.groups = list, p.gathered = how % 2, p.n_out = 142, p.n_in = 140, p.n_rows = 4;
             for (int32_t n : list) p.n_rows += (size_t)n;
             p.paired = true, p.bias = true,
@@ -351,9 +354,8 @@ TEST(gemm_sm90_rows_have_the_same_bits_among_others)
         p.layout = layout, p.n_rows = 200, p.n_out = 300, p.n_in = 500, p.bias = true;
         const trial all = try_product(p);
         for (size_t row : { 0, 70, 199 })
-            for (int tile = 0; tile < GEMM_SM90_TILES; tile++) {
+            for (int tile : tiles_of(p)) {
                 trial one = all;
-                if (p.f8() && tile == GEMM_SM90_WIDE) continue;
                 one.p.tile = tile, one.p.n_rows = 1, one.p.gathered = true,
                 one.x_rows = { (int32_t)row };
                 run_trial(&one);

@@ -121,7 +121,7 @@ cudaError_t gemm_run_sm90(cudaStream_t stream, const struct gemm *g, enum gemm_s
                        (tile == GEMM_SM90_NARROW || tile == GEMM_SM90_TALL),
                is_other = g->layout != GEMM_F8 && g->layout != GEMM_F32 && !g->x_scales &&
                           !g->deterministic && gemm_sm90_available() &&
-                          (unsigned)tile < GEMM_SM90_TILES;
+                          (tile == GEMM_SM90_NARROW || tile == GEMM_SM90_WIDE);
     if (!is_valid(g) || (!is_f8 && !is_other)) return cudaErrorInvalidValue;
     const gemm_call c = call_of(g);
     if (is_f8) return gemm_sm90_f8(stream, &c, tile);

@@ -134,8 +134,7 @@ bool gemm_uses_sm90(const struct gemm *g);
 enum gemm_sm90_tile {
     GEMM_SM90_NARROW, /* 128 rows by 128 columns */
     GEMM_SM90_WIDE,   /* 128 by 256; not with x_scales */
-    GEMM_SM90_TALL,   /* 256 by 192; with x_scales 256 by 128 */
-    GEMM_SM90_TILES
+    GEMM_SM90_TALL    /* 256 by 128; only with x_scales */
 };
 cudaError_t gemm_run_sm90(cudaStream_t stream, const struct gemm *g, enum gemm_sm90_tile tile);
 cudaError_t gemm_run(cudaStream_t stream, const struct gemm *g);

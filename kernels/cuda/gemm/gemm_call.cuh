@@ -74,7 +74,7 @@ bool gemm_sm90_available(void);
 /* BF16 and F16. */
 cudaError_t gemm_sm90_16(cudaStream_t stream, enum gemm_weight_layout layout,
                          const struct gemm_call *c, enum gemm_sm90_tile tile);
-/* W8 and W4. GEMM_SM90_TALL: as GEMM_SM90_WIDE. */
+/* W8 and W4. */
 cudaError_t gemm_sm90_upconvert(cudaStream_t stream, enum gemm_weight_layout layout,
                                 const struct gemm_call *c, enum gemm_sm90_tile tile);
 /* GEMM_SM90_NARROW; every other: 256 by 128. */

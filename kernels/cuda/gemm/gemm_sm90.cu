@@ -10,8 +10,7 @@
 /* 200 to 224 KiB of shared memory */
 typedef sm90_tile<1, 128, 6> narrow_tile;
 typedef sm90_tile<1, 256, 4> wide_tile;
-typedef sm90_tile<2, 192, 3> tall_tile;
-typedef sm90_tile<2, 128, 4> tall_f8_tile; /* of gemm_sm90_f8.cu */
+typedef sm90_tile<2, 128, 4> tall_tile; /* of gemm_sm90_f8.cu */
 
 template <enum gemm_weight_layout F, class T>
 static __global__ void __launch_bounds__(SM90_BOUND(SM90_THREADS), 1)
@@ -64,8 +63,8 @@ bool gemm_sm90_supports(enum gemm_weight_layout layout, const struct gemm_call *
     return rows >= ROWS_AT_LEAST && 2 * n >= (size_t)device.n_sms && n <= INT32_MAX;
 }
 
-/* The time of a tile in rounds of all SMs. A wide one has the same work as two narrow ones and a
- * tall one as three, and each takes fewer bytes from the second cache for it. */
+/* The time of a tile in rounds of all SMs. A wide or tall one has the same work as two narrow ones
+ * and takes fewer bytes from the second cache for it. */
 template <class T> static size_t time_of(const gemm_call &c, size_t cost)
 {
     const size_t n_sms = (size_t)sm90_this_device().n_sms;
@@ -74,18 +73,15 @@ template <class T> static size_t time_of(const gemm_call &c, size_t cost)
 
 enum gemm_sm90_tile gemm_sm90_choose(enum gemm_weight_layout layout, const struct gemm_call *c)
 {
-    const size_t narrow = time_of<narrow_tile>(*c, 12), wide = time_of<wide_tile>(*c, 21),
-                 tall = layout == GEMM_F8 ? time_of<tall_f8_tile>(*c, 21)
-                                          : time_of<tall_tile>(*c, 30);
-    if (layout == GEMM_F8) return tall <= narrow ? GEMM_SM90_TALL : GEMM_SM90_NARROW;
-    if (gemm_is_16(layout) && tall <= wide && tall <= narrow) return GEMM_SM90_TALL;
-    return wide <= narrow ? GEMM_SM90_WIDE : GEMM_SM90_NARROW;
+    const size_t narrow = time_of<narrow_tile>(*c, 12);
+    if (layout == GEMM_F8)
+        return time_of<tall_tile>(*c, 21) <= narrow ? GEMM_SM90_TALL : GEMM_SM90_NARROW;
+    return time_of<wide_tile>(*c, 21) <= narrow ? GEMM_SM90_WIDE : GEMM_SM90_NARROW;
 }
 
 template <enum gemm_weight_layout F>
 static cudaError_t run(cudaStream_t stream, const gemm_call &c, enum gemm_sm90_tile tile)
 {
-    if (tile == GEMM_SM90_TALL) return launch_sm90<tall_tile>(stream, sm90_kernel<F, tall_tile>, c);
     if (tile == GEMM_SM90_WIDE) return launch_sm90<wide_tile>(stream, sm90_kernel<F, wide_tile>, c);
     return launch_sm90<narrow_tile>(stream, sm90_kernel<F, narrow_tile>, c);
 }

@@ -21,8 +21,9 @@ enum {
     CONSUMERS = 2, /* warpgroups */
     CONSUMER_WARPS = CONSUMERS * WARPGROUP / WARP,
     SM90_THREADS = (CONSUMERS + 1) * WARPGROUP,
-    BLOCK_ROWS = 64, /* of an instruction */
-    POSITIONS = 8    /* of tiles that the producer is ahead by, and two more */
+    BLOCK_ROWS = 64,                                      /* of an instruction */
+    SM90_LAUNCH_REGISTERS = 65536 / SM90_THREADS / 8 * 8, /* of a thread, by the launch bounds */
+    POSITIONS = 8 /* of tiles that the producer is ahead by, and two more */
 };
 
 /* A tile's rows and columns: of the y that a block computes at a time. */
@@ -32,14 +33,14 @@ struct sm90_position {
 };
 
 /* A consumer has HALVES blocks of rows, every other one from its own on. The registers of all
- * threads are within an SM's 65,536. */
+ * threads are within what the block was launched with. */
 template <int N_HALVES, int N, int N_STAGES> struct sm90_tile {
     enum {
         HALVES = N_HALVES,
         ROWS = HALVES * CONSUMERS * BLOCK_ROWS,
         COLUMNS = N,
         STAGES = N_STAGES,
-        PRODUCER_REGISTERS = HALVES == 2 ? 48 : 88,
+        PRODUCER_REGISTERS = HALVES == 2 ? 40 : 88,
         CONSUMER_REGISTERS = HALVES == 2 ? 232 : 208,
         SUMS = N / 2 /* of a thread and half: 64 rows by N columns over 128 threads */,
         X_BYTES = ROWS * K_BYTES,
@@ -52,6 +53,10 @@ template <int N_HALVES, int N, int N_STAGES> struct sm90_tile {
         BARRIERS_AT = POSITIONS_AT + POSITIONS * (int)sizeof(sm90_position),
         SHARED = BARRIERS_AT + 2 * STAGES * 8
     };
+    static_assert(
+        PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <=
+            (CONSUMERS + 1) * SM90_LAUNCH_REGISTERS,
+        "setmaxnreg.inc waits forever for registers that the block was not launched with");
     static_assert(STAGES + 2 <= POSITIONS, "a position is read until its tile is stored");
     static_assert(STAGE_BYTES % 1024 == 0 && N % STORE_COLUMNS == 0,
                   "atoms of the swizzle; columns on their way out");

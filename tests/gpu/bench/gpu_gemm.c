@@ -53,7 +53,6 @@ struct gemm_way {
 static const struct gemm_way WAYS[] = {
     { "bf16, 128 by 128", GEMM_BF16, GEMM_SM90_NARROW },
     { "bf16, 128 by 256", GEMM_BF16, GEMM_SM90_WIDE },
-    { "bf16, 256 by 192", GEMM_BF16, GEMM_SM90_TALL },
     { "bf16, as chosen", GEMM_BF16, BY_RUN },
     { "fp8, 128 by 128", GEMM_F8, GEMM_SM90_NARROW },
     { "fp8, 256 by 128", GEMM_F8, GEMM_SM90_TALL },
