@@ -1,0 +1,91 @@
+/* test_launches.c - how many kernels a layer of a decode step launches, on the emulated GPU.
+ *
+ * A launch costs a step microseconds, so the numbers are held; fewer are welcome. A model with one
+ * layer more tells what the layer adds. */
+#include <stdlib.h>
+
+#include "tests/fixtures/model_rig.h"
+
+#ifdef BATON_EMULATED_GPU
+#include <simt.h>
+
+struct shape {
+    const char *name, *config; /* with a place for the number of layers */
+    size_t most;               /* launches of a sparse layer */
+};
+
+static const struct shape SHAPES[] = {
+    { "Qwen3",
+      "{\"architectures\":[\"Qwen3MoeForCausalLM\"],\"hidden_size\":256,\"intermediate_size\":512,"
+      "\"num_hidden_layers\":%d,\"num_attention_heads\":8,\"num_key_value_heads\":2,\"head_dim\":"
+      "64,\"vocab_size\":128,\"num_experts\":16,\"num_experts_per_tok\":4,"
+      "\"moe_intermediate_size\":128,\"norm_topk_prob\":true}",
+      8 },
+    { "ERNIE",
+      "{\"architectures\":[\"Ernie4_5_MoeForCausalLM\"],\"hidden_size\":256,"
+      "\"intermediate_size\":512,\"num_hidden_layers\":%d,\"num_attention_heads\":8,"
+      "\"num_key_value_heads\":2,\"vocab_size\":128,\"moe_num_experts\":16,\"moe_k\":4,"
+      "\"moe_intermediate_size\":128,\"moe_num_shared_experts\":2,\"moe_layer_start_index\":1}",
+      10 },
+    { "DeepSeek",
+      "{\"architectures\":[\"DeepseekV2ForCausalLM\"],\"hidden_size\":256,\"intermediate_size\":"
+      "512,\"num_hidden_layers\":%d,\"num_attention_heads\":4,\"num_key_value_heads\":4,"
+      "\"vocab_size\":128,\"kv_lora_rank\":512,\"q_lora_rank\":null,\"qk_nope_head_dim\":64,"
+      "\"qk_rope_head_dim\":64,\"v_head_dim\":64,\"n_routed_experts\":16,\"n_shared_experts\":2,"
+      "\"num_experts_per_tok\":4,\"moe_intermediate_size\":128,\"first_k_dense_replace\":1,"
+      "\"moe_layer_freq\":1,\"n_group\":1,\"topk_group\":1,\"topk_method\":\"greedy\","
+      "\"scoring_func\":\"softmax\",\"norm_topk_prob\":false,\"routed_scaling_factor\":1.0,"
+      "\"max_position_embeddings\":2048,\"rope_theta\":10000}",
+      16 },
+};
+
+enum { LAYERS = 2, PROMPT = 5 };
+
+/* Launches of a step of n rows of generated tokens. */
+static size_t launches_of(const struct shape *s, int n_layers, int n)
+{
+    char path[4200], config[4096];
+    const char *folder = test_tmpdir();
+    const int32_t ids[PROMPT] = { 3, 1, 4, 1, 5 };
+    struct feed feeds[N_TABLES];
+    struct rig r;
+    snprintf(config, sizeof config, s->config, n_layers);
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    FILE *f = fopen(path, "wb");
+    CHECK(f && fputs(config, f) >= 0 && fclose(f) == 0);
+    rig_open_with(&r, (struct model_options){ .path = folder, .dummy = true }, "cuda",
+                  ACTIVATIONS_FAST);
+    r.k->options.deterministic = false; /* the kernels of usual nodes */
+    const int per = (n + N_TABLES - 1) / N_TABLES;
+    for (int t = 0; t < N_TABLES; t++) feeds[t] = (struct feed){ t, ids, PROMPT, 0, false };
+    feed_all(&r, feeds, N_TABLES, NULL);
+    for (int t = 0; t < N_TABLES; t++) feeds[t] = (struct feed){ t, ids, per, PROMPT, true };
+    const size_t before = simt_n_kernels();
+    feed_all(&r, feeds, n < N_TABLES ? n : N_TABLES, NULL);
+    const size_t launches = simt_n_kernels() - before;
+    rig_close(&r);
+    return launches;
+}
+
+static void check_launches(const struct shape *s, int n)
+{
+    const size_t fewer = launches_of(s, LAYERS, n), more = launches_of(s, LAYERS + 1, n);
+    if (more - fewer > s->most)
+        test_fail(__FILE__, __LINE__, "%s, %d rows: a layer has %zu launches, not %zu", s->name, n,
+                  more - fewer, s->most);
+}
+#endif
+
+TEST(launches_of_a_decode_layer)
+{
+#ifdef BATON_EMULATED_GPU
+    for (size_t i = 0; i < COUNT_OF(SHAPES); i++) {
+        check_launches(&SHAPES[i], 1);
+        check_launches(&SHAPES[i], 8);
+    }
+#else
+    SKIP("no emulated GPU in this build: launches were NOT counted");
+#endif
+}
+
+TEST_MAIN(CASE_T(launches_of_a_decode_layer, 250))
