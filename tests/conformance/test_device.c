@@ -209,8 +209,8 @@ static void stream_host_fn_cases(const char *name)
     device_close(d);
 }
 
-/* Many copies at once, of all lengths and alignments. */
-static void stream_gather_cases(const char *name)
+/* Many copies at once, of all lengths and alignments, or all at multiples of 16. */
+static void stream_gather_many(const char *name, bool aligned)
 {
     enum { N = 1700, ROOM = 4 << 20 }; /* more than one launch takes */
     struct device *d = open_device(name);
@@ -223,11 +223,12 @@ static void stream_gather_cases(const char *name)
     size_t at = 0, lengths[] = { 0, 1, 15, 16, 17, 48, 4096, 5000 };
     for (size_t i = 0; i < ROOM; i++) sent[i] = (unsigned char)(i * 31 + (i >> 9));
     for (int i = 0; i < N; i++) {
-        size_t bytes = i == 7 ? 150000 : lengths[i % 8],
-               place = at + (size_t)(i % 3 == 0 ? i % 16 : 0);
+        size_t bytes = i == 7 ? 150000 : lengths[i % 8], shift = aligned ? 0 : (size_t)(i % 16),
+               place = at + (i % 3 == 0 ? shift : 0);
+        if (aligned) bytes = bytes / 16 * 16;
         pairs[i] = (struct copy_stream_pair){
             .to = (char *)to.ptr + place,
-            .from = (char *)from.ptr + (ROOM - at - 160000) / 16 * 16 + (i % 5 == 0 ? i % 16 : 0),
+            .from = (char *)from.ptr + (ROOM - at - 160000) / 16 * 16 + (i % 5 == 0 ? shift : 0),
             .bytes = bytes
         };
         at = (place + bytes + 16) / 16 * 16;
@@ -255,6 +256,45 @@ static void stream_gather_cases(const char *name)
     copy_stream_close(l);
     CHECK_OK(device_fault(d, NULL));
     device_close(d);
+}
+
+/* A copy of more than a walk over chunks takes at once, beside a small one. */
+static void stream_gather_large(const char *name)
+{
+    const size_t bytes = (17 << 20) + 48, room = bytes + 4096;
+    struct device *d = open_device(name);
+    struct copy_stream *l = open_stream(d);
+    struct dev_mem host = memory_of(d, 2 * room, DEVICE_MEM_HOST),
+                   from = memory_of(d, room, DEVICE_MEM_PRIVATE),
+                   to = memory_of(d, room, DEVICE_MEM_PRIVATE);
+    unsigned char *sent = host.ptr, *got = sent + room;
+    const struct copy_stream_pair pairs[] = {
+        { .to = (char *)to.ptr + 1024, .from = from.ptr, .bytes = bytes },
+        { .to = (char *)to.ptr + 16, .from = (char *)from.ptr + bytes, .bytes = 16 },
+    };
+    for (size_t i = 0; i < room; i++) sent[i] = (unsigned char)(i * 31 + (i >> 9) + (i >> 17));
+    CHECK_OK(copy_stream_copy(
+        l, &(struct copy_stream_strided){ .to = from.ptr, .from = sent, .bytes = room, .n = 1 }));
+    CHECK_OK(copy_stream_gather(l, pairs, COUNT_OF(pairs)));
+    CHECK_OK(copy_stream_copy(
+        l, &(struct copy_stream_strided){ .to = got, .from = to.ptr, .bytes = room, .n = 1 }));
+    CHECK_OK(copy_stream_synchronize(l));
+    CHECK(memcmp(got + 1024, sent, bytes) == 0 && memcmp(got + 16, sent + bytes, 16) == 0);
+    for (size_t i = 0; i < room; i++)
+        if (i < 16 || (i >= 32 && i < 1024) || i >= 1024 + bytes) CHECK_EQ_INT(got[i], 0);
+    device_mem_free(d, &host);
+    device_mem_free(d, &from);
+    device_mem_free(d, &to);
+    copy_stream_close(l);
+    CHECK_OK(device_fault(d, NULL));
+    device_close(d);
+}
+
+static void stream_gather_cases(const char *name)
+{
+    stream_gather_many(name, false);
+    stream_gather_many(name, true);
+    stream_gather_large(name);
 }
 
 /* A copy that waits for an event sees the work before the event, also after the ring of events has
