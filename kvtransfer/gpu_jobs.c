@@ -1,6 +1,8 @@
 /* gpu_jobs.c - a table of jobs for one copy stream; see gpu_jobs.h. */
 #include "kvtransfer/gpu_jobs.h"
 
+#include <string.h>
+
 #include "shared/base/assert.h"
 #include "shared/base/mem.h"
 
@@ -64,6 +66,7 @@ struct kvt_gpu_job *kvt_gpu_jobs_acquire(struct kvt_gpu_jobs *w)
         k->acquired = true;
         k->released = false;
         k->stage.n = 0;
+        k->n_notes = k->n_pieces = 0;
         /* nobody else knows it yet */
         atomic_store_explicit(&k->done, false, memory_order_relaxed);
         return k;
@@ -174,26 +177,37 @@ static void plan_layer(const char *pool, const struct kvt_gpu_job_params *t, uin
     }
 }
 
-static uint32_t plan_pieces(struct kvt_gpu_job *k, const struct kvt_gpu_job_params *t,
-                            const struct kvt_head_slice *to, const int32_t *to_blocks)
+/* Appends pieces to those of the job. */
+static void plan_pieces(struct kvt_gpu_job *k, const struct kvt_gpu_job_params *t,
+                        const struct kvt_head_slice *to, const int32_t *to_blocks)
 {
-    const uint32_t n_layers = t->more_layers + 1;
-    ASSERT((uint64_t)t->range.n * n_layers <= KVT_PUT_PIECES);
-    for (uint32_t i = 0; i < n_layers; i++)
-        plan_layer(k->jobs->o.pool, t, t->range.layer + i, to, to_blocks,
-                   k->pieces + i * t->range.n);
-    return t->range.n * n_layers;
+    for (uint32_t i = 0; i <= t->more_layers; i++, k->n_pieces += t->range.n) {
+        ASSERT(t->range.n <= KVT_PUT_PIECES - k->n_pieces);
+        plan_layer(k->jobs->o.pool, t, t->range.layer + i, to, to_blocks, k->pieces + k->n_pieces);
+    }
 }
 
 struct kvt_put_sums kvt_gpu_job_plan_put(struct kvt_gpu_job *k, const struct kvt_gpu_job_params *t,
                                          const struct kvt_head_slice *to, const int32_t *to_blocks)
 {
     ASSERT(k->acquired && to->n_heads == t->slice->n_heads);
-    return (struct kvt_put_sums){
-        .pieces = k->pieces,
-        .values = k->sums,
-        .n = plan_pieces(k, t, to, to_blocks),
-    };
+    plan_pieces(k, t, to, to_blocks);
+    return (struct kvt_put_sums){ .pieces = k->pieces, .values = k->sums, .n = k->n_pieces };
+}
+
+bool kvt_gpu_job_add_note(struct kvt_gpu_job *k, const struct kvt_gpu_job_params *t,
+                          const uint64_t *expected)
+{
+    const struct kvt_note_range note = { t->range.layer, t->more_layers, t->range.first,
+                                         t->range.n };
+    const uint32_t n = kvt_note_pieces(&note);
+    ASSERT(n <= KVT_PUT_PIECES);
+    if (k->n_notes == KVT_GPU_NOTES_MAX || n > KVT_PUT_PIECES - k->n_pieces) return false;
+    k->notes[k->n_notes++] = note;
+    if (!expected) return true;
+    memcpy(k->expected + k->n_pieces, expected, n * sizeof *expected);
+    plan_pieces(k, t, NULL, NULL);
+    return true;
 }
 
 /* ---- work on the job's stream ---- */
@@ -220,7 +234,8 @@ static enum status begin_converted_checksums(struct kvt_gpu_job *k,
 static enum status begin_checksums(struct kvt_gpu_job *k, const struct kvt_gpu_job_params *t)
 {
     if (t->convert_to) return begin_converted_checksums(k, t);
-    return copy_stream_checksum(k->jobs->stream, k->pieces, plan_pieces(k, t, NULL, NULL), k->sums);
+    plan_pieces(k, t, NULL, NULL);
+    return copy_stream_checksum(k->jobs->stream, k->pieces, k->n_pieces, k->sums);
 }
 
 /* Rows collected for one call of the copy stream. */
@@ -315,6 +330,15 @@ enum status kvt_gpu_job_begin(struct kvt_gpu_job *k, const struct kvt_gpu_job_pa
         st = t->convert_to ? begin_d2h(k, t) : begin_copies(k, t);
     if (st == OK && t->sums) st = begin_checksums(k, t);
     return st == OK ? copy_stream_launch_host_fn(w->stream, on_job_done, k) : st;
+}
+
+enum status kvt_gpu_job_begin_check(struct kvt_gpu_job *k)
+{
+    struct copy_stream *stream = k->jobs->stream;
+    ASSERT(k->acquired && !k->released && k->n_notes > 0);
+    list_push(&k->jobs->running, &k->link);
+    if (k->n_pieces > 0) TRY(copy_stream_checksum(stream, k->pieces, k->n_pieces, k->sums));
+    return copy_stream_launch_host_fn(stream, on_job_done, k);
 }
 
 void kvt_gpu_job_attach(struct kvt_gpu_job *k) { list_push(&k->jobs->running, &k->link); }

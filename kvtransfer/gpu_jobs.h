@@ -4,6 +4,7 @@
  *   acquire ─▶ begin (after an event, on one copy stream) ─▶ done ─▶ release
  *                └─▶ released early: kept with its stage until it is done
  *   acquire ─▶ plan_put ─▶ attach (a put computes its checksums) ─▶ end_put: done ─▶ release
+ *   acquire ─▶ add_note .. add_note ─▶ begin_check (checksums of all of them) ─▶ done ─▶ release
  *
  * A kvt has two of them: one for what leaves (its stream waits for events of layers that are being
  * computed) and one for what arrives (which never waits for those). Jobs complete in the order in
@@ -22,7 +23,7 @@
 #include "kvtransfer/staging.h"
 #include "shared/base/list.h"
 
-enum { KVT_GPU_JOBS_MAX = 64 };
+enum { KVT_GPU_JOBS_MAX = 64, KVT_GPU_NOTES_MAX = 64 /* of one job */ };
 
 struct kvt_gpu_jobs;
 
@@ -39,7 +40,11 @@ struct kvt_gpu_job {
     /* Set by the receiver for what arrives. */
     uint32_t session;
     uint64_t generation;
-    struct kvt_message note; /* a NOTE to verify; kind DATA: a frame being copied into the pool */
+    /* NOTEs to verify, and their checksums, one after the other; n_notes 0: the job copies a frame
+     * into the pool. */
+    struct kvt_note_range notes[KVT_GPU_NOTES_MAX];
+    uint64_t expected[KVT_PUT_PIECES];
+    uint32_t n_notes, n_pieces;
 };
 
 /* The work of a job: checksums of the pieces of a block range, copies of it, or both. Only the call
@@ -75,6 +80,12 @@ void kvt_gpu_jobs_free(struct kvt_gpu_jobs *w); /* waits */
 struct kvt_gpu_job *kvt_gpu_jobs_acquire(struct kvt_gpu_jobs *w);
 /* ERR_NODEV: the device has failed; the caller releases the job. */
 enum status kvt_gpu_job_begin(struct kvt_gpu_job *k, const struct kvt_gpu_job_params *t) MUST_CHECK;
+/* Adds the pieces of a NOTE, with their checksums (NULL: the transfer has none, the job is done
+ * after what began before it). False: the job has no room for them, and must begin. */
+bool kvt_gpu_job_add_note(struct kvt_gpu_job *k, const struct kvt_gpu_job_params *t,
+                          const uint64_t *expected);
+/* As kvt_gpu_job_begin, for the NOTEs that were added. */
+enum status kvt_gpu_job_begin_check(struct kvt_gpu_job *k) MUST_CHECK;
 /* Writes the job's pieces for a put from `slice` to the receiver's slice `to`, of as many heads and
  * with the same blocks' size and type (kvt_plan_direct); returns what the put needs. */
 struct kvt_put_sums kvt_gpu_job_plan_put(struct kvt_gpu_job *k, const struct kvt_gpu_job_params *t,

@@ -25,6 +25,16 @@ struct kvt_block_range {
     uint32_t layer, first, n;
 };
 
+/* The same positions of a layer and of more_layers after it: what a NOTE names. */
+struct kvt_note_range {
+    uint32_t layer, more_layers, first, n;
+};
+
+static inline uint32_t kvt_note_pieces(const struct kvt_note_range *r)
+{
+    return r->n * (r->more_layers + 1);
+}
+
 /* The part of a pool's pieces that a transfer moves: heads [first_head, first_head + n_heads) of
  * the pool. */
 struct kvt_head_slice {

@@ -31,6 +31,9 @@ enum {
     KVT_DEVICE_FIRST_PUT_BYTES = 32 << 20,
     /* Bytes of frames on their way into a pool in GPU memory: 32 of 1 MiB, 30 us of PCIe each. */
     KVT_RECV_STAGING_BYTES = 32 << 20,
+    /* Bytes that a receiving GPU verifies at once, 7 us; fewer when FINISH has come. So the GPU is
+     * not called for every layer of a short prompt. */
+    KVT_CHECK_BYTES = 32 << 20,
     /* Puts of one session in flight: at least 32 MiB, more than any link holds (100 GB/s over
      * 200 us is 20 MB). */
     KVT_SEND_PUTS = 32,
@@ -74,10 +77,12 @@ struct kvt_recv {
     uint32_t wrong_sum_layer, wrong_sum_block; /* its piece */
     bool moved; /* t_begin_ns is the time of the first byte, not the grant */
     bool sums;  /* every NOTE carries checksums, which are verified */
-    /* GPU jobs in flight: frames being copied into the pool, NOTEs being verified */
+    /* GPU jobs: frames being copied into the pool, NOTEs being verified, with `check` */
     uint32_t n_stores, n_checks;
-    bool finishes;         /* FINISH came before they were done ... */
-    uint64_t finish_bytes; /* ... with this total */
+    struct kvt_gpu_job *check; /* collects NOTEs, has not begun; NULL: none */
+    uint64_t check_bytes;      /* of its NOTEs */
+    bool finishes;             /* FINISH came before they were done ... */
+    uint64_t finish_bytes;     /* ... with this total */
 };
 
 enum kvt_send_state { KVT_SEND_OPENING, KVT_SEND_ACTIVE, KVT_SEND_FINISHING, KVT_SEND_STOPPING };
@@ -94,7 +99,7 @@ struct kvt_batch {
 
 /* A put whose NOTE was not sent yet. */
 struct kvt_due_note {
-    uint32_t layer, more_layers, first, n;
+    struct kvt_note_range range;
     struct kvt_gpu_job *job; /* has or computes the checksums; NULL: kvt_send.note has them */
 };
 

@@ -105,6 +105,7 @@ enum status kvt_recv_claim(struct kvt_core *c, const struct kvt_expectation *e, 
     r->moved = r->sums = false;
     r->t_wrong_sum_ms = 0;
     r->n_stores = r->n_checks = 0;
+    r->check = NULL;
     r->finishes = false;
     write_grant(c, r, e, grant);
     set_state(r, KVT_RECV_OPEN);
@@ -140,6 +141,15 @@ static bool stores_over(struct kvt_core *c, const struct kvt_recv *r)
     return r->n_stores == 0 || kvt_gpu_jobs_synchronize(c->recv_jobs) == OK;
 }
 
+/* Drops NOTEs whose verification has not begun. */
+static void drop_check(struct kvt_recv *r)
+{
+    if (!r->check) return;
+    kvt_gpu_job_release(r->check);
+    r->check = NULL;
+    r->n_checks--;
+}
+
 /* Ends a transfer that cannot complete. `stopped`: the writer has said that it stopped. */
 static void fail_as(struct kvt_core *c, struct kvt_recv *r, enum status st, enum kvt_failure why,
                     bool stopped, const char *text)
@@ -148,6 +158,7 @@ static void fail_as(struct kvt_core *c, struct kvt_recv *r, enum status st, enum
         .kind = KVT_RECEIVE_FAILED, .id = r->id, .status = st, .transport = transport_of(r)
     };
     snprintf(ev.text, sizeof ev.text, "%s", text);
+    drop_check(r);
     kvt_stats_failed(c->stats, KVT_DIRECTION_RECEIVE, why);
     if (r->t_wrong_sum_ms && st != ERR_CHECKSUM)
         log_info("kv transfer ended with an unconfirmed checksum error",
@@ -276,50 +287,71 @@ static void fail_wrong_checksum(struct kvt_core *c, struct kvt_recv *r)
     fail(c, r, ERR_CHECKSUM, false, text);
 }
 
-static uint64_t note_bytes(const struct kvt_recv *r, const struct kvt_message *m)
+/* Moves the cursor past a NOTE's pieces. */
+static void advance(uint32_t *cursor, const struct kvt_message *m)
 {
-    const struct kvt_block_range range = { m->layer, m->first, m->n };
-    return kvt_plan_range_bytes(&r->slice, r->n_tokens, range) * (m->more_layers + 1);
+    for (uint32_t i = 0; i <= m->more_layers; i++) cursor[m->layer + i] += m->n;
 }
 
-/* Computes the checksums of a NOTE's pieces in host memory. */
-static void compute_checksums(struct kvt_core *c, const struct kvt_recv *r,
-                              const struct kvt_message *m, uint64_t *sums)
+static struct kvt_note_range range_of(const struct kvt_message *m)
 {
-    for (uint32_t i = 0; i <= m->more_layers; i++)
-        for (uint32_t done = 0, n; done < m->n; done += n, sums += n) {
-            n = m->n - done < KVT_BATCH_PIECES ? m->n - done : KVT_BATCH_PIECES;
-            const struct kvt_block_range range = { m->layer + i, m->first + done, n };
+    return (struct kvt_note_range){ m->layer, m->more_layers, m->first, m->n };
+}
+
+static uint64_t bytes_of(const struct kvt_recv *r, const struct kvt_note_range *v)
+{
+    const struct kvt_block_range range = { v->layer, v->first, v->n };
+    return kvt_plan_range_bytes(&r->slice, r->n_tokens, range) * (v->more_layers + 1);
+}
+
+/* Computes the checksums of pieces in host memory. */
+static void compute_checksums(struct kvt_core *c, const struct kvt_recv *r,
+                              const struct kvt_note_range *v, uint64_t *sums)
+{
+    for (uint32_t i = 0; i <= v->more_layers; i++)
+        for (uint32_t done = 0, n; done < v->n; done += n, sums += n) {
+            n = v->n - done < KVT_BATCH_PIECES ? v->n - done : KVT_BATCH_PIECES;
+            const struct kvt_block_range range = { v->layer + i, v->first + done, n };
             kvt_plan_checksums(&r->slice, c->pool, r->blocks, r->n_tokens, range, c->scratch, sums);
         }
 }
 
-/* Compares the checksums of a NOTE's pieces. False: one is wrong; its place and the time are kept.
- * `sums` are the GPU's; NULL: the pool is in host memory. */
-static bool checksums_agree(struct kvt_core *c, struct kvt_recv *r, const struct kvt_message *m,
-                            const uint64_t *sums)
+/* Compares the checksums of a NOTE's pieces. False: one is wrong; its place and the time are
+ * kept. */
+static bool checksums_agree(struct kvt_core *c, struct kvt_recv *r, const struct kvt_note_range *v,
+                            const uint64_t *computed, const uint64_t *expected)
 {
-    const uint32_t n = kvt_message_pieces(m);
-    uint64_t computed[KVT_PUT_PIECES];
+    const uint32_t n = kvt_note_pieces(v);
     uint32_t i = 0;
-    if (!r->sums) return true;
-    if (!sums) compute_checksums(c, r, m, computed);
-    kvt_stats_hashed(c->stats, KVT_DIRECTION_RECEIVE, note_bytes(r, m));
-    while (i < n && (sums ? sums : computed)[i] == m->sums[i]) i++;
+    kvt_stats_hashed(c->stats, KVT_DIRECTION_RECEIVE, bytes_of(r, v));
+    while (i < n && computed[i] == expected[i]) i++;
     if (i == n) return true;
     r->t_wrong_sum_ms = clock_ms();
-    r->wrong_sum_layer = m->layer + i / m->n;
-    r->wrong_sum_block = m->first + i % m->n;
+    r->wrong_sum_layer = v->layer + i / v->n;
+    r->wrong_sum_block = v->first + i % v->n;
     return false;
 }
 
 /* Counts pieces that are in place, with right checksums if there are any. */
-static void accept_pieces(struct kvt_core *c, struct kvt_recv *r, const struct kvt_message *m)
+static void accept_pieces(struct kvt_core *c, struct kvt_recv *r, const struct kvt_note_range *v)
 {
-    uint64_t bytes = note_bytes(r, m);
-    r->n_left -= kvt_message_pieces(m);
+    const uint64_t bytes = bytes_of(r, v);
+    r->n_left -= kvt_note_pieces(v);
     r->bytes += bytes;
     kvt_stats_bytes(c->stats, r->peer->ops->name, KVT_DIRECTION_RECEIVE, bytes);
+}
+
+/* Verifies a NOTE's pieces in host memory. */
+static void check_now(struct kvt_core *c, struct kvt_recv *r, const struct kvt_message *m)
+{
+    const struct kvt_note_range range = range_of(m);
+    uint64_t computed[KVT_PUT_PIECES];
+    if (r->sums) {
+        compute_checksums(c, r, &range, computed);
+        if (!checksums_agree(c, r, &range, computed, m->sums)) return;
+    }
+    advance(r->verified, m);
+    accept_pieces(c, r, &range);
 }
 
 /* Whether pieces [m->first, + m->n) begin at `cursor`, the next expected one, in all layers. Fails
@@ -344,12 +376,6 @@ static bool follows(struct kvt_core *c, struct kvt_recv *r, const struct kvt_mes
     return true;
 }
 
-/* Moves the cursor past a NOTE's pieces. */
-static void advance(uint32_t *cursor, const struct kvt_message *m)
-{
-    for (uint32_t i = 0; i <= m->more_layers; i++) cursor[m->layer + i] += m->n;
-}
-
 /* Whether all of a NOTE's pieces came in frames. */
 static bool have_arrived(const struct kvt_recv *r, const struct kvt_message *m)
 {
@@ -358,50 +384,81 @@ static bool have_arrived(const struct kvt_recv *r, const struct kvt_message *m)
     return true;
 }
 
-/* A receive job. If all are in flight it waits for them: they are copies and checksums of a few
- * MiB. May end any transfer. */
-static struct kvt_gpu_job *acquire_job(struct kvt_core *c)
+/* Begins to verify the NOTEs that were collected. False: the transfer has ended because the GPU has
+ * failed. */
+static bool begin_check(struct kvt_core *c, struct kvt_recv *r)
 {
-    struct kvt_gpu_job *k = kvt_gpu_jobs_acquire(c->recv_jobs);
-    if (k || kvt_gpu_jobs_synchronize(c->recv_jobs) != OK) return k;
-    kvt_recv_collect(c);
-    return kvt_gpu_jobs_acquire(c->recv_jobs);
-}
-
-/* Begins a GPU job of this transfer; `k` may be NULL. False: the transfer has ended because the GPU
- * has failed. */
-static bool begin_job(struct kvt_core *c, struct kvt_recv *r, struct kvt_gpu_job *k,
-                      const struct kvt_message *m, struct kvt_gpu_job_params params)
-{
-    if (k) {
-        k->session = r->session;
-        k->generation = r->generation;
-        k->note = *m;
-        params.slice = &r->slice;
-        params.blocks = r->blocks;
-        params.n_tokens = r->n_tokens;
-        params.range = (struct kvt_block_range){ m->layer, m->first, m->n };
-        params.more_layers = m->more_layers;
-        if (kvt_gpu_job_begin(k, &params) == OK) return true;
-        kvt_gpu_job_release(k);
-    }
+    struct kvt_gpu_job *k = r->check;
+    if (!k) return true;
+    r->check = NULL;
+    if (kvt_gpu_job_begin_check(k) == OK) return true;
+    kvt_gpu_job_release(k);
+    r->n_checks--;
     fail(c, r, ERR_NODEV, false, "the GPU that holds the KV has failed");
     return false;
 }
 
-/* Lets the GPU verify the pieces of a NOTE, after the frames that brought them. */
-static void begin_check(struct kvt_core *c, struct kvt_recv *r, const struct kvt_message *m)
+/* A receive job. If there is none it begins all checks and waits for the jobs in flight: they are
+ * copies and checksums of a few MiB. May end any transfer. */
+static struct kvt_gpu_job *acquire_job(struct kvt_core *c)
+{
+    struct kvt_gpu_job *k = kvt_gpu_jobs_acquire(c->recv_jobs);
+    if (k) return k;
+    for (uint32_t i = 0; i < c->n_slots; i++)
+        if (state_of(&c->slots[i]) == KVT_RECV_BOUND) (void)begin_check(c, &c->slots[i]);
+    if (kvt_gpu_jobs_synchronize(c->recv_jobs) != OK) return NULL;
+    kvt_recv_collect(c);
+    return kvt_gpu_jobs_acquire(c->recv_jobs);
+}
+
+static struct kvt_gpu_job_params params_of(const struct kvt_recv *r, const struct kvt_message *m)
+{
+    return (struct kvt_gpu_job_params){
+        .slice = &r->slice,
+        .blocks = r->blocks,
+        .n_tokens = r->n_tokens,
+        .range = { m->layer, m->first, m->n },
+        .more_layers = m->more_layers,
+    };
+}
+
+/* A job for this transfer's next NOTEs in r->check. False: the transfer has ended, or jobs that
+ * completed meanwhile cast doubt on it. */
+static bool new_check(struct kvt_core *c, struct kvt_recv *r, const struct kvt_message *m)
 {
     struct kvt_peer *p = r->peer;
+    if (!begin_check(c, r)) return false;
     struct kvt_gpu_job *k = acquire_job(c);
-    /* jobs that completed meanwhile ended it or cast doubt */
     if (bound(c, p, m) != r || state_of(r) != KVT_RECV_BOUND || r->t_wrong_sum_ms) {
         kvt_gpu_job_release(k);
-        return;
+        return false;
     }
-    if (!begin_job(c, r, k, m, (struct kvt_gpu_job_params){ .sums = r->sums })) return;
-    advance(r->verified, m);
+    if (!k) {
+        fail(c, r, ERR_NODEV, false, "the GPU that holds the KV has failed");
+        return false;
+    }
+    k->session = r->session;
+    k->generation = r->generation;
+    r->check = k;
+    r->check_bytes = 0;
     r->n_checks++;
+    return true;
+}
+
+/* Lets the GPU verify the pieces of a NOTE, after the frames that brought them, with others of this
+ * transfer. */
+static void check_by_gpu(struct kvt_core *c, struct kvt_recv *r, const struct kvt_message *m)
+{
+    const struct kvt_gpu_job_params params = params_of(r, m);
+    const struct kvt_note_range range = range_of(m);
+    const uint64_t *sums = r->sums ? m->sums : NULL;
+    if (!r->check || !kvt_gpu_job_add_note(r->check, &params, sums)) {
+        if (!new_check(c, r, m)) return;
+        (void)kvt_gpu_job_add_note(r->check, &params, sums); /* it has room for any NOTE */
+    }
+    advance(r->verified, m);
+    r->check_bytes += bytes_of(r, &range);
+    if (r->check_bytes >= KVT_CHECK_BYTES) (void)begin_check(c, r);
 }
 
 static void on_note(struct kvt_core *c, struct kvt_recv *r, const struct kvt_message *m)
@@ -430,12 +487,10 @@ static void on_note(struct kvt_core *c, struct kvt_recv *r, const struct kvt_mes
     }
     note_movement(r);
     if (c->recv_jobs && (r->sums || (ops->caps & KVT_CAP_RECEIVER_SCATTERS))) {
-        begin_check(c, r, m);
+        check_by_gpu(c, r, m);
         return;
     }
-    if (!checksums_agree(c, r, m, NULL)) return;
-    advance(r->verified, m);
-    accept_pieces(c, r, m);
+    check_now(c, r, m);
 }
 
 static void conclude(struct kvt_core *c, struct kvt_recv *r, uint64_t bytes)
@@ -459,6 +514,7 @@ static void on_finish(struct kvt_core *c, struct kvt_recv *r, const struct kvt_m
 {
     r->finishes = true;
     r->finish_bytes = m->bytes;
+    if (!begin_check(c, r)) return;
     if (r->n_checks == 0) conclude(c, r, m->bytes); /* otherwise the last check does */
 }
 
@@ -533,18 +589,31 @@ static void store_frame(struct kvt_core *c, struct kvt_peer *p, struct kvt_recv 
         p->recv_chunks -= p->frame.n;
         p->frame.n = 0;
     }
-    if (begin_job(c, r, k, head, (struct kvt_gpu_job_params){ .copy = KVT_GPU_COPY_H2D }))
-        r->n_stores++;
+    struct kvt_gpu_job_params params = params_of(r, head);
+    params.copy = KVT_GPU_COPY_H2D;
+    if (k) {
+        k->session = r->session;
+        k->generation = r->generation;
+        if (kvt_gpu_job_begin(k, &params) == OK) {
+            r->n_stores++;
+            return;
+        }
+        kvt_gpu_job_release(k);
+    }
+    fail(c, r, ERR_NODEV, false, "the GPU that holds the KV has failed");
 }
 
-/* Handles the GPU's checksums of a NOTE's pieces. */
+/* Handles the GPU's checksums of NOTEs' pieces. */
 static void on_checked(struct kvt_core *c, struct kvt_recv *r, const struct kvt_gpu_job *k)
 {
-    const struct kvt_message *m = &k->note;
     r->n_checks--;
     if (state_of(r) != KVT_RECV_BOUND) return;
-    bool right = !r->t_wrong_sum_ms && checksums_agree(c, r, m, k->sums);
-    if (right) accept_pieces(c, r, m);
+    for (uint32_t i = 0, at = 0; i < k->n_notes && !r->t_wrong_sum_ms; i++) {
+        const struct kvt_note_range *v = &k->notes[i];
+        if (!r->sums || checksums_agree(c, r, v, k->sums + at, k->expected + at))
+            accept_pieces(c, r, v);
+        at += kvt_note_pieces(v);
+    }
     if (r->finishes && r->n_checks == 0) conclude(c, r, r->finish_bytes);
 }
 
@@ -555,7 +624,7 @@ void kvt_recv_collect(struct kvt_core *c)
         struct kvt_recv *r = &c->slots[k->session];
         bool live = state_of(r) >= KVT_RECV_BOUND && r->generation == k->generation;
         kvt_gpu_job_release(k); /* its fields stay until the next acquire */
-        if (live && k->note.kind == KVT_MSG_DATA) r->n_stores--;
+        if (live && k->n_notes == 0) r->n_stores--;
         else if (live) on_checked(c, r, k);
     }
 }

@@ -372,10 +372,10 @@ static bool send_note(struct kvt_send *s)
     m->kind = KVT_MSG_NOTE;
     m->session = s->session;
     m->generation = s->generation;
-    m->layer = due->layer;
-    m->more_layers = due->more_layers;
-    m->first = due->first;
-    m->n = due->n;
+    m->layer = due->range.layer;
+    m->more_layers = due->range.more_layers;
+    m->first = due->range.first;
+    m->n = due->range.n;
     m->bytes = s->sums ? sizeof m->sums[0] * kvt_message_pieces(m) : 0;
     if (due->job) memcpy(m->sums, due->job->sums, m->bytes);
     if (s->peer->ops->notify(s->peer->conn, m) != OK) return false;
@@ -421,10 +421,7 @@ static void make_note(struct kvt_core *c, struct kvt_send *s, const struct kvt_b
                       uint64_t bytes)
 {
     s->notes[(s->first_note + s->n_notes++) % KVT_SEND_PUTS] = (struct kvt_due_note){
-        .layer = b->range.layer,
-        .more_layers = b->more_layers,
-        .first = b->range.first,
-        .n = b->range.n,
+        .range = { b->range.layer, b->more_layers, b->range.first, b->range.n },
         .job = b->job,
     };
     if (!s->sums) return;
