@@ -140,7 +140,7 @@ static struct copy_stream_checksum_range range_of(const char *pool, const struct
     return r;
 }
 
-/* A range of block 0, moved to other blocks: what is costly is computed once for all full pieces. */
+/* A range of block 0, moved to other blocks: what is costly is computed once for full pieces. */
 static struct copy_stream_checksum_range moved(const struct copy_stream_checksum_range *first,
                                                uint64_t from, uint64_t to)
 {
