@@ -29,6 +29,23 @@ static struct kv_layout layout_of(struct pool_type f, uint32_t n_heads, uint32_t
     };
 }
 
+/* The same of a rank that holds some of the model's heads. */
+static struct kv_layout rank_of(struct kv_layout l, uint32_t first, uint32_t n)
+{
+    l.first_head = first;
+    l.n_kv_heads = n;
+    return l;
+}
+
+/* The heads that both have. */
+static struct kvt_head_slice common_of(const struct kv_layout *l, const struct kv_layout *peer)
+{
+    struct kvt_head_slice v;
+    uint32_t first, n = kv_layout_common_heads(l, peer, &first);
+    CHECK_OK(kvt_head_slice_of(l, first, n, &v));
+    return v;
+}
+
 /* Fills every KV row of the pool with what kv_row_store writes for random values of `seed`. */
 static void fill(const struct kv_layout *l, char *image, unsigned seed)
 {
@@ -52,7 +69,7 @@ static void fill(const struct kv_layout *l, char *image, unsigned seed)
 static char *expected(const struct kv_layout *from, const char *image, const int32_t *src,
                       const struct kv_layout *to, const int32_t *dst, uint32_t n_skip)
 {
-    struct kvt_head_slice a = head_slice_all(from), b = head_slice_all(to);
+    struct kvt_head_slice a = common_of(from, to), b = common_of(to, from);
     char *want = malloc(kv_layout_pool_bytes(to)), *piece = malloc(kv_layout_piece_bytes(to));
     struct kvt_copy *copies = malloc(sizeof *copies * kvt_plan_max_copies(to));
     memset(want, LEFT_ALONE, kv_layout_pool_bytes(to));
@@ -81,11 +98,16 @@ static void check_pool(struct node *n, const char *want, const char *what)
 static void send_all(struct node *n, uint64_t id, const int32_t *table)
 {
     const uint32_t step = n->layout.block_tokens == 1 ? TOKENS : 130;
-    for (uint32_t begin = 0; begin < TOKENS; begin += step)
-        for (uint32_t layer = 0; layer < n->layout.n_layers; layer++)
+    for (uint32_t begin = 0; begin < TOKENS; begin += step) {
+        const bool together = begin / step % 2 == 0; /* layers that may share a put */
+        uint64_t event = device_record_event(n->device);
+        for (uint32_t layer = 0; layer < n->layout.n_layers; layer++) {
+            if (!together) event = device_record_event(n->device);
             CHECK_OK(kvt_send_ready_after(n->kvt, id, layer, begin,
                                           begin + step < TOKENS ? begin + step : TOKENS, table,
-                                          device_record_event(n->device)));
+                                          event));
+        }
+    }
     kvt_send_finish(n->kvt, id);
 }
 
@@ -120,13 +142,20 @@ static struct node *gpu_node(const struct kv_layout *l, const char *transport, b
     });
 }
 
-static _Noreturn void ipc_sender(int in, int out, bool checksum)
+/* Heads of the two ranks. */
+struct ranks {
+    uint32_t from_first, from_n, to_first, to_n;
+};
+
+static const struct ranks ALL_HEADS = { 0, 3, 0, 3 };
+
+static _Noreturn void ipc_sender(int in, int out, bool checksum, struct ranks h)
 {
     struct buf b = { 0 };
     struct err err = { 0 };
     for (unsigned i = 0; i < COUNT_OF(POOL_TYPES); i++) {
-        struct kv_layout from = layout_of(POOL_TYPES[i][0], 3, 40),
-                         to = layout_of(POOL_TYPES[i][1], 3, 40);
+        struct kv_layout from = rank_of(layout_of(POOL_TYPES[i][0], 3, 40), h.from_first, h.from_n),
+                         to = rank_of(layout_of(POOL_TYPES[i][1], 3, 40), h.to_first, h.to_n);
         struct node *n = gpu_node(&from, "ipc", checksum);
         int32_t src[TOKENS], dst[TOKENS];
         uint64_t peer;
@@ -150,10 +179,11 @@ static _Noreturn void ipc_sender(int in, int out, bool checksum)
     _exit(0);
 }
 
-static void ipc_receive(unsigned i, int in, int out, bool checksum)
+static void ipc_receive(unsigned i, int in, int out, bool checksum, struct ranks h)
 {
-    struct kv_layout from = layout_of(POOL_TYPES[i][0], 3, 40),
-                     to = layout_of(POOL_TYPES[i][1], 3, 40);
+    struct kv_layout from = rank_of(layout_of(POOL_TYPES[i][0], 3, 40), h.from_first, h.from_n),
+                     to = rank_of(layout_of(POOL_TYPES[i][1], 3, 40), h.to_first, h.to_n);
+    const struct kvt_head_slice part = common_of(&to, &from);
     struct node *n = gpu_node(&to, "ipc", checksum);
     struct buf b = { 0 }, answer = { 0 };
     struct err err = { 0 };
@@ -168,10 +198,11 @@ static void ipc_receive(unsigned i, int in, int out, bool checksum)
         test_fail(__FILE__, __LINE__, "%s", err.text);
     pipe_put(out, &answer);
     buf_clear(&b);
-    CHECK_OK(kvt_expect(n->kvt, 1, dst, kvt_plan_n_blocks(&to, TOKENS), n_skip, TOKENS, &b));
+    CHECK_OK(kvt_expect_heads(n->kvt, 1, part.first_head, part.n_heads, dst,
+                              kvt_plan_n_blocks(&to, TOKENS), n_skip, TOKENS, &b));
     pipe_put(out, &b);
     CHECK_EQ_INT(node_wait(n, KVT_RECEIVED, 1, 30000).bytes,
-                 layout_total_bytes(&to, TOKENS, n_skip));
+                 head_slice_total_bytes(&part, TOKENS, n_skip));
     char *want = expected(&from, image, src, &to, dst, n_skip);
     snprintf(what, sizeof what, "%s of %u to %s of %u", kv_dtype_name(from.dtype),
              from.block_tokens, kv_dtype_name(to.dtype), to.block_tokens);
@@ -183,7 +214,7 @@ static void ipc_receive(unsigned i, int in, int out, bool checksum)
     node_stop(n);
 }
 
-static void by_ipc(bool checksum)
+static void by_ipc(bool checksum, struct ranks h)
 {
     int down[2], up[2], status;
     CHECK_OK(pipe(down));
@@ -192,17 +223,21 @@ static void by_ipc(bool checksum)
     if (child == 0) {
         char go;
         if (read(down[0], &go, 1) != 1 || go != 'g') _exit(0);
-        ipc_sender(down[0], up[1], checksum);
+        ipc_sender(down[0], up[1], checksum, h);
     }
     bool has = device_count("cuda") > 0;
     CHECK(write(down[1], has ? "g" : "n", 1) == 1);
     if (!has) SKIP("no GPU: KV of another layout between the GPUs of two processes is NOT tested");
-    for (unsigned i = 0; i < COUNT_OF(POOL_TYPES); i++) ipc_receive(i, up[0], down[1], checksum);
+    for (unsigned i = 0; i < COUNT_OF(POOL_TYPES); i++) ipc_receive(i, up[0], down[1], checksum, h);
     CHECK(waitpid(child, &status, 0) == child && status == 0);
 }
 
-TEST(other_layouts_of_gpus_by_ipc) { by_ipc(true); }
-TEST(other_layouts_of_gpus_by_ipc_without_checksums) { by_ipc(false); }
+TEST(other_layouts_of_gpus_by_ipc) { by_ipc(true, ALL_HEADS); }
+TEST(other_layouts_of_gpus_by_ipc_without_checksums) { by_ipc(false, ALL_HEADS); }
+/* A head slice that is all of one pool and a part of the other: where values and scales of one are
+ * adjacent, those of the other are not. */
+TEST(a_rank_with_fewer_heads_sends_by_ipc) { by_ipc(true, (struct ranks){ 1, 2, 0, 3 }); }
+TEST(a_rank_with_fewer_heads_receives_by_ipc) { by_ipc(true, (struct ranks){ 0, 3, 0, 2 }); }
 
 /* ---- by tcp: one process ---- */
 
@@ -321,6 +356,9 @@ TEST(a_piece_beyond_the_stage_is_refused_with_both_sizes)
 
 TEST_MAIN(CASE_T(other_layouts_of_gpus_by_ipc, 60),
           CASE_T(other_layouts_of_gpus_by_ipc_without_checksums, 60),
+          CASE_T(a_rank_with_fewer_heads_sends_by_ipc, 60),
+          CASE_T(other_layouts_from_a_gpu_by_tcp, 60),
+          CASE_T(a_rank_with_fewer_heads_receives_by_ipc, 60),
           CASE_T(other_layouts_from_a_gpu_by_tcp, 60),
           CASE(a_flip_on_the_way_from_a_gpu_is_noticed),
           CASE(a_piece_beyond_the_stage_is_refused_with_both_sizes))
