@@ -381,6 +381,29 @@ TEST(gemm_groups)
             }
 }
 
+/* Groups of dozens of rows at most, with enough tiles for blocks that stay for several: tiles that
+ * are not full, groups of two tiles, empty ones, more and fewer stages than are in flight. */
+TEST(gemm_groups_of_dozens_of_rows)
+{
+    need_gpu();
+    const std::vector<int32_t> rows = { 4, 0, 33, 1, 17, 0, 0, 9, 32, 2, 0, 21 };
+    for (int layout = GEMM_BF16; layout < GEMM_WEIGHT_LAYOUTS; layout++)
+        for (size_t n_in : { 60, 140, 700 })
+            for (int i = 0; i < 4; i++) {
+                product p;
+                p.layout = (enum gemm_weight_layout)layout, p.groups = rows;
+                p.n_out = 300, p.n_in = n_in, p.gathered = i % 2, p.bias = i < 2;
+                p.n_rows = 3;
+                for (int32_t n : rows) p.n_rows += (size_t)n;
+                p.paired = i > 1;
+                p.epilogue = i == 0   ? GEMM_STORE
+                             : i == 1 ? GEMM_ADD
+                             : i == 2 ? GEMM_SILU
+                                      : silu_epilogue_for(p.layout);
+                try_product(p);
+            }
+}
+
 /* The same call gives the same bits, whichever of its blocks finishes last: every other launch runs
  * them in a different order. */
 static void check_again(const trial &t)
@@ -693,7 +716,8 @@ TEST_MAIN(CASE_T(gemm_f32_equals_a_plain_loop, 250), CASE_T(gemm_bf16_equals_a_p
           CASE_T(gemm_f16_equals_a_plain_loop, 250), CASE_T(gemm_w8_equals_a_plain_loop, 250),
           CASE_T(gemm_w4_equals_a_plain_loop, 250), CASE_T(gemm_f8_equals_a_plain_loop, 250),
           CASE_T(gemm_long_rows_and_many_columns, 250), CASE_T(gemm_wide_matrices, 250),
-          CASE_T(gemm_groups, 250), CASE_T(gemm_groups_of_all_rows, 250), CASE_T(gemm_slices, 250),
+          CASE_T(gemm_groups, 250), CASE_T(gemm_groups_of_dozens_of_rows, 120),
+          CASE_T(gemm_groups_of_all_rows, 250), CASE_T(gemm_slices, 250),
           CASE_T(gemm_batches_have_the_same_bits, 250),
           CASE_T(gemm_rows_have_the_same_bits_alone, 250),
           CASE_T(gemm_f32_rows_have_the_same_bits_alone, 250),

@@ -74,6 +74,7 @@ static cudaError_t run_large(cudaStream_t stream, enum gemm_weight_layout layout
  * nothing to do. Otherwise both are launched, and each leaves the other's groups alone. */
 static cudaError_t run_groups(cudaStream_t stream, enum gemm_weight_layout layout, gemm_call c)
 {
+    if (gemm_experts_supports(layout, &c)) return gemm_experts(stream, layout, &c);
     if (c.n_rows / c.n_groups >= GEMM_SKINNY_ROWS) return run_large(stream, layout, &c);
     c.rows_at_most = GEMM_SKINNY_ROWS;
     const cudaError_t e = gemm_skinny(stream, layout, &c);

@@ -64,6 +64,10 @@ cudaError_t gemm_combine(cudaStream_t stream, enum gemm_weight_layout layout,
                          const struct gemm_call *c, const struct gemm_choices *to);
 cudaError_t gemm_tiles(cudaStream_t stream, enum gemm_weight_layout layout,
                        const struct gemm_call *c);
+/* Groups with `begin` of dozens of rows at most, in one launch: whether it takes them. */
+bool gemm_experts_supports(enum gemm_weight_layout layout, const struct gemm_call *c);
+cudaError_t gemm_experts(cudaStream_t stream, enum gemm_weight_layout layout,
+                         const struct gemm_call *c);
 cudaError_t gemm_f32(cudaStream_t stream, const struct gemm_call *c);
 /* Whether this GPU has the kernels of compute capability 9.0 and they are faster for the call. Not
  * for `deterministic` calls. Not F32, nor F8 without x in e4m3. */

@@ -449,6 +449,151 @@ static __global__ void __launch_bounds__(T::THREADS, T::BLOCKS) tiles_kernel(con
     store_tile<F, T>(c, rows, first_column, collected);
 }
 
+/* ---- experts of few rows ---- */
+
+/* Blocks stay for many tiles, and copies run ahead across them, so that the ring of stages never
+ * drains: a block for each tile would spend as long on its first loads and its last sums as on
+ * reading W. */
+enum { EXPERT_TILES_MAX = 512 };
+
+/* Tiles of rows of all groups, from `begin`, in shared memory. */
+struct expert_tiles {
+    int32_t begin[EXPERT_TILES_MAX];
+    uint16_t group[EXPERT_TILES_MAX], n[EXPERT_TILES_MAX];
+    int32_t n_tiles;
+};
+
+/* By one warp. The host has made sure that there is room. */
+template <class T>
+static __device__ __forceinline__ void find_expert_tiles(const gemm_call &c, expert_tiles *to)
+{
+    const int32_t lane = (int32_t)threadIdx.x % WARP;
+    int32_t n = 0;
+#pragma unroll 1
+    for (int32_t first = 0; first < c.n_groups; first += WARP) {
+        const int32_t group = first + lane;
+        gemm_rows r = { group, 0, 0 };
+        if (group < c.n_groups)
+            r = rows_between<false>(c, group, c.begin[group], c.begin[group + 1]);
+        r.begin = group < c.n_groups ? c.begin[group] : 0;
+        const int32_t mine = (r.n + T::ROWS - 1) / T::ROWS;
+        int32_t up_to = mine;
+        for (int step = 1; step < WARP; step *= 2) {
+            const int32_t before = __shfl_up_sync(0xffffffffu, up_to, (unsigned)step);
+            if (lane >= step) up_to += before;
+        }
+#pragma unroll 1
+        for (int32_t i = 0, at = n + up_to - mine; i < mine && at < EXPERT_TILES_MAX; i++, at++) {
+            to->begin[at] = r.begin + i * T::ROWS;
+            to->group[at] = (uint16_t)group;
+            to->n[at] = (uint16_t)min(r.n - i * T::ROWS, (int32_t)T::ROWS);
+        }
+        n += __shfl_sync(0xffffffffu, up_to, WARP - 1);
+    }
+    if (lane == 0) to->n_tiles = min(n, (int32_t)EXPERT_TILES_MAX);
+}
+
+/* A tile of y: all columns of a tile of rows follow each other. */
+struct expert_job {
+    gemm_rows rows;
+    int32_t first_column;
+};
+template <class T>
+static __device__ __forceinline__ expert_job expert_job_of(const gemm_call &c,
+                                                           const expert_tiles &tiles, int32_t job)
+{
+    const int32_t n_across = (c.n_columns + T::COLUMNS - 1) / T::COLUMNS, at = job / n_across;
+    return expert_job{ gemm_rows{ tiles.group[at], tiles.begin[at], tiles.n[at] },
+                       (job - at * n_across) * T::COLUMNS };
+}
+
+/* Where copies are: `left` stages of a job, then those of the block's next one. */
+template <class T> struct expert_feed {
+    tile_source<T> source;
+    int32_t job, left, to; /* offset of the next slot */
+};
+
+template <enum gemm_weight_layout F, class T>
+static __device__ __forceinline__ void feed_stage(expert_feed<T> *f, const gemm_call &c,
+                                                  const expert_tiles &tiles, int32_t n_jobs)
+{
+    if (f->left == 0 && f->job < n_jobs) {
+        const expert_job j = expert_job_of<T>(c, tiles, f->job);
+        find_source<F, T>(&f->source, c, j.rows, j.first_column);
+        f->left = c.n_in_padded / TILE_K;
+        f->job += (int32_t)gridDim.x;
+    }
+    if (f->left > 0) {
+        load_stage_async<T>(&f->source, c, shared_memory() + f->to);
+        f->left--;
+    }
+    copy_async_commit(); /* an empty group keeps the count */
+    f->to = f->to + T::STAGE_BYTES == T::SHARED ? 0 : f->to + T::STAGE_BYTES;
+}
+
+/* Stores a thread's sums. Their array is indexed by a number that changes, so that there is one
+ * copy of the code. */
+template <enum gemm_weight_layout F, class T>
+static __device__ __forceinline__ void store_expert_sums(const gemm_call &c, const expert_job &j,
+                                                         const float *sums)
+{
+    const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
+    const int32_t first_column = j.first_column + warp * T::WARP_COLUMNS + lane % 4 * 2;
+#pragma unroll 1
+    for (int n = 0; n < T::N_TILES; n++) {
+        const int32_t column = first_column + 8 * n;
+        if (column >= c.n_columns) return;
+        const float scale[2] = { column_scale<F>(c, j.rows.group, column),
+                                 column_scale<F>(c, j.rows.group, column + 1) };
+#pragma unroll 1
+        for (int i = 0, row = lane / 4; row < j.rows.n; i++, row += 8) {
+            const float *v = sums + ((i / 2 * T::N_TILES + n) * 4 + i % 2 * 2);
+            store_pair(c, j.rows, row, column, __fmul_rn(v[0], scale[0]),
+                       __fmul_rn(v[1], scale[1]));
+        }
+    }
+}
+
+template <enum gemm_weight_layout F, class T>
+static __global__ void __launch_bounds__(T::THREADS, T::BLOCKS) experts_kernel(const gemm_call c)
+{
+    static_assert(T::WARPS_ACROSS * WARP == T::THREADS, "a warp has all rows of the tile");
+    __shared__ expert_tiles tiles;
+    grid_dependency_sync();
+    if (threadIdx.x < WARP) find_expert_tiles<T>(c, &tiles);
+    __syncthreads();
+    const int32_t n_jobs = tiles.n_tiles * ((c.n_columns + T::COLUMNS - 1) / T::COLUMNS),
+                  n_stages = c.n_in_padded / TILE_K;
+    expert_feed<T> feed = {};
+    feed.job = (int32_t)blockIdx.x;
+#pragma unroll 1
+    for (int i = 0; i < T::STAGES - 1; i++) feed_stage<F, T>(&feed, c, tiles, n_jobs);
+    int now = 0;
+#pragma unroll 1
+    for (int32_t job = (int32_t)blockIdx.x; job < n_jobs; job += (int32_t)gridDim.x) {
+        const expert_job j = expert_job_of<T>(c, tiles, job);
+        float sums[T::M_TILES][T::N_TILES][4] = {}, part[T::M_TILES][T::N_TILES][4] = {};
+        const int32_t column = min(j.first_column, c.n_out - 1);
+        const float *scales[2] = { F == GEMM_F8 ? f8_scales(c, j.rows.group, column) : nullptr,
+                                   F == GEMM_F8 ? f8_scales(c, j.rows.group, column + c.paired)
+                                                : nullptr };
+        float scale[2] = { 1, 1 };
+#pragma unroll 1
+        for (int32_t stage = 0; stage < n_stages; stage++) {
+            copy_async_wait<T::STAGES - 2>();
+            __syncthreads(); /* all copies are complete, and nobody reads the next slot any more */
+            feed_stage<F, T>(&feed, c, tiles, n_jobs);
+            if (F == GEMM_F8 && stage % F8_STAGES == 0)
+                for (int i = 0; i < 2; i++) scale[i] = __ldg(scales[i] + stage / F8_STAGES);
+            multiply_stage<F, T>(F == GEMM_F8 ? part : sums, shared_memory() + now);
+            now = now + T::STAGE_BYTES == T::SHARED ? 0 : now + T::STAGE_BYTES;
+            if (F == GEMM_F8 && (stage % F8_STAGES == F8_STAGES - 1 || stage + 1 == n_stages))
+                add_scaled<T>(sums, part, scale);
+        }
+        store_expert_sums<F, T>(c, j, &sums[0][0][0]);
+    }
+}
+
 /* ---- shapes ---- */
 
 struct tile_shape {
@@ -557,4 +702,62 @@ cudaError_t gemm_tiles(cudaStream_t stream, enum gemm_weight_layout layout,
     if (n_blocks > INT32_MAX) return cudaErrorInvalidValue;
     return launch(stream, t.kernel, dim3((unsigned)n_blocks, (unsigned)c.n_splits),
                   dim3((unsigned)t.threads), t.shared, c);
+}
+
+/* ---- experts of few rows: the host ---- */
+
+/* Groups have at most so many rows on average: with more, tiles of more rows read x less often. */
+enum { EXPERT_ROWS_USUAL = 24 };
+
+template <enum gemm_weight_layout F>
+using expert_tile = gemm_tile<F, 32, 128, 1, 8, gemm_stored<F>::IS_16 ? 4 : 7, 2>;
+
+static int n_sms_of_this_device()
+{
+    int ordinal, n = 0;
+    if (cudaGetDevice(&ordinal) != cudaSuccess ||
+        cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, ordinal) != cudaSuccess)
+        return SMS_USUAL;
+    return n;
+}
+
+/* Blocks that run at a time. */
+static size_t n_expert_blocks()
+{
+    static const int n_sms = n_sms_of_this_device();
+    return 2 * (size_t)n_sms;
+}
+
+static size_t n_expert_jobs(const gemm_call &c)
+{
+    enum { ROWS = expert_tile<GEMM_BF16>::ROWS, COLUMNS = expert_tile<GEMM_BF16>::COLUMNS };
+    return (size_t)n_tiles_at_most(c, ROWS) * blocks_for((size_t)c.n_columns, COLUMNS);
+}
+
+bool gemm_experts_supports(enum gemm_weight_layout layout, const struct gemm_call *c)
+{
+    return c->begin && layout != GEMM_F32 && layout != GEMM_W4 && !c->x_scales &&
+           c->n_rows <= EXPERT_ROWS_USUAL * c->n_groups && c->n_groups <= UINT16_MAX &&
+           n_tiles_at_most(*c, expert_tile<GEMM_BF16>::ROWS) <= (unsigned)EXPERT_TILES_MAX &&
+           n_expert_jobs(*c) >= n_expert_blocks();
+}
+
+template <enum gemm_weight_layout F>
+static cudaError_t run_experts(cudaStream_t stream, const gemm_call &c)
+{
+    typedef expert_tile<F> tile;
+    return launch(stream, experts_kernel<F, tile>, dim3((unsigned)n_expert_blocks()),
+                  dim3(tile::THREADS), tile::SHARED, c);
+}
+
+cudaError_t gemm_experts(cudaStream_t stream, enum gemm_weight_layout layout,
+                         const struct gemm_call *c)
+{
+    switch (layout) {
+    case GEMM_BF16: return run_experts<GEMM_BF16>(stream, *c);
+    case GEMM_F16: return run_experts<GEMM_F16>(stream, *c);
+    case GEMM_W8: return run_experts<GEMM_W8>(stream, *c);
+    case GEMM_F8: return run_experts<GEMM_F8>(stream, *c);
+    default: return cudaErrorInvalidValue;
+    }
 }
