@@ -217,13 +217,22 @@ static bool copy_to_device(struct cuda_ctx *c)
                       "uploading a step's rows");
 }
 
+/* Whether decode rows have large segments: pools of latents, where prompts run as decode rows, and
+ * steps of so many rows that these fill the GPU. What --deterministic promises needs segments that
+ * depend on positions alone. */
+enum { MANY_ROWS = 32 };
+static bool has_large_segments(const struct cuda_ctx *c, const struct kernel_step *s)
+{
+    return c->limits.latent || (s->n_rows >= MANY_ROWS && !c->base.options.deterministic);
+}
+
 /* Counts rows and sequences of the lists, which determine the graph, into the lists' bounds. */
-static void count_lists(struct cuda_step_upload *st, const struct kernel_step *s, bool latent)
+static void count_lists(struct cuda_step_upload *st, const struct kernel_step *s, bool is_large)
 {
     reserve_lists(st, s->n_lists);
     for (int32_t i = 0; i < s->n_lists; i++)
         attention_list_rows(&st->lists[i].bounds, s->lists[i].seqs, s->lists[i].n_seqs,
-                            s->block_tokens, latent, NULL);
+                            s->block_tokens, is_large, NULL);
 }
 
 /* True: the sampling requests are part of it. */
@@ -242,7 +251,7 @@ static bool write_step(struct cuda_ctx *c, const struct kernel_step *s,
         put_list(&s->lists[i], s->block_tokens, &st->host_lists[i], (int32_t *)(void *)to.variable,
                  &table);
         attention_list_rows(&st->lists[i].bounds, s->lists[i].seqs, s->lists[i].n_seqs,
-                            s->block_tokens, c->limits.latent, st->host_lists[i].rows);
+                            s->block_tokens, has_large_segments(c, s), st->host_lists[i].rows);
         *st->host_lists[i].counts = st->lists[i].bounds;
     }
     st->used += padded((size_t)table, sizeof(int32_t));
@@ -260,7 +269,7 @@ void cuda_upload_step(struct kernel_ctx *base, struct kernel_step *s)
     if (!cuda_check(c->device, cudaEventSynchronize(st->copied[st->parity]), "a step") ||
         !cuda_step_upload_grow(c, step_bytes(s)))
         return;
-    count_lists(st, s, c->limits.latent);
+    count_lists(st, s, has_large_segments(c, s));
     const struct cuda_captured_graph *r = cuda_graph_for(c, s);
     if (r) {
         padded_step.n_rows = r->n_rows;

@@ -12,13 +12,25 @@ bool attention_decode_mma_supports(const struct attention *a)
            a->n_heads / a->kv.n_heads >= (is_bytes ? ATTN_MMA_HEADS_MIN_BYTES : ATTN_MMA_HEADS_MIN);
 }
 
+static size_t n_units(int n_heads, int n_kv_heads, int32_t n_items)
+{
+    return (size_t)n_items * (size_t)n_kv_heads *
+           blocks_for((size_t)(n_heads / n_kv_heads), (size_t)ATTN_MMA_HEADS);
+}
+
+bool attention_decode_mma_is_one_wave(const struct attention *a, int32_t n_items)
+{
+    const size_t n = n_units(a->n_heads, a->kv.n_heads, n_items);
+    dim3 grid;
+    return attention_grid(n, ATTN_MMA_BLOCKS, a->max_blocks, &grid) == cudaSuccess && grid.x == n;
+}
+
 template <enum dtype T, int DIM>
 static cudaError_t launch_mma(cudaStream_t stream, struct attn_decode_call c, int max_blocks)
 {
     dim3 grid;
     c.n_runs = (c.n_heads / c.kv.n_heads + ATTN_MMA_HEADS - 1) / ATTN_MMA_HEADS;
-    cudaError_t e = attention_grid((size_t)(c.item_end - c.item_begin) *
-                                       (size_t)(c.kv.n_heads * c.n_runs),
+    cudaError_t e = attention_grid(n_units(c.n_heads, c.kv.n_heads, c.item_end - c.item_begin),
                                    ATTN_MMA_BLOCKS, max_blocks, &grid);
     return e == cudaSuccess ? launch(stream, attn_mma_kernel<T, DIM>, grid, dim3(ATTN_MMA_THREADS),
                                      attn_mma_shape<T, DIM>::BYTES, c)

@@ -21,6 +21,8 @@ cudaError_t attention_decode_launch(cudaStream_t stream, const struct attn_decod
 /* Whether decode rows of this model can use tensor cores, with a group of heads at a time. The
  * launch is otherwise like attention_decode_launch. */
 bool attention_decode_mma_supports(const struct attention *a);
+/* Whether the blocks of n_items segments of decode rows all run at a time. */
+bool attention_decode_mma_is_one_wave(const struct attention *a, int32_t n_items);
 cudaError_t attention_decode_mma_launch(cudaStream_t stream, const struct attn_decode_call *c,
                                         int max_blocks);
 

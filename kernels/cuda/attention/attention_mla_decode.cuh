@@ -7,7 +7,7 @@
 #ifndef BATON_KERNELS_CUDA_ATTENTION_ATTENTION_MLA_DECODE_CUH
 #define BATON_KERNELS_CUDA_ATTENTION_ATTENTION_MLA_DECODE_CUH
 
-#include "kernels/cuda/attention/attention_decode_arrive.cuh"
+#include "kernels/cuda/attention/attention_decode.cuh"
 #include "kernels/cuda/attention/attention_prefill.cuh"
 
 enum {
@@ -293,7 +293,7 @@ static __global__ void __launch_bounds__(WARPS *WARP, PAIRS == 16 ? 2 : 1)
         const struct attn_decode_block b = attn_decode_block_of(c, PAIRS, unit);
         attn_mla_tile_loop<S>(c, b, s, &t);
         attn_mla_finish<S>(c, b, s, t);
-        attn_decode_arrive<S::THREADS, MERGE_GROUP>(c, b, 1); /* begins with a barrier */
+        __syncthreads(); /* what the block shares may be taken again */
     }
 }
 
