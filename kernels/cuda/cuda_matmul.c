@@ -6,6 +6,7 @@
  * for this one; or e4m3 with scales if gemm.h says that the GPU multiplies those. Neighbouring jobs
  * that differ only in columns (the heads of MLA) become one grouped GEMM. Thread: engine. */
 #include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/gemm/gemm_cublaslt.h"
 #include "kernels/cuda/gemm/prepare_inputs.h"
@@ -433,6 +434,20 @@ static bool run_down_combined(struct cuda_ctx *c, const struct weight *w, struct
     return true;
 }
 
+/* The same by two launches, of many rows: the results between them in bf16, which halves the bytes
+ * of what is most of the second one's time. Their rounding is that of the inputs of down. */
+static bool run_down_and_combine(struct cuda_ctx *c, const struct weight *w, struct gemm g,
+                                 const struct combine_args *to)
+{
+    g.epilogue = GEMM_STORE_BF16;
+    if (to->n % 4 != 0 || !have_stride(w, g.n_groups, &g.w_stride) || !gemm_uses_sm90(&g))
+        return false;
+    (void)cuda_check(c->device, gemm_run(c->device->stream, &g), "down of experts");
+    (void)cuda_check(c->device, elementwise_combine_bf16(c->device->stream, to),
+                     "combining experts");
+    return true;
+}
+
 /* all: sums that the slots of all experts are for, or NULL. Returns whether they are done. */
 static bool run_down(struct cuda_ctx *c, const struct expert_slots_args *a,
                      const struct cuda_expert_range *of, struct cuda_input_spec *prepared,
@@ -459,7 +474,9 @@ static bool run_down(struct cuda_ctx *c, const struct expert_slots_args *a,
         *prepared = in;
     }
     set_inputs(c, &in, &g);
-    if (all && of->n == a->n_experts && run_down_combined(c, w, g, all)) return true;
+    if (all && of->n == a->n_experts &&
+        (run_down_combined(c, w, g, all) || run_down_and_combine(c, w, g, all)))
+        return true;
     run_group(c, w, of->n, g, "down of experts"); /* [slots, H] */
     return false;
 }

@@ -20,6 +20,8 @@ cudaError_t elementwise_copy_rows(cudaStream_t s, float *to, size_t to_stride, c
                                   size_t from_stride, size_t n_rows, size_t n);
 cudaError_t elementwise_add(cudaStream_t s, float *x, const float *y, size_t n);
 cudaError_t elementwise_combine(cudaStream_t s, const struct combine_args *a);
+/* The same of rows in bf16; n a multiple of 4, y and rows aligned to 16 bytes. */
+cudaError_t elementwise_combine_bf16(cudaStream_t s, const struct combine_args *a);
 
 cudaError_t elementwise_rope(cudaStream_t s, const struct rope_args *a);
 

@@ -38,9 +38,7 @@ struct product {
     enum dtype x_type() const { return gemm_x_type(layout); }
     enum dtype y_type() const
     {
-        return epilogue == GEMM_SILU_F16   ? DTYPE_F16
-               : gemm_outputs_16(epilogue) ? DTYPE_BF16
-                                           : DTYPE_F32;
+        return epilogue == GEMM_SILU_F16 ? DTYPE_F16 : y_bytes() == 2 ? DTYPE_BF16 : DTYPE_F32;
     }
     bool is_silu() const { return gemm_is_silu(epilogue); }
     size_t n_y() const
@@ -49,7 +47,10 @@ struct product {
                : is_silu()               ? n_out / 2
                                          : n_out;
     }
-    size_t y_bytes() const { return gemm_outputs_16(epilogue) ? 2 : 4; }
+    size_t y_bytes() const
+    {
+        return gemm_outputs_16(epilogue) || epilogue == GEMM_STORE_BF16 ? 2 : 4;
+    }
 };
 
 struct trial {
@@ -171,6 +172,7 @@ static expected expected_y(const trial &t, size_t group, size_t row, size_t i,
         expected e = expected_sum(t, group, row, i);
         float on = 0;
         if (p.epilogue == GEMM_ADD) memcpy(&on, &before[(row * t.y_stride + i) * 4], 4);
+        if (p.y_bytes() == 2) e.may_err += 0x1p-8 * fabs(e.value) + 1e-30;
         return { e.value + (double)on,
                  e.may_err +
                      (p.epilogue == GEMM_ADD ? 0x1p-22 * (fabs(e.value + (double)on) + 1) : 0) };
@@ -270,7 +272,7 @@ static void try_thens(product p)
 {
     for (int tile : tiles_of(p))
         for (enum gemm_epilogue epilogue :
-             { GEMM_STORE, GEMM_ADD, GEMM_SILU, GEMM_SILU_BF16, GEMM_SILU_F16 })
+             { GEMM_STORE, GEMM_ADD, GEMM_STORE_BF16, GEMM_SILU, GEMM_SILU_BF16, GEMM_SILU_F16 })
             for (int how = 0; how < 4; how++) {
                 p.tile = tile, p.epilogue = epilogue, p.paired = how & 1, p.bias = how & 2;
                 if ((p.is_silu() && !p.paired) || (p.paired && p.n_out % 2)) continue;
@@ -430,7 +432,9 @@ TEST(gemm_sm90_refuses_what_it_cannot_do)
     g.layout = GEMM_F16;
     CHECK(gemm_uses_sm90(&g) &&
           gemm_run_sm90(nullptr, &g, GEMM_SM90_TILES) == cudaErrorInvalidValue);
-    g.x_scales = &scale;
+    g.epilogue = GEMM_STORE_BF16, g.n_rows = 17;
+    CHECK(!gemm_uses_sm90(&g) && gemm_run(nullptr, &g) == cudaErrorInvalidValue);
+    g.n_rows = 4096, g.x_scales = &scale;
     CHECK(!gemm_uses_sm90(&g) &&
           gemm_run_sm90(nullptr, &g, GEMM_SM90_NARROW) == cudaErrorInvalidValue);
 }

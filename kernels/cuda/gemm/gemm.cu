@@ -145,10 +145,11 @@ bool gemm_takes_f32_x(const struct gemm *g)
 
 static bool can_fuse(const struct gemm *g, const struct gemm *first)
 {
-    return is_valid(g) && g->layout == first->layout && g->layout != GEMM_F32 &&
-           !g->deterministic && !g->begin && g->n_groups == 1 && !g->x_scales && g->n_out > 0 &&
-           g->n_in == first->n_in && g->x == first->x && g->n_rows == first->n_rows &&
-           g->x_f32 == first->x_f32 && g->norm == first->norm && g->n_rows <= GEMM_SKINNY_ROWS &&
+    return is_valid(g) && g->epilogue != GEMM_STORE_BF16 && g->layout == first->layout &&
+           g->layout != GEMM_F32 && !g->deterministic && !g->begin && g->n_groups == 1 &&
+           !g->x_scales && g->n_out > 0 && g->n_in == first->n_in && g->x == first->x &&
+           g->n_rows == first->n_rows && g->x_f32 == first->x_f32 && g->norm == first->norm &&
+           g->n_rows <= GEMM_SKINNY_ROWS &&
            round_up(g->n_in, GEMM_STEP) % GEMM_SKINNY_K_STEP == 0 && !gemm_cublaslt_fits(g);
 }
 
@@ -181,7 +182,8 @@ cudaError_t gemm_run_fused(cudaStream_t stream, const struct gemm *g, int n)
 cudaError_t gemm_run(cudaStream_t stream, const struct gemm *g)
 {
     if (g->n_rows == 0 || g->n_out == 0) return cudaSuccess;
-    if (!is_valid(g)) return cudaErrorInvalidValue;
+    if (!is_valid(g) || (g->epilogue == GEMM_STORE_BF16 && !gemm_uses_sm90(g)))
+        return cudaErrorInvalidValue;
     if (gemm_cublaslt_fits(g) && gemm_cublaslt_run(stream, g)) return cudaSuccess;
     const gemm_call c = call_of(g);
     if (takes_decode(g, &c)) return gemm_decode(stream, g->layout, &c, 1);

@@ -35,9 +35,10 @@ enum gemm_weight_layout {
 };
 
 enum gemm_epilogue {
-    GEMM_STORE,     /* y  = W x + bias */
-    GEMM_ADD,       /* y += W x + bias */
-    GEMM_SILU,      /* of a paired matrix: y[i] = silu(gate) * up, n_out / 2 of them, f32 */
+    GEMM_STORE,      /* y  = W x + bias */
+    GEMM_ADD,        /* y += W x + bias */
+    GEMM_STORE_BF16, /* y = W x + bias in bf16; only of calls that gemm_uses_sm90 */
+    GEMM_SILU,       /* of a paired matrix: y[i] = silu(gate) * up, n_out / 2 of them, f32 */
     GEMM_SILU_BF16, /* the same in bf16, rows padded with zeros to a multiple of GEMM_STEP: input of
                      * the next GEMM */
     GEMM_SILU_F16   /* the same in f16 */
@@ -126,8 +127,7 @@ bool gemm_wants_f8_x(const struct gemm *g);
 /* Whether x may be f32, for a call with everything set: few rows of a matrix in another layout,
  * where a launch that rounds them would cost more than that each block does it. */
 bool gemm_takes_f32_x(const struct gemm *g);
-/* For tests: whether gemm_run takes a kernel of compute capability 9.0 for groups with many rows.
- * It tries the library first if that is allowed. */
+/* Whether gemm_run takes a kernel of compute capability 9.0. */
 bool gemm_uses_sm90(const struct gemm *g);
 /* For tests and measurements: runs that kernel for all rows of a call on tiles of one kind.
  * cudaErrorInvalidValue if gemm_run never takes it. */

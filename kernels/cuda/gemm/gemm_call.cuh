@@ -266,6 +266,12 @@ static __device__ __forceinline__ void store_pair(const gemm_call &c, const gemm
                                                   float second)
 {
     const size_t at = (size_t)(rows.begin + i) * c.y_stride + (size_t)rows.group * c.y_group;
+    if (c.epilogue == GEMM_STORE_BF16) {
+        uint16_t *y = (uint16_t *)c.y + at + column;
+        y[0] = float_to_bf16(__fadd_rn(first, bias_of(c, column)));
+        if (column + 1 < c.n_out) y[1] = float_to_bf16(__fadd_rn(second, bias_of(c, column + 1)));
+        return;
+    }
     if (c.epilogue != GEMM_STORE && c.epilogue != GEMM_ADD) {
         store_silu(c, at, column, first, second);
         return;

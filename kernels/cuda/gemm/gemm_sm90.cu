@@ -5,7 +5,6 @@
  * (the sum over an instruction's k does not depend on its columns). Thread: device; gemm_sm90:
  * engine. */
 #include "kernels/cuda/gemm/gemm_sm90.cuh"
-#include "kernels/cuda/gemm/gemm_sm90_wgmma.cuh"
 
 /* 200 to 224 KiB of shared memory */
 typedef sm90_tile<1, 128, 6> narrow_tile;

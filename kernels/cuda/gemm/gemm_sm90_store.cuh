@@ -62,7 +62,7 @@ static __device__ __forceinline__ void store_by_pairs(const gemm_call &c, const 
     }
 }
 
-/* ---- y in f32 ---- */
+/* ---- y in f32, and STORE_BF16 ---- */
 
 /* Can y be written 16 bytes at a time? */
 static __device__ __forceinline__ bool y_is_aligned(const gemm_call &c, int per_16_bytes)
@@ -70,70 +70,67 @@ static __device__ __forceinline__ bool y_is_aligned(const gemm_call &c, int per_
     return (uintptr_t)c.y % 16 == 0 && (c.y_stride | c.y_group) % (size_t)per_16_bytes == 0;
 }
 
-/* Four columns' scales or biases. */
-struct sm90_quad {
-    float v[4];
-};
-
-/* The values are those of store_pair. */
-static __device__ __forceinline__ float4 finish_quad(const gemm_call &c, const float4 &sums,
-                                                     const sm90_quad &scale, const sm90_quad &bias,
-                                                     bool is_scaled, const float4 &on)
+/* Four columns' sums with their scales; without, they are not read. */
+template <enum gemm_weight_layout F>
+static __device__ __forceinline__ float4 scaled_quad(const float4 &v, const float4 &by)
 {
-    float v[4] = { sums.x, sums.y, sums.z, sums.w };
-    const float before[4] = { on.x, on.y, on.z, on.w };
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        if (is_scaled) v[i] = __fmul_rn(v[i], scale.v[i]);
-        v[i] = __fadd_rn(v[i], bias.v[i]);
-        if (c.epilogue == GEMM_ADD) v[i] = __fadd_rn(before[i], v[i]);
-    }
-    return make_float4(v[0], v[1], v[2], v[3]);
+    if (F != GEMM_W8 && F != GEMM_W4) return v;
+    return make_float4(__fmul_rn(v.x, by.x), __fmul_rn(v.y, by.y), __fmul_rn(v.z, by.z),
+                       __fmul_rn(v.w, by.w));
+}
+static __device__ __forceinline__ float4 add_quads(const float4 &a, const float4 &b)
+{
+    return make_float4(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z),
+                       __fadd_rn(a.w, b.w));
 }
 
-/* STORE_COLUMNS columns of all rows; a lane has four columns of every other row. */
-template <enum gemm_weight_layout F>
+/* STORE_COLUMNS columns of all rows, without bias; a lane has four columns of every other row. The
+ * values are those of store_pair. */
+template <enum gemm_weight_layout F, enum gemm_epilogue E>
 static __device__ __forceinline__ void store_quads(const gemm_call &c, const sm90_result &r,
                                                    int first)
 {
     enum { LANES = STORE_COLUMNS / 4, STEP = WARP / LANES, TOGETHER = 4 };
     const int lane = (int)threadIdx.x % WARP, row = lane / LANES, quad = lane % LANES * 4;
     const int32_t column = r.column + first + quad;
-    sm90_quad scale, bias;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        scale.v[i] = column_scale<F>(c, r.rows.group, column + i);
-        bias.v[i] = bias_of(c, column + i);
-    }
-    float *y = (float *)c.y + (size_t)(r.rows.begin + row) * c.y_stride +
-               (size_t)r.rows.group * c.y_group + column;
+    float4 scale = make_float4(1, 1, 1, 1);
+    if (F == GEMM_W8 || F == GEMM_W4)
+        scale = *(const float4 *)(scales_of(c, r.rows.group) + column);
+    const size_t y_at = (size_t)(r.rows.begin + row) * c.y_stride +
+                        (size_t)r.rows.group * c.y_group + column;
 #pragma unroll
     for (int i = 0; i < STORE_ROWS / STEP; i += TOGETHER) {
-        float4 on[TOGETHER] = {};
+        float4 on[TOGETHER];
 #pragma unroll
         for (int j = 0; j < TOGETHER; j++)
-            if (c.epilogue == GEMM_ADD && row + (i + j) * STEP < r.rows.n)
-                on[j] = *(const float4 *)(y + (size_t)((i + j) * STEP) * c.y_stride);
+            if (E == GEMM_ADD && row + (i + j) * STEP < r.rows.n)
+                on[j] = *(const float4 *)((const float *)c.y + y_at +
+                                          (size_t)((i + j) * STEP) * c.y_stride);
 #pragma unroll
         for (int j = 0; j < TOGETHER; j++) {
             const int at = row + (i + j) * STEP;
             if (at >= r.rows.n) break;
-            *(float4 *)(y + (size_t)((i + j) * STEP) * c.y_stride) = finish_quad(
-                c, *(const float4 *)staged(r.room, at, quad), scale, bias,
-                F == GEMM_W8 || F == GEMM_W4, on[j]);
+            float4 v = scaled_quad<F>(*(const float4 *)staged(r.room, at, quad), scale);
+            const size_t y_at_row = y_at + (size_t)((i + j) * STEP) * c.y_stride;
+            if (E == GEMM_ADD) v = add_quads(on[j], v);
+            if (E == GEMM_STORE_BF16)
+                *(uint2 *)((uint16_t *)c.y + y_at_row) = make_uint2(round_bf16x2(v.x, v.y),
+                                                                    round_bf16x2(v.z, v.w));
+            else *(float4 *)((float *)c.y + y_at_row) = v;
         }
     }
 }
 
-template <enum gemm_weight_layout F, int N>
-static __device__ __forceinline__ void store_f32(const gemm_call &c, const sm90_result &r,
-                                                 const float (&sums)[N], bool in_quads)
+/* E: quads of this epilogue; GEMM_SILU: the slow way, of any. */
+template <enum gemm_weight_layout F, enum gemm_epilogue E, int N>
+static __device__ __forceinline__ void store_columns(const gemm_call &c, const sm90_result &r,
+                                                     const float (&sums)[N])
 {
 #pragma unroll
     for (int first = 0; first < 2 * N; first += STORE_COLUMNS) {
         stage_columns(r.room, sums, first);
-        if (in_quads) store_quads<F>(c, r, first);
-        else store_by_pairs<F>(c, r, first);
+        if (E == GEMM_SILU) store_by_pairs<F>(c, r, first);
+        else store_quads<F, E>(c, r, first);
         __syncwarp(); /* before the room is written again */
     }
 }
@@ -155,7 +152,6 @@ static __device__ __forceinline__ float swiglu(const gemm_call &c, int32_t group
         const float2 scale = *(const float2 *)(scales_of(c, group) + column);
         gate *= scale.x, up *= scale.y;
     }
-    if (c.bias) gate += bias_of(c, column), up += bias_of(c, column + 1);
     return silu_approximate(gate) * up;
 }
 
@@ -177,8 +173,7 @@ static __device__ __forceinline__ void stage_swiglu(const gemm_call &c, const sm
         const int32_t column = r.column + 2 * i + lane % 4 * 2;
         const float first = swiglu<F>(c, r.rows.group, column, sums[i], sums[i + 1]),
                     second = swiglu<F>(c, r.rows.group, column, sums[i + 2], sums[i + 3]);
-        const unsigned both = c.epilogue == GEMM_SILU_F16 ? pack_f16(first, second)
-                                                          : round_bf16x2(first, second);
+        const unsigned both = F == GEMM_F16 ? pack_f16(first, second) : round_bf16x2(first, second);
         const unsigned other = __shfl_xor_sync(0xffffffffu, both, 1);
         *staged_word(r.room, lane / 4 + odd * 8, i / 2 + lane % 4 / 2) =
             odd ? __byte_perm(other, both, 0x7632) : __byte_perm(both, other, 0x5410);
@@ -214,11 +209,13 @@ static __device__ __forceinline__ void store_result(const gemm_call &c, const sm
                                                     const float (&sums)[N])
 {
     if (r.rows.n <= 0) return;
-    const bool is_whole = r.column + 2 * N <= c.n_out,
-               is_16 = c.epilogue == GEMM_SILU_BF16 || c.epilogue == GEMM_SILU_F16,
-               is_plain = c.epilogue == GEMM_STORE || c.epilogue == GEMM_ADD;
-    if (is_16 && is_whole && y_is_aligned(c, 8)) store_swiglu<F>(c, r, sums);
-    else store_f32<F>(c, r, sums, is_plain && is_whole && y_is_aligned(c, 4));
+    const bool is_fast = r.column + 2 * N <= c.n_out && !c.bias && y_is_aligned(c, 8);
+    const enum gemm_epilogue as = is_fast ? c.epilogue : GEMM_SILU;
+    if (as == (F == GEMM_F16 ? GEMM_SILU_F16 : GEMM_SILU_BF16)) store_swiglu<F>(c, r, sums);
+    else if (as == GEMM_STORE) store_columns<F, GEMM_STORE>(c, r, sums);
+    else if (as == GEMM_STORE_BF16) store_columns<F, GEMM_STORE_BF16>(c, r, sums);
+    else if (as == GEMM_ADD) store_columns<F, GEMM_ADD>(c, r, sums);
+    else store_columns<F, GEMM_SILU>(c, r, sums);
 }
 #endif
 

@@ -7,7 +7,6 @@
  * time that the stage is multiplied in. When it comes to a tile it prefetches the tile's W into L2.
  * Thread: device; gemm_sm90_upconvert: engine. */
 #include "kernels/cuda/gemm/gemm_sm90.cuh"
-#include "kernels/cuda/gemm/gemm_sm90_wgmma.cuh"
 #include "kernels/cuda/gemm/gemm_upconvert.cuh"
 
 typedef sm90_tile<1, 128, 6> narrow_tile;
