@@ -387,7 +387,7 @@ TEST(gemm_sm90_every_f16)
 {
     need_sm90();
     enum { ALL = 1 << 16, K = 5 };
-    for (int tile = 0; tile < GEMM_SM90_TILES; tile++) {
+    for (int tile : { GEMM_SM90_NARROW, GEMM_SM90_WIDE }) {
         product p;
         p.layout = GEMM_F16, p.tile = tile, p.n_rows = 1, p.n_out = ALL, p.n_in = 8;
         trial t = make_trial(p, 3);
@@ -428,10 +428,10 @@ TEST(gemm_sm90_refuses_what_it_cannot_do)
           gemm_run_sm90(nullptr, &g, GEMM_SM90_WIDE) == cudaErrorInvalidValue);
     g.deterministic = false;
     CHECK(gemm_uses_sm90(&g) &&
-          gemm_run_sm90(nullptr, &g, GEMM_SM90_TILES) == cudaErrorInvalidValue);
+          gemm_run_sm90(nullptr, &g, GEMM_SM90_TALL) == cudaErrorInvalidValue);
     g.layout = GEMM_F16;
     CHECK(gemm_uses_sm90(&g) &&
-          gemm_run_sm90(nullptr, &g, GEMM_SM90_TILES) == cudaErrorInvalidValue);
+          gemm_run_sm90(nullptr, &g, GEMM_SM90_TALL) == cudaErrorInvalidValue);
     g.epilogue = GEMM_STORE_BF16, g.n_rows = 17;
     CHECK(!gemm_uses_sm90(&g) && gemm_run(nullptr, &g) == cudaErrorInvalidValue);
     g.n_rows = 4096, g.x_scales = &scale;

@@ -74,7 +74,7 @@ enum gemm_sm90_tile gemm_sm90_choose(enum gemm_weight_layout layout, const struc
 {
     const size_t narrow = time_of<narrow_tile>(*c, 12);
     if (layout == GEMM_F8)
-        return time_of<tall_tile>(*c, 21) <= narrow ? GEMM_SM90_TALL : GEMM_SM90_NARROW;
+        return time_of<tall_tile>(*c, 24) < narrow ? GEMM_SM90_TALL : GEMM_SM90_NARROW;
     return time_of<wide_tile>(*c, 21) <= narrow ? GEMM_SM90_WIDE : GEMM_SM90_NARROW;
 }
 
