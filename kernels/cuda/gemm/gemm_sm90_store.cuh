@@ -100,7 +100,7 @@ static __device__ __forceinline__ void store_quads(const gemm_call &c, const sm9
                         (size_t)r.rows.group * c.y_group + column;
 #pragma unroll
     for (int i = 0; i < STORE_ROWS / STEP; i += TOGETHER) {
-        float4 on[TOGETHER];
+        float4 on[TOGETHER] = {};
 #pragma unroll
         for (int j = 0; j < TOGETHER; j++)
             if (E == GEMM_ADD && row + (i + j) * STEP < r.rows.n)
