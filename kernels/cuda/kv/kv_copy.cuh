@@ -6,12 +6,14 @@
 #include "kernels/copy_stream.h"
 #include "kernels/cuda/launch.cuh"
 
-/* Threads of a block, loads of 16 bytes in flight per thread, blocks of a multiprocessor; whether
- * L2 is told that the bytes are not needed again. */
-template <int THREADS, int AHEAD, int BLOCKS, bool STREAMED = true> struct kv_copy_shape {
+/* Which bytes L2 keeps like any others, instead of evicting them first. */
+enum kv_copy_kept { KEPT_NONE = 0, KEPT_READ = 1, KEPT_WRITTEN = 2, KEPT_BOTH = 3 };
+
+/* Threads of a block, loads of 16 bytes in flight per thread, blocks of a multiprocessor. */
+template <int THREADS, int AHEAD, int BLOCKS, int KEPT> struct kv_copy_shape {
     static constexpr int threads = THREADS, ahead = AHEAD, blocks = BLOCKS,
                          chunk = THREADS * AHEAD * 16;
-    static constexpr bool streamed = STREAMED;
+    static constexpr bool keeps_read = KEPT & KEPT_READ, keeps_written = KEPT & KEPT_WRITTEN;
 };
 
 template <int MAX> struct kv_copy_list {
@@ -26,12 +28,13 @@ static __device__ __forceinline__ void kv_copy_16(uint4 *to, const uint4 *from, 
     int i = (int)threadIdx.x;
     for (; i + (AHEAD - 1) * STRIDE < n; i += AHEAD * STRIDE) {
         uint4 v[AHEAD];
-        UNROLL for (int k = 0; k < AHEAD; k++)
-            v[k] = SHAPE::streamed ? __ldcs(from + i + k * STRIDE) : __ldcg(from + i + k * STRIDE);
+        UNROLL for (int k = 0; k < AHEAD; k++) v[k] = SHAPE::keeps_read
+                                                          ? __ldcg(from + i + k * STRIDE)
+                                                          : __ldcs(from + i + k * STRIDE);
         UNROLL for (int k = 0; k < AHEAD; k++)
         {
-            if (SHAPE::streamed) __stcs(to + i + k * STRIDE, v[k]);
-            else __stcg(to + i + k * STRIDE, v[k]);
+            if (SHAPE::keeps_written) __stcg(to + i + k * STRIDE, v[k]);
+            else __stcs(to + i + k * STRIDE, v[k]);
         }
     }
     for (; i < n; i += STRIDE) to[i] = from[i];

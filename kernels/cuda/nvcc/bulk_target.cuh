@@ -42,26 +42,21 @@ static __device__ __forceinline__ void bulk_barrier_wait(uint64_t *b, unsigned p
     } while (!over);
 }
 
-/* Reads n bytes that are not needed again after this; the barrier's phase ends with them. */
+/* Reads n bytes; the barrier's phase ends with them. */
 static __device__ __forceinline__ void bulk_load(void *shared, const void *global, unsigned n,
                                                  uint64_t *b)
 {
-    asm volatile("{\n.reg .b64 policy;\n"
-                 "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
-                 "mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%3], %2;\n"
-                 "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-                 "[%0], [%1], %2, [%3], policy;\n}" ::"r"(shared_address(shared)),
+    asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%3], %2;\n\t"
+                 "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];" ::"r"(shared_address(shared)),
                  "l"(__cvta_generic_to_global(global)), "r"(n), "r"(shared_address(b))
                  : "memory");
 }
 /* Writes n bytes, a group of its own. */
 static __device__ __forceinline__ void bulk_store(void *global, const void *shared, unsigned n)
 {
-    asm volatile("{\n.reg .b64 policy;\n"
-                 "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
-                 "cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, "
-                 "policy;\n"
-                 "cp.async.bulk.commit_group;\n}" ::"l"(__cvta_generic_to_global(global)),
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n\t"
+                 "cp.async.bulk.commit_group;" ::"l"(__cvta_generic_to_global(global)),
                  "r"(shared_address(shared)), "r"(n)
                  : "memory");
 }

@@ -2,97 +2,57 @@
  * nodes use. Thread: main. */
 #include "tests/gpu/bench/gpu_copies.h"
 
-#include "kernels/cuda/kv/kv_copy_bulk.cuh"
+#include "tests/gpu/bench/gpu_copies_bulk.cuh"
 
 typedef cudaError_t (*run_fn)(cudaStream_t, const struct copy_stream_pair *, uint32_t, int);
 
-enum copies_kind { BY_THREADS, BULK, BY_DRIVER };
-
 struct copies_shape {
-    copies_kind kind;
+    bool bulk;
     int threads, ahead, blocks; /* bulk: bytes of a chunk, chunks of a ring, blocks */
+    int kept;                   /* kv_copy_kept */
     run_fn run;
-    bool streamed;
 };
 
-template <int THREADS, int AHEAD, int BLOCKS, bool STREAMED = true>
-static constexpr copies_shape by_threads()
+template <int THREADS, int AHEAD, int BLOCKS, int KEPT> static constexpr copies_shape by_threads()
 {
-    return { BY_THREADS,
-             THREADS,
-             AHEAD,
-             BLOCKS,
-             kv_copy_launch<kv_copy_shape<THREADS, AHEAD, BLOCKS, STREAMED>, GPU_COPIES_MAX>,
-             STREAMED };
+    return { false, THREADS,
+             AHEAD, BLOCKS,
+             KEPT,  kv_copy_launch<kv_copy_shape<THREADS, AHEAD, BLOCKS, KEPT>, GPU_COPIES_MAX> };
 }
 template <int CHUNK, int STAGES, int LAG, int BLOCKS> static constexpr copies_shape bulk()
 {
-    return { BULK,
+    return { true,
              CHUNK,
              STAGES,
              BLOCKS,
-             kv_copy_bulk_launch<kv_copy_bulk_shape<CHUNK, STAGES, LAG, BLOCKS>, GPU_COPIES_MAX>,
-             true };
+             KEPT_BOTH,
+             kv_copy_bulk_launch<kv_copy_bulk_shape<CHUNK, STAGES, LAG, BLOCKS>, GPU_COPIES_MAX> };
 }
 
-/* All copies by one call of the driver, which gives them to copy engines. */
-static cudaError_t run_by_driver(cudaStream_t stream, const struct copy_stream_pair *copies,
-                                 uint32_t n, int)
-{
-#if defined(__CUDACC__) && CUDART_VERSION >= 13000
-    static void *to[GPU_COPIES_MAX];
-    static const void *from[GPU_COPIES_MAX];
-    static size_t bytes[GPU_COPIES_MAX];
-    cudaMemcpyAttributes how = {};
-    size_t first = 0;
-    how.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
-    for (uint32_t i = 0; i < n; i++)
-        to[i] = copies[i].to, from[i] = copies[i].from, bytes[i] = copies[i].bytes;
-    return cudaMemcpyBatchAsync(to, from, bytes, n, &how, &first, 1, stream);
-#else
-    (void)stream, (void)copies, (void)n;
-    return cudaErrorNotSupported;
-#endif
-}
-
-enum { KIB = 1024, N_BULK = 8, N_BY_DRIVER = 1 }; /* at the end */
+enum { KIB = 1024, N_BULK = 4 }; /* at the end */
 
 static const copies_shape SHAPES[] = {
-    by_threads<256, 8, 4>(),    by_threads<512, 4, 2>(),
-    by_threads<512, 8, 1>(),    by_threads<512, 8, 1, false>(),
-    by_threads<512, 8, 2>(),    by_threads<1024, 4, 1>(),
-    by_threads<1024, 8, 1>(),   bulk<8 * KIB, 8, 4, 1>(),
-    bulk<16 * KIB, 4, 2, 1>(),  bulk<16 * KIB, 4, 2, 3>(),
-    bulk<16 * KIB, 12, 4, 1>(), bulk<32 * KIB, 3, 1, 2>(),
-    bulk<32 * KIB, 4, 2, 1>(),  bulk<32 * KIB, 6, 2, 1>(),
-    bulk<64 * KIB, 3, 1, 1>(),  { BY_DRIVER, 0, 0, 0, run_by_driver, false },
+    by_threads<512, 8, 1, KEPT_NONE>(),
+    by_threads<512, 8, 1, KEPT_READ>(),
+    by_threads<512, 8, 1, KEPT_WRITTEN>(),
+    by_threads<512, 8, 1, KEPT_BOTH>(),
+    by_threads<256, 8, 1, KEPT_BOTH>(),
+    by_threads<512, 4, 1, KEPT_BOTH>(),
+    by_threads<512, 4, 2, KEPT_BOTH>(),
+    by_threads<1024, 4, 1, KEPT_BOTH>(),
+    by_threads<1024, 8, 1, KEPT_BOTH>(),
+    bulk<8 * KIB, 8, 4, 1>(),
+    bulk<16 * KIB, 12, 4, 1>(),
+    bulk<32 * KIB, 3, 1, 2>(),
+    bulk<64 * KIB, 3, 1, 1>(),
 };
-
-static bool driver_copies_batches()
-{
-    char *p;
-    if (cudaMalloc((void **)&p, 2 * KIB) != cudaSuccess) return false;
-    const struct copy_stream_pair one = { p, p + KIB, KIB };
-    cudaStream_t stream;
-    cudaError_t e = cudaStreamCreate(&stream);
-    if (e == cudaSuccess) {
-        e = run_by_driver(stream, &one, 1, 0);
-        if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
-        (void)cudaStreamDestroy(stream);
-    }
-    (void)cudaFree(p);
-    (void)cudaGetLastError();
-    return e == cudaSuccess;
-}
 
 int gpu_copies_n_shapes(void)
 {
     const int n = (int)(sizeof SHAPES / sizeof SHAPES[0]);
-    typedef kv_copy_bulk_shape<32 * KIB, 4, 2, 1> any;
+    typedef kv_copy_bulk_shape<64 * KIB, 3, 1, 1> any;
     const void *kernel = (const void *)kv_copy_bulk_kernel<any, GPU_COPIES_MAX>;
-    if (!has_bulk_code(kernel)) return n - N_BULK - N_BY_DRIVER;
-    static const bool batches = driver_copies_batches();
-    return batches ? n : n - N_BY_DRIVER;
+    return has_bulk_code(kernel) ? n : n - N_BULK;
 }
 
 cudaError_t gpu_copies_run(int shape, cudaStream_t stream, const struct copy_stream_pair *copies,
@@ -103,12 +63,12 @@ cudaError_t gpu_copies_run(int shape, cudaStream_t stream, const struct copy_str
 
 void gpu_copies_name(int shape, char *out, size_t cap)
 {
+    static const char *const kept[] = { "nothing", "reads", "writes", "all" };
     const copies_shape &s = SHAPES[shape];
-    if (s.kind == BY_DRIVER) snprintf(out, cap, "cudaMemcpyBatchAsync");
-    else if (s.kind == BULK)
+    if (s.bulk)
         snprintf(out, cap, "bulk, ring of %d times %d KiB, %d blocks per multiprocessor", s.ahead,
                  s.threads / KIB, s.blocks);
     else
-        snprintf(out, cap, "%d threads, %d loads ahead, %d blocks per multiprocessor%s", s.threads,
-                 s.ahead, s.blocks, s.streamed ? "" : ", kept in L2");
+        snprintf(out, cap, "%d threads, %d loads ahead, %d blocks per multiprocessor, L2 keeps %s",
+                 s.threads, s.ahead, s.blocks, kept[s.kept]);
 }

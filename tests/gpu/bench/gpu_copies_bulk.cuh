@@ -1,10 +1,10 @@
-/* kv_copy_bulk.cuh - the kernel of kv_copy.cuh by bulk copies, for compute capability 9.0 and
+/* gpu_copies_bulk.cuh - the kernel of kv_copy.cuh by bulk copies, for compute capability 9.0 and
  * newer: one thread of a block moves chunks through a ring in shared memory.
  *
  * A multiprocessor then reads and writes whole chunks with nothing in registers. Addresses and
  * sizes of all copies must be multiples of 16. Thread: device; kv_copy_bulk_launch: host. */
-#ifndef BATON_KERNELS_CUDA_KV_KV_COPY_BULK_CUH
-#define BATON_KERNELS_CUDA_KV_KV_COPY_BULK_CUH
+#ifndef BATON_TESTS_GPU_BENCH_GPU_COPIES_BULK_CUH
+#define BATON_TESTS_GPU_BENCH_GPU_COPIES_BULK_CUH
 
 #include "kernels/cuda/kv/kv_copy.cuh"
 
@@ -74,16 +74,7 @@ static __global__ void __launch_bounds__(WARP) kv_copy_bulk_kernel(const kv_copy
 #endif
 }
 
-/* Whether bulk copies can do these. */
-static inline bool kv_copy_bulk_fits(const struct copy_stream_pair *copies, uint32_t n)
-{
-    uintptr_t all = 0;
-    for (uint32_t i = 0; i < n; i++)
-        all |= (uintptr_t)copies[i].to | (uintptr_t)copies[i].from | copies[i].bytes;
-    return all % 16 == 0;
-}
-
-/* Launches at most MAX copies that fit. */
+/* Launches at most MAX copies. */
 template <class SHAPE, int MAX>
 static cudaError_t kv_copy_bulk_launch(cudaStream_t stream, const struct copy_stream_pair *copies,
                                        uint32_t n, int n_multiprocessors)
