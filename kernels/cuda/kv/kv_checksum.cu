@@ -13,9 +13,9 @@
 #include "kernels/cuda/launch.cuh"
 
 enum {
-    SUM_THREADS = 192,
+    SUM_THREADS = 352,
     SUM_WARPS = SUM_THREADS / WARP - 1, /* all but the one that accumulates */
-    SUM_BLOCKS = 4, /* of a multiprocessor: some read where others begin and end tiles and pieces */
+    SUM_BLOCKS = 2, /* of a multiprocessor: one reads where the other begins and ends pieces */
     AHEAD = 4,
     SUM_TILE = SUM_WARPS * AHEAD, /* blocks whose sums are computed before they are accumulated */
     STRIPE = 64,
@@ -121,13 +121,6 @@ static __device__ __forceinline__ word_pair read_pair(const struct copy_stream_c
                                 : word_pair{ read_64(p, at), read_64(p, at + 8) };
 }
 
-/* Reads 8 bytes at a multiple of 8 of an aligned piece, or anywhere. */
-static __device__ __forceinline__ uint64_t read_word(const struct copy_stream_checksum_range &p,
-                                                     unsigned at, unsigned n_aligned)
-{
-    return at % 8 == 0 && at + 8 <= n_aligned ? *(const uint64_t *)piece_at(p, at) : read_64(p, at);
-}
-
 static __device__ __forceinline__ unsigned aligned_bytes(const struct copy_stream_checksum_range &p)
 {
     const bool aligned = ((uintptr_t)p.at | (uintptr_t)p.to) % 16 == 0 &&
@@ -227,25 +220,17 @@ struct block_part {
     word_pair v[2];
 };
 
-/* 16 bytes at a multiple of 16, past L1, of which nothing is used again. */
-static __device__ __forceinline__ word_pair load_pair(const void *p)
-{
-    const uint4 v = __ldcg((const uint4 *)p);
-    return { v.x | (uint64_t)v.y << 32, v.z | (uint64_t)v.w << 32 };
-}
-static __device__ __forceinline__ void store_pair(void *p, const word_pair &v)
-{
-    __stcg((uint4 *)p,
-           make_uint4((unsigned)v.x, (unsigned)(v.x >> 32), (unsigned)v.y, (unsigned)(v.y >> 32)));
-}
-
-/* One warp reads a block: 4 threads per stripe, 2 accumulators per thread. All stripes, aligned, of
- * one run. */
+/* One warp reads a block: 4 threads per stripe, 2 accumulators per thread. All stripes, aligned and
+ * not in the tail. ONE_RUN: contiguous. */
+template <bool ONE_RUN>
 static __device__ __forceinline__ block_part read_part(const struct copy_stream_checksum_range &p,
                                                        unsigned at)
 {
-    const char *from = (const char *)p.at + at + threadIdx.x % WARP * 16;
-    return { load_pair(from), load_pair(from + 8 * STRIPE) };
+    at += threadIdx.x % WARP * 16;
+    const unsigned next = at + 8 * STRIPE;
+    const char *base = (const char *)p.at;
+    if (ONE_RUN) return { *(const word_pair *)(base + at), *(const word_pair *)(base + next) };
+    return { *(const word_pair *)piece_at(p, at), *(const word_pair *)piece_at(p, next) };
 }
 
 /* The same of stripes below n, of any kind; the rest is zero and not used. */
@@ -262,12 +247,15 @@ static __device__ __forceinline__ block_part read_rest(const struct copy_stream_
 }
 
 /* Copies what read_part has read. */
+template <bool ONE_RUN>
 static __device__ __forceinline__ void write_part(const struct copy_stream_checksum_range &p,
                                                   unsigned at, const block_part &part)
 {
-    char *to = (char *)p.to + at + threadIdx.x % WARP * 16;
-    store_pair(to, part.v[0]);
-    store_pair(to + 8 * STRIPE, part.v[1]);
+    at += threadIdx.x % WARP * 16;
+    const unsigned next = at + 8 * STRIPE;
+    char *base = (char *)p.to;
+    if (ONE_RUN) *(word_pair *)(base + at) = part.v[0], *(word_pair *)(base + next) = part.v[1];
+    else *(word_pair *)piece_to(p, at) = part.v[0], *(word_pair *)piece_to(p, next) = part.v[1];
 }
 
 /* Copies what read_rest has read. */
@@ -317,47 +305,23 @@ static __device__ __forceinline__ void part_adds(const block_part &part, unsigne
 
 /* A piece of more than SHORT_MAX bytes. */
 struct long_piece {
-    const struct copy_stream_checksum_range &p;
+    struct copy_stream_checksum_range p;
     unsigned n_aligned;
     unsigned n_full, n_last; /* blocks with a scramble; stripes after them */
 };
 
-/* Adds pairs of v over the lanes that differ in bit `other`; of each pair a lane keeps the half that
- * its bit names. */
-template <int N> static __device__ __forceinline__ void join_halves(uint64_t *v, int other)
-{
-    const bool upper = threadIdx.x & other;
-    UNROLL
-    for (int i = 0; i < N; i++) {
-        const uint64_t kept = upper ? v[i + N] : v[i], sent = upper ? v[i] : v[i + N];
-        v[i] = kept + __shfl_xor_sync(0xffffffffu, sent, other);
-    }
-}
-
-/* Writes the sums of the blocks of a tile that are this warp's: all of their stripes, aligned. */
+/* Writes the sums of the blocks of a tile that are this warp's. */
+template <bool ONE_RUN>
 static __device__ __forceinline__ void full_tile_adds(const long_piece &l, unsigned first,
                                                       uint64_t (*adds)[LANES])
 {
-    const unsigned thread = threadIdx.x % WARP, pair = thread % 4 * 2, stripe = thread / 4;
     block_part parts[AHEAD];
-    uint64_t v[2 * AHEAD]; /* of block i: 2 i and 2 i + 1, of the thread's two accumulators */
-    UNROLL for (unsigned i = 0; i < AHEAD; i++) parts[i] = read_part(l.p, (first + i) * SUM_BLOCK);
+    UNROLL for (unsigned i = 0; i < AHEAD; i++)
+        parts[i] = read_part<ONE_RUN>(l.p, (first + i) * SUM_BLOCK);
     if (l.p.to)
         UNROLL for (unsigned i = 0; i < AHEAD; i++)
-            write_part(l.p, (first + i) * SUM_BLOCK, parts[i]);
-    const uint64_t keys[2][2] = { { SECRET[stripe + pair], SECRET[stripe + pair + 1] },
-                                  { SECRET[stripe + 8 + pair], SECRET[stripe + 8 + pair + 1] } };
-    UNROLL
-    for (unsigned i = 0; i < AHEAD; i++) {
-        const word_pair a = parts[i].v[0], b = parts[i].v[1];
-        v[2 * i] = a.y + low_by_high(a.x ^ keys[0][0]) + b.y + low_by_high(b.x ^ keys[1][0]);
-        v[2 * i + 1] = a.x + low_by_high(a.y ^ keys[0][1]) + b.x + low_by_high(b.y ^ keys[1][1]);
-    }
-    static_assert(AHEAD == 4, "a sum for each of the 8 lanes that have the same accumulators");
-    join_halves<4>(v, 16);
-    join_halves<2>(v, 8);
-    join_halves<1>(v, 4);
-    adds[stripe / 2][pair + stripe % 2] = v[0];
+            write_part<ONE_RUN>(l.p, (first + i) * SUM_BLOCK, parts[i]);
+    UNROLL for (unsigned i = 0; i < AHEAD; i++) part_adds(parts[i], STRIPES, adds[i]);
 }
 
 static __device__ __forceinline__ void tile_adds(const long_piece &l, unsigned tile,
@@ -365,8 +329,9 @@ static __device__ __forceinline__ void tile_adds(const long_piece &l, unsigned t
 {
     const unsigned begin = (threadIdx.x / WARP - 1) * AHEAD, first = tile * SUM_TILE + begin,
                    end = first + AHEAD;
-    if (end <= l.n_full && end * SUM_BLOCK <= l.n_aligned && l.p.n_runs == 1) {
-        full_tile_adds(l, first, adds + begin);
+    if (end <= l.n_full && end * SUM_BLOCK <= l.n_aligned) {
+        if (l.p.n_runs == 1) full_tile_adds<true>(l, first, adds + begin);
+        else full_tile_adds<false>(l, first, adds + begin);
         return;
     }
     UNROLL_BY(1)
@@ -402,73 +367,50 @@ static __device__ __forceinline__ uint64_t finish(const uint64_t *accumulators, 
     return avalanche(h);
 }
 
-/* What the block shares. Written while one piece is computed: the description of the next. */
-struct sum_shared {
-    struct copy_stream_checksum_range pieces[2];
-    uint64_t adds[2][SUM_TILE][LANES];
-    uint64_t last[LANES], accumulators[LANES]; /* what the last 64 bytes add; the ends */
-};
-
-/* What the last 64 bytes of a piece add, wherever they begin, to one of the accumulators. */
-static __device__ __forceinline__ uint64_t last_adds(const long_piece &l, unsigned n)
+/* The block's: `sum` of piece p, which is copied. */
+static __device__ __forceinline__ void sum_piece(const struct copy_stream_checksum_range &p,
+                                                 uint64_t (*adds)[SUM_TILE][LANES], uint64_t *sum)
 {
-    const unsigned lane = threadIdx.x;
-    return read_word(l.p, n - STRIPE + 8 * (lane ^ 1), l.n_aligned) +
-           low_by_high(read_word(l.p, n - STRIPE + 8 * lane, l.n_aligned) ^
-                       secret_at(121 + 8 * lane));
-}
-
-/* Leaves the accumulators of a piece of more than SHORT_MAX bytes, and copies it. */
-static __device__ __forceinline__ void sum_long(const struct copy_stream_checksum_range &p,
-                                                unsigned n, sum_shared &s)
-{
+    const unsigned n = first_bytes(p) + p.tail.run_bytes * p.tail.n_runs, thread = threadIdx.x;
+    if (n <= SHORT_MAX) {
+        if (thread == 0) *sum = n <= 16 ? sum_to_16(p, n) : sum_to_240(p, n);
+        copy_bytes(p, 0, n);
+        return;
+    }
     const long_piece l = { p, aligned_bytes(p), (n - 1) / SUM_BLOCK, (n - 1) % SUM_BLOCK / STRIPE };
-    const unsigned thread = threadIdx.x;
     uint64_t accumulator = accumulator_begin(thread);
     for (unsigned tile = 0; tile <= l.n_full / SUM_TILE + 1; tile++) {
-        if (thread >= WARP && tile * SUM_TILE <= l.n_full) tile_adds(l, tile, s.adds[tile % 2]);
-        if (thread < LANES && tile == 0) s.last[thread] = last_adds(l, n);
+        if (thread >= WARP && tile * SUM_TILE <= l.n_full) tile_adds(l, tile, adds[tile % 2]);
         if (thread < LANES && tile > 0)
-            accumulator = accumulate(l, (tile - 1) * SUM_TILE, s.adds[(tile - 1) % 2], accumulator);
+            accumulator = accumulate(l, (tile - 1) * SUM_TILE, adds[(tile - 1) % 2], accumulator);
         __syncthreads();
     }
     copy_bytes(p, l.n_full * SUM_BLOCK + l.n_last * STRIPE, n);
-    if (thread < LANES) s.accumulators[thread] = accumulator + s.last[thread];
+    if (thread < LANES) /* the last 64 bytes again, wherever they begin */
+        adds[0][0][thread] = accumulator + read_64(p, n - STRIPE + 8 * (thread ^ 1)) +
+                             low_by_high(read_64(p, n - STRIPE + 8 * thread) ^
+                                         secret_at(121 + 8 * thread));
+    __syncthreads();
+    if (thread == 0) *sum = finish(adds[0][0], n);
 }
 
-/* Begins to read the description of a piece, which comes over PCIe, 16 bytes a thread. */
-static __device__ __forceinline__ void fetch_piece(struct copy_stream_checksum_range *to,
-                                                   const struct copy_stream_checksum_range *from)
-{
-    const unsigned i = threadIdx.x * 16;
-    if (i < sizeof *to) copy_async_16((char *)to + i, (const char *)from + i, 16);
-    copy_async_commit();
-}
-static_assert(sizeof(struct copy_stream_checksum_range) % 16 == 0, "as it is fetched");
+enum { PIECE_WORDS = sizeof(struct copy_stream_checksum_range) / sizeof(uint64_t) };
 
-/* Block i: pieces i, i + gridDim.x ... */
+/* Block i: pieces i, i + gridDim.x ... The next one's description comes over PCIe meanwhile. */
 static __global__ void __launch_bounds__(SUM_THREADS, SUM_BLOCKS)
     kv_checksum_kernel(const struct copy_stream_checksum_range *pieces, unsigned n, uint64_t *sums)
 {
     grid_dependency_sync();
-    sum_shared &s = *(sum_shared *)shared_memory();
-    fetch_piece(&s.pieces[0], &pieces[blockIdx.x]);
-    copy_async_wait<0>();
+    __shared__ uint64_t adds[2][SUM_TILE][LANES], words[2][PIECE_WORDS];
+    const unsigned word = threadIdx.x - LANES; /* threads that do not accumulate fetch */
+    if (word < PIECE_WORDS) words[0][word] = ((const uint64_t *)&pieces[blockIdx.x])[word];
     __syncthreads();
     for (unsigned i = blockIdx.x, turn = 0; i < n; i += gridDim.x, turn ^= 1) {
-        const struct copy_stream_checksum_range &p = s.pieces[turn];
-        const unsigned bytes = first_bytes(p) + p.tail.run_bytes * p.tail.n_runs;
-        if (i + gridDim.x < n) fetch_piece(&s.pieces[turn ^ 1], &pieces[i + gridDim.x]);
-        if (bytes > SHORT_MAX) {
-            sum_long(p, bytes, s);
-        } else {
-            if (threadIdx.x == 0)
-                sums[i] = bytes <= 16 ? sum_to_16(p, bytes) : sum_to_240(p, bytes);
-            copy_bytes(p, 0, bytes);
-        }
-        copy_async_wait<0>();
+        const bool fetches = word < PIECE_WORDS && i + gridDim.x < n;
+        const uint64_t next = fetches ? ((const uint64_t *)&pieces[i + gridDim.x])[word] : 0;
+        sum_piece(*(const struct copy_stream_checksum_range *)words[turn], adds, &sums[i]);
+        if (fetches) words[turn ^ 1][word] = next;
         __syncthreads();
-        if (threadIdx.x == 0 && bytes > SHORT_MAX) sums[i] = finish(s.accumulators, bytes);
     }
 }
 
@@ -477,6 +419,6 @@ cudaError_t kv_checksum_run(cudaStream_t stream, const struct copy_stream_checks
 {
     const uint32_t most = (uint32_t)(n_multiprocessors * SUM_BLOCKS);
     if (n == 0) return cudaSuccess;
-    return launch(stream, kv_checksum_kernel, dim3(n < most ? n : most), dim3(SUM_THREADS),
-                  sizeof(sum_shared), pieces, n, sums);
+    return launch(stream, kv_checksum_kernel, dim3(n < most ? n : most), dim3(SUM_THREADS), 0,
+                  pieces, n, sums);
 }
