@@ -5,10 +5,11 @@ moe_route.cu, moe_sort.cu, attention/attention.cu, cuda_matmul.c) and of the ord
 what decides about time is there: no biases, no tensor parallelism, KV in bf16."""
 from model_shapes import F8_BLOCK, STEP, blocks_for, experts_of_rows, up
 
-SKINNY_ROWS, SKINNY_W_ROWS, SKINNY_SPAN, SKINNY_BLOCKS_WANTED, SPLIT_MAX = 16, 16, 128, 256, 8
+SKINNY_ROWS, SKINNY_W_ROWS, SKINNY_SPAN, SKINNY_BLOCKS_WANTED, SPLIT_MAX, SPLIT_LEAST = 16, 16, 128, 128, 8, 16 * 128
 CUBLASLT_ROWS, SM90_ROWS, SM90_TILE, SMS_USUAL, SEGMENT, SEGMENT_LEAST, SEGMENTS_MANY = 17, 65, 128, 128, 512, 128, 64
 SHARED_OF_SM, SHARED_OF_BLOCK = 228 << 10, 227 << 10
-DECODE_X_MAX, RING_ROWS, RING_TILES_MAX, STAGED_BLOCKS, SORT_ROWS = 16384, 8, 128, 40, 16
+DECODE_X_MAX, RING_ROWS, RING_TILES_MAX, STAGED_BLOCKS, STAGED_WIDE, SORT_ROWS = 16384, 8, 128, 40, 96, 16
+ROUTER_ROWS, ROUTER_ROWS_MAX, ROUTE_SHARED_MAX = 8, 64, 96 << 10
 MOE_ROWS, MOE_ELEMENTS = 8192, 128 << 20  # ffn_moe.c: rows of a piece of a prompt
 RANGE_ROWS = 256  # attention_mla.c
 # gemm_tiles.cu's shapes: rows, columns, blocks per SM
@@ -85,7 +86,7 @@ def waves_s(g, blocks, resident, payload):
 
 
 def skinny(g, w, groups, what, op='matmul', at_most=1 << 30):
-    split = n_splits(w, groups, SKINNY_W_ROWS, SKINNY_BLOCKS_WANTED, 8 * SKINNY_SPAN)
+    split = n_splits(w, groups, SKINNY_W_ROWS, SKINNY_BLOCKS_WANTED, SPLIT_LEAST)
     tiles, used = blocks_for(w.n_out, SKINNY_W_ROWS), groups.count(0, at_most)
     launched = min(groups.slots, groups.n_groups) if groups.begin else groups.n_groups
     rows, must = groups.rows(0, at_most), used * w.bytes
@@ -97,7 +98,7 @@ def skinny(g, w, groups, what, op='matmul', at_most=1 << 30):
 
 def skinny_fused(g, matrices, rows, what):
     groups = Groups(rows)
-    splits = [n_splits(w, groups, SKINNY_W_ROWS, SKINNY_BLOCKS_WANTED, 8 * SKINNY_SPAN) for w in matrices]
+    splits = [n_splits(w, groups, SKINNY_W_ROWS, SKINNY_BLOCKS_WANTED, SPLIT_LEAST) for w in matrices]
     tiles = [blocks_for(w.n_out, SKINNY_W_ROWS) for w in matrices]
     working = sum(n * s for n, s in zip(tiles, splits))
     must, moved = sum(w.bytes for w in matrices), sum(w.bytes + row_bytes(w, rows) for w in matrices)
@@ -131,7 +132,7 @@ def ring(g, kernel, matrices, groups, what, op, jobs, shared, extra_us=0.0):
 
 
 def decode(g, matrices, groups, what, op='matmul', x_rows=None):
-    jobs = sum(blocks_for(w.n_out, SKINNY_W_ROWS) * n_splits(w, groups, SKINNY_W_ROWS, SKINNY_BLOCKS_WANTED, 8 * SKINNY_SPAN) for w in matrices)
+    jobs = sum(blocks_for(w.n_out, SKINNY_W_ROWS) * n_splits(w, groups, SKINNY_W_ROWS, SKINNY_BLOCKS_WANTED, SPLIT_LEAST) for w in matrices)
     return ring(g, 'decode', matrices, groups, what, op, jobs * groups.count(), ring_shared(matrices[0], x_rows or groups.slots, 13 * 1024))
 
 
@@ -202,7 +203,7 @@ def cublaslt(g, w, rows, what, n_groups=1):
     share = n_tiles / (blocks_for(n_tiles, g.n_sms) * g.n_sms)
     moved = n_groups * (w.bytes + row_bytes(w, rows))
     t, bound = longest(g, memory=moved / g.read, products=n_groups * w.flops(rows) / (g.bf16 * max(share, 0.5)))
-    return Launch('cublasLt', 'matmul', what, t, moved, n_groups * w.flops(rows), n_groups * w.bytes, bound=bound)
+    return Launch('cublasLt', 'matmul', what, t + g.library_us, moved, n_groups * w.flops(rows), n_groups * w.bytes, bound=bound)
 
 
 def wants_f8(g, w, groups):
@@ -229,7 +230,8 @@ def f32(g, w, rows, what):
     """gemm_f32.cu, narrow and long: routers."""
     r, c = (1, 4) if rows == 1 else (8, 4)
     if blocks_for(rows, 64) * blocks_for(w.n_out, 32) >= STAGED_BLOCKS:
-        r, c = 64, 32
+        wide = blocks_for(w.n_out, 32) % 2 == 0 and blocks_for(rows, 64) * blocks_for(w.n_out, 64) >= STAGED_WIDE
+        r, c = 64, 64 if wide else 32
     elif rows > 8 and blocks_for(rows, 8) * blocks_for(w.n_out, 16) >= 64:
         r, c = 8, 16
     blocks = blocks_for(rows, r) * blocks_for(w.n_out, c)
@@ -387,6 +389,21 @@ def route(g, m, rows):
                   small(g, 'place', 'route', '', choices * 12, 1.5, n)]
 
 
+def router(g, m, rows):
+    """The norm, the router and the choice of experts: in one launch for few rows (moe_router.cu), with a sort beyond 8."""
+    width = up(m.hidden, 32)
+    if rows > ROUTER_ROWS_MAX or (min(rows, ROUTER_ROWS) + 1) * width * 4 > ROUTE_SHARED_MAX:
+        out = [small(g, 'norm', 'rms_norm', '', rows * m.hidden * 8, 0.5, rows), f32(g, m.router, rows, m.router.what()), *route(g, m, rows)]
+    else:
+        blocks = blocks_for(m.n_experts, 4) * blocks_for(rows, ROUTER_ROWS)
+        out = [small(g, 'router', 'router', m.router.what(), m.router.bytes + blocks * rows * m.hidden * 4, g.router_us, blocks)]
+        out[0].must, out[0].flops = m.router.bytes, m.router.flops(rows)
+        out += [small(g, 'sort', 'router', '', rows * m.n_used * 8, 1.0)] if rows > ROUTER_ROWS else []
+    for x in out:
+        x.op = 'router'
+    return out
+
+
 def sparse_layer(g, s):
     """Routed experts, in pieces of rows."""
     m = s.m
@@ -394,8 +411,8 @@ def sparse_layer(g, s):
     rows = min(s.rows, most)
     groups, all_rows = Groups(rows, m.n_experts, m.n_used), Groups(rows)
     gate_up, down = m.expert_gate_up, m.expert_down
-    out = [small(g, 'norm', 'rms_norm', '', rows * m.hidden * 8, 0.5, rows), f32(g, m.router, rows, m.router.what()), *route(g, m, rows),
-           *unless_decode(inputs(g, gate_up, rows, 'experts', norm=False), gate_up, groups, rows)]
+    first = router(g, m, rows)
+    out = [*first, *unless_decode(inputs(g, gate_up, rows, 'experts', norm=False), gate_up, groups, rows)]
     if m.shared:
         out += product(g, m.shared[0], all_rows, m.shared[0].what())
     out += product(g, gate_up, groups, 'gate_up ' + gate_up.what(), x_rows=rows)
@@ -406,7 +423,7 @@ def sparse_layer(g, s):
     else:
         out += [*ready(g, down, groups.slots, groups), *product(g, down, groups, 'down ' + down.what()),
                 small(g, 'combine', 'combine', '', rows * m.hidden * 4 * (m.n_used + 2), 0.3, blocks_for(rows * m.hidden, 256))]
-    for x in out[out.index(next(x for x in out if x.kernel == 'f32')) + 1:]:
+    for x in out[len(first):]:
         if x.op == 'matmul' or x.op == 'combine':
             x.op = 'experts'
     for x in out:

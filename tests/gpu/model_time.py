@@ -40,6 +40,8 @@ CONSTANTS = {
     'unit_read': (73e9, 'estimated: attention, 64 KiB in flight per block, 900 ns away'),
     'ramp_us': (2.0, 'estimated: attention, until all blocks read and after the first ends'),
     'merge_us': (1.5, 'estimated: the last block of a row: a counter, its segments\' parts'),
+    'library_us': (1.0, 'estimated: cublasLt\'s kernels do not overlap the one before'),
+    'router_us': (4.0, 'estimated: norm, product, a counter, top-k by the last block'),
     'route_us': (2.0, 'estimated: top-k by one warp, ordered keys'),
 }
 # figures of a result file that replace constants: constant -> (name of the figure, factor)
