@@ -23,7 +23,7 @@ MODELS = {
 }
 RUNS = [*((m, "none") for m in MODELS), ("qwen3-30b-a3b", "wint4"), ("qwen3-30b-a3b", "block_wise_fp8")]
 # which must have overlapped: of decode steps and of prompts
-KERNELS = r"decode_kernel", r"combine_kernel<", r"attn_mma_kernel", r"attn_prefill_sm90_kernel", r"attn_mla_kernel", r"append_rows", r"router_", r"f32_", r"norm_kernel"
+KERNELS = r"decode_kernel", r"combine_kernel<", r"attn_mma_kernel", r"attn_prefill_sm90_kernel", r"attn_mla_kernel", r"append_rows", r"router_", r"norm_kernel"
 
 
 def run(folder, model, quantization):
