@@ -6,12 +6,13 @@ what decides about time is there: no biases, no tensor parallelism, KV in bf16."
 from model_shapes import F8_BLOCK, STEP, blocks_for, experts_of_rows, up
 
 SKINNY_ROWS, SKINNY_W_ROWS, SKINNY_SPAN, SKINNY_BLOCKS_WANTED, SPLIT_MAX, SPLIT_LEAST = 16, 16, 128, 128, 8, 16 * 128
-CUBLASLT_ROWS, SM90_ROWS, SM90_TILE, SMS_USUAL, SEGMENT, SEGMENT_LEAST, SEGMENTS_MANY = 17, 65, 128, 128, 512, 128, 64
+CUBLASLT_ROWS, SM90_ROWS, SMS_USUAL, SEGMENT, SEGMENT_LEAST, SEGMENTS_MANY = 17, 65, 128, 512, 128, 64
 SHARED_OF_SM, SHARED_OF_BLOCK = 228 << 10, 227 << 10
 DECODE_X_MAX, RING_ROWS, RING_TILES_MAX, STAGED_BLOCKS, STAGED_WIDE, SORT_ROWS = 16384, 8, 128, 40, 96, 16
 ROUTER_ROWS, ROUTER_ROWS_MAX, ROUTE_SHARED_MAX = 8, 64, 96 << 10
 MOE_ROWS, MOE_ELEMENTS = 8192, 128 << 20  # ffn_moe.c: rows of a piece of a prompt
 RANGE_ROWS = 256  # attention_mla.c
+SM90_TILES = {(128, 128): 12, (128, 256): 21, (256, 192): 30}  # rows, columns: cost
 # gemm_tiles.cu's shapes: rows, columns, blocks per SM
 TILES = [(128, 128, 1), (64, 128, 2), (64, 64, 4), (32, 128, 2), (32, 32, 4)]
 TILES_SPLIT = [(32, 64, 2), (64, 64, 2)]
@@ -172,25 +173,37 @@ def tiles(g, w, groups, what, op='matmul', above=0):
 
 def sm90_fits(g, w, groups, f8_x):
     usual = groups.slots // groups.n_groups if groups.begin else groups.slots
-    tiles_ = groups.tiles_at_most(SM90_TILE) * blocks_for(w.n_out, 128)
-    return (w.layout == 'bf16' or f8_x) and usual >= SM90_ROWS and 2 * tiles_ >= g.n_sms and w.n_in_padded >= 128
+    tiles_ = groups.tiles_at_most(128) * blocks_for(w.n_out, 128)
+    return (w.layout != 'f8' or f8_x) and usual >= SM90_ROWS and 2 * tiles_ >= g.n_sms and w.n_in_padded >= 128
+
+
+def sm90_tile(g, w, groups, above):
+    """(rows, columns) by gemm_sm90_choose: rounds of all SMs, each as long as its tile."""
+    def cost(tile):
+        return blocks_for(groups.tiles_at_most(tile[0], above) * blocks_for(w.n_out, tile[1]), g.n_sms) * SM90_TILES[tile]
+
+    narrow, wide, tall = SM90_TILES
+    if w.layout == 'f8':
+        tall_f8 = (256, 128)
+        return tall_f8 if blocks_for(groups.tiles_at_most(256, above) * blocks_for(w.n_out, 128), g.n_sms) * 21 <= cost(narrow) else narrow
+    if w.layout == 'bf16' and cost(tall) <= min(cost(wide), cost(narrow)):
+        return tall
+    return wide if cost(wide) <= cost(narrow) else narrow
 
 
 def sm90(g, w, groups, what, op='matmul', above=0):
-    """wgmma tiles of 128 rows (gemm_sm90.cu, gemm_sm90_f8.cu): persistent blocks."""
-    f8 = w.layout == 'f8'
-    across = {c: blocks_for(w.n_out, c) for c in (128, 256)}
-    at_most, working = groups.tiles_at_most(SM90_TILE, above), groups.tiles(SM90_TILE, above)
-    wide, narrow = blocks_for(at_most * across[256], g.n_sms) * 2, blocks_for(at_most * across[128], g.n_sms)
-    columns = 256 if not f8 and wide * 9 <= narrow * 10 else 128
-    n_tiles, n = working * across[columns], groups.rows(above)
+    """wgmma tiles (gemm_sm90.cu, gemm_sm90_f8.cu, gemm_sm90_upconvert.cu): persistent blocks."""
+    f8, small_w = w.layout == 'f8', w.layout in ('w4', 'w8')
+    rows, columns = sm90_tile(g, w, groups, above)
+    across, at_most, working = blocks_for(w.n_out, columns), groups.tiles_at_most(rows, above), groups.tiles(rows, above)
+    n_tiles, n = working * across, groups.rows(above)
     rounds = max(1.0, n_tiles / g.n_sms if n_tiles > 4 * g.n_sms else float(blocks_for(n_tiles, g.n_sms)))
-    rate = g.fp8 * g.fp8_share if f8 else g.bf16 * g.wgmma_share
-    of_tile = 2.0 * SM90_TILE * columns * w.n_in / (rate / g.n_sms) + g.tile_us * 1e-6
-    in_l2 = (SM90_TILE + columns) * w.n_in * (1 if f8 else 2) * n_tiles / g.l2
+    rate = g.fp8 * g.fp8_share if f8 else g.bf16 * (g.upconvert_share if small_w else g.wgmma_share)
+    of_tile = 2.0 * rows * columns * w.n_in / (rate / g.n_sms) + g.tile_us * 1e-6
+    in_l2 = (rows * w.n_in * (1 if f8 else 2) + columns * w.row_bytes) * n_tiles / g.l2
     must = groups.count(above) * w.bytes
     t, bound = longest(g, memory=(must + row_bytes(w, n)) / g.read, products=rounds * of_tile, l2=in_l2)
-    launched = min(at_most * across[columns], g.n_sms)
+    launched = min(at_most * across, g.n_sms)
     return Launch('sm90_f8' if f8 else 'sm90', op, what, t, must + row_bytes(w, n), w.flops(n), must, launched, min(launched, n_tiles), bound)
 
 

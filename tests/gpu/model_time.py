@@ -21,6 +21,7 @@ CONSTANTS = {
     'fp8': (1400e12, 'estimated: DeepGEMM on an H100'),
     'f32': (45e12, 'estimated: 0.67 of the data sheet'),
     'wgmma_share': (0.85, 'estimated: own wgmma tiles, of cuBLAS'),
+    'upconvert_share': (0.70, 'estimated: the same with W of 8 and 4 bits, which the producer converts'),
     'fp8_share': (0.80, 'estimated: 128 x 128 tiles, bound by shared memory'),
     'mma_share': (0.55, 'estimated: mma.sync tiles, of cuBLAS'),
     'attention_share': (0.70, 'estimated: 550 TFLOP/s; FlashAttention-3 reaches 740 in f16'),

@@ -26,7 +26,6 @@ MIRRORED = {
     "SPLIT_MAX": ("kernels/cuda/gemm/gemm_split_k.cuh", "SPLIT_K_MAX"),
     "CUBLASLT_ROWS": ("kernels/cuda/gemm/gemm_cublaslt.h", "GEMM_CUBLASLT_ROWS"),
     "SM90_ROWS": ("kernels/cuda/gemm/gemm_sm90.cu", "ROWS_AT_LEAST"),
-    "SM90_TILE": ("kernels/cuda/gemm/gemm_sm90.cuh", "SM90_TILE_ROWS"),
     "SMS_USUAL": ("kernels/cuda/gemm/gemm_tiles.cu", "SMS_USUAL"),
     "SEGMENT": ("kernels/cuda/attention/attention.h", "CUDA_ATTN_SEGMENT"),
     "SEGMENT_LEAST": ("kernels/cuda/attention/attention.h", "CUDA_ATTN_SEGMENT_LEAST"),
@@ -82,7 +81,8 @@ def check_steps():
     steps = list(model_time.predict(g))
     expect(len(steps) == 4 * 3 * (len(model_time.DECODE) + len(model_time.PREFILL)), f"there are {len(steps)} steps")
     for p in steps:
-        expect(0 < p.share < 1, f"{p.name()}: {p.share:.2f} of its limit")
+        most = 2 if "fp8, prefill" in p.name() else 1  # beside products in bf16
+        expect(0 < p.share < most, f"{p.name()}: {p.share:.2f} of its limit")
         expect(near(p.us, sum(us for _, us in p.by_op().values())), f"{p.name()}: its ops do not add up to it")
         expect(all(x.us > 0 and 0 <= x.working <= x.blocks * 1.0001 for _, x in p.parts), f"{p.name()}: a kernel has no time, or more work than blocks")
     longer = {p.name(): p for p in steps}
