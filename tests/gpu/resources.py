@@ -14,7 +14,7 @@ import sass
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 ARCHITECTURES, SASS_ARCH = ('80', '86', '89', '90a', '100'), '90a'
 # kernels whose loops take a step's time: part of the name -> what they are
-MAIN_LOOPS = ('sm90', 'skinny', 'tiles_kernel', 'f32_', 'attn_', 'attend', 'merge', 'prefill', 'route', 'prepare_inputs', 'norm', 'combine', 'copy', 'checksum')
+MAIN_LOOPS = ('sm90', 'decode', 'skinny', 'tiles_kernel', 'f32_', 'attn_', 'attend', 'merge', 'prefill', 'route', 'prepare_inputs', 'norm', 'combine', 'copy', 'checksum')
 COMPILED = re.compile(r"Compiling entry function '(\S+)' for '(\w+)'")
 SPILLS = re.compile(r'(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads')
 USED = re.compile(r'Used (\d+) registers(?:.*?(\d+) bytes smem)?')

@@ -85,6 +85,9 @@ def check_steps():
         expect(0 < p.share < most, f"{p.name()}: {p.share:.2f} of its limit")
         expect(near(p.us, sum(us for _, us in p.by_op().values())), f"{p.name()}: its ops do not add up to it")
         expect(all(x.us > 0 and 0 <= x.working <= x.blocks * 1.0001 for _, x in p.parts), f"{p.name()}: a kernel has no time, or more work than blocks")
+        if p.step.prefill or p.step.rows == 1:  # LIMIT: steps of 8 to 256 sequences launch blocks for groups that may turn out small or large
+            for (kernel, what), (launched, working) in model_time.shapes_with_blocks(p).items():
+                expect(working >= 0.9 * launched, f"{p.name()}: {kernel} of {what} has work for {working:.0f} of {launched:.0f} blocks")
     longer = {p.name(): p for p in steps}
     bf16, w4 = longer["Qwen3-30B-A3B bf16, decode of 1 at 1024"], longer["Qwen3-30B-A3B wint4, decode of 1 at 1024"]
     expect(near(bf16.must, 6.2e9, 0.01), f"a token of Qwen3-30B-A3B reads {bf16.must / 1e9:.2f} GB")
