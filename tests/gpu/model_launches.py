@@ -12,7 +12,8 @@ DECODE_X_MAX, RING_ROWS, RING_TILES_MAX, STAGED_BLOCKS, STAGED_WIDE, SORT_ROWS =
 ROUTER_ROWS, ROUTER_ROWS_MAX, ROUTE_SHARED_MAX = 8, 64, 96 << 10
 MOE_ROWS, MOE_ELEMENTS = 8192, 128 << 20  # ffn_moe.c: rows of a piece of a prompt
 RANGE_ROWS = 256  # attention_mla.c
-SM90_TILES = {(128, 128): 12, (128, 256): 21, (256, 192): 30}  # rows, columns: cost
+SM90_TILES = {(128, 128): 12, (128, 256): 21, (256, 128): 21}  # rows, columns: cost
+EXPERT_ROWS, EXPERT_COLUMNS, EXPERT_ROWS_USUAL, EXPERT_TILES_MAX, MANY_ROWS = 32, 128, 24, 512, 32
 # gemm_tiles.cu's shapes: rows, columns, blocks per SM
 TILES = [(128, 128, 1), (64, 128, 2), (64, 64, 4), (32, 128, 2), (32, 32, 4)]
 TILES_SPLIT = [(32, 64, 2), (64, 64, 2)]
@@ -182,13 +183,8 @@ def sm90_tile(g, w, groups, above):
     def cost(tile):
         return blocks_for(groups.tiles_at_most(tile[0], above) * blocks_for(w.n_out, tile[1]), g.n_sms) * SM90_TILES[tile]
 
-    narrow, wide, tall = SM90_TILES
-    if w.layout == 'f8':
-        tall_f8 = (256, 128)
-        return tall_f8 if blocks_for(groups.tiles_at_most(256, above) * blocks_for(w.n_out, 128), g.n_sms) * 21 <= cost(narrow) else narrow
-    if w.layout == 'bf16' and cost(tall) <= min(cost(wide), cost(narrow)):
-        return tall
-    return wide if cost(wide) <= cost(narrow) else narrow
+    narrow, larger = (128, 128), (256, 128) if w.layout == 'f8' else (128, 256)
+    return larger if cost(larger) <= cost(narrow) else narrow
 
 
 def sm90(g, w, groups, what, op='matmul', above=0):
@@ -205,6 +201,21 @@ def sm90(g, w, groups, what, op='matmul', above=0):
     t, bound = longest(g, memory=(must + row_bytes(w, n)) / g.read, products=rounds * of_tile, l2=in_l2)
     launched = min(at_most * across, g.n_sms)
     return Launch('sm90_f8' if f8 else 'sm90', op, what, t, must + row_bytes(w, n), w.flops(n), must, launched, min(launched, n_tiles), bound)
+
+
+def experts_fit(g, w, groups):
+    at_most = groups.tiles_at_most(EXPERT_ROWS)
+    return (groups.begin and w.layout not in ('f32', 'w4') and groups.slots <= EXPERT_ROWS_USUAL * groups.n_groups and at_most <= EXPERT_TILES_MAX and
+            at_most * blocks_for(w.n_out, EXPERT_COLUMNS) >= 2 * g.n_sms)
+
+
+def experts(g, w, groups, what, op='matmul'):
+    """Experts of dozens of rows at most (gemm_tiles.cu): persistent blocks, whose ring of stages never drains."""
+    jobs, must, n = groups.tiles(EXPERT_ROWS) * blocks_for(w.n_out, EXPERT_COLUMNS), groups.count() * w.bytes, groups.rows()
+    t, bound = longest(g, memory=(must + row_bytes(w, n)) / g.read + g.block_us * 1e-6,
+                       products=2.0 * jobs * EXPERT_ROWS * EXPERT_COLUMNS * w.n_in / (g.bf16 * g.mma_share),
+                       l2=jobs * (EXPERT_ROWS * w.n_in * 2 + EXPERT_COLUMNS * w.row_bytes) / g.l2)
+    return Launch('experts', op, what, t, must + row_bytes(w, n), w.flops(n), must, 2 * g.n_sms, min(2 * g.n_sms, jobs), bound)
 
 
 def library_takes(g, w, groups):
@@ -233,6 +244,8 @@ def product(g, w, groups, what, op='matmul', x_rows=None):
         return [decode(g, [w], groups, what, op, x_rows)]
     if groups.slots <= SKINNY_ROWS:
         return [skinny(g, w, groups, what, op)]
+    if experts_fit(g, w, groups):
+        return [experts(g, w, groups, what, op)]
     large = sm90 if sm90_fits(g, w, groups, False) else tiles
     if not groups.begin or groups.slots // groups.n_groups >= SKINNY_ROWS:
         return [large(g, w, groups, what, op)]
@@ -272,28 +285,35 @@ def append(g, m, rows):
     return small(g, 'append', 'rope, kv_append', '', rows * (heads * m.head_dim * 4 * 2 + m.kv_token_bytes), 0.5, rows * heads)
 
 
-def segment_of(m, context):
+def merge(g, m, rows, n_segments, v_dim):
+    part = rows * n_segments * m.n_heads * (v_dim + 2) * 4
+    return small(g, 'merge', 'attention', '', part, 0.5 + blocks_for(n_segments, 32) * g.merge_round_us, rows * m.n_heads)
+
+
+def segment_of(m, rows, context):
     """Keys of a decode row's segments."""
-    n = SEGMENT if m.latent else SEGMENT_LEAST
+    n = SEGMENT if m.latent or rows >= MANY_ROWS else SEGMENT_LEAST
     while n < SEGMENT and context > n * SEGMENTS_MANY:
         n *= 2
     return n
 
 
 def attention_decode(g, m, rows, context):
-    """A block for each segment of a KV head (all heads, of latents). The last block of a row merges its segments."""
-    keys = segment_of(m, context)
+    """A block for each segment of a KV head (all heads, of latents). The last block of a row merges its segments if all run at a time."""
+    keys = segment_of(m, rows, context)
     n_segments, heads = blocks_for(context, keys), 1 if m.latent else m.n_kv_heads
     dims = m.latent * 2 + m.rope if m.latent else 2 * m.head_dim
     must, units = rows * context * m.kv_token_bytes, rows * n_segments * heads
     flops = 2.0 * rows * context * m.n_heads * dims
     resident, payload = 2 * g.n_sms, min(context, keys) * m.kv_token_bytes / heads
     moved = must + rows * m.n_heads * dims * 4 + 2 * rows * n_segments * m.n_heads * (m.latent or m.head_dim) * 4
-    last_us = g.merge_us if n_segments > 1 else 0.0
+    alone = n_segments > 1 and (m.latent or units > resident)
+    last_us = g.merge_us if n_segments > 1 and not alone else 0.0
     # A unit that ends lets its block begin the next one's loads only then: the ring drains.
     t, bound = longest(g, memory=moved / g.read + (g.ramp_us + last_us) * 1e-6, products=flops / (g.bf16 * g.mma_share),
                        blocks=max(1.0, units / resident) * (g.unit_us * 1e-6 + payload / g.unit_read) + last_us * 1e-6)
-    return [Launch('attend_mla' if m.latent else 'attend_mma', 'attention', '', t, moved, flops, must, min(units, resident), None, bound)]
+    out = [Launch('attend_mla' if m.latent else 'attend_mma', 'attention', '', t, moved, flops, must, min(units, resident), None, bound)]
+    return out + ([merge(g, m, rows, n_segments, m.latent or m.head_dim)] if alone else [])
 
 
 def attention_prefill(g, m, rows, begin):
@@ -303,7 +323,9 @@ def attention_prefill(g, m, rows, begin):
         flops = 2.0 * pairs * m.n_heads * (2 * m.latent + m.rope)
         keys, n = pairs * m.kv_token_bytes, blocks_for(rows, RANGE_ROWS)
         t, bound = longest(g, l2=keys / n / g.l2, products=flops / n / (g.bf16 * g.latent_share))
-        return [Launch('attend_mla', 'attention', '', t + g.merge_us, keys / n / RANGE_ROWS, flops / n, bound=bound, n=n)]
+        merges = merge(g, m, min(rows, RANGE_ROWS), blocks_for(begin + rows, SEGMENT) / 2, m.latent)
+        merges.n = sum(begin + (i + 1) * RANGE_ROWS > SEGMENT for i in range(n))  # ranges whose rows have several segments
+        return [Launch('attend_mla', 'attention', '', t, keys / n / RANGE_ROWS, flops / n, bound=bound, n=n), *([merges] if merges.n else [])]
     flops, moved = 2.0 * pairs * m.n_heads * 2 * m.head_dim, (begin + rows) * m.kv_token_bytes + rows * m.n_heads * m.head_dim * 8
     t, bound = longest(g, memory=moved / g.read, products=flops / (g.bf16 * g.attention_share))
     blocks = min(blocks_for(rows * m.n_heads // m.n_kv_heads, 128) * m.n_kv_heads, g.n_sms)
@@ -434,8 +456,10 @@ def sparse_layer(g, s):
     if combine_fits(down, groups, rows):
         out.append(combine(g, down, groups, rows, 'down ' + down.what()))
     else:
-        out += [*ready(g, down, groups.slots, groups), *product(g, down, groups, 'down ' + down.what()),
-                small(g, 'combine', 'combine', '', rows * m.hidden * 4 * (m.n_used + 2), 0.3, blocks_for(rows * m.hidden, 256))]
+        last = product(g, down, groups, 'down ' + down.what())
+        of_result = 2 if last[0].kernel.startswith('sm90') else 4  # in bf16 between the two
+        out += [*ready(g, down, groups.slots, groups), *last,
+                small(g, 'combine', 'combine', '', rows * m.hidden * (of_result * m.n_used + 8), 0.3, blocks_for(rows * m.hidden, 1024))]
     for x in out[len(first):]:
         if x.op == 'matmul' or x.op == 'combine':
             x.op = 'experts'

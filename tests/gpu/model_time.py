@@ -42,6 +42,7 @@ CONSTANTS = {
     'ramp_us': (2.0, 'estimated: attention, until all blocks read and after the first ends'),
     'merge_us': (1.5, 'estimated: the last block of a row: a counter, its segments\' parts'),
     'library_us': (1.0, 'estimated: cublasLt\'s kernels do not overlap the one before'),
+    'merge_round_us': (0.6, 'estimated: 32 segments, one round of loads'),
     'router_us': (4.0, 'estimated: norm, product, a counter, top-k by the last block'),
     'route_us': (2.0, 'estimated: top-k by one warp, ordered keys'),
 }
