@@ -3,7 +3,7 @@
  *
  *   acquire ─▶ begin (after an event, on one copy stream) ─▶ done ─▶ release
  *                └─▶ released early: kept with its stage until it is done
- *   acquire ─▶ plan_put ─▶ attach (a put computes its checksums) ─▶ end_put: done ─▶ release
+ *   acquire ─▶ plan ─▶ attach (a put computes its checksums) ─▶ end_put: done ─▶ release
  *   acquire ─▶ add_note .. add_note ─▶ begin_check (checksums of all of them) ─▶ done ─▶ release
  *
  * A kvt has two of them: one for what leaves (its stream waits for events of layers that are being

@@ -4,7 +4,7 @@
 
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/gemm/gemm_cublaslt.h"
-#include "kernels/cuda/moe_route.h"
+#include "kernels/cuda/moe/moe_route.h"
 #include "shared/base/arith.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"

@@ -11,7 +11,7 @@
 #include "kernels/cuda/gemm/gemm_cublaslt.h"
 #include "kernels/cuda/gemm/prepare_inputs.h"
 #include "kernels/cuda/gemm/prepare_inputs_f8.h"
-#include "kernels/cuda/moe_route.h"
+#include "kernels/cuda/moe/moe_route.h"
 #include "shared/base/arith.h"
 
 static enum gemm_weight_layout layout_of(const struct weight *w)

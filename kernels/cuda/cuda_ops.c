@@ -2,7 +2,7 @@
  * stream's order; and the backend's tables. Thread: engine. */
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/elementwise.h"
-#include "kernels/cuda/moe_route.h"
+#include "kernels/cuda/moe/moe_route.h"
 
 void cuda_combine(struct kernel_ctx *base, const struct combine_args *a)
 {

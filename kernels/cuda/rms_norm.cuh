@@ -15,7 +15,8 @@ enum {
     RMS_AHEAD = 4 /* quads that a thread loads at a time */
 };
 
-/* Elements k .. k + 3, zeros from n on. ALIGNED: rows are, to 16 bytes, and n is a multiple of 4. */
+/* Elements k .. k + 3, zeros from n on. ALIGNED: rows are, to 16 bytes, and n is a
+ * multiple of 4. */
 template <bool ALIGNED>
 static __device__ __forceinline__ float4 rms_quad(const float *x, unsigned k, unsigned n)
 {

@@ -4,7 +4,7 @@
  * Slots are sorted by physical expert, so the slots of one rank are contiguous, and a slot's index
  * among them is its index at the receiver. A block sends one (row, choice); the write to the other
  * GPU dominates the time. Thread: device. */
-#include "kernels/cuda/moe_route.h"
+#include "kernels/cuda/moe/moe_route.h"
 #include "kernels/ep/ep_rows.cuh"
 #include "kernels/ep/ep_signals.cuh"
 

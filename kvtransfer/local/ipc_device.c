@@ -8,8 +8,8 @@
  * before still run. Detaching waits for the streams before it closes the memory and sends BYE; the
  * receiver frees its pool only after BYE (local.c, drain_writers). The driver decides what happens
  * to copies in flight when the receiver is killed: at worst the writer's context ends, and with it
- * the writer's node. LIMIT: abandoned puts run to their end: a copy in a stream cannot be cancelled.
- * Thread: transfer; on_copied on a thread of the driver. */
+ * the writer's node. LIMIT: abandoned puts run to their end, as a copy in a stream cannot be
+ * cancelled. Thread: transfer; on_copied on a thread of the driver. */
 #include "kvtransfer/local/ipc.h"
 
 #include <assert.h>

@@ -123,7 +123,7 @@ def ring_shared(w, x_rows, static):
 
 
 def ring(g, kernel, matrices, groups, what, op, jobs, shared, extra_us=0.0):
-    """Persistent blocks, two per SM if their shared memory fits. Loads of W are under way while the kernel before ends and x is prepared."""
+    """Persistent blocks, two per SM if their shared memory fits. Loads of W are in flight while the kernel before ends and x is prepared."""
     used, rows = groups.count(), groups.rows()
     must, moved = sum(used * w.bytes for w in matrices), sum(used * w.bytes + row_bytes(w, rows) for w in matrices)
     blocks = min(jobs, g.n_sms * (2 if 2 * shared <= SHARED_OF_SM else 1))

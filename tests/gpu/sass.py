@@ -46,7 +46,7 @@ def functions(text):
 
 
 def loads_in_flight(code):
-    """(most loads of global memory that are under way when the first of them is used, their bytes), in the order of the text."""
+    """(most loads of global memory that are in flight when the first of them is used, their bytes), in the order of the text."""
     waiting, best = [], (0, 0)  # (registers, bytes)
     for i in code:
         used = i.registers(i.operands[1:] if i.op == 'LDG' else i.operands)

@@ -35,9 +35,9 @@ MIRRORED = {
     "RING_TILES_MAX": ("kernels/cuda/gemm/gemm_ring.cuh", "RING_TILES_MAX"),
     "STAGED_BLOCKS": ("kernels/cuda/gemm/gemm_f32_staged.cuh", "STAGED_BLOCKS_ENOUGH"),
     "STAGED_WIDE": ("kernels/cuda/gemm/gemm_f32_staged.cuh", "STAGED_BLOCKS_WIDE"),
-    "SORT_ROWS": ("kernels/cuda/moe_sort.cuh", "SORT_ROWS"),
-    "ROUTER_ROWS": ("kernels/cuda/moe_route_block.cuh", "ROUTE_BLOCK_ROWS"),
-    "ROUTER_ROWS_MAX": ("kernels/cuda/moe_router.cu", "ROUTER_ROWS_MAX"),
+    "SORT_ROWS": ("kernels/cuda/moe/moe_sort.cuh", "SORT_ROWS"),
+    "ROUTER_ROWS": ("kernels/cuda/moe/moe_route_block.cuh", "ROUTE_BLOCK_ROWS"),
+    "ROUTER_ROWS_MAX": ("kernels/cuda/moe/moe_router.cu", "ROUTER_ROWS_MAX"),
     "MOE_ROWS": ("shared/model/ffn_moe.c", "GPU_ROWS_MAX"),
     "RANGE_ROWS": ("shared/model/attention_mla.c", "ABSORBED_ROWS"),
 }

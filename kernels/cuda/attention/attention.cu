@@ -178,9 +178,9 @@ static cudaError_t merge_launch(cudaStream_t stream, const struct attention *a,
 }
 
 /* Counters for blocks that merge what they compute, which saves a launch, where all of them run at
- * a time. Otherwise a launch does, with the same bits: the last of several segments of a block keeps
- * the others waiting for longer (16 rows of 32k on an H200: 0.59 of reading, against 0.82), and so
- * do the long rows of MLA. */
+ * a time. Otherwise a launch does, with the same bits: the last of several segments of a block
+ * keeps the others waiting for longer (16 rows of 32k on an H200: 0.59 of reading, against 0.82),
+ * and so do the long rows of MLA. */
 static unsigned *arrivals_of(const struct attention *a, int32_t n_rows, int32_t n_items)
 {
     const size_t n = 2 * (size_t)n_rows + (size_t)n_items / MERGE_GROUP + 1;

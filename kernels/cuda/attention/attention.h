@@ -73,8 +73,8 @@ struct attention {
 };
 
 /* Numbers the rows of a list: fills `rows`, which has room for those of all sequences (NULL: only
- * counts them), and `counts`. Host memory. block_tokens: the pool's; is_large: decode rows have large
- * segments, as small ones would cost more than they give. */
+ * counts them), and `counts`. Host memory. block_tokens: the pool's; is_large: decode rows have
+ * large segments, as small ones would cost more than they give. */
 void attention_list_rows(struct cuda_attn_counts *counts, const struct attn_seq *seqs,
                          int32_t n_seqs, int32_t block_tokens, bool is_large,
                          struct cuda_attn_row *rows);

@@ -330,6 +330,14 @@ static __device__ __forceinline__ void attn_mma_feed_from(const struct attn_deco
     f->first_key = u.b.first_key;
 }
 
+/* Where a piece of a row of a tile is. */
+template <enum dtype T, int DIM>
+static __device__ __forceinline__ void *attn_mma_piece(char *tile, int row, int piece)
+{
+    if constexpr (kv_traits<T>::SCALED) return bytes_of<DIM>(tile, row, piece);
+    else return piece_of<DIM>((uint16_t *)tile, row, piece);
+}
+
 /* Starts the cp.async of the warp's next tile, as one group. A lane looks up where some keys are,
  * and others get it from there. */
 template <enum dtype T, int DIM>
@@ -345,16 +353,16 @@ static __device__ __forceinline__ void attn_mma_load_tile(const struct attn_deco
     uint32_t place[(KEYS + WARP - 1) / WARP]; /* in 16 bytes */
     UNROLL for (int i = 0; i < (KEYS + WARP - 1) / WARP; i++)
     {
-        const int row = lane + i * WARP,
-                  pos = f.first_key + f.next + min(row, n - 1); /* of some key that there is */
+        /* pos: of some key that there is */
+        const int row = lane + i * WARP, pos = f.first_key + f.next + min(row, n - 1);
         if constexpr (kv_traits<T>::SCALED) {
             const struct kv_paged_row r = kv_key_row(c.kv, f.table, pos, f.kv_head);
-            const char *scale = pool + kv_scale_offset<T>(c.kv, r);
+            const char *scale = pool + kv_scale_offset<T>(c.kv, r),
+                       *of_value = scale + (size_t)c.kv.block_tokens * sizeof(float);
             float *to = attn_mma_scales<T, DIM>(warp, stage) + row;
             place[i] = (uint32_t)(kv_row_offset<T>(c.kv, r) / 16);
             copy_async_4(to, scale, row < n ? 4 : 0);
-            copy_async_4(to + KEYS, scale + (size_t)c.kv.block_tokens * sizeof(float),
-                         row < n ? 4 : 0);
+            copy_async_4(to + KEYS, of_value, row < n ? 4 : 0);
         } else place[i] = (uint32_t)(kv_key_offset<T>(c.kv, f.table, pos, f.kv_head) / 16);
     }
     UNROLL for (int i = 0; i < KEYS / ROWS; i++)
@@ -363,14 +371,9 @@ static __device__ __forceinline__ void attn_mma_load_tile(const struct attn_deco
         const char *key = pool + 16 * (size_t)(__shfl_sync(0xffffffffu, place[i * ROWS / WARP],
                                                            row % WARP) +
                                                (unsigned)piece);
-        void *k, *v;
-        if constexpr (kv_traits<T>::SCALED)
-            k = bytes_of<DIM>(keys, row, piece), v = bytes_of<DIM>(values, row, piece);
-        else
-            k = piece_of<DIM>((uint16_t *)keys, row, piece),
-            v = piece_of<DIM>((uint16_t *)values, row, piece);
-        copy_async_16(k, key, valid);
-        copy_async_16(v, key + kv_value_offset<T>(c.kv), valid);
+        copy_async_16(attn_mma_piece<T, DIM>(keys, row, piece), key, valid);
+        copy_async_16(attn_mma_piece<T, DIM>(values, row, piece), key + kv_value_offset<T>(c.kv),
+                      valid);
     }
     copy_async_commit();
 }

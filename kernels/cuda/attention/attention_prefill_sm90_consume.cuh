@@ -268,7 +268,7 @@ static __device__ __forceinline__ void sm90_attn_start(sm90_attn_state<DIM> &min
     sm90_attn_start_scores<DIM>(mine, keys, q);
 }
 
-/* Weighs them. */
+/* Their softmax. */
 template <int DIM>
 static __device__ __forceinline__ void sm90_attn_begin(const struct attn_prefill_call &c,
                                                        const sm90_attn_work &w, int consumer,
@@ -285,7 +285,8 @@ static __device__ __forceinline__ void sm90_attn_begin(const struct attn_prefill
     if (w.begin + 1 < w.end) keys->wait_full();
 }
 
-/* Tile j's values are multiplied while tile j + 1, whose keys are there, is weighed. */
+/* Tile j's values are multiplied while the softmax of tile j + 1, whose keys are there, is
+ * computed. */
 template <int DIM>
 static __device__ __forceinline__ void sm90_attn_step(const struct attn_prefill_call &c,
                                                       const sm90_attn_work &w, int j, int consumer,
@@ -307,7 +308,7 @@ static __device__ __forceinline__ void sm90_attn_step(const struct attn_prefill_
     UNROLL for (int half = 0; half < 2 && ends; half++) mine.m[half] = -INFINITY, mine.l[half] = 0;
     sm90_attn_weigh<DIM>(c, w.tile, j + 1, consumer, mine, shrink);
     wgmma_fence_operand(mine.score);
-    /* This branch keeps ptxas from waiting for the values before the scores are weighed. */
+    /* This branch keeps ptxas from waiting for the values before the softmax. */
     if (j + 2 < w.end) keys->wait_full();
     wgmma_wait<0>();
     wgmma_fence_operand(mine.o);

@@ -129,13 +129,13 @@ bool gemm_wants_f8_x(const struct gemm *g);
 bool gemm_takes_f32_x(const struct gemm *g);
 /* Whether gemm_run takes a kernel of compute capability 9.0. */
 bool gemm_uses_sm90(const struct gemm *g);
-/* For tests and measurements: runs that kernel for all rows of a call on tiles of one kind.
- * cudaErrorInvalidValue if gemm_run never takes it. */
 enum gemm_sm90_tile {
     GEMM_SM90_NARROW, /* 128 rows by 128 columns */
     GEMM_SM90_WIDE,   /* 128 by 256; not with x_scales */
     GEMM_SM90_TALL    /* 256 by 128; only with x_scales */
 };
+/* For tests and measurements: runs that kernel for all rows of a call on tiles of one kind.
+ * cudaErrorInvalidValue if gemm_run never takes it. */
 cudaError_t gemm_run_sm90(cudaStream_t stream, const struct gemm *g, enum gemm_sm90_tile tile);
 cudaError_t gemm_run(cudaStream_t stream, const struct gemm *g);
 /* Fused: n GEMMs of the same rows. x and what describes it, n_rows, n_in and layout are the first

@@ -242,7 +242,7 @@ static size_t shared_bytes(enum gemm_weight_layout layout, const gemm_call &c)
     return ring_bytes(layout) + ring_x_bytes(c.n_in, c.begin ? c.n_x_rows : c.n_rows);
 }
 
-/* What every block reads of x, from L2, while its first loads of W are under way. */
+/* What every block reads of x, from L2, while its first loads of W are in flight. */
 enum { DECODE_X_MAX = 16384 };
 enum { DECODE_STATIC_SHARED = 17 * 1024 /* with the system's KiB */ };
 

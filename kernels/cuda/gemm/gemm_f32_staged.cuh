@@ -33,11 +33,11 @@ template <int PER_COLUMNS_> struct staged_tile {
         W_LOADS = COLUMNS / STAGED_LOADS,
         BLOCKS_PER_SM = PER_COLUMNS > 8 ? 1 : 2
     };
-    struct step {
+    struct staged_step {
         float4 x[STAGED_ROWS][F32_LANES], w[COLUMNS][F32_LANES];
     };
-    struct stage {
-        step steps[STAGED_STEPS];
+    struct staged_steps {
+        staged_step steps[STAGED_STEPS];
     };
 };
 
@@ -71,8 +71,8 @@ static __device__ __forceinline__ staged_source<T> find_source(const gemm_call &
 /* Where x ends it continues with zeros, unless it has WHOLE steps; rows of W are padded with zeros
  * to a whole step. */
 template <class T, bool WHOLE>
-static __device__ __forceinline__ void copy_step(typename T::step *to, const staged_source<T> &s,
-                                                 int32_t step)
+static __device__ __forceinline__ void copy_step(typename T::staged_step *to,
+                                                 const staged_source<T> &s, int32_t step)
 {
     const int32_t at = (int32_t)threadIdx.x / F32_LANES, lane = (int32_t)threadIdx.x % F32_LANES,
                   k = step * F32_STEP,
@@ -96,7 +96,7 @@ static __device__ __forceinline__ int32_t step_after(int32_t step, int32_t n_ste
 
 /* Copies the i-th stage, if there is one, and moves *step on. */
 template <class T, bool WHOLE>
-static __device__ __forceinline__ void copy_stage(typename T::stage *ring,
+static __device__ __forceinline__ void copy_stage(typename T::staged_steps *ring,
                                                   const staged_source<T> &s, int32_t i,
                                                   int32_t n_steps, int32_t *step)
 {
@@ -131,7 +131,7 @@ static __device__ __forceinline__ staged_place find_place(int32_t row, int32_t c
 
 template <class T>
 static __device__ __forceinline__ void multiply_staged(staged_sums<T> *sums,
-                                                       const typename T::step &s,
+                                                       const typename T::staged_step &s,
                                                        const staged_place &at)
 {
     const float4 *all_x = (const float4 *)(const void *)s.x,
@@ -176,7 +176,8 @@ static __device__ __forceinline__ void add_k_warp(float *totals, staged_sums<T> 
 
 /* Totals of row `lane` of the group's rows. */
 template <class T, bool WHOLE>
-static __device__ __forceinline__ void multiply_stages(float *totals, typename T::stage *ring,
+static __device__ __forceinline__ void multiply_stages(float *totals,
+                                                       typename T::staged_steps *ring,
                                                        const staged_source<T> &source,
                                                        const staged_place &at)
 {
@@ -204,7 +205,7 @@ static __global__ void __launch_bounds__(STAGED_THREADS, T::BLOCKS_PER_SM)
     f32_staged_kernel(const __grid_constant__ gemm_call c)
 {
     grid_dependency_sync();
-    typename T::stage *ring = (typename T::stage *)(void *)shared_memory();
+    typename T::staged_steps *ring = (typename T::staged_steps *)(void *)shared_memory();
     const gemm_rows rows = rows_of_tile(c, (int32_t)blockIdx.y, STAGED_ROWS);
     if (rows.n == 0) return;
     const int32_t first_column = (int32_t)blockIdx.x * T::COLUMNS,
@@ -243,7 +244,7 @@ static inline bool f32_staged_supports(const gemm_call &c)
 
 template <class T> static inline cudaError_t run_staged(cudaStream_t stream, const gemm_call &c)
 {
-    const size_t shared = STAGED_STAGES * sizeof(typename T::stage);
+    const size_t shared = STAGED_STAGES * sizeof(typename T::staged_steps);
     return c.n_in % F32_STEP == 0 ? launch(stream, f32_staged_kernel<T, true>, staged_grid<T>(c),
                                            dim3(STAGED_THREADS), shared, c)
                                   : launch(stream, f32_staged_kernel<T, false>, staged_grid<T>(c),

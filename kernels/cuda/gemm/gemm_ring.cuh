@@ -1,6 +1,6 @@
 /* gemm_ring.cuh - W through a ring of shared memory, for the kernels of decode steps.
  *
- * Blocks stay for several tiles, and their loads of W run ahead of the sums, across tiles and, for
+ * Blocks stay for several tiles, and their loads of W are ahead of the sums, across tiles and, for
  * the first ones, from before the previous kernel's end. A thread copies by cp.async exactly the 16
  * bytes that it multiplies later, so no barrier is needed: it waits for its own copies. A unit is
  * what a warp copies at a time: 64 k of 16 rows of W in 16 bits, 128 k of fewer. Thread: device. */

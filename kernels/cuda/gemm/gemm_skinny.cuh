@@ -10,7 +10,7 @@ enum { SKINNY_W_ROWS = 16, SKINNY_PARTIAL = SKINNY_W_ROWS * GEMM_SKINNY_ROWS };
 enum { SKINNY_WARPS = 8, SKINNY_THREADS = SKINNY_WARPS * WARP, SKINNY_SPAN = GEMM_SKINNY_K_STEP };
 static_assert((int)SKINNY_SPAN == (int)GEMM_F8_BLOCK, "a span of F8 has one scale");
 
-/* About a block per SM, which has enough loads under way to read at its share of the bandwidth; a
+/* About a block per SM, which has enough loads in flight to read at its share of the bandwidth; a
  * slice has at least two spans per warp. More slices would read no faster, and joining them takes
  * about a microsecond at the end of a launch. */
 enum { SKINNY_BLOCKS_WANTED = 128, SKINNY_SPLIT_LEAST = 2 * SKINNY_WARPS * SKINNY_SPAN };

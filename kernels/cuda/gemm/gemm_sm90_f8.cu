@@ -5,7 +5,7 @@
  * than f32 has, so their sums are taken over the 128 k that share scales, and added in f32
  * registers times both scales: y = sum over blocks of x_scale w_scale sum over k. That is a second
  * set of sums, of 64 rows at a time, so tiles are 128 columns wide; while one warpgroup adds, the
- * other's products are under way. Thread: device; gemm_sm90_f8: engine. */
+ * other's products are in flight. Thread: device; gemm_sm90_f8: engine. */
 #include "kernels/cuda/gemm/gemm_sm90.cuh"
 
 typedef sm90_tile<1, 128, 6> narrow_tile; /* 224 KiB */
@@ -80,7 +80,7 @@ template <class T> struct f8_multiplier : sm90_multiplier<T> {
             sums[i] = __fmaf_rn(part[i], by[i / 2 % 2][i % 2], sums[i]);
     }
 
-    /* A half's products, whose sums are then added while the other warpgroup's are under way. */
+    /* A half's products, whose sums are then added while the other warpgroup's are in flight. */
     template <int H>
     __device__ __forceinline__ void multiply(float (&sums)[T::HALVES][T::SUMS],
                                              sm90_pipeline_state<T> *state) const

@@ -451,7 +451,7 @@ static __global__ void __launch_bounds__(T::THREADS, T::BLOCKS) tiles_kernel(con
 
 /* ---- experts of few rows ---- */
 
-/* Blocks stay for many tiles, and copies run ahead across them, so that the ring of stages never
+/* Blocks stay for many tiles, and copies are ahead across them, so that the ring of stages never
  * drains: a block for each tile would spend as long on its first loads and its last sums as on
  * reading W. */
 enum { EXPERT_TILES_MAX = 512 };

@@ -1,14 +1,14 @@
-/* kv_checksum.cu - XXH3_64bits of pieces of KV, a thread block for each; it copies them meanwhile if
- * they say where to, so that a push with checksums reads the sender's memory once.
+/* kv_checksum.cu - XXH3_64bits of pieces of KV, a thread block for each; it copies them meanwhile
+ * if they say where to, so that a push with checksums reads the sender's memory once.
  *
  * In the XXH3 specification (github.com/Cyan4973/xxHash, doc/xxhash_spec.md) a long input is blocks
  * of 16 stripes of 64 bytes, and 8 accumulators of 64 bits. What a block adds to the accumulators
- * does not depend on them. So all warps but the first compute these sums, each of AHEAD blocks whose
- * loads are in flight together. Meanwhile 8 threads of the first add the sums of the tile before to
- * the accumulators one after the other, with the scramble after each block: some 40 cycles per KiB,
- * which no number of threads shortens. Inputs of at most 240 bytes have separate formulas: one
- * thread. Many pieces are bound by memory, few by these steps. Thread: device; kv_checksum_run: one
- * per stream. */
+ * does not depend on them. So all warps but the first compute these sums, each of AHEAD blocks
+ * whose loads are in flight together. Meanwhile 8 threads of the first add the sums of the tile
+ * before to the accumulators one after the other, with the scramble after each block: some 40
+ * cycles per KiB, which no number of threads shortens. Inputs of at most 240 bytes have separate
+ * formulas: one thread. Many pieces are bound by memory, few by these steps. Thread: device;
+ * kv_checksum_run: one per stream. */
 #include "kernels/cuda/kv/kv_checksum.h"
 #include "kernels/cuda/launch.cuh"
 

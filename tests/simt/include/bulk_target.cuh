@@ -56,7 +56,7 @@ static inline void bulk_barrier_wait(uint64_t *b, unsigned parity)
         break;
     }
     if (!simt_mbarrier_try_wait_parity(b, parity))
-        simt_bulk_die("its barrier is waited for, and no load is under way");
+        simt_bulk_die("its barrier is waited for, and no load is in flight");
 }
 
 static inline void bulk_store(void *global, const void *shared, unsigned n)

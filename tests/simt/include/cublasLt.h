@@ -8,6 +8,8 @@
 #define BATON_TESTS_SIMT_CUBLASLT_H
 
 #include <cuda_runtime_api.h>
+#include <stddef.h>
+#include <stdint.h>
 
 typedef enum { /* (CUDA's) */
                CUBLAS_STATUS_SUCCESS,

@@ -1,11 +1,11 @@
-/* moe_route_block.cuh - routes a few rows by a whole block, for decode steps: each row's warps share
- * its experts, all that they exchange is in shared memory, and the choices are those of
+/* moe_route_block.cuh - routes a few rows by a whole block, for decode steps: each row's warps
+ * share its experts, all that they exchange is in shared memory, and the choices are those of
  * moe_route_row.cuh, bit for bit. Thread: device. */
 #ifndef BATON_KERNELS_CUDA_MOE_ROUTE_BLOCK_CUH
 #define BATON_KERNELS_CUDA_MOE_ROUTE_BLOCK_CUH
 
-#include "kernels/cuda/moe_route_row.cuh"
-#include "kernels/cuda/moe_sort.cuh"
+#include "kernels/cuda/moe/moe_route_row.cuh"
+#include "kernels/cuda/moe/moe_sort.cuh"
 
 enum {
     ROUTE_BLOCK_THREADS = 512,

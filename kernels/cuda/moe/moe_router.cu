@@ -7,8 +7,8 @@
  * weights do not depend on the kernel before: they are loaded while that one ends.
  * Thread: device; moe_router: engine. */
 #include "kernels/cuda/gemm/gemm_f32.cuh"
-#include "kernels/cuda/moe_route.h"
-#include "kernels/cuda/moe_route_block.cuh"
+#include "kernels/cuda/moe/moe_route.h"
+#include "kernels/cuda/moe/moe_route_block.cuh"
 #include "kernels/cuda/rms_norm.cuh"
 
 enum {
@@ -203,6 +203,30 @@ static __global__ void __launch_bounds__(ROUTER_THREADS)
     if (is_last_block(c)) route_rows(c.route, c.sort, rows, (float *)(void *)h);
 }
 
+/* Normalises the thread's k's, of which the blocks leave each quad once, and multiplies. first:
+ * quad of the row. */
+template <int AHEAD>
+static __device__ __forceinline__ float router_one_sum(const router_call &c,
+                                                       const float4 (&w)[AHEAD],
+                                                       const float4 (&norm)[AHEAD],
+                                                       const float4 (&x)[AHEAD], float factor,
+                                                       unsigned first)
+{
+    enum { K_WARPS = F32_SPLIT_K_WARPS };
+    const bool is_first = threadIdx.x % WARP / F32_LANES == 0;
+    float sum = 0;
+#pragma unroll
+    for (int a = 0; a < AHEAD; a++) {
+        const unsigned k = (first + a * K_WARPS * F32_LANES) * RMS_QUAD;
+        if (k >= (unsigned)c.n_in) break;
+        const float4 h = rms_apply(x[a], norm[a], factor);
+        sum = multiply_quad(sum, w[a], h);
+        if (is_first && (threadIdx.x / WARP + a * K_WARPS) % gridDim.x == blockIdx.x)
+            *(float4 *)(void *)(c.h + k) = h;
+    }
+    return sum;
+}
+
 /* One row by a matrix whose k warps split: a thread has the same k's of x, of the norm's weights
  * and of W in registers, all loaded at once, AHEAD quads of each. */
 template <int AHEAD>
@@ -220,7 +244,6 @@ static __global__ void __launch_bounds__(ROUTER_THREADS)
                                c.route.n_experts - 1);
     const float *row = (const float *)(const void *)(c.w + (size_t)column * c.row_bytes);
     float4 w[AHEAD], norm[AHEAD], x[AHEAD], v[SQUARES];
-    float sum = 0;
 #pragma unroll
     for (int a = 0; a < AHEAD; a++) {
         const unsigned k = (first + a * K_WARPS * F32_LANES) * RMS_QUAD;
@@ -239,16 +262,7 @@ static __global__ void __launch_bounds__(ROUTER_THREADS)
         if (threadIdx.x % WARP == 0) warps[threadIdx.x / WARP] = squares;
     }
     __syncthreads();
-    const float factor = rms_factor(warps, n, c.eps);
-#pragma unroll
-    for (int a = 0; a < AHEAD; a++) {
-        const unsigned k = (first + a * K_WARPS * F32_LANES) * RMS_QUAD;
-        if (k >= n) break;
-        const float4 h = rms_apply(x[a], norm[a], factor);
-        sum = multiply_quad(sum, w[a], h);
-        if (eighth == 0 && (threadIdx.x / WARP + a * K_WARPS) % gridDim.x == blockIdx.x)
-            *(float4 *)(void *)(c.h + k) = h;
-    }
+    const float sum = router_one_sum<AHEAD>(c, w, norm, x, rms_factor(warps, n, c.eps), first);
     const router_rows rows = { 0, 1 };
     store_logits<K_WARPS, 1>(c, rows, &sum);
     if (is_last_block(c)) route_rows(c.route, c.sort, rows, (float *)(void *)shared_memory());

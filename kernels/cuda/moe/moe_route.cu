@@ -1,9 +1,9 @@
 /* moe_route.cu - routes the rows of prompts, a warp a row; moe_sort.cu sorts them. Few rows are
  * moe_router.cu's. Thread: device; moe_route: engine. */
-#include "kernels/cuda/moe_route.h"
+#include "kernels/cuda/moe/moe_route.h"
 
-#include "kernels/cuda/moe_route_row.cuh"
-#include "kernels/cuda/moe_sort.cuh"
+#include "kernels/cuda/moe/moe_route_row.cuh"
+#include "kernels/cuda/moe/moe_sort.cuh"
 
 enum { ROUTE_WARPS = 8 };
 

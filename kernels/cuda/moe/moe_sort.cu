@@ -1,7 +1,7 @@
 /* moe_sort.cu - the launches that sort rows by expert. Thread: device; moe_sort_rows: engine. */
-#include "kernels/cuda/moe_sort.cuh"
+#include "kernels/cuda/moe/moe_sort.cuh"
 
-#include "kernels/cuda/moe_route.h"
+#include "kernels/cuda/moe/moe_route.h"
 
 enum {
     SORT_THREADS = 256,
@@ -31,9 +31,9 @@ static __global__ void __launch_bounds__(SORT_THREADS) expert_begins_kernel(moe_
     begin_slots(a, (int *)(void *)shared_memory());
 }
 
-/* Sorts ONE_BLOCK_CHOICES, one a thread: a warp counts those of each expert, the counts of the warps
- * before are summed, then experts. Shared memory: begins [n_experts + 1], counts [n_experts] of as
- * many warps as there are. */
+/* Sorts ONE_BLOCK_CHOICES, one a thread: a warp counts those of each expert, the counts of the
+ * warps before are summed, then experts. Shared memory: begins [n_experts + 1], counts [n_experts]
+ * of as many warps as there are. */
 static __global__ void __launch_bounds__(ONE_BLOCK_CHOICES) sort_kernel(moe_sort_args a)
 {
     grid_dependency_sync();
