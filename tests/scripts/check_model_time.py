@@ -113,7 +113,7 @@ def check_measured():
         done = subprocess.run([sys.executable, "-B", os.path.join(ROOT, "tests", "gpu", "model_time.py"), "--measured", f.name, "--only", step, "--kernels",
                                "--blocks"], capture_output=True, text=True, timeout=60)
     expect(done.returncode == 0, f"model_time.py: {done.stderr[-500:]}")
-    for wanted in (r"read +4e\+12 +measured on A GPU", r"bf16 +7\.8e\+14 +estimated", r"3210 +0\.48", r"measured +500\.0 predicted +\d+"):
+    for wanted in (r"read +4e\+12 +measured on A GPU", r"bf16 +7\.85e\+14 +measured on an H200", r"3210 +0\.48", r"measured +500\.0 predicted +\d+"):
         expect(re.search(wanted, done.stdout), f"model_time.py does not print {wanted}")
 
 
