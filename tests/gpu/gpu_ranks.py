@@ -74,7 +74,8 @@ LAYER = re.compile(r'^dispatch and combine +([\d.]+) us +([\d.]+) MB a rank .* a
 
 def layers(s):
     hidden, experts, used, rows = (256, 8, 2, (4,)) if s.emulated else (2560, 64, 6, (1, 128))
-    backends = [('peer', size) for size in s.sizes] + [('nccl', size) for size in s.sizes if size <= n_gpus()]
+    sizes = [size for size in s.sizes if size <= max(2, n_gpus())]  # more ranks on one GPU take minutes, by turns of its driver
+    backends = [('peer', size) for size in sizes] + [('nccl', size) for size in s.sizes if size <= n_gpus()]
     for backend, size in backends:
         for n in rows:
             argv = [os.environ['BATON_BENCH_EP'], backend, str(size), str(n), str(hidden), str(experts), str(used), 'f32']
@@ -83,7 +84,7 @@ def layers(s):
             assert r.returncode == 0 and found, f'{argv} ended with {r.returncode}: {r.stdout[-1000:]}'
             us, megabytes, copy_us = map(float, found.groups())
             figure(f'{backend}, {size} ranks of {n} rows, {megabytes:g} MB a rank: dispatch and combine of a layer', us, 'us', copy_us, 'a copy of as much')
-    if len(backends) == len(s.sizes):
+    if len(backends) == len(sizes):
         print_line('note', text=f'nccl was not run: it wants a GPU for each rank, there are {n_gpus()}')
 
 

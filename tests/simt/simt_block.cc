@@ -264,6 +264,7 @@ static void run_block(size_t dynamic_shared, unsigned first_pass, bool checks)
     prepare_threads(blockDim.x * blockDim.y * blockDim.z, checks);
     simt_shared_begin(dynamic_shared);
     simt_mbarrier_begin(), simt_proxy_begin(), simt_wgmma_begin();
+    simt_registers_begin();
     unsigned n_spins = 0;
     simt_tsan_release(&block.sync_ends);
     for (unsigned pass = first_pass; block.n_live; pass++) {
@@ -279,7 +280,7 @@ static void run_block(size_t dynamic_shared, unsigned first_pass, bool checks)
                      blockIdx.x, blockIdx.y, blockIdx.z);
     }
     simt_tsan_acquire(&block.sync_ends);
-    simt_wgmma_end(), simt_async_end();
+    simt_wgmma_end(), simt_async_end(), simt_registers_end();
     simt_shared_end();
 }
 

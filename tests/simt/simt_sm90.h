@@ -6,10 +6,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* simt_mbarrier.cc, simt_proxy.cc, simt_wgmma.cc: a block begins; it ends. */
+/* simt_mbarrier.cc, simt_proxy.cc, simt_registers.cc, simt_wgmma.cc: a block begins; it ends. */
 void simt_mbarrier_begin(void);
 void simt_proxy_begin(void);
 void simt_wgmma_begin(void);
+void simt_registers_begin(void);
+void simt_registers_end(void);
 void simt_wgmma_end(void);
 /* simt_async.cc: somebody waits at a barrier: copies that arrive there take place. A block ends:
  * there must be none left. */

@@ -30,6 +30,9 @@ unsigned simt_shared_address(const void *shared);
 /* fence.proxy.async: from here on wgmma can read what this thread's cp.async wrote, if the thread
  * has waited for it; and this thread's wgmma what cp.async that arrived at barriers wrote. */
 void simt_fence_proxy_async(void);
+/* setmaxnreg of the current warpgroup. The block ends the process if all together ask for more
+ * than it was launched with. */
+void simt_set_registers(unsigned n);
 
 /* wgmma.mma_async m64nNk16 (bf16, f16) and m64nNk32 (e4m3), D (f32) = A B + (scale_d ? D : 0), both
  * operands in shared memory, k contiguous. Called by the four warps of an aligned warpgroup; warp w

@@ -25,10 +25,12 @@ static inline void fence_async_proxy() { simt_fence_proxy_async(); }
 template <int N> static inline void warpgroup_reg_dealloc()
 {
     static_assert(N % 8 == 0 && N >= 24 && N <= 256, "as setmaxnreg takes them");
+    simt_set_registers(N);
 }
 template <int N> static inline void warpgroup_reg_alloc()
 {
     static_assert(N % 8 == 0 && N >= 24 && N <= 256, "as setmaxnreg takes them");
+    simt_set_registers(N);
 }
 static inline void wgmma_fence() { simt_wgmma_fence(); }
 static inline void wgmma_commit() { simt_wgmma_commit(); }

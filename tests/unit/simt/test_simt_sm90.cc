@@ -262,7 +262,7 @@ TEST(simt_ends_products_of_unfenced_copies)
 {
     must_die([] { run_product<128, BF16>(NO_PROXY_FENCE); }, "with no fence.proxy.async after it");
 }
-TEST(simt_ends_products_of_copies_under_way)
+TEST(simt_ends_products_of_copies_in_flight)
 {
     must_die([] { run_product<128, BF16>(NO_COPY_WAIT); }, "has not waited");
 }
@@ -294,6 +294,26 @@ TEST(simt_ends_products_that_a_warp_leaves_out)
 TEST(simt_ends_a_thread_that_leaves_products)
 {
     must_die([] { run_product<128, BF16>(LEFT); }, "had not waited for 4 of its wgmma");
+}
+
+/* ---- setmaxnreg ---- */
+
+/* A producer and two consumers, of 168 registers a thread when they are launched. */
+__global__ void share_registers(unsigned producer, unsigned consumer)
+{
+    simt_set_registers(threadIdx.x < WARPGROUP ? producer : consumer);
+}
+static void run_registers(unsigned producer, unsigned consumer)
+{
+    GOOD(
+        simt_launch(nullptr, share_registers, dim3(1), dim3(3 * WARPGROUP), 0, producer, consumer));
+    GOOD(cudaDeviceSynchronize());
+}
+
+TEST(simt_takes_registers_that_others_gave_up) { run_registers(40, 232); }
+TEST(simt_ends_a_wait_for_registers_that_there_are_not)
+{
+    must_die([] { run_registers(48, 232); }, "they would wait forever");
 }
 
 /* ---- products with A in registers and rows of B by k ---- */
@@ -374,11 +394,13 @@ TEST(simt_ends_products_by_rows_that_begin_late)
 
 TEST_MAIN(CASE(simt_hands_over_at_barriers_in_memory), CASE(simt_ends_a_wait_for_too_many),
           CASE(simt_ends_an_arrival_where_no_barrier_is), CASE(simt_multiplies_by_a_warpgroup),
+          CASE(simt_takes_registers_that_others_gave_up),
+          CASE(simt_ends_a_wait_for_registers_that_there_are_not),
           CASE(simt_copies_arrive_at_a_barrier_by_themselves),
           CASE(simt_ends_products_of_arrivals_before_a_fence),
           CASE(simt_multiplies_no_earlier_than_waited_for),
           CASE(simt_ends_products_of_what_is_being_overwritten),
-          CASE(simt_ends_products_of_unfenced_copies), CASE(simt_ends_products_of_copies_under_way),
+          CASE(simt_ends_products_of_unfenced_copies), CASE(simt_ends_products_of_copies_in_flight),
           CASE(simt_ends_products_without_a_fence),
           CASE(simt_ends_products_whose_sums_were_touched),
           CASE(simt_ends_products_of_a_swizzle_that_is_not_built),
