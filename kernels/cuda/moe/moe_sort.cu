@@ -184,7 +184,8 @@ cudaError_t moe_sort_run(cudaStream_t s, const moe_sort_args &a)
 {
     const size_t counts = sizeof(int) * ((size_t)a.n_experts + 1);
     if (a.n <= ONE_BLOCK_CHOICES) {
-        const unsigned warps = blocks_for((size_t)a.n, WARP);
+        /* a rank without rows still needs its begins */
+        const unsigned warps = a.n > 0 ? blocks_for((size_t)a.n, WARP) : 1;
         return launch(s, sort_kernel, dim3(1), dim3(warps * WARP),
                       counts + sizeof(uint16_t) * warps * (size_t)a.n_experts, a);
     }
