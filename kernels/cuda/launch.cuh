@@ -2,8 +2,8 @@
  *
  * nvcc compiles the kernels for GPUs; a C++ compiler compiles the same files for the emulated GPU
  * of the tests. What differs between the two is in launch_target.cuh and, for features of compute
- * capability 9.0, in sm90_target.cuh and bulk_target.cuh. Both have one of each, and the include
- * path chooses; those for nvcc are in kernels/cuda/nvcc. Thread: host, one per stream. */
+ * capability 9.0, in sm90_target.cuh. Both have one of each, and the include path chooses; those
+ * for nvcc are in kernels/cuda/nvcc. Thread: host, one per stream. */
 #ifndef BATON_KERNELS_CUDA_LAUNCH_CUH
 #define BATON_KERNELS_CUDA_LAUNCH_CUH
 
