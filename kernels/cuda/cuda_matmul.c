@@ -414,7 +414,7 @@ static void run_gate_up(struct cuda_ctx *c, const struct expert_slots_args *a,
 }
 
 /* Down of all experts and the sums of each row's, if one launch can do both. */
-static bool run_down_combined(struct cuda_ctx *c, const struct weight *w, struct gemm g,
+static bool run_down_combined(struct cuda_ctx *c, const struct gemm *g,
                               const struct combine_args *to)
 {
     const struct gemm_choices choices = {
@@ -426,22 +426,18 @@ static bool run_down_combined(struct cuda_ctx *c, const struct weight *w, struct
         .y_stride = to->n,
         .add = to->add,
     };
-    if (to->n_rows > INT32_MAX || !have_stride(w, g.n_groups, &g.w_stride) ||
-        !gemm_can_combine(&g, &choices))
-        return false;
-    (void)cuda_check(c->device, gemm_run_combined(c->device->stream, &g, &choices),
+    if (to->n_rows > INT32_MAX || !gemm_can_combine(g, &choices)) return false;
+    (void)cuda_check(c->device, gemm_run_combined(c->device->stream, g, &choices),
                      "down of experts and their sums");
     return true;
 }
 
 /* The same by two launches, of many rows: the results between them in bf16, which halves the bytes
  * of what is most of the second one's time. Their rounding is that of the inputs of down. */
-static bool run_down_and_combine(struct cuda_ctx *c, const struct weight *w, struct gemm g,
-                                 const struct combine_args *to)
+static bool run_down_and_combine(struct cuda_ctx *c, struct gemm g, const struct combine_args *to)
 {
     g.epilogue = GEMM_STORE_BF16;
-    if (to->n % 4 != 0 || !have_stride(w, g.n_groups, &g.w_stride) || !gemm_uses_sm90(&g))
-        return false;
+    if (to->n % 4 != 0 || !gemm_uses_sm90(&g)) return false;
     (void)cuda_check(c->device, gemm_run(c->device->stream, &g), "down of experts");
     (void)cuda_check(c->device, elementwise_combine_bf16(c->device->stream, to),
                      "combining experts");
@@ -474,8 +470,8 @@ static bool run_down(struct cuda_ctx *c, const struct expert_slots_args *a,
         *prepared = in;
     }
     set_inputs(c, &in, &g);
-    if (all && of->n == a->n_experts &&
-        (run_down_combined(c, w, g, all) || run_down_and_combine(c, w, g, all)))
+    if (all && of->n == a->n_experts && have_stride(w, of->n, &g.w_stride) &&
+        (run_down_combined(c, &g, all) || run_down_and_combine(c, g, all)))
         return true;
     run_group(c, w, of->n, g, "down of experts"); /* [slots, H] */
     return false;

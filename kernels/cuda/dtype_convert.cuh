@@ -75,6 +75,15 @@ static __device__ __forceinline__ float silu(float x)
     return __fdiv_rn(x, __fadd_rn(1.0f, expf(-x)));
 }
 
+/* sum and the squares of v, in ascending order. */
+static __device__ __forceinline__ float add_squares(float sum, const float4 &v)
+{
+    sum = __fmaf_rn(v.x, v.x, sum);
+    sum = __fmaf_rn(v.y, v.y, sum);
+    sum = __fmaf_rn(v.z, v.z, sum);
+    return __fmaf_rn(v.w, v.w, sum);
+}
+
 /* Sums over a warp, in a fixed order, in every lane. */
 static __device__ __forceinline__ float warp_sum(float x)
 {

@@ -42,12 +42,7 @@ template <int QUADS = RMS_AHEAD>
 static __device__ __forceinline__ float rms_squares(float sum, const float4 v[QUADS])
 {
 #pragma unroll
-    for (int i = 0; i < QUADS; i++) {
-        sum = fmaf(v[i].x, v[i].x, sum);
-        sum = fmaf(v[i].y, v[i].y, sum);
-        sum = fmaf(v[i].z, v[i].z, sum);
-        sum = fmaf(v[i].w, v[i].w, sum);
-    }
+    for (int i = 0; i < QUADS; i++) sum = add_squares(sum, v[i]);
     return sum;
 }
 

@@ -19,7 +19,7 @@ struct combine_call {
 template <enum gemm_weight_layout F> struct combine_jobs {
     const gemm_call *c;
     const ring_tiles *tiles;
-    int32_t per_tile, first, step, end;
+    int32_t per_tile, end;
     __device__ __forceinline__ gemm_rows rows_of(int32_t job) const
     {
         return tiles
@@ -47,7 +47,7 @@ static __device__ __forceinline__ combine_jobs<F> combine_jobs_of(const gemm_cal
     const int32_t warp = (int32_t)threadIdx.x / WARP, step = (int32_t)gridDim.x,
                   n_tiles = (combine_tiles(c) - (int32_t)blockIdx.x + step - 1) / step,
                   per_tile = (tiles.n - warp + RING_WARPS - 1) / RING_WARPS;
-    return combine_jobs<F>{ &c, &tiles, per_tile, 0, 1, tiles.n > warp ? n_tiles * per_tile : 0 };
+    return combine_jobs<F>{ &c, &tiles, per_tile, tiles.n > warp ? n_tiles * per_tile : 0 };
 }
 
 /* What a job's sums are multiplied by, for the lane's two columns: read a job ahead. */

@@ -61,7 +61,7 @@ static __device__ __forceinline__ decode_item decode_item_of(const decode_shared
 template <enum gemm_weight_layout F> struct decode_items {
     const decode_shared *s;
     size_t row_bytes; /* of all calls: they have one layout and one n_in */
-    int32_t first, step, end;
+    int32_t end;
     __device__ __forceinline__ ring_run run_of(int32_t i) const
     {
         const decode_item &item = s->items[i];
@@ -99,7 +99,7 @@ static __device__ __forceinline__ decode_items<F> decode_items_of(decode_shared 
                   step = (int32_t)gridDim.x, first = (int32_t)blockIdx.x;
     const int32_t job = first + (int32_t)threadIdx.x * step;
     if (threadIdx.x < DECODE_ITEMS && job < n_jobs) s->items[threadIdx.x] = decode_item_of(*s, job);
-    return decode_items<F>{ s, c.row_bytes, 0, 1,
+    return decode_items<F>{ s, c.row_bytes,
                             first < n_jobs ? (n_jobs - first + step - 1) / step : 0 };
 }
 

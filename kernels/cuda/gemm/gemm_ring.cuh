@@ -83,18 +83,11 @@ static __device__ __forceinline__ ring_run ring_run_of(const gemm_call &c, int32
 
 /* ---- copying ahead ---- */
 
-/* The copies of a warp through its jobs (JOBS: first, step, end, and run_of(job)). */
+/* The copies of a warp through its jobs, 0 to JOBS.end; run_of(job) is what it reads. */
 struct ring_feed {
     ring_run run;
     int32_t job, unit, slot;
 };
-
-template <class JOBS> static __device__ __forceinline__ ring_feed ring_feed_of(const JOBS &jobs)
-{
-    ring_feed f = {};
-    f.job = jobs.first - jobs.step;
-    return f;
-}
 
 /* Starts copying the next unit, if there is one; always one group of cp.async. */
 template <enum gemm_weight_layout F, int JUMP, class JOBS>
@@ -103,7 +96,7 @@ static __device__ __forceinline__ void ring_copy(ring_feed *f, const JOBS &jobs,
 {
     typedef ring_shape<F> shape;
     while (f->unit == f->run.n_units && f->job < jobs.end) {
-        f->job += jobs.step;
+        f->job++;
         f->unit = 0, f->run.n_units = 0;
         if (f->job < jobs.end) f->run = jobs.run_of(f->job);
     }
@@ -127,7 +120,8 @@ static __device__ __forceinline__ void ring_copy(ring_feed *f, const JOBS &jobs,
 template <enum gemm_weight_layout F, int JUMP, class JOBS>
 static __device__ __forceinline__ ring_feed ring_fill(const JOBS &jobs, unsigned char *ring)
 {
-    ring_feed f = ring_feed_of(jobs);
+    ring_feed f = {};
+    f.job = -1;
 #pragma unroll 1
     for (int i = 0; i + 1 < ring_shape<F>::DEPTH; i++) ring_copy<F, JUMP>(&f, jobs, ring);
     return f;

@@ -6,10 +6,13 @@
 
 #include "kernels/cuda/gemm/gemm_ring.cuh"
 #include "kernels/cuda/gemm/prepare_inputs_rows.cuh"
+#include "kernels/cuda/rms_norm.cuh"
 
 /* A thread holds 8 steps of 1,024 elements in registers: their loads take one latency. */
 enum { RING_X_STEPS = 8, RING_X_STEP = (int)QUAD * RING_THREADS };
-static_assert((int)RING_THREADS == (int)PREPARE_INPUTS_THREADS, "sums of squares have one order");
+static_assert((int)RING_THREADS == (int)PREPARE_INPUTS_THREADS &&
+                  (int)RING_THREADS == (int)RMS_THREADS,
+              "sums of squares have one order");
 
 enum { RING_X_ROUNDED_MAX = RING_X_STEPS * RING_X_STEP /* n_in of f32 rows */ };
 
@@ -59,12 +62,7 @@ static __device__ __forceinline__ void ring_x_squares(const gemm_call &c, const 
     for (int i = 0; i < RING_X_STEPS; i++) {
         if (at.row >= rows.n) break;
         if (at.step == 0) sum = 0;
-        if (at.k < c.n_in) {
-            sum = __fmaf_rn(v[i].x, v[i].x, sum);
-            sum = __fmaf_rn(v[i].y, v[i].y, sum);
-            sum = __fmaf_rn(v[i].z, v[i].z, sum);
-            sum = __fmaf_rn(v[i].w, v[i].w, sum);
-        }
+        if (at.k < c.n_in) sum = add_squares(sum, v[i]);
         if (at.step == rows.per_row - 1) {
             const float of_warp = warp_sum(sum);
             if (threadIdx.x % WARP == 0) room[at.row][threadIdx.x / WARP] = of_warp;
@@ -74,12 +72,11 @@ static __device__ __forceinline__ void ring_x_squares(const gemm_call &c, const 
     __syncthreads();
 }
 
-static __device__ __forceinline__ float ring_x_factor(const gemm_call &c,
-                                                      const float of_warps[RING_WARPS])
+template <enum gemm_weight_layout F>
+static __device__ __forceinline__ void store_rounded(uint16_t *to, const float4 &x)
 {
-    float all = 0;
-    for (int i = 0; i < RING_WARPS; i++) all += of_warps[i];
-    return 1.0f / sqrtf(all / (float)c.n_in + c.eps);
+    *(uint2 *)(void *)to = F == GEMM_F16 ? make_uint2(pack_f16(x.x, x.y), pack_f16(x.z, x.w))
+                                         : make_uint2(pack_bf16(x.x, x.y), pack_bf16(x.z, x.w));
 }
 
 template <enum gemm_weight_layout F>
@@ -93,16 +90,14 @@ static __device__ __forceinline__ void ring_x_store(const gemm_call &c, const ri
 #pragma unroll
     for (int i = 0; i < RING_X_STEPS; i++) {
         if (at.row >= rows.n) break;
-        if (c.norm && at.step == 0) factor = ring_x_factor(c, room[at.row]);
+        if (c.norm && at.step == 0) factor = rms_factor(room[at.row], (unsigned)c.n_in, c.eps);
         if (at.k < c.n_in) {
             float4 x = v[i];
             if (c.norm)
                 x = norm_quad(x, *(const float4 *)(c.norm + at.k), factor, (size_t)at.k,
                               (size_t)c.n_in);
             uint16_t *p = to + (size_t)(rows.first + at.row) * ring_x_stride(c.n_in) + at.k;
-            *(uint2 *)(void *)p = F == GEMM_F16
-                                      ? make_uint2(pack_f16(x.x, x.y), pack_f16(x.z, x.w))
-                                      : make_uint2(pack_bf16(x.x, x.y), pack_bf16(x.z, x.w));
+            store_rounded<F>(p, x);
         }
         ring_x_next(&at, rows);
     }
@@ -175,25 +170,18 @@ static __device__ __forceinline__ void ring_x_round_one(const gemm_call &c, cons
     }
     if (c.norm) {
 #pragma unroll
-        for (int i = 0; i < RING_X_ONE_STEPS; i++) {
-            sum = __fmaf_rn(v[i].x, v[i].x, sum);
-            sum = __fmaf_rn(v[i].y, v[i].y, sum);
-            sum = __fmaf_rn(v[i].z, v[i].z, sum);
-            sum = __fmaf_rn(v[i].w, v[i].w, sum);
-        }
+        for (int i = 0; i < RING_X_ONE_STEPS; i++) sum = add_squares(sum, v[i]);
         sum = warp_sum(sum);
         if (threadIdx.x % WARP == 0) room[threadIdx.x / WARP] = sum;
         __syncthreads();
-        factor = ring_x_factor(c, room);
+        factor = rms_factor(room, (unsigned)c.n_in, c.eps);
     }
 #pragma unroll
     for (int i = 0; i < RING_X_ONE_STEPS; i++) {
         const int32_t k = (int32_t)threadIdx.x * QUAD + i * RING_X_STEP;
         if (k >= c.n_in) continue;
         const float4 x = c.norm ? norm_quad(v[i], w.v[i], factor, (size_t)k, (size_t)c.n_in) : v[i];
-        *(uint2 *)(void *)(to + k) = F == GEMM_F16
-                                         ? make_uint2(pack_f16(x.x, x.y), pack_f16(x.z, x.w))
-                                         : make_uint2(pack_bf16(x.x, x.y), pack_bf16(x.z, x.w));
+        store_rounded<F>(to + k, x);
     }
 }
 

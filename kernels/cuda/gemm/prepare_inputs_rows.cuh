@@ -31,10 +31,7 @@ static __device__ __forceinline__ float norm_factor(const float *x, size_t n, fl
     float sum = 0;
     for (size_t k = threadIdx.x * QUAD; k < n; k += PREPARE_INPUTS_THREADS * QUAD) {
         const float4 v = read_quad(x, k, n, aligned);
-        sum = __fmaf_rn(v.x, v.x, sum);
-        sum = __fmaf_rn(v.y, v.y, sum);
-        sum = __fmaf_rn(v.z, v.z, sum);
-        sum = __fmaf_rn(v.w, v.w, sum);
+        sum = add_squares(sum, v);
     }
     return 1.0f / sqrtf(block_sum(sum, room) / (float)n + eps);
 }
