@@ -41,7 +41,7 @@ static __device__ __forceinline__ unsigned *attn_group_counter(const struct attn
 
 /* A lane's four elements from d on, of n parts, into out or into the first of the parts. */
 static __device__ __forceinline__ void attn_merge_store(const struct merge_sum<4> &s, int d,
-                                                        int v_dim, float *part, float *out)
+                                                        float *part, float *out)
 {
     const float by = out ? 1.0f / s.L : 1.0f;
     const float4 o = make_float4(__fmul_rn(s.O[0], by), __fmul_rn(s.O[1], by),
@@ -49,11 +49,7 @@ static __device__ __forceinline__ void attn_merge_store(const struct merge_sum<4
     if (!out) {
         *(float4 *)(part + PART_HEAD + d) = o;
         if (d == 0) part[MERGED_AT] = s.M, part[MERGED_AT + 1] = s.L;
-    } else if (v_dim % 4 == 0) *(float4 *)(out + d) = o;
-    else {
-        const float each[4] = { o.x, o.y, o.z, o.w };
-        UNROLL for (int e = 0; e < 4; e++) if (d + e < v_dim) out[d + e] = each[e];
-    }
+    } else *(float4 *)(out + d) = o;
 }
 
 /* The block's heads of a row: n parts, from segment `first` on every step-th, become the row
@@ -77,7 +73,7 @@ static __device__ __forceinline__ void attn_merge_heads(const struct attn_decode
         struct merge_sum<4> s;
         merge_all<4, AHEAD>(part, (size_t)step * n_heads * floats, step > 1 ? MERGED_AT : 0, d, n,
                             d < c.v_dim, false, &s);
-        if (d < c.v_dim) attn_merge_store(s, d, c.v_dim, part, is_row ? out : NULL);
+        if (d < c.v_dim) attn_merge_store(s, d, part, is_row ? out : NULL);
     }
 }
 

@@ -1,5 +1,5 @@
 /* attention_merge.cuh - merges results of segments into rows where the blocks that computed them do
- * not: prompts, and calls that have room for the parts of some segments at a time.
+ * not: prompts, and decode rows whose blocks do not all run at a time.
  *
  * A call merges one wave of segments. O of a row stays in `out`; what else the next wave needs, in
  * a state: of prompt rows (M, L), of the decode row that goes on (M, L) and the group that is not
