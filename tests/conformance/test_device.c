@@ -209,17 +209,50 @@ static void stream_host_fn_cases(const char *name)
     device_close(d);
 }
 
+/* Memory between which streams gather, and what is sent to it and fetched back. */
+struct gather_rig {
+    struct device *d;
+    struct copy_stream *l;
+    struct dev_mem host, from, to;
+    unsigned char *sent, *got; /* [room] */
+    size_t room;
+};
+
+static void open_gather(struct gather_rig *r, const char *name, size_t room)
+{
+    r->d = open_device(name);
+    r->l = open_stream(r->d);
+    r->host = memory_of(r->d, 2 * room, DEVICE_MEM_HOST);
+    r->from = memory_of(r->d, room, DEVICE_MEM_PRIVATE);
+    r->to = memory_of(r->d, room, DEVICE_MEM_PRIVATE);
+    r->sent = r->host.ptr, r->got = r->sent + room;
+    r->room = room;
+}
+
+static void copy_all(struct gather_rig *r, void *to, const void *from)
+{
+    const struct copy_stream_strided all = { .to = to, .from = from, .bytes = r->room, .n = 1 };
+    CHECK_OK(copy_stream_copy(r->l, &all));
+}
+
+static void close_gather(struct gather_rig *r)
+{
+    device_mem_free(r->d, &r->host);
+    device_mem_free(r->d, &r->from);
+    device_mem_free(r->d, &r->to);
+    copy_stream_close(r->l);
+    CHECK_OK(device_fault(r->d, NULL));
+    device_close(r->d);
+}
+
 /* Many copies at once, of all lengths and alignments, or all at multiples of 16. */
 static void stream_gather_many(const char *name, bool aligned)
 {
     enum { N = 1700, ROOM = 4 << 20 }; /* more than one launch takes */
-    struct device *d = open_device(name);
-    struct copy_stream *l = open_stream(d);
-    struct dev_mem host = memory_of(d, 2 * ROOM, DEVICE_MEM_HOST),
-                   from = memory_of(d, ROOM, DEVICE_MEM_PRIVATE),
-                   to = memory_of(d, ROOM, DEVICE_MEM_PRIVATE);
-    unsigned char *sent = host.ptr, *got = sent + ROOM;
+    struct gather_rig r;
     struct copy_stream_pair pairs[N];
+    open_gather(&r, name, ROOM);
+    unsigned char *sent = r.sent, *got = r.got;
     size_t at = 0, lengths[] = { 0, 1, 15, 16, 17, 48, 4096, 5000 };
     for (size_t i = 0; i < ROOM; i++) sent[i] = (unsigned char)(i * 31 + (i >> 9));
     for (int i = 0; i < N; i++) {
@@ -227,67 +260,50 @@ static void stream_gather_many(const char *name, bool aligned)
                place = at + (i % 3 == 0 ? shift : 0);
         if (aligned) bytes = bytes / 16 * 16;
         pairs[i] = (struct copy_stream_pair){
-            .to = (char *)to.ptr + place,
-            .from = (char *)from.ptr + (ROOM - at - 160000) / 16 * 16 + (i % 5 == 0 ? shift : 0),
+            .to = (char *)r.to.ptr + place,
+            .from = (char *)r.from.ptr + (ROOM - at - 160000) / 16 * 16 + (i % 5 == 0 ? shift : 0),
             .bytes = bytes
         };
         at = (place + bytes + 16) / 16 * 16;
         CHECK(at < ROOM - 320000);
     }
-    CHECK_OK(copy_stream_copy(
-        l, &(struct copy_stream_strided){ .to = from.ptr, .from = sent, .bytes = ROOM, .n = 1 }));
-    CHECK_OK(copy_stream_gather(l, pairs, N));
-    CHECK_OK(copy_stream_gather(l, pairs, 0));
-    CHECK_OK(copy_stream_copy(
-        l, &(struct copy_stream_strided){ .to = got, .from = to.ptr, .bytes = ROOM, .n = 1 }));
-    CHECK_OK(copy_stream_synchronize(l));
+    copy_all(&r, r.from.ptr, sent);
+    CHECK_OK(copy_stream_gather(r.l, pairs, N));
+    CHECK_OK(copy_stream_gather(r.l, pairs, 0));
+    copy_all(&r, got, r.to.ptr);
+    CHECK_OK(copy_stream_synchronize(r.l));
     size_t next = 0; /* bytes that no copy wrote are still 0 */
     for (int i = 0; i < N; i++) {
-        size_t place = (size_t)((char *)pairs[i].to - (char *)to.ptr),
-               source = (size_t)((const char *)pairs[i].from - (char *)from.ptr);
+        size_t place = (size_t)((char *)pairs[i].to - (char *)r.to.ptr),
+               source = (size_t)((const char *)pairs[i].from - (char *)r.from.ptr);
         for (; next < place; next++) CHECK_EQ_INT(got[next], 0);
         CHECK(memcmp(got + place, sent + source, pairs[i].bytes) == 0);
         next = place + pairs[i].bytes;
     }
     for (; next < ROOM; next++) CHECK_EQ_INT(got[next], 0);
-    device_mem_free(d, &host);
-    device_mem_free(d, &from);
-    device_mem_free(d, &to);
-    copy_stream_close(l);
-    CHECK_OK(device_fault(d, NULL));
-    device_close(d);
+    close_gather(&r);
 }
 
 /* A copy of more than a walk over chunks takes at once, beside a small one. */
 static void stream_gather_large(const char *name)
 {
     const size_t bytes = (17 << 20) + 48, room = bytes + 4096;
-    struct device *d = open_device(name);
-    struct copy_stream *l = open_stream(d);
-    struct dev_mem host = memory_of(d, 2 * room, DEVICE_MEM_HOST),
-                   from = memory_of(d, room, DEVICE_MEM_PRIVATE),
-                   to = memory_of(d, room, DEVICE_MEM_PRIVATE);
-    unsigned char *sent = host.ptr, *got = sent + room;
+    struct gather_rig r;
+    open_gather(&r, name, room);
+    unsigned char *sent = r.sent, *got = r.got;
     const struct copy_stream_pair pairs[] = {
-        { .to = (char *)to.ptr + 1024, .from = from.ptr, .bytes = bytes },
-        { .to = (char *)to.ptr + 16, .from = (char *)from.ptr + bytes, .bytes = 16 },
+        { .to = (char *)r.to.ptr + 1024, .from = r.from.ptr, .bytes = bytes },
+        { .to = (char *)r.to.ptr + 16, .from = (char *)r.from.ptr + bytes, .bytes = 16 },
     };
     for (size_t i = 0; i < room; i++) sent[i] = (unsigned char)(i * 31 + (i >> 9) + (i >> 17));
-    CHECK_OK(copy_stream_copy(
-        l, &(struct copy_stream_strided){ .to = from.ptr, .from = sent, .bytes = room, .n = 1 }));
-    CHECK_OK(copy_stream_gather(l, pairs, COUNT_OF(pairs)));
-    CHECK_OK(copy_stream_copy(
-        l, &(struct copy_stream_strided){ .to = got, .from = to.ptr, .bytes = room, .n = 1 }));
-    CHECK_OK(copy_stream_synchronize(l));
+    copy_all(&r, r.from.ptr, sent);
+    CHECK_OK(copy_stream_gather(r.l, pairs, COUNT_OF(pairs)));
+    copy_all(&r, got, r.to.ptr);
+    CHECK_OK(copy_stream_synchronize(r.l));
     CHECK(memcmp(got + 1024, sent, bytes) == 0 && memcmp(got + 16, sent + bytes, 16) == 0);
     for (size_t i = 0; i < room; i++)
         if (i < 16 || (i >= 32 && i < 1024) || i >= 1024 + bytes) CHECK_EQ_INT(got[i], 0);
-    device_mem_free(d, &host);
-    device_mem_free(d, &from);
-    device_mem_free(d, &to);
-    copy_stream_close(l);
-    CHECK_OK(device_fault(d, NULL));
-    device_close(d);
+    close_gather(&r);
 }
 
 static void stream_gather_cases(const char *name)

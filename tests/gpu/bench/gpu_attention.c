@@ -39,33 +39,9 @@ static const struct shape SHAPES[] = {
 /* So short that what counts is how soon a layer is done. All layers together fit into the L2 cache
  * of a large GPU. */
 static const struct shape SHORT[] = {
-    {
-        .name = "Qwen3-30B-A3B",
-        .n_heads = 32,
-        .n_kv_heads = 4,
-        .head_dim = 128,
-        .v_dim = 128,
-        .n_seqs = 1,
-        .context = 1024,
-    },
-    {
-        .name = "ERNIE-4.5-21B-A3B",
-        .n_heads = 20,
-        .n_kv_heads = 4,
-        .head_dim = 128,
-        .v_dim = 128,
-        .n_seqs = 1,
-        .context = 1024,
-    },
-    {
-        .name = "Qwen3-30B-A3B",
-        .n_heads = 32,
-        .n_kv_heads = 4,
-        .head_dim = 128,
-        .v_dim = 128,
-        .n_seqs = 1,
-        .context = 8192,
-    },
+    { "Qwen3-30B-A3B", 32, 4, 128, 128, 1, 1024, 0, 0 },
+    { "ERNIE-4.5-21B-A3B", 20, 4, 128, 128, 1, 1024, 0, 0 },
+    { "Qwen3-30B-A3B", 32, 4, 128, 128, 1, 8192, 0, 0 },
 };
 static const struct shape TINY[] = { { "small", 8, 2, 64, 64, 2, 130, 0, 0 },
                                      { "small, latent", 4, 0, 96, 64, 1, 70, 0, 0 },
