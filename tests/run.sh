@@ -106,29 +106,29 @@ build() {
 
 # suite NAME BUILD [ctest option...]
 suite() {
-    run_suite "${@:2}"
-    count_suite "$1" "$2"
+    run_suite "$2/junit" "${@:2}"
+    count_suite "$1" "$2/junit"
 }
 
-# run_suite BUILD [ctest option...]    Under a sanitizer without the real model, for which it is too slow; the small ones stay.
+# run_suite RESULTS BUILD [ctest option...]    Under a sanitizer without the real model, for which it is too slow; the small ones stay.
 run_suite() {
-    local build=$1 dir=$out/$1
-    shift
-    rm -f "$dir/junit.xml"
+    local results=$out/$1.xml build=$2 dir=$out/$2
+    shift 2
+    rm -f "$results"
     # GCC's ThreadSanitizer cannot place its shadow where addresses are randomised by 32 bits.
     local plain=(env)
     [ "$build" = release ] || plain+=(-u BATON_TEST_GGUF)
     # UCX puts hooks before munmap and madvise that the sanitizers' own do not survive.
     [ "$build" = release ] || plain+=(UCX_MEM_EVENTS=n UCX_MEM_MMAP_HOOK_MODE=none)
     setarch -R true 2>/dev/null && plain+=(setarch -R)
-    "${plain[@]}" ctest --test-dir "$dir" -j "$jobs" --output-on-failure --output-junit "$dir/junit.xml" \
+    "${plain[@]}" ctest --test-dir "$dir" -j "$jobs" --output-on-failure --output-junit "$results" \
         --test-output-size-passed 4000000 --test-output-size-failed 4000000 "$@" | grep --line-buffered -Ev '^ +Start +[0-9]+:'
 }
 
-# count_suite NAME BUILD
+# count_suite NAME RESULTS
 count_suite() {
     local numbers
-    if numbers=$(python3 tests/ctest_counts.py "$out/$2/junit.xml"); then
+    if numbers=$(python3 tests/ctest_counts.py "$out/$2.xml"); then
         count "$1" $numbers
     else
         count "$1" 0 1 0
@@ -186,13 +186,16 @@ fuzz() {
 # of experts and of the engine also run on the emulated GPU; --all runs them under sanitizers too.
 long_arithmetic='^(conformance/test_(attention|matmul|matmul_prequantized|checkpoint_layouts|kv_layouts|kv_types|model_kv|models)|cuda/test_(gemm|gemm_sm90|attention_cuda)|jinja/.*)$'
 
+# What checks scripts and pages: the release build has just run it, and a sanitizer sees nothing new in it.
+no_code='^(scripts|seeds)/'
+
 # What only computes and never waits: the source checks, arithmetic, templates and corpora.
 only_compute='^(lint/|jinja/|fuzz/|conformance/test_(attention|matmul|matmul_prequantized|checkpoint_layouts|kv_types|model_kv|models|weight_layouts|dummy_weights)$)'
 
 # Runs that, and the build with AddressSanitizer, on CPU time that the stages in front leave: end-to-end tests wait a lot.
 compute_behind() {
     chrt --idle -p 0 "$BASHPID" >/dev/null 2>&1
-    run_suite release -R "$only_compute" >"$out/computing.log" 2>&1
+    run_suite release/computing release -R "$only_compute" >"$out/computing.log" 2>&1
     "$tokenizers_python" -u tests/text/tokenizer_oracle.py "$out/release/tests/fixtures/tokenize" "$out/tokenizers/work" --texts $texts >"$out/tokenizers.log" 2>&1
     [ $asan = no ] || build asan -DBATON_ASAN=ON -DBATON_CUDA=emulate >"$out/asan.log" 2>&1
 }
@@ -270,21 +273,21 @@ if [ "$(cat "$BATON_CHAT_TEMPLATES/wheels" 2>/dev/null)" != "${template_wheels[*
 fi
 echo "$jinja_version, $(find "$BATON_CHAT_TEMPLATES" -name '*.jinja' | wc -l) templates"
 
-begin_stage "unit and conformance tests that wait"
 export BATON_BIN=$out/release/baton
-suite "tests that wait" release -E "$only_compute"
-if [ $all = yes ]; then
-    begin_stage "16 ranks at full load, 10 minutes for each backend"
-    counted "load on shm" env BATON_TEST_EP_SOAK_S=600 "$out/release/tests/test_ep_shm" ranks_under_full_load_lose_nobody
-    counted "load on ucx" env BATON_TEST_EP_SOAK_S=600 "$out/release/tests/test_ep_ucx" ranks_under_a_long_load_lose_nobody
-fi
-
 [ -x "$tokenizers_python" ] || tokenizers_python=python3 # which skips them all, and says so
 texts=2000; [ $all = yes ] && texts=20000
 set -m # a group of its own, which ends as one
 compute_behind &
 behind=$!
 set +m
+
+begin_stage "unit and conformance tests that wait"
+suite "tests that wait" release -E "$only_compute"
+if [ $all = yes ]; then
+    begin_stage "16 ranks at full load, 10 minutes for each backend"
+    counted "load on shm" env BATON_TEST_EP_SOAK_S=600 "$out/release/tests/test_ep_shm" ranks_under_full_load_lose_nobody
+    counted "load on ucx" env BATON_TEST_EP_SOAK_S=600 "$out/release/tests/test_ep_ucx" ranks_under_a_long_load_lose_nobody
+fi
 
 begin_stage "end to end"
 long=(); [ $all = yes ] && long=(--long)
@@ -302,10 +305,10 @@ begin_stage "what is left of the computing tests and of the build with AddressSa
 wait "$behind"; built=$?
 behind=
 cat "$out/computing.log" "$out/tokenizers.log"
-count_suite "tests that compute" release
+count_suite "tests that compute" release/computing
 count_log "tokenizers" "$out/tokenizers.log"
 if [ $asan = yes ]; then
-    left_out=(-E "$long_arithmetic"); [ $all = yes ] && left_out=()
+    left_out=(-E "$long_arithmetic|$no_code"); [ $all = yes ] && left_out=(-E "$no_code")
     if [ $built = 0 ]; then begin_stage "AddressSanitizer and UBSan"; suite "tests, ASan + UBSan" asan -LE lint "${left_out[@]}"; emulated_gpu; else cat "$out/asan.log"; count "build, ASan" 0 1 0; fi
 fi
 if [ $all = yes ]; then

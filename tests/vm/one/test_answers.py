@@ -33,7 +33,7 @@ def test_tiny_rdma():
     equal('tiny', 'rdma', 8)
 
 
-def test_tiny_rdma_cm():
+def test_tiny_rdma_cm_long():
     equal('tiny', 'rdma', 8, env={'BATON_RDMA_CM': '1'})
 
 
@@ -41,7 +41,7 @@ def test_tiny_ucx():
     equal('tiny', 'ucx', 8)
 
 
-def test_tiny_tcp():
+def test_tiny_tcp_long():
     equal('tiny', 'tcp', 8)
 
 

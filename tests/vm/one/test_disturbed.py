@@ -134,7 +134,7 @@ def test_rail_down_transfers_rdma():
     rail_down('rdma', 1)
 
 
-def test_rail_down_transfers_rdma_cm():
+def test_rail_down_transfers_rdma_cm_long():
     rail_down('rdma', 1, env={'BATON_RDMA_CM': '1'})
 
 
