@@ -133,15 +133,12 @@ static void on_prepare(void *arg, const struct group_roster *next, uint32_t me)
 static void place(void *arg, struct group_roster *next, const struct group_roster *before)
 {
     const struct node *n = arg;
-    const struct model_config *c = &engine_model(n->engine)->config;
     const struct node_placement_want want = {
         .size = n->o.group.size,
         .n_experts = n_experts(n),
         .n_redundant = n->o.balance.n_redundant,
         .load = node_balance_load(n->balance),
         .best = node_balance_best(n->balance),
-        .n_maps = (int32_t)model_n_sparse(c, c->n_layers),
-        .n_groups = (int32_t)c->moe.n_groups,
     };
     node_placement_choose(next, before, &want);
 }

@@ -17,6 +17,15 @@ static uint32_t word(struct str bytes, size_t i)
     return v;
 }
 
+/* Do the ranks' experts follow each other, from the first place to the last? Whoever believed
+ * others would make arrays of what lies between two of them. */
+static bool are_places(const int32_t *first, uint32_t n_ranks, uint32_t n_physical)
+{
+    for (uint32_t r = 0; r < n_ranks; r++)
+        if (first[r + 1] < first[r]) return false;
+    return first[0] == 0 && (uint32_t)first[n_ranks] == n_physical;
+}
+
 /* Copies words; false: one is not below `limit`. */
 static bool take(struct str bytes, size_t at, size_t n, uint32_t limit, int32_t *out)
 {
@@ -45,7 +54,12 @@ enum status node_placement_read(const struct group_roster *r, int32_t n_experts,
     out->first = MEM_ARRAY(int32_t, n_first);
     out->logical = MEM_ARRAY(int32_t, (size_t)n_maps * n_physical + 1);
     if (!take(bytes, HEAD_WORDS, n_first, n_physical + 1, out->first) ||
-        !take(bytes, HEAD_WORDS + n_first, (size_t)n_maps * n_physical, (uint32_t)n_experts,
+        !are_places(out->first, r->n, n_physical)) {
+        balance_release(out);
+        return err_set(err, ERR_FORMAT, "a placement's ranks do not have %u experts in order",
+                       n_physical);
+    }
+    if (!take(bytes, HEAD_WORDS + n_first, (size_t)n_maps * n_physical, (uint32_t)n_experts,
               out->logical)) {
         balance_release(out);
         return err_set(err, ERR_FORMAT, "a placement names experts that the model has not");
@@ -107,9 +121,7 @@ void node_placement_choose(struct group_roster *next, const struct group_roster 
         pack(w->best, &next->placement);
         return;
     }
-    struct balance_out b = w->load ? balance_eplb(w->load, w->n_maps, w->n_experts, n, 1,
-                                                  w->n_groups, w->n_redundant)
-                                   : balance_even(w->n_experts, n, w->n_redundant);
+    struct balance_out b = balance_even(w->n_experts, n, w->n_redundant);
     pack(&b, &next->placement);
     balance_release(&b);
 }
