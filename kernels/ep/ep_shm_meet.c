@@ -58,8 +58,8 @@ static enum status describe(const struct ep_shm *s, uint32_t word, struct err *e
 {
     const struct ep_config *c = &s->base.config;
     const int32_t r = (int32_t)(word & 0xffff) - 1, n = c->size;
+    if (word == 0) return OK;
     switch (word >> 16) {
-    case 0: return OK;
     case EP_SHM_ABORTED:
         if (r == c->rank) return err_set(err, ERR_CANCELED, "ep: rank %d of %d was aborted", r, n);
         return err_set(err, ERR_PEER_LOST, "ep: rank %d of %d was aborted", r, n);

@@ -306,7 +306,7 @@ static enum status receive_plan(struct engine *e, struct err *err)
                        (unsigned long long)h->step, (unsigned long long)n->step);
     if (h->n_words > at) TRY(pass_words(n, at, h->n_words - at, err));
     const struct step_plan p = step_plan_at(n->plan);
-    TRY(step_plan_check(&p, err));
+    TRY(step_plan_check(&p, e->limits.n_vocab, err));
     n->step++;
     n->first_words = h->next_words;
     return OK;

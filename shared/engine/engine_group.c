@@ -163,18 +163,25 @@ void engine_group_command(struct engine *e, const struct engine_command *c)
 
 /* ---- agreement ---- */
 
-/* Do the ranks' words fit together? They always do, unless a rank is wrong about its group. */
-static enum status check_words(const struct engine_group *g, const struct engine_group_words *mine,
+/* Do the ranks' words fit together? They always do, unless a rank is wrong about its group. A number
+ * of rows is a number of exchanges on all of them. */
+static enum status check_words(const struct engine *e, const struct engine_group_words *mine,
                                struct err *err)
 {
+    const struct engine_group *g = &e->group;
+    const uint64_t most = model_routed_rows_max(e->opt.model, e->opt.max_batched_tokens);
     for (int32_t r = 0; r < g->ep->config.size; r++) {
         const struct engine_group_words *w = &g->words[r];
-        if (w->epoch == mine->epoch && w->step == mine->step) continue;
-        return err_set(err, ERR_PEER_MISMATCH,
-                       "rank %d is at step %llu of epoch %llu, and this one at step %llu of epoch "
-                       "%llu",
-                       r, (unsigned long long)w->step, (unsigned long long)w->epoch,
-                       (unsigned long long)mine->step, (unsigned long long)mine->epoch);
+        if (w->epoch != mine->epoch || w->step != mine->step)
+            return err_set(err, ERR_PEER_MISMATCH,
+                           "rank %d is at step %llu of epoch %llu, and this one at step %llu of "
+                           "epoch %llu",
+                           r, (unsigned long long)w->step, (unsigned long long)w->epoch,
+                           (unsigned long long)mine->step, (unsigned long long)mine->epoch);
+        if (w->n_rows > most)
+            return err_set(err, ERR_PEER_MISMATCH,
+                           "rank %d has %llu rows for a step, in which there are at most %llu", r,
+                           (unsigned long long)w->n_rows, (unsigned long long)most);
     }
     return OK;
 }
@@ -224,7 +231,7 @@ static enum status meet(struct engine *e, uint32_t n_rows, struct err *err)
     g->is_told = true;
     engine_ranks_say(e, &mine);
     TRY(ep_gather_words(g->ep, g->words, &mine, sizeof mine, err));
-    TRY(check_words(g, &mine, err));
+    TRY(check_words(e, &mine, err));
     engine_ranks_hear(e);
     return OK;
 }

@@ -158,21 +158,45 @@ static bool has_blocks(const struct step_plan_head *h, uint32_t table, uint64_t 
     return end <= h->limits.max_len && table + blocks_for(&h->limits, end) <= h->n_blocks;
 }
 
-enum status step_plan_check(const struct step_plan *p, struct err *err)
+/* Do the attention sequences have all rows of the step, and blocks for them? */
+static bool are_seqs(const struct step_plan *p)
 {
     const struct step_plan_head *h = p->head;
     uint64_t n_rows = 0;
-    bool good = true;
-    for (uint32_t i = 0; i < h->n_seqs && good; i++) {
+    for (uint32_t i = 0; i < h->n_seqs; i++) {
         const struct step_plan_seq *s = &p->seqs[i];
         n_rows += s->n_q;
-        good = n_rows <= h->n_rows && has_blocks(h, s->table, (uint64_t)s->pos_begin + s->n_q);
+        if (n_rows > h->n_rows || !has_blocks(h, s->table, (uint64_t)s->pos_begin + s->n_q))
+            return false;
     }
-    for (uint32_t i = 0; i < h->n_announced && good; i++)
-        good = has_blocks(h, p->announced[i].table, p->announced[i].end);
-    for (uint32_t i = 0; i < h->n_blocks && good; i++)
-        good = p->blocks[i] >= 0 && (uint32_t)p->blocks[i] < h->limits.n_blocks;
-    if (good && n_rows == h->n_rows) return OK;
-    return err_set(err, ERR_INTERNAL, "a plan of %u rows names rows or blocks that there are not",
-                   h->n_rows);
+    return n_rows == h->n_rows;
+}
+
+static bool are_announced(const struct step_plan *p)
+{
+    for (uint32_t i = 0; i < p->head->n_announced; i++) {
+        const struct step_plan_announced *a = &p->announced[i];
+        if (a->told > a->begin || a->begin > a->end || !has_blocks(p->head, a->table, a->end))
+            return false;
+    }
+    return true;
+}
+
+/* Are all numbers in [0, limit)? */
+static bool are_below(const int32_t *numbers, uint32_t n, uint32_t limit)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (numbers[i] < 0 || (uint32_t)numbers[i] >= limit) return false;
+    return true;
+}
+
+enum status step_plan_check(const struct step_plan *p, uint32_t n_vocab, struct err *err)
+{
+    const struct step_plan_head *h = p->head;
+    if (are_seqs(p) && are_announced(p) && h->n_logits <= h->n_rows &&
+        are_below(p->ids, h->n_rows, n_vocab) && are_below(p->logit_rows, h->n_logits, h->n_rows) &&
+        are_below(p->blocks, h->n_blocks, h->limits.n_blocks))
+        return OK;
+    return err_set(err, ERR_INTERNAL,
+                   "a plan of %u rows names rows, tokens or blocks that there are not", h->n_rows);
 }

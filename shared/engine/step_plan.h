@@ -65,7 +65,9 @@ struct step_plan step_plan_at(uint64_t *words);
  * counts are beyond them. */
 enum status step_plan_check_head(const struct step_plan_head *h, const struct step_plan_limits *l,
                                  struct err *err) MUST_CHECK;
-/* Do the sequences have as many rows and blocks as the head says? ERR_INTERNAL. */
-enum status step_plan_check(const struct step_plan *p, struct err *err) MUST_CHECK;
+/* Do the sequences have as many rows and blocks as the head says, of a model with n_vocab tokens?
+ * ERR_INTERNAL. */
+enum status step_plan_check(const struct step_plan *p, uint32_t n_vocab,
+                            struct err *err) MUST_CHECK;
 
 #endif

@@ -5,6 +5,7 @@
 #include <sys/resource.h>
 #include <sys/syscall.h>
 
+#include "kernels/ep/ep_shm.h"
 #include "tests/conformance/ep_faults.h"
 
 static const char *the_backend = "shm";
@@ -141,9 +142,41 @@ TEST(a_window_cannot_be_written_by_another_rank)
     run_ranks(2, rank_that_is_curious, 0, WHY);
 }
 
+/* ---- words of faults ---- */
+
+/* A word about nothing, as of a process whose memory is broken. */
+static void rank_that_reads_a_word(struct world *w)
+{
+    struct device *d = rank_device("cpu", w);
+    struct shape s = shape_of("shm", EP_LOW_LATENCY, w->size);
+    struct err err = { 0 };
+    float x = 1;
+    s.c.timeout_ms = LONG_MS;
+    struct ep *e = open_ep(&s, w, d);
+    step(&s, w, d, e);
+    if (w->rank == BAD) {
+        struct ep_shm *shm = ep_shm_of(e);
+        atomic_store(&ep_shm_sign(shm, BAD)->fault, 5);
+        atomic_fetch_add(&shm->bell->n_faults, 1);
+        while (!atomic_load(&the_board->done)) usleep(1000);
+        _exit(0);
+    }
+    const long long begin = now_ms();
+    CHECK_STATUS(ep_all_reduce(e, &x, 1, DTYPE_F32, &err), ERR_INTERNAL);
+    CHECK(now_ms() - begin < SOON_MS);
+    atomic_store(&the_board->done, 1);
+    ep_free(e);
+    device_close(d);
+}
+TEST(a_word_that_says_nothing_ends_the_call)
+{
+    the_board = new_board();
+    run_ranks(2, rank_that_reads_a_word, 0, WHY);
+}
+
 TEST(ranks_under_full_load_lose_nobody) { run_ranks(16, rank_under_load, 0, WHY); }
 
-TEST_MAIN(CASE(a_killed_rank_is_an_error_at_once),
+TEST_MAIN(CASE(a_word_that_says_nothing_ends_the_call), CASE(a_killed_rank_is_an_error_at_once),
           CASE(a_stopped_rank_is_an_error_after_the_deadline),
           CASE(a_rank_that_leaves_is_an_error_at_once), CASE(an_aborted_rank_is_an_error_at_once),
           CASE(a_pause_of_all_ranks_is_no_loss), CASE(ranks_leave_in_any_order),

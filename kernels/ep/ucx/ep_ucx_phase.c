@@ -112,6 +112,16 @@ enum status ep_ucx_fault_of(const struct ep_ucx *u, struct err *err)
     return describe(u, u->fault, err);
 }
 
+/* What a rank has sent as a word: one that says nothing would end the waiting for it only by the
+ * deadline. */
+static uint32_t word_from(const struct ep_ucx *u, int32_t from, uint64_t at)
+{
+    const uint64_t fault = at >> 16, of = at & 0xffff;
+    const bool is_one = fault >= EP_UCX_ABORTED && fault <= EP_UCX_CORRUPT && of >= 1 &&
+                        of <= (uint64_t)u->base.config.size;
+    return is_one ? (uint32_t)at : word_of(EP_UCX_CORRUPT, from);
+}
+
 /* Nothing more comes from rank `from`; the first word is the reason for all. */
 static void hear(struct ep_ucx *u, int32_t from, uint32_t word)
 {
@@ -168,7 +178,7 @@ static void *on_place(void *arg, const void *header, size_t header_bytes, size_t
     size_t room = 0;
     if (!read_head(u, header, header_bytes, &h)) return NULL;
     if (h.kind == EP_UCX_FAULT) {
-        hear(u, h.rank, (uint32_t)h.at);
+        hear(u, h.rank, word_from(u, h.rank, h.at));
         return NULL;
     }
     const int32_t ahead = (int32_t)(h.phase - u->phase);

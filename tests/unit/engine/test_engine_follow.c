@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "shared/base/clock.h"
+#include "shared/engine/step_plan.h"
 #include "tests/fixtures/rank_meeting.h"
 #include "tests/unit/engine/engine_rig.h"
 
@@ -597,7 +598,69 @@ TEST(a_rank_with_other_limits_is_refused)
     close_world(w);
 }
 
-TEST_MAIN(CASE_T(two_and_four_ranks_of_llama_answer_as_one, 120),
+/* ---- plans that no leader writes ---- */
+
+enum { N_VOCAB = 100, PLAN_WORDS = 256 };
+
+/* Rows 4 .. 9 of a prompt, which are announced, and one of another sequence; blocks of 4. */
+static struct step_plan good_plan(uint64_t *words)
+{
+    struct step_plan_head *h = (struct step_plan_head *)words;
+    *h = (struct step_plan_head){
+        .limits = { .max_rows = 16,
+                    .max_seqs = 4,
+                    .max_logits = 4,
+                    .max_len = 64,
+                    .block_tokens = 4,
+                    .n_blocks = 32 },
+        .is_step = 1,
+        .n_announced = 1,
+        .n_seqs = 2,
+        .n_rows = 7,
+        .n_logits = 1,
+        .n_blocks = 5,
+    };
+    const struct step_plan p = step_plan_at(words);
+    p.announced[0] = (struct step_plan_announced){ .id = 9, .begin = 4, .end = 10 };
+    p.seqs[0] = (struct step_plan_seq){ .pos_begin = 4, .n_q = 6 };
+    p.seqs[1] = (struct step_plan_seq){ .pos_begin = 7, .n_q = 1, .table = 3, .is_decode = 1 };
+    for (int i = 0; i < 7; i++) p.ids[i] = N_VOCAB - 1 - i;
+    for (int i = 0; i < 5; i++) p.blocks[i] = 31 - i;
+    p.logit_rows[0] = 6;
+    return p;
+}
+
+/* Whoever ran them would read beside tables, tell of layers that there are not, or abort. */
+TEST(plans_of_what_there_is_not_are_refused)
+{
+    uint64_t words[PLAN_WORDS];
+    struct step_plan p = good_plan(words);
+    CHECK_OK(step_plan_check(&p, N_VOCAB, NULL));
+#define REFUSED(change)                                                                            \
+    do {                                                                                           \
+        p = good_plan(words);                                                                      \
+        change;                                                                                    \
+        CHECK_STATUS(step_plan_check(&p, N_VOCAB, NULL), ERR_INTERNAL);                            \
+    } while (0)
+    REFUSED(p.ids[0] = N_VOCAB);
+    REFUSED(p.ids[6] = -1);
+    REFUSED(p.logit_rows[0] = 7);
+    REFUSED(p.logit_rows[0] = -1);
+    REFUSED(p.announced[0].begin = 11);
+    REFUSED(p.announced[0].told = 5);
+    REFUSED(p.announced[0].end = 21);
+    REFUSED(p.announced[0].table = 3);
+    REFUSED(p.seqs[0].n_q = 5);
+    REFUSED(p.seqs[0].n_q = UINT32_MAX);
+    REFUSED(p.seqs[1].pos_begin = UINT32_MAX);
+    REFUSED(p.seqs[1].table = 4);
+    REFUSED(p.blocks[4] = 32);
+    REFUSED(p.blocks[0] = -1);
+#undef REFUSED
+}
+
+TEST_MAIN(CASE(plans_of_what_there_is_not_are_refused),
+          CASE_T(two_and_four_ranks_of_llama_answer_as_one, 120),
           CASE_T(two_and_four_ranks_of_qwen3_moe_answer_as_one, 120),
           CASE_T(two_and_four_ranks_of_deepseek_v3_answer_as_one, 120),
           CASE_T(ranks_that_preempt_answer_as_one, 120),

@@ -3,6 +3,7 @@
  * process, each with its thread; their rows travel through shared memory. */
 #include <stdatomic.h>
 
+#include "shared/engine/engine_state.h"
 #include "shared/model/expert_rows.h"
 #include "tests/fixtures/rank_meeting.h"
 #include "tests/unit/engine/engine_rig.h"
@@ -18,7 +19,7 @@ struct rank {
     struct model_share share;
     struct ep *made; /* by make_ep */
     pthread_t thread;
-    atomic_int n_joined, n_left, n_lost, n_bells;
+    atomic_int n_joined, n_left, n_lost, n_bells, lost_by; /* lost_by: the last status */
 };
 
 struct group {
@@ -37,6 +38,7 @@ static void on_group(void *arg, const struct engine_group_event *ev)
     case ENGINE_GROUP_LEFT: atomic_fetch_add(&r->n_left, 1); break;
     case ENGINE_GROUP_LOST:
         CHECK(ev->why->code != OK);
+        atomic_store(&r->lost_by, ev->why->code);
         atomic_fetch_add(&r->n_lost, 1);
         break;
     case ENGINE_GROUP_BELL:
@@ -373,6 +375,29 @@ TEST(a_sleeping_group_can_be_lost)
     close_scene(s);
 }
 
+/* What a rank says sets how many exchanges the others make: one that says nonsense is not believed. */
+TEST(a_rank_with_impossible_rows_is_refused)
+{
+    static const uint64_t nonsense[] = { 49, 1 << 30, UINT64_MAX };
+    struct scene *s = open_scene(2);
+    struct rank *r = s->g.ranks;
+    engine_stop(r[1].rig.engine);
+    await(&r[0].n_lost, 1);
+    for (int i = 0; i < 3; i++) {
+        struct engine_group_words all[2], mine = { .epoch = 2 + (uint64_t)i, .rank = 1 };
+        mine.n_rows = nonsense[i];
+        mine.next_epoch = mine.epoch;
+        for (int k = 0; k < 2; k++) CHECK(pthread_create(&r[k].thread, NULL, make_ep, &r[k]) == 0);
+        for (int k = 0; k < 2; k++) CHECK(pthread_join(r[k].thread, NULL) == 0);
+        CHECK_OK(engine_join_group(r[0].rig.engine, r[0].made, NULL, mine.epoch));
+        CHECK_OK(ep_gather_words(r[1].made, all, &mine, sizeof mine, NULL));
+        await(&r[0].n_lost, 2 + i);
+        CHECK_EQ_INT(atomic_load(&r[0].lost_by), ERR_PEER_MISMATCH);
+        ep_free(r[1].made);
+    }
+    close_scene(s);
+}
+
 /* An engine that stops takes nobody with it. */
 TEST(the_others_learn_that_an_engine_stops)
 {
@@ -427,7 +452,8 @@ TEST(ranks_hear_what_the_others_do_and_whom_they_wait_for)
     close_scene(s);
 }
 
-TEST_MAIN(CASE_T(ranks_answer_as_one, 120), CASE_T(ranks_that_compute_fast_answer_as_one, 120),
+TEST_MAIN(CASE_T(a_rank_with_impossible_rows_is_refused, 60), CASE_T(ranks_answer_as_one, 120),
+          CASE_T(ranks_that_compute_fast_answer_as_one, 120),
           CASE_T(ranks_that_preempt_answer_as_one, 120),
           CASE_T(a_group_without_rows_sleeps_until_one_has_some, 60),
           CASE_T(groups_follow_each_other_between_steps, 60),
