@@ -1,7 +1,9 @@
 /* node_ep.c - what a node's ep objects (kernels/ep/ep.h) have in common, and which backend brings
- * rows to the experts of other ranks: peer between GPUs; between CPUs shm if all are on one host,
- * else ucx, unless --all2all-backend says it. All ranks tell each other where they are and choose
- * alike. Thread: a worker. */
+ * rows to the experts of other ranks: peer between GPUs; between CPUs shm if all are on one host and
+ * see each other's processes, else ucx, unless --all2all-backend says it. All ranks tell each other
+ * where they are and choose alike. Thread: a worker. */
+#include <unistd.h>
+
 #include "deploy/node/node_internal.h"
 #include "kernels/host/host_id.h"
 #include "shared/base/mem.h"
@@ -29,28 +31,50 @@ struct ep_config node_ep_config(const struct node *n, struct group *g, uint32_t 
 struct place_of_rank {
     struct host_id host;
     uint64_t domain;
+    int32_t pid, sees_all; /* sees_all: it can open the memory of all others */
 };
 
-static const char *backend_for(const struct place_of_rank *all, int32_t size)
+static bool are_on_one_host(const struct place_of_rank *all, int32_t size)
 {
     for (int32_t r = 1; r < size; r++)
         if (!host_id_same(&all[r].host, &all[0].host) || all[r].domain != all[0].domain)
-            return "ucx";
-    return "shm";
+            return false;
+    return true;
+}
+
+static bool sees_all(const struct place_of_rank *all, int32_t size, const struct host_id *mine)
+{
+    for (int32_t r = 0; r < size; r++)
+        if (!host_sees_process(mine, all[r].pid)) return false;
+    return true;
+}
+
+/* Can all ranks open each other's memory? They answer alike, as they are told the same. */
+static enum status ask_for_shm(struct ep_config *c, struct place_of_rank *mine,
+                               struct place_of_rank *all, bool *can, struct err *err)
+{
+    TRY(c->exchange(c->exchange_arg, mine, sizeof *mine, all, err));
+    *can = are_on_one_host(all, c->size);
+    if (!*can) return OK;
+    mine->sees_all = sees_all(all, c->size, &mine->host);
+    TRY(c->exchange(c->exchange_arg, mine, sizeof *mine, all, err));
+    for (int32_t r = 0; r < c->size; r++) *can = *can && all[r].sees_all;
+    return OK;
 }
 
 /* Chooses c->backend together with the other ranks, by c->exchange; one that --all2all-backend
  * names is the same on all, since it is one of their terms (node_group_awaits). */
 static enum status choose_backend(const struct node *n, struct ep_config *c, struct err *err)
 {
-    struct place_of_rank mine = { .domain = n->o.group.domain };
+    struct place_of_rank mine = { .domain = n->o.group.domain, .pid = getpid() };
+    bool can = false;
     c->domain = n->o.group.domain;
     if (n->o.group.backend) c->backend = n->o.group.backend;
     if (n->o.group.backend || c->size == 1) return OK;
+    mine.host = host_id_or_alone();
     struct place_of_rank *all = MEM_ARRAY(struct place_of_rank, (size_t)c->size);
-    enum status st = host_id_read(&mine.host, err);
-    if (st == OK) st = c->exchange(c->exchange_arg, &mine, sizeof mine, all, err);
-    if (st == OK) c->backend = backend_for(all, c->size);
+    const enum status st = ask_for_shm(c, &mine, all, &can, err);
+    c->backend = can ? "shm" : "ucx";
     mem_free(all);
     return st;
 }

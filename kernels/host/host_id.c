@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -23,7 +24,23 @@ enum status host_id_read(struct host_id *out, struct err *err)
     return OK;
 }
 
+struct host_id host_id_or_alone(void)
+{
+    struct host_id id;
+    if (host_id_read(&id, NULL) != OK) random_bytes(&id, sizeof id);
+    return id;
+}
+
 bool host_id_same(const struct host_id *a, const struct host_id *b)
 {
     return a->boot == b->boot && a->pid_namespace == b->pid_namespace;
+}
+
+/* The kernel asks for the same right here as for the process's descriptors. */
+bool host_sees_process(const struct host_id *mine, int32_t pid)
+{
+    char path[32];
+    struct stat st;
+    snprintf(path, sizeof path, "/proc/%d/ns/pid", pid);
+    return stat(path, &st) == 0 && st.st_ino == mine->pid_namespace;
 }

@@ -16,7 +16,12 @@ struct host_id {
 
 /* ERR_UNSUPPORTED: /proc does not tell. */
 enum status host_id_read(struct host_id *out, struct err *err) MUST_CHECK;
-/* Whether processes there can open each other's /proc/<pid>. */
+/* The same, or where /proc does not tell a host on which no other process is. */
+struct host_id host_id_or_alone(void);
+/* Whether processes there can open each other's /proc/<pid>, if they run as one user. */
 bool host_id_same(const struct host_id *a, const struct host_id *b);
+/* Whether this process can open /proc/<pid> of one that is on the same host as this one, `mine`: it
+ * may be another user's, or /proc may hide it or be that of other processes. */
+bool host_sees_process(const struct host_id *mine, int32_t pid);
 
 #endif

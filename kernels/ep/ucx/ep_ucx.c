@@ -250,12 +250,13 @@ static enum status meet(struct ep_ucx *u, struct ep_hello *hellos, struct err *e
     return st;
 }
 
-static enum status make_offer(const struct ep_ucx *u, struct offer *out, struct err *err)
+static struct offer make_offer(const struct ep_ucx *u)
 {
     size_t n;
     (void)fabric_address(u->fabric, &n);
-    *out = (struct offer){ .nonce = u->nonce, .address_bytes = (uint32_t)n };
-    return ep_ucx_offer_window(u, &out->window, err);
+    return (struct offer){ .window = ep_ucx_offer_window(u),
+                           .nonce = u->nonce,
+                           .address_bytes = (uint32_t)n };
 }
 
 static enum status ucx_create(const struct ep_config *c, struct ep **out, struct err *err)
@@ -270,7 +271,7 @@ static enum status ucx_create(const struct ep_config *c, struct ep **out, struct
     enum status st = open_own(u, err);
     if (c->size > 1) {
         struct ep_hello *hellos = MEM_ARRAY(struct ep_hello, (size_t)c->size);
-        if (st == OK) st = make_offer(u, &mine, err);
+        if (st == OK) mine = make_offer(u);
         st = ep_handshake(&u->base, st, &mine, sizeof mine, hellos, err);
         if (st == OK) st = meet(u, hellos, err);
         mem_free(hellos);

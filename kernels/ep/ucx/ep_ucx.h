@@ -187,8 +187,7 @@ static inline const struct ep_ucx_in *ep_ucx_in(const struct ep_ucx *u, int32_t 
 void ep_ucx_lay_out_window(struct ep_ucx *u);
 /* Makes the own window. On failure ep_ucx_close_windows frees what there is. */
 enum status ep_ucx_open_window(struct ep_ucx *u, struct err *err) MUST_CHECK;
-enum status ep_ucx_offer_window(const struct ep_ucx *u, struct ep_ucx_window_offer *out,
-                                struct err *err) MUST_CHECK;
+struct ep_ucx_window_offer ep_ucx_offer_window(const struct ep_ucx *u);
 /* Maps the windows of near ranks, and memory for the rows of the others. offers [size]. */
 enum status ep_ucx_open_others(struct ep_ucx *u, const struct ep_ucx_window_offer *offers,
                                struct ep_ucx_readers *out, struct err *err) MUST_CHECK;

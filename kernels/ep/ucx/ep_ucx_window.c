@@ -87,14 +87,14 @@ enum status ep_ucx_open_window(struct ep_ucx *u, struct err *err)
     return OK;
 }
 
-enum status ep_ucx_offer_window(const struct ep_ucx *u, struct ep_ucx_window_offer *out,
-                                struct err *err)
+struct ep_ucx_window_offer ep_ucx_offer_window(const struct ep_ucx *u)
 {
-    out->domain = u->base.config.domain;
-    out->window = (struct window_offer){
-        .nonce = u->nonce, .bytes = window_bytes(&u->window), .pid = getpid(), .fd = u->window.fd
-    };
-    return host_id_read(&out->window.host, err);
+    return (struct ep_ucx_window_offer){ .domain = u->base.config.domain,
+                                         .window = { .host = host_id_or_alone(),
+                                                     .nonce = u->nonce,
+                                                     .bytes = window_bytes(&u->window),
+                                                     .pid = getpid(),
+                                                     .fd = u->window.fd } };
 }
 
 /* ---- the others' ---- */
