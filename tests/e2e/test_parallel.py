@@ -102,6 +102,22 @@ def group_of(node):
     return request(node.port, 'GET', '/cluster')[2]['group']
 
 
+def test_ranks_that_do_not_see_each_other_send_messages():
+    """The last has fewer capabilities than the others, so the kernel lets it look at nothing of theirs: they are on one host and share no memory."""
+    if os.geteuid() or not shutil.which('setpriv'):
+        raise Skip('only root has capabilities to give up, with setpriv')
+    model, meet = golden('ernie_moe'), free_ports(1)[0]
+    bodies = mixed_requests(6, 23, vocab_of(model), 60)
+    want = answers_alone(model, bodies)
+    nodes = rank_nodes(model, 3, meet)
+    nodes[2].argv = ['setpriv', '--bounding-set', '-all', *nodes[2].argv]
+    with closing(*nodes):
+        nodes[2].restart()
+        wait_until('all ranks serve', lambda: all(request(n.port, 'GET', '/ready', timeout=2)[0] == 200 for n in nodes), 30)
+        assert [group_of(n)['backend'] for n in nodes] == ['ucx'] * 3
+        assert ask_all([n.port for n in nodes], bodies) == want
+
+
 def under_load(ports, bodies, want):
     """Asks all of `bodies` again and again until the block ends; every answer must be right."""
     stop, wrong, n = threading.Event(), [], [0]
