@@ -4,6 +4,8 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -444,7 +446,55 @@ TEST(a_process_that_is_killed_keeps_nobody_waiting)
     expert_cache_close(c);
 }
 
-TEST_MAIN(CASE_T(shares_fill_one_file_from_which_a_whole_model_is_mapped, 240),
+/* Waits until all of n processes are here. */
+static void meet(atomic_int *here, int n)
+{
+    atomic_fetch_add(here, 1);
+    while (atomic_load(here) < n) usleep(100);
+}
+
+/* The file is of a checkpoint that has changed since: they agree on one that replaces it, so what
+ * each adds is there for all. */
+TEST(processes_at_once_replace_a_file_once)
+{
+    enum { N = 4, ROUNDS = 20 };
+    atomic_int *here = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(here != MAP_FAILED);
+    for (int round = 0; round < ROUNDS; round++) {
+        char name[16];
+        pid_t children[N];
+        struct expert_weights w;
+        snprintf(name, sizeof name, "stale%d", round);
+        const struct path folder = sub_folder(name);
+        expert_cache_close(expert_cache_open(&(struct expert_cache_options){
+            .folder = folder.text, .name = "some", .key = { 1, 1 }, .n = 4 }));
+        atomic_store(here, 0);
+        for (int i = 0; i < N; i++) {
+            children[i] = fork();
+            CHECK(children[i] >= 0);
+            if (children[i] > 0) continue;
+            meet(here, N);
+            struct expert_cache *c = open_cache(folder.text);
+            CHECK(!expert_cache_claim(c, (uint32_t)i, &PLAN, &w, NULL, NULL));
+            w = pack(10 * i);
+            CHECK(expert_cache_put(c, &w));
+            _exit(0);
+        }
+        for (int i = 0; i < N; i++) {
+            int status;
+            CHECK(waitpid(children[i], &status, 0) == children[i]);
+            CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+        }
+        struct expert_cache *c = open_cache(folder.text);
+        for (uint32_t i = 0; i < N; i++) CHECK(expert_cache_map(c, i, &PLAN, &w));
+        expert_cache_close(c);
+        (void)file_in(folder.text); /* and nothing beside it */
+    }
+    munmap(here, 4096);
+}
+
+TEST_MAIN(CASE(processes_at_once_replace_a_file_once),
+          CASE_T(shares_fill_one_file_from_which_a_whole_model_is_mapped, 240),
           CASE(a_whole_model_fills_the_file_for_shares),
           CASE(experts_that_another_rank_packed_are_mapped),
           CASE_T(what_is_damaged_is_packed_again, 120),

@@ -295,10 +295,12 @@ static bool make_file(struct expert_cache *c, bool replace)
 {
     const struct expert_cache_header head = header_of(c);
     struct buf tmp = { 0 };
-    buf_printf(&tmp, "%s.%ld.new", c->path.data, (long)getpid());
+    uint32_t number; /* containers that share a folder have the same process numbers */
+    random_bytes(&number, sizeof number);
+    buf_printf(&tmp, "%s.%ld-%08" PRIx32 ".new", c->path.data, (long)getpid(), number);
     void *zeros = mem_calloc(1, table_bytes(c->o.n));
     memcpy(zeros, &head, sizeof head);
-    c->fd = open(tmp.data, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    c->fd = open(tmp.data, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
     if (c->fd < 0) warn(c, tmp.data, strerror(errno));
     bool ok = c->fd >= 0 && write_all(c, zeros, table_bytes(c->o.n), 0);
     if (ok && (replace ? rename(tmp.data, c->path.data) : link(tmp.data, c->path.data)) != 0 &&
@@ -324,6 +326,29 @@ static bool open_file(struct expert_cache *c)
     return c->fd >= 0;
 }
 
+/* Waits a while for the lock on the open file's header, which ends with the descriptor. */
+static void lock_header(const struct expert_cache *c)
+{
+    struct flock l = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = sizeof *c->head };
+    for (int ms = 0; ms < PATIENCE_MS && fcntl(c->fd, F_OFD_SETLK, &l) != 0; ms += POLL_MS)
+        nanosleep(&(struct timespec){ .tv_nsec = POLL_MS * 1000000L }, NULL);
+}
+
+/* Replaces the open file, which is refused, unless another process has done so: it fills its file
+ * already. */
+static bool replace_file(struct expert_cache *c)
+{
+    const int old = c->fd;
+    struct stat opened, there;
+    bool ok = true;
+    if (c->can_write) lock_header(c);
+    if (fstat(old, &opened) != 0 || stat(c->path.data, &there) != 0 ||
+        (opened.st_dev == there.st_dev && opened.st_ino == there.st_ino))
+        ok = make_file(c, true);
+    close(old);
+    return ok;
+}
+
 static bool open_or_make(struct expert_cache *c)
 {
     for (int i = 0; i < OPENINGS; i++) {
@@ -338,8 +363,7 @@ static bool open_or_make(struct expert_cache *c)
         }
         if (map_table(c, &err) == OK) return true;
         log_warn("expert cache refused", "file=%s %s", c->path.data, err.text);
-        close(c->fd);
-        if (!make_file(c, true)) return false;
+        if (!replace_file(c)) return false;
     }
     warn(c, "opening", "others replace it again and again");
     return false;
