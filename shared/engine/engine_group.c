@@ -157,8 +157,13 @@ static void join(struct engine *e, const struct engine_command *c)
 
 void engine_group_command(struct engine *e, const struct engine_command *c)
 {
-    if (c->kind == ENGINE_COMMAND_JOIN) join(e, c);
-    else ASSERT(c->kind == ENGINE_COMMAND_WAKE); /* engine_group_agree sees why */
+    if (c->kind == ENGINE_COMMAND_JOIN) {
+        join(e, c);
+        return;
+    }
+    ASSERT(c->kind == ENGINE_COMMAND_WAKE);
+    /* Before engine_group_agree looks why: acquire, as whoever finds it set has written that. */
+    (void)atomic_exchange_explicit(&e->is_called, false, memory_order_acq_rel);
 }
 
 /* ---- agreement ---- */
@@ -308,7 +313,12 @@ enum status engine_join_group(struct engine *e, struct ep *ep, struct model_expe
 void engine_wake(struct engine *e)
 {
     const struct engine_command c = { .kind = ENGINE_COMMAND_WAKE };
-    const enum status st = mailbox_post(e->commands, &c);
+    if (atomic_exchange_explicit(&e->is_called, true, memory_order_acq_rel)) return;
+    enum status st = mailbox_post(e->commands, &c);
+    if (st == ERR_FULL) { /* once more, for whoever has found it set meanwhile */
+        atomic_store_explicit(&e->is_called, false, memory_order_release);
+        st = mailbox_post(e->commands, &c);
+    }
     ASSERT(st == OK || st == ERR_FULL || st == ERR_CANCELED); /* full: it is awake */
 }
 

@@ -11,7 +11,7 @@
  *   engine_metrics.c  metrics and the load that other threads read
  *
  * Thread: engine, except `opt`, `layout`, `kv`, `limits` (fixed after engine_create, read by any
- * thread), `commands` (a mailbox) and `load` (atomics). */
+ * thread), `commands` (a mailbox), `is_called` and `load` (atomics). */
 #ifndef BATON_ENGINE_ENGINE_STATE_H
 #define BATON_ENGINE_ENGINE_STATE_H
 
@@ -148,6 +148,7 @@ struct engine {
     struct seq_limits limits;
 
     struct mailbox *commands;
+    _Atomic bool is_called; /* a WAKE is among them: bells take no room of other commands */
     pthread_t thread;
     bool joined;       /* by engine_stop */
     _Atomic bool stop; /* release by engine_free, acquire by the thread */

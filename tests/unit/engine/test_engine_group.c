@@ -398,6 +398,24 @@ TEST(a_rank_with_impossible_rows_is_refused)
     close_scene(s);
 }
 
+/* While an engine waits for another rank, bells take no room of the commands that come meanwhile:
+ * workers count on it that a cancel finds some. */
+TEST(bells_leave_room_for_commands)
+{
+    struct scene *s = open_scene(2);
+    struct rank *r = s->g.ranks;
+    engine_stop(r[1].rig.engine);
+    await(&r[0].n_lost, 1);
+    for (int k = 0; k < 2; k++) CHECK(pthread_create(&r[k].thread, NULL, make_ep, &r[k]) == 0);
+    for (int k = 0; k < 2; k++) CHECK(pthread_join(r[k].thread, NULL) == 0);
+    CHECK_OK(engine_join_group(r[0].rig.engine, r[0].made, NULL, 2));
+    for (uint64_t i = 0; i < 20000; i++) engine_bell(r[0].rig.engine, 2, i);
+    CHECK_OK(engine_cancel(r[0].rig.engine, 77, true));
+    ep_discard(r[1].made);
+    await(&r[0].n_lost, 2);
+    close_scene(s);
+}
+
 /* An engine that stops takes nobody with it. */
 TEST(the_others_learn_that_an_engine_stops)
 {
@@ -452,7 +470,8 @@ TEST(ranks_hear_what_the_others_do_and_whom_they_wait_for)
     close_scene(s);
 }
 
-TEST_MAIN(CASE_T(a_rank_with_impossible_rows_is_refused, 60), CASE_T(ranks_answer_as_one, 120),
+TEST_MAIN(CASE_T(bells_leave_room_for_commands, 60),
+          CASE_T(a_rank_with_impossible_rows_is_refused, 60), CASE_T(ranks_answer_as_one, 120),
           CASE_T(ranks_that_compute_fast_answer_as_one, 120),
           CASE_T(ranks_that_preempt_answer_as_one, 120),
           CASE_T(a_group_without_rows_sleeps_until_one_has_some, 60),
