@@ -1,7 +1,7 @@
 /* node_ep.c - what a node's ep objects (kernels/ep/ep.h) have in common, and which backend brings
- * rows to the experts of other ranks: peer between GPUs; between CPUs shm if all are on one host and
- * see each other's processes, else ucx, unless --all2all-backend says it. All ranks tell each other
- * where they are and choose alike. Thread: a worker. */
+ * rows to the experts of other ranks: peer between GPUs; between CPUs shm if all are on one host
+ * and see each other's processes, else ucx, unless --all2all-backend says it. All ranks tell each
+ * other where they are and choose alike. Thread: a worker. */
 #include <unistd.h>
 
 #include "deploy/node/node_internal.h"

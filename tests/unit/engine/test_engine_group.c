@@ -375,7 +375,7 @@ TEST(a_sleeping_group_can_be_lost)
     close_scene(s);
 }
 
-/* What a rank says sets how many exchanges the others make: one that says nonsense is not believed. */
+/* What a rank says sets how many exchanges the others make: nonsense is not believed. */
 TEST(a_rank_with_impossible_rows_is_refused)
 {
     static const uint64_t nonsense[] = { 49, 1 << 30, UINT64_MAX };
