@@ -168,8 +168,8 @@ void engine_group_command(struct engine *e, const struct engine_command *c)
 
 /* ---- agreement ---- */
 
-/* Do the ranks' words fit together? They always do, unless a rank is wrong about its group. The rows
- * of one are exchanges on all. */
+/* Do the ranks' words fit together? They always do, unless a rank is wrong about its group. The
+ * rows of one are exchanges on all. */
 static enum status check_words(const struct engine *e, const struct engine_group_words *mine,
                                struct err *err)
 {
