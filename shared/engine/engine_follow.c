@@ -15,7 +15,6 @@
 
 #include "shared/base/arith.h"
 #include "shared/base/assert.h"
-#include "shared/base/log.h"
 #include "shared/base/mem.h"
 #include "shared/engine/engine_state.h"
 
@@ -86,13 +85,12 @@ void engine_node_command(struct engine *e, const struct engine_command *c)
     model_set_gather(e->opt.model, &g);
 }
 
-/* The node cannot go on; engine_main ends the engine. */
+/* The node cannot go on; engine_main ends the engine, and tells its owner why, who knows whether
+ * the ranks were to part. */
 static void lose_node(struct engine *e, const struct err *why)
 {
     struct engine_node *n = &e->node;
     n->fault = *why;
-    log_error("node lost", "rank=%u of=%u why=\"%s\"", e->opt.model->share.tp_rank,
-              e->opt.model->share.tp_size, why->text);
     if (n->ep) ep_abort(n->ep);
     if (engine_is_grouped(e) && e->group.ep) engine_group_lose(e, why);
 }
