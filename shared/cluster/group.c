@@ -512,7 +512,9 @@ static void describe_together(const struct group *g, char *why, size_t n)
     snprintf(why, n, "%s", "");
     for (uint32_t r = 0; r < g->o.size && g->now.n < g->o.size; r++)
         if (group_roster_find(&g->now, r) < 0) {
-            snprintf(why, n, "rank %u of %u is not there, others have its experts", r, g->o.size);
+            snprintf(why, n, "rank %u of %u %s, others have its experts", r, g->o.size,
+                     group_lead_has_shut_out(g, r) ? "could not join and will be tried again"
+                                                   : "is not there");
             return;
         }
 }

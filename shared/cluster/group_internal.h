@@ -135,6 +135,8 @@ void group_lead_tell(struct group *g, uint64_t node);
 void group_lead_tick(struct group *g);
 /* Which rank is not there; false: all are. */
 bool group_lead_misses(const struct group *g, uint32_t *rank);
+/* Is the rank there, and left out for a while because it could not join? */
+bool group_lead_has_shut_out(const struct group *g, uint32_t rank);
 void group_refuse_rank(struct group *g, uint64_t node, const char *why,
                        const struct group_member *leader);
 

@@ -49,6 +49,12 @@ bool group_lead_misses(const struct group *g, uint32_t *rank)
     return false;
 }
 
+bool group_lead_has_shut_out(const struct group *g, uint32_t rank)
+{
+    const struct group_seat *s = &g->lead.seats[rank];
+    return s->at.node && clock_ms() < s->t_shut_ms;
+}
+
 static void spread_loss(struct group *g, uint64_t epoch, const char *why, bool failed);
 
 /* ---- what comes next ---- */
@@ -489,6 +495,7 @@ void group_lead_on_message(struct group *g, const struct cluster_message *m,
     switch (m->type) {
     case FRAME_GROUP_BLOB: collect_blob(g, s, (const Baton__GroupBlob *)body); break;
     case FRAME_GROUP_LOST:
+        if (lost->epoch == 0) break; /* ranks without a group are not told to leave it */
         if (lost->epoch == s->running && is_of_another_group(g, s)) break; /* not one of here */
         note_failure(g, s, lost);
         spread_loss(g, lost->epoch, lost->why, true);
@@ -545,8 +552,8 @@ void group_lead_on_met(struct group *g, uint64_t node)
     group_lead_tell(g, node);
 }
 
-/* Tries the last address of one rank that is not there: it may have come back, or lead the other
- * half. */
+/* Tries the last address of one rank that is not there, for rank 0 where all meet: it may have come
+ * back, or lead the other half. */
 static void look_for_one(struct group *g)
 {
     struct group_lead *l = &g->lead;
@@ -555,9 +562,10 @@ static void look_for_one(struct group *g)
         const struct group_seat *s = &l->seats[l->i_look];
         if (l->i_look == g->o.rank || s->at.node || clock_ms() < s->t_look_ms) continue;
         if (s->met && cluster_is_linked(g->o.cluster, s->met)) continue;
-        const char *host = s->at.port ? s->at.host : g->o.meet_host;
-        const uint16_t port = s->at.port ? s->at.port : g->o.meet_port;
-        if (!s->at.port && l->i_look != 0) continue;
+        const bool meets = l->i_look == 0; /* whatever it says of itself */
+        const char *host = meets ? g->o.meet_host : s->at.host;
+        const uint16_t port = meets ? g->o.meet_port : s->at.port;
+        if (port == 0) continue;
         if (cluster_meet(g->o.cluster, g->o.kind, host, port)) l->i_met = l->i_look;
         return;
     }

@@ -159,6 +159,10 @@ static void on_acceptor_proof(struct link *l, const Baton__LinkProof *m)
         link_fail(l, "another process answers at this address");
         return;
     }
+    if (m->node == l->o->self) { /* by cluster_meet: it needs no link to talk to itself */
+        link_fail(l, "this process itself answers at this address");
+        return;
+    }
     l->node = m->node;
     snprintf(l->name, sizeof l->name, "%s", m->name);
     memcpy(l->nonce_acceptor, m->nonce.data, LINK_NONCE);

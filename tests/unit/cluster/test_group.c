@@ -172,9 +172,9 @@ static uint16_t meeting_port(void)
     return port;
 }
 
-/* id: of the process, another one after each start. */
+/* id: of the process, another one after each start. port: where ranks meet; 0: its own. */
 static void open_rank(struct cluster_rig *rig, struct rank *r, uint32_t rank, uint32_t size,
-                      uint32_t node_size, uint64_t id, uint16_t port)
+                      uint32_t node_size, uint64_t id, uint16_t port, const char *host)
 {
     *r = (struct rank){ .rig = rig, .rank = rank, .size = size };
     r->node = peer_open(rig, id,
@@ -191,9 +191,9 @@ static void open_rank(struct cluster_rig *rig, struct rank *r, uint32_t rank, ui
         .rank = rank,
         .size = size,
         .node_size = node_size,
-        .host = "127.0.0.1",
+        .host = host ? host : "127.0.0.1",
         .meet_host = "127.0.0.1",
-        .meet_port = port,
+        .meet_port = port ? port : cluster_port(r->node->c),
         .retry_ms = RETRY_MS,
         .grace_ms = GRACE_MS,
         .place = place,
@@ -223,6 +223,7 @@ static void close_rank(struct rank *r)
 
 struct scene {
     struct cluster_rig rig;
+    const char *host; /* at which the next rank says it is reached; NULL: the right one */
     struct rank ranks[RANKS];
     uint32_t size, node_size;
     uint16_t port;
@@ -238,7 +239,7 @@ static void open_scene(struct scene *s, uint32_t size)
 
 static void start(struct scene *s, uint32_t rank, uint64_t id)
 {
-    open_rank(&s->rig, &s->ranks[rank], rank, s->size, s->node_size, id, s->port);
+    open_rank(&s->rig, &s->ranks[rank], rank, s->size, s->node_size, id, s->port, s->host);
 }
 
 static void start_all(struct scene *s)
@@ -737,6 +738,7 @@ TEST(a_returned_rank_that_cannot_prepare_holds_up_nobody)
     group_ready(s.ranks[1].group, "tiny, f32");
     group_ready(s.ranks[2].group, "tiny, f32");
     RIG_WAIT(&s.rig, s.ranks[0].n_together == 3 && s.ranks[2].n_together == 3 && s.ranks[2].epoch);
+    CHECK(strstr(why_of(&s.ranks[0]), "rank 1 of 4 could not join")); /* it is there */
     const uint64_t epoch = s.ranks[2].epoch;
     s.ranks[1].fails = false;
     RIG_WAIT(&s.rig, together(&s, epoch + 1));
@@ -775,7 +777,7 @@ TEST(ranks_of_other_terms_are_refused_until_they_are_right)
     RIG_WAIT(&s.rig,
              strstr(why_of(&s.ranks[1]), "rank 1 has huge, bf16, and rank 0 has tiny, f32"));
     close_rank(&s.ranks[1]);
-    open_rank(&s.rig, &other, 1, 3, 1, 301, s.port); /* of three */
+    open_rank(&s.rig, &other, 1, 3, 1, 301, s.port, NULL); /* of three */
     group_ready(other.group, "tiny, f32");
     RIG_WAIT(&s.rig, strstr(why_of(&other), "this is a rank of 3, and rank 0 has 2 ranks"));
     start(&s, 1, 201);
@@ -794,12 +796,62 @@ TEST(two_ranks_of_one_number)
     open_scene(&s, 2);
     start_all(&s);
     RIG_WAIT(&s.rig, together(&s, 1));
-    open_rank(&s.rig, &twin, 1, 2, 1, 301, s.port);
+    open_rank(&s.rig, &twin, 1, 2, 1, 301, s.port, NULL);
     group_ready(twin.group, "tiny, f32");
     RIG_WAIT(&s.rig, strstr(why_of(&twin), "there is a rank 1 already"));
     close_rank(&s.ranks[1]);                                    /* it takes the place */
     RIG_WAIT(&s.rig, twin.epoch == 3 && s.ranks[0].epoch == 3); /* it was alone in between */
     close_rank(&twin);
+    close_scene(&s);
+}
+
+/* Rank 0 listens there, whatever address it believes to have. */
+TEST(rank_0_is_looked_for_where_ranks_meet)
+{
+    struct scene s;
+    open_scene(&s, 2);
+    s.host = "127.9.9.9"; /* where nobody listens */
+    start(&s, 0, 100);
+    s.host = NULL;
+    start(&s, 1, 101);
+    for (uint32_t r = 0; r < 2; r++) group_ready(s.ranks[r].group, "tiny, f32");
+    RIG_WAIT(&s.rig, together(&s, 1));
+    close_rank(&s.ranks[0]);
+    RIG_WAIT(&s.rig, together(&s, 2));
+    start(&s, 0, 200); /* it knows of nobody */
+    group_ready(s.ranks[0].group, "tiny, f32");
+    RIG_WAIT(&s.rig, together(&s, 3));
+    close_scene(&s);
+}
+
+/* The address of the meeting is that of a rank above 0 by mistake: it does not follow itself. */
+TEST(a_rank_does_not_meet_itself)
+{
+    struct scene s;
+    struct rank lone;
+    open_scene(&s, 2);
+    open_rank(&s.rig, &lone, 1, 2, 1, 301, 0, NULL);
+    group_ready(lone.group, "tiny, f32");
+    rig_turn_ms(&s.rig, 200);
+    CHECK(!group_leads(lone.group));
+    CHECK(strstr(why_of(&lone), "rank 0 of the group is not reached at 127.0.0.1:"));
+    close_rank(&lone);
+    close_scene(&s);
+}
+
+/* One of a rank that is not in a group: others that are in none can still be proposed to. */
+TEST(a_loss_of_no_epoch_does_nothing)
+{
+    struct scene s;
+    Baton__GroupLost m = BATON__GROUP_LOST__INIT;
+    open_scene(&s, 2);
+    for (uint32_t r = 0; r < 2; r++) start(&s, r, 100 + r);
+    group_ready(s.ranks[0].group, "tiny, f32");
+    rig_turn_ms(&s.rig, 50); /* the leader knows of itself */
+    CHECK_OK(cluster_send_proto(s.ranks[0].node->c, 100, FRAME_GROUP_LOST, 0, 0, &m.base));
+    rig_turn_ms(&s.rig, 50);
+    group_ready(s.ranks[1].group, "tiny, f32");
+    RIG_WAIT_MS(&s.rig, together(&s, 1), 5000);
     close_scene(&s);
 }
 
@@ -812,7 +864,7 @@ TEST(messages_of_others_and_garbage_do_nothing)
     struct peer_node *stranger = peer_open(&s.rig, 900, (struct peer_options){ 0 });
     for (uint32_t r = 0; r < 2; r++) {
         cluster_learn(stranger->c, 100 + r, "127.0.0.1", cluster_port(s.ranks[r].node->c));
-        for (unsigned type = FRAME_GROUP_HELLO; type <= FRAME_GROUP_BELL; type++)
+        for (unsigned type = FRAME_GROUP_HELLO; type <= FRAME_GROUP_LOAD; type++)
             for (uint64_t way = 0; way < 2; way++)
                 CHECK_OK(cluster_send(stranger->c, 100 + r, (enum frame_type)type, way, 0,
                                       (struct str){ "", 0 }));
@@ -847,5 +899,6 @@ TEST_MAIN(CASE_T(a_rank_that_still_loads_does_not_lead, 60),
           CASE_T(a_returned_rank_that_cannot_prepare_holds_up_nobody, 60),
           CASE_T(an_exchange_that_failed_ends_the_epoch_everywhere, 60),
           CASE_T(ranks_of_other_terms_are_refused_until_they_are_right, 60),
-          CASE_T(two_ranks_of_one_number, 60),
+          CASE_T(two_ranks_of_one_number, 60), CASE_T(rank_0_is_looked_for_where_ranks_meet, 60),
+          CASE_T(a_rank_does_not_meet_itself, 60), CASE_T(a_loss_of_no_epoch_does_nothing, 60),
           CASE_T(messages_of_others_and_garbage_do_nothing, 60))
