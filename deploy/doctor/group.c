@@ -82,15 +82,10 @@ static int try_address(const char *host, uint16_t port, bool here)
     return error;
 }
 
-static bool has_rank_0(const struct ranks *r)
-{
-    return r->kind == RANKS_ONE ? r->rank == 0 : r->first == 0;
-}
-
 static void check_meeting(struct doctor *d, const struct ranks *r)
 {
     char at[HOST_PORT_TEXT_MAX];
-    const bool here = has_rank_0(r);
+    const bool here = r->rank == 0;
     const int error = r->port ? try_address(r->host, r->port, here) : 0;
     host_port_text(r->host, r->port, at);
     if (r->port == 0) doctor_add(d, "rank 0", DOCTOR_OK, "listens at %s, any free port", r->host);

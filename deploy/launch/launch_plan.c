@@ -6,6 +6,7 @@
 #include <netinet/in.h>
 #include <sched.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -124,25 +125,39 @@ static bool is_planned(const struct launch_plan *p, uint16_t port)
 {
     for (size_t i = 0; i < p->n; i++)
         if (p->nodes[i].port == port || p->nodes[i].meet_port == port) return true;
+    return port == p->ranks.port;
+}
+
+/* Is it in a list, whose entries processes bind when they start? */
+static bool is_listed(const struct config *c, uint16_t port)
+{
+    static const char *const OF_NODES[] = { "ports", "metrics-ports" };
+    const char *item;
+    for (size_t k = 0; k < COUNT_OF(LISTS) + COUNT_OF(OF_NODES); k++) {
+        const char *name = k < COUNT_OF(LISTS) ? LISTS[k] : OF_NODES[k - COUNT_OF(LISTS)];
+        for (size_t i = 0; (item = config_list(c, name, i, NULL)); i++)
+            if (strtol(item, NULL, 10) == port) return true;
+    }
     return false;
 }
 
 /* Finds the next free port from `first` on, `end` not included; 0: there is none. Another program
  * may still take it; the node then reports it. */
-static uint16_t free_port(const struct launch_plan *p, uint16_t first, uint16_t end)
+static uint16_t free_port(const struct config *c, const struct launch_plan *p, uint16_t first,
+                          uint16_t end)
 {
     for (uint16_t port = first; port < end; port++)
-        if (!is_planned(p, port) && port != p->ranks.port && is_free(port)) return port;
+        if (!is_planned(p, port) && !is_listed(c, port) && is_free(port)) return port;
     return 0;
 }
 
-static uint16_t free_rank_port(const struct launch_plan *p)
+static uint16_t free_rank_port(const struct config *c, const struct launch_plan *p)
 {
     uint16_t random;
     random_bytes(&random, sizeof random);
     const uint16_t first = RANK_PORT_FIRST + random % (RANK_PORT_END - RANK_PORT_FIRST);
-    const uint16_t port = free_port(p, first, RANK_PORT_END);
-    return port ? port : free_port(p, RANK_PORT_FIRST, first);
+    const uint16_t port = free_port(c, p, first, RANK_PORT_END);
+    return port ? port : free_port(c, p, RANK_PORT_FIRST, first);
 }
 
 enum status launch_listed_port(const struct config *c, const char *name, size_t i, int64_t *out,
@@ -263,8 +278,8 @@ static enum status choose_ports(const struct config *c, const struct launch_args
         TRY(launch_listed_port(c, "metrics-ports", entry, metrics_port, err));
     }
     node->port = port > 0    ? (uint16_t)port
-                 : w->behind ? free_rank_port(p)
-                             : free_port(p, PORT_FIRST, PORT_END);
+                 : w->behind ? free_rank_port(c, p)
+                             : free_port(c, p, PORT_FIRST, PORT_END);
     if (node->port) return OK;
     return err_set(err, ERR_CONFIG, "no free port could be found for node %zu", entry);
 }
@@ -281,7 +296,7 @@ static enum status choose_meet_port(const struct config *c, size_t i, struct lau
     if (r->tp.size < 2 || node->first != i) return OK;
     TRY(launch_listed_port(c, "pd-comm-port", entry, &port, err));
     const bool is_rank_0 = r->experts && r->rank + i == 0;
-    node->meet_port = is_rank_0 ? r->port : port > 0 ? (uint16_t)port : free_rank_port(p);
+    node->meet_port = is_rank_0 ? r->port : port > 0 ? (uint16_t)port : free_rank_port(c, p);
     if (node->meet_port) return OK;
     return err_set(err, ERR_CONFIG, "no free port could be found for the processes of node %zu",
                    entry);
@@ -311,7 +326,7 @@ static enum status choose_meeting_port(const struct config *c, struct launch_pla
                          "rank 0 listens for the other ranks with its cluster port: "
                          "--pd-comm-port %lld and --data-parallel-rpc-port %u must be the same",
                          (long long)port, p->ranks.port);
-    p->ranks.port = port > 0 ? (uint16_t)port : free_rank_port(p);
+    p->ranks.port = port > 0 ? (uint16_t)port : free_rank_port(c, p);
     if (p->ranks.port) return OK;
     return err_set(err, ERR_CONFIG, "no free port could be found where the ranks meet");
 }

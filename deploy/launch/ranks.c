@@ -70,11 +70,29 @@ struct hosts {
     uint32_t n, index;
 };
 
+/* A host is found in the list by its number, so a name would be found by none. */
+static enum status check_ips(const struct config *c, size_t n, struct err *err)
+{
+    for (size_t i = 0; n > 1 && i < n; i++) {
+        const char *ip = config_list(c, "ips", i, NULL);
+        if (!host_is_number(ip))
+            return err_field(err, ERR_CONFIG, "ips", "%s: '%s' is not an IP address",
+                             config_source_text(c, "ips"), ip);
+        for (size_t k = 0; k < i; k++)
+            if (strcmp(config_list(c, "ips", k, NULL), ip) == 0)
+                return err_field(err, ERR_CONFIG, "ips",
+                                 "%s lists %s twice; each host has its own ranks",
+                                 config_source_text(c, "ips"), ip);
+    }
+    return OK;
+}
+
 static enum status read_hosts(const struct config *c, struct hosts *out, struct err *err)
 {
     const uint32_t n_nodes = number(c, "nnodes");
     size_t n_ips, index;
     config_list(c, "ips", 0, &n_ips);
+    TRY(check_ips(c, n_ips, err));
     *out = (struct hosts){ n_ips > 1 ? (uint32_t)n_ips : n_nodes, number(c, "node-rank") };
     if (n_ips > 1 && config_is_set(c, "nnodes") && n_nodes != n_ips)
         return err_field(err, ERR_CONFIG, "nnodes", "%s %u, but %s lists %zu addresses",
@@ -112,6 +130,16 @@ static enum status check_range(const struct config *c, const struct ranks *r, st
     return OK;
 }
 
+/* Hosts without a word about where theirs begin have equally many, one after the other. */
+static enum status check_hosts(const struct hosts *h, const struct ranks *r, struct err *err)
+{
+    if (h->n < 2 || (uint64_t)h->n * r->n_local == r->size) return OK;
+    return err_field(err, ERR_CONFIG, "data-parallel-size-local",
+                     "%u hosts with %u ranks each have %llu, and --data-parallel-size is %u; give "
+                     "each --data-parallel-start-rank where they have unequally many",
+                     h->n, r->n_local, (unsigned long long)h->n * r->n_local, r->size);
+}
+
 /* Several hosts without a word about their sizes have equally many. */
 static enum status read_range(const struct config *c, size_t n_nodes, const struct hosts *h,
                               struct ranks *r, struct err *err)
@@ -134,7 +162,8 @@ static enum status read_range(const struct config *c, size_t n_nodes, const stru
                  : h->n > 1 ? r->size / h->n
                             : r->size - (r->first < r->size ? r->first : r->size);
     if (h->n > 1 && !has_first) r->first = h->index * r->n_local;
-    return check_range(c, r, err);
+    TRY(check_range(c, r, err));
+    return has_first ? OK : check_hosts(h, r, err);
 }
 
 /* The nodes of a launch that says nothing of other hosts are the whole group. */
@@ -224,6 +253,15 @@ static enum status read_one(const struct config *c, struct ranks *r, struct err 
 
 /* ---- where they meet ---- */
 
+/* Ranks are of one group by the text of its address, and an IPv6 address has many spellings. */
+static bool read_address(const char *text, char out[HOST_TEXT_MAX])
+{
+    struct in6_addr v6;
+    if (!host_copy(text, out) || !host_is_number(out)) return false;
+    return inet_pton(AF_INET6, out, &v6) != 1 ||
+           inet_ntop(AF_INET6, &v6, out, HOST_TEXT_MAX) != NULL;
+}
+
 static enum status read_meeting(const struct config *c, const struct hosts *h, struct ranks *r,
                                 struct err *err)
 {
@@ -240,12 +278,9 @@ static enum status read_meeting(const struct config *c, const struct hosts *h, s
         return err_field(
             err, ERR_CONFIG, "data-parallel-address", "%s %s is not one of the addresses of %s",
             config_source_text(c, "data-parallel-address"), host, config_source_text(c, "ips"));
-    if (!host_copy(host, r->host))
+    if (!read_address(host, r->host))
         return err_field(err, ERR_CONFIG, "data-parallel-address",
-                         "--data-parallel-address is longer than %d characters", HOST_TEXT_MAX - 1);
-    if (!host_is_number(r->host))
-        return err_field(err, ERR_CONFIG, "data-parallel-address",
-                         "%s %s is not an IP address; give the one where the other ranks reach "
+                         "%s %.80s is not an IP address; give the one where the other ranks reach "
                          "rank 0",
                          config_source_text(c, "data-parallel-address"), host);
     if (r->kind == RANKS_PARENT && ranks_elsewhere(r) && !given && h->n < 2)
@@ -314,8 +349,7 @@ static enum status read_process(const struct config *c, struct ranks *r, struct 
                          "--tensor-parallel-rank %u is not a rank of --tensor-parallel-size %u: "
                          "they count from 0 to %u",
                          r->tp.rank, r->tp.size, r->tp.size - 1);
-    if (!host_copy(config_string(c, "tensor-parallel-address"), r->tp.host) ||
-        !host_is_number(r->tp.host))
+    if (!read_address(config_string(c, "tensor-parallel-address"), r->tp.host))
         return err_field(err, ERR_CONFIG, "tensor-parallel-address",
                          "--tensor-parallel-address %s is not an IP address; give the one where "
                          "the others reach the first rank of their node",

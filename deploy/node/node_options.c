@@ -274,18 +274,36 @@ static const char *given_address(const struct config *c)
     return given ? given : n == 1 ? ip : ranks_own_ip(c, &index);
 }
 
+/* Where rank 0 of several hosts listens; NULL: nobody said it. */
+static const char *meeting_host(const struct config *c)
+{
+    return config_bool(c, "enable-expert-parallel") ? config_string(c, "data-parallel-address")
+                                                    : NULL;
+}
+
+/* The address that faces the directory. Where that is on this host the ranks of others come to rank
+ * 0, and have to reach this one, too. */
+static bool find_address(const struct config *c, const struct node_options *o, char *out,
+                         size_t cap)
+{
+    const char *towards = o->directory_host ? o->directory_host : o->redis_host,
+               *meet = meeting_host(c);
+    const bool found = address_facing(towards, out, cap);
+    return !meet || (found && !host_is_loopback(out)) ? found : address_facing(meet, out, cap);
+}
+
 /* Nodes talk to each other over IPv6 when the API server does, or the address that they are told
  * to use is one. */
 static enum status read_addresses(const struct config *c, struct node_options *o, struct err *err)
 {
-    const char *given = given_address(c), *like = given && host_is_ipv6(given) ? given : o->host;
+    const char *given = given_address(c), *meet = meeting_host(c),
+               *like = given && host_is_ipv6(given) ? given
+                       : meet && host_is_ipv6(meet) ? meet
+                                                    : o->host;
     char address[HOST_TEXT_MAX] = "";
     o->cluster_host = o->secret.n ? host_wildcard(like) : host_loopback(like);
     if (given && !host_copy(given, address)) address[0] = 0;
-    if (!given && o->secret.n) {
-        const char *towards = o->directory_host ? o->directory_host : o->redis_host;
-        if (!address_facing(towards, address, sizeof address)) address[0] = 0;
-    }
+    if (!given && o->secret.n && !find_address(c, o, address, sizeof address)) address[0] = 0;
     if (!given && !address[0]) snprintf(address, sizeof address, "%s", host_loopback(like));
     if (!host_is_number(address))
         return err_field(err, ERR_CONFIG, "advertise-host",

@@ -91,7 +91,7 @@ const struct option CLUSTER_OPTIONS[] = {
         .type = OPT_STRING,
         IN("Cluster", "serve doctor"),
         .help = "Address at which other nodes reach this one; default: the one that faces the "
-                "scheduler.",
+                "scheduler, or where that is on this host, rank 0 (--data-parallel-address).",
     },
     {
         .name = "cluster-secret-file",

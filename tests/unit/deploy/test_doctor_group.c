@@ -124,6 +124,13 @@ TEST(the_address_of_rank_0_is_one_of_its_host_and_free)
     d = checked(line);
     expect(d, "rank 0", DOCTOR_WARN, "is not reached");
     done(d);
+    /* The parent of the processes of rank 3. */
+    snprintf(line, sizeof line, "-dp 4 -tp 2 -ep --data-parallel-rank 3 -dpa 127.0.0.1 -dpp %u",
+             ntohs(a.sin_port));
+    struct doctor *third = checked(line);
+    expect(third, "rank 0", DOCTOR_WARN, "is not reached");
+    done(third);
+    snprintf(line, sizeof line, "-dp 4 -ep -dpr 2 -dpa 127.0.0.1 -dpp %u", ntohs(a.sin_port));
     CHECK_EQ_INT(listen(fd, 1), 0);
     d = checked(line);
     expect(d, "rank 0", DOCTOR_OK, "is reached at 127.0.0.1");

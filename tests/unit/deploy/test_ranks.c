@@ -1,11 +1,14 @@
 /* test_ranks.c - which ranks a process starts, as options and variables say it, and the plan of
  * their processes: rank, ports, threads. */
+#include <arpa/inet.h>
+#include <ifaddrs.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "deploy/launch/launch_plan.h"
+#include "deploy/node/node_options.h"
 #include "deploy/options/option_table.h"
 #include "tests/harness/test.h"
 
@@ -146,9 +149,17 @@ TEST(what_contradicts_is_named)
     refuses("serve", 0, "--headless", "--data-parallel-size above 1");
     refuses("serve", 0, "--nnodes 2", "find each other by --scheduler-host");
     refuses("serve", 0, "-dp 4 -ep --nnodes 2 --node-rank 2", "count from 0 to 1");
+    /* Nobody would start ranks 4 to 7. */
+    refuses("serve", 0, "-dp 8 -ep -dpl 2 --ips 127.0.0.1,192.0.2.7", "2 hosts with 2 ranks each");
+    refuses("serve", 0, "-dp 8 -ep -dpl 2 --nnodes 2 --node-rank 1 -dpa h", "each have 4");
+    refuses("launch", 2, "--num-servers 2 -dp 8 -ep --ips 127.0.0.1,192.0.2.7", "have 4, and");
+    refuses("serve", 0, "-dp 4 -ep --ips 127.0.0.1,127.0.0.1", "--ips lists 127.0.0.1 twice");
+    refuses("serve", 0, "-dp 4 -ep --ips 127.0.0.1,host", "'host' is not an IP address");
     refuses("serve", 0, "-dp 9 -ep --device cuda", "up to 8 ranks of one host");
     refuses("serve", 0, "-dp 4 -dpl 2 -ep --device cuda -dpa 10.0.0.1",
             "up to 8 ranks of one host");
+    struct ranks r = ranks_of("serve", 0, "-dp 8 -ep -dpl 2 -dpr 6 --ips 127.0.0.1,192.0.2.7");
+    CHECK_RANGE(r, RANKS_PARENT, 6, 2, 8); /* the other host may have 6 */
     refuses("launch", 3, "--num-servers 3 -dp 2 -ep", "give --data-parallel-size 3");
     refuses("launch", 2, "--num-servers 2 -dp 4 -ep -dpl 3 -dpa h",
             "give --data-parallel-size-local 2");
@@ -365,6 +376,82 @@ TEST(ranks_of_one_host_meet_at_rank_0s_cluster_port_or_at_a_free_one)
     config_free(c);
 }
 
+/* Ranks are of one group by the text of its address. */
+TEST(an_address_has_one_spelling)
+{
+    struct ranks r = ranks_of("serve", 0, "-dp 4 -dpl 2 -ep -dpa 0:0:0:0:0:0:0:1");
+    CHECK_EQ_STR(r.host, "::1");
+    r = ranks_of("serve", 0, "-dp 4 -dpl 2 -ep -dpa [2001:DB8::0001]");
+    CHECK_EQ_STR(r.host, "2001:db8::1");
+    r = ranks_of("serve", 0,
+                 "-tp 2 --tensor-parallel-rank 1 --tensor-parallel-port 9 "
+                 "--tensor-parallel-address 0::1");
+    CHECK_EQ_STR(r.tp.host, "::1");
+}
+
+/* An IPv4 address of this host that others could reach; false: it has none. */
+static bool own_address(char out[INET_ADDRSTRLEN])
+{
+    struct ifaddrs *list, *a;
+    bool found = false;
+    if (getifaddrs(&list) != 0) return false;
+    for (a = list; a && !found; a = a->ifa_next) {
+        if (!a->ifa_addr || a->ifa_addr->sa_family != AF_INET) continue;
+        const struct sockaddr_in *in = (const struct sockaddr_in *)a->ifa_addr;
+        found = inet_ntop(AF_INET, &in->sin_addr, out, INET_ADDRSTRLEN) && !host_is_loopback(out);
+    }
+    freeifaddrs(list);
+    return found;
+}
+
+static void check_addresses(const char *line, const char *advertised, const char *listens)
+{
+    struct node_options o;
+    struct err err = { 0 };
+    struct config *c = load("serve", line);
+    if (node_options_check_read(c, &o, &err) != OK)
+        test_fail(__FILE__, __LINE__, "%s: %s", line, err.text);
+    CHECK_EQ_STR(o.advertise_host, advertised);
+    CHECK_EQ_STR(o.cluster_host, listens);
+    node_options_release(&o);
+    config_free(c);
+}
+
+/* A rank behind a parent has its directory on its own host, and ranks of others come to it all the
+ * same. */
+TEST(a_rank_is_reached_at_the_address_that_faces_rank_0)
+{
+    static const char RANK[] = "-dp 4 -ep --data-parallel-rank 1";
+    char own[INET_ADDRSTRLEN], line[256];
+    setenv("BATON_CLUSTER_SECRET", "sixteen letters.", 1);
+    snprintf(line, sizeof line, "%s --router 127.0.0.1:7", RANK);
+    check_addresses(line, "127.0.0.1", "0.0.0.0");
+    snprintf(line, sizeof line, "%s -dpa ::1 --advertise-host 127.0.0.1", RANK);
+    check_addresses(line, "127.0.0.1", "::");
+    if (!own_address(own)) SKIP("this host has no address that others could reach");
+    snprintf(line, sizeof line, "%s -dpa %s --router 127.0.0.1:7", RANK, own);
+    check_addresses(line, own, "0.0.0.0");
+    snprintf(line, sizeof line, "%s -dpa %s", RANK, own);
+    check_addresses(line, own, "0.0.0.0");
+    snprintf(line, sizeof line, "%s -dpa 127.0.0.1 --router %s:7", RANK, own);
+    check_addresses(line, own, "0.0.0.0");
+    unsetenv("BATON_CLUSTER_SECRET");
+}
+
+/* Of a list those that come later are bound by processes that start later. */
+TEST(a_port_that_an_option_names_is_not_chosen_as_a_free_one)
+{
+    struct config *c;
+    struct launch_plan p;
+    plan_of("launch", "--model m --num-servers 3 --ports=-1,8000,8002 --metrics-ports=-1,8001", &c,
+            &p);
+    CHECK(p.nodes[0].port > 8002);
+    CHECK_EQ_INT(p.nodes[1].port, 8000);
+    CHECK_EQ_INT(p.nodes[2].port, 8002);
+    launch_plan_release(&p);
+    config_free(c);
+}
+
 TEST(nodes_of_a_launch_without_a_group_are_told_nothing_of_ranks)
 {
     struct config *c;
@@ -391,4 +478,7 @@ TEST_MAIN(CASE(without_shared_experts_or_with_one_rank_a_node_is_alone),
           CASE(a_process_that_is_told_its_node_starts_the_ranks_of_that),
           CASE(ranks_of_a_model_on_several_hosts_are_a_node_on_each),
           CASE(ranks_of_one_host_meet_at_rank_0s_cluster_port_or_at_a_free_one),
+          CASE(an_address_has_one_spelling),
+          CASE(a_rank_is_reached_at_the_address_that_faces_rank_0),
+          CASE(a_port_that_an_option_names_is_not_chosen_as_a_free_one),
           CASE(nodes_of_a_launch_without_a_group_are_told_nothing_of_ranks))
