@@ -101,7 +101,7 @@ static void report_progress(void *arg, uint64_t *counter, bool *has_work)
 
 static void say_not_ready(struct node *n, struct http_exchange *x)
 {
-    char why[256] = "the model is being loaded";
+    char why[GROUP_WHY_MAX] = "the model is being loaded";
     if (n->state != NODE_LOADING) snprintf(why, sizeof why, "the node is shutting down");
     else if (n->front.loaded) snprintf(why, sizeof why, "its ranks are starting");
     else if (n->ranks.is_loaded && !n->ranks.is_one)

@@ -125,7 +125,7 @@ static int32_t experts_of(const struct node *n, const struct group_roster *now)
 
 static void describe_group(const struct node *n, struct buf *out)
 {
-    char why[256], at[HOST_PORT_TEXT_MAX];
+    char why[GROUP_WHY_MAX], at[HOST_PORT_TEXT_MAX];
     if (!n->group) return;
     const struct group_roster *now = group_now(n->group);
     const bool together = group_describe(n->group, why, sizeof why) == GROUP_TOGETHER;

@@ -74,7 +74,7 @@ static void log_end(struct group *g, uint64_t epoch, const char *why)
 void group_end_epoch(struct group *g, uint64_t epoch, const char *why)
 {
     const bool is_next = epoch && (epoch == g->preparing || epoch == g->given);
-    char text[256];
+    char text[GROUP_WHY_MAX];
     if (!is_next && (!epoch || epoch != g->running)) return;
     bool *lost = is_next ? &g->is_next_lost : &g->is_now_lost;
     if (*lost) return;
@@ -271,6 +271,8 @@ static void on_leader_lost(struct group *g, const char *why)
 static void on_refused(struct group *g, uint64_t from, const Baton__GroupRefused *m)
 {
     struct group_member other;
+    char why[sizeof g->why];
+    uint32_t n_unlogged;
     const bool has_other = group_member_unpack(&other, m->leader, g->o.size) &&
                            other.node != g->o.node;
     if (group_leads(g) && from != g->o.node) {
@@ -287,9 +289,11 @@ static void on_refused(struct group *g, uint64_t from, const Baton__GroupRefused
         return;
     }
     g->is_refused = true;
-    if (has_other || strcmp(m->why, g->why) == 0) return;
-    snprintf(g->why, sizeof g->why, "%s", m->why);
-    log_warn("group not joined", "why=\"%s\"", g->why);
+    snprintf(why, sizeof why, "%s", m->why);
+    if (has_other || strcmp(why, g->why) == 0) return;
+    memcpy(g->why, why, sizeof why);
+    if (log_repeats_due(&g->refusals, why, clock_ms(), &n_unlogged))
+        log_warn("group not joined", "why=\"%s\" repeats=%u", why, n_unlogged);
 }
 
 /* A rank says that it leads. */
@@ -500,9 +504,10 @@ const struct group_roster *group_now(const struct group *g) { return &g->now; }
 static void describe_waiting(const struct group *g, char *why, size_t n)
 {
     uint32_t rank;
+    const char *refusal = group_lead_refusal(g), *more = refusal[0] ? refusal : g->why;
     if (group_leads(g) && group_lead_misses(g, &rank))
-        snprintf(why, n, "rank %u of %u is not there%s%.160s", rank, g->o.size,
-                 g->why[0] ? "; " : "", g->why);
+        snprintf(why, n, "rank %u of %u is not there%s%s", rank, g->o.size, more[0] ? "; " : "",
+                 more);
     else snprintf(why, n, "%s", g->why[0] ? g->why : "the rank that leads waits for other ranks");
 }
 
@@ -512,9 +517,11 @@ static void describe_together(const struct group *g, char *why, size_t n)
     snprintf(why, n, "%s", "");
     for (uint32_t r = 0; r < g->o.size && g->now.n < g->o.size; r++)
         if (group_roster_find(&g->now, r) < 0) {
-            snprintf(why, n, "rank %u of %u %s, others have its experts", r, g->o.size,
+            const char *refusal = group_lead_refusal(g);
+            snprintf(why, n, "rank %u of %u %s, others have its experts%s%s", r, g->o.size,
                      group_lead_has_shut_out(g, r) ? "could not join and will be tried again"
-                                                   : "is not there");
+                                                   : "is not there",
+                     refusal[0] ? "; " : "", refusal);
             return;
         }
 }

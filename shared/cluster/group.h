@@ -17,7 +17,12 @@
 #include "shared/base/metrics.h"
 #include "shared/cluster/cluster.h"
 
-enum { GROUP_RANKS_MAX = 256, GROUP_TERMS_MAX = 256, GROUP_HOST_MAX = 64 };
+enum {
+    GROUP_RANKS_MAX = 256,
+    GROUP_TERMS_MAX = 256,
+    GROUP_HOST_MAX = 64,
+    GROUP_WHY_MAX = 2 * GROUP_TERMS_MAX + 160 /* of a sentence with the terms of two ranks */
+};
 
 /* A process may be in one of each kind. A node has all of its ranks or none: without one it is
  * lost, and no epoch follows its first. */
@@ -138,7 +143,8 @@ bool group_prepares(struct group *g, uint64_t epoch);
 void group_stop(struct group *g);
 
 /* What it is waiting for, or whom it goes on without, in a sentence; "" when all ranks are
- * together: "rank 3 of 8 is not there yet". */
+ * together: "rank 3 of 8 is not there yet". The rank that leads says whom it refused as well. n:
+ * GROUP_WHY_MAX. */
 enum group_state group_describe(const struct group *g, char *why, size_t n);
 /* For how long this rank has not been in a group that steps; 0: it is. */
 uint64_t group_apart_ms(const struct group *g);

@@ -62,11 +62,13 @@ struct group_lead {
     uint64_t epoch;             /* the highest that anybody spoke of */
     uint64_t t_grace_ms;        /* expected ranks are waited for until then */
     uint64_t t_retry_ms;        /* no proposal before */
-    uint64_t t_leave_ms;    /* none because of ranks that leave before: all may be told to end */
-    uint32_t n_failures;    /* since the ranks that are there changed */
-    uint32_t i_met;         /* whose address is being tried */
-    struct group_bell bell; /* the last that was rung */
-    uint32_t i_look;        /* whose address is tried next */
+    uint64_t t_leave_ms; /* none because of ranks that leave before: all may be told to end */
+    uint32_t n_failures; /* since the ranks that are there changed */
+    char refusal[GROUP_WHY_MAX]; /* why a rank was refused, ... */
+    uint64_t t_refusal_ms;       /* ... the last time */
+    uint32_t i_met;              /* whose address is being tried */
+    struct group_bell bell;      /* the last that was rung */
+    uint32_t i_look;             /* whose address is tried next */
     bool renews;
     uint32_t i_round;
     uint64_t t_round_ms; /* when the first rank came to it */
@@ -94,7 +96,7 @@ struct group {
     struct group_roster next;       /* of `preparing` or `given` */
     struct group_roster now;        /* of `running`, or of the last */
     uint64_t t_apart_ms;            /* since when no group has it */
-    char why[256];                  /* why the last epoch ended, or this rank was refused */
+    char why[GROUP_WHY_MAX];        /* why the last epoch ended, or this rank was refused */
     struct group_bell rung;         /* by this rank, the last */
     struct loop_timer *retry;
     struct group_round round;
@@ -137,6 +139,8 @@ void group_lead_tick(struct group *g);
 bool group_lead_misses(const struct group *g, uint32_t *rank);
 /* Is the rank there, and left out for a while because it could not join? */
 bool group_lead_has_shut_out(const struct group *g, uint32_t rank);
+/* Why it refused a rank that still asks; "": there is none. */
+const char *group_lead_refusal(const struct group *g);
 void group_refuse_rank(struct group *g, uint64_t node, const char *why,
                        const struct group_member *leader);
 

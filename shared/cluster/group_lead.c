@@ -19,6 +19,7 @@ enum {
     BACKOFF_MAX_MS = 10000,
     LOOK_AGAIN_MS = 5000,
     LATE_MS = 10000,
+    REFUSED_MS = 3000, /* since then a rank that was refused has asked again, if it is there */
     TRIES = 3,         /* of a rank that cannot prepare, before the others go on without it ... */
     SHUT_RETRIES = 25, /* ... for as many pauses between tries, twice as long after each more */
     SHUT_MAX_MS = 60000
@@ -53,6 +54,12 @@ bool group_lead_has_shut_out(const struct group *g, uint32_t rank)
 {
     const struct group_seat *s = &g->lead.seats[rank];
     return s->at.node && clock_ms() < s->t_shut_ms;
+}
+
+const char *group_lead_refusal(const struct group *g)
+{
+    const struct group_lead *l = &g->lead;
+    return group_leads(g) && clock_ms() < l->t_refusal_ms + REFUSED_MS ? l->refusal : "";
 }
 
 static void spread_loss(struct group *g, uint64_t epoch, const char *why, bool failed);
@@ -334,7 +341,7 @@ static void check_hello(const struct group *g, uint64_t from, const Baton__Group
         snprintf(why, n, "rank %u meets the others at %.80s, and rank %u at %.80s", h->rank,
                  h->name, g->o.rank, g->name);
     else if (strcmp(h->terms, g->terms) != 0)
-        snprintf(why, n, "rank %u has %.200s, and rank %u has %.200s", h->rank, h->terms, g->o.rank,
+        snprintf(why, n, "rank %u has %.255s, and rank %u has %.255s", h->rank, h->terms, g->o.rank,
                  g->terms);
     else if (h->port == 0 || h->port > UINT16_MAX || strlen(h->host) >= GROUP_HOST_MAX)
         snprintf(why, n, "its address %.80s:%u cannot be one", h->host, h->port);
@@ -373,8 +380,7 @@ static void take_hello(struct group *g, struct group_seat *s, uint64_t from,
 static void on_hello(struct group *g, const struct cluster_message *m, const Baton__GroupHello *h)
 {
     struct group_lead *l = &g->lead;
-    char why[2 * GROUP_TERMS_MAX + 100];
-    char loading[48];
+    char why[GROUP_WHY_MAX], loading[48];
     uint32_t n_unlogged;
     if (!g->is_ready) {
         snprintf(loading, sizeof loading, "rank %u is still loading", g->o.rank);
@@ -383,6 +389,8 @@ static void on_hello(struct group *g, const struct cluster_message *m, const Bat
     }
     check_hello(g, m->from, h, why, sizeof why);
     if (why[0]) {
+        snprintf(l->refusal, sizeof l->refusal, "%s", why);
+        l->t_refusal_ms = clock_ms();
         if (log_repeats_due(&g->refusals, why, clock_ms(), &n_unlogged))
             log_warn("rank refused", "peer=%s why=\"%s\" repeats=%u", m->from_name, why,
                      n_unlogged);
@@ -606,7 +614,7 @@ static void clear(struct group *g)
     mem_free(l->blobs);
     l->blobs = NULL;
     l->blob_bytes = 0;
-    l->t_grace_ms = l->t_retry_ms = 0;
+    l->t_grace_ms = l->t_retry_ms = l->t_refusal_ms = 0;
     l->n_failures = 0;
     l->renews = false;
 }

@@ -291,7 +291,7 @@ static uint64_t n_joined(const struct scene *s, enum group_reason reason)
 
 static const char *why_of(struct rank *r)
 {
-    static char why[256];
+    static char why[GROUP_WHY_MAX];
     (void)group_describe(r->group, why, sizeof why);
     return why;
 }
@@ -776,6 +776,7 @@ TEST(ranks_of_other_terms_are_refused_until_they_are_right)
     group_ready(s.ranks[1].group, "huge, bf16");
     RIG_WAIT(&s.rig,
              strstr(why_of(&s.ranks[1]), "rank 1 has huge, bf16, and rank 0 has tiny, f32"));
+    CHECK(strstr(why_of(&s.ranks[0]), "rank 1 of 2 is not there; rank 1 has huge, bf16"));
     close_rank(&s.ranks[1]);
     open_rank(&s.rig, &other, 1, 3, 1, 301, s.port, NULL); /* of three */
     group_ready(other.group, "tiny, f32");
@@ -786,6 +787,25 @@ TEST(ranks_of_other_terms_are_refused_until_they_are_right)
     close_rank(&other);
     rig_turn_ms(&s.rig, 50);
     CHECK(together(&s, 1)); /* it was none of them */
+    close_scene(&s);
+}
+
+/* Terms that are as long as can be are told whole. */
+TEST(what_is_refused_is_said_whole)
+{
+    struct scene s;
+    char mine[GROUP_TERMS_MAX], other[GROUP_TERMS_MAX];
+    memset(mine, 'm', sizeof mine - 1);
+    memset(other, 'o', sizeof other - 1);
+    mine[sizeof mine - 1] = other[sizeof other - 1] = 0;
+    memcpy(mine + sizeof mine - 4, "end", 3);
+    open_scene(&s, 2);
+    start(&s, 0, 100);
+    start(&s, 1, 101);
+    group_ready(s.ranks[0].group, mine);
+    group_ready(s.ranks[1].group, other);
+    RIG_WAIT(&s.rig, strstr(why_of(&s.ranks[1]), "mmmend"));
+    CHECK(strstr(why_of(&s.ranks[0]), "mmmend"));
     close_scene(&s);
 }
 
@@ -899,6 +919,7 @@ TEST_MAIN(CASE_T(a_rank_that_still_loads_does_not_lead, 60),
           CASE_T(a_returned_rank_that_cannot_prepare_holds_up_nobody, 60),
           CASE_T(an_exchange_that_failed_ends_the_epoch_everywhere, 60),
           CASE_T(ranks_of_other_terms_are_refused_until_they_are_right, 60),
-          CASE_T(two_ranks_of_one_number, 60), CASE_T(rank_0_is_looked_for_where_ranks_meet, 60),
+          CASE_T(what_is_refused_is_said_whole, 60), CASE_T(two_ranks_of_one_number, 60),
+          CASE_T(rank_0_is_looked_for_where_ranks_meet, 60),
           CASE_T(a_rank_does_not_meet_itself, 60), CASE_T(a_loss_of_no_epoch_does_nothing, 60),
           CASE_T(messages_of_others_and_garbage_do_nothing, 60))
