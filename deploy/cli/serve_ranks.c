@@ -79,6 +79,12 @@ static void on_ranks_ready(void *arg)
     node_ranks_ready(p->node, supervisor_model(p->supervisor));
 }
 
+static void on_waiting(void *arg, uint16_t port, const char *why)
+{
+    struct parent *p = arg;
+    node_ranks_wait(p->node, port, why);
+}
+
 static void on_node_ready(void *arg)
 {
     const struct parent *p = arg;
@@ -139,6 +145,7 @@ static void start_ranks(struct parent *p)
         .plan = &p->plan,
         .address = launch_view_api_host(p->c),
         .on_ready = on_ranks_ready,
+        .on_waiting = on_waiting,
         .on_hangup = on_hangup,
         .on_ended = on_ranks_ended,
         .arg = p,

@@ -275,6 +275,9 @@ static void say_why_not(struct child *ch, struct str body)
     cJSON *doc = cJSON_ParseWithLength(body.p, body.n);
     const cJSON *said = cJSON_GetObjectItemCaseSensitive(
         cJSON_GetObjectItemCaseSensitive(doc, "error"), "message");
+    const struct supervisor_options *o = &ch->s->o;
+    if (cJSON_IsString(said) && o->on_waiting)
+        o->on_waiting(o->arg, ch->plan->port, said->valuestring);
     if (cJSON_IsString(said) && clock_ms() - ch->t_said_ms >= SAY_MS) {
         log_info("node not ready yet", "port=%u why=\"%s\"", ch->plan->port, said->valuestring);
         ch->t_said_ms = clock_ms();

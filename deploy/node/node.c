@@ -101,9 +101,9 @@ static void report_progress(void *arg, uint64_t *counter, bool *has_work)
 
 static void say_not_ready(struct node *n, struct http_exchange *x)
 {
-    char why[GROUP_WHY_MAX] = "the model is being loaded";
+    char why[GROUP_WHY_MAX + 64] = "the model is being loaded";
     if (n->state != NODE_LOADING) snprintf(why, sizeof why, "the node is shutting down");
-    else if (n->front.loaded) snprintf(why, sizeof why, "its ranks are starting");
+    else if (n->front.loaded) snprintf(why, sizeof why, "its ranks are starting%s", n->front.why);
     else if (n->ranks.is_loaded && !n->ranks.is_one)
         (void)group_describe(n->ranks.group, why, sizeof why);
     else if (n->group && n->engine) (void)group_describe(n->group, why, sizeof why);

@@ -4,6 +4,7 @@
  * It has the tokenizer, the chat template and the API, and places requests on the ranks as any
  * entry node does; it publishes no record, since nothing can be placed on it. It is ready when it
  * has read its files and its ranks have all been ready once. Thread: loop, except load. */
+#include <stdio.h>
 #include <string.h>
 
 #include "deploy/node/node_internal.h"
@@ -43,6 +44,11 @@ void node_ranks_ready(struct node *n, uint64_t model)
     n->front.ranks_ready = true;
     n->front.model = model;
     become_ready(n);
+}
+
+void node_ranks_wait(struct node *n, uint16_t port, const char *why)
+{
+    snprintf(n->front.why, sizeof n->front.why, "; that of port %u: %s", port, why);
 }
 
 void node_start(struct node *n, void (*on_failed)(void *arg), void *arg)

@@ -78,7 +78,8 @@ struct node {
         void *failed_arg;
         void (*on_drained)(void *arg);
         void *drained_arg;
-    } front; /* with o.no_engine */
+        char why[GROUP_WHY_MAX + 32]; /* a rank is not ready; "": nobody has said so */
+    } front;                          /* with o.no_engine */
     struct directory *directory;
     struct directory_server *directory_server;
     struct decode_worker *decode;

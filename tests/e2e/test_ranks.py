@@ -248,6 +248,7 @@ def test_numbers_that_contradict_are_named():
     refused(['--data-parallel-size', '4', '--data-parallel-size-local', '2', '--data-parallel-address', '192.0.2.1'], 'give all hosts the same BATON_CLUSTER_SECRET')
     refused(['--data-parallel-size', '4', '--ips', '127.0.0.1,192.0.2.7', '--nnodes', '3'], '--nnodes 3, but --ips lists 2 addresses')
     refused(['--data-parallel-size', '4'], 'POD_IPS: none of its 2 addresses is one of this host', dict(POD_IPS='192.0.2.6,192.0.2.7'))
+    refused(['--data-parallel-size', '8', '--ips', '127.0.0.1,192.0.2.7', '--data-parallel-size-local', '2'], '2 hosts with 2 ranks each have 4, and --data-parallel-size is 8')
     refused(['--data-parallel-size', '3', '--ips', '127.0.0.1,192.0.2.7'], '--data-parallel-size 3 cannot be divided among 2 hosts')
     refused(['--data-parallel-size', '4'], 'POD_0_IP 192.0.2.1 is not one of the addresses of POD_IPS', dict(POD_IPS='127.0.0.1,192.0.2.7', POD_0_IP='192.0.2.1'))
     refused(['--data-parallel-size', '4', '--data-parallel-rank', '3', '--local-data-parallel-id', '0', '--data-parallel-start-rank', '2'], 'which are rank 2')
@@ -261,8 +262,9 @@ def test_ranks_of_another_size_hear_why():
     """Two hosts that were told different sizes: rank 0 refuses the other, which says so."""
     model, meet = golden('qwen3_moe'), ['--data-parallel-address', '127.0.0.1', '--data-parallel-rpc-port', str(two_in_a_row())]
     with closing(Parent(model, 3, ['--data-parallel-size-local', '2', *meet])) as head, closing(Parent(model, 4, ['--data-parallel-start-rank', '3', *meet], headless=True)) as second:
-        wait_until('it is named', lambda: 'this is a rank of 4, and rank 0 has 3 ranks' in second.output(), 20)
-        assert request(head.port, 'GET', '/ready')[0] == 503
+        said = 'this is a rank of 4, and rank 0 has 3 ranks'
+        wait_until('it is named', lambda: said in second.output() and said in head.output(), 20)
+        wait_until('/ready names it', lambda: (lambda r: r[0] == 503 and said in r[2]['error']['message'])(request(head.port, 'GET', '/ready')), 5)
 
 
 def test_two_hosts_with_one_rank_hear_why():
