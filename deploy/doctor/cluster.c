@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "deploy/doctor/doctor.h"
+#include "deploy/launch/launch_plan.h"
 #include "deploy/node/node_options.h"
 #include "shared/base/address/host_port.h"
 
@@ -20,6 +21,11 @@ static bool is_here(const char *host)
 static bool has_far_peers(const struct config *c)
 {
     const char *router = config_string(c, "router");
+    struct ranks r;
+    struct err err = { 0 }; /* doctor_check_group says it */
+    if (ranks_read(c, launch_plan_n_nodes(c), &r, &err) == OK && r.experts && ranks_elsewhere(&r) &&
+        !host_is_loopback(r.host))
+        return true;
     if (node_options_in_redis(c) && !is_here(config_string(c, "scheduler-host"))) return true;
     return router && strncmp(router, "127.", 4) != 0 && strncmp(router, "localhost", 9) != 0 &&
            strncmp(router, "0.0.0.0", 7) != 0;

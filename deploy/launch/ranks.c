@@ -257,7 +257,7 @@ static enum status read_one(const struct config *c, struct ranks *r, struct err 
 static bool read_address(const char *text, char out[HOST_TEXT_MAX])
 {
     struct in6_addr v6;
-    if (!host_copy(text, out) || !host_is_number(out)) return false;
+    if (!host_copy(text, out) || !host_is_number(out) || host_is_wildcard(out)) return false;
     return inet_pton(AF_INET6, out, &v6) != 1 ||
            inet_ntop(AF_INET6, &v6, out, HOST_TEXT_MAX) != NULL;
 }
@@ -280,8 +280,8 @@ static enum status read_meeting(const struct config *c, const struct hosts *h, s
             config_source_text(c, "data-parallel-address"), host, config_source_text(c, "ips"));
     if (!read_address(host, r->host))
         return err_field(err, ERR_CONFIG, "data-parallel-address",
-                         "%s %.80s is not an IP address; give the one where the other ranks reach "
-                         "rank 0",
+                         "%s %.80s is not an IP address of a host; give the one where the other "
+                         "ranks reach rank 0",
                          config_source_text(c, "data-parallel-address"), host);
     if (r->kind == RANKS_PARENT && ranks_elsewhere(r) && !given && h->n < 2)
         return err_field(err, ERR_CONFIG, "data-parallel-address",
@@ -350,10 +350,11 @@ static enum status read_process(const struct config *c, struct ranks *r, struct 
                          "they count from 0 to %u",
                          r->tp.rank, r->tp.size, r->tp.size - 1);
     if (!read_address(config_string(c, "tensor-parallel-address"), r->tp.host))
-        return err_field(err, ERR_CONFIG, "tensor-parallel-address",
-                         "--tensor-parallel-address %s is not an IP address; give the one where "
-                         "the others reach the first rank of their node",
-                         config_string(c, "tensor-parallel-address"));
+        return err_field(
+            err, ERR_CONFIG, "tensor-parallel-address",
+            "--tensor-parallel-address %s is not an IP address of a host; give the one where "
+            "the others reach the first rank of their node",
+            config_string(c, "tensor-parallel-address"));
     if (r->tp.size < 2 || r->tp.port) return OK;
     return err_field(err, ERR_CONFIG, "tensor-parallel-port",
                      "--tensor-parallel-rank %u: give --tensor-parallel-port, with which the first "

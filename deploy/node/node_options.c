@@ -658,12 +658,24 @@ static enum status read_but_model(const struct config *c, struct node_options *o
     return read_cluster(c, o, err);
 }
 
+/* Without a secret rank 0 listens on loopback only. */
+static enum status check_reach(const struct node_options *o, struct err *err)
+{
+    if (o->group.size < 2 || o->secret.n || host_is_loopback(o->group.host)) return OK;
+    return err_field(err, ERR_CONFIG, "cluster-secret-file",
+                     "the ranks meet at %s, and without a cluster secret ports between nodes stay "
+                     "on loopback: give all the same BATON_CLUSTER_SECRET or "
+                     "--cluster-secret-file, or on one host let them meet at %s",
+                     o->group.host, host_loopback(o->group.host));
+}
+
 enum status node_options_read(const struct config *c, struct node_options *out, struct err *err)
 {
     *out = (struct node_options){ 0 };
     arena_init(&out->arena);
     TRY(read_but_model(c, out, err));
-    return read_model(c, out, err);
+    TRY(read_model(c, out, err));
+    return check_reach(out, err);
 }
 
 enum status node_options_check_read(const struct config *c, struct node_options *out,
@@ -672,7 +684,8 @@ enum status node_options_check_read(const struct config *c, struct node_options 
     *out = (struct node_options){ 0 };
     arena_init(&out->arena);
     TRY(read_but_model(c, out, err));
-    return config_is_set(c, "model") ? read_model(c, out, err) : OK;
+    if (config_is_set(c, "model")) TRY(read_model(c, out, err));
+    return check_reach(out, err);
 }
 
 void node_options_release(struct node_options *o) { arena_release(&o->arena); }

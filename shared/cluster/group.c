@@ -265,7 +265,7 @@ static void mark_host_gone(struct group *g, const struct group_roster *r, const 
 }
 
 /* A connection to a host that was cut off fails after seconds, which requests would wait for once
- * for each of its ranks. One that is only slow will refuse whoever leads in its place, or follow. */
+ * for each of its ranks. One that is only slow refuses whoever leads in its place, or follows. */
 static void pass_over_silent_leader(struct group *g)
 {
     const struct group_member silent = g->leader;

@@ -138,6 +138,20 @@ TEST(the_address_of_rank_0_is_one_of_its_host_and_free)
     close(fd);
 }
 
+/* Without one serve refuses them, too. */
+TEST(ranks_of_several_hosts_need_a_secret)
+{
+    unsetenv("BATON_CLUSTER_SECRET");
+    struct doctor *d = checked("-dp 4 -ep -dpl 2 -dpa 127.0.0.1");
+    doctor_check_cluster(d);
+    expect(d, "secret", DOCTOR_OK, "enough for one host");
+    done(d);
+    d = checked("-dp 4 -ep -dpr 2 -dpa 192.0.2.1");
+    doctor_check_cluster(d);
+    expect(d, "secret", DOCTOR_FAIL, "nodes of other hosts cannot reach this one");
+    done(d);
+}
+
 TEST(windows_that_may_not_be_made_fail)
 {
     struct rlimit small = { 1 << 20, 1 << 20 };
@@ -154,4 +168,4 @@ TEST_MAIN(CASE(a_node_alone_has_no_lines), CASE(ranks_of_one_host_are_described)
           CASE(numbers_that_contradict_fail), CASE(more_ranks_than_experts_or_cpus_warn),
           CASE(a_tensor_parallel_size_that_does_not_divide_the_heads_fails),
           CASE(the_address_of_rank_0_is_one_of_its_host_and_free),
-          CASE(windows_that_may_not_be_made_fail))
+          CASE(ranks_of_several_hosts_need_a_secret), CASE(windows_that_may_not_be_made_fail))

@@ -149,6 +149,7 @@ TEST(what_contradicts_is_named)
     refuses("serve", 0, "--headless", "--data-parallel-size above 1");
     refuses("serve", 0, "--nnodes 2", "find each other by --scheduler-host");
     refuses("serve", 0, "-dp 4 -ep --nnodes 2 --node-rank 2", "count from 0 to 1");
+    refuses("serve", 0, "-dp 4 -ep -dpl 2 -dpa 0.0.0.0", "is not an IP address of a host");
     /* Nobody would start ranks 4 to 7. */
     refuses("serve", 0, "-dp 8 -ep -dpl 2 --ips 127.0.0.1,192.0.2.7", "2 hosts with 2 ranks each");
     refuses("serve", 0, "-dp 8 -ep -dpl 2 --nnodes 2 --node-rank 1 -dpa h", "each have 4");
@@ -417,6 +418,17 @@ static void check_addresses(const char *line, const char *advertised, const char
     config_free(c);
 }
 
+static void refuses_options(const char *line, const char *want)
+{
+    struct node_options o;
+    struct err err = { 0 };
+    struct config *c = load("serve", line);
+    CHECK(node_options_check_read(c, &o, &err) != OK);
+    if (!strstr(err.text, want)) test_fail(__FILE__, __LINE__, "%s says: %s", line, err.text);
+    node_options_release(&o);
+    config_free(c);
+}
+
 /* A rank behind a parent has its directory on its own host, and ranks of others come to it all the
  * same. */
 TEST(a_rank_is_reached_at_the_address_that_faces_rank_0)
@@ -428,6 +440,10 @@ TEST(a_rank_is_reached_at_the_address_that_faces_rank_0)
     check_addresses(line, "127.0.0.1", "0.0.0.0");
     snprintf(line, sizeof line, "%s -dpa ::1 --advertise-host 127.0.0.1", RANK);
     check_addresses(line, "127.0.0.1", "::");
+    unsetenv("BATON_CLUSTER_SECRET");
+    refuses_options("-dp 4 -ep --data-parallel-rank 1 -dpa 192.0.2.7", "without a cluster secret");
+    check_addresses("-dp 4 -ep --data-parallel-rank 1 -dpa 127.0.0.1", "127.0.0.1", "127.0.0.1");
+    setenv("BATON_CLUSTER_SECRET", "sixteen letters.", 1);
     if (!own_address(own)) SKIP("this host has no address that others could reach");
     snprintf(line, sizeof line, "%s -dpa %s --router 127.0.0.1:7", RANK, own);
     check_addresses(line, own, "0.0.0.0");
