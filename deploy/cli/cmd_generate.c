@@ -187,6 +187,7 @@ static int generate_with(struct config *c)
     int exit_status = 2;
     enum status st = node_options_log(c, "baton-generate.log", &err);
     if (st == OK) st = node_options_read(c, &o, &err);
+    if (st == OK) node_options_print_notes(&o);
     if (st == OK) {
         config_notes(c, command_print_note, NULL);
         if (!config_is_set(c, "log-level")) log_set_level(LOG_WARN);

@@ -47,6 +47,14 @@ static enum status open_log(const struct config *c, struct err *err)
     return node_options_log(c, name, err);
 }
 
+/* What one process of many says for all: a parent has said it, a launcher has not. */
+static bool speaks_for_all(const struct config *c)
+{
+    uint16_t port;
+    return !launcher_watch_has_launcher() ||
+           (!launcher_watch_is_behind(&port) && ranks_local_process(c) == 0);
+}
+
 static int serve_one(struct config *c)
 {
     struct node_options o = { 0 };
@@ -55,6 +63,7 @@ static int serve_one(struct config *c)
     int exit_status = 2;
     enum status st = node_options_read(c, &o, &err);
     if (st == OK) {
+        if (speaks_for_all(c)) node_options_print_notes(&o);
         if (!launcher_watch_has_launcher()) print_start(&o, c);
         exit_status = 1;
         st = node_create(&o, &node, &err);
@@ -77,6 +86,7 @@ static int serve_headless(struct config *c, const struct ranks *r)
             .program = "baton", .behind = true, .role = o.role, .ranks = *r
         };
         log_set_name("headless");
+        node_options_print_notes(&o);
         exit_status = command_launch(c, "baton serve", &w);
     } else {
         log_fatal("baton serve", err.text);

@@ -119,6 +119,7 @@ static enum status read_options(struct parent *p, struct err *err)
 static void print_start(const struct parent *p)
 {
     struct buf page = { 0 };
+    node_options_print_notes(&p->o);
     node_options_warn_alone(p->c, true);
     command_print_notes(p->c);
     if (log_level() < LOG_INFO) return;

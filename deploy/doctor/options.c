@@ -20,6 +20,7 @@ void doctor_check_options(struct doctor *d)
     else if (config_is_set(d->c, "model") && node_model_check(&o, &err) != OK)
         doctor_fix(doctor_add(d, "weights", DOCTOR_FAIL, "%s", err.text),
                    "a node would not start with these weights and options");
+    node_options_print_notes(&o);
     node_options_release(&o);
 }
 

@@ -74,10 +74,10 @@ static enum status read_quantization(const struct config *c, struct node_options
     if (quantize_from_name(q, &o->quantize, err) != OK) return err_prefix(err, "--quantization: ");
     if (!is_gguf(o->model_path)) return OK;
     o->quantize = QUANTIZE_NONE;
-    fprintf(stderr,
-            "note: --quantization %s has no effect on a GGUF file, whose weights are quantised "
-            "already\n",
-            q);
+    buf_printf(&o->notes,
+               "note: --quantization %s has no effect on a GGUF file, whose weights are quantised "
+               "already\n",
+               q);
     return OK;
 }
 
@@ -163,16 +163,17 @@ static int n_cpus(void)
     return n > 0 ? n : 1;
 }
 
-/* Prints a note for GPU options on a node that computes on the CPU, and the other way round. */
-static void note_gpu_options(const struct config *c, bool cuda)
+/* Notes GPU options on a node that computes on the CPU, and the other way round. */
+static void note_gpu_options(const struct config *c, struct node_options *o)
 {
+    const bool cuda = strcmp(o->device, "cuda") == 0;
     static const char *const OF_GPUS[] = { "gpu-memory-utilization", "enforce-eager" },
                              *const OF_CPUS[] = { "weights-cache", "cpu-isa" };
     const char *const *names = cuda ? OF_CPUS : OF_GPUS;
     for (size_t i = 0; i < COUNT_OF(OF_GPUS); i++)
         if (config_is_set(c, names[i]))
-            fprintf(stderr, "note: --%s has no effect with --device %s\n", names[i],
-                    cuda ? "cuda" : "cpu");
+            buf_printf(&o->notes, "note: --%s has no effect with --device %s\n", names[i],
+                       o->device);
 }
 
 enum status node_options_arithmetic(const struct config *c, enum activations *activations,
@@ -205,7 +206,7 @@ static enum status read_engine(const struct config *c, struct node_options *o, s
     o->gpu_share = config_float(c, "gpu-memory-utilization");
     o->eager = config_bool(c, "enforce-eager");
     o->deterministic = config_bool(c, "deterministic");
-    note_gpu_options(c, strcmp(o->device, "cuda") == 0);
+    note_gpu_options(c, o);
     if (o->max_batched_tokens < o->max_seqs)
         return err_field(err, ERR_CONFIG, "max-num-batched-tokens",
                          "--max-num-batched-tokens %u is less than --max-num-seqs %u; every "
@@ -314,8 +315,8 @@ static enum status read_addresses(const struct config *c, struct node_options *o
 
 /* ---- the cluster ---- */
 
-/* Refuses unknown members of vLLM's JSON; print: notes which of the others have no effect here. */
-static enum status check_kv_members(const cJSON *doc, bool print, struct err *err)
+/* Refuses unknown members of vLLM's JSON, and notes which of the others have no effect here. */
+static enum status check_kv_members(const cJSON *doc, struct buf *notes, struct err *err)
 {
     const cJSON *v;
     if (!cJSON_IsObject(doc)) return err_set(err, ERR_CONFIG, "it is not a JSON object");
@@ -328,8 +329,8 @@ static enum status check_kv_members(const cJSON *doc, bool print, struct err *er
                              "there is no member '%.80s'; kv_role is the one that has an effect, "
                              "and docs/compatibility.md lists the others",
                              v->string);
-        if (print && known->effect == EFFECT_ACCEPTED)
-            fprintf(stderr, "note: %s: %s\n", name, known->sentence);
+        if (known->effect == EFFECT_ACCEPTED && log_level() >= LOG_INFO)
+            buf_printf(notes, "note: %s: %s\n", name, known->sentence);
     }
     return OK;
 }
@@ -345,7 +346,7 @@ static enum status read_role(const struct config *c, struct node_options *o, str
     cJSON *doc = NULL;
     enum node_role given = o->role;
     enum status st = json_parse(str_of(json), false, &doc, err);
-    if (st == OK) st = check_kv_members(doc, false, err);
+    if (st == OK) st = check_kv_members(doc, &o->notes, err);
     if (st == OK) st = json_get_str(doc, "kv_role", &role, err);
     if (st != OK) err_prefix(err, "--kv-transfer-config: ");
     else if (!role)
@@ -362,8 +363,6 @@ static enum status read_role(const struct config *c, struct node_options *o, str
             err, ERR_CONFIG, "splitwise-role",
             "--splitwise-role %s and --kv-transfer-config's kv_role %s contradict each other", name,
             role);
-    if (st == OK && log_level() >= LOG_INFO && !launcher_watch_has_launcher())
-        st = check_kv_members(doc, true, err);
     cJSON_Delete(doc);
     return st == OK ? OK : ERR_CONFIG;
 }
@@ -388,8 +387,9 @@ static enum status read_protocols(const struct config *c, struct node_options *o
             if (kept.len) buf_add_char(&kept, ',');
             buf_add_str(&kept, p);
         } else if (config_is_set(c, "cache-transfer-protocol")) {
-            fprintf(stderr, "note: --cache-transfer-protocol: %.*s is not built into this binary\n",
-                    STR_ARG(p));
+            buf_printf(&o->notes,
+                       "note: --cache-transfer-protocol: %.*s is not built into this binary\n",
+                       STR_ARG(p));
         }
     }
     bool none = kept.len == 0;
@@ -688,7 +688,16 @@ enum status node_options_check_read(const struct config *c, struct node_options 
     return check_reach(out, err);
 }
 
-void node_options_release(struct node_options *o) { arena_release(&o->arena); }
+void node_options_print_notes(const struct node_options *o)
+{
+    if (o->notes.len) fwrite(o->notes.data, 1, o->notes.len, stderr);
+}
+
+void node_options_release(struct node_options *o)
+{
+    buf_release(&o->notes);
+    arena_release(&o->arena);
+}
 
 /* ---- the start page ---- */
 

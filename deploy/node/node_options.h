@@ -100,6 +100,7 @@ struct node_options {
     int redis_db;
     uint32_t ttl_s;
     uint32_t grace_ms;
+    struct buf notes; /* lines about options that have no effect here */
 };
 
 /* Reads and checks all options. Contradictions and unusable values are ERR_CONFIG with the option's
@@ -110,6 +111,8 @@ enum status node_options_read(const struct config *c, struct node_options *out,
 enum status node_options_log(const struct config *c, const char *file_name,
                              struct err *err) MUST_CHECK;
 void node_options_release(struct node_options *o);
+/* Prints what was noted of options that have no effect here. */
+void node_options_print_notes(const struct node_options *o);
 /* As node_options_read, but a missing --model is no error. The caller releases `out` in any
  * case. */
 enum status node_options_check_read(const struct config *c, struct node_options *out,

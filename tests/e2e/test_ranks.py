@@ -67,6 +67,18 @@ def test_a_parent_answers_as_one_node():
         assert all(is_gone(p) for p in pids)
 
 
+def test_what_has_no_effect_is_said_once():
+    model, vain = golden('ernie_moe'), ['--gpu-memory-utilization', '0.5']
+    said = 'note: --gpu-memory-utilization has no effect with --device cpu'
+    with closing(Parent(model, 2, vain)) as parent:
+        wait_ready(parent)
+        assert parent.output().count(said) == 1, parent.output()
+    ports = free_ports(2)
+    with closing(Process([BIN, 'launch', '--model', model, '--num-servers', '2', '--ports', f'{ports[0]},{ports[1]}', '--compute-threads', '1', *SIZE, *vain], name='launch')) as nodes:
+        wait_until('both are ready', lambda: 'ready: all 2 nodes' in nodes.output(), 30)
+        assert nodes.output().count(said) == 1, nodes.output()
+
+
 def status(port):
     p = subprocess.run([BIN, 'status', '--url', f'http://127.0.0.1:{port}'], capture_output=True, text=True, timeout=30)
     assert p.returncode == 0, p.stderr
