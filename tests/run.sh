@@ -137,7 +137,7 @@ count_suite() {
 
 # counted NAME COMMAND...    A program whose last line counts like this one's.
 counted() {
-    BATON_BIN=$out/release/baton "${@:2}" 2>&1 | tee "$out/counted.log"
+    BATON_TEST_ENDS_WITH_PARENT=1 BATON_BIN=$out/release/baton "${@:2}" 2>&1 | tee "$out/counted.log"
     count_log "$1" "$out/counted.log"
 }
 

@@ -3,7 +3,7 @@
 Environment: BATON_BIN (the program), BATON_TEST_GGUF (SmolLM2; tests that need it skip loudly without), BATON_TEST_DATA.
 A test is a function `test_*` in a file test_*.py; it may raise Skip. run.py runs them.
 """
-import contextlib, http.client, json, os, random, shutil, signal, socket, subprocess, tempfile, threading, time
+import contextlib, ctypes, http.client, json, os, random, shutil, signal, socket, subprocess, tempfile, threading, time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 DATA = os.environ.get('BATON_TEST_DATA') or os.path.join(HERE, '..', 'data')
@@ -57,6 +57,13 @@ def free_ports(n):
 
 
 FORCED_END = 'node ends without freeing everything'
+
+
+def end_in_order():
+    """SIGTERM ends a test program as Ctrl-C does: with all that it has started. So does the end of the script that runs it, if that asks for it."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if 'BATON_TEST_ENDS_WITH_PARENT' in os.environ:
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 class Process:

@@ -59,6 +59,17 @@ def start(full, test, share, n_shares):
 def run_in_parallel(tests, jobs):
     """Runs at most `jobs` of them at a time; returns their results."""
     todo, running, results = list(tests), {}, []
+    try:
+        run_all(todo, running, results, jobs)
+    finally:
+        for pid, _, _ in running.values():  # a signal ended this: they end what they have started
+            os.kill(pid, signal.SIGTERM)
+        for pid, _, _ in running.values():
+            os.waitpid(pid, 0)
+    return results
+
+
+def run_all(todo, running, results, jobs):
     while todo or running:
         for share in set(range(jobs)) - set(running):
             if todo:
@@ -76,7 +87,6 @@ def run_in_parallel(tests, jobs):
             sys.stdout.flush()
             results.append(code)
             del running[share]
-    return results
 
 
 def listen_to_signals():
@@ -84,6 +94,7 @@ def listen_to_signals():
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    harness.end_in_order()
 
 
 def run_folder(here, names, long=False, only_list=False, jobs=1):

@@ -1,5 +1,6 @@
 """Signals in every phase of a node's life: while it loads, while it works, twice; also to the node that serves the directory."""
 from harness import *
+import sys
 
 
 LIMIT_S = 1.0 # from a signal to the end of the process, at any moment without requests
@@ -173,3 +174,27 @@ def test_idle_pair_stops_cleanly():
     for _ in range(3):
         with pair(TINY) as (prefill, decode):
             assert prefill.stop() == 0 and decode.stop() == 0
+
+
+def marked(mark):
+    """The command lines of the living processes that inherited this from the test."""
+    found = []
+    for p in filter(str.isdigit, os.listdir('/proc')):
+        with contextlib.suppress(OSError), open(f'/proc/{p}/environ', 'rb') as f, open(f'/proc/{p}/cmdline', 'rb') as words:
+            if mark.encode() in f.read():
+                found.append(words.read())
+    return found
+
+
+def test_tests_that_are_ended_leave_no_node_behind():
+    """By a signal to the program that runs them, or with the script that runs it."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    for jobs in ('1', '2'):
+        for script in ('exec "$0" "$@"', '"$0" "$@" | cat'):
+            mark = f'BATON_TEST_MARK={os.getpid()}-{jobs}-{len(script)}'
+            p = Process(['bash', '-c', script, sys.executable, os.path.join(here, 'run.py'), '--jobs', jobs, 'test_a_killed_rank_of_a_parent_comes_back', 'test_a_stopped_rank_of_a_node'],
+                        dict([mark.split('=')], BATON_TEST_ENDS_WITH_PARENT='1'), 'tests')
+            with closing(p):
+                wait_until('nodes run', lambda: any(b'serve' in words for words in marked(mark)), 30)
+                p.kill(signal.SIGTERM)
+                wait_until('nothing is left', lambda: not marked(mark), 20)

@@ -15,7 +15,7 @@ sys.path.append(os.path.join(SOURCE, 'tests', 'e2e'))
 import documents as texts
 import dummy_checkpoint
 from documents import commands, continued, document, documents, table
-from harness import DATA, Process, Redis, Skip, answer_of, closing, free_ports, request, wait_until
+from harness import DATA, Process, Redis, Skip, answer_of, closing, end_in_order, free_ports, request, wait_until
 
 API, MULTI, ROUTER = ('python -m fastdeploy.' + m for m in ('entrypoints.openai.api_server', 'entrypoints.openai.multi_api_server', 'router.launch'))
 ERNIE_FP8, ERNIE, DEEPSEEK = 'ERNIE-4_5-300B-A47B-FP8-Paddle', 'baidu/ERNIE-4.5-21B-A3B-Paddle', 'vllm-ascend/DeepSeek-R1-W8A8'
@@ -598,6 +598,7 @@ def test_zz_every_command_of_the_documents_is_dealt_with():
 
 def main():
     failed = passed = skipped = 0
+    end_in_order()
     only = [a for a in sys.argv[3:] if a != '--all']
     for name, test in [(n, t) for n, t in globals().items() if n.startswith('test_') and (not only or n in only)]:
         begin = time.monotonic()
