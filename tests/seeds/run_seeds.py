@@ -152,6 +152,22 @@ def ask(port, **more):
     return answer
 
 
+REQUESTS = [dict(prompt='The capital of France is' + ' and of another country' * i, max_tokens=6, temperature=0, ignore_eos=True, logprobs=2, return_token_ids=True) for i in range(4)]
+ALONE = {}  # (model, options): what one process answers
+
+
+def as_by_one(ports, model, *options):
+    """The nodes at these ports answer as one process does that has these of their options, to the last bit."""
+    if (model, options) not in ALONE:
+        port = free_ports(1)[0]
+        with closing(Shell(' '.join(['exec "$BATON_BIN" serve --model', MODELS[model], '--port', str(port), *options]))) as shell:
+            ready(shell, port)
+            ALONE[model, options] = [answer_of(request(port, 'POST', '/v1/completions', b)[2]) for b in REQUESTS]
+    for i, (body, want) in enumerate(zip(REQUESTS, ALONE[model, options])):
+        status, _, answer = request(ports[i % len(ports)], 'POST', '/v1/completions', body)
+        assert status == 200 and answer_of(answer) == want, (ports[i % len(ports)], status, answer)
+
+
 def sees(port, n):
     wait_until(f'{port} sees {n} nodes', lambda: len(request(port, 'GET', '/cluster')[2]['nodes']) == n, 30)
 
@@ -221,6 +237,7 @@ def ends_with_eight(number, name, nth=0):
             ask(port)
             assert request(ports[3101 + 100 * i], 'GET', '/metrics')[0] == 200
         is_a_group(api[0], 8)
+        as_by_one(api, ERNIE_FP8)
         at = f'127.0.0.1:{ports[25611]}'
         assert f'cluster view held by this launcher, {at}' in shell.output()
         socket.create_connection(at.split(':'), 5).close()
@@ -288,6 +305,7 @@ def test_001_online():
             ask(ports[8184])
             assert request(ports[8185], 'GET', '/metrics')[0] == 200
             is_a_group(ports[8184], 8)
+            as_by_one([ports[8184]], ERNIE_FP8)
     done('001', API, 'works', 'one port before eight ranks that share the experts, in Redis; under its own name the model is refused')
 
 
@@ -304,6 +322,7 @@ def test_001_prefill_and_decode():
             wait_until('the prefill node is there', lambda: request(p[8180], 'GET', '/live')[0] == 200)
             with closing(Shell(d.into(with_models(continued(decode))))) as second:
                 is_a_pair((first, p[8180], 'log_prefill'), (second, d[8184], 'log_decode'), n=8)
+                as_by_one((p[8180], d[8184]), ERNIE_FP8)
                 for shell in (first, second):
                     assert 'set RDMA NICS\n' in shell.output() and '\nKVCACHE_RDMA_NICS \n' in shell.output() and 'PATH=' not in shell.output(), shell.output()[:500]
             # As a shell reads it, without the missing continuation, the last two options are a command of their own.
@@ -402,6 +421,7 @@ def test_002_prefill_and_decode_ranks():
             for port in (p, p + 1, d, d + 1):
                 sees(port, 4)
                 is_split(port)
+            as_by_one((p, p + 1, d, d + 1), DEEPSEEK)
             # What the benchmark's configuration of the document has its client ask.
             status, _, text = request(d, 'POST', '/v1/chat/completions', dict(model='deepseek_r1', stream=True, max_tokens=10, temperature=0, seed=1024, ignore_eos=False,
                                                                               messages=[dict(role='user', content='What is 2 + 2?')]))
@@ -486,6 +506,8 @@ def test_003_prefill_and_decode():
         d = Ports(p, _7013=str(p[7013]))
         with closing(Shell(d.into(with_models(block('003', 'export CUDA_VISIBLE_DEVICES=4', '--splitwise-role "decode"'))))) as second:
             is_a_pair((first, p[7012], 'prefill_log'), (second, d[9012], 'decode_log'))
+            assert all('4 for each node' in shell.output() for shell in (first, second))
+            as_by_one((p[7012], d[9012]), ERNIE, '--quantization', 'block_wise_fp8')
     done('003', API, 'works', 'prefill and decode on one host, without Redis: KV goes by ipc')
 
 
