@@ -128,10 +128,23 @@ static enum status add_missing(struct take *t)
 
 /* ---- take and drop ---- */
 
-static enum status make_set(struct take *t)
+/* Takes the kept set out of the store. */
+static struct model_experts *take_kept(struct expert_store *s)
+{
+    pthread_mutex_lock(&s->lock);
+    struct model_experts *kept = s->kept;
+    s->kept = NULL;
+    pthread_mutex_unlock(&s->lock);
+    return kept;
+}
+
+/* `kept`: a set that is given up once the new one has what it shares with it; NULL: none. */
+static enum status make_set(struct take *t, struct model_experts *kept)
 {
     t->set = expert_set_create(t->store, t->wanted->n_local);
+    t->n_missing = t->n_mapped = t->bytes = 0;
     fill_slots(t);
+    expert_set_free(t->store, kept);
     enum status st = add_missing(t);
     if (st == OK) expert_set_finish(t->set);
     else expert_set_free(t->store, t->set);
@@ -139,15 +152,21 @@ static enum status make_set(struct take *t)
     return st;
 }
 
+/* What is kept of an earlier set makes room for one that finds too little. */
+static enum status make_set_or_room(struct take *t)
+{
+    const enum status st = make_set(t, NULL);
+    struct model_experts *kept = st == ERR_NOMEM ? take_kept(t->store) : NULL;
+    return kept ? make_set(t, kept) : st;
+}
+
 /* Counts a set that was taken. What was kept for it has served. */
 static void count_set(struct expert_store *s)
 {
     pthread_mutex_lock(&s->lock);
-    struct model_experts *kept = s->kept;
-    s->kept = NULL;
     s->n_sets++;
     pthread_mutex_unlock(&s->lock);
-    expert_set_free(s, kept);
+    expert_set_free(s, take_kept(s));
 }
 
 enum status model_experts_take(struct model *m, const struct experts_wanted *w,
@@ -159,7 +178,7 @@ enum status model_experts_take(struct model *m, const struct experts_wanted *w,
     TRY(check_size(t.store, w->n_maps, w->n_local, t.err));
     TRY(check_experts(t.store, w->logical, (size_t)w->n_maps * (size_t)w->n_local, t.err));
     pthread_mutex_lock(&t.store->taking);
-    enum status st = make_set(&t);
+    enum status st = make_set_or_room(&t);
     pthread_mutex_unlock(&t.store->taking);
     if (st != OK) return st;
     count_set(t.store);

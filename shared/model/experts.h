@@ -36,7 +36,8 @@ struct experts_wanted {
 /* Makes the set. What the model does not hold is read from the checkpoint and packed as model_load
  * does, on the calling thread: this can take long. One call at a time, not on the engine thread.
  * ERR_NOMEM: says how much is missing; ERR_INVALID: no such experts; ERR_UNSUPPORTED: the model was
- * loaded without other ranks; ERR_CANCELED: go_on. After an error all is as it was. */
+ * loaded without other ranks; ERR_CANCELED: go_on. After an error all is as it was, but that with
+ * too little memory nothing of a set that was dropped stays. */
 enum status model_experts_take(struct model *m, const struct experts_wanted *w,
                                struct model_experts **out, struct err *err) MUST_CHECK;
 /* Frees the set and the experts that no other has; those of the only one stay until another was

@@ -479,12 +479,46 @@ TEST(too_little_memory_is_a_sentence_before_anything_is_packed)
     kernel_ctx_free(k);
 }
 
+/* Lets the process map `room` bytes more. */
+static struct rlimit limit_memory(rlim_t room)
+{
+    struct rlimit was, now;
+    unsigned long pages;
+    FILE *f = fopen("/proc/self/statm", "re");
+    CHECK(f && fscanf(f, "%lu", &pages) == 1 && fclose(f) == 0);
+    CHECK(getrlimit(RLIMIT_AS, &was) == 0);
+    now = was;
+    now.rlim_cur = pages * (rlim_t)sysconf(_SC_PAGESIZE) + room;
+    CHECK(setrlimit(RLIMIT_AS, &now) == 0);
+    return was;
+}
+
+/* A rank that lost its group keeps its experts, and comes back into one with others. */
+TEST(what_is_kept_makes_room_for_other_experts)
+{
+    enum { N = 8, INNER_LARGE = 8192 /* 12 MiB an expert and layer */, ROOM = 64 << 20 };
+    static const int32_t FIRST[] = { 1, 2, 3, 4 }, THEN[] = { 4, 5, 6, 7 };
+    if (TEST_IS_SANITIZED) SKIP("a sanitizer reserves address space of its own");
+    struct kernel_ctx *k = open_kernels("auto");
+    const struct source s = { .path = test_tmpdir(), .dummy = true };
+    write_config(s.path, N, INNER_LARGE);
+    struct model *m = load(k, &s, 0, 1, 2);
+    model_experts_drop(m, take(m, FIRST, 4));
+    CHECK_EQ_INT(n_held(m), 2 * 4);
+    const struct rlimit was = limit_memory(ROOM);
+    struct model_experts *x = take(m, THEN, 4);
+    CHECK(setrlimit(RLIMIT_AS, &was) == 0);
+    CHECK_EQ_INT(n_held(m), 2 * 4);
+    drop_all(m, x);
+    model_free(m);
+    kernel_ctx_free(k);
+}
+
 /* The third of seven experts finds no address space. */
 TEST(memory_that_ends_while_packing_leaves_all_as_it_was)
 {
     enum { N = 8, INNER_LARGE = 8192 /* 12 MiB an expert and layer */, ROOM = 64 << 20 };
     int32_t logical[N];
-    struct rlimit was, now;
     if (TEST_IS_SANITIZED) SKIP("a sanitizer reserves address space of its own");
     struct kernel_ctx *k = open_kernels("auto");
     const struct source s = { .path = test_tmpdir(), .dummy = true };
@@ -492,13 +526,8 @@ TEST(memory_that_ends_while_packing_leaves_all_as_it_was)
     struct model *m = load(k, &s, 0, 1, 2);
     for (int32_t i = 0; i < N; i++) logical[i] = i;
     model_experts_drop(m, take(m, logical + 1, 1)); /* what is made once */
-    FILE *f = fopen("/proc/self/statm", "re");
-    unsigned long pages;
-    CHECK(f && fscanf(f, "%lu", &pages) == 1 && fclose(f) == 0);
-    CHECK(getrlimit(RLIMIT_AS, &was) == 0);
-    now = was;
-    now.rlim_cur = pages * (rlim_t)sysconf(_SC_PAGESIZE) + ROOM;
-    CHECK(setrlimit(RLIMIT_AS, &now) == 0);
+    model_experts_drop(m, take(m, logical, 0));     /* nothing is kept that could make room */
+    const struct rlimit was = limit_memory(ROOM);
     refuses(m, logical, 1, N, ERR_NOMEM, "memory");
     CHECK(setrlimit(RLIMIT_AS, &was) == 0);
     struct model_experts *x = take(m, logical, N);
@@ -519,4 +548,5 @@ TEST_MAIN(CASE_T(experts_of_every_checkpoint_have_the_bytes_of_a_load, 240),
           CASE(a_whole_model_keeps_its_experts), CASE(impossible_sets_are_refused_in_a_sentence),
           CASE(a_take_that_is_not_needed_any_more_ends),
           CASE(too_little_memory_is_a_sentence_before_anything_is_packed),
+          CASE(what_is_kept_makes_room_for_other_experts),
           CASE(memory_that_ends_while_packing_leaves_all_as_it_was))
