@@ -296,6 +296,7 @@ static void on_cluster_answer(void *arg, enum status st, int http_status, struct
         return;
     }
     ch->has_served = true;
+    if (s->o.on_waiting) s->o.on_waiting(s->o.arg, ch->plan->port, "");
     if (!sees_all(s, body)) return;
     ch->ready = true;
     bool all = true;

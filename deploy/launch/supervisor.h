@@ -20,7 +20,7 @@ struct supervisor_options {
     const char *address;            /* where their ports of the API are asked */
     /* All of them are ready, for the first time. */
     void (*on_ready)(void *arg);
-    /* The process of this port answers, and says why it is not ready. May be NULL. */
+    /* The process of this port answers, and says why it is not ready; "": it is. May be NULL. */
     void (*on_waiting)(void *arg, uint16_t port, const char *why);
     /* One ended with an error before it had served: supervisor_stop has begun. May be NULL. */
     void (*on_hopeless)(void *arg);

@@ -30,7 +30,7 @@ void node_free(struct node *n);
 void node_start(struct node *n, void (*on_failed)(void *arg), void *arg);
 /* All ranks have been ready; model: the fingerprint in their records. */
 void node_ranks_ready(struct node *n, uint64_t model);
-/* The rank of this port is not: until all are, /ready says so. */
+/* Why the rank of this port is not ready, for /ready; "": it is. */
 void node_ranks_wait(struct node *n, uint16_t port, const char *why);
 bool node_is_ready(const struct node *n);
 /* Takes no more requests; on_drained comes once, when those that run have ended or have had

@@ -48,7 +48,8 @@ void node_ranks_ready(struct node *n, uint64_t model)
 
 void node_ranks_wait(struct node *n, uint16_t port, const char *why)
 {
-    snprintf(n->front.why, sizeof n->front.why, "; that of port %u: %s", port, why);
+    n->front.why[0] = 0;
+    if (why[0]) snprintf(n->front.why, sizeof n->front.why, "; that of port %u: %s", port, why);
 }
 
 void node_start(struct node *n, void (*on_failed)(void *arg), void *arg)

@@ -54,18 +54,22 @@ def expect_rows(heading, wanted):
 
 def test_flags_and_variables_of_the_page_on_parallelism_are_the_programs():
     """docs/parallelism.md is written by hand: each of its flags is an option, and its table gives each the variables that it has."""
-    options = {}
+    options, of_ranks, section = {}, set(), ""
     for line in page(BATON, "configuration").splitlines():
+        section = line[3:] if line.startswith("## ") else section
         cells = [c.strip() for c in line.strip("|").split("|")]
         if line.startswith("| `--") and len(cells) > 3:
             for flag in re.findall(r"`(--[a-z0-9-]+)`", cells[0] + cells[1]):
                 options.setdefault(flag, set()).update(re.findall(r"`([A-Za-z_0-9]+)`", cells[2]))
+            if section == "Parallelism" and cells[-1] == "works":
+                of_ranks.update(FLAG.findall(cells[0]))
     with open(os.path.join(SOURCE, "docs", "parallelism.md"), encoding="utf-8") as f:
         text = f.read()
     flags = set(FLAG.findall(text))
     assert len(flags) > 10 and flags <= set(options), flags - set(options)
     rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| `--")]
-    assert len(rows) > 8
+    listed = {flag for row in rows for flag in FLAG.findall(row[0])}
+    assert len(of_ranks) > 15 and of_ranks <= listed, of_ranks - listed
     for row in rows:
         have = set().union(*(options[flag] for flag in FLAG.findall(row[0])))
         said = set(re.findall(r"`([A-Z_0-9]+)`", row[1]))
