@@ -222,7 +222,6 @@ void group_ready(struct group *g, const char *terms)
 void group_follow(struct group *g, const struct group_member *leader)
 {
     g->leader = *leader;
-    g->t_followed_ms = clock_ms();
     g->is_refused = false;
     if (leader->port && leader->node != g->o.node)
         cluster_learn(g->o.cluster, leader->node, leader->host, leader->port);
@@ -230,15 +229,10 @@ void group_follow(struct group *g, const struct group_member *leader)
     if (g->rung.epoch && g->rung.epoch == g->running) say_bell(g);
 }
 
-static const struct group_roster *last_roster(const struct group *g)
-{
-    return g->given || g->preparing ? &g->next : &g->now;
-}
-
 /* The lowest rank that is left of the last group leads, and the others go there. */
 static void find_next_leader(struct group *g)
 {
-    const struct group_roster *r = last_roster(g);
+    const struct group_roster *r = g->given || g->preparing ? &g->next : &g->now;
     g->leader = (struct group_member){ 0 };
     for (uint32_t i = 0; i < r->n; i++) {
         if (g->is_gone[r->members[i].rank]) continue;
@@ -254,29 +248,6 @@ static void mark_node_gone(struct group *g, uint32_t rank)
 {
     const uint32_t n = g->o.node_size, first = rank / n * n;
     for (uint32_t r = first; r < first + n && r < g->o.size; r++) g->is_gone[r] = true;
-}
-
-/* A host that does not answer is lost whole. */
-static void mark_host_gone(struct group *g, const struct group_roster *r, const char *host)
-{
-    if (strcmp(host, g->o.host) == 0) return;
-    for (uint32_t i = 0; i < r->n; i++)
-        if (strcmp(r->members[i].host, host) == 0) g->is_gone[r->members[i].rank] = true;
-}
-
-/* A connection to a host that was cut off fails after seconds, which requests would wait for once
- * for each of its ranks. One that is only slow refuses whoever leads in its place, or follows. */
-static void pass_over_silent_leader(struct group *g)
-{
-    const struct group_member silent = g->leader;
-    if (silent.rank >= g->o.size || cluster_is_linked(g->o.cluster, silent.node) ||
-        clock_ms() < g->t_followed_ms + g->o.grace_ms * 3 / 2)
-        return;
-    log_warn("rank that would lead does not answer", "rank=%u of=%u host=%s", silent.rank,
-             g->o.size, silent.host);
-    mark_node_gone(g, silent.rank);
-    mark_host_gone(g, last_roster(g), silent.host);
-    find_next_leader(g);
 }
 
 static void on_leader_lost(struct group *g, const char *why)
@@ -449,7 +420,7 @@ static void on_retry(void *arg)
     } else if (g->is_refused) {
         g->is_refused = false;
         group_say_hello(g);
-    } else pass_over_silent_leader(g);
+    }
 }
 
 static void count_epochs(struct group *g, const char *of)

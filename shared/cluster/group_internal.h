@@ -87,7 +87,6 @@ struct group {
     uint64_t last_leader; /* that was lost; not followed again before t_forgive_ms */
     uint64_t t_forgive_ms;
     uint64_t t_referred_ms; /* when it last followed where it was sent */
-    uint64_t t_followed_ms; /* since when it follows its leader */
     bool *is_gone;          /* [size]: ranks of nodes that were lost since the last leader was */
     bool is_refused;
     /* Epochs: made by a thread; handed to the engine; joined by it. 0: none. */
