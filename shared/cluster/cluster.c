@@ -352,7 +352,11 @@ static void send_ping(struct link *l, uint64_t progress, bool has_work)
 
 static void check_link(struct cluster *c, struct link *l, uint64_t now)
 {
-    if (l->state != LINK_UP) {
+    if (l->state == LINK_CONNECTING && now > l->t_start_ms + LINK_CONNECT_MS) {
+        /* The kernel waits twice as long before each further try. A network that is back is found
+         * sooner by a new connection. */
+        link_fail(l, "no connection within %d ms", LINK_CONNECT_MS);
+    } else if (l->state != LINK_UP) {
         if (now > l->t_start_ms + LINK_HANDSHAKE_MS)
             link_fail(l, "no handshake within %d ms", LINK_HANDSHAKE_MS);
     } else if (now > l->t_heard_ms + c->o.lost_ms) {

@@ -14,7 +14,7 @@
 #include "shared/base/mem.h"
 #include "shared/cluster/group_internal.h"
 
-enum { RETRY_MS = 200, GRACE_MS = 1000, FORGIVE_MS = 1000, REFER_MS = 10 };
+enum { RETRY_MS = 200, GRACE_MS = 1000, FORGIVE_MS = 1000, REFER_MS = 10, MORE_TRIED = 8 };
 
 bool group_leads(const struct group *g) { return g->leader.node == g->o.node; }
 
@@ -229,10 +229,15 @@ void group_follow(struct group *g, const struct group_member *leader)
     if (g->rung.epoch && g->rung.epoch == g->running) say_bell(g);
 }
 
+static const struct group_roster *last_roster(const struct group *g)
+{
+    return g->given || g->preparing ? &g->next : &g->now;
+}
+
 /* The lowest rank that is left of the last group leads, and the others go there. */
 static void find_next_leader(struct group *g)
 {
-    const struct group_roster *r = g->given || g->preparing ? &g->next : &g->now;
+    const struct group_roster *r = last_roster(g);
     g->leader = (struct group_member){ 0 };
     for (uint32_t i = 0; i < r->n; i++) {
         if (g->is_gone[r->members[i].rank]) continue;
@@ -250,6 +255,38 @@ static void mark_node_gone(struct group *g, uint32_t rank)
     for (uint32_t r = first; r < first + n && r < g->o.size; r++) g->is_gone[r] = true;
 }
 
+/* The rank that should lead does not answer at once. Maybe nobody on its host can be reached, or
+ * nobody at all: the others are tried meanwhile, until one answers, a few more each time. */
+static void try_others(struct group *g)
+{
+    const struct group_roster *r = last_roster(g);
+    const uint32_t most = g->n_tried;
+    g->n_tried += MORE_TRIED;
+    for (uint32_t i = 0, n = 0; i < r->n && n < most; i++) {
+        const struct group_member *m = &r->members[i];
+        if (g->is_gone[m->rank] || m->rank == g->o.rank) continue;
+        if (cluster_is_linked(g->o.cluster, m->node)) return;
+        cluster_learn(g->o.cluster, m->node, m->host, m->port);
+        cluster_dial(g->o.cluster, m->node);
+        n++;
+    }
+}
+
+/* Is it one that was tried, and not reached? */
+static void on_other_lost(struct group *g, uint64_t node)
+{
+    const struct group_roster *r = last_roster(g);
+    if (!g->leader.node || cluster_is_linked(g->o.cluster, g->leader.node)) return;
+    for (uint32_t i = 0; i < r->n; i++)
+        if (r->members[i].node == node) mark_node_gone(g, r->members[i].rank);
+}
+
+static bool is_gone(const struct group *g, const struct group_member *m)
+{
+    return m->rank < g->o.size && g->is_gone[m->rank] &&
+           group_roster_has_node(last_roster(g), m->node);
+}
+
 static void on_leader_lost(struct group *g, const char *why)
 {
     char text[256];
@@ -259,6 +296,7 @@ static void on_leader_lost(struct group *g, const char *why)
     else snprintf(text, sizeof text, "the rank that led was lost: %.180s", why);
     g->last_leader = node;
     g->t_forgive_ms = clock_ms() + FORGIVE_MS;
+    g->n_tried = 0;
     if (g->leader.rank < g->o.size) mark_node_gone(g, g->leader.rank);
     group_end_epoch(g, g->preparing, text); /* what is exchanged went through it */
     if (group_roster_has_node(&g->next, node)) group_end_epoch(g, g->given, text);
@@ -282,7 +320,8 @@ static void on_refused(struct group *g, uint64_t from, const Baton__GroupRefused
         return;
     }
     if (from != g->leader.node) return;
-    if (has_other && (other.node != g->last_leader || clock_ms() > g->t_forgive_ms) &&
+    if (has_other && !is_gone(g, &other) &&
+        (other.node != g->last_leader || clock_ms() > g->t_forgive_ms) &&
         clock_ms() >= g->t_referred_ms + REFER_MS) {
         g->t_referred_ms = clock_ms();
         group_follow(g, &other);
@@ -340,6 +379,7 @@ void group_on_lost(struct group *g, uint64_t node, const char *why)
 {
     if (group_leads(g)) group_lead_on_lost(g, node, why);
     else if (node == g->leader.node) on_leader_lost(g, why);
+    else on_other_lost(g, node);
 }
 
 /* ---- messages ---- */
@@ -417,6 +457,8 @@ static void on_retry(void *arg)
         memset(g->is_gone, 0, g->o.size * sizeof *g->is_gone);
         if (g->o.rank == 0) group_lead_begin(g);
         else cluster_meet(g->o.cluster, g->o.kind, g->o.meet_host, g->o.meet_port);
+    } else if (!cluster_is_linked(g->o.cluster, g->leader.node)) {
+        try_others(g);
     } else if (g->is_refused) {
         g->is_refused = false;
         group_say_hello(g);

@@ -42,7 +42,8 @@ struct group_seat {
     uint64_t joined, running; /* epochs: the last, and that of now */
     bool is_free, drains, leaves;
     bool stays;          /* in the group that is being proposed */
-    bool is_expected;    /* of the last group, and not heard of since this rank leads */
+    bool is_expected;    /* of the last group, and not heard of since this rank leads; ... */
+    uint64_t was;        /* ... it was this process then */
     bool has_blob;       /* of the round that is collected */
     uint64_t met;        /* who answered at its last address; ... */
     uint64_t t_look_ms;  /* ... no other try before */
@@ -88,6 +89,7 @@ struct group {
     uint64_t t_forgive_ms;
     uint64_t t_referred_ms; /* when it last followed where it was sent */
     bool *is_gone;          /* [size]: ranks of nodes that were lost since the last leader was */
+    uint32_t n_tried;       /* of the last group at once, since the one to lead did not answer */
     bool is_refused;
     /* Epochs: made by a thread; handed to the engine; joined by it. 0: none. */
     uint64_t preparing, given, running;

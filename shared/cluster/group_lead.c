@@ -17,7 +17,7 @@
 
 enum {
     BACKOFF_MAX_MS = 10000,
-    LOOK_AGAIN_MS = 5000,
+    LOOK_AGAIN_MS = 1000,
     LATE_MS = 10000,
     REFUSED_MS = 3000, /* since then a rank that was refused has asked again, if it is there */
     TRIES = 3,         /* of a rank that cannot prepare, before the others go on without it ... */
@@ -290,12 +290,26 @@ static void expect_if_most_are_gone(struct group *g)
     }
 }
 
+/* It was told who leads, and cannot be reached: nobody waits for it. */
+static void expect_no_more(struct group *g, uint64_t node)
+{
+    EACH_SEAT(s, g)
+    {
+        if (!s->is_expected || s->was != node) continue;
+        s->is_expected = false;
+        propose(g);
+    }
+}
+
 void group_lead_on_lost(struct group *g, uint64_t node, const char *why)
 {
     struct group_lead *l = &g->lead;
     struct group_seat *s = seat_of(g, node);
     char text[256];
-    if (!s) return;
+    if (!s) {
+        expect_no_more(g, node);
+        return;
+    }
     snprintf(text, sizeof text, "rank %u was lost: %.200s", s->at.rank, why);
     const uint64_t running = s->running;
     const bool in_next = l->next.epoch && (group_roster_find(&l->next, s->at.rank) >= 0);
@@ -632,6 +646,7 @@ void group_lead_begin(struct group *g)
         struct group_seat *s = &g->lead.seats[m->rank];
         if (m->rank == g->o.rank) continue;
         s->at = *m;
+        s->was = m->node;
         s->at.node = 0;
         if (g->is_gone[m->rank]) continue;
         expect(g, s);

@@ -24,7 +24,12 @@
 #define LINK_PROBE_NAME "doctor"
 
 enum link_state { LINK_CONNECTING, LINK_HELLO, LINK_PROVING, LINK_UP };
-enum { LINK_NONCE = 16, LINK_NAME_MAX = 64, LINK_HANDSHAKE_MS = 3000 };
+enum {
+    LINK_NONCE = 16,
+    LINK_NAME_MAX = 64,
+    LINK_CONNECT_MS = 1000, /* the peer's kernel answers, however busy the peer is */
+    LINK_HANDSHAKE_MS = 3000
+};
 
 struct link;
 

@@ -1,13 +1,15 @@
 /* test_group.c - ranks of a group over real sockets: meeting in any order, exchanges of the threads
  * that prepare, losses at every stage, ranks that come back, and ranks that do not belong. */
+#include <arpa/inet.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/socket.h>
 
 #include "shared/cluster/group.h"
 #include "shared/cluster/proto/node.pb-c.h"
 #include "tests/unit/cluster/cluster_rig.h"
 
-enum { RANKS = 5, ROUNDS = 4, LOST_MS = 600, RETRY_MS = 20, GRACE_MS = 300 };
+enum { RANKS = 5, ROUNDS = 4, LOST_MS = 1200, RETRY_MS = 20, GRACE_MS = 300 };
 
 /* A rank, whose thread exchanges a few rounds instead of making an ep object. Its engine meets the
  * others as soon as it is given one, and gives one up when it is told. */
@@ -445,6 +447,55 @@ TEST(ranks_that_are_lost_together)
     close_rank(&s.ranks[1]);
     close_rank(&s.ranks[3]);
     RIG_WAIT_MS(&s.rig, together(&s, 2), 3000);
+    close_scene(&s);
+}
+
+/* A port of which nothing is heard, as of a host that is cut off: its queue of connections is full,
+ * so the kernel answers no more of them. */
+struct silence {
+    int listener, waiting[8];
+};
+
+static void be_silent(struct silence *s, uint16_t port)
+{
+    const struct sockaddr_in at = { .sin_family = AF_INET,
+                                    .sin_port = htons(port),
+                                    .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    const int one = 1;
+    s->listener = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(setsockopt(s->listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) == 0);
+    CHECK(bind(s->listener, (const struct sockaddr *)&at, sizeof at) == 0);
+    CHECK(listen(s->listener, 0) == 0);
+    for (size_t i = 0; i < COUNT_OF(s->waiting); i++) {
+        s->waiting[i] = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+        (void)connect(s->waiting[i], (const struct sockaddr *)&at, sizeof at);
+    }
+}
+
+static void be_heard(struct silence *s)
+{
+    for (size_t i = 0; i < COUNT_OF(s->waiting); i++) close(s->waiting[i]);
+    close(s->listener);
+}
+
+/* All that would lead before it are cut off: it does not wait for one after the other. */
+TEST(ranks_that_cannot_be_reached_are_tried_at_the_same_time)
+{
+    struct scene s;
+    struct silence silent[RANKS - 1];
+    open_scene(&s, RANKS);
+    start_all(&s);
+    RIG_WAIT(&s.rig, together(&s, 1));
+    for (uint32_t r = 0; r < RANKS - 1; r++) {
+        const uint16_t port = cluster_port(s.ranks[r].node->c);
+        close_rank(&s.ranks[r]);
+        be_silent(&silent[r], port);
+    }
+    const uint64_t t = clock_ms();
+    RIG_WAIT(&s.rig, together(&s, 2));
+    const uint64_t took = clock_ms() - t;
+    CHECK(took > 900 && took < 2500); /* one after the other they take 3,000 and more */
+    for (uint32_t r = 0; r < RANKS - 1; r++) be_heard(&silent[r]);
     close_scene(&s);
 }
 
@@ -906,6 +957,7 @@ TEST_MAIN(CASE_T(a_rank_that_still_loads_does_not_lead, 60),
           CASE_T(the_others_go_on_without_a_lost_rank_and_take_it_back, 60),
           CASE_T(a_group_shrinks_to_one_rank_and_grows_again, 60),
           CASE_T(ranks_that_are_lost_together, 60), CASE_T(two_halves_become_one_again, 60),
+          CASE_T(ranks_that_cannot_be_reached_are_tried_at_the_same_time, 60),
           CASE_T(a_node_of_several_ranks_is_lost_whole, 60),
           CASE_T(a_rank_of_another_group_leaves_it_when_not_all_of_it_come, 60),
           CASE_T(a_rank_leaves_and_the_others_go_on, 60),
