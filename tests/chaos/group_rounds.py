@@ -11,8 +11,8 @@ themselves. --redundant: copies of experts. What must hold in every round
   - no wrong, missing or repeated token; a request fails only if the node that it was sent to was hit
 With --serve the ranks are those of one `baton serve`, which has the clients and starts again what ended: then no request fails at all.
 With --drain every node is told to end and started again in turn, and no request fails. At the end no block is held, and no rank has more descriptors than
-before, or 32 MiB more memory. The worst figure of each kind is printed."""
-import argparse, os, random, sys, threading, time
+before, or 32 MiB more memory. Of each kind of figure the median and the worst are printed."""
+import argparse, os, random, statistics, sys, threading, time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'e2e'))
 from harness import *
@@ -32,6 +32,9 @@ class Group:
         self.entries = [node[0] for node in self.nodes]
         self.lock, self.hits = threading.Lock(), {}     # port -> [(begin, end)]
 
+    def __str__(self):
+        return f'{self.size} ranks, {self.tp} per node, {self.redundant} copies of experts'
+
     def rank(self, d, t):
         args = ['--data-parallel-size', str(len(self.meet)), '--enable-expert-parallel', '--data-parallel-address', '127.0.0.1', '--data-parallel-rpc-port', str(self.meet[0]),
                 '--data-parallel-rank', str(d), '--num-redundant-experts', str(self.redundant), *SIZE]
@@ -42,15 +45,33 @@ class Group:
     def all(self):
         return [rank for node in self.nodes for rank in node]
 
+    def at(self, entry):
+        """This thread talks to that entry meanwhile."""
+        return contextlib.nullcontext()
+
+    def wait_ready(self):
+        for n in self.entries:
+            with self.at(n):
+                wait_ready(n)
+
+    def members(self, entry):
+        """The ranks that this one steps with."""
+        with self.at(entry):
+            return request(entry.port, 'GET', '/cluster', timeout=2)[2]['group']['members']
+
     def is_whole(self):
         want = list(range(self.size))
         try:
-            return all(request(n.port, 'GET', '/cluster', timeout=2)[2]['group']['members'] == want for n in self.entries)
+            return all(self.members(n) == want for n in self.entries)
         except (OSError, KeyError, TypeError, http.client.HTTPException):
             return False
 
-    def engine_ports(self):
-        return [n.port for n in self.entries]
+    def n_held_blocks(self):
+        n = 0
+        for e in self.entries:
+            with self.at(e):
+                n += metrics(e.port)['baton_kv_blocks{state="held"}']
+        return n
 
     def was_hit(self, port, t0, t1):
         with self.lock:
@@ -64,7 +85,7 @@ class Served(Group):
     """The ranks of one parent, which has the port of all clients."""
 
     def __init__(self, size, tp, redundant):
-        self.size, self.tp = size, tp
+        self.size, self.tp, self.redundant = size, tp, redundant
         self.lock, self.hits = threading.Lock(), {}
         port = free_ports(1)[0]
         self.parent = Process([BIN, 'serve', '--model', MODEL, '--served-model-name', 'm', '--host', '127.0.0.1', '--port', str(port), '--data-parallel-size', str(size // tp), '--compute-threads', '1',
@@ -90,8 +111,9 @@ class Served(Group):
         except (OSError, KeyError, TypeError, http.client.HTTPException):
             return False
 
-    def engine_ports(self):
-        return {n['http_port'] for n in request(self.parent.port, 'GET', '/cluster')[2]['nodes']}
+    def n_held_blocks(self):
+        ports = {n['http_port'] for n in request(self.parent.port, 'GET', '/cluster')[2]['nodes']}
+        return sum(metrics(p)['baton_kv_blocks{state="held"}'] for p in ports)
 
     def footprints(self):
         return [footprint(pid) for pid in (self.parent.p.pid, *self.ranks())]
@@ -117,6 +139,10 @@ class Load:
         self.threads = [threading.Thread(target=self.ask, args=(i,)) for i in range(len(group.entries))]
 
     def ask(self, i):
+        with self.group.at(self.group.entries[i]):
+            self.ask_one_after_the_other(i)
+
+    def ask_one_after_the_other(self, i):
         rng = random.Random(i)
         port = self.group.entries[i].port
         while not self.stop.is_set():
@@ -158,7 +184,7 @@ def references(bodies):
         return [[t for e in stream(node.port, '/v1/completions', b) for c in e['choices'] for t in c.get('token_ids') or []] for b in bodies]
 
 
-def hit(group, load, victim, kind, stop_s, worst):
+def hit(group, load, victim, kind, stop_s, times):
     """One round. Returns when the group is whole again."""
     node = group.nodes[victim // group.tp]
     others, hit_rank, entry = [i for i, n in enumerate(group.nodes) if n is not node], node[victim % group.tp], node[0]
@@ -167,7 +193,7 @@ def hit(group, load, victim, kind, stop_s, worst):
         group.hits.setdefault(entry.port, []).append((t0, t0 + 3600))
     hit_rank.kill(signal.SIGKILL if kind == 'kill' else signal.SIGSTOP)
     wait_until(f'the others go on without rank {victim}', lambda: all(load.last[i] > t0 + 0.05 for i in others), 3 * GO_ON_S[kind], 0.01)
-    note(worst, f'{kind}: answers go on after', max(min(load.last[i] for i in others) - t0, 0), GO_ON_S[kind])
+    note(times, f'{kind}: answers go on after', max(min(load.last[i] for i in others) - t0, 0), GO_ON_S[kind])
     if kind == 'stop':
         time.sleep(max(0, stop_s - (time.monotonic() - t0)))
         hit_rank.kill(signal.SIGCONT)
@@ -177,25 +203,25 @@ def hit(group, load, victim, kind, stop_s, worst):
             status = rank.p.wait(3 * WHOLE_S)
             assert status == (-signal.SIGKILL if kind == 'kill' and rank is hit_rank else NODE_LOST), f'{rank.name} ended with {status}'
         if group.tp > 1:
-            note(worst, f'{kind}: the rest of the node ended after', time.monotonic() - t_end, WHOLE_S)
+            note(times, f'{kind}: the rest of the node ended after', time.monotonic() - t_end, WHOLE_S)
         for rank in node:
             rank.start()
     back = time.monotonic()
     wait_until('the group is whole', group.is_whole, 3 * WHOLE_S, 0.02)
-    note(worst, f'{kind}: whole after', time.monotonic() - back, WHOLE_S)
+    note(times, f'{kind}: whole after', time.monotonic() - back, WHOLE_S)
     with group.lock:
         a, _ = group.hits[entry.port][-1]
         group.hits[entry.port][-1] = (a, time.monotonic() + 1)
 
 
-def hit_served(group, load, victim, kind, stop_s, worst):
+def hit_served(group, load, victim, kind, stop_s, times):
     """One round of ranks that their parent starts again."""
     before, first = group.ranks(), victim // group.tp * group.tp
     assert len(before) == group.size, before
     t0 = time.monotonic()
     os.kill(before[victim], signal.SIGKILL if kind == 'kill' else signal.SIGSTOP)
     wait_until(f'all clients go on without rank {victim}', lambda: all(t > t0 + 0.05 for t in load.last), 3 * GO_ON_S[kind], 0.01)
-    note(worst, f'{kind}: answers go on after', max(min(load.last) - t0, 0), GO_ON_S[kind])
+    note(times, f'{kind}: answers go on after', max(min(load.last) - t0, 0), GO_ON_S[kind])
     if kind == 'stop':
         time.sleep(max(0, stop_s - (time.monotonic() - t0)))
         os.kill(before[victim], signal.SIGCONT)
@@ -207,15 +233,15 @@ def hit_served(group, load, victim, kind, stop_s, worst):
         wait_until('its node is started again', is_back, 20, 0.02)
     back = time.monotonic()
     wait_until('the group is whole', group.is_whole, 3 * WHOLE_S, 0.02)
-    note(worst, f'{kind}: whole after', time.monotonic() - back, WHOLE_S)
+    note(times, f'{kind}: whole after', time.monotonic() - back, WHOLE_S)
 
 
-def note(worst, what, seconds, most):
-    worst[what] = max(worst.get(what, 0), seconds)
+def note(times, what, seconds, most):
+    times.setdefault(what, []).append(seconds)
     assert seconds <= most, f'{what} {seconds:.2f} s'
 
 
-def drain(group, load, d, worst):
+def drain(group, load, d, times):
     """A node ends in order while its client has a request that runs; the client sends no more until it is back."""
     load.asks[d] = False
     wait_until('the last request runs', lambda: load.flows[d] or not load.busy[d], 10, 0.001)
@@ -226,12 +252,12 @@ def drain(group, load, d, worst):
     for rank in group.nodes[d]:
         status = rank.p.wait(30)
         assert status == 0, f'{rank.name} ended with {status}:\n{rank.output()[-2000:]}'
-    worst['drained after'] = max(worst.get('drained after', 0), time.monotonic() - t0)
+    times.setdefault('drained after', []).append(time.monotonic() - t0)
     for rank in group.nodes[d]:
         rank.start()
     back = time.monotonic()
     wait_until('the group is whole', group.is_whole, 3 * WHOLE_S, 0.02)
-    note(worst, 'whole after', time.monotonic() - back, WHOLE_S)
+    note(times, 'whole after', time.monotonic() - back, WHOLE_S)
     load.asks[d] = True
     return was_busy
 
@@ -241,22 +267,22 @@ def under_load(size, tp, redundant, seed, what, kind=Group):
     """A group and its load. At the end every answer was right, and nothing is left of it."""
     vocab = json.load(open(f'{MODEL}/config.json'))['vocab_size']
     bodies = [{k: v for k, v in {**b, 'max_tokens': 60, 'stream': True}.items() if k != 'logprobs'} for b in mixed_requests(12, seed, vocab, 100)]
-    want, worst, group = references(bodies), {}, kind(size, tp, redundant)
+    want, times, group = references(bodies), {}, kind(size, tp, redundant)
     with closing(*group.all()):
-        wait_ready(*group.entries)
+        group.wait_ready()
         load = Load(group, bodies, want)
         for t in load.threads:
             t.start()
         try:
             wait_until('all clients get tokens', lambda: all(load.last), 20)
             before = group.footprints()
-            yield group, load, worst
+            yield group, load, times
         finally:
             load.stop.set()
             for t in load.threads:
                 t.join()
         assert not load.wrong, load.wrong[:3]
-        wait_until('no block is held', lambda: all(metrics(p)['baton_kv_blocks{state="held"}'] == 0 for p in group.engine_ports()), 10)
+        wait_until('no block is held', lambda: group.n_held_blocks() == 0, 10)
         for i, ((fds0, mib0), (fds1, mib1)) in enumerate(zip(before, group.footprints())):
             assert fds1 <= fds0 + 2 * size, f'rank {i}: {fds0} descriptors before, {fds1} after'
             assert mib1 <= mib0 + MEMORY_MIB, f'rank {i}: {mib0} MiB before, {mib1} after'
@@ -264,25 +290,25 @@ def under_load(size, tp, redundant, seed, what, kind=Group):
             rank.kill(signal.SIGTERM)
         for rank in group.all():
             assert rank.p.wait(20) == 0, f'{rank.name} ended with {rank.p.returncode}'
-    print(f'{what} of {size} ranks, {tp} per node, {redundant} copies of experts: {load.n_ok} right answers, {load.n_excused} ended with their entry; '
-          + ', '.join(f'{k} {v:.2f} s' for k, v in sorted(worst.items())), flush=True)
+    print(f'{what} of {group}: {load.n_ok} right answers, {load.n_excused} ended with their entry; '
+          + ', '.join(f'{k} {statistics.median(v):.2f} s, at worst {max(v):.2f} s' for k, v in sorted(times.items())), flush=True)
 
 
 def rounds(size, n, seed, stop_s=5.0, stops_every=3, tp=1, redundant=0, served=False):
     rng = random.Random(seed)
-    with under_load(size, tp, redundant, seed, f'{n} rounds' + served * ' of a parent', Served if served else Group) as (group, load, worst):
+    with under_load(size, tp, redundant, seed, f'{n} rounds' + served * ' of a parent', Served if served else Group) as (group, load, times):
         for i in range(n):
             time.sleep(rng.uniform(0, 0.5))
-            (hit_served if served else hit)(group, load, rng.randrange(size), 'stop' if i % stops_every == stops_every - 1 else 'kill', stop_s, worst)
+            (hit_served if served else hit)(group, load, rng.randrange(size), 'stop' if i % stops_every == stops_every - 1 else 'kill', stop_s, times)
             assert not load.wrong, load.wrong[:3]
 
 
 def drains(size, turns, seed, tp=1, redundant=0):
     rng, n_busy = random.Random(seed), 0
-    with under_load(size, tp, redundant, seed, f'{turns} turns in which each node ended') as (group, load, worst):
+    with under_load(size, tp, redundant, seed, f'{turns} turns in which each node ended') as (group, load, times):
         for i in range(turns * len(group.nodes)):
             time.sleep(rng.uniform(0.1, 0.5))
-            n_busy += drain(group, load, i % len(group.nodes), worst)
+            n_busy += drain(group, load, i % len(group.nodes), times)
             assert not load.wrong, load.wrong[:3]
         assert n_busy > 0 and load.n_excused == 0, (n_busy, load.n_excused)
 

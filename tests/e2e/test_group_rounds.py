@@ -1,5 +1,5 @@
-"""Ranks of a group are killed and stopped at random points under load, and nodes end in turn (tests/chaos/group_rounds.py)."""
-import importlib.util, os
+"""Ranks of a group are killed and stopped at random points under load, and nodes end in turn (tests/chaos/group_rounds.py); hosts are cut off (cut_rounds.py)."""
+import ctypes, importlib.util, os, sys
 
 from harness import *
 
@@ -9,6 +9,19 @@ def chaos():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def die_with_parent():
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def cuts(*options):
+    p = subprocess.run([sys.executable, '-u', os.path.join(HERE, '..', 'chaos', 'cut_rounds.py'), *map(str, options)], stdin=subprocess.DEVNULL,
+                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=die_with_parent)
+    if p.returncode == 77:
+        raise Skip('NOT TESTED: ' + p.stdout.strip())
+    print(p.stdout, end='', flush=True)
+    assert p.returncode == 0, p.returncode
 
 
 @alone
@@ -33,6 +46,12 @@ def test_nodes_that_end_in_turn():
 
 
 @alone
+def test_hosts_that_are_cut_off():
+    cuts('--hosts', 8, '--rounds', 4, '--seed', 14)
+    cuts('--hosts', 2, '--rounds', 3, '--seed', 15)
+
+
+@alone
 def test_rounds_of_eight_ranks_long():
     chaos().rounds(8, 40, 5)
     chaos().rounds(8, 40, 6, redundant=8)
@@ -54,3 +73,11 @@ def test_rounds_of_a_parent_long():
 def test_nodes_that_end_in_turn_long():
     chaos().drains(8, 4, 9, redundant=4)
     chaos().drains(8, 8, 10, tp=2)
+
+
+@alone
+def test_hosts_that_are_cut_off_long():
+    cuts('--hosts', 8, '--rounds', 24, '--seed', 16)
+    cuts('--hosts', 8, '--rounds', 12, '--seed', 17, '--redundant', 8)
+    cuts('--hosts', 2, '--rounds', 12, '--seed', 18)
+    cuts('--hosts', 3, '--rounds', 12, '--seed', 19, '--redundant', 8)
