@@ -67,9 +67,13 @@ struct kernel_step {
     const struct sample_request *sample_requests; /* [n_logits] for sampling on the device; NULL:
                                                    * the caller downloads the logits */
     int parity;          /* 0 or 1: which of two result buffers; its last results were fetched */
+    int32_t least_rows;  /* of a graph that may be used: what its ops exchange with other ranks is
+                          * sized by its rows, and theirs may be more. 0: any */
     bool eager;          /* the caller acts between layers: use no graph */
     bool sampled;        /* out: the device samples: call `sample` after `submit`, `fetch` later */
     bool graph_launched; /* out: a graph contains the whole step: call no op but `submit` */
+    const int32_t *n_live; /* out, in the device's memory: of a graph, how many of n_rows the
+                            * replayed step has; NULL: all */
 };
 
 /* Upper bounds of all steps; memory is sized by them. */
@@ -94,11 +98,16 @@ struct step_ops {
     /* Begins to capture the i-th graph: fills in `s` as upload does. The caller then calls all ops
      * of the step and `submit`. False: there is no i-th graph. */
     bool (*begin_capture)(struct kernel_ctx *c, int32_t i, struct kernel_step *s);
+    /* Drops all graphs, once the device's work is done. From now on steps of up to max_rows are
+     * captured, by begin_capture from 0 on; 0: none. */
+    void (*drop_graphs)(struct kernel_ctx *c, uint32_t max_rows);
     /* All ops of the step have been called, or of the capture, which ends here. */
     void (*submit)(struct kernel_ctx *c);
     /* Chooses the tokens of the submitted step from its logits [n_logits, n_vocab] on the device.
      * Only after an upload that set `sampled`. */
     void (*sample)(struct kernel_ctx *c, const float *logits, size_t n_vocab);
+    /* Has the device come to the end of the sampled step of that parity, or failed? */
+    bool (*is_sampled)(struct kernel_ctx *c, int parity);
     /* Waits for the sampled step of that parity and copies its n results. */
     void (*fetch)(struct kernel_ctx *c, int parity, struct token_logprobs *out, size_t n);
 };

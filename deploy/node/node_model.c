@@ -276,13 +276,14 @@ static uint64_t host_memory_for_kv(const struct model *m, uint64_t memory)
 }
 
 /* GPU memory for the pool: the node's share less what it has allocated (weights, activations, all
- * else that steps need). When other processes hold memory: at most the same share of what is free,
+ * else that steps need), and what it will for its group later. When other processes hold memory: at most the same share of what is free,
  * since CUDA graphs and the driver need some too. */
-static uint64_t gpu_memory_for_kv(struct device *device, double share)
+static uint64_t gpu_memory_for_kv(struct device *device, double share, uint64_t later)
 {
-    const uint64_t taken = device_allocated(device),
+    const uint64_t taken = device_allocated(device) + later,
                    ours = (uint64_t)((double)device_total(device) * share),
-                   left = (uint64_t)((double)device_available(device) * share);
+                   available = device_available(device),
+                   left = available > later ? (uint64_t)((double)(available - later) * share) : 0;
     const uint64_t room = ours > taken ? ours - taken : 0;
     return room < left ? room : left;
 }
@@ -331,7 +332,7 @@ enum status node_model_blocks(const struct model *m, const struct node_options *
     struct device *device = m->kernels->device;
     uint64_t memory = device->is_host ? device_total(device) : device_available(device);
     uint64_t room = device->is_host ? host_memory_for_kv(m, memory) / NODE_KV_SHARE / n_host_ranks
-                                    : gpu_memory_for_kv(device, o->gpu_share);
+                                    : gpu_memory_for_kv(device, o->gpu_share, m->group_bytes);
     /* a GPU keeps the surplus blocks as prefix cache */
     uint64_t n = node_model_kv_blocks(o->n_blocks, o->kv_bytes, room, kv_layout_block_bytes(&l),
                                       device->is_host ? most : UINT64_MAX);

@@ -121,12 +121,20 @@ static bool begin_capture(struct kernel_ctx *c, int32_t i, struct kernel_step *s
     return false;
 }
 
+static void drop_graphs(struct kernel_ctx *c, uint32_t max_rows) { (void)c, (void)max_rows; }
+
 static void submit(struct kernel_ctx *c) { (void)c; }
 
-/* upload never sets `sampled`: these two are not called. */
+/* upload never sets `sampled`: these three are not called. */
 static void sample(struct kernel_ctx *c, const float *logits, size_t n_vocab)
 {
     (void)c, (void)logits, (void)n_vocab;
+    assert_fail("CPU backends sample on the host", __FILE__, __LINE__, __func__);
+}
+
+static bool is_sampled(struct kernel_ctx *c, int parity)
+{
+    (void)c, (void)parity;
     assert_fail("CPU backends sample on the host", __FILE__, __LINE__, __func__);
 }
 
@@ -140,8 +148,10 @@ const struct step_ops cpu_step_ops = {
     .prepare = prepare,
     .upload = upload,
     .begin_capture = begin_capture,
+    .drop_graphs = drop_graphs,
     .submit = submit,
     .sample = sample,
+    .is_sampled = is_sampled,
     .fetch = fetch,
 };
 

@@ -136,6 +136,7 @@ bool cuda_begin_capture(struct kernel_ctx *c, int32_t i, struct kernel_step *s);
 const struct cuda_captured_graph *cuda_graph_for(const struct cuda_ctx *c,
                                                  const struct kernel_step *s);
 void cuda_submit(struct kernel_ctx *c);
+void cuda_drop_graphs(struct kernel_ctx *c, uint32_t max_rows);
 void cuda_graphs_release(struct cuda_ctx *c);
 
 /* cuda_sampling.c */
@@ -146,6 +147,7 @@ void cuda_sampling_release(struct cuda_ctx *c);
 bool cuda_sampling_write(struct cuda_ctx *c, const struct sample_request *wants, int32_t n,
                          const struct cuda_step_host *to);
 void cuda_sample(struct kernel_ctx *c, const float *logits, size_t n_vocab);
+bool cuda_is_sampled(struct kernel_ctx *c, int parity);
 void cuda_fetch(struct kernel_ctx *c, int parity, struct token_logprobs *out, size_t n);
 
 /* cuda_matmul.c */

@@ -88,6 +88,7 @@ bool cuda_begin_capture(struct kernel_ctx *base, int32_t i, struct kernel_step *
     s->n_rows = r.n_rows;
     s->n_logits = r.n_logits;
     s->graph_launched = false;
+    s->n_live = &c->upload_step.real->n_rows;
     const struct attention shape = attention_shape(c);
     attention_capture_bounds(&shape, r.n_rows, r.n_rows, r.has_prefill ? r.n_rows : 0,
                              (int32_t)c->limits.max_len, &r.bounds);
@@ -132,6 +133,14 @@ static void end_capture(struct cuda_ctx *c)
     else (void)cuda_check(c->device, e, "capturing a step");
 }
 
+void cuda_drop_graphs(struct kernel_ctx *base, uint32_t max_rows)
+{
+    struct cuda_ctx *c = cuda_ctx_of(base);
+    device_wait(base->device);
+    cuda_graphs_release(c);
+    c->limits.max_graph_rows = max_rows;
+}
+
 void cuda_graphs_release(struct cuda_ctx *c)
 {
     for (int32_t i = 0; i < c->n_graphs; i++)
@@ -160,6 +169,22 @@ static bool lists_fit(const struct cuda_ctx *c, const struct kernel_step *s,
     return true;
 }
 
+static bool may_serve(const struct cuda_captured_graph *r, const struct kernel_step *s,
+                      bool has_prefill)
+{
+    const int32_t least = s->n_rows > s->least_rows ? s->n_rows : s->least_rows;
+    return r->n_rows >= least && r->n_logits >= s->n_logits &&
+           (r->has_prefill == has_prefill || (r->has_prefill && least > s->n_rows));
+}
+
+/* One of decode rows alone is preferred: where only other ranks have prompts, there may be none of
+ * enough rows. */
+static bool is_smaller(const struct cuda_captured_graph *a, const struct cuda_captured_graph *b)
+{
+    if (a->has_prefill != b->has_prefill) return b->has_prefill;
+    return a->n_rows != b->n_rows ? a->n_rows < b->n_rows : a->n_logits < b->n_logits;
+}
+
 const struct cuda_captured_graph *cuda_graph_for(const struct cuda_ctx *c,
                                                  const struct kernel_step *s)
 {
@@ -168,11 +193,8 @@ const struct cuda_captured_graph *cuda_graph_for(const struct cuda_ctx *c,
     const bool has_prefill = step_has_prefill(c, s);
     for (int32_t i = 0; i < c->n_graphs; i++) {
         const struct cuda_captured_graph *r = &c->graphs[i];
-        if (r->has_prefill != has_prefill || r->n_rows < s->n_rows || r->n_logits < s->n_logits)
-            continue;
-        if (!best || r->n_rows < best->n_rows ||
-            (r->n_rows == best->n_rows && r->n_logits < best->n_logits))
-            best = r;
+        if (!may_serve(r, s, has_prefill)) continue;
+        if (!best || is_smaller(r, best)) best = r;
     }
     return best && lists_fit(c, s, best) ? best : NULL;
 }

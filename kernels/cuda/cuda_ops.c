@@ -160,8 +160,10 @@ static const struct step_ops CUDA_STEP_OPS = {
     .prepare = cuda_prepare,
     .upload = cuda_upload_step,
     .begin_capture = cuda_begin_capture,
+    .drop_graphs = cuda_drop_graphs,
     .submit = cuda_submit,
     .sample = cuda_sample,
+    .is_sampled = cuda_is_sampled,
     .fetch = cuda_fetch,
 };
 

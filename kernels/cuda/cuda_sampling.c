@@ -149,6 +149,13 @@ void cuda_sample(struct kernel_ctx *base, const float *logits, size_t n_vocab)
                      "fetching tokens");
 }
 
+bool cuda_is_sampled(struct kernel_ctx *base, int parity)
+{
+    struct cuda_ctx *c = cuda_ctx_of(base);
+    return device_fault(base->device, NULL) != OK ||
+           cudaEventQuery(c->sampling.ready[parity]) != cudaErrorNotReady;
+}
+
 void cuda_fetch(struct kernel_ctx *base, int parity, struct token_logprobs *out, size_t n)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);

@@ -35,6 +35,14 @@ int ep_nccl_version(void)
 #endif
 }
 
+#ifndef BATON_HAVE_CUDA_KERNELS
+size_t ep_peer_bytes(const struct ep_config *c)
+{
+    (void)c;
+    return 0;
+}
+#endif
+
 /* ---- sizes ---- */
 
 _Static_assert(sizeof(struct ep_hello) <= EP_WORDS_BYTES, "what exchange_words takes");
@@ -260,21 +268,31 @@ static enum status check_going_on(const struct ep *e, struct err *err)
     return ep_is_aborted(e) ? ended(e, ERR_CANCELED, err) : OK;
 }
 
-enum status ep_plan(struct ep *e, int32_t map, const int32_t *experts, size_t n_rows,
-                    struct ep_counts *out, struct err *err)
+static enum status check_rows(const struct ep *e, const struct ep_rows *rows, struct err *err)
+{
+    const struct ep_config *c = &e->config;
+    ASSERT(ep_is_capturable(e) || (!rows->n_live && !rows->chosen));
+    if (rows->n > (size_t)c->max_rows)
+        return err_set(err, ERR_TOO_LONG, "ep: %zu rows at once, there is room for %d", rows->n,
+                       c->max_rows);
+    if (rows->map < 0 || rows->map >= c->placement.n_maps)
+        return err_set(err, ERR_INVALID, "ep: map %d, there are 0 to %d", rows->map,
+                       c->placement.n_maps - 1);
+    return OK;
+}
+
+enum status ep_plan(struct ep *e, const struct ep_rows *rows, struct ep_counts *out,
+                    struct err *err)
 {
     struct ep_counts counts = { 0 };
     TRY(check_going_on(e, err));
     ASSERT(e->state == EP_IDLE && e->config.placement.n_logical > 0);
-    if (n_rows > (size_t)e->config.max_rows)
-        return err_set(err, ERR_TOO_LONG, "ep: %zu rows at once, there is room for %d", n_rows,
-                       e->config.max_rows);
-    if (map < 0 || map >= e->config.placement.n_maps)
-        return err_set(err, ERR_INVALID, "ep: map %d, there are 0 to %d", map,
-                       e->config.placement.n_maps - 1);
-    e->n_rows = n_rows;
-    e->map = map;
-    TRY(ended(e, e->ops->plan(e, experts, &counts, err), err));
+    TRY(check_rows(e, rows, err));
+    e->n_rows = rows->n;
+    e->map = rows->map;
+    e->n_live = rows->n_live;
+    e->chosen = rows->chosen;
+    TRY(ended(e, e->ops->plan(e, rows->experts, &counts, err), err));
     if (out) *out = counts;
     e->state = EP_PLANNED;
     return OK;
@@ -375,4 +393,12 @@ enum status ep_wait(struct ep *e, struct err *err)
 {
     TRY(check_going_on(e, err));
     return ended(e, e->ops->wait(e, err), err);
+}
+
+bool ep_is_capturable(const struct ep *e) { return e->ops->is_capturable; }
+
+enum status ep_found(struct ep *e, struct err *err)
+{
+    TRY(check_going_on(e, err));
+    return ended(e, e->ops->found(e, err), err);
 }

@@ -79,6 +79,22 @@ struct ep_config {
     /* On a GPU: an object of the same ranks on their CPUs, for ep_gather_words, through which they
      * also part. The new object owns it: it is aborted and freed with it. NULL: none */
     struct ep *words;
+    /* On a GPU, in its memory, which outlives the object: calls add up [n_logical] the rows that
+     * this rank's experts computed, by logical expert, and then, behind them, how many of those
+     * were rows of this rank. NULL: nobody looks. */
+    uint64_t *load;
+};
+
+/* The rows of an ep_plan. */
+struct ep_rows {
+    int32_t map;            /* the same on all ranks, 0 where there is one */
+    const int32_t *experts; /* [n, n_used], each 0 .. n_logical - 1 */
+    size_t n;               /* at most max_rows, may be 0 */
+    /* Of backends whose calls a CUDA graph can have (ep_is_capturable), in the GPU's memory: */
+    const int32_t *n_live; /* how many of the rows there are when the call runs: the others go
+                            * nowhere, and their y stays as it is. NULL: all */
+    uint64_t *chosen;      /* [n_logical], to which the rows that chose each expert are added. NULL:
+                            * nobody looks */
 };
 
 /* The counts of ep_plan, valid until the next call. */
@@ -133,6 +149,9 @@ struct ep_columns {
 struct ep_ops {
     const char *name;
     bool on_host; /* works on host memory; otherwise on a GPU's */
+    /* Can a CUDA graph have its calls, and do they end by themselves when a rank is lost? Then
+     * `found` says what is known of that so far, without waiting. */
+    bool is_capturable;
     /* c has been checked */
     enum status (*create)(const struct ep_config *c, struct ep **out, struct err *err);
     void (*free)(struct ep *e);
@@ -148,13 +167,14 @@ struct ep_ops {
     /* the sizes have been checked, and there is something to gather */
     enum status (*gather_columns)(struct ep *e, const struct ep_columns *a, struct err *err);
     enum status (*wait)(struct ep *e, struct err *err);
+    enum status (*found)(struct ep *e, struct err *err); /* NULL: not capturable */
     /* any thread; e->aborted is set */
     void (*abort)(struct ep *e);
     struct ep_places (*places)(const struct ep *e);
 };
 
 /* What a rank has done since its object was made, for metrics; backends that do not count leave
- * zeros. LIMIT: GPUs' do not. */
+ * zeros. LIMIT: GPUs' do not; their rows are ep_config.load's. */
 struct ep_traffic {
     uint64_t waited_ns;      /* for other ranks to come, and for what they sent */
     uint64_t sent, received; /* bytes of other ranks' memory or messages; in shared memory what the
@@ -172,8 +192,10 @@ struct ep {
                                  * 1], ascending */
     int32_t n_local;            /* experts of this rank */
     int32_t n_near;             /* other ranks whose rows and results are read where they are */
-    int32_t map;                /* of the running plan, as n_rows */
+    int32_t map;                /* of the running plan, as the next three */
     size_t n_rows;
+    const int32_t *n_live;
+    uint64_t *chosen;
     enum ep_state state;
     struct ep_traffic traffic; /* read by the thread that makes the calls */
     int aborted; /* written by ep_abort on any thread: only by __atomic builtins, as C++ reads this
@@ -189,11 +211,10 @@ enum status ep_create(const struct ep_config *c, struct ep **out, struct err *er
 void ep_free(struct ep *e);
 /* ep_abort, then ep_free: gives up an object without the other ranks. NULL is accepted. */
 void ep_discard(struct ep *e);
-/* map: the same on all ranks, 0 where there is one. experts [n_rows, n_used], each 0 .. n_logical -
- * 1; n_rows at most max_rows, may be 0. out may be NULL. Throughput: waits, and returns ERR_FULL on
- * all ranks if one of them would receive more than max_slots; then nothing was begun. */
-enum status ep_plan(struct ep *e, int32_t map, const int32_t *experts, size_t n_rows,
-                    struct ep_counts *out, struct err *err) MUST_CHECK;
+/* out may be NULL. Throughput: waits, and returns ERR_FULL on all ranks if one of them would
+ * receive more than max_slots; then nothing was begun. */
+enum status ep_plan(struct ep *e, const struct ep_rows *rows, struct ep_counts *out,
+                    struct err *err) MUST_CHECK;
 /* x [n_rows, hidden], x_stride floats apart. */
 enum status ep_dispatch(struct ep *e, const float *x, size_t x_stride, struct ep_batch *out,
                         struct err *err) MUST_CHECK;
@@ -230,12 +251,22 @@ struct ep_places ep_places(const struct ep *e);
 /* Waits until all work is complete or a rank is lost: ERR_PEER_LOST with its number if that is
  * known, or the GPU's fault. */
 enum status ep_wait(struct ep *e, struct err *err) MUST_CHECK;
+/* Can its calls be part of a CUDA graph, which is replayed as if they were made again? Ranks may
+ * differ in which of their calls are. Their kernels end by themselves when a rank is lost. */
+bool ep_is_capturable(const struct ep *e);
+/* Of such an object, without waiting: the fault that ep_wait would report, if it is known so far.
+ * After work that is complete all faults that may have spoiled it are. */
+enum status ep_found(struct ep *e, struct err *err) MUST_CHECK;
 /* Ends the calls of this object: a call that waits, and every later one but ep_free, returns
  * ERR_CANCELED on this rank, and ERR_PEER_LOST naming this rank on the others, at once and not
  * after timeout_ms. Any thread; may be called more than once, not during or after ep_free. LIMIT:
  * through `nccl` the others find out by their deadline, and through `peer` too unless this rank's
  * GPU was waiting for them. */
 void ep_abort(struct ep *e);
+
+/* The memory of its GPU that an object of `peer` takes, for a placement of so many experts and maps.
+ * c: all but backend, device and what is said of meeting. 0: the build has no such backend. */
+size_t ep_peer_bytes(const struct ep_config *c);
 
 /* NCCL's version in its own notation (22809); 0: the build has the backend, the host has no
  * library; -1: the build has no such backend. */

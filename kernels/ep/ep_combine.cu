@@ -60,11 +60,12 @@ static __device__ __forceinline__ void sum_one(const ep_call &c, const ep_combin
     a.y[at] = sum;
 }
 
-/* blockIdx.x: the row; blocks of one row take SUM_THREADS elements in turn. */
+/* blockIdx.x: the row; blocks of one row take SUM_THREADS elements in turn. A fault leaves y as it
+ * was: the host learns of it. */
 static __global__ void __launch_bounds__(SUM_THREADS) sum_kernel(ep_call c, ep_combine_args a)
 {
     grid_dependency_sync();
-    if (block_has_fault(c)) return;
+    if (block_has_fault(c) || (int)blockIdx.x >= live_rows(c)) return;
     for (size_t k = blockIdx.y * SUM_THREADS + threadIdx.x; k < (size_t)c.hidden;
          k += (size_t)gridDim.y * SUM_THREADS)
         sum_one(c, a, blockIdx.x, k);

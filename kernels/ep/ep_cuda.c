@@ -50,19 +50,22 @@ struct ep_cuda_piece {
     const int32_t **to;
 };
 
-/* Allocates cuda->work, arrays of int32 one after the other. */
-static enum status make_work(struct ep_cuda *cuda, const int32_t *owner, struct err *err)
+enum { PIECES = 13 };
+
+/* Of cuda->work: arrays of int32 one after the other. Returns their bytes. */
+static size_t list_pieces(struct ep_cuda *cuda, const int32_t *owner, struct ep_cuda_piece *out)
 {
     const struct ep_config *c = &cuda->base.config;
     const struct ep_placement *p = &c->placement;
     struct ep_call *call = &cuda->call;
     const size_t n = ep_pair_slots(c), size = (size_t)c->size, n_logical = (size_t)p->n_logical,
                  n_physical = (size_t)p->n_physical, n_maps = n_logical ? (size_t)p->n_maps : 0;
-    const struct ep_cuda_piece pieces[] = {
+    const struct ep_cuda_piece pieces[PIECES] = {
         { p->first, size + 1, &call->first },
         { cuda->base.copies, n_maps * (n_logical + 1), &call->copies },
         { cuda->base.physical, n_maps * n_physical, &call->physical },
         { owner, n_physical, &call->owner },
+        { p->logical, n_maps * n_physical, &call->logical },
         { NULL, EP_FLAGS + 1, (const int32_t **)&call->epochs },
         { NULL, n, (const int32_t **)&call->chosen },
         { NULL, n, (const int32_t **)&call->rows },
@@ -73,17 +76,26 @@ static enum status make_work(struct ep_cuda *cuda, const int32_t *owner, struct 
         { NULL, n_logical ? ep_max_slots(c) : 0, (const int32_t **)&call->x_rows },
     };
     size_t bytes = 0;
-    for (size_t i = 0; i < COUNT_OF(pieces); i++) place(&bytes, pieces[i].n * sizeof(int32_t));
+    for (size_t i = 0; i < PIECES; i++) place(&bytes, pieces[i].n * sizeof(int32_t));
+    memcpy(out, pieces, sizeof pieces);
+    return bytes;
+}
+
+static enum status make_work(struct ep_cuda *cuda, const int32_t *owner, struct err *err)
+{
+    const struct ep_config *c = &cuda->base.config;
+    struct ep_cuda_piece pieces[PIECES];
+    size_t bytes = list_pieces(cuda, owner, pieces);
     TRY(device_mem_alloc(c->device, bytes, DEVICE_MEM_PRIVATE, &cuda->work, err));
     bytes = 0;
-    for (size_t i = 0; i < COUNT_OF(pieces); i++) {
+    for (size_t i = 0; i < PIECES; i++) {
         int32_t *at = (int32_t *)(void *)((char *)cuda->work.ptr +
                                           place(&bytes, pieces[i].n * sizeof(int32_t)));
         *pieces[i].to = at;
         if (pieces[i].from)
             device_upload(c->device, at, pieces[i].from, pieces[i].n * sizeof(int32_t));
     }
-    call->done = call->epochs + EP_FLAGS;
+    cuda->call.done = cuda->call.epochs + EP_FLAGS;
     return OK;
 }
 
@@ -126,16 +138,31 @@ static void fill_call(struct ep_cuda *cuda, bool packed)
     call->send = c->send;
     call->back = c->back;
     call->packed = packed;
+    call->n_load = (unsigned long long *)c->load;
     call->timeout_ns = (unsigned long long)c->timeout_ms * 1000000;
+}
+
+static size_t columns_bytes(const struct ep_config *c)
+{
+    return ((size_t)c->size + 1) * round_up(c->collective_bytes, ALIGN);
 }
 
 static enum status make_columns(struct ep_cuda *cuda, struct err *err)
 {
-    const struct ep_config *c = &cuda->base.config;
-    const size_t of_one = round_up(c->collective_bytes, ALIGN);
-    if (of_one == 0) return OK;
-    return device_mem_alloc(c->device, ((size_t)c->size + 1) * of_one, DEVICE_MEM_PRIVATE,
-                            &cuda->columns, err);
+    const size_t bytes = columns_bytes(&cuda->base.config);
+    if (bytes == 0) return OK;
+    return device_mem_alloc(cuda->base.config.device, bytes, DEVICE_MEM_PRIVATE, &cuda->columns,
+                            err);
+}
+
+size_t ep_peer_bytes(const struct ep_config *c)
+{
+    struct ep_cuda cuda = { .base = { .config = *c, .n_local = c->placement.n_physical } };
+    struct ep_cuda_piece pieces[PIECES];
+    const size_t size = (size_t)c->size, pairs = ep_pair_slots(c);
+    const struct ep_layout window = layout_of(c, pairs * size, pairs,
+                                              2 * size * round_up(c->collective_bytes, 16));
+    return window.bytes + list_pieces(&cuda, NULL, pieces) + columns_bytes(c);
 }
 
 enum { SORT_SHARED_MAX = 96 * 1024 }; /* available to a block on every GPU from sm_80 on */

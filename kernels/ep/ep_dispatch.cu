@@ -12,16 +12,19 @@ enum { PLACE_THREADS = 256, SEND_THREADS = 128, INDEX_THREADS = 1024 };
 
 /* ---- plan ---- */
 
+/* What rows that are not live chose was never computed. */
 static __global__ void __launch_bounds__(PLACE_THREADS) place_kernel(ep_call c)
 {
     grid_dependency_sync();
     const int i = (int)(blockIdx.x * PLACE_THREADS + threadIdx.x);
     if (i >= c.n_rows * c.n_used) return;
-    int e = c.experts[i];
+    const bool is_live = i < live_rows(c) * c.n_used;
+    int e = is_live ? c.experts[i] : 0;
     if (e < 0 || e >= c.n_logical) {
         raise_fault(c, EP_FAULT_EXPERT, c.rank);
         e = 0;
     }
+    if (is_live && c.n_chosen) atomicAdd(c.n_chosen + e, 1ull);
     const int32_t *copies = c.copies + (size_t)c.map * ((size_t)c.n_logical + 1) + e,
                   *physical = c.physical + (size_t)c.map * (size_t)c.n_physical + copies[0];
     c.chosen[i] = physical[(i / c.n_used + c.rank) % (copies[1] - copies[0])];
@@ -50,7 +53,7 @@ cudaError_t ep_run_sort(cudaStream_t s, const struct ep_call *c)
     cudaError_t e = n ? launch(s, place_kernel, dim3(blocks_for(n, PLACE_THREADS)),
                                dim3(PLACE_THREADS), 0, *c)
                       : cudaSuccess;
-    return e == cudaSuccess ? moe_sort_rows(s, &sort, NULL) : e;
+    return e == cudaSuccess ? moe_sort_rows(s, &sort, c->n_live) : e;
 }
 
 static __global__ void counts_kernel(ep_call c)
@@ -117,7 +120,7 @@ static __global__ void __launch_bounds__(SEND_THREADS)
 {
     grid_dependency_sync();
     if (block_has_fault(c)) return;
-    if ((int)blockIdx.x < c.n_rows * c.n_used) send_one(c, x, x_stride, (int)blockIdx.x);
+    if ((int)blockIdx.x < live_rows(c) * c.n_used) send_one(c, x, x_stride, (int)blockIdx.x);
     if (!c.direct || !is_last_block(c)) return;
     write_counts(c);
     signal_all(c, EP_FLAG_ROWS);
@@ -149,6 +152,19 @@ static __device__ int *exclusive_scan(int *v, int *room, int n)
     return room;
 }
 
+/* Adds what came to ep_config.load; its sums are begin, [n_local + 1]. */
+static __device__ void count_load(const ep_call &c, const int *by_expert)
+{
+    const int32_t *logical = c.logical + (size_t)c.map * c.n_physical + c.first_local,
+                  *own = (const int32_t *)(const void *)(c.own + c.at.counts) +
+                         (size_t)c.rank * c.n_physical + c.first_local;
+    for (int e = (int)threadIdx.x; e < c.n_local; e += INDEX_THREADS) {
+        const int n = by_expert[(e + 1) * c.size] - by_expert[e * c.size];
+        if (n) atomicAdd(c.n_load + logical[e], (unsigned long long)n);
+        if (own[e]) atomicAdd(c.n_load + c.n_logical, (unsigned long long)own[e]);
+    }
+}
+
 /* Runs as one block. A pair is (sending rank, local expert). Shared memory: three times
  * [n_pairs + 1]. */
 static __global__ void __launch_bounds__(INDEX_THREADS) index_kernel(ep_call c)
@@ -172,6 +188,7 @@ static __global__ void __launch_bounds__(INDEX_THREADS) index_kernel(ep_call c)
     int *b = exclusive_scan(by_expert, spare, n + 1);
     for (int e = (int)threadIdx.x; e <= n_local; e += INDEX_THREADS)
         c.recv_begin[e] = n_local ? b[e * size] : 0;
+    if (c.n_load) count_load(c, b);
     for (int pair = (int)threadIdx.x / WARP; pair < n; pair += INDEX_THREADS / WARP) {
         const int r = pair / n_local, e = pair % n_local, many = a[pair + 1] - a[pair],
                   slot = b[e * size + r];

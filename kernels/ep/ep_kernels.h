@@ -62,12 +62,15 @@ struct ep_call {
     unsigned *epochs, *done;             /* [EP_FLAGS]; blocks that have finished */
     const int32_t *first, *copies, *physical, *owner; /* of struct ep; owner [n_physical]: the
                                                        * rank */
-    const int32_t *experts;                           /* [n_rows, n_used] logical ones */
-    int32_t *chosen, *rows, *index, *back_at;         /* [n_rows n_used]: physical expert; of
+    const int32_t *logical;                   /* [n_maps, n_physical] of struct ep_placement */
+    const int32_t *experts;                   /* [n_rows, n_used] logical ones */
+    const int32_t *n_live;                    /* of struct ep_rows */
+    unsigned long long *n_chosen, *n_load;    /* of struct ep_rows, and of struct ep_config */
+    int32_t *chosen, *rows, *index, *back_at; /* [n_rows n_used]: physical expert; of
                                                        * moe_sort_rows; which result of `back` */
-    int32_t *begin;               /* [n_physical + 1]: slots of this rank's rows by
+    int32_t *begin;                           /* [n_physical + 1]: slots of this rank's rows by
                                    * physical expert */
-    int32_t *recv_begin, *x_rows; /* of struct ep_batch */
+    int32_t *recv_begin, *x_rows;             /* of struct ep_batch */
 };
 
 /* Computes chosen, rows, index, begin. */

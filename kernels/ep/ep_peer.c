@@ -137,6 +137,8 @@ static enum status peer_plan(struct ep *e, const int32_t *experts, struct ep_cou
     cuda->call.experts = experts;
     cuda->call.n_rows = (int32_t)e->n_rows;
     cuda->call.map = e->map;
+    cuda->call.n_live = e->n_live;
+    cuda->call.n_chosen = (unsigned long long *)e->chosen;
     TRY(ep_cuda_check(cuda, ep_run_sort(cuda->device->stream, &cuda->call),
                       "sorting rows by expert", err));
     *out = (struct ep_counts){ .n_slots = ep_max_slots(&e->config) };
@@ -212,12 +214,17 @@ static void watch_stream(const struct ep *e)
     }
 }
 
+static enum status peer_found(struct ep *e, struct err *err)
+{
+    TRY(device_fault(e->config.device, err));
+    return ep_cuda_fault(ep_cuda_of(e), err);
+}
+
 static enum status peer_wait(struct ep *e, struct err *err)
 {
     watch_stream(e);
     device_wait(e->config.device);
-    TRY(device_fault(e->config.device, err));
-    return ep_cuda_fault(ep_cuda_of(e), err);
+    return peer_found(e, err);
 }
 
 /* All ranks close the others' windows before any rank frees its own; after a fault nobody waits. */
@@ -236,6 +243,8 @@ static void peer_free(struct ep *e)
 
 const struct ep_ops ep_peer_ops = {
     .name = "peer",
+    .is_capturable = true,
+    .found = peer_found,
     .create = peer_create,
     .free = peer_free,
     .plan = peer_plan,
@@ -252,6 +261,8 @@ const struct ep_ops ep_peer_ops = {
 
 const struct ep_ops ep_cuda_self_ops = {
     .name = "self",
+    .is_capturable = true,
+    .found = peer_found,
     .create = self_create,
     .free = peer_free,
     .plan = peer_plan,

@@ -8,6 +8,11 @@
 
 enum { EP_QUAD = 4 };
 
+static __device__ __forceinline__ int live_rows(const ep_call &c)
+{
+    return c.n_live ? min(c.n_rows, *c.n_live) : c.n_rows;
+}
+
 /* Returns elements k .. k + 3, with zeros from n on. */
 static __device__ __forceinline__ float4 quad_from(const float *x, size_t k, size_t n)
 {

@@ -40,13 +40,17 @@ static __device__ __forceinline__ bool has_fault(const ep_call &c)
     return word != 0;
 }
 
-/* Returns whether a fault was reported, with one result for the whole block. The read is relaxed
- * and orders nothing. */
+/* Returns whether a fault was reported, with one result for the whole block, and tells the host:
+ * the block leaves something out, and it may be the last of a step. The read is relaxed and orders
+ * nothing. */
 static __device__ __forceinline__ bool block_has_fault(const ep_call &c)
 {
-    return __syncthreads_or(threadIdx.x == 0 &&
-                            *(const volatile unsigned *)(const void *)(c.own + c.at.fault) != 0) !=
-           0;
+    unsigned word = 0;
+    if (threadIdx.x == 0) {
+        word = *(const volatile unsigned *)(const void *)(c.own + c.at.fault);
+        if (word) *(volatile unsigned *)c.host_fault = word;
+    }
+    return __syncthreads_or(word != 0) != 0;
 }
 
 /* The word lies in the host's memory, which a GPU reads much more slowly than its own. */

@@ -146,7 +146,7 @@ static uint32_t add_chunk(struct batch *b, struct seq *s, uint32_t n)
     }
     if (end == begin) return 0;
     add_seqs(b, s, begin, end, first_row);
-    b->chunks[b->n_chunks++] = (struct batch_chunk){ s, begin, end };
+    b->chunks[b->n_chunks++] = (struct batch_chunk){ .seq = s, .begin = begin, .end = end };
     return end - begin;
 }
 

@@ -19,6 +19,7 @@ struct engine;
 struct batch_chunk {
     struct seq *seq;
     uint32_t begin, end;
+    uint32_t n_remaining; /* of the sequence, before the step */
 };
 
 /* The purpose of one row of logits: the token after position `pos` is sampled or, for a known

@@ -109,7 +109,7 @@ static void do_activate(struct engine *e, uint64_t id, const struct token_logpro
     s->t_start_ns = clock_ns();
     s->xfer_begin = s->n_computed;
     s->xfer_end = s->n_computed = s->n_tokens;
-    seq_publish_blocks(s, e->pool, e->opt.block_tokens);
+    seq_publish_blocks(s, e->pool, e->opt.block_tokens, s->n_computed);
     engine_take_token(e, s, first);
 }
 

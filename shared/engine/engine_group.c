@@ -7,7 +7,8 @@
  *       all have a next one ──▶ all step there, from this step on
  *
  * A rank that begins a step after all slept rings the others awake; step numbers make a bell that
- * comes late harmless. Thread: engine, where it is not said otherwise. */
+ * comes late harmless. On GPUs the ranks meet for a step while the one before computes.
+ * Thread: engine, where it is not said otherwise. */
 #include "shared/base/assert.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
@@ -131,6 +132,8 @@ static void drop_next(struct engine *e)
 void engine_group_lose(struct engine *e, const struct err *why)
 {
     struct engine_group *g = &e->group;
+    if (g->ep && !e->device->is_host) ep_abort(g->ep); /* a GPU may wait for others in it */
+    engine_abandon_steps(e);
     change(e, NULL, NULL, g->epoch);
     tell(e, ENGINE_GROUP_LOST, g->epoch, why);
     if (g->next_epoch > g->epoch) switch_to_next(e);
@@ -206,6 +209,15 @@ static uint64_t most_rows(const struct engine_group *g)
     return most;
 }
 
+/* A GPU's steps in flight exchange rows through the group that ends. False: it was lost. */
+static bool end_steps(struct engine *e)
+{
+    struct err err = { 0 };
+    if (!engine_has_inflight(e) || ep_wait(e->group.ep, &err) == OK) return true;
+    engine_group_lose(e, &err);
+    return false;
+}
+
 /* Did a bell come for the next step? */
 static bool is_rung(struct engine_group *g)
 {
@@ -268,7 +280,7 @@ enum engine_agreement engine_group_meet(struct engine *e, uint32_t n_rows, uint3
     }
     if (g->step++ == 0) tell(e, ENGINE_GROUP_JOINED, g->epoch, NULL);
     if (all_have_next(g)) {
-        switch_to_next(e);
+        if (end_steps(e)) switch_to_next(e);
         return ENGINE_AGREED_CHANGE;
     }
     *most = (uint32_t)most_rows(g);
@@ -276,13 +288,16 @@ enum engine_agreement engine_group_meet(struct engine *e, uint32_t n_rows, uint3
     return g->asleep ? ENGINE_AGREED_SLEEP : ENGINE_AGREED_STEP;
 }
 
+/* Rows that follow a step in flight mean nothing when that is abandoned: they are chosen anew. */
 bool engine_group_agree(struct engine *e, uint32_t n_rows, uint32_t *most)
 {
+    const bool is_ahead = engine_has_inflight(e);
     enum engine_agreement a = ENGINE_AGREED_NOTHING;
     engine_group_drop_aborted(e);
-    while (engine_group_is_called(e, n_rows) && a != ENGINE_AGREED_STEP)
+    while (engine_has_inflight(e) == is_ahead && engine_group_is_called(e, n_rows) &&
+           a != ENGINE_AGREED_STEP)
         a = engine_group_meet(e, n_rows, most);
-    return a == ENGINE_AGREED_STEP;
+    return a == ENGINE_AGREED_STEP && engine_has_inflight(e) == is_ahead;
 }
 
 bool engine_group_enter(struct engine *e, uint64_t epoch)

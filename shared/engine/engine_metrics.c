@@ -69,6 +69,7 @@ void engine_update_metrics(struct engine *e)
     struct engine_metrics *m = &e->metrics;
     struct kv_pool_stats k;
     kv_pool_get_stats(e->pool, &k);
+    model_look_at_rows(e->opt.model);
     atomic_store_explicit(&e->load.n_running, e->n_running, memory_order_relaxed);
     atomic_store_explicit(&e->load.n_reserved, e->n_reserved, memory_order_relaxed);
     atomic_store_explicit(&e->load.n_blocks_free, k.n_free + k.n_cached, memory_order_relaxed);

@@ -74,6 +74,7 @@ struct inflight_step {
     bool active;
     bool sampled; /* by the device */
     uint64_t begin_ns;
+    uint64_t n_recomputed; /* positions that a peer had written */
 };
 
 /* Blocks of a sequence that ended while the step ahead still writes to them. They are freed when
@@ -193,6 +194,9 @@ void engine_command_drop(struct engine *e, struct engine_command *c);
 /* engine_step.c */
 /* Computes one step. False: nothing can be computed until a command changes something. */
 bool engine_step(struct engine *e);
+/* Gives up the steps in flight, which a lost group has spoiled: it is as if they had not begun, and
+ * their rows are computed again. Waits until the device has left them. */
+void engine_abandon_steps(struct engine *e);
 /* Appends output token lp->id, emits it, and ends the sequence after its last token (`s` is invalid
  * then). */
 void engine_take_token(struct engine *e, struct seq *s, const struct token_logprobs *lp);
@@ -206,7 +210,7 @@ static inline bool engine_is_grouped(const struct engine *e) { return e->opt.on_
 /* Agrees with the other ranks on the next step, in which this one has n_rows. True: all take it,
  * and the busiest rank routes *most rows. False: nobody has rows, or there is no group. */
 bool engine_group_agree(struct engine *e, uint32_t n_rows, uint32_t *most);
-/* An exchange failed: leaves the group. */
+/* An exchange failed: leaves the group. The steps in flight are abandoned. */
 void engine_group_lose(struct engine *e, const struct err *why);
 void engine_group_command(struct engine *e, const struct engine_command *c);
 /* Wakes the engine if it sleeps. Any thread. */

@@ -7,6 +7,10 @@
  * step in flight has to be sent to a peer, or when it might need blocks of a running sequence. With
  * sampling on the host, a step completes at once.
  *
+ * Ranks that share experts agree on step n + 1 while n computes. Whether a rank was lost is known
+ * when n's tokens are fetched, and not in which step, so that both are given up: a rank that had
+ * completed n keeps it, and the others compute it again.
+ *
  * Completion first offers full blocks to the prefix cache, then takes the tokens, because a token
  * may end its sequence and free it.
  *
@@ -180,15 +184,16 @@ static void tell_prefill(const struct engine *e, struct seq *s, uint64_t now)
 
 static void count_computed(struct engine *e)
 {
-    const struct batch *b = engine_batch(e);
+    struct batch *b = engine_batch(e);
     uint64_t now = clock_ns();
     for (uint32_t i = 0; i < b->n_chunks; i++) {
-        const struct batch_chunk *p = &b->chunks[i];
+        struct batch_chunk *p = &b->chunks[i];
         struct seq *s = p->seq;
         uint32_t again = overlap(p->begin, p->end, s->xfer_begin, s->xfer_end);
         s->n_recomputed += again;
-        counter_add(e->metrics.recomputed, again);
+        e->inflight[e->parity].n_recomputed += again;
         s->n_computed = p->end;
+        p->n_remaining = s->n_remaining;
         tell_prefill(e, s, now);
         engine_set_remaining(
             e, s, s->n_remaining > p->end - p->begin ? s->n_remaining - (p->end - p->begin) : 0);
@@ -205,17 +210,47 @@ static void count_future(struct engine *e)
     }
 }
 
-/* The step did not come to its end, because a rank was lost: it is as if it had not begun, and its
- * rows are computed again. Prompts of which layers have left for a peer, where they were announced
- * once, end. */
-static void abandon_step(struct engine *e)
+/* Takes back what count_computed and count_future have counted. */
+static void uncount(struct engine *e, const struct batch *b)
 {
-    struct batch *b = engine_batch(e);
-    struct err why = e->opt.model->exchange_fault;
+    for (uint32_t i = 0; i < b->n_chunks; i++) {
+        const struct batch_chunk *p = &b->chunks[i];
+        struct seq *s = p->seq;
+        if (!s) continue; /* it ended meanwhile */
+        s->n_computed = p->begin;
+        s->n_recomputed -= overlap(p->begin, p->end, s->xfer_begin, s->xfer_end);
+        engine_set_remaining(e, s, p->n_remaining);
+    }
+    for (uint32_t i = 0; i < b->n_logits; i++)
+        if (b->logits[i].seq && b->logits[i].sample) b->logits[i].seq->n_future--;
+}
+
+/* The batch is computed again, but for prompts of which layers have left for a peer, where they
+ * were announced once: those end. */
+static void abandon_batch(struct engine *e, struct batch *b)
+{
     for (uint32_t i = 0; i < b->n_chunks; i++)
-        if (b->chunks[i].seq->prefill_only)
+        if (b->chunks[i].seq && b->chunks[i].seq->prefill_only)
             engine_finish(e, b->chunks[i].seq, ERR_PEER_LOST, FINISH_ERROR, -1);
     b->n_rows = b->n_chunks = b->n_seqs = b->n_logits = 0;
+}
+
+void engine_abandon_steps(struct engine *e)
+{
+    device_wait(e->device);
+    for (int i = 0; i < 2; i++) { /* the later one first */
+        const int parity = e->parity ^ i;
+        if (!e->inflight[parity].active) continue;
+        e->inflight[parity].active = false;
+        uncount(e, &e->batches[parity]);
+        abandon_batch(e, &e->batches[parity]);
+    }
+    engine_free_deferred(e);
+}
+
+static void lose_group(struct engine *e)
+{
+    const struct err why = e->opt.model->exchange_fault;
     engine_group_lose(e, &why);
 }
 
@@ -229,10 +264,12 @@ static void launch_step(struct engine *e, uint32_t group_rows)
     f->sampled = submit(e, group_rows);
     if (engine_is_node(e) && !engine_node_settle(e, engine_batch(e)->n_rows)) return;
     if (e->opt.model->exchange_fault.code != OK) {
-        abandon_step(e);
+        abandon_batch(e, engine_batch(e));
+        lose_group(e);
         return;
     }
     f->active = true;
+    f->n_recomputed = 0;
     counter_add(e->metrics.graph_steps, k->n_graph_steps - n_graph_steps);
     if (!f->sampled && !e->device->is_host && engine_batch(e)->n_logits > 0)
         counter_add(e->metrics.host_sampled, 1);
@@ -289,7 +326,8 @@ static void sample(struct engine *e, const struct batch *b)
 static void publish_blocks(struct engine *e, const struct batch *b)
 {
     for (uint32_t i = 0; i < b->n_chunks; i++)
-        if (b->chunks[i].seq) seq_publish_blocks(b->chunks[i].seq, e->pool, e->opt.block_tokens);
+        if (b->chunks[i].seq)
+            seq_publish_blocks(b->chunks[i].seq, e->pool, e->opt.block_tokens, b->chunks[i].end);
 }
 
 /* Keeps only chunks of sequences that sample no token (echo with max_tokens 0), which end with
@@ -340,6 +378,10 @@ static void complete_step(struct engine *e, int parity)
     struct inflight_step *f = &e->inflight[parity];
     if (f->sampled) model_fetch(e->opt.model, parity, e->fetched, b->n_logits);
     if (!has_results(e)) return;
+    if (f->sampled && e->opt.model->exchange_fault.code != OK) {
+        lose_group(e);
+        return;
+    }
     f->active = false;
     if (!f->sampled) sample(e, b);
     engine_free_deferred(e);
@@ -348,6 +390,7 @@ static void complete_step(struct engine *e, int parity)
     take_tokens(e, b);
     finish_tokenless_chunks(e, b);
     counter_add(e->metrics.steps, 1);
+    counter_add(e->metrics.recomputed, f->n_recomputed);
     observe_time(e, f);
     atomic_fetch_add_explicit(&e->load.n_steps, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&e->load.n_progress, 1, memory_order_relaxed);

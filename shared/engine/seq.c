@@ -190,9 +190,11 @@ void seq_free_quarantined_blocks(struct seq *s, struct kv_pool *pool)
     s->n_blocks = s->n_shared = 0;
 }
 
-void seq_publish_blocks(struct seq *s, struct kv_pool *pool, uint32_t block_tokens)
+void seq_publish_blocks(struct seq *s, struct kv_pool *pool, uint32_t block_tokens,
+                        uint32_t n_complete)
 {
-    uint32_t n_full = (s->n_computed < s->n_tokens ? s->n_computed : s->n_tokens) / block_tokens;
+    const uint32_t n_full = (n_complete < s->n_tokens ? n_complete : s->n_tokens) / block_tokens;
+    ASSERT(n_complete <= s->n_computed);
     hash_to(s, block_tokens, n_full);
     for (; s->n_published < n_full; s->n_published++)
         kv_pool_publish(pool, s->blocks[s->n_published], s->hashes[s->n_published]);

@@ -93,7 +93,9 @@ void seq_drop_blocks(struct seq *s, struct kv_pool *pool);
  * quarantine and stay in `blocks` for seq_free_quarantined_blocks. */
 void seq_quarantine_blocks(struct seq *s, struct kv_pool *pool);
 void seq_free_quarantined_blocks(struct seq *s, struct kv_pool *pool);
-/* Offers the full blocks whose tokens are computed and known to the prefix cache. */
-void seq_publish_blocks(struct seq *s, struct kv_pool *pool, uint32_t block_tokens);
+/* Offers the full blocks of known tokens to the prefix cache, of the first n_complete, which a step
+ * that came to its end has computed: later ones may be in flight. */
+void seq_publish_blocks(struct seq *s, struct kv_pool *pool, uint32_t block_tokens,
+                        uint32_t n_complete);
 
 #endif

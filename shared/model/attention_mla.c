@@ -479,6 +479,7 @@ static int32_t mla_lists(const struct model *m, const struct model_batch *b,
     lists[0] = (struct attn_list){ .seqs = w->seqs, .n_seqs = n };
     w->n_ranges = 0;
     list_absorbed(m, b, w, lists, w->seqs + n);
+    if (b->n_rows == 0) add_range(w, lists, 0, w->seqs); /* as a captured step has it */
     w->lists = lists;
     return 1 + w->n_ranges;
 }

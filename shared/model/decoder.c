@@ -3,7 +3,11 @@
  * Thread: engine. */
 #include "shared/model/decoder.h"
 
+#include <time.h>
+
 #include "shared/base/arith.h"
+#include "shared/base/clock.h"
+#include "shared/base/log.h"
 #include "shared/model/decoder_state.h"
 
 /* ---- step ---- */
@@ -53,6 +57,7 @@ static void compute(struct model *m, const struct model_batch *b, const struct k
         .cos_sin = d->cos_sin,
         .x = d->x,
         .n_rows = (size_t)step->n_rows,
+        .n_live = step->n_live,
         .exchange_fault = &m->exchange_fault,
         .gather_fault = &m->gather_fault,
     };
@@ -73,15 +78,30 @@ static void wait_for_logits(const struct model *m, const struct model_batch *b)
     else device_wait(device);
 }
 
-/* On a GPU, waits for the step's exchanges, before their results are used: on the CPU each call has
- * said how it ended. LIMIT: a GPU's steps with other ranks are launched one by one and never ahead
- * of the host. */
+/* On a GPU, waits for the step's exchanges before its results are used: on the CPU each call has
+ * said how it ended. */
 static void end_exchanges(struct model *m)
 {
     struct err *fault = &m->exchange_fault;
-    if (!m->ep || m->kernels->device->is_host) return;
-    if (fault->code == OK) fault->code = ep_wait(m->ep, fault);
-    device_wait(m->kernels->device); /* an aborted step has kernels that run, too */
+    if (!m->ep || m->kernels->device->is_host || fault->code != OK) return;
+    fault->code = ep_wait(m->ep, fault);
+}
+
+/* Does the device go on to the next step by itself? Then decoder_fetch finds out how the exchanges
+ * of this one ended. */
+static bool runs_ahead(const struct model *m, const struct kernel_step *step)
+{
+    return step->sampled && (!m->ep || ep_is_capturable(m->ep));
+}
+
+static bool end_step(struct model *m, const struct model_batch *b, const struct kernel_step *step)
+{
+    struct kernel_ctx *k = m->kernels;
+    if (!runs_ahead(m, step)) end_exchanges(m);
+    if (m->exchange_fault.code != OK) return false;
+    if (step->sampled) k->step_ops->sample(k, m->decoder->logits, m->config.n_vocab);
+    else wait_for_logits(m, b);
+    return step->sampled;
 }
 
 bool decoder_forward(struct model *m, const struct model_batch *b)
@@ -99,26 +119,43 @@ bool decoder_forward(struct model *m, const struct model_batch *b)
         .block_tokens = (int32_t)b->block_tokens,
         .sample_requests = b->sample_requests,
         .parity = b->parity,
+        .least_rows = (int32_t)b->group_rows,
         .eager = b->eager,
     };
     m->exchange_fault.code = m->gather_fault.code = OK;
-    if (b->n_rows == 0) {
-        compute(m, b, &step);
-        end_exchanges(m);
-        device_wait(k->device);
-        return false;
-    }
     d->lists[0] = (struct attn_list){ .seqs = b->seqs, .n_seqs = b->n_seqs };
     step.n_lists += d->attention_work->ops->lists(m, b, d->attention_work, d->lists + 1);
     k->step_ops->upload(k, &step);
     if (device_fault(k->device, NULL) != OK) return false; /* nothing was submitted */
     if (!step.graph_launched) compute(m, b, &step);
     k->step_ops->submit(k);
-    end_exchanges(m);
-    if (m->exchange_fault.code != OK) return false;
-    if (step.sampled) k->step_ops->sample(k, d->logits, m->config.n_vocab);
-    else wait_for_logits(m, b);
-    return step.sampled;
+    return end_step(m, b, &step);
+}
+
+enum { LOOK_NS = 20000 }; /* between two looks at a step */
+
+/* Waits until the device has come to the end of a step, which may be waiting for other ranks
+ * meanwhile: who waits is not stuck. LIMIT: a GPU that hangs by itself looks like one that waits
+ * for other ranks, until their deadline. */
+static void await_step(const struct model *m, int parity)
+{
+    const struct timespec pause = { .tv_nsec = LOOK_NS };
+    uint64_t *progress = m->ep->config.progress;
+    for (uint64_t told_ms = clock_ms(); !m->kernels->step_ops->is_sampled(m->kernels, parity);) {
+        nanosleep(&pause, NULL);
+        if (clock_ms() < told_ms + EP_PROGRESS_MS) continue;
+        told_ms = clock_ms();
+        if (progress) __atomic_fetch_add(progress, 1, __ATOMIC_RELAXED);
+    }
+}
+
+void decoder_fetch(struct model *m, int parity, struct token_logprobs *out, uint32_t n)
+{
+    struct err *fault = &m->exchange_fault;
+    const bool exchanges = m->ep && ep_is_capturable(m->ep);
+    if (exchanges) await_step(m, parity);
+    m->kernels->step_ops->fetch(m->kernels, parity, out, n);
+    if (exchanges) fault->code = ep_found(m->ep, fault);
 }
 
 /* ---- before the first step ---- */
@@ -139,28 +176,67 @@ static uint32_t graph_rows_max(const struct model *m)
     return n < GRAPH_ROWS_MAX ? (uint32_t)n : GRAPH_ROWS_MAX;
 }
 
-static bool capture_graph(struct model *m, const struct model_batch *b, int32_t i)
+static bool capture_graph(struct model *m, int32_t i)
 {
     struct decoder *d = m->decoder;
     struct attention_work *work = d->attention_work;
     struct kernel_ctx *k = m->kernels;
+    struct model_batch b = {
+        .kv = d->prepared.kv,
+        .n_blocks = d->prepared.n_blocks,
+        .block_tokens = d->prepared.block_tokens,
+    };
     struct kernel_step s = {
         .lists = d->lists,
         .n_lists = 1,
-        .block_tokens = (int32_t)b->block_tokens,
+        .block_tokens = (int32_t)b.block_tokens,
     };
     d->lists[0] = (struct attn_list){ .n_seqs = 1 };
     s.n_lists += work->ops->capture_lists(work, d->lists + 1);
     if (!k->step_ops->begin_capture(k, i, &s)) return false;
+    b.group_rows = (uint32_t)s.n_rows;
     work->ops->capture_rows(work, (size_t)s.n_rows);
-    compute(m, b, &s);
+    compute(m, &b, &s);
     k->step_ops->submit(k);
-    return true;
+    return m->exchange_fault.code == OK;
+}
+
+/* Can steps be captured as they are computed now? */
+static bool is_capturable(const struct model *m)
+{
+    if (m->decoder->max_graph_rows == 0) return false;
+    return m->ep ? ep_is_capturable(m->ep) : m->share.ep_size < 2;
+}
+
+/* Which may take long: who captures is not stuck. */
+static int32_t capture_graphs(struct model *m)
+{
+    int32_t n = 0;
+    m->exchange_fault.code = OK;
+    for (; capture_graph(m, n); n++)
+        if (m->ep && m->ep->config.progress)
+            __atomic_fetch_add(m->ep->config.progress, 1, __ATOMIC_RELAXED);
+    return n;
+}
+
+void decoder_use_ep(struct model *m)
+{
+    const struct step_ops *ops = m->kernels->step_ops;
+    const uint64_t t0_ms = clock_ms();
+    if (m->decoder->max_graph_rows == 0) return; /* nothing was ever captured */
+    ops->drop_graphs(m->kernels, is_capturable(m) ? m->decoder->max_graph_rows : 0);
+    if (!is_capturable(m)) return;
+    const int32_t n = capture_graphs(m);
+    if (m->exchange_fault.code == OK)
+        log_info("steps captured", "graphs=%d launches=%u after_ms=%llu", n,
+                 m->kernels->n_graph_nodes, (unsigned long long)(clock_ms() - t0_ms));
+    else ops->drop_graphs(m->kernels, 0); /* the next step finds the fault, too */
 }
 
 enum status decoder_prepare(struct model *m, const struct model_prepare_args *s, struct err *err)
 {
     struct kernel_ctx *k = m->kernels;
+    struct decoder *d = m->decoder;
     struct kernel_limits l = {
         .max_rows = m->max_rows,
         .max_logits = m->max_logits,
@@ -169,16 +245,13 @@ enum status decoder_prepare(struct model *m, const struct model_prepare_args *s,
         .block_tokens = s->block_tokens,
         .max_seqs = s->max_seqs,
         .n_heads = (uint32_t)share_heads(&m->share, m->config.n_heads).n,
-        .max_graph_rows = s->capture_graphs && m->share.ep_size < 2 ? graph_rows_max(m) : 0,
     };
-    m->decoder->attention_work->ops->limits(m, &l);
+    d->prepared = *s;
+    d->max_graph_rows = s->capture_graphs ? graph_rows_max(m) : 0;
+    l.max_graph_rows = is_capturable(m) ? d->max_graph_rows : 0;
+    d->attention_work->ops->limits(m, &l);
     TRY(k->step_ops->prepare(k, &l, err));
-    const struct model_batch b = {
-        .kv = s->kv,
-        .n_blocks = s->n_blocks,
-        .block_tokens = s->block_tokens,
-    };
-    for (int32_t i = 0; l.max_graph_rows > 0 && capture_graph(m, &b, i); i++) continue;
+    if (l.max_graph_rows > 0) capture_graphs(m);
     return device_fault(k->device, err);
 }
 

@@ -151,6 +151,21 @@ static enum status plan_experts(struct model *m, struct err *err)
     return st;
 }
 
+/* Twice, since a group is prepared while the one before steps. With as many copies of experts as
+ * experts, placed by layer: these take little. */
+static size_t group_bytes(const struct model *m)
+{
+    const int32_t n_sparse = (int32_t)model_n_sparse(&m->config, m->config.n_layers);
+    if (m->kernels->device->is_host || m->share.ep_size < 2 || n_sparse == 0) return 0;
+    struct ep_config c = {
+        .rank = (int32_t)m->share.ep_rank,
+        .size = (int32_t)m->share.ep_size,
+        .placement = { .n_physical = 2 * (int32_t)m->config.moe.n_experts, .n_maps = n_sparse },
+    };
+    model_ep_needs(m, &c);
+    return 2 * ep_peer_bytes(&c);
+}
+
 enum status decoder_plan(struct model *m, struct err *err)
 {
     struct binder b = { .m = m, .kernels = m->kernels, .err = err };
@@ -173,6 +188,7 @@ enum status decoder_plan(struct model *m, struct err *err)
     m->buffer_bytes = b.buffers.bytes + b.host.bytes +
                       b.rounded_rows * b.rounded_in * sizeof(float);
     m->rope_bytes = rope_table_bytes(&m->config, m->max_len);
+    m->group_bytes = group_bytes(m);
     m->decoder->totals.weights = b.weight_bytes;
     m->decoder->totals.vectors = b.vectors.bytes;
     m->decoder->totals.buffers = b.buffers.bytes;
@@ -368,6 +384,7 @@ enum status decoder_pack(struct model *m, const struct model_options *o,
         .progress_arg = o->progress_arg,
     };
     TRY(alloc_buffers(&b));
+    TRY(expert_rows_place(m->expert_rows, m, err));
     TRY(pack_weights(&b, o, key));
     /* both passes bound the same things */
     ASSERT(b.weight_bytes == t->weights && b.vectors.bytes == t->vectors &&

@@ -41,6 +41,9 @@ struct decoder {
     struct weight_arena weight_arena;
     void *host;
     struct decoder_totals totals;
+    /* By decoder_prepare, for capturing steps again. */
+    struct model_prepare_args prepared;
+    uint32_t max_graph_rows; /* of a captured step; 0: none is */
     /* From plan to pack, in packing order: the weights, and where their matrices are in files. */
     struct weight *plan; /* [n_plan] */
     size_t n_plan;

@@ -1,6 +1,7 @@
 /* expert_rows.h - how many rows a rank routed to which expert, and computed, while ranks share
  * experts: what a better placement of them is chosen by (kernels/ep/balance.h). Without an ep
- * object nothing is counted; nor on a GPU, whose routing the host does not see.
+ * object nothing is counted. A GPU counts by itself, and the engine fetches its numbers now and
+ * then, so that they come up to a second late.
  * Thread: the engine counts, any other may read meanwhile. */
 #ifndef BATON_MODEL_EXPERT_ROWS_H
 #define BATON_MODEL_EXPERT_ROWS_H
@@ -22,14 +23,24 @@ void model_expert_load(const struct model *m, uint64_t *out);
 /* Registers baton_moe_rows_total and baton_ep_rows_{sent,received}_total and counts on them from
  * then on. Before the first step; the registry outlives the model. */
 void model_count_rows_on(struct model *m, struct metrics *registry);
+/* On a GPU, takes the numbers that it was asked for in a call before, and asks again. Without
+ * waiting. Engine, whenever it looks around. */
+void model_look_at_rows(const struct model *m);
 
 /* ---- shared/model ---- */
 
 /* NULL without sparse layers. */
 struct expert_rows *expert_rows_create(const struct model *m);
+/* Of a model that shares its experts: a GPU counts from now on. r NULL is accepted. */
+enum status expert_rows_place(struct expert_rows *r, const struct model *m,
+                              struct err *err) MUST_CHECK;
+/* Where the GPU counts the choices of a sparse layer's rows (struct ep_rows), and what experts
+ * computed (struct ep_config); NULL: it does not. */
+uint64_t *expert_rows_chosen_at(const struct expert_rows *r, uint32_t i_sparse);
+uint64_t *expert_rows_load_at(const struct expert_rows *r);
 void expert_rows_free(struct expert_rows *r);
-/* A piece of a sparse layer is planned by `ep`: experts [n], those that this rank's rows chose; its
- * plan's counts. Engine. */
+/* On the CPU. A piece of a sparse layer is planned by `ep`: experts [n], those that this rank's rows
+ * chose; its plan's counts. Engine. */
 void expert_rows_add(struct expert_rows *r, uint32_t i_sparse, const int32_t *experts, size_t n,
                      const struct ep *ep, const struct ep_counts *counts);
 

@@ -147,6 +147,7 @@ void model_ep_needs(const struct model *m, struct ep_config *c)
     c->send = m->share.ep_rows;
     c->back = c->send == DTYPE_F32 ? DTYPE_F32 : DTYPE_BF16;
     c->placement.n_logical = (int32_t)m->config.moe.n_experts;
+    c->load = m->expert_rows ? expert_rows_load_at(m->expert_rows) : NULL;
 }
 
 static void moe_bind_work(struct binder *b, struct ffn_work *base)

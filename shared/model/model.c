@@ -86,7 +86,7 @@ static double gib(uint64_t bytes) { return mib(bytes) / 1024.0; }
 /* Bytes by the plan, without the KV pool, whose owner adds its own. */
 static uint64_t needed(const struct model *m)
 {
-    return (uint64_t)m->weight_bytes + m->buffer_bytes + m->rope_bytes;
+    return (uint64_t)m->weight_bytes + m->buffer_bytes + m->rope_bytes + m->group_bytes;
 }
 
 static void log_plan(const struct model *m, const struct model_options *o, const char *path)
@@ -99,9 +99,10 @@ static void log_plan(const struct model *m, const struct model_options *o, const
                  path);
     log_info("model memory",
              "need_mib=%.1f weights_mib=%.1f activations_mib=%.1f rows_per_step=%" PRIu32
-             " rope_table_mib=%.1f positions=%" PRIu32 " kv_bytes_per_token=%zu available_mib=%.0f",
+             " group_mib=%.1f rope_table_mib=%.1f positions=%" PRIu32
+             " kv_bytes_per_token=%zu available_mib=%.0f",
              mib(needed(m)), mib(m->weight_bytes), mib(m->buffer_bytes), m->max_rows,
-             mib(m->rope_bytes), m->max_len, kv_layout_block_bytes(&kv),
+             mib(m->group_bytes), mib(m->rope_bytes), m->max_len, kv_layout_block_bytes(&kv),
              mib(device_available(m->kernels->device)));
 }
 
@@ -111,11 +112,12 @@ static enum status check_memory(const struct model *m, struct err *err)
     if (need <= have) return OK;
     return err_set(err, ERR_NOMEM,
                    "the model needs %.2f GiB (weights %.2f, %" PRIu32
-                   " rows per step %.2f, %" PRIu32 " positions %.2f) and %.2f GiB are available; "
+                   " rows per step %.2f, rows of other ranks %.2f, %" PRIu32
+                   " positions %.2f) and %.2f GiB are available; "
                    "lower --max-num-batched-tokens or --max-model-len, give --quantization, or "
                    "take a smaller model",
-                   gib(need), gib(m->weight_bytes), m->max_rows, gib(m->buffer_bytes), m->max_len,
-                   gib(m->rope_bytes), gib(have));
+                   gib(need), gib(m->weight_bytes), m->max_rows, gib(m->buffer_bytes),
+                   gib(m->group_bytes), m->max_len, gib(m->rope_bytes), gib(have));
 }
 
 /* ---- fingerprint ---- */
@@ -354,6 +356,7 @@ void model_set_ep(struct model *m, struct ep *ep, struct model_experts *x)
     m->ep = ep;
     m->experts = expert_store_use(m->expert_store, x, ep != NULL);
     ASSERT(!ep || (m->experts && ep->n_local == m->experts->n_local));
+    decoder_use_ep(m);
 }
 
 void model_set_gather(struct model *m, const struct model_gather *g) { m->gather = *g; }
@@ -384,7 +387,7 @@ bool model_submit(struct model *m, const struct model_batch *b)
 
 void model_fetch(struct model *m, int parity, struct token_logprobs *out, uint32_t n)
 {
-    m->kernels->step_ops->fetch(m->kernels, parity, out, n);
+    decoder_fetch(m, parity, out, n);
 }
 
 enum status model_prepare(struct model *m, const struct model_prepare_args *s, struct err *err)

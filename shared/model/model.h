@@ -160,8 +160,9 @@ struct model {
     struct model_share share;   /* n_experts is a number */
     struct model_gather gather; /* columns NULL: none */
     struct ep *ep;              /* model_set_ep; NULL: all experts are here */
-    /* Why an exchange of rows through `ep`, and why a gather, failed in the last step; code OK:
-     * none did. After a failure the step's logits and KV mean nothing, and on_layer was not called
+    /* Why an exchange of rows through `ep`, and why a gather, failed in the last step that was
+     * submitted or fetched; code OK: none did. After a fetch it may have been in a later step than
+     * the one that was fetched. After a failure the step's logits and KV mean nothing, and on_layer was not called
      * for the layers from there on. After an exchange that failed the step's other gathers were
      * made all the same, so that the node's ranks stay in line. */
     struct err exchange_fault, gather_fault;
@@ -181,6 +182,8 @@ struct model {
     size_t weight_bytes; /* packed */
     size_t buffer_bytes; /* activations of a step */
     size_t rope_bytes;   /* the table of cos and sin */
+    size_t group_bytes;  /* GPU memory of ep objects, which are made later: of this group, and of
+                          * the next while both are there */
     size_t mapped_bytes; /* of the weights: mapped from the weight cache; Linux counts this memory
                           * as available */
 };
@@ -218,13 +221,14 @@ void model_set_gather(struct model *m, const struct model_gather *g);
 /* The most bytes that a rank gives in one gather: at least as many as they are, whatever the
  * rank. */
 size_t model_gather_bytes(const struct model *m);
-/* What the model needs of an ep object: mode, max_rows, hidden, n_used, max_slots and
+/* What the model needs of an ep object: mode, max_rows, hidden, n_used, max_slots, load and
  * placement.n_logical; the other members are left as they are. */
 void model_ep_needs(const struct model *m, struct ep_config *c);
 /* Rows of the next steps travel to experts of other ranks through `ep`, whose placement gives this
  * rank the experts of the set x; NULL: those of the share, which can be used until a set was
- * dropped. Borrowed; replaces both of the call before; NULL, NULL: no other ranks. Engine thread,
- * between steps. */
+ * dropped. Borrowed; replaces both of the call before; NULL, NULL: no other ranks. On a GPU steps
+ * are captured anew, if the object's calls can be; what was submitted has to end by itself. Engine
+ * thread, between steps. */
 void model_set_ep(struct model *m, struct ep *ep, struct model_experts *x);
 /* Submits a step. True: the device chooses its tokens, and model_fetch waits for them; steps that
  * are submitted meanwhile run after it. At most two steps may be sampled and not fetched, of

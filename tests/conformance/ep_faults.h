@@ -79,7 +79,9 @@ static enum status call_until_fault(const struct shape *s, struct world *w, stru
     if (w->rank == BAD && the_point == (point)) the_failure(w, e)
     make_inputs(s, w, d, &in);
     FAIL_AT(AT_PLAN);
-    enum status st = ep_plan(e, map_of(s), in.d_experts.ptr, in.n, NULL, err);
+    enum status st = ep_plan(
+        e, &(struct ep_rows){ .map = map_of(s), .experts = in.d_experts.ptr, .n = in.n }, NULL,
+        err);
     FAIL_AT(AT_DISPATCH);
     if (st == OK) st = ep_dispatch_begin(e, in.d_x.ptr, in.stride, err);
     FAIL_AT(BETWEEN_HALVES);

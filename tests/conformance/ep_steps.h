@@ -226,7 +226,9 @@ static inline void step(const struct shape *s, const struct world *w, struct dev
     struct ep_counts counts;
     struct ep_batch b;
     make_inputs(s, w, d, &in);
-    CHECK_OK(ep_plan(e, map_of(s), in.d_experts.ptr, in.n, &counts, NULL));
+    CHECK_OK(ep_plan(e,
+                     &(struct ep_rows){ .map = map_of(s), .experts = in.d_experts.ptr, .n = in.n },
+                     &counts, NULL));
     check_counts(s, w, &counts);
     dispatch(s, e, &in, &b);
     CHECK_EQ_INT(b.n_slots, counts.n_slots);

@@ -265,17 +265,21 @@ TEST(too_much_at_once_is_refused)
     struct ep *e = open_ep(&s, &w, d);
     int32_t experts[7 * 3] = { 0 }, wrong[3] = { 0, 12, 1 };
     float x[600] = { 0 };
-    CHECK_STATUS(ep_plan(e, 0, experts, 7, NULL, NULL), ERR_TOO_LONG);
-    CHECK_STATUS(ep_plan(e, 0, wrong, 1, NULL, NULL), ERR_INVALID);
-    CHECK_STATUS(ep_plan(e, 1, experts, 1, NULL, NULL), ERR_INVALID);
-    CHECK_STATUS(ep_plan(e, -1, experts, 1, NULL, NULL), ERR_INVALID);
+    CHECK_STATUS(ep_plan(e, &(struct ep_rows){ .experts = experts, .n = 7 }, NULL, NULL),
+                 ERR_TOO_LONG);
+    CHECK_STATUS(ep_plan(e, &(struct ep_rows){ .experts = wrong, .n = 1 }, NULL, NULL),
+                 ERR_INVALID);
+    CHECK_STATUS(ep_plan(e, &(struct ep_rows){ .map = 1, .experts = experts, .n = 1 }, NULL, NULL),
+                 ERR_INVALID);
+    CHECK_STATUS(ep_plan(e, &(struct ep_rows){ .map = -1, .experts = experts, .n = 1 }, NULL, NULL),
+                 ERR_INVALID);
     CHECK_STATUS(ep_all_reduce(e, x, 513, DTYPE_F32, NULL), ERR_TOO_LONG);
     CHECK_STATUS(ep_all_reduce(e, x, 4, DTYPE_F16, NULL), ERR_UNSUPPORTED);
     CHECK_STATUS(ep_gather_columns(e, x, 300, x, 300, 2, (const size_t[]){ 0, 257 }, NULL),
                  ERR_TOO_LONG);
     CHECK_STATUS(ep_gather_columns(e, x, 300, x, 300, 2, (const size_t[]){ 9, 8 }, NULL),
                  ERR_INVALID);
-    CHECK_OK(ep_plan(e, 0, experts, 6, NULL, NULL));
+    CHECK_OK(ep_plan(e, &(struct ep_rows){ .experts = experts, .n = 6 }, NULL, NULL));
     ep_free(e);
     ep_free(NULL);
     device_close(d);
@@ -296,7 +300,8 @@ static void rank_of_a_wrong_expert(struct world *w)
         in.experts[1] = 12;
         device_upload(d, in.d_experts.ptr, in.experts, in.n * 3 * sizeof(int32_t));
     }
-    enum status st = ep_plan(e, 0, in.d_experts.ptr, in.n, NULL, &err);
+    enum status st = ep_plan(e, &(struct ep_rows){ .experts = in.d_experts.ptr, .n = in.n }, NULL,
+                             &err);
     if (st == OK) st = ep_dispatch(e, in.d_x.ptr, in.stride, &b, &err);
     if (st == OK) st = ep_wait(e, &err);
     CHECK_STATUS(st, ERR_INVALID);
@@ -421,7 +426,8 @@ static void rank_with_a_broken_gpu(struct world *w)
     struct ep *e = open_ep(&s, w, d);
     make_inputs(&s, w, d, &in);
     if (w->rank == 1) simt_fail_next(cudaErrorIllegalAddress, "kernel", 0);
-    enum status st = ep_plan(e, 0, in.d_experts.ptr, in.n, NULL, &err);
+    enum status st = ep_plan(e, &(struct ep_rows){ .experts = in.d_experts.ptr, .n = in.n }, NULL,
+                             &err);
     if (st == OK) st = ep_dispatch(e, in.d_x.ptr, in.stride, &b, &err);
     if (st == OK) st = ep_wait(e, &err);
     CHECK_STATUS(st, w->rank == 1 ? ERR_NODEV : ERR_PEER_LOST);
@@ -497,7 +503,8 @@ static void rank_whose_peer_dies(struct world *w)
     if (w->rank == DEAD) kill(getpid(), SIGKILL);
     make_inputs(&s, w, d, &in);
     const long long before = now_ms();
-    enum status st = ep_plan(e, 0, in.d_experts.ptr, in.n, NULL, &err);
+    enum status st = ep_plan(e, &(struct ep_rows){ .experts = in.d_experts.ptr, .n = in.n }, NULL,
+                             &err);
     if (st == OK) st = ep_dispatch(e, in.d_x.ptr, in.stride, &b, &err);
     if (st == OK) st = ep_wait(e, &err);
     CHECK(is_lost(st));
@@ -559,7 +566,8 @@ static void rank_of_an_abort(struct world *w)
     const long long before = now_ms();
     if (w->rank == ABORTED) CHECK(pthread_create(&aborter, NULL, abort_soon, e) == 0);
     if (w->rank == LATE) usleep(LATE_MS * 1000);
-    enum status st = ep_plan(e, 0, in.d_experts.ptr, in.n, NULL, &err);
+    enum status st = ep_plan(e, &(struct ep_rows){ .experts = in.d_experts.ptr, .n = in.n }, NULL,
+                             &err);
     if (st == OK) st = ep_dispatch(e, in.d_x.ptr, in.stride, &b, &err);
     if (st == OK) st = ep_wait(e, &err);
     CHECK_STATUS(st, w->rank == ABORTED ? ERR_CANCELED : ERR_PEER_LOST);
@@ -571,7 +579,9 @@ static void rank_of_an_abort(struct world *w)
         const size_t first[] = { 0, 1, 1, 1 };
         CHECK(pthread_join(aborter, NULL) == 0);
         CHECK_STATUS(ep_wait(e, NULL), ERR_CANCELED);
-        CHECK_STATUS(ep_plan(e, 0, in.d_experts.ptr, in.n, NULL, NULL), ERR_CANCELED);
+        CHECK_STATUS(
+            ep_plan(e, &(struct ep_rows){ .experts = in.d_experts.ptr, .n = in.n }, NULL, NULL),
+            ERR_CANCELED);
         CHECK_STATUS(ep_dispatch(e, in.d_x.ptr, in.stride, &b, NULL), ERR_CANCELED);
         CHECK_STATUS(ep_combine(e, NULL, NULL), ERR_CANCELED);
         CHECK_STATUS(ep_all_reduce(e, &x, 1, DTYPE_F32, NULL), ERR_CANCELED);
@@ -619,7 +629,8 @@ TEST(self_an_aborted_rank_ends_its_calls)
     CHECK_OK(ep_wait(e, NULL));
     ep_abort(e);
     CHECK_STATUS(ep_wait(e, NULL), ERR_CANCELED);
-    CHECK_STATUS(ep_plan(e, 0, experts, 1, NULL, NULL), ERR_CANCELED);
+    CHECK_STATUS(ep_plan(e, &(struct ep_rows){ .experts = experts, .n = 1 }, NULL, NULL),
+                 ERR_CANCELED);
     ep_free(e);
     device_close(d);
 }
@@ -641,11 +652,13 @@ static void rank_over_its_limit(struct world *w)
     struct ep *e = open_ep(&s, w, d);
     to_device(d, experts, sizeof experts, &m);
     for (int i = 0; i < 5; i++) {
-        CHECK_STATUS(ep_plan(e, 0, m.ptr, 6 - (size_t)(i % 2), NULL, &err), ERR_FULL);
+        CHECK_STATUS(
+            ep_plan(e, &(struct ep_rows){ .experts = m.ptr, .n = 6 - (size_t)(i % 2) }, NULL, &err),
+            ERR_FULL);
         CHECK(strstr(err.text, i % 2 ? "rank 0 would get 30 rows" : "rank 0 would get 36 rows") !=
               NULL);
     }
-    CHECK_OK(ep_plan(e, 0, m.ptr, 3, &counts, NULL));
+    CHECK_OK(ep_plan(e, &(struct ep_rows){ .experts = m.ptr, .n = 3 }, &counts, NULL));
     CHECK_EQ_INT(counts.n_slots, w->rank == 0 ? 18 : 0);
     ep_free(e);
     device_mem_free(d, &m);
@@ -670,89 +683,13 @@ TEST(ucx_more_than_there_is_room_for_is_refused_by_all)
 /* ---- graphs ---- */
 
 #ifdef BATON_HAVE_CUDA_KERNELS
-#include "kernels/cuda/device_cuda.h"
+#include "tests/conformance/ep_graphs.h"
 
-enum { REPLAYS = 4 };
-
-/* Every result is the number of the rank that has the expert, so the graph contains no experts. */
-static void check_owners(const struct shape *s, const struct world *w, const struct inputs *in,
-                         const float *y)
-{
-    const struct ep_placement *p = &s->c.placement;
-    for (size_t i = 0; i < in->n; i++) {
-        float sum = 0;
-        for (int j = 0; j < s->c.n_used; j++) {
-            int owner = 0;
-            while (in->experts[i * (size_t)s->c.n_used + (size_t)j] >= p->first[owner + 1]) owner++;
-            sum = fmaf(in->weights[i * (size_t)s->c.n_used + (size_t)j], (float)(owner + 1), sum);
-        }
-        for (size_t k = 0; k < (size_t)s->c.hidden; k++)
-            if (memcmp(&sum, &y[i * (size_t)s->c.hidden + k], sizeof sum) != 0)
-                test_fail(__FILE__, __LINE__, "rank %d row %zu", w->rank, i);
-    }
-}
-
-static void capture(const struct shape *s, struct ep *e, struct inputs *in, cudaStream_t stream,
-                    cudaGraphExec_t *exec)
-{
-    const struct ep_combine_args a = {
-        .out = in->d_out.ptr, .weights = in->d_weights.ptr, .y = in->d_y.ptr, .add = s->add
-    };
-    struct ep_batch b;
-    cudaGraph_t graph;
-    CHECK_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
-    CHECK_OK(ep_plan(e, 0, in->d_experts.ptr, in->n, NULL, NULL));
-    CHECK_OK(ep_dispatch(e, in->d_x.ptr, in->stride, &b, NULL));
-    CHECK_OK(ep_combine(e, &a, NULL));
-    CHECK_OK(ep_all_reduce(e, in->d_weights.ptr, 1, DTYPE_F32, NULL));
-    CHECK_OK(cudaStreamEndCapture(stream, &graph));
-    CHECK_OK(cudaGraphInstantiate(exec, graph, 0));
-    CHECK_OK(cudaGraphDestroy(graph));
-}
-
-/* The rows are those of call 0, with other choices and weights at each replay. */
-static void rank_of_graphs(struct world *w)
-{
-    struct device *d = rank_device("cuda", w);
-    struct shape s = shape_of("peer", EP_LOW_LATENCY, w->size);
-    struct ep *e = open_ep(&s, w, d);
-    struct inputs in;
-    cudaGraphExec_t exec;
-    cudaStream_t stream = cuda_device_of(d)->stream;
-    make_inputs(&s, w, d, &in);
-    const size_t n_out = ep_max_slots(&e->config) * (size_t)s.c.hidden, used = in.n * 3,
-                 n_weights = used ? used : 1;
-    float *out = MEM_ARRAY(float, n_out), own[6 * 3 + 1] = { 0 };
-    for (size_t i = 0; i < n_out; i++) out[i] = (float)(w->rank + 1);
-    to_device(d, out, n_out * sizeof *out, &in.d_out);
-    if (used == 0) {
-        device_mem_free(d, &in.d_weights);
-        to_device(d, NULL, sizeof(float), &in.d_weights);
-    }
-    capture(&s, e, &in, stream, &exec);
-    for (int t = 0; t < REPLAYS; t++) {
-        for (size_t i = 0; i < used; i++) {
-            in.experts[i] = (int32_t)((draw(8, (uint64_t)w->rank, i / 3, (uint64_t)t) + i % 3) %
-                                      12);
-            own[i] = in.weights[i] = draw_float(9, (uint64_t)w->rank, i, (uint64_t)t);
-        }
-        device_upload(d, in.d_experts.ptr, in.experts, used * sizeof(int32_t));
-        device_upload(d, in.d_weights.ptr, own, n_weights * sizeof(float));
-        CHECK_OK(cudaGraphLaunch(exec, stream));
-        CHECK_OK(ep_wait(e, NULL));
-        float *y = from_device(d, in.d_y.ptr, in.n * (size_t)s.c.hidden * sizeof *y);
-        check_owners(&s, w, &in, y);
-        mem_free(y);
-    }
-    CHECK_OK(cudaGraphExecDestroy(exec));
-    ep_free(e);
-    mem_free(out);
-    release_inputs(d, &in);
-    device_close(d);
-}
 TEST(peer_calls_run_again_from_a_graph) { run_ranks(3, rank_of_graphs, 0, WHY); }
+TEST(peer_rows_of_a_graph_that_are_not_live_go_nowhere) { run_ranks(3, rank_of_live_rows, 0, WHY); }
 #else
 TEST(peer_calls_run_again_from_a_graph) { SKIP("built without kernels for GPUs"); }
+TEST(peer_rows_of_a_graph_that_are_not_live_go_nowhere) { SKIP("built without kernels for GPUs"); }
 #endif
 
 TEST_MAIN(
@@ -799,4 +736,5 @@ TEST_MAIN(
     CASE(nccl_an_aborted_rank_ends_its_calls), CASE(self_an_aborted_rank_ends_its_calls),
     CASE(nccl_more_than_there_is_room_for_is_refused_by_all),
     CASE(shm_more_than_there_is_room_for_is_refused_by_all),
-    CASE_T(peer_calls_run_again_from_a_graph, 120))
+    CASE_T(peer_calls_run_again_from_a_graph, 120),
+    CASE_T(peer_rows_of_a_graph_that_are_not_live_go_nowhere, 120))

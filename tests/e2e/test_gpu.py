@@ -171,6 +171,11 @@ def check_ranks(*groups):
             assert sorted(group_of_port(p)['rank'] for p in ports) == list(range(size))
             assert ask_all(ports, bodies) == want, (model, size)        # each with rows of its own
             assert ask_all(ports[:1], bodies) == want, (model, size)    # the others have none
+            for p in ports:
+                steps = {name: metrics(p)[f'baton_engine_{name}_total'] for name in ('steps', 'steps_recorded', 'steps_ahead')}
+                print(f'  {os.path.basename(os.path.dirname(model))}, {size} ranks: {steps}', flush=True)
+                assert steps['steps_recorded'] > 0 and steps['steps_ahead'] > 0, steps
+            wait_until('the rows of a GPU are counted', lambda: sum(metrics(p)['baton_moe_rows_total'] for p in ports) > 0 and all(metrics(p)['baton_ep_rows_sent_total'] > 0 for p in ports), 10)
             before = parent.ranks()
             os.kill(before[size - 1], signal.SIGKILL)
             wait_until('the group is whole', lambda: parent.ranks().get(size - 1) != before[size - 1] and is_whole(parent.port, size), 120)

@@ -40,12 +40,23 @@ def of_one(s):
 def answers(s):
     want = of_one(s)
     for size in s.sizes:
-        with closing(ranks(s, size)) as parent:
-            wait_ready(parent, timeout=180)
-            got = run([parent.port], s.bodies, s.at_once)
-        check_equal(want, got, f'{size} ranks')
-        figure(f'answers of {size} ranks equal to one', len(got), 'requests', len(s.bodies), 'all', 1, 'at least')
-    print_line('note', text='steps with other ranks are launched op by op, none is captured as a CUDA graph')
+        for way, args in (('recorded', ()), ('eager', ('--enforce-eager',))):
+            with closing(ranks(s, size, args)) as parent:
+                wait_ready(parent, timeout=180)
+                since = time.monotonic()
+                got = run([parent.port], s.bodies, s.at_once)
+                seconds = time.monotonic() - since
+                steps, recorded, ahead = steps_of(parent)
+            check_equal(want, got, f'{size} ranks, {way}')
+            assert (recorded > 0) == (way == 'recorded') and ahead > 0, (way, steps, recorded, ahead)
+            figure(f'answers of {size} ranks, {way}, equal to one', len(got), 'requests', len(s.bodies), 'all', 1, 'at least')
+            print_line('note', text=f'{size} ranks, {way}: {steps:.0f} steps of all ranks in {seconds:.1f} s, {recorded:.0f} recorded, {ahead:.0f} ahead of the host')
+
+
+def steps_of(parent):
+    """Of all ranks: steps, those that replayed a CUDA graph, and those submitted while the one before ran."""
+    ports = [n['http_port'] for n in request(parent.port, 'GET', '/cluster')[2]['nodes']]
+    return [sum(metrics(p)[f'baton_engine_{name}_total'] for p in ports) for name in ('steps', 'steps_recorded', 'steps_ahead')]
 
 
 def pair_of_ranks(s):

@@ -44,7 +44,7 @@ static void run_layer(void *arg)
 {
     const struct layer *l = arg;
     struct ep_batch b;
-    CHECK_OK(ep_plan(l->e, 0, l->experts, l->n_rows, NULL, NULL));
+    CHECK_OK(ep_plan(l->e, &(struct ep_rows){ .experts = l->experts, .n = l->n_rows }, NULL, NULL));
     CHECK_OK(ep_dispatch(l->e, l->x, (size_t)the_config.hidden, &b, NULL));
     CHECK_OK(ep_combine(l->e, &l->combine, NULL));
 }

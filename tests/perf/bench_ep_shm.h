@@ -59,7 +59,7 @@ struct shm_job {
 static inline void shm_layer(const struct shm_job *j)
 {
     struct ep_batch b;
-    CHECK_OK(ep_plan(j->e, 0, j->experts, j->n_rows, NULL, NULL));
+    CHECK_OK(ep_plan(j->e, &(struct ep_rows){ .experts = j->experts, .n = j->n_rows }, NULL, NULL));
     CHECK_OK(ep_dispatch(j->e, j->x, (size_t)the_config.hidden, &b, NULL));
     CHECK_OK(ep_combine(j->e, &j->combine, NULL));
 }

@@ -209,7 +209,7 @@ static void *exchange(void *arg)
     for (int i = 0; i < EXCHANGES; i++) {
         struct ep_counts counts;
         struct ep_batch in;
-        CHECK_OK(ep_plan(r->ep, 0, experts, n, &counts, NULL));
+        CHECK_OK(ep_plan(r->ep, &(struct ep_rows){ .experts = experts, .n = n }, &counts, NULL));
         CHECK_OK(ep_dispatch(r->ep, p.rows, HIDDEN, &in, NULL));
         CHECK_OK(ep_combine(r->ep, &sum, NULL));
     }

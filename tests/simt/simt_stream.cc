@@ -3,7 +3,8 @@
  *
  * Nothing runs before somebody waits for it: synchronisation, a query, a blocking copy, cudaFree.
  * The thread is started by the first cudaLaunchHostFunc, whose callers may wait for the callback
- * only; it drains everything once nothing has moved for 2 ms. The legacy stream and blocking
+ * only, and when another process's memory is opened, where kernels of this one may be awaited; it
+ * drains everything once nothing has moved for 2 ms. The legacy stream and blocking
  * streams wait for each other by operations that are queued for this. Thread: simt_stream.h. */
 #include "tests/simt/simt_stream.h"
 
@@ -233,6 +234,13 @@ static void run_daemon(void)
     }
 }
 
+void simt_start_daemon(void)
+{
+    if (the().has_daemon) return;
+    the().has_daemon = true;
+    std::thread(run_daemon).detach();
+}
+
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *user_data)
 {
     SIMT_ENTER();
@@ -243,10 +251,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *user_
     cudaError_t e = simt_submit(stream, std::move(op));
     if (e != cudaSuccess) return simt_leave(e);
     SIMT_STATE;
-    if (!the().has_daemon) {
-        the().has_daemon = true;
-        std::thread(run_daemon).detach();
-    }
+    simt_start_daemon();
     return cudaSuccess;
 }
 

@@ -88,6 +88,7 @@ cudaError_t simt_unsafe_in_capture(void);
 cudaError_t simt_break_capture(cudaStream_t stream, cudaError_t e);
 
 /* State lock. */
+void simt_start_daemon(void);
 std::shared_ptr<simt_stream> simt_find_stream(cudaStream_t stream);
 bool simt_is_reached(const simt_stream_point &point);
 void simt_events_reset(void);

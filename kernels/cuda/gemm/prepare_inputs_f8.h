@@ -27,9 +27,10 @@ struct prepare_inputs_f8 {
                             * has it; NULL: as they are */
     float eps;
     size_t n_rows, n;
-    uint8_t *y;    /* e4m3: rows of n, filled up with zeros to a multiple of
+    const int32_t *n_live; /* as prepare_inputs.h has it */
+    uint8_t *y;            /* e4m3: rows of n, filled up with zeros to a multiple of
                     * PREPARE_INPUTS_F8_BLOCK; aligned to 16 bytes */
-    float *scales; /* [n_rows][ceil(n / PREPARE_INPUTS_F8_BLOCK)]: the largest magnitude
+    float *scales;         /* [n_rows][ceil(n / PREPARE_INPUTS_F8_BLOCK)]: the largest magnitude
                     * of the elements, 1e-4 at least, / 448 */
 };
 /* cudaErrorInvalidValue: norm of bf16. */

@@ -31,7 +31,7 @@ TEST(waiting_for_blocks_changes_nothing)
     struct kv_pool_stats before, after;
     CHECK_OK(seq_take_blocks(cached, pool, BT, 3));
     cached->n_computed = 3 * BT;
-    seq_publish_blocks(cached, pool, BT);
+    seq_publish_blocks(cached, pool, BT, cached->n_computed);
     seq_drop_blocks(cached, pool);
     CHECK_OK(seq_take_blocks(other, pool, BT, 3));
     kv_pool_get_stats(pool, &before);
