@@ -13,6 +13,9 @@ static void init_steps(struct engine_metrics *m, struct metrics *r)
                                      "Steps computed by replaying a CUDA graph.");
     m->host_sampled = metrics_counter(r, "baton_engine_steps_host_sampled_total", "",
                                       "Steps on a GPU whose tokens were sampled on the host.");
+    m->abandoned = metrics_counter(r, "baton_engine_steps_abandoned_total", "",
+                                   "Steps given up, and computed again, because a rank of their "
+                                   "group was lost.");
     m->preemptions = metrics_counter(r, "baton_engine_preemptions_total", "",
                                      "Sequences that lost their KV blocks to an older sequence.");
 }

@@ -61,8 +61,8 @@ struct engine_load {
 };
 
 struct engine_metrics {
-    struct counter *steps, *ahead, *graph_steps, *host_sampled, *preemptions, *prompt_tokens,
-        *generated, *recomputed, *queried, *hit, *evicted;
+    struct counter *steps, *ahead, *graph_steps, *host_sampled, *abandoned, *preemptions,
+        *prompt_tokens, *generated, *recomputed, *queried, *hit, *evicted;
     struct gauge *running, *waiting, *reserved, *free, *held, *cached, *quarantine;
     struct histogram *step_seconds;
     uint64_t last_queried, last_hit, last_evicted; /* pool totals at the last update */

@@ -233,6 +233,7 @@ static void abandon_batch(struct engine *e, struct batch *b)
         if (b->chunks[i].seq && b->chunks[i].seq->prefill_only)
             engine_finish(e, b->chunks[i].seq, ERR_PEER_LOST, FINISH_ERROR, -1);
     b->n_rows = b->n_chunks = b->n_seqs = b->n_logits = 0;
+    counter_add(e->metrics.abandoned, 1);
 }
 
 void engine_abandon_steps(struct engine *e)

@@ -185,10 +185,18 @@ static void rank_ahead(struct world *w)
     mem_free(got);
 }
 
-static void await_losses(const struct rank *r, int want)
+static bool await_losses(const struct rank *r, int want, int wait_ms)
 {
-    for (int ms = 0; atomic_load(&r->n_lost) < want; ms++) {
-        if (ms == RIG_WAIT_MS) test_fail(__FILE__, __LINE__, "the group was not lost");
+    for (int ms = 0; ms < wait_ms && atomic_load(&r->n_lost) < want; ms++) usleep(1000);
+    return atomic_load(&r->n_lost) >= want;
+}
+
+/* Waits for some steps of the group, which go on. */
+static void await_steps(struct rank *r)
+{
+    const uint64_t enough = rig_count(&r->rig, "baton_engine_steps_total") + 3;
+    for (int ms = 0; rig_count(&r->rig, "baton_engine_steps_total") < enough; ms++) {
+        if (ms == RIG_WAIT_MS) test_fail(__FILE__, __LINE__, "the group does not step");
         usleep(1000);
     }
 }
@@ -208,14 +216,18 @@ static void rank_lost(struct world *w)
         CHECK_OK(engine_submit(r.rig.engine, &reqs[i]));
     }
     for (int round = 1; round <= N_LOSSES; round++) {
-        usleep(30000 * (useconds_t)round);
-        if (w->rank != round % SIZE) usleep(100000);
+        await_steps(&r);
+        if (w->rank != round % SIZE) (void)await_losses(&r, round, 300);
         engine_abort_group(r.rig.engine, r.epoch);
-        await_losses(&r, round);
+        CHECK(await_losses(&r, round, RIG_WAIT_MS));
         join(&r);
     }
     rig_gather(&r.rig, got, n);
     check_answers(got, want, n);
+    const uint64_t abandoned = rig_count(&r.rig, "baton_engine_steps_abandoned_total");
+    printf("    rank %d: %llu steps of %d groups given up\n", w->rank,
+           (unsigned long long)abandoned, N_LOSSES);
+    CHECK(abandoned > 0 && abandoned <= 2 * N_LOSSES);
     rig_await_free_blocks(&r.rig, RIG_BLOCKS_MAX);
     for (uint32_t i = 0; i < n; i++) reqs[i].id += 100; /* of blocks that were published */
     struct answer *again = rig_run(&r.rig, reqs, n);
