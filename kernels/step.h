@@ -72,7 +72,7 @@ struct kernel_step {
     bool eager;          /* the caller acts between layers: use no graph */
     bool sampled;        /* out: the device samples: call `sample` after `submit`, `fetch` later */
     bool graph_launched; /* out: a graph contains the whole step: call no op but `submit` */
-    const int32_t *n_live; /* out, in the device's memory: of a graph, how many of n_rows the
+    const int32_t *n_real; /* out, in the device's memory: of a graph, how many of n_rows the
                             * replayed step has; NULL: all */
 };
 

@@ -276,8 +276,8 @@ static uint64_t host_memory_for_kv(const struct model *m, uint64_t memory)
 }
 
 /* GPU memory for the pool: the node's share less what it has allocated (weights, activations, all
- * else that steps need), and what it will for its group later. When other processes hold memory: at most the same share of what is free,
- * since CUDA graphs and the driver need some too. */
+ * else that steps need), and what it will for its group later. When other processes hold memory: at
+ * most the same share of what is free, since CUDA graphs and the driver need some too. */
 static uint64_t gpu_memory_for_kv(struct device *device, double share, uint64_t later)
 {
     const uint64_t taken = device_allocated(device) + later,

@@ -70,7 +70,7 @@ struct cuda_input_spec {
     bool bf16; /* x is bf16: a GEMM left it for one that takes bf16 or e4m3 */
     size_t x_stride, n_rows, n;
     const int32_t *x_rows;
-    const int32_t *n_live; /* in the GPU's memory: later rows are not read; NULL: all are */
+    const int32_t *n_real; /* in the GPU's memory: later rows are not read; NULL: all are */
     const float *norm;
     float eps;
 };
@@ -79,7 +79,7 @@ static bool same_inputs(const struct cuda_input_spec *a, const struct cuda_input
 {
     return a->as == b->as && a->x == b->x && a->x_stride == b->x_stride && a->n == b->n &&
            a->x_rows == b->x_rows && a->norm == b->norm && a->n_rows == b->n_rows &&
-           a->n_live == b->n_live && a->bf16 == b->bf16;
+           a->n_real == b->n_real && a->bf16 == b->bf16;
 }
 
 static size_t f8_bytes(size_t n_rows, size_t n)
@@ -136,7 +136,7 @@ static void run_prepare_inputs(struct cuda_ctx *c, const struct cuda_input_spec 
         .x = in->x,
         .x_stride = in->x_stride,
         .x_rows = in->x_rows,
-        .n_live = in->n_live,
+        .n_real = in->n_real,
         .norm = in->norm,
         .eps = in->eps,
         .n_rows = in->n_rows,
@@ -149,7 +149,7 @@ static void run_prepare_inputs(struct cuda_ctx *c, const struct cuda_input_spec 
         .bf16 = in->bf16,
         .x_stride = in->x_stride,
         .x_rows = in->x_rows,
-        .n_live = in->n_live,
+        .n_real = in->n_real,
         .norm = in->norm,
         .eps = in->eps,
         .n_rows = in->n_rows,
@@ -395,7 +395,7 @@ static void prepare_by_slot(const struct expert_slots_args *a, struct cuda_input
     if (a->n_x_rows < a->n_slots || !is_prepared(in)) return;
     in->x_rows = a->rows;
     in->n_rows = a->n_slots;
-    in->n_live = a->begin + a->n_experts;
+    in->n_real = a->begin + a->n_experts;
 }
 
 /* begin_is_read: a kernel ran since a->begin was written. */
@@ -423,7 +423,7 @@ static void run_gate_up(struct cuda_ctx *c, const struct expert_slots_args *a,
         *prepared = in;
     }
     set_inputs(c, &in, &g);
-    if (!in.n_live) g.x_rows = a->rows;
+    if (!in.n_real) g.x_rows = a->rows;
     else g.n_x_rows = a->n_slots;
     run_group(c, w, of->n, g, "gate and up of experts"); /* [slots, I] */
 }
@@ -470,7 +470,7 @@ static bool run_down(struct cuda_ctx *c, const struct expert_slots_args *a,
         .bf16 = x_type_of(w) == DTYPE_BF16,
         .x_stride = prepared_stride(w),
         .n_rows = a->n_slots,
-        .n_live = a->begin + a->n_experts,
+        .n_real = a->begin + a->n_experts,
         .n = w->n_in,
     };
     struct gemm g = gemm_of(c, w);

@@ -201,6 +201,12 @@ struct ep_places ep_no_places(const struct ep *e)
     return (struct ep_places){ 0 };
 }
 
+enum status ep_found_nothing(struct ep *e, struct err *err)
+{
+    (void)e, (void)err;
+    return OK;
+}
+
 void ep_abort_nothing(struct ep *e) { (void)e; }
 
 /* ---- calls ---- */
@@ -271,7 +277,7 @@ static enum status check_going_on(const struct ep *e, struct err *err)
 static enum status check_rows(const struct ep *e, const struct ep_rows *rows, struct err *err)
 {
     const struct ep_config *c = &e->config;
-    ASSERT(ep_is_capturable(e) || (!rows->n_live && !rows->chosen));
+    ASSERT(ep_is_capturable(e) || (!rows->n_real && !rows->chosen));
     if (rows->n > (size_t)c->max_rows)
         return err_set(err, ERR_TOO_LONG, "ep: %zu rows at once, there is room for %d", rows->n,
                        c->max_rows);
@@ -290,7 +296,7 @@ enum status ep_plan(struct ep *e, const struct ep_rows *rows, struct ep_counts *
     TRY(check_rows(e, rows, err));
     e->n_rows = rows->n;
     e->map = rows->map;
-    e->n_live = rows->n_live;
+    e->n_real = rows->n_real;
     e->chosen = rows->chosen;
     TRY(ended(e, e->ops->plan(e, rows->experts, &counts, err), err));
     if (out) *out = counts;

@@ -91,8 +91,8 @@ struct ep_rows {
     const int32_t *experts; /* [n, n_used], each 0 .. n_logical - 1 */
     size_t n;               /* at most max_rows, may be 0 */
     /* Of backends whose calls a CUDA graph can have (ep_is_capturable), in the GPU's memory: */
-    const int32_t *n_live; /* how many of the rows there are when the call runs: the others go
-                            * nowhere, and their y stays as it is. NULL: all */
+    const int32_t *n_real; /* how many rows are real when the call runs: the others are padding,
+                            * which goes nowhere, and whose y stays as it is. NULL: all */
     uint64_t *chosen;      /* [n_logical], to which the rows that chose each expert are added. NULL:
                             * nobody looks */
 };
@@ -148,10 +148,9 @@ struct ep_columns {
 
 struct ep_ops {
     const char *name;
-    bool on_host; /* works on host memory; otherwise on a GPU's */
-    /* Can a CUDA graph have its calls, and do they end by themselves when a rank is lost? Then
-     * `found` says what is known of that so far, without waiting. */
-    bool is_capturable;
+    bool on_host;       /* works on host memory; otherwise on a GPU's */
+    bool is_capturable; /* a CUDA graph can have its calls, which end by themselves when a rank is
+                         * lost */
     /* c has been checked */
     enum status (*create)(const struct ep_config *c, struct ep **out, struct err *err);
     void (*free)(struct ep *e);
@@ -167,7 +166,7 @@ struct ep_ops {
     /* the sizes have been checked, and there is something to gather */
     enum status (*gather_columns)(struct ep *e, const struct ep_columns *a, struct err *err);
     enum status (*wait)(struct ep *e, struct err *err);
-    enum status (*found)(struct ep *e, struct err *err); /* NULL: not capturable */
+    enum status (*found)(struct ep *e, struct err *err);
     /* any thread; e->aborted is set */
     void (*abort)(struct ep *e);
     struct ep_places (*places)(const struct ep *e);
@@ -194,7 +193,7 @@ struct ep {
     int32_t n_near;             /* other ranks whose rows and results are read where they are */
     int32_t map;                /* of the running plan, as the next three */
     size_t n_rows;
-    const int32_t *n_live;
+    const int32_t *n_real;
     uint64_t *chosen;
     enum ep_state state;
     struct ep_traffic traffic; /* read by the thread that makes the calls */
@@ -254,8 +253,8 @@ enum status ep_wait(struct ep *e, struct err *err) MUST_CHECK;
 /* Can its calls be part of a CUDA graph, which is replayed as if they were made again? Ranks may
  * differ in which of their calls are. Their kernels end by themselves when a rank is lost. */
 bool ep_is_capturable(const struct ep *e);
-/* Of such an object, without waiting: the fault that ep_wait would report, if it is known so far.
- * After work that is complete all faults that may have spoiled it are. */
+/* Without waiting: the fault that ep_wait would report, if it is known so far. Once work of a
+ * capturable object is complete, all that may have spoiled it is known. */
 enum status ep_found(struct ep *e, struct err *err) MUST_CHECK;
 /* Ends the calls of this object: a call that waits, and every later one but ep_free, returns
  * ERR_CANCELED on this rank, and ERR_PEER_LOST naming this rank on the others, at once and not
@@ -264,8 +263,8 @@ enum status ep_found(struct ep *e, struct err *err) MUST_CHECK;
  * GPU was waiting for them. */
 void ep_abort(struct ep *e);
 
-/* The memory of its GPU that an object of `peer` takes, for a placement of so many experts and maps.
- * c: all but backend, device and what is said of meeting. 0: the build has no such backend. */
+/* The memory of its GPU that an object of `peer` takes, for a placement of so many experts and
+ * maps. c: all but backend, device and what is said of meeting. 0: a build without the backend. */
 size_t ep_peer_bytes(const struct ep_config *c);
 
 /* NCCL's version in its own notation (22809); 0: the build has the backend, the host has no

@@ -59,6 +59,8 @@ bool ep_is_aborted(const struct ep *e);
 /* For backends that read nothing in place, and for those whose calls never wait or look at
  * ep_is_aborted while they do. */
 struct ep_places ep_no_places(const struct ep *e);
+/* For backends on the CPU, whose calls say themselves what they found. */
+enum status ep_found_nothing(struct ep *e, struct err *err) MUST_CHECK;
 void ep_abort_nothing(struct ep *e);
 
 extern const struct ep_ops ep_self_ops, ep_shm_ops;

@@ -65,7 +65,7 @@ static __device__ __forceinline__ void sum_one(const ep_call &c, const ep_combin
 static __global__ void __launch_bounds__(SUM_THREADS) sum_kernel(ep_call c, ep_combine_args a)
 {
     grid_dependency_sync();
-    if (block_has_fault(c) || (int)blockIdx.x >= live_rows(c)) return;
+    if (block_has_fault(c) || (int)blockIdx.x >= real_rows(c)) return;
     for (size_t k = blockIdx.y * SUM_THREADS + threadIdx.x; k < (size_t)c.hidden;
          k += (size_t)gridDim.y * SUM_THREADS)
         sum_one(c, a, blockIdx.x, k);

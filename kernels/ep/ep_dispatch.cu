@@ -12,19 +12,19 @@ enum { PLACE_THREADS = 256, SEND_THREADS = 128, INDEX_THREADS = 1024 };
 
 /* ---- plan ---- */
 
-/* What rows that are not live chose was never computed. */
+/* What padding rows chose was never computed. */
 static __global__ void __launch_bounds__(PLACE_THREADS) place_kernel(ep_call c)
 {
     grid_dependency_sync();
     const int i = (int)(blockIdx.x * PLACE_THREADS + threadIdx.x);
     if (i >= c.n_rows * c.n_used) return;
-    const bool is_live = i < live_rows(c) * c.n_used;
-    int e = is_live ? c.experts[i] : 0;
+    const bool is_real = i < real_rows(c) * c.n_used;
+    int e = is_real ? c.experts[i] : 0;
     if (e < 0 || e >= c.n_logical) {
         raise_fault(c, EP_FAULT_EXPERT, c.rank);
         e = 0;
     }
-    if (is_live && c.n_chosen) atomicAdd(c.n_chosen + e, 1ull);
+    if (is_real && c.n_chosen) atomicAdd(c.n_chosen + e, 1ull);
     const int32_t *copies = c.copies + (size_t)c.map * ((size_t)c.n_logical + 1) + e,
                   *physical = c.physical + (size_t)c.map * (size_t)c.n_physical + copies[0];
     c.chosen[i] = physical[(i / c.n_used + c.rank) % (copies[1] - copies[0])];
@@ -53,7 +53,7 @@ cudaError_t ep_run_sort(cudaStream_t s, const struct ep_call *c)
     cudaError_t e = n ? launch(s, place_kernel, dim3(blocks_for(n, PLACE_THREADS)),
                                dim3(PLACE_THREADS), 0, *c)
                       : cudaSuccess;
-    return e == cudaSuccess ? moe_sort_rows(s, &sort, c->n_live) : e;
+    return e == cudaSuccess ? moe_sort_rows(s, &sort, c->n_real) : e;
 }
 
 static __global__ void counts_kernel(ep_call c)
@@ -120,7 +120,7 @@ static __global__ void __launch_bounds__(SEND_THREADS)
 {
     grid_dependency_sync();
     if (block_has_fault(c)) return;
-    if ((int)blockIdx.x < live_rows(c) * c.n_used) send_one(c, x, x_stride, (int)blockIdx.x);
+    if ((int)blockIdx.x < real_rows(c) * c.n_used) send_one(c, x, x_stride, (int)blockIdx.x);
     if (!c.direct || !is_last_block(c)) return;
     write_counts(c);
     signal_all(c, EP_FLAG_ROWS);

@@ -64,7 +64,7 @@ struct ep_call {
                                                        * rank */
     const int32_t *logical;                   /* [n_maps, n_physical] of struct ep_placement */
     const int32_t *experts;                   /* [n_rows, n_used] logical ones */
-    const int32_t *n_live;                    /* of struct ep_rows */
+    const int32_t *n_real;                    /* of struct ep_rows */
     unsigned long long *n_chosen, *n_load;    /* of struct ep_rows, and of struct ep_config */
     int32_t *chosen, *rows, *index, *back_at; /* [n_rows n_used]: physical expert; of
                                                        * moe_sort_rows; which result of `back` */

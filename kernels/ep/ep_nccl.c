@@ -395,6 +395,11 @@ static enum status nccl_all_reduce(struct ep *e, void *x, size_t n_x, enum dtype
     return exchange(n, x, mine, x, all, unit, err);
 }
 
+static enum status nccl_found(struct ep *e, struct err *err)
+{
+    return check_healthy(nccl_of(e), err);
+}
+
 static enum status nccl_all_gather(struct ep *e, void *all, const void *mine, size_t bytes,
                                    struct err *err)
 {
@@ -416,6 +421,7 @@ const struct ep_ops ep_nccl_ops = {
     .all_gather = nccl_all_gather,
     .gather_columns = ep_cuda_gather_columns,
     .wait = nccl_wait,
+    .found = nccl_found,
     .abort = ep_abort_nothing,
     .places = ep_no_places,
 };

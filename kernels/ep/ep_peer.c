@@ -137,7 +137,7 @@ static enum status peer_plan(struct ep *e, const int32_t *experts, struct ep_cou
     cuda->call.experts = experts;
     cuda->call.n_rows = (int32_t)e->n_rows;
     cuda->call.map = e->map;
-    cuda->call.n_live = e->n_live;
+    cuda->call.n_real = e->n_real;
     cuda->call.n_chosen = (unsigned long long *)e->chosen;
     TRY(ep_cuda_check(cuda, ep_run_sort(cuda->device->stream, &cuda->call),
                       "sorting rows by expert", err));
@@ -244,7 +244,6 @@ static void peer_free(struct ep *e)
 const struct ep_ops ep_peer_ops = {
     .name = "peer",
     .is_capturable = true,
-    .found = peer_found,
     .create = peer_create,
     .free = peer_free,
     .plan = peer_plan,
@@ -255,6 +254,7 @@ const struct ep_ops ep_peer_ops = {
     .all_gather = peer_all_gather,
     .gather_columns = ep_cuda_gather_columns,
     .wait = peer_wait,
+    .found = peer_found,
     .abort = ep_cuda_abort,
     .places = ep_no_places,
 };
@@ -262,7 +262,6 @@ const struct ep_ops ep_peer_ops = {
 const struct ep_ops ep_cuda_self_ops = {
     .name = "self",
     .is_capturable = true,
-    .found = peer_found,
     .create = self_create,
     .free = peer_free,
     .plan = peer_plan,
@@ -273,6 +272,7 @@ const struct ep_ops ep_cuda_self_ops = {
     .all_gather = peer_all_gather,
     .gather_columns = ep_cuda_gather_columns,
     .wait = peer_wait,
+    .found = peer_found,
     .abort = ep_cuda_abort,
     .places = ep_no_places,
 };

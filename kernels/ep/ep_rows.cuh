@@ -8,9 +8,9 @@
 
 enum { EP_QUAD = 4 };
 
-static __device__ __forceinline__ int live_rows(const ep_call &c)
+static __device__ __forceinline__ int real_rows(const ep_call &c)
 {
-    return c.n_live ? min(c.n_rows, *c.n_live) : c.n_rows;
+    return c.n_real ? min(c.n_rows, *c.n_real) : c.n_rows;
 }
 
 /* Returns elements k .. k + 3, with zeros from n on. */

@@ -175,6 +175,7 @@ const struct ep_ops ep_self_ops = {
     .all_gather = self_all_gather,
     .gather_columns = self_gather_columns,
     .wait = self_wait,
+    .found = ep_found_nothing,
     .abort = ep_abort_nothing,
     .places = ep_no_places,
 };

@@ -382,6 +382,7 @@ const struct ep_ops ep_shm_ops = {
     .all_gather = ep_shm_all_gather,
     .gather_columns = ep_shm_gather_columns,
     .wait = shm_wait,
+    .found = ep_found_nothing,
     .abort = ep_shm_abort,
     .places = shm_places,
 };

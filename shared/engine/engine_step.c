@@ -7,12 +7,9 @@
  * step in flight has to be sent to a peer, or when it might need blocks of a running sequence. With
  * sampling on the host, a step completes at once.
  *
- * Ranks that share experts agree on step n + 1 while n computes. Whether a rank was lost is known
- * when n's tokens are fetched, and not in which step, so that both are given up: a rank that had
- * completed n keeps it, and the others compute it again.
- *
- * Completion first offers full blocks to the prefix cache, then takes the tokens, because a token
- * may end its sequence and free it.
+ * Ranks that share experts agree on step n + 1 while n computes. The fetch of n's tokens tells of a
+ * lost rank, but not in which step: both are given up, unless n was complete already.
+ * Completion first publishes blocks, then takes tokens: one may end its sequence, which frees it.
  *
  * Thread: engine. */
 #include "kernels/copy_stream.h"

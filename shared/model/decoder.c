@@ -57,7 +57,7 @@ static void compute(struct model *m, const struct model_batch *b, const struct k
         .cos_sin = d->cos_sin,
         .x = d->x,
         .n_rows = (size_t)step->n_rows,
-        .n_live = step->n_live,
+        .n_real = step->n_real,
         .exchange_fault = &m->exchange_fault,
         .gather_fault = &m->gather_fault,
     };
@@ -227,10 +227,11 @@ void decoder_use_ep(struct model *m)
     ops->drop_graphs(m->kernels, is_capturable(m) ? m->decoder->max_graph_rows : 0);
     if (!is_capturable(m)) return;
     const int32_t n = capture_graphs(m);
-    if (m->exchange_fault.code == OK)
+    if (m->exchange_fault.code != OK)
+        ops->drop_graphs(m->kernels, 0); /* the next step finds the fault, too */
+    else if (n > 0)
         log_info("steps captured", "graphs=%d launches=%u after_ms=%llu", n,
                  m->kernels->n_graph_nodes, (unsigned long long)(clock_ms() - t0_ms));
-    else ops->drop_graphs(m->kernels, 0); /* the next step finds the fault, too */
 }
 
 enum status decoder_prepare(struct model *m, const struct model_prepare_args *s, struct err *err)

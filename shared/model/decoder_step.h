@@ -18,7 +18,7 @@ struct decoder_step {
     const float *cos_sin;       /* rope_table */
     float *x;                   /* [R, H] */
     size_t n_rows;              /* R */
-    const int32_t *n_live;      /* of a step that is captured, in the device's memory: how many of
+    const int32_t *n_real;      /* of a step that is captured, in the device's memory: how many of
                                  * its rows the replayed step has; NULL: all */
     struct err *exchange_fault; /* of the model */
     struct err *gather_fault;   /* of the model */

@@ -13,8 +13,8 @@
 
 enum { LOOK_MS = 50 };
 
-/* The numbers of a GPU: [n_sparse, n_experts] chosen, then load [n_experts] of struct ep_config, and
- * how many of them were rows of this rank. */
+/* The numbers of a GPU: [n_sparse, n_experts] chosen, then load [n_experts] of struct ep_config,
+ * and how many of them were rows of this rank. */
 struct gpu_rows {
     struct device *device; /* NULL: the CPU counts */
     struct copy_stream *stream;

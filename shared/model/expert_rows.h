@@ -39,8 +39,8 @@ enum status expert_rows_place(struct expert_rows *r, const struct model *m,
 uint64_t *expert_rows_chosen_at(const struct expert_rows *r, uint32_t i_sparse);
 uint64_t *expert_rows_load_at(const struct expert_rows *r);
 void expert_rows_free(struct expert_rows *r);
-/* On the CPU. A piece of a sparse layer is planned by `ep`: experts [n], those that this rank's rows
- * chose; its plan's counts. Engine. */
+/* On the CPU. A piece of a sparse layer is planned by `ep`: experts [n], those that this rank's
+ * rows chose; its plan's counts. Engine. */
 void expert_rows_add(struct expert_rows *r, uint32_t i_sparse, const int32_t *experts, size_t n,
                      const struct ep *ep, const struct ep_counts *counts);
 

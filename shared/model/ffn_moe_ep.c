@@ -129,7 +129,7 @@ static enum status run_piece(const struct decoder_step *s, const struct ffn_moe 
         .map = map_of(ep, e),
         .experts = w->experts,
         .n = rows,
-        .n_live = s->n_live,
+        .n_real = s->n_real,
         .chosen = expert_rows_chosen_at(s->m->expert_rows, e->i_sparse),
     };
     TRY(ep_plan(ep, &plan, &counts, err));
@@ -160,7 +160,7 @@ void moe_forward_ep(const struct decoder_step *s, const struct ffn_moe *e,
     float *x = s->x + mine.first * s->m->config.hidden;
     struct err *fault = s->exchange_fault;
     size_t piece = w->max_rows;
-    ASSERT(!s->n_live || (mine.first == 0 && most <= piece)); /* it counts from the first row */
+    ASSERT(!s->n_real || (mine.first == 0 && most <= piece)); /* it counts from the first row */
     for (size_t at = 0; at < most && decoder_goes_on(s);) {
         const size_t n = min_size(piece, most - at), end = min_size(at + n, mine.n),
                      rows = end > at ? end - at : 0;

@@ -162,9 +162,9 @@ struct model {
     struct ep *ep;              /* model_set_ep; NULL: all experts are here */
     /* Why an exchange of rows through `ep`, and why a gather, failed in the last step that was
      * submitted or fetched; code OK: none did. After a fetch it may have been in a later step than
-     * the one that was fetched. After a failure the step's logits and KV mean nothing, and on_layer was not called
-     * for the layers from there on. After an exchange that failed the step's other gathers were
-     * made all the same, so that the node's ranks stay in line. */
+     * the one that was fetched. After a failure the step's logits and KV mean nothing, and on_layer
+     * was not called for the layers from there on. After an exchange that failed the step's other
+     * gathers were made all the same, so that the node's ranks stay in line. */
     struct err exchange_fault, gather_fault;
     struct weights *weights; /* NULL once they are packed, unless experts may be taken */
     struct decoder *decoder;

@@ -94,31 +94,31 @@ static void rank_of_graphs(struct world *w)
     device_close(d);
 }
 
-/* ---- rows that are not live ---- */
+/* ---- padding rows ---- */
 
 static const float UNTOUCHED = -7;
 
-/* How many rows of a rank are live at a replay: at first none, then all, then some. */
-static size_t live_of(const struct shape *s, int rank, int t)
+/* How many rows of a rank are real at a replay: at first none, then all, then some. */
+static size_t real_of(const struct shape *s, int rank, int t)
 {
     const size_t n = rows_of(s, rank);
     return t == 0 ? 0 : t == 1 ? n : draw(11, (uint64_t)rank, (uint64_t)t, 0) % (n + 1);
 }
 
-static int32_t live_expert(int rank, size_t i, int t)
+static int32_t real_expert(int rank, size_t i, int t)
 {
     return (int32_t)((draw(8, (uint64_t)rank, i / 3, (uint64_t)t) + i % 3) % EXPERTS);
 }
 
 /* What the counts are after all replays: chosen [EXPERTS], load [EXPERTS + 1]. */
-static void count_live(const struct shape *s, const struct world *w, uint64_t *chosen,
+static void count_real(const struct shape *s, const struct world *w, uint64_t *chosen,
                        uint64_t *load)
 {
     const struct ep_placement *p = &s->c.placement;
     for (int t = 0; t < REPLAYS; t++)
         for (int r = 0; r < w->size; r++)
-            for (size_t i = 0; i < live_of(s, r, t) * 3; i++) {
-                const int32_t e = live_expert(r, i, t);
+            for (size_t i = 0; i < real_of(s, r, t) * 3; i++) {
+                const int32_t e = real_expert(r, i, t);
                 const bool is_here = e >= p->first[w->rank] && e < p->first[w->rank + 1];
                 chosen[e] += r == w->rank;
                 load[e] += is_here;
@@ -134,57 +134,57 @@ static void check_counts_are(struct device *d, const struct dev_mem *m, const ui
     mem_free(got);
 }
 
-/* Rows that are not live have chosen experts that there are not. */
-static void replay_live(const struct shape *s, const struct world *w, struct device *d,
-                        struct inputs *in, const struct dev_mem *n_live, int t)
+/* Padding rows have chosen experts that there are not. */
+static void replay_real(const struct shape *s, const struct world *w, struct device *d,
+                        struct inputs *in, const struct dev_mem *n_real, int t)
 {
-    const size_t n = in->n, live = live_of(s, w->rank, t), hidden = (size_t)s->c.hidden;
-    const int32_t word = (int32_t)live;
+    const size_t n = in->n, real = real_of(s, w->rank, t), hidden = (size_t)s->c.hidden;
+    const int32_t word = (int32_t)real;
     for (size_t i = 0; i < n * 3; i++) {
-        in->experts[i] = i < live * 3 ? live_expert(w->rank, i, t) : 1000;
+        in->experts[i] = i < real * 3 ? real_expert(w->rank, i, t) : 1000;
         in->weights[i] = draw_float(9, (uint64_t)w->rank, i, (uint64_t)t);
     }
     for (size_t i = 0; i < n * hidden; i++) in->y[i] = UNTOUCHED;
     device_upload(d, in->d_experts.ptr, in->experts, n * 3 * sizeof(int32_t));
     device_upload(d, in->d_weights.ptr, in->weights, n * 3 * sizeof(float));
     device_upload(d, in->d_y.ptr, in->y, n * hidden * sizeof(float));
-    device_upload(d, n_live->ptr, &word, sizeof word);
+    device_upload(d, n_real->ptr, &word, sizeof word);
 }
 
-static void rank_of_live_rows(struct world *w)
+static void rank_of_real_rows(struct world *w)
 {
     struct device *d = rank_device("cuda", w);
     struct shape s = shape_of("peer", EP_LOW_LATENCY, w->size);
     uint64_t chosen[EXPERTS] = { 0 }, load[EXPERTS + 1] = { 0 };
-    struct dev_mem n_live, d_chosen, d_load;
+    struct dev_mem n_real, d_chosen, d_load;
     struct inputs in;
     cudaGraphExec_t exec;
     cudaStream_t stream = cuda_device_of(d)->stream;
     s.c.load = to_device(d, load, sizeof load, &d_load);
     struct ep *e = open_ep(&s, w, d);
     make_graph_inputs(&s, w, d, e, &in);
-    const struct ep_rows rows = { .n_live = to_device(d, NULL, sizeof(int32_t), &n_live),
+    const struct ep_rows rows = { .n_real = to_device(d, NULL, sizeof(int32_t), &n_real),
                                   .chosen = to_device(d, chosen, sizeof chosen, &d_chosen) };
     capture(&s, e, &in, stream, rows, &exec);
     for (int t = 0; t < REPLAYS; t++) {
-        replay_live(&s, w, d, &in, &n_live, t);
+        replay_real(&s, w, d, &in, &n_real, t);
         CHECK_OK(cudaGraphLaunch(exec, stream));
         CHECK_OK(ep_wait(e, NULL));
         CHECK_OK(ep_found(e, NULL));
         float *y = from_device(d, in.d_y.ptr, in.n * (size_t)s.c.hidden * sizeof *y);
-        const size_t live = live_of(&s, w->rank, t);
-        check_owners(&s, w, &in, live, y);
-        for (size_t i = live * (size_t)s.c.hidden; i < in.n * (size_t)s.c.hidden; i++)
+        const size_t real = real_of(&s, w->rank, t);
+        check_owners(&s, w, &in, real, y);
+        for (size_t i = real * (size_t)s.c.hidden; i < in.n * (size_t)s.c.hidden; i++)
             CHECK(memcmp(&y[i], &UNTOUCHED, sizeof *y) == 0);
         mem_free(y);
     }
-    count_live(&s, w, chosen, load);
+    count_real(&s, w, chosen, load);
     check_counts_are(d, &d_chosen, chosen, EXPERTS);
     check_counts_are(d, &d_load, load, EXPERTS + 1);
     CHECK_OK(cudaGraphExecDestroy(exec));
     ep_free(e);
     release_inputs(d, &in);
-    struct dev_mem *all[] = { &n_live, &d_chosen, &d_load };
+    struct dev_mem *all[] = { &n_real, &d_chosen, &d_load };
     for (size_t i = 0; i < COUNT_OF(all); i++) device_mem_free(d, all[i]);
     device_close(d);
 }

@@ -686,10 +686,10 @@ TEST(ucx_more_than_there_is_room_for_is_refused_by_all)
 #include "tests/conformance/ep_graphs.h"
 
 TEST(peer_calls_run_again_from_a_graph) { run_ranks(3, rank_of_graphs, 0, WHY); }
-TEST(peer_rows_of_a_graph_that_are_not_live_go_nowhere) { run_ranks(3, rank_of_live_rows, 0, WHY); }
+TEST(peer_padding_rows_of_a_graph_go_nowhere) { run_ranks(3, rank_of_real_rows, 0, WHY); }
 #else
 TEST(peer_calls_run_again_from_a_graph) { SKIP("built without kernels for GPUs"); }
-TEST(peer_rows_of_a_graph_that_are_not_live_go_nowhere) { SKIP("built without kernels for GPUs"); }
+TEST(peer_padding_rows_of_a_graph_go_nowhere) { SKIP("built without kernels for GPUs"); }
 #endif
 
 TEST_MAIN(
@@ -737,4 +737,4 @@ TEST_MAIN(
     CASE(nccl_more_than_there_is_room_for_is_refused_by_all),
     CASE(shm_more_than_there_is_room_for_is_refused_by_all),
     CASE_T(peer_calls_run_again_from_a_graph, 120),
-    CASE_T(peer_rows_of_a_graph_that_are_not_live_go_nowhere, 120))
+    CASE_T(peer_padding_rows_of_a_graph_go_nowhere, 120))

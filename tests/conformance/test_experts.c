@@ -152,19 +152,20 @@ static void check_rows(struct kernel_ctx *c, const struct layer *l, size_t n, bo
     mem_free(h), mem_free(x), mem_free(weights), mem_free(got), mem_free(want);
 }
 
-/* Rows of a rank: some experts have none, rows come from anywhere in a wider x, and slots beyond the
- * last expert's are left alone. */
-static void check_slots(struct kernel_ctx *c, const struct layer *l, size_t n, double bound)
+enum { SPARE = 3 };
+
+/* Rows of a rank: some experts have none, rows come from anywhere in a wider x of n_x rows, and
+ * slots beyond the last expert's are left alone. */
+static void check_slots(struct kernel_ctx *c, const struct layer *l, size_t n, size_t n_x,
+                        double bound)
 {
-    enum { SPARE = 3 };
     const size_t stride = l->hidden + 32;
-    float *x = random_floats((n + 1) * stride, 2),
-          *want = MEM_ARRAY(float, (n + SPARE) * l->hidden),
+    float *x = random_floats(n_x * stride, 2), *want = MEM_ARRAY(float, (n + SPARE) * l->hidden),
           *got = MEM_ARRAY(float, (n + SPARE) * l->hidden);
     const size_t sizes[EXPERTS] = { n / 4, 0, n / 5, n / 5, n - n / 4 - 2 * (n / 5), 0 };
     int32_t rows[ROWS_MAX + SPARE] = { 0 }, begin[EXPERTS + 1] = { 0 };
     for (size_t i = 0; i < EXPERTS; i++) begin[i + 1] = begin[i] + (int32_t)sizes[i];
-    for (size_t s = 0; s < n; s++) rows[s] = (int32_t)(random_u32() % (n + 1));
+    for (size_t s = 0; s < n; s++) rows[s] = (int32_t)(random_u32() % n_x);
     for (size_t i = 0; i < (n + SPARE) * l->hidden; i++) got[i] = want[i] = 7.5f;
     for (int32_t e = 0; e < EXPERTS; e++)
         for (int32_t s = begin[e]; s < begin[e + 1]; s++)
@@ -177,7 +178,7 @@ static void check_slots(struct kernel_ctx *c, const struct layer *l, size_t n, d
                            .n_slots = n + SPARE,
                            .x = x,
                            .x_stride = stride,
-                           .n_x_rows = n + 1,
+                           .n_x_rows = n_x,
                            .rows = rows,
                            .begin = begin,
                            .out = got,
@@ -217,8 +218,12 @@ static void experts_cases(const char *isa)
                                           counts[k] == 17)) /* the emulated GPU is slow */
                     check_rows(c, l, TEST_IS_SANITIZED && counts[k] == ROWS_MAX ? 23 : counts[k],
                                shared != 0, 1e-6);
-        for (size_t k = 0; k < n_counts[i > 0] && counts[k] <= most; k++)
-            check_slots(c, l, TEST_IS_SANITIZED && counts[k] == ROWS_MAX ? 23 : counts[k], 1e-6);
+        for (size_t k = 0; k < n_counts[i > 0] && counts[k] <= most; k++) {
+            const size_t n = TEST_IS_SANITIZED && counts[k] == ROWS_MAX ? 23 : counts[k];
+            check_slots(c, l, n, n + 1, 1e-6);
+            if (n == (most > 17 ? 17 : most))
+                check_slots(c, l, n, 4 * (n + SPARE), 1e-6); /* few of many */
+        }
         free_layer(c, l);
         kernel_ctx_free(c);
     }

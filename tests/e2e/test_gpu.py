@@ -175,12 +175,22 @@ def check_ranks(*groups):
                 steps = {name: metrics(p)[f'baton_engine_{name}_total'] for name in ('steps', 'steps_recorded', 'steps_ahead')}
                 print(f'  {os.path.basename(os.path.dirname(model))}, {size} ranks: {steps}', flush=True)
                 assert steps['steps_recorded'] > 0 and steps['steps_ahead'] > 0, steps
-            wait_until('the rows of a GPU are counted', lambda: sum(metrics(p)['baton_moe_rows_total'] for p in ports) > 0 and all(metrics(p)['baton_ep_rows_sent_total'] > 0 for p in ports), 10)
+            wait_until('all have fetched what the GPU counted', lambda: rows_agree(ports), 10)
             before = parent.ranks()
             os.kill(before[size - 1], signal.SIGKILL)
             wait_until('the group is whole', lambda: parent.ranks().get(size - 1) != before[size - 1] and is_whole(parent.port, size), 120)
             assert ask_all([parent.port], bodies) == want, (model, size)
             assert parent.stop() == 0, parent.output()[-3000:]
+
+
+def rows_agree(ports):
+    """Have the ranks counted as many rows sent as received, and as many of experts as all together? They fetch the numbers now and then. Rows of a step that was given up may have been sent only."""
+    all_ranks = [metrics(p) for p in ports]
+    computed, sent, received = (sum(m.get(f'baton_{name}_rows{of}_total', 0) for m in all_ranks) for name, of in (('moe', ''), ('ep', '_sent'), ('ep', '_received')))
+    by_expert = sum(v for m in all_ranks for name, v in m.items() if name.startswith('baton_expert_rows_total{'))
+    lost = sum(m['baton_group_lost_total{of="experts"}'] for m in all_ranks)
+    print(f'  rows: {computed:.0f} computed, {sent:.0f} sent, {received:.0f} received, {by_expert:.0f} by expert, groups lost {lost:.0f}', flush=True)
+    return computed > received > 0 and sent >= received and (sent == received or lost > 0) and by_expert == computed
 
 
 def group_of_port(port):

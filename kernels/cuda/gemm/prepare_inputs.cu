@@ -13,7 +13,7 @@ static __global__ void __launch_bounds__(PREPARE_INPUTS_THREADS)
 {
     grid_dependency_sync();
     const size_t row = blockIdx.x, n = in.n, n_padded = (n + GEMM_STEP - 1) / GEMM_STEP * GEMM_STEP;
-    if (in.n_live && (int)row >= *in.n_live) return;
+    if (in.n_real && (int)row >= *in.n_real) return;
     const float *x = in.x + (in.x_rows ? (size_t)in.x_rows[row] : row) * in.x_stride;
     const bool aligned = is_aligned(x, 16), norm_aligned = is_aligned(in.norm, 16);
     const float factor = in.norm ? norm_factor(x, n, in.eps, aligned) : 1.0f;

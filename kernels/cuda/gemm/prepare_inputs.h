@@ -24,7 +24,7 @@ struct prepare_inputs {
     const float *norm;     /* [n]: y = norm * x / sqrt(mean(x^2) + eps); NULL: as they are */
     float eps;
     size_t n_rows, n;
-    const int32_t *n_live; /* how many of the rows are prepared; NULL: all */
+    const int32_t *n_real; /* how many of the rows are prepared; NULL: all */
     void *y;               /* rows of n, filled up with zeros to a multiple of GEMM_STEP
                       * elements */
     enum dtype type;       /* of y: F32, F16 or BF16 */

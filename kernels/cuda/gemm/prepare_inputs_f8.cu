@@ -34,7 +34,7 @@ static __global__ void __launch_bounds__(PREPARE_INPUTS_THREADS)
     grid_dependency_sync();
     const size_t row = blockIdx.x, n = in.n,
                  n_blocks = (n + PREPARE_INPUTS_F8_BLOCK - 1) / PREPARE_INPUTS_F8_BLOCK;
-    if (in.n_live && (int)row >= *in.n_live) return;
+    if (in.n_real && (int)row >= *in.n_real) return;
     const size_t x_at = (in.x_rows ? (size_t)in.x_rows[row] : row) * in.x_stride;
     const float *x = (const float *)in.x + x_at;
     const bool aligned = is_aligned(x, 16), norm_aligned = is_aligned(in.norm, 16);

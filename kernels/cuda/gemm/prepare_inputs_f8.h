@@ -27,7 +27,7 @@ struct prepare_inputs_f8 {
                             * has it; NULL: as they are */
     float eps;
     size_t n_rows, n;
-    const int32_t *n_live; /* as prepare_inputs.h has it */
+    const int32_t *n_real; /* as prepare_inputs.h has it */
     uint8_t *y;            /* e4m3: rows of n, filled up with zeros to a multiple of
                     * PREPARE_INPUTS_F8_BLOCK; aligned to 16 bytes */
     float *scales;         /* [n_rows][ceil(n / PREPARE_INPUTS_F8_BLOCK)]: the largest magnitude

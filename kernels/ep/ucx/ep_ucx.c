@@ -311,6 +311,7 @@ const struct ep_ops ep_ucx_ops = {
     .all_gather = ep_ucx_all_gather,
     .gather_columns = ep_ucx_gather_columns,
     .wait = ucx_wait,
+    .found = ep_found_nothing,
     .abort = ep_ucx_abort,
     .places = ep_ucx_places,
 };

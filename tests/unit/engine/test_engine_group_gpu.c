@@ -1,5 +1,5 @@
 /* test_engine_group_gpu.c - engines that share experts on a GPU, each a process: steps are captured
- * and run ahead of the host, and every request has the tokens and the bits of one engine that has
+ * and scheduled one step ahead, and every request has the tokens and the bits of one engine that has
  * the whole model, also when the group is lost with steps in flight. */
 #include "kernels/backend.h"
 #include "tests/conformance/ep_fixture.h"
