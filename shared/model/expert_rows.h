@@ -1,7 +1,7 @@
 /* expert_rows.h - how many rows a rank routed to which expert, and computed, while ranks share
  * experts: what a better placement of them is chosen by (kernels/ep/balance.h). Without an ep
  * object nothing is counted. A GPU counts by itself, and the engine fetches its numbers now and
- * then, so that they come up to a second late.
+ * then, so that they come a second or two late.
  * Thread: the engine counts, any other may read meanwhile. */
 #ifndef BATON_MODEL_EXPERT_ROWS_H
 #define BATON_MODEL_EXPERT_ROWS_H

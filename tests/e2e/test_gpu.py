@@ -167,7 +167,7 @@ def check_ranks(*groups):
             wait_ready(parent, timeout=180)
             assert f'backend=peer ranks={size}' in parent.output(), parent.output()[-3000:]
             assert ask_all([parent.port], bodies) == want, (model, size)
-            ports = [n['http_port'] for n in request(parent.port, 'GET', '/cluster')[2]['nodes']]
+            ports = parent_ports(parent)
             assert sorted(group_of_port(p)['rank'] for p in ports) == list(range(size))
             assert ask_all(ports, bodies) == want, (model, size)        # each with rows of its own
             assert ask_all(ports[:1], bodies) == want, (model, size)    # the others have none
@@ -183,13 +183,38 @@ def check_ranks(*groups):
             assert parent.stop() == 0, parent.output()[-3000:]
 
 
+def test_experts_of_a_gpu_are_placed_by_load_long():
+    need_gpu()
+    args = ['--device', 'cuda', '--deterministic', *SHORT_STEPS]
+    eplb = ['--enable-eplb', '--eplb-config', json.dumps({'step_interval': 10, 'num_redundant_experts': 2, 'log_balancedness': True})]
+    bodies = mixed_requests(4, 8, 512, 60, (2, 6))
+    with closing(Node(DEEPSEEK, args=[*RANK_SIZE, *args])) as one:
+        wait_ready(one, timeout=120)
+        want = ask_all([one.port], bodies)
+    parent = Parent(DEEPSEEK, 2, [*args, *eplb])
+    parent.may_end_by_force = True
+    with closing(parent):
+        wait_ready(parent, timeout=180)
+        for _ in range(10):
+            assert ask_all([parent.port], bodies) == want
+            if ' experts are placed anew ' in parent.output():
+                break
+        wait_until('experts were placed anew', lambda: group_of_port(parent_ports(parent)[0])['epoch'] >= 2, 30)
+        assert ask_all([parent.port], bodies) == want
+        assert sum(metrics(p)['baton_group_epochs_total{of="experts",reason="rebalance"}'] for p in parent_ports(parent)) >= 2, parent.output()[-3000:]
+        assert parent.stop() == 0, parent.output()[-3000:]
+
+
+def parent_ports(parent):
+    return [n['http_port'] for n in request(parent.port, 'GET', '/cluster')[2]['nodes']]
+
+
 def rows_agree(ports):
     """Have the ranks counted as many rows sent as received, and as many of experts as all together? They fetch the numbers now and then. Rows of a step that was given up may have been sent only."""
     all_ranks = [metrics(p) for p in ports]
     computed, sent, received = (sum(m.get(f'baton_{name}_rows{of}_total', 0) for m in all_ranks) for name, of in (('moe', ''), ('ep', '_sent'), ('ep', '_received')))
     by_expert = sum(v for m in all_ranks for name, v in m.items() if name.startswith('baton_expert_rows_total{'))
     lost = sum(m['baton_group_lost_total{of="experts"}'] for m in all_ranks)
-    print(f'  rows: {computed:.0f} computed, {sent:.0f} sent, {received:.0f} received, {by_expert:.0f} by expert, groups lost {lost:.0f}', flush=True)
     return computed > received > 0 and sent >= received and (sent == received or lost > 0) and by_expert == computed
 
 
