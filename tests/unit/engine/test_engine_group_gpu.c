@@ -28,6 +28,7 @@ struct bells {
 };
 
 static const char *the_model;
+static bool a_host_samples; /* in the first rank's steps that have its first request */
 static struct bells *the_bells;
 
 static void on_group(void *arg, const struct engine_group_event *ev)
@@ -95,9 +96,11 @@ static void join(struct rank *r)
 
 static struct rig_options options(void)
 {
-    return (struct rig_options){
-        .isa = "cuda", .model = the_model, .max_batched_tokens = 12, .max_seqs = 4
-    };
+    return (struct rig_options){ .isa = "cuda",
+                                 .model = the_model,
+                                 .max_batched_tokens = 12,
+                                 .max_seqs = 4,
+                                 .sampling_edit_bytes = a_host_samples };
 }
 
 static void open_rank(struct rank *r, struct world *w, uint32_t n_experts)
@@ -129,13 +132,19 @@ static void close_rank(struct rank *r)
 static uint32_t make_requests(int rank, struct engine_request *reqs)
 {
     static const uint32_t lengths[N_REQUESTS] = { 21, 3, 16, 9 };
+    static const struct logit_bias nothing = { 0, 0 };
     const uint32_t n = rank == 0 ? 3 : 1;
     for (uint32_t i = 0; i < n; i++) {
         const uint32_t k = rank == 0 ? i : 3;
         reqs[i] = rig_request(1 + k, lengths[k], 700 + k, rank == 0 ? N_OUT : N_OUT / 3);
+        if (k == 0 && a_host_samples) { /* there is no room for what changes nothing */
+            reqs[i].sampling.bias = &nothing;
+            reqs[i].sampling.n_bias = 1;
+            reqs[i].sampling.max_tokens = N_OUT / 2;
+        }
         if (k % 2 == 0) continue;
         reqs[i].sampling.temperature = 0.9f;
-        reqs[i].sampling.repetition_penalty = 1.1f;
+        if (!a_host_samples) reqs[i].sampling.repetition_penalty = 1.1f; /* takes room, too */
     }
     return n;
 }
@@ -180,6 +189,8 @@ static void rank_ahead(struct world *w)
     CHECK_EQ_INT(atomic_load(&r.n_lost), 0);
     CHECK(rig_count(&r.rig, "baton_engine_steps_ahead_total") > 0);
     CHECK(rig_count(&r.rig, "baton_engine_steps_recorded_total") > 0);
+    CHECK((rig_count(&r.rig, "baton_engine_steps_host_sampled_total") > 0) ==
+          (a_host_samples && w->rank == 0));
     close_rank(&r);
     mem_free(want);
     mem_free(got);
@@ -250,8 +261,13 @@ static void run(const char *model, void (*rank)(struct world *w))
 
 TEST(ranks_step_ahead_by_captured_steps) { run("ernie_moe", rank_ahead); }
 TEST(ranks_with_latents_step_ahead) { run("deepseek_v3", rank_ahead); }
+TEST(ranks_of_which_a_host_samples)
+{
+    a_host_samples = true;
+    run("ernie_moe", rank_ahead);
+}
 TEST(a_group_is_lost_with_steps_in_flight) { run("ernie_moe", rank_lost); }
 
 TEST_MAIN(CASE_T(ranks_step_ahead_by_captured_steps, 120),
-          CASE_T(ranks_with_latents_step_ahead, 120),
+          CASE_T(ranks_with_latents_step_ahead, 120), CASE_T(ranks_of_which_a_host_samples, 120),
           CASE_T(a_group_is_lost_with_steps_in_flight, 120))
