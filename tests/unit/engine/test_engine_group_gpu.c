@@ -22,9 +22,10 @@ struct rank {
     atomic_int n_lost;
 };
 
-/* In memory of all ranks: the latest bell of each, epoch << 32 | step. */
+/* In memory of all ranks. */
 struct bells {
-    _Atomic uint64_t of[SIZE];
+    _Atomic uint64_t of[SIZE]; /* the latest of each: epoch << 32 | step */
+    atomic_bool moved;         /* the first rank has lost the group with a prompt's layers */
 };
 
 static const char *the_model;
@@ -103,9 +104,22 @@ static struct rig_options options(void)
                                  .sampling_edit_bytes = a_host_samples };
 }
 
+enum { MOVED = 50 }; /* id of a prompt whose KV goes to a peer */
+
+/* The group is lost while the prompt's layers leave. */
+static void lose_on_kv(void *arg, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end,
+                       const int32_t *blocks, uint64_t event)
+{
+    struct rank *r = arg;
+    (void)layer, (void)begin, (void)end, (void)blocks, (void)event;
+    CHECK_EQ_INT(id, MOVED);
+    engine_abort_group(r->rig.engine, 1);
+}
+
 static void open_rank(struct rank *r, struct world *w, uint32_t n_experts)
 {
     struct rig_options o = options();
+    o.on_kv_ready = lose_on_kv;
     *r = (struct rank){ .w = w, .bells = the_bells };
     r->share = rank_share((uint32_t)w->rank, SIZE, 1, n_experts);
     o.share = &r->share;
@@ -249,6 +263,38 @@ static void rank_lost(struct world *w)
     mem_free(again);
 }
 
+/* A prompt of which layers have left ends, and other rows of its step are computed again. */
+static void rank_of_moved_prompt(struct world *w)
+{
+    struct engine_request reqs[N_REQUESTS + 1];
+    uint32_t n_experts;
+    struct rank r;
+    need_gpu();
+    const uint32_t n = make_requests(w->rank, reqs), n_all = w->rank == 0 ? n + 1 : n;
+    struct answer *want = answers_alone(reqs, n, &n_experts),
+                  *got = MEM_ARRAY(struct answer, n_all);
+    open_rank(&r, w, n_experts);
+    reqs[n] = rig_request(MOVED, 7, 800, 1);
+    reqs[n].prefill_only = true;
+    for (uint32_t i = 0; i < n_all; i++) {
+        got[i].id = reqs[i].id;
+        CHECK_OK(engine_submit(r.rig.engine, &reqs[i]));
+    }
+    while (w->rank > 0 && !atomic_load(&r.bells->moved)) usleep(1000);
+    if (w->rank > 0) engine_abort_group(r.rig.engine, r.epoch);
+    CHECK(await_losses(&r, 1, RIG_WAIT_MS));
+    atomic_store(&r.bells->moved, true);
+    join(&r);
+    rig_gather(&r.rig, got, n_all);
+    check_answers(got, want, n);
+    if (w->rank == 0) CHECK_STATUS(got[n].end.status, ERR_PEER_LOST);
+    if (w->rank == 0) CHECK_OK(engine_release(r.rig.engine, MOVED));
+    rig_await_free_blocks(&r.rig, RIG_BLOCKS_MAX);
+    close_rank(&r);
+    mem_free(want);
+    mem_free(got);
+}
+
 static void run(const char *model, void (*rank)(struct world *w))
 {
     the_model = model;
@@ -266,8 +312,10 @@ TEST(ranks_of_which_a_host_samples)
     a_host_samples = true;
     run("ernie_moe", rank_ahead);
 }
+TEST(a_group_is_lost_with_a_prompt_whose_layers_leave) { run("ernie_moe", rank_of_moved_prompt); }
 TEST(a_group_is_lost_with_steps_in_flight) { run("ernie_moe", rank_lost); }
 
 TEST_MAIN(CASE_T(ranks_step_ahead_by_captured_steps, 120),
           CASE_T(ranks_with_latents_step_ahead, 120), CASE_T(ranks_of_which_a_host_samples, 120),
+          CASE_T(a_group_is_lost_with_a_prompt_whose_layers_leave, 120),
           CASE_T(a_group_is_lost_with_steps_in_flight, 120))
