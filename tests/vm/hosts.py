@@ -40,8 +40,9 @@ class HostNode:
 
     def __init__(self, host, model, role, args=(), env=None, port=8180, as_given=False):
         self.host, self.port, self.name = host, port, f'{role} on host {host}'
-        own = [] if as_given else ['--model', model, '--served-model-name', 'm', '--host', '0.0.0.0', '--port', str(port), '--splitwise-role', role,
-                                   '--advertise-host', ADDRESS[host]]
+        own = [] if as_given else ['--model', model, '--served-model-name', 'm', '--host', '0.0.0.0', '--port', str(port), '--splitwise-role', role]
+        if not as_given and '--data-parallel-address' not in args:  # ranks find it out
+            own += ['--advertise-host', ADDRESS[host]]
         argv = [BIN, 'serve', *own, '--compute-threads', '1', *args]
         env = {'BATON_CLUSTER_SECRET': SECRET, 'KVCACHE_RDMA_NICS': 'rxe_w', **(env or {})}
         if host == 2:
