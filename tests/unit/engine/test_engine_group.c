@@ -382,6 +382,7 @@ TEST(a_rank_with_impossible_rows_is_refused)
     struct scene *s = open_scene(2);
     struct rank *r = s->g.ranks;
     engine_stop(r[1].rig.engine);
+    engine_abort_group(r[0].rig.engine, 1); /* asleep, it would not learn of it by itself */
     await(&r[0].n_lost, 1);
     for (int i = 0; i < 3; i++) {
         struct engine_group_words all[2], mine = { .epoch = 2 + (uint64_t)i, .rank = 1 };
@@ -405,6 +406,7 @@ TEST(bells_leave_room_for_commands)
     struct scene *s = open_scene(2);
     struct rank *r = s->g.ranks;
     engine_stop(r[1].rig.engine);
+    engine_abort_group(r[0].rig.engine, 1); /* asleep, it would not learn of it by itself */
     await(&r[0].n_lost, 1);
     for (int k = 0; k < 2; k++) CHECK(pthread_create(&r[k].thread, NULL, make_ep, &r[k]) == 0);
     for (int k = 0; k < 2; k++) CHECK(pthread_join(r[k].thread, NULL) == 0);
