@@ -18,6 +18,7 @@
 
 enum {
     PING_MS = 500,
+    MEET_MS = 500, /* of cluster_meet, until a further call may give a connection up */
     DEFAULT_LOST_MS = 2500,
     DEFAULT_QUEUE = 64 << 20,
     DEFAULT_FORGET_MS = 60000,
@@ -275,8 +276,11 @@ void cluster_dial(struct cluster *c, uint64_t node)
 
 bool cluster_meet(struct cluster *c, uint32_t purpose, const char *host, uint16_t port)
 {
-    LIST_FOREACH (l, &c->links, struct link, link)
-        if (l->meets && l->purpose == purpose && !l->dead && l->state != LINK_UP) return false;
+    LIST_FOREACH (l, &c->links, struct link, link) {
+        if (!l->meets || l->purpose != purpose || l->dead || l->state == LINK_UP) continue;
+        if (l->state != LINK_CONNECTING || clock_ms() <= l->t_start_ms + MEET_MS) return false;
+        link_fail(l, "no connection within %d ms", MEET_MS);
+    }
     struct link *l = link_dial(&c->link_options, 0, host, port);
     l->meets = true;
     l->purpose = purpose;
@@ -353,7 +357,7 @@ static void send_ping(struct link *l, uint64_t progress, bool has_work)
 static void check_link(struct cluster *c, struct link *l, uint64_t now)
 {
     if (l->state == LINK_CONNECTING && now > l->t_start_ms + LINK_CONNECT_MS) {
-        /* The kernel waits twice as long before each further try. A network that is back is found
+        /* The kernel waits twice as long before each further try: a network that is back is found
          * sooner by a new connection. */
         link_fail(l, "no connection within %d ms", LINK_CONNECT_MS);
     } else if (l->state != LINK_UP) {

@@ -62,7 +62,7 @@ bool cluster_knows(const struct cluster *c, uint64_t node);
 void cluster_dial(struct cluster *c, uint64_t node);
 /* Connects to whatever node listens at this address (a number): on_met tells which it is. A failure
  * is logged only. `purpose` is handed to on_met. False: another connection of this purpose is still
- * being made, this one was not begun. */
+ * being made, this one was not begun; one that is not answered for 500 ms gives way to it. */
 bool cluster_meet(struct cluster *c, uint32_t purpose, const char *host, uint16_t port);
 bool cluster_is_linked(const struct cluster *c, uint64_t node); /* true for this node itself */
 /* Queues one message. ERR_PEER_LOST: unknown node, or its link just failed (on_lost follows or

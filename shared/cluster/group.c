@@ -256,7 +256,8 @@ static void mark_node_gone(struct group *g, uint32_t rank)
 }
 
 /* The rank that should lead does not answer at once. Maybe nobody on its host can be reached, or
- * nobody at all: the others are tried meanwhile, until one answers, a few more each time. */
+ * nobody at all: the others are tried meanwhile, a few more each time, until one answers that would
+ * lead. */
 static void try_others(struct group *g)
 {
     const struct group_roster *r = last_roster(g);
@@ -265,7 +266,10 @@ static void try_others(struct group *g)
     for (uint32_t i = 0, n = 0; i < r->n && n < most; i++) {
         const struct group_member *m = &r->members[i];
         if (g->is_gone[m->rank] || m->rank == g->o.rank) continue;
-        if (cluster_is_linked(g->o.cluster, m->node)) return;
+        if (cluster_is_linked(g->o.cluster, m->node)) {
+            if (m->rank < g->o.rank) return;
+            continue;
+        }
         cluster_learn(g->o.cluster, m->node, m->host, m->port);
         cluster_dial(g->o.cluster, m->node);
         n++;

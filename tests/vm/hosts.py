@@ -87,7 +87,7 @@ class HostNode:
             c.close()
 
 
-def wait_pair(nodes):
+def wait_pair(nodes, timeout=120):
     """Waits until both are ready and each sees both."""
     for n in nodes:
         def good():
@@ -95,7 +95,7 @@ def wait_pair(nodes):
             if status is not None:
                 raise RuntimeError(f'{n.name} ended with {status}:\n{output[-3000:]}')
             return n.request('GET', '/ready', timeout=5)[0] == 200 and len(n.request('GET', '/cluster', timeout=5)[2]['nodes']) == len(nodes)
-        wait_until(f'{n.name} is ready and sees {len(nodes)} nodes', good, 120, 0.2)
+        wait_until(f'{n.name} is ready and sees {len(nodes)} nodes', good, timeout, 0.2)
 
 
 def connect(node, protocol, in_a_row, timeout):
@@ -123,7 +123,7 @@ def two_nodes(model, protocol, args=(), prefill_args=(), decode_args=(), more_en
     try:
         nodes.append(HostNode(1, model, 'prefill', [*common, *prefill_args, '--engine-worker-queue-port', '7013'], env))
         nodes.append(HostNode(2, model, 'decode', [*common, *decode_args, '--router', f'{ADDRESS[1]}:7013'], env))
-        wait_pair(nodes)
+        wait_pair(nodes, connect_s)
         connect(nodes[0], protocol, in_a_row, connect_s)
         yield nodes
     except BaseException:
