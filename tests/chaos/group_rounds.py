@@ -291,7 +291,7 @@ def under_load(size, tp, redundant, seed, what, kind=Group):
         for rank in group.all():
             assert rank.p.wait(20) == 0, f'{rank.name} ended with {rank.p.returncode}'
     print(f'{what} of {group}: {load.n_ok} right answers, {load.n_excused} ended with their entry; '
-          + ', '.join(f'{k} {statistics.median(v):.2f} s, at worst {max(v):.2f} s' for k, v in sorted(times.items())), flush=True)
+          + '; '.join(f'{k} {statistics.median(v):.2f} s, at worst {max(v):.2f} s' for k, v in sorted(times.items())), flush=True)
 
 
 def rounds(size, n, seed, stop_s=5.0, stops_every=3, tp=1, redundant=0, served=False):

@@ -47,8 +47,8 @@ def test_nodes_that_end_in_turn():
 
 @alone
 def test_hosts_that_are_cut_off():
-    cuts('--hosts', 8, '--rounds', 4, '--seed', 14)
-    cuts('--hosts', 2, '--rounds', 3, '--seed', 15)
+    cuts('--hosts', 8, '--rounds', 3, '--cut', 6.5, '--seed', 14)
+    cuts('--hosts', 2, '--rounds', 1, '--cut', 6.5, '--seed', 15)
 
 
 @alone

@@ -38,11 +38,29 @@ def test_pairs_ucx():
     pairs_equal_one('deepseek_v3', 'ucx', [(4, 2)])
 
 
-def test_all_pairs_rdma_long():
-    for name in PAIRED:
-        pairs_equal_one(name, 'rdma', [(p, d) for p in SIZES for d in SIZES])
+def all_pairs(name, protocol):
+    pairs_equal_one(name, protocol, [(p, d) for p in SIZES for d in SIZES])
 
 
-def test_all_pairs_ucx_long():
-    for name in PAIRED:
-        pairs_equal_one(name, 'ucx', [(p, d) for p in SIZES for d in SIZES])
+def test_all_pairs_of_qwen3_moe_rdma_long():
+    all_pairs('qwen3_moe', 'rdma')
+
+
+def test_all_pairs_of_llama_rdma_long():
+    all_pairs('llama', 'rdma')
+
+
+def test_all_pairs_of_deepseek_v3_rdma_long():
+    all_pairs('deepseek_v3', 'rdma')
+
+
+def test_all_pairs_of_qwen3_moe_ucx_long():
+    all_pairs('qwen3_moe', 'ucx')
+
+
+def test_all_pairs_of_llama_ucx_long():
+    all_pairs('llama', 'ucx')
+
+
+def test_all_pairs_of_deepseek_v3_ucx_long():
+    all_pairs('deepseek_v3', 'ucx')
