@@ -9,6 +9,7 @@
 #include "shared/base/log.h"
 #include "shared/cluster/proto/node.pb-c.h"
 #include "tests/unit/cluster/cluster_rig.h"
+#include "tests/unit/cluster/silence.h"
 #include "tests/unit/net/net_fixture.h"
 
 enum { LOST_MS = 600 };
@@ -533,6 +534,37 @@ TEST(cluster_frozen_peer_is_lost_within_three_seconds)
     cluster_rig_close(&r);
 }
 
+/* A host that is cut off: its kernel answers nothing. Who comes later to the same port is found by
+ * the next try, while the kernel would repeat the first after 1, 3 and 7 s. */
+TEST(cluster_connections_that_nobody_answers_are_given_up)
+{
+    struct cluster_rig r;
+    struct silence silent;
+    cluster_rig_open(&r);
+    struct peer_node *a = peer_open(&r, 1, (struct peer_options){ 0 }),
+                     *b = peer_open(&r, 2, (struct peer_options){ 0 });
+    const uint16_t port = cluster_port(b->c);
+    peer_close(b);
+    be_silent(&silent, port);
+    cluster_learn(a->c, 2, "127.0.0.1", port);
+    const uint64_t t = clock_ms();
+    CHECK_OK(send_number(a, 2, 0));
+    CHECK(cluster_meet(a->c, 0, "127.0.0.1", port));
+    CHECK(!cluster_meet(a->c, 0, "127.0.0.1", port));
+    CHECK(cluster_meet(a->c, 1, "127.0.0.1", port)); /* for another purpose */
+    RIG_WAIT_MS(&r, cluster_meet(a->c, 0, "127.0.0.1", port), 1000);
+    CHECK(clock_ms() - t > 450);
+    RIG_WAIT_MS(&r, a->n_lost == 1, 2000);
+    CHECK(clock_ms() - t > 900);
+    CHECK_EQ_STR(a->why, "no connection within 1000 ms");
+    be_heard(&silent);
+    b = peer_open(&r, 3, (struct peer_options){ .port = port });
+    RIG_WAIT_MS(&r, cluster_meet(a->c, 0, "127.0.0.1", port) && cluster_knows(a->c, 3), 1500);
+    peer_close(a);
+    peer_close(b);
+    cluster_rig_close(&r);
+}
+
 TEST(cluster_own_stop_loses_nobody)
 {
     struct cluster_rig r;
@@ -844,7 +876,8 @@ TEST_MAIN(
     CASE(cluster_disconnect_is_a_loss_on_both_sides),
     CASE(cluster_forgets_addresses_that_nobody_uses), CASE(cluster_headers_count_against_the_queue),
     CASE(cluster_no_progress_with_work_is_lost), CASE(cluster_killed_peer_is_lost_at_once),
-    CASE(cluster_frozen_peer_is_lost_within_three_seconds), CASE(cluster_own_stop_loses_nobody),
+    CASE(cluster_frozen_peer_is_lost_within_three_seconds),
+    CASE(cluster_connections_that_nobody_answers_are_given_up), CASE(cluster_own_stop_loses_nobody),
     CASE(cluster_acceptor_that_skips_its_proof_stays_a_stranger),
     CASE(cluster_acceptor_with_a_wrong_proof_stays_a_stranger),
     CASE(cluster_strangers_bytes_end_their_connection), CASE(cluster_silent_strangers_are_cut_off),

@@ -1,13 +1,12 @@
 /* test_group.c - ranks of a group over real sockets: meeting in any order, exchanges of the threads
  * that prepare, losses at every stage, ranks that come back, and ranks that do not belong. */
-#include <arpa/inet.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <sys/socket.h>
 
 #include "shared/cluster/group.h"
 #include "shared/cluster/proto/node.pb-c.h"
 #include "tests/unit/cluster/cluster_rig.h"
+#include "tests/unit/cluster/silence.h"
 
 enum { RANKS = 5, ROUNDS = 4, LOST_MS = 1200, RETRY_MS = 20, GRACE_MS = 300 };
 
@@ -448,34 +447,6 @@ TEST(ranks_that_are_lost_together)
     close_rank(&s.ranks[3]);
     RIG_WAIT_MS(&s.rig, together(&s, 2), 3000);
     close_scene(&s);
-}
-
-/* A port of which nothing is heard, as of a host that is cut off: its queue of connections is full,
- * so the kernel answers no more of them. */
-struct silence {
-    int listener, waiting[8];
-};
-
-static void be_silent(struct silence *s, uint16_t port)
-{
-    const struct sockaddr_in at = { .sin_family = AF_INET,
-                                    .sin_port = htons(port),
-                                    .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-    const int one = 1;
-    s->listener = socket(AF_INET, SOCK_STREAM, 0);
-    CHECK(setsockopt(s->listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) == 0);
-    CHECK(bind(s->listener, (const struct sockaddr *)&at, sizeof at) == 0);
-    CHECK(listen(s->listener, 0) == 0);
-    for (size_t i = 0; i < COUNT_OF(s->waiting); i++) {
-        s->waiting[i] = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
-        (void)connect(s->waiting[i], (const struct sockaddr *)&at, sizeof at);
-    }
-}
-
-static void be_heard(struct silence *s)
-{
-    for (size_t i = 0; i < COUNT_OF(s->waiting); i++) close(s->waiting[i]);
-    close(s->listener);
 }
 
 /* All that would lead before it are cut off: it does not wait for one after the other. */
