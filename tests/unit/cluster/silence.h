@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "shared/base/mem.h"
 #include "tests/harness/test.h"
 
 struct silence {
