@@ -383,12 +383,12 @@ static void complete_step(struct engine *e, int parity)
     f->active = false;
     if (!f->sampled) sample(e, b);
     engine_free_deferred(e);
+    counter_add(e->metrics.recomputed, f->n_recomputed); /* before anybody hears of the tokens */
     publish_blocks(e, b);
     keep_tokenless_chunks(b);
     take_tokens(e, b);
     finish_tokenless_chunks(e, b);
     counter_add(e->metrics.steps, 1);
-    counter_add(e->metrics.recomputed, f->n_recomputed);
     observe_time(e, f);
     atomic_fetch_add_explicit(&e->load.n_steps, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&e->load.n_progress, 1, memory_order_relaxed);
