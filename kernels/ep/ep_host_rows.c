@@ -9,24 +9,25 @@
 #include "kernels/ep/ep.h"
 #include "kernels/float_bits.h"
 
-static void to_bf16(uint16_t *to, const float *x, size_t n)
+static void to_bf16(void *to, const float *x, size_t n)
 {
-    for (size_t k = 0; k < n; k++) to[k] = float_to_bf16(x[k]);
+    char *out = to;
+    for (size_t k = 0; k < n; k++) {
+        const uint16_t half = float_to_bf16(x[k]);
+        memcpy(out + k * sizeof half, &half, sizeof half);
+    }
 }
 
 static void sum(const struct ep_row_sum *s)
 {
-    for (size_t k = 0; k < s->n; k++) {
-        float y = s->add ? s->y[k] : 0;
-        for (size_t j = 0; j < s->n_used; j++) y = fmaf(s->weights[j], ep_row_result(s, j, k), y);
-        s->y[k] = y;
-    }
+    for (size_t k = 0; k < s->n; k++) s->y[k] = ep_row_sum_of(s, k);
 }
 
 const struct ep_host_rows ep_host_rows_plain = { .to_bf16 = to_bf16, .sum = sum };
 
 const struct ep_host_rows *ep_host_rows_choose(void)
 {
+    if (cpu_supports_avx512()) return &ep_host_rows_avx512;
     return cpu_supports_avx2() ? &ep_host_rows_avx2 : &ep_host_rows_plain;
 }
 
@@ -47,8 +48,24 @@ void ep_host_rows_send(const struct ep_host_rows *r, enum dtype send, const floa
                        unsigned char *to, size_t scales_at)
 {
     if (send == DTYPE_F32) memcpy(to, x, n * sizeof *x);
-    else if (send == DTYPE_BF16) r->to_bf16((uint16_t *)(void *)to, x, n);
+    else if (send == DTYPE_BF16) r->to_bf16(to, x, n);
     else send_f8(x, n, to, scales_at);
+}
+
+void ep_host_rows_send_part(const struct ep_host_rows *r, const float *x, size_t at, size_t n,
+                            unsigned char *to)
+{
+    unsigned char half[2];
+    x += at / 2;
+    if (at % 2 && n) {
+        ep_host_rows_plain.to_bf16(half, x++, 1);
+        *to++ = half[1];
+        n--;
+    }
+    r->to_bf16(to, x, n / 2);
+    if (n % 2 == 0) return;
+    ep_host_rows_plain.to_bf16(half, x + n / 2, 1);
+    to[n - 1] = half[0];
 }
 
 static void read_f8(const unsigned char *row, const float *scales, float *x, size_t n)

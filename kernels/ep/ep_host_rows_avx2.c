@@ -55,16 +55,13 @@ static void sum(const struct ep_row_sum *s)
         for (; k + STEP <= s->n; k += STEP) sum_columns(s, k, true);
     else
         for (; k + STEP <= s->n; k += STEP) sum_columns(s, k, false);
-    for (; k < s->n; k++) {
-        float y = s->add ? s->y[k] : 0;
-        for (size_t j = 0; j < s->n_used; j++) y = fmaf(s->weights[j], ep_row_result(s, j, k), y);
-        s->y[k] = y;
-    }
+    for (; k < s->n; k++) s->y[k] = ep_row_sum_of(s, k);
 }
 
 /* The upper halves of 16 lanes, in order. */
-static void to_bf16(uint16_t *to, const float *x, size_t n)
+static void to_bf16(void *to, const float *x, size_t n)
 {
+    char *out = to;
     size_t k = 0;
     for (; k + 2 * LANES <= n; k += 2 * LANES) {
         const __m256i a = _mm256_srli_epi32(_mm256_castps_si256(rounded(_mm256_loadu_ps(x + k))),
@@ -72,9 +69,9 @@ static void to_bf16(uint16_t *to, const float *x, size_t n)
                       b = _mm256_srli_epi32(
                           _mm256_castps_si256(rounded(_mm256_loadu_ps(x + k + LANES))), 16),
                       both = _mm256_permute4x64_epi64(_mm256_packus_epi32(a, b), 0xd8);
-        _mm256_storeu_si256((__m256i *)(void *)(to + k), both);
+        _mm256_storeu_si256((__m256i *)(void *)(out + 2 * k), both);
     }
-    for (; k < n; k++) to[k] = float_to_bf16(x[k]);
+    ep_host_rows_plain.to_bf16(out + 2 * k, x + k, n - k);
 }
 
 const struct ep_host_rows ep_host_rows_avx2 = { .to_bf16 = to_bf16, .sum = sum };

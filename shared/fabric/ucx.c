@@ -27,7 +27,8 @@ struct departure {
     struct fabric_peer *peer;
     bool runs;
     unsigned char header[FABRIC_HEADER_MAX];
-    ucp_dt_iov_t parts[FABRIC_PARTS_MAX];
+    struct fabric_part parts[FABRIC_PARTS_MAX];
+    size_t n_parts, n; /* n: bytes of all */
 };
 
 struct fabric_peer {
@@ -42,7 +43,8 @@ struct fabric {
     struct fabric_events events;
     ucp_context_h context;
     ucp_worker_h worker;
-    int fd; /* of the worker, which owns it */
+    ucp_datatype_t gathered; /* a departure's parts */
+    int fd;                  /* of the worker, which owns it */
     ucp_address_t *address;
     size_t address_bytes;
     struct fabric_peer *peers;
@@ -106,17 +108,81 @@ static struct departure *free_departure(struct fabric_peer *p)
     return NULL;
 }
 
-/* Copies header and list, and returns the number of bytes. */
-static size_t fill(struct departure *d, const void *header, size_t header_bytes,
-                   const struct fabric_part *parts, size_t n_parts)
+/* Copies header and list. */
+static void fill(struct departure *d, const void *header, size_t header_bytes,
+                 const struct fabric_part *parts, size_t n_parts)
 {
-    size_t n = 0;
     memcpy(d->header, header, header_bytes);
+    d->n = 0;
+    d->n_parts = n_parts;
     for (size_t i = 0; i < n_parts; i++) {
-        d->parts[i] = (ucp_dt_iov_t){ (void *)parts[i].data, parts[i].n };
-        n += parts[i].n;
+        d->parts[i] = parts[i];
+        d->n += parts[i].n;
     }
-    return n;
+}
+
+/* What UCX asks of a datatype: a departure is its own state. Bytes go into the transport's buffer,
+ * as many at a time as it has room for. */
+static void *gather_begin(void *context, const void *departure, size_t count)
+{
+    (void)context;
+    (void)count;
+    return (void *)departure;
+}
+
+static size_t gather_bytes(void *departure)
+{
+    const struct departure *d = departure;
+    return d->n;
+}
+
+static size_t gather(void *departure, size_t at, void *to, size_t room)
+{
+    const struct departure *d = departure;
+    const struct fabric_events *e = &d->peer->f->events;
+    size_t done = 0;
+    for (size_t i = 0; i < d->n_parts && done < room; i++) {
+        const struct fabric_part *p = &d->parts[i];
+        if (at < p->n) {
+            const size_t n = p->n - at < room - done ? p->n - at : room - done;
+            char *here = (char *)to + done;
+            if (p->converts) e->convert(e->arg, here, p->data, p->at + at, n);
+            else memcpy(here, (const char *)p->data + p->at + at, n);
+            done += n;
+        }
+        at -= at < p->n ? at : p->n;
+    }
+    return done;
+}
+
+static void gather_end(void *departure) { (void)departure; }
+
+static ucs_status_t make_datatype(struct fabric *f)
+{
+    static const ucp_generic_dt_ops_t ops = { .start_pack = gather_begin,
+                                              .packed_size = gather_bytes,
+                                              .pack = gather,
+                                              .finish = gather_end };
+    return ucp_dt_create_generic(&ops, NULL, &f->gathered);
+}
+
+/* What lies together here can be sent without a copy into UCX's buffer. */
+static ucs_status_ptr_t start(struct departure *d, size_t header_bytes)
+{
+    const struct fabric_part *first = d->parts;
+    const bool is_plain = d->n_parts == 0 || (d->n_parts == 1 && !first->converts);
+    const void *data = d;
+    if (is_plain) data = d->n ? (const char *)first->data + first->at : NULL;
+    const ucp_request_param_t param = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+                        UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_DATATYPE,
+        .flags = UCP_AM_SEND_FLAG_EAGER, /* rendezvous over tcp is zero-copy (open_context) */
+        .datatype = is_plain ? ucp_dt_make_contig(1) : d->peer->f->gathered,
+        .cb.send = on_sent,
+        .user_data = d,
+    };
+    return ucp_am_send_nbx(d->peer->ep, AM_MESSAGE, d->header, header_bytes, data,
+                           is_plain ? d->n : 1, &param);
 }
 
 enum status fabric_send(struct fabric *f, uint32_t peer, const void *header, size_t header_bytes,
@@ -129,23 +195,11 @@ enum status fabric_send(struct fabric *f, uint32_t peer, const void *header, siz
     struct departure *d = free_departure(p);
     if (p->lost) return ERR_PEER_LOST;
     if (!d) return ERR_BUSY;
-    const size_t n = fill(d, header, header_bytes, parts, n_parts);
-    ASSERT(n <= FABRIC_PIECE_MAX);
+    fill(d, header, header_bytes, parts, n_parts);
+    ASSERT(d->n <= FABRIC_PIECE_MAX);
     d->runs = true;
     p->n_sending++;
-    const ucp_request_param_t param = {
-        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
-                        UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_DATATYPE,
-        .flags = UCP_AM_SEND_FLAG_EAGER, /* rendezvous over tcp is zero-copy (open_context) */
-        .datatype = n_parts > 1 ? ucp_dt_make_iov() : ucp_dt_make_contig(1),
-        .cb.send = on_sent,
-        .user_data = d,
-    };
-    const ucs_status_ptr_t r = n_parts > 1
-                                   ? ucp_am_send_nbx(p->ep, AM_MESSAGE, d->header, header_bytes,
-                                                     d->parts, n_parts, &param)
-                                   : ucp_am_send_nbx(p->ep, AM_MESSAGE, d->header, header_bytes,
-                                                     n ? parts->data : NULL, n, &param);
+    const ucs_status_ptr_t r = start(d, header_bytes);
     if (UCS_PTR_IS_PTR(r)) return OK;
     end_departure(d);
     if (!UCS_PTR_IS_ERR(r)) return OK;
@@ -256,6 +310,7 @@ static enum status open_worker(struct fabric *f, struct err *err)
     if (st == UCS_OK) st = ucp_worker_set_am_recv_handler(f->worker, &am);
     if (st == UCS_OK) st = ucp_worker_get_efd(f->worker, &f->fd);
     if (st == UCS_OK) st = ucp_worker_get_address(f->worker, &f->address, &f->address_bytes);
+    if (st == UCS_OK) st = make_datatype(f);
     if (st != UCS_OK) return err_set(err, ERR_IO, "no UCX worker: %s", ucs_status_string(st));
     if (f->address_bytes > FABRIC_ADDRESS_MAX)
         return err_set(
@@ -348,6 +403,7 @@ void fabric_close(struct fabric *f, uint64_t flush_ms)
     for (uint32_t i = 0; i < f->n_peers; i++) close_endpoint(&f->peers[i], close_end);
     if (f->address) ucp_worker_release_address(f->worker, f->address);
     if (f->worker) ucp_worker_destroy(f->worker);
+    if (f->gathered) ucp_dt_destroy(f->gathered);
     if (f->context) ucp_cleanup(f->context);
     for (uint32_t i = 0; i < f->n_peers; i++) mem_free(f->peers[i].sends);
     mem_free(f->peers);

@@ -39,6 +39,9 @@ struct fabric_events {
     /* The message lies at its place. Also for n 0, if `place` was not NULL. */
     void (*received)(void *arg, const void *header, size_t header_bytes, size_t n);
     void (*lost)(void *arg, uint32_t peer, const char *why);
+    /* Writes n bytes from byte `at` on of what the data of a part is sent as. `to` is aligned to
+     * nothing. NULL: no part needs it. */
+    void (*convert)(void *arg, void *to, const void *data, size_t at, size_t n);
     void *arg;
 };
 
@@ -57,14 +60,17 @@ const void *fabric_address(const struct fabric *f, size_t *bytes);
 enum status fabric_connect(struct fabric *f, uint32_t peer, const void *address,
                            struct err *err) MUST_CHECK;
 
-/* Bytes of a message, which lie apart here and together at the receiver's place. */
+/* Bytes of a message, which lie apart here and together at the receiver's place: n from byte `at`
+ * on of what data is sent as, itself or what `convert` makes of it. */
 struct fabric_part {
     const void *data;
-    size_t n;
+    size_t at, n;
+    bool converts;
 };
 
 /* Sends a message of n_parts parts, together at most FABRIC_PIECE_MAX bytes, to a connected peer.
- * The header and the list are copied; the bytes stay as they are until the send is complete.
+ * The header and the list are copied; the data stays as it is until the send is complete, and
+ * `convert` may be called until then, in calls of the fabric.
  * ERR_BUSY: FABRIC_WINDOW sends are not: progress and try again. ERR_PEER_LOST. */
 enum status fabric_send(struct fabric *f, uint32_t peer, const void *header, size_t header_bytes,
                         const struct fabric_part *parts, size_t n_parts) MUST_CHECK;

@@ -62,7 +62,6 @@ static void lay_out(struct ep_ucx *u)
         lay_out_rows(u);
         ep_ucx_lay_out_window(u);
         u->results = place(&at, ep_pair_slots(c), u->back_bytes);
-        u->rounded = place(&at, c->back == DTYPE_BF16 ? ep_max_slots(c) : 0, u->back_bytes);
         u->plans = place(&at, turns, u->plan_bytes);
         u->orders = place(&at, size, u->order_bytes);
     }
@@ -72,7 +71,7 @@ static void lay_out(struct ep_ucx *u)
 
 static enum status make_memory(struct ep_ucx *u, struct err *err)
 {
-    char **const places[] = { &u->results, &u->rounded, &u->plans, &u->orders, &u->parts };
+    char **const places[] = { &u->results, &u->plans, &u->orders, &u->parts };
     lay_out(u);
     u->memory = pages_map(u->memory_bytes);
     if (!u->memory)

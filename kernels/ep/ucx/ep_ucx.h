@@ -59,11 +59,11 @@ struct ep_ucx_in {
     bool whole;
 };
 
-/* Bytes that lie together at the sender. */
+/* Bytes that lie together at the sender, those of results that travel as bf16 as f32. */
 struct ep_ucx_run {
     enum ep_ucx_kind kind;
     const void *data;
-    size_t n;
+    size_t n; /* as they travel */
 };
 
 /* What goes to a rank in the running phase. */
@@ -112,7 +112,6 @@ struct ep_ucx {
     size_t memory_bytes;
     size_t row_bytes, scales_at, back_bytes, plan_bytes, order_bytes, part_bytes;
     char *results; /* [max_rows n_used] that came, in the order of the plan */
-    char *rounded; /* [max_slots] own results as bf16 */
     char *plans;   /* [EP_UCX_TURNS, size] */
     char *orders;  /* [size] */
     char *parts;   /* [EP_UCX_TURNS, size] of a collective */

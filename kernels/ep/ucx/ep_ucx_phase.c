@@ -208,9 +208,21 @@ static void on_received(void *arg, const void *header, size_t header_bytes, size
     u->n_messages++;
 }
 
+/* Results are rounded on their way into the transport's buffer, which they are copied to anyway. */
+static bool is_rounded(const struct ep_ucx *u, enum ep_ucx_kind kind)
+{
+    return kind == EP_UCX_RESULTS && u->base.config.back == DTYPE_BF16;
+}
+
+static void on_convert(void *arg, void *to, const void *data, size_t at, size_t n)
+{
+    const struct ep_ucx *u = arg;
+    ep_host_rows_send_part(u->rows_loop, data, at, n, to);
+}
+
 struct fabric_events ep_ucx_events(struct ep_ucx *u)
 {
-    return (struct fabric_events){ on_place, on_received, on_lost, u };
+    return (struct fabric_events){ on_place, on_received, on_lost, on_convert, u };
 }
 
 /* ---- what goes ---- */
@@ -239,8 +251,8 @@ static size_t gather(struct ep_ucx *u, int32_t to, const struct ep_ucx_out *from
         }
         const size_t left = after->run.n - after->in_run, room = FABRIC_PIECE_MAX - n,
                      take = left < room ? left : room;
-        parts[(*n_parts)++] = (struct fabric_part){ (const char *)after->run.data + after->in_run,
-                                                    take };
+        parts[(*n_parts)++] = (struct fabric_part){ after->run.data, after->in_run, take,
+                                                    is_rounded(u, after->run.kind) };
         after->in_run += take;
         n += take;
     }

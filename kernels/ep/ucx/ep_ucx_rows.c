@@ -317,13 +317,6 @@ enum status ep_ucx_dispatch_end(struct ep *e, struct ep_batch *out, struct err *
 
 /* ---- combine ---- */
 
-static const char *result_bytes(const struct ep_ucx *u, size_t slot)
-{
-    return u->base.config.back == DTYPE_BF16
-               ? u->rounded + slot * u->back_bytes
-               : (const char *)(u->out_rows + slot * (size_t)u->base.config.hidden);
-}
-
 static bool next_results(struct ep_ucx *u, int32_t to, size_t *cursor, struct ep_ucx_run *run)
 {
     const int32_t size = u->base.config.size, *n = order_of(u, to);
@@ -332,7 +325,8 @@ static bool next_results(struct ep_ucx *u, int32_t to, size_t *cursor, struct ep
     *cursor = e + 1;
     if (e >= (size_t)u->base.n_local) return false;
     const int32_t slot = u->origin[e * (size_t)size + (size_t)to];
-    *run = (struct ep_ucx_run){ EP_UCX_RESULTS, result_bytes(u, (size_t)slot),
+    *run = (struct ep_ucx_run){ EP_UCX_RESULTS,
+                                u->out_rows + (size_t)slot * (size_t)u->base.config.hidden,
                                 (size_t)n[e] * u->back_bytes };
     return true;
 }
@@ -340,10 +334,6 @@ static bool next_results(struct ep_ucx *u, int32_t to, size_t *cursor, struct ep
 static void send_results(struct ep_ucx *u)
 {
     const struct ep_config *c = &u->base.config;
-    const size_t n_slots = (size_t)u->slot_begin[u->base.n_local], hidden = (size_t)c->hidden;
-    for (size_t s = 0; s < n_slots && c->back == DTYPE_BF16; s++)
-        u->rows_loop->to_bf16((uint16_t *)(void *)(u->rounded + s * u->back_bytes),
-                              u->out_rows + s * hidden, hidden);
     for (int32_t r = 0; r < c->size; r++) {
         u->out[r].total = 0;
         for (int32_t e = 0; e < u->base.n_local && !u->reads_mine[r]; e++)

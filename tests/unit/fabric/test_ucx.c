@@ -27,9 +27,13 @@ struct mail {
 
 static unsigned char byte_of(uint64_t seed, size_t i) { return (unsigned char)(seed * 31 + i * 7); }
 
+/* [2 PLACE_BYTES]: the bytes of a message, and what `convert` makes them of. */
 static void fill(unsigned char *to, uint64_t seed, size_t n)
 {
-    for (size_t i = 0; i < n; i++) to[i] = byte_of(seed, i);
+    for (size_t i = 0; i < n; i++) {
+        to[i] = byte_of(seed, i);
+        to[PLACE_BYTES + i] = (unsigned char)~to[i];
+    }
 }
 
 static void *place(void *arg, const void *header, size_t header_bytes, size_t n)
@@ -55,6 +59,13 @@ static void received(void *arg, const void *header, size_t header_bytes, size_t 
         CHECK_EQ_INT(m->places[h.from][i], byte_of(h.seed, i));
 }
 
+static void convert(void *arg, void *to, const void *data, size_t at, size_t n)
+{
+    const unsigned char *from = data;
+    CHECK(((struct mail *)arg)->f != NULL);
+    for (size_t i = 0; i < n; i++) ((unsigned char *)to)[i] = (unsigned char)~from[at + i];
+}
+
 static void lost(void *arg, uint32_t peer, const char *why)
 {
     struct mail *m = arg;
@@ -65,7 +76,7 @@ static void lost(void *arg, uint32_t peer, const char *why)
 /* Opens this process's fabric and connects it to all others. */
 static void open_mail(struct mail *m, struct world *w)
 {
-    const struct fabric_events events = { place, received, lost, m };
+    const struct fabric_events events = { place, received, lost, convert, m };
     struct err err = { 0 };
     size_t n;
     static unsigned char all[PEERS][ADDRESS_MAX];
@@ -105,7 +116,7 @@ static bool is_sending(const struct mail *m)
     return false;
 }
 
-/* In as many parts as the number says. */
+/* In as many parts as the number says, some of which are converted. */
 static enum status send_in_parts(struct mail *m, uint32_t to, const struct head *h,
                                  const unsigned char *data, size_t n)
 {
@@ -113,7 +124,9 @@ static enum status send_in_parts(struct mail *m, uint32_t to, const struct head 
     const size_t n_parts = n ? 1 + h->number % FABRIC_PARTS_MAX : 0;
     for (size_t i = 0; i < n_parts; i++) {
         const size_t begin = n * i / n_parts, end = n * (i + 1) / n_parts;
-        parts[i] = (struct fabric_part){ data + begin, end - begin };
+        const bool converts = (i + h->number) % 3 == 1;
+        parts[i] = (struct fabric_part){ data + (converts ? PLACE_BYTES : 0), begin, end - begin,
+                                         converts };
     }
     return fabric_send(m->f, to, h, sizeof *h, parts, n_parts);
 }
@@ -138,7 +151,7 @@ static void rank_of_letters(struct world *w)
     unsigned char *data[COUNT_OF(SIZES)];
     open_mail(&m, w);
     for (uint32_t i = 0; i < COUNT_OF(SIZES); i++) {
-        data[i] = mem_calloc(SIZES[i] + 1, 1);
+        data[i] = mem_calloc(2 * (size_t)PLACE_BYTES, 1);
         fill(data[i], i + 100 * (uint64_t)w->rank, SIZES[i]);
     }
     for (uint32_t k = 0; k < EACH; k++)
@@ -187,7 +200,7 @@ static void meet(struct mail *m)
 static void rank_of_a_loss(struct world *w)
 {
     struct mail m;
-    unsigned char *data = mem_calloc(PLACE_BYTES, 1);
+    unsigned char *data = mem_calloc(2 * (size_t)PLACE_BYTES, 1);
     open_mail(&m, w);
     fill(data, 5, PLACE_BYTES);
     meet(&m);
@@ -248,7 +261,7 @@ TEST(a_stopped_peer_holds_nobody_up) { losses(SIGSTOP, rounds(4)); }
 
 TEST(transports_that_there_are_not_are_named)
 {
-    const struct fabric_events events = { place, received, lost, NULL };
+    const struct fabric_events events = { place, received, lost, NULL, NULL };
     struct fabric *f = NULL;
     struct err err = { 0 };
     CHECK_STATUS(fabric_open("abacus", PEERS, &events, &f, &err), ERR_NODEV);
