@@ -311,16 +311,22 @@ static enum status check_unused(const struct config *c, struct err *err)
     return OK;
 }
 
-/* LIMIT: GPUs that share experts are of one host. */
+/* LIMIT: GPUs that share experts or an attention are of one host. */
 static enum status check_gpus(const struct config *c, const struct hosts *h, const struct ranks *r,
                               struct err *err)
 {
     const bool elsewhere = h->n > 1 || (r->kind == RANKS_PARENT && ranks_elsewhere(r));
-    if (!r->experts || !is_on_gpu(c) || (r->size <= EP_PEERS_MAX && !elsewhere)) return OK;
+    if (!is_on_gpu(c)) return OK;
+    if (r->tp.size > EP_PEERS_MAX)
+        return err_field(err, ERR_UNSUPPORTED, "tensor-parallel-size",
+                         "--tensor-parallel-size %u with --device cuda: a node has up to %d GPUs; "
+                         "give %d or less, or --device cpu",
+                         r->tp.size, EP_PEERS_MAX, EP_PEERS_MAX);
+    if (!r->experts || (r->size * r->tp.size <= EP_PEERS_MAX && !elsewhere)) return OK;
     return err_field(err, ERR_UNSUPPORTED, "enable-expert-parallel",
                      "--enable-expert-parallel with --device cuda is supported for up to %d ranks "
                      "of one host; give --data-parallel-size %d or less, or --device cpu",
-                     EP_PEERS_MAX, EP_PEERS_MAX);
+                     EP_PEERS_MAX, (int)(EP_PEERS_MAX / r->tp.size));
 }
 
 static enum status read_sizes(const struct config *c, size_t n_nodes, struct ranks *r,

@@ -81,12 +81,12 @@ static enum status choose_backend(const struct node *n, struct ep_config *c, str
 
 /* On GPUs rows go from one to the other, and what the hosts tell each other through an object of
  * their own. LIMIT: GPUs of one host. */
-static enum status create_on_gpu(const struct node *n, struct ep_config *c, struct ep **out,
-                                 struct err *err)
+enum status node_ep_create_on_gpu(const struct node *n, struct ep_config *c, size_t words_bytes,
+                                  struct ep **out, struct err *err)
 {
     struct ep_config words = *c;
     words.device = kernel_host(engine_model(n->engine)->kernels)->device;
-    words.collective_bytes = EP_WORDS_BYTES;
+    words.collective_bytes = words_bytes;
     words.placement = (struct ep_placement){ 0 };
     TRY(ep_create(&words, &c->words, err));
     c->backend = "peer";
@@ -99,5 +99,6 @@ enum status node_ep_create(const struct node *n, struct ep_config *c, struct ep 
                            struct err *err)
 {
     TRY(choose_backend(n, c, err));
-    return c->device->is_host ? ep_create(c, out, err) : create_on_gpu(n, c, out, err);
+    return c->device->is_host ? ep_create(c, out, err)
+                              : node_ep_create_on_gpu(n, c, EP_WORDS_BYTES, out, err);
 }

@@ -134,6 +134,10 @@ struct ep_config node_ep_config(const struct node *n, struct group *g, uint32_t 
  * c->exchange. Changes c. Thread: a worker. */
 enum status node_ep_create(const struct node *n, struct ep_config *c, struct ep **out,
                            struct err *err) MUST_CHECK;
+/* Creates the object of ranks on GPUs, and one for their words, whose backend c has chosen. Changes
+ * c. Thread: a worker. */
+enum status node_ep_create_on_gpu(const struct node *n, struct ep_config *c, size_t words_bytes,
+                                  struct ep **out, struct err *err) MUST_CHECK;
 
 /* ---- node_ranks.c: with --tensor-parallel-size ---- */
 

@@ -60,8 +60,9 @@ static void make_ep(void *arg)
     struct node_whole *w = arg;
     struct node *n = w->node;
     struct ep_config c = node_ep_config(n, n->ranks.group, n->o.tp.rank, n->o.tp.size);
-    engine_node_needs(n->engine, &c);
-    w->st = ep_create(&c, &w->ep, &w->err);
+    const size_t words = engine_node_needs(n->engine, &c);
+    w->st = c.device->is_host ? ep_create(&c, &w->ep, &w->err)
+                              : node_ep_create_on_gpu(n, &c, words, &w->ep, &w->err);
 }
 
 /* Thread: a worker. */

@@ -297,6 +297,7 @@ enum status ep_plan(struct ep *e, const struct ep_rows *rows, struct ep_counts *
     e->n_rows = rows->n;
     e->map = rows->map;
     e->n_real = rows->n_real;
+    e->first_row = rows->first_row;
     e->chosen = rows->chosen;
     TRY(ended(e, e->ops->plan(e, rows->experts, &counts, err), err));
     if (out) *out = counts;
@@ -385,12 +386,17 @@ enum status ep_gather_columns(struct ep *e, float *y, size_t y_stride, const flo
     return ended(e, e->ops->gather_columns(e, &a, err), err);
 }
 
-enum status ep_gather_words(struct ep *e, void *all, const void *mine, size_t bytes,
-                            struct err *err)
+struct ep *ep_of_hosts(struct ep *e)
 {
     struct ep *words = e->config.words ? e->config.words : e;
     ASSERT(words->ops->on_host);
-    return ep_all_gather(words, all, mine, bytes, err);
+    return words;
+}
+
+enum status ep_gather_words(struct ep *e, void *all, const void *mine, size_t bytes,
+                            struct err *err)
+{
+    return ep_all_gather(ep_of_hosts(e), all, mine, bytes, err);
 }
 
 struct ep_places ep_places(const struct ep *e) { return e->ops->places(e); }

@@ -93,6 +93,7 @@ struct ep_rows {
     /* Of backends whose calls a CUDA graph can have (ep_is_capturable), in the GPU's memory: */
     const int32_t *n_real; /* how many rows are real when the call runs: the others are padding,
                             * which goes nowhere, and whose y stays as it is. NULL: all */
+    int32_t first_row;     /* of these rows among those that *n_real counts */
     uint64_t *chosen;      /* [n_logical], to which the rows that chose each expert are added. NULL:
                             * nobody looks */
 };
@@ -191,9 +192,10 @@ struct ep {
                                  * 1], ascending */
     int32_t n_local;            /* experts of this rank */
     int32_t n_near;             /* other ranks whose rows and results are read where they are */
-    int32_t map;                /* of the running plan, as the next three */
+    int32_t map;                /* of the running plan, as the next four */
     size_t n_rows;
     const int32_t *n_real;
+    int32_t first_row;
     uint64_t *chosen;
     enum ep_state state;
     struct ep_traffic traffic; /* read by the thread that makes the calls */
@@ -240,7 +242,10 @@ enum status ep_all_gather(struct ep *e, void *all, const void *mine, size_t byte
 enum status ep_gather_columns(struct ep *e, float *y, size_t y_stride, const float *mine,
                               size_t mine_stride, size_t n_rows, const size_t *first,
                               struct err *err) MUST_CHECK;
-/* ep_all_gather of the hosts' memory: through ep_config.words where the object's is a GPU's. */
+/* The object through which the ranks exchange what is in their hosts' memory: ep_config.words where
+ * e's is a GPU's. */
+struct ep *ep_of_hosts(struct ep *e);
+/* ep_all_gather of it. */
 enum status ep_gather_words(struct ep *e, void *all, const void *mine, size_t bytes,
                             struct err *err) MUST_CHECK;
 #ifndef __cplusplus /* there a function's name would hide the struct's */

@@ -1,5 +1,5 @@
-/* ep_collectives.cu - all_gather, and all_reduce as the sum of what was gathered, in ascending
- * order of ranks.
+/* ep_collectives.cu - all_gather, all_reduce as the sum of what was gathered, in ascending order of
+ * ranks, and gather_columns.
  *
  * Every rank writes its part to every other rank, which takes one trip and is the fastest for few
  * bytes. LIMIT: each rank writes size - 1 times its bytes, while a sum in two trips would write
@@ -119,4 +119,96 @@ cudaError_t ep_run_reduce(cudaStream_t s, const struct ep_call *c, const void *p
                       x, n);
     return launch(s, add_kernel<false>, dim3(collect_blocks(n)), dim3(COLLECT_THREADS), 0, *c, p, x,
                   n);
+}
+
+/* ---- columns ---- */
+
+enum { COLUMN_BLOCKS_MAX = 64 };
+
+/* Where the columns of ep_gather_columns begin, by rank. */
+struct ep_column_places {
+    size_t first[EP_PEERS_MAX + 1];
+};
+
+template <class T>
+static __device__ __forceinline__ void copy_rows(T *to, size_t to_stride, const T *from,
+                                                 size_t from_stride, size_t width, size_t n_rows)
+{
+    for (size_t row = blockIdx.y; row < n_rows; row += gridDim.y)
+        for (size_t k = blockIdx.x * (size_t)COLLECT_THREADS + threadIdx.x; k < width;
+             k += gridDim.x * (size_t)COLLECT_THREADS)
+            to[row * to_stride + k] = from[row * from_stride + k];
+}
+
+/* Copies a matrix with the whole grid, 16 bytes at a time if all its rows are aligned to 16. */
+static __device__ void copy_matrix(float *to, size_t to_stride, const float *from,
+                                   size_t from_stride, size_t width, size_t n_rows)
+{
+    const size_t quad = sizeof(float4) / sizeof(float);
+    if (((uintptr_t)to | (uintptr_t)from | (to_stride | from_stride | width) * sizeof *to) %
+            sizeof(float4) !=
+        0)
+        copy_rows(to, to_stride, from, from_stride, width, n_rows);
+    else
+        copy_rows((float4 *)(void *)to, to_stride / quad, (const float4 *)(const void *)from,
+                  from_stride / quad, width / quad, n_rows);
+}
+
+static dim3 column_blocks(size_t width, size_t n_rows)
+{
+    const unsigned wide = blocks_for(width / 4, COLLECT_THREADS);
+    return dim3(wide < 1                   ? 1
+                : wide > COLUMN_BLOCKS_MAX ? (unsigned)COLUMN_BLOCKS_MAX
+                                           : wide,
+                n_rows > COLUMN_BLOCKS_MAX ? (unsigned)COLUMN_BLOCKS_MAX : (unsigned)n_rows);
+}
+
+/* A rank's columns lie in the windows one row after another. */
+static __global__ void __launch_bounds__(COLLECT_THREADS)
+    share_columns_kernel(ep_call c, const float *mine, size_t stride, size_t width, size_t n_rows)
+{
+    grid_dependency_sync();
+    if (block_has_fault(c)) return;
+    const unsigned epoch = c.epochs[EP_FLAG_SHARED] + 1;
+    for (int i = 0; i < c.size; i++)
+        copy_matrix((float *)(void *)shared_part(c, epoch, (c.rank + i) % c.size, c.rank), width,
+                    mine, stride, width, n_rows);
+    if (is_last_block(c)) signal_all(c, EP_FLAG_SHARED);
+}
+
+cudaError_t ep_run_share_columns(cudaStream_t s, const struct ep_call *c,
+                                 const struct ep_columns *a)
+{
+    const size_t width = a->first[c->rank + 1] - a->first[c->rank];
+    return launch(s, share_columns_kernel, column_blocks(width, a->n_rows), dim3(COLLECT_THREADS),
+                  0, *c, a->mine, a->mine_stride, width, a->n_rows);
+}
+
+static __global__ void __launch_bounds__(COLLECT_THREADS)
+    take_columns_kernel(ep_call c, ep_column_places at, float *y, size_t stride, size_t n_rows)
+{
+    grid_dependency_sync();
+    if (block_has_fault(c)) return;
+    const unsigned epoch = c.epochs[EP_FLAG_SHARED];
+    for (int r = 0; r < c.size; r++) {
+        const size_t width = at.first[r + 1] - at.first[r];
+        copy_matrix(y + at.first[r], stride,
+                    (const float *)(const void *)shared_part(c, epoch, c.rank, r), width, width,
+                    n_rows);
+    }
+}
+
+cudaError_t ep_run_gather_columns(cudaStream_t s, const struct ep_call *c,
+                                  const struct ep_columns *a)
+{
+    const cudaError_t e = ep_run_wait(s, c, EP_FLAG_SHARED);
+    ep_column_places at;
+    size_t widest = 0;
+    for (int r = 0; r <= c->size; r++) at.first[r] = a->first[r];
+    for (int r = 0; r < c->size; r++)
+        if (at.first[r + 1] - at.first[r] > widest) widest = at.first[r + 1] - at.first[r];
+    return e != cudaSuccess
+               ? e
+               : launch(s, take_columns_kernel, column_blocks(widest, a->n_rows),
+                        dim3(COLLECT_THREADS), 0, *c, at, a->y, a->y_stride, a->n_rows);
 }

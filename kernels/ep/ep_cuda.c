@@ -150,7 +150,7 @@ static size_t columns_bytes(const struct ep_config *c)
 static enum status make_columns(struct ep_cuda *cuda, struct err *err)
 {
     const size_t bytes = columns_bytes(&cuda->base.config);
-    if (bytes == 0) return OK;
+    if (bytes == 0 || cuda->call.direct) return OK;
     return device_mem_alloc(cuda->base.config.device, bytes, DEVICE_MEM_PRIVATE, &cuda->columns,
                             err);
 }
@@ -162,7 +162,7 @@ size_t ep_peer_bytes(const struct ep_config *c)
     const size_t size = (size_t)c->size, pairs = ep_pair_slots(c);
     const struct ep_layout window = layout_of(c, pairs * size, pairs,
                                               2 * size * round_up(c->collective_bytes, 16));
-    return window.bytes + list_pieces(&cuda, NULL, pieces) + columns_bytes(c);
+    return window.bytes + list_pieces(&cuda, NULL, pieces);
 }
 
 enum { SORT_SHARED_MAX = 96 * 1024 }; /* available to a block on every GPU from sm_80 on */

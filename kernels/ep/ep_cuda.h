@@ -12,10 +12,11 @@ struct ep_cuda {
     struct cuda_device *device;
     struct dev_mem window; /* zeroed; other ranks write into it */
     struct dev_mem work;
-    struct dev_mem columns; /* one rank's part of ep_gather_columns, then those of all ranks */
-    unsigned *fault;        /* pinned: [0] is written by kernels, [1] by ep_abort */
-    int32_t *host_counts;   /* [2 n_physical + 1]: of struct ep_counts, and their source */
-    size_t back_slots;      /* results that fit the window; 0: those of one rank's rows.
+    struct dev_mem
+        columns;          /* not direct: one rank's part of ep_gather_columns, then those of all */
+    unsigned *fault;      /* pinned: [0] is written by kernels, [1] by ep_abort */
+    int32_t *host_counts; /* [2 n_physical + 1]: of struct ep_counts, and their source */
+    size_t back_slots;    /* results that fit the window; 0: those of one rank's rows.
                            * Set it and call.direct before ep_cuda_init */
     struct ep_call call;
 };
@@ -35,7 +36,7 @@ enum status ep_cuda_check(struct ep_cuda *cuda, cudaError_t e, const char *what,
                           struct err *err) MUST_CHECK;
 /* The fault that kernels have reported of other ranks so far. */
 enum status ep_cuda_fault(const struct ep_cuda *cuda, struct err *err) MUST_CHECK;
-/* Of struct ep_ops. */
+/* Of struct ep_ops, not direct. */
 enum status ep_cuda_gather_columns(struct ep *e, const struct ep_columns *a,
                                    struct err *err) MUST_CHECK;
 /* Makes kernels that wait for other ranks end. */

@@ -53,7 +53,7 @@ cudaError_t ep_run_sort(cudaStream_t s, const struct ep_call *c)
     cudaError_t e = n ? launch(s, place_kernel, dim3(blocks_for(n, PLACE_THREADS)),
                                dim3(PLACE_THREADS), 0, *c)
                       : cudaSuccess;
-    return e == cudaSuccess ? moe_sort_rows(s, &sort, c->n_real) : e;
+    return e == cudaSuccess ? moe_sort_rows(s, &sort, c->n_real, c->first_row) : e;
 }
 
 static __global__ void counts_kernel(ep_call c)

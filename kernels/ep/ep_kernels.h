@@ -62,9 +62,10 @@ struct ep_call {
     unsigned *epochs, *done;             /* [EP_FLAGS]; blocks that have finished */
     const int32_t *first, *copies, *physical, *owner; /* of struct ep; owner [n_physical]: the
                                                        * rank */
-    const int32_t *logical;                   /* [n_maps, n_physical] of struct ep_placement */
-    const int32_t *experts;                   /* [n_rows, n_used] logical ones */
-    const int32_t *n_real;                    /* of struct ep_rows */
+    const int32_t *logical; /* [n_maps, n_physical] of struct ep_placement */
+    const int32_t *experts; /* [n_rows, n_used] logical ones */
+    const int32_t *n_real;  /* of struct ep_rows, as first_row */
+    int32_t first_row;
     unsigned long long *n_chosen, *n_load;    /* of struct ep_rows, and of struct ep_config */
     int32_t *chosen, *rows, *index, *back_at; /* [n_rows n_used]: physical expert; of
                                                        * moe_sort_rows; which result of `back` */
@@ -95,6 +96,11 @@ cudaError_t ep_run_wait(cudaStream_t s, const struct ep_call *c, enum ep_flag ki
 cudaError_t ep_run_share(cudaStream_t s, const struct ep_call *c, const void *mine, size_t bytes);
 /* Direct: waits, and reads what all ranks shared. */
 cudaError_t ep_run_gather(cudaStream_t s, const struct ep_call *c, void *all, size_t bytes);
+/* Direct: as ep_run_share and ep_run_gather, of columns (ep_gather_columns). */
+cudaError_t ep_run_share_columns(cudaStream_t s, const struct ep_call *c,
+                                 const struct ep_columns *a);
+cudaError_t ep_run_gather_columns(cudaStream_t s, const struct ep_call *c,
+                                  const struct ep_columns *a);
 /* Direct: waits, and adds up. Not direct: adds up parts [size][part_bytes] without waiting. */
 cudaError_t ep_run_reduce(cudaStream_t s, const struct ep_call *c, const void *parts,
                           size_t part_bytes, void *x, size_t n, enum dtype dtype);

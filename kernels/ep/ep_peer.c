@@ -138,6 +138,7 @@ static enum status peer_plan(struct ep *e, const int32_t *experts, struct ep_cou
     cuda->call.n_rows = (int32_t)e->n_rows;
     cuda->call.map = e->map;
     cuda->call.n_real = e->n_real;
+    cuda->call.first_row = e->first_row;
     cuda->call.n_chosen = (unsigned long long *)e->chosen;
     TRY(ep_cuda_check(cuda, ep_run_sort(cuda->device->stream, &cuda->call),
                       "sorting rows by expert", err));
@@ -199,6 +200,16 @@ static enum status peer_all_gather(struct ep *e, void *all, const void *mine, si
                          "gathering from ranks", err);
 }
 
+static enum status peer_gather_columns(struct ep *e, const struct ep_columns *a, struct err *err)
+{
+    struct ep_cuda *cuda = ep_cuda_of(e);
+    TRY(ep_cuda_fault(cuda, err));
+    TRY(ep_cuda_check(cuda, ep_run_share_columns(cuda->device->stream, &cuda->call, a),
+                      "gathering columns", err));
+    return ep_cuda_check(cuda, ep_run_gather_columns(cuda->device->stream, &cuda->call, a),
+                         "gathering columns", err);
+}
+
 /* Looks from time to time, so that the host counts as alive meanwhile. LIMIT: a GPU that hangs by
  * itself looks like one that waits for other ranks, until their deadline. */
 static void watch_stream(const struct ep *e)
@@ -252,7 +263,7 @@ const struct ep_ops ep_peer_ops = {
     .combine = peer_combine,
     .all_reduce = peer_all_reduce,
     .all_gather = peer_all_gather,
-    .gather_columns = ep_cuda_gather_columns,
+    .gather_columns = peer_gather_columns,
     .wait = peer_wait,
     .found = peer_found,
     .abort = ep_cuda_abort,
@@ -270,7 +281,7 @@ const struct ep_ops ep_cuda_self_ops = {
     .combine = peer_combine,
     .all_reduce = peer_all_reduce,
     .all_gather = peer_all_gather,
-    .gather_columns = ep_cuda_gather_columns,
+    .gather_columns = peer_gather_columns,
     .wait = peer_wait,
     .found = peer_found,
     .abort = ep_cuda_abort,

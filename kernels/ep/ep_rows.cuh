@@ -10,7 +10,7 @@ enum { EP_QUAD = 4 };
 
 static __device__ __forceinline__ int real_rows(const ep_call &c)
 {
-    return c.n_real ? min(c.n_rows, *c.n_real) : c.n_rows;
+    return c.n_real ? min(c.n_rows, max(0, *c.n_real - c.first_row)) : c.n_rows;
 }
 
 /* Returns elements k .. k + 3, with zeros from n on. */

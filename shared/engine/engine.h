@@ -202,9 +202,10 @@ void engine_bell(struct engine *e, uint64_t epoch, uint64_t step);
  * one before, which goes on. Other epochs: nothing. Any thread. */
 void engine_abort_group(struct engine *e, uint64_t epoch);
 
-/* Of the ep object of the node's ranks, collective_bytes and progress, with n_logical 0; the other
- * members are left as they are. */
-void engine_node_needs(const struct engine *e, struct ep_config *c);
+/* Of the ep object of the node's ranks, mode, collective_bytes and progress, with n_logical 0; the
+ * other members are left as they are. Returns the collective_bytes of its words, which a GPU's
+ * needs. */
+size_t engine_node_needs(const struct engine *e, struct ep_config *c);
 /* Takes over the ep object of the node's ranks unless it fails. Once, before the first step. Any
  * thread. */
 enum status engine_set_node(struct engine *e, struct ep *ep) MUST_CHECK;

@@ -15,10 +15,15 @@
 
 #include "shared/base/arith.h"
 #include "shared/base/assert.h"
+#include "shared/base/log.h"
 #include "shared/base/mem.h"
 #include "shared/engine/engine_state.h"
 
-enum { FIRST_WORDS = 128 /* of the first plan's first message */, SPARE_WORDS = 64 };
+enum {
+    FIRST_WORDS = 128 /* of the first plan's first message */,
+    SPARE_WORDS = 64,
+    AGREEMENT_BITS = 2 /* of enum engine_agreement */
+};
 
 /* ---- life ---- */
 
@@ -53,17 +58,22 @@ void engine_node_release(struct engine *e)
 
 void engine_node_leave(struct engine *e)
 {
+    if (!e->node.ep) return;
+    model_set_gather(e->opt.model, NULL);
     ep_discard(e->node.ep);
     e->node.ep = NULL;
 }
 
-void engine_node_needs(const struct engine *e, struct ep_config *c)
+size_t engine_node_needs(const struct engine *e, struct ep_config *c)
 {
     const struct step_plan_limits l = limits_of(e);
-    c->collective_bytes = max_size(model_gather_bytes(e->opt.model),
-                                   step_plan_max_words(&l) * sizeof(uint32_t));
+    const size_t gather = model_gather_bytes(e->opt.model),
+                 words = max_size(step_plan_max_words(&l) * sizeof(uint32_t), EP_WORDS_BYTES);
+    c->mode = e->device->is_host ? EP_THROUGHPUT : EP_LOW_LATENCY;
+    c->collective_bytes = e->device->is_host ? max_size(gather, words) : gather;
     c->placement.n_logical = 0;
     c->progress = (uint64_t *)&e->load.n_waits;
+    return words;
 }
 
 static enum status gather_columns(void *arg, float *y, size_t y_stride, const float *mine,
@@ -76,7 +86,9 @@ static enum status gather_columns(void *arg, float *y, size_t y_stride, const fl
 void engine_node_command(struct engine *e, const struct engine_command *c)
 {
     struct engine_node *n = &e->node;
-    const struct model_gather g = { .arg = c->ep, .columns = gather_columns };
+    const struct model_gather g = { .arg = c->ep,
+                                    .ep = e->device->is_host ? NULL : c->ep,
+                                    .columns = gather_columns };
     ASSERT(!n->ep);
     pthread_mutex_lock(&n->lock);
     n->ep = c->ep;
@@ -127,14 +139,14 @@ static enum status pass_words(struct engine_node *n, size_t at, size_t n_words, 
     size_t first[EP_RANKS_MAX + 1] = { 0 };
     float *words = (float *)(void *)n->plan + at;
     for (int32_t r = 1; r <= n->ep->config.size; r++) first[r] = n_words;
-    return ep_gather_columns(n->ep, words, n_words, words, n_words, 1, first, err);
+    return ep_gather_columns(ep_of_hosts(n->ep), words, n_words, words, n_words, 1, first, err);
 }
 
 /* What each rank of the node says; false: the node is lost. all [size]. */
 static bool ask_all(struct engine *e, uint32_t mine, uint32_t *all)
 {
     struct err err = { 0 };
-    if (ep_all_gather(e->node.ep, all, &mine, sizeof mine, &err) == OK) return true;
+    if (ep_gather_words(e->node.ep, all, &mine, sizeof mine, &err) == OK) return true;
     lose_node(e, &err);
     return false;
 }
@@ -187,13 +199,30 @@ static bool has_lost_one(const struct engine *e)
     return engine_is_grouped(e) && !e->group.ep && e->group.epoch > e->node.lost_epoch;
 }
 
+/* All ranks replay captured steps if they have captured the same. */
+static void choose_replay(struct engine *e, const uint32_t *captured)
+{
+    struct engine_node *n = &e->node;
+    const bool is_eager = !are_all(e, captured, captured[0]);
+    if (is_eager && !n->is_eager)
+        log_warn("steps are launched kernel by kernel",
+                 "why=\"this rank of the node has captured %u steps, and rank 0 %u\"",
+                 captured[e->node.ep->config.rank], captured[0]);
+    n->is_eager = is_eager;
+}
+
 /* Agrees with the group on the step of a plan, and with the node's ranks on what came of it. */
 static bool agree(struct engine *e, const struct step_plan_head *h, uint32_t *group_rows)
 {
     enum engine_agreement mine = ENGINE_AGREED_NOTHING;
-    uint32_t all[EP_RANKS_MAX];
+    uint32_t all[EP_RANKS_MAX], captured[EP_RANKS_MAX];
     if (engine_group_is_in(e, h->epoch)) mine = engine_group_meet(e, h->n_rows, group_rows);
-    if (!ask_all(e, mine, all)) return false;
+    if (!ask_all(e, e->opt.model->n_captured << AGREEMENT_BITS | mine, all)) return false;
+    for (int32_t r = 0; r < e->node.ep->config.size; r++) {
+        captured[r] = all[r] >> AGREEMENT_BITS;
+        all[r] &= (1u << AGREEMENT_BITS) - 1;
+    }
+    choose_replay(e, captured);
     if (!are_all(e, all, mine)) leave_group(e, h->epoch);
     return are_all(e, all, ENGINE_AGREED_STEP);
 }
@@ -211,17 +240,33 @@ static bool take_part(struct engine *e, uint32_t *group_rows)
     return takes;
 }
 
+/* Did all ranks of the node divide as many rows among them? all: they, shifted by one bit. */
+static bool divided_alike(struct engine *e, const uint32_t *all)
+{
+    const uint32_t mine = e->opt.model->n_step_rows;
+    struct err why = { 0 };
+    for (int32_t r = 0; r < e->node.ep->config.size && why.code == OK; r++)
+        if (all[r] >> 1 != mine)
+            err_set(&why, ERR_INTERNAL,
+                    "rank %d of this node computed a step of %u rows, and this one of %u", r,
+                    all[r] >> 1, mine);
+    if (why.code != OK) lose_node(e, &why);
+    return why.code == OK;
+}
+
 bool engine_node_settle(struct engine *e, uint32_t n_rows)
 {
     struct model *m = e->opt.model;
+    const uint32_t mine = m->n_step_rows << 1, lost = mine | 1;
     uint32_t all[EP_RANKS_MAX];
     if (m->gather_fault.code != OK) {
         lose_node(e, &m->gather_fault);
         return false;
     }
     if (!engine_is_grouped(e) || n_rows == 0) return true;
-    if (!ask_all(e, m->exchange_fault.code != OK, all)) return false;
-    if (!are_all(e, all, false) && m->exchange_fault.code == OK)
+    if (!ask_all(e, m->exchange_fault.code != OK ? lost : mine, all)) return false;
+    if (!divided_alike(e, all)) return false;
+    if (!are_all(e, all, mine) && m->exchange_fault.code == OK)
         err_set(&m->exchange_fault, ERR_PEER_LOST, "another rank of this node lost the group");
     return true;
 }
@@ -364,12 +409,13 @@ static void run_plan(struct engine *e, uint32_t group_rows)
         .n_seqs = (int32_t)p.head->n_seqs,
         .logit_rows = p.logit_rows,
         .n_logits = (int32_t)p.head->n_logits,
-        .logits = e->logits,
+        .logits = e->device->is_host ? e->logits : NULL,
         .kv = e->kv.ptr,
         .block_tokens = e->opt.block_tokens,
         .n_blocks = e->layout.n_blocks,
         .on_layer = on_layer,
         .on_layer_arg = e,
+        .eager = e->node.is_eager || p.head->n_announced > 0,
         .group_rows = group_rows,
     };
     read_seqs(&p, b);
@@ -425,8 +471,9 @@ bool engine_follow_step(struct engine *e)
 enum status engine_set_node(struct engine *e, struct ep *ep)
 {
     struct ep_config c = { 0 };
-    engine_node_needs(e, &c);
+    const size_t words = engine_node_needs(e, &c);
     ASSERT(engine_is_node(e) && ep->config.collective_bytes >= c.collective_bytes);
+    ASSERT(ep_of_hosts(ep)->config.collective_bytes >= words);
     ASSERT((uint32_t)ep->config.size == e->opt.model->share.tp_size &&
            (uint32_t)ep->config.rank == e->opt.model->share.tp_rank);
     return mailbox_post(e->commands,

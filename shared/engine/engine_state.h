@@ -129,6 +129,7 @@ struct engine_node {
     uint64_t rung;        /* step of the latest bell + 1 */
     uint64_t step;        /* of the next plan */
     bool asleep;          /* the next plan comes after a bell */
+    bool is_eager;        /* its ranks have captured different steps */
     uint64_t called;      /* follower: rang for the plan of step called - 1 */
     uint64_t ready_epoch; /* the last group of which this rank said that it is in it, or was */
     uint64_t lost_epoch;  /* the last lost group of which the node's others were told */

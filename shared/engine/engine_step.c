@@ -5,7 +5,8 @@
  * late that a sequence has ended and discards the sequence's row of step n + 1 (engine_end.c).
  * Penalties count the future token too, on the device. No step is submitted early when KV of the
  * step in flight has to be sent to a peer, or when it might need blocks of a running sequence. With
- * sampling on the host, a step completes at once.
+ * sampling on the host, a step completes at once; so it does on a node of several ranks. LIMIT: the
+ * ranks that follow are sent each step's tokens by the host.
  *
  * Ranks that share experts agree on step n + 1 while n computes. The fetch of n's tokens tells of a
  * lost rank, but not in which step: both are given up, unless n was complete already.
@@ -127,6 +128,12 @@ static void fill_sample_requests(struct engine *e)
     }
 }
 
+/* Waits for the tokens that the device has chosen. */
+static void fetch(struct engine *e, int parity)
+{
+    model_fetch(e->opt.model, parity, e->fetched, e->batches[parity].n_logits);
+}
+
 /* group_rows: of the busiest rank; 0 without a group. */
 static bool submit(struct engine *e, uint32_t group_rows)
 {
@@ -147,7 +154,7 @@ static bool submit(struct engine *e, uint32_t group_rows)
         .n_blocks = e->layout.n_blocks,
         .on_layer = on_layer,
         .on_layer_arg = e,
-        .eager = e->opt.on_kv_ready && has_prefill_only(b),
+        .eager = (e->opt.on_kv_ready && has_prefill_only(b)) || e->node.is_eager,
         .group_rows = group_rows,
     };
     fill_sample_requests(e);
@@ -260,6 +267,7 @@ static void launch_step(struct engine *e, uint32_t group_rows)
     if (e->inflight[e->parity ^ 1].active) counter_add(e->metrics.ahead, 1);
     f->begin_ns = clock_ns();
     f->sampled = submit(e, group_rows);
+    if (engine_is_node(e) && f->sampled) fetch(e, e->parity);
     if (engine_is_node(e) && !engine_node_settle(e, engine_batch(e)->n_rows)) return;
     if (e->opt.model->exchange_fault.code != OK) {
         abandon_batch(e, engine_batch(e));
@@ -374,7 +382,7 @@ static void complete_step(struct engine *e, int parity)
 {
     const struct batch *b = &e->batches[parity];
     struct inflight_step *f = &e->inflight[parity];
-    if (f->sampled) model_fetch(e->opt.model, parity, e->fetched, b->n_logits);
+    if (f->sampled && !engine_is_node(e)) fetch(e, parity);
     if (!has_results(e)) return;
     if (f->sampled && e->opt.model->exchange_fault.code != OK) {
         lose_group(e);
@@ -399,6 +407,7 @@ static void complete_step(struct engine *e, int parity)
 /* May the next step be built while one is in flight? */
 static bool may_launch_ahead(struct engine *e)
 {
+    if (engine_is_node(e)) return false; /* those that follow need the tokens */
     if (kv_pool_available(e->pool) < e->n_running) return false; /* each may need a block */
     if (batch_next_needs_completion(e)) return false;
     LIST_FOREACH (s, &e->running, struct seq, node)
@@ -426,7 +435,7 @@ bool engine_step(struct engine *e)
     const bool takes_step = begin_step(e, &group_rows);
     if (takes_step) launch_step(e, group_rows);
     if (e->inflight[before].active) complete_step(e, before);
-    if (e->inflight[e->parity].active && !e->inflight[e->parity].sampled)
+    if (e->inflight[e->parity].active && (!e->inflight[e->parity].sampled || engine_is_node(e)))
         complete_step(e, e->parity);
     /* freed blocks may let a sequence start */
     return has_results(e) && (worked || takes_step || engine_batch(e)->preempted);

@@ -72,7 +72,7 @@ static void wait_for_logits(const struct model *m, const struct model_batch *b)
 {
     struct device *device = m->kernels->device;
     const float *logits = m->decoder->logits;
-    if (logits && b->n_logits > 0)
+    if (logits && b->logits && b->n_logits > 0)
         device_download(device, b->logits, logits,
                         (size_t)b->n_logits * m->config.n_vocab * sizeof *logits);
     else device_wait(device);
@@ -82,26 +82,34 @@ static void wait_for_logits(const struct model *m, const struct model_batch *b)
  * said how it ended. */
 static void end_exchanges(struct model *m)
 {
-    struct err *fault = &m->exchange_fault;
-    if (!m->ep || m->kernels->device->is_host || fault->code != OK) return;
-    fault->code = ep_wait(m->ep, fault);
+    struct err *fault = &m->exchange_fault, *gather = &m->gather_fault;
+    if (m->kernels->device->is_host) return;
+    if (m->gather.ep && gather->code == OK) gather->code = ep_wait(m->gather.ep, gather);
+    if (m->ep && fault->code == OK) fault->code = ep_wait(m->ep, fault);
 }
 
 /* Does the device go on to the next step by itself? Then decoder_fetch finds out how the exchanges
  * of this one ended. */
 static bool runs_ahead(const struct model *m, const struct kernel_step *step)
 {
-    return step->sampled && (!m->ep || ep_is_capturable(m->ep));
+    return step->sampled && (!m->ep || ep_is_capturable(m->ep)) &&
+           (!m->gather.ep || ep_is_capturable(m->gather.ep));
 }
 
 static bool end_step(struct model *m, const struct model_batch *b, const struct kernel_step *step)
 {
     struct kernel_ctx *k = m->kernels;
     if (!runs_ahead(m, step)) end_exchanges(m);
-    if (m->exchange_fault.code != OK) return false;
+    if (m->exchange_fault.code != OK || m->gather_fault.code != OK) return false;
     if (step->sampled) k->step_ops->sample(k, m->decoder->logits, m->config.n_vocab);
     else wait_for_logits(m, b);
     return step->sampled;
+}
+
+/* Of a captured step, so that a rank of a node has as many rows to route as the busiest may have. */
+static int32_t least_rows(const struct model *m, const struct model_batch *b)
+{
+    return b->group_rows ? (int32_t)((b->group_rows - 1) * m->share.tp_size + 1) : 0;
 }
 
 bool decoder_forward(struct model *m, const struct model_batch *b)
@@ -119,13 +127,14 @@ bool decoder_forward(struct model *m, const struct model_batch *b)
         .block_tokens = (int32_t)b->block_tokens,
         .sample_requests = b->sample_requests,
         .parity = b->parity,
-        .least_rows = (int32_t)b->group_rows,
+        .least_rows = least_rows(m, b),
         .eager = b->eager,
     };
     m->exchange_fault.code = m->gather_fault.code = OK;
     d->lists[0] = (struct attn_list){ .seqs = b->seqs, .n_seqs = b->n_seqs };
     step.n_lists += d->attention_work->ops->lists(m, b, d->attention_work, d->lists + 1);
     k->step_ops->upload(k, &step);
+    m->n_step_rows = (uint32_t)step.n_rows;
     if (device_fault(k->device, NULL) != OK) return false; /* nothing was submitted */
     if (!step.graph_launched) compute(m, b, &step);
     k->step_ops->submit(k);
@@ -140,7 +149,7 @@ enum { LOOK_NS = 20000 }; /* between two looks at a step */
 static void await_step(const struct model *m, int parity)
 {
     const struct timespec pause = { .tv_nsec = LOOK_NS };
-    uint64_t *progress = m->ep->config.progress;
+    uint64_t *progress = (m->gather.ep ? m->gather.ep : m->ep)->config.progress;
     for (uint64_t told_ms = clock_ms(); !m->kernels->step_ops->is_sampled(m->kernels, parity);) {
         nanosleep(&pause, NULL);
         if (clock_ms() < told_ms + EP_PROGRESS_MS) continue;
@@ -151,11 +160,12 @@ static void await_step(const struct model *m, int parity)
 
 void decoder_fetch(struct model *m, int parity, struct token_logprobs *out, uint32_t n)
 {
-    struct err *fault = &m->exchange_fault;
-    const bool exchanges = m->ep && ep_is_capturable(m->ep);
-    if (exchanges) await_step(m, parity);
+    struct err *fault = &m->exchange_fault, *gather = &m->gather_fault;
+    const bool exchanges = m->ep && ep_is_capturable(m->ep), gathers = m->gather.ep != NULL;
+    if (exchanges || gathers) await_step(m, parity);
     m->kernels->step_ops->fetch(m->kernels, parity, out, n);
     if (exchanges) fault->code = ep_found(m->ep, fault);
+    if (gathers) gather->code = ep_found(m->gather.ep, gather);
 }
 
 /* ---- before the first step ---- */
@@ -194,43 +204,51 @@ static bool capture_graph(struct model *m, int32_t i)
     d->lists[0] = (struct attn_list){ .n_seqs = 1 };
     s.n_lists += work->ops->capture_lists(work, d->lists + 1);
     if (!k->step_ops->begin_capture(k, i, &s)) return false;
-    b.group_rows = (uint32_t)s.n_rows;
+    b.group_rows = (uint32_t)model_routed_rows_max(m, (size_t)s.n_rows);
     work->ops->capture_rows(work, (size_t)s.n_rows);
     compute(m, &b, &s);
     k->step_ops->submit(k);
-    return m->exchange_fault.code == OK;
+    return m->exchange_fault.code == OK && m->gather_fault.code == OK;
 }
 
 /* Can steps be captured as they are computed now? */
 static bool is_capturable(const struct model *m)
 {
+    const bool shares_experts = m->share.ep_size > 1 && m->config.moe.n_experts > 0;
     if (m->decoder->max_graph_rows == 0) return false;
-    return m->ep ? ep_is_capturable(m->ep) : m->share.ep_size < 2;
+    if (m->share.tp_size > 1 && !(m->gather.ep && ep_is_capturable(m->gather.ep))) return false;
+    return m->ep ? ep_is_capturable(m->ep) : !shares_experts;
 }
 
 /* Which may take long: who captures is not stuck. */
-static int32_t capture_graphs(struct model *m)
+static void capture_graphs(struct model *m)
 {
+    const struct ep *ep = m->ep ? m->ep : m->gather.ep;
     int32_t n = 0;
-    m->exchange_fault.code = OK;
+    m->exchange_fault.code = m->gather_fault.code = OK;
     for (; capture_graph(m, n); n++)
-        if (m->ep && m->ep->config.progress)
-            __atomic_fetch_add(m->ep->config.progress, 1, __ATOMIC_RELAXED);
-    return n;
+        if (ep && ep->config.progress) __atomic_fetch_add(ep->config.progress, 1, __ATOMIC_RELAXED);
+    m->n_captured = m->kernels->n_graph_nodes > 0 ? (uint32_t)n : 0; /* none: no room */
 }
 
-void decoder_use_ep(struct model *m)
+static void drop_graphs(struct model *m, uint32_t max_rows)
 {
-    const struct step_ops *ops = m->kernels->step_ops;
+    m->kernels->step_ops->drop_graphs(m->kernels, max_rows);
+    m->n_captured = 0;
+}
+
+void decoder_capture_again(struct model *m)
+{
+    const struct decoder *d = m->decoder;
     const uint64_t t0_ms = clock_ms();
-    if (m->decoder->max_graph_rows == 0) return; /* nothing was ever captured */
-    ops->drop_graphs(m->kernels, is_capturable(m) ? m->decoder->max_graph_rows : 0);
+    if (d->max_graph_rows == 0) return; /* nothing was ever captured */
+    drop_graphs(m, is_capturable(m) ? d->max_graph_rows : 0);
     if (!is_capturable(m)) return;
-    const int32_t n = capture_graphs(m);
-    if (m->exchange_fault.code != OK)
-        ops->drop_graphs(m->kernels, 0); /* the next step finds the fault, too */
-    else if (n > 0)
-        log_info("steps captured", "graphs=%d launches=%u after_ms=%llu", n,
+    capture_graphs(m);
+    if (m->exchange_fault.code != OK || m->gather_fault.code != OK)
+        drop_graphs(m, 0); /* the next step finds the fault, too */
+    else if (m->n_captured > 0)
+        log_info("steps captured", "graphs=%u launches=%u after_ms=%llu", m->n_captured,
                  m->kernels->n_graph_nodes, (unsigned long long)(clock_ms() - t0_ms));
 }
 

@@ -27,9 +27,9 @@ void decoder_free(struct model *m);
 bool decoder_forward(struct model *m, const struct model_batch *b);
 /* As model_fetch. */
 void decoder_fetch(struct model *m, int parity, struct token_logprobs *out, uint32_t n);
-/* m->ep and m->experts have changed: drops the steps that were captured with those before, and
- * captures them anew. Waits until the device has nothing to do. */
-void decoder_use_ep(struct model *m);
+/* m->ep and m->experts, or m->gather, have changed: drops the steps that were captured with those
+ * before, and captures them anew. Waits until the device has nothing to do. */
+void decoder_capture_again(struct model *m);
 /* As model_prepare. */
 enum status decoder_prepare(struct model *m, const struct model_prepare_args *s,
                             struct err *err) MUST_CHECK;

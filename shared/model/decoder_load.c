@@ -151,12 +151,22 @@ static enum status plan_experts(struct model *m, struct err *err)
     return st;
 }
 
-/* Twice, since a group is prepared while the one before steps. With as many copies of experts as
- * experts, placed by layer: these take little. */
-static size_t group_bytes(const struct model *m)
+/* Of the object by which the ranks of a node gather. */
+static size_t node_bytes(const struct model *m)
+{
+    const struct ep_config c = {
+        .size = (int32_t)m->share.tp_size,
+        .collective_bytes = model_gather_bytes(m),
+    };
+    return m->share.tp_size > 1 ? ep_peer_bytes(&c) : 0;
+}
+
+/* Of those by which rows reach experts. Twice, since a group is prepared while the one before
+ * steps. With as many copies of experts as experts, placed by layer: these take little. */
+static size_t experts_bytes(const struct model *m)
 {
     const int32_t n_sparse = (int32_t)model_n_sparse(&m->config, m->config.n_layers);
-    if (m->kernels->device->is_host || m->share.ep_size < 2 || n_sparse == 0) return 0;
+    if (m->share.ep_size < 2 || n_sparse == 0) return 0;
     struct ep_config c = {
         .rank = (int32_t)m->share.ep_rank,
         .size = (int32_t)m->share.ep_size,
@@ -188,7 +198,7 @@ enum status decoder_plan(struct model *m, struct err *err)
     m->buffer_bytes = b.buffers.bytes + b.host.bytes +
                       b.rounded_rows * b.rounded_in * sizeof(float);
     m->rope_bytes = rope_table_bytes(&m->config, m->max_len);
-    m->group_bytes = group_bytes(m);
+    m->group_bytes = m->kernels->device->is_host ? 0 : node_bytes(m) + experts_bytes(m);
     m->decoder->totals.weights = b.weight_bytes;
     m->decoder->totals.vectors = b.vectors.bytes;
     m->decoder->totals.buffers = b.buffers.bytes;

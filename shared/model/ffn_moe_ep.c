@@ -113,11 +113,12 @@ static int32_t map_of(const struct ep *ep, const struct ffn_moe *e)
     return ep->config.placement.n_maps > 1 ? (int32_t)e->i_sparse : 0;
 }
 
-/* One piece: x [rows, H] of this rank. ERR_FULL: on all ranks, and x is as it was. */
+/* One piece: rows of this rank, from row `first` of the step on. ERR_FULL: on all ranks, and x is as it was. */
 static enum status run_piece(const struct decoder_step *s, const struct ffn_moe *e,
-                             const struct ffn_moe_work *w, const float *norm, float *x, size_t rows,
-                             struct err *err)
+                             const struct ffn_moe_work *w, const float *norm, size_t first,
+                             size_t rows, struct err *err)
 {
+    float *x = s->x + first * s->m->config.hidden;
     const size_t hidden = s->m->config.hidden;
     const struct ep_buffers b = buffers_of(s, w);
     struct kernel_ctx *k = s->m->kernels;
@@ -130,6 +131,7 @@ static enum status run_piece(const struct decoder_step *s, const struct ffn_moe 
         .experts = w->experts,
         .n = rows,
         .n_real = s->n_real,
+        .first_row = (int32_t)first,
         .chosen = expert_rows_chosen_at(s->m->expert_rows, e->i_sparse),
     };
     TRY(ep_plan(ep, &plan, &counts, err));
@@ -157,14 +159,12 @@ void moe_forward_ep(const struct decoder_step *s, const struct ffn_moe *e,
 {
     const struct share_part mine = model_routed_rows(s->m, s->n_rows);
     const size_t most = s->b->group_rows;
-    float *x = s->x + mine.first * s->m->config.hidden;
     struct err *fault = s->exchange_fault;
     size_t piece = w->max_rows;
-    ASSERT(!s->n_real || (mine.first == 0 && most <= piece)); /* it counts from the first row */
     for (size_t at = 0; at < most && decoder_goes_on(s);) {
         const size_t n = min_size(piece, most - at), end = min_size(at + n, mine.n),
                      rows = end > at ? end - at : 0;
-        const enum status st = run_piece(s, e, w, norm, x + at * s->m->config.hidden, rows, fault);
+        const enum status st = run_piece(s, e, w, norm, mine.first + at, rows, fault);
         if (st == ERR_FULL && n > 1) {
             fault->code = OK;
             piece = div_up(n, 2);

@@ -72,10 +72,11 @@ static enum status choose_share(struct model *m, const struct model_options *o, 
     if (m->share.n_experts == SHARE_ALL_EXPERTS) share_all_experts(&m->share, &m->config);
     if (o->gather) m->gather = *o->gather;
     TRY(model_share_check(&m->share, &m->config, err));
-    if (m->share.tp_size == 1 || m->kernels->device->is_host) return OK;
+    if (m->share.tp_size <= EP_PEERS_MAX || m->kernels->device->is_host) return OK;
     return err_field(err, ERR_UNSUPPORTED, "tensor-parallel-size",
-                     "--tensor-parallel-size %" PRIu32 " is supported on the CPU only",
-                     m->share.tp_size);
+                     "--tensor-parallel-size %" PRIu32 " is more than the %d GPUs that exchange "
+                     "what they compute",
+                     m->share.tp_size, EP_PEERS_MAX);
 }
 
 /* ---- memory ---- */
@@ -356,10 +357,15 @@ void model_set_ep(struct model *m, struct ep *ep, struct model_experts *x)
     m->ep = ep;
     m->experts = expert_store_use(m->expert_store, x, ep != NULL);
     ASSERT(!ep || (m->experts && ep->n_local == m->experts->n_local));
-    decoder_use_ep(m);
+    decoder_capture_again(m);
 }
 
-void model_set_gather(struct model *m, const struct model_gather *g) { m->gather = *g; }
+void model_set_gather(struct model *m, const struct model_gather *g)
+{
+    m->gather = g ? *g : (struct model_gather){ 0 };
+    ASSERT(!m->gather.ep || !m->kernels->device->is_host);
+    decoder_capture_again(m);
+}
 
 /* Ids and positions were checked with the request; a wrong one would read past a table here. */
 static void check_batch(const struct model *m, const struct model_batch *b)

@@ -101,7 +101,7 @@ struct model_batch {
     int32_t n_seqs;
     const int32_t *logit_rows; /* [n_logits] rows whose logits are wanted, ascending */
     int32_t n_logits;
-    float *logits; /* [n_logits, n_vocab], out */
+    float *logits; /* [n_logits, n_vocab], out; NULL on a GPU: nobody looks */
     /* For sampling on the device (kernel_step). NULL: the caller wants the logits. */
     const struct sample_request *sample_requests; /* [n_logits] */
     int parity;                                   /* where the sampled tokens are kept */
@@ -124,9 +124,12 @@ struct model_batch {
  * columns: y [n_rows, first[tp_size]], rows y_stride floats apart, gets the columns
  * [first[r], first[r + 1]) of every rank r; this rank's are `mine`, rows mine_stride floats apart,
  * which may be their place in y. A rank can have none. Called on the engine thread, which it may
- * block. After an error no more calls are made in this step (model.gather_fault). */
+ * block. After an error no more calls are made in this step (model.gather_fault). On a GPU y and
+ * `mine` are its memory, calls enqueue work on its stream, and `ep` is the object that does it, by
+ * which faults are found; if its calls can be captured, so can steps. NULL on the CPU. */
 struct model_gather {
     void *arg;
+    struct ep *ep;
     enum status (*columns)(void *arg, float *y, size_t y_stride, const float *mine,
                            size_t mine_stride, size_t n_rows, const size_t *first, struct err *err);
 };
@@ -166,6 +169,11 @@ struct model {
      * was not called for the layers from there on. After an exchange that failed the step's other
      * gathers were made all the same, so that the node's ranks stay in line. */
     struct err exchange_fault, gather_fault;
+    uint32_t n_step_rows; /* of the last step, with the padding of a captured one */
+    /* How many steps are captured. Ranks of a tensor-parallel node whose models have experts must
+     * have the same ones, or launch all steps kernel by kernel (model_batch.eager): the rows that a
+     * node divides are those of the captured step. */
+    uint32_t n_captured;
     struct weights *weights; /* NULL once they are packed, unless experts may be taken */
     struct decoder *decoder;
     struct expert_store *expert_store;
@@ -182,8 +190,8 @@ struct model {
     size_t weight_bytes; /* packed */
     size_t buffer_bytes; /* activations of a step */
     size_t rope_bytes;   /* the table of cos and sin */
-    size_t group_bytes;  /* GPU memory of ep objects, which are made later: of this group, and of
-                          * the next while both are there */
+    size_t group_bytes;  /* GPU memory of ep objects, which are made later: of the node, of this
+                          * group, and of the next while both are there */
     size_t mapped_bytes; /* of the weights: mapped from the weight cache; Linux counts this memory
                           * as available */
 };
@@ -216,7 +224,8 @@ static inline size_t model_routed_rows_max(const struct model *m, size_t n_rows)
 {
     return (n_rows + m->share.tp_size - 1) / m->share.tp_size;
 }
-/* The step's results are gathered by `g` from now on. Engine thread, between steps. */
+/* The step's results are gathered by `g` from now on; NULL: by nothing, no step follows. On a GPU
+ * steps are captured anew. Engine thread, between steps. */
 void model_set_gather(struct model *m, const struct model_gather *g);
 /* The most bytes that a rank gives in one gather: at least as many as they are, whatever the
  * rank. */

@@ -202,7 +202,8 @@ cudaError_t moe_sort_run(cudaStream_t s, const moe_sort_args &a)
                   dim3(PLACE_THREADS), counts + sizeof(int) * PLACE_WARPS * (size_t)a.n_experts, a);
 }
 
-cudaError_t moe_sort_rows(cudaStream_t s, const struct experts_args *a, const int32_t *n_real_rows)
+cudaError_t moe_sort_rows(cudaStream_t s, const struct experts_args *a, const int32_t *n_real_rows,
+                          int32_t first_row)
 {
     const moe_sort_args sort = { a->experts,
                                  a->rows,
@@ -212,6 +213,7 @@ cudaError_t moe_sort_rows(cudaStream_t s, const struct experts_args *a, const in
                                  a->n_used,
                                  (int32_t)(a->n_rows * (size_t)a->n_used),
                                  n_real_rows,
+                                 first_row,
                                  NULL };
     return moe_sort_run(s, sort);
 }

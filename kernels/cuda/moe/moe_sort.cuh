@@ -11,7 +11,8 @@ struct moe_sort_args {
     int32_t *rows, *index, *begin;
     int32_t n_experts, n_used, n; /* n: rows times used */
     const int32_t *n_real_rows;
-    int32_t *scratch; /* of the route kernel's blocks; NULL: they count nothing */
+    int32_t first_row; /* of these rows among those that n_real_rows counts */
+    int32_t *scratch;  /* of the route kernel's blocks; NULL: they count nothing */
 };
 
 enum {
@@ -33,7 +34,7 @@ static __device__ __forceinline__ int32_t *totals_of(const moe_sort_args &a)
 /* The number of choices of real rows. */
 static __device__ __forceinline__ int real_choices(const moe_sort_args &a)
 {
-    return a.n_real_rows ? min(a.n, *a.n_real_rows * a.n_used) : a.n;
+    return a.n_real_rows ? min(a.n, max(0, *a.n_real_rows - a.first_row) * a.n_used) : a.n;
 }
 
 static __device__ __forceinline__ int warp_prefix_sum(int x)
@@ -103,9 +104,10 @@ static inline moe_sort_args sort_of_route(const route_args &a, const int32_t *n_
 {
     const size_t n = a.n_rows * (size_t)a.n_used;
     const bool counts = a.rows && n > ONE_BLOCK_CHOICES;
-    return moe_sort_args{ a.experts,  a.rows,      a.index,
-                          a.begin,    a.n_experts, a.n_used,
-                          (int32_t)n, n_real_rows, counts ? (int32_t *)(void *)a.logits : NULL };
+    return moe_sort_args{
+        a.experts, a.rows,     a.index,     a.begin, a.n_experts,
+        a.n_used,  (int32_t)n, n_real_rows, 0,       counts ? (int32_t *)(void *)a.logits : NULL
+    };
 }
 
 /* Sorts in one or two launches. */
