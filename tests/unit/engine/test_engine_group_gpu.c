@@ -1,99 +1,12 @@
 /* test_engine_group_gpu.c - engines that share experts on a GPU, each a process: steps are captured
  * and scheduled one step ahead, and every request has the tokens and the bits of one engine that has
  * the whole model, also when the group is lost with steps in flight. */
-#include "kernels/backend.h"
-#include "tests/conformance/ep_fixture.h"
-#include "tests/fixtures/rank_meeting.h"
-#include "tests/unit/engine/engine_rig.h"
+#include "tests/unit/engine/gpu_ranks.h"
 
 enum { SIZE = 2, N_REQUESTS = 4, N_OUT = 16, N_LOSSES = 4 };
-static const char WHY[] = "no CUDA device, or a build without";
-
-/* ---- a rank ---- */
-
-struct rank {
-    struct rig rig; /* first: the callbacks' arg */
-    struct world *w;
-    struct bells *bells;
-    struct model_share share;
-    uint64_t epoch;
-    pthread_t listener;
-    atomic_bool ends;
-    atomic_int n_lost;
-};
-
-/* In memory of all ranks. */
-struct bells {
-    _Atomic uint64_t of[SIZE]; /* the latest of each: epoch << 32 | step */
-    atomic_bool moved;         /* the first rank has lost the group with a prompt's layers */
-};
 
 static const char *the_model;
 static bool a_host_samples; /* in the first rank's steps that have its first request */
-static struct bells *the_bells;
-
-static void on_group(void *arg, const struct engine_group_event *ev)
-{
-    struct rank *r = arg;
-    if (ev->kind == ENGINE_GROUP_LOST) atomic_fetch_add(&r->n_lost, 1);
-    if (ev->kind == ENGINE_GROUP_BELL)
-        atomic_store(&r->bells->of[r->w->rank], ev->epoch << 32 | ev->step);
-}
-
-/* Passes bells of the others on. */
-static void *listen_for_bells(void *arg)
-{
-    struct rank *r = arg;
-    uint64_t heard[SIZE] = { 0 };
-    for (; !atomic_load(&r->ends); usleep(500))
-        for (int i = 0; i < SIZE; i++) {
-            const uint64_t bell = atomic_load(&r->bells->of[i]);
-            if (i == r->w->rank || bell == heard[i]) continue;
-            heard[i] = bell;
-            engine_bell(r->rig.engine, bell >> 32, bell & UINT32_MAX);
-        }
-    return NULL;
-}
-
-/* As deploy/node makes it: rows go from GPU to GPU, words from host to host. */
-static struct ep *make_ep(struct rank *r)
-{
-    const struct model *m = r->rig.model;
-    int32_t first[SIZE + 1];
-    struct ep *e;
-    struct ep_config words = {
-        .backend = "shm",
-        .device = kernel_host(m->kernels)->device,
-        .rank = r->w->rank,
-        .size = SIZE,
-        .send = DTYPE_F32,
-        .back = DTYPE_F32,
-        .collective_bytes = EP_WORDS_BYTES,
-        .timeout_ms = RIG_WAIT_MS,
-        .exchange = world_exchange,
-        .exchange_arg = r->w,
-    };
-    struct ep_config c = words;
-    for (uint32_t i = 0; i <= SIZE; i++)
-        first[i] =
-            (int32_t)share_experts(i < SIZE ? i : SIZE - 1, SIZE, m->config.moe.n_experts).first;
-    first[SIZE] = (int32_t)m->config.moe.n_experts;
-    engine_ep_needs(r->rig.engine, &c);
-    c.backend = "peer";
-    c.device = m->kernels->device;
-    c.placement = (struct ep_placement){ .n_logical = first[SIZE],
-                                         .n_physical = first[SIZE],
-                                         .first = first };
-    CHECK_OK(ep_create(&words, &c.words, NULL));
-    CHECK_OK(ep_create(&c, &e, NULL));
-    return e;
-}
-
-static void join(struct rank *r)
-{
-    r->epoch++;
-    CHECK_OK(engine_join_group(r->rig.engine, make_ep(r), NULL, r->epoch));
-}
 
 static struct rig_options options(void)
 {
@@ -116,28 +29,11 @@ static void lose_on_kv(void *arg, uint64_t id, uint32_t layer, uint32_t begin, u
     engine_abort_group(r->rig.engine, 1);
 }
 
-static void open_rank(struct rank *r, struct world *w, uint32_t n_experts)
+static void open_this(struct rank *r, struct world *w, uint32_t n_experts)
 {
     struct rig_options o = options();
     o.on_kv_ready = lose_on_kv;
-    *r = (struct rank){ .w = w, .bells = the_bells };
-    r->share = rank_share((uint32_t)w->rank, SIZE, 1, n_experts);
-    o.share = &r->share;
-    o.on_group = on_group;
-    rig_open(&r->rig, o);
-    CHECK(pthread_create(&r->listener, NULL, listen_for_bells, r) == 0);
-    join(r);
-}
-
-/* Both ranks are through with the group: one that ended earlier would be lost for the other. */
-static void close_rank(struct rank *r)
-{
-    const int done = 0;
-    int all[SIZE];
-    CHECK_OK(world_exchange(r->w, &done, sizeof done, all, NULL));
-    atomic_store(&r->ends, true);
-    pthread_join(r->listener, NULL);
-    rig_close(&r->rig);
+    open_rank(r, w, 1, o, n_experts);
 }
 
 /* ---- requests ---- */
@@ -182,11 +78,6 @@ static void check_answers(const struct answer *got, const struct answer *want, u
     }
 }
 
-static void need_gpu(void)
-{
-    if (device_count("cuda") == 0) _exit(NO_GPU);
-}
-
 /* ---- tests ---- */
 
 static void rank_ahead(struct world *w)
@@ -197,7 +88,7 @@ static void rank_ahead(struct world *w)
     need_gpu();
     const uint32_t n = make_requests(w->rank, reqs);
     struct answer *want = answers_alone(reqs, n, &n_experts);
-    open_rank(&r, w, n_experts);
+    open_this(&r, w, n_experts);
     struct answer *got = rig_run(&r.rig, reqs, n);
     check_answers(got, want, n);
     CHECK_EQ_INT(atomic_load(&r.n_lost), 0);
@@ -210,10 +101,9 @@ static void rank_ahead(struct world *w)
     mem_free(got);
 }
 
-static bool await_losses(const struct rank *r, int want, int wait_ms)
+static bool await_losses(struct rank *r, int want, int wait_ms)
 {
-    for (int ms = 0; ms < wait_ms && atomic_load(&r->n_lost) < want; ms++) usleep(1000);
-    return atomic_load(&r->n_lost) >= want;
+    return await_count(&r->n_lost, want, wait_ms);
 }
 
 /* Waits for some steps of the group, which go on. */
@@ -235,7 +125,7 @@ static void rank_lost(struct world *w)
     need_gpu();
     const uint32_t n = make_requests(w->rank, reqs);
     struct answer *want = answers_alone(reqs, n, &n_experts), *got = MEM_ARRAY(struct answer, n);
-    open_rank(&r, w, n_experts);
+    open_this(&r, w, n_experts);
     for (uint32_t i = 0; i < n; i++) {
         got[i].id = reqs[i].id;
         CHECK_OK(engine_submit(r.rig.engine, &reqs[i]));
@@ -273,7 +163,7 @@ static void rank_of_moved_prompt(struct world *w)
     const uint32_t n = make_requests(w->rank, reqs), n_all = w->rank == 0 ? n + 1 : n;
     struct answer *want = answers_alone(reqs, n, &n_experts),
                   *got = MEM_ARRAY(struct answer, n_all);
-    open_rank(&r, w, n_experts);
+    open_this(&r, w, n_experts);
     reqs[n] = rig_request(MOVED, 7, 800, 1);
     reqs[n].prefill_only = true;
     for (uint32_t i = 0; i < n_all; i++) {
@@ -298,11 +188,7 @@ static void rank_of_moved_prompt(struct world *w)
 static void run(const char *model, void (*rank)(struct world *w))
 {
     the_model = model;
-    the_bells = mmap(NULL, sizeof *the_bells, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
-                     -1, 0);
-    CHECK(the_bells != MAP_FAILED);
-    run_ranks(SIZE, rank, 0, WHY);
-    munmap(the_bells, sizeof *the_bells);
+    run_gpu_ranks(SIZE, rank);
 }
 
 TEST(ranks_step_ahead_by_captured_steps) { run("ernie_moe", rank_ahead); }
