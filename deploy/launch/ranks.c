@@ -20,12 +20,11 @@ static bool is_on_gpu(const struct config *c)
     return strcmp(config_string(c, "device"), "cuda") == 0;
 }
 
-/* LIMIT: matrices are cut on the CPU only; on a GPU each node computes alone. The ranks of a node
- * are on one host: MP_NUM ranks on MP_NNODE hosts are as many nodes, which share the requests. */
+/* LIMIT: the ranks of a node are on one host: MP_NUM ranks on MP_NNODE hosts are as many nodes,
+ * which share the requests. */
 static uint32_t tp_size(const struct config *c)
 {
     const uint32_t n = number(c, "tensor-parallel-size"), hosts = number(c, "nnodes");
-    if (is_on_gpu(c)) return 1;
     return config_source(c, "tensor-parallel-size") == SOURCE_ENV ? (n + hosts - 1) / hosts : n;
 }
 
