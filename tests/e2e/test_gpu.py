@@ -1,9 +1,11 @@
 """--device cuda. Without a GPU these tests need a program with an emulated GPU (BATON_BIN of a build with BATON_CUDA=emulate), which is thousands
 of times slower: so requests are few and short."""
 from harness import *
+from moved import F32, check, kv_bytes_per_token
 from test_parallel import SIZE as RANK_SIZE, ask_all
 from test_ranks import Parent, is_whole
 from test_split import check_equal, run
+from test_tensor_parallel import processes, side, tensor
 
 QWEN = os.path.join(DATA, 'goldens', 'qwen3_moe', 'model')
 LLAMA = os.path.join(DATA, 'goldens', 'llama', 'model')
@@ -203,6 +205,93 @@ def test_experts_of_a_gpu_are_placed_by_load_long():
         assert ask_all([parent.port], bodies) == want
         assert sum(metrics(p)['baton_group_epochs_total{of="experts",reason="rebalance"}'] for p in parent_ports(parent)) >= 2, parent.output()[-3000:]
         assert parent.stop() == 0, parent.output()[-3000:]
+
+
+EXACT = ['--device', 'cuda', '--deterministic', '--activations', 'f32', *SHORT_STEPS]
+
+
+def alike(want, got, what):
+    """The same tokens, with log-probabilities within the bound of test_models: on a GPU a part of a matrix may be multiplied in another order than the whole."""
+    assert got[:2] == want[:2], f'{what}: {got[0]}, not {want[0]}'
+    for a, b in zip(got[2], want[2], strict=True):
+        assert abs(a - b) <= 1e-3, f'{what}: {got[2]}, not {want[2]}'
+
+
+def all_alike(want, got, what):
+    for i, (a, b) in enumerate(zip(want, got, strict=True)):
+        alike(a, b, f'{what}, answer {i}')
+
+
+def asked_of_one(model, n):
+    bodies = [{**b, 'temperature': 0} for b in mixed_requests(n, 8, 512, 60, (2, 6))]
+    with closing(Node(model, args=[*RANK_SIZE, *EXACT])) as one:
+        wait_ready(one, timeout=120)
+        return bodies, ask_all([one.port], bodies)
+
+
+def test_a_node_of_several_ranks_on_a_gpu():
+    """Processes with GPUs (here one for all) that share an attention; the node starts again when one that follows is killed."""
+    check_node(QWEN, 1, 2, 4)
+
+
+def test_nodes_of_several_ranks_on_a_gpu_long():
+    check_node(LLAMA, 1, 4, 4)
+    check_node(DEEPSEEK, 1, 2, 4)
+    check_node(DEEPSEEK, 2, 2, 4)
+    check_node(QWEN, 1, 2, 4, '--enforce-eager')
+
+
+def check_node(model, dp, tp, n, *args):
+    need_gpu()
+    bodies, want = asked_of_one(model, n)
+    what = f'{os.path.basename(os.path.dirname(model))}, {dp} nodes of {tp} ranks'
+    parent = Parent(model, dp, [*EXACT, *tensor(tp), *args])
+    parent.may_end_by_force = True  # a rank may be inside a step, which is long on an emulated GPU
+    with closing(parent):
+        wait_ready(parent, timeout=180)
+        ports = parent_ports(parent)
+        assert len(ports) == dp and len(processes(parent)) == dp * tp
+        all_alike(want, ask_all([parent.port], bodies), what)
+        all_alike(want, ask_all(ports, bodies), what)
+        for p in ports:
+            steps, recorded = (metrics(p)[f'baton_engine_{name}_total'] for name in ('steps', 'steps_recorded'))
+            print(f'  {what}: {recorded:.0f} of {steps:.0f} steps were recorded', flush=True)
+            assert (recorded == 0) if args else (recorded > 0), (steps, recorded)
+        before = processes(parent)
+        victim = max(before)
+        os.kill(before[victim], signal.SIGKILL)
+        wait_until('all processes of the node are new', lambda: len(now := processes(parent)) == dp * tp and all((now[k] != before[k]) == (k[0] == victim[0]) for k in now), 60)
+        wait_ready(parent, timeout=180)
+        all_alike(want, ask_all([parent.port], bodies), f'{what}, after a loss')
+        assert parent.stop() == 0, parent.output()[-3000:]
+
+
+def test_pairs_of_nodes_of_several_ranks_on_a_gpu():
+    """Each rank's heads of a prompt's KV go from GPU to GPU, by CUDA IPC."""
+    check_pairs(LLAMA, 'ipc', (2, 2))
+    check_pairs(QWEN, 'ipc', (2, 1))
+
+
+def test_all_pairs_of_nodes_of_several_ranks_on_a_gpu_long():
+    for model in LLAMA, QWEN, DEEPSEEK:
+        check_pairs(model, 'ipc', (2, 2), (2, 1), (1, 2), (4, 2))
+    check_pairs(QWEN, 'tcp', (2, 2), (1, 2))
+
+
+def check_pairs(model, protocol, *pairs):
+    need_gpu()
+    bodies, want = asked_of_one(model, 4)
+    for prefill, decode in pairs:
+        control = free_ports(1)[0]
+        both = [side(model, role, (tp, 1), control, protocol, EXACT) for role, tp in (('prefill', prefill), ('decode', decode))]
+        with closing(*both):
+            for node in both:
+                node.may_end_by_force = True
+            wait_ready(*both, timeout=180)
+            wait_sees(both, 2, timeout=60)
+            got = parallel([lambda i=i, b=b: request(both[i % 2].port, 'POST', '/v1/completions', {**b, 'return_trace': True}) for i, b in enumerate(bodies)], 4)
+            check(want, bodies, got, kv_bytes_per_token(model, decode, F32), protocol, same=alike)
+        print(f'  {os.path.basename(os.path.dirname(model))} by {protocol}: {prefill} prefill ranks, {decode} decode ranks', flush=True)
 
 
 def parent_ports(parent):

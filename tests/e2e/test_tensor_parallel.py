@@ -144,10 +144,10 @@ def test_sizes_that_cannot_be():
 SHAPES = [(tp, dp) for tp in (1, 2, 4) for dp in (1, 2, 4)]
 
 
-def side(model, role, shape, control, protocol):
+def side(model, role, shape, control, protocol, args=()):
     tp, dp = shape
     view = ['--engine-worker-queue-port', str(control)] if role == 'prefill' else ['--router', f'127.0.0.1:{control}']
-    return Parent(model, dp, [*tensor(tp), '--splitwise-role', role, '--cache-transfer-protocol', protocol, '--scheduler-ttl', '30', *view], {'BATON_CLUSTER_SECRET': 'pairs of different sizes'})
+    return Parent(model, dp, [*tensor(tp), '--splitwise-role', role, '--cache-transfer-protocol', protocol, '--scheduler-ttl', '30', *view, *args], {'BATON_CLUSTER_SECRET': 'pairs of different sizes'})
 
 
 def pairs_equal_one(name, pairs, protocol, n=6):
