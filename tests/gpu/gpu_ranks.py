@@ -1,13 +1,16 @@
-"""Ranks that share the experts of a model, and a GPU or as many as there are. usage: gpu_ranks.py [--emulated] answers|pair|layers   (BATON_BIN, BATON_BENCH_EP)
+"""Ranks that share a model, and a GPU or as many as there are. usage: gpu_ranks.py [--emulated] answers|pair|node|layers   (BATON_BIN, BATON_BENCH_EP)
 
 answers  2 and 4 ranks with the shape of ERNIE-4.5-21B-A3B and dummy weights: tokens and log-probabilities of one process that has all experts
 pair     a prefill and a decode node of 2 ranks each, KV over CUDA IPC: the same
+node     2 ranks that share the attention of Llama-3-8B's shape (--tensor-parallel-size), dummy weights, exact arithmetic: tokens of one process, log-probabilities
+         within the bound of test_models; recorded, launched kernel by kernel, and as a prefill and a decode node of 2 ranks each, each rank's heads over CUDA IPC
 layers   the time that a sparse layer's dispatch and combine take, of `peer` and, with as many GPUs, of `nccl`, beside a copy of as many bytes
 Prints lines of JSON as bench_gpu does (gpu.h); ends with a sentence if something is wrong."""
 import argparse, os, re, signal, subprocess, sys
 
-from gpu_split import STEP, check_trace, figure, print_line
+from gpu_split import LLAMA, STEP, check_trace, figure, print_line
 from harness import *
+from test_gpu import LLAMA as LLAMA_TINY
 from test_ranks import Parent
 from test_split import check_equal, run
 
@@ -59,19 +62,56 @@ def steps_of(parent):
     return [sum(metrics(p)[f'baton_engine_{name}_total'] for p in ports) for name in ('steps', 'steps_recorded', 'steps_ahead')]
 
 
-def pair_of_ranks(s):
-    want = of_one(s)
+def asked_of_pair(s, size, args=()):
     control = free_ports(1)[0]
     ends = [('prefill', ['--engine-worker-queue-port', str(control)]), ('decode', ['--router', f'127.0.0.1:{control}'])]
-    nodes = [ranks(s, 2, ['--splitwise-role', role, '--cache-transfer-protocol', 'ipc', *view], PAIR_SECRET) for role, view in ends]
+    nodes = [ranks(s, size, ['--splitwise-role', role, '--cache-transfer-protocol', 'ipc', *view, *args], PAIR_SECRET) for role, view in ends]
     with closing(*nodes):
         wait_ready(*nodes, timeout=180)
-        wait_sees(nodes, 4, timeout=60)
+        wait_sees(nodes, 2 * size, timeout=60)
         got = run([n.port for n in nodes], s.bodies, s.at_once)
-    check_equal(want, got, 'two nodes of two ranks')
     for a in got:
         check_trace(a)
+    return got
+
+
+def pair_of_ranks(s):
+    want = of_one(s)
+    got = asked_of_pair(s, 2)
+    check_equal(want, got, 'two nodes of two ranks')
     figure('answers of two nodes of two ranks, KV over CUDA IPC, equal to one', len(got), 'requests', len(s.bodies), 'all', 1, 'at least')
+
+
+BOUND = 1e-3
+
+
+def apart(want, got, what):
+    """The largest difference of log-probabilities of the same tokens. After the first other token there is nothing to compare; it must have been as likely."""
+    worst = 0.0
+    for i, (a, b) in enumerate(zip(want, got, strict=True)):
+        (ids, _, p, *_), (other_ids, _, q, *_) = answer_of(a), answer_of(b)
+        assert len(ids) == len(other_ids), (what, i, ids, other_ids)
+        n = next((k + 1 for k, (x, y) in enumerate(zip(ids, other_ids)) if x != y), len(ids))
+        worst = max(worst, *(abs(x - y) for x, y in zip(p[:n], q[:n])))
+    return worst
+
+
+def node(s):
+    s.model, s.args = (LLAMA_TINY if s.emulated else LLAMA), [*s.args, '--activations', 'f32', '--max-model-len', '512', '--num-gpu-blocks-override', '160']
+    s.bodies = [{**b, 'temperature': 0} for b in s.bodies[:8]]
+    want, two = of_one(s), ['--tensor-parallel-size', '2']
+    for way, args in (('recorded', ()), ('eager', ('--enforce-eager',))):
+        with closing(ranks(s, 1, [*two, *args])) as parent:
+            wait_ready(parent, timeout=180)
+            since = time.monotonic()
+            got = run([parent.port], s.bodies, s.at_once)
+            seconds = time.monotonic() - since
+            steps, recorded, _ = steps_of(parent)
+        assert (recorded > 0) == (way == 'recorded'), (way, steps, recorded)
+        figure(f'answers of a node of 2 ranks, {way}: log-probabilities differ by', apart(want, got, way), '', BOUND, 'the bound of test_models', 1)
+        print_line('note', text=f'a node of 2 ranks, {way}: {steps:.0f} steps in {seconds:.1f} s, {recorded:.0f} recorded')
+    got = asked_of_pair(s, 1, two)
+    figure('answers of two nodes of 2 ranks, KV over CUDA IPC: log-probabilities differ by', apart(want, got, 'a pair'), '', BOUND, 'the bound of test_models', 1)
 
 
 def n_gpus():
@@ -102,7 +142,7 @@ def layers(s):
 def main():
     a = argparse.ArgumentParser()
     a.add_argument('--emulated', action='store_true')
-    what = {'answers': answers, 'pair': pair_of_ranks, 'layers': layers}
+    what = {'answers': answers, 'pair': pair_of_ranks, 'node': node, 'layers': layers}
     a.add_argument('what', choices=what)
     a = a.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit('gpu_ranks.py: asked to end'))  # so that the nodes are ended on the way out

@@ -125,6 +125,7 @@ def ranks(programs, emulated):
     script = [sys.executable, '-u', os.path.join(HERE, 'gpu_ranks.py'), *(['--emulated'] if emulated else [])]
     yield Stage('ranks: answers', [*script, 'answers'], 90)
     yield Stage('ranks: two nodes of two', [*script, 'pair'], 60)
+    yield Stage('ranks: a node of two', [*script, 'node'], 120)
     bench = programs.start('bench_ep')
     if emulated and not bench:
         return  # builds with a sanitizer have no benchmarks

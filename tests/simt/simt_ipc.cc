@@ -88,7 +88,7 @@ cudaError_t cudaIpcOpenMemHandle(void **p, cudaIpcMemHandle_t handle, unsigned f
     simt_poison_slack(a);
     if (!simt_tables_of().is_open) simt_protect(a, PROT_NONE);
     simt_tables_of().device[a.p] = a;
-    simt_start_daemon();
+    simt_run_by_itself();
     *p = a.p;
     return cudaSuccess;
 }

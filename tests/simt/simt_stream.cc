@@ -26,6 +26,7 @@ struct streams {
     simt_handles<cudaStream_t, simt_stream> handles;
     std::condition_variable work;
     bool has_daemon = false;
+    std::atomic<bool> runs_by_itself{ false };
     bool turns = false; /* which stream simt_drain_all begins with */
     std::atomic<size_t> n_pending{ 0 }, n_ran{ 0 }, n_kernels{ 0 };
     streams() { legacy->is_legacy = true; }
@@ -196,9 +197,11 @@ cudaError_t simt_wait(const std::shared_ptr<simt_stream_point> &point)
     return simt_sticky();
 }
 
-/* If the operation waits for another stream, that stream runs first. */
+/* If the operation waits for another stream, that stream runs first. A kernel that waits for other
+ * processes may take long: then the thread runs it, and who asks learns that it runs. */
 void simt_step(const std::shared_ptr<simt_stream_point> &first)
 {
+    if (the().runs_by_itself) return;
     simt_execution execution(std::try_to_lock);
     if (!execution.is_held()) return;
     std::shared_ptr<simt_stream_point> point = first;
@@ -239,6 +242,12 @@ void simt_start_daemon(void)
     if (the().has_daemon) return;
     the().has_daemon = true;
     std::thread(run_daemon).detach();
+}
+
+void simt_run_by_itself(void)
+{
+    simt_start_daemon();
+    the().runs_by_itself = true;
 }
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *user_data)

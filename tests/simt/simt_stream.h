@@ -89,6 +89,8 @@ cudaError_t simt_break_capture(cudaStream_t stream, cudaError_t e);
 
 /* State lock. */
 void simt_start_daemon(void);
+/* The thread alone does what queries would run: kernels of this process wait for another one's. */
+void simt_run_by_itself(void);
 std::shared_ptr<simt_stream> simt_find_stream(cudaStream_t stream);
 bool simt_is_reached(const simt_stream_point &point);
 void simt_events_reset(void);
