@@ -149,8 +149,8 @@ const struct option CLUSTER_OPTIONS[] = {
         .def = "1",
         IN("Parallelism", NET),
         .help = "Processes that share the attention of a node, each with a part of its heads: "
-                "serve starts them behind its port, launch for each of its nodes. On a GPU each "
-                "node computes alone, with the same answers.",
+                "serve starts them behind its port, launch for each of its nodes. On GPUs up to "
+                "8, of one host.",
     },
     {
         .name = "tensor-parallel-rank",
