@@ -106,7 +106,7 @@ static bool end_step(struct model *m, const struct model_batch *b, const struct 
     return step->sampled;
 }
 
-/* Of a captured step, so that a rank of a node has as many rows to route as the busiest may have. */
+/* Of a captured step, so that a rank of a node routes as many rows as the busiest may have. */
 static int32_t least_rows(const struct model *m, const struct model_batch *b)
 {
     return b->group_rows ? (int32_t)((b->group_rows - 1) * m->share.tp_size + 1) : 0;
