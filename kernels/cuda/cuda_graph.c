@@ -88,11 +88,11 @@ bool cuda_begin_capture(struct kernel_ctx *base, int32_t i, struct kernel_step *
     s->n_rows = r.n_rows;
     s->n_logits = r.n_logits;
     s->graph_launched = false;
-    s->n_real = &c->upload_step.real->n_rows;
     const struct attention shape = attention_shape(c);
     attention_capture_bounds(&shape, r.n_rows, r.n_rows, r.has_prefill ? r.n_rows : 0,
                              (int32_t)c->limits.max_len, &r.bounds);
     cuda_upload_step_capture(c, s, &r.bounds);
+    s->n_real = &c->upload_step.real->n_rows;
     c->step = (struct cuda_step){ .capturing = true };
     c->graphs[c->n_graphs] = r;
     /* Relaxed mode, because a kernel that has not run yet is loaded during capture. */
