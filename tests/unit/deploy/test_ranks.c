@@ -157,6 +157,8 @@ TEST(what_contradicts_is_named)
     refuses("serve", 0, "-dp 4 -ep --ips 127.0.0.1,127.0.0.1", "--ips lists 127.0.0.1 twice");
     refuses("serve", 0, "-dp 4 -ep --ips 127.0.0.1,host", "'host' is not an IP address");
     refuses("serve", 0, "-dp 9 -ep --device cuda", "up to 8 ranks of one host");
+    refuses("serve", 0, "-dp 4 -tp 4 -ep --device cuda", "give --data-parallel-size 2 or less");
+    refuses("serve", 0, "-tp 16 --device cuda", "--tensor-parallel-size 16 with --device cuda");
     refuses("serve", 0, "-dp 4 -dpl 2 -ep --device cuda -dpa 10.0.0.1",
             "up to 8 ranks of one host");
     struct ranks r = ranks_of("serve", 0, "-dp 8 -ep -dpl 2 -dpr 6 --ips 127.0.0.1,192.0.2.7");
@@ -339,7 +341,7 @@ TEST(a_process_that_is_told_its_node_starts_the_ranks_of_that)
     CHECK_EQ_INT(rdma_port, 7);
     launch_plan_release(&p);
     config_free(c);
-    CHECK_EQ_INT(ranks_of("serve", 0, "-tp 4 --device cuda").kind, RANKS_NONE);
+    CHECK_EQ_INT(ranks_of("serve", 0, "-tp 8 --device cuda").tp.size, 8);
     refuses("serve", 0, "-tp 16 -dp 32 -ep",
             "times --tensor-parallel-size 16 is more than the 256");
 }
