@@ -63,6 +63,7 @@ const char *test_tmpdir(void)
     return path;
 }
 
+bool test_runs_long(void) { return !TEST_IS_SANITIZED || getenv("BATON_TEST_ALL") != NULL; }
 bool test_runs_all(void) { return !TEST_IS_SANITIZED && getenv("BATON_TEST_ALL") != NULL; }
 
 static bool make_case_dir(char dir[PATH_LEN])

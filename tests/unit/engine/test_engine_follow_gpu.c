@@ -112,15 +112,21 @@ static void run(const char *model, uint32_t experts, int size, void (*rank)(stru
     run_gpu_ranks(size, rank);
 }
 
+static void run_long(const char *model, uint32_t experts, int size, void (*rank)(struct world *w))
+{
+    if (!test_runs_long()) SKIP("takes long under a sanitizer; tests/run.sh --all runs it");
+    run(model, experts, size, rank);
+}
+
 TEST(two_ranks_of_llama_answer_as_one) { run("llama", 0, 2, rank_of_one_node); }
-TEST(two_ranks_of_qwen3_moe_answer_as_one) { run("qwen3_moe", 8, 2, rank_of_one_node); }
-TEST(two_ranks_with_latents_answer_as_one) { run("deepseek_v3", 16, 2, rank_of_one_node); }
+TEST(two_ranks_of_qwen3_moe_answer_as_one) { run_long("qwen3_moe", 8, 2, rank_of_one_node); }
+TEST(two_ranks_with_latents_answer_as_one) { run_long("deepseek_v3", 16, 2, rank_of_one_node); }
 TEST(four_ranks_of_which_a_host_samples)
 {
     a_host_samples = true;
     run("qwen3", 0, 4, rank_of_one_node);
 }
-TEST(two_nodes_of_two_ranks_share_experts) { run("ernie_moe", 8, 4, rank_of_two_nodes); }
+TEST(two_nodes_of_two_ranks_share_experts) { run_long("ernie_moe", 8, 4, rank_of_two_nodes); }
 
 /* One that follows gives the node up in the middle of a step. */
 static void rank_of_lost_node(struct world *w)

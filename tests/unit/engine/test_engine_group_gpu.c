@@ -191,14 +191,23 @@ static void run(const char *model, void (*rank)(struct world *w))
     run_gpu_ranks(SIZE, rank);
 }
 
+static void run_long(const char *model, void (*rank)(struct world *w))
+{
+    if (!test_runs_long()) SKIP("takes long under a sanitizer; tests/run.sh --all runs it");
+    run(model, rank);
+}
+
 TEST(ranks_step_ahead_by_captured_steps) { run("ernie_moe", rank_ahead); }
-TEST(ranks_with_latents_step_ahead) { run("deepseek_v3", rank_ahead); }
+TEST(ranks_with_latents_step_ahead) { run_long("deepseek_v3", rank_ahead); }
 TEST(ranks_of_which_a_host_samples)
 {
     a_host_samples = true;
-    run("ernie_moe", rank_ahead);
+    run_long("ernie_moe", rank_ahead);
 }
-TEST(a_group_is_lost_with_a_prompt_whose_layers_leave) { run("ernie_moe", rank_of_moved_prompt); }
+TEST(a_group_is_lost_with_a_prompt_whose_layers_leave)
+{
+    run_long("ernie_moe", rank_of_moved_prompt);
+}
 TEST(a_group_is_lost_with_steps_in_flight) { run("ernie_moe", rank_lost); }
 
 TEST_MAIN(CASE_T(ranks_step_ahead_by_captured_steps, 120),
