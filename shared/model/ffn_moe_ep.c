@@ -113,8 +113,8 @@ static int32_t map_of(const struct ep *ep, const struct ffn_moe *e)
     return ep->config.placement.n_maps > 1 ? (int32_t)e->i_sparse : 0;
 }
 
-/* One piece: rows of this rank, from row `first` of the step on. ERR_FULL: on all ranks, and x is as
- * it was. */
+/* One piece: rows of this rank, from row `first` of the step on. ERR_FULL: on all ranks, and x is
+ * as it was. */
 static enum status run_piece(const struct decoder_step *s, const struct ffn_moe *e,
                              const struct ffn_moe_work *w, const float *norm, size_t first,
                              size_t rows, struct err *err)
