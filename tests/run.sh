@@ -5,8 +5,8 @@
 #   (none)   every test: unit, conformance, lint, corpus replay, end to end with a real model and a real redis-server, and over
 #            real RDMA in a virtual machine
 #   --quick  unit tests only; needs no model and no network once the packages are there
-#   --asan   (none), then the same without end-to-end tests and the longest arithmetic tests under AddressSanitizer and UBSan,
-#            with the GPU kernels on an emulated GPU
+#   --asan   (none), then the same without end-to-end tests, scripts, pages and the longest arithmetic tests under AddressSanitizer
+#            and UBSan, with the GPU kernels on an emulated GPU
 #   --all    --asan, the same under ThreadSanitizer, each fuzz target for FUZZ_SECONDS (60), the long end-to-end tests, and two
 #            virtual machines on one wire
 # Builds are kept in build/tests/. Environment: BATON_CACHE (model file, kernel), BATON_TEST_GGUF (use this file, fetch nothing),
