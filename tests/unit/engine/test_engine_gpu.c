@@ -98,6 +98,7 @@ TEST(latents_in_bf16)
 
 TEST(experts_in_bf16)
 {
+    if (!test_runs_long()) SKIP("takes long under a sanitizer; tests/run.sh --all runs it");
     the_kind.model = "ernie_moe";
     the_kind.activations = ACTIVATIONS_FAST;
     check_ahead();
