@@ -213,6 +213,29 @@ TEST(decode_groups_have_the_bits_of_the_kernel_for_more_rows)
         }
 }
 
+/* One row of x, whose experts have a slot each, or several; up to 128 groups, and more. */
+TEST(decode_groups_of_one_row_have_the_bits_of_the_kernel_for_more_rows)
+{
+    need_gpu();
+    std::vector<int32_t> many = { 0 };
+    for (int i = 0; i < 128; i++) many.push_back(many.back() + (i % 18 == 5));
+    std::vector<int32_t> more = many;
+    more.push_back(more.back() + 1);
+    for (int layout = GEMM_BF16; layout < GEMM_WEIGHT_LAYOUTS; layout++)
+        for (const std::vector<int32_t> &begin :
+             { std::vector<int32_t>{ 0, 1, 1, 4, 9 }, many, more, std::vector<int32_t>{ 0, 0 } }) {
+            decode_trial t;
+            t.layout = (enum gemm_weight_layout)layout, t.begin = begin, t.n_x_rows = 1;
+            t.n_rows = (size_t)begin.back() + 1, t.n_out = 1030,
+            t.n_in = begin.size() > 9 ? 256 : 1152;
+            if (TEST_IS_SANITIZED) t.n_out = 70;
+            t.epilogue = begin.size() > 9 ? silu_epilogue_for(layout) : GEMM_STORE;
+            t.norm = true;
+            t.x_rows.assign(t.n_rows, 0);
+            check_groups(t, true);
+        }
+}
+
 /* ---- with the sums of the choices ---- */
 
 /* Slots of rows: every row has n_used slots anywhere. */
@@ -310,6 +333,9 @@ TEST(decode_combined_equals_a_plain_loop)
         t.layout = (enum gemm_weight_layout)layout;
         t.begin = { 0, 0, 1, 1, 2, 3, 3 }, t.n_rows = t.n_x_rows = 3, t.n_out = 300, t.n_in = 256;
         check_combined(t, 1);
+        t.begin = { 0, 3, 3, 4, 7, 8 }, t.n_rows = t.n_x_rows = 8, t.n_out = 2066, t.n_in = 1152;
+        if (TEST_IS_SANITIZED) t.n_out = 300;
+        check_combined(t, 1);
         t.begin = { 0, 11, 12, 12, 24 }, t.n_rows = t.n_x_rows = 24, t.n_out = 41, t.n_in = 640;
         check_combined(t, 8);
         t.begin = { 0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12 }, t.n_rows = t.n_x_rows = 12,
@@ -322,15 +348,18 @@ TEST(decode_keeps_nan_of_f8)
 {
     need_gpu();
     decode_trial t;
-    t.layout = GEMM_F8, t.nan = true, t.n_out = 20, t.n_in = 1280, t.n_rows = t.n_x_rows = 2;
-    decode_memory *m = make(t);
-    const std::vector<unsigned char> y = result(*m, product_of(*m, F32));
-    for (size_t i = 0; i < t.n_rows * t.n_out; i++) {
-        float v;
-        memcpy(&v, &y[4 * (i / t.n_out * y_stride_of(t) + i % t.n_out)], 4);
-        CHECK(isnan(v) == (i % t.n_out == 5));
+    t.layout = GEMM_F8, t.nan = true, t.n_out = 20, t.n_in = 1280;
+    for (size_t n_rows = 1; n_rows <= 2; n_rows++) {
+        t.n_rows = t.n_x_rows = n_rows;
+        decode_memory *m = make(t);
+        const std::vector<unsigned char> y = result(*m, product_of(*m, F32));
+        for (size_t i = 0; i < t.n_rows * t.n_out; i++) {
+            float v;
+            memcpy(&v, &y[4 * (i / t.n_out * y_stride_of(t) + i % t.n_out)], 4);
+            CHECK(isnan(v) == (i % t.n_out == 5));
+        }
+        delete m;
     }
-    delete m;
 }
 
 TEST(decode_refuses_f32_rows_that_no_kernel_takes)
@@ -348,5 +377,6 @@ TEST(decode_refuses_f32_rows_that_no_kernel_takes)
 
 TEST_MAIN(CASE_T(decode_rows_have_the_bits_of_more_rows, 250),
           CASE_T(decode_groups_have_the_bits_of_the_kernel_for_more_rows, 250),
+          CASE_T(decode_groups_of_one_row_have_the_bits_of_the_kernel_for_more_rows, 250),
           CASE_T(decode_combined_equals_a_plain_loop, 250), CASE(decode_keeps_nan_of_f8),
           CASE(decode_refuses_f32_rows_that_no_kernel_takes))

@@ -193,8 +193,7 @@ static __device__ __forceinline__ void decode_sums(const decode_items<F> &items,
 
 /* Once the previous kernel has ended: x, and which of its rows the rows of groups are. */
 template <enum gemm_weight_layout F>
-static __device__ __forceinline__ void decode_prepare(decode_shared *s, const ring_x_norm &norm,
-                                                      uint16_t *x)
+static __device__ __forceinline__ void decode_prepare(decode_shared *s, uint16_t *x)
 {
     const gemm_call &c = s->calls.of[0];
     if (c.begin && c.x_rows) {
@@ -203,8 +202,7 @@ static __device__ __forceinline__ void decode_prepare(decode_shared *s, const ri
         for (int32_t i = (int32_t)threadIdx.x; i < n; i += RING_THREADS)
             s->x_rows[i] = c.x_rows[first.begin + i];
     }
-    if (ring_x_is_one(c)) ring_x_round_one<F>(c, norm, x);
-    else ring_x_prepare<F>(c, x);
+    ring_x_prepare<F>(c, x);
     __syncthreads();
 }
 
@@ -228,10 +226,9 @@ static __global__ void __launch_bounds__(RING_THREADS, 2)
     __syncthreads();
     ring_feed feed = ring_fill<F, RING_WARPS>(items, ring);
     const float2 scales = decode_scales(items, (int32_t)(threadIdx.x / WARP));
-    const ring_x_norm norm = ring_x_norm_of(all.of[0]);
     if (early) grid_dependency_sync();
     if (items.end == 0) return;
-    decode_prepare<F>(&s, norm, x);
+    decode_prepare<F>(&s, x);
     decode_sums<F>(items, &feed, scales, ring, x);
 }
 
@@ -288,15 +285,18 @@ cudaError_t gemm_decode(cudaStream_t stream, enum gemm_weight_layout layout,
 {
     decode_calls all = {};
     size_t n_jobs = 0;
+    bool one = true;
     for (int i = 0; i <= GEMM_FUSED_MAX; i++) {
         all.first_job[i] = (int32_t)n_jobs;
         if (i >= n) continue;
         gemm_call &c = all.of[i];
         c = calls[i];
         c.n_splits = choose_n_splits(c, SKINNY_W_ROWS, SKINNY_BLOCKS_WANTED, SKINNY_SPLIT_LEAST);
+        one = one && gemm_decode_one_supports(layout, &c);
         n_jobs += (size_t)blocks_for((size_t)c.n_columns, SKINNY_W_ROWS) * (size_t)c.n_splits *
                   (size_t)(c.begin ? c.n_rows : 1);
     }
     if (n_jobs > INT32_MAX) return cudaErrorInvalidValue;
+    if (one) return gemm_decode_one(stream, layout, all.of, n);
     return run_layout(stream, layout, all, n_jobs);
 }

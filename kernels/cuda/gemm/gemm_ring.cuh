@@ -11,8 +11,13 @@
 
 enum { RING_THREADS = SKINNY_THREADS, RING_WARPS = SKINNY_WARPS, RING_ROWS = 8 /* of x */ };
 
-/* Per layout: loads of 16 bytes per row and unit, and units in flight: 64 KiB per block. */
-template <enum gemm_weight_layout F> struct ring_shape {
+/* Units of a block's ring: 64 KiB in flight. */
+template <enum gemm_weight_layout F> struct ring_usual {
+    enum { DEPTH = F == GEMM_W4 ? 9 : 5 };
+};
+
+/* Per layout: loads of 16 bytes per row and unit. One slot of DEPTH_ is being multiplied. */
+template <enum gemm_weight_layout F, int DEPTH_ = ring_usual<F>::DEPTH> struct ring_shape {
     enum {
         ELEMENTS = gemm_stored<F>::PER_16_BYTES,
         ROW_LOADS = F == GEMM_W4 ? 1 : 2,
@@ -21,7 +26,7 @@ template <enum gemm_weight_layout F> struct ring_shape {
         PER_SPAN = SKINNY_SPAN / K,
         UNIT_BYTES = ROW_LOADS * 64, /* of a row of W */
         SPAN_BYTES = PER_SPAN * UNIT_BYTES,
-        DEPTH = F == GEMM_W4 ? 9 : 5,
+        DEPTH = DEPTH_,
         BYTES = DEPTH * LOADS * 16 * RING_THREADS,
         ALL_BYTES = BYTES + (F == GEMM_F8 ? DEPTH * 4 * RING_THREADS : 0) /* with scales */
     };
@@ -48,10 +53,11 @@ static __device__ __forceinline__ uint4 *ring_slot(unsigned char *ring, int slot
 {
     return (uint4 *)(void *)ring + slot * (ring_shape<F>::LOADS * RING_THREADS) + threadIdx.x;
 }
-template <enum gemm_weight_layout F>
+template <enum gemm_weight_layout F, int DEPTH>
 static __device__ __forceinline__ float *ring_scale(unsigned char *ring, int slot)
 {
-    return (float *)(void *)(ring + ring_shape<F>::BYTES) + slot * RING_THREADS + threadIdx.x;
+    return (float *)(void *)(ring + ring_shape<F, DEPTH>::BYTES) + slot * RING_THREADS +
+           threadIdx.x;
 }
 
 /* Units from one of the warp to its next. */
@@ -90,11 +96,11 @@ struct ring_feed {
 };
 
 /* Starts copying the next unit, if there is one; always one group of cp.async. */
-template <enum gemm_weight_layout F, int JUMP, class JOBS>
+template <enum gemm_weight_layout F, int JUMP, int DEPTH, class JOBS>
 static __device__ __forceinline__ void ring_copy(ring_feed *f, const JOBS &jobs,
                                                  unsigned char *ring)
 {
-    typedef ring_shape<F> shape;
+    typedef ring_shape<F, DEPTH> shape;
     while (f->unit == f->run.n_units && f->job < jobs.end) {
         f->job++;
         f->unit = 0, f->run.n_units = 0;
@@ -108,7 +114,7 @@ static __device__ __forceinline__ void ring_copy(ring_feed *f, const JOBS &jobs,
             copy_async_16(slot + i * RING_THREADS, f->run.w[i % 2] + i / 2 * 64, 16);
         for (int i = 0; i < 2; i++) f->run.w[i] += step * (int32_t)shape::UNIT_BYTES;
         if (F == GEMM_F8) {
-            copy_async_4(ring_scale<F>(ring, f->slot), f->run.f8_scale, 4);
+            copy_async_4(ring_scale<F, DEPTH>(ring, f->slot), f->run.f8_scale, 4);
             f->run.f8_scale += step;
         }
     }
@@ -117,13 +123,13 @@ static __device__ __forceinline__ void ring_copy(ring_feed *f, const JOBS &jobs,
 }
 
 /* All but one slot, which the first ring_copy of the sums takes. */
-template <enum gemm_weight_layout F, int JUMP, class JOBS>
+template <enum gemm_weight_layout F, int JUMP, int DEPTH = ring_usual<F>::DEPTH, class JOBS>
 static __device__ __forceinline__ ring_feed ring_fill(const JOBS &jobs, unsigned char *ring)
 {
     ring_feed f = {};
     f.job = -1;
 #pragma unroll 1
-    for (int i = 0; i + 1 < ring_shape<F>::DEPTH; i++) ring_copy<F, JUMP>(&f, jobs, ring);
+    for (int i = 0; i + 1 < DEPTH; i++) ring_copy<F, JUMP, DEPTH>(&f, jobs, ring);
     return f;
 }
 
@@ -136,7 +142,7 @@ struct ring_sums {
 };
 
 /* Adds a unit's products with the lane's elements of x. */
-template <enum gemm_weight_layout F>
+template <enum gemm_weight_layout F, int DEPTH>
 static __device__ __forceinline__ void ring_multiply(ring_sums *sums, unsigned char *ring, int slot,
                                                      const uint16_t *x)
 {
@@ -165,7 +171,7 @@ static __device__ __forceinline__ void ring_multiply(ring_sums *sums, unsigned c
         }
     }
     if (F != GEMM_F8) return;
-    const float scale = *ring_scale<F>(ring, slot);
+    const float scale = *ring_scale<F, DEPTH>(ring, slot);
     for (int i = 0; i < 4; i++) sums->v[i] = __fmaf_rn(of_span[i], scale, sums->v[i]);
 }
 
@@ -193,18 +199,18 @@ static __device__ __forceinline__ void ring_restore_nan(ring_sums *sums, const r
 }
 
 /* The sums of a job, from the ring and a row of x in shared memory, from the run's first k on. */
-template <enum gemm_weight_layout F, int JUMP, class JOBS>
+template <enum gemm_weight_layout F, int JUMP, int DEPTH = ring_usual<F>::DEPTH, class JOBS>
 static __device__ __forceinline__ ring_sums ring_sum(ring_feed *f, int *slot, const JOBS &jobs,
                                                      int32_t n_units, unsigned char *ring,
                                                      const uint16_t *x)
 {
-    typedef ring_shape<F> shape;
+    typedef ring_shape<F, DEPTH> shape;
     ring_sums sums = {};
 #pragma unroll 1
     for (int32_t unit = 0; unit < n_units; unit++) {
         copy_async_wait<shape::DEPTH - 2>();
-        ring_copy<F, JUMP>(f, jobs, ring);
-        ring_multiply<F>(&sums, ring, *slot, x);
+        ring_copy<F, JUMP, DEPTH>(f, jobs, ring);
+        ring_multiply<F, DEPTH>(&sums, ring, *slot, x);
         x += ring_next<F, JUMP>(unit) * (int32_t)shape::K;
         *slot = *slot + 1 == shape::DEPTH ? 0 : *slot + 1;
     }

@@ -128,63 +128,6 @@ static __device__ __forceinline__ void ring_x_round(const gemm_call &c, int32_t 
     }
 }
 
-/* One row of up to 4,096 elements, as most steps have: the norm's weights are there before the
- * previous kernel has ended. */
-enum { RING_X_ONE_STEPS = 4, RING_X_ONE_MAX = RING_X_ONE_STEPS * RING_X_STEP };
-
-struct ring_x_norm {
-    float4 v[RING_X_ONE_STEPS];
-};
-
-static __device__ __forceinline__ bool ring_x_is_one(const gemm_call &c)
-{
-    return c.x_f32 && (c.begin ? c.n_x_rows : c.n_rows) == 1 && c.n_in <= RING_X_ONE_MAX;
-}
-
-static __device__ __forceinline__ ring_x_norm ring_x_norm_of(const gemm_call &c)
-{
-    ring_x_norm w;
-#pragma unroll
-    for (int i = 0; i < RING_X_ONE_STEPS; i++) {
-        const int32_t k = (int32_t)threadIdx.x * QUAD + i * RING_X_STEP;
-        w.v[i] = make_float4(0, 0, 0, 0);
-        if (c.norm && k < c.n_in) w.v[i] = *(const float4 *)(c.norm + k);
-    }
-    return w;
-}
-
-/* With the bits of ring_x_round: zeros past the end add nothing. A barrier must follow. */
-template <enum gemm_weight_layout F>
-static __device__ __forceinline__ void ring_x_round_one(const gemm_call &c, const ring_x_norm &w,
-                                                        uint16_t *to)
-{
-    __shared__ float room[RING_WARPS];
-    const float *row = (const float *)c.x + ring_x_row(c, 0);
-    float4 v[RING_X_ONE_STEPS];
-    float sum = 0, factor = 1;
-#pragma unroll
-    for (int i = 0; i < RING_X_ONE_STEPS; i++) {
-        const int32_t k = (int32_t)threadIdx.x * QUAD + i * RING_X_STEP;
-        v[i] = make_float4(0, 0, 0, 0);
-        if (k < c.n_in) v[i] = *(const float4 *)(row + k);
-    }
-    if (c.norm) {
-#pragma unroll
-        for (int i = 0; i < RING_X_ONE_STEPS; i++) sum = add_squares(sum, v[i]);
-        sum = warp_sum(sum);
-        if (threadIdx.x % WARP == 0) room[threadIdx.x / WARP] = sum;
-        __syncthreads();
-        factor = rms_factor(room, (unsigned)c.n_in, c.eps);
-    }
-#pragma unroll
-    for (int i = 0; i < RING_X_ONE_STEPS; i++) {
-        const int32_t k = (int32_t)threadIdx.x * QUAD + i * RING_X_STEP;
-        if (k >= c.n_in) continue;
-        const float4 x = c.norm ? norm_quad(v[i], w.v[i], factor, (size_t)k, (size_t)c.n_in) : v[i];
-        store_rounded<F>(to + k, x);
-    }
-}
-
 static __device__ __forceinline__ void ring_x_copy(const gemm_call &c, int32_t n_rows, uint16_t *to)
 {
     const int32_t per_row = c.n_in / 8;
