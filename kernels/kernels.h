@@ -107,8 +107,8 @@ struct kv_append_args {
     const float *k, *v; /* [n_rows, n_heads, head_dim]; v NULL when latent */
     struct kv_layer kv;
     struct attn_list on;
-    const struct rope_args *rope; /* applied first: to q and k of the appended rows (GQA). NULL:
-                                   * none */
+    const struct rope_args *rope; /* applied first: to q and k of the appended rows (GQA); k may
+                                   * stay as it is outside the pool. NULL: none */
 };
 
 struct attn_args {

@@ -6,11 +6,24 @@
 #include "kernels/cuda/dtype_convert.cuh"
 #include "kernels/kernels.h"
 
-static __device__ __forceinline__ float head_factor(const float *x, size_t dim, float eps)
+/* squares: the sum of the head's. */
+static __device__ __forceinline__ float head_factor(float squares, size_t dim, float eps)
+{
+    return 1.0f / sqrtf(squares / (float)dim + eps);
+}
+/* The sum, in every lane: each adds every 32nd element's in ascending order. */
+static __device__ __forceinline__ float head_squares(const float *x, size_t dim)
 {
     float squares = 0;
     for (size_t i = threadIdx.x % WARP; i < dim; i += WARP) squares = fmaf(x[i], x[i], squares);
-    return 1.0f / sqrtf(warp_sum(squares) / (float)dim + eps);
+    return warp_sum(squares);
+}
+
+/* What a pair becomes. Roundings are spelt out, so that all kernels give the same bits. */
+static __device__ __forceinline__ float2 rotate_pair(float x0, float x1, const float2 &cos_sin)
+{
+    return make_float2(__fmaf_rn(x0, cos_sin.x, -__fmul_rn(x1, cos_sin.y)),
+                       __fmaf_rn(x1, cos_sin.x, __fmul_rn(x0, cos_sin.y)));
 }
 
 /* Head x of list h, whose row is at position pos. Other lanes than the writing ones may read it
@@ -20,15 +33,16 @@ static __device__ __forceinline__ void rotate_head(const rope_args &a, const rop
 {
     const size_t half = a.rot_dim / 2, lane = threadIdx.x % WARP;
     const float *rotations = a.cos_sin + (size_t)pos * half * 2;
-    const float factor = h.norm ? head_factor(x, h.head_dim, a.norm_eps) : 1.0f;
+    const float factor = h.norm ? head_factor(head_squares(x, h.head_dim), h.head_dim, a.norm_eps)
+                                : 1.0f;
     for (size_t pair = lane; pair < half; pair += WARP) {
         const size_t i0 = a.interleaved ? 2 * pair : pair,
                      i1 = a.interleaved ? 2 * pair + 1 : pair + half;
         const float x0 = h.norm ? h.norm[i0] * (x[i0] * factor) : x[i0],
                     x1 = h.norm ? h.norm[i1] * (x[i1] * factor) : x[i1];
-        const float *rotation = rotations + 2 * pair;
-        x[i0] = x0 * rotation[0] - x1 * rotation[1];
-        x[i1] = x1 * rotation[0] + x0 * rotation[1];
+        const float2 y = rotate_pair(x0, x1,
+                                     make_float2(rotations[2 * pair], rotations[2 * pair + 1]));
+        x[i0] = y.x, x[i1] = y.y;
     }
     for (size_t i = 2 * half + lane; h.norm && i < h.head_dim; i += WARP)
         x[i] = h.norm[i] * (x[i] * factor);

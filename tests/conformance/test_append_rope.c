@@ -3,25 +3,35 @@
 #include "kernels/kv_rows.h"
 #include "tests/conformance/kernel_ops_on_device.h"
 
-enum { ROWS = 13, POSITIONS = 40, Q_HEADS = 6, KV_HEADS = 2, BLOCK = 16, BLOCKS = 8 };
+enum {
+    ROWS = 13,
+    ROWS_MANY = 130 /* kernels of a GPU for prompts */,
+    POSITIONS = 140,
+    Q_HEADS = 8,
+    KV_HEADS = 2,
+    BLOCK = 16,
+    TABLE = 9,
+    BLOCKS = 2 * TABLE
+};
 
 struct world {
-    int32_t tables[2][3], pos[ROWS];
+    int32_t tables[2][TABLE], pos[ROWS_MANY];
     struct attn_seq seqs[2];
     float *q, *k, *v, *norm, *cos_sin;
-    size_t dim, pool_bytes;
+    size_t dim, n_rows, pool_bytes;
 };
 
 /* A decode row at position 20, then prompt rows from position 3 on. */
-static struct world make_world(size_t dim)
+static struct world make_world(size_t dim, size_t n_rows)
 {
-    struct world w = { .tables = { { 5, 0, 2 }, { 7, 3, 1 } }, .dim = dim };
+    struct world w = { .dim = dim, .n_rows = n_rows };
+    for (int i = 0; i < BLOCKS; i++) w.tables[i % 2][i / 2] = (i * 7 + 5) % BLOCKS;
     w.seqs[0] = (struct attn_seq){ .q_begin = 0, .n_q = 1, .pos_begin = 20, .is_decode = true };
-    w.seqs[1] = (struct attn_seq){ .q_begin = 1, .n_q = ROWS - 1, .pos_begin = 3 };
-    for (int i = 0; i < ROWS; i++) w.pos[i] = i == 0 ? 20 : 2 + i;
-    w.q = random_floats(ROWS * Q_HEADS * dim, 2);
-    w.k = random_floats(ROWS * KV_HEADS * dim, 2);
-    w.v = random_floats(ROWS * KV_HEADS * dim, 2);
+    w.seqs[1] = (struct attn_seq){ .q_begin = 1, .n_q = (int32_t)n_rows - 1, .pos_begin = 3 };
+    for (int i = 0; i < (int)n_rows; i++) w.pos[i] = i == 0 ? 20 : 2 + i;
+    w.q = random_floats(n_rows * Q_HEADS * dim, 2);
+    w.k = random_floats(n_rows * KV_HEADS * dim, 2);
+    w.v = random_floats(n_rows * KV_HEADS * dim, 2);
     w.norm = random_floats(dim, 1);
     w.cos_sin = random_floats(POSITIONS * dim, 1);
     w.pool_bytes = (size_t)BLOCKS * KV_HEADS * 2 * BLOCK * (dim * sizeof(float) + sizeof(float));
@@ -33,14 +43,15 @@ static void free_world(struct world *w)
     mem_free(w->q), mem_free(w->k), mem_free(w->v), mem_free(w->norm), mem_free(w->cos_sin);
 }
 
-static void check(struct kernel_ctx *c, enum dtype type, size_t dim, bool norms, bool interleaved)
+static void check(struct kernel_ctx *c, enum dtype type, size_t dim, size_t n_rows, int way)
 {
-    struct world w = make_world(dim);
+    const bool norms = way & 1, interleaved = way & 2;
+    struct world w = make_world(dim, n_rows);
     float *q[2], *k[2];
     char *pools[2];
     for (int i = 0; i < 2; i++) {
-        q[i] = mem_dup(w.q, ROWS * Q_HEADS * dim * sizeof(float)),
-        k[i] = mem_dup(w.k, ROWS * KV_HEADS * dim * sizeof(float));
+        q[i] = mem_dup(w.q, n_rows * Q_HEADS * dim * sizeof(float)),
+        k[i] = mem_dup(w.k, n_rows * KV_HEADS * dim * sizeof(float));
         pools[i] = mem_calloc(1, w.pool_bytes);
         for (int s = 0; s < 2; s++) w.seqs[s].block_table = w.tables[s];
         const struct rope_args rope = {
@@ -59,7 +70,7 @@ static void check(struct kernel_ctx *c, enum dtype type, size_t dim, bool norms,
                            .norm = norms ? w.norm : NULL,
                        } },
             .n_heads = 2,
-            .n_rows = ROWS,
+            .n_rows = n_rows,
             .rot_dim = dim / 2 * 2,
             .cos_sin = w.cos_sin,
             .pos = w.pos,
@@ -79,7 +90,7 @@ static void check(struct kernel_ctx *c, enum dtype type, size_t dim, bool norms,
         if (i) on_append_rotated(c, &append, POSITIONS, pools[i], w.pool_bytes);
         else on_attention(c, &append, NULL, pools[i], w.pool_bytes);
     }
-    check_bits(q[1], q[0], ROWS * Q_HEADS * dim, "queries", dim, (size_t)type);
+    check_bits(q[1], q[0], n_rows * Q_HEADS * dim, "queries", dim, (size_t)type);
     CHECK(memcmp(pools[0], pools[1], w.pool_bytes) == 0);
     bool written = false;
     for (size_t i = 0; i < w.pool_bytes; i++) written |= pools[0][i] != 0;
@@ -95,7 +106,10 @@ static void append_cases(const char *isa)
     struct kernel_ctx *c = open_backend(isa, ACTIVATIONS_F32, 2);
     for (size_t t = 0; t < COUNT_OF(TYPES); t++)
         for (size_t d = 0; d < COUNT_OF(DIMS); d++)
-            for (int way = 0; way < 4; way++) check(c, TYPES[t], DIMS[d], way & 1, way & 2);
+            for (int way = 0; way < 4; way++) {
+                check(c, TYPES[t], DIMS[d], ROWS, way);
+                if (DIMS[d] == 128) check(c, TYPES[t], DIMS[d], ROWS_MANY, way);
+            }
     kernel_ctx_free(c);
 }
 
