@@ -270,7 +270,8 @@ struct kernel_ops {
     void (*kv_append)(struct kernel_ctx *c, const struct kv_append_args *a);
     void (*attention)(struct kernel_ctx *c, const struct attn_args *a);
     void (*route)(struct kernel_ctx *c, const struct route_args *a);
-    /* The bits of rms_norm, matmul and route one after the other. */
+    /* The bits of rms_norm, matmul and route one after the other; on a GPU, of many rows, the
+     * logits have others unless deterministic. */
     void (*router)(struct kernel_ctx *c, const struct router_args *a);
     void (*combine)(struct kernel_ctx *c, const struct combine_args *a);
     void (*experts)(struct kernel_ctx *c, const struct experts_args *a);

@@ -113,6 +113,13 @@ static void cuda_route(struct kernel_ctx *base, const struct route_args *a)
     (void)cuda_check(c->device, moe_route(c->device->stream, a, cuda_n_real_rows(c)), "routing");
 }
 
+/* Other bits than those of a few rows. */
+static bool logits_on_tensor_cores(const struct kernel_ctx *c, const struct router_args *a)
+{
+    return !c->options.deterministic && c->options.activations != ACTIVATIONS_F32 &&
+           moe_logits_fits(a);
+}
+
 static void cuda_router(struct kernel_ctx *base, const struct router_args *a)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
@@ -125,7 +132,9 @@ static void cuda_router(struct kernel_ctx *base, const struct router_args *a)
         return;
     }
     cuda_rms_norm(base, a->h, n, a->x, n, a->norm, a->route.n_rows, n, a->eps);
-    cuda_matmul(base, &logits, 1); /* [rows, E] */
+    if (logits_on_tensor_cores(base, a)) /* [rows, E] */
+        (void)cuda_check(c->device, moe_logits(c->device->stream, a), "a router's product");
+    else cuda_matmul(base, &logits, 1);
     cuda_route(base, &a->route);
 }
 

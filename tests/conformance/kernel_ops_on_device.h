@@ -221,6 +221,7 @@ static inline void on_router(struct kernel_ctx *c, struct router_args a)
 {
     struct mirrors m = { .c = c };
     note_route(&m, &a.route);
+    note(&m, a.route.logits, floats(a.route.n_rows * (size_t)a.route.n_experts), !a.route.rows);
     note(&m, a.x, floats(a.route.n_rows * a.w->n_in), false);
     note(&m, a.norm, floats(a.w->n_in), false);
     note(&m, a.h, floats(a.route.n_rows * a.w->n_in), true);

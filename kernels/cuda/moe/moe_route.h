@@ -22,6 +22,11 @@ cudaError_t moe_route(cudaStream_t s, const struct route_args *a, const int32_t 
 cudaError_t moe_sort_rows(cudaStream_t s, const struct experts_args *a, const int32_t *n_real_rows,
                           int32_t first_row);
 
+/* The product of a router with many rows of h by tensor cores, to the precision of f32 and with
+ * bits of its own. moe_logits_fits: it is faster. */
+bool moe_logits_fits(const struct router_args *a);
+cudaError_t moe_logits(cudaStream_t s, const struct router_args *a);
+
 /* Whether moe_router takes a call: few rows. */
 bool moe_router_fits(const struct router_args *a);
 enum { MOE_ROUTER_SCRATCH = 256 /* bytes; zeroed once, calls leave them so */ };
