@@ -35,29 +35,29 @@ struct logits_call {
     int32_t n_rows, n_in, n_columns;
 };
 
+/* The k's that a lane has of two steps of 16 are 8 consecutive ones, the same in both operands. Of x
+ * it reads what an operand of mma is, four words of two rows; of W 8 elements. */
 template <int COLUMNS_> struct logits_tile {
     enum {
         COLUMNS = COLUMNS_,
         N = COLUMNS / LOGITS_ACROSS / 8 /* tiles of 8 columns of a warp */,
-        X_LOADS = LOGITS_ROWS / LOGITS_LOADS,
-        LOADS = X_LOADS + COLUMNS / LOGITS_LOADS
+        LOADS = COLUMNS / LOGITS_LOADS
     };
-    /* rows of x, then of W; 16 bytes have the k's that a lane has of two steps of 16, as the same
-     * ones in both operands */
     struct logits_part {
-        uint4 of[LOGITS_ROWS + COLUMNS][LOGITS_K / 8];
+        uint4 x[LOGITS_ROWS / 16][2][WARP], w[COLUMNS][LOGITS_K / 8];
     };
     struct logits_parts {
         logits_part part[LOGITS_PARTS];
     };
 };
 
-/* A thread's quads of a chunk, and where they come from: the first chunk's. */
+/* A thread's quads of a chunk, and where they come from: the first chunk's. Those of x are of a row
+ * and the eighth after it. */
 template <class T> struct logits_quads {
-    float4 v[T::LOADS];
+    float4 x[2], w[T::LOADS];
 };
 template <class T> struct logits_source {
-    const float *of[T::LOADS];
+    const float *x[2], *w[T::LOADS];
 };
 
 /* Rows and columns past the last repeat it. */
@@ -66,17 +66,18 @@ static __device__ __forceinline__ logits_source<T> find_source(const logits_call
 {
     logits_source<T> s;
     const int32_t at = (int32_t)threadIdx.x / LOGITS_QUADS,
-                  k = (int32_t)threadIdx.x % LOGITS_QUADS * 4;
+                  k = (int32_t)threadIdx.x % LOGITS_QUADS * 4,
+                  row = (int32_t)blockIdx.y * LOGITS_ROWS + at / 8 * 16 + at % 8,
+                  column = (int32_t)blockIdx.x * T::COLUMNS + at;
 #pragma unroll
-    for (int i = 0; i < T::LOADS; i++) {
-        const bool is_x = i < T::X_LOADS;
-        const int32_t row =
-            is_x ? min((int32_t)blockIdx.y * LOGITS_ROWS + at + i * LOGITS_LOADS, c.n_rows - 1)
-                 : min((int32_t)blockIdx.x * T::COLUMNS + at + (i - T::X_LOADS) * LOGITS_LOADS,
-                       c.n_columns - 1);
-        s.of[i] = is_x ? c.x + (size_t)row * (size_t)c.n_in + k
-                       : (const float *)(const void *)(c.w + (size_t)row * c.row_bytes) + k;
-    }
+    for (int i = 0; i < 2; i++)
+        s.x[i] = c.x + (size_t)min(row + i * 8, c.n_rows - 1) * (size_t)c.n_in + k;
+#pragma unroll
+    for (int i = 0; i < T::LOADS; i++)
+        s.w[i] = (const float *)(const void *)(c.w + (size_t)min(column + i * LOGITS_LOADS,
+                                                                 c.n_columns - 1) *
+                                                         c.row_bytes) +
+                 k;
     return s;
 }
 
@@ -85,16 +86,16 @@ static __device__ __forceinline__ void load_w(logits_quads<T> *q, const logits_s
                                               int32_t chunk)
 {
 #pragma unroll
-    for (int i = T::X_LOADS; i < T::LOADS; i++)
-        q->v[i] = __ldg((const float4 *)(const void *)(s.of[i] + chunk * LOGITS_K));
+    for (int i = 0; i < T::LOADS; i++)
+        q->w[i] = __ldg((const float4 *)(const void *)(s.w[i] + chunk * LOGITS_K));
 }
 template <class T>
 static __device__ __forceinline__ void load_x(logits_quads<T> *q, const logits_source<T> &s,
                                               int32_t chunk)
 {
 #pragma unroll
-    for (int i = 0; i < T::X_LOADS; i++)
-        q->v[i] = __ldcg((const float4 *)(const void *)(s.of[i] + chunk * LOGITS_K));
+    for (int i = 0; i < 2; i++)
+        q->x[i] = __ldcg((const float4 *)(const void *)(s.x[i] + chunk * LOGITS_K));
 }
 
 /* Takes two numbers' next bf16 off them. */
@@ -105,24 +106,40 @@ static __device__ __forceinline__ unsigned take_part(float *a, float *b)
     *b = __fsub_rn(*b, bf16_high(part));
     return part;
 }
+static __device__ __forceinline__ uint2 take_parts(float4 *v)
+{
+    const unsigned first = take_part(&v->x, &v->y);
+    return make_uint2(first, take_part(&v->z, &v->w));
+}
+
+/* The lane, as it is stored, that has a quad of x in step `step`: both steps of a row use other
+ * banks. */
+static __device__ __forceinline__ int32_t lane_of_x(int32_t lane, int32_t step)
+{
+    return lane ^ step * 4;
+}
 
 /* Splits a chunk into a buffer; whether W has more than one part. */
 template <class T>
 static __device__ __forceinline__ bool split_chunk(typename T::logits_parts *to, logits_quads<T> *q)
 {
     const int32_t at = (int32_t)threadIdx.x / LOGITS_QUADS,
-                  quad = (int32_t)threadIdx.x % LOGITS_QUADS;
+                  quad = (int32_t)threadIdx.x % LOGITS_QUADS, step = quad % 2,
+                  lane = lane_of_x(at % 8 * 4 + quad / 2, step);
     unsigned more = 0;
 #pragma unroll
-    for (int i = 0; i < T::LOADS; i++) {
-        float4 &v = q->v[i];
+    for (int part = 0; part < LOGITS_PARTS; part++) {
+        const uint2 a = take_parts(&q->x[0]), b = take_parts(&q->x[1]);
+        to->part[part].x[at / 8][step][lane] = make_uint4(a.x, b.x, a.y, b.y);
+    }
+#pragma unroll
+    for (int i = 0; i < T::LOADS; i++)
 #pragma unroll
         for (int part = 0; part < LOGITS_PARTS; part++) {
-            const uint2 p = make_uint2(take_part(&v.x, &v.y), take_part(&v.z, &v.w));
-            ((uint2 *)(void *)to->part[part].of[at + i * LOGITS_LOADS])[quad] = p;
-            if (part > 0 && i >= T::X_LOADS) more |= p.x | p.y;
+            const uint2 p = take_parts(&q->w[i]);
+            ((uint2 *)(void *)to->part[part].w[at + i * LOGITS_LOADS])[quad] = p;
+            if (part > 0) more |= p.x | p.y;
         }
-    }
     return more != 0;
 }
 
@@ -140,22 +157,23 @@ template <class T> static __device__ __forceinline__ logits_place find_place()
     return logits_place{ warp / LOGITS_ACROSS * LOGITS_M * 16, warp % LOGITS_ACROSS * T::N * 8 };
 }
 
-/* Adds part X of x times part W of W. */
+/* Adds a part of x times one of W. */
 template <class T>
 static __device__ __forceinline__ void multiply_parts(logits_sums<T> *sums,
                                                       const uint4 (&x)[LOGITS_M][2],
                                                       const uint4 (&w)[T::N])
 {
 #pragma unroll
-    for (int i = 0; i < LOGITS_M; i++)
+    for (int step = 0; step < 2; step++)
 #pragma unroll
-        for (int j = 0; j < T::N; j++) {
-            const unsigned a[2][4] = { { x[i][0].x, x[i][1].x, x[i][0].y, x[i][1].y },
-                                       { x[i][0].z, x[i][1].z, x[i][0].w, x[i][1].w } },
-                           b[2][2] = { { w[j].x, w[j].y }, { w[j].z, w[j].w } };
-            mma_bf16(sums->v[i][j], a[0], b[0]);
-            mma_bf16(sums->v[i][j], a[1], b[1]);
-        }
+        for (int i = 0; i < LOGITS_M; i++)
+#pragma unroll
+            for (int j = 0; j < T::N; j++) {
+                const uint4 &v = x[i][step];
+                const unsigned a[4] = { v.x, v.y, v.z, v.w },
+                               b[2] = { step ? w[j].z : w[j].x, step ? w[j].w : w[j].y };
+                mma_bf16(sums->v[i][j], a, b);
+            }
 }
 
 /* Adds a chunk's sums. all: W has more than one part. Small products come first. */
@@ -164,20 +182,22 @@ static __device__ __forceinline__ void multiply_chunk(logits_sums<T> *totals,
                                                       const typename T::logits_parts &from,
                                                       const logits_place &at, bool all)
 {
-    const int32_t lane = (int32_t)threadIdx.x % WARP, eighth = lane / 4, piece = lane % 4;
+    const int32_t lane = (int32_t)threadIdx.x % WARP;
     uint4 x[LOGITS_PARTS][LOGITS_M][2], w[T::N];
     logits_sums<T> sums = {};
 #pragma unroll
     for (int part = 0; part < LOGITS_PARTS; part++)
 #pragma unroll
-        for (int i = 0; i < LOGITS_M * 2; i++)
-            x[part][i / 2][i % 2] = from.part[part].of[at.row + i * 8 + eighth][piece];
+        for (int i = 0; i < LOGITS_M; i++)
+#pragma unroll
+            for (int step = 0; step < 2; step++)
+                x[part][i][step] = from.part[part].x[at.row / 16 + i][step][lane_of_x(lane, step)];
 #pragma unroll
     for (int part = LOGITS_PARTS - 1; part >= 0; part--) {
         if (part > 0 && !all) continue;
 #pragma unroll
         for (int j = 0; j < T::N; j++)
-            w[j] = from.part[part].of[LOGITS_ROWS + at.column + j * 8 + eighth][piece];
+            w[j] = from.part[part].w[at.column + j * 8 + lane / 4][lane % 4];
 #pragma unroll
         for (int i = LOGITS_PARTS - 1 - part; i >= 0; i--) multiply_parts<T>(&sums, x[i], w);
     }
@@ -190,7 +210,6 @@ static __device__ __forceinline__ void multiply_chunk(logits_sums<T> *totals,
                 totals->v[i][j][e] = __fadd_rn(totals->v[i][j][e], sums.v[i][j][e]);
 }
 
-/* Element e of a lane's sums of 16 rows by 8 columns. */
 template <class T>
 static __device__ __forceinline__ void store_logits(const logits_call &c,
                                                     const logits_sums<T> &sums,
@@ -236,8 +255,8 @@ static __global__ void __launch_bounds__(LOGITS_THREADS, 1)
 #pragma unroll
         for (int b = 0; b < LOGITS_BUFFERS; b++) {
             const int32_t chunk = first + b, other = 1 - b;
-            bool next = false;
-            if (chunk + 1 < n) next = split_chunk<T>(&buffers[other], &quads[other]);
+            /* after the last chunk of what is no longer used */
+            const bool next = split_chunk<T>(&buffers[other], &quads[other]);
             if (chunk + 3 < n)
                 load_x<T>(&quads[other], source, chunk + 3),
                     load_w<T>(&quads[other], source, chunk + 3);
