@@ -112,40 +112,43 @@ static void check_order(const struct kernel_ctx *c, const struct route_args *a)
     CHECK_EQ_INT(a->begin[a->n_experts], n);
 }
 
-/* The experts are the same with an order and without, at numbers of rows for every way of computing
- * it. */
+/* The experts are the same with an order and without. */
+static void check_with_order(struct kernel_ctx *c, size_t n_rows, int32_t n_experts, int32_t n_used)
+{
+    const size_t used = n_rows * (size_t)n_used;
+    float *logits = random_floats(n_rows * (size_t)n_experts, 4), *weights = MEM_ARRAY(float, used),
+          *plain_weights = MEM_ARRAY(float, used);
+    int32_t *experts = MEM_ARRAY(int32_t, used), *plain = MEM_ARRAY(int32_t, used),
+            *order = MEM_ARRAY(int32_t, 2 * used + (size_t)n_experts + 1);
+    for (size_t i = 0; i < 2 * used; i++) order[i] = -7;
+    struct route_args a = {
+        .logits = logits,
+        .n_rows = n_rows,
+        .n_experts = n_experts,
+        .n_used = n_used,
+        .n_groups = 1,
+        .topk_groups = 1,
+        .norm = NORM_SUM,
+        .scale = 1,
+        .experts = plain,
+        .weights = plain_weights,
+    };
+    on_route(c, a);
+    a.experts = experts, a.weights = weights;
+    a.rows = order, a.index = order + used, a.begin = order + 2 * used;
+    on_route(c, a);
+    CHECK(memcmp(experts, plain, used * sizeof *experts) == 0);
+    check_bits(weights, plain_weights, used, "weights", n_rows, (size_t)n_used);
+    check_order(c, &a);
+    mem_free(logits), mem_free(weights), mem_free(plain_weights), mem_free(experts),
+        mem_free(plain), mem_free(order);
+}
+
+/* At numbers of rows for every way of computing it. */
 static void check_orders(struct kernel_ctx *c, int32_t n_experts, int32_t n_used)
 {
     static const size_t N_ROWS[] = { 1, 5, 32, 33, 128, 129, 300, 700 };
-    for (size_t k = 0; k < COUNT_OF(N_ROWS); k++) {
-        const size_t n_rows = N_ROWS[k], used = n_rows * (size_t)n_used;
-        float *logits = random_floats(n_rows * (size_t)n_experts, 4),
-              *weights = MEM_ARRAY(float, used), *plain_weights = MEM_ARRAY(float, used);
-        int32_t *experts = MEM_ARRAY(int32_t, used), *plain = MEM_ARRAY(int32_t, used),
-                *order = MEM_ARRAY(int32_t, 2 * used + (size_t)n_experts + 1);
-        for (size_t i = 0; i < 2 * used; i++) order[i] = -7;
-        struct route_args a = {
-            .logits = logits,
-            .n_rows = n_rows,
-            .n_experts = n_experts,
-            .n_used = n_used,
-            .n_groups = 1,
-            .topk_groups = 1,
-            .norm = NORM_SUM,
-            .scale = 1,
-            .experts = plain,
-            .weights = plain_weights,
-        };
-        on_route(c, a);
-        a.experts = experts, a.weights = weights;
-        a.rows = order, a.index = order + used, a.begin = order + 2 * used;
-        on_route(c, a);
-        CHECK(memcmp(experts, plain, used * sizeof *experts) == 0);
-        check_bits(weights, plain_weights, used, "weights", n_rows, (size_t)n_used);
-        check_order(c, &a);
-        mem_free(logits), mem_free(weights), mem_free(plain_weights), mem_free(experts),
-            mem_free(plain), mem_free(order);
-    }
+    for (size_t k = 0; k < COUNT_OF(N_ROWS); k++) check_with_order(c, N_ROWS[k], n_experts, n_used);
 }
 
 static void check_all(struct kernel_ctx *c)
@@ -418,6 +421,7 @@ static void route_cases(const char *isa)
         check_orders(c, E, K_MAX);
         check_orders(c, 1, 1);
         check_orders(c, KERNEL_EXPERTS_MAX, 3); /* exceeds the shared memory of one block */
+        if (n_threads == 1) check_with_order(c, 16 * 512 + 3, 5, 1); /* two rounds of a scan */
         kernel_ctx_free(c);
     }
 }

@@ -9,7 +9,7 @@ enum { ROUTE_WARPS = 8 };
 
 /* SORT_ROWS rows. Shared memory: the warps' memory, choices, counts. */
 template <int PER_LANE>
-static __global__ void __launch_bounds__(ROUTE_WARPS *WARP, 2)
+static __global__ void __launch_bounds__(ROUTE_WARPS *WARP, PER_LANE > 4 ? 2 : 4)
     route_kernel(const __grid_constant__ route_args a, const __grid_constant__ moe_sort_args sort)
 {
     grid_dependency_sync();

@@ -7,7 +7,7 @@ enum {
     SORT_THREADS = 256,
     PLACE_THREADS = 128,
     PLACE_WARPS = PLACE_THREADS / WARP,
-    SCAN_AHEAD = 4 /* loads at a time */
+    SCAN_AHEAD = 16 /* blocks of a lane */
 };
 
 /* Counts each expert's slots and where they begin, also in count [n_experts + 1]. One block. */
@@ -102,7 +102,8 @@ static __global__ void __launch_bounds__(SORT_THREADS) slots_kernel(moe_sort_arg
 
 /* ---- what the route kernel's blocks have counted ---- */
 
-/* A warp has an expert: turns its blocks' counts into sums of the blocks before. */
+/* A warp has an expert: turns its blocks' counts into sums of the blocks before. A lane has
+ * SCAN_AHEAD blocks in a row, whose counts it loads at a time. */
 static __global__ void __launch_bounds__(SORT_THREADS) scan_counts_kernel(moe_sort_args a)
 {
     grid_dependency_sync();
@@ -111,19 +112,24 @@ static __global__ void __launch_bounds__(SORT_THREADS) scan_counts_kernel(moe_so
               per_block = SORT_ROWS * a.n_used, n_blocks = (a.n + per_block - 1) / per_block;
     int total = 0;
     if (e >= a.n_experts) return;
+#pragma unroll 1
     for (int first = 0; first < n_blocks; first += SCAN_AHEAD * WARP) {
-        int count[SCAN_AHEAD];
+        const int mine = first + lane * SCAN_AHEAD;
+        int32_t *counts = counts_of(a, mine) + e;
+        const int step = SORT_ROWS * a.n_experts;
+        int count[SCAN_AHEAD], sum = 0;
+#pragma unroll
+        for (int i = 0; i < SCAN_AHEAD; i++) count[i] = mine + i < n_blocks ? counts[i * step] : 0;
+#pragma unroll
+        for (int i = 0; i < SCAN_AHEAD; i++) sum += count[i];
+        const int up_to = warp_prefix_sum(sum);
+        int before = total + up_to - sum;
 #pragma unroll
         for (int i = 0; i < SCAN_AHEAD; i++) {
-            const int block = first + i * WARP + lane;
-            count[i] = block < n_blocks ? counts_of(a, block)[e] : 0;
+            if (mine + i < n_blocks) counts[i * step] = before;
+            before += count[i];
         }
-#pragma unroll
-        for (int i = 0; i < SCAN_AHEAD; i++) {
-            const int block = first + i * WARP + lane, up_to = warp_prefix_sum(count[i]);
-            if (block < n_blocks) counts_of(a, block)[e] = total + up_to - count[i];
-            total += __shfl_sync(0xffffffffu, up_to, WARP - 1);
-        }
+        total += __shfl_sync(0xffffffffu, up_to, WARP - 1);
     }
     if (lane == 0) totals_of(a)[e] = total;
 }
