@@ -1,7 +1,7 @@
 """The launches of a step, with what each must read and compute, its blocks, and the time that model_time.py's constants give it.
 
 A mirror of the launch formulas in kernels/cuda (gemm.cu, gemm_decode.cu, gemm_combine.cu, gemm_skinny.cu, gemm_tiles.cu, gemm_sm90.cu, gemm_f32.cu,
-moe_route.cu, moe_sort.cu, attention/attention.cu, cuda_matmul.c) and of the order of ops in shared/model. Where a kernel changes its grid, its function here does. Only
+moe_logits.cu, moe_route.cu, moe_sort.cu, attention/attention.cu, cuda_matmul.c) and of the order of ops in shared/model. Where a kernel changes its grid, its function here does. Only
 what decides about time is there: no biases, no tensor parallelism, KV in bf16."""
 from model_shapes import F8_BLOCK, STEP, blocks_for, experts_of_rows, up
 
@@ -10,6 +10,7 @@ CUBLASLT_ROWS, SM90_ROWS, SMS_USUAL, SEGMENT, SEGMENT_LEAST, SEGMENTS_MANY = 17,
 SHARED_OF_SM, SHARED_OF_BLOCK = 228 << 10, 227 << 10
 DECODE_X_MAX, RING_ROWS, RING_TILES_MAX, STAGED_BLOCKS, STAGED_WIDE, SORT_ROWS = 16384, 8, 128, 40, 96, 16
 ROUTER_ROWS, ROUTER_ROWS_MAX, ROUTE_SHARED_MAX = 8, 64, 96 << 10
+LOGITS_LEAST_ROWS, LOGITS_ROWS, LOGITS_WIDE, LOGITS_PAIRS = 1024, 64, 128, 6
 MOE_ROWS, MOE_ELEMENTS = 8192, 128 << 20  # ffn_moe.c: rows of a piece of a prompt
 RANGE_ROWS = 256  # attention_mla.c
 SM90_TILES = {(128, 128): 12, (128, 256): 21, (256, 128): 21}  # rows, columns: cost
@@ -267,6 +268,18 @@ def f32(g, w, rows, what):
     return Launch('f32', 'matmul', what, t, moved, w.flops(rows), w.bytes, blocks, None, bound)
 
 
+def logits(g, w, rows, what):
+    """moe_logits.cu: routers of prompts, in parts of bf16."""
+    if rows < LOGITS_LEAST_ROWS or w.n_in % STEP:
+        return f32(g, w, rows, what)
+    c = LOGITS_WIDE // 2 if (w.n_out - 1) % LOGITS_WIDE < LOGITS_WIDE // 2 else LOGITS_WIDE
+    blocks = blocks_for(rows, LOGITS_ROWS) * blocks_for(w.n_out, c)
+    moved, of_block = w.bytes + rows * (w.n_in + w.n_out) * 4, 2.0 * LOGITS_PAIRS * LOGITS_ROWS * c * w.n_in
+    t, bound = longest(g, memory=moved / g.read, l2=blocks * (LOGITS_ROWS + c) * w.n_in * 4 / g.l2,
+                       products=blocks_for(blocks, g.n_sms) * g.n_sms * of_block / (g.bf16 * g.mma_share))
+    return Launch('logits', 'matmul', what, t, moved, w.flops(rows), w.bytes, blocks, None, bound)
+
+
 def inputs(g, w, rows, what, n=None, norm=True, x=4):
     """prepare_inputs: rows of f32 become what the product takes."""
     n = n or w.n_in
@@ -428,7 +441,7 @@ def router(g, m, rows):
     """The norm, the router and the choice of experts: in one launch for few rows (moe_router.cu), with a sort beyond 8."""
     width = up(m.hidden, 32)
     if rows > ROUTER_ROWS_MAX or (min(rows, ROUTER_ROWS) + 1) * width * 4 > ROUTE_SHARED_MAX:
-        out = [small(g, 'norm', 'rms_norm', '', rows * m.hidden * 8, 0.5, rows), f32(g, m.router, rows, m.router.what()), *route(g, m, rows)]
+        out = [small(g, 'norm', 'rms_norm', '', rows * m.hidden * 8, 0.5, rows), logits(g, m.router, rows, m.router.what()), *route(g, m, rows)]
     else:
         blocks = blocks_for(m.n_experts, 4) * blocks_for(rows, ROUTER_ROWS)
         out = [small(g, 'router', 'router', m.router.what(), m.router.bytes + blocks * rows * m.hidden * 4, g.router_us, blocks)]

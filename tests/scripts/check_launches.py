@@ -29,12 +29,12 @@ STEPS = [(1, 1024), (8, 1024), (64, 1024)]
 MOST = {"ERNIE-4.5-21B-A3B": 9, "Qwen3-30B-A3B": 7, "DeepSeek-V2-Lite": 17, "Llama-3-8B": 6}
 # a kernel of model_launches.py: what the emulator calls it
 NAMES = [(r"^combine_kernel<", "combine_gemm"), (r"^combine_(quads|kernel)", "combine"), (r"^experts_kernel", "experts"), (r"^decode_kernel", "decode"), (r"^skinny_fused", "skinny_fused"),
-         (r"^skinny_kernel", "skinny"), (r"^tiles_kernel", "tiles"), (r"^sm90_f8", "sm90_f8"), (r"^sm90_", "sm90"), (r"^f32_", "f32"),
+         (r"^skinny_kernel", "skinny"), (r"^tiles_kernel", "tiles"), (r"^sm90_f8", "sm90_f8"), (r"^sm90_", "sm90"), (r"^f32_", "f32"), (r"^logits_", "logits"),
          (r"^prepare_inputs", "prepare_inputs"), (r"^append_rows", "append"), (r"^attn_mla", "attend_mla"), (r"^attn_prefill", "attend_sm90"),
          (r"^attn_(mma|decode)", "attend_mma"), (r"^merge_segments", "merge"), (r"^norm_kernel", "norm"), (r"^rope_kernel", "rope"),
          (r"^copy_kernel", "copy_rows"), (r"^router_", "router"), (r"^route_one_block", "route_one_block"), (r"^route_kernel", "route"), (r"^sort_kernel", "sort"),
          (r"^scan_counts", "scan"), (r"^place_kernel", "place"), (r"^embed_kernel", "embed")]
-COUNTED = {"combine_gemm", "decode", "skinny_fused", "skinny", "tiles", "sm90", "sm90_f8", "f32", "experts"}
+COUNTED = {"combine_gemm", "decode", "skinny_fused", "skinny", "tiles", "sm90", "sm90_f8", "f32", "logits", "experts"}
 
 
 def noted(folder, name, quantization, steps):

@@ -18,6 +18,7 @@ enum {
     LOGITS_DOWN = 2,
     LOGITS_ACROSS = LOGITS_THREADS / WARP / LOGITS_DOWN /* warps */,
     LOGITS_ROWS = 64,
+    LOGITS_WIDE = 128 /* columns of the wider tile */,
     LOGITS_M = LOGITS_ROWS / LOGITS_DOWN / 16 /* tiles of 16 rows of a warp */,
     LOGITS_K = 32 /* of a chunk */,
     LOGITS_QUADS = LOGITS_K / 4,
@@ -285,7 +286,6 @@ template <class T> static cudaError_t run(cudaStream_t s, const logits_call &c)
 
 cudaError_t moe_logits(cudaStream_t s, const struct router_args *a)
 {
-    enum { WIDE = 128 };
     const logits_call c = { a->h,
                             (const unsigned char *)a->w->data,
                             gemm_row_bytes(GEMM_F32, a->w->n_in),
@@ -294,6 +294,7 @@ cudaError_t moe_logits(cudaStream_t s, const struct router_args *a)
                             (int32_t)a->w->n_in,
                             a->route.n_experts };
     /* a tile is not half empty */
-    return (c.n_columns - 1) % WIDE < WIDE / 2 ? run<logits_tile<WIDE / 2>>(s, c)
-                                               : run<logits_tile<WIDE>>(s, c);
+    return (c.n_columns - 1) % LOGITS_WIDE < LOGITS_WIDE / 2
+               ? run<logits_tile<LOGITS_WIDE / 2>>(s, c)
+               : run<logits_tile<LOGITS_WIDE>>(s, c);
 }
