@@ -61,6 +61,39 @@ static __global__ void __launch_bounds__(RMS_THREADS) norm_kernel(norm_rows a)
     }
 }
 
+/* Rows of QUADS quads a thread of the above, a warp each. */
+template <int QUADS>
+static __global__ void __launch_bounds__(RMS_ROWS_THREADS)
+    norm_kernel_by_warp(const norm_rows a, size_t n_rows)
+{
+    grid_dependency_sync();
+    const size_t row = (size_t)blockIdx.x * RMS_ROWS_WARPS + threadIdx.x / WARP;
+    const unsigned n = (unsigned)a.n;
+    rms_row<QUADS> r;
+    if (row >= n_rows) return;
+    rms_row_load<QUADS>(&r, a.x + row * a.x_stride, n);
+    const float factor = rms_row_factor<QUADS>(r, n, a.eps);
+#pragma unroll
+    for (int w = 0; w < RMS_WARPS; w++)
+#pragma unroll
+        for (int i = 0; i < QUADS; i++) {
+            const unsigned k = rms_row_at(w, i);
+            if (k < n)
+                *(float4 *)(void *)(a.y + row * a.y_stride + k) = rms_apply(
+                    r.v[w][i], __ldg((const float4 *)(const void *)(a.weight + k)), factor);
+        }
+}
+
+static cudaError_t norm_by_warp(cudaStream_t s, const norm_rows &a, size_t n_rows, int quads)
+{
+    const dim3 grid(blocks_for(n_rows, RMS_ROWS_WARPS)), block(RMS_ROWS_THREADS);
+    return launch(s,
+                  quads <= 2   ? norm_kernel_by_warp<2>
+                  : quads == 3 ? norm_kernel_by_warp<3>
+                               : norm_kernel_by_warp<RMS_ROWS_QUADS>,
+                  grid, block, 0, a, n_rows);
+}
+
 cudaError_t elementwise_rms_norm(cudaStream_t s, float *y, size_t y_stride, const float *x,
                                  size_t x_stride, const float *weight, size_t n_rows, size_t n,
                                  float eps)
@@ -71,6 +104,8 @@ cudaError_t elementwise_rms_norm(cudaStream_t s, float *y, size_t y_stride, cons
                           (n_rows > 1 ? y_stride | x_stride : 0) * sizeof(float) |
                           n * sizeof(float);
     const dim3 grid((unsigned)n_rows), block(RMS_THREADS);
+    const int quads = all % sizeof(float4) == 0 ? rms_row_quads(n_rows, n) : 0;
+    if (quads > 0) return norm_by_warp(s, a, n_rows, quads);
     return all % sizeof(float4) == 0 ? launch(s, norm_kernel<true>, grid, block, 0, a)
                                      : launch(s, norm_kernel<false>, grid, block, 0, a);
 }

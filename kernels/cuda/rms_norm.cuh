@@ -62,4 +62,51 @@ static __device__ __forceinline__ float4 rms_apply(const float4 &x, const float4
                        weight.z * (x.z * factor), weight.w * (x.w * factor));
 }
 
+/* ---- many rows: a warp has one, all of it in registers, so that it waits for memory once ---- */
+
+enum {
+    RMS_ROWS_MANY = 1024, /* fewer leave SMs without a row; affects only speed */
+    RMS_ROWS_THREADS = 128,
+    RMS_ROWS_WARPS = RMS_ROWS_THREADS / WARP,
+    RMS_ROWS_QUADS = 4 /* of a thread above, at most */
+};
+
+/* QUADS of each of RMS_THREADS threads: a lane has those of threads lane, lane + 32, .. */
+template <int QUADS> struct rms_row {
+    float4 v[RMS_WARPS][QUADS];
+};
+
+/* Element of quad i of the warp-th of these threads. */
+static __device__ __forceinline__ unsigned rms_row_at(int warp, int i)
+{
+    return ((unsigned)warp * WARP + threadIdx.x % WARP) * RMS_QUAD + (unsigned)i * RMS_STEP;
+}
+
+template <int QUADS>
+static __device__ __forceinline__ void rms_row_load(rms_row<QUADS> *r, const float *x, unsigned n)
+{
+#pragma unroll
+    for (int w = 0; w < RMS_WARPS; w++)
+#pragma unroll
+        for (int i = 0; i < QUADS; i++) r->v[w][i] = rms_quad<true>(x, rms_row_at(w, i), n);
+}
+
+template <int QUADS>
+static __device__ __forceinline__ float rms_row_factor(const rms_row<QUADS> &r, unsigned n,
+                                                       float eps)
+{
+    float warps[RMS_WARPS];
+#pragma unroll
+    for (int w = 0; w < RMS_WARPS; w++) warps[w] = warp_sum(rms_squares<QUADS>(0.0f, r.v[w]));
+    return rms_factor(warps, n, eps);
+}
+
+/* Whether rows fit, and how many quads they have. */
+static inline int rms_row_quads(size_t n_rows, size_t n)
+{
+    const size_t quads = (n + RMS_STEP - 1) / RMS_STEP;
+    return n_rows >= RMS_ROWS_MANY && n_rows <= INT32_MAX && quads <= RMS_ROWS_QUADS ? (int)quads
+                                                                                     : 0;
+}
+
 #endif

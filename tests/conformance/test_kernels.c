@@ -11,6 +11,23 @@
 
 static const size_t LENGTHS[] = { 1, 2, 5, 8, 9, 15, 16, 17, 24, 31, 33, 96, 576, 1000, 4099 };
 
+/* Rows of prompts have the bits that one has; rows apart, in place. */
+static void check_many_norms(struct kernel_ctx *c, size_t n)
+{
+    enum { MANY = 1027 };
+    const size_t stride = n + 4;
+    float *x = random_floats(MANY * stride, 4), *w = random_floats(n, 2),
+          *kept = mem_dup(x, MANY * stride * sizeof *x), *alone = MEM_ARRAY(float, n);
+    on_rms_norm(c, x, stride, x, stride, w, MANY, n, 1e-5f);
+    for (size_t i = 0; i < MANY; i += 342) {
+        on_rms_norm(c, alone, n, kept + i * stride, n, w, 1, n, 1e-5f);
+        check_bits(x + i * stride, alone, n, "rms_norm of many rows", n, i);
+        if (i + 1 < MANY)
+            check_bits(x + i * stride + n, kept + i * stride + n, 4, "between many rows", n, i);
+    }
+    mem_free(x), mem_free(w), mem_free(kept), mem_free(alone);
+}
+
 static void norm_cases(const char *isa)
 {
     struct kernel_ctx *c = open_backend(isa, ACTIVATIONS_F32, 2),
@@ -45,6 +62,8 @@ static void norm_cases(const char *isa)
         mem_free(wide), mem_free(kept);
         mem_free(x), mem_free(w), mem_free(y), mem_free(want), mem_free(alone);
     }
+    static const size_t MANY[] = { 100, 2048, 2564, 4096 };
+    for (size_t l = 0; l < COUNT_OF(MANY); l++) check_many_norms(c, MANY[l]);
     kernel_ctx_free(c);
     kernel_ctx_free(ref);
 }

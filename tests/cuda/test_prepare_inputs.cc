@@ -117,6 +117,26 @@ TEST(inputs_do_not_depend_on_alignment)
     }
 }
 
+/* Rows of prompts, which a warp has each, have the bits that few rows have. */
+TEST(inputs_of_many_rows_have_the_bits_of_few)
+{
+    need_gpu();
+    for (size_t n : { 192, 2048, 2560, 3136 }) {
+        const enum dtype type = n % 128 ? DTYPE_F16 : DTYPE_BF16;
+        inputs_trial many = make_inputs(1027, n, n + 4, n == 2560, true, type), few = many;
+        run_inputs(&many);
+        if (n < 2048) check_inputs(many);
+        few.n_rows = 5;
+        few.x_rows[4] = few.x_rows[1026];
+        if (n != 2560)
+            memcpy(&few.x[4 * few.x_stride], &few.x[1026 * few.x_stride], n * sizeof(float));
+        run_inputs(&few);
+        const size_t row = n * few.y_bytes();
+        CHECK(memcmp(few.y.data(), many.y.data(), 4 * row) == 0);
+        CHECK(memcmp(&few.y[4 * row], &many.y[1026 * row], row) == 0);
+    }
+}
+
 /* Zeros times an infinite factor (eps 0) are NaN, as the formula says; padding stays zero. */
 TEST(inputs_fill_up_with_zeros_whatever_the_row_is)
 {
@@ -176,6 +196,7 @@ TEST(inputs_refuse_a_type_that_no_product_takes)
 }
 
 TEST_MAIN(CASE(inputs_equal_a_plain_loop), CASE(inputs_do_not_depend_on_alignment),
+          CASE(inputs_of_many_rows_have_the_bits_of_few),
           CASE(inputs_fill_up_with_zeros_whatever_the_row_is), CASE(inputs_round_to_every_f16),
           CASE(inputs_beyond_f16_end_at_its_largest),
           CASE(inputs_refuse_a_type_that_no_product_takes))
