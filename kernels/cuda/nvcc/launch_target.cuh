@@ -157,6 +157,21 @@ static __device__ __forceinline__ unsigned round_f16x2(float low, float high)
     return d;
 }
 
+/* Two f32 as e4m3, to nearest even, the first in the low byte; larger numbers become 448. From 8.9
+ * on; ROUNDS_E4M3 says whether. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+#define ROUNDS_E4M3 1
+static __device__ __forceinline__ unsigned round_e4m3x2(float low, float high)
+{
+    unsigned short d;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(d) : "f"(high), "f"(low));
+    return d;
+}
+#else
+#define ROUNDS_E4M3 0
+static __device__ __forceinline__ unsigned round_e4m3x2(float, float) { return 0; }
+#endif
+
 static __device__ __forceinline__ float f16_to_float(uint16_t bits)
 {
     float d;

@@ -55,6 +55,11 @@ static inline unsigned round_f16x2(float low, float high)
 {
     return simt_float_to_f16(low) | (unsigned)simt_float_to_f16(high) << 16;
 }
+#define ROUNDS_E4M3 1
+static inline unsigned round_e4m3x2(float low, float high)
+{
+    return simt_float_to_e4m3(low) | (unsigned)simt_float_to_e4m3(high) << 8;
+}
 static inline float f16_to_float(uint16_t bits) { return simt_f16_to_float(bits); }
 static inline unsigned round_bf16x2(float low, float high)
 {
