@@ -449,11 +449,14 @@ static bool run_down_combined(struct cuda_ctx *c, const struct gemm *g,
 
 /* The same by two launches, of many rows: the results between them in bf16, which halves the bytes
  * of what is most of the second one's time. Their rounding is that of the inputs of down. */
-static bool run_down_and_combine(struct cuda_ctx *c, struct gemm g, const struct combine_args *to)
+static bool run_down_and_combine(struct cuda_ctx *c, const struct weight *w, struct gemm g,
+                                 const struct combine_args *to)
 {
     g.epilogue = GEMM_STORE_BF16;
-    if (to->n % 4 != 0 || !gemm_uses_sm90(&g)) return false;
-    (void)cuda_check(c->device, gemm_run(c->device->stream, &g), "down of experts");
+    struct gemm one = g; /* of run_group, where the matrices are not at equal distances */
+    one.n_groups = 1;
+    if (to->n % 4 != 0 || !gemm_uses_sm90(&g) || !gemm_uses_sm90(&one)) return false;
+    run_group(c, w, g.n_groups, g, "down of experts");
     (void)cuda_check(c->device, elementwise_combine_bf16(c->device->stream, to),
                      "combining experts");
     return true;
@@ -486,8 +489,9 @@ static bool run_down(struct cuda_ctx *c, const struct expert_slots_args *a,
         *prepared = in;
     }
     set_inputs(c, &in, &g);
-    if (all && of->n == a->n_experts && have_stride(w, of->n, &g.w_stride) &&
-        (run_down_combined(c, &g, all) || run_down_and_combine(c, g, all)))
+    if (all && of->n == a->n_experts &&
+        ((have_stride(w, of->n, &g.w_stride) && run_down_combined(c, &g, all)) ||
+         run_down_and_combine(c, w, g, all)))
         return true;
     run_group(c, w, of->n, g, "down of experts"); /* [slots, H] */
     return false;
