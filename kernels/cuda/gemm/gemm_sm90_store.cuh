@@ -202,6 +202,41 @@ static __device__ __forceinline__ void store_swiglu(const gemm_call &c, const sm
     __syncwarp(); /* before the room is written again */
 }
 
+/* ---- bf16 ---- */
+
+/* All columns' sums, rounded, PIECE of them at a time: a row's are the room's row. */
+template <int N>
+static __device__ __forceinline__ void store_bf16(const gemm_call &c, const sm90_result &r,
+                                                  const float (&sums)[N])
+{
+    enum { PIECE = 2 * STORE_COLUMNS, ROWS_AT_ONCE = WARP * 8 / PIECE, TOGETHER = 4 };
+    static_assert(2 * N % PIECE == 0, "whole rows of the room");
+    const int lane = not_before((int)threadIdx.x) % WARP, row = lane / (WARP / ROWS_AT_ONCE),
+              at = lane % (WARP / ROWS_AT_ONCE);
+    uint16_t *y = (uint16_t *)c.y + (size_t)(r.rows.begin + row) * c.y_stride +
+                  (size_t)r.rows.group * c.y_group + r.column + at * 8;
+#pragma unroll
+    for (int first = 0; first < N; first += PIECE / 2) {
+#pragma unroll
+        for (int i = 0; i < PIECE / 2; i += 2)
+            *staged_word(r.room, lane / 4 + i / 2 % 2 * 8,
+                         i / 4 * 4 + lane % 4) = round_bf16x2(sums[first + i], sums[first + i + 1]);
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < STORE_ROWS; i += ROWS_AT_ONCE * TOGETHER) {
+            uint4 v[TOGETHER];
+#pragma unroll
+            for (int j = 0; j < TOGETHER; j++)
+                v[j] = *(const uint4 *)staged_word(r.room, row + i + j * ROWS_AT_ONCE, at * 4);
+#pragma unroll
+            for (int j = 0; j < TOGETHER; j++)
+                if (row + i + j * ROWS_AT_ONCE < r.rows.n)
+                    *(uint4 *)(y + (size_t)(i + j * ROWS_AT_ONCE) * c.y_stride + 2 * first) = v[j];
+        }
+        __syncwarp(); /* before the room is written again */
+    }
+}
+
 /* ---- which way ---- */
 
 template <enum gemm_weight_layout F, int N>
@@ -213,7 +248,9 @@ static __device__ __forceinline__ void store_result(const gemm_call &c, const sm
     const enum gemm_epilogue as = is_fast ? c.epilogue : GEMM_SILU;
     if (as == (F == GEMM_F16 ? GEMM_SILU_F16 : GEMM_SILU_BF16)) store_swiglu<F>(c, r, sums);
     else if (as == GEMM_STORE) store_columns<F, GEMM_STORE>(c, r, sums);
-    else if (as == GEMM_STORE_BF16) store_columns<F, GEMM_STORE_BF16>(c, r, sums);
+    else if (as == GEMM_STORE_BF16 && (F == GEMM_W8 || F == GEMM_W4))
+        store_columns<F, GEMM_STORE_BF16>(c, r, sums);
+    else if (as == GEMM_STORE_BF16) store_bf16(c, r, sums);
     else if (as == GEMM_ADD) store_columns<F, GEMM_ADD>(c, r, sums);
     else store_columns<F, GEMM_SILU>(c, r, sums);
 }

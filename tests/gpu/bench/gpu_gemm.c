@@ -36,7 +36,7 @@ static const struct gemm_case CASES[] = {
     { "Llama-3-8B, gate and up", 0, 8192, 8192, 28672, 4096, true },
 };
 static const struct gemm_case TINY[] = {
-    { "small experts", 3, 500, 200, 320, 256, true },
+    { "small experts", 3, 500, 200, 512, 256, true },
     { "small", 0, 300, 300, 384, 256, false },
 };
 static const struct gemm_case BATCHES[] = {
@@ -53,6 +53,7 @@ struct gemm_way {
 static const struct gemm_way WAYS[] = {
     { "bf16, 128 by 128", GEMM_BF16, GEMM_SM90_NARROW },
     { "bf16, 128 by 256", GEMM_BF16, GEMM_SM90_WIDE },
+    { "bf16, 128 by 256, stored beside products", GEMM_BF16, GEMM_SM90_OVERLAPPED },
     { "bf16, as chosen", GEMM_BF16, BY_RUN },
     { "fp8, 128 by 128", GEMM_F8, GEMM_SM90_NARROW },
     { "fp8, 256 by 128", GEMM_F8, GEMM_SM90_TALL },
@@ -149,7 +150,9 @@ static struct gemm gemm_of(const struct rig *r, const struct gemm_case *s,
         .x_scales = f8 ? (const float *)(r->x + r->x_bytes / 2) : NULL,
         .y = r->y,
         .y_stride = s->paired ? step_of(s->n_out / 2, GEMM_STEP) : s->n_out,
-        .epilogue = s->paired ? GEMM_SILU_BF16 : GEMM_STORE,
+        .epilogue = s->paired     ? GEMM_SILU_BF16
+                    : s->n_groups ? GEMM_STORE_BF16 /* as down of a prompt */
+                                  : GEMM_STORE,
         .scratch = r->scratch,
     };
 }
