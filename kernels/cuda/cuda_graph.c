@@ -154,10 +154,14 @@ void cuda_graphs_release(struct cuda_ctx *c)
 
 /* ---- choosing ---- */
 
+/* Or sequences that compute several generated tokens again, which launches for decode rows alone
+ * are not made for. */
 static bool step_has_prefill(const struct cuda_ctx *c, const struct kernel_step *s)
 {
-    for (int32_t i = 0; i < s->n_lists; i++)
-        if (c->upload_step.lists[i].bounds.n_prefill > 0) return true;
+    for (int32_t i = 0; i < s->n_lists; i++) {
+        const struct cuda_attn_counts *n = &c->upload_step.lists[i].bounds;
+        if (n->n_prefill > 0 || (n->n_rows_seq > 1 && !c->limits.latent)) return true;
+    }
     return false;
 }
 

@@ -48,6 +48,10 @@ static void cuda_attention(struct kernel_ctx *base, const struct attn_args *a)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
     if (!attention_room(c, a)) return;
+    const struct kv_append_args *append = a->append;
+    const struct attention_append first = { .k = append ? append->k : NULL,
+                                            .v = append ? append->v : NULL,
+                                            .rope = append ? append->rope : NULL };
     const struct attention run = {
         .kv = a->kv,
         .on = a->on.uploaded,
@@ -58,6 +62,7 @@ static void cuda_attention(struct kernel_ctx *base, const struct attn_args *a)
         .scale = a->scale,
         .exact = base->options.activations == ACTIVATIONS_F32,
         .scratch = c->attention.ptr,
+        .append = append ? &first : NULL,
     };
     (void)cuda_check(c->device, attention_run(c->device->stream, &run), "attention");
 }

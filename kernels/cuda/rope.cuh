@@ -19,11 +19,16 @@ static __device__ __forceinline__ float head_squares(const float *x, size_t dim)
     return warp_sum(squares);
 }
 
-/* What a pair becomes. Roundings are spelt out, so that all kernels give the same bits. */
+/* An element whose pair has `other`; sin: of the pair's second element, negative of its first.
+ * Roundings are spelt out, so that all kernels give the same bits. */
+static __device__ __forceinline__ float rotated(float x, float other, float cos, float sin)
+{
+    return __fmaf_rn(x, cos, __fmul_rn(other, sin));
+}
 static __device__ __forceinline__ float2 rotate_pair(float x0, float x1, const float2 &cos_sin)
 {
-    return make_float2(__fmaf_rn(x0, cos_sin.x, -__fmul_rn(x1, cos_sin.y)),
-                       __fmaf_rn(x1, cos_sin.x, __fmul_rn(x0, cos_sin.y)));
+    return make_float2(rotated(x0, x1, cos_sin.x, -cos_sin.y),
+                       rotated(x1, x0, cos_sin.x, cos_sin.y));
 }
 
 /* Head x of list h, whose row is at position pos. Other lanes than the writing ones may read it

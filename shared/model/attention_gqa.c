@@ -7,8 +7,9 @@
  *     x      += Wo softmax(q k^T / sqrt(D)) v + bo         query head i reads key/value head
  *                                                          i / (n_heads / n_kv_heads)
  *
- * K and V of a layer are complete before its attention begins, so on_layer is called between the
- * two: a peer receives the bytes while the layer still computes. Thread: loading, then engine. */
+ * In an eager batch K and V of a layer are complete before its attention begins, and on_layer is
+ * called between the two: a peer receives the bytes while the layer still computes.
+ * Thread: loading, then engine. */
 #include <math.h>
 #include <stdio.h>
 
@@ -222,13 +223,13 @@ static void project(const struct decoder_step *s, const struct attention_gqa *a,
     k->ops->matmul(k, jobs, COUNT_OF(jobs));
 }
 
-/* Rotates queries and keys and adds the rows' K and V to the pool. */
-static void append(const struct decoder_step *s, const struct attention_gqa *a,
-                   const struct attention_gqa_work *w, const struct kv_layer *kv)
+/* How queries and keys are rotated. */
+static struct rope_args rope_of(const struct decoder_step *s, const struct attention_gqa *a,
+                                const struct attention_gqa_work *w)
 {
     const struct model_config *c = &s->m->config;
     const size_t dim = c->head_dim;
-    const struct rope_args rope = {
+    return (struct rope_args){
         .heads = { {
                        .x = w->q,
                        .x_stride = q_width(s->m),
@@ -251,10 +252,6 @@ static void append(const struct decoder_step *s, const struct attention_gqa *a,
         .interleaved = c->rope_interleaved,
         .norm_eps = c->rms_eps,
     };
-    const struct kv_append_args append = {
-        .k = w->k, .v = w->v, .kv = *kv, .on = s->all, .rope = &rope
-    };
-    s->m->kernels->ops->kv_append(s->m->kernels, &append);
 }
 
 /* The outputs of all heads: [R, Q] of all ranks. */
@@ -267,17 +264,18 @@ static const float *gather_heads(const struct decoder_step *s, const struct atte
     return w->all_heads;
 }
 
-/* The outputs of the rank's heads. */
+/* The outputs of the rank's heads. Where nobody acts between layers, appending and attending are
+ * one call, which may be one launch. */
 static void attend(const struct decoder_step *s, const struct attention_gqa *a,
                    const struct attention_gqa_work *w, const float *norm, uint32_t i_layer)
 {
     const struct model_config *c = &s->m->config;
     struct kernel_ctx *k = s->m->kernels;
     const struct kv_layer kv = decoder_kv_layer(s, i_layer);
-    project(s, a, w, norm);
-    append(s, a, w, &kv);
-    decoder_kv_written(s, i_layer);
-
+    const struct rope_args rope = rope_of(s, a, w);
+    const struct kv_append_args append = {
+        .k = w->k, .v = w->v, .kv = kv, .on = s->all, .rope = &rope
+    };
     const struct attn_args args = {
         .q = w->q,
         .out = w->out,
@@ -286,9 +284,16 @@ static void attend(const struct decoder_step *s, const struct attention_gqa *a,
         .n_heads = (int32_t)share_heads(&s->m->share, c->n_heads).n,
         .v_dim = (int32_t)c->head_dim,
         .scale = (float)(1.0 / sqrt((double)c->head_dim)),
+        .append = s->b->eager ? NULL : &append,
     };
+    project(s, a, w, norm);
+    if (s->b->eager) {
+        k->ops->kv_append(k, &append);
+        decoder_kv_written(s, i_layer);
+    }
     /* [R, Q] */
     k->ops->attention(k, &args);
+    if (!s->b->eager) decoder_kv_written(s, i_layer);
 }
 
 static void gqa_forward(const struct decoder_step *s, const struct attention_layer *base,

@@ -328,6 +328,8 @@ class world {
         CHECK(is == want, "the pool is not what was appended");
     }
 
+    bool pool_now(std::vector<unsigned char> *bytes) { return pool->get(bytes); }
+
     void run(const std::vector<range> &ranges, results *to,
              const launch_bounds &by = { 0, 0, false, 0 })
     {
@@ -340,7 +342,7 @@ class world {
         memory out((size_t)n_rows * width * sizeof(float));
         struct attention a = { kv,        &st.list,     q.at<float>(), out.at<float>(),
                                s.n_heads, s.v_dim,      scale,         s.exact,
-                               nullptr,   by.n_at_once, by.max_blocks };
+                               nullptr,   by.n_at_once, by.max_blocks, nullptr };
         if (by.wide) loosen_bounds(&a, &st.list);
         for (size_t i = 1; by.shares && i < st.rows.size(); i++) st.rows[i].shared = by.shares;
         st.device[1]->put(st.rows.data());

@@ -209,11 +209,12 @@ static void test_replay(void)
            heads(4, 2, 20, 16, DTYPE_F32, true));
     replay("one graph for all lists: latent", { 10, 1, 40, 32, 16, DTYPE_BF16, true, false });
     test("lists that a graph does not compute", [] {
-        const struct cuda_attn_counts bounds = { 8, 8, 8, 20, 20, 5000, 5000 };
+        const struct cuda_attn_counts bounds = { 8, 8, 8, 20, 20, 5000, 5000, 8 };
         struct cuda_attn_counts over = bounds;
         CHECK(attention_fits_capture(&bounds, &over), "its own bounds");
         for (int32_t *n : { &over.n_rows, &over.n_decode, &over.n_prefill, &over.n_segments,
-                            &over.n_segments_decode, &over.n_keys_max, &over.n_keys_prefill }) {
+                            &over.n_segments_decode, &over.n_keys_max, &over.n_keys_prefill,
+                            &over.n_rows_seq }) {
             ++*n;
             CHECK(!attention_fits_capture(&bounds, &over), "more than the bounds have room for");
             --*n;

@@ -431,6 +431,7 @@ void cpu_attention(struct kernel_ctx *c, const struct attn_args *a)
     ASSERT(!naive ||
            a->k_up->n_out + (size_t)a->kv.head_dim - a->k_up->n_in <= KERNEL_HEAD_DIM_MAX);
     ASSERT(a->v_dim <= (naive ? KERNEL_HEAD_DIM_MAX : a->kv.head_dim));
+    if (a->append) cpu_kv_append(c, a->append);
     for (int32_t done = 0; done < a->on.n_seqs; done += SEQS_PER_CALL)
         attend_seqs(c, a, a->on.seqs + done, min_i32(SEQS_PER_CALL, a->on.n_seqs - done));
 }

@@ -69,6 +69,7 @@ static void number_seq(struct cuda_attn_counts *counts, const struct attn_seq *s
         counts->n_rows++;
         counts->n_segments += pos / n + 1;
     }
+    counts->n_rows_seq = max_i32(counts->n_rows_seq, seq->n_q);
     if (seq->n_q > 0) counts->n_keys_max = max_i32(counts->n_keys_max, seq->pos_begin + seq->n_q);
     if (seq->n_q > 0 && !seq->is_decode)
         counts->n_keys_prefill = max_i32(counts->n_keys_prefill, seq->pos_begin + seq->n_q);
@@ -100,13 +101,18 @@ static void find_shared(const struct attn_seq *seqs, int32_t n_rows, int32_t blo
     }
 }
 
-/* In a step of one row per sequence each writes the key of its own position alone. */
+/* In a step of one row per sequence each writes the key of its own position alone, and computes the
+ * segment that has it alone. */
 static void find_old(const struct attn_seq *seqs, int32_t n_seqs, int32_t n_rows,
                      struct cuda_attn_row *rows)
 {
     for (int32_t i = 0; i < n_seqs; i++)
         if (seqs[i].n_q > 1 || (seqs[i].n_q == 1 && !seqs[i].is_decode)) return;
-    for (int32_t i = 0; i < n_rows; i++) rows[i].n_old = rows[i].pos;
+    for (int32_t i = 0; i < n_rows; i++) {
+        const int32_t n = i > 0 ? min_i32(rows[i - 1].pos, rows[i].pos) : 0;
+        rows[i].n_old = rows[i].pos;
+        rows[i].shared = min_i32(rows[i].shared, n / rows[i].per_segment);
+    }
 }
 
 extern "C" void attention_list_rows(struct cuda_attn_counts *counts, const struct attn_seq *seqs,
@@ -189,14 +195,31 @@ static unsigned *arrivals_of(const struct attention *a, int32_t n_rows, int32_t 
                : NULL;
 }
 
+/* Whether the launch that attends appends too: of rows that do not wait for each other's keys. */
+static bool appends_itself(const struct attention *a)
+{
+    const struct cuda_attn_counts *bounds = &a->on->bounds;
+    return a->append && bounds->n_prefill == 0 && bounds->n_rows_seq <= 1 &&
+           attention_decode_mma_appends(a);
+}
+
+static struct attn_decode_append append_of(const struct attention_append *a)
+{
+    const struct rope_args *r = a->rope;
+    const struct attn_decode_append append = {
+        a->k, a->v, r->heads[0].norm, r->heads[1].norm, r->cos_sin, r->norm_eps, r->interleaved
+    };
+    return append;
+}
+
 /* Runs decode for at most n_rows rows with n_items segments. */
 static cudaError_t run_decode(cudaStream_t stream, const struct attention *a,
                               enum attn_row_kind which, int32_t n_rows, int32_t n_items)
 {
     const struct attn_row_set list = attn_row_set_of(a->on, which);
     float *parts = parts_of(a);
-    struct attn_decode_call c = { a->kv,    list, a->q, a->out, parts, NULL,    a->n_heads,
-                                  a->v_dim, 1,    0,    0,      false, a->scale };
+    struct attn_decode_call c = { a->kv,    list, a->q, a->out, parts, NULL,     a->n_heads,
+                                  a->v_dim, 1,    0,    0,      false, a->scale, {} };
     struct merge_call m = { list, a->out, parts, NULL, NULL, 0, a->n_heads, a->v_dim, 0, 0 };
     const int32_t wave = (int32_t)min_size(parts_capacity(a),
                                            (size_t)(a->n_at_once > 0 ? a->n_at_once : n_items));
@@ -205,6 +228,7 @@ static cudaError_t run_decode(cudaStream_t stream, const struct attention *a,
     if (attention_mla_decode_supports(a)) how = attention_mla_decode_launch;
     else if (which == ATTN_ROWS_DECODE && attention_decode_mma_supports(a))
         how = attention_decode_mma_launch;
+    if (appends_itself(a)) c.append = append_of(a->append);
     c.is_all = wave >= n_items;
     if (c.is_all && how == attention_decode_mma_launch)
         c.arrivals = arrivals_of(a, n_rows, n_items);
@@ -290,10 +314,12 @@ extern "C" cudaError_t attention_run(cudaStream_t stream, const struct attention
     const struct cuda_attn_counts *bounds = &a->on->bounds;
     if (!attention_supports_kv(&a->kv)) return cudaErrorInvalidValue;
     if (bounds->n_rows <= 0) return cudaSuccess;
-    if (!attention_prefill_supports(a))
-        return run_decode(stream, a, ATTN_ROWS_ALL, bounds->n_rows, bounds->n_segments);
     cudaError_t e = cudaSuccess;
-    if (bounds->n_decode > 0)
+    if (a->append && !appends_itself(a))
+        e = attention_kv_append(stream, &a->kv, a->on, a->append->k, a->append->v, a->append->rope);
+    if (e == cudaSuccess && !attention_prefill_supports(a))
+        return run_decode(stream, a, ATTN_ROWS_ALL, bounds->n_rows, bounds->n_segments);
+    if (e == cudaSuccess && bounds->n_decode > 0)
         e = run_decode(stream, a, ATTN_ROWS_DECODE, bounds->n_decode, bounds->n_segments_decode);
     return e == cudaSuccess && bounds->n_prefill > 0 ? run_prefill(stream, a) : e;
 }
@@ -312,6 +338,7 @@ extern "C" void attention_capture_bounds(const struct attention *shape, int32_t 
     bounds->n_segments = (int32_t)min_size(room, (size_t)n_rows * n_segments);
     bounds->n_segments_decode = (int32_t)min_size(room, (size_t)n_decode * n_segments);
     bounds->n_keys_max = n_keys;
+    bounds->n_rows_seq = n_prefill > 0 || shape->kv.latent ? n_rows : 1;
     /* If segments are split over blocks, `fit` of them run at a time. */
     bounds->n_keys_prefill = n_prefill > 0
                                  ? (int32_t)(fit >= 2
@@ -329,5 +356,6 @@ extern "C" bool attention_fits_capture(const struct cuda_attn_counts *bounds,
            counts->n_prefill <= bounds->n_prefill && counts->n_segments <= bounds->n_segments &&
            counts->n_segments_decode <= bounds->n_segments_decode &&
            counts->n_keys_max <= bounds->n_keys_max &&
-           counts->n_keys_prefill <= bounds->n_keys_prefill;
+           counts->n_keys_prefill <= bounds->n_keys_prefill &&
+           counts->n_rows_seq <= bounds->n_rows_seq;
 }

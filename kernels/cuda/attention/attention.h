@@ -42,6 +42,7 @@ struct cuda_attn_counts {
     int32_t n_rows, n_decode, n_prefill;   /* rows: all, decode, prompts */
     int32_t n_segments, n_segments_decode; /* of all rows, of decode rows */
     int32_t n_keys_max, n_keys_prefill;    /* the most that a row, or a prompt's row, attends to */
+    int32_t n_rows_seq;                    /* the most rows of a sequence */
 };
 
 /* The number of launches of a call, their grids and arguments depend only on `bounds` and on
@@ -54,6 +55,12 @@ struct cuda_attn_list {
     const struct cuda_attn_seq *seqs;      /* the rows' sequences */
     const struct cuda_attn_row *rows;      /* [counts->n_rows] */
     const int32_t *tables;
+};
+
+/* What attention_kv_append takes besides the pool and the list. */
+struct attention_append {
+    const float *k, *v;
+    const struct rope_args *rope;
 };
 
 /* Latent pools: only the absorbed path. */
@@ -70,6 +77,8 @@ struct attention {
     float *scratch;                /* [attention_scratch_floats()], prepared */
     int32_t n_at_once, max_blocks; /* segments at a time, blocks; 0: choose. Tests set them,
                                     * because every choice must give the same bits */
+    const struct attention_append *append; /* done first, or by the same launch; afterwards q and k
+                                            * may be rotated or not. NULL: none */
 };
 
 /* Numbers the rows of a list: fills `rows`, which has room for those of all sequences (NULL: only
@@ -86,7 +95,8 @@ size_t attention_scratch_floats(size_t n_rows, size_t n_heads, size_t v_dim, siz
 cudaError_t attention_scratch_prepare(cudaStream_t stream, float *scratch);
 /* Bounds for capturing: at most n_rows rows, of which at most n_decode are decode rows and
  * n_prefill prompt rows, and as many keys up to n_keys as one pass over the scratch has room for.
- * Reads only the model's shape from `shape`, no list and no pointers. */
+ * Without prompts every row is the only one of its sequence, except of latents. Reads only the
+ * model's shape from `shape`, no list and no pointers. */
 void attention_capture_bounds(const struct attention *shape, int32_t n_rows, int32_t n_decode,
                               int32_t n_prefill, int32_t n_keys, struct cuda_attn_counts *bounds);
 /* Whether launches that were captured with these bounds compute a list with these counts. */

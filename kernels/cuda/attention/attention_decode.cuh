@@ -17,6 +17,16 @@ enum {
     ATTN_DECODE_BLOCKS = 4 /* per SM */
 };
 
+/* For a kernel that appends the keys and values of the list's rows, each the only one of its
+ * sequence: heads before their norm and rotation, which takes all elements of a head. */
+struct attn_decode_append {
+    const float *k, *v; /* [rows, kv heads, head_dim]; k NULL: the pool has them, q is rotated */
+    const float *q_norm, *k_norm; /* [head_dim]; NULL: none */
+    const float *cos_sin;         /* as in struct rope_args */
+    float norm_eps;
+    bool interleaved;
+};
+
 struct attn_decode_call {
     struct kv_layer kv;
     struct attn_row_set list;
@@ -30,6 +40,7 @@ struct attn_decode_call {
     bool is_all;                  /* one wave is all: there is room for the parts of
                                    * any of its rows */
     float scale;
+    struct attn_decode_append append;
 };
 
 /* What a block works on, the same in all threads. */

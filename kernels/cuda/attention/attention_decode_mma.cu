@@ -12,6 +12,18 @@ bool attention_decode_mma_supports(const struct attention *a)
            a->n_heads / a->kv.n_heads >= (is_bytes ? ATTN_MMA_HEADS_MIN_BYTES : ATTN_MMA_HEADS_MIN);
 }
 
+/* A lane's registers have both elements of each pair, and one block has all queries of a key. */
+bool attention_decode_mma_appends(const struct attention *a)
+{
+    const struct rope_args *r = a->append->rope;
+    const size_t dim = (size_t)a->kv.head_dim;
+    return r && attention_decode_mma_supports(a) && a->n_heads / a->kv.n_heads <= ATTN_MMA_HEADS &&
+           attention_rotates_keys(r, &a->kv, a->append->k) && r->rot_dim == dim &&
+           r->heads[0].x == a->q && r->heads[0].head_dim == dim &&
+           r->heads[0].n_heads == (size_t)a->n_heads &&
+           r->heads[0].x_stride == (size_t)a->n_heads * dim;
+}
+
 static size_t n_units(int n_heads, int n_kv_heads, int32_t n_items)
 {
     return (size_t)n_items * (size_t)n_kv_heads *
@@ -32,7 +44,9 @@ static cudaError_t launch_mma(cudaStream_t stream, struct attn_decode_call c, in
     c.n_runs = (c.n_heads / c.kv.n_heads + ATTN_MMA_HEADS - 1) / ATTN_MMA_HEADS;
     cudaError_t e = attention_grid(n_units(c.n_heads, c.kv.n_heads, c.item_end - c.item_begin),
                                    ATTN_MMA_BLOCKS, max_blocks, &grid);
-    return e == cudaSuccess ? launch(stream, attn_mma_kernel<T, DIM>, grid, dim3(ATTN_MMA_THREADS),
+    void (*const kernel)(struct attn_decode_call) = c.append.k ? attn_mma_kernel<T, DIM, true>
+                                                               : attn_mma_kernel<T, DIM, false>;
+    return e == cudaSuccess ? launch(stream, kernel, grid, dim3(ATTN_MMA_THREADS),
                                      attn_mma_shape<T, DIM>::BYTES, c)
                             : e;
 }

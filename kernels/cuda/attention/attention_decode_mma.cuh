@@ -8,6 +8,7 @@
 #ifndef BATON_KERNELS_CUDA_ATTENTION_ATTENTION_DECODE_MMA_CUH
 #define BATON_KERNELS_CUDA_ATTENTION_ATTENTION_DECODE_MMA_CUH
 
+#include "kernels/cuda/attention/attention_decode_append.cuh"
 #include "kernels/cuda/attention/attention_decode_arrive.cuh"
 #include "kernels/cuda/attention/attention_prefill.cuh"
 
@@ -105,33 +106,65 @@ static __device__ __forceinline__ int attn_mma_rows_sharing(const struct attn_de
     return __ffs(~(int)follow);
 }
 
+/* A lane's heads: pair `pair` of the product's rows; NULL: none. pos: of its row. */
+template <int DIM>
+static __device__ __forceinline__ const float *attn_mma_query(const struct attn_decode_call &c,
+                                                              const struct attn_decode_block &b,
+                                                              int n_rows, int half, int *pos)
+{
+    const int pair = (int)(threadIdx.x % WARP) / 4 + 8 * half;
+    const bool is_one = pair < n_rows * b.n_heads;
+    const int head = n_rows > 1 ? pair % b.n_heads : pair;
+    int row = b.row.row;
+    *pos = b.row.pos;
+    if (n_rows > 1 && is_one) {
+        const struct cuda_attn_row &of = c.list.rows[b.list_row + pair / b.n_heads];
+        row = of.row, *pos = of.pos;
+    }
+    const float *q = c.q + ((size_t)row * (size_t)c.n_heads + (size_t)(b.head + head)) * DIM;
+    return is_one ? q : NULL;
+}
+
+/* Half of the fragments of A. */
+template <enum dtype T, int DIM>
+static __device__ __forceinline__ void attn_mma_load_query(const float *from, float2 x[DIM / 8])
+{
+    UNROLL for (int i = 0; i < DIM / 8; i++)
+    {
+        x[i] = make_float2(0, 0);
+        if (from) x[i] = *(const float2 *)(from + attn_query_at<T>(i));
+    }
+}
+template <enum dtype T, int DIM>
+static __device__ __forceinline__ void attn_mma_pack_query(const float2 x[DIM / 8], int half,
+                                                           unsigned q[DIM / 16][4])
+{
+    UNROLL for (int i = 0; i < DIM / 8; i++)
+        q[i / 2][half + i % 2 * 2] = pack_query<T>(x[i].x, x[i].y);
+}
+
 /* Fragments of A: the heads of b's row, then those of n_rows - 1 after it, zeros behind the last.
- * Keys of 16 bits come in order. Keys of one byte come four side by side for each lane, so the
- * lane loads the matching four elements of a query, both its pairs of a step, together. */
+ */
 template <enum dtype T, int DIM>
 static __device__ __forceinline__ void attn_mma_load_queries(const struct attn_decode_call &c,
                                                              const struct attn_decode_block &b,
                                                              int n_rows, unsigned q[DIM / 16][4])
 {
-    constexpr int FIRST = kv_traits<T>::SCALED ? 4 : 2, SECOND = kv_traits<T>::SCALED ? 2 : 8;
     UNROLL for (int half = 0; half < 2; half++)
     {
-        const int pair = (int)(threadIdx.x % WARP) / 4 + 8 * half, head = pair % b.n_heads;
-        const bool is_one = pair < n_rows * b.n_heads;
-        const int row = is_one ? c.list.rows[b.list_row + pair / b.n_heads].row : 0;
-        const float *from = c.q +
-                            ((size_t)row * (size_t)c.n_heads + (size_t)(b.head + head)) * DIM +
-                            FIRST * (threadIdx.x % 4);
-        UNROLL for (int k = 0; k < DIM / 16; k++)
-        {
-            float2 x = make_float2(0, 0), y = x;
-            if (is_one)
-                x = *(const float2 *)(from + k * 16), y = *(const float2 *)(from + k * 16 + SECOND);
-            q[k][half] = pack_query<T>(x.x, x.y);
-            q[k][half + 2] = pack_query<T>(y.x, y.y);
-        }
+        float2 x[DIM / 8];
+        int pos;
+        attn_mma_load_query<T, DIM>(attn_mma_query<DIM>(c, b, n_rows, half, &pos), x);
+        attn_mma_pack_query<T, DIM>(x, half, q);
     }
 }
+
+/* Of a unit whose keys and values are appended: the lane's first query, and the row's key. */
+template <enum dtype T, int DIM> struct attn_mma_own {
+    const float *q;
+    int pos; /* of q */
+    struct attn_new_row<T, DIM> row;
+};
 
 template <enum dtype T, int DIM>
 static __device__ __forceinline__ void attn_mma_scores(
@@ -307,6 +340,12 @@ static __device__ __forceinline__ struct attn_mma_unit attn_mma_unit_from(
     return u;
 }
 
+/* Is the key of the row's own position in the segment? */
+static __device__ __forceinline__ bool attn_mma_has_own_key(const struct attn_decode_block &b)
+{
+    return b.first_key + b.n_keys > b.row.pos;
+}
+
 /* A warp's ring, into which tiles of one unit come after those of another. `stage`: of the tile
  * that is multiplied next; n_ahead: tiles from that one on that are there or on their way. Then
  * where the next tile is read: from key `next` of a segment of n_keys on. */
@@ -315,6 +354,7 @@ struct attn_mma_feed {
     bool is_next_unit;
     const int32_t *table;
     int kv_head, first_key, n_keys, next;
+    int n_there; /* keys that the pool has: all, or all but the row's own */
 };
 
 template <enum dtype T, int DIM>
@@ -328,6 +368,7 @@ static __device__ __forceinline__ void attn_mma_feed_from(const struct attn_deco
     f->table = c.list.tables + c.list.seqs[u.b.row.seq].table;
     f->kv_head = u.b.kv_head;
     f->first_key = u.b.first_key;
+    f->n_there = u.b.n_keys - (c.append.k && attn_mma_has_own_key(u.b));
 }
 
 /* Where a piece of a row of a tile is. */
@@ -347,14 +388,15 @@ static __device__ __forceinline__ void attn_mma_load_tile(const struct attn_deco
     using S = attn_mma_shape<T, DIM>;
     constexpr int PIECES = DIM * kv_traits<T>::BYTES / 16, ROWS = WARP / PIECES, KEYS = S::KEYS;
     const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP, piece = lane % PIECES,
-              n = f.n_keys - f.next;
+              n = f.n_there - f.next;
     const char *pool = (const char *)c.kv.data;
     char *keys = attn_mma_stage<T, DIM>(warp, stage), *values = keys + S::STAGE / 2;
     uint32_t place[(KEYS + WARP - 1) / WARP]; /* in 16 bytes */
     UNROLL for (int i = 0; i < (KEYS + WARP - 1) / WARP; i++)
     {
-        /* pos: of some key that there is */
-        const int row = lane + i * WARP, pos = f.first_key + f.next + min(row, n - 1);
+        /* pos: of some key that has a place */
+        const int row = lane + i * WARP,
+                  pos = f.first_key + f.next + min(row, f.n_keys - f.next - 1);
         if constexpr (kv_traits<T>::SCALED) {
             const struct kv_paged_row r = kv_key_row(c.kv, f.table, pos, f.kv_head);
             const char *scale = pool + kv_scale_offset<T>(c.kv, r),
@@ -436,21 +478,94 @@ static __device__ __forceinline__ void attn_mma_step(const struct attn_decode_ca
     }
 }
 
+/* ---- keys and values of the step ---- */
+
+/* Reads what was there before the step; norms and rotations come into L2. */
 template <enum dtype T, int DIM>
+static __device__ __forceinline__ void attn_mma_prepare(const struct attn_decode_call &c,
+                                                        const struct attn_mma_unit &u,
+                                                        const struct attn_mma_feed &f,
+                                                        struct attn_mma_own<T, DIM> *o)
+{
+    using S = attn_mma_shape<T, DIM>;
+    o->row.is_mine = false;
+    if (u.n_rows == 0) return;
+    o->q = attn_mma_query<DIM>(c, u.b, u.n_rows, 0, &o->pos);
+    o->row.is_mine = attn_mma_has_own_key(u.b) &&
+                     (u.b.n_keys - 1) / S::KEYS % ATTN_MMA_WARPS == (int)threadIdx.x / WARP;
+    o->row.to = kv_key_row(c.kv, f.table, u.b.row.pos, u.b.kv_head);
+    if (threadIdx.x == 0) {
+        constexpr unsigned N = DIM * sizeof(float);
+        prefetch_l2(c.append.cos_sin + (size_t)u.b.row.pos * DIM, N);
+        prefetch_l2(c.append.q_norm, c.append.q_norm ? N : 0);
+        prefetch_l2(c.append.k_norm, c.append.k_norm ? N : 0);
+    }
+}
+
+/* The queries, rotated, and the row's key and value to the pool. */
+template <enum dtype T, int DIM>
+static __device__ __forceinline__ void attn_mma_append(const struct attn_decode_call &c,
+                                                       const struct attn_mma_unit &u,
+                                                       struct attn_mma_own<T, DIM> *o,
+                                                       unsigned q[DIM / 16][4])
+{
+    float2 x[DIM / 8];
+    attn_mma_load_query<T, DIM>(o->q, x);
+    if (o->row.is_mine) attn_new_row_load(c, u.b, &o->row);
+    attn_query_finish<T, DIM>(c.append, o->pos, x);
+    attn_mma_pack_query<T, DIM>(x, 0, q);
+    UNROLL for (int k = 0; k < DIM / 16; k++) q[k][1] = q[k][3] = 0;
+    if (u.n_rows * u.b.n_heads > ATTN_MMA_HEADS / 2) {
+        int pos;
+        attn_mma_load_query<T, DIM>(attn_mma_query<DIM>(c, u.b, u.n_rows, 1, &pos), x);
+        attn_query_finish<T, DIM>(c.append, pos, x);
+        attn_mma_pack_query<T, DIM>(x, 1, q);
+    }
+    if (o->row.is_mine) attn_new_row_append(c, u.b.row.pos, &o->row);
+}
+
+/* The row's key and value into the tile that has their places. */
+template <enum dtype T, int DIM>
+static __device__ __forceinline__ void attn_mma_put_row(const struct attn_new_row<T, DIM> &n,
+                                                        int stage, int row)
+{
+    using S = attn_mma_shape<T, DIM>;
+    constexpr int PIECE = 16 / kv_traits<T>::BYTES; /* elements */
+    const int lane = (int)(threadIdx.x % WARP);
+    char *keys = attn_mma_stage<T, DIM>((int)threadIdx.x / WARP, stage),
+         *values = keys + S::STAGE / 2;
+    UNROLL for (int e = 0; e < DIM / WARP; e++)
+    {
+        const int i = lane + e * WARP, at = i % PIECE * kv_traits<T>::BYTES;
+        attn_new_part_put(n.k, e, (char *)attn_mma_piece<T, DIM>(keys, row, i / PIECE) + at);
+        attn_new_part_put(n.v, e, (char *)attn_mma_piece<T, DIM>(values, row, i / PIECE) + at);
+    }
+    if (kv_traits<T>::SCALED && lane == 0) {
+        float *scales = attn_mma_scales<T, DIM>((int)threadIdx.x / WARP, stage);
+        scales[row] = n.k.scale, scales[S::KEYS + row] = n.v.scale;
+    }
+    __syncwarp();
+}
+
+template <enum dtype T, int DIM, bool APPENDS>
 static __device__ __forceinline__ void attn_mma_tile_loop(const struct attn_decode_call &c,
                                                           const struct attn_mma_unit &u,
                                                           const struct attn_mma_unit &next,
                                                           struct attn_mma_feed *f,
+                                                          struct attn_mma_own<T, DIM> *own,
                                                           struct attn_mma_state<DIM> *t)
 {
     using S = attn_mma_shape<T, DIM>;
+    if constexpr (APPENDS) attn_mma_append<T, DIM>(c, u, own, t->q);
+    else attn_mma_load_queries<T, DIM>(c, u.b, u.n_rows, t->q);
     t->m[0] = t->m[1] = -INFINITY, t->l[0] = t->l[1] = 0;
     UNROLL for (int d = 0; d < DIM / 8; d++) UNROLL for (int i = 0; i < 4; i++) t->o[d][i] = 0;
-    attn_mma_load_queries<T, DIM>(c, u.b, u.n_rows, t->q);
     for (int i = (int)threadIdx.x / WARP * S::KEYS; i < u.b.n_keys; i += ATTN_MMA_WARPS * S::KEYS) {
         if (f->n_ahead + 1 == S::STAGES) copy_async_wait<S::STAGES - 2>();
         else copy_async_wait<0>();
         __syncwarp(); /* the tile is there for all lanes, and none reads the one before it */
+        if (APPENDS && own->row.is_mine && i + S::KEYS >= u.b.n_keys)
+            attn_mma_put_row(own->row, f->stage, u.b.n_keys - 1 - i);
         attn_mma_read_ahead<T, DIM>(c, next, f);
         attn_mma_step<T, DIM>(c, f->stage, u.b.n_keys - i, t);
         f->stage = (f->stage + 1) % S::STAGES;
@@ -537,9 +652,9 @@ static __device__ __forceinline__ void attn_mma_finish(const struct attn_decode_
     }
 }
 
-/* What is read before grid_dependency_sync() was there before the step: the list, and keys of
- * earlier steps. */
-template <enum dtype T, int DIM>
+/* What is read before grid_dependency_sync() was there before the step: the list, keys of earlier
+ * steps, rotations. APPENDS: the rows' keys and values come from c.append. */
+template <enum dtype T, int DIM, bool APPENDS>
 static __global__ void __launch_bounds__(ATTN_MMA_THREADS, 2)
     attn_mma_kernel(const struct attn_decode_call c)
 {
@@ -547,16 +662,18 @@ static __global__ void __launch_bounds__(ATTN_MMA_THREADS, 2)
     const int n_units = attn_decode_n_units(c);
     struct attn_mma_unit now = attn_mma_unit_from(c, n_units, (int)blockIdx.x);
     struct attn_mma_feed f = {};
+    struct attn_mma_own<T, DIM> own = {};
     attn_mma_feed_from<T, DIM>(c, now, &f);
     /* scales come by L1, where those beside them would still be old */
-    attn_mma_fill_ring<T, DIM>(c, kv_traits<T>::SCALED ? 0 : now.b.row.n_old, &f);
+    attn_mma_fill_ring<T, DIM>(c, kv_traits<T>::SCALED ? 0 : now.b.row.n_old + APPENDS, &f);
+    if constexpr (APPENDS) attn_mma_prepare<T, DIM>(c, now, f, &own);
     grid_dependency_sync();
     while (now.n_rows > 0) {
         const struct attn_mma_unit next = attn_mma_unit_from(c, n_units,
                                                              now.number + (int)gridDim.x);
         struct attn_mma_state<DIM> t;
         attn_mma_fill_ring<T, DIM>(c, now.b.row.pos + 1, &f);
-        attn_mma_tile_loop<T, DIM>(c, now, next, &f, &t);
+        attn_mma_tile_loop<T, DIM, APPENDS>(c, now, next, &f, &own, &t);
         attn_mma_store_partial<T, DIM>(t, now.n_rows * now.b.n_heads,
                                        (f.stage + S::STAGES - 1) % S::STAGES);
         __syncthreads();
@@ -566,6 +683,7 @@ static __global__ void __launch_bounds__(ATTN_MMA_THREADS, 2)
         if (!f.is_next_unit) attn_mma_feed_from<T, DIM>(c, next, &f);
         f.is_next_unit = false;
         now = next;
+        if constexpr (APPENDS) attn_mma_prepare<T, DIM>(c, now, f, &own);
     }
 }
 

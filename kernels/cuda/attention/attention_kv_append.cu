@@ -3,6 +3,7 @@
  * A warp has a head's query, key or value of one row: it rotates it in place, then writes it in the
  * pool's type. Bound by the launch for few rows, by writing for many.
  * Thread: device; attention_kv_append: engine. */
+#include "kernels/cuda/attention/attention_kv_quantise.cuh"
 #include "kernels/cuda/attention/attention_launch.cuh"
 #include "kernels/cuda/rope.cuh"
 #include "kernels/kv_rows.h"
@@ -57,30 +58,6 @@ static __device__ __forceinline__ void append_plain_row(const float *from, char 
 }
 
 /* ---- with scales ---- */
-
-/* Quantises x / scale to one byte, bit for bit as kv_rows.c; scale > 0. */
-template <enum dtype T> static __device__ __forceinline__ unsigned quantised(float x, float scale)
-{
-    constexpr float LARGEST = kv_dtype_max<T>();
-    const float r = fminf(fmaxf(__fdiv_rn(x, scale), -LARGEST), LARGEST);
-    if constexpr (T == DTYPE_I8) return (unsigned)__float2int_rn(r) & 0xffu;
-    else return float_to_e4m3(r);
-}
-
-/* The scale of a row whose largest magnitude has these bits, which compare as the numbers do:
- * infinity and NaN are above all others. */
-template <enum dtype T> static __device__ __forceinline__ float scale_for(unsigned top)
-{
-    return top < 0x7f800000u ? __fdiv_rn(__uint_as_float(top), kv_dtype_max<T>())
-                             : __uint_as_float(0x7fc00000u);
-}
-
-static __device__ __forceinline__ unsigned warp_top(unsigned x)
-{
-    for (int step = WARP / 2; step > 0; step /= 2)
-        x = max(x, __shfl_xor_sync(0xffffffffu, x, step));
-    return x;
-}
 
 /* One row by a warp, whose lanes have N elements side by side at a time. */
 template <enum dtype T, int N>
@@ -410,8 +387,7 @@ static cudaError_t append_launch(cudaStream_t stream, const struct append_call &
                   grid, dim3(APPEND_THREADS), 0, c);
 }
 
-/* Are the second heads the keys as they are appended? */
-static bool is_of_keys(const struct rope_args *r, const struct kv_layer *kv, const float *k)
+bool attention_rotates_keys(const struct rope_args *r, const struct kv_layer *kv, const float *k)
 {
     return r->n_heads == 2 && r->heads[1].x == k && !kv->latent &&
            r->heads[1].n_heads == (size_t)kv->n_heads &&
@@ -424,7 +400,7 @@ extern "C" cudaError_t attention_kv_append(cudaStream_t stream, const struct kv_
                                            const float *v, const struct rope_args *rope)
 {
     struct append_call c = { *kv, attn_row_set_of(on, ATTN_ROWS_ALL), k, v, {}, 0, false };
-    if (!attention_supports_kv(kv) || (rope && !is_of_keys(rope, kv, k)))
+    if (!attention_supports_kv(kv) || (rope && !attention_rotates_keys(rope, kv, k)))
         return cudaErrorInvalidValue;
     if (on->bounds.n_rows <= 0) return cudaSuccess;
     if (rope) c.rope = *rope, c.n_queries = (int32_t)rope->heads[0].n_heads, c.rotates = true;

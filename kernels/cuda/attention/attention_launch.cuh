@@ -13,6 +13,8 @@ cudaError_t attention_grid(size_t n_units, int blocks_per_sm, int max_blocks, di
 
 /* Do these kernels support the type of the pool? (attention_kv_append.cu) */
 bool attention_supports_kv(const struct kv_layer *kv);
+/* Are the second heads of r the keys as they are appended? */
+bool attention_rotates_keys(const struct rope_args *r, const struct kv_layer *kv, const float *k);
 
 /* Launches decode attention. n_runs is filled in here. */
 cudaError_t attention_decode_launch(cudaStream_t stream, const struct attn_decode_call *c,
@@ -23,6 +25,9 @@ cudaError_t attention_decode_launch(cudaStream_t stream, const struct attn_decod
 bool attention_decode_mma_supports(const struct attention *a);
 /* Whether the blocks of n_items segments of decode rows all run at a time. */
 bool attention_decode_mma_is_one_wave(const struct attention *a, int32_t n_items);
+/* Whether such a launch does what a->append says; rows must be the only ones of their
+ * sequences. */
+bool attention_decode_mma_appends(const struct attention *a);
 cudaError_t attention_decode_mma_launch(cudaStream_t stream, const struct attn_decode_call *c,
                                         int max_blocks);
 
