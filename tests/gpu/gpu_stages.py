@@ -62,10 +62,10 @@ def conformance(programs, emulated):
 
 # Short cases through every kind of kernel: (program, cases, seconds).
 MEMCHECK = [('test_prepare_inputs', ['inputs_equal_a_plain_loop'], 25), ('test_gemm', ['gemm_groups', 'gemm_every_stored_number'], 40),
-            ('test_attention_cuda', ['lengths'], 40), ('test_route', ['cuda_route'], 25), ('test_experts', ['cuda_experts'], 30),
+            ('test_attention_cuda', ['lengths'], 40), ('test_attention_append', ['norms'], 25), ('test_route', ['cuda_route'], 25), ('test_experts', ['cuda_experts'], 30),
             ('test_kernels', ['cuda_rms_norm', 'cuda_rope', 'cuda_combine'], 25), ('test_sample', ['five_tokens_as_the_host'], 30),
             ('test_gemm_sm90', ['gemm_sm90_rows_have_the_same_bits_among_others'], 30)]
-RACECHECK = [('test_prepare_inputs', ['inputs_equal_a_plain_loop'], 25), ('test_gemm', ['gemm_groups'], 40), ('test_attention_cuda', ['lengths'], 40),
+RACECHECK = [('test_prepare_inputs', ['inputs_equal_a_plain_loop'], 25), ('test_gemm', ['gemm_groups'], 40), ('test_attention_cuda', ['lengths'], 40), ('test_attention_append', ['norms'], 25),
              ('test_route', ['cuda_route'], 25), ('test_sample', ['one_token_as_the_host'], 30),
              ('test_gemm_sm90', ['gemm_sm90_nan_stays_in_its_row'], 30)]
 

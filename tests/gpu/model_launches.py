@@ -312,7 +312,8 @@ def segment_of(m, rows, context):
 
 
 def attention_decode(g, m, rows, context):
-    """A block for each segment of a KV head (all heads, of latents). The last block of a row merges its segments if all run at a time."""
+    """A block for each segment of a KV head (all heads, of latents). The last block of a row merges its segments if all run at a time. Heads are
+    rotated and appended by the same launch."""
     keys = segment_of(m, rows, context)
     n_segments, heads = blocks_for(context, keys), 1 if m.latent else m.n_kv_heads
     dims = m.latent * 2 + m.rope if m.latent else 2 * m.head_dim
@@ -320,6 +321,8 @@ def attention_decode(g, m, rows, context):
     flops = 2.0 * rows * context * m.n_heads * dims
     resident, payload = 2 * g.n_sms, min(context, keys) * m.kv_token_bytes / heads
     moved = must + rows * m.n_heads * dims * 4 + 2 * rows * n_segments * m.n_heads * (m.latent or m.head_dim) * 4
+    if not m.latent:
+        moved += rows * (2 * m.n_kv_heads * m.head_dim * 4 + m.kv_token_bytes)
     alone = n_segments > 1 and (m.latent or units > resident)
     last_us = g.merge_us if n_segments > 1 and not alone else 0.0
     # A unit that ends lets its block begin the next one's loads only then: the ring drains.
@@ -409,8 +412,8 @@ def output(g, s):
 
 def heads_layer(g, s):
     m = s.m
-    attend = attention_prefill(g, m, s.rows, 0) if s.prefill else attention_decode(g, m, s.rows, s.context)
-    return [*projection_inputs(g, s, m.qkv), *projections(g, s, m.qkv), append(g, m, s.rows), *attend, *output(g, s)]
+    attend = [append(g, m, s.rows), *attention_prefill(g, m, s.rows, 0)] if s.prefill else attention_decode(g, m, s.rows, s.context)
+    return [*projection_inputs(g, s, m.qkv), *projections(g, s, m.qkv), *attend, *output(g, s)]
 
 
 def ready(g, w, rows, groups):

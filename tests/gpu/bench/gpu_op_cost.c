@@ -88,28 +88,6 @@ static double token_bytes(const struct kv_layer *kv)
            (kv->latent ? 1 : 2 * kv->n_heads);
 }
 
-void gpu_op_cost_attention(const struct attn_args *a, struct gpu_op_call *to)
-{
-    double keys = 0, pairs = 0, rows = 0;
-    int32_t longest = 0;
-    for (int32_t i = 0; i < a->on.n_seqs; i++) {
-        const struct attn_seq *s = &a->on.seqs[i];
-        const double n = s->n_q;
-        if (s->n_q == 0) continue;
-        keys += (double)s->pos_begin + n;
-        pairs += n * s->pos_begin + n * (n + 1) / 2;
-        rows += n;
-        if (s->pos_begin + s->n_q > longest) longest = s->pos_begin + s->n_q;
-    }
-    to->op = "attention";
-    to->must = keys * token_bytes(&a->kv);
-    to->bytes = to->must + rows * a->n_heads * (a->kv.head_dim + a->v_dim) * 4;
-    to->flops = pairs * a->n_heads * (a->kv.head_dim + a->v_dim) * 2;
-    snprintf(to->what, sizeof to->what, "%d heads on %d of %d%s, %.0f rows, %d sequences, %d keys",
-             a->n_heads, a->kv.n_heads, a->kv.head_dim, a->kv.latent ? " (latent)" : "", rows,
-             a->on.n_seqs, longest);
-}
-
 void gpu_op_cost_rope(const struct rope_args *a, struct gpu_op_call *to)
 {
     size_t n = 0;
@@ -133,6 +111,33 @@ void gpu_op_cost_append(const struct kv_append_args *a, struct gpu_op_call *to)
     }
     snprintf(to->what, sizeof to->what, "%d heads of %d, %.0f rows", a->kv.n_heads, a->kv.head_dim,
              rows);
+}
+
+void gpu_op_cost_attention(const struct attn_args *a, struct gpu_op_call *to)
+{
+    double keys = 0, pairs = 0, rows = 0;
+    int32_t longest = 0;
+    for (int32_t i = 0; i < a->on.n_seqs; i++) {
+        const struct attn_seq *s = &a->on.seqs[i];
+        const double n = s->n_q;
+        if (s->n_q == 0) continue;
+        keys += (double)s->pos_begin + n;
+        pairs += n * s->pos_begin + n * (n + 1) / 2;
+        rows += n;
+        if (s->pos_begin + s->n_q > longest) longest = s->pos_begin + s->n_q;
+    }
+    to->op = "attention";
+    to->must = keys * token_bytes(&a->kv);
+    to->bytes = to->must + rows * a->n_heads * (a->kv.head_dim + a->v_dim) * 4;
+    if (a->append) {
+        struct gpu_op_call append;
+        gpu_op_cost_append(a->append, &append);
+        to->bytes += append.bytes;
+    }
+    to->flops = pairs * a->n_heads * (a->kv.head_dim + a->v_dim) * 2;
+    snprintf(to->what, sizeof to->what, "%d heads on %d of %d%s, %.0f rows, %d sequences, %d keys",
+             a->n_heads, a->kv.n_heads, a->kv.head_dim, a->kv.latent ? " (latent)" : "", rows,
+             a->on.n_seqs, longest);
 }
 
 void gpu_op_cost_rows(const char *op, size_t n_rows, size_t n, double reads, double writes,
