@@ -137,9 +137,11 @@ static inline void on_rope(struct kernel_ctx *c, const struct rope_args *a, size
     fetch(&m);
 }
 
-/* As append of kernel_ops, with append->rope, which has k among its heads. */
+/* A step of append and attention (NULL: none), with append->rope, whose heads are the queries and k.
+ * together: attention appends. */
 static inline void on_append_rotated(struct kernel_ctx *c, const struct kv_append_args *append,
-                                     size_t n_pos, void *pool, size_t pool_bytes)
+                                     const struct attn_args *attend, bool together, size_t n_pos,
+                                     void *pool, size_t pool_bytes)
 {
     struct mirrors m = { .c = c };
     struct attn_list list = append->on;
@@ -148,11 +150,11 @@ static inline void on_append_rotated(struct kernel_ctx *c, const struct kv_appen
         .n_lists = 1,
         .block_tokens = append->kv.block_tokens,
     };
+    const size_t rows = append->rope->n_rows, dim = (size_t)append->kv.head_dim;
     note(&m, pool, pool_bytes, true);
-    note(&m, append->v,
-         floats(append->rope->n_rows * (size_t)append->kv.n_heads * (size_t)append->kv.head_dim),
-         false);
+    note(&m, append->v, floats(rows * (size_t)append->kv.n_heads * dim), false);
     note_rope(&m, append->rope, n_pos);
+    if (attend) note(&m, attend->out, floats(rows * (size_t)attend->n_heads * dim), true);
     send(&m);
     c->step_ops->upload(c, &step);
     const struct rope_args rope = rope_there(&m, *append->rope);
@@ -162,7 +164,16 @@ static inline void on_append_rotated(struct kernel_ctx *c, const struct kv_appen
     a.kv.data = there(&m, pool);
     a.on = list;
     a.rope = &rope;
-    c->ops->kv_append(c, &a);
+    if (!together) c->ops->kv_append(c, &a);
+    if (attend) {
+        struct attn_args t = *attend;
+        t.q = rope.heads[0].x;
+        t.out = there(&m, t.out);
+        t.kv = a.kv;
+        t.on = list;
+        t.append = together ? &a : NULL;
+        c->ops->attention(c, &t);
+    }
     fetch(&m);
 }
 
