@@ -299,12 +299,23 @@ static void check_router(struct kernel_ctx *c, struct router_args a)
     mem_free(logits);
 }
 
+/* Gives three experts equal logits, and one NaN, which a softmax hands to the row. */
+static void spoil_experts(struct matrix *m, bool has_nan)
+{
+    const size_t n_in = m->src.n_in, bytes = n_in * sizeof(float);
+    const float nan = NAN;
+    for (size_t e = 2; e < m->src.n_out; e += m->src.n_out / 3)
+        memcpy(m->bytes + 1 + e * bytes, m->bytes + 1, bytes);
+    if (has_nan) memcpy(m->bytes + 1 + bytes, &nan, sizeof nan);
+}
+
 /* Of shapes whose product splits k over warps and others, with numbers of rows on both sides of
  * what one launch computes; the last needs too much shared memory for that. */
 static void check_routers(struct kernel_ctx *c)
 {
-    static const size_t SHAPES[][3] = { { 64, 1100, 8 }, { 33, 2560, 3 },  { 70, 1024, 2 },
-                                        { 8, 100, 2 },   { 300, 1056, 6 }, { 600, 1030, 3 },
+    static const size_t SHAPES[][3] = { { 64, 1100, 8 },  { 33, 2560, 3 },  { 70, 1024, 2 },
+                                        { 8, 100, 2 },    { 300, 1056, 6 }, { 600, 1030, 3 },
+                                        { 128, 2080, 8 }, { 5, 1536, 5 },   { 16, 1024, 4 },
                                         { 16, 6000, 4 } }; /* experts, n_in, used */
     static const size_t N_ROWS[] = { 1, 3, 8, 29, 65 };
     int32_t order; /* asks for it */
@@ -312,6 +323,7 @@ static void check_routers(struct kernel_ctx *c)
     for (size_t i = 0; i < COUNT_OF(SHAPES); i++) {
         const size_t n_experts = SHAPES[i][0], n_in = SHAPES[i][1];
         struct matrix m = make_matrix(DTYPE_F32, n_experts, n_in);
+        spoil_experts(&m, i > 6);
         const struct weight_pack_args pack = { .parts = &m.src, .n_parts = 1 };
         struct weight w;
         CHECK_OK(c->weight_ops->pack(c, &pack, &w, NULL));

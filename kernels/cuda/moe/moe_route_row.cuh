@@ -32,7 +32,7 @@ static __device__ __forceinline__ int warp_best(unsigned key, int at)
 
 static __device__ __forceinline__ double warp_sum_f64(double x)
 {
-#pragma unroll 1
+#pragma unroll
     for (int step = WARP / 2; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
     return x;
 }
@@ -110,6 +110,14 @@ static __device__ __forceinline__ void drop_groups(const route_args &a, unsigned
     __syncwarp();
 }
 
+/* What the weights, whose sum is given, are divided by. */
+static __device__ __forceinline__ float weights_divisor(const route_args &a, float sum)
+{
+    return a.norm == route_args::NORM_MAX   ? fmaxf(sum, a.norm_min)
+           : a.norm == route_args::NORM_SUM ? sum + a.norm_min
+                                            : 1.0f;
+}
+
 /* Scales the weights w [n_used], in shared memory, and stores them. By a warp. */
 static __device__ __forceinline__ void store_weights(const route_args &a, size_t row,
                                                      const float *w)
@@ -117,9 +125,7 @@ static __device__ __forceinline__ void store_weights(const route_args &a, size_t
     float sum = 0;
 #pragma unroll 4
     for (int j = 0; j < a.n_used; j++) sum += w[j];
-    const float by = a.norm == route_args::NORM_MAX   ? fmaxf(sum, a.norm_min)
-                     : a.norm == route_args::NORM_SUM ? sum + a.norm_min
-                                                      : 1.0f;
+    const float by = weights_divisor(a, sum);
 #pragma unroll 1
     for (int j = (int)(threadIdx.x % WARP); j < a.n_used; j += WARP)
         a.weights[row * (size_t)a.n_used + (size_t)j] = w[j] / by * a.scale;
@@ -139,22 +145,27 @@ template <int PER_LANE>
 static __device__ __forceinline__ void softmax(int n, route_lane<PER_LANE> *p)
 {
     const int lane = (int)(threadIdx.x % WARP);
-    unsigned top = 0;
+    float top = -INFINITY; /* NaN is not larger */
     double value[PER_LANE], sum = 0;
 #pragma unroll route_lane < PER_LANE> ::UNROLLED
     for (int i = 0; i < PER_LANE; i++)
-        if (lane + i * WARP < n) top = max(top, order_key(p->v[i]));
-    const double most = (double)key_value(__reduce_max_sync(0xffffffffu, top));
+        if (lane + i * WARP < n) top = fmaxf(top, p->v[i]);
+    const double most = (double)key_value(__reduce_max_sync(0xffffffffu, order_key(top)));
+    /* Without branches if unrolled, so that the exponentials' steps overlap. */
 #pragma unroll route_lane < PER_LANE> ::UNROLLED
     for (int i = 0; i < PER_LANE; i++) {
-        if (lane + i * WARP >= n) break;
-        value[i] = exp_f64((double)p->v[i] - most);
+        const bool is_one = lane + i * WARP < n;
+        if (route_lane<PER_LANE>::UNROLLED == 1 && !is_one) break;
+        const double v = exp_f64((double)p->v[i] - most);
+        value[i] = is_one ? v : 0;
         sum += value[i];
     }
     const double by = 1.0 / warp_sum_f64(sum);
 #pragma unroll route_lane < PER_LANE> ::UNROLLED
-    for (int i = 0; i < PER_LANE; i++)
-        if (lane + i * WARP < n) p->v[i] = (float)(value[i] * by);
+    for (int i = 0; i < PER_LANE; i++) {
+        if (route_lane<PER_LANE>::UNROLLED == 1 && lane + i * WARP >= n) break;
+        p->v[i] = (float)(value[i] * by);
+    }
 }
 
 /* Keys of the experts that may be chosen; the others get that of NaN. p: the row's shared memory.

@@ -9,6 +9,7 @@
 #include "kernels/cuda/gemm/gemm_f32.cuh"
 #include "kernels/cuda/moe/moe_route.h"
 #include "kernels/cuda/moe/moe_route_block.cuh"
+#include "kernels/cuda/moe/moe_route_few.cuh"
 #include "kernels/cuda/rms_norm.cuh"
 
 enum {
@@ -30,6 +31,7 @@ struct router_call {
     float eps;
     int32_t n_in;
     unsigned *arrived; /* [blocks in y] zero between calls */
+    unsigned h_steps;  /* of F32_STEP elements of h, that each block stores of one row */
 };
 
 static __host__ __device__ __forceinline__ int32_t router_steps(int32_t n_in)
@@ -158,7 +160,7 @@ static __device__ __forceinline__ void store_logits(const router_call &c, const 
     if (r >= rows.n || column >= c.route.n_experts) return;
     const unsigned first = (unsigned)at / ROUTER_ACROSS * K_WARPS, j = (unsigned)at % ROUTER_ACROSS;
     float sum = part[first][r][j];
-#pragma unroll 5
+#pragma unroll
     for (int k = 1; k < K_WARPS; k++) sum = __fadd_rn(sum, part[first + k][r][j]);
     /* as a product without bias adds 0 */
     c.route.logits[(rows.first + (size_t)r) * (size_t)c.route.n_experts + (size_t)column] =
@@ -203,69 +205,105 @@ static __global__ void __launch_bounds__(ROUTER_THREADS)
     if (is_last_block(c)) route_rows(c.route, c.sort, rows, (float *)(void *)h);
 }
 
-/* Normalises the thread's k's, of which the blocks leave each quad once, and multiplies. first:
- * quad of the row. */
-template <int AHEAD>
-static __device__ __forceinline__ float router_one_sum(const router_call &c,
-                                                       const float4 (&w)[AHEAD],
-                                                       const float4 (&norm)[AHEAD],
-                                                       const float4 (&x)[AHEAD], float factor,
-                                                       unsigned first)
+/* The thread's quads of the row, all of them loaded at once. */
+template <int AHEAD> struct router_one_quads {
+    float4 w[AHEAD], norm[AHEAD], x[AHEAD];
+};
+
+template <int AHEAD> static __device__ __forceinline__ unsigned one_k(unsigned first, int a)
 {
-    enum { K_WARPS = F32_SPLIT_K_WARPS };
-    const bool is_first = threadIdx.x % WARP / F32_LANES == 0;
+    return (first + (unsigned)a * F32_SPLIT_K_WARPS * F32_LANES) * RMS_QUAD;
+}
+
+template <int AHEAD>
+static __device__ __forceinline__ void load_one(const router_call &c, router_one_quads<AHEAD> *q,
+                                                unsigned first)
+{
+    const int32_t column = min(
+        (int32_t)(blockIdx.x * ROUTER_ACROSS + threadIdx.x % WARP / F32_LANES),
+        c.route.n_experts - 1);
+    const float *row = (const float *)(const void *)(c.w + (size_t)column * c.row_bytes);
+    const float4 zero = make_float4(0, 0, 0, 0);
+#pragma unroll
+    for (int a = 0; a < AHEAD; a++) {
+        const unsigned k = one_k<AHEAD>(first, a);
+        const bool is_in = k < (unsigned)c.n_in;
+        q->w[a] = is_in ? __ldg((const float4 *)(const void *)(row + k)) : zero;
+        q->norm[a] = is_in ? __ldg((const float4 *)(const void *)(c.norm + k)) : zero;
+    }
+}
+
+/* Normalises x in place and multiplies. */
+template <int AHEAD>
+static __device__ __forceinline__ float multiply_one(const router_call &c,
+                                                     router_one_quads<AHEAD> *q, float factor,
+                                                     unsigned first)
+{
     float sum = 0;
 #pragma unroll
     for (int a = 0; a < AHEAD; a++) {
-        const unsigned k = (first + a * K_WARPS * F32_LANES) * RMS_QUAD;
-        if (k >= (unsigned)c.n_in) break;
-        const float4 h = rms_apply(x[a], norm[a], factor);
-        sum = multiply_quad(sum, w[a], h);
-        if (is_first && (threadIdx.x / WARP + a * K_WARPS) % gridDim.x == blockIdx.x)
-            *(float4 *)(void *)(c.h + k) = h;
+        if (one_k<AHEAD>(first, a) >= (unsigned)c.n_in) break;
+        q->x[a] = rms_apply(q->x[a], q->norm[a], factor);
+        sum = multiply_quad(sum, q->w[a], q->x[a]);
     }
     return sum;
 }
 
-/* One row by a matrix whose k warps split: a thread has the same k's of x, of the norm's weights
- * and of W in registers, all loaded at once, AHEAD quads of each. */
+/* Each block stores its part of h. */
 template <int AHEAD>
-static __global__ void __launch_bounds__(ROUTER_THREADS)
+static __device__ __forceinline__ void store_one(const router_call &c,
+                                                 const router_one_quads<AHEAD> &q, unsigned first)
+{
+    if (threadIdx.x % WARP >= F32_LANES) return;
+#pragma unroll
+    for (int a = 0; a < AHEAD; a++) {
+        const unsigned k = one_k<AHEAD>(first, a);
+        const unsigned step = threadIdx.x / WARP + (unsigned)a * F32_SPLIT_K_WARPS;
+        if (k < (unsigned)c.n_in && step - blockIdx.x * c.h_steps < c.h_steps)
+            *(float4 *)(void *)(c.h + k) = q.x[a];
+    }
+}
+
+/* One row by a matrix whose k warps split: a thread has the same k's of x, of the norm's weights
+ * and of W in registers, AHEAD quads of each. FEW: is_route_of_few; then one warp per block stores
+ * the logits, and that of the last block routes. h is stored meanwhile: nobody waits for it. */
+template <int AHEAD, bool FEW>
+static __global__ void __launch_bounds__(ROUTER_THREADS, AHEAD <= 4 ? 2 : 1)
     router_one_kernel(const __grid_constant__ router_call c)
 {
     enum { K_WARPS = F32_SPLIT_K_WARPS, SQUARES = AHEAD * K_WARPS * F32_STEP / RMS_STEP };
     static_assert(SQUARES * RMS_STEP == AHEAD * K_WARPS * F32_STEP, "all of a row");
     __shared__ float warps[RMS_WARPS];
-    const unsigned n = (unsigned)c.n_in,
-                   first = threadIdx.x / WARP * F32_LANES +
-                           threadIdx.x % F32_LANES /* quad of the row */,
-                   eighth = threadIdx.x % WARP / F32_LANES;
-    const int32_t column = min((int32_t)(blockIdx.x * ROUTER_ACROSS + eighth),
-                               c.route.n_experts - 1);
-    const float *row = (const float *)(const void *)(c.w + (size_t)column * c.row_bytes);
-    float4 w[AHEAD], norm[AHEAD], x[AHEAD], v[SQUARES];
-#pragma unroll
-    for (int a = 0; a < AHEAD; a++) {
-        const unsigned k = (first + a * K_WARPS * F32_LANES) * RMS_QUAD;
-        w[a] = k < n ? __ldg((const float4 *)(const void *)(row + k)) : make_float4(0, 0, 0, 0);
-        norm[a] = k < n ? __ldg((const float4 *)(const void *)(c.norm + k))
-                        : make_float4(0, 0, 0, 0);
-    }
+    const unsigned n = (unsigned)c.n_in, first = threadIdx.x / WARP * F32_LANES +
+                                                 threadIdx.x % F32_LANES /* quad of the row */;
+    router_one_quads<AHEAD> q;
+    float4 v[SQUARES];
+    load_one<AHEAD>(c, &q, first);
     prefetch_bias(c);
     grid_dependency_sync();
     if (threadIdx.x < RMS_THREADS) rms_load<true, SQUARES>(v, c.x, threadIdx.x * RMS_QUAD, n);
 #pragma unroll
-    for (int a = 0; a < AHEAD; a++)
-        x[a] = rms_quad<true>(c.x, (first + a * K_WARPS * F32_LANES) * RMS_QUAD, n);
+    for (int a = 0; a < AHEAD; a++) q.x[a] = rms_quad<true>(c.x, one_k<AHEAD>(first, a), n);
     if (threadIdx.x < RMS_THREADS) {
         const float squares = warp_sum(rms_squares<SQUARES>(0.0f, v));
         if (threadIdx.x % WARP == 0) warps[threadIdx.x / WARP] = squares;
     }
     __syncthreads();
-    const float sum = router_one_sum<AHEAD>(c, w, norm, x, rms_factor(warps, n, c.eps), first);
+    const float sum = multiply_one<AHEAD>(c, &q, rms_factor(warps, n, c.eps), first);
     const router_rows rows = { 0, 1 };
     store_logits<K_WARPS, 1>(c, rows, &sum);
-    if (is_last_block(c)) route_rows(c.route, c.sort, rows, (float *)(void *)shared_memory());
+    if (FEW) {
+        unsigned before = 0;
+        __syncwarp(); /* the warp's logits */
+        if (threadIdx.x == 0) before = atomic_inc_acq_rel(c.arrived, gridDim.x - 1);
+        store_one<AHEAD>(c, q, first);
+        if (threadIdx.x >= WARP) return;
+        if (__shfl_sync(0xffffffffu, before, 0) == gridDim.x - 1) few_route_one(c.route, c.sort);
+    } else {
+        const bool is_last = is_last_block(c);
+        store_one<AHEAD>(c, q, first);
+        if (is_last) route_rows(c.route, c.sort, rows, (float *)(void *)shared_memory());
+    }
 }
 
 /* Rows of a block. */
@@ -300,10 +338,13 @@ static cudaError_t run(cudaStream_t s, const router_call &c, size_t shared)
     return launch(s, router_kernel<K_WARPS, ROWS>, grid, dim3(ROUTER_THREADS), shared, c);
 }
 
-template <int AHEAD> static cudaError_t run_one(cudaStream_t s, const router_call &c)
+template <int AHEAD> static cudaError_t run_one(cudaStream_t s, router_call c)
 {
     const dim3 grid(blocks_for((size_t)c.route.n_experts, ROUTER_ACROSS));
-    return launch(s, router_one_kernel<AHEAD>, grid, dim3(ROUTER_THREADS),
+    c.h_steps = blocks_for((size_t)router_steps(c.n_in), grid.x);
+    if (is_route_of_few(c.route))
+        return launch(s, router_one_kernel<AHEAD, true>, grid, dim3(ROUTER_THREADS), 0, c);
+    return launch(s, router_one_kernel<AHEAD, false>, grid, dim3(ROUTER_THREADS),
                   router_room_words(c.route) * sizeof(float), c);
 }
 
@@ -332,7 +373,8 @@ cudaError_t moe_router(cudaStream_t s, const struct router_args *a, const int32_
                       a->h,
                       a->eps,
                       (int32_t)a->w->n_in,
-                      (unsigned *)scratch };
+                      (unsigned *)scratch,
+                      0 };
     static_assert(ROUTER_ROWS_MAX / ROUTER_ROWS * sizeof(unsigned) <= MOE_ROUTER_SCRATCH,
                   "a counter for each row of blocks");
     if (a->route.n_rows <= ROUTER_ROWS || !c.sort.rows) return run_fitting(s, a, c);
