@@ -190,7 +190,8 @@ static cudaError_t merge_launch(cudaStream_t stream, const struct attention *a,
 static unsigned *arrivals_of(const struct attention *a, int32_t n_rows, int32_t n_items)
 {
     const size_t n = 2 * (size_t)n_rows + (size_t)n_items / MERGE_GROUP + 1;
-    return n * (size_t)a->n_heads <= ARRIVALS_MAX && attention_decode_mma_is_one_wave(a, n_items)
+    return 2 * n * (size_t)a->n_heads <= ARRIVALS_MAX &&
+                   attention_decode_mma_is_one_wave(a, n_items)
                ? (unsigned *)a->scratch
                : NULL;
 }

@@ -1,10 +1,10 @@
-/* attention_decode_arrive.cuh - the block that computes the last segment of a group merges the
- * group, and the one that merges a row's last group finishes the row, of its query heads: no launch
- * of its own, and no wait for the slowest block of the GPU.
+/* attention_decode_arrive.cuh - the warp that computes the last segment of a group, of some heads,
+ * merges the group, and the one that merges a row's last group finishes the row: no launch of its
+ * own, no wait for the slowest block of the GPU, and none for the block's other warps.
  *
  * Who is last is counted in memory. Counters are zero between calls: the last arrival wraps them.
- * The order of sums is fixed (attention_merge_parts.cuh), so the order of arrival changes no bit.
- * Thread: device. */
+ * The order of sums is that of attention_merge_parts.cuh, so that of arrival changes no bit. Bound
+ * by latency: parts written, atomic, parts read. Thread: device. */
 #ifndef BATON_KERNELS_CUDA_ATTENTION_ATTENTION_DECODE_ARRIVE_CUH
 #define BATON_KERNELS_CUDA_ATTENTION_ATTENTION_DECODE_ARRIVE_CUH
 
@@ -12,111 +12,218 @@
 #include "kernels/cuda/attention/attention_merge_parts.cuh"
 
 enum {
-    ARRIVE_ROWS_MAX = 16, /* that share a block's segment */
-    MERGED_AT = 2         /* of the part of a group's first segment: (m, l) of the group */
+    MERGED_AT = 2 /* of the part of a group's first segment: (m, l) of the group */
 };
 
-/* By one thread after a barrier behind the block's writes: are all others of n there? */
-static __device__ __forceinline__ bool attn_arrive(unsigned *counter, int n)
+/* Which of a block's heads a warp finishes, of every row: it writes their parts, counts, and merges
+ * them. A lane has four elements of one head of each round: the block's heads lane_head(),
+ * lane_head() + STEP and so on; a warp's first one is warp_head(). */
+template <int WARPS, int DIM> struct attn_heads {
+    static constexpr int QUADS = DIM / 4, SIDE = WARP / QUADS, STEP = WARPS * SIDE;
+    static constexpr int TOGETHER = 2, ROUNDS = TOGETHER / SIDE; /* heads that a warp merges */
+    static_assert(SIDE == 1 || SIDE == 2, "a lane of a merging warp has a head of each round");
+    static __device__ __forceinline__ int warp_head() { return (int)threadIdx.x / WARP * SIDE; }
+    static __device__ __forceinline__ int lane_head() { return (int)threadIdx.x / QUADS; }
+    static __device__ __forceinline__ int lane_element() { return (int)threadIdx.x % QUADS * 4; }
+};
+
+/* Where a warp's heads of a row of the list count groups (i = 0), and segments of a group (1 + its
+ * number). A row's groups are at most its segments / MERGE_GROUP and one more. */
+template <int WARPS>
+static __device__ __forceinline__ unsigned *attn_counter(const struct attn_decode_call &c,
+                                                         const struct attn_decode_block &b,
+                                                         int list_row, int segment, int i)
 {
-    __threadfence();
-    return atomicInc(counter, (unsigned)n - 1) == (unsigned)n - 1;
+    const unsigned n = (unsigned)segment / MERGE_GROUP + 2 * (unsigned)list_row + (unsigned)i,
+                   at = n * (unsigned)(c.kv.n_heads * c.n_runs) + (unsigned)b.of_item;
+    return c.arrivals + at * WARPS + threadIdx.x / WARP;
 }
 
-/* Where the block's heads of a row of the list count groups, and where segments of a group. */
-static __device__ __forceinline__ unsigned *attn_row_counter(const struct attn_decode_call &c,
-                                                             const struct attn_decode_block &b,
-                                                             int list_row)
+/* A row's segments, and those of the group of the block's. */
+struct attn_group {
+    int first, n, n_segments;
+};
+static __device__ __forceinline__ struct attn_group attn_group_of(const struct attn_decode_block &b,
+                                                                  int pos, int per_segment)
 {
-    return c.arrivals + (size_t)list_row * (size_t)(c.kv.n_heads * c.n_runs) + b.of_item;
-}
-static __device__ __forceinline__ unsigned *attn_group_counter(const struct attn_decode_call &c,
-                                                               const struct attn_decode_block &b,
-                                                               int list_row, int segment)
-{
-    /* a row's groups are at most its segments / MERGE_GROUP and one more */
-    return attn_row_counter(
-        c, b, attn_row_set_n(c.list) + segment / MERGE_GROUP + list_row + b.segment / MERGE_GROUP);
-}
-
-/* A lane's four elements from d on, of n parts, into out or into the first of the parts. */
-static __device__ __forceinline__ void attn_merge_store(const struct merge_sum<4> &s, int d,
-                                                        float *part, float *out)
-{
-    const float by = out ? 1.0f / s.L : 1.0f;
-    const float4 o = make_float4(__fmul_rn(s.O[0], by), __fmul_rn(s.O[1], by),
-                                 __fmul_rn(s.O[2], by), __fmul_rn(s.O[3], by));
-    if (!out) {
-        *(float4 *)(part + PART_HEAD + d) = o;
-        if (d == 0) part[MERGED_AT] = s.M, part[MERGED_AT + 1] = s.L;
-    } else *(float4 *)(out + d) = o;
+    struct attn_group g;
+    /* per_segment is a power of two */
+    g.n_segments = (int)((unsigned)pos >> (__ffs(per_segment) - 1)) + 1;
+    g.first = b.segment & -(int)MERGE_GROUP;
+    g.n = min((int)MERGE_GROUP, g.n_segments - g.first);
+    return g;
 }
 
-/* The block's heads of a row: n parts, from segment `first` on every step-th, become the row
- * (is_row), or the part of the first. Warps take 128 elements of a head at a time. AHEAD: parts
- * that are read at a time, as many as the registers of a kernel have room for. */
-template <int THREADS, int AHEAD>
+/* What a warp merges: n parts of TOGETHER heads, the first at `at` of c.parts, the next `stride`
+ * floats further, the second head's `second` floats behind the first's. */
+struct attn_merge {
+    unsigned at, stride, second;
+    int n, ml;
+};
+
+/* A lane's four elements of up to MERGE_GROUP parts of a head. */
+static __device__ __forceinline__ void attn_merge_load(const float *parts, unsigned at,
+                                                       unsigned stride, int n,
+                                                       float4 o[MERGE_GROUP])
+{
+    UNROLL for (int j = 0; j < MERGE_GROUP; j++)
+        o[j] = __ldcg((const float4 *)(parts + (at + (unsigned)min(j, n - 1) * stride)));
+}
+
+/* Adds a part to a head's sum; w: its (a, b, l). */
+static __device__ __forceinline__ void attn_merge_add(const float4 &w, const float4 &o, float *L,
+                                                      float4 *O)
+{
+    *L = fmaf(w.z, w.y, __fmul_rn(*L, w.x));
+    *O = make_float4(merged(O->x, o.x, w.x, w.y), merged(O->y, o.y, w.x, w.y),
+                     merged(O->z, o.z, w.x, w.y), merged(O->w, o.w, w.x, w.y));
+}
+
+/* Up to MERGE_GROUP parts more. Eight lanes compute the weights of a head, side by side with those
+ * of the other; all get them from `weights`. M: of the head whose weights the lane computes. */
+template <class H>
+static __device__ __forceinline__ void attn_merge_some(const float *parts,
+                                                       const struct attn_merge &m, int begin,
+                                                       float4 (*weights)[MERGE_GROUP], float *M,
+                                                       float L[H::ROUNDS], float4 O[H::ROUNDS])
+{
+    const int lane = (int)threadIdx.x % WARP, j = lane % MERGE_GROUP,
+              slot = lane / MERGE_GROUP % H::TOGETHER, side = lane / H::QUADS,
+              n = min((int)MERGE_GROUP, m.n - begin);
+    const unsigned at = m.at + (unsigned)begin * m.stride,
+                   d = PART_HEAD + (unsigned)H::lane_element();
+    const float2 ml = __ldcg((const float2 *)(parts + (at + (unsigned)min(j, n - 1) * m.stride +
+                                                       (slot ? m.second : 0) + (unsigned)m.ml)));
+    float4 o[H::ROUNDS][MERGE_GROUP];
+    UNROLL for (int i = 0; i < H::ROUNDS; i++)
+        attn_merge_load(parts, at + (i + side ? m.second : 0) + d, m.stride, n, o[i]);
+    const struct merge_fragment x = merge_weigh<MERGE_GROUP>(ml.x, begin > 0 ? *M : ml.x);
+    *M = __shfl_sync(0xffffffffu, x.M, MERGE_GROUP - 1, MERGE_GROUP);
+    __syncwarp(); /* the weights before are read */
+    if (lane < H::TOGETHER * MERGE_GROUP) weights[slot][j] = make_float4(x.a, x.b, ml.y, 0);
+    __syncwarp();
+    UNROLL for (int k = 0; k < MERGE_GROUP; k++)
+    {
+        if (k >= n) break;
+        UNROLL for (int i = 0; i < H::ROUNDS; i++)
+        {
+            const float4 w = weights[i * H::SIDE + side][k];
+            if (k > 0 || begin > 0) attn_merge_add(w, o[i][k], &L[i], &O[i]);
+            else L[i] = w.z, O[i] = o[i][k];
+        }
+    }
+}
+
+/* The sums into a row of `out`, or, as those of a group, into the first of the parts (NULL). */
+template <class H>
+static __device__ __forceinline__ void attn_merge_store(float *parts, const struct attn_merge &m,
+                                                        float *out, float M,
+                                                        const float L[H::ROUNDS],
+                                                        const float4 O[H::ROUNDS])
+{
+    const int side = (int)threadIdx.x % WARP / H::QUADS, d = H::lane_element();
+    UNROLL for (int i = 0; i < H::ROUNDS; i++)
+    {
+        const float top = __shfl_sync(0xffffffffu, M, (i * H::SIDE + side) * MERGE_GROUP);
+        if (i + side > 0 && m.second == 0) continue;
+        if (out) {
+            const float by = 1.0f / L[i];
+            *(float4 *)(out + (i * H::STEP + side) * H::QUADS * 4 +
+                        d) = make_float4(__fmul_rn(O[i].x, by), __fmul_rn(O[i].y, by),
+                                         __fmul_rn(O[i].z, by), __fmul_rn(O[i].w, by));
+        } else {
+            float *part = parts + (m.at + (i + side ? m.second : 0));
+            *(float4 *)(part + PART_HEAD + d) = O[i];
+            if (d == 0) *(float2 *)(part + MERGED_AT) = make_float2(top, L[i]);
+        }
+    }
+}
+
+/* The warp's heads of a row: n parts, from segment `first` on every step-th, become the row
+ * (is_row), or the part of the first. */
+template <int WARPS, int DIM>
 static __device__ __forceinline__ void attn_merge_heads(const struct attn_decode_call &c,
                                                         const struct attn_decode_block &b,
                                                         const struct cuda_attn_row &row, int first,
                                                         int step, int n, bool is_row)
 {
-    const int n_chunks = (c.v_dim + 4 * WARP - 1) / (4 * WARP);
-    const size_t floats = part_floats(c.v_dim), n_heads = (size_t)c.n_heads;
-    __threadfence(); /* what all others wrote before they arrived */
-    for (int i = (int)threadIdx.x / WARP; i < b.n_heads * n_chunks; i += THREADS / WARP) {
-        const int d = (i % n_chunks * WARP + (int)(threadIdx.x % WARP)) * 4;
-        const size_t head = (size_t)(b.head + i / n_chunks);
-        float *part = c.parts +
-                      ((size_t)(row.segment + first - c.item_begin) * n_heads + head) * floats;
-        float *out = c.out + ((size_t)row.row * n_heads + head) * (size_t)c.v_dim;
-        struct merge_sum<4> s;
-        merge_all<4, AHEAD>(part, (size_t)step * n_heads * floats, step > 1 ? MERGED_AT : 0, d, n,
-                            d < c.v_dim, false, &s);
-        if (d < c.v_dim) attn_merge_store(s, d, part, is_row ? out : NULL);
+    using H = attn_heads<WARPS, DIM>;
+    __shared__ float4 weights[WARPS][H::TOGETHER][MERGE_GROUP];
+    constexpr int APART = H::SIDE == 2 ? 1 : H::STEP;
+    const unsigned floats = (unsigned)part_floats(DIM), n_heads = (unsigned)c.n_heads,
+                   at = (unsigned)(row.segment + first - c.item_begin) * n_heads;
+    for (int h = H::warp_head(); h < b.n_heads; h += H::ROUNDS * H::STEP) {
+        const unsigned head = (unsigned)(b.head + h);
+        const struct attn_merge m = { (at + head) * floats, (unsigned)step * n_heads * floats,
+                                      h + APART < b.n_heads ? APART * floats : 0, n,
+                                      step > 1 ? MERGED_AT : 0 };
+        float *out = c.out + (size_t)((unsigned)row.row * n_heads + head) * DIM, M = 0,
+              L[H::ROUNDS] = {};
+        float4 O[H::ROUNDS] = {};
+        UNROLL_BY(1)
+        for (int k = 0; k < n; k += MERGE_GROUP)
+            attn_merge_some<H>(c.parts, m, k, weights[threadIdx.x / WARP], &M, L, O);
+        attn_merge_store<H>(c.parts, m, is_row ? out : NULL, M, L, O);
     }
 }
 
-/* The block's segment was the last of its group. */
-template <int THREADS, int AHEAD>
-static __device__ __forceinline__ void attn_merge_group(const struct attn_decode_call &c,
-                                                        const struct attn_decode_block &b,
-                                                        int list_row)
+/* The warp's segment was the last of its group: merges it, and the groups if it was their last. */
+template <int WARPS, int DIM>
+static __device__ __forceinline__ void attn_merge_row(const struct attn_decode_call &c,
+                                                      const struct attn_decode_block &b,
+                                                      int list_row, const struct cuda_attn_row &row)
 {
-    __shared__ bool is_last;
-    const struct cuda_attn_row row = c.list.rows[list_row];
-    const int n = row.pos / row.per_segment + 1, n_groups = (n + MERGE_GROUP - 1) / MERGE_GROUP,
-              first = b.segment / MERGE_GROUP * MERGE_GROUP;
-    attn_merge_heads<THREADS, AHEAD>(c, b, row, first, 1, min((int)MERGE_GROUP, n - first),
-                                     n_groups == 1);
-    if (n_groups == 1) return;
-    __syncthreads();
-    if (threadIdx.x == 0) is_last = attn_arrive(attn_row_counter(c, b, list_row), n_groups);
-    __syncthreads();
-    if (is_last) attn_merge_heads<THREADS, AHEAD>(c, b, row, 0, MERGE_GROUP, n_groups, true);
+    const struct attn_group g = attn_group_of(b, row.pos, row.per_segment);
+    const unsigned n_groups = (unsigned)(g.n_segments + MERGE_GROUP - 1) / MERGE_GROUP;
+    int first = g.first, step = 1, n = g.n;
+    UNROLL_BY(1)
+    for (bool is_row = n_groups == 1;; is_row = true) {
+        /* a segment that is a group by itself is its part already */
+        if (n > 1) attn_merge_heads<WARPS, DIM>(c, b, row, first, step, n, is_row);
+        if (is_row) return;
+        unsigned before = 0;
+        __syncwarp(); /* all lanes' are written */
+        if (threadIdx.x % WARP == 0)
+            before = atomic_inc_acq_rel(attn_counter<WARPS>(c, b, list_row, row.segment, 0),
+                                        n_groups - 1);
+        __syncwarp(); /* all lanes see the others' */
+        if (__shfl_sync(0xffffffffu, before, 0) != n_groups - 1) return;
+        first = 0, step = MERGE_GROUP, n = (int)n_groups;
+    }
 }
 
-/* The block's parts, of n_rows rows of the list, are written. Called by all threads; begins with a
- * barrier, so that what the block shares may be taken again. */
-template <int THREADS, int AHEAD>
+/* The warp has written its heads' parts, of n_rows rows of the list. Called by all threads; what
+ * the block shares may be taken again afterwards. A block that counts has no segment after it, so
+ * that none of its warps waits here. */
+template <int WARPS, int DIM>
 static __device__ __forceinline__ void attn_decode_arrive(const struct attn_decode_call &c,
                                                           const struct attn_decode_block &b,
                                                           int n_rows)
 {
-    __shared__ bool is_last[ARRIVE_ROWS_MAX];
-    const int i = (int)threadIdx.x;
-    __syncthreads();
-    if (!c.arrivals || (n_rows == 1 && b.row.pos < b.row.per_segment)) return;
-    if (i < n_rows) {
-        const struct cuda_attn_row row = c.list.rows[b.list_row + i];
-        const int left = row.pos / row.per_segment + 1 - b.segment / MERGE_GROUP * MERGE_GROUP;
-        is_last[i] = row.pos >= row.per_segment &&
-                     attn_arrive(attn_group_counter(c, b, b.list_row + i, row.segment),
-                                 min((int)MERGE_GROUP, left));
+    const int lane = (int)threadIdx.x % WARP;
+    if (!c.arrivals) {
+        __syncthreads();
+        return;
     }
-    __syncthreads();
-    for (int r = 0; r < n_rows; r++)
-        if (is_last[r]) attn_merge_group<THREADS, AHEAD>(c, b, b.list_row + r);
+    if (attn_heads<WARPS, DIM>::warp_head() >= b.n_heads) return;
+    if (n_rows == 1 && b.row.pos < b.row.per_segment) return;
+    struct cuda_attn_row row = b.row;
+    bool is_last = false;
+    __syncwarp(); /* all lanes' parts are written */
+    if (lane < n_rows) {
+        if (lane > 0) row = c.list.rows[b.list_row + lane];
+        const struct attn_group g = attn_group_of(b, row.pos, row.per_segment);
+        unsigned *counter = attn_counter<WARPS>(c, b, b.list_row + lane, row.segment,
+                                                1 + g.first / MERGE_GROUP);
+        is_last = g.n_segments > 1 &&
+                  (g.n == 1 || atomic_inc_acq_rel(counter, (unsigned)g.n - 1) == (unsigned)g.n - 1);
+    }
+    __syncwarp(); /* all lanes see the others' */
+    for (unsigned left = __ballot_sync(0xffffffffu, is_last); left; left &= left - 1) {
+        const int i = __ffs((int)left) - 1;
+        if (n_rows > 1) row = c.list.rows[b.list_row + i];
+        attn_merge_row<WARPS, DIM>(c, b, b.list_row + i, row);
+    }
 }
 
 #endif

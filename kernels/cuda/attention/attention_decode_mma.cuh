@@ -27,10 +27,11 @@ enum {
     ATTN_MMA_HEADS_MIN_BYTES = 2 /* of a group, for a model's answers to come here */
 };
 
-/* A warp's m and l of each of the product's rows; the stage that its sums are in. */
+/* The warps' m and l of each of the product's rows, side by side; the stages that their sums are
+ * in. */
 struct attn_mma_totals {
-    float m[ATTN_MMA_HEADS], l[ATTN_MMA_HEADS];
-    int stage;
+    float m[ATTN_MMA_HEADS][ATTN_MMA_WARPS], l[ATTN_MMA_HEADS][ATTN_MMA_WARPS];
+    int stage[ATTN_MMA_WARPS];
 };
 
 template <enum dtype T, int DIM> struct attn_mma_shape {
@@ -41,7 +42,7 @@ template <enum dtype T, int DIM> struct attn_mma_shape {
     /* with scales three are more than ATTN_MMA_SHARED */
     static constexpr int STAGES = kv_traits<T>::SCALED ? 2 : 3;
     static constexpr int RING = STAGES * (STAGE + SCALES * (int)sizeof(float));
-    static constexpr size_t BYTES = ATTN_MMA_WARPS * (RING + sizeof(struct attn_mma_totals));
+    static constexpr size_t BYTES = ATTN_MMA_WARPS * RING + sizeof(struct attn_mma_totals);
     static_assert(BYTES <= ATTN_MMA_SHARED, "otherwise no launch succeeds on some GPUs");
     static_assert(ATTN_MMA_HEADS * DIM * sizeof(float) <= STAGE,
                   "a warp's sums take the place of a stage");
@@ -71,9 +72,9 @@ static __device__ __forceinline__ float *attn_mma_scales(int warp, int stage)
     return (float *)(attn_mma_ring<T, DIM>(warp) + S::STAGES * S::STAGE) + stage * S::SCALES;
 }
 template <enum dtype T, int DIM>
-static __device__ __forceinline__ struct attn_mma_totals *attn_mma_totals_of(int warp)
+static __device__ __forceinline__ struct attn_mma_totals *attn_mma_totals_of()
 {
-    return (struct attn_mma_totals *)attn_mma_ring<T, DIM>(ATTN_MMA_WARPS) + warp;
+    return (struct attn_mma_totals *)attn_mma_ring<T, DIM>(ATTN_MMA_WARPS);
 }
 
 /* The sums of a product's row, from element d on, a multiple of the number that is read or written
@@ -81,7 +82,8 @@ static __device__ __forceinline__ struct attn_mma_totals *attn_mma_totals_of(int
 template <int DIM>
 static __device__ __forceinline__ float *attn_mma_sums(char *stage, int pair, int d)
 {
-    return (float *)stage + pair * DIM + (d ^ ((pair & 1) << 4 | (pair & 2) << 2));
+    return (float *)stage + pair * DIM + (d & ~31) +
+           ((d & 31) ^ ((pair & 1) << 4 | (pair & 2) << 2));
 }
 
 /* Rows of the list, from b's on, that share its segment and are computed with it; 0: it is computed
@@ -580,75 +582,103 @@ static __device__ __forceinline__ void attn_mma_store_partial(const struct attn_
                                                               int n_pairs, int stage)
 {
     const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
-    struct attn_mma_totals *totals = attn_mma_totals_of<T, DIM>(warp);
+    struct attn_mma_totals *totals = attn_mma_totals_of<T, DIM>();
     char *to = attn_mma_stage<T, DIM>(warp, stage);
-    if (lane == 0) totals->stage = stage;
+    if (lane == 0) totals->stage[warp] = stage;
     UNROLL for (int half = 0; half < 2; half++)
     {
         const int pair = lane / 4 + 8 * half;
         const float l = quad_sum(t.l[half]);
         if (pair >= n_pairs) continue;
+        /* each place of 32 elements, then the same in the next 32: one address for both */
         if constexpr (kv_traits<T>::SCALED) {
-            UNROLL for (int d = 0; d < DIM / 16; d++)
+            UNROLL for (int i = 0; i < 2; i++) UNROLL for (int d = i; d < DIM / 16; d += 2)
             {
                 const float *even = t.o[2 * d] + 2 * half, *odd = t.o[2 * d + 1] + 2 * half;
-                *(float4 *)attn_mma_sums<DIM>(to, pair, d * 16 + 4 * (lane % 4)) = make_float4(
-                    even[0], odd[0], even[1], odd[1]);
+                float *at = attn_mma_sums<DIM>(to, pair, i * 16 + 4 * (lane % 4));
+                *(float4 *)(at + (d - i) * 16) = make_float4(even[0], odd[0], even[1], odd[1]);
             }
         } else {
-            UNROLL for (int d = 0; d < DIM / 8; d++) *
-                (float2 *)attn_mma_sums<DIM>(to, pair, d * 8 + 2 * (lane % 4)) = make_float2(
-                t.o[d][2 * half], t.o[d][2 * half + 1]);
+            UNROLL for (int i = 0; i < 4; i++) UNROLL for (int d = i; d < DIM / 8; d += 4)
+            {
+                float *at = attn_mma_sums<DIM>(to, pair, i * 8 + 2 * (lane % 4));
+                *(float2 *)(at + (d - i) * 8) = make_float2(t.o[d][2 * half], t.o[d][2 * half + 1]);
+            }
         }
-        if (lane % 4 == 0) totals->m[pair] = t.m[half], totals->l[pair] = l;
+        if (lane % 4 == 0) totals->m[pair][warp] = t.m[half], totals->l[pair][warp] = l;
     }
 }
 
 /* Merges the warps' sums of a product's row, four elements from d on. A warp without keys has a
  * maximum of -INFINITY and hence weight 0; the first warp always has keys. */
 template <enum dtype T, int DIM>
-static __device__ __forceinline__ float4 attn_mma_merge_warps(int pair, int d, float *m, float *l)
+static __device__ __forceinline__ float4 attn_mma_merge_warps(const int4 &stages, int pair, int d,
+                                                              float *m, float *l)
 {
+    const struct attn_mma_totals *of = attn_mma_totals_of<T, DIM>();
+    const float4 ms = *(const float4 *)of->m[pair], ls = *(const float4 *)of->l[pair];
+    const float m_of[] = { ms.x, ms.y, ms.z, ms.w }, l_of[] = { ls.x, ls.y, ls.z, ls.w };
+    const int stage[] = { stages.x, stages.y, stages.z, stages.w };
     float4 o = make_float4(0, 0, 0, 0);
-    *m = -INFINITY, *l = 0;
-    UNROLL for (int w = 0; w < ATTN_MMA_WARPS;
-                w++) *m = fmaxf(*m, attn_mma_totals_of<T, DIM>(w)->m[pair]);
+    *m = fmaxf(fmaxf(m_of[0], m_of[1]), fmaxf(m_of[2], m_of[3])), *l = 0;
     UNROLL for (int w = 0; w < ATTN_MMA_WARPS; w++)
     {
-        const struct attn_mma_totals *of = attn_mma_totals_of<T, DIM>(w);
-        const float by = exp2_fast((of->m[pair] - *m) * LOG2_E);
-        const float4 x = *(const float4 *)attn_mma_sums<DIM>(attn_mma_stage<T, DIM>(w, of->stage),
+        const float by = exp2_fast((m_of[w] - *m) * LOG2_E);
+        const float4 x = *(const float4 *)attn_mma_sums<DIM>(attn_mma_stage<T, DIM>(w, stage[w]),
                                                              pair, d);
-        *l = fmaf(of->l[pair], by, *l);
+        *l = fmaf(l_of[w], by, *l);
         o = make_float4(fmaf(x.x, by, o.x), fmaf(x.y, by, o.y), fmaf(x.z, by, o.z),
                         fmaf(x.w, by, o.w));
     }
     return o;
 }
 
-/* The segment's results to where they belong. */
+/* A head's result to where it belongs, four elements of each lane. A part's maximum and sum are
+ * there twice: they are those of its group too, if it is alone in it. */
+template <int DIM>
+static __device__ __forceinline__ void attn_mma_store_head(float *to, int d, bool whole, float top,
+                                                           float l, float4 o)
+{
+    if (whole) {
+        const float by = 1.0f / l;
+        *(float4 *)(to + d) = make_float4(__fmul_rn(o.x, by), __fmul_rn(o.y, by),
+                                          __fmul_rn(o.z, by), __fmul_rn(o.w, by));
+    } else {
+        *(float4 *)(to + PART_HEAD + d) = o;
+        if (d == 0) *(float4 *)to = make_float4(top, l, top, l);
+    }
+}
+
+/* The segment's results to where they belong: each warp's of the heads that attn_decode_arrive
+ * merges, two rounds at a time. */
 template <enum dtype T, int DIM>
 static __device__ __forceinline__ void attn_mma_finish(const struct attn_decode_call &c,
                                                        const struct attn_decode_block &b,
                                                        int n_rows)
 {
-    for (int i = (int)threadIdx.x; i < n_rows * b.n_heads * (DIM / 4); i += ATTN_MMA_THREADS) {
-        const int pair = i / (DIM / 4), d = i % (DIM / 4) * 4;
-        const struct cuda_attn_row row = c.list.rows[b.list_row + pair / b.n_heads];
+    using H = attn_heads<ATTN_MMA_WARPS, DIM>;
+    const int4 stages = *(const int4 *)attn_mma_totals_of<T, DIM>()->stage;
+    const int d = H::lane_element();
+    struct cuda_attn_row row = b.row;
+    UNROLL_BY(1)
+    for (int r = 0; r < n_rows; r++) {
+        if (r > 0) row = c.list.rows[b.list_row + r];
         const bool whole = row.pos < row.per_segment;
-        const size_t n_heads = (size_t)c.n_heads, head = (size_t)(b.head + pair % b.n_heads);
-        float top, l;
-        float4 o = attn_mma_merge_warps<T, DIM>(pair, d, &top, &l);
-        float *part = c.parts +
-                      ((size_t)(row.segment + b.segment - c.item_begin) * n_heads + head) *
-                          part_floats(DIM);
-        if (!whole && d == 0) part[0] = top, part[1] = l;
-        const float by = 1.0f / l;
-        if (whole)
-            o = make_float4(__fmul_rn(o.x, by), __fmul_rn(o.y, by), __fmul_rn(o.z, by),
-                            __fmul_rn(o.w, by));
-        *(float4 *)(whole ? c.out + ((size_t)row.row * n_heads + head) * DIM + d
-                          : part + PART_HEAD + d) = o;
+        const unsigned item = (unsigned)(whole ? row.row : row.segment + b.segment - c.item_begin),
+                       floats = whole ? DIM : (unsigned)part_floats(DIM);
+        float *to = (whole ? c.out : c.parts) +
+                    (size_t)(item * (unsigned)c.n_heads + (unsigned)b.head) * floats;
+        UNROLL_BY(1)
+        for (int h = H::lane_head(); h < b.n_heads; h += 2 * H::STEP) {
+            const int other = h + H::STEP < b.n_heads ? h + H::STEP : h;
+            float m[2], l[2];
+            const float4 x = attn_mma_merge_warps<T, DIM>(stages, r * b.n_heads + h, d, m, l),
+                         y = attn_mma_merge_warps<T, DIM>(stages, r * b.n_heads + other, d, m + 1,
+                                                          l + 1);
+            attn_mma_store_head<DIM>(to + (unsigned)h * floats, d, whole, m[0], l[0], x);
+            if (other > h)
+                attn_mma_store_head<DIM>(to + (unsigned)other * floats, d, whole, m[1], l[1], y);
+        }
     }
 }
 
@@ -678,8 +708,7 @@ static __global__ void __launch_bounds__(ATTN_MMA_THREADS, 2)
                                        (f.stage + S::STAGES - 1) % S::STAGES);
         __syncthreads();
         attn_mma_finish<T, DIM>(c, now.b, now.n_rows);
-        /* begins with a barrier */
-        attn_decode_arrive<ATTN_MMA_THREADS, MERGE_GROUP>(c, now.b, now.n_rows);
+        attn_decode_arrive<ATTN_MMA_WARPS, DIM>(c, now.b, now.n_rows);
         if (!f.is_next_unit) attn_mma_feed_from<T, DIM>(c, next, &f);
         f.is_next_unit = false;
         now = next;

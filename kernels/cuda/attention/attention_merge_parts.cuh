@@ -12,26 +12,25 @@
 
 enum { MERGE_GROUP = 8 };
 
-/* What a warp knows of up to 32 segments in a row: lane j of the j-th, by the formulas of
+/* What lanes know of up to as many segments in a row: each of one, by the formulas of
  * merge_weights. */
 struct merge_fragment {
-    float a, b, l, M; /* M: the largest of all up to the lane's */
+    float a, b, M; /* M: the largest of all up to the lane's */
 };
 
-/* M: of what came before. */
-static __device__ __forceinline__ struct merge_fragment merge_weigh(float m, float l, float M)
+/* M: of what came before. N: of up to so many segments, by so many neighbouring lanes. */
+template <int N>
+static __device__ __forceinline__ struct merge_fragment merge_weigh(float m, float M)
 {
-    const int lane = (int)(threadIdx.x % WARP);
     struct merge_fragment x;
-    x.l = l;
     x.M = m > M ? m : M;
-    UNROLL for (int step = 1; step < WARP; step *= 2)
+    UNROLL for (int step = 1; step < N; step *= 2)
     {
-        const float before = __shfl_up_sync(0xffffffffu, x.M, (unsigned)step);
-        if (lane >= step) x.M = x.M > before ? x.M : before;
+        const float before = __shfl_up_sync(0xffffffffu, x.M, (unsigned)step, N);
+        x.M = x.M > before ? x.M : before;
     }
-    const float last = __shfl_up_sync(0xffffffffu, x.M, 1);
-    x.a = expf((lane > 0 ? last : M) - x.M);
+    const float last = __shfl_up_sync(0xffffffffu, x.M, 1, N);
+    x.a = expf((threadIdx.x % N > 0 ? last : M) - x.M);
     x.b = expf(m - x.M);
     return x;
 }
@@ -85,11 +84,11 @@ template <int N, int AHEAD>
 static __device__ __forceinline__ void merge_add(const struct merge_loads<N, AHEAD> &in, int begin,
                                                  int n, struct merge_sum<N> *s)
 {
-    const struct merge_fragment x = merge_weigh(in.m, in.l, s->M);
+    const struct merge_fragment x = merge_weigh<AHEAD>(in.m, s->M);
     UNROLL for (int j = 0; j < AHEAD; j++)
     {
         const float a = __shfl_sync(0xffffffffu, x.a, j), b = __shfl_sync(0xffffffffu, x.b, j),
-                    l = __shfl_sync(0xffffffffu, x.l, j);
+                    l = __shfl_sync(0xffffffffu, in.l, j);
         if (j < begin) continue;
         if (j >= n) break;
         s->L = fmaf(l, b, __fmul_rn(s->L, a));
