@@ -104,12 +104,11 @@ static __device__ __forceinline__ void attn_merge_some(const float *parts,
     __syncwarp();
     UNROLL for (int k = 0; k < MERGE_GROUP; k++)
     {
-        if (k >= n) break;
+        if (k > 0 && k >= n) break;
         UNROLL for (int i = 0; i < H::ROUNDS; i++)
         {
             const float4 w = weights[i * H::SIDE + side][k];
-            if (k > 0 || begin > 0) attn_merge_add(w, o[i][k], &L[i], &O[i]);
-            else L[i] = w.z, O[i] = o[i][k];
+            attn_merge_add(w, o[i][k], &L[i], &O[i]);
         }
     }
 }
@@ -159,7 +158,9 @@ static __device__ __forceinline__ void attn_merge_heads(const struct attn_decode
                                       step > 1 ? MERGED_AT : 0 };
         float *out = c.out + (size_t)((unsigned)row.row * n_heads + head) * DIM, M = 0,
               L[H::ROUNDS] = {};
-        float4 O[H::ROUNDS] = {};
+        float4 O[H::ROUNDS];
+        /* the only number to which any other, -0 too, is added without a change */
+        UNROLL for (int i = 0; i < H::ROUNDS; i++) O[i] = make_float4(-0.0f, -0.0f, -0.0f, -0.0f);
         UNROLL_BY(1)
         for (int k = 0; k < n; k += MERGE_GROUP)
             attn_merge_some<H>(c.parts, m, k, weights[threadIdx.x / WARP], &M, L, O);

@@ -77,13 +77,12 @@ static __device__ __forceinline__ struct attn_mma_totals *attn_mma_totals_of()
     return (struct attn_mma_totals *)attn_mma_ring<T, DIM>(ATTN_MMA_WARPS);
 }
 
-/* The sums of a product's row, from element d on, a multiple of the number that is read or written
- * at a time: permuted, so that a fragment's rows meet no bank twice. */
-template <int DIM>
-static __device__ __forceinline__ float *attn_mma_sums(char *stage, int pair, int d)
+/* The sums of a product's row `pair`, from element d on, a multiple of the number that is read or
+ * written at a time, lie at d ^ attn_mma_swizzle(pair) of the row: so a fragment's rows meet no bank
+ * twice. */
+static __device__ __forceinline__ int attn_mma_swizzle(int pair)
 {
-    return (float *)stage + pair * DIM + (d & ~31) +
-           ((d & 31) ^ ((pair & 1) << 4 | (pair & 2) << 2));
+    return (pair & 1) << 4 | (pair & 2) << 2;
 }
 
 /* Rows of the list, from b's on, that share its segment and are computed with it; 0: it is computed
@@ -576,56 +575,65 @@ static __device__ __forceinline__ void attn_mma_tile_loop(const struct attn_deco
     __syncwarp(); /* no lane reads the last tile: the sums take its place */
 }
 
+/* Half of a warp's sums: rows 8 * half and on of the product. `to`: the lane's elements of its row
+ * of the first half. */
+template <enum dtype T, int DIM>
+static __device__ __forceinline__ void attn_mma_store_half(const struct attn_mma_state<DIM> &t,
+                                                           int half, int swizzle, float *to)
+{
+    if constexpr (kv_traits<T>::SCALED) {
+        UNROLL for (int i = 0; i < 2; i++) UNROLL for (int d = i; d < DIM / 16; d += 2)
+        {
+            const float *even = t.o[2 * d] + 2 * half, *odd = t.o[2 * d + 1] + 2 * half;
+            *(float4 *)(to + (i * 16 ^ swizzle) + (d - i) * 16 +
+                        half * 8 * DIM) = make_float4(even[0], odd[0], even[1], odd[1]);
+        }
+    } else {
+        UNROLL for (int i = 0; i < 4; i++) UNROLL for (int d = i; d < DIM / 8; d += 4) *
+            (float2 *)(to + (i * 8 ^ swizzle) + (d - i) * 8 +
+                       half * 8 * DIM) = make_float2(t.o[d][2 * half], t.o[d][2 * half + 1]);
+    }
+}
+
 /* A warp's sums to where all warps see them: the stage behind those that tiles come into. */
 template <enum dtype T, int DIM>
 static __device__ __forceinline__ void attn_mma_store_partial(const struct attn_mma_state<DIM> &t,
                                                               int n_pairs, int stage)
 {
-    const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
+    const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP,
+              swizzle = attn_mma_swizzle(lane / 4);
     struct attn_mma_totals *totals = attn_mma_totals_of<T, DIM>();
-    char *to = attn_mma_stage<T, DIM>(warp, stage);
+    float *to = (float *)attn_mma_stage<T, DIM>(warp, stage) + lane / 4 * DIM;
+    if constexpr (kv_traits<T>::SCALED) to += 4 * (lane % 4) ^ (swizzle & 8);
+    else to += 2 * (lane % 4);
     if (lane == 0) totals->stage[warp] = stage;
     UNROLL for (int half = 0; half < 2; half++)
     {
+        if (8 * half >= n_pairs) break;
         const int pair = lane / 4 + 8 * half;
         const float l = quad_sum(t.l[half]);
         if (pair >= n_pairs) continue;
-        /* each place of 32 elements, then the same in the next 32: one address for both */
-        if constexpr (kv_traits<T>::SCALED) {
-            UNROLL for (int i = 0; i < 2; i++) UNROLL for (int d = i; d < DIM / 16; d += 2)
-            {
-                const float *even = t.o[2 * d] + 2 * half, *odd = t.o[2 * d + 1] + 2 * half;
-                float *at = attn_mma_sums<DIM>(to, pair, i * 16 + 4 * (lane % 4));
-                *(float4 *)(at + (d - i) * 16) = make_float4(even[0], odd[0], even[1], odd[1]);
-            }
-        } else {
-            UNROLL for (int i = 0; i < 4; i++) UNROLL for (int d = i; d < DIM / 8; d += 4)
-            {
-                float *at = attn_mma_sums<DIM>(to, pair, i * 8 + 2 * (lane % 4));
-                *(float2 *)(at + (d - i) * 8) = make_float2(t.o[d][2 * half], t.o[d][2 * half + 1]);
-            }
-        }
+        attn_mma_store_half<T, DIM>(t, half, kv_traits<T>::SCALED ? swizzle & 16 : swizzle, to);
         if (lane % 4 == 0) totals->m[pair][warp] = t.m[half], totals->l[pair][warp] = l;
     }
 }
 
-/* Merges the warps' sums of a product's row, four elements from d on. A warp without keys has a
- * maximum of -INFINITY and hence weight 0; the first warp always has keys. */
+/* Merges the warps' sums of a product's row, four elements from number `at` of their stages on. A
+ * warp without keys has a maximum of -INFINITY and hence weight 0; the first warp always has keys.
+ */
 template <enum dtype T, int DIM>
-static __device__ __forceinline__ float4 attn_mma_merge_warps(const int4 &stages, int pair, int d,
-                                                              float *m, float *l)
+static __device__ __forceinline__ float4
+attn_mma_merge_warps(const float *const sums[ATTN_MMA_WARPS], int pair, int at, float *m, float *l)
 {
     const struct attn_mma_totals *of = attn_mma_totals_of<T, DIM>();
     const float4 ms = *(const float4 *)of->m[pair], ls = *(const float4 *)of->l[pair];
     const float m_of[] = { ms.x, ms.y, ms.z, ms.w }, l_of[] = { ls.x, ls.y, ls.z, ls.w };
-    const int stage[] = { stages.x, stages.y, stages.z, stages.w };
     float4 o = make_float4(0, 0, 0, 0);
     *m = fmaxf(fmaxf(m_of[0], m_of[1]), fmaxf(m_of[2], m_of[3])), *l = 0;
     UNROLL for (int w = 0; w < ATTN_MMA_WARPS; w++)
     {
         const float by = exp2_fast((m_of[w] - *m) * LOG2_E);
-        const float4 x = *(const float4 *)attn_mma_sums<DIM>(attn_mma_stage<T, DIM>(w, stage[w]),
-                                                             pair, d);
+        const float4 x = *(const float4 *)(sums[w] + at);
         *l = fmaf(l_of[w], by, *l);
         o = make_float4(fmaf(x.x, by, o.x), fmaf(x.y, by, o.y), fmaf(x.z, by, o.z),
                         fmaf(x.w, by, o.w));
@@ -633,18 +641,17 @@ static __device__ __forceinline__ float4 attn_mma_merge_warps(const int4 &stages
     return o;
 }
 
-/* A head's result to where it belongs, four elements of each lane. A part's maximum and sum are
+/* A lane's four elements of a head's result to where they belong. A part's maximum and sum are
  * there twice: they are those of its group too, if it is alone in it. */
-template <int DIM>
-static __device__ __forceinline__ void attn_mma_store_head(float *to, int d, bool whole, float top,
-                                                           float l, float4 o)
+static __device__ __forceinline__ void attn_mma_store_head(float *to, bool whole, float top,
+                                                           float l, float4 o, int d)
 {
     if (whole) {
         const float by = 1.0f / l;
-        *(float4 *)(to + d) = make_float4(__fmul_rn(o.x, by), __fmul_rn(o.y, by),
-                                          __fmul_rn(o.z, by), __fmul_rn(o.w, by));
+        *(float4 *)to = make_float4(__fmul_rn(o.x, by), __fmul_rn(o.y, by), __fmul_rn(o.z, by),
+                                    __fmul_rn(o.w, by));
     } else {
-        *(float4 *)(to + PART_HEAD + d) = o;
+        *(float4 *)(to + PART_HEAD) = o;
         if (d == 0) *(float4 *)to = make_float4(top, l, top, l);
     }
 }
@@ -657,7 +664,12 @@ static __device__ __forceinline__ void attn_mma_finish(const struct attn_decode_
                                                        int n_rows)
 {
     using H = attn_heads<ATTN_MMA_WARPS, DIM>;
+    static_assert(H::STEP % 4 == 0, "rounds have the same permutation of elements");
     const int4 stages = *(const int4 *)attn_mma_totals_of<T, DIM>()->stage;
+    const float *const sums[] = { (float *)attn_mma_stage<T, DIM>(0, stages.x),
+                                  (float *)attn_mma_stage<T, DIM>(1, stages.y),
+                                  (float *)attn_mma_stage<T, DIM>(2, stages.z),
+                                  (float *)attn_mma_stage<T, DIM>(3, stages.w) };
     const int d = H::lane_element();
     struct cuda_attn_row row = b.row;
     UNROLL_BY(1)
@@ -666,18 +678,17 @@ static __device__ __forceinline__ void attn_mma_finish(const struct attn_decode_
         const bool whole = row.pos < row.per_segment;
         const unsigned item = (unsigned)(whole ? row.row : row.segment + b.segment - c.item_begin),
                        floats = whole ? DIM : (unsigned)part_floats(DIM);
-        float *to = (whole ? c.out : c.parts) +
-                    (size_t)(item * (unsigned)c.n_heads + (unsigned)b.head) * floats;
         UNROLL_BY(1)
         for (int h = H::lane_head(); h < b.n_heads; h += 2 * H::STEP) {
-            const int other = h + H::STEP < b.n_heads ? h + H::STEP : h;
-            float m[2], l[2];
-            const float4 x = attn_mma_merge_warps<T, DIM>(stages, r * b.n_heads + h, d, m, l),
-                         y = attn_mma_merge_warps<T, DIM>(stages, r * b.n_heads + other, d, m + 1,
+            const int more = h + H::STEP < b.n_heads ? H::STEP : 0, pair = r * b.n_heads + h,
+                      at = pair * DIM + (d ^ attn_mma_swizzle(pair));
+            const unsigned head = item * (unsigned)c.n_heads + (unsigned)(b.head + h);
+            float *to = (whole ? c.out : c.parts) + (head * floats + (unsigned)d), m[2], l[2];
+            const float4 x = attn_mma_merge_warps<T, DIM>(sums, pair, at, m, l),
+                         y = attn_mma_merge_warps<T, DIM>(sums, pair + more, at + more * DIM, m + 1,
                                                           l + 1);
-            attn_mma_store_head<DIM>(to + (unsigned)h * floats, d, whole, m[0], l[0], x);
-            if (other > h)
-                attn_mma_store_head<DIM>(to + (unsigned)other * floats, d, whole, m[1], l[1], y);
+            attn_mma_store_head(to, whole, m[0], l[0], x, d);
+            if (more) attn_mma_store_head(to + H::STEP * floats, whole, m[1], l[1], y, d);
         }
     }
 }
