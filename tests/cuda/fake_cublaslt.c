@@ -11,7 +11,12 @@
 
 /* calls of the heuristic, of the product; fake_refuse 1: no algorithm, 2: the product fails */
 int fake_n_asked, fake_n_run, fake_refuse;
+/* how many algorithms there are, which of them does not call fake_slow, and which was the last */
+int fake_n_algorithms = 1, fake_fastest, fake_algorithm;
+void (*fake_slow)(cudaStream_t stream);
 cudaStream_t fake_stream; /* of the last product */
+
+enum { FAKE_ALGORITHM = 70 }; /* the number of the first */
 
 struct cublasLtContext {
     int unused;
@@ -128,9 +133,9 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     if (!agree(desc, (struct layout *)a, (struct layout *)b, (struct layout *)d))
         return CUBLAS_STATUS_INVALID_VALUE;
     if (fake_refuse == 1) return CUBLAS_STATUS_NOT_SUPPORTED;
-    memset(found, 0, sizeof *found);
-    found->algo.data[0] = ((struct layout *)d)->cols; /* the product gets it back and compares */
-    *n = 1;
+    *n = fake_n_algorithms < wanted ? fake_n_algorithms : wanted;
+    memset(found, 0, (size_t)*n * sizeof *found);
+    for (int i = 0; i < *n; i++) found[i].algo.data[0] = (uint64_t)i + FAKE_ALGORITHM;
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -171,7 +176,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     if (handle != &the_handle || C != D || c != d || !workspace || n_workspace == 0 ||
         !agree(desc, la, lb, ld))
         return CUBLAS_STATUS_INVALID_VALUE;
-    if (fake_refuse == 2 || algo->data[0] != ld->cols) return CUBLAS_STATUS_NOT_SUPPORTED;
+    fake_algorithm = (int)(algo->data[0] - FAKE_ALGORITHM);
+    if (fake_refuse == 2 || fake_algorithm < 0 || fake_algorithm >= fake_n_algorithms)
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (fake_slow && fake_algorithm != fake_fastest) fake_slow(stream);
     fake_n_run++;
     for (int32_t i = 0; i < ld->n_groups; i++)
         multiply(*(const float *)alpha, (const uint16_t *)A + i * la->group, la,

@@ -130,13 +130,17 @@ TEST(gemm_cublaslt_joins_equal_products)
 #ifdef BATON_HAVE_CUBLASLT
 #define CASES_WITH_HEADER                                                                          \
     CASE(gemm_cublaslt_computes_and_remembers), CASE(gemm_cublaslt_computes_groups),               \
-        CASE(gemm_cublaslt_is_captured),
+        CASE(gemm_cublaslt_is_captured), CASE(gemm_cublaslt_times_algorithms),
 
 struct fake {
     void *handle = dlopen(FAKE_CUBLASLT, RTLD_NOW);
     int &n_asked = *(int *)dlsym(handle, "fake_n_asked");
     int &n_run = *(int *)dlsym(handle, "fake_n_run");
     int &refuse = *(int *)dlsym(handle, "fake_refuse");
+    int &n_algorithms = *(int *)dlsym(handle, "fake_n_algorithms");
+    int &fastest = *(int *)dlsym(handle, "fake_fastest");
+    int &algorithm = *(int *)dlsym(handle, "fake_algorithm");
+    void (*&slow)(cudaStream_t) = *(void (**)(cudaStream_t))dlsym(handle, "fake_slow");
     cudaStream_t &stream = *(cudaStream_t *)dlsym(handle, "fake_stream");
 };
 
@@ -284,6 +288,37 @@ TEST(gemm_cublaslt_is_captured)
         CHECK(gemm_cublaslt_run(s, &p.g)); /* ran: nothing is left to load in a capture */
     }
     GOOD(cudaStreamDestroy(s));
+    gemm_cublaslt_free(l);
+}
+
+static void sleep_for_a_moment(void *) { usleep(20000); }
+static void sleep_in_stream(cudaStream_t s)
+{
+    GOOD(cudaLaunchHostFunc(s, sleep_for_a_moment, nullptr));
+}
+
+/* The fastest algorithm computes a prompt, and others of about as many rows without being timed
+ * again. y, which the product is added to, is as if it had been computed once. */
+TEST(gemm_cublaslt_times_algorithms)
+{
+    enum { ALGORITHMS = 3, TIMED = ALGORITHMS * 4 };
+    need_gpu();
+    fake f;
+    struct gemm_cublaslt *l = open_fake();
+    f.n_algorithms = ALGORITHMS, f.fastest = 2, f.slow = sleep_in_stream, f.n_run = 0;
+    for (int add = 0; add < 2; add++) {
+        check_product(l, GEMM_BF16, 1030, 3, 5, add);
+        CHECK(f.algorithm == 2 && f.n_run == TIMED + 1);
+        check_product(l, GEMM_BF16, 2047, 3, 5, add);
+        CHECK(f.algorithm == 2 && f.n_run == TIMED + 2);
+        check_product(l, GEMM_BF16, 1023, 3, 5, add); /* too few to be timed */
+        CHECK(f.algorithm == 0 && f.n_run == TIMED + 3);
+        f.n_run = 0;
+    }
+    f.fastest = 0;
+    check_product(l, GEMM_BF16, 2048, 3, 5, true);
+    CHECK(f.algorithm == 0 && f.n_run == TIMED + 1);
+    f.n_algorithms = 1, f.slow = nullptr;
     gemm_cublaslt_free(l);
 }
 

@@ -65,9 +65,12 @@ int gemm_cublaslt_join(const struct gemm *g, int n, struct gemm *all)
 
 #ifdef BATON_HAVE_CUBLASLT
 #include <cublasLt.h>
+#include <math.h>
+
+#include "shared/base/clock.h"
 
 /* shapes: a model has some ten matrices, chunks of a prompt have any number of rows */
-enum { N_SHAPES = 512 };
+enum { N_SHAPES = 512, N_TUNED = 64 };
 
 /* A shape, and what the library makes of it. */
 struct gemm_cublaslt_shape {
@@ -82,6 +85,12 @@ struct gemm_cublaslt_shape {
     cublasLtMatmulAlgo_t algo;
 };
 
+/* Which algorithm was the fastest for a shape with this many rows or more, up to twice as many. */
+struct gemm_cublaslt_tuned {
+    struct gemm_cublaslt_shape of; /* n_rows: a power of two */
+    cublasLtMatmulAlgo_t algo;
+};
+
 #define CALL_TYPE(name) __typeof__(name) *name;
 struct gemm_cublaslt {
     struct {
@@ -93,6 +102,8 @@ struct gemm_cublaslt {
     cublasLtMatmulPreference_t preference;
     cudaStream_t beside; /* for a shape that is new while a stream is captured; NULL: none was */
     struct gemm_cublaslt_shape shapes[N_SHAPES];
+    struct gemm_cublaslt_tuned tuned[N_TUNED];
+    int n_tuned;
 };
 
 /* ---- life cycle ---- */
@@ -224,28 +235,137 @@ static bool make_layout(const struct gemm_cublaslt *l, const struct gemm_cublasl
                                                     &next, sizeof next) == CUBLAS_STATUS_SUCCESS;
 }
 
-/* Fills the shape's matrix layouts and its algorithm. Rows are padded with zeros, so k is a
- * multiple of GEMM_STEP. */
-static bool query_heuristic(struct gemm_cublaslt *l, struct gemm_cublaslt_shape *k)
+/* Fills the shape's matrix layouts, and found with its algorithms, the library's choice first;
+ * returns how many. Rows are padded with zeros, so k is a multiple of GEMM_STEP. */
+static int query_heuristic(struct gemm_cublaslt *l, struct gemm_cublaslt_shape *k, int wanted,
+                           cublasLtMatmulHeuristicResult_t *found)
 {
-    cublasLtMatmulHeuristicResult_t found;
     const size_t n_in = padded(k->n_in);
     const cudaDataType type = k->layout == GEMM_F16 ? CUDA_R_16F : CUDA_R_16BF;
-    int n = 0;
+    int n = 0, n_usable = 0;
     if (!make_layout(l, k, &k->w, type, n_in, k->n_out, n_in, k->w_stride / 2) ||
         !make_layout(l, k, &k->x, type, n_in, k->n_rows, k->x_stride, k->x_group) ||
-        !make_layout(l, k, &k->y, CUDA_R_32F, k->n_out, k->n_rows, k->y_stride, k->y_group))
-        return false;
-    if (l->call.cublasLtMatmulAlgoGetHeuristic(l->handle, l->product, k->w, k->x, k->y, k->y,
-                                               l->preference, 1, &found,
-                                               &n) != CUBLAS_STATUS_SUCCESS ||
-        n != 1 || found.state != CUBLAS_STATUS_SUCCESS)
-        return false;
-    k->algo = found.algo;
-    return true;
+        !make_layout(l, k, &k->y, CUDA_R_32F, k->n_out, k->n_rows, k->y_stride, k->y_group) ||
+        l->call.cublasLtMatmulAlgoGetHeuristic(l->handle, l->product, k->w, k->x, k->y, k->y,
+                                               l->preference, wanted, found,
+                                               &n) != CUBLAS_STATUS_SUCCESS)
+        return 0;
+    for (int i = 0; i < n; i++)
+        if (found[i].state == CUBLAS_STATUS_SUCCESS) found[n_usable++] = found[i];
+    return n_usable;
 }
 
-static struct gemm_cublaslt_shape *find_shape(struct gemm_cublaslt *l, const struct gemm *g)
+static cublasStatus_t enqueue(const struct gemm_cublaslt *l, const struct gemm_cublaslt_shape *k,
+                              const struct gemm *g, float factor, cudaStream_t stream)
+{
+    const float old = k->add ? 1 : 0;
+    return l->call.cublasLtMatmul(l->handle, l->product, &factor, g->w, k->w, g->x, k->x, &old,
+                                  g->y, k->y, g->y, k->y, &k->algo, g->workspace,
+                                  GEMM_CUBLASLT_WORKSPACE, stream);
+}
+
+static bool is_capturing(cudaStream_t stream)
+{
+    enum cudaStreamCaptureStatus status;
+    return cudaStreamIsCapturing(stream, &status) == cudaSuccess &&
+           status == cudaStreamCaptureStatusActive;
+}
+
+/* ---- the fastest algorithm ----
+ *
+ * Products of a prompt take their time in few shapes, and the library's first choice is not always
+ * its fastest. So the first call of a shape with TUNED_ROWS or more times N_CANDIDATES of its
+ * algorithms, which takes some milliseconds; later numbers of rows within a factor of two take the
+ * winner if the library offers it for them, too. Results are multiplied by almost 0 meanwhile, so
+ * that adding them to y changes nothing. */
+
+enum { TUNED_ROWS = 1024, N_CANDIDATES = 8, N_TIMED = 3 };
+static const float ALMOST_ZERO = 0x1p-120f, FASTER_BY = 0.97f;
+
+struct stopwatch {
+    cudaStream_t stream;
+    cudaEvent_t begin, end;
+};
+
+/* The shortest time of some calls after a first one, in ms; INFINITY: it fails. */
+static float time_of(const struct gemm_cublaslt *l, const struct gemm_cublaslt_shape *k,
+                     const struct gemm *g, const struct stopwatch *w)
+{
+    float shortest = INFINITY, ms;
+    for (int i = 0; i <= N_TIMED; i++) {
+        if (cudaEventRecord(w->begin, w->stream) != cudaSuccess ||
+            enqueue(l, k, g, ALMOST_ZERO, w->stream) != CUBLAS_STATUS_SUCCESS ||
+            cudaEventRecord(w->end, w->stream) != cudaSuccess ||
+            cudaEventSynchronize(w->end) != cudaSuccess ||
+            cudaEventElapsedTime(&ms, w->begin, w->end) != cudaSuccess)
+            return INFINITY;
+        if (i > 0 && ms < shortest) shortest = ms;
+    }
+    return shortest;
+}
+
+/* Sets k's algorithm to the fastest of n; the library's choice wins unless another is clearly
+ * faster. */
+static void time_all(const struct gemm_cublaslt *l, struct gemm_cublaslt_shape *k,
+                     const struct gemm *g, const cublasLtMatmulHeuristicResult_t *found, int n,
+                     const struct stopwatch *w)
+{
+    const uint64_t begin = clock_ns();
+    float first = INFINITY, best = INFINITY;
+    int winner = 0;
+    for (int i = 0; i < n; i++) {
+        k->algo = found[i].algo;
+        const float ms = time_of(l, k, g, w);
+        if (i == 0) first = best = ms;
+        else if (ms < FASTER_BY * first && ms < best) best = ms, winner = i;
+    }
+    k->algo = found[winner].algo;
+    log_info("cublasLt product timed",
+             "n_out=%zu n_in=%zu n_rows=%zu groups=%d add=%d algorithms=%d fastest=%d us=%.1f "
+             "first_us=%.1f took_ms=%.1f",
+             k->n_out, k->n_in, k->n_rows, (int)k->n_groups, (int)k->add, n, winner,
+             (double)best * 1e3, (double)first * 1e3, (double)(clock_ns() - begin) * 1e-6);
+}
+
+static void tune(struct gemm_cublaslt *l, struct gemm_cublaslt_shape *k, const struct gemm *g,
+                 const cublasLtMatmulHeuristicResult_t *found, int n, cudaStream_t stream)
+{
+    struct gemm_cublaslt_shape of = *k;
+    struct stopwatch w = { .stream = stream };
+    size_t rows = TUNED_ROWS;
+    while (rows <= k->n_rows / 2) rows *= 2;
+    of.n_rows = rows, of.x_stride = of.y_stride = of.y_group = 0;
+    of.w = of.x = of.y = NULL;
+    for (int i = 0; i < l->n_tuned; i++) {
+        if (!equal_shapes(&of, &l->tuned[i].of)) continue;
+        for (int j = 0; j < n; j++)
+            if (memcmp(&found[j].algo, &l->tuned[i].algo, sizeof found[j].algo) == 0)
+                k->algo = found[j].algo;
+        return;
+    }
+    if (n < 2 || l->n_tuned == N_TUNED || is_capturing(stream)) return;
+    if (cudaEventCreate(&w.begin) == cudaSuccess && cudaEventCreate(&w.end) == cudaSuccess) {
+        time_all(l, k, g, found, n, &w);
+        l->tuned[l->n_tuned++] = (struct gemm_cublaslt_tuned){ of, k->algo };
+    }
+    if (w.begin) (void)cudaEventDestroy(w.begin);
+    if (w.end) (void)cudaEventDestroy(w.end);
+}
+
+static void choose_algorithm(struct gemm_cublaslt *l, struct gemm_cublaslt_shape *k,
+                             const struct gemm *g, cudaStream_t stream)
+{
+    cublasLtMatmulHeuristicResult_t found[N_CANDIDATES];
+    const bool tuned = k->n_rows >= TUNED_ROWS;
+    const int n = query_heuristic(l, k, tuned ? N_CANDIDATES : 1, found);
+    k->none = n == 0;
+    if (k->none) return;
+    k->algo = found[0].algo;
+    if (tuned) tune(l, k, g, found, n, stream);
+}
+
+static struct gemm_cublaslt_shape *find_shape(struct gemm_cublaslt *l, const struct gemm *g,
+                                              cudaStream_t stream)
 {
     const struct gemm_cublaslt_shape wanted = shape_of(g);
     const size_t parts[] = { wanted.n_out,    wanted.n_in,           wanted.n_rows,
@@ -258,24 +378,8 @@ static struct gemm_cublaslt_shape *find_shape(struct gemm_cublaslt *l, const str
     if (equal_shapes(k, &wanted)) return k;
     evict(l, k);
     *k = wanted;
-    k->none = !query_heuristic(l, k);
+    choose_algorithm(l, k, g, stream);
     return k;
-}
-
-static cublasStatus_t enqueue(const struct gemm_cublaslt *l, const struct gemm_cublaslt_shape *k,
-                              const struct gemm *g, cudaStream_t stream)
-{
-    const float one = 1, old = k->add ? 1 : 0;
-    return l->call.cublasLtMatmul(l->handle, l->product, &one, g->w, k->w, g->x, k->x, &old, g->y,
-                                  k->y, g->y, k->y, &k->algo, g->workspace, GEMM_CUBLASLT_WORKSPACE,
-                                  stream);
-}
-
-static bool is_capturing(cudaStream_t stream)
-{
-    enum cudaStreamCaptureStatus status;
-    return cudaStreamIsCapturing(stream, &status) == cudaSuccess &&
-           status == cudaStreamCaptureStatusActive;
 }
 
 /* Loads the kernels of a shape by a call on a stream of its own, so that one that is captured
@@ -285,7 +389,7 @@ static cublasStatus_t run_beside(struct gemm_cublaslt *l, const struct gemm_cubl
 {
     if (!l->beside && cudaStreamCreateWithFlags(&l->beside, cudaStreamNonBlocking) != cudaSuccess)
         return CUBLAS_STATUS_ALLOC_FAILED;
-    const cublasStatus_t st = enqueue(l, k, g, l->beside);
+    const cublasStatus_t st = enqueue(l, k, g, 1, l->beside);
     if (st != CUBLAS_STATUS_SUCCESS) return st;
     return cudaStreamSynchronize(l->beside) == cudaSuccess ? CUBLAS_STATUS_SUCCESS
                                                            : CUBLAS_STATUS_EXECUTION_FAILED;
@@ -294,11 +398,11 @@ static cublasStatus_t run_beside(struct gemm_cublaslt *l, const struct gemm_cubl
 bool gemm_cublaslt_run(cudaStream_t stream, const struct gemm *g)
 {
     struct gemm_cublaslt *l = g->cublaslt;
-    struct gemm_cublaslt_shape *k = find_shape(l, g);
+    struct gemm_cublaslt_shape *k = find_shape(l, g, stream);
     cublasStatus_t st = CUBLAS_STATUS_SUCCESS;
     if (k->none) return false;
     if (!k->ran && is_capturing(stream)) st = run_beside(l, k, g);
-    if (st == CUBLAS_STATUS_SUCCESS) st = enqueue(l, k, g, stream);
+    if (st == CUBLAS_STATUS_SUCCESS) st = enqueue(l, k, g, 1, stream);
     k->ran = st == CUBLAS_STATUS_SUCCESS;
     if (k->ran) return true;
     k->none = true;

@@ -4,7 +4,8 @@
  * The library is loaded on demand, never linked: BATON_CUBLASLT names its file, a folder with it (a
  * Python package's lib), or is `off`; otherwise libcublasLt.so.13 and .12 from the dynamic loader's
  * path (LD_LIBRARY_PATH), then from /usr/local/cuda. The algorithm of a shape is queried once and
- * kept in a table of fixed size. A call may be captured: a shape that is new then runs once on a
+ * kept in a table of fixed size; of shapes of 1,024 rows and more several are timed at their first
+ * call, unless it is captured. A call may be captured: a shape that is new then runs once on a
  * stream of the library's own before it. The accumulation order depends on n_rows, so
  * `deterministic` calls never use it. Life cycle: gemm_cublaslt_create, struct gemm's `cublaslt` in
  * calls of one stream at a time, gemm_cublaslt_free. Thread: loading, then engine. A call allocates

@@ -248,8 +248,8 @@ static __device__ __forceinline__ void store_result(const gemm_call &c, const sm
     const enum gemm_epilogue as = is_fast ? c.epilogue : GEMM_SILU;
     if (as == (F == GEMM_F16 ? GEMM_SILU_F16 : GEMM_SILU_BF16)) store_swiglu<F>(c, r, sums);
     else if (as == GEMM_STORE) store_columns<F, GEMM_STORE>(c, r, sums);
-    else if (as == GEMM_STORE_BF16 && (F == GEMM_W8 || F == GEMM_W4))
-        store_columns<F, GEMM_STORE_BF16>(c, r, sums);
+    else if (as == GEMM_STORE_BF16 && (F == GEMM_W8 || F == GEMM_W4 || N > STORE_COLUMNS))
+        store_columns<F, GEMM_STORE_BF16>(c, r, sums); /* with more sums no registers are left */
     else if (as == GEMM_STORE_BF16) store_bf16(c, r, sums);
     else if (as == GEMM_ADD) store_columns<F, GEMM_ADD>(c, r, sums);
     else store_columns<F, GEMM_SILU>(c, r, sums);
