@@ -13,13 +13,15 @@ typedef sm90_tile<2, 128, 4> tall_tile;
 
 #if SM90_CODE
 /* The scales of a thread's two rows of x in each of H halves, and of even and of odd columns: one
- * per stage. Those of the next stage are loaded while this one is multiplied. */
+ * per stage. The four lanes of a row have those of a stage each, of four stages in a row: the fence
+ * before a stage's products waits for loads that are under way, so there are few. */
+enum { TOGETHER = 4 };
 template <int H> struct f8_scales_of {
     const float *w[2];
     unsigned x_at[H][2]; /* in the call's x_scales */
 };
-struct f8_factors {
-    float x[2], w[2];
+template <int H> struct f8_factors {
+    float x[H][2], w[2];
 };
 
 template <int H>
@@ -43,14 +45,27 @@ static __device__ __forceinline__ f8_scales_of<H> find_scales(const gemm_call &c
     return s;
 }
 
+/* Of the lane's stage among TOGETHER ones; those from n_stages on have the last one's. */
 template <int H>
-static __device__ __forceinline__ f8_factors factors_at(const gemm_call &c,
-                                                        const f8_scales_of<H> &s, int half,
-                                                        int32_t stage)
+static __device__ __forceinline__ f8_factors<H> load_factors(const gemm_call &c,
+                                                             const f8_scales_of<H> &s,
+                                                             int32_t stage, int32_t n_stages)
 {
-    return f8_factors{ { __ldca(c.x_scales + s.x_at[half][0] + stage),
-                         __ldca(c.x_scales + s.x_at[half][1] + stage) },
-                       { __ldg(s.w[0] + stage), __ldg(s.w[1] + stage) } };
+    f8_factors<H> f;
+    stage = min(stage + (int32_t)(threadIdx.x % TOGETHER), n_stages - 1);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        f.w[i] = __ldg(s.w[i] + stage);
+#pragma unroll
+        for (int half = 0; half < H; half++)
+            f.x[half][i] = __ldca(c.x_scales + s.x_at[half][i] + stage);
+    }
+    return f;
+}
+
+static __device__ __forceinline__ float of_stage(float factor, int32_t stage)
+{
+    return __shfl_sync(0xffffffffu, factor, stage % TOGETHER, TOGETHER);
 }
 
 template <class T> struct f8_multiplier : sm90_multiplier<T> {
@@ -71,10 +86,8 @@ template <class T> struct f8_multiplier : sm90_multiplier<T> {
     }
 
     static __device__ __forceinline__ void add(float (&sums)[T::SUMS], const float (&part)[T::SUMS],
-                                               const f8_factors &f)
+                                               const float (&by)[2][2])
     {
-        const float by[2][2] = { { __fmul_rn(f.x[0], f.w[0]), __fmul_rn(f.x[0], f.w[1]) },
-                                 { __fmul_rn(f.x[1], f.w[0]), __fmul_rn(f.x[1], f.w[1]) } };
 #pragma unroll
         for (int i = 0; i < T::SUMS; i++)
             sums[i] = __fmaf_rn(part[i], by[i / 2 % 2][i % 2], sums[i]);
@@ -86,28 +99,32 @@ template <class T> struct f8_multiplier : sm90_multiplier<T> {
                                              sm90_pipeline_state<T> *state) const
     {
         const f8_scales_of<H> scales = find_scales<H>(this->c, *this->at, this->warpgroup);
-        f8_factors factors[H];
+        f8_factors<H> factors = load_factors<H>(this->c, scales, 0, this->n_stages), next = factors;
         float part[T::SUMS];
 #pragma unroll
-        for (int half = 0; half < H; half++) {
-            factors[half] = factors_at<H>(this->c, scales, half, 0);
+        for (int half = 0; half < H; half++)
 #pragma unroll
             for (int i = 0; i < T::SUMS; i++) sums[half][i] = 0;
-        }
 #pragma unroll 1
         for (int32_t stage = 0; stage < this->n_stages; stage++) {
             wait_for_stage<T>(this->ring, *state);
+            begin_stage(part, operands_at<T>(this->first, state->index), 0);
+            if (stage % TOGETHER == 0)
+                next = load_factors<H>(this->c, scales, stage + TOGETHER, this->n_stages);
 #pragma unroll
             for (int half = 0; half < H; half++) {
-                begin_stage(part, operands_at<T>(this->first, state->index), half);
-                const f8_factors next = factors_at<H>(this->c, scales, half,
-                                                      min(stage + 1, this->n_stages - 1));
+                if (half > 0) begin_stage(part, operands_at<T>(this->first, state->index), half);
+                float by[2][2];
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    by[i / 2][i % 2] = __fmul_rn(of_stage(factors.x[half][i / 2], stage),
+                                                 of_stage(factors.w[i % 2], stage));
                 wgmma_wait<0>();
                 wgmma_fence_operand(part);
                 if (half == H - 1) release_stage<T>(this->ring, state->index);
-                add(sums[half], part, factors[half]);
-                factors[half] = next;
+                add(sums[half], part, by);
             }
+            if (stage % TOGETHER == TOGETHER - 1) factors = next;
             advance<T>(state);
         }
     }
