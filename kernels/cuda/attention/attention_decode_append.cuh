@@ -2,9 +2,9 @@
  * products left them: their norm and rotation, with the bits of rotate_head, and the pool's rows,
  * with those of attention_kv_append.cu.
  *
- * A step of one row per sequence then needs no launch that appends: every warp rotates the queries
- * that it multiplies, and the warp whose tile has the row's key writes it and its value to the pool
- * and into that tile, so that nobody waits until the pool has them. Thread: device. */
+ * A lane has DIM / 32 elements of a head side by side; the sum for a norm reads every 32nd, because
+ * rotate_head adds them so. All that a head needs is loaded before anything is computed: the time
+ * of a kernel that waits for the previous one is that of its instructions. Thread: device. */
 #ifndef BATON_KERNELS_CUDA_ATTENTION_ATTENTION_DECODE_APPEND_CUH
 #define BATON_KERNELS_CUDA_ATTENTION_ATTENTION_DECODE_APPEND_CUH
 
@@ -12,99 +12,117 @@
 #include "kernels/cuda/attention/attention_kv_quantise.cuh"
 #include "kernels/cuda/rope.cuh"
 
-/* ---- queries ---- */
-
-/* A lane of four has, of each 16 elements of a query, the pairs that begin at at<>(i), i even and
- * odd: as tensor cores take them. Keys of 16 bits come in order. Keys of one byte come four side by
- * side for each lane, so the lane has the matching four elements of a query. */
-template <enum dtype T> static __device__ __forceinline__ int attn_query_at(int i)
+/* N floats that are aligned to as many. */
+template <int N> static __device__ __forceinline__ void load_floats(float to[N], const float *from)
 {
-    const int quarter = (int)(threadIdx.x % 4);
-    return i / 2 * 16 + (kv_traits<T>::SCALED ? 4 * quarter + i % 2 * 2 : 2 * quarter + i % 2 * 8);
-}
-
-/* Pairs are (i, i + DIM / 2), of elements in one lane, or neighbours. */
-template <enum dtype T, int DIM>
-static __device__ __forceinline__ void attn_query_load_turns(const struct attn_decode_append &a,
-                                                             int pos, float2 turn[DIM / 8])
-{
-    const float *from = a.cos_sin + (size_t)pos * DIM;
-    UNROLL for (int i = 0; i < DIM / 8; i++)
-    {
-        if (a.interleaved) turn[i] = *(const float2 *)(from + attn_query_at<T>(i));
-        else if (i % 2 == 0) {
-            const float4 x = *(const float4 *)(from + 2 * attn_query_at<T>(i / 2));
-            turn[i] = make_float2(x.x, x.y), turn[i + 1] = make_float2(x.z, x.w);
+    static_assert(N % 4 == 0 || N == 2, "float2 and float4");
+    if constexpr (N == 2) {
+        const float2 x = *(const float2 *)from;
+        to[0] = x.x, to[1] = x.y;
+    } else {
+        UNROLL for (int i = 0; i < N; i += 4)
+        {
+            const float4 x = *(const float4 *)(from + i);
+            to[i] = x.x, to[i + 1] = x.y, to[i + 2] = x.z, to[i + 3] = x.w;
         }
     }
 }
 
-/* head_factor of the head that four lanes have together: the same additions in the same order, of
- * which a lane makes those of eight of its 32 lanes. */
-template <enum dtype T, int DIM>
-static __device__ __forceinline__ float attn_query_factor(const float2 x[DIM / 8], float eps)
+/* ---- heads ---- */
+
+/* A head, or weights of its norm: the lane's elements, and those DIM / 2 away, which make pairs
+ * with them unless pairs are neighbours. */
+template <int DIM> struct attn_lane_pairs {
+    static constexpr int N = DIM / WARP;
+    float x[N], other[N];
+};
+template <int DIM> struct attn_new_head {
+    static constexpr int N = DIM / WARP;
+    struct attn_lane_pairs<DIM> of;
+    float every_32nd[N]; /* for the norm */
+};
+
+template <int DIM>
+static __device__ __forceinline__ void attn_load_pairs(const float *from, bool interleaved,
+                                                       struct attn_lane_pairs<DIM> *p)
 {
-    float sum[2][4] = {};
-    UNROLL for (int i = 0; i < DIM / 8; i++)
-    {
-        float *of = sum[i / 2 % 2] + i % 2 * 2;
-        of[0] = fmaf(x[i].x, x[i].x, of[0]), of[1] = fmaf(x[i].y, x[i].y, of[1]);
-    }
-    float *s = sum[0];
-    UNROLL for (int e = 0; e < 4; e++) s[e] += sum[1][e]; /* 16 lanes apart */
-    if constexpr (!kv_traits<T>::SCALED) s[0] += s[2], s[1] += s[3];
-    UNROLL for (int step = 2; step > 0; step /= 2)
-        UNROLL for (int e = 0; e < 4; e++) if (kv_traits<T>::SCALED || e < 2)
-            s[e] += __shfl_xor_sync(0xffffffffu, s[e], step);
-    if constexpr (kv_traits<T>::SCALED) s[0] += s[2], s[1] += s[3];
-    return head_factor(s[0] + s[1], DIM, eps);
+    constexpr int N = DIM / WARP;
+    const int first = N * (int)(threadIdx.x % WARP);
+    load_floats<N>(p->x, from + first);
+    if (!interleaved) load_floats<N>(p->other, from + (first ^ DIM / 2));
+}
+
+/* (cos, sin) of the lane's pairs. */
+template <int DIM>
+static __device__ __forceinline__ void attn_load_turns(const struct attn_decode_append &a, int pos,
+                                                       float turn[2 * DIM / WARP])
+{
+    constexpr int N = DIM / WARP;
+    const float *turns = a.cos_sin + (size_t)pos * DIM;
+    const int first = N * (int)(threadIdx.x % WARP);
+    if (a.interleaved) load_floats<N>(turn, turns + first);
+    else load_floats<2 * N>(turn, turns + 2 * (first % (DIM / 2)));
 }
 
 template <int DIM>
-static __device__ __forceinline__ void attn_query_rotate(bool interleaved,
-                                                         const float2 turn[DIM / 8],
-                                                         float2 x[DIM / 8])
+static __device__ __forceinline__ void attn_load_head(const float *from, bool interleaved,
+                                                      bool has_norm, struct attn_new_head<DIM> *h)
 {
-    UNROLL for (int i = 0; i < DIM / 8; i++)
+    attn_load_pairs<DIM>(from, interleaved, &h->of);
+    UNROLL for (int e = 0; has_norm && e < DIM / WARP; e++)
+        h->every_32nd[e] = from[(int)(threadIdx.x % WARP) + e * WARP];
+}
+
+/* The norm of COUNT heads, whose sums do not wait for each other. */
+template <int DIM, int COUNT>
+static __device__ __forceinline__ void attn_norm_heads(const struct attn_decode_append &a,
+                                                       const struct attn_lane_pairs<DIM> &norm,
+                                                       struct attn_new_head<DIM> h[COUNT])
+{
+    constexpr int N = DIM / WARP;
+    float squares[COUNT] = {};
+    UNROLL for (int i = 0; i < COUNT; i++) UNROLL for (int e = 0; e < N; e++)
+        squares[i] = fmaf(h[i].every_32nd[e], h[i].every_32nd[e], squares[i]);
+    UNROLL for (int step = WARP / 2; step > 0; step /= 2) /* as warp_sum */
+        UNROLL for (int i = 0; i < COUNT; i++)
+            squares[i] += __shfl_xor_sync(0xffffffffu, squares[i], step);
+    UNROLL for (int i = 0; i < COUNT; i++)
+        squares[i] = head_factor(squares[i], DIM, a.norm_eps);
+    UNROLL for (int i = 0; i < COUNT; i++) UNROLL for (int e = 0; e < N; e++)
     {
-        const float2 a = x[i], by = turn[i];
-        if (interleaved) {
-            x[i] = make_float2(rotated(a.x, a.y, by.x, -by.y), rotated(a.y, a.x, by.x, by.y));
-        } else if (i < DIM / 16) {
-            const float2 b = x[i + DIM / 16], t0 = turn[2 * i], t1 = turn[2 * i + 1];
-            x[i] = make_float2(rotated(a.x, b.x, t0.x, -t0.y), rotated(a.y, b.y, t1.x, -t1.y));
-            x[i + DIM / 16] = make_float2(rotated(b.x, a.x, t0.x, t0.y),
-                                          rotated(b.y, a.y, t1.x, t1.y));
-        }
+        h[i].of.x[e] = norm.x[e] * (h[i].of.x[e] * squares[i]);
+        if (!a.interleaved) h[i].of.other[e] = norm.other[e] * (h[i].of.other[e] * squares[i]);
     }
 }
 
-/* The lane's elements of a query of position pos. What they are multiplied by is on its way with
- * them. */
-template <enum dtype T, int DIM>
-static __device__ __forceinline__ void attn_query_finish(const struct attn_decode_append &a,
-                                                         int pos, float2 x[DIM / 8])
+/* The lane's elements become what rotate_head makes of them. */
+template <int DIM>
+static __device__ __forceinline__ void attn_rotate_head(bool interleaved,
+                                                        const float turn[2 * DIM / WARP],
+                                                        struct attn_lane_pairs<DIM> *h)
 {
-    float2 turn[DIM / 8], norm[DIM / 8];
-    attn_query_load_turns<T, DIM>(a, pos, turn);
-    if (a.q_norm) {
-        UNROLL for (int i = 0; i < DIM / 8; i++)
-            norm[i] = *(const float2 *)(a.q_norm + attn_query_at<T>(i));
-        const float factor = attn_query_factor<T, DIM>(x, a.norm_eps);
-        UNROLL for (int i = 0; i < DIM / 8; i++)
-            x[i] = make_float2(norm[i].x * (x[i].x * factor), norm[i].y * (x[i].y * factor));
+    constexpr int N = DIM / WARP;
+    float *x = h->x;
+    if (interleaved) {
+        UNROLL for (int e = 0; e < N; e += 2)
+        {
+            const float first = x[e], cos = turn[e], sin = turn[e + 1];
+            x[e] = rotated(first, x[e + 1], cos, -sin);
+            x[e + 1] = rotated(x[e + 1], first, cos, sin);
+        }
+    } else {
+        const bool is_second = threadIdx.x % WARP >= WARP / 2;
+        UNROLL for (int e = 0; e < N; e++) x[e] = rotated(
+            x[e], h->other[e], turn[2 * e], is_second ? turn[2 * e + 1] : -turn[2 * e + 1]);
     }
-    attn_query_rotate<DIM>(a.interleaved, turn, x);
 }
 
 /* ---- a row's key and value ---- */
 
-/* A lane's elements of a key or a value, every 32nd: first as floats, then as the pool's, in the
- * order of the floats. */
+/* A lane's elements of a key or a value, as the pool's. */
 template <enum dtype T, int DIM> struct attn_new_part {
-    static constexpr int N = DIM / WARP;
-    float x[N];
-    unsigned bits[kv_traits<T>::SCALED ? 1 : N / 2];
+    static constexpr int WORDS = kv_traits<T>::SCALED ? 1 : DIM / WARP / 2;
+    unsigned bits[WORDS];
     float scale;
 };
 
@@ -115,101 +133,62 @@ template <enum dtype T, int DIM> struct attn_new_row {
     struct attn_new_part<T, DIM> k, v;
 };
 
-template <enum dtype T, int DIM>
-static __device__ __forceinline__ void attn_new_row_load(const struct attn_decode_call &c,
-                                                         const struct attn_decode_block &b,
-                                                         struct attn_new_row<T, DIM> *n)
-{
-    const size_t from = ((size_t)b.row.row * (size_t)c.kv.n_heads + (size_t)b.kv_head) * DIM +
-                        threadIdx.x % WARP;
-    UNROLL for (int e = 0; e < DIM / WARP; e++)
-    {
-        n->k.x[e] = c.append.k[from + (size_t)e * WARP];
-        n->v.x[e] = c.append.v[from + (size_t)e * WARP];
-    }
-}
-
-template <enum dtype T, int DIM>
-static __device__ __forceinline__ void attn_new_key_rotate(const struct attn_decode_append &a,
-                                                           int pos, float key[DIM / WARP])
-{
-    constexpr int N = DIM / WARP;
-    const int lane = (int)(threadIdx.x % WARP);
-    const float2 *turns = (const float2 *)(a.cos_sin + (size_t)pos * DIM);
-    float2 turn[N];
-    float x[N], squares = 0;
-    UNROLL for (int e = 0; e < N; e++)
-    {
-        const int i = lane + e * WARP;
-        turn[e] = turns[a.interleaved ? i / 2 : i % (DIM / 2)];
-        x[e] = key[e];
-    }
-    if (a.k_norm) {
-        UNROLL for (int e = 0; e < N; e++) squares = fmaf(x[e], x[e], squares);
-        const float factor = head_factor(warp_sum(squares), DIM, a.norm_eps);
-        UNROLL for (int e = 0; e < N; e++) x[e] = a.k_norm[lane + e * WARP] * (x[e] * factor);
-    }
-    UNROLL for (int e = 0; e < N; e++)
-    {
-        const float other = a.interleaved ? __shfl_xor_sync(0xffffffffu, x[e], 1) : x[e ^ N / 2];
-        const bool is_second = a.interleaved ? lane % 2 != 0 : e >= N / 2;
-        key[e] = rotated(x[e], other, turn[e].x, is_second ? turn[e].y : -turn[e].y);
-    }
-}
-
 /* By a whole warp. */
 template <enum dtype T, int DIM>
-static __device__ __forceinline__ void attn_new_part_round(struct attn_new_part<T, DIM> *p)
+static __device__ __forceinline__ void attn_round_part(const float x[DIM / WARP],
+                                                       struct attn_new_part<T, DIM> *p)
 {
     constexpr int N = DIM / WARP;
     if constexpr (kv_traits<T>::SCALED) {
         unsigned top = 0;
-        UNROLL for (int e = 0; e < N; e++) top = max(top, __float_as_uint(p->x[e]) & 0x7fffffffu);
+        UNROLL for (int e = 0; e < N; e++) top = max(top, __float_as_uint(x[e]) & 0x7fffffffu);
         p->scale = scale_for<T>(warp_top(top));
         p->bits[0] = 0;
         UNROLL for (int e = 0; e < N; e++)
-            p->bits[0] |= p->scale > 0 ? quantised<T>(p->x[e], p->scale) << 8 * e : 0;
+            p->bits[0] |= p->scale > 0 ? quantised<T>(x[e], p->scale) << 8 * e : 0;
     } else {
-        UNROLL for (int e = 0; e < N; e += 2)
-            p->bits[e / 2] = T == DTYPE_F16 ? round_f16x2(p->x[e], p->x[e + 1])
-                                            : pack_bf16(p->x[e], p->x[e + 1]);
+        UNROLL for (int e = 0; e < N; e += 2) p->bits[e / 2] = T == DTYPE_F16
+                                                                   ? round_f16x2(x[e], x[e + 1])
+                                                                   : pack_bf16(x[e], x[e + 1]);
     }
 }
 
-/* The e-th of a lane's elements to where it belongs. */
+/* To where the lane's elements belong, which is aligned to their bytes. */
 template <enum dtype T, int DIM>
-static __device__ __forceinline__ void attn_new_part_put(const struct attn_new_part<T, DIM> &p,
-                                                         int e, void *to)
+static __device__ __forceinline__ void attn_put_part(const struct attn_new_part<T, DIM> &p,
+                                                     void *to)
 {
-    if constexpr (kv_traits<T>::SCALED) *(uint8_t *)to = (uint8_t)(p.bits[0] >> 8 * e);
-    else *(uint16_t *)to = (uint16_t)(p.bits[e / 2] >> 16 * (e % 2));
+    constexpr int BYTES = DIM / WARP * kv_traits<T>::BYTES;
+    if constexpr (BYTES == 8) *(uint2 *)to = make_uint2(p.bits[0], p.bits[1]);
+    else if constexpr (BYTES == 4) *(unsigned *)to = p.bits[0];
+    else *(uint16_t *)to = (uint16_t)p.bits[0];
 }
 
 template <enum dtype T, int DIM>
-static __device__ __forceinline__ void attn_new_part_write(const struct kv_layer &kv,
-                                                           const struct kv_paged_row &to,
-                                                           const struct attn_new_part<T, DIM> &p)
+static __device__ __forceinline__ void attn_write_part(const struct kv_layer &kv,
+                                                       const struct kv_paged_row &to,
+                                                       const struct attn_new_part<T, DIM> &p)
 {
+    constexpr int BYTES = DIM / WARP * kv_traits<T>::BYTES;
     const int lane = (int)(threadIdx.x % WARP);
-    char *pool = (char *)kv.data,
-         *row = pool + kv_row_offset<T>(kv, to) + lane * kv_traits<T>::BYTES;
-    UNROLL for (int e = 0; e < DIM / WARP; e++)
-        attn_new_part_put(p, e, row + e * WARP * kv_traits<T>::BYTES);
+    char *pool = (char *)kv.data;
+    attn_put_part(p, pool + kv_row_offset<T>(kv, to) + lane * BYTES);
     if (kv_traits<T>::SCALED && lane == 0) store_scale(pool + kv_scale_offset<T>(kv, to), p.scale);
 }
 
-/* Writes the row at position pos to the pool; its parts hold what is there. */
+/* Writes the row to the pool; n holds what is there. */
 template <enum dtype T, int DIM>
-static __device__ __forceinline__ void attn_new_row_append(const struct attn_decode_call &c,
-                                                           int pos, struct attn_new_row<T, DIM> *n)
+static __device__ __forceinline__ void attn_append_row(const struct attn_decode_call &c,
+                                                       const float key[DIM / WARP],
+                                                       const float value[DIM / WARP],
+                                                       struct attn_new_row<T, DIM> *n)
 {
-    struct kv_paged_row value = n->to;
-    value.row += (unsigned)c.kv.block_tokens;
-    attn_new_key_rotate<T, DIM>(c.append, pos, n->k.x);
-    attn_new_part_round(&n->k);
-    attn_new_part_round(&n->v);
-    attn_new_part_write(c.kv, n->to, n->k);
-    attn_new_part_write(c.kv, value, n->v);
+    struct kv_paged_row to = n->to;
+    attn_round_part(key, &n->k);
+    attn_round_part(value, &n->v);
+    attn_write_part(c.kv, to, n->k);
+    to.row += (unsigned)c.kv.block_tokens;
+    attn_write_part(c.kv, to, n->v);
 }
 
 #endif

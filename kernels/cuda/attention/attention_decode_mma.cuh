@@ -107,65 +107,33 @@ static __device__ __forceinline__ int attn_mma_rows_sharing(const struct attn_de
     return __ffs(~(int)follow);
 }
 
-/* A lane's heads: pair `pair` of the product's rows; NULL: none. pos: of its row. */
-template <int DIM>
-static __device__ __forceinline__ const float *attn_mma_query(const struct attn_decode_call &c,
-                                                              const struct attn_decode_block &b,
-                                                              int n_rows, int half, int *pos)
-{
-    const int pair = (int)(threadIdx.x % WARP) / 4 + 8 * half;
-    const bool is_one = pair < n_rows * b.n_heads;
-    const int head = n_rows > 1 ? pair % b.n_heads : pair;
-    int row = b.row.row;
-    *pos = b.row.pos;
-    if (n_rows > 1 && is_one) {
-        const struct cuda_attn_row &of = c.list.rows[b.list_row + pair / b.n_heads];
-        row = of.row, *pos = of.pos;
-    }
-    const float *q = c.q + ((size_t)row * (size_t)c.n_heads + (size_t)(b.head + head)) * DIM;
-    return is_one ? q : NULL;
-}
-
-/* Half of the fragments of A. */
-template <enum dtype T, int DIM>
-static __device__ __forceinline__ void attn_mma_load_query(const float *from, float2 x[DIM / 8])
-{
-    UNROLL for (int i = 0; i < DIM / 8; i++)
-    {
-        x[i] = make_float2(0, 0);
-        if (from) x[i] = *(const float2 *)(from + attn_query_at<T>(i));
-    }
-}
-template <enum dtype T, int DIM>
-static __device__ __forceinline__ void attn_mma_pack_query(const float2 x[DIM / 8], int half,
-                                                           unsigned q[DIM / 16][4])
-{
-    UNROLL for (int i = 0; i < DIM / 8; i++)
-        q[i / 2][half + i % 2 * 2] = pack_query<T>(x[i].x, x[i].y);
-}
-
 /* Fragments of A: the heads of b's row, then those of n_rows - 1 after it, zeros behind the last.
- */
+ * Keys of 16 bits come in order. Keys of one byte come four side by side for each lane, so the
+ * lane loads the matching four elements of a query, both its pairs of a step, together. */
 template <enum dtype T, int DIM>
 static __device__ __forceinline__ void attn_mma_load_queries(const struct attn_decode_call &c,
                                                              const struct attn_decode_block &b,
                                                              int n_rows, unsigned q[DIM / 16][4])
 {
+    constexpr int FIRST = kv_traits<T>::SCALED ? 4 : 2, SECOND = kv_traits<T>::SCALED ? 2 : 8;
     UNROLL for (int half = 0; half < 2; half++)
     {
-        float2 x[DIM / 8];
-        int pos;
-        attn_mma_load_query<T, DIM>(attn_mma_query<DIM>(c, b, n_rows, half, &pos), x);
-        attn_mma_pack_query<T, DIM>(x, half, q);
+        const int pair = (int)(threadIdx.x % WARP) / 4 + 8 * half, head = pair % b.n_heads;
+        const bool is_one = pair < n_rows * b.n_heads;
+        const int row = is_one ? c.list.rows[b.list_row + pair / b.n_heads].row : 0;
+        const float *from = c.q +
+                            ((size_t)row * (size_t)c.n_heads + (size_t)(b.head + head)) * DIM +
+                            FIRST * (threadIdx.x % 4);
+        UNROLL for (int k = 0; k < DIM / 16; k++)
+        {
+            float2 x = make_float2(0, 0), y = x;
+            if (is_one)
+                x = *(const float2 *)(from + k * 16), y = *(const float2 *)(from + k * 16 + SECOND);
+            q[k][half] = pack_query<T>(x.x, x.y);
+            q[k][half + 2] = pack_query<T>(y.x, y.y);
+        }
     }
 }
-
-/* Of a unit whose keys and values are appended: the lane's first query, and the row's key. */
-template <enum dtype T, int DIM> struct attn_mma_own {
-    const float *q;
-    int pos; /* of q */
-    struct attn_new_row<T, DIM> row;
-};
 
 template <enum dtype T, int DIM>
 static __device__ __forceinline__ void attn_mma_scores(
@@ -479,9 +447,36 @@ static __device__ __forceinline__ void attn_mma_step(const struct attn_decode_ca
     }
 }
 
-/* ---- keys and values of the step ---- */
+/* ---- queries, keys and values of the step ---- */
 
-/* Reads what was there before the step; norms and rotations come into L2. */
+enum { ATTN_MMA_AT_ONCE = 2 /* queries that a warp rotates at a time */ };
+
+/* Of a unit whose queries, keys and values are as the products left them: what does not depend on
+ * those. turn: of the first row's position; q: the warp's first queries. */
+template <enum dtype T, int DIM> struct attn_mma_own {
+    float turn[2 * DIM / WARP];
+    struct attn_lane_pairs<DIM> q_norm, k_norm;
+    const float *q[ATTN_MMA_AT_ONCE];
+    struct attn_new_row<T, DIM> row;
+};
+
+/* The query of a product's row, the last one's behind that; *list_row: whose it is. */
+template <int DIM>
+static __device__ __forceinline__ const float *attn_mma_query(const struct attn_decode_call &c,
+                                                              const struct attn_mma_unit &u,
+                                                              int pair, int *list_row)
+{
+    int head = min(pair, u.n_rows * u.b.n_heads - 1), row = u.b.row.row;
+    *list_row = u.b.list_row;
+    if (u.n_rows > 1) {
+        *list_row += head / u.b.n_heads;
+        head %= u.b.n_heads;
+        row = c.list.rows[*list_row].row;
+    }
+    return c.q + ((size_t)row * (size_t)c.n_heads + (size_t)(u.b.head + head)) * DIM;
+}
+
+/* Reads what was there before the step. */
 template <enum dtype T, int DIM>
 static __device__ __forceinline__ void attn_mma_prepare(const struct attn_decode_call &c,
                                                         const struct attn_mma_unit &u,
@@ -489,40 +484,104 @@ static __device__ __forceinline__ void attn_mma_prepare(const struct attn_decode
                                                         struct attn_mma_own<T, DIM> *o)
 {
     using S = attn_mma_shape<T, DIM>;
-    o->row.is_mine = false;
+    const struct attn_decode_append &a = c.append;
+    const int warp = (int)threadIdx.x / WARP;
+    int unused;
+    *o = {}; /* nothing stays in registers from the unit before */
     if (u.n_rows == 0) return;
-    o->q = attn_mma_query<DIM>(c, u.b, u.n_rows, 0, &o->pos);
     o->row.is_mine = attn_mma_has_own_key(u.b) &&
-                     (u.b.n_keys - 1) / S::KEYS % ATTN_MMA_WARPS == (int)threadIdx.x / WARP;
+                     (u.b.n_keys - 1) / S::KEYS % ATTN_MMA_WARPS == warp;
+    attn_load_turns<DIM>(a, u.b.row.pos, o->turn);
+    if (a.q_norm) attn_load_pairs<DIM>(a.q_norm, a.interleaved, &o->q_norm);
+    UNROLL for (int i = 0; i < ATTN_MMA_AT_ONCE; i++)
+        o->q[i] = attn_mma_query<DIM>(c, u, warp + i * ATTN_MMA_WARPS, &unused);
+    if (!o->row.is_mine) return;
     o->row.to = kv_key_row(c.kv, f.table, u.b.row.pos, u.b.kv_head);
-    if (threadIdx.x == 0) {
-        constexpr unsigned N = DIM * sizeof(float);
-        prefetch_l2(c.append.cos_sin + (size_t)u.b.row.pos * DIM, N);
-        prefetch_l2(c.append.q_norm, c.append.q_norm ? N : 0);
-        prefetch_l2(c.append.k_norm, c.append.k_norm ? N : 0);
+    if (a.k_norm) attn_load_pairs<DIM>(a.k_norm, a.interleaved, &o->k_norm);
+}
+
+/* A query's place among the product's rows, in the order of attn_mma_load_queries. */
+template <enum dtype T, int DIM>
+static __device__ __forceinline__ void attn_mma_put_query(const float x[DIM / WARP], int pair,
+                                                          char *rows)
+{
+    constexpr int N = DIM / WARP;
+    UNROLL for (int e = 0; e < N; e += 2)
+    {
+        const int d = N * (int)(threadIdx.x % WARP) + e,
+                  at = kv_traits<T>::SCALED ? d / 16 * 16 + d % 16 / 4 * 2 + d % 4 / 2 * 8 : d;
+        *(unsigned *)(piece_of<DIM>((uint16_t *)rows, pair, at / CHUNK) +
+                      at % CHUNK) = pack_query<T>(x[e], x[e + 1]);
     }
 }
 
-/* The queries, rotated, and the row's key and value to the pool. */
+/* The warp's queries of eight of the product's rows, from `base` on, rotated. */
+template <enum dtype T, int DIM>
+static __device__ __forceinline__ void attn_mma_rotate_queries(const struct attn_decode_call &c,
+                                                               const struct attn_mma_unit &u,
+                                                               const struct attn_mma_own<T, DIM> &o,
+                                                               struct attn_new_head<DIM> *heads,
+                                                               int base, char *rows)
+{
+    if (c.append.q_norm) attn_norm_heads<DIM, ATTN_MMA_AT_ONCE>(c.append, o.q_norm, heads);
+    UNROLL for (int i = 0; i < ATTN_MMA_AT_ONCE; i++)
+    {
+        const int pair = base + (int)threadIdx.x / WARP + i * ATTN_MMA_WARPS;
+        if (u.n_rows > 1) {
+            float turn[2 * DIM / WARP];
+            int list_row;
+            (void)attn_mma_query<DIM>(c, u, pair, &list_row);
+            attn_load_turns<DIM>(c.append, c.list.rows[list_row].pos, turn);
+            attn_rotate_head<DIM>(c.append.interleaved, turn, &heads[i].of);
+        } else attn_rotate_head<DIM>(c.append.interleaved, o.turn, &heads[i].of);
+        attn_mma_put_query<T, DIM>(heads[i].of.x, pair, rows);
+    }
+}
+
+/* The queries, which the block's warps share to rotate, as fragments of A; the row's key and value
+ * to the pool. stage: of the first warp's ring, which is free. */
 template <enum dtype T, int DIM>
 static __device__ __forceinline__ void attn_mma_append(const struct attn_decode_call &c,
-                                                       const struct attn_mma_unit &u,
+                                                       const struct attn_mma_unit &u, int stage,
                                                        struct attn_mma_own<T, DIM> *o,
                                                        unsigned q[DIM / 16][4])
 {
-    float2 x[DIM / 8];
-    attn_mma_load_query<T, DIM>(o->q, x);
-    if (o->row.is_mine) attn_new_row_load(c, u.b, &o->row);
-    attn_query_finish<T, DIM>(c.append, o->pos, x);
-    attn_mma_pack_query<T, DIM>(x, 0, q);
-    UNROLL for (int k = 0; k < DIM / 16; k++) q[k][1] = q[k][3] = 0;
-    if (u.n_rows * u.b.n_heads > ATTN_MMA_HEADS / 2) {
-        int pos;
-        attn_mma_load_query<T, DIM>(attn_mma_query<DIM>(c, u.b, u.n_rows, 1, &pos), x);
-        attn_query_finish<T, DIM>(c.append, pos, x);
-        attn_mma_pack_query<T, DIM>(x, 1, q);
+    const struct attn_decode_append &a = c.append;
+    const int lane = (int)(threadIdx.x % WARP);
+    char *rows = attn_mma_stage<T, DIM>(0, stage);
+    struct attn_new_head<DIM> heads[ATTN_MMA_AT_ONCE], key;
+    float value[DIM / WARP];
+    UNROLL for (int i = 0; i < ATTN_MMA_AT_ONCE; i++)
+        attn_load_head<DIM>(o->q[i], a.interleaved, a.q_norm != NULL, &heads[i]);
+    if (o->row.is_mine) {
+        const size_t at = ((size_t)u.b.row.row * (size_t)c.kv.n_heads + (size_t)u.b.kv_head) * DIM;
+        attn_load_head<DIM>(a.k + at, a.interleaved, a.k_norm != NULL, &key);
+        load_floats<DIM / WARP>(value, a.v + at + DIM / WARP * lane);
     }
-    if (o->row.is_mine) attn_new_row_append(c, u.b.row.pos, &o->row);
+    attn_mma_rotate_queries<T, DIM>(c, u, *o, heads, 0, rows);
+    if (o->row.is_mine) {
+        if (a.k_norm) attn_norm_heads<DIM, 1>(a, o->k_norm, &key);
+        attn_rotate_head<DIM>(a.interleaved, o->turn, &key.of);
+        attn_append_row<T, DIM>(c, key.of.x, value, &o->row);
+    }
+    const bool is_half = u.n_rows * u.b.n_heads <= ATTN_MMA_HEADS / 2;
+    if (!is_half) {
+        UNROLL for (int i = 0; i < ATTN_MMA_AT_ONCE; i++)
+        {
+            const int pair = ATTN_MMA_HEADS / 2 + (int)threadIdx.x / WARP + i * ATTN_MMA_WARPS;
+            int unused;
+            attn_load_head<DIM>(attn_mma_query<DIM>(c, u, pair, &unused), a.interleaved,
+                                a.q_norm != NULL, &heads[i]);
+        }
+        attn_mma_rotate_queries<T, DIM>(c, u, *o, heads, ATTN_MMA_HEADS / 2, rows);
+    }
+    __syncthreads();
+    UNROLL for (int k = 0; k < DIM / 16; k++)
+    {
+        const int row = is_half ? lane % 8 : lane % 16;
+        load_matrix_x4(q[k], piece_of<DIM>((uint16_t *)rows, row, k * 2 + lane / 16));
+    }
+    __syncthreads(); /* the first warp's next tile may come into the stage */
 }
 
 /* The row's key and value into the tile that has their places. */
@@ -531,18 +590,14 @@ static __device__ __forceinline__ void attn_mma_put_row(const struct attn_new_ro
                                                         int stage, int row)
 {
     using S = attn_mma_shape<T, DIM>;
-    constexpr int PIECE = 16 / kv_traits<T>::BYTES; /* elements */
-    const int lane = (int)(threadIdx.x % WARP);
-    char *keys = attn_mma_stage<T, DIM>((int)threadIdx.x / WARP, stage),
-         *values = keys + S::STAGE / 2;
-    UNROLL for (int e = 0; e < DIM / WARP; e++)
-    {
-        const int i = lane + e * WARP, at = i % PIECE * kv_traits<T>::BYTES;
-        attn_new_part_put(n.k, e, (char *)attn_mma_piece<T, DIM>(keys, row, i / PIECE) + at);
-        attn_new_part_put(n.v, e, (char *)attn_mma_piece<T, DIM>(values, row, i / PIECE) + at);
-    }
+    constexpr int BYTES = DIM / WARP * kv_traits<T>::BYTES; /* of a lane */
+    const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP,
+              piece = lane * BYTES / 16, at = lane * BYTES % 16;
+    char *keys = attn_mma_stage<T, DIM>(warp, stage), *values = keys + S::STAGE / 2;
+    attn_put_part(n.k, (char *)attn_mma_piece<T, DIM>(keys, row, piece) + at);
+    attn_put_part(n.v, (char *)attn_mma_piece<T, DIM>(values, row, piece) + at);
     if (kv_traits<T>::SCALED && lane == 0) {
-        float *scales = attn_mma_scales<T, DIM>((int)threadIdx.x / WARP, stage);
+        float *scales = attn_mma_scales<T, DIM>(warp, stage);
         scales[row] = n.k.scale, scales[S::KEYS + row] = n.v.scale;
     }
     __syncwarp();
@@ -552,21 +607,19 @@ template <enum dtype T, int DIM, bool APPENDS>
 static __device__ __forceinline__ void attn_mma_tile_loop(const struct attn_decode_call &c,
                                                           const struct attn_mma_unit &u,
                                                           const struct attn_mma_unit &next,
+                                                          const struct attn_new_row<T, DIM> &row,
                                                           struct attn_mma_feed *f,
-                                                          struct attn_mma_own<T, DIM> *own,
                                                           struct attn_mma_state<DIM> *t)
 {
     using S = attn_mma_shape<T, DIM>;
-    if constexpr (APPENDS) attn_mma_append<T, DIM>(c, u, own, t->q);
-    else attn_mma_load_queries<T, DIM>(c, u.b, u.n_rows, t->q);
     t->m[0] = t->m[1] = -INFINITY, t->l[0] = t->l[1] = 0;
     UNROLL for (int d = 0; d < DIM / 8; d++) UNROLL for (int i = 0; i < 4; i++) t->o[d][i] = 0;
     for (int i = (int)threadIdx.x / WARP * S::KEYS; i < u.b.n_keys; i += ATTN_MMA_WARPS * S::KEYS) {
         if (f->n_ahead + 1 == S::STAGES) copy_async_wait<S::STAGES - 2>();
         else copy_async_wait<0>();
         __syncwarp(); /* the tile is there for all lanes, and none reads the one before it */
-        if (APPENDS && own->row.is_mine && i + S::KEYS >= u.b.n_keys)
-            attn_mma_put_row(own->row, f->stage, u.b.n_keys - 1 - i);
+        if (APPENDS && row.is_mine && i + S::KEYS >= u.b.n_keys)
+            attn_mma_put_row(row, f->stage, u.b.n_keys - 1 - i);
         attn_mma_read_ahead<T, DIM>(c, next, f);
         attn_mma_step<T, DIM>(c, f->stage, u.b.n_keys - i, t);
         f->stage = (f->stage + 1) % S::STAGES;
@@ -703,27 +756,31 @@ static __global__ void __launch_bounds__(ATTN_MMA_THREADS, 2)
     const int n_units = attn_decode_n_units(c);
     struct attn_mma_unit now = attn_mma_unit_from(c, n_units, (int)blockIdx.x);
     struct attn_mma_feed f = {};
-    struct attn_mma_own<T, DIM> own = {};
+    struct attn_mma_own<T, DIM> own;
+    int free_stage = S::STAGES - 1; /* of the first warp */
     attn_mma_feed_from<T, DIM>(c, now, &f);
     /* scales come by L1, where those beside them would still be old */
     attn_mma_fill_ring<T, DIM>(c, kv_traits<T>::SCALED ? 0 : now.b.row.n_old + APPENDS, &f);
-    if constexpr (APPENDS) attn_mma_prepare<T, DIM>(c, now, f, &own);
+    if (APPENDS) attn_mma_prepare(c, now, f, &own);
     grid_dependency_sync();
     while (now.n_rows > 0) {
-        const struct attn_mma_unit next = attn_mma_unit_from(c, n_units,
-                                                             now.number + (int)gridDim.x);
         struct attn_mma_state<DIM> t;
         attn_mma_fill_ring<T, DIM>(c, now.b.row.pos + 1, &f);
-        attn_mma_tile_loop<T, DIM, APPENDS>(c, now, next, &f, &own, &t);
+        if (APPENDS) attn_mma_append(c, now, free_stage, &own, t.q);
+        else attn_mma_load_queries<T, DIM>(c, now.b, now.n_rows, t.q);
+        const struct attn_mma_unit next = attn_mma_unit_from(c, n_units,
+                                                             now.number + (int)gridDim.x);
+        attn_mma_tile_loop<T, DIM, APPENDS>(c, now, next, own.row, &f, &t);
         attn_mma_store_partial<T, DIM>(t, now.n_rows * now.b.n_heads,
                                        (f.stage + S::STAGES - 1) % S::STAGES);
         __syncthreads();
+        if (APPENDS) free_stage = attn_mma_totals_of<T, DIM>(0)->stage;
         attn_mma_finish<T, DIM>(c, now.b, now.n_rows);
         attn_decode_arrive<ATTN_MMA_WARPS, DIM>(c, now.b, now.n_rows);
         if (!f.is_next_unit) attn_mma_feed_from<T, DIM>(c, next, &f);
         f.is_next_unit = false;
         now = next;
-        if constexpr (APPENDS) attn_mma_prepare<T, DIM>(c, now, f, &own);
+        if (APPENDS) attn_mma_prepare(c, now, f, &own);
     }
 }
 
