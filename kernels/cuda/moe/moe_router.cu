@@ -66,54 +66,39 @@ static __device__ __forceinline__ void load_norm(const router_call &c, float4 *n
         norm[q] = __ldg((const float4 *)(const void *)c.norm + q);
 }
 
-/* Copies the rows of x into h [rows][stride], all at a time: half of the threads have every second
- * row, and each quads that it alone uses until they are normalised. Quads everywhere. */
-static __device__ __forceinline__ void copy_rows(const router_call &c, const router_rows &rows,
-                                                 float4 *h, int32_t stride)
-{
-    const int32_t thread = (int32_t)(threadIdx.x % RMS_THREADS), n = c.n_in / RMS_QUAD;
-#pragma unroll 1
-    for (int32_t r = (int32_t)(threadIdx.x / RMS_THREADS); r < rows.n;
-         r += ROUTER_THREADS / RMS_THREADS) {
-        const float4 *x = (const float4 *)(const void *)c.x + (rows.first + (size_t)r) * (size_t)n;
-#pragma unroll 2
-        for (int32_t q = thread; q < n; q += RMS_THREADS)
-            copy_async_16(&h[r * stride + q], x + q, 16);
-    }
-    copy_async_commit();
-    copy_async_wait<0>();
-}
-
-/* Normalises h, zeros from n_in on. */
-template <int ROWS>
+/* Normalises the rows into h [rows][stride], zeros from n_in on. Half of the threads have every
+ * second row. Quads everywhere. */
 static __device__ __forceinline__ void normalise_rows(const router_call &c, const router_rows &rows,
                                                       const float4 *norm, float4 *h, int32_t stride)
 {
     __shared__ float warps[ROUTER_ROWS][RMS_WARPS];
-    enum { HALVES = ROUTER_THREADS / RMS_THREADS, MINE = (ROWS + HALVES - 1) / HALVES };
-    const int32_t thread = (int32_t)(threadIdx.x % RMS_THREADS), n = c.n_in / RMS_QUAD,
+    const int32_t thread = (int32_t)(threadIdx.x % RMS_THREADS),
                   half = (int32_t)(threadIdx.x / RMS_THREADS);
-    float squares[MINE] = {};
+    const unsigned n = (unsigned)c.n_in;
 #pragma unroll 1
-    for (int32_t q = thread; q < n; q += RMS_THREADS)
-#pragma unroll
-        for (int i = 0; i < MINE; i++)
-            if (half + i * HALVES < rows.n)
-                squares[i] = add_squares(squares[i], h[(half + i * HALVES) * stride + q]);
-#pragma unroll
-    for (int i = 0; i < MINE; i++) {
-        const float sum = warp_sum(squares[i]);
-        if (thread % WARP == 0 && half + i * HALVES < ROUTER_ROWS)
-            warps[half + i * HALVES][thread / WARP] = sum;
+    for (int32_t r = half; r < rows.n; r += ROUTER_THREADS / RMS_THREADS) {
+        const float *x = c.x + (rows.first + (size_t)r) * n;
+        float squares = 0;
+#pragma unroll 1
+        for (unsigned k = (unsigned)thread * RMS_QUAD; k < n; k += RMS_AHEAD * RMS_STEP) {
+            float4 v[RMS_AHEAD];
+            rms_load<true>(v, x, k, n);
+            squares = rms_squares(squares, v);
+        }
+        squares = warp_sum(squares);
+        if (thread % WARP == 0) warps[r][thread / WARP] = squares;
     }
     __syncthreads();
 #pragma unroll 1
-    for (int32_t r = half; r < rows.n; r += HALVES) {
-        const float factor = rms_factor(warps[r], (unsigned)c.n_in, c.eps);
+    for (int32_t r = half; r < rows.n; r += ROUTER_THREADS / RMS_THREADS) {
+        const float factor = rms_factor(warps[r], n, c.eps);
+        const float *x = c.x + (rows.first + (size_t)r) * n;
 #pragma unroll 2
         for (int32_t q = thread; q < stride; q += RMS_THREADS)
-            h[r * stride + q] = q < n ? rms_apply(h[r * stride + q], norm[q], factor)
-                                      : make_float4(0, 0, 0, 0);
+            h[r * stride + q] = q * RMS_QUAD < c.n_in
+                                    ? rms_apply(rms_quad<true>(x, (unsigned)q * RMS_QUAD, n),
+                                                norm[q], factor)
+                                    : make_float4(0, 0, 0, 0);
     }
     __syncthreads();
 }
@@ -125,9 +110,11 @@ static __device__ __forceinline__ void store_h(const router_call &c, const route
     const int32_t n = c.n_in / RMS_QUAD;
     float4 *to = (float4 *)(void *)c.h + rows.first * (size_t)n;
 #pragma unroll 1
-    for (int32_t i = (int32_t)(blockIdx.x * ROUTER_THREADS + threadIdx.x); i < rows.n * n;
-         i += (int32_t)gridDim.x * ROUTER_THREADS)
-        to[i] = h[i / n * stride + i % n];
+    for (int32_t r = 0; r < rows.n; r++)
+#pragma unroll 1
+        for (int32_t q = (int32_t)(blockIdx.x * ROUTER_THREADS + threadIdx.x); q < n;
+             q += (int32_t)gridDim.x * ROUTER_THREADS)
+            to[r * n + q] = h[r * stride + q];
 }
 
 /* sums [ROWS] of a thread's column over its k's; w: the first quads. */
@@ -211,8 +198,7 @@ static __global__ void __launch_bounds__(ROUTER_THREADS)
     prefetch_bias(c);
     load_norm(c, norm);
     grid_dependency_sync();
-    copy_rows(c, rows, h, n_steps * F32_LANES);
-    normalise_rows<ROWS>(c, rows, norm, h, n_steps * F32_LANES);
+    normalise_rows(c, rows, norm, h, n_steps * F32_LANES);
     store_h(c, rows, h, n_steps * F32_LANES);
     multiply_column<K_WARPS, ROWS>(sums, w, row, h, rows.n, n_steps);
     store_logits<K_WARPS, ROWS>(c, rows, sums);
