@@ -7,8 +7,7 @@
 #ifndef BATON_KERNELS_CUDA_MOE_ROUTE_FEW_CUH
 #define BATON_KERNELS_CUDA_MOE_ROUTE_FEW_CUH
 
-#include "kernels/cuda/moe/moe_route_row.cuh"
-#include "kernels/cuda/moe/moe_sort.cuh"
+#include "kernels/cuda/moe/moe_route_block.cuh"
 
 enum {
     FEW_PER_LANE = 4,
@@ -185,20 +184,57 @@ static __device__ __forceinline__ void few_begins(const moe_sort_args &sort, uns
     if (lane == 0) sort.begin[sort.n_experts] = n;
 }
 
+/* Chooses a row's experts and their weights, by a warp. Returns how many could be chosen. */
+static __device__ __forceinline__ int few_route(const route_args &a, few_experts *f, int *expert,
+                                                float *weight)
+{
+    few_scores(a, &f->scores);
+    few_best best = sort_lane(a, *f);
+    const int n = few_choose(a, &best, expert);
+    *weight = few_weight(a, f->scores, *expert);
+    return n;
+}
+
 /* Routes the call's only row, by a warp. */
 static __device__ __forceinline__ void few_route_one(const route_args &a, const moe_sort_args &sort)
 {
     few_experts f;
     int expert;
+    float weight;
     few_load(a, sort, 0, &f);
-    few_scores(a, &f.scores);
-    few_best best = sort_lane(a, f);
-    const int n = few_choose(a, &best, &expert);
+    const int n = few_route(a, &f, &expert, &weight);
     const few_counts counts = few_count(a, n, expert);
-    const float weight = few_weight(a, f.scores, expert);
     const bool is_real = f.n_real_rows > 0;
     few_store(a, sort, 0, is_real, counts.before, n, expert, weight);
     if (sort.rows) few_begins(sort, is_real ? counts.before : 0, is_real ? a.n_used : 0);
+}
+
+/* Routes a block's rows, each by a warp, and sorts them if the call has no others. */
+static __device__ __forceinline__ void few_route_rows(const route_args &a,
+                                                      const moe_sort_args &sort,
+                                                      const router_rows &rows)
+{
+    __shared__ few_counts all[ROUTE_BLOCK_ROWS][WARP];
+    const int r = (int)(threadIdx.x / WARP), lane = lane_number();
+    const size_t row = rows.first + (size_t)r;
+    few_experts f;
+    int n = 0, expert = 0;
+    float weight = 0;
+    if (r < rows.n) {
+        few_load(a, sort, row, &f);
+        n = few_route(a, &f, &expert, &weight);
+        const few_counts none = { 0, 0 };
+        all[r][lane] = (int64_t)row < f.n_real_rows ? few_count(a, n, expert) : none;
+    }
+    __syncthreads();
+    if (r >= rows.n) return;
+    unsigned before = 0;
+#pragma unroll 1
+    for (int k = 0; k < rows.n; k++)
+        before += all[k][lane].before + (k < r ? all[k][lane].here : 0);
+    few_store(a, sort, row, (int64_t)row < f.n_real_rows, before, n, expert, weight);
+    if (sort.rows && r == 0)
+        few_begins(sort, before, max(min(rows.n, f.n_real_rows), 0) * a.n_used);
 }
 
 #endif

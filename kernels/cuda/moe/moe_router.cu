@@ -6,38 +6,14 @@
  * scores that of moe_route_row.cuh, so the bits are those of the separate kernels. W and the norm's
  * weights do not depend on the kernel before: they are loaded while that one ends.
  * Thread: device; moe_router: engine. */
-#include "kernels/cuda/gemm/gemm_f32.cuh"
 #include "kernels/cuda/moe/moe_route.h"
-#include "kernels/cuda/moe/moe_route_block.cuh"
-#include "kernels/cuda/moe/moe_route_few.cuh"
-#include "kernels/cuda/rms_norm.cuh"
+#include "kernels/cuda/moe/moe_router_few.cuh"
+#include "kernels/cuda/moe/moe_router_one.cuh"
 
 enum {
-    ROUTER_THREADS = ROUTE_BLOCK_THREADS,
-    ROUTER_WARPS = ROUTE_BLOCK_WARPS,
-    ROUTER_ROWS = ROUTE_BLOCK_ROWS, /* of a row of blocks */
     ROUTER_ROWS_MAX = 64,
-    ROUTER_ACROSS = WARP / F32_LANES, /* a warp's columns */
-    ROUTER_AHEAD = 4                  /* steps of W that are loaded at a time */
+    ROUTER_AHEAD = 4 /* steps of W that are loaded at a time */
 };
-
-struct router_call {
-    route_args route;
-    moe_sort_args sort; /* rows NULL: not to be sorted here */
-    const unsigned char *w;
-    size_t row_bytes;
-    const float *x, *norm;
-    float *h;
-    float eps;
-    int32_t n_in;
-    unsigned *arrived; /* [blocks in y] zero between calls */
-    unsigned h_steps;  /* of F32_STEP elements of h, that each block stores of one row */
-};
-
-static __host__ __device__ __forceinline__ int32_t router_steps(int32_t n_in)
-{
-    return (n_in + F32_STEP - 1) / F32_STEP;
-}
 
 /* A thread's quads of a row of W: of steps first, first + K_WARPS, .. */
 template <int K_WARPS>
@@ -49,14 +25,6 @@ static __device__ __forceinline__ void load_w(float4 w[ROUTER_AHEAD], const floa
         const int32_t step = first + a * K_WARPS;
         w[a] = step < n_steps ? __ldg(row + step * F32_LANES) : make_float4(0, 0, 0, 0);
     }
-}
-
-/* For the block that will route. */
-static __device__ __forceinline__ void prefetch_bias(const router_call &c)
-{
-    if (c.route.bias && threadIdx.x == 0 && (uintptr_t)c.route.bias % 16 == 0)
-        prefetch_l2(c.route.bias,
-                    (unsigned)c.route.n_experts / RMS_QUAD * (unsigned)sizeof(float4));
 }
 
 static __device__ __forceinline__ void load_norm(const router_call &c, float4 *norm)
@@ -140,43 +108,6 @@ static __device__ __forceinline__ void multiply_column(float *sums, float4 w[ROU
     }
 }
 
-/* Adds lanes, then warps, and stores the block's columns of logits. */
-template <int K_WARPS, int ROWS>
-static __device__ __forceinline__ void store_logits(const router_call &c, const router_rows &rows,
-                                                    const float *sums)
-{
-    enum { COLUMNS = ROUTER_WARPS / K_WARPS * ROUTER_ACROSS };
-    __shared__ float part[ROUTER_WARPS][ROWS][ROUTER_ACROSS];
-    const int warp = (int)(threadIdx.x / WARP), eighth = (int)(threadIdx.x % WARP / F32_LANES);
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-        const float sum = add_lanes(sums[r]);
-        if (threadIdx.x % F32_LANES == 0) part[warp][r][eighth] = sum;
-    }
-    __syncthreads();
-    static_assert((int)COLUMNS * ROWS <= ROUTER_THREADS, "a thread each");
-    const int r = (int)(threadIdx.x / COLUMNS), at = (int)(threadIdx.x % COLUMNS),
-              column = (int)blockIdx.x * COLUMNS + at;
-    if (r >= rows.n || column >= c.route.n_experts) return;
-    const unsigned first = (unsigned)at / ROUTER_ACROSS * K_WARPS, j = (unsigned)at % ROUTER_ACROSS;
-    float sum = part[first][r][j];
-#pragma unroll
-    for (int k = 1; k < K_WARPS; k++) sum = __fadd_rn(sum, part[first + k][r][j]);
-    /* as a product without bias adds 0 */
-    c.route.logits[(rows.first + (size_t)r) * (size_t)c.route.n_experts + (size_t)column] =
-        __fadd_rn(sum, 0.0f);
-}
-
-/* Whether all other blocks have stored their logits of these rows. */
-static __device__ __forceinline__ bool is_last_block(const router_call &c)
-{
-    __shared__ unsigned before;
-    __syncthreads();
-    if (threadIdx.x == 0) before = atomic_inc_acq_rel(c.arrived + blockIdx.y, gridDim.x - 1);
-    __syncthreads();
-    return before == gridDim.x - 1;
-}
-
 /* Shared memory: h and the norm's weights; later the rows' memory for routing. */
 template <int K_WARPS, int ROWS>
 static __global__ void __launch_bounds__(ROUTER_THREADS)
@@ -203,107 +134,6 @@ static __global__ void __launch_bounds__(ROUTER_THREADS)
     multiply_column<K_WARPS, ROWS>(sums, w, row, h, rows.n, n_steps);
     store_logits<K_WARPS, ROWS>(c, rows, sums);
     if (is_last_block(c)) route_rows(c.route, c.sort, rows, (float *)(void *)h);
-}
-
-/* The thread's quads of the row, all of them loaded at once. */
-template <int AHEAD> struct router_one_quads {
-    float4 w[AHEAD], norm[AHEAD], x[AHEAD];
-};
-
-template <int AHEAD> static __device__ __forceinline__ unsigned one_k(unsigned first, int a)
-{
-    return (first + (unsigned)a * F32_SPLIT_K_WARPS * F32_LANES) * RMS_QUAD;
-}
-
-template <int AHEAD>
-static __device__ __forceinline__ void load_one(const router_call &c, router_one_quads<AHEAD> *q,
-                                                unsigned first)
-{
-    const int32_t column = min(
-        (int32_t)(blockIdx.x * ROUTER_ACROSS + threadIdx.x % WARP / F32_LANES),
-        c.route.n_experts - 1);
-    const float *row = (const float *)(const void *)(c.w + (size_t)column * c.row_bytes);
-    const float4 zero = make_float4(0, 0, 0, 0);
-#pragma unroll
-    for (int a = 0; a < AHEAD; a++) {
-        const unsigned k = one_k<AHEAD>(first, a);
-        const bool is_in = k < (unsigned)c.n_in;
-        q->w[a] = is_in ? __ldg((const float4 *)(const void *)(row + k)) : zero;
-        q->norm[a] = is_in ? __ldg((const float4 *)(const void *)(c.norm + k)) : zero;
-    }
-}
-
-/* Normalises x in place and multiplies. */
-template <int AHEAD>
-static __device__ __forceinline__ float multiply_one(const router_call &c,
-                                                     router_one_quads<AHEAD> *q, float factor,
-                                                     unsigned first)
-{
-    float sum = 0;
-#pragma unroll
-    for (int a = 0; a < AHEAD; a++) {
-        if (one_k<AHEAD>(first, a) >= (unsigned)c.n_in) break;
-        q->x[a] = rms_apply(q->x[a], q->norm[a], factor);
-        sum = multiply_quad(sum, q->w[a], q->x[a]);
-    }
-    return sum;
-}
-
-/* Each block stores its part of h. */
-template <int AHEAD>
-static __device__ __forceinline__ void store_one(const router_call &c,
-                                                 const router_one_quads<AHEAD> &q, unsigned first)
-{
-    if (threadIdx.x % WARP >= F32_LANES) return;
-#pragma unroll
-    for (int a = 0; a < AHEAD; a++) {
-        const unsigned k = one_k<AHEAD>(first, a);
-        const unsigned step = threadIdx.x / WARP + (unsigned)a * F32_SPLIT_K_WARPS;
-        if (k < (unsigned)c.n_in && step - blockIdx.x * c.h_steps < c.h_steps)
-            *(float4 *)(void *)(c.h + k) = q.x[a];
-    }
-}
-
-/* One row by a matrix whose k warps split: a thread has the same k's of x, of the norm's weights
- * and of W in registers, AHEAD quads of each. FEW: is_route_of_few; then one warp per block stores
- * the logits, and that of the last block routes. h is stored meanwhile: nobody waits for it. */
-template <int AHEAD, bool FEW>
-static __global__ void __launch_bounds__(ROUTER_THREADS, AHEAD <= 4 ? 2 : 1)
-    router_one_kernel(const __grid_constant__ router_call c)
-{
-    enum { K_WARPS = F32_SPLIT_K_WARPS, SQUARES = AHEAD * K_WARPS * F32_STEP / RMS_STEP };
-    static_assert(SQUARES * RMS_STEP == AHEAD * K_WARPS * F32_STEP, "all of a row");
-    __shared__ float warps[RMS_WARPS];
-    const unsigned n = (unsigned)c.n_in, first = threadIdx.x / WARP * F32_LANES +
-                                                 threadIdx.x % F32_LANES /* quad of the row */;
-    router_one_quads<AHEAD> q;
-    float4 v[SQUARES];
-    load_one<AHEAD>(c, &q, first);
-    prefetch_bias(c);
-    grid_dependency_sync();
-    if (threadIdx.x < RMS_THREADS) rms_load<true, SQUARES>(v, c.x, threadIdx.x * RMS_QUAD, n);
-#pragma unroll
-    for (int a = 0; a < AHEAD; a++) q.x[a] = rms_quad<true>(c.x, one_k<AHEAD>(first, a), n);
-    if (threadIdx.x < RMS_THREADS) {
-        const float squares = warp_sum(rms_squares<SQUARES>(0.0f, v));
-        if (threadIdx.x % WARP == 0) warps[threadIdx.x / WARP] = squares;
-    }
-    __syncthreads();
-    const float sum = multiply_one<AHEAD>(c, &q, rms_factor(warps, n, c.eps), first);
-    const router_rows rows = { 0, 1 };
-    store_logits<K_WARPS, 1>(c, rows, &sum);
-    if (FEW) {
-        unsigned before = 0;
-        __syncwarp(); /* the warp's logits */
-        if (threadIdx.x == 0) before = atomic_inc_acq_rel(c.arrived, gridDim.x - 1);
-        store_one<AHEAD>(c, q, first);
-        if (threadIdx.x >= WARP) return;
-        if (__shfl_sync(0xffffffffu, before, 0) == gridDim.x - 1) few_route_one(c.route, c.sort);
-    } else {
-        const bool is_last = is_last_block(c);
-        store_one<AHEAD>(c, q, first);
-        if (is_last) route_rows(c.route, c.sort, rows, (float *)(void *)shared_memory());
-    }
 }
 
 /* Rows of a block. */
@@ -338,6 +168,15 @@ static cudaError_t run(cudaStream_t s, const router_call &c, size_t shared)
     return launch(s, router_kernel<K_WARPS, ROWS>, grid, dim3(ROUTER_THREADS), shared, c);
 }
 
+template <int STRIDE> static cudaError_t run_few(cudaStream_t s, router_call c)
+{
+    const dim3 grid(blocks_for((size_t)c.route.n_experts, ROUTER_ACROSS),
+                    blocks_for(c.route.n_rows, ROUTER_ROWS));
+    c.h_steps = blocks_for((size_t)router_steps(c.n_in), grid.x);
+    return launch(s, router_few_kernel<STRIDE>, grid, dim3(ROUTER_THREADS),
+                  (ROUTER_ROWS + 1) * STRIDE * sizeof(float4), c);
+}
+
 template <int AHEAD> static cudaError_t run_one(cudaStream_t s, router_call c)
 {
     const dim3 grid(blocks_for((size_t)c.route.n_experts, ROUTER_ACROSS));
@@ -355,6 +194,8 @@ static cudaError_t run_fitting(cudaStream_t s, const struct router_args *a, cons
     const bool one = a->route.n_rows == 1;
     if (!f32_splits_k(a->w->n_out, n_in))
         return one ? run<1, 1>(s, c, shared) : run<1, ROUTER_ROWS>(s, c, shared);
+    if (!one && is_route_of_few(a->route) && n_in <= 640 * RMS_QUAD)
+        return n_in <= 512 * RMS_QUAD ? run_few<512>(s, c) : run_few<640>(s, c);
     if (!one) return run<F32_SPLIT_K_WARPS, ROUTER_ROWS>(s, c, shared);
     return n_in <= 4 * per_ahead   ? run_one<4>(s, c)
            : n_in <= 6 * per_ahead ? run_one<6>(s, c)
