@@ -774,7 +774,7 @@ static __global__ void __launch_bounds__(ATTN_MMA_THREADS, 2)
         attn_mma_store_partial<T, DIM>(t, now.n_rows * now.b.n_heads,
                                        (f.stage + S::STAGES - 1) % S::STAGES);
         __syncthreads();
-        if (APPENDS) free_stage = attn_mma_totals_of<T, DIM>(0)->stage;
+        if (APPENDS) free_stage = attn_mma_totals_of<T, DIM>()->stage[0];
         attn_mma_finish<T, DIM>(c, now.b, now.n_rows);
         attn_decode_arrive<ATTN_MMA_WARPS, DIM>(c, now.b, now.n_rows);
         if (!f.is_next_unit) attn_mma_feed_from<T, DIM>(c, next, &f);
