@@ -48,6 +48,23 @@ static void test_lengths(void)
                    11);
 }
 
+/* The blocks merge what they compute if all of them can run at a time, and a launch does if the
+ * segments come in waves. */
+static void same_in_waves(const char *name, const struct shape &s, const std::vector<int> &lengths,
+                          const std::vector<range> &ranges)
+{
+    test(name, [&] {
+        world w(s, lengths);
+        results together, waves;
+        w.append_all();
+        w.run(ranges, &together, { 0, 1000, false, 0 });
+        for (int n : { 5, 70 }) {
+            w.run(ranges, &waves, { n, 0, false, 0 });
+            CHECK(same(together, waves), "rows depend on how many segments run at a time (%d)", n);
+        }
+    });
+}
+
 /* Positions around those from which on segments are longer; more segments than a warp merges in one
  * round. */
 static void test_long(void)
@@ -87,16 +104,14 @@ static void test_long(void)
                       (size_t)(of[i][0] * 8),
                   "no room for row %d", i);
     });
-    test("many segments, by the blocks themselves and wave by wave", [&] {
-        world w(heads(2, 1, 16, 16, DTYPE_BF16, false), { 16385 });
-        results together, waves;
-        w.append_all();
-        w.run(ranges, &together);
-        for (int n : { 5, 70 }) {
-            w.run(ranges, &waves, { n, 0, false, 0 });
-            CHECK(same(together, waves), "rows depend on how many segments run at a time (%d)", n);
-        }
-    });
+    same_in_waves("many segments, by the blocks themselves and wave by wave",
+                  heads(2, 1, 16, 16, DTYPE_BF16, false), { 16385 }, ranges);
+    /* more groups than a warp merges at a time; a last group of one segment */
+    for (int dim : { 64, 128 })
+        if (!TEST_IS_SANITIZED || dim == 64)
+            same_in_waves("many groups, by the blocks themselves and wave by wave",
+                          heads(5, 1, dim, 64, DTYPE_BF16, false), { 36000 },
+                          { { 0, 33300, 1, true }, { 0, 35999, 1, true }, { 0, 1024, 1, true } });
     near_reference(heads(4, 1, 64, 64, DTYPE_BF16, false), { 16385 }, ranges);
     if (!TEST_IS_SANITIZED) near_reference(heads(1, 1, 16, 16, DTYPE_F32, true), { 16385 }, ranges);
 }
