@@ -206,6 +206,12 @@ static void put_list(const struct attn_list *l, int32_t block_tokens,
     }
 }
 
+/* The rows' own copies of where their sequences' tables are. */
+static void place_tables(const struct cuda_list_host *to, int32_t n_rows)
+{
+    for (int32_t i = 0; i < n_rows; i++) to->rows[i].table = to->seqs[to->rows[i].seq].table;
+}
+
 static bool copy_to_device(struct cuda_ctx *c)
 {
     struct cuda_step_upload *st = &c->upload_step;
@@ -253,6 +259,7 @@ static bool write_step(struct cuda_ctx *c, const struct kernel_step *s,
         attention_list_rows(&st->lists[i].bounds, s->lists[i].seqs, s->lists[i].n_seqs,
                             s->block_tokens, has_large_segments(c, s), st->host_lists[i].rows);
         *st->host_lists[i].counts = st->lists[i].bounds;
+        place_tables(&st->host_lists[i], st->lists[i].bounds.n_rows);
     }
     st->used += padded((size_t)table, sizeof(int32_t));
     return cuda_sampling_write(c, s->sample_requests, s->n_logits, &to);

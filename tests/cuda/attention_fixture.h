@@ -242,14 +242,23 @@ class world {
         attention_list_rows(&counts, st->host.data(), (int32_t)st->host.size(), s.block_tokens,
                             s.latent, st->rows.data());
         st->list.bounds = counts;
+        for (cuda_attn_row &row : st->rows) row.table = st->seqs[(size_t)row.seq].table;
         st->device[0] = new memory(st->seqs);
-        st->device[1] = new memory(st->rows);
+        /* room for those of loosen_bounds */
+        st->device[1] = new memory((2 * st->rows.size() + 3) * sizeof(cuda_attn_row));
+        put_rows(*st);
         st->device[2] = new memory(st->tables);
         st->list.seqs = st->device[0]->at<cuda_attn_seq>();
         st->list.rows = st->device[1]->at<cuda_attn_row>();
         st->list.tables = st->device[2]->at<int32_t>();
         st->device[3] = new memory(std::vector<struct cuda_attn_counts>(1, counts));
         st->list.counts = st->device[3]->at<struct cuda_attn_counts>();
+    }
+    static void put_rows(const staged &st)
+    {
+        if (!st.rows.empty())
+            cudaMemcpy(st.device[1]->at<void>(), st.rows.data(),
+                       st.rows.size() * sizeof(cuda_attn_row), cudaMemcpyHostToDevice);
     }
     static void unstage(staged *st)
     {
@@ -345,7 +354,7 @@ class world {
                                nullptr,   by.n_at_once, by.max_blocks, nullptr };
         if (by.wide) loosen_bounds(&a, &st.list);
         for (size_t i = 1; by.shares && i < st.rows.size(); i++) st.rows[i].shared = by.shares;
-        st.device[1]->put(st.rows.data());
+        put_rows(st);
         const struct cuda_attn_counts &of = st.list.bounds;
         memory scratch(attention_scratch_floats((size_t)of.n_rows, (size_t)s.n_heads,
                                                 (size_t)s.v_dim, (size_t)of.n_keys_max) *

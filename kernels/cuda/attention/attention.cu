@@ -63,7 +63,7 @@ static void number_seq(struct cuda_attn_counts *counts, const struct attn_seq *s
         const int32_t pos = seq->pos_begin + i,
                       n = seq->is_decode && !is_large ? decode_segment(pos + 1) : CUDA_ATTN_SEGMENT;
         const struct cuda_attn_row row = {
-            seq->q_begin + i, pos, i_seq, counts->n_segments, 0, n, 0
+            seq->q_begin + i, pos, i_seq, counts->n_segments, 0, n, 0, 0
         };
         if (rows) rows[counts->n_rows] = row;
         counts->n_rows++;
@@ -219,8 +219,12 @@ static cudaError_t run_decode(cudaStream_t stream, const struct attention *a,
 {
     const struct attn_row_set list = attn_row_set_of(a->on, which);
     float *parts = parts_of(a);
-    struct attn_decode_call c = { a->kv,    list, a->q, a->out, parts, NULL,     a->n_heads,
-                                  a->v_dim, 1,    0,    0,      false, a->scale, {} };
+    struct attn_decode_call c = { a->kv,      list,     a->q,
+                                  a->out,     parts,    NULL,
+                                  a->n_heads, a->v_dim, a->n_heads / a->kv.n_heads,
+                                  n_rows,     1,        0,
+                                  0,          false,    a->scale,
+                                  {} };
     struct merge_call m = { list, a->out, parts, NULL, NULL, 0, a->n_heads, a->v_dim, 0, 0 };
     const int32_t wave = (int32_t)min_size(parts_capacity(a),
                                            (size_t)(a->n_at_once > 0 ? a->n_at_once : n_items));

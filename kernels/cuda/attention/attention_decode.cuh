@@ -34,6 +34,8 @@ struct attn_decode_call {
     float *out, *parts;
     unsigned *arrivals; /* zeros; NULL: the blocks do not merge */
     int32_t n_heads, v_dim;
+    int32_t group;                /* query heads of a KV head */
+    int32_t n_rows;               /* at most */
     int32_t n_runs;               /* of HEADS query heads per kv head */
     int32_t item_begin, item_end; /* the wave's of (row, segment), as far as there
                                    * are */
@@ -111,19 +113,26 @@ static __device__ __forceinline__ int attn_decode_n_units(const struct attn_deco
            c.n_runs;
 }
 
-static __device__ __forceinline__ struct attn_decode_block attn_decode_block_of(
-    const struct attn_decode_call &c, int heads, int unit)
+/* The item of a unit. */
+static __device__ __forceinline__ int attn_decode_item(const struct attn_decode_call &c, int unit)
+{
+    return c.item_begin + unit / (c.kv.n_heads * c.n_runs);
+}
+
+/* A unit whose row is the list's list_row-th. */
+static __device__ __forceinline__ struct attn_decode_block attn_decode_block_in(
+    const struct attn_decode_call &c, int heads, int unit, int list_row,
+    const struct cuda_attn_row &row)
 {
     struct attn_decode_block b;
-    const int per_item = c.kv.n_heads * c.n_runs, at = unit % per_item,
-              group = c.n_heads / c.kv.n_heads;
-    b.item = c.item_begin + unit / per_item;
-    b.list_row = row_of_item(c.list.rows, attn_row_set_n(c.list), b.item);
-    b.row = c.list.rows[b.list_row];
+    b.item = attn_decode_item(c, unit);
+    const int per_item = c.kv.n_heads * c.n_runs, at = unit - (b.item - c.item_begin) * per_item;
+    b.list_row = list_row;
+    b.row = row;
     b.of_item = at;
-    b.kv_head = at / c.n_runs;
-    b.head = b.kv_head * group + at % c.n_runs * heads;
-    b.n_heads = min(heads, (b.kv_head + 1) * group - b.head);
+    b.kv_head = c.n_runs == 1 ? at : at / c.n_runs;
+    b.head = b.kv_head * c.group + (at - b.kv_head * c.n_runs) * heads;
+    b.n_heads = min(heads, (b.kv_head + 1) * c.group - b.head);
     b.segment = b.item - b.row.segment;
     b.first_key = b.segment * b.row.per_segment;
     b.n_keys = min(b.row.per_segment, b.row.pos + 1 - b.first_key);
@@ -133,13 +142,20 @@ static __device__ __forceinline__ struct attn_decode_block attn_decode_block_of(
     return b;
 }
 
+static __device__ __forceinline__ struct attn_decode_block attn_decode_block_of(
+    const struct attn_decode_call &c, int heads, int unit)
+{
+    const int at = row_of_item(c.list.rows, attn_row_set_n(c.list), attn_decode_item(c, unit));
+    return attn_decode_block_in(c, heads, unit, at, c.list.rows[at]);
+}
+
 template <enum dtype T, int HEADS>
 static __device__ __forceinline__ void attn_decode_prepare(const struct attn_decode_call &c,
                                                            const struct attn_decode_block &b,
                                                            const struct attn_decode_shared &s)
 {
     const int tid = (int)threadIdx.x, dim = c.kv.head_dim, padded = b.chunks * CHUNK;
-    const int32_t *table = c.list.tables + c.list.seqs[b.row.seq].table;
+    const int32_t *table = c.list.tables + b.row.table;
     const float *q = c.q + ((size_t)b.row.row * (size_t)c.n_heads + (size_t)b.head) * (size_t)dim;
     for (int j = tid; j < b.n_keys; j += ATTN_DECODE_THREADS) {
         s.offsets[j] = kv_key_offset<T>(c.kv, table, b.first_key + j, b.kv_head);

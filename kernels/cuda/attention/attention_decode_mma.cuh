@@ -309,6 +309,45 @@ static __device__ __forceinline__ struct attn_mma_unit attn_mma_unit_from(
     return u;
 }
 
+/* A lane's row of the list. */
+static __device__ __forceinline__ struct cuda_attn_row attn_mma_lane_row(
+    const struct attn_decode_call &c)
+{
+    const int at = min((int)(threadIdx.x % WARP), c.n_rows - 1);
+    const uint4 *from = (const uint4 *)(const void *)(c.list.rows + at), a = from[0], b = from[1];
+    const struct cuda_attn_row row = { (int)a.x, (int)a.y, (int)a.z, (int)a.w,
+                                       (int)b.x, (int)b.y, (int)b.z, (int)b.w };
+    return row;
+}
+
+/* The block's first unit, found among rows that were read while their number still came; `mine`: the
+ * lane's. */
+static __device__ __forceinline__ struct attn_mma_unit attn_mma_first_unit(
+    const struct attn_decode_call &c, int n_units, const struct cuda_attn_row &mine)
+{
+    struct attn_mma_unit u = {};
+    u.number = (int)blockIdx.x;
+    if (c.n_rows <= WARP && u.number < n_units) {
+        const int item = attn_decode_item(c, u.number), lane = (int)(threadIdx.x % WARP),
+                  at = __popc(__ballot_sync(0xffffffffu, lane < attn_row_set_n(c.list) &&
+                                                             mine.segment <= item)) -
+                       1;
+        const struct cuda_attn_row row = { __shfl_sync(0xffffffffu, mine.row, at),
+                                           __shfl_sync(0xffffffffu, mine.pos, at),
+                                           __shfl_sync(0xffffffffu, mine.seq, at),
+                                           __shfl_sync(0xffffffffu, mine.segment, at),
+                                           __shfl_sync(0xffffffffu, mine.shared, at),
+                                           __shfl_sync(0xffffffffu, mine.per_segment, at),
+                                           __shfl_sync(0xffffffffu, mine.n_old, at),
+                                           __shfl_sync(0xffffffffu, mine.table, at) };
+        u.b = attn_decode_block_in(c, ATTN_MMA_HEADS, u.number, at, row);
+        u.n_rows = attn_mma_rows_sharing(c, u.b);
+        if (u.n_rows > 0) return u;
+        u.number += (int)gridDim.x;
+    }
+    return attn_mma_unit_from(c, n_units, u.number);
+}
+
 /* Is the key of the row's own position in the segment? */
 static __device__ __forceinline__ bool attn_mma_has_own_key(const struct attn_decode_block &b)
 {
@@ -332,9 +371,9 @@ static __device__ __forceinline__ void attn_mma_feed_from(const struct attn_deco
                                                           struct attn_mma_feed *f)
 {
     f->n_keys = u.n_rows > 0 ? u.b.n_keys : 0;
-    f->next = (int)threadIdx.x / WARP * attn_mma_shape<T, DIM>::KEYS;
+    f->next = (int)(threadIdx.x / WARP) * attn_mma_shape<T, DIM>::KEYS;
     if (u.n_rows == 0) return;
-    f->table = c.list.tables + c.list.seqs[u.b.row.seq].table;
+    f->table = c.list.tables + u.b.row.table;
     f->kv_head = u.b.kv_head;
     f->first_key = u.b.first_key;
     f->n_there = u.b.n_keys - (c.append.k && attn_mma_has_own_key(u.b));
@@ -356,8 +395,8 @@ static __device__ __forceinline__ void attn_mma_load_tile(const struct attn_deco
 {
     using S = attn_mma_shape<T, DIM>;
     constexpr int PIECES = DIM * kv_traits<T>::BYTES / 16, ROWS = WARP / PIECES, KEYS = S::KEYS;
-    const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP, piece = lane % PIECES,
-              n = f.n_there - f.next;
+    const int warp = (int)(threadIdx.x / WARP), lane = (int)(threadIdx.x % WARP),
+              piece = lane % PIECES, n = f.n_there - f.next;
     const char *pool = (const char *)c.kv.data;
     char *keys = attn_mma_stage<T, DIM>(warp, stage), *values = keys + S::STAGE / 2;
     uint32_t place[(KEYS + WARP - 1) / WARP]; /* in 16 bytes */
@@ -430,7 +469,7 @@ static __device__ __forceinline__ void attn_mma_step(const struct attn_decode_ca
                                                      int n_keys, struct attn_mma_state<DIM> *t)
 {
     using S = attn_mma_shape<T, DIM>;
-    const int warp = (int)threadIdx.x / WARP;
+    const int warp = (int)(threadIdx.x / WARP);
     char *keys = attn_mma_stage<T, DIM>(warp, stage), *values = keys + S::STAGE / 2;
     float score[S::BLOCKS][4];
     if constexpr (kv_traits<T>::SCALED) {
@@ -485,7 +524,7 @@ static __device__ __forceinline__ void attn_mma_prepare(const struct attn_decode
 {
     using S = attn_mma_shape<T, DIM>;
     const struct attn_decode_append &a = c.append;
-    const int warp = (int)threadIdx.x / WARP;
+    const int warp = (int)(threadIdx.x / WARP);
     int unused;
     *o = {}; /* nothing stays in registers from the unit before */
     if (u.n_rows == 0) return;
@@ -526,7 +565,7 @@ static __device__ __forceinline__ void attn_mma_rotate_queries(const struct attn
     if (c.append.q_norm) attn_norm_heads<DIM, ATTN_MMA_AT_ONCE>(c.append, o.q_norm, heads);
     UNROLL for (int i = 0; i < ATTN_MMA_AT_ONCE; i++)
     {
-        const int pair = base + (int)threadIdx.x / WARP + i * ATTN_MMA_WARPS;
+        const int pair = base + (int)(threadIdx.x / WARP) + i * ATTN_MMA_WARPS;
         if (u.n_rows > 1) {
             float turn[2 * DIM / WARP];
             int list_row;
@@ -568,7 +607,7 @@ static __device__ __forceinline__ void attn_mma_append(const struct attn_decode_
     if (!is_half) {
         UNROLL for (int i = 0; i < ATTN_MMA_AT_ONCE; i++)
         {
-            const int pair = ATTN_MMA_HEADS / 2 + (int)threadIdx.x / WARP + i * ATTN_MMA_WARPS;
+            const int pair = ATTN_MMA_HEADS / 2 + (int)(threadIdx.x / WARP) + i * ATTN_MMA_WARPS;
             int unused;
             attn_load_head<DIM>(attn_mma_query<DIM>(c, u, pair, &unused), a.interleaved,
                                 a.q_norm != NULL, &heads[i]);
@@ -591,7 +630,7 @@ static __device__ __forceinline__ void attn_mma_put_row(const struct attn_new_ro
 {
     using S = attn_mma_shape<T, DIM>;
     constexpr int BYTES = DIM / WARP * kv_traits<T>::BYTES; /* of a lane */
-    const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP,
+    const int warp = (int)(threadIdx.x / WARP), lane = (int)(threadIdx.x % WARP),
               piece = lane * BYTES / 16, at = lane * BYTES % 16;
     char *keys = attn_mma_stage<T, DIM>(warp, stage), *values = keys + S::STAGE / 2;
     attn_put_part(n.k, (char *)attn_mma_piece<T, DIM>(keys, row, piece) + at);
@@ -614,7 +653,8 @@ static __device__ __forceinline__ void attn_mma_tile_loop(const struct attn_deco
     using S = attn_mma_shape<T, DIM>;
     t->m[0] = t->m[1] = -INFINITY, t->l[0] = t->l[1] = 0;
     UNROLL for (int d = 0; d < DIM / 8; d++) UNROLL for (int i = 0; i < 4; i++) t->o[d][i] = 0;
-    for (int i = (int)threadIdx.x / WARP * S::KEYS; i < u.b.n_keys; i += ATTN_MMA_WARPS * S::KEYS) {
+    for (int i = (int)(threadIdx.x / WARP) * S::KEYS; i < u.b.n_keys;
+         i += ATTN_MMA_WARPS * S::KEYS) {
         if (f->n_ahead + 1 == S::STAGES) copy_async_wait<S::STAGES - 2>();
         else copy_async_wait<0>();
         __syncwarp(); /* the tile is there for all lanes, and none reads the one before it */
@@ -753,8 +793,9 @@ static __global__ void __launch_bounds__(ATTN_MMA_THREADS, 2)
     attn_mma_kernel(const struct attn_decode_call c)
 {
     using S = attn_mma_shape<T, DIM>;
+    const struct cuda_attn_row mine = attn_mma_lane_row(c);
     const int n_units = attn_decode_n_units(c);
-    struct attn_mma_unit now = attn_mma_unit_from(c, n_units, (int)blockIdx.x);
+    struct attn_mma_unit now = attn_mma_first_unit(c, n_units, mine);
     struct attn_mma_feed f = {};
     struct attn_mma_own<T, DIM> own;
     int free_stage = S::STAGES - 1; /* of the first warp */

@@ -111,7 +111,7 @@ static __device__ __forceinline__ struct append_item append_item_of(const struct
     const int i = at % of_row - c.n_queries, parts = c.kv.latent ? 1 : 2;
     struct append_item x = { i, row.row, row.pos, { 0, 0 } };
     if (i < 0) return x;
-    x.to = kv_key_row(c.kv, c.list.tables + c.list.seqs[row.seq].table, row.pos, i / parts);
+    x.to = kv_key_row(c.kv, c.list.tables + row.table, row.pos, i / parts);
     if (i % parts) x.to.row += (unsigned)c.kv.block_tokens;
     return x;
 }
@@ -144,7 +144,7 @@ static __global__ void __launch_bounds__(APPEND_THREADS, 8) append_rows(const st
               n = attn_row_set_n(c.list) * of_row;
     int at = (int)blockIdx.x * APPEND_WARPS + (int)threadIdx.x / WARP;
     struct append_item x = {};
-    /* three reads that depend on each other, of what was there before the step */
+    /* two reads that depend on each other, of what was there before the step */
     if (at < n) x = append_item_of(c, of_row, at);
     grid_dependency_sync();
     while (at < n) {

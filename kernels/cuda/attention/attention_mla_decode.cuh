@@ -61,7 +61,7 @@ static __device__ __forceinline__ void attn_mla_prepare(const struct attn_decode
                                                         const struct attn_decode_block &b,
                                                         const struct attn_mla_shared &s)
 {
-    const int32_t *table = c.list.tables + c.list.seqs[b.row.seq].table;
+    const int32_t *table = c.list.tables + b.row.table;
     const float *q = c.q + ((size_t)b.row.row * (size_t)c.n_heads + (size_t)b.head) * MLA_LATENT;
     for (int j = (int)threadIdx.x; j < b.n_keys; j += S::THREADS)
         s.offsets[j] = kv_key_offset<DTYPE_BF16>(c.kv, table, b.first_key + j, 0);
