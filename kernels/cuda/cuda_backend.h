@@ -85,6 +85,13 @@ struct cuda_sampling {
     unsigned work; /* of the step: enum sample_work */
 };
 
+/* Rows of f32 that an op has also left in `inputs`, in bf16 as prepare_inputs makes them, for the op
+ * that follows. x NULL: none. */
+struct cuda_rounded_rows {
+    const float *x; /* rows of n */
+    size_t n_rows, n;
+};
+
 struct cuda_ctx {
     struct kernel_ctx base; /* first */
     struct cuda_device *device;
@@ -95,7 +102,8 @@ struct cuda_ctx {
     struct cuda_sampling sampling;
     struct cuda_captured_graph *graphs;
     int32_t n_graphs, max_graphs;
-    struct dev_mem inputs;              /* of the running matmul call: prepared rows */
+    struct dev_mem inputs; /* of the running matmul call: prepared rows */
+    struct cuda_rounded_rows rounded;
     struct dev_mem products, workspace; /* scratch of GEMMs, and the library's */
     struct gemm_cublaslt *cublaslt;     /* NULL: none, or not used */
     bool cublaslt_tried;
@@ -106,6 +114,13 @@ struct cuda_ctx {
 extern const struct kernel_backend cuda_backend;
 
 static inline struct cuda_ctx *cuda_ctx_of(struct kernel_ctx *c) { return (struct cuda_ctx *)c; }
+
+/* For ops that may change rows of f32. */
+static inline struct cuda_ctx *cuda_begin_op(struct kernel_ctx *c)
+{
+    cuda_ctx_of(c)->rounded = (struct cuda_rounded_rows){ 0 };
+    return cuda_ctx_of(c);
+}
 
 /* Where kernels of a captured step find its real rows: padding rows choose no experts, whose
  * weights would be read for nothing. NULL: all rows are real. */

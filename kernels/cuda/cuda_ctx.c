@@ -68,6 +68,7 @@ enum status cuda_ctx_reserve(struct kernel_ctx *base, size_t n_rows, size_t n_in
     cuda_graphs_release(c); /* they hold the address; the graphs are of another model's engine */
     device_mem_free(base->device, &c->inputs);
     c->inputs = more;
+    c->rounded = (struct cuda_rounded_rows){ 0 };
     return OK;
 }
 

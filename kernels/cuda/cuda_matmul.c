@@ -125,6 +125,18 @@ static float *f8_scales(const struct cuda_ctx *c, const struct cuda_input_spec *
     return (float *)((char *)c->inputs.ptr + in->n_rows * round_up(in->n, PREPARE_INPUTS_F8_BLOCK));
 }
 
+/* What an op left in c->inputs, as another begins. */
+static struct cuda_input_spec take_rounded(struct cuda_ctx *c)
+{
+    const struct cuda_rounded_rows r = c->rounded;
+    c->rounded = (struct cuda_rounded_rows){ 0 };
+    return (struct cuda_input_spec){ .as = r.x ? INPUT_BF16 : INPUT_AS_IS,
+                                     .x = r.x,
+                                     .x_stride = r.n,
+                                     .n_rows = r.n_rows,
+                                     .n = r.n };
+}
+
 /* Prepares into c->inputs; the stream's order keeps a call's GEMMs from overwriting each
  * other's. */
 static void run_prepare_inputs(struct cuda_ctx *c, const struct cuda_input_spec *in)
@@ -302,7 +314,7 @@ static void run_jobs(struct cuda_ctx *c, const struct matmul_args *jobs, size_t 
 
 void cuda_matmul(struct kernel_ctx *base, const struct matmul_args *jobs, size_t n_jobs)
 {
-    struct cuda_input_spec prepared = { 0 };
+    struct cuda_input_spec prepared = take_rounded(cuda_ctx_of(base));
     run_jobs(cuda_ctx_of(base), jobs, n_jobs, &prepared);
 }
 
@@ -503,7 +515,7 @@ void cuda_experts(struct kernel_ctx *base, const struct experts_args *a)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
     const struct expert_slots_args slots = expert_slots_of(a);
-    struct cuda_input_spec prepared = { 0 };
+    struct cuda_input_spec prepared = take_rounded(c);
     if (a->n_rows == 0) return;
     if (!a->sorted)
         (void)cuda_check(c->device, moe_sort_rows(c->device->stream, a, cuda_n_real_rows(c), 0),
@@ -533,7 +545,7 @@ void cuda_experts(struct kernel_ctx *base, const struct experts_args *a)
 void cuda_expert_slots(struct kernel_ctx *base, const struct expert_slots_args *a)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
-    struct cuda_input_spec prepared = { 0 };
+    struct cuda_input_spec prepared = take_rounded(c);
     if (a->n_slots == 0) return;
     for (struct cuda_expert_range of = expert_range_from(a, 0); of.n > 0;
          of = expert_range_from(a, of.first + of.n)) {

@@ -6,7 +6,7 @@
 
 void cuda_combine(struct kernel_ctx *base, const struct combine_args *a)
 {
-    struct cuda_ctx *c = cuda_ctx_of(base);
+    struct cuda_ctx *c = cuda_begin_op(base);
     (void)cuda_check(c->device, elementwise_combine(c->device->stream, a), "combining experts");
 }
 
@@ -14,13 +14,13 @@ void cuda_combine(struct kernel_ctx *base, const struct combine_args *a)
 
 static void cuda_rope(struct kernel_ctx *base, const struct rope_args *a)
 {
-    struct cuda_ctx *c = cuda_ctx_of(base);
+    struct cuda_ctx *c = cuda_begin_op(base);
     (void)cuda_check(c->device, elementwise_rope(c->device->stream, a), "rotating");
 }
 
 static void cuda_kv_append(struct kernel_ctx *base, const struct kv_append_args *a)
 {
-    struct cuda_ctx *c = cuda_ctx_of(base);
+    struct cuda_ctx *c = cuda_begin_op(base);
     (void)cuda_check(
         c->device,
         attention_kv_append(c->device->stream, &a->kv, a->on.uploaded, a->k, a->v, a->rope),
@@ -44,15 +44,29 @@ static bool attention_room(struct cuda_ctx *c, const struct attn_args *a)
                       "preparing memory for attention");
 }
 
+/* Leaves the results in bf16, too, which the product that follows takes: they need not be read
+ * again for that. */
+static void leave_bf16(struct cuda_ctx *c, const struct attn_list *on, struct attention *run)
+{
+    const bool has_all_rows = on->n_seqs > 0 && on->seqs[0].q_begin == 0; /* from the first on */
+    const size_t n_rows = (size_t)run->on->bounds.n_rows,
+                 n = (size_t)run->n_heads * (size_t)run->v_dim;
+    if (run->exact || !has_all_rows || n % GEMM_STEP != 0 ||
+        n_rows * n * sizeof(uint16_t) > c->inputs.bytes || !attention_leaves_bf16(run))
+        return;
+    run->out_bf16 = c->inputs.ptr;
+    c->rounded = (struct cuda_rounded_rows){ .x = run->out, .n_rows = n_rows, .n = n };
+}
+
 static void cuda_attention(struct kernel_ctx *base, const struct attn_args *a)
 {
-    struct cuda_ctx *c = cuda_ctx_of(base);
+    struct cuda_ctx *c = cuda_begin_op(base);
     if (!attention_room(c, a)) return;
     const struct kv_append_args *append = a->append;
     const struct attention_append first = { .k = append ? append->k : NULL,
                                             .v = append ? append->v : NULL,
                                             .rope = append ? append->rope : NULL };
-    const struct attention run = {
+    struct attention run = {
         .kv = a->kv,
         .on = a->on.uploaded,
         .q = a->q,
@@ -64,6 +78,7 @@ static void cuda_attention(struct kernel_ctx *base, const struct attn_args *a)
         .scratch = c->attention.ptr,
         .append = append ? &first : NULL,
     };
+    leave_bf16(c, &a->on, &run);
     (void)cuda_check(c->device, attention_run(c->device->stream, &run), "attention");
 }
 
@@ -72,7 +87,7 @@ static void cuda_attention(struct kernel_ctx *base, const struct attn_args *a)
 static void cuda_embed(struct kernel_ctx *base, float *x, const struct weight *w,
                        const int32_t *ids, size_t n_rows)
 {
-    struct cuda_ctx *c = cuda_ctx_of(base);
+    struct cuda_ctx *c = cuda_begin_op(base);
     const struct embed_rows e = {
         .x = x,
         .layout = (enum gemm_weight_layout)w->layout,
@@ -89,7 +104,7 @@ static void cuda_embed(struct kernel_ctx *base, float *x, const struct weight *w
 static void cuda_rms_norm(struct kernel_ctx *base, float *y, size_t y_stride, const float *x,
                           size_t x_stride, const float *weight, size_t n_rows, size_t n, float eps)
 {
-    struct cuda_ctx *c = cuda_ctx_of(base);
+    struct cuda_ctx *c = cuda_begin_op(base);
     (void)cuda_check(
         c->device,
         elementwise_rms_norm(c->device->stream, y, y_stride, x, x_stride, weight, n_rows, n, eps),
@@ -98,14 +113,14 @@ static void cuda_rms_norm(struct kernel_ctx *base, float *y, size_t y_stride, co
 
 static void cuda_add(struct kernel_ctx *base, float *x, const float *y, size_t n)
 {
-    struct cuda_ctx *c = cuda_ctx_of(base);
+    struct cuda_ctx *c = cuda_begin_op(base);
     (void)cuda_check(c->device, elementwise_add(c->device->stream, x, y, n), "an addition");
 }
 
 static void cuda_copy_rows(struct kernel_ctx *base, float *to, size_t to_stride, const float *from,
                            size_t from_stride, size_t n_rows, size_t n)
 {
-    struct cuda_ctx *c = cuda_ctx_of(base);
+    struct cuda_ctx *c = cuda_begin_op(base);
     (void)cuda_check(
         c->device,
         elementwise_copy_rows(c->device->stream, to, to_stride, from, from_stride, n_rows, n),

@@ -190,7 +190,7 @@ static inline void replay(const char *name, const struct shape &s)
         const struct attention a = {
             w.kv,    &list,   q.at<float>(), out.at<float>(),     s.n_heads,
             s.v_dim, w.scale, s.exact,       scratch.at<float>(), 0,
-            0,       nullptr
+            0,       nullptr, nullptr
         };
         attention_capture_bounds(&a, n_rows, n_rows, n_rows, 5000, &list.bounds);
         cudaStream_t stream;

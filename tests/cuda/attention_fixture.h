@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "kernels/cuda/attention/attention.h"
+#include "kernels/float_bits.h"
 #include "kernels/kv_rows.h"
 
 static int n_passed, n_failed;
@@ -339,6 +340,20 @@ class world {
 
     bool pool_now(std::vector<unsigned char> *bytes) { return pool->get(bytes); }
 
+    /* Elements from `first` on, and the same ones in bf16. */
+    static void check_bf16(const std::vector<unsigned char> &out,
+                           const std::vector<unsigned char> &rounded, size_t first, size_t n)
+    {
+        for (size_t i = first; i < first + n; i++) {
+            float x;
+            uint16_t got;
+            memcpy(&x, &out[i * sizeof x], sizeof x);
+            memcpy(&got, &rounded[i * sizeof got], sizeof got);
+            CHECK(isnan(x) || got == float_to_bf16(x), "element %zu is %g, in bf16 %04x", i,
+                  (double)x, got);
+        }
+    }
+
     void run(const std::vector<range> &ranges, results *to,
              const launch_bounds &by = { 0, 0, false, 0 })
     {
@@ -351,7 +366,8 @@ class world {
         memory out((size_t)n_rows * width * sizeof(float));
         struct attention a = { kv,        &st.list,     q.at<float>(), out.at<float>(),
                                s.n_heads, s.v_dim,      scale,         s.exact,
-                               nullptr,   by.n_at_once, by.max_blocks, nullptr };
+                               nullptr,   by.n_at_once, by.max_blocks, nullptr,
+                               nullptr };
         if (by.wide) loosen_bounds(&a, &st.list);
         for (size_t i = 1; by.shares && i < st.rows.size(); i++) st.rows[i].shared = by.shares;
         put_rows(st);
@@ -361,10 +377,15 @@ class world {
                        sizeof(float));
         a.scratch = scratch.at<float>();
         CHECK(attention_scratch_prepare(nullptr, a.scratch) == cudaSuccess, "scratch");
+        memory rounded((size_t)n_rows * width * sizeof(uint16_t));
+        if (attention_leaves_bf16(&a)) a.out_bf16 = rounded.at<uint16_t>();
         CHECK(attention_run(nullptr, &a) == cudaSuccess, "attention_run");
         CHECK(cudaDeviceSynchronize() == cudaSuccess, "attention_run failed");
         std::vector<unsigned char> bytes, other;
         CHECK(out.get(&bytes), "written outside out");
+        CHECK(rounded.get(&other), "written outside out in bf16");
+        for (size_t i = 0; a.out_bf16 && i < ranges.size(); i++)
+            check_bf16(bytes, other, (size_t)begins[i] * width, (size_t)ranges[i].n_q * width);
         CHECK(scratch.get(&other), "written outside the scratch");
         CHECK(std::all_of(other.begin(), other.begin() + N_COUNTER_BYTES,
                           [](unsigned char b) { return b == 0; }),

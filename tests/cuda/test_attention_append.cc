@@ -76,7 +76,8 @@ class step {
         const struct attention a = { w->kv,           list,          q.at<float>(),
                                      out.at<float>(), w->s.n_heads,  w->s.v_dim,
                                      w->scale,        w->s.exact,    scratch,
-                                     by.n_at_once,    by.max_blocks, apart ? nullptr : &append };
+                                     by.n_at_once,    by.max_blocks, apart ? nullptr : &append,
+                                     nullptr };
         cudaError_t e = cudaSuccess;
         if (apart) e = attention_kv_append(stream, &w->kv, list, append.k, append.v, append.rope);
         return e == cudaSuccess ? attention_run(stream, &a) : e;

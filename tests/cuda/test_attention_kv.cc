@@ -75,8 +75,8 @@ static void test_append(void)
         std::vector<int32_t> begins;
         world::place({ { 0, 0, 5, false } }, &begins);
         w.stage(&st, { { 0, 0, 5, false } }, begins);
-        struct attention a = { w.kv, &st.list, nullptr, nullptr, 2, 64,
-                               1,    false,    nullptr, 0,       0, nullptr };
+        struct attention a = { w.kv,  &st.list, nullptr, nullptr, 2,       64,     1,
+                               false, nullptr,  0,       0,       nullptr, nullptr };
         a.kv.dtype = DTYPE_Q8_0;
         CHECK(attention_kv_append(nullptr, &a.kv, &st.list, nullptr, nullptr, nullptr) ==
                   cudaErrorInvalidValue,

@@ -286,14 +286,23 @@ static cudaError_t choose_split(const struct attention *a, const struct cuda_att
     return cudaSuccess;
 }
 
+extern "C" bool attention_leaves_bf16(const struct attention *a)
+{
+    const struct cuda_attn_counts *bounds = &a->on->bounds;
+    int32_t wave = 0;
+    return bounds->n_prefill > 0 && bounds->n_decode == 0 && attention_prefill_supports(a) &&
+           attention_prefill_sm90_supports(&a->kv) &&
+           choose_split(a, bounds, &wave) == cudaSuccess && wave == 0;
+}
+
 static cudaError_t run_prefill(cudaStream_t stream, const struct attention *a)
 {
     const struct cuda_attn_counts *bounds = &a->on->bounds;
     const struct attn_row_set list = attn_row_set_of(a->on, ATTN_ROWS_PREFILL);
     const int32_t n_segments = (int32_t)segments_of((size_t)bounds->n_keys_prefill);
     float *state = state_of(a, 2), *parts = parts_of(a);
-    struct attn_prefill_call c = { a->kv, list, a->q, a->out, parts,   a->n_heads,
-                                   1,     0,    0,    0,      a->scale };
+    struct attn_prefill_call c = { a->kv, list, a->q, a->out, parts,    a->n_heads,
+                                   1,     0,    0,    0,      a->scale, a->out_bf16 };
     struct merge_call m = { list,       a->out,   parts, state, state, 2 * (size_t)a->n_heads,
                             a->n_heads, a->v_dim, 0,     0 };
     int32_t wave = 0;

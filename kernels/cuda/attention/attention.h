@@ -80,6 +80,7 @@ struct attention {
                                     * because every choice must give the same bits */
     const struct attention_append *append; /* done first, or by the same launch; afterwards q and k
                                             * may be rotated or not. NULL: none */
+    uint16_t *out_bf16;                    /* the rows of out rounded to bf16, too; NULL: not */
 };
 
 /* Numbers the rows of a list: fills `rows` except for `table`, which has room for those of all
@@ -103,6 +104,9 @@ void attention_capture_bounds(const struct attention *shape, int32_t n_rows, int
 /* Whether launches that were captured with these bounds compute a list with these counts. */
 bool attention_fits_capture(const struct cuda_attn_counts *bounds,
                             const struct cuda_attn_counts *counts);
+/* Whether attention_run takes an out_bf16: prompts without decode rows, by the kernel of compute
+ * capability 9.0. */
+bool attention_leaves_bf16(const struct attention *a);
 /* Both return cudaErrorInvalidValue for a type that such a pool does not have. */
 /* Applies `rope` first, unless NULL: its first heads are the list's queries, its second k, of a
  * pool of heads. */

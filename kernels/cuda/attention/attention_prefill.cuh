@@ -38,6 +38,8 @@ struct attn_prefill_call {
                                        * on, each a block and a part; 0: all,
                                        * whole */
     float scale;
+    uint16_t *out_bf16; /* as in struct attention; whole rows of the kernel of compute capability
+                         * 9.0 alone */
 };
 
 /* What a block works on, the same in all threads. */

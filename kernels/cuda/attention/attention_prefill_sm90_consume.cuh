@@ -231,8 +231,8 @@ static __device__ __forceinline__ void sm90_attn_end_tile(const struct attn_pref
         const struct attn_prefill_pair p = pair_at(t, sm90_attn_pair(consumer, half));
         const int last = p.pos / CUDA_ATTN_SEGMENT;
         const bool is_part = c.n_at_once > 0 && last > 0;
-        float *to = c.out + ((size_t)(t.row + p.row) * (size_t)c.n_heads + (size_t)p.head) * DIM,
-              by = 1.0f / mine.L[half];
+        const size_t at = ((size_t)(t.row + p.row) * (size_t)c.n_heads + (size_t)p.head) * DIM;
+        float *to = c.out + at, by = 1.0f / mine.L[half];
         if (!p.is_valid || (c.n_at_once > 0 && segment > last)) continue;
         if (is_part) {
             float *part = attn_prefill_part<DIM>(c, t, segment, p);
@@ -241,6 +241,11 @@ static __device__ __forceinline__ void sm90_attn_end_tile(const struct attn_pref
         }
         UNROLL for (int d = 0; d < DIM / 8; d++) * (float2 *)(to + d * 8 + column) = make_float2(
             __fmul_rn(mine.o[4 * d + 2 * half], by), __fmul_rn(mine.o[4 * d + 2 * half + 1], by));
+        if (c.out_bf16)
+            UNROLL for (int d = 0; d < DIM / 8; d++) *
+                (unsigned *)(void *)(c.out_bf16 + at + d * 8 + column) = pack_bf16(
+                __fmul_rn(mine.o[4 * d + 2 * half], by),
+                __fmul_rn(mine.o[4 * d + 2 * half + 1], by));
     }
 }
 
