@@ -48,7 +48,8 @@ static bool attention_room(struct cuda_ctx *c, const struct attn_args *a)
  * again for that. */
 static void leave_bf16(struct cuda_ctx *c, const struct attn_list *on, struct attention *run)
 {
-    const bool has_all_rows = on->n_seqs > 0 && on->seqs[0].q_begin == 0; /* from the first on */
+    /* a captured step's rows are known when it runs */
+    const bool has_all_rows = !c->step.capturing && on->n_seqs > 0 && on->seqs[0].q_begin == 0;
     const size_t n_rows = (size_t)run->on->bounds.n_rows,
                  n = (size_t)run->n_heads * (size_t)run->v_dim;
     if (run->exact || !has_all_rows || n % GEMM_STEP != 0 ||

@@ -405,15 +405,18 @@ def latent_layer(g, s):
     return out + output(g, s)
 
 
-def output(g, s):
+def output(g, s, rounded=False):
+    """rounded: attention left its results in bf16 as well."""
     o, all_rows = s.m.o, Groups(s.rows)
+    if rounded and not wants_f8(g, o, all_rows):
+        return product(g, o, all_rows, o.what())
     return [*unless_decode(inputs(g, o, s.rows, o.what(), norm=False), o, all_rows, s.rows), *product(g, o, all_rows, o.what())]
 
 
 def heads_layer(g, s):
     m = s.m
     attend = [append(g, m, s.rows), *attention_prefill(g, m, s.rows, 0)] if s.prefill else attention_decode(g, m, s.rows, s.context)
-    return [*projection_inputs(g, s, m.qkv), *projections(g, s, m.qkv), *attend, *output(g, s)]
+    return [*projection_inputs(g, s, m.qkv), *projections(g, s, m.qkv), *attend, *output(g, s, s.prefill)]
 
 
 def ready(g, w, rows, groups):
