@@ -496,6 +496,100 @@ static void prequantized_cases(const char *isa)
     kernel_ctx_free(c);
 }
 
+/* The prompt whose attention and products below are computed; the results of attention lie at two
+ * addresses, of which the second is a copy. */
+struct prompt {
+    enum { PROMPT_ROWS = 45, PROMPT_HEADS = 4, PROMPT_KV = 2, PROMPT_DIM = 64, PROMPT_OUT = 70 } of;
+    float *q, *k, *v, *out, *copy, *y[3];
+    char *pool;
+    size_t pool_bytes;
+};
+
+static void note_prompt(struct mirrors *m, const struct prompt *p)
+{
+    const size_t width = PROMPT_HEADS * PROMPT_DIM, kv = PROMPT_ROWS * PROMPT_KV * PROMPT_DIM;
+    note(m, p->pool, p->pool_bytes, true);
+    note(m, p->q, floats(PROMPT_ROWS * width), false);
+    note(m, p->k, floats(kv), false);
+    note(m, p->v, floats(kv), false);
+    note(m, p->out, floats(PROMPT_ROWS * width), true);
+    note(m, p->copy, floats(PROMPT_ROWS * width), true);
+    for (int i = 0; i < 3; i++) note(m, p->y[i], floats(PROMPT_ROWS * PROMPT_OUT), true);
+}
+
+static void run_prompt(struct kernel_ctx *c, const struct prompt *p, const struct weight *w)
+{
+    const size_t width = PROMPT_HEADS * PROMPT_DIM;
+    struct mirrors m = { .c = c };
+    const struct attn_seq seq = { .n_q = PROMPT_ROWS, .block_table = (int32_t[]){ 0 } };
+    struct attn_list list = { .seqs = &seq, .n_seqs = 1 };
+    struct kernel_step step = { .lists = &list, .n_lists = 1, .block_tokens = 64 };
+    note_prompt(&m, p);
+    send(&m);
+    c->step_ops->upload(c, &step);
+    const struct kv_layer layer = { .dtype = DTYPE_BF16,
+                                    .n_heads = PROMPT_KV,
+                                    .head_dim = PROMPT_DIM,
+                                    .block_tokens = 64,
+                                    .data = there(&m, p->pool) };
+    const struct kv_append_args append = {
+        .k = there(&m, p->k), .v = there(&m, p->v), .kv = layer, .on = list
+    };
+    const struct attn_args attend = { .q = there(&m, p->q),
+                                      .out = there(&m, p->out),
+                                      .kv = layer,
+                                      .on = list,
+                                      .n_heads = PROMPT_HEADS,
+                                      .v_dim = PROMPT_DIM,
+                                      .scale = 0.125f };
+    struct matmul_args product = {
+        .w = w, .x = attend.out, .x_stride = width, .n_rows = PROMPT_ROWS, .y_stride = PROMPT_OUT
+    };
+    c->ops->kv_append(c, &append);
+    c->ops->attention(c, &attend);
+    c->ops->copy_rows(c, there(&m, p->copy), width, attend.out, width, PROMPT_ROWS, width);
+    c->ops->attention(c, &attend);
+    for (int i = 0; i < 3; i++) {
+        product.y = there(&m, p->y[i]);
+        if (i == 1) product.x = there(&m, p->copy);
+        c->ops->matmul(c, &product, 1);
+        if (i == 0) c->ops->attention(c, &attend); /* whose results nobody takes */
+    }
+    fetch(&m);
+}
+
+/* A product has the same bits right after attention, which may have prepared its inputs, and of a
+ * copy of what attention computed; also where other rows follow attention's. */
+static void product_after_attention(const char *isa)
+{
+    struct kernel_ctx *c = open_backend(isa, ACTIVATIONS_FAST, 2);
+    const size_t width = PROMPT_HEADS * PROMPT_DIM, kv = PROMPT_ROWS * PROMPT_KV * PROMPT_DIM,
+                 n = PROMPT_ROWS * PROMPT_OUT;
+    struct matrix matrix = make_matrix(DTYPE_BF16, PROMPT_OUT, width);
+    const struct weight_pack_args pack = { .parts = &matrix.src, .n_parts = 1 };
+    struct weight w;
+    struct prompt p = { .q = random_floats(PROMPT_ROWS * width, 2),
+                        .k = random_floats(kv, 2),
+                        .v = random_floats(kv, 2),
+                        .out = random_floats(PROMPT_ROWS * width, 1),
+                        .copy = random_floats(PROMPT_ROWS * width, 1),
+                        .pool_bytes = (size_t)2 * 64 * PROMPT_KV * PROMPT_DIM * 2 };
+    p.pool = mem_calloc(1, p.pool_bytes);
+    for (int i = 0; i < 3; i++) p.y[i] = random_floats(n, 1);
+    CHECK_OK(c->weight_ops->pack(c, &pack, &w, NULL));
+    CHECK_OK(kernel_ctx_reserve(c, PROMPT_ROWS, width));
+    run_prompt(c, &p, &w);
+    check_bits(p.copy, p.out, PROMPT_ROWS * width, "attention", 0, 0);
+    check_bits(p.y[0], p.y[1], n, "a product after attention", 0, 0);
+    check_bits(p.y[2], p.y[1], n, "a product of a copy, again", 0, 0);
+    weight_release(c, &w);
+    free_matrix(&matrix);
+    mem_free(p.q), mem_free(p.k), mem_free(p.v), mem_free(p.out), mem_free(p.copy);
+    for (int i = 0; i < 3; i++) mem_free(p.y[i]);
+    mem_free(p.pool);
+    kernel_ctx_free(c);
+}
+
 #define BACKEND_TESTS(name, isa)                                                                   \
     TEST(name##_products) { product_cases(isa); }                                                  \
     TEST(name##_prequantized_rows) { prequantized_cases(isa); }                                    \
@@ -503,10 +597,12 @@ static void prequantized_cases(const char *isa)
     TEST(name##_add) { add_cases(isa); }                                                           \
     TEST(name##_copy_rows) { copy_cases(isa); }                                                    \
     TEST(name##_rope) { rope_cases(isa); }                                                         \
+    TEST(name##_product_after_attention) { product_after_attention(isa); }                         \
     TEST(name##_combine) { combine_cases(isa); }
 #define BACKEND_CASES(name)                                                                        \
     CASE(name##_products), CASE(name##_prequantized_rows), CASE(name##_rms_norm),                  \
-        CASE(name##_add), CASE(name##_copy_rows), CASE(name##_rope), CASE(name##_combine)
+        CASE(name##_add), CASE(name##_copy_rows), CASE(name##_rope), CASE(name##_combine),         \
+        CASE(name##_product_after_attention)
 
 /* The tests that exist only for CPU backends. */
 #define CPU_BACKEND_TESTS(name, isa)                                                               \
