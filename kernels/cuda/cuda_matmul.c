@@ -536,6 +536,7 @@ void cuda_experts(struct kernel_ctx *base, const struct experts_args *a)
     for (struct cuda_expert_range of = expert_range_from(&slots, 0); of.n > 0;
          of = expert_range_from(&slots, of.first + of.n)) {
         run_gate_up(c, &slots, &of, &prepared, a->shared.gate_up || of.first > 0);
+        c->rounds_for_experts = prepared.as == INPUT_BF16;
         if (of.first == 0) run_shared_down(c, a, &prepared);
         combined = run_down(c, &slots, &of, &prepared, &all);
     }

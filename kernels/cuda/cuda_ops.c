@@ -106,10 +106,10 @@ static void cuda_rms_norm(struct kernel_ctx *base, float *y, size_t y_stride, co
                           size_t x_stride, const float *weight, size_t n_rows, size_t n, float eps)
 {
     struct cuda_ctx *c = cuda_begin_op(base);
-    (void)cuda_check(
-        c->device,
-        elementwise_rms_norm(c->device->stream, y, y_stride, x, x_stride, weight, n_rows, n, eps),
-        "a norm");
+    (void)cuda_check(c->device,
+                     elementwise_rms_norm(c->device->stream, y, y_stride, x, x_stride, weight,
+                                          n_rows, n, eps, NULL),
+                     "a norm");
 }
 
 static void cuda_add(struct kernel_ctx *base, float *x, const float *y, size_t n)
@@ -141,22 +141,38 @@ static bool logits_on_tensor_cores(const struct kernel_ctx *c, const struct rout
            moe_logits_fits(a);
 }
 
+/* Normalises many rows. Experts take them in bf16: if those of the layer before did, they are left
+ * so, too. */
+static struct cuda_rounded_rows norm_for_experts(struct cuda_ctx *c, const struct router_args *a)
+{
+    const size_t n_rows = a->route.n_rows, n = a->w->n_in;
+    uint16_t *rounded = c->rounds_for_experts && n % GEMM_STEP == 0 &&
+                                n_rows * n * sizeof *rounded <= c->inputs.bytes
+                            ? c->inputs.ptr
+                            : NULL;
+    (void)cuda_check(c->device,
+                     elementwise_rms_norm(c->device->stream, a->h, n, a->x, n, a->norm, n_rows, n,
+                                          a->eps, &rounded),
+                     "a norm");
+    return (struct cuda_rounded_rows){ .x = rounded ? a->h : NULL, .n_rows = n_rows, .n = n };
+}
+
 static void cuda_router(struct kernel_ctx *base, const struct router_args *a)
 {
-    struct cuda_ctx *c = cuda_ctx_of(base);
+    struct cuda_ctx *c = cuda_begin_op(base);
     const struct matmul_args logits = router_matmul(a);
-    const size_t n = a->w->n_in;
     if (moe_router_fits(a)) {
         (void)cuda_check(c->device,
                          moe_router(c->device->stream, a, cuda_n_real_rows(c), c->router.ptr),
                          "routing");
         return;
     }
-    cuda_rms_norm(base, a->h, n, a->x, n, a->norm, a->route.n_rows, n, a->eps);
+    const struct cuda_rounded_rows rounded = norm_for_experts(c, a);
     if (logits_on_tensor_cores(base, a)) /* [rows, E] */
         (void)cuda_check(c->device, moe_logits(c->device->stream, a), "a router's product");
     else cuda_matmul(base, &logits, 1);
     cuda_route(base, &a->route);
+    c->rounded = rounded;
 }
 
 static bool has_device(void) { return cuda_device_count() > 0; }

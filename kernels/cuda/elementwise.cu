@@ -14,6 +14,7 @@ struct norm_rows {
     const float *x, *weight;
     size_t y_stride, x_stride, n;
     float eps;
+    uint16_t *rounded; /* by a warp only; NULL: not */
 };
 
 template <bool ALIGNED>
@@ -78,9 +79,13 @@ static __global__ void __launch_bounds__(RMS_ROWS_THREADS)
 #pragma unroll
         for (int i = 0; i < QUADS; i++) {
             const unsigned k = rms_row_at(w, i);
-            if (k < n)
-                *(float4 *)(void *)(a.y + row * a.y_stride + k) = rms_apply(
-                    r.v[w][i], __ldg((const float4 *)(const void *)(a.weight + k)), factor);
+            if (k >= n) continue;
+            const float4 v = rms_apply(r.v[w][i],
+                                       __ldg((const float4 *)(const void *)(a.weight + k)), factor);
+            *(float4 *)(void *)(a.y + row * a.y_stride + k) = v;
+            if (a.rounded)
+                *(uint2 *)(void *)(a.rounded + row * n + k) = make_uint2(pack_bf16(v.x, v.y),
+                                                                         pack_bf16(v.z, v.w));
         }
 }
 
@@ -96,15 +101,17 @@ static cudaError_t norm_by_warp(cudaStream_t s, const norm_rows &a, size_t n_row
 
 cudaError_t elementwise_rms_norm(cudaStream_t s, float *y, size_t y_stride, const float *x,
                                  size_t x_stride, const float *weight, size_t n_rows, size_t n,
-                                 float eps)
+                                 float eps, uint16_t **rounded)
 {
-    if (n_rows == 0) return cudaSuccess;
-    const norm_rows a = { y, x, weight, y_stride, x_stride, n, eps };
+    norm_rows a = { y, x, weight, y_stride, x_stride, n, eps, NULL };
     const uintptr_t all = (uintptr_t)y | (uintptr_t)x | (uintptr_t)weight |
                           (n_rows > 1 ? y_stride | x_stride : 0) * sizeof(float) |
                           n * sizeof(float);
     const dim3 grid((unsigned)n_rows), block(RMS_THREADS);
     const int quads = all % sizeof(float4) == 0 ? rms_row_quads(n_rows, n) : 0;
+    if (rounded && quads == 0) *rounded = NULL;
+    if (n_rows == 0) return cudaSuccess;
+    if (rounded) a.rounded = *rounded;
     if (quads > 0) return norm_by_warp(s, a, n_rows, quads);
     return all % sizeof(float4) == 0 ? launch(s, norm_kernel<true>, grid, block, 0, a)
                                      : launch(s, norm_kernel<false>, grid, block, 0, a);

@@ -12,10 +12,11 @@
 extern "C" {
 #endif
 
-/* Strides in floats. */
+/* Strides in floats. *rounded: where the rows of y go in bf16, too, [n_rows, n]; it becomes NULL if
+ * that would take another launch. NULL: nowhere. */
 cudaError_t elementwise_rms_norm(cudaStream_t s, float *y, size_t y_stride, const float *x,
                                  size_t x_stride, const float *weight, size_t n_rows, size_t n,
-                                 float eps);
+                                 float eps, uint16_t **rounded);
 cudaError_t elementwise_copy_rows(cudaStream_t s, float *to, size_t to_stride, const float *from,
                                   size_t from_stride, size_t n_rows, size_t n);
 cudaError_t elementwise_add(cudaStream_t s, float *x, const float *y, size_t n);

@@ -256,10 +256,95 @@ static void many_rows_case(const char *isa)
     kernel_ctx_free(c);
 }
 
+enum { PROMPT = 1030 };
+
+/* A router and then the experts that it chose, in one go; returns x. */
+static float *run_prompt(struct kernel_ctx *c, const struct layer *l, const struct router_args *of,
+                         const float *x)
+{
+    struct mirrors m = { .c = c };
+    struct router_args r = *of;
+    const size_t used = PROMPT * USED, act = prequantized_floats(used, l->inner);
+    struct experts_args a = args_of(l, false, r.h, r.route.experts, r.route.weights,
+                                    mem_dup(x, PROMPT * l->hidden * sizeof *x), PROMPT);
+    float *result = a.x, *scratch[] = { MEM_ARRAY(float, act), MEM_ARRAY(float, used * l->hidden) };
+    int32_t *order = MEM_ARRAY(int32_t, 2 * used + EXPERTS + 1);
+    a.jobs = MEM_ARRAY(struct matmul_args, EXPERTS + 1);
+    note_route(&m, &r.route);
+    note(&m, r.x, floats(PROMPT * l->hidden), false);
+    note(&m, r.norm, floats(l->hidden), false);
+    note(&m, r.h, floats(PROMPT * l->hidden), true);
+    note(&m, a.x, floats(PROMPT * l->hidden), true);
+    note(&m, scratch[0], floats(act), false), note(&m, scratch[1], floats(used * l->hidden), false);
+    note(&m, order, (2 * used + EXPERTS + 1) * sizeof *order, false);
+    send(&m);
+    r.route = route_there(&m, r.route);
+    r.x = there(&m, r.x), r.norm = there(&m, r.norm), r.h = there(&m, r.h);
+    a.h = r.h, a.experts = r.route.experts, a.weights = r.route.weights, a.x = there(&m, a.x);
+    a.act = there(&m, scratch[0]), a.out = there(&m, scratch[1]);
+    a.rows = there(&m, order), a.index = a.rows + used, a.begin = a.rows + 2 * used;
+    c->ops->router(c, &r);
+    c->ops->experts(c, &a);
+    fetch(&m);
+    mem_free(scratch[0]), mem_free(scratch[1]), mem_free(order), mem_free(a.jobs);
+    return result;
+}
+
+/* Experts of a prompt's rows give the bits that they give of its h alone, also where the router
+ * knows from the layer before what they take. */
+static void router_before_case(const char *isa, enum dtype t)
+{
+    struct kernel_ctx *c = open_backend(isa, ACTIVATIONS_FAST, 2);
+    struct layer *l = make_layer(c, t, t, HIDDEN_MAX, 128);
+    struct matrix matrix = make_matrix(DTYPE_F32, EXPERTS, HIDDEN_MAX);
+    struct weight w = single(c, &matrix);
+    enum { N = PROMPT * HIDDEN_MAX };
+    float *x = random_floats(N, 2), *norm = random_floats(HIDDEN_MAX, 1), *h = MEM_ARRAY(float, N),
+          *logits = MEM_ARRAY(float, PROMPT *EXPERTS), *weights = MEM_ARRAY(float, PROMPT *USED),
+          *got[2];
+    int32_t *experts = MEM_ARRAY(int32_t, PROMPT * USED);
+    CHECK_OK(kernel_ctx_reserve(c, PROMPT * (USED + 1), HIDDEN_MAX));
+    const struct router_args router = { .w = &w,
+                                        .x = x,
+                                        .norm = norm,
+                                        .eps = 1e-6f,
+                                        .h = h,
+                                        .route = { .logits = logits,
+                                                   .n_rows = PROMPT,
+                                                   .n_experts = EXPERTS,
+                                                   .n_used = USED,
+                                                   .n_groups = 1,
+                                                   .topk_groups = 1,
+                                                   .norm = NORM_SUM,
+                                                   .scale = 1,
+                                                   .experts = experts,
+                                                   .weights = weights } };
+    for (int i = 0; i < 2; i++) got[i] = run_prompt(c, l, &router, x);
+    check_bits(got[1], got[0], N, "experts after a router, again", PROMPT, (size_t)t);
+    float *alone = mem_dup(x, N * sizeof *x);
+    c->ops->add(c, NULL, NULL, 0); /* no longer right after the router */
+    on_experts(c, args_of(l, false, h, experts, weights, alone, PROMPT));
+    check_bits(alone, got[0], N, "experts alone", PROMPT, (size_t)t);
+    mem_free(x), mem_free(norm), mem_free(h), mem_free(logits), mem_free(weights);
+    mem_free(experts), mem_free(got[0]), mem_free(got[1]), mem_free(alone);
+    weight_release(c, &w);
+    free_matrix(&matrix), free_layer(c, l);
+    kernel_ctx_free(c);
+}
+
+static void router_before_cases(const char *isa)
+{
+    router_before_case(isa, DTYPE_BF16);
+    router_before_case(isa, DTYPE_F8_E4M3);
+}
+
 #define BACKEND_TESTS(name, isa)                                                                   \
+    TEST(name##_experts_after_a_router) { router_before_cases(isa); }                              \
     TEST(name##_experts) { experts_cases(isa); }                                                   \
     TEST(name##_experts_of_many_rows) { many_rows_case(isa); }
-#define BACKEND_CASES(name) CASE_T(name##_experts, 200), CASE_T(name##_experts_of_many_rows, 200)
+#define BACKEND_CASES(name)                                                                        \
+    CASE_T(name##_experts, 200), CASE_T(name##_experts_of_many_rows, 200),                         \
+        CASE_T(name##_experts_after_a_router, 200)
 EVERY_BACKEND(BACKEND_TESTS)
 
 TEST_MAIN(EVERY_BACKEND_CASES(BACKEND_CASES))
