@@ -10,7 +10,7 @@ CUBLASLT_ROWS, SM90_ROWS, SMS_USUAL, SEGMENT, SEGMENT_LEAST, SEGMENTS_MANY = 17,
 SHARED_OF_SM, SHARED_OF_BLOCK = 228 << 10, 227 << 10
 DECODE_X_MAX, RING_ROWS, RING_TILES_MAX, STAGED_BLOCKS, STAGED_WIDE, SORT_ROWS = 16384, 8, 128, 40, 96, 16
 ROUTER_ROWS, ROUTER_ROWS_MAX, ROUTE_SHARED_MAX = 8, 64, 96 << 10
-LOGITS_LEAST_ROWS, LOGITS_ROWS, LOGITS_WIDE, LOGITS_PAIRS = 1024, 64, 128, 6
+LOGITS_LEAST_ROWS, LOGITS_ROWS, LOGITS_WIDE, LOGITS_PAIRS, RMS_ROWS_MANY = 1024, 64, 128, 6, 1024
 MOE_ROWS, MOE_ELEMENTS = 8192, 128 << 20  # ffn_moe.c: rows of a piece of a prompt
 RANGE_ROWS = 256  # attention_mla.c
 SM90_TILES = {(128, 128): 12, (128, 256): 21, (256, 128): 21}  # rows, columns: cost
@@ -466,7 +466,8 @@ def sparse_layer(g, s):
     groups, all_rows = Groups(rows, m.n_experts, m.n_used), Groups(rows)
     gate_up, down = m.expert_gate_up, m.expert_down
     first = router(g, m, rows)
-    out = [*first, *unless_decode(inputs(g, gate_up, rows, 'experts', norm=False), gate_up, groups, rows)]
+    rounded = rows >= RMS_ROWS_MANY and not wants_f8(g, gate_up, groups)  # by the router's norm
+    out = [*first, *([] if rounded else unless_decode(inputs(g, gate_up, rows, 'experts', norm=False), gate_up, groups, rows))]
     if m.shared:
         out += product(g, m.shared[0], all_rows, m.shared[0].what())
     out += product(g, gate_up, groups, 'gate_up ' + gate_up.what(), x_rows=rows)

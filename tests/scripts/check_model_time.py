@@ -36,6 +36,7 @@ MIRRORED = {
     "STAGED_BLOCKS": ("kernels/cuda/gemm/gemm_f32_staged.cuh", "STAGED_BLOCKS_ENOUGH"),
     "STAGED_WIDE": ("kernels/cuda/gemm/gemm_f32_staged.cuh", "STAGED_BLOCKS_WIDE"),
     "LOGITS_LEAST_ROWS": ("kernels/cuda/moe/moe_logits.cu", "LOGITS_LEAST_ROWS"),
+    "RMS_ROWS_MANY": ("kernels/cuda/rms_norm.cuh", "RMS_ROWS_MANY"),
     "LOGITS_ROWS": ("kernels/cuda/moe/moe_logits.cu", "LOGITS_ROWS"),
     "LOGITS_WIDE": ("kernels/cuda/moe/moe_logits.cu", "LOGITS_WIDE"),
     "SORT_ROWS": ("kernels/cuda/moe/moe_sort.cuh", "SORT_ROWS"),
