@@ -119,7 +119,7 @@ struct attn_args {
     int32_t n_heads, v_dim; /* v_dim: head_dim, or kv_lora when latent */
     float scale;
     /* Done first, of the same pool and list (GQA): a GPU does both in one launch where it can.
-     * Afterwards q and its k may be rotated or not. NULL: none */
+     * Afterwards its q and k are not to be read. NULL: none */
     const struct kv_append_args *append;
     /* MLA only. NULL: the absorbed path, q has kv_lora + rope elements and out kv_lora. Else the
      * naive path: from a position's latent c, head h has the keys k_up[h] c (nope elements,

@@ -245,6 +245,23 @@ static void test_two_calls(void)
     });
 }
 
+/* Prompts, whose queries are rotated into bf16 where heads of 128 allow it. */
+static void test_prompts(void)
+{
+    const way ways[] = { { true, true, false, 0 },
+                         { false, false, false, 0 },
+                         { false, false, true, 0 },
+                         { true, false, false, 0 } };
+    for (const way &how : ways)
+        for (int dim : { 64, 128 })
+            test("prompts", [&] {
+                const struct shape s = heads(8, 2, dim, 64, DTYPE_BF16, false);
+                world a(s, { 150, 700 }), b(s, { 150, 700 });
+                world *const w[2] = { &a, &b };
+                both_ways(w, { { 0, 5, 140, false }, { 1, 620, 33, false } }, how, {}, 0);
+            });
+}
+
 /* Rows whose first segments are one product have positions of their own. */
 static void test_shared(void)
 {
@@ -351,5 +368,6 @@ int main(int argc, char **argv)
                        { "shared", test_shared },
                        { "special", test_special },
                        { "two_calls", test_two_calls },
+                       { "prompts", test_prompts },
                        { "types", test_types } });
 }

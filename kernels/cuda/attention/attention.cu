@@ -295,14 +295,23 @@ extern "C" bool attention_leaves_bf16(const struct attention *a)
            choose_split(a, bounds, &wave) == cudaSuccess && wave == 0;
 }
 
+/* Whether queries are rotated into bf16, which the kernel of compute capability 9.0 would round them
+ * to: half of the bytes to write and read. */
+static bool rounds_queries(const struct attention *a)
+{
+    const struct cuda_attn_counts *bounds = &a->on->bounds;
+    return bounds->n_prefill > 0 && bounds->n_decode == 0 && attention_prefill_supports(a) &&
+           attention_prefill_sm90_supports(&a->kv) && attention_append_leaves_bf16(a);
+}
+
 static cudaError_t run_prefill(cudaStream_t stream, const struct attention *a)
 {
     const struct cuda_attn_counts *bounds = &a->on->bounds;
     const struct attn_row_set list = attn_row_set_of(a->on, ATTN_ROWS_PREFILL);
     const int32_t n_segments = (int32_t)segments_of((size_t)bounds->n_keys_prefill);
     float *state = state_of(a, 2), *parts = parts_of(a);
-    struct attn_prefill_call c = { a->kv, list, a->q, a->out, parts,    a->n_heads,
-                                   1,     0,    0,    0,      a->scale, a->out_bf16 };
+    struct attn_prefill_call c = { a->kv, list, a->q, a->out,   parts,       a->n_heads,       1,
+                                   0,     0,    0,    a->scale, a->out_bf16, rounds_queries(a) };
     struct merge_call m = { list,       a->out,   parts, state, state, 2 * (size_t)a->n_heads,
                             a->n_heads, a->v_dim, 0,     0 };
     int32_t wave = 0;
@@ -329,7 +338,8 @@ extern "C" cudaError_t attention_run(cudaStream_t stream, const struct attention
     if (!attention_supports_kv(&a->kv)) return cudaErrorInvalidValue;
     if (bounds->n_rows <= 0) return cudaSuccess;
     cudaError_t e = cudaSuccess;
-    if (a->append && !appends_itself(a))
+    if (rounds_queries(a)) e = attention_append_leaving_bf16(stream, a);
+    else if (a->append && !appends_itself(a))
         e = attention_kv_append(stream, &a->kv, a->on, a->append->k, a->append->v, a->append->rope);
     if (e == cudaSuccess && !attention_prefill_supports(a))
         return run_decode(stream, a, ATTN_ROWS_ALL, bounds->n_rows, bounds->n_segments);

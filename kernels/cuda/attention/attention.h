@@ -79,7 +79,7 @@ struct attention {
     int32_t n_at_once, max_blocks; /* segments at a time, blocks; 0: choose. Tests set them,
                                     * because every choice must give the same bits */
     const struct attention_append *append; /* done first, or by the same launch; afterwards q and k
-                                            * may be rotated or not. NULL: none */
+                                            * are not to be read. NULL: none */
     uint16_t *out_bf16;                    /* the rows of out rounded to bf16, too; NULL: not */
 };
 

@@ -22,6 +22,7 @@ struct append_call {
     struct rope_args rope;
     int32_t n_queries; /* heads of a row that are only rotated; 0 without a rotation */
     bool rotates;
+    bool rounds_queries; /* attention_append_leaving_bf16 */
 };
 
 bool attention_supports_kv(const struct kv_layer *kv)
@@ -208,6 +209,19 @@ static __device__ __forceinline__ void store_pairs(float *x, const append_pairs 
     }
 }
 
+/* In bf16, from where the head begins. */
+template <enum append_way W>
+static __device__ __forceinline__ void store_rounded(float *x, const append_pairs &p)
+{
+    UNROLL for (int i = 0; i < FOUR_PAIRS; i++)
+    {
+        uint16_t *at = (uint16_t *)(void *)x + pair_at<W>(i);
+        const unsigned pair = pack_bf16(p.v[i].x, p.v[i].y);
+        if constexpr (W == APPEND_INTERLEAVED) *(unsigned *)(void *)at = pair;
+        else at[0] = (uint16_t)pair, at[PAIR_APART<W>] = (uint16_t)(pair >> 16);
+    }
+}
+
 /* The sum of a head's squares in the order of head_squares. */
 static __device__ __forceinline__ float pairs_squares(const append_pairs &p)
 {
@@ -294,7 +308,12 @@ static __device__ __forceinline__ void rotate_four(const struct append_call &c,
     append_pairs p[FOUR];
     UNROLL for (int j = 0; j < FOUR; j++) p[j] = load_pairs<W>(x + j * FOUR_DIM);
     rotate_pairs<W, FOUR>(p, c.rope, h, row.pos);
-    UNROLL for (int j = 0; j < FOUR; j++) store_pairs<W>(x + j * FOUR_DIM, p[j]);
+    if (!c.rounds_queries) {
+        UNROLL for (int j = 0; j < FOUR; j++) store_pairs<W>(x + j * FOUR_DIM, p[j]);
+        return;
+    }
+    __syncwarp(); /* all lanes have read their elements */
+    UNROLL for (int j = 0; j < FOUR; j++) store_rounded<W>(x + j * FOUR_DIM, p[j]);
 }
 
 /* Keys and values first and first + 1 of a row. Rotated keys go to the pool only. */
@@ -395,15 +414,43 @@ bool attention_rotates_keys(const struct rope_args *r, const struct kv_layer *kv
            r->heads[1].x_stride == (size_t)kv->n_heads * (size_t)kv->head_dim;
 }
 
+static struct append_call append_call_of(const struct kv_layer *kv, const struct cuda_attn_list *on,
+                                         const struct attention_append *a)
+{
+    struct append_call c = { *kv,  attn_row_set_of(on, ATTN_ROWS_ALL), a->k, a->v, {}, 0, false,
+                             false };
+    if (a->rope)
+        c.rope = *a->rope, c.n_queries = (int32_t)a->rope->heads[0].n_heads, c.rotates = true;
+    return c;
+}
+
+bool attention_append_leaves_bf16(const struct attention *a)
+{
+    const struct rope_args *r = a->append ? a->append->rope : NULL;
+    return r && a->kv.dtype == DTYPE_BF16 && attention_rotates_keys(r, &a->kv, a->append->k) &&
+           r->heads[0].x == a->q && r->heads[0].n_heads == (size_t)a->n_heads &&
+           r->heads[0].x_stride == r->heads[0].n_heads * r->heads[0].head_dim &&
+           (uintptr_t)a->q % 16 == 0 &&
+           goes_by_four(append_call_of(&a->kv, a->on, a->append), a->on->bounds.n_rows);
+}
+
+cudaError_t attention_append_leaving_bf16(cudaStream_t stream, const struct attention *a)
+{
+    struct append_call c = append_call_of(&a->kv, a->on, a->append);
+    if (!attention_append_leaves_bf16(a)) return cudaErrorInvalidValue;
+    c.rounds_queries = true;
+    return append_launch<DTYPE_BF16>(stream, c, a->on->bounds.n_rows);
+}
+
 extern "C" cudaError_t attention_kv_append(cudaStream_t stream, const struct kv_layer *kv,
                                            const struct cuda_attn_list *on, const float *k,
                                            const float *v, const struct rope_args *rope)
 {
-    struct append_call c = { *kv, attn_row_set_of(on, ATTN_ROWS_ALL), k, v, {}, 0, false };
+    const struct attention_append a = { k, v, rope };
+    const struct append_call c = append_call_of(kv, on, &a);
     if (!attention_supports_kv(kv) || (rope && !attention_rotates_keys(rope, kv, k)))
         return cudaErrorInvalidValue;
     if (on->bounds.n_rows <= 0) return cudaSuccess;
-    if (rope) c.rope = *rope, c.n_queries = (int32_t)rope->heads[0].n_heads, c.rotates = true;
     switch (kv->dtype) {
     case DTYPE_F32: return append_launch<DTYPE_F32>(stream, c, on->bounds.n_rows);
     case DTYPE_BF16: return append_launch<DTYPE_BF16>(stream, c, on->bounds.n_rows);

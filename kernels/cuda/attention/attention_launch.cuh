@@ -13,6 +13,10 @@ cudaError_t attention_grid(size_t n_units, int blocks_per_sm, int max_blocks, di
 
 /* Do these kernels support the type of the pool? (attention_kv_append.cu) */
 bool attention_supports_kv(const struct kv_layer *kv);
+/* Whether a->append can leave rotated queries in bf16, from where each head of q begins; and with
+ * that. */
+bool attention_append_leaves_bf16(const struct attention *a);
+cudaError_t attention_append_leaving_bf16(cudaStream_t stream, const struct attention *a);
 /* Are the second heads of r the keys as they are appended? */
 bool attention_rotates_keys(const struct rope_args *r, const struct kv_layer *kv, const float *k);
 

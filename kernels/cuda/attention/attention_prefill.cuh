@@ -40,6 +40,7 @@ struct attn_prefill_call {
     float scale;
     uint16_t *out_bf16; /* as in struct attention; whole rows of the kernel of compute capability
                          * 9.0 alone */
+    bool q_is_bf16;     /* from where each head of q begins; the same kernel alone */
 };
 
 /* What a block works on, the same in all threads. */

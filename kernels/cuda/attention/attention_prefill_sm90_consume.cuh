@@ -34,6 +34,22 @@ static __device__ __forceinline__ int sm90_attn_pair(int consumer, int half)
     return consumer * 64 + tid / WARP * 16 + tid % WARP / 4 + 8 * half;
 }
 
+/* The piece-th eight elements of a head, in bf16, as they may be already. Without branches, at
+ * which ptxas would wait for products. */
+static __device__ __forceinline__ uint4 sm90_attn_query(const float *head, int piece, bool is_bf16)
+{
+    const int by = is_bf16 ? 1 : 2;
+    const uint4 *from = (const uint4 *)(const void *)head + piece * by, x = from[0],
+                y = from[by - 1];
+    uint4 q = make_uint4(pack_bf16(__uint_as_float(x.x), __uint_as_float(x.y)),
+                         pack_bf16(__uint_as_float(x.z), __uint_as_float(x.w)),
+                         pack_bf16(__uint_as_float(y.x), __uint_as_float(y.y)),
+                         pack_bf16(__uint_as_float(y.z), __uint_as_float(y.w)));
+    q.x = is_bf16 ? x.x : q.x, q.y = is_bf16 ? x.y : q.y;
+    q.z = is_bf16 ? x.z : q.z, q.w = is_bf16 ? x.w : q.w;
+    return q;
+}
+
 /* A consumer's queries to shared memory. */
 template <int DIM>
 static __device__ __forceinline__ void sm90_attn_load_queries(const struct attn_prefill_call &c,
@@ -51,11 +67,10 @@ static __device__ __forceinline__ void sm90_attn_load_queries(const struct attn_
         struct attn_prefill_pair p = pair_at(t, consumer * 64 + row + i * ROWS);
         const bool is_valid = p.is_valid;
         if (!is_valid) p = pair_at(t, 0);
-        const float4 *from = (const float4 *)(query_of(c, t, p, DIM) + piece * CHUNK);
-        float4 x = from[0], y = from[1];
-        if (!is_valid) x = y = make_float4(0, 0, 0, 0);
-        *(uint4 *)(to + i * ROWS * SM90_ROW_BYTES) = make_uint4(
-            pack_bf16(x.x, x.y), pack_bf16(x.z, x.w), pack_bf16(y.x, y.y), pack_bf16(y.z, y.w));
+        uint4 q = sm90_attn_query(query_of(c, t, p, DIM), piece, c.q_is_bf16);
+        q.x = is_valid ? q.x : 0, q.y = is_valid ? q.y : 0;
+        q.z = is_valid ? q.z : 0, q.w = is_valid ? q.w : 0;
+        *(uint4 *)(to + i * ROWS * SM90_ROW_BYTES) = q;
     }
     fence_async_proxy();
 }
