@@ -375,13 +375,17 @@ TEST(gemm_sm90_overlapped_tiles)
     const std::vector<std::vector<int32_t>> lists = { { 450 },
                                                       { 0, 5, 0, 130, 64, 1, 300, 0, 65, 192 },
                                                       { 20, 20, 20, 140, 3, 3, 200 } };
+    static const enum gemm_epilogue epilogues[] = { GEMM_STORE_BF16, GEMM_SILU_BF16, GEMM_ADD,
+                                                    GEMM_STORE };
     for (size_t n_in : { 193, 320, 448 })
-        for (const auto &list : lists)
-            for (int how = 0; how < 2; how++) {
+        for (size_t i = 0; i < lists.size(); i++)
+            for (int how = 0; how < (n_in == 320 ? 4 : 2); how++) {
+                const std::vector<int32_t> &list = lists[i];
                 product p;
-                p.layout = GEMM_BF16, p.tile = GEMM_SM90_OVERLAPPED, p.n_rows = 3, p.n_out = 512,
-                p.n_in = n_in, p.gathered = p.paired = how, p.y_more = 8 * (size_t)how,
-                p.epilogue = how ? GEMM_SILU_BF16 : GEMM_STORE_BF16;
+                p.layout = GEMM_BF16, p.tile = GEMM_SM90_OVERLAPPED,
+                p.groups = std::vector<int32_t>(list), p.n_rows = 3, p.n_out = 512, p.n_in = n_in,
+                p.gathered = p.paired = how == 1, p.y_more = how == 1 ? 8 : 0,
+                p.epilogue = epilogues[how];
                 for (int32_t n : list) p.n_rows += (size_t)n;
                 const trial all = try_product(p);
                 trial wide = all;
@@ -454,7 +458,9 @@ TEST(gemm_sm90_refuses_what_it_cannot_do)
     g.deterministic = false;
     CHECK(gemm_uses_sm90(&g) &&
           gemm_run_sm90(nullptr, &g, GEMM_SM90_TALL) == cudaErrorInvalidValue);
-    CHECK(gemm_run_sm90(nullptr, &g, GEMM_SM90_OVERLAPPED) == cudaErrorInvalidValue); /* f32 y */
+    g.n_out = 4090; /* columns that need checks of bounds */
+    CHECK(gemm_run_sm90(nullptr, &g, GEMM_SM90_OVERLAPPED) == cudaErrorInvalidValue);
+    g.n_out = 4096;
     g.layout = GEMM_F16;
     CHECK(gemm_uses_sm90(&g) &&
           gemm_run_sm90(nullptr, &g, GEMM_SM90_TALL) == cudaErrorInvalidValue);

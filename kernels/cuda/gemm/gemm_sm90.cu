@@ -131,7 +131,8 @@ template <enum gemm_epilogue E, class T> struct overlapped_tiles {
         if (r.rows.n <= 0) return;
         r.column += half * HALF_COLUMNS;
         if (E == GEMM_STORE_BF16) store_bf16(c, r, sums);
-        else store_swiglu<GEMM_BF16>(c, r, sums);
+        else if (E == GEMM_SILU_BF16) store_swiglu<GEMM_BF16>(c, r, sums);
+        else store_columns<GEMM_BF16, E>(c, r, sums);
     }
 
     __device__ __forceinline__ void finish(const sm90_position *at, float (&sums)[HALF_COLUMNS / 2])
@@ -259,17 +260,20 @@ bool gemm_sm90_overlaps(enum gemm_weight_layout layout, const struct gemm_call *
 {
     enum { STAGES_AT_LEAST = 2 * 2, STAGE_K = K_BYTES / 2 };
     return layout == GEMM_BF16 && !c->bias && c->n_out % overlapped_tile::COLUMNS == 0 &&
-           (c->epilogue == GEMM_SILU_BF16 || c->epilogue == GEMM_STORE_BF16) &&
-           (uintptr_t)c->y % 16 == 0 && (c->y_stride | c->y_group) % 8 == 0 &&
-           c->n_in_padded >= STAGES_AT_LEAST * STAGE_K;
+           c->epilogue != GEMM_SILU && c->epilogue != GEMM_SILU_F16 && (uintptr_t)c->y % 16 == 0 &&
+           (c->y_stride | c->y_group) % 8 == 0 && c->n_in_padded >= STAGES_AT_LEAST * STAGE_K;
 }
 
 static cudaError_t run_overlapped(cudaStream_t stream, const gemm_call &c)
 {
     typedef overlapped_tile tile;
-    if (c.epilogue == GEMM_STORE_BF16)
+    switch (c.epilogue) {
+    case GEMM_STORE_BF16:
         return launch_sm90<tile>(stream, sm90_overlapped_kernel<GEMM_STORE_BF16, tile>, c);
-    return launch_sm90<tile>(stream, sm90_overlapped_kernel<GEMM_SILU_BF16, tile>, c);
+    case GEMM_STORE: return launch_sm90<tile>(stream, sm90_overlapped_kernel<GEMM_STORE, tile>, c);
+    case GEMM_ADD: return launch_sm90<tile>(stream, sm90_overlapped_kernel<GEMM_ADD, tile>, c);
+    default: return launch_sm90<tile>(stream, sm90_overlapped_kernel<GEMM_SILU_BF16, tile>, c);
+    }
 }
 
 /* The time of a tile in rounds of all SMs. A wide one has the same work as two narrow ones and

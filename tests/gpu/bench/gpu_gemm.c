@@ -9,39 +9,43 @@
 #include <string.h>
 
 #include "kernels/cuda/gemm/gemm.h"
+#include "kernels/cuda/gemm/gemm_cublaslt.h"
 #include "kernels/cuda/gemm/prepare_inputs_f8.h"
 #include "tests/gpu/bench/gpu.h"
 #include "tests/gpu/bench/gpu_kernels.h"
 
-enum { COPIES = 4, ROUNDS = 7, PATTERN = 1 << 22, BY_RUN = -1 };
+enum { COPIES = 4, ROUNDS = 7, PATTERN = 1 << 22, BY_RUN = -1, BY_CUBLASLT = -2 };
 
 struct gemm_case {
     const char *name;
     int32_t n_groups; /* 0: dense */
     size_t n_rows, n_x_rows, n_out, n_in;
-    bool paired;
+    bool paired, add;
 };
 
 /* Source: the models' configurations; 8,192 and 2,048 tokens. */
 static const struct gemm_case CASES[] = {
-    { "Qwen3 experts, gate and up", 128, 65536, 8192, 1536, 2048, true },
-    { "Qwen3 experts, down", 128, 65536, 65536, 2048, 768, false },
-    { "Qwen3 experts, gate and up", 128, 16384, 2048, 1536, 2048, true },
-    { "Qwen3 experts, down", 128, 16384, 16384, 2048, 768, false },
-    { "ERNIE experts, gate and up", 64, 49152, 8192, 3072, 2560, true },
-    { "ERNIE experts, down", 64, 49152, 49152, 2560, 1536, false },
-    { "ERNIE shared expert, gate and up", 0, 8192, 8192, 6144, 2560, true },
-    { "DeepSeek-V2-Lite experts, gate and up", 64, 49152, 8192, 2816, 2048, true },
-    { "DeepSeek-V2-Lite experts, down", 64, 49152, 49152, 2048, 1408, false },
-    { "Llama-3-8B, gate and up", 0, 8192, 8192, 28672, 4096, true },
+    { "Qwen3 experts, gate and up", 128, 65536, 8192, 1536, 2048, true, false },
+    { "Qwen3 experts, down", 128, 65536, 65536, 2048, 768, false, false },
+    { "Qwen3 experts, gate and up", 128, 16384, 2048, 1536, 2048, true, false },
+    { "Qwen3 experts, down", 128, 16384, 16384, 2048, 768, false, false },
+    { "ERNIE experts, gate and up", 64, 49152, 8192, 3072, 2560, true, false },
+    { "ERNIE experts, down", 64, 49152, 49152, 2560, 1536, false, false },
+    { "ERNIE shared expert, gate and up", 0, 8192, 8192, 6144, 2560, true, false },
+    { "DeepSeek-V2-Lite experts, gate and up", 64, 49152, 8192, 2816, 2048, true, false },
+    { "DeepSeek-V2-Lite experts, down", 64, 49152, 49152, 2048, 1408, false, false },
+    { "Llama-3-8B, gate and up", 0, 8192, 8192, 28672, 4096, true, false },
+    { "Qwen3 q", 0, 8192, 8192, 4096, 2048, false, false },
+    { "Qwen3 o", 0, 8192, 8192, 2048, 4096, false, true },
 };
 static const struct gemm_case TINY[] = {
-    { "small experts", 3, 500, 200, 512, 256, true },
-    { "small", 0, 300, 300, 384, 256, false },
+    { "small experts", 3, 500, 200, 512, 256, true, false },
+    { "small", 0, 300, 300, 384, 256, false, false },
+    { "small", 0, 300, 300, 512, 256, false, true },
 };
 static const struct gemm_case BATCHES[] = {
-    { "Qwen3 q", 0, 0, 0, 4096, 2048, false },
-    { "Qwen3 o", 0, 0, 0, 2048, 4096, false },
+    { "Qwen3 q", 0, 0, 0, 4096, 2048, false, false },
+    { "Qwen3 o", 0, 0, 0, 2048, 4096, false, false },
 };
 static const size_t BATCH_ROWS[] = { 17, 32, 64, 128 };
 
@@ -55,6 +59,7 @@ static const struct gemm_way WAYS[] = {
     { "bf16, 128 by 256", GEMM_BF16, GEMM_SM90_WIDE },
     { "bf16, 128 by 256, stored beside products", GEMM_BF16, GEMM_SM90_OVERLAPPED },
     { "bf16, as chosen", GEMM_BF16, BY_RUN },
+    { "bf16, cublasLt", GEMM_BF16, BY_CUBLASLT },
     { "fp8, 128 by 128", GEMM_F8, GEMM_SM90_NARROW },
     { "fp8, 256 by 128", GEMM_F8, GEMM_SM90_TALL },
     { "fp8, as chosen", GEMM_F8, BY_RUN },
@@ -68,7 +73,8 @@ struct rig {
     cudaStream_t stream;
     struct gpu_timer timer;
     unsigned char *w, *x, *y, *pattern;
-    void *scratch;
+    void *scratch, *workspace;
+    struct gemm_cublaslt *cublaslt; /* or NULL */
     size_t w_bytes, x_bytes, y_bytes;
     int32_t *begin, *x_rows;
 };
@@ -152,6 +158,7 @@ static struct gemm gemm_of(const struct rig *r, const struct gemm_case *s,
         .y_stride = s->paired ? step_of(s->n_out / 2, GEMM_STEP) : s->n_out,
         .epilogue = s->paired     ? GEMM_SILU_BF16
                     : s->n_groups ? GEMM_STORE_BF16 /* as down of a prompt */
+                    : s->add      ? GEMM_ADD
                                   : GEMM_STORE,
         .scratch = r->scratch,
     };
@@ -164,11 +171,12 @@ static double seconds_of(struct rig *r, const struct gemm_case *s, enum gemm_wei
     double v[ROUNDS];
     gpu_cuda(cudaDeviceSynchronize(), "filling memory"); /* by other streams */
     for (size_t i = 0; i < ROUNDS + 2; i++) {
-        const struct gemm g = gemm_of(r, s, layout, i);
+        struct gemm g = gemm_of(r, s, layout, i);
+        if (tile == BY_CUBLASLT) g.cublaslt = r->cublaslt, g.workspace = r->workspace;
+        if (tile == BY_CUBLASLT && !gemm_cublaslt_fits(&g)) return 0;
         gpu_cuda(cudaEventRecord(r->timer.begin, r->stream), "timing");
-        const cudaError_t e = tile == BY_RUN
-                                  ? gemm_run(r->stream, &g)
-                                  : gemm_run_sm90(r->stream, &g, (enum gemm_sm90_tile)tile);
+        const cudaError_t e = tile < 0 ? gemm_run(r->stream, &g)
+                                       : gemm_run_sm90(r->stream, &g, (enum gemm_sm90_tile)tile);
         if (e == cudaErrorInvalidValue) return 0;
         gpu_cuda(e, "a product");
         gpu_cuda(cudaEventRecord(r->timer.end, r->stream), "timing");
@@ -246,6 +254,16 @@ static void open_rig(struct rig *r, const struct gemm_case *cases, size_t n)
     gpu_cuda(gpu_fill_f32(r->stream, (float *)(void *)r->x, r->x_bytes / 4, 5), "filling memory");
 }
 
+static void open_cublaslt(struct rig *r)
+{
+    struct err err;
+    if (gemm_cublaslt_create(&r->cublaslt, &err) != OK) {
+        gpu_note("no cublasLt: %s", err.text);
+        r->cublaslt = NULL;
+    }
+    r->workspace = take(GEMM_CUBLASLT_WORKSPACE);
+}
+
 int gpu_gemm_main(const struct gpu_sizes *sizes)
 {
     struct rig r = { .sizes = sizes };
@@ -255,13 +273,15 @@ int gpu_gemm_main(const struct gpu_sizes *sizes)
     gpu_cuda(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking), "making a stream");
     gpu_timer_init(&r.timer);
     open_rig(&r, cases, n);
+    open_cublaslt(&r);
     for (size_t i = 0; i < n; i++) measure_case(&r, &cases[i]);
     for (size_t i = 0; i < sizeof BATCHES / sizeof *BATCHES && !sizes->tiny; i++)
         for (size_t j = 0; j < sizeof BATCH_ROWS / sizeof *BATCH_ROWS; j++) {
-            struct gemm_case s = BATCHES[i];
+            struct gemm_case s = BATCHES[i]; /* by the own kernels */
             s.n_rows = s.n_x_rows = BATCH_ROWS[j];
             measure_batch(&r, &s);
         }
+    gemm_cublaslt_free(r.cublaslt);
     gpu_timer_release(&r.timer);
     free(r.pattern);
     gpu_cuda(cudaStreamDestroy(r.stream), "dropping a stream");
