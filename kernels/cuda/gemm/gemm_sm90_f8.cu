@@ -109,20 +109,21 @@ template <class T> struct f8_multiplier : sm90_multiplier<T> {
         for (int32_t stage = 0; stage < this->n_stages; stage++) {
             wait_for_stage<T>(this->ring, *state);
             begin_stage(part, operands_at<T>(this->first, state->index), 0);
+            float by[H][2][2];
+#pragma unroll
+            for (int i = 0; i < 4 * H; i++)
+                by[i / 4][i / 2 % 2][i % 2] = __fmul_rn(
+                    of_stage(factors.x[i / 4][i / 2 % 2], stage),
+                    of_stage(factors.w[i % 2], stage));
             if (stage % TOGETHER == 0)
                 next = load_factors<H>(this->c, scales, stage + TOGETHER, this->n_stages);
 #pragma unroll
             for (int half = 0; half < H; half++) {
                 if (half > 0) begin_stage(part, operands_at<T>(this->first, state->index), half);
-                float by[2][2];
-#pragma unroll
-                for (int i = 0; i < 4; i++)
-                    by[i / 2][i % 2] = __fmul_rn(of_stage(factors.x[half][i / 2], stage),
-                                                 of_stage(factors.w[i % 2], stage));
                 wgmma_wait<0>();
                 wgmma_fence_operand(part);
                 if (half == H - 1) release_stage<T>(this->ring, state->index);
-                add(sums[half], part, by);
+                add(sums[half], part, by[half]);
             }
             if (stage % TOGETHER == TOGETHER - 1) factors = next;
             advance<T>(state);
