@@ -205,6 +205,42 @@ static __global__ void __launch_bounds__(THREADS)
     *y = sum;
 }
 
+/* The same of N rows in bf16, eight elements by a thread. N is a constant because loads that
+ * depend on it would be made one after the other; how many blocks share an SM is said because
+ * without it registers for half of the loads are taken. */
+enum { OCT = 8 };
+template <int N>
+static __global__ void __launch_bounds__(THREADS, 4)
+    combine_octs_kernel(combine_args a, unsigned octs)
+{
+    grid_dependency_sync();
+    const unsigned i = blockIdx.x * THREADS + threadIdx.x, row = i / octs, at = i % octs * OCT;
+    if (row >= a.n_rows) return;
+    const int32_t *index = a.index + (size_t)row * N;
+    float4 *y = (float4 *)(a.y + (size_t)row * a.n + at);
+    float by[N], sum[OCT] = {};
+    uint4 v[N];
+#pragma unroll
+    for (int j = 0; j < N; j++)
+        v[j] = *(const uint4 *)((const uint16_t *)a.rows + (size_t)index[j] * a.n + at);
+#pragma unroll
+    for (int j = 0; j < N; j++) by[j] = a.weights[(size_t)row * N + j];
+    if (a.add) {
+        const float4 low = y[0], high = y[1];
+        sum[0] = low.x, sum[1] = low.y, sum[2] = low.z, sum[3] = low.w;
+        sum[4] = high.x, sum[5] = high.y, sum[6] = high.z, sum[7] = high.w;
+    }
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        const unsigned words[4] = { v[j].x, v[j].y, v[j].z, v[j].w };
+#pragma unroll
+        for (int k = 0; k < OCT; k++)
+            sum[k] = fmaf(by[j], k % 2 ? bf16_high(words[k / 2]) : bf16_low(words[k / 2]), sum[k]);
+    }
+    y[0] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+    y[1] = make_float4(sum[4], sum[5], sum[6], sum[7]);
+}
+
 template <bool BF16> static cudaError_t combine_quads(cudaStream_t s, const struct combine_args *a)
 {
     const unsigned blocks_of_row = blocks_for(a->n, THREADS * 4);
@@ -227,8 +263,13 @@ cudaError_t elementwise_combine(cudaStream_t s, const struct combine_args *a)
 
 cudaError_t elementwise_combine_bf16(cudaStream_t s, const struct combine_args *a)
 {
+    const size_t octs = a->n_rows * (a->n / OCT);
     if (a->n_rows * a->n == 0) return cudaSuccess;
-    return has_quads(a) ? combine_quads<true>(s, a) : cudaErrorInvalidValue;
+    if (!has_quads(a)) return cudaErrorInvalidValue;
+    if (a->n % OCT != 0 || (a->n_used != 6 && a->n_used != 8) || octs > UINT32_MAX - THREADS)
+        return combine_quads<true>(s, a);
+    return launch(s, a->n_used == 6 ? combine_octs_kernel<6> : combine_octs_kernel<8>,
+                  dim3(blocks_for(octs, THREADS)), dim3(THREADS), 0, *a, (unsigned)(a->n / OCT));
 }
 
 /* ---- rotation ---- */

@@ -51,7 +51,7 @@ static struct layer *make_layer(struct kernel_ctx *c, enum dtype t, enum dtype o
     l->shared_down = make_matrix(t, hidden, inner);
     l->shared_gate_up = pair(c, &l->shared_gate, &l->shared_up);
     l->shared_last = single(c, &l->shared_down);
-    CHECK_OK(kernel_ctx_reserve(c, MANY_ROWS * (USED + 1), hidden > inner ? hidden : inner));
+    CHECK_OK(kernel_ctx_reserve(c, MANY_ROWS * (2 * USED + 1), hidden > inner ? hidden : inner));
     return l;
 }
 
@@ -232,26 +232,35 @@ static void experts_cases(const char *isa)
 /* Many rows of each expert: on GPUs of compute capability 9.0 other kernels compute them than a few,
  * and results of experts are rounded to bf16 before they are added up. Held to that rounding of the
  * largest result. */
-static void many_rows_case(const char *isa)
+static void check_many_rows(struct kernel_ctx *c, const struct layer *l, size_t used)
 {
     enum { N = MANY_ROWS * HIDDEN_MAX };
-    struct kernel_ctx *c = open_backend(isa, ACTIVATIONS_FAST, 2);
-    struct layer *l = make_layer(c, DTYPE_BF16, DTYPE_BF16, HIDDEN_MAX, 128);
     float *h = random_floats(N, 2), *got = random_floats(N, 1), *want = mem_dup(got, N * 4),
-          *weights = random_floats((size_t)MANY_ROWS * USED, 1);
-    int32_t experts[MANY_ROWS * USED];
-    for (size_t i = 0; i < (size_t)MANY_ROWS * USED; i++)
-        experts[i] = (int32_t)(i % USED * 2 + random_u32() % 2);
-    on_experts(c, args_of(l, false, h, experts, weights, got, MANY_ROWS));
+          *weights = random_floats(MANY_ROWS * used, 1);
+    int32_t experts[MANY_ROWS * EXPERTS];
+    for (size_t i = 0; i < MANY_ROWS * used; i++)
+        experts[i] = (int32_t)(used == EXPERTS ? i % EXPERTS : i % USED * 2 + random_u32() % 2);
+    struct experts_args a = args_of(l, false, h, experts, weights, got, MANY_ROWS);
+    a.n_used = (int32_t)used;
+    on_experts(c, a);
     double largest = 0;
     for (size_t i = 0; i < MANY_ROWS; i++) {
-        want_row(c, l, false, h + i * HIDDEN_MAX, experts + i * USED, weights + i * USED,
-                 want + i * HIDDEN_MAX);
+        for (size_t j = i * used; j < (i + 1) * used; j += USED)
+            want_row(c, l, false, h + i * HIDDEN_MAX, experts + j, weights + j,
+                     want + i * HIDDEN_MAX);
         for (size_t k = 0; k < HIDDEN_MAX; k++)
             largest = fmax(largest, fabs((double)want[i * HIDDEN_MAX + k]));
     }
     for (size_t i = 0; i < N; i++) CHECK_NEAR(got[i], want[i], 0x1p-8 * largest);
     mem_free(h), mem_free(got), mem_free(want), mem_free(weights);
+}
+
+static void many_rows_case(const char *isa)
+{
+    struct kernel_ctx *c = open_backend(isa, ACTIVATIONS_FAST, 2);
+    struct layer *l = make_layer(c, DTYPE_BF16, DTYPE_BF16, HIDDEN_MAX, 128);
+    check_many_rows(c, l, USED);
+    check_many_rows(c, l, EXPERTS); /* as many as there is a kernel of its own for */
     free_layer(c, l);
     kernel_ctx_free(c);
 }
