@@ -31,7 +31,7 @@ static __global__ void __launch_bounds__(SM90_BOUND(SM90_THREADS), 1)
  *
  * A warpgroup's sums are two halves of columns, and the first and the last TAIL stages of a tile
  * are multiplied by one half after the other: while one half is stored, the products of the other
- * are under way, of this tile or of the next. The ring has room for both tiles' stages. k ascends
+ * are in flight, of this tile or of the next. The ring has room for both tiles' stages. k ascends
  * in every sum, as elsewhere. */
 
 #if SM90_CODE
@@ -101,7 +101,7 @@ template <enum gemm_epilogue E, class T> struct overlapped_tiles {
         advance<T>(&next);
     }
 
-    /* The rest of a tile whose first half's first stages are under way, until its second half's
+    /* The rest of a tile whose first half's first stages are in flight, until its second half's
      * last ones are; the first half is complete. */
     __device__ __forceinline__ void multiply(halves &sums)
     {

@@ -14,7 +14,7 @@ typedef sm90_tile<2, 128, 4> tall_tile;
 #if SM90_CODE
 /* The scales of a thread's two rows of x in each of H halves, and of even and of odd columns: one
  * per stage. The four lanes of a row have those of a stage each, of four stages in a row: the fence
- * before a stage's products waits for loads that are under way, so there are few. */
+ * before a stage's products waits for loads that are in flight, so there are few. */
 enum { TOGETHER = 4 };
 template <int H> struct f8_scales_of {
     const float *w[2];
