@@ -67,10 +67,9 @@ template <enum gemm_weight_layout F> struct decode_items {
         const decode_item &item = s->items[i];
         const int32_t warp = (int32_t)threadIdx.x / WARP, lane = (int32_t)threadIdx.x % WARP,
                       span = item.first_span + warp;
-        const unsigned char *w = item.w + lane % 4 * 16 + (size_t)span * ring_shape<F>::SPAN_BYTES;
         ring_run r = {};
-        r.w[0] = w + (size_t)min(lane / 4, item.last_row) * row_bytes;
-        r.w[1] = w + (size_t)min(lane / 4 + 8, item.last_row) * row_bytes;
+        ring_set_rows<F>(&r, item.w + (size_t)span * ring_shape<F>::SPAN_BYTES, 0, item.last_row,
+                         row_bytes);
         r.n_units = units_of(item);
         if (F == GEMM_F8) {
             const gemm_call &c = s->calls.of[item.call];

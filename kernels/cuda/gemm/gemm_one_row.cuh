@@ -57,17 +57,13 @@ static __device__ __forceinline__ void one_find_groups(const gemm_call &c, one_g
     __syncwarp();
 }
 
-/* The lane's rows of W of a tile of SKINNY_W_ROWS, from byte `at` of a row on. */
+/* The warp's rows of W of a tile of SKINNY_W_ROWS, from byte `at` of a row on. */
 template <enum gemm_weight_layout F>
 static __device__ __forceinline__ ring_run one_run(const gemm_call &c, const unsigned char *w,
                                                    int tile, int at, int n_units)
 {
-    const int lane = (int)(threadIdx.x % WARP), row = tile * SKINNY_W_ROWS + lane / 4,
-              last = c.n_out - 1, bytes = (int)c.row_bytes;
     ring_run r = {};
-    w += at + lane % 4 * 16;
-    r.w[0] = w + (size_t)min(row, last) * (unsigned)bytes;
-    r.w[1] = w + (size_t)min(row + 8, last) * (unsigned)bytes;
+    ring_set_rows<F>(&r, w + at, tile * SKINNY_W_ROWS, c.n_out - 1, (unsigned)c.row_bytes);
     r.n_units = n_units;
     return r;
 }

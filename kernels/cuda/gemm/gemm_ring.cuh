@@ -1,8 +1,8 @@
 /* gemm_ring.cuh - W through a ring of shared memory, for the kernels of decode steps.
  *
  * Blocks stay for several tiles, and their loads of W are ahead of the sums, across tiles and, for
- * the first ones, from before the previous kernel's end. A thread copies by cp.async exactly the 16
- * bytes that it multiplies later, so no barrier is needed: it waits for its own copies. A unit is
+ * the first ones, from before the previous kernel's end. A warp copies by cp.async what it
+ * multiplies itself, whole lines of memory at a time, so that it waits for nobody else. A unit is
  * what a warp copies at a time: 64 k of 16 rows of W in 16 bits, 128 k of fewer. Thread: device. */
 #ifndef BATON_KERNELS_CUDA_GEMM_GEMM_RING_CUH
 #define BATON_KERNELS_CUDA_GEMM_GEMM_RING_CUH
@@ -32,13 +32,35 @@ template <enum gemm_weight_layout F, int DEPTH_ = ring_usual<F>::DEPTH> struct r
     };
 };
 
-/* What a warp reads of a tile: the lane's 16 bytes of the first unit in its two rows of W, and F8's
- * scale of it. The units of a span follow each other, spans are JUMP apart. */
+/* What a warp reads of a tile. A lane copies 16 bytes of ROWS rows: of the first unit those at
+ * copied[]. It multiplies those of rows that begin at w[] for it. F8's scale is of both. The units
+ * of a span follow each other, spans are JUMP apart. */
 struct ring_run {
-    const unsigned char *w[2];
+    const unsigned char *copied[4], *w[2];
     const float *f8_scale;
     int32_t n_units;
 };
+
+/* Lanes that copy a row's bytes of a unit, and rows of one cp.async. */
+template <enum gemm_weight_layout F> struct ring_lanes {
+    enum { OF_ROW = ring_shape<F>::UNIT_BYTES / 16, ROWS = WARP / OF_ROW };
+};
+
+/* Sets where a lane reads the rows of a tile from number `row` on, of which `last` is the matrix's
+ * last. w: the first row's first byte of the run. */
+template <enum gemm_weight_layout F>
+static __device__ __forceinline__ void ring_set_rows(ring_run *r, const unsigned char *w,
+                                                     int32_t row, int32_t last, size_t row_bytes)
+{
+    typedef ring_lanes<F> lanes;
+    const int32_t lane = (int32_t)threadIdx.x % WARP;
+#pragma unroll
+    for (int i = 0; i < ring_shape<F>::LOADS; i++)
+        r->copied[i] = w + lane % lanes::OF_ROW * 16 +
+                       (size_t)min(row + i * lanes::ROWS + lane / lanes::OF_ROW, last) * row_bytes;
+    r->w[0] = w + lane % 4 * 16 + (size_t)min(row + lane / 4, last) * row_bytes;
+    r->w[1] = w + lane % 4 * 16 + (size_t)min(row + lane / 4 + 8, last) * row_bytes;
+}
 
 /* The place of a unit behind the first, in units of consecutive k. */
 template <enum gemm_weight_layout F, int JUMP>
@@ -48,11 +70,31 @@ static __device__ __forceinline__ int32_t ring_place(int32_t unit)
     return unit / PER_SPAN * (JUMP * PER_SPAN) + unit % PER_SPAN;
 }
 
+/* A warp's bytes of a slot begin here; every 4 KiB are those of another cp.async. */
 template <enum gemm_weight_layout F>
-static __device__ __forceinline__ uint4 *ring_slot(unsigned char *ring, int slot)
+static __device__ __forceinline__ unsigned char *ring_slot(unsigned char *ring, int slot)
 {
-    return (uint4 *)(void *)ring + slot * (ring_shape<F>::LOADS * RING_THREADS) + threadIdx.x;
+    return ring +
+           (slot * (ring_shape<F>::LOADS * RING_THREADS) + (int)threadIdx.x / WARP * WARP) * 16;
 }
+enum { RING_LOAD_BYTES = (int)RING_THREADS * 16 };
+
+/* Where a lane's 16 bytes go of each cp.async, and where it finds those of its first row and its
+ * first piece. The second half of a line comes first in odd rows: eight lanes, which read two rows,
+ * meet in no bank. */
+template <enum gemm_weight_layout F> static __device__ __forceinline__ int ring_to()
+{
+    const int lane = (int)threadIdx.x % WARP;
+    if (ring_shape<F>::ROW_LOADS == 1) return lane * 16;
+    return lane / 8 * 128 + (lane % 8 ^ lane / 8 % 2 * 4) * 16;
+}
+template <enum gemm_weight_layout F> static __device__ __forceinline__ int ring_from()
+{
+    const int lane = (int)threadIdx.x % WARP;
+    if (ring_shape<F>::ROW_LOADS == 1) return lane * 16;
+    return lane / 16 * RING_LOAD_BYTES + lane / 4 % 4 * 128 + (lane % 4 ^ lane / 4 % 2 * 4) * 16;
+}
+
 template <enum gemm_weight_layout F, int DEPTH>
 static __device__ __forceinline__ float *ring_scale(unsigned char *ring, int slot)
 {
@@ -68,22 +110,21 @@ static __device__ __forceinline__ int32_t ring_next(int32_t unit)
     return PER_SPAN > 1 && (unit + 1) % PER_SPAN ? 1 : (JUMP - 1) * PER_SPAN + 1;
 }
 
-/* The rows of W of a tile that the lane reads from span `span` on. Both have one block of F8's
- * scales: they are 8 apart, from a multiple of 16 on, and both belong to gate or to up. */
+/* The rows of W of a tile that the warp reads from span `span` on. Rows that a lane multiplies have
+ * one block of F8's scales: they are 8 apart, from a multiple of 16 on, and both belong to gate or
+ * to up. */
 template <enum gemm_weight_layout F>
 static __device__ __forceinline__ ring_run ring_run_of(const gemm_call &c, int32_t group,
                                                        int32_t tile, int32_t span, int32_t n_spans)
 {
-    const int32_t lane = (int32_t)threadIdx.x % WARP, row = tile * SKINNY_W_ROWS + lane / 4,
-                  last = c.n_out - 1;
-    const unsigned char *w = c.w + (size_t)group * c.w_stride + lane % 4 * 16 +
-                             (size_t)span * (ring_shape<F>::PER_SPAN * ring_shape<F>::ROW_LOADS) *
-                                 64;
+    const int32_t row = tile * SKINNY_W_ROWS, last = c.n_out - 1;
     ring_run r = {};
-    r.w[0] = w + (size_t)min(row, last) * c.row_bytes;
-    r.w[1] = w + (size_t)min(row + 8, last) * c.row_bytes;
+    ring_set_rows<F>(&r,
+                     c.w + (size_t)group * c.w_stride + (size_t)span * ring_shape<F>::SPAN_BYTES,
+                     row, last, c.row_bytes);
     r.n_units = n_spans * ring_shape<F>::PER_SPAN;
-    if (F == GEMM_F8) r.f8_scale = f8_scales(c, group, min(row, last)) + span;
+    if (F == GEMM_F8)
+        r.f8_scale = f8_scales(c, group, min(row + (int32_t)threadIdx.x % WARP / 4, last)) + span;
     return r;
 }
 
@@ -108,11 +149,12 @@ static __device__ __forceinline__ void ring_copy(ring_feed *f, const JOBS &jobs,
     }
     if (f->unit < f->run.n_units) {
         const int32_t step = ring_next<F, JUMP>(f->unit++);
-        uint4 *slot = ring_slot<F>(ring, f->slot);
+        unsigned char *slot = ring_slot<F>(ring, f->slot) + ring_to<F>();
 #pragma unroll
-        for (int i = 0; i < shape::LOADS; i++)
-            copy_async_16(slot + i * RING_THREADS, f->run.w[i % 2] + i / 2 * 64, 16);
-        for (int i = 0; i < 2; i++) f->run.w[i] += step * (int32_t)shape::UNIT_BYTES;
+        for (int i = 0; i < shape::LOADS; i++) {
+            copy_async_16(slot + i * RING_LOAD_BYTES, f->run.copied[i], 16);
+            f->run.copied[i] += step * (int32_t)shape::UNIT_BYTES;
+        }
         if (F == GEMM_F8) {
             copy_async_4(ring_scale<F, DEPTH>(ring, f->slot), f->run.f8_scale, 4);
             f->run.f8_scale += step;
@@ -149,9 +191,12 @@ static __device__ __forceinline__ void ring_multiply(ring_sums *sums, unsigned c
     typedef ring_shape<F> shape;
     float of_span[4] = {};
     float *to = F == GEMM_F8 ? of_span : sums->v;
+    enum { HIGH = SKINNY_W_ROWS / 2 / ring_lanes<F>::ROWS * RING_LOAD_BYTES };
     uint4 w[shape::LOADS];
 #pragma unroll
-    for (int i = 0; i < shape::LOADS; i++) w[i] = ring_slot<F>(ring, slot)[i * RING_THREADS];
+    for (int i = 0; i < shape::LOADS; i++)
+        w[i] = *(const uint4 *)(const void *)(ring_slot<F>(ring, slot) +
+                                              (ring_from<F>() ^ i / 2 * 64) + i % 2 * HIGH);
 #pragma unroll
     for (int part = 0; part < shape::ROW_LOADS; part++) {
         const unsigned low[4] = { w[2 * part].x, w[2 * part].y, w[2 * part].z, w[2 * part].w },
@@ -209,6 +254,7 @@ static __device__ __forceinline__ ring_sums ring_sum(ring_feed *f, int *slot, co
 #pragma unroll 1
     for (int32_t unit = 0; unit < n_units; unit++) {
         copy_async_wait<shape::DEPTH - 2>();
+        __syncwarp(); /* the unit is there for all lanes, and none reads the one before it */
         ring_copy<F, JUMP, DEPTH>(f, jobs, ring);
         ring_multiply<F, DEPTH>(&sums, ring, *slot, x);
         x += ring_next<F, JUMP>(unit) * (int32_t)shape::K;
