@@ -54,12 +54,29 @@ static __device__ __forceinline__ struct attn_group attn_group_of(const struct a
     return g;
 }
 
-/* What a warp merges: n parts of TOGETHER heads, the first at `at` of c.parts, the next `stride`
- * floats further, the second head's `second` floats behind the first's. */
+/* What a warp merges: n parts of each of its heads, the first head's at `at` of c.parts and every
+ * `stride` floats from there on, the other of TOGETHER heads `second` floats behind it. */
 struct attn_merge {
     unsigned at, stride, second;
     int n, ml;
 };
+
+/* Of a row whose first segment is the list's `segment`-th: its n parts from `first` on, every
+ * step-th. Computed here: an atomic is waited for before it is used. */
+template <int WARPS, int DIM>
+static __device__ __forceinline__ struct attn_merge attn_merge_of(const struct attn_decode_call &c,
+                                                                  const struct attn_decode_block &b,
+                                                                  int segment, int first, int step,
+                                                                  int n)
+{
+    const unsigned floats = (unsigned)part_floats(DIM), n_heads = (unsigned)c.n_heads,
+                   head = (unsigned)(b.head + attn_heads<WARPS, DIM>::warp_head());
+    struct attn_merge m = { ((unsigned)(segment + first - c.item_begin) * n_heads + head) * floats,
+                            (unsigned)step * n_heads * floats, 0, n, step > 1 ? MERGED_AT : 0 };
+    compute_here(&m.at);
+    compute_here(&m.stride);
+    return m;
+}
 
 /* A lane's four elements of up to MERGE_GROUP parts of a head. */
 static __device__ __forceinline__ void attn_merge_load(const float *parts, unsigned at,
@@ -138,58 +155,52 @@ static __device__ __forceinline__ void attn_merge_store(float *parts, const stru
     }
 }
 
-/* The warp's heads of a row: n parts, from segment `first` on every step-th, become the row
- * (is_row), or the part of the first. */
+/* The warp's heads of a row: parts become the row of `out` (is_row), or the first of them. */
 template <int WARPS, int DIM>
 static __device__ __forceinline__ void attn_merge_heads(const struct attn_decode_call &c,
                                                         const struct attn_decode_block &b,
-                                                        const struct cuda_attn_row &row, int first,
-                                                        int step, int n, bool is_row)
+                                                        struct attn_merge m, int row, bool is_row)
 {
     using H = attn_heads<WARPS, DIM>;
     __shared__ float4 weights[WARPS][H::TOGETHER][MERGE_GROUP];
-    constexpr int APART = H::SIDE == 2 ? 1 : H::STEP;
-    const unsigned floats = (unsigned)part_floats(DIM), n_heads = (unsigned)c.n_heads,
-                   at = (unsigned)(row.segment + first - c.item_begin) * n_heads;
-    for (int h = H::warp_head(); h < b.n_heads; h += H::ROUNDS * H::STEP) {
-        const unsigned head = (unsigned)(b.head + h);
-        const struct attn_merge m = { (at + head) * floats, (unsigned)step * n_heads * floats,
-                                      h + APART < b.n_heads ? APART * floats : 0, n,
-                                      step > 1 ? MERGED_AT : 0 };
-        float *out = c.out + (size_t)((unsigned)row.row * n_heads + head) * DIM, M = 0,
+    constexpr int APART = H::SIDE == 2 ? 1 : H::STEP, MORE = H::ROUNDS * H::STEP;
+    const unsigned floats = (unsigned)part_floats(DIM);
+    for (int h = H::warp_head(); h < b.n_heads; h += MORE, m.at += MORE * floats) {
+        float *out = c.out + (size_t)((unsigned)(row * c.n_heads + b.head + h)) * DIM, M = 0,
               L[H::ROUNDS] = {};
         float4 O[H::ROUNDS];
+        m.second = h + APART < b.n_heads ? APART * floats : 0;
         /* the only number to which any other, -0 too, is added without a change */
         UNROLL for (int i = 0; i < H::ROUNDS; i++) O[i] = make_float4(-0.0f, -0.0f, -0.0f, -0.0f);
         UNROLL_BY(1)
-        for (int k = 0; k < n; k += MERGE_GROUP)
+        for (int k = 0; k < m.n; k += MERGE_GROUP)
             attn_merge_some<H>(c.parts, m, k, weights[threadIdx.x / WARP], &M, L, O);
         attn_merge_store<H>(c.parts, m, is_row ? out : NULL, M, L, O);
     }
 }
 
-/* The warp's segment was the last of its group: merges it, and the groups if it was their last. */
+/* The warp's segment was the last of its group: merges it by `m`, and the groups if it was their
+ * last. */
 template <int WARPS, int DIM>
 static __device__ __forceinline__ void attn_merge_row(const struct attn_decode_call &c,
                                                       const struct attn_decode_block &b,
-                                                      int list_row, const struct cuda_attn_row &row)
+                                                      int list_row, const struct cuda_attn_row &row,
+                                                      int n_segments, struct attn_merge m)
 {
-    const struct attn_group g = attn_group_of(b, row.pos, row.per_segment);
-    const unsigned n_groups = (unsigned)(g.n_segments + MERGE_GROUP - 1) / MERGE_GROUP;
-    int first = g.first, step = 1, n = g.n;
+    const unsigned n_groups = (unsigned)(n_segments + MERGE_GROUP - 1) / MERGE_GROUP;
     UNROLL_BY(1)
     for (bool is_row = n_groups == 1;; is_row = true) {
         /* a segment that is a group by itself is its part already */
-        if (n > 1) attn_merge_heads<WARPS, DIM>(c, b, row, first, step, n, is_row);
+        if (m.n > 1) attn_merge_heads<WARPS, DIM>(c, b, m, row.row, is_row);
         if (is_row) return;
         unsigned before = 0;
+        m = attn_merge_of<WARPS, DIM>(c, b, row.segment, 0, MERGE_GROUP, (int)n_groups);
         __syncwarp(); /* all lanes' are written */
         if (threadIdx.x % WARP == 0)
             before = atomic_inc_acq_rel(attn_counter<WARPS>(c, b, list_row, row.segment, 0),
                                         n_groups - 1);
         __syncwarp(); /* all lanes see the others' */
         if (__shfl_sync(0xffffffffu, before, 0) != n_groups - 1) return;
-        first = 0, step = MERGE_GROUP, n = (int)n_groups;
     }
 }
 
@@ -209,21 +220,25 @@ static __device__ __forceinline__ void attn_decode_arrive(const struct attn_deco
     if (attn_heads<WARPS, DIM>::warp_head() >= b.n_heads) return;
     if (n_rows == 1 && b.row.pos < b.row.per_segment) return;
     struct cuda_attn_row row = b.row;
-    bool is_last = false;
+    if (lane > 0 && lane < n_rows) row = c.list.rows[b.list_row + lane];
+    struct attn_group g = attn_group_of(b, row.pos, row.per_segment);
+    struct attn_merge m = attn_merge_of<WARPS, DIM>(c, b, row.segment, g.first, 1, g.n);
+    bool is_last = lane < n_rows && g.n_segments > 1;
     __syncwarp(); /* all lanes' parts are written */
-    if (lane < n_rows) {
-        if (lane > 0) row = c.list.rows[b.list_row + lane];
-        const struct attn_group g = attn_group_of(b, row.pos, row.per_segment);
+    if (is_last && g.n > 1) {
         unsigned *counter = attn_counter<WARPS>(c, b, b.list_row + lane, row.segment,
                                                 1 + g.first / MERGE_GROUP);
-        is_last = g.n_segments > 1 &&
-                  (g.n == 1 || atomic_inc_acq_rel(counter, (unsigned)g.n - 1) == (unsigned)g.n - 1);
+        is_last = atomic_inc_acq_rel(counter, (unsigned)g.n - 1) == (unsigned)g.n - 1;
     }
     __syncwarp(); /* all lanes see the others' */
     for (unsigned left = __ballot_sync(0xffffffffu, is_last); left; left &= left - 1) {
         const int i = __ffs((int)left) - 1;
-        if (n_rows > 1) row = c.list.rows[b.list_row + i];
-        attn_merge_row<WARPS, DIM>(c, b, b.list_row + i, row);
+        if (n_rows > 1) {
+            row = c.list.rows[b.list_row + i];
+            g = attn_group_of(b, row.pos, row.per_segment);
+            m = attn_merge_of<WARPS, DIM>(c, b, row.segment, g.first, 1, g.n);
+        }
+        attn_merge_row<WARPS, DIM>(c, b, b.list_row + i, row, g.n_segments, m);
     }
 }
 

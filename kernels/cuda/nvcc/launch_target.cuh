@@ -213,6 +213,9 @@ static __device__ __forceinline__ unsigned permute_bytes(unsigned a, unsigned b)
     return d;
 }
 
+/* The compiler computes *x before this, not after a wait behind which alone it is used. */
+static __device__ __forceinline__ void compute_here(unsigned *x) { asm volatile("" : "+r"(*x)); }
+
 /* atomicInc that releases what the thread's block did before a barrier and acquires what earlier
  * callers released, at the scope of the GPU. */
 static __device__ __forceinline__ unsigned atomic_inc_acq_rel(unsigned *p, unsigned last)
