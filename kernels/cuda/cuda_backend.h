@@ -104,6 +104,7 @@ struct cuda_ctx {
     int32_t n_graphs, max_graphs;
     struct dev_mem inputs; /* of the running matmul call: prepared rows */
     struct cuda_rounded_rows rounded;
+    bool rounded_in_vain;               /* the product after attention took e4m3 */
     bool rounds_for_experts;            /* experts took their last inputs from there */
     struct dev_mem products, workspace; /* scratch of GEMMs, and the library's */
     struct gemm_cublaslt *cublaslt;     /* NULL: none, or not used */

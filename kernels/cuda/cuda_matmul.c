@@ -314,8 +314,11 @@ static void run_jobs(struct cuda_ctx *c, const struct matmul_args *jobs, size_t 
 
 void cuda_matmul(struct kernel_ctx *base, const struct matmul_args *jobs, size_t n_jobs)
 {
-    struct cuda_input_spec prepared = take_rounded(cuda_ctx_of(base));
-    run_jobs(cuda_ctx_of(base), jobs, n_jobs, &prepared);
+    struct cuda_ctx *c = cuda_ctx_of(base);
+    const bool is_rounded = n_jobs > 0 && c->rounded.x && c->rounded.x == jobs[0].x;
+    struct cuda_input_spec prepared = take_rounded(c);
+    run_jobs(c, jobs, n_jobs, &prepared);
+    if (is_rounded) c->rounded_in_vain = prepared.as != INPUT_BF16;
 }
 
 /* ---- experts ---- */

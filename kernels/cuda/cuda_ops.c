@@ -52,7 +52,7 @@ static void leave_bf16(struct cuda_ctx *c, const struct attn_list *on, struct at
     const bool has_all_rows = !c->step.capturing && on->n_seqs > 0 && on->seqs[0].q_begin == 0;
     const size_t n_rows = (size_t)run->on->bounds.n_rows,
                  n = (size_t)run->n_heads * (size_t)run->v_dim;
-    if (run->exact || !has_all_rows || n % GEMM_STEP != 0 ||
+    if (run->exact || c->rounded_in_vain || !has_all_rows || n % GEMM_STEP != 0 ||
         n_rows * n * sizeof(uint16_t) > c->inputs.bytes || !attention_leaves_bf16(run))
         return;
     run->out_bf16 = c->inputs.ptr;
