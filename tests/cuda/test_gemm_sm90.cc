@@ -366,35 +366,6 @@ TEST(gemm_sm90_rows_have_the_same_bits_among_others)
     }
 }
 
-/* Tiles whose halves are stored beside products, of each number of stages from the least on, with
- * several tiles for a block, groups that end in either warpgroup's rows, and rows that neither has:
- * the bits of a wide tile. */
-TEST(gemm_sm90_overlapped_tiles)
-{
-    need_sm90();
-    const std::vector<std::vector<int32_t>> lists = { { 450 },
-                                                      { 0, 5, 0, 130, 64, 1, 300, 0, 65, 192 },
-                                                      { 20, 20, 20, 140, 3, 3, 200 } };
-    static const enum gemm_epilogue epilogues[] = { GEMM_STORE_BF16, GEMM_SILU_BF16, GEMM_ADD,
-                                                    GEMM_STORE };
-    for (size_t n_in : { 193, 320, 448 })
-        for (size_t i = 0; i < lists.size(); i++)
-            for (int how = 0; how < (n_in == 320 ? 4 : 2); how++) {
-                const std::vector<int32_t> &list = lists[i];
-                product p;
-                p.layout = GEMM_BF16, p.tile = GEMM_SM90_OVERLAPPED,
-                p.groups = std::vector<int32_t>(list), p.n_rows = 3, p.n_out = 512, p.n_in = n_in,
-                p.gathered = p.paired = how == 1, p.y_more = how == 1 ? 8 : 0,
-                p.epilogue = epilogues[how];
-                for (int32_t n : list) p.n_rows += (size_t)n;
-                const trial all = try_product(p);
-                trial wide = all;
-                wide.p.tile = GEMM_SM90_WIDE;
-                run_trial(&wide);
-                CHECK(wide.y == all.y);
-            }
-}
-
 /* A NaN in a row of x affects that row of y only. */
 TEST(gemm_sm90_nan_stays_in_its_row)
 {
@@ -458,9 +429,6 @@ TEST(gemm_sm90_refuses_what_it_cannot_do)
     g.deterministic = false;
     CHECK(gemm_uses_sm90(&g) &&
           gemm_run_sm90(nullptr, &g, GEMM_SM90_TALL) == cudaErrorInvalidValue);
-    g.n_out = 4090; /* columns that need checks of bounds */
-    CHECK(gemm_run_sm90(nullptr, &g, GEMM_SM90_OVERLAPPED) == cudaErrorInvalidValue);
-    g.n_out = 4096;
     g.layout = GEMM_F16;
     CHECK(gemm_uses_sm90(&g) &&
           gemm_run_sm90(nullptr, &g, GEMM_SM90_TALL) == cudaErrorInvalidValue);
@@ -478,5 +446,4 @@ TEST_MAIN(CASE_T(gemm_sm90_bf16_equals_a_plain_loop, 250),
           CASE_T(gemm_sm90_w4_equals_a_plain_loop, 250), CASE_T(gemm_sm90_groups, 250),
           CASE_T(gemm_sm90_every_f16, 250), CASE_T(gemm_sm90_is_what_gemm_run_takes, 250),
           CASE_T(gemm_sm90_rows_have_the_same_bits_among_others, 250),
-          CASE_T(gemm_sm90_overlapped_tiles, 250), CASE(gemm_sm90_nan_stays_in_its_row),
-          CASE(gemm_sm90_refuses_what_it_cannot_do))
+          CASE(gemm_sm90_nan_stays_in_its_row), CASE(gemm_sm90_refuses_what_it_cannot_do))

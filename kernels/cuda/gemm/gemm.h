@@ -130,10 +130,9 @@ bool gemm_takes_f32_x(const struct gemm *g);
 /* Whether gemm_run takes a kernel of compute capability 9.0. */
 bool gemm_uses_sm90(const struct gemm *g);
 enum gemm_sm90_tile {
-    GEMM_SM90_NARROW,    /* 128 rows by 128 columns */
-    GEMM_SM90_WIDE,      /* 128 by 256; not with x_scales */
-    GEMM_SM90_TALL,      /* 256 by 128; only with x_scales */
-    GEMM_SM90_OVERLAPPED /* 128 by 256, halves stored beside products; of 16 bits, n_in >= 256 */
+    GEMM_SM90_NARROW, /* 128 rows by 128 columns */
+    GEMM_SM90_WIDE,   /* 128 by 256; not with x_scales */
+    GEMM_SM90_TALL    /* 256 by 128; only with x_scales */
 };
 /* For tests and measurements: runs that kernel for all rows of a call on tiles of one kind.
  * cudaErrorInvalidValue if gemm_run never takes it. */

@@ -87,8 +87,6 @@ bool gemm_sm90_available(void);
 /* BF16 and F16. */
 cudaError_t gemm_sm90_16(cudaStream_t stream, enum gemm_weight_layout layout,
                          const struct gemm_call *c, enum gemm_sm90_tile tile);
-/* Whether it may be GEMM_SM90_OVERLAPPED. */
-bool gemm_sm90_overlaps(enum gemm_weight_layout layout, const struct gemm_call *c);
 /* W8 and W4. */
 cudaError_t gemm_sm90_upconvert(cudaStream_t stream, enum gemm_weight_layout layout,
                                 const struct gemm_call *c, enum gemm_sm90_tile tile);
