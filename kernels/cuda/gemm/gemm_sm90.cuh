@@ -192,8 +192,8 @@ template <class T> struct sm90_source {
         const unsigned char *from = w;
 #pragma unroll
         for (int i = 0; i < T::W_COPIES; i++) {
-            copy_async_16(w_to + i * ROWS_AT_ONCE * K_BYTES, from,
-                          i * ROWS_AT_ONCE < n_rows ? 16 : 0);
+            copy_async_16_of_256(w_to + i * ROWS_AT_ONCE * K_BYTES, from,
+                                 i * ROWS_AT_ONCE < n_rows ? 16 : 0);
             from += ROWS_AT_ONCE * c.row_bytes;
         }
         w += K_BYTES;

@@ -95,6 +95,16 @@ static __device__ __forceinline__ void copy_async_4(void *shared, const void *gl
                  "l"(global), "r"(n_valid)
                  : "memory");
 }
+/* copy_async_16, while the aligned 256 bytes around it come into the second cache: of what is read
+ * on in rows, so that half of the reads find it there. */
+static __device__ __forceinline__ void copy_async_16_of_256(void *shared, const void *global,
+                                                            int n_valid)
+{
+    asm volatile(
+        "cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
+        "l"(global), "r"(n_valid)
+        : "memory");
+}
 static __device__ __forceinline__ void copy_async_commit()
 {
     asm volatile("cp.async.commit_group;" ::: "memory");

@@ -36,6 +36,10 @@ static inline void copy_async_4(void *shared, const void *global, int n_valid)
 {
     simt_cp_async(shared, global, 4, n_valid);
 }
+static inline void copy_async_16_of_256(void *shared, const void *global, int n_valid)
+{
+    simt_cp_async(shared, global, 16, n_valid);
+}
 static inline void copy_async_commit() { simt_cp_async_commit(); }
 template <int N> static inline void copy_async_wait() { simt_cp_async_wait(N); }
 static inline void load_matrix_x4(unsigned r[4], const void *row) { simt_ldmatrix_x4(r, row); }
