@@ -201,7 +201,8 @@ static void test_types(void)
         for (int dim : { 64, 128 })
             for (int n = 0; n < 2; n++, i++) {
                 const int *g = groups[(i + i / 4) % 4];
-                const way how = { (i + n) % 2 == 0, i / 2 % 2 == 0, i / 4 % 2 == (n == 0), 0 };
+                const bool norm = (i + i / 4) % 2 == 0;
+                const way how = { norm, norm, i / 4 % 2 == (n == 0), 0 };
                 lasts(heads(g[0], g[1], dim, g[2], t, false), EDGES, how,
                       { 0, n ? 3 : 0, false, 0 }, 1);
             }
@@ -212,7 +213,7 @@ static void test_norms(void)
     for (int i = 0; i < 8; i++)
         lasts(heads(i % 2 ? 12 : 8, 1, i % 4 < 2 ? 128 : 64, 16, TYPES[i % 3 == 2 ? 2 : 0], false),
               { 1, 130, 77, 512 }, { (i & 1) != 0, (i & 2) != 0, (i & 4) != 0, 0 },
-              { i % 3, i % 4, false, 0 }, 1);
+              { i % 3, i % 4, false, 0 }, (i & 1) == (i & 2) / 2);
 }
 
 static void test_rows(void)
@@ -225,7 +226,7 @@ static void test_rows(void)
 }
 
 /* Two calls: groups of more queries than a block has, or so few that they need no tensor cores, f32,
- * a rotation of half of a head, prompts, sequences of several rows. */
+ * a norm of one of the two, a rotation of half of a head, prompts, sequences of several rows. */
 static void test_two_calls(void)
 {
     const way how = { true, true, false, 0 };

@@ -21,7 +21,7 @@ enum {
  * sequence: heads before their norm and rotation, which takes all elements of a head. */
 struct attn_decode_append {
     const float *k, *v; /* [rows, kv heads, head_dim]; k NULL: the pool has them, q is rotated */
-    const float *q_norm, *k_norm; /* [head_dim]; NULL: none */
+    const float *q_norm, *k_norm; /* [head_dim]; both NULL: none */
     const float *cos_sin;         /* as in struct rope_args */
     float norm_eps;
     bool interleaved;

@@ -30,6 +30,8 @@ template <int N> static __device__ __forceinline__ void load_floats(float to[N],
 
 /* ---- heads ---- */
 
+enum { ATTN_NEW_QUERIES = 2 /* of a warp at a time */ };
+
 /* A head, or weights of its norm: the lane's elements, and those DIM / 2 away, which make pairs
  * with them unless pairs are neighbours. */
 template <int DIM> struct attn_lane_pairs {
@@ -73,10 +75,11 @@ static __device__ __forceinline__ void attn_load_head(const float *from, bool in
         h->every_32nd[e] = from[(int)(threadIdx.x % WARP) + e * WARP];
 }
 
-/* The norm of COUNT heads, whose sums do not wait for each other. */
+/* The norm of COUNT heads, whose sums do not wait for each other: queries, the third one a key. */
 template <int DIM, int COUNT>
 static __device__ __forceinline__ void attn_norm_heads(const struct attn_decode_append &a,
-                                                       const struct attn_lane_pairs<DIM> &norm,
+                                                       const struct attn_lane_pairs<DIM> &q_norm,
+                                                       const struct attn_lane_pairs<DIM> &k_norm,
                                                        struct attn_new_head<DIM> h[COUNT])
 {
     constexpr int N = DIM / WARP;
@@ -88,10 +91,14 @@ static __device__ __forceinline__ void attn_norm_heads(const struct attn_decode_
             squares[i] += __shfl_xor_sync(0xffffffffu, squares[i], step);
     UNROLL for (int i = 0; i < COUNT; i++)
         squares[i] = head_factor(squares[i], DIM, a.norm_eps);
-    UNROLL for (int i = 0; i < COUNT; i++) UNROLL for (int e = 0; e < N; e++)
+    UNROLL for (int i = 0; i < COUNT; i++)
     {
-        h[i].of.x[e] = norm.x[e] * (h[i].of.x[e] * squares[i]);
-        if (!a.interleaved) h[i].of.other[e] = norm.other[e] * (h[i].of.other[e] * squares[i]);
+        const struct attn_lane_pairs<DIM> &by = i < ATTN_NEW_QUERIES ? q_norm : k_norm;
+        UNROLL for (int e = 0; e < N; e++)
+        {
+            h[i].of.x[e] = by.x[e] * (h[i].of.x[e] * squares[i]);
+            if (!a.interleaved) h[i].of.other[e] = by.other[e] * (h[i].of.other[e] * squares[i]);
+        }
     }
 }
 

@@ -17,7 +17,8 @@ bool attention_decode_mma_appends(const struct attention *a)
 {
     const struct rope_args *r = a->append->rope;
     const size_t dim = (size_t)a->kv.head_dim;
-    return r && attention_decode_mma_supports(a) && a->n_heads / a->kv.n_heads <= ATTN_MMA_HEADS &&
+    return r && attention_decode_mma_supports(a) && !r->heads[0].norm == !r->heads[1].norm &&
+           a->n_heads / a->kv.n_heads <= ATTN_MMA_HEADS &&
            attention_rotates_keys(r, &a->kv, a->append->k) && r->rot_dim == dim &&
            r->heads[0].x == a->q && r->heads[0].head_dim == dim &&
            r->heads[0].n_heads == (size_t)a->n_heads &&

@@ -154,15 +154,16 @@ static __device__ __forceinline__ void attn_mma_scores(
 }
 
 /* Scores become weights; m and l (of the lane's own keys) go on, o is scaled to the new m. n_keys:
- * of the tile. */
+ * of the tile. is_half: of the product's first eight rows only. */
 template <enum dtype T, int DIM>
 static __device__ __forceinline__ void attn_mma_softmax(
-    float scale, int n_keys, float score[attn_mma_shape<T, DIM>::BLOCKS][4],
+    float scale, int n_keys, bool is_half, float score[attn_mma_shape<T, DIM>::BLOCKS][4],
     struct attn_mma_state<DIM> *t)
 {
     const int last = n_keys - 1 - 2 * (int)(threadIdx.x % 4); /* from the lane's first key on */
     UNROLL for (int half = 0; half < 2; half++)
     {
+        if (half == 1 && is_half) return;
         float top = -INFINITY, sum = 0;
         UNROLL for (int b = 0; b < attn_mma_shape<T, DIM>::BLOCKS; b++)
             UNROLL for (int i = 0; i < 2; i++)
@@ -295,6 +296,12 @@ struct attn_mma_unit {
     struct attn_decode_block b;
     int number, n_rows;
 };
+
+/* Are the product's last eight rows nobody's? Then nobody looks at what becomes of them. */
+static __device__ __forceinline__ bool attn_mma_is_half(const struct attn_mma_unit &u)
+{
+    return u.n_rows * u.b.n_heads <= ATTN_MMA_HEADS / 2;
+}
 
 /* The block's first unit from `number` on that is not computed with another one. */
 static __device__ __forceinline__ struct attn_mma_unit attn_mma_unit_from(
@@ -466,7 +473,8 @@ static __device__ __forceinline__ void attn_mma_fill_ring(const struct attn_deco
 /* A tile that is there. n_keys: from its first key on. */
 template <enum dtype T, int DIM>
 static __device__ __forceinline__ void attn_mma_step(const struct attn_decode_call &c, int stage,
-                                                     int n_keys, struct attn_mma_state<DIM> *t)
+                                                     int n_keys, bool is_half,
+                                                     struct attn_mma_state<DIM> *t)
 {
     using S = attn_mma_shape<T, DIM>;
     const int warp = (int)(threadIdx.x / WARP);
@@ -476,26 +484,24 @@ static __device__ __forceinline__ void attn_mma_step(const struct attn_decode_ca
         const float *scales = attn_mma_scales<T, DIM>(warp, stage);
         attn_mma_scores_bytes<T, DIM>(t->q, keys, score);
         attn_mma_apply_scales<T, DIM>(scales, score);
-        attn_mma_softmax<T, DIM>(c.scale, n_keys, score, t);
+        attn_mma_softmax<T, DIM>(c.scale, n_keys, is_half, score, t);
         attn_mma_apply_scales<T, DIM>(scales + S::KEYS, score);
         attn_mma_accumulate_v_bytes<T, DIM>(score, values, t->o);
     } else {
         attn_mma_scores<T, DIM>(t->q, (uint16_t *)keys, score);
-        attn_mma_softmax<T, DIM>(c.scale, n_keys, score, t);
+        attn_mma_softmax<T, DIM>(c.scale, n_keys, is_half, score, t);
         attn_mma_accumulate_v<T, DIM>(score, (uint16_t *)values, t->o);
     }
 }
 
 /* ---- queries, keys and values of the step ---- */
 
-enum { ATTN_MMA_AT_ONCE = 2 /* queries that a warp rotates at a time */ };
-
 /* Of a unit whose queries, keys and values are as the products left them: what does not depend on
  * those. turn: of the first row's position; q: the warp's first queries. */
 template <enum dtype T, int DIM> struct attn_mma_own {
     float turn[2 * DIM / WARP];
     struct attn_lane_pairs<DIM> q_norm, k_norm;
-    const float *q[ATTN_MMA_AT_ONCE];
+    const float *q[ATTN_NEW_QUERIES];
     struct attn_new_row<T, DIM> row;
 };
 
@@ -532,11 +538,11 @@ static __device__ __forceinline__ void attn_mma_prepare(const struct attn_decode
                      (u.b.n_keys - 1) / S::KEYS % ATTN_MMA_WARPS == warp;
     attn_load_turns<DIM>(a, u.b.row.pos, o->turn);
     if (a.q_norm) attn_load_pairs<DIM>(a.q_norm, a.interleaved, &o->q_norm);
-    UNROLL for (int i = 0; i < ATTN_MMA_AT_ONCE; i++)
+    UNROLL for (int i = 0; i < ATTN_NEW_QUERIES; i++)
         o->q[i] = attn_mma_query<DIM>(c, u, warp + i * ATTN_MMA_WARPS, &unused);
     if (!o->row.is_mine) return;
     o->row.to = kv_key_row(c.kv, f.table, u.b.row.pos, u.b.kv_head);
-    if (a.k_norm) attn_load_pairs<DIM>(a.k_norm, a.interleaved, &o->k_norm);
+    if (a.q_norm) attn_load_pairs<DIM>(a.k_norm, a.interleaved, &o->k_norm);
 }
 
 /* A query's place among the product's rows, in the order of attn_mma_load_queries. */
@@ -554,7 +560,7 @@ static __device__ __forceinline__ void attn_mma_put_query(const float x[DIM / WA
     }
 }
 
-/* The warp's queries of eight of the product's rows, from `base` on, rotated. */
+/* Rotates and stores the warp's queries of eight of the product's rows, from `base` on. */
 template <enum dtype T, int DIM>
 static __device__ __forceinline__ void attn_mma_rotate_queries(const struct attn_decode_call &c,
                                                                const struct attn_mma_unit &u,
@@ -562,8 +568,7 @@ static __device__ __forceinline__ void attn_mma_rotate_queries(const struct attn
                                                                struct attn_new_head<DIM> *heads,
                                                                int base, char *rows)
 {
-    if (c.append.q_norm) attn_norm_heads<DIM, ATTN_MMA_AT_ONCE>(c.append, o.q_norm, heads);
-    UNROLL for (int i = 0; i < ATTN_MMA_AT_ONCE; i++)
+    UNROLL for (int i = 0; i < ATTN_NEW_QUERIES; i++)
     {
         const int pair = base + (int)(threadIdx.x / WARP) + i * ATTN_MMA_WARPS;
         if (u.n_rows > 1) {
@@ -577,6 +582,27 @@ static __device__ __forceinline__ void attn_mma_rotate_queries(const struct attn
     }
 }
 
+/* The warp's queries of the product's last eight rows. */
+template <enum dtype T, int DIM>
+static __device__ __forceinline__ void attn_mma_more_queries(const struct attn_decode_call &c,
+                                                             const struct attn_mma_unit &u,
+                                                             const struct attn_mma_own<T, DIM> &o,
+                                                             struct attn_new_head<DIM> *heads,
+                                                             char *rows)
+{
+    const struct attn_decode_append &a = c.append;
+    const int base = ATTN_MMA_HEADS / 2;
+    UNROLL for (int i = 0; i < ATTN_NEW_QUERIES; i++)
+    {
+        const int pair = base + (int)(threadIdx.x / WARP) + i * ATTN_MMA_WARPS;
+        int unused;
+        attn_load_head<DIM>(attn_mma_query<DIM>(c, u, pair, &unused), a.interleaved,
+                            a.q_norm != NULL, &heads[i]);
+    }
+    if (a.q_norm) attn_norm_heads<DIM, ATTN_NEW_QUERIES>(a, o.q_norm, o.k_norm, heads);
+    attn_mma_rotate_queries<T, DIM>(c, u, o, heads, base, rows);
+}
+
 /* The queries, which the block's warps share to rotate, as fragments of A; the row's key and value
  * to the pool. stage: of the first warp's ring, which is free. */
 template <enum dtype T, int DIM>
@@ -587,33 +613,22 @@ static __device__ __forceinline__ void attn_mma_append(const struct attn_decode_
 {
     const struct attn_decode_append &a = c.append;
     const int lane = (int)(threadIdx.x % WARP);
+    const bool has_norm = a.q_norm != NULL, is_half = attn_mma_is_half(u);
     char *rows = attn_mma_stage<T, DIM>(0, stage);
-    struct attn_new_head<DIM> heads[ATTN_MMA_AT_ONCE], key;
+    struct attn_new_head<DIM> heads[ATTN_NEW_QUERIES + 1]; /* the last one is the key */
     float value[DIM / WARP];
-    UNROLL for (int i = 0; i < ATTN_MMA_AT_ONCE; i++)
-        attn_load_head<DIM>(o->q[i], a.interleaved, a.q_norm != NULL, &heads[i]);
+    UNROLL for (int i = 0; i < ATTN_NEW_QUERIES; i++)
+        attn_load_head<DIM>(o->q[i], a.interleaved, has_norm, &heads[i]);
     if (o->row.is_mine) {
         const size_t at = ((size_t)u.b.row.row * (size_t)c.kv.n_heads + (size_t)u.b.kv_head) * DIM;
-        attn_load_head<DIM>(a.k + at, a.interleaved, a.k_norm != NULL, &key);
+        attn_load_head<DIM>(a.k + at, a.interleaved, has_norm, &heads[ATTN_NEW_QUERIES]);
         load_floats<DIM / WARP>(value, a.v + at + DIM / WARP * lane);
-    }
+        if (has_norm) attn_norm_heads<DIM, ATTN_NEW_QUERIES + 1>(a, o->q_norm, o->k_norm, heads);
+        attn_rotate_head<DIM>(a.interleaved, o->turn, &heads[ATTN_NEW_QUERIES].of);
+    } else if (has_norm) attn_norm_heads<DIM, ATTN_NEW_QUERIES>(a, o->q_norm, o->k_norm, heads);
     attn_mma_rotate_queries<T, DIM>(c, u, *o, heads, 0, rows);
-    if (o->row.is_mine) {
-        if (a.k_norm) attn_norm_heads<DIM, 1>(a, o->k_norm, &key);
-        attn_rotate_head<DIM>(a.interleaved, o->turn, &key.of);
-        attn_append_row<T, DIM>(c, key.of.x, value, &o->row);
-    }
-    const bool is_half = u.n_rows * u.b.n_heads <= ATTN_MMA_HEADS / 2;
-    if (!is_half) {
-        UNROLL for (int i = 0; i < ATTN_MMA_AT_ONCE; i++)
-        {
-            const int pair = ATTN_MMA_HEADS / 2 + (int)(threadIdx.x / WARP) + i * ATTN_MMA_WARPS;
-            int unused;
-            attn_load_head<DIM>(attn_mma_query<DIM>(c, u, pair, &unused), a.interleaved,
-                                a.q_norm != NULL, &heads[i]);
-        }
-        attn_mma_rotate_queries<T, DIM>(c, u, *o, heads, ATTN_MMA_HEADS / 2, rows);
-    }
+    if (o->row.is_mine) attn_append_row<T, DIM>(c, heads[ATTN_NEW_QUERIES].of.x, value, &o->row);
+    if (!is_half) attn_mma_more_queries<T, DIM>(c, u, *o, heads, rows);
     __syncthreads();
     UNROLL for (int k = 0; k < DIM / 16; k++)
     {
@@ -661,7 +676,7 @@ static __device__ __forceinline__ void attn_mma_tile_loop(const struct attn_deco
         if (APPENDS && row.is_mine && i + S::KEYS >= u.b.n_keys)
             attn_mma_put_row(row, f->stage, u.b.n_keys - 1 - i);
         attn_mma_read_ahead<T, DIM>(c, next, f);
-        attn_mma_step<T, DIM>(c, f->stage, u.b.n_keys - i, t);
+        attn_mma_step<T, DIM>(c, f->stage, u.b.n_keys - i, attn_mma_is_half(u), t);
         f->stage = (f->stage + 1) % S::STAGES;
         f->n_ahead--;
     }
