@@ -21,18 +21,10 @@ static inline bool is_route_of_few(const route_args &a)
     return a.n_groups == 1 && a.n_experts <= FEW_EXPERTS && a.n_used <= FEW_USED;
 }
 
-/* Steps of a router's block: those of routing a row, and what precedes them. Before its kernel may
- * begin a warp does one of them with zeros for inputs and without a result: so the instructions,
- * which nothing else in a step has in common with it, are in the caches when all of a step waits
- * for them. */
-enum {
-    FEW_SCORES = 1,
-    FEW_CHOICE = 2,
-    FEW_WEIGHT = 4,
-    FEW_ROUTE = FEW_SCORES | FEW_CHOICE | FEW_WEIGHT,
-    FEW_LOGITS = 8,
-    FEW_STEPS = 4
-};
+/* Steps of routing a row. A warp does all of them, or before its kernel may begin some of them with
+ * zeros for logits, without a result: so the instructions, which nothing else in a step has in
+ * common with it, are in the caches when all of a step waits for them. */
+enum { FEW_SCORES = 1, FEW_CHOICE = 2, FEW_WEIGHT = 4, FEW_STEPS = 3, FEW_ALL_STEPS = 7 };
 
 /* The warp's number, which the compiler sees is the same in all lanes. */
 static __device__ __forceinline__ int warp_number()
@@ -204,7 +196,7 @@ static __device__ __forceinline__ few_row few_route(const route_args &a, few_exp
     if (steps & FEW_SCORES) few_scores(a, &f->scores);
     if (steps & FEW_CHOICE) {
         few_best best = sort_lane(a, *f);
-        r.n = few_choose(steps == FEW_ROUTE ? a.n_used : 1, &best, &r.expert);
+        r.n = few_choose(steps == FEW_ALL_STEPS ? a.n_used : 1, &best, &r.expert);
     }
     if (steps & FEW_WEIGHT) {
         r.counts = few_count(a, r.n, r.expert);
@@ -240,9 +232,9 @@ static __device__ __forceinline__ void few_route_one(const route_args &a, const 
                                                      unsigned steps)
 {
     few_experts f;
-    few_load(a, sort, 0, steps == FEW_ROUTE, &f);
+    few_load(a, sort, 0, steps == FEW_ALL_STEPS, &f);
     const few_row r = few_route(a, &f, steps);
-    if (steps != FEW_ROUTE) return;
+    if (steps != FEW_ALL_STEPS) return;
     const bool is_real = f.n_real_rows > 0;
     few_store(a, sort, 0, is_real, r.counts.before, r);
     if (sort.rows) few_begins(sort, is_real ? r.counts.before : 0, is_real ? a.n_used : 0);
@@ -258,11 +250,11 @@ static __device__ __forceinline__ void few_route_rows(const route_args &a,
     const size_t row = rows.first + (size_t)at;
     few_experts f;
     few_row r = {};
-    if (steps != FEW_ROUTE || at < rows.n) {
-        few_load(a, sort, row, steps == FEW_ROUTE, &f);
+    if (steps != FEW_ALL_STEPS || at < rows.n) {
+        few_load(a, sort, row, steps == FEW_ALL_STEPS, &f);
         r = few_route(a, &f, steps);
     }
-    if (steps != FEW_ROUTE) return;
+    if (steps != FEW_ALL_STEPS) return;
     const bool is_real = (int64_t)row < f.n_real_rows;
     const few_counts none = { 0, 0 };
     if (at < rows.n) all[at][lane] = is_real ? r.counts : none;

@@ -108,33 +108,6 @@ static __device__ __forceinline__ void multiply_column(float *sums, float4 w[ROU
     }
 }
 
-/* Adds lanes, then warps, and stores the block's columns of logits. */
-template <int K_WARPS, int ROWS>
-static __device__ __forceinline__ void store_logits(const router_call &c, const router_rows &rows,
-                                                    const float *sums)
-{
-    enum { COLUMNS = ROUTER_WARPS / K_WARPS * ROUTER_ACROSS };
-    __shared__ float part[ROUTER_WARPS][ROWS][ROUTER_ACROSS];
-    const int warp = (int)(threadIdx.x / WARP), eighth = (int)(threadIdx.x % WARP / F32_LANES);
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-        const float sum = add_lanes(sums[r]);
-        if (threadIdx.x % F32_LANES == 0) part[warp][r][eighth] = sum;
-    }
-    __syncthreads();
-    static_assert((int)COLUMNS * ROWS <= ROUTER_THREADS, "a thread each");
-    const int r = (int)(threadIdx.x / COLUMNS), at = (int)(threadIdx.x % COLUMNS),
-              column = (int)blockIdx.x * COLUMNS + at;
-    if (r >= rows.n || column >= c.route.n_experts) return;
-    const unsigned first = (unsigned)at / ROUTER_ACROSS * K_WARPS, j = (unsigned)at % ROUTER_ACROSS;
-    float sum = part[first][r][j];
-#pragma unroll
-    for (int k = 1; k < K_WARPS; k++) sum = __fadd_rn(sum, part[first + k][r][j]);
-    /* as a product without bias adds 0 */
-    c.route.logits[(rows.first + (size_t)r) * (size_t)c.route.n_experts + (size_t)column] =
-        __fadd_rn(sum, 0.0f);
-}
-
 /* Shared memory: h and the norm's weights; later the rows' memory for routing. */
 template <int K_WARPS, int ROWS>
 static __global__ void __launch_bounds__(ROUTER_THREADS)

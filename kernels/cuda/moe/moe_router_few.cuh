@@ -59,7 +59,7 @@ static __device__ __forceinline__ void load_few(const router_call &c, const rout
  * all of the row is. norm [STRIDE], padded with zeros. */
 template <int STRIDE>
 static __device__ __forceinline__ void normalise_few(const router_call &c, const router_rows &rows,
-                                                     bool is_real, const float4 *norm, float4 *h)
+                                                     const float4 *norm, float4 *h)
 {
     enum { QUADS = router_few_shape<STRIDE>::QUADS };
     __shared__ float warps[ROUTER_ROWS][RMS_WARPS];
@@ -72,7 +72,7 @@ static __device__ __forceinline__ void normalise_few(const router_call &c, const
     for (int i = 0; i < ROUTER_HALF_ROWS; i++) squares[i] = rms_squares<QUADS>(0.0f, x[i]);
     const float sum = warp_sums_of_rows(squares);
     if (lane % 8 == 0) warps[half + lane / 8 * ROUTER_HALVES][thread / WARP] = sum;
-    if (is_real) __syncthreads();
+    __syncthreads();
     /* a lane computes the factor of one of the thread's rows */
     const float factors = rms_factor(warps[half + lane % ROUTER_HALF_ROWS * ROUTER_HALVES],
                                      (unsigned)c.n_in, c.eps);
@@ -86,7 +86,7 @@ static __device__ __forceinline__ void normalise_few(const router_call &c, const
                 to[i * ROUTER_HALVES * STRIDE + q * RMS_THREADS] = rms_apply(
                     x[i][q], norm[thread + q * RMS_THREADS], factor);
     }
-    if (is_real) __syncthreads();
+    __syncthreads();
 }
 
 /* The sum of a column and one of the rows: of the 8 lanes that have the column each gets the row of
@@ -119,7 +119,7 @@ static __device__ __forceinline__ float multiply_few(
 /* Adds warps and stores the block's columns of logits, by the first warp. part: a lane's row and
  * column, of each warp. */
 static __device__ __forceinline__ void store_few_logits(const router_call &c,
-                                                        const router_rows &rows, bool is_real,
+                                                        const router_rows &rows,
                                                         const float (*part)[WARP])
 {
     const int lane = lane_number(), r = lane % F32_LANES,
@@ -127,7 +127,7 @@ static __device__ __forceinline__ void store_few_logits(const router_call &c,
     float sum = part[0][lane];
 #pragma unroll
     for (int k = 1; k < F32_SPLIT_K_WARPS; k++) sum = __fadd_rn(sum, part[k][lane]);
-    if (!is_real || r >= rows.n || column >= c.route.n_experts) return;
+    if (r >= rows.n || column >= c.route.n_experts) return;
     /* as a product without bias adds 0 */
     c.route.logits[(rows.first + (size_t)r) * (size_t)c.route.n_experts + (size_t)column] =
         __fadd_rn(sum, 0.0f);
@@ -170,27 +170,25 @@ static __device__ __forceinline__ void load_few_weights(
 }
 
 /* Normalises the block's rows, stores its logits of them and its part of h. Returns in all threads
- * whether all other blocks have stored theirs. h [ROUTER_ROWS][STRIDE], norm [STRIDE]. Not real: a
- * warp's rehearsal, of no rows. */
+ * whether all other blocks have stored theirs. h [ROUTER_ROWS][STRIDE], norm [STRIDE]. */
 template <int STRIDE>
 static __device__ __forceinline__ bool multiply_rows(const router_call &c, const router_rows &rows,
-                                                     bool is_real, float4 *h, float4 *norm)
+                                                     float4 *h, float4 *norm)
 {
     __shared__ float part[F32_SPLIT_K_WARPS][WARP];
     __shared__ unsigned before;
-    float4 w[router_few_shape<STRIDE>::STEPS] = {};
-    if (is_real) {
-        load_few_weights<STRIDE>(c, w, norm);
-        prefetch_bias(c);
-        grid_dependency_sync();
-    }
-    normalise_few<STRIDE>(c, rows, is_real, norm, h);
+    float4 w[router_few_shape<STRIDE>::STEPS];
+    load_few_weights<STRIDE>(c, w, norm);
+    prefetch_bias(c);
+    grid_dependency_sync();
+    normalise_few<STRIDE>(c, rows, norm, h);
     part[threadIdx.x / WARP][threadIdx.x % WARP] = multiply_few<STRIDE>(w, h);
-    if (is_real) __syncthreads();
-    if (!is_real || threadIdx.x < WARP) store_few_logits(c, rows, is_real, part);
-    if (!is_real) return false;
-    __syncwarp(); /* the first warp's logits */
-    if (threadIdx.x == 0) before = atomic_inc_acq_rel(c.arrived + blockIdx.y, gridDim.x - 1);
+    __syncthreads();
+    if (threadIdx.x < WARP) {
+        store_few_logits(c, rows, part);
+        __syncwarp();
+        if (threadIdx.x == 0) before = atomic_inc_acq_rel(c.arrived + blockIdx.y, gridDim.x - 1);
+    }
     store_few<STRIDE>(c, rows, h);
     __syncthreads();
     return before == gridDim.x - 1;
@@ -203,20 +201,15 @@ static __global__ void __launch_bounds__(ROUTER_THREADS, STRIDE <= 512 ? 2 : 1)
 {
     float4 *h = (float4 *)(void *)shared_memory();
     router_rows rows = { (size_t)blockIdx.y * ROUTER_ROWS, 0 };
-    const int n_rows = (int)min(c.route.n_rows - rows.first, (size_t)ROUTER_ROWS);
+    rows.n = (int32_t)min(c.route.n_rows - rows.first, (size_t)ROUTER_ROWS);
     unsigned steps = few_rehearsal();
 #pragma unroll 1
-    for (;;) {                                      /* of each step there is one copy */
+    for (;;) { /* once or twice: of what routes there is one copy */
         steps = __shfl_sync(0xffffffffu, steps, 0); /* a warp's, which the compiler sees */
-        const bool is_real = steps != FEW_LOGITS;
-        rows.n = is_real ? n_rows : 0;
-        if (steps & FEW_ROUTE) few_route_rows(c.route, c.sort, rows, steps);
-        if (steps == FEW_ROUTE) return;
-        const bool is_last = multiply_rows<STRIDE>(c, rows, is_real, h, h + ROUTER_ROWS * STRIDE);
-        steps = 0;
-        if (!is_real) continue;
-        if (!is_last) return;
-        steps = FEW_ROUTE;
+        if (steps) few_route_rows(c.route, c.sort, rows, steps);
+        if (steps == FEW_ALL_STEPS) return;
+        if (!multiply_rows<STRIDE>(c, rows, h, h + ROUTER_ROWS * STRIDE)) return;
+        steps = FEW_ALL_STEPS;
     }
 }
 

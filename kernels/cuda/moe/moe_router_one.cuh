@@ -73,50 +73,29 @@ static __device__ __forceinline__ void store_one(const router_call &c,
 }
 
 /* The row's sum of a thread, which has the same k's of x, of the norm's weights and of W, and its
- * row in q->x. Its part of what does not depend on the kernel before is loaded while that ends. Not
- * real: a rehearsal, with a row of zeros. */
+ * row in q->x. Its part of what does not depend on the kernel before is loaded while that ends. */
 template <int AHEAD>
-static __device__ __forceinline__ float router_one_sum(const router_call &c, bool is_real,
+static __device__ __forceinline__ float router_one_sum(const router_call &c,
                                                        router_one_quads<AHEAD> *q, unsigned first)
 {
     enum { SQUARES = AHEAD * F32_SPLIT_K_WARPS * F32_STEP / RMS_STEP };
     static_assert(SQUARES * RMS_STEP == AHEAD * F32_SPLIT_K_WARPS * F32_STEP, "all of a row");
-    __shared__ float warps[ROUTER_WARPS]; /* of which RMS_WARPS count */
+    __shared__ float warps[RMS_WARPS];
     __shared__ float4 norm[AHEAD * F32_SPLIT_K_WARPS * F32_LANES];
-    const unsigned n = is_real ? (unsigned)c.n_in : 0;
+    const unsigned n = (unsigned)c.n_in;
     float4 v[SQUARES];
-    if (is_real) {
-        load_one<AHEAD>(c, q, norm, first);
-        prefetch_bias(c);
-        grid_dependency_sync();
-    }
+    load_one<AHEAD>(c, q, norm, first);
+    prefetch_bias(c);
+    grid_dependency_sync();
     rms_load<true, SQUARES>(v, c.x, threadIdx.x * RMS_QUAD, threadIdx.x < RMS_THREADS ? n : 0);
 #pragma unroll
     for (int a = 0; a < AHEAD; a++) q->x[a] = rms_quad<true>(c.x, one_k<AHEAD>(first, a), n);
-    const float squares = warp_sum(rms_squares<SQUARES>(0.0f, v));
-    if (lane_number() == 0) warps[threadIdx.x / WARP] = squares;
-    if (is_real) __syncthreads();
-    const float factor = rms_factor(warps, (unsigned)c.n_in, c.eps);
-    return multiply_one<AHEAD>(c, q, norm, factor, first);
-}
-
-/* Adds lanes, then warps, and stores the block's logits, by the first warp. */
-static __device__ __forceinline__ void store_one_logits(const router_call &c, bool is_real,
-                                                        float sum)
-{
-    __shared__ float part[F32_SPLIT_K_WARPS][ROUTER_ACROSS];
-    const int lane = lane_number(), at = lane % ROUTER_ACROSS,
-              column = (int)blockIdx.x * ROUTER_ACROSS + at;
-    sum = add_lanes(sum);
-    if (lane % F32_LANES == 0) part[threadIdx.x / WARP][lane / F32_LANES] = sum;
-    if (is_real) __syncthreads();
-    if (is_real && warp_number() > 0) return;
-    sum = part[0][at];
-#pragma unroll
-    for (int k = 1; k < F32_SPLIT_K_WARPS; k++) sum = __fadd_rn(sum, part[k][at]);
-    /* as a product without bias adds 0 */
-    if (is_real && lane == at && column < c.route.n_experts)
-        c.route.logits[column] = __fadd_rn(sum, 0.0f);
+    if (threadIdx.x < RMS_THREADS) {
+        const float squares = warp_sum(rms_squares<SQUARES>(0.0f, v));
+        if (threadIdx.x % WARP == 0) warps[threadIdx.x / WARP] = squares;
+    }
+    __syncthreads();
+    return multiply_one<AHEAD>(c, q, norm, rms_factor(warps, n, c.eps), first);
 }
 
 /* One row by a matrix whose k warps split. FEW: is_route_of_few; then one warp per block stores the
@@ -125,30 +104,29 @@ template <int AHEAD, bool FEW>
 static __global__ void __launch_bounds__(ROUTER_THREADS, AHEAD <= 4 ? 2 : 1)
     router_one_kernel(const __grid_constant__ router_call c)
 {
+    enum { K_WARPS = F32_SPLIT_K_WARPS };
     const unsigned first = threadIdx.x / WARP * F32_LANES + threadIdx.x % F32_LANES;
-    unsigned steps = FEW ? few_rehearsal() : 0;
-    router_one_quads<AHEAD> q = {};
+    const router_rows rows = { 0, 1 };
+    unsigned steps = few_rehearsal();
+    router_one_quads<AHEAD> q;
 #pragma unroll 1
-    for (;;) {                                      /* of each step there is one copy */
+    for (;;) { /* once or twice: of what routes there is one copy */
         steps = __shfl_sync(0xffffffffu, steps, 0); /* a warp's, which the compiler sees */
-        if (FEW && steps & FEW_ROUTE) few_route_one(c.route, c.sort, steps);
-        if (FEW && steps == FEW_ROUTE) return;
-        const bool is_real = !(FEW && steps == FEW_LOGITS);
-        store_one_logits(c, is_real, router_one_sum<AHEAD>(c, is_real, &q, first));
-        steps = 0;
-        if (!is_real) continue;
+        if (FEW && steps) few_route_one(c.route, c.sort, steps);
+        if (FEW && steps == FEW_ALL_STEPS) return;
+        const float sum = router_one_sum<AHEAD>(c, &q, first);
+        store_logits<K_WARPS, 1>(c, rows, &sum);
         if (!FEW) break;
         unsigned before = 0;
         __syncwarp(); /* the warp's logits */
         if (threadIdx.x == 0) before = atomic_inc_acq_rel(c.arrived, gridDim.x - 1);
         store_one<AHEAD>(c, q, first);
-        if (warp_number() > 0) return;
+        if (threadIdx.x >= WARP) return;
         if (__shfl_sync(0xffffffffu, before, 0) != gridDim.x - 1) return;
-        steps = FEW_ROUTE;
+        steps = FEW_ALL_STEPS;
     }
     const bool is_last = is_last_block(c);
     store_one<AHEAD>(c, q, first);
-    const router_rows rows = { 0, 1 };
     if (is_last) route_rows(c.route, c.sort, rows, (float *)(void *)shared_memory());
 }
 
