@@ -21,44 +21,25 @@ static inline bool is_route_of_few(const route_args &a)
     return a.n_groups == 1 && a.n_experts <= FEW_EXPERTS && a.n_used <= FEW_USED;
 }
 
-/* Steps of routing a row. A warp does all of them, or before its kernel may begin some of them with
- * zeros for logits, without a result: so the instructions, which nothing else in a step has in
- * common with it, are in the caches when all of a step waits for them. */
-enum { FEW_SCORES = 1, FEW_CHOICE = 2, FEW_WEIGHT = 4, FEW_STEPS = 3, FEW_ALL_STEPS = 7 };
-
-/* The warp's number, which the compiler sees is the same in all lanes. */
-static __device__ __forceinline__ int warp_number()
-{
-    return __shfl_sync(0xffffffffu, (int)(threadIdx.x / WARP), 0);
-}
-
-/* What a warp does in advance: one step each by as many of the last warps. */
-static __device__ __forceinline__ unsigned few_rehearsal()
-{
-    const int at = ROUTE_BLOCK_WARPS - 1 - warp_number();
-    return at < FEW_STEPS ? 1u << at : 0;
-}
-
 /* What is known of a row's experts. */
 struct few_experts {
     route_lane<FEW_PER_LANE> scores /* logits at first */, bias;
     int32_t n_real_rows; /* of the call's rows */
 };
 
-/* All that a row's choice depends on, loaded at once, or zeros. */
+/* All that a row's choice depends on, loaded at once. */
 static __device__ __forceinline__ void few_load(const route_args &a, const moe_sort_args &sort,
-                                                size_t row, bool is_real, few_experts *f)
+                                                size_t row, few_experts *f)
 {
-    const int lane = (int)(threadIdx.x % WARP), n = is_real ? a.n_experts : 0;
+    const int lane = (int)(threadIdx.x % WARP);
     const float *logits = a.logits + row * (size_t)a.n_experts;
 #pragma unroll
     for (int i = 0; i < FEW_PER_LANE; i++) {
         const int e = lane + i * WARP;
-        f->scores.v[i] = e < n ? __ldcg(logits + e) : 0;
-        f->bias.v[i] = a.bias && e < n ? __ldg(a.bias + e) : 0;
+        f->scores.v[i] = e < a.n_experts ? __ldcg(logits + e) : 0;
+        f->bias.v[i] = a.bias && e < a.n_experts ? __ldg(a.bias + e) : 0;
     }
-    f->n_real_rows = is_real && sort.rows && sort.n_real_rows ? *sort.n_real_rows - sort.first_row
-                                                              : INT32_MAX;
+    f->n_real_rows = sort.rows && sort.n_real_rows ? *sort.n_real_rows - sort.first_row : INT32_MAX;
 }
 
 /* Scores from logits. */
@@ -109,12 +90,12 @@ static __device__ __forceinline__ few_best sort_lane(const route_args &a, const 
 
 /* Chooses the row's experts, of which the lane gets its one. Returns how many could be chosen; the
  * places that are left, if any, are expert 0's. */
-static __device__ __forceinline__ int few_choose(int n_used, few_best *b, int *expert)
+static __device__ __forceinline__ int few_choose(const route_args &a, few_best *b, int *expert)
 {
     int n = 0;
     *expert = 0;
 #pragma unroll 1
-    for (; n < n_used; n++) {
+    for (; n < a.n_used; n++) {
         const unsigned best = __reduce_max_sync(0xffffffffu, b->key[0]);
         if (best == 0) break;
         const int first = (int)(b->experts & FEW_ALL),
@@ -169,6 +150,28 @@ static __device__ __forceinline__ few_counts few_count(const route_args &a, int 
     return c;
 }
 
+/* Stores a row's choices. before: of all rows the choices of lower experts, and of earlier rows
+ * those of the same; n: how many could be chosen. */
+static __device__ __forceinline__ void few_store(const route_args &a, const moe_sort_args &sort,
+                                                 size_t row, bool is_real, unsigned before, int n,
+                                                 int expert, float weight)
+{
+    const int lane = (int)(threadIdx.x % WARP);
+    const size_t at = row * (size_t)a.n_used + (size_t)lane;
+    int slot = (int)(__shfl_sync(0xffffffffu, before, expert % WARP) >> (expert / WARP * 8) &
+                     FEW_ALL);
+    if (n < a.n_used) { /* some are NaN: the last places follow the row's choice of expert 0 */
+        const bool is_chosen = __any_sync(0xffffffffu, lane < n && expert == 0);
+        if (lane >= n) slot += (int)is_chosen + lane - n;
+    }
+    if (lane >= a.n_used) return;
+    a.experts[at] = expert;
+    a.weights[at] = weight;
+    if (!sort.rows) return;
+    sort.index[at] = is_real ? slot : 0; /* padding rows: their results are not used */
+    if (is_real) sort.rows[slot] = (int32_t)row;
+}
+
 /* before: of all rows the choices of lower experts; n: all choices. */
 static __device__ __forceinline__ void few_begins(const moe_sort_args &sort, unsigned before,
                                                   int32_t n)
@@ -181,91 +184,56 @@ static __device__ __forceinline__ void few_begins(const moe_sort_args &sort, uns
     if (lane == 0) sort.begin[sort.n_experts] = n;
 }
 
-/* A row's choices: the lane's one, how many could be chosen, and what they add to the sort. */
-struct few_row {
-    few_counts counts;
-    float weight;
-    int expert, n;
-};
-
-/* Chooses a row's experts and their weights, by a warp. */
-static __device__ __forceinline__ few_row few_route(const route_args &a, few_experts *f,
-                                                    unsigned steps)
+/* Chooses a row's experts and their weights, by a warp. Returns how many could be chosen. */
+static __device__ __forceinline__ int few_route(const route_args &a, few_experts *f, int *expert,
+                                                float *weight)
 {
-    few_row r = {};
-    if (steps & FEW_SCORES) few_scores(a, &f->scores);
-    if (steps & FEW_CHOICE) {
-        few_best best = sort_lane(a, *f);
-        r.n = few_choose(steps == FEW_ALL_STEPS ? a.n_used : 1, &best, &r.expert);
-    }
-    if (steps & FEW_WEIGHT) {
-        r.counts = few_count(a, r.n, r.expert);
-        r.weight = few_weight(a, f->scores, r.expert);
-    }
-    return r;
-}
-
-/* Stores a row's choices. before: of all rows the choices of lower experts, and of earlier rows
- * those of the same. */
-static __device__ __forceinline__ void few_store(const route_args &a, const moe_sort_args &sort,
-                                                 size_t row, bool is_real, unsigned before,
-                                                 const few_row &r)
-{
-    const int lane = (int)(threadIdx.x % WARP);
-    const size_t at = row * (size_t)a.n_used + (size_t)lane;
-    int slot = (int)(__shfl_sync(0xffffffffu, before, r.expert % WARP) >> (r.expert / WARP * 8) &
-                     FEW_ALL);
-    if (r.n < a.n_used) { /* some are NaN: the last places follow the row's choice of expert 0 */
-        const bool is_chosen = __any_sync(0xffffffffu, lane < r.n && r.expert == 0);
-        if (lane >= r.n) slot += (int)is_chosen + lane - r.n;
-    }
-    if (lane >= a.n_used) return;
-    a.experts[at] = r.expert;
-    a.weights[at] = r.weight;
-    if (!sort.rows) return;
-    sort.index[at] = is_real ? slot : 0; /* padding rows: their results are not used */
-    if (is_real) sort.rows[slot] = (int32_t)row;
+    few_scores(a, &f->scores);
+    few_best best = sort_lane(a, *f);
+    const int n = few_choose(a, &best, expert);
+    *weight = few_weight(a, f->scores, *expert);
+    return n;
 }
 
 /* Routes the call's only row, by a warp. */
-static __device__ __forceinline__ void few_route_one(const route_args &a, const moe_sort_args &sort,
-                                                     unsigned steps)
+static __device__ __forceinline__ void few_route_one(const route_args &a, const moe_sort_args &sort)
 {
     few_experts f;
-    few_load(a, sort, 0, steps == FEW_ALL_STEPS, &f);
-    const few_row r = few_route(a, &f, steps);
-    if (steps != FEW_ALL_STEPS) return;
+    int expert;
+    float weight;
+    few_load(a, sort, 0, &f);
+    const int n = few_route(a, &f, &expert, &weight);
+    const few_counts counts = few_count(a, n, expert);
     const bool is_real = f.n_real_rows > 0;
-    few_store(a, sort, 0, is_real, r.counts.before, r);
-    if (sort.rows) few_begins(sort, is_real ? r.counts.before : 0, is_real ? a.n_used : 0);
+    few_store(a, sort, 0, is_real, counts.before, n, expert, weight);
+    if (sort.rows) few_begins(sort, is_real ? counts.before : 0, is_real ? a.n_used : 0);
 }
 
 /* Routes a block's rows, each by a warp, and sorts them if the call has no others. */
 static __device__ __forceinline__ void few_route_rows(const route_args &a,
                                                       const moe_sort_args &sort,
-                                                      const router_rows &rows, unsigned steps)
+                                                      const router_rows &rows)
 {
     __shared__ few_counts all[ROUTE_BLOCK_ROWS][WARP];
-    const int at = warp_number(), lane = lane_number();
-    const size_t row = rows.first + (size_t)at;
+    const int r = (int)(threadIdx.x / WARP), lane = lane_number();
+    const size_t row = rows.first + (size_t)r;
     few_experts f;
-    few_row r = {};
-    if (steps != FEW_ALL_STEPS || at < rows.n) {
-        few_load(a, sort, row, steps == FEW_ALL_STEPS, &f);
-        r = few_route(a, &f, steps);
+    int n = 0, expert = 0;
+    float weight = 0;
+    if (r < rows.n) {
+        few_load(a, sort, row, &f);
+        n = few_route(a, &f, &expert, &weight);
+        const few_counts none = { 0, 0 };
+        all[r][lane] = (int64_t)row < f.n_real_rows ? few_count(a, n, expert) : none;
     }
-    if (steps != FEW_ALL_STEPS) return;
-    const bool is_real = (int64_t)row < f.n_real_rows;
-    const few_counts none = { 0, 0 };
-    if (at < rows.n) all[at][lane] = is_real ? r.counts : none;
     __syncthreads();
-    if (at >= rows.n) return;
+    if (r >= rows.n) return;
     unsigned before = 0;
 #pragma unroll 1
     for (int k = 0; k < rows.n; k++)
-        before += all[k][lane].before + (k < at ? all[k][lane].here : 0);
-    few_store(a, sort, row, is_real, before, r);
-    if (sort.rows && at == 0)
+        before += all[k][lane].before + (k < r ? all[k][lane].here : 0);
+    few_store(a, sort, row, (int64_t)row < f.n_real_rows, before, n, expert, weight);
+    if (sort.rows && r == 0)
         few_begins(sort, before, max(min(rows.n, f.n_real_rows), 0) * a.n_used);
 }
 

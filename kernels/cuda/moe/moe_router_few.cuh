@@ -169,15 +169,17 @@ static __device__ __forceinline__ void load_few_weights(
                                         : make_float4(0, 0, 0, 0);
 }
 
-/* Normalises the block's rows, stores its logits of them and its part of h. Returns in all threads
- * whether all other blocks have stored theirs. h [ROUTER_ROWS][STRIDE], norm [STRIDE]. */
+/* n_in: at most 4 STRIDE. Shared memory: h [ROUTER_ROWS][STRIDE] and the norm's weights. */
 template <int STRIDE>
-static __device__ __forceinline__ bool multiply_rows(const router_call &c, const router_rows &rows,
-                                                     float4 *h, float4 *norm)
+static __global__ void __launch_bounds__(ROUTER_THREADS, STRIDE <= 512 ? 2 : 1)
+    router_few_kernel(const __grid_constant__ router_call c)
 {
     __shared__ float part[F32_SPLIT_K_WARPS][WARP];
     __shared__ unsigned before;
-    float4 w[router_few_shape<STRIDE>::STEPS];
+    float4 *h = (float4 *)(void *)shared_memory(), *norm = h + ROUTER_ROWS * STRIDE,
+           w[router_few_shape<STRIDE>::STEPS];
+    router_rows rows = { (size_t)blockIdx.y * ROUTER_ROWS, 0 };
+    rows.n = (int32_t)min(c.route.n_rows - rows.first, (size_t)ROUTER_ROWS);
     load_few_weights<STRIDE>(c, w, norm);
     prefetch_bias(c);
     grid_dependency_sync();
@@ -191,26 +193,7 @@ static __device__ __forceinline__ bool multiply_rows(const router_call &c, const
     }
     store_few<STRIDE>(c, rows, h);
     __syncthreads();
-    return before == gridDim.x - 1;
-}
-
-/* n_in: at most 4 STRIDE. Shared memory: h and the norm's weights. */
-template <int STRIDE>
-static __global__ void __launch_bounds__(ROUTER_THREADS, STRIDE <= 512 ? 2 : 1)
-    router_few_kernel(const __grid_constant__ router_call c)
-{
-    float4 *h = (float4 *)(void *)shared_memory();
-    router_rows rows = { (size_t)blockIdx.y * ROUTER_ROWS, 0 };
-    rows.n = (int32_t)min(c.route.n_rows - rows.first, (size_t)ROUTER_ROWS);
-    unsigned steps = few_rehearsal();
-#pragma unroll 1
-    for (;;) { /* once or twice: of what routes there is one copy */
-        steps = __shfl_sync(0xffffffffu, steps, 0); /* a warp's, which the compiler sees */
-        if (steps) few_route_rows(c.route, c.sort, rows, steps);
-        if (steps == FEW_ALL_STEPS) return;
-        if (!multiply_rows<STRIDE>(c, rows, h, h + ROUTER_ROWS * STRIDE)) return;
-        steps = FEW_ALL_STEPS;
-    }
+    if (before == gridDim.x - 1) few_route_rows(c.route, c.sort, rows);
 }
 
 #endif

@@ -6,9 +6,9 @@
 #include "kernels/cuda/moe/moe_route_few.cuh"
 #include "kernels/cuda/moe/moe_router_call.cuh"
 
-/* The thread's quads, all of them loaded at once. */
+/* The thread's quads of the row, all of them loaded at once. */
 template <int AHEAD> struct router_one_quads {
-    float4 w[AHEAD], x[AHEAD];
+    float4 w[AHEAD], norm[AHEAD], x[AHEAD];
 };
 
 template <int AHEAD> static __device__ __forceinline__ unsigned one_k(unsigned first, int a)
@@ -16,42 +16,35 @@ template <int AHEAD> static __device__ __forceinline__ unsigned one_k(unsigned f
     return (first + (unsigned)a * F32_SPLIT_K_WARPS * F32_LANES) * RMS_QUAD;
 }
 
-/* Loads those of W and, for the four that have the same of the row, the norm's weights. norm: by
- * quad. */
 template <int AHEAD>
 static __device__ __forceinline__ void load_one(const router_call &c, router_one_quads<AHEAD> *q,
-                                                float4 *norm, unsigned first)
+                                                unsigned first)
 {
-    const unsigned n = (unsigned)c.n_in, across = threadIdx.x % WARP / F32_LANES;
-    const int32_t column = min((int32_t)(blockIdx.x * ROUTER_ACROSS + across),
-                               c.route.n_experts - 1);
+    const int32_t column = min(
+        (int32_t)(blockIdx.x * ROUTER_ACROSS + threadIdx.x % WARP / F32_LANES),
+        c.route.n_experts - 1);
     const float *row = (const float *)(const void *)(c.w + (size_t)column * c.row_bytes);
     const float4 zero = make_float4(0, 0, 0, 0);
 #pragma unroll
     for (int a = 0; a < AHEAD; a++) {
         const unsigned k = one_k<AHEAD>(first, a);
-        q->w[a] = k < n ? __ldg((const float4 *)(const void *)(row + k)) : zero;
+        const bool is_in = k < (unsigned)c.n_in;
+        q->w[a] = is_in ? __ldg((const float4 *)(const void *)(row + k)) : zero;
+        q->norm[a] = is_in ? __ldg((const float4 *)(const void *)(c.norm + k)) : zero;
     }
-#pragma unroll
-    for (int a = (int)across; a < AHEAD; a += ROUTER_ACROSS) {
-        const unsigned k = one_k<AHEAD>(first, a);
-        norm[k / RMS_QUAD] = k < n ? __ldg((const float4 *)(const void *)(c.norm + k)) : zero;
-    }
-    __syncwarp();
 }
 
 /* Normalises x in place and multiplies. */
 template <int AHEAD>
 static __device__ __forceinline__ float multiply_one(const router_call &c,
-                                                     router_one_quads<AHEAD> *q, const float4 *norm,
-                                                     float factor, unsigned first)
+                                                     router_one_quads<AHEAD> *q, float factor,
+                                                     unsigned first)
 {
     float sum = 0;
 #pragma unroll
     for (int a = 0; a < AHEAD; a++) {
-        const unsigned k = one_k<AHEAD>(first, a);
-        if (k >= (unsigned)c.n_in) break;
-        q->x[a] = rms_apply(q->x[a], norm[k / RMS_QUAD], factor);
+        if (one_k<AHEAD>(first, a) >= (unsigned)c.n_in) break;
+        q->x[a] = rms_apply(q->x[a], q->norm[a], factor);
         sum = multiply_quad(sum, q->w[a], q->x[a]);
     }
     return sum;
@@ -72,62 +65,46 @@ static __device__ __forceinline__ void store_one(const router_call &c,
     }
 }
 
-/* The row's sum of a thread, which has the same k's of x, of the norm's weights and of W, and its
- * row in q->x. Its part of what does not depend on the kernel before is loaded while that ends. */
-template <int AHEAD>
-static __device__ __forceinline__ float router_one_sum(const router_call &c,
-                                                       router_one_quads<AHEAD> *q, unsigned first)
+/* One row by a matrix whose k warps split: a thread has the same k's of x, of the norm's weights
+ * and of W in registers, AHEAD quads of each. FEW: is_route_of_few; then one warp per block stores
+ * the logits, and that of the last block routes. h is stored meanwhile: nobody waits for it. */
+template <int AHEAD, bool FEW>
+static __global__ void __launch_bounds__(ROUTER_THREADS, AHEAD <= 4 ? 2 : 1)
+    router_one_kernel(const __grid_constant__ router_call c)
 {
-    enum { SQUARES = AHEAD * F32_SPLIT_K_WARPS * F32_STEP / RMS_STEP };
-    static_assert(SQUARES * RMS_STEP == AHEAD * F32_SPLIT_K_WARPS * F32_STEP, "all of a row");
+    enum { K_WARPS = F32_SPLIT_K_WARPS, SQUARES = AHEAD * K_WARPS * F32_STEP / RMS_STEP };
+    static_assert(SQUARES * RMS_STEP == AHEAD * K_WARPS * F32_STEP, "all of a row");
     __shared__ float warps[RMS_WARPS];
-    __shared__ float4 norm[AHEAD * F32_SPLIT_K_WARPS * F32_LANES];
-    const unsigned n = (unsigned)c.n_in;
+    const unsigned n = (unsigned)c.n_in, first = threadIdx.x / WARP * F32_LANES +
+                                                 threadIdx.x % F32_LANES /* quad of the row */;
+    router_one_quads<AHEAD> q;
     float4 v[SQUARES];
-    load_one<AHEAD>(c, q, norm, first);
+    load_one<AHEAD>(c, &q, first);
     prefetch_bias(c);
     grid_dependency_sync();
-    rms_load<true, SQUARES>(v, c.x, threadIdx.x * RMS_QUAD, threadIdx.x < RMS_THREADS ? n : 0);
+    if (threadIdx.x < RMS_THREADS) rms_load<true, SQUARES>(v, c.x, threadIdx.x * RMS_QUAD, n);
 #pragma unroll
-    for (int a = 0; a < AHEAD; a++) q->x[a] = rms_quad<true>(c.x, one_k<AHEAD>(first, a), n);
+    for (int a = 0; a < AHEAD; a++) q.x[a] = rms_quad<true>(c.x, one_k<AHEAD>(first, a), n);
     if (threadIdx.x < RMS_THREADS) {
         const float squares = warp_sum(rms_squares<SQUARES>(0.0f, v));
         if (threadIdx.x % WARP == 0) warps[threadIdx.x / WARP] = squares;
     }
     __syncthreads();
-    return multiply_one<AHEAD>(c, q, norm, rms_factor(warps, n, c.eps), first);
-}
-
-/* One row by a matrix whose k warps split. FEW: is_route_of_few; then one warp per block stores the
- * logits, and that of the last block routes. h is stored meanwhile: nobody waits for it. */
-template <int AHEAD, bool FEW>
-static __global__ void __launch_bounds__(ROUTER_THREADS, AHEAD <= 4 ? 2 : 1)
-    router_one_kernel(const __grid_constant__ router_call c)
-{
-    enum { K_WARPS = F32_SPLIT_K_WARPS };
-    const unsigned first = threadIdx.x / WARP * F32_LANES + threadIdx.x % F32_LANES;
+    const float sum = multiply_one<AHEAD>(c, &q, rms_factor(warps, n, c.eps), first);
     const router_rows rows = { 0, 1 };
-    unsigned steps = few_rehearsal();
-    router_one_quads<AHEAD> q;
-#pragma unroll 1
-    for (;;) { /* once or twice: of what routes there is one copy */
-        steps = __shfl_sync(0xffffffffu, steps, 0); /* a warp's, which the compiler sees */
-        if (FEW && steps) few_route_one(c.route, c.sort, steps);
-        if (FEW && steps == FEW_ALL_STEPS) return;
-        const float sum = router_one_sum<AHEAD>(c, &q, first);
-        store_logits<K_WARPS, 1>(c, rows, &sum);
-        if (!FEW) break;
+    store_logits<K_WARPS, 1>(c, rows, &sum);
+    if (FEW) {
         unsigned before = 0;
         __syncwarp(); /* the warp's logits */
         if (threadIdx.x == 0) before = atomic_inc_acq_rel(c.arrived, gridDim.x - 1);
         store_one<AHEAD>(c, q, first);
         if (threadIdx.x >= WARP) return;
-        if (__shfl_sync(0xffffffffu, before, 0) != gridDim.x - 1) return;
-        steps = FEW_ALL_STEPS;
+        if (__shfl_sync(0xffffffffu, before, 0) == gridDim.x - 1) few_route_one(c.route, c.sort);
+    } else {
+        const bool is_last = is_last_block(c);
+        store_one<AHEAD>(c, q, first);
+        if (is_last) route_rows(c.route, c.sort, rows, (float *)(void *)shared_memory());
     }
-    const bool is_last = is_last_block(c);
-    store_one<AHEAD>(c, q, first);
-    if (is_last) route_rows(c.route, c.sort, rows, (float *)(void *)shared_memory());
 }
 
 #endif
