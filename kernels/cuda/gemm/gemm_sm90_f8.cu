@@ -93,7 +93,8 @@ template <class T> struct f8_multiplier : sm90_multiplier<T> {
             sums[i] = __fmaf_rn(part[i], by[i / 2 % 2][i % 2], sums[i]);
     }
 
-    /* A half's products, whose sums are then added while the other warpgroup's are in flight. */
+    /* A half's products, whose sums are then added while the other warpgroup's are in flight. The next
+     * stage is waited for before: the wait and the fence are not between sums and products. */
     template <int H>
     __device__ __forceinline__ void multiply(float (&sums)[T::HALVES][T::SUMS],
                                              sm90_pipeline_state<T> *state) const
@@ -105,10 +106,11 @@ template <class T> struct f8_multiplier : sm90_multiplier<T> {
         for (int half = 0; half < H; half++)
 #pragma unroll
             for (int i = 0; i < T::SUMS; i++) sums[half][i] = 0;
+        wait_for_stage<T>(this->ring, *state);
 #pragma unroll 1
         for (int32_t stage = 0; stage < this->n_stages; stage++) {
-            wait_for_stage<T>(this->ring, *state);
-            begin_stage(part, operands_at<T>(this->first, state->index), 0);
+            const int place = state->index;
+            begin_stage(part, operands_at<T>(this->first, place), 0);
             float by[H][2][2];
 #pragma unroll
             for (int i = 0; i < 4 * H; i++)
@@ -119,14 +121,17 @@ template <class T> struct f8_multiplier : sm90_multiplier<T> {
                 next = load_factors<H>(this->c, scales, stage + TOGETHER, this->n_stages);
 #pragma unroll
             for (int half = 0; half < H; half++) {
-                if (half > 0) begin_stage(part, operands_at<T>(this->first, state->index), half);
+                if (half > 0) begin_stage(part, operands_at<T>(this->first, place), half);
+                if (half == H - 1) {
+                    advance<T>(state);
+                    if (stage + 1 < this->n_stages) wait_for_stage<T>(this->ring, *state);
+                }
                 wgmma_wait<0>();
                 wgmma_fence_operand(part);
-                if (half == H - 1) release_stage<T>(this->ring, state->index);
+                if (half == H - 1) release_stage<T>(this->ring, place);
                 add(sums[half], part, by[half]);
             }
             if (stage % TOGETHER == TOGETHER - 1) factors = next;
-            advance<T>(state);
         }
     }
 };
