@@ -50,7 +50,7 @@ template <enum gemm_weight_layout F>
 static __device__ __forceinline__ void store_by_pairs(const gemm_call &c, const sm90_result &r,
                                                       int first)
 {
-    const int lane = (int)threadIdx.x % WARP;
+    const int lane = not_before((int)threadIdx.x) % WARP;
     const int32_t column = r.column + first + 2 * lane;
     if (column >= c.n_columns) return;
     const float scale[2] = { column_scale<F>(c, r.rows.group, column),
@@ -91,7 +91,8 @@ static __device__ __forceinline__ void store_quads(const gemm_call &c, const sm9
                                                    int first)
 {
     enum { LANES = STORE_COLUMNS / 4, STEP = WARP / LANES, TOGETHER = 4 };
-    const int lane = (int)threadIdx.x % WARP, row = lane / LANES, quad = lane % LANES * 4;
+    const int lane = not_before((int)threadIdx.x) % WARP, row = lane / LANES,
+              quad = lane % LANES * 4;
     const int32_t column = r.column + first + quad;
     float4 scale = make_float4(1, 1, 1, 1);
     if (F == GEMM_W8 || F == GEMM_W4)
@@ -218,9 +219,14 @@ static __device__ __forceinline__ void store_bf16(const gemm_call &c, const sm90
 #pragma unroll
     for (int first = 0; first < N; first += PIECE / 2) {
 #pragma unroll
-        for (int i = 0; i < PIECE / 2; i += 2)
-            *staged_word(r.room, lane / 4 + i / 2 % 2 * 8,
-                         i / 4 * 4 + lane % 4) = round_bf16x2(sums[first + i], sums[first + i + 1]);
+        for (int i = 0; i < PIECE / 2; i += 2) {
+            /* staged_word of row lane / 4 (+ 8), word i / 4 * 4 + lane % 4: pieces of eight words
+             * share an address, as an exchange of pieces leaves bit 5 of a word alone */
+            unsigned *const to = (unsigned *)r.room + lane / 4 * STORE_COLUMNS +
+                                 (lane ^ i / 4 % 8 * 4);
+            to[i / 32 * 32 + i / 2 % 2 * 8 * STORE_COLUMNS] = round_bf16x2(sums[first + i],
+                                                                           sums[first + i + 1]);
+        }
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < STORE_ROWS; i += ROWS_AT_ONCE * TOGETHER) {
@@ -248,8 +254,8 @@ static __device__ __forceinline__ void store_result(const gemm_call &c, const sm
     const enum gemm_epilogue as = is_fast ? c.epilogue : GEMM_SILU;
     if (as == (F == GEMM_F16 ? GEMM_SILU_F16 : GEMM_SILU_BF16)) store_swiglu<F>(c, r, sums);
     else if (as == GEMM_STORE) store_columns<F, GEMM_STORE>(c, r, sums);
-    else if (as == GEMM_STORE_BF16 && (F == GEMM_W8 || F == GEMM_W4 || N > STORE_COLUMNS))
-        store_columns<F, GEMM_STORE_BF16>(c, r, sums); /* with more sums no registers are left */
+    else if (as == GEMM_STORE_BF16 && (F == GEMM_W8 || F == GEMM_W4))
+        store_columns<F, GEMM_STORE_BF16>(c, r, sums); /* with scales */
     else if (as == GEMM_STORE_BF16) store_bf16(c, r, sums);
     else if (as == GEMM_ADD) store_columns<F, GEMM_ADD>(c, r, sums);
     else store_columns<F, GEMM_SILU>(c, r, sums);
