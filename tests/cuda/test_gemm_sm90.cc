@@ -366,6 +366,21 @@ TEST(gemm_sm90_rows_have_the_same_bits_among_others)
     }
 }
 
+/* Whole tiles of columns whose rows of y are aligned leave 16 bytes at a time; groups end in either
+ * warpgroup's rows, within a warp's and in the rows that it stores together. */
+TEST(gemm_sm90_stores_16_bytes_at_a_time)
+{
+    need_sm90();
+    for (enum gemm_weight_layout layout : LAYOUTS)
+        for (enum gemm_epilogue epilogue : { GEMM_STORE_BF16, silu_epilogue_for(layout) }) {
+            product p;
+            p.layout = layout, p.groups = { 0, 5, 64, 1, 195, 12, 14 }, p.n_rows = 300,
+            p.n_out = 512, p.n_in = 130, p.y_more = 8, p.epilogue = epilogue;
+            p.gathered = p.paired = p.is_silu();
+            for (int tile : tiles_of(p)) p.tile = tile, try_product(p);
+        }
+}
+
 /* A NaN in a row of x affects that row of y only. */
 TEST(gemm_sm90_nan_stays_in_its_row)
 {
@@ -446,4 +461,5 @@ TEST_MAIN(CASE_T(gemm_sm90_bf16_equals_a_plain_loop, 250),
           CASE_T(gemm_sm90_w4_equals_a_plain_loop, 250), CASE_T(gemm_sm90_groups, 250),
           CASE_T(gemm_sm90_every_f16, 250), CASE_T(gemm_sm90_is_what_gemm_run_takes, 250),
           CASE_T(gemm_sm90_rows_have_the_same_bits_among_others, 250),
-          CASE(gemm_sm90_nan_stays_in_its_row), CASE(gemm_sm90_refuses_what_it_cannot_do))
+          CASE_T(gemm_sm90_stores_16_bytes_at_a_time, 250), CASE(gemm_sm90_nan_stays_in_its_row),
+          CASE(gemm_sm90_refuses_what_it_cannot_do))
