@@ -34,10 +34,6 @@ static __device__ __forceinline__ int sm90_attn_pair(int consumer, int half)
     return consumer * 64 + tid / WARP * 16 + tid % WARP / 4 + 8 * half;
 }
 
-/* The types of queries and of results: of each call what it says, which makes the kernel slower, or
- * what most calls have. */
-enum sm90_attn_io { SM90_ATTN_ANY, SM90_ATTN_F32, SM90_ATTN_BF16 };
-
 /* The piece-th eight elements of a head, in bf16, as they may be already. Without branches, at
  * which ptxas would wait for products. */
 template <enum sm90_attn_io IO>
