@@ -58,7 +58,7 @@ bool gemm_decode_supports(enum gemm_weight_layout layout, const struct gemm_call
 cudaError_t gemm_decode(cudaStream_t stream, enum gemm_weight_layout layout,
                         const struct gemm_call *calls, int n);
 /* Of these, calls of one row of x, with n_splits set: gemm_decode chooses. */
-bool gemm_decode_one_supports(const struct gemm_call *c);
+bool gemm_decode_one_supports(enum gemm_weight_layout layout, const struct gemm_call *c);
 cudaError_t gemm_decode_one(cudaStream_t stream, enum gemm_weight_layout layout,
                             const struct gemm_call *calls, int n);
 /* With the sums over the choices; gemm_combine_supports: it is possible and faster. */
@@ -67,7 +67,8 @@ bool gemm_combine_supports(enum gemm_weight_layout layout, const struct gemm_cal
 cudaError_t gemm_combine(cudaStream_t stream, enum gemm_weight_layout layout,
                          const struct gemm_call *c, const struct gemm_choices *to);
 /* Of these, calls with one row of choices: gemm_combine chooses. */
-bool gemm_combine_one_supports(const struct gemm_call *c, const struct gemm_choices *to);
+bool gemm_combine_one_supports(enum gemm_weight_layout layout, const struct gemm_call *c,
+                               const struct gemm_choices *to);
 cudaError_t gemm_combine_one(cudaStream_t stream, enum gemm_weight_layout layout,
                              const struct gemm_call *c, const struct gemm_choices *to);
 cudaError_t gemm_tiles(cudaStream_t stream, enum gemm_weight_layout layout,

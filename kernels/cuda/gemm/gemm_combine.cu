@@ -203,7 +203,7 @@ cudaError_t gemm_combine(cudaStream_t stream, enum gemm_weight_layout layout,
                          const struct gemm_call *c, const struct gemm_choices *to)
 {
     const combine_call all = { *c, *to };
-    if (gemm_combine_one_supports(c, to)) return gemm_combine_one(stream, layout, c, to);
+    if (gemm_combine_one_supports(layout, c, to)) return gemm_combine_one(stream, layout, c, to);
     switch (layout) {
     case GEMM_BF16: return run<GEMM_BF16>(stream, all);
     case GEMM_F16: return run<GEMM_F16>(stream, all);

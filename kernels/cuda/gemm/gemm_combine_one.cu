@@ -2,8 +2,8 @@
  * their results. The bits are gemm_combine.cu's, whose calls come here first.
  *
  * A warp has one of the row's slots, reads its x and its expert's rows of W, and leaves 16 results;
- * then a thread adds a column's. A block has room on an SM beside two of the kernel before, so that
- * every SM gets one, early. Thread: device; gemm_combine_one: engine. */
+ * then a thread adds a column's. One block per SM: two would come to those SMs that are free first,
+ * and leave others without work. Thread: device; gemm_combine_one: engine. */
 #include "kernels/cuda/gemm/gemm_one_row.cuh"
 
 struct combine_one_call {
@@ -114,7 +114,7 @@ static __device__ __forceinline__ void combine_one_add(const combine_one_call &a
     if (lane < SKINNY_W_ROWS && column < all.c.n_out) all.to.y[column] = sum;
 }
 
-template <enum gemm_weight_layout F, int DEPTH>
+template <enum gemm_weight_layout F>
 static __device__ __forceinline__ void combine_one_sums(
     const combine_one_call &all, combine_one_shared *s, const combine_one_jobs<F> &jobs,
     const combine_one_choice &mine, ring_feed *feed, unsigned char *ring, const uint16_t *x)
@@ -129,8 +129,9 @@ static __device__ __forceinline__ void combine_one_sums(
             before = all.to.y[column];
         if (i < jobs.end) {
             const float2 scales = combine_one_scales(jobs, tile);
-            ring_sums sums = ring_sum<F, 1, DEPTH>(feed, &slot, jobs, all.c.n_in / ring_shape<F>::K,
-                                                   ring, x + lane % 4 * ring_shape<F>::ELEMENTS);
+            ring_sums sums = ring_sum<F, 1, one_ring<F>::DEPTH>(
+                feed, &slot, jobs, all.c.n_in / ring_shape<F>::K, ring,
+                x + lane % 4 * ring_shape<F>::ELEMENTS);
             if (F == GEMM_F8) ring_restore_nan<F, 1>(&sums, jobs.run_of(i));
             if (lane % 4 == 0) {
                 float *to = s->results[i % 2][jobs.rows.begin];
@@ -143,61 +144,45 @@ static __device__ __forceinline__ void combine_one_sums(
     }
 }
 
-/* What the ring has no room for of the warp's first tile, into L2. By one lane: the instruction takes
- * uniform registers. */
-template <enum gemm_weight_layout F, int DEPTH>
-static __device__ __forceinline__ void combine_one_prefetch(const combine_one_jobs<F> &jobs)
-{
-    const gemm_call &c = *jobs.c;
-    const int ahead = (DEPTH - 1) * ring_shape<F>::UNIT_BYTES, bytes = (int)c.row_bytes - ahead,
-              row = (int)blockIdx.x * SKINNY_W_ROWS;
-    if (jobs.end == 0 || threadIdx.x % WARP != 0 || bytes <= 0) return;
-    const unsigned char *w = c.w + (size_t)jobs.rows.group * c.w_stride +
-                             (size_t)row * c.row_bytes + ahead;
-#pragma unroll 1
-    for (int i = 0; i < min((int)SKINNY_W_ROWS, c.n_out - row); i++, w += c.row_bytes)
-        prefetch_l2(w, (unsigned)bytes & ~15u);
-}
-
-template <enum gemm_weight_layout F, int DEPTH>
+template <enum gemm_weight_layout F>
 static __global__ void __launch_bounds__(RING_THREADS, 1)
     combine_one_kernel(const __grid_constant__ combine_one_call all)
 {
     __shared__ combine_one_shared s;
     unsigned char *ring = shared_memory();
     const int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
-    uint16_t *x = (uint16_t *)(void *)(ring + ring_shape<F, DEPTH>::ALL_BYTES) +
+    uint16_t *x = (uint16_t *)(void *)(ring + one_ring<F>::BYTES) +
                   (size_t)warp * (size_t)all.c.n_in;
     if (!all.c.begin_is_read) grid_dependency_sync();
     const combine_one_jobs<F> jobs = combine_one_jobs_of<F>(all, &s);
-    ring_feed feed = ring_fill<F, 1, DEPTH>(jobs, ring);
-    if (all.c.begin_is_read) {
-        combine_one_prefetch<F, DEPTH>(jobs);
-        grid_dependency_sync();
-    }
+    ring_feed feed = ring_fill<F, 1, one_ring<F>::DEPTH>(jobs, ring);
+    if (all.c.begin_is_read) grid_dependency_sync();
     combine_one_choice mine = { 0, 0 };
     if (warp == 0 && lane < all.to.n_used)
         mine.slot = all.to.index[lane], mine.weight = all.to.weights[lane];
     if (jobs.end > 0) combine_one_x(all.c, jobs.rows.begin, x);
-    combine_one_sums<F, DEPTH>(all, &s, jobs, mine, &feed, ring, x);
+    combine_one_sums<F>(all, &s, jobs, mine, &feed, ring, x);
 }
 
 /* ---- the host ---- */
 
-enum { COMBINE_ONE_SHARED = 80 * 1024 /* bytes that should do */ };
+enum { COMBINE_ONE_ALONE = 116 * 1024 /* bytes of which an SM has no two */ };
 
-/* Rows of x, one of each slot. */
-static size_t x_bytes(const gemm_call &c)
+static size_t shared_bytes(enum gemm_weight_layout layout, const gemm_call &c)
 {
-    return (size_t)c.n_rows * (size_t)c.n_in * sizeof(uint16_t);
+    const size_t n = one_ring_bytes(layout) + RING_WARPS * (size_t)c.n_in * sizeof(uint16_t);
+    const ring_device &d = ring_this_device();
+    return n < COMBINE_ONE_ALONE && 2 * COMBINE_ONE_ALONE > d.shared_of_sm &&
+                   COMBINE_ONE_ALONE <= d.shared_max
+               ? (size_t)COMBINE_ONE_ALONE
+               : n;
 }
 
-/* The ring of F8, which has scales, stands for all. */
-bool gemm_combine_one_supports(const struct gemm_call *c, const struct gemm_choices *to)
+bool gemm_combine_one_supports(enum gemm_weight_layout layout, const struct gemm_call *c,
+                               const struct gemm_choices *to)
 {
     return to->n_rows == 1 && c->n_rows <= RING_WARPS && c->n_groups <= ONE_GROUPS_MAX &&
-           c->rows_above == 0 &&
-           (size_t)one_ring<GEMM_F8, true>::BYTES + x_bytes(*c) <= ring_this_device().shared_max;
+           c->rows_above == 0 && shared_bytes(layout, *c) <= ring_this_device().shared_max;
 }
 
 template <enum gemm_weight_layout F>
@@ -205,14 +190,9 @@ static cudaError_t run(cudaStream_t stream, combine_one_call all)
 {
     const int32_t n_sms = ring_this_device().n_sms,
                   grid = all.n_tiles < n_sms ? all.n_tiles : n_sms;
-    const size_t usual = (size_t)one_ring<F>::BYTES + x_bytes(all.c);
-    const bool is_small = usual > COMBINE_ONE_SHARED;
     all.per_block = all.n_tiles / grid;
-    return launch(stream,
-                  is_small ? combine_one_kernel<F, one_ring<F, true>::DEPTH>
-                           : combine_one_kernel<F, one_ring<F>::DEPTH>,
-                  dim3((unsigned)grid), dim3(RING_THREADS),
-                  is_small ? (size_t)one_ring<F, true>::BYTES + x_bytes(all.c) : usual, all);
+    return launch(stream, combine_one_kernel<F>, dim3((unsigned)grid), dim3(RING_THREADS),
+                  shared_bytes(F, all.c), all);
 }
 
 cudaError_t gemm_combine_one(cudaStream_t stream, enum gemm_weight_layout layout,

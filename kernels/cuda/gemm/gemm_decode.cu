@@ -291,7 +291,7 @@ cudaError_t gemm_decode(cudaStream_t stream, enum gemm_weight_layout layout,
         gemm_call &c = all.of[i];
         c = calls[i];
         c.n_splits = choose_n_splits(c, SKINNY_W_ROWS, SKINNY_BLOCKS_WANTED, SKINNY_SPLIT_LEAST);
-        one = one && gemm_decode_one_supports(&c);
+        one = one && gemm_decode_one_supports(layout, &c);
         n_jobs += (size_t)blocks_for((size_t)c.n_columns, SKINNY_W_ROWS) * (size_t)c.n_splits *
                   (size_t)(c.begin ? c.n_rows : 1);
     }

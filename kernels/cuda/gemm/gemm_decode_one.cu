@@ -187,13 +187,12 @@ static __global__ void __launch_bounds__(RING_THREADS, 2)
 
 enum { ONE_STATIC_SHARED = 4 * 1024 /* with the system's KiB */ };
 
-/* The largest ring's, of F8 with its scales, stands for all. */
-static size_t shared_bytes(const gemm_call &c)
+static size_t shared_bytes(enum gemm_weight_layout layout, const gemm_call &c)
 {
-    return (size_t)one_ring<GEMM_F8>::BYTES + (size_t)c.n_in * sizeof(uint16_t);
+    return one_ring_bytes(layout) + (size_t)c.n_in * sizeof(uint16_t);
 }
 
-bool gemm_decode_one_supports(const struct gemm_call *c)
+bool gemm_decode_one_supports(enum gemm_weight_layout layout, const struct gemm_call *c)
 {
     const int32_t n_tiles = (int32_t)blocks_for((size_t)c->n_columns, SKINNY_W_ROWS);
     if ((c->begin ? c->n_x_rows : c->n_rows) != 1 || c->n_splits > 1) return false;
@@ -201,14 +200,14 @@ bool gemm_decode_one_supports(const struct gemm_call *c)
                      n_tiles > ONE_TILES_MAX || c->rows_above > 0))
         return false;
     if (c->x_f32 && c->n_in > ONE_ROUNDED_MAX) return false;
-    return shared_bytes(*c) + ONE_STATIC_SHARED <= ring_this_device().shared_max;
+    return shared_bytes(layout, *c) + ONE_STATIC_SHARED <= ring_this_device().shared_max;
 }
 
 template <enum gemm_weight_layout F>
 static cudaError_t run(cudaStream_t stream, one_calls all, size_t n_jobs)
 {
     const gemm_call &c = all.of[0];
-    const size_t shared = shared_bytes(c);
+    const size_t shared = shared_bytes(F, c);
     const unsigned grid = ring_grid(n_jobs, shared + ONE_STATIC_SHARED);
     all.per_block = (int32_t)(n_jobs / grid);
     const int steps = c.x_f32 ? (c.n_in + ONE_STEP - 1) / ONE_STEP : 0;

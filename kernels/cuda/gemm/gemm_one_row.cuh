@@ -11,14 +11,16 @@
 #include "kernels/cuda/gemm/gemm_ring.cuh"
 #include "kernels/cuda/rms_norm.cuh"
 
-/* Units of a ring: no more than keep memory busy, so that the next kernel's blocks have room beside
- * this one's and begin before these end. SMALL: where x takes more of it. */
-template <enum gemm_weight_layout F, bool SMALL = false> struct one_ring {
-    enum {
-        DEPTH = (SMALL ? 3 : 4) * (F == GEMM_W4 ? 2 : 1),
-        BYTES = ring_shape<F, DEPTH>::ALL_BYTES
-    };
+/* Deeper than usual: less else is in shared memory, and two blocks of an SM still have room. */
+template <enum gemm_weight_layout F> struct one_ring {
+    enum { DEPTH = F == GEMM_W4 ? 11 : 6, BYTES = ring_shape<F, DEPTH>::ALL_BYTES };
 };
+static inline size_t one_ring_bytes(enum gemm_weight_layout layout)
+{
+    return layout == GEMM_F8   ? (size_t)one_ring<GEMM_F8>::BYTES
+           : layout == GEMM_W4 ? (size_t)one_ring<GEMM_W4>::BYTES
+                               : (size_t)one_ring<GEMM_BF16>::BYTES;
+}
 
 enum { ONE_GROUPS_MAX = WARP * GROUPS_PER_LANE, ONE_USED_MAX = 16 };
 
