@@ -85,8 +85,8 @@ struct cuda_sampling {
     unsigned work; /* of the step: enum sample_work */
 };
 
-/* Rows of f32 that an op has also left in `inputs`, in bf16 as prepare_inputs makes them, for the op
- * that follows. x NULL: none. */
+/* Rows of f32 that an op has also left in `inputs`, in bf16 as prepare_inputs makes them, for the
+ * op that follows. x NULL: none. */
 struct cuda_rounded_rows {
     const float *x; /* rows of n */
     size_t n_rows, n;

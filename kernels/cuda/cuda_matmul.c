@@ -9,8 +9,8 @@
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/gemm/gemm_cublaslt.h"
-#include "kernels/cuda/gemm/prepare_inputs.h"
-#include "kernels/cuda/gemm/prepare_inputs_f8.h"
+#include "kernels/cuda/inputs/prepare_inputs.h"
+#include "kernels/cuda/inputs/prepare_inputs_f8.h"
 #include "kernels/cuda/moe/moe_route.h"
 #include "shared/base/arith.h"
 

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/cuda/gemm/prepare_inputs.h"
+#include "kernels/cuda/inputs/prepare_inputs.h"
 #include "tests/cuda/device_case.h"
 #include "tests/cuda/gemm_reference.h"
 

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/cuda/gemm/prepare_inputs_f8.h"
+#include "kernels/cuda/inputs/prepare_inputs_f8.h"
 #include "tests/cuda/device_case.h"
 #include "tests/cuda/gemm_reference.h"
 

@@ -295,8 +295,8 @@ extern "C" bool attention_leaves_bf16(const struct attention *a)
            choose_split(a, bounds, &wave) == cudaSuccess && wave == 0;
 }
 
-/* Whether queries are rotated into bf16, which the kernel of compute capability 9.0 would round them
- * to: half of the bytes to write and read. */
+/* Whether queries are rotated into bf16, which the kernel of compute capability 9.0 would round
+ * them to: half of the bytes to write and read. */
 static bool rounds_queries(const struct attention *a)
 {
     const struct cuda_attn_counts *bounds = &a->on->bounds;

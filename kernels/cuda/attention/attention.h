@@ -33,8 +33,8 @@ struct cuda_attn_seq {
  * pos / per_segment + 1 segments. `segment`: those of the list's earlier rows. Decode rows come
  * first, and a sequence's rows are adjacent. `shared`: how many of its first segments lie in the
  * same blocks as those of the decode row before it, complete for both and of as many keys. `n_old`:
- * of its first keys, none of which the step of the list writes; 0: unknown. `table`: of its sequence,
- * here too, so that reading a key waits for one read less. 32 bytes, aligned to 16. */
+ * of its first keys, none of which the step of the list writes; 0: unknown. `table`: of its
+ * sequence, here too, so that reading a key waits for one read less. 32 bytes, aligned to 16. */
 struct cuda_attn_row {
     int32_t row, pos, seq, segment, shared, per_segment, n_old, table;
 };
@@ -84,8 +84,8 @@ struct attention {
 };
 
 /* Numbers the rows of a list: fills `rows` except for `table`, which has room for those of all
- * sequences (NULL: only counts them), and `counts`. Host memory. block_tokens: the pool's; is_large: decode rows have
- * large segments, as small ones would cost more than they give. */
+ * sequences (NULL: only counts them), and `counts`. Host memory. block_tokens: the pool's;
+ * is_large: decode rows have large segments, as small ones would cost more than they give. */
 void attention_list_rows(struct cuda_attn_counts *counts, const struct attn_seq *seqs,
                          int32_t n_seqs, int32_t block_tokens, bool is_large,
                          struct cuda_attn_row *rows);

@@ -89,8 +89,7 @@ static __device__ __forceinline__ void attn_norm_heads(const struct attn_decode_
     UNROLL for (int step = WARP / 2; step > 0; step /= 2) /* as warp_sum */
         UNROLL for (int i = 0; i < COUNT; i++)
             squares[i] += __shfl_xor_sync(0xffffffffu, squares[i], step);
-    UNROLL for (int i = 0; i < COUNT; i++)
-        squares[i] = head_factor(squares[i], DIM, a.norm_eps);
+    UNROLL for (int i = 0; i < COUNT; i++) squares[i] = head_factor(squares[i], DIM, a.norm_eps);
     UNROLL for (int i = 0; i < COUNT; i++)
     {
         const struct attn_lane_pairs<DIM> &by = i < ATTN_NEW_QUERIES ? q_norm : k_norm;

@@ -78,8 +78,8 @@ static __device__ __forceinline__ struct attn_mma_totals *attn_mma_totals_of()
 }
 
 /* The sums of a product's row `pair`, from element d on, a multiple of the number that is read or
- * written at a time, lie at d ^ attn_mma_swizzle(pair) of the row: so a fragment's rows meet no bank
- * twice. */
+ * written at a time, lie at d ^ attn_mma_swizzle(pair) of the row: so a fragment's rows meet no
+ * bank twice. */
 static __device__ __forceinline__ int attn_mma_swizzle(int pair)
 {
     return (pair & 1) << 4 | (pair & 2) << 2;
@@ -327,8 +327,8 @@ static __device__ __forceinline__ struct cuda_attn_row attn_mma_lane_row(
     return row;
 }
 
-/* The block's first unit, found among rows that were read while their number still came; `mine`: the
- * lane's. */
+/* The block's first unit, found among rows that were read while their number still came; `mine`:
+ * the lane's. */
 static __device__ __forceinline__ struct attn_mma_unit attn_mma_first_unit(
     const struct attn_decode_call &c, int n_units, const struct cuda_attn_row &mine)
 {

@@ -38,7 +38,7 @@ struct attn_prefill_call {
                                        * on, each a block and a part; 0: all,
                                        * whole */
     float scale;
-    uint16_t *out_bf16; /* as in struct attention; whole rows of the kernel of compute capability
+    uint16_t *out_bf16; /* as in struct attention; by the kernel of compute capability
                          * 9.0 alone */
     bool q_is_bf16;     /* from where each head of q begins; the same kernel alone */
 };

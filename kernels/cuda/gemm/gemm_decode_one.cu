@@ -1,6 +1,6 @@
-/* gemm_decode_one.cu - GEMM of a step of one row, as most steps of one sequence are: dense matrices,
- * or the experts that the row has chosen. The bits are gemm_decode.cu's, whose calls come here
- * first. Thread: device; gemm_decode_one: engine. */
+/* gemm_decode_one.cu - GEMM of a step of one row, as most steps of one sequence are: dense
+ * matrices, or the experts that the row has chosen. The bits are gemm_decode.cu's, whose calls come
+ * here first. Thread: device; gemm_decode_one: engine. */
 #include "kernels/cuda/gemm/gemm_one_row.cuh"
 
 /* Several fused GEMMs, one after the other; their jobs, tiles of 16 columns, are numbered through.

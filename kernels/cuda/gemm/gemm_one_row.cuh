@@ -1,5 +1,5 @@
-/* gemm_one_row.cuh - what the kernels for a step of one row share: which tiles a block has, found by
- * few instructions, and the row in shared memory.
+/* gemm_one_row.cuh - what the kernels for a step of one row share: which tiles a block has, found
+ * by few instructions, and the row in shared memory.
  *
  * A kernel of such a step takes some microseconds, of which its first instructions, read from
  * memory as they are executed, took as long as its sums. So nothing here is general: one row of x,
@@ -114,7 +114,7 @@ static __device__ __forceinline__ void one_store(uint16_t *to, const float4 &x)
                                          : make_uint2(pack_bf16(x.x, x.y), pack_bf16(x.z, x.w));
 }
 
-/* The row, normalised if it has to be, with the bits of prepare_inputs.cu. A barrier must follow. */
+/* The row, normalised if it has to be: with the bits of prepare_inputs.cu. A barrier follows. */
 template <enum gemm_weight_layout F, int STEPS>
 static __device__ __forceinline__ void one_round(const gemm_call &c, const float4 (&v)[STEPS],
                                                  const float4 (&weights)[STEPS], uint16_t *to)

@@ -5,7 +5,7 @@
 #define BATON_KERNELS_CUDA_GEMM_GEMM_RING_X_CUH
 
 #include "kernels/cuda/gemm/gemm_ring.cuh"
-#include "kernels/cuda/gemm/prepare_inputs_rows.cuh"
+#include "kernels/cuda/inputs/prepare_inputs_rows.cuh"
 #include "kernels/cuda/rms_norm.cuh"
 
 /* A thread holds 8 steps of 1,024 elements in registers: their loads take one latency. */

@@ -93,8 +93,8 @@ template <class T> struct f8_multiplier : sm90_multiplier<T> {
             sums[i] = __fmaf_rn(part[i], by[i / 2 % 2][i % 2], sums[i]);
     }
 
-    /* A half's products, whose sums are then added while the other warpgroup's are in flight. The next
-     * stage is waited for before: the wait and the fence are not between sums and products. */
+    /* A half's products, whose sums are then added while the other warpgroup's are in flight. The
+     * next stage is waited for before: the wait and the fence are not between sums and products. */
     template <int H>
     __device__ __forceinline__ void multiply(float (&sums)[T::HALVES][T::SUMS],
                                              sm90_pipeline_state<T> *state) const

@@ -36,8 +36,8 @@ struct logits_call {
     int32_t n_rows, n_in, n_columns;
 };
 
-/* The k's that a lane has of two steps of 16 are 8 consecutive ones, the same in both operands. Of x
- * it reads what an operand of mma is, four words of two rows; of W 8 elements. */
+/* The k's that a lane has of two steps of 16 are 8 consecutive ones, the same in both operands. Of
+ * x it reads what an operand of mma is, four words of two rows; of W 8 elements. */
 template <int COLUMNS_> struct logits_tile {
     enum {
         COLUMNS = COLUMNS_,

@@ -1,6 +1,6 @@
-/* moe_route_few.cuh - routes few rows, a warp each, in registers, and sorts them: what a decode step
- * waits for, so instructions and round trips are few. At most 128 experts, without groups. Scores
- * and choices are those of moe_route_row.cuh, bit for bit.
+/* moe_route_few.cuh - routes few rows, a warp each, in registers, and sorts them: what a decode
+ * step waits for, so instructions and round trips are few. At most 128 experts, without groups.
+ * Scores and choices are those of moe_route_row.cuh, bit for bit.
  *
  * A lane has experts lane, lane + 32, .. in scores, and in the bytes of a word where it counts
  * them; and the lane's number of the row's choices. Thread: device. */

@@ -1,6 +1,6 @@
 /* moe_router_few.cuh - the router of up to 8 rows a block row, by a matrix whose k warps split, and
- * routes that are is_route_of_few. A thread loads all that it needs of the rows at once; in the last
- * block to arrive a warp routes each row. Thread: device. */
+ * routes that are is_route_of_few. A thread loads all that it needs of the rows at once; in the
+ * last block to arrive a warp routes each row. Thread: device. */
 #ifndef BATON_KERNELS_CUDA_MOE_ROUTER_FEW_CUH
 #define BATON_KERNELS_CUDA_MOE_ROUTER_FEW_CUH
 

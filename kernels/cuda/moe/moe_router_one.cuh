@@ -1,5 +1,5 @@
-/* moe_router_one.cuh - the router of one row, by a matrix whose k warps split: what a decode step of
- * one sequence waits for. Thread: device. */
+/* moe_router_one.cuh - the router of one row, by a matrix whose k warps split: what a decode step
+ * of one sequence waits for. Thread: device. */
 #ifndef BATON_KERNELS_CUDA_MOE_ROUTER_ONE_CUH
 #define BATON_KERNELS_CUDA_MOE_ROUTER_ONE_CUH
 

@@ -10,7 +10,7 @@
 
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/gemm/gemm_cublaslt.h"
-#include "kernels/cuda/gemm/prepare_inputs_f8.h"
+#include "kernels/cuda/inputs/prepare_inputs_f8.h"
 #include "tests/gpu/bench/gpu.h"
 #include "tests/gpu/bench/gpu_kernels.h"
 

@@ -2,8 +2,8 @@
  * normalises, quantises with a scale per row and 128 elements. A row's result depends only on the
  * row.
  * Thread: engine. Calls enqueue work on the stream and return. */
-#ifndef BATON_KERNELS_CUDA_GEMM_PREPARE_INPUTS_F8_H
-#define BATON_KERNELS_CUDA_GEMM_PREPARE_INPUTS_F8_H
+#ifndef BATON_KERNELS_CUDA_INPUTS_PREPARE_INPUTS_F8_H
+#define BATON_KERNELS_CUDA_INPUTS_PREPARE_INPUTS_F8_H
 
 #include <cuda_runtime_api.h>
 #include <stdbool.h>

@@ -6,8 +6,8 @@
  * bytes.
  * Thread: device; prepare_inputs_run: engine. */
 #include "kernels/cuda/gemm/gemm.h"
-#include "kernels/cuda/gemm/prepare_inputs.h"
-#include "kernels/cuda/gemm/prepare_inputs_rows.cuh"
+#include "kernels/cuda/inputs/prepare_inputs.h"
+#include "kernels/cuda/inputs/prepare_inputs_rows.cuh"
 #include "kernels/cuda/rms_norm.cuh"
 
 static __global__ void __launch_bounds__(PREPARE_INPUTS_THREADS)

@@ -2,8 +2,8 @@
  * nearest even). A row's result depends only on the row. f16 ends at 65504: a number beyond that
  * becomes +-65504, not an infinity. Infinities and NaNs are kept.
  * Thread: engine. Calls enqueue work on the stream and return. */
-#ifndef BATON_KERNELS_CUDA_GEMM_PREPARE_INPUTS_H
-#define BATON_KERNELS_CUDA_GEMM_PREPARE_INPUTS_H
+#ifndef BATON_KERNELS_CUDA_INPUTS_PREPARE_INPUTS_H
+#define BATON_KERNELS_CUDA_INPUTS_PREPARE_INPUTS_H
 
 #include <cuda_runtime_api.h>
 #include <stdbool.h>

@@ -1,7 +1,7 @@
 /* prepare_inputs_rows.cuh - reads rows of f32 for the kernels that prepare inputs: four elements at
  * a time, aligned or not, and applies a norm. Thread: device. */
-#ifndef BATON_KERNELS_CUDA_GEMM_PREPARE_INPUTS_ROWS_CUH
-#define BATON_KERNELS_CUDA_GEMM_PREPARE_INPUTS_ROWS_CUH
+#ifndef BATON_KERNELS_CUDA_INPUTS_PREPARE_INPUTS_ROWS_CUH
+#define BATON_KERNELS_CUDA_INPUTS_PREPARE_INPUTS_ROWS_CUH
 
 #include "kernels/cuda/dtype_convert.cuh"
 

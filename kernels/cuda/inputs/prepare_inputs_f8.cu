@@ -2,8 +2,8 @@
  * where a warp has the 128 elements of a scale, four per lane; or, of bf16 as a GEMM leaves it, 16
  * threads for the elements of each scale, whatever the rows. Thread: device;
  * prepare_inputs_f8_run: engine. */
-#include "kernels/cuda/gemm/prepare_inputs_f8.h"
-#include "kernels/cuda/gemm/prepare_inputs_rows.cuh"
+#include "kernels/cuda/inputs/prepare_inputs_f8.h"
+#include "kernels/cuda/inputs/prepare_inputs_rows.cuh"
 
 static_assert(PREPARE_INPUTS_F8_BLOCK == WARP * QUAD, "a warp's elements share a scale");
 
