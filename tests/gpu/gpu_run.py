@@ -70,7 +70,7 @@ def judge(stage, status, output, limit_s):
         text += f'; {"" if stage.judges else "analysed: "}{sum(found)} found in {len(found)} processes'
         if stage.judges:
             failed += sum(found) or not found
-    if status or failed:
+    if status or failed or not passed + skipped:
         return FAILED, text, results
     return (PASSED if passed else SKIPPED), text, results
 

@@ -16,7 +16,7 @@ ALONE = {'test_device': 1, 'test_ep': 2}
 ALL_CASES = ('test_gpu_jobs', 'test_kv_gpu', 'test_model_experts', 'test_weight_load')
 
 # They take one group of cases each time: a stage for each, or a fault of the GPU in one would fail those after it.
-BY_GROUP = ('test_attention_cuda', 'test_attention_kv')
+BY_GROUP = ('test_attention_append', 'test_attention_cuda', 'test_attention_kv')
 
 
 @dataclass
