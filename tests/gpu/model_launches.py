@@ -1,6 +1,6 @@
 """The launches of a step, with what each must read and compute, its blocks, and the time that model_time.py's constants give it.
 
-A mirror of the launch formulas in kernels/cuda (gemm.cu, gemm_decode.cu, gemm_combine.cu, gemm_skinny.cu, gemm_tiles.cu, gemm_sm90.cu, gemm_f32.cu,
+A mirror of the launch formulas in kernels/cuda (gemm.cu, gemm_decode.cu, gemm_decode_one.cu, gemm_combine.cu, gemm_combine_one.cu, gemm_skinny.cu, gemm_tiles.cu, gemm_sm90.cu, gemm_f32.cu,
 moe_logits.cu, moe_route.cu, moe_sort.cu, attention/attention.cu, cuda_matmul.c) and of the order of ops in shared/model. Where a kernel changes its grid, its function here does. Only
 what decides about time is there: no biases, no tensor parallelism, KV in bf16."""
 from model_shapes import F8_BLOCK, STEP, blocks_for, experts_of_rows, up
@@ -123,11 +123,11 @@ def ring_shared(w, x_rows, static):
     return ring_bytes + x_rows * (w.n_in + 32) * 2 + static
 
 
-def ring(g, kernel, matrices, groups, what, op, jobs, shared, extra_us=0.0):
-    """Persistent blocks, two per SM if their shared memory fits. Loads of W are in flight while the kernel before ends and x is prepared."""
+def ring(g, kernel, matrices, groups, what, op, jobs, shared, extra_us=0.0, of_sm=2):
+    """Persistent blocks, of_sm per SM if their shared memory fits. Loads of W are in flight while the kernel before ends and x is prepared."""
     used, rows = groups.count(), groups.rows()
     must, moved = sum(used * w.bytes for w in matrices), sum(used * w.bytes + row_bytes(w, rows) for w in matrices)
-    blocks = min(jobs, g.n_sms * (2 if 2 * shared <= SHARED_OF_SM else 1))
+    blocks = min(jobs, g.n_sms * (of_sm if of_sm * shared <= SHARED_OF_SM else 1))
     in_flight = blocks * 64 * 1024 / (g.latency_us * 1e-6)
     reading = moved / min(g.read, in_flight) * 1e6
     us = max(g.gap_us + g.x_us, reading) + g.end_us + extra_us
@@ -140,8 +140,8 @@ def decode(g, matrices, groups, what, op='matmul', x_rows=None):
 
 
 def combine(g, w, groups, rows, what):
-    """gemm_combine.cu: down of experts and the sum of each row's."""
-    x = ring(g, 'combine_gemm', [w], groups, what, 'experts', blocks_for(w.n_out, SKINNY_W_ROWS), combine_shared(w, groups), g.combine_us)
+    """gemm_combine.cu, gemm_combine_one.cu: down of experts and the sum of each row's."""
+    x = ring(g, 'combine_gemm', [w], groups, what, 'experts', blocks_for(w.n_out, SKINNY_W_ROWS), combine_shared(w, groups), g.combine_us, 1 if rows == 1 else 2)
     x.bytes += rows * w.n_out * 8 - groups.slots * w.n_out * 4
     return x
 

@@ -28,7 +28,7 @@ STEPS = [(1, 1024), (8, 1024), (64, 1024)]
 # launches of the last layer in a step of one sequence; a change that saves some lowers them here
 MOST = {"ERNIE-4.5-21B-A3B": 8, "Qwen3-30B-A3B": 6, "DeepSeek-V2-Lite": 17, "Llama-3-8B": 5}
 # a kernel of model_launches.py: what the emulator calls it
-NAMES = [(r"^combine_kernel<", "combine_gemm"), (r"^combine_(quads|kernel)", "combine"), (r"^experts_kernel", "experts"), (r"^decode_kernel", "decode"), (r"^skinny_fused", "skinny_fused"),
+NAMES = [(r"^combine_(kernel<|one_)", "combine_gemm"), (r"^combine_(quads|octs|kernel)", "combine"), (r"^experts_kernel", "experts"), (r"^decode_(one_)?kernel", "decode"), (r"^skinny_fused", "skinny_fused"),
          (r"^skinny_kernel", "skinny"), (r"^tiles_kernel", "tiles"), (r"^sm90_f8", "sm90_f8"), (r"^sm90_", "sm90"), (r"^f32_", "f32"), (r"^logits_", "logits"),
          (r"^prepare_inputs", "prepare_inputs"), (r"^append_rows", "append"), (r"^attn_mla", "attend_mla"), (r"^attn_prefill", "attend_sm90"),
          (r"^attn_(mma|decode)", "attend_mma"), (r"^merge_segments", "merge"), (r"^norm_kernel", "norm"), (r"^rope_kernel", "rope"),
