@@ -16,16 +16,29 @@
 #include "deploy/node/node_internal.h"
 #include "deploy/node/node_placement.h"
 #include "deploy/node/node_traffic.h"
+#include "shared/base/arith.h"
 #include "shared/base/log.h"
 #include "shared/model/experts.h"
 
 /* ---- an epoch's experts and ep object ---- */
+
+/* How long a rank may give no sign while all connect: little at first, for a connection that was
+ * begun before the network had come back may hang in UCX, and the next epoch makes new ones. */
+enum { CONNECT_MS = 1000, CONNECT_MAX_MS = 10000 };
+
+static int32_t connect_ms(const struct node *n)
+{
+    int32_t ms = CONNECT_MS;
+    for (uint32_t i = 0; i < n->n_failed_epochs && ms < CONNECT_MAX_MS; i++) ms *= 2;
+    return min_i32(ms, CONNECT_MAX_MS);
+}
 
 /* Made by a worker, taken by the loop. */
 struct node_epoch {
     struct node *node;
     struct group_roster roster; /* a copy */
     uint32_t me;
+    int32_t connect_ms;
     struct ep *ep;
     struct model_experts *experts;
     enum status st;
@@ -46,6 +59,7 @@ static enum status make_ep(struct node_epoch *w, const struct ep_placement *p)
     c.collective_bytes = ENGINE_GROUP_BYTES;
     engine_ep_needs(n->engine, &c);
     c.placement = *p;
+    c.connect_ms = w->connect_ms;
     c.is_wanted = is_wanted;
     c.is_wanted_arg = w;
     TRY(node_ep_create(n, &c, &w->ep, &w->err));
@@ -89,6 +103,7 @@ static void prepare(void *arg)
     if (w->st != OK) return;
     const struct ep_placement p = balance_placement(&b);
     w->st = take_experts(w, &p);
+    if (w->st == OK) group_reach(w->node->group, &w->roster, w->me);
     if (w->st == OK) w->st = make_ep(w, &p);
     balance_release(&b);
 }
@@ -105,6 +120,7 @@ static void on_epoch_made(void *arg)
     struct node *n = w->node;
     const uint64_t epoch = w->roster.epoch;
     n->prepares = false;
+    n->n_failed_epochs = w->st == OK ? 0 : n->n_failed_epochs + 1;
     if (w->st == OK && n->state == NODE_STOPPING) w->st = ERR_CANCELED;
     if (w->st == OK) w->st = engine_join_group(n->engine, w->ep, w->experts, epoch);
     if (w->st != OK) {
@@ -122,6 +138,7 @@ static void on_prepare(void *arg, const struct group_roster *next, uint32_t me)
     struct node_epoch *w = MEM_NEW(struct node_epoch);
     w->node = n;
     w->me = me;
+    w->connect_ms = connect_ms(n);
     group_roster_copy(&w->roster, next);
     n->prepares = true;
     if (loop_work(n->loop, prepare, on_epoch_made, w) == OK) return;

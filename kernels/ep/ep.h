@@ -67,6 +67,8 @@ struct ep_config {
                                        * gather_columns */
     int32_t timeout_ms;               /* how far ranks may drift apart: more than one step's
                                        * longest work */
+    int32_t connect_ms;               /* `ucx`: how long a rank may give no sign while all connect;
+                                       * 0: 10,000 */
     ep_exchange_fn exchange;          /* may be NULL for `self` */
     void *exchange_arg;
     /* `ucx`: asked now and then while ep_create waits for other ranks; false: it ends with

@@ -176,6 +176,12 @@ static void log_dead(struct log_repeats *repeats, const char *event, const struc
                  dead->address, dead->why, n_unlogged);
 }
 
+/* Somebody came and went without a word, to see whether this host answers (group_reach). */
+static bool was_a_knock(const struct link *dead)
+{
+    return !dead->dialed && dead->state == LINK_HELLO && dead->has_ended && dead->in.len == 0;
+}
+
 /* Closes a dead link. Its peer is lost, unless the link never came up and the peer has another
  * one. */
 static void reap(struct cluster *c, struct link *dead)
@@ -187,8 +193,9 @@ static void reap(struct cluster *c, struct link *dead)
     bool counts = p && !spare && (was_ours || dead->state == LINK_UP);
     char why[sizeof dead->why];
     if (!counts) {
-        if (dead->state != LINK_UP && !dead->meets) counter_add(c->refused, 1);
-        log_dead(&c->refusals, "link refused", dead);
+        const bool knocked = was_a_knock(dead);
+        if (dead->state != LINK_UP && !dead->meets && !knocked) counter_add(c->refused, 1);
+        if (!knocked) log_dead(&c->refusals, "link refused", dead);
         link_close(dead);
         return;
     }

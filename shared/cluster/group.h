@@ -10,7 +10,7 @@
  * its engine; the group before goes on stepping until all have it. When the leader is lost, the
  * lowest rank left leads; two leaders that meet become one. docs/parallelism.md tells what each
  * loss means. Life cycle: create, group_ready, maybe group_leave, free.
- * Thread: loop, except group_exchange and group_prepares. Owner: the node. */
+ * Thread: loop, except group_exchange, group_reach and group_prepares. Owner: the node. */
 #ifndef BATON_CLUSTER_GROUP_H
 #define BATON_CLUSTER_GROUP_H
 
@@ -135,6 +135,9 @@ void group_on_met(struct group *g, uint64_t node);
 /* ep_exchange_fn of the epoch that is being prepared; arg: the group. ERR_PEER_LOST: the epoch was
  * given up, or nothing came for 10 minutes. Thread: the one that makes the ep object. */
 enum status group_exchange(void *arg, const void *mine, size_t bytes, void *all, struct err *err);
+/* Waits until the other hosts of `r`, whose member `me` this is, answer connections, but for 2 s at
+ * most and only while the epoch may become the group. Same thread; before the ep object is made. */
+void group_reach(struct group *g, const struct group_roster *r, uint32_t me);
 /* Whether the epoch that on_prepare proposed may still become the group. Any thread. */
 bool group_prepares(struct group *g, uint64_t epoch);
 /* After this group_exchange fails at once, and nothing is sent. Call before the thread that makes

@@ -3,6 +3,7 @@
  *     group.c           this rank: its epochs, whom it follows, messages that come
  *     group_lead.c      the rank that leads: who is there, what comes next
  *     group_exchange.c  what ranks exchange while they make an ep object
+ *     group_reach.c     whether the other hosts answer
  *     group_wire.c      messages packed, and rosters copied
  *
  * The leader sends its own messages to itself like to any other, so that there is one way for all.

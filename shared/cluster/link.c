@@ -276,6 +276,7 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
     struct link *l = stream->data;
     (void)buf;
     if (n < 0) {
+        l->has_ended = n == UV_EOF;
         if (n == UV_EOF) link_fail(l, "the peer closed the connection");
         else link_fail(l, "read: %s", uv_strerror((int)n));
         return;

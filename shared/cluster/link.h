@@ -53,6 +53,7 @@ struct link {
     uv_connect_t connect;
     enum link_state state;
     bool dialed, dead, closing;
+    bool has_ended;           /* the peer closed it */
     bool meets;               /* dialed by cluster_meet: whoever answers is right */
     uint32_t purpose;         /* of that */
     bool proved;              /* the peer's mac was right */

@@ -20,7 +20,7 @@
 enum {
     ALIGN = 128,
     ADDRESS_PART = 240,  /* bytes of an address in one exchange */
-    CONNECT_MS = 10000,  /* or timeout_ms, if that is less */
+    CONNECT_MS = 10000,  /* or config.connect_ms; or timeout_ms, if that is less */
     PART_MS = 2000,      /* how long a rank that leaves gives the others to take what it sent */
     PART_FAULTY_MS = 100 /* after a fault */
 };
@@ -179,7 +179,7 @@ static enum status connect_all(struct ep_ucx *u, const char *addresses, size_t s
     for (int32_t r = 0; r < c->size; r++)
         if (r != c->rank)
             TRY(fabric_connect(u->fabric, (uint32_t)r, addresses + (size_t)r * stride, err));
-    u->wait_ms = min_i32(c->timeout_ms, CONNECT_MS);
+    u->wait_ms = min_i32(c->timeout_ms, c->connect_ms ? c->connect_ms : CONNECT_MS);
     ep_ucx_begin(u, next_nothing);
     const enum status st = ep_ucx_wait(u, err);
     u->wait_ms = c->timeout_ms;

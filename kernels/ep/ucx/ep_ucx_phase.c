@@ -344,18 +344,24 @@ static bool is_busy(struct ep_ucx *u, uint64_t now)
     return now < u->busy_until_ns;
 }
 
-/* Sleeps until something comes, ep_abort, or the end of a slice. Returns the milliseconds that
- * count: if this rank itself was stopped, the others get the time that they need to come. */
-static uint64_t sleep_a_while(struct ep_ucx *u, int limit_ms)
+/* Sleeps until something comes, ep_abort, or the end of a slice. */
+static void sleep_a_while(struct ep_ucx *u, int limit_ms)
 {
     struct pollfd p[2] = { { .fd = fabric_fd(u->fabric), .events = POLLIN },
                            { .fd = u->wake_fd, .events = POLLIN } };
-    if (!fabric_arm(u->fabric)) return 0;
-    const uint64_t begin = clock_ns();
+    if (!fabric_arm(u->fabric)) return;
     (void)poll(p, 2, limit_ms < SLICE_MS ? limit_ms : SLICE_MS);
     if (u->base.config.progress) __atomic_fetch_add(u->base.config.progress, 1, __ATOMIC_RELAXED);
-    const uint64_t slept = clock_ns() - begin, most = (uint64_t)2 * SLICE_MS * NS_PER_MS;
-    return slept < most ? slept : most;
+}
+
+/* The time since *last_ns that counts: if this rank itself was stopped, the others get the time
+ * that they need to come. */
+static uint64_t counted_ns(uint64_t *last_ns)
+{
+    const uint64_t now = clock_ns(), most = (uint64_t)2 * SLICE_MS * NS_PER_MS;
+    const uint64_t passed = now - *last_ns;
+    *last_ns = now;
+    return passed < most ? passed : most;
 }
 
 /* Of an object that is being made. */
@@ -368,13 +374,15 @@ static bool is_wanted(const struct ep_ucx *u)
 static enum status wait_for_all(struct ep_ucx *u, struct err *err)
 {
     const uint64_t limit = (uint64_t)u->wait_ms * NS_PER_MS;
-    uint64_t waited = 0, seen = u->n_messages, moved_ns = clock_ns();
+    uint64_t waited = 0, seen = u->n_messages, moved_ns = clock_ns(), last_ns = moved_ns;
     for (;;) {
         send_all(u);
         const bool moved = fabric_progress(u->fabric);
         const int32_t rank = missing(u);
         if (rank < 0) return OK;
         TRY(check_waiting(u, rank, err));
+        /* Also when UCX has something to do: a connection that fails again and again is no sign. */
+        waited += counted_ns(&last_ns);
         if (seen != u->n_messages) waited = 0;
         seen = u->n_messages;
         if (waited >= limit) return ep_ucx_raise(u, EP_UCX_SILENT, rank, err);
@@ -383,7 +391,7 @@ static enum status wait_for_all(struct ep_ucx *u, struct err *err)
             if (moved) moved_ns = now;
             if (moved || (now - moved_ns < SPIN_NS && !is_busy(u, now))) continue;
         }
-        waited += sleep_a_while(u, (int)((limit - waited) / NS_PER_MS) + 1);
+        sleep_a_while(u, (int)((limit - waited) / NS_PER_MS) + 1);
         if (!is_wanted(u)) return ep_ucx_raise(u, EP_UCX_ABORTED, u->base.config.rank, err);
     }
 }

@@ -1,5 +1,5 @@
 /* silence.h - a port of which nothing is heard, as of a host that is cut off: its queue of
- * connections is full, so the kernel answers no more of them. */
+ * connections is full, so the kernel answers no more of them. At all addresses of this host. */
 #ifndef BATON_TESTS_UNIT_CLUSTER_SILENCE_H
 #define BATON_TESTS_UNIT_CLUSTER_SILENCE_H
 
@@ -18,7 +18,7 @@ static void be_silent(struct silence *s, uint16_t port)
 {
     const struct sockaddr_in at = { .sin_family = AF_INET,
                                     .sin_port = htons(port),
-                                    .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+                                    .sin_addr.s_addr = htonl(INADDR_ANY) };
     const int one = 1;
     s->listener = socket(AF_INET, SOCK_STREAM, 0);
     CHECK(setsockopt(s->listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) == 0);

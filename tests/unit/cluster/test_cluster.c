@@ -565,6 +565,29 @@ TEST(cluster_connections_that_nobody_answers_are_given_up)
     cluster_rig_close(&r);
 }
 
+/* As group_reach does, and what watches over ports. */
+TEST(cluster_who_comes_and_goes_without_a_word_is_not_refused)
+{
+    struct cluster_rig r;
+    cluster_rig_open(&r);
+    struct peer_node *a = peer_open(&r, 1, (struct peer_options){ 0 });
+    struct counter *refused = metrics_counter(r.metrics, "baton_cluster_links_refused_total", "",
+                                              "");
+    const struct sockaddr_in at = { .sin_family = AF_INET,
+                                    .sin_port = htons(cluster_port(a->c)),
+                                    .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    for (int words = 0; words < 2; words++) {
+        const int fd = socket(AF_INET, SOCK_STREAM, 0);
+        CHECK(connect(fd, (const struct sockaddr *)&at, sizeof at) == 0);
+        if (words) CHECK(write(fd, "GET", 3) == 3);
+        close(fd);
+        rig_turn_ms(&r, 100);
+        CHECK_EQ_INT(counter_value(refused), words);
+    }
+    peer_close(a);
+    cluster_rig_close(&r);
+}
+
 TEST(cluster_own_stop_loses_nobody)
 {
     struct cluster_rig r;
@@ -877,7 +900,9 @@ TEST_MAIN(
     CASE(cluster_forgets_addresses_that_nobody_uses), CASE(cluster_headers_count_against_the_queue),
     CASE(cluster_no_progress_with_work_is_lost), CASE(cluster_killed_peer_is_lost_at_once),
     CASE(cluster_frozen_peer_is_lost_within_three_seconds),
-    CASE(cluster_connections_that_nobody_answers_are_given_up), CASE(cluster_own_stop_loses_nobody),
+    CASE(cluster_connections_that_nobody_answers_are_given_up),
+    CASE(cluster_who_comes_and_goes_without_a_word_is_not_refused),
+    CASE(cluster_own_stop_loses_nobody),
     CASE(cluster_acceptor_that_skips_its_proof_stays_a_stranger),
     CASE(cluster_acceptor_with_a_wrong_proof_stays_a_stranger),
     CASE(cluster_strangers_bytes_end_their_connection), CASE(cluster_silent_strangers_are_cut_off),

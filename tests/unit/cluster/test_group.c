@@ -470,6 +470,41 @@ TEST(ranks_that_cannot_be_reached_are_tried_at_the_same_time)
     close_scene(&s);
 }
 
+static uint64_t reach_ms(struct rank *r, uint64_t epoch, const char *other, uint16_t port)
+{
+    struct group_member members[] = { { .rank = 0, .host = "127.0.0.1", .port = port },
+                                      { .rank = 1, .port = port } };
+    const struct group_roster roster = { .epoch = epoch, .n = 2, .members = members };
+    snprintf(members[1].host, sizeof members[1].host, "%s", other);
+    const uint64_t t = clock_ms();
+    group_reach(r->group, &roster, 0);
+    return clock_ms() - t;
+}
+
+/* What a rank does before it makes its ep object; 127.0.0.2 is another host here. */
+TEST(other_hosts_are_asked_whether_they_answer)
+{
+    struct scene s;
+    struct silence silent;
+    open_scene(&s, 2);
+    for (uint32_t r = 0; r < 2; r++) start(&s, r, 100 + r);
+    atomic_store(&s.ranks[1].hangs, true);
+    for (uint32_t r = 0; r < 2; r++) group_ready(s.ranks[r].group, "tiny, f32");
+    RIG_WAIT(&s.rig, s.ranks[0].preparing && s.ranks[1].preparing);
+    const uint64_t epoch = s.ranks[0].preparing;
+    const uint16_t port = meeting_port();
+    CHECK(reach_ms(&s.ranks[0], epoch, "127.0.0.2", port) < 500); /* which refuses */
+    be_silent(&silent, port);
+    CHECK(reach_ms(&s.ranks[0], epoch, "127.0.0.1", port) < 500); /* is this host */
+    CHECK(reach_ms(&s.ranks[0], epoch + 1, "127.0.0.2", port) < 500);
+    CHECK(reach_ms(&s.ranks[0], epoch, "127.0.0.2", port) >= 2000);
+    be_heard(&silent);
+    CHECK(reach_ms(&s.ranks[0], epoch, "127.0.0.2", port) < 500);
+    atomic_store(&s.ranks[1].hangs, false);
+    RIG_WAIT(&s.rig, together(&s, 1));
+    close_scene(&s);
+}
+
 /* The rank that leads a node was the first of the group: the rest of its node, which may be what it
  * was lost for, is not asked to lead, nor waited for. */
 TEST(a_node_of_several_ranks_is_lost_whole)
@@ -929,6 +964,7 @@ TEST_MAIN(CASE_T(a_rank_that_still_loads_does_not_lead, 60),
           CASE_T(a_group_shrinks_to_one_rank_and_grows_again, 60),
           CASE_T(ranks_that_are_lost_together, 60), CASE_T(two_halves_become_one_again, 60),
           CASE_T(ranks_that_cannot_be_reached_are_tried_at_the_same_time, 60),
+          CASE_T(other_hosts_are_asked_whether_they_answer, 60),
           CASE_T(a_node_of_several_ranks_is_lost_whole, 60),
           CASE_T(a_rank_of_another_group_leaves_it_when_not_all_of_it_come, 60),
           CASE_T(a_rank_leaves_and_the_others_go_on, 60),
