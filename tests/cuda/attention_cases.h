@@ -247,6 +247,10 @@ static inline int run_tests(int argc, char **argv,
                "were NOT run\n0 passed, 0 failed, 1 skipped\n");
         return 0;
     }
+    if (argc > 1 && !tests.count(argv[1])) {
+        fprintf(stderr, "there is no group \"%s\": --list names them\n", argv[1]);
+        return 2;
+    }
     for (const auto &t : tests)
         if (argc < 2 || t.first == argv[1]) t.second();
     printf("%d passed, %d failed, 0 skipped\n", n_passed, n_failed);
