@@ -204,12 +204,5 @@ cudaError_t gemm_combine(cudaStream_t stream, enum gemm_weight_layout layout,
 {
     const combine_call all = { *c, *to };
     if (gemm_combine_one_supports(layout, c, to)) return gemm_combine_one(stream, layout, c, to);
-    switch (layout) {
-    case GEMM_BF16: return run<GEMM_BF16>(stream, all);
-    case GEMM_F16: return run<GEMM_F16>(stream, all);
-    case GEMM_W8: return run<GEMM_W8>(stream, all);
-    case GEMM_W4: return run<GEMM_W4>(stream, all);
-    case GEMM_F8: return run<GEMM_F8>(stream, all);
-    default: return cudaErrorInvalidValue;
-    }
+    return ring_run_layout(layout, [&](auto f) { return run<decltype(f)::value>(stream, all); });
 }

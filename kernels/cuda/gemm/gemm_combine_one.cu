@@ -23,14 +23,7 @@ template <enum gemm_weight_layout F> struct combine_one_jobs {
     }
     __device__ __forceinline__ ring_run run_of(int i) const
     {
-        const int tile = tile_of(i);
-        ring_run r = one_run<F>(*c, c->w + (size_t)rows.group * c->w_stride, tile, 0,
-                                c->n_in / SKINNY_SPAN * ring_shape<F>::PER_SPAN);
-        if (F == GEMM_F8)
-            r.f8_scale = f8_scales(
-                *c, rows.group,
-                min(tile * (int)SKINNY_W_ROWS + (int)(threadIdx.x % WARP) / 4, c->n_out - 1));
-        return r;
+        return ring_run_of<F>(*c, rows.group, tile_of(i), 0, c->n_in / SKINNY_SPAN);
     }
 };
 
@@ -200,12 +193,5 @@ cudaError_t gemm_combine_one(cudaStream_t stream, enum gemm_weight_layout layout
 {
     const combine_one_call all = { *c, *to, (int32_t)blocks_for((size_t)c->n_out, SKINNY_W_ROWS),
                                    0 };
-    switch (layout) {
-    case GEMM_BF16: return run<GEMM_BF16>(stream, all);
-    case GEMM_F16: return run<GEMM_F16>(stream, all);
-    case GEMM_W8: return run<GEMM_W8>(stream, all);
-    case GEMM_W4: return run<GEMM_W4>(stream, all);
-    case GEMM_F8: return run<GEMM_F8>(stream, all);
-    default: return cudaErrorInvalidValue;
-    }
+    return ring_run_layout(layout, [&](auto f) { return run<decltype(f)::value>(stream, all); });
 }

@@ -266,19 +266,6 @@ static cudaError_t run(cudaStream_t stream, const decode_calls &all, size_t n_jo
                   shared, all);
 }
 
-static cudaError_t run_layout(cudaStream_t stream, enum gemm_weight_layout layout,
-                              const decode_calls &all, size_t n_jobs)
-{
-    switch (layout) {
-    case GEMM_BF16: return run<GEMM_BF16>(stream, all, n_jobs);
-    case GEMM_F16: return run<GEMM_F16>(stream, all, n_jobs);
-    case GEMM_W8: return run<GEMM_W8>(stream, all, n_jobs);
-    case GEMM_W4: return run<GEMM_W4>(stream, all, n_jobs);
-    case GEMM_F8: return run<GEMM_F8>(stream, all, n_jobs);
-    default: return cudaErrorInvalidValue;
-    }
-}
-
 cudaError_t gemm_decode(cudaStream_t stream, enum gemm_weight_layout layout,
                         const struct gemm_call *calls, int n)
 {
@@ -297,5 +284,6 @@ cudaError_t gemm_decode(cudaStream_t stream, enum gemm_weight_layout layout,
     }
     if (n_jobs > INT32_MAX) return cudaErrorInvalidValue;
     if (one) return gemm_decode_one(stream, layout, all.of, n);
-    return run_layout(stream, layout, all, n_jobs);
+    return ring_run_layout(layout,
+                           [&](auto f) { return run<decltype(f)::value>(stream, all, n_jobs); });
 }

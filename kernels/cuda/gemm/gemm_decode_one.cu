@@ -39,24 +39,16 @@ template <enum gemm_weight_layout F> struct one_jobs {
         for (int j = 1; j < GEMM_FUSED_MAX; j++) call += job >= all->first_job[j];
         return one_job{ call, job - all->first_job[call], { 0, 0, 1 } };
     }
-    __device__ __forceinline__ int n_units() const
+    __device__ __forceinline__ int n_spans() const /* of the warp */
     {
         const int left = all->of[0].n_in / SKINNY_SPAN - (int)threadIdx.x / WARP;
-        return (max(left, 0) + RING_WARPS - 1) / RING_WARPS * ring_shape<F>::PER_SPAN;
+        return (max(left, 0) + RING_WARPS - 1) / RING_WARPS;
     }
     __device__ __forceinline__ ring_run run_of(int i) const
     {
         const one_job j = of(i);
-        const gemm_call &c = all->of[j.call];
-        const int warp = (int)threadIdx.x / WARP;
-        ring_run r = one_run<F>(c, c.w + (size_t)j.rows.group * c.w_stride, j.tile,
-                                warp * ring_shape<F>::SPAN_BYTES, n_units());
-        if (F == GEMM_F8)
-            r.f8_scale = f8_scales(c, j.rows.group,
-                                   min(j.tile * (int)SKINNY_W_ROWS + (int)(threadIdx.x % WARP) / 4,
-                                       c.n_out - 1)) +
-                         warp;
-        return r;
+        return ring_run_of<F>(all->of[j.call], j.rows.group, j.tile, (int)threadIdx.x / WARP,
+                              n_spans());
     }
 };
 
@@ -135,7 +127,7 @@ static __device__ __forceinline__ void one_sums(const one_jobs<F> &jobs, one_sha
                                                 const uint16_t *x)
 {
     const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP,
-              n_units = jobs.n_units();
+              n_units = jobs.n_spans() * ring_shape<F>::PER_SPAN;
     int slot = 0;
     x += warp * SKINNY_SPAN + lane % 4 * ring_shape<F>::ELEMENTS;
 #pragma unroll 1
@@ -232,12 +224,6 @@ cudaError_t gemm_decode_one(cudaStream_t stream, enum gemm_weight_layout layout,
     }
     if (n_jobs > INT32_MAX || all.n_tiles == 0) return cudaErrorInvalidValue;
     all.by_tiles = ((1u << ONE_SHIFT) + (uint32_t)all.n_tiles - 1) / (uint32_t)all.n_tiles;
-    switch (layout) {
-    case GEMM_BF16: return run<GEMM_BF16>(stream, all, n_jobs);
-    case GEMM_F16: return run<GEMM_F16>(stream, all, n_jobs);
-    case GEMM_W8: return run<GEMM_W8>(stream, all, n_jobs);
-    case GEMM_W4: return run<GEMM_W4>(stream, all, n_jobs);
-    case GEMM_F8: return run<GEMM_F8>(stream, all, n_jobs);
-    default: return cudaErrorInvalidValue;
-    }
+    return ring_run_layout(layout,
+                           [&](auto f) { return run<decltype(f)::value>(stream, all, n_jobs); });
 }

@@ -57,17 +57,6 @@ static __device__ __forceinline__ void one_find_groups(const gemm_call &c, one_g
     __syncwarp();
 }
 
-/* The warp's rows of W of a tile of SKINNY_W_ROWS, from byte `at` of a row on. */
-template <enum gemm_weight_layout F>
-static __device__ __forceinline__ ring_run one_run(const gemm_call &c, const unsigned char *w,
-                                                   int tile, int at, int n_units)
-{
-    ring_run r = {};
-    ring_set_rows<F>(&r, w + at, tile * SKINNY_W_ROWS, c.n_out - 1, (unsigned)c.row_bytes);
-    r.n_units = n_units;
-    return r;
-}
-
 /* A warp's rows of W of a tile into L2, from byte `at` on: what the ring has no room for, while
  * memory is idle. By one lane: the instruction takes uniform registers. */
 static __device__ __forceinline__ void one_prefetch(const gemm_call &c, const unsigned char *w,
@@ -107,13 +96,6 @@ static __device__ __forceinline__ void one_load(float4 (&v)[STEPS], const float 
     }
 }
 
-template <enum gemm_weight_layout F>
-static __device__ __forceinline__ void one_store(uint16_t *to, const float4 &x)
-{
-    *(uint2 *)(void *)to = F == GEMM_F16 ? make_uint2(pack_f16(x.x, x.y), pack_f16(x.z, x.w))
-                                         : make_uint2(pack_bf16(x.x, x.y), pack_bf16(x.z, x.w));
-}
-
 /* The row, normalised if it has to be: with the bits of prepare_inputs.cu. A barrier follows. */
 template <enum gemm_weight_layout F, int STEPS>
 static __device__ __forceinline__ void one_round(const gemm_call &c, const float4 (&v)[STEPS],
@@ -133,7 +115,8 @@ static __device__ __forceinline__ void one_round(const gemm_call &c, const float
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {
         const int k = (int)threadIdx.x * RMS_QUAD + i * ONE_STEP;
-        if (k < c.n_in) one_store<F>(to + k, c.norm ? rms_apply(v[i], weights[i], factor) : v[i]);
+        if (k < c.n_in)
+            store_rounded<F>(to + k, c.norm ? rms_apply(v[i], weights[i], factor) : v[i]);
     }
 }
 

@@ -7,6 +7,8 @@
 #ifndef BATON_KERNELS_CUDA_GEMM_GEMM_RING_CUH
 #define BATON_KERNELS_CUDA_GEMM_GEMM_RING_CUH
 
+#include <type_traits>
+
 #include "kernels/cuda/gemm/gemm_skinny.cuh"
 
 enum { RING_THREADS = SKINNY_THREADS, RING_WARPS = SKINNY_WARPS, RING_ROWS = 8 /* of x */ };
@@ -263,6 +265,14 @@ static __device__ __forceinline__ ring_sums ring_sum(ring_feed *f, int *slot, co
     return sums;
 }
 
+/* Four elements of x in the 16 bits that are multiplied. */
+template <enum gemm_weight_layout F>
+static __device__ __forceinline__ void store_rounded(uint16_t *to, const float4 &x)
+{
+    *(uint2 *)(void *)to = F == GEMM_F16 ? make_uint2(pack_f16(x.x, x.y), pack_f16(x.z, x.w))
+                                         : make_uint2(pack_bf16(x.x, x.y), pack_bf16(x.z, x.w));
+}
+
 /* ---- groups ---- */
 
 enum { RING_TILES_MAX = 128 /* of rows of x, and so their number at most */ };
@@ -339,6 +349,20 @@ static inline size_t ring_bytes(enum gemm_weight_layout layout)
     return layout == GEMM_F8   ? (size_t)ring_shape<GEMM_F8>::ALL_BYTES
            : layout == GEMM_W4 ? (size_t)ring_shape<GEMM_W4>::ALL_BYTES
                                : (size_t)ring_shape<GEMM_BF16>::ALL_BYTES;
+}
+
+/* run(F), where F::value is the layout: what all kernels with a ring are compiled for. */
+template <class RUN>
+static inline cudaError_t ring_run_layout(enum gemm_weight_layout layout, RUN run)
+{
+    switch (layout) {
+    case GEMM_BF16: return run(std::integral_constant<enum gemm_weight_layout, GEMM_BF16>());
+    case GEMM_F16: return run(std::integral_constant<enum gemm_weight_layout, GEMM_F16>());
+    case GEMM_W8: return run(std::integral_constant<enum gemm_weight_layout, GEMM_W8>());
+    case GEMM_W4: return run(std::integral_constant<enum gemm_weight_layout, GEMM_W4>());
+    case GEMM_F8: return run(std::integral_constant<enum gemm_weight_layout, GEMM_F8>());
+    default: return cudaErrorInvalidValue;
+    }
 }
 
 /* Blocks for n_jobs: as many as run at a time, two per SM if their shared memory fits. */

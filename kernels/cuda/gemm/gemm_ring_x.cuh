@@ -73,13 +73,6 @@ static __device__ __forceinline__ void ring_x_squares(const gemm_call &c, const 
 }
 
 template <enum gemm_weight_layout F>
-static __device__ __forceinline__ void store_rounded(uint16_t *to, const float4 &x)
-{
-    *(uint2 *)(void *)to = F == GEMM_F16 ? make_uint2(pack_f16(x.x, x.y), pack_f16(x.z, x.w))
-                                         : make_uint2(pack_bf16(x.x, x.y), pack_bf16(x.z, x.w));
-}
-
-template <enum gemm_weight_layout F>
 static __device__ __forceinline__ void ring_x_store(const gemm_call &c, const ring_x_rows &rows,
                                                     const float4 v[RING_X_STEPS],
                                                     const float room[RING_X_STEPS][RING_WARPS],
