@@ -7,7 +7,7 @@
 static_assert(SM90_PAIRS == PREFILL_SETS_MAX * PREFILL_PAIRS, "tiles of as many pairs");
 static_assert(SM90_PAIRS <= (int)CUDA_ATTN_SEGMENT, "of which a segment has as many keys");
 
-template <int DIM, enum sm90_attn_io IO>
+template <int DIM>
 static __global__ void __launch_bounds__(SM90_BOUND(SM90_ATTN_THREADS), 1)
     attn_prefill_sm90_kernel(const struct attn_prefill_call c)
 {
@@ -20,7 +20,7 @@ static __global__ void __launch_bounds__(SM90_BOUND(SM90_ATTN_THREADS), 1)
         sm90_attn_produce<DIM>(c);
     } else {
         warpgroup_reg_alloc<SM90_CONSUMER_REGISTERS>();
-        sm90_attn_consume<DIM, IO>(c, warpgroup - 1);
+        sm90_attn_consume<DIM>(c, warpgroup - 1);
     }
 #else
     (void)c;
@@ -34,19 +34,12 @@ bool attention_prefill_sm90_supports(const struct kv_layer *kv)
            (kv->head_dim == 64 || kv->head_dim == 128) && gemm_sm90_available();
 }
 
-template <int DIM>
-static cudaError_t run(cudaStream_t stream, const struct attn_prefill_call &c, dim3 grid)
-{
-    const bool both = c.q_is_bf16 && c.out_bf16, neither = !c.q_is_bf16 && !c.out_bf16;
-    return launch(stream,
-                  both      ? attn_prefill_sm90_kernel<DIM, SM90_ATTN_BF16>
-                  : neither ? attn_prefill_sm90_kernel<DIM, SM90_ATTN_F32>
-                            : attn_prefill_sm90_kernel<DIM, SM90_ATTN_ANY>,
-                  grid, dim3(SM90_ATTN_THREADS), (size_t)sm90_attn_layout<DIM>::SHARED, c);
-}
-
 cudaError_t attention_prefill_sm90_launch(cudaStream_t stream, const struct attn_prefill_call *c,
                                           dim3 grid)
 {
-    return c->kv.head_dim == 64 ? run<64>(stream, *c, grid) : run<128>(stream, *c, grid);
+    const dim3 block(SM90_ATTN_THREADS);
+    return c->kv.head_dim == 64 ? launch(stream, attn_prefill_sm90_kernel<64>, grid, block,
+                                         (size_t)sm90_attn_layout<64>::SHARED, *c)
+                                : launch(stream, attn_prefill_sm90_kernel<128>, grid, block,
+                                         (size_t)sm90_attn_layout<128>::SHARED, *c);
 }

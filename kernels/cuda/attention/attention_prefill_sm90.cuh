@@ -28,10 +28,6 @@ enum {
     SM90_SCORES = SM90_KEYS / 2 /* of a thread: 64 pairs by SM90_KEYS over 128 threads */
 };
 
-/* The types of queries and of results: of each call what it says, which makes the kernel slower, or
- * what most calls have. */
-enum sm90_attn_io { SM90_ATTN_ANY, SM90_ATTN_F32, SM90_ATTN_BF16 };
-
 /* Bytes of shared memory. Tiles of q, k and v are [DIM / 64][rows][128 bytes], swizzled. */
 template <int DIM> struct sm90_attn_layout {
     enum {

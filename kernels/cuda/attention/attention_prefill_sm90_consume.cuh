@@ -36,11 +36,8 @@ static __device__ __forceinline__ int sm90_attn_pair(int consumer, int half)
 
 /* The piece-th eight elements of a head, in bf16, as they may be already. Without branches, at
  * which ptxas would wait for products. */
-template <enum sm90_attn_io IO>
-static __device__ __forceinline__ uint4 sm90_attn_query(const float *head, int piece,
-                                                        bool call_has_bf16)
+static __device__ __forceinline__ uint4 sm90_attn_query(const float *head, int piece, bool is_bf16)
 {
-    const bool is_bf16 = IO == SM90_ATTN_ANY ? call_has_bf16 : IO == SM90_ATTN_BF16;
     const int by = is_bf16 ? 1 : 2;
     const uint4 *from = (const uint4 *)(const void *)head + piece * by, x = from[0],
                 y = from[by - 1];
@@ -54,7 +51,7 @@ static __device__ __forceinline__ uint4 sm90_attn_query(const float *head, int p
 }
 
 /* A consumer's queries to shared memory. */
-template <int DIM, enum sm90_attn_io IO>
+template <int DIM>
 static __device__ __forceinline__ void sm90_attn_load_queries(const struct attn_prefill_call &c,
                                                               const struct attn_prefill_tile &t,
                                                               int consumer)
@@ -70,7 +67,7 @@ static __device__ __forceinline__ void sm90_attn_load_queries(const struct attn_
         struct attn_prefill_pair p = pair_at(t, consumer * 64 + row + i * ROWS);
         const bool is_valid = p.is_valid;
         if (!is_valid) p = pair_at(t, 0);
-        uint4 q = sm90_attn_query<IO>(query_of(c, t, p, DIM), piece, c.q_is_bf16);
+        uint4 q = sm90_attn_query(query_of(c, t, p, DIM), piece, c.q_is_bf16);
         q.x = is_valid ? q.x : 0, q.y = is_valid ? q.y : 0;
         q.z = is_valid ? q.z : 0, q.w = is_valid ? q.w : 0;
         *(uint4 *)(to + i * ROWS * SM90_ROW_BYTES) = q;
@@ -225,7 +222,7 @@ static __device__ __forceinline__ void sm90_attn_end_segment(int segment, int co
 }
 
 /* The last segment of a whole tile, or one that is a part, is done. */
-template <int DIM, enum sm90_attn_io IO>
+template <int DIM>
 static __device__ __forceinline__ void sm90_attn_end_tile(const struct attn_prefill_call &c,
                                                           const struct attn_prefill_tile &t,
                                                           int segment, int consumer,
@@ -259,7 +256,7 @@ static __device__ __forceinline__ void sm90_attn_end_tile(const struct attn_pref
         }
         UNROLL for (int d = 0; d < DIM / 8; d++) * (float2 *)(to + d * 8 + column) = make_float2(
             __fmul_rn(mine.o[4 * d + 2 * half], by), __fmul_rn(mine.o[4 * d + 2 * half + 1], by));
-        if (IO == SM90_ATTN_ANY ? c.out_bf16 != NULL : IO == SM90_ATTN_BF16)
+        if (c.out_bf16)
             UNROLL for (int d = 0; d < DIM / 8; d++) *
                 (unsigned *)(void *)(c.out_bf16 + at + d * 8 + column) = pack_bf16(
                 __fmul_rn(mine.o[4 * d + 2 * half], by),
@@ -352,7 +349,7 @@ template <int DIM> static __device__ __forceinline__ sm90_attn_work sm90_attn_ta
 }
 
 /* Tiles of pairs. The last values of one are multiplied while the next one's queries are loaded. */
-template <int DIM, enum sm90_attn_io IO>
+template <int DIM>
 static __device__ __forceinline__ void sm90_attn_consume(const struct attn_prefill_call &c,
                                                          int consumer)
 {
@@ -363,7 +360,7 @@ static __device__ __forceinline__ void sm90_attn_consume(const struct attn_prefi
     sm90_attn_work next = sm90_attn_take_work<DIM>(0);
     if (next.begin >= next.end) return;
     sm90_attn_state<DIM> mine;
-    sm90_attn_load_queries<DIM, IO>(c, next.tile, consumer);
+    sm90_attn_load_queries<DIM>(c, next.tile, consumer);
     sm90_attn_start<DIM>(mine, consumer, q, keys);
     for (int i = 1;; i++) {
         const sm90_attn_work w = next;
@@ -376,17 +373,16 @@ static __device__ __forceinline__ void sm90_attn_consume(const struct attn_prefi
         values.wait_full();
         __syncwarp();
         sm90_attn_start_values<DIM>(mine, values, mine.adds);
-        sm90_attn_load_queries<DIM, IO>(c, next.tile,
-                                        consumer); /* behind the last: of that again */
+        sm90_attn_load_queries<DIM>(c, next.tile, consumer); /* behind the last: of that again */
         wgmma_wait<0>();
         wgmma_fence_operand(mine.o);
         values.release();
         if (next.begin >= next.end) {
-            sm90_attn_end_tile<DIM, IO>(c, w.tile, segment, consumer, mine);
+            sm90_attn_end_tile<DIM>(c, w.tile, segment, consumer, mine);
             return;
         }
         sm90_attn_start<DIM>(mine, consumer, q, keys);
-        sm90_attn_end_tile<DIM, IO>(c, w.tile, segment, consumer, mine);
+        sm90_attn_end_tile<DIM>(c, w.tile, segment, consumer, mine);
     }
 }
 #endif
