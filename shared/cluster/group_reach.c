@@ -5,7 +5,6 @@
  * UCX 1.13 ends the process, or hangs, if only one of two connections that ranks make to each other
  * fails. So one rank of each host is connected to, again and again, and left without a word.
  * Thread: the one that makes the ep object. */
-#include <arpa/inet.h>
 #include <errno.h>
 #include <poll.h>
 #include <string.h>
@@ -15,6 +14,7 @@
 #include "shared/base/clock.h"
 #include "shared/base/mem.h"
 #include "shared/cluster/group_internal.h"
+#include "shared/net/loop.h"
 
 enum { REACH_MS = 2000, AGAIN_MS = 250, SLICE_MS = 50 };
 
@@ -33,14 +33,13 @@ static void end(struct knock *k)
 
 static void begin(struct knock *k)
 {
-    struct sockaddr_in v4 = { .sin_family = AF_INET, .sin_port = htons(k->at->port) };
-    struct sockaddr_in6 v6 = { .sin6_family = AF_INET6, .sin6_port = htons(k->at->port) };
-    const bool is_v4 = inet_pton(AF_INET, k->at->host, &v4.sin_addr) == 1;
-    const struct sockaddr *sa = is_v4 ? (const struct sockaddr *)&v4 : (const struct sockaddr *)&v6;
+    struct sockaddr_storage to;
     k->t_ms = clock_ms();
-    if (!is_v4 && inet_pton(AF_INET6, k->at->host, &v6.sin6_addr) != 1) return;
-    k->fd = socket(sa->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (k->fd >= 0 && connect(k->fd, sa, is_v4 ? sizeof v4 : sizeof v6) != 0 &&
+    if (uv_ip4_addr(k->at->host, k->at->port, (struct sockaddr_in *)&to) != 0 &&
+        uv_ip6_addr(k->at->host, k->at->port, (struct sockaddr_in6 *)&to) != 0)
+        return;
+    k->fd = socket(to.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (k->fd >= 0 && connect(k->fd, (struct sockaddr *)&to, sizeof to) != 0 &&
         errno != EINPROGRESS)
         end(k);
 }

@@ -1,9 +1,8 @@
 /* prepare_inputs.cu - prepares rows of GEMM inputs, one block per row, or a warp where many are
  * normalised. Bound by memory: a row is read once from memory, and by a block once more from the
- * caches if it is normalised. A thread has the same
- * elements however the row is aligned, four at a time, so alignment changes no sum. The norm is
- * that of kernels/cpu, norm * (x * factor), except for the order of its sum. y is aligned to 16
- * bytes.
+ * caches if it is normalised. A thread has the same elements however the row is aligned, four at a
+ * time, so alignment changes no sum. The norm is that of kernels/cpu, norm * (x * factor), except
+ * for the order of its sum. y is aligned to 16 bytes.
  * Thread: device; prepare_inputs_run: engine. */
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/inputs/prepare_inputs.h"
