@@ -66,6 +66,36 @@ def end_in_order():
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
+class Undisturbed:
+    """SIGTERM waits for the end of this: what is started inside is known to those who end it. Threads beside the main one get no signals."""
+
+    def __enter__(self):
+        self.came, self.before = False, None
+        if threading.current_thread() is threading.main_thread():
+            self.before = signal.signal(signal.SIGTERM, self.note)
+        return self
+
+    def note(self, *_):
+        self.came = True
+
+    def __exit__(self, *_):
+        if self.before is not None:
+            signal.signal(signal.SIGTERM, self.before)
+        if self.came:
+            signal.raise_signal(signal.SIGTERM)
+
+
+STARTED = set() # the processes that run
+
+
+def end_all():
+    """Ends what a test that was ended has not: it may have been between starting a process and naming who closes it."""
+    for p in STARTED:
+        p.kill(signal.SIGTERM)
+    for p in list(STARTED):
+        p.close()
+
+
 class Process:
     """One child process with its output in a file. One that hangs at its end and leaves by force fails the test, unless may_end_by_force."""
 
@@ -78,7 +108,9 @@ class Process:
         self.start()
 
     def start(self):
-        self.p = subprocess.Popen(self.argv, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, env=self.env, start_new_session=True)
+        with Undisturbed():
+            self.p = subprocess.Popen(self.argv, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, env=self.env, start_new_session=True)
+            STARTED.add(self)
 
     def output(self):
         with open(self.log.name, encoding='utf-8', errors='replace') as f:
@@ -102,6 +134,7 @@ class Process:
             self.kill()
             self.p.wait()
             status = None
+        STARTED.discard(self)
         output = self.output()
         assert self.may_end_by_force or FORCED_END not in output, f'{self.name} hung at its end:\n{output[-3000:]}'
         return status

@@ -36,24 +36,34 @@ def run_one(full, test):
     except Exception:
         print(f'FAIL  {full} ({time.monotonic() - t0:.1f} s)\n{traceback.format_exc()}', flush=True)
         return FAILED
+    except KeyboardInterrupt:
+        harness.end_all()
+        raise
 
 
-def start(full, test, share, n_shares):
-    """Starts a test in its own process, with its output in a file: (process, file, name)."""
-    output = tempfile.TemporaryFile('w+')
-    sys.stdout.flush()
-    pid = os.fork()
-    if pid == 0:
+def run_alone(full, test, output, ports, signals):
+    """A test in its own process, which ends here."""
+    status = FAILED
+    try:
+        signals.__exit__()
         for fd in (1, 2):
             os.dup2(output.fileno(), fd)
-        harness.take_ports(share, n_shares)
-        status = FAILED
-        try:
-            status = run_one(full, test)
-        finally:
-            sys.stdout.flush()
-            os._exit(status)
-    return pid, output, full
+        harness.take_ports(*ports)
+        status = run_one(full, test)
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
+
+
+def start(running, share, n_shares, full, test):
+    """Starts a test in its own process, with its output in a file: (process, file, name) in running."""
+    output = tempfile.TemporaryFile('w+')
+    sys.stdout.flush()
+    with harness.Undisturbed() as signals:
+        pid = os.fork()
+        if pid == 0:
+            run_alone(full, test, output, (share, n_shares), signals)
+        running[share] = pid, output, full
 
 
 def run_in_parallel(tests, jobs):
@@ -73,7 +83,7 @@ def run_all(todo, running, results, jobs):
     while todo or running:
         for share in set(range(jobs)) - set(running):
             if todo:
-                running[share] = start(*todo.pop(0), share, jobs)
+                start(running, share, jobs, *todo.pop(0))
         ended, status = os.wait()
         for share, (pid, output, full) in list(running.items()):
             if pid != ended:
