@@ -101,7 +101,9 @@ static void kill_all(void *arg) { signal_all(arg, SIGKILL); }
 void supervisor_stop(struct supervisor *s, int exit_status)
 {
     if (s->stopping) {
-        signal_all(s, SIGTERM); /* a second signal ends them at once */
+        /* A second signal ends them at once. Another one: two of a number are one to a process that
+         * has not looked yet. */
+        signal_all(s, SIGINT);
         return;
     }
     s->stopping = true;
