@@ -153,6 +153,9 @@ static void print_start(const struct launcher *l)
     launch_plan_print_ports(&l->plan, &page);
     buf_add_char(&page, '\n');
     ranks_print(&l->plan.ranks, &page);
+    if (config_string(l->c, "pace"))
+        buf_printf(&page, "  paced by     %s: no time that the nodes tell is this machine's\n",
+                   config_string(l->c, "pace"));
     buf_printf(&page, "  cluster view %s%s\n",
                l->view.here                    ? "held by this launcher, "
                : at[0]                         ? "held by "

@@ -192,6 +192,18 @@ static enum status check_copies(const struct node *n, struct err *err)
                      n_copies, n_experts, KERNEL_EXPERTS_MAX);
 }
 
+/* Nobody must take the times of such a node for measured ones. */
+static void warn_of_pace(const struct node_options *o)
+{
+    if (o->pace_file)
+        log_warn("steps are paced",
+                 "file=%s of=\"%s\" why=\"--pace: they last as long as those of another machine, "
+                 "and no time that this node tells was measured on this one\"",
+                 o->pace_file, o->pace.about);
+    if (o->fault_text)
+        log_warn("faults are injected into the engine", "plan=\"%s\"", o->fault_text);
+}
+
 static enum status start_engine(struct node *n, struct err *err)
 {
     const struct node_options *o = &n->o;
@@ -204,6 +216,8 @@ static enum status start_engine(struct node *n, struct err *err)
         .max_waiting = o->max_waiting,
         .prefix_cache = o->prefix_cache,
         .eager = o->eager,
+        .pace = o->pace_file ? &o->pace : NULL,
+        .fault = o->fault_text ? &o->fault : NULL,
         .metrics = n->metrics,
         .on_event = node_events_of_engine,
         .on_kv_ready = node_events_kv_ready,
@@ -217,6 +231,7 @@ static enum status start_engine(struct node *n, struct err *err)
         e.on_group = node_group_of_engine;
         model_count_rows_on(n->model.weights, n->metrics);
     }
+    warn_of_pace(o);
     TRY(engine_create(&e, &n->loaded.engine, err));
     n->model.weights = NULL; /* now the engine's */
     return OK;

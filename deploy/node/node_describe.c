@@ -123,6 +123,17 @@ static int32_t experts_of(const struct node *n, const struct group_roster *now)
     return mine;
 }
 
+/* As in the node's log: which curve its steps last by. */
+static void describe_pace(const struct node *n, struct buf *out)
+{
+    if (!n->o.pace_file) return;
+    buf_add_c(out, ",\"pace\":{\"file\":");
+    json_add_string(out, str_of(n->o.pace_file));
+    buf_add_c(out, ",\"about\":");
+    json_add_string(out, str_of(n->o.pace.about));
+    buf_add_char(out, '}');
+}
+
 static void describe_group(const struct node *n, struct buf *out)
 {
     char why[GROUP_WHY_MAX], at[HOST_PORT_TEXT_MAX];
@@ -166,6 +177,7 @@ void node_describe_json(void *arg, bool cluster, struct buf *out)
     buf_add_char(out, '"');
     if (!cluster) return;
     describe_group(n, out);
+    describe_pace(n, out);
     buf_printf(out, ",\"version\":\"%s\",\"uptime_s\":%llu,\"model\":", BATON_VERSION,
                (unsigned long long)(clock_ms() - n->t_start_ms) / 1000);
     json_add_string(out, str_of(n->o.names[0]));
