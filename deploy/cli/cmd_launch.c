@@ -15,6 +15,7 @@
 #include "deploy/node/node_options.h"
 #include "scheduler/directory/server.h"
 #include "shared/base/log.h"
+#include "shared/net/open_files.h"
 
 static const char INTRO[] =
     "usage: baton launch --model MODEL --prefill N --decode M [options]\n"
@@ -197,6 +198,7 @@ static enum status start(struct launcher *l, struct err *err)
                          "no model was given; use --model FOLDER, FILE.gguf or org/name");
     TRY(launch_view_choose(l->c, &l->args.ranks, false, &l->view, err));
     l->metrics = metrics_create();
+    (void)open_files_raise(); /* nodes stay connected to the directory server */
     TRY(loop_create(&l->loop, err));
     TRY(serve_directory(l, err));
     l->args.holds_view = l->view.here;

@@ -13,6 +13,7 @@
 #include "shared/base/clock.h"
 #include "shared/base/hash/hash.h"
 #include "shared/base/log.h"
+#include "shared/net/open_files.h"
 
 enum {
     EXIT_DEVICE = 70,     /* the GPU failed */
@@ -509,6 +510,20 @@ static void on_loaded(void *arg)
 
 /* ---- life ---- */
 
+/* Connections that the process has no descriptor for would be refused without a word. */
+static void raise_limits(const struct node_options *o)
+{
+    const uint64_t allowed = open_files_raise(),
+                   wanted = open_files_wanted(o->http ? o->http_limits.n_connections : 0);
+    if (allowed < wanted)
+        log_warn("too few open files",
+                 "allowed=%llu wanted=%llu why=\"--max-connections %u promises more connections "
+                 "than this process may have open; raise the hard limit (ulimit -Hn %llu, "
+                 "LimitNOFILE= of systemd) or lower it\"",
+                 (unsigned long long)allowed, (unsigned long long)wanted,
+                 o->http_limits.n_connections, (unsigned long long)wanted);
+}
+
 /* Every port is bound before the model is loaded, so that a conflict shows at once. */
 static enum status open_ports(struct node *n, struct err *err)
 {
@@ -545,6 +560,7 @@ enum status node_create(const struct node_options *o, struct node **out, struct 
                                    "1 when this node takes requests.");
     n->loop_delay = metrics_gauge(n->metrics, "baton_loop_delay_seconds", "",
                                   "Longest turn of the loop thread since the last renewal.");
+    raise_limits(o);
     enum status st = loop_create(&n->loop, err);
     if (st == OK) st = open_ports(n, err);
     if (st != OK) {

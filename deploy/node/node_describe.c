@@ -6,6 +6,7 @@
 #include "deploy/node/node_internal.h"
 #include "deploy/node/node_placement.h"
 #include "deploy/node/node_traffic.h"
+#include "scheduler/view.h"
 #include "shared/base/clock.h"
 #include "shared/base/json/json.h"
 #include "shared/base/log.h"
@@ -176,6 +177,10 @@ void node_describe_json(void *arg, bool cluster, struct buf *out)
     if (n->kvt) kvt_available(n->kvt, out);
     buf_add_char(out, '"');
     if (!cluster) return;
+    const uint64_t model = n->o.no_engine ? n->front.model
+                                          : engine_kv_layout(n->engine)->model_fingerprint;
+    buf_printf(out, ",\"model_id\":\"%016llx\",\"n_nodes\":%zu", (unsigned long long)model,
+               scheduler_view(n->scheduler)->n_nodes);
     describe_group(n, out);
     describe_pace(n, out);
     buf_printf(out, ",\"version\":\"%s\",\"uptime_s\":%llu,\"model\":", BATON_VERSION,

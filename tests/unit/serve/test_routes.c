@@ -158,6 +158,10 @@ TEST(side_documents)
     CHECK_EQ_STR(string_at(a.json, "nodes.0.name"), "p0");
     CHECK_EQ_STR(string_at(a.json, "role"), "mixed");
     answer_free(&a);
+    a = rig_request(&r, "GET", "/cluster/self", NULL, NULL);
+    CHECK_EQ_STR(string_at(a.json, "role"), "mixed");
+    CHECK(strstr(a.body.data, "nodes") == NULL);
+    answer_free(&a);
     a = rig_request(&r, "GET", "/metrics", NULL, NULL);
     CHECK(strstr(a.body.data, "baton_http_responses_total{path=\"/v1/models\",code=\"2xx\"} 2"));
     CHECK(answer_has_header(&a, "text/plain; version=0.0.4"));
