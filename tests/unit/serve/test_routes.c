@@ -192,8 +192,9 @@ TEST(keys)
     CHECK_EQ_STR(string_at(a.json, "error.code"), "invalid_api_key");
     CHECK(answer_has_header(&a, "www-authenticate: Bearer\r\n"));
     answer_free(&a);
-    static const char *const closed[] = { "/v1/models", "/metrics",        "/load",    "/cluster",
-                                          "/nothing",   "/v1/completions", "/tokenize" };
+    static const char *const closed[] = { "/v1/models",      "/metrics",      "/load",
+                                          "/cluster",        "/cluster/self", "/nothing",
+                                          "/v1/completions", "/tokenize" };
     for (size_t i = 0; i < COUNT_OF(closed); i++) expect(&r, "GET", closed[i], NULL, NULL, 401);
     static const char *const open_to_all[] = { "/health",          "/live",   "/ready",
                                                "/livez",           "/readyz", "/v2/health/live",
