@@ -26,7 +26,8 @@ void entry_update_trouble(struct entry *e)
     e->t_trouble_ms = clock_ms();
     const struct trouble_facts f = { &e->view,         e->topic,
                                      e->join,          directory_why_down(e->directory),
-                                     e->launcher_gone, e->launcher_held_view };
+                                     e->launcher_gone, e->launcher_held_view,
+                                     e->listed_down };
     trouble_update(&e->trouble, &f, clock_ms());
 }
 

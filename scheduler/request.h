@@ -47,6 +47,7 @@ struct entry {
     uint64_t t_trouble_ms;     /* when it was looked for last */
     const char *launcher_gone; /* trouble.h */
     bool launcher_held_view;
+    const char *listed_down; /* trouble.h */
     struct scheduler_metrics metrics;
     struct recent recent;
     struct log_repeats requeues;            /* busy nodes */

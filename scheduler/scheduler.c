@@ -268,6 +268,9 @@ struct scheduler *scheduler_create(const struct scheduler_options *o)
     s->tick = loop_timer_start(o->loop, TICK_MS, TICK_MS, on_tick, s);
     s->renew = loop_timer_start(o->loop, RENEW_MS, RENEW_MS, on_renew, s);
     s->entry.view.model = o->model;
+    s->entry.view.text = o->text;
+    snprintf(s->entry.view.me.model_name, sizeof s->entry.view.me.model_name, "%s",
+             o->model_name ? o->model_name : "");
     scheduler_publish(s);
     s->entry.view.secret = o->secret;
     view_start(&s->entry.view, o->cluster, o->directory, &events);
@@ -280,6 +283,8 @@ void scheduler_launcher_gone(struct scheduler *s, const char *what_it_means, boo
     s->entry.launcher_held_view = held_view;
     if (!s->draining) entry_update_trouble(&s->entry);
 }
+
+void scheduler_listed_down(struct scheduler *s, const char *why) { s->entry.listed_down = why; }
 
 void scheduler_drain(struct scheduler *s)
 {

@@ -25,9 +25,11 @@ struct scheduler_options {
     bool log_requests;     /* each one's end at level info, else debug */
     uint32_t block_tokens; /* for the hash of the prompt's first block (place.h) */
     const char *topic;
-    struct str secret; /* of the cluster; n 0: none */
-    const char *join;  /* trouble.h */
-    uint64_t model;    /* of a router: requests go to nodes of this model; 0: any */
+    struct str secret;      /* of the cluster; n 0: none */
+    const char *join;       /* trouble.h */
+    uint64_t model;         /* of a router: requests go to nodes of this model; 0: any */
+    uint64_t text;          /* of a router without a model: to nodes of this vocabulary (view.h) */
+    const char *model_name; /* of a router: what its text is of, for sentences */
     /* Fills in this node's own record, published every RENEW_MS. NULL: a router, which has no
      * engine and publishes nothing. */
     void (*describe)(void *arg, struct node_record *me);
@@ -48,6 +50,9 @@ void scheduler_on_lost(struct scheduler *s, uint64_t node, const char *why);
 void scheduler_publish(struct scheduler *s);
 /* The launcher that started this node is gone (trouble.h); `what_it_means` is kept. */
 void scheduler_launcher_gone(struct scheduler *s, const char *what_it_means, bool held_view);
+/* Nodes that a router's operator lists do not answer (trouble.h); `why` is a sentence, valid until
+ * the next call. NULL: all do. */
+void scheduler_listed_down(struct scheduler *s, const char *why);
 /* Leaves the directory and refuses new requests; live ones go on. */
 void scheduler_drain(struct scheduler *s);
 uint32_t scheduler_n_live(const struct scheduler *s);

@@ -125,12 +125,36 @@ static void say_peer(const struct trouble_facts *f, const struct node_record *n,
         address_of(n, at));
 }
 
+/* A router has the tokenizer and the template of a model, and no weights. */
+static void say_other_text(const struct trouble_facts *f, const struct node_record *n, bool blocks,
+                           struct trouble *out)
+{
+    const char *mine = or_unknown(f->view->me.model_name);
+    if (n->text && n->text != f->view->text)
+        set(out, TROUBLE_OTHER_MODEL, blocks,
+            "%s%s node %.63s of topic %.63s has the model %.63s, whose vocabulary is not that of "
+            "%.63s, which this router has; start the router with the --model of its nodes, or "
+            "without one",
+            blocks ? "no node has this router's model: " : "", node_role_name(n->role), n->name,
+            f->topic, or_unknown(n->model_name), mine);
+    else
+        set(out, TROUBLE_OTHER_MODEL, blocks,
+            "%s node %.63s of topic %.63s has another model than the nodes that this router uses: "
+            "%.63s (%.63s); give each model its own --scheduler-topic and router",
+            node_role_name(n->role), n->name, f->topic, or_unknown(n->model_name),
+            or_unknown(n->precision));
+}
+
 static void say_other_model(const struct trouble_facts *f, const struct node_record *n, bool blocks,
                             struct trouble *out)
 {
     const struct node_record *me = &f->view->me;
     const char *none = blocks ? "no living node decodes for this model: " : "";
     set_about(out, n, NULL);
+    if (f->view->text) {
+        say_other_text(f, n, blocks, out);
+        return;
+    }
     if (strcmp(n->model_name, me->model_name) == 0 && strcmp(n->precision, me->precision) == 0) {
         set(out, TROUBLE_OTHER_MODEL, blocks,
             "%s%s node %.63s of topic %.63s has another model under the same name: both are called "
@@ -293,6 +317,7 @@ static void find_blocking(const struct trouble_facts *f, const struct decode_nod
     else if (f->directory_down) set(out, TROUBLE_DIRECTORY, true, "%s", f->directory_down);
     else if (d->suspect) say_peer(f, d->suspect, true, out);
     else if (d->other_model) say_other_model(f, d->other_model, true, out);
+    else if (f->listed_down) set(out, TROUBLE_PEER, true, "%s", f->listed_down);
     else say_no_decode(f, d, out);
 }
 
@@ -308,6 +333,7 @@ static void find_degrading(const struct trouble_facts *f, struct trouble *out)
     else if (!f->join && v->me.node && v->me.role != ROLE_MIXED) say_private(f, out);
     else if (n) say_peer(f, n, false, out);
     else if ((n = find_other_model(v)) != NULL) say_other_model(f, n, false, out);
+    else if (f->listed_down) set(out, TROUBLE_PEER, false, "%s", f->listed_down);
     else find_kv_trouble(v, out);
     out->blocks = false;
 }

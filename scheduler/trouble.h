@@ -33,6 +33,7 @@ struct trouble_facts {
     const char *directory_down; /* directory_why_down */
     const char *launcher_gone;  /* what that means; NULL: it is there, or there was none */
     bool launcher_held_view;    /* it was the directory server, too */
+    const char *listed_down; /* nodes that a router's operator lists do not answer; NULL: all do */
 };
 
 /* A node that a trouble is about; node 0: none. */

@@ -96,6 +96,7 @@ static void on_snapshot(void *arg, enum status st, const struct directory_snapsh
     v->n_snapshots++;
     snprintf(v->topics, sizeof v->topics, "%s", snap->topics);
     put_me(v);
+    view_choose_model(v);
     learn(v);
     forget_pairs(v);
     v->events.on_snapshot(v->events.arg);

@@ -51,6 +51,7 @@ struct view {
     uint64_t n_snapshots;        /* that arrived */
     char topics[512];            /* topics and roles that the directory has seen, for error texts */
     uint64_t model;              /* this node's own; requests go to nodes with the same. 0: any */
+    uint64_t text;               /* of a router: its vocabulary, which chooses `model`. 0: not so */
     struct node_record me;       /* as published last; node 0: nothing, or a router */
     uint64_t t_snapshot_ms;
     bool known;  /* the directory has answered, or failed to: no trouble is looked for before */
@@ -66,6 +67,10 @@ struct view {
 void view_start(struct view *v, struct cluster *cluster, struct directory *directory,
                 const struct view_events *events);
 void view_release(struct view *v);
+/* For view.c, after a snapshot: of a router that has a text, takes the model of the nodes with the
+ * same text. The one that was taken stays while some node has it. Where no node has that text no
+ * node is used. */
+void view_choose_model(struct view *v);
 /* Asks for a snapshot when one is due and forgets old suspects. Call it every few milliseconds. */
 void view_tick(struct view *v);
 /* Makes the next snapshot due soon instead of at its usual time. */

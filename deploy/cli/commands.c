@@ -14,6 +14,7 @@
 const struct command COMMANDS[] = {
     { "serve", cmd_serve, "one node: API server, scheduler, engine" },
     { "launch", cmd_launch, "start and supervise the nodes of this host" },
+    { "router", cmd_router, "one address for all nodes: an entry without an engine" },
     { "generate", cmd_generate, "offline: a file of requests, or one prompt" },
     { "status", cmd_status, "the cluster as a node sees it" },
     { "doctor", cmd_doctor, "check this host before the first request" },
@@ -40,7 +41,8 @@ static void print_warning(void *arg, const char *sentence)
 /* Says which variables nothing reads. A node that a launcher started leaves it to the launcher. */
 static enum status check_environment(const struct config *c, const char *command, struct err *err)
 {
-    bool starts_nodes = strcmp(command, "serve") == 0 || strcmp(command, "launch") == 0;
+    bool starts_nodes = strcmp(command, "serve") == 0 || strcmp(command, "launch") == 0 ||
+                        strcmp(command, "router") == 0;
     if (getenv("BATON_SUPERVISED") || strcmp(command, "docs") == 0 ||
         strcmp(command, "version") == 0)
         return OK;

@@ -18,6 +18,7 @@ extern const struct command COMMANDS[]; /* NULL name ends it */
 
 int cmd_serve(int argc, char **argv);
 int cmd_launch(int argc, char **argv);
+int cmd_router(int argc, char **argv);
 int cmd_generate(int argc, char **argv);
 int cmd_status(int argc, char **argv);
 int cmd_doctor(int argc, char **argv);

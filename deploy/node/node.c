@@ -9,6 +9,7 @@
 #include "deploy/node/node_internal.h"
 #include "deploy/node/not_ready.h"
 #include "deploy/probe/probe_wire.h"
+#include "scheduler/directory/wire.h"
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
 #include "shared/base/hash/hash.h"
@@ -102,8 +103,9 @@ static void report_progress(void *arg, uint64_t *counter, bool *has_work)
 
 static void say_not_ready(struct node *n, struct http_exchange *x)
 {
-    char why[GROUP_WHY_MAX + 64] = "the model is being loaded";
+    char why[ERR_TEXT_MAX + GROUP_WHY_MAX] = "the model is being loaded";
     if (n->state != NODE_LOADING) snprintf(why, sizeof why, "the node is shutting down");
+    else if (n->router) snprintf(why, sizeof why, "%s", node_router_why(n));
     else if (n->front.loaded) snprintf(why, sizeof why, "its ranks are starting%s", n->front.why);
     else if (n->ranks.is_loaded && !n->ranks.is_one)
         (void)group_describe(n->ranks.group, why, sizeof why);
@@ -121,6 +123,7 @@ static void on_http_unpassed(void *arg, struct http_exchange *x)
 static void on_http(void *arg, struct http_exchange *x)
 {
     struct node *n = arg;
+    if (node_mount_http(n, x) || node_router_http(n, x)) return;
     struct not_ready_pass o = { .passer = n->passer,
                                 .keys = n->o.api_keys,
                                 .n_keys = n->o.n_api_keys,
@@ -151,6 +154,8 @@ static enum status start_http(struct node *n, struct err *err)
         .metrics = n->metrics,
     };
     if (!n->o.http) return OK;
+    o.limits.small_body_paths = DIRECTORY_PATH;
+    o.limits.small_body_bytes = DIRECTORY_BODY_MAX;
     TRY(http_server_start(&o, &n->http, err));
     if (n->o.metrics_port == 0 || n->o.metrics_port == n->o.port) return OK;
     o.port = n->o.metrics_port;
@@ -339,6 +344,7 @@ static enum status start_directory(struct node *n, struct err *err)
         .arg = n,
     };
     TRY(directory_open(n->o.directory, &d, &n->directory, err));
+    TRY(node_router_start(n, err));
     if (!n->o.serves_directory) return OK;
     return directory_server_start(n->loop, n->directory, n->o.cluster_host, n->o.control_port,
                                   n->o.secret, &n->directory_server, err);
@@ -375,6 +381,8 @@ static struct scheduler *start_scheduler(struct node *n)
         .join = n->can_be_joined ? n->join : NULL,
         .log_requests = n->o.log_requests,
         .model = n->front.model,
+        .text = n->router ? n->model.text : 0,
+        .model_name = n->router ? n->o.names[0] : NULL,
         .describe = n->o.no_engine ? NULL : node_describe_record,
         .arg = n,
     };
@@ -502,7 +510,9 @@ static void on_loaded(void *arg)
     n->kvt = n->loaded.kvt;
     if (n->state == NODE_STOPPING)
         return; /* node_free frees them, if this is the loop's last turn */
+    if (n->load_st != OK && node_router_failed(n)) return;
     if (n->load_st != OK) node_fail_start(n);
+    else if (n->router) node_router_loaded(n);
     else if (n->o.no_engine) node_front_loaded(n);
     else if (n->ranks.group) node_ranks_loaded(n);
     else if (!node_group_awaits(n)) node_become_ready(n);
@@ -562,6 +572,7 @@ enum status node_create(const struct node_options *o, struct node **out, struct 
                                   "Longest turn of the loop thread since the last renewal.");
     raise_limits(o);
     enum status st = loop_create(&n->loop, err);
+    n->text_server.loop = n->loop;
     if (st == OK) st = open_ports(n, err);
     if (st != OK) {
         node_free(n);
@@ -577,10 +588,17 @@ void node_begin_loading(void *node)
     if (loop_work(n->loop, load, on_loaded, n) != OK) node_stop(n, 1);
 }
 
+static void begin(void *arg)
+{
+    struct node *n = arg;
+    if (n->router) node_router_begin(n);
+    else node_begin_loading(n);
+}
+
 int node_run(struct node *n)
 {
     loop_on_signal(n->loop, node_stop_on_signal, n);
-    enum status st = loop_post(n->loop, node_begin_loading, n);
+    enum status st = loop_post(n->loop, begin, n);
     ASSERT(st == OK); /* the queue of a new loop is empty */
     loop_run(n->loop);
     return n->exit_status;
@@ -593,6 +611,7 @@ void node_free(struct node *n)
         node_stop(n, 1);
         loop_run(n->loop);
     }
+    node_router_free(n);
     node_ports_release(&n->ports);
     mailbox_close(n->events);
     kvt_free(n->kvt); /* these two: when the load ended after the stop */

@@ -51,6 +51,18 @@ static void describe_ranks(const struct node *n, struct node_record *me)
     if (n->ranks.group) describe_followers(n, me);
 }
 
+static void describe_names(const struct node *n, const struct kv_layout *l, struct node_record *me)
+{
+    snprintf(me->name, sizeof me->name, "%s", n->name);
+    snprintf(me->topic, sizeof me->topic, "%s", n->o.topic);
+    snprintf(me->model_name, sizeof me->model_name, "%s", n->o.names[0]);
+    node_record_set_served(me, n->o.names, n->o.n_names);
+    snprintf(me->precision, sizeof me->precision, "%s", n->precision);
+    snprintf(me->kv_type, sizeof me->kv_type, "%s", kv_dtype_name(l->dtype));
+    snprintf(me->kv_by, sizeof me->kv_by, "%s", n->kv_by);
+    snprintf(me->host, sizeof me->host, "%s", n->o.advertise_host);
+}
+
 void node_describe_record(void *arg, struct node_record *me)
 {
     struct node *n = arg;
@@ -63,6 +75,7 @@ void node_describe_record(void *arg, struct node_record *me)
         .cluster_port = cluster_port(n->cluster),
         .http_port = n->http ? http_server_port(n->http) : 0,
         .model = l->model_fingerprint,
+        .text = n->model.text,
         .kv_lossy = n->o.tuning.lossy,
         .kv_host = n->kv_host,
         .max_seqs = n->o.max_seqs,
@@ -80,14 +93,7 @@ void node_describe_record(void *arg, struct node_record *me)
         .has_work = st.has_work,
     };
     describe_ranks(n, me);
-    snprintf(me->name, sizeof me->name, "%s", n->name);
-    snprintf(me->topic, sizeof me->topic, "%s", n->o.topic);
-    snprintf(me->model_name, sizeof me->model_name, "%s", n->o.names[0]);
-    node_record_set_served(me, n->o.names, n->o.n_names);
-    snprintf(me->precision, sizeof me->precision, "%s", n->precision);
-    snprintf(me->kv_type, sizeof me->kv_type, "%s", kv_dtype_name(l->dtype));
-    snprintf(me->kv_by, sizeof me->kv_by, "%s", n->kv_by);
-    snprintf(me->host, sizeof me->host, "%s", n->o.advertise_host);
+    describe_names(n, l, me);
     node_record_prove(me, n->o.secret);
     gauge_set(n->loop_delay, loop_take_max_delay_ms(n->loop) * 1e-3);
 }
@@ -96,7 +102,7 @@ void node_describe_join(struct node *n)
 {
     const struct node_options *o = &n->o;
     char at[HOST_PORT_TEXT_MAX];
-    n->can_be_joined = strcmp(o->directory, "local") != 0 || n->directory_server;
+    n->can_be_joined = strcmp(o->directory, "local") != 0 || n->directory_server || n->router;
     if (launcher_watch_own_secret(n->launcher) || o->own_secret) return;
     if (strcmp(o->directory, "redis") == 0)
         snprintf(n->join, sizeof n->join,
@@ -106,6 +112,9 @@ void node_describe_join(struct node *n)
     else if (strcmp(o->directory, "http") == 0)
         snprintf(n->join, sizeof n->join, "--router %s",
                  host_port_text(o->directory_host, o->directory_port, at));
+    else if (n->router)
+        snprintf(n->join, sizeof n->join, "--router %s",
+                 host_port_text(o->advertise_host, http_server_port(n->http), at));
     else if (n->directory_server)
         snprintf(n->join, sizeof n->join, "--router %s",
                  host_port_text(o->advertise_host, directory_server_port(n->directory_server), at));
@@ -159,6 +168,11 @@ static void describe_group(const struct node *n, struct buf *out)
     buf_add_char(out, '}');
 }
 
+static const char *role_name(const struct node *n)
+{
+    return n->o.is_router ? "router" : node_role_name(n->o.role);
+}
+
 void node_describe_json(void *arg, bool cluster, struct buf *out)
 {
     struct node *n = arg;
@@ -166,7 +180,7 @@ void node_describe_json(void *arg, bool cluster, struct buf *out)
     snprintf(id, sizeof id, "%016llx", (unsigned long long)n->id);
     buf_printf(out, "\"node\":\"%s\",\"name\":", id);
     json_add_string(out, str_of(n->name));
-    buf_printf(out, ",\"role\":\"%s\",\"topic\":", node_role_name(n->o.role));
+    buf_printf(out, ",\"role\":\"%s\",\"topic\":", role_name(n));
     json_add_string(out, str_of(n->o.topic));
     buf_printf(out,
                ",\"cluster_port\":%u,\"kv_port\":%u,\"live_prefill\":%u,\"live_decode\":%u,\"kv_"
@@ -177,12 +191,14 @@ void node_describe_json(void *arg, bool cluster, struct buf *out)
     if (n->kvt) kvt_available(n->kvt, out);
     buf_add_char(out, '"');
     if (!cluster) return;
-    const uint64_t model = n->o.no_engine ? n->front.model
-                                          : engine_kv_layout(n->engine)->model_fingerprint;
+    const uint64_t model = n->router        ? scheduler_view(n->scheduler)->model
+                           : n->o.no_engine ? n->front.model
+                                            : engine_kv_layout(n->engine)->model_fingerprint;
     buf_printf(out, ",\"model_id\":\"%016llx\",\"n_nodes\":%zu", (unsigned long long)model,
                scheduler_view(n->scheduler)->n_nodes);
     describe_group(n, out);
     describe_pace(n, out);
+    node_router_describe(n, out);
     buf_printf(out, ",\"version\":\"%s\",\"uptime_s\":%llu,\"model\":", BATON_VERSION,
                (unsigned long long)(clock_ms() - n->t_start_ms) / 1000);
     json_add_string(out, str_of(n->o.names[0]));
@@ -193,7 +209,7 @@ void node_describe_json(void *arg, bool cluster, struct buf *out)
 static void front_ready(const struct node *n)
 {
     log_info("node ready", "name=%s role=%s topic=%s model=%s after_s=%.1f http=%s:%u directory=%s",
-             n->name, node_role_name(n->o.role), n->o.topic, n->o.names[0],
+             n->name, role_name(n), n->o.topic, n->o.names[0],
              (double)(clock_ms() - n->t_start_ms) * 1e-3, n->o.host, http_server_port(n->http),
              n->o.directory);
 }

@@ -13,8 +13,10 @@
 #include "deploy/node/node.h"
 #include "deploy/node/node_model.h"
 #include "deploy/node/node_ports.h"
+#include "deploy/text/text_server.h"
 #include "prefill/prefill.h"
 #include "prefill/prefill_follow.h"
+#include "scheduler/directory/handler.h"
 #include "scheduler/directory/server.h"
 #include "scheduler/passer.h"
 #include "scheduler/scheduler.h"
@@ -80,6 +82,8 @@ struct node {
         void *drained_arg;
         char why[GROUP_WHY_MAX + 32]; /* a rank is not ready; "": nobody has said so */
     } front;                          /* with o.no_engine */
+    struct node_router *router;       /* with o.is_router, else NULL */
+    struct text_server text_server;
     struct directory *directory;
     struct directory_server *directory_server;
     struct decode_worker *decode;
@@ -165,6 +169,34 @@ void node_ranks_of_engine(void *arg, uint64_t step);
 void node_front_load(struct node *n);
 /* The files are there: ready, or once the ranks are. */
 void node_front_loaded(struct node *n);
+
+/* ---- node_mount.c ---- */
+
+/* Answers an exchange of nodes, not of clients; false: it is not one. */
+bool node_mount_http(struct node *n, struct http_exchange *x);
+
+/* ---- node_router.c: with o.is_router; the others do nothing without it ---- */
+
+/* The directory is there: the view is served and listed nodes are asked. */
+enum status node_router_start(struct node *n, struct err *err) MUST_CHECK;
+/* In place of node_begin_loading. */
+void node_router_begin(struct node *n);
+/* The text is loaded; or could not be: true: another one is sought, false: the start has failed. */
+void node_router_loaded(struct node *n);
+bool node_router_failed(struct node *n);
+/* Answer an exchange at the view (DIRECTORY_PATH), or at one of the paths of instances.h; false: it
+ * is not one. */
+bool node_router_view(struct node *n, struct http_exchange *x);
+bool node_router_http(struct node *n, struct http_exchange *x);
+/* Appends members of /cluster. */
+void node_router_describe(const struct node *n, struct buf *out);
+/* What is missing while it is not ready. */
+const char *node_router_why(struct node *n);
+/* The stop begins: nothing is sought, and the view answers 503; no exchange is left; the loop has
+ * ended. */
+void node_router_stop(struct node *n);
+void node_router_end(struct node *n);
+void node_router_free(struct node *n);
 
 /* ---- node.c ---- */
 

@@ -9,6 +9,7 @@
 #include "deploy/launch/launcher_watch.h"
 #include "deploy/node/dummy_tokenizer.h"
 #include "shared/base/clock.h"
+#include "shared/base/hash/hash.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 #include "shared/engine/engine.h"
@@ -103,11 +104,23 @@ static enum status make_tokenizer(struct model_text *t, const struct node_option
     return dummy_tokenizer_create(o->model_path, out, err);
 }
 
+/* Never 0. */
+static uint64_t hash_vocabulary(const struct tokenizer *t)
+{
+    uint64_t hash = tokenizer_n_vocab(t);
+    for (size_t i = 0; i < tokenizer_n_vocab(t); i++) {
+        const struct str piece = tokenizer_piece(t, (int32_t)i);
+        hash = hash_64(piece.n ? piece.p : "", piece.n, hash);
+    }
+    return hash ? hash : 1;
+}
+
 static enum status load_text(struct node_model *m, const struct node_options *o, struct err *err)
 {
     struct model_text text;
     TRY(model_text_load(o->model_path, &text, err));
     enum status st = make_tokenizer(&text, o, &m->tokenizer, err);
+    if (st == OK) m->text = hash_vocabulary(m->tokenizer);
     if (st == OK && o->chat_template) {
         buf_clear(&text.chat_template);
         buf_clear(&text.tool_template);

@@ -23,6 +23,7 @@ struct node_model {
     struct model *weights;
     struct model_generation generation;
     uint32_t n_vocab;
+    uint64_t text;         /* a hash of the vocabulary: node_record.text */
     uint32_t max_position; /* of node_model_load_text: the longest context */
 };
 

@@ -710,6 +710,7 @@ void node_options_print_notes(const struct node_options *o)
 void node_options_release(struct node_options *o)
 {
     buf_release(&o->notes);
+    addresses_release(&o->listed);
     arena_release(&o->arena);
 }
 

@@ -9,6 +9,7 @@
 
 #include "deploy/node/node_balance.h"
 #include "deploy/options/config.h"
+#include "deploy/router/addresses.h"
 #include "kernels/backend.h"
 #include "kvtransfer/tuning.h"
 #include "scheduler/directory/directory.h"
@@ -61,6 +62,8 @@ struct node_options {
     uint16_t port, metrics_port; /* port 0 with `http` false: no HTTP at all */
     bool http;
     bool no_engine; /* the entry node of ranks that are processes of their own (node_front.c) */
+    bool is_router; /* of nodes that register with it, or that it lists; no_engine too */
+    struct addresses listed; /* of a router */
     const char *api_keys[NODE_KEYS_MAX];
     size_t n_api_keys;
     struct http_limits http_limits;

@@ -22,6 +22,7 @@ enum {
 
 static void finish_rest(struct node *n)
 {
+    node_router_end(n);
     directory_close(n->directory);
     n->directory = NULL;
     passer_free(n->passer);
@@ -98,6 +99,7 @@ static void begin_stop(void *arg)
     loop_timer_free(n->stopper);
     loop_timer_free(n->drain); /* it uses parts that are freed below */
     n->stopper = n->drain = NULL;
+    node_router_stop(n);
     if (http && n->serve) serve_shut_down(n->serve);
     if (n->passer) passer_stop(n->passer);
     if (!http && !admin && !directory_server) finish_stop(n);
@@ -126,8 +128,8 @@ static void on_drain_poll(void *arg)
 {
     struct node *n = arg;
     const bool has_time = clock_ms() - n->t_drain_ms < (uint64_t)n->o.shutdown_s * 1000;
-    uint32_t live = scheduler_n_live(n->scheduler) + decode_n_live(n->decode) +
-                    prefill_n_live(n->prefill) + (n->passer ? passer_n_live(n->passer) : 0);
+    uint32_t live = scheduler_n_live(n->scheduler) + (n->passer ? passer_n_live(n->passer) : 0);
+    if (!n->o.no_engine) live += decode_n_live(n->decode) + prefill_n_live(n->prefill);
     if (live && has_time) return;
     struct group *g = n->ranks.group ? n->ranks.group : n->group;
     if (g && !live && has_time) {
@@ -152,7 +154,8 @@ static bool is_log_stuck(void)
 void node_stop_on_signal(void *arg, int signum)
 {
     struct node *n = arg;
-    const bool was_ready = n->state == NODE_READY || n->state == NODE_DRAINING,
+    /* A router that waits for its first node is as it should be. */
+    const bool was_ready = n->state == NODE_READY || n->state == NODE_DRAINING || n->router,
                at_once = n->state != NODE_READY || ++n->n_signals > 1 || is_log_stuck();
     const int exit_status = (n->http || node_follows(n)) && was_ready ? 0 : 130;
     /* Before anything that may hang, as the log does when nobody reads it. A stop may have begun by

@@ -49,14 +49,10 @@
         .kind = COMPAT_VALUE, .name = n, .seeds = s, .effect = EFFECT_##e, .sentence = why         \
     }
 
-#define PROXY  "load_balance_proxy_server_example.py"
 #define FETCH  "download_model.py"
 #define BENCH  "ais_bench"
 #define DOCKER "docker"
-#define ROUTER "fastdeploy.router.launch"
 
-#define NO_PROXY                                                                                   \
-    "no proxy is needed: every node takes requests and shares them with the others by their load"
 #define NO_FETCH                                                                                   \
     "nothing is downloaded: give a Hugging Face folder, a .gguf file, or org/name in a local "     \
     "cache by --model"
@@ -82,10 +78,9 @@ const struct compat_entry COMPATIBILITY[] = {
             "`baton serve` with the same options"),
     COMMAND("python -m fastdeploy.entrypoints.openai.multi_api_server", "000 001", WORKS,
             "`baton launch` with the same options"),
-    COMMAND_WORDS("python -m fastdeploy.router.launch", "000", "router",
-                  "`baton router` is not built yet; any node takes requests and shares them with "
-                  "the others, and the view that --router names is held by `baton launch` or by a "
-                  "node's control port (--engine-worker-queue-port)"),
+    COMMAND("python -m fastdeploy.router.launch", "000", WORKS,
+            "`baton router` with the same options; POST /register and GET /registered_number are "
+            "there, too"),
     COMMAND(
         "LLM(...).generate(prompts, sampling_params)", "001", WORKS,
         "`baton generate --input requests.jsonl --output answers.jsonl`, with LLM's arguments as "
@@ -102,8 +97,9 @@ const struct compat_entry COMPATIBILITY[] = {
     COMMAND("multiprocessing launcher of run_dp_template.sh", "002", WORKS,
             "`baton launch --num-servers N` (or --prefill N --decode M) starts and supervises the "
             "nodes of a host"),
-    COMMAND_WORDS("python load_balance_proxy_server_example.py", "002",
-                  "proxy load_balance_proxy_server_example.py", NO_PROXY),
+    COMMAND("python load_balance_proxy_server_example.py", "002", WORKS,
+            "`baton router` with the same options; POST /instances/add, /instances/remove and GET "
+            "/healthcheck are there, too"),
     COMMAND("hccn_tool", "002", REFUSED, NO_ASCEND),
     COMMAND("npu-smi info", "002", REFUSED, NO_ASCEND),
     COMMAND("cat /etc/hccn.conf", "002", REFUSED, NO_ASCEND),
@@ -149,7 +145,7 @@ const struct compat_entry COMPATIBILITY[] = {
     FLAG("--enforce-eager", "002"),
     FLAG("--engine-worker-queue-port", "000 001 003"),
     FLAG("--gpu-memory-utilization", "002 003"),
-    FLAG("--host", "002"),
+    FLAG("--host", "000 002"),
     FLAG("--innode-prefill-ports", "003"),
     FLAG("--kv-cache-ratio", "003"),
     FLAG("--kv-transfer-config", "002"),
@@ -162,7 +158,7 @@ const struct compat_entry COMPATIBILITY[] = {
     FLAG("--num-gpu-blocks-override", "000 001 003"),
     FLAG("--num-servers", "000 001"),
     FLAG("--pd-comm-port", "001"),
-    FLAG("--port", "001 002 003"),
+    FLAG("--port", "000 001 002 003"),
     FLAG("--ports", "000 001"),
     FLAG("--quantization", "002 003"),
     FLAG("--rdma-comm-ports", "001"),
@@ -278,20 +274,14 @@ const struct compat_entry COMPATIBILITY[] = {
     FLAG("--watchdog-timeout", ""),
 
     /* ---- flags of other programs ---- */
-    FLAG_OF(ROUTER, "--host", "000", REFUSED,
-            "`baton router` is not built yet; any node takes requests"),
-    FLAG_OF(ROUTER, "--port", "000", REFUSED,
-            "`baton router` is not built yet; any node takes requests"),
-    FLAG_OF(PROXY, "--port", "002", REFUSED, NO_PROXY),
-    FLAG_OF(PROXY, "--host", "002", REFUSED, NO_PROXY),
-    FLAG_OF(PROXY, "--prefiller-hosts", "002", REFUSED, NO_PROXY),
-    FLAG_OF(PROXY, "--prefiller-hosts-num", "002", REFUSED, NO_PROXY),
-    FLAG_OF(PROXY, "--prefiller-ports", "002", REFUSED, NO_PROXY),
-    FLAG_OF(PROXY, "--prefiller-ports-inc", "002", REFUSED, NO_PROXY),
-    FLAG_OF(PROXY, "--decoder-hosts", "002", REFUSED, NO_PROXY),
-    FLAG_OF(PROXY, "--decoder-hosts-num", "002", REFUSED, NO_PROXY),
-    FLAG_OF(PROXY, "--decoder-ports", "002", REFUSED, NO_PROXY),
-    FLAG_OF(PROXY, "--decoder-ports-inc", "002", REFUSED, NO_PROXY),
+    FLAG("--prefiller-hosts", "002"),
+    FLAG("--prefiller-hosts-num", "002"),
+    FLAG("--prefiller-ports", "002"),
+    FLAG("--prefiller-ports-inc", "002"),
+    FLAG("--decoder-hosts", "002"),
+    FLAG("--decoder-hosts-num", "002"),
+    FLAG("--decoder-ports", "002"),
+    FLAG("--decoder-ports-inc", "002"),
     FLAG_OF(BENCH, "--models", "002", WORKS, BENCH_OWN),
     FLAG_OF(BENCH, "--datasets", "002", WORKS, BENCH_OWN),
     FLAG_OF(BENCH, "--debug", "002", WORKS, BENCH_OWN),

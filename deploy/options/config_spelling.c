@@ -1,6 +1,7 @@
 /* config_spelling.c - see config_spelling.h. Thread: main. */
 #include "deploy/options/config_spelling.h"
 
+#include <ctype.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -40,9 +41,19 @@ bool spelling_port_range(struct str text, int64_t *first, int64_t *last)
 
 #define NO_BREAK_SPACE "\xC2\xA0"
 
+/* "2--decoder-hosts": a shell joins two lines where no blank stands before the backslash. Returns
+ * where the flag begins; NULL: it is not that. */
+static const char *flag_behind_number(const char *word)
+{
+    const char *end = word + strspn(word, "0123456789");
+    return end > word && end[0] == '-' && end[1] == '-' && islower((unsigned char)end[2]) ? end
+                                                                                          : NULL;
+}
+
 /* "--port<nbsp>80", "8<nbsp>--rank"; not a value like "--prompt=a<nbsp>b". */
 static bool holds_flags(const char *word)
 {
+    if (flag_behind_number(word)) return true;
     const char *blank = strstr(word, NO_BREAK_SPACE);
     if (!blank || strcspn(word, "=") < (size_t)(blank - word)) return false;
     return word[0] == '-' || strstr(word, NO_BREAK_SPACE "--");
@@ -51,6 +62,9 @@ static bool holds_flags(const char *word)
 static int split_word(struct arena *arena, const char *word, char **out)
 {
     int n = 0;
+    const char *flag = flag_behind_number(word);
+    if (flag) out[n++] = arena_strndup(arena, word, (size_t)(flag - word));
+    if (flag) word = flag;
     for (const char *end; *word; word = end) {
         end = strstr(word, NO_BREAK_SPACE);
         if (!end) end = word + strlen(word);
@@ -66,7 +80,7 @@ char **spelling_split_words(struct arena *arena, int *argc, char **argv)
     bool any = false;
     for (int i = 0; i < *argc; i++) {
         any |= holds_flags(argv[i]);
-        most += 1 + strlen(argv[i]) / strlen(NO_BREAK_SPACE);
+        most += 2 + strlen(argv[i]) / strlen(NO_BREAK_SPACE);
     }
     if (!any) return argv;
     char **out = ARENA_ARRAY(arena, char *, most);

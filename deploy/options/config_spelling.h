@@ -14,9 +14,9 @@ enum { SPELLING_NUMBER_MAX = 24 };
 bool spelling_number(const char *text, char out[SPELLING_NUMBER_MAX]);
 /* "9500-9507"; false: the text is no range of ports. */
 bool spelling_port_range(struct str text, int64_t *first, int64_t *last);
-/* Web pages put a no-break space for a blank, and a shell does not end a word there. Returns the
- * words with those split that hold flags, and changes *argc: `argv` itself, or a copy in `arena`.
- */
+/* Web pages put a no-break space for a blank, or no blank before the backslash that ends a line,
+ * and a shell does not end a word there. Returns the words with those split that hold flags, and
+ * changes *argc: `argv` itself, or a copy in `arena`. */
 char **spelling_split_words(struct arena *arena, int *argc, char **argv);
 /* ERR_CONFIG for a word that a text editor or a shell has spoilt: a long dash instead of two
  * hyphens, blanks alone. */

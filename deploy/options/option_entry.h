@@ -10,6 +10,9 @@
 /* Commands that run a model, and those that speak with other nodes. */
 #define NODE "serve launch generate doctor"
 #define NET  "serve launch doctor"
+/* Those, and the router, which has the text of a model and speaks with nodes. */
+#define TEXT  NODE " router"
+#define ENTRY NET " router"
 
 /* The heading under which --help lists an option, and the commands that take it. */
 #define IN(group_, commands_) .group = group_, .commands = commands_
@@ -34,6 +37,7 @@ extern const struct option ENGINE_OPTIONS[];
 extern const struct option HTTP_OPTIONS[];
 extern const struct option CLUSTER_OPTIONS[];
 extern const struct option COMMAND_OPTIONS[];
+extern const struct option ROUTER_OPTIONS[];
 extern const struct option LOGGING_OPTIONS[];
 extern const struct option COMPATIBILITY_OPTIONS[];
 extern const struct option OTHER_SERVERS_OPTIONS[];

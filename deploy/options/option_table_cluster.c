@@ -48,7 +48,7 @@ const struct option CLUSTER_OPTIONS[] = {
         .aliases = "cluster-port",
         .env = "BATON_CLUSTER_PORT",
         .type = OPT_LIST,
-        IN("Cluster", NET),
+        IN("Cluster", ENTRY),
         .help = "Port for messages between nodes; default: any free one.",
     },
     {
@@ -89,7 +89,7 @@ const struct option CLUSTER_OPTIONS[] = {
         .name = "advertise-host",
         .env = "BATON_ADVERTISE_HOST",
         .type = OPT_STRING,
-        IN("Cluster", "serve doctor"),
+        IN("Cluster", "serve doctor router"),
         .help = "Address at which other nodes reach this one; default: the one that faces the "
                 "scheduler, or where that is on this host, rank 0 (--data-parallel-address).",
     },
@@ -98,7 +98,7 @@ const struct option CLUSTER_OPTIONS[] = {
         .env = "BATON_CLUSTER_SECRET_FILE",
         .type = OPT_STRING,
         .group = "Cluster",
-        .commands = NET " bench",
+        .commands = ENTRY " bench",
         .help = "File with the secret all nodes share (or BATON_CLUSTER_SECRET). Without one "
                 "node-to-node ports stay on loopback; `launch` makes one for its nodes where it "
                 "holds their cluster view (not in Redis, nor with --router).",
@@ -107,9 +107,8 @@ const struct option CLUSTER_OPTIONS[] = {
         .name = "router",
         .env = "BATON_ROUTER BATON_DIRECTORY",
         .type = OPT_STRING,
-        IN("Cluster", NET),
-        .help = "host:port of the directory server (a launcher or a node's "
-                "control port).",
+        IN("Cluster", ENTRY),
+        .help = "host:port of the directory server: a router, a launcher or a node's control port.",
     },
     {
         .name = "local-data-parallel-id",
@@ -370,7 +369,7 @@ const struct option CLUSTER_OPTIONS[] = {
         .type = OPT_ENUM,
         .choices = "local|splitwise|global|dp",
         .def = "local",
-        IN("Scheduler", NET),
+        IN("Scheduler", ENTRY),
         .help =
             "Where the cluster view lives: local in this process (dp is the same), splitwise (or "
             "global) in Redis.",
@@ -380,7 +379,7 @@ const struct option CLUSTER_OPTIONS[] = {
         .env = "BATON_SCHEDULER_HOST",
         .type = OPT_STRING,
         .def = "127.0.0.1",
-        IN("Scheduler", NET),
+        IN("Scheduler", ENTRY),
         .help = "Redis host.",
     },
     {
@@ -389,7 +388,7 @@ const struct option CLUSTER_OPTIONS[] = {
         .type = OPT_INT,
         RANGE(1, 65535),
         .def = "6379",
-        IN("Scheduler", NET),
+        IN("Scheduler", ENTRY),
         .help = "Redis port.",
     },
     {
@@ -398,14 +397,14 @@ const struct option CLUSTER_OPTIONS[] = {
         .type = OPT_INT,
         RANGE(0, 65535),
         .def = "0",
-        IN("Scheduler", NET),
+        IN("Scheduler", ENTRY),
         .help = "Redis database number.",
     },
     {
         .name = "scheduler-password",
         .env = "BATON_REDIS_PASSWORD REDIS_PASSWORD",
         .type = OPT_STRING,
-        IN("Scheduler", NET),
+        IN("Scheduler", ENTRY),
         .help = "Redis password; prefer the environment.",
     },
     {
@@ -413,16 +412,17 @@ const struct option CLUSTER_OPTIONS[] = {
         .env = "BATON_TOPIC",
         .type = OPT_STRING,
         .def = "default",
-        IN("Scheduler", NET),
+        IN("Scheduler", ENTRY),
         .help = "Nodes of one topic serve each other's requests.",
     },
     {
         .name = "scheduler-ttl",
+        .aliases = "request-timeout-secs",
         .env = "BATON_TTL",
         .type = OPT_INT,
         RANGE(1, 604800),
         .def = "900",
-        IN("Scheduler", NET),
+        IN("Scheduler", ENTRY),
         .help = "Seconds after which a request is given up.",
     },
     {
@@ -431,7 +431,7 @@ const struct option CLUSTER_OPTIONS[] = {
         .type = OPT_INT,
         RANGE(-1, 1048576),
         .def = "-1",
-        IN("Scheduler", NET),
+        IN("Scheduler", ENTRY),
         .help = "Like --max-concurrency, FastDeploy's name; -1: not set.",
     },
     {
@@ -440,7 +440,7 @@ const struct option CLUSTER_OPTIONS[] = {
         .type = OPT_FLOAT,
         RANGE(0, 3600),
         .def = "5",
-        IN("Scheduler", NET),
+        IN("Scheduler", ENTRY),
         .help =
             "Seconds a request waits for a node that could serve it to appear before it gets 503.",
     },

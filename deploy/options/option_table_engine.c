@@ -10,7 +10,7 @@ const struct option ENGINE_OPTIONS[] = {
         .type = OPT_INT,
         RANGE(1, 16777216),
         .def = "2048",
-        IN("Engine", NODE),
+        IN("Engine", TEXT),
         .help = "Longest prompt plus answer, in tokens.",
     },
     {

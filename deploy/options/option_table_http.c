@@ -8,7 +8,7 @@ const struct option HTTP_OPTIONS[] = {
         .env = "BATON_HOST",
         .type = OPT_STRING,
         .def = "0.0.0.0",
-        IN("HTTP", NET),
+        IN("HTTP", ENTRY),
         .help = "Address the API listens on.",
     },
     {
@@ -17,7 +17,7 @@ const struct option HTTP_OPTIONS[] = {
         .type = OPT_INT,
         RANGE(0, 65535),
         .def = "8000",
-        IN("HTTP", "serve status doctor"),
+        IN("HTTP", "serve status doctor router"),
         .help = "Port of the API; 0: `serve` takes any free one.",
     },
     {
@@ -26,7 +26,7 @@ const struct option HTTP_OPTIONS[] = {
         .type = OPT_INT,
         RANGE(0, 65535),
         .def = "0",
-        IN("HTTP", "serve doctor"),
+        IN("HTTP", "serve doctor router"),
         .help = "Extra port for /metrics and health; 0: only the API's own port has them.",
     },
     {
@@ -34,7 +34,7 @@ const struct option HTTP_OPTIONS[] = {
         .env = "BATON_API_KEY FD_API_KEY VLLM_API_KEY",
         .type = OPT_LIST,
         .group = "HTTP",
-        .commands = NET " status",
+        .commands = ENTRY " status",
         .help = "Keys that clients must present as bearer tokens; prefer the environment, command "
                 "lines are visible to others.",
     },
@@ -42,7 +42,7 @@ const struct option HTTP_OPTIONS[] = {
         .name = "allow-temperature-above-2",
         .env = "BATON_ALLOW_TEMPERATURE_ABOVE_2",
         .type = OPT_BOOL,
-        IN("HTTP", NODE),
+        IN("HTTP", TEXT),
         .help = "Take temperatures up to 100; without it those above 2 are refused, as in OpenAI's "
                 "API.",
     },
@@ -52,7 +52,7 @@ const struct option HTTP_OPTIONS[] = {
         .type = OPT_INT,
         RANGE(1, 1048576),
         .def = "10000",
-        IN("HTTP", NET),
+        IN("HTTP", ENTRY),
         .help = "Connections that a port for clients has open at once; more get 503.",
     },
     {
@@ -61,7 +61,7 @@ const struct option HTTP_OPTIONS[] = {
         .type = OPT_INT,
         RANGE(0, 1048576),
         .def = "0",
-        IN("HTTP", NET),
+        IN("HTTP", ENTRY),
         .help = "Connections of one client address (of IPv6, one /64 network); more get 429. 0: no "
                 "limit. Behind a proxy all clients have its address.",
     },
@@ -71,7 +71,7 @@ const struct option HTTP_OPTIONS[] = {
         .type = OPT_INT,
         RANGE(0, 1048576),
         .def = "0",
-        IN("HTTP", NET),
+        IN("HTTP", ENTRY),
         .help = "Running requests of one client address; more get 429. 0: no limit.",
     },
     {
@@ -80,7 +80,7 @@ const struct option HTTP_OPTIONS[] = {
         .type = OPT_INT,
         RANGE(1, 1048576),
         .def = "96",
-        IN("HTTP", NET),
+        IN("HTTP", ENTRY),
         .help =
             "MiB that request bodies of more than 64 KiB may take together until they are "
             "parsed; more wait, up to 30 s, then get 429. One body alone is always read. Smaller "
@@ -92,7 +92,7 @@ const struct option HTTP_OPTIONS[] = {
         .type = OPT_INT,
         RANGE(1, 1048576),
         .def = "256",
-        IN("HTTP", NET),
+        IN("HTTP", ENTRY),
         .help = "MiB of answers that all clients together may leave unread. Then those that read "
                 "nothing are cut, and large whole answers get 503. One answer alone is always "
                 "sent.",
@@ -110,7 +110,7 @@ const struct option HTTP_OPTIONS[] = {
       .env = "BATON_PASS_REQUESTS",
       .type = OPT_BOOL,
       .def = "true",
-      IN("HTTP", NET),
+      IN("HTTP", ENTRY),
       .help = "While this node loads its model or is full, pass completions to the least loaded "
               "node of its topic; false: answer 503 or 429." },
     {
@@ -120,7 +120,7 @@ const struct option HTTP_OPTIONS[] = {
         .type = OPT_INT,
         RANGE(0, 86400),
         .def = "30",
-        IN("HTTP", NET),
+        IN("HTTP", ENTRY),
         .help = "Seconds that running requests get after the first SIGTERM or SIGINT. What is left "
                 "then, or at a second signal, ends with an error; what this node computes for "
                 "clients of others goes on at another node. A node that still loads its model "

@@ -15,10 +15,11 @@ const struct option LOGGING_OPTIONS[] = {
         .name = "log-dir",
         .env = "BATON_LOG_DIR FD_LOG_DIR",
         .type = OPT_STRING,
-        IN("Logging", NODE),
+        IN("Logging", TEXT),
         .help = "Also write the log to this folder: baton-PORT.log of a node "
-                "(baton-process-PID.log with --port 0), baton-launch.log of the launcher, "
-                "baton-generate.log of `generate`. SIGHUP opens it again.",
+                "(baton-process-PID.log with --port 0), baton-router-PORT.log of a router, "
+                "baton-launch.log of the launcher, baton-generate.log of `generate`. SIGHUP opens "
+                "it again.",
     },
     {
         .name = "log-max-mib",
@@ -26,7 +27,7 @@ const struct option LOGGING_OPTIONS[] = {
         .type = OPT_INT,
         RANGE(0, 1048576),
         .def = "100",
-        IN("Logging", NODE),
+        IN("Logging", TEXT),
         .help = "Size at which the file in --log-dir is renamed (.1, .2, ...) and a new one begun; "
                 "0: never.",
     },
@@ -36,7 +37,7 @@ const struct option LOGGING_OPTIONS[] = {
         .type = OPT_INT,
         RANGE(0, 1000),
         .def = "5",
-        IN("Logging", NODE),
+        IN("Logging", TEXT),
         .help = "How many renamed files are kept.",
     },
     {
@@ -44,7 +45,7 @@ const struct option LOGGING_OPTIONS[] = {
         .aliases = "enable-log-requests",
         .env = "BATON_LOG_REQUESTS",
         .type = OPT_BOOL,
-        IN("Logging", NET),
+        IN("Logging", ENTRY),
         .help = "Log each request's begin (its number and x-request-id) and end, with the time of "
                 "each of its stages, at level info; else at level debug.",
     },

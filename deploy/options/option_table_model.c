@@ -8,7 +8,7 @@ const struct option MODEL_OPTIONS[] = {
         .aliases = "model-path model_name_or_path m",
         .env = "BATON_MODEL",
         .type = OPT_STRING,
-        IN("Model", NODE),
+        IN("Model", TEXT),
         .help = "A Hugging Face folder, a .gguf file, or org/name in a local cache.",
     },
     {
@@ -16,7 +16,7 @@ const struct option MODEL_OPTIONS[] = {
         .aliases = "alias a",
         .env = "BATON_SERVED_MODEL_NAME",
         .type = OPT_LIST,
-        IN("Model", NODE),
+        IN("Model", TEXT),
         .help = "Names under which clients may ask for the model; the first is the one in answers. "
                 "Default: the model as given.",
     },
@@ -25,7 +25,7 @@ const struct option MODEL_OPTIONS[] = {
         .aliases = "chat-template-file",
         .env = "BATON_CHAT_TEMPLATE",
         .type = OPT_STRING,
-        IN("Model", NODE),
+        IN("Model", TEXT),
         .help = "File with a Jinja chat template to use in place of the model's own.",
     },
     {
@@ -33,7 +33,7 @@ const struct option MODEL_OPTIONS[] = {
         .env = "BATON_REASONING_PARSER",
         .type = OPT_STRING,
         .def = "auto",
-        IN("Model", NODE),
+        IN("Model", TEXT),
         .help =
             "How a chat answer's reasoning is told from the answer: auto (by the chat template), "
             "none, think or ernie; names of FastDeploy, vLLM and "
@@ -44,7 +44,7 @@ const struct option MODEL_OPTIONS[] = {
         .env = "BATON_TOOL_CALL_PARSER",
         .type = OPT_STRING,
         .def = "auto",
-        IN("Model", NODE),
+        IN("Model", TEXT),
         .help = "How the model writes tool calls: auto (by the chat template), none, hermes, "
                 "qwen3_coder, deepseek_v3, deepseek_v31, llama3_json, ernie, "
                 "mistral or mistral_v11; names of FastDeploy, vLLM and SGLang for these are known.",

@@ -62,6 +62,7 @@ struct node_record {
     uint32_t n_followers;
     struct node_group group;
     uint64_t model; /* fingerprint; only equal ones are paired */
+    uint64_t text;  /* a hash of its vocabulary; 0: not known. Entry nodes need the same */
     char model_name[NODE_NAME_MAX], precision[NODE_NAME_MAX]; /* for people */
     uint64_t served[RECORD_SERVED_MAX]; /* node_record_set_served: hashes of its served names */
     uint32_t n_served;

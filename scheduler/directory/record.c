@@ -48,6 +48,8 @@ static void write_identity(const struct node_record *r, struct buf *out)
     add_text(out, "host", r->host);
     buf_printf(out, ",\"cluster_port\":%u,\"http_port\":%u,", r->cluster_port, r->http_port);
     directory_add_id(out, "model", r->model);
+    buf_add_char(out, ',');
+    directory_add_id(out, "text", r->text);
     add_text(out, "model_name", r->model_name);
     add_text(out, "precision", r->precision);
     add_text(out, "kv_type", r->kv_type);
@@ -303,6 +305,7 @@ static enum status get_names(const cJSON *o, struct node_record *r, struct err *
 {
     TRY(directory_get_id(o, "node", &r->node, err));
     TRY(directory_get_id(o, "model", &r->model, err));
+    TRY(directory_get_id(o, "text", &r->text, err));
     TRY(get_text(o, "name", r->name, sizeof r->name, err));
     TRY(get_text(o, "topic", r->topic, sizeof r->topic, err));
     TRY(get_host(o, r->host, sizeof r->host, err));

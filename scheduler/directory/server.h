@@ -1,9 +1,6 @@
-/* server.h - the directory server: serves a local directory to `http` backends elsewhere, over POST
- * /cluster/v1/{publish,leave,snapshot,reserve,release}. A launcher, a router or a prefill node runs
- * it for the others.
- *
- * When a secret is set, requests must carry "Authorization: Baton <hex HMAC-SHA256(secret, method
- * path body)>"; others get 401. Life cycle: start, stop (then `done`). Thread: loop. */
+/* server.h - the directory server: a port of its own on which `http` backends elsewhere are served
+ * (handler.h). A launcher or a prefill node runs it for the others; a router serves the view at its
+ * API's port instead. Life cycle: start, stop (then `done`). Thread: loop. */
 #ifndef BATON_SCHEDULER_DIRECTORY_SERVER_H
 #define BATON_SCHEDULER_DIRECTORY_SERVER_H
 

@@ -12,7 +12,12 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static const struct http_limits LIMITS = {
-    .header_bytes = 2048, .n_headers = 16, .url_bytes = 256, .body_bytes = 4096
+    .header_bytes = 2048,
+    .n_headers = 16,
+    .url_bytes = 256,
+    .body_bytes = 4096,
+    .small_body_paths = "/small/",
+    .small_body_bytes = 8,
 };
 
 struct reading {
@@ -36,6 +41,9 @@ static void reading_request(struct reading *r, const struct http_parse *p)
         reading_add(r, (struct str){ p->text.data + p->fields[i].value, p->fields[i].n_value });
     }
     reading_add(r, http_parse_header(p, "Host"));
+    if (str_starts(buf_str(&p->path), LIMITS.small_body_paths) &&
+        p->body.len > LIMITS.small_body_bytes)
+        abort();
     if (p->body.len > LIMITS.body_bytes || p->n_fields > LIMITS.n_headers ||
         p->n_url > LIMITS.url_bytes)
         abort();

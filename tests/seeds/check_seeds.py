@@ -134,8 +134,9 @@ def test_every_serving_flag_is_known():
 
 
 def refusal(command, flag):
-    """What `baton COMMAND FLAG 1` says if that command does not know the flag; None if it does. Without a model nothing starts."""
-    p = subprocess.run([BATON, command, flag, "1"], capture_output=True, text=True, timeout=60, env={"PATH": os.environ["PATH"]})
+    """What `baton COMMAND FLAG 1` says if that command does not know the flag; None if it does. Without a model, and a router with one that there is not, nothing starts."""
+    model = ["--model", "/nonexistent/model"] if command == "router" else []
+    p = subprocess.run([BATON, command, *model, flag, "1"], capture_output=True, text=True, timeout=60, env={"PATH": os.environ["PATH"]})
     assert p.returncode != 0, (command, flag)
     return next((line for line in p.stderr.splitlines() if f'is not an option of "{command}"' in line or "there is no option" in line), None)
 
@@ -143,8 +144,8 @@ def refusal(command, flag):
 def test_every_flag_is_known_to_the_command_that_a_document_gives_it_to():
     """serve and launch have options of their own: a flag of multi_api_server must be one of launch."""
     works = {name: re.match(r"`baton (\w+)`", sentence)[1] for name, _, _, effect, sentence in TABLE["Commands"]
-             if effect == "works" and re.match(r"`baton (serve|launch)`", sentence)}
-    assert len(works) == 3, works
+             if effect == "works" and re.match(r"`baton (serve|launch|router)`", sentence)}
+    assert len(works) == 5, works
     assert refusal("launch", "--kv-transfer-config") and refusal("launch", "--nonsense") and not refusal("serve", "--kv-transfer-config")
     said, seen = {}, set()
     for number, _ in documents():
@@ -152,7 +153,7 @@ def test_every_flag_is_known_to_the_command_that_a_document_gives_it_to():
             if name in works:
                 seen |= {(works[name], flag) for flag in flags}
                 said.update({(number, line, name, flag): why for flag in flags if (why := refusal(works[name], flag))})
-    assert {("launch", "--router"), ("serve", "--splitwise-role"), ("serve", "--kv-transfer-config")} <= seen, seen
+    assert {("launch", "--router"), ("router", "--port"), ("router", "--decoder-ports-inc"), ("serve", "--splitwise-role"), ("serve", "--kv-transfer-config")} <= seen, seen
     assert not said, said
 
 

@@ -84,26 +84,37 @@ static void take_texts(const cJSON *o, struct model_text *t)
     take_text(o, "unk_token", &t->unk_text);
 }
 
-/* Vocabulary files other than tokenizer.json, by preference. Mistral numbers versions. */
-static const char *const vocabularies[] = {
-    "tekken.json",
-    "tokenizer.model",
-    "spm.model",
-    "ernie_token_100k.model",
-    "sentencepiece.bpe.model",
-    "tokenizer.model.v7",
-    "tokenizer.model.v3",
-    "tokenizer.model.v2",
-    "tokenizer.model.v1",
-    "qwen.tiktoken",
-    "tokenizer.tiktoken",
+/* Vocabularies by preference; Mistral numbers versions. */
+const struct model_text_file MODEL_TEXT_FILES[] = {
+    { "config.json", false },
+    { "generation_config.json", false },
+    { "tokenizer.json", false },
+    { "tokenizer_config.json", false },
+    { "special_tokens_map.json", false },
+    { "added_tokens.json", false },
+    { "chat_template.json", false },
+    { "chat_template.jinja", false },
+    { "additional_chat_templates/" TOOL_TEMPLATE ".jinja", false },
+    { "tekken.json", true },
+    { "tokenizer.model", true },
+    { "spm.model", true },
+    { "ernie_token_100k.model", true },
+    { "sentencepiece.bpe.model", true },
+    { "tokenizer.model.v7", true },
+    { "tokenizer.model.v3", true },
+    { "tokenizer.model.v2", true },
+    { "tokenizer.model.v1", true },
+    { "qwen.tiktoken", true },
+    { "tokenizer.tiktoken", true },
+    { NULL, false },
 };
 
 static enum status load_vocabulary(const char *folder, struct model_text *t, struct err *err)
 {
-    for (size_t i = 0; i < COUNT_OF(vocabularies) && t->tokenizer_model.len == 0; i++) {
-        TRY(read_optional(folder, vocabularies[i], TOKENIZER_BYTES_MAX, &t->tokenizer_model, err));
-        if (t->tokenizer_model.len > 0) t->tokenizer_model_name = vocabularies[i];
+    for (const struct model_text_file *f = MODEL_TEXT_FILES; f->name; f++) {
+        if (!f->is_vocabulary || t->tokenizer_model.len > 0) continue;
+        TRY(read_optional(folder, f->name, TOKENIZER_BYTES_MAX, &t->tokenizer_model, err));
+        if (t->tokenizer_model.len > 0) t->tokenizer_model_name = f->name;
     }
     TRY(read_optional(folder, "added_tokens.json", SMALL_BYTES_MAX, &t->added_tokens, err));
     return read_optional(folder, "special_tokens_map.json", SMALL_BYTES_MAX, &t->special_tokens,

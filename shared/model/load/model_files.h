@@ -8,6 +8,8 @@
 #ifndef BATON_MODEL_LOAD_MODEL_FILES_H
 #define BATON_MODEL_LOAD_MODEL_FILES_H
 
+#include <stdbool.h>
+
 #include "shared/base/buf.h"
 #include "shared/base/err.h"
 
@@ -35,6 +37,14 @@ struct model_text {
     char *bos_text, *eos_text, *pad_text, *unk_text;
     void *mapping; /* private */
 };
+
+/* The files of a folder that model_text_load and config_hf_load read, in that order; a NULL name
+ * ends it. A vocabulary is read only where there is no tokenizer.json, the first that exists. */
+struct model_text_file {
+    const char *name;
+    bool is_vocabulary;
+};
+extern const struct model_text_file MODEL_TEXT_FILES[];
 
 enum status model_text_load(const char *path, struct model_text *out, struct err *err) MUST_CHECK;
 void model_text_release(struct model_text *t);

@@ -199,6 +199,17 @@ static int head_check_url(struct http_parse *p, struct str host)
     return head_decode_path(p, raw);
 }
 
+/* The limit of a path that has its own; the length was held against the server's before. */
+static int head_check_path_limit(struct http_parse *p)
+{
+    const struct http_limits *l = p->limits;
+    const bool is_small = l->small_body_paths && str_starts(buf_str(&p->path), l->small_body_paths);
+    p->body_max = is_small ? l->small_body_bytes : l->body_bytes;
+    if (p->llhttp.flags & F_CHUNKED || p->llhttp.content_length <= p->body_max) return 0;
+    return http_parse_fail(p, 413, "body_too_large",
+                           "The request body is larger than this path accepts.");
+}
+
 int http_parse_check_head(struct http_parse *p)
 {
     struct str host = { 0 };
@@ -208,5 +219,6 @@ int http_parse_check_head(struct http_parse *p)
     if ((rc = head_check_host(p, &host)) != 0) return rc;
     if ((rc = head_check_once(p)) != 0) return rc;
     if ((rc = head_check_framing(p)) != 0) return rc;
-    return head_check_url(p, host);
+    if ((rc = head_check_url(p, host)) != 0) return rc;
+    return head_check_path_limit(p);
 }

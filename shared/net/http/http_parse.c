@@ -111,7 +111,7 @@ static int parse_on_headers_complete(llhttp_t *h)
 static int parse_on_chunk(llhttp_t *h)
 {
     struct http_parse *p = h->data;
-    if (h->content_length > p->limits->body_bytes - p->body.len)
+    if (h->content_length > p->body_max - p->body.len)
         return http_parse_fail(p, 413, "body_too_large",
                                "The request body is larger than this server accepts.");
     p->scan.n_raw = h->content_length;
@@ -122,7 +122,7 @@ static int parse_on_chunk(llhttp_t *h)
 static int parse_on_body(llhttp_t *h, const char *at, size_t n)
 {
     struct http_parse *p = h->data;
-    if (n > p->limits->body_bytes - p->body.len)
+    if (n > p->body_max - p->body.len)
         return http_parse_fail(p, 413, "body_too_large",
                                "The request body is larger than this server accepts.");
     buf_add(&p->body, at, n);

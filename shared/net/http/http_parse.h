@@ -66,6 +66,7 @@ struct http_parse {
     struct buf text; /* URL, then names and values */
     struct buf path; /* decoded */
     struct buf body;
+    size_t body_max; /* of this request: its path may have a limit of its own */
     size_t n_url;
     struct http_field *fields;
     size_t n_fields, fields_cap, n_trailers;

@@ -19,6 +19,10 @@ struct http_exchange;
 
 struct http_limits {
     size_t header_bytes, n_headers, url_bytes, body_bytes;
+    /* Paths that begin with this take bodies of at most small_body_bytes instead; NULL: none.
+     * Borrowed until the server has ended. */
+    const char *small_body_paths;
+    size_t small_body_bytes;
     uint32_t n_connections;
     /* Of one client address (http_clients.h); 0: no limit. More get 429. */
     uint32_t n_client_connections, n_client_requests;

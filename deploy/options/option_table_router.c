@@ -1,0 +1,86 @@
+/* option_table_router.c - options of the router: the nodes that it lists, and its processes.
+ * Thread: any (a constant table). */
+#include "deploy/options/option_entry.h"
+
+const struct option ROUTER_OPTIONS[] = {
+    {
+        .name = "prefiller-hosts",
+        .aliases = "prefiller-host",
+        .env = "BATON_PREFILLER_HOSTS",
+        .type = OPT_LIST,
+        IN("Router", "router"),
+        .help = "Hosts of prefill nodes that do not register by themselves; they need not know the "
+                "router nor each other.",
+    },
+    {
+        .name = "prefiller-hosts-num",
+        .env = "BATON_PREFILLER_HOSTS_NUM",
+        .type = OPT_LIST,
+        IN("Router", "router"),
+        .help = "How many nodes each of these hosts has; default: one.",
+    },
+    {
+        .name = "prefiller-ports",
+        .aliases = "prefiller-port",
+        .env = "BATON_PREFILLER_PORTS",
+        .type = OPT_LIST,
+        IN("Router", "router"),
+        .help = "Their API ports, one for each host; with --prefiller-ports-inc the first ones.",
+    },
+    {
+        .name = "prefiller-ports-inc",
+        .env = "BATON_PREFILLER_PORTS_INC",
+        .type = OPT_LIST,
+        IN("Router", "router"),
+        .help = "For how many ports each of these stands, each one above the last; default: one.",
+    },
+    {
+        .name = "decoder-hosts",
+        .aliases = "decoder-host",
+        .env = "BATON_DECODER_HOSTS",
+        .type = OPT_LIST,
+        IN("Router", "router"),
+        .help = "Hosts of decode nodes that do not register by themselves.",
+    },
+    {
+        .name = "decoder-hosts-num",
+        .env = "BATON_DECODER_HOSTS_NUM",
+        .type = OPT_LIST,
+        IN("Router", "router"),
+        .help = "How many nodes each of these hosts has; default: one.",
+    },
+    {
+        .name = "decoder-ports",
+        .aliases = "decoder-port",
+        .env = "BATON_DECODER_PORTS",
+        .type = OPT_LIST,
+        IN("Router", "router"),
+        .help = "Their API ports, one for each host; with --decoder-ports-inc the first ones.",
+    },
+    {
+        .name = "decoder-ports-inc",
+        .env = "BATON_DECODER_PORTS_INC",
+        .type = OPT_LIST,
+        IN("Router", "router"),
+        .help = "For how many ports each of these stands, each one above the last; default: one.",
+    },
+    {
+        .name = "max-concurrency",
+        .env = "BATON_MAX_CONCURRENCY",
+        .type = OPT_INT,
+        RANGE(1, 1048576),
+        .def = "10000",
+        IN("Router", "router"),
+        .help = "Requests the router follows at once, each of its processes; more are passed on to "
+                "a node or get 429.",
+    },
+    {
+        .name = "splitwise",
+        .type = OPT_BOOL,
+        IN("Router", "router"),
+        .help = "FastDeploy's: all nodes are prefill or decode nodes.",
+        .effect = EFFECT_ACCEPTED,
+        .note = "the nodes say which role they have, and requests are split where there are both",
+    },
+    { .name = NULL },
+};

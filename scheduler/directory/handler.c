@@ -1,0 +1,255 @@
+/* handler.c - see handler.h; wire.h describes the bodies.
+ *
+ * Every request is answered inside its handler, since the state is in this process's memory. A body
+ * is parsed only after its proof was checked. After close the local directory is not touched any
+ * more; calls that still come get 503. Thread: loop. */
+#include "scheduler/directory/handler.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "scheduler/directory/local.h"
+#include "scheduler/directory/wire.h"
+#include "shared/base/address/host_port.h"
+#include "shared/base/assert.h"
+#include "shared/base/clock.h"
+#include "shared/base/hash/hash.h"
+#include "shared/base/log.h"
+#include "shared/base/log/log_repeats.h"
+#include "shared/base/mem.h"
+
+enum { TTL_MAX_MS = 24 * 3600 * 1000 };
+
+struct directory_handler {
+    struct directory *local; /* NULL: closed */
+    struct buf secret;
+    struct log_repeats refusals;
+};
+
+/* Writes one JSON object to `out` and returns OK, or fills in err. */
+typedef enum status directory_handler_fn(struct directory_handler *h, const cJSON *body,
+                                         struct buf *out, struct err *err);
+
+static enum status need_id(const cJSON *o, const char *name, uint64_t *out, struct err *err)
+{
+    *out = 0;
+    TRY(directory_get_id(o, name, out, err));
+    return *out ? OK : err_field(err, ERR_INVALID, name, "%s is missing or 0", name);
+}
+
+static enum status get_u32(const cJSON *o, const char *name, uint32_t max, uint32_t *out,
+                           struct err *err)
+{
+    int64_t v = 0;
+    TRY(json_get_i64(o, name, 0, max, &v, err));
+    *out = (uint32_t)v;
+    return OK;
+}
+
+static enum status handle_publish(struct directory_handler *h, const cJSON *body, struct buf *out,
+                                  struct err *err)
+{
+    struct node_record r;
+    uint64_t fence = 0;
+    TRY(directory_get_id(body, "fence", &fence, err));
+    TRY(node_record_from_json(json_member(body, "record"), &r, err));
+    if (directory_local_publish(h->local, &r) != OK)
+        return err_set(err, ERR_FULL, "the directory already lists %d nodes, its limit",
+                       DIRECTORY_NODES_MAX);
+    directory_local_raise_fence(h->local, fence);
+    buf_add_c(out, "{}");
+    return OK;
+}
+
+static enum status handle_leave(struct directory_handler *h, const cJSON *body, struct buf *out,
+                                struct err *err)
+{
+    uint64_t node;
+    TRY(need_id(body, "node", &node, err));
+    directory_local_leave(h->local, node);
+    buf_add_c(out, "{}");
+    return OK;
+}
+
+static enum status handle_snapshot(struct directory_handler *h, const cJSON *body, struct buf *out,
+                                   struct err *err)
+{
+    const char *topic = "";
+    char topics[512];
+    size_t n;
+    TRY(json_get_str(body, "topic", &topic, err));
+    struct node_record *nodes = directory_local_view(h->local, topic, &n, topics);
+    buf_add_c(out, "{\"topics\":");
+    json_add_string(out, str_of(topics));
+    buf_add_c(out, ",\"nodes\":[");
+    for (size_t i = 0; i < n; i++) {
+        if (i) buf_add_char(out, ',');
+        node_record_write(&nodes[i], out);
+    }
+    buf_add_c(out, "]}");
+    mem_free(nodes);
+    return OK;
+}
+
+static enum status handle_reserve(struct directory_handler *h, const cJSON *body, struct buf *out,
+                                  struct err *err)
+{
+    struct placement p = { 0 };
+    uint64_t owner, fence = 0;
+    TRY(need_id(body, "owner", &owner, err));
+    TRY(need_id(body, "id", &p.request, err));
+    TRY(need_id(body, "decode", &p.decode, err));
+    TRY(directory_get_id(body, "prefill", &p.prefill, err));
+    TRY(directory_get_id(body, "fence", &fence, err));
+    TRY(get_u32(body, "tokens", UINT32_MAX, &p.tokens, err));
+    TRY(get_u32(body, "blocks", UINT32_MAX, &p.blocks, err));
+    TRY(get_u32(body, "ttl_ms", TTL_MAX_MS, &p.ttl_ms, err));
+    directory_local_raise_fence(h->local, fence);
+    fence = 0;
+    enum status st = directory_local_reserve(h->local, &p, owner, &fence);
+    if (st == ERR_FULL)
+        return err_set(err, ERR_FULL, "the directory already counts as many placements as it can");
+    buf_printf(out, "{\"status\":\"%s\",", st == OK ? "ok" : st == ERR_BUSY ? "busy" : "not_found");
+    directory_add_id(out, "fence", fence);
+    buf_add_char(out, '}');
+    return OK;
+}
+
+static enum status handle_release(struct directory_handler *h, const cJSON *body, struct buf *out,
+                                  struct err *err)
+{
+    const cJSON *ids = json_member(body, "ids"), *one;
+    uint64_t id;
+    if (!cJSON_IsArray(ids) || cJSON_GetArraySize(ids) > DIRECTORY_RELEASE_MAX)
+        return err_field(err, ERR_INVALID, "ids", "ids must be an array of at most %d ids",
+                         DIRECTORY_RELEASE_MAX);
+    cJSON_ArrayForEach (one, ids) {
+        if (!cJSON_IsString(one) || directory_read_id(str_of(one->valuestring), &id) != OK)
+            return err_field(err, ERR_INVALID, "ids", "every id must be 16 hexadecimal digits");
+        directory_local_release(h->local, id);
+    }
+    buf_add_c(out, "{}");
+    return OK;
+}
+
+static const struct {
+    const char *path;
+    directory_handler_fn *fn;
+} HANDLERS[] = {
+    { DIRECTORY_PATH "publish", handle_publish },   { DIRECTORY_PATH "leave", handle_leave },
+    { DIRECTORY_PATH "snapshot", handle_snapshot }, { DIRECTORY_PATH "reserve", handle_reserve },
+    { DIRECTORY_PATH "release", handle_release },
+};
+
+static bool is_of_this_host(const struct http_exchange *x)
+{
+    static const char *const OF_PROXIES[] = { "forwarded", "x-forwarded-for", "via" };
+    char host[HOST_TEXT_MAX];
+    uint16_t port;
+    for (size_t i = 0; i < COUNT_OF(OF_PROXIES); i++)
+        if (http_header(x, OF_PROXIES[i]).p) return false;
+    if (!host_port_parse(http_peer(x), host, &port)) return false;
+    return host_is_loopback(str_starts(str_of(host), "::ffff:") ? host + strlen("::ffff:") : host);
+}
+
+enum status directory_check_caller(struct str secret, const struct http_exchange *x,
+                                   struct err *err)
+{
+    char want[DIRECTORY_PROOF_MAX];
+    struct str got = http_header(x, "Authorization");
+    if (!secret.n) {
+        if (is_of_this_host(x)) return OK;
+        return err_set(err, ERR_UNAUTHORIZED,
+                       "this node has no cluster secret (BATON_CLUSTER_SECRET), so only nodes of "
+                       "its host may call it; give all nodes the same one");
+    }
+    directory_prove(secret, http_method(x), http_path(x), http_body(x), want);
+    if (got.n == strlen(want) && equal_constant_time(got.p, want, got.n)) return OK;
+    return err_set(err, ERR_UNAUTHORIZED, "the cluster secret does not match the one of this node");
+}
+
+static enum status handle_call(struct directory_handler *h, directory_handler_fn *fn,
+                               struct str text, struct buf *out, struct err *err)
+{
+    cJSON *body = NULL;
+    uint64_t owner = 0;
+    TRY(json_parse(text, false, &body, err));
+    enum status st = directory_get_id(body, "owner", &owner, err);
+    if (st == OK) {
+        directory_local_renew_owner(h->local, owner);
+        st = fn(h, body, out, err);
+    }
+    cJSON_Delete(body);
+    return st;
+}
+
+/* Says it once a minute for each host: each of them is to be corrected. */
+static void log_refusal(struct directory_handler *h, const char *peer, const char *why)
+{
+    char host[HOST_PORT_TEXT_MAX], text[HOST_PORT_TEXT_MAX + ERR_TEXT_MAX];
+    uint32_t n_unlogged;
+    snprintf(host, sizeof host, "%s", peer);
+    char *colon = strrchr(host, ':');
+    if (colon) *colon = 0; /* the client's port is another one each time */
+    snprintf(text, sizeof text, "%s: %s", host, why);
+    if (log_repeats_due(&h->refusals, text, clock_ms(), &n_unlogged))
+        log_warn("directory call refused", "peer=%s why=\"%s\" repeats=%u", peer, why, n_unlogged);
+}
+
+static enum status handle_request(struct directory_handler *h, const struct http_exchange *x,
+                                  struct buf *out, struct err *err)
+{
+    if (!h->local)
+        return err_set(err, ERR_UNAVAILABLE,
+                       "this node is shutting down and no longer serves the directory");
+    if (directory_check_caller(buf_str(&h->secret), x, err) != OK) {
+        log_refusal(h, http_peer(x),
+                    h->secret.len ? "it has another cluster secret (BATON_CLUSTER_SECRET)"
+                                  : err->text);
+        return err->code;
+    }
+    if (strcmp(http_method(x), "POST") != 0)
+        return err_set(err, ERR_NOT_FOUND, "only POST is answered here");
+    for (size_t i = 0; i < COUNT_OF(HANDLERS); i++)
+        if (str_eq_c(http_path(x), HANDLERS[i].path)) {
+            enum status st = handle_call(h, HANDLERS[i].fn, http_body(x), out, err);
+            if (st == ERR_INVALID) log_refusal(h, http_peer(x), err->text); /* an old version's */
+            return st;
+        }
+    return err_set(err, ERR_NOT_FOUND,
+                   "there is no such call; the paths are " DIRECTORY_PATH
+                   "publish, leave, snapshot, reserve, release");
+}
+
+void directory_handler_serve(struct directory_handler *h, struct http_exchange *x)
+{
+    struct buf out = { 0 };
+    struct err err = { 0 };
+    enum status st = handle_request(h, x, &out, &err);
+    if (st != OK) {
+        buf_clear(&out);
+        buf_add_c(&out, "{\"error\":");
+        json_add_string(&out, str_of(err.text));
+        buf_add_char(&out, '}');
+    }
+    http_reply(x, status_http(st), "application/json", NULL, buf_str(&out));
+    buf_release(&out);
+}
+
+struct directory_handler *directory_handler_create(struct directory *local, struct str secret)
+{
+    ASSERT(directory_is_local(local));
+    struct directory_handler *h = MEM_NEW(struct directory_handler);
+    h->local = local;
+    buf_add_str(&h->secret, secret);
+    return h;
+}
+
+void directory_handler_close(struct directory_handler *h) { h->local = NULL; }
+
+void directory_handler_free(struct directory_handler *h)
+{
+    if (!h) return;
+    buf_release(&h->secret);
+    mem_free(h);
+}
