@@ -221,7 +221,7 @@ static void say_no_node(struct node_router *r, const struct node_record *unprove
                  "the record of node %s is not proven by this router's cluster secret "
                  "(BATON_CLUSTER_SECRET), or of another host while there is none",
                  unproven->name);
-    else if (r->listed && o->listed.n) r->why[0] = 0; /* listed_why_down has it */
+    else if (r->listed && listed_why_down(r->listed)) r->why[0] = 0; /* it is said instead */
     else
         snprintf(r->why, sizeof r->why,
                  "no node has registered in topic %.63s yet; start nodes with %.300s", o->topic,

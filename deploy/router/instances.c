@@ -164,14 +164,19 @@ static void take_away(const struct instances_options *o, struct http_exchange *x
 struct registration {
     struct listed *listed;
     struct http_exchange *x; /* NULL: answered */
+    struct node_at at;
+    bool is_new; /* it was not listed before, and is not when it cannot be used */
 };
 
 static void on_asked(void *arg, const char *why)
 {
     struct registration *r = arg;
     struct http_exchange *x = r->x;
+    char text[ERR_TEXT_MAX];
     r->x = NULL; /* on_end frees it */
-    if (why) reply_error(x, 400, "detail", why);
+    snprintf(text, sizeof text, "%s", why ? why : "");
+    if (why && r->is_new) (void)listed_remove(r->listed, &r->at);
+    if (why) reply_error(x, 400, "detail", text);
     else http_reply(x, 200, "application/json", NULL, STR("{\"status\":\"success\"}"));
 }
 
@@ -188,13 +193,14 @@ static void register_node(const struct instances_options *o, struct http_exchang
     struct node_at at;
     struct err err = { 0 };
     enum status st = instances_read_register(http_body(x), &at, &err);
+    const bool is_new = st == OK && !listed_has(o->listed, &at);
     if (st == OK) st = listed_add(o->listed, &at, &err);
     if (st != OK) {
         reply_error(x, 400, "detail", err.text);
         return;
     }
     struct registration *r = MEM_NEW(struct registration);
-    *r = (struct registration){ o->listed, x };
+    *r = (struct registration){ o->listed, x, at, is_new };
     http_on_end(x, on_end, r);
     listed_when_asked(o->listed, &at, on_asked, r);
 }

@@ -34,7 +34,7 @@ struct listed_node {
     struct node_at at;
     char text[HOST_PORT_TEXT_MAX]; /* host:port */
     enum listed_state state;
-    bool asking, removed; /* removed while it is asked: freed with the answer */
+    bool asking, removed; /* removed while it is asked: freed after the answer */
     bool role_told;       /* that it has another role than it is listed with */
     uint64_t node;        /* of its last record; 0: none */
     char why[WHY_MAX];    /* DOWN */
@@ -187,7 +187,6 @@ static void on_answer(void *arg, enum status st, int http_status, struct str bod
 {
     struct listed_node *n = arg;
     struct err err = { 0 };
-    n->asking = false;
     if (n->all->freed) { /* the client is being freed */
         if (n->removed) mem_free(n);
         return;
@@ -198,7 +197,8 @@ static void on_answer(void *arg, enum status st, int http_status, struct str bod
             st = http_status == 200 ? take_record(n, body, &err) : refusal(http_status, body, &err);
         set_state(n, st == OK ? LISTED_UP : LISTED_DOWN, st == OK ? "" : err.text);
     }
-    tell_waiters(n);
+    tell_waiters(n); /* which may remove it */
+    n->asking = false;
     if (n->removed) mem_free(n);
 }
 
@@ -256,6 +256,11 @@ bool listed_remove(struct listed *l, const struct node_at *node)
     }
     count_states(l);
     return true;
+}
+
+bool listed_has(const struct listed *l, const struct node_at *node)
+{
+    return find(l, node) != NULL;
 }
 
 void listed_when_asked(struct listed *l, const struct node_at *node,

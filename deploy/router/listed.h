@@ -34,8 +34,9 @@ void listed_free(struct listed *l);
 enum status listed_add(struct listed *l, const struct node_at *node, struct err *err) MUST_CHECK;
 /* Takes it off the list and out of the view; its running requests go on. False: it is not there. */
 bool listed_remove(struct listed *l, const struct node_at *node);
+bool listed_has(const struct listed *l, const struct node_at *node);
 /* Calls fn once, when the node's next answer has come or failed to, with the sentence of a failure;
- * NULL: it is UP. Not called from inside. */
+ * NULL: it is UP. Not called from inside. fn may remove the node. */
 void listed_when_asked(struct listed *l, const struct node_at *node,
                        void (*fn)(void *arg, const char *why), void *arg);
 /* `arg` waits no more. */

@@ -1,0 +1,278 @@
+"""`baton router`: one address before nodes that register with it, or that it lists."""
+import concurrent.futures, http.client, json, os, socket, tempfile, threading, types
+from harness import BIN, DATA, Node, Process, Redis, TINY, answer_of, closing, free_ports, metrics, mixed_requests, request, stream, wait_ready, wait_until
+
+OTHER = os.path.join(DATA, 'goldens', 'qwen2', 'model')
+SECRET = {'BATON_CLUSTER_SECRET': 'a secret of these tests'}
+PROMPT = dict(prompt=[5, 6, 7, 8, 9], max_tokens=6, temperature=0, ignore_eos=True, logprobs=2, return_token_ids=True)
+
+
+class Router(Process):
+    def __init__(self, *args, env=None, port=None, host='127.0.0.1'):
+        self.port = port or free_ports(1)[0]
+        super().__init__([BIN, 'router', '--host', host, '--port', str(self.port), *args], env, f'router-{self.port}')
+
+    def at(self):
+        return ['--router', f'127.0.0.1:{self.port}']
+
+    def restart(self):
+        if self.alive():
+            self.kill()
+        self.p.wait()
+        self.start()
+
+
+def why_not_ready(router, headers=None):
+    status, _, body = request(router.port, 'GET', '/ready', headers=headers)
+    assert status == 503, (status, body)
+    return body['error']['message']
+
+
+def up(router):
+    """It answers, whether it is ready or not."""
+    wait_until(f'{router.name} answers', lambda: request(router.port, 'GET', '/live', timeout=2)[0] == 200, 20)
+
+
+def ask(port, headers=None, **more):
+    status, _, answer = request(port, 'POST', '/v1/completions', {**PROMPT, **more}, headers)
+    assert status == 200, (status, answer)
+    return answer
+
+
+def is_split(port, headers=None):
+    trace = ask(port, headers, return_trace=True)['baton']
+    assert trace['prefill_node'] != trace['decode_node'] and trace['kv_bytes'] > 0 and trace['recomputed_tokens'] == 0, trace
+    return trace
+
+
+def both_roles(port, n, headers=None):
+    """The router sees n nodes, and a request is split."""
+    wait_until(f'{port} sees {n} nodes', lambda: len(request(port, 'GET', '/cluster', headers=headers)[2]['nodes']) == n, 20)
+    return is_split(port, headers)
+
+
+def test_nodes_register_and_the_router_takes_its_text_from_them():
+    folder = tempfile.mkdtemp()
+    router = Router(env={'TMPDIR': folder})
+    with closing(router):
+        up(router)
+        assert f'no node has registered in topic default yet; start nodes with --router 127.0.0.1:{router.port}' in why_not_ready(router)
+        assert request(router.port, 'POST', '/v1/completions', PROMPT)[0] == 503
+        assert request(router.port, 'GET', '/registered_number')[2] == {'mixed': 0, 'prefill': 0, 'decode': 0}
+        prefill, decode = (Node(TINY, role, router.at()) for role in ('prefill', 'decode'))
+        with closing(prefill, decode):
+            wait_ready(prefill, decode, router)
+            both_roles(router.port, 2)
+            assert request(router.port, 'GET', '/v1/models')[2]['data'][0]['id'] == 'm'
+            assert request(router.port, 'GET', '/registered_number')[2] == {'mixed': 0, 'prefill': 1, 'decode': 1}
+            assert request(router.port, 'GET', '/healthcheck')[2] == {'status': 'ok', 'prefill_instances': 1, 'decode_instances': 1}
+            cluster = request(router.port, 'GET', '/cluster')[2]
+            assert cluster['role'] == 'router' and cluster['model'] == 'm' and not cluster['trouble'], cluster
+            assert 'This is the API' in request(router.port, 'GET', '/')[2]
+            assert metrics(router.port)['baton_ready'] == 1
+            for body in mixed_requests(6, 3, 300, 40):  # the same bits and the same text as at a node
+                there, here = (request(port, 'POST', '/v1/completions', body) for port in (decode.port, router.port))
+                assert there[0] == here[0] == 200 and answer_of(there[2]) == answer_of(here[2]), (there, here)
+            there, here = (request(port, 'POST', '/tokenize', {'prompt': 'a text of words'})[2] for port in (decode.port, router.port))
+            assert there['tokens'] == here['tokens'] and there['max_model_len'] == here['max_model_len'], (there, here)
+            assert os.listdir(folder) == []
+        wait_until('nothing decodes', lambda: 'no node that can decode' in why_not_ready(router), 10)
+        assert router.stop() == 0
+    os.rmdir(folder)
+
+
+def test_a_router_with_keys_and_a_secret():
+    """What a key opens and what the secret opens are different things."""
+    key = {'Authorization': 'Bearer k1'}
+    router = Router('--api-key', 'k1', env=SECRET)
+    with closing(router):
+        up(router)
+        node = Node(TINY, 'mixed', router.at(), SECRET)
+        stranger = Node(TINY, 'mixed', router.at(), {'BATON_CLUSTER_SECRET': 'another secret'})
+        with closing(node, stranger):
+            wait_ready(node, router)
+            ask(router.port, key)
+            for path, body in (('/v1/completions', PROMPT), ('/instances/add', {'type': 'decode', 'instances': '127.0.0.1:9'}),
+                               ('/instances/remove', {'type': 'decode', 'instances': '127.0.0.1:9'}), ('/register', {'role': 'mixed', 'host_ip': '127.0.0.1', 'port': 9})):
+                assert request(router.port, 'POST', path, body)[0] == 401, path
+                assert request(router.port, 'POST', path, body, {'Authorization': 'Bearer k2'})[0] == 401, path
+            assert request(router.port, 'GET', '/registered_number')[0] == 401
+            for call in ('snapshot', 'publish', 'leave', 'reserve', 'release'):  # a key is no secret
+                assert request(router.port, 'POST', '/cluster/v1/' + call, {'topic': 'default'}, key)[0] == 401, call
+            for path in ('/cluster/v1/text', '/cluster/v1/record'):
+                assert request(node.port, 'GET', path, headers=key)[0] == 401, path
+            assert len(request(router.port, 'GET', '/cluster', headers=key)[2]['nodes']) == 1
+            wait_until('the stranger is told of', lambda: 'another cluster secret' in router.output(), 10)
+            # a body for the view is bounded as at its own port, and one of the API is not
+            assert request(router.port, 'POST', '/cluster/v1/snapshot', b'x' * (17 << 10), key)[0] == 413
+            assert request(router.port, 'POST', '/tokenize', {'prompt': 'a ' * (17 << 10)}, key)[0] == 200
+
+
+def test_without_a_secret_only_this_host_calls():
+    """The view, a record and a text are given to processes of this host alone, whatever address the API listens on."""
+    own = socket.gethostbyname(socket.gethostname())
+    router = Router(host='0.0.0.0')
+    node = Node(TINY, 'mixed', [*router.at(), '--host', '0.0.0.0'])
+    with closing(router, node):
+        wait_ready(node, router)
+        for port, path, method in ((router.port, '/cluster/v1/snapshot', 'POST'), (node.port, '/cluster/v1/text', 'GET'), (node.port, '/cluster/v1/record', 'GET')):
+            body = {'topic': 'default'} if method == 'POST' else None
+            assert request(port, method, path, body)[0] == 200, path
+            status, _, said = request(port, method, path, body, {'X-Forwarded-For': '10.0.0.1'})
+            assert status == 401 and 'BATON_CLUSTER_SECRET' in said['error'], (status, said)
+            if not own.startswith('127.'):
+                c = http.client.HTTPConnection(own, port, timeout=10)
+                c.request(method, path, json.dumps(body) if body else None)
+                assert c.getresponse().status == 401, path
+                c.close()
+
+
+def listed(prefills, decodes):
+    return ['--prefiller-hosts', *['127.0.0.1'] * len(prefills), '--prefiller-ports', *[str(n.port) for n in prefills],
+            '--decoder-hosts', *['127.0.0.1'] * len(decodes), '--decoder-ports', *[str(n.port) for n in decodes]]
+
+
+def change(router, what, role, *nodes):
+    status, _, said = request(router.port, 'POST', '/instances/' + what, {'type': role, 'instances': [f'127.0.0.1:{n.port}' for n in nodes]})
+    assert status == 200, said
+    return said
+
+
+def test_listed_nodes_need_not_know_each_other():
+    """Nodes without any directory; one is added and one removed while answers stream, and a lost one comes back at its address."""
+    nodes = [Node(TINY, role) for role in ('prefill', 'decode', 'decode')]
+    prefill, first, second = nodes
+    router = Router('--model', TINY, '--served-model-name', 'm', *listed([prefill], [first]))
+    with closing(router, *nodes):
+        wait_ready(first, second, router)
+        wait_until('the prefill node answers', lambda: request(prefill.port, 'GET', '/live')[0] == 200, 10)
+        both_roles(router.port, 2)
+        assert len(request(first.port, 'GET', '/cluster')[2]['nodes']) == 1  # it knows nobody
+        long = dict(prompt=[7, 8, 9], max_tokens=400, temperature=0, ignore_eos=True)
+        want = [e['choices'][0]['text'] for e in stream(first.port, '/v1/completions', long)]
+        with concurrent.futures.ThreadPoolExecutor(6) as pool:
+            begun = threading.Barrier(7)
+
+            def one():
+                got = []
+                for e in stream(router.port, '/v1/completions', long):
+                    got += [e['choices'][0]['text']]
+                    if len(got) == 5:
+                        begun.wait(30)
+                return got
+            answers = [pool.submit(one) for _ in range(6)]
+            begun.wait(30)
+            said = change(router, 'add', 'decode', second)
+            assert said['current_prefill_instances'] == [f'127.0.0.1:{prefill.port}'], said
+            assert said['current_decode_instances'] == [f'127.0.0.1:{n.port}' for n in (first, second)], said
+            wait_until('both decode', lambda: len(request(router.port, 'GET', '/cluster')[2]['nodes']) == 3, 10)
+            assert change(router, 'remove', 'decode', first)['current_decode_instances'] == [f'127.0.0.1:{second.port}']
+            wait_until('the first is gone', lambda: len(request(router.port, 'GET', '/cluster')[2]['nodes']) == 2, 10)
+            assert is_split(router.port)['decode_node'].endswith(str(second.port))
+            for a in answers:
+                assert ''.join(a.result(60)) == ''.join(want)
+        second.restart()
+        wait_ready(second)
+        wait_until('it decodes again', lambda: request(router.port, 'GET', '/ready')[0] == 200 and is_split(router.port), 20)
+        change(router, 'remove', 'prefill', prefill)
+        wait_until('nothing is split', lambda: ask(router.port, return_trace=True)['baton']['transport'] == '', 10)
+
+
+def test_registering_as_with_fastdeploys_router():
+    node = Node(TINY, 'mixed')
+    router = Router()
+    with closing(router, node):
+        up(router)
+        wait_ready(node)
+        gone = free_ports(1)[0]
+        status, _, said = request(router.port, 'POST', '/register', {'role': 'mixed', 'host_ip': '127.0.0.1', 'port': gone})
+        assert status == 400 and 'does not answer' in said['detail'], (status, said)
+        assert not request(router.port, 'POST', '/instances/remove', {'type': 'prefill', 'instances': f'127.0.0.1:{gone}'})[2]['current_prefill_instances']
+        change(router, 'add', 'decode', dead := types.SimpleNamespace(port=gone))
+        wait_until('/ready says it', lambda: f'the listed decode node 127.0.0.1:{gone} cannot be used: it does not answer' in why_not_ready(router), 10)
+        change(router, 'remove', 'decode', dead)
+        for body in ({}, {'role': 'mixed', 'host_ip': '', 'port': 1}, {'role': 'none', 'host_ip': '127.0.0.1', 'port': 1}, {'role': 'mixed', 'host_ip': '127.0.0.1', 'port': 0}):
+            status, _, said = request(router.port, 'POST', '/register', body)
+            assert status == 400 and said['detail'], (status, said)
+        body = {'role': 'mixed', 'host_ip': '127.0.0.1', 'port': str(node.port), 'metrics_port': 0, 'transfer_protocol': ['ipc', 'rdma'], 'tp_size': 1}
+        assert request(router.port, 'POST', '/register', body)[::2] == (200, {'status': 'success'})
+        wait_ready(router)
+        ask(router.port)
+        assert request(router.port, 'GET', '/registered_number')[2] == {'mixed': 1, 'prefill': 0, 'decode': 0}
+
+
+def test_a_node_that_dies_and_a_router_that_dies():
+    """A request goes on without the node; nodes and their own clients go on without the router, and a new one at its address has them again."""
+    router = Router()
+    with closing(router):
+        up(router)
+        nodes = [Node(TINY, role, router.at()) for role in ('prefill', 'decode', 'decode')]
+        with closing(*nodes):
+            wait_ready(*nodes, router)
+            both_roles(router.port, 3)
+            long = dict(prompt=[3, 4, 5], max_tokens=600, temperature=0, ignore_eos=True)
+            want = ''.join(e['choices'][0]['text'] for e in stream(router.port, '/v1/completions', long))
+            victim = is_split(router.port)['decode_node']
+            got, killed = '', False
+            for e in stream(router.port, '/v1/completions', {**long, 'return_trace': True}):
+                got += e['choices'][0]['text'] if e['choices'] else ''
+                if not killed and len(got) > 20:
+                    killed = True
+                    for n in nodes[1:]:
+                        live = request(n.port, 'GET', '/version')[2]['live_decode']
+                        if live:
+                            n.kill()
+                            victim = n
+            assert got == want and not victim.alive(), victim
+            victim.restart()
+            wait_ready(victim)
+            both_roles(router.port, 3)
+            router.kill()
+            for n in nodes:
+                ask(n.port)  # as an entry of its own, with the view seen last
+            router.restart()
+            wait_ready(router)
+            both_roles(router.port, 3)
+
+
+def test_two_routers_on_one_redis():
+    redis = Redis()
+    where = ['--scheduler-name', 'splitwise', '--scheduler-host', '127.0.0.1', '--scheduler-port', str(redis.port)]
+    routers = [Router(*where), Router('--model', TINY, '--served-model-name', 'm', *where)]
+    nodes = [Node(TINY, role, where) for role in ('prefill', 'decode')]
+    with closing(redis, *routers, *nodes):
+        wait_ready(*nodes, *routers)
+        answers = []
+        for router in routers:
+            both_roles(router.port, 2)
+            answers += [answer_of(ask(router.port))]
+            status, _, said = request(router.port, 'POST', '/instances/add', {'type': 'decode', 'instances': '127.0.0.1:9'})
+            assert status == 400 and 'view of the nodes is not its own' in said['error'], (status, said)
+        assert answers[0] == answers[1]
+        routers[0].kill()
+        is_split(routers[1].port)
+
+
+def test_a_router_whose_nodes_have_another_model_says_so():
+    router = Router('--model', OTHER, '--served-model-name', 'other', '--placement-timeout', '1')
+    with closing(router):
+        up(router)
+        node = Node(TINY, 'mixed', router.at())
+        with closing(node):
+            wait_ready(node)
+            wait_until('it says so', lambda: 'whose vocabulary is not that of other, which this router has' in why_not_ready(router), 20)
+            status, _, said = request(router.port, 'POST', '/v1/completions', PROMPT)
+            assert status == 503 and 'start the router with the --model of its nodes, or without one' in said['error']['message'], said
+            right = Node(OTHER, 'mixed', router.at())
+            with closing(right):
+                wait_ready(right, router)
+                ask(router.port)
+
+
+def test_options_that_do_not_fit_stop_the_start():
+    for args, said in ((['--prefiller-hosts', 'a', 'b', '--prefiller-ports', '1'], 'are 2 hosts, and --prefiller-ports with --prefiller-ports-inc are 1 ports'),
+                       (['--decoder-hosts', '127.0.0.1', '--decoder-ports', '9', '--scheduler-name', 'splitwise'], 'list nodes of this router\'s own view'),
+                       (['--model', '/nonexistent/model'], '/nonexistent/model')):
+        router = Router(*args)
+        with closing(router):
+            assert router.p.wait(20) == 2 and said in router.output(), router.output()
