@@ -1,6 +1,6 @@
 /* test_directory.c - every backend of the directory passes the same cases; then what only a server
   * elsewhere can do: vanish, come back empty, refuse. Backend http talks to a directory server in
-  * this process, redis to a Redis server started here on a free port. */
+  * this process, or mounted on an API's port, redis to a Redis server on a free port. */
 #include <fcntl.h>
 #include <hiredis/hiredis.h>
 #include <netinet/in.h>
@@ -12,10 +12,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "scheduler/directory/server.h"
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
+#include "tests/fixtures/served_view.h"
 #include "tests/harness/test.h"
 
 enum { NODES = 32, LEASE_LONG_MS = 20000, LEASE_SHORT_MS = 400, WAIT_MS = 8000, CASE_S = 60 };
@@ -23,9 +23,9 @@ enum { NODES = 32, LEASE_LONG_MS = 20000, LEASE_SHORT_MS = 400, WAIT_MS = 8000, 
 struct rig {
     const char *backend;
     struct loop *loop;
-    struct directory *a, *b;  /* two entries; the same one for local */
-    struct directory *served; /* http: the directory server's own */
-    struct directory_server *server;
+    struct directory *a, *b;   /* two entries; the same one for local */
+    struct served_view served; /* http */
+    bool is_mounted;           /* it has no port of its own */
     uint16_t port;
     pid_t redis;
     uint32_t lease_ms;
@@ -178,13 +178,11 @@ static struct directory *open_entry(struct rig *r, const char *topic, const char
 
 static void server_start(struct rig *r, uint16_t port)
 {
-    struct directory_options o = { .loop = r->loop, .topic = "default", .lease_ms = r->lease_ms };
     struct err err = { 0 };
-    CHECK_OK(directory_open("local", &o, &r->served, &err));
-    if (directory_server_start(r->loop, r->served, "127.0.0.1", port, STR("s3cret"), &r->server,
-                               &err) != OK)
+    if (served_view_start(&r->served, r->loop, r->is_mounted, r->lease_ms, port, STR("s3cret"),
+                          &err) != OK)
         test_fail(__FILE__, __LINE__, "serve: %s", err.text);
-    r->port = directory_server_port(r->server);
+    r->port = r->served.port;
 }
 
 static void on_stopped(void *arg) { *(bool *)arg = true; }
@@ -192,17 +190,17 @@ static void on_stopped(void *arg) { *(bool *)arg = true; }
 static void server_stop(struct rig *r)
 {
     bool stopped = false;
-    if (!r->server) return;
-    directory_server_stop(r->server, on_stopped, &stopped);
-    directory_close(r->served);
+    if (!r->served.local) return;
+    served_view_stop(&r->served, on_stopped, &stopped);
     WAIT_FOR(r, stopped);
-    r->server = NULL;
-    r->served = NULL;
+    served_view_free(&r->served);
 }
 
 static void rig_open(struct rig *r, const char *backend, uint32_t lease_ms)
 {
     *r = (struct rig){ .backend = backend, .lease_ms = lease_ms };
+    r->is_mounted = strcmp(backend, "mounted") == 0;
+    if (r->is_mounted) backend = r->backend = "http";
     bool is_redis = strcmp(backend, "redis") == 0, is_local = strcmp(backend, "local") == 0;
     if (is_redis && !has_redis())
         SKIP("redis-server is not installed; the redis directory is NOT tested");
@@ -963,12 +961,14 @@ static void run(const char *backend, uint32_t lease_ms, void (*fn)(struct rig *)
 
 #define REMOTE_BACKENDS(name, lease)                                                               \
     TEST(name##_http) { run("http", lease, case_##name); }                                         \
+    TEST(name##_mounted) { run("mounted", lease, case_##name); }                                   \
     TEST(name##_redis) { run("redis", lease, case_##name); }
 #define ALL_BACKENDS(name, lease)                                                                  \
     TEST(name##_local) { run("local", lease, case_##name); }                                       \
     REMOTE_BACKENDS(name, lease)
-#define REMOTE_CASES(name) CASE_T(name##_http, CASE_S), CASE_T(name##_redis, CASE_S)
-#define ALL_CASES(name)    CASE_T(name##_local, CASE_S), REMOTE_CASES(name)
+#define REMOTE_CASES(name)                                                                         \
+    CASE_T(name##_http, CASE_S), CASE_T(name##_mounted, CASE_S), CASE_T(name##_redis, CASE_S)
+#define ALL_CASES(name) CASE_T(name##_local, CASE_S), REMOTE_CASES(name)
 
 ALL_BACKENDS(published_nodes_are_seen, LEASE_LONG_MS)
 ALL_BACKENDS(topics_are_apart, LEASE_LONG_MS)

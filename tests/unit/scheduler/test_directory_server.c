@@ -11,6 +11,7 @@
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 #include "shared/net/http/http_client.h"
+#include "tests/fixtures/served_view.h"
 #include "tests/harness/test.h"
 
 struct answer {
@@ -304,8 +305,64 @@ TEST(only_the_exact_proof_is_taken)
     rig_close(&r);
 }
 
+static struct answer call_port(struct rig *r, uint16_t port, const char *path, size_t n_body)
+{
+    struct answer a = { 0 };
+    struct buf body = { 0 };
+    memset(buf_reserve(&body, n_body), ' ', n_body);
+    body.len = n_body;
+    CHECK_OK(http_client_request(r->client, "POST", "127.0.0.1", port, path, NULL, buf_str(&body),
+                                 3000, on_answer, &a));
+    for (uint64_t end = clock_ms() + 5000; !a.here && clock_ms() < end;) turn(r);
+    CHECK(a.here);
+    buf_release(&body);
+    return a;
+}
+
+/* The view on an API's port bounds bodies as its own port does, and the API takes longer ones. */
+TEST(a_mounted_view_has_a_limit_of_its_own)
+{
+    struct rig r;
+    struct served_view v = { 0 };
+    struct err err = { 0 };
+    bool stopped = false;
+    rig_open(&r, STR(""));
+    CHECK_OK(served_view_start(&v, r.loop, true, 1000, 0, STR(""), &err));
+    struct answer a = call_port(&r, v.port, "/v1/anything", DIRECTORY_BODY_MAX + 1);
+    CHECK_OK(a.st);
+    CHECK_EQ_STR(a.body, "16385");
+    a = call_port(&r, v.port, "/cluster/v1/snapshot", DIRECTORY_BODY_MAX + 1);
+    CHECK(a.st != OK || a.http_status == 413); /* the connection may be cut before all was sent */
+    a = call_port(&r, v.port, "/cluster/v1/snapshot", DIRECTORY_BODY_MAX);
+    CHECK_EQ_INT(a.http_status, 400); /* blanks are no JSON */
+    CHECK_EQ_INT(call_port(&r, v.port, "/cluster/v1/nothing", 2).http_status, 404);
+    served_view_stop(&v, on_stopped, &stopped);
+    for (uint64_t end = clock_ms() + 5000; !stopped && clock_ms() < end;) turn(&r);
+    CHECK(stopped);
+    served_view_free(&v);
+    rig_close(&r);
+}
+
+/* Without a secret the host of the caller is all there is to go by. */
+TEST(without_a_secret_a_proxy_is_no_caller)
+{
+    static const char *const HEADERS[] = { "Forwarded: for=10.0.0.1\r\n",
+                                           "X-Forwarded-For: 10.0.0.1\r\n", "Via: 1.1 x\r\n" };
+    struct rig r;
+    struct str body = STR("{\"topic\":\"default\"}");
+    rig_open(&r, STR(""));
+    CHECK_EQ_INT(call(&r, "POST", "/cluster/v1/snapshot", NULL, body).http_status, 200);
+    for (size_t i = 0; i < COUNT_OF(HEADERS); i++) {
+        struct answer a = call(&r, "POST", "/cluster/v1/snapshot", HEADERS[i], body);
+        CHECK_EQ_INT(a.http_status, 401);
+        CHECK(strstr(a.body, "BATON_CLUSTER_SECRET"));
+    }
+    rig_close(&r);
+}
+
 TEST_MAIN(CASE(malformed_calls_are_answered), CASE(every_refused_host_is_logged),
           CASE(a_record_of_an_earlier_version_is_logged_once),
           CASE(an_identity_is_served_byte_by_byte),
           CASE(a_server_that_stops_answers_those_that_still_call), CASE(long_bodies_are_refused),
-          CASE(only_the_exact_proof_is_taken))
+          CASE(only_the_exact_proof_is_taken), CASE(a_mounted_view_has_a_limit_of_its_own),
+          CASE(without_a_secret_a_proxy_is_no_caller))

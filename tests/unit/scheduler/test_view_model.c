@@ -1,0 +1,92 @@
+/* test_view_model.c - which nodes a router that has a text of its own uses, and what it says of the
+ * others and of listed nodes that do not answer. */
+#include <stdio.h>
+#include <string.h>
+
+#include "scheduler/trouble.h"
+#include "tests/harness/test.h"
+
+enum { TEXT = 7, OTHER_TEXT = 8 };
+
+static struct node_record node(uint64_t id, enum node_role role, uint64_t model, uint64_t text)
+{
+    struct node_record n = { .node = id, .role = role, .model = model, .text = text };
+    snprintf(n.name, sizeof n.name, "n%llu", (unsigned long long)id);
+    snprintf(n.model_name, sizeof n.model_name, "model-%llu", (unsigned long long)model);
+    snprintf(n.kv_type, sizeof n.kv_type, "bf16");
+    return n;
+}
+
+static uint64_t chosen(uint64_t text, uint64_t now, struct node_record *nodes, size_t n)
+{
+    struct view v = { .text = text, .model = now, .nodes = nodes, .n_nodes = n };
+    view_choose_model(&v);
+    return v.model;
+}
+
+TEST(the_model_of_the_nodes_with_its_text)
+{
+    struct node_record nodes[] = {
+        node(1, ROLE_PREFILL, 10, TEXT),
+        node(2, ROLE_DECODE, 40, OTHER_TEXT),
+        node(3, ROLE_DECODE, 30, TEXT),
+        node(4, ROLE_DECODE, 20, TEXT),
+    };
+    CHECK_EQ_INT(chosen(0, 5, nodes, 4), 5);             /* not a router with a text */
+    CHECK_EQ_INT(chosen(TEXT, 0, nodes, 0), 0);          /* nobody to choose from */
+    CHECK_EQ_INT(chosen(TEXT, 0, nodes, 4), 20);         /* the lowest of those that decode */
+    CHECK_EQ_INT(chosen(TEXT, 30, nodes, 4), 30);        /* stays while some node has it */
+    CHECK_EQ_INT(chosen(TEXT, 99, nodes, 4), 20);        /* gone: another one */
+    CHECK_EQ_INT(chosen(TEXT, 0, nodes, 1), 10);         /* a prefill node, where none decodes */
+    CHECK_EQ_INT(chosen(TEXT, 40, nodes, 4), 20);        /* never one of another text */
+    CHECK_EQ_INT(chosen(TEXT, 0, nodes + 1, 1), TEXT);   /* none: no node's model */
+    struct node_record old = node(5, ROLE_MIXED, 50, 0); /* does not say */
+    CHECK_EQ_INT(chosen(TEXT, 0, &old, 1), 50);
+}
+
+static const char *find(struct node_record *nodes, size_t n, const char *listed_down,
+                        struct trouble *t)
+{
+    struct view v = { .text = TEXT, .nodes = nodes, .n_nodes = n, .known = true };
+    const struct trouble_facts f = {
+        .view = &v, .topic = "default", .join = "--router h:1", .listed_down = listed_down
+    };
+    snprintf(v.me.model_name, sizeof v.me.model_name, "mine");
+    view_choose_model(&v);
+    trouble_find(&f, t);
+    return t->text;
+}
+
+TEST(nodes_of_another_model_are_named)
+{
+    struct trouble t = { 0 };
+    struct node_record nodes[] = { node(2, ROLE_MIXED, 40, OTHER_TEXT),
+                                   node(3, ROLE_MIXED, 30, TEXT), node(4, ROLE_MIXED, 20, TEXT) };
+    CHECK(strstr(find(nodes, 1, NULL, &t),
+                 "no node has this router's model: mixed node n2 of topic default has the model "
+                 "model-40, whose vocabulary is not that of mine"));
+    CHECK(t.blocks && t.cause == TROUBLE_OTHER_MODEL);
+    CHECK(strstr(find(nodes, 2, NULL, &t), "mixed node n2 of topic default has the model"));
+    CHECK(!t.blocks && t.cause == TROUBLE_OTHER_MODEL);
+    CHECK(strstr(find(nodes + 1, 2, NULL, &t),
+                 "mixed node n3 of topic default has another model than the nodes that this router "
+                 "uses: model-30"));
+    CHECK(!t.blocks);
+    (void)find(nodes + 2, 1, NULL, &t);
+    CHECK(t.cause == TROUBLE_NONE && !t.text[0]);
+}
+
+TEST(listed_nodes_that_do_not_answer_are_told_of)
+{
+    struct trouble t = { 0 };
+    struct node_record nodes[] = { node(4, ROLE_MIXED, 20, TEXT), node(5, ROLE_PREFILL, 20, TEXT) };
+    CHECK_EQ_STR(find(nodes, 0, "the listed node x is away", &t), "the listed node x is away");
+    CHECK(t.blocks && t.cause == TROUBLE_PEER);
+    CHECK_EQ_STR(find(nodes + 1, 1, "the listed node x is away", &t), "the listed node x is away");
+    CHECK(t.blocks);
+    CHECK_EQ_STR(find(nodes, 1, "the listed node x is away", &t), "the listed node x is away");
+    CHECK(!t.blocks && t.cause == TROUBLE_PEER);
+}
+
+TEST_MAIN(CASE(the_model_of_the_nodes_with_its_text), CASE(nodes_of_another_model_are_named),
+          CASE(listed_nodes_that_do_not_answer_are_told_of))
