@@ -1,7 +1,8 @@
 /* node_mount.c - what the API's port answers under /cluster/v1/: calls of nodes, which prove the
  * cluster secret (scheduler/directory/handler.h), beside those of clients, which have a key.
  *
- *   GET  record                                  this node's record, for routers that list it
+ *   GET  records                                 this node's record, for routers that list it; of
+ *                                                the port before ranks, those of all behind it
  *   GET  text                                    what a router needs of its model (text_bundle.h)
  *   POST publish leave snapshot reserve release  of a router that holds the view: handler.c
  *
@@ -9,8 +10,10 @@
 #include <string.h>
 
 #include "deploy/node/node_internal.h"
+#include "scheduler/directory/local.h"
 #include "scheduler/directory/wire.h"
 #include "shared/base/json/json.h"
+#include "shared/base/mem.h"
 
 static void reply(struct http_exchange *x, enum status st, const char *why)
 {
@@ -22,12 +25,31 @@ static void reply(struct http_exchange *x, enum status st, const char *why)
     buf_release(&body);
 }
 
-static void give_record(struct node *n, struct http_exchange *x)
+/* Those behind this port have published theirs here. */
+static void add_records_behind(struct node *n, struct buf *out)
+{
+    char topics[512];
+    size_t n_nodes;
+    struct node_record *nodes = directory_local_view(n->directory, n->o.topic, &n_nodes, topics);
+    for (size_t i = 0; i < n_nodes; i++) {
+        if (i) buf_add_char(out, ',');
+        node_record_write(&nodes[i], out);
+    }
+    mem_free(nodes);
+}
+
+static void give_records(struct node *n, struct http_exchange *x)
 {
     struct node_record me;
     struct buf body = { 0 };
-    node_describe_record(n, &me);
-    node_record_write(&me, &body);
+    buf_add_c(&body, "{\"records\":[");
+    if (n->o.no_engine) {
+        add_records_behind(n, &body);
+    } else {
+        node_describe_record(n, &me);
+        node_record_write(&me, &body);
+    }
+    buf_add_c(&body, "]}");
     http_reply(x, 200, "application/json", NULL, buf_str(&body));
     buf_release(&body);
 }
@@ -47,31 +69,51 @@ static void give_text(struct node *n, struct http_exchange *x)
     text_server_answer(&n->text_server, &from, o->secret, x);
 }
 
-static void answer_get(struct node *n, void (*give)(struct node *n, struct http_exchange *x),
-                       struct http_exchange *x)
+/* Does who asks have the secret that this node shares with others? */
+static enum status check_caller(const struct node *n, const struct http_exchange *x,
+                                struct err *err)
+{
+    const enum status st = directory_check_caller(n->o.secret, x, err);
+    if (st == OK || !(n->o.own_secret || launcher_watch_own_secret(n->launcher))) return st;
+    return err_set(err, ERR_UNAUTHORIZED,
+                   "this node and those started with it have a cluster secret of their own, which "
+                   "nobody else has: start all nodes and the router with the same "
+                   "BATON_CLUSTER_SECRET");
+}
+
+/* The port before ranks gives their records where it holds their view, and no text: they do. */
+static enum status check_state(const struct node *n, bool text, struct err *err)
+{
+    if (n->o.is_router || (n->o.no_engine && (text || !directory_is_local(n->directory))))
+        return err_set(err, ERR_NOT_FOUND,
+                       n->o.is_router ? "this is a router, no node"
+                                      : "this is an entry node without an engine; the nodes behind "
+                                        "it are in the view of the cluster that they were given");
+    if (n->state == NODE_READY || n->state == NODE_DRAINING || n->o.no_engine) return OK;
+    return err_set(err, ERR_UNAVAILABLE, "%s",
+                   n->state == NODE_LOADING ? "the model is being loaded"
+                                            : "the node is shutting down");
+}
+
+static void answer_get(struct node *n, bool text, struct http_exchange *x)
 {
     struct err err = { 0 };
-    enum status st = directory_check_caller(n->o.secret, x, &err);
+    enum status st = check_caller(n, x, &err);
     if (st == OK && strcmp(http_method(x), "GET") != 0)
         st = err_set(&err, ERR_NOT_FOUND, "only GET is answered here");
-    if (st == OK && n->o.no_engine)
-        st = err_set(&err, ERR_NOT_FOUND,
-                     "this is an entry node without an engine; the nodes behind it have ports of "
-                     "their own");
-    if (st == OK && n->state != NODE_READY && n->state != NODE_DRAINING)
-        st = err_set(&err, ERR_UNAVAILABLE, "%s",
-                     n->state == NODE_LOADING ? "the model is being loaded"
-                                              : "the node is shutting down");
-    if (st == OK) give(n, x);
-    else reply(x, st, err.text);
+    if (st == OK) st = check_state(n, text, &err);
+    if (st != OK) reply(x, st, err.text);
+    else if (text) give_text(n, x);
+    else give_records(n, x);
 }
 
 bool node_mount_http(struct node *n, struct http_exchange *x)
 {
     const struct str path = http_path(x);
     if (!str_starts(path, DIRECTORY_PATH)) return false;
-    if (str_eq_c(path, DIRECTORY_PATH "record")) answer_get(n, give_record, x);
-    else if (str_eq_c(path, DIRECTORY_PATH "text")) answer_get(n, give_text, x);
-    else return node_router_view(n, x);
+    const bool text = str_eq_c(path, DIRECTORY_PATH "text");
+    if (!text && !str_eq_c(path, DIRECTORY_PATH "records")) return node_router_view(n, x);
+    if (n->state == NODE_STOPPING) return false; /* the directory may be gone */
+    answer_get(n, text, x);
     return true;
 }

@@ -18,11 +18,12 @@
 enum {
     POLL_MS = 700,
     ASK_MS = 2000,
-    RECORD_ANSWER_MAX = 2 * RECORD_TEXT_MAX, /* its identity is text inside of text */
+    RECORDS_MAX = 256, /* of one address: the port before ranks gives those of all */
+    ANSWER_MAX = RECORDS_MAX * RECORD_TEXT_MAX,
     WHY_MAX = ERR_TEXT_MAX
 };
 
-#define RECORD_PATH DIRECTORY_PATH "record"
+#define RECORDS_PATH DIRECTORY_PATH "records"
 
 enum listed_state { LISTED_NEW, LISTED_UP, LISTED_DOWN };
 
@@ -36,8 +37,9 @@ struct listed_node {
     enum listed_state state;
     bool asking, removed; /* removed while it is asked: freed after the answer */
     bool role_told;       /* that it has another role than it is listed with */
-    uint64_t node;        /* of its last record; 0: none */
-    char why[WHY_MAX];    /* DOWN */
+    uint64_t *nodes;      /* [n_nodes] of its last answer */
+    size_t n_nodes;
+    char why[WHY_MAX]; /* DOWN */
 };
 
 struct listed_waiter {
@@ -58,6 +60,12 @@ struct listed {
     struct gauge *m_states[3];
     struct log_repeats repeats;
 };
+
+static void free_node(struct listed_node *n)
+{
+    mem_free(n->nodes);
+    mem_free(n);
+}
 
 static struct listed_node *find(const struct listed *l, const struct node_at *at)
 {
@@ -129,23 +137,62 @@ static enum status check_record(const struct listed_node *n, const struct node_r
     return OK;
 }
 
-/* A node that started again has another number; the record of its past goes at once. */
-static enum status take_record(struct listed_node *n, struct str text, struct err *err)
+static enum status publish(struct listed_node *n, const cJSON *one, uint64_t *id, struct err *err)
 {
-    struct listed *l = n->all;
     struct node_record r;
-    char *room = mem_calloc(1, text.n + 1);
-    enum status st = node_record_read(text, room, &r, err);
-    if (st == OK) st = check_record(n, &r, err);
-    if (st == OK) {
-        if (n->node && n->node != r.node) directory_local_leave(l->o.directory, n->node);
-        n->node = r.node;
-        st = directory_local_publish(l->o.directory, &r);
-        if (st != OK)
-            (void)err_set(err, st, "the view is full: it has %d nodes", DIRECTORY_NODES_MAX);
-        say_odd(n, &r);
+    TRY(node_record_from_json(one, &r, err));
+    TRY(check_record(n, &r, err));
+    if (directory_local_publish(n->all->o.directory, &r) != OK)
+        return err_set(err, ERR_FULL, "the view is full: it has %d nodes", DIRECTORY_NODES_MAX);
+    say_odd(n, &r);
+    *id = r.node;
+    return OK;
+}
+
+static bool has_id(const uint64_t *ids, size_t n, uint64_t id)
+{
+    for (size_t i = 0; i < n; i++)
+        if (ids[i] == id) return true;
+    return false;
+}
+
+static void leave(struct listed_node *n, const uint64_t *but, size_t n_but)
+{
+    for (size_t i = 0; i < n->n_nodes; i++)
+        if (!has_id(but, n_but, n->nodes[i]))
+            directory_local_leave(n->all->o.directory, n->nodes[i]);
+}
+
+/* A node that started again has another number; the record of its past goes at once. */
+static enum status take_all(struct listed_node *n, const cJSON *doc, struct err *err)
+{
+    const cJSON *records = json_member(doc, "records"), *one;
+    const int count = cJSON_IsArray(records) ? cJSON_GetArraySize(records) : 0;
+    size_t n_ids = 0;
+    enum status st = OK;
+    if (count < 1 || count > RECORDS_MAX)
+        return err_set(err, ERR_FORMAT, "no node behind it has said anything of itself yet");
+    uint64_t *ids = MEM_ARRAY(uint64_t, (size_t)count);
+    cJSON_ArrayForEach (one, records) {
+        st = publish(n, one, &ids[n_ids], err);
+        if (st != OK) break;
+        n_ids++;
     }
-    mem_free(room);
+    if (st == OK) leave(n, ids, n_ids);
+    if (st == OK) mem_free(n->nodes);
+    else mem_free(ids);
+    if (st != OK) return st;
+    n->nodes = ids;
+    n->n_nodes = n_ids;
+    return OK;
+}
+
+static enum status take_records(struct listed_node *n, struct str text, struct err *err)
+{
+    cJSON *doc = NULL;
+    TRY(json_parse(text, false, &doc, err));
+    const enum status st = take_all(n, doc, err);
+    cJSON_Delete(doc);
     return st;
 }
 
@@ -188,18 +235,19 @@ static void on_answer(void *arg, enum status st, int http_status, struct str bod
     struct listed_node *n = arg;
     struct err err = { 0 };
     if (n->all->freed) { /* the client is being freed */
-        if (n->removed) mem_free(n);
+        if (n->removed) free_node(n);
         return;
     }
     if (!n->removed) {
         if (st != OK) (void)err_set(&err, st, "it does not answer: %s", status_text(st));
         else
-            st = http_status == 200 ? take_record(n, body, &err) : refusal(http_status, body, &err);
+            st = http_status == 200 ? take_records(n, body, &err)
+                                    : refusal(http_status, body, &err);
         set_state(n, st == OK ? LISTED_UP : LISTED_DOWN, st == OK ? "" : err.text);
     }
     tell_waiters(n); /* which may remove it */
     n->asking = false;
-    if (n->removed) mem_free(n);
+    if (n->removed) free_node(n);
 }
 
 /* ---- questions ---- */
@@ -209,9 +257,9 @@ static void ask(struct listed_node *n)
     struct listed *l = n->all;
     char proof[DIRECTORY_PROOF_MAX], headers[DIRECTORY_PROOF_MAX + 32];
     if (n->asking) return;
-    directory_prove(l->o.secret, "GET", STR(RECORD_PATH), STR(""), proof);
+    directory_prove(l->o.secret, "GET", STR(RECORDS_PATH), STR(""), proof);
     snprintf(headers, sizeof headers, "Authorization: %s\r\n", proof);
-    n->asking = http_client_request(l->client, "GET", n->at.host, n->at.port, RECORD_PATH,
+    n->asking = http_client_request(l->client, "GET", n->at.host, n->at.port, RECORDS_PATH,
                                     l->o.secret.n ? headers : NULL, STR(""), ASK_MS, on_answer,
                                     n) == OK;
     if (!n->asking) set_state(n, LISTED_DOWN, "it cannot be asked");
@@ -248,11 +296,11 @@ bool listed_remove(struct listed *l, const struct node_at *node)
     log_info("listed node removed", "at=%s role=%s", n->text, node_role_name(n->at.role));
     list_remove(&n->link);
     l->n--;
-    if (n->node) directory_local_leave(l->o.directory, n->node);
+    leave(n, NULL, 0);
     n->removed = true;
     if (!n->asking) {
         tell_waiters(n);
-        mem_free(n);
+        free_node(n);
     }
     count_states(l);
     return true;
@@ -337,7 +385,7 @@ struct listed *listed_create(const struct listed_options *o)
     struct listed *l = MEM_NEW(struct listed);
     const struct http_client_options c = {
         .loop = o->loop,
-        .body_max = RECORD_ANSWER_MAX,
+        .body_max = ANSWER_MAX,
         .n_idle = LISTED_MAX,
     };
     const uint32_t poll_ms = o->poll_ms ? o->poll_ms : POLL_MS;
@@ -362,6 +410,6 @@ void listed_free(struct listed *l)
     loop_timer_free(l->poll);
     http_client_free(l->client);
     LIST_FOREACH (w, &l->waiters, struct listed_waiter, link) mem_free(w);
-    LIST_FOREACH (n, &l->nodes, struct listed_node, link) mem_free(n);
+    LIST_FOREACH (n, &l->nodes, struct listed_node, link) free_node(n);
     mem_free(l);
 }

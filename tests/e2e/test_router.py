@@ -99,7 +99,7 @@ def test_a_router_with_keys_and_a_secret():
             assert request(router.port, 'GET', '/registered_number')[0] == 401
             for call in ('snapshot', 'publish', 'leave', 'reserve', 'release'):  # a key is no secret
                 assert request(router.port, 'POST', '/cluster/v1/' + call, {'topic': 'default'}, key)[0] == 401, call
-            for path in ('/cluster/v1/text', '/cluster/v1/record'):
+            for path in ('/cluster/v1/text', '/cluster/v1/records'):
                 assert request(node.port, 'GET', path, headers=key)[0] == 401, path
             assert len(request(router.port, 'GET', '/cluster', headers=key)[2]['nodes']) == 1
             wait_until('the stranger is told of', lambda: 'another cluster secret' in router.output(), 10)
@@ -115,7 +115,7 @@ def test_without_a_secret_only_this_host_calls():
     node = Node(TINY, 'mixed', [*router.at(), '--host', '0.0.0.0'])
     with closing(router, node):
         wait_ready(node, router)
-        for port, path, method in ((router.port, '/cluster/v1/snapshot', 'POST'), (node.port, '/cluster/v1/text', 'GET'), (node.port, '/cluster/v1/record', 'GET')):
+        for port, path, method in ((router.port, '/cluster/v1/snapshot', 'POST'), (node.port, '/cluster/v1/text', 'GET'), (node.port, '/cluster/v1/records', 'GET')):
             body = {'topic': 'default'} if method == 'POST' else None
             assert request(port, method, path, body)[0] == 200, path
             status, _, said = request(port, method, path, body, {'X-Forwarded-For': '10.0.0.1'})

@@ -19,7 +19,7 @@ enum { POLL_MS = 50, LEASE_MS = 400, WAIT_MS = 8000 };
 /* A node: a port that gives a record, or says something else. */
 struct fake {
     struct http_server *http;
-    uint64_t node;
+    uint64_t node, second; /* second 0: none */
     const char *secret, *topic, *host;
     enum node_role role;
     int status; /* 0: the record */
@@ -63,12 +63,20 @@ static void on_request(void *arg, struct http_exchange *x)
         .max_seqs = 4,
     };
     f->n_asked++;
-    CHECK(str_eq_c(http_path(x), "/cluster/v1/record"));
+    CHECK(str_eq_c(http_path(x), "/cluster/v1/records"));
     CHECK_OK(directory_check_caller(str_of(f->secret), x, &err));
     snprintf(me.topic, sizeof me.topic, "%s", f->topic);
     snprintf(me.host, sizeof me.host, "%s", f->host);
     node_record_prove(&me, str_of(f->secret));
+    buf_add_c(&body, "{\"records\":[");
     node_record_write(&me, &body);
+    if (f->second) { /* behind the same port */
+        me.node = f->second;
+        node_record_prove(&me, str_of(f->secret));
+        buf_add_char(&body, ',');
+        node_record_write(&me, &body);
+    }
+    buf_add_c(&body, "]}");
     if (f->status) http_reply(x, f->status, "application/json", NULL, STR("{\"error\":\"no\"}"));
     else http_reply(x, 200, "application/json", NULL, buf_str(&body));
     buf_release(&body);
@@ -212,6 +220,21 @@ TEST(a_node_that_started_again_replaces_itself)
     rig_close(&r);
 }
 
+TEST(a_port_may_have_several_nodes_behind_it)
+{
+    struct rig r;
+    rig_open(&r, "s3cret");
+    r.fakes[0].second = 50;
+    add(&r, 0);
+    WAIT_FOR(&r, view_sum(&r) == 150);
+    r.fakes[0].second = 70;
+    WAIT_FOR(&r, view_sum(&r) == 170); /* the one that is not told of any more leaves at once */
+    const struct node_at a = at(&r, 0);
+    CHECK(listed_remove(r.listed, &a));
+    CHECK_EQ_INT(view_sum(&r), 0);
+    rig_close(&r);
+}
+
 TEST(records_that_cannot_be_used_say_why)
 {
     struct rig r;
@@ -343,6 +366,6 @@ TEST(bodies_of_fastdeploys_servers)
 
 TEST_MAIN(CASE(records_come_and_go), CASE(a_node_that_does_not_answer_leaves_with_its_lease),
           CASE(a_node_that_started_again_replaces_itself),
-          CASE(records_that_cannot_be_used_say_why), CASE(who_waits_is_told_once),
-          CASE(the_list_is_bounded), CASE(bodies_of_vllms_proxy),
+          CASE(a_port_may_have_several_nodes_behind_it), CASE(records_that_cannot_be_used_say_why),
+          CASE(who_waits_is_told_once), CASE(the_list_is_bounded), CASE(bodies_of_vllms_proxy),
           CASE(bodies_of_fastdeploys_servers))
