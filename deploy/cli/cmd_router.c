@@ -17,8 +17,10 @@ static const char INTRO[] =
 static enum status open_log(const struct config *c, struct err *err)
 {
     char name[64];
-    const long long port = (long long)config_int(c, "port");
-    if (port) snprintf(name, sizeof name, "baton-router-%lld.log", port);
+    const long long port = (long long)config_int(c, "port"),
+                    worker = (long long)config_int(c, "worker-port");
+    if (worker) snprintf(name, sizeof name, "baton-router-%lld-process-%lld.log", port, worker);
+    else if (port) snprintf(name, sizeof name, "baton-router-%lld.log", port);
     else snprintf(name, sizeof name, "baton-router-process-%d.log", getpid());
     return node_options_log(c, name, err);
 }
@@ -42,7 +44,7 @@ static int route(struct config *c)
     enum status st = open_log(c, &err);
     if (st == OK) st = router_options_read(c, &o, &err);
     if (st == OK) {
-        print_start(&o, c);
+        if (!o.worker.port) print_start(&o, c); /* one process says it for all */
         exit_status = 1;
         st = node_create(&o, &node, &err);
     }
@@ -53,12 +55,21 @@ static int route(struct config *c)
     return exit_status;
 }
 
+static int route_with_workers(struct config *c, int argc, char **argv)
+{
+    struct err err = { 0 };
+    if (open_log(c, &err) == OK) return command_router_workers(c, argc, argv);
+    log_fatal("baton router", err.text);
+    return 2;
+}
+
 int cmd_router(int argc, char **argv)
 {
     bool done;
     struct config *c = command_config("router", INTRO, argc, argv, NULL, NULL, &done);
     if (!c) return done ? 0 : 2;
-    const int exit_status = route(c);
+    const bool several = config_int(c, "workers") > 1 && !config_string(c, "worker-of");
+    const int exit_status = several ? route_with_workers(c, argc, argv) : route(c);
     config_free(c);
     return exit_status;
 }

@@ -151,7 +151,7 @@ static uint16_t free_port(const struct config *c, const struct launch_plan *p, u
     return 0;
 }
 
-static uint16_t free_rank_port(const struct config *c, const struct launch_plan *p)
+uint16_t launch_plan_free_port(const struct launch_plan *p, const struct config *c)
 {
     uint16_t random;
     random_bytes(&random, sizeof random);
@@ -278,7 +278,7 @@ static enum status choose_ports(const struct config *c, const struct launch_args
         TRY(launch_listed_port(c, "metrics-ports", entry, metrics_port, err));
     }
     node->port = port > 0    ? (uint16_t)port
-                 : w->behind ? free_rank_port(c, p)
+                 : w->behind ? launch_plan_free_port(p, c)
                              : free_port(c, p, PORT_FIRST, PORT_END);
     if (node->port) return OK;
     return err_set(err, ERR_CONFIG, "no free port could be found for node %zu", entry);
@@ -296,7 +296,7 @@ static enum status choose_meet_port(const struct config *c, size_t i, struct lau
     if (r->tp.size < 2 || node->first != i) return OK;
     TRY(launch_listed_port(c, "pd-comm-port", entry, &port, err));
     const bool is_rank_0 = r->experts && r->rank + i == 0;
-    node->meet_port = is_rank_0 ? r->port : port > 0 ? (uint16_t)port : free_rank_port(c, p);
+    node->meet_port = is_rank_0 ? r->port : port > 0 ? (uint16_t)port : launch_plan_free_port(p, c);
     if (node->meet_port) return OK;
     return err_set(err, ERR_CONFIG, "no free port could be found for the processes of node %zu",
                    entry);
@@ -326,7 +326,7 @@ static enum status choose_meeting_port(const struct config *c, struct launch_pla
                          "rank 0 listens for the other ranks with its cluster port: "
                          "--pd-comm-port %lld and --data-parallel-rpc-port %u must be the same",
                          (long long)port, p->ranks.port);
-    p->ranks.port = port > 0 ? (uint16_t)port : free_rank_port(c, p);
+    p->ranks.port = port > 0 ? (uint16_t)port : launch_plan_free_port(p, c);
     if (p->ranks.port) return OK;
     return err_set(err, ERR_CONFIG, "no free port could be found where the ranks meet");
 }

@@ -42,6 +42,8 @@ enum status launch_plan_make(const struct config *c, const struct launch_args *w
 /* Reads entry i of a list of ports: -1 where there is none, or where "-1" leaves the choice. */
 enum status launch_listed_port(const struct config *c, const char *name, size_t i, int64_t *out,
                                struct err *err) MUST_CHECK;
+/* A port that nobody has, nor a list of the command names, nor the plan; 0: none. */
+uint16_t launch_plan_free_port(const struct launch_plan *p, const struct config *c);
 /* Appends the ports of the API, " 8000, 8001"; processes without one are left out. */
 void launch_plan_print_ports(const struct launch_plan *p, struct buf *out);
 void launch_plan_release(struct launch_plan *p);

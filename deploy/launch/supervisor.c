@@ -290,7 +290,7 @@ static void on_self_answer(void *arg, enum status st, int http_status, struct st
     }
     ch->has_served = true;
     if (s->o.on_waiting) s->o.on_waiting(s->o.arg, ch->plan->port, "");
-    if (!sees_all(s, body)) return;
+    if (!sees_all(s, body) && !s->o.apart) return;
     ch->ready = true;
     bool all = true;
     for (size_t i = 0; i < s->o.plan->n; i++) all &= first_of(&s->children[i])->ready;

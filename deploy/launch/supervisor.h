@@ -18,6 +18,7 @@ struct supervisor_options {
     const struct config *c;         /* --restart, --shutdown-timeout, --api-key */
     const struct launch_plan *plan; /* all borrowed until supervisor_free */
     const char *address;            /* where their ports of the API are asked */
+    bool apart; /* each is ready by itself; else once it sees all nodes of the plan */
     /* All of them are ready, for the first time. */
     void (*on_ready)(void *arg);
     /* The process of this port answers, and says why it is not ready; "": it is. May be NULL. */

@@ -139,6 +139,22 @@ static void on_admin(void *arg, struct http_exchange *x)
     else say_not_ready(n, x);
 }
 
+/* Of one of several processes: what they share is not asked for here. */
+static void on_worker_http(void *arg, struct http_exchange *x) { on_http_unpassed(arg, x); }
+
+static enum status start_worker_port(struct node *n, const struct http_server_options *like,
+                                     struct err *err)
+{
+    struct http_server_options o = *like;
+    o.host = "127.0.0.1";
+    o.port = n->o.worker.port;
+    o.option = "--worker-port";
+    o.share_port = false;
+    o.handler = on_worker_http;
+    o.metrics = NULL;
+    return http_server_start(&o, &n->admin, err);
+}
+
 /* A conflict names the option that can be given: a launcher's user has the plural ones. */
 static enum status start_http(struct node *n, struct err *err)
 {
@@ -148,6 +164,7 @@ static enum status start_http(struct node *n, struct err *err)
         .host = n->o.host,
         .port = n->o.port,
         .option = launched ? "--ports" : "--port",
+        .share_port = n->o.worker.port != 0,
         .limits = n->o.http_limits,
         .handler = on_http,
         .arg = n,
@@ -157,6 +174,7 @@ static enum status start_http(struct node *n, struct err *err)
     o.limits.small_body_paths = DIRECTORY_PATH;
     o.limits.small_body_bytes = DIRECTORY_BODY_MAX;
     TRY(http_server_start(&o, &n->http, err));
+    if (n->o.worker.port) return start_worker_port(n, &o, err);
     if (n->o.metrics_port == 0 || n->o.metrics_port == n->o.port) return OK;
     o.port = n->o.metrics_port;
     o.option = launched ? "--metrics-ports" : "--metrics-port";

@@ -13,8 +13,10 @@
 
 #include "deploy/node/node_internal.h"
 #include "deploy/router/instances.h"
+#include "deploy/router/relay.h"
 #include "deploy/text/text_fetch.h"
 #include "scheduler/directory/local.h"
+#include "scheduler/directory/wire.h"
 #include "scheduler/view.h"
 #include "shared/base/clock.h"
 #include "shared/base/json/json.h"
@@ -32,6 +34,7 @@ enum router_state { ROUTER_SEEKING, ROUTER_FETCHING, ROUTER_LOADING, ROUTER_DONE
 struct node_router {
     struct node *node;
     enum router_state state;
+    struct relay *relay;            /* of one of several processes; else NULL */
     struct directory_handler *view; /* NULL: the view is elsewhere */
     struct listed *listed;          /* NULL: the same */
     struct proofs proofs;
@@ -48,11 +51,29 @@ struct node_router {
 
 /* ---- the view ---- */
 
+/* The holder cannot tell who called the shared port, so that is looked at here. */
+static void relay_call(struct node *n, struct http_exchange *x)
+{
+    struct err err = { 0 };
+    struct buf body = { 0 };
+    if (directory_check_caller(n->o.secret, x, &err) == OK) {
+        relay_pass(n->router->relay, x);
+        return;
+    }
+    buf_add_c(&body, "{\"error\":");
+    json_add_string(&body, str_of(err.text));
+    buf_add_char(&body, '}');
+    http_reply(x, status_http(err.code), "application/json", NULL, buf_str(&body));
+    buf_release(&body);
+}
+
 bool node_router_view(struct node *n, struct http_exchange *x)
 {
-    if (!n->router || !n->router->view) return false;
-    directory_handler_serve(n->router->view, x);
-    return true;
+    const struct node_router *r = n->router;
+    const bool is_holders = r && r->relay && n->o.directory_port == n->o.worker.holder;
+    if (r && r->view) directory_handler_serve(r->view, x);
+    else if (is_holders) relay_call(n, x);
+    return is_holders || (r && r->view);
 }
 
 /* Before the scheduler has a view of its own. */
@@ -77,9 +98,22 @@ static void count_nodes(void *arg, uint32_t out[3])
     for (size_t i = 0; i < v->n_nodes; i++) out[v->nodes[i].role]++;
 }
 
+/* A router may wait long for its first node. */
+static void write_metrics(struct node *n, struct http_exchange *x)
+{
+    struct buf body = { 0 };
+    metrics_write(n->metrics, &body);
+    http_reply(x, 200, "text/plain; version=0.0.4; charset=utf-8", NULL, buf_str(&body));
+    buf_release(&body);
+}
+
 bool node_router_http(struct node *n, struct http_exchange *x)
 {
     if (!n->router || n->state == NODE_STOPPING) return false;
+    if (n->router->relay && relay_takes(http_path(x))) {
+        relay_pass(n->router->relay, x);
+        return true;
+    }
     const struct instances_options o = {
         .listed = n->router->listed,
         .keys = n->o.api_keys,
@@ -87,6 +121,10 @@ bool node_router_http(struct node *n, struct http_exchange *x)
         .count = count_nodes,
         .arg = n,
     };
+    if (!n->serve && str_eq_c(http_path(x), "/metrics") && instances_has_key(&o, x)) {
+        write_metrics(n, x);
+        return true;
+    }
     return instances_serve(&o, x);
 }
 
@@ -288,6 +326,7 @@ enum status node_router_start(struct node *n, struct err *err)
     r->node = n;
     r->has_names = n->o.n_names > 0;
     r->has_template = n->o.chat_template != NULL;
+    if (n->o.worker.port) r->relay = relay_create(n->loop, n->o.worker.holder);
     if (!directory_is_local(n->directory)) return OK;
     r->view = directory_handler_create(n->directory, n->o.secret);
     return list_nodes(r, err);
@@ -324,6 +363,8 @@ void node_router_end(struct node *n)
     r->listed = NULL;
     directory_handler_free(r->view);
     r->view = NULL;
+    relay_free(r->relay);
+    r->relay = NULL;
 }
 
 void node_router_free(struct node *n)

@@ -75,6 +75,30 @@ const struct option ROUTER_OPTIONS[] = {
                 "a node or get 429.",
     },
     {
+        .name = "workers",
+        .env = "BATON_ROUTER_WORKERS",
+        .type = OPT_INT,
+        RANGE(1, 64),
+        .def = "1",
+        IN("Router", "router"),
+        .help = "Processes that share the port; one supervises them and holds what they share. One "
+                "streams some tens of thousands of tokens per second.",
+    },
+    {
+        .name = "worker-of",
+        .type = OPT_STRING,
+        IN("Router", "router"),
+        .help = "Given by --workers to its processes: where the one is that holds what they share.",
+    },
+    {
+        .name = "worker-port",
+        .type = OPT_INT,
+        RANGE(0, 65535),
+        .def = "0",
+        IN("Router", "router"),
+        .help = "Given by --workers to its processes: a port of their own on this host.",
+    },
+    {
         .name = "splitwise",
         .type = OPT_BOOL,
         IN("Router", "router"),

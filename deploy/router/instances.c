@@ -241,7 +241,7 @@ static const struct {
     { "/healthcheck", "GET", check_health, "error", false },
 };
 
-static bool has_key(const struct instances_options *o, const struct http_exchange *x)
+bool instances_has_key(const struct instances_options *o, const struct http_exchange *x)
 {
     uint8_t keys[NODE_KEYS_MAX][KEY_HASH_BYTES];
     for (size_t i = 0; i < o->n_keys; i++) sha256(o->keys[i], strlen(o->keys[i]), keys[i]);
@@ -253,7 +253,7 @@ bool instances_serve(const struct instances_options *o, struct http_exchange *x)
     size_t i = 0;
     while (i < COUNT_OF(PATHS) && !str_eq_c(http_path(x), PATHS[i].path)) i++;
     if (i == COUNT_OF(PATHS)) return false;
-    if (!has_key(o, x))
+    if (!instances_has_key(o, x))
         reply_error(x, 401, PATHS[i].error,
                     "a valid API key is needed: send Authorization: Bearer KEY");
     else if (strcmp(http_method(x), PATHS[i].method) != 0)

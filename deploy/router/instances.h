@@ -31,6 +31,9 @@ struct instances_options {
 /* Answers an exchange of one of the paths above; false: it is of another. */
 bool instances_serve(const struct instances_options *o, struct http_exchange *x);
 
+/* Does the exchange have one of the keys, or is none needed? */
+bool instances_has_key(const struct instances_options *o, const struct http_exchange *x);
+
 /* ---- the bodies, for tests ---- */
 
 struct instances_change {

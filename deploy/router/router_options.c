@@ -18,6 +18,28 @@ static enum status read_names(const struct config *c, struct node_options *o, st
     return OK;
 }
 
+/* One of several processes: their supervisor has the list, the view where it is the router's own,
+ * and --metrics-port. */
+static enum status read_worker(const struct config *c, struct node_options *o, struct err *err)
+{
+    const char *of = config_string(c, "worker-of");
+    char host[HOST_TEXT_MAX];
+    if (!of) return OK;
+    o->worker.port = (uint16_t)config_int(c, "worker-port");
+    if (!host_port_parse(of, host, &o->worker.holder) || !host_is_loopback(host) ||
+        !o->worker.holder || !o->worker.port)
+        return err_field(err, ERR_CONFIG, "worker-of",
+                         "--worker-of %s with --worker-port %u: --workers gives its processes both",
+                         of, o->worker.port);
+    addresses_release(&o->listed);
+    o->metrics_port = 0;
+    if (strcmp(o->directory, "local") != 0) return OK;
+    o->directory = "http";
+    o->directory_host = host_loopback(host);
+    o->directory_port = o->worker.holder;
+    return OK;
+}
+
 static enum status read_listed(const struct config *c, struct node_options *o, struct err *err)
 {
     TRY(addresses_read(c, &o->listed, err));
@@ -35,6 +57,7 @@ enum status router_options_read(const struct config *c, struct node_options *out
     TRY(node_options_check_read(c, out, err));
     TRY(read_names(c, out, err));
     TRY(read_listed(c, out, err));
+    TRY(read_worker(c, out, err));
     out->no_engine = out->is_router = true;
     out->serves_directory = false; /* the API's port does */
     return OK;

@@ -59,6 +59,7 @@ def test_nodes_register_and_the_router_takes_its_text_from_them():
         assert f'no node has registered in topic default yet; start nodes with --router 127.0.0.1:{router.port}' in why_not_ready(router)
         assert request(router.port, 'POST', '/v1/completions', PROMPT)[0] == 503
         assert request(router.port, 'GET', '/registered_number')[2] == {'mixed': 0, 'prefill': 0, 'decode': 0}
+        assert metrics(router.port)['baton_ready'] == 0
         prefill, decode = (Node(TINY, role, router.at()) for role in ('prefill', 'decode'))
         with closing(prefill, decode):
             wait_ready(prefill, decode, router)
@@ -276,3 +277,53 @@ def test_options_that_do_not_fit_stop_the_start():
         router = Router(*args)
         with closing(router):
             assert router.p.wait(20) == 2 and said in router.output(), router.output()
+
+
+def series_of(text, name):
+    return [line for line in text.splitlines() if line.startswith(name + '{')]
+
+
+def test_processes_that_share_the_port():
+    """Nodes register at the shared port and one is listed, whichever process gets the call; the metrics are those of all, and a killed process comes back."""
+    key = {'Authorization': 'Bearer k1'}
+    env = {**SECRET, 'BATON_API_KEY': 'k1'}
+    router = Router('--workers', '2', '--metrics-port', str(admin := free_ports(1)[0]), env=env)
+    with closing(router):
+        wait_until('the first process answers', lambda: request(router.port, 'GET', '/live', timeout=2)[0] == 200, 20)
+        assert 'no node has registered' in why_not_ready(router)
+        prefill, decode = Node(TINY, 'prefill', router.at(), env), Node(TINY, 'decode', (), env)
+        with closing(prefill, decode):
+            wait_until('the decode node answers', lambda: request(decode.port, 'GET', '/ready', timeout=2)[0] == 200, 20)
+            assert request(router.port, 'POST', '/instances/add', {'type': 'decode', 'instances': f'127.0.0.1:{decode.port}'}, key)[0] == 200
+            assert request(router.port, 'POST', '/instances/add', {'type': 'decode', 'instances': '127.0.0.1:9'})[0] == 401
+            wait_until('both processes are ready', lambda: f'ready: http://127.0.0.1:{router.port}/v1, 2 processes' in router.output(), 30)
+            for call in ('snapshot', 'publish'):
+                assert request(router.port, 'POST', '/cluster/v1/' + call, {'topic': 'default'}, key)[0] == 401
+            answers = [ask(router.port, key, return_trace=True) for _ in range(24)]
+            assert len({str(answer_of(a)) for a in answers}) == 1
+            assert all(a['baton']['prefill_node'].endswith(str(prefill.port)) and a['baton']['decode_node'].endswith(str(decode.port)) for a in answers)
+            assert request(router.port, 'GET', '/metrics')[0] == 401
+            for text in (request(router.port, 'GET', '/metrics', headers=key)[2], request(admin, 'GET', '/metrics')[2]):
+                found = {s.split('"')[1]: float(s.split()[-1]) for s in series_of(text, 'baton_requests_total')}
+                assert set(found) == {'0', '1'} and min(found.values()) > 0 and sum(found.values()) == 24, found
+                assert series_of(text, 'baton_directory_nodes') == ['baton_directory_nodes{worker="view"} 2'], series_of(text, 'baton_directory_nodes')
+                heads = [line for line in text.splitlines() if line.startswith('# TYPE')]
+                assert len(heads) == len(set(heads)) > 20
+            pids = [int(p) for p in os.listdir('/proc') if p.isdigit() and worker_of(p) == router.p.pid]
+            assert len(pids) == 2, pids
+            os.kill(pids[0], 9)
+            for _ in range(8):
+                wait_until('answers', lambda: ask(router.port, key), 10)
+            wait_until('a process again', lambda: len([p for p in os.listdir('/proc') if p.isdigit() and worker_of(p) == router.p.pid]) == 2, 20)
+            wait_until('it counts again', lambda: len(series_of(request(admin, 'GET', '/metrics')[2], 'baton_ready')) == 2, 20)
+        assert router.stop() == 0
+        assert not [p for p in os.listdir('/proc') if p.isdigit() and worker_of(p) == router.p.pid]
+
+
+def worker_of(pid):
+    """The parent of a process with --worker-port; 0: it is none, or has ended."""
+    try:
+        with open(f'/proc/{pid}/cmdline') as f, open(f'/proc/{pid}/stat') as s:
+            return int(s.read().rsplit(')', 1)[1].split()[1]) if '--worker-port' in f.read() else 0
+    except OSError:
+        return 0

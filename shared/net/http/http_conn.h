@@ -115,7 +115,7 @@ void http_server_close_handles(struct http_server *s); /* the listener too; free
 /* http_trim.c: looks whether a burst has begun; after more bytes are held. */
 void http_trim_note(struct http_server *s);
 /* http_listen.c: binds and listens; the error tells which process has the port. */
-enum status http_listen(uv_tcp_t *listener, const char *host, uint16_t port, const char *option,
+enum status http_listen(uv_tcp_t *listener, const struct http_server_options *o,
                         uv_connection_cb cb, uint16_t *bound, struct err *err) MUST_CHECK;
 
 #endif

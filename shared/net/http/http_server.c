@@ -163,8 +163,7 @@ enum status http_server_start(const struct http_server_options *o, struct http_s
     uv_timer_init(uv, &s->trim);
     s->listener.data = s->idle.data = s->grace.data = s->trim.data = s;
     s->n_handles = 4;
-    enum status st = http_listen(&s->listener, s->host, o->port, o->option, server_on_connection,
-                                 &s->port, err);
+    enum status st = http_listen(&s->listener, &s->o, server_on_connection, &s->port, err);
     if (st != OK) {
         http_server_close_handles(s);
         return st;

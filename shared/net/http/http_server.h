@@ -42,6 +42,7 @@ struct http_server_options {
     const char *host;
     uint16_t port;      /* 0: any free one */
     const char *option; /* that chose the port, for the error; NULL: none. Used in the call only */
+    bool share_port;    /* with other processes that ask for the same (SO_REUSEPORT) */
     struct http_limits limits;
     void (*handler)(void *arg, struct http_exchange *x);
     void *arg;

@@ -1,0 +1,270 @@
+/* holder.c - see holder.h. Thread: loop. */
+#include "deploy/router/holder.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "deploy/router/instances.h"
+#include "deploy/router/listed.h"
+#include "deploy/router/metrics_merge.h"
+#include "scheduler/directory/handler.h"
+#include "scheduler/directory/local.h"
+#include "scheduler/directory/wire.h"
+#include "shared/base/json/json.h"
+#include "shared/base/mem.h"
+#include "shared/net/http/http_client.h"
+
+enum {
+    BODY_MAX = 64 << 10,   /* of calls that list nodes */
+    METRICS_MAX = 4 << 20, /* of one process */
+    METRICS_MS = 2000,     /* a process that does not answer is left out */
+    STOP_GRACE_MS = 300
+};
+
+struct holder {
+    struct holder_options o;
+    struct metrics *metrics;
+    struct directory *local; /* NULL: the view is elsewhere */
+    struct directory_handler *view;
+    struct listed *listed;
+    struct http_client *client;
+    struct http_server *http, *admin;
+    int n_servers; /* that have not stopped */
+    void (*done)(void *arg);
+    void *done_arg;
+};
+
+static void reply_error(struct http_exchange *x, int status, const char *why)
+{
+    struct buf body = { 0 };
+    buf_add_c(&body, "{\"error\":");
+    json_add_string(&body, str_of(why));
+    buf_add_char(&body, '}');
+    http_reply(x, status, "application/json", NULL, buf_str(&body));
+    buf_release(&body);
+}
+
+/* ---- metrics of all processes ---- */
+
+/* Answers are awaited of all processes, which may end after the client. */
+struct gathering {
+    struct holder *holder;
+    struct http_exchange *x; /* NULL: the client has left */
+    size_t n_awaited;
+    struct buf *texts; /* [n_workers] */
+};
+
+struct gathering_part {
+    struct gathering *all;
+    size_t i;
+};
+
+static void reply_all(struct gathering *g)
+{
+    const size_t n = g->holder->o.n_workers;
+    struct metrics_page *pages = MEM_ARRAY(struct metrics_page, n + 1);
+    char(*names)[24] = mem_calloc(n, sizeof *names);
+    struct buf own = { 0 }, page = { 0 };
+    metrics_write(g->holder->metrics, &own);
+    for (size_t i = 0; i < n; i++) {
+        snprintf(names[i], sizeof names[i], "%zu", i);
+        pages[i] = (struct metrics_page){ names[i], buf_str(&g->texts[i]) };
+    }
+    pages[n] = (struct metrics_page){ "view", buf_str(&own) };
+    metrics_merge(pages, n + 1, &page);
+    http_reply(g->x, 200, "text/plain; version=0.0.4; charset=utf-8", NULL, buf_str(&page));
+    buf_release(&own);
+    buf_release(&page);
+    mem_free(names);
+    mem_free(pages);
+}
+
+static void end_part(struct gathering *g)
+{
+    if (--g->n_awaited > 0) return;
+    if (g->x) {
+        http_on_end(g->x, NULL, NULL);
+        reply_all(g);
+    }
+    for (size_t i = 0; i < g->holder->o.n_workers; i++) buf_release(&g->texts[i]);
+    mem_free(g->texts);
+    mem_free(g);
+}
+
+static void on_metrics(void *arg, enum status st, int http_status, struct str body)
+{
+    struct gathering_part *p = arg;
+    if (st == OK && http_status == 200) buf_add_str(&p->all->texts[p->i], body);
+    end_part(p->all);
+    mem_free(p);
+}
+
+static void on_gathering_end(void *arg, bool gone)
+{
+    struct gathering *g = arg;
+    (void)gone;
+    g->x = NULL;
+}
+
+static void ask_worker(struct gathering *g, size_t i, const char *headers)
+{
+    struct holder *h = g->holder;
+    struct gathering_part *p = MEM_NEW(struct gathering_part);
+    *p = (struct gathering_part){ g, i };
+    g->n_awaited++;
+    if (http_client_request(h->client, "GET", "127.0.0.1", h->o.ports[i], "/metrics", headers,
+                            STR(""), METRICS_MS, on_metrics, p) == OK)
+        return;
+    g->n_awaited--;
+    mem_free(p);
+}
+
+static void gather_metrics(struct holder *h, struct http_exchange *x)
+{
+    struct gathering *g = MEM_NEW(struct gathering);
+    struct buf headers = { 0 };
+    if (h->o.o->n_api_keys)
+        buf_printf(&headers, "Authorization: Bearer %s\r\n", h->o.o->api_keys[0]);
+    *g = (struct gathering){ .holder = h, .x = x, .n_awaited = 1 };
+    g->texts = MEM_ARRAY(struct buf, h->o.n_workers);
+    http_on_end(x, on_gathering_end, g);
+    for (size_t i = 0; i < h->o.n_workers; i++) ask_worker(g, i, headers.data);
+    end_part(g);
+    buf_release(&headers);
+}
+
+/* ---- HTTP ---- */
+
+static void count_nodes(void *arg, uint32_t out[3])
+{
+    struct holder *h = arg;
+    char topics[512];
+    size_t n = 0;
+    struct node_record *nodes = h->local ? directory_local_view(h->local, h->o.o->topic, &n, topics)
+                                         : NULL;
+    for (size_t i = 0; i < n; i++) out[nodes[i].role]++;
+    mem_free(nodes);
+}
+
+static void on_request(void *arg, struct http_exchange *x)
+{
+    struct holder *h = arg;
+    const struct instances_options i = {
+        .listed = h->listed,
+        .keys = h->o.o->api_keys,
+        .n_keys = h->o.o->n_api_keys,
+        .count = count_nodes,
+        .arg = h,
+    };
+    if (h->view && str_starts(http_path(x), DIRECTORY_PATH)) {
+        directory_handler_serve(h->view, x);
+    } else if (str_eq_c(http_path(x), "/metrics")) {
+        if (instances_has_key(&i, x)) gather_metrics(h, x);
+        else reply_error(x, 401, "a valid API key is needed: send Authorization: Bearer KEY");
+    } else if (!instances_serve(&i, x)) {
+        reply_error(x, 404, "this process answers the other processes of its router");
+    }
+}
+
+/* At --metrics-port no key is asked for, as at a node's. */
+static void on_admin(void *arg, struct http_exchange *x)
+{
+    struct holder *h = arg;
+    if (str_eq_c(http_path(x), "/metrics")) gather_metrics(h, x);
+    else if (str_eq_c(http_path(x), "/live") || str_eq_c(http_path(x), "/livez"))
+        http_reply(x, 200, "application/json", NULL, STR("{\"status\":\"ok\"}"));
+    else reply_error(x, 404, "here are /metrics and /live; the API's port has the other paths");
+}
+
+/* ---- life ---- */
+
+static enum status open_view(struct holder *h, struct err *err)
+{
+    const struct node_options *o = h->o.o;
+    const struct directory_options d = { .loop = h->o.loop,
+                                         .topic = o->topic,
+                                         .metrics = h->metrics };
+    const struct listed_options l = {
+        .loop = h->o.loop, .secret = o->secret, .topic = o->topic, .metrics = h->metrics
+    };
+    if (strcmp(o->directory, "local") != 0) return OK;
+    TRY(directory_open("local", &d, &h->local, err));
+    h->view = directory_handler_create(h->local, o->secret);
+    struct listed_options with = l;
+    with.directory = h->local;
+    h->listed = listed_create(&with);
+    for (size_t i = 0; i < o->listed.n; i++) TRY(listed_add(h->listed, &o->listed.nodes[i], err));
+    return OK;
+}
+
+static enum status listen_on(struct holder *h, const char *host, uint16_t port,
+                             void (*handler)(void *arg, struct http_exchange *x),
+                             struct http_server **out, struct err *err)
+{
+    struct http_server_options s = {
+        .loop = h->o.loop,
+        .host = host,
+        .port = port,
+        .option = "--metrics-port",
+        .limits = HTTP_LIMITS_DEFAULT,
+        .handler = handler,
+        .arg = h,
+    };
+    s.limits.body_bytes = BODY_MAX;
+    s.limits.small_body_paths = DIRECTORY_PATH;
+    s.limits.small_body_bytes = DIRECTORY_BODY_MAX;
+    s.limits.write_queue_bytes = 2 * DIRECTORY_ANSWER_MAX;
+    TRY(http_server_start(&s, out, err));
+    h->n_servers++;
+    return OK;
+}
+
+static void free_holder(struct holder *h)
+{
+    listed_free(h->listed);
+    directory_handler_free(h->view);
+    directory_close(h->local);
+    http_client_free(h->client);
+    metrics_free(h->metrics);
+    mem_free(h);
+}
+
+static void on_stopped(void *arg)
+{
+    struct holder *h = arg;
+    void (*done)(void *arg) = h->done;
+    void *done_arg = h->done_arg;
+    if (--h->n_servers > 0) return;
+    free_holder(h);
+    if (done) done(done_arg);
+}
+
+enum status holder_start(const struct holder_options *o, struct holder **out, struct err *err)
+{
+    struct holder *h = MEM_NEW(struct holder);
+    const struct http_client_options c = { .loop = o->loop,
+                                           .body_max = METRICS_MAX,
+                                           .n_idle = (uint32_t)o->n_workers };
+    h->o = *o;
+    h->metrics = metrics_create();
+    h->client = http_client_create(&c);
+    enum status st = open_view(h, err);
+    if (st == OK) st = listen_on(h, "127.0.0.1", 0, on_request, &h->http, err);
+    if (st == OK && o->o->metrics_port)
+        st = listen_on(h, o->o->host, o->o->metrics_port, on_admin, &h->admin, err);
+    if (st == OK) *out = h;
+    else if (h->n_servers) holder_stop(h, NULL, NULL);
+    else free_holder(h);
+    return st;
+}
+
+uint16_t holder_port(const struct holder *h) { return http_server_port(h->http); }
+
+void holder_stop(struct holder *h, void (*done)(void *arg), void *arg)
+{
+    h->done = done;
+    h->done_arg = arg;
+    if (h->view) directory_handler_close(h->view);
+    if (h->http) http_server_stop(h->http, STOP_GRACE_MS, on_stopped, h);
+    if (h->admin) http_server_stop(h->admin, 0, on_stopped, h);
+}
