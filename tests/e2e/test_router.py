@@ -1,5 +1,5 @@
 """`baton router`: one address before nodes that register with it, or that it lists."""
-import concurrent.futures, http.client, json, os, socket, tempfile, threading, types
+import concurrent.futures, contextlib, http.client, json, os, socket, tempfile, threading, types
 from harness import BIN, DATA, Node, Process, Redis, TINY, answer_of, closing, free_ports, metrics, mixed_requests, request, stream, wait_ready, wait_until
 
 OTHER = os.path.join(DATA, 'goldens', 'qwen2', 'model')
@@ -327,3 +327,43 @@ def worker_of(pid):
             return int(s.read().rsplit(')', 1)[1].split()[1]) if '--worker-port' in f.read() else 0
     except OSError:
         return 0
+
+def resident_kib(pid):
+    with open(f'/proc/{pid}/status') as f:
+        return next(int(line.split()[1]) for line in f if line.startswith('VmRSS:'))
+
+
+def test_memory_of_waiting_requests():
+    """Body and the second copy of the tokens are given up once a request is prepared: what waits takes at most 28 KiB and 4 bytes per token of its prompt."""
+    n, length = 600, 1800
+    router = Router('--placement-timeout', '60')
+    with tempfile.NamedTemporaryFile('w', suffix='.json') as slow, closing(router):
+        json.dump({'fixed_us': 200000, 'prompt': {}, 'decode': {}}, slow)
+        slow.flush()
+        up(router)
+        node = Node(TINY, 'mixed', [*router.at(), '--max-num-seqs', '1', '--pace', slow.name])
+        with closing(node), contextlib.ExitStack() as stack:
+            wait_ready(node, router)
+
+            def send(n_tokens, i):
+                """A request that will wait, since the node has one place and its steps take long."""
+                s = stack.enter_context(socket.create_connection(('127.0.0.1', router.port), 10))
+                body = json.dumps(dict(prompt=[5 + (i + k) % 300 for k in range(n_tokens)], max_tokens=200, ignore_eos=True)).encode()
+                s.sendall(b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n' % len(body) + body)
+
+            def waiting():
+                return metrics(router.port)['baton_requests_placing']
+            for i in range(50):  # what the first requests need once
+                send(length, i)
+            wait_until('they wait', lambda: waiting() >= 49, 30)
+            took = {}
+            for n_tokens in (16, length):
+                before, have = resident_kib(router.p.pid), waiting()
+                for i in range(n):
+                    send(n_tokens, i)
+                wait_until('all wait', lambda: waiting() >= have + n - 2, 60)
+                took[n_tokens] = (resident_kib(router.p.pid) - before) * 1024 / n
+            print('  memory of a waiting request: ' + ', '.join(f'{b / 1024:.1f} KiB with {t} tokens' for t, b in took.items()), flush=True)
+            for n_tokens, b in took.items():
+                assert b <= (28 << 10) + 4 * n_tokens, (n_tokens, b)
+            assert metrics(router.port)['baton_requests_placing'] > 0

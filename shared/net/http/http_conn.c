@@ -16,7 +16,8 @@ enum {
     HTTP_CONN_REQUESTS = 100000, /* then the connection is renewed */
     HTTP_TURNED_AWAY_MAX = 64,   /* connections above the limit that get a 503; others are closed */
     HTTP_KEEPALIVE_S = 60,
-    HTTP_KEEP_IN = 16 * 1024 /* bytes of an empty input buffer */
+    HTTP_KEEP_IN = 16 * 1024, /* bytes of an empty input buffer, */
+    HTTP_KEEP_SERVING = 1024  /* and while an answer is awaited, which may take long */
 };
 
 static void conn_on_closed(uv_handle_t *h)
@@ -253,8 +254,9 @@ static bool conn_read_request(struct http_conn *c)
     enum http_parse_state before = c->parse.state;
     size_t used = http_parse_feed(&c->parse, c->in.data, c->in.len);
     buf_consume(&c->in, used);
-    if (c->in.len == 0 && c->in.cap > HTTP_KEEP_IN) buf_release(&c->in);
     enum http_parse_state now = c->parse.state;
+    const size_t keep = now == HTTP_PARSE_DONE ? HTTP_KEEP_SERVING : HTTP_KEEP_IN;
+    if (c->in.len == 0 && c->in.cap > keep) buf_release(&c->in);
     if (now != before)
         c->t_phase = before == HTTP_PARSE_IDLE && c->n_requests == 0 && now == HTTP_PARSE_HEAD
                          ? c->t_phase
