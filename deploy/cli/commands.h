@@ -45,8 +45,8 @@ int command_launch(struct config *c, const char *command, const struct launch_ar
 /* `serve` as the parent of ranks: this process has the port, and an entry node behind it. */
 int command_serve_ranks(struct config *c, const struct ranks *r);
 
-/* `router --workers N`: supervises the processes; argv holds the argc words of the command, its name
- * first. Returns the exit status. */
+/* `router --workers N`: supervises the processes; argv holds the argc words of the command, its
+ * name first. Returns the exit status. */
 int command_router_workers(const struct config *c, int argc, char **argv);
 
 /* Prints a sentence about an option without effect to stderr; for config_notes. */

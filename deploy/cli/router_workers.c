@@ -1,7 +1,7 @@
 /* router_workers.c - `baton router --workers N`: this process supervises N others that share the
- * port, and holds what they have in common (deploy/router/holder.h).
+ * port, and holds what they have in common (deploy/router/hub.h).
  *
- *     first signal ─▶ the processes take no more and end what runs ─▶ the holder ends ─▶ the end
+ *     first signal ─▶ the processes take no more and end what runs ─▶ the hub ends ─▶ the end
  *
  * A second signal ends them at once. Thread: main. */
 #include <stdio.h>
@@ -13,7 +13,7 @@
 #include "deploy/launch/launch_view.h"
 #include "deploy/launch/launcher_watch.h"
 #include "deploy/launch/supervisor.h"
-#include "deploy/router/holder.h"
+#include "deploy/router/hub.h"
 #include "deploy/router/router_options.h"
 #include "shared/base/address/port.h"
 #include "shared/base/log.h"
@@ -25,7 +25,7 @@ struct workers {
     const struct config *c;
     struct node_options o;
     struct loop *loop;
-    struct holder *holder;
+    struct hub *hub;
     struct launch_plan plan;
     uint16_t ports[WORKERS_MAX];
     struct supervisor *supervisor;
@@ -33,17 +33,17 @@ struct workers {
 
 /* ---- stop ---- */
 
-static void on_holder_ended(void *arg)
+static void on_hub_ended(void *arg)
 {
     struct workers *w = arg;
-    w->holder = NULL;
+    w->hub = NULL;
     loop_stop(w->loop);
 }
 
 static void on_ended(void *arg)
 {
     struct workers *w = arg;
-    holder_stop(w->holder, on_holder_ended, w);
+    hub_stop(w->hub, on_hub_ended, w);
 }
 
 static void on_signal(void *arg, int signum)
@@ -89,7 +89,7 @@ static enum status write_args(struct workers *w, int argc, char **argv, struct e
     if (argc + 5 >= LAUNCH_ARGS_MAX)
         return err_set(err, ERR_CONFIG, "the command has %d words, more than %d", argc,
                        LAUNCH_ARGS_MAX - 6);
-    snprintf(of, sizeof of, "--worker-of=127.0.0.1:%u", holder_port(w->holder));
+    snprintf(of, sizeof of, "--worker-of=127.0.0.1:%u", hub_port(w->hub));
     snprintf(shared, sizeof shared, "--port=%u", w->o.port);
     for (size_t i = 0; i < w->plan.n; i++) {
         char **out = w->plan.nodes[i].argv;
@@ -156,10 +156,10 @@ static enum status start(struct workers *w, int argc, char **argv, struct err *e
     TRY(choose_ports(w, err));
     (void)open_files_raise();
     TRY(loop_create(&w->loop, err));
-    const struct holder_options h = {
+    const struct hub_options h = {
         .loop = w->loop, .o = &w->o, .ports = w->ports, .n_workers = w->plan.n
     };
-    TRY(holder_start(&h, &w->holder, err));
+    TRY(hub_start(&h, &w->hub, err));
     TRY(write_args(w, argc, argv, err));
     print_start(w);
     start_processes(w);
@@ -181,8 +181,8 @@ int command_router_workers(const struct config *c, int argc, char **argv)
         supervisor_say_culprit(w->supervisor, "baton router");
     } else {
         log_fatal("baton router", err.text);
-        if (w->holder) {
-            holder_stop(w->holder, on_holder_ended, w);
+        if (w->hub) {
+            hub_stop(w->hub, on_hub_ended, w);
             loop_run(w->loop);
         }
     }

@@ -65,9 +65,9 @@ struct node_options {
     bool is_router; /* of nodes that register with it, or that it lists; no_engine too */
     struct addresses listed; /* of a router */
     struct {
-        uint16_t port;   /* its own, on this host, where the others of its router reach it */
-        uint16_t holder; /* of the process that holds what they share; 0: it is the only one */
-    } worker;            /* of a router of several processes, which share `port` */
+        uint16_t port; /* its own, on this host, where the others of its router reach it */
+        uint16_t hub;  /* of the process that holds what they share; 0: it is the only one */
+    } worker;          /* of a router of several processes, which share `port` */
     const char *api_keys[NODE_KEYS_MAX];
     size_t n_api_keys;
     struct http_limits http_limits;

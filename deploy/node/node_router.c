@@ -51,7 +51,7 @@ struct node_router {
 
 /* ---- the view ---- */
 
-/* The holder cannot tell who called the shared port, so that is looked at here. */
+/* The hub cannot tell who called the shared port, so that is looked at here. */
 static void relay_call(struct node *n, struct http_exchange *x)
 {
     struct err err = { 0 };
@@ -70,10 +70,10 @@ static void relay_call(struct node *n, struct http_exchange *x)
 bool node_router_view(struct node *n, struct http_exchange *x)
 {
     const struct node_router *r = n->router;
-    const bool is_holders = r && r->relay && n->o.directory_port == n->o.worker.holder;
+    const bool is_hubs = r && r->relay && n->o.directory_port == n->o.worker.hub;
     if (r && r->view) directory_handler_serve(r->view, x);
-    else if (is_holders) relay_call(n, x);
-    return is_holders || (r && r->view);
+    else if (is_hubs) relay_call(n, x);
+    return is_hubs || (r && r->view);
 }
 
 /* Before the scheduler has a view of its own. */
@@ -326,7 +326,7 @@ enum status node_router_start(struct node *n, struct err *err)
     r->node = n;
     r->has_names = n->o.n_names > 0;
     r->has_template = n->o.chat_template != NULL;
-    if (n->o.worker.port) r->relay = relay_create(n->loop, n->o.worker.holder);
+    if (n->o.worker.port) r->relay = relay_create(n->loop, n->o.worker.hub);
     if (!directory_is_local(n->directory)) return OK;
     r->view = directory_handler_create(n->directory, n->o.secret);
     return list_nodes(r, err);

@@ -80,7 +80,7 @@ const struct compat_entry COMPATIBILITY[] = {
             "`baton launch` with the same options"),
     COMMAND("python -m fastdeploy.router.launch", "000", WORKS,
             "`baton router` with the same options; POST /register and GET /registered_number are "
-            "there, too"),
+            "there, too (docs/router.md)"),
     COMMAND(
         "LLM(...).generate(prompts, sampling_params)", "001", WORKS,
         "`baton generate --input requests.jsonl --output answers.jsonl`, with LLM's arguments as "
@@ -99,7 +99,7 @@ const struct compat_entry COMPATIBILITY[] = {
             "nodes of a host"),
     COMMAND("python load_balance_proxy_server_example.py", "002", WORKS,
             "`baton router` with the same options; POST /instances/add, /instances/remove and GET "
-            "/healthcheck are there, too"),
+            "/healthcheck are there, too (docs/router.md)"),
     COMMAND("hccn_tool", "002", REFUSED, NO_ASCEND),
     COMMAND("npu-smi info", "002", REFUSED, NO_ASCEND),
     COMMAND("cat /etc/hccn.conf", "002", REFUSED, NO_ASCEND),

@@ -1,6 +1,6 @@
 /* listed.h - nodes that a router's operator lists, or adds over HTTP, instead of letting them
- * register: each is asked for its record (GET /cluster/v1/records), which goes into the router's own
- * directory as if the node had published it. Listed nodes need not know each other, nor the router.
+ * register: each is asked for its record (GET /cluster/v1/records), which goes into the router's
+ * own directory as if the node had published it. Listed nodes need not know each other, nor it.
  *
  *     NEW ──record──▶ UP ──no answer, a refusal, a record that cannot be used──▶ DOWN
  *      └──the same────────────────────────────────────────────────────────────────▲│

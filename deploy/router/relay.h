@@ -7,13 +7,13 @@
 
 struct relay;
 
-/* `port`: of the holder, on this host. */
+/* `port`: of the hub, on this host. */
 struct relay *relay_create(struct loop *loop, uint16_t port);
 /* After the HTTP server: no exchange is left. */
 void relay_free(struct relay *r);
-/* Is the path one that the holder answers? Those of the view are told by DIRECTORY_PATH. */
+/* Is the path one that the hub answers? Those of the view are told by DIRECTORY_PATH. */
 bool relay_takes(struct str path);
-/* Method, path, body and Authorization go to the holder, its answer to the client; 503 while it
+/* Method, path, body and Authorization go to the hub, its answer to the client; 503 while it
  * does not answer. */
 void relay_pass(struct relay *r, struct http_exchange *x);
 

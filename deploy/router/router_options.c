@@ -26,8 +26,8 @@ static enum status read_worker(const struct config *c, struct node_options *o, s
     char host[HOST_TEXT_MAX];
     if (!of) return OK;
     o->worker.port = (uint16_t)config_int(c, "worker-port");
-    if (!host_port_parse(of, host, &o->worker.holder) || !host_is_loopback(host) ||
-        !o->worker.holder || !o->worker.port)
+    if (!host_port_parse(of, host, &o->worker.hub) || !host_is_loopback(host) || !o->worker.hub ||
+        !o->worker.port)
         return err_field(err, ERR_CONFIG, "worker-of",
                          "--worker-of %s with --worker-port %u: --workers gives its processes both",
                          of, o->worker.port);
@@ -36,7 +36,7 @@ static enum status read_worker(const struct config *c, struct node_options *o, s
     if (strcmp(o->directory, "local") != 0) return OK;
     o->directory = "http";
     o->directory_host = host_loopback(host);
-    o->directory_port = o->worker.holder;
+    o->directory_port = o->worker.hub;
     return OK;
 }
 

@@ -28,7 +28,7 @@ static enum status listen_resolve(const char *host, uint16_t port, struct sockad
     return OK;
 }
 
-/* libuv 1.44 cannot ask for a shared port, so the socket is made here. Returns 0 or libuv's code. */
+/* libuv 1.44 cannot ask for a shared port, so the socket is made here. Returns 0 or its code. */
 static int bind_shared(uv_tcp_t *listener, const struct sockaddr_storage *a)
 {
     const int one = 1;

@@ -1,5 +1,5 @@
-/* holder.c - see holder.h. Thread: loop. */
-#include "deploy/router/holder.h"
+/* hub.c - see hub.h. Thread: loop. */
+#include "deploy/router/hub.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -21,8 +21,8 @@ enum {
     STOP_GRACE_MS = 300
 };
 
-struct holder {
-    struct holder_options o;
+struct hub {
+    struct hub_options o;
     struct metrics *metrics;
     struct directory *local; /* NULL: the view is elsewhere */
     struct directory_handler *view;
@@ -48,7 +48,7 @@ static void reply_error(struct http_exchange *x, int status, const char *why)
 
 /* Answers are awaited of all processes, which may end after the client. */
 struct gathering {
-    struct holder *holder;
+    struct hub *hub;
     struct http_exchange *x; /* NULL: the client has left */
     size_t n_awaited;
     struct buf *texts; /* [n_workers] */
@@ -61,11 +61,11 @@ struct gathering_part {
 
 static void reply_all(struct gathering *g)
 {
-    const size_t n = g->holder->o.n_workers;
+    const size_t n = g->hub->o.n_workers;
     struct metrics_page *pages = MEM_ARRAY(struct metrics_page, n + 1);
     char(*names)[24] = mem_calloc(n, sizeof *names);
     struct buf own = { 0 }, page = { 0 };
-    metrics_write(g->holder->metrics, &own);
+    metrics_write(g->hub->metrics, &own);
     for (size_t i = 0; i < n; i++) {
         snprintf(names[i], sizeof names[i], "%zu", i);
         pages[i] = (struct metrics_page){ names[i], buf_str(&g->texts[i]) };
@@ -86,7 +86,7 @@ static void end_part(struct gathering *g)
         http_on_end(g->x, NULL, NULL);
         reply_all(g);
     }
-    for (size_t i = 0; i < g->holder->o.n_workers; i++) buf_release(&g->texts[i]);
+    for (size_t i = 0; i < g->hub->o.n_workers; i++) buf_release(&g->texts[i]);
     mem_free(g->texts);
     mem_free(g);
 }
@@ -108,7 +108,7 @@ static void on_gathering_end(void *arg, bool gone)
 
 static void ask_worker(struct gathering *g, size_t i, const char *headers)
 {
-    struct holder *h = g->holder;
+    struct hub *h = g->hub;
     struct gathering_part *p = MEM_NEW(struct gathering_part);
     *p = (struct gathering_part){ g, i };
     g->n_awaited++;
@@ -119,13 +119,13 @@ static void ask_worker(struct gathering *g, size_t i, const char *headers)
     mem_free(p);
 }
 
-static void gather_metrics(struct holder *h, struct http_exchange *x)
+static void gather_metrics(struct hub *h, struct http_exchange *x)
 {
     struct gathering *g = MEM_NEW(struct gathering);
     struct buf headers = { 0 };
     if (h->o.o->n_api_keys)
         buf_printf(&headers, "Authorization: Bearer %s\r\n", h->o.o->api_keys[0]);
-    *g = (struct gathering){ .holder = h, .x = x, .n_awaited = 1 };
+    *g = (struct gathering){ .hub = h, .x = x, .n_awaited = 1 };
     g->texts = MEM_ARRAY(struct buf, h->o.n_workers);
     http_on_end(x, on_gathering_end, g);
     for (size_t i = 0; i < h->o.n_workers; i++) ask_worker(g, i, headers.data);
@@ -137,7 +137,7 @@ static void gather_metrics(struct holder *h, struct http_exchange *x)
 
 static void count_nodes(void *arg, uint32_t out[3])
 {
-    struct holder *h = arg;
+    struct hub *h = arg;
     char topics[512];
     size_t n = 0;
     struct node_record *nodes = h->local ? directory_local_view(h->local, h->o.o->topic, &n, topics)
@@ -148,7 +148,7 @@ static void count_nodes(void *arg, uint32_t out[3])
 
 static void on_request(void *arg, struct http_exchange *x)
 {
-    struct holder *h = arg;
+    struct hub *h = arg;
     const struct instances_options i = {
         .listed = h->listed,
         .keys = h->o.o->api_keys,
@@ -169,7 +169,7 @@ static void on_request(void *arg, struct http_exchange *x)
 /* At --metrics-port no key is asked for, as at a node's. */
 static void on_admin(void *arg, struct http_exchange *x)
 {
-    struct holder *h = arg;
+    struct hub *h = arg;
     if (str_eq_c(http_path(x), "/metrics")) gather_metrics(h, x);
     else if (str_eq_c(http_path(x), "/live") || str_eq_c(http_path(x), "/livez"))
         http_reply(x, 200, "application/json", NULL, STR("{\"status\":\"ok\"}"));
@@ -178,7 +178,7 @@ static void on_admin(void *arg, struct http_exchange *x)
 
 /* ---- life ---- */
 
-static enum status open_view(struct holder *h, struct err *err)
+static enum status open_view(struct hub *h, struct err *err)
 {
     const struct node_options *o = h->o.o;
     const struct directory_options d = { .loop = h->o.loop,
@@ -197,7 +197,7 @@ static enum status open_view(struct holder *h, struct err *err)
     return OK;
 }
 
-static enum status listen_on(struct holder *h, const char *host, uint16_t port,
+static enum status listen_on(struct hub *h, const char *host, uint16_t port,
                              void (*handler)(void *arg, struct http_exchange *x),
                              struct http_server **out, struct err *err)
 {
@@ -219,7 +219,7 @@ static enum status listen_on(struct holder *h, const char *host, uint16_t port,
     return OK;
 }
 
-static void free_holder(struct holder *h)
+static void free_hub(struct hub *h)
 {
     listed_free(h->listed);
     directory_handler_free(h->view);
@@ -231,17 +231,17 @@ static void free_holder(struct holder *h)
 
 static void on_stopped(void *arg)
 {
-    struct holder *h = arg;
+    struct hub *h = arg;
     void (*done)(void *arg) = h->done;
     void *done_arg = h->done_arg;
     if (--h->n_servers > 0) return;
-    free_holder(h);
+    free_hub(h);
     if (done) done(done_arg);
 }
 
-enum status holder_start(const struct holder_options *o, struct holder **out, struct err *err)
+enum status hub_start(const struct hub_options *o, struct hub **out, struct err *err)
 {
-    struct holder *h = MEM_NEW(struct holder);
+    struct hub *h = MEM_NEW(struct hub);
     const struct http_client_options c = { .loop = o->loop,
                                            .body_max = METRICS_MAX,
                                            .n_idle = (uint32_t)o->n_workers };
@@ -253,14 +253,14 @@ enum status holder_start(const struct holder_options *o, struct holder **out, st
     if (st == OK && o->o->metrics_port)
         st = listen_on(h, o->o->host, o->o->metrics_port, on_admin, &h->admin, err);
     if (st == OK) *out = h;
-    else if (h->n_servers) holder_stop(h, NULL, NULL);
-    else free_holder(h);
+    else if (h->n_servers) hub_stop(h, NULL, NULL);
+    else free_hub(h);
     return st;
 }
 
-uint16_t holder_port(const struct holder *h) { return http_server_port(h->http); }
+uint16_t hub_port(const struct hub *h) { return http_server_port(h->http); }
 
-void holder_stop(struct holder *h, void (*done)(void *arg), void *arg)
+void hub_stop(struct hub *h, void (*done)(void *arg), void *arg)
 {
     h->done = done;
     h->done_arg = arg;

@@ -1,28 +1,27 @@
-/* holder.h - what the processes of one router have in common, in the process that supervises them:
+/* hub.h - what the processes of one router have in common, in the process that supervises them:
  * the view of the nodes, the list of nodes, and the metrics of all. They hand on what their shared
  * port gets of it (relay.h), and ask for the view as nodes do.
  *
  * Its port is on loopback, for them alone: the keys of the API and the cluster secret are asked for
  * all the same. With --metrics-port it serves that, too. Life cycle: start, stop (then `done`).
  * Thread: loop. */
-#ifndef BATON_DEPLOY_ROUTER_HOLDER_H
-#define BATON_DEPLOY_ROUTER_HOLDER_H
+#ifndef BATON_DEPLOY_ROUTER_HUB_H
+#define BATON_DEPLOY_ROUTER_HUB_H
 
 #include "deploy/node/node_options.h"
 #include "shared/net/loop.h"
 
-struct holder;
+struct hub;
 
-struct holder_options {
+struct hub_options {
     struct loop *loop;
     const struct node_options *o; /* of the router; borrowed until the stop is done */
     const uint16_t *ports;        /* [n_workers] their own ports on this host; borrowed */
     size_t n_workers;
 };
 
-enum status holder_start(const struct holder_options *o, struct holder **out,
-                         struct err *err) MUST_CHECK;
-uint16_t holder_port(const struct holder *h);
-void holder_stop(struct holder *h, void (*done)(void *arg), void *arg);
+enum status hub_start(const struct hub_options *o, struct hub **out, struct err *err) MUST_CHECK;
+uint16_t hub_port(const struct hub *h);
+void hub_stop(struct hub *h, void (*done)(void *arg), void *arg);
 
 #endif
