@@ -10,10 +10,10 @@
 
 #include "scheduler/directory/backends.h"
 #include "scheduler/directory/keys.h"
+#include "scheduler/directory/redis_advice.h"
 #include "scheduler/directory/remote.h"
 #include "scheduler/directory/scripts.h"
 #include "scheduler/directory/wire.h"
-#include "shared/base/address/host_port.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 #include "shared/net/redis/redis.h"
@@ -28,8 +28,8 @@ struct directory_redis {
     struct directory_remote remote;
     char topic[NODE_NAME_MAX];
     char owner[ID_TEXT], lease[NUMBER_TEXT];
-    char at[HOST_PORT_TEXT_MAX]; /* of the server */
-    char check[160];             /* the command that looks further */
+    char at[REDIS_SERVER_TEXT_MAX];             /* the server */
+    char check[DIRECTORY_REDIS_FLAGS_MAX + 48]; /* the command that looks further */
     struct redis *redis;
     uint32_t n_holds; /* callbacks running */
     bool closed;
@@ -253,20 +253,15 @@ static void deliver(struct directory_redis *d, const struct directory_redis_call
     }
 }
 
-/* A sentence for a connection that failed: Redis' own words, and what to do about them. */
-static void report_down(struct directory_redis *d, const char *why)
+/* A sentence for a Redis that cannot be used: its own words, and what to do about them. */
+static void report(struct directory_redis *d, enum redis_cause cause, const char *why)
 {
-    char text[ERR_TEXT_MAX];
-    if (strncmp(why, "WRONGPASS", 9) == 0 || strncmp(why, "NOAUTH", 6) == 0 ||
-        strncmp(why, "ERR AUTH", 8) == 0 || strncmp(why, "ERR Client sent AUTH", 20) == 0)
-        snprintf(text, sizeof text,
-                 "Redis at %.72s refuses the password: %.120s; give the right one with "
-                 "--scheduler-password or BATON_REDIS_PASSWORD; check with: %.150s",
-                 d->at, why, d->check);
-    else
-        snprintf(text, sizeof text, "Redis at %.72s cannot be used: %.160s; check with: %.150s",
-                 d->at, why, d->check);
-    directory_remote_down(&d->remote, text);
+    struct err text; /* cut where it is too long */
+    const char *advice = directory_redis_advice(cause);
+    (void)err_set(&text, ERR_UNAVAILABLE, "Redis at %s %s: %.200s%s%s; check with: %s", d->at,
+                  cause == REDIS_CAUSE_PASSWORD ? "refuses the password" : "cannot be used", why,
+                  advice[0] ? "; " : "", advice, d->check);
+    directory_remote_down(&d->remote, text.text);
 }
 
 /* A server that answers with errors (read-only, out of memory) counts as down too. */
@@ -275,7 +270,7 @@ static void report_refusal(struct directory_redis *d, const redisReply *reply)
     char why[200];
     snprintf(why, sizeof why, "it refuses the directory's scripts%s%.140s", reply ? ": " : "",
              reply && reply->type == REDIS_REPLY_ERROR ? reply->str : "");
-    report_down(d, why);
+    report(d, redis_is_no_permission(reply) ? REDIS_CAUSE_PERMISSION : REDIS_CAUSE_CONNECTION, why);
 }
 
 static void on_reply(void *arg, enum status st, const redisReply *reply)
@@ -326,11 +321,20 @@ static void on_down(void *arg, const char *why)
 {
     struct directory_redis *d = arg;
     d->n_holds++;
-    report_down(d, why);
+    report(d, redis_why_down(d->redis), why);
     unhold(d);
 }
 
 /* ---- backend ---- */
+
+/* The files of TLS are known to people by their options. */
+static enum status name_option(struct err *err, enum status st)
+{
+    static const char *const files[] = { "ca", "cert", "key" };
+    for (size_t i = 0; err && i < COUNT_OF(files); i++)
+        if (strcmp(err->field, files[i]) == 0) err_prefix(err, "--scheduler-tls-%s: ", files[i]);
+    return st;
+}
 
 static enum status directory_redis_open(const struct directory_options *o, struct directory **out,
                                         struct err *err)
@@ -338,15 +342,13 @@ static enum status directory_redis_open(const struct directory_options *o, struc
     struct directory_redis *d = MEM_NEW(struct directory_redis);
     struct redis_options r = {
         .loop = o->loop,
-        .host = o->redis_host,
-        .port = o->redis_port,
-        .db = o->redis_db,
-        .password = o->redis_password,
+        .server = o->redis,
         .timeout_ms = DIRECTORY_REMOTE_TIMEOUT_MS,
         .on_up = on_up,
         .on_down = on_down,
         .arg = d,
     };
+    char flags[DIRECTORY_REDIS_FLAGS_MAX];
     d->base.ops = &directory_redis_ops;
     directory_remote_init(&d->remote, o, "redis");
     snprintf(d->topic, sizeof d->topic, "%s", o->topic);
@@ -355,12 +357,11 @@ static enum status directory_redis_open(const struct directory_options *o, struc
     enum status st = redis_create(&r, &d->redis, err);
     if (st != OK) {
         directory_redis_free(d);
-        return st;
+        return name_option(err, st);
     }
-    host_port_text(o->redis_host, o->redis_port, d->at);
-    snprintf(d->check, sizeof d->check,
-             "baton doctor --scheduler-name splitwise --scheduler-host %.64s --scheduler-port %u",
-             o->redis_host, o->redis_port);
+    redis_server_text(&o->redis, d->at);
+    snprintf(d->check, sizeof d->check, "baton doctor --scheduler-name splitwise %s",
+             directory_redis_flags(&o->redis, flags));
     *out = &d->base;
     return OK;
 }

@@ -163,8 +163,7 @@ static struct directory *open_entry(struct rig *r, const char *topic, const char
         .http_host = "127.0.0.1",
         .http_port = r->port,
         .secret = str_of(secret),
-        .redis_host = "127.0.0.1",
-        .redis_port = r->port,
+        .redis = { .host = "127.0.0.1", .port = r->port },
         .arg = r,
     };
     if (counted) {
