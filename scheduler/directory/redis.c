@@ -1,10 +1,10 @@
 /* redis.c - the `redis` backend: the state is in a Redis server that all nodes of a cluster reach.
  *
  * Each operation is one script call (scripts.h) on the keys of keys.h. Redis executes the calls of
- * one connection in order. Leases end by the server's clock. After the server was restarted or
- * flushed, nodes publish again at their next renewal, reservations are gone, and the fence is
- * raised above what this entry node has seen. A call in flight holds a pointer to the directory;
- * close frees the connection, which ends all calls. Thread: loop. */
+ * one connection in order. Leases end by the topic's time, which the scripts keep. After the server
+ * was restarted or flushed, nodes publish again at their next renewal, reservations are gone, and
+ * the fence is raised above what this entry node has seen. A call in flight holds a pointer to the
+ * directory; close frees the connection, which ends all calls. Thread: loop. */
 #include <stdio.h>
 #include <string.h>
 
@@ -14,6 +14,7 @@
 #include "scheduler/directory/remote.h"
 #include "scheduler/directory/scripts.h"
 #include "scheduler/directory/wire.h"
+#include "shared/base/clock.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 #include "shared/net/redis/redis.h"
@@ -31,7 +32,8 @@ struct directory_redis {
     char at[REDIS_SERVER_TEXT_MAX];             /* the server */
     char check[DIRECTORY_REDIS_FLAGS_MAX + 48]; /* the command that looks further */
     struct redis *redis;
-    uint32_t n_holds; /* callbacks running */
+    uint64_t answered_ms; /* when the latest call was sent that this connection answered; 0: none */
+    uint32_t n_holds;     /* callbacks running */
     bool closed;
 };
 
@@ -41,7 +43,7 @@ struct directory_redis_call {
     directory_snapshot_fn *snapshot;
     directory_reserve_fn *reserve;
     void *arg;
-    uint64_t request, id;
+    uint64_t request, id, sent_ms;
 };
 
 static void directory_redis_free(struct directory_redis *d)
@@ -57,37 +59,41 @@ static void unhold(struct directory_redis *d)
 
 /* ---- calls ---- */
 
+static void id_text(char out[ID_TEXT], uint64_t id) { snprintf(out, ID_TEXT, DIRECTORY_ID, id); }
+
+static void number_text(char out[NUMBER_TEXT], uint64_t v)
+{
+    snprintf(out, NUMBER_TEXT, "%" PRIu64, v);
+}
+
 static void on_reply(void *arg, enum status st, const redisReply *reply);
 
-/* Sends one call. Keys: the topic's prefix and key2 (may be NULL). Arguments: the owner, the lease
- * and args. */
+/* Sends one call. Keys: the topic's prefix and key2 (may be NULL). Arguments: the owner, the lease,
+ * the time since the last call that was answered, and args. */
 static enum status call_script(struct directory_redis *d, struct directory_redis_call call,
                                const char *script, const char *topic, const char *key2, int n_args,
                                const char *const *args)
 {
-    const char *argv[4 + DIRECTORY_RELEASE_MAX];
-    char prefix[KEY_MAX];
+    const char *argv[5 + DIRECTORY_RELEASE_MAX];
+    char prefix[KEY_MAX], since[NUMBER_TEXT];
+    const uint64_t now = clock_ms();
     int n = 0, n_keys = key2 ? 2 : 1;
     snprintf(prefix, sizeof prefix, DIRECTORY_KEY_PREFIX, topic);
     argv[n++] = prefix;
     if (key2) argv[n++] = key2;
     argv[n++] = d->owner;
     argv[n++] = d->lease;
+    number_text(since, d->answered_ms ? now - d->answered_ms : 0);
+    argv[n++] = since;
     for (int i = 0; i < n_args; i++) argv[n++] = args[i];
     struct directory_redis_call *c = mem_try_calloc(1, sizeof *c);
     if (!c) return ERR_NOMEM;
     *c = call;
     c->d = d;
+    c->sent_ms = now;
     enum status st = redis_script(d->redis, script, on_reply, c, n_keys, n, argv, NULL);
     if (st != OK) mem_free(c);
     return st;
-}
-
-static void id_text(char out[ID_TEXT], uint64_t id) { snprintf(out, ID_TEXT, DIRECTORY_ID, id); }
-
-static void number_text(char out[NUMBER_TEXT], uint64_t v)
-{
-    snprintf(out, NUMBER_TEXT, "%" PRIu64, v);
 }
 
 static void send_releases(struct directory_redis *d)
@@ -279,6 +285,7 @@ static void on_reply(void *arg, enum status st, const redisReply *reply)
     struct directory_redis *d = c->d;
     if (!d->closed) { /* closed: the connection is being freed */
         d->n_holds++;
+        if (st == OK && c->sent_ms > d->answered_ms) d->answered_ms = c->sent_ms;
         deliver(d, c, st, reply);
         if (!d->closed && st == OK) directory_remote_up(&d->remote);
         /* on_down reports a lost connection. */
@@ -321,6 +328,7 @@ static void on_down(void *arg, const char *why)
 {
     struct directory_redis *d = arg;
     d->n_holds++;
+    d->answered_ms = 0;
     report(d, redis_why_down(d->redis), why);
     unhold(d);
 }
