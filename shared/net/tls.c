@@ -72,7 +72,9 @@ static enum status client_identify(SSL_CTX *ctx, const char *cert, const char *k
                          key);
     if (SSL_CTX_use_certificate_chain_file(ctx, cert) != 1)
         return refuse_file(err, "cert", "as a certificate in PEM form", cert);
-    if (SSL_CTX_use_PrivateKey_file(ctx, key, SSL_FILETYPE_PEM) != 1)
+    /* A key of the certificate's type is compared with it as it is read, another one is not. */
+    if (SSL_CTX_use_PrivateKey_file(ctx, key, SSL_FILETYPE_PEM) != 1 &&
+        ERR_GET_REASON(ERR_peek_error()) != X509_R_KEY_VALUES_MISMATCH)
         return refuse_file(err, "key", "as a key in PEM form without a pass phrase", key);
     if (SSL_CTX_check_private_key(ctx) == 1) return OK;
     ERR_clear_error();

@@ -119,9 +119,17 @@ static enum redis_cause cause_of(enum status st)
                                   : REDIS_CAUSE_CONNECTION;
 }
 
+/* A server with TLS hangs up on a client without. */
 static void redis_on_lost(void *arg, enum status st, const char *why)
 {
-    redis_drop(arg, cause_of(st), why);
+    struct redis *r = arg;
+    char text[ERR_TEXT_MAX];
+    if (r->state != REDIS_HANDSHAKE || r->i_step > 0 || r->tls || st != ERR_PEER_LOST) {
+        redis_drop(r, cause_of(st), why);
+        return;
+    }
+    snprintf(text, sizeof text, "%.200s, before any answer", why);
+    redis_drop(r, REDIS_CAUSE_PROTOCOL, text);
 }
 
 /* ---- handshake ---- */
