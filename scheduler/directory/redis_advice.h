@@ -1,6 +1,6 @@
 /* redis_advice.h - what to do about a Redis that cannot be used, in the words of the options, and
- * the options that name a Redis. For the `redis` backend, `baton doctor` and the start page. Thread:
- * any. */
+ * the options that name a Redis. For the `redis` backend, `baton doctor` and the start page.
+ * Thread: any. */
 #ifndef BATON_SCHEDULER_DIRECTORY_REDIS_ADVICE_H
 #define BATON_SCHEDULER_DIRECTORY_REDIS_ADVICE_H
 

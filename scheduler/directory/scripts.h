@@ -3,8 +3,8 @@
  * All scripts: KEYS[1] is the topic's prefix, ARGV[1] the calling entry node, ARGV[2] lease_ms,
  * ARGV[3] how many ms ago, by the caller's monotonic clock, it sent the last call on this
  * connection that was answered; 0: none was.
- * Work is bounded: a sweep removes at most 256 + 256 ended reservations and 256 nodes per call, a snapshot reads
- * the nodes of one topic. Thread: any (constants). */
+ * Work is bounded: a sweep removes at most 256 + 256 ended reservations and 256 nodes per call, a
+ * snapshot reads the nodes of one topic. Thread: any (constants). */
 #ifndef BATON_SCHEDULER_DIRECTORY_SCRIPTS_H
 #define BATON_SCHEDULER_DIRECTORY_SCRIPTS_H
 

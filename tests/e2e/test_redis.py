@@ -79,7 +79,7 @@ def test_a_failover_under_requests_loses_none():
             time.sleep(0.5)
             killed = time.monotonic()
             master.kill()
-            wait_until('both nodes are in the new master', lambda: replica.ask('ZCARD', 'baton:{default}:alive') == '2' and 'role:master' in replica.ask('INFO', 'replication'), 30)
+            wait_until('both nodes are in the new master', lambda: replica.ask('ZCARD', 'baton:{default}:alive') == '2' and 'role:master' in replica.ask('INFO', 'replication'), 90)
             found = time.monotonic()
             wait_until('they say that all is well', lambda: not any(trouble_of(n) for n in nodes), 10)
             before = replica.ask('GET', 'baton:{default}:fence')

@@ -321,6 +321,7 @@ static void redis_copy_server(struct redis *r, const struct redis_server *s)
     r->o.server.password = redis_keep(r, s->password);
     r->o.server.sentinel_username = redis_keep(r, s->sentinel_username);
     r->o.server.sentinel_password = redis_keep(r, s->sentinel_password);
+    r->o.server.tls_ca = r->o.server.tls_cert = r->o.server.tls_key = NULL; /* read by now */
     if (s->n_sentinels) return;
     snprintf(r->where.host, sizeof r->where.host, "%s", s->host);
     r->where.port = s->port;

@@ -79,7 +79,7 @@ static inline void client_close(struct redis_client *c)
 
 static inline void client_wait_up(struct redis_client *c, int n_up)
 {
-    for (int i = 0; i < 2000 && atomic_load(&c->n_up) < n_up; i++) usleep(10000);
+    for (int i = 0; i < 6000 && atomic_load(&c->n_up) < n_up; i++) usleep(10000);
     if (atomic_load(&c->n_up) < n_up)
         test_fail(__FILE__, __LINE__, "it did not come up: %s", c->why);
 }

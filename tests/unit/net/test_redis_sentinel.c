@@ -3,7 +3,7 @@
 #include "tests/fixtures/tls_files.h"
 #include "tests/unit/net/redis_client.h"
 
-enum { SENTINELS = 3, CASE_S = 120 };
+enum { SENTINELS = 3, CASE_S = 240 };
 
 /* A master, its replica, and sentinels that watch them. */
 struct group {
@@ -54,7 +54,7 @@ static void sentinel_start(struct group *g, struct redis_process *p, uint16_t wa
     else fprintf(f, "port %u\n", p->port);
     fprintf(f,
             "sentinel monitor mymaster 127.0.0.1 %u %d\n"
-            "sentinel down-after-milliseconds mymaster 400\n"
+            "sentinel down-after-milliseconds mymaster 700\n"
             "sentinel failover-timeout mymaster 4000\n%s",
             watched, g->n_sentinels > 1 ? 2 : 1, more);
     CHECK(fclose(f) == 0);
@@ -93,7 +93,7 @@ static struct redis_server through(const struct group *g, size_t n)
 }
 
 /* Waits until every sentinel knows the replica and the other sentinels. They look at the servers
- * each 0.1 s instead of each 10 s, and correct one that came back after 0.8 s instead of 8 s, if
+ * each 0.5 s instead of each 10 s, and correct one that came back after 0.8 s instead of 8 s, if
  * they can be told so (Redis 7). */
 static void group_wait_known(const struct group *g)
 {
@@ -102,7 +102,7 @@ static void group_wait_known(const struct group *g)
     for (size_t i = 0; i < g->n_sentinels; i++) {
         redis_process_wait(&g->sentinel[i], "PING", "PONG");
         freeReplyObject(redis_process_ask(&g->sentinel[i],
-                                          "SENTINEL DEBUG INFO-PERIOD 100 PUBLISH-PERIOD 200"));
+                                          "SENTINEL DEBUG INFO-PERIOD 500 PUBLISH-PERIOD 200"));
         redis_process_wait(&g->sentinel[i], "INFO sentinel", ",slaves=1");
         redis_process_wait(&g->sentinel[i], "INFO sentinel", others);
     }
@@ -164,7 +164,7 @@ TEST(sentinel_moves_the_client_off_a_master_that_became_a_replica)
     group_wait_known(&g);
     redis_process_wait(&g.sentinel[0], "SENTINEL FAILOVER mymaster", "OK");
     redis_process_wait(&g.master, "ROLE", "slave");
-    for (int i = 0; i < 100 && client_look(&c).where.port != g.replica.port; i++) {
+    for (int i = 0; i < 1200 && client_look(&c).where.port != g.replica.port; i++) {
         (void)client_ask(&c, "SET", "k", "v"); /* READONLY, where its connection was left alone */
         usleep(50000);
     }
