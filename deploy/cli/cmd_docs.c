@@ -49,6 +49,8 @@ static const char CONFIGURATION_HEAD[] =
     "loader and CUDA's folder have it. Of --device cuda without --deterministic. |\n"
     "| `BATON_NCCL_LIBRARY` | NCCL's file; default: libnccl.so.2 where the loader and CUDA's "
     "folder have it. |\n"
+    "| `BATON_ENGINE_FAULT` | Faults of the engine to inject, such as `hang@40`; for tests only "
+    "(docs/pace.md). |\n"
     "\n";
 
 static void tuning_markdown(struct buf *out)

@@ -16,6 +16,7 @@
 #include "deploy/options/config_redis.h"
 #include "scheduler/directory/server.h"
 #include "shared/base/log.h"
+#include "shared/net/open_files.h"
 
 static const char INTRO[] =
     "usage: baton launch --model MODEL --prefill N --decode M [options]\n"
@@ -167,6 +168,9 @@ static void print_start(const struct launcher *l)
     buf_add_char(&page, '\n');
     ranks_print(&l->plan.ranks, &page);
     in_redis(l->c, redis);
+    if (config_string(l->c, "pace"))
+        buf_printf(&page, "  paced by     %s: no time that the nodes tell is this machine's\n",
+                   config_string(l->c, "pace"));
     buf_printf(&page, "  cluster view %s%s\n",
                l->view.here                    ? "held by this launcher, "
                : at[0]                         ? "held by "
@@ -208,6 +212,7 @@ static enum status start(struct launcher *l, struct err *err)
                          "no model was given; use --model FOLDER, FILE.gguf or org/name");
     TRY(launch_view_choose(l->c, &l->args.ranks, false, &l->view, err));
     l->metrics = metrics_create();
+    (void)open_files_raise(); /* nodes stay connected to the directory server */
     TRY(loop_create(&l->loop, err));
     TRY(serve_directory(l, err));
     l->args.holds_view = l->view.here;

@@ -36,7 +36,7 @@ static void on_groups(void *arg)
     loop_stop(q->loop);
 }
 
-/* Of its group each node tells itself. */
+/* Of its group, and of its pace, each node tells itself. */
 static void ask_for_groups(struct status_query *q, struct str body)
 {
     cJSON *doc = cJSON_ParseWithLength(body.p, body.n);

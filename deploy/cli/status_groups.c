@@ -4,6 +4,8 @@
  *       rank 0  10.0.0.1:20001  22 experts, leads, 21000 rows/s, waits 3 %   rank 2 of 4 is not ..
  *       rank 1  10.0.0.1:20002  22 experts, 20100 rows/s, waits 31 %, mostly for rank 0
  *       rank 2  -               not in the directory
+ *
+ *     PACED: 10.0.0.1:8000 by h200.json (one H200): its times are not those of its machine
  */
 #include "deploy/cli/status_groups.h"
 
@@ -22,6 +24,7 @@ struct answer {
     char key[HOST_PORT_TEXT_MAX];
     uint32_t rank, size, n_followers;
     cJSON *group; /* owned; NULL: it has none, or did not answer */
+    cJSON *pace;  /* owned; NULL: its steps last as long as they take, or it did not answer */
 };
 
 struct status_groups {
@@ -60,6 +63,7 @@ static void on_answer(void *arg, enum status st, int http_status, struct str bod
     if (st == OK && http_status == 200) {
         cJSON *doc = cJSON_ParseWithLength(body.p, body.n);
         a->group = cJSON_DetachItemFromObjectCaseSensitive(doc, "group");
+        a->pace = cJSON_DetachItemFromObjectCaseSensitive(doc, "pace");
         cJSON_Delete(doc);
         if (a->group && !a->key[0]) take_group(a, a->group, text(a->group, "at"), "rank", "size");
     }
@@ -93,7 +97,10 @@ struct status_groups *status_groups_start(const struct status_groups_options *o)
 void status_groups_free(struct status_groups *g)
 {
     if (!g) return;
-    for (size_t i = 0; i < g->n; i++) cJSON_Delete(g->answers[i].group);
+    for (size_t i = 0; i < g->n; i++) {
+        cJSON_Delete(g->answers[i].group);
+        cJSON_Delete(g->answers[i].pace);
+    }
     mem_free(g->answers);
     mem_free(g);
 }
@@ -220,6 +227,20 @@ static void draw_group(const struct status_groups *g, size_t i, struct buf *out)
     }
 }
 
+static void draw_paced(const struct status_groups *g, struct buf *out)
+{
+    bool is_first = true;
+    for (size_t i = 0; i < g->n; i++) {
+        const cJSON *pace = g->answers[i].pace;
+        if (!pace) continue;
+        buf_printf(out, "%sPACED: %s by %s", is_first ? "\n" : "", g->answers[i].name,
+                   text(pace, "file"));
+        if (text(pace, "about")[0]) buf_printf(out, " (%s)", text(pace, "about"));
+        buf_add_c(out, ": its times are not those of its machine\n");
+        is_first = false;
+    }
+}
+
 void status_groups_draw(const struct status_groups *g, struct buf *out)
 {
     for (size_t i = 0; g && i < g->n; i++) {
@@ -228,4 +249,5 @@ void status_groups_draw(const struct status_groups *g, struct buf *out)
             is_new = !is_same_group(&g->answers[k], &g->answers[i]);
         if (is_new) draw_group(g, i, out);
     }
+    if (g) draw_paced(g, out);
 }

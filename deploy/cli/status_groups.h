@@ -1,4 +1,5 @@
-/* status_groups.h - for `baton status`: asks each node for its group, and draws the groups.
+/* status_groups.h - for `baton status`: asks each node for what it alone tells, its group and the
+ * curve that paces its steps (--pace), and draws them.
  * Thread: loop (asking); main (drawing). */
 #ifndef BATON_DEPLOY_CLI_STATUS_GROUPS_H
 #define BATON_DEPLOY_CLI_STATUS_GROUPS_H
@@ -18,7 +19,8 @@ struct status_groups_options {
 
 /* NULL: there is nobody to ask, and done is not called. */
 struct status_groups *status_groups_start(const struct status_groups_options *o);
-/* Appends a block of lines for each group; nothing when there is none, or NULL is given. */
+/* Appends a block of lines for each group, and a line for each paced node; nothing when there is
+ * none, or NULL is given. */
 void status_groups_draw(const struct status_groups *g, struct buf *out);
 /* After the client. NULL is accepted. */
 void status_groups_free(struct status_groups *g);

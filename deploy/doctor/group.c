@@ -108,11 +108,16 @@ static void check_meeting(struct doctor *d, const struct ranks *r)
 
 /* ---- shared memory ---- */
 
-/* Bytes of a rank's window at most: rows that leave, and a result for each of their choices. */
-static uint64_t window_bytes(const struct config *c, const struct model_config *m)
+/* Bytes of a rank's window at most: rows that leave, and a place for each row that may come, twice
+ * as many as when choices are even (ffn_moe.c), with the numbers that say whose it is. */
+static uint64_t window_bytes(const struct config *c, const struct ranks *r,
+                             const struct model_config *m)
 {
-    const uint64_t rows = (uint64_t)config_int(c, "max-num-batched-tokens");
-    return rows * (1 + m->moe.n_used) * m->hidden * sizeof(float);
+    const uint64_t rows = (uint64_t)config_int(c, "max-num-batched-tokens"),
+                   even = 2 * rows * m->moe.n_used,
+                   one_each = (uint64_t)r->size * r->tp.size * m->moe.n_used,
+                   places = even > one_each ? even : one_each;
+    return (rows + places) * m->hidden * sizeof(float) + 4 * places * sizeof(int32_t);
 }
 
 /* Ranks of this host: of one that others start beside, all that it was told of. */
@@ -122,11 +127,12 @@ static uint32_t ranks_here(const struct ranks *r)
     return (r->n_local ? r->n_local : r->size) * r->tp.size;
 }
 
-/* A window is a memfd: no room in /dev/shm, but memory, and a file to the limit of their size. */
+/* A window is a memfd: no room in /dev/shm, but memory, and a file to the limit of their size.
+ * While the next group is made a rank has two. */
 static void check_windows(struct doctor *d, const struct ranks *r, const struct model_config *m)
 {
     uint64_t cgroup;
-    const uint64_t one = window_bytes(d->c, m), all = one * ranks_here(r),
+    const uint64_t one = window_bytes(d->c, r, m), all = 2 * one * ranks_here(r),
                    room = doctor_free_memory(&cgroup);
     struct rlimit file;
     if (getrlimit(RLIMIT_FSIZE, &file) == 0 && file.rlim_cur < one)
@@ -137,7 +143,8 @@ static void check_windows(struct doctor *d, const struct ranks *r, const struct 
                    "ulimit -f unlimited (LimitFSIZE=infinity in a systemd unit)");
     else if (all > room)
         doctor_fix(doctor_add(d, "windows", DOCTOR_FAIL,
-                              "%u ranks share up to %.0f MiB each, and %.0f MiB may be used",
+                              "%u ranks share up to %.0f MiB each, and twice that when one is "
+                              "lost or comes back; %.0f MiB may be used",
                               ranks_here(r), (double)one / MIB, (double)room / MIB),
                    "lower --max-num-batched-tokens");
     else

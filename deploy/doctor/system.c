@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
@@ -14,25 +13,25 @@
 #include <unistd.h>
 
 #include "deploy/doctor/doctor.h"
+#include "shared/net/open_files.h"
 
-enum { FILES_BASE = 256, FILES_MIN = 64, PROBE_BYTES = 1 << 16 };
+enum { FILES_MIN = 64, PROBE_BYTES = 1 << 16 };
 
-/* A client needs one descriptor; peers, Redis, model files and the log share the base. */
+/* A node raises the soft limit itself. */
 static void check_files(struct doctor *d)
 {
-    struct rlimit r;
-    rlim_t wanted = (rlim_t)config_int(d->c, "max-concurrency") + FILES_BASE;
-    if (getrlimit(RLIMIT_NOFILE, &r) != 0) return;
-    if (r.rlim_cur >= wanted) {
+    const uint64_t allowed = open_files_limit(),
+                   wanted = open_files_wanted((uint64_t)config_int(d->c, "max-connections"));
+    if (allowed >= wanted) {
         doctor_add(d, "open files", DOCTOR_OK, "%llu allowed, %llu wanted",
-                   (unsigned long long)r.rlim_cur, (unsigned long long)wanted);
+                   (unsigned long long)allowed, (unsigned long long)wanted);
         return;
     }
-    struct doctor_line *line = doctor_add(
-        d, "open files", r.rlim_cur < FILES_MIN ? DOCTOR_FAIL : DOCTOR_WARN,
-        "%llu allowed, %llu wanted for --max-concurrency", (unsigned long long)r.rlim_cur,
-        (unsigned long long)wanted);
-    doctor_fix(line, "ulimit -n %llu, or lower --max-concurrency", (unsigned long long)wanted);
+    struct doctor_line *line = doctor_add(d, "open files",
+                                          allowed < FILES_MIN ? DOCTOR_FAIL : DOCTOR_WARN,
+                                          "%llu allowed, %llu wanted for --max-connections",
+                                          (unsigned long long)allowed, (unsigned long long)wanted);
+    doctor_fix(line, "ulimit -Hn %llu, or lower --max-connections", (unsigned long long)wanted);
 }
 
 /* The steps with which ipc shares the KV cache: a memfd, sealed against shrinking, mapped. */

@@ -20,7 +20,8 @@ enum {
     PAUSE_MAX_MS = 10000,
     HEALTHY_MS = 30000,
     POLL_MS = 200,
-    SAY_MS = 5000, /* between words about a process that is not ready */
+    ANSWER_MAX = 1 << 20, /* of a node, which says of itself alone */
+    SAY_MS = 5000,        /* between words about a process that is not ready */
     KILL_AFTER_MS = 5000
 };
 
@@ -101,7 +102,9 @@ static void kill_all(void *arg) { signal_all(arg, SIGKILL); }
 void supervisor_stop(struct supervisor *s, int exit_status)
 {
     if (s->stopping) {
-        signal_all(s, SIGTERM); /* a second signal ends them at once */
+        /* A second signal ends them at once. Another one: two of a number are one to a process that
+         * has not looked yet. */
+        signal_all(s, SIGINT);
         return;
     }
     s->stopping = true;
@@ -243,28 +246,18 @@ static void start_child(struct child *ch)
 
 /* ---- readiness ---- */
 
-/* The node's own record says which model it has. */
-static void note_model(struct supervisor *s, const cJSON *doc, const cJSON *nodes)
+/* A node is ready when it sees as many nodes as are in this plan: only then are its requests split.
+ * It says too which model it has. */
+static bool sees_all(struct supervisor *s, struct str said)
 {
-    const cJSON *me = cJSON_GetObjectItemCaseSensitive(doc, "node"), *n;
-    cJSON_ArrayForEach (n, nodes) {
-        const cJSON *id = cJSON_GetObjectItemCaseSensitive(n, "node"),
-                    *model = cJSON_GetObjectItemCaseSensitive(n, "model");
-        if (cJSON_IsString(me) && cJSON_IsString(id) && cJSON_IsString(model) &&
-            strcmp(id->valuestring, me->valuestring) == 0)
-            s->model = strtoull(model->valuestring, NULL, 16);
-    }
-}
-
-/* A node is ready when it sees all nodes of this plan: only then are its requests split. */
-static bool sees_all(struct supervisor *s, struct str cluster_json)
-{
-    cJSON *doc = cJSON_ParseWithLength(cluster_json.p, cluster_json.n);
-    const cJSON *nodes = cJSON_GetObjectItemCaseSensitive(doc, "nodes");
-    const int n = cJSON_GetArraySize(nodes);
-    note_model(s, doc, nodes);
+    cJSON *doc = cJSON_ParseWithLength(said.p, said.n);
+    const cJSON *n = cJSON_GetObjectItemCaseSensitive(doc, "n_nodes"),
+                *model = cJSON_GetObjectItemCaseSensitive(doc, "model_id");
+    const bool all = cJSON_IsNumber(n) &&
+                     n->valuedouble >= (double)(s->o.plan->n / s->o.plan->ranks.tp.size);
+    if (cJSON_IsString(model)) s->model = strtoull(model->valuestring, NULL, 16);
     cJSON_Delete(doc);
-    return n >= 0 && (size_t)n >= s->o.plan->n / s->o.plan->ranks.tp.size;
+    return all;
 }
 
 uint64_t supervisor_model(const struct supervisor *s) { return s->model; }
@@ -285,7 +278,7 @@ static void say_why_not(struct child *ch, struct str body)
     cJSON_Delete(doc);
 }
 
-static void on_cluster_answer(void *arg, enum status st, int http_status, struct str body)
+static void on_self_answer(void *arg, enum status st, int http_status, struct str body)
 {
     struct child *ch = arg;
     struct supervisor *s = ch->s;
@@ -306,6 +299,7 @@ static void on_cluster_answer(void *arg, enum status st, int http_status, struct
     s->o.on_ready(s->o.arg);
 }
 
+/* The answer is as short in a topic of thousands of nodes. */
 static void on_poll(void *arg)
 {
     struct supervisor *s = arg;
@@ -316,8 +310,8 @@ static void on_poll(void *arg)
         struct child *ch = &s->children[i];
         if (!ch->running || ch->ready || ch->polling || first_of(ch) != ch) continue;
         ch->polling = http_client_request(s->client, "GET", s->o.address, ch->plan->port,
-                                          "/cluster", headers.data, (struct str){ 0 }, 2000,
-                                          on_cluster_answer, ch) == OK;
+                                          "/cluster/self", headers.data, (struct str){ 0 }, 2000,
+                                          on_self_answer, ch) == OK;
     }
     buf_release(&headers);
 }
@@ -328,7 +322,7 @@ struct supervisor *supervisor_start(const struct supervisor_options *o)
 {
     struct supervisor *s = MEM_NEW(struct supervisor);
     const struct http_client_options h = { .loop = o->loop,
-                                           .body_max = 1 << 20,
+                                           .body_max = ANSWER_MAX,
                                            .n_idle = LAUNCH_NODES_MAX };
     *s = (struct supervisor){ .o = *o };
     if (strcmp(config_string(o->c, "device"), "cuda") == 0) {

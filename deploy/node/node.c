@@ -13,6 +13,7 @@
 #include "shared/base/clock.h"
 #include "shared/base/hash/hash.h"
 #include "shared/base/log.h"
+#include "shared/net/open_files.h"
 
 enum {
     EXIT_DEVICE = 70,     /* the GPU failed */
@@ -192,6 +193,18 @@ static enum status check_copies(const struct node *n, struct err *err)
                      n_copies, n_experts, KERNEL_EXPERTS_MAX);
 }
 
+/* Nobody must take the times of such a node for measured ones. */
+static void warn_of_pace(const struct node_options *o)
+{
+    if (o->pace_file)
+        log_warn("steps are paced",
+                 "file=%s of=\"%s\" why=\"--pace: they last as long as those of another machine, "
+                 "and no time that this node tells was measured on this one\"",
+                 o->pace_file, o->pace.about);
+    if (o->fault_text)
+        log_warn("faults are injected into the engine", "plan=\"%s\"", o->fault_text);
+}
+
 static enum status start_engine(struct node *n, struct err *err)
 {
     const struct node_options *o = &n->o;
@@ -204,6 +217,8 @@ static enum status start_engine(struct node *n, struct err *err)
         .max_waiting = o->max_waiting,
         .prefix_cache = o->prefix_cache,
         .eager = o->eager,
+        .pace = o->pace_file ? &o->pace : NULL,
+        .fault = o->fault_text ? &o->fault : NULL,
         .metrics = n->metrics,
         .on_event = node_events_of_engine,
         .on_kv_ready = node_events_kv_ready,
@@ -217,6 +232,7 @@ static enum status start_engine(struct node *n, struct err *err)
         e.on_group = node_group_of_engine;
         model_count_rows_on(n->model.weights, n->metrics);
     }
+    warn_of_pace(o);
     TRY(engine_create(&e, &n->loaded.engine, err));
     n->model.weights = NULL; /* now the engine's */
     return OK;
@@ -491,6 +507,20 @@ static void on_loaded(void *arg)
 
 /* ---- life ---- */
 
+/* Connections that the process has no descriptor for would be refused without a word. */
+static void raise_limits(const struct node_options *o)
+{
+    const uint64_t allowed = open_files_raise(),
+                   wanted = open_files_wanted(o->http ? o->http_limits.n_connections : 0);
+    if (allowed < wanted)
+        log_warn("too few open files",
+                 "allowed=%llu wanted=%llu why=\"--max-connections %u promises more connections "
+                 "than this process may have open; raise the hard limit (ulimit -Hn %llu, "
+                 "LimitNOFILE= of systemd) or lower it\"",
+                 (unsigned long long)allowed, (unsigned long long)wanted,
+                 o->http_limits.n_connections, (unsigned long long)wanted);
+}
+
 /* Every port is bound before the model is loaded, so that a conflict shows at once. */
 static enum status open_ports(struct node *n, struct err *err)
 {
@@ -527,6 +557,7 @@ enum status node_create(const struct node_options *o, struct node **out, struct 
                                    "1 when this node takes requests.");
     n->loop_delay = metrics_gauge(n->metrics, "baton_loop_delay_seconds", "",
                                   "Longest turn of the loop thread since the last renewal.");
+    raise_limits(o);
     enum status st = loop_create(&n->loop, err);
     if (st == OK) st = open_ports(n, err);
     if (st != OK) {

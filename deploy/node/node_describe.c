@@ -7,6 +7,7 @@
 #include "deploy/node/node_placement.h"
 #include "deploy/node/node_traffic.h"
 #include "scheduler/directory/redis_advice.h"
+#include "scheduler/view.h"
 #include "shared/base/clock.h"
 #include "shared/base/json/json.h"
 #include "shared/base/log.h"
@@ -122,6 +123,17 @@ static int32_t experts_of(const struct node *n, const struct group_roster *now)
     return mine;
 }
 
+/* As in the node's log: which curve its steps last by. */
+static void describe_pace(const struct node *n, struct buf *out)
+{
+    if (!n->o.pace_file) return;
+    buf_add_c(out, ",\"pace\":{\"file\":");
+    json_add_string(out, str_of(n->o.pace_file));
+    buf_add_c(out, ",\"about\":");
+    json_add_string(out, str_of(n->o.pace.about));
+    buf_add_char(out, '}');
+}
+
 static void describe_group(const struct node *n, struct buf *out)
 {
     char why[GROUP_WHY_MAX], at[HOST_PORT_TEXT_MAX];
@@ -164,7 +176,12 @@ void node_describe_json(void *arg, bool cluster, struct buf *out)
     if (n->kvt) kvt_available(n->kvt, out);
     buf_add_char(out, '"');
     if (!cluster) return;
+    const uint64_t model = n->o.no_engine ? n->front.model
+                                          : engine_kv_layout(n->engine)->model_fingerprint;
+    buf_printf(out, ",\"model_id\":\"%016llx\",\"n_nodes\":%zu", (unsigned long long)model,
+               scheduler_view(n->scheduler)->n_nodes);
     describe_group(n, out);
+    describe_pace(n, out);
     buf_printf(out, ",\"version\":\"%s\",\"uptime_s\":%llu,\"model\":", BATON_VERSION,
                (unsigned long long)(clock_ms() - n->t_start_ms) / 1000);
     json_add_string(out, str_of(n->o.names[0]));

@@ -23,13 +23,14 @@
 /* ---- an epoch's experts and ep object ---- */
 
 /* How long a rank may give no sign while all connect: little at first, for a connection that was
- * begun before the network had come back may hang in UCX, and the next epoch makes new ones. */
+ * begun before the network had come back may hang in UCX, and the next epoch makes new ones. All
+ * ranks of an epoch give each other the same time. */
 enum { CONNECT_MS = 1000, CONNECT_MAX_MS = 10000 };
 
-static int32_t connect_ms(const struct node *n)
+static int32_t connect_ms(const struct group_roster *next)
 {
     int32_t ms = CONNECT_MS;
-    for (uint32_t i = 0; i < n->n_failed_epochs && ms < CONNECT_MAX_MS; i++) ms *= 2;
+    for (uint32_t i = 0; i < next->n_failures && ms < CONNECT_MAX_MS; i++) ms *= 2;
     return min_i32(ms, CONNECT_MAX_MS);
 }
 
@@ -38,7 +39,6 @@ struct node_epoch {
     struct node *node;
     struct group_roster roster; /* a copy */
     uint32_t me;
-    int32_t connect_ms;
     struct ep *ep;
     struct model_experts *experts;
     enum status st;
@@ -59,7 +59,7 @@ static enum status make_ep(struct node_epoch *w, const struct ep_placement *p)
     c.collective_bytes = ENGINE_GROUP_BYTES;
     engine_ep_needs(n->engine, &c);
     c.placement = *p;
-    c.connect_ms = w->connect_ms;
+    c.connect_ms = connect_ms(&w->roster);
     c.is_wanted = is_wanted;
     c.is_wanted_arg = w;
     TRY(node_ep_create(n, &c, &w->ep, &w->err));
@@ -103,7 +103,7 @@ static void prepare(void *arg)
     if (w->st != OK) return;
     const struct ep_placement p = balance_placement(&b);
     w->st = take_experts(w, &p);
-    if (w->st == OK) group_reach(w->node->group, &w->roster, w->me);
+    if (w->st == OK) w->st = group_reach(w->node->group, &w->roster, w->me, &w->err);
     if (w->st == OK) w->st = make_ep(w, &p);
     balance_release(&b);
 }
@@ -120,7 +120,6 @@ static void on_epoch_made(void *arg)
     struct node *n = w->node;
     const uint64_t epoch = w->roster.epoch;
     n->prepares = false;
-    n->n_failed_epochs = w->st == OK ? 0 : n->n_failed_epochs + 1;
     if (w->st == OK && n->state == NODE_STOPPING) w->st = ERR_CANCELED;
     if (w->st == OK) w->st = engine_join_group(n->engine, w->ep, w->experts, epoch);
     if (w->st != OK) {
@@ -138,7 +137,6 @@ static void on_prepare(void *arg, const struct group_roster *next, uint32_t me)
     struct node_epoch *w = MEM_NEW(struct node_epoch);
     w->node = n;
     w->me = me;
-    w->connect_ms = connect_ms(n);
     group_roster_copy(&w->roster, next);
     n->prepares = true;
     if (loop_work(n->loop, prepare, on_epoch_made, w) == OK) return;

@@ -58,9 +58,8 @@ struct node {
     struct node_balance *balance; /* NULL: experts stay where they are */
     struct node_traffic *traffic; /* with group, once its engine is there */
     bool prepares; /* a worker makes the next group's ep object with the engine's memory */
-    uint32_t n_failed_epochs; /* that it could not make, since the last that it could */
-    bool leaves;              /* it has no requests left, and wants to leave the group; ... */
-    bool has_left;            /* ... and no group needs this rank any more */
+    bool leaves;   /* it has no requests left, and wants to leave the group; ... */
+    bool has_left; /* ... and no group needs this rank any more */
     struct {
         struct group *group;            /* NULL: the node is this process alone */
         bool is_loaded;                 /* this process has its weights */

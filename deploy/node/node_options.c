@@ -220,6 +220,19 @@ static enum status read_engine(const struct config *c, struct node_options *o, s
     return OK;
 }
 
+static enum status read_pace(const struct config *c, struct node_options *o, struct err *err)
+{
+    const char *fault = getenv("BATON_ENGINE_FAULT");
+    if (fault && *fault) {
+        o->fault_text = fault;
+        TRY(engine_fault_parse(str_of(fault), &o->fault, err));
+    }
+    o->pace_file = config_string(c, "pace");
+    if (o->pace_file && pace_read(o->pace_file, &o->pace, err) != OK)
+        return err_prefix(err, "--pace: ");
+    return OK;
+}
+
 /* ---- secrets ---- */
 
 enum { SECRET_LEN_RECOMMENDED = 16 }; /* characters; a shorter secret works, with a warning */
@@ -668,6 +681,7 @@ static enum status read_but_model(const struct config *c, struct node_options *o
 {
     TRY(read_parsers(c, o, err));
     TRY(read_engine(c, o, err));
+    TRY(read_pace(c, o, err));
     TRY(read_http(c, o, err));
     return read_cluster(c, o, err);
 }
@@ -759,6 +773,7 @@ static void print_compute(const struct node_options *o, const struct config *c, 
     snprintf(text, sizeof text, "%d threads, %s, activations %s; this CPU has %s", o->n_threads,
              o->cpu_isa, config_string(c, "activations"), features);
     line(out, "CPU", text, config_source_text(c, "cpu-isa"));
+    if (o->pace_file) line(out, "paced by", o->pace_file, config_source_text(c, "pace"));
     line(out, "KV cache", kv_rows_name(o->kv_dtype), config_source_text(c, "kv-cache-dtype"));
     line(out, "computes on",
          strcmp(o->device, "cuda") == 0 ? "the GPU (first of CUDA_VISIBLE_DEVICES)" : "the CPU",

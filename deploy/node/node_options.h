@@ -14,6 +14,8 @@
 #include "scheduler/directory/directory.h"
 #include "shared/base/mem.h"
 #include "shared/cluster/group.h"
+#include "shared/engine/engine_fault.h"
+#include "shared/engine/pace.h"
 #include "shared/net/http/http_server.h"
 
 enum {
@@ -50,6 +52,10 @@ struct node_options {
     uint64_t kv_bytes; /* 0: 1/NODE_KV_SHARE of what is free after the load, for all ranks */
     uint32_t max_seqs, max_batched_tokens, max_waiting;
     bool prefix_cache;
+    const char *pace_file; /* --pace or NULL, and what is in it */
+    struct pace_curve pace;
+    const char *fault_text; /* BATON_ENGINE_FAULT or NULL, and what it says */
+    struct engine_fault_plan fault;
     /* API server */
     const char *host;
     uint16_t port, metrics_port; /* port 0 with `http` false: no HTTP at all */

@@ -159,5 +159,14 @@ const struct option ENGINE_OPTIONS[] = {
         IN("Engine", NODE),
         .help = "Threads that compute; 0: one per CPU this process may use.",
     },
+    {
+        .name = "pace",
+        .env = "BATON_PACE",
+        .type = OPT_STRING,
+        IN("Engine", "serve launch"),
+        .help = "File with the measured times of another machine's steps: each step is computed "
+                "and then waits until it has lasted as long. For tests and simulations "
+                "(docs/pace.md); the node says so wherever it tells a time.",
+    },
     { .name = NULL },
 };

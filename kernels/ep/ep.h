@@ -49,8 +49,8 @@ struct ep_placement {
                              * each map; NULL: physical e is e, and n_physical == n_logical */
 };
 
-/* The same on all ranks except rank, device, domain, exchange_arg and progress: ep_create compares
- * them. Arrays are copied. */
+/* The sizes, types, mode, timeout_ms, backend and placement are the same on all ranks: ep_create
+ * compares them. The rest is each rank's own. Arrays are copied. */
 struct ep_config {
     const char *backend;   /* "self", "shm", "ucx", "peer", "nccl" */
     struct device *device; /* kept; all pointers of calls are its memory */

@@ -54,6 +54,7 @@ struct group_roster {
     uint32_t n;
     struct group_member *members; /* [n] */
     struct buf placement;         /* group_options.place wrote it */
+    uint32_t n_failures;          /* epochs before it that could not be made */
 };
 
 void group_roster_clear(struct group_roster *r);
@@ -135,9 +136,12 @@ void group_on_met(struct group *g, uint64_t node);
 /* ep_exchange_fn of the epoch that is being prepared; arg: the group. ERR_PEER_LOST: the epoch was
  * given up, or nothing came for 10 minutes. Thread: the one that makes the ep object. */
 enum status group_exchange(void *arg, const void *mine, size_t bytes, void *all, struct err *err);
-/* Waits until the other hosts of `r`, whose member `me` this is, answer connections, but for 2 s at
- * most and only while the epoch may become the group. Same thread; before the ep object is made. */
-void group_reach(struct group *g, const struct group_roster *r, uint32_t me);
+/* Waits until the other hosts of `r`, whose member `me` this is, answer connections at the
+ * addresses of their ranks, but for 2 s at most: ERR_PEER_LOST names one that does not. OK also
+ * when the epoch cannot become the group any more. Same thread; before the ep object is made.
+ * LIMIT: rows may take another network of the same host, of which this says nothing. */
+enum status group_reach(struct group *g, const struct group_roster *r, uint32_t me,
+                        struct err *err) MUST_CHECK;
 /* Whether the epoch that on_prepare proposed may still become the group. Any thread. */
 bool group_prepares(struct group *g, uint64_t epoch);
 /* After this group_exchange fails at once, and nothing is sent. Call before the thread that makes

@@ -1,7 +1,7 @@
 /* group_exchange.c - what the members of a group that is being prepared exchange, so that each can
  * make its ep object: the thread that makes it hands its bytes to the loop, the leader gives those
  * of all to everybody (group_lead.c). `lock` guards what they share.
- * Thread: loop, except group_exchange, group_prepares and group_stop. */
+ * Thread: loop, except group_exchange and group_prepares. */
 #include <string.h>
 #include <time.h>
 

@@ -25,6 +25,8 @@ enum {
     SHUT_MAX_MS = 60000
 };
 #define EPOCH_MAX (UINT64_MAX / 2)
+/* Two leaders that were apart are less apart than this: their epochs grow by one each try. */
+#define EPOCHS_AHEAD_MAX ((uint64_t)1 << 32)
 
 #define EACH_SEAT(s, g)                                                                            \
     for (struct group_seat *s = (g)->lead.seats; s < (g)->lead.seats + (g)->o.size; s++)
@@ -139,6 +141,13 @@ static bool is_of_another_group(const struct group *g, const struct group_seat *
            (s->running != l->next.epoch || group_roster_find(&l->next, s->at.rank) < 0);
 }
 
+/* Do both step in one group that this leader did not make? */
+static bool step_together(const struct group *g, const struct group_seat *a,
+                          const struct group_seat *b)
+{
+    return a->running == b->running && is_of_another_group(g, a) && is_of_another_group(g, b);
+}
+
 /* Others of such a group may be among the ranks that are not here, and be waited for in its steps:
  * it is given up. Epochs of two leaders may have one number, so only these ranks are told; their
  * hellos say when they are done. */
@@ -179,6 +188,15 @@ static enum group_reason reason_of(const struct group *g, const struct group_ros
     return before->epoch ? GROUP_RETURN : GROUP_START;
 }
 
+/* A group that this leader did not make goes on while it is left out. */
+static bool is_left_alone(const struct group *g, const struct group_seat *s)
+{
+    if (s->stays || !is_of_another_group(g, s) || clock_ms() >= s->t_shut_ms) return false;
+    EACH_SEAT(other, g)
+    if (other->stays && step_together(g, s, other)) return false;
+    return true;
+}
+
 static void propose(struct group *g)
 {
     struct group_lead *l = &g->lead;
@@ -188,6 +206,7 @@ static void propose(struct group *g)
     l->renews = false;
     l->i_round = 0;
     l->next.epoch = ++l->epoch;
+    l->next.n_failures = l->n_failures;
     l->next.members = MEM_ARRAY(struct group_member, a.n_stay ? a.n_stay : 1);
     give_up_without_the_lost(g);
     EACH_SEAT(s, g)
@@ -199,7 +218,7 @@ static void propose(struct group *g)
     if (l->next.n > 0 && g->o.place) g->o.place(g->o.arg, &l->next, &l->before);
     EACH_SEAT(s, g)
     {
-        if (!s->stays && !(s->at.node && s->running)) continue;
+        if (!s->stays && (!s->at.node || !s->running || is_left_alone(g, s))) continue;
         s->is_free = false;
         group_roster_send(g, &l->next, s->at.node);
     }
@@ -333,6 +352,14 @@ static void send_bell(struct group *g, const struct group_seat *to)
     group_send(g, to->at.node, FRAME_GROUP_BELL, FROM_LEADER, &bell.base);
 }
 
+/* The next epoch is above the highest that anybody spoke of: one that is far above would leave no
+ * number for the epochs to come. */
+static bool is_possible_epoch(const struct group *g, uint64_t epoch)
+{
+    return epoch <= EPOCH_MAX &&
+           (epoch <= g->lead.epoch || epoch - g->lead.epoch <= EPOCHS_AHEAD_MAX);
+}
+
 /* Why the rank does not belong; "": it does. */
 static void check_hello(const struct group *g, uint64_t from, const Baton__GroupHello *h, char *why,
                         size_t n)
@@ -349,7 +376,7 @@ static void check_hello(const struct group *g, uint64_t from, const Baton__Group
                  h->rank);
     else if (its && its->at.rank != h->rank)
         snprintf(why, n, "it is rank %u already", its->at.rank);
-    else if (h->epoch > EPOCH_MAX || h->joined > EPOCH_MAX || h->running > EPOCH_MAX)
+    else if (!is_possible_epoch(g, h->epoch) || h->joined > h->epoch || h->running > h->epoch)
         snprintf(why, n, "its last epoch cannot have been %llu", (unsigned long long)h->epoch);
     else if (strcmp(h->name, g->name) != 0)
         snprintf(why, n, "rank %u meets the others at %.80s, and rank %u at %.80s", h->rank,
@@ -476,13 +503,20 @@ static void spread_bell(struct group *g, uint64_t from, const Baton__GroupBell *
     }
 }
 
-/* nth: newcomers that are left out together are tried again one after the other. */
+/* How long a rank is left out, at most SHUT_MAX_MS. nth: newcomers that are left out together are
+ * tried again one after the other. */
+static uint64_t shut_pause_ms(const struct group *g, uint32_t n_more, uint32_t nth)
+{
+    const uint64_t most = SHUT_MAX_MS / 2,
+                   first = (uint64_t)g->o.retry_ms * SHUT_RETRIES << (n_more < 8 ? n_more : 8);
+    const uint64_t pause = first < most ? first : most, room = (SHUT_MAX_MS - pause) / g->o.size;
+    return pause + (nth - 1) * (pause < room ? pause : room);
+}
+
 static void charge(struct group *g, struct group_seat *s, uint32_t nth, const char *why)
 {
     if (++s->n_failures < TRIES) return;
-    const uint32_t more = s->n_failures - TRIES;
-    uint64_t pause = (uint64_t)g->o.retry_ms * SHUT_RETRIES * nth << (more < 8 ? more : 8);
-    if (pause > SHUT_MAX_MS) pause = SHUT_MAX_MS * nth;
+    const uint64_t pause = shut_pause_ms(g, s->n_failures - TRIES, nth);
     s->t_shut_ms = clock_ms() + pause;
     log_warn("group goes on without a rank that cannot join",
              "rank=%u tries=%u again_in_ms=%llu why=\"%.200s\"", s->at.rank, s->n_failures,
@@ -490,19 +524,28 @@ static void charge(struct group *g, struct group_seat *s, uint32_t nth, const ch
 }
 
 /* An epoch could not be made: a rank that is not in the group of now must not keep others out of
- * the next. One that says so itself is meant; where an old member says it, all newcomers are. */
+ * the next. One that says so itself is meant; where an old member says it, all newcomers are.
+ * Newcomers who step together are left out, and tried again, together: each of them alone would end
+ * the group of the others. */
 static void note_failure(struct group *g, const struct group_seat *from,
                          const Baton__GroupLost *lost)
 {
     const struct group_lead *l = &g->lead;
-    uint32_t nth = 0;
+    const struct group_seat *counted[GROUP_RANKS_MAX];
+    uint32_t n = 0;
     if (!l->next.epoch || lost->epoch != l->next.epoch || l->before.epoch == 0) return;
     const bool is_own = !group_roster_has_node(&l->before, from->at.node);
     EACH_SEAT(s, g)
     {
-        if (!s->at.node || group_roster_has_node(&l->before, s->at.node)) continue;
-        if (group_roster_has_node(&l->next, s->at.node) && (!is_own || s == from))
-            charge(g, s, ++nth, lost->why);
+        uint32_t i = 0;
+        if (!s->at.node || group_roster_has_node(&l->before, s->at.node) ||
+            !group_roster_has_node(&l->next, s->at.node) ||
+            (is_own && s != from && !step_together(g, s, from)))
+            continue;
+        while (i < n && !step_together(g, s, counted[i])) i++;
+        if (i < n) s->n_failures = counted[i]->n_failures - 1; /* counted already */
+        else counted[n++] = s;
+        charge(g, s, i + 1, lost->why);
     }
 }
 

@@ -3,7 +3,8 @@
  * A network that was cut off and is back reaches one host after the other: until the kernel has
  * asked again where each is (ARP, once a second), a connection that was begun before may fail.
  * UCX 1.13 ends the process, or hangs, if only one of two connections that ranks make to each other
- * fails. So one rank of each host is connected to, again and again, and left without a word.
+ * fails. So one rank of each host is connected to, again and again, and left without a word; the
+ * epoch of a host that does not answer is given up, and the next one asks again.
  * Thread: the one that makes the ep object. */
 #include <errno.h>
 #include <poll.h>
@@ -21,8 +22,8 @@ enum { REACH_MS = 2000, AGAIN_MS = 250, SLICE_MS = 50 };
 /* A host that has not answered yet. */
 struct knock {
     const struct group_member *at;
-    int fd; /* -1: none */
-    uint64_t t_ms;
+    int fd;        /* -1: none */
+    uint64_t t_ms; /* of the last try; 0: there was none */
 };
 
 static void end(struct knock *k)
@@ -73,8 +74,10 @@ static size_t knock_once(struct knock *k, size_t n, struct pollfd *p)
 {
     size_t left = 0;
     for (size_t i = 0; i < n; i++) {
-        if (k[i].fd >= 0 && clock_ms() - k[i].t_ms > AGAIN_MS) end(&k[i]);
-        if (k[i].fd < 0) begin(&k[i]);
+        if (clock_ms() - k[i].t_ms > AGAIN_MS) {
+            end(&k[i]);
+            begin(&k[i]);
+        }
         p[i] = (struct pollfd){ .fd = k[i].fd, .events = POLLOUT };
     }
     (void)poll(p, n, SLICE_MS);
@@ -83,14 +86,19 @@ static size_t knock_once(struct knock *k, size_t n, struct pollfd *p)
     return left;
 }
 
-void group_reach(struct group *g, const struct group_roster *r, uint32_t me)
+enum status group_reach(struct group *g, const struct group_roster *r, uint32_t me, struct err *err)
 {
+    enum status st = OK;
     struct knock *k = MEM_ARRAY(struct knock, r->n);
     struct pollfd *p = MEM_ARRAY(struct pollfd, r->n);
     const uint64_t until = clock_ms() + REACH_MS;
     size_t n = choose(r, me, k);
     while (n > 0 && clock_ms() < until && group_prepares(g, r->epoch)) n = knock_once(k, n, p);
+    if (n > 0 && group_prepares(g, r->epoch))
+        st = err_set(err, ERR_PEER_LOST, "the host of rank %u does not answer at %s:%u",
+                     k[0].at->rank, k[0].at->host, k[0].at->port);
     for (size_t i = 0; i < n; i++) end(&k[i]);
     mem_free(p);
     mem_free(k);
+    return st;
 }

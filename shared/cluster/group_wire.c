@@ -69,6 +69,7 @@ void group_roster_copy(struct group_roster *to, const struct group_roster *from)
     group_roster_clear(to);
     to->epoch = from->epoch;
     to->reason = from->reason;
+    to->n_failures = from->n_failures;
     to->n = from->n;
     to->members = MEM_ARRAY(struct group_member, from->n ? from->n : 1);
     if (from->n) memcpy(to->members, from->members, from->n * sizeof *from->members);
@@ -101,6 +102,7 @@ bool group_roster_unpack(struct group_roster *to, const Baton__GroupPropose *m, 
     to->epoch = m->epoch;
     to->reason = m->reason < GROUP_REASONS ? (enum group_reason)m->reason : GROUP_START;
     to->n = (uint32_t)m->n_members;
+    to->n_failures = m->n_failures;
     buf_add(&to->placement, m->placement.data, m->placement.len);
     return true;
 }
@@ -115,6 +117,7 @@ void group_roster_send(struct group *g, const struct group_roster *r, uint64_t n
     }
     m.epoch = r->epoch;
     m.reason = r->reason;
+    m.n_failures = r->n_failures;
     m.n_members = r->n;
     m.members = list;
     m.placement = (ProtobufCBinaryData){ r->placement.len, (uint8_t *)r->placement.data };

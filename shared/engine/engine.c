@@ -151,11 +151,21 @@ static void release(struct engine *e)
     mem_free(e);
 }
 
+/* The engine's own copies. */
+static void keep_pace(struct engine *e)
+{
+    if (e->opt.pace) e->pace = *e->opt.pace;
+    if (e->opt.fault) e->fault = *e->opt.fault;
+    e->opt.pace = e->opt.pace ? &e->pace : NULL;
+    e->opt.fault = e->opt.fault ? &e->fault : NULL;
+}
+
 enum status engine_create(const struct engine_options *o, struct engine **out, struct err *err)
 {
     TRY(check_options(o, err));
     struct engine *e = MEM_NEW(struct engine);
     e->opt = *o;
+    keep_pace(e);
     e->device = o->model->kernels->device;
     if (engine_is_grouped(e)) engine_group_init(e);
     pthread_mutex_init(&e->node.lock, NULL);
@@ -176,6 +186,7 @@ enum status engine_create(const struct engine_options *o, struct engine **out, s
     make_arrays(e, engine_batch(e)->max_logits);
     if (engine_is_node(e)) engine_node_init(e);
     engine_metrics_init(&e->metrics, o->metrics);
+    gauge_set(e->metrics.paced, e->opt.pace != NULL);
     engine_update_metrics(e);
     st = thread_start(&e->thread, engine_main, e);
     if (st != OK) {

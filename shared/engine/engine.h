@@ -15,6 +15,8 @@
 #define BATON_ENGINE_ENGINE_H
 
 #include "shared/base/metrics.h"
+#include "shared/engine/engine_fault.h"
+#include "shared/engine/pace.h"
 #include "shared/engine/sampler.h"
 #include "shared/kv/kv_pool.h"
 #include "shared/model/model.h"
@@ -38,9 +40,11 @@ struct engine_options {
     uint32_t max_batched_tokens; /* rows in one step */
     uint32_t max_waiting;        /* sequences waiting; more is ERR_FULL */
     bool prefix_cache;
-    uint32_t tell_prefill_ms; /* how often a long prefill says how far it is; 0: every 10 s */
-    bool eager;               /* launch every kernel one by one: no captured graphs */
-    struct metrics *metrics;  /* borrowed */
+    uint32_t tell_prefill_ms;      /* how often a long prefill says how far it is; 0: every 10 s */
+    bool eager;                    /* launch every kernel one by one: no captured graphs */
+    const struct pace_curve *pace; /* a step lasts what this says; NULL: what it takes. Copied */
+    const struct engine_fault_plan *fault; /* for tests; NULL: none. Copied */
+    struct metrics *metrics;               /* borrowed */
     /* Called on the engine thread. It must copy what it keeps and return at once, for example by
      * posting the event to a loop's mailbox. */
     void (*on_event)(void *arg, const struct engine_event *ev);

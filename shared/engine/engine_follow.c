@@ -15,6 +15,7 @@
 
 #include "shared/base/arith.h"
 #include "shared/base/assert.h"
+#include "shared/base/clock.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 #include "shared/engine/engine_state.h"
@@ -465,7 +466,11 @@ bool engine_follow_step(struct engine *e)
         lose_node(e, &err);
         return false;
     }
-    if (take_part(e, &group_rows)) run_plan(e, group_rows);
+    if (take_part(e, &group_rows)) {
+        const uint64_t begin_ns = clock_ns();
+        run_plan(e, group_rows);
+        engine_pace_step(e, begin_ns, engine_batch(e)->seqs, step_plan_at(n->plan).head->n_seqs);
+    }
     return true;
 }
 

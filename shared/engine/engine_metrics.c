@@ -16,6 +16,11 @@ static void init_steps(struct engine_metrics *m, struct metrics *r)
     m->abandoned = metrics_counter(r, "baton_engine_steps_abandoned_total", "",
                                    "Steps given up, and computed again, because a rank of their "
                                    "group was lost.");
+    m->paced = metrics_gauge(r, "baton_engine_paced", "",
+                             "1 when steps last what --pace says: no time of this node is then "
+                             "one of this machine.");
+    m->paced_late = metrics_counter(r, "baton_engine_paced_late_steps_total", "",
+                                    "Steps that took longer than --pace says.");
     m->preemptions = metrics_counter(r, "baton_engine_preemptions_total", "",
                                      "Sequences that lost their KV blocks to an older sequence.");
 }

@@ -7,6 +7,7 @@
  *   engine_group.c    steps that other ranks take too
  *   engine_ranks.c    what the group's ranks compute, and for whom they wait
  *   engine_follow.c   steps of a node of several ranks, step_plan.c what its leader tells them
+ *   engine_pace.c     lets a step last what a curve or a fault says (pace.h, engine_fault.h)
  *   engine_end.c      ends sequences and gives their blocks back
  *   engine_metrics.c  metrics and the load that other threads read
  *
@@ -61,9 +62,9 @@ struct engine_load {
 };
 
 struct engine_metrics {
-    struct counter *steps, *ahead, *graph_steps, *host_sampled, *abandoned, *preemptions,
-        *prompt_tokens, *generated, *recomputed, *queried, *hit, *evicted;
-    struct gauge *running, *waiting, *reserved, *free, *held, *cached, *quarantine;
+    struct counter *steps, *ahead, *graph_steps, *host_sampled, *abandoned, *paced_late,
+        *preemptions, *prompt_tokens, *generated, *recomputed, *queried, *hit, *evicted;
+    struct gauge *paced, *running, *waiting, *reserved, *free, *held, *cached, *quarantine;
     struct histogram *step_seconds;
     uint64_t last_queried, last_hit, last_evicted; /* pool totals at the last update */
 };
@@ -174,6 +175,10 @@ struct engine {
     struct deferred_blocks *deferred_free;  /* [max_seqs] */
     uint32_t n_deferred_free;
 
+    struct pace_curve pace;         /* with opt.pace, which points at it */
+    struct engine_fault_plan fault; /* with opt.fault, likewise */
+    uint64_t n_paced;               /* steps that these were asked about */
+
     struct engine_group group; /* with opt.on_group */
     struct engine_node node;   /* with a share of the model */
 
@@ -263,6 +268,12 @@ bool engine_follow_step(struct engine *e);
 /* After the model's step of n_rows rows: have all ranks of the node come to its end? If one has
  * not, it is a fault of the model's exchanges. False: the node is lost. */
 bool engine_node_settle(struct engine *e, uint32_t n_rows);
+
+/* engine_pace.c */
+/* Before anybody hears of a step that began at begin_ns (clock_ns) and was computed for these
+ * attention sequences: waits as long as a curve and a fault plan say, if there is one. */
+void engine_pace_step(struct engine *e, uint64_t begin_ns, const struct attn_seq *seqs,
+                      uint32_t n_seqs);
 
 /* engine_end.c */
 /* Gives back the blocks, emits FINISHED and forgets the sequence. A prefill_only sequence keeps its

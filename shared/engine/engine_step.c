@@ -370,10 +370,15 @@ static bool has_results(const struct engine *e)
     return device_fault(e->device, NULL) == OK && e->node.fault.code == OK;
 }
 
-/* Observes the time since the submission or, if later, since the previous step completed. */
+/* A step begins with its submission or, if later, when the previous step completed. */
+static uint64_t begin_of(const struct engine *e, const struct inflight_step *f)
+{
+    return f->begin_ns > e->t_completed_ns ? f->begin_ns : e->t_completed_ns;
+}
+
 static void observe_time(struct engine *e, const struct inflight_step *f)
 {
-    const uint64_t begin = f->begin_ns > e->t_completed_ns ? f->begin_ns : e->t_completed_ns;
+    const uint64_t begin = begin_of(e, f);
     e->t_completed_ns = clock_ns();
     histogram_observe(e->metrics.step_seconds, (double)(e->t_completed_ns - begin) * 1e-9);
 }
@@ -390,6 +395,7 @@ static void complete_step(struct engine *e, int parity)
     }
     f->active = false;
     if (!f->sampled) sample(e, b);
+    engine_pace_step(e, begin_of(e, f), b->seqs, b->n_seqs);
     engine_free_deferred(e);
     counter_add(e->metrics.recomputed, f->n_recomputed); /* before anybody hears of the tokens */
     publish_blocks(e, b);

@@ -391,14 +391,24 @@ void fabric_drop(struct fabric *f, uint32_t peer)
     close_endpoint(&f->peers[peer], clock_ms() + CLOSE_MS);
 }
 
-void fabric_close(struct fabric *f, uint64_t flush_ms)
+/* All at the same time: one that takes nothing keeps nobody else from what was sent to it. */
+static void flush_all(struct fabric *f, uint64_t end_ms)
 {
     static const ucp_request_param_t plain;
-    if (!f) return;
-    const uint64_t end = clock_ms() + flush_ms;
-    for (uint32_t i = 0; flush_ms && i < f->n_peers; i++)
+    ucs_status_ptr_t *flushes = MEM_ARRAY(ucs_status_ptr_t, f->n_peers);
+    for (uint32_t i = 0; i < f->n_peers; i++)
         if (f->peers[i].ep && !f->peers[i].lost)
-            wait_for(f, ucp_ep_flush_nbx(f->peers[i].ep, &plain), end);
+            flushes[i] = ucp_ep_flush_nbx(f->peers[i].ep, &plain);
+    for (uint32_t i = 0; i < f->n_peers; i++) wait_for(f, flushes[i], end_ms);
+    mem_free(flushes);
+}
+
+/* LIMIT: UCX 1.13 ends the process if a peer closes while this one still answers its first message
+ * (an assertion, "got REP message"). Flushes give peers time to take the answer. */
+void fabric_close(struct fabric *f, uint64_t flush_ms)
+{
+    if (!f) return;
+    if (flush_ms) flush_all(f, clock_ms() + flush_ms);
     const uint64_t close_end = clock_ms() + CLOSE_MS;
     for (uint32_t i = 0; i < f->n_peers; i++) close_endpoint(&f->peers[i], close_end);
     if (f->address) ucp_worker_release_address(f->worker, f->address);

@@ -76,8 +76,8 @@ struct serve_options {
     size_t max_answer;     /* bytes of a whole answer, estimated; 64 MiB when 0 */
     uint32_t max_logprobs; /* 20 when 0; not above SAMPLER_LOGPROBS_MAX */
     const char *version;
-    /* Appends members to GET /version, and with `cluster` to GET /cluster, which needs a key when
-     * keys are set; may be NULL. */
+    /* Appends members to GET /version, and with `cluster` to GET /cluster and /cluster/self, which
+     * need a key when keys are set; may be NULL. */
     void (*describe)(void *arg, bool cluster, struct buf *json_members);
     void *describe_arg;
 };

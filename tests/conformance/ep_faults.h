@@ -241,6 +241,25 @@ TEST(a_pause_of_all_ranks_is_no_loss)
     run_ranks(3, rank_of_a_pause, 0, WHY);
 }
 
+/* The last rank comes late: the others say meanwhile that they are not stuck. */
+static void rank_that_waits(struct world *w)
+{
+    struct device *d = rank_device("cpu", w);
+    struct shape s = shape_of(the_backend, EP_LOW_LATENCY, w->size);
+    uint64_t progress = 0;
+    float x = 1;
+    s.c.progress = &progress;
+    struct ep *e = open_ep(&s, w, d);
+    const uint64_t before = __atomic_load_n(&progress, __ATOMIC_RELAXED);
+    if (w->rank == w->size - 1) usleep(8 * EP_PROGRESS_MS * 1000);
+    CHECK_OK(ep_all_reduce(e, &x, 1, DTYPE_F32, NULL));
+    const uint64_t n = __atomic_load_n(&progress, __ATOMIC_RELAXED) - before;
+    CHECK(w->rank == w->size - 1 || (n >= 4 && n <= 40));
+    ep_free(e);
+    device_close(d);
+}
+TEST(who_waits_says_so) { run_ranks(3, rank_that_waits, 0, WHY); }
+
 /* Ranks free their objects in any order, while others still read the last results. */
 static void rank_of_many_objects(struct world *w)
 {

@@ -179,8 +179,8 @@ TEST(ranks_under_full_load_lose_nobody) { run_ranks(16, rank_under_load, 0, WHY)
 TEST_MAIN(CASE(a_word_that_says_nothing_ends_the_call), CASE(a_killed_rank_is_an_error_at_once),
           CASE(a_stopped_rank_is_an_error_after_the_deadline),
           CASE(a_rank_that_leaves_is_an_error_at_once), CASE(an_aborted_rank_is_an_error_at_once),
-          CASE(a_pause_of_all_ranks_is_no_loss), CASE(ranks_leave_in_any_order),
-          CASE_T(ranks_under_full_load_lose_nobody, 1800),
+          CASE(a_pause_of_all_ranks_is_no_loss), CASE(who_waits_says_so),
+          CASE(ranks_leave_in_any_order), CASE_T(ranks_under_full_load_lose_nobody, 1800),
           CASE_T(all_ranks_learn_that_one_cannot_open_the_others, 120),
           CASE(a_rank_that_dies_while_windows_are_opened_is_named),
           CASE(a_window_cannot_be_written_by_another_rank))

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 
-from documents import commands, documents, page, table
+from documents import command_flags, commands, documents, page, table
 
 BATON, SOURCE = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
 FLAG = re.compile(r"(?<![A-Za-z0-9_-])--[A-Za-z][A-Za-z0-9_-]*")
@@ -131,6 +131,29 @@ def test_every_serving_flag_is_known():
         if not owner:
             _, text = run_serve(name, "1")
             assert "there is no option" not in text, text
+
+
+def refusal(command, flag):
+    """What `baton COMMAND FLAG 1` says if that command does not know the flag; None if it does. Without a model nothing starts."""
+    p = subprocess.run([BATON, command, flag, "1"], capture_output=True, text=True, timeout=60, env={"PATH": os.environ["PATH"]})
+    assert p.returncode != 0, (command, flag)
+    return next((line for line in p.stderr.splitlines() if f'is not an option of "{command}"' in line or "there is no option" in line), None)
+
+
+def test_every_flag_is_known_to_the_command_that_a_document_gives_it_to():
+    """serve and launch have options of their own: a flag of multi_api_server must be one of launch."""
+    works = {name: re.match(r"`baton (\w+)`", sentence)[1] for name, _, _, effect, sentence in TABLE["Commands"]
+             if effect == "works" and re.match(r"`baton (serve|launch)`", sentence)}
+    assert len(works) == 3, works
+    assert refusal("launch", "--kv-transfer-config") and refusal("launch", "--nonsense") and not refusal("serve", "--kv-transfer-config")
+    said, seen = {}, set()
+    for number, _ in documents():
+        for line, name, flags in command_flags(number):
+            if name in works:
+                seen |= {(works[name], flag) for flag in flags}
+                said.update({(number, line, name, flag): why for flag in flags if (why := refusal(works[name], flag))})
+    assert {("launch", "--router"), ("serve", "--splitwise-role"), ("serve", "--kv-transfer-config")} <= seen, seen
+    assert not said, said
 
 
 def variables_of(pattern, *folders, suffixes):

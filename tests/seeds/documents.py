@@ -59,6 +59,27 @@ def server_commands(number):
     return found
 
 
+def command_flags(number):
+    """[(line, name, flags)] of every command that a document starts with flags of its own, over all its continued lines."""
+    lines = document(number).split("\n")
+    found = []
+    for at, name in commands(number):
+        block, i = [], at - 1
+        if not re.match(rf"(?:[^\x00-\x7f]|.*[;&|])?\s*{re.escape(name)}(?:$|[\s\u00a0])", lines[i]):
+            continue  # mentioned in a sentence
+        while True:
+            block.append(lines[i])
+            ends = lines[i].rstrip().endswith("\\")
+            # document 001 lacks one line continuation
+            if not (ends or lines[i].strip() == "--scheduler-ttl 9000") or i + 1 == len(lines):
+                break
+            i += 1
+        flags = re.findall(r"(?<!\S)--[A-Za-z][A-Za-z0-9_-]*", "\n".join(block).replace("\u00a0", " "))
+        if flags:
+            found.append((at, name, list(dict.fromkeys(flags))))
+    return found
+
+
 def continued(text):
     """Document 001 lacks one line continuation, so that a shell would not see the options after it."""
     return re.sub(r"--scheduler-ttl 9000\n(?= *--)", "--scheduler-ttl 9000 \\\n", text)

@@ -123,6 +123,7 @@ struct ep_ucx {
     struct ep_ucx_out *out;             /* [size] */
     uint64_t n_messages;                /* that came */
     uint32_t fault, heard;              /* words: reported by this rank; heard of */
+    bool is_settled;                    /* nothing is sent from callers' memory since the fault */
     bool *told, *gone;                  /* [size]: told of the fault; nothing more comes from it */
     atomic_int busy;                    /* a thread uses the fabric */
     int wake_fd;                        /* ep_abort writes it */

@@ -2,9 +2,10 @@
  * waits, and what happens when a rank is lost.
  *
  * The fabric serves one thread at a time. A call takes it with `busy`, and so does ep_abort if no
- * call has it, to tell the others at once; otherwise the call finds `aborted` while it waits, or
- * when it ends. Both write their word and then look at the other's, sequentially consistent: one
- * of them tells.
+ * call has it, to tell the others at once, which may be all that the loop has time for: the next
+ * call, or ep_free, does the rest. Otherwise the call finds `aborted` while it waits, or when it
+ * ends. Both write their word and then look at the other's, sequentially consistent: one of them
+ * tells.
  *
  * A fault is told to all ranks, also by those that only heard of it: a rank that leaves because of
  * another must not be taken for the one that failed. But a phase of which all has come succeeds.
@@ -88,18 +89,23 @@ static bool is_sending(const struct ep_ucx *u)
 }
 
 /* The caller's memory is its own again, so what ranks have not taken of it is not sent any more. */
-static enum status raise_word(struct ep_ucx *u, uint32_t word, struct err *err)
+static void settle(struct ep_ucx *u)
 {
     const struct ep_config *c = &u->base.config;
-    if (u->fault) return describe(u, u->fault, err);
-    u->fault = word;
-    if (c->size == 1) return describe(u, word, err);
+    if (u->is_settled || c->size == 1) return;
+    u->is_settled = true;
     const uint64_t end = clock_ms() + TELL_MS;
     while ((!tell(u) || is_sending(u)) && clock_ms() < end) (void)fabric_progress(u->fabric);
-    for (int32_t r = 0; r < c->size && word >> 16 != EP_UCX_LEFT; r++)
+    for (int32_t r = 0; r < c->size && u->fault >> 16 != EP_UCX_LEFT; r++)
         if (r != c->rank && fabric_n_sending(u->fabric, (uint32_t)r))
             fabric_drop(u->fabric, (uint32_t)r);
-    return describe(u, word, err);
+}
+
+static enum status raise_word(struct ep_ucx *u, uint32_t word, struct err *err)
+{
+    if (!u->fault) u->fault = word;
+    settle(u);
+    return describe(u, u->fault, err);
 }
 
 enum status ep_ucx_raise(struct ep_ucx *u, enum ep_ucx_fault fault, int32_t rank, struct err *err)
@@ -327,7 +333,7 @@ static int32_t missing(const struct ep_ucx *u)
 /* The fault that this rank has reported, was aborted with, or heard of. */
 static enum status check(struct ep_ucx *u, struct err *err)
 {
-    if (u->fault) return describe(u, u->fault, err);
+    if (u->fault) return raise_word(u, u->fault, err);
     if (ep_is_aborted(&u->base)) return ep_ucx_raise(u, EP_UCX_ABORTED, u->base.config.rank, err);
     return u->heard ? raise_word(u, u->heard, err) : OK;
 }
@@ -351,7 +357,6 @@ static void sleep_a_while(struct ep_ucx *u, int limit_ms)
                            { .fd = u->wake_fd, .events = POLLIN } };
     if (!fabric_arm(u->fabric)) return;
     (void)poll(p, 2, limit_ms < SLICE_MS ? limit_ms : SLICE_MS);
-    if (u->base.config.progress) __atomic_fetch_add(u->base.config.progress, 1, __ATOMIC_RELAXED);
 }
 
 /* The time since *last_ns that counts: if this rank itself was stopped, the others get the time
@@ -364,17 +369,23 @@ static uint64_t counted_ns(uint64_t *last_ns)
     return passed < most ? passed : most;
 }
 
-/* Of an object that is being made. */
-static bool is_wanted(const struct ep_ucx *u)
+/* Says every EP_PROGRESS_MS, whether the rank sleeps or UCX has something to do, that who waits is
+ * not stuck, and asks whether an object that is being made is still wanted. */
+static bool goes_on_waiting(struct ep_ucx *u, uint64_t *told_ns)
 {
     const struct ep_config *c = &u->base.config;
+    const uint64_t now = clock_ns();
+    if (now - *told_ns < (uint64_t)EP_PROGRESS_MS * NS_PER_MS) return true;
+    *told_ns = now;
+    if (c->progress) __atomic_fetch_add(c->progress, 1, __ATOMIC_RELAXED);
     return !c->is_wanted || c->is_wanted(c->is_wanted_arg);
 }
 
 static enum status wait_for_all(struct ep_ucx *u, struct err *err)
 {
     const uint64_t limit = (uint64_t)u->wait_ms * NS_PER_MS;
-    uint64_t waited = 0, seen = u->n_messages, moved_ns = clock_ns(), last_ns = moved_ns;
+    uint64_t waited = 0, seen = u->n_messages, moved_ns = clock_ns(), last_ns = moved_ns,
+             told_ns = moved_ns;
     for (;;) {
         send_all(u);
         const bool moved = fabric_progress(u->fabric);
@@ -386,13 +397,14 @@ static enum status wait_for_all(struct ep_ucx *u, struct err *err)
         if (seen != u->n_messages) waited = 0;
         seen = u->n_messages;
         if (waited >= limit) return ep_ucx_raise(u, EP_UCX_SILENT, rank, err);
+        if (!goes_on_waiting(u, &told_ns))
+            return ep_ucx_raise(u, EP_UCX_ABORTED, u->base.config.rank, err);
         if (moved || u->may_spin) {
             const uint64_t now = clock_ns();
             if (moved) moved_ns = now;
             if (moved || (now - moved_ns < SPIN_NS && !is_busy(u, now))) continue;
         }
         sleep_a_while(u, (int)((limit - waited) / NS_PER_MS) + 1);
-        if (!is_wanted(u)) return ep_ucx_raise(u, EP_UCX_ABORTED, u->base.config.rank, err);
     }
 }
 
@@ -427,7 +439,7 @@ static void give(struct ep_ucx *u)
 
 void ep_ucx_resume(struct ep_ucx *u)
 {
-    while (!take(u)) sched_yield(); /* ep_abort has it for TELL_MS or so */
+    while (!take(u)) sched_yield(); /* ep_abort has it for a moment */
 }
 
 enum status ep_ucx_enter(struct ep_ucx *u, struct err *err)
@@ -452,7 +464,11 @@ void ep_ucx_abort(struct ep *e)
     const ssize_t n = write(u->wake_fd, &one, sizeof one);
     ASSERT(n == sizeof one);
     if (!take(u)) return; /* the call that has it will tell */
-    give(u);
+    if (!u->fault) {
+        u->fault = word_of(EP_UCX_ABORTED, e->config.rank);
+        if (e->config.size > 1 && !tell(u)) (void)fabric_progress(u->fabric);
+    }
+    atomic_store(&u->busy, 0);
 }
 
 void ep_ucx_init_phases(struct ep_ucx *u)

@@ -50,6 +50,8 @@ struct rig_options {
     enum activations activations;
     const char *isa; /* kernel backend; NULL: the CPU's best */
     bool eager;
+    const struct pace_curve *pace;
+    const struct engine_fault_plan *fault;
     size_t sampling_edit_bytes;
     const struct model_share *share; /* of a rank; NULL: the whole */
     void (*on_group)(void *arg, const struct engine_group_event *ev);
@@ -131,6 +133,8 @@ __attribute__((unused)) static void rig_open(struct rig *r, struct rig_options o
         .metrics = r->metrics,
         .on_event = rig_on_event,
         .eager = o.eager,
+        .pace = o.pace,
+        .fault = o.fault,
         .on_kv_ready = o.on_kv_ready,
         .on_fault = o.on_fault ? o.on_fault : rig_on_fault,
         .on_group = o.on_group,

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "shared/base/clock.h"
+#include "shared/engine/engine_state.h"
 #include "shared/engine/step_plan.h"
 #include "tests/fixtures/rank_meeting.h"
 #include "tests/unit/engine/engine_rig.h"
@@ -659,6 +660,24 @@ TEST(plans_of_what_there_is_not_are_refused)
 #undef REFUSED
 }
 
+/* The follower waits by itself, and is not held up by the leader's next plan. */
+TEST(ranks_of_a_paced_node_wait_alike)
+{
+    const struct pace_curve c = { .fixed_us = 20000 };
+    struct rig_options o = options("llama");
+    const struct engine_request q = rig_request(1, 40, 7, N_OUT);
+    o.pace = &c;
+    struct world *w = open_world(2, 2, o, 0);
+    const uint64_t begin = clock_ns();
+    struct answer *a = rig_run(leader(w, 0), &q, 1);
+    CHECK(clock_ns() - begin >= N_OUT * UINT64_C(20000000) - 2000000);
+    CHECK_OK(a->end.status);
+    await_sleep(w);
+    for (uint32_t i = 0; i < 2; i++) CHECK_EQ_INT(w->ranks[i].rig.engine->n_paced, N_OUT);
+    close_world(w);
+    mem_free(a);
+}
+
 TEST_MAIN(CASE(plans_of_what_there_is_not_are_refused),
           CASE_T(two_and_four_ranks_of_llama_answer_as_one, 120),
           CASE_T(two_and_four_ranks_of_qwen3_moe_answer_as_one, 120),
@@ -673,4 +692,5 @@ TEST_MAIN(CASE(plans_of_what_there_is_not_are_refused),
           CASE_T(a_lost_group_of_nodes_is_replaced_without_a_trace, 60),
           CASE_T(a_node_is_lost_with_one_of_its_ranks, 60),
           CASE_T(a_sleeping_node_is_lost_when_it_is_told, 60),
+          CASE_T(ranks_of_a_paced_node_wait_alike, 60),
           CASE_T(a_rank_with_other_limits_is_refused, 60))

@@ -3,6 +3,7 @@
  * process, each with its thread; their rows travel through shared memory. */
 #include <stdatomic.h>
 
+#include "shared/base/clock.h"
 #include "shared/engine/engine_state.h"
 #include "shared/model/expert_rows.h"
 #include "tests/fixtures/rank_meeting.h"
@@ -295,6 +296,30 @@ TEST(a_group_begins_when_all_ranks_have_it)
     close_scene(s);
 }
 
+/* Every rank waits as the curve says of its own rows, those without rows for what is fixed. */
+TEST(ranks_of_a_paced_group_wait_alike)
+{
+    struct scene *s = MEM_NEW(struct scene);
+    const struct pace_curve c = { .fixed_us = 20000 };
+    struct rig_options o = rank_options("ernie_moe");
+    uint32_t n_experts;
+    o.pace = &c;
+    make_requests(s->reqs);
+    s->want = answers_alone("ernie_moe", ACTIVATIONS_F32, s->reqs, &n_experts);
+    open_group(&s->g, 2, o, n_experts);
+    const uint64_t begin = clock_ns();
+    ask_one(s, 0, 3, 100); /* 16 tokens fit into a step, and N_OUT come out */
+    CHECK(clock_ns() - begin >= N_OUT * UINT64_C(20000000) - 2000000);
+    await_sleep(&s->g);
+    for (uint32_t r = 0; r < 2; r++) {
+        CHECK_EQ_INT(s->g.ranks[r].rig.engine->n_paced, N_OUT);
+        CHECK_EQ_INT(rig_count(&s->g.ranks[r].rig, "baton_engine_steps_total"), N_OUT);
+    }
+    close_group(&s->g);
+    mem_free(s->want);
+    mem_free(s);
+}
+
 /* A next group that is given up before all have it leaves the one that steps alone. */
 TEST(a_next_group_that_is_given_up_costs_nothing)
 {
@@ -479,6 +504,7 @@ TEST_MAIN(CASE_T(bells_leave_room_for_commands, 60),
           CASE_T(a_group_without_rows_sleeps_until_one_has_some, 60),
           CASE_T(groups_follow_each_other_between_steps, 60),
           CASE_T(a_group_begins_when_all_ranks_have_it, 60),
+          CASE_T(ranks_of_a_paced_group_wait_alike, 60),
           CASE_T(a_next_group_that_is_given_up_costs_nothing, 60),
           CASE_T(ranks_leave_together_and_come_back, 60),
           CASE_T(a_lost_group_is_replaced_without_a_trace, 60),

@@ -158,6 +158,10 @@ TEST(side_documents)
     CHECK_EQ_STR(string_at(a.json, "nodes.0.name"), "p0");
     CHECK_EQ_STR(string_at(a.json, "role"), "mixed");
     answer_free(&a);
+    a = rig_request(&r, "GET", "/cluster/self", NULL, NULL);
+    CHECK_EQ_STR(string_at(a.json, "role"), "mixed");
+    CHECK(strstr(a.body.data, "nodes") == NULL);
+    answer_free(&a);
     a = rig_request(&r, "GET", "/metrics", NULL, NULL);
     CHECK(strstr(a.body.data, "baton_http_responses_total{path=\"/v1/models\",code=\"2xx\"} 2"));
     CHECK(answer_has_header(&a, "text/plain; version=0.0.4"));
@@ -188,8 +192,9 @@ TEST(keys)
     CHECK_EQ_STR(string_at(a.json, "error.code"), "invalid_api_key");
     CHECK(answer_has_header(&a, "www-authenticate: Bearer\r\n"));
     answer_free(&a);
-    static const char *const closed[] = { "/v1/models", "/metrics",        "/load",    "/cluster",
-                                          "/nothing",   "/v1/completions", "/tokenize" };
+    static const char *const closed[] = { "/v1/models",      "/metrics",      "/load",
+                                          "/cluster",        "/cluster/self", "/nothing",
+                                          "/v1/completions", "/tokenize" };
     for (size_t i = 0; i < COUNT_OF(closed); i++) expect(&r, "GET", closed[i], NULL, NULL, 401);
     static const char *const open_to_all[] = { "/health",          "/live",   "/ready",
                                                "/livez",           "/readyz", "/v2/health/live",
