@@ -18,7 +18,10 @@
 enum {
     EXIT_DEVICE = 70,     /* the GPU failed */
     MAX_TRANSFERS = 4096, /* parts: nodes of several ranks send several of one prompt */
-    /* a transfer may wait for a long chunk on a slow CPU; links detect dead and frozen peers */
+    /* How long a transfer may wait for its sender to compute, a long chunk on a slow CPU. Nothing
+     * that is broken waits for it: bytes that do not move end a transfer within KVT_MOVE_MS, an
+     * OPEN or FINISH without an answer within KVT_ANSWER_MS, dead and frozen peers end with their
+     * links, and an engine without progress with those of its node. */
     STALL_MS = 60000
 };
 
