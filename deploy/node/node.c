@@ -384,6 +384,7 @@ static struct scheduler *start_scheduler(struct node *n)
 static void start_engine_workers(struct node *n)
 {
     struct decode_options d = {
+        .loop = n->loop,
         .engine = n->engine,
         .kvt = n->kvt,
         .cluster = n->cluster,
