@@ -354,6 +354,7 @@ static void start_passer(struct node *n)
         .host = n->o.advertise_host,
         .secret = n->o.secret,
         .ttl_s = n->o.ttl_s,
+        .unsplit = n->o.unsplit,
         .log_requests = n->o.log_requests,
     };
     if (n->http && n->o.pass_requests) n->passer = passer_create(&o);
@@ -369,6 +370,8 @@ static struct scheduler *start_scheduler(struct node *n)
         .max_requests = n->o.max_requests,
         .ttl_s = n->o.ttl_s,
         .grace_ms = n->o.grace_ms,
+        .max_queue_ms = n->o.max_queue_ms,
+        .unsplit = n->o.unsplit,
         .block_tokens = n->o.block_tokens,
         .topic = n->o.topic,
         .secret = n->o.secret,

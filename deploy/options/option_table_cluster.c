@@ -372,8 +372,9 @@ const struct option CLUSTER_OPTIONS[] = {
         .def = "local",
         IN("Scheduler", NET),
         .help =
-            "Where the cluster view lives: local in this process (dp is the same), splitwise (or "
-            "global) in Redis.",
+            "Where the cluster view lives: local in this process (dp is the same), splitwise and "
+            "global in Redis. With global a node never splits a request: each goes whole to the "
+            "node of the topic with the least to do, whatever its role.",
     },
     {
         .name = "scheduler-host",
@@ -523,7 +524,20 @@ const struct option CLUSTER_OPTIONS[] = {
         .def = "5",
         IN("Scheduler", NET),
         .help =
-            "Seconds a request waits for a node that could serve it to appear before it gets 503.",
+            "Seconds a request waits for a node that could serve it to appear before it gets 503. "
+            "When there are such nodes and all are full, --max-queue-time holds.",
+    },
+    {
+        .name = "max-queue-time",
+        .env = "BATON_MAX_QUEUE_TIME",
+        .type = OPT_FLOAT,
+        RANGE(0, 86400),
+        .def = "30",
+        IN("Scheduler", NET),
+        .help = "Seconds a request waits while every node that could serve it is full before it "
+                "gets 429 with Retry-After; 0: none. One whose client has tokens already, and "
+                "which lost its node, waits until --scheduler-ttl. The line for a prefill node's "
+                "start credit moves, and does not count.",
     },
     { .name = NULL },
 };
