@@ -3,6 +3,7 @@
 #ifndef BATON_DEPLOY_LAUNCH_LAUNCH_PLAN_H
 #define BATON_DEPLOY_LAUNCH_LAUNCH_PLAN_H
 
+#include "deploy/launch/launch_ports.h"
 #include "deploy/launch/ranks.h"
 #include "scheduler/directory/directory.h"
 #include "shared/base/mem.h"
@@ -23,6 +24,7 @@ struct launch_plan {
     struct launch_node *nodes;
     size_t n;
     struct ranks ranks; /* of the nodes; its port is chosen */
+    struct launch_claims claims;
 };
 
 struct launch_args {
