@@ -14,10 +14,18 @@
 #include "shared/cluster/generation_wire.h"
 #include "shared/cluster/request_table.h"
 
+enum {
+    SWEEP_MS = 500,
+    FIRST_TOKEN_SWEEPS = DECODE_FIRST_TOKEN_MS / SWEEP_MS /* not by the clock: a process that was
+                                                           * stopped goes on where it was */
+};
+
 struct decode_worker {
     struct decode_options o;
     struct decode_ranks ranks;
-    bool broken;                     /* a follower was lost: the node takes nothing any more */
+    bool broken; /* a follower was lost: the node takes nothing any more */
+    bool leaves; /* decode_hand_back: nor does one that shuts down */
+    struct loop_timer *sweep;
     struct map by_id;                /* engine id -> sequence */
     struct request_table by_request; /* until the sequence is CLOSING */
     struct list live;
@@ -27,6 +35,8 @@ struct decode_worker {
     struct counter *received_bytes, *received, *failed, *canceled;
     struct log_repeats refusals; /* of reservations, for want of room */
 };
+
+static void sweep(void *arg);
 
 struct decode_worker *decode_create(const struct decode_options *o)
 {
@@ -40,6 +50,7 @@ struct decode_worker *decode_create(const struct decode_options *o)
     w->ranks.n_followers = o->n_followers;
     list_init(&w->live);
     token_batcher_init(&w->batcher, o->cluster);
+    w->sweep = loop_timer_start(o->loop, SWEEP_MS, SWEEP_MS, sweep, w);
     w->received = metrics_counter(o->metrics, "baton_decode_received_total", "",
                                   "Sequences whose KV arrived and was verified.");
     w->received_bytes = metrics_counter(o->metrics, "baton_decode_received_bytes_total", "",
@@ -54,6 +65,7 @@ struct decode_worker *decode_create(const struct decode_options *o)
 void decode_free(struct decode_worker *w)
 {
     if (!w) return;
+    loop_timer_free(w->sweep);
     LIST_FOREACH (seq, &w->live, struct decode_seq, link) {
         decode_parts_release(&seq->parts);
         mem_free(seq);
@@ -111,11 +123,17 @@ static void drop_if_over(struct decode_worker *w, struct decode_seq *seq)
 /* ---- answers ---- */
 
 /* Sends the collected tokens, then the failure: the entry node needs them in this order. */
-static void fail_attempt(struct decode_worker *w, uint64_t entry, uint64_t request,
-                         uint32_t attempt, enum status st, const char *text)
+static void fail_attempt(struct decode_worker *w, struct request_key of, const struct failure *f)
 {
-    token_batcher_flush_node(&w->batcher, entry);
-    answer_send_failed(w->o.cluster, entry, request, attempt, st, text);
+    token_batcher_flush_node(&w->batcher, of.entry);
+    answer_send_failed(w->o.cluster, of.entry, of.request, (uint32_t)of.attempt, f);
+}
+
+/* Answers a message that becomes no sequence. */
+static void refuse(struct decode_worker *w, const struct cluster_message *m, enum status st,
+                   enum failed_blame blame, const char *text)
+{
+    fail_attempt(w, request_key_of(m), &(struct failure){ st, blame, text });
 }
 
 /* Cancels a sequence in the engine and in kvtransfer; the record stays until both have answered. */
@@ -148,11 +166,11 @@ static void log_failure(struct decode_worker *w, const struct decode_seq *seq, e
 }
 
 static void fail_seq(struct decode_worker *w, struct decode_seq *seq, enum status st,
-                     const char *text)
+                     enum failed_blame blame, const char *text)
 {
     counter_add(w->failed, 1);
     log_failure(w, seq, st, text);
-    fail_attempt(w, seq->entry, seq->request, seq->attempt, st, text);
+    fail_attempt(w, key_of(seq), &(struct failure){ st, blame, text });
     close_seq(w, seq);
 }
 
@@ -166,7 +184,7 @@ static enum status unpack(struct decode_worker *w, const struct cluster_message 
     struct err err = { 0 };
     enum status st = pb ? generation_wire_decode(pb, arena, out, &err)
                         : err_set(&err, ERR_FORMAT, "the generation is missing");
-    if (st != OK) fail_attempt(w, m->from, m->request, m->attempt, st, err.text);
+    if (st != OK) refuse(w, m, st, BLAME_NOBODY, err.text);
     return st;
 }
 
@@ -185,16 +203,21 @@ static struct engine_request engine_request_of(const struct generation_wire *wir
     };
 }
 
+static const char LEAVES[] = "the decode node shuts down and gives the request back";
+
 static bool has_capacity(struct decode_worker *w, const struct cluster_message *m)
 {
     if (w->broken) {
-        fail_attempt(w, m->from, m->request, m->attempt, ERR_PEER_LOST,
-                     "a rank of the decode node was lost");
+        refuse(w, m, ERR_PEER_LOST, BLAME_NODE, "a rank of the decode node was lost");
+        return false;
+    }
+    if (w->leaves) {
+        refuse(w, m, ERR_BUSY, BLAME_HANDED_BACK, LEAVES);
         return false;
     }
     if (w->n_live < w->o.max_decode_seqs) return true;
-    fail_attempt(w, m->from, m->request, m->attempt, ERR_BUSY,
-                 "the decode node already has as many sequences as it takes");
+    refuse(w, m, ERR_BUSY, BLAME_NOBODY,
+           "the decode node already has as many sequences as it takes");
     return false;
 }
 
@@ -202,8 +225,8 @@ static void on_reserve(struct decode_worker *w, const struct cluster_message *m)
 {
     if (request_table_find(&w->by_request, request_key_of(m)) || !has_capacity(w, m)) return;
     if (!w->o.kvt) {
-        fail_attempt(w, m->from, m->request, m->attempt, ERR_PEER_REFUSED,
-                     "this node receives no KV: no cache transfer protocol is enabled");
+        refuse(w, m, ERR_PEER_REFUSED, BLAME_PAIR,
+               "this node receives no KV: no cache transfer protocol is enabled");
         return;
     }
     Baton__Reserve *body = baton__reserve__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
@@ -218,7 +241,9 @@ static void on_reserve(struct decode_worker *w, const struct cluster_message *m)
         seq->n_senders = body->n_prefill ? (uint32_t)body->n_prefill : 1;
         enum status st = engine_reserve(w->o.engine, &r);
         seq->in_engine = st == OK;
-        if (st != OK) fail_seq(w, seq, st, "the decode engine does not take the reservation");
+        if (st != OK)
+            fail_seq(w, seq, st, failed_blame_of_engine(st),
+                     "the decode engine does not take the reservation");
     }
     arena_release(&arena);
     if (body) baton__reserve__free_unpacked(body, NULL);
@@ -242,7 +267,7 @@ static void on_run(struct decode_worker *w, const struct cluster_message *m)
         struct engine_request r = engine_request_of(&wire, seq->id, seq->request);
         enum status st = engine_submit(w->o.engine, &r);
         seq->in_engine = st == OK;
-        if (st != OK) fail_seq(w, seq, st, why_not_taken(st));
+        if (st != OK) fail_seq(w, seq, st, failed_blame_of_engine(st), why_not_taken(st));
     }
     arena_release(&arena);
     if (body) baton__run__free_unpacked(body, NULL);
@@ -256,7 +281,9 @@ static void start_if_complete(struct decode_worker *w, struct decode_seq *seq)
         return;
     seq->state = DECODE_SEQ_RUNNING;
     enum status st = engine_activate(w->o.engine, seq->id, &seq->first);
-    if (st != OK) fail_seq(w, seq, st, "the decode engine does not take the sequence");
+    if (st != OK)
+        fail_seq(w, seq, st, failed_blame_of_engine(st),
+                 "the decode engine does not take the sequence");
 }
 
 /* A prefill node does not know the entry node, so there is no key; the search is over the live
@@ -303,7 +330,7 @@ static void on_grants(struct decode_worker *w, const struct cluster_message *m)
     struct decode_seq *seq = map_get(&w->by_id, map_key_u64(&m->request));
     if (!seq || seq->state != DECODE_SEQ_GRANTING) return;
     if (decode_parts_take_grants(&seq->parts, &w->ranks, m) != OK)
-        fail_seq(w, seq, ERR_PEER_MISMATCH,
+        fail_seq(w, seq, ERR_PEER_MISMATCH, BLAME_NODE,
                  "a rank of the decode node sent other grants than asked");
     else grant_if_complete(w, seq);
 }
@@ -356,7 +383,7 @@ static void on_follower_lost(struct decode_worker *w, uint32_t rank)
         uint32_t bits = seq->parts.open & decode_parts_of_rank(&seq->parts, rank);
         if (!bits) continue;
         if (seq->state != DECODE_SEQ_CLOSING)
-            fail_seq(w, seq, ERR_PEER_LOST, "a rank of the decode node was lost");
+            fail_seq(w, seq, ERR_PEER_LOST, BLAME_NODE, "a rank of the decode node was lost");
         seq->parts.open &= ~bits;
         free_if_fenced(w, seq);
     }
@@ -379,11 +406,11 @@ static void on_reserved(struct decode_worker *w, struct decode_seq *seq,
     if (ev->status != OK) {
         seq->in_engine = false;
         if (seq->state == DECODE_SEQ_CLOSING) drop_if_over(w, seq);
+        else if (ev->status == ERR_BUSY)
+            fail_seq(w, seq, ERR_BUSY, BLAME_HANDED_BACK, "no free KV blocks on the decode node");
         else
-            fail_seq(w, seq, ev->status,
-                     ev->status == ERR_BUSY
-                         ? "no free KV blocks on the decode node"
-                         : "the request does not fit in the decode node's KV cache");
+            fail_seq(w, seq, ev->status, failed_blame_of_engine(ev->status),
+                     "the request does not fit in the decode node's KV cache");
         return;
     }
     if (seq->state == DECODE_SEQ_CLOSING) return; /* the cancel is on its way to the engine */
@@ -393,7 +420,12 @@ static void on_reserved(struct decode_worker *w, struct decode_seq *seq,
     enum status st = decode_parts_expect(&seq->parts, &w->ranks, seq->id, seq->request,
                                          seq->n_senders, seq->n_tokens, ev, &err);
     if (st == OK) grant_if_complete(w, seq);
-    else fail_seq(w, seq, st, err.text);
+    else /* a rank of this node is gone, the other node's do not fit, or it is full */
+        fail_seq(w, seq, st,
+                 st == ERR_PEER_LOST                 ? BLAME_NODE
+                 : status_class_of(st) == CLASS_PEER ? BLAME_PAIR
+                                                     : BLAME_NOBODY,
+                 err.text);
 }
 
 static void on_finished(struct decode_worker *w, struct decode_seq *seq,
@@ -402,7 +434,8 @@ static void on_finished(struct decode_worker *w, struct decode_seq *seq,
     seq->in_engine = false;
     if (seq->state != DECODE_SEQ_CLOSING) {
         if (ev->status != OK) {
-            fail_seq(w, seq, ev->status, "the engine ended the sequence");
+            fail_seq(w, seq, ev->status, failed_blame_of_engine(ev->status),
+                     "the engine ended the sequence");
             return;
         }
         Baton__Finished f = BATON__FINISHED__INIT;
@@ -475,10 +508,8 @@ void decode_on_kvt(struct decode_worker *w, const struct kvt_event *ev)
     struct decode_seq *seq = map_get(&w->by_id, map_key_u64(&id));
     if (!seq || !decode_parts_on_kvt(&seq->parts, ev)) return;
     if (ev->kind == KVT_RECEIVE_FAILED) {
-        /* A failed transfer is never the request's fault. */
-        if (seq->state != DECODE_SEQ_CLOSING)
-            fail_seq(w, seq, status_class_of(ev->status) == CLASS_REQUEST ? ERR_IO : ev->status,
-                     ev->text[0] ? ev->text : "the KV transfer failed");
+        struct failure f = failure_of_transfer(ev->status, ev->text);
+        if (seq->state != DECODE_SEQ_CLOSING) fail_seq(w, seq, f.st, f.blame, f.text);
     } else if (seq->state == DECODE_SEQ_CLOSING) {
         free_if_fenced(w, seq);
     } else if (decode_parts_are_received(&seq->parts)) {
@@ -486,6 +517,28 @@ void decode_on_kvt(struct decode_worker *w, const struct kvt_event *ev)
         counter_add(w->received_bytes, seq->parts.bytes);
         start_if_complete(w, seq);
     }
+}
+
+/* ---- time ---- */
+
+/* The first token comes over another link than the KV, and may be lost with it. */
+static void sweep(void *arg)
+{
+    struct decode_worker *w = arg;
+    LIST_FOREACH (seq, &w->live, struct decode_seq, link) {
+        if (seq->state != DECODE_SEQ_GRANTED || seq->has_first ||
+            !decode_parts_are_received(&seq->parts) || ++seq->n_sweeps <= FIRST_TOKEN_SWEEPS)
+            continue;
+        fail_seq(w, seq, ERR_TIMEOUT, BLAME_PAIR,
+                 "the prompt's KV has come, but its first token has not for 3 s");
+    }
+}
+
+void decode_hand_back(struct decode_worker *w)
+{
+    w->leaves = true;
+    LIST_FOREACH (seq, &w->live, struct decode_seq, link)
+        if (seq->state != DECODE_SEQ_CLOSING) fail_seq(w, seq, ERR_BUSY, BLAME_HANDED_BACK, LEAVES);
 }
 
 void decode_flush(struct decode_worker *w) { token_batcher_flush(&w->batcher); }

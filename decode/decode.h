@@ -17,11 +17,16 @@
 #include "shared/cluster/cluster.h"
 #include "shared/engine/engine.h"
 
+/* A sequence whose KV has come fails when its first token does not within this time: the prefill
+ * node sent it before. After it the engine owes the next tokens, and its progress is watched. */
+enum { DECODE_FIRST_TOKEN_MS = 3000 };
+
 struct decode_worker;
 
 struct decode_options {
-    struct engine *engine; /* all borrowed until decode_free */
-    struct kvt *kvt;       /* NULL: RESERVE is refused */
+    struct loop *loop; /* all borrowed until decode_free */
+    struct engine *engine;
+    struct kvt *kvt; /* NULL: RESERVE is refused */
     struct cluster *cluster;
     struct metrics *metrics;
     uint32_t max_decode_seqs; /* more are refused as busy */
@@ -38,6 +43,9 @@ struct decode_worker *decode_create(const struct decode_options *o);
 /* Drops every sequence without messages. Stop the engine and kvtransfer first. */
 void decode_free(struct decode_worker *w);
 
+/* The node shuts down: gives all sequences back to their entry nodes, which continue them
+ * elsewhere, and every later one at once. */
+void decode_hand_back(struct decode_worker *w);
 /* Returns whether the message is of a kind that this worker handles. */
 bool decode_on_message(struct decode_worker *w, const struct cluster_message *m);
 /* For events whose id lies in [id_base, id_base + 2^56). `blocks` of RESERVED must stay valid

@@ -29,8 +29,9 @@ struct decode_seq {
     uint32_t n_tokens;  /* tokens in the reservation */
     uint32_t n_senders; /* ranks of the prefill node */
     uint32_t n_cached;
-    uint32_t n_sent;  /* tokens emitted */
-    struct list link; /* decode_worker.live */
+    uint32_t n_sent;   /* tokens emitted */
+    uint32_t n_sweeps; /* GRANTED: for so many it has its KV, but no first token */
+    struct list link;  /* decode_worker.live */
 };
 
 #endif

@@ -3,8 +3,8 @@
 #
 # usage: deploy/install_deps.sh [--tests] [--all]
 #   --tests  also what tests/run.sh needs: g++ for an emulated GPU, clang-format, a real
-#            redis-server, Python's venv, ps and ss, a virtual machine, the tools that transfers
-#            are measured against
+#            redis-server, certificates for it and a wall clock that jumps, Python's venv, ps and
+#            ss, a virtual machine, the tools that transfers are measured against
 #   --all    also what tests/run.sh --all needs: clang with libFuzzer
 # Runs as root or with sudo. Says nothing when there is nothing to do.
 set -eu
@@ -12,7 +12,7 @@ set -eu
 build="gcc libc6-dev cmake ninja-build pkg-config libuv1-dev libhiredis-dev libcjson-dev
  node-llhttp libpcre2-dev libutf8proc-dev libprotobuf-c-dev protobuf-c-compiler libxxhash-dev
  libssl-dev libibverbs-dev librdmacm-dev libucx-dev python3 python3-pip ca-certificates curl"
-tests="g++ clang-format redis-server python3-venv procps iproute2 git
+tests="g++ clang-format redis-server openssl faketime python3-venv procps iproute2 git
  qemu-system-x86 busybox-static ibverbs-providers perftest ucx-utils iperf3"
 fuzz="clang libclang-rt-14-dev"
 

@@ -14,7 +14,11 @@
 #include "shared/base/mem.h"
 #include "shared/base/thread.h"
 
-enum { TICK_MS = 50, COMMANDS_PER_ITERATION = 256 };
+enum {
+    TICK_MS = 50,
+    STOPPED_MS = 1000, /* a tick that comes so late shows that this process was stopped */
+    COMMANDS_PER_ITERATION = 256
+};
 
 /* ---- connections ---- */
 
@@ -313,12 +317,14 @@ static void drop_commands(struct kvt *k)
 
 static void tick(struct kvt *k)
 {
-    uint64_t now = clock_ms();
-    if (now < k->ticked_ms + TICK_MS) return;
+    uint64_t now = clock_ms(), since = now - k->ticked_ms;
+    if (since < TICK_MS) return;
     k->ticked_ms = now;
     kvt_tickets_tick(&k->tickets, now);
     kvt_recv_tick(&k->core, now);
-    LIST_FOREACH (p, &k->peers, struct kvt_peer, link) kvt_send_tick(&k->core, p, now);
+    LIST_FOREACH (p, &k->peers, struct kvt_peer, link)
+        if (since >= STOPPED_MS) kvt_send_wait_again(p, now);
+        else kvt_send_tick(&k->core, p, now);
 }
 
 static void wait(struct kvt *k, bool more)

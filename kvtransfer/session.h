@@ -39,6 +39,11 @@ enum {
     KVT_SEND_PUTS = 32,
     /* A sender waits so long for OPENED and DONE, or stall_ms if that is less. */
     KVT_ANSWER_MS = 5000,
+    /* A transfer with bytes on their way fails when its connection has taken none of any transfer
+     * for so long, or for stall_ms if that is less: the path is broken, whatever the links between
+     * the nodes say. LIMIT: a path that needs longer for KVT_PUT_BYTES (3 Mbit/s) is called
+     * broken. */
+    KVT_MOVE_MS = 3000,
     KVT_FENCED_RING = 4096, /* ids remembered, see kvt_core.fenced */
     /* An unanswered STOP is repeated after this time, then after twice as long, and so on. */
     KVT_STOP_AGAIN_MS = 1000,
@@ -152,8 +157,9 @@ struct kvt_peer {
     uint32_t recv_chunks;                /* incoming: chunks of recv_staging that its frame holds */
     /* Incoming: stage of the frame being read; n == 0: none, or it goes into the pool. */
     struct kvt_stage frame;
-    bool up, lost;   /* lost: DOWN was seen */
-    bool must_close; /* disconnect it: it does not answer STOP or breaks the protocol */
+    bool up, lost;       /* lost: DOWN was seen */
+    bool must_close;     /* disconnect it: it does not answer STOP or breaks the protocol */
+    uint64_t t_moved_ms; /* outgoing: when a put of any session was over */
     struct list sends, recvs;
     struct kvt_route *route; /* progress.c: what is left to try while connecting */
 };
@@ -245,5 +251,7 @@ void kvt_send_peer_lost(struct kvt_core *c, struct kvt_peer *p, enum status st, 
 /* Puts at most one batch of each session of `p`; true if more can be put at once. */
 bool kvt_send_pump(struct kvt_core *c, struct kvt_peer *p);
 void kvt_send_tick(struct kvt_core *c, struct kvt_peer *p, uint64_t now_ms);
+/* This process was stopped until now: its peers' answers are still unread. */
+void kvt_send_wait_again(struct kvt_peer *p, uint64_t now_ms);
 
 #endif

@@ -716,6 +716,7 @@ void kvt_send_put_done(struct kvt_core *c, struct kvt_peer *p, uint64_t tag)
     LIST_FOREACH (it, &p->sends, struct kvt_send, link)
         if (it->serial == tag / KVT_SEND_PUTS) s = it;
     uint32_t bit = 1u << tag % KVT_SEND_PUTS;
+    p->t_moved_ms = clock_ms();
     if (!s || !(s->unfinished & bit)) return;
     s->unfinished &= ~bit;
     if (!s->unfinished) s->busy_ns += clock_ns() - s->t_busy_ns;
@@ -780,15 +781,44 @@ static bool awaits_answer(const struct kvt_send *s)
     return s->state == KVT_SEND_OPENING || s->state == KVT_SEND_FINISHING;
 }
 
+/* Whether the transport has bytes of the session to move, or a NOTE that it does not take. */
+static bool is_moving(const struct kvt_send *s)
+{
+    return s->unfinished || (s->n_notes && !s->notes[s->first_note].job);
+}
+
+static uint32_t least(uint32_t a, uint32_t b) { return a < b ? a : b; }
+
+static uint32_t patience_of(const struct kvt_core *c, const struct kvt_send *s)
+{
+    if (awaits_answer(s)) return least(c->stall_ms, KVT_ANSWER_MS);
+    return is_moving(s) ? least(c->stall_ms, KVT_MOVE_MS) : c->stall_ms;
+}
+
+/* When something last showed that the session goes on. Bytes of other sessions count while it waits
+ * for the connection: they share it. A put may have begun long after the last one was over. */
+static uint64_t moved_ms(const struct kvt_peer *p, const struct kvt_send *s)
+{
+    uint64_t moved = s->t_moved_ms, began = s->t_busy_ns / 1000000;
+    if (awaits_answer(s) || !is_moving(s)) return moved;
+    if (s->state != KVT_SEND_STOPPING && s->unfinished && began > moved) moved = began;
+    return p->t_moved_ms > moved ? p->t_moved_ms : moved;
+}
+
+void kvt_send_wait_again(struct kvt_peer *p, uint64_t now_ms)
+{
+    LIST_FOREACH (s, &p->sends, struct kvt_send, link) s->t_moved_ms = now_ms;
+}
+
 void kvt_send_tick(struct kvt_core *c, struct kvt_peer *p, uint64_t now_ms)
 {
     LIST_FOREACH (s, &p->sends, struct kvt_send, link) {
         bool answer = awaits_answer(s);
-        uint32_t patience = answer && c->stall_ms > KVT_ANSWER_MS ? KVT_ANSWER_MS : c->stall_ms;
+        uint32_t patience = patience_of(c, s);
         /* Waiting for the caller's next layer is not a stall of the transfer. */
         bool waits = s->state != KVT_SEND_ACTIVE || s->q_len || s->n_notes || s->unfinished ||
                      s->finish;
-        bool stalls = waits && now_ms > s->t_moved_ms + patience, late = now_ms > s->deadline_ms;
+        bool stalls = waits && now_ms > moved_ms(p, s) + patience, late = now_ms > s->deadline_ms;
         if (s->state == KVT_SEND_STOPPING) {
             p->must_close |= stalls; /* only closing the connection ends a stuck abandoned put */
             continue;

@@ -96,6 +96,7 @@ void kv_sender_on_answer(struct kv_sender *k, const struct cluster_message *m)
     if (!route) return;
     enum status st = kv_routes_on_answer(&k->routes, route, m, &err);
     if (st == OK) return;
+    if (status_class_of(st) == CLASS_REQUEST) st = ERR_PEER_MISMATCH; /* nor a malformed answer */
     log_warn("no kv route", "peer=%s st=%s why=\"%s\"", m->from_name, status_name(st), err.text);
     fail_route(k, route, st, err.text);
 }

@@ -28,6 +28,7 @@ struct prefill_worker {
     struct kv_sender sender;
     struct prefill_ranks ranks;
     bool broken; /* a follower was lost: the node takes nothing any more */
+    bool leaves; /* prefill_hand_back: nor does one that shuts down */
     struct loop_timer *sweep;
     uint64_t t_sweep_ms;
     struct counter *started, *sent, *failed, *canceled;
@@ -193,12 +194,21 @@ static void log_failure(struct prefill_worker *w, const struct prefill_prompt *p
 }
 
 static void fail_prompt(struct prefill_worker *w, struct prefill_prompt *p, enum status st,
-                        const char *text)
+                        enum failed_blame blame, const char *text)
 {
     counter_add(w->failed, 1);
     log_failure(w, p, st, text);
-    answer_send_failed(w->o.cluster, p->entry, p->request, p->attempt, st, text);
+    answer_send_failed(w->o.cluster, p->entry, p->request, p->attempt,
+                       &(struct failure){ st, blame, text });
     close_prompt(w, p);
+}
+
+/* Answers a message that becomes no prompt. */
+static void refuse(struct prefill_worker *w, const struct cluster_message *m, enum status st,
+                   enum failed_blame blame, const char *text)
+{
+    answer_send_failed(w->o.cluster, m->from, m->request, m->attempt,
+                       &(struct failure){ st, blame, text });
 }
 
 /* ---- credits ---- */
@@ -224,23 +234,27 @@ static void give_credits(struct prefill_worker *w)
     gauge_set(w->credited_gauge, (double)w->credited_tokens);
 }
 
+static const char LEAVES[] = "the prefill node shuts down and gives the request back";
+
 static void on_ask(struct prefill_worker *w, const struct cluster_message *m)
 {
     if (request_table_find(&w->by_request, request_key_of(m))) return;
     if (w->broken) {
-        answer_send_failed(w->o.cluster, m->from, m->request, m->attempt, ERR_PEER_LOST,
-                           "a rank of the prefill node was lost");
+        refuse(w, m, ERR_PEER_LOST, BLAME_NODE, "a rank of the prefill node was lost");
+        return;
+    }
+    if (w->leaves) {
+        refuse(w, m, ERR_BUSY, BLAME_HANDED_BACK, LEAVES);
         return;
     }
     if (w->n_live >= w->o.max_prompts) {
-        answer_send_failed(w->o.cluster, m->from, m->request, m->attempt, ERR_BUSY,
-                           "the prefill node already has as many prompts waiting as it takes");
+        refuse(w, m, ERR_BUSY, BLAME_NOBODY,
+               "the prefill node already has as many prompts waiting as it takes");
         return;
     }
     Baton__AskCredit *ask = baton__ask_credit__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
     if (!ask) {
-        answer_send_failed(w->o.cluster, m->from, m->request, m->attempt, ERR_FORMAT,
-                           "the credit request is malformed");
+        refuse(w, m, ERR_FORMAT, BLAME_NOBODY, "the credit request is malformed");
         return;
     }
     struct prefill_prompt *p = add_prompt(w, m);
@@ -269,7 +283,8 @@ static void compute_if_open(struct prefill_worker *w, struct prefill_prompt *p)
     };
     enum status st = engine_submit(w->o.engine, &r);
     if (st != OK) {
-        fail_prompt(w, p, st, "the prefill engine does not take the prompt");
+        fail_prompt(w, p, st, failed_blame_of_engine(st),
+                    "the prefill engine does not take the prompt");
         return;
     }
     p->in_engine = true;
@@ -297,7 +312,7 @@ static void on_sends_failed(void *arg, struct kv_sends *s, enum status st, const
     struct prefill_worker *w = arg;
     struct prefill_prompt *p = prompt_of(w, s);
     p->parts.open |= s->open;
-    fail_prompt(w, p, st, text);
+    fail_prompt(w, p, st, status_class_of(st) == CLASS_BUSY ? BLAME_NOBODY : BLAME_PAIR, text);
 }
 
 /* Every rank opens its own transfers. */
@@ -306,7 +321,8 @@ static void open_transfers(struct prefill_worker *w, struct prefill_prompt *p,
 {
     p->state = PROMPT_CONNECTING;
     if (prompt_parts_ask(&p->parts, &w->ranks, body) != OK)
-        fail_prompt(w, p, ERR_PEER_LOST, "a rank of the prefill node cannot be reached");
+        fail_prompt(w, p, ERR_PEER_LOST, BLAME_NODE,
+                    "a rank of the prefill node cannot be reached");
     else if (p->parts.sends.n) kv_sender_start(&w->sender, &p->parts.sends);
 }
 
@@ -325,8 +341,7 @@ static void on_prefill(struct prefill_worker *w, const struct cluster_message *m
     struct prefill_prompt *p = request_table_find(&w->by_request, request_key_of(m));
     struct err err = { 0 };
     if (!p || p->state != PROMPT_CREDITED) {
-        answer_send_failed(w->o.cluster, m->from, m->request, m->attempt, ERR_STALE,
-                           "the start credit has expired");
+        refuse(w, m, ERR_STALE, BLAME_NOBODY, "the start credit has expired");
         return;
     }
     Baton__Prefill *body = baton__prefill__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
@@ -335,7 +350,9 @@ static void on_prefill(struct prefill_worker *w, const struct cluster_message *m
                          : err_set(&err, ERR_PEER_REFUSED,
                                    "this node sends no KV: no cache transfer protocol is enabled");
     if (st == OK) open_transfers(w, p, body);
-    else fail_prompt(w, p, st, err.text);
+    else /* the two do not fit, or the request is malformed */
+        fail_prompt(w, p, st, status_class_of(st) == CLASS_PEER ? BLAME_PAIR : BLAME_NOBODY,
+                    err.text);
     if (body) baton__prefill__free_unpacked(body, NULL);
 }
 
@@ -375,7 +392,7 @@ static void sweep(void *arg)
         /* Do not subtract: the credit may be younger than `now`, returned by a prompt that failed
          * in this loop. */
         if (p->state == PROMPT_CREDITED && now > p->t_credit_ms + CREDIT_EXPIRES_MS)
-            fail_prompt(w, p, ERR_TIMEOUT, "the start credit was not used in time");
+            fail_prompt(w, p, ERR_TIMEOUT, BLAME_NOBODY, "the start credit was not used in time");
     }
     kv_sender_sweep(&w->sender, now);
     gauge_set(w->asked_gauge, n_asked);
@@ -413,7 +430,7 @@ static void on_follower_lost(struct prefill_worker *w, uint32_t rank)
         uint32_t bits = p->parts.open & prompt_parts_of_rank(&p->parts, rank);
         if (!bits) continue;
         if (p->state != PROMPT_CLOSING)
-            fail_prompt(w, p, ERR_PEER_LOST, "a rank of the prefill node was lost");
+            fail_prompt(w, p, ERR_PEER_LOST, BLAME_NODE, "a rank of the prefill node was lost");
         p->parts.open &= ~bits;
         end_if_sent(w, p);
     }
@@ -429,7 +446,7 @@ void prefill_on_lost(struct prefill_worker *w, uint64_t node)
         if (p->entry == node) close_prompt(w, p);
         else if (p->state >= PROMPT_CONNECTING &&
                  (p->decode == node || prompt_parts_go_to(&p->parts, node)))
-            fail_prompt(w, p, ERR_PEER_LOST, "the decode node is gone");
+            fail_prompt(w, p, ERR_PEER_LOST, BLAME_PAIR, "the decode node is gone");
     }
 }
 
@@ -462,7 +479,8 @@ static void on_first_token(struct prefill_worker *w, struct prefill_prompt *p,
                                         p->attempt, &done.base);
     buf_release(&record);
     if (st != OK)
-        fail_prompt(w, p, ERR_PEER_LOST, "the first token could not be sent to the decode node");
+        fail_prompt(w, p, ERR_PEER_LOST, BLAME_PAIR,
+                    "the first token could not be sent to the decode node");
 }
 
 static void on_computed(struct prefill_worker *w, struct prefill_prompt *p,
@@ -480,7 +498,8 @@ static void on_computed(struct prefill_worker *w, struct prefill_prompt *p,
         /* One that never entered the engine holds nothing there; another holds its blocks until it
          * is released, since a transfer may still read them. */
         if (ev->status == ERR_INVALID) p->in_engine = false;
-        fail_prompt(w, p, ev->status, "the prefill engine could not compute the prompt");
+        fail_prompt(w, p, ev->status, failed_blame_of_engine(ev->status),
+                    "the prefill engine could not compute the prompt");
     } else {
         p->state = PROMPT_DRAINING;
         kvt_send_finish(w->o.kvt, p->id);
@@ -513,7 +532,8 @@ void prefill_on_engine(struct prefill_worker *w, const struct engine_event *ev)
                                     p->attempt, &m.base);
         buf_release(&one);
         /* The entry node waits for all of them. */
-        if (st != OK) fail_prompt(w, p, ERR_BUSY, "a prompt logprob could not be sent");
+        if (st != OK)
+            fail_prompt(w, p, ERR_BUSY, BLAME_NOBODY, "a prompt logprob could not be sent");
         break;
     }
     case ENGINE_STARTED:
@@ -541,10 +561,9 @@ static void on_send_over(struct prefill_worker *w, struct prefill_prompt *p,
 {
     if (!prompt_parts_end(&p->parts, ev)) return;
     bool well = ev->kind == KVT_SENT && p->state == PROMPT_DRAINING;
+    struct failure f = failure_of_transfer(ev->status, ev->text);
     if (well || p->state == PROMPT_CLOSING) end_if_sent(w, p);
-    else /* a failed transfer is never the request's fault */
-        fail_prompt(w, p, status_class_of(ev->status) == CLASS_REQUEST ? ERR_IO : ev->status,
-                    ev->text[0] ? ev->text : "the KV transfer failed");
+    else fail_prompt(w, p, f.st, f.blame, f.text);
 }
 
 void prefill_on_kvt(struct prefill_worker *w, const struct kvt_event *ev)
@@ -553,4 +572,11 @@ void prefill_on_kvt(struct prefill_worker *w, const struct kvt_event *ev)
     if (kv_sender_on_kvt(&w->sender, ev)) return;
     struct prefill_prompt *p = map_get(&w->by_id, map_key_u64(&id));
     if (p && (ev->kind == KVT_SENT || ev->kind == KVT_SEND_FAILED)) on_send_over(w, p, ev);
+}
+
+void prefill_hand_back(struct prefill_worker *w)
+{
+    w->leaves = true;
+    LIST_FOREACH (p, &w->live, struct prefill_prompt, link)
+        if (p->state < PROMPT_DRAINING) fail_prompt(w, p, ERR_BUSY, BLAME_HANDED_BACK, LEAVES);
 }

@@ -39,6 +39,9 @@ struct prefill_options {
 struct prefill_worker *prefill_create(const struct prefill_options *o);
 void prefill_free(struct prefill_worker *w);
 
+/* The node shuts down: gives the prompts that are not computed back to their entry nodes, which
+ * start them elsewhere, and every later one at once. */
+void prefill_hand_back(struct prefill_worker *w);
 bool prefill_on_message(struct prefill_worker *w, const struct cluster_message *m);
 void prefill_on_engine(struct prefill_worker *w, const struct engine_event *ev);
 void prefill_on_kvt(struct prefill_worker *w, const struct kvt_event *ev);

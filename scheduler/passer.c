@@ -19,6 +19,7 @@ enum {
     PASS_TRIES = 2,     /* nodes asked for one request */
     SNAPSHOT_MS = 1000, /* older ones are renewed before a request is passed */
     FULL_MS = 1000,     /* a full node is not chosen for so long, unless a snapshot comes first */
+    SUSPECT_MS = 5000,  /* nor one that was lost, so that the directory has time to notice */
     CONNECT_MS = 2000,
     SILENT_MS = 1000,          /* then a node is asked for /live */
     LIVE_MS = 2000,            /* and is lost when it does not answer */
@@ -149,7 +150,8 @@ static bool somebody_decodes(const struct passer *p, uint64_t model)
 {
     for (size_t i = 0; i < p->n_nodes; i++) {
         const struct node_record *r = &p->nodes[i].record;
-        if (r->model == model && !r->draining && r->role != ROLE_PREFILL) return true;
+        if (r->model == model && !r->draining && (p->o.unsplit || r->role != ROLE_PREFILL))
+            return true;
     }
     return p->model != 0;
 }

@@ -28,6 +28,7 @@ struct passer_options {
     const char *name, *host; /* of this node, as in its record; copied. host NULL: unknown */
     struct str secret; /* of the cluster; node_record_is_proven says which nodes get requests */
     uint32_t ttl_s;    /* an answer that has not begun by then is given up */
+    bool unsplit;      /* nodes of any role serve whole requests (view.h) */
     bool log_requests;
     /* How long a node may be silent before it is asked for /live, and how long that may take: 1 s
      * and 2 s when 0. */

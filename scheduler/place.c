@@ -28,7 +28,7 @@ static bool is_avoided(const struct place_request *r, uint64_t node)
 static bool is_candidate(const struct node_record *n, const struct place_request *r,
                          enum node_role role)
 {
-    if (n->role != role && n->role != ROLE_MIXED) return false;
+    if (n->role != role && n->role != ROLE_MIXED && !r->unsplit) return false;
     if (n->draining || (r->model && n->model != r->model)) return false;
     return !is_avoided(r, n->node);
 }
@@ -115,13 +115,22 @@ enum place_exchange place_exchange(const struct node_record *prefill,
     return have_common_transport(prefill, decode) ? EXCHANGE_OK : EXCHANGE_NO_TRANSPORT;
 }
 
+/* A request holds blocks on its decode node while it waits for those of its prefill node. Of two
+ * mixed nodes the prefill node has the lower number, so that two requests cannot wait for each
+ * other; prefill nodes hold no blocks for others, and decode nodes prefill for none. */
+static bool is_in_order(const struct node_record *prefill, const struct node_record *decode)
+{
+    bool both_mixed = prefill->role == ROLE_MIXED && decode->role == ROLE_MIXED;
+    return !both_mixed || prefill->node <= decode->node;
+}
+
 static bool can_exchange(const struct place_request *r, const struct node_record *prefill,
                          const struct node_record *decode)
 {
     for (size_t i = 0; i < r->n_apart; i++)
         if (r->apart[i].prefill == prefill->node && r->apart[i].decode == decode->node)
             return false;
-    return place_exchange(prefill, decode) == EXCHANGE_OK;
+    return is_in_order(prefill, decode) && place_exchange(prefill, decode) == EXCHANGE_OK;
 }
 
 struct candidates {
@@ -289,6 +298,16 @@ static const struct node_record *pick_prefill(const struct node_record *nodes, s
     return c.seen ? pick(&c, r, prefill_load, prefill_slack(r)) : NULL;
 }
 
+/* Of nodes with room, `with_room`, for a request that is not split. */
+static void choose_one(const struct node_record *nodes, size_t n, const struct place_request *r,
+                       struct candidates *with_room, struct place_result *out)
+{
+    const struct stage s = { .role = ROLE_DECODE, .need_capacity = true, .prefers_whole = true };
+    if (with_room->has_broken) gather(nodes, n, r, &s, with_room);
+    *out = (struct place_result){ .decode = pick(with_room, r, prefill_load, prefill_slack(r)) };
+    out->blocks = first_blocks(out->decode, r);
+}
+
 enum status place_choose(const struct node_record *nodes, size_t n, const struct place_request *r,
                          struct place_result *out)
 {
@@ -302,6 +321,10 @@ enum status place_choose(const struct node_record *nodes, size_t n, const struct
     to_decode.need_capacity = true;
     gather(nodes, n, r, &to_decode, &decode);
     if (decode.seen == 0) return ERR_BUSY;
+    if (r->unsplit) {
+        choose_one(nodes, n, r, &decode, out);
+        return OK;
+    }
     *out = (struct place_result){ .prefill = pick_prefill(nodes, n, r, &decode) };
     if (out->prefill && out->prefill->role == ROLE_MIXED && decode_fits(out->prefill, r) &&
         decode_has_capacity(out->prefill, r)) {

@@ -10,7 +10,8 @@
  * Nodes whose group lacks ranks are passed over while others have room (decode) or few prompts that
  * wait (prefill). Among the ranks of one group load is levelled more closely, since a step takes
  * all of them as long as the fullest. Without a prefill node a decode node does both; without a
- * decode node nothing is chosen. Thread: any. */
+ * decode node nothing is chosen. A request that is not to be split goes to any node with room,
+ * chosen like a prefill node. Thread: any. */
 #ifndef BATON_SCHEDULER_PLACE_H
 #define BATON_SCHEDULER_PLACE_H
 
@@ -32,6 +33,7 @@ struct place_request {
     size_t n_avoid;
     const struct place_pair *apart; /* [n_apart] */
     size_t n_apart;
+    bool unsplit;    /* one node does all of it, whatever its role */
     uint64_t random; /* fresh random bits */
 };
 

@@ -5,20 +5,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "scheduler/place.h"
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 #include "shared/cluster/generation_wire.h"
-
-enum {
-    PAUSE_BUSY_MS = 50, /* before a refused request is placed again */
-    PAUSE_MOVE_MS = 0,
-    TROUBLE_FRESH_MS = 25,    /* all requests that end in one turn of the loop have one look */
-    SUSPECTS_TRIED_MS = 1000, /* after this long without any other node, suspects are tried: the
-                              * directory still lists them, so they may be alive */
-    AVOID_MAX = SUSPECTS_MAX + REQUEST_AVOID_MAX
-};
 
 void entry_update_trouble(struct entry *e)
 {
@@ -107,7 +97,14 @@ static struct generation_wire wire_of(const struct request *r)
     };
 }
 
-static bool send_run(struct entry *e, struct request *r)
+bool request_send_ask(struct entry *e, struct request *r)
+{
+    Baton__AskCredit ask = BATON__ASK_CREDIT__INIT;
+    ask.n_tokens = r->n_tokens;
+    return send_to(e, r, &r->prefill, LOSS_PREFILL_NODE, FRAME_ASK_CREDIT, &ask.base);
+}
+
+bool request_send_run(struct entry *e, struct request *r)
 {
     struct arena arena;
     struct generation_wire g = wire_of(r);
@@ -190,7 +187,7 @@ bool request_send_prefill(struct entry *e, struct request *r, const Baton__Grant
 
 /* Ends the placement at the directory and in the view. Without the latter, requests that wait for
  * capacity would see this one as running until the next snapshot. */
-static void release_place(struct entry *e, struct request *r)
+void request_release_place(struct entry *e, struct request *r)
 {
     if (r->placed) directory_release(e->directory, r->id);
     r->placed = false;
@@ -210,7 +207,8 @@ static void abandon_attempt(struct entry *e, struct request *r)
                                &m.base) != OK)
             log_debug("cancel not sent", "request=%016llx", (unsigned long long)r->id);
     }
-    release_place(e, r);
+    request_release_place(e, r);
+    request_note(e, r, BREAKER_GIVEN_UP);
     r->prefill = r->decode = (struct request_node){ 0 };
 }
 
@@ -222,8 +220,10 @@ void request_end(struct entry *e, struct request *r, enum status st, enum finish
     struct gen_end end = {
         .status = st, .finish = finish, .stop_token = stop_token, .n_output = request_n_out(r)
     };
-    if (st != OK) abandon_attempt(e, r);
-    else release_place(e, r);
+    if (st == OK) {
+        request_release_place(e, r);
+        request_note(e, r, BREAKER_WORKED);
+    } else abandon_attempt(e, r);
     request_set_state(r, REQUEST_ENDED);
     r->trace.total_ns = clock_ns() - r->t_accept;
     r->trace.first_token_ns = r->t_first ? r->t_first - r->t_accept : 0;
@@ -244,11 +244,13 @@ void request_end(struct entry *e, struct request *r, enum status st, enum finish
 
 /* ---- losses ---- */
 
-static void avoid_node(struct request *r, uint64_t node)
+/* The next attempts avoid what failed this one: a node, or the pair but neither node. */
+static void avoid(struct request *r, enum request_loss loss, uint64_t culprit)
 {
-    if (!node) return;
-    r->avoid[r->n_avoid % REQUEST_AVOID_MAX] = node;
-    r->n_avoid++;
+    if (culprit) r->avoid[r->n_avoid++ % REQUEST_AVOID_MAX] = culprit;
+    if (loss == LOSS_PAIR)
+        r->apart[r->n_apart++ % REQUEST_AVOID_MAX] = (struct place_pair){ r->prefill.node,
+                                                                          r->decode.node };
 }
 
 static void place_again(struct entry *e, struct request *r, uint64_t pause_ms)
@@ -263,18 +265,26 @@ static void place_again(struct entry *e, struct request *r, uint64_t pause_ms)
 }
 
 /* What another node refuses, or lost, is no fault of the request: the client may try again. */
-static void fail(struct entry *e, struct request *r, enum status st, uint64_t culprit,
-                 const char *text)
+static void fail(struct entry *e, struct request *r, enum request_loss loss, enum status st,
+                 uint64_t culprit, const char *text)
 {
     enum status_class c = status_class_of(st);
     char all[ERR_TEXT_MAX];
-    if ((c != CLASS_PEER && c != CLASS_FATAL) || !culprit || culprit == e->view.me.node) {
+    bool of_others = loss == LOSS_PAIR || (culprit && culprit != e->view.me.node);
+    if ((c != CLASS_PEER && c != CLASS_FATAL && st != ERR_TIMEOUT) || !of_others) {
         request_end(e, r, st, FINISH_ERROR, -1, text);
         return;
     }
     const struct node_record *n = view_find(&e->view, culprit);
-    snprintf(all, sizeof all, "no node could serve this request in %u attempts; last, %s: %.380s",
-             r->attempt, n ? n->name : "a node that is gone", text);
+    if (loss == LOSS_PAIR)
+        snprintf(all, sizeof all,
+                 "no node could serve this request in %u attempts; last, from %.63s to %.63s: "
+                 "%.300s",
+                 r->attempt, r->prefill.name, r->decode.name, text);
+    else
+        snprintf(all, sizeof all,
+                 "no node could serve this request in %u attempts; last, %s: %.380s", r->attempt,
+                 n ? n->name : "a node that is gone", text);
     request_end(e, r, ERR_UNAVAILABLE, FINISH_ERROR, -1, all);
 }
 
@@ -297,221 +307,58 @@ static void log_loss(struct entry *e, const struct request *r, enum request_acti
              r->attempt, retry_action_name(action), n_unlogged, text);
 }
 
+/* What happens in truth: the table knows neither that all moves are used up, nor for how long all
+ * nodes have been full. */
+static enum request_action action_of(struct entry *e, struct request *r, enum request_loss loss)
+{
+    enum request_action action = retry_action(r->state, loss);
+    if (r->ends != FINISH_NONE && action != ACTION_IGNORE) return ACTION_END;
+    if (action == ACTION_MOVE && r->n_moves >= REQUEST_MOVES_MAX) return ACTION_FAIL;
+    if (action == ACTION_REQUEUE && request_is_full_for_too_long(e, r)) return ACTION_FAIL;
+    return action;
+}
+
 void request_on_loss(struct entry *e, struct request *r, enum request_loss loss, enum status st,
                      uint64_t culprit, const char *text)
 {
-    enum request_action action = retry_action(r->state, loss);
+    enum request_action action = action_of(e, r, loss);
+    scheduler_metrics_loss(&e->metrics, r->state, loss, action);
     if (action == ACTION_IGNORE) return;
-    if (r->ends != FINISH_NONE) { /* the answer is complete, only FINISHED got lost */
-        request_end(e, r, OK, r->ends, r->ends == FINISH_STOP ? r->tokens[r->n_tokens - 1] : -1,
-                    "");
-        return;
-    }
-    log_loss(e, r, action, st, culprit, text);
-    if (action == ACTION_MOVE && r->n_moves >= REQUEST_MOVES_MAX) action = ACTION_FAIL;
+    if (action != ACTION_END) log_loss(e, r, action, st, culprit, text);
     switch (action) {
     case ACTION_REQUEUE:
         counter_add(e->metrics.requeues, 1);
-        place_again(e, r, PAUSE_BUSY_MS);
+        if (loss == LOSS_HANDED_BACK) avoid(r, loss, culprit);
+        place_again(e, r, REQUEST_PAUSE_BUSY_MS);
         break;
     case ACTION_MOVE:
         r->n_moves++;
         counter_add(e->metrics.moves, 1);
-        avoid_node(r, culprit);
-        place_again(e, r, PAUSE_MOVE_MS);
+        avoid(r, loss, culprit);
+        r->full_since_ms = 0;
+        place_again(e, r, 0);
         request_advance(e, r);
         break;
-    case ACTION_FAIL: fail(e, r, st, culprit, text); break;
-    case ACTION_IGNORE: break;
+    case ACTION_FAIL:
+        if (retry_action(r->state, loss) == ACTION_REQUEUE) request_end_full(e, r);
+        else fail(e, r, loss, st, culprit, text);
+        break;
+    case ACTION_END: /* only FINISHED got lost */
+        request_end(e, r, OK, r->ends, r->ends == FINISH_STOP ? r->tokens[r->n_tokens - 1] : -1,
+                    "");
+        break;
+    case ACTION_IGNORE:
+    case ACTION_N: break;
     }
 }
 
-/* ---- placing ---- */
-
-static struct request_node node_of(const struct node_record *n)
+/* Only the decode node is waited for with a limit, in RESERVE. */
+static void on_stuck(struct entry *e, struct request *r)
 {
-    struct request_node out = { 0 };
-    if (!n) return out;
-    out.node = n->node;
-    out.port = n->cluster_port;
-    out.n_followers = n->n_followers;
-    snprintf(out.name, sizeof out.name, "%s", n->name);
-    snprintf(out.host, sizeof out.host, "%s", n->host);
-    return out;
-}
-
-static void start_attempt(struct entry *e, struct request *r)
-{
-    uint64_t now = clock_ms();
-    r->attempt++;
-    r->n_before = request_n_out(r);
-    cluster_learn(e->cluster, r->decode.node, r->decode.host, r->decode.port);
-    snprintf(r->trace.decode_node, sizeof r->trace.decode_node, "%s", r->decode.name);
-    if (!r->prefill.node) {
-        snprintf(r->trace.prefill_node, sizeof r->trace.prefill_node, "%s", r->decode.name);
-        r->trace.place_ns = clock_ns() - r->t_accept;
-        r->wait_until_ms = REQUEST_NEVER_MS;
-        request_set_state(r, REQUEST_RUN);
-        if (send_run(e, r)) counter_add(e->metrics.local, 1);
-        return;
-    }
-    snprintf(r->trace.prefill_node, sizeof r->trace.prefill_node, "%s", r->prefill.name);
-    cluster_learn(e->cluster, r->prefill.node, r->prefill.host, r->prefill.port);
-    r->wait_until_ms = r->deadline_ms ? r->deadline_ms : now + (uint64_t)e->ttl_s * 1000;
-    request_set_state(r, REQUEST_CREDIT);
-    Baton__AskCredit ask = BATON__ASK_CREDIT__INIT;
-    ask.n_tokens = r->n_tokens;
-    if (send_to(e, r, &r->prefill, LOSS_PREFILL_NODE, FRAME_ASK_CREDIT, &ask.base))
-        counter_add(e->metrics.split, 1);
-}
-
-/* This node has not got into the directory (yet), or lost its place there: it serves all the
- * same. */
-static bool is_unlisted_me(const struct entry *e, const struct request *r, enum status st)
-{
-    return st == ERR_NOT_FOUND && !r->next_prefill.node && r->next_decode.node == e->view.me.node;
-}
-
-/* The directory's answer to the reservation. When the directory cannot be reached the request goes
- * ahead uncounted, since reservations are soft state. */
-static void on_reserved(void *arg, enum status st, uint64_t fence)
-{
-    struct request *r = arg;
-    struct entry *e = r->entry;
-    (void)fence; /* nodes fence by the attempt and by kvtransfer's generations */
-    r->placing = false;
-    if (r->state == REQUEST_ENDED) { /* canceled meanwhile */
-        r->placed = st == OK;
-        release_place(e, r);
-        list_remove(&r->link);
-        request_free(r);
-    } else if (st == OK || st == ERR_UNAVAILABLE || st == ERR_TIMEOUT || st == ERR_IO ||
-               st == ERR_PEER_LOST || is_unlisted_me(e, r, st)) {
-        r->placed = st == OK;
-        r->prefill = r->next_prefill;
-        r->decode = r->next_decode;
-        start_attempt(e, r);
-    } else { /* the view is out of date; it counts this placement until the next snapshot */
-        r->accounted = (struct placement){ 0 };
-        r->wait_until_ms = clock_ms() + PAUSE_BUSY_MS;
-        view_refresh(&e->view);
-    }
-}
-
-/* There are nodes that can decode for this model, and each is too small. */
-static void say_too_large(const struct entry *e, const struct request *r, char text[ERR_TEXT_MAX])
-{
-    uint64_t largest = 0;
-    for (size_t i = 0; i < e->view.n_nodes; i++) {
-        const struct node_record *n = &e->view.nodes[i];
-        uint64_t holds = (uint64_t)n->n_blocks * n->block_tokens;
-        if (holds > n->max_model_len) holds = n->max_model_len;
-        if (trouble_can_decode(&e->view, n) && holds > largest) largest = holds;
-    }
-    snprintf(text, ERR_TEXT_MAX,
-             "no node that can decode holds this request of %u tokens (prompt and answer); the "
-             "largest holds %llu",
-             r->n_prompt + r->sampling.max_tokens, (unsigned long long)largest);
-}
-
-/* No node can take the request. Waits grace_ms, since a node may be starting or a lease about to
- * end; then fails with what is missing. */
-static void no_node(struct entry *e, struct request *r, enum status st)
-{
-    uint64_t now = clock_ms();
-    char text[ERR_TEXT_MAX];
-    view_refresh(&e->view);
-    r->wait_until_ms = now + PAUSE_BUSY_MS;
-    r->waits_for_capacity = st == ERR_BUSY;
-    if (st == ERR_BUSY || !e->view.known || now - r->unplaced_since_ms < e->grace_ms) return;
-    if (now - e->t_trouble_ms >= TROUBLE_FRESH_MS) entry_update_trouble(e);
-    e->trouble.n_requests += e->trouble.blocks;
-    if (e->trouble.blocks) snprintf(text, sizeof text, "%s", e->trouble.text);
-    else say_too_large(e, r, text);
-    request_end(e, r, ERR_UNAVAILABLE, FINISH_ERROR, -1, text);
-}
-
-/* Collects the nodes that must not be chosen now: suspects, and nodes that failed this request. */
-static size_t nodes_to_avoid(const struct entry *e, const struct request *r,
-                             uint64_t out[AVOID_MAX])
-{
-    size_t n = view_suspects(&e->view, out, SUSPECTS_MAX);
-    uint32_t n_own = r->n_avoid < REQUEST_AVOID_MAX ? r->n_avoid : REQUEST_AVOID_MAX;
-    for (uint32_t i = 0; i < n_own; i++) out[n++] = r->avoid[i];
-    return n;
-}
-
-/* Chooses nodes; when none is left, first those that failed this request before are tried again,
- * then suspects. */
-static enum status choose_nodes(struct entry *e, struct request *r, struct place_result *chosen)
-{
-    uint64_t avoid[AVOID_MAX], random;
-    struct place_pair apart[APART_MAX];
-    random_bytes(&random, sizeof random);
-    struct place_request q = {
-        .n_tokens = r->n_tokens,
-        .n_total = r->n_prompt + r->sampling.max_tokens,
-        .model = e->view.model,
-        .first_block = r->first_block,
-        .avoid = avoid,
-        .n_avoid = nodes_to_avoid(e, r, avoid),
-        .apart = apart,
-        .n_apart = view_pairs_apart(&e->view, apart, APART_MAX),
-        .random = random,
-    };
-    enum status st = place_choose(e->view.nodes, e->view.n_nodes, &q, chosen);
-    if (st == ERR_UNAVAILABLE && r->n_avoid) { /* better a node that failed once than none */
-        r->n_avoid = 0;
-        q.n_avoid = nodes_to_avoid(e, r, avoid);
-        st = place_choose(e->view.nodes, e->view.n_nodes, &q, chosen);
-    }
-    /* All nodes are suspects when it was this node that was stopped or cut off. */
-    if (st == ERR_UNAVAILABLE && q.n_avoid &&
-        clock_ms() - r->unplaced_since_ms >= SUSPECTS_TRIED_MS) {
-        q.n_avoid = 0;
-        st = place_choose(e->view.nodes, e->view.n_nodes, &q, chosen);
-    }
-    return st;
-}
-
-/* Counts the placement in the view and at the directory; on_reserved goes on. */
-static void reserve(struct entry *e, struct request *r, const struct place_result *chosen)
-{
-    /* A request without output tokens has nothing to decode, so nothing to transfer; and one whose
-     * attempts keep failing goes without a transfer too. */
-    bool split = r->sampling.max_tokens > 0 && r->n_moves < REQUEST_SPLITS_MAX;
-    r->next_prefill = split ? node_of(chosen->prefill) : (struct request_node){ 0 };
-    r->next_decode = node_of(chosen->decode);
-    struct placement placement = {
-        .request = r->id,
-        .prefill = r->next_prefill.node,
-        .decode = r->next_decode.node,
-        .tokens = r->n_tokens,
-        .blocks = chosen->blocks,
-        .ttl_ms = e->ttl_s * 1000,
-    };
-    r->accounted = placement;
-    view_add_load(&e->view, &placement);
-    r->placing = true;
-    if (directory_reserve(e->directory, &placement, on_reserved, r) != OK)
-        on_reserved(r, ERR_UNAVAILABLE, 0);
-}
-
-static enum status place(struct entry *e, struct request *r)
-{
-    struct place_result chosen;
-    enum status st = choose_nodes(e, r, &chosen);
-    r->waits_for_capacity = false;
-    if (st == OK) reserve(e, r, &chosen);
-    else no_node(e, r, st);
-    return st;
-}
-
-bool request_place_if_waiting(struct entry *e, struct request *r)
-{
-    if (r->state != REQUEST_PLACING || r->placing || r->canceled || !r->waits_for_capacity)
-        return true;
-    return place(e, r) != ERR_BUSY;
+    static const char why[] = "the decode node did not answer the reservation";
+    const struct view_attempt a = { r->id, r->prefill.node, r->decode.node };
+    view_note_failure(&e->view, &a, r->decode.node, ERR_TIMEOUT, why);
+    request_on_loss(e, r, LOSS_STUCK, ERR_TIMEOUT, r->decode.node, why);
 }
 
 void request_advance(struct entry *e, struct request *r)
@@ -529,16 +376,14 @@ void request_advance(struct entry *e, struct request *r)
     case REQUEST_PLACING:
         /* Capacity that became free in this tick goes to the request that waits longest
          * (place_waiting_requests, next turn). */
-        if (!r->placing && now >= r->wait_until_ms && !e->capacity_freed) (void)place(e, r);
+        if (!r->placing && now >= r->wait_until_ms && !e->capacity_freed) (void)request_place(e, r);
         break;
     case REQUEST_CREDIT:
     case REQUEST_RESERVE:
     case REQUEST_PREFILL:
     case REQUEST_DECODE:
     case REQUEST_RUN:
-        if (r->wait_until_ms && now >= r->wait_until_ms)
-            request_on_loss(e, r, LOSS_STUCK, ERR_TIMEOUT, r->decode.node,
-                            "the attempt made no progress");
+        if (r->wait_until_ms && now >= r->wait_until_ms) on_stuck(e, r);
         break;
     case REQUEST_ENDED:
     case REQUEST_N_STATES: break;

@@ -33,8 +33,9 @@
 enum {
     REQUEST_AVOID_MAX = 8,
     REQUEST_API_NAME_MAX = 129, /* 128 characters and a 0 */
-    REQUEST_NEVER_MS = 0 /* wait_until_ms of states without a limit. Computing and decoding have
-                          * none: links notice dead and frozen nodes */
+    REQUEST_PAUSE_BUSY_MS = 50, /* before a refused request is placed again */
+    REQUEST_NEVER_MS = 0        /* wait_until_ms of states without a limit but deadline_ms (retry.c,
+                          * LOSS_STUCK) */
 };
 
 /* What the requests of an entry node share. */
@@ -50,9 +51,10 @@ struct entry {
     const char *listed_down; /* trouble.h */
     struct scheduler_metrics metrics;
     struct recent recent;
-    struct log_repeats requeues;            /* busy nodes */
-    uint32_t ttl_s, grace_ms, block_tokens; /* of scheduler_options */
-    struct map by_id;                       /* the live requests */
+    struct log_repeats requeues; /* busy nodes */
+    /* of scheduler_options */
+    uint32_t ttl_s, grace_ms, max_queue_ms, block_tokens;
+    struct map by_id; /* the live requests */
     struct list live;
     uint32_t n_live;
     struct list orphans; /* ended requests that still wait for the directory's answer */
@@ -98,10 +100,14 @@ struct request {
     struct placement accounted; /* what the view counts for it; request 0: nothing */
     bool waits_for_capacity;    /* PLACING: every node that could take it was full */
     enum finish_reason ends;    /* set by the answer's last token: a later loss ends it well */
-    uint64_t avoid[REQUEST_AVOID_MAX]; /* ring: nodes that failed this request */
-    uint32_t n_avoid;                  /* ever added */
-    uint64_t wait_until_ms;            /* PLACING: do not place before; other states: stuck after */
+    uint64_t avoid[REQUEST_AVOID_MAX];          /* ring: nodes that failed this request */
+    uint32_t n_avoid;                           /* ever added */
+    struct place_pair apart[REQUEST_AVOID_MAX]; /* the same of pairs */
+    uint32_t n_apart;
+    uint64_t wait_until_ms; /* PLACING: do not place before; other states: stuck after */
     uint64_t unplaced_since_ms;
+    uint64_t full_since_ms; /* it has found all nodes full, or been refused as busy, since then; 0:
+                             * not now. Ends with the grant or the first token */
     uint32_t n_moves;
     bool canceled; /* by the API server; the next turn of the loop ends the request */
     /* the trace; clock_ns of this process */
@@ -127,9 +133,28 @@ void request_on_loss(struct entry *e, struct request *r, enum request_loss loss,
 void request_end(struct entry *e, struct request *r, enum status st, enum finish_reason finish,
                  int32_t stop_token, const char *text);
 
-/* For request_messages.c. */
+/* ---- between the request_*.c files ---- */
 static inline uint32_t request_n_out(const struct request *r) { return r->n_tokens - r->n_prompt; }
 void request_set_state(struct request *r, enum request_state next);
+/* Chooses nodes and asks the directory for them. ERR_BUSY: all are full; ERR_UNAVAILABLE: there is
+ * none. It may have ended the request then. */
+enum status request_place(struct entry *e, struct request *r);
+/* All nodes are full, now. Has that been so for max_queue_ms, and the client has no token yet? One
+ * that has some was accepted, and waits for its ttl. */
+bool request_is_full_for_too_long(const struct entry *e, struct request *r);
+void request_end_full(struct entry *e, struct request *r);
+/* Ends the placement at the directory and in the view. */
+void request_release_place(struct entry *e, struct request *r);
+/* The breakers of the attempt's nodes and pair. */
+static inline void request_note(struct entry *e, const struct request *r, enum breaker_event ev)
+{
+    const struct view_attempt a = { r->id, r->prefill.node, r->decode.node };
+    view_note(&e->view, &a, ev);
+}
+/* Each sends a message of the attempt; false: it could not, and the loss was handled: `r` may be
+ * gone. */
+bool request_send_ask(struct entry *e, struct request *r);
+bool request_send_run(struct entry *e, struct request *r);
 bool request_send_reserve(struct entry *e, struct request *r);
 bool request_send_prefill(struct entry *e, struct request *r, const Baton__Grant *grant);
 

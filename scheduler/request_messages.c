@@ -7,11 +7,7 @@
 #include "shared/base/mem.h"
 #include "shared/cluster/generation_wire.h"
 
-enum {
-    RESERVE_STUCK_MS = 5000, /* a grant is one round trip and one engine step */
-    FIRST_STUCK_MS = 60000   /* from the KV transfer's end to the first token: one step of the
-                              * decode engine, long on a slow CPU */
-};
+enum { RESERVE_STUCK_MS = 5000 /* a grant is one round trip and one engine step */ };
 
 static void on_credit(struct entry *e, struct request *r)
 {
@@ -34,6 +30,7 @@ static void on_grant(struct entry *e, struct request *r, const struct cluster_me
     }
     r->trace.n_decode_cached = grant->n_cached;
     r->wait_until_ms = REQUEST_NEVER_MS;
+    r->full_since_ms = 0;
     request_set_state(r, REQUEST_PREFILL);
     request_send_prefill(e, r, grant);
     baton__grant__free_unpacked(grant, NULL);
@@ -53,9 +50,10 @@ static void on_report(struct request *r, const struct cluster_message *m)
     r->trace.kv_link_speed = p->kv_link_speed;
     r->trace.n_cached = p->n_cached;
     snprintf(r->trace.transport, sizeof r->trace.transport, "%s", p->transport);
-    /* The prefill node has forgotten the request. If the first token was lost, only this limit
-     * notices. */
-    if (r->state == REQUEST_PREFILL) r->wait_until_ms = clock_ms() + FIRST_STUCK_MS;
+    /* The prefill node has forgotten the request, so only the decode node owes something now, and
+     * it cannot keep silent: if the first token got lost on its way there, it fails the sequence
+     * within DECODE_FIRST_TOKEN_MS; its engine's steps are watched by their progress, as is its
+     * loop by the link. So there is no limit here, which a slow step could pass. */
     baton__prefill_report__free_unpacked(p, NULL);
 }
 
@@ -102,6 +100,19 @@ static void on_finished(struct entry *e, struct request *r, const struct cluster
     if (f) baton__finished__free_unpacked(f, NULL);
 }
 
+/* Whom the message blames. A peer that does not tell means itself, except that KV which the prefill
+ * node is not allowed to send is the pair's trouble. */
+static uint32_t blame_of(const struct request *r, const struct cluster_message *m, enum status st,
+                         const Baton__Failed *f)
+{
+    uint32_t blame = f ? f->blame : BLAME_UNSAID;
+    bool refused = st == ERR_PEER_MISMATCH || st == ERR_PEER_REFUSED;
+    if (blame == BLAME_UNSAID && refused && r->state == REQUEST_PREFILL &&
+        m->from == r->prefill.node)
+        blame = BLAME_PAIR;
+    return blame == BLAME_PAIR && !r->prefill.node ? BLAME_NODE : blame;
+}
+
 static void on_failed(struct entry *e, struct request *r, const struct cluster_message *m)
 {
     Baton__Failed *f = baton__failed__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
@@ -110,11 +121,15 @@ static void on_failed(struct entry *e, struct request *r, const struct cluster_m
     char text[ERR_TEXT_MAX];
     if (st >= OK || st < ERR_INTERNAL) st = ERR_INTERNAL;
     snprintf(text, sizeof text, "%s", f && f->text[0] ? f->text : status_text(st));
+    uint32_t blame = blame_of(r, m, st, f);
     if (f) baton__failed__free_unpacked(f, NULL);
-    if (r->state == REQUEST_PREFILL && m->from == r->prefill.node &&
-        (st == ERR_PEER_MISMATCH || st == ERR_PEER_REFUSED))
-        view_part(&e->view, r->prefill.node, r->decode.node, text);
-    request_on_loss(e, r, retry_loss_of(st), st, m->from, text);
+    enum request_loss loss = retry_loss_of(st, blame);
+    const struct view_attempt a = { r->id, r->prefill.node, r->decode.node };
+    if (loss == LOSS_PAIR) view_note_failure(&e->view, &a, 0, st, text);
+    else if (blame == BLAME_NODE && loss != LOSS_BUSY && loss != LOSS_REQUEST)
+        view_note_failure(&e->view, &a, m->from, st, text);
+    bool is_nodes = loss != LOSS_PAIR && blame != BLAME_NOBODY;
+    request_on_loss(e, r, loss, st, is_nodes ? m->from : 0, text);
 }
 
 /* The prompt's logprobs are complete: handle the messages that overtook them. Any of these may end
@@ -203,16 +218,16 @@ void request_on_token(struct entry *e, struct request *r, uint64_t from, uint32_
         token_record_add(&r->held, r->id, attempt, index, t);
         return;
     }
-    if (r->state == REQUEST_PREFILL) { /* its KV has arrived */
-        view_join(&e->view, r->prefill.node, r->decode.node);
-        r->wait_until_ms = REQUEST_NEVER_MS;
-        request_set_state(r, REQUEST_DECODE);
-    }
+    if (r->state == REQUEST_PREFILL) request_set_state(r, REQUEST_DECODE); /* its KV has arrived */
     if (r->state != REQUEST_DECODE && r->state != REQUEST_RUN) return;
     if (index < request_n_out(r)) return;
     if (index > request_n_out(r)) {
         request_on_loss(e, r, LOSS_PEER, ERR_FORMAT, from, "a token is missing");
         return;
+    }
+    if (index == r->n_before) { /* the attempt's first: both nodes and their pair work */
+        request_note(e, r, BREAKER_WORKED);
+        r->full_since_ms = 0;
     }
     r->t_last = clock_ns();
     if (!r->t_first) r->t_first = r->t_last;

@@ -1,8 +1,11 @@
 /* retry.c - the recovery table (retry.h). One row per state, one column per loss.
- * Thread: any (a constant table). */
+ * Thread: any (constant tables). */
 #include "scheduler/retry.h"
 
+#include <stddef.h>
+
 #include "shared/base/assert.h"
+#include "shared/base/mem.h"
 
 #define I ACTION_IGNORE
 #define Q ACTION_REQUEUE
@@ -11,14 +14,14 @@
 
 /* clang-format off */
 static const enum request_action TABLE[REQUEST_N_STATES][REQUEST_N_LOSSES] = {
-    /*                   prefill node  decode node  busy  peer  request  node  stuck */
-    [REQUEST_PLACING] = { I,           I,           I,    I,    F,       I,    I },
-    [REQUEST_CREDIT]  = { M,           M,           Q,    M,    F,       M,    M },
-    [REQUEST_RESERVE] = { M,           M,           Q,    M,    F,       M,    M },
-    [REQUEST_PREFILL] = { M,           M,           Q,    M,    F,       M,    M },
-    [REQUEST_DECODE]  = { I,           M,           M,    M,    F,       M,    M },
-    [REQUEST_RUN]     = { I,           M,           Q,    M,    F,       M,    M },
-    [REQUEST_ENDED]   = { I,           I,           I,    I,    I,       I,    I },
+    /*         prefill node  decode node  busy  peer  request  node  stuck  pair  back  directory */
+    [REQUEST_PLACING] = { I, I,           I,    I,    F,       I,    I,     I,    I,    I },
+    [REQUEST_CREDIT]  = { M, M,           Q,    M,    F,       M,    I,     M,    Q,    I },
+    [REQUEST_RESERVE] = { M, M,           Q,    M,    F,       M,    M,     M,    Q,    I },
+    [REQUEST_PREFILL] = { M, M,           Q,    M,    F,       M,    I,     M,    Q,    I },
+    [REQUEST_DECODE]  = { I, M,           M,    M,    F,       M,    I,     M,    Q,    I },
+    [REQUEST_RUN]     = { I, M,           Q,    M,    F,       M,    I,     I,    Q,    I },
+    [REQUEST_ENDED]   = { I, I,           I,    I,    I,       I,    I,     I,    I,    I },
 };
 /* clang-format on */
 
@@ -27,12 +30,58 @@ static const enum request_action TABLE[REQUEST_N_STATES][REQUEST_N_LOSSES] = {
 #undef M
 #undef F
 
+/* Of the cells that their state and loss do not explain; a state of REQUEST_N_STATES: of every
+ * state that has a node. */
+static const struct {
+    enum request_state state;
+    enum request_loss loss;
+    const char *text;
+} REASONS[] = {
+    { REQUEST_PLACING, LOSS_REQUEST, "what the request itself is at fault for needs no node" },
+    { REQUEST_PLACING, LOSS_DIRECTORY,
+      "it goes ahead with the nodes seen last, uncounted: reservations are soft state" },
+    { REQUEST_N_STATES, LOSS_DIRECTORY,
+      "nodes and links are there; the reservation ends by itself" },
+    { REQUEST_N_STATES, LOSS_BUSY,
+      "a full node is no fault, so it costs no move; all being full is bounded by "
+      "--max-queue-time" },
+    { REQUEST_N_STATES, LOSS_HANDED_BACK,
+      "no fault of the node, so it costs no move; what was delivered stays, and the next attempt "
+      "avoids the node" },
+    { REQUEST_N_STATES, LOSS_PAIR,
+      "the next attempt avoids the pair, and may use either node with another" },
+    { REQUEST_CREDIT, LOSS_STUCK, "it has no limit but the request's own: the line moves" },
+    { REQUEST_RESERVE, LOSS_STUCK, "the answer is one round trip and one step of the engine" },
+    { REQUEST_PREFILL, LOSS_STUCK,
+      "it has no limit: progress is watched where the work is, by engine, transfer and link" },
+    { REQUEST_DECODE, LOSS_STUCK, "as in prefill" },
+    { REQUEST_RUN, LOSS_STUCK, "as in prefill" },
+    { REQUEST_DECODE, LOSS_PREFILL_NODE, "its KV has arrived: the prefill node is done" },
+    { REQUEST_DECODE, LOSS_BUSY,
+      "a refusal in mid-answer: the decode node has dropped the sequence, so its KV is lost" },
+    { REQUEST_DECODE, LOSS_PAIR,
+      "only the decode node is listened to by now, and it has dropped the sequence" },
+    { REQUEST_RUN, LOSS_PREFILL_NODE, "one node does both" },
+    { REQUEST_RUN, LOSS_PAIR,
+      "there is none: whatever its node says of a pair is that node's own trouble" },
+};
+
 const char *request_state_name(enum request_state s)
 {
     static const char *const names[REQUEST_N_STATES] = { "placing", "credit", "reserve", "prefill",
                                                          "decode",  "run",    "ended" };
     ASSERT(s < REQUEST_N_STATES);
     return names[s];
+}
+
+const char *request_loss_name(enum request_loss loss)
+{
+    static const char *const names[REQUEST_N_LOSSES] = {
+        "prefill_node", "decode_node", "busy", "peer",        "request",
+        "node",         "stuck",       "pair", "handed_back", "directory",
+    };
+    ASSERT(loss < REQUEST_N_LOSSES);
+    return names[loss];
 }
 
 enum request_action retry_action(enum request_state state, enum request_loss loss)
@@ -44,14 +93,23 @@ enum request_action retry_action(enum request_state state, enum request_loss los
 
 const char *retry_action_name(enum request_action action)
 {
-    static const char *const names[] = { [ACTION_IGNORE] = "ignore",
-                                         [ACTION_REQUEUE] = "requeue",
-                                         [ACTION_MOVE] = "move",
-                                         [ACTION_FAIL] = "fail" };
+    static const char *const names[ACTION_N] = { "ignore", "requeue", "move", "fail", "end" };
+    ASSERT(action < ACTION_N);
     return names[action];
 }
 
-enum request_loss retry_loss_of(enum status st)
+const char *retry_reason(enum request_state state, enum request_loss loss)
+{
+    const char *of_all = NULL;
+    for (size_t i = 0; i < COUNT_OF(REASONS); i++) {
+        if (REASONS[i].loss != loss) continue;
+        if (REASONS[i].state == state) return REASONS[i].text;
+        if (REASONS[i].state == REQUEST_N_STATES) of_all = REASONS[i].text;
+    }
+    return state == REQUEST_PLACING || state == REQUEST_ENDED ? NULL : of_all;
+}
+
+static enum request_loss loss_of_status(enum status st)
 {
     switch (status_class_of(st)) {
     case CLASS_BUSY: return LOSS_BUSY;
@@ -63,4 +121,12 @@ enum request_loss retry_loss_of(enum status st)
     /* A deadline that passed on a node (an unused credit, say) ends only the attempt; so does lack
      * of memory. */
     return st == ERR_TIMEOUT || st == ERR_NOMEM || st == ERR_CANCELED ? LOSS_PEER : LOSS_REQUEST;
+}
+
+enum request_loss retry_loss_of(enum status st, uint32_t blame)
+{
+    enum request_loss loss = loss_of_status(st);
+    if (loss == LOSS_REQUEST) return loss; /* whoever is blamed: no other node can serve it */
+    if (blame == BLAME_HANDED_BACK) return LOSS_HANDED_BACK;
+    return blame == BLAME_PAIR && loss != LOSS_BUSY ? LOSS_PAIR : loss;
 }

@@ -85,6 +85,24 @@ static void on_capacity(void *arg)
     if (s->tick) wake(s); /* NULL: stopped; late answers of the directory may still come */
 }
 
+static const char *name_of(const struct view *v, uint64_t node)
+{
+    const struct node_record *n = node ? view_find(v, node) : NULL;
+    return n ? n->name : node ? "gone" : "none";
+}
+
+/* The pauses bound how often that is. */
+static void on_breaker(void *arg, const struct breaker_entry *e)
+{
+    struct scheduler *s = arg;
+    enum breaker_scope scope = breaker_scope_of(e->of);
+    counter_add(s->entry.metrics.breaker[scope][e->state], 1);
+    log_info("breaker", "scope=%s node=%s partner=%s to=%s pauses=%u why=\"%s\"",
+             breaker_scope_name(scope), name_of(&s->entry.view, e->of.node),
+             name_of(&s->entry.view, e->of.partner), breaker_state_name(e->state), e->n_pauses,
+             e->why);
+}
+
 static void on_renew(void *arg) { scheduler_publish(arg); }
 
 /* ---- backend ---- */
@@ -258,6 +276,7 @@ struct scheduler *scheduler_create(const struct scheduler_options *o)
     s->entry.directory = o->directory;
     s->entry.ttl_s = o->ttl_s;
     s->entry.grace_ms = o->grace_ms;
+    s->entry.max_queue_ms = o->max_queue_ms;
     s->entry.block_tokens = o->block_tokens;
     s->entry.topic = o->topic;
     s->entry.join = o->join;
@@ -271,6 +290,9 @@ struct scheduler *scheduler_create(const struct scheduler_options *o)
     s->entry.view.text = o->text;
     snprintf(s->entry.view.me.model_name, sizeof s->entry.view.me.model_name, "%s",
              o->model_name ? o->model_name : "");
+    s->entry.view.unsplit = o->unsplit;
+    s->entry.view.breaker.on_change = on_breaker;
+    s->entry.view.breaker.arg = s;
     scheduler_publish(s);
     s->entry.view.secret = o->secret;
     view_start(&s->entry.view, o->cluster, o->directory, &events);
@@ -299,6 +321,14 @@ void scheduler_drain(struct scheduler *s)
 }
 
 uint32_t scheduler_n_live(const struct scheduler *s) { return s->entry.n_live; }
+
+bool scheduler_sees_others(const struct scheduler *s, uint64_t me)
+{
+    const struct view *v = &s->entry.view;
+    for (size_t i = 0; i < v->n_nodes; i++)
+        if (v->nodes[i].node != me && trouble_can_decode(v, &v->nodes[i])) return true;
+    return false;
+}
 
 const struct view *scheduler_view(const struct scheduler *s) { return &s->entry.view; }
 

@@ -22,11 +22,13 @@ struct scheduler_options {
     uint32_t max_requests; /* live at once; more is ERR_FULL (429) */
     uint32_t ttl_s;        /* a request older than this is ended */
     uint32_t grace_ms;     /* how long a request that no node can take waits for one, before 503 */
+    uint32_t max_queue_ms; /* how long one waits while every node is full, before 429 */
     bool log_requests;     /* each one's end at level info, else debug */
     uint32_t block_tokens; /* for the hash of the prompt's first block (place.h) */
     const char *topic;
     struct str secret;      /* of the cluster; n 0: none */
     const char *join;       /* trouble.h */
+    bool unsplit;           /* requests are never split (view.h) */
     uint64_t model;         /* of a router: requests go to nodes of this model; 0: any */
     uint64_t text;          /* of a router without a model: to nodes of this vocabulary (view.h) */
     const char *model_name; /* of a router: what its text is of, for sentences */
@@ -56,6 +58,8 @@ void scheduler_listed_down(struct scheduler *s, const char *why);
 /* Leaves the directory and refuses new requests; live ones go on. */
 void scheduler_drain(struct scheduler *s);
 uint32_t scheduler_n_live(const struct scheduler *s);
+/* Can a node other than this one take work that ends in an answer, as far as is known here? */
+bool scheduler_sees_others(const struct scheduler *s, uint64_t me);
 /* Valid until scheduler_free. */
 const struct view *scheduler_view(const struct scheduler *s);
 

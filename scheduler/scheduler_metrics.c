@@ -1,6 +1,8 @@
 /* scheduler_metrics.c - see scheduler_metrics.h. */
 #include "scheduler/scheduler_metrics.h"
 
+#include <stdio.h>
+
 #include "scheduler/request.h"
 #include "shared/base/log.h"
 
@@ -38,6 +40,36 @@ static void register_counters(struct scheduler_metrics *sm, struct metrics *m)
                                 "Attempts started, by kind.");
 }
 
+static void register_breakers(struct scheduler_metrics *sm, struct metrics *m)
+{
+    char labels[64];
+    for (int scope = 0; scope < BREAKER_N_SCOPES; scope++)
+        for (int to = 0; to < BREAKER_N_STATES; to++) {
+            snprintf(labels, sizeof labels, "scope=\"%s\",to=\"%s\"",
+                     breaker_scope_name((enum breaker_scope)scope),
+                     breaker_state_name((enum breaker_state)to));
+            sm->breaker[scope][to] = metrics_counter(
+                m, "baton_breaker_transitions_total", labels,
+                "Changes of the breakers that keep requests from failing nodes and pairs of "
+                "nodes.");
+        }
+}
+
+void scheduler_metrics_loss(struct scheduler_metrics *m, enum request_state state,
+                            enum request_loss loss, enum request_action action)
+{
+    struct counter **c = &m->losses[state][loss][action];
+    char labels[96];
+    if (!*c) {
+        snprintf(labels, sizeof labels, "state=\"%s\",loss=\"%s\",action=\"%s\"",
+                 request_state_name(state), request_loss_name(loss), retry_action_name(action));
+        *c = metrics_counter(m->registry, "baton_request_losses_total", labels,
+                             "Losses of live requests by the cell of the recovery table "
+                             "(docs/recovery.md), and what was done.");
+    }
+    counter_add(*c, 1);
+}
+
 static void register_gauges(struct scheduler_metrics *sm, struct metrics *m)
 {
     sm->live = metrics_gauge(m, "baton_requests_live", "", "Live requests of this entry node.");
@@ -64,7 +96,9 @@ static void register_stages(struct scheduler_metrics *sm, struct metrics *m)
 
 void scheduler_metrics_register(struct scheduler_metrics *sm, struct metrics *m)
 {
+    sm->registry = m;
     register_counters(sm, m);
+    register_breakers(sm, m);
     register_gauges(sm, m);
     register_stages(sm, m);
 }

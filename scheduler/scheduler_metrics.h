@@ -4,20 +4,29 @@
 #ifndef BATON_SCHEDULER_SCHEDULER_METRICS_H
 #define BATON_SCHEDULER_SCHEDULER_METRICS_H
 
+#include "scheduler/breaker.h"
+#include "scheduler/retry.h"
 #include "shared/base/metrics.h"
 #include "shared/serve/backend.h"
 
 struct scheduler_metrics {
+    struct metrics *registry; /* borrowed */
     struct counter *requests, *finished_stop, *finished_length, *failed, *canceled, *moves,
         *requeues, *rejected;
     struct counter *prompt_tokens, *output_tokens, *split, *local;
     struct gauge *live, *placing, *nodes;
     struct histogram *place_s, *queue_s, *prefill_s, *ttft_s, *tpot_s, *decode_s, *e2e_s, *kv_s,
         *kv_tail_s;
+    /* The cells that were taken; registered when they first are. */
+    struct counter *losses[REQUEST_N_STATES][REQUEST_N_LOSSES][ACTION_N];
+    struct counter *breaker[BREAKER_N_SCOPES][BREAKER_N_STATES];
     bool log_requests; /* of scheduler_options */
 };
 
 void scheduler_metrics_register(struct scheduler_metrics *sm, struct metrics *m);
+/* A request has lost something: baton_request_losses_total{state,loss,action}. */
+void scheduler_metrics_loss(struct scheduler_metrics *m, enum request_state state,
+                            enum request_loss loss, enum request_action action);
 /* Log a request's number in the cluster beside the client's x-request-id when it begins and when it
  * ends: at level info with log_requests, else debug. The end is counted, too. */
 struct request;

@@ -64,9 +64,15 @@ static bool is_former_me(const struct view *v, const struct node_record *n)
     return n->node != v->me.node && v->me.name[0] && strcmp(n->name, v->me.name) == 0;
 }
 
+/* Does the role leave it work that ends in an answer? */
+static bool may_decode(const struct view *v, const struct node_record *n)
+{
+    return v->unsplit || n->role != ROLE_PREFILL;
+}
+
 bool trouble_can_decode(const struct view *v, const struct node_record *n)
 {
-    return n->role != ROLE_PREFILL && !is_former_me(v, n) && !n->draining &&
+    return may_decode(v, n) && !is_former_me(v, n) && !n->draining &&
            (!v->model || n->model == v->model) && !view_why_unreachable(v, n->node);
 }
 
@@ -81,7 +87,7 @@ static void count_decode_nodes(const struct view *v, struct decode_nodes *out)
     *out = (struct decode_nodes){ 0 };
     for (size_t i = 0; i < v->n_nodes; i++) {
         const struct node_record *n = &v->nodes[i];
-        if (n->role == ROLE_PREFILL || is_former_me(v, n)) continue;
+        if (!may_decode(v, n) || is_former_me(v, n)) continue;
         if (trouble_can_decode(v, n)) {
             out->n_usable++;
         } else if (n->draining) {
@@ -92,7 +98,7 @@ static void count_decode_nodes(const struct view *v, struct decode_nodes *out)
             if (!out->n_suspect++) out->suspect = n;
         }
     }
-    if (v->unproven.node && v->unproven.role != ROLE_PREFILL && !out->n_suspect++)
+    if (v->unproven.node && may_decode(v, &v->unproven) && !out->n_suspect++)
         out->suspect = &v->unproven;
 }
 
@@ -334,7 +340,7 @@ static void find_degrading(const struct trouble_facts *f, struct trouble *out)
     else if (n) say_peer(f, n, false, out);
     else if ((n = find_other_model(v)) != NULL) say_other_model(f, n, false, out);
     else if (f->listed_down) set(out, TROUBLE_PEER, false, "%s", f->listed_down);
-    else find_kv_trouble(v, out);
+    else if (!v->unsplit) find_kv_trouble(v, out);
     out->blocks = false;
 }
 

@@ -11,9 +11,7 @@ enum {
     SNAPSHOT_SOON_MS = 100, /* shortest time between snapshots */
     DIAL_AHEAD_NODES = 32,  /* in a larger topic links are made by need */
     REDIAL_MS = 1000,
-    DIALS_A_TICK = 2, /* each looks through all nodes */
-    APART_MS = 30 * 1000,
-    APART_DOUBLINGS = 5
+    DIALS_A_TICK = 2 /* each looks through all nodes */
 };
 
 /* ---- the nodes ---- */
@@ -72,15 +70,7 @@ static void learn(struct view *v)
     }
 }
 
-/* Forgets pairs of which a node is gone. */
-static void forget_pairs(struct view *v)
-{
-    for (size_t i = 0; i < v->n_apart;) {
-        const struct place_pair *p = &v->apart[i].pair;
-        if (view_find(v, p->prefill) && view_find(v, p->decode)) i++;
-        else v->apart[i] = v->apart[--v->n_apart];
-    }
-}
+static bool is_listed(void *arg, uint64_t node) { return view_find(arg, node) != NULL; }
 
 static void on_snapshot(void *arg, enum status st, const struct directory_snapshot *snap)
 {
@@ -98,7 +88,7 @@ static void on_snapshot(void *arg, enum status st, const struct directory_snapsh
     put_me(v);
     view_choose_model(v);
     learn(v);
-    forget_pairs(v);
+    breaker_forget(&v->breaker, is_listed, v);
     v->events.on_snapshot(v->events.arg);
 }
 
@@ -141,43 +131,40 @@ static bool dial_suspect(struct view *v, struct view_suspect *s, uint64_t now)
     return true;
 }
 
-/* Dials suspects without a link, at once and then each second. One is a suspect no more when its
- * time is over and the link is up, or when it has left the topic. */
+/* Dials suspects, at once and then each second. One is a suspect no more when its link is up, or
+ * when it has left the topic. */
 static void tend_suspects(struct view *v, uint64_t now)
 {
     int n_dialed = 0;
     for (size_t i = 0; i < v->n_suspects;) {
         struct view_suspect *s = &v->suspects[i];
-        bool gone = false;
-        s->linked = cluster_is_linked(v->cluster, s->node);
-        if (!s->linked && s->dial_ms <= now && n_dialed < DIALS_A_TICK) {
+        bool over = cluster_is_linked(v->cluster, s->node);
+        if (!over && s->dial_ms <= now && n_dialed < DIALS_A_TICK) {
             n_dialed++;
-            gone = !dial_suspect(v, s, now);
+            over = !dial_suspect(v, s, now);
         }
-        if (gone || (s->linked && s->until_ms <= now)) *s = v->suspects[--v->n_suspects];
+        if (over) *s = v->suspects[--v->n_suspects];
         else i++;
     }
 }
 
-/* A dial that failed does not extend the time: the node is chosen again as soon as it can be
- * reached. */
+/* A dial that failed is no new loss: the node is probed as soon as it can be reached. */
 void view_suspect(struct view *v, uint64_t node, const char *why)
 {
     struct view_suspect *s = find_suspect(v, node);
-    bool was_linked = !s || s->linked;
     if (!s) {
         s = &v->suspects[v->n_suspects < SUSPECTS_MAX ? v->n_suspects++ : 0];
         *s = (struct view_suspect){ .node = node };
+        breaker_note(&v->breaker, (struct breaker_of){ node, 0 }, BREAKER_BROKEN, 0, clock_ms(),
+                     why);
     }
-    if (was_linked) s->until_ms = clock_ms() + SUSPECT_MS;
-    s->linked = false;
     snprintf(s->why, sizeof s->why, "%s", why);
 }
 
 const char *view_why_unreachable(const struct view *v, uint64_t node)
 {
     for (size_t i = 0; i < v->n_suspects; i++)
-        if (v->suspects[i].node == node) return v->suspects[i].linked ? NULL : v->suspects[i].why;
+        if (v->suspects[i].node == node) return v->suspects[i].why;
     if (node && node == v->unproven.node)
         return v->secret.n
                    ? "it has another cluster secret (BATON_CLUSTER_SECRET), or its record was "
@@ -187,67 +174,56 @@ const char *view_why_unreachable(const struct view *v, uint64_t node)
     return NULL;
 }
 
-size_t view_suspects(const struct view *v, uint64_t *out, size_t cap)
+/* ---- breakers ---- */
+
+size_t view_excluded_nodes(const struct view *v, bool suspects_only, uint64_t out[EXCLUDED_MAX])
 {
+    uint64_t now = clock_ms();
     size_t n = 0;
-    while (n < v->n_suspects && n < cap) {
-        out[n] = v->suspects[n].node;
-        n++;
+    for (size_t i = 0; i < v->n_suspects; i++) out[n++] = v->suspects[i].node;
+    for (size_t i = 0; i < v->breaker.n && !suspects_only; i++) {
+        const struct breaker_entry *e = &v->breaker.entries[i];
+        if (!e->of.partner && !breaker_allows(e, now)) out[n++] = e->of.node;
     }
     return n;
 }
 
-/* ---- pairs that cannot exchange KV ---- */
-
-static bool is_pair(const struct view_apart *a, uint64_t prefill, uint64_t decode)
-{
-    return a->pair.prefill == prefill && a->pair.decode == decode;
-}
-
-static size_t find_pair(const struct view *v, uint64_t prefill, uint64_t decode)
-{
-    size_t i = 0;
-    while (i < v->n_apart && !is_pair(&v->apart[i], prefill, decode)) i++;
-    return i;
-}
-
-/* One trouble fails all prompts that wait for the connection: those after the first say nothing
- * new. */
-void view_part(struct view *v, uint64_t prefill, uint64_t decode, const char *why)
+size_t view_excluded_pairs(const struct view *v, struct place_pair out[BREAKER_MAX])
 {
     uint64_t now = clock_ms();
-    size_t i = find_pair(v, prefill, decode);
-    if (i == v->n_apart) {
-        if (v->n_apart < APART_MAX) v->n_apart++;
-        else i = 0;
-        v->apart[i] = (struct view_apart){ .pair = { prefill, decode } };
+    size_t n = 0;
+    for (size_t i = 0; i < v->breaker.n; i++) {
+        const struct breaker_entry *e = &v->breaker.entries[i];
+        if (e->of.partner && !breaker_allows(e, now))
+            out[n++] = (struct place_pair){ e->of.node, e->of.partner };
     }
-    struct view_apart *a = &v->apart[i];
-    if (a->until_ms > now) return;
-    a->until_ms = now + ((uint64_t)APART_MS << a->n);
-    a->n += a->n < APART_DOUBLINGS;
-    snprintf(a->why, sizeof a->why, "%s", why);
+    return n;
 }
 
-void view_join(struct view *v, uint64_t prefill, uint64_t decode)
+void view_note_failure(struct view *v, const struct view_attempt *a, uint64_t node, enum status st,
+                       const char *why)
 {
-    size_t i = find_pair(v, prefill, decode);
-    if (i < v->n_apart) v->apart[i] = v->apart[--v->n_apart];
+    struct breaker_of of = node ? (struct breaker_of){ node, 0 }
+                                : (struct breaker_of){ a->prefill, a->decode };
+    breaker_note(&v->breaker, of, breaker_event_of(st), a->request, clock_ms(), why);
+}
+
+void view_note(struct view *v, const struct view_attempt *a, enum breaker_event ev)
+{
+    const struct breaker_of parts[] = { { a->decode, 0 },
+                                        { a->prefill, 0 },
+                                        { a->prefill, a->decode } };
+    uint64_t now = v->breaker.n ? clock_ms() : 0;
+    size_t n = a->prefill ? COUNT_OF(parts) : 1;
+    for (size_t i = 0; i < n && v->breaker.n; i++)
+        breaker_note(&v->breaker, parts[i], ev, a->request, now, NULL);
 }
 
 const char *view_why_apart(const struct view *v, uint64_t prefill, uint64_t decode)
 {
-    size_t i = find_pair(v, prefill, decode);
-    return i < v->n_apart && v->apart[i].until_ms > clock_ms() ? v->apart[i].why : NULL;
-}
-
-size_t view_pairs_apart(const struct view *v, struct place_pair *out, size_t cap)
-{
-    uint64_t now = clock_ms();
-    size_t n = 0;
-    for (size_t i = 0; i < v->n_apart && n < cap; i++)
-        if (v->apart[i].until_ms > now) out[n++] = v->apart[i].pair;
-    return n;
+    const struct breaker_entry *e = breaker_find(&v->breaker,
+                                                 (struct breaker_of){ prefill, decode });
+    return e && e->state != BREAKER_CLOSED ? e->why : NULL;
 }
 
 void view_tick(struct view *v)

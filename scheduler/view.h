@@ -10,11 +10,16 @@
 #ifndef BATON_SCHEDULER_VIEW_H
 #define BATON_SCHEDULER_VIEW_H
 
+#include "scheduler/breaker.h"
 #include "scheduler/directory/proofs.h"
 #include "scheduler/place.h"
 #include "shared/cluster/cluster.h"
 
-enum { SUSPECTS_MAX = 64, SUSPECT_MS = 5000, APART_MAX = 64, VIEW_WHY_MAX = 256 };
+enum {
+    SUSPECTS_MAX = 64,
+    EXCLUDED_MAX = SUSPECTS_MAX + BREAKER_MAX, /* nodes */
+    VIEW_WHY_MAX = 256
+};
 
 struct view_events {
     void (*on_snapshot)(void *arg); /* a fresh snapshot is in the view */
@@ -22,20 +27,12 @@ struct view_events {
     void *arg;
 };
 
-/* A node whose link was lost: not chosen for SUSPECT_MS, and then until a link is up again. It is
- * dialed at once, so that a link that broke for a moment is there again when the node is needed. */
+/* A node whose link was lost: never chosen until the link is up again, however long the directory
+ * lists it, or cannot tell. It is dialed at once, so that a link that broke for a moment is there
+ * again when the node is needed. Its breaker is open meanwhile, and one request probes it then. */
 struct view_suspect {
-    uint64_t node, until_ms;
+    uint64_t node;
     uint64_t dial_ms; /* it is dialed again then */
-    bool linked;      /* since it was lost: it can be used, and is when there is no other node */
-    char why[VIEW_WHY_MAX];
-};
-
-/* Two nodes that failed to exchange KV: not paired until until_ms. */
-struct view_apart {
-    struct place_pair pair;
-    uint64_t until_ms;
-    uint32_t n; /* failures since KV arrived last, each of which doubles the time */
     char why[VIEW_WHY_MAX];
 };
 
@@ -54,13 +51,20 @@ struct view {
     uint64_t text;               /* of a router: its vocabulary, which chooses `model`. 0: not so */
     struct node_record me;       /* as published last; node 0: nothing, or a router */
     uint64_t t_snapshot_ms;
-    bool known;  /* the directory has answered, or failed to: no trouble is looked for before */
-    bool asking; /* a snapshot was asked for and has not arrived */
+    bool known;   /* the directory has answered, or failed to: no trouble is looked for before */
+    bool unsplit; /* requests are never split: any node takes them, whatever its role */
+    bool asking;  /* a snapshot was asked for and has not arrived */
     bool ask_again;
     struct view_suspect suspects[SUSPECTS_MAX];
     size_t n_suspects;
-    struct view_apart apart[APART_MAX];
-    size_t n_apart;
+    struct breaker breaker;
+};
+
+/* What requests are placed on: the nodes of an attempt. */
+struct view_attempt {
+    uint64_t request;
+    uint64_t prefill; /* 0: none */
+    uint64_t decode;
 };
 
 /* Asks for the first snapshot. */
@@ -71,7 +75,7 @@ void view_release(struct view *v);
  * same text. The one that was taken stays while some node has it. Where no node has that text no
  * node is used. */
 void view_choose_model(struct view *v);
-/* Asks for a snapshot when one is due and forgets old suspects. Call it every few milliseconds. */
+/* Asks for a snapshot when one is due and dials suspects. Call it every few milliseconds. */
 void view_tick(struct view *v);
 /* Makes the next snapshot due soon instead of at its usual time. */
 void view_refresh(struct view *v);
@@ -80,19 +84,20 @@ void view_set_me(struct view *v, const struct node_record *me);
 const struct node_record *view_find(const struct view *v, uint64_t node);
 /* A link to the node was lost. */
 void view_suspect(struct view *v, uint64_t node, const char *why);
-/* The reason why a node has no link, or NULL: it was never lost, or is linked again. */
+/* The reason why a node has no link, or NULL: it was not lost, or is linked again. */
 const char *view_why_unreachable(const struct view *v, uint64_t node);
-/* Copies at most `cap` suspects to `out` and returns how many. */
-size_t view_suspects(const struct view *v, uint64_t *out, size_t cap);
-/* The prefill node could not send its KV to the decode node. Changes nothing while they are
- * apart. */
-void view_part(struct view *v, uint64_t prefill, uint64_t decode, const char *why);
-/* The prefill node's KV has arrived at the decode node: earlier failures are forgotten. */
-void view_join(struct view *v, uint64_t prefill, uint64_t decode);
-/* Why two nodes are apart now; NULL: they are not. */
+/* The nodes that must not be chosen: suspects, and unless `suspects_only` those whose breaker is
+ * open or being probed. Returns how many. */
+size_t view_excluded_nodes(const struct view *v, bool suspects_only, uint64_t out[EXCLUDED_MAX]);
+/* The pairs whose breaker is open or being probed. */
+size_t view_excluded_pairs(const struct view *v, struct place_pair out[BREAKER_MAX]);
+/* The breakers of a failure: of one node of the attempt, or (node 0) of its pair. */
+void view_note_failure(struct view *v, const struct view_attempt *a, uint64_t node, enum status st,
+                       const char *why);
+/* BREAKER_WORKED, TAKEN or GIVEN_UP, for both nodes of the attempt and their pair. */
+void view_note(struct view *v, const struct view_attempt *a, enum breaker_event ev);
+/* Why the breaker of two nodes is not closed; NULL: it is. */
 const char *view_why_apart(const struct view *v, uint64_t prefill, uint64_t decode);
-/* Copies at most `cap` pairs that are apart to `out` and returns how many. */
-size_t view_pairs_apart(const struct view *v, struct place_pair *out, size_t cap);
 /* Load accounting of this entry node's own placements. */
 void view_add_load(struct view *v, const struct placement *p);
 void view_remove_load(struct view *v, const struct placement *p);

@@ -121,7 +121,8 @@ run_suite() {
     # UCX puts hooks before munmap and madvise that the sanitizers' own do not survive.
     [ "$build" = release ] || plain+=(UCX_MEM_EVENTS=n UCX_MEM_MMAP_HOOK_MODE=none)
     setarch -R true 2>/dev/null && plain+=(setarch -R)
-    "${plain[@]}" ctest --test-dir "$dir" -j "$jobs" --output-on-failure --output-junit "$results" \
+    # One more than CPUs: many of them wait most of their time.
+    "${plain[@]}" ctest --test-dir "$dir" -j $((jobs + 1)) --output-on-failure --output-junit "$results" \
         --test-output-size-passed 4000000 --test-output-size-failed 4000000 "$@" | grep --line-buffered -Ev '^ +Start +[0-9]+:'
 }
 

@@ -6,9 +6,11 @@
 #include "deploy/options/compatibility.h"
 #include "deploy/options/option_table.h"
 #include "kvtransfer/tuning.h"
+#include "scheduler/recovery_page.h"
 
-static const char INTRO[] = "usage: baton docs configuration|compatibility\n\nPrint a page of "
-                            "docs/ that is made from the program's own tables.\n";
+static const char INTRO[] =
+    "usage: baton docs configuration|compatibility|recovery\n\nPrint a page "
+    "of docs/ that is made from the program's own tables.\n";
 
 static const char CONFIGURATION_HEAD[] =
     "# Configuration\n"
@@ -77,6 +79,8 @@ int cmd_docs(int argc, char **argv)
         buf_add_c(&out, CONFIGURATION_HEAD);
         tuning_markdown(&out);
         config_markdown(OPTIONS, &out);
+    } else if (n_words == 1 && str_eq_c(str_of(words[0]), "recovery")) {
+        recovery_markdown(&out);
     }
     fwrite(out.data, 1, out.len, stdout);
     if (!out.len) fputs(INTRO, stderr);

@@ -13,6 +13,7 @@
 #include "deploy/launch/launcher_watch.h"
 #include "deploy/launch/supervisor.h"
 #include "deploy/node/node_options.h"
+#include "deploy/options/config_redis.h"
 #include "scheduler/directory/server.h"
 #include "shared/base/log.h"
 #include "shared/net/open_files.h"
@@ -134,10 +135,22 @@ static enum status print_secret(const struct launcher *l, struct err *err)
     return st;
 }
 
+/* Where the view is if it is in Redis; what cannot be right there is said by the nodes. */
+static void in_redis(const struct config *c, char out[REDIS_SERVER_TEXT_MAX])
+{
+    struct arena arena;
+    struct redis_server server;
+    struct err err = { 0 };
+    arena_init(&arena);
+    if (config_redis(c, &arena, &server, &err) == OK) redis_server_text(&server, out);
+    arena_release(&arena);
+}
+
 /* One page for the whole launch: what it starts, and where the nodes find each other. */
 static void print_start(const struct launcher *l)
 {
     const char *at = l->directory_address;
+    char redis[REDIS_SERVER_TEXT_MAX] = "";
     size_t n[3] = { 0 };
     struct buf page = { 0 };
     node_options_warn_alone(l->c, true);
@@ -154,6 +167,7 @@ static void print_start(const struct launcher *l)
     launch_plan_print_ports(&l->plan, &page);
     buf_add_char(&page, '\n');
     ranks_print(&l->plan.ranks, &page);
+    in_redis(l->c, redis);
     if (config_string(l->c, "pace"))
         buf_printf(&page, "  paced by     %s: no time that the nodes tell is this machine's\n",
                    config_string(l->c, "pace"));
@@ -164,7 +178,7 @@ static void print_start(const struct launcher *l)
                                                : "in Redis at ",
                at[0]                           ? at
                : config_string(l->c, "router") ? config_string(l->c, "router")
-                                               : config_string(l->c, "scheduler-host"));
+                                               : redis);
     fwrite(page.data, 1, page.len, stderr);
     buf_release(&page);
 }

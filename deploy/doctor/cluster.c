@@ -9,12 +9,28 @@
 #include "deploy/doctor/doctor.h"
 #include "deploy/launch/launch_plan.h"
 #include "deploy/node/node_options.h"
+#include "deploy/options/config_redis.h"
 #include "shared/base/address/host_port.h"
 
 static bool is_here(const char *host)
 {
     return strcmp(host, "localhost") == 0 || strncmp(host, "127.", 4) == 0 ||
            strcmp(host, "::1") == 0 || strcmp(host, "0.0.0.0") == 0;
+}
+
+static bool is_redis_here(const struct config *c)
+{
+    struct arena arena;
+    struct redis_server server;
+    struct err err = { 0 }; /* doctor_check_redis says it */
+    arena_init(&arena);
+    const bool known = config_redis(c, &arena, &server, &err) == OK;
+    const char *at = !known               ? "localhost"
+                     : server.n_sentinels ? server.sentinels[0].host
+                                          : server.host;
+    const bool here = is_here(at);
+    arena_release(&arena);
+    return here;
 }
 
 /* Does this node need a secret? Nodes on one host meet on loopback without one; others cannot. */
@@ -26,7 +42,7 @@ static bool has_far_peers(const struct config *c)
     if (ranks_read(c, launch_plan_n_nodes(c), &r, &err) == OK && r.experts && ranks_elsewhere(&r) &&
         !host_is_loopback(r.host))
         return true;
-    if (node_options_in_redis(c) && !is_here(config_string(c, "scheduler-host"))) return true;
+    if (node_options_in_redis(c) && !is_redis_here(c)) return true;
     return router && strncmp(router, "127.", 4) != 0 && strncmp(router, "localhost", 9) != 0 &&
            strncmp(router, "0.0.0.0", 7) != 0;
 }

@@ -3,12 +3,10 @@
  * variables are inherited. */
 #include "deploy/launch/launch_plan.h"
 
-#include <netinet/in.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "deploy/options/option_table.h"
@@ -107,20 +105,6 @@ static void hand_on(struct arg_list *a, const struct config *c, const struct lau
     buf_release(&value);
 }
 
-static bool is_free(uint16_t port)
-{
-    struct sockaddr_in sa = {
-        .sin_family = AF_INET,
-        .sin_addr.s_addr = htonl(INADDR_ANY),
-        .sin_port = htons(port),
-    };
-    int one = 1, fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    bool ok = fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) == 0 &&
-              bind(fd, (struct sockaddr *)&sa, sizeof sa) == 0 && listen(fd, 1) == 0;
-    if (fd >= 0) close(fd);
-    return ok;
-}
-
 static bool is_planned(const struct launch_plan *p, uint16_t port)
 {
     for (size_t i = 0; i < p->n; i++)
@@ -141,23 +125,37 @@ static bool is_listed(const struct config *c, uint16_t port)
     return false;
 }
 
+static bool may_have(const struct config *c, const struct launch_plan *p, uint16_t port)
+{
+    return !is_planned(p, port) && !is_listed(c, port) && launch_port_is_free(port);
+}
+
 /* Finds the next free port from `first` on, `end` not included; 0: there is none. Another program
  * may still take it; the node then reports it. */
 static uint16_t free_port(const struct config *c, const struct launch_plan *p, uint16_t first,
                           uint16_t end)
 {
     for (uint16_t port = first; port < end; port++)
-        if (!is_planned(p, port) && !is_listed(c, port) && is_free(port)) return port;
+        if (may_have(c, p, port)) return port;
     return 0;
 }
 
-uint16_t launch_plan_free_port(const struct launch_plan *p, const struct config *c)
+/* The same, of those that other launchers have not chosen. */
+static uint16_t claim_port(const struct config *c, struct launch_plan *p, uint16_t first,
+                           uint16_t end)
+{
+    for (uint16_t port = first; port < end; port++)
+        if (may_have(c, p, port) && launch_port_claim(&p->claims, port)) return port;
+    return 0;
+}
+
+uint16_t launch_plan_free_port(struct launch_plan *p, const struct config *c)
 {
     uint16_t random;
     random_bytes(&random, sizeof random);
     const uint16_t first = RANK_PORT_FIRST + random % (RANK_PORT_END - RANK_PORT_FIRST);
-    const uint16_t port = free_port(c, p, first, RANK_PORT_END);
-    return port ? port : free_port(c, p, RANK_PORT_FIRST, first);
+    const uint16_t port = claim_port(c, p, first, RANK_PORT_END);
+    return port ? port : claim_port(c, p, RANK_PORT_FIRST, first);
 }
 
 enum status launch_listed_port(const struct config *c, const char *name, size_t i, int64_t *out,
@@ -408,4 +406,8 @@ void launch_plan_print_ports(const struct launch_plan *p, struct buf *out)
         if (p->nodes[i].port) buf_printf(out, "%s%u", i ? ", " : " ", p->nodes[i].port);
 }
 
-void launch_plan_release(struct launch_plan *p) { arena_release(&p->arena); }
+void launch_plan_release(struct launch_plan *p)
+{
+    launch_claims_release(&p->claims);
+    arena_release(&p->arena);
+}

@@ -3,6 +3,7 @@
 #ifndef BATON_DEPLOY_LAUNCH_LAUNCH_PLAN_H
 #define BATON_DEPLOY_LAUNCH_LAUNCH_PLAN_H
 
+#include "deploy/launch/launch_ports.h"
 #include "deploy/launch/ranks.h"
 #include "scheduler/directory/directory.h"
 #include "shared/base/mem.h"
@@ -23,6 +24,7 @@ struct launch_plan {
     struct launch_node *nodes;
     size_t n;
     struct ranks ranks; /* of the nodes; its port is chosen */
+    struct launch_claims claims;
 };
 
 struct launch_args {
@@ -43,7 +45,7 @@ enum status launch_plan_make(const struct config *c, const struct launch_args *w
 enum status launch_listed_port(const struct config *c, const char *name, size_t i, int64_t *out,
                                struct err *err) MUST_CHECK;
 /* A port that nobody has, nor a list of the command names, nor the plan; 0: none. */
-uint16_t launch_plan_free_port(const struct launch_plan *p, const struct config *c);
+uint16_t launch_plan_free_port(struct launch_plan *p, const struct config *c);
 /* Appends the ports of the API, " 8000, 8001"; processes without one are left out. */
 void launch_plan_print_ports(const struct launch_plan *p, struct buf *out);
 void launch_plan_release(struct launch_plan *p);

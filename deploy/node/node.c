@@ -19,7 +19,10 @@
 enum {
     EXIT_DEVICE = 70,     /* the GPU failed */
     MAX_TRANSFERS = 4096, /* parts: nodes of several ranks send several of one prompt */
-    /* a transfer may wait for a long chunk on a slow CPU; links detect dead and frozen peers */
+    /* How long a transfer may wait for its sender to compute, a long chunk on a slow CPU. Nothing
+     * that is broken waits for it: bytes that do not move end a transfer within KVT_MOVE_MS, an
+     * OPEN or FINISH without an answer within KVT_ANSWER_MS, dead and frozen peers end with their
+     * links, and an engine without progress with those of its node. */
     STALL_MS = 60000
 };
 
@@ -353,10 +356,7 @@ static enum status start_directory(struct node *n, struct err *err)
         .http_host = n->o.directory_host,
         .http_port = n->o.directory_port,
         .secret = n->o.secret,
-        .redis_host = n->o.redis_host,
-        .redis_port = n->o.redis_port,
-        .redis_db = n->o.redis_db,
-        .redis_password = n->o.redis_password,
+        .redis = n->o.redis,
         .on_up = on_directory_up,
         .on_down = on_directory_down,
         .arg = n,
@@ -378,6 +378,7 @@ static void start_passer(struct node *n)
         .host = n->o.advertise_host,
         .secret = n->o.secret,
         .ttl_s = n->o.ttl_s,
+        .unsplit = n->o.unsplit,
         .log_requests = n->o.log_requests,
     };
     if (n->http && n->o.pass_requests) n->passer = passer_create(&o);
@@ -393,6 +394,8 @@ static struct scheduler *start_scheduler(struct node *n)
         .max_requests = n->o.max_requests,
         .ttl_s = n->o.ttl_s,
         .grace_ms = n->o.grace_ms,
+        .max_queue_ms = n->o.max_queue_ms,
+        .unsplit = n->o.unsplit,
         .block_tokens = n->o.block_tokens,
         .topic = n->o.topic,
         .secret = n->o.secret,
@@ -410,6 +413,7 @@ static struct scheduler *start_scheduler(struct node *n)
 static void start_engine_workers(struct node *n)
 {
     struct decode_options d = {
+        .loop = n->loop,
         .engine = n->engine,
         .kvt = n->kvt,
         .cluster = n->cluster,

@@ -6,6 +6,7 @@
 #include "deploy/node/node_internal.h"
 #include "deploy/node/node_placement.h"
 #include "deploy/node/node_traffic.h"
+#include "scheduler/directory/redis_advice.h"
 #include "scheduler/view.h"
 #include "shared/base/clock.h"
 #include "shared/base/json/json.h"
@@ -101,14 +102,12 @@ void node_describe_record(void *arg, struct node_record *me)
 void node_describe_join(struct node *n)
 {
     const struct node_options *o = &n->o;
-    char at[HOST_PORT_TEXT_MAX];
+    char at[HOST_PORT_TEXT_MAX], flags[DIRECTORY_REDIS_FLAGS_MAX];
     n->can_be_joined = strcmp(o->directory, "local") != 0 || n->directory_server || n->router;
     if (launcher_watch_own_secret(n->launcher) || o->own_secret) return;
     if (strcmp(o->directory, "redis") == 0)
-        snprintf(n->join, sizeof n->join,
-                 "--scheduler-name splitwise --scheduler-host %s --scheduler-port %u "
-                 "--scheduler-topic %s",
-                 o->redis_host, o->redis_port, o->topic);
+        snprintf(n->join, sizeof n->join, "--scheduler-name splitwise %s --scheduler-topic %s",
+                 directory_redis_flags(&o->redis, flags), o->topic);
     else if (strcmp(o->directory, "http") == 0)
         snprintf(n->join, sizeof n->join, "--router %s",
                  host_port_text(o->directory_host, o->directory_port, at));

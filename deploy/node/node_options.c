@@ -11,6 +11,7 @@
 #include "deploy/launch/launcher_watch.h"
 #include "deploy/launch/ranks.h"
 #include "deploy/options/compatibility.h"
+#include "deploy/options/config_redis.h"
 #include "kernels/kv_rows.h"
 #include "kernels/quantize.h"
 #include "kvtransfer/transport.h"
@@ -300,7 +301,9 @@ static const char *meeting_host(const struct config *c)
 static bool find_address(const struct config *c, const struct node_options *o, char *out,
                          size_t cap)
 {
-    const char *towards = o->directory_host ? o->directory_host : o->redis_host,
+    const char *towards = o->directory_host      ? o->directory_host
+                          : o->redis.n_sentinels ? o->redis.sentinels[0].host
+                                                 : o->redis.host,
                *meet = meeting_host(c);
     const bool found = address_facing(towards, out, cap);
     return !meet || (found && !host_is_loopback(out)) ? found : address_facing(meet, out, cap);
@@ -462,8 +465,10 @@ bool node_options_in_redis(const struct config *c)
 /* Only of the command line: an environment is often that of a whole cluster. */
 void node_options_warn_alone(const struct config *c, bool others_join)
 {
-    static const char *const OF_REDIS[] = { "scheduler-host", "scheduler-port", "scheduler-db",
-                                            "scheduler-password", "scheduler-topic" };
+    static const char *const OF_REDIS[] = { "scheduler-host",     "scheduler-port",
+                                            "scheduler-db",       "scheduler-password",
+                                            "scheduler-username", "scheduler-sentinels",
+                                            "scheduler-tls",      "scheduler-topic" };
     size_t n = COUNT_OF(OF_REDIS) - others_join; /* the topic is the last */
     if (node_options_in_redis(c) || config_string(c, "router") ||
         strcmp(config_string(c, "log-level"), "error") == 0)
@@ -476,6 +481,17 @@ void node_options_warn_alone(const struct config *c, bool others_join)
                                                 : ": the cluster view is not in Redis");
 }
 
+/* The master is the one that the sentinels name. */
+static void note_named_server(const struct config *c, struct node_options *o)
+{
+    static const char *const OF_ONE_SERVER[] = { "scheduler-host", "scheduler-port" };
+    for (size_t i = 0; i < COUNT_OF(OF_ONE_SERVER); i++)
+        if (config_is_set(c, OF_ONE_SERVER[i]))
+            buf_printf(&o->notes,
+                       "note: %s has no effect with --scheduler-sentinels, which name the master\n",
+                       config_source_text(c, OF_ONE_SERVER[i]));
+}
+
 static enum status read_directory(const struct config *c, struct node_options *o, struct err *err)
 {
     const char *scheduler = config_string(c, "scheduler-name"),
@@ -484,12 +500,12 @@ static enum status read_directory(const struct config *c, struct node_options *o
     bool redis = node_options_in_redis(c);
     o->directory = redis ? "redis" : "local";
     o->topic = config_string(c, "scheduler-topic");
-    TRY(read_host(c, o, "scheduler-host", &o->redis_host, err));
-    o->redis_port = (uint16_t)config_int(c, "scheduler-port");
-    o->redis_db = (int)config_int(c, "scheduler-db");
-    o->redis_password = config_string(c, "scheduler-password");
+    TRY(config_redis(c, &o->arena, &o->redis, err));
+    if (o->redis.n_sentinels && redis) note_named_server(c, o);
     o->ttl_s = (uint32_t)config_int(c, "scheduler-ttl");
     o->grace_ms = (uint32_t)(config_float(c, "placement-timeout") * 1000);
+    o->max_queue_ms = (uint32_t)(config_float(c, "max-queue-time") * 1000);
+    o->unsplit = strcmp(scheduler, "global") == 0;
     if (strlen(o->topic) == 0 || strlen(o->topic) >= NODE_NAME_MAX)
         return err_field(err, ERR_CONFIG, "scheduler-topic",
                          "--scheduler-topic must have 1 to %d characters", NODE_NAME_MAX - 1);
@@ -733,10 +749,10 @@ static void print_port(struct buf *out, const struct config *c, const char *what
 
 static void print_directory(const struct node_options *o, const struct config *c, struct buf *out)
 {
-    char at[HOST_PORT_TEXT_MAX], text[sizeof at + 32];
+    char at[HOST_PORT_TEXT_MAX], server[REDIS_SERVER_TEXT_MAX], text[sizeof server + 64];
     if (str_eq_c(str_of(o->directory), "redis"))
-        snprintf(text, sizeof text, "in Redis at %s db %d",
-                 host_port_text(o->redis_host, o->redis_port, at), o->redis_db);
+        snprintf(text, sizeof text, "in Redis at %s db %d%s", redis_server_text(&o->redis, server),
+                 o->redis.db, o->redis.tls ? " over TLS" : "");
     else if (str_eq_c(str_of(o->directory), "http"))
         snprintf(text, sizeof text, "held by %s",
                  host_port_text(o->directory_host, o->directory_port, at));

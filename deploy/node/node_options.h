@@ -108,11 +108,10 @@ struct node_options {
     uint16_t directory_port;
     bool serves_directory; /* local: others register on control_port */
     uint16_t control_port; /* --engine-worker-queue-port */
-    const char *redis_host, *redis_password;
-    uint16_t redis_port;
-    int redis_db;
+    struct redis_server redis;
     uint32_t ttl_s;
-    uint32_t grace_ms;
+    uint32_t grace_ms, max_queue_ms;
+    bool unsplit;     /* --scheduler-name global */
     struct buf notes; /* lines about options that have no effect here */
 };
 

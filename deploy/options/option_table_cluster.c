@@ -371,8 +371,9 @@ const struct option CLUSTER_OPTIONS[] = {
         .def = "local",
         IN("Scheduler", ENTRY),
         .help =
-            "Where the cluster view lives: local in this process (dp is the same), splitwise (or "
-            "global) in Redis.",
+            "Where the cluster view lives: local in this process (dp is the same), splitwise and "
+            "global in Redis. With global a node never splits a request: each goes whole to the "
+            "node of the topic with the least to do, whatever its role.",
     },
     {
         .name = "scheduler-host",
@@ -406,6 +407,87 @@ const struct option CLUSTER_OPTIONS[] = {
         .type = OPT_STRING,
         IN("Scheduler", ENTRY),
         .help = "Redis password; prefer the environment.",
+    },
+    {
+        .name = "scheduler-username",
+        .env = "BATON_REDIS_USERNAME",
+        .type = OPT_STRING,
+        IN("Scheduler", ENTRY),
+        .help = "Redis user (ACL), with its --scheduler-password; default: Redis' default user.",
+    },
+    {
+        .name = "scheduler-sentinels",
+        .env = "BATON_SCHEDULER_SENTINELS",
+        .type = OPT_LIST,
+        IN("Scheduler", ENTRY),
+        .help = "host:port of Redis' sentinels, up to 16: they name the master, in place of "
+                "--scheduler-host, and after a failover the new one.",
+    },
+    {
+        .name = "scheduler-master",
+        .env = "BATON_SCHEDULER_MASTER",
+        .type = OPT_STRING,
+        .def = "mymaster",
+        IN("Scheduler", ENTRY),
+        .help = "The name under which the sentinels know the master.",
+        .works_with = "scheduler-sentinels",
+        .note = "sentinels know a master by its name, and --scheduler-sentinels gives none",
+    },
+    {
+        .name = "scheduler-sentinel-password",
+        .env = "BATON_SENTINEL_PASSWORD",
+        .type = OPT_STRING,
+        IN("Scheduler", ENTRY),
+        .help = "The sentinels' own password, where they want one; Redis' is not sent to them.",
+        .works_with = "scheduler-sentinels",
+        .note = "it is for sentinels, and --scheduler-sentinels gives none",
+    },
+    {
+        .name = "scheduler-sentinel-username",
+        .env = "BATON_SENTINEL_USERNAME",
+        .type = OPT_STRING,
+        IN("Scheduler", ENTRY),
+        .help = "The sentinels' user (ACL), with its --scheduler-sentinel-password.",
+        .works_with = "scheduler-sentinels",
+        .note = "it is for sentinels, and --scheduler-sentinels gives none",
+    },
+    {
+        .name = "scheduler-tls",
+        .env = "BATON_SCHEDULER_TLS",
+        .type = OPT_BOOL,
+        .def = "false",
+        IN("Scheduler", ENTRY),
+        .help = "Speak TLS (1.2 or newer) with Redis and its sentinels. Their certificates must be "
+                "for the names or addresses under which they are called.",
+    },
+    {
+        .name = "scheduler-tls-ca",
+        .env = "BATON_SCHEDULER_TLS_CA",
+        .type = OPT_STRING,
+        IN("Scheduler", ENTRY),
+        .help = "File (PEM) with the CAs that their certificates come from; default: those that "
+                "this host trusts.",
+        .works_with = "scheduler-tls",
+        .note = "it is about TLS, which --scheduler-tls switches on",
+    },
+    {
+        .name = "scheduler-tls-cert",
+        .env = "BATON_SCHEDULER_TLS_CERT",
+        .type = OPT_STRING,
+        IN("Scheduler", ENTRY),
+        .help = "File (PEM) with this node's own certificate, where Redis asks for one "
+                "(tls-auth-clients).",
+        .works_with = "scheduler-tls",
+        .note = "it is about TLS, which --scheduler-tls switches on",
+    },
+    {
+        .name = "scheduler-tls-key",
+        .env = "BATON_SCHEDULER_TLS_KEY",
+        .type = OPT_STRING,
+        IN("Scheduler", ENTRY),
+        .help = "File (PEM) with the key of --scheduler-tls-cert, without a pass phrase.",
+        .works_with = "scheduler-tls",
+        .note = "it is about TLS, which --scheduler-tls switches on",
     },
     {
         .name = "scheduler-topic",
@@ -442,7 +524,20 @@ const struct option CLUSTER_OPTIONS[] = {
         .def = "5",
         IN("Scheduler", ENTRY),
         .help =
-            "Seconds a request waits for a node that could serve it to appear before it gets 503.",
+            "Seconds a request waits for a node that could serve it to appear before it gets 503. "
+            "When there are such nodes and all are full, --max-queue-time holds.",
+    },
+    {
+        .name = "max-queue-time",
+        .env = "BATON_MAX_QUEUE_TIME",
+        .type = OPT_FLOAT,
+        RANGE(0, 86400),
+        .def = "30",
+        IN("Scheduler", ENTRY),
+        .help = "Seconds a request waits while every node that could serve it is full before it "
+                "gets 429 with Retry-After; 0: none. One whose client has tokens already, and "
+                "which lost its node, waits until --scheduler-ttl. The line for a prefill node's "
+                "start credit moves, and does not count.",
     },
     { .name = NULL },
 };

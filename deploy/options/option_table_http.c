@@ -121,10 +121,11 @@ const struct option HTTP_OPTIONS[] = {
         RANGE(0, 86400),
         .def = "30",
         IN("HTTP", ENTRY),
-        .help = "Seconds that running requests get after the first SIGTERM or SIGINT. What is left "
-                "then, or at a second signal, ends with an error; what this node computes for "
-                "clients of others goes on at another node. A node that still loads its model "
-                "ends at once.",
+        .help =
+            "Seconds that running requests get after the first SIGTERM or SIGINT. After half of "
+            "them other nodes go on with what this one computes. What is left of its own "
+            "clients at the end, or at a second signal, ends with an error. A node that still "
+            "loads its model ends at once.",
     },
     { .name = NULL },
 };

@@ -73,11 +73,11 @@ static void line(struct buf *out, const char *what, const char *value, const cha
 
 static void print_view(const struct node_options *o, const struct config *c, struct buf *out)
 {
-    char at[HOST_PORT_TEXT_MAX];
+    char at[HOST_PORT_TEXT_MAX], server[REDIS_SERVER_TEXT_MAX];
     struct buf text = { 0 };
     if (strcmp(o->directory, "redis") == 0)
-        buf_printf(&text, "in Redis at %s db %d", host_port_text(o->redis_host, o->redis_port, at),
-                   o->redis_db);
+        buf_printf(&text, "in Redis at %s db %d%s", redis_server_text(&o->redis, server),
+                   o->redis.db, o->redis.tls ? " over TLS" : "");
     else if (strcmp(o->directory, "http") == 0)
         buf_printf(&text, "held by %s", host_port_text(o->directory_host, o->directory_port, at));
     else buf_printf(&text, "held by this router: nodes register with --router HOST:%u", o->port);

@@ -19,6 +19,7 @@
 #include "shared/base/err.h"
 #include "shared/base/metrics.h"
 #include "shared/net/loop.h"
+#include "shared/net/redis/redis_server.h"
 
 enum node_role { ROLE_MIXED, ROLE_PREFILL, ROLE_DECODE };
 enum {
@@ -120,11 +121,8 @@ struct directory_options {
     /* http: the directory server */
     const char *http_host;
     uint16_t http_port;
-    struct str secret; /* cluster secret, proves membership to the directory server */
-    /* redis */
-    const char *redis_host, *redis_password;
-    uint16_t redis_port;
-    int redis_db;
+    struct str secret;         /* cluster secret, proves membership to the directory server */
+    struct redis_server redis; /* redis */
     /* The directory server came back or was first reached: publish again soon. */
     void (*on_up)(void *arg);
     /* It does not answer, or refuses this node; again when the reason changes. `why` is a sentence

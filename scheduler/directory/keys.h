@@ -2,7 +2,8 @@
  * braces put them into one hash slot. Ids are 16 hex digits. docs/protocol.md lists the keys with
  * their types, contents and expiry.
  *
- * Scores that are times are compared with Redis's own TIME only. When an entry node dies, its
+ * Scores that are times are the topic's own, which passes as Redis' TIME does but does not jump
+ * with it (scripts.c); no clock of a node is looked at. When an entry node dies, its
  * reservations are dropped once its owner lease expires; if a release was lost, the reservation is
  * dropped when its ttl has passed. Everything but the fencing number may be lost at any moment and
  * comes back by renewals; the fencing number is raised above what callers have seen.

@@ -1,19 +1,20 @@
 /* redis.c - the `redis` backend: the state is in a Redis server that all nodes of a cluster reach.
  *
  * Each operation is one script call (scripts.h) on the keys of keys.h. Redis executes the calls of
- * one connection in order. Leases end by the server's clock. After the server was restarted or
- * flushed, nodes publish again at their next renewal, reservations are gone, and the fence is
- * raised above what this entry node has seen. A call in flight holds a pointer to the directory;
- * close frees the connection, which ends all calls. Thread: loop. */
+ * one connection in order. Leases end by the topic's time, which the scripts keep. After the server
+ * was restarted or flushed, nodes publish again at their next renewal, reservations are gone, and
+ * the fence is raised above what this entry node has seen. A call in flight holds a pointer to the
+ * directory; close frees the connection, which ends all calls. Thread: loop. */
 #include <stdio.h>
 #include <string.h>
 
 #include "scheduler/directory/backends.h"
 #include "scheduler/directory/keys.h"
+#include "scheduler/directory/redis_advice.h"
 #include "scheduler/directory/remote.h"
 #include "scheduler/directory/scripts.h"
 #include "scheduler/directory/wire.h"
-#include "shared/base/address/host_port.h"
+#include "shared/base/clock.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 #include "shared/net/redis/redis.h"
@@ -28,10 +29,11 @@ struct directory_redis {
     struct directory_remote remote;
     char topic[NODE_NAME_MAX];
     char owner[ID_TEXT], lease[NUMBER_TEXT];
-    char at[HOST_PORT_TEXT_MAX]; /* of the server */
-    char check[160];             /* the command that looks further */
+    char at[REDIS_SERVER_TEXT_MAX];             /* the server */
+    char check[DIRECTORY_REDIS_FLAGS_MAX + 48]; /* the command that looks further */
     struct redis *redis;
-    uint32_t n_holds; /* callbacks running */
+    uint64_t answered_ms; /* when the latest call was sent that this connection answered; 0: none */
+    uint32_t n_holds;     /* callbacks running */
     bool closed;
 };
 
@@ -41,7 +43,7 @@ struct directory_redis_call {
     directory_snapshot_fn *snapshot;
     directory_reserve_fn *reserve;
     void *arg;
-    uint64_t request, id;
+    uint64_t request, id, sent_ms;
 };
 
 static void directory_redis_free(struct directory_redis *d)
@@ -57,37 +59,41 @@ static void unhold(struct directory_redis *d)
 
 /* ---- calls ---- */
 
+static void id_text(char out[ID_TEXT], uint64_t id) { snprintf(out, ID_TEXT, DIRECTORY_ID, id); }
+
+static void number_text(char out[NUMBER_TEXT], uint64_t v)
+{
+    snprintf(out, NUMBER_TEXT, "%" PRIu64, v);
+}
+
 static void on_reply(void *arg, enum status st, const redisReply *reply);
 
-/* Sends one call. Keys: the topic's prefix and key2 (may be NULL). Arguments: the owner, the lease
- * and args. */
+/* Sends one call. Keys: the topic's prefix and key2 (may be NULL). Arguments: the owner, the lease,
+ * the time since the last call that was answered, and args. */
 static enum status call_script(struct directory_redis *d, struct directory_redis_call call,
                                const char *script, const char *topic, const char *key2, int n_args,
                                const char *const *args)
 {
-    const char *argv[4 + DIRECTORY_RELEASE_MAX];
-    char prefix[KEY_MAX];
+    const char *argv[5 + DIRECTORY_RELEASE_MAX];
+    char prefix[KEY_MAX], since[NUMBER_TEXT];
+    const uint64_t now = clock_ms();
     int n = 0, n_keys = key2 ? 2 : 1;
     snprintf(prefix, sizeof prefix, DIRECTORY_KEY_PREFIX, topic);
     argv[n++] = prefix;
     if (key2) argv[n++] = key2;
     argv[n++] = d->owner;
     argv[n++] = d->lease;
+    number_text(since, d->answered_ms ? now - d->answered_ms : 0);
+    argv[n++] = since;
     for (int i = 0; i < n_args; i++) argv[n++] = args[i];
     struct directory_redis_call *c = mem_try_calloc(1, sizeof *c);
     if (!c) return ERR_NOMEM;
     *c = call;
     c->d = d;
+    c->sent_ms = now;
     enum status st = redis_script(d->redis, script, on_reply, c, n_keys, n, argv, NULL);
     if (st != OK) mem_free(c);
     return st;
-}
-
-static void id_text(char out[ID_TEXT], uint64_t id) { snprintf(out, ID_TEXT, DIRECTORY_ID, id); }
-
-static void number_text(char out[NUMBER_TEXT], uint64_t v)
-{
-    snprintf(out, NUMBER_TEXT, "%" PRIu64, v);
 }
 
 static void send_releases(struct directory_redis *d)
@@ -253,20 +259,15 @@ static void deliver(struct directory_redis *d, const struct directory_redis_call
     }
 }
 
-/* A sentence for a connection that failed: Redis' own words, and what to do about them. */
-static void report_down(struct directory_redis *d, const char *why)
+/* A sentence for a Redis that cannot be used: its own words, and what to do about them. */
+static void report(struct directory_redis *d, enum redis_cause cause, const char *why)
 {
-    char text[ERR_TEXT_MAX];
-    if (strncmp(why, "WRONGPASS", 9) == 0 || strncmp(why, "NOAUTH", 6) == 0 ||
-        strncmp(why, "ERR AUTH", 8) == 0 || strncmp(why, "ERR Client sent AUTH", 20) == 0)
-        snprintf(text, sizeof text,
-                 "Redis at %.72s refuses the password: %.120s; give the right one with "
-                 "--scheduler-password or BATON_REDIS_PASSWORD; check with: %.150s",
-                 d->at, why, d->check);
-    else
-        snprintf(text, sizeof text, "Redis at %.72s cannot be used: %.160s; check with: %.150s",
-                 d->at, why, d->check);
-    directory_remote_down(&d->remote, text);
+    struct err text; /* cut where it is too long */
+    const char *advice = directory_redis_advice(cause);
+    (void)err_set(&text, ERR_UNAVAILABLE, "Redis at %s %s: %.200s%s%s; check with: %s", d->at,
+                  cause == REDIS_CAUSE_PASSWORD ? "refuses the password" : "cannot be used", why,
+                  advice[0] ? "; " : "", advice, d->check);
+    directory_remote_down(&d->remote, text.text);
 }
 
 /* A server that answers with errors (read-only, out of memory) counts as down too. */
@@ -275,7 +276,7 @@ static void report_refusal(struct directory_redis *d, const redisReply *reply)
     char why[200];
     snprintf(why, sizeof why, "it refuses the directory's scripts%s%.140s", reply ? ": " : "",
              reply && reply->type == REDIS_REPLY_ERROR ? reply->str : "");
-    report_down(d, why);
+    report(d, redis_is_no_permission(reply) ? REDIS_CAUSE_PERMISSION : REDIS_CAUSE_CONNECTION, why);
 }
 
 static void on_reply(void *arg, enum status st, const redisReply *reply)
@@ -284,6 +285,7 @@ static void on_reply(void *arg, enum status st, const redisReply *reply)
     struct directory_redis *d = c->d;
     if (!d->closed) { /* closed: the connection is being freed */
         d->n_holds++;
+        if (st == OK && c->sent_ms > d->answered_ms) d->answered_ms = c->sent_ms;
         deliver(d, c, st, reply);
         if (!d->closed && st == OK) directory_remote_up(&d->remote);
         /* on_down reports a lost connection. */
@@ -326,11 +328,21 @@ static void on_down(void *arg, const char *why)
 {
     struct directory_redis *d = arg;
     d->n_holds++;
-    report_down(d, why);
+    d->answered_ms = 0;
+    report(d, redis_why_down(d->redis), why);
     unhold(d);
 }
 
 /* ---- backend ---- */
+
+/* The files of TLS are known to people by their options. */
+static enum status name_option(struct err *err, enum status st)
+{
+    static const char *const files[] = { "ca", "cert", "key" };
+    for (size_t i = 0; err && i < COUNT_OF(files); i++)
+        if (strcmp(err->field, files[i]) == 0) err_prefix(err, "--scheduler-tls-%s: ", files[i]);
+    return st;
+}
 
 static enum status directory_redis_open(const struct directory_options *o, struct directory **out,
                                         struct err *err)
@@ -338,15 +350,13 @@ static enum status directory_redis_open(const struct directory_options *o, struc
     struct directory_redis *d = MEM_NEW(struct directory_redis);
     struct redis_options r = {
         .loop = o->loop,
-        .host = o->redis_host,
-        .port = o->redis_port,
-        .db = o->redis_db,
-        .password = o->redis_password,
+        .server = o->redis,
         .timeout_ms = DIRECTORY_REMOTE_TIMEOUT_MS,
         .on_up = on_up,
         .on_down = on_down,
         .arg = d,
     };
+    char flags[DIRECTORY_REDIS_FLAGS_MAX];
     d->base.ops = &directory_redis_ops;
     directory_remote_init(&d->remote, o, "redis");
     snprintf(d->topic, sizeof d->topic, "%s", o->topic);
@@ -355,12 +365,11 @@ static enum status directory_redis_open(const struct directory_options *o, struc
     enum status st = redis_create(&r, &d->redis, err);
     if (st != OK) {
         directory_redis_free(d);
-        return st;
+        return name_option(err, st);
     }
-    host_port_text(o->redis_host, o->redis_port, d->at);
-    snprintf(d->check, sizeof d->check,
-             "baton doctor --scheduler-name splitwise --scheduler-host %.64s --scheduler-port %u",
-             o->redis_host, o->redis_port);
+    redis_server_text(&o->redis, d->at);
+    snprintf(d->check, sizeof d->check, "baton doctor --scheduler-name splitwise %s",
+             directory_redis_flags(&o->redis, flags));
     *out = &d->base;
     return OK;
 }

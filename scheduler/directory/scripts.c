@@ -2,21 +2,38 @@
  * modules for scripts. */
 #include "scheduler/directory/scripts.h"
 
-/* now     the server's time in ms
- * keep    lets a key live at least `ms` more
+/* now     the topic's time in ms: it passes as the server's does, but does not jump with it
+ * keep    lets a key live at least `ms` and a day more, at most three days
  * count   adds to a node's placed load; deletes it when nothing is placed
  * drop    ends one reservation
  * hear    renews the lease of the calling entry node
+ * lapse   takes out the nodes whose lease has ended
  * sweep   ends what has expired
  * raise   raises the fence to at least `seen`
- * Differences are written 0 - x, since HINCRBY refuses "-0". */
+ * Differences are written 0 - x, since HINCRBY refuses "-0".
+ *
+ * Somebody may set the wall clock of the server's host, and a replica that takes over has another
+ * one. Leases and ends are therefore in the topic's own time, which the key `clock` keeps beside
+ * the wall time of the last call. No more of it passes in a step than the caller has waited since
+ * its last answer on this connection (with half a second for what waits on the way), and none when
+ * the wall clock goes back; nor does any while Redis is away, or stands still. Keys expire by the
+ * wall clock, but only a day after the scripts have no use for them. */
 #define COMMON                                                                                     \
-    "local P = KEYS[1]\n"                                                                          \
-    "local time = redis.call('TIME')\n"                                                            \
-    "local now = time[1] * 1000 + math.floor(time[2] / 1000)\n"                                    \
+    "local P, lease, since = KEYS[1], tonumber(ARGV[2]), tonumber(ARGV[3])\n"                      \
+    "local DAY = 86400000\n"                                                                       \
     "local function keep(key, ms)\n"                                                               \
-    "  if redis.call('PTTL', key) < ms then redis.call('PEXPIRE', key, ms) end\n"                  \
+    "  if redis.call('PTTL', key) < ms + DAY then redis.call('PEXPIRE', key, ms + 2 * DAY) end\n"  \
     "end\n"                                                                                        \
+    "local time = redis.call('TIME')\n"                                                            \
+    "local wall = time[1] * 1000 + math.floor(time[2] / 1000)\n"                                   \
+    "local now = wall\n"                                                                           \
+    "local last, before = string.match(redis.call('GET', P .. 'clock') or '', '^(%d+) (%d+)$')\n"  \
+    "if last then\n"                                                                               \
+    "  local step = wall - last\n"                                                                 \
+    "  if step > since + 500 then step = since end\n"                                              \
+    "  now = before + math.max(step, 0)\n"                                                         \
+    "end\n"                                                                                        \
+    "redis.call('SET', P .. 'clock', string.format('%.0f %.0f', wall, now), 'PX', 3 * DAY)\n"      \
     "local function count(node, tokens, seqs, blocks)\n"                                           \
     "  local key = P .. 'load:' .. node\n"                                                         \
     "  local t = redis.call('HINCRBY', key, 'tokens', tokens)\n"                                   \
@@ -38,10 +55,18 @@
     "  return 1\n"                                                                                 \
     "end\n"                                                                                        \
     "local function hear()\n"                                                                      \
-    "  redis.call('ZADD', P .. 'owners', now + ARGV[2], ARGV[1])\n"                                \
-    "  keep(P .. 'owners', 10 * ARGV[2])\n"                                                        \
+    "  redis.call('ZADD', P .. 'owners', now + lease, ARGV[1])\n"                                  \
+    "  keep(P .. 'owners', lease)\n"                                                               \
+    "end\n"                                                                                        \
+    "local function lapse()\n"                                                                     \
+    "  for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. 'alive', '-inf', now, 'LIMIT', 0, "    \
+    "256)) do\n"                                                                                   \
+    "    redis.call('ZREM', P .. 'alive', id)\n"                                                   \
+    "    redis.call('DEL', P .. 'node:' .. id)\n"                                                  \
+    "  end\n"                                                                                      \
     "end\n"                                                                                        \
     "local function sweep()\n"                                                                     \
+    "  lapse()\n"                                                                                  \
     "  for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. 'res_end', '-inf', now, 'LIMIT', 0, "  \
     "256)) do drop(id) end\n"                                                                      \
     "  for _, o in ipairs(redis.call('ZRANGEBYSCORE', P .. 'owners', '-inf', now, 'LIMIT', 0, "    \
@@ -56,29 +81,31 @@
     "redis.call('SET', P .. 'fence', seen) end\n"                                                  \
     "end\n"
 
-/* The set of ids is bounded; the next snapshot removes the ids of nodes that are gone. */
+/* The number of ids is bounded. */
 const char DIRECTORY_SCRIPT_PUBLISH[] = COMMON
     "hear()\n"
-    "raise(ARGV[8])\n"
-    "local key = P .. 'node:' .. ARGV[3]\n"
-    "if redis.call('SCARD', P .. 'nodes') >= tonumber(ARGV[9]) and redis.call('SISMEMBER', P .. "
-    "'nodes', ARGV[3]) == 0 then return 0 end\n"
-    "redis.call('SADD', P .. 'nodes', ARGV[3])\n"
-    "keep(P .. 'nodes', 10 * ARGV[2])\n"
-    "redis.call('HSET', key, 'record', ARGV[4], 'role', ARGV[5], 'max_seqs', ARGV[6], 'n_blocks', "
-    "ARGV[7])\n"
-    "redis.call('PEXPIRE', key, ARGV[2])\n"
+    "lapse()\n"
+    "raise(ARGV[9])\n"
+    "local alive, key = P .. 'alive', P .. 'node:' .. ARGV[4]\n"
+    "if redis.call('ZCARD', alive) >= tonumber(ARGV[10]) and not redis.call('ZSCORE', alive, "
+    "ARGV[4]) then return 0 end\n"
+    "redis.call('ZADD', alive, now + lease, ARGV[4])\n"
+    "keep(alive, lease)\n"
+    "redis.call('HSET', key, 'record', ARGV[5], 'role', ARGV[6], 'max_seqs', ARGV[7], 'n_blocks', "
+    "ARGV[8])\n"
+    "keep(key, lease)\n"
     "return 1\n";
 
 /* A snapshot of a topic writes the topic's field in the hash of topics; the field is valid for one
- * lease. Whoever can write to the server can make a field of hundreds of megabytes, which all nodes
- * would then be sent each second: so lengths are asked for first, and nothing long leaves the
- * server. SRANDMEMBER returns the whole set while that has no more members than it is asked for. */
+ * lease. Topics have no time in common, so that is by the wall clock, and an end that lies further
+ * ahead than any lease is of before the clock went back. Whoever can write to the server can make a
+ * field of hundreds of megabytes, which all nodes would then be sent each second: so lengths are
+ * asked for first, and nothing long leaves the server. */
 const char DIRECTORY_SCRIPT_SNAPSHOT[] = COMMON
     "hear()\n"
     "sweep()\n"
     "local nodes, topics, refused = {}, {}, {}\n"
-    "local record_max, bytes_left = tonumber(ARGV[6]), tonumber(ARGV[7])\n"
+    "local record_max, bytes_left = tonumber(ARGV[7]), tonumber(ARGV[8])\n"
     "local function load_of(id)\n"
     "  local key = P .. 'load:' .. id\n"
     "  for _, field in ipairs({ 'tokens', 'seqs', 'blocks' }) do\n"
@@ -89,12 +116,12 @@ const char DIRECTORY_SCRIPT_SNAPSHOT[] = COMMON
     "end\n"
     "local roles = { mixed = 0, prefill = 0, decode = 0 }\n"
     "local n = 0\n"
-    "for _, id in ipairs(redis.call('SRANDMEMBER', P .. 'nodes', ARGV[5])) do\n"
+    "for _, id in ipairs(redis.call('ZRANGE', P .. 'alive', 0, ARGV[6] - 1)) do\n"
     "  local key = P .. 'node:' .. id\n"
     "  local size = redis.call('HSTRLEN', key, 'record')\n"
     "  local all = #id + size + redis.call('HSTRLEN', key, 'role')\n"
     "  if size == 0 then\n"
-    "    redis.call('SREM', P .. 'nodes', id)\n"
+    "    redis.call('ZREM', P .. 'alive', id)\n"
     "  elseif all > record_max or all > bytes_left then\n"
     "    if #refused < 16 then\n"
     "      refused[#refused + 1] = string.sub(id, 1, 32)\n"
@@ -109,22 +136,28 @@ const char DIRECTORY_SCRIPT_SNAPSHOT[] = COMMON
     "    if roles[node[2]] then roles[node[2]] = roles[node[2]] + 1 end\n"
     "  end\n"
     "end\n"
+    "local counts = string.format('%d %d %d', roles.mixed, roles.prefill, roles.decode)\n"
+    "local function set_topic(topic, text)\n"
+    "  redis.call('HSET', KEYS[2], topic, string.format('%.0f %s', wall + lease, text))\n"
+    "end\n"
     "if n == 0 then\n"
-    "  redis.call('HDEL', KEYS[2], ARGV[3])\n"
-    "elseif redis.call('HLEN', KEYS[2]) < tonumber(ARGV[4]) or redis.call('HEXISTS', KEYS[2], "
-    "ARGV[3]) == 1 then\n"
-    "  redis.call('HSET', KEYS[2], ARGV[3], string.format('%.0f %d %d %d', now + ARGV[2], "
-    "roles.mixed, roles.prefill, roles.decode))\n"
-    "  keep(KEYS[2], 10 * ARGV[2])\n"
+    "  redis.call('HDEL', KEYS[2], ARGV[4])\n"
+    "elseif redis.call('HLEN', KEYS[2]) < tonumber(ARGV[5]) or redis.call('HEXISTS', KEYS[2], "
+    "ARGV[4]) == 1 then\n"
+    "  set_topic(ARGV[4], counts)\n"
+    "  keep(KEYS[2], lease)\n"
     "end\n"
     "for _, topic in ipairs(redis.call('HKEYS', KEYS[2])) do\n"
     "  local short = #topic <= 64 and redis.call('HSTRLEN', KEYS[2], topic) <= 64\n"
-    "  local counts = short and redis.call('HGET', KEYS[2], topic) or ''\n"
-    "  if (tonumber(string.match(counts, '^%d+')) or 0) <= now then\n"
+    "  local text = short and redis.call('HGET', KEYS[2], topic) or ''\n"
+    "  local ends, rest = string.match(text, '^(%d+) (.*)$')\n"
+    "  ends = tonumber(ends) or 0\n"
+    "  if ends <= wall then\n"
     "    redis.call('HDEL', KEYS[2], topic)\n"
-    "  elseif #topics < 2 * ARGV[4] then\n"
+    "  elseif #topics < 2 * ARGV[5] then\n"
+    "    if ends > wall + 10 * lease then set_topic(topic, rest) end\n"
     "    topics[#topics + 1] = topic\n"
-    "    topics[#topics + 1] = counts\n"
+    "    topics[#topics + 1] = text\n"
     "  end\n"
     "end\n"
     "return { nodes, topics, refused }\n";
@@ -132,8 +165,8 @@ const char DIRECTORY_SCRIPT_SNAPSHOT[] = COMMON
 /* Both nodes are checked and counted in one step, so that two entry nodes cannot both take the last
  * place. */
 const char DIRECTORY_SCRIPT_RESERVE[] = COMMON
-    "local id, p, d, tokens, blocks, ttl = ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], "
-    "tonumber(ARGV[8])\n"
+    "local id, p, d, tokens, blocks, ttl = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], "
+    "tonumber(ARGV[9])\n"
     "hear()\n"
     "sweep()\n"
     "drop(id)\n"
@@ -143,25 +176,22 @@ const char DIRECTORY_SCRIPT_RESERVE[] = COMMON
     "local seqs, placed = tonumber(load[1] or '0'), tonumber(load[2] or '0')\n"
     "if seqs >= tonumber(limits[1]) or placed + blocks > tonumber(limits[2]) then return 'busy' "
     "end\n"
-    "raise(ARGV[9])\n"
+    "raise(ARGV[10])\n"
     "local fence = redis.call('INCR', P .. 'fence')\n"
     "redis.call('HSET', P .. 'res', id, table.concat({ p, d, tokens, blocks, ARGV[1] }, ' '))\n"
     "redis.call('ZADD', P .. 'res_end', now + ttl, id)\n"
     "redis.call('SADD', P .. 'owned:' .. ARGV[1], id)\n"
-    "local life = ttl + 60000\n" /* sweeps come every second */
-    "keep(P .. 'res', life)\n"
-    "keep(P .. 'res_end', life)\n"
-    "keep(P .. 'owned:' .. ARGV[1], life)\n"
-    "local at = count(d, 0, 1, blocks)\n"
-    "keep(at, life)\n"
-    "at = count(p, tokens, 0, 0)\n"
-    "keep(at, life)\n"
+    "keep(P .. 'res', ttl)\n"
+    "keep(P .. 'res_end', ttl)\n"
+    "keep(P .. 'owned:' .. ARGV[1], ttl)\n"
+    "keep(count(d, 0, 1, blocks), ttl)\n"
+    "keep(count(p, tokens, 0, 0), ttl)\n"
     "return string.format('%.0f', fence)\n";
 
 const char DIRECTORY_SCRIPT_RELEASE[] = COMMON "hear()\n"
                                                "local n = 0\n"
-                                               "for i = 3, #ARGV do n = n + drop(ARGV[i]) end\n"
+                                               "for i = 4, #ARGV do n = n + drop(ARGV[i]) end\n"
                                                "return n\n";
 
-const char DIRECTORY_SCRIPT_LEAVE[] = COMMON "redis.call('SREM', P .. 'nodes', ARGV[3])\n"
-                                             "return redis.call('DEL', P .. 'node:' .. ARGV[3])\n";
+const char DIRECTORY_SCRIPT_LEAVE[] = COMMON "redis.call('ZREM', P .. 'alive', ARGV[4])\n"
+                                             "return redis.call('DEL', P .. 'node:' .. ARGV[4])\n";

@@ -13,11 +13,30 @@ void answer_send(struct cluster *c, uint64_t entry, enum frame_type type, uint64
                   status_name(st));
 }
 
-void answer_send_failed(struct cluster *c, uint64_t entry, uint64_t request, uint32_t attempt,
-                        enum status st, const char *text)
+enum failed_blame failed_blame_of_engine(enum status st)
 {
-    Baton__Failed f = BATON__FAILED__INIT;
-    f.status = st;
-    f.text = (char *)text;
-    answer_send(c, entry, FRAME_FAILED, request, attempt, &f.base);
+    enum status_class c = status_class_of(st);
+    bool at_fault = c == CLASS_FATAL || c == CLASS_PEER || st == ERR_CANCELED || st == ERR_NOMEM;
+    return at_fault ? BLAME_NODE : BLAME_NOBODY;
+}
+
+struct failure failure_of_transfer(enum status st, const char *text)
+{
+    /* A timeout is told as one: the path is broken, not a single transfer. */
+    bool of_request = status_class_of(st) == CLASS_REQUEST && st != ERR_TIMEOUT;
+    return (struct failure){
+        .st = of_request ? ERR_IO : st,
+        .blame = status_class_of(st) == CLASS_FATAL ? BLAME_NODE : BLAME_PAIR,
+        .text = text[0] ? text : "the KV transfer failed",
+    };
+}
+
+void answer_send_failed(struct cluster *c, uint64_t entry, uint64_t request, uint32_t attempt,
+                        const struct failure *f)
+{
+    Baton__Failed m = BATON__FAILED__INIT;
+    m.status = f->st;
+    m.text = (char *)f->text;
+    m.blame = f->blame;
+    answer_send(c, entry, FRAME_FAILED, request, attempt, &m.base);
 }

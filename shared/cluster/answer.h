@@ -8,10 +8,32 @@
 #include "shared/cluster/cluster.h"
 #include "shared/cluster/proto/node.pb-c.h"
 
+/* Whose fault a failed attempt is, by the node that reports it; a number of Failed. */
+enum failed_blame {
+    BLAME_UNSAID,      /* a peer that does not tell: by the status, the node that reports */
+    BLAME_NOBODY,      /* of the nodes; or the request's own, by the status */
+    BLAME_NODE,        /* the node that reports */
+    BLAME_PAIR,        /* neither node by itself: they cannot exchange KV or messages */
+    BLAME_HANDED_BACK, /* nobody: the node is well, but has no room or leaves, and gives the request
+                        * back with what was delivered of it */
+    BLAME_N
+};
+
 void answer_send(struct cluster *c, uint64_t entry, enum frame_type type, uint64_t request,
                  uint32_t attempt, const ProtobufCMessage *body);
-/* The attempt failed on this node. `text` is for the client. */
+struct failure {
+    enum status st;
+    enum failed_blame blame;
+    const char *text; /* a sentence for the client; borrowed */
+};
+/* Whose fault it is that the engine does not take a request, or ends it: this node's, or nobody's:
+ * it is full, or the request cannot be served. */
+enum failed_blame failed_blame_of_engine(enum status st);
+/* What a KV transfer that failed with this status means: it is never the request's fault; this
+ * node's if its GPU has failed, else the pair's. `text` is borrowed; "": the event had none. */
+struct failure failure_of_transfer(enum status st, const char *text);
+/* The attempt failed on this node. */
 void answer_send_failed(struct cluster *c, uint64_t entry, uint64_t request, uint32_t attempt,
-                        enum status st, const char *text);
+                        const struct failure *f);
 
 #endif

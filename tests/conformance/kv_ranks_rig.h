@@ -492,6 +492,7 @@ static void leader_open(struct tp_node *n)
         cluster_learn(p->peer->c, n->procs[r]->id, "127.0.0.1", n->procs[r]->port);
     }
     p->decode = decode_create(&(struct decode_options){
+        .loop = n->rig->loop,
         .engine = &n->engine,
         .kvt = p->kvt,
         .cluster = p->peer->c,

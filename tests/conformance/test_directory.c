@@ -163,8 +163,7 @@ static struct directory *open_entry(struct rig *r, const char *topic, const char
         .http_host = "127.0.0.1",
         .http_port = r->port,
         .secret = str_of(secret),
-        .redis_host = "127.0.0.1",
-        .redis_port = r->port,
+        .redis = { .host = "127.0.0.1", .port = r->port },
         .arg = r,
     };
     if (counted) {
@@ -741,8 +740,8 @@ TEST(every_key_of_redis_is_bounded_in_time)
     CHECK_OK(look(&r, r.a, &a));
     redisContext *c = redis_dial(&r);
     redisReply *keys = redisCommand(c, "KEYS *");
-    CHECK_EQ_INT(keys->elements, 11); /* nodes, 2 node:, 2 load:, res, res_end, owners, owned:,
-                                       * fence, baton:topics */
+    CHECK_EQ_INT(keys->elements, 12); /* alive, 2 node:, 2 load:, res, res_end, owners, owned:,
+                                       * fence, clock, baton:topics */
     for (size_t i = 0; i < keys->elements; i++) {
         const char *key = keys->element[i]->str;
         redisReply *ttl = redisCommand(c, "PTTL %s", key);
@@ -808,8 +807,8 @@ static const char *logged(const struct log_file_options *log)
 TEST(forged_records_of_100_mb_stay_in_redis)
 {
     static const char forge[] =
-        "local big = string.rep('x', 104857600) "
-        "redis.call('SADD', 'baton:{default}:nodes', '00000000000000ff', '00000000000000fe') "
+        "local big, alive = string.rep('x', 104857600), 'baton:{default}:alive' "
+        "redis.call('ZADD', alive, 9e15, '00000000000000ff', 9e15, '00000000000000fe') "
         "redis.call('HSET', 'baton:{default}:node:00000000000000ff', 'record', big) "
         "redis.call('HSET', 'baton:{default}:node:00000000000000fe', 'record', '{}', 'role', big) "
         "redis.call('HSET', 'baton:{default}:load:0000000000000001', 'tokens', big) "
@@ -830,12 +829,13 @@ TEST(copied_and_earlier_records_in_redis_are_refused)
 {
     static const char copy[] =
         "local n, one = 'baton:{default}:node', 'baton:{default}:node:0000000000000001' "
-        "redis.call('SADD', n .. 's', '00000000000000ff', '00000000000000fe') "
+        "redis.call('ZADD', 'baton:{default}:alive', 9e15, '00000000000000ff', 9e15, "
+        "'00000000000000fe') "
         "redis.call('COPY', one, n .. ':00000000000000ff') "
         "redis.call('HSET', n .. ':00000000000000fe', 'record', "
         "'{\"node\":\"00000000000000fe\",\"topic\":\"default\",\"role\":\"mixed\"}', 'role', "
         "'mixed') "
-        "redis.call('SADD', 'baton:{test}:nodes', '0000000000000001') "
+        "redis.call('ZADD', 'baton:{test}:alive', 9e15, '0000000000000001') "
         "redis.call('COPY', one, 'baton:{test}:node:0000000000000001')";
     static const char *const lines[] = {
         "00000000000000ff why=\"it is the record of node 0000000000000001 of topic default\"",

@@ -200,6 +200,7 @@ static void test_types(void)
     for (enum dtype t : TYPES)
         for (int dim : { 64, 128 })
             for (int n = 0; n < 2; n++, i++) {
+                if (TEST_IS_SANITIZED && (i + i / 2) % 2) continue;
                 const int *g = groups[(i + i / 4) % 4];
                 const bool norm = (i + i / 4) % 2 == 0;
                 const way how = { norm, norm, i / 4 % 2 == (n == 0), 0 };
@@ -255,12 +256,13 @@ static void test_prompts(void)
                          { true, false, false, 0 } };
     for (const way &how : ways)
         for (int dim : { 64, 128 })
-            test("prompts", [&] {
-                const struct shape s = heads(8, 2, dim, 64, DTYPE_BF16, false);
-                world a(s, { 150, 700 }), b(s, { 150, 700 });
-                world *const w[2] = { &a, &b };
-                both_ways(w, { { 0, 5, 140, false }, { 1, 620, 33, false } }, how, {}, 0);
-            });
+            if (!TEST_IS_SANITIZED || (dim == 64) == how.q_norm)
+                test("prompts", [&] {
+                    const struct shape s = heads(8, 2, dim, 64, DTYPE_BF16, false);
+                    world a(s, { 150, 700 }), b(s, { 150, 700 });
+                    world *const w[2] = { &a, &b };
+                    both_ways(w, { { 0, 5, 140, false }, { 1, 620, 33, false } }, how, {}, 0);
+                });
 }
 
 /* Rows whose first segments are one product have positions of their own. */

@@ -7,7 +7,7 @@ SIZE = ['--max-model-len', '512', '--max-num-seqs', '4', '--num-gpu-blocks-overr
 # Copies a node's record until the topic has 2,500 of them, each under an id of its own.
 CROWD = '''
 local P, n = 'baton:{default}:', 0
-local id = redis.call('SMEMBERS', P .. 'nodes')[1]
+local id, lease = unpack(redis.call('ZRANGE', P .. 'alive', 0, 0, 'WITHSCORES'))
 local key = P .. 'node:' .. id
 local record = redis.call('HGET', key, 'record')
 for i = 1, 2500 do
@@ -15,7 +15,7 @@ for i = 1, 2500 do
   redis.call('HSET', P .. 'node:' .. other, 'record', (record:gsub(id, other)), 'role', redis.call('HGET', key, 'role'),
              'max_seqs', redis.call('HGET', key, 'max_seqs'), 'n_blocks', redis.call('HGET', key, 'n_blocks'))
   redis.call('PEXPIRE', P .. 'node:' .. other, 120000)
-  n = n + redis.call('SADD', P .. 'nodes', other)
+  n = n + redis.call('ZADD', P .. 'alive', lease + 120000, other)
 end
 return n
 '''
@@ -25,7 +25,7 @@ def test_launch_says_ready_in_a_topic_of_thousands():
     with closing(Redis()) as redis:
         meet = ['--scheduler-name', 'splitwise', '--scheduler-port', str(redis.port), *SIZE]
         with closing(Node(TINY, 'prefill', meet)) as first:
-            wait_until('the first node is registered', lambda: redis.command('SCARD', 'baton:{default}:nodes') == b':1', 30)
+            wait_until('the first node is registered', lambda: redis.command('ZCARD', 'baton:{default}:alive') == b':1', 30)
             assert redis.command('EVAL', CROWD, '0') == b':2500'
             wait_until('a large view', lambda: request(first.port, 'GET', '/cluster/self')[2].get('n_nodes', 0) > 2500)
             body = request(first.port, 'GET', '/cluster')[2]

@@ -236,7 +236,7 @@ def test_a_full_node_passes_requests_on():
 def forge(cli, names, record, **changes):
     """Adds a node that a stranger derived from a real one's record."""
     identity = {**json.loads(record['identity']), 'node': '00000000deadbeef', 'name': 'evil', 'max_requests': 0, **changes}
-    cli('sadd', names + 's', identity['node'])
+    cli('zadd', names.replace('node', 'alive'), '9e15', identity['node'])
     cli('hset', f'{names}:{identity["node"]}', 'record', json.dumps({**record, 'identity': json.dumps(identity)}), 'role', 'mixed')
     cli('pexpire', f'{names}:{identity["node"]}', '60000')
 
@@ -262,7 +262,7 @@ def test_a_forged_record_gets_nothing():
 
         def cli(*words):
             return subprocess.run(['redis-cli', '-p', str(redis.port), *words], capture_output=True, text=True, check=True).stdout.strip()
-        record = json.loads(cli('hget', f'{names}:{cli("smembers", names + "s").split()[0]}', 'record'))
+        record = json.loads(cli('hget', f'{names}:{cli("zrange", names.replace("node", "alive"), "0", "0").split()[0]}', 'record'))
         assert len(record['proof']) == 32, record
         forge(cli, names, record, http_port=port)
         wait_until('it is noticed', lambda: 'its record was forged' in (request(nodes[0].port, 'GET', '/cluster', headers=key)[2]['trouble'] or {}).get('text', ''))
@@ -281,7 +281,7 @@ def test_without_a_secret_a_record_of_another_host_gets_nothing():
             return subprocess.run(['redis-cli', '-p', str(redis.port), *words], capture_output=True, text=True, check=True).stdout.strip()
         wait_ready(*nodes)
         wait_until('they see each other', lambda: all(len(request(n.port, 'GET', '/cluster', headers=key)[2]['nodes']) == 2 for n in nodes))
-        record = json.loads(cli('hget', f'{names}:{cli("smembers", names + "s").split()[0]}', 'record'))
+        record = json.loads(cli('hget', f'{names}:{cli("zrange", names.replace("node", "alive"), "0", "0").split()[0]}', 'record'))
         forge(cli, names, record, host='192.0.2.1')
         wait_until('it is noticed', lambda: 'only nodes of this host are used' in (request(nodes[0].port, 'GET', '/cluster', headers=key)[2]['trouble'] or {}).get('text', ''))
         got = parallel([lambda: request(nodes[0].port, 'POST', '/v1/completions', {**BODY, 'max_tokens': 400}, key)] * 40, 30)

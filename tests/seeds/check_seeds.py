@@ -219,6 +219,10 @@ def test_the_configuration_page_is_the_programs():
     page_matches("configuration")
 
 
+def test_the_recovery_page_is_the_programs():
+    page_matches("recovery")
+
+
 def main():
     failed = passed = 0
     for name, test in [(n, t) for n, t in globals().items() if n.startswith("test_")]:

@@ -1,159 +1,40 @@
 /* redis.c - see redis.h: the connection. Commands are in redis_command.c.
  *
- *     DOWN ─timer─▶ RESOLVING ─address─▶ CONNECTING ─▶ HANDSHAKE ─AUTH, SELECT, PING answered─▶ UP
- *       ▲                                                                                        │
- *       └──── redis_drop: error, deadline, refused handshake (back-off 50 ms doubling to 2 s) ◀──┘
+ *     DOWN ─timer─▶ LOOKING ─a sentinel names the master─▶ CONNECTING ─▶ HANDSHAKE ─▶ UP
+ *       ▲  └─────────── no sentinels ───────────────────────▲                          │
+ *       └──── redis_drop: error, deadline, refused handshake, a replica ◀──────────────┘
  *
- * hiredis would block to resolve a name, so libuv resolves it first. When a connection fails,
- * hiredis frees its context and runs the callbacks of its commands. So ac->data is cleared before
- * the context is given up, and a command that was already answered (cb NULL) only frees itself.
- * Thread: loop. */
-#include "shared/net/redis/redis_conn.h"
-
+ * The handshake is AUTH and SELECT where they are needed, ROLE, which must say master, and PING,
+ * which fails while the server still loads its data. All of it is sent at once. The back-off is
+ * 50 ms doubling to 2 s. Thread: loop. */
 #include <string.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "shared/base/log.h"
-#include "shared/base/mem.h"
 #include "shared/base/rng.h"
 #include "shared/base/thread.h"
+#include "shared/net/redis/redis_answers.h"
+#include "shared/net/redis/redis_conn.h"
 
-enum {
-    REDIS_BACKOFF_MIN_MS = 50,
-    REDIS_BACKOFF_MAX_MS = 2000,
-    REDIS_REPLY_MAX = 8 << 20,
-    REDIS_READ_BYTES = 16384,
-    REDIS_ELEMENTS_MAX = 1 << 20
-};
+enum { REDIS_BACKOFF_MIN_MS = 50, REDIS_BACKOFF_MAX_MS = 2000 };
 
-/* Polls the socket of one context. hiredis' own libuv adapter ignores a failed poll, so that a
- * refused connection is never reported; this one lets hiredis find the error by reading or
- * writing. */
-struct redis_poll {
-    uv_poll_t uv;          /* first: the close callback frees through it */
-    redisAsyncContext *ac; /* NULL once hiredis has given up the context */
-    int events;
-};
-
-struct redis_resolve {
-    uv_getaddrinfo_t uv; /* first */
-    struct redis *r;     /* NULL: given up */
-};
-
-static void redis_connect(struct redis *r);
-
-static void poll_on_event(uv_poll_t *uv, int status, int events)
-{
-    struct redis_poll *p = (struct redis_poll *)uv;
-    if (status != 0) events = p->events;
-    struct redis *r = p->ac ? p->ac->data : NULL;
-    if (p->ac && (events & (UV_READABLE | UV_DISCONNECT))) {
-        int n = 0;
-        if (r && ioctl(p->ac->c.fd, FIONREAD, &n) == 0 && n > 0)
-            r->n_unparsed += (size_t)(n < REDIS_READ_BYTES ? n : REDIS_READ_BYTES);
-        if (r && r->n_unparsed > REDIS_REPLY_MAX) {
-            redis_drop(r, "a reply is longer than 8 MiB");
-            return;
-        }
-        redisAsyncHandleRead(p->ac);
-    }
-    if (p->ac && (events & UV_WRITABLE)) redisAsyncHandleWrite(p->ac);
-    /* libuv stops a poll that failed. Normally hiredis has given up the context by now. */
-    r = p->ac ? p->ac->data : NULL;
-    if (status != 0 && r) redis_drop(r, uv_strerror(status));
-}
-
-static void poll_set(struct redis_poll *p, int events)
-{
-    p->events = events;
-    if (events) uv_poll_start(&p->uv, events, poll_on_event);
-    else uv_poll_stop(&p->uv);
-}
-
-static void poll_add_read(void *arg)
-{
-    poll_set(arg, ((struct redis_poll *)arg)->events | UV_READABLE);
-}
-static void poll_del_read(void *arg)
-{
-    poll_set(arg, ((struct redis_poll *)arg)->events & ~UV_READABLE);
-}
-static void poll_add_write(void *arg)
-{
-    poll_set(arg, ((struct redis_poll *)arg)->events | UV_WRITABLE);
-}
-static void poll_del_write(void *arg)
-{
-    poll_set(arg, ((struct redis_poll *)arg)->events & ~UV_WRITABLE);
-}
-
-static void poll_on_closed(uv_handle_t *h) { mem_free(h); }
-
-static void poll_cleanup(void *arg)
-{
-    struct redis_poll *p = arg;
-    p->ac = NULL;
-    uv_close((uv_handle_t *)&p->uv, poll_on_closed);
-}
-
-static bool poll_attach(struct redis *r, redisAsyncContext *ac)
-{
-    struct redis_poll *p = MEM_NEW(struct redis_poll);
-    if (uv_poll_init(loop_uv(r->o.loop), &p->uv, ac->c.fd) != 0) {
-        mem_free(p);
-        return false;
-    }
-    p->ac = ac;
-    ac->ev.data = p;
-    ac->ev.addRead = poll_add_read;
-    ac->ev.delRead = poll_del_read;
-    ac->ev.addWrite = poll_add_write;
-    ac->ev.delWrite = poll_del_write;
-    ac->ev.cleanup = poll_cleanup;
-    return true;
-}
-
-/* Limits arrays: an element count of a few bytes could cause a large allocation. */
-static void *redis_create_array(const redisReadTask *t, int n)
-{
-    const struct redis *r = t->privdata;
-    if (n > REDIS_ELEMENTS_MAX) return NULL;
-    return r->array_fn(t, n);
-}
-
-static void redis_bound_replies(struct redis *r, redisReader *reader)
-{
-    r->reader_fn_own = reader->fn;
-    r->reader_fn = *reader->fn;
-    r->array_fn = r->reader_fn.createArray;
-    r->reader_fn.createArray = redis_create_array;
-    reader->fn = &r->reader_fn;
-    reader->privdata = r;
-}
-
-/* hiredis uses its context and reader for a moment longer, when r may be gone. */
-static void redis_detach(struct redis *r, redisAsyncContext *ac)
-{
-    ac->data = NULL;
-    ac->c.reader->fn = r->reader_fn_own;
-    ac->c.reader->privdata = NULL;
-}
+static void redis_look(struct redis *r);
 
 static void redis_on_retry(void *arg)
 {
     struct redis *r = arg;
     loop_timer_free(r->retry);
     r->retry = NULL;
-    redis_connect(r);
+    redis_look(r);
 }
 
 void redis_unhold(struct redis *r)
 {
     if (--r->n_holds > 0 || !r->freed) return;
     redis_scripts_release(r);
-    mem_free(r->host);
-    mem_free(r->password);
+    sentinel_free(r->sentinel);
+    tls_client_free(r->tls);
+    arena_release(&r->arena);
     mem_free(r);
 }
 
@@ -167,36 +48,54 @@ static void redis_retry_later(struct redis *r)
     if (!r->retry) r->retry = loop_timer_start(r->o.loop, wait, 0, redis_on_retry, r);
 }
 
-/* Gives up the connection. Safe inside hiredis' callbacks, where the context is freed a little
- * later. */
 static void redis_disconnect(struct redis *r, enum status st)
 {
-    redisAsyncContext *ac = r->ac;
-    r->ac = NULL;
     r->state = REDIS_DOWN;
     loop_timer_free(r->connect_deadline);
     r->connect_deadline = NULL;
-    if (r->resolve) {
-        r->resolve->r = NULL;
-        uv_cancel((uv_req_t *)&r->resolve->uv);
-        r->resolve = NULL;
-    }
+    if (r->sentinel) sentinel_cancel(r->sentinel);
+    redis_stream_close(r->stream);
+    r->stream = NULL;
     redis_fail_commands(r, st);
-    if (!ac) return;
-    redis_detach(r, ac);
-    redisAsyncFree(ac);
 }
 
-void redis_drop(struct redis *r, const char *why)
+/* Puts the server's address before the reason where only a sentinel knows it. */
+static void redis_explain(const struct redis *r, const char *why, char out[ERR_TEXT_MAX])
 {
-    char reason[sizeof r->reported];
-    snprintf(reason, sizeof reason, "%s", why); /* `why` may be part of the context */
+    char at[HOST_PORT_TEXT_MAX], by[HOST_PORT_TEXT_MAX];
+    if (!r->said_by.port) {
+        snprintf(out, ERR_TEXT_MAX, "%s", why);
+        return;
+    }
+    snprintf(out, ERR_TEXT_MAX, "%.72s, which the sentinel %.72s names as the master: %.300s",
+             host_port_text(r->where.host, r->where.port, at),
+             host_port_text(r->said_by.host, r->said_by.port, by), why);
+}
+
+/* Remembers the reason; returns whether it is new. Which sentinel named the server does not make
+ * it one, since they take turns. */
+static bool redis_note_reason(struct redis *r, const char *why)
+{
+    char key[sizeof r->reported];
+    snprintf(key, sizeof key, "%u %.200s %u %s", r->said_by.port > 0, r->where.host, r->where.port,
+             why);
+    if (strcmp(r->reported, key) == 0) return false;
+    memcpy(r->reported, key, sizeof key);
+    return true;
+}
+
+void redis_drop(struct redis *r, enum redis_cause cause, const char *why)
+{
+    char reason[ERR_TEXT_MAX];
+    redis_explain(r, why, reason); /* `why` may be part of the stream */
     r->n_holds++;
-    bool was_up = r->state == REDIS_UP;
+    bool is_new = redis_note_reason(r, why) || r->state == REDIS_UP;
+    if (r->said_by.port) sentinel_reject(r->sentinel);
+    r->said_by.port = 0;
     redis_disconnect(r, ERR_PEER_LOST);
-    if (!r->freed && (was_up || strcmp(r->reported, reason) != 0)) {
-        snprintf(r->reported, sizeof r->reported, "%s", reason);
-        log_debug("redis down", "host=%s port=%u why=\"%s\"", r->host, r->o.port, reason);
+    if (!r->freed && is_new) {
+        r->cause = cause;
+        log_debug("redis down", "why=\"%s\"", reason);
         if (r->o.on_down) r->o.on_down(r->o.arg, reason);
     }
     if (!r->freed) redis_retry_later(r);
@@ -205,151 +104,264 @@ void redis_drop(struct redis *r, const char *why)
 
 static void redis_on_connect_deadline(void *arg)
 {
-    redis_drop(arg, "no answer within the connect timeout");
+    struct redis *r = arg;
+    if (redis_stream_in_handshake(r->stream))
+        redis_drop(r, REDIS_CAUSE_TLS,
+                   "no answer to the TLS handshake within the connect timeout; the server may not "
+                   "speak TLS at this port");
+    else redis_drop(r, REDIS_CAUSE_CONNECTION, "no answer within the connect timeout");
 }
 
-/* hiredis frees the context after the callback that calls this. */
-static void redis_lost(struct redis *r, const char *why)
+static enum redis_cause cause_of(enum status st)
 {
-    redisAsyncContext *ac = r->ac;
-    r->ac = NULL;
-    redis_detach(r, ac);
-    redis_drop(r, ac->errstr && ac->errstr[0] ? ac->errstr : why);
+    return st == ERR_PEER_REFUSED ? REDIS_CAUSE_TLS
+           : st == ERR_FORMAT     ? REDIS_CAUSE_PROTOCOL
+                                  : REDIS_CAUSE_CONNECTION;
 }
 
-static void redis_on_disconnect(const redisAsyncContext *ac, int status)
+/* A server with TLS hangs up on a client without. */
+static void redis_on_lost(void *arg, enum status st, const char *why)
 {
-    struct redis *r = ac->data;
-    (void)status;
-    if (r && r->ac == ac) redis_lost(r, "the server closed the connection");
-}
-
-/* Called for the answers to AUTH, SELECT and PING; after the last one the connection is up. */
-static void redis_on_handshake(redisAsyncContext *ac, void *reply, void *arg)
-{
-    struct redis *r = ac->data;
-    const redisReply *a = reply;
-    (void)arg;
-    if (!r || r->ac != ac || !a) return; /* redis_on_disconnect reports a loss */
-    r->n_unparsed = 0;
-    if (a->type == REDIS_REPLY_ERROR) {
-        redis_drop(r, a->str);
+    struct redis *r = arg;
+    char text[ERR_TEXT_MAX];
+    if (r->state != REDIS_HANDSHAKE || r->i_step > 0 || r->tls || st != ERR_PEER_LOST) {
+        redis_drop(r, cause_of(st), why);
         return;
     }
-    if (--r->n_handshakes > 0) return;
+    snprintf(text, sizeof text, "%.200s, before any answer", why);
+    redis_drop(r, REDIS_CAUSE_PROTOCOL, text);
+}
+
+/* ---- handshake ---- */
+
+bool redis_is_no_permission(const redisReply *reply)
+{
+    return reply && reply->type == REDIS_REPLY_ERROR && strncmp(reply->str, "NOPERM", 6) == 0;
+}
+
+static enum redis_cause refusal_of(const redisReply *error, enum redis_step step)
+{
+    if (redis_is_no_permission(error)) return REDIS_CAUSE_PERMISSION;
+    if (step == REDIS_STEP_AUTH || strncmp(error->str, "NOAUTH", 6) == 0)
+        return REDIS_CAUSE_PASSWORD;
+    return step == REDIS_STEP_ROLE ? REDIS_CAUSE_PERMISSION : REDIS_CAUSE_CONNECTION;
+}
+
+/* Returns whether it is a master; drops the connection otherwise. */
+static bool redis_verify_role(struct redis *r, const redisReply *reply)
+{
+    enum redis_role role = REDIS_ROLE_MASTER;
+    struct redis_address master;
+    struct err err = { 0 };
+    char text[ERR_TEXT_MAX], at[HOST_PORT_TEXT_MAX];
+    if (redis_read_role(reply, &role, &master, &err) != OK) {
+        redis_drop(r, REDIS_CAUSE_PROTOCOL, err.text);
+        return false;
+    }
+    if (role == REDIS_ROLE_MASTER) return true;
+    if (role == REDIS_ROLE_SENTINEL)
+        snprintf(text, sizeof text, "it is a sentinel, not a Redis that holds data");
+    else if (master.port)
+        snprintf(text, sizeof text, "it is a replica, which takes no writes; its master is %.100s",
+                 host_port_text(master.host, master.port, at));
+    else snprintf(text, sizeof text, "it is a replica, which takes no writes, and names no master");
+    redis_drop(r, REDIS_CAUSE_ROLE, text);
+    return false;
+}
+
+static void redis_on_handshake(struct redis *r, const redisReply *reply)
+{
+    const enum redis_step step = r->steps[r->i_step];
+    if (reply->type == REDIS_REPLY_ERROR) {
+        redis_drop(r, refusal_of(reply, step), reply->str);
+        return;
+    }
+    if (step == REDIS_STEP_ROLE && !redis_verify_role(r, reply)) return;
+    if (++r->i_step < r->n_steps) return;
     loop_timer_free(r->connect_deadline);
     r->connect_deadline = NULL;
     r->state = REDIS_UP;
+    r->cause = REDIS_CAUSE_NONE;
     r->reported[0] = 0;
     r->backoff_ms = REDIS_BACKOFF_MIN_MS;
-    log_debug("redis up", "host=%s port=%u db=%d", r->host, r->o.port, r->o.db);
+    const char *tls = redis_tls_version(r);
+    log_debug("redis up", "host=%s port=%u db=%d tls=%s", r->where.host, r->where.port,
+              r->o.server.db, tls ? tls : "no");
     if (r->o.on_up) r->o.on_up(r->o.arg);
 }
 
-static bool redis_handshake(struct redis *r, int argc, const char **argv)
+static void redis_on_reply(void *arg, const redisReply *reply)
 {
-    r->n_handshakes++;
-    return redisAsyncCommandArgv(r->ac, redis_on_handshake, NULL, argc, argv, NULL) == REDIS_OK;
+    struct redis *r = arg;
+    if (r->state == REDIS_HANDSHAKE) redis_on_handshake(r, reply);
+    else redis_take_reply(r, reply);
 }
 
-static void redis_on_connect(const redisAsyncContext *ac, int status)
+static void redis_add_step(struct redis *r, struct buf *b, enum redis_step step, int argc,
+                           const char *const *argv)
 {
-    struct redis *r = ac->data;
-    if (!r || r->ac != ac) return;
-    if (status != REDIS_OK) {
-        redis_lost(r, "cannot connect");
-        return;
-    }
+    r->steps[r->n_steps++] = step;
+    redis_encode(b, argc, argv, NULL);
+}
+
+static void redis_on_open(void *arg)
+{
+    struct redis *r = arg;
+    const struct redis_server *s = &r->o.server;
+    struct buf b = { 0 };
     char db[16];
-    snprintf(db, sizeof db, "%d", r->o.db);
+    snprintf(db, sizeof db, "%d", s->db);
     r->state = REDIS_HANDSHAKE;
-    r->n_handshakes = 0;
-    bool ok = true;
-    if (r->password[0]) ok = redis_handshake(r, 2, (const char *[]){ "AUTH", r->password });
-    if (r->o.db != 0) ok = ok && redis_handshake(r, 2, (const char *[]){ "SELECT", db });
-    /* PING fails while the server still loads its data. */
-    ok = ok && redis_handshake(r, 1, (const char *[]){ "PING" });
-    /* hiredis does not allow its context to be freed here; the connect deadline does it. */
-    if (!ok) log_warn("redis handshake not sent", "host=%s port=%u", r->host, r->o.port);
-}
-
-static void redis_connect_to(struct redis *r, const char *ip)
-{
-    redisAsyncContext *ac = redisAsyncConnect(ip, r->o.port);
-    if (!ac || ac->err || !poll_attach(r, ac)) {
-        char why[160];
-        snprintf(why, sizeof why, "%s", ac && ac->err ? ac->errstr : "no memory for a connection");
-        if (ac) redisAsyncFree(ac);
-        redis_drop(r, why);
-        return;
+    r->n_steps = r->i_step = 0;
+    if (s->password && *s->password) {
+        const bool named = s->username && *s->username;
+        const char *const words[] = { "AUTH", named ? s->username : s->password, s->password };
+        redis_add_step(r, &b, REDIS_STEP_AUTH, named ? 3 : 2, words);
     }
-    ac->data = r;
-    r->ac = ac;
-    r->state = REDIS_CONNECTING;
-    r->n_unparsed = 0;
-    redis_bound_replies(r, ac->c.reader);
-    redisAsyncSetDisconnectCallback(ac, redis_on_disconnect);
-    redisAsyncSetConnectCallback(ac, redis_on_connect); /* starts to poll */
+    if (s->db != 0) redis_add_step(r, &b, REDIS_STEP_SELECT, 2, (const char *[]){ "SELECT", db });
+    redis_add_step(r, &b, REDIS_STEP_ROLE, 1, (const char *[]){ "ROLE" });
+    redis_add_step(r, &b, REDIS_STEP_PING, 1, (const char *[]){ "PING" });
+    redis_stream_write(r->stream, b.data, b.len);
+    buf_release(&b);
 }
 
-static void redis_on_resolved(uv_getaddrinfo_t *uv, int rc, struct addrinfo *list)
-{
-    struct redis_resolve *q = (struct redis_resolve *)uv;
-    struct redis *r = q->r;
-    char ip[64] = "";
-    if (rc == 0 && list->ai_family == AF_INET)
-        uv_ip4_name((const struct sockaddr_in *)list->ai_addr, ip, sizeof ip);
-    else if (rc == 0) uv_ip6_name((const struct sockaddr_in6 *)list->ai_addr, ip, sizeof ip);
-    if (list) uv_freeaddrinfo(list);
-    mem_free(q);
-    if (!r) return;
-    r->resolve = NULL;
-    if (rc != 0) redis_drop(r, uv_strerror(rc));
-    else redis_connect_to(r, ip);
-}
+/* ---- finding the server ---- */
 
 static void redis_connect(struct redis *r)
 {
-    unsigned char scratch[16];
-    r->connect_deadline = loop_timer_start(r->o.loop, r->o.timeout_ms, 0, redis_on_connect_deadline,
-                                           r);
-    if (uv_inet_pton(AF_INET, r->host, scratch) == 0 ||
-        uv_inet_pton(AF_INET6, r->host, scratch) == 0) {
-        redis_connect_to(r, r->host);
+    struct err err = { 0 };
+    const struct redis_stream_options o = {
+        .loop = r->o.loop,
+        .host = r->where.host,
+        .port = r->where.port,
+        .tls = r->tls,
+        .on_open = redis_on_open,
+        .on_reply = redis_on_reply,
+        .on_lost = redis_on_lost,
+        .arg = r,
+    };
+    enum status st = redis_stream_open(&o, &r->stream, &err);
+    if (st != OK) {
+        redis_drop(r, cause_of(st), err.text);
         return;
     }
-    struct addrinfo hints = { .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM };
-    struct redis_resolve *q = MEM_NEW(struct redis_resolve);
-    q->r = r;
-    r->state = REDIS_RESOLVING;
-    r->resolve = q;
-    int rc = uv_getaddrinfo(loop_uv(r->o.loop), &q->uv, redis_on_resolved, r->host, NULL, &hints);
-    if (rc == 0) return;
-    r->resolve = NULL;
-    mem_free(q);
-    redis_drop(r, uv_strerror(rc));
+    r->state = REDIS_CONNECTING;
+    r->connect_deadline = loop_timer_start(r->o.loop, r->o.timeout_ms, 0, redis_on_connect_deadline,
+                                           r);
 }
 
-enum status redis_create(const struct redis_options *o, struct redis **out, struct err *err)
+static void redis_on_sentinel(void *arg, enum status st, const struct sentinel_answer *a,
+                              const char *why)
 {
-    ASSERT_THREAD(THREAD_LOOP);
-    if (!o->host || !o->host[0])
+    struct redis *r = arg;
+    if (st != OK) {
+        redis_drop(r, st == ERR_UNAUTHORIZED ? REDIS_CAUSE_SENTINEL_PASSWORD : REDIS_CAUSE_SENTINEL,
+                   why);
+        return;
+    }
+    r->where = a->master;
+    r->said_by = a->said_by;
+    redis_connect(r);
+}
+
+static void redis_look(struct redis *r)
+{
+    if (!r->sentinel) {
+        redis_connect(r);
+        return;
+    }
+    r->state = REDIS_LOOKING;
+    sentinel_ask(r->sentinel, redis_on_sentinel, r);
+}
+
+/* ---- life ---- */
+
+static const char *redis_keep(struct redis *r, const char *text)
+{
+    return text ? arena_strndup(&r->arena, text, strlen(text)) : NULL;
+}
+
+static enum status check_server(const struct redis_server *s, struct err *err)
+{
+    const bool named = s->n_sentinels == 0;
+    if (named && (!s->host || !s->host[0]))
         return err_field(err, ERR_CONFIG, "host",
                          "the address of the Redis server is empty; give host and port");
-    if (o->port == 0)
+    if (named && strlen(s->host) >= HOST_TEXT_MAX)
+        return err_field(err, ERR_CONFIG, "host", "the name of the Redis server is too long");
+    if (named && s->port == 0)
         return err_field(err, ERR_CONFIG, "port",
                          "the port of the Redis server is 0; 6379 is the usual one");
-    if (o->db < 0)
+    if (!named && (!s->master || !s->master[0]))
+        return err_field(err, ERR_CONFIG, "master",
+                         "the name of the master is empty; sentinels know it by its name, usually "
+                         "mymaster");
+    if (s->n_sentinels > REDIS_SENTINELS_MAX)
+        return err_field(err, ERR_CONFIG, "sentinels", "%zu sentinels were given, at most %d",
+                         s->n_sentinels, REDIS_SENTINELS_MAX);
+    if (s->db < 0)
         return err_field(err, ERR_CONFIG, "db", "the Redis database number is %d; it is 0 or more",
-                         o->db);
+                         s->db);
+    if (s->username && s->username[0] && !(s->password && s->password[0]))
+        return err_field(err, ERR_CONFIG, "username",
+                         "the Redis user %.60s was given without a password", s->username);
+    return OK;
+}
+
+/* Everything that the caller lent, copied. */
+static void redis_copy_server(struct redis *r, const struct redis_server *s)
+{
+    struct redis_address *a = ARENA_ARRAY(&r->arena, struct redis_address, s->n_sentinels + 1);
+    if (s->n_sentinels) memcpy(a, s->sentinels, s->n_sentinels * sizeof *a);
+    r->o.server = *s;
+    r->o.server.sentinels = a;
+    r->o.server.host = redis_keep(r, s->host);
+    r->o.server.master = redis_keep(r, s->master);
+    r->o.server.username = redis_keep(r, s->username);
+    r->o.server.password = redis_keep(r, s->password);
+    r->o.server.sentinel_username = redis_keep(r, s->sentinel_username);
+    r->o.server.sentinel_password = redis_keep(r, s->sentinel_password);
+    r->o.server.tls_ca = r->o.server.tls_cert = r->o.server.tls_key = NULL; /* read by now */
+    if (s->n_sentinels) return;
+    snprintf(r->where.host, sizeof r->where.host, "%s", s->host);
+    r->where.port = s->port;
+}
+
+static struct redis *redis_make(const struct redis_options *o, struct tls_client *tls)
+{
     struct redis *r = MEM_NEW(struct redis);
+    arena_init(&r->arena);
     r->o = *o;
-    r->host = mem_strdup(o->host);
-    r->password = mem_strdup(o->password ? o->password : "");
+    r->tls = tls;
+    redis_copy_server(r, &o->server);
     if (r->o.timeout_ms == 0) r->o.timeout_ms = 2000;
     r->backoff_ms = REDIS_BACKOFF_MIN_MS;
     r->n_holds = 1;
     list_init(&r->commands);
+    list_init(&r->sent);
+    if (r->o.server.n_sentinels == 0) return r;
+    const struct sentinel_options s = {
+        .loop = o->loop,
+        .server = &r->o.server,
+        .tls = tls,
+        .timeout_ms = r->o.timeout_ms,
+    };
+    r->sentinel = sentinel_create(&s);
+    return r;
+}
+
+enum status redis_create(const struct redis_options *o, struct redis **out, struct err *err)
+{
+    struct tls_client *tls = NULL;
+    ASSERT_THREAD(THREAD_LOOP);
+    TRY(check_server(&o->server, err));
+    const struct tls_client_options t = {
+        .ca_file = o->server.tls_ca,
+        .cert_file = o->server.tls_cert,
+        .key_file = o->server.tls_key,
+    };
+    if (o->server.tls) TRY(tls_client_create(&t, &tls, err));
+    struct redis *r = redis_make(o, tls);
     /* In the next turn, so that on_down is not called before the caller has its pointer. */
     r->retry = loop_timer_start(o->loop, 0, 0, redis_on_retry, r);
     *out = r;
@@ -370,3 +382,15 @@ void redis_free(struct redis *r)
 }
 
 bool redis_is_up(const struct redis *r) { return r->state == REDIS_UP; }
+
+enum redis_cause redis_why_down(const struct redis *r) { return r->cause; }
+
+const struct redis_address *redis_where(const struct redis *r)
+{
+    return r->where.port ? &r->where : NULL;
+}
+
+const char *redis_tls_version(const struct redis *r)
+{
+    return r->stream ? redis_stream_tls_version(r->stream) : NULL;
+}

@@ -8,15 +8,15 @@
 
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
-#include "shared/base/mem.h"
 #include "shared/base/thread.h"
 #include "shared/net/redis/redis_conn.h"
 
 enum { REDIS_COMMANDS_MAX = 4096, REDIS_BYTES_MAX = 64 << 20 };
 
 struct redis_cmd {
-    struct list link;
-    redis_fn *cb; /* NULL: answered */
+    struct list link; /* redis.commands, by deadline */
+    struct list sent; /* redis.sent, in the order of the answers */
+    redis_fn *cb;
     void *arg;
     uint64_t deadline_ms;
     size_t n_bytes;
@@ -31,25 +31,30 @@ static void command_free(struct redis_cmd *c)
     mem_free(c);
 }
 
-/* Takes a command off the list. The caller calls the callback, which may free r: hold it. */
-static redis_fn *command_take(struct redis *r, struct redis_cmd *c)
+static void command_unlink(struct redis *r, struct redis_cmd *c)
 {
-    redis_fn *cb = c->cb;
-    c->cb = NULL;
     list_remove(&c->link);
+    list_remove(&c->sent);
     r->n_commands--;
     r->n_bytes -= c->n_bytes;
-    return cb;
+}
+
+/* Answers a command and frees it. The callback may free r: hold it. */
+static void command_end(struct redis *r, struct redis_cmd *c, enum status st,
+                        const redisReply *reply)
+{
+    redis_fn *cb = c->cb;
+    void *arg = c->arg;
+    command_unlink(r, c);
+    command_free(c);
+    cb(arg, st, reply);
 }
 
 void redis_fail_commands(struct redis *r, enum status st)
 {
     r->n_holds++;
-    while (!list_empty(&r->commands)) {
-        struct redis_cmd *c = LIST_FIRST(&r->commands, struct redis_cmd, link);
-        redis_fn *cb = command_take(r, c);
-        cb(c->arg, st, NULL); /* c itself is freed with the context (command_on_reply) */
-    }
+    while (!list_empty(&r->commands))
+        command_end(r, LIST_FIRST(&r->commands, struct redis_cmd, link), st, NULL);
     redis_unhold(r);
 }
 
@@ -65,13 +70,12 @@ static void command_on_deadline(void *arg)
     bool late = false;
     while (!list_empty(&r->commands) &&
            LIST_FIRST(&r->commands, struct redis_cmd, link)->deadline_ms <= now) {
-        struct redis_cmd *c = LIST_FIRST(&r->commands, struct redis_cmd, link);
-        redis_fn *cb = command_take(r, c);
         late = true;
-        cb(c->arg, ERR_TIMEOUT, NULL);
+        command_end(r, LIST_FIRST(&r->commands, struct redis_cmd, link), ERR_TIMEOUT, NULL);
     }
     /* Answers come in order, so a late one delays all the others: reconnect. */
-    if (late && !r->freed && r->ac) redis_drop(r, "a command was not answered in time");
+    if (late && !r->freed && r->stream)
+        redis_drop(r, REDIS_CAUSE_CONNECTION, "a command was not answered in time");
     else if (!r->freed) command_set_deadline(r);
     redis_unhold(r);
 }
@@ -91,55 +95,38 @@ static void command_link(struct redis *r, struct redis_cmd *c)
            LIST_ENTRY(at, struct redis_cmd, link)->deadline_ms > c->deadline_ms)
         at = at->prev;
     list_insert_after(at, &c->link);
+    list_push(&r->sent, &c->sent);
     r->n_commands++;
     r->n_bytes += c->n_bytes;
     command_set_deadline(r);
 }
 
-static void command_on_reply(redisAsyncContext *ac, void *reply, void *arg);
-
-static enum status command_send(struct redis *r, struct redis_cmd *c, const struct buf *bytes)
+static void command_send(struct redis *r, struct redis_cmd *c, const struct buf *bytes)
 {
-    if (redisAsyncFormattedCommand(r->ac, command_on_reply, c, bytes->data, bytes->len) != REDIS_OK)
-        return ERR_UNAVAILABLE;
+    redis_stream_write(r->stream, bytes->data, bytes->len);
     c->n_bytes = bytes->len;
     command_link(r, c);
-    return OK;
 }
 
-static void command_add_word(struct buf *b, const char *p, size_t n)
-{
-    buf_printf(b, "$%zu\r\n", n);
-    buf_add(b, p, n);
-    buf_add_c(b, "\r\n");
-}
-
-static enum status command_send_script(struct redis *r, struct redis_cmd *c, const char *verb,
-                                       const char *what)
+static void command_send_script(struct redis *r, struct redis_cmd *c, const char *verb,
+                                const char *what)
 {
     struct buf b = { 0 };
     buf_printf(&b, "*%d\r\n", c->n_words);
-    command_add_word(&b, verb, strlen(verb));
-    command_add_word(&b, what, strlen(what));
+    redis_encode_word(&b, verb, strlen(verb));
+    redis_encode_word(&b, what, strlen(what));
     buf_add_str(&b, buf_str(&c->tail));
-    enum status st = command_send(r, c, &b);
+    command_send(r, c, &b);
     buf_release(&b);
-    return st;
 }
 
-/* The server does not know the script: sends its text. Returns whether that was possible. */
-static bool command_retry_as_eval(struct redis *r, struct redis_cmd *c)
+/* The server does not know the script: sends its text. */
+static void command_retry_as_eval(struct redis *r, struct redis_cmd *c)
 {
     const char *script = c->script;
-    redis_fn *cb = command_take(r, c);
-    c->cb = cb;
+    command_unlink(r, c);
     c->script = NULL;
-    if (r->state == REDIS_UP && command_send_script(r, c, "EVAL", script) == OK) return true;
-    c->cb = NULL;
-    r->n_holds++;
-    cb(c->arg, ERR_PEER_LOST, NULL);
-    redis_unhold(r);
-    return false;
+    command_send_script(r, c, "EVAL", script);
 }
 
 static void command_finish(struct redis *r, struct redis_cmd *c, const redisReply *reply)
@@ -155,33 +142,22 @@ static void command_finish(struct redis *r, struct redis_cmd *c, const redisRepl
             log_warn("redis refused a command", "why=\"%s\" repeats=%u", reply->str, n_unlogged);
     }
     r->n_holds++;
-    redis_fn *cb = command_take(r, c);
-    cb(c->arg, st, reply);
-    if (read_only && !r->freed && r->ac) redis_drop(r, "the server is a read-only replica");
+    command_end(r, c, st, reply);
+    if (read_only && !r->freed && r->stream)
+        redis_drop(r, REDIS_CAUSE_ROLE, "it has become a replica, which takes no writes");
     redis_unhold(r);
 }
 
-static void command_on_reply(redisAsyncContext *ac, void *data, void *arg)
+void redis_take_reply(struct redis *r, const redisReply *reply)
 {
-    struct redis_cmd *c = arg;
-    struct redis *r = ac->data;
-    const redisReply *reply = data;
-    if (r && r->ac == ac) r->n_unparsed = 0;
-    if (c->cb && r && reply) {
-        bool unknown = c->script && reply->type == REDIS_REPLY_ERROR &&
-                       strncmp(reply->str, "NOSCRIPT", 8) == 0;
-        if (unknown && command_retry_as_eval(r, c)) return;
-        if (!unknown) command_finish(r, c, reply);
-    } else if (c->cb && r) {
-        /* hiredis gives up the connection and redis_on_disconnect follows; but new commands must
-         * fail at once. */
-        r->state = REDIS_DOWN;
-        r->n_holds++;
-        redis_fn *cb = command_take(r, c);
-        cb(c->arg, ERR_PEER_LOST, NULL);
-        redis_unhold(r);
+    if (list_empty(&r->sent)) {
+        redis_drop(r, REDIS_CAUSE_PROTOCOL, "it sends a reply that nobody asked for");
+        return;
     }
-    command_free(c);
+    struct redis_cmd *c = LIST_FIRST(&r->sent, struct redis_cmd, sent);
+    if (c->script && reply->type == REDIS_REPLY_ERROR && strncmp(reply->str, "NOSCRIPT", 8) == 0)
+        command_retry_as_eval(r, c);
+    else command_finish(r, c, reply);
 }
 
 static enum status command_admit(const struct redis *r, size_t n_bytes)
@@ -200,6 +176,7 @@ static struct redis_cmd *command_create(struct redis *r, redis_fn *cb, void *arg
     c->arg = arg;
     c->deadline_ms = clock_ms() + r->o.timeout_ms;
     list_init(&c->link);
+    list_init(&c->sent);
     return c;
 }
 
@@ -218,12 +195,10 @@ enum status redis_command(struct redis *r, redis_fn *cb, void *arg, int argc, co
     struct redis_cmd *c = command_create(r, cb, arg);
     if (!c) return ERR_NOMEM;
     struct buf b = { 0 };
-    buf_printf(&b, "*%d\r\n", argc);
-    for (int i = 0; i < argc; i++) command_add_word(&b, argv[i], command_len(argv, argv_len, i));
-    enum status st = command_send(r, c, &b);
+    redis_encode(&b, argc, argv, argv_len);
+    command_send(r, c, &b);
     buf_release(&b);
-    if (st != OK) command_free(c);
-    return st;
+    return OK;
 }
 
 /* Redis identifies scripts by SHA-1; security does not depend on it. NULL: OpenSSL refuses
@@ -264,12 +239,12 @@ enum status redis_script(struct redis *r, const char *script, redis_fn *cb, void
     if (!c) return ERR_NOMEM;
     char count[16];
     int n_count = snprintf(count, sizeof count, "%d", n_keys);
-    command_add_word(&c->tail, count, (size_t)n_count);
-    for (int i = 0; i < n; i++) command_add_word(&c->tail, argv[i], command_len(argv, argv_len, i));
+    redis_encode_word(&c->tail, count, (size_t)n_count);
+    for (int i = 0; i < n; i++)
+        redis_encode_word(&c->tail, argv[i], command_len(argv, argv_len, i));
     c->n_words = n + 3;
     const char *sha = script_sha(r, script);
     if (sha) c->script = script;
-    enum status st = command_send_script(r, c, sha ? "EVALSHA" : "EVAL", sha ? sha : script);
-    if (st != OK) command_free(c);
-    return st;
+    command_send_script(r, c, sha ? "EVALSHA" : "EVAL", sha ? sha : script);
+    return OK;
 }

@@ -1,5 +1,6 @@
 /* test_decode.c - the decode worker with a real engine and real transfers: answers of two nodes
  * equal those of one; whatever is cancelled, lost or refused returns every block. */
+#include "shared/cluster/answer.h"
 #include "tests/unit/decode/worker_rig.h"
 
 struct pair {
@@ -161,6 +162,7 @@ TEST(decode_lost_prefill_node_fails_the_transfer)
     RIG_WAIT(&t.rig, worker_computes(t.p));
     worker_close(t.p);
     RIG_WAIT(&t.rig, g->failed);
+    CHECK_EQ_INT(g->blame, BLAME_PAIR);
     RIG_WAIT_MS(&t.rig, worker_is_idle(t.d), 5000);
     t.p = worker_open(&t.rig, 3, (struct worker_options){ 0 }); /* the next request is served */
     g = entry_add(&t.e, 2, 300, 5, 10);
@@ -169,10 +171,66 @@ TEST(decode_lost_prefill_node_fails_the_transfer)
     pair_close(&t);
 }
 
-static void check_refused(struct pair *t, struct gen *g, enum status want)
+/* A decode node that never gets PREFILL_DONE. */
+static bool without_first_token(void *arg, const struct cluster_message *m)
+{
+    return m->type == FRAME_PREFILL_DONE || worker_on_message(arg, m);
+}
+
+/* The KV comes, over its own connection; the first token is lost with the link. Neither node tells
+ * of a loss, and the prefill node has forgotten the prompt. */
+TEST(decode_first_token_that_is_lost_fails_in_seconds)
+{
+    struct pair t;
+    pair_open(&t, (struct worker_options){ 0 }, (struct worker_options){ 0 });
+    t.d->peer->hook = without_first_token;
+    struct gen *g = entry_add(&t.e, 1, 100, 5, 10);
+    entry_split(&t.e, g, t.p, t.d);
+    RIG_WAIT(&t.rig, g->reported);
+    uint64_t since_ms = clock_ms();
+    RIG_WAIT_MS(&t.rig, g->failed, DECODE_FIRST_TOKEN_MS + 3000);
+    CHECK(clock_ms() - since_ms >= DECODE_FIRST_TOKEN_MS - 600);
+    CHECK_STATUS(g->status, ERR_TIMEOUT);
+    CHECK_EQ_INT(g->blame, BLAME_PAIR);
+    CHECK(strstr(g->text, "first token"));
+    RIG_WAIT(&t.rig, worker_is_idle(t.d)); /* its blocks are free */
+    t.d->peer->hook = worker_on_message;
+    g = entry_add(&t.e, 2, 100, 5, 10);
+    entry_split(&t.e, g, t.p, t.d);
+    RIG_WAIT(&t.rig, g->finished);
+    pair_close(&t);
+}
+
+/* Granted, running and new: all are given back. */
+TEST(decode_hands_back_all_that_it_has)
+{
+    struct pair t;
+    struct gen *g[4];
+    /* 900 steps, so that it is still running below. */
+    pair_open(&t, (struct worker_options){ 0 }, (struct worker_options){ .step_tokens = 1 });
+    for (uint64_t i = 0; i < 4; i++) g[i] = entry_add(&t.e, i + 1, i ? 100 : 900, 60 + i, 20);
+    for (int i = 1; i < 3; i++) {
+        entry_generate(&t.e, g[i], t.d, FRAME_RESERVE);
+        RIG_WAIT(&t.rig, g[i]->granted);
+    }
+    entry_generate(&t.e, g[0], t.d, FRAME_RUN);
+    RIG_WAIT(&t.rig, worker_computes(t.d));
+    decode_hand_back(t.d->decode);
+    entry_generate(&t.e, g[3], t.d, FRAME_RUN);
+    for (int i = 0; i < 4; i++) {
+        RIG_WAIT(&t.rig, g[i]->failed);
+        CHECK_STATUS(g[i]->status, ERR_BUSY);
+        CHECK_EQ_INT(g[i]->blame, BLAME_HANDED_BACK);
+    }
+    RIG_WAIT(&t.rig, worker_is_idle(t.d));
+    pair_close(&t);
+}
+
+static void check_refused(struct pair *t, struct gen *g, enum status want, uint32_t blame)
 {
     RIG_WAIT(&t->rig, g->failed);
     CHECK_STATUS(g->status, want);
+    CHECK_EQ_INT(g->blame, blame);
 }
 
 TEST(decode_refuses_what_does_not_fit)
@@ -185,14 +243,14 @@ TEST(decode_refuses_what_does_not_fit)
     entry_generate(&t.e, g[0], t.d, FRAME_RESERVE); /* 7 of 10 blocks */
     RIG_WAIT(&t.rig, g[0]->granted);
     entry_generate(&t.e, g[1], t.d, FRAME_RESERVE);
-    check_refused(&t, g[1], ERR_BUSY);
+    check_refused(&t, g[1], ERR_BUSY, BLAME_HANDED_BACK); /* no blocks */
     g[2]->n_prompt = 400;
     for (uint32_t i = 100; i < 400; i++) g[2]->prompt[i] = 5;
     entry_generate(&t.e, g[2], t.d, FRAME_RESERVE); /* would never fit */
-    check_refused(&t, g[2], ERR_TOO_LONG);
+    check_refused(&t, g[2], ERR_TOO_LONG, BLAME_NOBODY);
     g[3]->prompt[0] = VOCAB + 1000;
     entry_generate(&t.e, g[3], t.d, FRAME_RUN);
-    check_refused(&t, g[3], ERR_INVALID);
+    check_refused(&t, g[3], ERR_INVALID, BLAME_NOBODY);
     RIG_WAIT(&t.rig, decode_n_live(t.d->decode) == 1);
     for (uint64_t i = 10; i < 12; i++) {
         struct gen *small = entry_add(&t.e, i, 16, i, 20);
@@ -200,10 +258,10 @@ TEST(decode_refuses_what_does_not_fit)
         RIG_WAIT(&t.rig, small->granted);
     }
     entry_generate(&t.e, g[4], t.d, FRAME_RUN); /* the fourth sequence */
-    check_refused(&t, g[4], ERR_BUSY);
+    check_refused(&t, g[4], ERR_BUSY, BLAME_NOBODY);
     entry_generate(&t.e, g[0], t.d, FRAME_RESERVE); /* again: ignored */
     entry_generate(&t.e, g[5], t.p, FRAME_RESERVE); /* a node that receives nothing */
-    check_refused(&t, g[5], ERR_PEER_REFUSED);
+    check_refused(&t, g[5], ERR_PEER_REFUSED, BLAME_PAIR);
     rig_turn_ms(&t.rig, 50);
     CHECK_EQ_INT(decode_n_live(t.d->decode), 3);
     LIST_FOREACH (any, &t.e.gens, struct gen, link) entry_cancel(&t.e, any, t.d);
@@ -296,6 +354,8 @@ TEST(decode_free_with_everything_pending)
 TEST_MAIN(CASE(decode_split_equals_run_over_mem), CASE(decode_split_equals_run_over_tcp),
           CASE(decode_goes_on_from_given_tokens), CASE(decode_cancel_in_every_state_gives_all_back),
           CASE(decode_cancel_stops_the_prefill_node_too), CASE(decode_lost_entry_gives_all_back),
-          CASE(decode_lost_prefill_node_fails_the_transfer), CASE(decode_refuses_what_does_not_fit),
+          CASE(decode_lost_prefill_node_fails_the_transfer),
+          CASE(decode_first_token_that_is_lost_fails_in_seconds),
+          CASE(decode_hands_back_all_that_it_has), CASE(decode_refuses_what_does_not_fit),
           CASE(decode_malformed_messages_hold_nothing), CASE(decode_many_cancels_give_all_back),
           CASE(decode_free_with_everything_pending))

@@ -166,6 +166,7 @@ static struct worker_node *worker_open(struct cluster_rig *r, uint64_t id, struc
     pthread_mutex_unlock(&n->lock);
     n->peer = peer_open(r, id, (struct peer_options){ 0 });
     struct decode_options d = {
+        .loop = r->loop,
         .engine = n->engine,
         .kvt = n->kvt,
         .cluster = n->peer->c,
@@ -240,7 +241,8 @@ struct gen {
     struct token_logprobs out[OUT_MAX];
     struct buf grant;
     bool credit, granted, finished, failed, reported;
-    enum status status;
+    enum status status; /* of FAILED, as are these */
+    uint32_t blame;
     char text[256];
     uint32_t finish, n_recomputed, n_tokens, n_cached;
     uint64_t kv_bytes;
@@ -330,6 +332,7 @@ static bool entry_on_message(void *arg, const struct cluster_message *m)
         CHECK(b != NULL);
         g->failed = true;
         g->status = (enum status)b->status;
+        g->blame = b->blame;
         snprintf(g->text, sizeof g->text, "%s", b->text);
         CHECK(g->text[0] != 0);
         baton__failed__free_unpacked(b, NULL);

@@ -864,8 +864,7 @@ TEST(session_takes_the_size_of_puts_from_the_transport)
 }
 
 /* OPEN and FINISH are round trips: a silent receiver ends the transfer within seconds, however long
- * stall_ms is. Waiting for the caller's next layer and for puts in flight may take all of
- * stall_ms. */
+ * stall_ms is. Waiting for the caller's next layer may take all of stall_ms. */
 TEST(session_waits_seconds_for_an_answer)
 {
     struct side s;
@@ -890,7 +889,7 @@ TEST(session_waits_seconds_for_an_answer)
     kvt_send_end(&s.core, 10, clock_ns(), false);
     while (kvt_send_pump(&s.core, &s.peer)) {}
     /* its puts are in flight */
-    kvt_send_tick(&s.core, &s.peer, clock_ms() + KVT_ANSWER_MS + 1000);
+    kvt_send_tick(&s.core, &s.peer, clock_ms() + KVT_MOVE_MS - 1000);
     CHECK_EQ_INT(n_events, 1);
     for (uint64_t i = 0; i < 2; i++)
         kvt_send_put_done(&s.core, &s.peer, send->serial * KVT_SEND_PUTS + i);
@@ -899,6 +898,47 @@ TEST(session_waits_seconds_for_an_answer)
     CHECK_EQ_INT(n_events, 2);
     CHECK_STATUS(events[1].status, ERR_TIMEOUT);
     CHECK(strstr(events[1].text, "FINISH"));
+    buf_release(&grant);
+    side_release(&s);
+}
+
+/* A path that takes no bytes ends the transfers on it in KVT_MOVE_MS, and the connection with them;
+ * bytes of any of them show that it works, as does the end of a stop of this process. */
+TEST(session_fails_when_its_connection_moves_nothing)
+{
+    struct side s;
+    struct buf grant = { 0 };
+    int32_t src[BLOCKS] = { 0, 1, 2 };
+    struct kvt_send *send[2];
+    side_init(&s);
+    n_events = n_puts = 0;
+    s.core.stall_ms = 60000;
+    for (uint64_t i = 0; i < 2; i++) {
+        (void)claim(&s, 1 + i, (buf_clear(&grant), &grant));
+        send[i] = open_send(&s, 9 + i, &grant);
+        answer(&s, send[i], KVT_MSG_OPENED, OK);
+        send_add(&s.core, 9 + i, 0, 0, TOKENS, src);
+        send[i]->t_moved_ms = 1; /* its layer took long: that is no stall of the path */
+    }
+    while (kvt_send_pump(&s.core, &s.peer)) {}
+    CHECK(send[0]->unfinished && send[1]->unfinished);
+    uint64_t t = clock_ms();
+    kvt_send_tick(&s.core, &s.peer, t + KVT_MOVE_MS - 500);
+    kvt_send_put_done(&s.core, &s.peer, send[1]->serial * KVT_SEND_PUTS);
+    s.peer.t_moved_ms = t + 2000;
+    kvt_send_tick(&s.core, &s.peer, t + KVT_MOVE_MS + 1000);
+    CHECK_EQ_INT(n_events, 0);
+    kvt_send_wait_again(&s.peer, t + 4000);
+    kvt_send_tick(&s.core, &s.peer, t + KVT_MOVE_MS + 3000);
+    CHECK_EQ_INT(n_events, 0);
+    kvt_send_tick(&s.core, &s.peer, t + KVT_MOVE_MS + 4100);
+    CHECK_EQ_INT(send[0]->state, KVT_SEND_STOPPING);
+    CHECK_STATUS(send[0]->status, ERR_TIMEOUT);
+    CHECK(strstr(send[0]->text, "no KV left for 3000 ms"));
+    CHECK(send[1]->state == KVT_SEND_ACTIVE); /* it waits for its next layer */
+    CHECK(!s.peer.must_close);
+    kvt_send_tick(&s.core, &s.peer, t + KVT_MOVE_MS + 4200);
+    CHECK(s.peer.must_close);
     buf_release(&grant);
     side_release(&s);
 }
@@ -943,5 +983,6 @@ TEST_MAIN(CASE(session_receives_when_every_piece_is_verified),
           CASE(session_counts_what_a_receiver_died_of), CASE(session_counts_what_a_sender_died_of),
           CASE(session_bounds_its_puts), CASE(session_takes_the_size_of_puts_from_the_transport),
           CASE(session_waits_seconds_for_an_answer),
+          CASE(session_fails_when_its_connection_moves_nothing),
           CASE(session_repeated_messages_are_no_progress), CASE(session_sends_of_one_sequence),
           CASE(session_finishes_once_the_rest_is_there))

@@ -91,10 +91,12 @@ static void rig_make(void *arg)
     struct rig *g = arg;
     struct redis_options o = {
         .loop = g->loop,
-        .host = g->host ? g->host : "127.0.0.1",
-        .port = g->port,
-        .db = g->db,
-        .password = g->password,
+        .server = {
+            .host = g->host ? g->host : "127.0.0.1",
+            .port = g->port,
+            .db = g->db,
+            .password = g->password,
+        },
         .timeout_ms = g->timeout_ms ? g->timeout_ms : 1000,
         .on_up = on_up,
         .on_down = on_down,

@@ -4,6 +4,7 @@
 #include "tests/unit/decode/worker_rig.h"
 
 #include "prefill/kv_route.h"
+#include "shared/cluster/answer.h"
 
 enum { STEP = 64 };
 
@@ -108,6 +109,7 @@ TEST(prefill_refuses_more_than_it_may_hold)
     }
     RIG_WAIT(&t.rig, g[3]->failed);
     CHECK_STATUS(g[3]->status, ERR_BUSY);
+    CHECK_EQ_INT(g[3]->blame, BLAME_NOBODY);
     entry_ask(&t.e, g[0], t.p); /* asked twice: one credit (the entry node's log checks that) */
     rig_turn_ms(&t.rig, 30);
     for (int i = 0; i < 3; i++) entry_cancel(&t.e, g[i], t.p);
@@ -125,6 +127,7 @@ TEST(prefill_without_a_credit_is_stale)
     entry_prefill(&t.e, g, t.p, 2, cluster_port(t.d->peer->c));
     RIG_WAIT(&t.rig, g->failed);
     CHECK_STATUS(g->status, ERR_STALE);
+    CHECK_EQ_INT(g->blame, BLAME_NOBODY);
     entry_cancel(&t.e, g, t.d);
     pair_close(&t);
 }
@@ -194,6 +197,7 @@ TEST(prefill_lost_decode_node_fails_the_prompt)
         RIG_WAIT_MS(&t.rig, worker_is_idle(t.p), 5000);
         RIG_WAIT(&t.rig, g->failed || g->reported);
         if (g->failed) CHECK(status_class_of(g->status) == CLASS_PEER);
+        if (g->failed) CHECK_EQ_INT(g->blame, BLAME_PAIR);
         t.d = worker_open(&t.rig, 10 + (uint64_t)i, (struct worker_options){ 0 });
     }
     struct gen *g = entry_add(&t.e, 100, 700, 30, 5);
@@ -237,6 +241,32 @@ TEST(prefill_unreachable_decode_node)
     entry_prefill(&t.e, g, t.p, 77, 1); /* nothing listens there */
     RIG_WAIT_MS(&t.rig, g->failed, 6000);
     CHECK_STATUS(g->status, ERR_PEER_LOST);
+    CHECK_EQ_INT(g->blame, BLAME_PAIR);
+    pair_close(&t);
+}
+
+/* What waits for a credit, has one, or is being computed is given back; what is new, too. */
+TEST(prefill_hands_back_what_is_not_computed)
+{
+    struct pair t;
+    struct gen *g[4];
+    pair_open(&t, (struct worker_options){ .step_tokens = 4 }, (struct worker_options){ 0 });
+    for (uint64_t i = 0; i < 4; i++) g[i] = entry_add(&t.e, i + 1, 900, i, 5);
+    entry_split(&t.e, g[0], t.p, t.d);
+    RIG_WAIT(&t.rig, worker_computes(t.p));
+    entry_ask(&t.e, g[1], t.p);
+    entry_ask(&t.e, g[2], t.p);
+    RIG_WAIT(&t.rig, prefill_n_live(t.p->prefill) == 3);
+    prefill_hand_back(t.p->prefill);
+    entry_ask(&t.e, g[3], t.p);
+    for (int i = 0; i < 4; i++) {
+        RIG_WAIT(&t.rig, g[i]->failed);
+        if (i == 0 && g[i]->blame == BLAME_PAIR) continue; /* the decode node may tell first */
+        CHECK_STATUS(g[i]->status, ERR_BUSY);
+        CHECK_EQ_INT(g[i]->blame, BLAME_HANDED_BACK);
+    }
+    entry_cancel(&t.e, g[0], t.d);
+    RIG_WAIT(&t.rig, worker_is_idle(t.p));
     pair_close(&t);
 }
 
@@ -333,7 +363,8 @@ TEST_MAIN(CASE(prefill_credits_are_bounded_and_come_back), CASE(prefill_unused_c
           CASE(prefill_bad_messages_give_the_credit_back),
           CASE(prefill_cancel_in_every_state_gives_all_back),
           CASE(prefill_lost_decode_node_fails_the_prompt), CASE(prefill_lost_entry_gives_all_back),
-          CASE(prefill_unreachable_decode_node), CASE(prefill_incompatible_decode_node_is_said_so),
+          CASE(prefill_unreachable_decode_node), CASE(prefill_hands_back_what_is_not_computed),
+          CASE(prefill_incompatible_decode_node_is_said_so),
           CASE(prefill_node_without_protocols_refuses),
           CASE(prefill_says_busy_when_the_decode_node_has_no_place_for_a_connection),
           CASE(prefill_stopped_while_a_connection_is_made_goes_on_with_it))

@@ -6,6 +6,7 @@
 
 #include "scheduler/directory/local.h"
 #include "scheduler/scheduler.h"
+#include "shared/cluster/answer.h"
 #include "shared/cluster/generation_wire.h"
 #include "tests/unit/cluster/cluster_rig.h"
 
@@ -96,6 +97,7 @@ static void world_open(struct world *w, const char *roles, uint32_t grace_ms)
         .max_requests = 300,
         .ttl_s = 60,
         .grace_ms = grace_ms,
+        .max_queue_ms = 60000,
         .block_tokens = BLOCK_TOKENS,
     };
     w->s = scheduler_create(&so);
@@ -237,12 +239,40 @@ static void reply(struct peer_node *n, const struct attempt *a, enum frame_type 
     CHECK_OK(cluster_send_proto(n->c, ENTRY_ID, type, a->request, a->number, body));
 }
 
-static void reply_failed(struct peer_node *n, const struct attempt *a, enum status st)
+static void reply_blame(struct peer_node *n, const struct attempt *a, enum status st,
+                        uint32_t blame)
 {
     Baton__Failed f = BATON__FAILED__INIT;
     f.status = st;
     f.text = "as the test wanted";
+    f.blame = blame;
     reply(n, a, FRAME_FAILED, &f.base);
+}
+
+/* As a node of a release that blames nobody. */
+__attribute__((unused)) static void reply_failed(struct peer_node *n, const struct attempt *a,
+                                                 enum status st)
+{
+    reply_blame(n, a, st, BLAME_UNSAID);
+}
+
+/* How often a cell of the recovery table was taken. */
+__attribute__((unused)) static uint64_t cells(const struct world *w, const char *state,
+                                              const char *loss, const char *action)
+{
+    char labels[128];
+    snprintf(labels, sizeof labels, "state=\"%s\",loss=\"%s\",action=\"%s\"", state, loss, action);
+    return counter_value(metrics_counter(w->rig.metrics, "baton_request_losses_total", labels, ""));
+}
+
+/* How often a breaker of this scope came into this state. */
+__attribute__((unused)) static uint64_t breakers(const struct world *w, const char *scope,
+                                                 const char *to)
+{
+    char labels[128];
+    snprintf(labels, sizeof labels, "scope=\"%s\",to=\"%s\"", scope, to);
+    return counter_value(
+        metrics_counter(w->rig.metrics, "baton_breaker_transitions_total", labels, ""));
 }
 
 /* Token number i has id 1000 + i on every node. */

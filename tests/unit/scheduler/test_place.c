@@ -148,6 +148,43 @@ TEST(a_mixed_node_keeps_its_own_prompts)
     CHECK(out.decode == &n);
 }
 
+/* --scheduler-name global */
+TEST(what_is_not_split_goes_to_any_role)
+{
+    struct node_record n[] = { node(1, ROLE_PREFILL), node(2, ROLE_DECODE), node(3, ROLE_MIXED) };
+    struct place_result res;
+    for (size_t i = 0; i < 3; i++) {
+        for (size_t k = 0; k < 3; k++) n[k].placed_tokens = i == k ? 0 : 1000;
+        struct place_request r = { .n_tokens = 10, .n_total = 20, .model = 7, .unsplit = true };
+        CHECK_OK(place_choose(n, 3, &r, &res));
+        CHECK(res.prefill == NULL && res.decode == &n[i]);
+        CHECK_EQ_INT(res.blocks, 1);
+    }
+    struct place_request prefill_alone = { .n_tokens = 10, .n_total = 20, .model = 7 };
+    CHECK_STATUS(place_choose(n, 1, &prefill_alone, &res), ERR_UNAVAILABLE);
+    prefill_alone.unsplit = true;
+    CHECK_OK(place_choose(n, 1, &prefill_alone, &res));
+    n[0].placed_seqs = n[0].max_seqs;
+    CHECK_STATUS(place_choose(n, 1, &prefill_alone, &res), ERR_BUSY);
+}
+
+/* Two requests cannot wait for each other's blocks. */
+TEST(of_two_mixed_nodes_the_lower_one_prefills)
+{
+    struct node_record n[] = { node(3, ROLE_MIXED), node(4, ROLE_MIXED) };
+    const struct place_request r = { .n_tokens = 10, .n_total = 20, .model = 7 };
+    struct place_result res;
+    for (size_t full = 0; full < 2; full++) {
+        n[full].placed_seqs = n[full].max_seqs; /* so the other one decodes */
+        n[full].placed_tokens = 0;
+        n[1 - full].placed_seqs = 0;
+        n[1 - full].placed_tokens = 10000;
+        CHECK_OK(place_choose(n, 2, &r, &res));
+        CHECK(res.decode == &n[1 - full]);
+        CHECK(res.prefill == (full == 0 ? &n[0] : NULL));
+    }
+}
+
 TEST(a_full_mixed_node_can_still_prefill)
 {
     struct node_record n[] = { node(3, ROLE_MIXED), node(4, ROLE_DECODE) };
@@ -365,6 +402,7 @@ TEST_MAIN(CASE(no_nodes_is_unavailable), CASE(a_pair_is_split),
           CASE(one_pair_apart_leaves_the_other_decode_nodes_to_the_prefill_node),
           CASE(kinds_of_kv_exchange_are_told_apart_among_many_decode_nodes),
           CASE(decode_nodes_alone_do_both), CASE(a_mixed_node_keeps_its_own_prompts),
+          CASE(what_is_not_split_goes_to_any_role), CASE(of_two_mixed_nodes_the_lower_one_prefills),
           CASE(a_full_mixed_node_can_still_prefill), CASE(unfit_nodes_are_passed_over),
           CASE(full_is_busy_and_too_small_is_unavailable), CASE(the_whole_answer_must_fit),
           CASE(the_least_loaded_decode_node_wins), CASE(prefill_load_counts_beyond_the_slack),

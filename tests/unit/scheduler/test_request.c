@@ -305,7 +305,7 @@ TEST(request_tries_suspects_when_there_is_nobody_else)
     cluster_disconnect(w.entry->c, a.prefill->id, "as after a stop of this node");
     cluster_disconnect(w.entry->c, a.decode->id, "as after a stop of this node");
     struct attempt b = play_split(&w, &c, AT_DECODE, 2);
-    CHECK(clock_ms() - t_ms < 3000); /* long before the suspicion ends */
+    CHECK(clock_ms() - t_ms < 3000); /* one request probes them when their links are up */
     play_rest(&w, &c, &b, 10);
     CHECK_EQ_INT(c.end.trace.n_moves, 1);
     world_check_idle(&w);
@@ -318,7 +318,7 @@ TEST(request_avoids_all_suspects_however_many)
     enum { GHOSTS = 20, CLIENTS = 8 };
     struct world w;
     struct client c;
-    uint64_t avoid[SUSPECTS_MAX];
+    uint64_t avoid[EXCLUDED_MAX];
     world_open(&w, "d", 5000);
     for (uint64_t i = 0; i < GHOSTS; i++) {
         struct node_record ghost = record_of(&w, 0);
@@ -327,7 +327,7 @@ TEST(request_avoids_all_suspects_however_many)
         snprintf(ghost.name, sizeof ghost.name, "ghost-%d", (int)i);
         directory_publish(w.directory, &ghost);
     }
-    RIG_WAIT_MS(&w.rig, view_suspects(&w.s->entry.view, avoid, SUSPECTS_MAX) == GHOSTS, 5000);
+    RIG_WAIT_MS(&w.rig, view_excluded_nodes(&w.s->entry.view, true, avoid) == GHOSTS, 5000);
     for (int i = 0; i < CLIENTS; i++) {
         CHECK_OK(client_submit(&w, &c, TEN));
         struct attempt a = play_run(&w, &c);
@@ -365,7 +365,9 @@ TEST(request_too_large_is_told_what_the_nodes_that_could_serve_it_hold)
     world_close(&w);
 }
 
-TEST(request_does_not_wait_for_ever_for_a_first_token)
+/* From the report on the decode node alone owes something, and tells if it cannot give it
+ * (test_decode: decode_first_token_that_is_lost_fails_in_seconds): there is no limit of time. */
+TEST(request_goes_on_when_the_decode_node_says_that_the_first_token_is_lost)
 {
     struct world w;
     struct client c;
@@ -377,12 +379,13 @@ TEST(request_does_not_wait_for_ever_for_a_first_token)
     Baton__PrefillReport report = BATON__PREFILL_REPORT__INIT;
     report.transport = "tcp";
     reply(a.prefill, &a, FRAME_PREFILL_REPORT, &report.base);
-    RIG_WAIT(&w.rig, r->wait_until_ms > clock_ms());
-    r->wait_until_ms = 1; /* time passes */
+    rig_turn_ms(&w.rig, 60);
+    CHECK_EQ_INT(r->wait_until_ms, 0);
+    reply_blame(a.decode, &a, ERR_TIMEOUT, BLAME_PAIR);
     struct attempt b = play_split(&w, &c, AT_PREFILL, 0);
     CHECK_EQ_INT(b.number, 2);
+    CHECK(a.prefill != b.prefill || a.decode != b.decode);
     reply(b.prefill, &b, FRAME_PREFILL_REPORT, &report.base);
-    RIG_WAIT(&w.rig, r->wait_until_ms > 0);
     reply_tokens(b.decode, &b, 0, 3, FINISH_NONE);
     RIG_WAIT(&w.rig, c.n_tokens == 3);
     CHECK_EQ_INT(r->wait_until_ms, 0); /* nor has decoding */
@@ -853,6 +856,7 @@ TEST(request_goes_ahead_when_the_directory_cannot_be_reached)
         CHECK(t.timer == NULL);
         w.s->entry.directory = w.directory;
     }
+    CHECK_EQ_INT(cells(&w, "placing", "directory", "ignore"), 4);
     world_check_idle(&w);
     world_close(&w);
 }
@@ -963,7 +967,7 @@ TEST_MAIN(CASE(request_split_goes_the_whole_way), CASE(request_names_the_ranks_o
           CASE(request_tries_suspects_when_there_is_nobody_else),
           CASE(request_avoids_all_suspects_however_many),
           CASE(request_too_large_is_told_what_the_nodes_that_could_serve_it_hold),
-          CASE(request_does_not_wait_for_ever_for_a_first_token),
+          CASE(request_goes_on_when_the_decode_node_says_that_the_first_token_is_lost),
           CASE(request_goes_on_alone_when_all_prefill_nodes_are_gone),
           CASE(request_ignores_messages_of_an_earlier_attempt_and_of_strangers),
           CASE(request_moves_when_a_token_is_missing),

@@ -12,16 +12,17 @@ static const struct {
     const char *name, *actions;
 } WANT[] = {
     /* No node has anything of it yet: only the request itself can fail. */
-    { REQUEST_PLACING, "placing", "IIIIFII" },
-    /* Both nodes are needed; a busy node is no loss. */
-    { REQUEST_CREDIT, "credit", "MMQMFMM" },
-    { REQUEST_RESERVE, "reserve", "MMQMFMM" },
-    { REQUEST_PREFILL, "prefill", "MMQMFMM" },
+    { REQUEST_PLACING, "placing", "IIIIFIIIII" },
+    /* Both nodes are needed; one that is busy or gives the request back is no loss. Only a
+     * reservation is answered at once, so nothing else is stuck after some time. */
+    { REQUEST_CREDIT, "credit", "MMQMFMIMQI" },
+    { REQUEST_RESERVE, "reserve", "MMQMFMMMQI" },
+    { REQUEST_PREFILL, "prefill", "MMQMFMIMQI" },
     /* The prefill node is done; a refusal in mid-answer needs another node. */
-    { REQUEST_DECODE, "decode", "IMMMFMM" },
+    { REQUEST_DECODE, "decode", "IMMMFMIMQI" },
     /* One node does both: there is no prefill node to lose. */
-    { REQUEST_RUN, "run", "IMQMFMM" },
-    { REQUEST_ENDED, "ended", "IIIIIII" },
+    { REQUEST_RUN, "run", "IMQMFMIIQI" },
+    { REQUEST_ENDED, "ended", "IIIIIIIIII" },
 };
 
 static char letter(enum request_action a)
@@ -31,6 +32,8 @@ static char letter(enum request_action a)
     case ACTION_REQUEUE: return 'Q';
     case ACTION_MOVE: return 'M';
     case ACTION_FAIL: return 'F';
+    case ACTION_END:
+    case ACTION_N: break;
     }
     return '?';
 }
@@ -79,11 +82,53 @@ TEST(every_status_stands_for_one_loss)
         { ERR_INTERNAL, LOSS_NODE },
     };
     for (size_t i = 0; i < COUNT_OF(want); i++)
-        if (retry_loss_of(want[i].st) != want[i].loss)
-            test_fail(__FILE__, __LINE__, "%s is loss %d, not %d", status_name(want[i].st),
-                      retry_loss_of(want[i].st), want[i].loss);
-    /* An unknown status of a newer peer is that node's trouble, not the request's. */
-    CHECK_EQ_INT(retry_loss_of((enum status) - 9999), LOSS_NODE);
+        for (uint32_t blame = BLAME_UNSAID; blame <= BLAME_NODE; blame++)
+            if (retry_loss_of(want[i].st, blame) != want[i].loss)
+                test_fail(__FILE__, __LINE__, "%s is loss %s, not %s", status_name(want[i].st),
+                          request_loss_name(retry_loss_of(want[i].st, blame)),
+                          request_loss_name(want[i].loss));
+    /* An unknown status of a newer peer is that node's trouble, not the request's; an unknown blame
+     * is none. */
+    CHECK_EQ_INT(retry_loss_of((enum status) - 9999, BLAME_UNSAID), LOSS_NODE);
+    CHECK_EQ_INT(retry_loss_of(ERR_IO, BLAME_N), LOSS_PEER);
+    CHECK_EQ_INT(retry_loss_of(ERR_IO, UINT32_MAX), LOSS_PEER);
 }
 
-TEST_MAIN(CASE(every_cell_is_as_written_down), CASE(every_status_stands_for_one_loss))
+TEST(a_pair_and_a_request_handed_back_are_losses_of_their_own)
+{
+    static const enum status troubles[] = { ERR_PEER_LOST, ERR_PEER_REFUSED, ERR_PEER_MISMATCH,
+                                            ERR_CHECKSUM,  ERR_IO,           ERR_TIMEOUT,
+                                            ERR_NOMEM,     ERR_INTERNAL };
+    for (size_t i = 0; i < COUNT_OF(troubles); i++)
+        CHECK_EQ_INT(retry_loss_of(troubles[i], BLAME_PAIR), LOSS_PAIR);
+    CHECK_EQ_INT(retry_loss_of(ERR_FULL, BLAME_PAIR), LOSS_BUSY);
+    CHECK_EQ_INT(retry_loss_of(ERR_BUSY, BLAME_HANDED_BACK), LOSS_HANDED_BACK);
+    /* No other node serves a request that is itself at fault, whoever is blamed. */
+    CHECK_EQ_INT(retry_loss_of(ERR_TOO_LONG, BLAME_PAIR), LOSS_REQUEST);
+    CHECK_EQ_INT(retry_loss_of(ERR_INVALID, BLAME_HANDED_BACK), LOSS_REQUEST);
+}
+
+TEST(names_are_there_and_told_apart)
+{
+    for (int a = 0; a < REQUEST_N_LOSSES; a++)
+        for (int b = 0; b < a; b++)
+            CHECK(strcmp(request_loss_name((enum request_loss)a),
+                         request_loss_name((enum request_loss)b)) != 0);
+    CHECK_EQ_STR(request_loss_name(LOSS_PREFILL_NODE), "prefill_node");
+    CHECK_EQ_STR(request_loss_name(LOSS_DIRECTORY), "directory");
+    CHECK_EQ_STR(retry_action_name(ACTION_IGNORE), "ignore");
+    CHECK_EQ_STR(retry_action_name(ACTION_END), "end");
+}
+
+TEST(reasons_are_of_their_cells)
+{
+    CHECK(strstr(retry_reason(REQUEST_RUN, LOSS_PAIR), "there is none"));
+    CHECK(strstr(retry_reason(REQUEST_CREDIT, LOSS_PAIR), "avoids the pair"));
+    CHECK(retry_reason(REQUEST_PLACING, LOSS_PAIR) == NULL);
+    CHECK(retry_reason(REQUEST_ENDED, LOSS_HANDED_BACK) == NULL);
+    CHECK(retry_reason(REQUEST_CREDIT, LOSS_PREFILL_NODE) == NULL);
+}
+
+TEST_MAIN(CASE(every_cell_is_as_written_down), CASE(every_status_stands_for_one_loss),
+          CASE(a_pair_and_a_request_handed_back_are_losses_of_their_own),
+          CASE(names_are_there_and_told_apart), CASE(reasons_are_of_their_cells))

@@ -54,6 +54,20 @@ TEST(all_is_well)
     CHECK_EQ_STR(t.text, "");
 }
 
+/* --scheduler-name global: every node answers whole requests. */
+TEST(prefill_nodes_alone_serve_what_is_not_split)
+{
+    struct node_record n[] = { node_of(1, ROLE_PREFILL), node_of(2, ROLE_PREFILL) };
+    struct view v = { .nodes = n, .n_nodes = 2, .model = 7, .me = n[0], .unsplit = true };
+    struct trouble_facts f = { .view = &v, .topic = "default", .join = JOINED.join };
+    struct trouble t = { 0 };
+    trouble_find(&f, &t);
+    CHECK_SAYS(t, TROUBLE_NONE, false, "");
+    v.unsplit = false;
+    trouble_find(&f, &t);
+    CHECK_SAYS(t, TROUBLE_NO_DECODE, true, "no node that can decode");
+}
+
 TEST(what_nobody_can_join_names_no_command)
 {
     struct node_record n[] = { node_of(1, ROLE_PREFILL) };
@@ -195,13 +209,17 @@ TEST(kv_that_cannot_be_exchanged_names_the_pair)
 TEST(a_pair_that_is_apart_no_more_is_no_trouble)
 {
     struct node_record n[] = { node_of(1, ROLE_PREFILL), node_of(2, ROLE_DECODE) };
-    struct view v = { .nodes = n, .n_nodes = 2, .model = 7, .me = n[0], .n_apart = 1 };
+    struct view v = { .nodes = n, .n_nodes = 2, .model = 7, .me = n[0] };
+    const struct view_attempt a = { 5, 1, 2 };
     struct trouble_facts f = { .view = &v, .topic = "default", .join = JOINED.join };
     struct trouble t = { 0 };
-    v.apart[0] = (struct view_apart){ { 1, 2 }, clock_ms() + 60000, 1, "a flap" };
+    view_note_failure(&v, &a, 0, ERR_PEER_LOST, "a flap");
     trouble_find(&f, &t);
     CHECK_SAYS(t, TROUBLE_KV, false, "node-1", "node-2", "a flap");
-    v.apart[0].until_ms = clock_ms() - 1;
+    v.breaker.entries[0].until_ms = 1; /* a request may probe it: that is not over yet */
+    trouble_find(&f, &t);
+    CHECK_SAYS(t, TROUBLE_KV, false, "a flap");
+    view_note(&v, &a, BREAKER_WORKED);
     trouble_find(&f, &t);
     CHECK_SAYS(t, TROUBLE_NONE, false, "");
 }
@@ -400,7 +418,7 @@ TEST(a_link_that_broke_is_made_again_at_once_and_the_node_is_ready)
 {
     struct world w;
     struct serve_backend_stats st;
-    uint64_t avoid[SUSPECTS_MAX], t_ms;
+    uint64_t avoid[EXCLUDED_MAX], t_ms;
     world_open(&w, "pd", 1000);
     uint64_t decode = w.nodes[1]->id;
     RIG_WAIT(&w.rig, cluster_is_linked(w.entry->c, decode));
@@ -411,12 +429,12 @@ TEST(a_link_that_broke_is_made_again_at_once_and_the_node_is_ready)
         RIG_WAIT_MS(&w.rig, cluster_is_linked(w.entry->c, decode), 2000);
         rig_turn_ms(&w.rig, 60);
         w.be.stats(w.be.self, &st);
-        CHECK(st.ready); /* long before the suspicion ends */
+        CHECK(st.ready); /* before its breaker's pause ends */
         CHECK_EQ_STR(st.why, "");
-        CHECK_EQ_INT(view_suspects(&w.s->entry.view, avoid, SUSPECTS_MAX), 1);
+        CHECK_EQ_INT(view_excluded_nodes(&w.s->entry.view, true, avoid), 0);
     }
-    RIG_WAIT_MS(&w.rig, view_suspects(&w.s->entry.view, avoid, SUSPECTS_MAX) == 0, 8000);
-    CHECK(clock_ms() - t_ms >= SUSPECT_MS - 100); /* until then others are chosen first */
+    RIG_WAIT_MS(&w.rig, view_excluded_nodes(&w.s->entry.view, false, avoid) == 0, 3000);
+    CHECK(clock_ms() - t_ms < 2000); /* then a request may probe it */
     world_close(&w);
 }
 
@@ -525,32 +543,34 @@ TEST(failures_at_one_time_part_a_pair_once_and_kv_that_arrives_clears_them)
         a[i].request = h->request;
         a[i].number = h->attempt;
     }
-    CHECK_EQ_INT(v->n_apart, 1);
-    CHECK_EQ_INT(v->apart[0].n, 1);
-    CHECK(v->apart[0].until_ms <= clock_ms() + 30000);
+    struct breaker_entry *e = &v->breaker.entries[0];
+    CHECK_EQ_INT(v->breaker.n, 1);
+    CHECK_EQ_INT(e->n_pauses, 1);
+    CHECK(e->until_ms <= clock_ms() + BREAKER_PAUSE_MS);
     for (int i = 0; i < CLIENTS; i++)
         for (int k = 0; k < CLIENTS; k++)
             if (c[k].id == a[i].request) play_rest(&w, &c[k], &a[i], 3);
     for (uint32_t n = 2; n <= 3; n++) { /* later failures double the time */
-        v->apart[0].until_ms = 1;       /* time passes */
+        e->until_ms = 1;                /* time passes */
         CHECK_OK(client_submit(&w, &c[0], (struct ask){ .max_tokens = 3 }));
         a[0] = play_split(&w, &c[0], AT_PREFILL, 0);
         reply_failed(a[0].prefill, &a[0], ERR_PEER_REFUSED);
         struct received_message *h = world_expect(&w, FRAME_RUN, &a[0].decode);
         a[0].number = h->attempt;
-        CHECK_EQ_INT(v->apart[0].n, n);
+        CHECK_EQ_INT(e->n_pauses, n);
         play_rest(&w, &c[0], &a[0], 3);
     }
-    v->apart[0].until_ms = 1;
+    e->until_ms = 1;
     CHECK_OK(client_submit(&w, &c[0], (struct ask){ .max_tokens = 3 }));
     a[0] = play_split(&w, &c[0], AT_DECODE, 1); /* the KV has arrived */
-    CHECK_EQ_INT(v->n_apart, 0);
+    CHECK_EQ_INT(v->breaker.n, 0);
     play_rest(&w, &c[0], &a[0], 3);
     world_check_idle(&w);
     world_close(&w);
 }
 
-TEST_MAIN(CASE(all_is_well), CASE(what_nobody_can_join_names_no_command),
+TEST_MAIN(CASE(all_is_well), CASE(prefill_nodes_alone_serve_what_is_not_split),
+          CASE(what_nobody_can_join_names_no_command),
           CASE(no_decode_node_names_what_is_seen_and_how_to_start_one),
           CASE(a_directory_that_is_away_comes_first),
           CASE(a_launcher_that_is_gone_is_told_and_is_why_its_view_is_away),

@@ -1,0 +1,196 @@
+/* recovery_page.c - see recovery_page.h. */
+#include "scheduler/recovery_page.h"
+
+#include "scheduler/breaker.h"
+#include "scheduler/retry.h"
+#include "shared/base/mem.h"
+
+static const char HEAD[] =
+    "# What a failure does to a request\n"
+    "\n"
+    "A request belongs to its entry node, the one that the client talks to, and is there in\n"
+    "one of the states below. A failure is a *loss*; one table says what the request does\n"
+    "about each loss in each state. This page is printed by `baton docs recovery` from the\n"
+    "tables that the program acts by; a test holds it against the program.\n"
+    "\n"
+    "## The table\n"
+    "\n"
+    "| action | what happens |\n"
+    "|---|---|\n"
+    "| ignore | the state does not depend on what was lost |\n"
+    "| requeue | placed again after 50 ms; it costs no move |\n"
+    "| move | a new attempt elsewhere at once, which continues behind the last token "
+    "delivered |\n"
+    "| fail | the request ends with the error |\n"
+    "\n"
+    "A request moves at most %d times, then it fails with 503; after %d moves it is not\n"
+    "split any more. Requeued without a token delivered for `--max-queue-time`, it fails\n"
+    "with 429. A loss after the last token ends the request well, whatever the cell says.\n"
+    "No token is delivered twice, and none is left out, in any cell.\n"
+    "\n";
+
+static const char LOSSES[] =
+    "\n"
+    "| loss | what was lost |\n"
+    "|---|---|\n"
+    "| prefill_node, decode_node | the link to the node: its process is dead, frozen, or "
+    "cannot be reached |\n"
+    "| busy | a node refuses: it holds as many as it takes |\n"
+    "| peer | a node reports trouble and does not say whose, or that it is nobody's |\n"
+    "| request | the request itself is at fault; no other node can serve it |\n"
+    "| node | a node reports that it cannot serve |\n"
+    "| stuck | no answer within the time limit of the state |\n"
+    "| pair | a prefill and a decode node that both live cannot exchange KV or messages |\n"
+    "| handed_back | a node shuts down, or has no blocks, and gives the request back |\n"
+    "| directory | Redis, or who else holds the view, cannot be reached when the request "
+    "needs it |\n"
+    "\n"
+    "`baton_request_losses_total{state,loss,action}` counts what was done; besides the\n"
+    "table's actions it has `end`: the answer was complete. The node that reports a failure\n"
+    "says whom it blames (itself, the pair, nobody, or that it hands the request back); of\n"
+    "a node of an older release, which does not say, the status decides, and the node is\n"
+    "avoided.\n"
+    "\n"
+    "Why, where state and loss do not say it:\n"
+    "\n";
+
+static const char BREAKERS[] =
+    "\n"
+    "## Nodes and pairs that fail\n"
+    "\n"
+    "Each entry node keeps a breaker for every node, and every pair of nodes, that failed.\n"
+    "While it is open no request is placed there; when its pause is over one request probes\n"
+    "it, and all others go elsewhere until that one has a token. So a pair whose data path\n"
+    "is cut costs the requests that are on it when that is noticed, and then one for each\n"
+    "pause: %d s, and twice as long each time, at most %d s.\n"
+    "`baton_breaker_transitions_total{scope,to}` counts the changes.\n"
+    "\n";
+
+static const char BREAKERS_END[] =
+    "\n"
+    "*Failed*: one request or transfer went wrong (a checksum, say); %d in a row are as if\n"
+    "it were broken. *Broken*: lost, refused, not compatible, or without progress for its\n"
+    "time limit. *Worked*: the first token of an attempt came. *Taken*: a request is placed\n"
+    "there. *Given up*: the request that probed it ended for another reason. Failures of\n"
+    "requests that were placed before the breaker opened change nothing. At most %d are\n"
+    "kept: one that is closed is forgotten first, then the open one whose pause ends first,\n"
+    "one that is being probed never.\n"
+    "\n"
+    "A node whose link was lost has an open breaker, and is not chosen before its link is\n"
+    "up again, however long the directory lists it or cannot be reached; it is dialed every\n"
+    "second. When there is no other node for a second, requests do not wait for the probe\n"
+    "of one that has a link.\n"
+    "\n"
+    "No request is sent to two nodes at once to take the faster answer (hedging): there is\n"
+    "no option for it, and none does so by itself.\n"
+    "\n"
+    "## Why nodes do not wait for each other\n"
+    "\n"
+    "A deadlock needs requests in a circle, each of which holds memory on one node and\n"
+    "waits for memory that the next one holds. Here such waits have an order, and whatever\n"
+    "would have to wait outside of it is refused instead.\n"
+    "\n"
+    "| state | holds KV blocks on | waits for | until |\n"
+    "|---|---|---|---|\n";
+
+/* What a request has on other nodes, state by state, in the order in which it takes it. */
+static const struct {
+    enum request_state state;
+    const char *holds, *waits, *until;
+} HOLDS[] = {
+    { REQUEST_PLACING, "no node", "a node with room, by the view",
+      "`--max-queue-time`, or `--placement-timeout` when there is no node" },
+    { REQUEST_CREDIT, "no node (its place is counted in the directory)",
+      "a start credit: the prompts before it in the prefill node's line",
+      "`--scheduler-ttl`; the line moves, since prompts with a credit wait only for what follows, "
+      "and a credit that is not used ends after 15 s" },
+    { REQUEST_RESERVE, "no node (the credit is its only hold)",
+      "the decode node's answer: blocks, or that there are none",
+      "5 s; the decode node never queues a reservation" },
+    { REQUEST_PREFILL,
+      "the decode node, for the whole prompt; the prefill node, for what is computed",
+      "the prefill engine's steps, and the transfer",
+      "progress: the engine's is watched, bytes that do not move end the transfer within 3 s, an "
+      "unanswered OPEN or FINISH within 5 s, a first token that is lost within 3 s" },
+    { REQUEST_DECODE, "the decode node", "the decode engine's steps, and its own node's blocks",
+      "progress; when blocks run out the engine takes those of the newest sequence and computes "
+      "it again later, without asking any other node" },
+    { REQUEST_RUN, "one node", "that node's steps and blocks", "as in decode" },
+    { REQUEST_ENDED, "nothing, once the transfer is fenced", "nothing", "-" },
+};
+
+static const char END[] =
+    "\n"
+    "In words:\n"
+    "\n"
+    "1. Until it is in *prefill* a request holds no block anywhere: a reservation is\n"
+    "   granted whole or refused at once.\n"
+    "2. In *prefill* its prompt enters the prefill engine with all the blocks that it will\n"
+    "   need there, or waits outside and holds none; it is never preempted. So the blocks\n"
+    "   that prompts hold in an engine come back after some steps and a transfer, for which\n"
+    "   the decode node has the room already: the grant says which blocks.\n"
+    "3. In *decode* and *run* a sequence that needs one more block takes those of the\n"
+    "   newest sequence of its own node, which may be itself, and which then waits there\n"
+    "   and holds none.\n"
+    "4. So only blocks that are granted, and whose prompt waits outside a prefill engine,\n"
+    "   wait for another node. They are on the decode node, and wait for the pool of the\n"
+    "   prefill node. Of a node with the role prefill no block is ever granted, and a\n"
+    "   decode node prefills for no other; of two mixed nodes the one with the lower number\n"
+    "   prefills (`place.c`). Along such waits the roles go from decode to mixed to\n"
+    "   prefill, and the numbers of mixed nodes go down: there is no cycle.\n";
+
+static void write_table(struct buf *out)
+{
+    buf_add_c(out, "| state |");
+    for (int loss = 0; loss < REQUEST_N_LOSSES; loss++)
+        buf_printf(out, " %s |", request_loss_name((enum request_loss)loss));
+    buf_add_c(out, "\n|---|");
+    for (int loss = 0; loss < REQUEST_N_LOSSES; loss++) buf_add_c(out, "---|");
+    buf_add_c(out, "\n");
+    for (int s = 0; s < REQUEST_N_STATES; s++) {
+        buf_printf(out, "| %s |", request_state_name((enum request_state)s));
+        for (int loss = 0; loss < REQUEST_N_LOSSES; loss++) {
+            enum request_action a = retry_action((enum request_state)s, (enum request_loss)loss);
+            buf_printf(out, " %s |", a == ACTION_IGNORE ? "-" : retry_action_name(a));
+        }
+        buf_add_c(out, "\n");
+    }
+}
+
+/* The states of one loss that have the same reason share a line. */
+static void write_reason(enum request_loss loss, enum request_state first, struct buf *out)
+{
+    const char *why = retry_reason(first, loss);
+    for (int s = 0; s < (int)first; s++)
+        if (retry_reason((enum request_state)s, loss) == why) return; /* it has its line */
+    if (!why) return;
+    buf_printf(out, "| %s |", request_loss_name(loss));
+    for (int s = first; s < REQUEST_N_STATES; s++)
+        if (retry_reason((enum request_state)s, loss) == why)
+            buf_printf(out, "%s %s", s == (int)first ? "" : ",",
+                       request_state_name((enum request_state)s));
+    buf_printf(out, " | %s |\n", why);
+}
+
+static void write_reasons(struct buf *out)
+{
+    buf_add_c(out, "| loss | in | why |\n|---|---|---|\n");
+    for (int loss = 0; loss < REQUEST_N_LOSSES; loss++)
+        for (int s = 0; s < REQUEST_N_STATES; s++)
+            write_reason((enum request_loss)loss, (enum request_state)s, out);
+}
+
+void recovery_markdown(struct buf *out)
+{
+    buf_printf(out, HEAD, REQUEST_MOVES_MAX, REQUEST_SPLITS_MAX);
+    write_table(out);
+    buf_add_c(out, LOSSES);
+    write_reasons(out);
+    buf_printf(out, BREAKERS, BREAKER_PAUSE_MS / 1000, BREAKER_PAUSE_MAX_MS / 1000);
+    breaker_markdown(out);
+    buf_printf(out, BREAKERS_END, BREAKER_FAILURES, BREAKER_MAX);
+    for (size_t i = 0; i < COUNT_OF(HOLDS); i++)
+        buf_printf(out, "| %s | %s | %s | %s |\n", request_state_name(HOLDS[i].state),
+                   HOLDS[i].holds, HOLDS[i].waits, HOLDS[i].until);
+    buf_add_c(out, END);
+}

@@ -1,0 +1,244 @@
+/* request_place.c - how a request gets its nodes: chosen from the view, counted at the directory,
+ * and what it is told when there are none (request.h). */
+#include <stdio.h>
+
+#include "scheduler/place.h"
+#include "scheduler/request.h"
+#include "shared/base/clock.h"
+
+enum {
+    PAUSE_BUSY_MS = REQUEST_PAUSE_BUSY_MS,
+    TROUBLE_FRESH_MS = 25, /* all requests that end in one turn of the loop have one look */
+    OPEN_TRIED_MS = 1000,  /* after this long without any other node, those whose breaker is open
+                            * are tried: they have a link, so they may serve */
+    AVOID_MAX = EXCLUDED_MAX + REQUEST_AVOID_MAX,
+    APART_MAX = BREAKER_MAX + REQUEST_AVOID_MAX
+};
+
+static struct request_node node_of(const struct node_record *n)
+{
+    struct request_node out = { 0 };
+    if (!n) return out;
+    out.node = n->node;
+    out.port = n->cluster_port;
+    out.n_followers = n->n_followers;
+    snprintf(out.name, sizeof out.name, "%s", n->name);
+    snprintf(out.host, sizeof out.host, "%s", n->host);
+    return out;
+}
+
+static void start_attempt(struct entry *e, struct request *r)
+{
+    r->attempt++;
+    r->n_before = request_n_out(r);
+    cluster_learn(e->cluster, r->decode.node, r->decode.host, r->decode.port);
+    snprintf(r->trace.decode_node, sizeof r->trace.decode_node, "%s", r->decode.name);
+    if (!r->prefill.node) {
+        snprintf(r->trace.prefill_node, sizeof r->trace.prefill_node, "%s", r->decode.name);
+        r->trace.place_ns = clock_ns() - r->t_accept;
+        r->wait_until_ms = REQUEST_NEVER_MS;
+        request_set_state(r, REQUEST_RUN);
+        if (request_send_run(e, r)) counter_add(e->metrics.local, 1);
+        return;
+    }
+    snprintf(r->trace.prefill_node, sizeof r->trace.prefill_node, "%s", r->prefill.name);
+    cluster_learn(e->cluster, r->prefill.node, r->prefill.host, r->prefill.port);
+    r->wait_until_ms = REQUEST_NEVER_MS;
+    request_set_state(r, REQUEST_CREDIT);
+    if (request_send_ask(e, r)) counter_add(e->metrics.split, 1);
+}
+
+/* This node has not got into the directory (yet), or lost its place there: it serves all the
+ * same. */
+static bool is_unlisted_me(const struct entry *e, const struct request *r, enum status st)
+{
+    return st == ERR_NOT_FOUND && !r->next_prefill.node && r->next_decode.node == e->view.me.node;
+}
+
+/* The reservation was refused, or its request has ended: nothing was learned of the nodes. */
+static void give_up_chosen(struct entry *e, const struct request *r)
+{
+    const struct view_attempt a = { r->id, r->next_prefill.node, r->next_decode.node };
+    view_note(&e->view, &a, BREAKER_GIVEN_UP);
+}
+
+/* The directory's answer to the reservation. When the directory cannot be reached the request goes
+ * ahead uncounted, since reservations are soft state. */
+static void on_reserved(void *arg, enum status st, uint64_t fence)
+{
+    struct request *r = arg;
+    struct entry *e = r->entry;
+    bool away = st == ERR_UNAVAILABLE || st == ERR_TIMEOUT || st == ERR_IO || st == ERR_PEER_LOST;
+    (void)fence; /* nodes fence by the attempt and by kvtransfer's generations */
+    r->placing = false;
+    if (r->state == REQUEST_ENDED) { /* canceled meanwhile */
+        r->placed = st == OK;
+        request_release_place(e, r);
+        give_up_chosen(e, r);
+        list_remove(&r->link);
+        request_free(r);
+    } else if (st == OK || away || is_unlisted_me(e, r, st)) {
+        if (away) request_on_loss(e, r, LOSS_DIRECTORY, st, 0, "the directory cannot be reached");
+        r->placed = st == OK;
+        r->prefill = r->next_prefill;
+        r->decode = r->next_decode;
+        start_attempt(e, r);
+    } else { /* the view is out of date; it counts this placement until the next snapshot */
+        give_up_chosen(e, r);
+        r->accounted = (struct placement){ 0 };
+        r->wait_until_ms = clock_ms() + PAUSE_BUSY_MS;
+        view_refresh(&e->view);
+    }
+}
+
+/* There are nodes that can decode for this model, and each is too small. */
+static void say_too_large(const struct entry *e, const struct request *r, char text[ERR_TEXT_MAX])
+{
+    uint64_t largest = 0;
+    for (size_t i = 0; i < e->view.n_nodes; i++) {
+        const struct node_record *n = &e->view.nodes[i];
+        uint64_t holds = (uint64_t)n->n_blocks * n->block_tokens;
+        if (holds > n->max_model_len) holds = n->max_model_len;
+        if (trouble_can_decode(&e->view, n) && holds > largest) largest = holds;
+    }
+    snprintf(text, ERR_TEXT_MAX,
+             "no node that can decode holds this request of %u tokens (prompt and answer); the "
+             "largest holds %llu",
+             r->n_prompt + r->sampling.max_tokens, (unsigned long long)largest);
+}
+
+bool request_is_full_for_too_long(const struct entry *e, struct request *r)
+{
+    uint64_t now = clock_ms();
+    if (!r->full_since_ms) r->full_since_ms = now;
+    return request_n_out(r) == 0 && now - r->full_since_ms >= e->max_queue_ms;
+}
+
+void request_end_full(struct entry *e, struct request *r)
+{
+    char text[ERR_TEXT_MAX];
+    snprintf(text, sizeof text,
+             "every node that could serve this request has been full for %.1f s; try again later",
+             (double)(clock_ms() - r->full_since_ms) * 1e-3);
+    request_end(e, r, ERR_BUSY, FINISH_ERROR, -1, text);
+}
+
+/* No node can take the request. When all are full it waits at most max_queue_ms. When there is none
+ * it waits grace_ms, since a node may be starting or a lease about to end; then it fails with what
+ * is missing. */
+static void no_node(struct entry *e, struct request *r, enum status st)
+{
+    uint64_t now = clock_ms();
+    char text[ERR_TEXT_MAX];
+    view_refresh(&e->view);
+    r->wait_until_ms = now + PAUSE_BUSY_MS;
+    r->waits_for_capacity = st == ERR_BUSY;
+    if (st == ERR_BUSY) {
+        if (request_is_full_for_too_long(e, r)) request_end_full(e, r);
+        return;
+    }
+    if (!e->view.known || now - r->unplaced_since_ms < e->grace_ms) return;
+    if (now - e->t_trouble_ms >= TROUBLE_FRESH_MS) entry_update_trouble(e);
+    e->trouble.n_requests += e->trouble.blocks;
+    if (e->trouble.blocks) snprintf(text, sizeof text, "%s", e->trouble.text);
+    else say_too_large(e, r, text);
+    request_end(e, r, ERR_UNAVAILABLE, FINISH_ERROR, -1, text);
+}
+
+/* Collects the nodes that must not be chosen now: those that the view excludes, and those that
+ * failed this request. */
+static size_t nodes_to_avoid(const struct entry *e, const struct request *r,
+                             uint64_t out[AVOID_MAX])
+{
+    size_t n = view_excluded_nodes(&e->view, false, out);
+    uint32_t n_own = r->n_avoid < REQUEST_AVOID_MAX ? r->n_avoid : REQUEST_AVOID_MAX;
+    for (uint32_t i = 0; i < n_own; i++) out[n++] = r->avoid[i];
+    return n;
+}
+
+/* The same for pairs. */
+static size_t pairs_to_avoid(const struct entry *e, const struct request *r,
+                             struct place_pair out[APART_MAX])
+{
+    size_t n = view_excluded_pairs(&e->view, out);
+    uint32_t n_own = r->n_apart < REQUEST_AVOID_MAX ? r->n_apart : REQUEST_AVOID_MAX;
+    for (uint32_t i = 0; i < n_own; i++) out[n++] = r->apart[i];
+    return n;
+}
+
+/* Chooses nodes; when none is left, first those that failed this request before are tried again,
+ * then those whose breaker is open. A suspect never is: it has no link. */
+static enum status choose_nodes(struct entry *e, struct request *r, struct place_result *chosen)
+{
+    uint64_t avoid[AVOID_MAX], random;
+    struct place_pair apart[APART_MAX];
+    bool waits;
+    random_bytes(&random, sizeof random);
+    struct place_request q = {
+        .n_tokens = r->n_tokens,
+        .n_total = r->n_prompt + r->sampling.max_tokens,
+        .model = e->view.model,
+        .first_block = r->first_block,
+        .avoid = avoid,
+        .n_avoid = nodes_to_avoid(e, r, avoid),
+        .apart = apart,
+        .n_apart = pairs_to_avoid(e, r, apart),
+        .unsplit = e->view.unsplit,
+        .random = random,
+    };
+    enum status st = place_choose(e->view.nodes, e->view.n_nodes, &q, chosen);
+    if (st == ERR_UNAVAILABLE && r->n_avoid) { /* better a node that failed once than none */
+        r->n_avoid = 0;
+        q.n_avoid = nodes_to_avoid(e, r, avoid);
+        st = place_choose(e->view.nodes, e->view.n_nodes, &q, chosen);
+    }
+    /* All are open when it was this node that was stopped or cut off. */
+    waits = clock_ms() - r->unplaced_since_ms < OPEN_TRIED_MS;
+    if (st == ERR_UNAVAILABLE && q.n_avoid && !waits) {
+        q.n_avoid = view_excluded_nodes(&e->view, true, avoid);
+        st = place_choose(e->view.nodes, e->view.n_nodes, &q, chosen);
+    }
+    return st;
+}
+
+/* Counts the placement in the view and at the directory; on_reserved goes on. */
+static void reserve(struct entry *e, struct request *r, const struct place_result *chosen)
+{
+    /* A request without output tokens has nothing to decode, so nothing to transfer; and one whose
+     * attempts keep failing goes without a transfer too. */
+    bool split = r->sampling.max_tokens > 0 && r->n_moves < REQUEST_SPLITS_MAX;
+    r->next_prefill = split ? node_of(chosen->prefill) : (struct request_node){ 0 };
+    r->next_decode = node_of(chosen->decode);
+    const struct view_attempt attempt = { r->id, r->next_prefill.node, r->next_decode.node };
+    view_note(&e->view, &attempt, BREAKER_TAKEN);
+    struct placement placement = {
+        .request = r->id,
+        .prefill = r->next_prefill.node,
+        .decode = r->next_decode.node,
+        .tokens = r->n_tokens,
+        .blocks = chosen->blocks,
+        .ttl_ms = e->ttl_s * 1000,
+    };
+    r->accounted = placement;
+    view_add_load(&e->view, &placement);
+    r->placing = true;
+    if (directory_reserve(e->directory, &placement, on_reserved, r) != OK)
+        on_reserved(r, ERR_UNAVAILABLE, 0);
+}
+
+enum status request_place(struct entry *e, struct request *r)
+{
+    struct place_result chosen;
+    enum status st = choose_nodes(e, r, &chosen);
+    r->waits_for_capacity = false;
+    if (st == OK) reserve(e, r, &chosen);
+    else no_node(e, r, st);
+    return st;
+}
+
+bool request_place_if_waiting(struct entry *e, struct request *r)
+{
+    if (r->state != REQUEST_PLACING || r->placing || r->canceled || !r->waits_for_capacity)
+        return true;
+    return request_place(e, r) != ERR_BUSY;
+}
