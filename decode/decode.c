@@ -1,39 +1,18 @@
 /* decode.c - see decode.h: each message, engine event or transfer event moves one sequence. */
 #include "decode/decode.h"
 
-#include "decode/decode_seq.h"
+#include "decode/decode_internal.h"
 #include "decode/kv_answer.h"
-#include "decode/token_batcher.h"
 #include "kvtransfer/event_wire.h"
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
-#include "shared/base/log/log_repeats.h"
-#include "shared/base/map.h"
 #include "shared/base/mem.h"
 #include "shared/cluster/answer.h"
-#include "shared/cluster/generation_wire.h"
-#include "shared/cluster/request_table.h"
 
 enum {
     SWEEP_MS = 500,
     FIRST_TOKEN_SWEEPS = DECODE_FIRST_TOKEN_MS / SWEEP_MS /* not by the clock: a process that was
                                                            * stopped goes on where it was */
-};
-
-struct decode_worker {
-    struct decode_options o;
-    struct decode_ranks ranks;
-    bool broken; /* a follower was lost: the node takes nothing any more */
-    bool leaves; /* decode_hand_back: nor does one that shuts down */
-    struct loop_timer *sweep;
-    struct map by_id;                /* engine id -> sequence */
-    struct request_table by_request; /* until the sequence is CLOSING */
-    struct list live;
-    uint32_t n_live;
-    uint64_t next_id;
-    struct token_batcher batcher;
-    struct counter *received_bytes, *received, *failed, *canceled;
-    struct log_repeats refusals; /* of reservations, for want of room */
 };
 
 static void sweep(void *arg);
@@ -59,6 +38,7 @@ struct decode_worker *decode_create(const struct decode_options *o)
                                 "Sequences that ended with an error on this node.");
     w->canceled = metrics_counter(o->metrics, "baton_decode_canceled_total", "",
                                   "Sequences that were cancelled.");
+    decode_parking_init(w, DECODE_PARKED_MAX, DECODE_RECORDS_MAX);
     return w;
 }
 
@@ -67,9 +47,11 @@ void decode_free(struct decode_worker *w)
     if (!w) return;
     loop_timer_free(w->sweep);
     LIST_FOREACH (seq, &w->live, struct decode_seq, link) {
+        decode_parking_end(w, seq);
         decode_parts_release(&seq->parts);
         mem_free(seq);
     }
+    decode_parking_release(w);
     map_release(&w->by_id);
     request_table_release(&w->by_request);
     token_batcher_release(&w->batcher);
@@ -78,12 +60,9 @@ void decode_free(struct decode_worker *w)
 
 uint32_t decode_n_live(const struct decode_worker *w) { return w->n_live; }
 
-/* ---- records ---- */
+uint32_t decode_n_parked(const struct decode_worker *w) { return w->parking.n_parked; }
 
-static struct request_key key_of(const struct decode_seq *seq)
-{
-    return (struct request_key){ seq->request, seq->entry, seq->attempt };
-}
+/* ---- records ---- */
 
 static struct decode_seq *add_seq(struct decode_worker *w, const struct cluster_message *m,
                                   enum decode_seq_state state)
@@ -98,21 +77,21 @@ static struct decode_seq *add_seq(struct decode_worker *w, const struct cluster_
     list_push(&w->live, &seq->link);
     w->n_live++;
     map_put(&w->by_id, map_key_u64(&seq->id), seq);
-    request_table_add(&w->by_request, key_of(seq), seq);
+    request_table_add(&w->by_request, decode_key_of(seq), seq);
     log_debug("sequence begin", "request=%016llx sequence=%016llx attempt=%u entry=%s",
               (unsigned long long)seq->request, (unsigned long long)seq->id, seq->attempt,
               m->from_name);
     return seq;
 }
 
-/* Frees the record once neither the engine nor kvtransfer refers to it. */
-static void drop_if_over(struct decode_worker *w, struct decode_seq *seq)
+void decode_drop_if_over(struct decode_worker *w, struct decode_seq *seq)
 {
     if (seq->in_engine || seq->parts.open) return;
+    decode_parking_end(w, seq);
     log_debug("sequence end", "request=%016llx sequence=%016llx attempt=%u tokens=%u",
               (unsigned long long)seq->request, (unsigned long long)seq->id, seq->attempt,
               seq->n_sent);
-    request_table_remove(&w->by_request, key_of(seq), seq);
+    request_table_remove(&w->by_request, decode_key_of(seq), seq);
     map_del(&w->by_id, map_key_u64(&seq->id));
     list_remove(&seq->link);
     w->n_live--;
@@ -136,19 +115,19 @@ static void refuse(struct decode_worker *w, const struct cluster_message *m, enu
     fail_attempt(w, request_key_of(m), &(struct failure){ st, blame, text });
 }
 
-/* Cancels a sequence in the engine and in kvtransfer; the record stays until both have answered. */
-static void close_seq(struct decode_worker *w, struct decode_seq *seq)
+void decode_close(struct decode_worker *w, struct decode_seq *seq)
 {
     if (seq->state == DECODE_SEQ_CLOSING) return;
+    decode_parking_end(w, seq);
     seq->state = DECODE_SEQ_CLOSING;
-    request_table_remove(&w->by_request, key_of(seq), seq);
+    request_table_remove(&w->by_request, decode_key_of(seq), seq);
     decode_parts_cancel(&seq->parts, &w->ranks, seq->id);
     if (seq->in_engine) {
         enum status st = engine_cancel(w->o.engine, seq->id, !seq->parts.open);
         ASSERT(st == OK || st == ERR_CANCELED); /* CANCELED: the engine is shutting down */
         if (st != OK) seq->in_engine = false;
     }
-    drop_if_over(w, seq);
+    decode_drop_if_over(w, seq);
 }
 
 /* While a node is full, each waiting request is refused many times a second. */
@@ -170,8 +149,8 @@ static void fail_seq(struct decode_worker *w, struct decode_seq *seq, enum statu
 {
     counter_add(w->failed, 1);
     log_failure(w, seq, st, text);
-    fail_attempt(w, key_of(seq), &(struct failure){ st, blame, text });
-    close_seq(w, seq);
+    fail_attempt(w, decode_key_of(seq), &(struct failure){ st, blame, text });
+    decode_close(w, seq);
 }
 
 /* ---- messages ---- */
@@ -215,7 +194,7 @@ static bool has_capacity(struct decode_worker *w, const struct cluster_message *
         refuse(w, m, ERR_BUSY, BLAME_HANDED_BACK, LEAVES);
         return false;
     }
-    if (w->n_live < w->o.max_decode_seqs) return true;
+    if (w->n_live - w->parking.n_ended < w->o.max_decode_seqs) return true;
     refuse(w, m, ERR_BUSY, BLAME_NOBODY,
            "the decode node already has as many sequences as it takes");
     return false;
@@ -239,6 +218,7 @@ static void on_reserve(struct decode_worker *w, const struct cluster_message *m)
         r.want_prompt_logprobs = false; /* the prefill node computes them */
         seq->n_tokens = wire.n_tokens;
         seq->n_senders = body->n_prefill ? (uint32_t)body->n_prefill : 1;
+        decode_parking_begin(w, seq, &wire);
         enum status st = engine_reserve(w->o.engine, &r);
         seq->in_engine = st == OK;
         if (st != OK)
@@ -264,6 +244,7 @@ static void on_run(struct decode_worker *w, const struct cluster_message *m)
     arena_init(&arena);
     if (unpack(w, m, body ? body->generation : NULL, &arena, &wire) == OK) {
         struct decode_seq *seq = add_seq(w, m, DECODE_SEQ_RUNNING);
+        decode_parking_begin(w, seq, &wire);
         struct engine_request r = engine_request_of(&wire, seq->id, seq->request);
         enum status st = engine_submit(w->o.engine, &r);
         seq->in_engine = st == OK;
@@ -322,7 +303,7 @@ static void grant_if_complete(struct decode_worker *w, struct decode_seq *seq)
     enum status st = cluster_send_proto(w->o.cluster, seq->entry, FRAME_GRANT, seq->request,
                                         seq->attempt, &grant.base);
     arena_release(&seq->parts.arena);
-    if (st != OK) close_seq(w, seq);
+    if (st != OK) decode_close(w, seq);
 }
 
 static void on_grants(struct decode_worker *w, const struct cluster_message *m)
@@ -353,7 +334,7 @@ static void on_cancel(struct decode_worker *w, const struct cluster_message *m)
     struct decode_seq *seq = request_table_find(&w->by_request, request_key_of(m));
     if (!seq) return;
     counter_add(w->canceled, 1);
-    close_seq(w, seq);
+    decode_close(w, seq);
 }
 
 bool decode_on_message(struct decode_worker *w, const struct cluster_message *m)
@@ -361,6 +342,7 @@ bool decode_on_message(struct decode_worker *w, const struct cluster_message *m)
     switch (m->type) {
     case FRAME_RESERVE: on_reserve(w, m); return true;
     case FRAME_RUN: on_run(w, m); return true;
+    case FRAME_ATTACH: decode_parking_on_attach(w, m); return true;
     case FRAME_PREFILL_DONE: on_prefill_done(w, m); return true;
     case FRAME_KVT_HELLO: kv_answer_send(w->o.cluster, w->o.kvt, m); return true;
     case FRAME_KV_GRANTS: on_grants(w, m); return true;
@@ -394,7 +376,8 @@ void decode_on_lost(struct decode_worker *w, uint64_t node)
     uint32_t rank = decode_ranks_find(&w->ranks, node);
     if (rank) on_follower_lost(w, rank);
     LIST_FOREACH (seq, &w->live, struct decode_seq, link)
-        if (seq->entry == node) close_seq(w, seq);
+        if (seq->entry == node && seq->state != DECODE_SEQ_PARKED && !decode_parking_park(w, seq))
+            decode_close(w, seq);
     token_batcher_drop_node(&w->batcher, node);
 }
 
@@ -405,7 +388,7 @@ static void on_reserved(struct decode_worker *w, struct decode_seq *seq,
 {
     if (ev->status != OK) {
         seq->in_engine = false;
-        if (seq->state == DECODE_SEQ_CLOSING) drop_if_over(w, seq);
+        if (seq->state == DECODE_SEQ_CLOSING) decode_drop_if_over(w, seq);
         else if (ev->status == ERR_BUSY)
             fail_seq(w, seq, ERR_BUSY, BLAME_HANDED_BACK, "no free KV blocks on the decode node");
         else
@@ -451,10 +434,11 @@ static void on_finished(struct decode_worker *w, struct decode_seq *seq,
         f.kv_link_speed = seq->parts.link_speed;
         f.transport = (char *)(seq->parts.transport ? seq->parts.transport : "");
         f.n_tokens = seq->n_sent;
+        if (decode_parking_keep_end(w, seq, &f)) return;
         token_batcher_flush_node(&w->batcher, seq->entry);
         answer_send(w->o.cluster, seq->entry, FRAME_FINISHED, seq->request, seq->attempt, &f.base);
     }
-    drop_if_over(w, seq);
+    decode_drop_if_over(w, seq);
 }
 
 void decode_on_engine(struct decode_worker *w, const struct engine_event *ev)
@@ -466,15 +450,17 @@ void decode_on_engine(struct decode_worker *w, const struct engine_event *ev)
     case ENGINE_FINISHED: on_finished(w, seq, ev); break;
     case ENGINE_CANCELED:
         seq->in_engine = false;
-        drop_if_over(w, seq);
+        decode_drop_if_over(w, seq);
         break;
     case ENGINE_TOKEN:
         if (seq->state == DECODE_SEQ_CLOSING) break;
         seq->n_sent++;
-        token_batcher_add(&w->batcher, seq->entry, seq->request, seq->attempt, ev->index, &ev->lp);
+        if (decode_parking_add(w, seq, ev->index, &ev->lp))
+            token_batcher_add(&w->batcher, seq->entry, seq->request, seq->attempt, ev->index,
+                              &ev->lp);
         break;
     case ENGINE_PROMPT_LOGPROB: {
-        if (seq->state == DECODE_SEQ_CLOSING) break;
+        if (seq->state != DECODE_SEQ_RUNNING) break;
         struct buf one = { 0 };
         Baton__PromptLogprobs p = BATON__PROMPT_LOGPROBS__INIT;
         token_record_add(&one, seq->request, seq->attempt, ev->index, &ev->lp);
@@ -499,7 +485,7 @@ static void free_if_fenced(struct decode_worker *w, struct decode_seq *seq)
     if (st != OK)
         log_error("fence not taken by the engine", "request=%016llx st=%s",
                   (unsigned long long)seq->request, status_name(st));
-    drop_if_over(w, seq);
+    decode_drop_if_over(w, seq);
 }
 
 void decode_on_kvt(struct decode_worker *w, const struct kvt_event *ev)
@@ -534,11 +520,19 @@ static void sweep(void *arg)
     }
 }
 
+/* What is parked has nobody to give it back to. One that an entry node has just attached to would
+ * take tokens along that its client has, and that entry node does not. Both stay to the end. */
+static bool can_hand_back(const struct decode_seq *seq)
+{
+    return seq->state != DECODE_SEQ_CLOSING && seq->state != DECODE_SEQ_PARKED &&
+           !(seq->kept && seq->kept->behind);
+}
+
 void decode_hand_back(struct decode_worker *w)
 {
     w->leaves = true;
     LIST_FOREACH (seq, &w->live, struct decode_seq, link)
-        if (seq->state != DECODE_SEQ_CLOSING) fail_seq(w, seq, ERR_BUSY, BLAME_HANDED_BACK, LEAVES);
+        if (can_hand_back(seq)) fail_seq(w, seq, ERR_BUSY, BLAME_HANDED_BACK, LEAVES);
 }
 
 void decode_flush(struct decode_worker *w) { token_batcher_flush(&w->batcher); }

@@ -7,8 +7,11 @@
  *           ─ KV verified on all ranks, first token ─▶ RUNNING ─ last token ─▶ gone
  *   RUN ──────────────────────────────────────────────▶ RUNNING
  *   CANCEL, entry node lost, transfer failed ─▶ CLOSING ─ engine done, writes fenced ─▶ gone
+ *   RUNNING with a resume key, entry node lost ─▶ PARKED ─ ATTACH ─▶ RUNNING for another entry node
+ *                                                        └ time over ─▶ CLOSING
  *
- * Requests belong to entry nodes: when the link to one is lost, everything it has here is freed.
+ * Requests belong to entry nodes: when the link to one is lost, what it has here is freed, but for
+ * what its clients may come back for (decode_parking.h).
  * Thread: loop; the node posts engine and transfer events to the loop before they get here. */
 #ifndef BATON_DECODE_DECODE_H
 #define BATON_DECODE_DECODE_H
@@ -29,7 +32,8 @@ struct decode_options {
     struct kvt *kvt; /* NULL: RESERVE is refused */
     struct cluster *cluster;
     struct metrics *metrics;
-    uint32_t max_decode_seqs; /* more are refused as busy */
+    uint32_t max_decode_seqs;  /* more are refused as busy */
+    uint32_t resume_window_ms; /* how long a sequence is parked; 0: none ever is */
     /* Ids of sequences are id_base + multiples of KV_PARTS_MAX; kvtransfer's are those plus the
      * number of the part. */
     uint64_t id_base;
@@ -57,5 +61,7 @@ void decode_on_lost(struct decode_worker *w, uint64_t node);
  * each batch of engine events. */
 void decode_flush(struct decode_worker *w);
 uint32_t decode_n_live(const struct decode_worker *w);
+/* Of those, the ones without an entry node. */
+uint32_t decode_n_parked(const struct decode_worker *w);
 
 #endif

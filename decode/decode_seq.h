@@ -12,9 +12,12 @@ enum decode_seq_state {
     DECODE_SEQ_RESERVING, /* engine_reserve was posted */
     DECODE_SEQ_GRANTING,  /* blocks held; followers are asked for their grants */
     DECODE_SEQ_GRANTED,   /* blocks promised to a prefill node */
-    DECODE_SEQ_RUNNING,   /* the engine produces tokens */
+    DECODE_SEQ_RUNNING,   /* the engine produces tokens, or has ended and they are still sent */
+    DECODE_SEQ_PARKED,    /* the same without an entry node (decode_parking.h) */
     DECODE_SEQ_CLOSING    /* ended: waits for the engine's answer and the transfer's fence */
 };
+
+struct decode_kept;
 
 struct decode_seq {
     uint64_t id;      /* in engine and kvtransfer */
@@ -29,9 +32,10 @@ struct decode_seq {
     uint32_t n_tokens;  /* tokens in the reservation */
     uint32_t n_senders; /* ranks of the prefill node */
     uint32_t n_cached;
-    uint32_t n_sent;   /* tokens emitted */
-    uint32_t n_sweeps; /* GRANTED: for so many it has its KV, but no first token */
-    struct list link;  /* decode_worker.live */
+    uint32_t n_sent;          /* tokens emitted */
+    uint32_t n_sweeps;        /* GRANTED: for so many it has its KV, but no first token */
+    struct decode_kept *kept; /* NULL: its entry node's end is its end */
+    struct list link;         /* decode_worker.live */
 };
 
 #endif

@@ -2,6 +2,8 @@
 """ask.py - asks a node one question, streams the answer and prints where the time went.
 
 usage: ask.py [--max-tokens N] [--expect WORD] URL QUESTION     URL is http://host:port
+       ask.py --resume [...] URL[,URL...] QUESTION              when a node is lost, goes on at the
+                                                                next URL
        ask.py --free-ports N [PREFERRED...]                     prints N free ports of this host,
                                                                 preferred ones first
 
@@ -14,7 +16,11 @@ import json
 import os
 import socket
 import sys
+import time
 import urllib.parse
+
+RESUME_PAUSE_S = 0.2
+RESUME_GIVE_UP_S = 30  # without a new event
 
 
 def connect(url, timeout):
@@ -57,20 +63,73 @@ def free_ports(n, preferred):
     return ports
 
 
+class Refused(RuntimeError):
+    """The answer of a node that asking again does not change."""
+
+
 def events(response):
-    """Yield the JSON of each server-sent event, up to [DONE]."""
+    """Yield (id, JSON) of each server-sent event, up to [DONE]; id is None where there is none.
+
+    An event counts when its empty line has come: what a connection cut off before it was not
+    delivered, and comes again."""
+    event_id = data = None
     for line in response:
         line = line.decode("utf-8").rstrip("\r\n")
-        if not line.startswith("data:"):
-            continue
-        data = line[5:].strip()
-        if data == "[DONE]":
-            return
-        yield json.loads(data)
+        if line.startswith("id:"):
+            event_id = line[3:].strip()
+        elif line.startswith("data:"):
+            data = line[5:].strip()
+        elif not line and data is not None:
+            if data == "[DONE]":
+                return
+            yield event_id, json.loads(data)
+            event_id = data = None
     raise RuntimeError("the stream ended before [DONE]")
 
 
-def ask(url, question, max_tokens):
+def post(url, body, more_headers):
+    c = connect(url, 120)
+    c.request("POST", "/v1/chat/completions", json.dumps(body), {**headers(), **more_headers})
+    r = c.getresponse()
+    if r.status == 200:
+        return r
+    text = f"status {r.status}: {r.read().decode('utf-8', 'replace').strip()}"
+    raise (RuntimeError if r.status in (429, 502, 503, 504) else Refused)(text)
+
+
+def stream(url, body, more_headers=None):
+    """Yield (id, JSON) of each event of the answer."""
+    for event_id, event in events(post(url, body, more_headers or {})):
+        if "error" in event:
+            raise RuntimeError(event["error"].get("message", str(event["error"])))
+        yield event_id, event
+
+
+def stream_resumed(urls, body):
+    """As stream, over as many connections as it takes: each event once, in order.
+
+    The first request asks for ids. When its connection ends early, the same request goes to the
+    next URL, with the id of the last event as Last-Event-ID; that node goes on after it."""
+    last_id, i, t_last = None, 0, time.monotonic()
+    while True:
+        ask = {"Last-Event-ID": last_id} if last_id else {"x-baton-resume": "1"}
+        try:
+            for event_id, event in stream(urls[i % len(urls)], body, ask):
+                last_id, t_last = event_id, time.monotonic()
+                yield event_id, event
+            return
+        except Refused:
+            raise
+        except (OSError, http.client.HTTPException, RuntimeError, ValueError) as e:
+            if time.monotonic() - t_last > RESUME_GIVE_UP_S:
+                raise
+            print(f"\nask.py: {urls[i % len(urls)]}: {e or type(e).__name__}; going on at "
+                  f"{urls[(i + 1) % len(urls)]}", file=sys.stderr)
+        i += 1
+        time.sleep(RESUME_PAUSE_S)
+
+
+def ask(urls, question, max_tokens, resume):
     """Stream the answer to stdout; returns (text, trace, usage)."""
     body = {
         "messages": [{"role": "user", "content": question}],
@@ -79,15 +138,8 @@ def ask(url, question, max_tokens):
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    c = connect(url, 120)
-    c.request("POST", "/v1/chat/completions", json.dumps(body), headers())
-    r = c.getresponse()
-    if r.status != 200:
-        raise RuntimeError(f"status {r.status}: {r.read().decode('utf-8', 'replace').strip()}")
     text, trace, usage = "", {}, {}
-    for event in events(r):
-        if "error" in event:
-            raise RuntimeError(event["error"].get("message", str(event["error"])))
+    for _, event in stream_resumed(urls, body) if resume else stream(urls[0], body):
         trace = event.get("baton") or trace
         usage = event.get("usage") or usage
         for choice in event.get("choices", []):
@@ -144,6 +196,8 @@ def main():
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument("--free-ports", nargs="+", type=int, metavar="N")
     a.add_argument("--max-tokens", type=int, default=64)
+    a.add_argument("--resume", action="store_true",
+                   help="URL may be a list with commas; when a node is lost, another one goes on")
     a.add_argument("--expect", metavar="WORD", help="fail when the answer does not contain it")
     a.add_argument("words", nargs="*", metavar="URL QUESTION")
     o = a.parse_args()
@@ -154,7 +208,7 @@ def main():
         a.error("a URL and a question are needed")
     url, question = o.words[0], " ".join(o.words[1:])
     try:
-        text, trace, usage = ask(url, question, o.max_tokens)
+        text, trace, usage = ask(url.split(","), question, o.max_tokens, o.resume)
     except (OSError, http.client.HTTPException, RuntimeError, ValueError) as e:
         print(f"ask.py: {url}: {e}", file=sys.stderr)
         return 1

@@ -21,6 +21,8 @@ static const char HEAD[] =
     "| requeue | placed again after 50 ms; it costs no move |\n"
     "| move | a new attempt elsewhere at once, which continues behind the last token "
     "delivered |\n"
+    "| compute | no node has kept the answer for a client that comes back ([resume.md]"
+    "(resume.md)): placed as a new request, as is one that nobody had before |\n"
     "| fail | the request ends with the error |\n"
     "\n"
     "A request moves at most %d times, then it fails with 503; after %d moves it is not\n"
@@ -98,6 +100,9 @@ static const struct {
     enum request_state state;
     const char *holds, *waits, *until;
 } HOLDS[] = {
+    { REQUEST_ATTACH, "no node; a sequence that a decode node has kept goes on there as in decode",
+      "the answers of nodes that may have kept it",
+      "0.1 s, or 0.5 s for the node that its client names" },
     { REQUEST_PLACING, "no node", "a node with room, by the view",
       "`--max-queue-time`, or `--placement-timeout` when there is no node" },
     { REQUEST_CREDIT, "no node (its place is counted in the directory)",

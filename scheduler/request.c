@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "scheduler/request_attach.h"
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
@@ -44,6 +45,8 @@ struct request *request_create(struct entry *e, uint64_t id, const struct gen_re
     r->cache_salt = g->cache_salt;
     r->prompt_logprobs = g->prompt_logprobs;
     r->deadline_ms = g->deadline_ms;
+    r->resume = g->resume;
+    r->state = request_attach_is_wanted(&g->resume) ? REQUEST_ATTACH : REQUEST_PLACING;
     if (g->n_tokens >= block_tokens && block_tokens)
         r->first_block = hash_block(hash_block_seed(e->view.model, g->cache_salt), g->tokens,
                                     block_tokens);
@@ -58,6 +61,7 @@ void request_free(struct request *r)
     if (!r) return;
     mem_free(r->tokens);
     mem_free((void *)r->sampling.bias);
+    mem_free(r->asked);
     buf_release(&r->held);
     buf_release(&r->held_end);
     mem_free(r);
@@ -94,6 +98,8 @@ static struct generation_wire wire_of(const struct request *r)
         .sampling = r->sampling,
         .cache_salt = r->cache_salt,
         .prompt_logprobs = r->prompt_logprobs && request_n_out(r) == 0,
+        .has_resume_key = r->resume.wanted,
+        .resume_key = r->resume.key,
     };
 }
 
@@ -200,13 +206,15 @@ static void abandon_attempt(struct entry *e, struct request *r)
 {
     Baton__Cancel m = BATON__CANCEL__INIT;
     const struct request_node *nodes[] = { &r->prefill, &r->decode };
-    for (size_t i = 0; i < COUNT_OF(nodes); i++) {
+    bool parks = e->leaves && r->resume.wanted; /* its decode node will, when this link ends */
+    for (size_t i = 0; i < COUNT_OF(nodes) && !parks; i++) {
         if (!nodes[i]->node || (i == 1 && nodes[1]->node == nodes[0]->node)) continue;
         if (cluster_knows(e->cluster, nodes[i]->node) &&
             cluster_send_proto(e->cluster, nodes[i]->node, FRAME_CANCEL, r->id, r->attempt,
                                &m.base) != OK)
             log_debug("cancel not sent", "request=%016llx", (unsigned long long)r->id);
     }
+    request_attach_abandon(e, r);
     request_release_place(e, r);
     request_note(e, r, BREAKER_GIVEN_UP);
     r->prefill = r->decode = (struct request_node){ 0 };
@@ -295,6 +303,7 @@ static void log_loss(struct entry *e, const struct request *r, enum request_acti
 {
     enum log_level level = LOG_INFO;
     uint32_t n_unlogged = 0;
+    if (action == ACTION_COMPUTE && !r->resume.returns) level = LOG_DEBUG; /* it was a new one */
     if (action == ACTION_REQUEUE) {
         char what[ERR_TEXT_MAX];
         snprintf(what, sizeof what, "%016llx %s", (unsigned long long)culprit, text);
@@ -339,6 +348,12 @@ void request_on_loss(struct entry *e, struct request *r, enum request_loss loss,
         place_again(e, r, 0);
         request_advance(e, r);
         break;
+    case ACTION_COMPUTE:
+        if (r->resume.returns && request_may_compute(e, r))
+            counter_add(e->metrics.resumes_computed, 1);
+        place_again(e, r, 0);
+        request_advance(e, r);
+        break;
     case ACTION_FAIL:
         if (retry_action(r->state, loss) == ACTION_REQUEUE) request_end_full(e, r);
         else fail(e, r, loss, st, culprit, text);
@@ -378,6 +393,7 @@ void request_advance(struct entry *e, struct request *r)
          * (place_waiting_requests, next turn). */
         if (!r->placing && now >= r->wait_until_ms && !e->capacity_freed) (void)request_place(e, r);
         break;
+    case REQUEST_ATTACH: request_attach_advance(e, r); break;
     case REQUEST_CREDIT:
     case REQUEST_RESERVE:
     case REQUEST_PREFILL:

@@ -4,7 +4,7 @@
  *   PLACING ───────▶ CREDIT ───────▶ RESERVE ───────▶ PREFILL ───────▶ DECODE ──▶ ENDED
  *      │ one node does all: RUN ───────────────────────────────────────────────▶ ENDED
  *      ◀── from any: requeued (a node is busy; after a pause) or moved (a loss; the next attempt
- *          continues after the last delivered token)
+ *          continues after the last delivered token). ATTACH is in request_attach.h
  *
  * Invariants:
  *  1 Each token index reaches the sink exactly once and in order. A record with an index below
@@ -59,6 +59,7 @@ struct entry {
     uint32_t n_live;
     struct list orphans; /* ended requests that still wait for the directory's answer */
     bool capacity_freed; /* a placement ended since the last tick */
+    bool leaves;         /* the node ends: answers that its clients may resume are not cancelled */
 };
 
 /* Looks for trouble now, once the directory has answered or failed to. */
@@ -70,6 +71,7 @@ struct request_node {
     char host[NODE_NAME_MAX];
     uint16_t port;
     uint32_t n_followers; /* its ranks besides the first; their addresses are in its record */
+    bool keeps;           /* answers whose entry node is lost */
 };
 
 struct request {
@@ -90,6 +92,11 @@ struct request {
     struct buf held, held_end; /* token records and FINISHED that overtook the prompt's logprobs */
     uint64_t deadline_ms;
     struct hash128 first_block;
+    struct gen_resume resume;
+    uint64_t *asked; /* [n_asked] ATTACH: nodes that have not refused; NULL: none was asked */
+    uint32_t n_asked;
+    uint64_t told_node; /* by sink.on_node */
+    bool has_told;
     /* the current attempt */
     struct request_node prefill, decode;
     bool placed; /* a reservation of this attempt is in the directory */
@@ -137,8 +144,10 @@ void request_end(struct entry *e, struct request *r, enum status st, enum finish
 static inline uint32_t request_n_out(const struct request *r) { return r->n_tokens - r->n_prompt; }
 void request_set_state(struct request *r, enum request_state next);
 /* Chooses nodes and asks the directory for them. ERR_BUSY: all are full; ERR_UNAVAILABLE: there is
- * none. It may have ended the request then. */
+ * none; ERR_CONFLICT: it may not be computed. It may have ended the request then. */
 enum status request_place(struct entry *e, struct request *r);
+/* What the client has must be computed again with the same bits: would it be? */
+bool request_may_compute(const struct entry *e, const struct request *r);
 /* All nodes are full, now. Has that been so for max_queue_ms, and the client has no token yet? One
  * that has some was accepted, and waits for its ttl. */
 bool request_is_full_for_too_long(const struct entry *e, struct request *r);

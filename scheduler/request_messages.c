@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 
+#include "scheduler/request_attach.h"
 #include "shared/base/clock.h"
 #include "shared/base/mem.h"
 #include "shared/cluster/generation_wire.h"
@@ -180,7 +181,12 @@ static void on_prompt_logprobs(struct entry *e, struct request *r, const struct 
 void request_on_message(struct entry *e, struct request *r, const struct cluster_message *m)
 {
     bool of_prefill = m->from == r->prefill.node, of_decode = m->from == r->decode.node;
-    if (r->canceled || m->attempt != r->attempt || (!of_prefill && !of_decode)) return;
+    if (r->canceled || m->attempt != r->attempt) return;
+    if (r->state == REQUEST_ATTACH) {
+        request_attach_on_message(e, r, m);
+        return;
+    }
+    if (!of_prefill && !of_decode) return;
     switch (m->type) {
     case FRAME_CREDIT:
         if (of_prefill) on_credit(e, r);
@@ -192,6 +198,11 @@ void request_on_message(struct entry *e, struct request *r, const struct cluster
     case FRAME_PROMPT_LOGPROBS: on_prompt_logprobs(e, r, m); break;
     case FRAME_FINISHED:
         if (of_decode) on_finished(e, r, m);
+        break;
+    case FRAME_DETACHED:
+        if (of_decode)
+            request_end(e, r, ERR_CONFLICT, FINISH_ERROR, -1,
+                        "its client came back: another connection goes on with this answer");
         break;
     case FRAME_FAILED:
         /* Once tokens flow the prefill node is not needed. */
@@ -208,6 +219,27 @@ static void append_token(struct request *r, int32_t id)
         r->tokens = mem_realloc(r->tokens, r->cap_tokens, sizeof *r->tokens);
     }
     r->tokens[r->n_tokens++] = id;
+}
+
+static void tell_node(struct request *r)
+{
+    uint64_t node = r->decode.keeps ? r->decode.node : 0;
+    if (!r->sink.on_node || (r->has_told && r->told_node == node)) return;
+    r->has_told = true;
+    r->told_node = node;
+    r->sink.on_node(r->sink.arg, node);
+}
+
+void request_deliver_token(struct entry *e, struct request *r, uint32_t index,
+                           const struct token_logprobs *t)
+{
+    r->t_last = clock_ns();
+    if (!r->t_first) r->t_first = r->t_last;
+    append_token(r, t->id);
+    recent_add_token(&e->recent, r->t_last / 1000000);
+    r->ends = t->ends;
+    tell_node(r);
+    r->sink.on_token(r->sink.arg, index, t);
 }
 
 void request_on_token(struct entry *e, struct request *r, uint64_t from, uint32_t attempt,
@@ -229,10 +261,5 @@ void request_on_token(struct entry *e, struct request *r, uint64_t from, uint32_
         request_note(e, r, BREAKER_WORKED);
         r->full_since_ms = 0;
     }
-    r->t_last = clock_ns();
-    if (!r->t_first) r->t_first = r->t_last;
-    append_token(r, t->id);
-    recent_add_token(&e->recent, r->t_last / 1000000);
-    r->ends = t->ends;
-    r->sink.on_token(r->sink.arg, index, t);
+    request_deliver_token(e, r, index, t);
 }

@@ -8,6 +8,9 @@
 #include "scheduler/request.h"
 
 void request_on_message(struct entry *e, struct request *r, const struct cluster_message *m);
+/* Hands the next output token to the sink. */
+void request_deliver_token(struct entry *e, struct request *r, uint32_t index,
+                           const struct token_logprobs *t);
 void request_on_token(struct entry *e, struct request *r, uint64_t from, uint32_t attempt,
                       uint32_t index, const struct token_logprobs *t);
 

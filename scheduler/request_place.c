@@ -22,6 +22,7 @@ static struct request_node node_of(const struct node_record *n)
     out.node = n->node;
     out.port = n->cluster_port;
     out.n_followers = n->n_followers;
+    out.keeps = n->resume_ms > 0;
     snprintf(out.name, sizeof out.name, "%s", n->name);
     snprintf(out.host, sizeof out.host, "%s", n->host);
     return out;
@@ -226,9 +227,22 @@ static void reserve(struct entry *e, struct request *r, const struct place_resul
         on_reserved(r, ERR_UNAVAILABLE, 0);
 }
 
+bool request_may_compute(const struct entry *e, const struct request *r)
+{
+    return request_n_out(r) >= r->resume.n_delivered || view_is_deterministic(&e->view);
+}
+
 enum status request_place(struct entry *e, struct request *r)
 {
     struct place_result chosen;
+    if (!request_may_compute(e, r)) {
+        counter_add(e->metrics.resumes_refused, 1);
+        request_end(e, r, ERR_CONFLICT, FINISH_ERROR, -1,
+                    "no node has kept the rest of this answer, and GPUs without --deterministic do "
+                    "not compute the same tokens again; send the request without Last-Event-ID for "
+                    "a new answer");
+        return ERR_CONFLICT;
+    }
     enum status st = choose_nodes(e, r, &chosen);
     r->waits_for_capacity = false;
     if (st == OK) reserve(e, r, &chosen);

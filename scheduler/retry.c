@@ -11,6 +11,7 @@
 #define Q ACTION_REQUEUE
 #define M ACTION_MOVE
 #define F ACTION_FAIL
+#define C ACTION_COMPUTE
 
 /* clang-format off */
 static const enum request_action TABLE[REQUEST_N_STATES][REQUEST_N_LOSSES] = {
@@ -21,6 +22,7 @@ static const enum request_action TABLE[REQUEST_N_STATES][REQUEST_N_LOSSES] = {
     [REQUEST_PREFILL] = { M, M,           Q,    M,    F,       M,    I,     M,    Q,    I },
     [REQUEST_DECODE]  = { I, M,           M,    M,    F,       M,    I,     M,    Q,    I },
     [REQUEST_RUN]     = { I, M,           Q,    M,    F,       M,    I,     I,    Q,    I },
+    [REQUEST_ATTACH]  = { I, C,           C,    C,    C,       C,    C,     C,    C,    C },
     [REQUEST_ENDED]   = { I, I,           I,    I,    I,       I,    I,     I,    I,    I },
 };
 /* clang-format on */
@@ -29,6 +31,10 @@ static const enum request_action TABLE[REQUEST_N_STATES][REQUEST_N_LOSSES] = {
 #undef Q
 #undef M
 #undef F
+#undef C
+
+static const char IN_ATTACH[] =
+    "whatever a node says of a sequence that it does not have, the request is not at fault";
 
 /* Of the cells that their state and loss do not explain; a state of REQUEST_N_STATES: of every
  * state that has a node. */
@@ -64,12 +70,19 @@ static const struct {
     { REQUEST_RUN, LOSS_PREFILL_NODE, "one node does both" },
     { REQUEST_RUN, LOSS_PAIR,
       "there is none: whatever its node says of a pair is that node's own trouble" },
+    { REQUEST_ATTACH, LOSS_PREFILL_NODE, "none is asked: a kept answer is past its prompt" },
+    { REQUEST_ATTACH, LOSS_BUSY, IN_ATTACH },
+    { REQUEST_ATTACH, LOSS_REQUEST, IN_ATTACH },
+    { REQUEST_ATTACH, LOSS_STUCK, "asking must not make a request late that nobody has" },
+    { REQUEST_ATTACH, LOSS_PAIR, IN_ATTACH },
+    { REQUEST_ATTACH, LOSS_HANDED_BACK, IN_ATTACH },
+    { REQUEST_ATTACH, LOSS_DIRECTORY, "it needs the view and links only; placing goes ahead" },
 };
 
 const char *request_state_name(enum request_state s)
 {
     static const char *const names[REQUEST_N_STATES] = { "placing", "credit", "reserve", "prefill",
-                                                         "decode",  "run",    "ended" };
+                                                         "decode",  "run",    "attach",  "ended" };
     ASSERT(s < REQUEST_N_STATES);
     return names[s];
 }
@@ -93,7 +106,9 @@ enum request_action retry_action(enum request_state state, enum request_loss los
 
 const char *retry_action_name(enum request_action action)
 {
-    static const char *const names[ACTION_N] = { "ignore", "requeue", "move", "fail", "end" };
+    static const char *const names[ACTION_N] = {
+        "ignore", "requeue", "move", "compute", "fail", "end",
+    };
     ASSERT(action < ACTION_N);
     return names[action];
 }

@@ -16,6 +16,7 @@ enum request_state {
     REQUEST_PREFILL, /* blocks granted; the prefill node computes and pushes */
     REQUEST_DECODE,  /* tokens flow from the decode node; the prefill node is done */
     REQUEST_RUN,     /* one node does both */
+    REQUEST_ATTACH,  /* its client comes back: a node may have kept the answer (request_attach.h) */
     REQUEST_ENDED,
     REQUEST_N_STATES
 };
@@ -38,6 +39,7 @@ enum request_action {
     ACTION_IGNORE,  /* this state does not depend on what was lost */
     ACTION_REQUEUE, /* place again after a short pause; does not count as a move */
     ACTION_MOVE,    /* new attempt elsewhere, from the last delivered token */
+    ACTION_COMPUTE, /* no node has kept the answer: place it as a new request */
     ACTION_FAIL,    /* end the request with the error */
     ACTION_END,     /* end it well: the answer was complete. Not in the table */
     ACTION_N

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "scheduler/request_attach.h"
 #include "scheduler/request_messages.h"
 #include "scheduler/scheduler_internal.h"
 #include "shared/base/assert.h"
@@ -244,6 +245,8 @@ bool scheduler_on_message(struct scheduler *s, const struct cluster_message *m)
     case FRAME_PREFILL_REPORT:
     case FRAME_PROMPT_LOGPROBS:
     case FRAME_FINISHED:
+    case FRAME_ATTACHED:
+    case FRAME_DETACHED:
     case FRAME_FAILED: {
         struct request *r = map_get(&s->entry.by_id, map_key_u64(&m->request));
         if (r) request_on_message(&s->entry, r, m);
@@ -258,7 +261,8 @@ void scheduler_on_lost(struct scheduler *s, uint64_t node, const char *why)
     view_suspect(&s->entry.view, node, why);
     view_refresh(&s->entry.view);
     LIST_FOREACH (r, &s->entry.live, struct request, link) {
-        if (r->decode.node == node)
+        if (r->state == REQUEST_ATTACH) request_attach_on_lost(&s->entry, r, node);
+        else if (r->decode.node == node)
             request_on_loss(&s->entry, r, LOSS_DECODE_NODE, ERR_PEER_LOST, node, why);
         else if (r->prefill.node == node)
             request_on_loss(&s->entry, r, LOSS_PREFILL_NODE, ERR_PEER_LOST, node, why);
@@ -335,6 +339,7 @@ const struct view *scheduler_view(const struct scheduler *s) { return &s->entry.
 void scheduler_stop(struct scheduler *s)
 {
     s->draining = true;
+    s->entry.leaves = true;
     LIST_FOREACH (r, &s->entry.live, struct request, link)
         request_end(&s->entry, r, ERR_CANCELED, FINISH_NONE, -1, "the node is shutting down");
     loop_timer_free(s->tick);

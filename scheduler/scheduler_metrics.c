@@ -55,6 +55,13 @@ static void register_breakers(struct scheduler_metrics *sm, struct metrics *m)
         }
 }
 
+static struct counter *resumes(struct metrics *m, const char *kind)
+{
+    return metrics_counter(m, "baton_resumes_total", kind,
+                           "Sequences whose client came back: a node still had them, they were "
+                           "computed again, or could not be.");
+}
+
 void scheduler_metrics_loss(struct scheduler_metrics *m, enum request_state state,
                             enum request_loss loss, enum request_action action)
 {
@@ -99,6 +106,9 @@ void scheduler_metrics_register(struct scheduler_metrics *sm, struct metrics *m)
     sm->registry = m;
     register_counters(sm, m);
     register_breakers(sm, m);
+    sm->resumes_attached = resumes(m, "kind=\"attached\"");
+    sm->resumes_computed = resumes(m, "kind=\"computed\"");
+    sm->resumes_refused = resumes(m, "kind=\"refused\"");
     register_gauges(sm, m);
     register_stages(sm, m);
 }

@@ -13,6 +13,7 @@ struct scheduler_metrics {
     struct metrics *registry; /* borrowed */
     struct counter *requests, *finished_stop, *finished_length, *failed, *canceled, *moves,
         *requeues, *rejected;
+    struct counter *resumes_attached, *resumes_computed, *resumes_refused;
     struct counter *prompt_tokens, *output_tokens, *split, *local;
     struct gauge *live, *placing, *nodes;
     struct histogram *place_s, *queue_s, *prefill_s, *ttft_s, *tpot_s, *decode_s, *e2e_s, *kv_s,

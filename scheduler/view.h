@@ -86,6 +86,8 @@ const struct node_record *view_find(const struct view *v, uint64_t node);
 void view_suspect(struct view *v, uint64_t node, const char *why);
 /* The reason why a node has no link, or NULL: it was not lost, or is linked again. */
 const char *view_why_unreachable(const struct view *v, uint64_t node);
+/* Would every node of this node's model compute the same bits again? */
+bool view_is_deterministic(const struct view *v);
 /* The nodes that must not be chosen: suspects, and unless `suspects_only` those whose breaker is
  * open or being probed. Returns how many. */
 size_t view_excluded_nodes(const struct view *v, bool suspects_only, uint64_t out[EXCLUDED_MAX]);

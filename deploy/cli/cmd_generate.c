@@ -68,9 +68,10 @@ static void on_begin(void *arg, const char *headers)
     (void)headers;
 }
 
-static enum status on_chunk(void *arg, struct str json)
+static enum status on_chunk(void *arg, struct str id, struct str json)
 {
     struct generate *g = arg;
+    (void)id;
     enum status st = OK;
     cJSON *doc = cJSON_ParseWithLength(json.p, json.n);
     const cJSON *error = cJSON_GetObjectItemCaseSensitive(doc, "error"),
@@ -112,9 +113,10 @@ static void start_prompt(struct generate *g)
     buf_printf(&body, ",\"stream\":true,\"max_tokens\":%lld,\"temperature\":%g}",
                (long long)config_int(g->c, "max-tokens"), config_float(g->c, "temperature"));
     struct serve_reply reply = { on_reply, on_begin, on_chunk, on_end, g };
+    /* Without a name of its own it gets another one each time, and so another seed. */
     g->completion = serve_submit(node_serve(g->node),
                                  g->raw ? "/v1/completions" : "/v1/chat/completions",
-                                 buf_str(&body), "generate", &reply);
+                                 buf_str(&body), NULL, &reply);
     buf_release(&body);
 }
 

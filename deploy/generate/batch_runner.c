@@ -251,9 +251,10 @@ static void on_begin(void *arg, const char *headers)
     assert_fail("a batch request was streamed", __FILE__, __LINE__, __func__);
 }
 
-static enum status on_chunk(void *arg, struct str json)
+static enum status on_chunk(void *arg, struct str id, struct str json)
 {
     (void)arg;
+    (void)id;
     (void)json;
     return ERR_CANCELED;
 }

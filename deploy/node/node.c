@@ -419,6 +419,7 @@ static void start_engine_workers(struct node *n)
         .cluster = n->cluster,
         .metrics = n->metrics,
         .max_decode_seqs = n->o.max_waiting + n->o.max_seqs,
+        .resume_window_ms = n->o.resume_ms,
         .id_base = DECODE_IDS,
         .followers = n->ranks.all + 1,
         .n_followers = n->ranks.group ? n->o.tp.size - 1 : 0,

@@ -6,6 +6,7 @@
 #include "deploy/node/node_internal.h"
 #include "deploy/node/node_placement.h"
 #include "deploy/node/node_traffic.h"
+#include "kernels/backend.h"
 #include "scheduler/directory/redis_advice.h"
 #include "scheduler/view.h"
 #include "shared/base/clock.h"
@@ -45,9 +46,11 @@ static void describe_membership(const struct node *n, struct node_group *g)
     g->is_whole = group_is_whole(n->group);
 }
 
-/* Of this node's group, and of the node itself. */
-static void describe_ranks(const struct node *n, struct node_record *me)
+/* Of this node's group, and of the node itself; and what clients that come back find on it. */
+static void describe_whole(const struct node *n, struct node_record *me)
 {
+    me->resume_ms = n->o.resume_ms;
+    me->deterministic = kernel_is_deterministic(engine_model(n->engine)->kernels);
     if (n->group) describe_membership(n, &me->group);
     if (n->ranks.group) describe_followers(n, me);
 }
@@ -93,7 +96,7 @@ void node_describe_record(void *arg, struct node_record *me)
         .progress = st.progress,
         .has_work = st.has_work,
     };
-    describe_ranks(n, me);
+    describe_whole(n, me);
     describe_names(n, l, me);
     node_record_prove(me, n->o.secret);
     gauge_set(n->loop_delay, loop_take_max_delay_ms(n->loop) * 1e-3);

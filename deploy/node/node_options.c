@@ -506,6 +506,7 @@ static enum status read_directory(const struct config *c, struct node_options *o
     o->grace_ms = (uint32_t)(config_float(c, "placement-timeout") * 1000);
     o->max_queue_ms = (uint32_t)(config_float(c, "max-queue-time") * 1000);
     o->unsplit = strcmp(scheduler, "global") == 0;
+    o->resume_ms = (uint32_t)(config_float(c, "resume-window") * 1000);
     if (strlen(o->topic) == 0 || strlen(o->topic) >= NODE_NAME_MAX)
         return err_field(err, ERR_CONFIG, "scheduler-topic",
                          "--scheduler-topic must have 1 to %d characters", NODE_NAME_MAX - 1);

@@ -110,7 +110,7 @@ struct node_options {
     uint16_t control_port; /* --engine-worker-queue-port */
     struct redis_server redis;
     uint32_t ttl_s;
-    uint32_t grace_ms, max_queue_ms;
+    uint32_t grace_ms, max_queue_ms, resume_ms;
     bool unsplit;     /* --scheduler-name global */
     struct buf notes; /* lines about options that have no effect here */
 };

@@ -122,6 +122,12 @@ void node_stop(struct node *n, int exit_status)
     n->stopper = loop_timer_start(n->loop, 0, 0, begin_stop, n);
 }
 
+/* What is parked may never be asked for, and can be computed again: it is not waited for. */
+static uint32_t n_decoding(const struct node *n)
+{
+    return decode_n_live(n->decode) - decode_n_parked(n->decode);
+}
+
 /* When half of the time is over, other nodes get what is left, if there are any that can take it:
  * what cannot be finished here in time should not be lost with this node. */
 static void hand_back_if_due(struct node *n)
@@ -130,7 +136,7 @@ static void hand_back_if_due(struct node *n)
     if (n->handed_back || since < (uint64_t)n->o.shutdown_s * 500) return;
     if (!scheduler_sees_others(n->scheduler, n->id)) return;
     n->handed_back = true;
-    log_info("work handed back", "sequences=%u prompts=%u", decode_n_live(n->decode),
+    log_info("work handed back", "sequences=%u prompts=%u", n_decoding(n),
              prefill_n_live(n->prefill));
     decode_hand_back(n->decode);
     prefill_hand_back(n->prefill);
@@ -143,7 +149,7 @@ static void on_drain_poll(void *arg)
     struct node *n = arg;
     const bool has_time = clock_ms() - n->t_drain_ms < (uint64_t)n->o.shutdown_s * 1000;
     uint32_t live = scheduler_n_live(n->scheduler) + (n->passer ? passer_n_live(n->passer) : 0);
-    if (!n->o.no_engine) live += decode_n_live(n->decode) + prefill_n_live(n->prefill);
+    if (!n->o.no_engine) live += n_decoding(n) + prefill_n_live(n->prefill);
     if (live && has_time) {
         if (!n->o.no_engine) hand_back_if_due(n);
         return;

@@ -508,6 +508,16 @@ const struct option CLUSTER_OPTIONS[] = {
         .help = "Seconds after which a request is given up.",
     },
     {
+        .name = "resume-window",
+        .env = "BATON_RESUME_WINDOW",
+        .type = OPT_FLOAT,
+        RANGE(0, 3600),
+        .def = "10",
+        IN("Scheduler", NET),
+        .help = "Seconds for which a decode node goes on with an answer whose entry node was lost, "
+                "if its request asked for that (x-baton-resume); 0: never. docs/resume.md.",
+    },
+    {
         .name = "scheduler-max-size",
         .env = "BATON_SCHEDULER_MAX_SIZE",
         .type = OPT_INT,

@@ -75,6 +75,8 @@ struct node_record {
     uint64_t kv_host; /* nodes with the same one use ipc; 0: none. kv_by empty too: not known */
     uint32_t max_seqs, n_blocks, block_tokens, max_model_len;
     uint32_t max_requests; /* that it follows as their entry; 0: unknown */
+    uint32_t resume_ms; /* how long it keeps an answer whose entry node was lost; 0: not at all */
+    bool deterministic; /* it computes the same tokens again for the same request */
     /* All above as its node wrote it, members that are not known here included: proof is of these
      * bytes. Borrowed from whoever read the record; n 0: it was not read, but filled in here. */
     struct str identity;

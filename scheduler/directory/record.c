@@ -71,8 +71,9 @@ static void write_identity(const struct node_record *r, struct buf *out)
         buf_printf(out, "%s\"" DIRECTORY_ID "\"", i ? "," : "", r->served[i]);
     buf_printf(out,
                "],\"max_seqs\":%u,\"n_blocks\":%u,\"block_tokens\":%u,\"max_model_len\":%u,"
-               "\"max_requests\":%u",
-               r->max_seqs, r->n_blocks, r->block_tokens, r->max_model_len, r->max_requests);
+               "\"max_requests\":%u,\"resume_ms\":%u,\"deterministic\":%s",
+               r->max_seqs, r->n_blocks, r->block_tokens, r->max_model_len, r->max_requests,
+               r->resume_ms, r->deterministic ? "true" : "false");
 }
 
 /* What may have changed since the last renewal. */
@@ -359,12 +360,14 @@ static enum status get_identity(const cJSON *o, struct node_record *r, struct er
         { "block_tokens", TOKENS_MAX, .u32 = &r->block_tokens },
         { "max_model_len", TOKENS_MAX, .u32 = &r->max_model_len },
         { "max_requests", TOKENS_MAX, .u32 = &r->max_requests },
+        { "resume_ms", TOKENS_MAX, .u32 = &r->resume_ms },
     };
     if (!cJSON_IsObject(o))
         return err_field(err, ERR_INVALID, "identity",
                          "identity must be the text of a JSON object");
     TRY(get_names(o, r, err));
     TRY(get_numbers(o, fields, COUNT_OF(fields), err));
+    TRY(json_get_bool(o, "deterministic", &r->deterministic, err));
     return json_get_bool(o, "kv_lossy", &r->kv_lossy, err);
 }
 

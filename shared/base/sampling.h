@@ -20,7 +20,7 @@ struct sampling_params {
     float temperature, top_p, min_p;
     int32_t top_k; /* <= 0: off */
     float presence_penalty, frequency_penalty, repetition_penalty;
-    uint64_t seed;                   /* always set: the entry node draws a missing one */
+    uint64_t seed;                   /* always set: a missing one is made from the request's name */
     uint32_t max_tokens, min_tokens; /* output tokens */
     bool ignore_eos;
     int32_t n_logprobs; /* -1: none; 0: the chosen token; n: also the best n */

@@ -40,7 +40,8 @@ enum status_class {
     X(ERR_IO, -18, "input/output error", CLASS_PEER, 502)                                          \
     X(ERR_NODEV, -19, "no such device here", CLASS_FATAL, 500)                                     \
     X(ERR_CONFIG, -20, "configuration error", CLASS_FATAL, 500)                                    \
-    X(ERR_INTERNAL, -21, "internal error", CLASS_FATAL, 500)
+    X(ERR_INTERNAL, -21, "internal error", CLASS_FATAL, 500)                                       \
+    X(ERR_CONFLICT, -22, "in conflict with what the client already has", CLASS_REQUEST, 409)
 
 enum status {
 #define X(code, number, text, class_, http) code = number,

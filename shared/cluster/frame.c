@@ -73,6 +73,9 @@ static const char *const NAMES[FRAME_TYPE_END] = {
     [FRAME_KV_FINISH] = "kv_finish",
     [FRAME_KV_CANCEL] = "kv_cancel",
     [FRAME_KV_EVENT] = "kv_event",
+    [FRAME_ATTACH] = "attach",
+    [FRAME_ATTACHED] = "attached",
+    [FRAME_DETACHED] = "detached",
 };
 
 const char *frame_type_name(unsigned type)

@@ -60,6 +60,9 @@ enum frame_type {
     FRAME_KV_FINISH,
     FRAME_KV_CANCEL,
     FRAME_KV_EVENT,
+    FRAME_ATTACH,
+    FRAME_ATTACHED,
+    FRAME_DETACHED,
     FRAME_TYPE_END
 };
 

@@ -8,6 +8,20 @@
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
                "token ids are copied as little-endian int32");
 
+_Static_assert(sizeof(struct hash128) == RESUME_KEY_BYTES, "a resume key is copied as it is");
+
+bool generation_wire_read_key(ProtobufCBinaryData bytes, struct hash128 *out)
+{
+    if (bytes.len != RESUME_KEY_BYTES) return false;
+    memcpy(out, bytes.data, RESUME_KEY_BYTES);
+    return true;
+}
+
+ProtobufCBinaryData generation_wire_key_bytes(const struct hash128 *key)
+{
+    return (ProtobufCBinaryData){ RESUME_KEY_BYTES, (uint8_t *)key }; /* only read */
+}
+
 static Baton__Sampling *encode_sampling(const struct sampling_params *p, struct arena *arena)
 {
     Baton__Sampling *s = ARENA_NEW(arena, Baton__Sampling);
@@ -47,6 +61,11 @@ Baton__Generation *generation_wire_encode(const struct generation_wire *g, struc
     m->sampling = encode_sampling(&g->sampling, arena);
     m->cache_salt = g->cache_salt;
     m->prompt_logprobs = g->prompt_logprobs;
+    if (g->has_resume_key) {
+        struct hash128 *key = ARENA_NEW(arena, struct hash128);
+        *key = g->resume_key;
+        m->resume_key = generation_wire_key_bytes(key);
+    }
     return m;
 }
 
@@ -133,6 +152,10 @@ enum status generation_wire_decode(const Baton__Generation *m, struct arena *are
     if (!m->sampling)
         return err_field(err, ERR_FORMAT, "sampling", "the sampling parameters are missing");
     TRY(decode_sampling(m->sampling, arena, &g.sampling, err));
+    g.has_resume_key = m->resume_key.len > 0;
+    if (g.has_resume_key && !generation_wire_read_key(m->resume_key, &g.resume_key))
+        return err_field(err, ERR_FORMAT, "resume_key", "a resume key of %zu bytes, not %d",
+                         m->resume_key.len, RESUME_KEY_BYTES);
     int32_t *tokens = ARENA_ARRAY(arena, int32_t, n);
     memcpy(tokens, m->tokens.data, m->tokens.len);
     for (size_t i = 0; i < n; i++)

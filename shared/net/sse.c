@@ -12,11 +12,21 @@ void sse_begin(struct http_exchange *x, const char *headers)
     buf_release(&all);
 }
 
+static bool has_break(struct str s)
+{
+    return s.n > 0 && (memchr(s.p, '\n', s.n) || memchr(s.p, '\r', s.n));
+}
+
 enum status sse_event(struct http_exchange *x, struct str json)
 {
-    if (json.n > 0 && (memchr(json.p, '\n', json.n) || memchr(json.p, '\r', json.n)))
-        return ERR_INVALID;
+    return sse_event_with_id(x, (struct str){ 0 }, json);
+}
+
+enum status sse_event_with_id(struct http_exchange *x, struct str id, struct str json)
+{
+    if (has_break(id) || has_break(json)) return ERR_INVALID;
     struct buf event = { 0 };
+    if (id.n) buf_printf(&event, "id: %.*s\n", STR_ARG(id));
     buf_add_c(&event, "data: ");
     buf_add_str(&event, json);
     buf_add_c(&event, "\n\n");

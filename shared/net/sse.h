@@ -13,5 +13,7 @@ void sse_begin(struct http_exchange *x, const char *headers);
 /* Sends one event. ERR_INVALID: `json` has a line break, which would end the field early; otherwise
  * as http_stream_write. */
 enum status sse_event(struct http_exchange *x, struct str json) MUST_CHECK;
+/* With "id: <id>" before it, which a client sends as Last-Event-ID; id.n 0: without. */
+enum status sse_event_with_id(struct http_exchange *x, struct str id, struct str json) MUST_CHECK;
 
 #endif

@@ -4,6 +4,8 @@
 
 #include "shared/serve/serve_state.h"
 
+/* Hashes the key of an Authorization header as the server hashes its own. False: there is none. */
+bool auth_hash_key(struct str authorization, uint8_t out[KEY_HASH_BYTES]);
 /* Returns whether the Authorization header has one of the keys (true when there are none). Compares
  * the hashes of all keys, so that the time depends neither on the key nor on a partial guess. */
 bool auth_has_key(const uint8_t (*keys)[KEY_HASH_BYTES], size_t n_keys, struct str authorization);

@@ -9,7 +9,18 @@
 
 #include "shared/base/buf.h"
 #include "shared/base/err.h"
+#include "shared/base/hash/hash.h"
 #include "shared/base/sampling.h"
+
+/* What a client that may come back for its answer, or has come back, wants (resume.h). */
+struct gen_resume {
+    bool wanted;          /* else nothing below counts */
+    struct hash128 key;   /* equal for the same sequence of the same request only */
+    bool returns;         /* the client comes back and says what it has: */
+    uint64_t node;        /* the node that computed it; 0: not known, any may have it */
+    uint32_t n_delivered; /* tokens that the client has; they come all the same */
+    bool asks_all;        /* it may have come before: any node may have the sequence */
+};
 
 /* One sequence. submit copies everything. */
 struct gen_request {
@@ -20,6 +31,7 @@ struct gen_request {
     uint64_t cache_salt;
     bool prompt_logprobs;
     uint64_t deadline_ms; /* clock_ms; 0: none */
+    struct gen_resume resume;
 };
 
 /* Where the time of a request went. Nanoseconds, each measured within one process. */
@@ -67,6 +79,9 @@ struct gen_sink {
     /* position 1 .. n_tokens-1 in order, before the first token; only with prompt_logprobs. */
     void (*on_prompt_logprob)(void *arg, uint32_t position, const struct token_logprobs *t);
     void (*on_end)(void *arg, const struct gen_end *end);
+    /* The tokens that follow come from this node, where the sequence may be found again; 0: from
+     * one that keeps nothing. May be NULL. */
+    void (*on_node)(void *arg, uint64_t node);
     void *arg;
 };
 

@@ -16,7 +16,10 @@ void choice_init(struct choice *ch, struct completion_request *c, uint32_t index
     ch->maybe_end_token = -1;
     ch->stop_index = -1;
     ch->n_chars = c->p.echo ? ch->prompt->n_chars : 0;
-    if (c->endpoint->parses_output) ch->parser = output_parser_create(c);
+    ch->digest = resume_digest(ch);
+    if (c->resume && c->resume->returns && index < c->resume->handle.n_choices)
+        ch->had = ch->delivered = c->resume->handle.choices[index];
+    if (c->endpoint->parses_output) ch->parser = output_parser_create(c, ch->digest);
 }
 
 void choice_release(struct choice *ch)
@@ -44,6 +47,29 @@ const char *choice_finish_reason(const struct choice *ch)
 {
     if (!choice_ended_locally(ch) && ch->end.finish == FINISH_LENGTH) return "length";
     return ch->parser && output_parser_n_tool_calls(ch->parser) ? "tool_calls" : "stop";
+}
+
+/* ---- resumed ---- */
+
+bool choice_was_delivered(const struct choice *ch, bool finish)
+{
+    return finish ? ch->had.finished : ch->n_tokens <= ch->had.n_tokens;
+}
+
+uint32_t choice_n_tokens(const struct choice *ch)
+{
+    return ch->n_tokens > ch->had.n_tokens ? ch->n_tokens : ch->had.n_tokens;
+}
+
+uint32_t choice_n_reasoning(const struct choice *ch)
+{
+    if (ch->had.finished) return ch->had.n_reasoning;
+    return ch->parser ? output_parser_n_reasoning_tokens(ch->parser) : 0;
+}
+
+uint32_t choice_n_cached(const struct choice *ch)
+{
+    return ch->had.finished ? ch->had.n_cached : ch->end.trace.n_cached;
 }
 
 /* ---- text ---- */
@@ -151,7 +177,13 @@ static void on_end(void *arg, const struct gen_end *end)
     completion_on_choice_end(ch->request, ch);
 }
 
-static bool wants_prompt_logprobs(const struct choice *ch)
+static void on_node(void *arg, uint64_t node)
+{
+    struct choice *ch = arg;
+    ch->delivered.node = node;
+}
+
+bool choice_wants_prompt_logprobs(const struct choice *ch)
 {
     const struct openai_params *p = &ch->request->p;
     bool wanted = (p->echo && p->n_logprobs >= 0) || p->n_prompt_logprobs >= 0;
@@ -159,26 +191,52 @@ static bool wants_prompt_logprobs(const struct choice *ch)
     return wanted && (ch->sample == 0 || p->stream);
 }
 
+struct sampling_params choice_sampling(const struct choice *ch)
+{
+    const struct completion_request *c = ch->request;
+    struct sampling_params s = c->p.sampling;
+    uint32_t room = c->serve->o.max_model_len - (uint32_t)ch->prompt->n_tokens;
+    if (s.max_tokens > room) s.max_tokens = room;
+    /* With a seed of the client, equal prompts of a list get the same answers; with one of the
+     * request's name they must not. */
+    s.seed += c->p.seed_set ? ch->sample : ch->index;
+    return s;
+}
+
+static struct gen_resume resume_of(const struct choice *ch)
+{
+    const struct completion_request *c = ch->request;
+    struct gen_resume r = { .wanted = c->resume != NULL };
+    if (!r.wanted) return r;
+    r.key = resume_key(ch);
+    r.returns = c->resume->returns;
+    r.node = ch->had.node;
+    r.n_delivered = ch->had.n_tokens;
+    r.asks_all = !r.returns && !c->p.stream && c->name_is_given;
+    return r;
+}
+
 enum status choice_submit(struct choice *ch, struct err *err)
 {
     struct completion_request *c = ch->request;
     struct openai_params *p = &c->p;
     struct gen_sink sink = {
-        .on_token = on_token, .on_prompt_logprob = on_prompt_logprob, .on_end = on_end, .arg = ch
+        .on_token = on_token,
+        .on_prompt_logprob = on_prompt_logprob,
+        .on_end = on_end,
+        .on_node = on_node,
+        .arg = ch,
     };
     struct gen_request r = {
         .name = c->name,
         .tokens = ch->prompt->tokens,
         .n_tokens = (uint32_t)ch->prompt->n_tokens,
-        .sampling = p->sampling,
+        .sampling = choice_sampling(ch),
         .cache_salt = p->cache_salt,
-        .prompt_logprobs = wants_prompt_logprobs(ch),
+        /* They are in the first event. */
+        .prompt_logprobs = choice_wants_prompt_logprobs(ch) && ch->had.n_tokens == 0,
+        .resume = resume_of(ch),
     };
-    uint32_t room = c->serve->o.max_model_len - r.n_tokens;
-    if (r.sampling.max_tokens > room) r.sampling.max_tokens = room;
-    /* With a seed of the client, equal prompts of a list get the same answers; with a random one
-     * they must not. */
-    r.sampling.seed += p->seed_set ? ch->sample : ch->index;
     if (!ch->detokenizer_ready) {
         detokenizer_init(&ch->detok, c->serve->o.tokenizer, p->skip_special, p->stops, p->n_stops,
                          p->include_stop);

@@ -9,6 +9,7 @@
 #define BATON_SERVE_CHOICE_H
 
 #include "shared/serve/backend.h"
+#include "shared/serve/resume.h"
 #include "shared/text/output/detokenizer.h"
 
 struct completion_request;
@@ -37,6 +38,9 @@ struct choice {
     struct buf logprobs;          /* records (openai_logprobs.c): likewise */
     struct buf prompt_logprobs;   /* records of positions 1 .. */
     struct gen_end end;
+    struct hash128 digest;          /* resume_digest */
+    struct resume_choice had;       /* what its client has of it from before; else { 0 } */
+    struct resume_choice delivered; /* what it has now, from before or by the events sent here */
 };
 
 void choice_init(struct choice *ch, struct completion_request *c, uint32_t index);
@@ -47,6 +51,15 @@ void choice_cancel(struct choice *ch);
 void choice_release(struct choice *ch);
 /* Returns whether it was ended here, and cancelled in the backend. */
 bool choice_ended_locally(const struct choice *ch);
+/* Its sampling parameters: those of the request with its own seed, within the context. */
+struct sampling_params choice_sampling(const struct choice *ch);
+bool choice_wants_prompt_logprobs(const struct choice *ch);
+/* Does its client have the event of what came since the last one, from before? */
+bool choice_was_delivered(const struct choice *ch, bool finish);
+/* Its parts of the usage. One that goes on does not count less than its client knows of. */
+uint32_t choice_n_tokens(const struct choice *ch);
+uint32_t choice_n_reasoning(const struct choice *ch);
+uint32_t choice_n_cached(const struct choice *ch);
 /* "stop", "length" or "tool_calls". */
 const char *choice_finish_reason(const struct choice *ch);
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "shared/base/clock.h"
+#include "shared/base/hash/hash.h"
 #include "shared/base/log.h"
 #include "shared/base/thread.h"
 #include "shared/serve/response_stream.h"
@@ -64,7 +65,7 @@ static void set_ended(struct completion_request *c)
     c->stage = COMPLETION_ENDED;
     loop_timer_free(c->retry);
     c->retry = NULL;
-    for (uint32_t i = 0; i < c->n_choices; i++)
+    for (uint32_t i = 0; i < c->n_choices && !c->is_left; i++)
         if (c->choices[i].live) choice_cancel(&c->choices[i]);
 }
 
@@ -126,8 +127,14 @@ void completion_shut_down(struct completion_request *c)
     bool waits = c->stage == COMPLETION_PREPARING;
     if (waits && !c->name[0]) snprintf(c->name, sizeof c->name, "%s", c->fallback_name);
     if (waits && !c->name[0]) serve_make_name(c->name);
+    c->is_left = c->resume != NULL;
     if (waits || c->stage == COMPLETION_RUNNING)
-        fail(c, ERR_UNAVAILABLE, "the node is shutting down; send the request again", NULL, 0);
+        fail(c, ERR_UNAVAILABLE,
+             c->is_left && c->stream_begun
+                 ? "the node is shutting down; another node goes on with this answer: send the "
+                   "request there, with the id of its last event as Last-Event-ID"
+                 : "the node is shutting down; send the request again",
+             NULL, 0);
     maybe_free(c);
 }
 
@@ -170,12 +177,15 @@ static void write_answer(struct completion_request *c)
 
 static void submit_more(struct completion_request *c);
 
+static void end_if_done(struct completion_request *c);
+
 static void on_retry(void *arg)
 {
     struct completion_request *c = arg;
     loop_timer_free(c->retry);
     c->retry = NULL;
     submit_more(c);
+    end_if_done(c);
     maybe_free(c);
 }
 
@@ -201,8 +211,18 @@ static void drop_tokens(struct completion_request *c)
     }
 }
 
+/* What the client has whole is not computed again. */
+static void skip_finished(struct completion_request *c)
+{
+    while (c->n_submitted < c->n_choices && c->choices[c->n_submitted].had.finished) {
+        c->n_submitted++;
+        c->n_done++;
+    }
+}
+
 static void submit_more(struct completion_request *c)
 {
+    skip_finished(c);
     while (c->stage == COMPLETION_RUNNING && c->n_submitted < c->n_choices &&
            c->n_live < COMPLETION_WINDOW) {
         struct choice *ch = &c->choices[c->n_submitted];
@@ -217,7 +237,19 @@ static void submit_more(struct completion_request *c)
         c->n_live++;
         c->n_submitted++;
         c->t_progress_ms = clock_ms();
+        skip_finished(c);
         if (c->n_submitted == c->n_choices) drop_tokens(c);
+    }
+}
+
+static void end_if_done(struct completion_request *c)
+{
+    if (c->stage != COMPLETION_RUNNING || c->n_done < c->n_choices) return;
+    if (c->p.stream) {
+        response_stream_end(c);
+        if (c->stage == COMPLETION_RUNNING) set_ended(c);
+    } else {
+        write_answer(c);
     }
 }
 
@@ -230,14 +262,7 @@ void completion_on_choice_end(struct completion_request *c, struct choice *ch)
         fail(c, ch->end.status, ch->end.text, NULL, ch->end.retry_after_s);
     if (c->stage == COMPLETION_RUNNING && c->p.stream) response_stream_finish(ch);
     if (c->stage == COMPLETION_RUNNING) submit_more(c);
-    if (c->stage == COMPLETION_RUNNING && c->n_done == c->n_choices) {
-        if (c->p.stream) {
-            response_stream_end(c);
-            if (c->stage == COMPLETION_RUNNING) set_ended(c);
-        } else {
-            write_answer(c);
-        }
-    }
+    end_if_done(c);
     maybe_free(c);
 }
 
@@ -254,10 +279,15 @@ static void start_sequences(struct completion_request *c)
     c->n_choices = c->n_prompts * c->p.n;
     c->choices = ARENA_ARRAY(&c->arena, struct choice, c->n_choices);
     for (uint32_t i = 0; i < c->n_choices; i++) choice_init(&c->choices[i], c, i);
+    if (resume_check(c, &c->err) != OK) {
+        fail(c, ERR_INVALID, c->err.text, c->err.field, 0);
+        return;
+    }
     c->stage = COMPLETION_RUNNING;
     c->t_progress_ms = clock_ms();
     openai_write_head(c);
     submit_more(c);
+    end_if_done(c);
 }
 
 /* ---- preparing ---- */
@@ -304,12 +334,15 @@ static void prepare_now(void *arg)
 /* A large body takes a while, and others' tokens must not wait for it. */
 static void prepare_low(void *arg) { thread_run_low(prepare_now, arg); }
 
-/* Takes the name of the header, else of the body, else a random one. */
+/* Takes the name of the header, else of the body, else a random one. An answer is a function of its
+ * body and its name, so a seed that the client did not give is made from it. */
 static void choose_name(struct completion_request *c)
 {
+    c->name_is_given = c->name[0] || c->p.name[0];
     if (!c->name[0])
         snprintf(c->name, sizeof c->name, "%s", c->p.name[0] ? c->p.name : c->fallback_name);
     if (!c->name[0]) serve_make_name(c->name);
+    if (!c->p.seed_set) c->p.sampling.seed = hash_64(c->name, strlen(c->name), 0);
 }
 
 /* Answers with an error before anything was started. */
@@ -386,6 +419,17 @@ static enum status start_preparing(struct completion_request *c)
     return OK;
 }
 
+/* A client that comes back gets the answer that it began with. */
+static void take_resume(struct completion_request *c, const struct resume_headers *h)
+{
+    c->resume = ARENA_NEW(&c->arena, struct resume_headers);
+    *c->resume = *h;
+    if (!h->returns) return;
+    memcpy(c->name, h->handle.name, sizeof c->name);
+    c->created = h->handle.created;
+    c->usage_sent = h->handle.usage_sent;
+}
+
 uint64_t completion_start(struct serve *s, const struct completion_options *o)
 {
     struct completion_request *c = MEM_NEW(struct completion_request);
@@ -402,6 +446,7 @@ uint64_t completion_start(struct serve *s, const struct completion_options *o)
     if (o->fallback_name)
         snprintf(c->fallback_name, sizeof c->fallback_name, "%s", o->fallback_name);
     arena_init(&c->arena);
+    if (o->resume && o->resume->wanted) take_resume(c, o->resume);
     map_put(&s->requests, map_key_u64(&c->id), c);
     if (!c->endpoint) return refuse_path(c, o->path);
     if (s->closed) return refuse(c, ERR_UNAVAILABLE, "the node is shutting down");

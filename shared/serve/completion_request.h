@@ -31,8 +31,9 @@ enum completion_stage {
 struct completion_prompt {
     int32_t *tokens; /* mem_free; NULL once the backend has them and no answer shows them */
     size_t n_tokens;
-    struct buf text;  /* with echo: the client's text, or the decoded ids */
-    uint32_t n_chars; /* of text */
+    struct hash128 hash; /* of the tokens */
+    struct buf text;     /* with echo: the client's text, or the decoded ids */
+    uint32_t n_chars;    /* of text */
 };
 
 struct completion_request {
@@ -48,7 +49,12 @@ struct completion_request {
     bool stream_begun; /* the head of a streamed answer was sent */
     bool trace;
     char name[REQUEST_NAME_MAX + 1], fallback_name[REQUEST_NAME_MAX + 1];
+    bool name_is_given; /* by the client */
     int64_t created;
+    struct resume_headers *resume; /* in the arena; NULL: the client never comes back */
+    uint64_t resume_digest;
+    bool usage_sent; /* in a stream: its event was sent, here or before */
+    bool is_left;    /* this node ends: another one may go on with what the backend computes */
     struct http_taken_body body; /* until it is parsed */
     struct json_packed packed;   /* token ids of the body, until it is prepared */
     struct arena arena;
@@ -77,6 +83,7 @@ struct completion_options {
     const char *name;                       /* x-request-id, or NULL */
     const char *fallback_name;              /* used without x-request-id and request_id; or NULL */
     bool trace;                             /* as member return_trace */
+    const struct resume_headers *resume;    /* copied; NULL: none */
     struct serve_reply reply;
 };
 

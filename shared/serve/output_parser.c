@@ -7,7 +7,7 @@
 #include "shared/base/hash/hash.h"
 #include "shared/serve/completion_request.h"
 
-enum { ID_MAX = 40, SHORT_ID_LETTERS = 9 };
+enum { ID_MAX = 40, SHORT_ID_LETTERS = 9, LONG_ID_LETTERS = 24 };
 
 /* What was sent of a tool call. Its id is made when its name is known. */
 struct emitted_call {
@@ -18,6 +18,7 @@ struct emitted_call {
 
 struct output_parser {
     const struct serve *serve;
+    struct hash128 digest;
     bool has_reasoning, has_tools; /* which parsers are in use */
     struct reasoning reasoning;
     struct tool_parser tools;
@@ -28,7 +29,8 @@ struct output_parser {
     uint32_t n_emitted;
 };
 
-struct output_parser *output_parser_create(const struct completion_request *c)
+struct output_parser *output_parser_create(const struct completion_request *c,
+                                           struct hash128 digest)
 {
     const struct serve *s = c->serve;
     bool has_reasoning = s->o.reasoning != NULL, has_tools = c->p.tools.choice != TOOL_CHOICE_NONE;
@@ -36,6 +38,7 @@ struct output_parser *output_parser_create(const struct completion_request *c)
     struct output_parser *p = MEM_NEW(struct output_parser);
     struct buf none = { 0 };
     p->serve = s;
+    p->digest = digest;
     p->has_reasoning = has_reasoning;
     p->has_tools = has_tools;
     if (has_reasoning) reasoning_init(&p->reasoning, s->o.reasoning, c->reasoning);
@@ -72,12 +75,14 @@ bool output_parser_needs_token(const struct output_parser *p, int32_t id)
 
 /* ---- parsing ---- */
 
-static void make_id(const struct output_parser *p, char id[ID_MAX])
+/* The digest has the request's name in it, so ids differ between requests. */
+static void make_id(const struct output_parser *p, uint32_t i_call, char id[ID_MAX])
 {
     static const char letters[] = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
-    uint8_t bytes[24];
-    size_t n = p->tools.f->short_ids ? SHORT_ID_LETTERS : sizeof bytes;
-    random_bytes(bytes, sizeof bytes);
+    const uint64_t from[] = { p->digest.lo, p->digest.hi, i_call };
+    uint8_t bytes[32];
+    size_t n = p->tools.f->short_ids ? SHORT_ID_LETTERS : LONG_ID_LETTERS;
+    sha256(from, sizeof from, bytes);
     int at = p->tools.f->short_ids ? 0 : snprintf(id, ID_MAX, "call_");
     for (size_t i = 0; i < n; i++) id[at++] = letters[bytes[i] % (sizeof letters - 1)];
     id[at] = 0;
@@ -88,7 +93,8 @@ static void start_emitted_calls(struct output_parser *p)
     while (p->n_emitted < p->tools.n_calls && p->tools.calls[p->n_emitted].named) {
         p->emitted = mem_realloc(p->emitted, p->n_emitted + 1, sizeof *p->emitted);
         p->emitted[p->n_emitted] = (struct emitted_call){ 0 };
-        make_id(p, p->emitted[p->n_emitted++].id);
+        make_id(p, p->n_emitted, p->emitted[p->n_emitted].id);
+        p->n_emitted++;
     }
 }
 

@@ -13,12 +13,15 @@
 #include <stdint.h>
 
 #include "shared/base/buf.h"
+#include "shared/base/hash/hash.h"
 
 struct completion_request;
 struct output_parser;
 
-/* NULL: all text is content. */
-struct output_parser *output_parser_create(const struct completion_request *c);
+/* NULL: all text is content. The ids of tool calls are made from `digest`, so that an answer that
+ * is computed again has the same. */
+struct output_parser *output_parser_create(const struct completion_request *c,
+                                           struct hash128 digest);
 void output_parser_free(struct output_parser *p);
 
 /* The buffer that takes the detokenizer's text before output_parser_push. */

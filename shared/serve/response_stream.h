@@ -5,7 +5,9 @@
  * Nothing is sent before the first token exists, so that
  * the time to the first event is the time to the first token, and so that an error until then still
  * has its HTTP status. The first chunk of a choice carries role and content together. After an
- * error the stream ends with the error and [DONE]. Thread: loop. */
+ * error the stream ends with the error and [DONE]. Events that the client of a resumed stream has
+ * (resume.h) are left out; the others have ids, but for [DONE], which says nothing new, and an
+ * error, after which the client may go on from the event before. Thread: loop. */
 #ifndef BATON_SERVE_RESPONSE_STREAM_H
 #define BATON_SERVE_RESPONSE_STREAM_H
 

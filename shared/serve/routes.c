@@ -295,10 +295,10 @@ static void on_begin(void *arg, const char *headers)
     sse_begin(e->x, headers);
 }
 
-static enum status on_chunk(void *arg, struct str json)
+static enum status on_chunk(void *arg, struct str id, struct str json)
 {
     struct api_exchange *e = arg;
-    return sse_event(e->x, json);
+    return sse_event_with_id(e->x, id, json);
 }
 
 static void on_stream_end(void *arg)
@@ -317,13 +317,29 @@ static bool is_json(struct str type)
     return plain || (media.n > 5 && strncasecmp(media.p + media.n - 5, "+json", 5) == 0);
 }
 
+/* Returns whether the headers that resume an answer are good; else the client was told. */
+static bool read_resume(struct api_exchange *e, struct resume_headers *out)
+{
+    struct err err = { 0 };
+    struct buf body = { 0 };
+    *out = (struct resume_headers){ 0 };
+    if (!e->route->endpoint->generates || resume_read_headers(e->x, out, &err) == OK) return true;
+    openai_write_error(&body, 400, "invalid_value", err.text, err.field);
+    answer(e, 400, "application/json", NULL, buf_str(&body));
+    buf_release(&body);
+    return false;
+}
+
 static void start_here(struct api_exchange *e)
 {
+    struct resume_headers resume;
+    if (!read_resume(e, &resume)) return;
     struct completion_options o = {
         .endpoint = e->route->endpoint,
         .name = serve_name_is_good(http_header(e->x, "x-request-id")) ? e->name : NULL,
         .fallback_name = e->name,
         .trace = str_eq_c(http_header(e->x, "x-baton-trace"), "1"),
+        .resume = &resume,
         .reply = { .reply = on_reply,
                    .begin = on_begin,
                    .chunk = on_chunk,

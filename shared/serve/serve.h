@@ -102,9 +102,10 @@ const char *serve_generating_path(struct str path);
 /* Takes an answer: either reply once, or begin, any number of chunk, end. */
 struct serve_reply {
     void (*reply)(void *arg, int status, const char *headers, struct str body);
-    void (*begin)(void *arg, const char *headers);    /* streamed answer, 200 */
-    enum status (*chunk)(void *arg, struct str json); /* one event's JSON (or "[DONE]"); not OK:
-                                                       * stop producing */
+    void (*begin)(void *arg, const char *headers); /* streamed answer, 200 */
+    /* One event's JSON (or "[DONE]"); id: what it is resumed by, n 0: none. Not OK: stop
+     * producing. */
+    enum status (*chunk)(void *arg, struct str id, struct str json);
     void (*end)(void *arg);
     void *arg;
 };

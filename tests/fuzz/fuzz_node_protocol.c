@@ -76,12 +76,21 @@ static void fuzz_generation(const Baton__Generation *m)
         struct generation_wire back;
         /* the next node must accept it too */
         ASSERT(generation_wire_decode(again, &arena, &back, NULL) == OK);
+        ASSERT(back.has_resume_key == g.has_resume_key &&
+               (!g.has_resume_key || hash128_eq(back.resume_key, g.resume_key)));
         ASSERT(back.n_tokens == g.n_tokens &&
                memcmp(back.tokens, g.tokens, g.n_tokens * sizeof *g.tokens) == 0);
     } else if (m) {
         ASSERT(err.text[0] != 0);
     }
     arena_release(&arena);
+}
+
+static void fuzz_resume_key(ProtobufCBinaryData bytes)
+{
+    struct hash128 key;
+    if (!generation_wire_read_key(bytes, &key)) return;
+    ASSERT(memcmp(generation_wire_key_bytes(&key).data, bytes.data, bytes.len) == 0);
 }
 
 #define BODY(type, use)                                                                            \
@@ -116,6 +125,9 @@ static void fuzz_bodies(struct str in)
         &baton__kv_expect__descriptor,
         &baton__kv_grants__descriptor,
         &baton__kv_send__descriptor,
+        &baton__attach__descriptor,
+        &baton__attached__descriptor,
+        &baton__detached__descriptor,
     };
     for (size_t i = 0; i < sizeof descriptors / sizeof descriptors[0]; i++) {
         if (descriptors[i] == &baton__reserve__descriptor)
@@ -130,6 +142,8 @@ static void fuzz_bodies(struct str in)
         else if (descriptors[i] == &baton__prompt_logprobs__descriptor)
             BODY(PromptLogprobs,
                  fuzz_records((struct str){ (const char *)m->records.data, m->records.len }));
+        else if (descriptors[i] == &baton__attach__descriptor)
+            BODY(Attach, fuzz_resume_key(m->resume_key));
         else BODY(Ping, (void)m);
     }
 }

@@ -94,9 +94,10 @@ static void on_begin(void *arg, const char *headers)
     o->begun = true;
 }
 
-static enum status on_chunk(void *arg, struct str json)
+static enum status on_chunk(void *arg, struct str id, struct str json)
 {
     struct outcome *o = arg;
+    (void)id;
     if (!o->begun || o->n_answers || json.n == 0) abort();
     return OK;
 }

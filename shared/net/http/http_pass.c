@@ -241,10 +241,10 @@ static void add_header(struct buf *out, const struct http_exchange *x, const cha
 /* The parser has refused control characters in the values. */
 static void write_head(struct http_pass *p)
 {
-    static const char *const passed[] = { "authorization", "content-type", "content-encoding",
-                                          "accept",        "user-agent",   "x-request-id",
-                                          "x-baton-trace", "traceparent",  "tracestate",
-                                          "last-event-id" };
+    static const char *const passed[] = { "authorization", "content-type",  "content-encoding",
+                                          "accept",        "user-agent",    "x-request-id",
+                                          "x-baton-trace", "traceparent",   "tracestate",
+                                          "last-event-id", "x-baton-resume" };
     const struct http_exchange *x = p->o.x;
     bool is_ip6 = strchr(p->host, ':') != NULL;
     buf_printf(&p->head, "%s %s HTTP/1.1\r\nHost: %s%s%s:%u\r\n", http_method(x), p->o.path,

@@ -53,6 +53,7 @@ void openai_alloc_prompts(struct completion_request *c, uint32_t n);
 
 /* openai_chat.c: checks and renders the messages; also for /tokenize. */
 struct openai_answer_start {
+    int64_t now; /* Unix time, which the template may show; the answer's, so that it stays */
     enum reasoning_state reasoning; /* out: in which the answer begins */
     struct buf *tool_call_prefix;   /* gets the beginning of a tool call in the prompt; or NULL */
 };

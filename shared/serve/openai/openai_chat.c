@@ -191,7 +191,7 @@ enum status openai_render_chat(const struct serve *s, cJSON *doc, const struct o
     if (!s->o.chat)
         return err_field(err, ERR_UNSUPPORTED, "messages",
                          "this model has no chat template; use /v1/completions");
-    enum status st = chat_render(s->o.chat, &in, clock_unix_s(), out, err);
+    enum status st = chat_render(s->o.chat, &in, o->now, out, err);
     if (st == OK) {
         o->reasoning = reasoning_from(s, doc, &in, buf_str(out));
         return tools->choice >= TOOL_CHOICE_REQUIRED
@@ -220,7 +220,8 @@ static enum reasoning_state reasoning_after_ids(const struct completion_request 
 static enum status chat_prepare(struct completion_request *c, cJSON *doc, struct err *err)
 {
     struct openai_prompt_input input = { .param = "messages", .place = "messages" };
-    struct openai_answer_start opening = { .tool_call_prefix = &c->tool_call_prefix };
+    struct openai_answer_start opening = { .now = c->created,
+                                           .tool_call_prefix = &c->tool_call_prefix };
     struct buf text = { 0 };
     TRY(openai_params_parse(c->serve, doc, true, &c->arena, &c->p, err));
     input.ids = json_member(doc, "prompt_token_ids");

@@ -20,6 +20,7 @@ static const struct {
     { ERR_TIMEOUT, "timeout" },
     { ERR_CANCELED, "unavailable" },
     { ERR_NOMEM, "unavailable" },
+    { ERR_CONFLICT, "conflict" },
 };
 
 static const char *error_type(int http)

@@ -153,7 +153,6 @@ static enum status parse_seed(const cJSON *o, struct openai_params *p, struct er
     p->seed_set = json_member(o, "seed") != NULL;
     TRY(json_get_i64(o, "seed", INT64_MIN, INT64_MAX, &seed, err));
     p->sampling.seed = (uint64_t)seed;
-    if (!p->seed_set) random_bytes(&p->sampling.seed, sizeof p->sampling.seed);
     return OK;
 }
 

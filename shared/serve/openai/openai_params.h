@@ -17,7 +17,9 @@
 enum { STOP_STRING_MAX = 4096 /* bytes */ };
 
 struct openai_params {
-    struct sampling_params sampling; /* max_tokens: when max_tokens_set; bias: in the arena */
+    /* max_tokens: when max_tokens_set; bias: in the arena; seed: without seed_set, once the request
+     * has its name */
+    struct sampling_params sampling;
     bool max_tokens_set, seed_set;
     uint32_t n;
     bool stream, include_usage, continuous_usage;

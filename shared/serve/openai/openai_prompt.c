@@ -112,6 +112,7 @@ enum status openai_add_prompt(struct completion_request *c, uint32_t i,
     size_t n_all = q->n_tokens;
     if (c->p.truncate >= 0) keep_last(q, (size_t)c->p.truncate);
     TRY(check_length(c, q, input, err));
+    q->hash = hash_128(q->tokens, q->n_tokens * sizeof *q->tokens);
     if (!c->p.echo) return OK;
     if (input->ids || q->n_tokens < n_all || !c->p.skip_special)
         tokenizer_decode(c->serve->o.tokenizer, q->tokens, q->n_tokens, c->p.skip_special,

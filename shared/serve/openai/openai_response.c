@@ -45,12 +45,11 @@ void openai_write_usage(const struct completion_request *c, struct buf *out)
     size_t prompt = 0, answer = 0, cached = 0, n_reasoning = 0;
     for (uint32_t i = 0; i < c->n_prompts; i++) {
         prompt += c->prompts[i].n_tokens;
-        cached += c->choices[i * c->p.n].end.trace.n_cached;
+        cached += choice_n_cached(&c->choices[i * c->p.n]);
     }
     for (uint32_t i = 0; i < c->n_choices; i++) {
-        answer += c->choices[i].n_tokens;
-        if (c->choices[i].parser)
-            n_reasoning += output_parser_n_reasoning_tokens(c->choices[i].parser);
+        answer += choice_n_tokens(&c->choices[i]);
+        n_reasoning += choice_n_reasoning(&c->choices[i]);
     }
     buf_printf(out,
                "{\"prompt_tokens\":%zu,\"completion_tokens\":%zu,\"total_tokens\":%zu,\"prompt_"

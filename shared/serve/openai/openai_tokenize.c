@@ -43,7 +43,7 @@ static enum status tokenize(struct completion_request *c, cJSON *doc, struct buf
         return err_field(err, ERR_INVALID, "prompt", "the request has neither prompt nor messages");
     if (chat) {
         struct openai_tools tools;
-        struct openai_answer_start opening = { 0 };
+        struct openai_answer_start opening = { .now = c->created };
         TRY(openai_tools_parse(c->serve, doc, true, &c->arena, &tools, err));
         TRY(openai_render_chat(c->serve, doc, &tools, &opening, text, err));
     }

@@ -18,6 +18,8 @@ static struct generation_wire sample(void)
         .n_prompt = 4,
         .cache_salt = 0x8000000000000001,
         .prompt_logprobs = true,
+        .has_resume_key = true,
+        .resume_key = { UINT64_MAX, 5 },
         .sampling = { .temperature = 0.75f,
                       .top_p = 0.5f,
                       .min_p = 0.125f,
@@ -86,6 +88,7 @@ TEST(generation_wire_round_trip)
     CHECK_EQ_INT(back.n_prompt, 4);
     CHECK(memcmp(back.tokens, TOKENS, sizeof TOKENS) == 0);
     CHECK(back.cache_salt == g.cache_salt && back.prompt_logprobs);
+    CHECK(back.has_resume_key && hash128_eq(back.resume_key, g.resume_key));
     check_sampling(&g.sampling, &back.sampling);
     arena_release(&arena);
 }
@@ -110,6 +113,7 @@ static void logprobs_high(Baton__Generation *m)
 {
     m->sampling->n_logprobs = SAMPLER_LOGPROBS_MAX + 1;
 }
+static void short_key(Baton__Generation *m) { m->resume_key.len = 15; }
 static void nan_bias(Baton__Generation *m) { m->sampling->bias[1]->bias = NAN; }
 
 TEST(generation_wire_refuses_values_out_of_range)
@@ -134,6 +138,7 @@ TEST(generation_wire_refuses_values_out_of_range)
         { logprobs_low, "n_logprobs" },
         { logprobs_high, "n_logprobs" },
         { nan_bias, "bias" },
+        { short_key, "resume_key" },
     };
     for (size_t i = 0; i < COUNT_OF(rows); i++) {
         struct generation_wire g = sample(), back = { 0 };
@@ -205,6 +210,7 @@ TEST(generation_wire_refuses_missing_and_unsupported_parts)
     CHECK_STATUS(generation_wire_decode(&empty, &arena, &back, &err), ERR_FORMAT);
     s.repetition_penalty = 1;
     CHECK_OK(generation_wire_decode(&empty, &arena, &back, &err));
+    CHECK(!back.has_resume_key);
     s.allowed.data = (uint8_t *)TOKENS;
     s.allowed.len = 8;
     CHECK_STATUS(generation_wire_decode(&empty, &arena, &back, &err), ERR_UNSUPPORTED);

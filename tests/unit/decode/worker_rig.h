@@ -18,7 +18,7 @@
 #include "shared/cluster/generation_wire.h"
 #include "tests/unit/cluster/cluster_rig.h"
 
-enum { ENTRY_ID = 100, VOCAB = 512, PROMPT_MAX = 1024, OUT_MAX = 128, POLL_MS = 1 };
+enum { ENTRY_ID = 100, VOCAB = 512, PROMPT_MAX = 1024, OUT_MAX = 1024, POLL_MS = 1 };
 #define DECODE_IDS  (UINT64_C(1) << 56)
 #define PREFILL_IDS (UINT64_C(2) << 56)
 
@@ -32,6 +32,7 @@ struct worker_event {
 struct worker_options {
     const char *protocols; /* NULL: "tcp"; "": none */
     uint32_t n_blocks, max_seqs, step_tokens, max_decode_seqs, max_prompts, block_tokens;
+    uint32_t resume_window_ms;
 };
 
 struct worker_node {
@@ -173,6 +174,7 @@ static struct worker_node *worker_open(struct cluster_rig *r, uint64_t id, struc
         .metrics = n->metrics,
         .max_decode_seqs = o.max_decode_seqs ? o.max_decode_seqs : 64,
         .id_base = DECODE_IDS,
+        .resume_window_ms = o.resume_window_ms,
     };
     struct prefill_options p = {
         .loop = r->loop,
@@ -238,6 +240,9 @@ struct gen {
     int32_t prompt[PROMPT_MAX];
     struct sampling_params sampling;
     bool prompt_logprobs;
+    uint64_t resume_key; /* 0: none */
+    bool attached, detached;
+    int32_t given[OUT_MAX]; /* [n_given] ids that came with ATTACHED */
     struct token_logprobs out[OUT_MAX];
     struct buf grant;
     bool credit, granted, finished, failed, reported;
@@ -327,6 +332,17 @@ static bool entry_on_message(void *arg, const struct cluster_message *m)
         g->kv_bytes = b->kv_bytes;
         snprintf(g->transport, sizeof g->transport, "%s", b->transport);
         baton__finished__free_unpacked(b, NULL);
+    } else if (m->type == FRAME_ATTACHED) {
+        Baton__Attached *b = baton__attached__unpack(NULL, m->body.n, p);
+        CHECK(b && !g->attached && g->n_out == 0);
+        CHECK(b->given.len == b->first * sizeof(int32_t) && b->first <= OUT_MAX);
+        g->attached = true;
+        g->n_given = b->first;
+        if (b->given.len) memcpy(g->given, b->given.data, b->given.len);
+        baton__attached__free_unpacked(b, NULL);
+    } else if (m->type == FRAME_DETACHED) {
+        CHECK(!g->detached && !g->finished && !g->failed);
+        g->detached = true;
     } else if (m->type == FRAME_FAILED && !g->failed) { /* both nodes may send it */
         Baton__Failed *b = baton__failed__unpack(NULL, m->body.n, p);
         CHECK(b != NULL);
@@ -340,13 +356,22 @@ static bool entry_on_message(void *arg, const struct cluster_message *m)
     return true;
 }
 
-static void entry_open(struct entry *e, struct cluster_rig *r)
+static void entry_open_as(struct entry *e, struct cluster_rig *r, uint64_t id)
 {
     e->rig = r;
-    e->peer = peer_open(r, ENTRY_ID, (struct peer_options){ 0 });
+    e->peer = peer_open(r, id, (struct peer_options){ 0 });
     e->peer->hook = entry_on_message;
     e->peer->arg = e;
     list_init(&e->gens);
+}
+
+static void entry_open(struct entry *e, struct cluster_rig *r) { entry_open_as(e, r, ENTRY_ID); }
+
+/* Its process ends; what it knows of its requests stays for the test. */
+__attribute__((unused)) static void entry_die(struct entry *e)
+{
+    peer_close(e->peer);
+    e->peer = NULL;
 }
 
 __attribute__((unused)) static void entry_forget(struct entry *e)
@@ -396,6 +421,8 @@ static Baton__Generation *entry_generation(const struct gen *g, struct arena *ar
         .n_prompt = g->n_prompt - g->n_given,
         .sampling = g->sampling,
         .prompt_logprobs = g->prompt_logprobs,
+        .has_resume_key = g->resume_key != 0,
+        .resume_key = { g->resume_key, ~g->resume_key },
     };
     return generation_wire_encode(&w, arena);
 }

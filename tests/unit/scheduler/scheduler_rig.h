@@ -30,6 +30,7 @@ struct client {
     uint32_t n_tokens, n_lp, n_ended;
     int32_t tokens[CLIENT_TOKENS_MAX];
     struct gen_end end;
+    uint64_t node; /* as told before the last token */
     bool cancel_on_token;
 };
 
@@ -45,6 +46,12 @@ static void entry_lost(void *arg, uint64_t node, const char *why)
     scheduler_on_lost(w->s, node, why);
 }
 
+/* What the nodes' records say from now on. */
+static struct {
+    uint32_t resume_ms;
+    bool not_deterministic;
+} world_nodes;
+
 static struct node_record record_of(const struct world *w, size_t i)
 {
     struct node_record r = {
@@ -56,6 +63,8 @@ static struct node_record record_of(const struct world *w, size_t i)
         .n_blocks = 1000,
         .block_tokens = BLOCK_TOKENS,
         .max_model_len = 4096,
+        .resume_ms = world_nodes.resume_ms,
+        .deterministic = !world_nodes.not_deterministic,
     };
     snprintf(r.name, sizeof r.name, "%s-%zu", node_role_name(w->roles[i]), i);
     snprintf(r.topic, sizeof r.topic, "default");
@@ -166,6 +175,13 @@ static void client_prompt_logprob(void *arg, uint32_t position, const struct tok
     CHECK_EQ_INT(t->id, (int32_t)position + 10);
 }
 
+static void client_node(void *arg, uint64_t node)
+{
+    struct client *c = arg;
+    CHECK_EQ_INT(c->n_ended, 0);
+    c->node = node;
+}
+
 static void client_end(void *arg, const struct gen_end *end)
 {
     struct client *c = arg;
@@ -179,6 +195,7 @@ struct ask {
     uint32_t max_tokens;
     uint64_t deadline_ms;
     bool prompt_logprobs;
+    struct gen_resume resume;
 };
 
 /* The prompt is 10, 11, 12 ... */
@@ -193,11 +210,12 @@ static enum status client_submit(struct world *w, struct client *c, struct ask a
                              .n_tokens = PROMPT_LEN,
                              .deadline_ms = a.deadline_ms,
                              .prompt_logprobs = a.prompt_logprobs,
+                             .resume = a.resume,
                              .sampling = { .top_p = 1,
                                            .repetition_penalty = 1,
                                            .max_tokens = a.max_tokens,
                                            .n_logprobs = a.prompt_logprobs ? 0 : -1, }, };
-    struct gen_sink sink = { client_token, client_prompt_logprob, client_end, c };
+    struct gen_sink sink = { client_token, client_prompt_logprob, client_end, client_node, c };
     w->in_submit = true;
     enum status st = w->be.submit(w->be.self, &g, &sink, &c->id, &err);
     w->in_submit = false;

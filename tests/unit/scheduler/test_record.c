@@ -31,6 +31,8 @@ static const struct node_record FULL = {
     .n_waiting = 6,
     .n_requests = 11,
     .max_requests = 12,
+    .resume_ms = 10000,
+    .deterministic = true,
     .n_blocks_free = 7,
     .waiting_tokens = 1ull << 53,
     .progress = (1ull << 53) - 1,
@@ -95,6 +97,8 @@ TEST(a_record_reads_back_equal)
     CHECK_EQ_INT(r.n_waiting, 6);
     CHECK_EQ_INT(r.n_requests, 11);
     CHECK_EQ_INT(r.max_requests, 12);
+    CHECK_EQ_INT(r.resume_ms, 10000);
+    CHECK(r.deterministic);
     CHECK_EQ_INT(r.n_blocks_free, 7);
     CHECK_EQ_INT(r.waiting_tokens, 1ll << 53);
     CHECK_EQ_INT(r.progress, (1ll << 53) - 1);
@@ -384,6 +388,7 @@ TEST(all_that_does_not_change_is_proven)
         { "block_tokens\\\":64", "block_tokens\\\":16" },
         { "max_model_len\\\":131072", "max_model_len\\\":131073" },
         { "max_requests\\\":12", "max_requests\\\":13" },
+        { "deterministic\\\":true", "deterministic\\\":null" },
         { "kv_lossy\\\":true", "kv_lossy\\\":null" },
     };
     for (size_t i = 0; i < COUNT_OF(rows); i++) {

@@ -5,8 +5,8 @@
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"
 
-/* One letter per loss, in the order of enum request_loss: Ignore, reQueue, Move, Fail. Derived from
- * what each state still needs, not copied from the table. */
+/* One letter per loss, in the order of enum request_loss: Ignore, reQueue, Move, Compute, Fail.
+ * Derived from what each state still needs, not copied from the table. */
 static const struct {
     enum request_state state;
     const char *name, *actions;
@@ -22,6 +22,8 @@ static const struct {
     { REQUEST_DECODE, "decode", "IMMMFMIMQI" },
     /* One node does both: there is no prefill node to lose. */
     { REQUEST_RUN, "run", "IMQMFMIIQI" },
+    /* Whatever happens to the node that may have kept the answer, it can be computed again. */
+    { REQUEST_ATTACH, "attach", "ICCCCCCCCC" },
     { REQUEST_ENDED, "ended", "IIIIIIIIII" },
 };
 
@@ -32,6 +34,7 @@ static char letter(enum request_action a)
     case ACTION_REQUEUE: return 'Q';
     case ACTION_MOVE: return 'M';
     case ACTION_FAIL: return 'F';
+    case ACTION_COMPUTE: return 'C';
     case ACTION_END:
     case ACTION_N: break;
     }
@@ -117,6 +120,7 @@ TEST(names_are_there_and_told_apart)
     CHECK_EQ_STR(request_loss_name(LOSS_PREFILL_NODE), "prefill_node");
     CHECK_EQ_STR(request_loss_name(LOSS_DIRECTORY), "directory");
     CHECK_EQ_STR(retry_action_name(ACTION_IGNORE), "ignore");
+    CHECK_EQ_STR(retry_action_name(ACTION_COMPUTE), "compute");
     CHECK_EQ_STR(retry_action_name(ACTION_END), "end");
 }
 
@@ -124,6 +128,8 @@ TEST(reasons_are_of_their_cells)
 {
     CHECK(strstr(retry_reason(REQUEST_RUN, LOSS_PAIR), "there is none"));
     CHECK(strstr(retry_reason(REQUEST_CREDIT, LOSS_PAIR), "avoids the pair"));
+    CHECK(strstr(retry_reason(REQUEST_ATTACH, LOSS_PAIR), "not at fault"));
+    CHECK(strstr(retry_reason(REQUEST_ATTACH, LOSS_DIRECTORY), "placing goes ahead"));
     CHECK(retry_reason(REQUEST_PLACING, LOSS_PAIR) == NULL);
     CHECK(retry_reason(REQUEST_ENDED, LOSS_HANDED_BACK) == NULL);
     CHECK(retry_reason(REQUEST_CREDIT, LOSS_PREFILL_NODE) == NULL);

@@ -39,6 +39,7 @@ struct fake_backend {
     uint32_t fail_after;                                /* ... after so many tokens */
     bool hold;                                          /* no progress, but cancel works */
     bool not_ready;
+    uint64_t node;           /* tokens come from this node; 0: nobody says from which */
     struct gen_request last; /* of the last submit; its pointers are invalid */
     struct logit_bias last_bias[8];
     uint64_t seeds[16]; /* of the first submits */
@@ -119,6 +120,7 @@ static inline void fake_step(struct fake_backend *f, struct fake_seq *s)
         fake_end(f, s, OK, FINISH_LENGTH, -1);
         return;
     }
+    if (f->node && s->sink.on_node) s->sink.on_node(s->sink.arg, f->node);
     int32_t id = fake_next(f, s);
     bool stop = fake_is_stop(s, id);
     fake_logprobs(&t, id, s->n_out, s->r.sampling.n_logprobs);

@@ -36,6 +36,7 @@ struct rig {
 struct answer {
     int status;
     struct buf head, body; /* of a stream: the events' data, one per line */
+    struct buf raw;        /* of a stream from a socket: the events as they came */
     cJSON *json;           /* of a whole answer, or NULL */
     bool done, begun, ended;
     uint32_t n_chunks, max_chunks; /* after max_chunks (0: never) the receiver takes no more */
@@ -156,6 +157,7 @@ static inline void answer_free(struct answer *a)
     cJSON_Delete(a->json);
     buf_release(&a->head);
     buf_release(&a->body);
+    buf_release(&a->raw);
     *a = (struct answer){ 0 };
 }
 
@@ -188,8 +190,9 @@ static inline void sink_begin(void *arg, const char *headers)
     buf_add_c(&a->head, headers);
 }
 
-static inline enum status sink_chunk(void *arg, struct str json)
+static inline enum status sink_chunk(void *arg, struct str id, struct str json)
 {
+    (void)id;
     struct answer *a = arg;
     CHECK(a->begun && !a->done);
     if (a->max_chunks && a->n_chunks == a->max_chunks) return ERR_CANCELED;
@@ -265,15 +268,16 @@ static inline void rig_dechunk(struct buf *b)
     *b = out;
 }
 
-/* "data: X\n\n" ... → "X\n" ... */
+/* "data: X\n\n" ... → "X\n" ...; an "id: Y\n" may come before it. */
 static inline void rig_events(struct buf *b)
 {
     struct buf out = { 0 };
     struct str rest = buf_str(b);
     while (rest.n) {
         size_t end = str_find(rest, STR("\n\n"));
-        CHECK(end != SIZE_MAX && str_starts(rest, "data: "));
-        buf_add_str(&out, str_sub(rest, 6, end - 6));
+        size_t data = str_starts(rest, "id: ") ? str_find_char(rest, '\n') + 1 : 0;
+        CHECK(end != SIZE_MAX && str_starts(str_sub(rest, data, SIZE_MAX), "data: "));
+        buf_add_str(&out, str_sub(rest, data + 6, end - data - 6));
         buf_add_char(&out, '\n');
         rest = str_sub(rest, end + 2, SIZE_MAX);
     }
@@ -302,8 +306,11 @@ static inline struct answer rig_recv(struct rig *r, int fd)
     buf_release(&all);
     a.status = atoi(a.head.data + 9);
     if (strstr(a.head.data, "ransfer-") && strstr(a.head.data, "chunked")) rig_dechunk(&a.body);
-    if (strstr(a.head.data, "text/event-stream")) rig_events(&a.body);
-    else if (strstr(a.head.data, "application/json")) answer_parse(&a);
+    if (strstr(a.head.data, "text/event-stream")) {
+        buf_add_str(&a.raw, buf_str(&a.body));
+        rig_events(&a.body);
+    }
+    if (strstr(a.head.data, "application/json")) answer_parse(&a);
     return a;
 }
 
