@@ -28,7 +28,7 @@ const char *directory_redis_advice(enum redis_cause cause)
         return "give the sentinels' own password with --scheduler-sentinel-password or "
                "BATON_SENTINEL_PASSWORD";
     }
-    ASSERT(!"a cause of the list");
+    ASSERT(false); /* every cause is above */
     return "";
 }
 
