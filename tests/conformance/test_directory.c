@@ -15,6 +15,7 @@
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
+#include "tests/fixtures/loop_turns.h"
 #include "tests/fixtures/served_view.h"
 #include "tests/harness/test.h"
 
@@ -46,19 +47,9 @@ struct answer {
 
 /* ---- the loop ---- */
 
-static void on_wake(void *arg) { (void)arg; }
+static void turn(struct rig *r) { loop_turn(r->loop); }
 
-static void turn(struct rig *r)
-{
-    struct loop_timer *t = loop_timer_start(r->loop, 5, 0, on_wake, NULL);
-    uv_run(loop_uv(r->loop), UV_RUN_ONCE);
-    loop_timer_free(t);
-}
-
-static void run_for(struct rig *r, uint64_t ms)
-{
-    for (uint64_t end = clock_ms() + ms; clock_ms() < end;) turn(r);
-}
+static void run_for(struct rig *r, uint64_t ms) { loop_turn_for(r->loop, ms); }
 
 #define WAIT_FOR(r, cond)                                                                          \
     do {                                                                                           \

@@ -1,7 +1,8 @@
 /* test_directory_clock.c - the wall clock of Redis' host jumps by an hour, either way, under a real
- * redis-server (libfaketime): living nodes stay or are back within one renewal, what is placed stays
- * counted, and what is dead ends after its lease as if nothing had happened. */
+ * redis-server (libfaketime): living nodes stay or are back within one renewal, what is placed
+ * stays counted, and what is dead ends after its lease as if nothing had happened. */
 #include "scheduler/directory/directory.h"
+#include "tests/fixtures/loop_turns.h"
 #include "tests/fixtures/redis_process.h"
 
 enum { HOUR = 3600, RENEW_MS = 100, LEASE_MS = 800, WAIT_MS = 10000, NODES = 8, CASE_S = 60 };
@@ -24,19 +25,9 @@ struct answer {
     uint64_t fence;
 };
 
-static void on_wake(void *arg) { (void)arg; }
+static void turn(struct rig *r) { loop_turn(r->loop); }
 
-static void turn(struct rig *r)
-{
-    struct loop_timer *t = loop_timer_start(r->loop, 5, 0, on_wake, NULL);
-    uv_run(loop_uv(r->loop), UV_RUN_ONCE);
-    loop_timer_free(t);
-}
-
-static void run_for(struct rig *r, uint64_t ms)
-{
-    for (uint64_t end = clock_ms() + ms; clock_ms() < end;) turn(r);
-}
+static void run_for(struct rig *r, uint64_t ms) { loop_turn_for(r->loop, ms); }
 
 static struct node_record record(uint64_t node, const char *topic)
 {

@@ -12,6 +12,7 @@
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
+#include "tests/fixtures/loop_turns.h"
 #include "tests/harness/test.h"
 
 enum { POLL_MS = 50, LEASE_MS = 400, WAIT_MS = 8000 };
@@ -35,14 +36,7 @@ struct rig {
     int n_stopped;
 };
 
-static void on_wake(void *arg) { (void)arg; }
-
-static void turn(struct rig *r)
-{
-    struct loop_timer *t = loop_timer_start(r->loop, 5, 0, on_wake, NULL);
-    uv_run(loop_uv(r->loop), UV_RUN_ONCE);
-    loop_timer_free(t);
-}
+static void turn(struct rig *r) { loop_turn(r->loop); }
 
 #define WAIT_FOR(r, cond)                                                                          \
     do {                                                                                           \

@@ -11,6 +11,7 @@
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 #include "shared/net/http/http_client.h"
+#include "tests/fixtures/loop_turns.h"
 #include "tests/fixtures/served_view.h"
 #include "tests/harness/test.h"
 
@@ -20,8 +21,6 @@ struct answer {
     int http_status;
     char body[1024];
 };
-
-static void on_wake(void *arg) { (void)arg; }
 
 static void on_answer(void *arg, enum status st, int http_status, struct str body)
 {
@@ -39,12 +38,7 @@ struct rig {
     struct http_client *client;
 };
 
-static void turn(struct rig *r)
-{
-    struct loop_timer *t = loop_timer_start(r->loop, 5, 0, on_wake, NULL);
-    uv_run(loop_uv(r->loop), UV_RUN_ONCE);
-    loop_timer_free(t);
-}
+static void turn(struct rig *r) { loop_turn(r->loop); }
 
 static void rig_open(struct rig *r, struct str secret)
 {
