@@ -12,18 +12,7 @@
 #include "deploy/node/node_internal.h"
 #include "scheduler/directory/local.h"
 #include "scheduler/directory/wire.h"
-#include "shared/base/json/json.h"
 #include "shared/base/mem.h"
-
-static void reply(struct http_exchange *x, enum status st, const char *why)
-{
-    struct buf body = { 0 };
-    buf_add_c(&body, "{\"error\":");
-    json_add_string(&body, str_of(why));
-    buf_add_char(&body, '}');
-    http_reply(x, status_http(st), "application/json", NULL, buf_str(&body));
-    buf_release(&body);
-}
 
 /* Those behind this port have published theirs here. */
 static void add_records_behind(struct node *n, struct buf *out)
@@ -102,7 +91,7 @@ static void answer_get(struct node *n, bool text, struct http_exchange *x)
     if (st == OK && strcmp(http_method(x), "GET") != 0)
         st = err_set(&err, ERR_NOT_FOUND, "only GET is answered here");
     if (st == OK) st = check_state(n, text, &err);
-    if (st != OK) reply(x, st, err.text);
+    if (st != OK) http_reply_error(x, status_http(st), NULL, "error", err.text);
     else if (text) give_text(n, x);
     else give_records(n, x);
 }

@@ -19,7 +19,6 @@
 #include "scheduler/directory/wire.h"
 #include "scheduler/view.h"
 #include "shared/base/clock.h"
-#include "shared/base/json/json.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 
@@ -55,16 +54,8 @@ struct node_router {
 static void relay_call(struct node *n, struct http_exchange *x)
 {
     struct err err = { 0 };
-    struct buf body = { 0 };
-    if (directory_check_caller(n->o.secret, x, &err) == OK) {
-        relay_pass(n->router->relay, x);
-        return;
-    }
-    buf_add_c(&body, "{\"error\":");
-    json_add_string(&body, str_of(err.text));
-    buf_add_char(&body, '}');
-    http_reply(x, status_http(err.code), "application/json", NULL, buf_str(&body));
-    buf_release(&body);
+    if (directory_check_caller(n->o.secret, x, &err) == OK) relay_pass(n->router->relay, x);
+    else http_reply_error(x, status_http(err.code), NULL, "error", err.text);
 }
 
 bool node_router_view(struct node *n, struct http_exchange *x)

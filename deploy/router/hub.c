@@ -10,7 +10,6 @@
 #include "scheduler/directory/handler.h"
 #include "scheduler/directory/local.h"
 #include "scheduler/directory/wire.h"
-#include "shared/base/json/json.h"
 #include "shared/base/mem.h"
 #include "shared/net/http/http_client.h"
 
@@ -33,16 +32,6 @@ struct hub {
     void (*done)(void *arg);
     void *done_arg;
 };
-
-static void reply_error(struct http_exchange *x, int status, const char *why)
-{
-    struct buf body = { 0 };
-    buf_add_c(&body, "{\"error\":");
-    json_add_string(&body, str_of(why));
-    buf_add_char(&body, '}');
-    http_reply(x, status, "application/json", NULL, buf_str(&body));
-    buf_release(&body);
-}
 
 /* ---- metrics of all processes ---- */
 
@@ -160,9 +149,12 @@ static void on_request(void *arg, struct http_exchange *x)
         directory_handler_serve(h->view, x);
     } else if (str_eq_c(http_path(x), "/metrics")) {
         if (instances_has_key(&i, x)) gather_metrics(h, x);
-        else reply_error(x, 401, "a valid API key is needed: send Authorization: Bearer KEY");
+        else
+            http_reply_error(x, 401, NULL, "error",
+                             "a valid API key is needed: send Authorization: Bearer KEY");
     } else if (!instances_serve(&i, x)) {
-        reply_error(x, 404, "this process answers the other processes of its router");
+        http_reply_error(x, 404, NULL, "error",
+                         "this process answers the other processes of its router");
     }
 }
 
@@ -173,7 +165,9 @@ static void on_admin(void *arg, struct http_exchange *x)
     if (str_eq_c(http_path(x), "/metrics")) gather_metrics(h, x);
     else if (str_eq_c(http_path(x), "/live") || str_eq_c(http_path(x), "/livez"))
         http_reply(x, 200, "application/json", NULL, STR("{\"status\":\"ok\"}"));
-    else reply_error(x, 404, "here are /metrics and /live; the API's port has the other paths");
+    else
+        http_reply_error(x, 404, NULL, "error",
+                         "here are /metrics and /live; the API's port has the other paths");
 }
 
 /* ---- life ---- */

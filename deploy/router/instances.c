@@ -102,13 +102,7 @@ enum status instances_read_register(struct str body, struct node_at *out, struct
 /* `member`: what the other router's clients look at. */
 static void reply_error(struct http_exchange *x, int status, const char *member, const char *why)
 {
-    struct buf body = { 0 };
-    buf_printf(&body, "{\"%s\":", member);
-    json_add_string(&body, str_of(why));
-    buf_add_char(&body, '}');
-    http_reply(x, status, "application/json", status == 401 ? "WWW-Authenticate: Bearer\r\n" : NULL,
-               buf_str(&body));
-    buf_release(&body);
+    http_reply_error(x, status, status == 401 ? "WWW-Authenticate: Bearer\r\n" : NULL, member, why);
 }
 
 static const char NOT_LISTED[] =

@@ -196,20 +196,6 @@ static enum status take_records(struct listed_node *n, struct str text, struct e
     return st;
 }
 
-static enum status refusal(int http_status, struct str body, struct err *err)
-{
-    cJSON *doc = NULL;
-    struct err unread;
-    const char *why = NULL;
-    enum status st = json_parse(body, false, &doc, &unread);
-    if (st == OK && cJSON_IsString(json_member(doc, "error")))
-        why = json_member(doc, "error")->valuestring;
-    st = err_set(err, ERR_PEER_REFUSED, "%.300s (status %d)",
-                 why ? why : "it gives no record: it is no node of this version", http_status);
-    cJSON_Delete(doc);
-    return st;
-}
-
 static void tell_waiters(struct listed_node *n)
 {
     struct listed *l = n->all;
@@ -230,6 +216,8 @@ static void tell_waiters(struct listed_node *n)
     }
 }
 
+static const char NO_RECORD[] = "it gives no record: it is no node of this version";
+
 static void on_answer(void *arg, enum status st, int http_status, struct str body)
 {
     struct listed_node *n = arg;
@@ -242,7 +230,7 @@ static void on_answer(void *arg, enum status st, int http_status, struct str bod
         if (st != OK) (void)err_set(&err, st, "it does not answer: %s", status_text(st));
         else
             st = http_status == 200 ? take_records(n, body, &err)
-                                    : refusal(http_status, body, &err);
+                                    : directory_read_refusal(http_status, body, NO_RECORD, &err);
         set_state(n, st == OK ? LISTED_UP : LISTED_DOWN, st == OK ? "" : err.text);
     }
     tell_waiters(n); /* which may remove it */
@@ -255,13 +243,11 @@ static void on_answer(void *arg, enum status st, int http_status, struct str bod
 static void ask(struct listed_node *n)
 {
     struct listed *l = n->all;
-    char proof[DIRECTORY_PROOF_MAX], headers[DIRECTORY_PROOF_MAX + 32];
+    char headers[DIRECTORY_PROOF_HEADER_MAX];
     if (n->asking) return;
-    directory_prove(l->o.secret, "GET", STR(RECORDS_PATH), STR(""), proof);
-    snprintf(headers, sizeof headers, "Authorization: %s\r\n", proof);
-    n->asking = http_client_request(l->client, "GET", n->at.host, n->at.port, RECORDS_PATH,
-                                    l->o.secret.n ? headers : NULL, STR(""), ASK_MS, on_answer,
-                                    n) == OK;
+    directory_prove_header(l->o.secret, "GET", STR(RECORDS_PATH), STR(""), headers);
+    n->asking = http_client_request(l->client, "GET", n->at.host, n->at.port, RECORDS_PATH, headers,
+                                    STR(""), ASK_MS, on_answer, n) == OK;
     if (!n->asking) set_state(n, LISTED_DOWN, "it cannot be asked");
 }
 

@@ -4,7 +4,6 @@
 #include <stdio.h>
 
 #include "scheduler/directory/wire.h"
-#include "shared/base/json/json.h"
 #include "shared/base/mem.h"
 #include "shared/net/http/http_client.h"
 
@@ -19,14 +18,9 @@ struct relay_call {
     struct http_exchange *x; /* NULL: the client has left */
 };
 
-static void reply_error(struct http_exchange *x, const char *why)
+static void refuse(struct http_exchange *x, const char *why)
 {
-    struct buf body = { 0 };
-    buf_add_c(&body, "{\"error\":");
-    json_add_string(&body, str_of(why));
-    buf_add_char(&body, '}');
-    http_reply(x, 503, "application/json", "Retry-After: 1\r\n", buf_str(&body));
-    buf_release(&body);
+    http_reply_error(x, 503, "Retry-After: 1\r\n", "error", why);
 }
 
 static void on_end(void *arg, bool gone)
@@ -47,7 +41,7 @@ static void on_answer(void *arg, enum status st, int http_status, struct str bod
     mem_free(c);
     if (!x) return;
     if (st == OK) http_reply(x, http_status, type, NULL, body);
-    else reply_error(x, "the process that holds this router's view does not answer");
+    else refuse(x, "the process that holds this router's view does not answer");
 }
 
 bool relay_takes(struct str path)
@@ -75,7 +69,7 @@ void relay_pass(struct relay *r, struct http_exchange *x)
         http_on_end(x, on_end, c);
     } else {
         mem_free(c);
-        reply_error(x, "too many calls wait for the process that holds this router's view");
+        refuse(x, "too many calls wait for the process that holds this router's view");
     }
     buf_release(&path);
     buf_release(&headers);

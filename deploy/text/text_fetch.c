@@ -98,14 +98,9 @@ static void on_unpacked(void *arg)
 
 static enum status refusal(struct text_fetch *f, int http_status, struct str body)
 {
-    cJSON *doc = NULL;
-    struct err unread;
-    const char *why = NULL;
-    enum status st = json_parse(body, false, &doc, &unread);
-    if (st == OK) st = json_get_str(doc, "error", &why, &unread);
-    st = err_set(&f->err, ERR_PEER_REFUSED, "%s gives no text: %.300s (status %d)", f->at,
-                 st == OK && why ? why : "it is no node of this version", http_status);
-    cJSON_Delete(doc);
+    const enum status st = directory_read_refusal(http_status, body,
+                                                  "it is no node of this version", &f->err);
+    err_prefix(&f->err, "%s gives no text: ", f->at);
     return st;
 }
 
@@ -128,15 +123,14 @@ struct text_fetch *text_fetch_start(const struct text_fetch_options *o)
 {
     struct text_fetch *f = MEM_NEW(struct text_fetch);
     const struct http_client_options c = { .loop = o->loop, .body_max = TEXT_BUNDLE_MAX };
-    char proof[DIRECTORY_PROOF_MAX], headers[DIRECTORY_PROOF_MAX + 32];
+    char headers[DIRECTORY_PROOF_HEADER_MAX];
     f->o = *o;
     f->o.host = NULL;
     host_port_text(o->host, o->port, f->at);
     f->client = http_client_create(&c);
-    directory_prove(o->secret, "GET", STR(TEXT_PATH), STR(""), proof);
-    snprintf(headers, sizeof headers, "Authorization: %s\r\n", proof);
-    f->st = http_client_request(f->client, "GET", o->host, o->port, TEXT_PATH,
-                                o->secret.n ? headers : NULL, STR(""), ASK_MS, on_answer, f);
+    directory_prove_header(o->secret, "GET", STR(TEXT_PATH), STR(""), headers);
+    f->st = http_client_request(f->client, "GET", o->host, o->port, TEXT_PATH, headers, STR(""),
+                                ASK_MS, on_answer, f);
     if (f->st != OK) {
         (void)err_set(&f->err, f->st, "%s cannot be asked: %s", f->at, status_text(f->st));
         finish(f);

@@ -6,7 +6,6 @@
  * worker is done. Thread: loop, except make. */
 #include "deploy/text/text_server.h"
 
-#include "shared/base/json/json.h"
 #include "shared/base/mem.h"
 
 enum { PIECE_BYTES = 256 << 10 };
@@ -30,14 +29,9 @@ static void answer_free(struct text_answer *a)
     mem_free(a);
 }
 
-static void reply_error(struct http_exchange *x, enum status st, const char *why)
+static void refuse(struct http_exchange *x, enum status st, const char *why)
 {
-    struct buf body = { 0 };
-    buf_add_c(&body, "{\"error\":");
-    json_add_string(&body, str_of(why));
-    buf_add_char(&body, '}');
-    http_reply(x, status_http(st), "application/json", "Retry-After: 1\r\n", buf_str(&body));
-    buf_release(&body);
+    http_reply_error(x, status_http(st), "Retry-After: 1\r\n", "error", why);
 }
 
 static void on_end(void *arg, bool gone)
@@ -76,7 +70,7 @@ static void on_made(void *arg)
     if (!a->x) {
         answer_free(a);
     } else if (a->st != OK) {
-        reply_error(a->x, a->st, a->err.text);
+        refuse(a->x, a->st, a->err.text);
     } else {
         http_stream_begin(a->x, 200, "application/octet-stream", NULL);
         http_on_drain(a->x, send_more, a);
@@ -88,7 +82,7 @@ void text_server_answer(struct text_server *s, const struct text_source *from, s
                         struct http_exchange *x)
 {
     if (s->n_answers >= TEXT_ANSWERS_MAX) {
-        reply_error(x, ERR_UNAVAILABLE, "others are being given the text just now; ask again");
+        refuse(x, ERR_UNAVAILABLE, "others are being given the text just now; ask again");
         return;
     }
     struct text_answer *a = MEM_NEW(struct text_answer);
@@ -96,7 +90,7 @@ void text_server_answer(struct text_server *s, const struct text_source *from, s
     s->n_answers++;
     if (loop_work(s->loop, make, on_made, a) != OK) {
         answer_free(a);
-        reply_error(x, ERR_UNAVAILABLE, "all worker threads are busy; ask again");
+        refuse(x, ERR_UNAVAILABLE, "all worker threads are busy; ask again");
         return;
     }
     a->on_worker = true;

@@ -226,13 +226,8 @@ void directory_handler_serve(struct directory_handler *h, struct http_exchange *
     struct buf out = { 0 };
     struct err err = { 0 };
     enum status st = handle_request(h, x, &out, &err);
-    if (st != OK) {
-        buf_clear(&out);
-        buf_add_c(&out, "{\"error\":");
-        json_add_string(&out, str_of(err.text));
-        buf_add_char(&out, '}');
-    }
-    http_reply(x, status_http(st), "application/json", NULL, buf_str(&out));
+    if (st == OK) http_reply(x, 200, "application/json", NULL, buf_str(&out));
+    else http_reply_error(x, status_http(st), NULL, "error", err.text);
     buf_release(&out);
 }
 

@@ -86,12 +86,9 @@ static enum status send_call(struct directory_http *d, struct directory_http_cal
                                          DIRECTORY_PATH "snapshot", DIRECTORY_PATH "reserve",
                                          DIRECTORY_PATH "release" };
     const char *path = paths[call.op];
-    char proof[DIRECTORY_PROOF_MAX], headers[DIRECTORY_PROOF_MAX + 80];
-    int n = snprintf(headers, sizeof headers, "Content-Type: application/json\r\n");
-    if (d->secret.len) {
-        directory_prove(buf_str(&d->secret), "POST", str_of(path), body, proof);
-        snprintf(headers + n, sizeof headers - (size_t)n, "Authorization: %s\r\n", proof);
-    }
+    char proof[DIRECTORY_PROOF_HEADER_MAX], headers[DIRECTORY_PROOF_HEADER_MAX + 48];
+    directory_prove_header(buf_str(&d->secret), "POST", str_of(path), body, proof);
+    snprintf(headers, sizeof headers, "Content-Type: application/json\r\n%s", proof);
     struct directory_http_call *c = mem_try_calloc(1, sizeof *c);
     if (!c) return ERR_NOMEM;
     *c = call;

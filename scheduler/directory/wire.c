@@ -22,6 +22,29 @@ void directory_prove(struct str secret, const char *method, struct str path, str
         snprintf(out + at, DIRECTORY_PROOF_MAX - at, "%02x", mac[i]);
 }
 
+void directory_prove_header(struct str secret, const char *method, struct str path, struct str body,
+                            char out[DIRECTORY_PROOF_HEADER_MAX])
+{
+    char proof[DIRECTORY_PROOF_MAX];
+    out[0] = 0;
+    if (!secret.n) return;
+    directory_prove(secret, method, path, body, proof);
+    snprintf(out, DIRECTORY_PROOF_HEADER_MAX, "Authorization: %s\r\n", proof);
+}
+
+enum status directory_read_refusal(int http_status, struct str answer, const char *otherwise,
+                                   struct err *err)
+{
+    cJSON *doc = NULL;
+    struct err unread;
+    const cJSON *why = json_parse(answer, false, &doc, &unread) == OK ? json_member(doc, "error")
+                                                                      : NULL;
+    const enum status st = err_set(err, ERR_PEER_REFUSED, "%.300s (status %d)",
+                                   cJSON_IsString(why) ? why->valuestring : otherwise, http_status);
+    cJSON_Delete(doc);
+    return st;
+}
+
 void directory_add_id(struct buf *b, const char *name, uint64_t id)
 {
     buf_printf(b, "\"%s\":\"" DIRECTORY_ID "\"", name, id);

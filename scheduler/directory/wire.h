@@ -26,12 +26,20 @@ enum {
     DIRECTORY_ANSWER_MAX = 8 << 20, /* DIRECTORY_NODES_MAX usual records are 3 MiB */
     DIRECTORY_VALUES_MAX = DIRECTORY_NODES_MAX * 64, /* JSON values of an answer */
     DIRECTORY_RELEASE_MAX = 256,                     /* ids in one release */
-    DIRECTORY_PROOF_MAX = 80
+    DIRECTORY_PROOF_MAX = 80,
+    DIRECTORY_PROOF_HEADER_MAX = DIRECTORY_PROOF_MAX + 32
 };
 
 /* Writes "Baton <hex HMAC-SHA256(secret, method ' ' path ' ' body)>". */
 void directory_prove(struct str secret, const char *method, struct str path, struct str body,
                      char out[DIRECTORY_PROOF_MAX]);
+/* Writes the header of a call that proves the secret, "Authorization: ...\r\n"; "" without one. */
+void directory_prove_header(struct str secret, const char *method, struct str path, struct str body,
+                            char out[DIRECTORY_PROOF_HEADER_MAX]);
+/* An answer other than 200: its { error }, or `otherwise` if it has none, and the status in a
+ * sentence. Returns ERR_PEER_REFUSED. */
+enum status directory_read_refusal(int http_status, struct str answer, const char *otherwise,
+                                   struct err *err);
 /* Appends "name":"<id>" (no comma). */
 void directory_add_id(struct buf *b, const char *name, uint64_t id);
 /* Reads a member; when it is absent *out stays as it is. Anything but 16 hex digits is

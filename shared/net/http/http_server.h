@@ -86,6 +86,10 @@ void http_on_end(struct http_exchange *x, void (*fn)(void *arg, bool gone), void
  * keeps (http_backlog.h). */
 int http_reply(struct http_exchange *x, int status, const char *content_type, const char *headers,
                struct str body);
+/* Replies {"MEMBER":"why"}: the errors of calls between processes, and of other servers' routers.
+ * Extra headers as above. */
+void http_reply_error(struct http_exchange *x, int status, const char *headers, const char *member,
+                      const char *why);
 void http_stream_begin(struct http_exchange *x, int status, const char *content_type,
                        const char *headers);
 /* Copies and queues bytes, sent as one chunk. ERR_CANCELED: the client is gone; ERR_FULL: it does

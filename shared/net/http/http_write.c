@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "shared/base/clock.h"
+#include "shared/base/json/json.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 #include "shared/base/thread.h"
@@ -260,6 +261,17 @@ int http_reply(struct http_exchange *x, int status, const char *content_type, co
     buf_release(&head);
     http_conn_wake(c);
     return status;
+}
+
+void http_reply_error(struct http_exchange *x, int status, const char *headers, const char *member,
+                      const char *why)
+{
+    struct buf body = { 0 };
+    buf_printf(&body, "{\"%s\":", member);
+    json_add_string(&body, str_of(why));
+    buf_add_char(&body, '}');
+    http_reply(x, status, "application/json", headers, buf_str(&body));
+    buf_release(&body);
 }
 
 void http_stream_begin(struct http_exchange *x, int status, const char *content_type,
