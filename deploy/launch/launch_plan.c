@@ -112,22 +112,36 @@ static bool is_planned(const struct launch_plan *p, uint16_t port)
     return port == p->ranks.port;
 }
 
-/* Is it in a list, whose entries processes bind when they start? */
-static bool is_listed(const struct config *c, uint16_t port)
+/* The lists that name ports which processes bind when they start. */
+static const char *const NAMED[] = { "ports",           "metrics-ports",
+                                     "pd-comm-port",    "cache-queue-port",
+                                     "rdma-comm-ports", "engine-worker-queue-port" };
+
+static bool is_named(const struct config *c, uint16_t port)
 {
-    static const char *const OF_NODES[] = { "ports", "metrics-ports" };
     const char *item;
-    for (size_t k = 0; k < COUNT_OF(LISTS) + COUNT_OF(OF_NODES); k++) {
-        const char *name = k < COUNT_OF(LISTS) ? LISTS[k] : OF_NODES[k - COUNT_OF(LISTS)];
-        for (size_t i = 0; (item = config_list(c, name, i, NULL)); i++)
+    for (size_t k = 0; k < COUNT_OF(NAMED); k++)
+        for (size_t i = 0; (item = config_list(c, NAMED[k], i, NULL)); i++)
             if (strtol(item, NULL, 10) == port) return true;
-    }
     return false;
+}
+
+/* Keeps other launchers from choosing the named ports for their ranks. One that did so before is
+ * found when the port is bound. */
+static void claim_named(const struct config *c, const struct launch_args *w, struct launch_plan *p)
+{
+    const char *item;
+    if (w->behind) (void)launch_port_claim(&p->claims, (uint16_t)config_int(c, "port"));
+    for (size_t k = 0; k < COUNT_OF(NAMED); k++)
+        for (size_t i = 0; (item = config_list(c, NAMED[k], i, NULL)); i++) {
+            const long port = strtol(item, NULL, 10);
+            if (port > 0 && port <= UINT16_MAX) (void)launch_port_claim(&p->claims, (uint16_t)port);
+        }
 }
 
 static bool may_have(const struct config *c, const struct launch_plan *p, uint16_t port)
 {
-    return !is_planned(p, port) && !is_listed(c, port) && launch_port_is_free(port);
+    return !is_planned(p, port) && !is_named(c, port) && launch_port_is_free(port);
 }
 
 /* Finds the next free port from `first` on, `end` not included; 0: there is none. Another program
@@ -392,6 +406,7 @@ enum status launch_plan_make(const struct config *c, const struct launch_args *w
     arena_init(&out->arena);
     if (!w->behind) TRY(check_launch(c, w, n_nodes, err));
     out->nodes = ARENA_ARRAY(&out->arena, struct launch_node, out->n);
+    claim_named(c, w, out);
     TRY(choose_meeting_port(c, out, err));
     for (size_t i = 0; i < out->n; i++) {
         out->nodes[i].role = role_of(c, w, i / w->ranks.tp.size);

@@ -38,13 +38,13 @@ def take_ports(share, n_shares):
 
 
 def free_ports(n):
-    """Ports below the kernel's ephemeral range, none twice in a process: no other program gets one before it is used."""
+    """Ports below the kernel's ephemeral range, none twice in a process: no other program gets one before it is used. Those that `baton` itself draws for ranks are left out."""
     with open('/proc/sys/net/ipv4/ip_local_port_range') as f:
         end = max(int(f.read().split()[0]), 20000)
     ports = []
     while len(ports) < n:
         port = random.SystemRandom().randrange(10000, end)
-        if port in HANDED_OUT or port % SHARE[1] != SHARE[0]:
+        if port in HANDED_OUT or port % SHARE[1] != SHARE[0] or 20000 <= port < 30000:
             continue
         with socket.socket() as s:
             try:
