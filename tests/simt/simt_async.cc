@@ -100,7 +100,9 @@ static std::list<arrival> arrivals;
 void simt_cp_async_mbarrier_arrive_noinc(void *barrier)
 {
     simt_copies &copies = simt_thread_copies();
+    simt_tsan_ignore_begin(); /* the list is the emulator's, not the kernel's */
     arrivals.push_back({ barrier, simt_thread_number(), copies.queue });
+    simt_tsan_ignore_end();
     copies.queue.clear();
     copies.groups.clear();
 }
