@@ -62,6 +62,19 @@ uint32_t decode_n_live(const struct decode_worker *w) { return w->n_live; }
 
 uint32_t decode_n_parked(const struct decode_worker *w) { return w->parking.n_parked; }
 
+uint32_t decode_n_granted(const struct decode_worker *w)
+{
+    uint32_t n = 0;
+    LIST_FOREACH (seq, &w->live, struct decode_seq, link) n += seq->state < DECODE_SEQ_RUNNING;
+    return n;
+}
+
+void decode_set_role(struct decode_worker *w, uint32_t role, bool settles)
+{
+    w->role = role;
+    w->settles = settles;
+}
+
 /* ---- records ---- */
 
 static struct decode_seq *add_seq(struct decode_worker *w, const struct cluster_message *m,
@@ -200,6 +213,16 @@ static bool has_capacity(struct decode_worker *w, const struct cluster_message *
     return false;
 }
 
+/* The entry node's view is older than the role of this node. */
+static bool is_of_role(struct decode_worker *w, const struct cluster_message *m,
+                       const Baton__Reserve *body)
+{
+    if (!w->settles && (!w->role || !body || !body->role || body->role == w->role)) return true;
+    refuse(w, m, ERR_BUSY, BLAME_HANDED_BACK,
+           "the role of the decode node has just changed, and it gives the request back");
+    return false;
+}
+
 static void on_reserve(struct decode_worker *w, const struct cluster_message *m)
 {
     if (request_table_find(&w->by_request, request_key_of(m)) || !has_capacity(w, m)) return;
@@ -212,7 +235,8 @@ static void on_reserve(struct decode_worker *w, const struct cluster_message *m)
     struct arena arena;
     struct generation_wire wire;
     arena_init(&arena);
-    if (unpack(w, m, body ? body->generation : NULL, &arena, &wire) == OK) {
+    if (is_of_role(w, m, body) &&
+        unpack(w, m, body ? body->generation : NULL, &arena, &wire) == OK) {
         struct decode_seq *seq = add_seq(w, m, DECODE_SEQ_RESERVING);
         struct engine_request r = engine_request_of(&wire, seq->id, seq->request);
         r.want_prompt_logprobs = false; /* the prefill node computes them */

@@ -107,6 +107,7 @@ bool request_send_ask(struct entry *e, struct request *r)
 {
     Baton__AskCredit ask = BATON__ASK_CREDIT__INIT;
     ask.n_tokens = r->n_tokens;
+    ask.role = request_role_number(r->prefill.role);
     return send_to(e, r, &r->prefill, LOSS_PREFILL_NODE, FRAME_ASK_CREDIT, &ask.base);
 }
 
@@ -165,6 +166,7 @@ bool request_send_reserve(struct entry *e, struct request *r)
         return false;
     }
     m.n_prefill = 1 + (size_t)r->prefill.n_followers;
+    m.role = request_role_number(r->decode.role);
     m.generation = generation_wire_encode(&g, &arena);
     bool sent = send_to(e, r, &r->decode, LOSS_DECODE_NODE, FRAME_RESERVE, &m.base);
     arena_release(&arena);

@@ -70,6 +70,7 @@ struct request_node {
     char name[NODE_NAME_MAX];
     char host[NODE_NAME_MAX];
     uint16_t port;
+    enum node_role role;  /* that it had when it was chosen */
     uint32_t n_followers; /* its ranks besides the first; their addresses are in its record */
     bool keeps;           /* answers whose entry node is lost */
 };
@@ -139,6 +140,9 @@ void request_on_loss(struct entry *e, struct request *r, enum request_loss loss,
 /* Ends the request: tells the nodes, releases the placement, calls on_end and frees r. */
 void request_end(struct entry *e, struct request *r, enum status st, enum finish_reason finish,
                  int32_t stop_token, const char *text);
+
+/* The number of a role in messages (node.proto). */
+static inline uint32_t request_role_number(enum node_role r) { return 1 + (uint32_t)r; }
 
 /* ---- between the request_*.c files ---- */
 static inline uint32_t request_n_out(const struct request *r) { return r->n_tokens - r->n_prompt; }

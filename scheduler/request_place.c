@@ -21,6 +21,7 @@ static struct request_node node_of(const struct node_record *n)
     if (!n) return out;
     out.node = n->node;
     out.port = n->cluster_port;
+    out.role = n->role;
     out.n_followers = n->n_followers;
     out.keeps = n->resume_ms > 0;
     snprintf(out.name, sizeof out.name, "%s", n->name);

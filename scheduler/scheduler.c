@@ -55,6 +55,8 @@ void scheduler_publish(struct scheduler *s)
     directory_publish(s->o.directory, &me);
 }
 
+void scheduler_refresh(struct scheduler *s) { view_refresh(&s->entry.view); }
+
 static void on_wake(void *arg)
 {
     struct scheduler *s = arg;

@@ -50,6 +50,8 @@ bool scheduler_on_message(struct scheduler *s, const struct cluster_message *m);
 void scheduler_on_lost(struct scheduler *s, uint64_t node, const char *why);
 /* Publishes what changed (role, draining) now instead of at the next renewal. */
 void scheduler_publish(struct scheduler *s);
+/* Asks for a snapshot of the nodes soon instead of at its usual time. */
+void scheduler_refresh(struct scheduler *s);
 /* The launcher that started this node is gone (trouble.h); `what_it_means` is kept. */
 void scheduler_launcher_gone(struct scheduler *s, const char *what_it_means, bool held_view);
 /* Nodes that a router's operator lists do not answer (trouble.h); `why` is a sentence, valid until

@@ -92,6 +92,7 @@ struct node {
     struct passer *passer; /* NULL: with --no-pass-requests, and without HTTP */
     struct serve *serve;
     struct loop_timer *drain, *stopper;
+    struct loop_timer *settle;       /* NULL: its role is settled (node_role.c) */
     struct launcher_watch *launcher; /* NULL: none started this node */
     uint64_t t_start_ms, t_drain_ms, t_leave_ms;
     uint64_t t_listed_ms; /* a router asked for its record then; 0: none has */
@@ -176,6 +177,15 @@ void node_front_loaded(struct node *n);
 
 /* Answers an exchange of nodes, not of clients; false: it is not one. */
 bool node_mount_http(struct node *n, struct http_exchange *x);
+
+/* ---- node_role.c ---- */
+
+/* The workers are there: they take what is placed on a node of this role. */
+void node_role_start(struct node *n);
+/* Before the workers end. */
+void node_role_stop(struct node *n);
+/* Answers POST /cluster/v1/role, at once or within a second. The caller's secret is checked. */
+void node_role_answer(struct node *n, struct http_exchange *x);
 
 /* ---- node_router.c: with o.is_router; the others do nothing without it ---- */
 

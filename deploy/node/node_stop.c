@@ -99,6 +99,7 @@ static void begin_stop(void *arg)
     loop_timer_free(n->stopper);
     loop_timer_free(n->drain); /* it uses parts that are freed below */
     n->stopper = n->drain = NULL;
+    node_role_stop(n);
     node_router_stop(n);
     if (http && n->serve) serve_shut_down(n->serve);
     if (n->passer) passer_stop(n->passer);

@@ -241,6 +241,7 @@ struct gen {
     struct sampling_params sampling;
     bool prompt_logprobs;
     uint64_t resume_key; /* 0: none */
+    uint32_t role;       /* that its nodes are chosen for; 0: not told */
     bool attached, detached;
     int32_t given[OUT_MAX]; /* [n_given] ids that came with ATTACHED */
     struct token_logprobs out[OUT_MAX];
@@ -431,6 +432,7 @@ static void entry_ask(struct entry *e, struct gen *g, struct worker_node *to)
 {
     Baton__AskCredit m = BATON__ASK_CREDIT__INIT;
     m.n_tokens = g->n_prompt;
+    m.role = g->role;
     peer_meet(e->peer, to->peer);
     CHECK_OK(cluster_send_proto(e->peer->c, to->peer->id, FRAME_ASK_CREDIT, g->request, g->attempt,
                                 &m.base));
@@ -444,6 +446,7 @@ static void entry_generate(struct entry *e, struct gen *g, struct worker_node *t
     Baton__Run run = BATON__RUN__INIT;
     arena_init(&arena);
     reserve.generation = run.generation = entry_generation(g, &arena);
+    reserve.role = g->role;
     peer_meet(e->peer, to->peer);
     CHECK_OK(cluster_send_proto(e->peer->c, to->peer->id, type, g->request, g->attempt,
                                 type == FRAME_RUN ? &run.base : &reserve.base));
