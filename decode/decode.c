@@ -552,6 +552,8 @@ static bool can_hand_back(const struct decode_seq *seq)
            !(seq->kept && seq->kept->behind);
 }
 
+void decode_set_leaving(struct decode_worker *w, bool leaves) { w->leaves = leaves; }
+
 void decode_hand_back(struct decode_worker *w)
 {
     w->leaves = true;

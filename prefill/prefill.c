@@ -28,7 +28,7 @@ struct prefill_worker {
     struct kv_sender sender;
     struct prefill_ranks ranks;
     bool broken; /* a follower was lost: the node takes nothing any more */
-    bool leaves; /* prefill_hand_back: nor does one that shuts down */
+    bool leaves; /* prefill_set_leaving: nor does one that shuts down */
     bool settles;
     uint32_t role; /* 0: ASK_CREDIT for any is taken */
     struct loop_timer *sweep;
@@ -615,6 +615,12 @@ void prefill_set_role(struct prefill_worker *w, uint32_t role, bool settles)
     w->role = role;
     w->settles = settles;
     if (changes) hand_back(w, PROMPT_CREDITED, CHANGED);
+}
+
+void prefill_set_leaving(struct prefill_worker *w, bool leaves)
+{
+    w->leaves = leaves;
+    if (leaves) hand_back(w, PROMPT_CREDITED, LEAVES);
 }
 
 void prefill_hand_back(struct prefill_worker *w)

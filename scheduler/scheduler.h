@@ -57,9 +57,13 @@ void scheduler_launcher_gone(struct scheduler *s, const char *what_it_means, boo
 /* Nodes that a router's operator lists do not answer (trouble.h); `why` is a sentence, valid until
  * the next call. NULL: all do. */
 void scheduler_listed_down(struct scheduler *s, const char *why);
-/* Leaves the directory and refuses new requests; live ones go on. */
-void scheduler_drain(struct scheduler *s);
+/* The node shuts down: leaves the directory. Live requests go on, and nothing is placed on this node
+ * any more unless no other one can decode. New requests are taken while others can decode, if
+ * `enters`; else they are refused. */
+void scheduler_drain(struct scheduler *s, bool enters);
 uint32_t scheduler_n_live(const struct scheduler *s);
+/* Of those, the ones that were there when scheduler_drain was called. */
+uint32_t scheduler_n_old(const struct scheduler *s);
 /* Can a node other than this one take work that ends in an answer, as far as is known here? */
 bool scheduler_sees_others(const struct scheduler *s, uint64_t me);
 /* Valid until scheduler_free. */

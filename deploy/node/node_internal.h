@@ -96,7 +96,10 @@ struct node {
     struct launcher_watch *launcher; /* NULL: none started this node */
     uint64_t t_start_ms, t_drain_ms, t_leave_ms;
     uint64_t t_listed_ms; /* a router asked for its record then; 0: none has */
-    bool handed_back;     /* what it computed, while DRAINING */
+    /* while DRAINING: */
+    bool handed_back;    /* what it computed */
+    bool door_closed;    /* its HTTP server takes no new connections */
+    uint64_t t_fence_ms; /* its time was over then; 0: not yet */
     int exit_status, n_signals;
     void (*on_ready)(void *arg);
     void *on_ready_arg;
