@@ -120,11 +120,12 @@ def test_the_last_node_finishes_its_own():
 
 def test_a_prefill_node_stays_until_its_transfers_are_fenced():
     """The end of a transfer is held up beyond the node's time: it waits, and the decode node loses nothing."""
-    body = dict(model='m', prompt=list(range(5, 105)), max_tokens=3, temperature=0, ignore_eos=True)
+    def body(i):
+        return dict(model='m', prompt=[5 + i % 400] * 100, max_tokens=3, temperature=0, ignore_eos=True)
     with nodes_with('tcp', [('prefill', None), ('prefill', 'at=finish:1:delay:1800'), ('decode', None)], [*SIZE, '--drain-timeout', '1']) as (first, p, d):
         got = []
         while not any(metrics(p.port).get(k, 0) for k in ('baton_kv_blocks{state="held"}', 'baton_prefill_credited_tokens')):
-            got.append(threading.Thread(target=lambda: got.append(ask(d.port, body))))
+            got.append(threading.Thread(target=lambda i=len(got): got.append(ask(d.port, body(i)))))
             got[-1].start()
             time.sleep(0.05)
         t0 = time.monotonic()

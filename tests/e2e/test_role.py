@@ -6,6 +6,7 @@ from test_kv_faults import SIZE, ask, bodies_of, check_answers, check_idle, ends
 from test_recovery import cells
 
 RENEWAL = 0.7
+PACED = ['--pace', os.path.join(DATA, 'pace', 'quick.json')]   # what must run when a role changes does, however busy the machine is
 
 
 def baton_role(*words, env=None):
@@ -95,7 +96,7 @@ def test_twenty_changes_under_load_fail_no_request():
 
 def test_a_decode_node_that_becomes_prefill_finishes_its_answers():
     body = dict(model='m', prompt=list(range(100, 140)), max_tokens=200, temperature=0, ignore_eos=True)
-    with trio(smollm2(), ['--max-model-len', '512', '--max-num-seqs', '8'], ('prefill', 'decode', 'decode')) as (control, (p, d, other)):
+    with trio(size=[*SIZE, *PACED], roles=('prefill', 'decode', 'decode')) as (control, (p, d, other)):
         events = stream(p.port, '/v1/completions', {**body, 'return_trace': True})
         first = next(events)
         runs, idle = (d, other) if metrics(d.port)['baton_engine_running'] else (other, d)
@@ -115,9 +116,8 @@ def test_a_decode_node_that_becomes_prefill_finishes_its_answers():
 
 def test_a_prefill_node_that_becomes_decode_finishes_its_transfers():
     """Long prompts: those with a credit are computed and sent; those that wait for one go to the other prefill node."""
-    bodies = [dict(model='m', prompt=[(7 * i + k) % 900 + 5 for k in range(400)], max_tokens=2, temperature=0, ignore_eos=True) for i in range(10)]
-    size = ['--max-model-len', '512', '--max-num-seqs', '16', '--max-num-batched-tokens', '64']
-    with trio(smollm2(), size, ('prefill', 'prefill', 'decode')) as (control, (first, p, d)):
+    bodies = [dict(model='m', prompt=[(7 * i + k) % 500 + 5 for k in range(400)], max_tokens=2, temperature=0, ignore_eos=True) for i in range(48)]
+    with trio(size=[*SIZE, *PACED, '--max-num-batched-tokens', '32', '--max-num-seqs', '32'], roles=('prefill', 'prefill', 'decode')) as (control, (first, p, d)):
         answers = []
         t = threading.Thread(target=lambda: answers.extend(parallel([lambda b=b: ask(d.port, b) for b in bodies], len(bodies))))
         t.start()
