@@ -557,6 +557,7 @@ void prefill_on_engine(struct prefill_worker *w, const struct engine_event *ev)
             fail_prompt(w, p, ERR_BUSY, BLAME_NOBODY, "a prompt logprob could not be sent");
         break;
     }
+    case ENGINE_PREEMPTED: /* of prefill_only sequences none is */
     case ENGINE_STARTED:
     case ENGINE_RESERVED: break;
     }

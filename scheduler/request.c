@@ -100,6 +100,7 @@ static struct generation_wire wire_of(const struct request *r)
         .prompt_logprobs = r->prompt_logprobs && request_n_out(r) == 0,
         .has_resume_key = r->resume.wanted,
         .resume_key = r->resume.key,
+        .hears_preempted = true,
     };
 }
 
@@ -339,7 +340,7 @@ void request_on_loss(struct entry *e, struct request *r, enum request_loss loss,
     switch (action) {
     case ACTION_REQUEUE:
         counter_add(e->metrics.requeues, 1);
-        if (loss == LOSS_HANDED_BACK) avoid(r, loss, culprit);
+        if (loss == LOSS_HANDED_BACK) r->gave_back = culprit;
         place_again(e, r, REQUEST_PAUSE_BUSY_MS);
         break;
     case ACTION_MOVE:

@@ -108,6 +108,9 @@ struct request {
     struct placement accounted; /* what the view counts for it; request 0: nothing */
     bool waits_for_capacity;    /* PLACING: every node that could take it was full */
     enum finish_reason ends;    /* set by the answer's last token: a later loss ends it well */
+    uint64_t gave_back; /* the node that handed it back last: chosen again only when all others are
+                         * full; 0: none */
+    uint32_t n_pressed; /* times that it was handed back for want of blocks (pressure.h) */
     uint64_t avoid[REQUEST_AVOID_MAX];          /* ring: nodes that failed this request */
     uint32_t n_avoid;                           /* ever added */
     struct place_pair apart[REQUEST_AVOID_MAX]; /* the same of pairs */
@@ -156,6 +159,9 @@ bool request_may_compute(const struct entry *e, const struct request *r);
  * that has some was accepted, and waits for its ttl. */
 bool request_is_full_for_too_long(const struct entry *e, struct request *r);
 void request_end_full(struct entry *e, struct request *r);
+/* Have other nodes room for the request now? Those that it would go on at. */
+bool request_find_room(const struct entry *e, const struct request *r,
+                       struct place_result *out) MUST_CHECK;
 /* Ends the placement at the directory and in the view. */
 void request_release_place(struct entry *e, struct request *r);
 /* The breakers of the attempt's nodes and pair. */

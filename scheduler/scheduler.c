@@ -258,6 +258,7 @@ bool scheduler_on_message(struct scheduler *s, const struct cluster_message *m)
     case FRAME_FINISHED:
     case FRAME_ATTACHED:
     case FRAME_DETACHED:
+    case FRAME_PREEMPTED:
     case FRAME_FAILED: {
         struct request *r = map_get(&s->entry.by_id, map_key_u64(&m->request));
         if (r) request_on_message(&s->entry, r, m);
