@@ -443,6 +443,16 @@ static void directory_http_release(struct directory *base, uint64_t request)
     send_releases(d);
 }
 
+static enum status directory_http_meter(struct directory *base, const struct meter_report *r,
+                                        directory_meter_fn *cb, void *arg)
+{
+    (void)base;
+    (void)r;
+    (void)cb;
+    (void)arg;
+    return ERR_UNSUPPORTED;
+}
+
 static const char *directory_http_why_down(const struct directory *base)
 {
     return directory_remote_why_down(&((const struct directory_http *)base)->remote);
@@ -457,5 +467,6 @@ const struct directory_ops directory_http_ops = {
     .snapshot = directory_http_snapshot,
     .reserve = directory_http_reserve,
     .release = directory_http_release,
+    .meter = directory_http_meter,
     .why_down = directory_http_why_down,
 };

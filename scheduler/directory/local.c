@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "scheduler/directory/local_state.h"
+#include "scheduler/directory/meter_book.h"
 #include "scheduler/directory/wire.h"
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
@@ -257,6 +258,37 @@ void directory_local_release(struct directory *base, uint64_t id)
     if (r) reservation_drop(d, r);
 }
 
+/* A topic that nobody reports to any more gives its place to another. */
+static void meter_books_drop_over(struct directory_local *d)
+{
+    size_t pos = 0;
+    struct str key;
+    void *one;
+    while (map_next(&d->meter_books, &pos, &key, &one)) {
+        if (!meter_book_is_over(one, clock_ms())) continue;
+        map_del(&d->meter_books, key);
+        meter_book_free(one);
+    }
+}
+
+enum status directory_local_meter(struct directory *base, const char *topic,
+                                  const struct meter_report *r, struct meter_sum *sums,
+                                  struct meter_sums *out, struct err *err)
+{
+    struct directory_local *d = self_of(base);
+    struct meter_book *b = map_get(&d->meter_books, str_of(topic));
+    if (!b) {
+        if (d->meter_books.len >= DIRECTORY_TOPICS_MAX) meter_books_drop_over(d);
+        if (d->meter_books.len >= DIRECTORY_TOPICS_MAX)
+            return err_set(err, ERR_FULL,
+                           "the directory already counts the tenants of %d topics, its limit",
+                           DIRECTORY_TOPICS_MAX);
+        b = meter_book_create();
+        map_put(&d->meter_books, str_of(topic), b);
+    }
+    return meter_book_report(b, r, clock_ms(), sums, out, err);
+}
+
 /* The answer has its own copies of the identities, behind the records: whoever reads it may publish
  * meanwhile. */
 static struct node_record *make_answer(const struct directory_local *d, char **room)
@@ -298,6 +330,11 @@ struct node_record *directory_local_view(struct directory *base, const char *top
 
 void directory_local_drop_all(struct directory_local *d)
 {
+    size_t pos = 0;
+    struct str key;
+    void *book;
+    while (map_next(&d->meter_books, &pos, &key, &book)) meter_book_free(book);
+    map_release(&d->meter_books);
     LIST_FOREACH (o, &d->owners_by_lease, struct directory_local_owner, link) owner_drop(d, o);
     LIST_FOREACH (r, &d->by_end, struct directory_local_reservation, link) reservation_drop(d, r);
     LIST_FOREACH (n, &d->by_lease, struct directory_local_node, link) node_drop(d, n);

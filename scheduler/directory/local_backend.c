@@ -6,18 +6,23 @@
 #include "scheduler/directory/backends.h"
 #include "scheduler/directory/local_state.h"
 #include "shared/base/assert.h"
+#include "shared/base/clock.h"
+#include "shared/base/log.h"
 #include "shared/base/mem.h"
 
 enum { CALLS_MAX = 1 << 16, OWN_PROCESS = 0 };
 
-/* An answer to be given in the next turn of the loop. Both functions NULL: on_up. */
+/* An answer to be given in the next turn of the loop. All functions NULL: on_up. */
 struct directory_local_call {
     struct list link;
     directory_snapshot_fn *snapshot;
     directory_reserve_fn *reserve;
+    directory_meter_fn *meter;
     void *arg;
     enum status st;
     uint64_t fence;
+    struct meter_sums sums;
+    struct meter_sum *room; /* of sums */
 };
 
 static struct directory_local *self_of(struct directory *d)
@@ -30,9 +35,15 @@ bool directory_is_local(const struct directory *d) { return d->ops == &directory
 
 /* ---- answers ---- */
 
+static void call_free(struct directory_local_call *c)
+{
+    mem_free(c->room);
+    mem_free(c);
+}
+
 static void directory_local_free(struct directory_local *d)
 {
-    LIST_FOREACH (c, &d->calls, struct directory_local_call, link) mem_free(c);
+    LIST_FOREACH (c, &d->calls, struct directory_local_call, link) call_free(c);
     directory_local_drop_all(d);
     loop_timer_free(d->wake);
     mem_free(d);
@@ -48,6 +59,8 @@ static void answer(struct directory_local *d, const struct directory_local_call 
         s.nodes = nodes;
         c->snapshot(c->arg, OK, &s);
         mem_free(nodes);
+    } else if (c->meter) {
+        c->meter(c->arg, c->st, c->st == OK ? &c->sums : NULL);
     } else if (d->o.on_up) {
         d->o.on_up(d->o.arg);
     }
@@ -66,7 +79,7 @@ static void on_wake(void *arg)
         list_remove(&c->link);
         d->n_calls--;
         answer(d, c);
-        mem_free(c);
+        call_free(c);
     }
     d->answering = false;
     if (d->closed) directory_local_free(d);
@@ -141,6 +154,30 @@ static enum status directory_local_reserve_own(struct directory *base, const str
     return st;
 }
 
+static void log_refused(struct directory_local *d, const char *why)
+{
+    uint32_t n_unlogged;
+    if (log_repeats_due(&d->refused_reports, why, clock_ms(), &n_unlogged))
+        log_warn("meter report refused", "topic=%s why=\"%s\" repeats=%u", d->topic, why,
+                 n_unlogged);
+}
+
+static enum status directory_local_meter_own(struct directory *base, const struct meter_report *r,
+                                             directory_meter_fn *cb, void *arg)
+{
+    struct directory_local *d = self_of(base);
+    struct directory_local_call call = { .meter = cb, .arg = arg };
+    struct err err;
+    if (d->n_calls >= CALLS_MAX) return ERR_FULL;
+    call.room = mem_try_calloc(r->n_uses, sizeof *call.room);
+    if (!call.room) return ERR_NOMEM;
+    call.st = directory_local_meter(base, d->topic, r, call.room, &call.sums, &err);
+    if (call.st != OK) log_refused(d, err.text);
+    enum status st = queue_answer(d, call);
+    if (st != OK) mem_free(call.room); /* it was counted; under its number it counts once */
+    return st;
+}
+
 /* The state is in this process. */
 static const char *directory_local_why_down(const struct directory *base)
 {
@@ -157,5 +194,6 @@ const struct directory_ops directory_local_ops = {
     .snapshot = directory_local_snapshot,
     .reserve = directory_local_reserve_own,
     .release = directory_local_release,
+    .meter = directory_local_meter_own,
     .why_down = directory_local_why_down,
 };

@@ -463,6 +463,16 @@ static void directory_redis_release(struct directory *base, uint64_t request)
     send_releases(d);
 }
 
+static enum status directory_redis_meter(struct directory *base, const struct meter_report *r,
+                                         directory_meter_fn *cb, void *arg)
+{
+    (void)base;
+    (void)r;
+    (void)cb;
+    (void)arg;
+    return ERR_UNSUPPORTED;
+}
+
 static const char *directory_redis_why_down(const struct directory *base)
 {
     return directory_remote_why_down(&((const struct directory_redis *)base)->remote);
@@ -477,5 +487,6 @@ const struct directory_ops directory_redis_ops = {
     .snapshot = directory_redis_snapshot,
     .reserve = directory_redis_reserve,
     .release = directory_redis_release,
+    .meter = directory_redis_meter,
     .why_down = directory_redis_why_down,
 };
