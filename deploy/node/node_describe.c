@@ -7,7 +7,7 @@
 #include "deploy/node/node_placement.h"
 #include "deploy/node/node_traffic.h"
 #include "kernels/backend.h"
-#include "scheduler/directory/redis_advice.h"
+#include "scheduler/directory/redis/redis_advice.h"
 #include "scheduler/view.h"
 #include "shared/base/clock.h"
 #include "shared/base/json/json.h"

@@ -5,8 +5,8 @@
  * connection that was answered; 0: none was.
  * Work is bounded: a sweep removes at most 256 + 256 ended reservations and 256 nodes per call, a
  * snapshot reads the nodes of one topic. Thread: any (constants). */
-#ifndef BATON_SCHEDULER_DIRECTORY_SCRIPTS_H
-#define BATON_SCHEDULER_DIRECTORY_SCRIPTS_H
+#ifndef BATON_SCHEDULER_DIRECTORY_REDIS_SCRIPTS_H
+#define BATON_SCHEDULER_DIRECTORY_REDIS_SCRIPTS_H
 
 /* Renews a node's record. ARGV[4..9] node, record, role, max_seqs, n_blocks, highest fence seen.
  * Returns 1, or 0 when the topic has its limit of nodes (ARGV[10]). */

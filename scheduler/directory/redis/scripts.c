@@ -1,6 +1,6 @@
 /* scripts.c - see scripts.h. Each script begins with the shared functions, since Redis has no
  * modules for scripts. */
-#include "scheduler/directory/scripts.h"
+#include "scheduler/directory/redis/scripts.h"
 
 /* now     the topic's time in ms: it passes as the server's does, but does not jump with it
  * keep    lets a key live at least `ms` and a day more, at most three days

@@ -9,10 +9,10 @@
 #include <string.h>
 
 #include "scheduler/directory/backends.h"
-#include "scheduler/directory/keys.h"
-#include "scheduler/directory/redis_advice.h"
+#include "scheduler/directory/redis/keys.h"
+#include "scheduler/directory/redis/redis_advice.h"
+#include "scheduler/directory/redis/scripts.h"
 #include "scheduler/directory/remote.h"
-#include "scheduler/directory/scripts.h"
 #include "scheduler/directory/wire.h"
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
