@@ -12,6 +12,7 @@
 
 #include "scheduler/directory/backends.h"
 #include "scheduler/directory/http_state.h"
+#include "scheduler/directory/meter_wire.h"
 #include "shared/base/address/host_port.h"
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
@@ -39,12 +40,18 @@ static void unhold(struct directory_http *d)
 
 static void on_answer(void *arg, enum status st, int http_status, struct str body);
 
+static void call_free(struct directory_http_call *c)
+{
+    mem_free(c->room);
+    mem_free(c);
+}
+
 static enum status send_call(struct directory_http *d, struct directory_http_call call,
                              struct str body)
 {
-    static const char *const paths[] = { DIRECTORY_PATH "publish", DIRECTORY_PATH "leave",
+    static const char *const paths[] = { DIRECTORY_PATH "publish",  DIRECTORY_PATH "leave",
                                          DIRECTORY_PATH "snapshot", DIRECTORY_PATH "reserve",
-                                         DIRECTORY_PATH "release" };
+                                         DIRECTORY_PATH "release",  DIRECTORY_PATH "meter" };
     const char *path = paths[call.op];
     char proof[DIRECTORY_PROOF_HEADER_MAX], headers[DIRECTORY_PROOF_HEADER_MAX + 48];
     directory_prove_header(buf_str(&d->secret), "POST", str_of(path), body, proof);
@@ -143,6 +150,10 @@ static void deliver(struct directory_http *d, const struct directory_http_call *
     if (d->closed) return;
     if (c->op == DIRECTORY_OP_RESERVE)
         c->reserve(c->arg, is_answer ? a->st : ERR_UNAVAILABLE, a->fence);
+    if (c->op == DIRECTORY_OP_METER) {
+        const enum status st = directory_remote_on_metered(&d->remote, a->st);
+        c->meter(c->arg, st, st == OK ? &a->sums : NULL);
+    }
     if (c->op == DIRECTORY_OP_SNAPSHOT && c->snapshot)
         c->snapshot(c->arg, is_answer ? OK : ERR_UNAVAILABLE, is_answer ? &a->snapshot : NULL);
 }
@@ -152,7 +163,7 @@ static void on_answer(void *arg, enum status st, int http_status, struct str bod
     struct directory_http_call *c = arg;
     struct directory_http *d = c->d;
     if (d->closed) { /* the client is being freed */
-        mem_free(c);
+        call_free(c);
         return;
     }
     struct directory_http_answer a = { 0 };
@@ -171,7 +182,7 @@ static void on_answer(void *arg, enum status st, int http_status, struct str bod
         send_releases(d);
     }
     directory_http_answer_release(&a);
-    mem_free(c);
+    call_free(c);
     unhold(d);
 }
 
@@ -281,11 +292,24 @@ static void directory_http_release(struct directory *base, uint64_t request)
 static enum status directory_http_meter(struct directory *base, const struct meter_report *r,
                                         directory_meter_fn *cb, void *arg)
 {
-    (void)base;
-    (void)r;
-    (void)cb;
-    (void)arg;
-    return ERR_UNSUPPORTED;
+    struct directory_http *d = (struct directory_http *)base;
+    struct directory_http_call call = {
+        .op = DIRECTORY_OP_METER, .meter = cb, .arg = arg, .n_room = r->n_uses
+    };
+    struct buf body = { 0 };
+    TRY(directory_remote_may_meter(&d->remote));
+    call.room = directory_remote_meter_room(r);
+    if (!call.room) return ERR_NOMEM;
+    begin_body(d, &body);
+    buf_add_c(&body, ",\"topic\":");
+    json_add_string(&body, str_of(d->topic));
+    buf_add_char(&body, ',');
+    meter_report_write(r, &body);
+    buf_add_char(&body, '}');
+    enum status st = send_call(d, call, buf_str(&body));
+    buf_release(&body);
+    if (st != OK) mem_free(call.room);
+    return st;
 }
 
 static const char *directory_http_why_down(const struct directory *base)

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "scheduler/directory/http_state.h"
+#include "scheduler/directory/meter_wire.h"
 #include "shared/base/clock.h"
 #include "shared/base/json/json_packed.h"
 #include "shared/base/log.h"
@@ -48,15 +49,25 @@ static void read_reserved(const cJSON *doc, struct directory_http_answer *a)
     else a->st = ERR_FORMAT;
 }
 
-/* An answer other than 200. */
-static void read_error(const struct directory_http *d, int http_status, const cJSON *doc,
-                       struct directory_http_answer *a)
+static void read_sums(const struct directory_http_call *c, const cJSON *doc,
+                      struct directory_http_answer *a)
+{
+    struct err err;
+    if (meter_sums_read(doc, c->room, c->n_room, &a->sums, &err) != OK) a->st = ERR_FORMAT;
+}
+
+/* An answer other than 200. A server of an earlier version does not know the path of reports, or
+ * refuses their length. */
+static void read_error(const struct directory_http *d, enum directory_op op, int http_status,
+                       const cJSON *doc, struct directory_http_answer *a)
 {
     const char *said = "";
     if (json_get_str(doc, "error", &said, NULL) != OK) said = "";
+    const bool is_unknown = op == DIRECTORY_OP_METER && (http_status == 404 || http_status == 413);
     a->st = http_status == 401   ? ERR_UNAUTHORIZED
             : http_status == 429 ? ERR_FULL
             : http_status == 400 ? ERR_INVALID
+            : is_unknown         ? ERR_UNSUPPORTED
                                  : ERR_IO;
     if (http_status == 401)
         snprintf(a->why, sizeof a->why,
@@ -114,21 +125,21 @@ bool directory_http_read_answer(struct directory_http *d, const struct directory
     if (a->st != OK) {
         explain_failure(d, &err, a);
     } else if (http_status != 200) {
-        read_error(d, http_status, doc, a);
+        read_error(d, c->op, http_status, doc, a);
     } else {
         if (c->op == DIRECTORY_OP_SNAPSHOT) read_snapshot(d, doc, a);
         if (c->op == DIRECTORY_OP_RESERVE) read_reserved(doc, a);
+        if (c->op == DIRECTORY_OP_METER) read_sums(c, doc, a);
         if (a->st == ERR_FORMAT)
             snprintf(a->why, sizeof a->why, "the directory server at %s sent a malformed answer",
                      d->at);
     }
     a->doc = doc;
     uint32_t n_unlogged;
-    if ((a->st == ERR_FULL || a->st == ERR_INVALID) &&
-        log_repeats_due(&d->refused_calls, a->why, clock_ms(), &n_unlogged))
+    const bool is_refused = a->st == ERR_FULL || a->st == ERR_INVALID || a->st == ERR_UNSUPPORTED;
+    if (is_refused && log_repeats_due(&d->refused_calls, a->why, clock_ms(), &n_unlogged))
         log_warn("directory call refused", "why=\"%s\" repeats=%u", a->why, n_unlogged);
-    return a->st == OK || a->st == ERR_BUSY || a->st == ERR_NOT_FOUND || a->st == ERR_FULL ||
-           a->st == ERR_INVALID;
+    return is_refused || a->st == OK || a->st == ERR_BUSY || a->st == ERR_NOT_FOUND;
 }
 
 void directory_http_answer_release(struct directory_http_answer *a)

@@ -30,8 +30,11 @@ struct directory_http_call {
     enum directory_op op;
     directory_snapshot_fn *snapshot; /* NULL: a probe */
     directory_reserve_fn *reserve;
+    directory_meter_fn *meter;
     void *arg;
     uint64_t request, id;
+    struct meter_sum *room; /* [n_room] of the sums that meter asked for */
+    uint32_t n_room;
 };
 
 /* A parsed answer. */
@@ -41,6 +44,7 @@ struct directory_http_answer {
     struct node_record *nodes; /* their identities lie in doc */
     cJSON *doc;
     struct directory_snapshot snapshot;
+    struct meter_sums sums; /* in the call's room */
     char why[ERR_TEXT_MAX];
 };
 

@@ -38,6 +38,13 @@ enum {
 #define METER_QUANTITY_MAX (UINT64_C(1) << 46)
 #define METER_NUMBER_END   (UINT64_C(1) << 53)
 
+/* Why a report is refused, in sentences for people. printf: the limit. */
+#define METER_TENANTS_FULL                                                                         \
+    "a tenant is new, and the topic counts %d already, its limit; give all of its entry nodes "    \
+    "the "                                                                                         \
+    "same --api-keys-file, with fewer keys"
+#define METER_ENTRIES_FULL "the topic hears %d entry nodes already, its limit"
+
 /* One tenant at one entry node; each is in a report once. */
 struct meter_use {
     uint64_t tenant;   /* a hash of its name, never 0 */

@@ -144,10 +144,7 @@ static enum status tenants_add(struct meter_book *b, const struct meter_report *
     }
     while (b->tenants.len + n_new > METER_TENANTS_MAX)
         if (!tenant_evict(b, now_ms))
-            return err_set(err, ERR_FULL,
-                           "%zu tenants are new, and the topic counts %zu already, of at most %d; "
-                           "give all of its entry nodes the same --api-keys-file, with fewer keys",
-                           n_new, b->tenants.len, METER_TENANTS_MAX);
+            return err_set(err, ERR_FULL, METER_TENANTS_FULL, METER_TENANTS_MAX);
     for (uint32_t i = 0; i < r->n_uses; i++)
         if (!is_empty(&r->uses[i]) && !tenant_find(b, r->uses[i].tenant))
             tenant_add(b, r->uses[i].tenant, now_ms);
@@ -295,9 +292,7 @@ enum status meter_book_report(struct meter_book *b, const struct meter_report *r
     sweep(b, now_ms);
     TRY(tenants_add(b, r, now_ms, err));
     struct meter_entry *e = entry_hear(b, r->entry, now_ms);
-    if (!e)
-        return err_set(err, ERR_FULL, "the topic hears %d entry nodes already, its limit",
-                       METER_ENTRIES_MAX);
+    if (!e) return err_set(err, ERR_FULL, METER_ENTRIES_FULL, METER_ENTRIES_MAX);
     if (r->number > e->number) count(b, r, now_ms);
     if (r->number >= e->number)
         entry_hold(b, e, r); /* a lease may have ended since it came first */

@@ -317,8 +317,13 @@ static void run(const char *backend, void (*fn)(struct rig *))
 }
 
 #define ALL_BACKENDS(name)                                                                         \
-    TEST(name##_local) { run("local", case_##name); }
-#define ALL_CASES(name) CASE_T(name##_local, CASE_S)
+    TEST(name##_local) { run("local", case_##name); }                                              \
+    TEST(name##_http) { run("http", case_##name); }                                                \
+    TEST(name##_mounted) { run("mounted", case_##name); }                                          \
+    TEST(name##_redis) { run("redis", case_##name); }
+#define ALL_CASES(name)                                                                            \
+    CASE_T(name##_local, CASE_S), CASE_T(name##_http, CASE_S), CASE_T(name##_mounted, CASE_S),     \
+        CASE_T(name##_redis, CASE_S)
 
 ALL_BACKENDS(sums_are_over_all_entries)
 ALL_BACKENDS(a_report_counts_once)

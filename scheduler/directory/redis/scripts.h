@@ -25,4 +25,10 @@ extern const char DIRECTORY_SCRIPT_RELEASE[];
 /* Removes a node's record: ARGV[4] node. Its placed load stays until it is released. */
 extern const char DIRECTORY_SCRIPT_LEAVE[];
 
+/* Counts a report of meter.h, by its rules. ARGV[4..6] entry, number, "tenant requests tokens cost
+ * running waiting;..."; ARGV[7..12] lease of an entry, after how many ms its number is forgotten,
+ * ms of a slot, slots, most tenants, most entries. Returns { entries, least, "requests tokens
+ * served running waiting" of each use, in order }, or what is full: "tenants" or "entries". */
+extern const char DIRECTORY_SCRIPT_METER[];
+
 #endif
