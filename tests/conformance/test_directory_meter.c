@@ -1,177 +1,9 @@
 /* test_directory_meter.c - every backend of the directory counts what the tenants of a topic use by
- * the rules of meter.h. Backend http talks to a directory server in this process, or mounted on an
- * API's port, redis to a Redis server on a free port. */
-#include "scheduler/directory/directory.h"
-#include "shared/base/mem.h"
-#include "tests/fixtures/loop_turns.h"
-#include "tests/fixtures/redis_process.h"
-#include "tests/fixtures/served_view.h"
+ * the rules of meter.h; then what only a server elsewhere can do: vanish, or be of an earlier
+ * version. */
+#include "tests/conformance/meter_rig.h"
 
-enum { A = 0, B = 1, C = 2, ENTRIES = 3, WAIT_MS = 10000, CASE_S = 60 };
-
-struct rig {
-    const char *backend;
-    struct loop *loop;
-    struct directory *d[ENTRIES]; /* of each entry node; the same one for local */
-    struct served_view served;    /* http */
-    struct redis_process redis;
-    uint16_t port;
-    uint64_t numbers[ENTRIES];
-    bool is_mounted;
-    int n_up, n_down;
-};
-
-struct answer {
-    int n_calls;
-    bool inside; /* set during the asking call, in which no callback may come */
-    enum status st;
-    struct meter_sum sums[METER_TENANTS_MAX];
-    uint32_t n, n_entries;
-    uint64_t least;
-};
-
-static void turn(struct rig *r) { loop_turn(r->loop); }
-
-static void run_for(struct rig *r, uint64_t ms) { loop_turn_for(r->loop, ms); }
-
-#define WAIT_FOR(r, cond)                                                                          \
-    do {                                                                                           \
-        uint64_t end_ = clock_ms() + WAIT_MS;                                                      \
-        while (!(cond) && clock_ms() < end_) turn(r);                                              \
-        if (!(cond)) test_fail(__FILE__, __LINE__, "%s did not come true", #cond);                 \
-    } while (0)
-
-static void on_up(void *arg) { ((struct rig *)arg)->n_up++; }
-
-static void on_down(void *arg, const char *why)
-{
-    CHECK(why);
-    ((struct rig *)arg)->n_down++;
-}
-
-static struct directory *open_entry(struct rig *r, const char *topic)
-{
-    struct directory *d = NULL;
-    struct err err = { 0 };
-    const int n_up = r->n_up;
-    const struct directory_options o = {
-        .loop = r->loop,
-        .topic = topic,
-        .renew_ms = 100,
-        .http_host = "127.0.0.1",
-        .http_port = r->port,
-        .secret = STR("s3cret"),
-        .redis = { .host = "127.0.0.1", .port = r->port },
-        .on_up = on_up,
-        .on_down = on_down,
-        .arg = r,
-    };
-    if (directory_open(r->backend, &o, &d, &err) != OK)
-        test_fail(__FILE__, __LINE__, "open: %s", err.text);
-    WAIT_FOR(r, r->n_up > n_up);
-    return d;
-}
-
-static void server_start(struct rig *r)
-{
-    struct err err = { 0 };
-    if (served_view_start(&r->served, r->loop, r->is_mounted, 0, r->port, STR("s3cret"), &err) !=
-        OK)
-        test_fail(__FILE__, __LINE__, "serve: %s", err.text);
-    r->port = r->served.port;
-}
-
-static void on_stopped(void *arg) { *(bool *)arg = true; }
-
-static void server_stop(struct rig *r)
-{
-    bool stopped = false;
-    if (!r->served.local) return;
-    served_view_stop(&r->served, on_stopped, &stopped);
-    WAIT_FOR(r, stopped);
-    served_view_free(&r->served);
-}
-
-static void rig_open(struct rig *r, const char *backend)
-{
-    *r = (struct rig){ .backend = backend };
-    r->is_mounted = strcmp(backend, "mounted") == 0;
-    if (r->is_mounted) r->backend = "http";
-    const bool is_local = strcmp(backend, "local") == 0;
-    CHECK_OK(loop_create(&r->loop, NULL));
-    if (strcmp(backend, "redis") == 0) {
-        redis_process_words(&r->redis);
-        redis_process_start(&r->redis);
-        redis_process_wait(&r->redis, "PING", "PONG");
-        r->port = r->redis.port;
-    } else if (!is_local) {
-        server_start(r);
-    }
-    for (int i = 0; i < ENTRIES; i++) r->d[i] = is_local && i ? r->d[0] : open_entry(r, "default");
-}
-
-static void rig_close(struct rig *r)
-{
-    for (int i = ENTRIES - 1; i >= 0; i--)
-        if (i == 0 || r->d[i] != r->d[0]) directory_close(r->d[i]);
-    server_stop(r);
-    redis_process_kill(&r->redis);
-    loop_free(r->loop);
-}
-
-/* ---- calls ---- */
-
-static void on_sums(void *arg, enum status st, const struct meter_sums *s)
-{
-    struct answer *a = arg;
-    CHECK(!a->inside);
-    CHECK((st == OK) == (s != NULL));
-    a->n_calls++;
-    a->st = st;
-    if (st != OK) return;
-    CHECK(s->n_sums <= METER_TENANTS_MAX);
-    a->n = s->n_sums;
-    a->n_entries = s->n_entries;
-    a->least = s->least;
-    if (s->n_sums) memcpy(a->sums, s->sums, s->n_sums * sizeof *s->sums);
-}
-
-static enum status report_to(struct rig *r, struct directory *d, const struct meter_report *report,
-                             struct answer *a)
-{
-    memset(a, 0, sizeof *a);
-    a->inside = true;
-    enum status st = directory_meter(d, report, on_sums, a);
-    a->inside = false;
-    if (st != OK) return st;
-    WAIT_FOR(r, a->n_calls == 1);
-    for (uint32_t i = 0; a->st == OK && i < report->n_uses; i++)
-        CHECK(a->n == report->n_uses && a->sums[i].tenant == report->uses[i].tenant);
-    return a->st;
-}
-
-/* The entry's report of this number. */
-static enum status send_as(struct rig *r, int entry, uint64_t number, const struct meter_use *u,
-                           uint32_t n, struct answer *a)
-{
-    const struct meter_report report = {
-        .entry = 0xffffffffffffff00u + (uint64_t)entry, .number = number, .uses = u, .n_uses = n
-    };
-    return report_to(r, r->d[entry], &report, a);
-}
-
-/* One tenant's next report of an entry. */
-static struct meter_sum tell(struct rig *r, int entry, struct meter_use u, struct answer *a)
-{
-    CHECK_OK(send_as(r, entry, ++r->numbers[entry], &u, 1, a));
-    return a->sums[0];
-}
-
-static struct meter_use use(uint64_t tenant, uint32_t requests, uint64_t tokens, uint64_t cost,
-                            uint32_t n_running)
-{
-    return (struct meter_use){ tenant, requests, tokens, cost, n_running, 0 };
-}
+enum { LONG_S = 150 };
 
 /* ---- cases for every backend ---- */
 
@@ -282,6 +114,28 @@ static void case_a_topic_counts_so_many_tenants(struct rig *r)
     CHECK_EQ_INT(tell(r, C, use(9999, 0, 0, 0, 0), &a).tokens, 0); /* asking takes no place */
 }
 
+/* By the clock of whoever counts. test_meter_book and test_directory_meter_redis have it in no
+ * time. */
+static void case_the_window_slides_long(struct rig *r)
+{
+    struct answer a;
+    if (!test_runs_all())
+        SKIP("a minute passes in it: with tests/run.sh --all; the window's end by the clock of "
+             "the directory was NOT tested");
+    tell(r, A, use(1, 1, 100, 10, 0), &a);
+    const uint64_t t0 = clock_ms();
+    run_for(r, METER_WINDOW_MS / 2);
+    CHECK_EQ_INT(tell(r, B, use(1, 1, 11, 1, 0), &a).tokens, 111);
+    uint64_t ms = 0;
+    for (; ms < 2 * METER_WINDOW_MS; run_for(r, 50)) {
+        const struct meter_sum s = tell(r, B, use(1, 0, 0, 0, 0), &a);
+        if (s.tokens == 11 && s.requests == 1) break;
+        CHECK_EQ_INT(s.tokens, 111);
+        ms = clock_ms() - t0;
+    }
+    CHECK(ms > METER_WINDOW_MS - 200 && ms < METER_WINDOW_MS + METER_SLOT_MS + 1500);
+}
+
 static void case_topics_are_apart(struct rig *r)
 {
     struct answer a;
@@ -308,6 +162,127 @@ static void case_close_ends_all_callbacks(struct rig *r)
     CHECK_EQ_INT(a.n_calls, 0);
 }
 
+/* ---- a server that vanishes ---- */
+
+/* Counted or not: under its number it counts once. */
+static void case_an_unanswered_report_is_sent_again(struct rig *r)
+{
+    const struct meter_use u = use(1, 1, 100, 10, 1);
+    struct answer a;
+    tell(r, A, use(1, 1, 100, 10, 1), &a);
+    if (r->redis.pid) kill(r->redis.pid, SIGSTOP);
+    else server_stop(r);
+    CHECK_STATUS(send_as(r, A, 2, &u, 1, &a), ERR_UNAVAILABLE);
+    WAIT_FOR(r, r->n_down > 0);
+    for (int i = 0; i < 3; i++) /* and at once from now on */
+        CHECK_STATUS(send_as(r, A, 2, &u, 1, &a), ERR_UNAVAILABLE);
+    const int n_up = r->n_up;
+    if (r->redis.pid) kill(r->redis.pid, SIGCONT);
+    else server_start(r);
+    WAIT_FOR(r, r->n_up > n_up);
+    const uint64_t before = r->redis.pid ? 100 : 0; /* a server that starts has lost everything */
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(send_as(r, A, 2, &u, 1, &a));
+        CHECK_EQ_INT(a.sums[0].tokens, before + 100);
+        CHECK_EQ_INT(a.sums[0].n_running, 1);
+    }
+}
+
+/* ---- servers of other versions ---- */
+
+/* One that does not know reports, as all before them; or answers them with `sums`. */
+struct other_server {
+    int n_meters;
+    const char *sums;
+};
+
+static void on_other_request(void *arg, struct http_exchange *x)
+{
+    struct other_server *o = arg;
+    const bool is_meter = str_eq_c(http_path(x), DIRECTORY_PATH "meter");
+    o->n_meters += is_meter;
+    if (!is_meter)
+        http_reply(x, 200, "application/json", NULL, STR("{\"topics\":\"\",\"nodes\":[]}"));
+    else if (o->sums) http_reply(x, 200, "application/json", NULL, str_of(o->sums));
+    else http_reply_error(x, 404, NULL, "error", "there is no such call");
+}
+
+static void other_open(struct rig *r, struct other_server *o, struct http_server **http)
+{
+    struct err err = { 0 };
+    *r = (struct rig){ .backend = "http" };
+    CHECK_OK(loop_create(&r->loop, NULL));
+    const struct http_server_options options = {
+        .loop = r->loop,
+        .host = "127.0.0.1",
+        .limits = HTTP_LIMITS_DEFAULT,
+        .handler = on_other_request,
+        .arg = o,
+    };
+    CHECK_OK(http_server_start(&options, http, &err));
+    r->port = http_server_port(*http);
+    r->d[A] = open_entry(r, "default");
+}
+
+static void other_close(struct rig *r, struct http_server *http)
+{
+    bool stopped = false;
+    directory_close(r->d[A]);
+    http_server_stop(http, 0, on_stopped, &stopped);
+    WAIT_FOR(r, stopped);
+    loop_free(r->loop);
+}
+
+TEST(a_server_of_an_earlier_version_is_asked_now_and_then)
+{
+    struct rig r;
+    struct other_server o = { 0 };
+    struct http_server *http;
+    struct answer a;
+    const struct meter_use u = use(1, 1, 100, 10, 1);
+    other_open(&r, &o, &http);
+    for (int i = 0; i < 5; i++) CHECK_STATUS(send_as(&r, A, 1, &u, 1, &a), ERR_UNSUPPORTED);
+    CHECK_EQ_INT(o.n_meters, 1);
+    CHECK_EQ_INT(r.n_down, 0); /* in all else it is a directory server */
+    other_close(&r, http);
+}
+
+TEST(malformed_sums_are_no_answer)
+{
+    static const char *const answers[] = {
+        "{}",
+        "{\"entries\":1,\"least\":0,\"sums\":[]}",
+        "{\"entries\":1,\"least\":0,\"sums\":[[1,2,3,4]]}",
+        "{\"entries\":1,\"least\":0,\"sums\":[[1,2,3,4,5,6]]}",
+        "{\"entries\":1,\"least\":0,\"sums\":[[1,2,3,4,-5]]}",
+        "{\"entries\":1,\"least\":0,\"sums\":[[4294967296,2,3,4,5]]}",
+        "{\"entries\":1,\"least\":0,\"sums\":[[1,2,1e16,4,5]]}",
+        "{\"entries\":1,\"least\":1.5,\"sums\":[[1,2,3,4,5]]}",
+        "{\"entries\":4097,\"least\":0,\"sums\":[[1,2,3,4,5]]}",
+        "{\"entries\":1,\"sums\":[[1,2,3,4,5]]}",
+        "[]",
+        "",
+    };
+    struct rig r;
+    struct other_server o = { 0 };
+    struct http_server *http;
+    struct answer a;
+    const struct meter_use u = use(1, 1, 100, 10, 1);
+    other_open(&r, &o, &http);
+    for (size_t i = 0; i < COUNT_OF(answers); i++) {
+        o.sums = answers[i];
+        enum status st = send_as(&r, A, 1, &u, 1, &a);
+        if (st != ERR_UNAVAILABLE || o.n_meters != (int)i + 1)
+            test_fail(__FILE__, __LINE__, "%s: %s", answers[i], status_name(st));
+        const int n_up = r.n_up;
+        WAIT_FOR(&r, r.n_up > n_up);
+    }
+    o.sums = "{\"entries\":1,\"least\":0,\"sums\":[[1,2,3,4,5]],\"of a later version\":{}}";
+    CHECK_OK(send_as(&r, A, 1, &u, 1, &a));
+    CHECK_EQ_INT(a.sums[0].tokens, 2);
+    other_close(&r, http);
+}
+
 static void run(const char *backend, void (*fn)(struct rig *))
 {
     struct rig r;
@@ -316,14 +291,19 @@ static void run(const char *backend, void (*fn)(struct rig *))
     rig_close(&r);
 }
 
-#define ALL_BACKENDS(name)                                                                         \
-    TEST(name##_local) { run("local", case_##name); }                                              \
+#define REMOTE_BACKENDS(name)                                                                      \
     TEST(name##_http) { run("http", case_##name); }                                                \
     TEST(name##_mounted) { run("mounted", case_##name); }                                          \
     TEST(name##_redis) { run("redis", case_##name); }
-#define ALL_CASES(name)                                                                            \
-    CASE_T(name##_local, CASE_S), CASE_T(name##_http, CASE_S), CASE_T(name##_mounted, CASE_S),     \
-        CASE_T(name##_redis, CASE_S)
+#define ALL_BACKENDS(name)                                                                         \
+    TEST(name##_local) { run("local", case_##name); }                                              \
+    REMOTE_BACKENDS(name)
+#define REMOTE_CASES(name)                                                                         \
+    CASE_T(name##_http, CASE_S), CASE_T(name##_mounted, CASE_S), CASE_T(name##_redis, CASE_S)
+#define ALL_CASES(name) CASE_T(name##_local, CASE_S), REMOTE_CASES(name)
+#define ALL_LONG_CASES(name)                                                                       \
+    CASE_T(name##_local, LONG_S), CASE_T(name##_http, LONG_S), CASE_T(name##_mounted, LONG_S),     \
+        CASE_T(name##_redis, LONG_S)
 
 ALL_BACKENDS(sums_are_over_all_entries)
 ALL_BACKENDS(a_report_counts_once)
@@ -332,8 +312,13 @@ ALL_BACKENDS(who_comes_back_is_lifted)
 ALL_BACKENDS(a_topic_counts_so_many_tenants)
 ALL_BACKENDS(topics_are_apart)
 ALL_BACKENDS(close_ends_all_callbacks)
+ALL_BACKENDS(the_window_slides_long)
+REMOTE_BACKENDS(an_unanswered_report_is_sent_again)
 
 TEST_MAIN(ALL_CASES(sums_are_over_all_entries), ALL_CASES(a_report_counts_once),
           ALL_CASES(a_dead_entry_has_nothing_running), ALL_CASES(who_comes_back_is_lifted),
           ALL_CASES(a_topic_counts_so_many_tenants), ALL_CASES(topics_are_apart),
-          ALL_CASES(close_ends_all_callbacks))
+          ALL_CASES(close_ends_all_callbacks), ALL_LONG_CASES(the_window_slides_long),
+          REMOTE_CASES(an_unanswered_report_is_sent_again),
+          CASE_T(a_server_of_an_earlier_version_is_asked_now_and_then, CASE_S),
+          CASE_T(malformed_sums_are_no_answer, CASE_S))
