@@ -159,7 +159,8 @@ bool request_may_compute(const struct entry *e, const struct request *r);
  * that has some was accepted, and waits for its ttl. */
 bool request_is_full_for_too_long(const struct entry *e, struct request *r);
 void request_end_full(struct entry *e, struct request *r);
-/* Have other nodes room for the request now? Those that it would go on at. */
+/* Have other nodes room for the request to its end, by what they report? Those that it would go on
+ * at. */
 bool request_find_room(const struct entry *e, const struct request *r,
                        struct place_result *out) MUST_CHECK;
 /* Ends the placement at the directory and in the view. */

@@ -223,6 +223,7 @@ bool request_find_room(const struct entry *e, const struct request *r, struct pl
     struct place_pair apart[APART_MAX];
     struct place_request q = query_of(e, r, avoid, apart);
     avoid[q.n_avoid++] = r->decode.node;
+    q.needs_all = true;
     return place_choose(e->view.nodes, e->view.n_nodes, &q, out) == OK;
 }
 

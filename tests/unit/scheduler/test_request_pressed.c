@@ -11,12 +11,15 @@ static uint64_t counted(const struct world *w, enum pressure_action a)
     return counter_value(w->s->entry.metrics.preemptions[a]);
 }
 
+static uint32_t n_blocks_free = 500;
+
 /* All nodes compute so many prompt tokens per second. */
 static void set_speed(struct world *w, uint32_t tokens_per_s)
 {
     for (size_t i = 0; i < w->n_nodes; i++) {
         struct node_record r = record_of(w, i);
         r.prefill_tokens_per_s = tokens_per_s;
+        r.n_blocks_free = n_blocks_free;
         directory_publish(w->directory, &r);
     }
     view_refresh(&w->s->entry.view);
@@ -108,13 +111,19 @@ TEST(pressed_request_stays_in_doubt)
     set_speed(&w, 10000);
     preempt(&a, 0);
     RIG_WAIT(&w.rig, counted(&w, PRESSURE_RECOMPUTE) == 2);
+    n_blocks_free = 3; /* of the four for 40 tokens and 20 */
+    set_speed(&w, 9999);
+    preempt(&a, SECOND_US);
+    RIG_WAIT(&w.rig, counted(&w, PRESSURE_RECOMPUTE) == 3);
+    n_blocks_free = 4;
+    set_speed(&w, 10000);
     CHECK(received_take(w.nodes[i], FRAME_RUN) == NULL);
     preempt(&a, UINT64_MAX);
     struct attempt b = play_whole(&w, &c, 1);
     CHECK(b.decode == w.nodes[i]);
     preempt(&a, SECOND_US); /* of an attempt that is over */
     play_rest(&w, &c, &b, 20);
-    CHECK_EQ_INT(counted(&w, PRESSURE_HAND_BACK) + counted(&w, PRESSURE_RECOMPUTE), 3);
+    CHECK_EQ_INT(counted(&w, PRESSURE_HAND_BACK) + counted(&w, PRESSURE_RECOMPUTE), 4);
     world_check_idle(&w);
     world_close(&w);
 }
