@@ -139,7 +139,7 @@ def test_a_prefill_node_that_becomes_decode_finishes_its_transfers():
 
 def test_a_node_of_several_ranks_changes_its_role():
     """Its first rank is asked; the other only does what it says."""
-    bodies = bodies_of(12, 73)
+    bodies = bodies_of(4, 73, longest=60, tokens=(2, 6))
     want = reference(bodies)
     control, meet = free_ports(2)
     common = ['--cache-transfer-protocol', 'tcp', *SIZE]
@@ -147,7 +147,7 @@ def test_a_node_of_several_ranks_changes_its_role():
     d = Node(TINY, 'decode', [*common, '--innode-prefill-ports', str(control)])
     tensor = [*common, '--innode-prefill-ports', str(control), '--tensor-parallel-size', '2', '--tensor-parallel-port', str(meet)]
     ranks = [Node(TINY, 'decode', [*tensor, '--tensor-parallel-rank', str(i)]) for i in range(2)]
-    with closing(p, d, *ranks):
+    with closing(p, d, ranks[1], ranks[0]):  # the first ends first: the other leaves with it
         wait_ready(p, d, ranks[0])
         wait_sees([p, d, ranks[0]], 3)
         for role, as_prefill in (('prefill', True), ('decode', False)):
@@ -157,7 +157,7 @@ def test_a_node_of_several_ranks_changes_its_role():
             answers = parallel([lambda b=b: ask(d.port, b) for b in bodies], 4)
             check_answers(bodies, want, answers)
             mine = {(a['baton']['prefill_node'] == at(ranks[0]), a['baton']['decode_node'] == at(ranks[0])) for a in answers}
-            assert mine == {(as_prefill, not as_prefill), (False, False)}, mine
+            assert (as_prefill, not as_prefill) in mine and mine <= {(as_prefill, not as_prefill), (False, False)}, mine
         check_idle([p, d, ranks[0]])
 
 
