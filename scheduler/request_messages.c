@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 
+#include "scheduler/pressure/request_pressed.h"
 #include "scheduler/request_attach.h"
 #include "shared/base/clock.h"
 #include "shared/base/mem.h"
@@ -199,6 +200,9 @@ void request_on_message(struct entry *e, struct request *r, const struct cluster
     case FRAME_FINISHED:
         if (of_decode) on_finished(e, r, m);
         break;
+    case FRAME_PREEMPTED:
+        if (of_decode) request_on_preempted(e, r, m);
+        break;
     case FRAME_DETACHED:
         if (of_decode)
             request_end(e, r, ERR_CONFLICT, FINISH_ERROR, -1,
@@ -235,6 +239,7 @@ void request_deliver_token(struct entry *e, struct request *r, uint32_t index,
 {
     r->t_last = clock_ns();
     if (!r->t_first) r->t_first = r->t_last;
+    r->pressed_until_ns = 0;
     append_token(r, t->id);
     recent_add_token(&e->recent, r->t_last / 1000000);
     r->ends = t->ends;

@@ -129,6 +129,21 @@ static void print_groups(const struct status_groups *g)
     buf_release(&lines);
 }
 
+/* What a node has not measured yet is a dash. */
+static void print_row(const cJSON *n)
+{
+    const double per_s = number(n, "prefill_tokens_per_s"), step_us = number(n, "step_us");
+    printf("%-24s %-8s %-16s %8.0f %8.0f %7.0f/%-6.0f %14.0f", text(n, "name"), text(n, "role"),
+           text(n, "topic"), number(n, "n_running"), number(n, "n_waiting"),
+           number(n, "n_blocks_free"), number(n, "n_blocks"), number(n, "waiting_tokens"));
+    if (per_s > 0) printf(" %9.0f", per_s);
+    else printf(" %9s", "-");
+    if (step_us > 0) printf(" %8.1f", step_us / 1e3);
+    else printf(" %8s", "-");
+    printf("%s\n",
+           cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(n, "draining")) ? "  draining" : "");
+}
+
 static int print_table(struct str json, const struct status_groups *groups)
 {
     cJSON *doc = cJSON_ParseWithLength(json.p, json.n);
@@ -140,32 +155,13 @@ static int print_table(struct str json, const struct status_groups *groups)
     }
     print_node(doc);
     print_trouble(doc);
-    printf("%-24s %-8s %-16s %8s %8s %14s %14s\n", "node", "role", "topic", "running", "waiting",
-           "free blocks", "waiting tokens");
-    cJSON_ArrayForEach (n, nodes)
-        printf("%-24s %-8s %-16s %8.0f %8.0f %7.0f/%-6.0f %14.0f%s\n", text(n, "name"),
-               text(n, "role"), text(n, "topic"), number(n, "n_running"), number(n, "n_waiting"),
-               number(n, "n_blocks_free"), number(n, "n_blocks"), number(n, "waiting_tokens"),
-               cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(n, "draining")) ? "  draining" : "");
+    printf("%-24s %-8s %-16s %8s %8s %14s %14s %9s %8s\n", "node", "role", "topic", "running",
+           "waiting", "free blocks", "waiting tokens", "prefill/s", "step ms");
+    cJSON_ArrayForEach (n, nodes) print_row(n);
     print_groups(groups);
     print_failures(doc);
     cJSON_Delete(doc);
     return 0;
-}
-
-/* http://host:port[/...] */
-static bool parse_url(const char *url, char host[HOST_TEXT_MAX], uint16_t *port)
-{
-    const char *p = strncasecmp(url, "http://", 7) == 0 ? url + 7 : url;
-    if (strstr(p, "://")) return false; /* a key must not travel in clear text */
-    char at[HOST_PORT_TEXT_MAX];
-    size_t n = strcspn(p, "/"), name = p[0] == '[' ? strcspn(p, "]") : 0;
-    bool has_port = memchr(p + name, ':', n > name ? n - name : 0) != NULL;
-    if (n + 4 > sizeof at) return false;
-    snprintf(at, sizeof at, "%.*s%s", (int)n, p, has_port ? "" : ":80");
-    if (!host_port_parse(at, host, port) || !host[0] || *port == 0) return false;
-    if (strcmp(host, "localhost") == 0) snprintf(host, HOST_TEXT_MAX, "127.0.0.1");
-    return true;
 }
 
 /* Prints the sentence of an error answer, or the whole of another one. */
@@ -249,7 +245,7 @@ int cmd_status(int argc, char **argv)
     uint16_t port = (uint16_t)config_int(c, "port");
     const char *url = config_string(c, "url");
     int exit_status = 2;
-    if (url && !parse_url(url, host, &port))
+    if (url && !command_parse_url(url, host, &port))
         fprintf(
             stderr,
             "baton status: --url %s is not http://host:port, which is all that is spoken here\n",
