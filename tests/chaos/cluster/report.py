@@ -1,0 +1,57 @@
+"""report.py - what a run says at its end: counts, times beside their limits, cells and transitions; the exit status is made of the counts."""
+import collections
+from . import cells
+from .checker import DETECT_S, GO_ON_S, quantile
+
+
+def over(value, limit):
+    return '' if value <= limit else f'  OVER THE LIMIT of {limit:g} s'
+
+
+def spread(values):
+    return f'p50 {quantile(values, 0.5):.3f}, p99 {quantile(values, 0.99):.3f}, max {max(values, default=0):.3f} s of {len(values)}'
+
+
+def print_verdicts(v, n):
+    print(f'{n} requests: ' + ', '.join(f'{c} {k}' for k, c in sorted(v.counts.items())), flush=True)
+    for why, c in v.allowed.items():
+        print(f'  {c} failed, allowed: {why}')
+    for kind in ('wrong', 'repeated', 'lost', 'hung', 'failed', 'leaked'):
+        print(f'  {kind}: {v.counts[kind]}')
+    for kind, text in v.bad[:20]:
+        print(f'BAD {kind}: {text}')
+
+
+def print_times(found, going):
+    times = [s for s, *_ in found]
+    print(f'noticed (limit {DETECT_S:g} s): {spread(times)}{over(max(times, default=0), DETECT_S)}')
+    for kind in sorted({k for _, k, *_ in found}):
+        print(f'  {kind}: {spread([s for s, k, *_ in found if k == kind])}')
+    for s, kind, m, o in sorted(found, reverse=True)[:3]:
+        if s > DETECT_S:
+            print(f'  late: {kind} of {m}, noticed by {o} after {s:.2f} s')
+    gone = [s for s, *_ in going]
+    print(f'gone on elsewhere after it was noticed (limit {GO_ON_S:g} s): {spread(gone)}{over(max(gone, default=0), GO_ON_S)}')
+    for s, name, state in sorted(going, reverse=True)[:3]:
+        if s > GO_ON_S:
+            print(f'  late: {name} in {state} after {s:.2f} s')
+
+
+def print_cells(watch, whole=False):
+    """Cells taken. Returns those that were not."""
+    losses = watch.losses()
+    print('cells of the recovery table taken (state, loss, action: how often):')
+    by_state = collections.defaultdict(list)
+    for (state, loss, action), n in sorted(losses.items()):
+        by_state[state].append(f'{loss} {action} {n}')
+    for state, what in by_state.items():
+        print(f'  {state}: ' + ', '.join(what))
+    print('  transitions of breakers: ' + (', '.join(f'{scope} to {to} {n}' for (scope, to), n in sorted(watch.breakers().items())) or 'none'))
+    missing = cells.not_taken(losses)
+    print(f'  not taken, of {len(cells.table())} cells that are not "ignore": ' + (', '.join(f'{s}/{l}' for s, l in missing) or 'none'), flush=True)
+    return missing
+
+
+def print_script(adversary):
+    n = collections.Counter(kind for *_, kind, _ in adversary.done)
+    print(f'done to it: ' + ', '.join(f'{k} {c}' for k, c in sorted(n.items())), flush=True)

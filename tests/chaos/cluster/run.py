@@ -1,0 +1,124 @@
+"""run.py - one run: references by a quiet node, a fleet, clients, the adversary, and the verdict."""
+import contextlib, threading, time
+from harness import TINY, Node, closing, parallel, request, wait_ready
+from . import report
+from .adversary import Adversary
+from .cells import Watch
+from .checker import check_answers, check_left, detections, going_on, read_logs
+from .client import HANG_S, Client
+from .faults import Faults
+from .fleet import SIZE, TEMPLATE, Fleet
+from .redis_site import RedisSite
+from .traffic import Answers, bodies, plans
+
+CLIENTS = 24
+REFERENCE_SIZE = ['--max-model-len', '2048', '--max-num-seqs', '16', '--num-gpu-blocks-override', '800']
+
+
+def references(asked):
+    """The answers of one node that nothing happens to."""
+    def one(path, body):
+        status, _, answer = request(node.port, 'POST', path, body)
+        if status != 200:
+            raise AssertionError(f'the reference of {str(body)[:200]} is {status} {str(answer)[:300]}')
+        a = Answers()
+        a.add(answer)
+        return a
+    with closing(Node(TINY, 'mixed', [*REFERENCE_SIZE, *TEMPLATE])) as node:
+        wait_ready(node)
+        out = parallel([lambda p=p, b=b: one(p, b) for p, b in asked], 8)
+    for a in out:
+        if isinstance(a, Exception):
+            raise a
+    return out
+
+
+class Traffic:
+    """Clients that carry out plans, so many at a time. Thread: one per client."""
+
+    def __init__(self, fleet, todo, asked, proxy=None, clients=CLIENTS, hang_s=HANG_S):
+        self.fleet, self.asked, self.proxy, self.hang_s = fleet, asked, proxy, hang_s
+        self.todo, self.histories, self.lock, self.running = list(todo)[::-1], [], threading.Lock(), {}
+        self.errors, self.extra = [], []
+        self.threads = [threading.Thread(target=self.go, daemon=True) for _ in range(clients)]
+
+    def start(self):
+        for t in self.threads:
+            t.start()
+
+    def go(self):
+        while True:
+            with self.lock:
+                if not self.todo:
+                    return
+                plan = self.todo.pop()
+            self.ask(plan)
+
+    def ask(self, plan):
+        path, body = self.asked[plan.body]
+        try:
+            h = Client(self.fleet, plan, path, body, self.proxy, self.hang_s).run()
+        except Exception as e:  # a fault of this program; the run is told
+            with self.lock:
+                self.errors.append(f'{plan.name}: {e!r}')
+            return
+        with self.lock:
+            self.histories.append(h)
+
+    def n_done(self):
+        with self.lock:
+            return len(self.histories)
+
+    def wait(self):
+        for t in [*self.threads, *self.extra]:
+            t.join()
+
+
+@contextlib.contextmanager
+def fleet_of(hosts, redis_options=None, **options):
+    redis = RedisSite(hosts, **(redis_options or {}))
+    with closing(redis):
+        fleet = Fleet(hosts, redis, **options)
+        with closing(fleet):
+            try:
+                fleet.wait_ready()
+                fleet.note_footprints()
+                yield fleet
+            except BaseException:
+                fleet.keep = True
+                raise
+
+
+def conclude(fleet, traffic, refs, watch, adversary=None):
+    """Waits until all is quiet and prints the verdict. Returns the exit status and the cells that were not taken."""
+    watch.end()
+    v = check_answers(traffic.histories, refs)
+    for text in [*traffic.errors, *(adversary.errors if adversary else [])]:
+        v.add_bad('of the harness', text)
+    check_left(fleet, v)
+    logs = read_logs(fleet)
+    if adversary:
+        report.print_script(adversary)
+    report.print_verdicts(v, len(traffic.histories))
+    report.print_times(detections(fleet, logs), going_on(traffic.histories, logs))
+    missing = report.print_cells(watch)
+    fleet.keep = bool(v.bad)
+    return int(bool(v.bad)), missing
+
+
+def chaos(hosts, n, seed, kinds=None, longest_s=30.0, hurry=1.0):
+    """n requests while the script of the seed is carried out."""
+    asked = bodies(min(n, max(200, n // 10)), seed)
+    t0 = time.monotonic()
+    refs = references(asked)
+    print(f'{len(asked)} references in {time.monotonic() - t0:.1f} s', flush=True)
+    with fleet_of(hosts, dict(clock=True)) as fleet:
+        print(f'{len(fleet.members)} members up after {time.monotonic() - t0:.1f} s', flush=True)
+        watch, traffic = Watch(fleet.members), Traffic(fleet, plans(n, len(asked), seed), asked)
+        adversary = Adversary(Faults(fleet, watch, traffic), seed, kinds, longest_s, hurry)
+        traffic.start()
+        adversary.start()
+        traffic.wait()
+        adversary.stop()
+        print(f'all answered after {time.monotonic() - t0:.1f} s', flush=True)
+        return conclude(fleet, traffic, refs, watch, adversary)[0]
