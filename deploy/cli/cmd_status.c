@@ -153,21 +153,6 @@ static int print_table(struct str json, const struct status_groups *groups)
     return 0;
 }
 
-/* http://host:port[/...] */
-static bool parse_url(const char *url, char host[HOST_TEXT_MAX], uint16_t *port)
-{
-    const char *p = strncasecmp(url, "http://", 7) == 0 ? url + 7 : url;
-    if (strstr(p, "://")) return false; /* a key must not travel in clear text */
-    char at[HOST_PORT_TEXT_MAX];
-    size_t n = strcspn(p, "/"), name = p[0] == '[' ? strcspn(p, "]") : 0;
-    bool has_port = memchr(p + name, ':', n > name ? n - name : 0) != NULL;
-    if (n + 4 > sizeof at) return false;
-    snprintf(at, sizeof at, "%.*s%s", (int)n, p, has_port ? "" : ":80");
-    if (!host_port_parse(at, host, port) || !host[0] || *port == 0) return false;
-    if (strcmp(host, "localhost") == 0) snprintf(host, HOST_TEXT_MAX, "127.0.0.1");
-    return true;
-}
-
 /* Prints the sentence of an error answer, or the whole of another one. */
 static void print_refusal(const char *at, const struct status_query *q)
 {
@@ -249,7 +234,7 @@ int cmd_status(int argc, char **argv)
     uint16_t port = (uint16_t)config_int(c, "port");
     const char *url = config_string(c, "url");
     int exit_status = 2;
-    if (url && !parse_url(url, host, &port))
+    if (url && !command_parse_url(url, host, &port))
         fprintf(
             stderr,
             "baton status: --url %s is not http://host:port, which is all that is spoken here\n",

@@ -9,6 +9,7 @@
 #include "deploy/options/compatibility.h"
 #include "deploy/options/environment.h"
 #include "deploy/options/option_table.h"
+#include "shared/base/address/host_port.h"
 #include "shared/base/log.h"
 
 const struct command COMMANDS[] = {
@@ -17,6 +18,7 @@ const struct command COMMANDS[] = {
     { "router", cmd_router, "one address for all nodes: an entry without an engine" },
     { "generate", cmd_generate, "offline: a file of requests, or one prompt" },
     { "status", cmd_status, "the cluster as a node sees it" },
+    { "role", cmd_role, "change what a running node does: prefill, decode or mixed" },
     { "doctor", cmd_doctor, "check this host before the first request" },
     { "bench", cmd_bench, "how fast KV moves, compared with the machine's limits" },
     { "nics", cmd_nics, "RDMA devices and network interface to use, for export $(...)" },
@@ -88,6 +90,20 @@ struct config *command_config(const char *command, const char *intro, int argc, 
         return fail(c, command, &err);
     if (check_environment(c, command, &err) != OK) return fail(c, command, &err);
     return c;
+}
+
+bool command_parse_url(const char *url, char host[HOST_TEXT_MAX], uint16_t *port)
+{
+    const char *p = strncasecmp(url, "http://", 7) == 0 ? url + 7 : url;
+    if (strstr(p, "://")) return false; /* a key must not travel in clear text */
+    char at[HOST_PORT_TEXT_MAX];
+    size_t n = strcspn(p, "/"), name = p[0] == '[' ? strcspn(p, "]") : 0;
+    bool has_port = memchr(p + name, ':', n > name ? n - name : 0) != NULL;
+    if (n + 4 > sizeof at) return false;
+    snprintf(at, sizeof at, "%.*s%s", (int)n, p, has_port ? "" : ":80");
+    if (!host_port_parse(at, host, port) || !host[0] || *port == 0) return false;
+    if (strcmp(host, "localhost") == 0) snprintf(host, HOST_TEXT_MAX, "127.0.0.1");
+    return true;
 }
 
 void command_print_note(void *arg, const char *sentence)

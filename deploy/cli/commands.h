@@ -7,6 +7,7 @@
 #define BATON_DEPLOY_CLI_COMMANDS_H
 
 #include "deploy/launch/ranks.h"
+#include "shared/base/address/host_port.h"
 
 struct command {
     const char *name;
@@ -21,6 +22,7 @@ int cmd_launch(int argc, char **argv);
 int cmd_router(int argc, char **argv);
 int cmd_generate(int argc, char **argv);
 int cmd_status(int argc, char **argv);
+int cmd_role(int argc, char **argv);
 int cmd_doctor(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 int cmd_nics(int argc, char **argv);
@@ -48,6 +50,10 @@ int command_serve_ranks(struct config *c, const struct ranks *r);
 /* `router --workers N`: supervises the processes; argv holds the argc words of the command, its
  * name first. Returns the exit status. */
 int command_router_workers(const struct config *c, int argc, char **argv);
+
+/* Reads http://host:port[/...], or the same without http://; a port that is not given is 80, and
+ * localhost is 127.0.0.1. False: it is not that. */
+bool command_parse_url(const char *url, char host[HOST_TEXT_MAX], uint16_t *port);
 
 /* Prints a sentence about an option without effect to stderr; for config_notes. */
 void command_print_note(void *arg, const char *sentence);

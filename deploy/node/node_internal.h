@@ -94,7 +94,8 @@ struct node {
     struct loop_timer *drain, *stopper;
     struct launcher_watch *launcher; /* NULL: none started this node */
     uint64_t t_start_ms, t_drain_ms, t_leave_ms;
-    bool handed_back; /* what it computed, while DRAINING */
+    uint64_t t_listed_ms; /* a router asked for its record then; 0: none has */
+    bool handed_back;     /* what it computed, while DRAINING */
     int exit_status, n_signals;
     void (*on_ready)(void *arg);
     void *on_ready_arg;

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "deploy/launch/launcher_watch.h"
-#include "deploy/node/dummy_tokenizer.h"
+#include "deploy/text/dummy_tokenizer.h"
 #include "shared/base/clock.h"
 #include "shared/base/hash/hash.h"
 #include "shared/base/log.h"

@@ -4,15 +4,21 @@
  *   GET  records                                 this node's record, for routers that list it; of
  *                                                the port before ranks, those of all behind it
  *   GET  text                                    what a router needs of its model (text_bundle.h)
+ *   POST role                                    changes its role (role_change.h)
  *   POST publish leave snapshot reserve release  of a router that holds the view: handler.c
  *
  * Thread: loop. */
 #include <string.h>
 
 #include "deploy/node/node_internal.h"
+#include "deploy/role/role_change.h"
 #include "scheduler/directory/local.h"
 #include "scheduler/directory/wire.h"
+#include "shared/base/clock.h"
+#include "shared/base/log.h"
 #include "shared/base/mem.h"
+
+enum { LISTED_MS = 5000 /* a router that lists this node asks for its record more often */ };
 
 /* Those behind this port have published theirs here. */
 static void add_records_behind(struct node *n, struct buf *out)
@@ -35,6 +41,7 @@ static void give_records(struct node *n, struct http_exchange *x)
     if (n->o.no_engine) {
         add_records_behind(n, &body);
     } else {
+        n->t_listed_ms = clock_ms();
         node_describe_record(n, &me);
         node_record_write(&me, &body);
     }
@@ -70,39 +77,103 @@ static enum status check_caller(const struct node *n, const struct http_exchange
                    "BATON_CLUSTER_SECRET");
 }
 
-/* The port before ranks gives their records where it holds their view, and no text: they do. */
-static enum status check_state(const struct node *n, bool text, struct err *err)
+/* ---- the role ---- */
+
+static struct role_facts role_facts_of(const struct node *n)
 {
-    if (n->o.is_router || (n->o.no_engine && (text || !directory_is_local(n->directory))))
+    struct role_facts f = {
+        .name = n->name,
+        .topic = n->o.topic,
+        .role = n->o.role,
+        .unsplit = n->o.unsplit,
+        .exchanges_kv = n->kv_by[0] || n->kv_host,
+        .is_seen = n->can_be_joined,
+        .shares_view = n->can_be_joined,
+        .others_decode = scheduler_sees_others(n->scheduler, n->id),
+    };
+    if (n->t_listed_ms && clock_ms() - n->t_listed_ms < LISTED_MS) f.is_seen = true;
+    return f;
+}
+
+/* Its ranks and its group need not know: a role only says what other nodes place here. */
+static void set_role(struct node *n, enum node_role role)
+{
+    log_info("role changed", "from=%s to=%s", node_role_name(n->o.role), node_role_name(role));
+    n->o.role = role;
+    scheduler_publish(n->scheduler);
+}
+
+static enum status change_role(struct node *n, struct str body, struct buf *out, struct err *err)
+{
+    const enum node_role was = n->o.role;
+    struct role_ask ask = { 0 };
+    TRY(role_ask_read(body, &ask, err));
+    const struct role_facts facts = role_facts_of(n);
+    TRY(role_check(&facts, &ask, err));
+    if (ask.role != was) set_role(n, ask.role);
+    buf_add_c(out, "{\"node\":");
+    json_add_string(out, str_of(n->name));
+    buf_printf(out, ",\"role\":\"%s\",\"was\":\"%s\"}", node_role_name(ask.role),
+               node_role_name(was));
+    return OK;
+}
+
+static void give_role(struct node *n, struct http_exchange *x)
+{
+    struct buf body = { 0 };
+    struct err err = { 0 };
+    const enum status st = change_role(n, http_body(x), &body, &err);
+    if (st == OK) http_reply(x, 200, "application/json", NULL, buf_str(&body));
+    else http_reply_error(x, status_http(st), NULL, "error", err.text);
+    buf_release(&body);
+}
+
+/* ---- who may call, and when ---- */
+
+static const struct mount {
+    const char *path, *method;
+    void (*answer)(struct node *n, struct http_exchange *x);
+    bool of_front;    /* the port before ranks answers, where it holds their view */
+    bool while_drain; /* also a node that shuts down does */
+} MOUNTS[] = {
+    { DIRECTORY_PATH "records", "GET", give_records, true, true },
+    { DIRECTORY_PATH "text", "GET", give_text, false, true },
+    { ROLE_PATH, "POST", give_role, false, false },
+};
+
+static enum status check_state(const struct node *n, const struct mount *m, struct err *err)
+{
+    if (n->o.is_router || (n->o.no_engine && !(m->of_front && directory_is_local(n->directory))))
         return err_set(err, ERR_NOT_FOUND,
                        n->o.is_router ? "this is a router, no node"
                                       : "this is an entry node without an engine; the nodes behind "
                                         "it are in the view of the cluster that they were given");
-    if (n->state == NODE_READY || n->state == NODE_DRAINING || n->o.no_engine) return OK;
+    if (n->state == NODE_READY || (n->state == NODE_DRAINING && m->while_drain) || n->o.no_engine)
+        return OK;
     return err_set(err, ERR_UNAVAILABLE, "%s",
                    n->state == NODE_LOADING ? "the model is being loaded"
                                             : "the node is shutting down");
 }
 
-static void answer_get(struct node *n, bool text, struct http_exchange *x)
+static void answer(struct node *n, const struct mount *m, struct http_exchange *x)
 {
     struct err err = { 0 };
     enum status st = check_caller(n, x, &err);
-    if (st == OK && strcmp(http_method(x), "GET") != 0)
-        st = err_set(&err, ERR_NOT_FOUND, "only GET is answered here");
-    if (st == OK) st = check_state(n, text, &err);
+    if (st == OK && strcmp(http_method(x), m->method) != 0)
+        st = err_set(&err, ERR_NOT_FOUND, "only %s is answered here", m->method);
+    if (st == OK) st = check_state(n, m, &err);
     if (st != OK) http_reply_error(x, status_http(st), NULL, "error", err.text);
-    else if (text) give_text(n, x);
-    else give_records(n, x);
+    else m->answer(n, x);
 }
 
 bool node_mount_http(struct node *n, struct http_exchange *x)
 {
     const struct str path = http_path(x);
     if (!str_starts(path, DIRECTORY_PATH)) return false;
-    const bool text = str_eq_c(path, DIRECTORY_PATH "text");
-    if (!text && !str_eq_c(path, DIRECTORY_PATH "records")) return node_router_view(n, x);
+    size_t i = 0;
+    while (i < COUNT_OF(MOUNTS) && !str_eq_c(path, MOUNTS[i].path)) i++;
+    if (i == COUNT_OF(MOUNTS)) return node_router_view(n, x);
     if (n->state == NODE_STOPPING) return false; /* the directory may be gone */
-    answer_get(n, text, x);
+    answer(n, &MOUNTS[i], x);
     return true;
 }

@@ -98,7 +98,7 @@ const struct option CLUSTER_OPTIONS[] = {
         .env = "BATON_CLUSTER_SECRET_FILE",
         .type = OPT_STRING,
         .group = "Cluster",
-        .commands = ENTRY " bench",
+        .commands = ENTRY " bench role",
         .help = "File with the secret all nodes share (or BATON_CLUSTER_SECRET). Without one "
                 "node-to-node ports stay on loopback; `launch` makes one for its nodes where it "
                 "holds their cluster view (not in Redis, nor with --router).",

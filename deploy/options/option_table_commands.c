@@ -130,7 +130,7 @@ const struct option COMMAND_OPTIONS[] = {
         .name = "url",
         .env = "BATON_URL",
         .type = OPT_STRING,
-        IN("Status", "status"),
+        IN("Status", "status role"),
         .help = "A node to ask, http://host:port; default: 127.0.0.1 and --port.",
     },
     {

@@ -17,7 +17,7 @@ const struct option HTTP_OPTIONS[] = {
         .type = OPT_INT,
         RANGE(0, 65535),
         .def = "8000",
-        IN("HTTP", "serve status doctor router"),
+        IN("HTTP", "serve status role doctor router"),
         .help = "Port of the API; 0: `serve` takes any free one.",
     },
     {
@@ -34,7 +34,7 @@ const struct option HTTP_OPTIONS[] = {
         .env = "BATON_API_KEY FD_API_KEY VLLM_API_KEY",
         .type = OPT_LIST,
         .group = "HTTP",
-        .commands = ENTRY " status",
+        .commands = ENTRY " status role",
         .help = "Keys that clients must present as bearer tokens; prefer the environment, command "
                 "lines are visible to others.",
     },

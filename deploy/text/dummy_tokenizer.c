@@ -1,5 +1,5 @@
 /* dummy_tokenizer.c - see dummy_tokenizer.h. */
-#include "deploy/node/dummy_tokenizer.h"
+#include "deploy/text/dummy_tokenizer.h"
 
 #include <stdio.h>
 
