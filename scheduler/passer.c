@@ -21,9 +21,10 @@ enum {
     FULL_MS = 1000,     /* a full node is not chosen for so long, unless a snapshot comes first */
     SUSPECT_MS = 5000,  /* nor one that was lost, so that the directory has time to notice */
     CONNECT_MS = 2000,
-    SILENT_MS = 1000,          /* then a node is asked for /live */
-    LIVE_MS = 2000,            /* and is lost when it does not answer */
-    LOOK_MS = 250,             /* between looks for silent nodes */
+    SILENT_MS = 1000,    /* then a node is asked for /live */
+    LIVE_MS = 2000,      /* and is lost when it does not answer */
+    LOOK_MS = 250,       /* between looks for silent nodes */
+    DIRECTORY_MS = 5000, /* a request waits so long for a directory that has not answered yet */
     NAMED_BODY_MAX = 64 << 10, /* of a longer body the model's name is not looked for */
     NAMED_VALUES_MAX = 4096,
     N_REASONS = 3
@@ -274,6 +275,15 @@ static void finish(struct pass *s, enum outcome outcome, int status)
 
 static void try_next(struct pass *s);
 
+/* Nobody can be chosen before the directory has answered once: whoever starts while it is away is
+ * as good an entry for its clients a moment later. */
+static bool waits_for_directory(const struct pass *s)
+{
+    const struct passer *p = s->passer;
+    return !p->n_snapshots && !p->view && !p->stopping &&
+           clock_ns() - s->t_start_ns < DIRECTORY_MS * UINT64_C(1000000);
+}
+
 static void on_call_end(void *arg, enum http_pass_end end, int status)
 {
     struct pass *s = arg;
@@ -301,7 +311,7 @@ static void try_next(struct pass *s)
     for (;;) {
         struct candidate *c = s->n_tried < PASS_TRIES ? choose(p, s) : NULL;
         if (!c) {
-            finish(s, REFUSED, 0);
+            if (!waits_for_directory(s)) finish(s, REFUSED, 0);
             return;
         }
         const struct node_record *r = &c->record;
@@ -433,11 +443,16 @@ static void ask_live(struct passer *p, const struct pass *of)
         if (node_of(s) == l->node) s->asked_live = true;
 }
 
+/* Also takes up those that wait for the directory. */
 static void look_for_silence(void *arg)
 {
     struct passer *p = arg;
-    LIST_FOREACH (s, &p->passes, struct pass, link)
+    bool waits = false;
+    LIST_FOREACH (s, &p->passes, struct pass, link) {
         if (!s->asked_live && is_silent(s)) ask_live(p, s);
+        waits |= !s->call && s->n_tried == 0;
+    }
+    if (waits) ask_or_start(p);
 }
 
 /* ---- life ---- */
