@@ -13,11 +13,12 @@ def main():
     p.add_argument('--only', help='kinds of faults, joined by commas')
     p.add_argument('--longest', type=float, default=30.0)
     p.add_argument('--hurry', type=float, default=1.0)
+    p.add_argument('--history', action='store_true', help='print all that was done')
     p.add_argument('--loopback', action='store_true')
     a = p.parse_args()
     where = hosts.start(not a.loopback)
     kinds = a.only.split(',') if a.only else None
-    return run.chaos(where, a.requests, a.seed, kinds, a.longest, a.hurry)
+    return run.chaos(where, a.requests, a.seed, kinds, a.longest, a.hurry, a.history)
 
 
 if __name__ == '__main__':

@@ -10,7 +10,7 @@ DETECT_S, GO_ON_S = 3.0, 1.0
 FDS_SLACK, MEMORY_MIB, IDLE_S = 24, 96, 60
 # What may be done to a member so that a request ends with its connection.
 ENDS_CONNECTIONS = ('kill', 'drain', 'descriptors', 'cut')
-STILL = ('kill', 'drain', 'stop', 'hang', 'cut', 'pair', 'half', 'descriptors')     # a member that notices late
+STILL = ('kill', 'drain', 'stop', 'sick', 'cut', 'pair', 'half', 'descriptors', 'proxy')     # a member that notices late
 NOTICED = ('kill', 'stop', 'cut', 'half', 'hang')
 
 
@@ -30,18 +30,27 @@ class Verdicts:
         self.bad.append((kind, text))
 
 
-def why_allowed(h):
+PASSED_AWAY = 'the one to which the request was passed, is gone'
+
+
+def some_was_killed(fleet, attempt):
+    return any(m.was_hit(ENDS_CONNECTIONS, attempt.begin - 0.5, attempt.end + 0.5) for m in fleet.members)
+
+
+def why_allowed(fleet, h):
     """Why this request may have failed; None: it may not."""
     last = h.attempts[-1]
     entry_hit = last.entry.was_hit(ENDS_CONNECTIONS, last.begin - 0.5, last.end + 0.5)
     if 'told by the adversary' in last.text:
         return 'refused as the script says'
+    if not h.plan.resumes and last.how == 'told' and PASSED_AWAY in last.text and some_was_killed(fleet, last):
+        return 'the node to which its entry had passed it was killed, and it did not ask to resume'
     if not h.plan.resumes and last.how == 'cut' and entry_hit:
         return 'its entry was killed, and it did not ask to resume'
     return None
 
 
-def check_answers(histories, references):
+def check_answers(fleet, histories, references):
     v = Verdicts()
     for h in histories:
         want, about = references[h.plan.body], f'{h.plan.name} (body {h.plan.body}): {h.says()[-400:]}'
@@ -58,9 +67,9 @@ def check_answers(histories, references):
             v.add_bad('hung', about)
         elif h.verdict == 'left':
             v.counts['left'] += 1
-        elif why_allowed(h):
+        elif why_allowed(fleet, h):
             v.counts['failed, allowed'] += 1
-            v.allowed[why_allowed(h)] += 1
+            v.allowed[why_allowed(fleet, h)] += 1
         else:
             v.add_bad('failed', about)
     return v

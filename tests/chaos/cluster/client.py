@@ -18,6 +18,7 @@ class Attempt:
     how: str = ''           # 'complete' 'left' 'refused' 'cut' 'silent' 'told', the last with what it was told
     text: str = ''
     n_events: int = 0
+    in_stream: bool = False     # what it was told was an event: a client that asked to resume comes back
 
 
 class History:
@@ -36,10 +37,10 @@ class Ended(Exception):
 
 
 class Client:
-    def __init__(self, fleet, plan, path, body, proxy=None, hang_s=HANG_S):
+    def __init__(self, fleet, plan, path, body, hang_s=HANG_S):
         self.fleet, self.h, self.path, self.hang_s = fleet, History(plan), path, hang_s
         self.body = {**body, 'stream': True} if plan.streams else body
-        self.proxy, self.rng = proxy, random.Random(plan.name)
+        self.rng = random.Random(plan.name)
 
     def run(self):
         h, plan = self.h, self.h.plan
@@ -75,7 +76,7 @@ class Client:
             h.verdict = 'hung' if a.how == 'silent' else 'failed'
         elif a.how == 'refused':
             time.sleep(0.05)
-        elif not h.plan.resumes or (a.how == 'told' and 'Last-Event-ID' not in a.text):
+        elif not h.plan.resumes or (a.how == 'told' and not a.in_stream):
             h.verdict = 'failed'
         else:
             time.sleep(0.02)
@@ -101,7 +102,7 @@ class Client:
             c.close()
 
     def connect(self, a):
-        address, port = self.proxy.way_to(a.entry) if self.h.plan.proxied and self.proxy else (a.entry.address, a.entry.port)
+        address, port = a.entry.front if self.h.plan.proxied else a.entry.address, a.entry.port
         c = http.client.HTTPConnection(address, port, timeout=CONNECT_S)
         try:
             c.sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -148,6 +149,7 @@ class Client:
             raise Ended('complete', '')
         event = json.loads(data)
         if 'error' in event:
+            a.in_stream = True
             raise Ended('told', event['error']['message'])
         a.n_events += 1
         h.times.append(time.time())

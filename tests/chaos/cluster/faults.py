@@ -1,17 +1,21 @@
 """faults.py - how each thing of the script is done to a cluster, and undone. A fault returns what it did, in words, or None where it cannot be done here (that is
 said once). Thread: the lanes of the adversary; a member belongs to one lane, the network and Redis to a lock each."""
 import contextlib, os, resource, signal, threading, time
-from harness import wait_until
+from harness import closing, wait_until
+from . import liar
 
 RESTART_S = 60.0
 HANG_STEPS, SLOW_BY = (20, 200), 8
 DESCRIPTORS_LEFT = 2
+OTHER_ROLE = dict(prefill='decode', decode='prefill')
+DELAYS_S = 0.01, 0.2
+LIES_S = 8.0
 
 
 class Faults:
-    def __init__(self, fleet, watch, traffic=None, proxy=None, liar=None, say=print):
-        self.fleet, self.watch, self.traffic, self.proxy, self.liar, self.say = fleet, watch, traffic, proxy, liar, say
-        self.network, self.said = threading.Lock(), set()
+    def __init__(self, fleet, watch, traffic, say=print):
+        self.fleet, self.watch, self.traffic, self.say = fleet, watch, traffic, say
+        self.network, self.said, self.liars_host = threading.Lock(), set(), []
         self.redis = fleet.redis
 
     def do(self, lane, step, ending):
@@ -91,7 +95,12 @@ class Faults:
         return f'{m.name} told to end, and started again'
 
     def role(self, lane, step, ending):
-        return None
+        """Another role for a while, as an operator would; the node's work goes on."""
+        m = step.pick(self.members(lane))
+        for role in (step.choose(('mixed', OTHER_ROLE[m.role])), m.role):
+            self.fleet.set_role(m, role)
+            ending.wait(min(step.seconds, 5.0))
+        return f'{m.name} had another role'
 
     def descriptors(self, lane, step, ending):
         m = step.pick(self.members(lane))
@@ -211,8 +220,24 @@ class Faults:
         n = self.traffic.storm(step)
         return f'{n} clients left at once'
 
-    def proxy_(self, lane, step, ending):
-        return None
+    def proxy(self, lane, step, ending):
+        m = step.pick(sorted(self.fleet.proxies, key=lambda m: m.name))
+        p, what = self.fleet.proxies[m], step.choose(('delay', 'stall', 'cut'))
+        with m.hit('proxy'):
+            if what == 'cut':
+                p.cut()
+            else:
+                p.set((what, DELAYS_S[0] + step.choice * (DELAYS_S[1] - DELAYS_S[0])))
+                ending.wait(min(step.seconds, 8.0))
+                p.set(None)
+        return f'what goes to {m.name}: {what}'
 
     def lies(self, lane, step, ending):
-        return None
+        if liar.why_not():
+            return self.cannot('a node that lies', liar.why_not())
+        if not self.liars_host:
+            self.liars_host.append(self.fleet.hosts.host())
+        role = step.choose(list(liar.LIES))
+        with closing(liar.Liar(self.liars_host[0], self.redis, role, step.target)) as node:
+            n, of = node.wait(max(step.seconds, LIES_S), ending, lambda: self.traffic.bait(step))
+        return f'a liar of role {role} told {n} of {of} lies'

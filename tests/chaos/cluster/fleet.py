@@ -4,6 +4,7 @@ A member's log stays readable over its lives, as do the marks of what was done t
 cluster; everything else may be read by any."""
 import contextlib, http.client, json, os, resource, shutil, signal, subprocess, tempfile, threading, time
 from harness import BIN, DATA, STARTED, TINY, Process, Undisturbed, wait_until
+from .proxy import Proxy
 
 SECRET = {'BATON_CLUSTER_SECRET': 'the secret of a cluster that is broken'}
 SIZE = ['--max-model-len', '2048', '--max-num-seqs', '16', '--num-gpu-blocks-override', '400']
@@ -18,7 +19,8 @@ class Member(Process):
     """A node or a router. `hits`: (kind, begin, end or None) by the wall clock; kinds FATAL end the requests that it is the entry of."""
     FATAL = ('kill', 'drain')
 
-    def __init__(self, host, folder, role, args, env=None):
+    def __init__(self, host, folder, role, args, env=None, front=None):
+        self.front = front or host.address      # where others reach it
         self.host, self.role, self.port, self.hits, self.lock = host, role, host.http, [], threading.Lock()
         self.name = f'{role}-{host.address}:{host.http}'
         self.folder = f'{folder}/{role}-{host.address.rsplit(".", 1)[1]}-{host.http}'
@@ -30,7 +32,7 @@ class Member(Process):
         self.start()
 
     def words(self, args):
-        where = ['--host', '0.0.0.0' if self.host.enter else '127.0.0.1', '--port', str(self.port), '--cluster-port', str(self.host.cluster), '--advertise-host', self.host.address]
+        where = ['--host', '0.0.0.0' if self.host.enter else '127.0.0.1', '--port', str(self.port), '--cluster-port', str(self.host.cluster), '--advertise-host', self.front]
         if self.role == 'router':
             return ['router', '--model', TINY, '--served-model-name', 'm', *where, *args]
         return ['serve', '--model', TINY, '--served-model-name', 'm', '--splitwise-role', self.role, '--compute-threads', '1', '--kv-port', str(self.host.kv), *where, *args]
@@ -41,7 +43,7 @@ class Member(Process):
 
     def known_as(self):
         """Its name in the logs of others."""
-        return f'{self.host.address}:{self.port}'
+        return f'{self.front}:{self.port}'
 
     def start(self):
         """`extra` is its environment beside the usual, until it is started again."""
@@ -122,20 +124,25 @@ class Member(Process):
 class Fleet:
     """Members and the Redis that they share. `args` are those of every node beside the usual."""
 
-    def __init__(self, hosts, redis, prefills=3, decodes=3, routers=2, args=(), decode_args=(), size=SIZE, waits=WAITS, pace=QUICK, env=None):
+    def __init__(self, hosts, redis, prefills=3, decodes=3, routers=2, args=(), decode_args=(), size=SIZE, waits=WAITS, pace=QUICK, env=None, fronts=0):
+        """fronts: so many nodes of each role are reached through a proxy."""
         self.hosts, self.redis, self.folder = hosts, redis, tempfile.mkdtemp(prefix='baton-chaos-')
         self.keep, self.mounted = False, []
         common = [*redis.args(), *waits, *TEMPLATE]
         node = [*common, *size, *(['--pace', pace] if pace else []), *args]
-        self.nodes = [self.member('prefill', node, env) for _ in range(prefills)] + [self.member('decode', [*node, *decode_args], env) for _ in range(decodes)]
+        self.proxies = {}
+        self.nodes = [self.member('prefill', node, env, i < fronts) for i in range(prefills)]
+        self.nodes += [self.member('decode', [*node, *decode_args], env, i < fronts) for i in range(decodes)]
         self.routers = [self.member('router', common, env) for _ in range(routers)]
         self.members = self.nodes + self.routers
 
-    def member(self, role, args, env=None):
-        host = self.hosts.host()
+    def member(self, role, args, env=None, proxied=False):
+        host, front = self.hosts.host(), self.hosts.front() if proxied else None
         logs = self.log_folder(host) if self.hosts.separate and role != 'router' else None
-        m = Member(host, self.folder, role, [*args, *(['--log-dir', logs] if logs else [])], {**self.redis.env(), **(env or {})})
+        m = Member(host, self.folder, role, [*args, *(['--log-dir', logs] if logs else [])], {**self.redis.env(), **(env or {})}, front)
         m.log_folder = logs
+        if proxied:
+            self.proxies[m] = Proxy(front, host.address, (host.http, host.cluster, host.kv), self.hosts.separate)
         return m
 
     def log_folder(self, host):
@@ -181,6 +188,11 @@ class Fleet:
         except subprocess.TimeoutExpired:
             return None
 
+    def set_role(self, m, role):
+        """As an operator does it, from a member that lives."""
+        p = subprocess.run([*m.host.enter, BIN, 'role', f'{m.front}:{m.port}', role, '--url', f'http://{m.front}:{m.port}'], capture_output=True, text=True, timeout=30, env={**os.environ, **SECRET})
+        assert p.returncode == 0, f'baton role {m.name} {role} ended with {p.returncode}: {p.stdout}{p.stderr}'
+
     def note_footprints(self):
         """What each holds when nothing was asked of it yet."""
         for m in self.members:
@@ -188,6 +200,8 @@ class Fleet:
 
     def close(self):
         with contextlib.ExitStack() as stack:
+            for p in self.proxies.values():
+                stack.callback(p.close)
             for m in self.members:
                 stack.callback(m.close)
             for m in self.members:

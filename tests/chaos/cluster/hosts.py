@@ -15,13 +15,18 @@ class Loopback:
     separate = False
 
     def __init__(self, why):
-        self.why = why
+        self.why, self.n_fronts = why, 0
 
     def describe(self):
         return f'one host for all, without network namespaces ({self.why}): {LEFT_OUT}'
 
     def host(self):
         return LoopbackHost()
+
+    def front(self):
+        """An address for a proxy; its member has the same ports."""
+        self.n_fronts += 1
+        return f'127.0.0.{1 + self.n_fronts}'
 
 
 class LoopbackHost:
@@ -40,6 +45,7 @@ class Separate:
 
     def __init__(self):
         self.switch, self.other, self.n = namespaces.Switch('switch', OWN_ADDRESS), namespaces.Switch('other'), 0
+        self.n_fronts = 0
 
     def describe(self):
         return 'a network namespace for each process'
@@ -49,6 +55,10 @@ class Separate:
         self.n += 1
         h.http, h.cluster, h.kv, h.redis = HTTP, CLUSTER, KV, REDIS
         return h
+
+    def front(self):
+        self.n_fronts += 1
+        return f'10.79.0.{200 + self.n_fronts}'
 
 
 def start(want_namespaces=True):

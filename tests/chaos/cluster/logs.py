@@ -1,9 +1,9 @@
 """logs.py - what the members' logs say, by the wall clock: who was lost when, and which requests went on elsewhere."""
 import dataclasses, datetime, re
 
-LINE = re.compile(r'^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z) (\w+) (.*)$')
+LINE = re.compile(r'^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z) (\w+) \S+ (.*)$')
 FIELD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|\S*)')
-FOUND = ('peer lost',)      # a link's end, with its reason
+NO_LINK = 'why="connect', 'why="no connection', 'why="no handshake'      # a dial that failed: there was no link to lose
 
 
 @dataclasses.dataclass
@@ -34,7 +34,7 @@ class Logs:
     def losses_of(self, member):
         """{observer: [when it said that the link to this member was lost]}"""
         name = member.known_as()
-        return {m: [l.at for l in lines if any(w in l.text for w in FOUND) and f'peer={name} ' in l.text + ' '] for m, lines in self.of.items() if m is not member}
+        return {m: [l.at for l in lines if l.text.startswith('peer lost') and f'peer={name} ' in l.text and not any(w in l.text for w in NO_LINK)] for m, lines in self.of.items() if m is not member}
 
     def moves(self):
         """[(when, entry, name of the request, state, action)] of losses after which a request went on."""

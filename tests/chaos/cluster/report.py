@@ -55,3 +55,9 @@ def print_cells(watch, whole=False):
 def print_script(adversary):
     n = collections.Counter(kind for *_, kind, _ in adversary.done)
     print(f'done to it: ' + ', '.join(f'{k} {c}' for k, c in sorted(n.items())), flush=True)
+
+
+def print_history(adversary, since):
+    """All that was done, when."""
+    for begin, end, lane, kind, what in sorted(adversary.done):
+        print(f'  {begin - since:6.1f} to {end - since:6.1f} s, {lane}: {what}')

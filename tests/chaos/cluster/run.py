@@ -1,5 +1,5 @@
 """run.py - one run: references by a quiet node, a fleet, clients, the adversary, and the verdict."""
-import contextlib, threading, time
+import contextlib, random, threading, time
 from harness import TINY, Node, closing, parallel, request, wait_ready
 from . import report
 from .adversary import Adversary
@@ -8,11 +8,14 @@ from .checker import check_answers, check_left, detections, going_on, read_logs
 from .client import HANG_S, Client
 from .faults import Faults
 from .fleet import SIZE, TEMPLATE, Fleet
-from .redis_site import RedisSite
-from .traffic import Answers, bodies, plans
+from .redis_site import RedisSite, faketime
+from .traffic import Answers, Plan, bodies, plans
 
-CLIENTS = 24
+CLIENTS, STORM, BAITS = 24, (10, 30), 8
 REFERENCE_SIZE = ['--max-model-len', '2048', '--max-num-seqs', '16', '--num-gpu-blocks-override', '800']
+
+
+BAIT = '/v1/completions', dict(model='m', prompt=list(range(5, 60)), max_tokens=40, temperature=0, ignore_eos=True, return_token_ids=True, logit_bias={'77': 100})
 
 
 def references(asked):
@@ -36,10 +39,10 @@ def references(asked):
 class Traffic:
     """Clients that carry out plans, so many at a time. Thread: one per client."""
 
-    def __init__(self, fleet, todo, asked, proxy=None, clients=CLIENTS, hang_s=HANG_S):
-        self.fleet, self.asked, self.proxy, self.hang_s = fleet, asked, proxy, hang_s
+    def __init__(self, fleet, todo, asked, clients=CLIENTS, hang_s=HANG_S):
+        self.fleet, self.asked, self.hang_s = fleet, asked, hang_s
         self.todo, self.histories, self.lock, self.running = list(todo)[::-1], [], threading.Lock(), {}
-        self.errors, self.extra = [], []
+        self.errors, self.extra, self.n_bursts = [], [], 0
         self.threads = [threading.Thread(target=self.go, daemon=True) for _ in range(clients)]
 
     def start(self):
@@ -57,13 +60,34 @@ class Traffic:
     def ask(self, plan):
         path, body = self.asked[plan.body]
         try:
-            h = Client(self.fleet, plan, path, body, self.proxy, self.hang_s).run()
+            h = Client(self.fleet, plan, path, body, self.hang_s).run()
         except Exception as e:  # a fault of this program; the run is told
             with self.lock:
                 self.errors.append(f'{plan.name}: {e!r}')
             return
         with self.lock:
             self.histories.append(h)
+
+    def storm(self, step):
+        """A burst of clients that all leave in the middle of their answers. Returns how many."""
+        n = STORM[0] + int(step.choice * (STORM[1] - STORM[0]))
+        self.burst(f'storm {step.target} {step.choice}', n, lambda i, name, r: Plan(-1, name, r.randrange(len(self.asked)), True, False, r.random(), r.randint(1, 8), 0, False))
+        return n
+
+    def burst(self, what, n, plan):
+        """n requests at once, beside all others."""
+        r = random.Random(what)
+        with self.lock:
+            self.n_bursts += 1
+            first = [plan(i, f'{what.replace(" ", "-")}-{self.n_bursts}-{i}', r) for i in range(n)]
+        for p in first:
+            t = threading.Thread(target=self.ask, args=(p,), daemon=True)
+            self.extra.append(t)
+            t.start()
+
+    def bait(self, step):
+        """Requests whose next tokens a liar knows: the last body, whose only bias decides every token."""
+        self.burst(f'bait {step.target} {step.choice}', BAITS, lambda i, name, r: Plan(-1, name, len(self.asked) - 1, True, i % 2 == 0, r.random(), None, 0, False))
 
     def n_done(self):
         with self.lock:
@@ -89,16 +113,18 @@ def fleet_of(hosts, redis_options=None, **options):
                 raise
 
 
-def conclude(fleet, traffic, refs, watch, adversary=None):
+def conclude(fleet, traffic, refs, watch, adversary=None, history=False):
     """Waits until all is quiet and prints the verdict. Returns the exit status and the cells that were not taken."""
     watch.end()
-    v = check_answers(traffic.histories, refs)
+    v = check_answers(fleet, traffic.histories, refs)
     for text in [*traffic.errors, *(adversary.errors if adversary else [])]:
         v.add_bad('of the harness', text)
     check_left(fleet, v)
     logs = read_logs(fleet)
     if adversary:
         report.print_script(adversary)
+        if history or v.bad:
+            report.print_history(adversary, min(h.begin for h in traffic.histories))
     report.print_verdicts(v, len(traffic.histories))
     report.print_times(detections(fleet, logs), going_on(traffic.histories, logs))
     missing = report.print_cells(watch)
@@ -106,19 +132,19 @@ def conclude(fleet, traffic, refs, watch, adversary=None):
     return int(bool(v.bad)), missing
 
 
-def chaos(hosts, n, seed, kinds=None, longest_s=30.0, hurry=1.0):
+def chaos(hosts, n, seed, kinds=None, longest_s=30.0, hurry=1.0, history=False):
     """n requests while the script of the seed is carried out."""
-    asked = bodies(min(n, max(200, n // 10)), seed)
+    asked = [*bodies(min(n, max(200, n // 10)), seed), BAIT]
     t0 = time.monotonic()
     refs = references(asked)
     print(f'{len(asked)} references in {time.monotonic() - t0:.1f} s', flush=True)
-    with fleet_of(hosts, dict(clock=True)) as fleet:
+    with fleet_of(hosts, dict(clock=bool(faketime())), fronts=1) as fleet:
         print(f'{len(fleet.members)} members up after {time.monotonic() - t0:.1f} s', flush=True)
-        watch, traffic = Watch(fleet.members), Traffic(fleet, plans(n, len(asked), seed), asked)
+        watch, traffic = Watch(fleet.members), Traffic(fleet, plans(n, len(asked) - 1, seed), asked)
         adversary = Adversary(Faults(fleet, watch, traffic), seed, kinds, longest_s, hurry)
         traffic.start()
         adversary.start()
         traffic.wait()
         adversary.stop()
         print(f'all answered after {time.monotonic() - t0:.1f} s', flush=True)
-        return conclude(fleet, traffic, refs, watch, adversary)[0]
+        return conclude(fleet, traffic, refs, watch, adversary, history)[0]
