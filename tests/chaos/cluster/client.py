@@ -37,8 +37,8 @@ class Ended(Exception):
 
 
 class Client:
-    def __init__(self, fleet, plan, path, body, hang_s=HANG_S):
-        self.fleet, self.h, self.path, self.hang_s = fleet, History(plan), path, hang_s
+    def __init__(self, members, plan, path, body, hang_s=HANG_S):
+        self.members, self.h, self.path, self.hang_s = members, History(plan), path, hang_s
         self.body = {**body, 'stream': True} if plan.streams else body
         self.rng = random.Random(plan.name)
 
@@ -60,11 +60,11 @@ class Client:
 
     def entries(self):
         """Every member again and again, from its first one on."""
-        members = self.fleet.members
+        members = self.members
         at = int(self.h.plan.first * len(members))
         while True:
             yield members[at % len(members)]
-            at += self.rng.randrange(1, len(members))
+            at += self.rng.randrange(1, max(2, len(members)))
 
     def decide(self, a):
         h, late = self.h, time.time() - self.h.begin

@@ -124,15 +124,15 @@ class Member(Process):
 class Fleet:
     """Members and the Redis that they share. `args` are those of every node beside the usual."""
 
-    def __init__(self, hosts, redis, prefills=3, decodes=3, routers=2, args=(), decode_args=(), size=SIZE, waits=WAITS, pace=QUICK, env=None, fronts=0):
+    def __init__(self, hosts, redis, prefills=3, decodes=3, routers=2, args=(), size=SIZE, decode_size=None, waits=WAITS, pace=QUICK, env=None, fronts=0):
         """fronts: so many nodes of each role are reached through a proxy."""
         self.hosts, self.redis, self.folder = hosts, redis, tempfile.mkdtemp(prefix='baton-chaos-')
         self.keep, self.mounted = False, []
         common = [*redis.args(), *waits, *TEMPLATE]
-        node = [*common, *size, *(['--pace', pace] if pace else []), *args]
+        more = [*common, *(['--pace', pace] if pace else []), *args]
         self.proxies = {}
-        self.nodes = [self.member('prefill', node, env, i < fronts) for i in range(prefills)]
-        self.nodes += [self.member('decode', [*node, *decode_args], env, i < fronts) for i in range(decodes)]
+        self.nodes = [self.member('prefill', [*more, *size], env, i < fronts) for i in range(prefills)]
+        self.nodes += [self.member('decode', [*more, *(decode_size or size)], env, i < fronts) for i in range(decodes)]
         self.routers = [self.member('router', common, env) for _ in range(routers)]
         self.members = self.nodes + self.routers
 

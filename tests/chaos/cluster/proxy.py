@@ -9,8 +9,9 @@ CHUNK, FULL = 65536, 1 << 20        # bytes waiting for one side before the othe
 class Half:
     """One direction of a connection."""
 
-    def __init__(self, source, sink):
-        self.source, self.sink, self.waiting, self.ended = source, sink, bytearray(), False
+    def __init__(self, source, sink, way):
+        """way: (address that connected, port)."""
+        self.source, self.sink, self.way, self.waiting, self.ended = source, sink, way, bytearray(), False
         self.n_delayed, self.due = 0, 0.0
 
 
@@ -19,6 +20,7 @@ class Proxy:
 
     def __init__(self, address, target, ports, separate):
         self.address, self.target, self.mode, self.halves, self.later, self.n = address, target, None, {}, [], 0
+        self.denied = None, 0
         if separate:
             subprocess.run(['ip', 'addr', 'add', f'{address}/24', 'dev', 'switch'], check=True)
         self.selector, self.lock, self.ending = selectors.DefaultSelector(), threading.Lock(), False
@@ -38,6 +40,14 @@ class Proxy:
             for half in list(self.halves.values()):
                 self.drop(half)
 
+    def deny(self, source, port):
+        """From now on what comes from `source` to this port is swallowed: connections stay open and nothing passes. None: nothing is denied."""
+        with self.lock:
+            self.denied = source, port
+            for half in list(self.halves.values()):
+                if half.way == self.denied:
+                    self.drop(half)
+
     # ---- inside: the lock is held ----
 
     def go(self):
@@ -50,12 +60,12 @@ class Proxy:
                     else:
                         self.move(key.fileobj, mask)
                 self.pass_on()
-            if self.mode:
+            if self.mode or self.denied[0]:     # what is not read stays readable
                 time.sleep(0.002)
 
     def accept(self, listener, port):
         with contextlib.suppress(OSError):
-            a, _ = listener.accept()
+            a, peer = listener.accept()
             b = socket.socket()
             b.settimeout(1.0)
             try:
@@ -68,12 +78,12 @@ class Proxy:
             for s, t in ((a, b), (b, a)):
                 s.setblocking(False)
                 s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self.halves[s] = Half(s, t)
+                self.halves[s] = Half(s, t, (peer[0], port))
                 self.selector.register(s, selectors.EVENT_READ, self)
 
     def move(self, s, mask):
         half = self.halves.get(s)
-        if not half or (self.mode and self.mode[0] == 'stall') or len(half.waiting) >= FULL:
+        if not half or half.way == self.denied or (self.mode and self.mode[0] == 'stall') or len(half.waiting) >= FULL:
             return
         try:
             data = s.recv(CHUNK)

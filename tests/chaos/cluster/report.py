@@ -37,16 +37,18 @@ def print_times(found, going):
             print(f'  late: {name} in {state} after {s:.2f} s')
 
 
-def print_cells(watch, whole=False):
-    """Cells taken. Returns those that were not."""
+def print_cells(watch, needs_all):
+    """Cells taken. Returns those that were not, where all are needed."""
     losses = watch.losses()
-    print('cells of the recovery table taken (state, loss, action: how often):')
+    print('cells of the recovery table taken (state, loss, action: how often):' + ('' if losses else ' none'))
     by_state = collections.defaultdict(list)
     for (state, loss, action), n in sorted(losses.items()):
         by_state[state].append(f'{loss} {action} {n}')
     for state, what in by_state.items():
         print(f'  {state}: ' + ', '.join(what))
     print('  transitions of breakers: ' + (', '.join(f'{scope} to {to} {n}' for (scope, to), n in sorted(watch.breakers().items())) or 'none'))
+    if not needs_all:
+        return []
     missing = cells.not_taken(losses)
     print(f'  not taken, of {len(cells.table())} cells that are not "ignore": ' + (', '.join(f'{s}/{l}' for s, l in missing) or 'none'), flush=True)
     return missing

@@ -1,6 +1,6 @@
 """run.py - one run: references by a quiet node, a fleet, clients, the adversary, and the verdict."""
 import contextlib, random, threading, time
-from harness import TINY, Node, closing, parallel, request, wait_ready
+from harness import TINY, Node, closing, parallel, request, wait_ready, wait_until
 from . import report
 from .adversary import Adversary
 from .cells import Watch
@@ -39,10 +39,12 @@ def references(asked):
 class Traffic:
     """Clients that carry out plans, so many at a time. Thread: one per client."""
 
-    def __init__(self, fleet, todo, asked, clients=CLIENTS, hang_s=HANG_S):
-        self.fleet, self.asked, self.hang_s = fleet, asked, hang_s
+    def __init__(self, fleet, todo, asked, clients=CLIENTS, hang_s=HANG_S, entries=None, more=None):
+        """more(k): the plans that follow when those before are all being carried out, until finish()."""
+        self.entries, self.asked, self.hang_s = entries or fleet.members, asked, hang_s
         self.todo, self.histories, self.lock, self.running = list(todo)[::-1], [], threading.Lock(), {}
         self.errors, self.extra, self.n_bursts = [], [], 0
+        self.more, self.n_more = more, 0
         self.threads = [threading.Thread(target=self.go, daemon=True) for _ in range(clients)]
 
     def start(self):
@@ -52,6 +54,9 @@ class Traffic:
     def go(self):
         while True:
             with self.lock:
+                if not self.todo and self.more:
+                    self.n_more += 1
+                    self.todo = self.more(self.n_more)[::-1]
                 if not self.todo:
                     return
                 plan = self.todo.pop()
@@ -60,7 +65,7 @@ class Traffic:
     def ask(self, plan):
         path, body = self.asked[plan.body]
         try:
-            h = Client(self.fleet, plan, path, body, self.hang_s).run()
+            h = Client(self.entries, plan, path, body, self.hang_s).run()
         except Exception as e:  # a fault of this program; the run is told
             with self.lock:
                 self.errors.append(f'{plan.name}: {e!r}')
@@ -93,6 +98,13 @@ class Traffic:
         with self.lock:
             return len(self.histories)
 
+    def finish(self, least=0):
+        """Waits until at least so many were answered, then asks no more."""
+        wait_until(f'{least} requests are answered', lambda: self.n_done() >= least or self.errors, 3600, 0.1)
+        with self.lock:
+            self.more, self.todo = None, []
+        self.wait()
+
     def wait(self):
         for t in [*self.threads, *self.extra]:
             t.join()
@@ -113,7 +125,7 @@ def fleet_of(hosts, redis_options=None, **options):
                 raise
 
 
-def conclude(fleet, traffic, refs, watch, adversary=None, history=False):
+def conclude(fleet, traffic, refs, watch, adversary=None, history=False, needs_cells=False):
     """Waits until all is quiet and prints the verdict. Returns the exit status and the cells that were not taken."""
     watch.end()
     v = check_answers(fleet, traffic.histories, refs)
@@ -127,7 +139,7 @@ def conclude(fleet, traffic, refs, watch, adversary=None, history=False):
             report.print_history(adversary, min(h.begin for h in traffic.histories))
     report.print_verdicts(v, len(traffic.histories))
     report.print_times(detections(fleet, logs), going_on(traffic.histories, logs))
-    missing = report.print_cells(watch)
+    missing = report.print_cells(watch, needs_cells)
     fleet.keep = bool(v.bad)
     return int(bool(v.bad)), missing
 
@@ -147,4 +159,4 @@ def chaos(hosts, n, seed, kinds=None, longest_s=30.0, hurry=1.0, history=False):
         traffic.wait()
         adversary.stop()
         print(f'all answered after {time.monotonic() - t0:.1f} s', flush=True)
-        return conclude(fleet, traffic, refs, watch, adversary, history)[0]
+        return conclude(fleet, traffic, refs, watch, adversary, history, True)[0]
