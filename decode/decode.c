@@ -62,6 +62,19 @@ uint32_t decode_n_live(const struct decode_worker *w) { return w->n_live; }
 
 uint32_t decode_n_parked(const struct decode_worker *w) { return w->parking.n_parked; }
 
+uint32_t decode_n_granted(const struct decode_worker *w)
+{
+    uint32_t n = 0;
+    LIST_FOREACH (seq, &w->live, struct decode_seq, link) n += seq->state < DECODE_SEQ_RUNNING;
+    return n;
+}
+
+void decode_set_role(struct decode_worker *w, uint32_t role, bool settles)
+{
+    w->role = role;
+    w->settles = settles;
+}
+
 /* ---- records ---- */
 
 static struct decode_seq *add_seq(struct decode_worker *w, const struct cluster_message *m,
@@ -200,6 +213,16 @@ static bool has_capacity(struct decode_worker *w, const struct cluster_message *
     return false;
 }
 
+/* The entry node's view is older than the role of this node. */
+static bool is_of_role(struct decode_worker *w, const struct cluster_message *m,
+                       const Baton__Reserve *body)
+{
+    if (!w->settles && (!w->role || !body || !body->role || body->role == w->role)) return true;
+    refuse(w, m, ERR_BUSY, BLAME_HANDED_BACK,
+           "the role of the decode node has just changed, and it gives the request back");
+    return false;
+}
+
 static void on_reserve(struct decode_worker *w, const struct cluster_message *m)
 {
     if (request_table_find(&w->by_request, request_key_of(m)) || !has_capacity(w, m)) return;
@@ -212,10 +235,12 @@ static void on_reserve(struct decode_worker *w, const struct cluster_message *m)
     struct arena arena;
     struct generation_wire wire;
     arena_init(&arena);
-    if (unpack(w, m, body ? body->generation : NULL, &arena, &wire) == OK) {
+    if (is_of_role(w, m, body) &&
+        unpack(w, m, body ? body->generation : NULL, &arena, &wire) == OK) {
         struct decode_seq *seq = add_seq(w, m, DECODE_SEQ_RESERVING);
         struct engine_request r = engine_request_of(&wire, seq->id, seq->request);
         r.want_prompt_logprobs = false; /* the prefill node computes them */
+        seq->hears_preempted = wire.hears_preempted;
         seq->n_tokens = wire.n_tokens;
         seq->n_senders = body->n_prefill ? (uint32_t)body->n_prefill : 1;
         decode_parking_begin(w, seq, &wire);
@@ -244,6 +269,7 @@ static void on_run(struct decode_worker *w, const struct cluster_message *m)
     arena_init(&arena);
     if (unpack(w, m, body ? body->generation : NULL, &arena, &wire) == OK) {
         struct decode_seq *seq = add_seq(w, m, DECODE_SEQ_RUNNING);
+        seq->hears_preempted = wire.hears_preempted;
         decode_parking_begin(w, seq, &wire);
         struct engine_request r = engine_request_of(&wire, seq->id, seq->request);
         enum status st = engine_submit(w->o.engine, &r);
@@ -441,6 +467,30 @@ static void on_finished(struct decode_worker *w, struct decode_seq *seq,
     decode_drop_if_over(w, seq);
 }
 
+/* What is parked has nobody to give it back to. One that an entry node has just attached to would
+ * take tokens along that its client has, and that entry node does not. Both stay to the end. */
+static bool can_hand_back(const struct decode_seq *seq)
+{
+    return seq->state != DECODE_SEQ_CLOSING && seq->state != DECODE_SEQ_PARKED &&
+           !(seq->kept && seq->kept->behind);
+}
+
+/* The entry node may take it elsewhere. Until then, and if it does not, the engine starts it again
+ * when there are blocks. A sequence that can_hand_back does not allow stays. */
+static void on_preempted(struct decode_worker *w, struct decode_seq *seq,
+                         const struct engine_event *ev)
+{
+    Baton__Preempted m = BATON__PREEMPTED__INIT;
+    struct engine_stats st;
+    if (!seq->hears_preempted || !can_hand_back(seq)) return;
+    engine_get_stats(w->o.engine, &st);
+    m.wait_us = (uint64_t)ev->wait_steps * st.step_us;
+    if (st.prefill_tokens_per_s)
+        m.compute_us = (uint64_t)ev->n_tokens * 1000000 / st.prefill_tokens_per_s;
+    token_batcher_flush_node(&w->batcher, seq->entry); /* so that they need not be computed again */
+    answer_send(w->o.cluster, seq->entry, FRAME_PREEMPTED, seq->request, seq->attempt, &m.base);
+}
+
 void decode_on_engine(struct decode_worker *w, const struct engine_event *ev)
 {
     struct decode_seq *seq = map_get(&w->by_id, map_key_u64(&ev->id));
@@ -471,6 +521,7 @@ void decode_on_engine(struct decode_worker *w, const struct engine_event *ev)
         buf_release(&one);
         break;
     }
+    case ENGINE_PREEMPTED: on_preempted(w, seq, ev); break;
     case ENGINE_STARTED: break;
     }
 }
@@ -520,13 +571,7 @@ static void sweep(void *arg)
     }
 }
 
-/* What is parked has nobody to give it back to. One that an entry node has just attached to would
- * take tokens along that its client has, and that entry node does not. Both stay to the end. */
-static bool can_hand_back(const struct decode_seq *seq)
-{
-    return seq->state != DECODE_SEQ_CLOSING && seq->state != DECODE_SEQ_PARKED &&
-           !(seq->kept && seq->kept->behind);
-}
+void decode_set_leaving(struct decode_worker *w, bool leaves) { w->leaves = leaves; }
 
 void decode_hand_back(struct decode_worker *w)
 {

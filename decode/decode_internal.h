@@ -15,7 +15,9 @@ struct decode_worker {
     struct decode_options o;
     struct decode_ranks ranks;
     bool broken; /* a follower was lost: the node takes nothing any more */
-    bool leaves; /* decode_hand_back: nor does one that shuts down */
+    bool leaves; /* decode_set_leaving: nor does one that shuts down */
+    bool settles;
+    uint32_t role; /* 0: RESERVE for any is taken */
     struct loop_timer *sweep;
     struct map by_id;                /* engine id -> sequence */
     struct request_table by_request; /* until the sequence is CLOSING */

@@ -211,7 +211,8 @@ static void detach(struct decode_worker *w, const struct decode_seq *seq)
     answer_send(w->o.cluster, seq->entry, FRAME_DETACHED, seq->request, seq->attempt, &m.base);
 }
 
-static void attach(struct decode_worker *w, struct decode_seq *seq, const struct cluster_message *m)
+static void attach(struct decode_worker *w, struct decode_seq *seq, const struct cluster_message *m,
+                   bool hears_preempted)
 {
     struct decode_parking *p = &w->parking;
     struct decode_kept *k = seq->kept;
@@ -225,6 +226,7 @@ static void attach(struct decode_worker *w, struct decode_seq *seq, const struct
     seq->request = m->request;
     seq->attempt = m->attempt;
     seq->entry = m->from;
+    seq->hears_preempted = hears_preempted;
     seq->state = DECODE_SEQ_RUNNING;
     request_table_add(&w->by_request, decode_key_of(seq), seq);
     k->n_sent = 0;
@@ -259,7 +261,7 @@ void decode_parking_on_attach(struct decode_worker *w, const struct cluster_mess
         refuse(w, m, ERR_FORMAT, "the resume key is malformed");
     } else {
         struct decode_seq *seq = map_get(&w->parking.by_key, key_bytes(&key));
-        if (can_attach(seq, body->want_from)) attach(w, seq, m);
+        if (can_attach(seq, body->want_from)) attach(w, seq, m, body->hears_preempted);
         else refuse(w, m, ERR_NOT_FOUND, "this node does not have the sequence any more");
     }
     if (body) baton__attach__free_unpacked(body, NULL);

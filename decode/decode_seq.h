@@ -25,8 +25,9 @@ struct decode_seq {
     uint32_t attempt;
     uint64_t entry; /* node to answer to */
     enum decode_seq_state state;
-    bool has_first; /* PREFILL_DONE */
-    bool in_engine; /* FINISHED or CANCELED will come from the engine */
+    bool has_first;       /* PREFILL_DONE */
+    bool hears_preempted; /* its entry node knows PREEMPTED */
+    bool in_engine;       /* FINISHED or CANCELED will come from the engine */
     struct decode_parts parts;
     struct token_logprobs first;
     uint32_t n_tokens;  /* tokens in the reservation */

@@ -21,7 +21,7 @@ esac
 
 question="What is the capital of France?"
 start_limit_s=180  # loading the model takes seconds; a slow disk may take a minute
-stop_limit_s=45    # the nodes' own limit is --shutdown-timeout, 30 s
+stop_limit_s=45    # the nodes' own limit is --drain-timeout, 30 s
 work=$(mktemp -d)
 log=$work/launch.log
 launcher=

@@ -28,7 +28,9 @@ struct prefill_worker {
     struct kv_sender sender;
     struct prefill_ranks ranks;
     bool broken; /* a follower was lost: the node takes nothing any more */
-    bool leaves; /* prefill_hand_back: nor does one that shuts down */
+    bool leaves; /* prefill_set_leaving: nor does one that shuts down */
+    bool settles;
+    uint32_t role; /* 0: ASK_CREDIT for any is taken */
     struct loop_timer *sweep;
     uint64_t t_sweep_ms;
     struct counter *started, *sent, *failed, *canceled;
@@ -236,6 +238,28 @@ static void give_credits(struct prefill_worker *w)
 
 static const char LEAVES[] = "the prefill node shuts down and gives the request back";
 
+static const char CHANGED[] =
+    "the role of the prefill node has just changed, and it gives the request back";
+
+/* The entry node's view is older than the role of this node. */
+static bool is_of_role(const struct prefill_worker *w, const Baton__AskCredit *ask)
+{
+    return !w->settles && (!w->role || !ask->role || ask->role == w->role);
+}
+
+static void take_ask(struct prefill_worker *w, const struct cluster_message *m,
+                     const Baton__AskCredit *ask)
+{
+    if (!is_of_role(w, ask)) {
+        refuse(w, m, ERR_BUSY, BLAME_HANDED_BACK, CHANGED);
+        return;
+    }
+    struct prefill_prompt *p = add_prompt(w, m);
+    p->n_tokens = ask->n_tokens;
+    list_push(&w->asked, &p->queue);
+    give_credits(w);
+}
+
 static void on_ask(struct prefill_worker *w, const struct cluster_message *m)
 {
     if (request_table_find(&w->by_request, request_key_of(m))) return;
@@ -257,11 +281,8 @@ static void on_ask(struct prefill_worker *w, const struct cluster_message *m)
         refuse(w, m, ERR_FORMAT, BLAME_NOBODY, "the credit request is malformed");
         return;
     }
-    struct prefill_prompt *p = add_prompt(w, m);
-    p->n_tokens = ask->n_tokens;
-    list_push(&w->asked, &p->queue);
+    take_ask(w, m, ask);
     baton__ask_credit__free_unpacked(ask, NULL);
-    give_credits(w);
 }
 
 /* ---- PREFILL ---- */
@@ -536,6 +557,7 @@ void prefill_on_engine(struct prefill_worker *w, const struct engine_event *ev)
             fail_prompt(w, p, ERR_BUSY, BLAME_NOBODY, "a prompt logprob could not be sent");
         break;
     }
+    case ENGINE_PREEMPTED: /* of prefill_only sequences none is */
     case ENGINE_STARTED:
     case ENGINE_RESERVED: break;
     }
@@ -574,9 +596,36 @@ void prefill_on_kvt(struct prefill_worker *w, const struct kvt_event *ev)
     if (p && (ev->kind == KVT_SENT || ev->kind == KVT_SEND_FAILED)) on_send_over(w, p, ev);
 }
 
+uint32_t prefill_n_credited(const struct prefill_worker *w)
+{
+    uint32_t n = 0;
+    LIST_FOREACH (p, &w->live, struct prefill_prompt, link)
+        n += p->state > PROMPT_ASKED && p->state < PROMPT_DRAINING;
+    return n;
+}
+
+static void hand_back(struct prefill_worker *w, enum prefill_prompt_state before, const char *why)
+{
+    LIST_FOREACH (p, &w->live, struct prefill_prompt, link)
+        if (p->state < before) fail_prompt(w, p, ERR_BUSY, BLAME_HANDED_BACK, why);
+}
+
+void prefill_set_role(struct prefill_worker *w, uint32_t role, bool settles)
+{
+    const bool changes = w->role && w->role != role;
+    w->role = role;
+    w->settles = settles;
+    if (changes) hand_back(w, PROMPT_CREDITED, CHANGED);
+}
+
+void prefill_set_leaving(struct prefill_worker *w, bool leaves)
+{
+    w->leaves = leaves;
+    if (leaves) hand_back(w, PROMPT_CREDITED, LEAVES);
+}
+
 void prefill_hand_back(struct prefill_worker *w)
 {
     w->leaves = true;
-    LIST_FOREACH (p, &w->live, struct prefill_prompt, link)
-        if (p->state < PROMPT_DRAINING) fail_prompt(w, p, ERR_BUSY, BLAME_HANDED_BACK, LEAVES);
+    hand_back(w, PROMPT_DRAINING, LEAVES);
 }

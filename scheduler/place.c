@@ -78,6 +78,7 @@ static bool decode_fits(const struct node_record *n, const struct place_request 
 
 static bool decode_has_capacity(const struct node_record *n, const struct place_request *r)
 {
+    if (r->needs_all && blocks_for(n, r->n_total) > n->n_blocks_free) return false;
     return n->placed_seqs < n->max_seqs && n->placed_blocks + first_blocks(n, r) <= n->n_blocks;
 }
 

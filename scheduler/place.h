@@ -33,7 +33,8 @@ struct place_request {
     size_t n_avoid;
     const struct place_pair *apart; /* [n_apart] */
     size_t n_apart;
-    bool unsplit;    /* one node does all of it, whatever its role */
+    bool needs_all; /* only decode nodes that report free blocks for the longest output have room */
+    bool unsplit;   /* one node does all of it, whatever its role */
     uint64_t random; /* fresh random bits */
 };
 

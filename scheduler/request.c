@@ -100,6 +100,7 @@ static struct generation_wire wire_of(const struct request *r)
         .prompt_logprobs = r->prompt_logprobs && request_n_out(r) == 0,
         .has_resume_key = r->resume.wanted,
         .resume_key = r->resume.key,
+        .hears_preempted = true,
     };
 }
 
@@ -107,6 +108,7 @@ bool request_send_ask(struct entry *e, struct request *r)
 {
     Baton__AskCredit ask = BATON__ASK_CREDIT__INIT;
     ask.n_tokens = r->n_tokens;
+    ask.role = request_role_number(r->prefill.role);
     return send_to(e, r, &r->prefill, LOSS_PREFILL_NODE, FRAME_ASK_CREDIT, &ask.base);
 }
 
@@ -165,6 +167,7 @@ bool request_send_reserve(struct entry *e, struct request *r)
         return false;
     }
     m.n_prefill = 1 + (size_t)r->prefill.n_followers;
+    m.role = request_role_number(r->decode.role);
     m.generation = generation_wire_encode(&g, &arena);
     bool sent = send_to(e, r, &r->decode, LOSS_DECODE_NODE, FRAME_RESERVE, &m.base);
     arena_release(&arena);
@@ -337,7 +340,7 @@ void request_on_loss(struct entry *e, struct request *r, enum request_loss loss,
     switch (action) {
     case ACTION_REQUEUE:
         counter_add(e->metrics.requeues, 1);
-        if (loss == LOSS_HANDED_BACK) avoid(r, loss, culprit);
+        if (loss == LOSS_HANDED_BACK) r->gave_back = culprit;
         place_again(e, r, REQUEST_PAUSE_BUSY_MS);
         break;
     case ACTION_MOVE:

@@ -70,6 +70,7 @@ struct request_node {
     char name[NODE_NAME_MAX];
     char host[NODE_NAME_MAX];
     uint16_t port;
+    enum node_role role;  /* that it had when it was chosen */
     uint32_t n_followers; /* its ranks besides the first; their addresses are in its record */
     bool keeps;           /* answers whose entry node is lost */
 };
@@ -107,6 +108,9 @@ struct request {
     struct placement accounted; /* what the view counts for it; request 0: nothing */
     bool waits_for_capacity;    /* PLACING: every node that could take it was full */
     enum finish_reason ends;    /* set by the answer's last token: a later loss ends it well */
+    uint64_t gave_back; /* the node that handed it back last: chosen again only when all others are
+                         * full; 0: none */
+    uint32_t n_pressed; /* times that it was handed back for want of blocks (pressure.h) */
     uint64_t avoid[REQUEST_AVOID_MAX];          /* ring: nodes that failed this request */
     uint32_t n_avoid;                           /* ever added */
     struct place_pair apart[REQUEST_AVOID_MAX]; /* the same of pairs */
@@ -140,6 +144,9 @@ void request_on_loss(struct entry *e, struct request *r, enum request_loss loss,
 void request_end(struct entry *e, struct request *r, enum status st, enum finish_reason finish,
                  int32_t stop_token, const char *text);
 
+/* The number of a role in messages (node.proto). */
+static inline uint32_t request_role_number(enum node_role r) { return 1 + (uint32_t)r; }
+
 /* ---- between the request_*.c files ---- */
 static inline uint32_t request_n_out(const struct request *r) { return r->n_tokens - r->n_prompt; }
 void request_set_state(struct request *r, enum request_state next);
@@ -152,6 +159,10 @@ bool request_may_compute(const struct entry *e, const struct request *r);
  * that has some was accepted, and waits for its ttl. */
 bool request_is_full_for_too_long(const struct entry *e, struct request *r);
 void request_end_full(struct entry *e, struct request *r);
+/* Have other nodes room for the request to its end, by what they report? Those that it would go on
+ * at. */
+bool request_find_room(const struct entry *e, const struct request *r,
+                       struct place_result *out) MUST_CHECK;
 /* Ends the placement at the directory and in the view. */
 void request_release_place(struct entry *e, struct request *r);
 /* The breakers of the attempt's nodes and pair. */

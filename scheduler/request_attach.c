@@ -61,6 +61,7 @@ static bool ask(struct entry *e, struct request *r, uint64_t node)
     const struct node_record *n = view_find(&e->view, node);
     Baton__Attach m = BATON__ATTACH__INIT;
     m.resume_key = generation_wire_key_bytes(&r->resume.key);
+    m.hears_preempted = true;
     m.want_from = r->sampling.n_logprobs < 0 ? UINT32_MAX : r->resume.n_delivered;
     if (n) cluster_learn(e->cluster, node, n->host, n->cluster_port);
     return cluster_send_proto(e->cluster, node, FRAME_ATTACH, r->id, r->attempt, &m.base) == OK;

@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 
+#include "scheduler/pressure/request_pressed.h"
 #include "scheduler/request_attach.h"
 #include "shared/base/clock.h"
 #include "shared/base/mem.h"
@@ -198,6 +199,9 @@ void request_on_message(struct entry *e, struct request *r, const struct cluster
     case FRAME_PROMPT_LOGPROBS: on_prompt_logprobs(e, r, m); break;
     case FRAME_FINISHED:
         if (of_decode) on_finished(e, r, m);
+        break;
+    case FRAME_PREEMPTED:
+        if (of_decode) request_on_preempted(e, r, m);
         break;
     case FRAME_DETACHED:
         if (of_decode)

@@ -11,7 +11,7 @@ enum {
     TROUBLE_FRESH_MS = 25, /* all requests that end in one turn of the loop have one look */
     OPEN_TRIED_MS = 1000,  /* after this long without any other node, those whose breaker is open
                             * are tried: they have a link, so they may serve */
-    AVOID_MAX = EXCLUDED_MAX + REQUEST_AVOID_MAX,
+    AVOID_MAX = EXCLUDED_MAX + REQUEST_AVOID_MAX + 2, /* gave_back, and the present node */
     APART_MAX = BREAKER_MAX + REQUEST_AVOID_MAX
 };
 
@@ -21,6 +21,7 @@ static struct request_node node_of(const struct node_record *n)
     if (!n) return out;
     out.node = n->node;
     out.port = n->cluster_port;
+    out.role = n->role;
     out.n_followers = n->n_followers;
     out.keeps = n->resume_ms > 0;
     snprintf(out.name, sizeof out.name, "%s", n->name);
@@ -154,6 +155,7 @@ static size_t nodes_to_avoid(const struct entry *e, const struct request *r,
     size_t n = view_excluded_nodes(&e->view, false, out);
     uint32_t n_own = r->n_avoid < REQUEST_AVOID_MAX ? r->n_avoid : REQUEST_AVOID_MAX;
     for (uint32_t i = 0; i < n_own; i++) out[n++] = r->avoid[i];
+    if (r->gave_back) out[n++] = r->gave_back;
     return n;
 }
 
@@ -167,15 +169,12 @@ static size_t pairs_to_avoid(const struct entry *e, const struct request *r,
     return n;
 }
 
-/* Chooses nodes; when none is left, first those that failed this request before are tried again,
- * then those whose breaker is open. A suspect never is: it has no link. */
-static enum status choose_nodes(struct entry *e, struct request *r, struct place_result *chosen)
+static struct place_request query_of(const struct entry *e, const struct request *r,
+                                     uint64_t avoid[AVOID_MAX], struct place_pair apart[APART_MAX])
 {
-    uint64_t avoid[AVOID_MAX], random;
-    struct place_pair apart[APART_MAX];
-    bool waits;
+    uint64_t random;
     random_bytes(&random, sizeof random);
-    struct place_request q = {
+    return (struct place_request){
         .n_tokens = r->n_tokens,
         .n_total = r->n_prompt + r->sampling.max_tokens,
         .model = e->view.model,
@@ -187,7 +186,23 @@ static enum status choose_nodes(struct entry *e, struct request *r, struct place
         .unsplit = e->view.unsplit,
         .random = random,
     };
+}
+
+/* Chooses nodes; when none is left, first those that failed this request before are tried again,
+ * then those whose breaker is open. A suspect never is: it has no link. A node that handed it back
+ * is no worse than waiting for the others. */
+static enum status choose_nodes(struct entry *e, struct request *r, struct place_result *chosen)
+{
+    uint64_t avoid[AVOID_MAX];
+    struct place_pair apart[APART_MAX];
+    bool waits;
+    struct place_request q = query_of(e, r, avoid, apart);
     enum status st = place_choose(e->view.nodes, e->view.n_nodes, &q, chosen);
+    if (st != OK && r->gave_back) {
+        r->gave_back = 0;
+        q.n_avoid = nodes_to_avoid(e, r, avoid);
+        st = place_choose(e->view.nodes, e->view.n_nodes, &q, chosen);
+    }
     if (st == ERR_UNAVAILABLE && r->n_avoid) { /* better a node that failed once than none */
         r->n_avoid = 0;
         q.n_avoid = nodes_to_avoid(e, r, avoid);
@@ -200,6 +215,16 @@ static enum status choose_nodes(struct entry *e, struct request *r, struct place
         st = place_choose(e->view.nodes, e->view.n_nodes, &q, chosen);
     }
     return st;
+}
+
+bool request_find_room(const struct entry *e, const struct request *r, struct place_result *out)
+{
+    uint64_t avoid[AVOID_MAX];
+    struct place_pair apart[APART_MAX];
+    struct place_request q = query_of(e, r, avoid, apart);
+    avoid[q.n_avoid++] = r->decode.node;
+    q.needs_all = true;
+    return place_choose(e->view.nodes, e->view.n_nodes, &q, out) == OK;
 }
 
 /* Counts the placement in the view and at the directory; on_reserved goes on. */

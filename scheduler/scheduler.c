@@ -55,6 +55,8 @@ void scheduler_publish(struct scheduler *s)
     directory_publish(s->o.directory, &me);
 }
 
+void scheduler_refresh(struct scheduler *s) { view_refresh(&s->entry.view); }
+
 static void on_wake(void *arg)
 {
     struct scheduler *s = arg;
@@ -70,9 +72,12 @@ static void wake(struct scheduler *s)
     if (!s->wake) s->wake = loop_timer_start(s->o.loop, 0, 0, on_wake, s);
 }
 
+static void tend_leaving_me(struct scheduler *s);
+
 static void on_fresh_view(void *arg)
 {
     struct scheduler *s = arg;
+    if (s->draining) tend_leaving_me(s);
     gauge_set(s->entry.metrics.nodes, (double)s->entry.view.n_nodes);
     LIST_FOREACH (r, &s->entry.live, struct request, link)
         if (r->state == REQUEST_PLACING) request_advance(&s->entry, r);
@@ -116,11 +121,17 @@ static uint64_t fresh_id(struct scheduler *s)
     return id;
 }
 
+/* Does a node that shuts down take requests, for others to compute? */
+static bool is_still_entry(const struct scheduler *s)
+{
+    return s->enters && scheduler_sees_others(s, s->entry.view.me.node);
+}
+
 static enum status backend_submit(void *self, const struct gen_request *g,
                                   const struct gen_sink *sink, uint64_t *id, struct err *err)
 {
     struct scheduler *s = self;
-    if (s->draining)
+    if (s->draining && !is_still_entry(s))
         return err_set(err, ERR_UNAVAILABLE,
                        "this node is shutting down; send the request to another node");
     if (s->entry.n_live >= s->o.max_requests) {
@@ -169,12 +180,12 @@ static void backend_stats(void *self, struct serve_backend_stats *out)
                          : "the directory has not answered yet");
 }
 
-/* A node that is shutting down passes requests only while it has some of its own to finish, so that
- * clients who keep asking it do not keep it alive. */
+/* A node that is shutting down and takes no requests passes them on only while it has some of its
+ * own to finish, so that clients who keep asking it do not keep it alive. */
 static bool backend_is_full(void *self, uint32_t n_more)
 {
     const struct scheduler *s = self;
-    if (s->draining) return s->entry.n_live > 0;
+    if (s->draining && !is_still_entry(s)) return s->entry.n_live > 0;
     return (uint64_t)s->entry.n_live + n_more >= s->o.max_requests;
 }
 
@@ -247,6 +258,7 @@ bool scheduler_on_message(struct scheduler *s, const struct cluster_message *m)
     case FRAME_FINISHED:
     case FRAME_ATTACHED:
     case FRAME_DETACHED:
+    case FRAME_PREEMPTED:
     case FRAME_FAILED: {
         struct request *r = map_get(&s->entry.by_id, map_key_u64(&m->request));
         if (r) request_on_message(&s->entry, r, m);
@@ -312,16 +324,33 @@ void scheduler_launcher_gone(struct scheduler *s, const char *what_it_means, boo
 
 void scheduler_listed_down(struct scheduler *s, const char *why) { s->entry.listed_down = why; }
 
-void scheduler_drain(struct scheduler *s)
+/* What runs here must be finished, so the node serves itself when nobody else is left. The
+ * directory has no record of it any more. */
+static void tend_leaving_me(struct scheduler *s)
+{
+    struct node_record me = s->entry.view.me;
+    if (!me.node) return;
+    me.draining = scheduler_sees_others(s, me.node);
+    view_set_me(&s->entry.view, &me);
+}
+
+void scheduler_drain(struct scheduler *s, bool enters)
 {
     s->draining = true;
+    s->enters = enters;
+    s->t_drain_ns = clock_ns();
     if (!s->o.describe) return;
-    struct node_record me = { 0 };
-    s->o.describe(s->o.arg, &me);
-    s->entry.view.me = (struct node_record){ 0 };
-    directory_leave(s->o.directory, me.node);
+    directory_leave(s->o.directory, s->entry.view.me.node);
     loop_timer_free(s->renew); /* a renewal would bring the record back */
     s->renew = NULL;
+    tend_leaving_me(s);
+}
+
+uint32_t scheduler_n_old(const struct scheduler *s)
+{
+    uint32_t n = 0;
+    LIST_FOREACH (r, &s->entry.live, struct request, link) n += r->t_accept <= s->t_drain_ns;
+    return n;
 }
 
 uint32_t scheduler_n_live(const struct scheduler *s) { return s->entry.n_live; }

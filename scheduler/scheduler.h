@@ -50,14 +50,20 @@ bool scheduler_on_message(struct scheduler *s, const struct cluster_message *m);
 void scheduler_on_lost(struct scheduler *s, uint64_t node, const char *why);
 /* Publishes what changed (role, draining) now instead of at the next renewal. */
 void scheduler_publish(struct scheduler *s);
+/* Asks for a snapshot of the nodes soon instead of at its usual time. */
+void scheduler_refresh(struct scheduler *s);
 /* The launcher that started this node is gone (trouble.h); `what_it_means` is kept. */
 void scheduler_launcher_gone(struct scheduler *s, const char *what_it_means, bool held_view);
 /* Nodes that a router's operator lists do not answer (trouble.h); `why` is a sentence, valid until
  * the next call. NULL: all do. */
 void scheduler_listed_down(struct scheduler *s, const char *why);
-/* Leaves the directory and refuses new requests; live ones go on. */
-void scheduler_drain(struct scheduler *s);
+/* The node shuts down: leaves the directory. Live requests go on, and nothing is placed on this node
+ * any more unless no other one can decode. New requests are taken while others can decode, if
+ * `enters`; else they are refused. */
+void scheduler_drain(struct scheduler *s, bool enters);
 uint32_t scheduler_n_live(const struct scheduler *s);
+/* Of those, the ones that were there when scheduler_drain was called. */
+uint32_t scheduler_n_old(const struct scheduler *s);
 /* Can a node other than this one take work that ends in an answer, as far as is known here? */
 bool scheduler_sees_others(const struct scheduler *s, uint64_t me);
 /* Valid until scheduler_free. */

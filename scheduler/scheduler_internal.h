@@ -10,6 +10,8 @@ struct scheduler {
     struct scheduler_options o;
     struct entry entry;
     bool draining;
+    bool enters;         /* while draining: it takes new requests for other nodes to compute */
+    uint64_t t_drain_ns; /* clock_ns when it began to drain */
     struct loop_timer *tick, *renew;
     struct loop_timer *wake; /* a tick in the next turn of the loop; NULL: none is due */
 };

@@ -55,6 +55,15 @@ static void register_breakers(struct scheduler_metrics *sm, struct metrics *m)
         }
 }
 
+static struct counter *preemptions(struct metrics *m, enum pressure_action a)
+{
+    char labels[32];
+    snprintf(labels, sizeof labels, "action=\"%s\"", pressure_action_name(a));
+    return metrics_counter(m, "baton_preemptions_total", labels,
+                           "Requests whose node took their KV blocks for an older one: computed "
+                           "again there, or handed back to go on elsewhere.");
+}
+
 static struct counter *resumes(struct metrics *m, const char *kind)
 {
     return metrics_counter(m, "baton_resumes_total", kind,
@@ -109,6 +118,8 @@ void scheduler_metrics_register(struct scheduler_metrics *sm, struct metrics *m)
     sm->resumes_attached = resumes(m, "kind=\"attached\"");
     sm->resumes_computed = resumes(m, "kind=\"computed\"");
     sm->resumes_refused = resumes(m, "kind=\"refused\"");
+    for (int a = 0; a < PRESSURE_N; a++)
+        sm->preemptions[a] = preemptions(m, (enum pressure_action)a);
     register_gauges(sm, m);
     register_stages(sm, m);
 }

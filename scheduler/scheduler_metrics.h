@@ -5,6 +5,7 @@
 #define BATON_SCHEDULER_SCHEDULER_METRICS_H
 
 #include "scheduler/breaker.h"
+#include "scheduler/pressure/pressure.h"
 #include "scheduler/retry.h"
 #include "shared/base/metrics.h"
 #include "shared/serve/backend.h"
@@ -20,6 +21,7 @@ struct scheduler_metrics {
         *kv_tail_s;
     /* The cells that were taken; registered when they first are. */
     struct counter *losses[REQUEST_N_STATES][REQUEST_N_LOSSES][ACTION_N];
+    struct counter *preemptions[PRESSURE_N];
     struct counter *breaker[BREAKER_N_SCOPES][BREAKER_N_STATES];
     bool log_requests; /* of scheduler_options */
 };

@@ -65,7 +65,7 @@ static void on_signal(void *arg, int signum)
         log_level() >= LOG_INFO)
         fprintf(stderr,
                 "stopping: nodes finish their requests, at most %lld s; Ctrl-C again ends them\n",
-                (long long)config_int(l->c, "shutdown-timeout"));
+                (long long)config_int(l->c, "drain-timeout"));
     supervisor_stop(l->supervisor, 0);
 }
 

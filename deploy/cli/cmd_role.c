@@ -2,7 +2,6 @@
  * whether it can (deploy/role/role_change.h). Thread: main. */
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "deploy/cli/commands.h"
 #include "deploy/node/node_options.h"
@@ -17,11 +16,7 @@ static const char INTRO[] =
     "names\n"
     "sees them (baton status). It needs the cluster secret of the nodes, if they have one.\n";
 
-enum {
-    ANSWER_MAX = 16 << 20,
-    TIMEOUT_MS = 5000,
-    VIEW_OLD_MS = 1300 /* a node's view of the others is not older */
-};
+enum { ANSWER_MAX = 16 << 20, TIMEOUT_MS = 5000 };
 
 struct role_target {
     char host[HOST_TEXT_MAX];
@@ -183,10 +178,6 @@ static enum status change(const struct config *c, const char *name, enum node_ro
     enum status st = node_options_secret(c, &arena, &secret, err);
     if (st == OK) st = resolve(&q, c, name, &at, err);
     if (st == OK) st = ask_node(&q, &at, secret, err);
-    if (st != OK && q.http_status == 409) { /* it may not have seen yet that another node changed */
-        usleep(VIEW_OLD_MS * 1000);
-        st = ask_node(&q, &at, secret, err);
-    }
     if (st == OK) st = print_change(buf_str(&q.answer), err);
     buf_release(&q.answer);
     arena_release(&arena);
@@ -210,7 +201,11 @@ int cmd_role(int argc, char **argv)
                 words[1]);
     } else {
         exit_status = change(c, words[0], role, &err) != OK;
-        if (exit_status) fprintf(stderr, "baton role: %s: %s\n", words[0], err.text);
+        if (exit_status) {
+            const bool is_named = strstr(err.text, words[0]) != NULL;
+            fprintf(stderr, "baton role: %s%s%s\n", is_named ? "" : words[0],
+                    is_named ? "" : ": ", err.text);
+        }
     }
     config_free(c);
     return exit_status;

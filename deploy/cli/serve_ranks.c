@@ -52,7 +52,7 @@ static void drain(struct parent *p)
         fprintf(stderr,
                 "stopping: requests that run are finished, at most %lld s; Ctrl-C again ends "
                 "them\n",
-                (long long)config_int(p->c, "shutdown-timeout"));
+                (long long)config_int(p->c, "drain-timeout"));
     node_drain(p->node, on_drained, p);
 }
 

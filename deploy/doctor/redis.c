@@ -8,7 +8,7 @@
 #include "deploy/doctor/doctor.h"
 #include "deploy/node/node_options.h"
 #include "deploy/options/config_redis.h"
-#include "scheduler/directory/redis_advice.h"
+#include "scheduler/directory/redis/redis_advice.h"
 #include "shared/base/clock.h"
 #include "shared/net/redis/sentinel.h"
 

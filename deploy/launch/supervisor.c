@@ -114,7 +114,7 @@ void supervisor_stop(struct supervisor *s, int exit_status)
         return;
     }
     signal_all(s, SIGTERM);
-    uint64_t wait_ms = (uint64_t)config_int(s->o.c, "shutdown-timeout") * 1000 + KILL_AFTER_MS;
+    uint64_t wait_ms = (uint64_t)config_int(s->o.c, "drain-timeout") * 1000 + KILL_AFTER_MS;
     s->kill = loop_timer_start(s->o.loop, wait_ms, 0, kill_all, s);
 }
 

@@ -15,7 +15,7 @@ struct supervisor;
 
 struct supervisor_options {
     struct loop *loop;
-    const struct config *c;         /* --restart, --shutdown-timeout, --api-key */
+    const struct config *c;         /* --restart, --drain-timeout, --api-key */
     const struct launch_plan *plan; /* all borrowed until supervisor_free */
     const char *address;            /* where their ports of the API are asked */
     bool apart; /* each is ready by itself; else once it sees all nodes of the plan */

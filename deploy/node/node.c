@@ -438,6 +438,7 @@ static void start_engine_workers(struct node *n)
     };
     n->decode = decode_create(&d);
     n->prefill = prefill_create(&p);
+    node_role_start(n);
 }
 
 static void start_workers(struct node *n)

@@ -7,7 +7,7 @@
 #include "deploy/node/node_placement.h"
 #include "deploy/node/node_traffic.h"
 #include "kernels/backend.h"
-#include "scheduler/directory/redis_advice.h"
+#include "scheduler/directory/redis/redis_advice.h"
 #include "scheduler/view.h"
 #include "shared/base/clock.h"
 #include "shared/base/json/json.h"
@@ -93,6 +93,8 @@ void node_describe_record(void *arg, struct node_record *me)
         .n_requests = n->scheduler ? scheduler_n_live(n->scheduler) : 0,
         .max_requests = n->o.max_requests == UINT32_MAX ? 0 : n->o.max_requests,
         .waiting_tokens = st.waiting_tokens,
+        .prefill_tokens_per_s = st.prefill_tokens_per_s,
+        .step_us = st.step_us,
         .progress = st.progress,
         .has_work = st.has_work,
     };

@@ -78,7 +78,7 @@ void node_drain(struct node *n, void (*on_drained)(void *arg), void *arg)
     n->state = NODE_DRAINING;
     n->t_drain_ms = clock_ms();
     gauge_set(n->ready_gauge, 0);
-    scheduler_drain(n->scheduler);
+    scheduler_drain(n->scheduler, false); /* its ranks are to end as well */
     if (n->passer) passer_set_draining(n->passer);
     if (n->http) http_server_drain(n->http);
     n->drain = loop_timer_start(n->loop, 0, DRAIN_POLL_MS, on_drain_poll, n);

@@ -92,10 +92,14 @@ struct node {
     struct passer *passer; /* NULL: with --no-pass-requests, and without HTTP */
     struct serve *serve;
     struct loop_timer *drain, *stopper;
+    struct loop_timer *settle;       /* NULL: its role is settled (node_role.c) */
     struct launcher_watch *launcher; /* NULL: none started this node */
     uint64_t t_start_ms, t_drain_ms, t_leave_ms;
     uint64_t t_listed_ms; /* a router asked for its record then; 0: none has */
-    bool handed_back;     /* what it computed, while DRAINING */
+    /* while DRAINING: */
+    bool handed_back;    /* what it computed */
+    bool door_closed;    /* its HTTP server takes no new connections */
+    uint64_t t_fence_ms; /* its time was over then; 0: not yet */
     int exit_status, n_signals;
     void (*on_ready)(void *arg);
     void *on_ready_arg;
@@ -176,6 +180,15 @@ void node_front_loaded(struct node *n);
 
 /* Answers an exchange of nodes, not of clients; false: it is not one. */
 bool node_mount_http(struct node *n, struct http_exchange *x);
+
+/* ---- node_role.c ---- */
+
+/* The workers are there: they take what is placed on a node of this role. */
+void node_role_start(struct node *n);
+/* Before the workers end. */
+void node_role_stop(struct node *n);
+/* Answers POST /cluster/v1/role, at once or within a second. The caller's secret is checked. */
+void node_role_answer(struct node *n, struct http_exchange *x);
 
 /* ---- node_router.c: with o.is_router; the others do nothing without it ---- */
 

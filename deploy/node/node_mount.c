@@ -15,10 +15,7 @@
 #include "scheduler/directory/local.h"
 #include "scheduler/directory/wire.h"
 #include "shared/base/clock.h"
-#include "shared/base/log.h"
 #include "shared/base/mem.h"
-
-enum { LISTED_MS = 5000 /* a router that lists this node asks for its record more often */ };
 
 /* Those behind this port have published theirs here. */
 static void add_records_behind(struct node *n, struct buf *out)
@@ -77,57 +74,6 @@ static enum status check_caller(const struct node *n, const struct http_exchange
                    "BATON_CLUSTER_SECRET");
 }
 
-/* ---- the role ---- */
-
-static struct role_facts role_facts_of(const struct node *n)
-{
-    struct role_facts f = {
-        .name = n->name,
-        .topic = n->o.topic,
-        .role = n->o.role,
-        .unsplit = n->o.unsplit,
-        .exchanges_kv = n->kv_by[0] || n->kv_host,
-        .is_seen = n->can_be_joined,
-        .shares_view = n->can_be_joined,
-        .others_decode = scheduler_sees_others(n->scheduler, n->id),
-    };
-    if (n->t_listed_ms && clock_ms() - n->t_listed_ms < LISTED_MS) f.is_seen = true;
-    return f;
-}
-
-/* Its ranks and its group need not know: a role only says what other nodes place here. */
-static void set_role(struct node *n, enum node_role role)
-{
-    log_info("role changed", "from=%s to=%s", node_role_name(n->o.role), node_role_name(role));
-    n->o.role = role;
-    scheduler_publish(n->scheduler);
-}
-
-static enum status change_role(struct node *n, struct str body, struct buf *out, struct err *err)
-{
-    const enum node_role was = n->o.role;
-    struct role_ask ask = { 0 };
-    TRY(role_ask_read(body, &ask, err));
-    const struct role_facts facts = role_facts_of(n);
-    TRY(role_check(&facts, &ask, err));
-    if (ask.role != was) set_role(n, ask.role);
-    buf_add_c(out, "{\"node\":");
-    json_add_string(out, str_of(n->name));
-    buf_printf(out, ",\"role\":\"%s\",\"was\":\"%s\"}", node_role_name(ask.role),
-               node_role_name(was));
-    return OK;
-}
-
-static void give_role(struct node *n, struct http_exchange *x)
-{
-    struct buf body = { 0 };
-    struct err err = { 0 };
-    const enum status st = change_role(n, http_body(x), &body, &err);
-    if (st == OK) http_reply(x, 200, "application/json", NULL, buf_str(&body));
-    else http_reply_error(x, status_http(st), NULL, "error", err.text);
-    buf_release(&body);
-}
-
 /* ---- who may call, and when ---- */
 
 static const struct mount {
@@ -138,7 +84,7 @@ static const struct mount {
 } MOUNTS[] = {
     { DIRECTORY_PATH "records", "GET", give_records, true, true },
     { DIRECTORY_PATH "text", "GET", give_text, false, true },
-    { ROLE_PATH, "POST", give_role, false, false },
+    { ROLE_PATH, "POST", node_role_answer, false, false },
 };
 
 static enum status check_state(const struct node *n, const struct mount *m, struct err *err)

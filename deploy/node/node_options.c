@@ -644,7 +644,7 @@ static enum status read_http(const struct config *c, struct node_options *o, str
     o->http_limits.answers_bytes = (size_t)config_int(c, "answer-memory") << 20;
     o->http_limits.large_bodies_bytes = (size_t)config_int(c, "large-body-memory") << 20;
     o->max_requests = (uint32_t)(max_size > 0 ? max_size : config_int(c, "max-concurrency"));
-    o->shutdown_s = (uint32_t)config_int(c, "shutdown-timeout");
+    o->shutdown_s = (uint32_t)config_int(c, "drain-timeout");
     o->log_requests = config_bool(c, "log-requests");
     o->pass_requests = config_bool(c, "pass-requests");
     config_list(c, "api-key", 0, &n);

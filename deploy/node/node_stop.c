@@ -1,8 +1,13 @@
 /* node_stop.c - the end of a node: what signals do, and its parts taken down in order.
  *
- *     READY ──signal──▶ DRAINING ──no request left, or time is up──▶ STOPPING ──▶ loop_stop
+ *     READY ──signal──▶ DRAINING ───────────▶ DRAINING, its door closed ──▶ STOPPING ──▶ loop_stop
+ *                          what it had when       what came since
+ *                          the signal came ends   has ended
  *
- * A signal before READY, a second one and node_stop lead to STOPPING at once. Thread: loop. */
+ * DRAINING: it is out of the directory and computes nothing new, but is an entry node for requests
+ * that come. When its time is over their streams end with an error, and it waits a moment more for
+ * transfers that other nodes still read. A signal before READY, a second one and node_stop lead to
+ * STOPPING at once. Thread: loop. */
 #include <poll.h>
 #include <signal.h>
 #include <unistd.h>
@@ -16,8 +21,11 @@
  * memory of a large model. */
 enum {
     DRAIN_POLL_MS = 50,
-    END_MS = 500,  /* for an orderly end after a signal, */
-    GRACE_MS = 300 /* beside what HTTP connections get to take their last answers */
+    END_MS = 500,   /* for an orderly end after a signal, */
+    GRACE_MS = 300, /* beside what HTTP connections get to take their last answers */
+    /* How long transfers that run get when the time is over: KV that does not move ends a transfer
+     * within as long (KVT_MOVE_MS). */
+    FENCE_MS = 3000
 };
 
 static void finish_rest(struct node *n)
@@ -64,11 +72,12 @@ static void finish_stop(struct node *n)
     finish_rest(n);
 }
 
+/* While DRAINING the poll looks on. */
 static void http_stopped(void *arg)
 {
     struct node *n = arg;
     n->http = NULL;
-    finish_stop(n);
+    if (n->state == NODE_STOPPING && !n->stopper) finish_stop(n);
 }
 
 static void admin_stopped(void *arg)
@@ -99,11 +108,13 @@ static void begin_stop(void *arg)
     loop_timer_free(n->stopper);
     loop_timer_free(n->drain); /* it uses parts that are freed below */
     n->stopper = n->drain = NULL;
+    node_role_stop(n);
     node_router_stop(n);
     if (http && n->serve) serve_shut_down(n->serve);
     if (n->passer) passer_stop(n->passer);
     if (!http && !admin && !directory_server) finish_stop(n);
-    if (http) http_server_stop(http, GRACE_MS, http_stopped, n);
+    if (http && n->door_closed) http_server_hurry(http, GRACE_MS);
+    else if (http) http_server_stop(http, GRACE_MS, http_stopped, n);
     if (admin) http_server_stop(admin, 0, admin_stopped, n);
     if (directory_server) directory_server_stop(directory_server, directory_stopped, n);
 }
@@ -122,10 +133,28 @@ void node_stop(struct node *n, int exit_status)
     n->stopper = loop_timer_start(n->loop, 0, 0, begin_stop, n);
 }
 
+/* ---- draining ---- */
+
 /* What is parked may never be asked for, and can be computed again: it is not waited for. */
 static uint32_t n_decoding(const struct node *n)
 {
     return decode_n_live(n->decode) - decode_n_parked(n->decode);
+}
+
+static uint32_t n_computing(const struct node *n)
+{
+    return n->o.no_engine ? 0 : n_decoding(n) + prefill_n_live(n->prefill);
+}
+
+static uint32_t n_passing(const struct node *n) { return n->passer ? passer_n_live(n->passer) : 0; }
+
+/* Others take what is new, if there are any that can. */
+static void leave_work_to_others(struct node *n)
+{
+    if (n->o.no_engine) return;
+    const bool others = scheduler_sees_others(n->scheduler, n->id);
+    decode_set_leaving(n->decode, others);
+    prefill_set_leaving(n->prefill, others);
 }
 
 /* When half of the time is over, other nodes get what is left, if there are any that can take it:
@@ -133,7 +162,7 @@ static uint32_t n_decoding(const struct node *n)
 static void hand_back_if_due(struct node *n)
 {
     uint64_t since = clock_ms() - n->t_drain_ms;
-    if (n->handed_back || since < (uint64_t)n->o.shutdown_s * 500) return;
+    if (n->o.no_engine || n->handed_back || since < (uint64_t)n->o.shutdown_s * 500) return;
     if (!scheduler_sees_others(n->scheduler, n->id)) return;
     n->handed_back = true;
     log_info("work handed back", "sequences=%u prompts=%u", n_decoding(n),
@@ -142,28 +171,65 @@ static void hand_back_if_due(struct node *n)
     prefill_hand_back(n->prefill);
 }
 
-/* Stops when no request is left and the other ranks of its group can do without it, or the time is
- * up. */
+/* Clients that connect now are refused, and go elsewhere; those that are connected already are
+ * served, until nothing more comes. */
+static void close_door(struct node *n, uint64_t left_ms)
+{
+    if (n->door_closed) return;
+    n->door_closed = true;
+    if (n->http) http_server_leave(n->http, (uint32_t)left_ms, GRACE_MS, http_stopped, n);
+}
+
+/* Can the other ranks do without this one? They are asked once nothing is left here. */
+static bool has_left_group(struct node *n)
+{
+    struct group *g = n->ranks.group ? n->ranks.group : n->group;
+    if (!g) return true;
+    if (!n->leaves) {
+        n->t_leave_ms = clock_ms();
+        group_leave(g);
+    }
+    n->leaves = true;
+    return n->has_left || node_ranks_go_on(n);
+}
+
+/* The time is over. Own streams end now; what other nodes read from this one is cut only when it
+ * does not come to its end. True: nothing is waited for any more. */
+static bool is_fenced(struct node *n)
+{
+    const bool reads = !n->o.no_engine && prefill_n_live(n->prefill) > 0;
+    if (!n->t_fence_ms) {
+        n->t_fence_ms = clock_ms();
+        log_warn("stopping with work left", "live=%u transfers=%u",
+                 scheduler_n_live(n->scheduler) + n_passing(n) + n_computing(n),
+                 reads ? prefill_n_live(n->prefill) : 0);
+        if (reads) {
+            if (n->http && n->serve) serve_shut_down(n->serve);
+            prefill_hand_back(n->prefill);
+        }
+    }
+    return !reads || clock_ms() - n->t_fence_ms >= FENCE_MS;
+}
+
 static void on_drain_poll(void *arg)
 {
     struct node *n = arg;
-    const bool has_time = clock_ms() - n->t_drain_ms < (uint64_t)n->o.shutdown_s * 1000;
-    uint32_t live = scheduler_n_live(n->scheduler) + (n->passer ? passer_n_live(n->passer) : 0);
-    if (!n->o.no_engine) live += n_decoding(n) + prefill_n_live(n->prefill);
-    if (live && has_time) {
-        if (!n->o.no_engine) hand_back_if_due(n);
+    const uint64_t since = clock_ms() - n->t_drain_ms, time = (uint64_t)n->o.shutdown_s * 1000;
+    leave_work_to_others(n);
+    const uint32_t old = scheduler_n_old(n->scheduler) + n_passing(n) + n_computing(n),
+                   all = scheduler_n_live(n->scheduler) + n_passing(n) + n_computing(n);
+    if (since >= time && all) {
+        if (is_fenced(n)) node_stop(n, 0);
         return;
     }
-    struct group *g = n->ranks.group ? n->ranks.group : n->group;
-    if (g && !live && has_time) {
-        if (!n->leaves) {
-            n->t_leave_ms = clock_ms();
-            group_leave(g);
-        }
-        n->leaves = true;
-        if (!n->has_left && !node_ranks_go_on(n)) return;
+    if (since < time && old) {
+        hand_back_if_due(n);
+        return;
     }
-    if (live) log_warn("stopping with work left", "live=%u", live);
+    if (since < time) {
+        close_door(n, time - since);
+        if (n->http || all || !has_left_group(n)) return;
+    }
     node_stop(n, 0);
 }
 
@@ -200,7 +266,8 @@ void node_stop_on_signal(void *arg, int signum)
     if (n->group) group_drain(n->group);
     if (n->ranks.group) node_ranks_drain(n);
     if (node_follows(n)) return;
-    scheduler_drain(n->scheduler);
+    scheduler_drain(n->scheduler, true);
+    leave_work_to_others(n);
     if (n->passer) passer_set_draining(n->passer);
     if (n->http) http_server_drain(n->http);
     n->drain = loop_timer_start(n->loop, 0, DRAIN_POLL_MS, on_drain_poll, n);

@@ -62,7 +62,7 @@
     "read"
 #define NO_STOP_SERVER                                                                             \
     "Ctrl-C or SIGTERM stops a node, and `baton launch` with all its nodes: it finishes what "     \
-    "runs, up to --shutdown-timeout"
+    "runs, up to --drain-timeout"
 #define NO_DOCKER "there is no image: Baton is one program, built by CMake and started as a process"
 #define PADDLE    "the `-Paddle` layout is read as it is, from a folder or a local cache"
 #define NO_ASCEND "it asks Ascend hardware, which Baton does not use; `baton doctor` checks a host"

@@ -114,18 +114,19 @@ const struct option HTTP_OPTIONS[] = {
       .help = "While this node loads its model or is full, pass completions to the least loaded "
               "node of its topic; false: answer 503 or 429." },
     {
-        .name = "shutdown-timeout",
-        .aliases = "timeout-graceful-shutdown",
-        .env = "BATON_SHUTDOWN_TIMEOUT",
+        .name = "drain-timeout",
+        .aliases = "shutdown-timeout timeout-graceful-shutdown",
+        .env = "BATON_DRAIN_TIMEOUT BATON_SHUTDOWN_TIMEOUT",
         .type = OPT_INT,
         RANGE(0, 86400),
         .def = "30",
         IN("HTTP", ENTRY),
         .help =
-            "Seconds that running requests get after the first SIGTERM or SIGINT. After half of "
-            "them other nodes go on with what this one computes. What is left of its own "
-            "clients at the end, or at a second signal, ends with an error. A node that still "
-            "loads its model ends at once.",
+            "Seconds that running requests get after the first SIGTERM or SIGINT. The node takes "
+            "requests meanwhile, for other nodes to compute. After half of them other nodes go "
+            "on with what this one computes. What is left of its own clients at the end, or at "
+            "a second signal, ends with an error. A node that still loads its model ends at "
+            "once.",
     },
     { .name = NULL },
 };

@@ -52,6 +52,13 @@ enum status role_ask_read(struct str body, struct role_ask *out, struct err *err
     return st;
 }
 
+void role_answer_write(const char *node, enum node_role is, enum node_role was, struct buf *out)
+{
+    buf_add_c(out, "{\"node\":");
+    json_add_string(out, str_of(node));
+    buf_printf(out, ",\"role\":\"%s\",\"was\":\"%s\"}", node_role_name(is), node_role_name(was));
+}
+
 /* ---- the check ---- */
 
 enum status role_check(const struct role_facts *f, const struct role_ask *ask, struct err *err)

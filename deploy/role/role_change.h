@@ -25,6 +25,8 @@ void role_ask_write(const struct role_ask *ask, struct buf *out);
 /* ERR_FORMAT, ERR_INVALID: the body is none, or names no role. */
 enum status role_ask_read(struct str body, struct role_ask *out, struct err *err) MUST_CHECK;
 
+void role_answer_write(const char *node, enum node_role is, enum node_role was, struct buf *out);
+
 /* What a node knows that matters for its role. */
 struct role_facts {
     const char *name, *topic;

@@ -1,7 +1,7 @@
 /* dummy_tokenizer.h - a vocabulary for models with dummy weights whose folder has no tokenizer.
  * Thread: any. */
-#ifndef BATON_DEPLOY_NODE_DUMMY_TOKENIZER_H
-#define BATON_DEPLOY_NODE_DUMMY_TOKENIZER_H
+#ifndef BATON_DEPLOY_TEXT_DUMMY_TOKENIZER_H
+#define BATON_DEPLOY_TEXT_DUMMY_TOKENIZER_H
 
 #include "shared/text/tokenizer/tokenizer.h"
 

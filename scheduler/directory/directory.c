@@ -67,3 +67,11 @@ enum status directory_reserve(struct directory *d, const struct placement *p,
 }
 
 void directory_release(struct directory *d, uint64_t request) { d->ops->release(d, request); }
+
+enum status directory_meter(struct directory *d, const struct meter_report *r,
+                            directory_meter_fn *cb, void *arg)
+{
+    ASSERT(r->entry != 0 && r->number != 0 && r->number < METER_NUMBER_END);
+    ASSERT(r->n_uses <= METER_TENANTS_MAX);
+    return d->ops->meter(d, r, cb, arg);
+}

@@ -7,6 +7,7 @@
  *  - reservations: when a request is placed, one atomic step counts its tokens on the prefill node
  *    and one sequence with its blocks on the decode node, until the attempt ends. One that is not
  *    released ends after its ttl_ms.
+ *  - what the tenants of a topic use, summed over its entry nodes (meter.h).
  * Losing the directory server loses no request: nodes publish again, entry nodes keep their last
  * snapshot.
  *
@@ -15,6 +16,7 @@
 #ifndef BATON_SCHEDULER_DIRECTORY_DIRECTORY_H
 #define BATON_SCHEDULER_DIRECTORY_DIRECTORY_H
 
+#include "scheduler/directory/meter.h"
 #include "shared/base/buf.h"
 #include "shared/base/err.h"
 #include "shared/base/metrics.h"
@@ -85,6 +87,8 @@ struct node_record {
     /* load as the node itself reports it */
     uint32_t n_running, n_waiting, n_blocks_free, n_requests;
     uint64_t waiting_tokens;
+    /* Measured: prompt tokens per second, microseconds of a step that decodes; 0: not yet. */
+    uint32_t prefill_tokens_per_s, step_us;
     uint64_t progress; /* the engine's progress counter */
     bool has_work;
     /* filled in by the directory in snapshots: load placed and not yet released */
@@ -114,6 +118,11 @@ typedef void directory_snapshot_fn(void *arg, enum status st, const struct direc
 /* st: OK; ERR_BUSY (a node is full), ERR_NOT_FOUND (a node is gone), ERR_UNAVAILABLE (the directory
  * server cannot be reached). `fence` grows with every reservation. */
 typedef void directory_reserve_fn(void *arg, enum status st, uint64_t fence);
+/* st: OK; else sums is NULL and the report is to be sent again under its number. ERR_UNAVAILABLE:
+ * the directory server cannot be reached; ERR_FULL: the topic counts no more tenants or entry nodes
+ * (the log has the sentence), nothing was counted; ERR_UNSUPPORTED: the directory server is of an
+ * earlier version, or its Redis user lacks a right, so each entry node is on its own. */
+typedef void directory_meter_fn(void *arg, enum status st, const struct meter_sums *sums);
 
 struct directory_options {
     struct loop *loop;
@@ -144,6 +153,8 @@ struct directory_ops {
     enum status (*reserve)(struct directory *d, const struct placement *p, directory_reserve_fn *cb,
                            void *arg);
     void (*release)(struct directory *d, uint64_t request);
+    enum status (*meter)(struct directory *d, const struct meter_report *r, directory_meter_fn *cb,
+                         void *arg);
     const char *(*why_down)(const struct directory *d);
 };
 
@@ -169,6 +180,11 @@ enum status directory_reserve(struct directory *d, const struct placement *p,
                               directory_reserve_fn *cb, void *arg) MUST_CHECK;
 /* Takes the reservation of a request back. */
 void directory_release(struct directory *d, uint64_t request);
+/* Tells what this topic's tenants used at one entry node, and asks for the sums over all of them
+ * (meter.h has the rules). Of one entry node one report at a time: the next call follows the
+ * callback, with the same number unless it said OK. */
+enum status directory_meter(struct directory *d, const struct meter_report *r,
+                            directory_meter_fn *cb, void *arg) MUST_CHECK;
 
 /* Returns the sentence of on_down; NULL while the directory answers, and before its first answer.
  * Valid until the next turn of the loop. */

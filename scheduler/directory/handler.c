@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "scheduler/directory/local.h"
+#include "scheduler/directory/meter_wire.h"
 #include "scheduler/directory/wire.h"
 #include "shared/base/address/host_port.h"
 #include "shared/base/assert.h"
@@ -132,13 +133,34 @@ static enum status handle_release(struct directory_handler *h, const cJSON *body
     return OK;
 }
 
+static enum status handle_meter(struct directory_handler *h, const cJSON *body, struct buf *out,
+                                struct err *err)
+{
+    struct meter_use uses[METER_TENANTS_MAX];
+    struct meter_sum sums[METER_TENANTS_MAX];
+    struct meter_report r;
+    struct meter_sums s;
+    const char *topic = NULL;
+    TRY(json_get_str(body, "topic", &topic, err));
+    if (!directory_topic_is_valid(topic))
+        return err_field(err, ERR_INVALID, "topic",
+                         "topic must be 1 to %d printable characters without blanks and braces",
+                         NODE_NAME_MAX - 1);
+    TRY(meter_report_read(body, uses, &r, err));
+    TRY(directory_local_meter(h->local, topic, &r, sums, &s, err));
+    buf_add_char(out, '{');
+    meter_sums_write(&s, out);
+    buf_add_char(out, '}');
+    return OK;
+}
+
 static const struct {
     const char *path;
     directory_handler_fn *fn;
 } HANDLERS[] = {
     { DIRECTORY_PATH "publish", handle_publish },   { DIRECTORY_PATH "leave", handle_leave },
     { DIRECTORY_PATH "snapshot", handle_snapshot }, { DIRECTORY_PATH "reserve", handle_reserve },
-    { DIRECTORY_PATH "release", handle_release },
+    { DIRECTORY_PATH "release", handle_release },   { DIRECTORY_PATH "meter", handle_meter },
 };
 
 static bool is_of_this_host(const struct http_exchange *x)
@@ -218,7 +240,7 @@ static enum status handle_request(struct directory_handler *h, const struct http
         }
     return err_set(err, ERR_NOT_FOUND,
                    "there is no such call; the paths are " DIRECTORY_PATH
-                   "publish, leave, snapshot, reserve, release");
+                   "publish, leave, snapshot, reserve, release, meter");
 }
 
 void directory_handler_serve(struct directory_handler *h, struct http_exchange *x)

@@ -11,54 +11,15 @@
 #include <string.h>
 
 #include "scheduler/directory/backends.h"
-#include "scheduler/directory/remote.h"
-#include "scheduler/directory/wire.h"
+#include "scheduler/directory/http_state.h"
+#include "scheduler/directory/meter_wire.h"
 #include "shared/base/address/host_port.h"
 #include "shared/base/clock.h"
-#include "shared/base/json/json_packed.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 #include "shared/net/http/http_client.h"
 
 enum { IDLE_CONNECTIONS = 4, LEAVING_MAX = 64 };
-
-struct directory_http {
-    struct directory base;
-    struct directory_remote remote;
-    struct loop *loop;
-    char topic[NODE_NAME_MAX];
-    char *host;
-    uint16_t port;
-    char at[80]; /* both, for people */
-    struct buf secret;
-    struct http_client *client;
-    struct loop_timer *probe;
-    bool publishing;        /* a renewal is in flight */
-    struct buf next_record; /* the renewal after it; empty: none */
-    struct buf leaving;     /* ids of nodes that leave when the renewal is answered */
-    uint32_t n_holds;       /* callbacks running */
-    struct log_repeats refused_calls;
-    bool closed;
-};
-
-struct directory_http_call {
-    struct directory_http *d;
-    enum directory_op op;
-    directory_snapshot_fn *snapshot; /* NULL: a probe */
-    directory_reserve_fn *reserve;
-    void *arg;
-    uint64_t request, id;
-};
-
-/* A parsed answer. */
-struct directory_http_answer {
-    enum status st;
-    uint64_t fence;
-    struct node_record *nodes; /* their identities lie in doc */
-    cJSON *doc;
-    struct directory_snapshot snapshot;
-    char why[ERR_TEXT_MAX];
-};
 
 static void directory_http_free(struct directory_http *d)
 {
@@ -79,12 +40,18 @@ static void unhold(struct directory_http *d)
 
 static void on_answer(void *arg, enum status st, int http_status, struct str body);
 
+static void call_free(struct directory_http_call *c)
+{
+    mem_free(c->room);
+    mem_free(c);
+}
+
 static enum status send_call(struct directory_http *d, struct directory_http_call call,
                              struct str body)
 {
-    static const char *const paths[] = { DIRECTORY_PATH "publish", DIRECTORY_PATH "leave",
+    static const char *const paths[] = { DIRECTORY_PATH "publish",  DIRECTORY_PATH "leave",
                                          DIRECTORY_PATH "snapshot", DIRECTORY_PATH "reserve",
-                                         DIRECTORY_PATH "release" };
+                                         DIRECTORY_PATH "release",  DIRECTORY_PATH "meter" };
     const char *path = paths[call.op];
     char proof[DIRECTORY_PROOF_HEADER_MAX], headers[DIRECTORY_PROOF_HEADER_MAX + 48];
     directory_prove_header(buf_str(&d->secret), "POST", str_of(path), body, proof);
@@ -175,130 +142,6 @@ static enum status send_snapshot(struct directory_http *d, directory_snapshot_fn
 
 /* ---- answers ---- */
 
-static void read_snapshot(struct directory_http *d, const cJSON *doc,
-                          struct directory_http_answer *a)
-{
-    const cJSON *list = json_member(doc, "nodes"), *one;
-    const char *topics = "";
-    int n = cJSON_IsArray(list) ? cJSON_GetArraySize(list) : -1;
-    struct map seen = { 0 };
-    struct err err;
-    if (n < 0 || n > DIRECTORY_NODES_MAX || json_get_str(doc, "topics", &topics, NULL) != OK) {
-        a->st = ERR_FORMAT;
-        return;
-    }
-    a->nodes = mem_calloc((size_t)n, sizeof *a->nodes);
-    cJSON_ArrayForEach (one, list) {
-        struct node_record *r = &a->nodes[a->snapshot.n];
-        enum status st = node_record_from_json(one, r, &err);
-        if (st == OK && strcmp(r->topic, d->topic) != 0)
-            st = err_set(&err, ERR_INVALID, "it is the record of a node of topic %s", r->topic);
-        if (st == OK && map_get(&seen, map_key_u64(&r->node)))
-            st = err_set(&err, ERR_INVALID, "the record of node %s comes more than once", r->name);
-        if (st == OK) map_put(&seen, map_key_u64(&a->nodes[a->snapshot.n++].node), r);
-        else directory_remote_refuse_record(&d->remote, STR(""), err.text);
-    }
-    map_release(&seen);
-    a->snapshot.nodes = a->nodes;
-    snprintf(a->snapshot.topics, sizeof a->snapshot.topics, "%s", topics);
-}
-
-static void read_reserved(const cJSON *doc, struct directory_http_answer *a)
-{
-    const char *text = "";
-    bool is_well_formed = json_get_str(doc, "status", &text, NULL) == OK &&
-                          directory_get_id(doc, "fence", &a->fence, NULL) == OK;
-    if (is_well_formed && strcmp(text, "ok") == 0) return;
-    if (is_well_formed && strcmp(text, "busy") == 0) a->st = ERR_BUSY;
-    else if (is_well_formed && strcmp(text, "not_found") == 0) a->st = ERR_NOT_FOUND;
-    else a->st = ERR_FORMAT;
-}
-
-/* An answer other than 200. */
-static void read_error(const struct directory_http *d, int http_status, const cJSON *doc,
-                       struct directory_http_answer *a)
-{
-    const char *said = "";
-    if (json_get_str(doc, "error", &said, NULL) != OK) said = "";
-    a->st = http_status == 401   ? ERR_UNAUTHORIZED
-            : http_status == 429 ? ERR_FULL
-            : http_status == 400 ? ERR_INVALID
-                                 : ERR_IO;
-    if (http_status == 401)
-        snprintf(a->why, sizeof a->why,
-                 "the directory server at %s has another cluster secret; give every node the same "
-                 "BATON_CLUSTER_SECRET or --cluster-secret-file",
-                 d->at);
-    else
-        snprintf(a->why, sizeof a->why, "the directory server at %s answered %d: %.160s", d->at,
-                 http_status, said);
-}
-
-/* No answer, or not one of this protocol. */
-static void explain_failure(const struct directory_http *d, const struct err *err,
-                            struct directory_http_answer *a)
-{
-    if (a->st == ERR_TOO_LONG || a->st == ERR_INVALID) {
-        snprintf(a->why, sizeof a->why,
-                 "the directory server at %s sent an answer of more than %d MiB or %d JSON values, "
-                 "which was not read; does another program use that port?",
-                 d->at, DIRECTORY_ANSWER_MAX >> 20, DIRECTORY_VALUES_MAX);
-        a->st = ERR_FORMAT;
-        return;
-    }
-    const char *why = err->text[0]             ? err->text
-                      : a->st == ERR_TIMEOUT   ? "no answer within 1 s"
-                      : a->st == ERR_PEER_LOST ? "the connection was refused or closed"
-                                               : status_text(a->st);
-    snprintf(a->why, sizeof a->why,
-             "the directory server at %s cannot be reached: %.120s; is the node that serves it "
-             "(--router names its control port) running? check with: baton doctor --router %s",
-             d->at, why, d->at);
-}
-
-/* The server has not proven itself, so its answer is parsed in bounded memory. */
-static enum status parse_answer(struct str body, cJSON **doc, struct err *err)
-{
-    struct json_limits limits = { .n_values = DIRECTORY_VALUES_MAX };
-    struct json_packed packed = { 0 };
-    struct buf text = { 0 };
-    buf_add_str(&text, body);
-    enum status st = json_parse_packed(&text, &limits, doc, &packed, err);
-    json_packed_release(&packed);
-    buf_release(&text);
-    return st;
-}
-
-/* Returns whether the server works: a call it refused (malformed, a limit) says nothing about
- * others. */
-static bool read_answer(struct directory_http *d, const struct directory_http_call *c,
-                        enum status st, int http_status, struct str body,
-                        struct directory_http_answer *a)
-{
-    struct err err = { 0 };
-    cJSON *doc = NULL;
-    a->st = st;
-    if (st == OK) a->st = parse_answer(body, &doc, &err);
-    if (a->st != OK) {
-        explain_failure(d, &err, a);
-    } else if (http_status != 200) {
-        read_error(d, http_status, doc, a);
-    } else {
-        if (c->op == DIRECTORY_OP_SNAPSHOT) read_snapshot(d, doc, a);
-        if (c->op == DIRECTORY_OP_RESERVE) read_reserved(doc, a);
-        if (a->st == ERR_FORMAT)
-            snprintf(a->why, sizeof a->why, "the directory server at %s sent a malformed answer",
-                     d->at);
-    }
-    a->doc = doc;
-    uint32_t n_unlogged;
-    if ((a->st == ERR_FULL || a->st == ERR_INVALID) &&
-        log_repeats_due(&d->refused_calls, a->why, clock_ms(), &n_unlogged))
-        log_warn("directory call refused", "why=\"%s\" repeats=%u", a->why, n_unlogged);
-    return a->st == OK || a->st == ERR_BUSY || a->st == ERR_NOT_FOUND || a->st == ERR_FULL ||
-           a->st == ERR_INVALID;
-}
-
 /* Calls the caller's function, unless the directory was closed. */
 static void deliver(struct directory_http *d, const struct directory_http_call *c,
                     struct directory_http_answer *a)
@@ -307,6 +150,10 @@ static void deliver(struct directory_http *d, const struct directory_http_call *
     if (d->closed) return;
     if (c->op == DIRECTORY_OP_RESERVE)
         c->reserve(c->arg, is_answer ? a->st : ERR_UNAVAILABLE, a->fence);
+    if (c->op == DIRECTORY_OP_METER) {
+        const enum status st = directory_remote_on_metered(&d->remote, a->st);
+        c->meter(c->arg, st, st == OK ? &a->sums : NULL);
+    }
     if (c->op == DIRECTORY_OP_SNAPSHOT && c->snapshot)
         c->snapshot(c->arg, is_answer ? OK : ERR_UNAVAILABLE, is_answer ? &a->snapshot : NULL);
 }
@@ -316,11 +163,11 @@ static void on_answer(void *arg, enum status st, int http_status, struct str bod
     struct directory_http_call *c = arg;
     struct directory_http *d = c->d;
     if (d->closed) { /* the client is being freed */
-        mem_free(c);
+        call_free(c);
         return;
     }
     struct directory_http_answer a = { 0 };
-    bool reached = read_answer(d, c, st, http_status, body, &a);
+    bool reached = directory_http_read_answer(d, c, st, http_status, body, &a);
     if (c->op == DIRECTORY_OP_PUBLISH) d->publishing = false;
     if (c->op == DIRECTORY_OP_RELEASE) directory_remote_on_released(&d->remote, reached);
     if (c->op == DIRECTORY_OP_RESERVE)
@@ -334,9 +181,8 @@ static void on_answer(void *arg, enum status st, int http_status, struct str bod
         send_leave(d);
         send_releases(d);
     }
-    mem_free(a.nodes);
-    cJSON_Delete(a.doc);
-    mem_free(c);
+    directory_http_answer_release(&a);
+    call_free(c);
     unhold(d);
 }
 
@@ -443,6 +289,29 @@ static void directory_http_release(struct directory *base, uint64_t request)
     send_releases(d);
 }
 
+static enum status directory_http_meter(struct directory *base, const struct meter_report *r,
+                                        directory_meter_fn *cb, void *arg)
+{
+    struct directory_http *d = (struct directory_http *)base;
+    struct directory_http_call call = {
+        .op = DIRECTORY_OP_METER, .meter = cb, .arg = arg, .n_room = r->n_uses
+    };
+    struct buf body = { 0 };
+    TRY(directory_remote_may_meter(&d->remote));
+    call.room = directory_remote_meter_room(r);
+    if (!call.room) return ERR_NOMEM;
+    begin_body(d, &body);
+    buf_add_c(&body, ",\"topic\":");
+    json_add_string(&body, str_of(d->topic));
+    buf_add_char(&body, ',');
+    meter_report_write(r, &body);
+    buf_add_char(&body, '}');
+    enum status st = send_call(d, call, buf_str(&body));
+    buf_release(&body);
+    if (st != OK) mem_free(call.room);
+    return st;
+}
+
 static const char *directory_http_why_down(const struct directory *base)
 {
     return directory_remote_why_down(&((const struct directory_http *)base)->remote);
@@ -457,5 +326,6 @@ const struct directory_ops directory_http_ops = {
     .snapshot = directory_http_snapshot,
     .reserve = directory_http_reserve,
     .release = directory_http_release,
+    .meter = directory_http_meter,
     .why_down = directory_http_why_down,
 };

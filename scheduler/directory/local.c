@@ -4,23 +4,22 @@
  * Nodes, reservations and owners (entry nodes in other processes) expire by this process's
  * monotonic clock. Every operation first removes what has expired. Load is kept per node id, apart
  * from the record: a node whose lease lapsed for a moment comes back with the load that is still
- * placed on it. Bounds: DIRECTORY_NODES_MAX nodes and owners, RESERVATIONS_MAX reservations,
- * CALLS_MAX pending answers. Thread: loop. */
+ * placed on it. Bounds: DIRECTORY_NODES_MAX nodes and owners, RESERVATIONS_MAX reservations. Its ops
+ * are in local_backend.c. Thread: loop. */
 #include "scheduler/directory/local.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#include "scheduler/directory/backends.h"
+#include "scheduler/directory/local_state.h"
+#include "scheduler/directory/meter_book.h"
 #include "scheduler/directory/wire.h"
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
-#include "shared/base/list.h"
 #include "shared/base/log.h"
-#include "shared/base/map.h"
 #include "shared/base/mem.h"
 
-enum { RESERVATIONS_MAX = 1 << 18, CALLS_MAX = 1 << 16, OWN_PROCESS = 0 };
+enum { RESERVATIONS_MAX = 1 << 18, OWN_PROCESS = 0 };
 
 struct directory_local_node {
     struct list link; /* by_lease, in order of the end */
@@ -49,36 +48,11 @@ struct directory_local_reservation {
     struct directory_local_load *prefill, *decode;
 };
 
-/* An answer to be given in the next turn of the loop. Both functions NULL: on_up. */
-struct directory_local_call {
-    struct list link;
-    directory_snapshot_fn *snapshot;
-    directory_reserve_fn *reserve;
-    void *arg;
-    enum status st;
-    uint64_t fence;
-};
-
-struct directory_local {
-    struct directory base;
-    struct directory_options o;
-    char topic[NODE_NAME_MAX];
-    struct map nodes, loads, reservations, owners; /* by id */
-    struct list by_lease, by_end, owners_by_lease, calls;
-    size_t n_calls;
-    uint64_t fence;
-    struct loop_timer *wake; /* NULL: no answer is due */
-    bool answering, closed;
-    struct gauge *m_nodes, *m_reservations;
-};
-
 static struct directory_local *self_of(struct directory *d)
 {
     ASSERT(directory_is_local(d));
     return (struct directory_local *)d;
 }
-
-bool directory_is_local(const struct directory *d) { return d->ops == &directory_local_ops; }
 
 /* ---- load ---- */
 
@@ -284,6 +258,37 @@ void directory_local_release(struct directory *base, uint64_t id)
     if (r) reservation_drop(d, r);
 }
 
+/* A topic that nobody reports to any more gives its place to another. */
+static void meter_books_drop_over(struct directory_local *d)
+{
+    size_t pos = 0;
+    struct str key;
+    void *one;
+    while (map_next(&d->meter_books, &pos, &key, &one)) {
+        if (!meter_book_is_over(one, clock_ms())) continue;
+        map_del(&d->meter_books, key);
+        meter_book_free(one);
+    }
+}
+
+enum status directory_local_meter(struct directory *base, const char *topic,
+                                  const struct meter_report *r, struct meter_sum *sums,
+                                  struct meter_sums *out, struct err *err)
+{
+    struct directory_local *d = self_of(base);
+    struct meter_book *b = map_get(&d->meter_books, str_of(topic));
+    if (!b) {
+        if (d->meter_books.len >= DIRECTORY_TOPICS_MAX) meter_books_drop_over(d);
+        if (d->meter_books.len >= DIRECTORY_TOPICS_MAX)
+            return err_set(err, ERR_FULL,
+                           "the directory already counts the tenants of %d topics, its limit",
+                           DIRECTORY_TOPICS_MAX);
+        b = meter_book_create();
+        map_put(&d->meter_books, str_of(topic), b);
+    }
+    return meter_book_report(b, r, clock_ms(), sums, out, err);
+}
+
 /* The answer has its own copies of the identities, behind the records: whoever reads it may publish
  * meanwhile. */
 static struct node_record *make_answer(const struct directory_local *d, char **room)
@@ -323,11 +328,13 @@ struct node_record *directory_local_view(struct directory *base, const char *top
     return out;
 }
 
-/* ---- answers ---- */
-
-static void directory_local_free(struct directory_local *d)
+void directory_local_drop_all(struct directory_local *d)
 {
-    LIST_FOREACH (c, &d->calls, struct directory_local_call, link) mem_free(c);
+    size_t pos = 0;
+    struct str key;
+    void *book;
+    while (map_next(&d->meter_books, &pos, &key, &book)) meter_book_free(book);
+    map_release(&d->meter_books);
     LIST_FOREACH (o, &d->owners_by_lease, struct directory_local_owner, link) owner_drop(d, o);
     LIST_FOREACH (r, &d->by_end, struct directory_local_reservation, link) reservation_drop(d, r);
     LIST_FOREACH (n, &d->by_lease, struct directory_local_node, link) node_drop(d, n);
@@ -335,128 +342,4 @@ static void directory_local_free(struct directory_local *d)
     map_release(&d->loads);
     map_release(&d->reservations);
     map_release(&d->owners);
-    loop_timer_free(d->wake);
-    mem_free(d);
 }
-
-static void answer(struct directory_local *d, const struct directory_local_call *c)
-{
-    if (c->reserve) {
-        c->reserve(c->arg, c->st, c->fence);
-    } else if (c->snapshot) {
-        struct directory_snapshot s;
-        struct node_record *nodes = directory_local_view(&d->base, d->topic, &s.n, s.topics);
-        s.nodes = nodes;
-        c->snapshot(c->arg, OK, &s);
-        mem_free(nodes);
-    } else if (d->o.on_up) {
-        d->o.on_up(d->o.arg);
-    }
-}
-
-/* Calls made inside callbacks are answered in the next turn, so that a callback that asks again
- * does not block the loop. */
-static void on_wake(void *arg)
-{
-    struct directory_local *d = arg;
-    loop_timer_free(d->wake);
-    d->wake = NULL;
-    d->answering = true;
-    for (size_t n = d->n_calls; n > 0 && !d->closed; n--) {
-        struct directory_local_call *c = LIST_FIRST(&d->calls, struct directory_local_call, link);
-        list_remove(&c->link);
-        d->n_calls--;
-        answer(d, c);
-        mem_free(c);
-    }
-    d->answering = false;
-    if (d->closed) directory_local_free(d);
-}
-
-static enum status queue_answer(struct directory_local *d, struct directory_local_call call)
-{
-    if (d->n_calls >= CALLS_MAX) return ERR_FULL;
-    struct directory_local_call *c = mem_try_calloc(1, sizeof *c);
-    if (!c) return ERR_NOMEM;
-    *c = call;
-    list_push(&d->calls, &c->link);
-    d->n_calls++;
-    if (!d->wake) d->wake = loop_timer_start(d->o.loop, 0, 0, on_wake, d);
-    return OK;
-}
-
-/* ---- backend ---- */
-
-static enum status directory_local_open(const struct directory_options *o, struct directory **out,
-                                        struct err *err)
-{
-    struct directory_local *d = MEM_NEW(struct directory_local);
-    d->base.ops = &directory_local_ops;
-    d->o = *o;
-    snprintf(d->topic, sizeof d->topic, "%s", o->topic);
-    list_init(&d->by_lease);
-    list_init(&d->by_end);
-    list_init(&d->owners_by_lease);
-    list_init(&d->calls);
-    if (o->metrics) {
-        d->m_nodes = metrics_gauge(o->metrics, "baton_directory_nodes", "",
-                                   "Live nodes of all topics in the directory of this process.");
-        d->m_reservations = metrics_gauge(o->metrics, "baton_directory_reservations", "",
-                                          "Placements counted in the directory of this process.");
-    }
-    if (queue_answer(d, (struct directory_local_call){ 0 }) != OK) {
-        directory_local_free(d);
-        return err_set(err, ERR_NOMEM, "not enough memory for a directory");
-    }
-    *out = &d->base;
-    return OK;
-}
-
-static void directory_local_close(struct directory *base)
-{
-    struct directory_local *d = self_of(base);
-    d->closed = true;
-    if (!d->answering) directory_local_free(d);
-}
-
-static void directory_local_publish_own(struct directory *base, const struct node_record *me)
-{
-    enum status st = directory_local_publish(base, me);
-    (void)st; /* logged there; the next renewal tries again */
-}
-
-static enum status directory_local_snapshot(struct directory *base, directory_snapshot_fn *cb,
-                                            void *arg)
-{
-    return queue_answer(self_of(base), (struct directory_local_call){ .snapshot = cb, .arg = arg });
-}
-
-static enum status directory_local_reserve_own(struct directory *base, const struct placement *p,
-                                               directory_reserve_fn *cb, void *arg)
-{
-    struct directory_local_call call = { .reserve = cb, .arg = arg };
-    call.st = directory_local_reserve(base, p, OWN_PROCESS, &call.fence);
-    if (call.st == ERR_FULL) return ERR_FULL;
-    enum status st = queue_answer(self_of(base), call);
-    if (st != OK && call.st == OK) directory_local_release(base, p->request);
-    return st;
-}
-
-/* The state is in this process. */
-static const char *directory_local_why_down(const struct directory *base)
-{
-    (void)base;
-    return NULL;
-}
-
-const struct directory_ops directory_local_ops = {
-    .name = "local",
-    .open = directory_local_open,
-    .close = directory_local_close,
-    .publish = directory_local_publish_own,
-    .leave = directory_local_leave,
-    .snapshot = directory_local_snapshot,
-    .reserve = directory_local_reserve_own,
-    .release = directory_local_release,
-    .why_down = directory_local_why_down,
-};

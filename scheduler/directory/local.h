@@ -21,6 +21,11 @@ void directory_local_raise_fence(struct directory *d, uint64_t seen);
 enum status directory_local_reserve(struct directory *d, const struct placement *p, uint64_t owner,
                                     uint64_t *fence) MUST_CHECK;
 void directory_local_release(struct directory *d, uint64_t id);
+/* As directory_meter, for any topic; sums [r->n_uses] is what out->sums points to. ERR_FULL: err
+ * has the sentence. */
+enum status directory_local_meter(struct directory *d, const char *topic,
+                                  const struct meter_report *r, struct meter_sum *sums,
+                                  struct meter_sums *out, struct err *err) MUST_CHECK;
 /* Returns the live nodes of `topic` with their placed load (mem_free), and the text of all
  * topics. */
 struct node_record *directory_local_view(struct directory *d, const char *topic, size_t *n,

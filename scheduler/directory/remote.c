@@ -174,3 +174,24 @@ void directory_remote_on_released(struct directory_remote *r, bool confirmed)
     if (r->m_pending_releases)
         gauge_set(r->m_pending_releases, (double)(r->n_all - r->reservations.len));
 }
+
+enum status directory_remote_may_meter(const struct directory_remote *r)
+{
+    if (r->state == DIRECTORY_REMOTE_DOWN) return ERR_UNAVAILABLE;
+    return clock_ms() < r->meter_from_ms ? ERR_UNSUPPORTED : OK;
+}
+
+enum status directory_remote_on_metered(struct directory_remote *r, enum status st)
+{
+    if (st == OK || st == ERR_FULL) return st;
+    if (st != ERR_UNSUPPORTED && st != ERR_INVALID) return ERR_UNAVAILABLE;
+    r->meter_from_ms = clock_ms() + DIRECTORY_REMOTE_METER_AGAIN_MS;
+    return ERR_UNSUPPORTED;
+}
+
+struct meter_sum *directory_remote_meter_room(const struct meter_report *r)
+{
+    struct meter_sum *room = mem_try_calloc(r->n_uses, sizeof *room);
+    for (uint32_t i = 0; room && i < r->n_uses; i++) room[i].tenant = r->uses[i].tenant;
+    return room;
+}

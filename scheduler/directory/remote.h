@@ -15,7 +15,12 @@
 #include "shared/base/log/log_repeats.h"
 #include "shared/base/map.h"
 
-enum { DIRECTORY_REMOTE_RESERVATIONS_MAX = 1 << 16, DIRECTORY_REMOTE_TIMEOUT_MS = 1000 };
+enum {
+    DIRECTORY_REMOTE_RESERVATIONS_MAX = 1 << 16,
+    DIRECTORY_REMOTE_TIMEOUT_MS = 1000,
+    /* After which a server that does not know the reports of meter.h is asked again. */
+    DIRECTORY_REMOTE_METER_AGAIN_MS = 10000
+};
 
 /* The operation that a call asks for. */
 enum directory_op {
@@ -23,7 +28,8 @@ enum directory_op {
     DIRECTORY_OP_LEAVE,
     DIRECTORY_OP_SNAPSHOT,
     DIRECTORY_OP_RESERVE,
-    DIRECTORY_OP_RELEASE
+    DIRECTORY_OP_RELEASE,
+    DIRECTORY_OP_METER
 };
 
 enum directory_remote_state {
@@ -44,6 +50,7 @@ struct directory_remote {
     struct gauge *m_up, *m_pending_releases;
     struct counter *m_failures;
     struct log_repeats refused_records;
+    uint64_t meter_from_ms; /* no report is sent before */
 };
 
 void directory_remote_init(struct directory_remote *r, const struct directory_options *o,
@@ -77,5 +84,14 @@ void directory_remote_drop(struct directory_remote *r, uint64_t request);
  * reports the outcome to directory_remote_on_released. */
 size_t directory_remote_take_releases(struct directory_remote *r, uint64_t *ids, size_t cap);
 void directory_remote_on_released(struct directory_remote *r, bool confirmed);
+
+/* May a report (meter.h) be sent now? ERR_UNAVAILABLE: the server is down. ERR_UNSUPPORTED: it did
+ * not know the call when it was asked last. */
+enum status directory_remote_may_meter(const struct directory_remote *r) MUST_CHECK;
+/* The server's answer to a report. Returns what the caller is told: OK, ERR_FULL, ERR_UNSUPPORTED
+ * or ERR_UNAVAILABLE. */
+enum status directory_remote_on_metered(struct directory_remote *r, enum status st);
+/* Returns the sums of a report's tenants, still 0 (mem_free); NULL when memory ran out. */
+struct meter_sum *directory_remote_meter_room(const struct meter_report *r);
 
 #endif

@@ -5,6 +5,7 @@
  *   snapshot  { owner, topic } -> { topics, nodes: [record] }
  *   reserve   { owner, fence, id, prefill, decode, tokens, blocks, ttl_ms } -> { status, fence }
  *   release   { owner, ids: [id] } -> { }
+ *   meter     { owner, topic, entry, number, uses } -> { entries, least, sums } (meter_wire.h)
  *
  * owner: a random number of the calling entry node; its reservations end when it has not called for
  * a lease. fence: the highest fencing number it has seen, so that a server that lost its memory
@@ -22,7 +23,8 @@
 #define DIRECTORY_ID   "%016" PRIx64
 
 enum {
-    DIRECTORY_BODY_MAX = 16 << 10,  /* a record, or DIRECTORY_RELEASE_MAX ids */
+    /* a record, DIRECTORY_RELEASE_MAX ids, or METER_TENANTS_MAX uses of 84 bytes */
+    DIRECTORY_BODY_MAX = 32 << 10,
     DIRECTORY_ANSWER_MAX = 8 << 20, /* DIRECTORY_NODES_MAX usual records are 3 MiB */
     DIRECTORY_VALUES_MAX = DIRECTORY_NODES_MAX * 64, /* JSON values of an answer */
     DIRECTORY_RELEASE_MAX = 256,                     /* ids in one release */

@@ -76,6 +76,7 @@ static const char *const NAMES[FRAME_TYPE_END] = {
     [FRAME_ATTACH] = "attach",
     [FRAME_ATTACHED] = "attached",
     [FRAME_DETACHED] = "detached",
+    [FRAME_PREEMPTED] = "preempted",
 };
 
 const char *frame_type_name(unsigned type)

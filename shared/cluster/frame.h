@@ -63,6 +63,7 @@ enum frame_type {
     FRAME_ATTACH,
     FRAME_ATTACHED,
     FRAME_DETACHED,
+    FRAME_PREEMPTED,
     FRAME_TYPE_END
 };
 

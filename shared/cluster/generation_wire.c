@@ -61,6 +61,7 @@ Baton__Generation *generation_wire_encode(const struct generation_wire *g, struc
     m->sampling = encode_sampling(&g->sampling, arena);
     m->cache_salt = g->cache_salt;
     m->prompt_logprobs = g->prompt_logprobs;
+    m->hears_preempted = g->hears_preempted;
     if (g->has_resume_key) {
         struct hash128 *key = ARENA_NEW(arena, struct hash128);
         *key = g->resume_key;
@@ -142,6 +143,7 @@ enum status generation_wire_decode(const Baton__Generation *m, struct arena *are
     struct generation_wire g = {
         .cache_salt = m->cache_salt,
         .prompt_logprobs = m->prompt_logprobs,
+        .hears_preempted = m->hears_preempted,
         .n_prompt = m->n_prompt,
     };
     if (m->tokens.len % sizeof(int32_t) || n == 0 || n > GENERATION_TOKENS_MAX)

@@ -18,6 +18,7 @@ struct generation_wire {
     bool prompt_logprobs;
     bool has_resume_key; /* the decode node keeps the answer for a client that comes back */
     struct hash128 resume_key;
+    bool hears_preempted; /* the sender knows PREEMPTED */
 };
 
 /* Builds the message in `arena`, which must live until the message is packed. */

@@ -21,6 +21,7 @@ void batch_init(struct batch *b, uint32_t max_rows, uint32_t max_seqs)
     b->chunks = MEM_ARRAY(struct batch_chunk, max_seqs);
     b->logit_rows = MEM_ARRAY(int32_t, b->max_logits);
     b->logits = MEM_ARRAY(struct batch_logit, b->max_logits);
+    b->holders = MEM_ARRAY(struct block_holder, max_seqs);
 }
 
 void batch_release(struct batch *b)
@@ -31,6 +32,7 @@ void batch_release(struct batch *b)
     mem_free(b->chunks);
     mem_free(b->logit_rows);
     mem_free(b->logits);
+    mem_free(b->holders);
 }
 
 /* ---- preemption ---- */
@@ -53,6 +55,7 @@ static void preempt(struct engine *e, struct seq *s)
     engine_unlist(e, s);
     seq_drop_blocks(s, e->pool);
     s->state = SEQ_WAITING;
+    s->preempted = true;
     if (s->in_step) engine_batch(e)->n_decodes--;
     s->in_step = false;
     list_push_front(&e->waiting, &s->node);
@@ -60,6 +63,51 @@ static void preempt(struct engine *e, struct seq *s)
     engine_set_remaining(e, s, s->n_tokens);
     counter_add(e->metrics.preemptions, 1);
     engine_batch(e)->preempted = true;
+}
+
+/* Blocks for all known tokens and, if tokens are generated here, for the next one: a sequence that
+ * starts can then make progress. */
+static uint32_t blocks_to_start(const struct engine *e, const struct seq *s)
+{
+    uint32_t n = s->n_tokens;
+    if (!s->prefill_only && seq_wants_token(s)) n++;
+    return seq_blocks_for(n, e->opt.block_tokens);
+}
+
+/* The running sequences that will give blocks back by themselves; of more than one step holds, some.
+ * A prompt's are sent to another node soon. */
+static size_t list_holders(const struct engine *e, struct batch *b)
+{
+    size_t n = 0;
+    LIST_FOREACH (s, &e->running, struct seq, node) {
+        if (n == b->max_chunks) break;
+        b->holders[n++] = (struct block_holder){ s->n_blocks, s->prefill_only
+                                                                  ? 1
+                                                                  : s->n_tokens_max - s->n_tokens };
+    }
+    return n;
+}
+
+/* Those that were preempted wait at the front, the oldest first, so each waits for the blocks of
+ * those before it as well. */
+static void tell_preempted(struct engine *e)
+{
+    struct batch *b = engine_batch(e);
+    struct kv_pool_stats k;
+    uint32_t need = 0;
+    kv_pool_get_stats(e->pool, &k);
+    const size_t n = list_holders(e, b);
+    LIST_FOREACH (s, &e->waiting, struct seq, node) {
+        if (!s->preempted) break;
+        s->preempted = false;
+        need += blocks_to_start(e, s);
+        struct engine_event ev = {
+            .kind = ENGINE_PREEMPTED, .id = s->id, .stop_token = -1, .n_tokens = s->n_tokens
+        };
+        ev.wait_steps = block_wait_steps(b->holders, n, k.n_free + k.n_cached, need,
+                                         e->opt.block_tokens);
+        engine_emit(e, &ev);
+    }
 }
 
 /* Takes a block for the next position if needed. False: `s` itself was preempted. */
@@ -181,15 +229,6 @@ static void add_decodes(struct engine *e)
 
 /* ---- admission ---- */
 
-/* Blocks for all known tokens and, if tokens are generated here, for the next one: a sequence that
- * starts can then make progress. */
-static uint32_t blocks_to_start(const struct engine *e, const struct seq *s)
-{
-    uint32_t n = s->n_tokens;
-    if (!s->prefill_only && seq_wants_token(s)) n++;
-    return seq_blocks_for(n, e->opt.block_tokens);
-}
-
 static void announce_start(struct engine *e, struct seq *s)
 {
     s->t_computes_ns = clock_ns();
@@ -251,4 +290,5 @@ void batch_build(struct engine *e)
         if (!s) break;
         add_pending(b, s);
     }
+    if (b->preempted) tell_preempted(e);
 }

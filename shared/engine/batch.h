@@ -11,6 +11,7 @@
 #ifndef BATON_ENGINE_BATCH_H
 #define BATON_ENGINE_BATCH_H
 
+#include "shared/engine/block_wait.h"
 #include "shared/engine/seq.h"
 
 struct engine;
@@ -38,8 +39,9 @@ struct batch {
     struct batch_chunk *chunks; /* [max_chunks] */
     int32_t *logit_rows;        /* [max_logits] */
     struct batch_logit *logits; /* [max_logits] */
-    uint32_t n_decodes;         /* decodes chosen so far by this build */
-    bool preempted;             /* this build preempted a sequence */
+    struct block_holder *holders; /* [max_chunks] */
+    uint32_t n_decodes;           /* decodes chosen so far by this build */
+    bool preempted;               /* this build preempted a sequence */
 };
 
 void batch_init(struct batch *b, uint32_t max_rows, uint32_t max_seqs);

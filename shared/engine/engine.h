@@ -120,11 +120,13 @@ enum engine_event_kind {
     ENGINE_PROMPT_LOGPROB, /* logprob of one prompt token (index 1 .. n_prompt-1), in order, before
                             * the first TOKEN */
     ENGINE_RESERVED,       /* answer to engine_reserve: blocks are held */
-    ENGINE_STARTED,        /* a submitted sequence left the waiting queue for the first time */
-    ENGINE_FINISHED,       /* exactly one per sequence unless it was canceled; the sequence holds no
+    ENGINE_PREEMPTED, /* an older sequence has taken its blocks: it waits for others, and will be
+                            * computed again; it may be canceled meanwhile */
+    ENGINE_STARTED,   /* a submitted sequence left the waiting queue for the first time */
+    ENGINE_FINISHED,  /* exactly one per sequence unless it was canceled; the sequence holds no
                             * blocks, except prefill_only ones, which hold theirs until
                             * engine_release */
-    ENGINE_CANCELED,       /* answer to engine_cancel: exactly one per cancel of a live sequence;
+    ENGINE_CANCELED,  /* answer to engine_cancel: exactly one per cancel of a live sequence;
                             * nothing follows */
 };
 
@@ -144,6 +146,8 @@ struct engine_event {
     /* FINISHED: time in each stage. For a reservation queue_ns ends with engine_activate and
      * prefill_ns is 0. */
     uint64_t queue_ns, prefill_ns, decode_ns;
+    uint32_t n_tokens;   /* PREEMPTED: to be computed again, if the prefix cache has none of them */
+    uint32_t wait_steps; /* PREEMPTED: until there are blocks for it, at most (block_wait.h) */
     uint32_t n_recomputed; /* FINISHED: transferred prompt positions computed again here */
 };
 
@@ -230,6 +234,9 @@ struct engine_stats {
     const char *ep_backend;  /* of the group that it steps in; NULL: of none */
     uint64_t sent, received; /* bytes of rows and results, by the groups it was in (ep_traffic) */
     uint64_t waiting_tokens; /* prompt tokens not yet computed */
+    /* As measured of late, 0: not yet (engine_speed.h). Tokens of prompts per second, as a backlog
+     * of them gets; microseconds of a step that decodes. */
+    uint32_t prefill_tokens_per_s, step_us;
     bool has_work;
 };
 void engine_get_stats(const struct engine *e, struct engine_stats *out);

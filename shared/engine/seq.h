@@ -47,6 +47,7 @@ struct seq {
 
     bool started;                  /* left the waiting queue once */
     bool in_step;                  /* chosen for the step being built */
+    bool preempted;                /* by that step; ENGINE_PREEMPTED is to come */
     uint32_t n_cached;             /* prefix cache tokens at the first start or reservation */
     uint32_t xfer_begin, xfer_end; /* positions that a peer wrote; empty when there was no peer */
     uint32_t n_recomputed;

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """cluster.py - a whole cluster is broken by script while clients ask it, and every answer is compared with that of a quiet node.
 
-usage: cluster.py [--requests N] [--seed S | --replay S] [--longest SECONDS] [--hurry X] [--only KIND,..] [--history] [--loopback]
+usage: cluster.py [--requests N] [--seed S | --replay S] [--longest SECONDS] [--hurry X] [--lanes LANE,..] [--only KIND,..]
+                  [--history] [--cells FILE] [--loopback]
        cluster.py --calm SECONDS | --hang engine | --redis kill30|pause|flush|failover [--tls] [--clock] | --rolling | --break-pair | --aborts N | --full
+       cluster.py --all-cells FILE
        (BATON_BIN and BATON_TEST_DATA as for tests/e2e)
 
 The cluster: 3 prefill and 3 decode nodes, 2 routers, a Redis with a replica and three sentinels, each on a host of its own (a network namespace; without them all
@@ -12,7 +14,7 @@ request failed that must not, or something is left at the end; times are printed
 import argparse, os, sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from cluster import hosts, mode_aborts, mode_full, mode_pair, mode_quiet, mode_redis, mode_rolling, run
+from cluster import adversary, hosts, mode_aborts, mode_full, mode_pair, mode_quiet, mode_redis, mode_rolling, report, run
 from harness import Skip, end_in_order
 
 
@@ -22,6 +24,9 @@ def options():
     p.add_argument('--seed', type=int, default=1)
     p.add_argument('--replay', type=int, metavar='SEED')
     p.add_argument('--only', help='kinds of faults, joined by commas')
+    p.add_argument('--lanes', default=','.join(adversary.LANES), help='parts of the script, joined by commas')
+    p.add_argument('--cells', metavar='FILE', help='append the cells that were taken')
+    p.add_argument('--all-cells', metavar='FILE', help='no run: say which cells the file lacks')
     p.add_argument('--longest', type=float, default=30.0, help='seconds that a fault lasts at most')
     p.add_argument('--hurry', type=float, default=1.0, help='divides the pauses between faults')
     p.add_argument('--history', action='store_true', help='print all that was done')
@@ -40,9 +45,10 @@ def options():
 
 def chaos(where, a):
     n, seed = a.requests or 600, a.seed if a.replay is None else a.replay
-    status = run.chaos(where, n, seed, a.only.split(',') if a.only else None, a.longest, a.hurry, a.history or a.replay is not None)
+    how = adversary.How(seed, a.lanes.split(','), a.only.split(',') if a.only else None, a.longest, a.hurry)
+    status = run.chaos(where, n, how, a.history or a.replay is not None, a.cells)
     if status:
-        more = (f' --only {a.only}' if a.only else '') + (' --loopback' if a.loopback else '')
+        more = f' --lanes {a.lanes}' + (f' --only {a.only}' if a.only else '') + (' --loopback' if a.loopback else '')
         print(f'to do the same again: tests/chaos/cluster.py --requests {n} --replay {seed} --longest {a.longest:g} --hurry {a.hurry:g}{more}', flush=True)
     return status
 
@@ -50,6 +56,8 @@ def chaos(where, a):
 def main():
     a = options()
     end_in_order()
+    if a.all_cells:
+        return report.print_file(a.all_cells)
     where = hosts.start(not a.loopback)
     if a.calm:
         return mode_quiet.calm(where, a.calm, a.seed)

@@ -1,6 +1,7 @@
 /* test_directory_clock.c - the wall clock of Redis' host jumps by an hour, either way, under a real
  * redis-server (libfaketime): living nodes stay or are back within one renewal, what is placed
- * stays counted, and what is dead ends after its lease as if nothing had happened. */
+ * stays counted, and what is dead ends after its lease as if nothing had happened; so does what
+ * tenants use. */
 #include "scheduler/directory/directory.h"
 #include "tests/fixtures/loop_turns.h"
 #include "tests/fixtures/redis_process.h"
@@ -300,6 +301,64 @@ TEST(a_clock_that_jumps_again_and_again_loses_nothing)
     rig_close(&r);
 }
 
+/* ---- what tenants use (meter.h) ---- */
+
+struct sums {
+    int n_calls;
+    struct meter_sum sum;
+    uint32_t n_entries;
+};
+
+static void on_sums(void *arg, enum status st, const struct meter_sums *s)
+{
+    struct sums *a = arg;
+    CHECK_OK(st);
+    a->n_calls++;
+    a->sum = s->sums[0];
+    a->n_entries = s->n_entries;
+}
+
+/* Entry node `entry` has 2 requests of tenant 1 running, and tells of 10 tokens. */
+static struct sums tell(struct rig *r, struct directory *d, uint64_t entry, uint64_t number)
+{
+    struct sums a = { 0 };
+    const struct meter_use u = { .tenant = 1, .requests = 1, .tokens = 10, .n_running = 2 };
+    const struct meter_report report = {
+        .entry = entry, .number = number, .uses = &u, .n_uses = 1
+    };
+    CHECK_OK(directory_meter(d, &report, on_sums, &a));
+    for (uint64_t end = clock_ms() + WAIT_MS; a.n_calls == 0 && clock_ms() < end;) turn(r);
+    CHECK_EQ_INT(a.n_calls, 1);
+    return a;
+}
+
+/* A living entry's requests stay counted, a dead one's end with its lease, and the minute passes as
+ * if nothing had happened. */
+static void check_meter(int to_s)
+{
+    struct rig r;
+    rig_open(&r);
+    uint64_t n = 1, dead = 0;
+    tell(&r, r.b, 20, 1);
+    CHECK_EQ_INT(tell(&r, r.a, 10, n).sum.n_running, 4);
+    const uint64_t t0 = clock_ms();
+    redis_clock_set(r.redis.clock, to_s);
+    while (clock_ms() < t0 + 2 * METER_LEASE_MS) {
+        const struct sums a = tell(&r, r.a, 10, ++n);
+        CHECK_EQ_INT(a.sum.tokens, 10 * (n + 1));
+        CHECK_EQ_INT(a.n_entries, a.sum.n_running / 2);
+        if (a.n_entries == 1 && !dead) dead = clock_ms() - t0;
+        CHECK_EQ_INT(a.n_entries, dead ? 1 : 2);
+        run_for(&r, RENEW_MS);
+    }
+    CHECK(dead > METER_LEASE_MS / 2);
+    rig_close(&r);
+}
+
+TEST(tenants_stay_counted_when_the_clock_goes_on_an_hour) { check_meter(HOUR); }
+
+TEST(tenants_stay_counted_when_the_clock_goes_back_an_hour) { check_meter(-HOUR); }
+
 /* Redis stands still for longer than every lease (its host is paused, or swaps): when it goes on,
  * nobody has died of that. */
 TEST(a_pause_of_redis_ends_no_lease)
@@ -329,4 +388,6 @@ TEST_MAIN(CASE_T(living_nodes_stay_when_the_clock_goes_on_an_hour, CASE_S),
           CASE_T(what_is_dead_ends_when_the_clock_goes_on_an_hour, CASE_S),
           CASE_T(what_is_dead_ends_when_the_clock_goes_back_an_hour, CASE_S),
           CASE_T(a_clock_that_jumps_again_and_again_loses_nothing, CASE_S),
-          CASE_T(a_pause_of_redis_ends_no_lease, CASE_S))
+          CASE_T(a_pause_of_redis_ends_no_lease, CASE_S),
+          CASE_T(tenants_stay_counted_when_the_clock_goes_on_an_hour, CASE_S),
+          CASE_T(tenants_stay_counted_when_the_clock_goes_back_an_hour, CASE_S))

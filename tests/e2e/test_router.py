@@ -105,7 +105,7 @@ def test_a_router_with_keys_and_a_secret():
             assert len(request(router.port, 'GET', '/cluster', headers=key)[2]['nodes']) == 1
             wait_until('the stranger is told of', lambda: 'another cluster secret' in router.output(), 10)
             # a body for the view is bounded as at its own port, and one of the API is not
-            assert request(router.port, 'POST', '/cluster/v1/snapshot', b'x' * (17 << 10), key)[0] == 413
+            assert request(router.port, 'POST', '/cluster/v1/snapshot', b'x' * (33 << 10), key)[0] == 413
             assert request(router.port, 'POST', '/tokenize', {'prompt': 'a ' * (17 << 10)}, key)[0] == 200
 
 

@@ -76,6 +76,7 @@ static void fuzz_generation(const Baton__Generation *m)
         struct generation_wire back;
         /* the next node must accept it too */
         ASSERT(generation_wire_decode(again, &arena, &back, NULL) == OK);
+        ASSERT(back.hears_preempted == g.hears_preempted);
         ASSERT(back.has_resume_key == g.has_resume_key &&
                (!g.has_resume_key || hash128_eq(back.resume_key, g.resume_key)));
         ASSERT(back.n_tokens == g.n_tokens &&
@@ -115,6 +116,7 @@ static void fuzz_bodies(struct str in)
         &baton__finished__descriptor,
         &baton__failed__descriptor,
         &baton__cancel__descriptor,
+        &baton__preempted__descriptor,
         &baton__kvt_hello__descriptor,
         &baton__kvt_answer__descriptor,
         &baton__reserve__descriptor,

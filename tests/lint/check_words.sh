@@ -50,7 +50,7 @@ retired 'condemned, buried, homeless, greeted: marked for close, reaped, unassig
 retired 'befall: inject' '(?<![A-Za-z])[Bb]ef[ae]ll(s|en)?(?![a-z])' .
 retired 'packed copy: weight cache' '\b[Pp]acked cop(y|ies)\b' .
 retired 'under way: in flight, running' '\b[Uu]nder[ -]way\b' .
-retired 'meters: metrics' '(?<![A-Za-z])[Mm]eters?(?![a-z])' '\.(c|h|md)$'
+retired 'meters: metrics; a meter counts what tenants use' '(?<![A-Za-z])[Mm]eters(?![a-z])' '\.(c|h|md)$'
 retired 'thoughts: reasoning' '(?<![A-Za-z])[Tt]houghts(?![a-z])' '^(shared|deploy|docs|tests)/'
 retired 'row: transport' "\b[Rr]ows?('s|s')?\b(?! of)(?! bytes)(?!\[)" '^(kvtransfer/|docs/kv-transfer)' '^kvtransfer/(convert|plan|gpu_jobs)'
 retired 'form: layout (of weights), path (of attention)' "\b(weights?|packed|block|widened|plain|two|both|absorbed|naive|decode|latent|unpacked|channel) forms?\b|\bforms? of (attention|latent|the weights?|a weight|packed)\b|\bform's\b" '^(kernels/|shared/(engine|model|kv)/|kvtransfer/|prefill/|decode/|docs/)'

@@ -78,8 +78,9 @@ struct http_server {
     struct map clients;       /* address → struct http_client_entry */
     struct http_turn unknown; /* of connections without an address */
     bool draining, stopping;
-    uint32_t grace_ms; /* of the stop (http_stop.c), with uv_now times; t_stop 0: not seen yet */
-    uint64_t t_stop, grace_until, linger_until;
+    /* of the stop (http_stop.c), with uv_now times; t_stop 0: not seen yet */
+    uint32_t grace_ms, quiet_ms;
+    uint64_t t_stop, grace_until, linger_until; /* linger_until 0: in GRACE */
     void (*done)(void *arg);
     void *done_arg;
     uint16_t port;

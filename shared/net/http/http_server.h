@@ -61,6 +61,12 @@ void http_server_drain(struct http_server *s);
  * socket; then connections are closed. Less when none is left. Frees the server, then calls `done`
  * (may be NULL) once. */
 void http_server_stop(struct http_server *s, uint32_t grace_ms, void (*done)(void *arg), void *arg);
+/* As http_server_stop, for a handler that serves on: after quiet_ms it ends as soon as no exchange
+ * is open, and connections that nothing comes on are closed. */
+void http_server_leave(struct http_server *s, uint32_t grace_ms, uint32_t quiet_ms,
+                       void (*done)(void *arg), void *arg);
+/* Lets a stop that has begun last grace_ms from now at most. */
+void http_server_hurry(struct http_server *s, uint32_t grace_ms);
 
 /* The request; all valid until on_end. */
 const char *http_method(const struct http_exchange *x);

@@ -4,10 +4,11 @@
  *
  * DRAINING: answers say Connection: close. GRACE: the kernel drops requests for new connections,
  * which their clients repeat after a second, at another server of this port or in vain; those that
- * it has already established are accepted, and whatever comes on them is served (the handler
- * refuses it by now). Only then is the listener closed: its queue is empty, so closing it resets
- * nobody. LINGER: idle connections have got a FIN, and half a request a 503; what they still send
- * is read and dropped. GRACE and LINGER end early when no connection is left. Thread: loop. */
+ * it has already established are accepted, and whatever comes on them is served. The listener is
+ * closed once no handshake can be on its way: its queue is empty, so closing it resets nobody.
+ * LINGER: idle connections have got a FIN, and half a request a 503; what they still send is read
+ * and dropped. GRACE and LINGER end early when no connection is left; GRACE also after quiet_ms,
+ * when no exchange is open. Thread: loop. */
 #include <linux/filter.h>
 #include <sys/socket.h>
 
@@ -18,7 +19,9 @@
 
 enum {
     STOP_TICK_MS = 5,
-    STOP_ACCEPT_MS = 20, /* for handshakes that were on their way */
+    STOP_ACCEPT_MS =
+        20, /* for handshakes that were on their way, when no connection is left, ... */
+    STOP_LISTEN_MS = 300, /* ... and else */
     STOP_LINGER_MS = 50
 };
 
@@ -73,6 +76,20 @@ static void begin_linger(struct http_server *s, uint64_t now)
     LIST_FOREACH (c, &s->conns, struct http_conn, link) end_conn(c);
 }
 
+static bool is_quiet(const struct http_server *s)
+{
+    LIST_FOREACH (c, &s->conns, struct http_conn, link)
+        if (c->state < HTTP_CONN_LINGER && (!http_conn_is_idle(c) || has_unread(c))) return false;
+    return true;
+}
+
+static bool is_grace_over(const struct http_server *s, uint64_t now)
+{
+    if (now >= s->grace_until) return true;
+    if (list_empty(&s->conns)) return now >= s->t_stop + STOP_ACCEPT_MS;
+    return now >= s->t_stop + s->quiet_ms && is_quiet(s);
+}
+
 static void on_tick(uv_timer_t *t)
 {
     struct http_server *s = t->data;
@@ -82,10 +99,11 @@ static void on_tick(uv_timer_t *t)
         s->grace_until = now + s->grace_ms;
         if (s->grace_ms) return; /* the sockets are looked at before any end */
     }
-    bool listens = !uv_is_closing((uv_handle_t *)&s->listener),
-         done = list_empty(&s->conns) && now >= s->t_stop + STOP_ACCEPT_MS;
-    if (listens && (now >= s->grace_until || done)) begin_linger(s, now);
-    else if (listens) return;
+    if (!s->linger_until) {
+        if (now >= s->t_stop + STOP_LISTEN_MS) http_server_close_listener(s);
+        if (!is_grace_over(s, now)) return;
+        begin_linger(s, now);
+    }
     if (now < s->linger_until && !list_empty(&s->conns)) return;
     LIST_FOREACH (c, &s->conns, struct http_conn, link) http_conn_lost(c);
     http_server_close_handles(s);
@@ -99,7 +117,8 @@ void http_server_drain(struct http_server *s)
         if (c->state == HTTP_CONN_SERVING && !c->x.begun) c->keep_alive = false;
 }
 
-void http_server_stop(struct http_server *s, uint32_t grace_ms, void (*done)(void *arg), void *arg)
+void http_server_leave(struct http_server *s, uint32_t grace_ms, uint32_t quiet_ms,
+                       void (*done)(void *arg), void *arg)
 {
     ASSERT_THREAD(THREAD_LOOP);
     ASSERT(!s->stopping);
@@ -107,8 +126,22 @@ void http_server_stop(struct http_server *s, uint32_t grace_ms, void (*done)(voi
     s->done = done;
     s->done_arg = arg;
     s->grace_ms = grace_ms;
+    s->quiet_ms = quiet_ms;
     http_server_drain(s);
     stop_handshakes(s);
     /* Even without grace in the next turn, since a handler may call stop. */
     uv_timer_start(&s->grace, on_tick, 0, STOP_TICK_MS);
+}
+
+void http_server_stop(struct http_server *s, uint32_t grace_ms, void (*done)(void *arg), void *arg)
+{
+    http_server_leave(s, grace_ms, grace_ms, done, arg);
+}
+
+void http_server_hurry(struct http_server *s, uint32_t grace_ms)
+{
+    ASSERT_THREAD(THREAD_LOOP);
+    const uint64_t until = uv_now(s->listener.loop) + grace_ms;
+    if (grace_ms < s->grace_ms) s->grace_ms = grace_ms;
+    if (until < s->grace_until) s->grace_until = until;
 }

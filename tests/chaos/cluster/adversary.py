@@ -30,25 +30,35 @@ class Step:
         return things[min(len(things) - 1, int(self.choice * len(things)))]
 
 
-def script(seed, lane, kinds=None, longest_s=30.0, hurry=1.0):
-    """The steps of a lane, without an end. kinds: only these; hurry: divides the pauses between steps."""
-    r = random.Random(f'script {seed} {lane}')
-    mine = [k for k in KINDS[lane] if kinds is None or k in kinds]
+@dataclasses.dataclass(frozen=True)
+class How:
+    """What a script is made of. kinds: only these; None: all. hurry divides the pauses between steps."""
+    seed: int
+    lanes: tuple = LANES
+    kinds: tuple | None = None
+    longest_s: float = 30.0
+    hurry: float = 1.0
+
+
+def script(how, lane):
+    """The steps of a lane, without an end."""
+    r, longest_s = random.Random(f'script {how.seed} {lane}'), how.longest_s
+    mine = [k for k in KINDS[lane] if how.kinds is None or k in how.kinds]
     while mine:
         deck = mine[:]
         r.shuffle(deck)
         for kind in deck:
             short = r.random() < 0.7
             seconds = r.uniform(1, min(6.0, longest_s)) if short else r.uniform(min(6.0, longest_s), longest_s)
-            yield Step(r.uniform(0.3, 3.0) / hurry, kind, r.random(), seconds, r.random())
+            yield Step(r.uniform(0.3, 3.0) / how.hurry, kind, r.random(), seconds, r.random())
 
 
 class Adversary:
     """Carries out the script until stop(); then everything is given back. `faults` knows how (faults.py)."""
 
-    def __init__(self, faults, seed, kinds=None, longest_s=30.0, hurry=1.0, lanes=LANES):
+    def __init__(self, faults, how):
         self.faults, self.ending, self.done, self.errors, self.lock = faults, threading.Event(), [], [], threading.Lock()
-        self.threads = [threading.Thread(target=self.go, args=(lane, script(seed, lane, kinds, longest_s, hurry)), daemon=True) for lane in lanes]
+        self.threads = [threading.Thread(target=self.go, args=(lane, script(how, lane)), daemon=True) for lane in how.lanes]
 
     def start(self):
         for t in self.threads:

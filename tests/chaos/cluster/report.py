@@ -54,9 +54,22 @@ def print_cells(watch, needs_all):
     return missing
 
 
+def append_cells(path, watch):
+    with open(path, 'a', encoding='utf-8') as f:
+        f.writelines(f'{state} {loss} {action}\n' for state, loss, action in watch.losses())
+
+
+def print_file(path):
+    """Which cells several runs together have not taken. Returns the exit status."""
+    with open(path, encoding='utf-8') as f:
+        missing = cells.not_taken(tuple(line.split()) for line in f)
+    print(f'{len(cells.table()) - len(missing)} of {len(cells.table())} cells that are not "ignore" were taken; not: ' + (', '.join(f'{s}/{l}' for s, l in missing) or 'none'), flush=True)
+    return int(bool(missing))
+
+
 def print_script(adversary):
     n = collections.Counter(kind for *_, kind, _ in adversary.done)
-    print(f'done to it: ' + ', '.join(f'{k} {c}' for k, c in sorted(n.items())), flush=True)
+    print('done to it: ' + ', '.join(f'{k} {c}' for k, c in sorted(n.items())), flush=True)
 
 
 def print_history(adversary, since):

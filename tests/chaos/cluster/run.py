@@ -144,19 +144,24 @@ def conclude(fleet, traffic, refs, watch, adversary=None, history=False, needs_c
     return int(bool(v.bad)), missing
 
 
-def chaos(hosts, n, seed, kinds=None, longest_s=30.0, hurry=1.0, history=False):
-    """n requests while the script of the seed is carried out."""
-    asked = [*bodies(min(n, max(200, n // 10)), seed), BAIT]
+def chaos(hosts, n, how, history=False, cells_file=None):
+    """n requests while the script is carried out."""
+    asked = [*bodies(min(n, max(200, n // 10)), how.seed), BAIT]
     t0 = time.monotonic()
     refs = references(asked)
     print(f'{len(asked)} references in {time.monotonic() - t0:.1f} s', flush=True)
     with fleet_of(hosts, dict(clock=bool(faketime())), fronts=1) as fleet:
         print(f'{len(fleet.members)} members up after {time.monotonic() - t0:.1f} s', flush=True)
-        watch, traffic = Watch(fleet.members), Traffic(fleet, plans(n, len(asked) - 1, seed), asked)
-        adversary = Adversary(Faults(fleet, watch, traffic), seed, kinds, longest_s, hurry)
+        watch, traffic = Watch(fleet.members), Traffic(fleet, plans(n, len(asked) - 1, how.seed), asked)
+        adversary = Adversary(Faults(fleet, watch, traffic), how)
         traffic.start()
         adversary.start()
-        traffic.wait()
+        for t in traffic.threads:
+            t.join()
         adversary.stop()
+        traffic.wait()
         print(f'all answered after {time.monotonic() - t0:.1f} s', flush=True)
-        return conclude(fleet, traffic, refs, watch, adversary, history, True)[0]
+        status, _ = conclude(fleet, traffic, refs, watch, adversary, history, True)
+        if cells_file:
+            report.append_cells(cells_file, watch)
+        return status

@@ -241,6 +241,9 @@ struct gen {
     struct sampling_params sampling;
     bool prompt_logprobs;
     uint64_t resume_key; /* 0: none */
+    bool hears_preempted;
+    uint32_t n_preempted; /* times that PREEMPTED came */
+    uint32_t role;        /* that its nodes are chosen for; 0: not told */
     bool attached, detached;
     int32_t given[OUT_MAX]; /* [n_given] ids that came with ATTACHED */
     struct token_logprobs out[OUT_MAX];
@@ -315,6 +318,11 @@ static bool entry_on_message(void *arg, const struct cluster_message *m)
         CHECK(b->n_parts == 1 && b->parts[0]->from == 0 && b->parts[0]->to == 0);
         buf_add(&g->grant, b->parts[0]->kvt_grant.data, b->parts[0]->kvt_grant.len);
         baton__grant__free_unpacked(b, NULL);
+    } else if (m->type == FRAME_PREEMPTED) {
+        Baton__Preempted *b = baton__preempted__unpack(NULL, m->body.n, p);
+        CHECK(b && g->hears_preempted && !g->finished && !g->failed);
+        g->n_preempted++;
+        baton__preempted__free_unpacked(b, NULL);
     } else if (m->type == FRAME_PREFILL_REPORT) {
         g->reported = true;
     } else if (m->type == FRAME_PROMPT_LOGPROBS) {
@@ -421,6 +429,7 @@ static Baton__Generation *entry_generation(const struct gen *g, struct arena *ar
         .n_prompt = g->n_prompt - g->n_given,
         .sampling = g->sampling,
         .prompt_logprobs = g->prompt_logprobs,
+        .hears_preempted = g->hears_preempted,
         .has_resume_key = g->resume_key != 0,
         .resume_key = { g->resume_key, ~g->resume_key },
     };
@@ -431,6 +440,7 @@ static void entry_ask(struct entry *e, struct gen *g, struct worker_node *to)
 {
     Baton__AskCredit m = BATON__ASK_CREDIT__INIT;
     m.n_tokens = g->n_prompt;
+    m.role = g->role;
     peer_meet(e->peer, to->peer);
     CHECK_OK(cluster_send_proto(e->peer->c, to->peer->id, FRAME_ASK_CREDIT, g->request, g->attempt,
                                 &m.base));
@@ -444,6 +454,7 @@ static void entry_generate(struct entry *e, struct gen *g, struct worker_node *t
     Baton__Run run = BATON__RUN__INIT;
     arena_init(&arena);
     reserve.generation = run.generation = entry_generation(g, &arena);
+    reserve.role = g->role;
     peer_meet(e->peer, to->peer);
     CHECK_OK(cluster_send_proto(e->peer->c, to->peer->id, type, g->request, g->attempt,
                                 type == FRAME_RUN ? &run.base : &reserve.base));

@@ -171,6 +171,38 @@ TEST(echo_survives_preemption)
     rig_close(&r);
 }
 
+/* Whoever loses its blocks is told of, with what it waits for; it may be canceled then, and the
+ * others end well. */
+TEST(preempted_sequences_are_told_of)
+{
+    enum { N = 4, PROMPT = 40, OUT = 60 };
+    struct rig r;
+    uint64_t canceled = 0;
+    uint32_t n_preempted = 0, n_done = 0;
+    rig_open(&r, (struct rig_options){ .n_blocks = 12, .max_batched_tokens = 200 });
+    for (uint32_t i = 0; i < N; i++) {
+        struct engine_request q = rig_request(i + 1, PROMPT, 9, OUT);
+        CHECK_OK(engine_submit(r.engine, &q));
+    }
+    while (n_done < N) {
+        struct rig_event e = rig_next(&r);
+        n_done += e.ev.kind == ENGINE_FINISHED || e.ev.kind == ENGINE_CANCELED;
+        if (e.ev.kind == ENGINE_FINISHED) CHECK_OK(e.ev.status);
+        if (e.ev.kind == ENGINE_CANCELED) CHECK_EQ_INT(e.ev.id, canceled);
+        if (e.ev.kind != ENGINE_PREEMPTED) continue;
+        n_preempted++;
+        CHECK(e.ev.n_tokens > PROMPT && e.ev.n_tokens < PROMPT + OUT);
+        CHECK(e.ev.wait_steps > 0 && e.ev.wait_steps < OUT);
+        if (canceled) continue;
+        canceled = e.ev.id;
+        CHECK_OK(engine_cancel(r.engine, canceled, true));
+    }
+    CHECK(canceled != 0);
+    CHECK_EQ_INT(rig_count(&r, "baton_engine_preemptions_total"), n_preempted);
+    rig_await_free_blocks(&r, 12);
+    rig_close(&r);
+}
+
 TEST(canceled_sequences_leave_nothing_behind)
 {
     struct rig r;
@@ -405,7 +437,7 @@ TEST(long_prefill_counts_from_the_last_start)
 TEST_MAIN(CASE(requests_that_cannot_fit_are_refused), CASE(full_queue_is_refused),
           CASE(stop_ids_and_end_tokens_end_the_answer),
           CASE(echo_scores_the_prompt_without_an_answer), CASE(echo_survives_preemption),
-          CASE(canceled_sequences_leave_nothing_behind),
+          CASE(preempted_sequences_are_told_of), CASE(canceled_sequences_leave_nothing_behind),
           CASE(reservation_without_blocks_is_busy_at_once),
           CASE(unfenced_blocks_wait_in_quarantine),
           CASE(reserved_prompt_is_not_in_the_cache_before_it_is_there),

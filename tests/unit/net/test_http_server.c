@@ -676,6 +676,76 @@ TEST(http_server_answers_what_had_arrived_when_it_stopped)
     mem_free(s);
 }
 
+static void leave_on_loop(void *arg)
+{
+    struct site *s = arg;
+    http_server_leave(s->server, 60000, 50, site_on_stopped, s);
+}
+
+static void hurry_on_loop(void *arg)
+{
+    struct site *s = arg;
+    http_server_hurry(s->server, 100);
+}
+
+/* It serves for as long as something is open, on connections that are there; then it ends, whoever
+ * keeps a connection that nothing comes on. */
+TEST(http_server_leaves_when_nothing_is_open)
+{
+    struct site *s = site_default();
+    struct buf got = { 0 };
+    int idle = fixture_dial(s->port), kept = fixture_dial(s->port), hang = fixture_dial(s->port);
+    CHECK(send_text(hang, "GET /hang HTTP/1.1\r\nHost: a\r\n\r\n"));
+    CHECK(send_text(kept, "GET /a HTTP/1.1\r\nHost: a\r\n\r\n"));
+    fixture_read_until(kept, &got, 0, "GET|/a");
+    while (atomic_load(&s->n_handled) < 2) usleep(1000);
+    fixture_on_loop(s->loop, leave_on_loop, s);
+    usleep(500000);
+    CHECK(sem_trywait(&s->stopped) != 0); /* one hangs */
+    struct sockaddr_in a = {
+        .sin_family = AF_INET,
+        .sin_port = htons(s->port),
+        .sin_addr = { htonl(INADDR_LOOPBACK) },
+    };
+    int fresh = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(connect(fresh, (struct sockaddr *)&a, sizeof a) != 0 && errno == ECONNREFUSED);
+    close(fresh);
+    buf_clear(&got);
+    CHECK(send_text(kept, "GET /b HTTP/1.1\r\nHost: a\r\n\r\n"));
+    CHECK(fixture_read(kept, &got, SIZE_MAX, 2000));
+    CHECK(strstr(got.data, "GET|/b") && strstr(got.data, "Connection: close\r\n"));
+    close(hang);
+    while (sem_wait(&s->stopped) != 0) {}
+    buf_clear(&got);
+    CHECK(fixture_read(idle, &got, SIZE_MAX, 2000) && got.len == 0);
+    fixture_stop(s->loop, s->thread);
+    close(idle);
+    close(kept);
+    buf_release(&got);
+    metrics_free(s->metrics);
+    mem_free(s);
+}
+
+TEST(http_server_is_hurried_when_its_time_is_over)
+{
+    struct site *s = site_default();
+    int hang = fixture_dial(s->port);
+    CHECK(send_text(hang, "GET /hang HTTP/1.1\r\nHost: a\r\n\r\n"));
+    while (atomic_load(&s->n_handled) < 1) usleep(1000);
+    fixture_on_loop(s->loop, leave_on_loop, s);
+    usleep(200000);
+    CHECK(sem_trywait(&s->stopped) != 0);
+    uint64_t t = clock_ms();
+    fixture_on_loop(s->loop, hurry_on_loop, s);
+    while (sem_wait(&s->stopped) != 0) {}
+    CHECK(clock_ms() - t >= 90);
+    CHECK_EQ_INT(atomic_load(&s->n_gone), 1);
+    fixture_stop(s->loop, s->thread);
+    close(hang);
+    metrics_free(s->metrics);
+    mem_free(s);
+}
+
 struct hammer {
     uint16_t port;
     pthread_t thread;
@@ -767,4 +837,6 @@ TEST_MAIN(CASE(http_server_refuses_ambiguous_and_malformed_requests),
           CASE(http_server_stops_with_grace_and_leaves_nothing),
           CASE(http_server_says_close_while_it_drains_and_still_serves),
           CASE(http_server_answers_what_had_arrived_when_it_stopped),
+          CASE(http_server_leaves_when_nothing_is_open),
+          CASE(http_server_is_hurried_when_its_time_is_over),
           CASE(http_server_resets_nobody_while_it_stops_under_load))

@@ -270,6 +270,66 @@ TEST(prefill_hands_back_what_is_not_computed)
     pair_close(&t);
 }
 
+TEST(prefill_node_that_leaves_takes_nothing_new)
+{
+    struct pair t;
+    struct gen *g[3];
+    pair_open(&t, (struct worker_options){ .step_tokens = 4 }, (struct worker_options){ 0 });
+    for (uint64_t i = 0; i < 3; i++) g[i] = entry_add(&t.e, i + 1, 300, i, 5);
+    entry_split(&t.e, g[0], t.p, t.d);
+    entry_ask(&t.e, g[1], t.p);
+    RIG_WAIT(&t.rig, prefill_n_live(t.p->prefill) == 2);
+    prefill_set_leaving(t.p->prefill, true);
+    entry_ask(&t.e, g[2], t.p);
+    for (int i = 1; i < 3; i++) {
+        RIG_WAIT(&t.rig, g[i]->failed);
+        CHECK_EQ_INT(g[i]->blame, BLAME_HANDED_BACK);
+    }
+    RIG_WAIT(&t.rig, g[0]->finished);
+    CHECK_EQ_INT(g[0]->n_out, 5);
+    RIG_WAIT(&t.rig, worker_is_idle(t.p));
+    pair_close(&t);
+}
+
+/* What has a credit goes on; what waits for one, and what was meant for the role before, is given
+ * back. */
+TEST(prefill_node_changes_its_role)
+{
+    enum { PREFILLS = 2, DECODES = 3 };
+    struct pair t;
+    struct gen *g[5];
+    pair_open(&t, (struct worker_options){ .step_tokens = 4 }, (struct worker_options){ 0 });
+    prefill_set_role(t.p->prefill, PREFILLS, false);
+    for (uint64_t i = 0; i < 5; i++) {
+        g[i] = entry_add(&t.e, i + 1, 300, i, 5);
+        g[i]->role = i < 3 ? PREFILLS : DECODES;
+    }
+    entry_ask(&t.e, g[0], t.p);
+    RIG_WAIT(&t.rig, g[0]->credit);
+    entry_ask(&t.e, g[1], t.p);
+    RIG_WAIT(&t.rig, prefill_n_live(t.p->prefill) == 2);
+    prefill_set_role(t.p->prefill, DECODES, true);
+    CHECK_EQ_INT(prefill_n_credited(t.p->prefill), 1);
+    for (int i = 2; i < 4; i++) entry_ask(&t.e, g[i], t.p);
+    for (int i = 1; i < 4; i++) {
+        RIG_WAIT(&t.rig, g[i]->failed);
+        CHECK_STATUS(g[i]->status, ERR_BUSY);
+        CHECK_EQ_INT(g[i]->blame, BLAME_HANDED_BACK);
+    }
+    entry_generate(&t.e, g[0], t.d, FRAME_RESERVE);
+    RIG_WAIT(&t.rig, g[0]->granted);
+    entry_prefill(&t.e, g[0], t.p, t.d->peer->id, cluster_port(t.d->peer->c));
+    RIG_WAIT(&t.rig, g[0]->finished);
+    CHECK_EQ_INT(g[0]->n_out, 5);
+    CHECK_EQ_INT(prefill_n_credited(t.p->prefill), 0);
+    prefill_set_role(t.p->prefill, DECODES, false);
+    entry_ask(&t.e, g[4], t.p);
+    RIG_WAIT(&t.rig, g[4]->credit);
+    entry_cancel(&t.e, g[4], t.p);
+    RIG_WAIT(&t.rig, worker_is_idle(t.p));
+    pair_close(&t);
+}
+
 TEST(prefill_incompatible_decode_node_is_said_so)
 {
     struct pair t;
@@ -363,7 +423,9 @@ TEST_MAIN(CASE(prefill_credits_are_bounded_and_come_back), CASE(prefill_unused_c
           CASE(prefill_bad_messages_give_the_credit_back),
           CASE(prefill_cancel_in_every_state_gives_all_back),
           CASE(prefill_lost_decode_node_fails_the_prompt), CASE(prefill_lost_entry_gives_all_back),
-          CASE(prefill_unreachable_decode_node), CASE(prefill_hands_back_what_is_not_computed),
+          CASE(prefill_unreachable_decode_node), CASE(prefill_node_changes_its_role),
+          CASE(prefill_node_that_leaves_takes_nothing_new),
+          CASE(prefill_hands_back_what_is_not_computed),
           CASE(prefill_incompatible_decode_node_is_said_so),
           CASE(prefill_node_without_protocols_refuses),
           CASE(prefill_says_busy_when_the_decode_node_has_no_place_for_a_connection),

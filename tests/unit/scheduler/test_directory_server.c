@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "scheduler/directory/meter_wire.h"
 #include "scheduler/directory/server.h"
 #include "scheduler/directory/wire.h"
 #include "shared/base/clock.h"
@@ -127,6 +128,55 @@ TEST(malformed_calls_are_answered)
         { "POST", "/cluster/v1/release", "{\"ids\":[\"5\"]}", 400 },
         { "POST", "/cluster/v1/release", "{\"ids\":[\"0000000000000005\",\"0000000000000005\"]}",
           200 },
+        { "POST", "/cluster/v1/meter", "{}", 400 },
+        { "POST", "/cluster/v1/meter",
+          "{\"topic\":\"t\",\"entry\":\"0000000000000009\",\"number\":1,\"uses\":[]}", 200 },
+        { "POST", "/cluster/v1/meter",
+          "{\"topic\":\"t\",\"entry\":\"0000000000000009\",\"number\":1,\"uses\":[["
+          "\"0000000000000005\",1,2,3,4,5]]}",
+          200 },
+        { "POST", "/cluster/v1/meter", "{\"entry\":\"0000000000000009\",\"number\":1,\"uses\":[]}",
+          400 },
+        { "POST", "/cluster/v1/meter",
+          "{\"topic\":\"a}b\",\"entry\":\"0000000000000009\",\"number\":1,\"uses\":[]}", 400 },
+        { "POST", "/cluster/v1/meter",
+          "{\"topic\":\"t\",\"entry\":\"0000000000000000\",\"number\":1,\"uses\":[]}", 400 },
+        { "POST", "/cluster/v1/meter",
+          "{\"topic\":\"t\",\"entry\":\"0000000000000009\",\"number\":0,\"uses\":[]}", 400 },
+        { "POST", "/cluster/v1/meter",
+          "{\"topic\":\"t\",\"entry\":\"0000000000000009\",\"number\":9007199254740992,\"uses\":[]"
+          "}",
+          400 },
+        { "POST", "/cluster/v1/meter",
+          "{\"topic\":\"t\",\"entry\":\"0000000000000009\",\"number\":1,\"uses\":{}}", 400 },
+        { "POST", "/cluster/v1/meter",
+          "{\"topic\":\"t\",\"entry\":\"0000000000000009\",\"number\":1,\"uses\":[7]}", 400 },
+        { "POST", "/cluster/v1/meter",
+          "{\"topic\":\"t\",\"entry\":\"0000000000000009\",\"number\":1,\"uses\":[[]]}", 400 },
+        { "POST", "/cluster/v1/meter",
+          "{\"topic\":\"t\",\"entry\":\"0000000000000009\",\"number\":1,\"uses\":[["
+          "\"0000000000000000\",1,2,3,4,5]]}",
+          400 },
+        { "POST", "/cluster/v1/meter",
+          "{\"topic\":\"t\",\"entry\":\"0000000000000009\",\"number\":1,\"uses\":[["
+          "\"0000000000000005\",1,2,3,4]]}",
+          400 },
+        { "POST", "/cluster/v1/meter",
+          "{\"topic\":\"t\",\"entry\":\"0000000000000009\",\"number\":1,\"uses\":[["
+          "\"0000000000000005\",1,2,3,4,5,6]]}",
+          400 },
+        { "POST", "/cluster/v1/meter",
+          "{\"topic\":\"t\",\"entry\":\"0000000000000009\",\"number\":1,\"uses\":[["
+          "\"0000000000000005\",-1,2,3,4,5]]}",
+          400 },
+        { "POST", "/cluster/v1/meter",
+          "{\"topic\":\"t\",\"entry\":\"0000000000000009\",\"number\":1,\"uses\":[["
+          "\"0000000000000005\",1,1e14,3,4,5]]}",
+          400 },
+        { "POST", "/cluster/v1/meter",
+          "{\"topic\":\"t\",\"entry\":\"0000000000000009\",\"number\":1,\"uses\":[["
+          "\"0000000000000005\",1,2,3.5,4,5]]}",
+          400 },
     };
     struct rig r;
     rig_open(&r, STR(""));
@@ -242,6 +292,37 @@ TEST(an_identity_is_served_byte_by_byte)
     rig_close(&r);
 }
 
+/* The longest report fits into a call; one tenant more is refused with the limit. */
+TEST(reports_have_a_limit_of_tenants)
+{
+    static struct meter_use uses[METER_TENANTS_MAX];
+    struct rig r;
+    struct buf body = { 0 };
+    rig_open(&r, STR(""));
+    for (uint32_t i = 0; i < METER_TENANTS_MAX; i++)
+        uses[i] = (struct meter_use){ UINT64_MAX - i, UINT32_MAX, UINT64_MAX,
+                                      UINT64_MAX,     UINT32_MAX, UINT32_MAX };
+    const struct meter_report report = { .entry = UINT64_MAX,
+                                         .number = METER_NUMBER_END - 1,
+                                         .uses = uses,
+                                         .n_uses = METER_TENANTS_MAX };
+    buf_add_c(&body, "{\"owner\":\"ffffffffffffffff\",\"fence\":\"ffffffffffffffff\",\"topic\":\"");
+    for (int i = 1; i < NODE_NAME_MAX; i++) buf_add_char(&body, 'x');
+    buf_add_c(&body, "\",");
+    meter_report_write(&report, &body);
+    CHECK(body.len + 1 < DIRECTORY_BODY_MAX);
+    const size_t n = body.len;
+    buf_add_char(&body, '}');
+    CHECK_EQ_INT(call(&r, "POST", "/cluster/v1/meter", NULL, buf_str(&body)).http_status, 200);
+    body.len = n - 1;
+    buf_add_c(&body, ",[\"0000000000000005\",1,2,3,4,5]]}");
+    struct answer a = call(&r, "POST", "/cluster/v1/meter", NULL, buf_str(&body));
+    CHECK_EQ_INT(a.http_status, 400);
+    CHECK(strstr(a.body, "uses must be an array of at most 256 tenants"));
+    buf_release(&body);
+    rig_close(&r);
+}
+
 TEST(a_server_that_stops_answers_those_that_still_call)
 {
     struct rig r;
@@ -324,7 +405,7 @@ TEST(a_mounted_view_has_a_limit_of_its_own)
     CHECK_OK(served_view_start(&v, r.loop, true, 1000, 0, STR(""), &err));
     struct answer a = call_port(&r, v.port, "/v1/anything", DIRECTORY_BODY_MAX + 1);
     CHECK_OK(a.st);
-    CHECK_EQ_STR(a.body, "16385");
+    CHECK_EQ_STR(a.body, "32769");
     a = call_port(&r, v.port, "/cluster/v1/snapshot", DIRECTORY_BODY_MAX + 1);
     CHECK(a.st != OK || a.http_status == 413); /* the connection may be cut before all was sent */
     a = call_port(&r, v.port, "/cluster/v1/snapshot", DIRECTORY_BODY_MAX);
@@ -356,7 +437,7 @@ TEST(without_a_secret_a_proxy_is_no_caller)
 
 TEST_MAIN(CASE(malformed_calls_are_answered), CASE(every_refused_host_is_logged),
           CASE(a_record_of_an_earlier_version_is_logged_once),
-          CASE(an_identity_is_served_byte_by_byte),
+          CASE(an_identity_is_served_byte_by_byte), CASE(reports_have_a_limit_of_tenants),
           CASE(a_server_that_stops_answers_those_that_still_call), CASE(long_bodies_are_refused),
           CASE(only_the_exact_proof_is_taken), CASE(a_mounted_view_has_a_limit_of_its_own),
           CASE(without_a_secret_a_proxy_is_no_caller))

@@ -1,5 +1,5 @@
 /* redis_advice.c - see redis_advice.h. Thread: any. */
-#include "scheduler/directory/redis_advice.h"
+#include "scheduler/directory/redis/redis_advice.h"
 
 #include <stdio.h>
 

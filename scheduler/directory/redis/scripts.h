@@ -5,8 +5,8 @@
  * connection that was answered; 0: none was.
  * Work is bounded: a sweep removes at most 256 + 256 ended reservations and 256 nodes per call, a
  * snapshot reads the nodes of one topic. Thread: any (constants). */
-#ifndef BATON_SCHEDULER_DIRECTORY_SCRIPTS_H
-#define BATON_SCHEDULER_DIRECTORY_SCRIPTS_H
+#ifndef BATON_SCHEDULER_DIRECTORY_REDIS_SCRIPTS_H
+#define BATON_SCHEDULER_DIRECTORY_REDIS_SCRIPTS_H
 
 /* Renews a node's record. ARGV[4..9] node, record, role, max_seqs, n_blocks, highest fence seen.
  * Returns 1, or 0 when the topic has its limit of nodes (ARGV[10]). */
@@ -24,5 +24,11 @@ extern const char DIRECTORY_SCRIPT_RESERVE[];
 extern const char DIRECTORY_SCRIPT_RELEASE[];
 /* Removes a node's record: ARGV[4] node. Its placed load stays until it is released. */
 extern const char DIRECTORY_SCRIPT_LEAVE[];
+
+/* Counts a report of meter.h, by its rules. ARGV[4..6] entry, number, "tenant requests tokens cost
+ * running waiting;..."; ARGV[7..12] lease of an entry, after how many ms its number is forgotten,
+ * ms of a slot, slots, most tenants, most entries. Returns { entries, least, "requests tokens
+ * served running waiting" of each use, in order }, or what is full: "tenants" or "entries". */
+extern const char DIRECTORY_SCRIPT_METER[];
 
 #endif

@@ -5,47 +5,20 @@
  * was restarted or flushed, nodes publish again at their next renewal, reservations are gone, and
  * the fence is raised above what this entry node has seen. A call in flight holds a pointer to the
  * directory; close frees the connection, which ends all calls. Thread: loop. */
-#include <stdio.h>
 #include <string.h>
 
 #include "scheduler/directory/backends.h"
-#include "scheduler/directory/keys.h"
-#include "scheduler/directory/redis_advice.h"
-#include "scheduler/directory/remote.h"
-#include "scheduler/directory/scripts.h"
-#include "scheduler/directory/wire.h"
+#include "scheduler/directory/redis/keys.h"
+#include "scheduler/directory/redis/redis_state.h"
+#include "scheduler/directory/redis/scripts.h"
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
-#include "shared/net/redis/redis.h"
 
 /* Sums read from the server are limited, so that later sums cannot overflow. */
 #define TOKENS_SUM_MAX (UINT64_C(1) << 53)
-enum { KEY_MAX = 96, ID_TEXT = 17, NUMBER_TEXT = 24, NODE_FIELDS = 5, COUNT_MAX = 1 << 30 };
+enum { KEY_MAX = 96, NODE_FIELDS = 5, COUNT_MAX = 1 << 30 };
 enum { RECORDS_TEXT_MAX = 6 << 20 }; /* bytes of a snapshot's records together */
-
-struct directory_redis {
-    struct directory base;
-    struct directory_remote remote;
-    char topic[NODE_NAME_MAX];
-    char owner[ID_TEXT], lease[NUMBER_TEXT];
-    struct redis_address was;                   /* the server that was up last; port 0: none */
-    char at[REDIS_SERVER_TEXT_MAX];             /* the server */
-    char check[DIRECTORY_REDIS_FLAGS_MAX + 48]; /* the command that looks further */
-    struct redis *redis;
-    uint64_t answered_ms; /* when the latest call was sent that this connection answered; 0: none */
-    uint32_t n_holds;     /* callbacks running */
-    bool closed;
-};
-
-struct directory_redis_call {
-    struct directory_redis *d;
-    enum directory_op op;
-    directory_snapshot_fn *snapshot;
-    directory_reserve_fn *reserve;
-    void *arg;
-    uint64_t request, id, sent_ms;
-};
 
 static void directory_redis_free(struct directory_redis *d)
 {
@@ -60,23 +33,14 @@ static void unhold(struct directory_redis *d)
 
 /* ---- calls ---- */
 
-static void id_text(char out[ID_TEXT], uint64_t id) { snprintf(out, ID_TEXT, DIRECTORY_ID, id); }
-
-static void number_text(char out[NUMBER_TEXT], uint64_t v)
-{
-    snprintf(out, NUMBER_TEXT, "%" PRIu64, v);
-}
-
 static void on_reply(void *arg, enum status st, const redisReply *reply);
 
-/* Sends one call. Keys: the topic's prefix and key2 (may be NULL). Arguments: the owner, the lease,
- * the time since the last call that was answered, and args. */
-static enum status call_script(struct directory_redis *d, struct directory_redis_call call,
-                               const char *script, const char *topic, const char *key2, int n_args,
-                               const char *const *args)
+enum status directory_redis_call_script(struct directory_redis *d, struct directory_redis_call call,
+                                        const char *script, const char *topic, const char *key2,
+                                        int n_args, const char *const *args)
 {
     const char *argv[5 + DIRECTORY_RELEASE_MAX];
-    char prefix[KEY_MAX], since[NUMBER_TEXT];
+    char prefix[KEY_MAX], since[DIRECTORY_REDIS_NUMBER_TEXT];
     const uint64_t now = clock_ms();
     int n = 0, n_keys = key2 ? 2 : 1;
     snprintf(prefix, sizeof prefix, DIRECTORY_KEY_PREFIX, topic);
@@ -84,7 +48,7 @@ static enum status call_script(struct directory_redis *d, struct directory_redis
     if (key2) argv[n++] = key2;
     argv[n++] = d->owner;
     argv[n++] = d->lease;
-    number_text(since, d->answered_ms ? now - d->answered_ms : 0);
+    directory_redis_number_text(since, d->answered_ms ? now - d->answered_ms : 0);
     argv[n++] = since;
     for (int i = 0; i < n_args; i++) argv[n++] = args[i];
     struct directory_redis_call *c = mem_try_calloc(1, sizeof *c);
@@ -100,17 +64,18 @@ static enum status call_script(struct directory_redis *d, struct directory_redis
 static void send_releases(struct directory_redis *d)
 {
     uint64_t ids[DIRECTORY_RELEASE_MAX];
-    char text[DIRECTORY_RELEASE_MAX][ID_TEXT];
+    char text[DIRECTORY_RELEASE_MAX][DIRECTORY_REDIS_ID_TEXT];
     const char *args[DIRECTORY_RELEASE_MAX];
     if (!redis_is_up(d->redis)) return;
     size_t n = directory_remote_take_releases(&d->remote, ids, DIRECTORY_RELEASE_MAX);
     if (n == 0) return;
     for (size_t i = 0; i < n; i++) {
-        id_text(text[i], ids[i]);
+        directory_redis_id_text(text[i], ids[i]);
         args[i] = text[i];
     }
     struct directory_redis_call call = { .op = DIRECTORY_OP_RELEASE };
-    if (call_script(d, call, DIRECTORY_SCRIPT_RELEASE, d->topic, NULL, (int)n, args) != OK)
+    if (directory_redis_call_script(d, call, DIRECTORY_SCRIPT_RELEASE, d->topic, NULL, (int)n,
+                                    args) != OK)
         directory_remote_on_released(&d->remote, false);
 }
 
@@ -137,9 +102,9 @@ static uint64_t count_at(const redisReply *list, size_t i, uint64_t max)
 static enum status read_node(const struct directory_redis *d, struct str id, struct str text,
                              char *room, struct node_record *r, struct err *err)
 {
-    char want[ID_TEXT];
+    char want[DIRECTORY_REDIS_ID_TEXT];
     TRY(node_record_read(text, room, r, err));
-    id_text(want, r->node);
+    directory_redis_id_text(want, r->node);
     if (!str_eq_c(id, want) || strcmp(r->topic, d->topic) != 0)
         return err_set(err, ERR_INVALID, "it is the record of node %s of topic %s", want, r->topic);
     return OK;
@@ -252,6 +217,7 @@ static void deliver(struct directory_redis *d, const struct directory_redis_call
     case DIRECTORY_OP_LEAVE: break;
     case DIRECTORY_OP_RELEASE: directory_remote_on_released(&d->remote, st == OK); break;
     case DIRECTORY_OP_SNAPSHOT: deliver_snapshot(c, st, reply); break;
+    case DIRECTORY_OP_METER: directory_redis_deliver_sums(c, st, reply); break;
     case DIRECTORY_OP_RESERVE:
         st = read_reserved(st, reply, &fence);
         directory_remote_on_reserved(&d->remote, c->request, c->id, st, fence);
@@ -294,6 +260,7 @@ static void on_reply(void *arg, enum status st, const redisReply *reply)
         if (!d->closed && st == OK) send_releases(d);
         unhold(d);
     }
+    mem_free(c->room);
     mem_free(c);
 }
 
@@ -324,7 +291,7 @@ static void note_server(struct directory_redis *d)
     if (!now) return;
     if (d->was.port && (d->was.port != now->port || strcmp(d->was.host, now->host) != 0)) {
         directory_remote_choose_owner(&d->remote);
-        id_text(d->owner, d->remote.owner);
+        directory_redis_id_text(d->owner, d->remote.owner);
     }
     d->was = *now;
 }
@@ -376,8 +343,8 @@ static enum status directory_redis_open(const struct directory_options *o, struc
     d->base.ops = &directory_redis_ops;
     directory_remote_init(&d->remote, o, "redis");
     snprintf(d->topic, sizeof d->topic, "%s", o->topic);
-    id_text(d->owner, d->remote.owner);
-    number_text(d->lease, o->lease_ms);
+    directory_redis_id_text(d->owner, d->remote.owner);
+    directory_redis_number_text(d->lease, o->lease_ms);
     enum status st = redis_create(&r, &d->redis, err);
     if (st != OK) {
         directory_redis_free(d);
@@ -402,20 +369,22 @@ static void directory_redis_close(struct directory *base)
 static void directory_redis_publish(struct directory *base, const struct node_record *me)
 {
     struct directory_redis *d = (struct directory_redis *)base;
-    char node[ID_TEXT], max_seqs[NUMBER_TEXT], n_blocks[NUMBER_TEXT], fence[NUMBER_TEXT],
-        limit[NUMBER_TEXT];
+    char node[DIRECTORY_REDIS_ID_TEXT], max_seqs[DIRECTORY_REDIS_NUMBER_TEXT],
+        n_blocks[DIRECTORY_REDIS_NUMBER_TEXT], fence[DIRECTORY_REDIS_NUMBER_TEXT],
+        limit[DIRECTORY_REDIS_NUMBER_TEXT];
     struct buf record = { 0 };
     if (!redis_is_up(d->redis)) return; /* the next renewal tries again */
     node_record_write(me, &record);
-    id_text(node, me->node);
-    number_text(max_seqs, me->max_seqs);
-    number_text(n_blocks, me->n_blocks);
-    number_text(fence, d->remote.fence);
-    number_text(limit, DIRECTORY_NODES_MAX);
+    directory_redis_id_text(node, me->node);
+    directory_redis_number_text(max_seqs, me->max_seqs);
+    directory_redis_number_text(n_blocks, me->n_blocks);
+    directory_redis_number_text(fence, d->remote.fence);
+    directory_redis_number_text(limit, DIRECTORY_NODES_MAX);
     const char *args[] = { node,  record.data, node_role_name(me->role), max_seqs, n_blocks,
                            fence, limit };
-    if (call_script(d, (struct directory_redis_call){ .op = DIRECTORY_OP_PUBLISH },
-                    DIRECTORY_SCRIPT_PUBLISH, me->topic, NULL, COUNT_OF(args), args) != OK)
+    if (directory_redis_call_script(d, (struct directory_redis_call){ .op = DIRECTORY_OP_PUBLISH },
+                                    DIRECTORY_SCRIPT_PUBLISH, me->topic, NULL, COUNT_OF(args),
+                                    args) != OK)
         log_debug("publish not sent", "node=%s", me->name);
     buf_release(&record);
 }
@@ -423,11 +392,11 @@ static void directory_redis_publish(struct directory *base, const struct node_re
 static void directory_redis_leave(struct directory *base, uint64_t node)
 {
     struct directory_redis *d = (struct directory_redis *)base;
-    char text[ID_TEXT];
+    char text[DIRECTORY_REDIS_ID_TEXT];
     const char *args[] = { text };
-    id_text(text, node);
-    if (call_script(d, (struct directory_redis_call){ .op = DIRECTORY_OP_LEAVE },
-                    DIRECTORY_SCRIPT_LEAVE, d->topic, NULL, 1, args) != OK)
+    directory_redis_id_text(text, node);
+    if (directory_redis_call_script(d, (struct directory_redis_call){ .op = DIRECTORY_OP_LEAVE },
+                                    DIRECTORY_SCRIPT_LEAVE, d->topic, NULL, 1, args) != OK)
         log_debug("leave not sent", "node=%s", text);
 }
 
@@ -435,15 +404,16 @@ static enum status directory_redis_snapshot(struct directory *base, directory_sn
                                             void *arg)
 {
     struct directory_redis *d = (struct directory_redis *)base;
-    char topics[NUMBER_TEXT], nodes[NUMBER_TEXT], record[NUMBER_TEXT], records[NUMBER_TEXT];
+    char topics[DIRECTORY_REDIS_NUMBER_TEXT], nodes[DIRECTORY_REDIS_NUMBER_TEXT],
+        record[DIRECTORY_REDIS_NUMBER_TEXT], records[DIRECTORY_REDIS_NUMBER_TEXT];
     const char *args[] = { d->topic, topics, nodes, record, records };
     struct directory_redis_call call = { .op = DIRECTORY_OP_SNAPSHOT, .snapshot = cb, .arg = arg };
-    number_text(topics, DIRECTORY_TOPICS_MAX);
-    number_text(nodes, DIRECTORY_NODES_MAX);
-    number_text(record, RECORD_TEXT_MAX);
-    number_text(records, RECORDS_TEXT_MAX);
-    return call_script(d, call, DIRECTORY_SCRIPT_SNAPSHOT, d->topic, DIRECTORY_KEY_TOPICS,
-                       COUNT_OF(args), args);
+    directory_redis_number_text(topics, DIRECTORY_TOPICS_MAX);
+    directory_redis_number_text(nodes, DIRECTORY_NODES_MAX);
+    directory_redis_number_text(record, RECORD_TEXT_MAX);
+    directory_redis_number_text(records, RECORDS_TEXT_MAX);
+    return directory_redis_call_script(d, call, DIRECTORY_SCRIPT_SNAPSHOT, d->topic,
+                                       DIRECTORY_KEY_TOPICS, COUNT_OF(args), args);
 }
 
 static enum status directory_redis_reserve(struct directory *base, const struct placement *p,
@@ -453,20 +423,22 @@ static enum status directory_redis_reserve(struct directory *base, const struct 
     struct directory_redis_call call = {
         .op = DIRECTORY_OP_RESERVE, .reserve = cb, .arg = arg, .request = p->request
     };
-    char id[ID_TEXT], prefill[ID_TEXT], decode[ID_TEXT], tokens[NUMBER_TEXT], blocks[NUMBER_TEXT],
-        ttl[NUMBER_TEXT], fence[NUMBER_TEXT];
+    char id[DIRECTORY_REDIS_ID_TEXT], prefill[DIRECTORY_REDIS_ID_TEXT],
+        decode[DIRECTORY_REDIS_ID_TEXT], tokens[DIRECTORY_REDIS_NUMBER_TEXT],
+        blocks[DIRECTORY_REDIS_NUMBER_TEXT], ttl[DIRECTORY_REDIS_NUMBER_TEXT],
+        fence[DIRECTORY_REDIS_NUMBER_TEXT];
     if (!redis_is_up(d->redis)) return ERR_UNAVAILABLE;
     TRY(directory_remote_reserve(&d->remote, p->request, &call.id));
-    id_text(id, call.id);
-    id_text(prefill, p->prefill ? p->prefill : p->decode);
-    id_text(decode, p->decode);
-    number_text(tokens, p->tokens);
-    number_text(blocks, p->blocks);
-    number_text(ttl, p->ttl_ms);
-    number_text(fence, d->remote.fence);
+    directory_redis_id_text(id, call.id);
+    directory_redis_id_text(prefill, p->prefill ? p->prefill : p->decode);
+    directory_redis_id_text(decode, p->decode);
+    directory_redis_number_text(tokens, p->tokens);
+    directory_redis_number_text(blocks, p->blocks);
+    directory_redis_number_text(ttl, p->ttl_ms);
+    directory_redis_number_text(fence, d->remote.fence);
     const char *args[] = { id, prefill, decode, tokens, blocks, ttl, fence };
-    enum status st = call_script(d, call, DIRECTORY_SCRIPT_RESERVE, d->topic, NULL, COUNT_OF(args),
-                                 args);
+    enum status st = directory_redis_call_script(d, call, DIRECTORY_SCRIPT_RESERVE, d->topic, NULL,
+                                                 COUNT_OF(args), args);
     /* Not sent, so nothing was counted. */
     if (st != OK) directory_remote_on_reserved(&d->remote, p->request, call.id, ERR_BUSY, 0);
     return st;
@@ -493,5 +465,6 @@ const struct directory_ops directory_redis_ops = {
     .snapshot = directory_redis_snapshot,
     .reserve = directory_redis_reserve,
     .release = directory_redis_release,
+    .meter = directory_redis_meter,
     .why_down = directory_redis_why_down,
 };

@@ -12,8 +12,8 @@
  * LIMIT: Redis Cluster is not supported, since baton:topics is in another slot; one server or a
  * failover pair is. Needs Redis 5 (scripts that ask for TIME and write).
  * Thread: any (constants). */
-#ifndef BATON_SCHEDULER_DIRECTORY_KEYS_H
-#define BATON_SCHEDULER_DIRECTORY_KEYS_H
+#ifndef BATON_SCHEDULER_DIRECTORY_REDIS_KEYS_H
+#define BATON_SCHEDULER_DIRECTORY_REDIS_KEYS_H
 
 #define DIRECTORY_KEY_PREFIX "baton:{%s}:" /* printf: the topic */
 #define DIRECTORY_KEY_TOPICS "baton:topics"

@@ -1,0 +1,51 @@
+/* request_pressed.c - see request_pressed.h. */
+#include "scheduler/pressure/request_pressed.h"
+
+#include "scheduler/pressure/pressure.h"
+#include "shared/base/log.h"
+
+/* The prompt and what was delivered would be computed by the prefill node, or by the one that does
+ * all of it. */
+static void ask_elsewhere(const struct entry *e, const struct request *r, struct pressure *p)
+{
+    struct place_result there;
+    p->has_room = request_find_room(e, r, &there);
+    if (!p->has_room) return;
+    const struct node_record *n = there.prefill ? there.prefill : there.decode;
+    p->there_tokens = r->n_tokens +
+                      (n->placed_tokens > n->waiting_tokens ? n->placed_tokens : n->waiting_tokens);
+    p->there_tokens_per_s = n->prefill_tokens_per_s;
+}
+
+static uint64_t at_most_a_day(uint64_t us)
+{
+    const uint64_t day = UINT64_C(86400) * 1000000;
+    return us < day ? us : day;
+}
+
+void request_on_preempted(struct entry *e, struct request *r, const struct cluster_message *m)
+{
+    static const char why[] =
+        "an older sequence has taken the request's KV blocks, and it goes on sooner elsewhere";
+    if (r->state != REQUEST_DECODE && r->state != REQUEST_RUN) return;
+    Baton__Preempted *told = baton__preempted__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
+    if (!told) {
+        log_warn("malformed message", "type=preempted peer=%s", m->from_name);
+        return;
+    }
+    struct pressure p = { .here_us = at_most_a_day(told->wait_us) + at_most_a_day(told->compute_us),
+                          .n_handed_back = r->n_pressed };
+    baton__preempted__free_unpacked(told, NULL);
+    ask_elsewhere(e, r, &p);
+    const enum pressure_action action = pressure_choose(&p);
+    counter_add(e->metrics.preemptions[action], 1);
+    log_debug("request preempted",
+              "request=%016llx api_request=%s node=%s tokens=%u action=%s here_ms=%.1f room=%d "
+              "there_tokens=%llu there_tokens_per_s=%llu",
+              (unsigned long long)r->id, r->name, r->decode.name, r->n_tokens,
+              pressure_action_name(action), (double)p.here_us * 1e-3, (int)p.has_room,
+              (unsigned long long)p.there_tokens, (unsigned long long)p.there_tokens_per_s);
+    if (action != PRESSURE_HAND_BACK) return;
+    r->n_pressed++;
+    request_on_loss(e, r, LOSS_HANDED_BACK, ERR_BUSY, r->decode.node, why);
+}

@@ -1,0 +1,143 @@
+"""A node of a cluster that is told to stop: it computes nothing new, serves its clients through other nodes, and waits for transfers that others read."""
+from harness import *
+from test_kv_faults import SIZE, ask, check_idle, nodes_with, total
+from test_recovery import cells
+from test_router import Router
+from test_shutdown import Client
+
+PACED = ['--pace', os.path.join(DATA, 'pace', 'quick.json')]   # so that what must run at the signal does, however busy the machine is
+LONG = dict(model='m', prompt=[5, 6, 7, 8], max_tokens=400, temperature=0, ignore_eos=True)
+
+
+def at(node):
+    return f'127.0.0.1:{node.port}'
+
+
+@contextlib.contextmanager
+def mixed_nodes(n, args=()):
+    control, nodes = free_ports(1)[0], []
+    for i in range(n):
+        nodes.append(Node(TINY, 'mixed', [*SIZE, *args, *(['--engine-worker-queue-port', str(control)] if i == 0 else ['--innode-prefill-ports', str(control)])]))
+    with closing(*nodes):
+        wait_ready(*nodes)
+        wait_sees(nodes, n)
+        yield control, nodes
+
+
+def listed(control):
+    """The names in the directory that listens at this control port."""
+    view = request(control, 'POST', '/cluster/v1/snapshot', {'owner': '00000000000000ab', 'topic': 'default'})[2]
+    return {json.loads(n['identity'])['name'] for n in view['nodes']}
+
+
+def traced(events):
+    """(text, trace) of the rest of a stream"""
+    events = list(events)
+    assert 'error' not in events[-1], events[-1]
+    return ''.join(e['choices'][0]['text'] for e in events if e.get('choices')), events[-1]['baton']
+
+
+def test_requests_that_come_to_a_leaving_node_are_computed_elsewhere():
+    with mixed_nodes(3, PACED) as (control, (a, b, c)):
+        want = ask(a.port, LONG)['choices'][0]['text']
+        # another entry node's sequence, and an own one that this node computes
+        own = [stream(b.port, '/v1/completions', {**LONG, 'return_trace': True}) for _ in range(3)]
+        texts = [next(e)['choices'][0]['text'] for e in own]
+        steps = total(b, 'baton_engine_steps_total')
+        assert steps > 0, 'some run there'
+        t0 = time.monotonic()
+        b.kill(signal.SIGTERM)
+        wait_until('not ready', lambda: request(b.port, 'GET', '/ready')[0] == 503, 2, 0.01)
+        wait_until('out of the directory', lambda: at(b) not in listed(control), 2, 0.01)
+        took = time.monotonic() - t0
+        came = [ask(b.port, {**LONG, 'max_tokens': 20}) for _ in range(5)]
+        assert all(x['baton']['decode_node'] != at(b) and x['baton']['prefill_node'] != at(b) for x in came), [x['baton'] for x in came]
+        assert len({x['choices'][0]['text'] for x in came}) == 1 and want.startswith(came[0]['choices'][0]['text'])
+        rest = [traced(e) for e in own]
+        assert [x + y for x, (y, _) in zip(texts, rest)] == [want] * 3
+        finished = [t for _, t in rest if t['decode_node'] == at(b)]
+        assert all(t.get('moves', 0) == 0 for _, t in rest) and finished, 'what ran here was finished here'
+        assert b.p.wait(20) == 0, b.output()[-2000:]
+        print(f'  out of the directory after {took:.2f} s; {len(finished)} of 3 finished there', flush=True)
+        check_idle([a, c])
+
+
+@alone
+def test_clients_of_a_leaving_node_notice_nothing():
+    """Kept connections and new ones at full speed while it stops and when it is back: each request is answered, or its connection is refused."""
+    with mixed_nodes(2) as (control, (a, b)):
+        for _ in range(2):
+            clients = [Client(b.port) for _ in range(8)]
+            time.sleep(0.5)
+            t0 = time.monotonic()
+            assert b.stop() == 0, b.output()[-2000:]
+            took = time.monotonic() - t0
+            for c in clients:
+                c.thread.join(30)
+                assert not c.thread.is_alive() and not c.lost and not c.wrong, (c.lost, c.wrong)
+                assert set(c.statuses) == {200}, c.statuses
+            print(f'  {sum(c.statuses[200] for c in clients)} requests, all answered; the node ended after {took:.2f} s', flush=True)
+            assert took < 5, took
+            b.restart()
+            wait_ready(b)
+            wait_sees([a, b], 2)
+
+
+def test_a_router_that_leaves_serves_to_its_end():
+    with closing(Router()) as router:
+        nodes = [Node(TINY, role, [*SIZE, *PACED, *router.at()]) for role in ('prefill', 'decode')]
+        with closing(*nodes) as (p, d):
+            wait_ready(*nodes, router)
+            wait_until('both are seen', lambda: len(request(router.port, 'GET', '/cluster')[2]['nodes']) == 2)
+            events = stream(router.port, '/v1/completions', {**LONG, 'return_trace': True})
+            first = next(events)['choices'][0]['text']
+            router.kill(signal.SIGTERM)
+            wait_until('not ready', lambda: request(router.port, 'GET', '/ready')[0] == 503, 2, 0.01)
+            assert all(ask(router.port, {**LONG, 'max_tokens': 4})['baton']['decode_node'] == at(d) for _ in range(3))
+            text, trace = traced(events)
+            assert trace.get('moves', 0) == 0 and first + text == ask(d.port, LONG)['choices'][0]['text']
+            assert router.p.wait(20) == 0, router.output()[-2000:]
+
+
+def test_the_last_node_finishes_its_own():
+    """Nobody else can: what waits for room on it runs there, and what comes is refused."""
+    with closing(Node(TINY, args=[*SIZE, *PACED, '--max-num-seqs', '1'])) as n:
+        wait_ready(n)
+        got = []
+        threads = [threading.Thread(target=lambda: got.append(request(n.port, 'POST', '/v1/completions', {**LONG, 'max_tokens': 150}))) for _ in range(3)]
+        for t in threads:
+            t.start()
+        wait_until('two wait', lambda: metrics(n.port)['baton_requests_placing'] == 2, 5, 0.01)
+        n.kill(signal.SIGTERM)
+        wait_until('not ready', lambda: request(n.port, 'GET', '/ready')[0] == 503, 2, 0.01)
+        status, headers, body = request(n.port, 'POST', '/v1/completions', LONG)
+        assert status == 503 and 'retry-after' in headers and 'shutting down' in body['error']['message'], (status, body)
+        for t in threads:
+            t.join(20)
+        assert [status for status, _, _ in got] == [200] * 3, got
+        assert n.p.wait(20) == 0
+
+
+def test_a_prefill_node_stays_until_its_transfers_are_fenced():
+    """The end of a transfer is held up beyond the node's time: it waits, and the decode node loses nothing."""
+    def body(i):
+        return dict(model='m', prompt=[5 + i % 400] * 100, max_tokens=3, temperature=0, ignore_eos=True)
+    with nodes_with('tcp', [('prefill', None), ('prefill', 'at=finish:1:delay:1800'), ('decode', None)], [*SIZE, '--drain-timeout', '1']) as (first, p, d):
+        got = []
+        while not any(metrics(p.port).get(k, 0) for k in ('baton_kv_blocks{state="held"}', 'baton_prefill_credited_tokens')):
+            got.append(threading.Thread(target=lambda i=len(got): got.append(ask(d.port, body(i)))))
+            got[-1].start()
+            time.sleep(0.05)
+        t0 = time.monotonic()
+        p.kill(signal.SIGTERM)
+        assert p.p.wait(20) == 0, p.output()[-2000:]
+        took = time.monotonic() - t0
+        for t in [t for t in got if isinstance(t, threading.Thread)]:
+            t.join(30)
+        answers = [a for a in got if not isinstance(a, threading.Thread)]
+        assert 'stopping with work left' in p.output() and 'transfers=1' in p.output(), p.output()[-2000:]
+        assert 1.2 < took < 3.9, took
+        mine = [a['baton'] for a in answers if a['baton']['prefill_node'] == at(p)]
+        assert len(mine) == 1 and mine[0].get('moves', 0) == 0, [a['baton'] for a in answers]
+        assert cells(d, action='move') == 0 and cells(d, loss='prefill_node') == 0
+        print(f'  it ended after {took:.2f} s, its time being 1 s', flush=True)
