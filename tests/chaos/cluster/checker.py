@@ -77,24 +77,33 @@ def check_answers(fleet, histories, references):
 
 # ---- times ----
 
+SEEN_AS = dict(kill=('closed the connection', 'reset by peer', 'nothing heard'), hang=('made no progress',))     # others: silence
+SILENCE = 'nothing heard', 'made no progress', 'Connection timed out'
+NOTICED_IN_S = 15.0
+
+
 def detections(fleet, logs):
     """[(seconds, kind, member, observer)] from what was done to a member until another one said that its link was lost. Observers that were hit themselves at
-    the time are left out, as are stops and cuts that ended before anybody could notice."""
+    the time are left out, as are stops and cuts that ended before anybody could notice. A loss that a log does not repeat is not seen here."""
     out = []
     for m in fleet.members:
-        found = logs.losses_of(m)
-        for kind, begin, end in m.hits:
+        found, hits = logs.losses_of(m), sorted(m.hits, key=lambda h: h[1])
+        for i, (kind, begin, end) in enumerate(hits):
             if kind not in NOTICED or (kind != 'kill' and (end or time.time()) - begin < DETECT_S + 0.5):
                 continue
-            for o, times in found.items():
-                first = next((t for t in times if begin - 0.05 <= t <= begin + 15), None)
+            until = min([begin + NOTICED_IN_S, *[b for _, b, _ in hits[i + 1:] if b > begin + 0.1]])
+            if any(b < begin and (e is None or e > begin - 1) for k, b, e in hits[:i] if k in STILL):
+                continue    # it was broken already
+            for o, lines in found.items():
+                first = next((l.at for l in lines if begin - 0.05 <= l.at <= until and any(w in l.text for w in SEEN_AS.get(kind, SILENCE))), None)
                 if first is not None and not o.was_hit(STILL, begin - 1, first + 1):
                     out.append((max(0.0, first - begin), kind, m.name, o.name))
     return out
 
 
-def going_on(histories, logs):
-    """[(seconds, name, state)] from a loss until the request's next event, for requests that were moved while their client listened."""
+def going_on(fleet, histories, logs):
+    """[(seconds, name, state, how many members were broken then)] from a loss until the request's next event, for requests that were moved while their client
+    listened."""
     by_name = {h.plan.name: h for h in histories}
     out = []
     for at, entry, name, state, action in logs.moves():
@@ -105,7 +114,7 @@ def going_on(histories, logs):
             continue
         later = next((t for t in h.times if t > at), None)
         if later is not None:
-            out.append((later - at, name, state))
+            out.append((later - at, name, state, sum(m.was_hit(STILL, at - 4, later) for m in fleet.nodes)))
     return out
 
 

@@ -11,6 +11,8 @@ LIES = dict(prefill=[*(f'credit:{w}' for w in FAILURES), *(f'prefill:{w}' for w 
             decode=[*(f'reserve:{w}' for w in (*FAILURES, 'silent')), *(f'decode:{w}' for w in FAILURES)],
             mixed=[*(f'run:{w}' for w in FAILURES if w != 'pair'), 'run:vanish'])
 
+STUCK_S = 6.0     # longer than a request waits for an answer to its reservation
+
 
 def why_not():
     return None if os.access(PROGRAM, os.X_OK) else f'{PROGRAM} is not built'
@@ -42,4 +44,6 @@ class Liar(Process):
             if ending.wait(0.1):
                 break
             assert self.alive(), self.output()
+        if any(lie.endswith(':silent') for lie in self.told()):
+            ending.wait(STUCK_S)
         return len(set(self.told())), len(self.lies)

@@ -32,9 +32,9 @@ class Logs:
         self.of = {m: lines_of(m) for m in members}
 
     def losses_of(self, member):
-        """{observer: [when it said that the link to this member was lost]}"""
+        """{observer: [the lines in which it said that the link to this member was lost]}"""
         name = member.known_as()
-        return {m: [l.at for l in lines if l.text.startswith('peer lost') and f'peer={name} ' in l.text and not any(w in l.text for w in NO_LINK)] for m, lines in self.of.items() if m is not member}
+        return {m: [l for l in lines if l.text.startswith('peer lost') and f'peer={name} ' in l.text and not any(w in l.text for w in NO_LINK)] for m, lines in self.of.items() if m is not member}
 
     def moves(self):
         """[(when, entry, name of the request, state, action)] of losses after which a request went on."""

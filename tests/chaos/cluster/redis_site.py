@@ -36,8 +36,12 @@ class RedisProcess(Process):
             super().start()
 
     def ask(self, *words, timeout=3):
+        """The answer's text; '' where there is none."""
         inside = self.site.inside[:3] if self.sentinel else self.site.inside
-        p = subprocess.run(['redis-cli', '-h', self.host.address, '-p', str(self.port), *inside, *words], capture_output=True, text=True, timeout=timeout)
+        try:
+            p = subprocess.run(['redis-cli', '-h', self.host.address, '-p', str(self.port), *inside, *words], capture_output=True, text=True, timeout=timeout)
+        except subprocess.TimeoutExpired:
+            return ''
         return p.stdout.strip()
 
     def close(self):

@@ -30,10 +30,11 @@ def print_times(found, going):
     for s, kind, m, o in sorted(found, reverse=True)[:3]:
         if s > DETECT_S:
             print(f'  late: {kind} of {m}, noticed by {o} after {s:.2f} s')
-    gone = [s for s, *_ in going]
-    print(f'gone on elsewhere after it was noticed (limit {GO_ON_S:g} s): {spread(gone)}{over(max(gone, default=0), GO_ON_S)}')
-    for s, name, state in sorted(going, reverse=True)[:3]:
-        if s > GO_ON_S:
+    alone = [s for s, _, _, broken in going if broken <= 1]
+    print(f'gone on elsewhere after it was noticed, with all other nodes well (limit {GO_ON_S:g} s): {spread(alone)}{over(max(alone, default=0), GO_ON_S)}')
+    print(f'  with several broken at a time: {spread([s for s, _, _, broken in going if broken > 1])}')
+    for s, name, state, broken in sorted(going, reverse=True):
+        if s > GO_ON_S and broken <= 1:
             print(f'  late: {name} in {state} after {s:.2f} s')
 
 

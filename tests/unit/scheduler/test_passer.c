@@ -247,6 +247,7 @@ static void set_computing(void *arg)
 }
 
 static void set_away(void *arg) { ((struct rig *)arg)->away = true; }
+static void set_back(void *arg) { ((struct rig *)arg)->away = false; }
 
 static int n_asked(const struct rig *g)
 {
@@ -509,7 +510,29 @@ TEST(passer_notices_a_frozen_node_and_waits_for_a_busy_one)
     rig_close(&busy);
 }
 
-TEST_MAIN(CASE(passer_takes_the_least_loaded_node),
+TEST(passer_waits_for_a_directory_that_has_not_answered_yet)
+{
+    struct rig g = { .others = { { .status = 200 } } };
+    struct buf b = { 0 };
+    rig_open(&g);
+    fixture_on_loop(g.loop, set_away, &g);
+    int fd = begin(&g, "POST", "");
+    CHECK(!fixture_read(fd, &b, 1, 700));
+    CHECK(g.n_unanswered > 1);
+    fixture_on_loop(g.loop, set_back, &g);
+    check_end(fd, "node0");
+    rig_close(&g);
+
+    struct rig for_ever = { .others = { { .status = 200 } } };
+    rig_open(&for_ever);
+    fixture_on_loop(for_ever.loop, set_away, &for_ever);
+    check_post(&for_ever, "own"); /* after 5 s */
+    rig_close(&for_ever);
+    buf_release(&b);
+}
+
+TEST_MAIN(CASE(passer_waits_for_a_directory_that_has_not_answered_yet),
+          CASE(passer_takes_the_least_loaded_node),
           CASE(passer_forgets_what_was_full_while_the_directory_is_away),
           CASE(passer_asks_only_nodes_that_take_requests), CASE(passer_never_mixes_models),
           CASE(passer_takes_a_node_that_serves_the_model_named),
