@@ -21,10 +21,9 @@ enum {
     FULL_MS = 1000,     /* a full node is not chosen for so long, unless a snapshot comes first */
     SUSPECT_MS = 5000,  /* nor one that was lost, so that the directory has time to notice */
     CONNECT_MS = 2000,
-    SILENT_MS = 1000,    /* then a node is asked for /live */
-    LIVE_MS = 2000,      /* and is lost when it does not answer */
-    LOOK_MS = 250,       /* between looks for silent nodes */
-    DIRECTORY_MS = 5000, /* a request waits so long for a directory that has not answered yet */
+    SILENT_MS = 1000,          /* then a node is asked for /live */
+    LIVE_MS = 2000,            /* and is lost when it does not answer */
+    LOOK_MS = 250,             /* between looks for silent nodes */
     NAMED_BODY_MAX = 64 << 10, /* of a longer body the model's name is not looked for */
     NAMED_VALUES_MAX = 4096,
     N_REASONS = 3
@@ -275,13 +274,13 @@ static void finish(struct pass *s, enum outcome outcome, int status)
 
 static void try_next(struct pass *s);
 
-/* Nobody can be chosen before the directory has answered once: whoever starts while it is away is
- * as good an entry for its clients a moment later. */
-static bool waits_for_directory(const struct pass *s)
+/* Is there no other node yet? Whoever starts while the directory is away, or was emptied, is as good
+ * an entry for its clients a moment later. */
+static bool waits_for_nodes(const struct pass *s)
 {
     const struct passer *p = s->passer;
-    return !p->n_snapshots && !p->view && !p->stopping &&
-           clock_ns() - s->t_start_ns < DIRECTORY_MS * UINT64_C(1000000);
+    return s->reason == PASS_WHILE_LOADING && !p->n_nodes && !p->view && !p->stopping &&
+           clock_ns() - s->t_start_ns < p->o.wait_ms * UINT64_C(1000000);
 }
 
 static void on_call_end(void *arg, enum http_pass_end end, int status)
@@ -311,7 +310,7 @@ static void try_next(struct pass *s)
     for (;;) {
         struct candidate *c = s->n_tried < PASS_TRIES ? choose(p, s) : NULL;
         if (!c) {
-            if (!waits_for_directory(s)) finish(s, REFUSED, 0);
+            if (!waits_for_nodes(s)) finish(s, REFUSED, 0);
             return;
         }
         const struct node_record *r = &c->record;
@@ -443,7 +442,7 @@ static void ask_live(struct passer *p, const struct pass *of)
         if (node_of(s) == l->node) s->asked_live = true;
 }
 
-/* Also takes up those that wait for the directory. */
+/* Also takes up those that wait for nodes. */
 static void look_for_silence(void *arg)
 {
     struct passer *p = arg;
@@ -469,12 +468,12 @@ void *passer_start(struct passer *p, enum pass_reason reason, const struct serve
     s->arg = r->arg;
     s->path = mem_strdup(r->path);
     s->request = mem_strdup(r->name);
+    s->t_start_ns = clock_ns();
     look_at_view(p);
-    if (is_fresh(p) && !choose(p, s)) {
+    if (is_fresh(p) && !choose(p, s) && !waits_for_nodes(s)) {
         free_pass(s);
         return NULL;
     }
-    s->t_start_ns = clock_ns();
     list_push(&p->passes, &s->link);
     if (p->n_passes++ == 0)
         p->look = loop_timer_start(p->o.loop, LOOK_MS, LOOK_MS, look_for_silence, p);

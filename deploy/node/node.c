@@ -380,6 +380,8 @@ static void start_passer(struct node *n)
         .ttl_s = n->o.ttl_s,
         .unsplit = n->o.unsplit,
         .log_requests = n->o.log_requests,
+        /* In a view of its own it would know of every node. */
+        .wait_ms = strcmp(n->o.directory, "local") != 0 ? n->o.grace_ms : 0,
     };
     if (n->http && n->o.pass_requests) n->passer = passer_create(&o);
 }
