@@ -279,8 +279,9 @@ static void try_next(struct pass *s);
 static bool waits_for_nodes(const struct pass *s)
 {
     const struct passer *p = s->passer;
+    uint64_t ms = p->n_snapshots ? p->o.wait_empty_ms : p->o.wait_ms;
     return s->reason == PASS_WHILE_LOADING && !p->n_nodes && !p->view && !p->stopping &&
-           clock_ns() - s->t_start_ns < p->o.wait_ms * UINT64_C(1000000);
+           clock_ns() - s->t_start_ns < ms * 1000000;
 }
 
 static void on_call_end(void *arg, enum http_pass_end end, int status)

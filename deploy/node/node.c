@@ -23,7 +23,8 @@ enum {
      * that is broken waits for it: bytes that do not move end a transfer within KVT_MOVE_MS, an
      * OPEN or FINISH without an answer within KVT_ANSWER_MS, dead and frozen peers end with their
      * links, and an engine without progress with those of its node. */
-    STALL_MS = 60000
+    STALL_MS = 60000,
+    EMPTIED_MS = 1000 /* within which nodes are back in a directory that was flushed: a renewal */
 };
 
 /* ---- cluster ---- */
@@ -380,9 +381,11 @@ static void start_passer(struct node *n)
         .ttl_s = n->o.ttl_s,
         .unsplit = n->o.unsplit,
         .log_requests = n->o.log_requests,
-        /* In a view of its own it would know of every node. */
-        .wait_ms = strcmp(n->o.directory, "local") != 0 ? n->o.grace_ms : 0,
     };
+    if (strcmp(n->o.directory, "local") != 0) { /* else it would know of every node */
+        o.wait_ms = n->o.grace_ms;
+        o.wait_empty_ms = n->router ? n->o.grace_ms : EMPTIED_MS;
+    }
     if (n->http && n->o.pass_requests) n->passer = passer_create(&o);
 }
 
