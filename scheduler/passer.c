@@ -274,13 +274,13 @@ static void finish(struct pass *s, enum outcome outcome, int status)
 
 static void try_next(struct pass *s);
 
-/* Is there no other node yet? Whoever starts while the directory is away, or was emptied, is as good
- * an entry for its clients a moment later. */
+/* Whoever starts while the directory is away, or was emptied, or while other nodes are lost, is as
+ * good an entry for its clients a moment later: when it has loaded, or the others are back. */
 static bool waits_for_nodes(const struct pass *s)
 {
     const struct passer *p = s->passer;
-    uint64_t ms = p->n_snapshots ? p->o.wait_empty_ms : p->o.wait_ms;
-    return s->reason == PASS_WHILE_LOADING && !p->n_nodes && !p->view && !p->stopping &&
+    uint64_t ms = p->n_snapshots ? p->o.wait_ms : p->o.wait_first_ms;
+    return s->reason == PASS_WHILE_LOADING && !p->view && !p->stopping &&
            clock_ns() - s->t_start_ns < ms * 1000000;
 }
 
@@ -312,6 +312,7 @@ static void try_next(struct pass *s)
         struct candidate *c = s->n_tried < PASS_TRIES ? choose(p, s) : NULL;
         if (!c) {
             if (!waits_for_nodes(s)) finish(s, REFUSED, 0);
+            else s->n_tried = 0;
             return;
         }
         const struct node_record *r = &c->record;

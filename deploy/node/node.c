@@ -383,8 +383,8 @@ static void start_passer(struct node *n)
         .log_requests = n->o.log_requests,
     };
     if (strcmp(n->o.directory, "local") != 0) { /* else it would know of every node */
-        o.wait_ms = n->o.grace_ms;
-        o.wait_empty_ms = n->router ? n->o.grace_ms : EMPTIED_MS;
+        o.wait_first_ms = n->o.grace_ms;
+        o.wait_ms = n->router ? n->o.grace_ms : EMPTIED_MS;
     }
     if (n->http && n->o.pass_requests) n->passer = passer_create(&o);
 }

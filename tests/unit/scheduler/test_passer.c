@@ -128,7 +128,7 @@ static void rig_make(void *arg)
         .live_ms = 200,
         .snapshot_ms = 60000,
         .wait_ms = g->wait_ms,
-        .wait_empty_ms = g->wait_ms,
+        .wait_first_ms = g->wait_ms,
     };
     if (g->snapshot_ms) p.snapshot_ms = g->snapshot_ms;
     g->front_directory.ops = &FRONT_OPS;
