@@ -1,8 +1,9 @@
 """faults.py - how each thing of the script is done to a cluster, and undone. A fault returns what it did, in words, or None where it cannot be done here (that is
 said once). Thread: the lanes of the adversary; a member belongs to one lane, the network and Redis to a lock each."""
-import contextlib, os, resource, signal, threading, time
+import contextlib, os, resource, signal, threading
 from harness import closing, wait_until
 from . import liar
+from .adversary import KV_PLANS
 
 RESTART_S = 60.0
 HANG_STEPS, SLOW_BY = (20, 200), 8
@@ -80,7 +81,6 @@ class Faults:
         return f'{m.name} with an engine {SLOW_BY} times as slow'
 
     def kv(self, lane, step, ending):
-        from .adversary import KV_PLANS
         m, plan = step.pick(self.members(lane)), step.choose(KV_PLANS)
         self.with_env(m, {'BATON_KV_FAULT': plan}, step.seconds, ending, 'sick')
         return f'{m.name} with BATON_KV_FAULT={plan}'

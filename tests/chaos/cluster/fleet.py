@@ -3,6 +3,7 @@
 A member's log stays readable over its lives, as do the marks of what was done to it (hits). Thread: members are started and stopped by the thread that breaks the
 cluster; everything else may be read by any."""
 import contextlib, http.client, json, os, resource, shutil, signal, subprocess, tempfile, threading, time
+import namespaces
 from harness import BIN, DATA, STARTED, TINY, Process, Undisturbed, wait_until
 from .proxy import Proxy
 
@@ -13,6 +14,8 @@ TEMPLATE = ['--chat-template', os.path.join(DATA, 'text', 'chat_tools.jinja')]
 QUICK = os.path.join(DATA, 'pace', 'quick.json')
 LOG_FOLDER_KIB = 512    # of the folder whose disk gets full
 DRAINED_S = 60
+# Without what tests set for themselves.
+OUTSIDE = {k: v for k, v in os.environ.items() if not k.startswith(('BATON_CLUSTER', 'BATON_API', namespaces.MARK))}
 
 
 class Member(Process):
@@ -25,7 +28,7 @@ class Member(Process):
         self.name = f'{role}-{host.address}:{host.http}'
         self.folder = f'{folder}/{role}-{host.address.rsplit(".", 1)[1]}-{host.http}'
         os.makedirs(self.folder)
-        self.env = {**{k: v for k, v in os.environ.items() if not k.startswith(('BATON_CLUSTER', 'BATON_API'))}, **SECRET, **(env or {})}
+        self.env = {**OUTSIDE, **SECRET, **(env or {})}
         self.extra, self.started, self.base = {}, [], None
         self.argv = [*host.enter, BIN, *self.words(args)]
         self.log = open(f'{self.folder}/log', 'a+')
@@ -190,7 +193,7 @@ class Fleet:
 
     def set_role(self, m, role):
         """As an operator does it, from a member that lives."""
-        p = subprocess.run([*m.host.enter, BIN, 'role', f'{m.front}:{m.port}', role, '--url', f'http://{m.front}:{m.port}'], capture_output=True, text=True, timeout=30, env={**os.environ, **SECRET})
+        p = subprocess.run([*m.host.enter, BIN, 'role', f'{m.front}:{m.port}', role, '--url', f'http://{m.front}:{m.port}'], capture_output=True, text=True, timeout=30, env={**OUTSIDE, **SECRET})
         assert p.returncode == 0, f'baton role {m.name} {role} ended with {p.returncode}: {p.stdout}{p.stderr}'
 
     def note_footprints(self):

@@ -4,10 +4,8 @@ Clients come in bursts to one prefill and one decode node and leave at the same 
 credit, some in mid-answer. The time of a burst is that from its first FIN until the blocks of both nodes are free, by their metrics; all of its clients count with
 it. The states are those of the entry's log."""
 import collections, http.client, json, random, time
-from harness import TINY
-from .cells import Watch
-from .checker import check_left, quantile, Verdicts
-from .fleet import SIZE
+from harness import parallel
+from .checker import Verdicts, check_left, quantile
 from .logs import Logs
 from .report import over
 from .run import fleet_of
@@ -20,7 +18,7 @@ SMALL = ['--max-model-len', '2048', '--max-num-seqs', '8', '--num-gpu-blocks-ove
 def aborts(hosts, n, seed):
     r, times, states, v = random.Random(f'aborts {seed}'), [], collections.Counter(), Verdicts()
     with fleet_of(hosts, None, prefills=1, decodes=1, routers=1, size=SMALL, env={'BATON_LOG_LEVEL': 'debug'}) as fleet:
-        watch, entry = Watch(fleet.members), fleet.routers[0]
+        entry = fleet.routers[0]
         before = throughput(entry, r)
         for b in range(-(-n // BURST)):
             took = burst(fleet, entry, b, r)
@@ -28,9 +26,7 @@ def aborts(hosts, n, seed):
                 v.add_bad('leaked', f'burst {b}: blocks are held 10 s after all clients left')
             else:
                 times += [took] * BURST
-        ended = time.monotonic()
         after = throughput(entry, r)
-        watch.end()
         check_left(fleet, v)
         for state in last_states(Logs([entry]).of[entry]).values():
             states[state] += 1
@@ -47,7 +43,6 @@ def aborts(hosts, n, seed):
 
 def throughput(entry, r):
     """Tokens per second of some requests at once."""
-    from harness import parallel
     body = dict(model='m', max_tokens=100, ignore_eos=True, temperature=0)
 
     def one(i):

@@ -7,11 +7,11 @@ from .cells import Watch
 from .checker import check_answers, check_left, detections, going_on, read_logs
 from .client import HANG_S, Client
 from .faults import Faults
-from .fleet import SIZE, TEMPLATE, Fleet
+from .fleet import TEMPLATE, Fleet
 from .redis_site import RedisSite, faketime
 from .traffic import Answers, Plan, bodies, plans
 
-CLIENTS, STORM, BAITS = 24, (10, 30), 8
+CLIENTS, STORM, BAITS, TELL_S = 24, (10, 30), 8, 60.0
 REFERENCE_SIZE = ['--max-model-len', '2048', '--max-num-seqs', '16', '--num-gpu-blocks-override', '800']
 
 
@@ -105,6 +105,16 @@ class Traffic:
             self.more, self.todo = None, []
         self.wait()
 
+    def wait_for_plans(self, n):
+        """Says every minute how far it is."""
+        told = time.monotonic()
+        for t in self.threads:
+            while t.is_alive():
+                t.join(1)
+                if time.monotonic() - told > TELL_S:
+                    told = time.monotonic()
+                    print(f'  {self.n_done()} of {n} answered', flush=True)
+
     def wait(self):
         for t in [*self.threads, *self.extra]:
             t.join()
@@ -156,8 +166,7 @@ def chaos(hosts, n, how, history=False, cells_file=None):
         adversary = Adversary(Faults(fleet, watch, traffic), how)
         traffic.start()
         adversary.start()
-        for t in traffic.threads:
-            t.join()
+        traffic.wait_for_plans(n)
         adversary.stop()
         traffic.wait()
         print(f'all answered after {time.monotonic() - t0:.1f} s', flush=True)

@@ -2,7 +2,7 @@
 
 tests/data/traces/lengths.json has the quantiles of the traces. A Plan is one request: what it asks, where first, and how its client behaves. Several plans may
 have one body, whose answer is then the same: every body is greedy or has a seed. Names are unique."""
-import bisect, dataclasses, json, os, random
+import dataclasses, json, os, random
 from harness import DATA, TINY
 
 SCALE, PROMPT_MAX, ANSWER_MAX = 16, 1200, 500
