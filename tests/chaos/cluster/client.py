@@ -6,7 +6,7 @@ import dataclasses, http.client, json, random, socket, time
 from .traffic import Answers
 
 CONNECT_S, RETURN_S, HANG_S = 3.0, 8.0, 75.0    # HANG_S: longer than a stopped node stands still, and than a request waits for one
-GIVE_UP_S = 120.0                               # a client that comes back does so at most for so long
+GIVE_UP_S = 120.0                               # a client that comes back does so for so long without an event
 SLOW_BUFFER = 4096
 
 
@@ -67,7 +67,7 @@ class Client:
             at += self.rng.randrange(1, max(2, len(members)))
 
     def decide(self, a):
-        h, late = self.h, time.time() - self.h.begin
+        h, late = self.h, time.time() - (self.h.times[-1] if self.h.times else self.h.begin)
         if a.how in ('complete', 'left'):
             h.verdict = a.how
         elif a.how == 'silent' and not h.plan.resumes:
