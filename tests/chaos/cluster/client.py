@@ -7,7 +7,7 @@ from .traffic import Answers
 
 CONNECT_S, RETURN_S, HANG_S = 3.0, 8.0, 75.0    # HANG_S: longer than a stopped node stands still, and than a request waits for one
 GIVE_UP_S = 120.0                               # a client that comes back does so for so long without an event
-SLOW_BUFFER = 4096
+SLOW_BUFFER = 32768
 
 
 @dataclasses.dataclass
