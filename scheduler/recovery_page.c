@@ -2,6 +2,7 @@
 #include "scheduler/recovery_page.h"
 
 #include "scheduler/breaker.h"
+#include "scheduler/pressure/pressure.h"
 #include "scheduler/retry.h"
 #include "shared/base/mem.h"
 
@@ -43,7 +44,8 @@ static const char LOSSES[] =
     "| node | a node reports that it cannot serve |\n"
     "| stuck | no answer within the time limit of the state |\n"
     "| pair | a prefill and a decode node that both live cannot exchange KV or messages |\n"
-    "| handed_back | a node shuts down, or has no blocks, and gives the request back |\n"
+    "| handed_back | a node shuts down, changes its role, or has no blocks, and gives the request "
+    "back |\n"
     "| directory | Redis, or who else holds the view, cannot be reached when the request "
     "needs it |\n"
     "\n"
@@ -118,8 +120,8 @@ static const struct {
       "progress: the engine's is watched, bytes that do not move end the transfer within 3 s, an "
       "unanswered OPEN or FINISH within 5 s, a first token that is lost within 3 s" },
     { REQUEST_DECODE, "the decode node", "the decode engine's steps, and its own node's blocks",
-      "progress; when blocks run out the engine takes those of the newest sequence and computes "
-      "it again later, without asking any other node" },
+      "progress; when blocks run out the engine takes those of the newest sequence, which waits "
+      "for others without holding any, or goes on elsewhere (below)" },
     { REQUEST_RUN, "one node", "that node's steps and blocks", "as in decode" },
     { REQUEST_ENDED, "nothing, once the transfer is fenced", "nothing", "-" },
 };
@@ -136,13 +138,34 @@ static const char END[] =
     "   the decode node has the room already: the grant says which blocks.\n"
     "3. In *decode* and *run* a sequence that needs one more block takes those of the\n"
     "   newest sequence of its own node, which may be itself, and which then waits there\n"
-    "   and holds none.\n"
+    "   and holds none, or is handed back and placed anew, holding none either. None takes\n"
+    "   the blocks of the oldest that runs there, so that one ends; and a request is handed\n"
+    "   back at most %d times for want of blocks, so none is sent around for ever.\n"
     "4. So only blocks that are granted, and whose prompt waits outside a prefill engine,\n"
     "   wait for another node. They are on the decode node, and wait for the pool of the\n"
     "   prefill node. Of a node with the role prefill no block is ever granted, and a\n"
     "   decode node prefills for no other; of two mixed nodes the one with the lower number\n"
     "   prefills (`place.c`). Along such waits the roles go from decode to mixed to\n"
-    "   prefill, and the numbers of mixed nodes go down: there is no cycle.\n";
+    "   prefill, and the numbers of mixed nodes go down: there is no cycle.\n"
+    "5. A role may change while a node runs (`baton role`). AskCredit and Reserve tell the\n"
+    "   role for which the node was chosen, and a node that has another one by now hands\n"
+    "   the request back. After a change it takes no split request until the credits and\n"
+    "   grants of the role before are over. So whatever waits at a time, on either side,\n"
+    "   waits by one role of each node, in the order of 4.\n"
+    "\n"
+    "## When a node is short of blocks\n"
+    "\n"
+    "A decode node whose pool is used up takes the blocks of its newest sequence and tells\n"
+    "that sequence's entry node how long it will wait: until enough of the others have\n"
+    "ended, if each generates as much as it may, by the measured time of a step, and then\n"
+    "until prompt and answer are computed again, by the measured speed of prompts. The\n"
+    "entry node knows which other nodes report free blocks for all of it, and what their\n"
+    "prompts in line and their speed make of it. It hands the request back (`handed_back`)\n"
+    "where that is sooner, at most %d times, and looks again with each view of the nodes\n"
+    "while the sequence waits; in doubt, and where a speed is not measured, it stays.\n"
+    "`baton_preemptions_total{action}` at the entry node counts both, `recompute` and\n"
+    "`hand_back`; `baton_engine_preemptions_total` counts sequences at their node. Both\n"
+    "give the tokens that an undisturbed sequence would have given.\n";
 
 static void write_table(struct buf *out)
 {
@@ -197,5 +220,5 @@ void recovery_markdown(struct buf *out)
     for (size_t i = 0; i < COUNT_OF(HOLDS); i++)
         buf_printf(out, "| %s | %s | %s | %s |\n", request_state_name(HOLDS[i].state),
                    HOLDS[i].holds, HOLDS[i].waits, HOLDS[i].until);
-    buf_add_c(out, END);
+    buf_printf(out, END, PRESSURE_HAND_BACKS_MAX, PRESSURE_HAND_BACKS_MAX);
 }

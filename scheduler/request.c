@@ -221,6 +221,7 @@ static void abandon_attempt(struct entry *e, struct request *r)
     request_release_place(e, r);
     request_note(e, r, BREAKER_GIVEN_UP);
     r->prefill = r->decode = (struct request_node){ 0 };
+    r->pressed_until_ns = 0;
 }
 
 /* ---- the end ---- */

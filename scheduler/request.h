@@ -110,7 +110,10 @@ struct request {
     enum finish_reason ends;    /* set by the answer's last token: a later loss ends it well */
     uint64_t gave_back; /* the node that handed it back last: chosen again only when all others are
                          * full; 0: none */
-    uint32_t n_pressed; /* times that it was handed back for want of blocks (pressure.h) */
+    uint64_t
+        pressed_until_ns; /* its node has taken its blocks, and thinks to have computed it again
+                                * by then (clock_ns); 0: it runs */
+    uint32_t n_pressed;   /* times that it was handed back for want of blocks (pressure.h) */
     uint64_t avoid[REQUEST_AVOID_MAX];          /* ring: nodes that failed this request */
     uint32_t n_avoid;                           /* ever added */
     struct place_pair apart[REQUEST_AVOID_MAX]; /* the same of pairs */

@@ -239,6 +239,7 @@ void request_deliver_token(struct entry *e, struct request *r, uint32_t index,
 {
     r->t_last = clock_ns();
     if (!r->t_first) r->t_first = r->t_last;
+    r->pressed_until_ns = 0;
     append_token(r, t->id);
     recent_add_token(&e->recent, r->t_last / 1000000);
     r->ends = t->ends;

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "scheduler/pressure/request_pressed.h"
 #include "scheduler/request_attach.h"
 #include "scheduler/request_messages.h"
 #include "scheduler/scheduler_internal.h"
@@ -81,6 +82,7 @@ static void on_fresh_view(void *arg)
     gauge_set(s->entry.metrics.nodes, (double)s->entry.view.n_nodes);
     LIST_FOREACH (r, &s->entry.live, struct request, link)
         if (r->state == REQUEST_PLACING) request_advance(&s->entry, r);
+    request_pressed_look_again(&s->entry);
 }
 
 /* Requests that wait for capacity try again in the next turn of the loop. */

@@ -57,8 +57,8 @@ void scheduler_launcher_gone(struct scheduler *s, const char *what_it_means, boo
 /* Nodes that a router's operator lists do not answer (trouble.h); `why` is a sentence, valid until
  * the next call. NULL: all do. */
 void scheduler_listed_down(struct scheduler *s, const char *why);
-/* The node shuts down: leaves the directory. Live requests go on, and nothing is placed on this node
- * any more unless no other one can decode. New requests are taken while others can decode, if
+/* The node shuts down: leaves the directory. Live requests go on, and nothing is placed on this
+ * node any more unless no other one can decode. New requests are taken while others can decode, if
  * `enters`; else they are refused. */
 void scheduler_drain(struct scheduler *s, bool enters);
 uint32_t scheduler_n_live(const struct scheduler *s);

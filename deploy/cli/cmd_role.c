@@ -26,7 +26,7 @@ struct role_target {
 
 /* ---- one call ---- */
 
-struct role_call {
+struct role_query {
     struct loop *loop;
     struct buf answer;
     enum status st;
@@ -35,7 +35,7 @@ struct role_call {
 
 static void on_answer(void *arg, enum status st, int http_status, struct str body)
 {
-    struct role_call *q = arg;
+    struct role_query *q = arg;
     q->st = st;
     q->http_status = http_status;
     if (st == OK) buf_add_str(&q->answer, body);
@@ -43,7 +43,7 @@ static void on_answer(void *arg, enum status st, int http_status, struct str bod
 }
 
 /* Each call has its own loop, which ends with the answer. */
-static enum status wait_for_answer(struct role_call *q, const char *method,
+static enum status wait_for_answer(struct role_query *q, const char *method,
                                    const struct role_target *at, const char *path,
                                    const char *headers, struct str body, struct err *err)
 {
@@ -62,7 +62,7 @@ static enum status wait_for_answer(struct role_call *q, const char *method,
 }
 
 /* Any answer but 200 is an error, whose sentence is the node's. */
-static enum status call(struct role_call *q, const char *method, const struct role_target *at,
+static enum status call(struct role_query *q, const char *method, const struct role_target *at,
                         const char *path, const char *headers, struct str body, struct err *err)
 {
     char text[HOST_PORT_TEXT_MAX];
@@ -118,7 +118,7 @@ static enum status find_node(struct str cluster, const char *name, struct role_t
 }
 
 /* Where NODE is: at its own address, or as the node that --url names knows it. */
-static enum status resolve(struct role_call *q, const struct config *c, const char *name,
+static enum status resolve(struct role_query *q, const struct config *c, const char *name,
                            struct role_target *out, struct err *err)
 {
     struct role_target seer = { .host = "127.0.0.1", .port = (uint16_t)config_int(c, "port") };
@@ -143,7 +143,7 @@ static enum status resolve(struct role_call *q, const struct config *c, const ch
 
 /* ---- the change ---- */
 
-static enum status ask_node(struct role_call *q, const struct role_target *at, struct str secret,
+static enum status ask_node(struct role_query *q, const struct role_target *at, struct str secret,
                             struct err *err)
 {
     char proof[DIRECTORY_PROOF_HEADER_MAX], headers[DIRECTORY_PROOF_HEADER_MAX + 48];
@@ -170,7 +170,7 @@ static enum status print_change(struct str answer, struct err *err)
 static enum status change(const struct config *c, const char *name, enum node_role role,
                           struct err *err)
 {
-    struct role_call q = { 0 };
+    struct role_query q = { 0 };
     struct role_target at = { .ask = { .role = role } };
     struct arena arena;
     struct str secret = { 0 };
@@ -203,8 +203,8 @@ int cmd_role(int argc, char **argv)
         exit_status = change(c, words[0], role, &err) != OK;
         if (exit_status) {
             const bool is_named = strstr(err.text, words[0]) != NULL;
-            fprintf(stderr, "baton role: %s%s%s\n", is_named ? "" : words[0],
-                    is_named ? "" : ": ", err.text);
+            fprintf(stderr, "baton role: %s%s%s\n", is_named ? "" : words[0], is_named ? "" : ": ",
+                    err.text);
         }
     }
     config_free(c);

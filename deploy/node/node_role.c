@@ -1,9 +1,9 @@
 /* node_role.c - changes this node's role while it runs: POST /cluster/v1/role (role_change.h).
  *
- *   asked ── its view of the others is fresh ──▶ checked ──▶ published at once, and answered
- *                                                              │ the role settles: no split request
- *                                                              ▼ is taken until the grants and
- *                                                                credits of the role before are over
+ *   asked ─ its view of the others is fresh ─▶ checked ─▶ published at once, and answered
+ *                                                           │ the role settles: no split request
+ *                                                           ▼ is taken until the grants and
+ *                                                             credits of the role before are over
  *
  * Nodes of several ranks and ranks of groups need not tell the others: a role only says what other
  * nodes place here. Thread: loop. */

@@ -5,7 +5,10 @@
 
 #include "scheduler/request.h"
 
-/* PREEMPTED came from its decode node. The attempt may have ended. */
+/* Both may end the attempt. PREEMPTED came from its decode node: */
 void request_on_preempted(struct entry *e, struct request *r, const struct cluster_message *m);
+/* The view is fresh: others may have room by now. One request may go there: what it takes is not in
+ * the view before the next. */
+void request_pressed_look_again(struct entry *e);
 
 #endif

@@ -74,8 +74,8 @@ static uint32_t blocks_to_start(const struct engine *e, const struct seq *s)
     return seq_blocks_for(n, e->opt.block_tokens);
 }
 
-/* The running sequences that will give blocks back by themselves; of more than one step holds, some.
- * A prompt's are sent to another node soon. */
+/* The running sequences that will give blocks back by themselves; of more than one step holds,
+ * some. A prompt's are sent to another node soon. */
 static size_t list_holders(const struct engine *e, struct batch *b)
 {
     size_t n = 0;

@@ -6,7 +6,7 @@ from test_router import Router
 from test_shutdown import Client
 
 PACED = ['--pace', os.path.join(DATA, 'pace', 'quick.json')]   # so that what must run at the signal does, however busy the machine is
-LONG = dict(model='m', prompt=[5, 6, 7, 8], max_tokens=400, temperature=0, ignore_eos=True)
+LONG = dict(model='m', prompt=[5, 6, 7, 8], max_tokens=220, temperature=0, ignore_eos=True)
 
 
 def at(node):
@@ -64,23 +64,23 @@ def test_requests_that_come_to_a_leaving_node_are_computed_elsewhere():
 
 @alone
 def test_clients_of_a_leaving_node_notice_nothing():
-    """Kept connections and new ones at full speed while it stops and when it is back: each request is answered, or its connection is refused."""
+    """Kept connections and new ones at full speed while it stops: each request is answered, or its connection is refused."""
     with mixed_nodes(2) as (control, (a, b)):
-        for _ in range(2):
-            clients = [Client(b.port) for _ in range(8)]
-            time.sleep(0.5)
-            t0 = time.monotonic()
-            assert b.stop() == 0, b.output()[-2000:]
-            took = time.monotonic() - t0
-            for c in clients:
-                c.thread.join(30)
-                assert not c.thread.is_alive() and not c.lost and not c.wrong, (c.lost, c.wrong)
-                assert set(c.statuses) == {200}, c.statuses
-            print(f'  {sum(c.statuses[200] for c in clients)} requests, all answered; the node ended after {took:.2f} s', flush=True)
-            assert took < 5, took
-            b.restart()
-            wait_ready(b)
-            wait_sees([a, b], 2)
+        clients = [Client(b.port) for _ in range(8)]
+        time.sleep(0.5)
+        t0 = time.monotonic()
+        assert b.stop() == 0, b.output()[-2000:]
+        took = time.monotonic() - t0
+        for c in clients:
+            c.thread.join(30)
+            assert not c.thread.is_alive() and not c.lost and not c.wrong, (c.lost, c.wrong)
+            assert set(c.statuses) == {200}, c.statuses
+        print(f'  {sum(c.statuses[200] for c in clients)} requests, all answered; the node ended after {took:.2f} s', flush=True)
+        assert took < 5, took
+        b.restart()
+        wait_ready(b)
+        wait_sees([a, b], 2)
+        assert ask(a.port, {**LONG, 'max_tokens': 2})
 
 
 def test_a_router_that_leaves_serves_to_its_end():
@@ -104,7 +104,7 @@ def test_the_last_node_finishes_its_own():
     with closing(Node(TINY, args=[*SIZE, *PACED, '--max-num-seqs', '1'])) as n:
         wait_ready(n)
         got = []
-        threads = [threading.Thread(target=lambda: got.append(request(n.port, 'POST', '/v1/completions', {**LONG, 'max_tokens': 150}))) for _ in range(3)]
+        threads = [threading.Thread(target=lambda: got.append(request(n.port, 'POST', '/v1/completions', {**LONG, 'max_tokens': 100}))) for _ in range(3)]
         for t in threads:
             t.start()
         wait_until('two wait', lambda: metrics(n.port)['baton_requests_placing'] == 2, 5, 0.01)

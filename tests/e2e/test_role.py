@@ -4,6 +4,7 @@ import hashlib, hmac
 from harness import *
 from test_kv_faults import SIZE, ask, bodies_of, check_answers, check_idle, ends_well, nodes_with, reference, tokens_of, total
 from test_recovery import cells
+from test_router import Router
 
 RENEWAL = 0.7
 PACED = ['--pace', os.path.join(DATA, 'pace', 'quick.json')]   # what must run when a role changes does, however busy the machine is
@@ -132,6 +133,48 @@ def test_a_prefill_node_that_becomes_decode_finishes_its_transfers():
         assert cells(d, loss='handed_back', action='requeue') >= 1 and cells(d, action='move') == 0
         print(f'  {total(p, "baton_prefill_sent_total") - sent:.0f} sent after the change, {cells(d, loss="handed_back"):.0f} handed back', flush=True)
         check_idle([first, p, d])
+
+
+# ---- nodes of several ranks, and listed nodes ----
+
+def test_a_node_of_several_ranks_changes_its_role():
+    """Its first rank is asked; the other only does what it says."""
+    bodies = bodies_of(4, 73, longest=60, tokens=(2, 6))
+    want = reference(bodies)
+    control, meet = free_ports(2)
+    common = ['--cache-transfer-protocol', 'tcp', *SIZE]
+    p = Node(TINY, 'prefill', [*common, '--engine-worker-queue-port', str(control)])
+    d = Node(TINY, 'decode', [*common, '--innode-prefill-ports', str(control)])
+    tensor = [*common, '--innode-prefill-ports', str(control), '--tensor-parallel-size', '2', '--tensor-parallel-port', str(meet)]
+    ranks = [Node(TINY, 'decode', [*tensor, '--tensor-parallel-rank', str(i)]) for i in range(2)]
+    with closing(p, d, ranks[1], ranks[0]):  # the first ends first: the other leaves with it
+        wait_ready(p, d, ranks[0])
+        wait_sees([p, d, ranks[0]], 3)
+        for role, as_prefill in (('prefill', True), ('decode', False)):
+            assert baton_role(at(ranks[0]), role)[0] == 0
+            for n in (p, d):
+                wait_until('the others see it', lambda: {at(ranks[0]): role}.items() <= {x['name']: x['role'] for x in request(n.port, 'GET', '/cluster')[2]['nodes']}.items(), 5)
+            answers = parallel([lambda b=b: ask(d.port, b) for b in bodies], 4)
+            check_answers(bodies, want, answers)
+            mine = {(a['baton']['prefill_node'] == at(ranks[0]), a['baton']['decode_node'] == at(ranks[0])) for a in answers}
+            assert (as_prefill, not as_prefill) in mine and mine <= {(as_prefill, not as_prefill), (False, False)}, mine
+        check_idle([p, d, ranks[0]])
+
+
+def test_listed_nodes_change_their_role():
+    """They know no other node; their router does."""
+    p, d = (Node(TINY, role, ['--cache-transfer-protocol', 'tcp', *SIZE]) for role in ('prefill', 'decode'))
+    with closing(p, d):
+        wait_ready(d)
+        with closing(Router('--prefiller-hosts', '127.0.0.1', '--prefiller-ports', str(p.port), '--decoder-hosts', '127.0.0.1', '--decoder-ports', str(d.port))) as router:
+            wait_ready(router)  # while it loads it passes requests whole, to nodes that know no other
+            wait_until('they are split over', lambda: ask(router.port, bodies_of(1, 3)[0])['baton']['decode_node'] == at(d), 20)
+            for n, role in ((p, 'mixed'), (d, 'prefill'), (p, 'decode')):
+                status, said = baton_role(at(n), role)
+                assert status == 0 and f'is {role} now' in said, said
+            wait_until('the other way around', lambda: ask(router.port, bodies_of(1, 3)[0])['baton'].items() >= {'prefill_node': at(d), 'decode_node': at(p)}.items(), 5)
+            status, said = baton_role(f'127.0.0.1:{router.port}', 'decode')
+            assert status == 1 and 'this is a router, no node' in said, said
 
 
 # ---- who may, and what is refused ----

@@ -107,23 +107,79 @@ TEST(pressed_request_stays_in_doubt)
     struct attempt a = play_whole(&w, &c, 3);
     preempt(&a, SECOND_US);
     RIG_WAIT(&w.rig, counted(&w, PRESSURE_RECOMPUTE) == 1);
-    size_t i = world_add(&w, ROLE_DECODE);
-    set_speed(&w, 10000);
-    preempt(&a, 0);
-    RIG_WAIT(&w.rig, counted(&w, PRESSURE_RECOMPUTE) == 2);
     n_blocks_free = 3; /* of the four for 40 tokens and 20 */
+    size_t i = world_add(&w, ROLE_DECODE);
     set_speed(&w, 9999);
     preempt(&a, SECOND_US);
+    RIG_WAIT(&w.rig, counted(&w, PRESSURE_RECOMPUTE) == 2);
+    preempt(&a, 0);
     RIG_WAIT(&w.rig, counted(&w, PRESSURE_RECOMPUTE) == 3);
     n_blocks_free = 4;
     set_speed(&w, 10000);
     CHECK(received_take(w.nodes[i], FRAME_RUN) == NULL);
+    rig_turn_ms(&w.rig, 200);
+    CHECK_EQ_INT(counted(&w, PRESSURE_HAND_BACK), 0);
     preempt(&a, UINT64_MAX);
     struct attempt b = play_whole(&w, &c, 1);
     CHECK(b.decode == w.nodes[i]);
     preempt(&a, SECOND_US); /* of an attempt that is over */
     play_rest(&w, &c, &b, 20);
     CHECK_EQ_INT(counted(&w, PRESSURE_HAND_BACK) + counted(&w, PRESSURE_RECOMPUTE), 4);
+    world_check_idle(&w);
+    world_close(&w);
+}
+
+/* It stays while there is no room, and leaves when a node comes that has some; not when it is
+ * nearly computed again, nor when it runs. */
+TEST(pressed_request_leaves_when_room_comes)
+{
+    for (int runs = 0; runs < 2; runs++) {
+        struct world w;
+        struct client c;
+        world_open(&w, "d", 5000);
+        set_speed(&w, 10000);
+        CHECK_OK(client_submit(&w, &c, (struct ask){ .max_tokens = 20 }));
+        struct attempt a = play_whole(&w, &c, 3);
+        preempt(&a, 30 * SECOND_US);
+        RIG_WAIT(&w.rig, counted(&w, PRESSURE_RECOMPUTE) == 1);
+        if (runs) {
+            reply_tokens(a.decode, &a, 3, 4, FINISH_NONE);
+            RIG_WAIT(&w.rig, c.n_tokens == 4);
+        }
+        size_t i = world_add(&w, ROLE_DECODE);
+        set_speed(&w, 10001);
+        if (!runs) a = play_whole(&w, &c, 1);
+        CHECK(a.decode == w.nodes[runs ? 0 : i]);
+        CHECK_EQ_INT(counted(&w, PRESSURE_HAND_BACK), !runs);
+        play_rest(&w, &c, &a, 20);
+        world_check_idle(&w);
+        world_close(&w);
+    }
+}
+
+/* Room that several see is taken by one at a time: the next looks at the next view. */
+TEST(pressed_requests_leave_one_by_one)
+{
+    enum { N = 3 };
+    struct world w;
+    struct client c[N];
+    struct attempt a[N], b = { 0 };
+    world_open(&w, "d", 5000);
+    set_speed(&w, 10000);
+    for (int k = 0; k < N; k++) {
+        CHECK_OK(client_submit(&w, &c[k], (struct ask){ .max_tokens = 20 }));
+        a[k] = play_whole(&w, &c[k], 3);
+        preempt(&a[k], 30 * SECOND_US);
+    }
+    RIG_WAIT(&w.rig, counted(&w, PRESSURE_RECOMPUTE) == N);
+    size_t i = world_add(&w, ROLE_DECODE);
+    set_speed(&w, 10000);
+    RIG_WAIT(&w.rig, counted(&w, PRESSURE_HAND_BACK) == 1); /* all at once, it would be 3 */
+    world_expect(&w, FRAME_RUN, &b.decode);
+    CHECK(b.decode == w.nodes[i]);
+    RIG_WAIT(&w.rig, counted(&w, PRESSURE_HAND_BACK) == N);
+    for (int k = 0; k < N; k++) w.be.cancel(w.be.self, c[k].id);
+    RIG_WAIT(&w.rig, scheduler_n_live(w.s) == 0);
     world_check_idle(&w);
     world_close(&w);
 }
@@ -158,5 +214,6 @@ TEST(pressed_request_comes_back_when_all_others_are_full)
 
 TEST_MAIN(CASE(pressed_request_goes_on_elsewhere_but_not_for_ever),
           CASE(pressed_request_is_split_again_and_asks_the_node_that_would_compute_it),
-          CASE(pressed_request_stays_in_doubt),
+          CASE(pressed_request_stays_in_doubt), CASE(pressed_request_leaves_when_room_comes),
+          CASE(pressed_requests_leave_one_by_one),
           CASE(pressed_request_comes_back_when_all_others_are_full))
