@@ -28,7 +28,7 @@ enum status prompt_parts_take(struct prompt_parts *p, const struct prefill_ranks
 {
     if (m->n_decode == 0 || m->n_decode > KV_RANKS_MAX || m->n_parts == 0 ||
         m->n_parts > KV_PARTS_MAX)
-        return err_set(err, ERR_FORMAT,
+        return err_set(err, ERR_PEER_MISMATCH, /* the grant's fault, not the request's */
                        "the prompt's KV goes to %zu ranks in %zu parts, not 1 to %d and 1 to %d",
                        m->n_decode, m->n_parts, KV_RANKS_MAX, KV_PARTS_MAX);
     for (size_t i = 0; i < m->n_decode; i++) TRY(kv_sender_learn(sender, m->decode[i], err));

@@ -274,6 +274,16 @@ static void finish(struct pass *s, enum outcome outcome, int status)
 
 static void try_next(struct pass *s);
 
+/* Whoever starts while the directory is away, or was emptied, or while other nodes are lost, is as
+ * good an entry for its clients a moment later: when it has loaded, or the others are back. */
+static bool waits_for_nodes(const struct pass *s)
+{
+    const struct passer *p = s->passer;
+    uint64_t ms = p->n_snapshots ? p->o.wait_ms : p->o.wait_first_ms;
+    return s->reason == PASS_WHILE_LOADING && !p->view && !p->stopping &&
+           clock_ns() - s->t_start_ns < ms * 1000000;
+}
+
 static void on_call_end(void *arg, enum http_pass_end end, int status)
 {
     struct pass *s = arg;
@@ -301,7 +311,8 @@ static void try_next(struct pass *s)
     for (;;) {
         struct candidate *c = s->n_tried < PASS_TRIES ? choose(p, s) : NULL;
         if (!c) {
-            finish(s, REFUSED, 0);
+            if (!waits_for_nodes(s)) finish(s, REFUSED, 0);
+            else s->n_tried = 0;
             return;
         }
         const struct node_record *r = &c->record;
@@ -433,11 +444,16 @@ static void ask_live(struct passer *p, const struct pass *of)
         if (node_of(s) == l->node) s->asked_live = true;
 }
 
+/* Also takes up those that wait for nodes. */
 static void look_for_silence(void *arg)
 {
     struct passer *p = arg;
-    LIST_FOREACH (s, &p->passes, struct pass, link)
+    bool waits = false;
+    LIST_FOREACH (s, &p->passes, struct pass, link) {
         if (!s->asked_live && is_silent(s)) ask_live(p, s);
+        waits |= !s->call && s->n_tried == 0;
+    }
+    if (waits) ask_or_start(p);
 }
 
 /* ---- life ---- */
@@ -454,12 +470,12 @@ void *passer_start(struct passer *p, enum pass_reason reason, const struct serve
     s->arg = r->arg;
     s->path = mem_strdup(r->path);
     s->request = mem_strdup(r->name);
+    s->t_start_ns = clock_ns();
     look_at_view(p);
-    if (is_fresh(p) && !choose(p, s)) {
+    if (is_fresh(p) && !choose(p, s) && !waits_for_nodes(s)) {
         free_pass(s);
         return NULL;
     }
-    s->t_start_ns = clock_ns();
     list_push(&p->passes, &s->link);
     if (p->n_passes++ == 0)
         p->look = loop_timer_start(p->o.loop, LOOK_MS, LOOK_MS, look_for_silence, p);

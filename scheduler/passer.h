@@ -34,6 +34,9 @@ struct passer_options {
      * and 2 s when 0. */
     uint32_t silent_ms, live_ms;
     uint32_t snapshot_ms; /* an older view of the nodes is renewed first; 1 s when 0 */
+    /* How long a request waits for another node that takes it, while this one is loading: when the
+     * directory has answered, and when it has not yet. */
+    uint32_t wait_ms, wait_first_ms;
 };
 
 struct passer *passer_create(const struct passer_options *o);

@@ -16,13 +16,13 @@
 /* clang-format off */
 static const enum request_action TABLE[REQUEST_N_STATES][REQUEST_N_LOSSES] = {
     /*         prefill node  decode node  busy  peer  request  node  stuck  pair  back  directory */
-    [REQUEST_PLACING] = { I, I,           I,    I,    F,       I,    I,     I,    I,    I },
+    [REQUEST_PLACING] = { I, I,           I,    I,    I,       I,    I,     I,    I,    I },
     [REQUEST_CREDIT]  = { M, M,           Q,    M,    F,       M,    I,     M,    Q,    I },
     [REQUEST_RESERVE] = { M, M,           Q,    M,    F,       M,    M,     M,    Q,    I },
     [REQUEST_PREFILL] = { M, M,           Q,    M,    F,       M,    I,     M,    Q,    I },
     [REQUEST_DECODE]  = { I, M,           M,    M,    F,       M,    I,     M,    Q,    I },
     [REQUEST_RUN]     = { I, M,           Q,    M,    F,       M,    I,     I,    Q,    I },
-    [REQUEST_ATTACH]  = { I, C,           C,    C,    C,       C,    C,     C,    C,    C },
+    [REQUEST_ATTACH]  = { I, C,           I,    I,    I,       I,    C,     I,    I,    I },
     [REQUEST_ENDED]   = { I, I,           I,    I,    I,       I,    I,     I,    I,    I },
 };
 /* clang-format on */
@@ -33,8 +33,10 @@ static const enum request_action TABLE[REQUEST_N_STATES][REQUEST_N_LOSSES] = {
 #undef F
 #undef C
 
+/* request_attach.c knows two losses only: FAILED of the last node asked is as if its link was lost,
+ * whatever it says; nobody is blamed. */
 static const char IN_ATTACH[] =
-    "whatever a node says of a sequence that it does not have, the request is not at fault";
+    "it is not told: whatever a node says of a sequence that it does not have, it counts as lost";
 
 /* Of the cells that their state and loss do not explain; a state of REQUEST_N_STATES: of every
  * state that has a node. */
@@ -43,7 +45,8 @@ static const struct {
     enum request_loss loss;
     const char *text;
 } REASONS[] = {
-    { REQUEST_PLACING, LOSS_REQUEST, "what the request itself is at fault for needs no node" },
+    { REQUEST_PLACING, LOSS_REQUEST,
+      "it has no node that could say so; its own faults are found before" },
     { REQUEST_PLACING, LOSS_DIRECTORY,
       "it goes ahead with the nodes seen last, uncounted: reservations are soft state" },
     { REQUEST_N_STATES, LOSS_DIRECTORY,
@@ -72,7 +75,9 @@ static const struct {
       "there is none: whatever its node says of a pair is that node's own trouble" },
     { REQUEST_ATTACH, LOSS_PREFILL_NODE, "none is asked: a kept answer is past its prompt" },
     { REQUEST_ATTACH, LOSS_BUSY, IN_ATTACH },
+    { REQUEST_ATTACH, LOSS_PEER, IN_ATTACH },
     { REQUEST_ATTACH, LOSS_REQUEST, IN_ATTACH },
+    { REQUEST_ATTACH, LOSS_NODE, IN_ATTACH },
     { REQUEST_ATTACH, LOSS_STUCK, "asking must not make a request late that nobody has" },
     { REQUEST_ATTACH, LOSS_PAIR, IN_ATTACH },
     { REQUEST_ATTACH, LOSS_HANDED_BACK, IN_ATTACH },

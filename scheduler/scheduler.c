@@ -31,6 +31,11 @@ static void place_waiting_requests(struct scheduler *s)
         if (!request_place_if_waiting(&s->entry, r)) return;
 }
 
+static void look_for_others(struct scheduler *s)
+{
+    if (scheduler_sees_others(s, s->entry.view.me.node)) s->t_others_ms = clock_ms();
+}
+
 static void on_tick(void *arg)
 {
     struct scheduler *s = arg;
@@ -43,6 +48,7 @@ static void on_tick(void *arg)
         n_placing += r->state == REQUEST_PLACING;
         request_advance(&s->entry, r);
     }
+    if (s->draining) look_for_others(s);
     gauge_set(s->entry.metrics.live, s->entry.n_live);
     gauge_set(s->entry.metrics.placing, n_placing);
 }
@@ -123,10 +129,11 @@ static uint64_t fresh_id(struct scheduler *s)
     return id;
 }
 
-/* Does a node that shuts down take requests, for others to compute? */
+/* Does a node that shuts down take requests, for others to compute? The others may be out of sight
+ * for a moment (a failover of the directory, a cut); requests wait for them as they do elsewhere. */
 static bool is_still_entry(const struct scheduler *s)
 {
-    return s->enters && scheduler_sees_others(s, s->entry.view.me.node);
+    return s->enters && s->t_others_ms && clock_ms() - s->t_others_ms <= s->entry.grace_ms;
 }
 
 static enum status backend_submit(void *self, const struct gen_request *g,
@@ -341,6 +348,7 @@ void scheduler_drain(struct scheduler *s, bool enters)
     s->draining = true;
     s->enters = enters;
     s->t_drain_ns = clock_ns();
+    look_for_others(s);
     if (!s->o.describe) return;
     directory_leave(s->o.directory, s->entry.view.me.node);
     loop_timer_free(s->renew); /* a renewal would bring the record back */

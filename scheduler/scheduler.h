@@ -58,8 +58,8 @@ void scheduler_launcher_gone(struct scheduler *s, const char *what_it_means, boo
  * the next call. NULL: all do. */
 void scheduler_listed_down(struct scheduler *s, const char *why);
 /* The node shuts down: leaves the directory. Live requests go on, and nothing is placed on this
- * node any more unless no other one can decode. New requests are taken while others can decode, if
- * `enters`; else they are refused. */
+ * node any more unless no other one can decode. New requests are taken, if `enters`, while
+ * others can decode, or could grace_ms ago; else they are refused. */
 void scheduler_drain(struct scheduler *s, bool enters);
 uint32_t scheduler_n_live(const struct scheduler *s);
 /* Of those, the ones that were there when scheduler_drain was called. */

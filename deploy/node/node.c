@@ -23,7 +23,8 @@ enum {
      * that is broken waits for it: bytes that do not move end a transfer within KVT_MOVE_MS, an
      * OPEN or FINISH without an answer within KVT_ANSWER_MS, dead and frozen peers end with their
      * links, and an engine without progress with those of its node. */
-    STALL_MS = 60000
+    STALL_MS = 60000,
+    EMPTIED_MS = 1000 /* within which nodes are back in a directory that was flushed: a renewal */
 };
 
 /* ---- cluster ---- */
@@ -381,6 +382,10 @@ static void start_passer(struct node *n)
         .unsplit = n->o.unsplit,
         .log_requests = n->o.log_requests,
     };
+    if (strcmp(n->o.directory, "local") != 0) { /* else it would know of every node */
+        o.wait_first_ms = n->o.grace_ms;
+        o.wait_ms = n->router ? n->o.grace_ms : EMPTIED_MS;
+    }
     if (n->http && n->o.pass_requests) n->passer = passer_create(&o);
 }
 

@@ -20,13 +20,18 @@ struct directory_remote_reservation {
     bool over;
 };
 
+void directory_remote_choose_owner(struct directory_remote *r)
+{
+    do random_bytes(&r->owner, sizeof r->owner);
+    while (r->owner == 0);
+}
+
 void directory_remote_init(struct directory_remote *r, const struct directory_options *o,
                            const char *backend)
 {
     char labels[64];
     *r = (struct directory_remote){ .o = *o };
-    do random_bytes(&r->owner, sizeof r->owner);
-    while (r->owner == 0);
+    directory_remote_choose_owner(r);
     list_init(&r->pending_releases);
     list_init(&r->inflight_releases);
     if (!o->metrics) return;

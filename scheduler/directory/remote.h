@@ -56,6 +56,9 @@ struct directory_remote {
 void directory_remote_init(struct directory_remote *r, const struct directory_options *o,
                            const char *backend);
 void directory_remote_release(struct directory_remote *r);
+/* Gives this entry node a new name at the server: what it held under the old one ends there with
+ * that one's lease. */
+void directory_remote_choose_owner(struct directory_remote *r);
 /* The server answered, or did not. Calls on_up or on_down once per change of the state or of the
  * reason; these may close the directory. */
 void directory_remote_up(struct directory_remote *r);

@@ -11,24 +11,29 @@ NEWNET, NEWPID = 0x40000000, 0x20000000     # clone(2)
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-def have_own():
-    """Returns in namespaces of this program's own; before, the program starts again. Where the kernel or a container allows no such thing it says so and ends
-    with NOT_HERE."""
+def start_again():
+    """Returns in namespaces of this program's own; before, the program starts again. Where the kernel or a container allows no such thing it returns why."""
     if MARK in os.environ:
         ip('link', 'set', 'lo', 'up')
-        return
+        return None
     inside = ['unshare', '--user', '--map-root-user', '--net', '--mount', '--pid', '--fork', '--kill-child', '--mount-proc']
     host = ['unshare', '--net', '--pid', '--fork', '--mount-proc']
     try:
         p = subprocess.run([*inside, 'sh', '-ec', f'ip link add br0 type bridge; ip link add veth0 type veth peer name veth1; {" ".join(host)} true'], capture_output=True, text=True)
-        why = p.stderr.strip()
     except FileNotFoundError as e:
-        p, why = None, str(e)
-    if not p or p.returncode:
-        print(f'SKIP: no network namespaces here: {why}', flush=True)
-        sys.exit(NOT_HERE)
+        return str(e)
+    if p.returncode:
+        return p.stderr.strip()
     os.environ[MARK] = '1'
     os.execvp(inside[0], [*inside, sys.executable, *sys.argv])
+
+
+def have_own():
+    """start_again for a program that is nothing without: it says so and ends with NOT_HERE."""
+    why = start_again()
+    if why is not None:
+        print(f'SKIP: no network namespaces here: {why}', flush=True)
+        sys.exit(NOT_HERE)
 
 
 def ip(*words):
@@ -41,9 +46,13 @@ def setns(fd, kind):
 
 
 class Switch:
-    def __init__(self):
-        ip('link', 'add', 'switch', 'type', 'bridge')
-        ip('link', 'set', 'switch', 'up')
+    def __init__(self, name='switch', address=None):
+        """With an address this program is on it, too."""
+        self.name = name
+        ip('link', 'add', name, 'type', 'bridge')
+        if address:
+            ip('addr', 'add', address + '/24', 'dev', name)
+        ip('link', 'set', name, 'up')
 
 
 class Host:
@@ -91,3 +100,12 @@ class Host:
             ip('link', 'set', self.port, 'master', 'switch')
         ip('link', 'set', self.port, 'up')
         self.is_off = None
+
+    def move_to(self, switch):
+        """Only hosts of the same switch reach each other."""
+        ip('link', 'set', self.port, 'master', switch)
+
+    def cut_from(self, other, is_off=True):
+        """What this host sends to that one goes to a machine that does not exist."""
+        words = ['replace', other.address, 'lladdr', '02:00:00:00:00:01', 'dev', 'eth0', 'nud', 'permanent'] if is_off else ['del', other.address, 'dev', 'eth0']
+        subprocess.run([*self.enter, 'ip', 'neigh', *words], check=True)

@@ -2,8 +2,8 @@
 from harness import *
 
 
-def certificates(folder):
-    """ca.pem signs server.pem, which is for 127.0.0.1 and localhost; other_ca.pem signs nothing."""
+def certificates(folder, hosts=('127.0.0.1',)):
+    """ca.pem signs server.pem, which is for these addresses and localhost; other_ca.pem signs nothing."""
     if not shutil.which('openssl'):
         raise Skip('the openssl command is not installed: TLS with Redis was NOT tested')
     key = ['-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:prime256v1', '-nodes']
@@ -14,7 +14,7 @@ def certificates(folder):
         run('req', '-x509', *key, '-keyout', f'{ca}.key', '-out', f'{ca}.pem', '-subj', f'/CN={ca}', '-days', '2')
     run('req', *key, '-keyout', 'server.key', '-out', 'server.csr', '-subj', '/CN=server')
     with open(f'{folder}/names', 'w') as f:
-        f.write('subjectAltName=IP:127.0.0.1,DNS:localhost\n')
+        f.write('subjectAltName=' + ','.join(f'IP:{h}' for h in sorted({'127.0.0.1', *hosts})) + ',DNS:localhost\n')
     run('x509', '-req', '-in', 'server.csr', '-CA', 'ca.pem', '-CAkey', 'ca.key', '-CAcreateserial', '-out', 'server.pem', '-days', '2', '-extfile', 'names')
 
 

@@ -94,6 +94,29 @@ def test_a_failover_under_requests_loses_none():
             assert int(replica.ask('GET', 'baton:{default}:fence')) > int(before), 'nothing was placed through the new master'
 
 
+def test_a_failover_that_loses_releases_leaves_nothing_placed():
+    """The replica knows what was placed, and not that it has ended, when it becomes the master: it would count it until --scheduler-ttl."""
+    with failover_pair() as (master, replica, sentinel):
+        args = ['--scheduler-name', 'splitwise', '--scheduler-sentinels', f'127.0.0.1:{sentinel.port}', *SIZE, '--pace', os.path.join(DATA, 'pace', 'quick.json')]
+        with closing(Node(TINY, 'prefill', args), Node(TINY, 'decode', args)) as nodes:
+            wait_ready(*nodes)
+            wait_sees(nodes, 2)
+            threads = [threading.Thread(target=complete, args=(n.port,), kwargs=dict(max_tokens=150), daemon=True) for n in nodes * 4]
+            for t in threads:
+                t.start()
+            placed = 'HLEN', 'baton:{default}:res'
+            wait_until('the replica knows that they are placed', lambda: int(replica.ask(*placed)) >= 4, 20, 0.01)
+            replica.ask('REPLICAOF', '127.0.0.1', str(free_ports(1)[0]))
+            for t in threads:
+                t.join(60)
+            wait_until('they are taken back', lambda: master.ask(*placed) == '0', 10)
+            assert int(replica.ask(*placed)) >= 4, 'the replica was told all the same'
+            master.kill()
+            wait_until('both nodes are in the new master', lambda: replica.ask('ZCARD', 'baton:{default}:alive') == '2' and 'role:master' in replica.ask('INFO', 'replication'), 90)
+            wait_until('nothing is placed', lambda: replica.ask(*placed) == '0', 10)
+            complete(nodes[0].port)
+
+
 def test_the_doctor_looks_at_sentinels_roles_and_users():
     with failover_pair() as (master, replica, sentinel):
         dead = free_ports(1)[0]

@@ -276,10 +276,25 @@ static void load_leave_script(struct directory_redis *d)
         log_debug("script not sent", "topic=%s", d->topic);
 }
 
+/* A replica that takes over may never have been told of the latest releases: it would count what has
+ * long ended until the ttl is over. So this entry node goes on there under a new name, and what the
+ * old one held ends with its lease; what still runs of that is not counted any more. */
+static void note_server(struct directory_redis *d)
+{
+    const struct redis_address *now = redis_where(d->redis);
+    if (!now) return;
+    if (d->was.port && (d->was.port != now->port || strcmp(d->was.host, now->host) != 0)) {
+        directory_remote_choose_owner(&d->remote);
+        directory_redis_id_text(d->owner, d->remote.owner);
+    }
+    d->was = *now;
+}
+
 static void on_up(void *arg)
 {
     struct directory_redis *d = arg;
     d->n_holds++;
+    note_server(d);
     if (!d->closed) load_leave_script(d);
     directory_remote_up(&d->remote);
     if (!d->closed) send_releases(d);

@@ -18,6 +18,7 @@ struct directory_redis {
     struct directory_remote remote;
     char topic[NODE_NAME_MAX];
     char owner[DIRECTORY_REDIS_ID_TEXT], lease[DIRECTORY_REDIS_NUMBER_TEXT];
+    struct redis_address was;                   /* the server that was up last; port 0: none */
     char at[REDIS_SERVER_TEXT_MAX];             /* the server */
     char check[DIRECTORY_REDIS_FLAGS_MAX + 48]; /* the command that looks further */
     struct redis *redis;

@@ -473,7 +473,8 @@ static void entry_prefill(struct entry *e, struct gen *g, struct worker_node *pr
     a.host = "127.0.0.1";
     a.port = port;
     m.generation = entry_generation(g, &arena);
-    m.n_decode = m.n_parts = 1;
+    m.n_decode = 1;
+    m.n_parts = g->grant.len > 0;
     m.decode = ranks;
     m.parts = parts;
     part.kvt_grant = (ProtobufCBinaryData){ g->grant.len, (uint8_t *)g->grant.data };

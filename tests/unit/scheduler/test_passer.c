@@ -39,6 +39,7 @@ struct rig {
     int n_unanswered; /* snapshots asked for while it was away */
     uint16_t port;
     uint32_t snapshot_ms; /* 0: one that lasts for the test */
+    uint32_t wait_ms;
 };
 
 static void other_handle(void *arg, struct http_exchange *x)
@@ -126,6 +127,8 @@ static void rig_make(void *arg)
         .silent_ms = 100,
         .live_ms = 200,
         .snapshot_ms = 60000,
+        .wait_ms = g->wait_ms,
+        .wait_first_ms = g->wait_ms,
     };
     if (g->snapshot_ms) p.snapshot_ms = g->snapshot_ms;
     g->front_directory.ops = &FRONT_OPS;
@@ -247,6 +250,15 @@ static void set_computing(void *arg)
 }
 
 static void set_away(void *arg) { ((struct rig *)arg)->away = true; }
+static void leave(void *arg) { directory_leave(((struct rig *)arg)->directory, 100); }
+
+static void come_back(void *arg)
+{
+    struct rig *g = arg;
+    directory_publish(g->directory, &g->others[0].record);
+}
+
+static void set_back(void *arg) { ((struct rig *)arg)->away = false; }
 
 static int n_asked(const struct rig *g)
 {
@@ -509,7 +521,33 @@ TEST(passer_notices_a_frozen_node_and_waits_for_a_busy_one)
     rig_close(&busy);
 }
 
-TEST_MAIN(CASE(passer_takes_the_least_loaded_node),
+TEST(passer_waits_for_the_first_node)
+{
+    struct rig g = { .wait_ms = 5000, .snapshot_ms = 10, .others = { { .status = 200 } } };
+    struct buf b = { 0 };
+    rig_open(&g);
+    fixture_on_loop(g.loop, set_away, &g);
+    int fd = begin(&g, "POST", ""); /* the directory has not answered yet */
+    CHECK(!fixture_read(fd, &b, 1, 700));
+    CHECK(g.n_unanswered > 1);
+    fixture_on_loop(g.loop, set_back, &g);
+    check_end(fd, "node0");
+    fixture_on_loop(g.loop, leave, &g);
+    usleep(20000);
+    fd = begin(&g, "POST", ""); /* it was emptied */
+    CHECK(!fixture_read(fd, &b, 1, 700));
+    fixture_on_loop(g.loop, come_back, &g);
+    check_end(fd, "node0");
+    rig_close(&g);
+
+    struct rig alone = { .wait_ms = 300 };
+    rig_open(&alone);
+    check_post(&alone, "own"); /* after 0.3 s */
+    rig_close(&alone);
+    buf_release(&b);
+}
+
+TEST_MAIN(CASE(passer_waits_for_the_first_node), CASE(passer_takes_the_least_loaded_node),
           CASE(passer_forgets_what_was_full_while_the_directory_is_away),
           CASE(passer_asks_only_nodes_that_take_requests), CASE(passer_never_mixes_models),
           CASE(passer_takes_a_node_that_serves_the_model_named),

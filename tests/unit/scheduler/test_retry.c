@@ -12,7 +12,7 @@ static const struct {
     const char *name, *actions;
 } WANT[] = {
     /* No node has anything of it yet: only the request itself can fail. */
-    { REQUEST_PLACING, "placing", "IIIIFIIIII" },
+    { REQUEST_PLACING, "placing", "IIIIIIIIII" },
     /* Both nodes are needed; one that is busy or gives the request back is no loss. Only a
      * reservation is answered at once, so nothing else is stuck after some time. */
     { REQUEST_CREDIT, "credit", "MMQMFMIMQI" },
@@ -23,7 +23,7 @@ static const struct {
     /* One node does both: there is no prefill node to lose. */
     { REQUEST_RUN, "run", "IMQMFMIIQI" },
     /* Whatever happens to the node that may have kept the answer, it can be computed again. */
-    { REQUEST_ATTACH, "attach", "ICCCCCCCCC" },
+    { REQUEST_ATTACH, "attach", "ICIIIICIII" },
     { REQUEST_ENDED, "ended", "IIIIIIIIII" },
 };
 
@@ -128,7 +128,7 @@ TEST(reasons_are_of_their_cells)
 {
     CHECK(strstr(retry_reason(REQUEST_RUN, LOSS_PAIR), "there is none"));
     CHECK(strstr(retry_reason(REQUEST_CREDIT, LOSS_PAIR), "avoids the pair"));
-    CHECK(strstr(retry_reason(REQUEST_ATTACH, LOSS_PAIR), "not at fault"));
+    CHECK(strstr(retry_reason(REQUEST_ATTACH, LOSS_PAIR), "counts as lost"));
     CHECK(strstr(retry_reason(REQUEST_ATTACH, LOSS_DIRECTORY), "placing goes ahead"));
     CHECK(retry_reason(REQUEST_PLACING, LOSS_PAIR) == NULL);
     CHECK(retry_reason(REQUEST_ENDED, LOSS_HANDED_BACK) == NULL);
