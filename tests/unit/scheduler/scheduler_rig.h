@@ -202,7 +202,7 @@ struct ask {
 static enum status client_submit(struct world *w, struct client *c, struct ask a)
 {
     int32_t tokens[PROMPT_LEN];
-    struct err err = { 0 };
+    struct gen_refusal why;
     for (int i = 0; i < PROMPT_LEN; i++) tokens[i] = 10 + i;
     *c = (struct client){ .w = w };
     struct gen_request g = { .name = "test",
@@ -217,9 +217,9 @@ static enum status client_submit(struct world *w, struct client *c, struct ask a
                                            .n_logprobs = a.prompt_logprobs ? 0 : -1, }, };
     struct gen_sink sink = { client_token, client_prompt_logprob, client_end, client_node, c };
     w->in_submit = true;
-    enum status st = w->be.submit(w->be.self, &g, &sink, &c->id, &err);
+    enum status st = w->be.submit(w->be.self, &g, &sink, &c->id, &why);
     w->in_submit = false;
-    if (st != OK) CHECK(err.text[0] != 0);
+    if (st != OK) CHECK(why.err.text[0] != 0);
     return st;
 }
 
