@@ -129,6 +129,21 @@ static void print_groups(const struct status_groups *g)
     buf_release(&lines);
 }
 
+/* What a node has not measured yet is a dash. */
+static void print_row(const cJSON *n)
+{
+    const double per_s = number(n, "prefill_tokens_per_s"), step_us = number(n, "step_us");
+    printf("%-24s %-8s %-16s %8.0f %8.0f %7.0f/%-6.0f %14.0f", text(n, "name"), text(n, "role"),
+           text(n, "topic"), number(n, "n_running"), number(n, "n_waiting"),
+           number(n, "n_blocks_free"), number(n, "n_blocks"), number(n, "waiting_tokens"));
+    if (per_s > 0) printf(" %9.0f", per_s);
+    else printf(" %9s", "-");
+    if (step_us > 0) printf(" %8.1f", step_us / 1e3);
+    else printf(" %8s", "-");
+    printf("%s\n",
+           cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(n, "draining")) ? "  draining" : "");
+}
+
 static int print_table(struct str json, const struct status_groups *groups)
 {
     cJSON *doc = cJSON_ParseWithLength(json.p, json.n);
@@ -140,13 +155,9 @@ static int print_table(struct str json, const struct status_groups *groups)
     }
     print_node(doc);
     print_trouble(doc);
-    printf("%-24s %-8s %-16s %8s %8s %14s %14s\n", "node", "role", "topic", "running", "waiting",
-           "free blocks", "waiting tokens");
-    cJSON_ArrayForEach (n, nodes)
-        printf("%-24s %-8s %-16s %8.0f %8.0f %7.0f/%-6.0f %14.0f%s\n", text(n, "name"),
-               text(n, "role"), text(n, "topic"), number(n, "n_running"), number(n, "n_waiting"),
-               number(n, "n_blocks_free"), number(n, "n_blocks"), number(n, "waiting_tokens"),
-               cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(n, "draining")) ? "  draining" : "");
+    printf("%-24s %-8s %-16s %8s %8s %14s %14s %9s %8s\n", "node", "role", "topic", "running",
+           "waiting", "free blocks", "waiting tokens", "prefill/s", "step ms");
+    cJSON_ArrayForEach (n, nodes) print_row(n);
     print_groups(groups);
     print_failures(doc);
     cJSON_Delete(doc);

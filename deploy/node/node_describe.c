@@ -93,6 +93,8 @@ void node_describe_record(void *arg, struct node_record *me)
         .n_requests = n->scheduler ? scheduler_n_live(n->scheduler) : 0,
         .max_requests = n->o.max_requests == UINT32_MAX ? 0 : n->o.max_requests,
         .waiting_tokens = st.waiting_tokens,
+        .prefill_tokens_per_s = st.prefill_tokens_per_s,
+        .step_us = st.step_us,
         .progress = st.progress,
         .has_work = st.has_work,
     };

@@ -87,6 +87,8 @@ struct node_record {
     /* load as the node itself reports it */
     uint32_t n_running, n_waiting, n_blocks_free, n_requests;
     uint64_t waiting_tokens;
+    /* Measured: prompt tokens per second, microseconds of a step that decodes; 0: not yet. */
+    uint32_t prefill_tokens_per_s, step_us;
     uint64_t progress; /* the engine's progress counter */
     bool has_work;
     /* filled in by the directory in snapshots: load placed and not yet released */

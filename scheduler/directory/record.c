@@ -81,10 +81,11 @@ static void write_load(const struct node_record *r, struct buf *out)
 {
     buf_printf(out,
                "\"draining\":%s,\"n_running\":%u,\"n_waiting\":%u,\"n_blocks_free\":%u,"
-               "\"waiting_tokens\":%llu,\"progress\":%llu,\"has_work\":%s,\"n_requests\":%u",
+               "\"waiting_tokens\":%llu,\"progress\":%llu,\"has_work\":%s,\"n_requests\":%u,"
+               "\"prefill_tokens_per_s\":%u,\"step_us\":%u",
                r->draining ? "true" : "false", r->n_running, r->n_waiting, r->n_blocks_free,
                quantity(r->waiting_tokens), quantity(r->progress), r->has_work ? "true" : "false",
-               r->n_requests);
+               r->n_requests, r->prefill_tokens_per_s, r->step_us);
     if (r->group.name[0])
         buf_printf(out, ",\"group_epoch\":%llu,\"group_whole\":%s", quantity(r->group.epoch),
                    r->group.is_whole ? "true" : "false");
@@ -378,6 +379,8 @@ static enum status get_load(const cJSON *o, struct node_record *r, struct err *e
         { "n_waiting", TOKENS_MAX, .u32 = &r->n_waiting },
         { "n_blocks_free", TOKENS_MAX, .u32 = &r->n_blocks_free },
         { "n_requests", TOKENS_MAX, .u32 = &r->n_requests },
+        { "prefill_tokens_per_s", TOKENS_MAX, .u32 = &r->prefill_tokens_per_s },
+        { "step_us", TOKENS_MAX, .u32 = &r->step_us },
         { "waiting_tokens", QUANTITY_MAX, .u64 = &r->waiting_tokens },
         { "progress", QUANTITY_MAX, .u64 = &r->progress },
         { "group_epoch", QUANTITY_MAX, .u64 = &r->group.epoch },

@@ -318,6 +318,8 @@ void engine_get_stats(const struct engine *e, struct engine_stats *out)
         .sent = atomic_load_explicit(&l->sent, memory_order_relaxed),
         .received = atomic_load_explicit(&l->received, memory_order_relaxed),
         .waiting_tokens = atomic_load_explicit(&l->waiting_tokens, memory_order_relaxed),
+        .prefill_tokens_per_s = atomic_load_explicit(&l->prefill_per_s, memory_order_relaxed),
+        .step_us = atomic_load_explicit(&l->step_us, memory_order_relaxed),
         /* A waiting command counts as work, so that a thread that hangs in a callback is
          * noticed. */
         .has_work = atomic_load_explicit(&l->stepping, memory_order_relaxed) ||

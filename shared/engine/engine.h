@@ -230,6 +230,9 @@ struct engine_stats {
     const char *ep_backend;  /* of the group that it steps in; NULL: of none */
     uint64_t sent, received; /* bytes of rows and results, by the groups it was in (ep_traffic) */
     uint64_t waiting_tokens; /* prompt tokens not yet computed */
+    /* As measured of late, 0: not yet (engine_speed.h). Tokens of prompts per second, as a backlog
+     * of them gets; microseconds of a step that decodes. */
+    uint32_t prefill_tokens_per_s, step_us;
     bool has_work;
 };
 void engine_get_stats(const struct engine *e, struct engine_stats *out);

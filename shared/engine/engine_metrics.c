@@ -61,6 +61,11 @@ void engine_metrics_init(struct engine_metrics *m, struct metrics *r)
     m->held = blocks_gauge(r, "state=\"held\"");
     m->cached = blocks_gauge(r, "state=\"cached\"");
     m->quarantine = blocks_gauge(r, "state=\"quarantine\"");
+    m->prefill_per_s = metrics_gauge(r, "baton_engine_prefill_tokens_per_second", "",
+                                     "Prompt tokens per second of the last steps that were full of "
+                                     "them; 0: none was.");
+    m->decode_step = metrics_gauge(r, "baton_engine_decode_step_seconds", "",
+                                   "Mean time of the last steps that decoded; 0: none did.");
     m->step_seconds = metrics_histogram(r, "baton_engine_step_seconds", "",
                                         "Time of one step of the engine.", METRICS_SECONDS,
                                         METRICS_SECONDS_N);
@@ -91,6 +96,23 @@ void engine_update_metrics(struct engine *e)
     add_growth(m->queried, &m->last_queried, k.prefix_queries);
     add_growth(m->hit, &m->last_hit, k.prefix_hits);
     add_growth(m->evicted, &m->last_evicted, k.evictions);
+}
+
+void engine_count_speed(struct engine *e, const struct attn_seq *seqs, uint32_t n_seqs,
+                        bool is_full, uint64_t ns)
+{
+    const struct pace_load l = pace_load_of(seqs, n_seqs);
+    const struct engine_speed_step step = { .prompt_rows = l.prompt_rows,
+                                            .decode_rows = l.decode_rows,
+                                            .is_full = is_full,
+                                            .seconds = (double)ns * 1e-9 };
+    engine_speed_count(&e->speed, &step);
+    const uint32_t prefill_per_s = engine_speed_prefill_per_s(&e->speed),
+                   step_us = engine_speed_step_us(&e->speed);
+    atomic_store_explicit(&e->load.prefill_per_s, prefill_per_s, memory_order_relaxed);
+    atomic_store_explicit(&e->load.step_us, step_us, memory_order_relaxed);
+    gauge_set(e->metrics.prefill_per_s, prefill_per_s);
+    gauge_set(e->metrics.decode_step, step_us * 1e-6);
 }
 
 void engine_set_remaining(struct engine *e, struct seq *s, uint32_t n)

@@ -7,6 +7,7 @@
  *   engine_group.c    steps that other ranks take too
  *   engine_ranks.c    what the group's ranks compute, and for whom they wait
  *   engine_follow.c   steps of a node of several ranks, step_plan.c what its leader tells them
+ *   engine_speed.c    how fast steps are
  *   engine_pace.c     lets a step last what a curve or a fault says (pace.h, engine_fault.h)
  *   engine_end.c      ends sequences and gives their blocks back
  *   engine_metrics.c  metrics and the load that other threads read
@@ -23,6 +24,7 @@
 #include "shared/base/map.h"
 #include "shared/base/thread.h"
 #include "shared/engine/batch.h"
+#include "shared/engine/engine_speed.h"
 #include "shared/engine/sampler_batch.h"
 #include "shared/engine/seq.h"
 #include "shared/engine/step_plan.h"
@@ -55,6 +57,7 @@ struct engine_command {
  * any thread. All accesses are relaxed: each figure stands alone and publishes no other memory. */
 struct engine_load {
     _Atomic uint32_t n_running, n_waiting, n_reserved, n_blocks_free;
+    _Atomic uint32_t prefill_per_s, step_us;
     _Atomic uint64_t n_progress, n_steps, waiting_tokens, sent, received;
     _Atomic bool stepping;
     const char *_Atomic backend; /* engine_stats.ep_backend, a constant */
@@ -64,7 +67,8 @@ struct engine_load {
 struct engine_metrics {
     struct counter *steps, *ahead, *graph_steps, *host_sampled, *abandoned, *paced_late,
         *preemptions, *prompt_tokens, *generated, *recomputed, *queried, *hit, *evicted;
-    struct gauge *paced, *running, *waiting, *reserved, *free, *held, *cached, *quarantine;
+    struct gauge *paced, *running, *waiting, *reserved, *free, *held, *cached, *quarantine,
+        *prefill_per_s, *decode_step;
     struct histogram *step_seconds;
     uint64_t last_queried, last_hit, last_evicted; /* pool totals at the last update */
 };
@@ -74,7 +78,9 @@ struct engine_metrics {
 struct inflight_step {
     bool active;
     bool sampled; /* by the device */
+    bool is_full; /* of prompt rows (engine_speed.h) */
     uint64_t begin_ns;
+    uint64_t called_ns;    /* when it was built; waiting for other ranks follows */
     uint64_t n_recomputed; /* positions that a peer had written */
 };
 
@@ -183,6 +189,7 @@ struct engine {
     struct engine_node node;   /* with a share of the model */
 
     struct engine_load load;
+    struct engine_speed speed;
     struct engine_metrics metrics;
 };
 
@@ -292,6 +299,9 @@ void engine_emit(struct engine *e, const struct engine_event *ev);
 void engine_metrics_init(struct engine_metrics *m, struct metrics *registry);
 /* Copies the counts of the lists and the pool to `load` and the gauges. */
 void engine_update_metrics(struct engine *e);
+/* Counts a step of these attention sequences in the engine's speed, and tells it. */
+void engine_count_speed(struct engine *e, const struct attn_seq *seqs, uint32_t n_seqs,
+                        bool is_full, uint64_t ns);
 /* Sets the number of prompt tokens of this sequence that are still to be computed. */
 void engine_set_remaining(struct engine *e, struct seq *s, uint32_t n);
 

@@ -253,6 +253,15 @@ void engine_abandon_steps(struct engine *e)
     engine_free_deferred(e);
 }
 
+/* After count_computed: are prompt tokens left, or are they half of what a step may have? */
+static bool is_full_of_prompts(const struct engine *e)
+{
+    const struct batch *b = &e->batches[e->parity];
+    const struct pace_load l = pace_load_of(b->seqs, b->n_seqs);
+    return atomic_load_explicit(&e->load.waiting_tokens, memory_order_relaxed) > 0 ||
+           2 * l.prompt_rows >= b->max_rows;
+}
+
 static void lose_group(struct engine *e)
 {
     const struct err why = e->opt.model->exchange_fault;
@@ -281,6 +290,7 @@ static void launch_step(struct engine *e, uint32_t group_rows)
         counter_add(e->metrics.host_sampled, 1);
     count_computed(e);
     count_future(e);
+    f->is_full = is_full_of_prompts(e);
 }
 
 /* ---- completion ---- */
@@ -376,10 +386,14 @@ static uint64_t begin_of(const struct engine *e, const struct inflight_step *f)
     return f->begin_ns > e->t_completed_ns ? f->begin_ns : e->t_completed_ns;
 }
 
-static void observe_time(struct engine *e, const struct inflight_step *f)
+/* As its sequences have it, a step lasts from the end of the one before it, if there was one, and
+ * also while other ranks let it wait. */
+static void observe_time(struct engine *e, const struct inflight_step *f, const struct batch *b)
 {
-    const uint64_t begin = begin_of(e, f);
+    const uint64_t begin = begin_of(e, f),
+                   called = f->called_ns > e->t_completed_ns ? f->called_ns : e->t_completed_ns;
     e->t_completed_ns = clock_ns();
+    engine_count_speed(e, b->seqs, b->n_seqs, f->is_full, e->t_completed_ns - called);
     histogram_observe(e->metrics.step_seconds, (double)(e->t_completed_ns - begin) * 1e-9);
 }
 
@@ -403,7 +417,7 @@ static void complete_step(struct engine *e, int parity)
     take_tokens(e, b);
     finish_tokenless_chunks(e, b);
     counter_add(e->metrics.steps, 1);
-    observe_time(e, f);
+    observe_time(e, f, b);
     atomic_fetch_add_explicit(&e->load.n_steps, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&e->load.n_progress, 1, memory_order_relaxed);
 }
@@ -437,6 +451,7 @@ bool engine_step(struct engine *e)
     if (!has_results(e)) return false;
     e->parity = before ^ 1;
     batch_build(e);
+    e->inflight[e->parity].called_ns = clock_ns();
     uint32_t group_rows = 0;
     const bool takes_step = begin_step(e, &group_rows);
     if (takes_step) launch_step(e, group_rows);

@@ -54,6 +54,44 @@ def test_paced_nodes_answer_the_same_and_say_so_everywhere():
         assert p.returncode == 0 and all(re.search(rf'^PACED: \S+:{port} by {re.escape(QUICK)} ', p.stdout, re.M) for port in ports), p.stdout + p.stderr
 
 
+def curve_us(curve, prompt=(), decode=()):
+    """What a step lasts by a curve without points, with rows that attend to so many positions each."""
+    kinds = (curve['prompt'], prompt), (curve['decode'], decode)
+    return curve['fixed_us'] + sum(len(rows) * k['row_us'] + sum(rows) / 1000 * k['context_us'] for k, rows in kinds)
+
+
+def test_nodes_tell_the_speed_of_their_curve():
+    """A node says what it has measured, in its record, which all nodes see, and for people; before that it says 0."""
+    file, chunk, n_prompt, n_out = os.path.join(DATA, 'pace', 'slow.json'), 64, 300, 14
+    with open(file) as f:
+        slow = json.load(f)
+    ports = free_ports(2)
+    l = Process([BIN, 'launch', '--model', TINY, '--served-model-name', 'm', '--prefill', '1', '--decode', '1', '--ports', f'{ports[0]},{ports[1]}', '--pace', file,
+                 '--max-num-batched-tokens', str(chunk), *SIZE], name='launch')
+    with closing(l):
+        wait_until('launch ready', lambda: 'ready: all 2 nodes' in l.output() or not l.alive(), 60)
+        nodes = lambda: {n['role']: n for n in request(ports[1], 'GET', '/cluster')[2]['nodes']}
+        assert all(n['prefill_tokens_per_s'] == n['step_us'] == 0 for n in nodes().values()), nodes()
+        for i in range(2):
+            tokens_of(ports[0], dict(body_of(i, n_out), prompt=[5 + (7 * i + k) % 300 for k in range(n_prompt)]))
+        wait_until('both have told it', lambda: nodes()['prefill']['prefill_tokens_per_s'] and nodes()['decode']['step_us'])
+        time.sleep(1.5)  # two renewals
+        seen = nodes()
+        n_chunks = n_prompt // chunk
+        chunks_us = sum(curve_us(slow, prompt=range(c * chunk + 1, (c + 1) * chunk + 1)) for c in range(n_chunks))
+        steps_us = sum(curve_us(slow, decode=[n_prompt + 1 + i]) for i in range(n_out - 1)) / (n_out - 1)
+        got, want = seen['prefill']['prefill_tokens_per_s'], n_chunks * chunk / chunks_us * 1e6
+        assert abs(got - want) < 0.1 * want, (got, want)
+        got, want = seen['decode']['step_us'], steps_us
+        assert abs(got - want) < 0.1 * want, (got, want)
+        assert seen['prefill']['step_us'] == 0 and seen['decode']['prefill_tokens_per_s'] == 0, seen
+        assert metrics(ports[0])['baton_engine_prefill_tokens_per_second'] == seen['prefill']['prefill_tokens_per_s']
+        assert abs(metrics(ports[1])['baton_engine_decode_step_seconds'] * 1e6 - seen['decode']['step_us']) < 1
+        table = subprocess.run([BIN, 'status', '--url', f'http://127.0.0.1:{ports[0]}'], capture_output=True, text=True, timeout=30).stdout
+        assert re.search(rf"^\S+ +prefill .* {seen['prefill']['prefill_tokens_per_s']} +-$", table, re.M), table
+        assert re.search(rf"^\S+ +decode .* - +{seen['decode']['step_us'] / 1e3:.1f}$", table, re.M), table
+
+
 def test_a_wrong_curve_or_fault_stops_the_start():
     file = curve(fixed=5)
     try:

@@ -43,6 +43,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (a.waiting_tokens != b.waiting_tokens || a.placed_tokens != b.placed_tokens ||
         a.progress != b.progress)
         abort();
+    if (a.prefill_tokens_per_s != b.prefill_tokens_per_s || a.step_us != b.step_us) abort();
     if (a.placed_blocks != b.placed_blocks || a.max_seqs != b.max_seqs || a.draining != b.draining)
         abort();
     return 0;

@@ -320,6 +320,37 @@ TEST(ranks_of_a_paced_group_wait_alike)
     mem_free(s);
 }
 
+/* The first rank's steps would take 20 ms, but the second, with three sequences, takes 60: so long
+ * its sequence waits for each token, and so the rank says. */
+TEST(a_rank_is_as_fast_as_the_slowest)
+{
+    const struct pace_curve c = { .decode.row_us = 20000 };
+    struct scene *s = MEM_NEW(struct scene);
+    struct rig_options o = rank_options("ernie_moe");
+    uint32_t n_experts;
+    make_requests(s->reqs);
+    s->want = answers_alone("ernie_moe", ACTIVATIONS_F32, s->reqs, &n_experts);
+    s->got = MEM_ARRAY(struct answer, 4);
+    o.pace = &c;
+    open_group(&s->g, 2, o, n_experts);
+    const uint64_t begin = clock_ns();
+    for (uint32_t i = 0; i < 4; i++) {
+        struct engine_request q = rig_request(1 + i, 16, 700 + i, N_OUT);
+        s->got[i].id = q.id;
+        CHECK_OK(engine_submit(s->g.ranks[i > 0].rig.engine, &q));
+    }
+    rig_gather(&s->g.ranks[0].rig, s->got, 1);
+    rig_gather(&s->g.ranks[1].rig, s->got + 1, 3);
+    const double wall_us = (double)(clock_ns() - begin) * 1e-3 / (N_OUT - 1);
+    for (uint32_t r = 0; r < 2; r++) {
+        struct engine_stats st;
+        engine_get_stats(s->g.ranks[r].rig.engine, &st);
+        if (st.step_us < 54000 || st.step_us > 1.5 * wall_us)
+            test_fail(__FILE__, __LINE__, "rank %u says %u us, not %g", r, st.step_us, wall_us);
+    }
+    close_scene(s);
+}
+
 /* A next group that is given up before all have it leaves the one that steps alone. */
 TEST(a_next_group_that_is_given_up_costs_nothing)
 {
@@ -505,6 +536,7 @@ TEST_MAIN(CASE_T(bells_leave_room_for_commands, 60),
           CASE_T(groups_follow_each_other_between_steps, 60),
           CASE_T(a_group_begins_when_all_ranks_have_it, 60),
           CASE_T(ranks_of_a_paced_group_wait_alike, 60),
+          CASE_T(a_rank_is_as_fast_as_the_slowest, 60),
           CASE_T(a_next_group_that_is_given_up_costs_nothing, 60),
           CASE_T(ranks_leave_together_and_come_back, 60),
           CASE_T(a_lost_group_is_replaced_without_a_trace, 60),

@@ -35,6 +35,8 @@ static const struct node_record FULL = {
     .deterministic = true,
     .n_blocks_free = 7,
     .waiting_tokens = 1ull << 53,
+    .prefill_tokens_per_s = 1 << 30,
+    .step_us = 12345,
     .progress = (1ull << 53) - 1,
     .has_work = true,
     .placed_tokens = 99,
@@ -101,6 +103,8 @@ TEST(a_record_reads_back_equal)
     CHECK(r.deterministic);
     CHECK_EQ_INT(r.n_blocks_free, 7);
     CHECK_EQ_INT(r.waiting_tokens, 1ll << 53);
+    CHECK_EQ_INT(r.prefill_tokens_per_s, 1 << 30);
+    CHECK_EQ_INT(r.step_us, 12345);
     CHECK_EQ_INT(r.progress, (1ll << 53) - 1);
     CHECK_EQ_INT(r.placed_tokens, 99);
     CHECK_EQ_INT(r.placed_seqs, 3);
@@ -201,6 +205,8 @@ TEST(every_field_is_checked)
     } bad_load[] = {
         { "\"progress\":1e17", "progress" },
         { "\"n_running\":1.5", "n_running" },
+        { "\"prefill_tokens_per_s\":1073741825", "prefill_tokens_per_s" },
+        { "\"step_us\":-1", "step_us" },
         { "\"draining\":1", "draining" },
         { "\"group_whole\":1", "group_whole" },
         { "\"proof\":\"0123456789abcdef0123456789abcdef0\"", "proof" },
