@@ -189,8 +189,9 @@ static enum status choose_nodes(struct entry *e, struct request *r, struct place
         .n_apart = pairs_to_avoid(e, r, apart),
         .filled = filled,
         /* One that has had its turn goes before those in line. */
-        .n_filled = admission_is_waiting(r) ? fill_enough(&e->admission.fill, filled, FILLED_MAX)
-                                            : 0,
+        .n_filled = admission_is_waiting(r)
+                        ? fill_enough(&e->admission.fill, clock_ms(), filled, FILLED_MAX)
+                        : 0,
         .unsplit = e->view.unsplit,
         .random = random,
     };
@@ -229,7 +230,8 @@ static void reserve(struct entry *e, struct request *r, const struct place_resul
     };
     r->accounted = placement;
     view_add_load(&e->view, &placement);
-    admission_fill(e, r, split && chosen->prefill ? chosen->prefill : chosen->decode);
+    admission_fill(e, r, split && chosen->prefill ? chosen->prefill : chosen->decode,
+                   chosen->decode->step_us);
     r->placing = true;
     if (directory_reserve(e->directory, &placement, on_reserved, r) != OK)
         on_reserved(r, ERR_UNAVAILABLE, 0);

@@ -69,40 +69,39 @@ void admission_tick(struct entry *e)
 
 /* ---- the nodes ---- */
 
-/* Prompt tokens per second; 0: not known. */
-static uint32_t speed_of(const struct node_record *n)
-{
-    (void)n;
-    return 0;
-}
-
 void admission_on_view(struct admission *d, const struct view *v)
 {
     double all = 0;
     uint32_t n = 0;
     for (size_t i = 0; i < v->n_nodes; i++) {
         const struct node_record *node = &v->nodes[i];
-        if (node->draining || !speed_of(node) || (v->model && node->model != v->model)) continue;
+        if (node->draining || !node->prefill_tokens_per_s || (v->model && node->model != v->model))
+            continue;
         if (node->role == ROLE_DECODE && !v->unsplit) continue;
-        all += speed_of(node);
+        all += node->prefill_tokens_per_s;
         n++;
     }
     admit_set_speed(d->admit, all, n ? all / n : 0);
 }
 
-void admission_fill(struct entry *e, struct request *r, const struct node_record *computes)
+void admission_fill(struct entry *e, struct request *r, const struct node_record *computes,
+                    uint32_t step_us)
 {
     admission_unfill(e, r);
     r->filled = computes->node;
     r->filled_tokens = r->n_tokens;
-    fill_add(&e->admission.fill, r->filled, r->filled_tokens, speed_of(computes),
-             admit_n_entries(e->admission.admit));
+    const struct fill_prompt p = { .node = r->filled,
+                                   .tokens = r->filled_tokens,
+                                   .per_s = computes->prefill_tokens_per_s,
+                                   .step_ms = step_us / 1000,
+                                   .n_entries = admit_n_entries(e->admission.admit) };
+    fill_add(&e->admission.fill, &p, clock_ms());
 }
 
 void admission_unfill(struct entry *e, struct request *r)
 {
     if (!r->filled) return;
-    fill_remove(&e->admission.fill, r->filled, r->filled_tokens);
+    fill_remove(&e->admission.fill, r->filled, r->filled_tokens, clock_ms());
     r->filled = 0;
     if (admit_n_waiting(e->admission.admit)) e->view.events.on_capacity(e->view.events.arg);
 }

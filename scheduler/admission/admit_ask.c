@@ -194,8 +194,7 @@ static bool check_wait(struct asked *k)
     if (longest >= 0 && wait <= longest) return true;
     double until = wait_with_promised(k, 0, work) - (low > 0 ? low : 0);
     const struct promise p = { k->now_ms + (uint64_t)(until > 0 ? until : 0),
-                               admit_interval_ms(k->a, k->t, work) * LONGER *
-                                   admit_doubt(k->a) };
+                               admit_interval_ms(k->a, k->t, work) * LONGER * admit_doubt(k->a) };
     promise(k, p);
     k->out->reason = by;
     say_wait(k, by, wait);

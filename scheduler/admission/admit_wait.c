@@ -119,6 +119,19 @@ static double part_of(const struct admit *a, const struct admit_tenant *t)
     return part > PART_MIN ? part : PART_MIN;
 }
 
+/* Its share by weight of all that have something here: as long as it is not known what they use, it
+ * may be all that they are due. */
+static double share_of_present(const struct admit *a, const struct admit_tenant *t)
+{
+    double weights = t->t->weight;
+    for (uint32_t i = 0; i < a->n; i++) {
+        const struct admit_tenant *o = &a->tenants[i];
+        if (o != t && o->t->class_ >= t->t->class_ && (o->n_waiting || o->n_running))
+            weights += o->t->weight;
+    }
+    return t->t->weight / weights;
+}
+
 /* Of the tenant's own line: what is before a request of this priority. */
 static double own_work_ahead(const struct admit_tenant *t, int32_t priority)
 {
@@ -157,6 +170,7 @@ double admit_wait_ms(const struct admit *a, const struct admit_tenant *t, int32_
 
 double admit_interval_ms(const struct admit *a, const struct admit_tenant *t, double work)
 {
-    double speed = speed_of_line(a);
-    return speed > 0 ? work / (speed * part_of(a, t)) : MS;
+    double speed = speed_of_line(a), part = part_of(a, t), least = share_of_present(a, t);
+    if (admit_doubt(a) > 1 && least < part) part = least;
+    return speed > 0 ? work / (speed * part) : MS;
 }

@@ -20,6 +20,7 @@ def arguments():
     p.add_argument('--times', type=float, default=5)
     p.add_argument('--ttft-ms', type=int, default=4000)
     p.add_argument('--seed', type=int, default=1)
+    p.add_argument('--peak', type=float, nargs=2, metavar=('TOKENS', 'REQUESTS'), help='of an earlier run, instead of finding it')
     p.add_argument('--verbose', action='store_true', help='what the cluster says every ten seconds')
     p.add_argument('--baton', default=os.environ.get('BATON_BIN') or os.path.join(HERE, '..', '..', 'build', 'baton'))
     return p.parse_args()
@@ -34,7 +35,7 @@ PROMPT, OUTPUT = (60, 140), (20, 60)  # tokens, uniform
 CURVE = dict(about='overload.py: a slow machine', fixed_us=2000, prompt=dict(row_us=980), decode=dict(row_us=20, points=[[1, 100, 40000], [64, 100, 42000]]))
 NOMINAL = 30
 WEIGHTS = {'gold': 4, 'silver': 2, 'bronze': 1}
-SIZE = ['--max-model-len', '512', '--max-num-seqs', '24', '--num-gpu-blocks-override', '400', '--compute-threads', '1', '--no-prefix-caching']
+SIZE = ['--max-model-len', '512', '--max-num-seqs', '24', '--num-gpu-blocks-override', '400', '--compute-threads', '1', '--no-enable-prefix-caching']
 
 
 def percentile(values, p):
@@ -193,6 +194,7 @@ def overload(load, peak, rate):
         print(f'  failed {n}: {e}')
     line('goodput, of its peak', c.good_tokens / took / peak, '>= 0.90', c.good_tokens / took / peak >= 0.9)
     line('ttft of those served, p99', percentile(c.ttft, 99) * 1e3, f'<= {ARGS.ttft_ms}', percentile(c.ttft, 99) * 1e3 <= ARGS.ttft_ms, ' ms')
+    print(f'  refusals p50 {percentile(c.refusal, 50) * 1e3:.1f} p90 {percentile(c.refusal, 90) * 1e3:.1f} ms of {len(c.refusal)}')
     line('refusals, p99', percentile(c.refusal, 99) * 1e3, '<= 50', percentile(c.refusal, 99) * 1e3 <= 50, ' ms')
     share = c.returned_taken / max(1, c.returned)
     line('of those that came back as told, taken at once', share, '>= 0.80', share >= 0.8)
@@ -231,7 +233,7 @@ def main():
         wait_until('ready', lambda: request(port, 'GET', '/ready', timeout=5)[0] == 200, 60)
         load = Load(port, ARGS.seed)
         asyncio.run(load.run({t: 3 for t in WEIGHTS}, 4))  # the nodes' speeds are measured
-        peak, rate = find_peak(load)
+        peak, rate = ARGS.peak or find_peak(load)
         overload(load, peak, rate)
         flood(load, rate)
         for n in nodes:

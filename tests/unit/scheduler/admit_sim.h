@@ -233,7 +233,7 @@ static void come_new(struct sim *s, uint32_t tenant)
 static bool is_enough(const struct sim *s, uint64_t node)
 {
     uint64_t nodes[SIM_NODES];
-    size_t n = fill_enough(&s->fill, nodes, SIM_NODES);
+    size_t n = fill_enough(&s->fill, s->now, nodes, SIM_NODES);
     for (size_t i = 0; i < n; i++)
         if (nodes[i] == node) return true;
     return false;
@@ -260,7 +260,10 @@ static void place(struct sim *s)
                  takes = (uint64_t)(r->n_prompt * 1000.0 / SIM_NODE_PER_S * s->slower);
         CHECK_EQ_INT(r->state, SIM_WAITS);
         admit_take(s->a, next, s->now);
-        fill_add(&s->fill, (uint64_t)node + 1, r->n_prompt, SIM_NODE_PER_S, 1);
+        fill_add(&s->fill,
+                 &(struct fill_prompt){ (uint64_t)node + 1, r->n_prompt, SIM_NODE_PER_S,
+                                        SIM_STEP_MS, 1 },
+                 s->now);
         s->busy_ms += takes;
         s->n_places++;
         r->state = SIM_PROMPTS;
@@ -294,7 +297,7 @@ static void answer(struct sim *s, struct sim_request *r)
 /* The client leaves, wherever its request is. */
 static void leave(struct sim *s, struct sim_request *r)
 {
-    if (r->state == SIM_PROMPTS) fill_remove(&s->fill, (uint64_t)r->node + 1, r->n_prompt);
+    if (r->state == SIM_PROMPTS) fill_remove(&s->fill, (uint64_t)r->node + 1, r->n_prompt, s->now);
     if (r->state != SIM_WAITS) s->n_places--;
     end(s, r);
 }
@@ -309,7 +312,7 @@ static void step_request(struct sim *s, struct sim_request *r)
     if (r->state == SIM_WAITS && admit_is_late(s->a, &r->admit, s->now, &why))
         refuse_waiting(s, r, &s->t[r->wanted.tenant].n_late);
     if (r->state == SIM_PROMPTS && s->now >= r->t_computed) {
-        fill_remove(&s->fill, (uint64_t)r->node + 1, r->n_prompt);
+        fill_remove(&s->fill, (uint64_t)r->node + 1, r->n_prompt, s->now);
         r->state = SIM_ANSWERS;
         note_ttft(s, r);
         answer(s, r);

@@ -536,27 +536,34 @@ TEST(a_retry_text_is_of_its_tenant_and_node)
 
 /* ---- what nodes need ---- */
 
-TEST(a_node_has_enough_with_two_prompts_and_its_time_filled)
+static void add_prompt(struct fill *f, uint64_t node, uint32_t tokens, uint32_t per_s, uint32_t n)
+{
+    fill_add(f, &(struct fill_prompt){ node, tokens, per_s, 30, n }, NOW);
+}
+
+/* 80 ms ahead: the way to it, and a step of 30 ms. */
+TEST(a_node_has_enough_while_it_is_busy_until_the_next_would_come)
 {
     struct fill f = { 0 };
     uint64_t out[4];
-    CHECK_EQ_INT(fill_enough(&f, out, 4), 0);
-    fill_add(&f, 7, 5000, 1000, 1); /* one long prompt: another may follow */
-    CHECK_EQ_INT(fill_enough(&f, out, 4), 0);
-    fill_add(&f, 7, 10, 1000, 1);
-    CHECK(fill_enough(&f, out, 4) == 1 && out[0] == 7);
-    for (int i = 0; i < 14; i++) fill_add(&f, 8, 10, 1000, 1);
-    CHECK_EQ_INT(fill_enough(&f, out, 4), 1); /* 140 of 150 ms */
-    fill_add(&f, 8, 10, 1000, 1);
-    CHECK_EQ_INT(fill_enough(&f, out, 4), 2);
-    fill_add(&f, 9, 10, 1000, 10); /* ten entry nodes: 15 ms are this one's */
-    fill_add(&f, 9, 10, 1000, 10);
-    CHECK_EQ_INT(fill_enough(&f, out, 4), 3);
-    CHECK_EQ_INT(fill_enough(&f, out, 2), 2);
-    fill_remove(&f, 7, 10);
-    CHECK_EQ_INT(fill_enough(&f, out, 4), 2);
-    fill_remove(&f, 7, 5000);
-    fill_remove(&f, 7, 5000); /* is not there */
+    CHECK_EQ_INT(fill_enough(&f, NOW, out, 4), 0);
+    add_prompt(&f, 7, 50, 1000, 1);
+    CHECK_EQ_INT(fill_enough(&f, NOW, out, 4), 0);
+    add_prompt(&f, 7, 50, 1000, 1);
+    CHECK(fill_enough(&f, NOW, out, 4) == 1 && out[0] == 7);
+    CHECK_EQ_INT(fill_enough(&f, NOW + 20, out, 4), 1);
+    CHECK_EQ_INT(fill_enough(&f, NOW + 21, out, 4), 0); /* it computes */
+    fill_remove(&f, 7, 50, NOW + 10);                   /* sooner than expected: 50 ms are left */
+    CHECK_EQ_INT(fill_enough(&f, NOW + 10, out, 4), 0);
+    add_prompt(&f, 8, 8, 1000, 10); /* ten entry nodes: 8 ms are this one's */
+    CHECK_EQ_INT(fill_enough(&f, NOW, out, 4), 1);
+    add_prompt(&f, 9, FILL_TOKENS - 1, 0, 1); /* of unknown speed */
+    CHECK_EQ_INT(fill_enough(&f, NOW, out, 4), 1);
+    add_prompt(&f, 9, 1, 0, 1);
+    CHECK_EQ_INT(fill_enough(&f, NOW, out, 4), 2);
+    CHECK_EQ_INT(fill_enough(&f, NOW, out, 1), 1);
+    fill_remove(&f, 7, 50, NOW + 10);
+    fill_remove(&f, 7, 50, NOW + 10); /* is not there */
     CHECK_EQ_INT(f.n, 2);
     fill_release(&f);
 }
@@ -573,4 +580,4 @@ TEST_MAIN(CASE(first_come_first_served), CASE(lower_priority_is_sooner_among_a_t
           CASE(the_newest_of_the_lowest_class_gives_way),
           CASE(the_longest_line_of_a_class_gives_way), CASE(promises_follow_each_other),
           CASE(promises_that_lapse_are_kept_less), CASE(a_retry_text_is_of_its_tenant_and_node),
-          CASE(a_node_has_enough_with_two_prompts_and_its_time_filled))
+          CASE(a_node_has_enough_while_it_is_busy_until_the_next_would_come))
