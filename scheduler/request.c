@@ -198,7 +198,7 @@ bool request_send_prefill(struct entry *e, struct request *r, const Baton__Grant
  * capacity would see this one as running until the next snapshot. */
 void request_release_place(struct entry *e, struct request *r)
 {
-    admission_unfill(e, r);
+    admission_unfill(e, r, false);
     if (r->placed) directory_release(e->directory, r->id);
     r->placed = false;
     if (r->accounted.request && !r->placing) view_remove_load(&e->view, &r->accounted);

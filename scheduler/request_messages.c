@@ -261,7 +261,7 @@ void request_on_token(struct entry *e, struct request *r, uint64_t from, uint32_
     if (index == r->n_before) { /* the attempt's first: both nodes and their pair work */
         request_note(e, r, BREAKER_WORKED);
         r->full_since_ms = 0;
-        admission_unfill(e, r);
+        admission_unfill(e, r, true);
     }
     request_deliver_token(e, r, index, t);
 }

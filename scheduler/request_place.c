@@ -87,7 +87,7 @@ static void on_reserved(void *arg, enum status st, uint64_t fence)
         start_attempt(e, r);
     } else { /* the view is out of date; it counts this placement until the next snapshot */
         give_up_chosen(e, r);
-        admission_unfill(e, r);
+        admission_unfill(e, r, false);
         r->accounted = (struct placement){ 0 };
         r->wait_until_ms = clock_ms() + PAUSE_BUSY_MS;
         view_refresh(&e->view);

@@ -75,10 +75,11 @@ void admission_on_view(struct admission *d, const struct view *v)
     uint32_t n = 0;
     for (size_t i = 0; i < v->n_nodes; i++) {
         const struct node_record *node = &v->nodes[i];
-        if (node->draining || !node->prefill_tokens_per_s || (v->model && node->model != v->model))
-            continue;
-        if (node->role == ROLE_DECODE && !v->unsplit) continue;
-        all += node->prefill_tokens_per_s;
+        double per_s = node->prefill_tokens_per_s ? node->prefill_tokens_per_s
+                                                  : fill_seen_per_s(&d->fill, node->node);
+        if (node->draining || (v->model && node->model != v->model)) continue;
+        if (per_s == 0 || (node->role == ROLE_DECODE && !v->unsplit)) continue;
+        all += per_s;
         n++;
     }
     admit_set_speed(d->admit, all, n ? all / n : 0);
@@ -87,7 +88,7 @@ void admission_on_view(struct admission *d, const struct view *v)
 void admission_fill(struct entry *e, struct request *r, const struct node_record *computes,
                     uint32_t step_us)
 {
-    admission_unfill(e, r);
+    admission_unfill(e, r, false);
     r->filled = computes->node;
     r->filled_tokens = r->n_tokens;
     const struct fill_prompt p = { .node = r->filled,
@@ -98,10 +99,10 @@ void admission_fill(struct entry *e, struct request *r, const struct node_record
     fill_add(&e->admission.fill, &p, clock_ms());
 }
 
-void admission_unfill(struct entry *e, struct request *r)
+void admission_unfill(struct entry *e, struct request *r, bool computed)
 {
     if (!r->filled) return;
-    fill_remove(&e->admission.fill, r->filled, r->filled_tokens, clock_ms());
+    fill_remove(&e->admission.fill, r->filled, r->filled_tokens, computed, clock_ms());
     r->filled = 0;
     if (admit_n_waiting(e->admission.admit)) e->view.events.on_capacity(e->view.events.arg);
 }

@@ -171,7 +171,7 @@ void admit_take(struct admit *a, struct admit_request *r, uint64_t now_ms)
     admit_flow_to(a, now_ms);
     a->virtual_time[t->t->class_] = t->served + t->lift;
     leave_line(a, t, r);
-    admit_flow_take(a, t, r->work);
+    admit_flow_take(a, t, r);
     r->state = ADMIT_RUNNING;
     r->t_taken_ms = now_ms;
     t->n_running++;

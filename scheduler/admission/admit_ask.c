@@ -11,9 +11,9 @@
 
 enum {
     MS = 1000,
-    LOW = 4,         /* a line below 1/LOW of the longest wait takes everybody */
-    AGAIN_MS = 1000, /* at least, until one whose promise was not kept comes again */
-    SOON_MS = 1000   /* promises that count against a limit per minute */
+    LOW = 4,        /* a line below 1/LOW of the longest wait takes everybody */
+    SPARE_PART = 8, /* LONGER leaves so small a part of the line to those that were not promised */
+    SOON_MS = 1000  /* promises that count against a limit per minute */
 };
 
 /* Waits are expected this much longer than computed, and promises this much slower: an
@@ -35,24 +35,29 @@ struct asked {
 struct promise {
     uint64_t earliest_ms;
     double interval_ms; /* between two such requests of its tenant */
+    double again_ms;    /* likewise, between those whose promise was not kept */
 };
+
+static void write_retry(struct admit *a, const struct admit_tenant *t, uint64_t now_ms,
+                        uint64_t due_ms, uint32_t *after_s, char retry[GEN_RETRY_MAX])
+{
+    *after_s = due_ms ? (uint32_t)((due_ms - now_ms + MS - 1) / MS) : PROMISE_MAX_S;
+    if (*after_s == 0) *after_s = 1;
+    if (due_ms) retry_text_write(&a->retry_secret, t->t->id, due_ms, a->n_retries++, retry);
+}
 
 static void promise(struct asked *k, struct promise p)
 {
     struct gen_refusal *why = &k->out->why;
-    uint64_t due = p.earliest_ms;
+    uint64_t due;
     if (k->q->wanted.follows) { /* the request it belongs to waits here */
         why->retry_after_s = 1;
         return;
     }
-    if (!k->returns) due = promises_make(&k->t->promises, k->now_ms, due, p.interval_ms);
-    else {
-        if (due < k->now_ms + AGAIN_MS) due = k->now_ms + AGAIN_MS;
-        promises_make_again(&k->t->promises, k->now_ms, due, p.interval_ms);
-    }
-    why->retry_after_s = due ? (uint32_t)((due - k->now_ms + MS - 1) / MS) : PROMISE_MAX_S;
-    if (why->retry_after_s == 0) why->retry_after_s = 1;
-    if (due) retry_text_write(&k->a->retry_secret, k->t->t->id, due, k->a->n_retries++, why->retry);
+    if (k->returns)
+        due = promises_make_again(&k->t->promises, k->now_ms, p.earliest_ms, p.again_ms);
+    else due = promises_make(&k->t->promises, k->now_ms, p.earliest_ms, p.interval_ms);
+    write_retry(k->a, k->t, k->now_ms, due, &why->retry_after_s, why->retry);
 }
 
 /* Of a limit of its tenant. */
@@ -87,7 +92,8 @@ static bool check_requests(struct asked *k, const struct admit_budget *b)
     uint64_t excess = b->used_requests + 1 > b->requests ? b->used_requests + 1 - b->requests : 0;
     uint64_t after = excess ? admit_room_after_ms(k->t, k->now_ms, false, b->used_requests, excess)
                             : 0;
-    const struct promise p = { k->now_ms + after, (double)METER_WINDOW_MS / (double)b->requests };
+    double interval = (double)METER_WINDOW_MS / (double)b->requests;
+    const struct promise p = { k->now_ms + after, interval, interval };
     return refuse_limit(k, ADMIT_REQUESTS, p, b->used_requests, k->t->t->requests_per_minute);
 }
 
@@ -109,15 +115,16 @@ static bool check_tokens(struct asked *k, const struct admit_budget *b)
     if (excess > b->used_tokens) excess = b->used_tokens;
     uint64_t after = excess ? admit_room_after_ms(k->t, k->now_ms, true, b->used_tokens, excess)
                             : 0;
-    const struct promise p = { k->now_ms + after, (double)n * METER_WINDOW_MS / (double)b->tokens };
+    double interval = (double)n * METER_WINDOW_MS / (double)b->tokens;
+    const struct promise p = { k->now_ms + after, interval, interval };
     return refuse_limit(k, ADMIT_TOKENS, p, b->used_tokens, limit);
 }
 
 static bool check_concurrent(struct asked *k, const struct admit_budget *b)
 {
     if (!b->concurrent || b->n_concurrent < b->concurrent) return true;
-    const double interval = k->t->end_interval_ms;
-    const struct promise p = { k->now_ms, interval > 0 ? interval : MS };
+    const double interval = k->t->end_interval_ms > 0 ? k->t->end_interval_ms : MS;
+    const struct promise p = { k->now_ms, interval, interval };
     return refuse_limit(k, ADMIT_CONCURRENT, p, b->n_concurrent, k->t->t->concurrent);
 }
 
@@ -180,6 +187,15 @@ static double wait_with_promised(struct asked *k, double ahead_ms, double work)
     return admit_wait_ms(k->a, k->t, k->q->wanted.priority, extra) * LONGER;
 }
 
+/* A place in line, not before wait_ms have passed. */
+static struct promise line_promise(const struct asked *k, double work, double wait_ms)
+{
+    double interval = admit_interval_ms(k->a, k->t, work) * LONGER;
+    return (struct promise){ .earliest_ms = k->now_ms + (uint64_t)(wait_ms > 0 ? wait_ms : 0),
+                             .interval_ms = interval * admit_doubt(k->a),
+                             .again_ms = interval * SPARE_PART };
+}
+
 static bool check_wait(struct asked *k)
 {
     enum admit_reason by;
@@ -193,8 +209,7 @@ static bool check_wait(struct asked *k)
     if (longest >= 0 && counts_promised) wait = wait_with_promised(k, longest, work);
     if (longest >= 0 && wait <= longest) return true;
     double until = wait_with_promised(k, 0, work) - (low > 0 ? low : 0);
-    const struct promise p = { k->now_ms + (uint64_t)(until > 0 ? until : 0),
-                               admit_interval_ms(k->a, k->t, work) * LONGER * admit_doubt(k->a) };
+    const struct promise p = line_promise(k, work, until);
     promise(k, p);
     k->out->reason = by;
     say_wait(k, by, wait);
@@ -235,8 +250,7 @@ static bool check_room(struct asked *k)
         return true;
     }
     double work = admit_work_of(k->t, k->q->n_prompt, k->q->max_output);
-    const struct promise p = { k->now_ms, admit_interval_ms(k->a, k->t, work) };
-    promise(k, p);
+    promise(k, line_promise(k, work, admit_wait_ms(k->a, k->t, k->q->wanted.priority, 0)));
     k->out->reason = ADMIT_FULL;
     (void)err_set(&k->out->why.err, ERR_FULL,
                   "this node already holds as many requests as it may (--max-concurrency); try "
@@ -283,11 +297,8 @@ void admit_refuse_late(struct admit *a, const struct admit_request *r, uint64_t 
                        uint32_t *retry_after_s, char retry[GEN_RETRY_MAX])
 {
     struct admit_tenant *t = &a->tenants[r->tenant];
-    uint64_t wait = (uint64_t)admit_wait_ms(a, t, r->priority, 0);
-    if (wait < AGAIN_MS) wait = AGAIN_MS;
-    if (wait > (uint64_t)PROMISE_MAX_S * MS) wait = (uint64_t)PROMISE_MAX_S * MS;
-    promises_make_again(&t->promises, now_ms, now_ms + wait,
-                        admit_interval_ms(a, t, (double)r->work));
-    retry_text_write(&a->retry_secret, t->t->id, now_ms + wait, a->n_retries++, retry);
-    *retry_after_s = (uint32_t)((wait + MS - 1) / MS);
+    double interval = admit_interval_ms(a, t, (double)r->work) * LONGER * SPARE_PART;
+    uint64_t earliest = now_ms + (uint64_t)admit_wait_ms(a, t, r->priority, 0);
+    uint64_t due = promises_make_again(&t->promises, now_ms, earliest, interval);
+    write_retry(a, t, now_ms, due, retry_after_s, retry);
 }

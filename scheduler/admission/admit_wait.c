@@ -13,6 +13,7 @@
 enum {
     MS = 1000,
     BUSY_MS_MIN = 1000,      /* of waiting, before the line's own speed counts, ... */
+    WAITED_MS = 10,          /* in line, to count in that */
     BUSY_MS_SURE = 8000,     /* ... and before it is sure */
     TAKEN_MEMORY_MS = 10000, /* of which tenants were served, ... */
     FORGET_MS = 100,         /* ... brought up to now so often */
@@ -42,11 +43,14 @@ void admit_flow_to(struct admit *a, uint64_t now_ms)
     a->t_forget_ms = now_ms;
 }
 
-void admit_flow_take(struct admit *a, struct admit_tenant *t, uint64_t work)
+/* One that only passed through an empty line says nothing of how fast a full one is. */
+void admit_flow_take(struct admit *a, struct admit_tenant *t, const struct admit_request *r)
 {
-    a->flow[a->t_flow_ms / MS % FLOW_SLOTS].work += (double)work;
-    a->taken += (double)work;
-    t->taken += (double)work;
+    double work = (double)r->work;
+    if (a->t_flow_ms - r->t_pushed_ms >= WAITED_MS)
+        a->flow[a->t_flow_ms / MS % FLOW_SLOTS].work += work;
+    a->taken += work;
+    t->taken += work;
 }
 
 static bool is_recent(const struct admit *a, size_t i)

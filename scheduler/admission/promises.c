@@ -38,21 +38,27 @@ static bool add(struct promises *p, uint64_t now_ms, uint64_t due_ms)
     return true;
 }
 
-uint64_t promises_make(struct promises *p, uint64_t now_ms, uint64_t earliest_ms,
-                       double interval_ms)
+/* The next time after *last. */
+static uint64_t make(struct promises *p, double *last, uint64_t now_ms, uint64_t earliest_ms,
+                     double interval_ms)
 {
-    double due = p->until_ms > (double)earliest_ms ? p->until_ms : (double)earliest_ms;
-    due += interval_ms;
+    double due = (*last > (double)earliest_ms ? *last : (double)earliest_ms) + interval_ms;
     if (due > (double)now_ms + (double)PROMISE_MAX_S * MS || !add(p, now_ms, (uint64_t)due))
         return 0;
-    p->until_ms = due;
+    *last = due;
     return (uint64_t)due;
 }
 
-void promises_make_again(struct promises *p, uint64_t now_ms, uint64_t due_ms, double interval_ms)
+uint64_t promises_make(struct promises *p, uint64_t now_ms, uint64_t earliest_ms,
+                       double interval_ms)
 {
-    if (p->until_ms > (double)now_ms) p->until_ms += interval_ms;
-    (void)add(p, now_ms, due_ms);
+    return make(p, &p->until_ms, now_ms, earliest_ms, interval_ms);
+}
+
+uint64_t promises_make_again(struct promises *p, uint64_t now_ms, uint64_t earliest_ms,
+                             double interval_ms)
+{
+    return make(p, &p->again_ms, now_ms, earliest_ms, interval_ms);
 }
 
 static bool use(struct promises *p, uint64_t second)

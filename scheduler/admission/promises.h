@@ -21,6 +21,7 @@ enum {
 
 struct promises {
     double until_ms;               /* the last time that was promised in turn; 0: none yet */
+    double again_ms;               /* likewise by promises_make_again */
     uint16_t slots[PROMISE_SLOTS]; /* promises not used, by the second of their time */
     uint64_t swept_s;              /* slots before this second are 0 */
     double kept;                   /* share of the promises that were used, of late */
@@ -31,9 +32,10 @@ void promises_init(struct promises *p);
  * 0: it would be too far off, nothing was promised. */
 uint64_t promises_make(struct promises *p, uint64_t now_ms, uint64_t earliest_ms,
                        double interval_ms);
-/* Promises due_ms, out of turn, since an earlier promise was not kept. Later ones in turn are made
- * for interval_ms later. */
-void promises_make_again(struct promises *p, uint64_t now_ms, uint64_t due_ms, double interval_ms);
+/* The same for one whose promise was not kept: it does not wait for its turn again, but for what is
+ * left beside the promises made in turn. */
+uint64_t promises_make_again(struct promises *p, uint64_t now_ms, uint64_t earliest_ms,
+                             double interval_ms);
 /* Who was promised due_ms comes. False: too soon or too late, or all promises of that second were
  * used. */
 bool promises_use(struct promises *p, uint64_t now_ms, uint64_t due_ms);

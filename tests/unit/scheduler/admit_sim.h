@@ -297,7 +297,8 @@ static void answer(struct sim *s, struct sim_request *r)
 /* The client leaves, wherever its request is. */
 static void leave(struct sim *s, struct sim_request *r)
 {
-    if (r->state == SIM_PROMPTS) fill_remove(&s->fill, (uint64_t)r->node + 1, r->n_prompt, s->now);
+    if (r->state == SIM_PROMPTS)
+        fill_remove(&s->fill, (uint64_t)r->node + 1, r->n_prompt, false, s->now);
     if (r->state != SIM_WAITS) s->n_places--;
     end(s, r);
 }
@@ -312,7 +313,7 @@ static void step_request(struct sim *s, struct sim_request *r)
     if (r->state == SIM_WAITS && admit_is_late(s->a, &r->admit, s->now, &why))
         refuse_waiting(s, r, &s->t[r->wanted.tenant].n_late);
     if (r->state == SIM_PROMPTS && s->now >= r->t_computed) {
-        fill_remove(&s->fill, (uint64_t)r->node + 1, r->n_prompt, s->now);
+        fill_remove(&s->fill, (uint64_t)r->node + 1, r->n_prompt, true, s->now);
         r->state = SIM_ANSWERS;
         note_ttft(s, r);
         answer(s, r);

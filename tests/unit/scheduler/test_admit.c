@@ -553,7 +553,7 @@ TEST(a_node_has_enough_while_it_is_busy_until_the_next_would_come)
     CHECK(fill_enough(&f, NOW, out, 4) == 1 && out[0] == 7);
     CHECK_EQ_INT(fill_enough(&f, NOW + 20, out, 4), 1);
     CHECK_EQ_INT(fill_enough(&f, NOW + 21, out, 4), 0); /* it computes */
-    fill_remove(&f, 7, 50, NOW + 10);                   /* sooner than expected: 50 ms are left */
+    fill_remove(&f, 7, 50, true, NOW + 10);             /* sooner than expected: 50 ms are left */
     CHECK_EQ_INT(fill_enough(&f, NOW + 10, out, 4), 0);
     add_prompt(&f, 8, 8, 1000, 10); /* ten entry nodes: 8 ms are this one's */
     CHECK_EQ_INT(fill_enough(&f, NOW, out, 4), 1);
@@ -562,9 +562,31 @@ TEST(a_node_has_enough_while_it_is_busy_until_the_next_would_come)
     add_prompt(&f, 9, 1, 0, 1);
     CHECK_EQ_INT(fill_enough(&f, NOW, out, 4), 2);
     CHECK_EQ_INT(fill_enough(&f, NOW, out, 1), 1);
-    fill_remove(&f, 7, 50, NOW + 10);
-    fill_remove(&f, 7, 50, NOW + 10); /* is not there */
-    CHECK_EQ_INT(f.n, 2);
+    fill_remove(&f, 7, 50, true, NOW + 10);
+    fill_remove(&f, 7, 50, true, NOW + 10); /* is not there */
+    CHECK_EQ_INT(fill_n_prompts(&f), 3);
+    fill_release(&f);
+}
+
+/* Of a node that publishes none: from how long its prompts took here. */
+TEST(the_speed_of_a_node_is_seen)
+{
+    struct fill f = { 0 };
+    uint64_t now = NOW, out[1];
+    for (int i = 0; i < 40; i++) { /* 100 tokens each 50 ms, the next always on its way */
+        const struct fill_prompt p = { 7, 100, 0, 30, 1 };
+        fill_add(&f, &p, now);
+        if (i == 0) fill_add(&f, &p, now), now += 80;
+        now += 50;
+        fill_remove(&f, 7, 100, true, now);
+    }
+    CHECK_NEAR(fill_seen_per_s(&f, 7), 2000, 100);
+    CHECK_NEAR(fill_seen_per_s(&f, 8), 0, 0);
+    add_prompt(&f, 7, 100, 0, 1); /* with the one before, 100 ms of work */
+    now += 20;
+    fill_add(&f, &(struct fill_prompt){ 7, 10, 0, 30, 1 }, now);
+    CHECK_EQ_INT(fill_enough(&f, now, out, 1), 1);
+    CHECK_EQ_INT(fill_enough(&f, now + 60, out, 1), 0);
     fill_release(&f);
 }
 
@@ -580,4 +602,5 @@ TEST_MAIN(CASE(first_come_first_served), CASE(lower_priority_is_sooner_among_a_t
           CASE(the_newest_of_the_lowest_class_gives_way),
           CASE(the_longest_line_of_a_class_gives_way), CASE(promises_follow_each_other),
           CASE(promises_that_lapse_are_kept_less), CASE(a_retry_text_is_of_its_tenant_and_node),
-          CASE(a_node_has_enough_while_it_is_busy_until_the_next_would_come))
+          CASE(a_node_has_enough_while_it_is_busy_until_the_next_would_come),
+          CASE(the_speed_of_a_node_is_seen))

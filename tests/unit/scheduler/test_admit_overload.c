@@ -172,7 +172,7 @@ TEST(whatever_happens_none_is_lost)
         CHECK_EQ_INT(s.n_live, 0);
         CHECK_EQ_INT(s.n_begun, s.n_ended);
         CHECK_EQ_INT(s.n_places, 0);
-        CHECK_EQ_INT(s.fill.n, 0);
+        CHECK_EQ_INT(fill_n_prompts(&s.fill), 0);
         sim_close(&s);
     }
 }
