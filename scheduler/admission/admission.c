@@ -69,20 +69,29 @@ void admission_tick(struct entry *e)
 
 /* ---- the nodes ---- */
 
+/* Prompt tokens per second of a node; 0: not known, or it computes none for others. */
+static double prompts_per_s(const struct admission *d, const struct view *v,
+                            const struct node_record *n)
+{
+    if (n->role == ROLE_DECODE && !v->unsplit) return 0;
+    return n->prefill_tokens_per_s ? n->prefill_tokens_per_s : fill_seen_per_s(&d->fill, n->node);
+}
+
 void admission_on_view(struct admission *d, const struct view *v)
 {
-    double all = 0;
-    uint32_t n = 0;
+    struct admit_speed s = { 0 };
+    uint32_t n_prefill = 0;
     for (size_t i = 0; i < v->n_nodes; i++) {
         const struct node_record *node = &v->nodes[i];
-        double per_s = node->prefill_tokens_per_s ? node->prefill_tokens_per_s
-                                                  : fill_seen_per_s(&d->fill, node->node);
         if (node->draining || (v->model && node->model != v->model)) continue;
-        if (per_s == 0 || (node->role == ROLE_DECODE && !v->unsplit)) continue;
-        all += per_s;
-        n++;
+        double per_s = prompts_per_s(d, v, node);
+        s.prompts_per_s += per_s;
+        n_prefill += per_s > 0;
+        if (node->step_us && (node->role != ROLE_PREFILL || v->unsplit))
+            s.outputs_per_s += node->max_seqs * 1e6 / node->step_us;
     }
-    admit_set_speed(d->admit, all, n ? all / n : 0);
+    if (n_prefill) s.one_prompts_per_s = s.prompts_per_s / n_prefill;
+    admit_set_speed(d->admit, &s);
 }
 
 void admission_fill(struct entry *e, struct request *r, const struct node_record *computes,

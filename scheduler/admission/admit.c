@@ -92,11 +92,7 @@ struct admit_request *admit_next(struct admit *a)
     return first_of(best);
 }
 
-void admit_set_speed(struct admit *a, double all_per_s, double one_per_s)
-{
-    a->all_per_s = all_per_s;
-    a->one_per_s = one_per_s;
-}
+void admit_set_speed(struct admit *a, const struct admit_speed *s) { a->speed = *s; }
 
 /* ---- the line ---- */
 

@@ -67,9 +67,13 @@ struct admit_options {
 struct admit *admit_create(const struct admit_options *o);
 void admit_free(struct admit *a);
 
-/* What the nodes publish: prompt tokens per second, of all that compute prompts together and of one
- * of them (0: not known). */
-void admit_set_speed(struct admit *a, double all_per_s, double one_per_s);
+/* What the nodes publish; 0: not known. */
+struct admit_speed {
+    double prompts_per_s;     /* prompt tokens, of all nodes that compute prompts together, ... */
+    double one_prompts_per_s; /* ... and of one of them */
+    double outputs_per_s;     /* output tokens of all that generate, with all places taken */
+};
+void admit_set_speed(struct admit *a, const struct admit_speed *s);
 
 /* ---- a request comes ---- */
 

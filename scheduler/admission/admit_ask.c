@@ -134,9 +134,7 @@ static bool check_limits(struct asked *k)
     struct admit_budget b;
     if (!t->requests_per_minute && !t->tokens_per_minute && !t->concurrent) return true;
     admit_budget(k->a, k->t, k->now_ms, &b);
-    bool keeps = check_requests(k, &b) && check_tokens(k, &b) && check_concurrent(k, &b);
-    k->t->asks |= !keeps; /* what others used may be old */
-    return keeps;
+    return check_requests(k, &b) && check_tokens(k, &b) && check_concurrent(k, &b);
 }
 
 /* ---- the line ---- */
@@ -279,6 +277,7 @@ void admit_ask(struct admit *a, const struct admit_ask *q, uint64_t now_ms,
     };
     *out = (struct admit_verdict){ 0 };
     admit_flow_to(a, now_ms);
+    k.t->t_asked_ms = now_ms;
     k.returns = uses_promise(&k);
     out->taken = check_limits(&k) && check_wait(&k) && check_room(&k);
     out->was_promised = k.returns;

@@ -42,7 +42,7 @@ struct admit_tenant {
     struct meter_sum sum;                /* as last heard, ... */
     uint64_t t_heard_ms;                 /* ... then; 0: never */
     uint32_t told_running, told_waiting;
-    bool asks; /* its sum is needed anew */
+    uint64_t t_asked_ms; /* a request of it came */
     struct admit_usage usage;
     struct promises promises;
     double mean_output;     /* tokens of an answer; 0: not known */
@@ -66,7 +66,7 @@ struct admit {
     } flow[FLOW_SLOTS];
     uint64_t t_flow_ms, t_forget_ms;
     double taken; /* sum of the tenants' */
-    double all_per_s, one_per_s;
+    struct admit_speed speed;
     double start_ms, start_dev_ms; /* from placement to the first token, but for the prompt */
     /* the directory */
     uint64_t report_number;

@@ -69,18 +69,30 @@ static void sum_up(const struct admit *a, double *work, double *busy_ms)
     }
 }
 
+/* The line's tokens per millisecond by what the nodes publish: prompts, or places for answers,
+ * whichever is scarcer; 0: not known. */
+static double published_speed(const struct admit *a)
+{
+    double prompts = 0, work = 0, per_ms = 0;
+    for (uint32_t i = 0; i < a->n; i++) {
+        prompts += (double)a->tenants[i].waiting_prompts;
+        work += (double)a->tenants[i].waiting_work;
+    }
+    double outputs = work - prompts, share = 1.0 / MS / a->n_entries;
+    if (prompts > 0) per_ms = a->speed.prompts_per_s * share * work / prompts;
+    if (outputs <= 0 || a->speed.outputs_per_s <= 0) return per_ms;
+    double by_places = a->speed.outputs_per_s * share * work / outputs;
+    return per_ms > 0 && per_ms < by_places ? per_ms : by_places;
+}
+
 /* Tokens per millisecond; 0: not known. */
 static double speed_of_line(const struct admit *a)
 {
-    double work, busy, prompts = 0, waiting = 0;
+    double work, busy;
     sum_up(a, &work, &busy);
     if (busy >= BUSY_MS_MIN && work > 0) return work / busy;
-    for (uint32_t i = 0; i < a->n; i++) {
-        prompts += (double)a->tenants[i].waiting_prompts;
-        waiting += (double)a->tenants[i].waiting_work;
-    }
-    double published = a->all_per_s / MS / a->n_entries * (prompts > 0 ? waiting / prompts : 1);
-    return busy >= BUSY_MS_MIN ? published / 2 : published; /* nobody was taken for so long */
+    /* Nobody was taken for so long. */
+    return busy >= BUSY_MS_MIN ? published_speed(a) / 2 : published_speed(a);
 }
 
 double admit_doubt(const struct admit *a)
@@ -98,7 +110,8 @@ double admit_work_of(const struct admit_tenant *t, uint32_t n_prompt, uint32_t m
 
 double admit_prompt_ms(const struct admit *a, uint32_t n_prompt)
 {
-    return a->one_per_s > 0 ? n_prompt * (double)MS / a->one_per_s : 0;
+    double per_s = a->speed.one_prompts_per_s;
+    return per_s > 0 ? n_prompt * (double)MS / per_s : 0;
 }
 
 double admit_start_ms(const struct admit *a, uint32_t n_prompt)

@@ -366,7 +366,11 @@ TEST(fairness_is_over_all_entry_nodes)
 /* ---- how long it takes ---- */
 
 /* 100 tokens a second: what is in line takes a second each, with the answers 1.1. */
-static void make_slow(struct rig *g) { admit_set_speed(g->a, 100, 100); }
+static void make_slow(struct rig *g)
+{
+    const struct admit_speed s = { .prompts_per_s = 100, .one_prompts_per_s = 100 };
+    admit_set_speed(g->a, &s);
+}
 
 TEST(a_wait_that_is_too_long_is_refused_at_once)
 {
@@ -383,6 +387,19 @@ TEST(a_wait_that_is_too_long_is_refused_at_once)
     CHECK(strstr(v.why.err.text, "--max-queue-time is 5.0 s"));
     q.wanted.priority = -1; /* before the others */
     CHECK(verdict(&g, &q).taken);
+    close_rig(&g);
+}
+
+/* 10 output tokens a second: an answer of 10 tokens needs a place for a second. */
+TEST(places_for_answers_may_be_scarcer_than_prompts)
+{
+    struct rig g;
+    const struct admit_speed s = { 1e6, 1e6, 10 };
+    open_with(&g, "a k\n", 5000);
+    admit_set_speed(g.a, &s);
+    int n = 0;
+    for (; n < 20 && is_taken(&g, 1); n++) push(&g, 1, 0);
+    CHECK(n >= 4 && n <= 6);
     close_rig(&g);
 }
 
@@ -597,6 +614,7 @@ TEST_MAIN(CASE(first_come_first_served), CASE(lower_priority_is_sooner_among_a_t
           CASE(what_others_used_counts), CASE(without_the_directory_an_entry_node_gives_its_share),
           CASE(a_report_that_was_not_answered_is_sent_again),
           CASE(fairness_is_over_all_entry_nodes), CASE(a_wait_that_is_too_long_is_refused_at_once),
+          CASE(places_for_answers_may_be_scarcer_than_prompts),
           CASE(a_first_token_that_would_be_late_is_refused_at_once),
           CASE(who_waited_for_too_long_may_not_begin),
           CASE(the_newest_of_the_lowest_class_gives_way),
