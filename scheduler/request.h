@@ -4,9 +4,8 @@
  *   PLACING ───────▶ CREDIT ───────▶ RESERVE ───────▶ PREFILL ───────▶ DECODE ──▶ ENDED
  *      │ one node does all: RUN ───────────────────────────────────────────────▶ ENDED
  *      ◀── from any: requeued (a node is busy; after a pause) or moved (a loss; the next attempt
- *          continues after the last delivered token). ATTACH is in request_attach.h
- *   A request is first placed when its turn in line has come (admission/admit.h).
- *
+ *          continues after the last delivered token). ATTACH is in request_attach.h. A request is
+ *          first placed when its turn in line has come (admission/admit.h)
  * Invariants:
  *  1 Each token index reaches the sink exactly once and in order. A record with an index below
  *    n_out is dropped; one above it ends the attempt as a loss.

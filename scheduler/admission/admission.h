@@ -75,9 +75,10 @@ void admission_on_token(struct entry *e, struct request *r, uint32_t index);
 
 /* ---- prompts at nodes (fill.h) ---- */
 
-/* Nodes are chosen (step_us: of the one that decodes), the request's attempt is over, or its first token has come. */
+/* Nodes are chosen; step_us: of the one that decodes. */
 void admission_fill(struct entry *e, struct request *r, const struct node_record *computes,
                     uint32_t step_us);
+/* The attempt is over, or (computed) its first token has come. */
 void admission_unfill(struct entry *e, struct request *r, bool computed);
 
 /* Appends the member "tenants" of GET /cluster, with a comma before it. */

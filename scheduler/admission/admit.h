@@ -4,17 +4,13 @@
  *      └ refused          └ leave: placed too late, shed, canceled
  *
  * Requests wait in a line of their tenant, by priority, then by arrival. The next one is of the
- * highest class in which any waits; there, of the tenant that was served least in relation to its
- * weight (virtual token counters: what its prompts and output tokens cost, as they come, directory/
- * meter.h); among equals by priority, then by arrival. A tenant whose line was empty does not save
- * up what it did not use. The line is a node's whole memory of waiting requests: placement takes
- * from it no more than keeps the nodes busy (fill.h), so that the order holds until then.
- *
+ * highest class in which any waits; there, of the tenant that was served least for its weight
+ * (directory/meter.h), of equals by priority, then by arrival. A tenant whose line was empty does
+ * not save up what it did not use. Placement takes no more than keeps the nodes busy (fill.h).
  * Invariants: 1. A request is in one line, or running, or unknown here. 2. Tenants of one class
  * that have requests waiting get tokens in proportion to their weights. 3. Nothing here waits for
- * the directory: what it tells of other entry nodes is used when it is there, else this entry node
- * takes its share. Pure: the caller gives the time; no memory is allocated after admit_create.
- * Owner: the scheduler. Thread: loop. */
+ * the directory: while it is away this entry node gives its share. Pure: the caller gives the time;
+ * nothing is allocated after admit_create. Owner: the scheduler. Thread: loop. */
 #ifndef BATON_SCHEDULER_ADMISSION_ADMIT_H
 #define BATON_SCHEDULER_ADMISSION_ADMIT_H
 

@@ -4,8 +4,8 @@
  * known, what the nodes publish. Work is counted in tokens, prompt and answer as expected. A
  * request waits for the lines of higher classes, for what its own tenant has before it, and for
  * what the other tenants of its class are served meanwhile, which is as much in relation to their
- * weights (generalized processor sharing: Parekh and Gallager, 1993). Tenants go on sending, so a
- * tenant's line is no faster than its share, but for what others do not use. */
+ * weights (the fluid model of fair queueing: Parekh and Gallager, 1993). Tenants go on sending, so
+ * a tenant's line is no faster than its share, but for what others do not use. */
 #include <math.h>
 
 #include "scheduler/admission/admit_state.h"

@@ -101,10 +101,3 @@ double fill_seen_per_s(const struct fill *f, uint64_t node)
     const struct fill_node *at = find(f, node);
     return at ? at->seen_per_s : 0;
 }
-
-uint32_t fill_n_prompts(const struct fill *f)
-{
-    uint32_t n = 0;
-    for (size_t i = 0; i < f->n; i++) n += f->nodes[i].n;
-    return n;
-}

@@ -52,6 +52,5 @@ void fill_remove(struct fill *f, uint64_t node, uint32_t tokens, bool computed, 
 size_t fill_enough(const struct fill *f, uint64_t now_ms, uint64_t *out, size_t cap);
 /* Prompt tokens per second, as seen here; 0: not yet. */
 double fill_seen_per_s(const struct fill *f, uint64_t node);
-uint32_t fill_n_prompts(const struct fill *f);
 
 #endif

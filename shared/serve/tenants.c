@@ -54,12 +54,6 @@ bool tenants_find(const struct tenants *t, const uint8_t hash[KEY_HASH_BYTES], u
     return found;
 }
 
-bool tenants_are_told_apart(const struct tenants *t)
-{
-    const struct tenant *d = &t->list[0];
-    return t->n > 1 || d->requests_per_minute || d->tokens_per_minute || d->concurrent;
-}
-
 static void add_hash(struct tenants *t, uint32_t tenant, const uint8_t hash[KEY_HASH_BYTES])
 {
     t->keys = mem_realloc(t->keys, t->n_keys + 1, sizeof *t->keys);

@@ -66,7 +66,5 @@ enum status tenants_read(struct tenants *t, const char *path, struct err *err) M
 /* Which tenant's key is this hash? False: nobody's. Compares with all keys, so that the time
  * depends neither on the key nor on a partial guess. */
 bool tenants_find(const struct tenants *t, const uint8_t hash[KEY_HASH_BYTES], uint32_t *tenant);
-/* Does any tenant but an untouched "default" exist, or have a limit? */
-bool tenants_are_told_apart(const struct tenants *t);
 
 #endif

@@ -39,9 +39,9 @@ struct fake_backend {
     const char *retry;
     struct gen_limits limits; /* of every tenant */
     uint32_t limits_of;       /* the last that was asked for */
-    enum status fail;                                   /* sequences end with this ... */
-    uint32_t fail_after;                                /* ... after so many tokens */
-    bool hold;                                          /* no progress, but cancel works */
+    enum status fail;         /* sequences end with this ... */
+    uint32_t fail_after;      /* ... after so many tokens */
+    bool hold;                /* no progress, but cancel works */
     bool not_ready;
     uint64_t node;           /* tokens come from this node; 0: nobody says from which */
     struct gen_request last; /* of the last submit; its pointers are invalid */

@@ -6,7 +6,7 @@
 
 static const char PATH[] = "/v1/completions", BODY[] = "{\"prompt\":\"x\",\"max_tokens\":1}";
 
-TEST(wishes_reach_the_backend)
+TEST(what_is_wanted_reaches_the_backend)
 {
     struct rig r;
     rig_open(&r);
@@ -34,7 +34,7 @@ TEST(wishes_reach_the_backend)
     rig_close(&r);
 }
 
-TEST(wishes_that_are_none_are_refused_by_name)
+TEST(what_cannot_be_wanted_is_refused_by_name)
 {
     static const struct {
         const char *header, *body, *param, *says;
@@ -142,6 +142,6 @@ TEST(refusals_say_when_to_come_again)
     rig_close(&r);
 }
 
-TEST_MAIN(CASE(wishes_reach_the_backend), CASE(wishes_that_are_none_are_refused_by_name),
+TEST_MAIN(CASE(what_is_wanted_reaches_the_backend), CASE(what_cannot_be_wanted_is_refused_by_name),
           CASE(keys_are_tenants), CASE(answers_say_what_is_left_of_the_limits),
           CASE(refusals_say_when_to_come_again))
