@@ -118,10 +118,11 @@ typedef void directory_snapshot_fn(void *arg, enum status st, const struct direc
 /* st: OK; ERR_BUSY (a node is full), ERR_NOT_FOUND (a node is gone), ERR_UNAVAILABLE (the directory
  * server cannot be reached). `fence` grows with every reservation. */
 typedef void directory_reserve_fn(void *arg, enum status st, uint64_t fence);
-/* st: OK; else sums is NULL and the report is to be sent again under its number. ERR_UNAVAILABLE:
- * the directory server cannot be reached; ERR_FULL: the topic counts no more tenants or entry nodes
- * (the log has the sentence), nothing was counted; ERR_UNSUPPORTED: the directory server is of an
- * earlier version, or its Redis user lacks a right, so each entry node is on its own. */
+/* st: OK; else sums is NULL, and what the report told is to be told again: under its number if it
+ * was ERR_UNAVAILABLE (the directory server cannot be reached, or did not answer), since it may
+ * have been counted. ERR_FULL: the topic counts no more tenants or entry nodes (the log has the
+ * sentence). ERR_UNSUPPORTED: the directory server is of an earlier version; it is asked again
+ * after ten seconds. */
 typedef void directory_meter_fn(void *arg, enum status st, const struct meter_sums *sums);
 
 struct directory_options {
@@ -182,7 +183,8 @@ enum status directory_reserve(struct directory *d, const struct placement *p,
 void directory_release(struct directory *d, uint64_t request);
 /* Tells what this topic's tenants used at one entry node, and asks for the sums over all of them
  * (meter.h has the rules). Of one entry node one report at a time: the next call follows the
- * callback, with the same number unless it said OK. */
+ * callback, with the same number unless it said OK. Besides the callback's errors ERR_NOMEM, and
+ * ERR_FULL when too many answers are due. */
 enum status directory_meter(struct directory *d, const struct meter_report *r,
                             directory_meter_fn *cb, void *arg) MUST_CHECK;
 

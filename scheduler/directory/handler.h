@@ -1,6 +1,6 @@
 /* handler.h - answers the calls of `http` backends elsewhere (POST /cluster/v1/{publish, leave,
- * snapshot, reserve, release, meter}) from a local directory. Any HTTP server may mount it: one of its own
- * port (server.h), or the API's of a router.
+ * snapshot, reserve, release, meter}) from a local directory. Any HTTP server may mount it: one of
+ * its own port (server.h), or the API's of a router.
  *
  * Who calls must prove the cluster secret (directory_check_caller). The server that mounts it
  * limits bodies under DIRECTORY_PATH to DIRECTORY_BODY_MAX. Life cycle: create, serve, close (the

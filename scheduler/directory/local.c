@@ -4,8 +4,8 @@
  * Nodes, reservations and owners (entry nodes in other processes) expire by this process's
  * monotonic clock. Every operation first removes what has expired. Load is kept per node id, apart
  * from the record: a node whose lease lapsed for a moment comes back with the load that is still
- * placed on it. Bounds: DIRECTORY_NODES_MAX nodes and owners, RESERVATIONS_MAX reservations. Its ops
- * are in local_backend.c. Thread: loop. */
+ * placed on it. Bounds: DIRECTORY_NODES_MAX nodes and owners, RESERVATIONS_MAX reservations. Its
+ * ops are in local_backend.c. Thread: loop. */
 #include "scheduler/directory/local.h"
 
 #include <stdio.h>

@@ -3,18 +3,8 @@
  * An entry node tells the directory what its tenants have used since it told it last, and gets the
  * sums over all entry nodes back (directory_meter). It asks as soon as there is something to tell,
  * one report at a time, so that what it knows is one round trip old: an entry that admits by these
- * sums lets through at most what arrives everywhere in that time. The rules:
- *
- * 1. A report is named by its entry and a number that grows. One that arrives twice counts once;
- *    one that comes after a later one of its entry counts nothing. All are answered.
- * 2. What runs and waits in a report replaces that of the entry's report before: a tenant that is
- *    left out has nothing there. An entry not heard of for METER_LEASE_MS has nothing at all.
- * 3. What was used counts for METER_WINDOW_MS, and up to METER_SLOT_MS longer.
- * 4. A tenant that has nothing running or waiting anywhere and uses something (comes back) is first
- *    lifted to `least`, so that nobody saves up. While none has, that is the most that any had.
- * 5. A topic counts METER_TENANTS_MAX tenants. The place of one that has used nothing for a minute
- *    is given to another when it is needed; when there is none, the report is refused whole.
- * 6. The state is soft: a directory that lost it begins at zero.
+ * sums lets through at most what arrives everywhere in that time. The state is soft: a directory
+ * that lost it begins at zero.
  *
  * `served` makes fairness one number: what a tenant got, divided by its weight (virtual token
  * counters, VTC: Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). Only the
@@ -24,6 +14,17 @@
 
 #include <stdint.h>
 
+/* The rules:
+ * 1. A report is named by its entry and a number that grows. One that arrives twice counts once, so
+ *    it is told again as it was, but for what runs and waits now; one that comes after a later one
+ *    of its entry counts nothing. All are answered.
+ * 2. What runs and waits in a report replaces that of the entry's report before: a tenant that is
+ *    left out has nothing there. An entry not heard of for METER_LEASE_MS has nothing at all.
+ * 3. What was used counts for METER_WINDOW_MS, and up to METER_SLOT_MS longer.
+ * 4. A tenant that has nothing running or waiting anywhere and uses something (comes back) is first
+ *    lifted to `least`, so that nobody saves up. While none has, that is the most that any had.
+ * 5. A topic counts METER_TENANTS_MAX tenants. The place of one that has used nothing for a minute
+ *    is given to another when it is needed; when there is none, the report is refused whole. */
 enum {
     METER_TENANTS_MAX = 256, /* of a report and of a topic: keys of --api-keys-file */
     METER_ENTRIES_MAX = 4096,

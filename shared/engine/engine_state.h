@@ -7,10 +7,9 @@
  *   engine_group.c    steps that other ranks take too
  *   engine_ranks.c    what the group's ranks compute, and for whom they wait
  *   engine_follow.c   steps of a node of several ranks, step_plan.c what its leader tells them
- *   engine_speed.c    how fast steps are
  *   engine_pace.c     lets a step last what a curve or a fault says (pace.h, engine_fault.h)
  *   engine_end.c      ends sequences and gives their blocks back
- *   engine_metrics.c  metrics and the load that other threads read
+ *   engine_metrics.c  metrics, and load and speed (engine_speed.h) that other threads read
  *
  * Thread: engine, except `opt`, `layout`, `kv`, `limits` (fixed after engine_create, read by any
  * thread), `commands` (a mailbox), `is_called` and `load` (atomics). */

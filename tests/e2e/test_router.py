@@ -98,7 +98,7 @@ def test_a_router_with_keys_and_a_secret():
                 assert request(router.port, 'POST', path, body)[0] == 401, path
                 assert request(router.port, 'POST', path, body, {'Authorization': 'Bearer k2'})[0] == 401, path
             assert request(router.port, 'GET', '/registered_number')[0] == 401
-            for call in ('snapshot', 'publish', 'leave', 'reserve', 'release'):  # a key is no secret
+            for call in ('snapshot', 'publish', 'leave', 'reserve', 'release', 'meter'):  # a key is no secret
                 assert request(router.port, 'POST', '/cluster/v1/' + call, {'topic': 'default'}, key)[0] == 401, call
             for path in ('/cluster/v1/text', '/cluster/v1/records'):
                 assert request(node.port, 'GET', path, headers=key)[0] == 401, path

@@ -81,20 +81,12 @@ static void send_releases(struct directory_redis *d)
 
 /* ---- replies ---- */
 
-/* Returns the text of element i, or an empty one. */
-static struct str text_at(const redisReply *list, size_t i)
-{
-    const redisReply *e = i < list->elements ? list->element[i] : NULL;
-    if (!e || e->type != REDIS_REPLY_STRING) return STR("");
-    return (struct str){ e->str, (size_t)e->len };
-}
-
 /* Returns a count, or 0 if it is missing or negative: a count becomes negative if Redis lost the
  * load but kept reservations that were in it. */
 static uint64_t count_at(const redisReply *list, size_t i, uint64_t max)
 {
     int64_t v = 0;
-    if (str_to_i64(text_at(list, i), &v) != OK || v < 0) return 0;
+    if (str_to_i64(directory_redis_text_at(list, i), &v) != OK || v < 0) return 0;
     return (uint64_t)v > max ? max : (uint64_t)v;
 }
 
@@ -116,13 +108,15 @@ static struct node_record *read_nodes(struct directory_redis *d, const redisRepl
     struct err err;
     size_t n_listed = list->elements / NODE_FIELDS, n_text = 0;
     if (n_listed > DIRECTORY_NODES_MAX) n_listed = DIRECTORY_NODES_MAX;
-    for (size_t i = 0; i < n_listed; i++) n_text += text_at(list, i * NODE_FIELDS + 1).n;
+    for (size_t i = 0; i < n_listed; i++)
+        n_text += directory_redis_text_at(list, i * NODE_FIELDS + 1).n;
     struct node_record *nodes = mem_calloc(1, n_listed * sizeof *nodes + n_text);
     char *room = (char *)(nodes + n_listed);
     *n = 0;
     for (size_t i = 0; i < n_listed; i++) {
         struct node_record *r = &nodes[*n];
-        struct str id = text_at(list, i * NODE_FIELDS), text = text_at(list, i * NODE_FIELDS + 1);
+        struct str id = directory_redis_text_at(list, i * NODE_FIELDS),
+                   text = directory_redis_text_at(list, i * NODE_FIELDS + 1);
         if (read_node(d, id, text, room, r, &err) != OK) {
             directory_remote_refuse_record(&d->remote, id, err.text);
             continue;
@@ -148,7 +142,7 @@ static void read_refused(struct directory_redis *d, const redisReply *list)
         else
             snprintf(why, sizeof why, "the records of the topic have more than %d MiB together",
                      RECORDS_TEXT_MAX >> 20);
-        directory_remote_refuse_record(&d->remote, text_at(list, i), why);
+        directory_remote_refuse_record(&d->remote, directory_redis_text_at(list, i), why);
     }
 }
 
@@ -158,8 +152,8 @@ static void read_topics(const redisReply *list, char *out, size_t cap)
     size_t n = 0;
     for (size_t i = 0; i + 1 < list->elements; i += 2) {
         char name[NODE_NAME_MAX];
-        struct str rest = text_at(list, i + 1), word;
-        snprintf(name, sizeof name, "%.*s", STR_ARG(text_at(list, i)));
+        struct str rest = directory_redis_text_at(list, i + 1), word;
+        snprintf(name, sizeof name, "%.*s", STR_ARG(directory_redis_text_at(list, i)));
         if (!directory_topic_is_valid(name)) continue;
         str_split(&rest, ' ', &word); /* the end of its lease, which the script has checked */
         for (enum node_role role = ROLE_MIXED; role <= ROLE_DECODE && str_split(&rest, ' ', &word);

@@ -71,12 +71,6 @@ static bool next_u32(struct str *text, uint32_t *out)
     return true;
 }
 
-static struct str text_at(const redisReply *list, size_t i)
-{
-    const redisReply *e = list->element[i];
-    return e->type == REDIS_REPLY_STRING ? (struct str){ e->str, (size_t)e->len } : STR("");
-}
-
 /* { entries, least, "requests tokens served running waiting" of each use } */
 static enum status read_sums(const struct directory_redis_call *c, const redisReply *list,
                              struct meter_sums *out)
@@ -85,11 +79,11 @@ static enum status read_sums(const struct directory_redis_call *c, const redisRe
     struct meter_sums s = { .sums = c->room, .n_sums = c->n_room };
     if (list->type != REDIS_REPLY_ARRAY || list->elements != SUM_HEAD + (size_t)c->n_room)
         return ERR_FORMAT;
-    struct str entries = text_at(list, 0), least = text_at(list, 1);
+    struct str entries = directory_redis_text_at(list, 0), least = directory_redis_text_at(list, 1);
     if (!next_u32(&entries, &s.n_entries) || !next_number(&least, sum_max, &s.least))
         return ERR_FORMAT;
     for (uint32_t i = 0; i < c->n_room; i++) {
-        struct str text = text_at(list, SUM_HEAD + i);
+        struct str text = directory_redis_text_at(list, SUM_HEAD + i);
         struct meter_sum *one = &c->room[i];
         if (!next_u32(&text, &one->requests) || !next_number(&text, sum_max, &one->tokens) ||
             !next_number(&text, sum_max, &one->served) || !next_u32(&text, &one->n_running) ||

@@ -60,4 +60,12 @@ static inline void directory_redis_number_text(char out[DIRECTORY_REDIS_NUMBER_T
     snprintf(out, DIRECTORY_REDIS_NUMBER_TEXT, "%" PRIu64, v);
 }
 
+/* Returns the text of element i, or an empty one. */
+static inline struct str directory_redis_text_at(const redisReply *list, size_t i)
+{
+    const redisReply *e = i < list->elements ? list->element[i] : NULL;
+    if (!e || e->type != REDIS_REPLY_STRING) return STR("");
+    return (struct str){ e->str, (size_t)e->len };
+}
+
 #endif
