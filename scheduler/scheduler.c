@@ -130,7 +130,8 @@ static enum status may_come(struct scheduler *s, const struct gen_request *g,
     if (s->draining)
         return err_set(&why->err, ERR_UNAVAILABLE,
                        "this node is shutting down; send the request to another node");
-    if (!g->resume.returns) return admission_ask(&s->entry, g, is_full, why);
+    if (!g->resume.returns)
+        return admission_ask(&s->entry, g, is_full ? s->o.max_requests : 0, why);
     if (!is_full) return OK;
     return err_set(&why->err, ERR_FULL,
                    "this node already holds %u requests, its limit; try again shortly",

@@ -8,10 +8,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "deploy/launch/launch_key.h"
 #include "deploy/launch/launcher_watch.h"
 #include "kernels/device.h"
 #include "shared/base/clock.h"
-#include "shared/base/hash/hash.h"
 #include "shared/base/json/json.h"
 #include "shared/base/log.h"
 #include "shared/net/http/http_client.h"
@@ -23,8 +23,7 @@ enum {
     POLL_MS = 200,
     ANSWER_MAX = 1 << 20, /* of a node, which says of itself alone */
     SAY_MS = 5000,        /* between words about a process that is not ready */
-    KILL_AFTER_MS = 5000,
-    KEY_BYTES = 16
+    KILL_AFTER_MS = 5000
 };
 
 struct child {
@@ -40,9 +39,9 @@ struct child {
 
 struct supervisor {
     struct supervisor_options o;
-    int n_gpus;                  /* that the processes share, with --device cuda */
-    char *gpus;                  /* CUDA_VISIBLE_DEVICES of the parent; "": none */
-    char key[2 * KEY_BYTES + 1]; /* made for this process, where a file has all keys; "": not so */
+    int n_gpus;      /* that the processes share, with --device cuda */
+    char *gpus;      /* CUDA_VISIBLE_DEVICES of the parent; "": none */
+    const char *key; /* launch_key */
     struct http_client *client;
     struct child *children;
     struct loop_timer *poll, *kill, *end;
@@ -306,9 +305,8 @@ static void on_self_answer(void *arg, enum status st, int http_status, struct st
 static void on_poll(void *arg)
 {
     struct supervisor *s = arg;
-    const char *key = s->key[0] ? s->key : config_list(s->o.c, "api-key", 0, NULL);
     struct buf headers = { 0 };
-    if (key) buf_printf(&headers, "Authorization: Bearer %s\r\n", key);
+    if (s->key) buf_printf(&headers, "Authorization: Bearer %s\r\n", s->key);
     for (size_t i = 0; i < s->o.plan->n; i++) {
         struct child *ch = &s->children[i];
         if (!ch->running || ch->ready || ch->polling || first_of(ch) != ch) continue;
@@ -320,16 +318,6 @@ static void on_poll(void *arg)
 }
 
 /* ---- life ---- */
-
-/* A key file may have no key in clear: the processes get one more, which nobody else knows. */
-static void make_key(struct supervisor *s)
-{
-    uint8_t bytes[KEY_BYTES];
-    if (!config_is_set(s->o.c, "api-keys-file") || config_list(s->o.c, "api-key", 0, NULL)) return;
-    random_bytes(bytes, sizeof bytes);
-    for (size_t i = 0; i < sizeof bytes; i++) snprintf(s->key + 2 * i, 3, "%02x", bytes[i]);
-    setenv("BATON_API_KEY", s->key, 1);
-}
 
 struct supervisor *supervisor_start(const struct supervisor_options *o)
 {
@@ -343,7 +331,7 @@ struct supervisor *supervisor_start(const struct supervisor_options *o)
         s->n_gpus = device_count("cuda");
         s->gpus = mem_strdup(visible ? visible : "");
     }
-    make_key(s);
+    s->key = launch_key(o->c);
     s->client = http_client_create(&h);
     s->children = MEM_ARRAY(struct child, o->plan->n);
     for (size_t i = 0; i < o->plan->n; i++) {

@@ -112,8 +112,7 @@ static void gather_metrics(struct hub *h, struct http_exchange *x)
 {
     struct gathering *g = MEM_NEW(struct gathering);
     struct buf headers = { 0 };
-    const struct str key = http_header(x, "authorization"); /* the workers know it as well */
-    if (key.n) buf_printf(&headers, "Authorization: %.*s\r\n", STR_ARG(key));
+    if (h->o.key) buf_printf(&headers, "Authorization: Bearer %s\r\n", h->o.key);
     *g = (struct gathering){ .hub = h, .x = x, .n_awaited = 1 };
     g->texts = MEM_ARRAY(struct buf, h->o.n_workers);
     http_on_end(x, on_gathering_end, g);

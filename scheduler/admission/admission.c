@@ -141,7 +141,7 @@ static void shed(struct entry *e, struct request *r)
     r->shed = true;
 }
 
-enum status admission_ask(struct entry *e, const struct gen_request *g, bool entry_is_full,
+enum status admission_ask(struct entry *e, const struct gen_request *g, uint32_t n_full,
                           struct gen_refusal *why)
 {
     struct admission *d = &e->admission;
@@ -153,7 +153,7 @@ enum status admission_ask(struct entry *e, const struct gen_request *g, bool ent
                          "x-baton-deadline-ms is %u, and that time was over before the request "
                          "could begin",
                          g->admission.deadline_ms);
-    q.entry_is_full = entry_is_full;
+    q.n_full = n_full;
     admit_ask(d->admit, &q, now, &v);
     admission_metrics_verdict(&d->metrics, &v, g->admission.tenant);
     if (v.taken && v.shed) shed(e, request_of(v.shed));

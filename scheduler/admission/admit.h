@@ -77,7 +77,8 @@ struct admit_ask {
     struct gen_admission wanted;
     uint32_t n_prompt, max_output; /* tokens */
     uint64_t deadline_ms;          /* clock; 0: none */
-    bool entry_is_full;            /* one that waits must give way */
+    uint32_t n_full;               /* the entry node holds so many, its limit: one that waits must
+                                    * give way; 0: it has room */
 };
 
 struct admit_verdict {
@@ -85,7 +86,7 @@ struct admit_verdict {
     bool was_promised;          /* it came as an earlier refusal told its client */
     enum admit_reason reason;   /* not taken, ... */
     struct gen_refusal why;     /* ... with the status in why.err */
-    struct admit_request *shed; /* taken, with entry_is_full: who gives way */
+    struct admit_request *shed; /* taken, with n_full: who gives way */
 };
 
 /* A request that is taken must be pushed, in the same turn of the loop. */

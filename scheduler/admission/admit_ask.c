@@ -239,7 +239,7 @@ static struct admit_tenant *longest_line(struct admit *a, const struct admit_ten
  * request itself unless it goes before another. */
 static bool check_room(struct asked *k)
 {
-    if (!k->q->entry_is_full) return true;
+    if (!k->q->n_full) return true;
     struct admit_tenant *t = longest_line(k->a, k->t);
     struct admit_request *last = t ? LIST_ENTRY(t->line.prev, struct admit_request, link) : NULL;
     bool own_goes_first = t != k->t || (last && k->q->wanted.priority < last->priority);
@@ -250,10 +250,11 @@ static bool check_room(struct asked *k)
     double work = admit_work_of(k->t, k->q->n_prompt, k->q->max_output);
     promise(k, line_promise(k, work, admit_wait_ms(k->a, k->t, k->q->wanted.priority, 0)));
     k->out->reason = ADMIT_FULL;
-    (void)err_set(&k->out->why.err, ERR_FULL,
-                  "this node already holds as many requests as it may (--max-concurrency); try "
-                  "again in %u s",
-                  k->out->why.retry_after_s);
+    (void)err_set(
+        &k->out->why.err, ERR_FULL,
+        "this node already holds %u requests, its limit (--max-concurrency); try again in "
+        "%u s",
+        k->q->n_full, k->out->why.retry_after_s);
     return false;
 }
 

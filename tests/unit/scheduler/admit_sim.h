@@ -194,7 +194,7 @@ static void come(struct sim *s, struct sim_client c)
                            .n_prompt = c.n_prompt,
                            .max_output = 4 * SIM_OUTPUT };
     struct admit_verdict v;
-    q.entry_is_full = s->n_live >= s->max_live;
+    q.n_full = s->n_live >= s->max_live ? s->max_live : 0;
     if (c.wanted.deadline_ms) q.deadline_ms = s->now + c.wanted.deadline_ms;
     admit_ask(s->a, &q, s->now, &v);
     if (c.n_tries == 1) {
