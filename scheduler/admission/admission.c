@@ -204,7 +204,7 @@ static void end_late(struct entry *e, struct request *r, enum admit_reason reaso
 {
     char text[ERR_TEXT_MAX];
     double waited_s = (double)(clock_ms() - r->admit.t_pushed_ms) * 1e-3;
-    admission_set_retry(e, r);
+    if (!r->shed) admission_set_retry(e, r);
     admission_metrics_late(&e->admission.metrics, reason, r->wanted.tenant);
     if (reason == ADMIT_TTFT)
         snprintf(text, sizeof text,
