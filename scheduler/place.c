@@ -25,6 +25,13 @@ static bool is_avoided(const struct place_request *r, uint64_t node)
     return false;
 }
 
+static bool is_filled(const struct place_request *r, uint64_t node)
+{
+    for (size_t i = 0; i < r->n_filled; i++)
+        if (r->filled[i] == node) return true;
+    return false;
+}
+
 static bool is_candidate(const struct node_record *n, const struct place_request *r,
                          enum node_role role)
 {
@@ -191,6 +198,7 @@ struct stage {
     const struct node_record *prefill; /* decode: that takes the KV of this one; NULL: any */
     const struct candidates *decode;   /* prefill: whose KV some of these take */
     bool prefers_whole;                /* groups that are not whole only if there is nothing else */
+    bool computes_prompt;              /* filled nodes do not qualify */
 };
 
 static bool qualifies(const struct node_record *n, const struct place_request *r,
@@ -198,6 +206,7 @@ static bool qualifies(const struct node_record *n, const struct place_request *r
 {
     bool all;
     if (!is_candidate(n, r, s->role)) return false;
+    if (s->computes_prompt && is_filled(r, n->node)) return false;
     if (s->role == ROLE_PREFILL) return some_take(s->decode, r, n, &all);
     return decode_fits(n, r) && (!s->need_capacity || decode_has_capacity(n, r)) &&
            (!s->prefill || s->prefill == n || can_exchange(r, s->prefill, n));
@@ -284,38 +293,77 @@ static uint64_t prefill_slack(const struct place_request *r)
     return slack > SLACK_PREFILL_MAX ? SLACK_PREFILL_MAX : slack;
 }
 
-/* Groups that are not whole are passed over while one of the others is not busy. */
-static const struct node_record *pick_prefill(const struct node_record *nodes, size_t n,
-                                              const struct place_request *r,
-                                              const struct candidates *decode)
+/* Groups that are not whole are passed over while one of the others is not busy. *out NULL: there
+ * is none. ERR_BUSY: all are filled. */
+static enum status pick_prefill(const struct node_record *nodes, size_t n,
+                                const struct place_request *r, const struct candidates *decode,
+                                const struct node_record **out)
 {
     struct candidates c;
     struct stage s = { .role = ROLE_PREFILL, .decode = decode, .prefers_whole = true };
     gather(nodes, n, r, &s, &c);
+    if (c.seen && r->n_filled) {
+        s.computes_prompt = true;
+        gather(nodes, n, r, &s, &c);
+        if (c.seen == 0) return ERR_BUSY;
+    }
     if (c.seen && !c.has_broken && least_load(&c, prefill_load, NULL) >= BUSY_TOKENS) {
         s.prefers_whole = false;
         gather(nodes, n, r, &s, &c);
     }
-    return c.seen ? pick(&c, r, prefill_load, prefill_slack(r)) : NULL;
+    *out = c.seen ? pick(&c, r, prefill_load, prefill_slack(r)) : NULL;
+    return OK;
 }
 
 /* Of nodes with room, `with_room`, for a request that is not split. */
 static void choose_one(const struct node_record *nodes, size_t n, const struct place_request *r,
                        struct candidates *with_room, struct place_result *out)
 {
-    const struct stage s = { .role = ROLE_DECODE, .need_capacity = true, .prefers_whole = true };
+    const struct stage s = {
+        .role = ROLE_DECODE, .need_capacity = true, .prefers_whole = true, .computes_prompt = true
+    };
     if (with_room->has_broken) gather(nodes, n, r, &s, with_room);
     *out = (struct place_result){ .decode = pick(with_room, r, prefill_load, prefill_slack(r)) };
     out->blocks = first_blocks(out->decode, r);
+}
+
+/* Takes out the filled ones of the nodes with room, which would compute the prompt. False: none is
+ * left. */
+static bool has_unfilled(const struct node_record *nodes, size_t n, const struct place_request *r,
+                         struct candidates *with_room)
+{
+    const struct stage s = { .role = ROLE_DECODE, .need_capacity = true, .computes_prompt = true };
+    if (r->n_filled) gather(nodes, n, r, &s, with_room);
+    return with_room->seen > 0;
+}
+
+/* Of nodes with room, `decode`, that for the KV of out->prefill. */
+static void choose_decode(const struct node_record *nodes, size_t n, const struct place_request *r,
+                          struct candidates *decode, struct place_result *out)
+{
+    struct place_request any_decode = *r;
+    /* For the decode stage, balanced load matters more than the prefix cache. */
+    any_decode.first_block = (struct hash128){ 0 };
+    struct stage s = { .role = ROLE_DECODE,
+                       .need_capacity = true,
+                       .prefill = out->prefill,
+                       .prefers_whole = true,
+                       .computes_prompt = !out->prefill };
+    bool all = true;
+    if ((out->prefill && some_take(decode, r, out->prefill, &all) && !all) || decode->has_broken)
+        gather(nodes, n, r, &s, decode);
+    if (decode->seen == 0) { /* only of a sample: none takes it after all */
+        out->prefill = s.prefill = NULL;
+        gather(nodes, n, r, &s, decode);
+    }
+    out->decode = pick(decode, &any_decode, decode_load, 0);
+    if (out->prefill == out->decode) out->prefill = NULL;
 }
 
 enum status place_choose(const struct node_record *nodes, size_t n, const struct place_request *r,
                          struct place_result *out)
 {
     struct candidates decode;
-    struct place_request any_decode = *r;
-    /* For the decode stage, balanced load matters more than the prefix cache. */
-    any_decode.first_block = (struct hash128){ 0 };
     struct stage to_decode = { .role = ROLE_DECODE };
     gather(nodes, n, r, &to_decode, &decode);
     if (decode.seen == 0) return ERR_UNAVAILABLE;
@@ -323,27 +371,19 @@ enum status place_choose(const struct node_record *nodes, size_t n, const struct
     gather(nodes, n, r, &to_decode, &decode);
     if (decode.seen == 0) return ERR_BUSY;
     if (r->unsplit) {
+        if (!has_unfilled(nodes, n, r, &decode)) return ERR_BUSY;
         choose_one(nodes, n, r, &decode, out);
         return OK;
     }
-    *out = (struct place_result){ .prefill = pick_prefill(nodes, n, r, &decode) };
+    *out = (struct place_result){ 0 };
+    TRY(pick_prefill(nodes, n, r, &decode, &out->prefill));
+    if (!out->prefill && !has_unfilled(nodes, n, r, &decode)) return ERR_BUSY;
     if (out->prefill && out->prefill->role == ROLE_MIXED && decode_fits(out->prefill, r) &&
         decode_has_capacity(out->prefill, r)) {
         out->decode = out->prefill; /* a mixed node decodes its own prompts */
         out->prefill = NULL;
     } else {
-        bool all = true;
-        to_decode.prefill = out->prefill;
-        to_decode.prefers_whole = true;
-        if ((out->prefill && some_take(&decode, r, out->prefill, &all) && !all) ||
-            decode.has_broken)
-            gather(nodes, n, r, &to_decode, &decode);
-        if (decode.seen == 0) { /* only of a sample: none takes it after all */
-            out->prefill = to_decode.prefill = NULL;
-            gather(nodes, n, r, &to_decode, &decode);
-        }
-        out->decode = pick(&decode, &any_decode, decode_load, 0);
-        if (out->prefill == out->decode) out->prefill = NULL;
+        choose_decode(nodes, n, r, &decode, out);
     }
     out->blocks = first_blocks(out->decode, r);
     return OK;

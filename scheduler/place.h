@@ -34,7 +34,9 @@ struct place_request {
     const struct place_pair *apart; /* [n_apart] */
     size_t n_apart;
     bool needs_all; /* only decode nodes that report free blocks for the longest output have room */
-    bool unsplit;   /* one node does all of it, whatever its role */
+    const uint64_t *filled; /* [n_filled] nodes that have prompts enough for now (fill.h) */
+    size_t n_filled;
+    bool unsplit;    /* one node does all of it, whatever its role */
     uint64_t random; /* fresh random bits */
 };
 
@@ -48,7 +50,8 @@ struct place_result {
 enum place_exchange { EXCHANGE_OK, EXCHANGE_NO_TRANSPORT, EXCHANGE_TYPES_DIFFER };
 enum place_exchange place_exchange(const struct node_record *prefill,
                                    const struct node_record *decode);
-/* ERR_UNAVAILABLE: no node could ever serve the request; ERR_BUSY: all that could are full. */
+/* ERR_UNAVAILABLE: no node could ever serve the request; ERR_BUSY: all that could are full, or
+ * those that would compute its prompt are filled. */
 enum status place_choose(const struct node_record *nodes, size_t n, const struct place_request *r,
                          struct place_result *out) MUST_CHECK;
 

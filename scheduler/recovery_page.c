@@ -105,7 +105,7 @@ static const struct {
     { REQUEST_ATTACH, "no node; a sequence that a decode node has kept goes on there as in decode",
       "the answers of nodes that may have kept it",
       "0.1 s, or 0.5 s for the node that its client names" },
-    { REQUEST_PLACING, "no node", "a node with room, by the view",
+    { REQUEST_PLACING, "no node", "its turn in line, then a node with room, by the view",
       "`--max-queue-time`, or `--placement-timeout` when there is no node" },
     { REQUEST_CREDIT, "no node (its place is counted in the directory)",
       "a start credit: the prompts before it in the prefill node's line",

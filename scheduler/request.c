@@ -45,6 +45,8 @@ struct request *request_create(struct entry *e, uint64_t id, const struct gen_re
     r->cache_salt = g->cache_salt;
     r->prompt_logprobs = g->prompt_logprobs;
     r->deadline_ms = g->deadline_ms;
+    r->wanted = g->admission;
+    r->admit.tenant = g->admission.tenant;
     r->resume = g->resume;
     r->state = request_attach_is_wanted(&g->resume) ? REQUEST_ATTACH : REQUEST_PLACING;
     if (g->n_tokens >= block_tokens && block_tokens)
@@ -53,6 +55,7 @@ struct request *request_create(struct entry *e, uint64_t id, const struct gen_re
     r->t_accept = clock_ns();
     r->unplaced_since_ms = clock_ms();
     list_init(&r->link);
+    list_init(&r->admit.link);
     return r;
 }
 
@@ -198,6 +201,7 @@ bool request_send_prefill(struct entry *e, struct request *r, const Baton__Grant
  * capacity would see this one as running until the next snapshot. */
 void request_release_place(struct entry *e, struct request *r)
 {
+    admission_unfill(e, r, false);
     if (r->placed) directory_release(e->directory, r->id);
     r->placed = false;
     if (r->accounted.request && !r->placing) view_remove_load(&e->view, &r->accounted);
@@ -242,7 +246,10 @@ void request_end(struct entry *e, struct request *r, enum status st, enum finish
     r->trace.decode_ns = r->t_first ? r->t_last - r->t_first : 0;
     r->trace.n_moves = r->n_moves;
     end.trace = r->trace;
-    if (status_class_of(st) == CLASS_BUSY) end.retry_after_s = 1;
+    if (status_class_of(st) == CLASS_BUSY)
+        end.retry_after_s = r->retry_after_s ? r->retry_after_s : 1;
+    snprintf(end.retry, sizeof end.retry, "%s", r->retry);
+    admission_leave(e, r);
     snprintf(end.text, sizeof end.text, "%s", text ? text : "");
     list_remove(&r->link);
     e->n_live--;
@@ -380,6 +387,18 @@ static void on_stuck(struct entry *e, struct request *r)
     request_on_loss(e, r, LOSS_STUCK, ERR_TIMEOUT, r->decode.node, why);
 }
 
+/* Its client's time limit passed, or --scheduler-ttl. */
+static void end_in_time(struct entry *e, struct request *r)
+{
+    char text[ERR_TEXT_MAX] = "the request's time limit passed";
+    if (r->ends_by_client)
+        snprintf(text, sizeof text,
+                 "x-baton-deadline-ms is %u, and the answer was not complete by then: it has %u "
+                 "tokens",
+                 r->wanted.deadline_ms, request_n_out(r));
+    request_end(e, r, ERR_TIMEOUT, FINISH_ERROR, -1, text);
+}
+
 void request_advance(struct entry *e, struct request *r)
 {
     uint64_t now = clock_ms();
@@ -388,13 +407,16 @@ void request_advance(struct entry *e, struct request *r)
         return;
     }
     if (r->deadline_ms && now >= r->deadline_ms) {
-        request_end(e, r, ERR_TIMEOUT, FINISH_ERROR, -1, "the request's time limit passed");
+        end_in_time(e, r);
         return;
     }
+    if (admission_ends(e, r)) return;
     switch (r->state) {
     case REQUEST_PLACING:
         /* Capacity that became free in this tick goes to the request that waits longest
          * (place_waiting_requests, next turn). */
+        admission_push(e, r);
+        if (admission_is_waiting(r)) break; /* admission_place_line */
         if (!r->placing && now >= r->wait_until_ms && !e->capacity_freed) (void)request_place(e, r);
         break;
     case REQUEST_ATTACH: request_attach_advance(e, r); break;

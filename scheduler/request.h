@@ -4,8 +4,8 @@
  *   PLACING ───────▶ CREDIT ───────▶ RESERVE ───────▶ PREFILL ───────▶ DECODE ──▶ ENDED
  *      │ one node does all: RUN ───────────────────────────────────────────────▶ ENDED
  *      ◀── from any: requeued (a node is busy; after a pause) or moved (a loss; the next attempt
- *          continues after the last delivered token). ATTACH is in request_attach.h
- *
+ *          continues after the last delivered token). ATTACH is in request_attach.h. A request is
+ *          first placed when its turn in line has come (admission/admit.h)
  * Invariants:
  *  1 Each token index reaches the sink exactly once and in order. A record with an index below
  *    n_out is dropped; one above it ends the attempt as a loss.
@@ -16,6 +16,7 @@
 #ifndef BATON_SCHEDULER_REQUEST_H
 #define BATON_SCHEDULER_REQUEST_H
 
+#include "scheduler/admission/admission.h"
 #include "scheduler/directory/directory.h"
 #include "scheduler/recent.h"
 #include "scheduler/retry.h"
@@ -50,6 +51,7 @@ struct entry {
     bool launcher_held_view;
     const char *listed_down; /* trouble.h */
     struct scheduler_metrics metrics;
+    struct admission admission;
     struct recent recent;
     struct log_repeats requeues; /* busy nodes */
     /* of scheduler_options */
@@ -92,6 +94,8 @@ struct request {
     uint32_t n_prompt_lp;      /* positions delivered so far, counting from 1 */
     struct buf held, held_end; /* token records and FINISHED that overtook the prompt's logprobs */
     uint64_t deadline_ms;
+    bool ends_by_client; /* deadline_ms is its client's, not --scheduler-ttl */
+    struct gen_admission wanted;
     struct hash128 first_block;
     struct gen_resume resume;
     uint64_t *asked; /* [n_asked] ATTACH: nodes that have not refused; NULL: none was asked */
@@ -105,6 +109,8 @@ struct request {
      * until it has come. */
     bool placing;
     struct request_node next_prefill, next_decode; /* chosen, while placing */
+    uint64_t filled; /* the node that computes its prompt (admission_fill); 0: none, or it has */
+    uint32_t filled_tokens;
     struct placement accounted; /* what the view counts for it; request 0: nothing */
     bool waits_for_capacity;    /* PLACING: every node that could take it was full */
     enum finish_reason ends;    /* set by the answer's last token: a later loss ends it well */
@@ -123,7 +129,11 @@ struct request {
     uint64_t full_since_ms; /* it has found all nodes full, or been refused as busy, since then; 0:
                              * not now. Ends with the grant or the first token */
     uint32_t n_moves;
-    bool canceled; /* by the API server; the next turn of the loop ends the request */
+    bool canceled;              /* by the API server; the next turn of the loop ends the request */
+    struct admit_request admit; /* its place in line; PLACING: it is placed when its turn comes */
+    bool shed;                  /* it gave way to another; ends like one that is canceled */
+    uint32_t retry_after_s;     /* of a refusal; 0: soon */
+    char retry[GEN_RETRY_MAX];
     /* the trace; clock_ns of this process */
     uint64_t t_accept, t_credit, t_first, t_last;
     struct gen_trace trace;

@@ -241,6 +241,7 @@ void request_deliver_token(struct entry *e, struct request *r, uint32_t index,
     if (!r->t_first) r->t_first = r->t_last;
     r->pressed_until_ns = 0;
     append_token(r, t->id);
+    admission_on_token(e, r, index);
     recent_add_token(&e->recent, r->t_last / 1000000);
     r->ends = t->ends;
     tell_node(r);
@@ -265,6 +266,7 @@ void request_on_token(struct entry *e, struct request *r, uint64_t from, uint32_
     if (index == r->n_before) { /* the attempt's first: both nodes and their pair work */
         request_note(e, r, BREAKER_WORKED);
         r->full_since_ms = 0;
+        admission_unfill(e, r, true);
     }
     request_deliver_token(e, r, index, t);
 }

@@ -12,7 +12,8 @@ enum {
     OPEN_TRIED_MS = 1000,  /* after this long without any other node, those whose breaker is open
                             * are tried: they have a link, so they may serve */
     AVOID_MAX = EXCLUDED_MAX + REQUEST_AVOID_MAX + 2, /* gave_back, and the present node */
-    APART_MAX = BREAKER_MAX + REQUEST_AVOID_MAX
+    APART_MAX = BREAKER_MAX + REQUEST_AVOID_MAX,
+    FILLED_MAX = 256 /* nodes; above that, some are given more than they need */
 };
 
 static struct request_node node_of(const struct node_record *n)
@@ -87,6 +88,7 @@ static void on_reserved(void *arg, enum status st, uint64_t fence)
         start_attempt(e, r);
     } else { /* the view is out of date; it counts this placement until the next snapshot */
         give_up_chosen(e, r);
+        admission_unfill(e, r, false);
         r->accounted = (struct placement){ 0 };
         r->wait_until_ms = clock_ms() + PAUSE_BUSY_MS;
         view_refresh(&e->view);
@@ -119,9 +121,10 @@ bool request_is_full_for_too_long(const struct entry *e, struct request *r)
 void request_end_full(struct entry *e, struct request *r)
 {
     char text[ERR_TEXT_MAX];
+    admission_set_retry(e, r);
     snprintf(text, sizeof text,
-             "every node that could serve this request has been full for %.1f s; try again later",
-             (double)(clock_ms() - r->full_since_ms) * 1e-3);
+             "every node that could serve this request has been full for %.1f s; try again in %u s",
+             (double)(clock_ms() - r->full_since_ms) * 1e-3, r->retry_after_s);
     request_end(e, r, ERR_BUSY, FINISH_ERROR, -1, text);
 }
 
@@ -193,10 +196,13 @@ static struct place_request query_of(const struct entry *e, const struct request
  * is no worse than waiting for the others. */
 static enum status choose_nodes(struct entry *e, struct request *r, struct place_result *chosen)
 {
-    uint64_t avoid[AVOID_MAX];
+    uint64_t avoid[AVOID_MAX], filled[FILLED_MAX];
     struct place_pair apart[APART_MAX];
     bool waits;
     struct place_request q = query_of(e, r, avoid, apart);
+    q.filled = filled;
+    if (admission_is_waiting(r)) /* one that has had its turn goes before those in line */
+        q.n_filled = fill_enough(&e->admission.fill, clock_ms(), filled, FILLED_MAX);
     enum status st = place_choose(e->view.nodes, e->view.n_nodes, &q, chosen);
     if (st != OK && r->gave_back) {
         r->gave_back = 0;
@@ -247,6 +253,8 @@ static void reserve(struct entry *e, struct request *r, const struct place_resul
     };
     r->accounted = placement;
     view_add_load(&e->view, &placement);
+    admission_fill(e, r, split && chosen->prefill ? chosen->prefill : chosen->decode,
+                   chosen->decode->step_us);
     r->placing = true;
     if (directory_reserve(e->directory, &placement, on_reserved, r) != OK)
         on_reserved(r, ERR_UNAVAILABLE, 0);
@@ -270,6 +278,7 @@ enum status request_place(struct entry *e, struct request *r)
     }
     enum status st = choose_nodes(e, r, &chosen);
     r->waits_for_capacity = false;
+    if (st != ERR_BUSY) admission_take(e, r);
     if (st == OK) reserve(e, r, &chosen);
     else no_node(e, r, st);
     return st;
@@ -277,7 +286,8 @@ enum status request_place(struct entry *e, struct request *r)
 
 bool request_place_if_waiting(struct entry *e, struct request *r)
 {
-    if (r->state != REQUEST_PLACING || r->placing || r->canceled || !r->waits_for_capacity)
+    if (r->state != REQUEST_PLACING || r->placing || r->canceled || !r->waits_for_capacity ||
+        admission_is_waiting(r))
         return true;
     return request_place(e, r) != ERR_BUSY;
 }

@@ -22,13 +22,16 @@ enum {
 
 /* ---- timers ---- */
 
-/* First come, first served: when a request still finds no capacity, those behind it are not
- * tried. */
+/* First those that have had their turn and were refused by a node, or moved; then those in line.
+ * When a request still finds no capacity, those behind it are not tried. */
 static void place_waiting_requests(struct scheduler *s)
 {
+    bool freed = s->entry.capacity_freed;
     s->entry.capacity_freed = false;
-    LIST_FOREACH (r, &s->entry.live, struct request, link)
-        if (!request_place_if_waiting(&s->entry, r)) return;
+    if (freed)
+        LIST_FOREACH (r, &s->entry.live, struct request, link)
+            if (!request_place_if_waiting(&s->entry, r)) return;
+    admission_place_line(&s->entry);
 }
 
 static void look_for_others(struct scheduler *s)
@@ -43,7 +46,8 @@ static void on_tick(void *arg)
     view_tick(&s->entry.view);
     if (!s->draining && clock_ms() - s->entry.t_trouble_ms >= TROUBLE_MS)
         entry_update_trouble(&s->entry);
-    if (s->entry.capacity_freed) place_waiting_requests(s);
+    admission_tick(&s->entry);
+    place_waiting_requests(s);
     LIST_FOREACH (r, &s->entry.live, struct request, link) {
         n_placing += r->state == REQUEST_PLACING;
         request_advance(&s->entry, r);
@@ -86,6 +90,7 @@ static void on_fresh_view(void *arg)
     struct scheduler *s = arg;
     if (s->draining) tend_leaving_me(s);
     gauge_set(s->entry.metrics.nodes, (double)s->entry.view.n_nodes);
+    admission_on_view(&s->entry.admission, &s->entry.view);
     LIST_FOREACH (r, &s->entry.live, struct request, link)
         if (r->state == REQUEST_PLACING) request_advance(&s->entry, r);
     request_pressed_look_again(&s->entry);
@@ -136,22 +141,34 @@ static bool is_still_entry(const struct scheduler *s)
     return s->enters && s->t_others_ms && clock_ms() - s->t_others_ms <= s->entry.grace_ms;
 }
 
+/* What a client comes back for was admitted before. */
+static enum status may_come(struct scheduler *s, const struct gen_request *g,
+                            struct gen_refusal *why)
+{
+    bool is_full = s->entry.n_live >= s->o.max_requests;
+    *why = (struct gen_refusal){ 0 };
+    if (s->draining && !is_still_entry(s))
+        return err_set(&why->err, ERR_UNAVAILABLE,
+                       "this node is shutting down; send the request to another node");
+    if (!g->resume.returns)
+        return admission_ask(&s->entry, g, is_full ? s->o.max_requests : 0, why);
+    if (!is_full) return OK;
+    return err_set(&why->err, ERR_FULL,
+                   "this node already holds %u requests, its limit; try again shortly",
+                   s->o.max_requests);
+}
+
 static enum status backend_submit(void *self, const struct gen_request *g,
-                                  const struct gen_sink *sink, uint64_t *id, struct err *err)
+                                  const struct gen_sink *sink, uint64_t *id,
+                                  struct gen_refusal *why)
 {
     struct scheduler *s = self;
-    if (s->draining && !is_still_entry(s))
-        return err_set(err, ERR_UNAVAILABLE,
-                       "this node is shutting down; send the request to another node");
-    if (s->entry.n_live >= s->o.max_requests) {
-        counter_add(s->entry.metrics.rejected, 1);
-        return err_set(err, ERR_FULL,
-                       "this node already holds %u requests, its limit; try again shortly",
-                       s->o.max_requests);
-    }
+    TRY(may_come(s, g, why));
     struct request *r = request_create(&s->entry, fresh_id(s), g, sink);
     uint64_t latest = clock_ms() + (uint64_t)s->o.ttl_s * 1000;
-    if (!r->deadline_ms || r->deadline_ms > latest) r->deadline_ms = latest;
+    r->ends_by_client = r->deadline_ms && r->deadline_ms <= latest;
+    if (!r->ends_by_client) r->deadline_ms = latest;
+    if (r->state == REQUEST_PLACING || g->resume.returns) admission_push(&s->entry, r);
     list_push(&s->entry.live, &r->link);
     s->entry.n_live++;
     map_put(&s->entry.by_id, map_key_u64(&r->id), r);
@@ -198,6 +215,12 @@ static bool backend_is_full(void *self, uint32_t n_more)
     return (uint64_t)s->entry.n_live + n_more >= s->o.max_requests;
 }
 
+static void backend_limits(void *self, uint32_t tenant, struct gen_limits *out)
+{
+    struct scheduler *s = self;
+    admit_limits(s->entry.admission.admit, tenant, clock_ms(), out);
+}
+
 static void backend_nodes(void *self, struct buf *out)
 {
     const struct scheduler *s = self;
@@ -225,6 +248,7 @@ void scheduler_describe(struct scheduler *s, struct buf *json_members)
     recent_write_failures(&e->recent, now, json_members);
     buf_add_c(json_members, ",\"trouble\":");
     trouble_write(&e->trouble, now, json_members);
+    admission_describe(&s->entry, json_members);
 }
 
 struct serve_backend scheduler_backend(struct scheduler *s)
@@ -235,6 +259,7 @@ struct serve_backend scheduler_backend(struct scheduler *s)
         .stats = backend_stats,
         .is_full = backend_is_full,
         .nodes = backend_nodes,
+        .limits = backend_limits,
         .self = s,
     };
 }
@@ -309,6 +334,11 @@ struct scheduler *scheduler_create(const struct scheduler_options *o)
     list_init(&s->entry.orphans);
     scheduler_metrics_register(&s->entry.metrics, o->metrics);
     s->entry.metrics.log_requests = o->log_requests;
+    const struct admission_options admission = { .tenants = o->tenants,
+                                                 .max_queue_ms = o->max_queue_ms,
+                                                 .directory = o->directory,
+                                                 .metrics = o->metrics };
+    admission_start(&s->entry.admission, &admission);
     s->tick = loop_timer_start(o->loop, TICK_MS, TICK_MS, on_tick, s);
     s->renew = loop_timer_start(o->loop, RENEW_MS, RENEW_MS, on_renew, s);
     s->entry.view.model = o->model;
@@ -394,5 +424,6 @@ void scheduler_free(struct scheduler *s)
     LIST_FOREACH (r, &s->entry.orphans, struct request, link) request_free(r);
     map_release(&s->entry.by_id);
     view_release(&s->entry.view);
+    admission_stop(&s->entry.admission);
     mem_free(s);
 }

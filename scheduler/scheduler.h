@@ -19,10 +19,11 @@ struct scheduler_options {
     struct cluster *cluster;
     struct directory *directory;
     struct metrics *metrics;
-    uint32_t max_requests; /* live at once; more is ERR_FULL (429) */
-    uint32_t ttl_s;        /* a request older than this is ended */
+    const struct tenants *tenants; /* borrowed; NULL: one */
+    uint32_t max_requests;         /* live at once; then those that wait give way, or 429 */
+    uint32_t ttl_s;                /* a request older than this is ended */
     uint32_t grace_ms;     /* how long a request that no node can take waits for one, before 503 */
-    uint32_t max_queue_ms; /* how long one waits while every node is full, before 429 */
+    uint32_t max_queue_ms; /* how long one waits in line, as expected and in fact; else 429 */
     bool log_requests;     /* each one's end at level info, else debug */
     uint32_t block_tokens; /* for the hash of the prompt's first block (place.h) */
     const char *topic;

@@ -28,8 +28,6 @@ static void register_counters(struct scheduler_metrics *sm, struct metrics *m)
                                 "Attempts moved to another node after a loss.");
     sm->requeues = metrics_counter(m, "baton_request_waits_total", "",
                                    "Attempts refused as busy and placed again.");
-    sm->rejected = metrics_counter(m, "baton_requests_rejected_total", "reason=\"full\"",
-                                   "Requests refused because the node was full.");
     sm->prompt_tokens = metrics_counter(m, "baton_entry_prompt_tokens_total", "",
                                         "Prompt tokens accepted by this entry node.");
     sm->output_tokens = metrics_counter(m, "baton_entry_output_tokens_total", "",

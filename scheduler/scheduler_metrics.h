@@ -13,7 +13,7 @@
 struct scheduler_metrics {
     struct metrics *registry; /* borrowed */
     struct counter *requests, *finished_stop, *finished_length, *failed, *canceled, *moves,
-        *requeues, *rejected;
+        *requeues;
     struct counter *resumes_attached, *resumes_computed, *resumes_refused;
     struct counter *prompt_tokens, *output_tokens, *split, *local;
     struct gauge *live, *placing, *nodes;

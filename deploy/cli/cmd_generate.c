@@ -178,6 +178,7 @@ static void make_standalone(struct node_options *o)
     o->cluster_port = o->kv_port = o->tuning.rdma.port = 0;
     o->directory = "local";
     o->max_requests = UINT32_MAX;
+    o->max_queue_ms = UINT32_MAX; /* all that is there is to be done, however long it takes */
     o->shutdown_s = 0;
 }
 

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "deploy/cli/commands.h"
+#include "deploy/launch/launch_key.h"
 #include "deploy/launch/launch_view.h"
 #include "deploy/launch/launcher_watch.h"
 #include "deploy/launch/supervisor.h"
@@ -157,7 +158,11 @@ static enum status start(struct workers *w, int argc, char **argv, struct err *e
     (void)open_files_raise();
     TRY(loop_create(&w->loop, err));
     const struct hub_options h = {
-        .loop = w->loop, .o = &w->o, .ports = w->ports, .n_workers = w->plan.n
+        .loop = w->loop,
+        .o = &w->o,
+        .ports = w->ports,
+        .n_workers = w->plan.n,
+        .key = launch_key(w->c),
     };
     TRY(hub_start(&h, &w->hub, err));
     TRY(write_args(w, argc, argv, err));

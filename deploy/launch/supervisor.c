@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "deploy/launch/launch_key.h"
 #include "deploy/launch/launcher_watch.h"
 #include "kernels/device.h"
 #include "shared/base/clock.h"
@@ -38,8 +39,9 @@ struct child {
 
 struct supervisor {
     struct supervisor_options o;
-    int n_gpus; /* that the processes share, with --device cuda */
-    char *gpus; /* CUDA_VISIBLE_DEVICES of the parent; "": none */
+    int n_gpus;      /* that the processes share, with --device cuda */
+    char *gpus;      /* CUDA_VISIBLE_DEVICES of the parent; "": none */
+    const char *key; /* launch_key */
     struct http_client *client;
     struct child *children;
     struct loop_timer *poll, *kill, *end;
@@ -303,9 +305,8 @@ static void on_self_answer(void *arg, enum status st, int http_status, struct st
 static void on_poll(void *arg)
 {
     struct supervisor *s = arg;
-    const char *key = config_list(s->o.c, "api-key", 0, NULL);
     struct buf headers = { 0 };
-    if (key) buf_printf(&headers, "Authorization: Bearer %s\r\n", key);
+    if (s->key) buf_printf(&headers, "Authorization: Bearer %s\r\n", s->key);
     for (size_t i = 0; i < s->o.plan->n; i++) {
         struct child *ch = &s->children[i];
         if (!ch->running || ch->ready || ch->polling || first_of(ch) != ch) continue;
@@ -330,6 +331,7 @@ struct supervisor *supervisor_start(const struct supervisor_options *o)
         s->n_gpus = device_count("cuda");
         s->gpus = mem_strdup(visible ? visible : "");
     }
+    s->key = launch_key(o->c);
     s->client = http_client_create(&h);
     s->children = MEM_ARRAY(struct child, o->plan->n);
     for (size_t i = 0; i < o->plan->n; i++) {

@@ -128,11 +128,9 @@ static void on_http(void *arg, struct http_exchange *x)
 {
     struct node *n = arg;
     if (node_mount_http(n, x) || node_router_http(n, x)) return;
-    struct not_ready_pass o = { .passer = n->passer,
-                                .keys = n->o.api_keys,
-                                .n_keys = n->o.n_api_keys,
-                                .otherwise = on_http_unpassed,
-                                .arg = n };
+    struct not_ready_pass o = {
+        .passer = n->passer, .tenants = &n->o.tenants, .otherwise = on_http_unpassed, .arg = n
+    };
     if (n->serve || n->state != NODE_LOADING || !not_ready_pass(&o, x)) on_http_unpassed(n, x);
 }
 
@@ -396,6 +394,7 @@ static struct scheduler *start_scheduler(struct node *n)
         .cluster = n->cluster,
         .directory = n->directory,
         .metrics = n->metrics,
+        .tenants = &n->o.tenants,
         .max_requests = n->o.max_requests,
         .ttl_s = n->o.ttl_s,
         .grace_ms = n->o.grace_ms,
@@ -470,7 +469,7 @@ static enum status start_serve(struct node *n, struct err *err)
         .max_model_len = n->o.max_model_len,
         .n_vocab = n->model.n_vocab,
         .any_temperature = n->o.any_temperature,
-        .n_api_keys = n->o.n_api_keys,
+        .tenants = &n->o.tenants,
         .version = BATON_VERSION,
         .describe = node_describe_json,
         .describe_arg = n,
@@ -484,7 +483,6 @@ static enum status start_serve(struct node *n, struct err *err)
     };
     if (n->passer) s.passer = passer_when_full(n->passer);
     for (size_t i = 0; i < n->o.n_names; i++) s.names[i] = n->o.names[i];
-    for (size_t i = 0; i < n->o.n_api_keys; i++) s.api_keys[i] = n->o.api_keys[i];
     return serve_create(&s, &n->serve, err);
 }
 

@@ -629,9 +629,18 @@ static enum status read_cluster(const struct config *c, struct node_options *o, 
 
 /* ---- HTTP ---- */
 
+static enum status read_tenants(const struct config *c, struct tenants *t, struct err *err)
+{
+    const char *file = config_string(c, "api-keys-file");
+    size_t n = 0;
+    tenants_init(t);
+    config_list(c, "api-key", 0, &n);
+    for (size_t i = 0; i < n; i++) TRY(tenants_add_key(t, config_list(c, "api-key", i, NULL), err));
+    return file ? tenants_read(t, file, err) : OK;
+}
+
 static enum status read_http(const struct config *c, struct node_options *o, struct err *err)
 {
-    size_t n = 0;
     int64_t max_size = config_int(c, "scheduler-max-size");
     o->http = true;
     TRY(read_host(c, o, "host", &o->host, err));
@@ -647,13 +656,7 @@ static enum status read_http(const struct config *c, struct node_options *o, str
     o->shutdown_s = (uint32_t)config_int(c, "drain-timeout");
     o->log_requests = config_bool(c, "log-requests");
     o->pass_requests = config_bool(c, "pass-requests");
-    config_list(c, "api-key", 0, &n);
-    if (n > NODE_KEYS_MAX)
-        return err_field(err, ERR_CONFIG, "api-key", "%zu API keys were given, at most %d", n,
-                         NODE_KEYS_MAX);
-    for (size_t i = 0; i < n; i++)
-        o->api_keys[o->n_api_keys++] = config_list(c, "api-key", i, NULL);
-    return OK;
+    return read_tenants(c, &o->tenants, err);
 }
 
 enum status node_options_log(const struct config *c, const char *file_name, struct err *err)
@@ -728,6 +731,7 @@ void node_options_release(struct node_options *o)
 {
     buf_release(&o->notes);
     addresses_release(&o->listed);
+    tenants_release(&o->tenants);
     arena_release(&o->arena);
 }
 
@@ -800,8 +804,8 @@ void node_options_print_secret(struct str secret, struct buf *out)
 static void print_security(const struct node_options *o, const struct config *c, struct buf *out)
 {
     line(out, "API keys",
-         o->n_api_keys ? "required" : "none: anyone who reaches the port may use it",
-         config_source_text(c, "api-key"));
+         o->tenants.n_keys ? "required" : "none: anyone who reaches the port may use it",
+         config_source_text(c, config_is_set(c, "api-keys-file") ? "api-keys-file" : "api-key"));
     node_options_print_secret(o->secret, out);
 }
 

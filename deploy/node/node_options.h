@@ -18,10 +18,10 @@
 #include "shared/engine/engine_fault.h"
 #include "shared/engine/pace.h"
 #include "shared/net/http/http_server.h"
+#include "shared/serve/tenants.h"
 
 enum {
     NODE_NAMES_MAX = 16,
-    NODE_KEYS_MAX = 64,
     NODE_KV_SHARE = 5 /* default KV pool: one fifth of the available memory */
 };
 
@@ -65,11 +65,10 @@ struct node_options {
     bool is_router; /* of nodes that register with it, or that it lists; no_engine too */
     struct addresses listed; /* of a router */
     struct {
-        uint16_t port; /* its own, on this host, where the others of its router reach it */
-        uint16_t hub;  /* of the process that holds what they share; 0: it is the only one */
-    } worker;          /* of a router of several processes, which share `port` */
-    const char *api_keys[NODE_KEYS_MAX];
-    size_t n_api_keys;
+        uint16_t port;      /* its own, on this host, where the others of its router reach it */
+        uint16_t hub;       /* of the process that holds what they share; 0: it is the only one */
+    } worker;               /* of a router of several processes, which share `port` */
+    struct tenants tenants; /* --api-key and --api-keys-file */
     struct http_limits http_limits;
     uint32_t max_requests;
     uint32_t shutdown_s;

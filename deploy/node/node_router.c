@@ -107,8 +107,7 @@ bool node_router_http(struct node *n, struct http_exchange *x)
     }
     const struct instances_options o = {
         .listed = n->router->listed,
-        .keys = n->o.api_keys,
-        .n_keys = n->o.n_api_keys,
+        .tenants = &n->o.tenants,
         .count = count_nodes,
         .arg = n,
     };

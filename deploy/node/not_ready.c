@@ -3,8 +3,6 @@
 
 #include <string.h>
 
-#include "deploy/node/node_options.h"
-#include "shared/base/hash/hash.h"
 #include "shared/base/mem.h"
 #include "shared/serve/auth.h"
 #include "shared/serve/serve_state.h"
@@ -50,18 +48,12 @@ static void on_done(void *arg, bool taken, int status)
     was.otherwise(was.arg, was.x);
 }
 
-static bool has_key(const struct not_ready_pass *o, struct str authorization)
-{
-    uint8_t keys[NODE_KEYS_MAX][KEY_HASH_BYTES];
-    for (size_t i = 0; i < o->n_keys; i++) sha256(o->keys[i], strlen(o->keys[i]), keys[i]);
-    return auth_has_key(keys, o->n_keys, authorization);
-}
-
 bool not_ready_pass(const struct not_ready_pass *o, struct http_exchange *x)
 {
     const char *path = serve_generating_path(http_path(x));
     char name[REQUEST_NAME_MAX + 1];
-    if (!o->passer || !path || !has_key(o, http_header(x, "authorization"))) return false;
+    if (!o->passer || !path || !auth_tenant(o->tenants, http_header(x, "authorization"), NULL))
+        return false;
     struct passed *p = MEM_NEW(struct passed);
     *p = (struct passed){ .passer = o->passer, .x = x, .otherwise = o->otherwise, .arg = o->arg };
     serve_choose_name(x, name);

@@ -9,9 +9,8 @@
 void not_ready_reply(struct http_exchange *x, const char *why);
 
 struct not_ready_pass {
-    struct passer *passer;   /* NULL: requests are not passed */
-    const char *const *keys; /* [n_keys] API keys; read only during the call */
-    size_t n_keys;
+    struct passer *passer;         /* NULL: requests are not passed */
+    const struct tenants *tenants; /* read only during the call */
     /* Answers what no other node took. */
     void (*otherwise)(void *arg, struct http_exchange *x);
     void *arg;

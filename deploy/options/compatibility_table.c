@@ -388,6 +388,9 @@ const struct compat_entry COMPATIBILITY[] = {
     ENV("BKCL_*", "", "it configures Baidu's collective library, which Baton does not use"),
 
     /* ---- values, members and models ---- */
+    VALUE("--scheduling-policy priority", "", WORKS,
+          "priority, a whole number in a request's body, says which is next among those of one API "
+          "key; lower is sooner. It holds whatever the policy, fcfs too"),
     VALUE("--quantization ascend", "002", REFUSED,
           "a format of Ascend NPUs; give a checkpoint in bf16 or a GGUF file"),
     VALUE("--quantization wint4", "003", WORKS,

@@ -544,10 +544,10 @@ const struct option CLUSTER_OPTIONS[] = {
         RANGE(0, 86400),
         .def = "30",
         IN("Scheduler", ENTRY),
-        .help = "Seconds a request waits while every node that could serve it is full before it "
-                "gets 429 with Retry-After; 0: none. One whose client has tokens already, and "
-                "which lost its node, waits until --scheduler-ttl. The line for a prefill node's "
-                "start credit moves, and does not count.",
+        .help = "Seconds a request waits in line while every node that could serve it is full; one "
+                "that is expected to wait longer, or has, gets 429 with Retry-After "
+                "(docs/admission.md). 0: it is refused when all are full. One whose client has "
+                "tokens already, and which lost its node, waits until --scheduler-ttl.",
     },
     { .name = NULL },
 };

@@ -39,6 +39,15 @@ const struct option HTTP_OPTIONS[] = {
                 "lines are visible to others.",
     },
     {
+        .name = "api-keys-file",
+        .env = "BATON_API_KEYS_FILE",
+        .type = OPT_STRING,
+        IN("HTTP", ENTRY),
+        .help =
+            "File of tenants: a line each with name, key (or its hash), and what the tenant may "
+            "use (docs/admission.md). Keys of --api-key belong to the tenant \"default\".",
+    },
+    {
         .name = "allow-temperature-above-2",
         .env = "BATON_ALLOW_TEMPERATURE_ABOVE_2",
         .type = OPT_BOOL,

@@ -83,7 +83,8 @@ const struct option OTHER_SERVERS_OPTIONS[] = {
     NO_EFFECT("distributed-executor-backend", NULL, OPT_STRING, "How workers are started.",
               "a node is one process"),
     NO_EFFECT("scheduling-policy", "schedule-policy", OPT_STRING, "Which request is next.",
-              "requests are computed in the order in which they came"),
+              "requests wait by priority, the member of their bodies, then in the order in which "
+              "they came, as with vLLM's --scheduling-policy priority (docs/admission.md)"),
     NO_EFFECT("schedule-conservativeness", NULL, OPT_FLOAT, "How much KV to keep free.",
               "KV blocks are given as an answer grows"),
     NO_EFFECT("async-scheduling", "disable-overlap-schedule enable-mixed-chunk", OPT_BOOL,
@@ -135,7 +136,8 @@ const struct option OTHER_SERVERS_OPTIONS[] = {
     INSTEAD("reasoning-format", NULL, OPT_STRING, "auto|deepseek", "Form of the reasoning.",
             "give --reasoning-parser: auto, none, think or ernie"),
     INSTEAD("api-key-file", NULL, OPT_STRING, NULL, "File with keys.",
-            "give the keys, with commas between them, in BATON_API_KEY"),
+            "give the keys, with commas between them, in BATON_API_KEY, or --api-keys-file, "
+            "whose lines have a name before each key"),
     INSTEAD("log-file", NULL, OPT_STRING, NULL, "File for the log.",
             "give a folder for the log by --log-dir"),
     INSTEAD("timeout", "to", OPT_STRING, NULL, "Seconds for a request.",

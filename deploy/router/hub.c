@@ -112,8 +112,7 @@ static void gather_metrics(struct hub *h, struct http_exchange *x)
 {
     struct gathering *g = MEM_NEW(struct gathering);
     struct buf headers = { 0 };
-    if (h->o.o->n_api_keys)
-        buf_printf(&headers, "Authorization: Bearer %s\r\n", h->o.o->api_keys[0]);
+    if (h->o.key) buf_printf(&headers, "Authorization: Bearer %s\r\n", h->o.key);
     *g = (struct gathering){ .hub = h, .x = x, .n_awaited = 1 };
     g->texts = MEM_ARRAY(struct buf, h->o.n_workers);
     http_on_end(x, on_gathering_end, g);
@@ -140,8 +139,7 @@ static void on_request(void *arg, struct http_exchange *x)
     struct hub *h = arg;
     const struct instances_options i = {
         .listed = h->listed,
-        .keys = h->o.o->api_keys,
-        .n_keys = h->o.o->n_api_keys,
+        .tenants = &h->o.o->tenants,
         .count = count_nodes,
         .arg = h,
     };

@@ -18,6 +18,7 @@ struct hub_options {
     const struct node_options *o; /* of the router; borrowed until the stop is done */
     const uint16_t *ports;        /* [n_workers] their own ports on this host; borrowed */
     size_t n_workers;
+    const char *key; /* launch_key, by which it asks them; NULL: none. Borrowed */
 };
 
 enum status hub_start(const struct hub_options *o, struct hub **out, struct err *err) MUST_CHECK;

@@ -237,9 +237,7 @@ static const struct {
 
 bool instances_has_key(const struct instances_options *o, const struct http_exchange *x)
 {
-    uint8_t keys[NODE_KEYS_MAX][KEY_HASH_BYTES];
-    for (size_t i = 0; i < o->n_keys; i++) sha256(o->keys[i], strlen(o->keys[i]), keys[i]);
-    return auth_has_key(keys, o->n_keys, http_header(x, "authorization"));
+    return auth_tenant(o->tenants, http_header(x, "authorization"), NULL);
 }
 
 bool instances_serve(const struct instances_options *o, struct http_exchange *x)

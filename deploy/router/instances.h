@@ -16,13 +16,13 @@
 
 #include "deploy/router/listed.h"
 #include "shared/net/http/http_server.h"
+#include "shared/serve/tenants.h"
 
 enum { INSTANCES_MAX = 256 /* in one request */ };
 
 struct instances_options {
-    struct listed *listed;   /* NULL: the view is not this router's, so nothing can be listed */
-    const char *const *keys; /* [n_keys] API keys; none: open. Borrowed */
-    size_t n_keys;
+    struct listed *listed; /* NULL: the view is not this router's, so nothing can be listed */
+    const struct tenants *tenants; /* whose keys open these paths; borrowed */
     /* Counts the nodes of the view by role: n[ROLE_MIXED .. ROLE_DECODE]. */
     void (*count)(void *arg, uint32_t n[3]);
     void *arg;

@@ -113,7 +113,7 @@ void router_options_print(const struct node_options *o, const struct config *c, 
     print_view(o, c, out);
     print_listed(o, out);
     line(out, "API keys",
-         o->n_api_keys ? "required" : "none: anyone who reaches the port may use it",
-         config_source_text(c, "api-key"));
+         o->tenants.n_keys ? "required" : "none: anyone who reaches the port may use it",
+         config_source_text(c, config_is_set(c, "api-keys-file") ? "api-keys-file" : "api-key"));
     node_options_print_secret(o->secret, out);
 }

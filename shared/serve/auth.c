@@ -17,17 +17,12 @@ bool auth_hash_key(struct str authorization, uint8_t out[KEY_HASH_BYTES])
     return true;
 }
 
-bool auth_has_key(const uint8_t (*keys)[KEY_HASH_BYTES], size_t n_keys, struct str authorization)
+bool auth_tenant(const struct tenants *t, struct str authorization, uint32_t *tenant)
 {
     uint8_t hash[KEY_HASH_BYTES];
-    bool found = false;
-    if (n_keys == 0) return true;
-    if (!auth_hash_key(authorization, hash)) return false;
-    for (size_t i = 0; i < n_keys; i++) found |= equal_constant_time(hash, keys[i], sizeof hash);
-    return found;
-}
-
-bool auth_allows(const struct serve *s, struct str authorization)
-{
-    return auth_has_key(s->keys, s->o.n_api_keys, authorization);
+    uint32_t found = 0;
+    bool is_known = t->n_keys == 0 ||
+                    (auth_hash_key(authorization, hash) && tenants_find(t, hash, &found));
+    if (tenant && is_known) *tenant = found;
+    return is_known;
 }

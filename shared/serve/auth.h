@@ -1,15 +1,13 @@
-/* auth.h - checks API keys. Thread: loop. */
+/* auth.h - whose API key a request has. Thread: loop. */
 #ifndef BATON_SERVE_AUTH_H
 #define BATON_SERVE_AUTH_H
 
-#include "shared/serve/serve_state.h"
+#include "shared/serve/tenants.h"
 
-/* Hashes the key of an Authorization header as the server hashes its own. False: there is none. */
+/* Hashes the key of an Authorization header as tenants.h does. False: there is none. */
 bool auth_hash_key(struct str authorization, uint8_t out[KEY_HASH_BYTES]);
-/* Returns whether the Authorization header has one of the keys (true when there are none). Compares
- * the hashes of all keys, so that the time depends neither on the key nor on a partial guess. */
-bool auth_has_key(const uint8_t (*keys)[KEY_HASH_BYTES], size_t n_keys, struct str authorization);
-/* The same with the keys of the API server. */
-bool auth_allows(const struct serve *s, struct str authorization);
+/* Which tenant sends this Authorization header? Where there are no keys, "default". False: none,
+ * which is a 401. `tenant` may be NULL. */
+bool auth_tenant(const struct tenants *t, struct str authorization, uint32_t *tenant);
 
 #endif

@@ -22,6 +22,34 @@ struct gen_resume {
     bool asks_all;        /* it may have come before: any node may have the sequence */
 };
 
+enum { GEN_RETRY_MAX = 48 };
+
+/* What decides when a request's turn is, and whether it gets one (docs/admission.md). */
+struct gen_admission {
+    uint32_t tenant;      /* index in tenants.h */
+    int32_t priority;     /* lower is sooner, among the requests of one tenant */
+    uint32_t ttft_ms;     /* it is useless without a first token by then; 0: any time will do */
+    uint32_t deadline_ms; /* as its client gave it; 0: none. gen_request has when that is */
+    bool follows;         /* not the first sequence of its API request */
+    bool is_retry;        /* its client's library says that it sends it again */
+    char retry[GEN_RETRY_MAX]; /* gen_refusal.retry of an earlier refusal; "": none */
+};
+
+/* Why submit fails. */
+struct gen_refusal {
+    struct err err;
+    uint32_t retry_after_s; /* for busy and unavailable; 0: none */
+    char
+        retry[GEN_RETRY_MAX]; /* sent again with this, a request has a place then; "": it has not */
+};
+
+/* What a tenant may use in a minute, and what is left of it. */
+struct gen_limits {
+    uint64_t requests, tokens; /* 0: no limit */
+    uint64_t requests_left, tokens_left;
+    uint32_t requests_reset_s, tokens_reset_s; /* until nothing of it is used */
+};
+
 /* One sequence. submit copies everything. */
 struct gen_request {
     const char *name; /* x-request-id, for logs and traces */
@@ -32,6 +60,7 @@ struct gen_request {
     bool prompt_logprobs;
     uint64_t deadline_ms; /* clock_ms; 0: none */
     struct gen_resume resume;
+    struct gen_admission admission;
 };
 
 /* Where the time of a request went. Nanoseconds, each measured within one process. */
@@ -68,7 +97,8 @@ struct gen_end {
     enum finish_reason finish; /* with OK */
     int32_t stop_token;        /* the id that ended it with FINISH_STOP; else -1 */
     uint32_t n_output;         /* tokens delivered */
-    uint32_t retry_after_s;    /* for busy and unavailable; 0: none */
+    uint32_t retry_after_s;    /* as in gen_refusal, likewise retry */
+    char retry[GEN_RETRY_MAX];
     struct gen_trace trace;
     char text[ERR_TEXT_MAX]; /* of a failure: a sentence for the client */
 };
@@ -93,7 +123,7 @@ struct serve_backend_stats {
 
 struct serve_backend {
     enum status (*submit)(void *self, const struct gen_request *r, const struct gen_sink *sink,
-                          uint64_t *id, struct err *err);
+                          uint64_t *id, struct gen_refusal *why);
     /* Stops the work on every node; on_end(ERR_CANCELED) follows. Unknown ids are ignored. */
     void (*cancel)(void *self, uint64_t id);
     void (*stats)(void *self, struct serve_backend_stats *out);
@@ -103,6 +133,8 @@ struct serve_backend {
     /* Appends the JSON array of the nodes that this entry node sees, for /cluster and `baton
      * status`. */
     void (*nodes)(void *self, struct buf *out);
+    /* What is left of a tenant's limits. NULL: there are none. */
+    void (*limits)(void *self, uint32_t tenant, struct gen_limits *out);
     void *self;
 };
 

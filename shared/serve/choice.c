@@ -216,7 +216,15 @@ static struct gen_resume resume_of(const struct choice *ch)
     return r;
 }
 
-enum status choice_submit(struct choice *ch, struct err *err)
+static struct gen_admission admission_of(const struct choice *ch)
+{
+    struct gen_admission a = ch->request->admission;
+    a.priority = ch->request->p.priority;
+    a.follows = ch->request->n_admitted > 0;
+    return a;
+}
+
+enum status choice_submit(struct choice *ch, struct gen_refusal *why)
 {
     struct completion_request *c = ch->request;
     struct openai_params *p = &c->p;
@@ -235,7 +243,9 @@ enum status choice_submit(struct choice *ch, struct err *err)
         .cache_salt = p->cache_salt,
         /* They are in the first event. */
         .prompt_logprobs = choice_wants_prompt_logprobs(ch) && ch->had.n_tokens == 0,
+        .deadline_ms = c->deadline_ms,
         .resume = resume_of(ch),
+        .admission = admission_of(ch),
     };
     if (!ch->detokenizer_ready) {
         detokenizer_init(&ch->detok, c->serve->o.tokenizer, p->skip_special, p->stops, p->n_stops,
@@ -244,5 +254,5 @@ enum status choice_submit(struct choice *ch, struct err *err)
         ch->n_stops = ch->detok.n_stops;
         if (p->sampling.min_tokens > 0) ch->detok.n_stops = 0;
     }
-    return c->serve->o.backend.submit(c->serve->o.backend.self, &r, &sink, &ch->backend_id, err);
+    return c->serve->o.backend.submit(c->serve->o.backend.self, &r, &sink, &ch->backend_id, why);
 }

@@ -45,7 +45,7 @@ struct choice {
 
 void choice_init(struct choice *ch, struct completion_request *c, uint32_t index);
 /* Submits the sequence to the backend. */
-enum status choice_submit(struct choice *ch, struct err *err) MUST_CHECK;
+enum status choice_submit(struct choice *ch, struct gen_refusal *why) MUST_CHECK;
 /* Cancels it in the backend; on_end still comes. */
 void choice_cancel(struct choice *ch);
 void choice_release(struct choice *ch);

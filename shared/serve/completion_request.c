@@ -9,6 +9,7 @@
 #include "shared/base/hash/hash.h"
 #include "shared/base/log.h"
 #include "shared/base/thread.h"
+#include "shared/serve/admission_headers.h"
 #include "shared/serve/response_stream.h"
 
 enum {
@@ -71,19 +72,26 @@ static void set_ended(struct completion_request *c)
 
 /* ---- answers ---- */
 
-static void add_headers(const struct completion_request *c, int http, uint32_t retry_after_s,
-                        struct buf *out)
+void completion_add_headers(const struct completion_request *c, struct buf *out)
 {
     buf_printf(out, "x-request-id: %s\r\n", c->name);
-    if (http != 429 && http != 503) return;
-    if (retry_after_s == 0) retry_after_s = 1;
-    buf_printf(out, "Retry-After: %u\r\nretry-after-ms: %u000\r\n", retry_after_s, retry_after_s);
+    if (c->endpoint && c->endpoint->generates)
+        admission_add_limits(&c->serve->o.backend, c->admission.tenant, out);
 }
 
-static void reply(struct completion_request *c, int http, uint32_t retry_after_s, struct str body)
+/* When an error's client should come back, if ever. */
+struct later {
+    uint32_t after_s;  /* 0: soon */
+    const char *retry; /* gen_refusal.retry; NULL: none */
+};
+
+static const struct later AT_ONCE = { 0, NULL };
+
+static void reply(struct completion_request *c, int http, struct later later, struct str body)
 {
     struct buf headers = { 0 };
-    add_headers(c, http, retry_after_s, &headers);
+    completion_add_headers(c, &headers);
+    admission_add_retry(http, later.after_s, later.retry, &headers);
     set_ended(c);
     c->reply.reply(c->reply.arg, http, headers.data, body);
     buf_release(&headers);
@@ -91,7 +99,7 @@ static void reply(struct completion_request *c, int http, uint32_t retry_after_s
 
 /* Ends with an error: as the reply, or as the last event of the stream. */
 static void fail(struct completion_request *c, enum status st, const char *text, const char *param,
-                 uint32_t retry_after_s)
+                 struct later later)
 {
     struct buf body = { 0 };
     if (!text || !text[0]) text = status_text(st);
@@ -101,7 +109,7 @@ static void fail(struct completion_request *c, enum status st, const char *text,
         set_ended(c);
         response_stream_error(c, buf_str(&body));
     } else {
-        reply(c, openai_error_status(st), retry_after_s, buf_str(&body));
+        reply(c, openai_error_status(st), later, buf_str(&body));
     }
     buf_release(&body);
 }
@@ -113,7 +121,7 @@ void completion_add_bytes(struct completion_request *c, size_t n)
     c->serve->n_answers += n;
     if (c->n_answer <= c->serve->max_answer) return;
     enum status st = openai_answer_too_long(c, &err);
-    fail(c, st, err.text, err.field, 0);
+    fail(c, st, err.text, err.field, AT_ONCE);
 }
 
 void completion_abandon(struct completion_request *c)
@@ -134,7 +142,7 @@ void completion_shut_down(struct completion_request *c)
                  ? "the node is shutting down; another node goes on with this answer: send the "
                    "request there, with the id of its last event as Last-Event-ID"
                  : "the node is shutting down; send the request again",
-             NULL, 0);
+             NULL, AT_ONCE);
     maybe_free(c);
 }
 
@@ -152,7 +160,7 @@ static void on_written(void *arg)
 {
     struct completion_request *c = arg;
     c->on_worker = false;
-    if (c->stage == COMPLETION_WRITING) reply(c, 200, 0, buf_str(&c->out));
+    if (c->stage == COMPLETION_WRITING) reply(c, 200, AT_ONCE, buf_str(&c->out));
     maybe_free(c);
 }
 
@@ -170,7 +178,7 @@ static void write_answer(struct completion_request *c)
         return;
     }
     openai_write_body(c);
-    reply(c, 200, 0, buf_str(&c->out));
+    reply(c, 200, AT_ONCE, buf_str(&c->out));
 }
 
 /* ---- sequences ---- */
@@ -226,14 +234,16 @@ static void submit_more(struct completion_request *c)
     while (c->stage == COMPLETION_RUNNING && c->n_submitted < c->n_choices &&
            c->n_live < COMPLETION_WINDOW) {
         struct choice *ch = &c->choices[c->n_submitted];
-        struct err err = { 0 };
-        enum status st = choice_submit(ch, &err);
+        struct gen_refusal why = { 0 };
+        enum status st = choice_submit(ch, &why);
         if (st != OK) {
             if (status_class_of(st) == CLASS_BUSY && wait_for_capacity(c)) return;
-            fail(c, st, err.text, err.field, 0);
+            fail(c, st, why.err.text, why.err.field,
+                 (struct later){ why.retry_after_s, why.retry });
             return;
         }
         ch->live = true;
+        c->n_admitted++;
         c->n_live++;
         c->n_submitted++;
         c->t_progress_ms = clock_ms();
@@ -259,7 +269,8 @@ void completion_on_choice_end(struct completion_request *c, struct choice *ch)
     c->n_done++;
     c->t_progress_ms = clock_ms();
     if (c->stage == COMPLETION_RUNNING && ch->end.status != OK && !choice_ended_locally(ch))
-        fail(c, ch->end.status, ch->end.text, NULL, ch->end.retry_after_s);
+        fail(c, ch->end.status, ch->end.text, NULL,
+             (struct later){ ch->end.retry_after_s, ch->end.retry });
     if (c->stage == COMPLETION_RUNNING && c->p.stream) response_stream_finish(ch);
     if (c->stage == COMPLETION_RUNNING) submit_more(c);
     end_if_done(c);
@@ -271,7 +282,8 @@ static void start_sequences(struct completion_request *c)
     struct serve *s = c->serve;
     if (c->n_answer > s->max_answer / ANSWER_SMALL_PART &&
         s->n_answers + c->n_answer > s->max_answer * ANSWERS_MAX) {
-        fail(c, ERR_BUSY, "too many long answers are in the making; try again shortly", NULL, 0);
+        fail(c, ERR_BUSY, "too many long answers are in the making; try again shortly", NULL,
+             AT_ONCE);
         return;
     }
     c->counted = true;
@@ -280,7 +292,7 @@ static void start_sequences(struct completion_request *c)
     c->choices = ARENA_ARRAY(&c->arena, struct choice, c->n_choices);
     for (uint32_t i = 0; i < c->n_choices; i++) choice_init(&c->choices[i], c, i);
     if (resume_check(c, &c->err) != OK) {
-        fail(c, ERR_INVALID, c->err.text, c->err.field, 0);
+        fail(c, ERR_INVALID, c->err.text, c->err.field, AT_ONCE);
         return;
     }
     c->stage = COMPLETION_RUNNING;
@@ -349,7 +361,7 @@ static void choose_name(struct completion_request *c)
 static uint64_t refuse(struct completion_request *c, enum status st, const char *text)
 {
     choose_name(c);
-    fail(c, st, text, NULL, 0);
+    fail(c, st, text, NULL, AT_ONCE);
     maybe_free(c);
     return 0;
 }
@@ -393,8 +405,8 @@ static void on_prepared(void *arg)
     if (c->stage == COMPLETION_PREPARING) {
         choose_name(c);
         c->trace = c->trace || c->p.trace;
-        if (c->st != OK) fail(c, c->st, c->err.text, c->err.field, 0);
-        else if (!c->endpoint->generates) reply(c, 200, 0, buf_str(&c->out));
+        if (c->st != OK) fail(c, c->st, c->err.text, c->err.field, AT_ONCE);
+        else if (!c->endpoint->generates) reply(c, 200, AT_ONCE, buf_str(&c->out));
         else start_sequences(c);
     }
     maybe_free(c);
@@ -440,6 +452,8 @@ uint64_t completion_start(struct serve *s, const struct completion_options *o)
     c->reply = o->reply;
     c->body = o->body;
     c->trace = o->trace;
+    c->admission = o->admission;
+    c->deadline_ms = o->deadline_ms;
     c->created = clock_unix_s();
     if (o->name && serve_name_is_good(str_of(o->name)))
         snprintf(c->name, sizeof c->name, "%s", o->name);

@@ -48,6 +48,8 @@ struct completion_request {
     struct list low_link;
     bool stream_begun; /* the head of a streamed answer was sent */
     bool trace;
+    struct gen_admission admission; /* by its key and its headers */
+    uint64_t deadline_ms;           /* clock_ms; 0: none */
     char name[REQUEST_NAME_MAX + 1], fallback_name[REQUEST_NAME_MAX + 1];
     bool name_is_given; /* by the client */
     int64_t created;
@@ -66,6 +68,7 @@ struct completion_request {
     uint32_t n_prompts;
     struct choice *choices; /* [n_choices] in the arena; choice i answers prompt i / n */
     uint32_t n_choices, n_submitted, n_live, n_done;
+    uint32_t n_admitted; /* choices that the backend has taken */
     struct loop_timer *retry;
     uint64_t t_progress_ms; /* when a sequence was last submitted or ended */
     struct buf head;        /* the beginning of every answer or chunk */
@@ -84,6 +87,8 @@ struct completion_options {
     const char *fallback_name;              /* used without x-request-id and request_id; or NULL */
     bool trace;                             /* as member return_trace */
     const struct resume_headers *resume;    /* copied; NULL: none */
+    struct gen_admission admission;
+    uint64_t deadline_ms; /* clock_ms; 0: none */
     struct serve_reply reply;
 };
 
@@ -95,6 +100,8 @@ void completion_cancel(struct completion_request *c);
 /* Ends it with an error, unless it has ended or its answer is being written. */
 void completion_shut_down(struct completion_request *c);
 
+/* Writes the headers that every answer has, each with its line's end. */
+void completion_add_headers(const struct completion_request *c, struct buf *out);
 /* For choice.c: the backend has ended a sequence. */
 void completion_on_choice_end(struct completion_request *c, struct choice *ch);
 /* For choice.c: adds n bytes to the whole answer; ends the request when it becomes too long. */

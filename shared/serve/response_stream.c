@@ -7,11 +7,12 @@
 
 static void begin(struct completion_request *c)
 {
-    char headers[REQUEST_NAME_MAX + 32];
+    struct buf headers = { 0 };
     if (c->stream_begun) return;
-    snprintf(headers, sizeof headers, "x-request-id: %s\r\n", c->name);
+    completion_add_headers(c, &headers);
     c->stream_begun = true;
-    c->reply.begin(c->reply.arg, headers);
+    c->reply.begin(c->reply.arg, headers.data);
+    buf_release(&headers);
 }
 
 static void send_event(struct completion_request *c, struct str json)

@@ -14,6 +14,7 @@
 #include "shared/base/mem.h"
 #include "shared/base/thread.h"
 #include "shared/net/sse.h"
+#include "shared/serve/admission_headers.h"
 #include "shared/serve/auth.h"
 #include "shared/serve/completion_request.h"
 
@@ -25,7 +26,8 @@ struct api_exchange {
     struct http_exchange *x;
     const struct api_route *route; /* NULL: unknown path */
     uint64_t completion_id;        /* 0: none */
-    void *pass;                    /* to another node; NULL: none */
+    uint32_t tenant;
+    void *pass; /* to another node; NULL: none */
     uint64_t t_start_ns;
     int status; /* of the answer; 0: none yet */
     char name[REQUEST_NAME_MAX + 1];
@@ -317,13 +319,18 @@ static bool is_json(struct str type)
     return plain || (media.n > 5 && strncasecmp(media.p + media.n - 5, "+json", 5) == 0);
 }
 
-/* Returns whether the headers that resume an answer are good; else the client was told. */
-static bool read_resume(struct api_exchange *e, struct resume_headers *out)
+/* Returns whether the headers that resume an answer, and those that say when it is wanted, are
+ * good; else the client was told. */
+static bool read_headers(struct api_exchange *e, struct resume_headers *resume,
+                         struct gen_admission *admission)
 {
     struct err err = { 0 };
     struct buf body = { 0 };
-    *out = (struct resume_headers){ 0 };
-    if (!e->route->endpoint->generates || resume_read_headers(e->x, out, &err) == OK) return true;
+    *resume = (struct resume_headers){ 0 };
+    *admission = (struct gen_admission){ 0 };
+    if (!e->route->endpoint->generates || (resume_read_headers(e->x, resume, &err) == OK &&
+                                           admission_read_headers(e->x, admission, &err) == OK))
+        return true;
     openai_write_error(&body, 400, "invalid_value", err.text, err.field);
     answer(e, 400, "application/json", NULL, buf_str(&body));
     buf_release(&body);
@@ -333,13 +340,17 @@ static bool read_resume(struct api_exchange *e, struct resume_headers *out)
 static void start_here(struct api_exchange *e)
 {
     struct resume_headers resume;
-    if (!read_resume(e, &resume)) return;
+    struct gen_admission admission;
+    if (!read_headers(e, &resume, &admission)) return;
+    admission.tenant = e->tenant;
     struct completion_options o = {
         .endpoint = e->route->endpoint,
         .name = serve_name_is_good(http_header(e->x, "x-request-id")) ? e->name : NULL,
         .fallback_name = e->name,
         .trace = str_eq_c(http_header(e->x, "x-baton-trace"), "1"),
         .resume = &resume,
+        .admission = admission,
+        .deadline_ms = admission.deadline_ms ? e->t_start_ns / 1000000 + admission.deadline_ms : 0,
         .reply = { .reply = on_reply,
                    .begin = on_begin,
                    .chunk = on_chunk,
@@ -458,7 +469,7 @@ static void dispatch(struct api_exchange *e, bool admin)
     const struct api_route *r = e->route;
     /* Unknown paths need a key too, so that strangers do not learn which paths exist. */
     if (!admin && !(r && (r->flags & OPEN)) &&
-        !auth_allows(s, http_header(e->x, "authorization"))) {
+        !auth_tenant(s->tenants, http_header(e->x, "authorization"), &e->tenant)) {
         answer_error(e, 401, "invalid_api_key", "WWW-Authenticate: Bearer\r\n",
                      "a valid API key is needed: send Authorization: Bearer KEY");
         return;

@@ -30,12 +30,6 @@ static enum status check_options(const struct serve_options *o, struct err *err)
         return err_field(err, ERR_CONFIG, "served-model-name",
                          "%zu served model names, but 1 to %d are possible", o->n_names,
                          SERVE_NAMES_MAX);
-    if (o->n_api_keys > SERVE_KEYS_MAX)
-        return err_field(err, ERR_CONFIG, "api-key", "%zu API keys, but at most %d are possible",
-                         o->n_api_keys, SERVE_KEYS_MAX);
-    for (size_t i = 0; i < o->n_api_keys; i++)
-        if (!o->api_keys[i] || !o->api_keys[i][0])
-            return err_field(err, ERR_CONFIG, "api-key", "an API key is empty");
     if (o->max_logprobs > SAMPLER_LOGPROBS_MAX)
         return err_field(err, ERR_CONFIG, "max-logprobs",
                          "max-logprobs is %u, but at most %d are possible", o->max_logprobs,
@@ -79,10 +73,8 @@ enum status serve_create(const struct serve_options *o, struct serve **out, stru
     s->max_answer = o->max_answer ? o->max_answer : DEFAULT_MAX_ANSWER;
     s->max_logprobs = o->max_logprobs ? o->max_logprobs : DEFAULT_MAX_LOGPROBS;
     for (size_t i = 0; i < o->n_names; i++) s->o.names[i] = s->names[i] = mem_strdup(o->names[i]);
-    for (size_t i = 0; i < o->n_api_keys; i++) {
-        sha256(o->api_keys[i], strlen(o->api_keys[i]), s->keys[i]);
-        s->o.api_keys[i] = NULL; /* only the hashes are kept */
-    }
+    tenants_init(&s->open);
+    s->tenants = o->tenants ? o->tenants : &s->open;
     s->o.version = mem_strdup(o->version ? o->version : "");
     find_parser_tokens(s);
     routes_register(s);
@@ -97,6 +89,7 @@ void serve_unref(struct serve *s)
     if (--s->n_refs > 0) return;
     for (size_t i = 0; i < s->o.n_names; i++) mem_free(s->names[i]);
     map_release(&s->requests);
+    tenants_release(&s->open);
     mem_free(s->route_metrics);
     mem_free((void *)s->o.version);
     mem_free(s);

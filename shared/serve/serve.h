@@ -13,6 +13,7 @@
 #include "shared/base/metrics.h"
 #include "shared/net/http/http_server.h"
 #include "shared/serve/backend.h"
+#include "shared/serve/tenants.h"
 #include "shared/text/chat.h"
 #include "shared/text/output/reasoning.h"
 #include "shared/text/output/tool_parser.h"
@@ -25,7 +26,7 @@
 
 struct serve;
 
-enum { SERVE_NAMES_MAX = 16, SERVE_KEYS_MAX = 64 };
+enum { SERVE_NAMES_MAX = 16 };
 
 /* Request defaults from the model's generation_config.json; NaN or -1: not given. */
 struct serve_defaults {
@@ -68,13 +69,12 @@ struct serve_options {
     uint32_t max_model_len;
     uint32_t n_vocab; /* ids are 0 to n_vocab - 1 */
     struct serve_defaults defaults;
-    bool any_temperature;                 /* up to 100; else up to 2, as in OpenAI's API */
-    const char *api_keys[SERVE_KEYS_MAX]; /* none: open */
-    size_t n_api_keys;
-    uint32_t max_n;        /* most answers per prompt; 128 when 0 */
-    uint32_t max_prompts;  /* most prompts in one completions request; 2,048 when 0 */
-    size_t max_answer;     /* bytes of a whole answer, estimated; 64 MiB when 0 */
-    uint32_t max_logprobs; /* 20 when 0; not above SAMPLER_LOGPROBS_MAX */
+    bool any_temperature;          /* up to 100; else up to 2, as in OpenAI's API */
+    const struct tenants *tenants; /* borrowed; NULL: one without a key, to whom all is open */
+    uint32_t max_n;                /* most answers per prompt; 128 when 0 */
+    uint32_t max_prompts;          /* most prompts in one completions request; 2,048 when 0 */
+    size_t max_answer;             /* bytes of a whole answer, estimated; 64 MiB when 0 */
+    uint32_t max_logprobs;         /* 20 when 0; not above SAMPLER_LOGPROBS_MAX */
     const char *version;
     /* Appends members to GET /version, and with `cluster` to GET /cluster and /cluster/self, which
      * need a key when keys are set; may be NULL. */

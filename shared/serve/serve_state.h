@@ -9,14 +9,14 @@
 
 enum {
     REQUEST_NAME_MAX = 128, /* characters of an x-request-id */
-    KEY_HASH_BYTES = 32,    /* SHA-256 */
     PARSER_TOKENS_MAX = 4 + TOOL_MARKERS_MAX
 };
 
 struct serve {
     struct serve_options o; /* pointers are copies, except those that serve.h calls borrowed */
     char *names[SERVE_NAMES_MAX];
-    uint8_t keys[SERVE_KEYS_MAX][KEY_HASH_BYTES];
+    struct tenants open; /* without o.tenants */
+    const struct tenants *tenants;
     uint32_t max_n, max_prompts, max_logprobs;
     size_t max_answer;
     /* Special tokens that parsers must see: tags of reasoning, then tags of tool calls. */

@@ -336,7 +336,7 @@ def resident_kib(pid):
 def test_memory_of_waiting_requests():
     """Body and the second copy of the tokens are given up once a request is prepared: what waits takes at most 28 KiB and 4 bytes per token of its prompt."""
     n, length = 600, 1800
-    router = Router('--max-queue-time', '600')
+    router = Router('--max-queue-time', '86400')
     with tempfile.NamedTemporaryFile('w', suffix='.json') as slow, closing(router):
         json.dump({'fixed_us': 200000, 'prompt': {}, 'decode': {}}, slow)
         slow.flush()

@@ -359,6 +359,14 @@ static enum status parse_switches(const struct serve *s, const cJSON *o, bool ch
     return OK;
 }
 
+static enum status parse_priority(const cJSON *o, struct openai_params *p, struct err *err)
+{
+    int64_t priority = 0;
+    TRY(json_get_i64(o, "priority", INT32_MIN, INT32_MAX, &priority, err));
+    p->priority = (int32_t)priority;
+    return OK;
+}
+
 static enum status parse_names(const cJSON *o, struct openai_params *p, struct err *err)
 {
     const char *name = NULL, *salt = NULL;
@@ -389,6 +397,7 @@ enum status openai_params_parse(const struct serve *s, const cJSON *o, bool chat
     TRY(parse_lengths(s, o, chat, p, err));
     TRY(parse_stops(s, o, arena, p, err));
     TRY(parse_bias(s, o, arena, &p->sampling, err));
+    TRY(parse_priority(o, p, err));
     return parse_names(o, p, err);
 }
 

@@ -36,6 +36,7 @@ struct openai_params {
     int64_t truncate; /* keep the last so many prompt tokens; -1: all */
     uint64_t cache_salt;
     bool trace;
+    int32_t priority;
     char name[REQUEST_NAME_MAX + 1]; /* member request_id, "" when none */
 };
 

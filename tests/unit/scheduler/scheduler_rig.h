@@ -32,6 +32,7 @@ struct client {
     struct gen_end end;
     uint64_t node; /* as told before the last token */
     bool cancel_on_token;
+    struct gen_refusal why; /* of a submit that failed */
 };
 
 static bool entry_message(void *arg, const struct cluster_message *m)
@@ -51,6 +52,12 @@ static struct {
     uint32_t resume_ms;
     bool not_deterministic;
 } world_nodes;
+
+/* The entry node's options from the next world_open on; 0: the usual ones. */
+static struct {
+    const struct tenants *tenants;
+    uint32_t max_requests, max_queue_ms;
+} world_entry;
 
 static struct node_record record_of(const struct world *w, size_t i)
 {
@@ -103,10 +110,11 @@ static void world_open(struct world *w, const char *roles, uint32_t grace_ms)
         .cluster = w->entry->c,
         .directory = w->directory,
         .metrics = w->rig.metrics,
-        .max_requests = 300,
+        .tenants = world_entry.tenants,
+        .max_requests = world_entry.max_requests ? world_entry.max_requests : 300,
         .ttl_s = 60,
         .grace_ms = grace_ms,
-        .max_queue_ms = 60000,
+        .max_queue_ms = world_entry.max_queue_ms ? world_entry.max_queue_ms : 60000,
         .block_tokens = BLOCK_TOKENS,
     };
     w->s = scheduler_create(&so);
@@ -196,13 +204,13 @@ struct ask {
     uint64_t deadline_ms;
     bool prompt_logprobs;
     struct gen_resume resume;
+    struct gen_admission admission;
 };
 
 /* The prompt is 10, 11, 12 ... */
 static enum status client_submit(struct world *w, struct client *c, struct ask a)
 {
     int32_t tokens[PROMPT_LEN];
-    struct err err = { 0 };
     for (int i = 0; i < PROMPT_LEN; i++) tokens[i] = 10 + i;
     *c = (struct client){ .w = w };
     struct gen_request g = { .name = "test",
@@ -211,15 +219,16 @@ static enum status client_submit(struct world *w, struct client *c, struct ask a
                              .deadline_ms = a.deadline_ms,
                              .prompt_logprobs = a.prompt_logprobs,
                              .resume = a.resume,
+                             .admission = a.admission,
                              .sampling = { .top_p = 1,
                                            .repetition_penalty = 1,
                                            .max_tokens = a.max_tokens,
                                            .n_logprobs = a.prompt_logprobs ? 0 : -1, }, };
     struct gen_sink sink = { client_token, client_prompt_logprob, client_end, client_node, c };
     w->in_submit = true;
-    enum status st = w->be.submit(w->be.self, &g, &sink, &c->id, &err);
+    enum status st = w->be.submit(w->be.self, &g, &sink, &c->id, &c->why);
     w->in_submit = false;
-    if (st != OK) CHECK(err.text[0] != 0);
+    if (st != OK) CHECK(c->why.err.text[0] != 0);
     return st;
 }
 
@@ -348,8 +357,8 @@ static void check_generation(const struct received_message *h, uint32_t n_out)
 enum stage { AT_CREDIT, AT_RESERVE, AT_PREFILL, AT_DECODE };
 
 /* Plays a new attempt of a split request up to `stage`. AT_DECODE: sends `n_new` tokens. */
-static struct attempt play_split(struct world *w, struct client *c, enum stage stage,
-                                 uint32_t n_new)
+__attribute__((unused)) static struct attempt play_split(struct world *w, struct client *c,
+                                                         enum stage stage, uint32_t n_new)
 {
     struct attempt a = { 0 };
     struct received_message *h = world_expect(w, FRAME_ASK_CREDIT, &a.prefill);

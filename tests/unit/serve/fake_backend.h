@@ -34,10 +34,14 @@ struct fake_backend {
     int32_t answer[FAKE_ANSWER_MAX];
     uint32_t n_answer;
     uint32_t n_live, n_submitted, n_canceled, max_live; /* max_live 0: no limit */
-    enum status refuse;                                 /* submit fails with this */
-    enum status fail;                                   /* sequences end with this ... */
-    uint32_t fail_after;                                /* ... after so many tokens */
-    bool hold;                                          /* no progress, but cancel works */
+    enum status refuse;                                 /* submit fails with this, ... */
+    uint32_t retry_after_s;                             /* ... and says this */
+    const char *retry;
+    struct gen_limits limits; /* of every tenant */
+    uint32_t limits_of;       /* the last that was asked for */
+    enum status fail;         /* sequences end with this ... */
+    uint32_t fail_after;      /* ... after so many tokens */
+    bool hold;                /* no progress, but cancel works */
     bool not_ready;
     uint64_t node;           /* tokens come from this node; 0: nobody says from which */
     struct gen_request last; /* of the last submit; its pointers are invalid */
@@ -138,12 +142,25 @@ static inline void fake_tick(void *arg)
     }
 }
 
-static inline enum status fake_submit(void *self, const struct gen_request *r,
-                                      const struct gen_sink *sink, uint64_t *id, struct err *err)
+static inline void fake_limits(void *self, uint32_t tenant, struct gen_limits *out)
 {
     struct fake_backend *f = self;
-    if (f->refuse != OK) return err_set(err, f->refuse, "the fake refuses on purpose");
-    if (f->max_live && f->n_live >= f->max_live) return err_set(err, ERR_FULL, "the fake is full");
+    f->limits_of = tenant;
+    *out = f->limits;
+}
+
+static inline enum status fake_submit(void *self, const struct gen_request *r,
+                                      const struct gen_sink *sink, uint64_t *id,
+                                      struct gen_refusal *why)
+{
+    struct fake_backend *f = self;
+    if (f->refuse != OK) {
+        why->retry_after_s = f->retry_after_s;
+        snprintf(why->retry, sizeof why->retry, "%s", f->retry ? f->retry : "");
+        return err_set(&why->err, f->refuse, "the fake refuses on purpose");
+    }
+    if (f->max_live && f->n_live >= f->max_live)
+        return err_set(&why->err, ERR_FULL, "the fake is full");
     struct fake_seq *s = MEM_NEW(struct fake_seq);
     s->r = *r;
     s->r.tokens = mem_dup(r->tokens, r->n_tokens * sizeof *r->tokens);
@@ -195,6 +212,7 @@ static inline struct serve_backend fake_backend_of(struct fake_backend *f, struc
     f->loop = loop;
     list_init(&f->live);
     return (struct serve_backend){ .submit = fake_submit,
+                                   .limits = fake_limits,
                                    .cancel = fake_cancel,
                                    .stats = fake_stats,
                                    .is_full = fake_is_full,

@@ -414,10 +414,6 @@ TEST(options_are_checked)
     o.n_names = 0;
     CHECK_STATUS(serve_create(&o, &s, &err), ERR_CONFIG);
     o = r.o;
-    o.api_keys[0] = "";
-    o.n_api_keys = 1;
-    CHECK_STATUS(serve_create(&o, &s, &err), ERR_CONFIG);
-    o = r.o;
     o.max_logprobs = 21;
     CHECK_STATUS(serve_create(&o, &s, &err), ERR_CONFIG);
     rig_start(&r);

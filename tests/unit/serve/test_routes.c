@@ -183,9 +183,11 @@ TEST(keys)
 {
     struct rig r;
     rig_open(&r);
-    r.o.api_keys[0] = "sk-one";
-    r.o.api_keys[1] = "sk-two";
-    r.o.n_api_keys = 2;
+    struct tenants keys;
+    tenants_init(&keys);
+    CHECK_OK(tenants_add_key(&keys, "sk-one", NULL));
+    CHECK_OK(tenants_add_key(&keys, "sk-two", NULL));
+    r.o.tenants = &keys;
     rig_start(&r);
     struct answer a = rig_request(&r, "GET", "/v1/models", NULL, NULL);
     CHECK_EQ_INT(a.status, 401);
@@ -209,6 +211,7 @@ TEST(keys)
     expect(&r, "GET", "/v1/models", "Authorization: Basic sk-one\r\n", NULL, 401);
     expect(&r, "GET", "/v1/models", "Authorization: sk-one\r\n", NULL, 401);
     rig_close(&r);
+    tenants_release(&keys);
 }
 
 TEST(content_types)

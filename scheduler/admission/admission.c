@@ -1,0 +1,266 @@
+/* admission.c - see admission.h. */
+#include "scheduler/admission/admission.h"
+
+#include <stdio.h>
+
+#include "scheduler/admission/admission_metrics.h"
+#include "scheduler/request.h"
+#include "shared/base/clock.h"
+#include "shared/base/json/json.h"
+#include "shared/base/log.h"
+#include "shared/base/mem.h"
+
+enum { GAUGES_MS = 1000 };
+
+/* ---- life ---- */
+
+void admission_start(struct admission *d, const struct admission_options *o)
+{
+    const struct tenants *tenants = o->tenants;
+    if (!tenants) {
+        tenants_init(&d->open);
+        tenants = &d->open;
+    }
+    const struct admit_options a = { .tenants = tenants, .max_queue_ms = o->max_queue_ms };
+    d->admit = admit_create(&a);
+    d->directory = o->directory;
+    do random_bytes(&d->entry, sizeof d->entry);
+    while (!d->entry);
+    admission_metrics_register(&d->metrics, o->metrics, tenants);
+}
+
+void admission_stop(struct admission *d)
+{
+    admit_free(d->admit);
+    fill_release(&d->fill);
+    tenants_release(&d->open);
+    mem_free(d->metrics.tenants);
+    d->admit = NULL;
+}
+
+/* ---- the directory ---- */
+
+static void on_sums(void *arg, enum status st, const struct meter_sums *sums)
+{
+    struct admission *d = arg;
+    d->reporting = false;
+    admit_on_sums(d->admit, st, sums, clock_ms());
+}
+
+static void report(struct admission *d, uint64_t now)
+{
+    struct meter_use uses[METER_TENANTS_MAX];
+    struct meter_report r = { .entry = d->entry, .uses = uses };
+    if (d->reporting || !admit_has_report(d->admit, now)) return;
+    r.n_uses = admit_report(d->admit, now, uses, &r.number);
+    d->reporting = directory_meter(d->directory, &r, on_sums, d) == OK;
+    if (!d->reporting) admit_on_sums(d->admit, ERR_UNAVAILABLE, NULL, now);
+}
+
+void admission_tick(struct entry *e)
+{
+    struct admission *d = &e->admission;
+    uint64_t now = clock_ms();
+    report(d, now);
+    if (now - d->t_gauges_ms < GAUGES_MS) return;
+    d->t_gauges_ms = now;
+    admission_metrics_update(&d->metrics, d->admit, now);
+}
+
+/* ---- the nodes ---- */
+
+/* Prompt tokens per second of a node; 0: not known, or it computes none for others. */
+static double prompts_per_s(const struct admission *d, const struct view *v,
+                            const struct node_record *n)
+{
+    if (n->role == ROLE_DECODE && !v->unsplit) return 0;
+    return n->prefill_tokens_per_s ? n->prefill_tokens_per_s : fill_seen_per_s(&d->fill, n->node);
+}
+
+void admission_on_view(struct admission *d, const struct view *v)
+{
+    struct admit_speed s = { 0 };
+    uint32_t n_prefill = 0;
+    for (size_t i = 0; i < v->n_nodes; i++) {
+        const struct node_record *node = &v->nodes[i];
+        if (node->draining || (v->model && node->model != v->model)) continue;
+        double per_s = prompts_per_s(d, v, node);
+        s.prompts_per_s += per_s;
+        n_prefill += per_s > 0;
+        if (node->step_us && (node->role != ROLE_PREFILL || v->unsplit))
+            s.outputs_per_s += node->max_seqs * 1e6 / node->step_us;
+    }
+    if (n_prefill) s.one_prompts_per_s = s.prompts_per_s / n_prefill;
+    admit_set_speed(d->admit, &s);
+}
+
+void admission_fill(struct entry *e, struct request *r, const struct node_record *computes,
+                    uint32_t step_us)
+{
+    admission_unfill(e, r, false);
+    r->filled = computes->node;
+    r->filled_tokens = r->n_tokens;
+    const struct fill_prompt p = { .node = r->filled,
+                                   .tokens = r->filled_tokens,
+                                   .per_s = computes->prefill_tokens_per_s,
+                                   .step_ms = step_us / 1000,
+                                   .n_entries = admit_n_entries(e->admission.admit) };
+    fill_add(&e->admission.fill, &p, clock_ms());
+}
+
+void admission_unfill(struct entry *e, struct request *r, bool computed)
+{
+    if (!r->filled) return;
+    fill_remove(&e->admission.fill, r->filled, r->filled_tokens, computed, clock_ms());
+    r->filled = 0;
+    if (admit_n_waiting(e->admission.admit)) e->view.events.on_capacity(e->view.events.arg);
+}
+
+/* ---- requests come ---- */
+
+static struct admit_ask ask_of(const struct gen_admission *wanted, uint32_t n_prompt,
+                               uint32_t max_output, uint64_t deadline_ms)
+{
+    return (struct admit_ask){ .wanted = *wanted,
+                               .n_prompt = n_prompt,
+                               .max_output = max_output,
+                               .deadline_ms = deadline_ms };
+}
+
+static struct request *request_of(struct admit_request *r)
+{
+    return LIST_ENTRY(r, struct request, admit);
+}
+
+/* One that waits ends, so that another may come; in the next turn of the loop, since sink functions
+ * must not run inside submit. */
+static void shed(struct entry *e, struct request *r)
+{
+    admission_set_retry(e, r);
+    admit_leave(e->admission.admit, &r->admit, clock_ms());
+    r->shed = true;
+}
+
+enum status admission_ask(struct entry *e, const struct gen_request *g, uint32_t n_full,
+                          struct gen_refusal *why)
+{
+    struct admission *d = &e->admission;
+    struct admit_ask q = ask_of(&g->admission, g->n_tokens, g->sampling.max_tokens, g->deadline_ms);
+    struct admit_verdict v;
+    uint64_t now = clock_ms();
+    if (g->deadline_ms && now >= g->deadline_ms)
+        return err_field(&why->err, ERR_TIMEOUT, "x-baton-deadline-ms",
+                         "x-baton-deadline-ms is %u, and that time was over before the request "
+                         "could begin",
+                         g->admission.deadline_ms);
+    q.n_full = n_full;
+    admit_ask(d->admit, &q, now, &v);
+    admission_metrics_verdict(&d->metrics, &v, g->admission.tenant);
+    if (v.taken && v.shed) shed(e, request_of(v.shed));
+    if (v.taken) return OK;
+    *why = v.why;
+    return why->err.code;
+}
+
+void admission_push(struct entry *e, struct request *r)
+{
+    const struct admit_ask q = ask_of(&r->wanted, r->n_prompt, r->sampling.max_tokens,
+                                      r->deadline_ms);
+    if (r->admit.state != ADMIT_UNKNOWN || r->shed) return;
+    if (r->resume.returns) admit_adopt(e->admission.admit, &r->admit, r->wanted.tenant, clock_ms());
+    else admit_push(e->admission.admit, &r->admit, &q, clock_ms());
+}
+
+bool admission_is_waiting(const struct request *r) { return r->admit.state == ADMIT_WAITING; }
+
+/* ---- and go ---- */
+
+void admission_take(struct entry *e, struct request *r)
+{
+    uint64_t now = clock_ms();
+    if (r->admit.state != ADMIT_WAITING) return;
+    histogram_observe(e->admission.metrics.wait_s, (double)(now - r->admit.t_pushed_ms) * 1e-3);
+    admit_take(e->admission.admit, &r->admit, now);
+}
+
+void admission_place_line(struct entry *e)
+{
+    struct admit_request *next;
+    while ((next = admit_next(e->admission.admit)))
+        if (request_place(e, request_of(next)) == ERR_BUSY) return;
+}
+
+void admission_leave(struct entry *e, struct request *r)
+{
+    admit_leave(e->admission.admit, &r->admit, clock_ms());
+}
+
+void admission_set_retry(struct entry *e, struct request *r)
+{
+    admit_refuse_late(e->admission.admit, &r->admit, clock_ms(), &r->retry_after_s, r->retry);
+}
+
+static void end_late(struct entry *e, struct request *r, enum admit_reason reason)
+{
+    char text[ERR_TEXT_MAX];
+    double waited_s = (double)(clock_ms() - r->admit.t_pushed_ms) * 1e-3;
+    if (!r->shed) admission_set_retry(e, r);
+    admission_metrics_late(&e->admission.metrics, reason, r->wanted.tenant);
+    if (reason == ADMIT_TTFT)
+        snprintf(text, sizeof text,
+                 "x-baton-ttft-ms is %u, which cannot be met any more after %.1f s in line; try "
+                 "again in %u s",
+                 r->wanted.ttft_ms, waited_s, r->retry_after_s);
+    else if (reason == ADMIT_WAIT)
+        snprintf(text, sizeof text,
+                 "every node that could serve this request has been full for %.1f s; try again in "
+                 "%u s",
+                 waited_s, r->retry_after_s);
+    else
+        snprintf(text, sizeof text,
+                 "this node holds as many requests as it may (--max-concurrency), and this one "
+                 "gave way to another; try again in %u s",
+                 r->retry_after_s);
+    request_end(e, r, reason == ADMIT_SHED ? ERR_FULL : ERR_BUSY, FINISH_ERROR, -1, text);
+}
+
+bool admission_ends(struct entry *e, struct request *r)
+{
+    enum admit_reason reason = ADMIT_SHED;
+    if (!r->shed && !admit_is_late(e->admission.admit, &r->admit, clock_ms(), &reason))
+        return false;
+    end_late(e, r, reason);
+    return true;
+}
+
+void admission_on_token(struct entry *e, struct request *r, uint32_t index)
+{
+    uint64_t now = r->t_last / 1000000;
+    if (r->admit.state == ADMIT_UNKNOWN)
+        admit_adopt(e->admission.admit, &r->admit, r->wanted.tenant, now);
+    admit_started(e->admission.admit, &r->admit, now);
+    if (index >= r->resume.n_delivered) admit_charge(e->admission.admit, &r->admit, now);
+}
+
+/* ---- for people ---- */
+
+void admission_describe(struct entry *e, struct buf *out)
+{
+    struct admission *d = &e->admission;
+    const struct tenants *tenants = admit_tenants(d->admit);
+    buf_add_c(out, ",\"tenants\":[");
+    for (uint32_t i = 0; i < tenants->n; i++) {
+        const struct tenant *t = &tenants->list[i];
+        struct admit_numbers n;
+        admit_numbers(d->admit, i, clock_ms(), &n);
+        buf_printf(out, "%s{\"name\":", i ? "," : "");
+        json_add_string(out, str_of(t->name));
+        buf_printf(out,
+                   ",\"class\":\"%s\",\"weight\":%u,\"waiting\":%u,\"running\":%u,"
+                   "\"prompt_tokens\":%llu,\"output_tokens\":%llu,\"wait_s\":%.2f}",
+                   tenant_class_name(t->class_), t->weight, n.n_waiting, n.n_running,
+                   (unsigned long long)n.n_prompt_tokens, (unsigned long long)n.n_output_tokens,
+                   n.wait_ms * 1e-3);
+    }
+    buf_add_c(out, "]");
+}

@@ -1,0 +1,87 @@
+/* admission.h - admission at an entry node: what admit.h decides, done to requests.
+ *
+ * It asks for the verdict on a request that comes, holds the others in the line, gives them to
+ * placement in their order, ends those that waited too long, and exchanges use with the directory
+ * in the background. Owner: the scheduler. Thread: loop. */
+#ifndef BATON_SCHEDULER_ADMISSION_ADMISSION_H
+#define BATON_SCHEDULER_ADMISSION_ADMISSION_H
+
+#include "scheduler/admission/admit.h"
+#include "scheduler/admission/fill.h"
+#include "scheduler/directory/directory.h"
+#include "shared/base/metrics.h"
+
+struct entry;
+struct request;
+struct view;
+
+struct admission_metrics {
+    struct metrics *registry;                               /* borrowed */
+    struct counter *refused[ADMIT_N_REASONS], *returned[2]; /* refused again, taken */
+    struct histogram *wait_s;
+    struct {
+        struct counter *requests, *refused, *prompt_tokens, *output_tokens;
+        struct gauge *waiting, *running;
+        uint64_t n_prompt_tokens, n_output_tokens; /* counted so far */
+    } * tenants;                                   /* [n] */
+};
+
+struct admission {
+    struct admit *admit;
+    struct fill fill;
+    struct tenants open; /* without options.tenants */
+    struct directory *directory;
+    uint64_t entry; /* for meter_report */
+    bool reporting; /* directory_meter has not answered */
+    uint64_t t_gauges_ms;
+    struct admission_metrics metrics;
+};
+
+struct admission_options {
+    const struct tenants *tenants; /* borrowed until admission_stop; NULL: "default" alone */
+    uint32_t max_queue_ms;
+    struct directory *directory; /* borrowed until it is closed */
+    struct metrics *metrics;
+};
+
+void admission_start(struct admission *d, const struct admission_options *o);
+/* After the directory is closed. */
+void admission_stop(struct admission *d);
+/* Reports to the directory when that is due, and ends who waited too long. */
+void admission_tick(struct entry *e);
+/* The view is a fresh one: how fast are its nodes? */
+void admission_on_view(struct admission *d, const struct view *v);
+
+/* ---- requests ---- */
+
+/* May the request come in? Not OK: `why` is for its client. n_full: of admit_ask. One that waits may have to give way: it
+ * is canceled, and ends in the next turn of the loop. */
+enum status admission_ask(struct entry *e, const struct gen_request *g, uint32_t n_full,
+                          struct gen_refusal *why) MUST_CHECK;
+/* It is to be placed: into the line, unless it has been there. */
+void admission_push(struct entry *e, struct request *r);
+bool admission_is_waiting(const struct request *r);
+/* Gives those to placement whose turn it is, as long as there is room. */
+void admission_place_line(struct entry *e);
+/* Out of the line, or over. */
+void admission_take(struct entry *e, struct request *r);
+void admission_leave(struct entry *e, struct request *r);
+/* Ends requests that have waited too long, or gave way. True: `r` is gone. */
+bool admission_ends(struct entry *e, struct request *r);
+/* Sets when a request that is refused now is to come again. */
+void admission_set_retry(struct entry *e, struct request *r);
+/* Output token `index` is delivered. */
+void admission_on_token(struct entry *e, struct request *r, uint32_t index);
+
+/* ---- prompts at nodes (fill.h) ---- */
+
+/* Nodes are chosen; step_us: of the one that decodes. */
+void admission_fill(struct entry *e, struct request *r, const struct node_record *computes,
+                    uint32_t step_us);
+/* The attempt is over, or (computed) its first token has come. */
+void admission_unfill(struct entry *e, struct request *r, bool computed);
+
+/* Appends the member "tenants" of GET /cluster, with a comma before it. */
+void admission_describe(struct entry *e, struct buf *out);
+
+#endif

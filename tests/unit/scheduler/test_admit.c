@@ -1,0 +1,624 @@
+/* test_admit.c - the rules of admission, one by one: order, limits, verdicts, promises, and what is
+ * told to the directory. */
+#include "scheduler/admission/admit.h"
+
+#include <string.h>
+
+#include "scheduler/admission/fill.h"
+#include "scheduler/admission/promises.h"
+#include "scheduler/admission/retry_text.h"
+#include "shared/base/mem.h"
+#include "tests/harness/test.h"
+
+enum { NOW = 5000000, MAX_QUEUE_MS = 30000, REQUESTS_MAX = 64, PROMPT = 100 };
+
+struct rig {
+    struct tenants tenants;
+    struct admit *a;
+    struct admit_request r[REQUESTS_MAX];
+    size_t n;
+    uint64_t now;
+};
+
+/* Tenants are numbered as in `keys`, from 1. */
+static void open_with(struct rig *g, const char *keys, uint32_t max_queue_ms)
+{
+    *g = (struct rig){ .now = NOW };
+    tenants_init(&g->tenants);
+    CHECK_OK(tenants_parse(&g->tenants, str_of(keys), "keys", NULL));
+    const struct admit_options o = { &g->tenants, max_queue_ms };
+    g->a = admit_create(&o);
+}
+
+static void open_rig(struct rig *g, const char *keys) { open_with(g, keys, MAX_QUEUE_MS); }
+
+static void close_rig(struct rig *g)
+{
+    admit_free(g->a);
+    tenants_release(&g->tenants);
+}
+
+static struct admit_ask ask_of(uint32_t tenant)
+{
+    return (
+        struct admit_ask){ .wanted = { .tenant = tenant }, .n_prompt = PROMPT, .max_output = 10 };
+}
+
+static struct admit_verdict verdict(struct rig *g, const struct admit_ask *q)
+{
+    struct admit_verdict v;
+    admit_ask(g->a, q, g->now, &v);
+    if (!v.taken) CHECK(v.why.err.code != OK && v.why.err.text[0]);
+    return v;
+}
+
+/* Takes it into the line, whatever the verdict would be. */
+static struct admit_request *push(struct rig *g, uint32_t tenant, int32_t priority)
+{
+    struct admit_ask q = ask_of(tenant);
+    CHECK(g->n < REQUESTS_MAX);
+    q.wanted.priority = priority;
+    admit_push(g->a, &g->r[g->n], &q, g->now);
+    return &g->r[g->n++];
+}
+
+static struct admit_request *take_next(struct rig *g)
+{
+    struct admit_request *r = admit_next(g->a);
+    if (r) admit_take(g->a, r, g->now);
+    return r;
+}
+
+static bool is_taken(struct rig *g, uint32_t tenant)
+{
+    const struct admit_ask q = ask_of(tenant);
+    struct admit_verdict v = verdict(g, &q);
+    return v.taken;
+}
+
+/* ---- order ---- */
+
+TEST(first_come_first_served)
+{
+    struct rig g;
+    open_rig(&g, "a k\n");
+    CHECK(!admit_next(g.a));
+    struct admit_request *r1 = push(&g, 1, 0), *r2 = push(&g, 1, 0), *r3 = push(&g, 1, 0);
+    CHECK_EQ_INT(admit_n_waiting(g.a), 3);
+    admit_leave(g.a, r2, g.now); /* canceled in line */
+    CHECK(take_next(&g) == r1 && take_next(&g) == r3 && !take_next(&g));
+    CHECK(r1->state == ADMIT_RUNNING && r2->state == ADMIT_UNKNOWN);
+    admit_leave(g.a, r1, g.now);
+    admit_leave(g.a, r1, g.now); /* once is enough */
+    struct admit_numbers n;
+    admit_numbers(g.a, 1, g.now, &n);
+    CHECK(n.n_waiting == 0 && n.n_running == 1);
+    close_rig(&g);
+}
+
+TEST(lower_priority_is_sooner_among_a_tenants_requests)
+{
+    struct rig g;
+    open_rig(&g, "a k\n");
+    struct admit_request *late = push(&g, 1, 5), *usual = push(&g, 1, 0), *soon = push(&g, 1, -3),
+                         *usual2 = push(&g, 1, 0), *late2 = push(&g, 1, 5);
+    CHECK(take_next(&g) == soon && take_next(&g) == usual && take_next(&g) == usual2);
+    CHECK(take_next(&g) == late && take_next(&g) == late2);
+    close_rig(&g);
+}
+
+TEST(a_higher_class_goes_first)
+{
+    struct rig g;
+    open_rig(&g, "a k class=low\nb l\nc m class=high\n");
+    struct admit_request *low = push(&g, 1, -9), *normal = push(&g, 2, 0), *high = push(&g, 3, 9);
+    CHECK(take_next(&g) == high && take_next(&g) == normal && take_next(&g) == low);
+    close_rig(&g);
+}
+
+/* 1 : 3, by tokens: a request of the one costs as much as three of the other. */
+TEST(tokens_go_by_weight)
+{
+    struct rig g;
+    uint32_t n[3] = { 0 };
+    open_rig(&g, "a k\nb l weight=3\n");
+    for (int i = 0; i < 24; i++) {
+        push(&g, 1, 0);
+        push(&g, 2, 0);
+    }
+    for (int i = 0; i < 16; i++) n[take_next(&g)->tenant]++;
+    CHECK(n[1] == 4 && n[2] == 12);
+    close_rig(&g);
+}
+
+/* Output tokens count as they come. */
+TEST(long_answers_cost_turns)
+{
+    struct rig g;
+    open_rig(&g, "a k\nb l\n");
+    for (int i = 0; i < 4; i++) {
+        push(&g, 1, 0);
+        push(&g, 2, 0);
+    }
+    struct admit_request *first = take_next(&g);
+    uint32_t one = first->tenant, other = 3 - one;
+    CHECK_EQ_INT(take_next(&g)->tenant, other);
+    for (int i = 0; i < 2 * PROMPT; i++) admit_charge(g.a, first, g.now);
+    CHECK_EQ_INT(take_next(&g)->tenant, other);
+    CHECK_EQ_INT(take_next(&g)->tenant, other);
+    CHECK_EQ_INT(take_next(&g)->tenant, one);
+    close_rig(&g);
+}
+
+TEST(who_has_nothing_in_line_saves_nothing_up)
+{
+    struct rig g;
+    open_rig(&g, "a k\nb l\n");
+    for (int i = 0; i < 20; i++) push(&g, 1, 0);
+    for (int i = 0; i < 10; i++) CHECK_EQ_INT(take_next(&g)->tenant, 1);
+    for (int i = 0; i < 8; i++) push(&g, 2, 0); /* has used nothing so far */
+    uint32_t n[3] = { 0 };
+    for (int i = 0; i < 8; i++) n[take_next(&g)->tenant]++;
+    CHECK(n[1] >= 3 && n[2] >= 4);
+    close_rig(&g);
+}
+
+/* ---- limits ---- */
+
+TEST(requests_per_minute)
+{
+    struct rig g;
+    open_rig(&g, "a k requests_per_minute=5\nb l\n");
+    for (int i = 0; i < 5; i++) {
+        CHECK(is_taken(&g, 1));
+        admit_leave(g.a, push(&g, 1, 0), g.now);
+        g.now += 2000;
+    }
+    struct admit_ask q = ask_of(1);
+    struct admit_verdict v = verdict(&g, &q);
+    CHECK(!v.taken && v.reason == ADMIT_REQUESTS);
+    CHECK_STATUS(v.why.err.code, ERR_FULL);
+    CHECK(strstr(v.why.err.text, "tenant a") && strstr(v.why.err.text, "requests_per_minute is 5"));
+    CHECK(v.why.retry_after_s >= 50 && v.why.retry_after_s <= 65 && v.why.retry[0]);
+    CHECK(is_taken(&g, 2)); /* it is no limit of others */
+    struct gen_limits l;
+    admit_limits(g.a, 1, g.now, &l);
+    CHECK(l.requests == 5 && l.requests_left == 0 && l.requests_reset_s > 50 && l.tokens == 0);
+    q.wanted.follows = true; /* of the same API request */
+    CHECK(verdict(&g, &q).taken);
+    q.wanted.follows = false;
+    g.now += v.why.retry_after_s * 1000; /* who comes when it was told ... */
+    memcpy(q.wanted.retry, v.why.retry, sizeof q.wanted.retry);
+    struct admit_verdict again = verdict(&g, &q);
+    CHECK(again.taken && again.was_promised);
+    again = verdict(&g, &q); /* ... once */
+    CHECK(!again.was_promised);
+    g.now += 60000;
+    admit_limits(g.a, 1, g.now, &l);
+    CHECK(l.requests_left == 5 && l.requests_reset_s == 0);
+    close_rig(&g);
+}
+
+TEST(a_place_that_was_promised_is_kept)
+{
+    struct rig g;
+    struct admit_ask q = ask_of(1);
+    open_rig(&g, "a k requests_per_minute=2\n");
+    for (int i = 0; i < 2; i++) admit_leave(g.a, push(&g, 1, 0), g.now);
+    struct admit_verdict first = verdict(&g, &q), second = verdict(&g, &q);
+    CHECK(!first.taken && !second.taken);
+    CHECK(second.why.retry_after_s > first.why.retry_after_s); /* not all at once */
+    g.now += first.why.retry_after_s * 1000;
+    CHECK(is_taken(&g, 1)); /* one of two places is free for anybody, ... */
+    admit_leave(g.a, push(&g, 1, 0), g.now);
+    CHECK(!is_taken(&g, 1));
+    memcpy(q.wanted.retry, first.why.retry, sizeof q.wanted.retry);
+    CHECK(verdict(&g, &q).taken); /* ... the other is for who was told to come */
+    close_rig(&g);
+}
+
+TEST(tokens_per_minute)
+{
+    struct rig g;
+    struct admit_ask q = ask_of(1);
+    open_rig(&g, "a k tokens_per_minute=350\n");
+    struct admit_request *r = push(&g, 1, 0);
+    CHECK(take_next(&g) == r);
+    for (int i = 0; i < 100; i++) admit_charge(g.a, r, g.now); /* 200 */
+    CHECK(is_taken(&g, 1));
+    admit_leave(g.a, push(&g, 1, 0), g.now); /* what is not computed costs nothing */
+    CHECK(is_taken(&g, 1));
+    for (int i = 0; i < 60; i++) admit_charge(g.a, r, g.now); /* 260 */
+    struct admit_verdict v = verdict(&g, &q);
+    CHECK(!v.taken && v.reason == ADMIT_TOKENS && v.why.retry_after_s >= 59);
+    CHECK(strstr(v.why.err.text, "tokens_per_minute is 350") && strstr(v.why.err.text, "260"));
+    q.n_prompt = 351; /* can never be */
+    v = verdict(&g, &q);
+    CHECK(!v.taken && v.why.retry_after_s == 0);
+    CHECK_STATUS(v.why.err.code, ERR_TOO_LONG);
+    g.now += 61000;
+    q.n_prompt = 350;
+    CHECK(verdict(&g, &q).taken);
+    close_rig(&g);
+}
+
+TEST(concurrent)
+{
+    struct rig g;
+    struct admit_ask q = ask_of(1);
+    open_rig(&g, "a k concurrent=2\n");
+    struct admit_request *r = push(&g, 1, 0);
+    take_next(&g);
+    push(&g, 1, 0); /* waits */
+    struct admit_verdict v = verdict(&g, &q);
+    CHECK(!v.taken && v.reason == ADMIT_CONCURRENT);
+    q.wanted.follows = true; /* this is of sequences */
+    CHECK(!verdict(&g, &q).taken);
+    admit_leave(g.a, r, g.now);
+    CHECK(verdict(&g, &q).taken);
+    close_rig(&g);
+}
+
+/* ---- other entry nodes ---- */
+
+static uint32_t report(struct rig *g, struct meter_use *out, uint64_t *number)
+{
+    return admit_report(g->a, g->now, out, number);
+}
+
+static struct meter_sum sum_of(const struct rig *g, uint32_t tenant)
+{
+    return (struct meter_sum){ .tenant = g->tenants.list[tenant].id };
+}
+
+TEST(what_others_used_counts)
+{
+    struct rig g;
+    struct meter_use uses[METER_TENANTS_MAX];
+    uint64_t number;
+    open_rig(&g, "a k requests_per_minute=10 concurrent=6\n");
+    CHECK(!admit_has_report(g.a, g.now)); /* nothing to tell */
+    admit_take(g.a, push(&g, 1, 0), g.now);
+    CHECK(admit_has_report(g.a, g.now));
+    CHECK_EQ_INT(report(&g, uses, &number), 1);
+    CHECK(number == 1 && uses[0].tenant == g.tenants.list[1].id && uses[0].requests == 1);
+    CHECK(uses[0].tokens == PROMPT && uses[0].cost == PROMPT * ADMIT_COST);
+    CHECK(uses[0].n_running == 1 && uses[0].n_waiting == 0);
+    struct meter_sum sum = sum_of(&g, 1);
+    sum.requests = 9;
+    sum.n_running = 4;
+    sum.n_waiting = 1;
+    const struct meter_sums sums = { .sums = &sum, .n_sums = 1, .n_entries = 3 };
+    admit_on_sums(g.a, OK, &sums, g.now);
+    CHECK_EQ_INT(admit_n_entries(g.a), 3);
+    CHECK(is_taken(&g, 1)); /* the tenth, and the sixth at once */
+    admit_leave(g.a, push(&g, 1, 0), g.now);
+    CHECK(!is_taken(&g, 1));
+    g.now += 61000; /* what was heard is old; only what is known here counts */
+    CHECK(is_taken(&g, 1));
+    close_rig(&g);
+}
+
+TEST(without_the_directory_an_entry_node_gives_its_share)
+{
+    struct rig g;
+    struct meter_use uses[METER_TENANTS_MAX];
+    uint64_t number;
+    open_rig(&g, "a k requests_per_minute=10\n");
+    struct meter_sum sum = sum_of(&g, 1);
+    const struct meter_sums sums = { .sums = &sum, .n_sums = 1, .n_entries = 3 };
+    admit_leave(g.a, push(&g, 1, 0), g.now);
+    CHECK_EQ_INT(report(&g, uses, &number), 1);
+    admit_on_sums(g.a, OK, &sums, g.now);
+    CHECK(report(&g, uses, &number) == 0 && number == 2);
+    admit_on_sums(g.a, ERR_UNAVAILABLE, NULL, g.now);
+    int n = 1;
+    for (; n < 20 && is_taken(&g, 1); n++) admit_leave(g.a, push(&g, 1, 0), g.now);
+    CHECK_EQ_INT(n, 4); /* a third of ten, rounded up */
+    CHECK(!admit_has_report(g.a, g.now) && admit_has_report(g.a, g.now + 1000));
+    close_rig(&g);
+}
+
+TEST(a_report_that_was_not_answered_is_sent_again)
+{
+    struct rig g;
+    struct meter_use uses[METER_TENANTS_MAX];
+    uint64_t number;
+    open_rig(&g, "a k\nb l\n");
+    struct admit_request *r = push(&g, 1, 0);
+    admit_take(g.a, r, g.now);
+    CHECK(report(&g, uses, &number) == 1 && number == 1);
+    admit_on_sums(g.a, ERR_TIMEOUT, NULL, g.now);
+    admit_charge(g.a, r, g.now);
+    push(&g, 2, 0);
+    CHECK(report(&g, uses, &number) == 2 && number == 1); /* what was used then, who runs now */
+    CHECK(uses[0].tokens == PROMPT && uses[0].requests == 1);
+    CHECK(uses[1].tokens == 0 && uses[1].requests == 0 && uses[1].n_waiting == 1);
+    struct meter_sum sum[2] = { sum_of(&g, 1), sum_of(&g, 2) };
+    const struct meter_sums sums = { .sums = sum, .n_sums = 2, .n_entries = 1 };
+    admit_on_sums(g.a, OK, &sums, g.now);
+    CHECK(report(&g, uses, &number) == 2 && number == 2);
+    CHECK(uses[0].tokens == 1 && uses[0].requests == 0 && uses[1].requests == 1);
+    close_rig(&g);
+}
+
+/* What a tenant was served elsewhere costs it turns here. */
+TEST(fairness_is_over_all_entry_nodes)
+{
+    struct rig g;
+    struct meter_use uses[METER_TENANTS_MAX];
+    uint64_t number;
+    open_rig(&g, "a k\nb l\n");
+    for (int i = 0; i < 6; i++) {
+        push(&g, 1, 0);
+        push(&g, 2, 0);
+    }
+    CHECK_EQ_INT(report(&g, uses, &number), 2);
+    struct meter_sum sum[2] = { sum_of(&g, 1), sum_of(&g, 2) };
+    sum[0].served = 3 * PROMPT * ADMIT_COST;
+    const struct meter_sums sums = { .sums = sum, .n_sums = 2, .n_entries = 2 };
+    admit_on_sums(g.a, OK, &sums, g.now);
+    for (int i = 0; i < 3; i++) CHECK_EQ_INT(take_next(&g)->tenant, 2);
+    CHECK_EQ_INT(take_next(&g)->tenant, 1);
+    close_rig(&g);
+}
+
+/* ---- how long it takes ---- */
+
+/* 100 tokens a second: what is in line takes a second each, with the answers 1.1. */
+static void make_slow(struct rig *g)
+{
+    const struct admit_speed s = { .prompts_per_s = 100, .one_prompts_per_s = 100 };
+    admit_set_speed(g->a, &s);
+}
+
+TEST(a_wait_that_is_too_long_is_refused_at_once)
+{
+    struct rig g;
+    struct admit_ask q = ask_of(1);
+    open_with(&g, "a k\n", 5000);
+    make_slow(&g);
+    int n = 0;
+    for (; n < 20 && is_taken(&g, 1); n++) push(&g, 1, 0);
+    CHECK(n >= 4 && n <= 6);
+    struct admit_verdict v = verdict(&g, &q);
+    CHECK(!v.taken && v.reason == ADMIT_WAIT && v.why.retry_after_s >= 3);
+    CHECK_STATUS(v.why.err.code, ERR_BUSY);
+    CHECK(strstr(v.why.err.text, "--max-queue-time is 5.0 s"));
+    q.wanted.priority = -1; /* before the others */
+    CHECK(verdict(&g, &q).taken);
+    close_rig(&g);
+}
+
+/* 10 output tokens a second: an answer of 10 tokens needs a place for a second. */
+TEST(places_for_answers_may_be_scarcer_than_prompts)
+{
+    struct rig g;
+    const struct admit_speed s = { 1e6, 1e6, 10 };
+    open_with(&g, "a k\n", 5000);
+    admit_set_speed(g.a, &s);
+    int n = 0;
+    for (; n < 20 && is_taken(&g, 1); n++) push(&g, 1, 0);
+    CHECK(n >= 4 && n <= 6);
+    close_rig(&g);
+}
+
+TEST(a_first_token_that_would_be_late_is_refused_at_once)
+{
+    struct rig g;
+    struct admit_ask q = ask_of(1);
+    open_rig(&g, "a k\n");
+    make_slow(&g);
+    q.wanted.ttft_ms = 900; /* the prompt alone takes a second */
+    struct admit_verdict v = verdict(&g, &q);
+    CHECK(!v.taken && v.reason == ADMIT_TTFT && v.why.retry_after_s >= 1);
+    CHECK_EQ_STR(v.why.err.field, "x-baton-ttft-ms");
+    CHECK(strstr(v.why.err.text, "x-baton-ttft-ms is 900"));
+    q.wanted.ttft_ms = 1500;
+    CHECK(verdict(&g, &q).taken);
+    for (int i = 0; i < 3; i++) push(&g, 1, 0);
+    CHECK(!verdict(&g, &q).taken);
+    q.wanted.ttft_ms = 20000;
+    CHECK(verdict(&g, &q).taken);
+    q.wanted.deadline_ms = 2000;
+    q.deadline_ms = g.now + 2000;
+    v = verdict(&g, &q);
+    CHECK(!v.taken && v.reason == ADMIT_DEADLINE);
+    CHECK_EQ_STR(v.why.err.field, "x-baton-deadline-ms");
+    close_rig(&g);
+}
+
+TEST(who_waited_for_too_long_may_not_begin)
+{
+    struct rig g;
+    enum admit_reason why;
+    uint32_t after_s = 0;
+    char retry[GEN_RETRY_MAX];
+    open_with(&g, "a k\n", 5000);
+    make_slow(&g);
+    struct admit_ask q = ask_of(1);
+    q.wanted.ttft_ms = 3000;
+    admit_push(g.a, &g.r[0], &q, g.now);
+    g.n = 1;
+    struct admit_request *plain = push(&g, 1, 0);
+    CHECK(!admit_is_late(g.a, &g.r[0], g.now + 1999, &why));
+    CHECK(admit_is_late(g.a, &g.r[0], g.now + 2000, &why) && why == ADMIT_TTFT);
+    CHECK(!admit_is_late(g.a, plain, g.now + 4999, &why));
+    CHECK(admit_is_late(g.a, plain, g.now + 5000, &why) && why == ADMIT_WAIT);
+    admit_refuse_late(g.a, plain, g.now + 5000, &after_s, retry);
+    CHECK(after_s >= 1 && retry[0]);
+    close_rig(&g);
+}
+
+/* ---- no room ---- */
+
+static struct admit_verdict verdict_when_full(struct rig *g, uint32_t tenant, int32_t priority)
+{
+    struct admit_ask q = ask_of(tenant);
+    q.n_full = 9;
+    q.wanted.priority = priority;
+    return verdict(g, &q);
+}
+
+TEST(the_newest_of_the_lowest_class_gives_way)
+{
+    struct rig g;
+    open_rig(&g, "a k class=low\nb l\nc m class=high\n");
+    CHECK(!verdict_when_full(&g, 3, 0).taken); /* nobody waits, all run */
+    push(&g, 1, 0);
+    struct admit_request *newest = push(&g, 1, 0), *normal = push(&g, 2, 0);
+    struct admit_verdict v = verdict_when_full(&g, 3, 0);
+    CHECK(v.taken && v.shed == newest);
+    v = verdict_when_full(&g, 2, 0);
+    CHECK(v.taken && v.shed == newest);
+    v = verdict_when_full(&g, 1, 0); /* it is the newest of the lowest class itself */
+    CHECK(!v.taken && v.reason == ADMIT_FULL && v.why.retry_after_s >= 1);
+    CHECK_STATUS(v.why.err.code, ERR_FULL);
+    v = verdict_when_full(&g, 1, -1);
+    CHECK(v.taken && v.shed == newest);
+    while (g.r[0].state == ADMIT_WAITING || newest->state == ADMIT_WAITING) {
+        admit_leave(g.a, &g.r[0], g.now);
+        admit_leave(g.a, newest, g.now);
+    }
+    v = verdict_when_full(&g, 3, 0);
+    CHECK(v.taken && v.shed == normal);
+    CHECK(!verdict_when_full(&g, 1, -9).taken); /* a lower class drives nobody out */
+    close_rig(&g);
+}
+
+/* A tenant that fills the line does not keep out another one of its class. */
+TEST(the_longest_line_of_a_class_gives_way)
+{
+    struct rig g;
+    open_rig(&g, "a k\nb l\n");
+    for (int i = 0; i < 5; i++) push(&g, 1, 0);
+    struct admit_verdict v = verdict_when_full(&g, 2, 0);
+    CHECK(v.taken && v.shed == &g.r[4]);
+    CHECK(!verdict_when_full(&g, 1, 0).taken);
+    close_rig(&g);
+}
+
+/* ---- promises ---- */
+
+TEST(promises_follow_each_other)
+{
+    struct promises *p = MEM_NEW(struct promises);
+    promises_init(p);
+    uint64_t a = promises_make(p, NOW, NOW + 500, 2000), b = promises_make(p, NOW, NOW, 2000);
+    CHECK(a == NOW + 2500 && b == NOW + 4500);
+    CHECK_NEAR(promises_n_kept(p, NOW, 3000), 1, 0);
+    CHECK_NEAR(promises_n_kept(p, NOW, 5000), 2, 0);
+    CHECK(!promises_use(p, NOW, a)); /* too soon */
+    CHECK(promises_use(p, a, a));
+    CHECK(!promises_use(p, a, a)); /* there was one */
+    CHECK(!promises_use_any(p, a));
+    CHECK(promises_use_any(p, b + 1000) && !promises_use_any(p, b + 1000));
+    uint64_t far = 0, last = 0;
+    while ((far = promises_make(p, NOW, NOW, 60000))) last = far;
+    CHECK(last <= NOW + PROMISE_MAX_S * 1000 && last > NOW + (PROMISE_MAX_S - 61) * 1000);
+    mem_free(p);
+}
+
+/* The fewer come back, the less is kept for them. */
+TEST(promises_that_lapse_are_kept_less)
+{
+    struct promises *p = MEM_NEW(struct promises);
+    uint64_t now = NOW;
+    promises_init(p);
+    for (int i = 0; i < 200; i++, now += 1000) (void)promises_make(p, now, now, 100);
+    now += 2 * PROMISE_GRACE_MS;
+    CHECK_NEAR(promises_n_kept(p, now, 1000), 0, 0);
+    for (int i = 0; i < 10; i++) (void)promises_make(p, now, now + 5000, 1);
+    CHECK(promises_n_kept(p, now, 10000) < 1);
+    mem_free(p);
+}
+
+TEST(a_retry_text_is_of_its_tenant_and_node)
+{
+    const struct retry_secret s = { { 1, 2, 3 } }, other = { { 9 } };
+    char text[GEN_RETRY_MAX], bad[GEN_RETRY_MAX];
+    uint64_t due = 0;
+    retry_text_write(&s, 77, 123456789, 42, text);
+    CHECK(retry_text_read(&s, 77, str_of(text), &due) && due == 123456789);
+    CHECK(!retry_text_read(&s, 78, str_of(text), &due));
+    CHECK(!retry_text_read(&other, 77, str_of(text), &due));
+    for (size_t i = 0; text[i]; i++) {
+        memcpy(bad, text, sizeof bad);
+        bad[i] = bad[i] == '1' ? '2' : '1';
+        CHECK(!retry_text_read(&s, 77, str_of(bad), &due));
+    }
+    CHECK(!retry_text_read(&s, 77, str_of(""), &due));
+    CHECK(!retry_text_read(&s, 77, str_of("1.2"), &due));
+}
+
+/* ---- what nodes need ---- */
+
+static void add_prompt(struct fill *f, uint64_t node, uint32_t tokens, uint32_t per_s, uint32_t n)
+{
+    fill_add(f, &(struct fill_prompt){ node, tokens, per_s, 30, n }, NOW);
+}
+
+/* 80 ms ahead: the way to it, and a step of 30 ms. */
+TEST(a_node_has_enough_while_it_is_busy_until_the_next_would_come)
+{
+    struct fill f = { 0 };
+    uint64_t out[4];
+    CHECK_EQ_INT(fill_enough(&f, NOW, out, 4), 0);
+    add_prompt(&f, 7, 50, 1000, 1);
+    CHECK_EQ_INT(fill_enough(&f, NOW, out, 4), 0);
+    add_prompt(&f, 7, 50, 1000, 1);
+    CHECK(fill_enough(&f, NOW, out, 4) == 1 && out[0] == 7);
+    CHECK_EQ_INT(fill_enough(&f, NOW + 20, out, 4), 1);
+    CHECK_EQ_INT(fill_enough(&f, NOW + 21, out, 4), 0); /* it computes */
+    fill_remove(&f, 7, 50, true, NOW + 10);             /* sooner than expected: 50 ms are left */
+    CHECK_EQ_INT(fill_enough(&f, NOW + 10, out, 4), 0);
+    add_prompt(&f, 8, 8, 1000, 10); /* ten entry nodes: 8 ms are this one's */
+    CHECK_EQ_INT(fill_enough(&f, NOW, out, 4), 1);
+    add_prompt(&f, 9, FILL_TOKENS - 1, 0, 1); /* of unknown speed */
+    CHECK_EQ_INT(fill_enough(&f, NOW, out, 4), 1);
+    add_prompt(&f, 9, 1, 0, 1);
+    CHECK_EQ_INT(fill_enough(&f, NOW, out, 4), 2);
+    CHECK_EQ_INT(fill_enough(&f, NOW, out, 1), 1);
+    fill_remove(&f, 7, 50, true, NOW + 10);
+    fill_remove(&f, 7, 50, true, NOW + 10); /* is not there */
+    CHECK(f.n == 3 && f.nodes[0].n == 0 && f.nodes[1].n == 1 && f.nodes[2].n == 2);
+    fill_release(&f);
+}
+
+/* Of a node that publishes none: from how long its prompts took here. */
+TEST(the_speed_of_a_node_is_seen)
+{
+    struct fill f = { 0 };
+    uint64_t now = NOW, out[1];
+    for (int i = 0; i < 40; i++) { /* 100 tokens each 50 ms, the next always on its way */
+        const struct fill_prompt p = { 7, 100, 0, 30, 1 };
+        fill_add(&f, &p, now);
+        if (i == 0) fill_add(&f, &p, now), now += 80;
+        now += 50;
+        fill_remove(&f, 7, 100, true, now);
+    }
+    CHECK_NEAR(fill_seen_per_s(&f, 7), 2000, 100);
+    CHECK_NEAR(fill_seen_per_s(&f, 8), 0, 0);
+    add_prompt(&f, 7, 100, 0, 1); /* with the one before, 100 ms of work */
+    now += 20;
+    fill_add(&f, &(struct fill_prompt){ 7, 10, 0, 30, 1 }, now);
+    CHECK_EQ_INT(fill_enough(&f, now, out, 1), 1);
+    CHECK_EQ_INT(fill_enough(&f, now + 60, out, 1), 0);
+    fill_release(&f);
+}
+
+TEST_MAIN(CASE(first_come_first_served), CASE(lower_priority_is_sooner_among_a_tenants_requests),
+          CASE(a_higher_class_goes_first), CASE(tokens_go_by_weight), CASE(long_answers_cost_turns),
+          CASE(who_has_nothing_in_line_saves_nothing_up), CASE(requests_per_minute),
+          CASE(a_place_that_was_promised_is_kept), CASE(tokens_per_minute), CASE(concurrent),
+          CASE(what_others_used_counts), CASE(without_the_directory_an_entry_node_gives_its_share),
+          CASE(a_report_that_was_not_answered_is_sent_again),
+          CASE(fairness_is_over_all_entry_nodes), CASE(a_wait_that_is_too_long_is_refused_at_once),
+          CASE(places_for_answers_may_be_scarcer_than_prompts),
+          CASE(a_first_token_that_would_be_late_is_refused_at_once),
+          CASE(who_waited_for_too_long_may_not_begin),
+          CASE(the_newest_of_the_lowest_class_gives_way),
+          CASE(the_longest_line_of_a_class_gives_way), CASE(promises_follow_each_other),
+          CASE(promises_that_lapse_are_kept_less), CASE(a_retry_text_is_of_its_tenant_and_node),
+          CASE(a_node_has_enough_while_it_is_busy_until_the_next_would_come),
+          CASE(the_speed_of_a_node_is_seen))
