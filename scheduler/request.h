@@ -116,7 +116,8 @@ struct request {
     uint64_t full_since_ms; /* it has found all nodes full, or been refused as busy, since then; 0:
                              * not now. Ends with the grant or the first token */
     uint32_t n_moves;
-    bool canceled; /* by the API server; the next turn of the loop ends the request */
+    bool is_counted; /* as split or not, by its first attempt */
+    bool canceled;   /* by the API server; the next turn of the loop ends the request */
     /* the trace; clock_ns of this process */
     uint64_t t_accept, t_credit, t_first, t_last;
     struct gen_trace trace;

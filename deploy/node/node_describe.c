@@ -204,7 +204,8 @@ void node_describe_json(void *arg, bool cluster, struct buf *out)
     buf_printf(out, ",\"version\":\"%s\",\"uptime_s\":%llu,\"model\":", BATON_VERSION,
                (unsigned long long)(clock_ms() - n->t_start_ms) / 1000);
     json_add_string(out, str_of(n->o.names[0]));
-    buf_add_char(out, ',');
+    buf_printf(out, ",\"passed_requests\":%llu,",
+               n->passer ? (unsigned long long)passer_n_taken(n->passer) : 0);
     scheduler_describe(n->scheduler, out);
 }
 

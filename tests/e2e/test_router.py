@@ -1,5 +1,5 @@
 """`baton router`: one address before nodes that register with it, or that it lists."""
-import concurrent.futures, contextlib, http.client, json, os, socket, tempfile, threading, types
+import concurrent.futures, contextlib, http.client, json, os, socket, subprocess, tempfile, threading, types
 from harness import BIN, DATA, Node, Process, Redis, Skip, TINY, answer_of, closing, free_ports, metrics, mixed_requests, request, stream, wait_ready, wait_until
 
 OTHER = os.path.join(DATA, 'goldens', 'qwen2', 'model')
@@ -69,6 +69,8 @@ def test_nodes_register_and_the_router_takes_its_text_from_them():
             assert request(router.port, 'GET', '/healthcheck')[2] == {'status': 'ok', 'prefill_instances': 1, 'decode_instances': 1}
             cluster = request(router.port, 'GET', '/cluster')[2]
             assert cluster['role'] == 'router' and cluster['model'] == 'm' and not cluster['trouble'], cluster
+            told = subprocess.run([BIN, 'status', '--port', str(router.port)], capture_output=True, text=True, timeout=30).stdout.splitlines()
+            assert '(router), model m, up ' in told[0] and 'KV by' not in told[0] and told[1].startswith('requests that came here: 1, 100 % of them split'), told
             assert 'This is the API' in request(router.port, 'GET', '/')[2]
             assert metrics(router.port)['baton_ready'] == 1
             for body in mixed_requests(6, 3, 300, 40):  # the same bits and the same text as at a node
