@@ -206,8 +206,8 @@ static void add_command(struct trouble *t, const char *join)
                  join ? join : "");
     else
         snprintf(t->text + n, sizeof t->text - n,
-                 "; start one with the options of this node that name the directory, and "
-                 "--splitwise-role decode");
+                 "; start one with the options of this node that name the model and the "
+                 "directory, and --splitwise-role decode");
 }
 
 static void say_no_decode(const struct trouble_facts *f, const struct decode_nodes *d,
