@@ -87,6 +87,10 @@ def test_launch_says_what_to_give():
     assert p.returncode == 2 and '--port is not an option of "launch"; did you mean --ports?' in p.stderr, p.stderr
     p = run('serve', TINY, '--ports', '8000')
     assert p.returncode == 2 and '--ports is not an option of "serve"; these take it: launch' in p.stderr, p.stderr
+    first = free_ports(1)[0]
+    p = run('launch', '--model', '/nonexistent', '--num-servers', '3', f'--ports=-1,{first}')
+    ports = re.search(r'nodes +3 mixed, .* each on port (\d+), (\d+),? (?:and )?(\d+)', p.stderr)
+    assert ports and int(ports[2]) == first and first < int(ports[1]) < first + 100 and first < int(ports[3]) < first + 100, p.stderr
     with socket.socket() as s:
         s.bind(('127.0.0.1', free_ports(1)[0]))
         s.listen(1)
