@@ -42,6 +42,9 @@ def test_help_by_command_and_by_word():
     for wrong, right in ('lauch', 'launch'), ('srve', 'serve'), ('stauts', 'status'):
         for p in run(wrong), run('help', wrong):
             assert p.returncode == 2 and f"there is no command '{wrong}', did you mean '{right}'?" in p.stderr, p
+    for page, said in (('foo', "there is no page 'foo'; pages are configuration, compatibility, recovery; "), ('recovry', "there is no page 'recovry', did you mean 'recovery'?")):
+        p = run('docs', page)
+        assert p.returncode == 2 and not p.stdout and said in p.stderr, p
     p = run('zzzz')
     assert p.returncode == 2 and 'did you mean' not in p.stderr and '`baton --help` lists them' in p.stderr, p
 
