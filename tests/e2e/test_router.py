@@ -189,7 +189,7 @@ def test_registering_as_with_fastdeploys_router():
         wait_ready(node)
         gone = free_ports(1)[0]
         status, _, said = request(router.port, 'POST', '/register', {'role': 'mixed', 'host_ip': '127.0.0.1', 'port': gone})
-        assert status == 400 and 'does not answer' in said['detail'], (status, said)
+        assert status == 400 and f'127.0.0.1:{gone} cannot be used: it does not answer: nobody listens there' in said['detail'], (status, said)
         assert not request(router.port, 'POST', '/instances/remove', {'type': 'prefill', 'instances': f'127.0.0.1:{gone}'})[2]['current_prefill_instances']
         change(router, 'add', 'decode', dead := types.SimpleNamespace(port=gone))
         wait_until('/ready says it', lambda: f'the listed decode node 127.0.0.1:{gone} cannot be used: it does not answer' in why_not_ready(router), 10)
