@@ -516,6 +516,15 @@ void passer_set_draining(struct passer *p) { p->draining = true; }
 
 uint32_t passer_n_live(const struct passer *p) { return p->n_passes; }
 
+uint64_t passer_n_taken(const struct passer *p)
+{
+    uint64_t n = 0;
+    for (size_t i = 0; i < N_REASONS; i++)
+        for (size_t k = 0; k < N_OUTCOMES; k++)
+            if (k != REFUSED) n += counter_value(p->counters[i][k]);
+    return n;
+}
+
 void passer_stop(struct passer *p)
 {
     p->stopping = true;

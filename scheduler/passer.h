@@ -51,6 +51,8 @@ void passer_use_view(struct passer *p, const struct view *v);
 void passer_set_draining(struct passer *p);
 /* Requests being passed, or for which a node is sought. */
 uint32_t passer_n_live(const struct passer *p);
+/* Requests that another node took; they have ended. */
+uint64_t passer_n_taken(const struct passer *p);
 
 /* Ends all passes as if the other nodes had been lost, and passes nothing any more. */
 void passer_stop(struct passer *p);

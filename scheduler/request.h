@@ -129,6 +129,7 @@ struct request {
     uint64_t full_since_ms; /* it has found all nodes full, or been refused as busy, since then; 0:
                              * not now. Ends with the grant or the first token */
     uint32_t n_moves;
+    bool is_counted;            /* as split or not, by its first attempt */
     bool canceled;              /* by the API server; the next turn of the loop ends the request */
     struct admit_request admit; /* its place in line; PLACING: it is placed when its turn comes */
     bool shed;                  /* it gave way to another; ends like one that is canceled */

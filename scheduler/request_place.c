@@ -30,6 +30,14 @@ static struct request_node node_of(const struct node_record *n)
     return out;
 }
 
+/* The metrics count each attempt; the request itself counts once, by its first. */
+static void count_attempt(struct entry *e, struct request *r, bool split)
+{
+    counter_add(split ? e->metrics.split : e->metrics.local, 1);
+    if (!r->is_counted) *(split ? &e->metrics.n_split : &e->metrics.n_one_node) += 1;
+    r->is_counted = true;
+}
+
 static void start_attempt(struct entry *e, struct request *r)
 {
     r->attempt++;
@@ -41,14 +49,14 @@ static void start_attempt(struct entry *e, struct request *r)
         r->trace.place_ns = clock_ns() - r->t_accept;
         r->wait_until_ms = REQUEST_NEVER_MS;
         request_set_state(r, REQUEST_RUN);
-        if (request_send_run(e, r)) counter_add(e->metrics.local, 1);
+        if (request_send_run(e, r)) count_attempt(e, r, false);
         return;
     }
     snprintf(r->trace.prefill_node, sizeof r->trace.prefill_node, "%s", r->prefill.name);
     cluster_learn(e->cluster, r->prefill.node, r->prefill.host, r->prefill.port);
     r->wait_until_ms = REQUEST_NEVER_MS;
     request_set_state(r, REQUEST_CREDIT);
-    if (request_send_ask(e, r)) counter_add(e->metrics.split, 1);
+    if (request_send_ask(e, r)) count_attempt(e, r, true);
 }
 
 /* This node has not got into the directory (yet), or lost its place there: it serves all the

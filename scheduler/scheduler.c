@@ -240,10 +240,10 @@ void scheduler_describe(struct scheduler *s, struct buf *json_members)
     /* The nodes are listed beside it as they are now. */
     if (!s->draining) entry_update_trouble(&s->entry);
     buf_printf(json_members,
-               "\"split_requests\":%llu,\"local_requests\":%llu,\"tokens_per_s\":%.1f,"
-               "\"failures\":",
-               (unsigned long long)counter_value(e->metrics.split),
-               (unsigned long long)counter_value(e->metrics.local),
+               "\"requests\":%llu,\"split_requests\":%llu,\"local_requests\":%llu,"
+               "\"tokens_per_s\":%.1f,\"failures\":",
+               (unsigned long long)counter_value(e->metrics.requests),
+               (unsigned long long)e->metrics.n_split, (unsigned long long)e->metrics.n_one_node,
                recent_tokens_per_s(&e->recent, now));
     recent_write_failures(&e->recent, now, json_members);
     buf_add_c(json_members, ",\"trouble\":");

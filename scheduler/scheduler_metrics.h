@@ -15,7 +15,9 @@ struct scheduler_metrics {
     struct counter *requests, *finished_stop, *finished_length, *failed, *canceled, *moves,
         *requeues;
     struct counter *resumes_attached, *resumes_computed, *resumes_refused;
-    struct counter *prompt_tokens, *output_tokens, *split, *local;
+    struct counter *prompt_tokens, *output_tokens;
+    struct counter *split, *local; /* attempts */
+    uint64_t n_split, n_one_node;  /* requests, by their first attempt */
     struct gauge *live, *placing, *nodes;
     struct histogram *place_s, *queue_s, *prefill_s, *ttft_s, *tpot_s, *decode_s, *e2e_s, *kv_s,
         *kv_tail_s;

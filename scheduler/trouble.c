@@ -64,6 +64,19 @@ static bool is_former_me(const struct view *v, const struct node_record *n)
     return n->node != v->me.node && v->me.name[0] && strcmp(n->name, v->me.name) == 0;
 }
 
+/* A record that a process left behind which was started again: another of that name is reached. */
+static bool is_replaced(const struct view *v, const struct node_record *n)
+{
+    if (!n->name[0] || !view_why_unreachable(v, n->node)) return false;
+    for (size_t i = 0; i < v->n_nodes; i++) {
+        const struct node_record *o = &v->nodes[i];
+        if (o->node != n->node && strcmp(o->name, n->name) == 0 &&
+            !view_why_unreachable(v, o->node))
+            return true;
+    }
+    return false;
+}
+
 /* Does the role leave it work that ends in an answer? */
 static bool may_decode(const struct view *v, const struct node_record *n)
 {
@@ -87,7 +100,7 @@ static void count_decode_nodes(const struct view *v, struct decode_nodes *out)
     *out = (struct decode_nodes){ 0 };
     for (size_t i = 0; i < v->n_nodes; i++) {
         const struct node_record *n = &v->nodes[i];
-        if (!may_decode(v, n) || is_former_me(v, n)) continue;
+        if (!may_decode(v, n) || is_former_me(v, n) || is_replaced(v, n)) continue;
         if (trouble_can_decode(v, n)) {
             out->n_usable++;
         } else if (n->draining) {
@@ -113,7 +126,8 @@ static const struct node_record *find_other_model(const struct view *v)
 static const struct node_record *find_suspect(const struct view *v)
 {
     for (size_t i = 0; i < v->n_nodes; i++)
-        if (view_why_unreachable(v, v->nodes[i].node) && !is_former_me(v, &v->nodes[i]))
+        if (view_why_unreachable(v, v->nodes[i].node) && !is_former_me(v, &v->nodes[i]) &&
+            !is_replaced(v, &v->nodes[i]))
             return &v->nodes[i];
     return v->unproven.node ? &v->unproven : NULL;
 }
@@ -126,12 +140,17 @@ static void say_peer(const struct trouble_facts *f, const struct node_record *n,
     char at[HOST_PORT_TEXT_MAX];
     set_about(out, n, NULL);
     set(out, TROUBLE_PEER, blocks,
-        "%s node %.63s cannot be connected: %.200s; check with: baton doctor --peers %.80s",
+        "%s node %.63s cannot be connected: %.200s; if its process has ended it leaves the list "
+        "within seconds, else check with: baton doctor --peers %.80s",
         node_role_name(n->role), n->name, view_why_unreachable(f->view, n->node),
         address_of(n, at));
 }
 
-/* A router has the tokenizer and the template of a model, and no weights. */
+static const char KEEP_APART[] = "give each model its own --scheduler-topic and router",
+                  START_ANEW[] = "start the router with the --model of its nodes, or without one";
+
+/* A router has the tokenizer and the template of a model, and no weights. While it has nodes of its
+ * model, the other one needs a router of its own. */
 static void say_other_text(const struct trouble_facts *f, const struct node_record *n, bool blocks,
                            struct trouble *out)
 {
@@ -139,16 +158,15 @@ static void say_other_text(const struct trouble_facts *f, const struct node_reco
     if (n->text && n->text != f->view->text)
         set(out, TROUBLE_OTHER_MODEL, blocks,
             "%s%s node %.63s of topic %.63s has the model %.63s, whose vocabulary is not that of "
-            "%.63s, which this router has; start the router with the --model of its nodes, or "
-            "without one",
+            "%.63s, which this router has; %s",
             blocks ? "no node has this router's model: " : "", node_role_name(n->role), n->name,
-            f->topic, or_unknown(n->model_name), mine);
+            f->topic, or_unknown(n->model_name), mine, blocks ? START_ANEW : KEEP_APART);
     else
         set(out, TROUBLE_OTHER_MODEL, blocks,
             "%s node %.63s of topic %.63s has another model than the nodes that this router uses: "
-            "%.63s (%.63s); give each model its own --scheduler-topic and router",
+            "%.63s (%.63s); %s",
             node_role_name(n->role), n->name, f->topic, or_unknown(n->model_name),
-            or_unknown(n->precision));
+            or_unknown(n->precision), KEEP_APART);
 }
 
 static void say_other_model(const struct trouble_facts *f, const struct node_record *n, bool blocks,
@@ -188,8 +206,8 @@ static void add_command(struct trouble *t, const char *join)
                  join ? join : "");
     else
         snprintf(t->text + n, sizeof t->text - n,
-                 "; start one with the options of this node that name the directory, and "
-                 "--splitwise-role decode");
+                 "; start one with the options of this node that name the model and the "
+                 "directory, and --splitwise-role decode");
 }
 
 static void say_no_decode(const struct trouble_facts *f, const struct decode_nodes *d,

@@ -27,8 +27,9 @@ enum trouble_cause {
 struct trouble_facts {
     const struct view *view;
     const char *topic;
-    /* The options that bring another node into the topic, "--router 10.0.0.1:9400"; "": only the
-     * launcher's own nodes can join; NULL: none can. */
+    /* The options that bring another node into the topic, "--router 10.0.0.1:9400", with its
+     * model and port where they are known; "": only the launcher's own nodes can join; NULL: none
+     * can. */
     const char *join;
     const char *directory_down; /* directory_why_down */
     const char *launcher_gone;  /* what that means; NULL: it is there, or there was none */

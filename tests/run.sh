@@ -98,7 +98,13 @@ build() {
         ninja -C "$dir" -j "$jobs" "${targets[@]}"
         return
     fi
-    ninja -C "$dir" -j "$jobs" "${targets[@]}" >"$dir/ninja.log" 2>&1 || {
+    local line next=$SECONDS # a line now and every ten seconds: on a small machine it takes minutes
+    ninja -C "$dir" -j "$jobs" "${targets[@]}" 2>&1 | tee "$dir/ninja.log" | while IFS= read -r line; do
+        if [[ $line == \[*/*\]* ]] && ((SECONDS >= next)); then
+            echo "built ${line%%]*}]"
+            next=$((SECONDS + 10))
+        fi
+    done || {
         tail -n 60 "$dir/ninja.log" >&2
         return 1
     }

@@ -1,12 +1,15 @@
 /* cmd_docs.c - `baton docs PAGE`: prints the pages of docs/ that are generated from tables, so that
  * they cannot go stale. Thread: main. */
 #include <stdio.h>
+#include <string.h>
 
 #include "deploy/cli/commands.h"
 #include "deploy/options/compatibility.h"
+#include "deploy/options/near_name.h"
 #include "deploy/options/option_table.h"
 #include "kvtransfer/tuning.h"
 #include "scheduler/recovery_page.h"
+#include "shared/base/mem.h"
 
 static const char INTRO[] =
     "usage: baton docs configuration|compatibility|recovery\n\nPrint a page "
@@ -65,6 +68,35 @@ static void tuning_markdown(struct buf *out)
     buf_add_c(out, "\n");
 }
 
+static void configuration_page(struct buf *out)
+{
+    buf_add_c(out, CONFIGURATION_HEAD);
+    tuning_markdown(out);
+    config_markdown(OPTIONS, out);
+}
+
+static const struct page {
+    const char *name;
+    void (*write)(struct buf *out);
+} PAGES[] = {
+    { "configuration", configuration_page },
+    { "compatibility", compatibility_markdown },
+    { "recovery", recovery_markdown },
+};
+
+static void say_unknown(const char *name)
+{
+    struct near_search near;
+    near_begin(&near, str_of(name));
+    for (size_t i = 0; i < COUNT_OF(PAGES); i++) near_offer(&near, str_of(PAGES[i].name), i);
+    const struct str meant = near_found(&near);
+    fprintf(stderr, "baton docs: there is no page '%s'%s%.*s%s; pages are", name,
+            meant.n ? ", did you mean '" : "", STR_ARG(meant), meant.n ? "'?" : "");
+    for (size_t i = 0; i < COUNT_OF(PAGES); i++)
+        fprintf(stderr, "%s %s", i ? "," : "", PAGES[i].name);
+    fputs("; those written by hand are in the folder docs/ of the source\n", stderr);
+}
+
 int cmd_docs(int argc, char **argv)
 {
     bool done;
@@ -73,17 +105,11 @@ int cmd_docs(int argc, char **argv)
     struct buf out = { 0 };
     struct config *c = command_config("docs", INTRO, argc, argv, words, &n_words, &done);
     if (!c) return done ? 0 : 2;
-    if (n_words == 1 && str_eq_c(str_of(words[0]), "compatibility")) {
-        compatibility_markdown(&out);
-    } else if (n_words == 1 && str_eq_c(str_of(words[0]), "configuration")) {
-        buf_add_c(&out, CONFIGURATION_HEAD);
-        tuning_markdown(&out);
-        config_markdown(OPTIONS, &out);
-    } else if (n_words == 1 && str_eq_c(str_of(words[0]), "recovery")) {
-        recovery_markdown(&out);
-    }
-    fwrite(out.data, 1, out.len, stdout);
-    if (!out.len) fputs(INTRO, stderr);
+    for (size_t i = 0; n_words == 1 && i < COUNT_OF(PAGES); i++)
+        if (strcmp(PAGES[i].name, words[0]) == 0) PAGES[i].write(&out);
+    if (out.len) fwrite(out.data, 1, out.len, stdout);
+    else if (n_words == 1) say_unknown(words[0]);
+    else fputs(INTRO, stderr);
     int exit_status = out.len ? 0 : 2;
     buf_release(&out);
     config_free(c);

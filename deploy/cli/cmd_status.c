@@ -91,13 +91,20 @@ static void print_duration(double s)
 /* What the node that was asked says of itself and of the requests that came to it. */
 static void print_node(const cJSON *doc)
 {
-    double split = number(doc, "split_requests"), all = split + number(doc, "local_requests");
+    const double split = number(doc, "split_requests"),
+                 placed = split + number(doc, "local_requests"),
+                 passed = number(doc, "passed_requests");
     printf("baton %s %s (%s), model %s, up ", text(doc, "version"), text(doc, "name"),
            text(doc, "role"), text(doc, "model"));
     print_duration(number(doc, "uptime_s"));
-    printf("; KV by %s\n", text(doc, "kv_transports")[0] ? text(doc, "kv_transports") : "nothing");
-    printf("requests that came here: %.0f, %.0f %% of them split over two nodes; %.1f tokens/s\n\n",
-           all, all > 0 ? split * 100 / all : 0, number(doc, "tokens_per_s"));
+    if (strcmp(text(doc, "role"), "router") != 0) /* which exchanges none */
+        printf("; KV by %s",
+               text(doc, "kv_transports")[0] ? text(doc, "kv_transports") : "nothing");
+    printf("\nrequests that came here: %.0f", number(doc, "requests") + passed);
+    if (passed > 0) printf(", %.0f of them passed to other nodes", passed);
+    printf(", %.0f %% of %s split over two nodes; %.1f tokens/s\n\n",
+           placed > 0 ? split * 100 / placed : 0, passed > 0 ? "the others" : "them",
+           number(doc, "tokens_per_s"));
 }
 
 static void print_trouble(const cJSON *doc)

@@ -1,7 +1,8 @@
 /* status_groups.c - see status_groups.h.
  *
  *     group at 127.0.0.1:29550: 3 of 4 ranks, epoch 3, together (after a loss), 51,200 rows/s, ..
- *       rank 0  10.0.0.1:20001  22 experts, leads, 21000 rows/s, waits 3 %   rank 2 of 4 is not ..
+ *       rank 2 of 4 is not there, others have its experts
+ *       rank 0  10.0.0.1:20001  22 experts, leads, 21000 rows/s, waits 3 %
  *       rank 1  10.0.0.1:20002  22 experts, 20100 rows/s, waits 31 %, mostly for rank 0
  *       rank 2  -               not in the directory
  *
@@ -169,6 +170,8 @@ static void draw_heading(const struct status_groups *g, size_t i, const cJSON *l
         buf_printf(out, ", %.0f rows/s by %s, the busiest rank's %.2f times the mean", rows,
                    text(last, "backend"), number(last, "imbalance"));
     buf_add_char(out, '\n');
+    if (is_true(last, "together") && text(last, "why")[0])
+        buf_printf(out, "  %s\n", text(last, "why"));
 }
 
 /* What others say of a rank; NULL: nothing. */
@@ -180,6 +183,15 @@ static const cJSON *find_rates(const cJSON *last, uint32_t rank)
     return NULL;
 }
 
+/* One that is gone is waited for no more, though it was within the last second. */
+static bool is_member(const cJSON *last, double rank)
+{
+    const cJSON *r;
+    cJSON_ArrayForEach (r, cJSON_GetObjectItemCaseSensitive(last, "members"))
+        if (r->valuedouble == rank) return true;
+    return false;
+}
+
 /* Of a group that computes: ranks that meet once, to begin, have waited too. */
 static void draw_rates(const struct answer *a, uint32_t rank, const cJSON *last, struct buf *out)
 {
@@ -188,7 +200,8 @@ static void draw_rates(const struct answer *a, uint32_t rank, const cJSON *last,
     if (!rates || sum_rows(last) <= 0) return;
     buf_printf(out, ", %.0f rows/s, waits %.0f %%", number(rates, "rows_per_s"),
                100 * number(rates, "waits"));
-    if (cJSON_IsNumber(of)) buf_printf(out, ", mostly for rank %.0f", of->valuedouble);
+    if (cJSON_IsNumber(of) && is_member(last, of->valuedouble))
+        buf_printf(out, ", mostly for rank %.0f", of->valuedouble);
 }
 
 /* a: the node that the rank is, or the first rank of; NULL: nobody in the directory. */
@@ -205,7 +218,10 @@ static void draw_rank(const struct answer *a, uint32_t rank, const cJSON *last, 
         buf_printf(out, "%.0f experts%s", number(group, "experts"),
                    is_true(group, "leads") ? ", leads" : "");
     draw_rates(follows ? NULL : a, rank, last, out);
-    if (why[0]) buf_printf(out, "   %s%s", is_true(group, "together") ? "" : "waits: ", why);
+    /* What the others have said too stands below the group's first line. */
+    const bool is_told = is_true(group, "together") && strcmp(why, text(last, "why")) == 0;
+    if (why[0] && !is_told)
+        buf_printf(out, "; %s%s", is_true(group, "together") ? "" : "waits: ", why);
     buf_add_char(out, '\n');
 }
 

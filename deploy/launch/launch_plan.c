@@ -277,6 +277,20 @@ static void write_args(const struct config *c, const struct launch_args *w, size
     if (w->directory) add_option(&a, "router", w->directory);
 }
 
+/* Ports that are not named follow the last one that is. */
+static uint16_t choose_port(const struct config *c, const struct launch_plan *p)
+{
+    size_t n_named = 0;
+    int64_t last = -1;
+    uint16_t port = 0;
+    struct err err;
+    (void)config_list(c, "ports", 0, &n_named);
+    while (n_named && last < 0)
+        if (launch_listed_port(c, "ports", --n_named, &last, &err) != OK) last = -1;
+    if (last > 0) port = free_port(c, p, (uint16_t)last, UINT16_MAX);
+    return port ? port : free_port(c, p, PORT_FIRST, PORT_END);
+}
+
 /* Ports of the first process of a node; those that follow it have none. */
 static enum status choose_ports(const struct config *c, const struct launch_args *w, size_t i,
                                 struct launch_plan *p, int64_t *metrics_port, struct err *err)
@@ -291,7 +305,7 @@ static enum status choose_ports(const struct config *c, const struct launch_args
     }
     node->port = port > 0    ? (uint16_t)port
                  : w->behind ? launch_plan_free_port(p, c)
-                             : free_port(c, p, PORT_FIRST, PORT_END);
+                             : choose_port(c, p);
     if (node->port) return OK;
     return err_set(err, ERR_CONFIG, "no free port could be found for node %zu", entry);
 }

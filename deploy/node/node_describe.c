@@ -104,12 +104,45 @@ void node_describe_record(void *arg, struct node_record *me)
     gauge_set(n->loop_delay, loop_take_max_delay_ms(n->loop) * 1e-3);
 }
 
-void node_describe_join(struct node *n)
+/* As a shell reads it as one word. */
+static void add_shell_word(struct buf *out, const char *word)
+{
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+                                "_./:@%+=,-";
+    if (word[0] && !word[strspn(word, plain)]) {
+        buf_add_c(out, word);
+        return;
+    }
+    buf_add_char(out, '\'');
+    for (; *word; word++) {
+        if (*word == '\'') buf_add_c(out, "'\\''");
+        else buf_add_char(out, *word);
+    }
+    buf_add_char(out, '\'');
+}
+
+/* Adds what the command of another node needs beside the directory: the model, and where all nodes
+ * are of one host, a port, since this one may have the default. Without room for all it adds
+ * nothing. */
+static void add_needs(struct node *n)
+{
+    const struct node_options *o = &n->o;
+    struct buf more = { 0 };
+    const size_t used = strlen(n->join);
+    if (o->model) {
+        buf_add_c(&more, " --model ");
+        add_shell_word(&more, o->model);
+    }
+    if (host_is_loopback(o->advertise_host)) buf_add_c(&more, " --port 0");
+    if (used && more.len && used + more.len < sizeof n->join)
+        memcpy(n->join + used, more.data, more.len + 1);
+    buf_release(&more);
+}
+
+static void describe_directory(struct node *n)
 {
     const struct node_options *o = &n->o;
     char at[HOST_PORT_TEXT_MAX], flags[DIRECTORY_REDIS_FLAGS_MAX];
-    n->can_be_joined = strcmp(o->directory, "local") != 0 || n->directory_server || n->router;
-    if (launcher_watch_own_secret(n->launcher) || o->own_secret) return;
     if (strcmp(o->directory, "redis") == 0)
         snprintf(n->join, sizeof n->join, "--scheduler-name splitwise %s --scheduler-topic %s",
                  directory_redis_flags(&o->redis, flags), o->topic);
@@ -122,6 +155,15 @@ void node_describe_join(struct node *n)
     else if (n->directory_server)
         snprintf(n->join, sizeof n->join, "--router %s",
                  host_port_text(o->advertise_host, directory_server_port(n->directory_server), at));
+}
+
+void node_describe_join(struct node *n)
+{
+    const char *directory = n->o.directory;
+    n->can_be_joined = strcmp(directory, "local") != 0 || n->directory_server || n->router;
+    if (launcher_watch_own_secret(n->launcher) || n->o.own_secret) return;
+    describe_directory(n);
+    add_needs(n);
 }
 
 /* How many experts this rank has in the group of a roster. */
@@ -206,7 +248,8 @@ void node_describe_json(void *arg, bool cluster, struct buf *out)
     buf_printf(out, ",\"version\":\"%s\",\"uptime_s\":%llu,\"model\":", BATON_VERSION,
                (unsigned long long)(clock_ms() - n->t_start_ms) / 1000);
     json_add_string(out, str_of(n->o.names[0]));
-    buf_add_char(out, ',');
+    buf_printf(out, ",\"passed_requests\":%llu,",
+               n->passer ? (unsigned long long)passer_n_taken(n->passer) : 0);
     scheduler_describe(n->scheduler, out);
 }
 

@@ -229,7 +229,7 @@ void node_become_ready(struct node *n);
 void node_describe_record(void *arg, struct node_record *me);
 /* Appends members of /version, or of /cluster. */
 void node_describe_json(void *arg, bool cluster, struct buf *out);
-/* Writes the options by which other nodes join this one's topic (trouble.h). */
+/* Writes the options with which another node is started to join this one's topic (trouble.h). */
 void node_describe_join(struct node *n);
 void node_describe_ready(struct node *n);
 

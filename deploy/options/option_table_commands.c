@@ -39,7 +39,7 @@ const struct option COMMAND_OPTIONS[] = {
         IN("Launch", "launch doctor"),
         .help =
             "API ports: prefill nodes first, then decode, then mixed. Missing ones are the next "
-            "free ports from 8000 on.",
+            "free ports after the last that is given, or from 8000 on.",
     },
     {
         .name = "metrics-ports",

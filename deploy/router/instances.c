@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "deploy/node/node_options.h"
+#include "shared/base/address/host_port.h"
 #include "shared/base/hash/hash.h"
 #include "shared/base/json/json.h"
 #include "shared/base/mem.h"
@@ -136,10 +137,9 @@ static void change(const struct instances_options *o, struct http_exchange *x, b
         n += add ? st == OK : listed_remove(o->listed, &c->nodes[i]);
     }
     if (st == OK) {
-        snprintf(message, sizeof message,
-                 add ? "%zu instances are listed; each is used once it answers"
-                     : "%zu instances are removed; what runs there goes on to its end",
-                 n);
+        snprintf(message, sizeof message, "%zu instance%s %s", n, n == 1 ? " is" : "s are",
+                 add ? "listed; each is used once it answers"
+                     : "removed; what runs there goes on to its end");
         reply_lists(o, x, message);
     } else {
         reply_error(x, status_http(st), "error", err.text);
@@ -166,9 +166,10 @@ static void on_asked(void *arg, const char *why)
 {
     struct registration *r = arg;
     struct http_exchange *x = r->x;
-    char text[ERR_TEXT_MAX];
+    char text[ERR_TEXT_MAX], at[HOST_PORT_TEXT_MAX];
     r->x = NULL; /* on_end frees it */
-    snprintf(text, sizeof text, "%s", why ? why : "");
+    snprintf(text, sizeof text, "the node at %s cannot be used: %.300s",
+             host_port_text(r->at.host, r->at.port, at), why ? why : "");
     if (why && r->is_new) (void)listed_remove(r->listed, &r->at);
     if (why) reply_error(x, 400, "detail", text);
     else http_reply(x, 200, "application/json", NULL, STR("{\"status\":\"success\"}"));

@@ -227,7 +227,10 @@ static void on_answer(void *arg, enum status st, int http_status, struct str bod
         return;
     }
     if (!n->removed) {
-        if (st != OK) (void)err_set(&err, st, "it does not answer: %s", status_text(st));
+        if (st != OK)
+            (void)err_set(&err, st, "it does not answer: %s",
+                          st == ERR_PEER_LOST ? "nobody listens there, or the connection broke"
+                                              : status_text(st));
         else
             st = http_status == 200 ? take_records(n, body, &err)
                                     : directory_read_refusal(http_status, body, NO_RECORD, &err);

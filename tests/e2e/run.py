@@ -3,7 +3,7 @@
 
 Tests named *_long run only with --long. With --jobs N up to N tests run at a time, each in its own process with its own ports; tests
 marked `alone` (harness.py) run afterwards, one by one. Last line: N passed, N failed, N skipped."""
-import argparse, importlib, os, shutil, signal, sys, tempfile, time, traceback
+import argparse, difflib, importlib, os, shutil, signal, sys, tempfile, time, traceback
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import harness
@@ -22,6 +22,19 @@ def tests_of(here, names, long):
             if (not names or any(p in full for p in names)) and (long or not name.endswith('_long')):
                 out.append((full, getattr(m, name)))
     return out
+
+
+def not_there(here, names, tests, long):
+    """A sentence about the first of `names` that no test has; None: each has one. A part of a name that was mistyped must not pass for nothing to do."""
+    for name in names:
+        if any(name in full for full, _ in tests):
+            continue
+        groups = sorted(f[5:-3] for f in os.listdir(here) if f.startswith('test_') and f.endswith('.py'))
+        meant = difflib.get_close_matches(name.removeprefix('test_'), groups, 1)
+        if not long and tests_of(here, [name], True):
+            return f'run.py: all tests with "{name}" in their name are long ones, which run with --long'
+        return f'run.py: no test has "{name}" in its name' + (f'; did you mean {meant[0]}?' if meant else '') + ' (--list shows all)'
+    return None
 
 
 def run_one(full, test):
@@ -111,6 +124,10 @@ def run_folder(here, names, long=False, only_list=False, jobs=1):
     """Runs every test in a folder's test_*.py files whose name contains one of `names` (empty: all). Returns the exit status."""
     listen_to_signals()
     tests = tests_of(here, names, long)
+    unknown = not_there(here, names, tests, long)
+    if unknown:
+        print(unknown, file=sys.stderr)
+        return 2
     if only_list:
         print(*[full for full, _ in tests], sep='\n')
         return 0

@@ -28,10 +28,10 @@ def counts(**some):
     return {**dict.fromkeys(('start', 'loss', 'return', 'drain', 'rebalance'), 0), **some}
 
 
-def group_lines(port):
+def group_lines(port, n=4):
     lines = status(port).splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith('group at '))
-    return lines[at:at + 4]
+    return lines[at:at + n]
 
 
 @contextlib.contextmanager
@@ -122,8 +122,9 @@ def test_a_group_is_whole_not_whole_and_whole_again():
         nodes[2].kill()
         wait_until('it is not whole', lambda: view_of(other.port) == {0: (2, False), 1: (2, False)}, 15)
         assert group_of(nodes[0])['reason'] == 'loss' and not group_of(nodes[0])['whole']
-        lines = group_lines(other.port)
-        assert lines[0].startswith(f'group at 127.0.0.1:{meet}: 2 of 3 ranks, epoch 2, together (after a loss)') and lines[3].endswith('not in the directory'), lines
+        lines = group_lines(other.port, 5)
+        assert lines[0].startswith(f'group at 127.0.0.1:{meet}: 2 of 3 ranks, epoch 2, together (after a loss)') and lines[4].endswith('not in the directory'), lines
+        assert lines[1] == '  rank 2 of 3 is not there, others have its experts' and not any('is not there' in line or 'for rank 2' in line for line in lines[2:]), lines
         assert [epochs_of(n) for n in nodes[:2]] == [counts(start=1, loss=1)] * 2
         assert decoders(other.port, bodies) == {f'127.0.0.1:{other.port}'}
         ask_all([n.port for n in nodes[:2]], bodies)      # nothing is refused where they are asked themselves

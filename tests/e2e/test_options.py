@@ -42,6 +42,9 @@ def test_help_by_command_and_by_word():
     for wrong, right in ('lauch', 'launch'), ('srve', 'serve'), ('stauts', 'status'):
         for p in run(wrong), run('help', wrong):
             assert p.returncode == 2 and f"there is no command '{wrong}', did you mean '{right}'?" in p.stderr, p
+    for page, said in (('foo', "there is no page 'foo'; pages are configuration, compatibility, recovery; "), ('recovry', "there is no page 'recovry', did you mean 'recovery'?")):
+        p = run('docs', page)
+        assert p.returncode == 2 and not p.stdout and said in p.stderr, p
     p = run('zzzz')
     assert p.returncode == 2 and 'did you mean' not in p.stderr and '`baton --help` lists them' in p.stderr, p
 
@@ -87,6 +90,10 @@ def test_launch_says_what_to_give():
     assert p.returncode == 2 and '--port is not an option of "launch"; did you mean --ports?' in p.stderr, p.stderr
     p = run('serve', TINY, '--ports', '8000')
     assert p.returncode == 2 and '--ports is not an option of "serve"; these take it: launch' in p.stderr, p.stderr
+    first = free_ports(1)[0]
+    p = run('launch', '--model', '/nonexistent', '--num-servers', '3', f'--ports=-1,{first}')
+    ports = re.search(r'nodes +3 mixed, .* each on port (\d+), (\d+),? (?:and )?(\d+)', p.stderr)
+    assert ports and int(ports[2]) == first and first < int(ports[1]) < first + 100 and first < int(ports[3]) < first + 100, p.stderr
     with socket.socket() as s:
         s.bind(('127.0.0.1', free_ports(1)[0]))
         s.listen(1)

@@ -229,6 +229,8 @@ def test_a_full_node_passes_requests_on():
         print(f'  {n:.0f} of 60 were passed')
         assert n >= 1 and metrics(full.port)['baton_requests_rejected_total{reason="full"}'] == 0
         assert passed(other, 'full', 'answered') == 0
+        told = subprocess.run([BIN, 'status', '--port', str(full.port)], capture_output=True, text=True, timeout=30).stdout
+        assert f'requests that came here: 60, {n:.0f} of them passed to other nodes, 0 % of the others split' in told, told
         status, _, cluster = request(other.port, 'GET', '/cluster')
         assert {c['max_requests'] for c in cluster['nodes']} == {2, 2048}, cluster
 

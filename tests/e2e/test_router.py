@@ -1,5 +1,5 @@
 """`baton router`: one address before nodes that register with it, or that it lists."""
-import concurrent.futures, contextlib, http.client, json, os, socket, tempfile, threading, types
+import concurrent.futures, contextlib, http.client, json, os, socket, subprocess, tempfile, threading, types
 from harness import BIN, DATA, Node, Process, Redis, Skip, TINY, answer_of, closing, free_ports, metrics, mixed_requests, request, stream, wait_ready, wait_until
 
 OTHER = os.path.join(DATA, 'goldens', 'qwen2', 'model')
@@ -69,6 +69,8 @@ def test_nodes_register_and_the_router_takes_its_text_from_them():
             assert request(router.port, 'GET', '/healthcheck')[2] == {'status': 'ok', 'prefill_instances': 1, 'decode_instances': 1}
             cluster = request(router.port, 'GET', '/cluster')[2]
             assert cluster['role'] == 'router' and cluster['model'] == 'm' and not cluster['trouble'], cluster
+            told = subprocess.run([BIN, 'status', '--port', str(router.port)], capture_output=True, text=True, timeout=30).stdout.splitlines()
+            assert '(router), model m, up ' in told[0] and 'KV by' not in told[0] and told[1].startswith('requests that came here: 1, 100 % of them split'), told
             assert 'This is the API' in request(router.port, 'GET', '/')[2]
             assert metrics(router.port)['baton_ready'] == 1
             for body in mixed_requests(6, 3, 300, 40):  # the same bits and the same text as at a node
@@ -187,7 +189,7 @@ def test_registering_as_with_fastdeploys_router():
         wait_ready(node)
         gone = free_ports(1)[0]
         status, _, said = request(router.port, 'POST', '/register', {'role': 'mixed', 'host_ip': '127.0.0.1', 'port': gone})
-        assert status == 400 and 'does not answer' in said['detail'], (status, said)
+        assert status == 400 and f'127.0.0.1:{gone} cannot be used: it does not answer: nobody listens there' in said['detail'], (status, said)
         assert not request(router.port, 'POST', '/instances/remove', {'type': 'prefill', 'instances': f'127.0.0.1:{gone}'})[2]['current_prefill_instances']
         change(router, 'add', 'decode', dead := types.SimpleNamespace(port=gone))
         wait_until('/ready says it', lambda: f'the listed decode node 127.0.0.1:{gone} cannot be used: it does not answer' in why_not_ready(router), 10)

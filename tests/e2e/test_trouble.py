@@ -150,6 +150,11 @@ def test_private_view():
     with closing(Node(TINY, 'decode', SIZE), Node(TINY, 'prefill', SIZE)) as (d, p):
         check_degraded(d, 'private-view', 'role decode', '--router', '--splitwise-role mixed')
         check_blocked(p, 'no-decode-node', 'no node that can decode is in topic default', 'baton serve --splitwise-role decode --router 127.0.0.1:')
+        command = re.search(r'start one with: baton (serve .*)', trouble_of(p)['text'])[1]
+        with closing(Process(['bash', '-c', f'exec "$0" {command}', BIN], name='pasted')):
+            wait_ready(p)
+            body = complete(p)[2]
+            assert body['baton']['prefill_node'] != body['baton']['decode_node'], body
 
 
 def test_a_launch_that_nobody_can_join_names_no_command():

@@ -336,6 +336,11 @@ TEST(losses_of_a_node_that_stays_listed_cost_one_move)
         CHECK_EQ_INT(c.end.trace.n_moves, 0);
     }
     CHECK(view_find(&w.s->entry.view, dead) && view_why_unreachable(&w.s->entry.view, dead));
+    /* An attempt more than there were requests, which count once each. */
+    CHECK_EQ_INT(counter_value(w.s->entry.metrics.local), 12);
+    CHECK_EQ_INT(counter_value(w.s->entry.metrics.requests), 11);
+    CHECK_EQ_INT(w.s->entry.metrics.n_one_node, 11);
+    CHECK_EQ_INT(w.s->entry.metrics.n_split, 0);
     world_check_idle(&w);
     world_close(&w);
 }

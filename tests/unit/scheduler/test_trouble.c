@@ -347,6 +347,49 @@ TEST(a_node_that_was_forgotten_is_no_trouble_that_is_over)
     CHECK(strstr(text, "trouble is over"));
 }
 
+/* A launcher has started it again: the record of the process that was killed is listed yet. */
+TEST(a_record_left_behind_by_a_node_that_is_back_is_no_trouble)
+{
+    struct node_record n[] = { node_of(1, ROLE_PREFILL), node_of(2, ROLE_DECODE),
+                               node_of(3, ROLE_DECODE) };
+    struct view v = { .nodes = n, .n_nodes = 3, .model = 7, .me = n[0] };
+    struct trouble_facts f = { .view = &v, .topic = "default", .join = JOINED.join };
+    struct trouble t = { 0 };
+    v.suspects[0] = (struct view_suspect){ .node = 2, .why = "connect: refused" };
+    v.n_suspects = 1;
+    trouble_find(&f, &t); /* others serve, but this one is gone */
+    CHECK_SAYS(t, TROUBLE_PEER, false, "node-2", "leaves the list within seconds",
+               "baton doctor --peers 10.0.0.2:9000");
+    memcpy(n[2].name, n[1].name, sizeof n[1].name);
+    trouble_find(&f, &t);
+    CHECK_SAYS(t, TROUBLE_NONE, false, "");
+    v.suspects[1] = (struct view_suspect){ .node = 3, .why = "connect: refused" };
+    v.n_suspects = 2; /* neither process of that name is reached */
+    trouble_find(&f, &t);
+    CHECK_SAYS(t, TROUBLE_PEER, true, "node-2");
+}
+
+TEST(a_router_of_another_model_is_told_what_its_nodes_need)
+{
+    struct node_record n[] = { node_of(1, ROLE_MIXED), node_of(2, ROLE_MIXED) };
+    struct view v = { .nodes = n, .n_nodes = 2, .model = 7, .text = 11 };
+    struct trouble_facts f = { .view = &v, .topic = "default", .join = JOINED.join };
+    struct trouble t = { 0 };
+    snprintf(v.me.model_name, sizeof v.me.model_name, "q");
+    n[0].text = 11;
+    n[1].text = 12;
+    n[1].model = 8;
+    trouble_find(&f, &t);
+    CHECK_SAYS(t, TROUBLE_OTHER_MODEL, false, "node-2", "vocabulary is not that of q",
+               "give each model its own --scheduler-topic and router");
+    CHECK(!strstr(t.text, "start the router"));
+    v.n_nodes = 1;
+    n[0] = n[1];
+    trouble_find(&f, &t);
+    CHECK_SAYS(t, TROUBLE_OTHER_MODEL, true, "no node has this router's model",
+               "start the router with the --model of its nodes, or without one");
+}
+
 /* ---- with real links ---- */
 
 static enum trouble_cause cause_of(struct world *w)
@@ -583,6 +626,8 @@ TEST_MAIN(CASE(all_is_well), CASE(prefill_nodes_alone_serve_what_is_not_split),
           CASE(no_trouble_is_looked_for_before_the_directory_has_answered),
           CASE(a_cause_is_written_as_json), CASE(the_last_line_says_how_things_are),
           CASE(a_node_that_was_forgotten_is_no_trouble_that_is_over),
+          CASE(a_record_left_behind_by_a_node_that_is_back_is_no_trouble),
+          CASE(a_router_of_another_model_is_told_what_its_nodes_need),
           CASE(a_peer_that_cannot_be_connected_is_found_before_a_request),
           CASE(the_described_trouble_is_as_new_as_the_nodes_beside_it),
           CASE(a_link_that_broke_is_made_again_at_once_and_the_node_is_ready),
