@@ -50,18 +50,25 @@ static void on_done(void *arg, bool taken, int status)
     was.otherwise(was.arg, was.x);
 }
 
-static bool has_key(const struct not_ready_pass *o, struct str authorization)
+static bool has_key(const char *const *known, size_t n, struct str authorization)
 {
     uint8_t keys[NODE_KEYS_MAX][KEY_HASH_BYTES];
-    for (size_t i = 0; i < o->n_keys; i++) sha256(o->keys[i], strlen(o->keys[i]), keys[i]);
-    return auth_has_key(keys, o->n_keys, authorization);
+    for (size_t i = 0; i < n; i++) sha256(known[i], strlen(known[i]), keys[i]);
+    return auth_has_key(keys, n, authorization);
+}
+
+bool not_ready_asks_cluster(const struct http_exchange *x, const char *const *keys, size_t n_keys)
+{
+    return strcmp(http_method(x), "GET") == 0 && str_eq_c(http_path(x), "/cluster") &&
+           has_key(keys, n_keys, http_header(x, "authorization"));
 }
 
 bool not_ready_pass(const struct not_ready_pass *o, struct http_exchange *x)
 {
     const char *path = serve_generating_path(http_path(x));
     char name[REQUEST_NAME_MAX + 1];
-    if (!o->passer || !path || !has_key(o, http_header(x, "authorization"))) return false;
+    if (!o->passer || !path || !has_key(o->keys, o->n_keys, http_header(x, "authorization")))
+        return false;
     struct passed *p = MEM_NEW(struct passed);
     *p = (struct passed){ .passer = o->passer, .x = x, .otherwise = o->otherwise, .arg = o->arg };
     serve_choose_name(x, name);
