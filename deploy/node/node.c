@@ -198,7 +198,7 @@ static void on_fault(void *arg, const struct err *err)
     struct node *n = arg;
     if (atomic_load(&n->ends)) return;
     if (atomic_load(&n->ranks.is_lost))
-        log_error("node ends", "why=\"it has lost a rank: %s\"", n->ranks.lost_why);
+        log_error("node ends", "why=\"of this node, %s\"", n->ranks.lost_why);
     else log_error("node ends", "why=\"%s\"", err->text);
     _exit(node_is_several(n) ? LAUNCHER_START_AGAIN : EXIT_DEVICE);
 }

@@ -223,7 +223,7 @@ void node_describe_loading(struct node *n, const char *why, struct http_exchange
                cluster_port(n->cluster), (unsigned long long)(clock_ms() - n->t_start_ms) / 1000);
     json_add_string(&out, str_of(why));
     describe_group(n, &out);
-    buf_add_c(&out, ",\"nodes\":[]}");
+    buf_add_c(&out, ",\"n_nodes\":0,\"failures\":[],\"trouble\":null,\"nodes\":[]}");
     http_reply(x, 200, "application/json", NULL, buf_str(&out));
     buf_release(&out);
 }

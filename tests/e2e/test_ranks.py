@@ -224,7 +224,7 @@ def test_a_signal_before_it_is_ready_leaves_nothing():
             wait_until(f'rank {rank} logs whom it waits for', lambda: re.search(line, parent.output()), 20)
         assert request(parent.port, 'GET', '/ready')[0] == 503
         status, _, said = request(parent.port, 'GET', '/cluster')
-        assert status == 200 and said['loading'] is True and missing in said['why'] and said['nodes'] == [], said
+        assert status == 200 and said['loading'] is True and missing in said['why'] and said['nodes'] == [] and said['trouble'] is None, said
         table = subprocess.run([BIN, 'status', '--url', f'http://127.0.0.1:{parent.port}'], capture_output=True, text=True, timeout=20)
         assert table.returncode == 0 and 'NOT READY: its ranks are starting' in table.stdout and missing in table.stdout, table
         pids = parent.ranks().values()
