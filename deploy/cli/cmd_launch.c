@@ -11,6 +11,7 @@
 #include "deploy/cli/commands.h"
 #include "deploy/launch/launch_view.h"
 #include "deploy/launch/launcher_watch.h"
+#include "deploy/launch/ranks_model.h"
 #include "deploy/launch/supervisor.h"
 #include "deploy/node/node_options.h"
 #include "deploy/options/config_redis.h"
@@ -157,8 +158,8 @@ static void print_start(const struct launcher *l)
     command_print_notes(l->c);
     if (log_level() < LOG_INFO) return;
     for (size_t i = 0; i < l->plan.n; i++) n[l->plan.nodes[i].role] += l->plan.nodes[i].port != 0;
-    buf_printf(&page, "baton %s launch\n  model        %s\n  nodes       ", BATON_VERSION,
-               config_string(l->c, "model"));
+    buf_printf(&page, "baton %s %s\n  model        %s\n  nodes       ", BATON_VERSION,
+               l->args.behind ? "serve --headless" : "launch", config_string(l->c, "model"));
     for (int r = ROLE_MIXED; r <= ROLE_DECODE; r++)
         if (n[r]) buf_printf(&page, " %zu %s", n[r], node_role_name((enum node_role)r));
     buf_printf(&page, ", %s each on port",
@@ -205,11 +206,21 @@ static void start_nodes(struct launcher *l)
     l->supervisor = supervisor_start(&o);
 }
 
+enum status command_check_ranks(const struct config *c, const struct ranks *r, struct err *err)
+{
+    struct buf notes = { 0 };
+    const enum status st = ranks_check_model(c, r, &notes, err);
+    if (st == OK && notes.len && log_level() >= LOG_WARN) fwrite(notes.data, 1, notes.len, stderr);
+    buf_release(&notes);
+    return st;
+}
+
 static enum status start(struct launcher *l, struct err *err)
 {
     if (!config_string(l->c, "model"))
         return err_field(err, ERR_CONFIG, "model",
                          "no model was given; use --model FOLDER, FILE.gguf or org/name");
+    TRY(command_check_ranks(l->c, &l->args.ranks, err));
     TRY(launch_view_choose(l->c, &l->args.ranks, false, &l->view, err));
     l->metrics = metrics_create();
     (void)open_files_raise(); /* nodes stay connected to the directory server */

@@ -107,6 +107,19 @@ static void print_node(const cJSON *doc)
            number(doc, "tokens_per_s"));
 }
 
+/* A node that loads, or waits for other ranks, knows no others yet. */
+static void print_loading(const cJSON *doc)
+{
+    const cJSON *group = cJSON_GetObjectItemCaseSensitive(doc, "group");
+    printf("baton %s %s (%s), model %s, up ", text(doc, "version"), text(doc, "name"),
+           text(doc, "role"), text(doc, "model"));
+    print_duration(number(doc, "uptime_s"));
+    printf("\nNOT READY: %s\n", text(doc, "why"));
+    if (group)
+        printf("\ngroup at %s: this is rank %.0f of %.0f\n", text(group, "at"),
+               number(group, "rank"), number(group, "size"));
+}
+
 static void print_trouble(const cJSON *doc)
 {
     const cJSON *t = cJSON_GetObjectItemCaseSensitive(doc, "trouble");
@@ -159,6 +172,11 @@ static int print_table(struct str json, const struct status_groups *groups)
         fprintf(stderr, "baton status: the node's answer is not understood\n");
         cJSON_Delete(doc);
         return 1;
+    }
+    if (cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(doc, "loading"))) {
+        print_loading(doc);
+        cJSON_Delete(doc);
+        return 0;
     }
     print_node(doc);
     print_trouble(doc);

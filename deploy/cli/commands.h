@@ -44,6 +44,10 @@ int command_listen(const struct config *c, const char *command);
  * Returns the exit status. */
 struct launch_args;
 int command_launch(struct config *c, const char *command, const struct launch_args *args);
+/* What the parent of such nodes checks before it starts them (deploy/launch/ranks_model.h); prints
+ * what works and is hardly meant. */
+enum status command_check_ranks(const struct config *c, const struct ranks *r,
+                                struct err *err) MUST_CHECK;
 /* `serve` as the parent of ranks: this process has the port, and an entry node behind it. */
 int command_serve_ranks(struct config *c, const struct ranks *r);
 

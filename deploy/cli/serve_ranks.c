@@ -171,6 +171,7 @@ static enum status start(struct parent *p, struct err *err)
 {
     bool is_joined;
     TRY(check_options(p->c, &is_joined, err));
+    TRY(command_check_ranks(p->c, &p->args.ranks, err));
     TRY(launch_view_choose(p->c, &p->args.ranks, is_joined, &p->view, err));
     TRY(read_options(p, err));
     TRY(node_create(&p->o, &p->node, err));

@@ -12,6 +12,8 @@
 
 #include "deploy/doctor/doctor.h"
 #include "deploy/launch/launch_plan.h"
+#include "deploy/launch/ranks_model.h"
+#include "deploy/node/node_balance.h"
 #include "deploy/node/node_model.h"
 #include "shared/model/load/model_files.h"
 
@@ -32,6 +34,20 @@ static void check_cpus(struct doctor *d, const struct ranks *r)
                "start at most %ld ranks on this host", n);
 }
 
+static void check_copies(struct doctor *d, const struct ranks *r, const struct model_config *m)
+{
+    struct node_balance_options balance;
+    struct err err = { 0 };
+    if (node_balance_read(d->c, &balance, &err) != OK) return; /* doctor_check_options says it */
+    const uint64_t n = (uint64_t)balance.n_redundant, most = ranks_copies_max(r, m);
+    if (n > most)
+        doctor_fix(doctor_add(d, "copies", DOCTOR_WARN,
+                              "%llu copies of %u experts for %u ranks: more than one of each on "
+                              "every rank",
+                              (unsigned long long)n, m->moe.n_experts, r->size * r->tp.size),
+                   "give --num-redundant-experts %llu or less", (unsigned long long)most);
+}
+
 /* The model's experts and heads can be divided. */
 static void check_model(struct doctor *d, const struct ranks *r, const struct model_config *m)
 {
@@ -39,9 +55,10 @@ static void check_model(struct doctor *d, const struct ranks *r, const struct mo
     const uint32_t n_ranks = r->size * r->tp.size;
     struct err err = { 0 };
     if (r->experts && m->moe.n_experts == 0)
-        doctor_fix(doctor_add(d, "experts", DOCTOR_WARN,
-                              "the model has no experts to share: each rank computes alone"),
-                   "leave --enable-expert-parallel out");
+        doctor_add(d, "experts", DOCTOR_OK,
+                   "the model has none to share: each of the %u nodes computes alone, and they "
+                   "share the requests",
+                   r->size);
     else if (r->experts && m->moe.n_experts < n_ranks)
         doctor_fix(doctor_add(d, "experts", DOCTOR_WARN, "%u experts for %u ranks: some have none",
                               m->moe.n_experts, n_ranks),
@@ -50,6 +67,7 @@ static void check_model(struct doctor *d, const struct ranks *r, const struct mo
     else if (r->experts)
         doctor_add(d, "experts", DOCTOR_OK, "%u for %u ranks, %zu on each at most",
                    m->moe.n_experts, n_ranks, share_experts(0, n_ranks, m->moe.n_experts).n);
+    if (r->experts && m->moe.n_experts) check_copies(d, r, m);
     if (model_share_check(&share, m, &err) != OK)
         doctor_fix(doctor_add(d, "heads", DOCTOR_FAIL, "%s", err.text), "give one of these sizes");
 }

@@ -41,6 +41,12 @@ bool launcher_watch_is_behind(uint16_t *port)
 
 bool launcher_watch_has_launcher(void) { return getenv(VARIABLE) != NULL; }
 
+bool launcher_watch_made_secret(void)
+{
+    const char *text = getenv(VARIABLE);
+    return text && strstr(text, OWN_SECRET) != NULL;
+}
+
 static void write_text(struct launcher_watch *w)
 {
     snprintf(w->text, sizeof w->text,
@@ -70,7 +76,7 @@ struct launcher_watch *launcher_watch_start(struct loop *loop, void (*on_gone)(v
     struct launcher_watch *w = MEM_NEW(struct launcher_watch);
     *w = (struct launcher_watch){ .launcher = (pid_t)launcher, .on_gone = on_gone, .arg = arg };
     w->held_view = strstr(text, HOLDS_VIEW) != NULL;
-    w->own_secret = strstr(text, OWN_SECRET) != NULL;
+    w->own_secret = launcher_watch_made_secret();
     write_text(w);
     w->tick = loop_timer_start(loop, LOOK_MS, LOOK_MS, on_tick, w);
     return w;

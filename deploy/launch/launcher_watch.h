@@ -28,6 +28,8 @@ void launcher_watch_announce(const struct launcher_terms *t);
 bool launcher_watch_is_behind(uint16_t *port);
 /* Was this process started by a launcher? */
 bool launcher_watch_has_launcher(void);
+/* By one that made a secret for its nodes alone, so that none of another host can join? */
+bool launcher_watch_made_secret(void);
 
 /* Calls on_gone once, when the launcher is gone. Returns NULL when there was none; the functions
  * below then do nothing, or return false. */

@@ -295,8 +295,14 @@ static enum status read_meeting(const struct config *c, const struct hosts *h, s
 
 /* ---- the whole ---- */
 
-static enum status check_unused(const struct config *c, struct err *err)
+static enum status check_unused(const struct config *c, size_t n_nodes, struct err *err)
 {
+    if (config_bool(c, "enable-expert-parallel") && !n_nodes && number(c, "data-parallel-rank") > 0)
+        return err_field(err, ERR_CONFIG, "data-parallel-rank",
+                         "%s %u with --enable-expert-parallel is not a rank of "
+                         "--data-parallel-size 1: say by that how many there are",
+                         config_source_text(c, "data-parallel-rank"),
+                         number(c, "data-parallel-rank"));
     if (config_bool(c, "headless"))
         return err_field(err, ERR_CONFIG, "headless",
                          "--headless starts ranks without a port of the API: give "
@@ -398,7 +404,7 @@ enum status ranks_read(const struct config *c, size_t n_nodes, struct ranks *out
     const bool experts = config_bool(c, "enable-expert-parallel") &&
                          config_int(c, "data-parallel-size") > 1;
     *out = (struct ranks){ .kind = RANKS_NONE, .tp.size = 1 };
-    if (!experts) TRY(check_unused(c, err));
+    if (!experts) TRY(check_unused(c, n_nodes, err));
     if (!experts && tp_size(c) < 2) return OK;
     out->experts = experts;
     TRY(read_sizes(c, n_nodes, out, err));

@@ -14,6 +14,7 @@
 #include "shared/base/clock.h"
 #include "shared/base/json/json.h"
 #include "shared/base/log.h"
+#include "shared/base/log/log_repeats.h"
 #include "shared/net/http/http_client.h"
 
 enum {
@@ -22,7 +23,7 @@ enum {
     HEALTHY_MS = 30000,
     POLL_MS = 200,
     ANSWER_MAX = 1 << 20, /* of a node, which says of itself alone */
-    SAY_MS = 5000,        /* between words about a process that is not ready */
+    SAY_MS = 5000,        /* since its start, before words about a process that is not ready */
     KILL_AFTER_MS = 5000
 };
 
@@ -32,7 +33,7 @@ struct child {
     uv_process_t process;
     bool running, ready, polling;
     bool has_served; /* since the start, in this process or an earlier one */
-    uint64_t t_start_ms, t_said_ms;
+    uint64_t t_start_ms;
     uint32_t pause_ms;
     struct loop_timer *restart;
 };
@@ -48,6 +49,7 @@ struct supervisor {
     uv_signal_t hangup; /* data NULL: not open */
     uint64_t model;
     bool stopping, announced;
+    struct log_repeats waits;
     int exit_status;
     const struct child *culprit; /* the process whose end stopped the others; NULL: none */
 };
@@ -57,7 +59,14 @@ static void start_child(struct child *ch);
 /* The first process of its node, which has the port. */
 static struct child *first_of(const struct child *ch) { return &ch->s->children[ch->plan->first]; }
 
-static size_t rank_in_node(const struct child *ch) { return (size_t)(ch - first_of(ch)); }
+/* As the process names itself: its number in the group of all nodes that share experts, or, where
+ * each node is on its own, in its node. */
+static size_t rank_of(const struct child *ch)
+{
+    const struct ranks *r = &ch->s->o.plan->ranks;
+    return r->experts ? (size_t)r->rank * r->tp.size + (size_t)(ch - ch->s->children)
+                      : (size_t)(ch - first_of(ch));
+}
 
 size_t supervisor_n_running(const struct supervisor *s)
 {
@@ -184,7 +193,7 @@ static void on_exit_of_child(uv_process_t *process, int64_t exit_status, int sig
     ch->ready = false;
     if (!s->stopping)
         log_warn("node ended", "port=%u rank=%zu role=%s status=%lld signal=%d",
-                 first_of(ch)->plan->port, rank_in_node(ch), node_role_name(ch->plan->role),
+                 first_of(ch)->plan->port, rank_of(ch), node_role_name(ch->plan->role),
                  (long long)exit_status, signum);
     uv_close((uv_handle_t *)process, on_process_closed);
     /* What has served may serve again: a folder or a port comes back. */
@@ -237,7 +246,7 @@ static void start_child(struct child *ch)
         .stdio_count = 3,
         .stdio = stdio,
     };
-    ch->t_start_ms = ch->t_said_ms = clock_ms();
+    ch->t_start_ms = clock_ms();
     ch->process.data = ch;
     int st = uv_spawn(loop_uv(ch->s->o.loop), &ch->process, &o);
     ch->running = true; /* the handle is open even when the spawn failed */
@@ -264,6 +273,15 @@ static bool sees_all(struct supervisor *s, struct str said)
 
 uint64_t supervisor_model(const struct supervisor *s) { return s->model; }
 
+static void log_why_not(struct child *ch, const char *why)
+{
+    uint32_t n_unlogged;
+    char text[512];
+    snprintf(text, sizeof text, "port=%u why=\"%.480s\"", ch->plan->port, why);
+    if (log_repeats_due(&ch->s->waits, text, clock_ms(), &n_unlogged))
+        log_info("node not ready yet", "%s repeats=%u", text, n_unlogged);
+}
+
 /* A rank that waits for one of another host says so, which is not seen otherwise. */
 static void say_why_not(struct child *ch, struct str body)
 {
@@ -273,10 +291,8 @@ static void say_why_not(struct child *ch, struct str body)
     const struct supervisor_options *o = &ch->s->o;
     if (cJSON_IsString(said) && o->on_waiting)
         o->on_waiting(o->arg, ch->plan->port, said->valuestring);
-    if (cJSON_IsString(said) && clock_ms() - ch->t_said_ms >= SAY_MS) {
-        log_info("node not ready yet", "port=%u why=\"%s\"", ch->plan->port, said->valuestring);
-        ch->t_said_ms = clock_ms();
-    }
+    if (cJSON_IsString(said) && clock_ms() - ch->t_start_ms >= SAY_MS)
+        log_why_not(ch, said->valuestring);
     cJSON_Delete(doc);
 }
 

@@ -114,7 +114,10 @@ static void say_not_ready(struct node *n, struct http_exchange *x)
     else if (n->ranks.is_loaded && !n->ranks.is_one)
         (void)group_describe(n->ranks.group, why, sizeof why);
     else if (n->group && n->engine) (void)group_describe(n->group, why, sizeof why);
-    not_ready_reply(x, why);
+    const bool is_asked = n->state == NODE_LOADING && !n->router &&
+                          not_ready_asks_cluster(x, &n->o.tenants);
+    if (is_asked) node_describe_loading(n, why, x);
+    else not_ready_reply(x, why);
 }
 
 static void on_http_unpassed(void *arg, struct http_exchange *x)
@@ -193,7 +196,9 @@ static void on_fault(void *arg, const struct err *err)
 {
     struct node *n = arg;
     if (atomic_load(&n->ends)) return;
-    log_error("node ends", "why=\"%s\"", err->text);
+    if (atomic_load(&n->ranks.is_lost))
+        log_error("node ends", "why=\"of this node, %s\"", n->ranks.lost_why);
+    else log_error("node ends", "why=\"%s\"", err->text);
     _exit(node_is_several(n) ? LAUNCHER_START_AGAIN : EXIT_DEVICE);
 }
 
@@ -205,17 +210,6 @@ static enum status choose_sizes(struct node *n, struct err *err)
     snprintf(n->precision, sizeof n->precision, "%s", n->model.weights->precision);
     TRY(node_model_prepare(n->model.weights, o, err));
     return node_model_blocks(n->model.weights, o, &o->n_blocks, err);
-}
-
-static enum status check_copies(const struct node *n, struct err *err)
-{
-    const uint32_t n_experts = n->model.weights->config.moe.n_experts,
-                   n_copies = (uint32_t)n->o.balance.n_redundant;
-    if (n_experts + n_copies <= KERNEL_EXPERTS_MAX) return OK;
-    return err_field(err, ERR_CONFIG, "num-redundant-experts",
-                     "--num-redundant-experts %u and the model's %u experts are more than the %d "
-                     "that can be placed",
-                     n_copies, n_experts, KERNEL_EXPERTS_MAX);
 }
 
 /* Nobody must take the times of such a node for measured ones. */
@@ -253,7 +247,8 @@ static enum status start_engine(struct node *n, struct err *err)
     };
     if (n->ranks.group) e.on_node_bell = node_ranks_of_engine;
     if (n->group && n->model.weights->config.moe.n_experts > 0) {
-        TRY(check_copies(n, err));
+        TRY(node_balance_check_copies(n->model.weights->config.moe.n_experts,
+                                      (uint32_t)o->balance.n_redundant, err));
         e.on_group = node_group_of_engine;
         model_count_rows_on(n->model.weights, n->metrics);
     }

@@ -91,6 +91,15 @@ enum status node_balance_read(const struct config *c, struct node_balance_option
     return st == OK ? OK : err_prefix(err, "--eplb-config: ");
 }
 
+enum status node_balance_check_copies(uint32_t n_experts, uint32_t n_copies, struct err *err)
+{
+    if (n_experts + n_copies <= KERNEL_EXPERTS_MAX) return OK;
+    return err_field(err, ERR_CONFIG, "num-redundant-experts",
+                     "--num-redundant-experts %u and the model's %u experts are more than the %d "
+                     "that can be placed",
+                     n_copies, n_experts, KERNEL_EXPERTS_MAX);
+}
+
 /* ---- reports ---- */
 
 static void report(struct node_balance *b)

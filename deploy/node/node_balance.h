@@ -28,6 +28,9 @@ struct node_balance_options {
 
 enum status node_balance_read(const struct config *c, struct node_balance_options *out,
                               struct err *err) MUST_CHECK;
+/* ERR_CONFIG: so many experts and copies cannot be placed. */
+enum status node_balance_check_copies(uint32_t n_experts, uint32_t n_copies,
+                                      struct err *err) MUST_CHECK;
 
 /* Of a rank whose engine is there. NULL: not enabled. */
 struct node_balance *node_balance_create(struct node *n);

@@ -171,9 +171,10 @@ static int32_t experts_of(const struct node *n, const struct group_roster *now)
 {
     struct balance_out p;
     struct err err;
-    const int32_t n_experts = (int32_t)engine_model(n->engine)->config.moe.n_experts,
-                  me = group_roster_find(now, n->o.group.rank);
-    if (me < 0 || node_placement_read(now, n_experts, &p, &err) != OK) return 0;
+    const int32_t me = group_roster_find(now, n->o.group.rank);
+    if (me < 0) return 0; /* also while there is no engine yet */
+    const int32_t n_experts = (int32_t)engine_model(n->engine)->config.moe.n_experts;
+    if (node_placement_read(now, n_experts, &p, &err) != OK) return 0;
     const int32_t mine = p.first[me + 1] - p.first[me];
     balance_release(&p);
     return mine;
@@ -251,6 +252,25 @@ void node_describe_json(void *arg, bool cluster, struct buf *out)
     buf_printf(out, ",\"passed_requests\":%llu,",
                n->passer ? (unsigned long long)passer_n_taken(n->passer) : 0);
     scheduler_describe(n->scheduler, out);
+}
+
+void node_describe_loading(struct node *n, const char *why, struct http_exchange *x)
+{
+    struct buf out = { 0 };
+    buf_printf(&out, "{\"version\":\"%s\",\"node\":\"%016llx\",\"name\":", BATON_VERSION,
+               (unsigned long long)n->id);
+    json_add_string(&out, str_of(n->name));
+    buf_printf(&out, ",\"role\":\"%s\",\"topic\":", role_name(n));
+    json_add_string(&out, str_of(n->o.topic));
+    buf_add_c(&out, ",\"model\":");
+    json_add_string(&out, str_of(n->o.names[0]));
+    buf_printf(&out, ",\"cluster_port\":%u,\"uptime_s\":%llu,\"loading\":true,\"why\":",
+               cluster_port(n->cluster), (unsigned long long)(clock_ms() - n->t_start_ms) / 1000);
+    json_add_string(&out, str_of(why));
+    describe_group(n, &out);
+    buf_add_c(&out, ",\"n_nodes\":0,\"failures\":[],\"trouble\":null,\"nodes\":[]}");
+    http_reply(x, 200, "application/json", NULL, buf_str(&out));
+    buf_release(&out);
 }
 
 static void front_ready(const struct node *n)

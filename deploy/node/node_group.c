@@ -234,9 +234,21 @@ void node_group_of_engine(void *arg, const struct engine_group_event *ev)
 
 /* ---- life ---- */
 
+/* What starts a rank that is not there: a parent here does for its own, and another host's for
+ * those from the number on that it was given. */
+static void name_start(const struct node *n, struct group_options *o)
+{
+    const bool has_parent = launcher_watch_has_launcher();
+    if (o->size == o->node_size) return; /* they are processes of one node (node_ranks.c) */
+    o->rank_option = has_parent ? "--data-parallel-start-rank" : "--data-parallel-rank";
+    if (!has_parent) return;
+    o->own_first = n->o.group.first;
+    o->n_own = n->o.group.n_local;
+}
+
 void node_group_start(struct node *n)
 {
-    const struct group_options o = {
+    struct group_options o = {
         .loop = n->loop,
         .cluster = n->cluster,
         .metrics = n->metrics,
@@ -256,6 +268,7 @@ void node_group_start(struct node *n)
         .on_bell = on_bell,
         .arg = n,
     };
+    name_start(n, &o);
     if (o.size > 1) n->group = group_create(&o);
 }
 

@@ -309,6 +309,16 @@ static bool find_address(const struct config *c, const struct node_options *o, c
     return !meet || (found && !host_is_loopback(out)) ? found : address_facing(meet, out, cap);
 }
 
+/* Only processes of this host have the secret that a launcher made, so they listen on loopback as
+ * without one. An interface that KV was told to take is listened on all the same. */
+static bool may_come_from_elsewhere(const struct node_options *o, const char *given)
+{
+    const bool names_interface = o->tuning.rdma.rdma_cm ||
+                                 (o->tuning.socket_ifname && *o->tuning.socket_ifname);
+    return o->secret.n && (!launcher_watch_made_secret() || names_interface ||
+                           (given && !host_is_loopback(given)));
+}
+
 /* Nodes talk to each other over IPv6 when the API server does, or the address that they are told
  * to use is one. */
 static enum status read_addresses(const struct config *c, struct node_options *o, struct err *err)
@@ -318,7 +328,7 @@ static enum status read_addresses(const struct config *c, struct node_options *o
                        : meet && host_is_ipv6(meet) ? meet
                                                     : o->host;
     char address[HOST_TEXT_MAX] = "";
-    o->cluster_host = o->secret.n ? host_wildcard(like) : host_loopback(like);
+    o->cluster_host = may_come_from_elsewhere(o, given) ? host_wildcard(like) : host_loopback(like);
     if (given && !host_copy(given, address)) address[0] = 0;
     if (!given && o->secret.n && !find_address(c, o, address, sizeof address)) address[0] = 0;
     if (!given && !address[0]) snprintf(address, sizeof address, "%s", host_loopback(like));
@@ -588,6 +598,8 @@ static enum status read_group(const struct config *c, struct node_options *o, st
     o->group.backend = backend_of(config_string(c, "all2all-backend"));
     o->group.size = r.experts ? r.size * r.tp.size : r.tp.size;
     o->group.rank = r.rank * r.tp.size + r.tp.rank;
+    o->group.first = r.first * r.tp.size;
+    o->group.n_local = r.n_local * r.tp.size;
     o->group.domain = domain_of(config_string(c, "memory-domain"), o->group.rank, o->group.size);
     if (o->group.rank > 0 || !r.experts) return OK;
     if (r.tp.size > 1 && r.tp.port != r.port)
@@ -819,8 +831,10 @@ void node_options_print(const struct node_options *o, const struct config *c, st
          config_source_text(c, config_is_set(c, "kv-transfer-config") ? "kv-transfer-config"
                                                                       : "splitwise-role"));
     line(out, "topic", o->topic, config_source_text(c, "scheduler-topic"));
-    print_port(out, c, "API", o->host, o->port, "port");
-    if (o->metrics_port) print_port(out, c, "metrics", o->host, o->metrics_port, "metrics-port");
+    if (o->http) print_port(out, c, "API", o->host, o->port, "port");
+    else line(out, "API", "none: requests come from the first process of the node", NULL);
+    if (o->http && o->metrics_port)
+        print_port(out, c, "metrics", o->host, o->metrics_port, "metrics-port");
     print_port(out, c, "nodes", o->cluster_host, o->cluster_port, "pd-comm-port");
     print_port(out, c, "KV", o->cluster_host, o->kv_port, "cache-queue-port");
     if (config_is_set(c, "rdma-comm-ports"))

@@ -88,8 +88,9 @@ struct node_options {
     bool kv_checksum;
     struct kvt_tuning tuning; /* --rdma-comm-ports and the variables of kvt_tuning_names */
     struct {
-        uint32_t size, rank; /* ranks that share the experts; size 0: none */
-        const char *host;    /* where rank 0 listens */
+        uint32_t size, rank;     /* ranks that share the experts; size 0: none */
+        uint32_t first, n_local; /* those of this host; n_local 0: it was not told */
+        const char *host;        /* where rank 0 listens */
         uint16_t port;
         uint64_t domain;     /* a hash of --memory-domain; 0: not given */
         enum dtype rows;     /* --ep-row-type */

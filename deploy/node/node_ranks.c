@@ -177,9 +177,11 @@ static void on_prepare(void *arg, const struct group_roster *next, uint32_t me)
 static void on_lost(void *arg, uint64_t epoch, const char *why)
 {
     struct node *n = arg;
-    (void)why; /* the group has logged it */
     n->ranks.lost_epoch = epoch;
     if (!n->ranks.is_one) return;
+    if (!atomic_load(&n->ranks.is_lost))
+        snprintf(n->ranks.lost_why, sizeof n->ranks.lost_why, "%s", why);
+    atomic_store(&n->ranks.is_lost, true); /* after the text, which on_fault reads */
     if (n->state == NODE_DRAINING) node_stop(n, 0);
     else if (n->engine) engine_abort_node(n->engine); /* on_fault ends the process */
 }
@@ -275,6 +277,7 @@ void node_ranks_start(struct node *n)
         .host = n->o.advertise_host,
         .meet_host = n->o.tp.host,
         .meet_port = n->o.tp.port,
+        .rank_option = launcher_watch_has_launcher() ? NULL : "--tensor-parallel-rank",
         .on_prepare = on_prepare,
         .on_leave = on_leave,
         .on_left = on_left,

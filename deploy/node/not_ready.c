@@ -48,6 +48,12 @@ static void on_done(void *arg, bool taken, int status)
     was.otherwise(was.arg, was.x);
 }
 
+bool not_ready_asks_cluster(const struct http_exchange *x, const struct tenants *tenants)
+{
+    return strcmp(http_method(x), "GET") == 0 && str_eq_c(http_path(x), "/cluster") &&
+           auth_tenant(tenants, http_header(x, "authorization"), NULL);
+}
+
 bool not_ready_pass(const struct not_ready_pass *o, struct http_exchange *x)
 {
     const char *path = serve_generating_path(http_path(x));

@@ -8,6 +8,10 @@
 /* 503 with the reason, a sentence; /live is 200. */
 void not_ready_reply(struct http_exchange *x, const char *why);
 
+/* Is this GET /cluster, of one who has a key of this node? It is answered with what is known before
+ * the node is ready. */
+bool not_ready_asks_cluster(const struct http_exchange *x, const struct tenants *tenants);
+
 struct not_ready_pass {
     struct passer *passer;         /* NULL: requests are not passed */
     const struct tenants *tenants; /* read only during the call */

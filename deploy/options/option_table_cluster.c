@@ -158,7 +158,8 @@ const struct option CLUSTER_OPTIONS[] = {
         RANGE(0, 15),
         .def = "0",
         IN("Parallelism", "serve doctor"),
-        .help = "This process is one of a node, this one: somebody else starts the others.",
+        .help = "Start only this process of a node, by its number: somebody else starts the "
+                "others.",
         .works_with = "tensor-parallel-size",
         .note = "a node of one process (--tensor-parallel-size) has no others",
     },
@@ -203,7 +204,7 @@ const struct option CLUSTER_OPTIONS[] = {
         RANGE(0, 65535),
         .def = "0",
         IN("Parallelism", "serve doctor"),
-        .help = "This process is one rank, this one, with a port of its own: somebody else starts "
+        .help = "Start only this rank, by its number, with a port of its own: somebody else starts "
                 "the others.",
     },
     {

@@ -15,13 +15,14 @@ const struct option COMPATIBILITY_OPTIONS[] = {
     ACCEPT(
         "pipeline-parallel-size", "pp pp-size", NULL, OPT_INT, "Parallelism",
         "Groups of layers on different devices.",
-        "pipeline parallelism is not built yet: each node computes alone, with the same answers"),
+        "pipeline parallelism is not built yet: each node has all layers, with the same answers"),
     ACCEPT("data-parallel-external-lb", "dpe data-parallel-hybrid-lb dph", NULL, OPT_BOOL,
            "Parallelism", "Let clients choose among the ranks or hosts.",
            "every port takes requests and shares them with all ranks: give --data-parallel-rank "
            "for one rank per port, or run serve on each host without --headless"),
     ACCEPT("disable-custom-all-reduce", NULL, NULL, OPT_BOOL, "Parallelism",
-           "Use the library's all-reduce.", "there is no all-reduce on one rank"),
+           "Use the library's all-reduce.",
+           "ranks gather results, and never sum them, so there is no all-reduce"),
 
     /* ---- Options of other systems without effect on answers ---- */
     ACCEPT("kv-cache-ratio", NULL, NULL, OPT_FLOAT, "Compatibility",

@@ -397,7 +397,10 @@ static void on_leader_message(struct group *g, const struct cluster_message *m,
     switch (m->type) {
     case FRAME_GROUP_PROPOSE: on_propose(g, (const Baton__GroupPropose *)body); break;
     case FRAME_GROUP_BLOB: group_round_take(g, (const Baton__GroupBlob *)body); break;
-    case FRAME_GROUP_LOST: group_end_epoch(g, lost->epoch, lost->why); break;
+    case FRAME_GROUP_LOST:
+        if (lost->epoch) group_end_epoch(g, lost->epoch, lost->why);
+        else group_waits_take(g, lost->why);
+        break;
     case FRAME_GROUP_BELL: g->o.on_bell(g->o.arg, bell->epoch, bell->step); break;
     default: break;
     }
@@ -456,6 +459,7 @@ static void on_retry(void *arg)
 {
     struct group *g = arg;
     if (g->round.stopped) return; /* what it would use may be gone; this thread wrote it */
+    group_waits_tick(g);
     if (group_leads(g)) group_lead_tick(g);
     else if (!g->leader.node) {
         memset(g->is_gone, 0, g->o.size * sizeof *g->is_gone);
@@ -546,46 +550,3 @@ const char *group_reason_name(enum group_reason r)
 }
 
 const struct group_roster *group_now(const struct group *g) { return &g->now; }
-
-static void describe_waiting(const struct group *g, char *why, size_t n)
-{
-    uint32_t rank;
-    const char *refusal = group_lead_refusal(g), *more = refusal[0] ? refusal : g->why;
-    if (group_leads(g) && group_lead_misses(g, &rank))
-        snprintf(why, n, "rank %u of %u is not there%s%s", rank, g->o.size, more[0] ? "; " : "",
-                 more);
-    else snprintf(why, n, "%s", g->why[0] ? g->why : "the rank that leads waits for other ranks");
-}
-
-/* Whom the group goes on without. */
-static void describe_together(const struct group *g, char *why, size_t n)
-{
-    snprintf(why, n, "%s", "");
-    for (uint32_t r = 0; r < g->o.size && g->now.n < g->o.size; r++)
-        if (group_roster_find(&g->now, r) < 0) {
-            const char *refusal = group_lead_refusal(g);
-            snprintf(why, n, "rank %u of %u %s, others have its experts%s%s", r, g->o.size,
-                     group_lead_has_shut_out(g, r) ? "could not join and will be tried again"
-                                                   : "is not there",
-                     refusal[0] ? "; " : "", refusal);
-            return;
-        }
-}
-
-enum group_state group_describe(const struct group *g, char *why, size_t n)
-{
-    if (g->running) {
-        describe_together(g, why, n);
-        return GROUP_TOGETHER;
-    }
-    if (g->preparing || g->given) {
-        snprintf(why, n, "the ranks are joining");
-        return GROUP_PREPARING;
-    }
-    if (g->leader.node) {
-        describe_waiting(g, why, n);
-        return GROUP_WAITING;
-    }
-    snprintf(why, n, "rank 0 of the group is not reached at %s:%u", g->o.meet_host, g->o.meet_port);
-    return GROUP_LOOKING;
-}

@@ -75,6 +75,11 @@ struct group_options {
     const char *host;      /* where other ranks reach this one's cluster port */
     const char *meet_host; /* where rank 0 listens; ranks above 0 connect there */
     uint16_t meet_port;
+    /* For sentences: the option that starts a rank, or the node of node_size ranks that it is of;
+     * NULL: none is named, nor for the ranks that this one's parent starts: n_own from own_first
+     * on. */
+    const char *rank_option;
+    uint32_t own_first, n_own;
     uint32_t retry_ms; /* between tries to connect, and after a failed epoch; 200 when 0 */
     uint32_t grace_ms; /* how long a new leader waits for ranks of the last group; 1,000 when 0 */
     /* Of the rank that leads: says which experts the members of `next` get, whose placement it
@@ -150,7 +155,7 @@ bool group_prepares(struct group *g, uint64_t epoch);
 void group_stop(struct group *g);
 
 /* What it is waiting for, or whom it goes on without, in a sentence; "" when all ranks are
- * together: "rank 3 of 8 is not there yet". The rank that leads says whom it refused as well. n:
+ * together: "rank 3 of 8 is not there". The rank that leads says whom it refused as well. n:
  * GROUP_WHY_MAX. */
 enum group_state group_describe(const struct group *g, char *why, size_t n);
 /* For how long this rank has not been in a group that steps; 0: it is. */

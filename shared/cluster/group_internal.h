@@ -4,6 +4,7 @@
  *     group_lead.c      the rank that leads: who is there, what comes next
  *     group_exchange.c  what ranks exchange while they make an ep object
  *     group_reach.c     whether the other hosts answer
+ *     group_waits.c     whom this rank waits for, said to people and to the others
  *     group_wire.c      messages packed, and rosters copied
  *
  * The leader sends its own messages to itself like to any other, so that there is one way for all.
@@ -50,6 +51,7 @@ struct group_seat {
     uint64_t t_look_ms;  /* ... no other try before */
     uint32_t n_failures; /* epochs that it could not prepare, one after the other */
     uint64_t t_shut_ms;  /* because of them not proposed before */
+    uint64_t told;       /* hash of what it was told it waits for */
 };
 
 struct group_bell {
@@ -99,12 +101,13 @@ struct group {
     struct group_roster next;       /* of `preparing` or `given` */
     struct group_roster now;        /* of `running`, or of the last */
     uint64_t t_apart_ms;            /* since when no group has it */
+    uint64_t t_waits_ms;            /* since when it waits for others; 0: it does not */
     char why[GROUP_WHY_MAX];        /* why the last epoch ended, or this rank was refused */
     struct group_bell rung;         /* by this rank, the last */
     struct loop_timer *retry;
     struct group_round round;
     struct group_lead lead;
-    struct log_repeats refusals, endings;
+    struct log_repeats refusals, endings, waits;
     struct gauge *epoch_gauge, *size_gauge;
     struct counter *losses, *epochs[GROUP_REASONS];
 };
@@ -138,8 +141,10 @@ void group_lead_on_lost(struct group *g, uint64_t node, const char *why);
 void group_lead_tell(struct group *g, uint64_t node);
 /* Now and then: proposes what is due, looks for ranks that are not there. */
 void group_lead_tick(struct group *g);
-/* Which rank is not there; false: all are. */
-bool group_lead_misses(const struct group *g, uint32_t *rank);
+/* Is the rank there? */
+bool group_lead_has(const struct group *g, uint32_t rank);
+/* Is any not there? */
+bool group_lead_misses(const struct group *g);
 /* Is the rank there, and left out for a while because it could not join? */
 bool group_lead_has_shut_out(const struct group *g, uint32_t rank);
 /* Why it refused a rank that still asks; "": there is none. */
@@ -154,6 +159,14 @@ void group_round_release(struct group_round *r);
 void group_round_set(struct group *g, uint64_t epoch, uint32_t n_members, bool lives);
 /* The bytes of all members are here. */
 void group_round_take(struct group *g, const Baton__GroupBlob *m);
+
+/* ---- group_waits.c ---- */
+
+/* Now and then: logs whom this rank waits for, once that lasts; the rank that leads tells it to the
+ * others. */
+void group_waits_tick(struct group *g);
+/* What the rank that leads said. */
+void group_waits_take(struct group *g, const char *why);
 
 /* ---- group_wire.c ---- */
 

@@ -42,13 +42,14 @@ static void send_to_all(struct group *g, enum frame_type type, const ProtobufCMe
     EACH_SEAT(s, g) group_send(g, s->at.node, type, FROM_LEADER, body);
 }
 
-bool group_lead_misses(const struct group *g, uint32_t *rank)
+bool group_lead_has(const struct group *g, uint32_t rank)
 {
-    EACH_SEAT(s, g)
-    if (!s->at.node) {
-        *rank = s->at.rank;
-        return true;
-    }
+    return g->lead.seats[rank].at.node != 0;
+}
+
+bool group_lead_misses(const struct group *g)
+{
+    EACH_SEAT(s, g) if (!s->at.node) return true;
     return false;
 }
 
@@ -154,9 +155,8 @@ static bool step_together(const struct group *g, const struct group_seat *a,
 static bool part_from_the_absent(struct group *g)
 {
     Baton__GroupLost m = BATON__GROUP_LOST__INIT;
-    uint32_t rank;
     bool told = false;
-    if (!group_lead_misses(g, &rank)) return false;
+    if (!group_lead_misses(g)) return false;
     m.why = (char *)"another rank leads, and not all of the group came to it"; /* is only read */
     EACH_SEAT(s, g)
     {
@@ -404,6 +404,7 @@ static void take_hello(struct group *g, struct group_seat *s, uint64_t from,
         has_changed(g);
         s->n_failures = 0;
         s->t_shut_ms = 0;
+        s->told = 0;
     }
     if (h->leaves && !s->leaves) g->lead.t_leave_ms = clock_ms() + g->o.retry_ms;
     s->at.node = from;

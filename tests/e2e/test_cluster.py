@@ -302,7 +302,7 @@ def test_a_node_that_has_served_is_tried_again_while_another_still_starts():
             slow = wait_until('the decode node is there', lambda: pid_of_port(ports[1]), 10, 0.002)
             os.kill(slow, signal.SIGSTOP)
             try:
-                wait_until('the prefill node serves', lambda: request(ports[0], 'GET', '/cluster', timeout=2)[0] == 200, 30)
+                wait_until('the prefill node serves', lambda: request(ports[0], 'GET', '/cluster/self', timeout=2)[0] == 200, 30)
                 time.sleep(0.5) # the launcher asks five times a second
                 assert 'ready: all' not in l.output(), 'the decode node was stopped too late'
                 os.rename(model, f'{folder}/away')

@@ -243,6 +243,7 @@ def test_ranks_that_are_started_one_by_one_say_whom_they_wait_for():
         with closing(rank(0, '--max-num-batched-tokens', '64')) as first:
             wait_until('it is refused', lambda: 'at most 64 rows per step' in request(second.port, 'GET', '/ready')[2]['error']['message'])
             wait_until('it waits', lambda: 'rank 1 of 2 is not there' in request(first.port, 'GET', '/ready')[2]['error']['message'])
+        wait_until('it logs what is missing', lambda: f'rank 0 of the group is not reached at 127.0.0.1:{meet} (--data-parallel-rank 0 starts it there)' in second.output())
         with closing(rank(0)) as first:
             wait_ready(first, second)
             assert ask_all([first.port, second.port], bodies) == want

@@ -30,6 +30,22 @@ def is_gone(pid):
     return not words_of(pid)
 
 
+def listens_at(pid):
+    """The addresses of the TCP sockets on which it listens."""
+    inodes = set()
+    for fd in os.listdir(f'/proc/{pid}/fd'):
+        with contextlib.suppress(OSError):
+            inodes.add(os.readlink(f'/proc/{pid}/fd/{fd}'))
+    found = []
+    for name, family in (('tcp', socket.AF_INET), ('tcp6', socket.AF_INET6)):
+        with open(f'/proc/{pid}/net/{name}') as f:
+            for fields in map(str.split, f.readlines()[1:]):
+                if fields[3] == '0A' and f'socket:[{fields[9]}]' in inodes:
+                    words = bytes.fromhex(fields[1].split(':')[0])
+                    found.append(socket.inet_ntop(family, b''.join(words[i:i + 4][::-1] for i in range(0, len(words), 4))))
+    return found
+
+
 class Parent(Process):
     """`baton serve` with ranks; without a port when headless."""
 
@@ -60,6 +76,8 @@ def test_a_parent_answers_as_one_node():
         assert len(used) == 2 and set(used.values()) == {1}, used
         groups = sorted(request(port, 'GET', '/cluster')[2]['group']['rank'] for port in used)
         assert groups == [0, 1] == sorted(parent.ranks()), groups
+        listened = {a for pid in [parent.p.pid, *parent.ranks().values()] for a in listens_at(pid)}
+        assert listened == {'127.0.0.1'}, listened
         assert sorted(os.listdir(logs)) == [f'baton-{parent.port}{s}.log' for s in ('-rank-0', '-rank-1', '')], os.listdir(logs)
         assert f'ready: http://127.0.0.1:{parent.port}/v1, 2 ranks' in parent.output() and 'share the experts' in parent.output()
         pids = parent.ranks().values()
@@ -200,9 +218,19 @@ def test_ranks_end_with_a_killed_parent():
 def test_a_signal_before_it_is_ready_leaves_nothing():
     parent = Parent(golden('ernie_moe'), 4, ['--data-parallel-size-local', '2', '--data-parallel-address', '127.0.0.1', '--data-parallel-rpc-port', str(free_ports(1)[0])])
     with closing(parent):
-        wait_until('it says whom it waits for', lambda: 'rank 2 of 4 is not there' in parent.output(), 20)
+        missing = 'ranks 2 and 3 of 4 are not there (--data-parallel-start-rank 2 starts the first)'
+        for rank in (0, 1):
+            line = rf' info \S+ rank waits for others .*rank={rank} of=4 why="{re.escape(missing)}"'
+            wait_until(f'rank {rank} logs whom it waits for', lambda: re.search(line, parent.output()), 20)
         assert request(parent.port, 'GET', '/ready')[0] == 503
+        status, _, said = request(parent.port, 'GET', '/cluster')
+        assert status == 200 and said['loading'] is True and missing in said['why'] and said['nodes'] == [] and said['trouble'] is None, said
+        table = subprocess.run([BIN, 'status', '--url', f'http://127.0.0.1:{parent.port}'], capture_output=True, text=True, timeout=20)
+        assert table.returncode == 0 and 'NOT READY: its ranks are starting' in table.stdout and missing in table.stdout, table
         pids = parent.ranks().values()
+        ports = [int(w.split('=')[1]) for p in pids for w in words_of(p) if w.startswith('--port=')]
+        groups = [request(port, 'GET', '/cluster')[2]['group'] for port in ports]
+        assert sorted((g['rank'], g['together'], g['why']) for g in groups) == [(r, False, missing) for r in (0, 1)], groups
         assert len(pids) == 2 and parent.stop(10) == 130
         assert all(is_gone(p) for p in pids)
 
@@ -269,7 +297,31 @@ def test_numbers_that_contradict_are_named():
     refused(['--data-parallel-size', '4', '--data-parallel-rank', '1', '--headless'], 'leave --headless or --data-parallel-rank out')
     refused(['--headless'], 'give --data-parallel-size above 1')
     refused(['--data-parallel-size', '2', '--pd-comm-port', '7000', '--data-parallel-rpc-port', '7001'], '--pd-comm-port 7000 and --data-parallel-rpc-port 7001 must be the same')
+    refused(['--data-parallel-rank', '1'], '--data-parallel-rank 1 with --enable-expert-parallel is not a rank of --data-parallel-size 1')
     refused([], 'VLLM_DP_RANK_LOCAL 2 is not one of the 2 ranks of this host', dict(VLLM_DP_SIZE='4', VLLM_DP_SIZE_LOCAL='2', VLLM_DP_RANK_LOCAL='2'))
+
+
+def test_what_the_model_cannot_have_is_refused_once():
+    """By the parent, before it starts anybody."""
+    moe = golden('qwen3_moe')
+    for command in (['serve', moe, '--data-parallel-size', '2', '--enable-expert-parallel'], ['serve', moe], ['launch', '--model', moe, '--num-servers', '2']):
+        for args, said in ((['--tensor-parallel-size', '3'], '--tensor-parallel-size 3 does not divide the 4 query heads'), (['--tensor-parallel-size', '2', '--device', 'cuda'], '--device cuda: ')):
+            if 'cuda' in args and os.path.exists('/dev/nvidiactl'):
+                print('  skipped: this host has a GPU, so --device cuda is not refused')
+                continue
+            ports = [] if command[0] == 'launch' else ['--port', str(free_ports(1)[0])]
+            p = subprocess.run([BIN, *command, *args, *ports], capture_output=True, text=True, timeout=30)
+            assert p.returncode == 2 and p.stderr.count(said) == 1 and 'its own lines' not in p.stderr, (command, args, p)
+
+
+def test_what_the_model_can_hardly_use_is_said_once():
+    meet = ['--data-parallel-size-local', '1', '--data-parallel-address', '127.0.0.1', '--data-parallel-rpc-port']
+    for model, size, args, said in (('qwen3_moe', 9, [], 'warning: 8 experts for 9 ranks: some ranks have none; give --data-parallel-size 8 or less'),
+                                    ('qwen3_moe', 2, ['--num-redundant-experts', '100'], 'warning: --num-redundant-experts 100: 8 copies are one of each expert on every rank'),
+                                    ('llama', 2, [], 'note: --enable-expert-parallel: the model has no experts to share; each of the 2 nodes computes alone')):
+        with closing(Parent(golden(model), size, [*args, *meet, str(two_in_a_row())])) as parent:
+            wait_until('its rank has its model', lambda: 'model loaded' in parent.output(), 20)
+            assert parent.output().count(said) == 1, parent.output()
 
 
 def test_ranks_of_another_size_hear_why():

@@ -99,6 +99,9 @@ def test_a_node_that_loses_a_rank_starts_again():
                 wait_until('all processes of the node are new', lambda: {k for k, p in processes(parent).items() if before.get(k) != p} == {(victim[0], 0), (victim[0], 1)} and len(processes(parent)) == 4, 20)
                 wait_until('the group is whole', lambda: whole_groups(parent.port) == 2, 20)
         assert parent.stop() == 0, parent.output()[-3000:]
+        lines = parent.output().splitlines()
+        assert [rank for rank in (3, 0, 1) if not any(f' rank={rank} role=mixed ' in l and 'signal=9' in l for l in lines)] == [], 'node ended has the number in the group'
+        assert not [l for l in lines if ' node ends ' in l and 'was aborted here' in l], 'it does not say which rank was lost'
 
 
 def whole_groups(port):

@@ -344,7 +344,8 @@ static enum status parse(struct cursor *c, struct gguf *g)
     uint32_t version;
     uint64_t n_tensors, n_kvs;
     if (left(c) < 4 || memcmp(c->p, "GGUF", 4) != 0)
-        return err_set(c->err, ERR_FORMAT, "this is not a GGUF file");
+        return err_set(c->err, ERR_FORMAT,
+                       "this is not a GGUF file; of a model in several files give the folder");
     c->p += 4;
     TRY(take_u32(c, "the header", &version));
     if (version != 0 && (version & 0xffff) == 0)

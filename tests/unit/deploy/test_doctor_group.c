@@ -92,8 +92,22 @@ TEST(more_ranks_than_experts_or_cpus_warn)
     expect(d, "experts", DOCTOR_WARN, "some have none");
     expect(d, "ranks", DOCTOR_WARN, "they take turns");
     done(d);
+    d = checked("-dp 2 -ep --num-redundant-experts 100");
+    expect(d, "copies", DOCTOR_WARN, "100 copies of 8 experts for 2 ranks");
+    done(d);
     d = checked("-dp 2 -ep --model tests/none");
     CHECK_EQ_INT(doctor_count(d, DOCTOR_FAIL), 0); /* another check's */
+    done(d);
+}
+
+/* `serve` starts them, and they work. */
+TEST(ranks_of_a_dense_model_compute_alone)
+{
+    char line[512];
+    snprintf(line, sizeof line, "-dp 2 -ep --model=%s", test_data("goldens/llama/model"));
+    struct doctor *d = checked(line);
+    expect(d, "experts", DOCTOR_OK, "none to share: each of the 2 nodes computes alone");
+    expect(d, "ranks", DOCTOR_OK, "0 to 1 of 2 are started here");
     done(d);
 }
 
@@ -166,6 +180,7 @@ TEST(windows_that_may_not_be_made_fail)
 
 TEST_MAIN(CASE(a_node_alone_has_no_lines), CASE(ranks_of_one_host_are_described),
           CASE(numbers_that_contradict_fail), CASE(more_ranks_than_experts_or_cpus_warn),
+          CASE(ranks_of_a_dense_model_compute_alone),
           CASE(a_tensor_parallel_size_that_does_not_divide_the_heads_fails),
           CASE(the_address_of_rank_0_is_one_of_its_host_and_free),
           CASE(ranks_of_several_hosts_need_a_secret), CASE(windows_that_may_not_be_made_fail))

@@ -144,6 +144,7 @@ TEST(what_contradicts_is_named)
     refuses("serve", 0, "-dp 4 -ep -dpl 2 -dpr 3 -dpa h", "has ranks 0 to 3");
     refuses("serve", 0, "-dp 4 -ep -dpl 2", "give --data-parallel-address");
     refuses("serve", 0, "-dp 4 -ep -dpn 4", "is not a rank of --data-parallel-size 4");
+    refuses("serve", 0, "-ep -dpn 1", "is not a rank of --data-parallel-size 1");
     refuses("serve", 0, "-dp 8 -ep -dpl 2 --local-data-parallel-id 2", "count from 0 to 1");
     refuses("serve", 0, "-dp 4 -ep -dpn 1 --headless", "leave --headless");
     refuses("serve", 0, "--headless", "--data-parallel-size above 1");

@@ -1,0 +1,82 @@
+/* ranks_model.c - see ranks_model.h. */
+#include "deploy/launch/ranks_model.h"
+
+#include <string.h>
+
+#include "deploy/node/node_balance.h"
+#include "deploy/node/node_model.h"
+#include "kernels/device.h"
+#include "shared/base/mem.h"
+#include "shared/model/load/model_files.h"
+
+/* A GPU that is there is not opened: that would take memory on it. */
+static enum status check_device(const struct config *c, struct err *err)
+{
+    struct device *d;
+    if (strcmp(config_string(c, "device"), "cuda") != 0 || device_count("cuda") > 0) return OK;
+    if (device_open("cuda", &d, err) != OK) return err_prefix(err, "--device cuda: ");
+    device_close(d); /* it has come meanwhile */
+    return OK;
+}
+
+static enum status read_config(const struct config *c, struct model_config *m, struct err *err)
+{
+    struct model_generation generation;
+    struct buf path = { 0 };
+    enum status st = model_find(config_string(c, "model"), &path, err);
+    if (st == OK) st = node_model_config(path.data, m, &generation, err);
+    buf_release(&path);
+    return st;
+}
+
+uint64_t ranks_copies_max(const struct ranks *r, const struct model_config *m)
+{
+    return (uint64_t)m->moe.n_experts * (r->size * r->tp.size - 1);
+}
+
+static void note_experts(const struct ranks *r, const struct model_config *m, uint32_t n_copies,
+                         struct buf *notes)
+{
+    const uint32_t n_ranks = r->size * r->tp.size, n = m->moe.n_experts;
+    if (n == 0) {
+        buf_printf(notes,
+                   "note: --enable-expert-parallel: the model has no experts to share; each of the "
+                   "%u nodes computes alone, and they share the requests\n",
+                   r->size);
+        return;
+    }
+    if (n + n_copies < n_ranks)
+        buf_printf(notes,
+                   "warning: %u experts for %u ranks: some ranks have none; give "
+                   "--data-parallel-size %u or less\n",
+                   n, n_ranks, n > r->tp.size ? n / r->tp.size : 1);
+    if (n_copies > ranks_copies_max(r, m))
+        buf_printf(notes,
+                   "warning: --num-redundant-experts %u: %llu copies are one of each expert on "
+                   "every rank; more take memory and share no load\n",
+                   n_copies, (unsigned long long)ranks_copies_max(r, m));
+}
+
+static enum status check_experts(const struct config *c, const struct ranks *r,
+                                 const struct model_config *m, struct buf *notes, struct err *err)
+{
+    struct node_balance_options balance;
+    TRY(node_balance_read(c, &balance, err));
+    const uint32_t n_copies = (uint32_t)balance.n_redundant;
+    if (m->moe.n_experts) TRY(node_balance_check_copies(m->moe.n_experts, n_copies, err));
+    note_experts(r, m, n_copies, notes);
+    return OK;
+}
+
+enum status ranks_check_model(const struct config *c, const struct ranks *r, struct buf *notes,
+                              struct err *err)
+{
+    const struct model_share share = { .tp_size = r->tp.size };
+    TRY(check_device(c, err));
+    struct model_config *m = MEM_NEW(struct model_config);
+    enum status st = read_config(c, m, err);
+    if (st == OK) st = model_share_check(&share, m, err);
+    if (st == OK && r->experts) st = check_experts(c, r, m, notes, err);
+    mem_free(m);
+    return st;
+}
