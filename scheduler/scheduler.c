@@ -134,8 +134,8 @@ static uint64_t fresh_id(struct scheduler *s)
     return id;
 }
 
-/* Does a node that shuts down take requests, for others to compute? The others may be out of sight
- * for a moment (a failover of the directory, a cut); requests wait for them as they do elsewhere. */
+/* Does a node that shuts down take requests, for others to compute? The others may be out of
+ * sight for a moment (a failover of the directory, a cut): requests wait for them as elsewhere. */
 static bool is_still_entry(const struct scheduler *s)
 {
     return s->enters && s->t_others_ms && clock_ms() - s->t_others_ms <= s->entry.grace_ms;

@@ -276,9 +276,9 @@ static void load_leave_script(struct directory_redis *d)
         log_debug("script not sent", "topic=%s", d->topic);
 }
 
-/* A replica that takes over may never have been told of the latest releases: it would count what has
- * long ended until the ttl is over. So this entry node goes on there under a new name, and what the
- * old one held ends with its lease; what still runs of that is not counted any more. */
+/* A replica that takes over may never have been told of the latest releases: it would count what
+ * has long ended until the ttl is over. So this entry node goes on there under a new name, and what
+ * the old one held ends with its lease; what still runs of that is not counted any more. */
 static void note_server(struct directory_redis *d)
 {
     const struct redis_address *now = redis_where(d->redis);

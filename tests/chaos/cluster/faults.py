@@ -221,6 +221,8 @@ class Faults:
         return f'{n} clients left at once'
 
     def proxy(self, lane, step, ending):
+        if not self.fleet.proxies:
+            return self.cannot('a proxy before a node', self.fleet.hosts.why)
         m = step.pick(sorted(self.fleet.proxies, key=lambda m: m.name))
         p, what = self.fleet.proxies[m], step.choose(('delay', 'stall', 'cut'))
         with m.hit('proxy'):

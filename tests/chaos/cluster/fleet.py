@@ -145,7 +145,7 @@ class Fleet:
         m = Member(host, self.folder, role, [*args, *(['--log-dir', logs] if logs else [])], {**self.redis.env(), **(env or {})}, front)
         m.log_folder = logs
         if proxied:
-            self.proxies[m] = Proxy(front, host.address, (host.http, host.cluster, host.kv), self.hosts.separate)
+            self.proxies[m] = Proxy(front, host.address, (host.http, host.cluster, host.kv))
         return m
 
     def log_folder(self, host):

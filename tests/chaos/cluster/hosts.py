@@ -5,7 +5,7 @@ import contextlib
 import namespaces
 from harness import free_ports
 
-LEFT_OUT = 'links of a node, of a pair and of a half of the cluster cannot be cut, and KV goes through shared memory'
+LEFT_OUT = 'links of a node, of a pair and of a half of the cluster cannot be cut, no proxy is before a node, and KV goes through shared memory'
 OWN_ADDRESS = '10.79.0.254'
 HTTP, CLUSTER, KV, REDIS = 8000, 9000, 9100, 6379
 
@@ -15,18 +15,13 @@ class Loopback:
     separate = False
 
     def __init__(self, why):
-        self.why, self.n_fronts = why, 0
+        self.why = why
 
     def describe(self):
         return f'one host for all, without network namespaces ({self.why}): {LEFT_OUT}'
 
     def host(self):
         return LoopbackHost()
-
-    def front(self):
-        """An address for a proxy; its member has the same ports."""
-        self.n_fronts += 1
-        return f'127.0.0.{1 + self.n_fronts}'
 
 
 class LoopbackHost:
@@ -57,6 +52,7 @@ class Separate:
         return h
 
     def front(self):
+        """An address for a proxy; its member has the same ports."""
         self.n_fronts += 1
         return f'10.79.0.{200 + self.n_fronts}'
 

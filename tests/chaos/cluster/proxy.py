@@ -18,11 +18,10 @@ class Half:
 class Proxy:
     """mode: None (passes), ('delay', seconds), ('stall',). cut() ends all connections."""
 
-    def __init__(self, address, target, ports, separate):
+    def __init__(self, address, target, ports):
         self.address, self.target, self.mode, self.halves, self.later, self.n = address, target, None, {}, [], 0
         self.denied = None, 0
-        if separate:
-            subprocess.run(['ip', 'addr', 'add', f'{address}/24', 'dev', 'switch'], check=True)
+        subprocess.run(['ip', 'addr', 'add', f'{address}/24', 'dev', 'switch'], check=True)
         self.selector, self.lock, self.ending = selectors.DefaultSelector(), threading.Lock(), False
         for port in ports:
             s = socket.create_server((address, port), backlog=128)

@@ -160,7 +160,7 @@ def chaos(hosts, n, how, history=False, cells_file=None):
     t0 = time.monotonic()
     refs = references(asked)
     print(f'{len(asked)} references in {time.monotonic() - t0:.1f} s', flush=True)
-    with fleet_of(hosts, dict(clock=bool(faketime())), fronts=1) as fleet:
+    with fleet_of(hosts, dict(clock=bool(faketime())), fronts=int(hosts.separate)) as fleet:
         print(f'{len(fleet.members)} members up after {time.monotonic() - t0:.1f} s', flush=True)
         watch, traffic = Watch(fleet.members), Traffic(fleet, plans(n, len(asked) - 1, how.seed), asked)
         adversary = Adversary(Faults(fleet, watch, traffic), how)
