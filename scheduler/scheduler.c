@@ -33,6 +33,15 @@ static void place_waiting_requests(struct scheduler *s)
     admission_place_line(&s->entry);
 }
 
+static void on_line(void *arg);
+
+/* A node will need the next of the line before the usual tick. */
+static void wake_for_line(struct scheduler *s)
+{
+    uint32_t ms = admission_next_ms(&s->entry);
+    if (!s->line && ms && ms < TICK_MS) s->line = loop_timer_start(s->o.loop, ms, 0, on_line, s);
+}
+
 static void on_tick(void *arg)
 {
     struct scheduler *s = arg;
@@ -48,6 +57,16 @@ static void on_tick(void *arg)
     }
     gauge_set(s->entry.metrics.live, s->entry.n_live);
     gauge_set(s->entry.metrics.placing, n_placing);
+    wake_for_line(s);
+}
+
+static void on_line(void *arg)
+{
+    struct scheduler *s = arg;
+    loop_timer_free(s->line);
+    s->line = NULL;
+    place_waiting_requests(s);
+    wake_for_line(s);
 }
 
 void scheduler_publish(struct scheduler *s)
@@ -375,7 +394,8 @@ void scheduler_stop(struct scheduler *s)
     loop_timer_free(s->tick);
     loop_timer_free(s->renew);
     loop_timer_free(s->wake);
-    s->tick = s->renew = s->wake = NULL;
+    loop_timer_free(s->line);
+    s->tick = s->renew = s->wake = s->line = NULL;
 }
 
 void scheduler_free(struct scheduler *s)

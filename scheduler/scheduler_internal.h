@@ -12,6 +12,8 @@ struct scheduler {
     bool draining;
     struct loop_timer *tick, *renew;
     struct loop_timer *wake; /* a tick in the next turn of the loop; NULL: none is due */
+    struct loop_timer
+        *line; /* a tick when a node will need the next of the line; NULL: none is due */
 };
 
 #endif
