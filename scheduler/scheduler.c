@@ -39,6 +39,15 @@ static void look_for_others(struct scheduler *s)
     if (scheduler_sees_others(s, s->entry.view.me.node)) s->t_others_ms = clock_ms();
 }
 
+static void on_line(void *arg);
+
+/* A node will need the next of the line before the usual tick. */
+static void wake_for_line(struct scheduler *s)
+{
+    uint32_t ms = admission_next_ms(&s->entry);
+    if (!s->line && ms && ms < TICK_MS) s->line = loop_timer_start(s->o.loop, ms, 0, on_line, s);
+}
+
 static void on_tick(void *arg)
 {
     struct scheduler *s = arg;
@@ -55,6 +64,16 @@ static void on_tick(void *arg)
     if (s->draining) look_for_others(s);
     gauge_set(s->entry.metrics.live, s->entry.n_live);
     gauge_set(s->entry.metrics.placing, n_placing);
+    wake_for_line(s);
+}
+
+static void on_line(void *arg)
+{
+    struct scheduler *s = arg;
+    loop_timer_free(s->line);
+    s->line = NULL;
+    place_waiting_requests(s);
+    wake_for_line(s);
 }
 
 void scheduler_publish(struct scheduler *s)
@@ -414,7 +433,8 @@ void scheduler_stop(struct scheduler *s)
     loop_timer_free(s->tick);
     loop_timer_free(s->renew);
     loop_timer_free(s->wake);
-    s->tick = s->renew = s->wake = NULL;
+    loop_timer_free(s->line);
+    s->tick = s->renew = s->wake = s->line = NULL;
 }
 
 void scheduler_free(struct scheduler *s)

@@ -15,6 +15,8 @@ struct scheduler {
     uint64_t t_others_ms; /* while draining: when other nodes that decode were seen; 0: never */
     struct loop_timer *tick, *renew;
     struct loop_timer *wake; /* a tick in the next turn of the loop; NULL: none is due */
+    struct loop_timer
+        *line; /* a tick when a node will need the next of the line; NULL: none is due */
 };
 
 #endif

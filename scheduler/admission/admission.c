@@ -190,6 +190,12 @@ void admission_place_line(struct entry *e)
         if (request_place(e, request_of(next)) == ERR_BUSY) return;
 }
 
+uint32_t admission_next_ms(const struct entry *e)
+{
+    const struct admission *d = &e->admission;
+    return admit_n_waiting(d->admit) ? fill_next_ms(&d->fill, clock_ms()) : 0;
+}
+
 void admission_leave(struct entry *e, struct request *r)
 {
     admit_leave(e->admission.admit, &r->admit, clock_ms());

@@ -63,6 +63,8 @@ void admission_push(struct entry *e, struct request *r);
 bool admission_is_waiting(const struct request *r);
 /* Gives those to placement whose turn it is, as long as there is room. */
 void admission_place_line(struct entry *e);
+/* Milliseconds until the line is to be looked at again; 0: there is nothing to wait for. */
+uint32_t admission_next_ms(const struct entry *e);
 /* Out of the line, or over. */
 void admission_take(struct entry *e, struct request *r);
 void admission_leave(struct entry *e, struct request *r);

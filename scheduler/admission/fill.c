@@ -83,17 +83,30 @@ void fill_remove(struct fill *f, uint64_t node, uint32_t tokens, bool computed, 
     at->free_ms = (double)now_ms + ms_of(at, at->tokens);
 }
 
+/* How long the node will be busy beyond what is enough; below 0: it needs more. */
+static double spare_ms(const struct fill_node *at, uint64_t now_ms)
+{
+    bool is_known = at->per_s > 0 || at->seen_per_s > 0;
+    if (!is_known) return at->tokens >= FILL_TOKENS ? FILL_LEAD_MS : -1;
+    return at->free_ms - (double)now_ms - at->enough_ms;
+}
+
 size_t fill_enough(const struct fill *f, uint64_t now_ms, uint64_t *out, size_t cap)
 {
     size_t n = 0;
-    for (size_t i = 0; i < f->n && n < cap; i++) {
-        const struct fill_node *at = &f->nodes[i];
-        bool is_known = at->per_s > 0 || at->seen_per_s > 0;
-        if (at->n == 0) continue;
-        if (is_known ? at->free_ms - (double)now_ms >= at->enough_ms : at->tokens >= FILL_TOKENS)
-            out[n++] = at->node;
-    }
+    for (size_t i = 0; i < f->n && n < cap; i++)
+        if (f->nodes[i].n && spare_ms(&f->nodes[i], now_ms) >= 0) out[n++] = f->nodes[i].node;
     return n;
+}
+
+uint32_t fill_next_ms(const struct fill *f, uint64_t now_ms)
+{
+    double least = 0;
+    for (size_t i = 0; i < f->n; i++) {
+        double ms = f->nodes[i].n ? spare_ms(&f->nodes[i], now_ms) : -1;
+        if (ms >= 0 && (least == 0 || ms + 1 < least)) least = ms + 1;
+    }
+    return (uint32_t)least;
 }
 
 double fill_seen_per_s(const struct fill *f, uint64_t node)

@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 enum {
-    FILL_LEAD_MS = 50,    /* but for the decode node's step */
+    FILL_LEAD_MS = 40,    /* but for the decode node's step */
     FILL_TOKENS = 8192,   /* enough of a node whose speed is not known */
     FILL_NODES_KEPT = 256 /* above that, those without prompts are forgotten */
 };
@@ -50,6 +50,9 @@ void fill_add(struct fill *f, const struct fill_prompt *p, uint64_t now_ms);
 void fill_remove(struct fill *f, uint64_t node, uint32_t tokens, bool computed, uint64_t now_ms);
 /* The nodes that have enough: at most `cap` of them. Returns how many. */
 size_t fill_enough(const struct fill *f, uint64_t now_ms, uint64_t *out, size_t cap);
+/* Milliseconds until the first of the nodes that have enough has not; 0: none has, or it is not
+ * known. */
+uint32_t fill_next_ms(const struct fill *f, uint64_t now_ms);
 /* Prompt tokens per second, as seen here; 0: not yet. */
 double fill_seen_per_s(const struct fill *f, uint64_t node);
 

@@ -558,7 +558,7 @@ static void add_prompt(struct fill *f, uint64_t node, uint32_t tokens, uint32_t 
     fill_add(f, &(struct fill_prompt){ node, tokens, per_s, 30, n }, NOW);
 }
 
-/* 80 ms ahead: the way to it, and a step of 30 ms. */
+/* 70 ms ahead: the way to it, and a step of 30 ms. */
 TEST(a_node_has_enough_while_it_is_busy_until_the_next_would_come)
 {
     struct fill f = { 0 };
@@ -568,11 +568,12 @@ TEST(a_node_has_enough_while_it_is_busy_until_the_next_would_come)
     CHECK_EQ_INT(fill_enough(&f, NOW, out, 4), 0);
     add_prompt(&f, 7, 50, 1000, 1);
     CHECK(fill_enough(&f, NOW, out, 4) == 1 && out[0] == 7);
-    CHECK_EQ_INT(fill_enough(&f, NOW + 20, out, 4), 1);
-    CHECK_EQ_INT(fill_enough(&f, NOW + 21, out, 4), 0); /* it computes */
-    fill_remove(&f, 7, 50, true, NOW + 10);             /* sooner than expected: 50 ms are left */
+    CHECK_EQ_INT(fill_enough(&f, NOW + 30, out, 4), 1);
+    CHECK_EQ_INT(fill_enough(&f, NOW + 31, out, 4), 0); /* it computes */
+    CHECK(fill_next_ms(&f, NOW) == 31 && fill_next_ms(&f, NOW + 31) == 0);
+    fill_remove(&f, 7, 50, true, NOW + 10); /* sooner than expected: 50 ms are left */
     CHECK_EQ_INT(fill_enough(&f, NOW + 10, out, 4), 0);
-    add_prompt(&f, 8, 8, 1000, 10); /* ten entry nodes: 8 ms are this one's */
+    add_prompt(&f, 8, 8, 1000, 10); /* ten entry nodes: 7 ms are this one's */
     CHECK_EQ_INT(fill_enough(&f, NOW, out, 4), 1);
     add_prompt(&f, 9, FILL_TOKENS - 1, 0, 1); /* of unknown speed */
     CHECK_EQ_INT(fill_enough(&f, NOW, out, 4), 1);

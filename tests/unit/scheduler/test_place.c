@@ -397,7 +397,36 @@ TEST(equal_views_do_not_herd)
     CHECK_EQ_INT(n_used, D); /* every node is sampled at some time */
 }
 
-TEST_MAIN(CASE(no_nodes_is_unavailable), CASE(a_pair_is_split),
+/* Nodes that have prompts enough wait for nothing more, whoever computes the prompt. */
+TEST(filled_nodes_get_no_prompt)
+{
+    struct node_record n[] = { node(1, ROLE_PREFILL), node(2, ROLE_PREFILL), node(3, ROLE_DECODE),
+                               node(4, ROLE_DECODE) };
+    const uint64_t filled[] = { 1, 2 }, decodes[] = { 3, 4 };
+    struct place_request r = request(2 * BLOCK);
+    struct place_result out;
+    r.filled = filled;
+    r.n_filled = 1;
+    CHECK_OK(place_choose(n, 4, &r, &out));
+    CHECK(out.prefill == &n[1]);
+    r.n_filled = 2;
+    CHECK_STATUS(place_choose(n, 4, &r, &out), ERR_BUSY); /* no decode node does it instead */
+    r.filled = decodes;
+    CHECK_OK(place_choose(n, 4, &r, &out)); /* they compute no prompts */
+    CHECK(out.prefill && out.decode);
+    r.n_filled = 1;
+    CHECK_OK(place_choose(n + 2, 2, &r, &out)); /* now they do */
+    CHECK(!out.prefill && out.decode == &n[3]);
+    r.n_filled = 2;
+    CHECK_STATUS(place_choose(n + 2, 2, &r, &out), ERR_BUSY);
+    r.unsplit = true;
+    CHECK_STATUS(place_choose(n + 2, 2, &r, &out), ERR_BUSY);
+    r.n_filled = 1;
+    CHECK_OK(place_choose(n + 2, 2, &r, &out));
+    CHECK(out.decode == &n[3]);
+}
+
+TEST_MAIN(CASE(no_nodes_is_unavailable), CASE(a_pair_is_split), CASE(filled_nodes_get_no_prompt),
           CASE(nodes_that_cannot_exchange_kv_are_not_paired),
           CASE(one_pair_apart_leaves_the_other_decode_nodes_to_the_prefill_node),
           CASE(kinds_of_kv_exchange_are_told_apart_among_many_decode_nodes),
