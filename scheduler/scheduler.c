@@ -61,7 +61,7 @@ static void on_tick(void *arg)
         n_placing += r->state == REQUEST_PLACING;
         request_advance(&s->entry, r);
     }
-    if (s->draining) look_for_others(s);
+    look_for_others(s);
     gauge_set(s->entry.metrics.live, s->entry.n_live);
     gauge_set(s->entry.metrics.placing, n_placing);
     wake_for_line(s);
@@ -397,7 +397,6 @@ void scheduler_drain(struct scheduler *s, bool enters)
     s->draining = true;
     s->enters = enters;
     s->t_drain_ns = clock_ns();
-    look_for_others(s);
     if (!s->o.describe) return;
     directory_leave(s->o.directory, s->entry.view.me.node);
     loop_timer_free(s->renew); /* a renewal would bring the record back */

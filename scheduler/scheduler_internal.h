@@ -12,7 +12,7 @@ struct scheduler {
     bool draining;
     bool enters;          /* while draining: it takes new requests for other nodes to compute */
     uint64_t t_drain_ns;  /* clock_ns when it began to drain */
-    uint64_t t_others_ms; /* while draining: when other nodes that decode were seen; 0: never */
+    uint64_t t_others_ms; /* when other nodes that decode were seen last; 0: never */
     struct loop_timer *tick, *renew;
     struct loop_timer *wake; /* a tick in the next turn of the loop; NULL: none is due */
     struct loop_timer

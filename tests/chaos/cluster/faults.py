@@ -97,10 +97,12 @@ class Faults:
     def role(self, lane, step, ending):
         """Another role for a while, as an operator would; the node's work goes on."""
         m = step.pick(self.members(lane))
-        for role in (step.choose(('mixed', OTHER_ROLE[m.role])), m.role):
-            self.fleet.set_role(m, role)
-            ending.wait(min(step.seconds, 5.0))
-        return f'{m.name} had another role'
+        refused = self.fleet.set_role(m, step.choose(('mixed', OTHER_ROLE[m.role])))
+        if refused:     # the others are down, or out of the directory
+            return f'{m.name} was refused another role: {refused}'
+        ending.wait(min(step.seconds, 5.0))
+        back = wait_until('the role of before', lambda: not self.fleet.set_role(m, m.role) and 'back', RESTART_S)
+        return f'{m.name} had another role, and is {back}'
 
     def descriptors(self, lane, step, ending):
         m = step.pick(self.members(lane))

@@ -192,9 +192,12 @@ class Fleet:
             return None
 
     def set_role(self, m, role):
-        """As an operator does it, from a member that lives."""
+        """As an operator does it. Returns why it is refused, since the cluster needs the role that the node has now; None: it is not."""
         p = subprocess.run([*m.host.enter, BIN, 'role', f'{m.front}:{m.port}', role, '--url', f'http://{m.front}:{m.port}'], capture_output=True, text=True, timeout=30, env={**OUTSIDE, **SECRET})
+        if p.returncode == 1 and '(status 409)' in p.stderr:
+            return p.stderr.strip()
         assert p.returncode == 0, f'baton role {m.name} {role} ended with {p.returncode}: {p.stdout}{p.stderr}'
+        return None
 
     def note_footprints(self):
         """What each holds when nothing was asked of it yet."""

@@ -43,6 +43,7 @@ def change_roles(fleet, done):
     for i in range(ROLE_CHANGES // 2):
         m = fleet.nodes[i % len(fleet.nodes)]
         for role in ('mixed' if i % 3 == 2 else 'decode' if m.role == 'prefill' else 'prefill', roles[m]):
-            fleet.set_role(m, role)
+            refused = fleet.set_role(m, role)
+            assert not refused, refused
             time.sleep(1.5)
     done.append(f'{ROLE_CHANGES // 2 * 2} role changes')
