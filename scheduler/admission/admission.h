@@ -54,8 +54,8 @@ void admission_on_view(struct admission *d, const struct view *v);
 
 /* ---- requests ---- */
 
-/* May the request come in? Not OK: `why` is for its client. n_full: as in struct admit_ask; then one
- * that waits may give way, which ends in the next turn of the loop. */
+/* May the request come in? Not OK: `why` is for its client. n_full: as in struct admit_ask;
+ * then one that waits may give way, which ends in the next turn of the loop. */
 enum status admission_ask(struct entry *e, const struct gen_request *g, uint32_t n_full,
                           struct gen_refusal *why) MUST_CHECK;
 /* It is to be placed: into the line, unless it has been there. */
