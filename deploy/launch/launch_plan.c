@@ -367,13 +367,15 @@ static enum status check_counts(const struct config *c, size_t n, struct err *er
             return err_field(err, ERR_CONFIG, lists[i],
                              "--%s names %zu ports for %zu nodes; give one per node or fewer",
                              lists[i], given, n);
-        for (size_t k = 1; k < given; k++)
+        for (size_t k = 1; k < given; k++) {
+            const char *port = config_list(c, lists[i], k, NULL);
+            if (strcmp(port, "-1") == 0) continue; /* one is chosen for each */
             for (size_t j = 0; j < k; j++)
-                if (strcmp(config_list(c, lists[i], k, NULL), config_list(c, lists[i], j, NULL)) ==
-                    0)
+                if (strcmp(port, config_list(c, lists[i], j, NULL)) == 0)
                     return err_field(err, ERR_CONFIG, lists[i],
                                      "--%s gives %s twice; each node needs its own", lists[i],
-                                     config_list(c, lists[i], k, NULL));
+                                     port);
+        }
     }
     return OK;
 }

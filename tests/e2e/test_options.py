@@ -91,14 +91,13 @@ def test_launch_says_what_to_give():
     p = run('serve', TINY, '--ports', '8000')
     assert p.returncode == 2 and '--ports is not an option of "serve"; these take it: launch' in p.stderr, p.stderr
     first = free_ports(1)[0]
-    p = run('launch', '--model', '/nonexistent', '--num-servers', '3', f'--ports=-1,{first}')
-    ports = re.search(r'nodes +3 mixed, .* each on port (\d+), (\d+),? (?:and )?(\d+)', p.stderr)
-    assert ports and int(ports[2]) == first and first < int(ports[1]) < first + 100 and first < int(ports[3]) < first + 100, p.stderr
     with socket.socket() as s:
         s.bind(('127.0.0.1', free_ports(1)[0]))
         s.listen(1)
         port = s.getsockname()[1]
-        p = run('launch', '--model', TINY, '--num-servers', '1', '--host', '127.0.0.1', '--ports', str(port))
+        p = run('launch', '--model', TINY, '--num-servers', '4', '--host', '127.0.0.1', f'--ports=-1,{first},-1,{port}')
+    ports = re.search(r'nodes +4 mixed, .* each on port (\d+), (\d+), (\d+),? (?:and )?(\d+)', p.stderr)
+    assert ports and int(ports[2]) == first and all(port < int(ports[i]) < port + 100 for i in (1, 3)) and int(ports[4]) == port, p.stderr
     assert p.returncode == 1 and f'127.0.0.1:{port}' in p.stderr and f'(--ports): the port is in use by process {os.getpid()} (' in p.stderr, p.stderr
     assert 'stop it or choose another port' in p.stderr and 'launch: stopped, because' in p.stderr, p.stderr
 
