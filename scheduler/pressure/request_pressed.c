@@ -6,11 +6,12 @@
 #include "shared/base/log.h"
 
 /* The prompt and what was delivered would be computed by the prefill node, or by the one that does
- * all of it. */
+ * all of it. A request without a token stays: what it has waited in lines would count against it
+ * (request_is_full_for_too_long). */
 static void ask_elsewhere(const struct entry *e, const struct request *r, struct pressure *p)
 {
     struct place_result there;
-    p->has_room = request_find_room(e, r, &there);
+    p->has_room = request_n_out(r) > 0 && request_find_room(e, r, &there);
     if (!p->has_room) return;
     const struct node_record *n = there.prefill ? there.prefill : there.decode;
     p->there_tokens = r->n_tokens +

@@ -273,6 +273,13 @@ enum status engine_cancel(struct engine *e, uint64_t id, bool fenced)
     return OK;
 }
 
+/* No sequence is preempted here, so nobody looks at its times. */
+void engine_get_stats(const struct engine *e, struct engine_stats *out)
+{
+    (void)e;
+    *out = (struct engine_stats){ 0 };
+}
+
 enum status engine_free_quarantined(struct engine *e, uint64_t id)
 {
     struct fake_seq *s = fake_find(e, id);

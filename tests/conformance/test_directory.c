@@ -350,10 +350,13 @@ static void case_published_nodes_are_seen(struct rig *r)
     CHECK_EQ_INT(got->placed_seqs, 0);
     CHECK_EQ_STR(a.topics, "default (1 prefill, 1 decode)");
     want.n_running = 9;
+    want.role = ROLE_DECODE; /* as `baton role` changes it */
     directory_publish(r->a, &want);
     run_for(r, 100);
     look_for(r, r->b, &a, 2);
     CHECK_EQ_INT(find(&a, want.node)->n_running, 9);
+    CHECK_EQ_INT(find(&a, want.node)->role, ROLE_DECODE);
+    CHECK_EQ_STR(a.topics, "default (0 prefill, 2 decode)");
 }
 
 static void case_topics_are_apart(struct rig *r)

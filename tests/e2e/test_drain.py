@@ -40,11 +40,10 @@ def traced(events):
 def test_requests_that_come_to_a_leaving_node_are_computed_elsewhere():
     with mixed_nodes(3, PACED) as (control, (a, b, c)):
         want = ask(a.port, LONG)['choices'][0]['text']
-        # another entry node's sequence, and an own one that this node computes
-        own = [stream(b.port, '/v1/completions', {**LONG, 'return_trace': True}) for _ in range(3)]
-        texts = [next(e)['choices'][0]['text'] for e in own]
-        steps = total(b, 'baton_engine_steps_total')
-        assert steps > 0, 'some run there'
+        own, texts = [], []
+        while not own or not metrics(b.port)['baton_engine_running']:  # any node may compute a request
+            own.append(stream(b.port, '/v1/completions', {**LONG, 'return_trace': True}))
+            texts.append(next(own[-1])['choices'][0]['text'])
         t0 = time.monotonic()
         b.kill(signal.SIGTERM)
         wait_until('not ready', lambda: request(b.port, 'GET', '/ready')[0] == 503, 2, 0.01)
@@ -54,11 +53,11 @@ def test_requests_that_come_to_a_leaving_node_are_computed_elsewhere():
         assert all(x['baton']['decode_node'] != at(b) and x['baton']['prefill_node'] != at(b) for x in came), [x['baton'] for x in came]
         assert len({x['choices'][0]['text'] for x in came}) == 1 and want.startswith(came[0]['choices'][0]['text'])
         rest = [traced(e) for e in own]
-        assert [x + y for x, (y, _) in zip(texts, rest)] == [want] * 3
+        assert [x + y for x, (y, _) in zip(texts, rest)] == [want] * len(own)
         finished = [t for _, t in rest if t['decode_node'] == at(b)]
         assert all(t.get('moves', 0) == 0 for _, t in rest) and finished, 'what ran here was finished here'
         assert b.p.wait(20) == 0, b.output()[-2000:]
-        print(f'  out of the directory after {took:.2f} s; {len(finished)} of 3 finished there', flush=True)
+        print(f'  out of the directory after {took:.2f} s; {len(finished)} of {len(own)} finished there', flush=True)
         check_idle([a, c])
 
 

