@@ -1,7 +1,6 @@
 """mode_pair.py - the data path of one of nine pairs of nodes is cut, while their links, and all other pairs, live."""
 from .checker import quantile
 from .logs import Logs
-from .report import over
 from .run import conclude
 from .single import Run, append, cannot
 
@@ -38,8 +37,9 @@ def print_pair(before, during, lines, a, b):
     moved = [(l.at, l.fields()['api_request']) for l in lines if l.text.startswith('request loss') and 'action=move' in l.text]
     paid = [name for at, name in moved if opened and at <= opened[0] + 0.001]
     probes = sum('to=half_open' in l.text for l in lines if l.text.startswith('breaker'))
+    much = '' if len(set(paid)) <= PAID else '  OVER THE LIMIT'
     p99 = quantile(ttft(before), 0.99), quantile(ttft(during, {name for _, name in moved}), 0.99)
-    print(f'break-pair: {a.name} and {b.name}: {len(set(paid))} requests paid a move before the breaker opened (limit {PAID}){over(len(set(paid)), PAID)}; it opened {len(opened)} times, '
+    print(f'break-pair: {a.name} and {b.name}: {len(set(paid))} requests paid a move before the breaker opened (limit {PAID}){much}; it opened {len(opened)} times, '
           f'{probes} probes, {len(set(n for _, n in moved))} requests moved in all')
     print(f'  p99 TTFT of the others {p99[1]:.3f} s, {p99[0]:.3f} s before: {p99[1] / p99[0]:.2f} times (limit {SLOWER})' + ('' if p99[1] <= SLOWER * p99[0] else '  OVER THE LIMIT'), flush=True)
     return bool(opened)
