@@ -7,7 +7,6 @@
 #include "deploy/node/node_model.h"
 #include "kernels/device.h"
 #include "shared/base/mem.h"
-#include "shared/model/load/model_files.h"
 
 /* A GPU that is there is not opened: that would take memory on it. */
 static enum status check_device(const struct config *c, struct err *err)
@@ -23,7 +22,7 @@ static enum status read_config(const struct config *c, struct model_config *m, s
 {
     struct model_generation generation;
     struct buf path = { 0 };
-    enum status st = model_find(config_string(c, "model"), &path, err);
+    enum status st = node_options_find_model(config_string(c, "model"), &path, err);
     if (st == OK) st = node_model_config(path.data, m, &generation, err);
     buf_release(&path);
     return st;

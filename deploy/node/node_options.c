@@ -125,6 +125,15 @@ static enum status read_parsers(const struct config *c, struct node_options *o, 
     return st;
 }
 
+enum status node_options_find_model(const char *model, struct buf *path, struct err *err)
+{
+    const enum status st = model_find(model, path, err);
+    const struct compat_entry *known = st == OK ? NULL : compatibility_value(model);
+    if (known && known->effect == EFFECT_REFUSED)
+        return err_field(err, ERR_CONFIG, "model", "--model %s: %s", model, known->sentence);
+    return st;
+}
+
 static enum status read_model(const struct config *c, struct node_options *o, struct err *err)
 {
     struct buf path = { 0 };
@@ -133,12 +142,9 @@ static enum status read_model(const struct config *c, struct node_options *o, st
     if (!o->model)
         return err_field(err, ERR_CONFIG, "model",
                          "no model was given; use --model FOLDER, FILE.gguf or org/name");
-    enum status st = model_find(o->model, &path, err);
+    const enum status st = node_options_find_model(o->model, &path, err);
     if (st == OK) o->model_path = dup_in(o, path.data);
     buf_release(&path);
-    const struct compat_entry *known = st == OK ? NULL : compatibility_value(o->model);
-    if (known && known->effect == EFFECT_REFUSED)
-        return err_field(err, ERR_CONFIG, "model", "--model %s: %s", o->model, known->sentence);
     if (st != OK) return st;
     TRY(read_format(c, o, err));
     o->chat_template = config_string(c, "chat-template");

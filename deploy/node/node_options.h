@@ -134,6 +134,10 @@ enum status node_options_check_read(const struct config *c, struct node_options 
 void node_options_warn_alone(const struct config *c, bool others_join);
 /* Does --scheduler-name put the cluster view into Redis? */
 bool node_options_in_redis(const struct config *c);
+/* Appends where the model is on this host (model_files.h). One that is not, and whose name
+ * docs/compatibility.md lists as refused, is refused with the page's sentence. */
+enum status node_options_find_model(const char *model, struct buf *path,
+                                    struct err *err) MUST_CHECK;
 /* The cluster secret, from --cluster-secret-file or else BATON_CLUSTER_SECRET; empty when neither
  * is set. The text lives in `arena` or in the environment. */
 enum status node_options_secret(const struct config *c, struct arena *arena, struct str *out,

@@ -4,7 +4,8 @@
  * In overload more are refused than come for the first time, and each refusal names a time. So that
  * this is no lie, those who come back then (x-baton-retry) go before those who come for the first
  * time: these are taken only as far as the line has room beside what was promised; or while it is
- * so short, less than LOW of what a request may wait, that it might run dry. */
+ * so short, less than LOW of what a request may wait, that it might run dry. While the line's speed
+ * is not known well (admit_sureness), its time counts the less. */
 #include <stdio.h>
 
 #include "scheduler/admission/admit_state.h"
@@ -202,10 +203,10 @@ static bool check_wait(struct asked *k)
            work = admit_work_of(k->t, k->q->n_prompt, k->q->max_output);
     bool is_first = admit_work_ahead(k->a, k->t, priority, 0, &own) <= 0,
          counts_promised = !k->returns && !k->q->wanted.follows;
-    double wait = admit_wait_ms(k->a, k->t, priority, 0) * LONGER;
-    if (longest >= 0 && (is_first || wait <= low)) return true;
+    double wait = admit_wait_ms(k->a, k->t, priority, 0) * LONGER, sure = admit_sureness(k->a);
+    if (longest >= 0 && (is_first || wait * sure <= low)) return true;
     if (longest >= 0 && counts_promised) wait = wait_with_promised(k, longest, work);
-    if (longest >= 0 && wait <= longest) return true;
+    if (longest >= 0 && wait * sure <= longest) return true;
     double until = wait_with_promised(k, 0, work) - (low > 0 ? low : 0);
     const struct promise p = line_promise(k, work, until);
     promise(k, p);

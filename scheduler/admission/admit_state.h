@@ -61,7 +61,8 @@ struct admit {
     uint64_t virtual_time[TENANT_N_CLASSES];
     struct {
         uint64_t second;
-        double work;      /* tokens taken from the line */
+        double work;      /* tokens taken from the line, ... */
+        uint32_t n_taken; /* ... of so many requests that had waited */
         uint32_t busy_ms; /* in which somebody waited */
     } flow[FLOW_SLOTS];
     uint64_t t_flow_ms, t_forget_ms;
@@ -108,6 +109,10 @@ double admit_wait_ms(const struct admit *a, const struct admit_tenant *t, int32_
                      double extra);
 /* Milliseconds that the tenant's share of the line takes for so much work. */
 double admit_interval_ms(const struct admit *a, const struct admit_tenant *t, double work);
+/* How much of admit_wait_ms is more than a guess, 0 to 1: all of it after some seconds of waiting in
+ * which several requests were taken; before, as much as the nodes' published speeds bear out. Nobody
+ * is refused for a guess. */
+double admit_sureness(const struct admit *a);
 /* By how much longer promises are to be, as the line's speed is not known for long: 1 to 2. An
  * error in them lasts as long as they reach. */
 double admit_doubt(const struct admit *a);

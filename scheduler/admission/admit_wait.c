@@ -14,7 +14,8 @@ enum {
     MS = 1000,
     BUSY_MS_MIN = 1000,      /* of waiting, before the line's own speed counts, ... */
     WAITED_MS = 10,          /* in line, to count in that */
-    BUSY_MS_SURE = 8000,     /* ... and before it is sure */
+    BUSY_MS_SURE = 8000,     /* ... and before it is sure, ... */
+    TAKEN_SURE = 8,          /* ... with so many requests taken */
     TAKEN_MEMORY_MS = 10000, /* of which tenants were served, ... */
     FORGET_MS = 100,         /* ... brought up to now so often */
     OUTPUT_UNKNOWN = 128     /* tokens, before a tenant has had answers */
@@ -32,6 +33,7 @@ void admit_flow_to(struct admit *a, uint64_t now_ms)
     if (a->flow[i].second != second) {
         a->flow[i].second = second;
         a->flow[i].work = 0;
+        a->flow[i].n_taken = 0;
         a->flow[i].busy_ms = 0;
     }
     if (a->n_waiting) a->flow[i].busy_ms += (uint32_t)passed;
@@ -47,8 +49,10 @@ void admit_flow_to(struct admit *a, uint64_t now_ms)
 void admit_flow_take(struct admit *a, struct admit_tenant *t, const struct admit_request *r)
 {
     double work = (double)r->work;
-    if (a->t_flow_ms - r->t_pushed_ms >= WAITED_MS)
+    if (a->t_flow_ms - r->t_pushed_ms >= WAITED_MS) {
         a->flow[a->t_flow_ms / MS % FLOW_SLOTS].work += work;
+        a->flow[a->t_flow_ms / MS % FLOW_SLOTS].n_taken++;
+    }
     a->taken += work;
     t->taken += work;
 }
@@ -100,6 +104,17 @@ double admit_doubt(const struct admit *a)
     double work, busy;
     sum_up(a, &work, &busy);
     return busy < BUSY_MS_SURE ? 2 - busy / BUSY_MS_SURE : 1;
+}
+
+double admit_sureness(const struct admit *a)
+{
+    double work, busy, n = 0;
+    sum_up(a, &work, &busy);
+    for (size_t i = 0; i < FLOW_SLOTS; i++)
+        if (is_recent(a, i)) n += a->flow[i].n_taken;
+    const double sure = fmin(busy / BUSY_MS_SURE, 1) * fmin(n / TAKEN_SURE, 1),
+                 published = published_speed(a);
+    return sure + (1 - sure) * (published > 0 ? fmin(speed_of_line(a) / published, 1) : 0);
 }
 
 double admit_work_of(const struct admit_tenant *t, uint32_t n_prompt, uint32_t max_output)

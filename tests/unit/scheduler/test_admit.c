@@ -390,6 +390,29 @@ TEST(a_wait_that_is_too_long_is_refused_at_once)
     close_rig(&g);
 }
 
+/* A node that is slow to begin, as while its KV connection is made: one request in two seconds says
+ * little of the next ones, so nobody is refused for it. */
+TEST(one_slow_beginning_refuses_nobody)
+{
+    struct rig g;
+    struct admit_ask q = ask_of(1);
+    open_with(&g, "a k\n", 5000);
+    for (int i = 0; i < 12; i++) push(&g, 1, 0);
+    for (int i = 0; i < 20; i++) {
+        g.now += 100;
+        CHECK(verdict(&g, &q).taken);
+    }
+    CHECK(take_next(&g));
+    CHECK(verdict(&g, &q).taken);
+    for (int i = 0; i < 9; i++) { /* but ten in a row of a second each do */
+        g.now += 1000;
+        CHECK(take_next(&g));
+        push(&g, 1, 0);
+    }
+    CHECK(!verdict(&g, &q).taken);
+    close_rig(&g);
+}
+
 /* 10 output tokens a second: an answer of 10 tokens needs a place for a second. */
 TEST(places_for_answers_may_be_scarcer_than_prompts)
 {
@@ -615,6 +638,7 @@ TEST_MAIN(CASE(first_come_first_served), CASE(lower_priority_is_sooner_among_a_t
           CASE(what_others_used_counts), CASE(without_the_directory_an_entry_node_gives_its_share),
           CASE(a_report_that_was_not_answered_is_sent_again),
           CASE(fairness_is_over_all_entry_nodes), CASE(a_wait_that_is_too_long_is_refused_at_once),
+          CASE(one_slow_beginning_refuses_nobody),
           CASE(places_for_answers_may_be_scarcer_than_prompts),
           CASE(a_first_token_that_would_be_late_is_refused_at_once),
           CASE(who_waited_for_too_long_may_not_begin),
