@@ -86,6 +86,7 @@ void admission_on_view(struct admission *d, const struct view *v)
         if (node->draining || (v->model && node->model != v->model)) continue;
         double per_s = prompts_per_s(d, v, node);
         s.prompts_per_s += per_s;
+        s.is_guess = s.is_guess || (per_s > 0 && !node->prefill_tokens_per_s);
         n_prefill += per_s > 0;
         if (node->step_us && (node->role != ROLE_PREFILL || v->unsplit))
             s.outputs_per_s += node->max_seqs * 1e6 / node->step_us;

@@ -113,7 +113,7 @@ double admit_sureness(const struct admit *a)
     for (size_t i = 0; i < FLOW_SLOTS; i++)
         if (is_recent(a, i)) n += a->flow[i].n_taken;
     const double sure = fmin(busy / BUSY_MS_SURE, 1) * fmin(n / TAKEN_SURE, 1),
-                 published = published_speed(a);
+                 published = a->speed.is_guess ? 0 : published_speed(a);
     return sure + (1 - sure) * (published > 0 ? fmin(speed_of_line(a) / published, 1) : 0);
 }
 

@@ -87,8 +87,9 @@ static void sim_open(struct sim *s, const char *keys, uint32_t max_queue_ms, uin
     CHECK(s->tenants.n <= SIM_TENANTS_MAX);
     const struct admit_options o = { &s->tenants, max_queue_ms };
     s->a = admit_create(&o);
-    const struct admit_speed speed = { SIM_NODES * SIM_NODE_PER_S, SIM_NODE_PER_S,
-                                       SIM_PLACES * 1000.0 / SIM_STEP_MS };
+    const struct admit_speed speed = { .prompts_per_s = SIM_NODES * SIM_NODE_PER_S,
+                                       .one_prompts_per_s = SIM_NODE_PER_S,
+                                       .outputs_per_s = SIM_PLACES * 1000.0 / SIM_STEP_MS };
     admit_set_speed(s->a, &speed);
     s->seed = seed;
     s->live = MEM_ARRAY(struct sim_request, SIM_LIVE_MAX);

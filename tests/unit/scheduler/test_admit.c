@@ -417,7 +417,9 @@ TEST(one_slow_beginning_refuses_nobody)
 TEST(places_for_answers_may_be_scarcer_than_prompts)
 {
     struct rig g;
-    const struct admit_speed s = { 1e6, 1e6, 10 };
+    const struct admit_speed s = { .prompts_per_s = 1e6,
+                                   .one_prompts_per_s = 1e6,
+                                   .outputs_per_s = 10 };
     open_with(&g, "a k\n", 5000);
     admit_set_speed(g.a, &s);
     int n = 0;
