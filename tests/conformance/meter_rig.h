@@ -37,12 +37,7 @@ static inline void turn(struct rig *r) { loop_turn(r->loop); }
 
 static inline void run_for(struct rig *r, uint64_t ms) { loop_turn_for(r->loop, ms); }
 
-#define WAIT_FOR(r, cond)                                                                          \
-    do {                                                                                           \
-        uint64_t end_ = clock_ms() + WAIT_MS;                                                      \
-        while (!(cond) && clock_ms() < end_) turn(r);                                              \
-        if (!(cond)) test_fail(__FILE__, __LINE__, "%s did not come true", #cond);                 \
-    } while (0)
+#define WAIT_FOR(r, cond) LOOP_WAIT((r)->loop, cond, WAIT_MS)
 
 static inline void on_up(void *arg) { ((struct rig *)arg)->n_up++; }
 

@@ -51,12 +51,7 @@ static void turn(struct rig *r) { loop_turn(r->loop); }
 
 static void run_for(struct rig *r, uint64_t ms) { loop_turn_for(r->loop, ms); }
 
-#define WAIT_FOR(r, cond)                                                                          \
-    do {                                                                                           \
-        uint64_t end_ = clock_ms() + WAIT_MS;                                                      \
-        while (!(cond) && clock_ms() < end_) turn(r);                                              \
-        if (!(cond)) test_fail(__FILE__, __LINE__, "%s did not come true", #cond);                 \
-    } while (0)
+#define WAIT_FOR(r, cond) LOOP_WAIT((r)->loop, cond, WAIT_MS)
 
 /* ---- redis ---- */
 

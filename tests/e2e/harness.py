@@ -3,7 +3,7 @@
 Environment: BATON_BIN (the program), BATON_TEST_GGUF (SmolLM2; tests that need it skip loudly without), BATON_TEST_DATA.
 A test is a function `test_*` in a file test_*.py; it may raise Skip. run.py runs them.
 """
-import contextlib, ctypes, http.client, json, os, random, shutil, signal, socket, subprocess, tempfile, threading, time
+import contextlib, ctypes, http.client, json, os, random, shutil, signal, socket, subprocess, sys, tempfile, threading, time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 DATA = os.environ.get('BATON_TEST_DATA') or os.path.join(HERE, '..', 'data')
@@ -64,6 +64,16 @@ def end_in_order():
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if 'BATON_TEST_ENDS_WITH_PARENT' in os.environ:
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+def run_chaos(script, *options):
+    """Runs a script of tests/chaos, which ends with this process; its status 77 means that something is lacking here."""
+    p = subprocess.run([sys.executable, '-u', os.path.join(HERE, '..', 'chaos', script), *map(str, options)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                       stderr=subprocess.STDOUT, text=True, preexec_fn=lambda: ctypes.CDLL(None).prctl(1, signal.SIGKILL))  # PR_SET_PDEATHSIG
+    if p.returncode == 77:
+        raise Skip('NOT TESTED: ' + p.stdout.strip())
+    print(p.stdout, end='', flush=True)
+    assert p.returncode == 0, p.returncode
 
 
 class Undisturbed:
@@ -186,6 +196,20 @@ def request(port, method, path, body=None, headers=None, timeout=120):
         return r.status, dict((k.lower(), v) for k, v in r.getheaders()), parsed
     finally:
         c.close()
+
+
+def sse_events(lines):
+    """Yields (id, data) of each event of a stream that came whole; id None: it has none."""
+    event_id = data = None
+    for raw in lines:
+        line = raw.decode().rstrip('\n')
+        if line.startswith('id: '):
+            event_id = line[4:]
+        elif line.startswith('data: '):
+            data = line[6:]
+        elif not line and data is not None:
+            yield event_id, data
+            event_id = data = None
 
 
 def stream(port, path, body, headers=None, timeout=120):

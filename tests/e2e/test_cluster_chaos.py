@@ -1,20 +1,9 @@
 """A whole cluster is broken by script while clients ask it (tests/chaos/cluster.py): every answer is that of a quiet node, and nothing is left behind."""
-import ctypes, sys
-
 from harness import *
 
 
-def die_with_parent():
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-
 def cluster(*options):
-    p = subprocess.run([sys.executable, '-u', os.path.join(HERE, '..', 'chaos', 'cluster.py'), *map(str, options)], stdin=subprocess.DEVNULL,
-                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=die_with_parent)
-    if p.returncode == 77:
-        raise Skip('NOT TESTED: ' + p.stdout.strip())
-    print(p.stdout, end='', flush=True)
-    assert p.returncode == 0, p.returncode
+    run_chaos('cluster.py', *options)
 
 
 @alone

@@ -1,5 +1,5 @@
 """Ranks of a group are killed and stopped at random points under load, and nodes end in turn (tests/chaos/group_rounds.py); hosts are cut off (cut_rounds.py)."""
-import ctypes, importlib.util, os, sys
+import importlib.util, os
 
 from harness import *
 
@@ -11,17 +11,8 @@ def chaos():
     return module
 
 
-def die_with_parent():
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-
 def cuts(*options):
-    p = subprocess.run([sys.executable, '-u', os.path.join(HERE, '..', 'chaos', 'cut_rounds.py'), *map(str, options)], stdin=subprocess.DEVNULL,
-                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=die_with_parent)
-    if p.returncode == 77:
-        raise Skip('NOT TESTED: ' + p.stdout.strip())
-    print(p.stdout, end='', flush=True)
-    assert p.returncode == 0, p.returncode
+    run_chaos('cut_rounds.py', *options)
 
 
 @alone

@@ -60,22 +60,15 @@ class Stream:
         r = self.connection.getresponse()
         if r.status != 200:
             raise AssertionError(f'{r.status} {r.read()[:500]!r}')
-        first, event_id, data = None, None, None
-        for raw in r:
-            line = raw.decode().rstrip('\n')
-            if line.startswith('id: '):
-                event_id = line[4:]
-            elif line.startswith('data: '):
-                data = line[6:]
-            elif not line and data is not None:     # an event counts once it is whole
-                first = first or time.monotonic()
-                if '"error"' in data[:10]:
-                    raise AssertionError(data)
-                self.events.append((event_id, data))
-                self.done = data == '[DONE]'
-                event_id = data = None
-                if self.done or len(self.events) == until:
-                    break
+        first = None
+        for event_id, data in sse_events(r):
+            first = first or time.monotonic()
+            if '"error"' in data[:10]:
+                raise AssertionError(data)
+            self.events.append((event_id, data))
+            self.done = data == '[DONE]'
+            if self.done or len(self.events) == until:
+                break
         assert self.done or len(self.events) == until, f'{self.name}: the stream ended after {len(self.events)} events'
         if self.done:
             self.close()

@@ -3,6 +3,7 @@
 Clients try again where no connection was made, and nowhere else, unless they asked to resume: then they come back to any member when a connection ends before
 the answer does, or is silent for RETURN_S. Thread: each client has its own; a History belongs to it until it is done."""
 import dataclasses, http.client, json, random, socket, time
+from harness import sse_events
 from .traffic import Answers
 
 CONNECT_S, RETURN_S, HANG_S = 3.0, 8.0, 75.0    # HANG_S: longer than a stopped node stands still, and than a request waits for one
@@ -131,16 +132,8 @@ class Client:
         raise Ended('complete', '')
 
     def read_stream(self, a, r):
-        event_id = data = None
-        for raw in r:
-            line = raw.decode().rstrip('\n')
-            if line.startswith('id: '):
-                event_id = line[4:]
-            elif line.startswith('data: '):
-                data = line[6:]
-            elif not line and data is not None:     # an event counts once it is whole
-                self.take(a, event_id, data)
-                event_id = data = None
+        for event_id, data in sse_events(r):
+            self.take(a, event_id, data)
         raise Ended('cut', f'the stream ended after {a.n_events} events')
 
     def take(self, a, event_id, data):

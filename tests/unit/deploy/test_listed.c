@@ -38,11 +38,7 @@ struct rig {
 
 static void turn(struct rig *r) { loop_turn(r->loop); }
 
-#define WAIT_FOR(r, cond)                                                                          \
-    do {                                                                                           \
-        for (uint64_t end_ = clock_ms() + WAIT_MS; !(cond) && clock_ms() < end_;) turn(r);         \
-        if (!(cond)) test_fail(__FILE__, __LINE__, "%s did not come true", #cond);                 \
-    } while (0)
+#define WAIT_FOR(r, cond) LOOP_WAIT((r)->loop, cond, WAIT_MS)
 
 static void on_request(void *arg, struct http_exchange *x)
 {
