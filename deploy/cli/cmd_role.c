@@ -196,7 +196,7 @@ int cmd_role(int argc, char **argv)
     int exit_status = 2;
     if (n_words != 2) {
         fputs(INTRO, stderr);
-    } else if (!role_from_name(str_of(words[1]), &role)) {
+    } else if (!node_role_from_name(words[1], &role)) {
         fprintf(stderr, "baton role: '%.40s' is no role; it is prefill, decode or mixed\n",
                 words[1]);
     } else {

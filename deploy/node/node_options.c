@@ -372,8 +372,7 @@ static enum status read_role(const struct config *c, struct node_options *o, str
 {
     const char *name = config_string(c, "splitwise-role"),
                *json = config_string(c, "kv-transfer-config"), *role = NULL;
-    for (int r = ROLE_MIXED; r <= ROLE_DECODE; r++)
-        if (str_eq_c(str_of(name), node_role_name((enum node_role)r))) o->role = (enum node_role)r;
+    (void)node_role_from_name(name, &o->role); /* the option takes no other */
     if (!json) return OK;
     cJSON *doc = NULL;
     enum node_role given = o->role;

@@ -4,16 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-bool role_from_name(struct str name, enum node_role *out)
-{
-    for (enum node_role r = ROLE_MIXED; r <= ROLE_DECODE; r++) {
-        if (!str_eq_c(name, node_role_name(r))) continue;
-        *out = r;
-        return true;
-    }
-    return false;
-}
-
 /* ---- the body ---- */
 
 void role_ask_write(const struct role_ask *ask, struct buf *out)
@@ -31,7 +21,7 @@ static enum status read_members(const cJSON *doc, struct role_ask *out, struct e
     const char *role = NULL, *node = "";
     TRY(json_get_str(doc, "role", &role, err));
     TRY(json_get_str(doc, "node", &node, err));
-    if (!role || !role_from_name(str_of(role), &out->role))
+    if (!role || !node_role_from_name(role, &out->role))
         return err_field(err, ERR_INVALID, "role",
                          "role is '%.40s', but must be prefill, decode or mixed", role ? role : "");
     if (strlen(node) >= sizeof out->node)

@@ -18,9 +18,6 @@ struct role_ask {
     char node[NODE_NAME_MAX]; /* the name of the node that is meant; "": whoever is asked */
 };
 
-/* False: no role is called so. */
-bool role_from_name(struct str name, enum node_role *out);
-
 void role_ask_write(const struct role_ask *ask, struct buf *out);
 /* ERR_FORMAT, ERR_INVALID: the body is none, or names no role. */
 enum status role_ask_read(struct str body, struct role_ask *out, struct err *err) MUST_CHECK;

@@ -62,15 +62,23 @@ static bool is_recent(const struct admit *a, size_t i)
     return a->flow[i].second + FLOW_SLOTS > a->t_flow_ms / MS;
 }
 
-/* What was taken from the line in the last seconds, and for how long somebody waited. */
-static void sum_up(const struct admit *a, double *work, double *busy_ms)
+/* What was taken from the line in the last seconds. */
+struct flow {
+    double work;    /* tokens, ... */
+    double n_taken; /* ... of so many requests, ... */
+    double busy_ms; /* ... while somebody waited for so long */
+};
+
+static struct flow sum_up(const struct admit *a)
 {
-    *work = *busy_ms = 0;
+    struct flow f = { 0 };
     for (size_t i = 0; i < FLOW_SLOTS; i++) {
         if (!is_recent(a, i)) continue;
-        *work += a->flow[i].work;
-        *busy_ms += a->flow[i].busy_ms;
+        f.work += a->flow[i].work;
+        f.n_taken += a->flow[i].n_taken;
+        f.busy_ms += a->flow[i].busy_ms;
     }
+    return f;
 }
 
 /* The line's tokens per millisecond by what the nodes publish: prompts, or places for answers,
@@ -92,27 +100,25 @@ static double published_speed(const struct admit *a)
 /* Tokens per millisecond; 0: not known. */
 static double speed_of_line(const struct admit *a)
 {
-    double work, busy;
-    sum_up(a, &work, &busy);
-    if (busy >= BUSY_MS_MIN && work > 0) return work / busy;
+    const struct flow f = sum_up(a);
+    if (f.busy_ms >= BUSY_MS_MIN && f.work > 0) return f.work / f.busy_ms;
     /* Nobody was taken for so long. */
-    return busy >= BUSY_MS_MIN ? published_speed(a) / 2 : published_speed(a);
+    return f.busy_ms >= BUSY_MS_MIN ? published_speed(a) / 2 : published_speed(a);
 }
+
+/* For how much of what makes the speed sure somebody has waited, 0 to 1. */
+static double part_waited(const struct flow *f) { return fmin(f->busy_ms / BUSY_MS_SURE, 1); }
 
 double admit_doubt(const struct admit *a)
 {
-    double work, busy;
-    sum_up(a, &work, &busy);
-    return busy < BUSY_MS_SURE ? 2 - busy / BUSY_MS_SURE : 1;
+    const struct flow f = sum_up(a);
+    return 2 - part_waited(&f);
 }
 
 double admit_sureness(const struct admit *a)
 {
-    double work, busy, n = 0;
-    sum_up(a, &work, &busy);
-    for (size_t i = 0; i < FLOW_SLOTS; i++)
-        if (is_recent(a, i)) n += a->flow[i].n_taken;
-    const double sure = fmin(busy / BUSY_MS_SURE, 1) * fmin(n / TAKEN_SURE, 1),
+    const struct flow f = sum_up(a);
+    const double sure = part_waited(&f) * fmin(f.n_taken / TAKEN_SURE, 1),
                  published = a->speed.is_guess ? 0 : published_speed(a);
     return sure + (1 - sure) * (published > 0 ? fmin(speed_of_line(a) / published, 1) : 0);
 }

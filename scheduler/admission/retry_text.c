@@ -30,16 +30,7 @@ void retry_text_write(const struct retry_secret *s, uint64_t tenant, uint64_t du
 
 static bool read_hex(struct str s, size_t digits_max, uint64_t *out)
 {
-    static const char digits[] = "0123456789abcdef";
-    uint64_t v = 0;
-    if (s.n == 0 || s.n > digits_max) return false;
-    for (size_t i = 0; i < s.n; i++) {
-        const char *at = s.p[i] ? strchr(digits, s.p[i]) : NULL;
-        if (!at) return false;
-        v = v << 4 | (uint64_t)(at - digits);
-    }
-    *out = v;
-    return true;
+    return s.n <= digits_max && str_to_hex(s, out) == OK;
 }
 
 bool retry_text_read(const struct retry_secret *s, uint64_t tenant, struct str text,

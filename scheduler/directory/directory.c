@@ -24,6 +24,16 @@ const char *node_role_name(enum node_role r)
     return names[r];
 }
 
+bool node_role_from_name(const char *name, enum node_role *out)
+{
+    for (enum node_role r = ROLE_MIXED; r <= ROLE_DECODE; r++) {
+        if (strcmp(name, node_role_name(r)) != 0) continue;
+        *out = r;
+        return true;
+    }
+    return false;
+}
+
 enum status directory_open(const char *backend, const struct directory_options *o,
                            struct directory **out, struct err *err)
 {

@@ -193,6 +193,8 @@ enum status directory_meter(struct directory *d, const struct meter_report *r,
 const char *directory_why_down(const struct directory *d);
 
 const char *node_role_name(enum node_role r);
+/* The role of this name; false: there is none, and *out is as it was. */
+bool node_role_from_name(const char *name, enum node_role *out);
 /* Writes a record as a JSON object, and reads it with every bound checked (http and redis
  * backends). room: json.n bytes, to which the identity is copied. ERR_TOO_LONG: more than
  * RECORD_TEXT_MAX bytes, which are not looked at. */

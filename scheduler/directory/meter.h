@@ -42,8 +42,7 @@ enum {
 /* Why a report is refused, in sentences for people. printf: the limit. */
 #define METER_TENANTS_FULL                                                                         \
     "a tenant is new, and the topic counts %d already, its limit; give all of its entry nodes "    \
-    "the "                                                                                         \
-    "same --api-keys-file, with fewer keys"
+    "the same --api-keys-file, with fewer keys"
 #define METER_ENTRIES_FULL "the topic hears %d entry nodes already, its limit"
 
 /* One tenant at one entry node; each is in a report once. */

@@ -252,11 +252,16 @@ static void lower_all(struct meter_book *b)
     b->floor = 0;
 }
 
-static void raise_floor(struct meter_book *b)
+/* Returns the least `served` of those that have something; 0: none has. */
+static uint64_t raise_floor(struct meter_book *b)
 {
     uint64_t most, least = least_served(b, &most);
     b->floor = most_of(b->floor, least == UINT64_MAX ? most : least);
-    if (b->floor > FLOOR_MAX) lower_all(b);
+    if (b->floor > FLOOR_MAX) {
+        lower_all(b);
+        least = least_served(b, &most);
+    }
+    return least == UINT64_MAX ? 0 : least;
 }
 
 static void count(struct meter_book *b, const struct meter_report *r, uint64_t now_ms)
@@ -287,7 +292,6 @@ static struct meter_sum sum_of(const struct meter_book *b, uint64_t tenant, uint
 enum status meter_book_report(struct meter_book *b, const struct meter_report *r, uint64_t now_ms,
                               struct meter_sum *sums, struct meter_sums *out, struct err *err)
 {
-    uint64_t most;
     ASSERT(r->entry != 0 && r->number != 0 && r->n_uses <= METER_TENANTS_MAX);
     sweep(b, now_ms);
     TRY(tenants_add(b, r, now_ms, err));
@@ -297,13 +301,11 @@ enum status meter_book_report(struct meter_book *b, const struct meter_report *r
     if (r->number >= e->number)
         entry_hold(b, e, r); /* a lease may have ended since it came first */
     e->number = most_of(e->number, r->number);
-    raise_floor(b);
-    const uint64_t least = least_served(b, &most);
+    const uint64_t least = raise_floor(b);
     for (uint32_t i = 0; i < r->n_uses; i++) sums[i] = sum_of(b, r->uses[i].tenant, now_ms);
-    *out = (struct meter_sums){ .sums = sums,
-                                .n_sums = r->n_uses,
-                                .n_entries = b->n_living,
-                                .least = least == UINT64_MAX ? 0 : least };
+    *out = (struct meter_sums){
+        .sums = sums, .n_sums = r->n_uses, .n_entries = b->n_living, .least = least
+    };
     return OK;
 }
 

@@ -278,11 +278,7 @@ static enum status get_role(const cJSON *o, enum node_role *out, struct err *err
 {
     const char *text = NULL;
     TRY(json_get_str(o, "role", &text, err));
-    for (enum node_role r = ROLE_MIXED; text && r <= ROLE_DECODE; r++) {
-        if (strcmp(text, node_role_name(r)) != 0) continue;
-        *out = r;
-        return OK;
-    }
+    if (text && node_role_from_name(text, out)) return OK;
     return err_field(err, ERR_INVALID, "role", "role must be mixed, prefill or decode");
 }
 

@@ -119,3 +119,17 @@ enum status str_to_f64(struct str s, double *out)
     *out = v;
     return OK;
 }
+
+enum status str_to_hex(struct str s, uint64_t *out)
+{
+    static const char digits[] = "0123456789abcdef";
+    uint64_t v = 0;
+    if (s.n == 0 || s.n > 2 * sizeof v) return ERR_FORMAT;
+    for (size_t i = 0; i < s.n; i++) {
+        const char *at = s.p[i] ? strchr(digits, s.p[i]) : NULL;
+        if (!at) return ERR_FORMAT;
+        v = v << 4 | (uint64_t)(at - digits);
+    }
+    *out = v;
+    return OK;
+}

@@ -38,5 +38,7 @@ bool str_take(struct str *in, void *out, size_t n);
  * range; *out is written only on success. */
 enum status str_to_i64(struct str s, int64_t *out) MUST_CHECK;
 enum status str_to_f64(struct str s, double *out) MUST_CHECK;
+/* The same of 1 to 16 hexadecimal digits, in lower case. */
+enum status str_to_hex(struct str s, uint64_t *out) MUST_CHECK;
 
 #endif

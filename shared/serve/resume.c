@@ -56,16 +56,7 @@ static bool read_u32(struct str s, uint32_t *out)
 
 static bool read_hex(struct str s, uint64_t *out)
 {
-    static const char digits[] = "0123456789abcdef";
-    uint64_t v = 0;
-    if (s.n != HEX_DIGITS) return false;
-    for (size_t i = 0; i < HEX_DIGITS; i++) {
-        const char *at = s.p[i] ? strchr(digits, s.p[i]) : NULL;
-        if (!at) return false;
-        v = v << 4 | (uint64_t)(at - digits);
-    }
-    *out = v;
-    return true;
+    return s.n == HEX_DIGITS && str_to_hex(s, out) == OK;
 }
 
 static bool read_choice(struct str s, struct resume_choice *out)

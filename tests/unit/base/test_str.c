@@ -92,6 +92,22 @@ TEST(str_to_f64_takes_whole_strings_only)
     CHECK_STATUS(str_to_f64((struct str){ "1\0", 2 }, &v), ERR_FORMAT);
 }
 
+TEST(str_to_hex_takes_whole_strings_only)
+{
+    uint64_t v = 42;
+    CHECK_OK(str_to_hex(STR("0123456789abcdef"), &v));
+    CHECK(v == UINT64_C(0x0123456789abcdef));
+    CHECK_OK(str_to_hex(STR("f"), &v));
+    CHECK_EQ_INT(v, 15);
+    const char *bad[] = { "", "F", "0x1", " 1", "1 ", "-1", "g", "00123456789abcdef" };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        if (str_to_hex(str_of(bad[i]), &v) != ERR_FORMAT)
+            test_fail(__FILE__, __LINE__, "\"%s\" was taken", bad[i]);
+        CHECK_EQ_INT(v, 15);
+    }
+    CHECK_STATUS(str_to_hex((struct str){ "1\0", 2 }, &v), ERR_FORMAT);
+}
+
 TEST_MAIN(CASE(str_compares), CASE(str_finds), CASE(str_sub_is_clamped),
           CASE(str_split_yields_every_part), CASE(str_to_i64_takes_whole_strings_only),
-          CASE(str_to_f64_takes_whole_strings_only))
+          CASE(str_to_f64_takes_whole_strings_only), CASE(str_to_hex_takes_whole_strings_only))
