@@ -40,13 +40,16 @@ enum kvt_event_kind {
     KVT_RECEIVE_FAILED, /* id, status; cancelled implicitly: FENCED follows */
     KVT_FENCED,         /* id: blocks may be reused */
     KVT_SENT,           /* id */
-    KVT_SEND_FAILED     /* id, status: source blocks are not read any more */
+    KVT_SEND_FAILED,    /* id, status: source blocks are not read any more */
+    KVT_PEER_QUIET,     /* peer: its connection stands, but nothing that is awaited of it has come
+                         * for KVT_QUIET_MS. A hint: only the sends' own limits end them */
+    KVT_PEER_HEARD      /* peer: quiet no more */
 };
 
 struct kvt_event {
     enum kvt_event_kind kind;
     uint64_t id;   /* of the transfer, as the caller named it */
-    uint64_t peer; /* CONNECTED, PEER_LOST: handle from kvt_connect */
+    uint64_t peer; /* of events of a peer: handle from kvt_connect */
     enum status status;
     const char *transport; /* name of the transport that carried it; static */
     uint64_t bytes;        /* RECEIVED, SENT: KV bytes moved */
@@ -59,6 +62,13 @@ struct kvt_event {
     uint64_t link_speed; /* CONNECTED, SENT, RECEIVED: bytes per second; 0: not known */
     char text[160];      /* a sentence for failures */
 };
+
+/* Is it an event of a peer? Of a transfer otherwise. */
+static inline bool kvt_event_is_of_peer(enum kvt_event_kind kind)
+{
+    return kind == KVT_CONNECTED || kind == KVT_PEER_LOST || kind == KVT_PEER_QUIET ||
+           kind == KVT_PEER_HEARD;
+}
 
 struct kvt_options {
     struct kv_layout layout;

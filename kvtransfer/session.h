@@ -44,6 +44,9 @@ enum {
      * the nodes say. LIMIT: a path that needs longer for KVT_PUT_BYTES (3 Mbit/s) is called
      * broken. */
     KVT_MOVE_MS = 3000,
+    /* KVT_PEER_QUIET after so long without a sign: many round trips and puts of a path that works,
+     * and few prompts that are sent to one that does not. */
+    KVT_QUIET_MS = 250,
     KVT_FENCED_RING = 4096, /* ids remembered, see kvt_core.fenced */
     /* An unanswered STOP is repeated after this time, then after twice as long, and so on. */
     KVT_STOP_AGAIN_MS = 1000,
@@ -160,6 +163,8 @@ struct kvt_peer {
     bool up, lost;       /* lost: DOWN was seen */
     bool must_close;     /* disconnect it: it does not answer STOP or breaks the protocol */
     uint64_t t_moved_ms; /* outgoing: when a put of any session was over */
+    uint64_t t_heard_ms; /* outgoing: that, or when a message came */
+    bool quiet;          /* outgoing: KVT_PEER_QUIET was told */
     struct list sends, recvs;
     struct kvt_route *route; /* progress.c: what is left to try while connecting */
 };

@@ -716,7 +716,7 @@ void kvt_send_put_done(struct kvt_core *c, struct kvt_peer *p, uint64_t tag)
     LIST_FOREACH (it, &p->sends, struct kvt_send, link)
         if (it->serial == tag / KVT_SEND_PUTS) s = it;
     uint32_t bit = 1u << tag % KVT_SEND_PUTS;
-    p->t_moved_ms = clock_ms();
+    p->t_moved_ms = p->t_heard_ms = clock_ms();
     if (!s || !(s->unfinished & bit)) return;
     s->unfinished &= ~bit;
     if (!s->unfinished) s->busy_ns += clock_ns() - s->t_busy_ns;
@@ -758,6 +758,7 @@ void kvt_send_message(struct kvt_core *c, struct kvt_peer *p, const struct kvt_m
     struct kvt_send *s = NULL;
     LIST_FOREACH (it, &p->sends, struct kvt_send, link)
         if (it->session == m->session && it->generation == m->generation) s = it;
+    p->t_heard_ms = clock_ms();
     if (!s) { /* it ended already */
         if (m->kind == KVT_MSG_STOP)
             kvt_peer_send(p, KVT_MSG_STOPPED, m->session, m->generation, 0, OK);
@@ -810,8 +811,29 @@ void kvt_send_wait_again(struct kvt_peer *p, uint64_t now_ms)
     LIST_FOREACH (s, &p->sends, struct kvt_send, link) s->t_moved_ms = now_ms;
 }
 
+/* Something is awaited of the peer, and nothing has come. */
+static bool is_quiet(const struct kvt_peer *p, uint64_t now_ms)
+{
+    if (now_ms <= p->t_heard_ms + KVT_QUIET_MS) return false;
+    LIST_FOREACH (s, &p->sends, struct kvt_send, link)
+        if ((awaits_answer(s) || is_moving(s)) && now_ms > moved_ms(p, s) + KVT_QUIET_MS)
+            return true;
+    return false;
+}
+
+static void tell_quiet(struct kvt_core *c, struct kvt_peer *p, uint64_t now_ms)
+{
+    bool quiet = p->up && is_quiet(p, now_ms);
+    if (quiet == p->quiet) return;
+    p->quiet = quiet;
+    kvt_core_event(c, (struct kvt_event){ .kind = quiet ? KVT_PEER_QUIET : KVT_PEER_HEARD,
+                                          .peer = p->handle,
+                                          .transport = p->ops->name });
+}
+
 void kvt_send_tick(struct kvt_core *c, struct kvt_peer *p, uint64_t now_ms)
 {
+    tell_quiet(c, p, now_ms);
     LIST_FOREACH (s, &p->sends, struct kvt_send, link) {
         bool answer = awaits_answer(s);
         uint32_t patience = patience_of(c, s);

@@ -32,6 +32,12 @@ struct kv_route *kv_routes_find_peer(struct kv_routes *r, uint64_t peer)
     return NULL;
 }
 
+bool kv_route_is_doubted(const struct kv_route *route, uint64_t now_ms)
+{
+    if (route->state == KV_ROUTE_UP) return route->quiet;
+    return now_ms > route->since_ms + KV_ROUTE_DOUBT_MS;
+}
+
 struct kv_route *kv_routes_get(struct kv_routes *r, uint64_t process)
 {
     struct kv_route *route = kv_routes_find(r, process);

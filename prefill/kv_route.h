@@ -1,7 +1,9 @@
 /* kv_route.h - data connections to processes of decode nodes, one each, opened when first needed.
  *
  *   NONE ─ KVT_HELLO sent over the cluster link ─▶ ASKING ─ KVT_ANSWER ─▶ CONNECTING ─ KVT_CONNECTED ─▶ UP
- * A refusal or loss drops the route; the next prompt makes a new one. Prompts wait in `waiting`.
+ * A refusal or loss drops the route; the next prompt makes a new one. Prompts wait in `waiting`; a
+ * route that is not UP soon, or on which nothing comes back (KVT_PEER_QUIET), is doubted, and gets
+ * no other prompts for now (kv_sender.h).
  * Thread: loop. Owner: kv_sender. */
 #ifndef BATON_PREFILL_KV_ROUTE_H
 #define BATON_PREFILL_KV_ROUTE_H
@@ -18,6 +20,7 @@ struct kv_route {
     enum kv_route_state state;
     uint64_t peer; /* kvtransfer's handle once CONNECTING */
     uint64_t since_ms;
+    bool quiet;          /* UP: KVT_PEER_QUIET */
     struct list waiting; /* kv_sends.queue */
     struct list link;    /* routes.all */
 };
@@ -28,12 +31,16 @@ struct kv_routes {
     struct list all;
 };
 
-enum { KV_ROUTE_CONNECT_MS = 5000 }; /* from the first hello to UP */
+enum {
+    KV_ROUTE_DOUBT_MS = 100,   /* from the first hello; a connection takes a few round trips */
+    KV_ROUTE_CONNECT_MS = 5000 /* from the first hello to UP */
+};
 
 void kv_routes_init(struct kv_routes *r, struct kvt *kvt, struct cluster *cluster);
 void kv_routes_release(struct kv_routes *r);
 struct kv_route *kv_routes_find(struct kv_routes *r, uint64_t process);
 struct kv_route *kv_routes_find_peer(struct kv_routes *r, uint64_t peer);
+bool kv_route_is_doubted(const struct kv_route *route, uint64_t now_ms);
 /* Returns the route to `process`, started if there is none; NULL when the hello could not be
  * sent. */
 struct kv_route *kv_routes_get(struct kv_routes *r, uint64_t process);

@@ -2,6 +2,7 @@
 #include "prefill/kv_sender.h"
 
 #include "shared/base/assert.h"
+#include "shared/base/clock.h"
 #include "shared/base/log.h"
 
 void kv_sender_init(struct kv_sender *k) { kv_routes_init(&k->routes, k->kvt, k->cluster); }
@@ -54,20 +55,38 @@ static void open_all(struct kv_sender *k, struct kv_sends *s)
     k->on_open(k->arg, s);
 }
 
-void kv_sender_start(struct kv_sender *k, struct kv_sends *s)
+static const char DOUBTED[] = "nothing comes back on the KV connection to the decode node";
+
+bool kv_sender_start(struct kv_sender *k, struct kv_sends *s)
 {
     struct kv_route *awaited = NULL;
+    const uint64_t now = clock_ms();
+    bool doubted = false;
     for (uint32_t i = 0; i < s->n; i++) { /* all begin to connect at once */
         struct kv_route *route = kv_routes_get(&k->routes, s->send[i].process);
         if (!route) {
             k->on_failed(k->arg, s, ERR_PEER_LOST,
                          "the decode node cannot be reached from the prefill node");
-            return;
+            return false;
         }
         if (route->state != KV_ROUTE_UP) awaited = route;
+        /* One prompt finds out whether it comes up; a quiet one has transfers that do. */
+        doubted |= kv_route_is_doubted(route, now) &&
+                   (route->state == KV_ROUTE_UP || !list_empty(&route->waiting));
     }
-    if (awaited) list_push(&awaited->waiting, &s->queue);
-    else open_all(k, s);
+    if (doubted) {
+        k->on_failed(k->arg, s, ERR_BUSY, DOUBTED);
+        return false;
+    }
+    if (!awaited) {
+        open_all(k, s);
+        return false;
+    }
+    list_push(&awaited->waiting, &s->queue);
+    uint32_t n = 0;
+    LIST_FOREACH (other, &awaited->waiting, struct kv_sends, queue)
+        if (++n > KV_SENDER_FIRST) return false;
+    return true;
 }
 
 void kv_sender_cancel(struct kv_sender *k, struct kv_sends *s)
@@ -109,20 +128,29 @@ static void on_up(struct kv_sender *k, uint64_t peer)
     while (!list_empty(&route->waiting)) {
         struct kv_sends *s = LIST_FIRST(&route->waiting, struct kv_sends, queue);
         list_remove(&s->queue);
-        kv_sender_start(k, s); /* another connection may be missing still */
+        (void)kv_sender_start(k, s); /* another connection may be missing still */
     }
+}
+
+/* The transfers that wait there will find out; no other prompt needs to. */
+static void on_quiet(struct kv_route *route, bool quiet)
+{
+    if (!route) return;
+    route->quiet = quiet;
+    log_info("kv route", "process=%016llx quiet=%d", (unsigned long long)route->process, quiet);
 }
 
 bool kv_sender_on_kvt(struct kv_sender *k, const struct kvt_event *ev)
 {
+    if (!kvt_event_is_of_peer(ev->kind)) return false;
     if (ev->kind == KVT_CONNECTED) on_up(k, ev->peer);
-    if (ev->kind == KVT_PEER_LOST) {
-        struct kv_route *route = kv_routes_find_peer(&k->routes, ev->peer);
-        if (route)
-            fail_route(k, route, ev->status,
-                       ev->text[0] ? ev->text : "the KV connection to the decode node was lost");
-    }
-    return ev->kind == KVT_CONNECTED || ev->kind == KVT_PEER_LOST;
+    struct kv_route *route = kv_routes_find_peer(&k->routes, ev->peer);
+    if (ev->kind == KVT_PEER_LOST && route)
+        fail_route(k, route, ev->status,
+                   ev->text[0] ? ev->text : "the KV connection to the decode node was lost");
+    else if (ev->kind == KVT_PEER_QUIET || ev->kind == KVT_PEER_HEARD)
+        on_quiet(route, ev->kind == KVT_PEER_QUIET);
+    return true;
 }
 
 void kv_sender_on_lost(struct kv_sender *k, uint64_t process)
@@ -131,10 +159,25 @@ void kv_sender_on_lost(struct kv_sender *k, uint64_t process)
     if (route) fail_route(k, route, ERR_PEER_LOST, "the decode node is gone");
 }
 
+/* All but the oldest of those that wait. */
+static void send_back(struct kv_sender *k, struct kv_route *route)
+{
+    bool is_oldest = true;
+    LIST_FOREACH (s, &route->waiting, struct kv_sends, queue) {
+        if (!is_oldest) {
+            list_remove(&s->queue);
+            k->on_failed(k->arg, s, ERR_BUSY, DOUBTED);
+        }
+        is_oldest = false;
+    }
+}
+
 void kv_sender_sweep(struct kv_sender *k, uint64_t now_ms)
 {
-    LIST_FOREACH (route, &k->routes.all, struct kv_route, link)
+    LIST_FOREACH (route, &k->routes.all, struct kv_route, link) {
         if (route->state != KV_ROUTE_UP && now_ms > route->since_ms + KV_ROUTE_CONNECT_MS)
             fail_route(k, route, ERR_PEER_REFUSED,
                        "no KV connection to the decode node within 5 s");
+        else if (kv_route_is_doubted(route, now_ms)) send_back(k, route);
+    }
 }

@@ -1,6 +1,9 @@
 /* kv_sender.h - this process's transfers of prompts: opens them once the data connections to all
  * their receivers are up. Leaders and followers of a node use it alike.
  *
+ * Of the prompts that wait for a connection that is doubted (kv_route.h), the oldest stays, so that
+ * somebody finds out; the others end with ERR_BUSY, to go elsewhere at once.
+ *
  * Thread: loop. Owner: prefill_worker or prefill_follower. */
 #ifndef BATON_PREFILL_KV_SENDER_H
 #define BATON_PREFILL_KV_SENDER_H
@@ -26,6 +29,8 @@ struct kv_sends {
     struct list queue; /* a route's waiting list; else unlinked */
 };
 
+enum { KV_SENDER_FIRST = 3 };
+
 struct kv_sender {
     struct kv_routes routes;
     struct kvt *kvt;
@@ -48,15 +53,17 @@ uint32_t kv_sends_all(const struct kv_sends *s); /* bits of its parts */
 enum status kv_sender_learn(struct kv_sender *k, const Baton__NodeAddress *a,
                             struct err *err) MUST_CHECK;
 /* Opens the transfers now or when their connections are up: on_open or on_failed follows, unless
- * kv_sender_cancel comes first. */
-void kv_sender_start(struct kv_sender *k, struct kv_sends *s);
+ * kv_sender_cancel comes first. True: `s` waits for a connection, and at most KV_SENDER_FIRST - 1
+ * before it; false: others do, or one of the two was called and `s` may be gone. */
+bool kv_sender_start(struct kv_sender *k, struct kv_sends *s);
 /* Those that were opened end with SENT or SEND_FAILED. */
 void kv_sender_cancel(struct kv_sender *k, struct kv_sends *s);
 void kv_sender_on_answer(struct kv_sender *k, const struct cluster_message *m);
 /* CONNECTED and PEER_LOST; false: an event of a transfer. */
 bool kv_sender_on_kvt(struct kv_sender *k, const struct kvt_event *ev);
 void kv_sender_on_lost(struct kv_sender *k, uint64_t process);
-/* Ends routes that did not come up in time. */
+/* Ends routes that did not come up in time, and sends back who waits for doubted ones. Called every
+ * KV_ROUTE_DOUBT_MS. */
 void kv_sender_sweep(struct kv_sender *k, uint64_t now_ms);
 
 #endif

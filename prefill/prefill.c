@@ -12,7 +12,7 @@
 
 enum {
     CREDIT_EXPIRES_MS = 15000, /* an unused credit is taken back (the decode nodes may be full) */
-    SWEEP_MS = 500,
+    SWEEP_MS = KV_ROUTE_DOUBT_MS,
     STOPPED_MS = 1500 /* a sweep that comes so late shows that this process was stopped */
 };
 
@@ -333,18 +333,20 @@ static void on_sends_failed(void *arg, struct kv_sends *s, enum status st, const
     struct prefill_worker *w = arg;
     struct prefill_prompt *p = prompt_of(w, s);
     p->parts.open |= s->open;
-    fail_prompt(w, p, st, status_class_of(st) == CLASS_BUSY ? BLAME_NOBODY : BLAME_PAIR, text);
+    fail_prompt(w, p, st, BLAME_PAIR, text);
 }
 
-/* Every rank opens its own transfers. */
+/* Every rank opens its own transfers. The first few that wait for a connection need no credit:
+ * others, with connections, need not wait for them. */
 static void open_transfers(struct prefill_worker *w, struct prefill_prompt *p,
                            const Baton__Prefill *body)
 {
     p->state = PROMPT_CONNECTING;
+    p->t_connect_ms = clock_ms();
     if (prompt_parts_ask(&p->parts, &w->ranks, body) != OK)
         fail_prompt(w, p, ERR_PEER_LOST, BLAME_NODE,
                     "a rank of the prefill node cannot be reached");
-    else if (p->parts.sends.n) kv_sender_start(&w->sender, &p->parts.sends);
+    else if (p->parts.sends.n && kv_sender_start(&w->sender, &p->parts.sends)) return_credit(w, p);
 }
 
 static enum status take_prefill(struct prefill_worker *w, struct prefill_prompt *p,
@@ -414,6 +416,8 @@ static void sweep(void *arg)
          * in this loop. */
         if (p->state == PROMPT_CREDITED && now > p->t_credit_ms + CREDIT_EXPIRES_MS)
             fail_prompt(w, p, ERR_TIMEOUT, BLAME_NOBODY, "the start credit was not used in time");
+        else if (p->state == PROMPT_CONNECTING && now > p->t_connect_ms + KV_ROUTE_DOUBT_MS)
+            return_credit(w, p); /* a rank still waits, and only the first of those that do */
     }
     kv_sender_sweep(&w->sender, now);
     gauge_set(w->asked_gauge, n_asked);

@@ -11,7 +11,7 @@
 #include "shared/cluster/answer.h"
 
 enum {
-    SWEEP_MS = 500,
+    SWEEP_MS = KV_ROUTE_DOUBT_MS,
     STOPPED_MS = 1500 /* a sweep that comes so late shows that this process was stopped */
 };
 
@@ -173,7 +173,7 @@ static void on_send(struct prefill_follower *f, const struct cluster_message *m)
         cluster_disconnect(f->o.cluster, m->from, err.text);
     } else {
         p->left = kv_sends_all(&p->sends);
-        kv_sender_start(&f->sender, &p->sends);
+        (void)kv_sender_start(&f->sender, &p->sends);
     }
     if (body) baton__kv_send__free_unpacked(body, NULL);
 }

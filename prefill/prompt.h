@@ -30,6 +30,7 @@ struct prefill_prompt {
     bool computed;     /* FINISHED came: engine_release frees its blocks */
     struct prompt_parts parts; /* its KV transfers, on all ranks of this node */
     uint64_t t_credit_ms;      /* when the credit was given */
+    uint64_t t_connect_ms;     /* when it was used: CONNECTING began */
     struct arena arena;        /* holds `wire` and the grants until the engine has its copy */
     struct generation_wire wire;
     uint64_t queue_ns, prefill_ns;

@@ -263,13 +263,17 @@ void request_end(struct entry *e, struct request *r, enum status st, enum finish
 
 /* ---- losses ---- */
 
+void request_keep_apart(struct request *r)
+{
+    const struct place_pair pair = { r->prefill.node, r->decode.node };
+    r->apart[r->n_apart++ % REQUEST_AVOID_MAX] = pair;
+}
+
 /* The next attempts avoid what failed this one: a node, or the pair but neither node. */
 static void avoid(struct request *r, enum request_loss loss, uint64_t culprit)
 {
     if (culprit) r->avoid[r->n_avoid++ % REQUEST_AVOID_MAX] = culprit;
-    if (loss == LOSS_PAIR)
-        r->apart[r->n_apart++ % REQUEST_AVOID_MAX] = (struct place_pair){ r->prefill.node,
-                                                                          r->decode.node };
+    if (loss == LOSS_PAIR) request_keep_apart(r);
 }
 
 static void place_again(struct entry *e, struct request *r, uint64_t pause_ms)

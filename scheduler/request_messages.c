@@ -127,10 +127,12 @@ static void on_failed(struct entry *e, struct request *r, const struct cluster_m
     if (f) baton__failed__free_unpacked(f, NULL);
     enum request_loss loss = retry_loss_of(st, blame);
     const struct view_attempt a = { r->id, r->prefill.node, r->decode.node };
-    if (loss == LOSS_PAIR) view_note_failure(&e->view, &a, 0, st, text);
+    bool pair_waits = loss == LOSS_BUSY && blame == BLAME_PAIR;
+    if (loss == LOSS_PAIR || pair_waits) view_note_failure(&e->view, &a, 0, st, text);
     else if (blame == BLAME_NODE && loss != LOSS_BUSY && loss != LOSS_REQUEST)
         view_note_failure(&e->view, &a, m->from, st, text);
-    bool is_nodes = loss != LOSS_PAIR && blame != BLAME_NOBODY;
+    if (pair_waits) request_keep_apart(r);
+    bool is_nodes = blame != BLAME_PAIR && blame != BLAME_NOBODY;
     request_on_loss(e, r, loss, st, is_nodes ? m->from : 0, text);
 }
 

@@ -53,7 +53,7 @@ static const struct {
       "nodes and links are there; the reservation ends by itself" },
     { REQUEST_N_STATES, LOSS_BUSY,
       "a full node is no fault, so it costs no move; all being full is bounded by "
-      "--max-queue-time" },
+      "--max-queue-time. A pair that is still connecting is as if full, and avoided next" },
     { REQUEST_N_STATES, LOSS_HANDED_BACK,
       "no fault of the node, so it costs no move; what was delivered stays, and the next attempt "
       "avoids the node while others have room" },

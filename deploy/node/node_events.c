@@ -72,7 +72,7 @@ static void dispatch_to_followers(struct node *n, const struct node_event *ev)
 {
     const struct kvt_event *kv = &ev->u.kvt;
     if (ev->from != FROM_KVT) return;
-    const bool of_peer = kv->kind == KVT_CONNECTED || kv->kind == KVT_PEER_LOST;
+    const bool of_peer = kvt_event_is_of_peer(kv->kind);
     if (!of_peer && (kv->id & DECODE_IDS)) decode_follow_on_kvt(n->ranks.decode, kv);
     else prefill_follow_on_kvt(n->ranks.prefill, kv);
 }
@@ -85,7 +85,7 @@ static void dispatch(struct node *n, struct node_event *ev)
         else prefill_on_engine(n->prefill, &ev->u.engine);
         return;
     }
-    bool of_peer = ev->u.kvt.kind == KVT_CONNECTED || ev->u.kvt.kind == KVT_PEER_LOST;
+    bool of_peer = kvt_event_is_of_peer(ev->u.kvt.kind);
     if (!of_peer && (ev->u.kvt.id & DECODE_IDS)) decode_on_kvt(n->decode, &ev->u.kvt);
     else prefill_on_kvt(n->prefill, &ev->u.kvt);
 }

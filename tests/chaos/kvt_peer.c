@@ -48,7 +48,7 @@ static const char *const KINDS[] = {
 static void on_event(void *arg, const struct kvt_event *ev)
 {
     struct peer *p = arg;
-    bool of_peer = ev->kind == KVT_CONNECTED || ev->kind == KVT_PEER_LOST;
+    bool of_peer = kvt_event_is_of_peer(ev->kind);
     pthread_mutex_lock(&p->lock);
     printf("event %s %llu %s %s\n", KINDS[ev->kind],
            (unsigned long long)(of_peer ? ev->peer : ev->id), status_name(ev->status), ev->text);

@@ -380,7 +380,7 @@ static void proc_poll(struct proc *p)
     pthread_mutex_unlock(&p->lock);
     for (size_t i = 0; i < n; i++) {
         const struct kvt_event *ev = &events[i];
-        bool of_peer = ev->kind == KVT_CONNECTED || ev->kind == KVT_PEER_LOST;
+        bool of_peer = kvt_event_is_of_peer(ev->kind);
         bool of_decode = !of_peer && ev->id & DECODE_IDS;
         if (p->rank == 0 && of_decode) decode_on_kvt(p->decode, ev);
         else if (p->rank == 0) prefill_on_kvt(p->prefill, ev);

@@ -205,8 +205,7 @@ static inline size_t node_count(struct node *n, enum kvt_event_kind kind, uint64
     size_t count = 0;
     pthread_mutex_lock(&n->lock);
     for (size_t i = 0; i < n->n_events; i++) {
-        uint64_t who = kind == KVT_CONNECTED || kind == KVT_PEER_LOST ? n->events[i].peer
-                                                                      : n->events[i].id;
+        uint64_t who = kvt_event_is_of_peer(kind) ? n->events[i].peer : n->events[i].id;
         count += n->events[i].kind == kind && who == id;
     }
     pthread_mutex_unlock(&n->lock);
@@ -235,8 +234,7 @@ static inline struct kvt_event node_wait(struct node *n, enum kvt_event_kind kin
     for (uint64_t end = clock_ms() + (uint64_t)timeout_ms;;) {
         pthread_mutex_lock(&n->lock);
         for (size_t i = 0; i < n->n_events; i++) {
-            uint64_t who = kind == KVT_CONNECTED || kind == KVT_PEER_LOST ? n->events[i].peer
-                                                                          : n->events[i].id;
+            uint64_t who = kvt_event_is_of_peer(kind) ? n->events[i].peer : n->events[i].id;
             if (n->events[i].kind != kind || who != id) continue;
             struct kvt_event ev = n->events[i];
             pthread_mutex_unlock(&n->lock);

@@ -638,6 +638,37 @@ static void leaves_a_slow_receiver(const char *transport)
     node_stop(to);
 }
 
+/* A peer that answers nothing is told as quiet before any transfer fails, and heard once it does.
+ * No quiet is told of one that answers, nor of one of which nothing is awaited. */
+static void a_silent_peer_is_told(const char *transport)
+{
+    int32_t table[TABLE_MAX];
+    struct node *from = node_start(options(transport)), *to = node_start(options(transport));
+    uint64_t peer = node_connect(from, to);
+    random_table(POOL_BLOCKS, 10, table);
+    struct transfer t = transfer_grant(to, 9, table, 160, 0),
+                    blocker = transfer_grant(to, 10, table, 16, 0);
+    transfer_open(from, peer, &t, table);
+    pause_ms(600); /* the next layer is awaited, of this side */
+    CHECK_EQ_INT(node_count(from, KVT_PEER_QUIET, peer), 0);
+    pthread_mutex_lock(&to->lock); /* blocks the receiver's transfer thread in its next event */
+    kvt_expect_cancel(to->kvt, 10);
+    pause_ms(50);
+    transfer_chunk(from, &t, 0, 160);
+    kvt_send_finish(from->kvt, 9);
+    node_wait(from, KVT_PEER_QUIET, peer, 2000);
+    CHECK_EQ_INT(node_count(from, KVT_SEND_FAILED, 9), 0);
+    CHECK_EQ_INT(node_count(from, KVT_PEER_HEARD, peer), 0);
+    pthread_mutex_unlock(&to->lock);
+    node_wait(from, KVT_SENT, 9, 2000);
+    node_wait(from, KVT_PEER_HEARD, peer, 2000);
+    CHECK_EQ_INT(node_count(from, KVT_PEER_QUIET, peer), 1);
+    buf_release(&t.grant);
+    buf_release(&blocker.grant);
+    node_stop(from);
+    node_stop(to);
+}
+
 static void nothing_moves_fails(const char *transport)
 {
     struct node_options o = options(transport);
@@ -848,6 +879,7 @@ PER_TRANSPORT(receiver_restarts)
 PER_TRANSPORT(sender_leaves)
 PER_TRANSPORT(leaves_a_slow_receiver)
 PER_TRANSPORT(overwritten_piece)
+PER_TRANSPORT(a_silent_peer_is_told)
 PER_TRANSPORT(nothing_moves_fails)
 TEST(sender_killed_ipc) { sender_killed("ipc"); }
 TEST(sender_killed_tcp) { sender_killed("tcp"); }
@@ -878,11 +910,11 @@ TEST_MAIN(TRANSPORTS(whole_transfers), TRANSPORTS(many_at_once), TRANSPORTS(canc
           TRANSPORTS(stale_and_foreign_grants), TRANSPORTS(ticket_is_needed_once),
           TRANSPORTS(mismatch_has_a_sentence), TRANSPORTS(receiver_restarts),
           TRANSPORTS(sender_leaves), TRANSPORTS(leaves_a_slow_receiver),
-          TRANSPORTS(overwritten_piece), TRANSPORTS(nothing_moves_fails), CASE(sender_killed_ipc),
-          CASE(sender_killed_tcp), CASE(sender_stopped_ipc), CASE(sender_stopped_tcp),
-          CASE(sender_killed_rdma), CASE(sender_stopped_rdma), CASE(sender_killed_ucx),
-          CASE(sender_stopped_ucx), CASE(stopped_sender_is_fenced_rdma),
-          CASE(stopped_sender_is_fenced_ucx), CASE(limits_and_bad_arguments),
-          CASE(choice_of_transport), CASE(garbage_on_the_tcp_port),
+          TRANSPORTS(overwritten_piece), TRANSPORTS(nothing_moves_fails),
+          TRANSPORTS(a_silent_peer_is_told), CASE(sender_killed_ipc), CASE(sender_killed_tcp),
+          CASE(sender_stopped_ipc), CASE(sender_stopped_tcp), CASE(sender_killed_rdma),
+          CASE(sender_stopped_rdma), CASE(sender_killed_ucx), CASE(sender_stopped_ucx),
+          CASE(stopped_sender_is_fenced_rdma), CASE(stopped_sender_is_fenced_ucx),
+          CASE(limits_and_bad_arguments), CASE(choice_of_transport), CASE(garbage_on_the_tcp_port),
           CASE(metrics_say_which_transport), CASE(bit_flipped_on_the_wire_tcp),
           CASE(every_op_is_filled))

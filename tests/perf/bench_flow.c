@@ -282,9 +282,7 @@ static void receiver_event(struct receiver *r, const struct kvt_event *ev)
 {
     int slot = (int)(ev->id % SLOTS);
     int32_t table[BLOCKS];
-    if (ev->kind == KVT_CONNECTED || ev->kind == KVT_PEER_LOST || r->id[slot] != ev->id ||
-        r->state[slot] == FREE)
-        return;
+    if (kvt_event_is_of_peer(ev->kind) || r->id[slot] != ev->id || r->state[slot] == FREE) return;
     if (ev->kind == KVT_RECEIVED) {
         table_of(slot, table);
         r->wrong += pattern(&r->side, ev->id, table, true);

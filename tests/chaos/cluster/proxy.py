@@ -39,12 +39,13 @@ class Proxy:
             for half in list(self.halves.values()):
                 self.drop(half)
 
-    def deny(self, source, port):
-        """From now on what comes from `source` to this port is swallowed: connections stay open and nothing passes. None: nothing is denied."""
+    def deny(self, source, port, ends=False):
+        """From now on what comes from `source` to this port is swallowed: connections stay open and nothing passes. None: nothing is denied.
+        ends: those that are there end now."""
         with self.lock:
             self.denied = source, port
             for half in list(self.halves.values()):
-                if half.way == self.denied:
+                if ends and half.way == self.denied:
                     self.drop(half)
 
     # ---- inside: the lock is held ----

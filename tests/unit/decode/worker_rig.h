@@ -85,7 +85,7 @@ static void worker_poll(void *arg)
     struct worker_event ev;
     while (mailbox_take(n->events, &ev)) {
         ev.engine.blocks = ev.blocks;
-        bool of_peer = ev.kvt.kind == KVT_CONNECTED || ev.kvt.kind == KVT_PEER_LOST;
+        bool of_peer = kvt_event_is_of_peer(ev.kvt.kind);
         if (ev.of_engine && (ev.engine.id & DECODE_IDS)) decode_on_engine(n->decode, &ev.engine);
         else if (ev.of_engine) prefill_on_engine(n->prefill, &ev.engine);
         else if (!of_peer && (ev.kvt.id & DECODE_IDS)) decode_on_kvt(n->decode, &ev.kvt);

@@ -274,8 +274,11 @@ TEST(prefill_hands_back_what_is_not_computed)
 TEST(prefill_node_that_leaves_takes_nothing_new)
 {
     struct pair t;
-    struct gen *g[3];
+    struct gen *g[3], *before;
     pair_open(&t, (struct worker_options){ .step_tokens = 4 }, (struct worker_options){ 0 });
+    before = entry_add(&t.e, 10, 20, 7, 1); /* its connection is there for the others */
+    entry_split(&t.e, before, t.p, t.d);
+    RIG_WAIT(&t.rig, before->finished);
     for (uint64_t i = 0; i < 3; i++) g[i] = entry_add(&t.e, i + 1, 300, i, 5);
     entry_split(&t.e, g[0], t.p, t.d);
     entry_ask(&t.e, g[1], t.p);
@@ -397,6 +400,35 @@ TEST(prefill_says_busy_when_the_decode_node_has_no_place_for_a_connection)
     pair_close(&t);
 }
 
+/* A node that says nothing when it is asked for a connection. Its first prompt waits, without
+ * keeping others from starting; the others are given back, as if the pair was full. */
+TEST(prefill_sends_only_one_prompt_where_no_connection_comes_up)
+{
+    struct pair t;
+    struct gen *g[4];
+    pair_open(&t, (struct worker_options){ .step_tokens = STEP }, (struct worker_options){ 0 });
+    struct peer_node *mute = peer_open(&t.rig, 3, (struct peer_options){ 0 });
+    for (uint64_t i = 0; i < 4; i++) {
+        g[i] = entry_add(&t.e, i + 1, 2 * STEP, i, 5);
+        entry_ask(&t.e, g[i], t.p);
+        RIG_WAIT(&t.rig, g[i]->credit); /* each takes all that there is */
+        buf_add_c(&g[i]->grant, "whatever");
+        entry_prefill(&t.e, g[i], t.p, 3, cluster_port(mute->c));
+        if (i == 2) RIG_WAIT(&t.rig, g[1]->failed && g[2]->failed);
+    }
+    RIG_WAIT(&t.rig, g[3]->failed);
+    for (uint64_t i = 1; i < 4; i++) {
+        CHECK_STATUS(g[i]->status, ERR_BUSY);
+        CHECK_EQ_INT(g[i]->blame, BLAME_PAIR);
+    }
+    CHECK(!g[0]->failed);
+    RIG_WAIT_MS(&t.rig, g[0]->failed, 2 * KV_ROUTE_CONNECT_MS);
+    CHECK_STATUS(g[0]->status, ERR_PEER_REFUSED);
+    CHECK_EQ_INT(g[0]->blame, BLAME_PAIR);
+    peer_close(mute);
+    pair_close(&t);
+}
+
 /* The decode node answers in time; this node reads it late, since it was stopped. */
 TEST(prefill_stopped_while_a_connection_is_made_goes_on_with_it)
 {
@@ -430,4 +462,5 @@ TEST_MAIN(CASE(prefill_credits_are_bounded_and_come_back), CASE(prefill_unused_c
           CASE(prefill_incompatible_decode_node_is_said_so),
           CASE(prefill_node_without_protocols_refuses),
           CASE(prefill_says_busy_when_the_decode_node_has_no_place_for_a_connection),
+          CASE(prefill_sends_only_one_prompt_where_no_connection_comes_up),
           CASE(prefill_stopped_while_a_connection_is_made_goes_on_with_it))
