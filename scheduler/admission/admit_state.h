@@ -110,7 +110,8 @@ double admit_wait_ms(const struct admit *a, const struct admit_tenant *t, int32_
 /* Milliseconds that the tenant's share of the line takes for so much work. */
 double admit_interval_ms(const struct admit *a, const struct admit_tenant *t, double work);
 /* How much of admit_wait_ms is more than a guess, 0 to 1: all of it after some seconds of waiting
- * in which several requests were taken; before, as much as the nodes' published speeds bear out.
+ * in which several requests were taken that were no shorter than those that wait; else as much as
+ * the nodes' published speeds bear out.
  * Nobody is refused for a guess. */
 double admit_sureness(const struct admit *a);
 /* By how much longer promises are to be, as the line's speed is not known for long: 1 to 2. An

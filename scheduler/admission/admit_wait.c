@@ -23,6 +23,8 @@ enum {
 
 /* However much the others use, some of it is left in the end. */
 static const double PART_MIN = 0.001;
+/* Requests this much longer than those that were measured are still like them. */
+static const double LONGER_IS_LIKE = 1.25;
 
 /* ---- measures ---- */
 
@@ -115,10 +117,23 @@ double admit_doubt(const struct admit *a)
     return 2 - part_waited(&f);
 }
 
+/* A request takes time beside that of its tokens, so the speed of short ones says too little of
+ * long ones: as if each took as long as one that was measured, at worst. 1: they are alike. */
+static double likeness(const struct admit *a, const struct flow *f)
+{
+    double n = 0, work = 0;
+    for (uint32_t i = 0; i < a->n; i++) {
+        n += a->tenants[i].n_waiting;
+        work += (double)a->tenants[i].waiting_work;
+    }
+    if (work <= 0 || f->n_taken <= 0) return 1;
+    return fmin(LONGER_IS_LIKE * (f->work / f->n_taken) / (work / n), 1);
+}
+
 double admit_sureness(const struct admit *a)
 {
     const struct flow f = sum_up(a);
-    const double sure = part_waited(&f) * fmin(f.n_taken / TAKEN_SURE, 1),
+    const double sure = part_waited(&f) * fmin(f.n_taken / TAKEN_SURE, 1) * likeness(a, &f),
                  published = a->speed.is_guess ? 0 : published_speed(a);
     return sure + (1 - sure) * (published > 0 ? fmin(speed_of_line(a) / published, 1) : 0);
 }

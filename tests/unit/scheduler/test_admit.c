@@ -413,6 +413,27 @@ TEST(one_slow_beginning_refuses_nobody)
     close_rig(&g);
 }
 
+/* A second for each prompt, however short: a few long ones do not take minutes by that. */
+TEST(short_prompts_say_little_of_long_ones)
+{
+    struct rig g;
+    struct admit_ask q = ask_of(1);
+    open_rig(&g, "a k\n");
+    q.n_prompt = 5;
+    for (int i = 0; i < 2; i++) admit_push(g.a, &g.r[g.n++], &q, g.now);
+    for (int i = 0; i < 12; i++) {
+        g.now += 1000;
+        CHECK(take_next(&g));
+        admit_push(g.a, &g.r[g.n++], &q, g.now);
+    }
+    q.n_prompt = 50 * PROMPT;
+    for (int i = 0; i < 8; i++) {
+        CHECK(verdict(&g, &q).taken);
+        admit_push(g.a, &g.r[g.n++], &q, g.now);
+    }
+    close_rig(&g);
+}
+
 /* 10 output tokens a second: an answer of 10 tokens needs a place for a second. */
 TEST(places_for_answers_may_be_scarcer_than_prompts)
 {
@@ -640,7 +661,7 @@ TEST_MAIN(CASE(first_come_first_served), CASE(lower_priority_is_sooner_among_a_t
           CASE(what_others_used_counts), CASE(without_the_directory_an_entry_node_gives_its_share),
           CASE(a_report_that_was_not_answered_is_sent_again),
           CASE(fairness_is_over_all_entry_nodes), CASE(a_wait_that_is_too_long_is_refused_at_once),
-          CASE(one_slow_beginning_refuses_nobody),
+          CASE(one_slow_beginning_refuses_nobody), CASE(short_prompts_say_little_of_long_ones),
           CASE(places_for_answers_may_be_scarcer_than_prompts),
           CASE(a_first_token_that_would_be_late_is_refused_at_once),
           CASE(who_waited_for_too_long_may_not_begin),
