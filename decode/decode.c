@@ -326,10 +326,8 @@ static void grant_if_complete(struct decode_worker *w, struct decode_seq *seq)
     seq->state = DECODE_SEQ_GRANTED;
     grant.n_cached = seq->n_cached;
     decode_parts_write(&seq->parts, &grant);
-    enum status st = cluster_send_proto(w->o.cluster, seq->entry, FRAME_GRANT, seq->request,
-                                        seq->attempt, &grant.base);
+    answer_send(w->o.cluster, seq->entry, FRAME_GRANT, seq->request, seq->attempt, &grant.base);
     arena_release(&seq->parts.arena);
-    if (st != OK) decode_close(w, seq);
 }
 
 static void on_grants(struct decode_worker *w, const struct cluster_message *m)

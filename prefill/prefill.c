@@ -228,10 +228,7 @@ static void give_credits(struct prefill_worker *w)
         p->credited = true;
         p->t_credit_ms = clock_ms();
         w->credited_tokens += p->n_tokens;
-        if (cluster_send_proto(w->o.cluster, p->entry, FRAME_CREDIT, p->request, p->attempt,
-                               &c.base) != OK)
-            log_debug("credit not sent", "request=%016llx",
-                      (unsigned long long)p->request); /* prefill_on_lost will close it */
+        answer_send(w->o.cluster, p->entry, FRAME_CREDIT, p->request, p->attempt, &c.base);
     }
     gauge_set(w->credited_gauge, (double)w->credited_tokens);
 }

@@ -443,7 +443,30 @@ TEST(decode_free_with_everything_pending)
     cluster_rig_close(&t.rig);
 }
 
+/* The entry node would wait for it: the link goes down, so that it knows. */
+TEST(decode_grant_that_does_not_fit_takes_the_link_down)
+{
+    struct pair t;
+    struct worker_options small = { .queue_bytes = 100000 };
+    pair_open(&t, (struct worker_options){ 0 }, small);
+    struct gen *first = entry_add(&t.e, 1, 40, 7, 5), *g = entry_add(&t.e, 2, 40, 7, 5);
+    entry_generate(&t.e, first, t.d, FRAME_RESERVE);
+    RIG_WAIT(&t.rig, first->granted);
+    loop_timer_free(t.d->poll); /* what the engine answers waits here */
+    t.d->poll = NULL;
+    entry_generate(&t.e, g, t.d, FRAME_RESERVE);
+    RIG_WAIT(&t.rig, decode_n_live(t.d->decode) == 2);
+    usleep(100000); /* the engine has answered */
+    worker_fill_queue(t.d, ENTRY_ID);
+    worker_poll(t.d);
+    t.d->poll = loop_timer_start(t.rig.loop, POLL_MS, POLL_MS, worker_poll, t.d);
+    RIG_WAIT_MS(&t.rig, t.e.peer->n_lost == 1 && decode_n_live(t.d->decode) == 0, 3000);
+    CHECK(!g->granted);
+    pair_close(&t);
+}
+
 TEST_MAIN(CASE(decode_split_equals_run_over_mem), CASE(decode_split_equals_run_over_tcp),
+          CASE(decode_grant_that_does_not_fit_takes_the_link_down),
           CASE(decode_goes_on_from_given_tokens), CASE(decode_cancel_in_every_state_gives_all_back),
           CASE(decode_cancel_stops_the_prefill_node_too), CASE(decode_lost_entry_gives_all_back),
           CASE(decode_lost_prefill_node_fails_the_transfer),

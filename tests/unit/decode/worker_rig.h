@@ -33,6 +33,7 @@ struct worker_options {
     const char *protocols; /* NULL: "tcp"; "": none */
     uint32_t n_blocks, max_seqs, step_tokens, max_decode_seqs, max_prompts, block_tokens;
     uint32_t resume_window_ms;
+    size_t queue_bytes; /* of its links */
 };
 
 struct worker_node {
@@ -165,7 +166,7 @@ static struct worker_node *worker_open(struct cluster_rig *r, uint64_t id, struc
     pthread_mutex_lock(&n->lock);
     n->pieces = n->kvt;
     pthread_mutex_unlock(&n->lock);
-    n->peer = peer_open(r, id, (struct peer_options){ 0 });
+    n->peer = peer_open(r, id, (struct peer_options){ .queue_bytes = o.queue_bytes });
     struct decode_options d = {
         .loop = r->loop,
         .engine = n->engine,
@@ -221,6 +222,16 @@ static bool worker_is_idle(const struct worker_node *n)
     return decode_n_live(n->decode) == 0 && prefill_n_live(n->prefill) == 0 &&
            st.n_running + st.n_waiting + st.n_reserved == 0 && st.n_blocks_free == st.n_blocks &&
            !st.has_work;
+}
+
+/* Nothing more fits into the queue of what the node tells the other one. */
+__attribute__((unused)) static void worker_fill_queue(struct worker_node *n, uint64_t to)
+{
+    static const char body[4096];
+    while (cluster_send(n->peer->c, to, FRAME_GRANT, 0, 0, (struct str){ body, sizeof body }) == OK)
+        ;
+    while (cluster_send(n->peer->c, to, FRAME_GRANT, 0, 0, STR("")) == OK)
+        ;
 }
 
 /* Returns whether a sequence is in the engine's steps. */

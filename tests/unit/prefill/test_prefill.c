@@ -38,6 +38,31 @@ static uint32_t n_credits(struct gen *const *g, size_t n)
     return count;
 }
 
+/* The entry node would wait for it: the link goes down, so that it knows. */
+TEST(prefill_credit_that_does_not_fit_takes_the_link_down)
+{
+    struct pair t;
+    Baton__AskCredit ask = BATON__ASK_CREDIT__INIT;
+    uint8_t bytes[64];
+    pair_open(&t, (struct worker_options){ .queue_bytes = 100000 }, (struct worker_options){ 0 });
+    struct gen *g = entry_add(&t.e, 1, 40, 7, 5);
+    entry_ask(&t.e, g, t.p);
+    RIG_WAIT(&t.rig, g->credit);
+    ask.n_tokens = 40;
+    const struct cluster_message m = {
+        .from = ENTRY_ID,
+        .from_name = "entry",
+        .type = FRAME_ASK_CREDIT,
+        .request = 2,
+        .attempt = 1,
+        .body = { (const char *)bytes, baton__ask_credit__pack(&ask, bytes) },
+    };
+    worker_fill_queue(t.p, ENTRY_ID);
+    CHECK(prefill_on_message(t.p->prefill, &m));
+    RIG_WAIT_MS(&t.rig, t.e.peer->n_lost == 1 && prefill_n_live(t.p->prefill) == 0, 3000);
+    pair_close(&t);
+}
+
 TEST(prefill_credits_are_bounded_and_come_back)
 {
     struct pair t;
@@ -452,6 +477,7 @@ TEST(prefill_stopped_while_a_connection_is_made_goes_on_with_it)
 }
 
 TEST_MAIN(CASE(prefill_credits_are_bounded_and_come_back), CASE(prefill_unused_credit_expires),
+          CASE(prefill_credit_that_does_not_fit_takes_the_link_down),
           CASE(prefill_refuses_more_than_it_may_hold), CASE(prefill_without_a_credit_is_stale),
           CASE(prefill_bad_messages_give_the_credit_back),
           CASE(prefill_cancel_in_every_state_gives_all_back),
