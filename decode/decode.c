@@ -60,7 +60,10 @@ void decode_free(struct decode_worker *w)
 
 uint32_t decode_n_live(const struct decode_worker *w) { return w->n_live; }
 
-uint32_t decode_n_parked(const struct decode_worker *w) { return w->parking.n_parked; }
+uint32_t decode_n_parked(const struct decode_worker *w)
+{
+    return w->parking.n_parked + w->parking.n_sent;
+}
 
 uint32_t decode_n_granted(const struct decode_worker *w)
 {
@@ -461,6 +464,7 @@ static void on_finished(struct decode_worker *w, struct decode_seq *seq,
         if (decode_parking_keep_end(w, seq, &f)) return;
         token_batcher_flush_node(&w->batcher, seq->entry);
         answer_send(w->o.cluster, seq->entry, FRAME_FINISHED, seq->request, seq->attempt, &f.base);
+        if (decode_parking_stay(w, seq)) return;
     }
     decode_drop_if_over(w, seq);
 }
@@ -469,8 +473,7 @@ static void on_finished(struct decode_worker *w, struct decode_seq *seq,
  * take tokens along that its client has, and that entry node does not. Both stay to the end. */
 static bool can_hand_back(const struct decode_seq *seq)
 {
-    return seq->state != DECODE_SEQ_CLOSING && seq->state != DECODE_SEQ_PARKED &&
-           !(seq->kept && seq->kept->behind);
+    return seq->state < DECODE_SEQ_PARKED && !(seq->kept && seq->kept->behind);
 }
 
 /* The entry node may take it elsewhere. Until then, and if it does not, the engine starts it again

@@ -69,7 +69,7 @@ void decode_on_lost(struct decode_worker *w, uint64_t node);
  * each batch of engine events. */
 void decode_flush(struct decode_worker *w);
 uint32_t decode_n_live(const struct decode_worker *w);
-/* Of those, the ones without an entry node. */
+/* Of those, the ones that no entry node waits for. */
 uint32_t decode_n_parked(const struct decode_worker *w);
 
 #endif

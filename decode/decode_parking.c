@@ -25,6 +25,7 @@ void decode_parking_init(struct decode_worker *w, uint32_t parked_max, size_t re
     struct decode_parking *p = &w->parking;
     *p = (struct decode_parking){
         .window_ms = w->o.resume_window_ms,
+        .sent_ms = DECODE_SENT_MS,
         .parked_max = parked_max,
         .records_max = records_max,
     };
@@ -65,9 +66,21 @@ static void forget(struct decode_worker *w, struct decode_seq *seq)
     seq->kept = NULL;
 }
 
-void decode_parking_end(struct decode_worker *w, struct decode_seq *seq)
+/* It is not parked any more, nor only waited for. */
+static void leave(struct decode_worker *w, const struct decode_seq *seq)
 {
     if (seq->state == DECODE_SEQ_PARKED) gauge_set(w->parking.m_parked, --w->parking.n_parked);
+    w->parking.n_sent -= seq->state == DECODE_SEQ_SENT;
+}
+
+static bool has_no_entry(const struct decode_seq *seq)
+{
+    return seq->state == DECODE_SEQ_PARKED || seq->state == DECODE_SEQ_SENT;
+}
+
+void decode_parking_end(struct decode_worker *w, struct decode_seq *seq)
+{
+    leave(w, seq);
     if (seq->kept) forget(w, seq);
 }
 
@@ -85,7 +98,15 @@ void decode_parking_begin(struct decode_worker *w, struct decode_seq *seq,
     p->n_bytes += k->n_given * GIVEN_BYTES;
     seq->kept = k;
     struct decode_seq *earlier = map_put(&p->by_key, key_bytes(&k->key), seq);
-    if (earlier && earlier->state == DECODE_SEQ_PARKED) decode_close(w, earlier);
+    if (earlier && has_no_entry(earlier)) decode_close(w, earlier);
+}
+
+/* What was sent is needed least. */
+static void close_sent(struct decode_worker *w)
+{
+    LIST_FOREACH (seq, &w->live, struct decode_seq, link)
+        if (seq->state == DECODE_SEQ_SENT && w->parking.n_bytes > w->parking.records_max)
+            decode_close(w, seq);
 }
 
 bool decode_parking_add(struct decode_worker *w, struct decode_seq *seq, uint32_t index,
@@ -97,6 +118,7 @@ bool decode_parking_add(struct decode_worker *w, struct decode_seq *seq, uint32_
     size_t before = k->records.len;
     token_record_add(&k->records, 0, 0, index, t);
     p->n_bytes += k->records.len - before;
+    if (p->n_bytes > p->records_max && p->n_sent) close_sent(w);
     gauge_set(p->m_bytes, (double)p->n_bytes);
     if (seq->state == DECODE_SEQ_PARKED || k->behind) return false;
     if (p->n_bytes <= p->records_max) return true;
@@ -109,11 +131,11 @@ bool decode_parking_keep_end(struct decode_worker *w, struct decode_seq *seq,
                              const Baton__Finished *m)
 {
     struct decode_kept *k = seq->kept;
-    if (!k || (seq->state != DECODE_SEQ_PARKED && !k->behind)) return false;
+    if (!k) return false;
     char *room = buf_reserve(&k->end, baton__finished__get_packed_size(m));
     k->end.len = baton__finished__pack(m, (uint8_t *)room);
     w->parking.n_ended++;
-    return true;
+    return seq->state == DECODE_SEQ_PARKED || k->behind;
 }
 
 /* ---- turns ---- */
@@ -148,17 +170,20 @@ static void send_more(struct decode_worker *w, struct decode_seq *seq)
                                   seq->attempt, buf_str(&k->end));
     if (st == ERR_FULL)
         cluster_disconnect(w->o.cluster, seq->entry, "its queue of answers is full");
-    if (st == OK) decode_drop_if_over(w, seq); /* else it is parked again: its entry node is lost */
+    if (st != OK) return; /* it is parked again: its entry node is lost */
+    if (!decode_parking_stay(w, seq)) decode_drop_if_over(w, seq);
 }
 
-/* Closes a parked sequence when its time is over; when the records are too many, the oldest ones
- * before their time. */
+/* Closes a sequence without an entry node when its time is over; when the records are too many, the
+ * oldest ones before their time. */
 static void close_if_due(struct decode_worker *w, struct decode_seq *seq)
 {
     struct decode_parking *p = &w->parking;
-    bool expired = clock_ms() - seq->kept->t_parked_ms >= p->window_ms;
+    bool is_sent = seq->state == DECODE_SEQ_SENT;
+    uint32_t window_ms = is_sent && p->sent_ms < p->window_ms ? p->sent_ms : p->window_ms;
+    bool expired = clock_ms() - seq->kept->t_parked_ms >= window_ms;
     if (!expired && p->n_bytes <= p->records_max) return;
-    counter_add(expired ? p->m_expired : p->m_refused, 1);
+    if (!is_sent) counter_add(expired ? p->m_expired : p->m_refused, 1);
     decode_close(w, seq);
 }
 
@@ -168,11 +193,11 @@ static void on_turn(void *arg)
     struct decode_parking *p = &w->parking;
     LIST_FOREACH (seq, &w->live, struct decode_seq, link) {
         if (seq->kept && seq->kept->behind) send_more(w, seq);
-        else if (seq->state == DECODE_SEQ_PARKED) close_if_due(w, seq);
+        else if (has_no_entry(seq)) close_if_due(w, seq);
     }
     token_batcher_flush(&w->batcher);
     if (p->n_behind) return;
-    if (p->n_parked) {
+    if (p->n_parked || p->n_sent) {
         set_timer(w, IDLE_TURN_MS);
         return;
     }
@@ -182,11 +207,22 @@ static void on_turn(void *arg)
 
 /* ---- parking and attaching ---- */
 
+bool decode_parking_stay(struct decode_worker *w, struct decode_seq *seq)
+{
+    struct decode_parking *p = &w->parking;
+    if (!seq->kept || p->n_parked + p->n_sent >= p->parked_max) return false;
+    seq->kept->t_parked_ms = clock_ms();
+    seq->state = DECODE_SEQ_SENT;
+    p->n_sent++;
+    if (!p->timer) set_timer(w, IDLE_TURN_MS);
+    return true;
+}
+
 bool decode_parking_park(struct decode_worker *w, struct decode_seq *seq)
 {
     struct decode_parking *p = &w->parking;
     struct decode_kept *k = seq->kept;
-    if (seq->state != DECODE_SEQ_RUNNING || !k) return false;
+    if ((seq->state != DECODE_SEQ_RUNNING && seq->state != DECODE_SEQ_SENT) || !k) return false;
     if (p->n_parked >= p->parked_max) {
         counter_add(p->m_refused, 1);
         return false;
@@ -194,6 +230,7 @@ bool decode_parking_park(struct decode_worker *w, struct decode_seq *seq)
     p->n_behind -= k->behind;
     k->behind = false;
     k->t_parked_ms = clock_ms();
+    leave(w, seq);
     seq->state = DECODE_SEQ_PARKED;
     gauge_set(p->m_parked, ++p->n_parked);
     if (!p->timer) set_timer(w, IDLE_TURN_MS);
@@ -220,8 +257,8 @@ static void attach(struct decode_worker *w, struct decode_seq *seq, const struct
     log_info("sequence attached", "request=%016llx was=%016llx sequence=%016llx entry=%s parked=%d",
              (unsigned long long)m->request, (unsigned long long)seq->request,
              (unsigned long long)seq->id, m->from_name, (int)(seq->state == DECODE_SEQ_PARKED));
-    if (seq->state == DECODE_SEQ_PARKED) gauge_set(p->m_parked, --p->n_parked);
-    else detach(w, seq);
+    if (!has_no_entry(seq)) detach(w, seq);
+    leave(w, seq);
     request_table_remove(&w->by_request, decode_key_of(seq), seq);
     seq->request = m->request;
     seq->attempt = m->attempt;
@@ -241,7 +278,7 @@ static void attach(struct decode_worker *w, struct decode_seq *seq, const struct
 
 static bool can_attach(const struct decode_seq *seq, uint32_t want_from)
 {
-    return seq && (seq->state == DECODE_SEQ_RUNNING || seq->state == DECODE_SEQ_PARKED) &&
+    return seq && (seq->state == DECODE_SEQ_RUNNING || has_no_entry(seq)) &&
            want_from >= seq->kept->n_given;
 }
 

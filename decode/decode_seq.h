@@ -14,6 +14,7 @@ enum decode_seq_state {
     DECODE_SEQ_GRANTED,   /* blocks promised to a prefill node */
     DECODE_SEQ_RUNNING,   /* the engine produces tokens, or has ended and they are still sent */
     DECODE_SEQ_PARKED,    /* the same without an entry node (decode_parking.h) */
+    DECODE_SEQ_SENT,      /* all is sent; its entry node may be lost, and nobody knows it yet */
     DECODE_SEQ_CLOSING    /* ended: waits for the engine's answer and the transfer's fence */
 };
 

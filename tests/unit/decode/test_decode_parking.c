@@ -16,6 +16,7 @@ static void site_open(struct site *s, uint32_t window_ms)
 {
     cluster_rig_open(&s->rig);
     s->d = worker_open(&s->rig, 2, (struct worker_options){ .resume_window_ms = window_ms });
+    s->d->decode->parking.sent_ms = 300;
     entry_open(&s->a, &s->rig);
     entry_open_as(&s->b, &s->rig, ENTRY_ID + 1);
 }
@@ -114,6 +115,63 @@ TEST(decode_parked_sequence_keeps_its_end)
     site_close(&s);
 }
 
+/* It ended just before its entry node was lost, so the client may not have all of it: it is found,
+ * once more after another loss, and does not stay when nobody was lost. */
+TEST(decode_sequence_that_has_ended_stays_for_a_moment)
+{
+    struct site s;
+    struct entry c;
+    site_open(&s, LONG_WINDOW_MS);
+    s.d->decode->parking.sent_ms = 60000;
+    struct gen *g = begin(&s, &s.a, 1, 7);
+    RIG_WAIT(&s.rig, g->finished);
+    CHECK_EQ_INT(s.d->decode->parking.n_sent, 1);
+    CHECK_EQ_INT(s.d->decode->parking.n_parked, 0);
+    lose(&s, &s.a);
+    CHECK_EQ_INT(s.d->decode->parking.n_sent, 0);
+    CHECK_EQ_INT(s.d->decode->parking.n_parked, 1);
+    struct gen *of_b = attach(&s, &s.b, 9);
+    RIG_WAIT(&s.rig, of_b->finished);
+    check_same_answer(of_b, g);
+    CHECK_EQ_INT(s.d->decode->parking.n_sent, 1);
+    entry_open_as(&c, &s.rig, ENTRY_ID + 2); /* nobody knows of the loss yet */
+    struct gen *of_c = attach(&s, &c, 5);
+    RIG_WAIT(&s.rig, of_c->finished);
+    check_same_answer(of_c, g);
+    CHECK(!of_b->detached);
+    s.d->decode->parking.sent_ms = 300;
+    RIG_WAIT_MS(&s.rig, worker_is_idle(s.d), 3000);
+    CHECK(counted(s.d->decode->parking.m_expired) == 0);
+    entry_close(&c);
+    site_close(&s);
+}
+
+/* They are too many, or there is no room for the tokens of others. */
+TEST(decode_sequences_that_have_ended_go_first)
+{
+    struct site s;
+    site_open(&s, LONG_WINDOW_MS);
+    struct decode_parking *p = &s.d->decode->parking;
+    p->sent_ms = 60000;
+    p->parked_max = 1;
+    for (uint64_t i = 0; i < 2; i++) {
+        struct gen *g = entry_add(&s.a, 1 + i, 40, 7, ANSWER);
+        g->resume_key = 1 + i;
+        entry_generate(&s.a, g, s.d, FRAME_RUN);
+        RIG_WAIT(&s.rig, g->finished);
+        CHECK_EQ_INT(p->n_sent, 1);
+    }
+    RIG_WAIT(&s.rig, decode_n_live(s.d->decode) == 1);
+    p->records_max = p->n_bytes + 100;
+    begin(&s, &s.a, 3, 7);
+    CHECK_EQ_INT(p->n_sent, 0);
+    CHECK(counted(p->m_refused) == 0);
+    lose(&s, &s.a);
+    CHECK_EQ_INT(p->n_parked, 1);
+    p->window_ms = 100;
+    site_close(&s);
+}
+
 TEST(decode_parked_sequence_ends_with_its_time)
 {
     struct site s;
@@ -156,6 +214,7 @@ TEST(decode_attached_sequence_is_parked_again)
     CHECK_EQ_INT(decode_n_parked(s.d->decode), 1);
     entry_open_as(&c, &s.rig, ENTRY_ID + 2);
     check_undisturbed(&s, attach(&s, &c, 5), 7);
+    RIG_WAIT(&s.rig, worker_is_idle(s.d));
     entry_close(&c);
     site_close(&s);
 }
@@ -333,6 +392,7 @@ TEST(decode_later_sequence_of_a_key_replaces_a_parked_one)
     struct entry c;
     entry_open_as(&c, &s.rig, ENTRY_ID + 2);
     check_undisturbed(&s, attach(&s, &c, 5), 7);
+    RIG_WAIT(&s.rig, worker_is_idle(s.d));
     entry_close(&c);
     site_close(&s);
 }
@@ -360,7 +420,7 @@ TEST(decode_hands_back_nothing_that_is_parked_or_behind)
     decode_hand_back(s.d->decode);
     RIG_WAIT(&s.rig, held->failed && (g->finished || g->failed));
     CHECK_EQ_INT(held->blame, BLAME_HANDED_BACK);
-    CHECK_EQ_INT(decode_n_parked(s.d->decode), 1);
+    CHECK_EQ_INT(s.d->decode->parking.n_parked, 1);
     send_attach(&s, &s.b, late, ONE_KEY + 1, 0);
     RIG_WAIT(&s.rig, late->finished || late->failed);
     CHECK(g->finished && g->n_out == ANSWER);
@@ -389,6 +449,8 @@ TEST(decode_free_with_parked_sequences)
 
 TEST_MAIN(CASE(decode_parked_sequence_goes_on_for_another_entry_node),
           CASE(decode_parked_sequence_keeps_its_end),
+          CASE(decode_sequence_that_has_ended_stays_for_a_moment),
+          CASE(decode_sequences_that_have_ended_go_first),
           CASE(decode_parked_sequence_ends_with_its_time),
           CASE(decode_sequence_is_taken_from_a_living_entry_node),
           CASE(decode_attached_sequence_is_parked_again),
