@@ -364,8 +364,8 @@ void request_on_loss(struct entry *e, struct request *r, enum request_loss loss,
         request_advance(e, r);
         break;
     case ACTION_COMPUTE:
-        if (r->resume.returns && request_may_compute(e, r))
-            counter_add(e->metrics.resumes_computed, 1);
+        if (request_ends_uncomputed(e, r) || admission_refuses_to_compute(e, r)) break;
+        if (r->resume.returns) counter_add(e->metrics.resumes_computed, 1);
         place_again(e, r, 0);
         request_advance(e, r);
         break;

@@ -100,6 +100,7 @@ struct request {
     struct gen_resume resume;
     uint64_t *asked; /* [n_asked] ATTACH: nodes that have not refused; NULL: none was asked */
     uint32_t n_asked;
+    bool attached;      /* one of them had kept the answer */
     uint64_t told_node; /* by sink.on_node */
     bool has_told;
     /* the current attempt */
@@ -171,6 +172,8 @@ void request_set_state(struct request *r, enum request_state next);
 enum status request_place(struct entry *e, struct request *r);
 /* What the client has must be computed again with the same bits: would it be? */
 bool request_may_compute(const struct entry *e, const struct request *r);
+/* Ends it if not. True: `r` is gone. */
+bool request_ends_uncomputed(struct entry *e, struct request *r);
 /* All nodes are full, now. Has that been so for max_queue_ms, and the client has no token yet? One
  * that has some was accepted, and waits for its ttl. */
 bool request_is_full_for_too_long(const struct entry *e, struct request *r);

@@ -163,6 +163,8 @@ static void on_attached(struct entry *e, struct request *r, const struct cluster
     Baton__Attached *body = baton__attached__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
     if (is_good(r, body)) {
         request_attach_abandon(e, r);
+        r->attached = true;
+        admission_adopt(e, r);
         counter_add(e->metrics.resumes_attached, 1);
         set_decode_node(e, r, m);
         r->trace.place_ns = clock_ns() - r->t_accept;

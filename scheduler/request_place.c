@@ -273,17 +273,21 @@ bool request_may_compute(const struct entry *e, const struct request *r)
     return request_n_out(r) >= r->resume.n_delivered || view_is_deterministic(&e->view);
 }
 
+bool request_ends_uncomputed(struct entry *e, struct request *r)
+{
+    if (request_may_compute(e, r)) return false;
+    counter_add(e->metrics.resumes_refused, 1);
+    request_end(e, r, ERR_CONFLICT, FINISH_ERROR, -1,
+                "no node has kept the rest of this answer, and GPUs without --deterministic do not "
+                "compute the same tokens again; send the request without Last-Event-ID for a new "
+                "answer");
+    return true;
+}
+
 enum status request_place(struct entry *e, struct request *r)
 {
     struct place_result chosen;
-    if (!request_may_compute(e, r)) {
-        counter_add(e->metrics.resumes_refused, 1);
-        request_end(e, r, ERR_CONFLICT, FINISH_ERROR, -1,
-                    "no node has kept the rest of this answer, and GPUs without --deterministic do "
-                    "not compute the same tokens again; send the request without Last-Event-ID for "
-                    "a new answer");
-        return ERR_CONFLICT;
-    }
+    if (request_ends_uncomputed(e, r)) return ERR_CONFLICT;
     enum status st = choose_nodes(e, r, &chosen);
     r->waits_for_capacity = false;
     if (st != ERR_BUSY) admission_take(e, r);

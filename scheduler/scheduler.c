@@ -160,7 +160,8 @@ static bool is_still_entry(const struct scheduler *s)
     return s->enters && s->t_others_ms && clock_ms() - s->t_others_ms <= s->entry.grace_ms;
 }
 
-/* What a client comes back for was admitted before. */
+/* What a client comes back for was admitted before, if a node has kept it; else it is asked when
+ * that is known (admission_refuses_to_compute). */
 static enum status may_come(struct scheduler *s, const struct gen_request *g,
                             struct gen_refusal *why)
 {
@@ -187,7 +188,7 @@ static enum status backend_submit(void *self, const struct gen_request *g,
     uint64_t latest = clock_ms() + (uint64_t)s->o.ttl_s * 1000;
     r->ends_by_client = r->deadline_ms && r->deadline_ms <= latest;
     if (!r->ends_by_client) r->deadline_ms = latest;
-    if (r->state == REQUEST_PLACING || g->resume.returns) admission_push(&s->entry, r);
+    admission_push(&s->entry, r);
     list_push(&s->entry.live, &r->link);
     s->entry.n_live++;
     map_put(&s->entry.by_id, map_key_u64(&r->id), r);

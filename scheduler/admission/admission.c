@@ -119,13 +119,13 @@ void admission_unfill(struct entry *e, struct request *r, bool computed)
 
 /* ---- requests come ---- */
 
-static struct admit_ask ask_of(const struct gen_admission *wanted, uint32_t n_prompt,
-                               uint32_t max_output, uint64_t deadline_ms)
+static struct admit_ask ask_of(const struct request *r)
 {
-    return (struct admit_ask){ .wanted = *wanted,
-                               .n_prompt = n_prompt,
-                               .max_output = max_output,
-                               .deadline_ms = deadline_ms };
+    return (struct admit_ask){ .wanted = r->wanted,
+                               .n_prompt = r->n_prompt,
+                               .max_output = r->sampling.max_tokens,
+                               .deadline_ms = r->deadline_ms,
+                               .comes_back = r->resume.returns };
 }
 
 static struct request *request_of(struct admit_request *r)
@@ -146,7 +146,11 @@ enum status admission_ask(struct entry *e, const struct gen_request *g, uint32_t
                           struct gen_refusal *why)
 {
     struct admission *d = &e->admission;
-    struct admit_ask q = ask_of(&g->admission, g->n_tokens, g->sampling.max_tokens, g->deadline_ms);
+    const struct admit_ask q = { .wanted = g->admission,
+                                 .n_prompt = g->n_tokens,
+                                 .max_output = g->sampling.max_tokens,
+                                 .deadline_ms = g->deadline_ms,
+                                 .n_full = n_full };
     struct admit_verdict v;
     uint64_t now = clock_ms();
     if (g->deadline_ms && now >= g->deadline_ms)
@@ -154,7 +158,6 @@ enum status admission_ask(struct entry *e, const struct gen_request *g, uint32_t
                          "x-baton-deadline-ms is %u, and that time was over before the request "
                          "could begin",
                          g->admission.deadline_ms);
-    q.n_full = n_full;
     admit_ask(d->admit, &q, now, &v);
     admission_metrics_verdict(&d->metrics, &v, g->admission.tenant);
     if (v.taken && v.shed) shed(e, request_of(v.shed));
@@ -165,11 +168,34 @@ enum status admission_ask(struct entry *e, const struct gen_request *g, uint32_t
 
 void admission_push(struct entry *e, struct request *r)
 {
-    const struct admit_ask q = ask_of(&r->wanted, r->n_prompt, r->sampling.max_tokens,
-                                      r->deadline_ms);
-    if (r->admit.state != ADMIT_UNKNOWN || r->shed) return;
-    if (r->resume.returns) admit_adopt(e->admission.admit, &r->admit, r->wanted.tenant, clock_ms());
-    else admit_push(e->admission.admit, &r->admit, &q, clock_ms());
+    const struct admit_ask q = ask_of(r);
+    struct admit *a = e->admission.admit;
+    bool is_new = r->admit.state == ADMIT_UNKNOWN, asks = r->state == REQUEST_ATTACH;
+    if (r->shed || (!is_new && r->admit.state != ADMIT_EXPECTED)) return;
+    if (!asks) admit_push(a, &r->admit, &q, clock_ms());
+    else if (is_new) admit_expect(a, &r->admit, &q, clock_ms());
+}
+
+void admission_adopt(struct entry *e, struct request *r)
+{
+    admit_adopt(e->admission.admit, &r->admit, r->wanted.tenant, clock_ms());
+}
+
+bool admission_refuses_to_compute(struct entry *e, struct request *r)
+{
+    struct admission *d = &e->admission;
+    const struct admit_ask q = ask_of(r);
+    struct admit_verdict v;
+    uint64_t now = clock_ms();
+    if (!r->resume.returns) return false;  /* it was asked when it came */
+    admit_leave(d->admit, &r->admit, now); /* it does not count against itself */
+    admit_ask(d->admit, &q, now, &v);
+    admission_metrics_verdict(&d->metrics, &v, r->wanted.tenant);
+    if (v.taken) return false;
+    r->retry_after_s = v.why.retry_after_s;
+    snprintf(r->retry, sizeof r->retry, "%s", v.why.retry);
+    request_end(e, r, v.why.err.code, FINISH_ERROR, -1, v.why.err.text);
+    return true;
 }
 
 bool admission_is_waiting(const struct request *r) { return r->admit.state == ADMIT_WAITING; }
@@ -243,10 +269,9 @@ bool admission_ends(struct entry *e, struct request *r)
 void admission_on_token(struct entry *e, struct request *r, uint32_t index)
 {
     uint64_t now = r->t_last / 1000000;
-    if (r->admit.state == ADMIT_UNKNOWN)
-        admit_adopt(e->admission.admit, &r->admit, r->wanted.tenant, now);
+    bool is_old = r->attached && index < r->resume.n_delivered;
     admit_started(e->admission.admit, &r->admit, now);
-    if (index >= r->resume.n_delivered) admit_charge(e->admission.admit, &r->admit, now);
+    if (!is_old) admit_charge(e->admission.admit, &r->admit, now);
 }
 
 /* ---- for people ---- */

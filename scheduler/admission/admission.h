@@ -58,8 +58,13 @@ void admission_on_view(struct admission *d, const struct view *v);
  * then one that waits may give way, which ends in the next turn of the loop. */
 enum status admission_ask(struct entry *e, const struct gen_request *g, uint32_t n_full,
                           struct gen_refusal *why) MUST_CHECK;
-/* It is to be placed: into the line, unless it has been there. */
+/* It is to be placed: into the line, unless it has been there. In ATTACH it is only counted. */
 void admission_push(struct entry *e, struct request *r);
+/* A node had kept its answer and goes on with it, so it was admitted before. */
+void admission_adopt(struct entry *e, struct request *r);
+/* None had: it is a request like any other now, whatever its client says. True: it is over a limit
+ * of its tenant, and gone. */
+bool admission_refuses_to_compute(struct entry *e, struct request *r);
 bool admission_is_waiting(const struct request *r);
 /* Gives those to placement whose turn it is, as long as there is room. */
 void admission_place_line(struct entry *e);

@@ -116,13 +116,44 @@ static void set_late(const struct admit *a, struct admit_request *r, const struc
     if (r->wants_ttft) r->late_ms = latest;
 }
 
+static void count_request(struct admit_tenant *t, struct admit_request *r,
+                          const struct admit_ask *q, uint64_t now_ms)
+{
+    if (r->counted) return;
+    r->counted = true;
+    admit_count_usage(t, now_ms, q->wanted.follows ? 0 : 1, 0);
+    t->untold.requests += !q->wanted.follows;
+}
+
+/* One that comes back is counted when it is pushed: what a node has kept was counted before. */
+void admit_expect(struct admit *a, struct admit_request *r, const struct admit_ask *q,
+                  uint64_t now_ms)
+{
+    struct admit_tenant *t = &a->tenants[q->wanted.tenant];
+    ASSERT(r->state == ADMIT_UNKNOWN);
+    *r = (struct admit_request){ .state = ADMIT_EXPECTED, .tenant = q->wanted.tenant };
+    list_init(&r->link);
+    t->n_expected++;
+    t->t_asked_ms = now_ms;
+    if (!q->comes_back) count_request(t, r, q, now_ms);
+}
+
+/* Whether it was counted. */
+static bool end_expected(struct admit_tenant *t, const struct admit_request *r)
+{
+    ASSERT(r->state == ADMIT_UNKNOWN || r->state == ADMIT_EXPECTED);
+    t->n_expected -= r->state == ADMIT_EXPECTED;
+    return r->state == ADMIT_EXPECTED && r->counted;
+}
+
 void admit_push(struct admit *a, struct admit_request *r, const struct admit_ask *q,
                 uint64_t now_ms)
 {
     struct admit_tenant *t = &a->tenants[q->wanted.tenant];
-    ASSERT(r->state == ADMIT_UNKNOWN);
+    const bool counted = end_expected(t, r);
     admit_flow_to(a, now_ms);
     *r = (struct admit_request){ .state = ADMIT_WAITING,
+                                 .counted = counted,
                                  .tenant = q->wanted.tenant,
                                  .priority = q->wanted.priority,
                                  .n_prompt = q->n_prompt,
@@ -137,8 +168,7 @@ void admit_push(struct admit *a, struct admit_request *r, const struct admit_ask
     t->waiting_work += r->work;
     t->waiting_prompts += r->n_prompt;
     a->n_waiting++;
-    admit_count_usage(t, now_ms, q->wanted.follows ? 0 : 1, 0);
-    t->untold.requests += !q->wanted.follows;
+    count_request(t, r, q, now_ms);
 }
 
 static void leave_line(struct admit *a, struct admit_tenant *t, struct admit_request *r)
@@ -177,7 +207,7 @@ void admit_take(struct admit *a, struct admit_request *r, uint64_t now_ms)
 
 void admit_adopt(struct admit *a, struct admit_request *r, uint32_t tenant, uint64_t now_ms)
 {
-    ASSERT(r->state == ADMIT_UNKNOWN);
+    (void)end_expected(&a->tenants[tenant], r);
     *r = (struct admit_request){ .state = ADMIT_RUNNING, .tenant = tenant, .t_taken_ms = now_ms };
     r->started = true; /* it is no measure of how long that takes */
     list_init(&r->link);
@@ -219,7 +249,8 @@ void admit_leave(struct admit *a, struct admit_request *r, uint64_t now_ms)
     struct admit_tenant *t = &a->tenants[r->tenant];
     if (r->state == ADMIT_UNKNOWN) return;
     admit_flow_to(a, now_ms);
-    if (r->state == ADMIT_WAITING) leave_line(a, t, r);
+    if (r->state == ADMIT_EXPECTED) t->n_expected--;
+    else if (r->state == ADMIT_WAITING) leave_line(a, t, r);
     else {
         t->n_running--;
         note_end(t, r, now_ms);
@@ -233,7 +264,7 @@ void admit_numbers(struct admit *a, uint32_t tenant, uint64_t now_ms, struct adm
 {
     const struct admit_tenant *t = &a->tenants[tenant];
     admit_flow_to(a, now_ms);
-    *out = (struct admit_numbers){ .n_waiting = t->n_waiting,
+    *out = (struct admit_numbers){ .n_waiting = admit_n_not_running(t),
                                    .n_running = t->n_running,
                                    .n_prompt_tokens = t->n_prompt_tokens,
                                    .n_output_tokens = t->n_output_tokens,

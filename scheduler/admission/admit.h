@@ -2,6 +2,7 @@
  *
  *     ask ──▶ push ──▶ WAITING ── next, take ──▶ RUNNING ── leave
  *      └ refused          └ leave: placed too late, shed, canceled
+ *     expect ──▶ EXPECTED ── adopt ──▶ RUNNING: a node had kept its answer. Else it is pushed
  *
  * Requests wait in a line of their tenant, by priority, then by arrival. The next one is of the
  * highest class in which any waits; there, of the tenant that was served least for its weight
@@ -25,7 +26,12 @@ enum { ADMIT_COST = 1 << 18 };
 
 struct admit;
 
-enum admit_state { ADMIT_UNKNOWN, ADMIT_WAITING, ADMIT_RUNNING };
+enum admit_state {
+    ADMIT_UNKNOWN,
+    ADMIT_EXPECTED, /* counted against its tenant's limits, and in no line */
+    ADMIT_WAITING,
+    ADMIT_RUNNING
+};
 
 /* A member of the request. */
 struct admit_request {
@@ -40,6 +46,7 @@ struct admit_request {
     uint64_t late_ms; /* of no use if it is still waiting then: ... */
     bool wants_ttft;  /* ... its first token would come too late; else --max-queue-time */
     bool started;     /* its first token has come */
+    bool counted;     /* in requests_per_minute, unless it follows */
 };
 
 /* Why a request was refused, as metrics have it. */
@@ -81,6 +88,8 @@ struct admit_ask {
     uint64_t deadline_ms;          /* clock; 0: none */
     uint32_t n_full;               /* the entry node holds so many, its limit: one that waits must
                                     * give way; 0: it has room */
+    bool comes_back; /* admitted before, its client says: its tenant's limits decide alone, and it
+                      * waits in line however long that is */
 };
 
 struct admit_verdict {
@@ -94,10 +103,13 @@ struct admit_verdict {
 /* A request that is taken must be pushed, in the same turn of the loop. */
 void admit_ask(struct admit *a, const struct admit_ask *q, uint64_t now_ms,
                struct admit_verdict *out);
-/* Into the line. `r` is unknown. */
+/* Nodes are asked whether one has kept its answer. */
+void admit_expect(struct admit *a, struct admit_request *r, const struct admit_ask *q,
+                  uint64_t now_ms);
+/* Into the line. `r` is unknown, or expected. */
 void admit_push(struct admit *a, struct admit_request *r, const struct admit_ask *q,
                 uint64_t now_ms);
-/* Runs without having waited: its client came back for what another entry node began. */
+/* Runs without having waited: a node goes on with what another entry node began. */
 void admit_adopt(struct admit *a, struct admit_request *r, uint32_t tenant, uint64_t now_ms);
 
 /* ---- the order ---- */

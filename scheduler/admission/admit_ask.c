@@ -98,18 +98,32 @@ static bool check_requests(struct asked *k, const struct admit_budget *b)
     return refuse_limit(k, ADMIT_REQUESTS, p, b->used_requests, k->t->t->requests_per_minute);
 }
 
+/* Of all its prompts: those that follow are taken then. One that comes back is here by itself,
+ * since others of its API request may have been kept. */
+static uint64_t tokens_asked(const struct asked *k)
+{
+    const struct admit_ask *q = k->q;
+    if (q->comes_back) return q->n_prompt;
+    if (q->wanted.follows) return 0;
+    return q->wanted.all_prompts > q->n_prompt ? q->wanted.all_prompts : q->n_prompt;
+}
+
+static bool refuse_too_long(struct asked *k, uint64_t n)
+{
+    k->out->reason = ADMIT_TOKENS;
+    (void)err_set(
+        &k->out->why.err, ERR_TOO_LONG,
+        "%s %llu tokens, but tenant %s may use %llu in a minute (tokens_per_minute)",
+        n > k->q->n_prompt ? "the prompts of all choices have together" : "the prompt has",
+        (unsigned long long)n, k->t->t->name, (unsigned long long)k->t->t->tokens_per_minute);
+    return false;
+}
+
 static bool check_tokens(struct asked *k, const struct admit_budget *b)
 {
-    uint64_t n = k->q->n_prompt, limit = k->t->t->tokens_per_minute;
-    if (!b->tokens || k->q->wanted.follows) return true;
-    if (n > limit) {
-        k->out->reason = ADMIT_TOKENS;
-        (void)err_set(&k->out->why.err, ERR_TOO_LONG,
-                      "the prompt has %llu tokens, but tenant %s may use %llu in a minute "
-                      "(tokens_per_minute)",
-                      (unsigned long long)n, k->t->t->name, (unsigned long long)limit);
-        return false;
-    }
+    uint64_t n = tokens_asked(k), limit = k->t->t->tokens_per_minute;
+    if (!b->tokens || !n) return true;
+    if (n > limit) return refuse_too_long(k, n);
     double used = (double)b->used_tokens + n_promised(k) * (double)n;
     if (b->used_tokens == 0 || used + (double)n <= (double)b->tokens) return true;
     uint64_t excess = b->used_tokens + n > b->tokens ? b->used_tokens + n - b->tokens : 0;
@@ -281,7 +295,7 @@ void admit_ask(struct admit *a, const struct admit_ask *q, uint64_t now_ms,
     admit_flow_to(a, now_ms);
     k.t->t_asked_ms = now_ms;
     k.returns = uses_promise(&k);
-    out->taken = check_limits(&k) && check_wait(&k) && check_room(&k);
+    out->taken = check_limits(&k) && (q->comes_back || (check_wait(&k) && check_room(&k)));
     out->was_promised = k.returns;
 }
 

@@ -55,7 +55,7 @@ void admit_budget(const struct admit *a, const struct admit_tenant *t, uint64_t 
                                   .tokens = share_of(t->t->tokens_per_minute, n_entries),
                                   .concurrent = share_of(t->t->concurrent, n_entries) };
     sum_up(&t->usage, now_ms, &out->used_requests, &out->used_tokens);
-    out->n_concurrent = t->n_running + t->n_waiting;
+    out->n_concurrent = t->n_running + admit_n_not_running(t);
     if (a->directory_away || !t->t_heard_ms || now_ms > t->t_heard_ms + FRESH_MS) return;
     raise_to(&out->used_requests, (uint64_t)t->sum.requests + u->requests + w->requests);
     raise_to(&out->used_tokens, t->sum.tokens + u->tokens + w->tokens);

@@ -22,7 +22,7 @@ static bool has_limits(const struct admit_tenant *t)
 static bool is_changed(const struct admit_tenant *t)
 {
     return t->untold.requests || t->untold.tokens || t->untold.cost ||
-           t->n_running != t->told_running || t->n_waiting != t->told_waiting;
+           t->n_running != t->told_running || admit_n_not_running(t) != t->told_waiting;
 }
 
 static bool asks(const struct admit_tenant *t, uint64_t now_ms)
@@ -40,7 +40,7 @@ bool admit_has_report(const struct admit *a, uint64_t now_ms)
         const struct admit_tenant *t = &a->tenants[i];
         changed |= is_changed(t);
         soon |= has_limits(t) && is_changed(t);
-        keeps |= t->n_running || t->n_waiting;
+        keeps |= t->n_running || admit_n_not_running(t);
         asked |= asks(t, now_ms);
     }
     return soon || (asked && since >= ASK_MS) || (changed && since >= USUAL_MS) ||
@@ -50,8 +50,8 @@ bool admit_has_report(const struct admit *a, uint64_t now_ms)
 static bool is_told(const struct admit_tenant *t, uint64_t now_ms)
 {
     const struct admit_untold *w = &t->telling;
-    return is_changed(t) || asks(t, now_ms) || t->n_running || t->n_waiting || w->requests ||
-           w->tokens || w->cost;
+    return is_changed(t) || asks(t, now_ms) || t->n_running || admit_n_not_running(t) ||
+           w->requests || w->tokens || w->cost;
 }
 
 uint32_t admit_report(struct admit *a, uint64_t now_ms, struct meter_use out[METER_TENANTS_MAX],
@@ -71,13 +71,13 @@ uint32_t admit_report(struct admit *a, uint64_t now_ms, struct meter_use out[MET
             t->untold = (struct admit_untold){ 0 };
         }
         t->told_running = t->n_running;
-        t->told_waiting = t->n_waiting;
+        t->told_waiting = admit_n_not_running(t);
         out[n++] = (struct meter_use){ .tenant = t->t->id,
                                        .requests = t->telling.requests,
                                        .tokens = t->telling.tokens,
                                        .cost = t->telling.cost,
                                        .n_running = t->n_running,
-                                       .n_waiting = t->n_waiting };
+                                       .n_waiting = admit_n_not_running(t) };
     }
     return n;
 }

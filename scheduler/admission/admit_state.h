@@ -33,7 +33,7 @@ struct admit_untold {
 struct admit_tenant {
     const struct tenant *t;
     struct list line; /* of admit_request.link */
-    uint32_t n_waiting, n_running;
+    uint32_t n_waiting, n_running, n_expected;
     uint64_t waiting_work, waiting_prompts; /* tokens */
     uint64_t token_cost;                    /* ADMIT_COST / weight */
     uint64_t served;                        /* over all entry nodes, as far as is known here */
@@ -79,6 +79,11 @@ struct admit {
 };
 
 /* ---- admit.c ---- */
+/* That wait, for their turn or for the answers of nodes. */
+static inline uint32_t admit_n_not_running(const struct admit_tenant *t)
+{
+    return t->n_waiting + t->n_expected;
+}
 /* Where the tenant stands in the order: less is sooner. */
 uint64_t admit_standing(const struct admit *a, const struct admit_tenant *t);
 

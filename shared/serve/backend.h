@@ -30,7 +30,8 @@ struct gen_admission {
     int32_t priority;     /* lower is sooner, among the requests of one tenant */
     uint32_t ttft_ms;     /* it is useless without a first token by then; 0: any time will do */
     uint32_t deadline_ms; /* as its client gave it; 0: none. gen_request has when that is */
-    bool follows;         /* not the first sequence of its API request */
+    bool follows;         /* not the first sequence of its API request; the first has in ... */
+    uint64_t all_prompts; /* ... this the tokens of the prompts of all of them */
     bool is_retry;        /* its client's library says that it sends it again */
     char retry[GEN_RETRY_MAX]; /* gen_refusal.retry of an earlier refusal; "": none */
 };

@@ -216,11 +216,20 @@ static struct gen_resume resume_of(const struct choice *ch)
     return r;
 }
 
+/* Each choice computes its prompt, or is charged for it all the same. */
+static uint64_t all_prompts(const struct completion_request *c)
+{
+    uint64_t n = 0;
+    for (uint32_t i = 0; i < c->n_prompts; i++) n += c->prompts[i].n_tokens;
+    return n * c->p.n;
+}
+
 static struct gen_admission admission_of(const struct choice *ch)
 {
     struct gen_admission a = ch->request->admission;
     a.priority = ch->request->p.priority;
     a.follows = ch->request->n_admitted > 0;
+    a.all_prompts = a.follows ? 0 : all_prompts(ch->request);
     return a;
 }
 

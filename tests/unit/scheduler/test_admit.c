@@ -242,6 +242,65 @@ TEST(tokens_per_minute)
     close_rig(&g);
 }
 
+/* The first sequence asks for all prompts of its API request; those that follow are taken then. */
+TEST(tokens_per_minute_of_several_prompts)
+{
+    struct rig g;
+    struct admit_ask q = ask_of(1);
+    open_rig(&g, "a k tokens_per_minute=350\n");
+    q.wanted.all_prompts = 351;
+    struct admit_verdict v = verdict(&g, &q);
+    CHECK(!v.taken && strstr(v.why.err.text, "the prompts of all choices have together 351"));
+    CHECK_STATUS(v.why.err.code, ERR_TOO_LONG);
+    push(&g, 1, 0);
+    take_next(&g);
+    q.wanted.all_prompts = 300;
+    v = verdict(&g, &q);
+    CHECK(!v.taken && v.reason == ADMIT_TOKENS && v.why.retry_after_s >= 59);
+    q.wanted.all_prompts = 200;
+    CHECK(verdict(&g, &q).taken);
+    q.wanted = (struct gen_admission){ .tenant = 1, .follows = true };
+    q.n_prompt = 300;
+    CHECK(verdict(&g, &q).taken);
+    q.comes_back = true; /* the first of them may have been kept */
+    CHECK(!verdict(&g, &q).taken);
+    close_rig(&g);
+}
+
+/* Nodes are asked whether they have its answer: so long it counts, and is in no line. */
+TEST(what_is_expected_counts_against_the_limits)
+{
+    struct rig g;
+    struct admit_ask q = ask_of(1);
+    struct admit_request r[2] = { 0 };
+    struct admit_numbers n;
+    open_rig(&g, "a k concurrent=2 requests_per_minute=3\n");
+    admit_expect(g.a, &r[0], &q, g.now); /* a new one: its request counts now */
+    q.comes_back = true;
+    admit_expect(g.a, &r[1], &q, g.now);
+    admit_numbers(g.a, 1, g.now, &n);
+    CHECK(n.n_waiting == 2 && n.n_running == 0 && !admit_next(g.a));
+    q.comes_back = false;
+    CHECK(verdict(&g, &q).reason == ADMIT_CONCURRENT); /* it was promised a place */
+    admit_adopt(g.a, &r[1], 1, g.now);                 /* a node had it: it costs no request */
+    admit_push(g.a, &r[0], &q, g.now);                 /* none had it: no second one */
+    CHECK(take_next(&g) == &r[0]);
+    admit_leave(g.a, &r[0], g.now);
+    CHECK(verdict(&g, &q).taken);
+    r[0] = (struct admit_request){ 0 };
+    q.comes_back = true;
+    admit_expect(g.a, &r[0], &q, g.now);
+    admit_leave(g.a, &r[0], g.now); /* its client left */
+    CHECK(verdict(&g, &q).taken);
+    admit_push(g.a, &r[0], &q, g.now);
+    admit_leave(g.a, &r[1], g.now);
+    CHECK(verdict(&g, &q).reason == ADMIT_REQUESTS);
+    admit_leave(g.a, &r[0], g.now);
+    admit_numbers(g.a, 1, g.now, &n);
+    CHECK(n.n_waiting == 0 && n.n_running == 0);
+    close_rig(&g);
+}
+
 TEST(concurrent)
 {
     struct rig g;
@@ -657,7 +716,9 @@ TEST(the_speed_of_a_node_is_seen)
 TEST_MAIN(CASE(first_come_first_served), CASE(lower_priority_is_sooner_among_a_tenants_requests),
           CASE(a_higher_class_goes_first), CASE(tokens_go_by_weight), CASE(long_answers_cost_turns),
           CASE(who_has_nothing_in_line_saves_nothing_up), CASE(requests_per_minute),
-          CASE(a_place_that_was_promised_is_kept), CASE(tokens_per_minute), CASE(concurrent),
+          CASE(a_place_that_was_promised_is_kept), CASE(tokens_per_minute),
+          CASE(tokens_per_minute_of_several_prompts),
+          CASE(what_is_expected_counts_against_the_limits), CASE(concurrent),
           CASE(what_others_used_counts), CASE(without_the_directory_an_entry_node_gives_its_share),
           CASE(a_report_that_was_not_answered_is_sent_again),
           CASE(fairness_is_over_all_entry_nodes), CASE(a_wait_that_is_too_long_is_refused_at_once),

@@ -381,6 +381,126 @@ TEST(attach_is_refused_where_bits_differ)
     world_close(&w);
 }
 
+/* ---- admission ---- */
+
+static void world_open_limited(struct world *w, struct tenants *tenants, const char *keys)
+{
+    tenants_init(tenants);
+    CHECK_OK(tenants_parse(tenants, str_of(keys), "keys", NULL));
+    world_entry.tenants = tenants;
+    world_open_keeping(w, "d");
+    struct node_record r = record_of(w, 0);
+    r.max_seqs = 1;
+    directory_publish(w->directory, &r);
+    RIG_WAIT(&w->rig, w->s->entry.view.nodes[0].max_seqs == 1);
+}
+
+static struct ask of_tenant(struct ask a)
+{
+    a.admission.tenant = 1;
+    return a;
+}
+
+static struct attempt expect_run(struct world *w)
+{
+    struct attempt a = { 0 };
+    struct received_message *h = world_expect(w, FRAME_RUN, &a.decode);
+    a.request = h->request;
+    a.number = h->attempt;
+    return a;
+}
+
+static struct admit_numbers numbers_of(const struct world *w)
+{
+    struct admit_numbers n;
+    admit_numbers(w->s->entry.admission.admit, 1, clock_ms(), &n);
+    return n;
+}
+
+/* A client may send any handle: only what a node has kept was admitted before. */
+TEST(attach_refused_is_limited_like_a_new_request)
+{
+    struct world w;
+    struct tenants tenants;
+    struct client first, c;
+    world_open_limited(&w, &tenants, "a k requests_per_minute=1\n");
+    CHECK_OK(client_submit(&w, &first, of_tenant((struct ask){ .max_tokens = 3 })));
+    struct attempt run = expect_run(&w), a;
+    play_rest(&w, &first, &run, 3);
+    CHECK_OK(client_submit(&w, &c, of_tenant(back(w.nodes[0]->id, 4))));
+    a = expect_attach(&w, UINT32_MAX);
+    reply_attached(&a, 0, 0);
+    play_rest(&w, &c, &a, 10);
+    CHECK_EQ_INT(numbers_of(&w).n_prompt_tokens, PROMPT_LEN); /* of the first alone */
+    CHECK_EQ_INT(numbers_of(&w).n_output_tokens, 3 + 10 - 4);
+    CHECK_OK(client_submit(&w, &c, of_tenant(back(w.nodes[0]->id, 4))));
+    a = expect_attach(&w, UINT32_MAX);
+    reply_failed(a.decode, &a, ERR_NOT_FOUND);
+    RIG_WAIT(&w.rig, c.n_ended == 1);
+    CHECK_STATUS(c.end.status, ERR_FULL);
+    CHECK(c.end.retry_after_s >= 1 && c.end.retry[0]);
+    CHECK(strstr(c.end.text, "requests_per_minute is 1"));
+    rig_turn_ms(&w.rig, 60);
+    CHECK_EQ_INT(received_count(w.nodes[0], FRAME_RUN), 0);
+    CHECK_EQ_INT(resumes(&w, 'c'), 0);
+    CHECK_EQ_INT(numbers_of(&w).n_waiting + numbers_of(&w).n_running, 0);
+    world_check_idle(&w);
+    world_close(&w);
+    tenants_release(&tenants);
+}
+
+TEST(attach_refused_waits_in_line_and_pays)
+{
+    struct world w;
+    struct tenants tenants;
+    struct client first, earlier, c;
+    world_open_limited(&w, &tenants, "a k concurrent=3\n");
+    CHECK_OK(client_submit(&w, &first, of_tenant((struct ask){ .max_tokens = 3 })));
+    struct attempt run = expect_run(&w), a;
+    CHECK_OK(client_submit(&w, &earlier, of_tenant((struct ask){ .max_tokens = 3 })));
+    CHECK_OK(client_submit(&w, &c, of_tenant(back(w.nodes[0]->id, 4))));
+    a = expect_attach(&w, UINT32_MAX);
+    CHECK_EQ_INT(numbers_of(&w).n_waiting, 2);
+    reply_failed(a.decode, &a, ERR_NOT_FOUND);
+    RIG_WAIT(&w.rig, resumes(&w, 'c') == 1);
+    CHECK_EQ_INT(numbers_of(&w).n_waiting, 2); /* it is no third beside itself */
+    rig_turn_ms(&w.rig, 60);
+    CHECK_EQ_INT(received_count(w.nodes[0], FRAME_RUN), 0);
+    play_rest(&w, &first, &run, 3);
+    run = expect_run(&w);
+    CHECK_EQ_INT(run.request, earlier.id);
+    play_rest(&w, &earlier, &run, 3);
+    run = expect_run(&w);
+    CHECK_EQ_INT(run.request, c.id);
+    play_rest(&w, &c, &run, 10);
+    CHECK_EQ_INT(numbers_of(&w).n_prompt_tokens, 3 * PROMPT_LEN);
+    CHECK_EQ_INT(numbers_of(&w).n_output_tokens, 3 + 3 + 10); /* also what its client has */
+    world_check_idle(&w);
+    world_close(&w);
+    tenants_release(&tenants);
+}
+
+/* While nodes are asked, a new request with a name counts as one that waits. */
+TEST(attach_that_asks_all_counts_at_once)
+{
+    struct world w;
+    struct tenants tenants;
+    struct client c, c2;
+    world_open_limited(&w, &tenants, "a k concurrent=1\n");
+    CHECK_OK(client_submit(&w, &c, of_tenant(ASKS_ALL)));
+    CHECK_STATUS(client_submit(&w, &c2, of_tenant(ASKS_ALL)), ERR_FULL);
+    struct attempt a = expect_attach(&w, UINT32_MAX);
+    reply_failed(a.decode, &a, ERR_NOT_FOUND);
+    a = expect_run(&w);
+    play_rest(&w, &c, &a, 10);
+    CHECK_OK(client_submit(&w, &c2, of_tenant(ASKS_ALL)));
+    w.be.cancel(w.be.self, c2.id);
+    RIG_WAIT(&w.rig, c2.n_ended == 1);
+    CHECK_EQ_INT(numbers_of(&w).n_waiting, 0);
+    world_close(&w);
+    tenants_release(&tenants);
+}
+
 /* Nodes that keep nothing are neither asked nor named to clients. */
 TEST(attach_leaves_nodes_that_keep_nothing_alone)
 {
@@ -408,4 +528,7 @@ TEST_MAIN(
     CASE(attach_asks_all_for_a_choice_without_a_node), CASE(attach_asks_all_in_vain),
     CASE(attach_is_cancelled_at_every_node), CASE(attached_request_moves_when_its_node_is_lost),
     CASE(attached_request_goes_on_when_its_node_hands_it_back), CASE(detached_request_ends),
-    CASE(attach_is_refused_where_bits_differ), CASE(attach_leaves_nodes_that_keep_nothing_alone))
+    CASE(attach_is_refused_where_bits_differ),
+    CASE(attach_refused_is_limited_like_a_new_request),
+    CASE(attach_refused_waits_in_line_and_pays), CASE(attach_that_asks_all_counts_at_once),
+    CASE(attach_leaves_nodes_that_keep_nothing_alone))
