@@ -105,7 +105,8 @@ static const struct {
 } HOLDS[] = {
     { REQUEST_ATTACH, "no node; a sequence that a decode node has kept goes on there as in decode",
       "the answers of nodes that may have kept it",
-      "0.1 s, or 0.5 s for the node that its client names" },
+      "0.1 s, or 0.5 s for the node that its client names; where it may not be computed again 10 s "
+      "more, or until their links are lost" },
     { REQUEST_PLACING, "no node", "its turn in line, then a node with room, by the view",
       "`--max-queue-time`, or `--placement-timeout` when there is no node" },
     { REQUEST_CREDIT, "no node (its place is counted in the directory)",

@@ -88,10 +88,17 @@ static void begin(struct entry *e, struct request *r)
     if (!r->n_asked) give_up(e, r, LOSS_DECODE_NODE, "no node may have kept the answer");
 }
 
+/* Where the answer cannot be computed again there is nothing else to do: links tell of nodes that
+ * are gone. */
+static bool has_waited(const struct entry *e, const struct request *r)
+{
+    return clock_ms() >= r->wait_until_ms + (request_may_compute(e, r) ? 0 : ATTACH_ONLY_MS);
+}
+
 void request_attach_advance(struct entry *e, struct request *r)
 {
     if (!r->n_asked) begin(e, r);
-    else if (clock_ms() >= r->wait_until_ms)
+    else if (has_waited(e, r))
         give_up(e, r, LOSS_STUCK, "the node that may have kept the answer does not say so");
 }
 
@@ -117,7 +124,7 @@ static void send_cancel(struct entry *e, const struct request *r, uint64_t node)
 
 void request_attach_abandon(struct entry *e, struct request *r)
 {
-    for (uint32_t i = 0; i < r->n_asked; i++) send_cancel(e, r, r->asked[i]);
+    for (uint32_t i = 0; i < r->n_asked && !e->leaves; i++) send_cancel(e, r, r->asked[i]);
     r->n_asked = 0;
 }
 

@@ -381,6 +381,42 @@ TEST(attach_is_refused_where_bits_differ)
     world_close(&w);
 }
 
+/* There it is the only way to the rest of the answer: a node that is slow is waited for. */
+TEST(attach_waits_where_bits_differ)
+{
+    struct world w;
+    struct client c;
+    world_nodes.not_deterministic = true;
+    world_open_keeping(&w, "pd");
+    CHECK_OK(client_submit(&w, &c, back(w.nodes[1]->id, 4)));
+    struct attempt a = expect_attach(&w, UINT32_MAX);
+    rig_turn_ms(&w.rig, 2 * ATTACH_MS);
+    CHECK_EQ_INT(c.n_ended + received_count(w.nodes[1], FRAME_CANCEL), 0);
+    reply_attached(&a, 0, 0);
+    play_rest(&w, &c, &a, 10);
+    CHECK_OK(client_submit(&w, &c, back(w.nodes[1]->id, 4)));
+    a = expect_attach(&w, UINT32_MAX);
+    world_kill(&w, a.decode);
+    RIG_WAIT(&w.rig, c.n_ended == 1);
+    CHECK_STATUS(c.end.status, ERR_CONFLICT);
+    world_close(&w);
+}
+
+/* What was asked for may have been given to it by now: it stays for its client. */
+TEST(attach_of_a_node_that_leaves_is_not_cancelled)
+{
+    struct world w;
+    struct client c;
+    world_open_keeping(&w, "pd");
+    CHECK_OK(client_submit(&w, &c, back(w.nodes[1]->id, 4)));
+    expect_attach(&w, UINT32_MAX);
+    scheduler_stop(w.s);
+    CHECK_STATUS(c.end.status, ERR_CANCELED);
+    rig_turn_ms(&w.rig, 50);
+    CHECK_EQ_INT(received_count(w.nodes[1], FRAME_CANCEL), 0);
+    world_close(&w);
+}
+
 /* ---- admission ---- */
 
 static void world_open_limited(struct world *w, struct tenants *tenants, const char *keys)
@@ -528,7 +564,7 @@ TEST_MAIN(
     CASE(attach_asks_all_for_a_choice_without_a_node), CASE(attach_asks_all_in_vain),
     CASE(attach_is_cancelled_at_every_node), CASE(attached_request_moves_when_its_node_is_lost),
     CASE(attached_request_goes_on_when_its_node_hands_it_back), CASE(detached_request_ends),
-    CASE(attach_is_refused_where_bits_differ),
-    CASE(attach_refused_is_limited_like_a_new_request),
-    CASE(attach_refused_waits_in_line_and_pays), CASE(attach_that_asks_all_counts_at_once),
-    CASE(attach_leaves_nodes_that_keep_nothing_alone))
+    CASE(attach_is_refused_where_bits_differ), CASE(attach_waits_where_bits_differ),
+    CASE(attach_of_a_node_that_leaves_is_not_cancelled),
+    CASE(attach_refused_is_limited_like_a_new_request), CASE(attach_refused_waits_in_line_and_pays),
+    CASE(attach_that_asks_all_counts_at_once), CASE(attach_leaves_nodes_that_keep_nothing_alone))
