@@ -108,7 +108,8 @@ static const struct {
       "0.1 s, or 0.5 s for the node that its client names; where it may not be computed again 10 s "
       "more, or until their links are lost" },
     { REQUEST_PLACING, "no node", "its turn in line, then a node with room, by the view",
-      "`--max-queue-time`, or `--placement-timeout` when there is no node" },
+      "`--max-queue-time`, or `--placement-timeout` from when there was no node; until then it "
+      "keeps its place in line" },
     { REQUEST_CREDIT, "no node (its place is counted in the directory)",
       "a start credit: the prompts before it in the prefill node's line",
       "`--scheduler-ttl`; the line moves, since prompts with a credit wait only for what follows, "

@@ -53,7 +53,6 @@ struct request *request_create(struct entry *e, uint64_t id, const struct gen_re
         r->first_block = hash_block(hash_block_seed(e->view.model, g->cache_salt), g->tokens,
                                     block_tokens);
     r->t_accept = clock_ns();
-    r->unplaced_since_ms = clock_ms();
     list_init(&r->link);
     list_init(&r->admit.link);
     return r;
@@ -281,7 +280,7 @@ static void place_again(struct entry *e, struct request *r, uint64_t pause_ms)
     abandon_attempt(e, r);
     buf_clear(&r->held);
     buf_clear(&r->held_end);
-    if (r->state != REQUEST_PLACING) r->unplaced_since_ms = clock_ms();
+    if (r->state != REQUEST_PLACING) r->unplaced_since_ms = 0;
     request_set_state(r, REQUEST_PLACING);
     r->wait_until_ms = clock_ms() + pause_ms;
     view_refresh(&e->view);

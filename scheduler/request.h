@@ -59,9 +59,10 @@ struct entry {
     struct map by_id; /* the live requests */
     struct list live;
     uint32_t n_live;
-    struct list orphans; /* ended requests that still wait for the directory's answer */
-    bool capacity_freed; /* a placement ended since the last tick */
-    bool leaves;         /* the node ends: answers that its clients may resume are not cancelled */
+    uint64_t no_node_since_ms; /* no node lives that could decode for anybody; 0: not now */
+    struct list orphans;       /* ended requests that still wait for the directory's answer */
+    bool capacity_freed;       /* a placement ended since the last tick */
+    bool leaves; /* the node ends: answers that its clients may resume are not cancelled */
 };
 
 /* Looks for trouble now, once the directory has answered or failed to. */
@@ -125,8 +126,8 @@ struct request {
     uint32_t n_avoid;                           /* ever added */
     struct place_pair apart[REQUEST_AVOID_MAX]; /* the same of pairs */
     uint32_t n_apart;
-    uint64_t wait_until_ms; /* PLACING: do not place before; other states: stuck after */
-    uint64_t unplaced_since_ms;
+    uint64_t wait_until_ms;     /* PLACING: do not place before; other states: stuck after */
+    uint64_t unplaced_since_ms; /* no node could take it, not even later, since then; 0: not now */
     uint64_t full_since_ms; /* it has found all nodes full, or been refused as busy, since then; 0:
                              * not now. Ends with the grant or the first token */
     uint32_t n_moves;

@@ -136,6 +136,40 @@ void request_end_full(struct entry *e, struct request *r)
     request_end(e, r, ERR_BUSY, FINISH_ERROR, -1, text);
 }
 
+static bool is_among(uint64_t node, const uint64_t *nodes, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (nodes[i] == node) return true;
+    return false;
+}
+
+/* A node could decode for others now. */
+static bool some_node_lives(const struct entry *e)
+{
+    uint64_t out[AVOID_MAX];
+    size_t n_out = view_excluded_nodes(&e->view, false, out);
+    for (size_t i = 0; i < e->view.n_nodes; i++) {
+        const struct node_record *n = &e->view.nodes[i];
+        if (trouble_can_decode(&e->view, n) && !is_among(n->node, out, n_out)) return true;
+    }
+    return false;
+}
+
+/* No node could take it, now or later. Where none lives all that are in line wait for the same, and
+ * only the first of them is tried. Where some do, it is too large for those: it leaves the line, so
+ * that others need not wait for it. */
+static void note_unplaced(struct entry *e, struct request *r)
+{
+    uint64_t now = clock_ms(), since = now;
+    if (some_node_lives(e)) admission_take(e, r);
+    else if (!e->no_node_since_ms) e->no_node_since_ms = now;
+    if (admission_is_waiting(r)) {
+        since = r->admit.t_pushed_ms;
+        if (since < e->no_node_since_ms) since = e->no_node_since_ms;
+    }
+    if (!r->unplaced_since_ms) r->unplaced_since_ms = since;
+}
+
 /* No node can take the request. When all are full it waits at most max_queue_ms. When there is none
  * it waits grace_ms, since a node may be starting or a lease about to end; then it fails with what
  * is missing. */
@@ -206,7 +240,6 @@ static enum status choose_nodes(struct entry *e, struct request *r, struct place
 {
     uint64_t avoid[AVOID_MAX], filled[FILLED_MAX];
     struct place_pair apart[APART_MAX];
-    bool waits;
     struct place_request q = query_of(e, r, avoid, apart);
     q.filled = filled;
     if (admission_is_waiting(r)) /* one that has had its turn goes before those in line */
@@ -222,13 +255,15 @@ static enum status choose_nodes(struct entry *e, struct request *r, struct place
         q.n_avoid = nodes_to_avoid(e, r, avoid);
         st = place_choose(e->view.nodes, e->view.n_nodes, &q, chosen);
     }
-    /* All are open when it was this node that was stopped or cut off. */
-    waits = clock_ms() - r->unplaced_since_ms < OPEN_TRIED_MS;
-    if (st == ERR_UNAVAILABLE && q.n_avoid && !waits) {
-        q.n_avoid = view_excluded_nodes(&e->view, true, avoid);
-        st = place_choose(e->view.nodes, e->view.n_nodes, &q, chosen);
+    if (st != ERR_UNAVAILABLE) {
+        r->unplaced_since_ms = e->no_node_since_ms = 0;
+        return st;
     }
-    return st;
+    note_unplaced(e, r);
+    /* All are open when it was this node that was stopped or cut off. */
+    if (q.n_avoid == 0 || clock_ms() - r->unplaced_since_ms < OPEN_TRIED_MS) return st;
+    q.n_avoid = view_excluded_nodes(&e->view, true, avoid);
+    return place_choose(e->view.nodes, e->view.n_nodes, &q, chosen);
 }
 
 bool request_find_room(const struct entry *e, const struct request *r, struct place_result *out)
@@ -290,9 +325,12 @@ enum status request_place(struct entry *e, struct request *r)
     if (request_ends_uncomputed(e, r)) return ERR_CONFLICT;
     enum status st = choose_nodes(e, r, &chosen);
     r->waits_for_capacity = false;
-    if (st != ERR_BUSY) admission_take(e, r);
-    if (st == OK) reserve(e, r, &chosen);
-    else no_node(e, r, st);
+    if (st == OK) {
+        admission_take(e, r);
+        reserve(e, r, &chosen);
+    } else {
+        no_node(e, r, st);
+    }
     return st;
 }
 

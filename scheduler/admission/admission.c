@@ -212,9 +212,11 @@ void admission_take(struct entry *e, struct request *r)
 
 void admission_place_line(struct entry *e)
 {
-    struct admit_request *next;
-    while ((next = admit_next(e->admission.admit)))
+    struct admit_request *next, *last = NULL;
+    while ((next = admit_next(e->admission.admit)) && next != last) { /* it stays: no node lives */
+        last = next;
         if (request_place(e, request_of(next)) == ERR_BUSY) return;
+    }
 }
 
 uint32_t admission_next_ms(const struct entry *e)

@@ -168,6 +168,80 @@ TEST(who_waits_too_long_is_refused_after_all)
     close_line(&l);
 }
 
+static void publish(struct line *l, bool draining, uint32_t n_blocks)
+{
+    struct node_record r = record_of(&l->w, 0);
+    r.max_seqs = 1;
+    r.draining = draining;
+    r.n_blocks = n_blocks;
+    directory_publish(l->w.directory, &r);
+    const struct view *v = &l->w.s->entry.view;
+    RIG_WAIT(&l->w.rig, v->nodes[0].draining == draining && v->nodes[0].n_blocks == n_blocks);
+}
+
+/* They have waited for longer than a missing node is waited for. */
+TEST(a_moment_without_nodes_leaves_the_line_as_it_is)
+{
+    struct line l;
+    struct client a, b;
+    open_line(&l, 0, 0);
+    CHECK_OK(client_submit(&l.w, &a, ask_of(NORMAL, 0)));
+    CHECK_OK(client_submit(&l.w, &b, ask_of(NORMAL, 0)));
+    rig_turn_ms(&l.w.rig, 1100);
+    publish(&l, true, 1000);
+    rig_turn_ms(&l.w.rig, 300);
+    CHECK_EQ_INT(a.n_ended + b.n_ended, 0);
+    CHECK_EQ_INT(admit_n_waiting(l.w.s->entry.admission.admit), 2);
+    publish(&l, false, 1000);
+    is_next(&l, &l.first, &a);
+    is_next(&l, &a, &b);
+    end_running(&l, &b);
+    world_check_idle(&l.w);
+    close_line(&l);
+}
+
+TEST(a_line_without_nodes_ends_together)
+{
+    struct line l;
+    struct client a[3], late;
+    open_line(&l, 0, 0);
+    for (int i = 0; i < 3; i++) CHECK_OK(client_submit(&l.w, &a[i], ask_of(NORMAL, 0)));
+    publish(&l, true, 1000);
+    uint64_t t0 = clock_ms();
+    rig_turn_ms(&l.w.rig, 500);
+    CHECK_OK(client_submit(&l.w, &late, ask_of(NORMAL, 0)));
+    RIG_WAIT(&l.w.rig, a[0].n_ended && a[1].n_ended && a[2].n_ended);
+    CHECK(clock_ms() - t0 >= 900 && clock_ms() - t0 < 1450);
+    for (int i = 0; i < 3; i++) CHECK_STATUS(a[i].end.status, ERR_UNAVAILABLE);
+    CHECK_EQ_INT(late.n_ended, 0); /* it has its own time */
+    RIG_WAIT(&l.w.rig, late.n_ended);
+    CHECK_STATUS(late.end.status, ERR_UNAVAILABLE);
+    end_running(&l, &l.first);
+    world_check_idle(&l.w);
+    close_line(&l);
+}
+
+TEST(who_is_too_large_for_the_nodes_that_live_stops_nobody)
+{
+    struct line l;
+    struct client large, a;
+    struct ask q = ask_of(NORMAL, 0);
+    open_line(&l, 0, 0);
+    q.max_tokens = 900;
+    CHECK_OK(client_submit(&l.w, &large, q));
+    CHECK_OK(client_submit(&l.w, &a, ask_of(NORMAL, 0)));
+    rig_turn_ms(&l.w.rig, 50);
+    publish(&l, false, 4);
+    is_next(&l, &l.first, &a);
+    CHECK_EQ_INT(large.n_ended, 0);
+    RIG_WAIT(&l.w.rig, large.n_ended);
+    CHECK_STATUS(large.end.status, ERR_UNAVAILABLE);
+    CHECK(strstr(large.end.text, "the largest holds 64") != NULL);
+    end_running(&l, &a);
+    world_check_idle(&l.w);
+    close_line(&l);
+}
+
 TEST(a_deadline_ends_a_request_wherever_it_is)
 {
     struct line l;
@@ -265,5 +339,8 @@ TEST_MAIN(CASE(the_line_has_its_order), CASE(who_leaves_the_line_is_passed_over)
           CASE(who_had_its_turn_does_not_wait_in_line_again),
           CASE(the_lowest_class_gives_way_when_the_node_is_full),
           CASE(who_waits_too_long_is_refused_after_all),
+          CASE(a_moment_without_nodes_leaves_the_line_as_it_is),
+          CASE(a_line_without_nodes_ends_together),
+          CASE(who_is_too_large_for_the_nodes_that_live_stops_nobody),
           CASE(a_deadline_ends_a_request_wherever_it_is), CASE(people_see_the_tenants),
           CASE(limits_are_of_all_entry_nodes))
