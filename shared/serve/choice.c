@@ -228,7 +228,7 @@ static struct gen_admission admission_of(const struct choice *ch)
 {
     struct gen_admission a = ch->request->admission;
     a.priority = ch->request->p.priority;
-    a.follows = ch->request->n_admitted > 0;
+    a.follows = ch->follows;
     a.all_prompts = a.follows ? 0 : all_prompts(ch->request);
     return a;
 }
@@ -237,6 +237,7 @@ enum status choice_submit(struct choice *ch, struct gen_refusal *why)
 {
     struct completion_request *c = ch->request;
     struct openai_params *p = &c->p;
+    ch->follows = c->n_admitted > 0;
     struct gen_sink sink = {
         .on_token = on_token,
         .on_prompt_logprob = on_prompt_logprob,

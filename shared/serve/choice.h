@@ -22,7 +22,9 @@ struct choice {
     uint32_t index;  /* in the answer */
     uint32_t sample; /* among the choices of its prompt, 0 .. n-1 */
     uint64_t backend_id;
-    bool live; /* the backend has it */
+    bool live;    /* the backend has it */
+    bool follows; /* submitted when others of its request had been taken */
+    bool again;   /* to be submitted again */
     bool detokenizer_ready;
     struct detokenizer detok;
     size_t n_stops;               /* stop strings, matched only after more than min_tokens tokens */

@@ -208,10 +208,12 @@ static bool wait_for_capacity(struct completion_request *c)
     return true;
 }
 
-/* The backend has copied the prompts; only some answers show their tokens. */
+/* The backend has copied the prompt; only some answers show its tokens. With several choices one
+ * may have to be submitted again. */
 static void drop_tokens(struct completion_request *c)
 {
     const struct openai_params *p = &c->p;
+    if (c->n_choices > 1) return;
     if (p->return_token_ids || p->n_prompt_logprobs >= 0 || (p->echo && p->n_logprobs >= 0)) return;
     for (uint32_t i = 0; i < c->n_prompts; i++) {
         mem_free(c->prompts[i].tokens);
@@ -228,12 +230,36 @@ static void skip_finished(struct completion_request *c)
     }
 }
 
+/* NULL: all are submitted. */
+static struct choice *next_choice(struct completion_request *c)
+{
+    for (uint32_t i = 0; c->n_again && i < c->n_submitted; i++)
+        if (c->choices[i].again) return &c->choices[i];
+    skip_finished(c);
+    return c->n_submitted < c->n_choices ? &c->choices[c->n_submitted] : NULL;
+}
+
+static void note_submitted(struct completion_request *c, struct choice *ch)
+{
+    ch->live = true;
+    c->n_live++;
+    if (ch->again) {
+        ch->again = false;
+        c->n_again--;
+        return;
+    }
+    c->n_admitted++;
+    c->n_submitted++;
+    c->t_progress_ms = clock_ms();
+    skip_finished(c);
+    if (c->n_submitted == c->n_choices) drop_tokens(c);
+}
+
 static void submit_more(struct completion_request *c)
 {
-    skip_finished(c);
-    while (c->stage == COMPLETION_RUNNING && c->n_submitted < c->n_choices &&
-           c->n_live < COMPLETION_WINDOW) {
-        struct choice *ch = &c->choices[c->n_submitted];
+    struct choice *ch;
+    while (c->stage == COMPLETION_RUNNING && c->n_live < COMPLETION_WINDOW &&
+           (ch = next_choice(c))) {
         struct gen_refusal why = { 0 };
         enum status st = choice_submit(ch, &why);
         if (st != OK) {
@@ -242,13 +268,7 @@ static void submit_more(struct completion_request *c)
                  (struct later){ why.retry_after_s, why.retry });
             return;
         }
-        ch->live = true;
-        c->n_admitted++;
-        c->n_live++;
-        c->n_submitted++;
-        c->t_progress_ms = clock_ms();
-        skip_finished(c);
-        if (c->n_submitted == c->n_choices) drop_tokens(c);
+        note_submitted(c, ch);
     }
 }
 
@@ -263,9 +283,33 @@ static void end_if_done(struct completion_request *c)
     }
 }
 
+/* There was no room for it after all, and its client has nothing of it: it waits like those that
+ * were refused at once, since others of its request go on. */
+static bool must_come_again(const struct completion_request *c, const struct choice *ch)
+{
+    enum status st = ch->end.status;
+    if (c->stage != COMPLETION_RUNNING || ch->n_tokens) return false;
+    if (c->n_choices == 1 || (!ch->follows && !c->stream_begun)) return false;
+    if (st != ERR_BUSY && st != ERR_FULL) return false;
+    return c->n_live > 0 || clock_ms() - c->t_progress_ms <= COMPLETION_RETRY_MAX_MS;
+}
+
+static void come_again(struct completion_request *c, struct choice *ch)
+{
+    buf_clear(&ch->prompt_logprobs);
+    ch->again = true;
+    c->n_again++;
+    submit_more(c);
+    maybe_free(c);
+}
+
 void completion_on_choice_end(struct completion_request *c, struct choice *ch)
 {
     c->n_live--;
+    if (must_come_again(c, ch)) {
+        come_again(c, ch);
+        return;
+    }
     c->n_done++;
     c->t_progress_ms = clock_ms();
     if (c->stage == COMPLETION_RUNNING && ch->end.status != OK && !choice_ended_locally(ch))

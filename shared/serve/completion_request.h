@@ -29,7 +29,7 @@ enum completion_stage {
 };
 
 struct completion_prompt {
-    int32_t *tokens; /* mem_free; NULL once the backend has them and no answer shows them */
+    int32_t *tokens; /* mem_free; NULL once nobody needs them any more (drop_tokens) */
     size_t n_tokens;
     struct hash128 hash; /* of the tokens */
     struct buf text;     /* with echo: the client's text, or the decoded ids */
@@ -69,6 +69,7 @@ struct completion_request {
     struct choice *choices; /* [n_choices] in the arena; choice i answers prompt i / n */
     uint32_t n_choices, n_submitted, n_live, n_done;
     uint32_t n_admitted; /* choices that the backend has taken */
+    uint32_t n_again;    /* choices that must be submitted again */
     struct loop_timer *retry;
     uint64_t t_progress_ms; /* when a sequence was last submitted or ended */
     struct buf head;        /* the beginning of every answer or chunk */

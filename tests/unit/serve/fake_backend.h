@@ -37,10 +37,13 @@ struct fake_backend {
     enum status refuse;                                 /* submit fails with this, ... */
     uint32_t retry_after_s;                             /* ... and says this */
     const char *retry;
+    uint64_t all_prompts;     /* as the last that follows none said */
     struct gen_limits limits; /* of every tenant */
     uint32_t limits_of;       /* the last that was asked for */
     enum status fail;         /* sequences end with this ... */
     uint32_t fail_after;      /* ... after so many tokens */
+    uint32_t n_late;          /* so many that follow another end with ERR_BUSY, without a token */
+    uint32_t first_waits;     /* one that follows none does so too, after as many steps */
     bool hold;                /* no progress, but cancel works */
     bool not_ready;
     uint64_t node;           /* tokens come from this node; 0: nobody says from which */
@@ -111,6 +114,15 @@ static inline void fake_step(struct fake_backend *f, struct fake_seq *s)
         return;
     }
     if (f->hold) return;
+    if (f->n_late && s->r.admission.follows) {
+        f->n_late--;
+        fake_end(f, s, ERR_BUSY, FINISH_ERROR, -1);
+        return;
+    }
+    if (f->first_waits && !s->r.admission.follows) {
+        if (--f->first_waits == 0) fake_end(f, s, ERR_BUSY, FINISH_ERROR, -1);
+        return;
+    }
     for (; s->r.prompt_logprobs && s->n_prompt_lp + 1 < s->r.n_tokens; s->n_prompt_lp++) {
         fake_logprobs(&t, s->r.tokens[s->n_prompt_lp + 1], s->n_prompt_lp + 1,
                       s->r.sampling.n_logprobs);
@@ -169,6 +181,7 @@ static inline enum status fake_submit(void *self, const struct gen_request *r,
     list_push(&f->live, &s->node);
     f->n_live++;
     f->last = *r;
+    if (!r->admission.follows) f->all_prompts = r->admission.all_prompts;
     for (uint32_t i = 0; i < r->sampling.n_bias && i < 8; i++)
         f->last_bias[i] = r->sampling.bias[i];
     if (f->n_submitted < 16) f->seeds[f->n_submitted] = r->sampling.seed;

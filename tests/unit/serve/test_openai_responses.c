@@ -294,6 +294,43 @@ TEST(request_in_flight_waits_for_capacity)
     rig_close(&r);
 }
 
+/* The backend took all, and then had no room for some: those come again. */
+TEST(request_in_flight_waits_for_sequences_that_were_late)
+{
+    static const char body[] =
+        "{\"prompt\":[[4],[5],[6]],\"n\":2,\"max_tokens\":3,\"temperature\":0%s}";
+    struct rig r;
+    char text[200];
+    rig_open(&r);
+    rig_start(&r);
+    for (int stream = 0; stream < 2; stream++) {
+        uint32_t before = r.fake.n_submitted;
+        r.fake.n_late = 7; /* some of them twice */
+        snprintf(text, sizeof text, body, stream ? ",\"stream\":true" : "");
+        struct answer a = ask(&r, COMPLETIONS, text);
+        CHECK_EQ_INT(a.status, 200);
+        CHECK_EQ_INT(r.fake.n_late, 0);
+        CHECK_EQ_INT(r.fake.n_submitted - before, 6 + 7);
+        CHECK_EQ_INT(r.fake.all_prompts, 6);
+        if (!stream) CHECK_EQ_INT(cJSON_GetArraySize(json_at(a.json, "choices")), 6);
+        if (!stream) CHECK_EQ_STR(string_at(a.json, "choices.5.finish_reason"), "length");
+        else CHECK(!strstr(a.body.data, "error"));
+        answer_free(&a);
+    }
+    r.fake.first_waits = 4; /* the client has events of another one by then */
+    struct answer begun = rig_submit(&r, CHAT, "{" MESSAGES ",\"n\":2,\"stream\":true}");
+    CHECK_EQ_INT(begun.status, 200);
+    CHECK(r.fake.first_waits == 0 && !strstr(begun.body.data, "error"));
+    CHECK(str_ends(buf_str(&begun.body), "[DONE]\n"));
+    answer_free(&begun);
+    r.fake.fail = ERR_BUSY; /* nothing of the request goes on */
+    r.fake.fail_after = 0;
+    struct answer a = rig_submit(&r, CHAT, "{" MESSAGES ",\"n\":2}");
+    CHECK_EQ_INT(a.status, 429);
+    answer_free(&a);
+    rig_close(&r);
+}
+
 TEST(failures_of_the_backend)
 {
     static const struct {
@@ -345,5 +382,6 @@ TEST_MAIN(CASE(chat_answer), CASE(message_types_are_accepted),
           CASE(chat_logprobs_and_prompt_logprobs),
           CASE(tokens_with_the_same_text_have_different_keys),
           CASE(more_prompts_than_the_backend_takes_at_once),
-          CASE(request_in_flight_waits_for_capacity), CASE(failures_of_the_backend),
+          CASE(request_in_flight_waits_for_capacity),
+          CASE(request_in_flight_waits_for_sequences_that_were_late), CASE(failures_of_the_backend),
           CASE(model_without_template))
