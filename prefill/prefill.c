@@ -12,7 +12,7 @@
 
 enum {
     CREDIT_EXPIRES_MS = 15000, /* an unused credit is taken back (the decode nodes may be full) */
-    SWEEP_MS = KV_ROUTE_DOUBT_MS,
+    SWEEP_MS = KV_ROUTE_DOUBT_AGAIN_MS,
     STOPPED_MS = 1500 /* a sweep that comes so late shows that this process was stopped */
 };
 
