@@ -324,6 +324,7 @@ static void try_next(struct pass *s)
             .host = r->host,
             .port = r->http_port,
             .path = s->path,
+            .t_start_ns = s->t_start_ns,
             .from = p->name,
             .name = s->request,
             .broken_event = buf_str(&p->broken_event),

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "shared/base/clock.h"
 #include "shared/base/mem.h"
 #include "shared/base/thread.h"
 #include "shared/net/http/http_answer.h"
@@ -238,18 +239,40 @@ static void add_header(struct buf *out, const struct http_exchange *x, const cha
     if (value.n) buf_printf(out, "%s: %.*s\r\n", name, STR_ARG(value));
 }
 
-/* The parser has refused control characters in the values. */
+/* Of a time that began when the request came here: what is left, at least a millisecond. What is no
+ * such time goes as it is, so that the other node says what is wrong with it. */
+static void add_time_left(struct buf *out, const struct http_pass *p, const char *name)
+{
+    const struct str value = http_header(p->o.x, name);
+    const int64_t gone_ms = (int64_t)((clock_ns() - p->o.t_start_ns) / 1000000);
+    int64_t ms = 0;
+    if (str_to_i64(value, &ms) != OK || ms < 1) add_header(out, p->o.x, name);
+    else buf_printf(out, "%s: %lld\r\n", name, (long long)(ms > gone_ms ? ms - gone_ms : 1));
+}
+
+/* All that the serving side reads. The parser has refused control characters in the values. */
 static void write_head(struct http_pass *p)
 {
-    static const char *const passed[] = { "authorization", "content-type",  "content-encoding",
-                                          "accept",        "user-agent",    "x-request-id",
-                                          "x-baton-trace", "traceparent",   "tracestate",
-                                          "last-event-id", "x-baton-resume" };
+    static const char *const passed[] = { "authorization",
+                                          "content-type",
+                                          "content-encoding",
+                                          "accept",
+                                          "user-agent",
+                                          "x-request-id",
+                                          "x-baton-trace",
+                                          "traceparent",
+                                          "tracestate",
+                                          "last-event-id",
+                                          "x-baton-resume",
+                                          "x-baton-retry",
+                                          "x-stainless-retry-count" };
     const struct http_exchange *x = p->o.x;
     bool is_ip6 = strchr(p->host, ':') != NULL;
     buf_printf(&p->head, "%s %s HTTP/1.1\r\nHost: %s%s%s:%u\r\n", http_method(x), p->o.path,
                is_ip6 ? "[" : "", p->host, is_ip6 ? "]" : "", p->o.port);
     for (size_t i = 0; i < COUNT_OF(passed); i++) add_header(&p->head, x, passed[i]);
+    add_time_left(&p->head, p, "x-baton-ttft-ms");
+    add_time_left(&p->head, p, "x-baton-deadline-ms");
     if (p->o.name) buf_printf(&p->head, "%s: %s\r\n", HTTP_PASS_NAME_HEADER, p->o.name);
     buf_printf(&p->head, "%s: %s\r\nConnection: close\r\nContent-Length: %zu\r\n\r\n",
                HTTP_PASS_HEADER, p->o.from, http_body(x).n);

@@ -1,8 +1,9 @@
 /* http_pass.h - passes one request of a client to another node's HTTP port, and its answer back.
  *
  * The request goes as it came: the path, the body (not copied), the API key, the x-request-id and
- * what else means something to the API; with `x-baton-passed`, so that no node passes it again, and
- * with the name that both nodes log.
+ * what else means something to the API (of the times by which an answer is wanted what is left);
+ * with `x-baton-passed`, so that no node passes it again, and with the name that both nodes log.
+ *
  * A streamed answer comes back piece by piece; while the client does not read, neither does this. A
  * short whole answer is held until it is complete. A refusal, or no answer, is not passed back: the
  * caller tries another node or answers itself.
@@ -35,8 +36,9 @@ struct http_pass_options {
     struct http_exchange *x; /* its handler has it; on_end must call http_pass_cancel */
     const char *host, *path; /* copied; the path without a query */
     uint16_t port;
-    const char *from; /* this node's name, for HTTP_PASS_HEADER */
-    const char *name; /* the request's, for HTTP_PASS_NAME_HEADER; NULL: none */
+    uint64_t t_start_ns; /* clock_ns, when the request came to this node */
+    const char *from;    /* this node's name, for HTTP_PASS_HEADER */
+    const char *name;    /* the request's, for HTTP_PASS_NAME_HEADER; NULL: none */
     /* One line of JSON that ends a stream whose node is gone; kept until done. */
     struct str broken_event;
     bool last;                      /* no other node is left to ask: 401 and 404 are the answer */
