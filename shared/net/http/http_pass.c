@@ -38,12 +38,10 @@ struct http_pass {
     char read_buf[READ_BYTES];
 };
 
-bool http_pass_is_full(int status) { return status == 429 || status == 503; }
-
-bool http_pass_is_refusal(int status)
-{
-    return http_pass_is_full(status) || status == 401 || status == 404;
-}
+/* The statuses with which another node may refuse a request that a third one would take: it is full
+ * (429, 503), or has another key or model (401, 404), which may be the client's fault. */
+static bool is_full(int status) { return status == 429 || status == 503; }
+static bool is_unknown(int status) { return status == 401 || status == 404; }
 
 /* ---- the end ---- */
 
@@ -123,8 +121,7 @@ static enum status on_head(void *arg)
 {
     struct http_pass *p = arg;
     struct http_answer *a = &p->answer;
-    if (p->o.last ? http_pass_is_full(a->status) : http_pass_is_refusal(a->status))
-        return ERR_PEER_REFUSED;
+    if (is_full(a->status) || (!p->o.last && is_unknown(a->status))) return ERR_PEER_REFUSED;
     p->is_events = str_starts(buf_str(&a->type), "text/event-stream");
     p->is_whole = a->length <= WHOLE_MAX;
     if (p->is_whole) return OK;
@@ -181,11 +178,20 @@ static void pause_if_full(struct http_pass *p)
     http_on_drain(p->o.x, resume, p);
 }
 
+static enum http_pass_end refusal_of(const struct http_answer *a)
+{
+    struct str rest = buf_str(&a->headers), line;
+    if (is_unknown(a->status)) return PASS_REFUSED;
+    while (str_split(&rest, '\n', &line))
+        if (str_starts(line, HTTP_PASS_HAS_ROOM_HEADER ":")) return PASS_REFUSED;
+    return PASS_FULL;
+}
+
 static void on_data(struct http_pass *p, const char *data, size_t n)
 {
     enum status st = http_answer_feed(&p->answer, data, n);
     p->t_heard = uv_now(p->tcp.loop);
-    if (st == ERR_PEER_REFUSED) finish(p, PASS_NOT_TAKEN);
+    if (st == ERR_PEER_REFUSED) finish(p, refusal_of(&p->answer));
     else if (p->begun && (st == ERR_CANCELED || st == ERR_FULL)) finish(p, PASS_CLIENT_GONE);
     else if (st != OK) http_pass_peer_lost(p);
     else if (p->answer.complete) on_complete(p);

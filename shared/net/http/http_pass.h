@@ -9,7 +9,8 @@
  * caller tries another node or answers itself.
  *
  *     start ──▶ connect ──▶ send ──▶ head ──▶ body ──▶ done(PASS_ANSWERED)
- *                  └──────────┴────────┴─ done(PASS_NOT_TAKEN)  └──▶ done(PASS_BROKEN)
+ *                  └──────────┴────────┴─ done(PASS_NOT_TAKEN,  └──▶ done(PASS_BROKEN)
+ *                                              REFUSED or FULL)
  *
  * `done` is called once, never from inside start, not after cancel. Thread: loop. */
 #ifndef BATON_NET_HTTP_HTTP_PASS_H
@@ -22,12 +23,18 @@
  * not sent as that header, since a name in the body would have to give way to it. */
 #define HTTP_PASS_NAME_HEADER "x-baton-passed-name"
 
+/* Of a 429: it is of this request alone (a limit of its tenant, a time by which it wants its
+ * answer), and the node takes others. */
+#define HTTP_PASS_HAS_ROOM_HEADER "x-baton-has-room"
+
 struct http_pass;
 
 enum http_pass_end {
     PASS_ANSWERED,   /* the exchange has its answer */
     PASS_BROKEN,     /* it has the beginning of one, and was ended: with an error event, or cut */
-    PASS_NOT_TAKEN,  /* nothing was sent to the client */
+    PASS_NOT_TAKEN,  /* nothing was sent to the client: the node is lost, ... */
+    PASS_REFUSED,    /* ... or refuses this request, which a third one may take, ... */
+    PASS_FULL,       /* ... or all */
     PASS_CLIENT_GONE /* the client does not take the answer; on_end of the exchange follows */
 };
 
@@ -47,12 +54,6 @@ struct http_pass_options {
     void (*done)(void *arg, enum http_pass_end end, int status);
     void *arg;
 };
-
-/* The statuses with which another node may refuse a request that a third one would take: it is full
- * (429, 503), or has another key or model (401, 404). */
-bool http_pass_is_refusal(int status);
-/* Those of them that say so of all requests: another key or model is the client's own. */
-bool http_pass_is_full(int status);
 
 /* ERR_PEER_LOST: not even a connection could be begun. */
 enum status http_pass_start(const struct http_pass_options *o, struct http_pass **out) MUST_CHECK;

@@ -35,7 +35,7 @@ static void front_on_done(void *arg, enum http_pass_end end, int status)
     atomic_store(&f->last_end, (int)end);
     atomic_store(&f->last_status, status);
     atomic_fetch_add(&f->n_done, 1);
-    if (end == PASS_NOT_TAKEN) front_pass(f);
+    if (end == PASS_NOT_TAKEN || end == PASS_REFUSED || end == PASS_FULL) front_pass(f);
 }
 
 static void front_pass(struct front *f)
@@ -305,21 +305,27 @@ TEST(http_pass_cuts_half_an_answer_that_is_no_stream)
 TEST(http_pass_tries_another_node_until_the_client_has_a_byte)
 {
     static const struct {
-        const char *answer; /* of the first node, which then closes; NULL: it does not listen */
-        int status;         /* that the caller is told */
+        const char *answer;     /* of the first node, which then closes; NULL: it does not listen */
+        int status;             /* that the caller is told, ... */
+        enum http_pass_end end; /* ... and this */
     } cases[] = {
-        { NULL, 0 },
-        { "", 0 },
-        { "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf", 200 },
-        { "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\nwithout an end of its own", 0 },
-        { "HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", 0 },
-        { "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nhi", 0 },
-        { "HTTP/1.1 100 Continue\r\nContent-Length: 2\r\n\r\nhi", 0 },
-        { "SSH-2.0-x\r\n", 0 },
-        { "HTTP/1.1 429 Full\r\nContent-Length: 4\r\n\r\nfull", 429 },
-        { "HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n", 503 },
-        { "HTTP/1.1 404 Other model\r\nContent-Length: 0\r\n\r\n", 404 },
-        { "HTTP/1.1 401 Other key\r\nContent-Length: 0\r\n\r\n", 401 },
+        { NULL, 0, PASS_NOT_TAKEN },
+        { "", 0, PASS_NOT_TAKEN },
+        { "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf", 200, PASS_NOT_TAKEN },
+        { "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\nwithout an end of its own", 0,
+          PASS_NOT_TAKEN },
+        { "HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", 0,
+          PASS_NOT_TAKEN },
+        { "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nhi", 0,
+          PASS_NOT_TAKEN },
+        { "HTTP/1.1 100 Continue\r\nContent-Length: 2\r\n\r\nhi", 0, PASS_NOT_TAKEN },
+        { "SSH-2.0-x\r\n", 0, PASS_NOT_TAKEN },
+        { "HTTP/1.1 429 Full\r\nContent-Length: 4\r\n\r\nfull", 429, PASS_FULL },
+        { "HTTP/1.1 429 Not you\r\nx-baton-has-room: 1\r\nContent-Length: 4\r\n\r\nfull", 429,
+          PASS_REFUSED },
+        { "HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n", 503, PASS_FULL },
+        { "HTTP/1.1 404 Other model\r\nContent-Length: 0\r\n\r\n", 404, PASS_REFUSED },
+        { "HTTP/1.1 401 Other key\r\nContent-Length: 0\r\n\r\n", 401, PASS_REFUSED },
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         struct front *f = front_open();
@@ -334,7 +340,7 @@ TEST(http_pass_tries_another_node_until_the_client_has_a_byte)
             buf_clear(&got);
         }
         peer = take(second, &got, "{\"body\":1}"); /* the whole request again */
-        CHECK_EQ_INT(atomic_load(&f->last_end), PASS_NOT_TAKEN);
+        CHECK_EQ_INT(atomic_load(&f->last_end), cases[i].end);
         CHECK_EQ_INT(atomic_load(&f->last_status), cases[i].status);
         say(peer, "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 400 Bad\r\nContent-Length: 3\r\n\r\nbad");
         read_all(client, &answer);
