@@ -203,7 +203,7 @@ static bool has_capacity(struct decode_worker *w, const struct cluster_message *
         refuse(w, m, ERR_PEER_LOST, BLAME_NODE, "a rank of the decode node was lost");
         return false;
     }
-    if (w->leaves) {
+    if (w->leaves && m->from != w->stays) {
         refuse(w, m, ERR_BUSY, BLAME_HANDED_BACK, LEAVES);
         return false;
     }
@@ -571,13 +571,18 @@ static void sweep(void *arg)
     }
 }
 
-void decode_set_leaving(struct decode_worker *w, bool leaves) { w->leaves = leaves; }
+void decode_set_leaving(struct decode_worker *w, bool leaves, uint64_t stays)
+{
+    w->leaves = leaves;
+    w->stays = stays;
+}
 
 void decode_hand_back(struct decode_worker *w)
 {
     w->leaves = true;
     LIST_FOREACH (seq, &w->live, struct decode_seq, link)
-        if (can_hand_back(seq)) fail_seq(w, seq, ERR_BUSY, BLAME_HANDED_BACK, LEAVES);
+        if (seq->entry != w->stays && can_hand_back(seq))
+            fail_seq(w, seq, ERR_BUSY, BLAME_HANDED_BACK, LEAVES);
 }
 
 void decode_flush(struct decode_worker *w) { token_batcher_flush(&w->batcher); }

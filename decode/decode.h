@@ -54,8 +54,9 @@ void decode_set_role(struct decode_worker *w, uint32_t role, bool settles);
 /* Sequences whose KV has not come: they hold blocks for prefill nodes. */
 uint32_t decode_n_granted(const struct decode_worker *w);
 /* The node shuts down: gives new sequences back to their entry nodes at once, which place them
- * elsewhere; or takes them again. */
-void decode_set_leaving(struct decode_worker *w, bool leaves);
+ * elsewhere; or takes them again. Those of the entry node `stays`, which knows no other node, stay
+ * here; 0: there is none. */
+void decode_set_leaving(struct decode_worker *w, bool leaves, uint64_t stays);
 /* It shuts down: gives all sequences that it has back as well. */
 void decode_hand_back(struct decode_worker *w);
 /* Returns whether the message is of a kind that this worker handles. */

@@ -16,8 +16,7 @@
 #include "shared/base/log.h"
 
 enum {
-    LISTED_MS = 5000, /* a router that lists this node asks for its record more often */
-    VIEW_MS = 1000,   /* how long a fresh view is waited for; then the last one counts */
+    VIEW_MS = 1000, /* how long a fresh view is waited for; then the last one counts */
     POLL_MS = 20
 };
 
@@ -77,18 +76,16 @@ static void set_role(struct node *n, enum node_role role)
 
 static struct role_facts facts_of(const struct node *n)
 {
-    struct role_facts f = {
+    return (struct role_facts){
         .name = n->name,
         .topic = n->o.topic,
         .role = n->o.role,
         .unsplit = n->o.unsplit,
         .exchanges_kv = n->kv_by[0] || n->kv_host,
-        .is_seen = n->can_be_joined,
+        .is_seen = n->can_be_joined || node_is_listed(n),
         .shares_view = n->can_be_joined,
         .others_decode = scheduler_sees_others(n->scheduler, n->id),
     };
-    if (n->t_listed_ms && clock_ms() - n->t_listed_ms < LISTED_MS) f.is_seen = true;
-    return f;
 }
 
 static enum status change(struct node *n, const struct role_ask *ask, struct buf *out,

@@ -250,6 +250,24 @@ TEST(decode_tells_who_loses_its_blocks)
     pair_close(&t);
 }
 
+/* The entry node knows no other. */
+TEST(decode_keeps_what_can_go_nowhere_else)
+{
+    struct pair t;
+    struct gen *g[2];
+    pair_open(&t, (struct worker_options){ 0 }, (struct worker_options){ .step_tokens = 1 });
+    for (uint64_t i = 0; i < 2; i++) g[i] = entry_add(&t.e, i + 1, i ? 100 : 900, 60 + i, 20);
+    entry_generate(&t.e, g[0], t.d, FRAME_RUN);
+    RIG_WAIT(&t.rig, worker_computes(t.d));
+    decode_set_leaving(t.d->decode, true, ENTRY_ID);
+    decode_hand_back(t.d->decode);
+    entry_generate(&t.e, g[1], t.d, FRAME_RUN);
+    RIG_WAIT(&t.rig, g[0]->finished && g[1]->finished);
+    CHECK(g[0]->n_out == 20 && g[1]->n_out == 20);
+    RIG_WAIT(&t.rig, worker_is_idle(t.d));
+    pair_close(&t);
+}
+
 /* A node that shuts down takes nothing new, and gives back what waits; what runs goes on. */
 TEST(decode_node_that_leaves_takes_nothing_new)
 {
@@ -259,14 +277,14 @@ TEST(decode_node_that_leaves_takes_nothing_new)
     for (uint64_t i = 0; i < 3; i++) g[i] = entry_add(&t.e, i + 1, i ? 100 : 900, 60 + i, 20);
     entry_generate(&t.e, g[0], t.d, FRAME_RUN);
     RIG_WAIT(&t.rig, worker_computes(t.d));
-    decode_set_leaving(t.d->decode, true);
+    decode_set_leaving(t.d->decode, true, 0);
     entry_generate(&t.e, g[1], t.d, FRAME_RESERVE);
     entry_generate(&t.e, g[2], t.d, FRAME_RUN);
     for (int i = 1; i < 3; i++) {
         RIG_WAIT(&t.rig, g[i]->failed);
         CHECK_EQ_INT(g[i]->blame, BLAME_HANDED_BACK);
     }
-    decode_set_leaving(t.d->decode, false); /* nobody else is left */
+    decode_set_leaving(t.d->decode, false, 0); /* nobody else is left */
     g[1]->attempt++;
     g[1]->failed = false;
     entry_generate(&t.e, g[1], t.d, FRAME_RUN);
@@ -450,5 +468,6 @@ TEST_MAIN(CASE(decode_split_equals_run_over_mem), CASE(decode_split_equals_run_o
           CASE(decode_first_token_that_is_lost_fails_in_seconds),
           CASE(decode_hands_back_all_that_it_has), CASE(decode_node_changes_its_role),
           CASE(decode_tells_who_loses_its_blocks), CASE(decode_node_that_leaves_takes_nothing_new),
-          CASE(decode_refuses_what_does_not_fit), CASE(decode_malformed_messages_hold_nothing),
-          CASE(decode_many_cancels_give_all_back), CASE(decode_free_with_everything_pending))
+          CASE(decode_keeps_what_can_go_nowhere_else), CASE(decode_refuses_what_does_not_fit),
+          CASE(decode_malformed_messages_hold_nothing), CASE(decode_many_cancels_give_all_back),
+          CASE(decode_free_with_everything_pending))
