@@ -62,15 +62,17 @@ uint32_t decode_n_live(const struct decode_worker *w) { return w->n_live; }
 
 uint32_t decode_n_parked(const struct decode_worker *w) { return w->parking.n_parked; }
 
-uint32_t decode_n_granted(const struct decode_worker *w)
+uint32_t decode_n_old_grants(const struct decode_worker *w)
 {
     uint32_t n = 0;
-    LIST_FOREACH (seq, &w->live, struct decode_seq, link) n += seq->state < DECODE_SEQ_RUNNING;
+    LIST_FOREACH (seq, &w->live, struct decode_seq, link)
+        n += seq->of_old_role && seq->state < DECODE_SEQ_RUNNING;
     return n;
 }
 
 void decode_set_role(struct decode_worker *w, uint32_t role, bool settles)
 {
+    LIST_FOREACH (seq, &w->live, struct decode_seq, link) seq->of_old_role |= w->role != role;
     w->role = role;
     w->settles = settles;
 }

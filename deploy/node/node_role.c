@@ -1,9 +1,9 @@
 /* node_role.c - changes this node's role while it runs: POST /cluster/v1/role (role_change.h).
  *
  *   asked ─ its view of the others is fresh ─▶ checked ─▶ published at once, and answered
- *                                                           │ the role settles: no split request
- *                                                           ▼ is taken until the grants and
- *                                                             credits of the role before are over
+ *                                                           │ the role settles: no credit is given
+ *                                                           ▼ while a grant of a role before is
+ *                                                             there, nor the other way around
  *
  * Nodes of several ranks and ranks of groups need not tell the others: a role only says what other
  * nodes place here. Thread: loop. */
@@ -31,11 +31,18 @@ struct role_call {
 
 /* ---- the role settles ---- */
 
-static void tell_workers(struct node *n, bool settles)
+/* So no cycle of nodes that wait for each other's blocks goes through this one: of what waits by
+ * two of its roles either nothing waits for its own blocks, or nothing here waits for those of
+ * others (docs/recovery.md). True: it is settled. */
+static bool tell_workers(struct node *n)
 {
     const uint32_t number = request_role_number(n->o.role);
-    decode_set_role(n->decode, number, settles);
-    prefill_set_role(n->prefill, number, settles);
+    prefill_set_role(n->prefill, number, true);
+    const uint32_t n_credits = prefill_n_old_credits(n->prefill);
+    decode_set_role(n->decode, number, n_credits > 0);
+    const uint32_t n_grants = decode_n_old_grants(n->decode);
+    prefill_set_role(n->prefill, number, n_grants > 0);
+    return n_credits + n_grants == 0;
 }
 
 static void stop_settling(struct node *n)
@@ -47,12 +54,10 @@ static void stop_settling(struct node *n)
 static void on_settle(void *arg)
 {
     struct node *n = arg;
-    if (decode_n_granted(n->decode) + prefill_n_credited(n->prefill) > 0) return;
-    stop_settling(n);
-    tell_workers(n, false);
+    if (tell_workers(n)) stop_settling(n);
 }
 
-void node_role_start(struct node *n) { tell_workers(n, false); }
+void node_role_start(struct node *n) { (void)tell_workers(n); }
 
 void node_role_stop(struct node *n) { stop_settling(n); }
 
@@ -60,14 +65,14 @@ static void set_role(struct node *n, enum node_role role)
 {
     const char *from = node_role_name(n->o.role), *to = node_role_name(role);
     char labels[32];
+    n->o.role = role;
+    (void)tell_workers(n);
     log_info("role changed", "from=%s to=%s granted=%u credited=%u", from, to,
-             decode_n_granted(n->decode), prefill_n_credited(n->prefill));
+             decode_n_old_grants(n->decode), prefill_n_old_credits(n->prefill));
     snprintf(labels, sizeof labels, "to=\"%s\"", to);
     counter_add(metrics_counter(n->metrics, "baton_role_changes_total", labels,
                                 "Changes of this node's role while it ran."),
                 1);
-    n->o.role = role;
-    tell_workers(n, true);
     if (!n->settle) n->settle = loop_timer_start(n->loop, 0, POLL_MS, on_settle, n);
     scheduler_publish(n->scheduler);
 }

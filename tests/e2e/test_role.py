@@ -135,6 +135,30 @@ def test_a_prefill_node_that_becomes_decode_finishes_its_transfers():
         check_idle([first, p, d])
 
 
+def test_a_decode_node_that_becomes_mixed_takes_kv_at_once():
+    """It holds blocks for a prompt of seconds; others are split over it meanwhile."""
+    with tempfile.NamedTemporaryFile('w', suffix='.json') as pace:
+        json.dump({'about': 'slow prompts', 'fixed_us': 2000, 'prompt': {'row_us': 10000, 'context_us': 1}, 'decode': {'row_us': 500, 'context_us': 1, 'points': [[1, 10, 4000], [4, 10, 5000]]}}, pace)
+        pace.flush()
+        with trio(size=[*SIZE, '--pace', pace.name, '--max-num-batched-tokens', '32'], roles=('prefill', 'prefill', 'decode')) as (control, (p, other, d)):
+            got = []
+            t = threading.Thread(target=lambda: got.append(ask(p.port, dict(model='m', prompt=list(range(5, 505)), max_tokens=2, temperature=0, ignore_eos=True))))
+            t.start()
+            wait_until('it is computed', lambda: any(metrics(n.port)['baton_engine_running'] for n in (p, other)), 5, 0.01)
+            time.sleep(0.3)  # its blocks are granted
+            assert baton_role(at(d), 'mixed')[0] == 0
+            wait_until('the entry sees it', lambda: {n['name']: n['role'] for n in request(p.port, 'GET', '/cluster')[2]['nodes']}[at(d)] == 'mixed', 5, 0.01)
+            meanwhile = parallel([lambda i=i: ask(p.port, dict(model='m', prompt=[9 + i] * 8, max_tokens=2, temperature=0)) for i in range(8)], 8)
+            assert not got, 'the long one is still computed'
+            bad = [a for a in meanwhile if isinstance(a, Exception)]
+            assert not bad, bad
+            split = [a['baton'] for a in meanwhile if a['baton']['prefill_node'] != at(d)]
+            assert split and all(x['decode_node'] == at(d) for x in split), [a['baton'] for a in meanwhile]
+            t.join(30)
+            assert got[0]['baton']['decode_node'] == at(d) and got[0]['baton'].get('moves', 0) == 0, got
+            check_idle([p, other, d])
+
+
 # ---- nodes of several ranks, and listed nodes ----
 
 def test_a_node_of_several_ranks_changes_its_role():

@@ -294,8 +294,8 @@ TEST(decode_node_that_leaves_takes_nothing_new)
     pair_close(&t);
 }
 
-/* What is granted and what runs goes on; RESERVE meant for another role, or while the node still
- * has grants of the one before, is given back; RUN never is. */
+/* What is granted and what runs goes on; RESERVE meant for another role, or while the role settles,
+ * is given back; RUN never is. */
 TEST(decode_node_changes_its_role)
 {
     enum { DECODES = 3, PREFILLS = 2 };
@@ -310,8 +310,9 @@ TEST(decode_node_changes_its_role)
     entry_ask(&t.e, g[0], t.p);
     entry_generate(&t.e, g[0], t.d, FRAME_RESERVE);
     RIG_WAIT(&t.rig, g[0]->granted && g[0]->credit);
-    CHECK_EQ_INT(decode_n_granted(t.d->decode), 1);
+    CHECK_EQ_INT(decode_n_old_grants(t.d->decode), 0);
     decode_set_role(t.d->decode, PREFILLS, true);
+    CHECK_EQ_INT(decode_n_old_grants(t.d->decode), 1);
     g[1]->role = PREFILLS; /* placed by the new role already */
     for (int i = 1; i < 3; i++) {
         entry_generate(&t.e, g[i], t.d, FRAME_RESERVE);
@@ -323,7 +324,7 @@ TEST(decode_node_changes_its_role)
     entry_prefill(&t.e, g[0], t.p, t.d->peer->id, cluster_port(t.d->peer->c));
     RIG_WAIT(&t.rig, g[0]->finished && g[3]->finished);
     CHECK(g[0]->n_out == 20 && g[3]->n_out == 20);
-    CHECK_EQ_INT(decode_n_granted(t.d->decode), 0);
+    CHECK_EQ_INT(decode_n_old_grants(t.d->decode), 0);
     decode_set_role(t.d->decode, PREFILLS, false);
     entry_generate(&t.e, g[4], t.d, FRAME_RESERVE); /* by an old view */
     RIG_WAIT(&t.rig, g[4]->failed);
@@ -331,6 +332,7 @@ TEST(decode_node_changes_its_role)
     g[5]->role = 0; /* of an entry node that does not tell */
     entry_generate(&t.e, g[5], t.d, FRAME_RESERVE);
     RIG_WAIT(&t.rig, g[5]->granted);
+    CHECK_EQ_INT(decode_n_old_grants(t.d->decode), 0); /* this one is of the role now */
     entry_cancel(&t.e, g[5], t.d);
     RIG_WAIT(&t.rig, worker_is_idle(t.d) && worker_is_idle(t.p));
     pair_close(&t);
