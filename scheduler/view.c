@@ -100,6 +100,8 @@ static void on_snapshot(void *arg, enum status st, const struct directory_snapsh
                                     &v->unproven);
     v->n_snapshots++;
     snprintf(v->topics, sizeof v->topics, "%s", snap->topics);
+    const struct node_record *mine = view_find(v, v->me.node);
+    v->my_role = mine ? mine->role : v->me.role;
     put_me(v);
     for (size_t i = 0; i < v->n_suspects; i++) mark_lost(v, v->suspects[i].node, true);
     view_choose_model(v);

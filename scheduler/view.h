@@ -47,6 +47,7 @@ struct view {
     uint64_t model;              /* this node's own; requests go to nodes with the same. 0: any */
     uint64_t text;               /* of a router: its vocabulary, which chooses `model`. 0: not so */
     struct node_record me;       /* as published last; node 0: nothing, or a router */
+    enum node_role my_role;      /* in the last snapshot; of `me` where it is not there */
     uint64_t t_snapshot_ms;
     bool known;   /* the directory has answered, or failed to: no trouble is looked for before */
     bool unsplit; /* requests are never split: any node takes them, whatever its role */

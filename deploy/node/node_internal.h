@@ -95,6 +95,7 @@ struct node {
     struct serve *serve;
     struct loop_timer *drain, *stopper;
     struct loop_timer *settle;       /* NULL: its role is settled (node_role.c) */
+    struct role_call *role_call;     /* NULL: no change is being looked at once more (likewise) */
     struct launcher_watch *launcher; /* NULL: none started this node */
     uint64_t t_start_ms, t_drain_ms, t_leave_ms;
     uint64_t t_listed_ms;    /* a router asked for its record then; 0: none has */

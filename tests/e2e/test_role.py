@@ -227,6 +227,24 @@ def test_what_cannot_be_is_refused_with_a_sentence():
         assert status == 1 and 'the last node' in said, said
 
 
+def test_two_that_become_prefill_at_once_leave_one_that_decodes():
+    """Each sees the other decode when it is asked; at least one looks again and goes back."""
+    with trio(roles=('prefill', 'decode', 'decode')) as (control, (p, a, b)):
+        n_stayed = 0
+        for _ in range(8):
+            both = parallel([lambda n=n: baton_role(at(n), 'prefill') for n in (a, b)], 2)
+            refused = [said for status, said in both if status]
+            assert all('the last node of topic default that decodes' in said for said in refused), both
+            roles = roles_at(control)
+            assert 'decode' in (roles[at(a)], roles[at(b)]) and len(refused) == list(roles.values()).count('decode'), (both, roles)
+            assert tokens_of(ask(p.port, bodies_of(1, 3)[0]))
+            n_stayed += 2 - len(refused)
+            for n in (a, b):
+                assert baton_role(at(n), 'decode')[0] == 0
+        changes = sum(total(n, 'baton_role_changes_total', 'to="decode"') for n in (a, b))
+        print(f'  8 rounds: {n_stayed} became prefill, {changes - n_stayed:.0f} went back', flush=True)
+
+
 def test_a_node_alone_keeps_its_role():
     with closing(Node(TINY, args=SIZE)) as a:
         wait_ready(a)
