@@ -565,7 +565,7 @@ TEST(promises_follow_each_other)
     mem_free(p);
 }
 
-/* The fewer come back, the less is kept for them. */
+/* The fewer come back, the less is kept for them, and the sooner are others told to come. */
 TEST(promises_that_lapse_are_kept_less)
 {
     struct promises *p = MEM_NEW(struct promises);
@@ -576,6 +576,7 @@ TEST(promises_that_lapse_are_kept_less)
     CHECK_NEAR(promises_n_kept(p, now, 1000), 0, 0);
     for (int i = 0; i < 10; i++) (void)promises_make(p, now, now + 5000, 1);
     CHECK(promises_n_kept(p, now, 10000) < 1);
+    for (int i = 0; i < 100; i++) CHECK(promises_make(p, now, now, 1000) < now + 2000);
     mem_free(p);
 }
 
