@@ -203,9 +203,11 @@ void admit_charge(struct admit *a, struct admit_request *r, uint64_t now_ms)
     charge(&a->tenants[r->tenant], 1, now_ms);
 }
 
+/* Time in which nothing of it ran is not between two ends. */
 static void note_end(struct admit_tenant *t, const struct admit_request *r, uint64_t now_ms)
 {
-    double interval = t->t_end_ms ? (double)(now_ms - t->t_end_ms) : 0;
+    uint64_t begin = r->t_taken_ms > t->t_end_ms ? r->t_taken_ms : t->t_end_ms;
+    double interval = (double)(now_ms - begin);
     if (t->t_end_ms)
         t->end_interval_ms += (interval - t->end_interval_ms) /
                               (t->end_interval_ms > 0 ? MEAN_OF : 1);

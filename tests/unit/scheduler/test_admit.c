@@ -259,6 +259,26 @@ TEST(concurrent)
     close_rig(&g);
 }
 
+/* Between the ends of its requests: a night in which none ran is no part of that. */
+TEST(a_quiet_night_is_not_the_time_of_a_request)
+{
+    struct rig g;
+    struct admit_ask q = ask_of(1);
+    open_rig(&g, "a k concurrent=1\n");
+    for (int i = 0; i < 3; i++) {
+        struct admit_request *r = push(&g, 1, 0);
+        take_next(&g);
+        g.now += 2000;
+        admit_leave(g.a, r, g.now);
+        g.now += 8 * 3600 * 1000;
+    }
+    push(&g, 1, 0);
+    struct admit_verdict v = verdict(&g, &q);
+    CHECK(!v.taken && v.reason == ADMIT_CONCURRENT);
+    CHECK(v.why.retry_after_s >= 1 && v.why.retry_after_s <= 3);
+    close_rig(&g);
+}
+
 /* ---- other entry nodes ---- */
 
 static uint32_t report(struct rig *g, struct meter_use *out, uint64_t *number)
@@ -659,12 +679,17 @@ TEST_MAIN(CASE(first_come_first_served), CASE(lower_priority_is_sooner_among_a_t
           CASE(a_higher_class_goes_first), CASE(tokens_go_by_weight), CASE(long_answers_cost_turns),
           CASE(who_has_nothing_in_line_saves_nothing_up), CASE(requests_per_minute),
           CASE(a_place_that_was_promised_is_kept), CASE(tokens_per_minute), CASE(concurrent),
-          CASE(what_others_used_counts), CASE(without_the_directory_an_entry_node_gives_its_share),
+          CASE(a_quiet_night_is_not_the_time_of_a_request), CASE(what_others_used_counts),
+          CASE(without_the_directory_an_entry_node_gives_its_share),
+
           CASE(a_report_that_was_not_answered_is_sent_again),
-          CASE(fairness_is_over_all_entry_nodes), CASE(a_wait_that_is_too_long_is_refused_at_once),
-          CASE(one_slow_beginning_refuses_nobody), CASE(short_prompts_say_little_of_long_ones),
+          CASE(fairness_is_over_all_entry_nodes),
+
+          CASE(a_wait_that_is_too_long_is_refused_at_once), CASE(one_slow_beginning_refuses_nobody),
+          CASE(short_prompts_say_little_of_long_ones),
           CASE(places_for_answers_may_be_scarcer_than_prompts),
           CASE(a_first_token_that_would_be_late_is_refused_at_once),
+
           CASE(who_waited_for_too_long_may_not_begin),
           CASE(the_newest_of_the_lowest_class_gives_way),
           CASE(the_longest_line_of_a_class_gives_way), CASE(promises_follow_each_other),
