@@ -564,6 +564,24 @@ TEST(the_longest_line_of_a_class_gives_way)
     close_rig(&g);
 }
 
+/* The new one counts in the line of its tenant: it does not drive out another tenant's only one,
+ * whatever that one's weight. */
+TEST(a_line_that_is_empty_is_not_the_shortest)
+{
+    struct rig g;
+    open_rig(&g, "bulk k\nvip l weight=10\n");
+    push(&g, 1, 0);
+    take_next(&g); /* all of it runs */
+    struct admit_request *vip = push(&g, 2, 0);
+    CHECK(!verdict_when_full(&g, 1, 0).taken);
+    CHECK(!verdict_when_full(&g, 1, -9).taken); /* priorities are a tenant's own affair */
+    take_next(&g);
+    push(&g, 1, 0);
+    struct admit_verdict v = verdict_when_full(&g, 2, 0);
+    CHECK(v.taken && v.shed->tenant == 1 && vip->state == ADMIT_RUNNING);
+    close_rig(&g);
+}
+
 /* ---- promises ---- */
 
 TEST(promises_follow_each_other)
@@ -692,7 +710,8 @@ TEST_MAIN(CASE(first_come_first_served), CASE(lower_priority_is_sooner_among_a_t
 
           CASE(who_waited_for_too_long_may_not_begin),
           CASE(the_newest_of_the_lowest_class_gives_way),
-          CASE(the_longest_line_of_a_class_gives_way), CASE(promises_follow_each_other),
+          CASE(the_longest_line_of_a_class_gives_way),
+          CASE(a_line_that_is_empty_is_not_the_shortest), CASE(promises_follow_each_other),
           CASE(promises_that_lapse_are_kept_less), CASE(a_retry_text_is_of_its_tenant_and_node),
           CASE(a_node_has_enough_while_it_is_busy_until_the_next_would_come),
           CASE(the_speed_of_a_node_is_seen))
