@@ -31,7 +31,6 @@ struct admit *admit_create(const struct admit_options *o)
     struct admit *a = MEM_NEW(struct admit);
     a->o = *o;
     a->n = o->tenants->n;
-    a->n_entries = 1;
     a->tenants = MEM_ARRAY(struct admit_tenant, a->n);
     for (uint32_t i = 0; i < a->n; i++) {
         struct admit_tenant *t = &a->tenants[i];

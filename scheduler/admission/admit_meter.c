@@ -116,4 +116,4 @@ void admit_on_sums(struct admit *a, enum status st, const struct meter_sums *sum
     for (uint32_t i = 0; i < a->n; i++) a->tenants[i].telling = (struct admit_untold){ 0 };
 }
 
-uint32_t admit_n_entries(const struct admit *a) { return a->n_entries; }
+uint32_t admit_n_entries(const struct admit *a) { return a->n_entries ? a->n_entries : 1; }

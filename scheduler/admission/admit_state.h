@@ -73,7 +73,7 @@ struct admit {
     uint64_t report_number;
     bool telling, directory_away;
     uint64_t t_report_ms;
-    uint32_t n_entries;
+    uint32_t n_entries; /* 0: not heard yet */
     struct retry_secret retry_secret;
     uint32_t n_retries; /* given out */
 };

@@ -92,7 +92,7 @@ static double published_speed(const struct admit *a)
         prompts += (double)a->tenants[i].waiting_prompts;
         work += (double)a->tenants[i].waiting_work;
     }
-    double outputs = work - prompts, share = 1.0 / MS / a->n_entries;
+    double outputs = work - prompts, share = 1.0 / MS / admit_n_entries(a);
     if (prompts > 0) per_ms = a->speed.prompts_per_s * share * work / prompts;
     if (outputs <= 0 || a->speed.outputs_per_s <= 0) return per_ms;
     double by_places = a->speed.outputs_per_s * share * work / outputs;

@@ -339,6 +339,23 @@ TEST(without_the_directory_an_entry_node_gives_its_share)
     close_rig(&g);
 }
 
+/* The directory has been away since the entry node began: it knows of no others, but sees nodes. */
+TEST(who_has_not_heard_of_others_counts_the_nodes)
+{
+    struct rig g;
+    struct meter_use uses[METER_TENANTS_MAX];
+    uint64_t number;
+    int n = 0;
+    open_rig(&g, "a k requests_per_minute=10\n");
+    admit_set_speed(g.a, &(struct admit_speed){ .n_nodes = 5 });
+    CHECK_EQ_INT(report(&g, uses, &number), 0);
+    admit_on_sums(g.a, ERR_UNAVAILABLE, NULL, g.now);
+    for (; n < 20 && is_taken(&g, 1); n++) admit_leave(g.a, push(&g, 1, 0), g.now);
+    CHECK_EQ_INT(n, 2);
+    CHECK_EQ_INT(admit_n_entries(g.a), 1); /* it shares the nodes with none that it knows */
+    close_rig(&g);
+}
+
 TEST(a_report_that_was_not_answered_is_sent_again)
 {
     struct rig g;
@@ -699,7 +716,7 @@ TEST_MAIN(CASE(first_come_first_served), CASE(lower_priority_is_sooner_among_a_t
           CASE(a_place_that_was_promised_is_kept), CASE(tokens_per_minute), CASE(concurrent),
           CASE(a_quiet_night_is_not_the_time_of_a_request), CASE(what_others_used_counts),
           CASE(without_the_directory_an_entry_node_gives_its_share),
-
+          CASE(who_has_not_heard_of_others_counts_the_nodes),
           CASE(a_report_that_was_not_answered_is_sent_again),
           CASE(fairness_is_over_all_entry_nodes),
 
