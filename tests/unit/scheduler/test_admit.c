@@ -400,6 +400,34 @@ TEST(fairness_is_over_all_entry_nodes)
     close_rig(&g);
 }
 
+static void hear(struct rig *g, uint64_t served1, uint64_t served2)
+{
+    struct meter_use uses[METER_TENANTS_MAX];
+    struct meter_sum sum[2] = { sum_of(g, 1), sum_of(g, 2) };
+    uint64_t number;
+    sum[0].served = served1 * ADMIT_COST;
+    sum[1].served = served2 * ADMIT_COST;
+    const struct meter_sums sums = { .sums = sum, .n_sums = 2, .n_entries = 2 };
+    (void)report(g, uses, &number);
+    admit_on_sums(g->a, OK, &sums, g->now);
+}
+
+/* It begins at zero: what was served before counts neither for nor against anybody. */
+TEST(a_directory_that_lost_its_counters_starves_nobody)
+{
+    struct rig g;
+    open_rig(&g, "a k\nb l\n");
+    for (int i = 0; i < 20; i++) push(&g, 1, 0);
+    hear(&g, 1000 * PROMPT, 900 * PROMPT);
+    for (int i = 0; i < 5; i++) CHECK_EQ_INT(take_next(&g)->tenant, 1);
+    hear(&g, 5 * PROMPT, 0);
+    for (int i = 0; i < 4; i++) push(&g, 2, 0); /* before anybody is taken again */
+    uint32_t n[3] = { 0 };
+    for (int i = 0; i < 8; i++) n[take_next(&g)->tenant]++;
+    CHECK(n[1] >= 3 && n[2] >= 3);
+    close_rig(&g);
+}
+
 /* ---- how long it takes ---- */
 
 /* 100 tokens a second: what is in line takes a second each, with the answers 1.1. */
@@ -719,7 +747,7 @@ TEST_MAIN(CASE(first_come_first_served), CASE(lower_priority_is_sooner_among_a_t
           CASE(who_has_not_heard_of_others_counts_the_nodes),
           CASE(a_report_that_was_not_answered_is_sent_again),
           CASE(fairness_is_over_all_entry_nodes),
-
+          CASE(a_directory_that_lost_its_counters_starves_nobody),
           CASE(a_wait_that_is_too_long_is_refused_at_once), CASE(one_slow_beginning_refuses_nobody),
           CASE(short_prompts_say_little_of_long_ones),
           CASE(places_for_answers_may_be_scarcer_than_prompts),
