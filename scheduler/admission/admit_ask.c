@@ -195,6 +195,17 @@ static struct promise line_promise(const struct asked *k, double work, double wa
                              .again_ms = interval * SPARE_PART };
 }
 
+/* It would be late even if nobody was before it, by what starts took. Only first tokens tell
+ * whether they still do: one request is let through when there was none for a while. */
+static bool shows_start(struct asked *k)
+{
+    struct admit *a = k->a;
+    if (!a->t_refused_ms) a->t_refused_ms = k->now_ms;
+    if (k->now_ms < a->t_refused_ms + ADMIT_SILENCE_MS) return false;
+    a->t_refused_ms = k->now_ms;
+    return true;
+}
+
 static bool check_wait(struct asked *k)
 {
     enum admit_reason by;
@@ -205,6 +216,7 @@ static bool check_wait(struct asked *k)
          counts_promised = !k->returns && !k->q->wanted.follows;
     double wait = admit_wait_ms(k->a, k->t, priority, 0) * LONGER, sure = admit_sureness(k->a);
     if (longest >= 0 && (is_first || wait * sure <= low)) return true;
+    if (longest < 0 && is_first && shows_start(k)) return true;
     if (longest >= 0 && counts_promised) wait = wait_with_promised(k, longest, work);
     if (longest >= 0 && wait * sure <= longest) return true;
     double until = wait_with_promised(k, 0, work) - (low > 0 ? low : 0);

@@ -147,7 +147,7 @@ double admit_work_of(const struct admit_tenant *t, uint32_t n_prompt, uint32_t m
 double admit_prompt_ms(const struct admit *a, uint32_t n_prompt)
 {
     double per_s = a->speed.one_prompts_per_s;
-    return per_s > 0 ? n_prompt * (double)MS / per_s : 0;
+    return per_s > 0 ? n_prompt * (double)MS / per_s * a->prompt_part : 0;
 }
 
 double admit_start_ms(const struct admit *a, uint32_t n_prompt)

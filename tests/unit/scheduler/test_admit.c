@@ -539,6 +539,54 @@ TEST(a_first_token_that_would_be_late_is_refused_at_once)
     close_rig(&g);
 }
 
+/* What a start takes is known from first tokens. When all are refused for it there are none, so one
+ * request now and then is let through, and shows whether it is still true. */
+TEST(slow_starts_do_not_refuse_for_ever)
+{
+    struct rig g;
+    struct admit_ask q = ask_of(1);
+    open_rig(&g, "a k\n");
+    q.wanted.ttft_ms = 1000;
+    for (int i = 0; i < 3; i++) push(&g, 1, 0);
+    for (int i = 0; i < 3; i++) take_next(&g);
+    g.now += 3000;
+    for (int i = 0; i < 3; i++) admit_started(g.a, &g.r[i], g.now);
+    for (int i = 0; i < 3; i++) admit_leave(g.a, &g.r[i], g.now);
+    CHECK(!verdict(&g, &q).taken);
+    for (int tries = 0; tries < 2; tries++) { /* the first one is slow as well */
+        int n = 0;
+        while (g.now += 100, !verdict(&g, &q).taken) CHECK(++n < 50);
+        admit_push(g.a, &g.r[g.n++], &q, g.now);
+        CHECK(!verdict(&g, &q).taken); /* one at a time */
+        struct admit_request *r = take_next(&g);
+        g.now += tries ? 50 : 3000;
+        admit_started(g.a, r, g.now);
+    }
+    for (int i = 0; i < 20; i++) CHECK(verdict(&g, &q).taken);
+    close_rig(&g);
+}
+
+/* Likewise of the speed that a node publishes, which it measured when it was slow. */
+TEST(an_old_speed_does_not_refuse_for_ever)
+{
+    struct rig g;
+    struct admit_ask q = ask_of(1);
+    enum admit_reason why;
+    int n = 0;
+    open_rig(&g, "a k\n");
+    make_slow(&g);
+    q.wanted.ttft_ms = 500; /* the prompt alone takes a second */
+    CHECK(!verdict(&g, &q).taken);
+    while (g.now += 100, !verdict(&g, &q).taken) CHECK(++n < 50);
+    admit_push(g.a, &g.r[g.n++], &q, g.now);
+    CHECK(!admit_is_late(g.a, &g.r[0], g.now + 100, &why));
+    struct admit_request *r = take_next(&g);
+    g.now += 50;
+    admit_started(g.a, r, g.now);
+    for (int i = 0; i < 4; i++) CHECK(verdict(&g, &q).taken);
+    close_rig(&g);
+}
+
 TEST(who_waited_for_too_long_may_not_begin)
 {
     struct rig g;
@@ -752,7 +800,7 @@ TEST_MAIN(CASE(first_come_first_served), CASE(lower_priority_is_sooner_among_a_t
           CASE(short_prompts_say_little_of_long_ones),
           CASE(places_for_answers_may_be_scarcer_than_prompts),
           CASE(a_first_token_that_would_be_late_is_refused_at_once),
-
+          CASE(slow_starts_do_not_refuse_for_ever), CASE(an_old_speed_does_not_refuse_for_ever),
           CASE(who_waited_for_too_long_may_not_begin),
           CASE(the_newest_of_the_lowest_class_gives_way),
           CASE(the_longest_line_of_a_class_gives_way),
