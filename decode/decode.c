@@ -65,15 +65,17 @@ uint32_t decode_n_parked(const struct decode_worker *w)
     return w->parking.n_parked + w->parking.n_sent;
 }
 
-uint32_t decode_n_granted(const struct decode_worker *w)
+uint32_t decode_n_old_grants(const struct decode_worker *w)
 {
     uint32_t n = 0;
-    LIST_FOREACH (seq, &w->live, struct decode_seq, link) n += seq->state < DECODE_SEQ_RUNNING;
+    LIST_FOREACH (seq, &w->live, struct decode_seq, link)
+        n += seq->of_old_role && seq->state < DECODE_SEQ_RUNNING;
     return n;
 }
 
 void decode_set_role(struct decode_worker *w, uint32_t role, bool settles)
 {
+    LIST_FOREACH (seq, &w->live, struct decode_seq, link) seq->of_old_role |= w->role != role;
     w->role = role;
     w->settles = settles;
 }
@@ -206,7 +208,7 @@ static bool has_capacity(struct decode_worker *w, const struct cluster_message *
         refuse(w, m, ERR_PEER_LOST, BLAME_NODE, "a rank of the decode node was lost");
         return false;
     }
-    if (w->leaves) {
+    if (w->leaves && m->from != w->stays) {
         refuse(w, m, ERR_BUSY, BLAME_HANDED_BACK, LEAVES);
         return false;
     }
@@ -572,13 +574,18 @@ static void sweep(void *arg)
     }
 }
 
-void decode_set_leaving(struct decode_worker *w, bool leaves) { w->leaves = leaves; }
+void decode_set_leaving(struct decode_worker *w, bool leaves, uint64_t stays)
+{
+    w->leaves = leaves;
+    w->stays = stays;
+}
 
 void decode_hand_back(struct decode_worker *w)
 {
     w->leaves = true;
     LIST_FOREACH (seq, &w->live, struct decode_seq, link)
-        if (can_hand_back(seq)) fail_seq(w, seq, ERR_BUSY, BLAME_HANDED_BACK, LEAVES);
+        if (seq->entry != w->stays && can_hand_back(seq))
+            fail_seq(w, seq, ERR_BUSY, BLAME_HANDED_BACK, LEAVES);
 }
 
 void decode_flush(struct decode_worker *w) { token_batcher_flush(&w->batcher); }

@@ -48,14 +48,15 @@ struct decode_worker *decode_create(const struct decode_options *o);
 void decode_free(struct decode_worker *w);
 
 /* The number of the node's role (node.proto): a RESERVE for another one is given back. While the
- * role settles every RESERVE is: the node still has grants or credits of its role before
- * (docs/recovery.md says why). Sequences that are here go on. */
+ * role settles every RESERVE is: the node has credits of a role before (docs/recovery.md says why).
+ * Sequences that are here go on. */
 void decode_set_role(struct decode_worker *w, uint32_t role, bool settles);
-/* Sequences whose KV has not come: they hold blocks for prefill nodes. */
-uint32_t decode_n_granted(const struct decode_worker *w);
+/* Sequences of a role before whose KV has not come: they hold blocks for prefill nodes. */
+uint32_t decode_n_old_grants(const struct decode_worker *w);
 /* The node shuts down: gives new sequences back to their entry nodes at once, which place them
- * elsewhere; or takes them again. */
-void decode_set_leaving(struct decode_worker *w, bool leaves);
+ * elsewhere; or takes them again. Those of the entry node `stays`, which knows no other node, stay
+ * here; 0: there is none. */
+void decode_set_leaving(struct decode_worker *w, bool leaves, uint64_t stays);
 /* It shuts down: gives all sequences that it has back as well. */
 void decode_hand_back(struct decode_worker *w);
 /* Returns whether the message is of a kind that this worker handles. */

@@ -14,8 +14,9 @@
 struct decode_worker {
     struct decode_options o;
     struct decode_ranks ranks;
-    bool broken; /* a follower was lost: the node takes nothing any more */
-    bool leaves; /* decode_set_leaving: nor does one that shuts down */
+    bool broken;    /* a follower was lost: the node takes nothing any more */
+    bool leaves;    /* decode_set_leaving: nor does one that shuts down, ... */
+    uint64_t stays; /* ... but from this entry node */
     bool settles;
     uint32_t role; /* 0: RESERVE for any is taken */
     struct loop_timer *sweep;

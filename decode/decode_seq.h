@@ -29,6 +29,7 @@ struct decode_seq {
     bool has_first;       /* PREFILL_DONE */
     bool hears_preempted; /* its entry node knows PREEMPTED */
     bool in_engine;       /* FINISHED or CANCELED will come from the engine */
+    bool of_old_role;     /* its node had another role when it came */
     struct decode_parts parts;
     struct token_logprobs first;
     uint32_t n_tokens;  /* tokens in the reservation */

@@ -45,8 +45,8 @@ enum {
      * broken. */
     KVT_MOVE_MS = 3000,
     /* KVT_PEER_QUIET after so long without a sign: many round trips and puts of a path that works,
-     * and few prompts that are sent to one that does not. */
-    KVT_QUIET_MS = 250,
+     * on a host that is busy, too, and few prompts that are sent to one that does not. */
+    KVT_QUIET_MS = 500,
     KVT_FENCED_RING = 4096, /* ids remembered, see kvt_core.fenced */
     /* An unanswered STOP is repeated after this time, then after twice as long, and so on. */
     KVT_STOP_AGAIN_MS = 1000,

@@ -35,7 +35,15 @@ struct kv_route *kv_routes_find_peer(struct kv_routes *r, uint64_t peer)
 bool kv_route_is_doubted(const struct kv_route *route, uint64_t now_ms)
 {
     if (route->state == KV_ROUTE_UP) return route->quiet;
-    return now_ms > route->since_ms + KV_ROUTE_DOUBT_MS;
+    return now_ms > route->since_ms + (route->failed ? KV_ROUTE_DOUBT_AGAIN_MS : KV_ROUTE_DOUBT_MS);
+}
+
+/* Its place in the ring, or NULL. */
+static uint64_t *find_failed(struct kv_routes *r, uint64_t process)
+{
+    for (size_t i = 0; i < KV_ROUTES_FAILED; i++)
+        if (r->failed[i] == process) return &r->failed[i];
+    return NULL;
 }
 
 struct kv_route *kv_routes_get(struct kv_routes *r, uint64_t process)
@@ -54,6 +62,7 @@ struct kv_route *kv_routes_get(struct kv_routes *r, uint64_t process)
     route->process = process;
     route->state = KV_ROUTE_ASKING;
     route->since_ms = clock_ms();
+    route->failed = find_failed(r, process) != NULL;
     list_init(&route->waiting);
     list_push(&r->all, &route->link);
     return route;
@@ -86,9 +95,18 @@ void kv_routes_wait_longer(struct kv_routes *r, uint64_t ms, uint64_t now)
         route->since_ms = now - route->since_ms > ms ? route->since_ms + ms : now;
 }
 
+void kv_routes_on_up(struct kv_routes *r, struct kv_route *route)
+{
+    uint64_t *failed = find_failed(r, route->process);
+    if (failed) *failed = 0;
+    route->state = KV_ROUTE_UP;
+}
+
 void kv_routes_drop(struct kv_routes *r, struct kv_route *route)
 {
     ASSERT(list_empty(&route->waiting));
+    if (!find_failed(r, route->process))
+        r->failed[r->n_failed++ % KV_ROUTES_FAILED] = route->process;
     if (route->state != KV_ROUTE_ASKING) kvt_disconnect(r->kvt, route->peer);
     list_remove(&route->link);
     mem_free(route);

@@ -20,20 +20,28 @@ struct kv_route {
     enum kv_route_state state;
     uint64_t peer; /* kvtransfer's handle once CONNECTING */
     uint64_t since_ms;
+    bool failed;         /* until it is UP: the last one to this process failed or was lost */
     bool quiet;          /* UP: KVT_PEER_QUIET */
     struct list waiting; /* kv_sends.queue */
     struct list link;    /* routes.all */
+};
+
+enum {
+    /* From the hello until it is doubted: registering memory and making queue pairs take their
+     * time, but after a failure the others need not wait for that. */
+    KV_ROUTE_DOUBT_MS = 1000,
+    KV_ROUTE_DOUBT_AGAIN_MS = 100,
+    KV_ROUTE_CONNECT_MS = 5000, /* from the hello to UP */
+    KV_ROUTES_FAILED = 64
 };
 
 struct kv_routes {
     struct kvt *kvt;         /* borrowed */
     struct cluster *cluster; /* borrowed */
     struct list all;
-};
-
-enum {
-    KV_ROUTE_DOUBT_MS = 100,   /* from the first hello; a connection takes a few round trips */
-    KV_ROUTE_CONNECT_MS = 5000 /* from the first hello to UP */
+    /* Ring: the processes to which a route failed last, and that have none that is UP. */
+    uint64_t failed[KV_ROUTES_FAILED];
+    uint32_t n_failed; /* ever added */
 };
 
 void kv_routes_init(struct kv_routes *r, struct kvt *kvt, struct cluster *cluster);
@@ -49,7 +57,8 @@ enum status kv_routes_on_answer(struct kv_routes *r, struct kv_route *route,
                                 const struct cluster_message *m, struct err *err) MUST_CHECK;
 /* This process was stopped for `ms`: what the decode nodes sent meanwhile is still unread. */
 void kv_routes_wait_longer(struct kv_routes *r, uint64_t ms, uint64_t now);
-/* Disconnects and frees a route, whose waiting list must be empty. */
+void kv_routes_on_up(struct kv_routes *r, struct kv_route *route);
+/* It failed or was lost: disconnects and frees it. Its waiting list must be empty. */
 void kv_routes_drop(struct kv_routes *r, struct kv_route *route);
 
 #endif

@@ -124,7 +124,7 @@ static void on_up(struct kv_sender *k, uint64_t peer)
 {
     struct kv_route *route = kv_routes_find_peer(&k->routes, peer);
     if (!route) return;
-    route->state = KV_ROUTE_UP;
+    kv_routes_on_up(&k->routes, route);
     while (!list_empty(&route->waiting)) {
         struct kv_sends *s = LIST_FIRST(&route->waiting, struct kv_sends, queue);
         list_remove(&s->queue);

@@ -63,7 +63,7 @@ void kv_sender_on_answer(struct kv_sender *k, const struct cluster_message *m);
 bool kv_sender_on_kvt(struct kv_sender *k, const struct kvt_event *ev);
 void kv_sender_on_lost(struct kv_sender *k, uint64_t process);
 /* Ends routes that did not come up in time, and sends back who waits for doubted ones. Called every
- * KV_ROUTE_DOUBT_MS. */
+ * KV_ROUTE_DOUBT_AGAIN_MS. */
 void kv_sender_sweep(struct kv_sender *k, uint64_t now_ms);
 
 #endif

@@ -12,7 +12,7 @@
 
 enum {
     CREDIT_EXPIRES_MS = 15000, /* an unused credit is taken back (the decode nodes may be full) */
-    SWEEP_MS = KV_ROUTE_DOUBT_MS,
+    SWEEP_MS = KV_ROUTE_DOUBT_AGAIN_MS,
     STOPPED_MS = 1500 /* a sweep that comes so late shows that this process was stopped */
 };
 
@@ -597,11 +597,11 @@ void prefill_on_kvt(struct prefill_worker *w, const struct kvt_event *ev)
     if (p && (ev->kind == KVT_SENT || ev->kind == KVT_SEND_FAILED)) on_send_over(w, p, ev);
 }
 
-uint32_t prefill_n_credited(const struct prefill_worker *w)
+uint32_t prefill_n_old_credits(const struct prefill_worker *w)
 {
     uint32_t n = 0;
     LIST_FOREACH (p, &w->live, struct prefill_prompt, link)
-        n += p->state > PROMPT_ASKED && p->state < PROMPT_DRAINING;
+        n += p->of_old_role && p->state > PROMPT_ASKED && p->state < PROMPT_DRAINING;
     return n;
 }
 
@@ -616,7 +616,9 @@ void prefill_set_role(struct prefill_worker *w, uint32_t role, bool settles)
     const bool changes = w->role && w->role != role;
     w->role = role;
     w->settles = settles;
-    if (changes) hand_back(w, PROMPT_CREDITED, CHANGED);
+    if (!changes) return;
+    LIST_FOREACH (p, &w->live, struct prefill_prompt, link) p->of_old_role = true;
+    hand_back(w, PROMPT_CREDITED, CHANGED);
 }
 
 void prefill_set_leaving(struct prefill_worker *w, bool leaves)

@@ -39,11 +39,12 @@ struct prefill_options {
 struct prefill_worker *prefill_create(const struct prefill_options *o);
 void prefill_free(struct prefill_worker *w);
 
-/* As decode_set_role, for ASK_CREDIT. A new role gives back the prompts that wait for a credit,
- * which hold nothing anywhere. */
+/* As decode_set_role, for ASK_CREDIT; it settles while the node has grants of a role before. A new
+ * role gives back the prompts that wait for a credit, which hold nothing anywhere. */
 void prefill_set_role(struct prefill_worker *w, uint32_t role, bool settles);
-/* Prompts with a credit that are not computed: decode nodes hold blocks for them, or are asked. */
-uint32_t prefill_n_credited(const struct prefill_worker *w);
+/* Prompts of a role before with a credit that are not computed: decode nodes hold blocks for them,
+ * or are asked. */
+uint32_t prefill_n_old_credits(const struct prefill_worker *w);
 /* The node shuts down: gives new prompts, and those that wait for a credit, back to their entry
  * nodes at once, which start them elsewhere; or takes them again. */
 void prefill_set_leaving(struct prefill_worker *w, bool leaves);

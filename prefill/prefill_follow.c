@@ -11,7 +11,7 @@
 #include "shared/cluster/answer.h"
 
 enum {
-    SWEEP_MS = KV_ROUTE_DOUBT_MS,
+    SWEEP_MS = KV_ROUTE_DOUBT_AGAIN_MS,
     STOPPED_MS = 1500 /* a sweep that comes so late shows that this process was stopped */
 };
 

@@ -296,9 +296,8 @@ static void on_call_end(void *arg, enum http_pass_end end, int status)
     } else {
         uint64_t node = s->tried[s->n_tried - 1];
         struct candidate *c = find(p, node);
-        bool refused = end == PASS_NOT_TAKEN && http_pass_is_refusal(status);
-        if (!refused) suspect(p, node);
-        else if (c && http_pass_is_full(status)) c->full_until_ms = clock_ms() + FULL_MS;
+        if (end == PASS_NOT_TAKEN || end == PASS_BROKEN) suspect(p, node);
+        else if (c && end == PASS_FULL) c->full_until_ms = clock_ms() + FULL_MS;
         uncount_passed(s);
         if (end == PASS_BROKEN) finish(s, BROKEN, status);
         else try_next(s);
@@ -324,6 +323,7 @@ static void try_next(struct pass *s)
             .host = r->host,
             .port = r->http_port,
             .path = s->path,
+            .t_start_ns = s->t_start_ns,
             .from = p->name,
             .name = s->request,
             .broken_event = buf_str(&p->broken_event),

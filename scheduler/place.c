@@ -36,7 +36,7 @@ static bool is_candidate(const struct node_record *n, const struct place_request
                          enum node_role role)
 {
     if (n->role != role && n->role != ROLE_MIXED && !r->unsplit) return false;
-    if (n->draining || (r->model && n->model != r->model)) return false;
+    if (n->draining || n->is_lost || (r->model && n->model != r->model)) return false;
     return !is_avoided(r, n->node);
 }
 

@@ -2,7 +2,7 @@
  * nodes.
  *
  * Candidates of a stage are the nodes of its role and mixed nodes that have the model, are not
- * draining and not to be avoided; PLACE_SAMPLE of them are scored when there are more. A prefill
+ * draining, lost or to be avoided; PLACE_SAMPLE of them are scored when there are more. A prefill
  * node is one only when some decode node can take its KV: they have a KV transport in common, types
  * that fit, and did not fail to exchange KV (`apart`). The load of a node is the larger of what is
  * placed on it (the directory's sum over all entry nodes, view.h) and what it reports. Among those
@@ -29,7 +29,7 @@ struct place_request {
     uint32_t n_total;           /* prompt and longest output: what must fit */
     uint64_t model;             /* 0: any */
     struct hash128 first_block; /* gives the preferred node; zero: no preference */
-    const uint64_t *avoid;      /* [n_avoid] nodes suspected dead or already tried */
+    const uint64_t *avoid;      /* [n_avoid] nodes that failed, here or elsewhere */
     size_t n_avoid;
     const struct place_pair *apart; /* [n_apart] */
     size_t n_apart;

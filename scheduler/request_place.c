@@ -11,7 +11,7 @@ enum {
     TROUBLE_FRESH_MS = 25, /* all requests that end in one turn of the loop have one look */
     OPEN_TRIED_MS = 1000,  /* after this long without any other node, those whose breaker is open
                             * are tried: they have a link, so they may serve */
-    AVOID_MAX = EXCLUDED_MAX + REQUEST_AVOID_MAX + 2, /* gave_back, and the present node */
+    AVOID_MAX = BREAKER_MAX + REQUEST_AVOID_MAX + 2, /* gave_back, and the present node */
     APART_MAX = BREAKER_MAX + REQUEST_AVOID_MAX,
     FILLED_MAX = 256 /* nodes; above that, some are given more than they need */
 };
@@ -146,8 +146,8 @@ static bool is_among(uint64_t node, const uint64_t *nodes, size_t n)
 /* A node could decode for others now. */
 static bool some_node_lives(const struct entry *e)
 {
-    uint64_t out[AVOID_MAX];
-    size_t n_out = view_excluded_nodes(&e->view, false, out);
+    uint64_t out[BREAKER_MAX];
+    size_t n_out = view_excluded_nodes(&e->view, out);
     for (size_t i = 0; i < e->view.n_nodes; i++) {
         const struct node_record *n = &e->view.nodes[i];
         if (trouble_can_decode(&e->view, n) && !is_among(n->node, out, n_out)) return true;
@@ -192,12 +192,12 @@ static void no_node(struct entry *e, struct request *r, enum status st)
     request_end(e, r, ERR_UNAVAILABLE, FINISH_ERROR, -1, text);
 }
 
-/* Collects the nodes that must not be chosen now: those that the view excludes, and those that
- * failed this request. */
+/* Collects the nodes that must not be chosen now, beside those that are lost: those that the view
+ * excludes, and those that failed this request. */
 static size_t nodes_to_avoid(const struct entry *e, const struct request *r,
                              uint64_t out[AVOID_MAX])
 {
-    size_t n = view_excluded_nodes(&e->view, false, out);
+    size_t n = view_excluded_nodes(&e->view, out);
     uint32_t n_own = r->n_avoid < REQUEST_AVOID_MAX ? r->n_avoid : REQUEST_AVOID_MAX;
     for (uint32_t i = 0; i < n_own; i++) out[n++] = r->avoid[i];
     if (r->gave_back) out[n++] = r->gave_back;
@@ -234,7 +234,7 @@ static struct place_request query_of(const struct entry *e, const struct request
 }
 
 /* Chooses nodes; when none is left, first those that failed this request before are tried again,
- * then those whose breaker is open. A suspect never is: it has no link. A node that handed it back
+ * then those whose breaker is open. A lost one never is: it has no link. A node that handed it back
  * is no worse than waiting for the others. */
 static enum status choose_nodes(struct entry *e, struct request *r, struct place_result *chosen)
 {
@@ -262,7 +262,7 @@ static enum status choose_nodes(struct entry *e, struct request *r, struct place
     note_unplaced(e, r);
     /* All are open when it was this node that was stopped or cut off. */
     if (q.n_avoid == 0 || clock_ms() - r->unplaced_since_ms < OPEN_TRIED_MS) return st;
-    q.n_avoid = view_excluded_nodes(&e->view, true, avoid);
+    q.n_avoid = 0;
     return place_choose(e->view.nodes, e->view.n_nodes, &q, chosen);
 }
 

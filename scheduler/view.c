@@ -11,7 +11,8 @@ enum {
     SNAPSHOT_SOON_MS = 100, /* shortest time between snapshots */
     DIAL_AHEAD_NODES = 32,  /* in a larger topic links are made by need */
     REDIAL_MS = 1000,
-    DIALS_A_TICK = 2 /* each looks through all nodes */
+    DIALS_A_TICK = 2, /* each looks through all nodes */
+    SUSPECTS_FIRST = 16
 };
 
 /* ---- the nodes ---- */
@@ -66,6 +67,12 @@ static struct view_suspect *find_suspect(struct view *v, uint64_t node)
     return NULL;
 }
 
+static void mark_lost(struct view *v, uint64_t node, bool is_lost)
+{
+    struct node_record *n = find_node(v, node);
+    if (n) n->is_lost = is_lost;
+}
+
 /* Suspects are dialed by tend_suspects. */
 static void learn(struct view *v)
 {
@@ -93,7 +100,10 @@ static void on_snapshot(void *arg, enum status st, const struct directory_snapsh
                                     &v->unproven);
     v->n_snapshots++;
     snprintf(v->topics, sizeof v->topics, "%s", snap->topics);
+    const struct node_record *mine = view_find(v, v->me.node);
+    v->my_role = mine ? mine->role : v->me.role;
     put_me(v);
+    for (size_t i = 0; i < v->n_suspects; i++) mark_lost(v, v->suspects[i].node, true);
     view_choose_model(v);
     learn(v);
     breaker_forget(&v->breaker, is_listed, v);
@@ -122,6 +132,7 @@ void view_release(struct view *v)
 {
     proofs_release(&v->proofs);
     mem_free(v->nodes);
+    mem_free(v->suspects);
 }
 
 void view_refresh(struct view *v) { v->ask_again = true; }
@@ -151,9 +162,26 @@ static void tend_suspects(struct view *v, uint64_t now)
             n_dialed++;
             over = !dial_suspect(v, s, now);
         }
-        if (over) *s = v->suspects[--v->n_suspects];
-        else i++;
+        if (over) {
+            mark_lost(v, s->node, false);
+            *s = v->suspects[--v->n_suspects];
+        } else {
+            i++;
+        }
     }
+}
+
+/* One more; there are no more of them than nodes that had a link and are listed still. */
+static struct view_suspect *add_suspect(struct view *v, uint64_t node)
+{
+    if (v->n_suspects == v->suspects_size) {
+        v->suspects_size = v->suspects_size ? 2 * v->suspects_size : SUSPECTS_FIRST;
+        v->suspects = mem_realloc(v->suspects, v->suspects_size, sizeof *v->suspects);
+    }
+    struct view_suspect *s = &v->suspects[v->n_suspects++];
+    *s = (struct view_suspect){ .node = node };
+    mark_lost(v, node, true);
+    return s;
 }
 
 /* A dial that failed is no new loss: the node is probed as soon as it can be reached. */
@@ -161,8 +189,7 @@ void view_suspect(struct view *v, uint64_t node, const char *why)
 {
     struct view_suspect *s = find_suspect(v, node);
     if (!s) {
-        s = &v->suspects[v->n_suspects < SUSPECTS_MAX ? v->n_suspects++ : 0];
-        *s = (struct view_suspect){ .node = node };
+        s = add_suspect(v, node);
         breaker_note(&v->breaker, (struct breaker_of){ node, 0 }, BREAKER_BROKEN, 0, clock_ms(),
                      why);
     }
@@ -184,12 +211,11 @@ const char *view_why_unreachable(const struct view *v, uint64_t node)
 
 /* ---- breakers ---- */
 
-size_t view_excluded_nodes(const struct view *v, bool suspects_only, uint64_t out[EXCLUDED_MAX])
+size_t view_excluded_nodes(const struct view *v, uint64_t out[BREAKER_MAX])
 {
     uint64_t now = clock_ms();
     size_t n = 0;
-    for (size_t i = 0; i < v->n_suspects; i++) out[n++] = v->suspects[i].node;
-    for (size_t i = 0; i < v->breaker.n && !suspects_only; i++) {
+    for (size_t i = 0; i < v->breaker.n; i++) {
         const struct breaker_entry *e = &v->breaker.entries[i];
         if (!e->of.partner && !breaker_allows(e, now)) out[n++] = e->of.node;
     }

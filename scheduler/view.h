@@ -15,11 +15,7 @@
 #include "scheduler/place.h"
 #include "shared/cluster/cluster.h"
 
-enum {
-    SUSPECTS_MAX = 64,
-    EXCLUDED_MAX = SUSPECTS_MAX + BREAKER_MAX, /* nodes */
-    VIEW_WHY_MAX = 256
-};
+enum { VIEW_WHY_MAX = 256 };
 
 struct view_events {
     void (*on_snapshot)(void *arg); /* a fresh snapshot is in the view */
@@ -27,9 +23,10 @@ struct view_events {
     void *arg;
 };
 
-/* A node whose link was lost: never chosen until the link is up again, however long the directory
- * lists it, or cannot tell. It is dialed at once, so that a link that broke for a moment is there
- * again when the node is needed. Its breaker is open meanwhile, and one request probes it then. */
+/* A node whose link was lost (is_lost of its record): never chosen until the link is up again,
+ * however long the directory lists it, or cannot tell. It is dialed at once, so that a link that
+ * broke for a moment is there again when the node is needed. Its breaker is open meanwhile, and one
+ * request probes it then. */
 struct view_suspect {
     uint64_t node;
     uint64_t dial_ms; /* it is dialed again then */
@@ -50,13 +47,14 @@ struct view {
     uint64_t model;              /* this node's own; requests go to nodes with the same. 0: any */
     uint64_t text;               /* of a router: its vocabulary, which chooses `model`. 0: not so */
     struct node_record me;       /* as published last; node 0: nothing, or a router */
+    enum node_role my_role;      /* in the last snapshot; of `me` where it is not there */
     uint64_t t_snapshot_ms;
     bool known;   /* the directory has answered, or failed to: no trouble is looked for before */
     bool unsplit; /* requests are never split: any node takes them, whatever its role */
     bool asking;  /* a snapshot was asked for and has not arrived */
     bool ask_again;
-    struct view_suspect suspects[SUSPECTS_MAX];
-    size_t n_suspects;
+    struct view_suspect *suspects; /* [n_suspects], of `suspects_size`: as many as are lost */
+    size_t n_suspects, suspects_size;
     struct breaker breaker;
 };
 
@@ -88,10 +86,9 @@ void view_suspect(struct view *v, uint64_t node, const char *why);
 const char *view_why_unreachable(const struct view *v, uint64_t node);
 /* Would every node of this node's model compute the same bits again? */
 bool view_is_deterministic(const struct view *v);
-/* The nodes that must not be chosen: suspects, and unless `suspects_only` those whose breaker is
- * open or being probed. Returns how many. */
-size_t view_excluded_nodes(const struct view *v, bool suspects_only, uint64_t out[EXCLUDED_MAX]);
-/* The pairs whose breaker is open or being probed. */
+/* The nodes whose breaker is open or being probed: no request is placed there. Returns how many. */
+size_t view_excluded_nodes(const struct view *v, uint64_t out[BREAKER_MAX]);
+/* Likewise the pairs. */
 size_t view_excluded_pairs(const struct view *v, struct place_pair out[BREAKER_MAX]);
 /* The breakers of a failure: of one node of the attempt, or (node 0) of its pair. */
 void view_note_failure(struct view *v, const struct view_attempt *a, uint64_t node, enum status st,

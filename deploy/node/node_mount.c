@@ -12,10 +12,19 @@
 
 #include "deploy/node/node_internal.h"
 #include "deploy/role/role_change.h"
+#include "deploy/router/listed.h"
 #include "scheduler/directory/local.h"
 #include "scheduler/directory/wire.h"
 #include "shared/base/clock.h"
 #include "shared/base/mem.h"
+
+/* A router that lists this node asks for its record more often. */
+enum { LISTED_MS = 5000 };
+
+bool node_is_listed(const struct node *n)
+{
+    return n->t_listed_ms && clock_ms() - n->t_listed_ms < LISTED_MS;
+}
 
 /* Those behind this port have published theirs here. */
 static void add_records_behind(struct node *n, struct buf *out)
@@ -39,6 +48,7 @@ static void give_records(struct node *n, struct http_exchange *x)
         add_records_behind(n, &body);
     } else {
         n->t_listed_ms = clock_ms();
+        n->listed_with_others = str_eq_c(http_header(x, LISTED_OTHERS_HEADER), "1");
         node_describe_record(n, &me);
         node_record_write(&me, &body);
     }

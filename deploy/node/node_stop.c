@@ -148,12 +148,20 @@ static uint32_t n_computing(const struct node *n)
 
 static uint32_t n_passing(const struct node *n) { return n->passer ? passer_n_live(n->passer) : 0; }
 
-/* Others take what is new, if there are any that can. */
+/* A node that is only listed sees no other itself; the router that lists it does. */
+static bool others_can_take(const struct node *n)
+{
+    return scheduler_sees_others(n->scheduler, n->id) ||
+           (node_is_listed(n) && n->listed_with_others);
+}
+
+/* Others take what is new, if there are any that can. What clients asked this node itself for stays
+ * where it sees no other. */
 static void leave_work_to_others(struct node *n)
 {
     if (n->o.no_engine) return;
-    const bool others = scheduler_sees_others(n->scheduler, n->id);
-    decode_set_leaving(n->decode, others);
+    const bool others = others_can_take(n);
+    decode_set_leaving(n->decode, others, scheduler_sees_others(n->scheduler, n->id) ? 0 : n->id);
     prefill_set_leaving(n->prefill, others);
 }
 
@@ -163,7 +171,7 @@ static void hand_back_if_due(struct node *n)
 {
     uint64_t since = clock_ms() - n->t_drain_ms;
     if (n->o.no_engine || n->handed_back || since < (uint64_t)n->o.shutdown_s * 500) return;
-    if (!scheduler_sees_others(n->scheduler, n->id)) return;
+    if (!others_can_take(n)) return;
     n->handed_back = true;
     log_info("work handed back", "sequences=%u prompts=%u", n_decoding(n),
              prefill_n_live(n->prefill));

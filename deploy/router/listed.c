@@ -243,12 +243,28 @@ static void on_answer(void *arg, enum status st, int http_status, struct str bod
 
 /* ---- questions ---- */
 
-static void ask(struct listed_node *n)
+/* Does a node that is not behind this address decode for the model of those that are? */
+static bool others_decode(const struct listed_node *n, const struct node_record *nodes, size_t n_in)
+{
+    uint64_t model = 0;
+    for (size_t i = 0; i < n_in; i++)
+        if (has_id(n->nodes, n->n_nodes, nodes[i].node)) model = nodes[i].model;
+    for (size_t i = 0; i < n_in; i++) {
+        const struct node_record *r = &nodes[i];
+        if (r->model == model && r->role != ROLE_PREFILL && !r->draining &&
+            !has_id(n->nodes, n->n_nodes, r->node))
+            return true;
+    }
+    return false;
+}
+
+static void ask(struct listed_node *n, bool others)
 {
     struct listed *l = n->all;
-    char headers[DIRECTORY_PROOF_HEADER_MAX];
+    char proof[DIRECTORY_PROOF_HEADER_MAX], headers[DIRECTORY_PROOF_HEADER_MAX + 32];
     if (n->asking) return;
-    directory_prove_header(l->o.secret, "GET", STR(RECORDS_PATH), STR(""), headers);
+    directory_prove_header(l->o.secret, "GET", STR(RECORDS_PATH), STR(""), proof);
+    snprintf(headers, sizeof headers, "%s%s", proof, others ? LISTED_OTHERS_HEADER ": 1\r\n" : "");
     n->asking = http_client_request(l->client, "GET", n->at.host, n->at.port, RECORDS_PATH, headers,
                                     STR(""), ASK_MS, on_answer, n) == OK;
     if (!n->asking) set_state(n, LISTED_DOWN, "it cannot be asked");
@@ -257,7 +273,11 @@ static void ask(struct listed_node *n)
 static void on_poll(void *arg)
 {
     struct listed *l = arg;
-    LIST_FOREACH (n, &l->nodes, struct listed_node, link) ask(n);
+    char topics[512];
+    size_t n_in;
+    struct node_record *nodes = directory_local_view(l->o.directory, l->o.topic, &n_in, topics);
+    LIST_FOREACH (n, &l->nodes, struct listed_node, link) ask(n, others_decode(n, nodes, n_in));
+    mem_free(nodes);
 }
 
 /* ---- the list ---- */
@@ -274,7 +294,7 @@ enum status listed_add(struct listed *l, const struct node_at *node, struct err 
     list_push(&l->nodes, &n->link);
     l->n++;
     count_states(l);
-    ask(n);
+    ask(n, false);
     return OK;
 }
 
@@ -308,7 +328,7 @@ void listed_when_asked(struct listed *l, const struct node_at *node,
     ASSERT(n); /* the caller has added it */
     *w = (struct listed_waiter){ .node = n, .fn = fn, .arg = arg };
     list_push(&l->waiters, &w->link);
-    ask(n);
+    ask(n, false);
 }
 
 void listed_forget(struct listed *l, const void *arg)

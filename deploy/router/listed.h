@@ -6,6 +6,9 @@
  *      └──the same────────────────────────────────────────────────────────────────▲│
  *                      ▲──────────────────────record───────────────────────────────┘
  *
+ * The question also says whether another node decodes for the node's model, which it cannot see
+ * itself: when it shuts down it gives its work back if so (node_stop.c).
+ *
  * A node that is DOWN leaves the view when its lease ends, as any other. The role with which a node
  * is listed names it in answers and sentences; what it computes is its own role. Thread: loop. */
 #ifndef BATON_DEPLOY_ROUTER_LISTED_H
@@ -15,6 +18,9 @@
 #include "scheduler/directory/directory.h"
 
 enum { LISTED_MAX = 1024 };
+
+/* "1": others decode too. */
+#define LISTED_OTHERS_HEADER "x-baton-others"
 
 struct listed;
 

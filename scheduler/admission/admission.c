@@ -85,6 +85,7 @@ void admission_on_view(struct admission *d, const struct view *v)
         const struct node_record *node = &v->nodes[i];
         if (node->draining || (v->model && node->model != v->model)) continue;
         double per_s = prompts_per_s(d, v, node);
+        s.n_nodes++;
         s.prompts_per_s += per_s;
         s.is_guess = s.is_guess || (per_s > 0 && !node->prefill_tokens_per_s);
         n_prefill += per_s > 0;

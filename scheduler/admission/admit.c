@@ -31,7 +31,6 @@ struct admit *admit_create(const struct admit_options *o)
     struct admit *a = MEM_NEW(struct admit);
     a->o = *o;
     a->n = o->tenants->n;
-    a->n_entries = 1;
     a->tenants = MEM_ARRAY(struct admit_tenant, a->n);
     for (uint32_t i = 0; i < a->n; i++) {
         struct admit_tenant *t = &a->tenants[i];
@@ -40,6 +39,7 @@ struct admit *admit_create(const struct admit_options *o)
         t->token_cost = ADMIT_COST / t->t->weight;
         promises_init(&t->promises);
     }
+    a->prompt_part = 1;
     random_bytes(a->retry_secret.bytes, sizeof a->retry_secret.bytes);
     return a;
 }
@@ -110,8 +110,9 @@ static void set_late(const struct admit *a, struct admit_request *r, const struc
 {
     r->late_ms = now_ms + a->o.max_queue_ms;
     if (!q->wanted.ttft_ms) return;
-    uint64_t own = (uint64_t)admit_prompt_ms(a, r->n_prompt);
-    uint64_t latest = now_ms + (q->wanted.ttft_ms > own ? q->wanted.ttft_ms - own : 0);
+    uint64_t own = (uint64_t)admit_prompt_ms(a, r->n_prompt), most = q->wanted.ttft_ms;
+    if (own >= most) own = 0; /* it was taken to show whether that is so */
+    uint64_t latest = now_ms + most - own;
     r->wants_ttft = latest < r->late_ms;
     if (r->wants_ttft) r->late_ms = latest;
 }
@@ -215,14 +216,33 @@ void admit_adopt(struct admit *a, struct admit_request *r, uint32_t tenant, uint
 }
 
 /* The mean, and the mean distance from it: TCP's estimate of a round trip, for a start. */
+static void measure_start(struct admit *a, double ms)
+{
+    a->start_dev_ms += (fabs(ms - a->start_ms) - a->start_dev_ms) / MEAN_OF;
+    a->start_ms += (ms - a->start_ms) / MEAN_OF;
+}
+
+/* After a silence what is known is old: a better start is believed at once. */
+static void measure_anew(struct admit *a, double ms)
+{
+    if (ms >= a->start_ms) return;
+    a->start_ms = ms;
+    a->start_dev_ms = ms / 2;
+}
+
 void admit_started(struct admit *a, struct admit_request *r, uint64_t now_ms)
 {
     if (r->state != ADMIT_RUNNING || r->started) return;
     r->started = true;
-    double ms = (double)(now_ms - r->t_taken_ms) - admit_prompt_ms(a, r->n_prompt);
-    if (ms < 0) ms = 0;
-    a->start_dev_ms += (fabs(ms - a->start_ms) - a->start_dev_ms) / MEAN_OF;
-    a->start_ms += (ms - a->start_ms) / MEAN_OF;
+    double took = (double)(now_ms - r->t_taken_ms), prompt = admit_prompt_ms(a, r->n_prompt),
+           ms = took > prompt ? took - prompt : 0;
+    bool is_old = now_ms >= a->t_started_ms + ADMIT_SILENCE_MS;
+    if (is_old) measure_anew(a, ms);
+    measure_start(a, ms);
+    if (is_old && took < prompt) a->prompt_part *= took / prompt;
+    else a->prompt_part += (1 - a->prompt_part) / MEAN_OF;
+    a->t_started_ms = now_ms;
+    a->t_refused_ms = 0;
 }
 
 void admit_charge(struct admit *a, struct admit_request *r, uint64_t now_ms)
@@ -233,9 +253,11 @@ void admit_charge(struct admit *a, struct admit_request *r, uint64_t now_ms)
     charge(&a->tenants[r->tenant], 1, now_ms);
 }
 
+/* Time in which nothing of it ran is not between two ends. */
 static void note_end(struct admit_tenant *t, const struct admit_request *r, uint64_t now_ms)
 {
-    double interval = t->t_end_ms ? (double)(now_ms - t->t_end_ms) : 0;
+    uint64_t begin = r->t_taken_ms > t->t_end_ms ? r->t_taken_ms : t->t_end_ms;
+    double interval = (double)(now_ms - begin);
     if (t->t_end_ms)
         t->end_interval_ms += (interval - t->end_interval_ms) /
                               (t->end_interval_ms > 0 ? MEAN_OF : 1);

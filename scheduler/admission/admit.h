@@ -76,7 +76,8 @@ struct admit_speed {
     double prompts_per_s;     /* prompt tokens, of all nodes that compute prompts together, ... */
     double one_prompts_per_s; /* ... and of one of them */
     double outputs_per_s;     /* output tokens of all that generate, with all places taken */
-    bool is_guess;            /* a node has not measured itself yet: of it, what was seen here */
+    uint32_t n_nodes;
+    bool is_guess; /* a node has not measured itself yet: of it, what was seen here */
 };
 void admit_set_speed(struct admit *a, const struct admit_speed *s);
 

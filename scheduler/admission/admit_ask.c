@@ -209,6 +209,17 @@ static struct promise line_promise(const struct asked *k, double work, double wa
                              .again_ms = interval * SPARE_PART };
 }
 
+/* It would be late even if nobody was before it, by what starts took. Only first tokens tell
+ * whether they still do: one request is let through when there was none for a while. */
+static bool shows_start(struct asked *k)
+{
+    struct admit *a = k->a;
+    if (!a->t_refused_ms) a->t_refused_ms = k->now_ms;
+    if (k->now_ms < a->t_refused_ms + ADMIT_SILENCE_MS) return false;
+    a->t_refused_ms = k->now_ms;
+    return true;
+}
+
 static bool check_wait(struct asked *k)
 {
     enum admit_reason by;
@@ -219,6 +230,7 @@ static bool check_wait(struct asked *k)
          counts_promised = !k->returns && !k->q->wanted.follows;
     double wait = admit_wait_ms(k->a, k->t, priority, 0) * LONGER, sure = admit_sureness(k->a);
     if (longest >= 0 && (is_first || wait * sure <= low)) return true;
+    if (longest < 0 && is_first && shows_start(k)) return true;
     if (longest >= 0 && counts_promised) wait = wait_with_promised(k, longest, work);
     if (longest >= 0 && wait * sure <= longest) return true;
     double until = wait_with_promised(k, 0, work) - (low > 0 ? low : 0);
@@ -232,7 +244,7 @@ static bool check_wait(struct asked *k)
 /* ---- room ---- */
 
 /* Of the lowest class in which somebody waits, up to `own`'s, the tenant with most requests in line
- * for its weight, the new one counted. NULL: nobody waits there. */
+ * for its weight, the new one counted: it may be the only one. */
 static struct admit_tenant *longest_line(struct admit *a, const struct admit_tenant *own)
 {
     struct admit_tenant *longest = NULL;
@@ -240,7 +252,7 @@ static struct admit_tenant *longest_line(struct admit *a, const struct admit_ten
     for (uint32_t i = 0; i < a->n; i++) {
         struct admit_tenant *t = &a->tenants[i];
         double n = (double)t->n_waiting + (t == own), line = n / t->t->weight;
-        if (!t->n_waiting || t->t->class_ > own->t->class_) continue;
+        if (n <= 0 || t->t->class_ > own->t->class_) continue;
         bool lower = !longest || t->t->class_ < longest->t->class_;
         if (!lower && (t->t->class_ > longest->t->class_ || line < most)) continue;
         if (!lower && line <= most && t != own) continue;
@@ -256,9 +268,9 @@ static bool check_room(struct asked *k)
 {
     if (!k->q->n_full) return true;
     struct admit_tenant *t = longest_line(k->a, k->t);
-    struct admit_request *last = t ? LIST_ENTRY(t->line.prev, struct admit_request, link) : NULL;
-    bool own_goes_first = t != k->t || (last && k->q->wanted.priority < last->priority);
-    if (last && own_goes_first) {
+    struct admit_request *last = t->n_waiting ? LIST_ENTRY(t->line.prev, struct admit_request, link)
+                                              : NULL;
+    if (last && (t != k->t || k->q->wanted.priority < last->priority)) {
         k->out->shed = last;
         return true;
     }

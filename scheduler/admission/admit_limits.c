@@ -46,11 +46,19 @@ static void raise_to(uint64_t *v, uint64_t least)
     if (*v < least) *v = least;
 }
 
+/* Among how many entry nodes the limits are divided. Each node is one, so one that has not heard of
+ * any takes as many as there are nodes. */
+static uint32_t n_shares(const struct admit *a)
+{
+    if (!a->directory_away) return 1;
+    return a->n_entries || !a->speed.n_nodes ? admit_n_entries(a) : a->speed.n_nodes;
+}
+
 void admit_budget(const struct admit *a, const struct admit_tenant *t, uint64_t now_ms,
                   struct admit_budget *out)
 {
     const struct admit_untold *u = &t->untold, *w = &t->telling;
-    uint32_t n_entries = a->directory_away ? a->n_entries : 1;
+    uint32_t n_entries = n_shares(a);
     *out = (struct admit_budget){ .requests = share_of(t->t->requests_per_minute, n_entries),
                                   .tokens = share_of(t->t->tokens_per_minute, n_entries),
                                   .concurrent = share_of(t->t->concurrent, n_entries) };

@@ -82,7 +82,7 @@ uint32_t admit_report(struct admit *a, uint64_t now_ms, struct meter_use out[MET
     return n;
 }
 
-static struct admit_tenant *find(struct admit *a, uint64_t id)
+static struct admit_tenant *find(const struct admit *a, uint64_t id)
 {
     for (uint32_t i = 0; i < a->n; i++)
         if (a->tenants[i].t->id == id) return &a->tenants[i];
@@ -103,12 +103,33 @@ static void take_sum(struct admit_tenant *t, const struct meter_sum *sum, uint64
     t->t_heard_ms = now_ms;
 }
 
+/* The directory lost its counters, or lowered them: what is known here is of another scale. */
+static bool is_lower(const struct admit *a, const struct meter_sums *sums)
+{
+    for (uint32_t i = 0; i < sums->n_sums; i++) {
+        const struct admit_tenant *t = find(a, sums->sums[i].tenant);
+        if (t && sums->sums[i].served + t->untold.cost < t->served) return true;
+    }
+    return false;
+}
+
+/* Whoever is not in this answer is lifted to `least` when it comes, there and here. */
+static void begin_anew(struct admit *a, uint64_t least)
+{
+    for (uint32_t i = 0; i < a->n; i++) {
+        a->tenants[i].served = a->tenants[i].untold.cost;
+        a->tenants[i].lift = 0;
+    }
+    for (size_t i = 0; i < TENANT_N_CLASSES; i++) a->virtual_time[i] = least;
+}
+
 void admit_on_sums(struct admit *a, enum status st, const struct meter_sums *sums, uint64_t now_ms)
 {
     a->directory_away = st != OK;
     if (st != OK) return;
     a->telling = false;
-    a->n_entries = sums->n_entries ? sums->n_entries : 1;
+    a->n_entries = sums->n_entries;
+    if (is_lower(a, sums)) begin_anew(a, sums->least);
     for (uint32_t i = 0; i < sums->n_sums; i++) {
         struct admit_tenant *t = find(a, sums->sums[i].tenant);
         if (t) take_sum(t, &sums->sums[i], now_ms);
@@ -116,4 +137,4 @@ void admit_on_sums(struct admit *a, enum status st, const struct meter_sums *sum
     for (uint32_t i = 0; i < a->n; i++) a->tenants[i].telling = (struct admit_untold){ 0 };
 }
 
-uint32_t admit_n_entries(const struct admit *a) { return a->n_entries; }
+uint32_t admit_n_entries(const struct admit *a) { return a->n_entries ? a->n_entries : 1; }

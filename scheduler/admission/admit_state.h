@@ -12,7 +12,8 @@
 
 enum {
     USAGE_SLOTS = METER_WINDOW_MS / METER_SLOT_MS,
-    FLOW_SLOTS = 10 /* seconds by which the line's speed is measured */
+    FLOW_SLOTS = 10,        /* seconds by which the line's speed is measured */
+    ADMIT_SILENCE_MS = 2000 /* without a first token: then what a start takes is old */
 };
 
 /* What this entry node admitted of a tenant in the last minute. */
@@ -69,11 +70,15 @@ struct admit {
     double taken; /* sum of the tenants' */
     struct admit_speed speed;
     double start_ms, start_dev_ms; /* from placement to the first token, but for the prompt */
+    double prompt_part;    /* of what prompts take by the published speed, what they took of late */
+    uint64_t t_started_ms; /* the last first token */
+    uint64_t t_refused_ms; /* since when requests are refused for what a start takes, while no first
+                            * token came; 0: they are not */
     /* the directory */
     uint64_t report_number;
     bool telling, directory_away;
     uint64_t t_report_ms;
-    uint32_t n_entries;
+    uint32_t n_entries; /* 0: not heard yet */
     struct retry_secret retry_secret;
     uint32_t n_retries; /* given out */
 };

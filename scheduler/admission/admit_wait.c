@@ -92,7 +92,7 @@ static double published_speed(const struct admit *a)
         prompts += (double)a->tenants[i].waiting_prompts;
         work += (double)a->tenants[i].waiting_work;
     }
-    double outputs = work - prompts, share = 1.0 / MS / a->n_entries;
+    double outputs = work - prompts, share = 1.0 / MS / admit_n_entries(a);
     if (prompts > 0) per_ms = a->speed.prompts_per_s * share * work / prompts;
     if (outputs <= 0 || a->speed.outputs_per_s <= 0) return per_ms;
     double by_places = a->speed.outputs_per_s * share * work / outputs;
@@ -147,7 +147,7 @@ double admit_work_of(const struct admit_tenant *t, uint32_t n_prompt, uint32_t m
 double admit_prompt_ms(const struct admit *a, uint32_t n_prompt)
 {
     double per_s = a->speed.one_prompts_per_s;
-    return per_s > 0 ? n_prompt * (double)MS / per_s : 0;
+    return per_s > 0 ? n_prompt * (double)MS / per_s * a->prompt_part : 0;
 }
 
 double admit_start_ms(const struct admit *a, uint32_t n_prompt)

@@ -1,10 +1,14 @@
 /* promises.c - see promises.h. */
 #include "scheduler/admission/promises.h"
 
+#include <math.h>
+
 enum {
     MS = 1000,
     LOOK_AHEAD_MS_MAX = 120 * MS, /* of promises_n_kept: seconds that it adds up */
-    KEPT_MEMORY = 32              /* promises over which `kept` is a mean, about */
+    KEPT_MEMORY = 32,             /* promises over which `kept` is a mean, about */
+    ROOM_FOR = 4                  /* times as many as come back: who comes finds a place, and a
+                                   * line that is full once stays so */
 };
 
 static uint16_t *slot(struct promises *p, uint64_t second)
@@ -12,7 +16,14 @@ static uint16_t *slot(struct promises *p, uint64_t second)
     return &p->slots[second % PROMISE_SLOTS];
 }
 
-static void note_kept(struct promises *p, double one) { p->kept += (one - p->kept) / KEPT_MEMORY; }
+/* kept: 1 or 0. */
+static void close_one(struct promises *p, uint64_t second, double kept)
+{
+    p->kept += (kept - p->kept) / KEPT_MEMORY;
+    p->open_ms -= p->open_ms / p->n_open;
+    p->n_open--;
+    (*slot(p, second))--;
+}
 
 /* Empties the slots of lapsed promises. */
 static void sweep(struct promises *p, uint64_t now_ms)
@@ -20,31 +31,35 @@ static void sweep(struct promises *p, uint64_t now_ms)
     uint64_t now_s = now_ms / MS,
              open_s = now_s > PROMISE_GRACE_MS / MS ? now_s - PROMISE_GRACE_MS / MS : 0;
     if (open_s > p->swept_s + PROMISE_SLOTS) p->swept_s = open_s - PROMISE_SLOTS;
-    for (; p->swept_s < open_s; p->swept_s++) {
-        for (uint16_t n = *slot(p, p->swept_s); n; n--) note_kept(p, 0);
-        *slot(p, p->swept_s) = 0;
-    }
+    for (; p->swept_s < open_s; p->swept_s++)
+        while (*slot(p, p->swept_s)) close_one(p, p->swept_s, 0);
 }
 
 void promises_init(struct promises *p) { *p = (struct promises){ .kept = 1 }; }
 
 static bool add(struct promises *p, uint64_t now_ms, uint64_t due_ms)
 {
-    sweep(p, now_ms);
     if (due_ms > now_ms + (uint64_t)PROMISE_MAX_S * MS) return false;
     uint16_t *n = slot(p, due_ms / MS);
     if (*n == UINT16_MAX) return false;
     (*n)++;
+    p->n_open++;
     return true;
 }
 
-/* The next time after *last. */
+/* The next time after *last. When few come back it is sooner: times have less between them, and are
+ * no later than those take, with room to spare, who may still come. */
 static uint64_t make(struct promises *p, double *last, uint64_t now_ms, uint64_t earliest_ms,
                      double interval_ms)
 {
-    double due = (*last > (double)earliest_ms ? *last : (double)earliest_ms) + interval_ms;
+    sweep(p, now_ms);
+    double earliest = (double)earliest_ms, part = fmin(p->kept * ROOM_FOR, 1),
+           due = fmax(*last, earliest);
+    if (part < 1) due = fmin(due, earliest + p->open_ms * part);
+    due += interval_ms * part;
     if (due > (double)now_ms + (double)PROMISE_MAX_S * MS || !add(p, now_ms, (uint64_t)due))
         return 0;
+    p->open_ms += interval_ms;
     *last = due;
     return (uint64_t)due;
 }
@@ -64,8 +79,7 @@ uint64_t promises_make_again(struct promises *p, uint64_t now_ms, uint64_t earli
 static bool use(struct promises *p, uint64_t second)
 {
     if (*slot(p, second) == 0) return false;
-    (*slot(p, second))--;
-    note_kept(p, 1);
+    close_one(p, second, 1);
     return true;
 }
 

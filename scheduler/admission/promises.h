@@ -4,7 +4,8 @@
  * Each refusal promises a time. Times follow each other as fast as the tenant's requests are
  * expected to be taken, so that those who come when they were told find a place: it is kept for
  * them from requests that come for the first time, in proportion to how many have come back of late
- * (n_kept). A promise that is not used lapses PROMISE_GRACE_MS after its time. Pure: the caller
+ * (n_kept). A promise that is not used lapses PROMISE_GRACE_MS after its time. When few are used,
+ * times follow each other faster, so that nobody waits for those who do not come. Pure: the caller
  * gives the time. Owner: admit.h. Thread: its owner's. */
 #ifndef BATON_SCHEDULER_ADMISSION_PROMISES_H
 #define BATON_SCHEDULER_ADMISSION_PROMISES_H
@@ -23,13 +24,15 @@ struct promises {
     double until_ms;               /* the last time that was promised in turn; 0: none yet */
     double again_ms;               /* likewise by promises_make_again */
     uint16_t slots[PROMISE_SLOTS]; /* promises not used, by the second of their time */
+    uint32_t n_open;               /* their sum, ... */
+    double open_ms;                /* ... and that of the time that each was given */
     uint64_t swept_s;              /* slots before this second are 0 */
     double kept;                   /* share of the promises that were used, of late */
 };
 
 void promises_init(struct promises *p);
-/* Promises a time, not before earliest_ms, and interval_ms after the one before. Returns the time;
- * 0: it would be too far off, nothing was promised. */
+/* Promises a time, not before earliest_ms, and interval_ms after the one before, or less when few
+ * come back. Returns the time; 0: it would be too far off, nothing was promised. */
 uint64_t promises_make(struct promises *p, uint64_t now_ms, uint64_t earliest_ms,
                        double interval_ms);
 /* The same for one whose promise was not kept: it does not wait for its turn again, but for what is

@@ -94,6 +94,7 @@ struct node_record {
     /* filled in by the directory in snapshots: load placed and not yet released */
     uint64_t placed_tokens;
     uint32_t placed_seqs, placed_blocks;
+    bool is_lost; /* filled in by the view of an entry node, which has lost its link (view.h) */
 };
 
 struct directory_snapshot {

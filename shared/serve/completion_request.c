@@ -9,6 +9,7 @@
 #include "shared/base/hash/hash.h"
 #include "shared/base/log.h"
 #include "shared/base/thread.h"
+#include "shared/net/http/http_pass.h"
 #include "shared/serve/admission_headers.h"
 #include "shared/serve/response_stream.h"
 
@@ -92,6 +93,8 @@ static void reply(struct completion_request *c, int http, struct later later, st
     struct buf headers = { 0 };
     completion_add_headers(c, &headers);
     admission_add_retry(http, later.after_s, later.retry, &headers);
+    if (http == 429 && !serve_is_full(c->serve))
+        buf_add_c(&headers, HTTP_PASS_HAS_ROOM_HEADER ": 1\r\n");
     set_ended(c);
     c->reply.reply(c->reply.arg, http, headers.data, body);
     buf_release(&headers);

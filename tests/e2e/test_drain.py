@@ -2,7 +2,7 @@
 from harness import *
 from test_kv_faults import SIZE, ask, check_idle, nodes_with, total
 from test_recovery import cells
-from test_router import Router
+from test_router import Router, listed as listed_at
 from test_shutdown import Client
 
 PACED = ['--pace', os.path.join(DATA, 'pace', 'quick.json')]   # so that what must run at the signal does, however busy the machine is
@@ -140,3 +140,58 @@ def test_a_prefill_node_stays_until_its_transfers_are_fenced():
         assert len(mine) == 1 and mine[0].get('moves', 0) == 0, [a['baton'] for a in answers]
         assert cells(d, action='move') == 0 and cells(d, loss='prefill_node') == 0
         print(f'  it ended after {took:.2f} s, its time being 1 s', flush=True)
+
+
+# ---- listed nodes, which know no other ----
+
+@contextlib.contextmanager
+def listed_nodes(n_decode):
+    """A router, a prefill node and decode nodes with steps of 20 ms, so that an answer outlasts half of the time that a node has to leave."""
+    with tempfile.NamedTemporaryFile('w', suffix='.json') as pace:
+        json.dump({'about': 'slow', 'fixed_us': 20000, 'prompt': {'row_us': 1, 'context_us': 1}, 'decode': {'row_us': 1, 'context_us': 1, 'points': [[1, 10, 20000], [4, 10, 20000]]}}, pace)
+        pace.flush()
+        args = ['--cache-transfer-protocol', 'tcp', *SIZE, '--drain-timeout', '3', '--pace', pace.name]
+        p, *d = (Node(TINY, role, args) for role in ('prefill', *['decode'] * n_decode))
+        with closing(p, *d):
+            wait_ready(*d)
+            with closing(Router(*listed_at([p], d))) as router:
+                wait_ready(router)
+                wait_until('all are seen', lambda: len(request(router.port, 'GET', '/cluster')[2]['nodes']) == 1 + n_decode, 20)
+                yield router, p, d
+
+
+def stream_on(router):
+    events = stream(router.port, '/v1/completions', {**LONG, 'return_trace': True})
+    return next(events)['choices'][0]['text'], events
+
+
+def test_a_listed_node_that_leaves_hands_its_work_to_another():
+    with listed_nodes(2) as (router, p, nodes):
+        want = ask(router.port, LONG)['choices'][0]['text']
+        first, events = stream_on(router)
+        d, other = nodes if metrics(nodes[0].port)['baton_engine_running'] else nodes[::-1]
+        time.sleep(1)  # it is asked for its record, and told of the other
+        t0 = time.monotonic()
+        d.kill(signal.SIGTERM)
+        wait_until('not ready', lambda: request(d.port, 'GET', '/ready')[0] == 503, 2, 0.01)
+        new = [ask(router.port, {**LONG, 'max_tokens': 3})['baton'] for _ in range(3)]
+        assert all(x['decode_node'] == at(other) for x in new), new
+        assert d.p.wait(20) == 0 and 'work handed back' in d.output(), d.output()[-2000:]
+        took = time.monotonic() - t0
+        text, trace = traced(events)
+        assert first + text == want and trace['decode_node'] == at(other) and trace.get('moves', 0) == 0, trace
+        print(f'  it ended after {took:.2f} s of 3 s', flush=True)
+        assert took < 3, took
+        check_idle([p, other])
+
+
+def test_the_last_listed_node_that_decodes_finishes_its_own():
+    with listed_nodes(1) as (router, p, (d,)):
+        body = {**LONG, 'max_tokens': 100}
+        want = ask(router.port, body)['choices'][0]['text']
+        events = stream(router.port, '/v1/completions', {**body, 'return_trace': True})
+        first = next(events)['choices'][0]['text']
+        d.kill(signal.SIGTERM)
+        text, trace = traced(events)
+        assert first + text == want and trace['decode_node'] == at(d), trace
+        assert d.p.wait(20) == 0 and 'work handed back' not in d.output(), d.output()[-2000:]

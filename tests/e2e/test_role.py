@@ -135,6 +135,30 @@ def test_a_prefill_node_that_becomes_decode_finishes_its_transfers():
         check_idle([first, p, d])
 
 
+def test_a_decode_node_that_becomes_mixed_takes_kv_at_once():
+    """It holds blocks for a prompt of seconds; others are split over it meanwhile."""
+    with tempfile.NamedTemporaryFile('w', suffix='.json') as pace:
+        json.dump({'about': 'slow prompts', 'fixed_us': 2000, 'prompt': {'row_us': 10000, 'context_us': 1}, 'decode': {'row_us': 500, 'context_us': 1, 'points': [[1, 10, 4000], [4, 10, 5000]]}}, pace)
+        pace.flush()
+        with trio(size=[*SIZE, '--pace', pace.name, '--max-num-batched-tokens', '32'], roles=('prefill', 'prefill', 'decode')) as (control, (p, other, d)):
+            got = []
+            t = threading.Thread(target=lambda: got.append(ask(p.port, dict(model='m', prompt=list(range(5, 505)), max_tokens=2, temperature=0, ignore_eos=True))))
+            t.start()
+            wait_until('it is computed', lambda: any(metrics(n.port)['baton_engine_running'] for n in (p, other)), 5, 0.01)
+            time.sleep(0.3)  # its blocks are granted
+            assert baton_role(at(d), 'mixed')[0] == 0
+            wait_until('the entry sees it', lambda: {n['name']: n['role'] for n in request(p.port, 'GET', '/cluster')[2]['nodes']}[at(d)] == 'mixed', 5, 0.01)
+            meanwhile = parallel([lambda i=i: ask(p.port, dict(model='m', prompt=[9 + i] * 8, max_tokens=2, temperature=0)) for i in range(8)], 8)
+            assert not got, 'the long one is still computed'
+            bad = [a for a in meanwhile if isinstance(a, Exception)]
+            assert not bad, bad
+            split = [a['baton'] for a in meanwhile if a['baton']['prefill_node'] != at(d)]
+            assert split and all(x['decode_node'] == at(d) for x in split), [a['baton'] for a in meanwhile]
+            t.join(30)
+            assert got[0]['baton']['decode_node'] == at(d) and got[0]['baton'].get('moves', 0) == 0, got
+            check_idle([p, other, d])
+
+
 # ---- nodes of several ranks, and listed nodes ----
 
 def test_a_node_of_several_ranks_changes_its_role():
@@ -201,6 +225,24 @@ def test_what_cannot_be_is_refused_with_a_sentence():
         assert baton_role(at(p), 'mixed')[0] == 0 and baton_role(at(d), 'prefill')[0] == 0
         status, said = baton_role(at(p), 'prefill')
         assert status == 1 and 'the last node' in said, said
+
+
+def test_two_that_become_prefill_at_once_leave_one_that_decodes():
+    """Each sees the other decode when it is asked; at least one looks again and goes back."""
+    with trio(roles=('prefill', 'decode', 'decode')) as (control, (p, a, b)):
+        n_stayed = 0
+        for _ in range(8):
+            both = parallel([lambda n=n: baton_role(at(n), 'prefill') for n in (a, b)], 2)
+            refused = [said for status, said in both if status]
+            assert all('the last node of topic default that decodes' in said for said in refused), both
+            roles = roles_at(control)
+            assert 'decode' in (roles[at(a)], roles[at(b)]) and len(refused) == list(roles.values()).count('decode'), (both, roles)
+            assert tokens_of(ask(p.port, bodies_of(1, 3)[0]))
+            n_stayed += 2 - len(refused)
+            for n in (a, b):
+                assert baton_role(at(n), 'decode')[0] == 0
+        changes = sum(total(n, 'baton_role_changes_total', 'to="decode"') for n in (a, b))
+        print(f'  8 rounds: {n_stayed} became prefill, {changes - n_stayed:.0f} went back', flush=True)
 
 
 def test_a_node_alone_keeps_its_role():

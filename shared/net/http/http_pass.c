@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "shared/base/clock.h"
 #include "shared/base/mem.h"
 #include "shared/base/thread.h"
 #include "shared/net/http/http_answer.h"
@@ -37,12 +38,10 @@ struct http_pass {
     char read_buf[READ_BYTES];
 };
 
-bool http_pass_is_full(int status) { return status == 429 || status == 503; }
-
-bool http_pass_is_refusal(int status)
-{
-    return http_pass_is_full(status) || status == 401 || status == 404;
-}
+/* The statuses with which another node may refuse a request that a third one would take: it is full
+ * (429, 503), or has another key or model (401, 404), which may be the client's fault. */
+static bool is_full(int status) { return status == 429 || status == 503; }
+static bool is_unknown(int status) { return status == 401 || status == 404; }
 
 /* ---- the end ---- */
 
@@ -122,8 +121,7 @@ static enum status on_head(void *arg)
 {
     struct http_pass *p = arg;
     struct http_answer *a = &p->answer;
-    if (p->o.last ? http_pass_is_full(a->status) : http_pass_is_refusal(a->status))
-        return ERR_PEER_REFUSED;
+    if (is_full(a->status) || (!p->o.last && is_unknown(a->status))) return ERR_PEER_REFUSED;
     p->is_events = str_starts(buf_str(&a->type), "text/event-stream");
     p->is_whole = a->length <= WHOLE_MAX;
     if (p->is_whole) return OK;
@@ -180,11 +178,20 @@ static void pause_if_full(struct http_pass *p)
     http_on_drain(p->o.x, resume, p);
 }
 
+static enum http_pass_end refusal_of(const struct http_answer *a)
+{
+    struct str rest = buf_str(&a->headers), line;
+    if (is_unknown(a->status)) return PASS_REFUSED;
+    while (str_split(&rest, '\n', &line))
+        if (str_starts(line, HTTP_PASS_HAS_ROOM_HEADER ":")) return PASS_REFUSED;
+    return PASS_FULL;
+}
+
 static void on_data(struct http_pass *p, const char *data, size_t n)
 {
     enum status st = http_answer_feed(&p->answer, data, n);
     p->t_heard = uv_now(p->tcp.loop);
-    if (st == ERR_PEER_REFUSED) finish(p, PASS_NOT_TAKEN);
+    if (st == ERR_PEER_REFUSED) finish(p, refusal_of(&p->answer));
     else if (p->begun && (st == ERR_CANCELED || st == ERR_FULL)) finish(p, PASS_CLIENT_GONE);
     else if (st != OK) http_pass_peer_lost(p);
     else if (p->answer.complete) on_complete(p);
@@ -238,18 +245,40 @@ static void add_header(struct buf *out, const struct http_exchange *x, const cha
     if (value.n) buf_printf(out, "%s: %.*s\r\n", name, STR_ARG(value));
 }
 
-/* The parser has refused control characters in the values. */
+/* Of a time that began when the request came here: what is left, at least a millisecond. What is no
+ * such time goes as it is, so that the other node says what is wrong with it. */
+static void add_time_left(struct buf *out, const struct http_pass *p, const char *name)
+{
+    const struct str value = http_header(p->o.x, name);
+    const int64_t gone_ms = (int64_t)((clock_ns() - p->o.t_start_ns) / 1000000);
+    int64_t ms = 0;
+    if (str_to_i64(value, &ms) != OK || ms < 1) add_header(out, p->o.x, name);
+    else buf_printf(out, "%s: %lld\r\n", name, (long long)(ms > gone_ms ? ms - gone_ms : 1));
+}
+
+/* All that the serving side reads. The parser has refused control characters in the values. */
 static void write_head(struct http_pass *p)
 {
-    static const char *const passed[] = { "authorization", "content-type",  "content-encoding",
-                                          "accept",        "user-agent",    "x-request-id",
-                                          "x-baton-trace", "traceparent",   "tracestate",
-                                          "last-event-id", "x-baton-resume" };
+    static const char *const passed[] = { "authorization",
+                                          "content-type",
+                                          "content-encoding",
+                                          "accept",
+                                          "user-agent",
+                                          "x-request-id",
+                                          "x-baton-trace",
+                                          "traceparent",
+                                          "tracestate",
+                                          "last-event-id",
+                                          "x-baton-resume",
+                                          "x-baton-retry",
+                                          "x-stainless-retry-count" };
     const struct http_exchange *x = p->o.x;
     bool is_ip6 = strchr(p->host, ':') != NULL;
     buf_printf(&p->head, "%s %s HTTP/1.1\r\nHost: %s%s%s:%u\r\n", http_method(x), p->o.path,
                is_ip6 ? "[" : "", p->host, is_ip6 ? "]" : "", p->o.port);
     for (size_t i = 0; i < COUNT_OF(passed); i++) add_header(&p->head, x, passed[i]);
+    add_time_left(&p->head, p, "x-baton-ttft-ms");
+    add_time_left(&p->head, p, "x-baton-deadline-ms");
     if (p->o.name) buf_printf(&p->head, "%s: %s\r\n", HTTP_PASS_NAME_HEADER, p->o.name);
     buf_printf(&p->head, "%s: %s\r\nConnection: close\r\nContent-Length: %zu\r\n\r\n",
                HTTP_PASS_HEADER, p->o.from, http_body(x).n);

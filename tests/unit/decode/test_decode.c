@@ -250,6 +250,24 @@ TEST(decode_tells_who_loses_its_blocks)
     pair_close(&t);
 }
 
+/* The entry node knows no other. */
+TEST(decode_keeps_what_can_go_nowhere_else)
+{
+    struct pair t;
+    struct gen *g[2];
+    pair_open(&t, (struct worker_options){ 0 }, (struct worker_options){ .step_tokens = 1 });
+    for (uint64_t i = 0; i < 2; i++) g[i] = entry_add(&t.e, i + 1, i ? 100 : 900, 60 + i, 20);
+    entry_generate(&t.e, g[0], t.d, FRAME_RUN);
+    RIG_WAIT(&t.rig, worker_computes(t.d));
+    decode_set_leaving(t.d->decode, true, ENTRY_ID);
+    decode_hand_back(t.d->decode);
+    entry_generate(&t.e, g[1], t.d, FRAME_RUN);
+    RIG_WAIT(&t.rig, g[0]->finished && g[1]->finished);
+    CHECK(g[0]->n_out == 20 && g[1]->n_out == 20);
+    RIG_WAIT(&t.rig, worker_is_idle(t.d));
+    pair_close(&t);
+}
+
 /* A node that shuts down takes nothing new, and gives back what waits; what runs goes on. */
 TEST(decode_node_that_leaves_takes_nothing_new)
 {
@@ -259,14 +277,14 @@ TEST(decode_node_that_leaves_takes_nothing_new)
     for (uint64_t i = 0; i < 3; i++) g[i] = entry_add(&t.e, i + 1, i ? 100 : 900, 60 + i, 20);
     entry_generate(&t.e, g[0], t.d, FRAME_RUN);
     RIG_WAIT(&t.rig, worker_computes(t.d));
-    decode_set_leaving(t.d->decode, true);
+    decode_set_leaving(t.d->decode, true, 0);
     entry_generate(&t.e, g[1], t.d, FRAME_RESERVE);
     entry_generate(&t.e, g[2], t.d, FRAME_RUN);
     for (int i = 1; i < 3; i++) {
         RIG_WAIT(&t.rig, g[i]->failed);
         CHECK_EQ_INT(g[i]->blame, BLAME_HANDED_BACK);
     }
-    decode_set_leaving(t.d->decode, false); /* nobody else is left */
+    decode_set_leaving(t.d->decode, false, 0); /* nobody else is left */
     g[1]->attempt++;
     g[1]->failed = false;
     entry_generate(&t.e, g[1], t.d, FRAME_RUN);
@@ -276,8 +294,8 @@ TEST(decode_node_that_leaves_takes_nothing_new)
     pair_close(&t);
 }
 
-/* What is granted and what runs goes on; RESERVE meant for another role, or while the node still
- * has grants of the one before, is given back; RUN never is. */
+/* What is granted and what runs goes on; RESERVE meant for another role, or while the role settles,
+ * is given back; RUN never is. */
 TEST(decode_node_changes_its_role)
 {
     enum { DECODES = 3, PREFILLS = 2 };
@@ -292,8 +310,9 @@ TEST(decode_node_changes_its_role)
     entry_ask(&t.e, g[0], t.p);
     entry_generate(&t.e, g[0], t.d, FRAME_RESERVE);
     RIG_WAIT(&t.rig, g[0]->granted && g[0]->credit);
-    CHECK_EQ_INT(decode_n_granted(t.d->decode), 1);
+    CHECK_EQ_INT(decode_n_old_grants(t.d->decode), 0);
     decode_set_role(t.d->decode, PREFILLS, true);
+    CHECK_EQ_INT(decode_n_old_grants(t.d->decode), 1);
     g[1]->role = PREFILLS; /* placed by the new role already */
     for (int i = 1; i < 3; i++) {
         entry_generate(&t.e, g[i], t.d, FRAME_RESERVE);
@@ -305,7 +324,7 @@ TEST(decode_node_changes_its_role)
     entry_prefill(&t.e, g[0], t.p, t.d->peer->id, cluster_port(t.d->peer->c));
     RIG_WAIT(&t.rig, g[0]->finished && g[3]->finished);
     CHECK(g[0]->n_out == 20 && g[3]->n_out == 20);
-    CHECK_EQ_INT(decode_n_granted(t.d->decode), 0);
+    CHECK_EQ_INT(decode_n_old_grants(t.d->decode), 0);
     decode_set_role(t.d->decode, PREFILLS, false);
     entry_generate(&t.e, g[4], t.d, FRAME_RESERVE); /* by an old view */
     RIG_WAIT(&t.rig, g[4]->failed);
@@ -313,6 +332,7 @@ TEST(decode_node_changes_its_role)
     g[5]->role = 0; /* of an entry node that does not tell */
     entry_generate(&t.e, g[5], t.d, FRAME_RESERVE);
     RIG_WAIT(&t.rig, g[5]->granted);
+    CHECK_EQ_INT(decode_n_old_grants(t.d->decode), 0); /* this one is of the role now */
     entry_cancel(&t.e, g[5], t.d);
     RIG_WAIT(&t.rig, worker_is_idle(t.d) && worker_is_idle(t.p));
     pair_close(&t);
@@ -473,5 +493,6 @@ TEST_MAIN(CASE(decode_split_equals_run_over_mem), CASE(decode_split_equals_run_o
           CASE(decode_first_token_that_is_lost_fails_in_seconds),
           CASE(decode_hands_back_all_that_it_has), CASE(decode_node_changes_its_role),
           CASE(decode_tells_who_loses_its_blocks), CASE(decode_node_that_leaves_takes_nothing_new),
-          CASE(decode_refuses_what_does_not_fit), CASE(decode_malformed_messages_hold_nothing),
-          CASE(decode_many_cancels_give_all_back), CASE(decode_free_with_everything_pending))
+          CASE(decode_keeps_what_can_go_nowhere_else), CASE(decode_refuses_what_does_not_fit),
+          CASE(decode_malformed_messages_hold_nothing), CASE(decode_many_cancels_give_all_back),
+          CASE(decode_free_with_everything_pending))

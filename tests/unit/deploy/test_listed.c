@@ -25,6 +25,7 @@ struct fake {
     enum node_role role;
     int status; /* 0: the record */
     int n_asked;
+    bool others; /* it was told so, when it was asked last */
 };
 
 struct rig {
@@ -53,6 +54,7 @@ static void on_request(void *arg, struct http_exchange *x)
         .max_seqs = 4,
     };
     f->n_asked++;
+    f->others = str_eq_c(http_header(x, LISTED_OTHERS_HEADER), "1");
     CHECK(str_eq_c(http_path(x), "/cluster/v1/records"));
     CHECK_OK(directory_check_caller(str_of(f->secret), x, &err));
     snprintf(me.topic, sizeof me.topic, "%s", f->topic);
@@ -193,6 +195,23 @@ TEST(a_node_that_does_not_answer_leaves_with_its_lease)
     r.fakes[1].status = 0;
     WAIT_FOR(&r, view_sum(&r) == 201);
     CHECK(!listed_why_down(r.listed));
+    rig_close(&r);
+}
+
+TEST(a_node_is_told_whether_another_one_decodes)
+{
+    struct rig r;
+    rig_open(&r, "s3cret");
+    add(&r, 0);
+    add(&r, 1);
+    WAIT_FOR(&r, r.fakes[0].others); /* a prefill node: the second decodes */
+    WAIT_FOR(&r, r.fakes[1].n_asked > 5);
+    CHECK(!r.fakes[1].others);
+    add(&r, 2);
+    WAIT_FOR(&r, r.fakes[1].others && r.fakes[2].others);
+    const struct node_at last = at(&r, 2);
+    CHECK(listed_remove(r.listed, &last));
+    WAIT_FOR(&r, !r.fakes[1].others);
     rig_close(&r);
 }
 
@@ -354,7 +373,8 @@ TEST(bodies_of_fastdeploys_servers)
     }
 }
 
-TEST_MAIN(CASE(records_come_and_go), CASE(a_node_that_does_not_answer_leaves_with_its_lease),
+TEST_MAIN(CASE(records_come_and_go), CASE(a_node_is_told_whether_another_one_decodes),
+          CASE(a_node_that_does_not_answer_leaves_with_its_lease),
           CASE(a_node_that_started_again_replaces_itself),
           CASE(a_port_may_have_several_nodes_behind_it), CASE(records_that_cannot_be_used_say_why),
           CASE(who_waits_is_told_once), CASE(the_list_is_bounded), CASE(bodies_of_vllms_proxy),

@@ -20,7 +20,7 @@ struct front {
     uint16_t port, targets[TARGETS_MAX];
     const char *host;
     int n_targets, i_target;
-    uint32_t answer_ms;
+    uint32_t answer_ms, waited_ms;
     struct http_exchange *x;
     struct http_pass *pass;
     atomic_int n_done, n_gone, last_end, last_status;
@@ -35,7 +35,7 @@ static void front_on_done(void *arg, enum http_pass_end end, int status)
     atomic_store(&f->last_end, (int)end);
     atomic_store(&f->last_status, status);
     atomic_fetch_add(&f->n_done, 1);
-    if (end == PASS_NOT_TAKEN) front_pass(f);
+    if (end == PASS_NOT_TAKEN || end == PASS_REFUSED || end == PASS_FULL) front_pass(f);
 }
 
 static void front_pass(struct front *f)
@@ -47,6 +47,7 @@ static void front_pass(struct front *f)
             .host = f->host ? f->host : "127.0.0.1",
             .port = f->targets[f->i_target++],
             .path = "/v1/completions",
+            .t_start_ns = clock_ns() - (uint64_t)f->waited_ms * 1000000,
             .from = "front:1",
             .broken_event = STR("{\"error\":\"gone\"}"),
             .connect_ms = 2000,
@@ -118,15 +119,17 @@ static int front_listen(struct front *f) { return fixture_listen(&f->targets[f->
     "X-Request-Id: r-1\r\nCookie: secret\r\nConnection: close\r\nContent-Type: application/json"   \
     "\r\n"
 
-static int ask(const struct front *f, const char *body)
+static int ask_with(const struct front *f, const char *headers, const char *body)
 {
     struct buf b = { 0 };
     int fd = fixture_dial(f->port);
-    buf_printf(&b, POST_HEAD "Content-Length: %zu\r\n\r\n%s", strlen(body), body);
+    buf_printf(&b, POST_HEAD "%sContent-Length: %zu\r\n\r\n%s", headers, strlen(body), body);
     CHECK(fixture_send(fd, b.data, b.len));
     buf_release(&b);
     return fd;
 }
+
+static int ask(const struct front *f, const char *body) { return ask_with(f, "", body); }
 
 static void say(int fd, const char *text) { CHECK(fixture_send(fd, text, strlen(text))); }
 
@@ -179,6 +182,44 @@ TEST(http_pass_carries_what_the_api_needs_and_no_more)
     close(listener);
     buf_release(&got);
     buf_release(&answer);
+    front_close(f);
+}
+
+/* The number in this header of the request, 0 when it has none. */
+static long number_of(const struct buf *request, const char *header)
+{
+    const char *at = strstr(request->data, header);
+    return at ? strtol(at + strlen(header), NULL, 10) : 0;
+}
+
+TEST(http_pass_carries_when_an_answer_is_wanted_and_what_was_promised)
+{
+    static const char wants[] = "X-Baton-TTFT-ms: 60000\r\nX-Baton-Deadline-ms: 90000\r\n"
+                                "X-Baton-Retry: 1a.2.3c\r\nX-Stainless-Retry-Count: 2\r\n";
+    struct front *f = front_open();
+    struct buf got = { 0 };
+    f->waited_ms = 20000; /* here, before the request is passed */
+    int listener = front_listen(f), client = ask_with(f, wants, "{}"),
+        peer = take(listener, &got, "{}");
+    const long ttft = number_of(&got, "\r\nx-baton-ttft-ms: "),
+               deadline = number_of(&got, "\r\nx-baton-deadline-ms: ");
+    CHECK(ttft > 30000 && ttft <= 40000);
+    CHECK(deadline > 60000 && deadline <= 70000);
+    CHECK(strstr(got.data, "\r\nx-baton-retry: 1a.2.3c\r\n"));
+    CHECK(strstr(got.data, "\r\nx-stainless-retry-count: 2\r\n"));
+    close(peer);
+    close(client);
+    wait_for(&f->n_done, 1);
+    buf_clear(&got);
+    f->waited_ms = 70000; /* too late, which the other node finds; and what is no time */
+    client = ask_with(f, "x-baton-ttft-ms: 60000\r\nx-baton-deadline-ms: soon\r\n", "{}");
+    peer = take(listener, &got, "{}");
+    CHECK_EQ_INT(number_of(&got, "\r\nx-baton-ttft-ms: "), 1);
+    CHECK(strstr(got.data, "\r\nx-baton-deadline-ms: soon\r\n"));
+    close(peer);
+    close(client);
+    close(listener);
+    buf_release(&got);
     front_close(f);
 }
 
@@ -264,21 +305,27 @@ TEST(http_pass_cuts_half_an_answer_that_is_no_stream)
 TEST(http_pass_tries_another_node_until_the_client_has_a_byte)
 {
     static const struct {
-        const char *answer; /* of the first node, which then closes; NULL: it does not listen */
-        int status;         /* that the caller is told */
+        const char *answer;     /* of the first node, which then closes; NULL: it does not listen */
+        int status;             /* that the caller is told, ... */
+        enum http_pass_end end; /* ... and this */
     } cases[] = {
-        { NULL, 0 },
-        { "", 0 },
-        { "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf", 200 },
-        { "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\nwithout an end of its own", 0 },
-        { "HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", 0 },
-        { "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nhi", 0 },
-        { "HTTP/1.1 100 Continue\r\nContent-Length: 2\r\n\r\nhi", 0 },
-        { "SSH-2.0-x\r\n", 0 },
-        { "HTTP/1.1 429 Full\r\nContent-Length: 4\r\n\r\nfull", 429 },
-        { "HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n", 503 },
-        { "HTTP/1.1 404 Other model\r\nContent-Length: 0\r\n\r\n", 404 },
-        { "HTTP/1.1 401 Other key\r\nContent-Length: 0\r\n\r\n", 401 },
+        { NULL, 0, PASS_NOT_TAKEN },
+        { "", 0, PASS_NOT_TAKEN },
+        { "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf", 200, PASS_NOT_TAKEN },
+        { "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\nwithout an end of its own", 0,
+          PASS_NOT_TAKEN },
+        { "HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", 0,
+          PASS_NOT_TAKEN },
+        { "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nhi", 0,
+          PASS_NOT_TAKEN },
+        { "HTTP/1.1 100 Continue\r\nContent-Length: 2\r\n\r\nhi", 0, PASS_NOT_TAKEN },
+        { "SSH-2.0-x\r\n", 0, PASS_NOT_TAKEN },
+        { "HTTP/1.1 429 Full\r\nContent-Length: 4\r\n\r\nfull", 429, PASS_FULL },
+        { "HTTP/1.1 429 Not you\r\nx-baton-has-room: 1\r\nContent-Length: 4\r\n\r\nfull", 429,
+          PASS_REFUSED },
+        { "HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n", 503, PASS_FULL },
+        { "HTTP/1.1 404 Other model\r\nContent-Length: 0\r\n\r\n", 404, PASS_REFUSED },
+        { "HTTP/1.1 401 Other key\r\nContent-Length: 0\r\n\r\n", 401, PASS_REFUSED },
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         struct front *f = front_open();
@@ -293,7 +340,7 @@ TEST(http_pass_tries_another_node_until_the_client_has_a_byte)
             buf_clear(&got);
         }
         peer = take(second, &got, "{\"body\":1}"); /* the whole request again */
-        CHECK_EQ_INT(atomic_load(&f->last_end), PASS_NOT_TAKEN);
+        CHECK_EQ_INT(atomic_load(&f->last_end), cases[i].end);
         CHECK_EQ_INT(atomic_load(&f->last_status), cases[i].status);
         say(peer, "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 400 Bad\r\nContent-Length: 3\r\n\r\nbad");
         read_all(client, &answer);
@@ -485,6 +532,7 @@ TEST(http_answer_bounds_its_head)
 }
 
 TEST_MAIN(CASE(http_pass_carries_what_the_api_needs_and_no_more),
+          CASE(http_pass_carries_when_an_answer_is_wanted_and_what_was_promised),
           CASE(http_pass_streams_event_by_event),
           CASE(http_pass_ends_a_stream_whose_node_died_with_an_error_event),
           CASE(http_pass_cuts_half_an_answer_that_is_no_stream),

@@ -337,8 +337,9 @@ TEST(prefill_node_changes_its_role)
     RIG_WAIT(&t.rig, g[0]->credit);
     entry_ask(&t.e, g[1], t.p);
     RIG_WAIT(&t.rig, prefill_n_live(t.p->prefill) == 2);
+    CHECK_EQ_INT(prefill_n_old_credits(t.p->prefill), 0);
     prefill_set_role(t.p->prefill, DECODES, true);
-    CHECK_EQ_INT(prefill_n_credited(t.p->prefill), 1);
+    CHECK_EQ_INT(prefill_n_old_credits(t.p->prefill), 1);
     for (int i = 2; i < 4; i++) entry_ask(&t.e, g[i], t.p);
     for (int i = 1; i < 4; i++) {
         RIG_WAIT(&t.rig, g[i]->failed);
@@ -350,10 +351,11 @@ TEST(prefill_node_changes_its_role)
     entry_prefill(&t.e, g[0], t.p, t.d->peer->id, cluster_port(t.d->peer->c));
     RIG_WAIT(&t.rig, g[0]->finished);
     CHECK_EQ_INT(g[0]->n_out, 5);
-    CHECK_EQ_INT(prefill_n_credited(t.p->prefill), 0);
+    CHECK_EQ_INT(prefill_n_old_credits(t.p->prefill), 0);
     prefill_set_role(t.p->prefill, DECODES, false);
     entry_ask(&t.e, g[4], t.p);
     RIG_WAIT(&t.rig, g[4]->credit);
+    CHECK_EQ_INT(prefill_n_old_credits(t.p->prefill), 0); /* of the role now */
     entry_cancel(&t.e, g[4], t.p);
     RIG_WAIT(&t.rig, worker_is_idle(t.p));
     pair_close(&t);

@@ -55,6 +55,7 @@ struct sim_tenant {
     uint64_t n_new, n_taken, n_ended, n_late, n_refused, n_back, n_back_taken, n_shed;
     uint64_t tokens;                      /* of ended answers and their prompts, in time */
     uint64_t n_ttft, ttft_over, ttft[64]; /* by 100 ms */
+    uint32_t told_max_s;                  /* the longest Retry-After */
 };
 
 struct sim {
@@ -162,6 +163,7 @@ static void come_back(struct sim *s, struct sim_client c, uint32_t after_s, cons
     struct sim_tenant *t = &s->t[c.wanted.tenant];
     t->n_refused++;
     CHECK(after_s >= 1 && after_s <= 3600);
+    if (after_s > t->told_max_s) t->told_max_s = after_s;
     if (uniform(s) >= t->honest) return;
     snprintf(c.wanted.retry, sizeof c.wanted.retry, "%s", t->tells ? retry : "");
     c.due_ms = s->now + (uint64_t)after_s * 1000 + (uint64_t)(uniform(s) * 50);
@@ -372,13 +374,14 @@ __attribute__((unused)) static void sim_print(const struct sim *s, uint32_t seco
         const struct sim_tenant *t = &s->t[i];
         printf(
             "%-8s new %llu taken %llu ended %llu (%.1f/s) refused %llu back %llu taken %.3f late "
-            "%llu shed %llu over %llu p99 %.0f ms tokens/s %.0f\n",
+            "%llu shed %llu over %llu p99 %.0f ms tokens/s %.0f told %u s at most\n",
             s->tenants.list[i].name, (unsigned long long)t->n_new, (unsigned long long)t->n_taken,
             (unsigned long long)t->n_ended, (double)t->n_ended / seconds,
             (unsigned long long)t->n_refused, (unsigned long long)t->n_back,
             t->n_back ? (double)t->n_back_taken / (double)t->n_back : 0,
             (unsigned long long)t->n_late, (unsigned long long)t->n_shed,
-            (unsigned long long)t->ttft_over, p99_ms(t), (double)t->tokens / seconds);
+            (unsigned long long)t->ttft_over, p99_ms(t), (double)t->tokens / seconds,
+            t->told_max_s);
     }
 }
 

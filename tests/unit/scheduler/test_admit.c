@@ -318,6 +318,26 @@ TEST(concurrent)
     close_rig(&g);
 }
 
+/* Between the ends of its requests: a night in which none ran is no part of that. */
+TEST(a_quiet_night_is_not_the_time_of_a_request)
+{
+    struct rig g;
+    struct admit_ask q = ask_of(1);
+    open_rig(&g, "a k concurrent=1\n");
+    for (int i = 0; i < 3; i++) {
+        struct admit_request *r = push(&g, 1, 0);
+        take_next(&g);
+        g.now += 2000;
+        admit_leave(g.a, r, g.now);
+        g.now += 8 * 3600 * 1000;
+    }
+    push(&g, 1, 0);
+    struct admit_verdict v = verdict(&g, &q);
+    CHECK(!v.taken && v.reason == ADMIT_CONCURRENT);
+    CHECK(v.why.retry_after_s >= 1 && v.why.retry_after_s <= 3);
+    close_rig(&g);
+}
+
 /* ---- other entry nodes ---- */
 
 static uint32_t report(struct rig *g, struct meter_use *out, uint64_t *number)
@@ -378,6 +398,23 @@ TEST(without_the_directory_an_entry_node_gives_its_share)
     close_rig(&g);
 }
 
+/* The directory has been away since the entry node began: it knows of no others, but sees nodes. */
+TEST(who_has_not_heard_of_others_counts_the_nodes)
+{
+    struct rig g;
+    struct meter_use uses[METER_TENANTS_MAX];
+    uint64_t number;
+    int n = 0;
+    open_rig(&g, "a k requests_per_minute=10\n");
+    admit_set_speed(g.a, &(struct admit_speed){ .n_nodes = 5 });
+    CHECK_EQ_INT(report(&g, uses, &number), 0);
+    admit_on_sums(g.a, ERR_UNAVAILABLE, NULL, g.now);
+    for (; n < 20 && is_taken(&g, 1); n++) admit_leave(g.a, push(&g, 1, 0), g.now);
+    CHECK_EQ_INT(n, 2);
+    CHECK_EQ_INT(admit_n_entries(g.a), 1); /* it shares the nodes with none that it knows */
+    close_rig(&g);
+}
+
 TEST(a_report_that_was_not_answered_is_sent_again)
 {
     struct rig g;
@@ -419,6 +456,34 @@ TEST(fairness_is_over_all_entry_nodes)
     admit_on_sums(g.a, OK, &sums, g.now);
     for (int i = 0; i < 3; i++) CHECK_EQ_INT(take_next(&g)->tenant, 2);
     CHECK_EQ_INT(take_next(&g)->tenant, 1);
+    close_rig(&g);
+}
+
+static void hear(struct rig *g, uint64_t served1, uint64_t served2)
+{
+    struct meter_use uses[METER_TENANTS_MAX];
+    struct meter_sum sum[2] = { sum_of(g, 1), sum_of(g, 2) };
+    uint64_t number;
+    sum[0].served = served1 * ADMIT_COST;
+    sum[1].served = served2 * ADMIT_COST;
+    const struct meter_sums sums = { .sums = sum, .n_sums = 2, .n_entries = 2 };
+    (void)report(g, uses, &number);
+    admit_on_sums(g->a, OK, &sums, g->now);
+}
+
+/* It begins at zero: what was served before counts neither for nor against anybody. */
+TEST(a_directory_that_lost_its_counters_starves_nobody)
+{
+    struct rig g;
+    open_rig(&g, "a k\nb l\n");
+    for (int i = 0; i < 20; i++) push(&g, 1, 0);
+    hear(&g, 1000 * PROMPT, 900 * PROMPT);
+    for (int i = 0; i < 5; i++) CHECK_EQ_INT(take_next(&g)->tenant, 1);
+    hear(&g, 5 * PROMPT, 0);
+    for (int i = 0; i < 4; i++) push(&g, 2, 0); /* before anybody is taken again */
+    uint32_t n[3] = { 0 };
+    for (int i = 0; i < 8; i++) n[take_next(&g)->tenant]++;
+    CHECK(n[1] >= 3 && n[2] >= 3);
     close_rig(&g);
 }
 
@@ -533,6 +598,54 @@ TEST(a_first_token_that_would_be_late_is_refused_at_once)
     close_rig(&g);
 }
 
+/* What a start takes is known from first tokens. When all are refused for it there are none, so one
+ * request now and then is let through, and shows whether it is still true. */
+TEST(slow_starts_do_not_refuse_for_ever)
+{
+    struct rig g;
+    struct admit_ask q = ask_of(1);
+    open_rig(&g, "a k\n");
+    q.wanted.ttft_ms = 1000;
+    for (int i = 0; i < 3; i++) push(&g, 1, 0);
+    for (int i = 0; i < 3; i++) take_next(&g);
+    g.now += 3000;
+    for (int i = 0; i < 3; i++) admit_started(g.a, &g.r[i], g.now);
+    for (int i = 0; i < 3; i++) admit_leave(g.a, &g.r[i], g.now);
+    CHECK(!verdict(&g, &q).taken);
+    for (int tries = 0; tries < 2; tries++) { /* the first one is slow as well */
+        int n = 0;
+        while (g.now += 100, !verdict(&g, &q).taken) CHECK(++n < 50);
+        admit_push(g.a, &g.r[g.n++], &q, g.now);
+        CHECK(!verdict(&g, &q).taken); /* one at a time */
+        struct admit_request *r = take_next(&g);
+        g.now += tries ? 50 : 3000;
+        admit_started(g.a, r, g.now);
+    }
+    for (int i = 0; i < 20; i++) CHECK(verdict(&g, &q).taken);
+    close_rig(&g);
+}
+
+/* Likewise of the speed that a node publishes, which it measured when it was slow. */
+TEST(an_old_speed_does_not_refuse_for_ever)
+{
+    struct rig g;
+    struct admit_ask q = ask_of(1);
+    enum admit_reason why;
+    int n = 0;
+    open_rig(&g, "a k\n");
+    make_slow(&g);
+    q.wanted.ttft_ms = 500; /* the prompt alone takes a second */
+    CHECK(!verdict(&g, &q).taken);
+    while (g.now += 100, !verdict(&g, &q).taken) CHECK(++n < 50);
+    admit_push(g.a, &g.r[g.n++], &q, g.now);
+    CHECK(!admit_is_late(g.a, &g.r[0], g.now + 100, &why));
+    struct admit_request *r = take_next(&g);
+    g.now += 50;
+    admit_started(g.a, r, g.now);
+    for (int i = 0; i < 4; i++) CHECK(verdict(&g, &q).taken);
+    close_rig(&g);
+}
+
 TEST(who_waited_for_too_long_may_not_begin)
 {
     struct rig g;
@@ -603,6 +716,24 @@ TEST(the_longest_line_of_a_class_gives_way)
     close_rig(&g);
 }
 
+/* The new one counts in the line of its tenant: it does not drive out another tenant's only one,
+ * whatever that one's weight. */
+TEST(a_line_that_is_empty_is_not_the_shortest)
+{
+    struct rig g;
+    open_rig(&g, "bulk k\nvip l weight=10\n");
+    push(&g, 1, 0);
+    take_next(&g); /* all of it runs */
+    struct admit_request *vip = push(&g, 2, 0);
+    CHECK(!verdict_when_full(&g, 1, 0).taken);
+    CHECK(!verdict_when_full(&g, 1, -9).taken); /* priorities are a tenant's own affair */
+    take_next(&g);
+    push(&g, 1, 0);
+    struct admit_verdict v = verdict_when_full(&g, 2, 0);
+    CHECK(v.taken && v.shed->tenant == 1 && vip->state == ADMIT_RUNNING);
+    close_rig(&g);
+}
+
 /* ---- promises ---- */
 
 TEST(promises_follow_each_other)
@@ -624,7 +755,7 @@ TEST(promises_follow_each_other)
     mem_free(p);
 }
 
-/* The fewer come back, the less is kept for them. */
+/* The fewer come back, the less is kept for them, and the sooner are others told to come. */
 TEST(promises_that_lapse_are_kept_less)
 {
     struct promises *p = MEM_NEW(struct promises);
@@ -635,6 +766,7 @@ TEST(promises_that_lapse_are_kept_less)
     CHECK_NEAR(promises_n_kept(p, now, 1000), 0, 0);
     for (int i = 0; i < 10; i++) (void)promises_make(p, now, now + 5000, 1);
     CHECK(promises_n_kept(p, now, 10000) < 1);
+    for (int i = 0; i < 100; i++) CHECK(promises_make(p, now, now, 1000) < now + 2000);
     mem_free(p);
 }
 
@@ -719,15 +851,21 @@ TEST_MAIN(CASE(first_come_first_served), CASE(lower_priority_is_sooner_among_a_t
           CASE(a_place_that_was_promised_is_kept), CASE(tokens_per_minute),
           CASE(tokens_per_minute_of_several_prompts),
           CASE(what_is_expected_counts_against_the_limits), CASE(concurrent),
-          CASE(what_others_used_counts), CASE(without_the_directory_an_entry_node_gives_its_share),
+          CASE(a_quiet_night_is_not_the_time_of_a_request), CASE(what_others_used_counts),
+          CASE(without_the_directory_an_entry_node_gives_its_share),
+          CASE(who_has_not_heard_of_others_counts_the_nodes),
           CASE(a_report_that_was_not_answered_is_sent_again),
-          CASE(fairness_is_over_all_entry_nodes), CASE(a_wait_that_is_too_long_is_refused_at_once),
-          CASE(one_slow_beginning_refuses_nobody), CASE(short_prompts_say_little_of_long_ones),
+          CASE(fairness_is_over_all_entry_nodes),
+          CASE(a_directory_that_lost_its_counters_starves_nobody),
+          CASE(a_wait_that_is_too_long_is_refused_at_once), CASE(one_slow_beginning_refuses_nobody),
+          CASE(short_prompts_say_little_of_long_ones),
           CASE(places_for_answers_may_be_scarcer_than_prompts),
           CASE(a_first_token_that_would_be_late_is_refused_at_once),
+          CASE(slow_starts_do_not_refuse_for_ever), CASE(an_old_speed_does_not_refuse_for_ever),
           CASE(who_waited_for_too_long_may_not_begin),
           CASE(the_newest_of_the_lowest_class_gives_way),
-          CASE(the_longest_line_of_a_class_gives_way), CASE(promises_follow_each_other),
+          CASE(the_longest_line_of_a_class_gives_way),
+          CASE(a_line_that_is_empty_is_not_the_shortest), CASE(promises_follow_each_other),
           CASE(promises_that_lapse_are_kept_less), CASE(a_retry_text_is_of_its_tenant_and_node),
           CASE(a_node_has_enough_while_it_is_busy_until_the_next_would_come),
           CASE(the_speed_of_a_node_is_seen))

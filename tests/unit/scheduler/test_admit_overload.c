@@ -78,19 +78,55 @@ TEST(five_times_the_capacity)
     sim_close(&s);
 }
 
-/* Nobody comes back: places kept for them must not stay empty. */
+enum {
+    LEARN_S = 70,   /* until it is known that nobody comes back */
+    BEARABLE_S = 60 /* OpenAI's clients take a longer Retry-After for none */
+};
+
+static void check_told(const struct sim *s)
+{
+    for (int i = 1; i <= 3; i++) CHECK(s->t[i].n_refused && s->t[i].told_max_s <= BEARABLE_S);
+}
+
+/* Nobody comes back: places kept for them must not stay empty, and nobody is told to wait for
+ * them, then or when the next ones come. */
 TEST(nobody_comes_back)
 {
     struct sim s;
     sim_open(&s, THREE, 30000, 3);
     load(&s, 5, TTFT_MS);
     for (int i = 1; i <= 3; i++) s.t[i].honest = 0;
+    sim_run(&s, LEARN_S);
+    forget(&s);
+    sim_run(&s, 100);
+    sim_print(&s, 100);
+    CHECK((double)s.busy_ms / 100e3 / SIM_NODES > 0.95);
+    check_shares(&s);
+    check_told(&s);
+    load(&s, 0, TTFT_MS);
+    sim_run(&s, 60);
+    forget(&s);
+    load(&s, 5, TTFT_MS);
+    sim_run(&s, 10);
+    sim_print(&s, 10);
+    check_told(&s);
+    sim_close(&s);
+}
+
+/* Those who come back are taken, though half of those who were told to come do not. */
+TEST(half_come_back)
+{
+    struct sim s;
+    sim_open(&s, THREE, 30000, 7);
+    load(&s, 5, TTFT_MS);
+    for (int i = 1; i <= 3; i++) s.t[i].honest = 0.5;
     sim_run(&s, 20);
     forget(&s);
     sim_run(&s, 100);
     sim_print(&s, 100);
     CHECK((double)s.busy_ms / 100e3 / SIM_NODES > 0.95);
     check_shares(&s);
+    for (int i = 1; i <= 3; i++) CHECK((double)s.t[i].n_back_taken / (double)s.t[i].n_back >= 0.8);
     sim_close(&s);
 }
 
@@ -178,6 +214,6 @@ TEST(whatever_happens_none_is_lost)
 }
 
 TEST_MAIN(CASE(below_capacity_nobody_is_refused), CASE(five_times_the_capacity),
-          CASE(nobody_comes_back), CASE(the_nodes_are_slower_than_they_say),
+          CASE(nobody_comes_back), CASE(half_come_back), CASE(the_nodes_are_slower_than_they_say),
           CASE(a_flood_of_one_does_not_delay_the_other), CASE(a_low_class_gets_what_is_left),
           CASE(whatever_happens_none_is_lost))

@@ -18,8 +18,9 @@ struct other {
     struct rig *rig;
     struct http_server *server;
     struct node_record record;
-    int status;  /* of its answers; 0: it never answers a request */
-    bool frozen; /* nor /live */
+    int status;          /* of its answers; 0: it never answers a request */
+    bool frozen;         /* nor /live */
+    const char *headers; /* of its answers; NULL: none */
     atomic_int n_asked;
 };
 
@@ -52,7 +53,7 @@ static void other_handle(void *arg, struct http_exchange *x)
     atomic_fetch_add(&o->n_asked, 1);
     CHECK(str_eq_c(http_header(x, "x-baton-passed"), "me:1"));
     CHECK(str_eq_c(http_header(x, "x-baton-passed-name"), "a-name"));
-    if (o->status) http_reply(x, o->status, "text/plain", NULL, str_of(o->record.name));
+    if (o->status) http_reply(x, o->status, "text/plain", o->headers, str_of(o->record.name));
 }
 
 /* A request at the front. */
@@ -458,6 +459,19 @@ TEST(passer_tries_one_more_node_and_remembers_who_was_full)
     rig_close(&g);
 }
 
+/* So that a tenant over its limits does not close the node to the others. */
+TEST(passer_asks_again_a_node_that_refused_one_request_only)
+{
+    struct rig g = { .reason = PASS_WHEN_FULL,
+                     .others = { { .status = 429, .headers = "x-baton-has-room: 1\r\n" } } };
+    rig_open(&g);
+    fixture_on_loop(g.loop, set_model, &g);
+    check_post(&g, "own");
+    fixture_on_loop(g.loop, set_serving, &g);
+    check_post(&g, "node0");
+    rig_close(&g);
+}
+
 /* A wrong model name or key is one client's. */
 TEST(passer_passes_back_that_no_node_knows_the_model_or_key_and_goes_on)
 {
@@ -555,6 +569,7 @@ TEST_MAIN(CASE(passer_waits_for_the_first_node), CASE(passer_takes_the_least_loa
           CASE(passer_counts_what_it_passes_while_draining),
           CASE(passer_passes_nothing_twice_and_only_posts),
           CASE(passer_tries_one_more_node_and_remembers_who_was_full),
+          CASE(passer_asks_again_a_node_that_refused_one_request_only),
           CASE(passer_passes_back_that_no_node_knows_the_model_or_key_and_goes_on),
           CASE(passer_passes_other_answers_back_as_they_are),
           CASE(passer_notices_a_frozen_node_and_waits_for_a_busy_one))

@@ -69,6 +69,34 @@ TEST(losses_of_a_pair_avoid_the_pair_and_neither_node)
     world_close(&w);
 }
 
+/* A connection that does not come up: nobody pays a move, the request goes to the other decode node
+ * at once, and after a few the pair is not proposed. */
+TEST(losses_of_a_pair_that_is_connecting_cost_no_move)
+{
+    struct world w;
+    const struct peer_node *mute = NULL;
+    world_open(&w, "pdd", 1000);
+    for (int n_refused = 0; n_refused < BREAKER_FAILURES;) {
+        struct client c;
+        CHECK_OK(client_submit(&w, &c, TEN));
+        struct attempt a = play_split(&w, &c, AT_PREFILL, 0);
+        if (!mute) mute = a.decode;
+        if (a.decode == mute) {
+            reply_blame(a.prefill, &a, ERR_BUSY, BLAME_PAIR);
+            a = play_split(&w, &c, AT_PREFILL, 1);
+            n_refused++;
+        }
+        CHECK(a.decode != mute);
+        play_rest(&w, &c, &a, 10);
+        CHECK_EQ_INT(c.end.trace.n_moves, 0);
+    }
+    CHECK_EQ_INT(cells(&w, "prefill", "busy", "requeue"), BREAKER_FAILURES);
+    CHECK_EQ_INT(breakers(&w, "pair", "open"), 1);
+    for (int i = 0; i < 10; i++) CHECK(serve_split(&w) != mute);
+    world_check_idle(&w);
+    world_close(&w);
+}
+
 TEST(losses_of_single_transfers_open_a_pair_only_in_a_row)
 {
     struct world w;
@@ -402,6 +430,7 @@ TEST(losses_move_whole_requests_to_nodes_of_any_role)
 }
 
 TEST_MAIN(CASE(losses_of_a_pair_avoid_the_pair_and_neither_node),
+          CASE(losses_of_a_pair_that_is_connecting_cost_no_move),
           CASE(losses_of_single_transfers_open_a_pair_only_in_a_row),
           CASE(losses_of_a_probe_that_leaves_let_the_next_one_probe),
           CASE(losses_of_a_node_that_blames_itself_spare_the_others),

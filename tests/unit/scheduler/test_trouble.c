@@ -326,9 +326,10 @@ TEST(a_node_that_was_forgotten_is_no_trouble_that_is_over)
 {
     struct node_record n[] = { node_of(1, ROLE_PREFILL), node_of(2, ROLE_DECODE),
                                node_of(3, ROLE_DECODE) };
-    struct view before = { .nodes = n, .n_nodes = 3, .model = 7, .me = n[0] };
-    before.suspects[0] = (struct view_suspect){ .node = 3, .why = "connect: refused" };
-    before.n_suspects = 1;
+    struct view_suspect lost = { .node = 3, .why = "connect: refused" };
+    struct view before = {
+        .nodes = n, .n_nodes = 3, .model = 7, .me = n[0], .suspects = &lost, .n_suspects = 1
+    };
     struct view after = before;
     after.n_suspects = 0;
     const char *text = log_of_end(&before, &after, "repaired");
@@ -352,18 +353,19 @@ TEST(a_record_left_behind_by_a_node_that_is_back_is_no_trouble)
 {
     struct node_record n[] = { node_of(1, ROLE_PREFILL), node_of(2, ROLE_DECODE),
                                node_of(3, ROLE_DECODE) };
-    struct view v = { .nodes = n, .n_nodes = 3, .model = 7, .me = n[0] };
+    struct view_suspect lost[] = { { .node = 2, .why = "connect: refused" },
+                                   { .node = 3, .why = "connect: refused" } };
+    struct view v = {
+        .nodes = n, .n_nodes = 3, .model = 7, .me = n[0], .suspects = lost, .n_suspects = 1
+    };
     struct trouble_facts f = { .view = &v, .topic = "default", .join = JOINED.join };
     struct trouble t = { 0 };
-    v.suspects[0] = (struct view_suspect){ .node = 2, .why = "connect: refused" };
-    v.n_suspects = 1;
     trouble_find(&f, &t); /* others serve, but this one is gone */
     CHECK_SAYS(t, TROUBLE_PEER, false, "node-2", "leaves the list within seconds",
                "baton doctor --peers 10.0.0.2:9000");
     memcpy(n[2].name, n[1].name, sizeof n[1].name);
     trouble_find(&f, &t);
     CHECK_SAYS(t, TROUBLE_NONE, false, "");
-    v.suspects[1] = (struct view_suspect){ .node = 3, .why = "connect: refused" };
     v.n_suspects = 2; /* neither process of that name is reached */
     trouble_find(&f, &t);
     CHECK_SAYS(t, TROUBLE_PEER, true, "node-2");
@@ -461,7 +463,7 @@ TEST(a_link_that_broke_is_made_again_at_once_and_the_node_is_ready)
 {
     struct world w;
     struct serve_backend_stats st;
-    uint64_t avoid[EXCLUDED_MAX], t_ms;
+    uint64_t avoid[BREAKER_MAX], t_ms;
     world_open(&w, "pd", 1000);
     uint64_t decode = w.nodes[1]->id;
     RIG_WAIT(&w.rig, cluster_is_linked(w.entry->c, decode));
@@ -474,9 +476,9 @@ TEST(a_link_that_broke_is_made_again_at_once_and_the_node_is_ready)
         w.be.stats(w.be.self, &st);
         CHECK(st.ready); /* before its breaker's pause ends */
         CHECK_EQ_STR(st.why, "");
-        CHECK_EQ_INT(view_excluded_nodes(&w.s->entry.view, true, avoid), 0);
+        CHECK_EQ_INT(w.s->entry.view.n_suspects, 0);
     }
-    RIG_WAIT_MS(&w.rig, view_excluded_nodes(&w.s->entry.view, false, avoid) == 0, 3000);
+    RIG_WAIT_MS(&w.rig, view_excluded_nodes(&w.s->entry.view, avoid) == 0, 3000);
     CHECK(clock_ms() - t_ms < 2000); /* then a request may probe it */
     world_close(&w);
 }

@@ -132,6 +132,12 @@ TEST(refusals_say_when_to_come_again)
     CHECK(answer_has_header(&a, "Retry-After: 17\r\nretry-after-ms: 17000\r\n"));
     CHECK(answer_has_header(&a, "x-baton-retry: abc.1.def\r\n"));
     CHECK(!answer_has_header(&a, "x-should-retry"));
+    CHECK(answer_has_header(&a, "x-baton-has-room: 1\r\n")); /* for others than this client */
+    answer_free(&a);
+    r.fake.refuse = ERR_FULL;
+    a = rig_request(&r, "POST", PATH, NULL, BODY);
+    CHECK_EQ_INT(a.status, 429);
+    CHECK(!answer_has_header(&a, "x-baton-has-room"));
     answer_free(&a);
     r.fake.refuse = ERR_TIMEOUT; /* to ask again as before would end as before */
     a = rig_request(&r, "POST", PATH, NULL, BODY);
