@@ -649,7 +649,7 @@ static void a_silent_peer_is_told(const char *transport)
     struct transfer t = transfer_grant(to, 9, table, 160, 0),
                     blocker = transfer_grant(to, 10, table, 16, 0);
     transfer_open(from, peer, &t, table);
-    pause_ms(900); /* the next layer is awaited, of this side */
+    pause_ms(600); /* the next layer is awaited, of this side */
     CHECK_EQ_INT(node_count(from, KVT_PEER_QUIET, peer), 0);
     pthread_mutex_lock(&to->lock); /* blocks the receiver's transfer thread in its next event */
     kvt_expect_cancel(to->kvt, 10);
