@@ -58,6 +58,22 @@ struct request *request_create(struct entry *e, uint64_t id, const struct gen_re
     return r;
 }
 
+uint64_t request_fresh_id(const struct entry *e)
+{
+    uint64_t id;
+    do random_bytes(&id, sizeof id);
+    while (id == 0 || map_get(&e->by_id, map_key_u64(&id)) ||
+           map_get(&e->hedges, map_key_u64(&id)));
+    return id;
+}
+
+void request_enter(struct entry *e, struct request *r)
+{
+    list_push(&e->live, &r->link);
+    e->n_live++;
+    map_put(&e->by_id, map_key_u64(&r->id), r);
+}
+
 void request_free(struct request *r)
 {
     if (!r) return;
@@ -253,8 +269,11 @@ void request_end(struct entry *e, struct request *r, enum status st, enum finish
     list_remove(&r->link);
     e->n_live--;
     map_del(&e->by_id, map_key_u64(&r->id));
-    scheduler_metrics_end(&e->metrics, r, &end);
-    if (st != OK && st != ERR_CANCELED) recent_add_failure(&e->recent, clock_ms(), st, end.text);
+    if (!hedge_hides_end(r, st)) {
+        scheduler_metrics_end(&e->metrics, r, &end);
+        if (st != OK && st != ERR_CANCELED)
+            recent_add_failure(&e->recent, clock_ms(), st, end.text);
+    }
     r->sink.on_end(r->sink.arg, &end);
     if (r->placing) list_push(&e->orphans, &r->link);
     else request_free(r);
@@ -345,6 +364,7 @@ void request_on_loss(struct entry *e, struct request *r, enum request_loss loss,
                      uint64_t culprit, const char *text)
 {
     enum request_action action = action_of(e, r, loss);
+    if (action != ACTION_IGNORE && hedge_on_loss(e, r, loss, text)) return;
     scheduler_metrics_loss(&e->metrics, r->state, loss, action);
     if (action == ACTION_IGNORE) return;
     if (action != ACTION_END) log_loss(e, r, action, st, culprit, text);
@@ -413,7 +433,7 @@ void request_advance(struct entry *e, struct request *r)
         end_in_time(e, r);
         return;
     }
-    if (admission_ends(e, r)) return;
+    if (admission_ends(e, r) || hedge_advance(e, r)) return;
     switch (r->state) {
     case REQUEST_PLACING:
         /* Capacity that became free in this tick goes to the request that waits longest

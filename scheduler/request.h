@@ -18,6 +18,7 @@
 
 #include "scheduler/admission/admission.h"
 #include "scheduler/directory/directory.h"
+#include "scheduler/hedge/hedge.h"
 #include "scheduler/recent.h"
 #include "scheduler/retry.h"
 #include "scheduler/scheduler_metrics.h"
@@ -59,6 +60,8 @@ struct entry {
     struct map by_id; /* the live requests */
     struct list live;
     uint32_t n_live;
+    struct map hedges;         /* hedge/hedge.h */
+    uint32_t n_seconds;        /* live requests that run beside a first one: no client's request */
     uint64_t no_node_since_ms; /* no node lives that could decode for anybody; 0: not now */
     struct list orphans;       /* ended requests that still wait for the directory's answer */
     bool capacity_freed;       /* a placement ended since the last tick */
@@ -131,6 +134,8 @@ struct request {
     uint64_t full_since_ms; /* it has found all nodes full, or been refused as busy, since then; 0:
                              * not now. Ends with the grant or the first token */
     uint32_t n_moves;
+    struct hedge *hedge;        /* NULL: its client wants no second attempt */
+    uint64_t t_placed_ms;       /* the attempt began */
     bool is_counted;            /* as split or not, by its first attempt */
     bool canceled;              /* by the API server; the next turn of the loop ends the request */
     struct admit_request admit; /* its place in line; PLACING: it is placed when its turn comes */
@@ -147,6 +152,12 @@ struct request {
 struct request *request_create(struct entry *e, uint64_t id, const struct gen_request *r,
                                const struct gen_sink *sink);
 void request_free(struct request *r);
+/* A number that no request has. */
+uint64_t request_fresh_id(const struct entry *e);
+/* It is live from now on. */
+void request_enter(struct entry *e, struct request *r);
+/* Clients' requests that are live. */
+static inline uint32_t entry_n_requests(const struct entry *e) { return e->n_live - e->n_seconds; }
 /* Does what the state needs now. Call it on every tick and snapshot, and after a change. */
 void request_advance(struct entry *e, struct request *r);
 /* Capacity became free: places the request if it waits for that. False: the nodes are still
@@ -183,6 +194,11 @@ void request_end_full(struct entry *e, struct request *r);
  * at. */
 bool request_find_room(const struct entry *e, const struct request *r,
                        struct place_result *out) MUST_CHECK;
+/* Have nodes room for it now that it does not avoid? */
+bool request_find_beside(const struct entry *e, const struct request *r,
+                         struct place_result *out) MUST_CHECK;
+/* Counts the placement in the view and at the directory, whose answer starts the attempt. */
+void request_reserve(struct entry *e, struct request *r, const struct place_result *chosen);
 /* Ends the placement at the directory and in the view. */
 void request_release_place(struct entry *e, struct request *r);
 /* The breakers of the attempt's nodes and pair. */

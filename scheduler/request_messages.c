@@ -239,6 +239,7 @@ static void tell_node(struct request *r)
 void request_deliver_token(struct entry *e, struct request *r, uint32_t index,
                            const struct token_logprobs *t)
 {
+    hedge_on_token(e, r);
     r->t_last = clock_ns();
     if (!r->t_first) r->t_first = r->t_last;
     r->pressed_until_ns = 0;

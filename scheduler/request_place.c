@@ -42,6 +42,7 @@ static void start_attempt(struct entry *e, struct request *r)
 {
     r->attempt++;
     r->n_before = request_n_out(r);
+    r->t_placed_ms = clock_ms();
     cluster_learn(e->cluster, r->decode.node, r->decode.host, r->decode.port);
     snprintf(r->trace.decode_node, sizeof r->trace.decode_node, "%s", r->decode.name);
     if (!r->prefill.node) {
@@ -276,8 +277,18 @@ bool request_find_room(const struct entry *e, const struct request *r, struct pl
     return place_choose(e->view.nodes, e->view.n_nodes, &q, out) == OK;
 }
 
-/* Counts the placement in the view and at the directory; on_reserved goes on. */
-static void reserve(struct entry *e, struct request *r, const struct place_result *chosen)
+/* By the rules for requests in line: nodes that have prompts enough are full, too. */
+bool request_find_beside(const struct entry *e, const struct request *r, struct place_result *out)
+{
+    uint64_t avoid[AVOID_MAX], filled[FILLED_MAX];
+    struct place_pair apart[APART_MAX];
+    struct place_request q = query_of(e, r, avoid, apart);
+    q.filled = filled;
+    q.n_filled = fill_enough(&e->admission.fill, clock_ms(), filled, FILLED_MAX);
+    return place_choose(e->view.nodes, e->view.n_nodes, &q, out) == OK;
+}
+
+void request_reserve(struct entry *e, struct request *r, const struct place_result *chosen)
 {
     /* A request without output tokens has nothing to decode, so nothing to transfer; and one whose
      * attempts keep failing goes without a transfer too. */
@@ -327,7 +338,7 @@ enum status request_place(struct entry *e, struct request *r)
     r->waits_for_capacity = false;
     if (st == OK) {
         admission_take(e, r);
-        reserve(e, r, &chosen);
+        request_reserve(e, r, &chosen);
     } else {
         no_node(e, r, st);
     }

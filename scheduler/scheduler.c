@@ -58,11 +58,11 @@ static void on_tick(void *arg)
     admission_tick(&s->entry);
     place_waiting_requests(s);
     LIST_FOREACH (r, &s->entry.live, struct request, link) {
-        n_placing += r->state == REQUEST_PLACING;
+        n_placing += r->state == REQUEST_PLACING && !hedge_is_second(r);
         request_advance(&s->entry, r);
     }
     look_for_others(s);
-    gauge_set(s->entry.metrics.live, s->entry.n_live);
+    gauge_set(s->entry.metrics.live, entry_n_requests(&s->entry));
     gauge_set(s->entry.metrics.placing, n_placing);
     wake_for_line(s);
 }
@@ -145,14 +145,6 @@ static void on_renew(void *arg) { scheduler_publish(arg); }
 
 /* ---- backend ---- */
 
-static uint64_t fresh_id(struct scheduler *s)
-{
-    uint64_t id;
-    do random_bytes(&id, sizeof id);
-    while (id == 0 || map_get(&s->entry.by_id, map_key_u64(&id)));
-    return id;
-}
-
 /* Does a node that shuts down take requests, for others to compute? The others may be out of
  * sight for a moment (a failover of the directory, a cut): requests wait for them as elsewhere. */
 static bool is_still_entry(const struct scheduler *s)
@@ -165,7 +157,7 @@ static bool is_still_entry(const struct scheduler *s)
 static enum status may_come(struct scheduler *s, const struct gen_request *g,
                             struct gen_refusal *why)
 {
-    bool is_full = s->entry.n_live >= s->o.max_requests;
+    bool is_full = entry_n_requests(&s->entry) >= s->o.max_requests;
     *why = (struct gen_refusal){ 0 };
     if (s->draining && !is_still_entry(s))
         return err_set(&why->err, ERR_UNAVAILABLE,
@@ -184,14 +176,13 @@ static enum status backend_submit(void *self, const struct gen_request *g,
 {
     struct scheduler *s = self;
     TRY(may_come(s, g, why));
-    struct request *r = request_create(&s->entry, fresh_id(s), g, sink);
+    struct request *r = request_create(&s->entry, request_fresh_id(&s->entry), g, sink);
     uint64_t latest = clock_ms() + (uint64_t)s->o.ttl_s * 1000;
     r->ends_by_client = r->deadline_ms && r->deadline_ms <= latest;
     if (!r->ends_by_client) r->deadline_ms = latest;
     admission_push(&s->entry, r);
-    list_push(&s->entry.live, &r->link);
-    s->entry.n_live++;
-    map_put(&s->entry.by_id, map_key_u64(&r->id), r);
+    request_enter(&s->entry, r);
+    if (g->admission.hedge_ms && r->state == REQUEST_PLACING) hedge_create(&s->entry, r);
     counter_add(s->entry.metrics.requests, 1);
     counter_add(s->entry.metrics.prompt_tokens, r->n_prompt);
     scheduler_metrics_begin(&s->entry.metrics, r);
@@ -204,9 +195,9 @@ static void backend_cancel(void *self, uint64_t id)
 {
     struct scheduler *s = self;
     struct request *r = map_get(&s->entry.by_id, map_key_u64(&id));
-    if (!r) return;
-    r->canceled = true;
-    wake(s);
+    bool hedged = hedge_cancel(&s->entry, id);
+    if (r) r->canceled = true;
+    if (r || hedged) wake(s);
 }
 
 static void backend_stats(void *self, struct serve_backend_stats *out)
@@ -214,6 +205,7 @@ static void backend_stats(void *self, struct serve_backend_stats *out)
     struct scheduler *s = self;
     *out = (struct serve_backend_stats){ 0 };
     LIST_FOREACH (r, &s->entry.live, struct request, link) {
+        if (hedge_is_second(r)) continue;
         if (r->state == REQUEST_PLACING || r->state == REQUEST_CREDIT) out->n_waiting++;
         else out->n_running++;
     }
@@ -232,7 +224,7 @@ static bool backend_is_full(void *self, uint32_t n_more)
 {
     const struct scheduler *s = self;
     if (s->draining && !is_still_entry(s)) return s->entry.n_live > 0;
-    return (uint64_t)s->entry.n_live + n_more >= s->o.max_requests;
+    return (uint64_t)entry_n_requests(&s->entry) + n_more >= s->o.max_requests;
 }
 
 static void backend_limits(void *self, uint32_t tenant, struct gen_limits *out)
@@ -443,6 +435,7 @@ void scheduler_free(struct scheduler *s)
     ASSERT(list_empty(&s->entry.live));
     LIST_FOREACH (r, &s->entry.orphans, struct request, link) request_free(r);
     map_release(&s->entry.by_id);
+    map_release(&s->entry.hedges);
     view_release(&s->entry.view);
     admission_stop(&s->entry.admission);
     mem_free(s);

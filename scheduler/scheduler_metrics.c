@@ -69,6 +69,13 @@ static struct counter *resumes(struct metrics *m, const char *kind)
                            "computed again, or could not be.");
 }
 
+static struct counter *hedges(struct metrics *m, const char *outcome)
+{
+    return metrics_counter(m, "baton_hedges_total", outcome,
+                           "Sequences that were due for a second attempt (x-baton-hedge-ms): which "
+                           "one went on; none: no other node had room, or there was no token.");
+}
+
 void scheduler_metrics_loss(struct scheduler_metrics *m, enum request_state state,
                             enum request_loss loss, enum request_action action)
 {
@@ -116,6 +123,9 @@ void scheduler_metrics_register(struct scheduler_metrics *sm, struct metrics *m)
     sm->resumes_attached = resumes(m, "kind=\"attached\"");
     sm->resumes_computed = resumes(m, "kind=\"computed\"");
     sm->resumes_refused = resumes(m, "kind=\"refused\"");
+    sm->hedges[0] = hedges(m, "outcome=\"first\"");
+    sm->hedges[1] = hedges(m, "outcome=\"second\"");
+    sm->hedges[2] = hedges(m, "outcome=\"none\"");
     for (int a = 0; a < PRESSURE_N; a++)
         sm->preemptions[a] = preemptions(m, (enum pressure_action)a);
     register_gauges(sm, m);

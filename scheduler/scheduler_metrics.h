@@ -24,6 +24,7 @@ struct scheduler_metrics {
     /* The cells that were taken; registered when they first are. */
     struct counter *losses[REQUEST_N_STATES][REQUEST_N_LOSSES][ACTION_N];
     struct counter *preemptions[PRESSURE_N];
+    struct counter *hedges[3]; /* who went on: the first, the second, neither */
     struct counter *breaker[BREAKER_N_SCOPES][BREAKER_N_STATES];
     bool log_requests; /* of scheduler_options */
 };

@@ -277,6 +277,27 @@ void admission_on_token(struct entry *e, struct request *r, uint32_t index)
     if (!is_old) admit_charge(e->admission.admit, &r->admit, now);
 }
 
+/* ---- a second attempt ---- */
+
+bool admission_has_room_again(struct entry *e, const struct request *r)
+{
+    struct admit *a = e->admission.admit;
+    struct gen_limits l;
+    if (admit_n_waiting(a)) return false;
+    admit_limits(a, r->wanted.tenant, clock_ms(), &l);
+    return !l.tokens || l.tokens_left >= r->n_prompt;
+}
+
+void admission_charge_again(struct entry *e, const struct request *r)
+{
+    admit_charge_again(e->admission.admit, &r->admit, clock_ms());
+}
+
+void admission_hand_over(struct request *from, struct request *to)
+{
+    admit_hand_over(&from->admit, &to->admit);
+}
+
 /* ---- for people ---- */
 
 void admission_describe(struct entry *e, struct buf *out)

@@ -80,6 +80,14 @@ void admission_set_retry(struct entry *e, struct request *r);
 /* Output token `index` is delivered. */
 void admission_on_token(struct entry *e, struct request *r, uint32_t index);
 
+/* ---- a second attempt beside the first (hedge.h) ---- */
+
+/* Does nobody wait in line, and have the tenant's limits room for the prompt of `r` once more? */
+bool admission_has_room_again(struct entry *e, const struct request *r);
+void admission_charge_again(struct entry *e, const struct request *r);
+/* `to` goes on in place of `from`. */
+void admission_hand_over(struct request *from, struct request *to);
+
 /* ---- prompts at nodes (fill.h) ---- */
 
 /* Nodes are chosen; step_us: of the one that decodes. */

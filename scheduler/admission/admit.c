@@ -253,6 +253,22 @@ void admit_charge(struct admit *a, struct admit_request *r, uint64_t now_ms)
     charge(&a->tenants[r->tenant], 1, now_ms);
 }
 
+void admit_charge_again(struct admit *a, const struct admit_request *r, uint64_t now_ms)
+{
+    if (r->state == ADMIT_UNKNOWN) return;
+    a->tenants[r->tenant].n_prompt_tokens += r->n_prompt;
+    charge(&a->tenants[r->tenant], r->n_prompt, now_ms);
+}
+
+void admit_hand_over(struct admit_request *from, struct admit_request *to)
+{
+    ASSERT(from->state != ADMIT_WAITING);
+    ASSERT(to->state == ADMIT_UNKNOWN);
+    *to = *from;
+    list_init(&to->link);
+    from->state = ADMIT_UNKNOWN;
+}
+
 /* Time in which nothing of it ran is not between two ends. */
 static void note_end(struct admit_tenant *t, const struct admit_request *r, uint64_t now_ms)
 {

@@ -122,6 +122,10 @@ void admit_take(struct admit *a, struct admit_request *r, uint64_t now_ms);
 void admit_started(struct admit *a, struct admit_request *r, uint64_t now_ms);
 /* An output token was delivered. */
 void admit_charge(struct admit *a, struct admit_request *r, uint64_t now_ms);
+/* Its prompt is computed once more, elsewhere. */
+void admit_charge_again(struct admit *a, const struct admit_request *r, uint64_t now_ms);
+/* What `from` is here, `to` is from now on; `from` runs, or is unknown, and `to` is unknown. */
+void admit_hand_over(struct admit_request *from, struct admit_request *to);
 /* It ended, or is not wanted any more. Nothing where it is unknown. */
 void admit_leave(struct admit *a, struct admit_request *r, uint64_t now_ms);
 /* Has it waited for so long that it may not begin any more? Fills in why. */

@@ -3,19 +3,23 @@
 
 #include <stdio.h>
 
-enum { WANTED_MS_MAX = 24 * 3600 * 1000, SHOWN_MAX = 40 /* of a header, in an error */ };
+enum {
+    WANTED_MS_MAX = 24 * 3600 * 1000,
+    HEDGE_MS_MAX = 60000,
+    SHOWN_MAX = 40 /* of a header, in an error */
+};
 
-static enum status read_ms(const struct http_exchange *x, const char *name, uint32_t *out,
-                           struct err *err)
+static enum status read_ms(const struct http_exchange *x, const char *name, int64_t max,
+                           uint32_t *out, struct err *err)
 {
     struct str text = http_header(x, name);
     int64_t v = 0;
     if (!text.p) return OK;
-    if (str_to_i64(text, &v) != OK || v < 1 || v > WANTED_MS_MAX)
+    if (str_to_i64(text, &v) != OK || v < 1 || v > max)
         return err_field(err, ERR_INVALID, name,
-                         "%s is '%.*s', but must be a whole number of milliseconds from 1 to %d",
+                         "%s is '%.*s', but must be a whole number of milliseconds from 1 to %lld",
                          name, (int)(text.n < SHOWN_MAX ? text.n : SHOWN_MAX), text.p,
-                         WANTED_MS_MAX);
+                         (long long)max);
     *out = (uint32_t)v;
     return OK;
 }
@@ -27,8 +31,9 @@ enum status admission_read_headers(const struct http_exchange *x, struct gen_adm
                count = http_header(x, "x-stainless-retry-count");
     int64_t n = 0;
     *out = (struct gen_admission){ 0 };
-    TRY(read_ms(x, "x-baton-ttft-ms", &out->ttft_ms, err));
-    TRY(read_ms(x, "x-baton-deadline-ms", &out->deadline_ms, err));
+    TRY(read_ms(x, "x-baton-ttft-ms", WANTED_MS_MAX, &out->ttft_ms, err));
+    TRY(read_ms(x, "x-baton-deadline-ms", WANTED_MS_MAX, &out->deadline_ms, err));
+    TRY(read_ms(x, "x-baton-hedge-ms", HEDGE_MS_MAX, &out->hedge_ms, err));
     /* A text that is no such promise is one that has lapsed: the request is a new one. */
     if (retry.n < sizeof out->retry)
         snprintf(out->retry, sizeof out->retry, "%.*s", STR_ARG(retry));

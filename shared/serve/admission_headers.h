@@ -2,6 +2,8 @@
  *
  *     x-baton-ttft-ms, x-baton-deadline-ms   of a request: by when it wants its first token, and
  *                                            its last, in milliseconds from its arrival
+ *     x-baton-hedge-ms                       of a request: without a token so long after it was
+ *                                            placed, other nodes try it, too (recovery.md)
  *     x-baton-retry                          of a refusal, and of the same request sent again
  *     x-stainless-retry-count                of OpenAI's client libraries: they send it again
  *     Retry-After, retry-after-ms            of a refusal

@@ -30,6 +30,8 @@ struct gen_admission {
     int32_t priority;     /* lower is sooner, among the requests of one tenant */
     uint32_t ttft_ms;     /* it is useless without a first token by then; 0: any time will do */
     uint32_t deadline_ms; /* as its client gave it; 0: none. gen_request has when that is */
+    uint32_t hedge_ms;    /* without a token so long after it was placed, it is tried on other nodes
+                           * as well; 0: never */
     bool follows;         /* not the first sequence of its API request; the first has in ... */
     uint64_t all_prompts; /* ... this the tokens of the prompts of all of them */
     bool is_retry;        /* its client's library says that it sends it again */
@@ -64,6 +66,9 @@ struct gen_request {
     struct gen_admission admission;
 };
 
+/* Which of two attempts at a request that ran at once went on. */
+enum gen_hedged { GEN_NOT_HEDGED, GEN_HEDGED_FIRST, GEN_HEDGED_SECOND };
+
 /* Where the time of a request went. Nanoseconds, each measured within one process. */
 struct gen_trace {
     char prefill_node[64], decode_node[64]; /* names; equal when one node did both */
@@ -84,6 +89,7 @@ struct gen_trace {
     uint32_t n_decode_cached; /* prompt tokens cached on the decode node: not transferred */
     uint32_t n_recomputed;    /* transferred prompt positions computed again */
     uint32_t n_moves;         /* attempts after the first */
+    enum gen_hedged hedged;
 };
 
 /* Returns the bytes per second of the KV transfer, to compare with kv_link_speed; 0: none. */

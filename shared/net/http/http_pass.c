@@ -259,19 +259,12 @@ static void add_time_left(struct buf *out, const struct http_pass *p, const char
 /* All that the serving side reads. The parser has refused control characters in the values. */
 static void write_head(struct http_pass *p)
 {
-    static const char *const passed[] = { "authorization",
-                                          "content-type",
-                                          "content-encoding",
-                                          "accept",
-                                          "user-agent",
-                                          "x-request-id",
-                                          "x-baton-trace",
-                                          "traceparent",
-                                          "tracestate",
-                                          "last-event-id",
-                                          "x-baton-resume",
-                                          "x-baton-retry",
-                                          "x-stainless-retry-count" };
+    static const char *const passed[] = {
+        "authorization", "content-type",           "content-encoding", "accept",
+        "user-agent",    "x-request-id",           "x-baton-trace",    "traceparent",
+        "tracestate",    "last-event-id",          "x-baton-resume",   "x-baton-hedge-ms",
+        "x-baton-retry", "x-stainless-retry-count"
+    };
     const struct http_exchange *x = p->o.x;
     bool is_ip6 = strchr(p->host, ':') != NULL;
     buf_printf(&p->head, "%s %s HTTP/1.1\r\nHost: %s%s%s:%u\r\n", http_method(x), p->o.path,

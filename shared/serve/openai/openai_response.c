@@ -91,6 +91,8 @@ static void add_trace_members(const struct gen_trace *t, struct buf *out)
         out,
         ",\"cached_tokens\":%u,\"decode_cached_tokens\":%u,\"recomputed_tokens\":%u,\"moves\":%u",
         t->n_cached, t->n_decode_cached, t->n_recomputed, t->n_moves);
+    if (t->hedged)
+        buf_printf(out, ",\"hedged\":\"%s\"", t->hedged == GEN_HEDGED_FIRST ? "first" : "second");
 }
 
 /* Writes the trace of the first choice; with several, member "choices" has all of them in order. */

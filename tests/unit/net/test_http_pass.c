@@ -115,7 +115,8 @@ static void front_close(struct front *f)
 static int front_listen(struct front *f) { return fixture_listen(&f->targets[f->n_targets++]); }
 
 #define POST_HEAD                                                                                  \
-    "POST /v1//completions?a=b HTTP/1.1\r\nHost: me\r\nAuthorization: Bearer k\r\n"                \
+    "POST /v1//completions?a=b HTTP/1.1\r\nHost: me\r\nX-Baton-Hedge-Ms: 30\r\n"                   \
+    "Authorization: Bearer k\r\n"                                                                  \
     "X-Request-Id: r-1\r\nCookie: secret\r\nConnection: close\r\nContent-Type: application/json"   \
     "\r\n"
 
@@ -166,6 +167,7 @@ TEST(http_pass_carries_what_the_api_needs_and_no_more)
     CHECK(strstr(got.data, "POST /v1/completions HTTP/1.1\r\n") == got.data);
     CHECK(strstr(got.data, host) && strstr(got.data, "\r\nauthorization: Bearer k\r\n"));
     CHECK(strstr(got.data, "\r\nx-request-id: r-1\r\n"));
+    CHECK(strstr(got.data, "\r\nx-baton-hedge-ms: 30\r\n"));
     CHECK(strstr(got.data, "\r\nx-baton-passed: front:1\r\n"));
     CHECK(strstr(got.data, "\r\nContent-Length: 7\r\n") && !strstr(got.data, "secret"));
     say(peer, "HTTP/1.1 200 OK\r\nDate: long ago\r\nContent-Type: application/json\r\n"

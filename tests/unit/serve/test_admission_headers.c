@@ -12,20 +12,22 @@ TEST(what_is_wanted_reaches_the_backend)
     rig_open(&r);
     rig_start(&r);
     uint64_t before = clock_ms();
-    struct answer a = rig_request(&r, "POST", PATH,
-                                  "x-baton-ttft-ms: 1500\r\nx-baton-deadline-ms: 60000\r\n"
-                                  "x-baton-retry: 1a2b.3.c\r\nx-stainless-retry-count: 2\r\n",
-                                  "{\"prompt\":\"x\",\"max_tokens\":1,\"priority\":-7}");
+    struct answer a = rig_request(
+        &r, "POST", PATH,
+        "x-baton-ttft-ms: 1500\r\nx-baton-deadline-ms: 60000\r\n"
+        "x-baton-hedge-ms: 60000\r\nx-baton-retry: 1a2b.3.c\r\nx-stainless-retry-count: 2\r\n",
+        "{\"prompt\":\"x\",\"max_tokens\":1,\"priority\":-7}");
     CHECK_EQ_INT(a.status, 200);
     const struct gen_admission *w = &r.fake.last.admission;
     CHECK(w->ttft_ms == 1500 && w->deadline_ms == 60000 && w->priority == -7);
+    CHECK_EQ_INT(w->hedge_ms, 60000);
     CHECK(w->is_retry && !w->follows && w->tenant == 0);
     CHECK_EQ_STR(w->retry, "1a2b.3.c");
     CHECK(r.fake.last.deadline_ms >= before + 60000 &&
           r.fake.last.deadline_ms <= clock_ms() + 60000);
     answer_free(&a);
     a = rig_request(&r, "POST", PATH, "x-stainless-retry-count: 0\r\n", BODY);
-    CHECK(w->ttft_ms == 0 && w->priority == 0 && !w->is_retry && !w->retry[0]);
+    CHECK(w->ttft_ms == 0 && w->hedge_ms == 0 && w->priority == 0 && !w->is_retry && !w->retry[0]);
     CHECK_EQ_INT(r.fake.last.deadline_ms, 0);
     answer_free(&a);
     a = rig_request(&r, "POST", PATH, NULL, "{\"prompt\":\"x\",\"max_tokens\":1,\"n\":3}");
@@ -43,6 +45,9 @@ TEST(what_cannot_be_wanted_is_refused_by_name)
         { "x-baton-ttft-ms: 0\r\n", BODY, "x-baton-ttft-ms", "from 1 to 86400000" },
         { "x-baton-deadline-ms: 1.5\r\n", BODY, "x-baton-deadline-ms", "'1.5'" },
         { "x-baton-deadline-ms: -3\r\n", BODY, "x-baton-deadline-ms", "'-3'" },
+        { "x-baton-hedge-ms: fast\r\n", BODY, "x-baton-hedge-ms", "'fast', but must be a whole" },
+        { "x-baton-hedge-ms: 0\r\n", BODY, "x-baton-hedge-ms", "from 1 to 60000" },
+        { "x-baton-hedge-ms: 60001\r\n", BODY, "x-baton-hedge-ms", "'60001'" },
         { "", "{\"prompt\":\"x\",\"priority\":\"high\"}", "priority", "priority" },
         { "", "{\"prompt\":\"x\",\"priority\":1e12}", "priority", "2147483647" },
     };
