@@ -210,7 +210,7 @@ static void on_turn(void *arg)
 bool decode_parking_stay(struct decode_worker *w, struct decode_seq *seq)
 {
     struct decode_parking *p = &w->parking;
-    if (!seq->kept || p->n_parked + p->n_sent >= p->parked_max) return false;
+    if (!seq->kept || p->n_sent >= p->parked_max) return false;
     seq->kept->t_parked_ms = clock_ms();
     seq->state = DECODE_SEQ_SENT;
     p->n_sent++;

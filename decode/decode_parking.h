@@ -6,8 +6,8 @@
  * the loop. A sequence that still has its entry node is taken from it, which is told (DETACHED).
  * One that has ended stays for DECODE_SENT_MS: if its entry node was lost before the answer got
  * there, that is known by then, and it is parked. Bounded: by the window of time, DECODE_PARKED_MAX
- * sequences, and DECODE_RECORDS_MAX bytes of records of all sequences. What exceeds them is closed
- * as any other sequence, and counted, unless it was sent.
+ * sequences, as many that were sent, and DECODE_RECORDS_MAX bytes of records of all. What exceeds
+ * them is closed as any other sequence, and counted, unless it was sent.
  * Owner: decode_worker. Thread: loop. */
 #ifndef BATON_DECODE_DECODE_PARKING_H
 #define BATON_DECODE_DECODE_PARKING_H

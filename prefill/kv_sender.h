@@ -59,7 +59,7 @@ bool kv_sender_start(struct kv_sender *k, struct kv_sends *s);
 /* Those that were opened end with SENT or SEND_FAILED. */
 void kv_sender_cancel(struct kv_sender *k, struct kv_sends *s);
 void kv_sender_on_answer(struct kv_sender *k, const struct cluster_message *m);
-/* CONNECTED and PEER_LOST; false: an event of a transfer. */
+/* An event of a peer; false: of a transfer. */
 bool kv_sender_on_kvt(struct kv_sender *k, const struct kvt_event *ev);
 void kv_sender_on_lost(struct kv_sender *k, uint64_t process);
 /* Ends routes that did not come up in time, and sends back who waits for doubted ones. Called every

@@ -129,6 +129,13 @@ static struct prefill_prompt *add_prompt(struct prefill_worker *w, const struct 
 
 static void give_credits(struct prefill_worker *w);
 
+static void take_credit(struct prefill_worker *w, struct prefill_prompt *p)
+{
+    if (p->credited) return;
+    p->credited = true;
+    w->credited_tokens += p->n_tokens;
+}
+
 static void return_credit(struct prefill_worker *w, struct prefill_prompt *p)
 {
     if (!p->credited) return;
@@ -225,9 +232,8 @@ static void give_credits(struct prefill_worker *w)
         Baton__Credit c = BATON__CREDIT__INIT;
         list_remove(&p->queue);
         p->state = PROMPT_CREDITED;
-        p->credited = true;
         p->t_credit_ms = clock_ms();
-        w->credited_tokens += p->n_tokens;
+        take_credit(w, p);
         answer_send(w->o.cluster, p->entry, FRAME_CREDIT, p->request, p->attempt, &c.base);
     }
     gauge_set(w->credited_gauge, (double)w->credited_tokens);
@@ -307,6 +313,7 @@ static void compute_if_open(struct prefill_worker *w, struct prefill_prompt *p)
     }
     p->in_engine = true;
     p->state = PROMPT_COMPUTING;
+    take_credit(w, p); /* if it gave it back while it waited for its connections */
     counter_add(w->started, 1);
     arena_release(&p->arena); /* engine and kvtransfer have their copies */
 }
@@ -329,8 +336,9 @@ static void on_sends_failed(void *arg, struct kv_sends *s, enum status st, const
 {
     struct prefill_worker *w = arg;
     struct prefill_prompt *p = prompt_of(w, s);
+    struct failure f = failure_of_transfer(st, text);
     p->parts.open |= s->open;
-    fail_prompt(w, p, st, BLAME_PAIR, text);
+    fail_prompt(w, p, f.st, f.blame, f.text);
 }
 
 /* Every rank opens its own transfers. The first few that wait for a connection need no credit:

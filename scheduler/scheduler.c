@@ -406,6 +406,8 @@ uint32_t scheduler_n_old(const struct scheduler *s)
 
 uint32_t scheduler_n_live(const struct scheduler *s) { return s->entry.n_live; }
 
+uint32_t scheduler_n_requests(const struct scheduler *s) { return entry_n_requests(&s->entry); }
+
 bool scheduler_sees_others(const struct scheduler *s, uint64_t me)
 {
     const struct view *v = &s->entry.view;

@@ -63,6 +63,8 @@ void scheduler_listed_down(struct scheduler *s, const char *why);
  * others can decode, or could grace_ms ago; else they are refused. */
 void scheduler_drain(struct scheduler *s, bool enters);
 uint32_t scheduler_n_live(const struct scheduler *s);
+/* Those of clients: without second attempts (hedge/hedge.h). */
+uint32_t scheduler_n_requests(const struct scheduler *s);
 /* Of those, the ones that were there when scheduler_drain was called. */
 uint32_t scheduler_n_old(const struct scheduler *s);
 /* Can a node other than this one take work that ends in an answer, as far as is known here? */

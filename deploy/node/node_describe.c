@@ -90,7 +90,7 @@ void node_describe_record(void *arg, struct node_record *me)
         .n_running = st.n_running + st.n_reserved,
         .n_waiting = st.n_waiting,
         .n_blocks_free = st.n_blocks_free,
-        .n_requests = n->scheduler ? scheduler_n_live(n->scheduler) : 0,
+        .n_requests = n->scheduler ? scheduler_n_requests(n->scheduler) : 0,
         .max_requests = n->o.max_requests == UINT32_MAX ? 0 : n->o.max_requests,
         .waiting_tokens = st.waiting_tokens,
         .prefill_tokens_per_s = st.prefill_tokens_per_s,

@@ -98,8 +98,9 @@ struct node {
     struct role_call *role_call;     /* NULL: no change is being looked at once more (likewise) */
     struct launcher_watch *launcher; /* NULL: none started this node */
     uint64_t t_start_ms, t_drain_ms, t_leave_ms;
-    uint64_t t_listed_ms;    /* a router asked for its record then; 0: none has */
-    bool listed_with_others; /* it said then that other nodes decode too */
+    uint64_t t_listed_ms; /* a router asked for its record then; 0: none has */
+    uint64_t t_others_ms; /* ... and said that other nodes decode too; ... */
+    uint64_t t_alone_ms;  /* ... or that none does */
     /* while DRAINING: */
     bool handed_back;    /* what it computed */
     bool door_closed;    /* its HTTP server takes no new connections */
@@ -186,6 +187,8 @@ void node_front_loaded(struct node *n);
 bool node_mount_http(struct node *n, struct http_exchange *x);
 /* A router that lists this node asked for its record just now. */
 bool node_is_listed(const struct node *n);
+/* And each router that does knows another node that decodes. */
+bool node_is_listed_with_others(const struct node *n);
 
 /* ---- node_role.c ---- */
 

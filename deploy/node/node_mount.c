@@ -18,12 +18,26 @@
 #include "shared/base/clock.h"
 #include "shared/base/mem.h"
 
-/* A router that lists this node asks for its record more often. */
-enum { LISTED_MS = 5000 };
+enum {
+    LISTED_MS = 5000, /* a router that lists this node asks for its record more often, ... */
+    ALONE_MS = 2000   /* ... and in less than this, if nothing delays it */
+};
 
-bool node_is_listed(const struct node *n)
+static bool is_since(uint64_t t_ms, uint32_t ms) { return t_ms && clock_ms() - t_ms < ms; }
+
+bool node_is_listed(const struct node *n) { return is_since(n->t_listed_ms, LISTED_MS); }
+
+bool node_is_listed_with_others(const struct node *n)
 {
-    return n->t_listed_ms && clock_ms() - n->t_listed_ms < LISTED_MS;
+    return is_since(n->t_others_ms, LISTED_MS) && !is_since(n->t_alone_ms, ALONE_MS);
+}
+
+/* Several routers may list it, and know different nodes. */
+static void note_listed(struct node *n, struct str others)
+{
+    n->t_listed_ms = clock_ms();
+    if (str_eq_c(others, "1")) n->t_others_ms = n->t_listed_ms;
+    if (str_eq_c(others, "0")) n->t_alone_ms = n->t_listed_ms;
 }
 
 /* Those behind this port have published theirs here. */
@@ -47,8 +61,7 @@ static void give_records(struct node *n, struct http_exchange *x)
     if (n->o.no_engine) {
         add_records_behind(n, &body);
     } else {
-        n->t_listed_ms = clock_ms();
-        n->listed_with_others = str_eq_c(http_header(x, LISTED_OTHERS_HEADER), "1");
+        note_listed(n, http_header(x, LISTED_OTHERS_HEADER));
         node_describe_record(n, &me);
         node_record_write(&me, &body);
     }

@@ -151,8 +151,7 @@ static uint32_t n_passing(const struct node *n) { return n->passer ? passer_n_li
 /* A node that is only listed sees no other itself; the router that lists it does. */
 static bool others_can_take(const struct node *n)
 {
-    return scheduler_sees_others(n->scheduler, n->id) ||
-           (node_is_listed(n) && n->listed_with_others);
+    return scheduler_sees_others(n->scheduler, n->id) || node_is_listed_with_others(n);
 }
 
 /* Others take what is new, if there are any that can. What clients asked this node itself for stays

@@ -258,13 +258,17 @@ static bool others_decode(const struct listed_node *n, const struct node_record 
     return false;
 }
 
-static void ask(struct listed_node *n, bool others)
+/* others: a value of LISTED_OTHERS_HEADER, or NULL. */
+static void ask(struct listed_node *n, const char *others)
 {
     struct listed *l = n->all;
     char proof[DIRECTORY_PROOF_HEADER_MAX], headers[DIRECTORY_PROOF_HEADER_MAX + 32];
     if (n->asking) return;
     directory_prove_header(l->o.secret, "GET", STR(RECORDS_PATH), STR(""), proof);
-    snprintf(headers, sizeof headers, "%s%s", proof, others ? LISTED_OTHERS_HEADER ": 1\r\n" : "");
+    int len = snprintf(headers, sizeof headers, "%s", proof);
+    if (others)
+        snprintf(headers + len, sizeof headers - (size_t)len, LISTED_OTHERS_HEADER ": %s\r\n",
+                 others);
     n->asking = http_client_request(l->client, "GET", n->at.host, n->at.port, RECORDS_PATH, headers,
                                     STR(""), ASK_MS, on_answer, n) == OK;
     if (!n->asking) set_state(n, LISTED_DOWN, "it cannot be asked");
@@ -276,7 +280,8 @@ static void on_poll(void *arg)
     char topics[512];
     size_t n_in;
     struct node_record *nodes = directory_local_view(l->o.directory, l->o.topic, &n_in, topics);
-    LIST_FOREACH (n, &l->nodes, struct listed_node, link) ask(n, others_decode(n, nodes, n_in));
+    LIST_FOREACH (n, &l->nodes, struct listed_node, link)
+        ask(n, others_decode(n, nodes, n_in) ? "1" : "0");
     mem_free(nodes);
 }
 
@@ -294,7 +299,7 @@ enum status listed_add(struct listed *l, const struct node_at *node, struct err 
     list_push(&l->nodes, &n->link);
     l->n++;
     count_states(l);
-    ask(n, false);
+    ask(n, NULL);
     return OK;
 }
 
@@ -328,7 +333,7 @@ void listed_when_asked(struct listed *l, const struct node_at *node,
     ASSERT(n); /* the caller has added it */
     *w = (struct listed_waiter){ .node = n, .fn = fn, .arg = arg };
     list_push(&l->waiters, &w->link);
-    ask(n, false);
+    ask(n, NULL);
 }
 
 void listed_forget(struct listed *l, const void *arg)

@@ -19,7 +19,7 @@
 
 enum { LISTED_MAX = 1024 };
 
-/* "1": others decode too. */
+/* "1": others decode too; "0": none does; without it, that is not known yet. */
 #define LISTED_OTHERS_HEADER "x-baton-others"
 
 struct listed;

@@ -178,9 +178,13 @@ def test_a_node_of_several_ranks_changes_its_role():
             assert baton_role(at(ranks[0]), role)[0] == 0
             for n in (p, d):
                 wait_until('the others see it', lambda: {at(ranks[0]): role}.items() <= {x['name']: x['role'] for x in request(n.port, 'GET', '/cluster')[2]['nodes']}.items(), 5)
-            answers = parallel([lambda b=b: ask(d.port, b) for b in bodies], 4)
-            check_answers(bodies, want, answers)
-            mine = {(a['baton']['prefill_node'] == at(ranks[0]), a['baton']['decode_node'] == at(ranks[0])) for a in answers}
+            mine = set()
+            for _ in range(10):     # among equals chance decides
+                answers = parallel([lambda b=b: ask(d.port, b) for b in bodies], 4)
+                check_answers(bodies, want, answers)
+                mine |= {(a['baton']['prefill_node'] == at(ranks[0]), a['baton']['decode_node'] == at(ranks[0])) for a in answers}
+                if (as_prefill, not as_prefill) in mine:
+                    break
             assert (as_prefill, not as_prefill) in mine and mine <= {(as_prefill, not as_prefill), (False, False)}, mine
         check_idle([p, d, ranks[0]])
 
