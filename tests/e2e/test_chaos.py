@@ -113,7 +113,7 @@ def rounds(model, n, concurrency, every_s, vocab, longest, max_tokens, seed=5):
 
 
 def test_kill_rounds_tiny():
-    rounds(TINY, 400, 16, 1, 512, 900, (300, 1100))
+    rounds(TINY, 240, 16, 1, 512, 900, (300, 1100))
 
 
 def test_kill_rounds_smollm2_long():

@@ -11,7 +11,9 @@ from moved import check, kv_bytes_per_token
 
 ISA = 'avx2'
 BLOCK = 16  # small, because a block is pushed when it is full and 64 tokens of SmolLM2 take an emulated CPU too long
-SIZE = ['--max-model-len', '1024', '--max-num-seqs', '8', '--num-gpu-blocks-override', '256', '--block-size', str(BLOCK), '--cpu-isa', ISA]
+# An emulated CPU computes some fifty prompt tokens a second: 24 requests at once are a line of half a minute, which a test of answers must not refuse.
+SIZE = ['--max-model-len', '1024', '--max-num-seqs', '8', '--num-gpu-blocks-override', '256', '--block-size', str(BLOCK), '--cpu-isa', ISA,
+        '--max-queue-time', '600']
 PAIRED = 'qwen3_moe', 'llama', 'deepseek_v3'  # fewer KV heads than ranks, one KV head, a latent
 
 

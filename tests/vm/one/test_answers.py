@@ -45,7 +45,7 @@ def test_tiny_tcp_long():
     equal('tiny', 'tcp', 8)
 
 
-def test_smollm2_rdma():
+def test_smollm2_rdma_long():
     equal('smollm2', 'rdma', 1, SMALL_STEPS)
 
 
