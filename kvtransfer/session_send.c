@@ -853,7 +853,7 @@ void kvt_send_tick(struct kvt_core *c, struct kvt_peer *p, uint64_t now_ms)
             snprintf(text, sizeof text, "the receiver did not answer %s within %u ms",
                      s->state == KVT_SEND_OPENING ? "OPEN" : "FINISH", patience);
         else snprintf(text, sizeof text, "no KV left for %u ms", patience);
-        p->must_close |= stalls && p->quiet; /* no other send would fare better */
+        p->must_close |= stalls && answer && p->quiet; /* no other would fare better */
         if (stalls || late) kvt_send_fail(c, s, ERR_TIMEOUT, text);
     }
 }
