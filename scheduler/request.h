@@ -141,6 +141,7 @@ struct request {
     struct admit_request admit; /* its place in line; PLACING: it is placed when its turn comes */
     bool shed;                  /* it gave way to another; ends like one that is canceled */
     uint32_t retry_after_s;     /* of a refusal; 0: soon */
+    bool takes_others;          /* likewise, as in gen_refusal */
     char retry[GEN_RETRY_MAX];
     /* the trace; clock_ns of this process */
     uint64_t t_accept, t_credit, t_first, t_last;

@@ -194,6 +194,7 @@ bool admission_refuses_to_compute(struct entry *e, struct request *r)
     admission_metrics_verdict(&d->metrics, &v, r->wanted.tenant);
     if (v.taken) return false;
     r->retry_after_s = v.why.retry_after_s;
+    r->takes_others = v.why.takes_others;
     snprintf(r->retry, sizeof r->retry, "%s", v.why.retry);
     request_end(e, r, v.why.err.code, FINISH_ERROR, -1, v.why.err.text);
     return true;
@@ -241,6 +242,7 @@ static void end_late(struct entry *e, struct request *r, enum admit_reason reaso
     char text[ERR_TEXT_MAX];
     double waited_s = (double)(clock_ms() - r->admit.t_pushed_ms) * 1e-3;
     if (!r->shed) admission_set_retry(e, r);
+    r->takes_others = admit_reason_is_own(reason);
     admission_metrics_late(&e->admission.metrics, reason, r->wanted.tenant);
     if (reason == ADMIT_TTFT)
         snprintf(text, sizeof text,

@@ -24,6 +24,12 @@ const char *admit_reason_name(enum admit_reason r)
     return r < ADMIT_N_REASONS ? names[r] : "?";
 }
 
+bool admit_reason_is_own(enum admit_reason r)
+{
+    return r == ADMIT_REQUESTS || r == ADMIT_TOKENS || r == ADMIT_CONCURRENT || r == ADMIT_TTFT ||
+           r == ADMIT_DEADLINE;
+}
+
 /* ---- life ---- */
 
 struct admit *admit_create(const struct admit_options *o)

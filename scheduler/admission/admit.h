@@ -62,6 +62,8 @@ enum admit_reason {
     ADMIT_N_REASONS
 };
 const char *admit_reason_name(enum admit_reason r);
+/* Is it of that request alone, so that others may be taken? */
+bool admit_reason_is_own(enum admit_reason r);
 
 struct admit_options {
     const struct tenants *tenants; /* borrowed until admit_free */

@@ -308,6 +308,7 @@ void admit_ask(struct admit *a, const struct admit_ask *q, uint64_t now_ms,
     k.t->t_asked_ms = now_ms;
     k.returns = uses_promise(&k);
     out->taken = check_limits(&k) && (q->comes_back || (check_wait(&k) && check_room(&k)));
+    out->why.takes_others = !out->taken && admit_reason_is_own(out->reason);
     out->was_promised = k.returns;
 }
 

@@ -84,17 +84,17 @@ void completion_add_headers(const struct completion_request *c, struct buf *out)
 struct later {
     uint32_t after_s;  /* 0: soon */
     const char *retry; /* gen_refusal.retry; NULL: none */
+    bool takes_others; /* gen_refusal.takes_others */
 };
 
-static const struct later AT_ONCE = { 0, NULL };
+static const struct later AT_ONCE = { 0 };
 
 static void reply(struct completion_request *c, int http, struct later later, struct str body)
 {
     struct buf headers = { 0 };
     completion_add_headers(c, &headers);
     admission_add_retry(http, later.after_s, later.retry, &headers);
-    if (http == 429 && !serve_is_full(c->serve))
-        buf_add_c(&headers, HTTP_PASS_HAS_ROOM_HEADER ": 1\r\n");
+    if (http == 429 && later.takes_others) buf_add_c(&headers, HTTP_PASS_HAS_ROOM_HEADER ": 1\r\n");
     set_ended(c);
     c->reply.reply(c->reply.arg, http, headers.data, body);
     buf_release(&headers);
@@ -268,7 +268,7 @@ static void submit_more(struct completion_request *c)
         if (st != OK) {
             if (status_class_of(st) == CLASS_BUSY && wait_for_capacity(c)) return;
             fail(c, st, why.err.text, why.err.field,
-                 (struct later){ why.retry_after_s, why.retry });
+                 (struct later){ why.retry_after_s, why.retry, why.takes_others });
             return;
         }
         note_submitted(c, ch);
@@ -317,7 +317,7 @@ void completion_on_choice_end(struct completion_request *c, struct choice *ch)
     c->t_progress_ms = clock_ms();
     if (c->stage == COMPLETION_RUNNING && ch->end.status != OK && !choice_ended_locally(ch))
         fail(c, ch->end.status, ch->end.text, NULL,
-             (struct later){ ch->end.retry_after_s, ch->end.retry });
+             (struct later){ ch->end.retry_after_s, ch->end.retry, ch->end.takes_others });
     if (c->stage == COMPLETION_RUNNING && c->p.stream) response_stream_finish(ch);
     if (c->stage == COMPLETION_RUNNING) submit_more(c);
     end_if_done(c);

@@ -159,10 +159,12 @@ TEST(who_waits_too_long_is_refused_after_all)
     RIG_WAIT(&l.w.rig, a.n_ended == 1);
     CHECK_STATUS(a.end.status, ERR_BUSY);
     CHECK(a.end.retry_after_s >= 1 && strstr(a.end.text, "x-baton-ttft-ms is 150"));
+    CHECK(a.end.takes_others);
     CHECK_EQ_INT(b.n_ended, 0);
     RIG_WAIT(&l.w.rig, b.n_ended == 1);
     CHECK_STATUS(b.end.status, ERR_BUSY);
     CHECK(b.end.retry_after_s >= 1 && strstr(b.end.text, "has been full for"));
+    CHECK(!b.end.takes_others);
     end_running(&l, &l.first);
     world_check_idle(&l.w);
     close_line(&l);

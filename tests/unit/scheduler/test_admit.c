@@ -180,7 +180,7 @@ TEST(requests_per_minute)
     CHECK_STATUS(v.why.err.code, ERR_FULL);
     CHECK(strstr(v.why.err.text, "tenant a") && strstr(v.why.err.text, "requests_per_minute is 5"));
     CHECK(v.why.retry_after_s >= 50 && v.why.retry_after_s <= 65 && v.why.retry[0]);
-    CHECK(is_taken(&g, 2)); /* it is no limit of others */
+    CHECK(is_taken(&g, 2) && v.why.takes_others); /* it is no limit of others */
     struct gen_limits l;
     admit_limits(g.a, 1, g.now, &l);
     CHECK(l.requests == 5 && l.requests_left == 0 && l.requests_reset_s > 50 && l.tokens == 0);
@@ -232,6 +232,7 @@ TEST(tokens_per_minute)
     struct admit_verdict v = verdict(&g, &q);
     CHECK(!v.taken && v.reason == ADMIT_TOKENS && v.why.retry_after_s >= 59);
     CHECK(strstr(v.why.err.text, "tokens_per_minute is 350") && strstr(v.why.err.text, "260"));
+    CHECK(v.why.takes_others);
     q.n_prompt = 351; /* can never be */
     v = verdict(&g, &q);
     CHECK(!v.taken && v.why.retry_after_s == 0);
@@ -310,7 +311,7 @@ TEST(concurrent)
     take_next(&g);
     push(&g, 1, 0); /* waits */
     struct admit_verdict v = verdict(&g, &q);
-    CHECK(!v.taken && v.reason == ADMIT_CONCURRENT);
+    CHECK(!v.taken && v.reason == ADMIT_CONCURRENT && v.why.takes_others);
     q.wanted.follows = true; /* this is of sequences */
     CHECK(!verdict(&g, &q).taken);
     admit_leave(g.a, r, g.now);
@@ -506,7 +507,7 @@ TEST(a_wait_that_is_too_long_is_refused_at_once)
     for (; n < 20 && is_taken(&g, 1); n++) push(&g, 1, 0);
     CHECK(n >= 4 && n <= 6);
     struct admit_verdict v = verdict(&g, &q);
-    CHECK(!v.taken && v.reason == ADMIT_WAIT && v.why.retry_after_s >= 3);
+    CHECK(!v.taken && v.reason == ADMIT_WAIT && v.why.retry_after_s >= 3 && !v.why.takes_others);
     CHECK_STATUS(v.why.err.code, ERR_BUSY);
     CHECK(strstr(v.why.err.text, "--max-queue-time is 5.0 s"));
     q.wanted.priority = -1; /* before the others */
@@ -581,7 +582,7 @@ TEST(a_first_token_that_would_be_late_is_refused_at_once)
     make_slow(&g);
     q.wanted.ttft_ms = 900; /* the prompt alone takes a second */
     struct admit_verdict v = verdict(&g, &q);
-    CHECK(!v.taken && v.reason == ADMIT_TTFT && v.why.retry_after_s >= 1);
+    CHECK(!v.taken && v.reason == ADMIT_TTFT && v.why.retry_after_s >= 1 && v.why.takes_others);
     CHECK_EQ_STR(v.why.err.field, "x-baton-ttft-ms");
     CHECK(strstr(v.why.err.text, "x-baton-ttft-ms is 900"));
     q.wanted.ttft_ms = 1500;
@@ -593,7 +594,7 @@ TEST(a_first_token_that_would_be_late_is_refused_at_once)
     q.wanted.deadline_ms = 2000;
     q.deadline_ms = g.now + 2000;
     v = verdict(&g, &q);
-    CHECK(!v.taken && v.reason == ADMIT_DEADLINE);
+    CHECK(!v.taken && v.reason == ADMIT_DEADLINE && v.why.takes_others);
     CHECK_EQ_STR(v.why.err.field, "x-baton-deadline-ms");
     close_rig(&g);
 }
@@ -690,7 +691,7 @@ TEST(the_newest_of_the_lowest_class_gives_way)
     v = verdict_when_full(&g, 2, 0);
     CHECK(v.taken && v.shed == newest);
     v = verdict_when_full(&g, 1, 0); /* it is the newest of the lowest class itself */
-    CHECK(!v.taken && v.reason == ADMIT_FULL && v.why.retry_after_s >= 1);
+    CHECK(!v.taken && v.reason == ADMIT_FULL && v.why.retry_after_s >= 1 && !v.why.takes_others);
     CHECK_STATUS(v.why.err.code, ERR_FULL);
     v = verdict_when_full(&g, 1, -1);
     CHECK(v.taken && v.shed == newest);
