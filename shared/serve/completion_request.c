@@ -200,14 +200,23 @@ static void on_retry(void *arg)
     maybe_free(c);
 }
 
+/* The sooner of this and what is already due. */
+static void retry_in(struct completion_request *c, uint32_t ms)
+{
+    uint64_t due = clock_ms() + ms;
+    if (c->retry && c->retry_due_ms <= due) return;
+    loop_timer_free(c->retry);
+    c->retry = loop_timer_start(c->serve->o.loop, ms, 0, on_retry, c);
+    c->retry_due_ms = due;
+}
+
 /* The backend is full. A request that has, or has had, sequences in it waits for capacity; any
  * other is refused. Returns whether to wait. */
 static bool wait_for_capacity(struct completion_request *c)
 {
     if (c->n_live > 0) return true; /* the next end submits again */
     if (c->n_done == 0 || clock_ms() - c->t_progress_ms > COMPLETION_RETRY_MAX_MS) return false;
-    if (!c->retry)
-        c->retry = loop_timer_start(c->serve->o.loop, COMPLETION_RETRY_MS, 0, on_retry, c);
+    retry_in(c, COMPLETION_RETRY_MS);
     return true;
 }
 
@@ -297,13 +306,15 @@ static bool must_come_again(const struct completion_request *c, const struct cho
     return c->n_live > 0 || clock_ms() - c->t_progress_ms <= COMPLETION_RETRY_MAX_MS;
 }
 
+/* Not at once: who takes it without asking would refuse it again in the next turn, and so on. */
 static void come_again(struct completion_request *c, struct choice *ch)
 {
+    uint64_t ms = (uint64_t)ch->end.retry_after_s * 1000;
     buf_clear(&ch->prompt_logprobs);
     ch->again = true;
     c->n_again++;
-    submit_more(c);
-    maybe_free(c);
+    if (ms > COMPLETION_RETRY_MAX_MS) ms = COMPLETION_RETRY_MAX_MS;
+    retry_in(c, ms ? (uint32_t)ms : COMPLETION_RETRY_MS);
 }
 
 void completion_on_choice_end(struct completion_request *c, struct choice *ch)
