@@ -191,6 +191,10 @@ bool request_ends_uncomputed(struct entry *e, struct request *r);
  * that has some was accepted, and waits for its ttl. */
 bool request_is_full_for_too_long(const struct entry *e, struct request *r);
 void request_end_full(struct entry *e, struct request *r);
+/* Is it in line while no node lives, and not for longer than grace_ms? */
+bool request_waits_for_nodes(const struct entry *e, const struct request *r);
+/* Ends one that is in line while no node can serve anybody. True: `r` is gone. */
+bool request_ends_without_nodes(struct entry *e, struct request *r);
 /* Have other nodes room for the request to its end, by what they report? Those that it would go on
  * at. */
 bool request_find_room(const struct entry *e, const struct request *r,

@@ -265,10 +265,13 @@ static void end_late(struct entry *e, struct request *r, enum admit_reason reaso
 bool admission_ends(struct entry *e, struct request *r)
 {
     enum admit_reason reason = ADMIT_SHED;
-    if (!r->shed && !admit_is_late(e->admission.admit, &r->admit, clock_ms(), &reason))
-        return false;
-    end_late(e, r, reason);
-    return true;
+    const bool is_late = r->shed ||
+                         admit_is_late(e->admission.admit, &r->admit, clock_ms(), &reason);
+    /* It waits for a node, not for its turn: --placement-timeout says for how long. */
+    if (request_waits_for_nodes(e, r) && (!is_late || reason == ADMIT_WAIT)) return false;
+    if (request_ends_without_nodes(e, r)) return true;
+    if (is_late) end_late(e, r, reason);
+    return is_late;
 }
 
 void admission_on_token(struct entry *e, struct request *r, uint32_t index)

@@ -100,6 +100,12 @@ struct admit_request *admit_next(struct admit *a)
 
 void admit_set_speed(struct admit *a, const struct admit_speed *s) { a->speed = *s; }
 
+void admit_set_outage(struct admit *a, bool is_outage, uint64_t now_ms)
+{
+    admit_flow_to(a, now_ms);
+    a->is_outage = is_outage;
+}
+
 /* ---- the line ---- */
 
 /* From the end, since nearly all have the same priority. */

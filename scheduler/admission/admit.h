@@ -82,6 +82,9 @@ struct admit_speed {
     bool is_guess; /* a node has not measured itself yet: of it, what was seen here */
 };
 void admit_set_speed(struct admit *a, const struct admit_speed *s);
+/* No node lives that could serve anybody, or (false) one does again. Meanwhile the line stands,
+ * which is no measure of its speed. */
+void admit_set_outage(struct admit *a, bool is_outage, uint64_t now_ms);
 
 /* ---- a request comes ---- */
 

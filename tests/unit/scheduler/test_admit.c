@@ -538,6 +538,26 @@ TEST(one_slow_beginning_refuses_nobody)
     close_rig(&g);
 }
 
+/* While no node lives nobody is taken, which does not say how fast the line is. */
+TEST(an_outage_is_no_slow_line)
+{
+    struct rig g;
+    struct admit_numbers before, after;
+    open_rig(&g, "a k\n");
+    for (int i = 0; i < 10; i++) push(&g, 1, 0);
+    for (int i = 0; i < 4; i++) {
+        g.now += 1000;
+        CHECK(take_next(&g));
+    }
+    admit_numbers(g.a, 1, g.now, &before);
+    admit_set_outage(g.a, true, g.now);
+    g.now += 4000;
+    admit_set_outage(g.a, false, g.now);
+    admit_numbers(g.a, 1, g.now, &after);
+    CHECK(before.wait_ms > 1000 && after.wait_ms < 1.01 * before.wait_ms);
+    close_rig(&g);
+}
+
 /* A second for each prompt, however short: a few long ones do not take minutes by that. */
 TEST(short_prompts_say_little_of_long_ones)
 {
@@ -859,7 +879,7 @@ TEST_MAIN(CASE(first_come_first_served), CASE(lower_priority_is_sooner_among_a_t
           CASE(fairness_is_over_all_entry_nodes),
           CASE(a_directory_that_lost_its_counters_starves_nobody),
           CASE(a_wait_that_is_too_long_is_refused_at_once), CASE(one_slow_beginning_refuses_nobody),
-          CASE(short_prompts_say_little_of_long_ones),
+          CASE(an_outage_is_no_slow_line), CASE(short_prompts_say_little_of_long_ones),
           CASE(places_for_answers_may_be_scarcer_than_prompts),
           CASE(a_first_token_that_would_be_late_is_refused_at_once),
           CASE(slow_starts_do_not_refuse_for_ever), CASE(an_old_speed_does_not_refuse_for_ever),
