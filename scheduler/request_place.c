@@ -94,6 +94,7 @@ static void on_reserved(void *arg, enum status st, uint64_t fence)
         r->placed = st == OK;
         r->prefill = r->next_prefill;
         r->decode = r->next_decode;
+        hedge_on_placed(e, r);
         start_attempt(e, r);
     } else { /* the view is out of date; it counts this placement until the next snapshot */
         give_up_chosen(e, r);

@@ -287,10 +287,7 @@ void admission_on_token(struct entry *e, struct request *r, uint32_t index)
 bool admission_has_room_again(struct entry *e, const struct request *r)
 {
     struct admit *a = e->admission.admit;
-    struct gen_limits l;
-    if (admit_n_waiting(a)) return false;
-    admit_limits(a, r->wanted.tenant, clock_ms(), &l);
-    return !l.tokens || l.tokens_left >= r->n_prompt;
+    return !admit_n_waiting(a) && admit_has_tokens(a, r->wanted.tenant, r->n_prompt, clock_ms());
 }
 
 void admission_charge_again(struct entry *e, const struct request *r)

@@ -127,6 +127,8 @@ void admit_take(struct admit *a, struct admit_request *r, uint64_t now_ms);
 void admit_started(struct admit *a, struct admit_request *r, uint64_t now_ms);
 /* An output token was delivered. */
 void admit_charge(struct admit *a, struct admit_request *r, uint64_t now_ms);
+/* Have the tenant's limits room for a prompt that is no request, beside what was promised? */
+bool admit_has_tokens(struct admit *a, uint32_t tenant, uint32_t n_prompt, uint64_t now_ms);
 /* Its prompt is computed once more, elsewhere. */
 void admit_charge_again(struct admit *a, const struct admit_request *r, uint64_t now_ms);
 /* What `from` is here, `to` is from now on; `from` runs, or is unknown, and `to` is unknown. */

@@ -312,6 +312,16 @@ void admit_ask(struct admit *a, const struct admit_ask *q, uint64_t now_ms,
     out->was_promised = k.returns;
 }
 
+bool admit_has_tokens(struct admit *a, uint32_t tenant, uint32_t n_prompt, uint64_t now_ms)
+{
+    struct admit_tenant *t = &a->tenants[tenant];
+    struct admit_budget b;
+    if (!t->t->tokens_per_minute) return true;
+    admit_budget(a, t, now_ms, &b);
+    double n = 1 + promises_n_kept(&t->promises, now_ms, SOON_MS);
+    return (double)b.used_tokens + n * n_prompt <= (double)b.tokens;
+}
+
 bool admit_is_late(struct admit *a, const struct admit_request *r, uint64_t now_ms,
                    enum admit_reason *reason)
 {

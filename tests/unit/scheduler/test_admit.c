@@ -268,6 +268,30 @@ TEST(tokens_per_minute_of_several_prompts)
     close_rig(&g);
 }
 
+/* Nor does a prompt that is no request take what was promised. */
+TEST(tokens_that_were_promised_are_kept)
+{
+    struct rig g;
+    struct gen_limits l;
+    struct admit_ask q = ask_of(1);
+    open_rig(&g, "a k tokens_per_minute=150\nb l\n");
+    CHECK(admit_has_tokens(g.a, 1, PROMPT, g.now));
+    push(&g, 1, 0);
+    take_next(&g);
+    CHECK(!admit_has_tokens(g.a, 1, PROMPT, g.now));
+    CHECK(admit_has_tokens(g.a, 2, PROMPT, g.now)); /* without limits */
+    struct admit_verdict v = verdict(&g, &q);
+    CHECK(!v.taken);
+    g.now += v.why.retry_after_s * 1000;
+    admit_limits(g.a, 1, g.now, &l);
+    CHECK_EQ_INT(l.tokens_left, 150);
+    CHECK(!admit_has_tokens(g.a, 1, PROMPT, g.now));
+    memcpy(q.wanted.retry, v.why.retry, sizeof q.wanted.retry);
+    CHECK(verdict(&g, &q).taken);
+    CHECK(admit_has_tokens(g.a, 1, PROMPT, g.now)); /* it has come, and pays when it is placed */
+    close_rig(&g);
+}
+
 /* Nodes are asked whether they have its answer: so long it counts, and is in no line. */
 TEST(what_is_expected_counts_against_the_limits)
 {
@@ -870,7 +894,7 @@ TEST_MAIN(CASE(first_come_first_served), CASE(lower_priority_is_sooner_among_a_t
           CASE(a_higher_class_goes_first), CASE(tokens_go_by_weight), CASE(long_answers_cost_turns),
           CASE(who_has_nothing_in_line_saves_nothing_up), CASE(requests_per_minute),
           CASE(a_place_that_was_promised_is_kept), CASE(tokens_per_minute),
-          CASE(tokens_per_minute_of_several_prompts),
+          CASE(tokens_per_minute_of_several_prompts), CASE(tokens_that_were_promised_are_kept),
           CASE(what_is_expected_counts_against_the_limits), CASE(concurrent),
           CASE(a_quiet_night_is_not_the_time_of_a_request), CASE(what_others_used_counts),
           CASE(without_the_directory_an_entry_node_gives_its_share),
