@@ -264,6 +264,7 @@ void request_end(struct entry *e, struct request *r, enum status st, enum finish
     if (status_class_of(st) == CLASS_BUSY)
         end.retry_after_s = r->retry_after_s ? r->retry_after_s : 1;
     snprintf(end.retry, sizeof end.retry, "%s", r->retry);
+    end.takes_others = r->takes_others;
     admission_leave(e, r);
     snprintf(end.text, sizeof end.text, "%s", text ? text : "");
     list_remove(&r->link);

@@ -141,6 +141,7 @@ struct request {
     struct admit_request admit; /* its place in line; PLACING: it is placed when its turn comes */
     bool shed;                  /* it gave way to another; ends like one that is canceled */
     uint32_t retry_after_s;     /* of a refusal; 0: soon */
+    bool takes_others;          /* likewise, as in gen_refusal */
     char retry[GEN_RETRY_MAX];
     /* the trace; clock_ns of this process */
     uint64_t t_accept, t_credit, t_first, t_last;
@@ -190,6 +191,10 @@ bool request_ends_uncomputed(struct entry *e, struct request *r);
  * that has some was accepted, and waits for its ttl. */
 bool request_is_full_for_too_long(const struct entry *e, struct request *r);
 void request_end_full(struct entry *e, struct request *r);
+/* Is it in line while no node lives, and not for longer than grace_ms? */
+bool request_waits_for_nodes(const struct entry *e, const struct request *r);
+/* Ends one that is in line while no node can serve anybody. True: `r` is gone. */
+bool request_ends_without_nodes(struct entry *e, struct request *r);
 /* Have other nodes room for the request to its end, by what they report? Those that it would go on
  * at. */
 bool request_find_room(const struct entry *e, const struct request *r,

@@ -94,6 +94,7 @@ static void on_reserved(void *arg, enum status st, uint64_t fence)
         r->placed = st == OK;
         r->prefill = r->next_prefill;
         r->decode = r->next_decode;
+        hedge_on_placed(e, r);
         start_attempt(e, r);
     } else { /* the view is out of date; it counts this placement until the next snapshot */
         give_up_chosen(e, r);
@@ -144,7 +145,14 @@ static bool is_among(uint64_t node, const uint64_t *nodes, size_t n)
     return false;
 }
 
-/* A node could decode for others now. */
+static bool some_node_can_decode(const struct entry *e)
+{
+    for (size_t i = 0; i < e->view.n_nodes; i++)
+        if (trouble_can_decode(&e->view, &e->view.nodes[i])) return true;
+    return false;
+}
+
+/* Likewise, and its breaker lets it. */
 static bool some_node_lives(const struct entry *e)
 {
     uint64_t out[BREAKER_MAX];
@@ -156,19 +164,56 @@ static bool some_node_lives(const struct entry *e)
     return false;
 }
 
+static void note_outage(struct entry *e, bool is_outage)
+{
+    uint64_t now = clock_ms();
+    if (is_outage == (e->no_node_since_ms != 0)) return;
+    e->no_node_since_ms = is_outage ? now : 0;
+    admit_set_outage(e->admission.admit, is_outage, now);
+}
+
+/* Of one in line. */
+static uint64_t without_nodes_since(const struct entry *e, const struct request *r)
+{
+    uint64_t since = r->admit.t_pushed_ms;
+    return since > e->no_node_since_ms ? since : e->no_node_since_ms;
+}
+
 /* No node could take it, now or later. Where none lives all that are in line wait for the same, and
  * only the first of them is tried. Where some do, it is too large for those: it leaves the line, so
  * that others need not wait for it. */
 static void note_unplaced(struct entry *e, struct request *r)
 {
-    uint64_t now = clock_ms(), since = now;
-    if (some_node_lives(e)) admission_take(e, r);
-    else if (!e->no_node_since_ms) e->no_node_since_ms = now;
-    if (admission_is_waiting(r)) {
-        since = r->admit.t_pushed_ms;
-        if (since < e->no_node_since_ms) since = e->no_node_since_ms;
-    }
-    if (!r->unplaced_since_ms) r->unplaced_since_ms = since;
+    const bool lives = some_node_lives(e);
+    note_outage(e, !lives);
+    if (lives) admission_take(e, r);
+    if (!r->unplaced_since_ms)
+        r->unplaced_since_ms = admission_is_waiting(r) ? without_nodes_since(e, r) : clock_ms();
+}
+
+static void end_unplaced(struct entry *e, struct request *r)
+{
+    char text[ERR_TEXT_MAX];
+    if (clock_ms() - e->t_trouble_ms >= TROUBLE_FRESH_MS) entry_update_trouble(e);
+    e->trouble.n_requests += e->trouble.blocks;
+    if (e->trouble.blocks) snprintf(text, sizeof text, "%s", e->trouble.text);
+    else say_too_large(e, r, text);
+    request_end(e, r, ERR_UNAVAILABLE, FINISH_ERROR, -1, text);
+}
+
+bool request_waits_for_nodes(const struct entry *e, const struct request *r)
+{
+    return e->no_node_since_ms && admission_is_waiting(r) &&
+           clock_ms() - without_nodes_since(e, r) < e->grace_ms;
+}
+
+/* While there are nodes whose breakers are open, the first in line tries them. */
+bool request_ends_without_nodes(struct entry *e, struct request *r)
+{
+    if (!e->no_node_since_ms || !admission_is_waiting(r)) return false;
+    if (!e->view.known || some_node_can_decode(e)) return false;
+    end_unplaced(e, r);
+    return true;
 }
 
 /* No node can take the request. When all are full it waits at most max_queue_ms. When there is none
@@ -177,7 +222,6 @@ static void note_unplaced(struct entry *e, struct request *r)
 static void no_node(struct entry *e, struct request *r, enum status st)
 {
     uint64_t now = clock_ms();
-    char text[ERR_TEXT_MAX];
     view_refresh(&e->view);
     r->wait_until_ms = now + PAUSE_BUSY_MS;
     r->waits_for_capacity = st == ERR_BUSY;
@@ -185,12 +229,7 @@ static void no_node(struct entry *e, struct request *r, enum status st)
         if (request_is_full_for_too_long(e, r)) request_end_full(e, r);
         return;
     }
-    if (!e->view.known || now - r->unplaced_since_ms < e->grace_ms) return;
-    if (now - e->t_trouble_ms >= TROUBLE_FRESH_MS) entry_update_trouble(e);
-    e->trouble.n_requests += e->trouble.blocks;
-    if (e->trouble.blocks) snprintf(text, sizeof text, "%s", e->trouble.text);
-    else say_too_large(e, r, text);
-    request_end(e, r, ERR_UNAVAILABLE, FINISH_ERROR, -1, text);
+    if (e->view.known && now - r->unplaced_since_ms >= e->grace_ms) end_unplaced(e, r);
 }
 
 /* Collects the nodes that must not be chosen now, beside those that are lost: those that the view
@@ -257,7 +296,8 @@ static enum status choose_nodes(struct entry *e, struct request *r, struct place
         st = place_choose(e->view.nodes, e->view.n_nodes, &q, chosen);
     }
     if (st != ERR_UNAVAILABLE) {
-        r->unplaced_since_ms = e->no_node_since_ms = 0;
+        r->unplaced_since_ms = 0;
+        note_outage(e, false);
         return st;
     }
     note_unplaced(e, r);

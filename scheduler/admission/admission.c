@@ -194,6 +194,7 @@ bool admission_refuses_to_compute(struct entry *e, struct request *r)
     admission_metrics_verdict(&d->metrics, &v, r->wanted.tenant);
     if (v.taken) return false;
     r->retry_after_s = v.why.retry_after_s;
+    r->takes_others = v.why.takes_others;
     snprintf(r->retry, sizeof r->retry, "%s", v.why.retry);
     request_end(e, r, v.why.err.code, FINISH_ERROR, -1, v.why.err.text);
     return true;
@@ -241,6 +242,7 @@ static void end_late(struct entry *e, struct request *r, enum admit_reason reaso
     char text[ERR_TEXT_MAX];
     double waited_s = (double)(clock_ms() - r->admit.t_pushed_ms) * 1e-3;
     if (!r->shed) admission_set_retry(e, r);
+    r->takes_others = admit_reason_is_own(reason);
     admission_metrics_late(&e->admission.metrics, reason, r->wanted.tenant);
     if (reason == ADMIT_TTFT)
         snprintf(text, sizeof text,
@@ -263,10 +265,13 @@ static void end_late(struct entry *e, struct request *r, enum admit_reason reaso
 bool admission_ends(struct entry *e, struct request *r)
 {
     enum admit_reason reason = ADMIT_SHED;
-    if (!r->shed && !admit_is_late(e->admission.admit, &r->admit, clock_ms(), &reason))
-        return false;
-    end_late(e, r, reason);
-    return true;
+    const bool is_late = r->shed ||
+                         admit_is_late(e->admission.admit, &r->admit, clock_ms(), &reason);
+    /* It waits for a node, not for its turn: --placement-timeout says for how long. */
+    if (request_waits_for_nodes(e, r) && (!is_late || reason == ADMIT_WAIT)) return false;
+    if (request_ends_without_nodes(e, r)) return true;
+    if (is_late) end_late(e, r, reason);
+    return is_late;
 }
 
 void admission_on_token(struct entry *e, struct request *r, uint32_t index)
@@ -282,10 +287,7 @@ void admission_on_token(struct entry *e, struct request *r, uint32_t index)
 bool admission_has_room_again(struct entry *e, const struct request *r)
 {
     struct admit *a = e->admission.admit;
-    struct gen_limits l;
-    if (admit_n_waiting(a)) return false;
-    admit_limits(a, r->wanted.tenant, clock_ms(), &l);
-    return !l.tokens || l.tokens_left >= r->n_prompt;
+    return !admit_n_waiting(a) && admit_has_tokens(a, r->wanted.tenant, r->n_prompt, clock_ms());
 }
 
 void admission_charge_again(struct entry *e, const struct request *r)

@@ -73,7 +73,8 @@ uint32_t admission_next_ms(const struct entry *e);
 /* Out of the line, or over. */
 void admission_take(struct entry *e, struct request *r);
 void admission_leave(struct entry *e, struct request *r);
-/* Ends requests that have waited too long, or gave way. True: `r` is gone. */
+/* Ends requests that have waited too long, for their turn or for a node, or gave way. True: `r` is
+ * gone. */
 bool admission_ends(struct entry *e, struct request *r);
 /* Sets when a request that is refused now is to come again. */
 void admission_set_retry(struct entry *e, struct request *r);

@@ -24,6 +24,12 @@ const char *admit_reason_name(enum admit_reason r)
     return r < ADMIT_N_REASONS ? names[r] : "?";
 }
 
+bool admit_reason_is_own(enum admit_reason r)
+{
+    return r == ADMIT_REQUESTS || r == ADMIT_TOKENS || r == ADMIT_CONCURRENT || r == ADMIT_TTFT ||
+           r == ADMIT_DEADLINE;
+}
+
 /* ---- life ---- */
 
 struct admit *admit_create(const struct admit_options *o)
@@ -93,6 +99,12 @@ struct admit_request *admit_next(struct admit *a)
 }
 
 void admit_set_speed(struct admit *a, const struct admit_speed *s) { a->speed = *s; }
+
+void admit_set_outage(struct admit *a, bool is_outage, uint64_t now_ms)
+{
+    admit_flow_to(a, now_ms);
+    a->is_outage = is_outage;
+}
 
 /* ---- the line ---- */
 

@@ -62,6 +62,8 @@ enum admit_reason {
     ADMIT_N_REASONS
 };
 const char *admit_reason_name(enum admit_reason r);
+/* Is it of that request alone, so that others may be taken? */
+bool admit_reason_is_own(enum admit_reason r);
 
 struct admit_options {
     const struct tenants *tenants; /* borrowed until admit_free */
@@ -80,6 +82,9 @@ struct admit_speed {
     bool is_guess; /* a node has not measured itself yet: of it, what was seen here */
 };
 void admit_set_speed(struct admit *a, const struct admit_speed *s);
+/* No node lives that could serve anybody, or (false) one does again. Meanwhile the line stands,
+ * which is no measure of its speed. */
+void admit_set_outage(struct admit *a, bool is_outage, uint64_t now_ms);
 
 /* ---- a request comes ---- */
 
@@ -122,6 +127,8 @@ void admit_take(struct admit *a, struct admit_request *r, uint64_t now_ms);
 void admit_started(struct admit *a, struct admit_request *r, uint64_t now_ms);
 /* An output token was delivered. */
 void admit_charge(struct admit *a, struct admit_request *r, uint64_t now_ms);
+/* Have the tenant's limits room for a prompt that is no request, beside what was promised? */
+bool admit_has_tokens(struct admit *a, uint32_t tenant, uint32_t n_prompt, uint64_t now_ms);
 /* Its prompt is computed once more, elsewhere. */
 void admit_charge_again(struct admit *a, const struct admit_request *r, uint64_t now_ms);
 /* What `from` is here, `to` is from now on; `from` runs, or is unknown, and `to` is unknown. */

@@ -308,7 +308,18 @@ void admit_ask(struct admit *a, const struct admit_ask *q, uint64_t now_ms,
     k.t->t_asked_ms = now_ms;
     k.returns = uses_promise(&k);
     out->taken = check_limits(&k) && (q->comes_back || (check_wait(&k) && check_room(&k)));
+    out->why.takes_others = !out->taken && admit_reason_is_own(out->reason);
     out->was_promised = k.returns;
+}
+
+bool admit_has_tokens(struct admit *a, uint32_t tenant, uint32_t n_prompt, uint64_t now_ms)
+{
+    struct admit_tenant *t = &a->tenants[tenant];
+    struct admit_budget b;
+    if (!t->t->tokens_per_minute) return true;
+    admit_budget(a, t, now_ms, &b);
+    double n = 1 + promises_n_kept(&t->promises, now_ms, SOON_MS);
+    return (double)b.used_tokens + n * n_prompt <= (double)b.tokens;
 }
 
 bool admit_is_late(struct admit *a, const struct admit_request *r, uint64_t now_ms,

@@ -38,7 +38,7 @@ void admit_flow_to(struct admit *a, uint64_t now_ms)
         a->flow[i].n_taken = 0;
         a->flow[i].busy_ms = 0;
     }
-    if (a->n_waiting) a->flow[i].busy_ms += (uint32_t)passed;
+    if (a->n_waiting && !a->is_outage) a->flow[i].busy_ms += (uint32_t)passed;
     a->t_flow_ms = now_ms;
     if (now_ms < a->t_forget_ms + FORGET_MS) return;
     double stays = exp(-(double)(now_ms - a->t_forget_ms) / TAKEN_MEMORY_MS);
@@ -51,7 +51,7 @@ void admit_flow_to(struct admit *a, uint64_t now_ms)
 void admit_flow_take(struct admit *a, struct admit_tenant *t, const struct admit_request *r)
 {
     double work = (double)r->work;
-    if (a->t_flow_ms - r->t_pushed_ms >= WAITED_MS) {
+    if (a->t_flow_ms - r->t_pushed_ms >= WAITED_MS && !a->is_outage) {
         a->flow[a->t_flow_ms / MS % FLOW_SLOTS].work += work;
         a->flow[a->t_flow_ms / MS % FLOW_SLOTS].n_taken++;
     }

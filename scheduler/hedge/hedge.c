@@ -1,6 +1,8 @@
 /* hedge.c - see hedge.h. */
 #include "scheduler/hedge/hedge.h"
 
+#include <string.h>
+
 #include "scheduler/request.h"
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
@@ -20,7 +22,8 @@ struct hedge {
     uint32_t after_ms;
     uint32_t n_prompt_lp; /* positions that the client has */
     uint64_t look_ms;     /* not looked for nodes before */
-    bool due, started;    /* the second */
+    bool due, started;    /* the second, ... */
+    bool began;           /* ... which has got its nodes, or goes on */
     int winner;
     struct hedge_side {
         struct hedge *hedge;
@@ -86,8 +89,7 @@ static void on_end(void *arg, const struct gen_end *end)
     struct hedge *h = s->hedge;
     const bool hidden = hedge_hides_end(s->r, end->status);
     struct request *other = other_of(s->r);
-    if (!hidden && h->due)
-        counter_add(h->entry->metrics.hedges[h->started ? h->winner : NEITHER], 1);
+    if (!hidden && h->due) counter_add(h->entry->metrics.hedges[h->began ? h->winner : NEITHER], 1);
     if (!hidden && h->winner == NEITHER) h->winner = index_of(s->r);
     if (!hidden && other) other->canceled = true;
     if (other) h->entry->n_seconds--;
@@ -122,7 +124,20 @@ void hedge_create(struct entry *e, struct request *r)
     map_put(&e->hedges, map_key_u64(&h->id), h);
 }
 
-/* The same generation as `first`, which has no token, to be placed on none of its nodes. */
+/* On none of the nodes of `first`, nor on those that failed it before. */
+static void avoid_those_of(struct request *r, const struct request *first)
+{
+    const uint64_t present[] = { first->prefill.node, first->decode.node };
+    memcpy(r->avoid, first->avoid, sizeof r->avoid);
+    memcpy(r->apart, first->apart, sizeof r->apart);
+    r->n_avoid = first->n_avoid;
+    r->n_apart = first->n_apart;
+    r->gave_back = first->gave_back;
+    for (size_t i = 0; i < COUNT_OF(present); i++)
+        if (present[i]) r->avoid[r->n_avoid++ % REQUEST_AVOID_MAX] = present[i];
+}
+
+/* The same generation as `first`, which has no token. */
 static struct request *create_second(struct entry *e, struct hedge *h, const struct request *first)
 {
     const struct gen_request g = { .name = first->name,
@@ -141,8 +156,8 @@ static struct request *create_second(struct entry *e, struct hedge *h, const str
     r->t_accept = first->t_accept;
     r->n_moves = first->n_moves;
     r->is_counted = true;
-    if (first->prefill.node) r->avoid[r->n_avoid++] = first->prefill.node;
-    r->avoid[r->n_avoid++] = first->decode.node;
+    r->trace.hedged = GEN_HEDGED_SECOND;
+    avoid_those_of(r, first);
     return r;
 }
 
@@ -156,13 +171,20 @@ static void start_second(struct entry *e, struct hedge *h, struct request *first
     }
     h->started = true;
     h->sides[SECOND].r = r;
-    first->trace.hedged = GEN_HEDGED_FIRST;
-    r->trace.hedged = GEN_HEDGED_SECOND;
     request_enter(e, r);
     e->n_seconds++;
-    admission_charge_again(e, first);
     log_hedge(h, "hedge begin", r);
     request_reserve(e, r, &chosen);
+}
+
+/* What its tenant pays for is computed. */
+void hedge_on_placed(struct entry *e, struct request *r)
+{
+    if (!hedge_is_second(r)) return;
+    struct request *first = other_of(r);
+    r->hedge->began = true;
+    first->trace.hedged = GEN_HEDGED_FIRST;
+    admission_charge_again(e, first);
 }
 
 /* Is `first` on nodes, and has been for so long? Waiting for some is no node's fault. */
@@ -200,7 +222,10 @@ static void win(struct entry *e, struct request *r)
     h->winner = index_of(r);
     if (!other) return;
     log_hedge(h, "hedge goes on", r);
-    if (h->winner == SECOND) admission_hand_over(other, r);
+    if (h->winner == SECOND) {
+        h->began = true;
+        admission_hand_over(other, r);
+    }
     request_end(e, other, ERR_CANCELED, FINISH_NONE, -1, "the other attempt goes on");
 }
 

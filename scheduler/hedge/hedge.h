@@ -4,10 +4,10 @@
  *   both ── a first token, or the other one lost something ──▶ one goes on, the other is ended
  *
  * The second is a request of its own number on other nodes; since an answer is a function of its
- * body and its name, both give the same tokens. Invariants: 1. The client hears of one: tokens and
- * the end come from the winner, prompt logprobs once from whoever has the next. 2. While both run
- * the second never waits for a node, moves, or counts as a request. 3. There is one second at most.
- * 4. From the moment when one has won it follows request.h alone.
+ * body and its name, both give the same tokens (on GPUs with --deterministic). Invariants: 1. The
+ * client hears of one: tokens and the end come from the winner, prompt logprobs once from whoever
+ * has the next. 2. While both run the second never waits for a node, moves, or counts as a request.
+ * 3. There is one second at most. 4. From the moment when one has won it follows request.h alone.
  * Life cycle: from hedge_create until both requests have ended; e->hedges has it by the number that
  * its client knows until the client is told the end. Owner: the scheduler. Thread: loop. */
 #ifndef BATON_SCHEDULER_HEDGE_HEDGE_H
@@ -25,6 +25,8 @@ void hedge_create(struct entry *e, struct request *r);
 bool hedge_is_second(const struct request *r);
 /* Starts the second when it is due. True: `r` is a second that is to be left alone, or is gone. */
 bool hedge_advance(struct entry *e, struct request *r);
+/* The directory has counted the placement of `r`, or is away: its attempt begins. */
+void hedge_on_placed(struct entry *e, struct request *r);
 /* Before the first token of `r` is delivered: it goes on alone. */
 void hedge_on_token(struct entry *e, struct request *r);
 /* True: the other one goes on instead, and `r` is gone. */

@@ -44,6 +44,7 @@ struct gen_refusal {
     uint32_t retry_after_s; /* for busy and unavailable; 0: none */
     char
         retry[GEN_RETRY_MAX]; /* sent again with this, a request has a place then; "": it has not */
+    bool takes_others; /* it is of this request alone: a limit of its tenant, a time it wants */
 };
 
 /* What a tenant may use in a minute, and what is left of it. */
@@ -104,8 +105,9 @@ struct gen_end {
     enum finish_reason finish; /* with OK */
     int32_t stop_token;        /* the id that ended it with FINISH_STOP; else -1 */
     uint32_t n_output;         /* tokens delivered */
-    uint32_t retry_after_s;    /* as in gen_refusal, likewise retry */
+    uint32_t retry_after_s;    /* as in gen_refusal, likewise retry and takes_others */
     char retry[GEN_RETRY_MAX];
+    bool takes_others;
     struct gen_trace trace;
     char text[ERR_TEXT_MAX]; /* of a failure: a sentence for the client */
 };

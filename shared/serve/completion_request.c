@@ -84,17 +84,17 @@ void completion_add_headers(const struct completion_request *c, struct buf *out)
 struct later {
     uint32_t after_s;  /* 0: soon */
     const char *retry; /* gen_refusal.retry; NULL: none */
+    bool takes_others; /* gen_refusal.takes_others */
 };
 
-static const struct later AT_ONCE = { 0, NULL };
+static const struct later AT_ONCE = { 0 };
 
 static void reply(struct completion_request *c, int http, struct later later, struct str body)
 {
     struct buf headers = { 0 };
     completion_add_headers(c, &headers);
     admission_add_retry(http, later.after_s, later.retry, &headers);
-    if (http == 429 && !serve_is_full(c->serve))
-        buf_add_c(&headers, HTTP_PASS_HAS_ROOM_HEADER ": 1\r\n");
+    if (http == 429 && later.takes_others) buf_add_c(&headers, HTTP_PASS_HAS_ROOM_HEADER ": 1\r\n");
     set_ended(c);
     c->reply.reply(c->reply.arg, http, headers.data, body);
     buf_release(&headers);
@@ -200,14 +200,23 @@ static void on_retry(void *arg)
     maybe_free(c);
 }
 
+/* The sooner of this and what is already due. */
+static void retry_in(struct completion_request *c, uint32_t ms)
+{
+    uint64_t due = clock_ms() + ms;
+    if (c->retry && c->retry_due_ms <= due) return;
+    loop_timer_free(c->retry);
+    c->retry = loop_timer_start(c->serve->o.loop, ms, 0, on_retry, c);
+    c->retry_due_ms = due;
+}
+
 /* The backend is full. A request that has, or has had, sequences in it waits for capacity; any
  * other is refused. Returns whether to wait. */
 static bool wait_for_capacity(struct completion_request *c)
 {
     if (c->n_live > 0) return true; /* the next end submits again */
     if (c->n_done == 0 || clock_ms() - c->t_progress_ms > COMPLETION_RETRY_MAX_MS) return false;
-    if (!c->retry)
-        c->retry = loop_timer_start(c->serve->o.loop, COMPLETION_RETRY_MS, 0, on_retry, c);
+    retry_in(c, COMPLETION_RETRY_MS);
     return true;
 }
 
@@ -268,7 +277,7 @@ static void submit_more(struct completion_request *c)
         if (st != OK) {
             if (status_class_of(st) == CLASS_BUSY && wait_for_capacity(c)) return;
             fail(c, st, why.err.text, why.err.field,
-                 (struct later){ why.retry_after_s, why.retry });
+                 (struct later){ why.retry_after_s, why.retry, why.takes_others });
             return;
         }
         note_submitted(c, ch);
@@ -297,13 +306,15 @@ static bool must_come_again(const struct completion_request *c, const struct cho
     return c->n_live > 0 || clock_ms() - c->t_progress_ms <= COMPLETION_RETRY_MAX_MS;
 }
 
+/* Not at once: who takes it without asking would refuse it again in the next turn, and so on. */
 static void come_again(struct completion_request *c, struct choice *ch)
 {
+    uint64_t ms = (uint64_t)ch->end.retry_after_s * 1000;
     buf_clear(&ch->prompt_logprobs);
     ch->again = true;
     c->n_again++;
-    submit_more(c);
-    maybe_free(c);
+    if (ms > COMPLETION_RETRY_MAX_MS) ms = COMPLETION_RETRY_MAX_MS;
+    retry_in(c, ms ? (uint32_t)ms : COMPLETION_RETRY_MS);
 }
 
 void completion_on_choice_end(struct completion_request *c, struct choice *ch)
@@ -317,7 +328,7 @@ void completion_on_choice_end(struct completion_request *c, struct choice *ch)
     c->t_progress_ms = clock_ms();
     if (c->stage == COMPLETION_RUNNING && ch->end.status != OK && !choice_ended_locally(ch))
         fail(c, ch->end.status, ch->end.text, NULL,
-             (struct later){ ch->end.retry_after_s, ch->end.retry });
+             (struct later){ ch->end.retry_after_s, ch->end.retry, ch->end.takes_others });
     if (c->stage == COMPLETION_RUNNING && c->p.stream) response_stream_finish(ch);
     if (c->stage == COMPLETION_RUNNING) submit_more(c);
     end_if_done(c);

@@ -71,6 +71,7 @@ struct completion_request {
     uint32_t n_admitted; /* choices that the backend has taken */
     uint32_t n_again;    /* choices that must be submitted again */
     struct loop_timer *retry;
+    uint64_t retry_due_ms;  /* clock_ms; of retry */
     uint64_t t_progress_ms; /* when a sequence was last submitted or ended */
     struct buf head;        /* the beginning of every answer or chunk */
     struct buf out;         /* text being written */

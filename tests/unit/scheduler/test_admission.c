@@ -13,6 +13,7 @@ struct line {
     struct tenants tenants;
     struct client first; /* has the only place */
     struct attempt running;
+    uint32_t per_s; /* prompt tokens per second, as the node says from the next publish on */
 };
 
 static struct ask ask_of(uint32_t tenant, int32_t priority)
@@ -32,6 +33,7 @@ static struct attempt expect_run(struct world *w)
 /* A mixed node with room for one, which a first request has. */
 static void open_line(struct line *l, uint32_t max_requests, uint32_t max_queue_ms)
 {
+    l->per_s = 0;
     tenants_init(&l->tenants);
     CHECK_OK(tenants_parse(&l->tenants, STR("low k class=low\nnormal l\nhigh m class=high\n"),
                            "keys", NULL));
@@ -159,10 +161,12 @@ TEST(who_waits_too_long_is_refused_after_all)
     RIG_WAIT(&l.w.rig, a.n_ended == 1);
     CHECK_STATUS(a.end.status, ERR_BUSY);
     CHECK(a.end.retry_after_s >= 1 && strstr(a.end.text, "x-baton-ttft-ms is 150"));
+    CHECK(a.end.takes_others);
     CHECK_EQ_INT(b.n_ended, 0);
     RIG_WAIT(&l.w.rig, b.n_ended == 1);
     CHECK_STATUS(b.end.status, ERR_BUSY);
     CHECK(b.end.retry_after_s >= 1 && strstr(b.end.text, "has been full for"));
+    CHECK(!b.end.takes_others);
     end_running(&l, &l.first);
     world_check_idle(&l.w);
     close_line(&l);
@@ -174,9 +178,11 @@ static void publish(struct line *l, bool draining, uint32_t n_blocks)
     r.max_seqs = 1;
     r.draining = draining;
     r.n_blocks = n_blocks;
+    r.prefill_tokens_per_s = l->per_s;
     directory_publish(l->w.directory, &r);
     const struct view *v = &l->w.s->entry.view;
-    RIG_WAIT(&l->w.rig, v->nodes[0].draining == draining && v->nodes[0].n_blocks == n_blocks);
+    RIG_WAIT(&l->w.rig, v->nodes[0].draining == draining && v->nodes[0].n_blocks == n_blocks &&
+                            v->nodes[0].prefill_tokens_per_s == l->per_s);
 }
 
 /* They have waited for longer than a missing node is waited for. */
@@ -200,16 +206,17 @@ TEST(a_moment_without_nodes_leaves_the_line_as_it_is)
     close_line(&l);
 }
 
+/* The line behind a request of a higher class that has just come, too. */
 TEST(a_line_without_nodes_ends_together)
 {
     struct line l;
     struct client a[3], late;
     open_line(&l, 0, 0);
-    for (int i = 0; i < 3; i++) CHECK_OK(client_submit(&l.w, &a[i], ask_of(NORMAL, 0)));
+    for (int i = 0; i < 3; i++) CHECK_OK(client_submit(&l.w, &a[i], ask_of(i ? NORMAL : LOW, 0)));
     publish(&l, true, 1000);
     uint64_t t0 = clock_ms();
     rig_turn_ms(&l.w.rig, 500);
-    CHECK_OK(client_submit(&l.w, &late, ask_of(NORMAL, 0)));
+    CHECK_OK(client_submit(&l.w, &late, ask_of(HIGH, 0)));
     RIG_WAIT(&l.w.rig, a[0].n_ended && a[1].n_ended && a[2].n_ended);
     CHECK(clock_ms() - t0 >= 900 && clock_ms() - t0 < 1450);
     for (int i = 0; i < 3; i++) CHECK_STATUS(a[i].end.status, ERR_UNAVAILABLE);
@@ -217,6 +224,71 @@ TEST(a_line_without_nodes_ends_together)
     RIG_WAIT(&l.w.rig, late.n_ended);
     CHECK_STATUS(late.end.status, ERR_UNAVAILABLE);
     end_running(&l, &l.first);
+    world_check_idle(&l.w);
+    close_line(&l);
+}
+
+/* However short the time is that a request may wait for its turn. */
+TEST(no_node_is_not_a_full_one)
+{
+    struct line l;
+    struct client a[3];
+    open_line(&l, 0, 1);
+    publish(&l, true, 1000);
+    uint64_t t0 = clock_ms();
+    for (int i = 0; i < 3; i++) CHECK_OK(client_submit(&l.w, &a[i], ask_of(LOW + i, 0)));
+    rig_turn_ms(&l.w.rig, 500);
+    CHECK_EQ_INT(a[0].n_ended + a[1].n_ended + a[2].n_ended, 0);
+    RIG_WAIT(&l.w.rig, a[0].n_ended && a[1].n_ended && a[2].n_ended);
+    CHECK(clock_ms() - t0 >= 1000 && clock_ms() - t0 < 1450);
+    for (int i = 0; i < 3; i++) CHECK_STATUS(a[i].end.status, ERR_UNAVAILABLE);
+    end_running(&l, &l.first);
+    world_check_idle(&l.w);
+    close_line(&l);
+}
+
+/* A time at which it would be taken cannot be told. */
+TEST(without_nodes_a_late_first_token_has_no_promise)
+{
+    struct line l;
+    struct client a, b;
+    struct ask ttft = ask_of(NORMAL, 0);
+    open_line(&l, 0, 0);
+    publish(&l, true, 1000);
+    ttft.admission.ttft_ms = 200;
+    CHECK_OK(client_submit(&l.w, &a, ask_of(HIGH, 0)));
+    CHECK_OK(client_submit(&l.w, &b, ttft));
+    RIG_WAIT(&l.w.rig, b.n_ended);
+    CHECK_STATUS(b.end.status, ERR_UNAVAILABLE);
+    CHECK(!b.end.retry[0] && a.n_ended == 0);
+    publish(&l, false, 1000);
+    is_next(&l, &l.first, &a);
+    end_running(&l, &a);
+    world_check_idle(&l.w);
+    close_line(&l);
+}
+
+TEST(a_line_is_no_slower_after_an_outage)
+{
+    struct line l;
+    struct client a;
+    struct admit_numbers before, after;
+    open_line(&l, 0, 0);
+    struct entry *e = &l.w.s->entry;
+    e->grace_ms = 60000;
+    l.per_s = 100;
+    publish(&l, false, 1000);
+    CHECK_OK(client_submit(&l.w, &a, ask_of(NORMAL, 0)));
+    rig_turn_ms(&l.w.rig, 50);
+    admit_numbers(e->admission.admit, NORMAL, clock_ms(), &before);
+    publish(&l, true, 1000);
+    rig_turn_ms(&l.w.rig, 1300);
+    publish(&l, false, 1000);
+    rig_turn_ms(&l.w.rig, 50);
+    admit_numbers(e->admission.admit, NORMAL, clock_ms(), &after);
+    CHECK(before.wait_ms > 0 && after.wait_ms < 1.01 * before.wait_ms);
+    is_next(&l, &l.first, &a);
+    end_running(&l, &a);
     world_check_idle(&l.w);
     close_line(&l);
 }
@@ -340,7 +412,9 @@ TEST_MAIN(CASE(the_line_has_its_order), CASE(who_leaves_the_line_is_passed_over)
           CASE(the_lowest_class_gives_way_when_the_node_is_full),
           CASE(who_waits_too_long_is_refused_after_all),
           CASE(a_moment_without_nodes_leaves_the_line_as_it_is),
-          CASE(a_line_without_nodes_ends_together),
+          CASE(a_line_without_nodes_ends_together), CASE(no_node_is_not_a_full_one),
+          CASE(without_nodes_a_late_first_token_has_no_promise),
+          CASE(a_line_is_no_slower_after_an_outage),
           CASE(who_is_too_large_for_the_nodes_that_live_stops_nobody),
           CASE(a_deadline_ends_a_request_wherever_it_is), CASE(people_see_the_tenants),
           CASE(limits_are_of_all_entry_nodes))

@@ -180,7 +180,7 @@ TEST(requests_per_minute)
     CHECK_STATUS(v.why.err.code, ERR_FULL);
     CHECK(strstr(v.why.err.text, "tenant a") && strstr(v.why.err.text, "requests_per_minute is 5"));
     CHECK(v.why.retry_after_s >= 50 && v.why.retry_after_s <= 65 && v.why.retry[0]);
-    CHECK(is_taken(&g, 2)); /* it is no limit of others */
+    CHECK(is_taken(&g, 2) && v.why.takes_others); /* it is no limit of others */
     struct gen_limits l;
     admit_limits(g.a, 1, g.now, &l);
     CHECK(l.requests == 5 && l.requests_left == 0 && l.requests_reset_s > 50 && l.tokens == 0);
@@ -232,6 +232,7 @@ TEST(tokens_per_minute)
     struct admit_verdict v = verdict(&g, &q);
     CHECK(!v.taken && v.reason == ADMIT_TOKENS && v.why.retry_after_s >= 59);
     CHECK(strstr(v.why.err.text, "tokens_per_minute is 350") && strstr(v.why.err.text, "260"));
+    CHECK(v.why.takes_others);
     q.n_prompt = 351; /* can never be */
     v = verdict(&g, &q);
     CHECK(!v.taken && v.why.retry_after_s == 0);
@@ -264,6 +265,30 @@ TEST(tokens_per_minute_of_several_prompts)
     CHECK(verdict(&g, &q).taken);
     q.comes_back = true; /* the first of them may have been kept */
     CHECK(!verdict(&g, &q).taken);
+    close_rig(&g);
+}
+
+/* Nor does a prompt that is no request take what was promised. */
+TEST(tokens_that_were_promised_are_kept)
+{
+    struct rig g;
+    struct gen_limits l;
+    struct admit_ask q = ask_of(1);
+    open_rig(&g, "a k tokens_per_minute=150\nb l\n");
+    CHECK(admit_has_tokens(g.a, 1, PROMPT, g.now));
+    push(&g, 1, 0);
+    take_next(&g);
+    CHECK(!admit_has_tokens(g.a, 1, PROMPT, g.now));
+    CHECK(admit_has_tokens(g.a, 2, PROMPT, g.now)); /* without limits */
+    struct admit_verdict v = verdict(&g, &q);
+    CHECK(!v.taken);
+    g.now += v.why.retry_after_s * 1000;
+    admit_limits(g.a, 1, g.now, &l);
+    CHECK_EQ_INT(l.tokens_left, 150);
+    CHECK(!admit_has_tokens(g.a, 1, PROMPT, g.now));
+    memcpy(q.wanted.retry, v.why.retry, sizeof q.wanted.retry);
+    CHECK(verdict(&g, &q).taken);
+    CHECK(admit_has_tokens(g.a, 1, PROMPT, g.now)); /* it has come, and pays when it is placed */
     close_rig(&g);
 }
 
@@ -310,7 +335,7 @@ TEST(concurrent)
     take_next(&g);
     push(&g, 1, 0); /* waits */
     struct admit_verdict v = verdict(&g, &q);
-    CHECK(!v.taken && v.reason == ADMIT_CONCURRENT);
+    CHECK(!v.taken && v.reason == ADMIT_CONCURRENT && v.why.takes_others);
     q.wanted.follows = true; /* this is of sequences */
     CHECK(!verdict(&g, &q).taken);
     admit_leave(g.a, r, g.now);
@@ -506,7 +531,7 @@ TEST(a_wait_that_is_too_long_is_refused_at_once)
     for (; n < 20 && is_taken(&g, 1); n++) push(&g, 1, 0);
     CHECK(n >= 4 && n <= 6);
     struct admit_verdict v = verdict(&g, &q);
-    CHECK(!v.taken && v.reason == ADMIT_WAIT && v.why.retry_after_s >= 3);
+    CHECK(!v.taken && v.reason == ADMIT_WAIT && v.why.retry_after_s >= 3 && !v.why.takes_others);
     CHECK_STATUS(v.why.err.code, ERR_BUSY);
     CHECK(strstr(v.why.err.text, "--max-queue-time is 5.0 s"));
     q.wanted.priority = -1; /* before the others */
@@ -534,6 +559,26 @@ TEST(one_slow_beginning_refuses_nobody)
         push(&g, 1, 0);
     }
     CHECK(!verdict(&g, &q).taken);
+    close_rig(&g);
+}
+
+/* While no node lives nobody is taken, which does not say how fast the line is. */
+TEST(an_outage_is_no_slow_line)
+{
+    struct rig g;
+    struct admit_numbers before, after;
+    open_rig(&g, "a k\n");
+    for (int i = 0; i < 10; i++) push(&g, 1, 0);
+    for (int i = 0; i < 4; i++) {
+        g.now += 1000;
+        CHECK(take_next(&g));
+    }
+    admit_numbers(g.a, 1, g.now, &before);
+    admit_set_outage(g.a, true, g.now);
+    g.now += 4000;
+    admit_set_outage(g.a, false, g.now);
+    admit_numbers(g.a, 1, g.now, &after);
+    CHECK(before.wait_ms > 1000 && after.wait_ms < 1.01 * before.wait_ms);
     close_rig(&g);
 }
 
@@ -581,7 +626,7 @@ TEST(a_first_token_that_would_be_late_is_refused_at_once)
     make_slow(&g);
     q.wanted.ttft_ms = 900; /* the prompt alone takes a second */
     struct admit_verdict v = verdict(&g, &q);
-    CHECK(!v.taken && v.reason == ADMIT_TTFT && v.why.retry_after_s >= 1);
+    CHECK(!v.taken && v.reason == ADMIT_TTFT && v.why.retry_after_s >= 1 && v.why.takes_others);
     CHECK_EQ_STR(v.why.err.field, "x-baton-ttft-ms");
     CHECK(strstr(v.why.err.text, "x-baton-ttft-ms is 900"));
     q.wanted.ttft_ms = 1500;
@@ -593,7 +638,7 @@ TEST(a_first_token_that_would_be_late_is_refused_at_once)
     q.wanted.deadline_ms = 2000;
     q.deadline_ms = g.now + 2000;
     v = verdict(&g, &q);
-    CHECK(!v.taken && v.reason == ADMIT_DEADLINE);
+    CHECK(!v.taken && v.reason == ADMIT_DEADLINE && v.why.takes_others);
     CHECK_EQ_STR(v.why.err.field, "x-baton-deadline-ms");
     close_rig(&g);
 }
@@ -690,7 +735,7 @@ TEST(the_newest_of_the_lowest_class_gives_way)
     v = verdict_when_full(&g, 2, 0);
     CHECK(v.taken && v.shed == newest);
     v = verdict_when_full(&g, 1, 0); /* it is the newest of the lowest class itself */
-    CHECK(!v.taken && v.reason == ADMIT_FULL && v.why.retry_after_s >= 1);
+    CHECK(!v.taken && v.reason == ADMIT_FULL && v.why.retry_after_s >= 1 && !v.why.takes_others);
     CHECK_STATUS(v.why.err.code, ERR_FULL);
     v = verdict_when_full(&g, 1, -1);
     CHECK(v.taken && v.shed == newest);
@@ -849,7 +894,7 @@ TEST_MAIN(CASE(first_come_first_served), CASE(lower_priority_is_sooner_among_a_t
           CASE(a_higher_class_goes_first), CASE(tokens_go_by_weight), CASE(long_answers_cost_turns),
           CASE(who_has_nothing_in_line_saves_nothing_up), CASE(requests_per_minute),
           CASE(a_place_that_was_promised_is_kept), CASE(tokens_per_minute),
-          CASE(tokens_per_minute_of_several_prompts),
+          CASE(tokens_per_minute_of_several_prompts), CASE(tokens_that_were_promised_are_kept),
           CASE(what_is_expected_counts_against_the_limits), CASE(concurrent),
           CASE(a_quiet_night_is_not_the_time_of_a_request), CASE(what_others_used_counts),
           CASE(without_the_directory_an_entry_node_gives_its_share),
@@ -858,7 +903,7 @@ TEST_MAIN(CASE(first_come_first_served), CASE(lower_priority_is_sooner_among_a_t
           CASE(fairness_is_over_all_entry_nodes),
           CASE(a_directory_that_lost_its_counters_starves_nobody),
           CASE(a_wait_that_is_too_long_is_refused_at_once), CASE(one_slow_beginning_refuses_nobody),
-          CASE(short_prompts_say_little_of_long_ones),
+          CASE(an_outage_is_no_slow_line), CASE(short_prompts_say_little_of_long_ones),
           CASE(places_for_answers_may_be_scarcer_than_prompts),
           CASE(a_first_token_that_would_be_late_is_refused_at_once),
           CASE(slow_starts_do_not_refuse_for_ever), CASE(an_old_speed_does_not_refuse_for_ever),

@@ -427,8 +427,38 @@ TEST(a_second_whose_place_is_taken_is_given_up)
     CHECK_EQ_INT(scheduler_n_live(w.s), 1);
     directory_release(w.directory, p.request);
     play_rest(&w, &c, &a, N_TOKENS);
-    CHECK_EQ_INT(outcome(&w, "first"), 1);
+    CHECK_EQ_INT(outcome(&w, "first"), 0);
+    CHECK_EQ_INT(outcome(&w, "none"), 1);
+    CHECK_EQ_INT(c.end.trace.hedged, GEN_NOT_HEDGED);
+    struct admit_numbers n;
+    admit_numbers(w.s->entry.admission.admit, 0, clock_ms(), &n);
+    CHECK_EQ_INT(n.n_prompt_tokens, PROMPT_LEN); /* what was not computed costs nothing */
     end_world(&w);
+}
+
+/* Whom the first has left is no better for the second, and there is nobody else. */
+TEST(a_second_keeps_off_nodes_that_failed_the_first)
+{
+    for (int handed_back = 0; handed_back < 2; handed_back++) {
+        struct world w;
+        struct client c;
+        struct ask ask = HEDGED;
+        ask.admission.hedge_ms = 150;
+        world_open(&w, "mm", 1000);
+        CHECK_OK(client_submit(&w, &c, ask));
+        struct attempt a = expect_run(&w);
+        reply_blame(a.decode, &a, handed_back ? ERR_BUSY : ERR_IO,
+                    handed_back ? BLAME_HANDED_BACK : BLAME_NODE);
+        struct attempt b = expect_run(&w);
+        CHECK(b.request == c.id && b.decode != a.decode);
+        check_canceled(&w, &a);
+        rig_turn_ms(&w.rig, 400);
+        CHECK_EQ_INT(received_count(a.decode, FRAME_RUN), 0);
+        CHECK_EQ_INT(scheduler_n_live(w.s), 1);
+        play_rest(&w, &c, &b, N_TOKENS);
+        CHECK_EQ_INT(outcome(&w, "none"), 1);
+        end_world(&w);
+    }
 }
 
 /* Without an output token the end tells who was first. */
@@ -521,5 +551,6 @@ TEST_MAIN(CASE(the_second_goes_on_when_it_has_the_first_token),
           CASE(a_client_that_leaves_ends_the_second_that_went_on), CASE(a_deadline_ends_both),
           CASE(a_node_that_stops_ends_both), CASE(without_other_nodes_the_first_stays_alone),
           CASE(a_second_takes_nobodys_place), CASE(a_second_whose_place_is_taken_is_given_up),
+          CASE(a_second_keeps_off_nodes_that_failed_the_first),
           CASE(an_answer_without_tokens_comes_from_one), CASE(a_second_is_no_request_of_its_tenant),
           CASE(a_tenant_without_tokens_for_it_has_no_second))

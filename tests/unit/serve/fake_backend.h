@@ -37,6 +37,7 @@ struct fake_backend {
     enum status refuse;                                 /* submit fails with this, ... */
     uint32_t retry_after_s;                             /* ... and says this */
     const char *retry;
+    bool takes_others;
     uint64_t all_prompts;     /* as the last that follows none said */
     struct gen_limits limits; /* of every tenant */
     uint32_t limits_of;       /* the last that was asked for */
@@ -81,7 +82,9 @@ static inline void fake_end(struct fake_backend *f, struct fake_seq *s, enum sta
     end.trace.n_cached = s->r.n_tokens > 1 ? 1 : 0;
     end.trace.total_ns = 1500000;
     if (st != OK) snprintf(end.text, sizeof end.text, "the fake failed on purpose");
-    if (status_class_of(st) == CLASS_BUSY) end.retry_after_s = 7;
+    if (status_class_of(st) == CLASS_BUSY)
+        end.retry_after_s = f->retry_after_s ? f->retry_after_s : 7;
+    end.takes_others = f->takes_others;
     list_remove(&s->node);
     f->n_live--;
     struct gen_sink sink = s->sink;
@@ -169,6 +172,7 @@ static inline enum status fake_submit(void *self, const struct gen_request *r,
     if (f->refuse != OK) {
         why->retry_after_s = f->retry_after_s;
         snprintf(why->retry, sizeof why->retry, "%s", f->retry ? f->retry : "");
+        why->takes_others = f->takes_others;
         return err_set(&why->err, f->refuse, "the fake refuses on purpose");
     }
     if (f->max_live && f->n_live >= f->max_live)

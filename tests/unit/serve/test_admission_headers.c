@@ -131,6 +131,7 @@ TEST(refusals_say_when_to_come_again)
     r.fake.refuse = ERR_BUSY;
     r.fake.retry_after_s = 17;
     r.fake.retry = "abc.1.def";
+    r.fake.takes_others = true;
     struct answer a = rig_request(&r, "POST", PATH, NULL, BODY);
     CHECK_EQ_INT(a.status, 429);
     CHECK_EQ_STR(string_at(a.json, "error.code"), "rate_limit_exceeded");
@@ -139,11 +140,20 @@ TEST(refusals_say_when_to_come_again)
     CHECK(!answer_has_header(&a, "x-should-retry"));
     CHECK(answer_has_header(&a, "x-baton-has-room: 1\r\n")); /* for others than this client */
     answer_free(&a);
-    r.fake.refuse = ERR_FULL;
+    r.fake.takes_others = false; /* the line is too long for anybody, ... */
     a = rig_request(&r, "POST", PATH, NULL, BODY);
     CHECK_EQ_INT(a.status, 429);
     CHECK(!answer_has_header(&a, "x-baton-has-room"));
     answer_free(&a);
+    r.fake.refuse = OK;
+    for (int own = 0; own < 2; own++) { /* ... likewise of one that has waited */
+        r.fake.takes_others = own;
+        r.fake.fail = ERR_BUSY;
+        a = rig_request(&r, "POST", PATH, NULL, BODY);
+        CHECK_EQ_INT(a.status, 429);
+        CHECK(answer_has_header(&a, "x-baton-has-room: 1\r\n") == own);
+        answer_free(&a);
+    }
     r.fake.refuse = ERR_TIMEOUT; /* to ask again as before would end as before */
     a = rig_request(&r, "POST", PATH, NULL, BODY);
     CHECK_EQ_INT(a.status, 504);

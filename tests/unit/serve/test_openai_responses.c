@@ -306,6 +306,7 @@ TEST(request_in_flight_waits_for_sequences_that_were_late)
     for (int stream = 0; stream < 2; stream++) {
         uint32_t before = r.fake.n_submitted;
         r.fake.n_late = 7; /* some of them twice */
+        r.fake.retry_after_s = 1;
         snprintf(text, sizeof text, body, stream ? ",\"stream\":true" : "");
         struct answer a = ask(&r, COMPLETIONS, text);
         CHECK_EQ_INT(a.status, 200);
@@ -327,6 +328,41 @@ TEST(request_in_flight_waits_for_sequences_that_were_late)
     r.fake.fail_after = 0;
     struct answer a = rig_submit(&r, CHAT, "{" MESSAGES ",\"n\":2}");
     CHECK_EQ_INT(a.status, 429);
+    answer_free(&a);
+    rig_close(&r);
+}
+
+/* Turns the loop until the backend is there, and then for a while. */
+static void check_stays_at(struct rig *r, uint32_t n_submitted, uint32_t n_live)
+{
+    const struct fake_backend *f = &r->fake;
+    for (int i = 0; i < 20000 && (f->n_submitted != n_submitted || f->n_live != n_live); i++)
+        rig_turn(r);
+    for (int i = 0; i < 100; i++) rig_turn(r);
+    CHECK_EQ_INT(f->n_submitted, n_submitted);
+    CHECK_EQ_INT(f->n_live, n_live);
+}
+
+/* A backend that takes it and refuses it afterwards, over and over, is not asked in each turn of
+ * the loop: neither beside another sequence nor when that one has ended. */
+TEST(a_sequence_that_was_late_comes_again_as_it_was_told)
+{
+    struct rig r;
+    struct answer a = { 0 };
+    struct serve_reply reply = answer_sink(&a);
+    rig_open(&r);
+    rig_start(&r);
+    r.fake.n_late = 1000;
+    r.fake.retry_after_s = 1;
+    (void)serve_submit(r.serve, COMPLETIONS,
+                       STR("{\"prompt\":\"x\",\"n\":2,\"max_tokens\":200,\"ignore_eos\":true}"),
+                       NULL, &reply);
+    check_stays_at(&r, 2, 1);
+    check_stays_at(&r, 3, 0); /* the end of the other one may have made room */
+    r.fake.n_late = 0;
+    for (int i = 0; i < 20000 && !a.done; i++) rig_turn(&r);
+    CHECK_EQ_INT(a.status, 200);
+    CHECK_EQ_INT(r.fake.n_submitted, 4);
     answer_free(&a);
     rig_close(&r);
 }
@@ -383,5 +419,6 @@ TEST_MAIN(CASE(chat_answer), CASE(message_types_are_accepted),
           CASE(tokens_with_the_same_text_have_different_keys),
           CASE(more_prompts_than_the_backend_takes_at_once),
           CASE(request_in_flight_waits_for_capacity),
-          CASE(request_in_flight_waits_for_sequences_that_were_late), CASE(failures_of_the_backend),
+          CASE(request_in_flight_waits_for_sequences_that_were_late),
+          CASE(a_sequence_that_was_late_comes_again_as_it_was_told), CASE(failures_of_the_backend),
           CASE(model_without_template))
