@@ -145,10 +145,16 @@ static bool is_among(uint64_t node, const uint64_t *nodes, size_t n)
     return false;
 }
 
+/* The mark first: that it is among the lost ones takes a search. */
+static bool can_decode(const struct entry *e, const struct node_record *n)
+{
+    return !n->is_lost && trouble_can_decode(&e->view, n);
+}
+
 static bool some_node_can_decode(const struct entry *e)
 {
     for (size_t i = 0; i < e->view.n_nodes; i++)
-        if (trouble_can_decode(&e->view, &e->view.nodes[i])) return true;
+        if (can_decode(e, &e->view.nodes[i])) return true;
     return false;
 }
 
@@ -159,7 +165,7 @@ static bool some_node_lives(const struct entry *e)
     size_t n_out = view_excluded_nodes(&e->view, out);
     for (size_t i = 0; i < e->view.n_nodes; i++) {
         const struct node_record *n = &e->view.nodes[i];
-        if (trouble_can_decode(&e->view, n) && !is_among(n->node, out, n_out)) return true;
+        if (can_decode(e, n) && !is_among(n->node, out, n_out)) return true;
     }
     return false;
 }
