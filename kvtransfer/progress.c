@@ -195,11 +195,11 @@ static void sweep_peers(struct kvt *k)
     LIST_FOREACH (p, &k->peers, struct kvt_peer, link) {
         if (p->must_close && !p->lost) {
             log_warn("kv peer dropped",
-                     "peer=%016llx transport=%s why=\"it broke the protocol or stopped reading\"",
+                     "peer=%016llx transport=%s why=\"it broke the protocol, or answers nothing\"",
                      (unsigned long long)p->handle, p->ops->name);
             if (!p->conn->incoming) {
                 end_outgoing(k, p, ERR_PEER_LOST,
-                             "the receiver broke the protocol or stopped reading");
+                             "the receiver broke the protocol, or answers nothing");
                 continue;
             }
             lose_incoming(k, p, ERR_PEER_LOST, "the sender broke the protocol or stopped reading");

@@ -161,7 +161,7 @@ struct kvt_peer {
     /* Incoming: stage of the frame being read; n == 0: none, or it goes into the pool. */
     struct kvt_stage frame;
     bool up, lost;       /* lost: DOWN was seen */
-    bool must_close;     /* disconnect it: it does not answer STOP or breaks the protocol */
+    bool must_close;     /* disconnect it: it answers nothing, or breaks the protocol */
     uint64_t t_moved_ms; /* outgoing: when a put of any session was over */
     uint64_t t_heard_ms; /* outgoing: that, or when a message came */
     bool quiet;          /* outgoing: KVT_PEER_QUIET was told */

@@ -821,6 +821,12 @@ static bool is_quiet(const struct kvt_peer *p, uint64_t now_ms)
     return false;
 }
 
+/* It is not this transfer's answer alone that got lost: no other would fare better. */
+static bool is_silent(const struct kvt_peer *p, const struct kvt_send *s, uint64_t now_ms)
+{
+    return now_ms > moved_ms(p, s) + KVT_MOVE_MS && now_ms > p->t_heard_ms + KVT_MOVE_MS;
+}
+
 static void tell_quiet(struct kvt_core *c, struct kvt_peer *p, uint64_t now_ms)
 {
     bool quiet = p->up && is_quiet(p, now_ms);
@@ -853,7 +859,7 @@ void kvt_send_tick(struct kvt_core *c, struct kvt_peer *p, uint64_t now_ms)
             snprintf(text, sizeof text, "the receiver did not answer %s within %u ms",
                      s->state == KVT_SEND_OPENING ? "OPEN" : "FINISH", patience);
         else snprintf(text, sizeof text, "no KV left for %u ms", patience);
-        p->must_close |= stalls && answer && p->quiet; /* no other would fare better */
+        p->must_close |= stalls && answer && is_silent(p, s, now_ms);
         if (stalls || late) kvt_send_fail(c, s, ERR_TIMEOUT, text);
     }
 }

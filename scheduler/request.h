@@ -62,6 +62,7 @@ struct entry {
     uint32_t n_live;
     struct map hedges;         /* hedge/hedge.h */
     uint32_t n_seconds;        /* live requests that run beside a first one: no client's request */
+    uint64_t n_pending_tokens; /* of prompts of those that wait for the directory: not paid yet */
     uint64_t no_node_since_ms; /* no node lives that could decode for anybody; 0: not now */
     struct list orphans;       /* ended requests that still wait for the directory's answer */
     bool capacity_freed;       /* a placement ended since the last tick */
@@ -132,7 +133,7 @@ struct request {
     uint64_t wait_until_ms;     /* PLACING: do not place before; other states: stuck after */
     uint64_t unplaced_since_ms; /* no node could take it, not even later, since then; 0: not now */
     uint64_t full_since_ms; /* it has found all nodes full, or been refused as busy, since then; 0:
-                             * not now. Ends with the grant or the first token */
+                             * not now. Ends with the first token */
     uint32_t n_moves;
     struct hedge *hedge;        /* NULL: its client wants no second attempt */
     uint64_t t_placed_ms;       /* the attempt began */

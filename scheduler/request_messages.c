@@ -32,7 +32,6 @@ static void on_grant(struct entry *e, struct request *r, const struct cluster_me
     }
     r->trace.n_decode_cached = grant->n_cached;
     r->wait_until_ms = REQUEST_NEVER_MS;
-    r->full_since_ms = 0;
     request_set_state(r, REQUEST_PREFILL);
     request_send_prefill(e, r, grant);
     baton__grant__free_unpacked(grant, NULL);
@@ -127,8 +126,10 @@ static void on_failed(struct entry *e, struct request *r, const struct cluster_m
     if (f) baton__failed__free_unpacked(f, NULL);
     enum request_loss loss = retry_loss_of(st, blame);
     const struct view_attempt a = { r->id, r->prefill.node, r->decode.node };
+    /* Who has no place for another transfer is not to blame, but others have. */
     bool pair_waits = loss == LOSS_BUSY && blame == BLAME_PAIR;
-    if (loss == LOSS_PAIR || pair_waits) view_note_failure(&e->view, &a, 0, st, text);
+    if (loss == LOSS_PAIR || (pair_waits && st == ERR_BUSY))
+        view_note_failure(&e->view, &a, 0, st, text);
     else if (blame == BLAME_NODE && loss != LOSS_BUSY && loss != LOSS_REQUEST)
         view_note_failure(&e->view, &a, m->from, st, text);
     if (pair_waits) request_keep_apart(r);

@@ -240,7 +240,10 @@ void admission_set_retry(struct entry *e, struct request *r)
 static void end_late(struct entry *e, struct request *r, enum admit_reason reason)
 {
     char text[ERR_TEXT_MAX];
-    double waited_s = (double)(clock_ms() - r->admit.t_pushed_ms) * 1e-3;
+    const uint64_t now = clock_ms();
+    uint64_t waited_ms = reason == ADMIT_WAIT ? admit_waited_ms(e->admission.admit, &r->admit, now)
+                                              : now - r->admit.t_pushed_ms;
+    const double waited_s = (double)waited_ms * 1e-3;
     if (!r->shed) admission_set_retry(e, r);
     r->takes_others = admit_reason_is_own(reason);
     admission_metrics_late(&e->admission.metrics, reason, r->wanted.tenant);
@@ -287,7 +290,8 @@ void admission_on_token(struct entry *e, struct request *r, uint32_t index)
 bool admission_has_room_again(struct entry *e, const struct request *r)
 {
     struct admit *a = e->admission.admit;
-    return !admit_n_waiting(a) && admit_has_tokens(a, r->wanted.tenant, r->n_prompt, clock_ms());
+    uint64_t n = e->n_pending_tokens + r->n_prompt; /* of all tenants: they are paid in a moment */
+    return !admit_n_waiting(a) && admit_has_tokens(a, r->wanted.tenant, n, clock_ms());
 }
 
 void admission_charge_again(struct entry *e, const struct request *r)

@@ -100,10 +100,22 @@ struct admit_request *admit_next(struct admit *a)
 
 void admit_set_speed(struct admit *a, const struct admit_speed *s) { a->speed = *s; }
 
+static uint64_t outages_ms(const struct admit *a, uint64_t now_ms)
+{
+    return a->outages_ms + (a->is_outage ? now_ms - a->t_outage_ms : 0);
+}
+
 void admit_set_outage(struct admit *a, bool is_outage, uint64_t now_ms)
 {
     admit_flow_to(a, now_ms);
+    a->outages_ms = outages_ms(a, now_ms);
+    a->t_outage_ms = now_ms;
     a->is_outage = is_outage;
+}
+
+uint64_t admit_waited_ms(const struct admit *a, const struct admit_request *r, uint64_t now_ms)
+{
+    return now_ms - r->t_pushed_ms - (outages_ms(a, now_ms) - r->outages_ms);
 }
 
 /* ---- the line ---- */
@@ -171,7 +183,9 @@ void admit_push(struct admit *a, struct admit_request *r, const struct admit_ask
                                  .priority = q->wanted.priority,
                                  .n_prompt = q->n_prompt,
                                  .number = ++a->n_pushed,
-                                 .t_pushed_ms = now_ms };
+                                 .t_pushed_ms = now_ms,
+                                 .outages_ms = outages_ms(a, now_ms),
+                                 .follows = q->wanted.follows };
     r->work = (uint64_t)admit_work_of(t, q->n_prompt, q->max_output);
     set_late(a, r, q, now_ms);
     if (t->n_waiting == 0) t->lift += admit_standing(a, t) - (t->served + t->lift);

@@ -43,10 +43,12 @@ struct admit_request {
     uint64_t number;             /* of its arrival */
     uint64_t work;               /* tokens expected of it, prompt and output */
     uint64_t t_pushed_ms, t_taken_ms;
-    uint64_t late_ms; /* of no use if it is still waiting then: ... */
-    bool wants_ttft;  /* ... its first token would come too late; else --max-queue-time */
-    bool started;     /* its first token has come */
-    bool counted;     /* in requests_per_minute, unless it follows */
+    uint64_t late_ms;    /* of no use if it is still waiting then: ... */
+    bool wants_ttft;     /* ... its first token would come too late; else --max-queue-time */
+    uint64_t outages_ms; /* how long outages had lasted in all when it was pushed */
+    bool follows;        /* as in gen_admission */
+    bool started;        /* its first token has come */
+    bool counted;        /* in requests_per_minute, unless it follows */
 };
 
 /* Why a request was refused, as metrics have it. */
@@ -128,15 +130,17 @@ void admit_started(struct admit *a, struct admit_request *r, uint64_t now_ms);
 /* An output token was delivered. */
 void admit_charge(struct admit *a, struct admit_request *r, uint64_t now_ms);
 /* Have the tenant's limits room for a prompt that is no request, beside what was promised? */
-bool admit_has_tokens(struct admit *a, uint32_t tenant, uint32_t n_prompt, uint64_t now_ms);
+bool admit_has_tokens(struct admit *a, uint32_t tenant, uint64_t n_tokens, uint64_t now_ms);
 /* Its prompt is computed once more, elsewhere. */
 void admit_charge_again(struct admit *a, const struct admit_request *r, uint64_t now_ms);
 /* What `from` is here, `to` is from now on; `from` runs, or is unknown, and `to` is unknown. */
 void admit_hand_over(struct admit_request *from, struct admit_request *to);
 /* It ended, or is not wanted any more. Nothing where it is unknown. */
 void admit_leave(struct admit *a, struct admit_request *r, uint64_t now_ms);
+/* How long it has waited for nodes that live. */
+uint64_t admit_waited_ms(const struct admit *a, const struct admit_request *r, uint64_t now_ms);
 /* Has it waited for so long that it may not begin any more? Fills in why. */
-bool admit_is_late(struct admit *a, const struct admit_request *r, uint64_t now_ms,
+bool admit_is_late(const struct admit *a, const struct admit_request *r, uint64_t now_ms,
                    enum admit_reason *reason);
 /* A refusal of one that waited: when to come again. */
 void admit_refuse_late(struct admit *a, const struct admit_request *r, uint64_t now_ms,

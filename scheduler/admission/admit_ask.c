@@ -312,21 +312,21 @@ void admit_ask(struct admit *a, const struct admit_ask *q, uint64_t now_ms,
     out->was_promised = k.returns;
 }
 
-bool admit_has_tokens(struct admit *a, uint32_t tenant, uint32_t n_prompt, uint64_t now_ms)
+bool admit_has_tokens(struct admit *a, uint32_t tenant, uint64_t n_tokens, uint64_t now_ms)
 {
     struct admit_tenant *t = &a->tenants[tenant];
     struct admit_budget b;
     if (!t->t->tokens_per_minute) return true;
     admit_budget(a, t, now_ms, &b);
     double n = 1 + promises_n_kept(&t->promises, now_ms, SOON_MS);
-    return (double)b.used_tokens + n * n_prompt <= (double)b.tokens;
+    return (double)b.used_tokens + n * (double)n_tokens <= (double)b.tokens;
 }
 
-bool admit_is_late(struct admit *a, const struct admit_request *r, uint64_t now_ms,
+bool admit_is_late(const struct admit *a, const struct admit_request *r, uint64_t now_ms,
                    enum admit_reason *reason)
 {
-    (void)a;
-    if (r->state != ADMIT_WAITING || now_ms < r->late_ms) return false;
+    uint64_t waited = r->wants_ttft ? now_ms - r->t_pushed_ms : admit_waited_ms(a, r, now_ms);
+    if (r->state != ADMIT_WAITING || waited < r->late_ms - r->t_pushed_ms) return false;
     *reason = r->wants_ttft ? ADMIT_TTFT : ADMIT_WAIT;
     return true;
 }
@@ -335,6 +335,9 @@ void admit_refuse_late(struct admit *a, const struct admit_request *r, uint64_t 
                        uint32_t *retry_after_s, char retry[GEN_RETRY_MAX])
 {
     struct admit_tenant *t = &a->tenants[r->tenant];
+    *retry_after_s = 1;
+    retry[0] = 0;
+    if (r->follows) return; /* the request it belongs to waits here */
     double interval = admit_interval_ms(a, t, (double)r->work) * LONGER * SPARE_PART;
     uint64_t earliest = now_ms + (uint64_t)admit_wait_ms(a, t, r->priority, 0);
     uint64_t due = promises_make_again(&t->promises, now_ms, earliest, interval);

@@ -67,8 +67,9 @@ struct admit {
         uint32_t busy_ms; /* in which somebody waited */
     } flow[FLOW_SLOTS];
     uint64_t t_flow_ms, t_forget_ms;
-    bool is_outage; /* nothing is measured */
-    double taken;   /* sum of the tenants' */
+    bool is_outage;                   /* since t_outage_ms: nothing is measured */
+    uint64_t t_outage_ms, outages_ms; /* outages_ms: of all that are over */
+    double taken;                     /* sum of the tenants' */
     struct admit_speed speed;
     double start_ms, start_dev_ms; /* from placement to the first token, but for the prompt */
     double prompt_part;    /* of what prompts take by the published speed, what they took of late */

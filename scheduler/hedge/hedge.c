@@ -24,12 +24,20 @@ struct hedge {
     uint64_t look_ms;     /* not looked for nodes before */
     bool due, started;    /* the second, ... */
     bool began;           /* ... which has got its nodes, or goes on */
+    uint32_t n_pending;   /* its tokens in entry.n_pending_tokens */
     int winner;
     struct hedge_side {
         struct hedge *hedge;
         struct request *r; /* NULL: not started, or ended */
     } sides[2];
 };
+
+/* Its tokens are paid for, or never will be. */
+static void settle(struct hedge *h)
+{
+    h->entry->n_pending_tokens -= h->n_pending;
+    h->n_pending = 0;
+}
 
 static int index_of(const struct request *r) { return r == r->hedge->sides[SECOND].r; }
 
@@ -93,6 +101,7 @@ static void on_end(void *arg, const struct gen_end *end)
     if (!hidden && h->winner == NEITHER) h->winner = index_of(s->r);
     if (!hidden && other) other->canceled = true;
     if (other) h->entry->n_seconds--;
+    if (index_of(s->r) == SECOND) settle(h);
     s->r = NULL;
     if (!hidden) tell_end(h, end);
     if (!other) mem_free(h);
@@ -173,6 +182,8 @@ static void start_second(struct entry *e, struct hedge *h, struct request *first
     h->sides[SECOND].r = r;
     request_enter(e, r);
     e->n_seconds++;
+    h->n_pending = r->n_prompt;
+    e->n_pending_tokens += h->n_pending;
     log_hedge(h, "hedge begin", r);
     request_reserve(e, r, &chosen);
 }
@@ -182,6 +193,7 @@ void hedge_on_placed(struct entry *e, struct request *r)
 {
     if (!hedge_is_second(r)) return;
     struct request *first = other_of(r);
+    settle(r->hedge);
     r->hedge->began = true;
     first->trace.hedged = GEN_HEDGED_FIRST;
     admission_charge_again(e, first);

@@ -23,13 +23,10 @@ enum failed_blame failed_blame_of_engine(enum status st)
 struct failure failure_of_transfer(enum status st, const char *text)
 {
     /* A timeout is told as one: the path is broken, not a single transfer. */
-    bool of_request = status_class_of(st) == CLASS_REQUEST && st != ERR_TIMEOUT,
-         is_full = status_class_of(st) == CLASS_BUSY && st != ERR_BUSY;
+    bool of_request = status_class_of(st) == CLASS_REQUEST && st != ERR_TIMEOUT;
     return (struct failure){
         .st = of_request ? ERR_IO : st,
-        .blame = is_full                              ? BLAME_NOBODY
-                 : status_class_of(st) == CLASS_FATAL ? BLAME_NODE
-                                                      : BLAME_PAIR,
+        .blame = status_class_of(st) == CLASS_FATAL ? BLAME_NODE : BLAME_PAIR,
         .text = text[0] ? text : "the KV transfer failed",
     };
 }

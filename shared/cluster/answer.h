@@ -29,9 +29,10 @@ struct failure {
 /* Whose fault it is that the engine does not take a request, or ends it: this node's, or nobody's:
  * it is full, or the request cannot be served. */
 enum failed_blame failed_blame_of_engine(enum status st);
-/* What a KV transfer that failed with this status means: it is never the request's fault; nobody's
- * if one of the nodes is full, this node's if its GPU has failed, else the pair's. ERR_BUSY: the
- * pair's connection is doubted (prefill/kv_route.h). `text` is borrowed; "": the event had none. */
+/* What a KV transfer that failed with this status means: it is never the request's fault; this
+ * node's if its GPU has failed, else the pair's: ERR_BUSY if its connection is doubted
+ * (prefill/kv_route.h), ERR_FULL if one of the two has no place for another. `text` is borrowed;
+ * "": the event had none. */
 struct failure failure_of_transfer(enum status st, const char *text);
 /* The attempt failed on this node. */
 void answer_send_failed(struct cluster *c, uint64_t entry, uint64_t request, uint32_t attempt,

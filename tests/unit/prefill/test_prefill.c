@@ -421,8 +421,8 @@ TEST(prefill_says_busy_when_the_decode_node_has_no_place_for_a_connection)
     buf_add_c(&g->grant, "whatever");
     entry_prefill(&t.e, g, t.p, 3, cluster_port(full->c));
     RIG_WAIT(&t.rig, g->failed);
-    CHECK_STATUS(g->status, ERR_FULL);    /* not that the two do not match, ... */
-    CHECK_EQ_INT(g->blame, BLAME_NOBODY); /* ... nor that they cannot reach each other */
+    CHECK_STATUS(g->status, ERR_FULL); /* not that the two do not match, nor ERR_BUSY */
+    CHECK_EQ_INT(g->blame, BLAME_PAIR);
     CHECK(strstr(g->text, "the limit"));
     peer_close(full);
     pair_close(&t);

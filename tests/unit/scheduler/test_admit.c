@@ -582,6 +582,49 @@ TEST(an_outage_is_no_slow_line)
     close_rig(&g);
 }
 
+/* --max-queue-time is for what waits while nodes live; the wish for a first token is not. */
+TEST(an_outage_is_no_time_in_line)
+{
+    struct rig g;
+    enum admit_reason why;
+    struct admit_ask q = ask_of(1);
+    open_rig(&g, "a k\n");
+    struct admit_request *r = push(&g, 1, 0), *hasty = &g.r[g.n++];
+    q.wanted.ttft_ms = MAX_QUEUE_MS - 1000;
+    admit_push(g.a, hasty, &q, g.now);
+    g.now += 1000;
+    admit_set_outage(g.a, true, g.now);
+    g.now += MAX_QUEUE_MS;
+    CHECK(!admit_is_late(g.a, r, g.now, &why));
+    CHECK(admit_is_late(g.a, hasty, g.now, &why) && why == ADMIT_TTFT);
+    admit_set_outage(g.a, false, g.now);
+    g.now += MAX_QUEUE_MS - 1001;
+    CHECK(!admit_is_late(g.a, r, g.now, &why));
+    g.now += 1;
+    CHECK(admit_is_late(g.a, r, g.now, &why) && why == ADMIT_WAIT);
+    CHECK_EQ_INT(admit_waited_ms(g.a, r, g.now), MAX_QUEUE_MS);
+    close_rig(&g);
+}
+
+/* What comes again by itself would never use a promise. */
+TEST(what_follows_is_promised_nothing_when_it_is_late)
+{
+    struct rig g;
+    uint32_t after_s;
+    char retry[GEN_RETRY_MAX];
+    struct admit_ask q = ask_of(1);
+    open_rig(&g, "a k\n");
+    for (int i = 0; i < 5; i++) push(&g, 1, 0);
+    q.wanted.follows = true;
+    admit_push(g.a, &g.r[g.n], &q, g.now);
+    g.now += MAX_QUEUE_MS;
+    admit_refuse_late(g.a, &g.r[g.n], g.now, &after_s, retry);
+    CHECK(after_s == 1 && !retry[0]);
+    admit_refuse_late(g.a, &g.r[0], g.now, &after_s, retry);
+    CHECK(retry[0]);
+    close_rig(&g);
+}
+
 /* A second for each prompt, however short: a few long ones do not take minutes by that. */
 TEST(short_prompts_say_little_of_long_ones)
 {
@@ -904,6 +947,8 @@ TEST_MAIN(CASE(first_come_first_served), CASE(lower_priority_is_sooner_among_a_t
           CASE(a_directory_that_lost_its_counters_starves_nobody),
           CASE(a_wait_that_is_too_long_is_refused_at_once), CASE(one_slow_beginning_refuses_nobody),
           CASE(an_outage_is_no_slow_line), CASE(short_prompts_say_little_of_long_ones),
+          CASE(an_outage_is_no_time_in_line),
+          CASE(what_follows_is_promised_nothing_when_it_is_late),
           CASE(places_for_answers_may_be_scarcer_than_prompts),
           CASE(a_first_token_that_would_be_late_is_refused_at_once),
           CASE(slow_starts_do_not_refuse_for_ever), CASE(an_old_speed_does_not_refuse_for_ever),

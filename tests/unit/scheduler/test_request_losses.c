@@ -97,6 +97,25 @@ TEST(losses_of_a_pair_that_is_connecting_cost_no_move)
     world_close(&w);
 }
 
+/* One of the two has no place for another transfer: nobody is to blame, and others have. */
+TEST(losses_of_room_for_a_transfer_go_elsewhere)
+{
+    struct world w;
+    struct client c;
+    world_open(&w, "pdd", 1000);
+    CHECK_OK(client_submit(&w, &c, TEN));
+    struct attempt a = play_split(&w, &c, AT_PREFILL, 0);
+    reply_blame(a.prefill, &a, ERR_FULL, BLAME_PAIR);
+    struct attempt b = play_split(&w, &c, AT_DECODE, 1);
+    CHECK(b.decode != a.decode);
+    play_rest(&w, &c, &b, 10);
+    CHECK_EQ_INT(c.end.trace.n_moves, 0);
+    CHECK_EQ_INT(breakers(&w, "pair", "open"), 0);
+    CHECK_EQ_INT(w.s->entry.view.breaker.n, 0);
+    world_check_idle(&w);
+    world_close(&w);
+}
+
 TEST(losses_of_single_transfers_open_a_pair_only_in_a_row)
 {
     struct world w;
@@ -431,6 +450,7 @@ TEST(losses_move_whole_requests_to_nodes_of_any_role)
 
 TEST_MAIN(CASE(losses_of_a_pair_avoid_the_pair_and_neither_node),
           CASE(losses_of_a_pair_that_is_connecting_cost_no_move),
+          CASE(losses_of_room_for_a_transfer_go_elsewhere),
           CASE(losses_of_single_transfers_open_a_pair_only_in_a_row),
           CASE(losses_of_a_probe_that_leaves_let_the_next_one_probe),
           CASE(losses_of_a_node_that_blames_itself_spare_the_others),
