@@ -75,8 +75,8 @@ def test_a_cut_pair_costs_three_requests_and_one_probe_brings_it_back():
 
 def test_a_node_that_shuts_down_hands_back_what_it_computes():
     """After half of its time, so that nothing is lost with it: the streams go on at the other node."""
-    bodies = [dict(model='m', prompt=list(range(100 + 20 * i, 110 + 20 * i)), max_tokens=150, temperature=0, ignore_eos=True) for i in range(4)]
-    size = ['--max-model-len', '512', '--max-num-seqs', '8']
+    bodies = [dict(model='m', prompt=list(range(100 + 20 * i, 110 + 20 * i)), max_tokens=150, temperature=0, ignore_eos=True) for i in range(8)]
+    size = ['--max-model-len', '512', '--max-num-seqs', '8']    # chance spreads them over the two
     control = free_ports(1)[0]
     a = Node(smollm2(), 'mixed', [*size, '--engine-worker-queue-port', str(control)])
     b = Node(smollm2(), 'mixed', [*size, '--innode-prefill-ports', str(control), '--shutdown-timeout', '1'])
