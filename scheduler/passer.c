@@ -171,13 +171,6 @@ static uint64_t model_of_name(const struct passer *p, struct str name)
     return model;
 }
 
-static bool was_tried(const struct pass *s, uint64_t node)
-{
-    for (size_t i = 0; i < s->n_tried; i++)
-        if (s->tried[i] == node) return true;
-    return false;
-}
-
 static bool has_room(const struct candidate *c)
 {
     const struct node_record *r = &c->record;
@@ -202,7 +195,8 @@ static struct candidate *choose(struct passer *p, struct pass *s)
         struct candidate *c = &p->nodes[(p->n_next + k) % p->n_nodes];
         const struct node_record *r = &c->record;
         if (r->model != model || r->draining || r->http_port == 0 || !r->host[0]) continue;
-        if (!has_room(c) || is_suspect(p, r->node) || was_tried(s, r->node)) continue;
+        if (!has_room(c) || is_suspect(p, r->node) || nodes_have(s->tried, s->n_tried, r->node))
+            continue;
         if (named && !node_record_serves(r, buf_str(&s->name))) continue;
         if (!best || load_of(c) < load_of(best)) best = c;
     }

@@ -18,26 +18,12 @@ enum {
     KINDS_MAX = 8 /* kinds of KV exchange in a topic that are told apart */
 };
 
-static bool is_avoided(const struct place_request *r, uint64_t node)
-{
-    for (size_t i = 0; i < r->n_avoid; i++)
-        if (r->avoid[i] == node) return true;
-    return false;
-}
-
-static bool is_filled(const struct place_request *r, uint64_t node)
-{
-    for (size_t i = 0; i < r->n_filled; i++)
-        if (r->filled[i] == node) return true;
-    return false;
-}
-
 static bool is_candidate(const struct node_record *n, const struct place_request *r,
                          enum node_role role)
 {
     if (n->role != role && n->role != ROLE_MIXED && !r->unsplit) return false;
     if (n->draining || n->is_lost || (r->model && n->model != r->model)) return false;
-    return !is_avoided(r, n->node);
+    return !nodes_have(r->avoid, r->n_avoid, n->node);
 }
 
 /* Is the node in no group, or in one that has all of its ranks? Other groups answer as well, but
@@ -206,7 +192,7 @@ static bool qualifies(const struct node_record *n, const struct place_request *r
 {
     bool all;
     if (!is_candidate(n, r, s->role)) return false;
-    if (s->computes_prompt && is_filled(r, n->node)) return false;
+    if (s->computes_prompt && nodes_have(r->filled, r->n_filled, n->node)) return false;
     if (s->role == ROLE_PREFILL) return some_take(s->decode, r, n, &all);
     return decode_fits(n, r) && (!s->need_capacity || decode_has_capacity(n, r)) &&
            (!s->prefill || s->prefill == n || can_exchange(r, s->prefill, n));

@@ -138,13 +138,6 @@ void request_end_full(struct entry *e, struct request *r)
     request_end(e, r, ERR_BUSY, FINISH_ERROR, -1, text);
 }
 
-static bool is_among(uint64_t node, const uint64_t *nodes, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        if (nodes[i] == node) return true;
-    return false;
-}
-
 /* The mark first: that it is among the lost ones takes a search. */
 static bool can_decode(const struct entry *e, const struct node_record *n)
 {
@@ -165,7 +158,7 @@ static bool some_node_lives(const struct entry *e)
     size_t n_out = view_excluded_nodes(&e->view, out);
     for (size_t i = 0; i < e->view.n_nodes; i++) {
         const struct node_record *n = &e->view.nodes[i];
-        if (can_decode(e, n) && !is_among(n->node, out, n_out)) return true;
+        if (can_decode(e, n) && !nodes_have(out, n_out, n->node)) return true;
     }
     return false;
 }

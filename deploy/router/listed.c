@@ -149,17 +149,10 @@ static enum status publish(struct listed_node *n, const cJSON *one, uint64_t *id
     return OK;
 }
 
-static bool has_id(const uint64_t *ids, size_t n, uint64_t id)
-{
-    for (size_t i = 0; i < n; i++)
-        if (ids[i] == id) return true;
-    return false;
-}
-
 static void leave(struct listed_node *n, const uint64_t *but, size_t n_but)
 {
     for (size_t i = 0; i < n->n_nodes; i++)
-        if (!has_id(but, n_but, n->nodes[i]))
+        if (!nodes_have(but, n_but, n->nodes[i]))
             directory_local_leave(n->all->o.directory, n->nodes[i]);
 }
 
@@ -248,11 +241,11 @@ static bool others_decode(const struct listed_node *n, const struct node_record 
 {
     uint64_t model = 0;
     for (size_t i = 0; i < n_in; i++)
-        if (has_id(n->nodes, n->n_nodes, nodes[i].node)) model = nodes[i].model;
+        if (nodes_have(n->nodes, n->n_nodes, nodes[i].node)) model = nodes[i].model;
     for (size_t i = 0; i < n_in; i++) {
         const struct node_record *r = &nodes[i];
         if (r->model == model && r->role != ROLE_PREFILL && !r->draining &&
-            !has_id(n->nodes, n->n_nodes, r->node))
+            !nodes_have(n->nodes, n->n_nodes, r->node))
             return true;
     }
     return false;

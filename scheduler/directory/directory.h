@@ -97,6 +97,14 @@ struct node_record {
     bool is_lost; /* filled in by the view of an entry node, which has lost its link (view.h) */
 };
 
+/* Is `node` among the n nodes? */
+static inline bool nodes_have(const uint64_t *nodes, size_t n, uint64_t node)
+{
+    for (size_t i = 0; i < n; i++)
+        if (nodes[i] == node) return true;
+    return false;
+}
+
 struct directory_snapshot {
     const struct node_record *nodes; /* [n], valid during the callback, as are their identities */
     size_t n;

@@ -354,6 +354,16 @@ static void check_generation(const struct received_message *h, uint32_t n_out)
     arena_release(&arena);
 }
 
+/* The next attempt that one node is to do whole. */
+__attribute__((unused)) static struct attempt expect_run(struct world *w)
+{
+    struct attempt a = { 0 };
+    struct received_message *h = world_expect(w, FRAME_RUN, &a.decode);
+    a.request = h->request;
+    a.number = h->attempt;
+    return a;
+}
+
 enum stage { AT_CREDIT, AT_RESERVE, AT_PREFILL, AT_DECODE };
 
 /* Plays a new attempt of a split request up to `stage`. AT_DECODE: sends `n_new` tokens. */

@@ -21,15 +21,6 @@ static struct ask ask_of(uint32_t tenant, int32_t priority)
     return (struct ask){ .max_tokens = 3, .admission = { .tenant = tenant, .priority = priority } };
 }
 
-static struct attempt expect_run(struct world *w)
-{
-    struct attempt a = { 0 };
-    struct received_message *h = world_expect(w, FRAME_RUN, &a.decode);
-    a.request = h->request;
-    a.number = h->attempt;
-    return a;
-}
-
 /* A mixed node with room for one, which a first request has. */
 static void open_line(struct line *l, uint32_t max_requests, uint32_t max_queue_ms)
 {

@@ -582,7 +582,7 @@ TEST(an_outage_is_no_slow_line)
     close_rig(&g);
 }
 
-/* --max-queue-time is for what waits while nodes live; the wish for a first token is not. */
+/* --max-queue-time counts while nodes live; x-baton-ttft-ms always. */
 TEST(an_outage_is_no_time_in_line)
 {
     struct rig g;

@@ -365,15 +365,6 @@ static void set_max_seqs(struct world *w, uint32_t max_seqs)
     RIG_WAIT(&w->rig, v->n_nodes == w->n_nodes && v->nodes[0].max_seqs == max_seqs);
 }
 
-static struct attempt expect_run(struct world *w)
-{
-    struct attempt a = { 0 };
-    struct received_message *h = world_expect(w, FRAME_RUN, &a.decode);
-    a.request = h->request;
-    a.number = h->attempt;
-    return a;
-}
-
 /* Both nodes are full, and time in line is no node's fault: what waits there is neither hedged nor
  * overtaken. When a place is free the line has it. */
 TEST(a_second_takes_nobodys_place)

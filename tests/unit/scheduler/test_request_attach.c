@@ -437,15 +437,6 @@ static struct ask of_tenant(struct ask a)
     return a;
 }
 
-static struct attempt expect_run(struct world *w)
-{
-    struct attempt a = { 0 };
-    struct received_message *h = world_expect(w, FRAME_RUN, &a.decode);
-    a.request = h->request;
-    a.number = h->attempt;
-    return a;
-}
-
 static struct admit_numbers numbers_of(const struct world *w)
 {
     struct admit_numbers n;
