@@ -47,11 +47,9 @@ void bpe_init(struct bpe *b, size_t n_pairs)
 {
     size_t cap = SLOTS_MIN;
     while (cap < n_pairs * 2) cap *= 2;
-    b->pairs = MEM_ARRAY(struct bpe_pair, cap);
+    *b =
+        (struct bpe){ .pairs = MEM_ARRAY(struct bpe_pair, cap), .mask = cap - 1, .n_max = n_pairs };
     for (size_t i = 0; i < cap; i++) b->pairs[i].key = PAIR_NONE;
-    b->mask = cap - 1;
-    b->n = 0;
-    b->n_max = n_pairs;
 }
 
 void bpe_release(struct bpe *b)
