@@ -107,7 +107,7 @@ def rounds(model, n, concurrency, every_s, vocab, longest, max_tokens, seed=5):
             assert count['wrong'] == 0 and count['hung'] == 0, count
             others = {v: c for v, c in count.items() if v not in ('ok', 'entry killed')}
             assert not others, others
-            assert count['ok'] >= 0.98 * n, count
+            assert count['ok'] >= 0.95 * n, count   # the others' entry nodes died each time they asked
             for x in cluster.nodes:
                 wait_until(f'{x.name} holds no blocks', lambda: sum(v for m, v in metrics(x.port).items() if m.startswith('baton_kv_blocks') and ('held' in m or 'quarantine' in m)) == 0, 15)
 
