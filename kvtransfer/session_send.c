@@ -812,12 +812,12 @@ void kvt_send_wait_again(struct kvt_peer *p, uint64_t now_ms)
 }
 
 /* Something is awaited of the peer, and nothing has come. */
-static bool is_quiet(const struct kvt_peer *p, uint64_t now_ms)
+static bool is_quiet(const struct kvt_core *c, const struct kvt_peer *p, uint64_t now_ms)
 {
-    if (now_ms <= p->t_heard_ms + KVT_QUIET_MS) return false;
+    const uint32_t quiet = least(KVT_QUIET_MS, c->stall_ms / 4);
+    if (now_ms <= p->t_heard_ms + quiet) return false;
     LIST_FOREACH (s, &p->sends, struct kvt_send, link)
-        if ((awaits_answer(s) || is_moving(s)) && now_ms > moved_ms(p, s) + KVT_QUIET_MS)
-            return true;
+        if ((awaits_answer(s) || is_moving(s)) && now_ms > moved_ms(p, s) + quiet) return true;
     return false;
 }
 
@@ -829,7 +829,7 @@ static bool is_silent(const struct kvt_peer *p, const struct kvt_send *s, uint64
 
 static void tell_quiet(struct kvt_core *c, struct kvt_peer *p, uint64_t now_ms)
 {
-    bool quiet = p->up && is_quiet(p, now_ms);
+    bool quiet = p->up && is_quiet(c, p, now_ms);
     if (quiet == p->quiet) return;
     p->quiet = quiet;
     kvt_core_event(c, (struct kvt_event){ .kind = quiet ? KVT_PEER_QUIET : KVT_PEER_HEARD,

@@ -643,7 +643,9 @@ static void leaves_a_slow_receiver(const char *transport)
 static void a_silent_peer_is_told(const char *transport)
 {
     int32_t table[TABLE_MAX];
-    struct node *from = node_start(options(transport)), *to = node_start(options(transport));
+    struct node_options o = options(transport);
+    o.stall_ms = 2000;
+    struct node *from = node_start(o), *to = node_start(options(transport));
     uint64_t peer = node_connect(from, to);
     random_table(POOL_BLOCKS, 10, table);
     struct transfer t = transfer_grant(to, 9, table, 160, 0),
