@@ -44,8 +44,8 @@ enum {
      * the nodes say. LIMIT: a path that needs longer for KVT_PUT_BYTES (3 Mbit/s) is called
      * broken. */
     KVT_MOVE_MS = 3000,
-    /* KVT_PEER_QUIET after so long without a sign, or a quarter of stall_ms: a receiver that is busy,
-     * or whose GPU is, has answered by then, and fewer prompts are sent to a broken path. */
+    /* KVT_PEER_QUIET after so long without a sign, or a quarter of stall_ms. A receiver that is
+     * busy, or whose GPU is, has answered by then; fewer prompts are sent to a broken path. */
     KVT_QUIET_MS = 2000,
     KVT_FENCED_RING = 4096, /* ids remembered, see kvt_core.fenced */
     /* An unanswered STOP is repeated after this time, then after twice as long, and so on. */
