@@ -288,10 +288,15 @@ void request_keep_apart(struct request *r)
     r->apart[r->n_apart++ % REQUEST_AVOID_MAX] = pair;
 }
 
+void request_avoid(struct request *r, uint64_t node)
+{
+    if (node) r->avoid[r->n_avoid++ % REQUEST_AVOID_MAX] = node;
+}
+
 /* The next attempts avoid what failed this one: a node, or the pair but neither node. */
 static void avoid(struct request *r, enum request_loss loss, uint64_t culprit)
 {
-    if (culprit) r->avoid[r->n_avoid++ % REQUEST_AVOID_MAX] = culprit;
+    request_avoid(r, culprit);
     if (loss == LOSS_PAIR) request_keep_apart(r);
 }
 

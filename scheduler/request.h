@@ -165,7 +165,9 @@ void request_advance(struct entry *e, struct request *r);
 /* Capacity became free: places the request if it waits for that. False: the nodes are still
  * full. */
 bool request_place_if_waiting(struct entry *e, struct request *r);
-/* Its next attempts avoid the pair of this one, but neither node. */
+/* Its next attempts avoid the node (0: none), ... */
+void request_avoid(struct request *r, uint64_t node);
+/* ... or the pair of this one, but neither node. */
 void request_keep_apart(struct request *r);
 /* Handles every loss: looks it up in retry.h and acts. The next attempt avoids `culprit` (0:
  * none). */

@@ -136,14 +136,13 @@ void hedge_create(struct entry *e, struct request *r)
 /* On none of the nodes of `first`, nor on those that failed it before. */
 static void avoid_those_of(struct request *r, const struct request *first)
 {
-    const uint64_t present[] = { first->prefill.node, first->decode.node };
     memcpy(r->avoid, first->avoid, sizeof r->avoid);
     memcpy(r->apart, first->apart, sizeof r->apart);
     r->n_avoid = first->n_avoid;
     r->n_apart = first->n_apart;
     r->gave_back = first->gave_back;
-    for (size_t i = 0; i < COUNT_OF(present); i++)
-        if (present[i]) r->avoid[r->n_avoid++ % REQUEST_AVOID_MAX] = present[i];
+    request_avoid(r, first->prefill.node);
+    request_avoid(r, first->decode.node);
 }
 
 /* The same generation as `first`, which has no token. */

@@ -374,8 +374,8 @@ static bool pass_if_full(struct api_exchange *e)
 {
     const struct serve_options *o = &e->serve->o;
     const char *path = serve_generating_path(http_path(e->x));
-    if (!path || !o->passer.start || e->serve->closed) return false;
-    if (!serve_is_full(e->serve)) return false;
+    if (!path || !o->passer.start || !o->backend.is_full || e->serve->closed) return false;
+    if (!o->backend.is_full(o->backend.self, e->serve->n_preparing)) return false;
     struct serve_pass r = { .x = e->x, .path = path, .name = e->name, .done = on_passed, .arg = e };
     e->pass = o->passer.start(o->passer.self, &r);
     return e->pass != NULL;

@@ -117,12 +117,6 @@ void serve_free(struct serve *s)
     serve_unref(s);
 }
 
-bool serve_is_full(const struct serve *s)
-{
-    const struct serve_backend *b = &s->o.backend;
-    return b->is_full && b->is_full(b->self, s->n_preparing);
-}
-
 bool serve_has_model(const struct serve *s, const char *name)
 {
     for (size_t i = 0; i < s->o.n_names; i++)

@@ -41,8 +41,6 @@ struct serve {
 void serve_ref(struct serve *s);
 void serve_unref(struct serve *s);
 
-/* Would one more request that generates be one too many? */
-bool serve_is_full(const struct serve *s);
 /* Returns whether this node serves model `name`; always true for "default" (FastDeploy's
  * clients). */
 bool serve_has_model(const struct serve *s, const char *name);

@@ -47,8 +47,8 @@ void bpe_init(struct bpe *b, size_t n_pairs)
 {
     size_t cap = SLOTS_MIN;
     while (cap < n_pairs * 2) cap *= 2;
-    *b =
-        (struct bpe){ .pairs = MEM_ARRAY(struct bpe_pair, cap), .mask = cap - 1, .n_max = n_pairs };
+    *b = (struct bpe){ .mask = cap - 1, .n_max = n_pairs };
+    b->pairs = MEM_ARRAY(struct bpe_pair, cap);
     for (size_t i = 0; i < cap; i++) b->pairs[i].key = PAIR_NONE;
 }
 
