@@ -78,6 +78,7 @@ void kvt_peer_init(struct kvt_peer *p)
     list_init(&p->link);
     list_init(&p->sends);
     list_init(&p->recvs);
+    p->slow_ms = KVT_QUIET_MAX_MS / 4;
 }
 
 void kvt_peer_send(struct kvt_peer *p, enum kvt_message_kind kind, uint32_t session,

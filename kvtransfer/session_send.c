@@ -710,18 +710,49 @@ bool kvt_send_pump(struct kvt_core *c, struct kvt_peer *p)
     return more;
 }
 
+/* Whether the session waits only for the receiver's answer. */
+static bool awaits_answer(const struct kvt_send *s)
+{
+    return s->state == KVT_SEND_OPENING || s->state == KVT_SEND_FINISHING;
+}
+
+/* Whether the transport has bytes of the session to move, or a NOTE that it does not take. */
+static bool is_moving(const struct kvt_send *s)
+{
+    return s->unfinished || (s->n_notes && !s->notes[s->first_note].job);
+}
+
+/* When something last showed that the session goes on. Bytes of other sessions count while it waits
+ * for the connection: they share it. A put may have begun long after the last one was over. */
+static uint64_t moved_ms(const struct kvt_peer *p, const struct kvt_send *s)
+{
+    uint64_t moved = s->t_moved_ms, began = s->t_busy_ns / 1000000;
+    if (awaits_answer(s) || !is_moving(s)) return moved;
+    if (s->state != KVT_SEND_STOPPING && s->unfinished && began > moved) moved = began;
+    return p->t_moved_ms > moved ? p->t_moved_ms : moved;
+}
+
+/* The peer has needed so long for a sign of it. */
+static void slower(struct kvt_peer *p, uint64_t took_ms)
+{
+    if (took_ms > p->slow_ms)
+        p->slow_ms = took_ms < KVT_QUIET_MAX_MS ? (uint32_t)took_ms : KVT_QUIET_MAX_MS;
+}
+
 void kvt_send_put_done(struct kvt_core *c, struct kvt_peer *p, uint64_t tag)
 {
     struct kvt_send *s = NULL;
     LIST_FOREACH (it, &p->sends, struct kvt_send, link)
         if (it->serial == tag / KVT_SEND_PUTS) s = it;
     uint32_t bit = 1u << tag % KVT_SEND_PUTS;
-    p->t_moved_ms = p->t_heard_ms = clock_ms();
+    const uint64_t now_ms = clock_ms();
+    if (s && s->unfinished & bit) slower(p, now_ms - moved_ms(p, s));
+    p->t_moved_ms = p->t_heard_ms = now_ms;
     if (!s || !(s->unfinished & bit)) return;
     s->unfinished &= ~bit;
     if (!s->unfinished) s->busy_ns += clock_ns() - s->t_busy_ns;
     end_put(c, s, &s->puts[tag % KVT_SEND_PUTS]);
-    s->t_moved_ms = clock_ms();
+    s->t_moved_ms = now_ms;
     if (s->state == KVT_SEND_STOPPING && !s->unfinished) end_stopped(c, s);
     else finish_if_complete(c, s);
 }
@@ -765,6 +796,10 @@ void kvt_send_message(struct kvt_core *c, struct kvt_peer *p, const struct kvt_m
         else kvt_stats_dropped(c->stats, false);
         return;
     }
+    if (awaits_answer(s)) {
+        p->slow_ms -= p->slow_ms / 8; /* what was slow once is forgotten after some answers */
+        slower(p, p->t_heard_ms - moved_ms(p, s));
+    }
     /* Only progress moves the deadline: a receiver that repeats itself must not keep the transfer
      * alive. */
     if (m->kind == KVT_MSG_STOP) on_stop(c, s, m->status);
@@ -776,34 +811,12 @@ void kvt_send_message(struct kvt_core *c, struct kvt_peer *p, const struct kvt_m
     }
 }
 
-/* Whether the session waits only for the receiver's answer. */
-static bool awaits_answer(const struct kvt_send *s)
-{
-    return s->state == KVT_SEND_OPENING || s->state == KVT_SEND_FINISHING;
-}
-
-/* Whether the transport has bytes of the session to move, or a NOTE that it does not take. */
-static bool is_moving(const struct kvt_send *s)
-{
-    return s->unfinished || (s->n_notes && !s->notes[s->first_note].job);
-}
-
 static uint32_t least(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
 static uint32_t patience_of(const struct kvt_core *c, const struct kvt_send *s)
 {
     if (awaits_answer(s)) return least(c->stall_ms, KVT_ANSWER_MS);
     return is_moving(s) ? least(c->stall_ms, KVT_MOVE_MS) : c->stall_ms;
-}
-
-/* When something last showed that the session goes on. Bytes of other sessions count while it waits
- * for the connection: they share it. A put may have begun long after the last one was over. */
-static uint64_t moved_ms(const struct kvt_peer *p, const struct kvt_send *s)
-{
-    uint64_t moved = s->t_moved_ms, began = s->t_busy_ns / 1000000;
-    if (awaits_answer(s) || !is_moving(s)) return moved;
-    if (s->state != KVT_SEND_STOPPING && s->unfinished && began > moved) moved = began;
-    return p->t_moved_ms > moved ? p->t_moved_ms : moved;
 }
 
 void kvt_send_wait_again(struct kvt_peer *p, uint64_t now_ms)
@@ -814,7 +827,9 @@ void kvt_send_wait_again(struct kvt_peer *p, uint64_t now_ms)
 /* Something is awaited of the peer, and nothing has come. */
 static bool is_quiet(const struct kvt_core *c, const struct kvt_peer *p, uint64_t now_ms)
 {
-    const uint32_t quiet = least(KVT_QUIET_MS, c->stall_ms / 4);
+    const uint32_t usual = least(4 * p->slow_ms, KVT_QUIET_MAX_MS),
+                   quiet = least(usual > KVT_QUIET_MIN_MS ? usual : KVT_QUIET_MIN_MS,
+                                 c->stall_ms / 4);
     if (now_ms <= p->t_heard_ms + quiet) return false;
     LIST_FOREACH (s, &p->sends, struct kvt_send, link)
         if ((awaits_answer(s) || is_moving(s)) && now_ms > moved_ms(p, s) + quiet) return true;

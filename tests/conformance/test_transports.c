@@ -671,6 +671,48 @@ static void a_silent_peer_is_told(const char *transport)
     node_stop(to);
 }
 
+/* Sends 16 tokens while the receiver's transfer thread stands still for `hold_ms`. Returns how often
+ * the peer was told as quiet until it answered. */
+static int quiets_of_one(struct node *from, struct node *to, uint64_t peer, uint64_t id,
+                         int hold_ms)
+{
+    int32_t table[TABLE_MAX];
+    random_table(POOL_BLOCKS, 4, table);
+    struct transfer t = transfer_grant(to, id, table, 16, 0),
+                    blocker = transfer_grant(to, id + 1, table + 2, 16, 0);
+    const int before = (int)node_count(from, KVT_PEER_QUIET, peer);
+    transfer_open(from, peer, &t, table);
+    if (hold_ms) pthread_mutex_lock(&to->lock); /* blocks that thread in its next event */
+    kvt_expect_cancel(to->kvt, id + 1);
+    if (hold_ms) pause_ms(50);
+    transfer_chunk(from, &t, 0, 16);
+    kvt_send_finish(from->kvt, id);
+    pause_ms(hold_ms);
+    if (hold_ms) pthread_mutex_unlock(&to->lock);
+    node_wait(from, KVT_SENT, id, 2000);
+    node_wait(to, KVT_FENCED, id + 1, 2000);
+    buf_release(&t.grant);
+    buf_release(&blocker.grant);
+    return (int)node_count(from, KVT_PEER_QUIET, peer) - before;
+}
+
+/* A peer that answers fast is quiet sooner than one that is new or slow. */
+static void who_is_slow_has_more_time(const char *transport)
+{
+    struct node *from = node_start(options(transport)), *to = node_start(options(transport));
+    uint64_t peer = node_connect(from, to), id = 100;
+    int quiets = 0;
+    CHECK_EQ_INT(quiets_of_one(from, to, peer, id, 1000), 0); /* new, and now slow */
+    for (int tries = 0; tries < 5 && quiets == 0; tries++) {
+        for (int i = 0; i < 12; i++) quiets_of_one(from, to, peer, id += 2, 0);
+        quiets = quiets_of_one(from, to, peer, id += 2, 1000); /* fast by now, if this host is */
+    }
+    CHECK_EQ_INT(quiets, 1);
+    CHECK_EQ_INT(quiets_of_one(from, to, peer, id += 2, 1000), 0); /* slow again */
+    node_stop(from);
+    node_stop(to);
+}
+
 static void nothing_moves_fails(const char *transport)
 {
     struct node_options o = options(transport);
@@ -882,6 +924,7 @@ PER_TRANSPORT(sender_leaves)
 PER_TRANSPORT(leaves_a_slow_receiver)
 PER_TRANSPORT(overwritten_piece)
 PER_TRANSPORT(a_silent_peer_is_told)
+PER_TRANSPORT(who_is_slow_has_more_time)
 PER_TRANSPORT(nothing_moves_fails)
 TEST(sender_killed_ipc) { sender_killed("ipc"); }
 TEST(sender_killed_tcp) { sender_killed("tcp"); }
@@ -913,10 +956,11 @@ TEST_MAIN(TRANSPORTS(whole_transfers), TRANSPORTS(many_at_once), TRANSPORTS(canc
           TRANSPORTS(mismatch_has_a_sentence), TRANSPORTS(receiver_restarts),
           TRANSPORTS(sender_leaves), TRANSPORTS(leaves_a_slow_receiver),
           TRANSPORTS(overwritten_piece), TRANSPORTS(nothing_moves_fails),
-          TRANSPORTS(a_silent_peer_is_told), CASE(sender_killed_ipc), CASE(sender_killed_tcp),
-          CASE(sender_stopped_ipc), CASE(sender_stopped_tcp), CASE(sender_killed_rdma),
-          CASE(sender_stopped_rdma), CASE(sender_killed_ucx), CASE(sender_stopped_ucx),
-          CASE(stopped_sender_is_fenced_rdma), CASE(stopped_sender_is_fenced_ucx),
-          CASE(limits_and_bad_arguments), CASE(choice_of_transport), CASE(garbage_on_the_tcp_port),
+          TRANSPORTS(a_silent_peer_is_told), TRANSPORTS(who_is_slow_has_more_time),
+          CASE(sender_killed_ipc), CASE(sender_killed_tcp), CASE(sender_stopped_ipc),
+          CASE(sender_stopped_tcp), CASE(sender_killed_rdma), CASE(sender_stopped_rdma),
+          CASE(sender_killed_ucx), CASE(sender_stopped_ucx), CASE(stopped_sender_is_fenced_rdma),
+          CASE(stopped_sender_is_fenced_ucx), CASE(limits_and_bad_arguments),
+          CASE(choice_of_transport), CASE(garbage_on_the_tcp_port),
           CASE(metrics_say_which_transport), CASE(bit_flipped_on_the_wire_tcp),
           CASE(every_op_is_filled))
