@@ -336,7 +336,7 @@ TEST(processes_at_once_pack_each_expert_once)
     const struct path p = golden("deepseek_v3", "model");
     const uint64_t want = plain_answer(p.text, QUANTIZE_WINT4);
     for (int round = 0; round < ROUNDS; round++) {
-        char name[16];
+        char name[32];
         pid_t children[N];
         snprintf(name, sizeof name, "round%d", round);
         const struct path folder = sub_folder(name);
@@ -461,7 +461,7 @@ TEST(processes_at_once_replace_a_file_once)
     atomic_int *here = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(here != MAP_FAILED);
     for (int round = 0; round < ROUNDS; round++) {
-        char name[16];
+        char name[32];
         pid_t children[N];
         struct expert_weights w;
         snprintf(name, sizeof name, "stale%d", round);

@@ -315,7 +315,7 @@ TEST(processes_at_once_share_one_copy)
     const struct path model = golden("deepseek_v3", "model");
     const struct result plain = run(model.text, ACTIVATIONS_FAST, QUANTIZE_WINT4, NULL);
     for (int round = 0; round < ROUNDS; round++) {
-        char name[16];
+        char name[32];
         pid_t children[N];
         struct path rest;
         snprintf(name, sizeof name, "round%d", round);

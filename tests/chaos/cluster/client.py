@@ -121,6 +121,8 @@ class Client:
         h = {'Content-Type': 'application/json', 'x-request-id': self.h.plan.name}
         if self.h.plan.resumes:
             h['x-baton-resume'] = '1'
+        if self.h.plan.hedge_ms:
+            h['x-baton-hedge-ms'] = str(self.h.plan.hedge_ms)
         if self.h.last_id:
             h['Last-Event-ID'] = self.h.last_id
         return h

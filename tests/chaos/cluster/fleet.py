@@ -14,6 +14,7 @@ TEMPLATE = ['--chat-template', os.path.join(DATA, 'text', 'chat_tools.jinja')]
 QUICK = os.path.join(DATA, 'pace', 'quick.json')
 LOG_FOLDER_KIB = 512    # of the folder whose disk gets full
 DRAINED_S = 60
+ROLE_TRIES = 5
 # Without what tests set for themselves.
 OUTSIDE = {k: v for k, v in os.environ.items() if not k.startswith(('BATON_CLUSTER', 'BATON_API', namespaces.MARK))}
 
@@ -193,9 +194,14 @@ class Fleet:
 
     def set_role(self, m, role):
         """As an operator does it. Returns why it is refused, since the cluster needs the role that the node has now; None: it is not."""
-        p = subprocess.run([*m.host.enter, BIN, 'role', f'{m.front}:{m.port}', role, '--url', f'http://{m.front}:{m.port}'], capture_output=True, text=True, timeout=30, env={**OUTSIDE, **SECRET})
-        if p.returncode == 1 and '(status 409)' in p.stderr:
-            return p.stderr.strip()
+        line = [*m.host.enter, BIN, 'role', f'{m.front}:{m.port}', role, '--url', f'http://{m.front}:{m.port}']
+        for _ in range(ROLE_TRIES):
+            p = subprocess.run(line, capture_output=True, text=True, timeout=30, env={**OUTSIDE, **SECRET})
+            if p.returncode == 1 and '(status 409)' in p.stderr:
+                return p.stderr.strip()
+            if p.returncode == 0 or 'nothing answers' not in p.stderr:
+                break
+            time.sleep(2)   # what goes to it is cut
         assert p.returncode == 0, f'baton role {m.name} {role} ended with {p.returncode}: {p.stdout}{p.stderr}'
         return None
 

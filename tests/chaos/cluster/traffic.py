@@ -23,6 +23,11 @@ class Plan:
     slow_s: float           # its client reads one event in so many seconds
     proxied: bool           # its client's connection goes through the proxy
 
+    @property
+    def hedge_ms(self):
+        """After so long without a token it asks for a second attempt; 0: it does not."""
+        return 1500 if self.i % 8 == 5 else 0
+
 
 def vocabulary():
     with open(os.path.join(TINY, 'config.json')) as f:

@@ -46,7 +46,7 @@ static void make_folder(char *folder, const char *online, const char *const list
     CHECK(mkdtemp(folder));
     write_file(folder, "online", online);
     for (int i = 0; i < 3; i++) {
-        char name[64];
+        char name[128];
         snprintf(name, sizeof name, "%s/node%d", folder, i);
         CHECK(mkdir(name, 0700) == 0);
         snprintf(name, sizeof name, "node%d/cpulist", i);

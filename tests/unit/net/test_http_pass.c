@@ -230,7 +230,7 @@ static const char EVENTS_HEAD[] = "HTTP/1.1 200 OK\r\nContent-Type: text/event-s
 
 static void say_chunk(int fd, const char *text)
 {
-    char head[16];
+    char head[32];
     snprintf(head, sizeof head, "%zx\r\n", strlen(text));
     say(fd, head);
     say(fd, text);
