@@ -17,6 +17,8 @@ def tests_of(here, names, long):
     out = []
     for module in sorted(f[:-3] for f in os.listdir(here) if f.startswith('test_') and f.endswith('.py')):
         m = importlib.import_module(module)
+        if os.path.dirname(os.path.abspath(m.__file__)) != os.path.abspath(here):
+            raise ImportError(f'{m.__file__} was imported in place of the tests of that name in {here}')
         for name in [n for n in dir(m) if n.startswith('test_')]:
             full = f'{module}.{name}'
             if (not names or any(p in full for p in names)) and (long or not name.endswith('_long')):

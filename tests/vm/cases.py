@@ -5,7 +5,7 @@ machines have too (so the same bits). run.py writes them to a file before a mach
 """
 import json, os, sys
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'e2e'))
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'e2e'))   # last: tests there may have the names of tests here
 from harness import *
 from moved import check, kv_bytes_per_token
 
@@ -14,6 +14,7 @@ BLOCK = 16  # small, because a block is pushed when it is full and 64 tokens of 
 # An emulated CPU computes some fifty prompt tokens a second: 24 requests at once are a line of half a minute, which a test of answers must not refuse.
 SIZE = ['--max-model-len', '1024', '--max-num-seqs', '8', '--num-gpu-blocks-override', '256', '--block-size', str(BLOCK), '--cpu-isa', ISA,
         '--max-queue-time', '600']
+TINY_BYTES = 3 * 1 * 2 * 16 * 2   # per token: layers x KV heads x (k, v) x head_dim x bf16
 PAIRED = 'qwen3_moe', 'llama', 'deepseek_v3'  # fewer KV heads than ranks, one KV head, a latent
 
 
@@ -29,7 +30,8 @@ def few(name, longest, max_tokens):
 
 
 MODELS = {'smollm2': dict(path=smollm2, vocab=49152, n=2, longest=66, max_tokens=(2, 3), bytes_per_token=30 * 3 * 2 * 64 * 2),
-          'tiny': dict(path=lambda: TINY, vocab=512, n=24, longest=900, max_tokens=(1, 12), bytes_per_token=3 * 1 * 2 * 16 * 2),
+          'tiny': dict(path=lambda: TINY, vocab=512, n=12, longest=300, max_tokens=(1, 8), bytes_per_token=TINY_BYTES),
+         'tiny_long': dict(path=lambda: TINY, vocab=512, n=24, longest=900, max_tokens=(1, 12), bytes_per_token=TINY_BYTES),
           **{f'pair_{name}': few(name, 120, (2, 6)) for name in PAIRED}, 'group': few('qwen3_moe', 40, (20, 40))}
 
 
