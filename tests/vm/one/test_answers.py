@@ -2,6 +2,7 @@
 counters account for the KV bytes that the traces report, over the named transport and no other."""
 from rails import *
 
+SHORT_STEPS = ['--max-num-batched-tokens', '64']     # a busy host emulates slowly, and a node that tells no progress is taken for lost
 SMALL_STEPS = ['--max-num-batched-tokens', '16', '--compute-threads', '2']
 SLACK = 300_000  # control messages of a test: hello, grants, queue pairs, node protocol
 
@@ -30,19 +31,27 @@ def equal(name, protocol, concurrency, args=(), env=None):
 
 
 def test_tiny_rdma():
-    equal('tiny', 'rdma', 8)
+    equal('tiny', 'rdma', 4, SHORT_STEPS)
+
+
+def test_tiny_rdma_long():
+    equal('tiny_long', 'rdma', 8)
 
 
 def test_tiny_rdma_cm_long():
-    equal('tiny', 'rdma', 8, env={'BATON_RDMA_CM': '1'})
+    equal('tiny_long', 'rdma', 8, env={'BATON_RDMA_CM': '1'})
 
 
 def test_tiny_ucx():
-    equal('tiny', 'ucx', 8)
+    equal('tiny', 'ucx', 4, SHORT_STEPS)
+
+
+def test_tiny_ucx_long():
+    equal('tiny_long', 'ucx', 8)
 
 
 def test_tiny_tcp_long():
-    equal('tiny', 'tcp', 8)
+    equal('tiny_long', 'tcp', 8)
 
 
 def test_smollm2_rdma_long():

@@ -4,14 +4,14 @@ from rails import *
 
 BATCH = ['--max-num-batched-tokens', '64', '--enable-prefix-caching=false']  # every request moves all its KV
 RULES = ['loss 0.1%', 'loss 1%', 'delay 5ms', 'delay 2ms reorder 25% 50%']
+LONGER = 4, 9, 16     # seconds after which the rail goes down, comes back, and all ends
 BACK_S = 3            # throughput recovers within this time after the rail
 MIB = 1 << 20
 
 
-def under(protocol, rules, env=None, every=1):
-    """The tiny model's requests (one of every so many) with each rule on both rails: equal answers, and their time next to undisturbed ones."""
-    model, prompts, want, per_token = load('tiny')
-    prompts, want = prompts[::every], want[::every]
+def under(protocol, rules, env=None, case='tiny_long'):
+    """The tiny model's requests with each rule on both rails: equal answers, and their time next to undisturbed ones."""
+    model, prompts, want, per_token = load(case)
     with split(model, protocol, BATCH, env=env) as nodes:
         took = {}
         for rule in ['', *rules]:
@@ -24,7 +24,7 @@ def under(protocol, rules, env=None, every=1):
 
 
 def test_loss_rdma():
-    under('rdma', RULES[1:2], every=3)
+    under('rdma', RULES[1:2], case='tiny')
 
 
 def test_loss_rdma_cm_long():
@@ -102,7 +102,7 @@ def test_transfers_ucx_long():
     flow_under('ucx', RULES)
 
 
-def rail_down(protocol, which, down=4, up=9, end=16, env=None):
+def rail_down(protocol, which, down=3, up=7, end=12, env=None):
     """One of two rails goes down for some seconds: bytes that arrive in each tenth of a second, and when 80 % of the rate is back."""
     with Flow(protocol, end, env=env) as flow:
         flow.read(down)
@@ -135,16 +135,24 @@ def test_rail_down_transfers_rdma():
     rail_down('rdma', 1)
 
 
+def test_rail_down_transfers_rdma_long():
+    rail_down('rdma', 1, *LONGER)
+
+
 def test_rail_down_transfers_rdma_cm_long():
-    rail_down('rdma', 1, env={'BATON_RDMA_CM': '1'})
+    rail_down('rdma', 1, *LONGER, env={'BATON_RDMA_CM': '1'})
 
 
 def test_rail_down_transfers_ucx():
     rail_down('ucx', 0)  # the one that its connection uses: with both up, the first
 
 
+def test_rail_down_transfers_ucx_long():
+    rail_down('ucx', 0, *LONGER)
+
+
 def requests_while_rail_down(protocol):
-    model, prompts, want, per_token = load('tiny')
+    model, prompts, want, per_token = load('tiny_long')
     with split(model, protocol, BATCH) as nodes:
         stop = threading.Event()
 

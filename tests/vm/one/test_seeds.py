@@ -31,9 +31,8 @@ def answered_by_both(nodes, transport):
         print(f'  asked at {n.port}: {t}', flush=True)
 
 
-def test_seed_001():
+def seed_001(model):
     """With Redis. The two commands name the same ports because they are for two hosts; on one host the second gets others."""
-    model = smollm2()
     env = nics_of_script()
     print(f'  {env}', flush=True)
     with closing(Redis()) as redis:
@@ -45,11 +44,26 @@ def test_seed_001():
             answered_by_both(nodes, 'ipc')
 
 
-def test_seed_003():
+def test_seed_001():
+    seed_001(TINY)
+
+
+def test_seed_001_long():
+    seed_001(smollm2())
+
+
+def seed_003(model):
     """Without Redis."""
-    model = smollm2()
     common = dict(model=model, served_model_name='m', max_model_len=1024, num_gpu_blocks_override=40, cache_transfer_protocol='rdma,ipc')
     p = start('prefill', options('003', 'prefill', **common, rdma_comm_ports='7671'))
     d = start('decode', options('003', 'decode', **common, rdma_comm_ports='7672'))
     with closing(p, d) as nodes:
         answered_by_both(nodes, 'ipc')
+
+
+def test_seed_003():
+    seed_003(TINY)
+
+
+def test_seed_003_long():
+    seed_003(smollm2())

@@ -10,15 +10,15 @@ def equal(name, protocol, concurrency, args=()):
 
 
 def test_tiny_rdma():
-    equal('tiny', 'rdma', 4)
+    equal('tiny_long', 'rdma', 4)
 
 
 def test_tiny_ucx():
-    equal('tiny', 'ucx', 4)
+    equal('tiny_long', 'ucx', 4)
 
 
 def test_tiny_tcp():
-    equal('tiny', 'tcp', 4)
+    equal('tiny_long', 'tcp', 4)
 
 
 def test_smollm2_rdma():
