@@ -1,10 +1,12 @@
-"""Uses the official client as a developer would. usage: openai_client.py http://host:port   (needs the openai package)"""
+"""Uses the official client as a developer would. usage: openai_client.py http://host:port STREAMS   (needs the openai package)
+
+STREAMS: how many to ask for at once."""
 import concurrent.futures, sys, time, urllib.request
 
 import checks
 import openai
 
-URL = sys.argv[1]
+URL, N_STREAMS = sys.argv[1], int(sys.argv[2])
 client = openai.OpenAI(base_url=URL + '/v1', api_key='none', max_retries=0)
 MODEL = client.models.list().data[0].id
 FRANCE = [dict(role='user', content='What is the capital of France?')]
@@ -115,13 +117,13 @@ def errors():
 
 
 def streams_equal_sequential():
-    """32 concurrent streams equal their sequential answers."""
+    """Concurrent streams equal their sequential answers."""
     def ask(i, stream):
         r = client.chat.completions.create(model=MODEL, messages=[dict(role='user', content=f'Write a sentence about the number {i}.')], temperature=0, max_tokens=12, stream=stream)
         return ''.join(c.choices[0].delta.content or '' for c in r if c.choices) if stream else r.choices[0].message.content
-    want = [ask(i, False) for i in range(32)]
-    with concurrent.futures.ThreadPoolExecutor(32) as pool:
-        assert list(pool.map(lambda i: ask(i, True), range(32))) == want
+    want = [ask(i, False) for i in range(N_STREAMS)]
+    with concurrent.futures.ThreadPoolExecutor(N_STREAMS) as pool:
+        assert list(pool.map(lambda i: ask(i, True), range(N_STREAMS))) == want
 
 
 def disconnect_frees():

@@ -6,10 +6,10 @@ from harness import *
 SIZE = ['--max-model-len', '1024', '--max-num-seqs', '32', '--num-gpu-blocks-override', '300']
 
 
-def run_client(script, nodes):
+def run_client(script, nodes, *args):
     python = os.environ.get('BATON_OPENAI_PYTHON')
     for n in nodes:
-        r = subprocess.run([python, os.path.join(HERE, script), f'http://127.0.0.1:{n.port}'], capture_output=True, text=True, timeout=600)
+        r = subprocess.run([python, os.path.join(HERE, script), f'http://127.0.0.1:{n.port}', *map(str, args)], capture_output=True, text=True, timeout=600)
         assert r.returncode == 0, f'{n.name}:\n{r.stdout[-3000:]}\n{r.stderr[-3000:]}'
         print(f'  {n.name}: {r.stdout.splitlines()[-1]}')
 
@@ -23,7 +23,13 @@ def need_client():
 def test_openai_python():
     need_client()
     with pair(smollm2(), 'ipc', SIZE) as nodes:
-        run_client('openai_client.py', nodes)
+        run_client('openai_client.py', nodes, 8)
+
+
+def test_openai_python_long():
+    need_client()
+    with pair(smollm2(), 'ipc', SIZE) as nodes:
+        run_client('openai_client.py', nodes, 32)
 
 
 def test_tools_and_reasoning():
