@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """cut_rounds.py - takes the network of one host of a group away at random points under load, for a while, and gives it back.
 
-usage: cut_rounds.py [--ranks N] [--hosts N] [--redundant N] [--rounds N] [--seed N] [--cut SECONDS]
+usage: cut_rounds.py [--ranks N] [--hosts N] [--redundant N] [--rounds N] [--seed N] [--cut SECONDS] [--pace CURVE]
        (BATON_BIN and BATON_TEST_DATA as for tests/e2e)
 
 The hosts are namespaces (namespaces.py), over which the ranks are divided in order: with --hosts 8 of 8 ranks one rank is cut off, with --hosts 2 each half
@@ -37,17 +37,16 @@ class HostRank(Node):
 class SpreadGroup(Group):
     """Ranks 0, 1, .. on hosts 0, 0, .., 1, 1, .."""
 
-    def __init__(self, size, n_hosts, redundant):
+    def __init__(self, size, n_hosts, redundant, args=()):
         namespaces.Switch()
         self.hosts = [namespaces.Host(i) for i in range(n_hosts)]
-        self.redundant = redundant
-        super().__init__(size, 1, redundant)
+        super().__init__(size, 1, redundant, args)
 
     def rank(self, d, t):
         host = self.hosts[d * len(self.hosts) // len(self.meet)]
         return HostRank(host, ['--data-parallel-size', str(len(self.meet)), '--enable-expert-parallel', '--data-parallel-address', self.hosts[0].address,
                                '--data-parallel-rpc-port', str(self.meet[0]), '--data-parallel-rank', str(d), '--num-redundant-experts', str(self.redundant),
-                               '--advertise-host', host.address, *SIZE])
+                               '--advertise-host', host.address, *SIZE, *self.args])
 
     def at(self, entry):
         return entry.host.network()
@@ -81,9 +80,9 @@ def cut(group, load, host, way, seconds, times):
     note(times, f'{way}: whole after' if seconds > CUT_GO_ON_S else 'whole after a short cut', whole, WHOLE_S)
 
 
-def rounds(size, n_hosts, n, seed, cut_s=8.0, redundant=0):
+def rounds(size, n_hosts, n, seed, cut_s=8.0, redundant=0, args=()):
     rng = random.Random(seed)
-    with under_load(size, n_hosts, redundant, seed, f'{n} cuts', SpreadGroup) as (group, load, times):
+    with under_load(size, n_hosts, redundant, seed, f'{n} cuts', SpreadGroup, args) as (group, load, times):
         for i in range(n):
             time.sleep(rng.uniform(0, 0.5))
             seconds = rng.uniform(0.2, 4) if i % 3 == 2 else rng.uniform(cut_s, 1.5 * cut_s)
@@ -99,6 +98,7 @@ if __name__ == '__main__':
     p.add_argument('--rounds', type=int, default=20)
     p.add_argument('--seed', type=int, default=1)
     p.add_argument('--cut', type=float, default=8.0)
+    p.add_argument('--pace', metavar='CURVE')
     a = p.parse_args()
     namespaces.have_own()
-    rounds(a.ranks, a.hosts, a.rounds, a.seed, a.cut, a.redundant)
+    rounds(a.ranks, a.hosts, a.rounds, a.seed, a.cut, a.redundant, ['--pace', a.pace] if a.pace else [])

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """group_rounds.py - kills or stops one rank of a group at random points under load, and starts it again or lets it go on; or ends every node in turn.
 
-usage: group_rounds.py [--ranks N] [--tensor-parallel T] [--redundant N] [--rounds N] [--seed N] [--stop SECONDS] [--drain | --serve]
+usage: group_rounds.py [--ranks N] [--tensor-parallel T] [--redundant N] [--rounds N] [--seed N] [--stop SECONDS] [--pace CURVE] [--drain | --serve]
        (BATON_BIN and BATON_TEST_DATA as for tests/e2e)
 
 With --tensor-parallel T the group is of N / T nodes of T ranks: one that is hit may lead its node or follow, and the others of its node have to end by
-themselves. --redundant: copies of experts. What must hold in every round
+themselves. --redundant: copies of experts. --pace: the ranks are paced, and do not use all CPU time. What must hold in every round
   - streams of the nodes that live go on within 5 s of a kill and 6 s of a stop
   - the group is whole within 3 s of the return of the rank (of several ranks: of the start of all of its node)
   - no wrong, missing or repeated token; a request fails only if the node that it was sent to was hit
@@ -25,8 +25,8 @@ WHOLE_S, MEMORY_MIB, NODE_LOST = 3.0, 32, 75
 
 
 class Group:
-    def __init__(self, size, tp, redundant):
-        self.size, self.tp, self.redundant = size, tp, redundant
+    def __init__(self, size, tp, redundant, args=()):
+        self.size, self.tp, self.redundant, self.args = size, tp, redundant, args
         self.meet = free_ports(size // tp)              # of the node; that of the first is the group's
         self.nodes = [[self.rank(d, t) for t in range(tp)] for d in range(size // tp)]
         self.entries = [node[0] for node in self.nodes]
@@ -37,7 +37,7 @@ class Group:
 
     def rank(self, d, t):
         args = ['--data-parallel-size', str(len(self.meet)), '--enable-expert-parallel', '--data-parallel-address', '127.0.0.1', '--data-parallel-rpc-port', str(self.meet[0]),
-                '--data-parallel-rank', str(d), '--num-redundant-experts', str(self.redundant), *SIZE]
+                '--data-parallel-rank', str(d), '--num-redundant-experts', str(self.redundant), *SIZE, *self.args]
         if self.tp > 1:
             args += ['--tensor-parallel-size', str(self.tp), '--tensor-parallel-rank', str(t), '--tensor-parallel-port', str(self.meet[d])]
         return Node(MODEL, args=args)
@@ -84,12 +84,12 @@ class Group:
 class Served(Group):
     """The ranks of one parent, which has the port of all clients."""
 
-    def __init__(self, size, tp, redundant):
+    def __init__(self, size, tp, redundant, args=()):
         self.size, self.tp, self.redundant = size, tp, redundant
         self.lock, self.hits = threading.Lock(), {}
         port = free_ports(1)[0]
         self.parent = Process([BIN, 'serve', '--model', MODEL, '--served-model-name', 'm', '--host', '127.0.0.1', '--port', str(port), '--data-parallel-size', str(size // tp), '--compute-threads', '1',
-                               '--enable-expert-parallel', '--tensor-parallel-size', str(tp), '--num-redundant-experts', str(redundant), *SIZE], name='parent')
+                               '--enable-expert-parallel', '--tensor-parallel-size', str(tp), '--num-redundant-experts', str(redundant), *SIZE, *args], name='parent')
         self.parent.port = port
         self.entries = [self.parent] * (size // tp)
 
@@ -263,11 +263,11 @@ def drain(group, load, d, times):
 
 
 @contextlib.contextmanager
-def under_load(size, tp, redundant, seed, what, kind=Group):
+def under_load(size, tp, redundant, seed, what, kind=Group, args=()):
     """A group and its load. At the end every answer was right, and nothing is left of it."""
     vocab = json.load(open(f'{MODEL}/config.json'))['vocab_size']
     bodies = [{k: v for k, v in {**b, 'max_tokens': 60, 'stream': True}.items() if k != 'logprobs'} for b in mixed_requests(12, seed, vocab, 100)]
-    want, times, group = references(bodies), {}, kind(size, tp, redundant)
+    want, times, group = references(bodies), {}, kind(size, tp, redundant, args)
     with closing(*group.all()):
         group.wait_ready()
         load = Load(group, bodies, want)
@@ -294,18 +294,18 @@ def under_load(size, tp, redundant, seed, what, kind=Group):
           + '; '.join(f'{k} {statistics.median(v):.2f} s, at worst {max(v):.2f} s' for k, v in sorted(times.items())), flush=True)
 
 
-def rounds(size, n, seed, stop_s=5.0, stops_every=3, tp=1, redundant=0, served=False):
+def rounds(size, n, seed, stop_s=5.0, stops_every=3, tp=1, redundant=0, served=False, args=()):
     rng = random.Random(seed)
-    with under_load(size, tp, redundant, seed, f'{n} rounds' + served * ' of a parent', Served if served else Group) as (group, load, times):
+    with under_load(size, tp, redundant, seed, f'{n} rounds' + served * ' of a parent', Served if served else Group, args) as (group, load, times):
         for i in range(n):
             time.sleep(rng.uniform(0, 0.5))
             (hit_served if served else hit)(group, load, rng.randrange(size), 'stop' if i % stops_every == stops_every - 1 else 'kill', stop_s, times)
             assert not load.wrong, load.wrong[:3]
 
 
-def drains(size, turns, seed, tp=1, redundant=0):
+def drains(size, turns, seed, tp=1, redundant=0, args=()):
     rng, n_busy = random.Random(seed), 0
-    with under_load(size, tp, redundant, seed, f'{turns} turns in which each node ended') as (group, load, times):
+    with under_load(size, tp, redundant, seed, f'{turns} turns in which each node ended', args=args) as (group, load, times):
         for i in range(turns * len(group.nodes)):
             time.sleep(rng.uniform(0.1, 0.5))
             n_busy += drain(group, load, i % len(group.nodes), times)
@@ -321,10 +321,12 @@ if __name__ == '__main__':
     p.add_argument('--rounds', type=int, default=20)
     p.add_argument('--seed', type=int, default=1)
     p.add_argument('--stop', type=float, default=5.0)
+    p.add_argument('--pace', metavar='CURVE')
     p.add_argument('--drain', action='store_true')
     p.add_argument('--serve', action='store_true')
     a = p.parse_args()
+    args = ['--pace', a.pace] if a.pace else []
     if a.drain:
-        drains(a.ranks, max(a.rounds // a.ranks, 1), a.seed, a.tensor_parallel, a.redundant)
+        drains(a.ranks, max(a.rounds // a.ranks, 1), a.seed, a.tensor_parallel, a.redundant, args)
     else:
-        rounds(a.ranks, a.rounds, a.seed, a.stop, tp=a.tensor_parallel, redundant=a.redundant, served=a.serve)
+        rounds(a.ranks, a.rounds, a.seed, a.stop, tp=a.tensor_parallel, redundant=a.redundant, served=a.serve, args=args)

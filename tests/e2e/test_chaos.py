@@ -8,13 +8,14 @@ import collections
 from harness import *
 
 SIZE = ['--max-model-len', '2048', '--max-num-seqs', '16', '--num-gpu-blocks-override', '400', '--placement-timeout', '10']
+PACED = ['--pace', os.path.join(DATA, 'pace', 'quick.json')]
 
 
 class Cluster:
     """2 prefill + 2 decode nodes around one Redis, each restartable at its port."""
 
-    def __init__(self, model, redis):
-        args = ['--scheduler-name', 'splitwise', '--scheduler-port', str(redis.port), *SIZE]
+    def __init__(self, model, redis, more):
+        args = ['--scheduler-name', 'splitwise', '--scheduler-port', str(redis.port), *SIZE, *more]
         self.nodes = [Node(model, role, args) for role in ('prefill', 'prefill', 'decode', 'decode')]
         self.kills = []                     # (time, port)
         self.lock = threading.Lock()
@@ -53,7 +54,7 @@ def one(cluster, port, body, want):
     return verdict, time.monotonic() - t0
 
 
-def rounds(model, n, concurrency, every_s, vocab, longest, max_tokens, seed=5):
+def rounds(model, n, concurrency, every_s, vocab, longest, max_tokens, seed=5, args=()):
     bodies = mixed_requests(n, seed, vocab, longest, max_tokens)
     for b in bodies:
         del b['logprobs']
@@ -62,7 +63,7 @@ def rounds(model, n, concurrency, every_s, vocab, longest, max_tokens, seed=5):
         with closing(Node(model, 'mixed', SIZE)) as mixed:
             wait_ready(mixed)
             want = [a[2]['choices'][0]['token_ids'] for a in parallel([lambda b=b: request(mixed.port, 'POST', '/v1/completions', b) for b in bodies], 8)]
-        cluster = Cluster(model, redis)
+        cluster = Cluster(model, redis, args)
         with closing(*cluster.nodes):
             wait_ready(*cluster.nodes)
             wait_sees(cluster.nodes, 4)
@@ -113,6 +114,11 @@ def rounds(model, n, concurrency, every_s, vocab, longest, max_tokens, seed=5):
 
 
 def test_kill_rounds_tiny():
+    """Paced: answers last long enough to be hit without thousands of tokens."""
+    rounds(TINY, 120, 16, 1, 512, 900, (50, 250), args=PACED)
+
+
+def test_kill_rounds_tiny_long():
     rounds(TINY, 240, 16, 1, 512, 900, (300, 1100))
 
 

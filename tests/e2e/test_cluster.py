@@ -129,18 +129,22 @@ def blocks_used(node):
     return sum(held)
 
 
+def paced(curve):
+    return ['--pace', os.path.join(DATA, 'pace', curve + '.json')]
+
+
 def kill_while_working(victim_role):
-    """kill -9 of a node in the middle of answers: the entry node runs them again elsewhere, the client sees every token once."""
-    n_prompt, n_out, delay = (5, 160, 0.7) if victim_role == 'decode' else (500, 8, 0.7)
-    with pair(smollm2(), 'ipc', SIZE, prefills=2, decodes=2) as nodes:
-        bodies = [dict(prompt=[100 + (i * 37 + k * 11) % 4000 for k in range(n_prompt)], max_tokens=n_out) for i in range(4)]
+    """kill -9 of a node in the middle of answers, which paced steps make long: the entry node runs them again elsewhere, the client sees every token once."""
+    n_prompt, n_out, curve = (5, 600, 'quick') if victim_role == 'decode' else (250, 4, 'slow')
+    with pair(TINY, 'ipc', [*SIZE, *paced(curve)], prefills=2, decodes=2) as nodes:
+        bodies = [dict(prompt=[100 + (i * 37 + k * 11) % 400 for k in range(n_prompt)], max_tokens=n_out) for i in range(4)]
         entry = nodes[0] if victim_role == 'decode' else nodes[2]
         victim = nodes[2] if victim_role == 'decode' else nodes[0]
         answers = [None] * len(bodies)
         threads = [threading.Thread(target=lambda i=i: answers.__setitem__(i, complete(entry.port, **bodies[i]))) for i in range(len(bodies))]
         for t in threads:
             t.start()
-        time.sleep(delay)
+        time.sleep(0.7)
         victim.kill()
         t0 = time.monotonic()
         for t in threads:
@@ -183,11 +187,11 @@ def test_only_decode_node_killed():
 @alone
 def test_frozen_node():
     """A stopped process is noticed within seconds and its requests continue elsewhere; nothing breaks when it continues."""
-    # The plain C kernels are slow enough: with faster ones the answers end before the node is stopped.
-    with pair(TINY, 'ipc', [*SIZE, '--cpu-isa', 'ref'], prefills=1, decodes=2) as nodes:
-        want = complete(nodes[0].port, max_tokens=1000)['choices'][0]['token_ids']
+    # Paced, or the answers would end before the node is stopped.
+    with pair(TINY, 'ipc', [*SIZE, *paced('quick')], prefills=1, decodes=2) as nodes:
+        want = complete(nodes[0].port, max_tokens=300)['choices'][0]['token_ids']
         answers = [None] * 4
-        threads = [threading.Thread(target=lambda i=i: answers.__setitem__(i, complete(nodes[0].port, max_tokens=1000))) for i in range(4)]
+        threads = [threading.Thread(target=lambda i=i: answers.__setitem__(i, complete(nodes[0].port, max_tokens=300))) for i in range(4)]
         for t in threads:
             t.start()
         time.sleep(0.1)

@@ -31,14 +31,14 @@ def placements(node):
     return [n['placed_seqs'] or n['placed_tokens'] or n['placed_blocks'] for n in request(node.port, 'GET', '/cluster')[2]['nodes']]
 
 
-def rounds(protocol, seconds, seed):
+def rounds(protocol, seconds, seed, args=()):
     rng, seen, stop = random.Random(seed), [], threading.Event()
     with open(os.path.join(TINY, 'config.json')) as f:
         vocab = json.load(f)['vocab_size']
     bodies = mixed_requests(40, seed, vocab, 400)
     for b in bodies:
         del b['logprobs']
-    with pair(TINY, protocol, SIZE, prefills=2, decodes=2) as nodes:
+    with pair(TINY, protocol, [*SIZE, *args], prefills=2, decodes=2) as nodes:
         want = [request(nodes[2].port, 'POST', '/v1/completions', b)[2]['choices'][0]['token_ids'] for b in bodies]
         threads = [threading.Thread(target=client, args=(nodes, bodies, want, random.Random(seed * 100 + k), stop, seen), daemon=True) for k in range(12)]
         for t in threads:
@@ -65,7 +65,12 @@ def rounds(protocol, seconds, seed):
 
 
 def test_stopped_nodes_ipc():
-    rounds('ipc', 15, 3)
+    """Paced, so that twelve clients leave the machine CPU time."""
+    rounds('ipc', 15, 3, ['--pace', os.path.join(DATA, 'pace', 'quick.json')])
+
+
+def test_stopped_nodes_ipc_long():
+    rounds('ipc', 60, 3)
 
 
 def test_stopped_nodes_tcp_long():

@@ -6,6 +6,7 @@ from harness import *
 SIZE = ['--max-model-len', '2048', '--max-num-seqs', '8', '--num-gpu-blocks-override', '300', '--placement-timeout', '10']
 IDLE = ('baton_kv_blocks{state="held"}', 'baton_kv_blocks{state="quarantine"}', 'baton_kv_transfers_quarantined', 'baton_engine_reserved',
         'baton_prefill_credited_tokens', 'baton_prefill_waiting_credit', 'baton_requests_live')
+PACED = ['--pace', os.path.join(DATA, 'pace', 'quick.json')]    # clients that ask all the time leave the machine CPU time
 
 
 @contextlib.contextmanager
@@ -103,7 +104,7 @@ def test_one_per_cent_of_everything_tcp():
 
 def test_flipped_bits_of_a_real_model():
     # 30 layers, so 1 % of the puts and notes is every other transfer
-    damaged('tcp', smollm2(), bodies_of(30, 13, 200, 49152, (1, 6)), 'seed=3,flip=0.01', 4)
+    damaged('tcp', smollm2(), bodies_of(20, 13, 100, 49152, (1, 4)), 'seed=3,flip=0.01', 4)
 
 
 # ---- a writer stopped with a write pending, while the decode node reuses the pages ----
@@ -111,7 +112,7 @@ def test_flipped_bits_of_a_real_model():
 def stopped_writer(protocol):
     bodies = bodies_of(60, 21, tokens=(8, 24))
     want = reference(bodies)
-    with nodes_with(protocol, [('prefill', None), ('prefill', 'at=put:40:sigstop,at=put:70:sigstop'), ('decode', None)], [*SIZE, '--num-gpu-blocks-override', '80']) as nodes:
+    with nodes_with(protocol, [('prefill', None), ('prefill', 'at=put:40:sigstop,at=put:70:sigstop'), ('decode', None)], [*SIZE, *PACED, '--num-gpu-blocks-override', '80']) as nodes:
         stop, seen, d = threading.Event(), [], nodes[2]
         cursor = iter(range(1 << 30))
 
@@ -162,7 +163,7 @@ def test_both_restarted_at_their_addresses_under_load():
     bodies = bodies_of(40, 31, tokens=(8, 24))
     want = reference(bodies)
     control, kv = free_ports(2)
-    common = ['--cache-transfer-protocol', 'tcp', *SIZE]
+    common = ['--cache-transfer-protocol', 'tcp', *SIZE, *PACED]
     p = Node(TINY, 'prefill', [*common, '--engine-worker-queue-port', str(control)])
     d = Node(TINY, 'decode', [*common, '--innode-prefill-ports', str(control), '--cache-queue-port', str(kv)])
     with closing(p, d):

@@ -12,7 +12,8 @@ BLOCK, VOCAB = 64, 512
 SIZE = ['--max-model-len', '2048', '--max-num-seqs', '16', '--num-gpu-blocks-override', '400', '--placement-timeout', '10']
 SAMPLING = (dict(temperature=0), dict(temperature=0.8, seed=11), dict(temperature=1.2, top_p=0.9, top_k=40, seed=12))
 LENGTHS = (1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 1, 200, 5 * BLOCK)
-LONG = 1000              # tokens of an answer, enough to lose a node in the middle
+LONG = 300               # tokens of an answer, at this pace enough to lose a node in the middle
+PACED = ['--pace', os.path.join(DATA, 'pace', 'quick.json')]
 
 
 def two_attention_paths(name):
@@ -56,7 +57,7 @@ class Nodes:
 
     def __init__(self, name, roles, protocol='ipc', args=()):
         model, control = os.path.join(GOLDENS, name, 'model'), free_ports(1)[0]
-        common = [*SIZE, *args, '--cache-transfer-protocol', protocol]
+        common = [*SIZE, *args, *PACED, '--cache-transfer-protocol', protocol]
         self.alone = Node(model, 'mixed', [*SIZE, *args])
         self.first = Node(model, roles[0], [*common, '--engine-worker-queue-port', str(control)])
         self.rest = [Node(model, r, [*common, '--innode-prefill-ports', str(control)]) for r in roles[1:]]
