@@ -218,7 +218,7 @@ def resumed(n, n_decode_killed, per_round, seed):
 
 
 def test_streams_are_resumed():
-    resumed(30, 10, 10, 1)
+    resumed(18, 6, 6, 1)
 
 
 def test_streams_are_resumed_long():

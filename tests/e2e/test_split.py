@@ -61,7 +61,7 @@ def test_tiny():
 
 
 def test_smollm2():
-    split_equals_mixed(smollm2(), 10, 700, 49152, SMOL_BYTES_PER_TOKEN, (1, 8), [('ipc', 64, 'true', 8), ('tcp', 2048, 'false', 3)])
+    split_equals_mixed(smollm2(), 8, 300, 49152, SMOL_BYTES_PER_TOKEN, (1, 6), [('ipc', 64, 'true', 8), ('tcp', 2048, 'false', 3)])
 
 
 def test_smollm2_long():
