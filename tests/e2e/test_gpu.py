@@ -1,5 +1,5 @@
 """--device cuda. Without a GPU these tests need a program with an emulated GPU (BATON_BIN of a build with BATON_CUDA=emulate), which is thousands
-of times slower: so requests are few and short."""
+of times slower: so requests are few and short, and more and longer ones only with --long."""
 from harness import *
 from moved import F32, check, kv_bytes_per_token
 from test_parallel import SIZE as RANK_SIZE, ask_all
@@ -12,7 +12,8 @@ LLAMA = os.path.join(DATA, 'goldens', 'llama', 'model')
 DEEPSEEK = os.path.join(DATA, 'goldens', 'deepseek_v3', 'model')
 SIZE = ['--max-model-len', '512', '--max-num-seqs', '8', '--num-gpu-blocks-override', '64', '--max-num-batched-tokens', '128']
 CUDA = ['--device', 'cuda', '--deterministic', *SIZE]
-SHORT_STEPS = ['--max-num-batched-tokens', '16']  # short enough to end on an emulated GPU before the node counts as stuck
+NO_CHECKSUM = ['--kv-checksum', 'false']
+SHORT_STEPS = ['--max-num-batched-tokens', '32']  # short enough to end on an emulated GPU before the node counts as stuck
 
 
 def has_gpu():
@@ -65,9 +66,17 @@ def test_a_gpu_that_is_too_small_is_reported_at_start():
 
 def test_the_gpu_gives_the_tokens_of_the_cpu():
     """With exact arithmetic, equal up to the last bits of sums: the most likely token of each position is the same."""
+    tokens_of_the_cpu(mixed_requests(4, 3, 512, 80, (1, 5)))
+
+
+def test_the_gpu_gives_the_tokens_of_the_cpu_long():
+    tokens_of_the_cpu(mixed_requests(5, 3, 512, 150, (1, 6)))
+
+
+def tokens_of_the_cpu(bodies):
     need_gpu()
+    bodies = [{**b, 'temperature': 0} for b in bodies]
     for model in (QWEN, DEEPSEEK):
-        bodies = [{**b, 'temperature': 0} for b in mixed_requests(5, 3, 512, 150, (1, 6))]
         with closing(Node(model, 'mixed', ['--activations', 'f32', *SIZE])) as cpu:
             wait_ready(cpu)
             want = run([cpu.port], bodies, 4)
@@ -97,13 +106,20 @@ def check_split(model, protocol, args, bodies, want):
 def test_split_equals_mixed():
     """Two processes on one GPU, with KV by CUDA IPC and by tcp and checksums computed on the GPU; one request at a time, many at once, and
     over two nodes."""
+    split_equals_mixed(mixed_requests(4, 4, 512, 100, (1, 5)), (QWEN, (('tcp', []), ('ipc', NO_CHECKSUM))), (DEEPSEEK, (('ipc', []),)))
+
+
+def test_split_equals_mixed_long():
+    split_equals_mixed(mixed_requests(6, 4, 512, 200, (1, 6)), (QWEN, (('ipc', []), ('tcp', []), ('ipc', NO_CHECKSUM))), (DEEPSEEK, (('ipc', []), ('tcp', []))))
+
+
+def split_equals_mixed(bodies, *cases):
     need_gpu()
-    for model, ways in ((QWEN, (('ipc', []), ('tcp', []), ('ipc', ['--kv-checksum', 'false']))), (DEEPSEEK, (('ipc', []), ('tcp', [])))):
-        bodies = mixed_requests(6, 4, 512, 200, (1, 6))
+    for model, ways in cases:
         with closing(Node(model, 'mixed', CUDA)) as mixed:
             wait_ready(mixed, timeout=120)
             want = run([mixed.port], bodies, 1)
-            check_equal(want, run([mixed.port], bodies, 6), 'six at once')
+            check_equal(want, run([mixed.port], bodies, len(bodies)), 'all at once')
         for protocol, args in ways:
             check_split(model, protocol, args, bodies, want)
 
@@ -111,7 +127,7 @@ def test_split_equals_mixed():
 def test_split_between_block_sizes():
     """The prefill node's GPU converts to the decode node's block size, smaller and larger."""
     need_gpu()
-    bodies = mixed_requests(4, 5, 512, 120, (1, 6))
+    bodies = mixed_requests(4, 5, 512, 80, (1, 5))
     with closing(Node(QWEN, 'mixed', CUDA)) as mixed:
         wait_ready(mixed, timeout=120)
         want = run([mixed.port], bodies, 1)
@@ -129,8 +145,16 @@ def test_split_between_block_sizes():
 def test_every_type_of_kv_on_the_gpu():
     """A cache of float16, int8 or fp8: with exact arithmetic the tokens of the CPU, else two nodes give the tokens of one. No mixture of experts: a
     value that rounds to another int8 step must not choose another expert."""
+    types_of_kv(mixed_requests(4, 3, 512, 80, (1, 5)))
+
+
+def test_every_type_of_kv_on_the_gpu_long():
+    types_of_kv(mixed_requests(5, 3, 512, 150, (1, 6)))
+
+
+def types_of_kv(bodies):
     need_gpu()
-    bodies = [{**b, 'temperature': 0} for b in mixed_requests(5, 3, 512, 150, (1, 6))]
+    bodies = [{**b, 'temperature': 0} for b in bodies]
     for t, way in (('float16', 'tcp'), ('int8', 'ipc'), ('fp8', 'tcp')):
         kind = ['--kv-cache-dtype', t]
         with closing(Node(LLAMA, 'mixed', ['--activations', 'f32', *SIZE, *kind])) as cpu:
@@ -148,18 +172,18 @@ def test_every_type_of_kv_on_the_gpu():
 
 def test_ranks_that_share_experts_on_a_gpu():
     """Processes whose GPUs (here one for all) hold some of the experts each have the tokens and bits of one that holds all; one that is killed comes back."""
-    check_ranks((DEEPSEEK, 2, 4))
+    check_ranks((DEEPSEEK, 2, 3), longest=40, tokens=(2, 4))
 
 
 def test_ranks_that_share_experts_on_a_gpu_long():
-    check_ranks((QWEN, 2, 6), (DEEPSEEK, 4, 6))
+    check_ranks((QWEN, 2, 6), (DEEPSEEK, 2, 4), (DEEPSEEK, 4, 6))
 
 
-def check_ranks(*groups):
+def check_ranks(*groups, longest=60, tokens=(2, 6)):
     need_gpu()
     args = ['--device', 'cuda', '--deterministic', *SHORT_STEPS]
     for model, size, n in groups:
-        bodies = mixed_requests(n, 8, 512, 60, (2, 6))
+        bodies = mixed_requests(n, 8, 512, longest, tokens)
         with closing(Node(model, args=[*RANK_SIZE, *args])) as one:
             wait_ready(one, timeout=120)
             want = ask_all([one.port], bodies)
@@ -223,7 +247,7 @@ def all_alike(want, got, what):
 
 
 def asked_of_one(model, n):
-    bodies = [{**b, 'temperature': 0} for b in mixed_requests(n, 8, 512, 60, (2, 6))]
+    bodies = [{**b, 'temperature': 0} for b in mixed_requests(n, 8, 512, 15 * n, (2, 6))]
     with closing(Node(model, args=[*RANK_SIZE, *EXACT])) as one:
         wait_ready(one, timeout=120)
         return bodies, ask_all([one.port], bodies)
@@ -231,10 +255,11 @@ def asked_of_one(model, n):
 
 def test_a_node_of_several_ranks_on_a_gpu():
     """Processes with GPUs (here one for all) that share an attention; the node starts again when one that follows is killed."""
-    check_node(QWEN, 1, 2, 4)
+    check_node(QWEN, 1, 2, 3)
 
 
 def test_nodes_of_several_ranks_on_a_gpu_long():
+    check_node(QWEN, 1, 2, 4)
     check_node(LLAMA, 1, 4, 4)
     check_node(DEEPSEEK, 1, 2, 4)
     check_node(DEEPSEEK, 2, 2, 4)
@@ -268,8 +293,8 @@ def check_node(model, dp, tp, n, *args):
 
 def test_pairs_of_nodes_of_several_ranks_on_a_gpu():
     """Each rank's heads of a prompt's KV go from GPU to GPU, by CUDA IPC."""
-    check_pairs(LLAMA, 'ipc', (2, 2))
-    check_pairs(QWEN, 'ipc', (2, 1))
+    check_pairs(LLAMA, 'ipc', (2, 2), n=3)
+    check_pairs(QWEN, 'ipc', (2, 1), n=3)
 
 
 def test_all_pairs_of_nodes_of_several_ranks_on_a_gpu_long():
@@ -278,9 +303,9 @@ def test_all_pairs_of_nodes_of_several_ranks_on_a_gpu_long():
     check_pairs(QWEN, 'tcp', (2, 2), (1, 2))
 
 
-def check_pairs(model, protocol, *pairs):
+def check_pairs(model, protocol, *pairs, n=4):
     need_gpu()
-    bodies, want = asked_of_one(model, 4)
+    bodies, want = asked_of_one(model, n)
     for prefill, decode in pairs:
         control = free_ports(1)[0]
         both = [side(model, role, (tp, 1), control, protocol, EXACT) for role, tp in (('prefill', prefill), ('decode', decode))]
