@@ -43,8 +43,8 @@ def test_nodes_that_end_in_turn():
 
 @alone
 def test_hosts_that_are_cut_off():
-    cuts('--hosts', 8, '--rounds', 3, '--cut', 6.5, '--seed', 14, '--pace', CURVE)
-    cuts('--hosts', 2, '--rounds', 1, '--cut', 6.5, '--seed', 15, '--pace', CURVE)
+    cuts('--ranks', 4, '--hosts', 4, '--rounds', 3, '--cut', 6.5, '--seed', 14, '--pace', CURVE)
+    cuts('--ranks', 4, '--hosts', 2, '--rounds', 1, '--cut', 6.5, '--seed', 15, '--pace', CURVE)
 
 
 @alone

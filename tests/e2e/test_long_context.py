@@ -63,7 +63,12 @@ def long_prompt(name, protocol, n, timeout):
           f'{t["kv_tail_ms"]:.1f} ms after the last chunk; peak MiB: alone {alone_mib}, prefill {mib[0]}, decode {mib[1]}', flush=True)
 
 
-def test_ten_thousand_tokens():
+def test_six_thousand_tokens():
+    long_prompt('llama', 'ipc', 6_000, 120)
+    long_prompt('deepseek_v2_lite', 'tcp', 6_000, 120)
+
+
+def test_ten_thousand_tokens_long():
     long_prompt('llama', 'ipc', 10_000, 120)
     long_prompt('deepseek_v2_lite', 'tcp', 10_000, 120)
 
