@@ -430,7 +430,7 @@ void simt_warp_collect(simt_warp_call *call)
     if (m->arrived) {
         const simt_warp_call *other = m->lanes[__builtin_ctz(m->arrived)];
         if (other->perform != call->perform || other->variant != call->variant ||
-            strcmp(other->what, call->what) != 0)
+            (other->what != call->what && strcmp(other->what, call->what) != 0))
             simt_die("lanes of one warp meet at %s and at %s (or with other widths), mask %08x",
                      other->what, call->what, call->mask);
     }

@@ -19,6 +19,9 @@
 #define ASAN_UNPOISON_MEMORY_REGION(p, n) ((void)(p), (void)(n))
 #endif
 
+/* A function of the emulator's own in which neither looks for errors. */
+#define SIMT_UNCHECKED __attribute__((no_sanitize("address", "undefined")))
+
 /* simt_tsan.h explains SIMT_RACES. */
 #if defined(__SANITIZE_THREAD__) || SIMT_HAS_FEATURE(thread_sanitizer) || defined(SIMT_RACES)
 #include <sanitizer/tsan_interface.h>
