@@ -19,16 +19,24 @@ isa_of() {
     esac
 }
 
-first=$(find shared kernels kvtransfer prefill decode scheduler deploy tests -name '*.c' -not -path 'tests/perf/*' -print0 |
-    xargs -0 awk 'FNR == 1 { found = 0 } !found && /^#[ \t]*(if|include|define|undef)/ { found = 1; if (split($0, part, "\"") == 3) print part[2] }')
+# What a header includes before anything else is compiled alone together with that header.
+first=$(find shared kernels kvtransfer prefill decode scheduler deploy tests -name '*.[ch]' -not -path 'tests/perf/*' -print0 |
+    xargs -0 awk 'FNR == 1 { found = 0 } /^#(ifndef|define) BATON_[A-Z0-9_]+_H$/ { next }
+        !found && /^#[ \t]*(if|include|define|undef)/ { found = 1; if (split($0, part, "\"") == 3) print part[2] }')
 bad=0 n=0
-for h in $(find shared kernels kvtransfer prefill decode scheduler deploy tests -name '*.h' | sort); do
+headers=$(find shared kernels kvtransfer prefill decode scheduler deploy tests -name '*.h' | sort)
+for h in $headers; do
     n=$((n + 1))
+    [[ $'\n'$first$'\n' != *$'\n'$h$'\n'* ]] || continue
     echo "#include \"$h\"" >"$work/alone.c"
-    [[ $'\n'$first$'\n' == *$'\n'$h$'\n'* ]] || $cc $flags $(isa_of "$h") "$work/alone.c" 2>"$work/log" || { echo "$h does not compile alone:"; head -n 5 "$work/log"; bad=$((bad + 1)); }
-    head -n 1 "$h" | grep -q '^/\*' || { echo "$h does not open with a comment"; bad=$((bad + 1)); }
-    grep -qE '^#ifndef BATON_[A-Z0-9_]+_H$' "$h" || { echo "$h has no include guard BATON_..._H"; bad=$((bad + 1)); }
+    $cc $flags $(isa_of "$h") "$work/alone.c" 2>"$work/log" || { echo "$h does not compile alone:"; head -n 5 "$work/log"; bad=$((bad + 1)); }
 done
+faults=$(echo "$headers" | xargs awk '
+    FNR == 1 { if (name && !guard) print name " has no include guard BATON_..._H"; name = FILENAME; guard = 0 }
+    FNR == 1 && !/^\/\*/ { print FILENAME " does not open with a comment" }
+    /^#ifndef BATON_[A-Z0-9_]+_H$/ { guard = 1 }
+    END { if (name && !guard) print name " has no include guard BATON_..._H" }')
+[ -z "$faults" ] || { echo "$faults"; bad=$((bad + $(echo "$faults" | wc -l))); }
 dup=$(grep -rhoE '^#ifndef BATON_[A-Z0-9_]+_H$' --include=*.h shared kernels kvtransfer prefill decode scheduler deploy tests | sort | uniq -d)
 [ -z "$dup" ] || { echo "include guards used twice: $dup"; bad=$((bad + 1)); }
 echo "$n headers, $bad at fault"
