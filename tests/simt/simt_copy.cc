@@ -121,7 +121,7 @@ cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t strea
     if (place != SIMT_DEVICE && place != SIMT_PINNED) return simt_leave(cudaErrorInvalidValue);
     simt_op op;
     op.run = [p, value, bytes] {
-        if (!simt_notes_launches()) memset(p, value, bytes);
+        if (!simt_notes_launches()) simt_memory_set(p, value, bytes);
     };
     return simt_leave(simt_submit(stream, std::move(op)));
 }

@@ -15,7 +15,9 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <mutex>
+#include <vector>
 
 #include "tests/simt/simt_block.h"
 #include "tests/simt/simt_device.h"
@@ -182,6 +184,38 @@ static uint64_t make_nonce(void)
     return nonce;
 }
 
+/* By writes to the file, so that pages that nobody uses are not mapped: every mprotect goes through
+ * those that are. */
+static void fill_fresh(const simt_allocation &a)
+{
+    static const std::vector<char> fresh(1 << 16, (char)SIMT_FRESH);
+    const size_t begin = (size_t)(a.p - a.data);
+    size_t done = 0;
+    while (done < a.bytes && a.bytes >= fresh.size()) {
+        const ssize_t n = pwrite(a.fd, fresh.data(), std::min(fresh.size(), a.bytes - done),
+                                 (off_t)(begin + done));
+        if (n <= 0) break;
+        done += (size_t)n;
+    }
+    memset(a.p + done, SIMT_FRESH, a.bytes - done);
+}
+
+/* Whole pages of zeros are given back to the file for the same reason; pinned memory has none. */
+void simt_memory_set(void *p, int value, size_t bytes)
+{
+    enum { LEAST = 1 << 16 };
+    const size_t page = simt_page_bytes(), front = (page - (uintptr_t)p % page) % page;
+    char *const from = (char *)p;
+    if (bytes < LEAST || (unsigned char)value != 0 ||
+        madvise(from + front, (bytes - front) / page * page, MADV_REMOVE) != 0) {
+        memset(p, value, bytes);
+        return;
+    }
+    const size_t back = (bytes - front) % page;
+    memset(from, 0, front);
+    memset(from + bytes - back, 0, back);
+}
+
 static bool make_allocation(simt_allocation *a, size_t bytes)
 {
     size_t payload = simt_round_up(bytes, SIMT_ALIGNMENT);
@@ -198,7 +232,7 @@ static bool make_allocation(simt_allocation *a, size_t bytes)
     }
     a->p = a->data + a->data_bytes - payload;
     memset(a->data, SLACK, (size_t)(a->p - a->data));
-    if (!simt_notes_launches()) memset(a->p, SIMT_FRESH, bytes);
+    if (!simt_notes_launches()) fill_fresh(*a);
     memset(a->p + bytes, SLACK, payload - bytes);
     simt_poison_slack(*a);
     return true;

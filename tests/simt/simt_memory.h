@@ -27,6 +27,8 @@ bool simt_memory_is_visible(const void *p);
  * does nothing. */
 void simt_memory_open(void);
 void simt_memory_close(void);
+/* Execution, while memory is open. cudaMemset, of device memory or pinned memory. */
+void simt_memory_set(void *p, int value, size_t bytes);
 /* Execution. cudaDeviceReset. */
 void simt_memory_reset(void);
 #endif
