@@ -198,9 +198,12 @@ TEST(the_attention_path_follows_the_token)
              i++) {
             struct rig r;
             int32_t ids[PROMPT + ANSWER_MAX];
+            const bool two_paths = strncmp(GOLDENS[i], "deepseek", 8) == 0;
+            /* models with one path do the same on every backend */
+            if (!two_paths && (b + i) % 2 && !test_runs_all()) continue;
             rig_open(&r, golden(GOLDENS[i], "model").text, KERNEL_BACKENDS[b]->name);
             const int32_t n = answer_length(&r);
-            CHECK(r.m->two_attention_paths == (strncmp(GOLDENS[i], "deepseek", 8) == 0));
+            CHECK(r.m->two_attention_paths == two_paths);
             float *one = MEM_ARRAY(float, (size_t)n *r.n_vocab),
                   *other = MEM_ARRAY(float, (size_t)ROWS_MAX *r.n_vocab);
             pseudo_prompt(ids, PROMPT + n, 11, r.n_vocab);
@@ -359,9 +362,10 @@ TEST(smollm2_agrees_with_its_reference)
             feed_all(&r, &(struct feed){ .table = 0, .ids = ids, .n = n_ids }, 1, NULL);
             check_greedy(&r, 0, r.logits + (size_t)(n_ids - 1) * r.n_vocab, n_ids,
                          json_member(expected[i], "greedy"), 5e-3,
-                         !first     ? 2
-                         : long_run ? 48
-                                    : 12,
+                         !first            ? 2
+                         : !long_run       ? 6
+                         : test_runs_all() ? 48
+                                           : 24,
                          what);
         }
         rig_close(&r);
