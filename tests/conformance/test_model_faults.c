@@ -20,10 +20,14 @@ static bool is_draft(const char *name, uint32_t n_layers)
            (sscanf(name, "model.layers.%u.", &layer) == 1 && layer >= n_layers);
 }
 
-/* Of many experts the first and one more. */
-static bool is_sample(const char *name)
+/* Of many experts the first and one more; in a sanitizer's build, of many layers the first and the
+ * last. */
+static bool is_sample(const char *name, uint32_t n_layers)
 {
     const char *experts = strstr(name, "experts.");
+    uint32_t layer = 0;
+    (void)sscanf(name, "model.layers.%u.", &layer);
+    if (!test_runs_long() && layer > 0 && layer + 1 < n_layers) return false;
     return !experts || strstr(name, "shared") || strstr(name, "experts.0.") ||
            strstr(name, "experts.3.");
 }
@@ -103,7 +107,8 @@ static void check_folder(const char *name)
     CHECK_OK(load(&f, s, &err));
     CHECK(f.progressed);
     for (size_t i = 0, n = s->n; i < n; i++)
-        if (!is_draft(s->t[i].name, n_layers) && is_sample(s->t[i].name)) check_tensor(&f, s, i);
+        if (!is_draft(s->t[i].name, n_layers) && is_sample(s->t[i].name, n_layers))
+            check_tensor(&f, s, i);
     struct checkpoint_tensor *extra = checkpoint_add(
         s, "model.layers.0.self_attn.unheard_of.weight", "F32", DTYPE_F32, 1, (uint64_t[]){ 4 });
     refuses(&f, s, ERR_UNSUPPORTED, extra->name, "more than the architecture has");

@@ -261,7 +261,9 @@ static void check_plain(enum dtype t, enum quantize quantize)
 {
     static const size_t N_IN[] = { 1, 2, 3, 31, 64, 129, 300 };
     for (size_t i = 0; i < COUNT_OF(N_IN); i++)
-        for (int way = 0; way < 4; way++)
+        for (int way = 0; way < 4; way++) {
+            /* in a sanitizer's build each size has half of the ways */
+            if (!test_runs_long() && (i / 2 + (size_t)way) % 2) continue;
             check_joins((struct shape){
                 .dtype = t,
                 .quantize = quantize,
@@ -270,6 +272,7 @@ static void check_plain(enum dtype t, enum quantize quantize)
                 .gap = way / 2 ? 6 : 0,
                 .scaled = t == DTYPE_F8_E4M3 && i % 2 == 0,
             });
+        }
 }
 
 TEST(plain_types_keep_every_bit)
@@ -305,13 +308,15 @@ TEST(block_types_keep_every_bit)
         size_t block = dtype_block((enum dtype)t);
         if (block == 1) continue;
         for (size_t n = 1; n <= 3; n++)
-            for (int gap = 0; gap < 2; gap++)
+            for (int gap = 0; gap < 2; gap++) {
+                if (!test_runs_long() && gap != (n == 3)) continue;
                 check_joins((struct shape){
                     .dtype = (enum dtype)t,
                     .n_in = n * block,
                     .gap = gap ? 5 : 0,
                     .quantize = gap ? QUANTIZE_WINT4 : QUANTIZE_NONE,
                 });
+            }
     }
 }
 

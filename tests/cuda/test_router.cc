@@ -1,5 +1,7 @@
 /* test_router.cc - the router of a step whose last rows are padding: they are chosen for as others
  * and get no slots. Runs on a GPU or on tests/simt; tests/conformance/test_route.c has the rest. */
+#include <set>
+
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/moe/moe_route.h"
 #include "tests/cuda/device_case.h"
@@ -78,10 +80,13 @@ TEST(padding_rows_get_no_slots)
     need_gpu();
     for (const size_t(&shape)[3] : SHAPES)
         for (size_t n_rows : { 1, 2, 8, 16 }) {
+            /* the emulated GPU is slow under a sanitizer: each shape has one of few and of many */
+            if (!test_runs_long() && (n_rows + shape[0] / 32) % 3 == 0) continue;
             router_trial all = make_router(shape[0], shape[1], shape[2], n_rows);
             run_router(&all, -1);
             check_order(all, n_rows);
-            for (size_t n_real : { (size_t)0, (size_t)1, n_rows / 2, n_rows, n_rows + 1 }) {
+            for (size_t n_real : std::set<size_t>{ 0, 1, n_rows / 2, n_rows, n_rows + 1 }) {
+                if (!test_runs_long() && n_real == 1 && n_rows > 1) continue;
                 router_trial t = make_router(shape[0], shape[1], shape[2], n_rows);
                 run_router(&t, (int32_t)n_real);
                 CHECK(t.experts == all.experts && t.weights == all.weights);

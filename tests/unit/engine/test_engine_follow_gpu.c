@@ -5,7 +5,7 @@
 
 #include "tests/unit/engine/gpu_ranks.h"
 
-enum { N_REQUESTS = 4, N_OUT = 8 };
+enum { N_REQUESTS = 4, N_OUT = 8, N_OUT_FEW = 4 };
 static const double BOUND = 1e-3;
 
 static const char *the_model;
@@ -28,8 +28,9 @@ static void make_requests(struct engine_request *reqs)
 {
     static const uint32_t lengths[N_REQUESTS] = { 21, 3, 16, 9 };
     static const struct logit_bias nothing = { 0, 0 };
+    const uint32_t n_out = test_runs_long() ? N_OUT : N_OUT_FEW;
     for (uint32_t i = 0; i < N_REQUESTS; i++) {
-        reqs[i] = rig_request(1 + i, lengths[i], 700 + i, i == 1 ? N_OUT / 2 : N_OUT);
+        reqs[i] = rig_request(1 + i, lengths[i], 700 + i, i == 1 ? n_out / 2 : n_out);
         reqs[i].want_prompt_logprobs = i == 3;
         if (i > 0 || !a_host_samples) continue; /* there is no room for what changes nothing */
         reqs[i].sampling.bias = &nothing;

@@ -66,7 +66,8 @@ static void check_ahead(void)
     enum { N = TEST_IS_SANITIZED ? 3 : 6 };
     struct engine_request reqs[N];
     struct rig r;
-    for (uint32_t i = 0; i < N; i++) reqs[i] = request(i, 5 + 9 * i, 5 + 2 * i);
+    for (uint32_t i = 0; i < N; i++)
+        reqs[i] = request(i, 5 + 9 * i, test_runs_long() ? 5 + 2 * i : 4 + i);
     struct answer *want = one_by_one(reqs, N);
     for (uint32_t i = 0; i < N; i += 2) {
         reqs[i].sampling.stop_ids[0] = want[i].out[want[i].n_out / 2].id;
@@ -110,7 +111,7 @@ TEST(steps_that_have_to_wait)
     enum { N = 4, BLOCKS = 8 };
     struct engine_request reqs[N];
     struct rig r;
-    for (uint32_t i = 0; i < N; i++) reqs[i] = request(i, 14 + 5 * i, 40);
+    for (uint32_t i = 0; i < N; i++) reqs[i] = request(i, 14 + 5 * i, test_runs_long() ? 40 : 18);
     reqs[1].sampling.repetition_penalty = 1.2f;
     reqs[1].sampling.max_tokens = 6;
     struct answer *want = one_by_one(reqs, N);
@@ -128,22 +129,23 @@ TEST(steps_that_have_to_wait)
 /* Requests arrive and are canceled while steps are in flight. */
 TEST(commands_in_between)
 {
-    enum { N = 14, BLOCKS = 20 };
+    enum { N = 14, FEWER = 9, BLOCKS = 20 };
+    const uint32_t n = test_runs_long() ? N : FEWER;
     struct engine_request reqs[N];
     struct answer got[N] = { 0 };
     struct rig r;
-    for (uint32_t i = 0; i < N; i++)
+    for (uint32_t i = 0; i < n; i++)
         reqs[i] = request(i % 5, 4 + 7 * (i % 5), 8), reqs[i].id = 1 + i;
     struct answer *want = one_by_one(reqs, 5);
     open_rig(&r, (struct rig_options){ .n_blocks = BLOCKS, .max_seqs = 4 });
-    for (uint32_t i = 0; i < N; i++) {
+    for (uint32_t i = 0; i < n; i++) {
         got[i].id = reqs[i].id;
         CHECK_OK(engine_submit(r.engine, &reqs[i]));
         if (i % 4 == 3) CHECK_OK(engine_cancel(r.engine, reqs[i - 2].id, true));
         usleep((useconds_t)(rng_uniform(98, 1, i) * 20000));
     }
-    rig_gather(&r, got, N);
-    for (uint32_t i = 0; i < N; i++)
+    rig_gather(&r, got, n);
+    for (uint32_t i = 0; i < n; i++)
         if (!got[i].canceled) check_same(&want[i % 5], &got[i]);
     rig_await_free_blocks(&r, BLOCKS);
     rig_close(&r);
@@ -154,13 +156,14 @@ TEST(commands_in_between)
  * submitted while a step was in flight that ends a sequence. */
 TEST(steps_that_the_host_samples)
 {
-    enum { N = 24 };
+    enum { N = 24, FEWER = 10 };
+    const uint32_t n = test_runs_long() ? N : FEWER;
     static struct logit_bias bias[SAMPLER_BIAS_MAX];
     struct engine_request reqs[N];
     struct rig r;
     for (uint32_t i = 0; i < SAMPLER_BIAS_MAX; i++)
         bias[i] = (struct logit_bias){ (int32_t)(4 + i % 500), i % 500 == 3 ? 1000 : 0 };
-    for (uint32_t i = 0; i < N; i++) {
+    for (uint32_t i = 0; i < n; i++) {
         struct sampling_params *p = &reqs[i].sampling;
         reqs[i] = rig_request(1 + i, 3 + i % 4, 300 + i, 30);
         p->n_logprobs = -1;
@@ -177,8 +180,8 @@ TEST(steps_that_the_host_samples)
                      .eager = true,
                      .sampling_edit_bytes = 40 << 10,
                  });
-    struct answer *got = rig_run(&r, reqs, N);
-    for (uint32_t i = 0; i < N; i++) CHECK_EQ_INT(got[i].n_out, 2 + i * 5 % 7);
+    struct answer *got = rig_run(&r, reqs, n);
+    for (uint32_t i = 0; i < n; i++) CHECK_EQ_INT(got[i].n_out, 2 + i * 5 % 7);
     CHECK(rig_count(&r, "baton_engine_steps_host_sampled_total") > 0);
     CHECK(rig_count(&r, "baton_engine_steps_ahead_total") > 0);
     rig_close(&r);

@@ -109,6 +109,12 @@ static void check_slot(const struct model_experts *x, int32_t k, const struct mo
     }
 }
 
+/* In a sanitizer's build a sweep takes each of its values with some of the others. */
+static bool is_left_out(size_t i, size_t j, size_t n)
+{
+    return !test_runs_long() && (i + j) % n != 0;
+}
+
 /* A rank of three, and one without experts, take all experts in another order. */
 static void check_bytes(struct kernel_ctx *k, const struct source *s)
 {
@@ -128,10 +134,12 @@ static void check_bytes(struct kernel_ctx *k, const struct source *s)
     model_free(whole);
 }
 
-static void check_bytes_of(const char *path, enum quantize quantize)
+/* Of file i of a sweep. */
+static void check_bytes_of(size_t i_file, const char *path, enum quantize quantize)
 {
     static const char *const ISAS[] = { "ref", "auto", "cuda" };
     for (size_t i = 0; i < COUNT_OF(ISAS) - !has_gpu(); i++) {
+        if (i < 2 && is_left_out(i, i_file, 2)) continue;
         struct kernel_ctx *k = open_kernels(ISAS[i]);
         check_bytes(k, &(struct source){ .path = path, .quantize = quantize });
         kernel_ctx_free(k);
@@ -141,14 +149,15 @@ static void check_bytes_of(const char *path, enum quantize quantize)
 TEST(experts_of_every_checkpoint_have_the_bytes_of_a_load)
 {
     for (size_t i = 0; i < COUNT_OF(MOE); i++)
-        check_bytes_of(golden(MOE[i], "model").text, QUANTIZE_NONE);
+        check_bytes_of(i, golden(MOE[i], "model").text, QUANTIZE_NONE);
 }
 
 TEST(quantised_experts_have_the_bytes_of_a_load)
 {
     for (size_t i = 0; i < COUNT_OF(MOE); i++)
         for (int q = QUANTIZE_WINT8; q <= QUANTIZE_BLOCK_FP8; q++)
-            check_bytes_of(golden(MOE[i], "model").text, (enum quantize)q);
+            if (!is_left_out(i, (size_t)q, 3))
+                check_bytes_of(i + i / 3, golden(MOE[i], "model").text, (enum quantize)q);
 }
 
 TEST(dummy_experts_have_the_bytes_of_a_load)
@@ -250,7 +259,7 @@ TEST(experts_of_gguf_files_have_the_bytes_of_a_load)
     for (size_t i = 0; i < COUNT_OF(TYPES); i++) {
         checkpoint_print(path, sizeof path, "%s/%zu.gguf", test_tmpdir(), i);
         write_gguf(path, TYPES[i].type, TYPES[i].dtype);
-        check_bytes_of(path, QUANTIZE_NONE);
+        check_bytes_of(i, path, QUANTIZE_NONE);
     }
 }
 
