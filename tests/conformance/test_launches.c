@@ -18,20 +18,20 @@ static const struct shape SHAPES[] = {
     { "Qwen3",
       "{\"architectures\":[\"Qwen3MoeForCausalLM\"],\"hidden_size\":256,\"intermediate_size\":512,"
       "\"num_hidden_layers\":%d,\"num_attention_heads\":8,\"num_key_value_heads\":2,\"head_dim\":"
-      "64,\"vocab_size\":128,\"num_experts\":16,\"num_experts_per_tok\":4,"
+      "64,\"vocab_size\":128,\"num_experts\":8,\"num_experts_per_tok\":4,"
       "\"moe_intermediate_size\":128,\"norm_topk_prob\":true}",
       8 },
     { "ERNIE",
       "{\"architectures\":[\"Ernie4_5_MoeForCausalLM\"],\"hidden_size\":256,"
       "\"intermediate_size\":512,\"num_hidden_layers\":%d,\"num_attention_heads\":8,"
-      "\"num_key_value_heads\":2,\"vocab_size\":128,\"moe_num_experts\":16,\"moe_k\":4,"
+      "\"num_key_value_heads\":2,\"vocab_size\":128,\"moe_num_experts\":8,\"moe_k\":4,"
       "\"moe_intermediate_size\":128,\"moe_num_shared_experts\":2,\"moe_layer_start_index\":1}",
       10 },
     { "DeepSeek",
       "{\"architectures\":[\"DeepseekV2ForCausalLM\"],\"hidden_size\":256,\"intermediate_size\":"
       "512,\"num_hidden_layers\":%d,\"num_attention_heads\":4,\"num_key_value_heads\":4,"
       "\"vocab_size\":128,\"kv_lora_rank\":512,\"q_lora_rank\":null,\"qk_nope_head_dim\":64,"
-      "\"qk_rope_head_dim\":64,\"v_head_dim\":64,\"n_routed_experts\":16,\"n_shared_experts\":2,"
+      "\"qk_rope_head_dim\":64,\"v_head_dim\":64,\"n_routed_experts\":8,\"n_shared_experts\":2,"
       "\"num_experts_per_tok\":4,\"moe_intermediate_size\":128,\"first_k_dense_replace\":1,"
       "\"moe_layer_freq\":1,\"n_group\":1,\"topk_group\":1,\"topk_method\":\"greedy\","
       "\"scoring_func\":\"softmax\",\"norm_topk_prob\":false,\"routed_scaling_factor\":1.0,"

@@ -1,6 +1,6 @@
 #!/bin/bash
 # check_headers.sh - every header compiles alone, has a guard, and opens with a comment. usage: check_headers.sh COMPILER [INCLUDE_DIR...]
-# A header that a C file includes before anything else has been compiled alone by the build; only the others are compiled here. INCLUDE_DIRs
+# A header that a C file or another header includes before anything else has been compiled alone with it; only the others are compiled here. INCLUDE_DIRs
 # hold generated headers and those of libraries outside the compiler's path.
 set -u
 cc=${1:-cc}
@@ -19,7 +19,6 @@ isa_of() {
     esac
 }
 
-# What a header includes before anything else is compiled alone together with that header.
 first=$(find shared kernels kvtransfer prefill decode scheduler deploy tests -name '*.[ch]' -not -path 'tests/perf/*' -print0 |
     xargs -0 awk 'FNR == 1 { found = 0 } /^#(ifndef|define) BATON_[A-Z0-9_]+_H$/ { next }
         !found && /^#[ \t]*(if|include|define|undef)/ { found = 1; if (split($0, part, "\"") == 3) print part[2] }')
