@@ -1,7 +1,7 @@
 #!/bin/bash
 # check_headers.sh - every header compiles alone, has a guard, and opens with a comment. usage: check_headers.sh COMPILER [INCLUDE_DIR...]
-# A header that a C file or another header includes before anything else has been compiled alone with it; only the others are compiled here. INCLUDE_DIRs
-# hold generated headers and those of libraries outside the compiler's path.
+# A header that a C file or another header includes before anything else has been compiled alone with it; only the others are compiled here.
+# INCLUDE_DIRs hold generated headers and those of libraries outside the compiler's path.
 set -u
 cc=${1:-cc}
 shift
