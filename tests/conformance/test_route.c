@@ -332,8 +332,10 @@ static void check_routers(struct kernel_ctx *c)
         float *x = random_floats(65 * n_in, 3), *norm = random_floats(n_in, 1),
               *bias = random_floats(n_experts, 0.1f);
         for (size_t k = 0; k < COUNT_OF(N_ROWS); k++) {
-            /* one number of rows that one launch computes, and one that it does not */
-            if (!test_runs_long() && k != (k < 3 ? i % 3 : i % 3 ? 3 : 4)) continue;
+            /* one number of rows that one launch computes, and one that it does not, which takes the
+             * emulated GPU seconds for many experts */
+            if (!test_runs_long() && k != (k < 3 ? i % 3 : i % 6 ? 3 : 4)) continue;
+            if (!test_runs_long() && k > 2 && n_experts > 300) continue;
             check_router(c, (struct router_args){
                                 .w = &w,
                                 .x = x,
