@@ -15,6 +15,7 @@
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
+#include "tests/fixtures/free_port.h"
 #include "tests/fixtures/loop_turns.h"
 #include "tests/fixtures/served_view.h"
 #include "tests/harness/test.h"
@@ -54,17 +55,6 @@ static void run_for(struct rig *r, uint64_t ms) { loop_turn_for(r->loop, ms); }
 #define WAIT_FOR(r, cond) LOOP_WAIT((r)->loop, cond, WAIT_MS)
 
 /* ---- redis ---- */
-
-static uint16_t free_port(void)
-{
-    struct sockaddr_in a = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
-    socklen_t n = sizeof a;
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-    CHECK(bind(fd, (struct sockaddr *)&a, sizeof a) == 0);
-    CHECK(getsockname(fd, (struct sockaddr *)&a, &n) == 0);
-    close(fd);
-    return ntohs(a.sin_port);
-}
 
 static redisContext *redis_dial(const struct rig *r)
 {

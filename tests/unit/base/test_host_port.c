@@ -10,6 +10,7 @@
 
 #include "shared/base/address/port.h"
 #include "shared/base/mem.h"
+#include "tests/fixtures/free_port.h"
 #include "tests/harness/test.h"
 
 TEST(host_port_is_parsed_and_written)
@@ -101,16 +102,6 @@ static void end_listener(pid_t pid, const int until[2])
 {
     close(until[1]);
     CHECK(waitpid(pid, NULL, 0) == pid);
-}
-
-static uint16_t free_port(void)
-{
-    struct sockaddr_in a = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-    CHECK(bind(fd, (struct sockaddr *)&a, sizeof a) == 0);
-    uint16_t port = bound_port(fd);
-    close(fd);
-    return port;
 }
 
 static void check_conflict(const char *host, uint16_t port, pid_t owner)

@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 
 #include "shared/cluster/group.h"
+#include "tests/fixtures/free_port.h"
 #include "tests/unit/cluster/cluster_rig.h"
 
 enum { RANKS = 5, ROUNDS = 4, LOST_MS = 1200, RETRY_MS = 20, GRACE_MS = 300 };
@@ -165,17 +166,6 @@ static inline void on_met(void *arg, uint32_t kind, uint64_t node)
     group_on_met(((struct rank *)arg)->group, node);
 }
 
-static inline uint16_t meeting_port(void)
-{
-    struct cluster_rig r;
-    cluster_rig_open(&r);
-    struct peer_node *n = peer_open(&r, 1, (struct peer_options){ 0 });
-    const uint16_t port = cluster_port(n->c);
-    peer_close(n);
-    cluster_rig_close(&r);
-    return port;
-}
-
 /* id: of the process, another one after each start. port: where ranks meet; 0: its own. */
 static inline void open_rank(struct cluster_rig *rig, struct rank *r, uint32_t rank, uint32_t size,
                              uint32_t node_size, uint64_t id, uint16_t port, const char *host)
@@ -237,7 +227,7 @@ static inline void open_scene(struct scene *s, uint32_t size)
 {
     memset(s, 0, sizeof *s);
     s->size = size;
-    s->port = meeting_port();
+    s->port = free_port();
     cluster_rig_open(&s->rig);
 }
 

@@ -200,7 +200,7 @@ TEST(other_hosts_are_asked_whether_they_answer)
     for (uint32_t r = 0; r < 2; r++) group_ready(s.ranks[r].group, "tiny, f32");
     RIG_WAIT(&s.rig, s.ranks[0].preparing && s.ranks[1].preparing);
     const uint64_t epoch = s.ranks[0].preparing;
-    const uint16_t port = meeting_port();
+    const uint16_t port = free_port();
     CHECK(reach_ms(&s.ranks[0], epoch, "127.0.0.2", port, OK) < 500); /* which refuses */
     be_silent(&silent, port);
     CHECK(reach_ms(&s.ranks[0], epoch, "127.0.0.1", port, OK) < 500); /* is this host */

@@ -41,7 +41,7 @@ static void group_start_servers(struct group *g)
 static void sentinel_start(struct group *g, struct redis_process *p, uint16_t watched,
                            const char *more)
 {
-    if (p->port == 0) p->port = redis_free_port();
+    if (p->port == 0) p->port = free_port();
     const char *dir = redis_text("%s", test_tmpdir()), *file = redis_text("%s/sentinel.conf", dir);
     FILE *f = fopen(file, "w");
     CHECK(f != NULL);
@@ -114,7 +114,7 @@ TEST(sentinel_names_the_master_though_another_one_is_dead)
     struct redis_client c;
     group_open(&g, 1, NULL);
     g.at[1] = g.at[0];
-    g.at[0].port = redis_free_port(); /* nobody listens */
+    g.at[0].port = free_port(); /* nobody listens */
     client_open(&c, through(&g, 2));
     client_wait_up(&c, 1);
     CHECK_EQ_INT(client_look(&c).where.port, g.master.port);
@@ -208,7 +208,7 @@ TEST(sentinels_that_do_not_help_are_named_one_by_one)
     struct redis_client c;
     group_open(&g, 1, NULL);
     redis_process_wait(&g.sentinel[0], "PING", "PONG");
-    const uint16_t dead = redis_free_port();
+    const uint16_t dead = free_port();
     g.at[1] = g.at[0];
     g.at[1].port = dead;
     g.at[2] = g.at[0];
