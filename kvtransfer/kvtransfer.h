@@ -42,7 +42,8 @@ enum kvt_event_kind {
     KVT_SENT,           /* id */
     KVT_SEND_FAILED,    /* id, status: source blocks are not read any more */
     KVT_PEER_QUIET,     /* peer: its connection stands, but nothing that is awaited of it has come
-                         * for longer than is usual (KVT_QUIET_MAX_MS). A hint: the limits of sends end them, and it */
+                         * for longer than it usually takes. A hint: the limits of sends end them,
+                         * and it */
     KVT_PEER_HEARD      /* peer: something came, or nothing is awaited any more */
 };
 

@@ -16,7 +16,9 @@
 
 enum {
     TICK_MS = 50,
-    STOPPED_MS = 1000, /* a tick that comes so late shows that this process was stopped */
+    /* A tick that comes so late shows that this process was stopped: what it missed meanwhile is
+     * not its peers' fault. Less than KVT_QUIET_MIN_MS. */
+    STOPPED_MS = 400,
     COMMANDS_PER_ITERATION = 256
 };
 

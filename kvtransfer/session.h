@@ -46,10 +46,12 @@ enum {
     KVT_MOVE_MS = 3000,
     /* KVT_PEER_QUIET after four times as long without a sign as this peer has needed lately, but
      * between these two, and a quarter of stall_ms at most. The longer one is a new peer's: so
-     * slow is a receiver that is busy, or whose GPU is. The shorter one keeps more prompts off a
-     * broken path. */
+     * slow is a receiver that is busy, or whose GPU is. It is also that of KVT_CAP_HEALS. The
+     * shorter one keeps more prompts off a broken path. */
     KVT_QUIET_MAX_MS = 2000,
     KVT_QUIET_MIN_MS = 500,
+    /* What a peer has needed is forgotten by an eighth in so long, with its next answer. */
+    KVT_SLOW_FORGET_MS = 250,
     KVT_FENCED_RING = 4096, /* ids remembered, see kvt_core.fenced */
     /* An unanswered STOP is repeated after this time, then after twice as long, and so on. */
     KVT_STOP_AGAIN_MS = 1000,
@@ -167,7 +169,8 @@ struct kvt_peer {
     bool must_close;     /* disconnect it: it answers nothing, or breaks the protocol */
     uint64_t t_moved_ms; /* outgoing: when a put of any session was over */
     uint64_t t_heard_ms; /* outgoing: that, or when a message came */
-    uint32_t slow_ms;    /* outgoing: as long as an answer of it or a put has taken lately */
+    uint32_t slow_ms;    /* outgoing: as long as an answer of it or a put has taken lately ... */
+    uint64_t t_slow_ms;  /* ... and when it was last made less */
     bool quiet;          /* outgoing: KVT_PEER_QUIET was told */
     struct list sends, recvs;
     struct kvt_route *route; /* progress.c: what is left to try while connecting */

@@ -739,6 +739,15 @@ static void slower(struct kvt_peer *p, uint64_t took_ms)
         p->slow_ms = took_ms < KVT_QUIET_MAX_MS ? (uint32_t)took_ms : KVT_QUIET_MAX_MS;
 }
 
+static void on_answer(struct kvt_peer *p, uint64_t took_ms)
+{
+    if (p->t_heard_ms >= p->t_slow_ms + KVT_SLOW_FORGET_MS) {
+        p->slow_ms -= p->slow_ms / 8;
+        p->t_slow_ms = p->t_heard_ms;
+    }
+    slower(p, took_ms);
+}
+
 void kvt_send_put_done(struct kvt_core *c, struct kvt_peer *p, uint64_t tag)
 {
     struct kvt_send *s = NULL;
@@ -796,10 +805,7 @@ void kvt_send_message(struct kvt_core *c, struct kvt_peer *p, const struct kvt_m
         else kvt_stats_dropped(c->stats, false);
         return;
     }
-    if (awaits_answer(s)) {
-        p->slow_ms -= p->slow_ms / 8; /* what was slow once is forgotten after some answers */
-        slower(p, p->t_heard_ms - moved_ms(p, s));
-    }
+    if (awaits_answer(s)) on_answer(p, p->t_heard_ms - moved_ms(p, s));
     /* Only progress moves the deadline: a receiver that repeats itself must not keep the transfer
      * alive. */
     if (m->kind == KVT_MSG_STOP) on_stop(c, s, m->status);
@@ -827,7 +833,8 @@ void kvt_send_wait_again(struct kvt_peer *p, uint64_t now_ms)
 /* Something is awaited of the peer, and nothing has come. */
 static bool is_quiet(const struct kvt_core *c, const struct kvt_peer *p, uint64_t now_ms)
 {
-    const uint32_t usual = least(4 * p->slow_ms, KVT_QUIET_MAX_MS),
+    const uint32_t usual = p->ops->caps & KVT_CAP_HEALS ? KVT_QUIET_MAX_MS
+                                                        : least(4 * p->slow_ms, KVT_QUIET_MAX_MS),
                    quiet = least(usual > KVT_QUIET_MIN_MS ? usual : KVT_QUIET_MIN_MS,
                                  c->stall_ms / 4);
     if (now_ms <= p->t_heard_ms + quiet) return false;

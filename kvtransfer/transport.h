@@ -30,7 +30,9 @@ enum kvt_cap {
     KVT_CAP_FENCE_TEARDOWN = 8,
     KVT_CAP_DEVICE_MEM = 16, /* puts go from GPU memory to GPU memory, after their events */
     /* Peers write into GPU memory if `open` finds that they can; puts read staging memory. */
-    KVT_CAP_GPUDIRECT = 32
+    KVT_CAP_GPUDIRECT = 32,
+    /* A link that fails is noticed within KVT_QUIET_MAX_MS, and another one used in its place. */
+    KVT_CAP_HEALS = 64
 };
 
 enum {

@@ -220,7 +220,7 @@ static size_t rdma_poll(struct kvt_transport *base, struct kvt_transport_event *
 
 const struct kvt_transport_ops kvt_rdma_ops = {
     .name = "rdma",
-    .caps = KVT_CAP_FENCE_TEARDOWN | KVT_CAP_GPUDIRECT,
+    .caps = KVT_CAP_FENCE_TEARDOWN | KVT_CAP_GPUDIRECT | KVT_CAP_HEALS,
     .put_bytes = 8 << 20, /* two fill a queue pair: one is in flight while the next is posted */
     .open = rdma_open,
     .close = rdma_close,

@@ -455,7 +455,7 @@ static bool ucx_can_reach(struct kvt_transport *t, struct str address)
 
 const struct kvt_transport_ops kvt_ucx_ops = {
     .name = "ucx",
-    .caps = KVT_CAP_FENCE_TEARDOWN | KVT_CAP_GPUDIRECT,
+    .caps = KVT_CAP_FENCE_TEARDOWN | KVT_CAP_GPUDIRECT | KVT_CAP_HEALS,
     .put_bytes = 8 << 20, /* as for rdma: one message less per MiB is 3 % of a Soft-RoCE link */
     .open = ucx_open,
     .close = ucx_close,

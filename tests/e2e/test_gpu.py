@@ -80,7 +80,7 @@ def tokens_of_the_cpu(bodies):
         with closing(Node(model, 'mixed', ['--activations', 'f32', *SIZE])) as cpu:
             wait_ready(cpu)
             want = run([cpu.port], bodies, 4)
-        with closing(Node(model, 'mixed', ['--activations', 'f32', *CUDA])) as gpu:
+        with closing(Node(model, 'mixed', ['--activations', 'f32', *CUDA, '--max-num-batched-tokens', '64'])) as gpu:  # a prompt takes two steps
             wait_ready(gpu, timeout=120)
             for i, (a, b) in enumerate(zip(want, run([gpu.port], bodies, 4))):
                 assert answer_of(a)[0] == answer_of(b)[0], f'{model} on the GPU: answer {i} differs:\n{answer_of(a)[0]}\n{answer_of(b)[0]}'
@@ -126,8 +126,15 @@ def split_equals_mixed(bodies, *cases):
 
 def test_split_between_block_sizes():
     """The prefill node's GPU converts to the decode node's block size, smaller and larger."""
+    between_block_sizes(mixed_requests(4, 5, 512, 80, (1, 5)))
+
+
+def test_split_between_block_sizes_long():
+    between_block_sizes(mixed_requests(6, 5, 512, 120, (1, 6)))
+
+
+def between_block_sizes(bodies):
     need_gpu()
-    bodies = mixed_requests(4, 5, 512, 80, (1, 5))
     with closing(Node(QWEN, 'mixed', CUDA)) as mixed:
         wait_ready(mixed, timeout=120)
         want = run([mixed.port], bodies, 1)

@@ -30,8 +30,8 @@ const char *test_data(const char *name);
 /* A fresh directory under TMPDIR, removed when the case ends. */
 const char *test_tmpdir(void);
 
-/* Whether cases run that take most of a minute under a sanitizer: without one, or with tests/run.sh
- * --all. */
+/* Whether a case runs whole, which takes most of a minute under a sanitizer: without one, or with
+ * tests/run.sh --all. Otherwise it is left out, or has fewer rounds, sizes and combinations. */
 bool test_runs_long(void);
 /* Whether a sweep takes every combination of its values (tests/run.sh --all sets BATON_TEST_ALL)
  * rather than each value with some of the others. False under a sanitizer. */

@@ -188,7 +188,8 @@ static uint64_t make_nonce(void)
  * those that are. */
 static void fill_fresh(const simt_allocation &a)
 {
-    static const std::vector<char> fresh(1 << 16, (char)SIMT_FRESH);
+    /* never freed: threads may still allocate while the process ends */
+    static const std::vector<char> &fresh = *new std::vector<char>(1 << 16, (char)SIMT_FRESH);
     const size_t begin = (size_t)(a.p - a.data);
     size_t done = 0;
     while (done < a.bytes && a.bytes >= fresh.size()) {

@@ -31,7 +31,7 @@ def few(name, longest, max_tokens):
 
 MODELS = {'smollm2': dict(path=smollm2, vocab=49152, n=2, longest=66, max_tokens=(2, 3), bytes_per_token=30 * 3 * 2 * 64 * 2),
           'tiny': dict(path=lambda: TINY, vocab=512, n=12, longest=300, max_tokens=(1, 8), bytes_per_token=TINY_BYTES),
-         'tiny_long': dict(path=lambda: TINY, vocab=512, n=24, longest=900, max_tokens=(1, 12), bytes_per_token=TINY_BYTES),
+          'tiny_long': dict(path=lambda: TINY, vocab=512, n=24, longest=900, max_tokens=(1, 12), bytes_per_token=TINY_BYTES),
           **{f'pair_{name}': few(name, 120, (2, 6)) for name in PAIRED}, 'group': few('qwen3_moe', 40, (20, 40))}
 
 

@@ -2,7 +2,7 @@
 
 The prefill node uses the RDMA devices rxe<i> and the decode node far<i>, so every packet between them crosses a rail (guest.sh).
 """
-import contextlib, os, subprocess, sys
+import contextlib, os, re, subprocess, sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from cases import *
@@ -55,6 +55,12 @@ class Traffic:
     def since(self):
         now = self.now()
         return {k: now[k] - self.start[k] for k in now}
+
+
+def lost_packets(rails=(0, 1)):
+    """How many packets netem has dropped since its rule was set."""
+    ends = [end for i in rails for end in (f'near{i}', f'far{i}n')]
+    return sum(int(n) for end in ends for n in re.findall(r'dropped (\d+)', command('tc', '-s', 'qdisc', 'show', 'dev', end)))
 
 
 @contextlib.contextmanager
