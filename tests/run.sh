@@ -199,12 +199,18 @@ no_code='^(scripts|seeds)/'
 # What only computes and never waits: the source checks, arithmetic, templates and corpora.
 only_compute='^(lint/|jinja/|fuzz/|conformance/test_(attention|matmul|matmul_prequantized|checkpoint_layouts|kv_types|model_kv|models|weight_layouts|dummy_weights)$)'
 
-# Runs that, and the build with AddressSanitizer, on CPU time that the stages in front leave: end-to-end tests wait a lot.
+# The same of the build with AddressSanitizer, but for what --all makes too long for it.
+asan_compute='^(fuzz/|cuda/|conformance/test_(append_rope|device|experts|kernels|launches|model_faults|route|weight_layouts)|unit/test_(expert_forward|model_experts|share|share_forward))'
+
+# Runs that, and builds what AddressSanitizer checks, on CPU time that the stages in front leave: end-to-end tests wait a lot.
 compute_behind() {
     chrt --idle -p 0 "$BASHPID" >/dev/null 2>&1
     run_suite release/computing release -R "$only_compute" >"$out/computing.log" 2>&1
     "$tokenizers_python" -u tests/text/tokenizer_oracle.py "$out/release/tests/fixtures/tokenize" "$out/tokenizers/work" --texts $texts >"$out/tokenizers.log" 2>&1
-    [ $asan = no ] || build asan -DBATON_ASAN=ON -DBATON_CUDA=emulate >"$out/asan.log" 2>&1
+    [ $asan = yes ] || return 0
+    build asan -DBATON_ASAN=ON -DBATON_CUDA=emulate >"$out/asan.log" 2>&1 || return
+    [ $all = yes ] || run_suite asan/computing asan -R "$asan_compute" -E "$long_arithmetic" >"$out/asan_computing.log" 2>&1
+    return 0
 }
 
 # The build with AddressSanitizer has an emulated GPU: this runs the whole program on it.
@@ -308,15 +314,23 @@ begin_stage "real RDMA: a virtual machine with Soft-RoCE"
 counted "virtual machine" python3 -u tests/vm/run.py one "${long[@]}"
 [ $all = yes ] && counted "two virtual machines" python3 -u tests/vm/run.py two "${long[@]}"
 
-begin_stage "what is left of the computing tests and of the build with AddressSanitizer"
+begin_stage "what is left of the computing tests, and of the build with AddressSanitizer and its computing tests"
 wait "$behind"; built=$?
 behind=
 cat "$out/computing.log" "$out/tokenizers.log"
 count_suite "tests that compute" release/computing
 count_log "tokenizers" "$out/tokenizers.log"
 if [ $asan = yes ]; then
-    left_out=(-E "$long_arithmetic|$no_code"); [ $all = yes ] && left_out=(-E "$no_code")
-    if [ $built = 0 ]; then begin_stage "AddressSanitizer and UBSan"; suite "tests, ASan + UBSan" asan -LE lint "${left_out[@]}"; emulated_gpu; else cat "$out/asan.log"; count "build, ASan" 0 1 0; fi
+    left_out=(-E "$long_arithmetic|$no_code|$asan_compute"); [ $all = yes ] && left_out=(-E "$no_code")
+    if [ $built = 0 ]; then
+        if [ $all = no ]; then cat "$out/asan_computing.log"; count_suite "tests that compute, ASan" asan/computing; fi
+        begin_stage "AddressSanitizer and UBSan"
+        suite "tests, ASan + UBSan" asan -LE lint "${left_out[@]}"
+        emulated_gpu
+    else
+        cat "$out/asan.log"
+        count "build, ASan" 0 1 0
+    fi
 fi
 if [ $all = yes ]; then
     begin_stage "build with ThreadSanitizer"
