@@ -304,7 +304,7 @@ fi
 
 begin_stage "end to end"
 long=(); [ $all = yes ] && long=(--long)
-counted "end to end" python3 -u tests/e2e/run.py --jobs 2 "${long[@]}"
+counted "end to end" python3 -u tests/e2e/run.py --jobs $((jobs + 1)) "${long[@]}"
 
 begin_stage "every command of the users' documents"
 whole=(); [ $all = yes ] && whole=(--all)

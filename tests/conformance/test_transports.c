@@ -700,7 +700,8 @@ static int quiets_of_one(struct node *from, struct node *to, uint64_t peer, uint
  * transport goes over to another link. */
 static void who_is_slow_has_more_time(const char *transport)
 {
-    const bool heals = kvt_transport_caps((struct str){ transport, strlen(transport) }) & KVT_CAP_HEALS;
+    const bool heals = kvt_transport_caps((struct str){ transport, strlen(transport) }) &
+                       KVT_CAP_HEALS;
     struct node *from = node_start(options(transport)), *to = node_start(options(transport));
     uint64_t peer = node_connect(from, to), id = 100;
     int quiets = 0;
