@@ -6,7 +6,7 @@
 #include "shared/base/mem.h"
 #include "shared/model/config/config_hf.h"
 
-enum { BYTES = 256, SPELLING_MAX = 16 };
+enum { BYTES = 256, SPELLING_MAX = 24 };
 
 /* GPT-2's byte alphabet: printable bytes of Latin-1 stand for themselves, the other bytes for the
  * characters from U+0100 on, in order. */

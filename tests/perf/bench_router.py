@@ -6,8 +6,9 @@ usage: bench_router.py [--streams 5000] [--tokens 64] [--nodes 2] [--step-ms 250
 The nodes are paced (docs/pace.md): a step of a tiny model lasts --step-ms, so that tokens come at a rate of many streams and the nodes leave the
 CPUs to what is measured. In each round all streams go to the nodes themselves, through nginx, and through the router. Printed of each: tokens per
 second, CPU seconds of the process in the middle per million tokens (and its inverse, tokens per second and core), the time to the first token and
-the p99 of the gap between two tokens of a stream, as more than without anything in the middle. Medians over the rounds. Then the router with two
-processes against one, on hosts with four CPUs or more. Standard library only; nginx is looked for in PATH, Debian has it as nginx-light."""
+the p99 of the gap between two tokens of a stream, as more than without anything in the middle; the limit is one bare write for each token. Medians
+over the rounds. Then the router with two processes against one, on hosts with four CPUs or more. Standard library only; nginx is looked for in
+PATH, Debian has it as nginx-light."""
 import argparse, json, os, resource, select, shutil, signal, socket, statistics, subprocess, sys, tempfile, time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -77,7 +78,7 @@ class Stream:
         self.s.sendall(self.out)
         self.s.setblocking(False)
         self.t_sent = self.t_last = time.perf_counter()
-        self.n, self.tail, self.done, self.first, self.gaps = 0, b'', False, None, []
+        self.n, self.tail, self.done, self.first, self.gaps, self.n_bytes = 0, b'', False, None, [], 0
 
     def read(self):
         """False: it has ended."""
@@ -90,6 +91,7 @@ class Stream:
             return False
         if not self.tail and not data.startswith(b'HTTP/1.1 200'):
             raise SystemExit(f'a stream was refused: {data[:300]!r}')
+        self.n_bytes += len(data)
         text = self.tail + data
         n = text.count(b'"finish_reason"') - self.tail.count(b'"finish_reason"')
         self.done = self.done or b'data: [DONE]' in text
@@ -128,7 +130,50 @@ def run(ports, pids):
     seconds, cpu, tokens = time.perf_counter() - begin, cpu_seconds(pids) - before, ARGS.streams * ARGS.tokens
     gaps, firsts = sorted(g for s in every for g in s.gaps), sorted(s.first for s in every)
     return {'tokens per second': tokens / seconds, 'CPU s per million': cpu / tokens * 1e6, 'gap p99 ms': gaps[len(gaps) * 99 // 100] * 1e3,
-            'first token p50 ms': firsts[len(firsts) // 2] * 1e3, 'first token p99 ms': firsts[len(firsts) * 99 // 100] * 1e3}
+            'bytes per token': sum(s.n_bytes for s in every) / tokens, 'first token p50 ms': firsts[len(firsts) // 2] * 1e3, 'first token p99 ms': firsts[len(firsts) * 99 // 100] * 1e3}
+
+
+def read_all(ends):
+    """What the clients of bare_writes do, in a process of its own."""
+    poll = select.epoll()
+    for s in ends:
+        poll.register(s, select.EPOLLIN)
+    by_fd, n_open = {s.fileno(): s for s in ends}, len(ends)
+    while n_open:
+        for fd, _ in poll.poll():
+            if not by_fd[fd].recv(65536):
+                poll.unregister(fd)
+                n_open -= 1
+
+
+def bare_writes(n_bytes, rounds=12):
+    """The limit: CPU seconds of this process for a million writes of an event, each to another connection, and nothing else. Over loopback a
+    write is also the TCP of who receives it."""
+    ends = []
+    with socket.create_server(('127.0.0.1', 0), backlog=4096) as listener:
+        for _ in range(ARGS.streams):
+            client = socket.create_connection(listener.getsockname())
+            ends.append((listener.accept()[0], client))
+    pid = os.fork()
+    if pid == 0:
+        for s, _ in ends:
+            s.close()
+        read_all([c for _, c in ends])
+        os._exit(0)
+    for s, c in ends:
+        c.close()
+        s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    event, cpu = b'x' * n_bytes, 0
+    for _ in range(rounds):
+        begin = time.process_time()
+        for s, _ in ends:
+            s.send(event)
+        cpu += time.process_time() - begin
+        time.sleep(ARGS.step_ms / 1000)
+    for s, _ in ends:
+        s.close()
+    os.waitpid(pid, 0)
+    return cpu / (rounds * len(ends)) * 1e6
 
 
 def medians(rounds):
@@ -219,13 +264,17 @@ def main():
         with closing(router, *([nginx] if nginx else [])):
             ready(router, *([nginx] if nginx else []))
             ways = [('direct', [n.port for n in nodes], []), *([('nginx', [nginx.port], tree(nginx.p.pid))] if nginx else []), ('router', [router.port], [router.p.pid])]
-            rounds = {name: [] for name, _, _ in ways}
+            rounds, bare = {name: [] for name, _, _ in ways}, []
             for _ in range(ARGS.rounds):
                 for name, ports, pids in ways:
                     rounds[name].append(run(ports, pids))
+                bare.append(bare_writes(round(rounds['direct'][-1]['bytes per token'])))
             of = {name: medians(r) for name, r in rounds.items()}
         for name, figures in of.items():
             say(name, figures, None if name == 'direct' else of['direct'])
+        limit = statistics.median(bare)
+        print(f'limit    bare writes of as many bytes: CPU s per million {limit:.1f}  tokens per second and core {1e6 / limit:,.0f}  '
+              f'the router reaches {limit / max(of["router"]["CPU s per million"], 1e-9):.2f} of them', flush=True)
         compare(of)
         compare_workers(nodes)
 
