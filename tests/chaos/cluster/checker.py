@@ -102,7 +102,7 @@ def detections(fleet, logs):
 
 
 def going_on(fleet, histories, logs):
-    """[(seconds, name, state, how many members were broken then)] from a loss until the request's next event, for requests that were moved while their client
+    """[(seconds, name, state, how many members were broken then, when)] from a loss until the request's next event, for requests that were moved while their client
     listened."""
     by_name = {h.plan.name: h for h in histories}
     out = []
@@ -114,7 +114,7 @@ def going_on(fleet, histories, logs):
             continue
         later = next((t for t in h.times if t > at), None)
         if later is not None:
-            out.append((later - at, name, state, sum(m.was_hit(STILL, at - 4, later) for m in fleet.nodes)))
+            out.append((later - at, name, state, sum(m.was_hit(STILL, at - 4, later) for m in fleet.nodes), at))
     return out
 
 

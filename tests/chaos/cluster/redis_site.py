@@ -117,7 +117,8 @@ class RedisSite:
         raise AssertionError('no sentinel names a master')
 
     def replica(self):
-        return next(r for r in self.servers if r is not self.master())
+        master = self.master()  # asked once: it may change between two questions
+        return next(r for r in self.servers if r is not master)
 
     def ask(self, *words):
         return self.master().ask(*words)

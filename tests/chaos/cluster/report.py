@@ -22,7 +22,7 @@ def print_verdicts(v, n):
         print(f'BAD {kind}: {text}')
 
 
-def print_times(found, going):
+def print_times(found, going, done):
     times = [s for s, *_ in found]
     print(f'noticed (limit {DETECT_S:g} s): {spread(times)}{over(max(times, default=0), DETECT_S)}')
     for kind in sorted({k for _, k, *_ in found}):
@@ -30,12 +30,13 @@ def print_times(found, going):
     for s, kind, m, o in sorted(found, reverse=True)[:3]:
         if s > DETECT_S:
             print(f'  late: {kind} of {m}, noticed by {o} after {s:.2f} s')
-    alone = [s for s, _, _, broken in going if broken <= 1]
+    alone = [s for s, _, _, broken, _ in going if broken <= 1]
     print(f'gone on elsewhere after it was noticed, with all other nodes well (limit {GO_ON_S:g} s): {spread(alone)}{over(max(alone, default=0), GO_ON_S)}')
-    print(f'  with several broken at a time: {spread([s for s, _, _, broken in going if broken > 1])}')
-    for s, name, state, broken in sorted(going, reverse=True):
+    print(f'  with several broken at a time: {spread([s for s, _, _, broken, _ in going if broken > 1])}')
+    for s, name, state, broken, at in sorted(going, reverse=True):
         if s > GO_ON_S and broken <= 1:
-            print(f'  late: {name} in {state} after {s:.2f} s')
+            meanwhile = [f'{what} from {begin - at:+.1f} to {end - at:+.1f} s' for begin, end, _, _, what in done if begin < at + s and end > at - 4]
+            print(f'  late: {name} in {state} after {s:.2f} s; beside it: {"; ".join(meanwhile) or "nothing"}')
 
 
 def print_cells(watch, needs_all):
