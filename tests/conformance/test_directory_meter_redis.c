@@ -119,6 +119,16 @@ TEST(keys_are_bounded_in_time_and_length)
     rig_close(&r);
 }
 
+static bool are_equal(const struct meter_sum *a, const struct meter_sum *b, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (a[i].tenant != b[i].tenant || a[i].requests != b[i].requests ||
+            a[i].tokens != b[i].tokens || a[i].served != b[i].served ||
+            a[i].n_running != b[i].n_running || a[i].n_waiting != b[i].n_waiting)
+            return false;
+    return true;
+}
+
 /* Backend local is the definition. No slot ends in the short time that this takes. */
 TEST(sums_are_those_of_the_local_backend)
 {
@@ -144,7 +154,7 @@ TEST(sums_are_those_of_the_local_backend)
         CHECK_OK(send_as(&local, entry, number, uses, n, &want));
         CHECK_OK(send_as(&redis, entry, number, uses, n, &got));
         if (got.n_entries != want.n_entries || got.least != want.least ||
-            memcmp(got.sums, want.sums, n * sizeof *got.sums) != 0)
+            !are_equal(got.sums, want.sums, n))
             test_fail(__FILE__, __LINE__, "report %d has other sums", i);
     }
     rig_close(&local);
