@@ -755,9 +755,10 @@ void kvt_send_put_done(struct kvt_core *c, struct kvt_peer *p, uint64_t tag)
         if (it->serial == tag / KVT_SEND_PUTS) s = it;
     uint32_t bit = 1u << tag % KVT_SEND_PUTS;
     const uint64_t now_ms = clock_ms();
-    if (s && s->unfinished & bit) slower(p, now_ms - moved_ms(p, s));
+    const bool is_awaited = s && s->unfinished & bit;
+    if (is_awaited) slower(p, now_ms - moved_ms(p, s));
     p->t_moved_ms = p->t_heard_ms = now_ms;
-    if (!s || !(s->unfinished & bit)) return;
+    if (!is_awaited) return;
     s->unfinished &= ~bit;
     if (!s->unfinished) s->busy_ns += clock_ns() - s->t_busy_ns;
     end_put(c, s, &s->puts[tag % KVT_SEND_PUTS]);
@@ -830,13 +831,17 @@ void kvt_send_wait_again(struct kvt_peer *p, uint64_t now_ms)
     LIST_FOREACH (s, &p->sends, struct kvt_send, link) s->t_moved_ms = now_ms;
 }
 
+static uint32_t quiet_ms(const struct kvt_core *c, const struct kvt_peer *p)
+{
+    uint32_t ms = p->ops->caps & KVT_CAP_HEALS ? KVT_QUIET_MAX_MS : 4 * p->slow_ms;
+    if (ms < KVT_QUIET_MIN_MS) ms = KVT_QUIET_MIN_MS;
+    return least(least(ms, KVT_QUIET_MAX_MS), c->stall_ms / 4);
+}
+
 /* Something is awaited of the peer, and nothing has come. */
 static bool is_quiet(const struct kvt_core *c, const struct kvt_peer *p, uint64_t now_ms)
 {
-    const uint32_t usual = p->ops->caps & KVT_CAP_HEALS ? KVT_QUIET_MAX_MS
-                                                        : least(4 * p->slow_ms, KVT_QUIET_MAX_MS),
-                   quiet = least(usual > KVT_QUIET_MIN_MS ? usual : KVT_QUIET_MIN_MS,
-                                 c->stall_ms / 4);
+    const uint32_t quiet = quiet_ms(c, p);
     if (now_ms <= p->t_heard_ms + quiet) return false;
     LIST_FOREACH (s, &p->sends, struct kvt_send, link)
         if ((awaits_answer(s) || is_moving(s)) && now_ms > moved_ms(p, s) + quiet) return true;

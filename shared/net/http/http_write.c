@@ -83,9 +83,10 @@ static enum status write_try(struct http_conn *c, const struct str *parts, size_
     unsigned n = 0;
     if (total == 0) return OK;
     if (total <= sizeof joined) b[n++] = write_join(joined, parts, n_parts);
-    for (size_t i = 0; i < n_parts && total > sizeof joined; i++)
-        if (parts[i].n > 0)
-            b[n++] = (uv_buf_t){ .base = (char *)(uintptr_t)parts[i].p, .len = parts[i].n };
+    else
+        for (size_t i = 0; i < n_parts; i++)
+            if (parts[i].n > 0)
+                b[n++] = (uv_buf_t){ .base = (char *)(uintptr_t)parts[i].p, .len = parts[i].n };
     int rc = uv_try_write((uv_stream_t *)&c->tcp, b, n);
     if (rc < 0 && rc != UV_EAGAIN) return ERR_CANCELED;
     *sent = rc > 0 ? (size_t)rc : 0;
