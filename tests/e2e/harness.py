@@ -158,6 +158,11 @@ class Process:
                 os.unlink(self.log.name)
 
 
+def paced(curve='quick'):
+    """Arguments of a node whose steps last as a curve of tests/data/pace says, however fast or busy the machine is."""
+    return ['--pace', os.path.join(DATA, 'pace', f'{curve}.json')]
+
+
 def pid_of_port(port):
     """The process of the node that a launcher started at this port; 0: none."""
     for pid in filter(str.isdigit, os.listdir('/proc')):

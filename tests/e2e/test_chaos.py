@@ -8,7 +8,7 @@ import collections
 from harness import *
 
 SIZE = ['--max-model-len', '2048', '--max-num-seqs', '16', '--num-gpu-blocks-override', '400', '--placement-timeout', '10']
-PACED = ['--pace', os.path.join(DATA, 'pace', 'quick.json')]
+PACED = paced()
 
 
 class Cluster:

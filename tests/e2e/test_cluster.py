@@ -129,10 +129,6 @@ def blocks_used(node):
     return sum(held)
 
 
-def paced(curve):
-    return ['--pace', os.path.join(DATA, 'pace', curve + '.json')]
-
-
 def kill_while_working(victim_role):
     """kill -9 of a node in the middle of answers, which paced steps make long: the entry node runs them again elsewhere, the client sees every token once."""
     n_prompt, n_out, curve = (5, 600, 'quick') if victim_role == 'decode' else (250, 4, 'slow')

@@ -5,7 +5,7 @@ from test_recovery import cells
 from test_router import Router, listed as listed_at
 from test_shutdown import Client
 
-PACED = ['--pace', os.path.join(DATA, 'pace', 'quick.json')]   # so that what must run at the signal does, however busy the machine is
+PACED = paced()   # so that what must run at the signal does, however busy the machine is
 LONG = dict(model='m', prompt=[5, 6, 7, 8], max_tokens=220, temperature=0, ignore_eos=True)
 
 

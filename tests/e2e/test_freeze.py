@@ -66,7 +66,7 @@ def rounds(protocol, seconds, seed, args=()):
 
 def test_stopped_nodes_ipc():
     """Paced, so that twelve clients leave the machine CPU time."""
-    rounds('ipc', 15, 3, ['--pace', os.path.join(DATA, 'pace', 'quick.json')])
+    rounds('ipc', 15, 3, paced())
 
 
 def test_stopped_nodes_ipc_long():

@@ -5,8 +5,7 @@ import importlib.util, os
 
 from harness import *
 
-CURVE = os.path.join(DATA, 'pace', 'quick.json')
-PACED = ['--pace', CURVE]
+PACED = paced()
 
 
 def chaos():
@@ -43,8 +42,8 @@ def test_nodes_that_end_in_turn():
 
 @alone
 def test_hosts_that_are_cut_off():
-    cuts('--ranks', 4, '--hosts', 4, '--rounds', 3, '--cut', 6.5, '--seed', 14, '--pace', CURVE)
-    cuts('--ranks', 4, '--hosts', 2, '--rounds', 1, '--cut', 6.5, '--seed', 15, '--pace', CURVE)
+    cuts('--ranks', 4, '--hosts', 4, '--rounds', 3, '--cut', 6.5, '--seed', 14, *PACED)
+    cuts('--ranks', 4, '--hosts', 2, '--rounds', 1, '--cut', 6.5, '--seed', 15, *PACED)
 
 
 @alone

@@ -6,7 +6,7 @@ from harness import *
 SIZE = ['--max-model-len', '2048', '--max-num-seqs', '8', '--num-gpu-blocks-override', '300', '--placement-timeout', '10']
 IDLE = ('baton_kv_blocks{state="held"}', 'baton_kv_blocks{state="quarantine"}', 'baton_kv_transfers_quarantined', 'baton_engine_reserved',
         'baton_prefill_credited_tokens', 'baton_prefill_waiting_credit', 'baton_requests_live')
-PACED = ['--pace', os.path.join(DATA, 'pace', 'quick.json')]    # clients that ask all the time leave the machine CPU time
+PACED = paced()    # clients that ask all the time leave the machine CPU time
 
 
 @contextlib.contextmanager

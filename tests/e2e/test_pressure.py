@@ -4,7 +4,7 @@ from test_kv_faults import ask, check_answers, check_idle, ends_well, tokens_of,
 
 # Two contexts of 256 tokens fit on a decode node.
 SMALL = ['--max-model-len', '256', '--block-size', '16', '--max-num-seqs', '8', '--max-num-batched-tokens', '64']
-PACED = ['--pace', os.path.join(DATA, 'pace', 'quick.json')]
+PACED = paced()
 
 
 def bodies_that_outgrow(n, seed, tokens):

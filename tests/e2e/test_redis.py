@@ -97,7 +97,7 @@ def test_a_failover_under_requests_loses_none():
 def test_a_failover_that_loses_releases_leaves_nothing_placed():
     """The replica knows what was placed, and not that it has ended, when it becomes the master: it would count it until --scheduler-ttl."""
     with failover_pair() as (master, replica, sentinel):
-        args = ['--scheduler-name', 'splitwise', '--scheduler-sentinels', f'127.0.0.1:{sentinel.port}', *SIZE, '--pace', os.path.join(DATA, 'pace', 'quick.json')]
+        args = ['--scheduler-name', 'splitwise', '--scheduler-sentinels', f'127.0.0.1:{sentinel.port}', *SIZE, *paced()]
         with closing(Node(TINY, 'prefill', args), Node(TINY, 'decode', args)) as nodes:
             wait_ready(*nodes)
             wait_sees(nodes, 2)

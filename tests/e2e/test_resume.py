@@ -289,7 +289,7 @@ def test_entry_that_is_stopped_leaves_its_streams():
     streams = [Stream(f'stopped-{i}', '/v1/completions', dict(model='m', prompt=list(range(5, 60)), max_tokens=500, ignore_eos=True, temperature=1, stream=True)) for i in range(5)]
     with closing(Redis()) as redis:
         # Paced: a busy machine sees late that streams have begun, and they must not have ended.
-        site = Site(redis, ['--shutdown-timeout', '0', '--pace', os.path.join(DATA, 'pace', 'quick.json')])
+        site = Site(redis, ['--shutdown-timeout', '0', *paced()])
         with closing(*site.nodes):
             site.wait()
             entry, other = site.prefill

@@ -7,7 +7,7 @@ from test_recovery import cells
 from test_router import Router
 
 RENEWAL = 0.7
-PACED = ['--pace', os.path.join(DATA, 'pace', 'quick.json')]   # what must run when a role changes does, however busy the machine is
+PACED = paced()   # what must run when a role changes does, however busy the machine is
 
 
 def baton_role(*words, env=None):

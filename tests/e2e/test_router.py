@@ -1,6 +1,6 @@
 """`baton router`: one address before nodes that register with it, or that it lists."""
 import concurrent.futures, contextlib, http.client, json, os, socket, subprocess, tempfile, threading, types
-from harness import BIN, DATA, Node, Process, Redis, Skip, TINY, answer_of, closing, free_ports, metrics, mixed_requests, request, stream, wait_ready, wait_until
+from harness import BIN, DATA, Node, Process, Redis, Skip, TINY, answer_of, closing, free_ports, metrics, mixed_requests, paced, request, stream, wait_ready, wait_until
 
 OTHER = os.path.join(DATA, 'goldens', 'qwen2', 'model')
 SECRET = {'BATON_CLUSTER_SECRET': 'a secret of these tests'}
@@ -209,8 +209,7 @@ def test_a_node_that_dies_and_a_router_that_dies():
     router = Router()
     with closing(router):
         up(router)
-        pace = ['--pace', os.path.join(DATA, 'pace', 'quick.json')]  # an answer is not over before its node is found
-        nodes = [Node(TINY, role, [*router.at(), *pace]) for role in ('prefill', 'decode', 'decode')]
+        nodes = [Node(TINY, role, [*router.at(), *paced()]) for role in ('prefill', 'decode', 'decode')]  # an answer is not over before its node is found
         with closing(*nodes):
             wait_ready(*nodes, router)
             both_roles(router.port, 3)

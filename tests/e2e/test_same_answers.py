@@ -13,7 +13,7 @@ SIZE = ['--max-model-len', '2048', '--max-num-seqs', '16', '--num-gpu-blocks-ove
 SAMPLING = (dict(temperature=0), dict(temperature=0.8, seed=11), dict(temperature=1.2, top_p=0.9, top_k=40, seed=12))
 LENGTHS = (1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 1, 200, 5 * BLOCK)
 LONG = 300               # tokens of an answer, at this pace enough to lose a node in the middle
-PACED = ['--pace', os.path.join(DATA, 'pace', 'quick.json')]
+PACED = paced()
 
 
 def two_attention_paths(name):
