@@ -18,7 +18,8 @@
 
 enum {
     PING_MS = 500,
-    MEET_MS = 500, /* of cluster_meet, until a further call may give a connection up */
+    CHECK_MS = 100, /* between two looks at the links and at the engine's progress */
+    MEET_MS = 500,  /* of cluster_meet, until a further call may give a connection up */
     DEFAULT_LOST_MS = 2500,
     DEFAULT_QUEUE = 64 << 20,
     DEFAULT_FORGET_MS = 60000,
@@ -54,8 +55,10 @@ struct cluster {
     struct list links;
     struct unproven strangers; /* accepted links that are not up */
     struct list to_self;       /* struct queued_message */
-    struct loop_timer *ping, *wake;
-    uint64_t t_ping_ms;
+    struct loop_timer *check, *wake;
+    uint64_t t_check_ms, t_ping_ms;
+    uint64_t progress, t_progress_ms; /* of this node's engine: its counter, and when it moved */
+    bool has_work;
     struct counter *sent, *received, *lost, *refused;
     struct gauge *links_up;
     struct log_repeats refusals, losses;
@@ -349,12 +352,23 @@ enum status cluster_send_proto(struct cluster *c, uint64_t node, enum frame_type
 
 /* ---- liveness ---- */
 
-static void send_ping(struct link *l, uint64_t progress, bool has_work)
+/* Looks whether the engine has moved since the last look. */
+static void note_progress(struct cluster *c, uint64_t now)
+{
+    uint64_t progress = 0;
+    bool has_work = false;
+    if (c->o.progress) c->o.progress(c->o.arg, &progress, &has_work);
+    if (!has_work || !c->has_work || progress != c->progress) c->t_progress_ms = now;
+    c->progress = progress;
+    c->has_work = has_work;
+}
+
+static void send_ping(struct cluster *c, struct link *l, uint64_t now)
 {
     uint8_t bytes[64];
     Baton__Ping m = BATON__PING__INIT;
-    m.progress = progress;
-    m.has_work = has_work;
+    m.has_work = c->has_work;
+    m.still_ms = now - c->t_progress_ms;
     size_t n = baton__ping__pack(&m, bytes);
     struct frame_header h = { .type = FRAME_PING, .length = (uint32_t)n, .incarnation = l->node };
     enum status st = link_send(l, &h, (struct str){ (const char *)bytes, n });
@@ -383,27 +397,41 @@ static uint64_t shifted(uint64_t t, uint64_t since, uint64_t now)
     return now - t > since ? t + since : now;
 }
 
-static void on_ping_timer(void *arg)
+/* This process was stopped for `since`: what peers sent meanwhile is still unread. */
+static void leave_out(struct cluster *c, uint64_t since, uint64_t now)
 {
-    struct cluster *c = arg;
-    uint64_t now = clock_ms(), since = now - c->t_ping_ms, progress = 0;
-    bool has_work = false, slept = since > c->o.lost_ms / 2;
-    uint32_t n_up = 0;
-    c->t_ping_ms = now;
-    if (c->o.progress) c->o.progress(c->o.arg, &progress, &has_work);
+    c->t_progress_ms = shifted(c->t_progress_ms, since, now);
     LIST_FOREACH (l, &c->links, struct link, link) {
         if (l->dead) continue;
-        if (slept) { /* this process was stopped: what peers sent meanwhile is still unread */
-            l->t_heard_ms = shifted(l->t_heard_ms, since, now);
-            l->t_progress_ms = shifted(l->t_progress_ms, since, now);
-            l->t_start_ms = shifted(l->t_start_ms, since, now);
-        }
-        check_link(c, l, now);
+        l->t_heard_ms = shifted(l->t_heard_ms, since, now);
+        l->t_progress_ms = shifted(l->t_progress_ms, since, now);
+        l->t_start_ms = shifted(l->t_start_ms, since, now);
+    }
+}
+
+static void send_pings(struct cluster *c, uint64_t now)
+{
+    uint32_t n_up = 0;
+    c->t_ping_ms = now;
+    LIST_FOREACH (l, &c->links, struct link, link) {
         if (l->dead || l->state != LINK_UP) continue;
         n_up++;
-        send_ping(l, progress, has_work);
+        send_ping(c, l, now);
     }
     gauge_set(c->links_up, n_up);
+}
+
+static void on_check_timer(void *arg)
+{
+    struct cluster *c = arg;
+    const uint64_t now = clock_ms(), since = now - c->t_check_ms;
+    c->t_check_ms = now;
+    if (since > c->o.lost_ms / 2) leave_out(c, since, now);
+    note_progress(c, now);
+    LIST_FOREACH (l, &c->links, struct link, link)
+        if (!l->dead) check_link(c, l, now);
+    if (now - c->t_ping_ms < PING_MS - CHECK_MS / 2) return;
+    send_pings(c, now);
     forget_old(c, now);
 }
 
@@ -486,8 +514,8 @@ enum status cluster_create(const struct cluster_options *o, struct cluster **out
         cluster_free(c);
         return st;
     }
-    c->t_ping_ms = clock_ms();
-    c->ping = loop_timer_start(o->loop, PING_MS, PING_MS, on_ping_timer, c);
+    c->t_check_ms = c->t_ping_ms = c->t_progress_ms = clock_ms();
+    c->check = loop_timer_start(o->loop, CHECK_MS, CHECK_MS, on_check_timer, c);
     *out = c;
     return OK;
 }
@@ -497,7 +525,7 @@ uint16_t cluster_port(const struct cluster *c) { return c->port; }
 void cluster_free(struct cluster *c)
 {
     if (!c) return;
-    if (c->ping) loop_timer_free(c->ping);
+    if (c->check) loop_timer_free(c->check);
     LIST_FOREACH (l, &c->links, struct link, link) link_close(l);
     if (c->wake) loop_timer_free(c->wake);
     LIST_FOREACH (q, &c->to_self, struct queued_message, link) mem_free(q);

@@ -6,7 +6,7 @@
  * before anything else is read. Messages to oneself are queued in order, like any others.
  *
  * A link is lost when its socket fails, when nothing was heard for lost_ms, or when the peer
- * reports work but its progress counter has not moved for lost_ms. on_lost reports a lost peer
+ * has work and says that it has made no progress for lost_ms. on_lost reports a lost peer
  * once; messages queued for it are dropped, and nodes free what the peer held on them.
  *
  * Life cycle: create, send and receive, free (closes links without reports). Thread: loop. */

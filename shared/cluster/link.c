@@ -211,8 +211,9 @@ static void on_ping(struct link *l, struct str body)
         link_fail(l, "malformed ping");
         return;
     }
-    if (m->progress != l->progress || !m->has_work) l->t_progress_ms = clock_ms();
-    l->progress = m->progress;
+    const uint64_t now = clock_ms(), still = m->has_work ? m->still_ms : 0;
+    /* What was before this link is no reason to end it. */
+    if (still < now - l->t_progress_ms) l->t_progress_ms = now - still;
     l->has_work = m->has_work;
     baton__ping__free_unpacked(m, NULL);
 }

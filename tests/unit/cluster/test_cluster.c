@@ -450,6 +450,32 @@ TEST(cluster_no_progress_with_work_is_lost)
     cluster_rig_close(&r);
 }
 
+/* Whenever between two pings the engine stands still, it is noticed lost_ms later, and soon after. */
+TEST(cluster_hang_between_two_pings_is_noticed_in_time)
+{
+    enum { QUICK_MS = 1000, LATE_MS = 700, N = 5 };
+    for (int i = 0; i < N; i++) {
+        struct cluster_rig r;
+        cluster_rig_open(&r);
+        struct peer_node *a = peer_open(&r, 1, (struct peer_options){ .lost_ms = QUICK_MS }),
+                         *b = peer_open(&r, 2, (struct peer_options){ .lost_ms = QUICK_MS });
+        peer_meet(a, b);
+        b->has_work = true;
+        CHECK_OK(send_number(a, 2, 0));
+        for (int ms = 0; ms < 600 + 100 * i; ms += 20) {
+            rig_turn_ms(&r, 20);
+            b->progress++;
+        }
+        const uint64_t t = clock_ms();
+        RIG_WAIT_MS(&r, a->n_lost == 1, 4 * QUICK_MS);
+        const uint64_t took = clock_ms() - t;
+        CHECK(took >= QUICK_MS - 50 && took <= QUICK_MS + LATE_MS);
+        peer_close(a);
+        peer_close(b);
+        cluster_rig_close(&r);
+    }
+}
+
 /* ---- other processes ---- */
 
 struct child {
@@ -898,7 +924,9 @@ TEST_MAIN(
     CASE(cluster_queue_is_bounded_before_and_after_the_link_is_up),
     CASE(cluster_disconnect_is_a_loss_on_both_sides),
     CASE(cluster_forgets_addresses_that_nobody_uses), CASE(cluster_headers_count_against_the_queue),
-    CASE(cluster_no_progress_with_work_is_lost), CASE(cluster_killed_peer_is_lost_at_once),
+    CASE(cluster_no_progress_with_work_is_lost),
+    CASE(cluster_hang_between_two_pings_is_noticed_in_time),
+    CASE(cluster_killed_peer_is_lost_at_once),
     CASE(cluster_frozen_peer_is_lost_within_three_seconds),
     CASE(cluster_connections_that_nobody_answers_are_given_up),
     CASE(cluster_who_comes_and_goes_without_a_word_is_not_refused),
