@@ -101,9 +101,15 @@ def detections(fleet, logs):
     return out
 
 
-def going_on(fleet, histories, logs):
-    """[(seconds, name, state, how many members were broken then, when)] from a loss until the request's next event, for requests that were moved while their client
-    listened."""
+def n_broken(fleet, done, begin, end):
+    """How many nodes were not well between the two times. One that lies is a node like the others, which the fleet does not know."""
+    liars = any(kind == 'lies' and a <= end and b >= begin for a, b, _, kind, _ in done)
+    return sum(m.was_hit(STILL, begin, end) for m in fleet.nodes) + liars
+
+
+def going_on(fleet, histories, logs, done):
+    """[(seconds, name, state, how many nodes were broken then, when)] from a loss until the request's next event, for requests that were moved while their client
+    listened. done: the adversary's."""
     by_name = {h.plan.name: h for h in histories}
     out = []
     for at, entry, name, state, action in logs.moves():
@@ -114,7 +120,7 @@ def going_on(fleet, histories, logs):
             continue
         later = next((t for t in h.times if t > at), None)
         if later is not None:
-            out.append((later - at, name, state, sum(m.was_hit(STILL, at - 4, later) for m in fleet.nodes), at))
+            out.append((later - at, name, state, n_broken(fleet, done, at - 4, later), at))
     return out
 
 

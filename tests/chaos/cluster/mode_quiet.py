@@ -47,7 +47,7 @@ def hang(hosts, n, seed):
         t.finish(n)
         status, _ = conclude(fleet, t, run.refs, run.watch)
         times = [found_at(fleet, m, hung_at(m)) - hung_at(m) for m in fleet.nodes]
-        say('hang: an engine that hangs under a living loop is noticed after at most', max(times), DETECT_S + 0.5)
+        say('hang: an engine that hangs under a living loop is noticed after at most', max(times), DETECT_S)
         print('  ' + ', '.join(f'{m.name} {s:.2f} s' for m, s in zip(fleet.nodes, times)))
         return status
 

@@ -148,7 +148,8 @@ def conclude(fleet, traffic, refs, watch, adversary=None, history=False, needs_c
         if history or v.bad:
             report.print_history(adversary, min(h.begin for h in traffic.histories))
     report.print_verdicts(v, len(traffic.histories))
-    report.print_times(detections(fleet, logs), going_on(fleet, traffic.histories, logs), adversary.done if adversary else [])
+    done = adversary.done if adversary else []
+    report.print_times(detections(fleet, logs), going_on(fleet, traffic.histories, logs, done), done)
     missing = report.print_cells(watch, needs_cells)
     fleet.keep = bool(v.bad)
     return int(bool(v.bad)), missing
