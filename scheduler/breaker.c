@@ -107,12 +107,17 @@ static struct breaker_entry *add(struct breaker *b, struct breaker_of of)
     return e;
 }
 
-void breaker_forget(struct breaker *b, bool (*is_there)(void *arg, uint64_t node), void *arg)
+void breaker_forget(struct breaker *b, bool (*is_there)(void *arg, uint64_t node), void *arg,
+                    uint64_t now_ms)
 {
     for (size_t i = 0; i < b->n;) {
-        const struct breaker_of of = b->entries[i].of;
-        if (is_there(arg, of.node) && (!of.partner || is_there(arg, of.partner))) i++;
-        else drop(b, &b->entries[i]);
+        struct breaker_entry *e = &b->entries[i];
+        const bool gone = !is_there(arg, e->of.node) ||
+                          (e->of.partner && !is_there(arg, e->of.partner));
+        if (!gone) e->gone_ms = 0;
+        else if (!e->gone_ms) e->gone_ms = now_ms;
+        if (gone && now_ms - e->gone_ms >= BREAKER_GONE_MS) drop(b, e);
+        else i++;
     }
 }
 

@@ -26,6 +26,7 @@ enum {
     BREAKER_FAILURES = 3, /* of single requests or transfers, in a row: a damaged one is no rule */
     BREAKER_PAUSE_MS = 1000,
     BREAKER_PAUSE_MAX_MS = 64000,
+    BREAKER_GONE_MS = 5000, /* of a node that the directory does not list any more */
     BREAKER_WHY_MAX = 256
 };
 
@@ -53,6 +54,7 @@ struct breaker_entry {
     uint32_t n_pauses;         /* since it was CLOSED */
     uint64_t until_ms;         /* OPEN: end of the pause */
     uint64_t prober;           /* HALF_OPEN: the request */
+    uint64_t gone_ms;          /* since when breaker_forget misses a node of it; 0: it does not */
     char why[BREAKER_WHY_MAX]; /* of the last failure */
 };
 
@@ -73,8 +75,10 @@ void breaker_note(struct breaker *b, struct breaker_of of, enum breaker_event ev
 bool breaker_allows(const struct breaker_entry *e, uint64_t now_ms);
 /* The entry, or NULL: it has not failed lately. */
 const struct breaker_entry *breaker_find(const struct breaker *b, struct breaker_of of);
-/* Forgets those of which a node is gone. */
-void breaker_forget(struct breaker *b, bool (*is_there)(void *arg, uint64_t node), void *arg);
+/* Forgets those of which a node has been gone for BREAKER_GONE_MS of calls: a directory that lost its
+ * records lists the nodes again within a second. */
+void breaker_forget(struct breaker *b, bool (*is_there)(void *arg, uint64_t node), void *arg,
+                    uint64_t now_ms);
 
 enum breaker_scope breaker_scope_of(struct breaker_of of);
 /* BREAKER_FAILED or BREAKER_BROKEN, by what a node says in FAILED. */

@@ -69,8 +69,11 @@ static bool decode_fits(const struct node_record *n, const struct place_request 
     return blocks_for(n, r->n_total) <= n->n_blocks && r->n_total <= n->max_model_len;
 }
 
-static bool decode_has_capacity(const struct node_record *n, const struct place_request *r)
+/* Also of a mixed node that is to prefill: its engine has the same places and blocks for prompts
+ * as for answers, and a prompt would wait there until an answer ends. */
+static bool has_capacity(const struct node_record *n, const struct place_request *r)
 {
+    if (n->node == r->saved) return false;
     if (r->needs_all && blocks_for(n, r->n_total) > n->n_blocks_free) return false;
     return n->placed_seqs < n->max_seqs && n->placed_blocks + first_blocks(n, r) <= n->n_blocks;
 }
@@ -193,8 +196,9 @@ static bool qualifies(const struct node_record *n, const struct place_request *r
     bool all;
     if (!is_candidate(n, r, s->role)) return false;
     if (s->computes_prompt && nodes_have(r->filled, r->n_filled, n->node)) return false;
-    if (s->role == ROLE_PREFILL) return some_take(s->decode, r, n, &all);
-    return decode_fits(n, r) && (!s->need_capacity || decode_has_capacity(n, r)) &&
+    if (s->role == ROLE_PREFILL)
+        return some_take(s->decode, r, n, &all) && (n->role != ROLE_MIXED || has_capacity(n, r));
+    return decode_fits(n, r) && (!s->need_capacity || has_capacity(n, r)) &&
            (!s->prefill || s->prefill == n || can_exchange(r, s->prefill, n));
 }
 
@@ -365,7 +369,7 @@ enum status place_choose(const struct node_record *nodes, size_t n, const struct
     TRY(pick_prefill(nodes, n, r, &decode, &out->prefill));
     if (!out->prefill && !has_unfilled(nodes, n, r, &decode)) return ERR_BUSY;
     if (out->prefill && out->prefill->role == ROLE_MIXED && decode_fits(out->prefill, r) &&
-        decode_has_capacity(out->prefill, r)) {
+        has_capacity(out->prefill, r)) {
         out->decode = out->prefill; /* a mixed node decodes its own prompts */
         out->prefill = NULL;
     } else {
@@ -373,4 +377,19 @@ enum status place_choose(const struct node_record *nodes, size_t n, const struct
     }
     out->blocks = first_blocks(out->decode, r);
     return OK;
+}
+
+uint64_t place_roomiest(const struct node_record *nodes, size_t n, const struct place_request *r)
+{
+    const struct node_record *best = NULL;
+    uint32_t most = 0;
+    for (size_t i = 0; i < n; i++) {
+        const struct node_record *d = &nodes[i];
+        if (!is_candidate(d, r, ROLE_DECODE) || !decode_fits(d, r)) continue;
+        const uint32_t free = d->placed_blocks < d->n_blocks ? d->n_blocks - d->placed_blocks : 0;
+        if (best && free <= most) continue;
+        best = d;
+        most = free;
+    }
+    return best ? best->node : 0;
 }

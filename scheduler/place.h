@@ -36,6 +36,7 @@ struct place_request {
     bool needs_all; /* only decode nodes that report free blocks for the longest output have room */
     const uint64_t *filled; /* [n_filled] nodes that have prompts enough for now (fill.h) */
     size_t n_filled;
+    uint64_t saved;  /* a node without room, since one that waits longer needs it; 0: none */
     bool unsplit;    /* one node does all of it, whatever its role */
     uint64_t random; /* fresh random bits */
 };
@@ -54,5 +55,7 @@ enum place_exchange place_exchange(const struct node_record *prefill,
  * those that would compute its prompt are filled. */
 enum status place_choose(const struct node_record *nodes, size_t n, const struct place_request *r,
                          struct place_result *out) MUST_CHECK;
+/* The node with the most free blocks of those that could decode the request; 0: there is none. */
+uint64_t place_roomiest(const struct node_record *nodes, size_t n, const struct place_request *r);
 
 #endif

@@ -77,9 +77,11 @@ static const char BREAKERS_END[] =
     "it were broken. *Broken*: lost, refused, not compatible, or without progress for its\n"
     "time limit. *Worked*: the first token of an attempt came. *Taken*: a request is placed\n"
     "there. *Given up*: the request that probed it ended for another reason. Failures of\n"
-    "requests that were placed before the breaker opened change nothing. At most %d are\n"
-    "kept: one that is closed is forgotten first, then the open one whose pause ends first,\n"
-    "one that is being probed never.\n"
+    "requests that were placed before the breaker opened change nothing, as does the end\n"
+    "of answers that had begun. At most %d are kept: one that is closed is forgotten first,\n"
+    "then the open one whose pause ends first, one that is being probed never. What is known\n"
+    "of a node that the directory does not list any more is kept for %d s, since a directory\n"
+    "that lost its records lists the nodes again.\n"
     "\n"
     "A node whose link was lost has an open breaker, and is not chosen before its link is\n"
     "up again, however long the directory lists it or cannot be reached; it is dialed every\n"
@@ -247,7 +249,7 @@ void recovery_markdown(struct buf *out)
     write_reasons(out);
     buf_printf(out, BREAKERS, BREAKER_PAUSE_MS / 1000, BREAKER_PAUSE_MAX_MS / 1000);
     breaker_markdown(out);
-    buf_printf(out, BREAKERS_END, BREAKER_FAILURES, BREAKER_MAX);
+    buf_printf(out, BREAKERS_END, BREAKER_FAILURES, BREAKER_MAX, BREAKER_GONE_MS / 1000);
     for (size_t i = 0; i < COUNT_OF(HOLDS); i++)
         buf_printf(out, "| %s | %s | %s | %s |\n", request_state_name(HOLDS[i].state),
                    HOLDS[i].holds, HOLDS[i].waits, HOLDS[i].until);

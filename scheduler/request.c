@@ -253,7 +253,8 @@ void request_end(struct entry *e, struct request *r, enum status st, enum finish
     };
     if (st == OK) {
         request_release_place(e, r);
-        request_note(e, r, BREAKER_WORKED);
+        /* What its first token showed is old by now, and was noted then. */
+        request_note(e, r, request_n_out(r) == r->n_before ? BREAKER_WORKED : BREAKER_GIVEN_UP);
     } else abandon_attempt(e, r);
     request_set_state(r, REQUEST_ENDED);
     r->trace.total_ns = clock_ns() - r->t_accept;
@@ -362,7 +363,8 @@ static enum request_action action_of(struct entry *e, struct request *r, enum re
     enum request_action action = retry_action(r->state, loss);
     if (r->ends != FINISH_NONE && action != ACTION_IGNORE) return ACTION_END;
     if (action == ACTION_MOVE && r->n_moves >= REQUEST_MOVES_MAX) return ACTION_FAIL;
-    if (action == ACTION_REQUEUE && request_is_full_for_too_long(e, r)) return ACTION_FAIL;
+    if (action == ACTION_REQUEUE && loss != LOSS_HANDED_BACK && request_is_full_for_too_long(e, r))
+        return ACTION_FAIL;
     return action;
 }
 
@@ -377,7 +379,10 @@ void request_on_loss(struct entry *e, struct request *r, enum request_loss loss,
     switch (action) {
     case ACTION_REQUEUE:
         counter_add(e->metrics.requeues, 1);
-        if (loss == LOSS_HANDED_BACK) r->gave_back = culprit;
+        if (loss == LOSS_HANDED_BACK) {
+            r->gave_back = culprit;
+            r->full_since_ms = 0; /* it had its nodes */
+        }
         place_again(e, r, REQUEST_PAUSE_BUSY_MS);
         break;
     case ACTION_MOVE:

@@ -66,6 +66,7 @@ struct entry {
     uint64_t no_node_since_ms; /* no node lives that could decode for anybody; 0: not now */
     struct list orphans;       /* ended requests that still wait for the directory's answer */
     bool capacity_freed;       /* a placement ended since the last tick */
+    uint64_t saved_node;       /* request_place_waiting; 0: none */
     bool leaves; /* the node ends: answers that its clients may resume are not cancelled */
 };
 
@@ -162,9 +163,10 @@ void request_enter(struct entry *e, struct request *r);
 static inline uint32_t entry_n_requests(const struct entry *e) { return e->n_live - e->n_seconds; }
 /* Does what the state needs now. Call it on every tick and snapshot, and after a change. */
 void request_advance(struct entry *e, struct request *r);
-/* Capacity became free: places the request if it waits for that. False: the nodes are still
- * full. */
-bool request_place_if_waiting(struct entry *e, struct request *r);
+/* Places those that have had their turn and wait for room, if some was `freed`, until one finds
+ * none. For that one the roomiest node is saved from those in line, which would take each block that
+ * becomes free before there are enough for a long answer. */
+void request_place_waiting(struct entry *e, bool freed);
 /* Its next attempts avoid the node (0: none), ... */
 void request_avoid(struct request *r, uint64_t node);
 /* ... or the pair of this one, but neither node. */

@@ -2,6 +2,7 @@
  * and what it is told when there are none (request.h). */
 #include <stdio.h>
 
+#include "scheduler/admission/admission_metrics.h"
 #include "scheduler/place.h"
 #include "scheduler/request.h"
 #include "shared/base/clock.h"
@@ -132,6 +133,7 @@ void request_end_full(struct entry *e, struct request *r)
 {
     char text[ERR_TEXT_MAX];
     admission_set_retry(e, r);
+    admission_metrics_late(&e->admission.metrics, ADMIT_WAIT, r->wanted.tenant);
     snprintf(text, sizeof text,
              "every node that could serve this request has been full for %.1f s; try again in %u s",
              (double)(clock_ms() - r->full_since_ms) * 1e-3, r->retry_after_s);
@@ -281,8 +283,10 @@ static enum status choose_nodes(struct entry *e, struct request *r, struct place
     struct place_pair apart[APART_MAX];
     struct place_request q = query_of(e, r, avoid, apart);
     q.filled = filled;
-    if (admission_is_waiting(r)) /* one that has had its turn goes before those in line */
+    if (admission_is_waiting(r)) { /* one that has had its turn goes before those in line */
         q.n_filled = fill_enough(&e->admission.fill, clock_ms(), filled, FILLED_MAX);
+        q.saved = e->saved_node;
+    }
     enum status st = place_choose(e->view.nodes, e->view.n_nodes, &q, chosen);
     if (st != OK && r->gave_back) {
         r->gave_back = 0;
@@ -384,10 +388,22 @@ enum status request_place(struct entry *e, struct request *r)
     return st;
 }
 
-bool request_place_if_waiting(struct entry *e, struct request *r)
+static bool waits_for_room(const struct request *r)
 {
-    if (r->state != REQUEST_PLACING || r->placing || r->canceled || !r->waits_for_capacity ||
-        admission_is_waiting(r))
-        return true;
-    return request_place(e, r) != ERR_BUSY;
+    return r->state == REQUEST_PLACING && !r->placing && !r->canceled && r->waits_for_capacity &&
+           !admission_is_waiting(r);
+}
+
+void request_place_waiting(struct entry *e, bool freed)
+{
+    uint64_t avoid[AVOID_MAX];
+    struct place_pair apart[APART_MAX];
+    e->saved_node = 0;
+    LIST_FOREACH (r, &e->live, struct request, link) {
+        if (!waits_for_room(r)) continue;
+        const struct place_request q = query_of(e, r, avoid, apart); /* before r may end */
+        if (freed && request_place(e, r) != ERR_BUSY) continue;
+        e->saved_node = place_roomiest(e->view.nodes, e->view.n_nodes, &q);
+        return;
+    }
 }

@@ -22,15 +22,12 @@ enum {
 
 /* ---- timers ---- */
 
-/* First those that have had their turn and were refused by a node, or moved; then those in line.
- * When a request still finds no capacity, those behind it are not tried. */
+/* First those that have had their turn and were refused by a node, or moved; then those in line. */
 static void place_waiting_requests(struct scheduler *s)
 {
-    bool freed = s->entry.capacity_freed;
+    const bool freed = s->entry.capacity_freed;
     s->entry.capacity_freed = false;
-    if (freed)
-        LIST_FOREACH (r, &s->entry.live, struct request, link)
-            if (!request_place_if_waiting(&s->entry, r)) return;
+    request_place_waiting(&s->entry, freed);
     admission_place_line(&s->entry);
 }
 

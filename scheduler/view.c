@@ -106,7 +106,7 @@ static void on_snapshot(void *arg, enum status st, const struct directory_snapsh
     for (size_t i = 0; i < v->n_suspects; i++) mark_lost(v, v->suspects[i].node, true);
     view_choose_model(v);
     learn(v);
-    breaker_forget(&v->breaker, is_listed, v);
+    breaker_forget(&v->breaker, is_listed, v, v->t_snapshot_ms);
     v->events.on_snapshot(v->events.arg);
 }
 
@@ -139,12 +139,15 @@ void view_refresh(struct view *v) { v->ask_again = true; }
 
 /* ---- suspects ---- */
 
-/* False: the suspect has left the topic. A failure comes back through view_suspect. */
+/* False: the suspect has left the topic, and not only for the moment in which the directory is
+ * empty. A failure comes back through view_suspect. */
 static bool dial_suspect(struct view *v, struct view_suspect *s, uint64_t now)
 {
     const struct node_record *n = view_find(v, s->node);
-    if (!n) return false;
+    if (n) s->gone_ms = 0;
+    else if (!s->gone_ms) s->gone_ms = now;
     s->dial_ms = now + REDIAL_MS;
+    if (!n) return now - s->gone_ms < BREAKER_GONE_MS;
     cluster_learn(v->cluster, n->node, n->host, n->cluster_port);
     cluster_dial(v->cluster, n->node);
     return true;

@@ -30,6 +30,7 @@ struct view_events {
 struct view_suspect {
     uint64_t node;
     uint64_t dial_ms; /* it is dialed again then */
+    uint64_t gone_ms; /* since when the directory does not list it; 0: it does */
     char why[VIEW_WHY_MAX];
 };
 

@@ -150,13 +150,24 @@ static bool is_not_two(void *arg, uint64_t node)
     return node != 2;
 }
 
+static bool is_there(void *arg, uint64_t node)
+{
+    (void)arg;
+    return node != 0;
+}
+
 TEST(what_a_lost_node_left_behind_is_forgotten)
 {
     static const struct breaker_of all[] = { { 1, 0 }, { 2, 0 }, { 1, 2 }, { 2, 3 }, { 1, 3 } };
     struct breaker b = { 0 };
     for (size_t i = 0; i < COUNT_OF(all); i++)
         breaker_note(&b, all[i], BREAKER_BROKEN, 0, T0, NULL);
-    breaker_forget(&b, is_not_two, NULL);
+    breaker_forget(&b, is_not_two, NULL, T0);
+    CHECK_EQ_INT(b.n, COUNT_OF(all)); /* the directory may only have lost its records */
+    breaker_forget(&b, is_there, NULL, T0 + BREAKER_GONE_MS);
+    breaker_forget(&b, is_not_two, NULL, T0 + BREAKER_GONE_MS + 1);
+    CHECK_EQ_INT(b.n, COUNT_OF(all));
+    breaker_forget(&b, is_not_two, NULL, T0 + 2 * BREAKER_GONE_MS + 1);
     CHECK_EQ_INT(b.n, 2);
     CHECK(breaker_find(&b, all[0]) && breaker_find(&b, all[4]));
 }

@@ -169,7 +169,7 @@ TEST(what_is_not_split_goes_to_any_role)
 }
 
 /* Two requests cannot wait for each other's blocks. */
-TEST(of_two_mixed_nodes_the_lower_one_prefills)
+TEST(a_full_mixed_node_takes_no_prompt_for_another)
 {
     struct node_record n[] = { node(3, ROLE_MIXED), node(4, ROLE_MIXED) };
     const struct place_request r = { .n_tokens = 10, .n_total = 20, .model = 7 };
@@ -181,19 +181,62 @@ TEST(of_two_mixed_nodes_the_lower_one_prefills)
         n[1 - full].placed_tokens = 10000;
         CHECK_OK(place_choose(n, 2, &r, &res));
         CHECK(res.decode == &n[1 - full]);
-        CHECK(res.prefill == (full == 0 ? &n[0] : NULL));
+        CHECK(res.prefill == NULL); /* the full one has no place for its prompt either */
     }
 }
 
-TEST(a_full_mixed_node_can_still_prefill)
+TEST(of_two_mixed_nodes_the_lower_one_prefills)
 {
-    struct node_record n[] = { node(3, ROLE_MIXED), node(4, ROLE_DECODE) };
+    const struct place_request r = { .n_tokens = 10, .n_total = 200, .model = 7 };
+    struct place_result res;
+    for (size_t small = 0; small < 2; small++) { /* it does not hold the answer, only the prompt */
+        struct node_record n[] = { node(3, ROLE_MIXED), node(4, ROLE_MIXED) };
+        n[small].max_model_len = 100;
+        n[1 - small].placed_tokens = 10000;
+        CHECK_OK(place_choose(n, 2, &r, &res));
+        CHECK(res.decode == &n[1 - small]);
+        CHECK(res.prefill == (small == 0 ? &n[0] : NULL));
+    }
+}
+
+TEST(a_full_mixed_node_does_not_prefill)
+{
+    struct node_record n[] = { node(3, ROLE_MIXED), node(4, ROLE_DECODE), node(5, ROLE_PREFILL) };
     struct place_request r = request(10);
     struct place_result out;
     n[0].placed_seqs = n[0].max_seqs;
-    CHECK_OK(place_choose(n, 2, &r, &out));
-    CHECK(out.prefill == &n[0]);
+    n[2].placed_tokens = 100000;
+    CHECK_OK(place_choose(n, 3, &r, &out));
+    CHECK(out.prefill == &n[2]);
     CHECK(out.decode == &n[1]);
+    CHECK_OK(place_choose(n, 2, &r, &out));
+    CHECK(out.prefill == NULL);
+    CHECK(out.decode == &n[1]);
+    n[0].placed_seqs = 0;
+    n[0].placed_blocks = n[0].n_blocks;
+    CHECK_OK(place_choose(n, 2, &r, &out));
+    CHECK(out.prefill == NULL);
+}
+
+TEST(a_node_that_is_saved_has_no_room)
+{
+    struct node_record n[] = { node(3, ROLE_DECODE), node(4, ROLE_MIXED) };
+    struct place_request r = request(10);
+    struct place_result out;
+    n[1].placed_blocks = 3;
+    CHECK_EQ_INT(place_roomiest(n, 2, &r), 3);
+    r.saved = 3;
+    for (uint64_t i = 0; i < 20; i++) {
+        r.random = random_bits(i);
+        CHECK_OK(place_choose(n, 2, &r, &out));
+        CHECK(out.decode == &n[1] && !out.prefill);
+    }
+    n[1].placed_blocks = n[1].n_blocks;
+    CHECK_STATUS(place_choose(n, 2, &r, &out), ERR_BUSY);
+    n[0].placed_blocks = n[0].n_blocks; /* both are full: one of those that fit */
+    CHECK(place_roomiest(n, 2, &r) != 0);
+    r.n_total = 1 << 30;
+    CHECK_EQ_INT(place_roomiest(n, 2, &r), 0);
 }
 
 TEST(unfit_nodes_are_passed_over)
@@ -431,8 +474,10 @@ TEST_MAIN(CASE(no_nodes_is_unavailable), CASE(a_pair_is_split), CASE(filled_node
           CASE(one_pair_apart_leaves_the_other_decode_nodes_to_the_prefill_node),
           CASE(kinds_of_kv_exchange_are_told_apart_among_many_decode_nodes),
           CASE(decode_nodes_alone_do_both), CASE(a_mixed_node_keeps_its_own_prompts),
-          CASE(what_is_not_split_goes_to_any_role), CASE(of_two_mixed_nodes_the_lower_one_prefills),
-          CASE(a_full_mixed_node_can_still_prefill), CASE(unfit_nodes_are_passed_over),
+          CASE(what_is_not_split_goes_to_any_role),
+          CASE(a_full_mixed_node_takes_no_prompt_for_another),
+          CASE(of_two_mixed_nodes_the_lower_one_prefills), CASE(a_full_mixed_node_does_not_prefill),
+          CASE(a_node_that_is_saved_has_no_room), CASE(unfit_nodes_are_passed_over),
           CASE(full_is_busy_and_too_small_is_unavailable), CASE(the_whole_answer_must_fit),
           CASE(the_least_loaded_decode_node_wins), CASE(prefill_load_counts_beyond_the_slack),
           CASE(equal_prompts_go_to_one_prefill_node), CASE(affinity_gives_way_to_load),

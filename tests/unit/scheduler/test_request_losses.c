@@ -138,6 +138,28 @@ TEST(losses_of_single_transfers_open_a_pair_only_in_a_row)
     world_close(&w);
 }
 
+/* An answer whose KV came before the pair was cut says nothing of the pair when it ends. */
+TEST(losses_of_a_pair_are_not_mended_by_answers_from_before)
+{
+    struct world w;
+    struct client before, c;
+    world_open(&w, "pd", 1000);
+    CHECK_OK(client_submit(&w, &before, TEN));
+    struct attempt old = play_split(&w, &before, AT_DECODE, 1);
+    CHECK_OK(client_submit(&w, &c, TEN));
+    struct attempt a = play_split(&w, &c, AT_PREFILL, 0);
+    reply_blame(a.prefill, &a, ERR_PEER_LOST, BLAME_PAIR);
+    a = play_run(&w, &c);
+    CHECK_EQ_INT(breaker_entry(&w)->state, BREAKER_OPEN);
+    play_rest(&w, &before, &old, 10);
+    CHECK_EQ_INT(breaker_entry(&w)->state, BREAKER_OPEN);
+    CHECK_EQ_INT(breakers(&w, "pair", "closed"), 0);
+    play_rest(&w, &c, &a, 10);
+    CHECK_EQ_INT(breaker_entry(&w)->state, BREAKER_OPEN);
+    world_check_idle(&w);
+    world_close(&w);
+}
+
 /* A probe that is cancelled says nothing: the next request probes. */
 TEST(losses_of_a_probe_that_leaves_let_the_next_one_probe)
 {
@@ -270,6 +292,27 @@ TEST(losses_handed_back_more_often_than_a_request_may_move)
     world_close(&w);
 }
 
+/* That it was handed back long ago says nothing of how full the nodes are now. */
+TEST(losses_handed_back_late_do_not_end_it)
+{
+    struct world w;
+    struct client c;
+    world_open(&w, "ppdd", 5000);
+    w.s->entry.max_queue_ms = 300;
+    CHECK_OK(client_submit(&w, &c, TEN));
+    for (int i = 0; i < 2; i++) {
+        struct attempt a = play_split(&w, &c, AT_PREFILL, (uint32_t)i);
+        rig_turn_ms(&w.rig, 400); /* a long prompt */
+        reply_blame(a.prefill, &a, ERR_BUSY, BLAME_HANDED_BACK);
+    }
+    struct attempt b = play_split(&w, &c, AT_DECODE, 2);
+    play_rest(&w, &c, &b, 10);
+    CHECK_STATUS(c.end.status, OK);
+    CHECK_EQ_INT(cells(&w, "prefill", "handed_back", "requeue"), 2);
+    world_check_idle(&w);
+    world_close(&w);
+}
+
 /* ---- all nodes are full ---- */
 
 /* Node i takes one request at a time. */
@@ -355,6 +398,53 @@ TEST(losses_of_room_do_not_end_an_answer_that_has_begun)
     play_rest(&w, &c[1], &a[1], 10);
     a[0] = play_run(&w, &c[0]);
     play_rest(&w, &c[0], &a[0], 10);
+    world_check_idle(&w);
+    world_close(&w);
+}
+
+static void make_blocks(struct world *w, size_t i, uint32_t n_blocks)
+{
+    struct node_record r = record_of(w, i);
+    r.n_blocks = n_blocks;
+    directory_publish(w->directory, &r);
+    RIG_WAIT(&w->rig, view_find(&w->s->entry.view, r.node) &&
+                          view_find(&w->s->entry.view, r.node)->n_blocks == n_blocks);
+}
+
+/* A long answer that has to move needs all of the other node: what becomes free there is not given
+ * to a short request that came later. */
+TEST(losses_of_a_long_answer_are_not_overtaken)
+{
+    enum { SMALL = 3, LONG_TOKENS = 55, LONG_BLOCKS = 6 };
+    struct world w;
+    struct client big, small[SMALL];
+    struct attempt of_big, a[SMALL];
+    world_open(&w, "dd", 1000);
+    make_blocks(&w, 1, LONG_BLOCKS - 1);
+    CHECK_OK(client_submit(&w, &big, (struct ask){ .max_tokens = LONG_TOKENS }));
+    of_big = play_run(&w, &big);
+    CHECK(of_big.decode == w.nodes[0]);
+    reply_tokens(of_big.decode, &of_big, 0, LONG_TOKENS - 5, FINISH_NONE);
+    RIG_WAIT(&w.rig, big.n_tokens == LONG_TOKENS - 5);
+    make_blocks(&w, 1, LONG_BLOCKS);
+    make_small(&w, 0);
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(client_submit(&w, &small[i], TEN));
+        a[i] = play_run(&w, &small[i]);
+        CHECK(a[i].decode == w.nodes[1]);
+    }
+    reply_blame(of_big.decode, &of_big, ERR_IO, BLAME_NODE);
+    directory_leave(w.directory, of_big.decode->id);
+    RIG_WAIT(&w.rig, w.s->entry.view.n_nodes == 1);
+    CHECK_OK(client_submit(&w, &small[2], TEN));
+    play_rest(&w, &small[0], &a[0], 10);
+    rig_turn_ms(&w.rig, 300);
+    CHECK_EQ_INT(received_count(w.nodes[1], FRAME_RUN), 0);
+    play_rest(&w, &small[1], &a[1], 10);
+    of_big = play_run(&w, &big);
+    play_rest(&w, &big, &of_big, LONG_TOKENS);
+    a[2] = play_run(&w, &small[2]);
+    play_rest(&w, &small[2], &a[2], 10);
     world_check_idle(&w);
     world_close(&w);
 }
@@ -449,6 +539,9 @@ TEST(losses_move_whole_requests_to_nodes_of_any_role)
 }
 
 TEST_MAIN(CASE(losses_of_a_pair_avoid_the_pair_and_neither_node),
+          CASE(losses_of_a_pair_are_not_mended_by_answers_from_before),
+          CASE(losses_handed_back_late_do_not_end_it),
+          CASE(losses_of_a_long_answer_are_not_overtaken),
           CASE(losses_of_a_pair_that_is_connecting_cost_no_move),
           CASE(losses_of_room_for_a_transfer_go_elsewhere),
           CASE(losses_of_single_transfers_open_a_pair_only_in_a_row),
