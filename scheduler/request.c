@@ -368,6 +368,12 @@ static enum request_action action_of(struct entry *e, struct request *r, enum re
     return action;
 }
 
+static void note_handed_back(struct request *r, uint64_t node)
+{
+    r->gave_back = node;
+    r->full_since_ms = 0; /* it had its nodes */
+}
+
 void request_on_loss(struct entry *e, struct request *r, enum request_loss loss, enum status st,
                      uint64_t culprit, const char *text)
 {
@@ -379,10 +385,7 @@ void request_on_loss(struct entry *e, struct request *r, enum request_loss loss,
     switch (action) {
     case ACTION_REQUEUE:
         counter_add(e->metrics.requeues, 1);
-        if (loss == LOSS_HANDED_BACK) {
-            r->gave_back = culprit;
-            r->full_since_ms = 0; /* it had its nodes */
-        }
+        if (loss == LOSS_HANDED_BACK) note_handed_back(r, culprit);
         place_again(e, r, REQUEST_PAUSE_BUSY_MS);
         break;
     case ACTION_MOVE:
