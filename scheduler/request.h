@@ -164,8 +164,8 @@ static inline uint32_t entry_n_requests(const struct entry *e) { return e->n_liv
 /* Does what the state needs now. Call it on every tick and snapshot, and after a change. */
 void request_advance(struct entry *e, struct request *r);
 /* Places those that have had their turn and wait for room, if some was `freed`, until one finds
- * none. For that one the roomiest node is saved from those in line, which would take each block that
- * becomes free before there are enough for a long answer. */
+ * none. For that one the roomiest node is saved from those in line, which would take each block
+ * that becomes free before there are enough for a long answer. */
 void request_place_waiting(struct entry *e, bool freed);
 /* Its next attempts avoid the node (0: none), ... */
 void request_avoid(struct request *r, uint64_t node);
