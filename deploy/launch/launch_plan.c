@@ -131,17 +131,17 @@ static bool is_named(const struct config *c, uint16_t port)
 static void claim_named(const struct config *c, const struct launch_args *w, struct launch_plan *p)
 {
     const char *item;
-    if (w->behind) (void)launch_port_claim(&p->claims, (uint16_t)config_int(c, "port"));
+    if (w->behind) (void)port_claim(&p->claims, (uint16_t)config_int(c, "port"));
     for (size_t k = 0; k < COUNT_OF(NAMED); k++)
         for (size_t i = 0; (item = config_list(c, NAMED[k], i, NULL)); i++) {
             const long port = strtol(item, NULL, 10);
-            if (port > 0 && port <= UINT16_MAX) (void)launch_port_claim(&p->claims, (uint16_t)port);
+            if (port > 0 && port <= UINT16_MAX) (void)port_claim(&p->claims, (uint16_t)port);
         }
 }
 
 static bool may_have(const struct config *c, const struct launch_plan *p, uint16_t port)
 {
-    return !is_planned(p, port) && !is_named(c, port) && launch_port_is_free(port);
+    return !is_planned(p, port) && !is_named(c, port) && port_is_free(port);
 }
 
 /* Finds the next free port from `first` on, `end` not included; 0: there is none. Another program
@@ -159,7 +159,7 @@ static uint16_t claim_port(const struct config *c, struct launch_plan *p, uint16
                            uint16_t end)
 {
     for (uint16_t port = first; port < end; port++)
-        if (may_have(c, p, port) && launch_port_claim(&p->claims, port)) return port;
+        if (may_have(c, p, port) && port_claim(&p->claims, port)) return port;
     return 0;
 }
 
@@ -439,6 +439,6 @@ void launch_plan_print_ports(const struct launch_plan *p, struct buf *out)
 
 void launch_plan_release(struct launch_plan *p)
 {
-    launch_claims_release(&p->claims);
+    port_claims_release(&p->claims);
     arena_release(&p->arena);
 }

@@ -3,9 +3,9 @@
 #ifndef BATON_DEPLOY_LAUNCH_LAUNCH_PLAN_H
 #define BATON_DEPLOY_LAUNCH_LAUNCH_PLAN_H
 
-#include "deploy/launch/launch_ports.h"
 #include "deploy/launch/ranks.h"
 #include "scheduler/directory/directory.h"
+#include "shared/base/address/port_claim.h"
 #include "shared/base/mem.h"
 
 enum { LAUNCH_NODES_MAX = 256, LAUNCH_ARGS_MAX = 256 };
@@ -24,7 +24,7 @@ struct launch_plan {
     struct launch_node *nodes;
     size_t n;
     struct ranks ranks; /* of the nodes; its port is chosen */
-    struct launch_claims claims;
+    struct port_claims claims;
 };
 
 struct launch_args {

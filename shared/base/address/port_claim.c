@@ -1,5 +1,5 @@
-/* launch_ports.c - see launch_ports.h. Thread: main. */
-#include "deploy/launch/launch_ports.h"
+/* port_claim.c - see port_claim.h. */
+#include "shared/base/address/port_claim.h"
 
 #include <errno.h>
 #include <netinet/in.h>
@@ -10,7 +10,7 @@
 
 #include "shared/base/mem.h"
 
-bool launch_port_is_free(uint16_t port)
+bool port_is_free(uint16_t port)
 {
     struct sockaddr_in sa = {
         .sin_family = AF_INET,
@@ -26,7 +26,7 @@ bool launch_port_is_free(uint16_t port)
 
 /* The name is an abstract one (unix(7)): no file stays, and it ends with the process. Where there
  * are no such sockets nothing is claimed, and the process that finds its port taken reports it. */
-bool launch_port_claim(struct launch_claims *c, uint16_t port)
+bool port_claim(struct port_claims *c, uint16_t port)
 {
     struct sockaddr_un name = { .sun_family = AF_UNIX };
     const int n = snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "baton-port-%u", port);
@@ -43,9 +43,9 @@ bool launch_port_claim(struct launch_claims *c, uint16_t port)
     return true;
 }
 
-void launch_claims_release(struct launch_claims *c)
+void port_claims_release(struct port_claims *c)
 {
     for (size_t i = 0; i < c->n; i++) close(c->fds[i]);
     mem_free(c->fds);
-    *c = (struct launch_claims){ 0 };
+    *c = (struct port_claims){ 0 };
 }
