@@ -164,7 +164,8 @@ static enum status start(struct workers *w, int argc, char **argv, struct err *e
         .n_workers = w->plan.n,
         .key = launch_key(w->c),
     };
-    TRY(hub_start(&h, &w->hub, err));
+    w->hub = hub_create(&h);
+    TRY(hub_start(w->hub, err));
     TRY(write_args(w, argc, argv, err));
     print_start(w);
     start_processes(w);

@@ -221,17 +221,21 @@ static void free_hub(struct hub *h)
     mem_free(h);
 }
 
+static void end(struct hub *h)
+{
+    void (*done)(void *arg) = h->done;
+    void *done_arg = h->done_arg;
+    free_hub(h);
+    done(done_arg);
+}
+
 static void on_stopped(void *arg)
 {
     struct hub *h = arg;
-    void (*done)(void *arg) = h->done;
-    void *done_arg = h->done_arg;
-    if (--h->n_servers > 0) return;
-    free_hub(h);
-    if (done) done(done_arg);
+    if (--h->n_servers == 0) end(h);
 }
 
-enum status hub_start(const struct hub_options *o, struct hub **out, struct err *err)
+struct hub *hub_create(const struct hub_options *o)
 {
     struct hub *h = MEM_NEW(struct hub);
     const struct http_client_options c = { .loop = o->loop,
@@ -240,14 +244,17 @@ enum status hub_start(const struct hub_options *o, struct hub **out, struct err 
     h->o = *o;
     h->metrics = metrics_create();
     h->client = http_client_create(&c);
-    enum status st = open_view(h, err);
-    if (st == OK) st = listen_on(h, "127.0.0.1", 0, on_request, &h->http, err);
-    if (st == OK && o->o->metrics_port)
-        st = listen_on(h, o->o->host, o->o->metrics_port, on_admin, &h->admin, err);
-    if (st == OK) *out = h;
-    else if (h->n_servers) hub_stop(h, NULL, NULL);
-    else free_hub(h);
-    return st;
+    return h;
+}
+
+/* The port of the API has the metrics already: it is the processes', whichever option names it. */
+enum status hub_start(struct hub *h, struct err *err)
+{
+    const struct node_options *o = h->o.o;
+    TRY(open_view(h, err));
+    TRY(listen_on(h, "127.0.0.1", 0, on_request, &h->http, err));
+    if (o->metrics_port == 0 || o->metrics_port == o->port) return OK;
+    return listen_on(h, o->host, o->metrics_port, on_admin, &h->admin, err);
 }
 
 uint16_t hub_port(const struct hub *h) { return http_server_port(h->http); }
@@ -257,6 +264,10 @@ void hub_stop(struct hub *h, void (*done)(void *arg), void *arg)
     h->done = done;
     h->done_arg = arg;
     if (h->view) directory_handler_close(h->view);
+    if (h->n_servers == 0) {
+        end(h);
+        return;
+    }
     if (h->http) http_server_stop(h->http, STOP_GRACE_MS, on_stopped, h);
     if (h->admin) http_server_stop(h->admin, 0, on_stopped, h);
 }

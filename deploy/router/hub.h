@@ -3,8 +3,8 @@
  * port gets of it (relay.h), and ask for the view as nodes do.
  *
  * Its port is on loopback, for them alone: the keys of the API and the cluster secret are asked for
- * all the same. With --metrics-port it serves that, too. Life cycle: start, stop (then `done`).
- * Thread: loop. */
+ * all the same. With --metrics-port it serves that, too, unless the API has the same port.
+ * Owner: the supervisor. Life cycle: create, start, stop (then `done`). Thread: loop. */
 #ifndef BATON_DEPLOY_ROUTER_HUB_H
 #define BATON_DEPLOY_ROUTER_HUB_H
 
@@ -21,8 +21,12 @@ struct hub_options {
     const char *key; /* launch_key, by which it asks them; NULL: none. Borrowed */
 };
 
-enum status hub_start(const struct hub_options *o, struct hub **out, struct err *err) MUST_CHECK;
+struct hub *hub_create(const struct hub_options *o);
+/* Opens the view and the ports. Whatever it returns, hub_stop follows, since ports that were opened
+ * take turns of the loop to close. */
+enum status hub_start(struct hub *h, struct err *err) MUST_CHECK;
 uint16_t hub_port(const struct hub *h);
+/* Frees the hub, then calls `done` once: from inside if no port is open. */
 void hub_stop(struct hub *h, void (*done)(void *arg), void *arg);
 
 #endif

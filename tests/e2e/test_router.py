@@ -282,6 +282,22 @@ def test_options_that_do_not_fit_stop_the_start():
             assert router.p.wait(20) == 2 and said in router.output(), router.output()
 
 
+def test_ports_that_its_processes_cannot_have():
+    """A port of the metrics that another program has ends the start with a sentence; the API's own is as good for several processes as for one."""
+    with socket.create_server(('127.0.0.1', 0)) as taken:
+        port = taken.getsockname()[1]
+        router = Router('--workers', '2', '--metrics-port', str(port))
+        with closing(router):
+            assert router.p.wait(20) == 2 and f'cannot listen on 127.0.0.1:{port} (--metrics-port): the port is in use' in router.output(), router.output()
+    for args in ((), ('--workers', '2')):
+        router = Router('--metrics-port', str(port := free_ports(1)[0]), *args, port=port)
+        with closing(router):
+            up(router)
+            wait_until('the metrics are there', lambda: '# TYPE baton_directory_nodes' in request(port, 'GET', '/metrics')[2], 20)
+            assert router.alive(), router.output()
+            assert router.stop() == 0
+
+
 def series_of(text, name):
     return [line for line in text.splitlines() if line.startswith(name + '{')]
 
