@@ -120,9 +120,9 @@ static void say_not_ready(struct node *n, struct http_exchange *x)
     else not_ready_reply(x, why);
 }
 
-static void on_http_unpassed(void *arg, struct http_exchange *x)
+void node_serve_or_say_why(void *node, struct http_exchange *x)
 {
-    struct node *n = arg;
+    struct node *n = node;
     if (n->serve) serve_http(n->serve, x);
     else say_not_ready(n, x);
 }
@@ -132,9 +132,12 @@ static void on_http(void *arg, struct http_exchange *x)
     struct node *n = arg;
     if (node_mount_http(n, x) || node_router_http(n, x)) return;
     struct not_ready_pass o = {
-        .passer = n->passer, .tenants = &n->o.tenants, .otherwise = on_http_unpassed, .arg = n
+        .passer = n->passer,
+        .tenants = &n->o.tenants,
+        .otherwise = node_serve_or_say_why,
+        .arg = n,
     };
-    if (n->serve || n->state != NODE_LOADING || !not_ready_pass(&o, x)) on_http_unpassed(n, x);
+    if (n->serve || n->state != NODE_LOADING || !not_ready_pass(&o, x)) node_serve_or_say_why(n, x);
 }
 
 static void on_admin(void *arg, struct http_exchange *x)
@@ -145,7 +148,7 @@ static void on_admin(void *arg, struct http_exchange *x)
 }
 
 /* Of one of several processes: what they share is not asked for here. */
-static void on_worker_http(void *arg, struct http_exchange *x) { on_http_unpassed(arg, x); }
+static void on_worker_http(void *arg, struct http_exchange *x) { node_serve_or_say_why(arg, x); }
 
 static enum status start_worker_port(struct node *n, const struct http_server_options *like,
                                      struct err *err)
@@ -377,7 +380,7 @@ static void start_passer(struct node *n)
     };
     if (strcmp(n->o.directory, "local") != 0) { /* else it would know of every node */
         o.wait_first_ms = n->o.grace_ms;
-        o.wait_ms = n->router ? n->o.grace_ms : EMPTIED_MS;
+        o.wait_ms = EMPTIED_MS;
     }
     if (n->http && n->o.pass_requests) n->passer = passer_create(&o);
 }

@@ -91,7 +91,7 @@ struct node {
     struct decode_worker *decode;
     struct prefill_worker *prefill;
     struct scheduler *scheduler;
-    struct passer *passer; /* NULL: with --no-pass-requests, and without HTTP */
+    struct passer *passer; /* NULL: with --no-pass-requests, of a router, and without HTTP */
     struct serve *serve;
     struct loop_timer *drain, *stopper;
     struct loop_timer *settle;       /* NULL: its role is settled (node_role.c) */
@@ -229,6 +229,8 @@ void node_begin_loading(void *node);
 enum status node_start_engine(struct node *n, struct err *err) MUST_CHECK;
 /* Ends the start with the sentence of load_err. */
 void node_fail_start(struct node *n);
+/* Answers a request of the API's port: as the API does, or why there is none yet or any more. */
+void node_serve_or_say_why(void *node, struct http_exchange *x);
 /* The engine can step: the node takes work. */
 void node_become_ready(struct node *n);
 

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "deploy/node/node_internal.h"
+#include "deploy/router/held_requests.h"
 #include "deploy/router/instances.h"
 #include "deploy/router/relay.h"
 #include "deploy/text/text_fetch.h"
@@ -40,12 +41,13 @@ struct node_router {
     struct loop_timer *seek, *look;
     bool asking;
     bool has_names, has_template; /* the operator gave them */
-    uint64_t t_not_before_ms;     /* a text is not asked for before */
-    size_t n_tried;               /* texts that could not be used: the next node is asked */
+    uint64_t t_not_before_ms; /* a text is not asked for before */
+    size_t n_tried;           /* texts that could not be used: the next node is asked */
     struct text_fetch *fetch;
-    struct text_fetched text; /* its names are the node's, until the end */
-    struct node_record seen;  /* the node whose limits it took; node 0: none yet */
-    char why[ERR_TEXT_MAX];   /* what is missing while it is not ready */
+    struct text_fetched text;   /* its names are the node's, until the end */
+    struct held_requests *held; /* that came before it was ready */
+    struct node_record seen;    /* the node whose limits it took; node 0: none yet */
+    char why[ERR_TEXT_MAX];     /* what is missing while it is not ready */
 };
 
 /* ---- the view ---- */
@@ -115,7 +117,8 @@ bool node_router_http(struct node *n, struct http_exchange *x)
         write_metrics(n, x);
         return true;
     }
-    return instances_serve(&o, x);
+    if (instances_serve(&o, x)) return true;
+    return n->state == NODE_LOADING && held_take(n->router->held, x);
 }
 
 void node_router_describe(const struct node *n, struct buf *out)
@@ -150,6 +153,7 @@ static void become_ready(struct node_router *r)
     loop_timer_free(r->seek);
     r->seek = NULL;
     node_become_ready(n);
+    held_release(r->held);
 }
 
 void node_router_loaded(struct node *n)
@@ -316,6 +320,14 @@ enum status node_router_start(struct node *n, struct err *err)
     r->node = n;
     r->has_names = n->o.n_names > 0;
     r->has_template = n->o.chat_template != NULL;
+    const struct held_options h = {
+        .loop = n->loop,
+        .tenants = &n->o.tenants,
+        .wait_ms = n->o.grace_ms,
+        .answer = node_serve_or_say_why,
+        .arg = n,
+    };
+    r->held = held_create(&h);
     if (n->o.worker.port) r->relay = relay_create(n->loop, n->o.worker.hub);
     if (!directory_is_local(n->directory)) return OK;
     r->view = directory_handler_create(n->directory, n->o.secret);
@@ -338,6 +350,7 @@ void node_router_stop(struct node *n)
     struct node_router *r = n->router;
     if (!r) return;
     if (r->view) directory_handler_close(r->view);
+    held_release(r->held);
     text_fetch_cancel(r->fetch);
     r->fetch = NULL;
     loop_timer_free(r->seek);
@@ -355,6 +368,8 @@ void node_router_end(struct node *n)
     r->view = NULL;
     relay_free(r->relay);
     r->relay = NULL;
+    held_free(r->held);
+    r->held = NULL;
 }
 
 void node_router_free(struct node *n)

@@ -119,7 +119,7 @@ const struct option HTTP_OPTIONS[] = {
       .env = "BATON_PASS_REQUESTS",
       .type = OPT_BOOL,
       .def = "true",
-      IN("HTTP", ENTRY),
+      IN("HTTP", NET),
       .help = "While this node loads its model or is full, pass completions to the least loaded "
               "node of its topic; false: answer 503 or 429." },
     {

@@ -71,8 +71,7 @@ const struct option ROUTER_OPTIONS[] = {
         RANGE(1, 1048576),
         .def = "10000",
         IN("Router", "router"),
-        .help = "Requests the router follows at once, each of its processes; more are passed on to "
-                "a node or get 429.",
+        .help = "Requests the router follows at once, each of its processes; more get 429.",
     },
     {
         .name = "workers",
@@ -97,6 +96,16 @@ const struct option ROUTER_OPTIONS[] = {
         .def = "0",
         IN("Router", "router"),
         .help = "Given by --workers to its processes: a port of their own on this host.",
+    },
+    {
+        .name = "pass-requests",
+        .env = "BATON_PASS_REQUESTS",
+        .type = OPT_BOOL,
+        IN("Router", "router"),
+        .help = "An option of baton serve: pass completions to another node.",
+        .effect = EFFECT_ACCEPTED,
+        .note = "a router places on every node itself, and passes no request on: a full one "
+                "answers 429, and one that loads lets requests wait until it is ready",
     },
     {
         .name = "splitwise",

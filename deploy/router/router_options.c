@@ -59,6 +59,7 @@ enum status router_options_read(const struct config *c, struct node_options *out
     TRY(read_listed(c, out, err));
     TRY(read_worker(c, out, err));
     out->no_engine = out->is_router = true;
+    out->pass_requests = false; /* what it passed would go round its tenants' limits and its line */
     out->serves_directory = false; /* the API's port does */
     return OK;
 }

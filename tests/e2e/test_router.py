@@ -84,6 +84,51 @@ def test_nodes_register_and_the_router_takes_its_text_from_them():
     os.rmdir(folder)
 
 
+def test_a_router_that_loads_lets_requests_wait_and_passes_none():
+    """It passes nothing to the port of a node, which here has another key; strangers, and those who want an answer by a time, are told at once."""
+    key, other = {'Authorization': 'Bearer k1'}, {'Authorization': 'Bearer k2'}
+    router = Router('--api-key', 'k1', '--placement-timeout', '60', '--pass-requests')
+    stuck = Router('--api-key', 'k1', '--placement-timeout', '1', env={'TMPDIR': '/nonexistent'})
+    with closing(router, stuck), concurrent.futures.ThreadPoolExecutor(4) as pool:
+        up(router)
+        up(stuck)
+        assert '--pass-requests: a router places on every node itself' in router.output(), router.output()
+        waiting = [pool.submit(request, router.port, 'POST', '/v1/completions', PROMPT, key) for _ in range(3)]
+        for headers in ({}, {**key, 'x-baton-deadline-ms': '1000'}, {**key, 'x-baton-ttft-ms': '1000'}):
+            status, _, said = request(router.port, 'POST', '/v1/completions', PROMPT, headers, timeout=30)
+            assert status == 503 and 'no node has registered' in said['error']['message'], (status, said)
+        assert not any(w.done() for w in waiting)
+        node = Node(TINY, 'mixed', [*router.at(), '--api-key', 'k2'])
+        with closing(node):
+            wait_ready(node, router)
+            assert [w.result(30)[0] for w in waiting] == [200] * 3, [w.result() for w in waiting]
+            change(stuck, 'add', 'decode', node, headers=key)
+            wait_until('it has seen the node', lambda: 'no folder can be made' in why_not_ready(stuck), 20)
+            status, headers, said = request(stuck.port, 'POST', '/v1/completions', PROMPT, key)
+            assert status == 503 and headers['retry-after'] == '1' and 'no folder can be made' in said['error']['message'], (status, said)
+            assert metrics(node.port, other)['baton_requests_total'] == 0
+        late = pool.submit(request, stuck.port, 'POST', '/v1/completions', PROMPT, key)
+        assert stuck.stop() == 0  # nor does a request that waits hold up the end
+        assert isinstance(late.exception(), OSError) or late.result()[0] == 503
+
+
+def test_a_full_router_refuses_and_passes_none():
+    key, other = {'Authorization': 'Bearer k1'}, {'Authorization': 'Bearer k2'}
+    router = Router('--api-key', 'k1', '--max-concurrency', '2')
+    with closing(router):
+        up(router)
+        node = Node(TINY, 'mixed', [*router.at(), *paced(), '--api-key', 'k2'])
+        with closing(node), contextlib.ExitStack() as stack:
+            wait_ready(node, router)
+            for _ in range(2):
+                events = stack.enter_context(contextlib.closing(stream(router.port, '/v1/completions', {**PROMPT, 'max_tokens': 500, 'logprobs': None}, key)))
+                assert next(events)['choices']
+            status, headers, said = request(router.port, 'POST', '/v1/completions', PROMPT, key)
+            assert status == 429 and int(headers['retry-after']) >= 1 and 'already holds 2 requests' in said['error']['message'], (status, said)
+            assert metrics(router.port, key)['baton_requests_rejected_total{reason="full"}'] == 1
+            assert metrics(node.port, other)['baton_requests_total'] == 0
+
+
 def test_a_router_with_keys_and_a_secret():
     """What a key opens and what the secret opens are different things."""
     key = {'Authorization': 'Bearer k1'}
@@ -135,8 +180,8 @@ def listed(prefills, decodes):
             '--decoder-hosts', *['127.0.0.1'] * len(decodes), '--decoder-ports', *[str(n.port) for n in decodes]]
 
 
-def change(router, what, role, *nodes):
-    status, _, said = request(router.port, 'POST', '/instances/' + what, {'type': role, 'instances': [f'127.0.0.1:{n.port}' for n in nodes]})
+def change(router, what, role, *nodes, headers=None):
+    status, _, said = request(router.port, 'POST', '/instances/' + what, {'type': role, 'instances': [f'127.0.0.1:{n.port}' for n in nodes]}, headers)
     assert status == 200, said
     return said
 

@@ -39,9 +39,15 @@ struct http_pass {
 };
 
 /* The statuses with which another node may refuse a request that a third one would take: it is full
- * (429, 503), or has another key or model (401, 404), which may be the client's fault. */
+ * (429, 503); it has other keys (401), which is nothing to tell a client whose key was good here;
+ * or another model (404), which may be the client's fault. */
 static bool is_full(int status) { return status == 429 || status == 503; }
 static bool is_unknown(int status) { return status == 401 || status == 404; }
+
+static bool is_refusal(int status, bool last)
+{
+    return is_full(status) || status == 401 || (status == 404 && !last);
+}
 
 /* ---- the end ---- */
 
@@ -121,7 +127,7 @@ static enum status on_head(void *arg)
 {
     struct http_pass *p = arg;
     struct http_answer *a = &p->answer;
-    if (is_full(a->status) || (!p->o.last && is_unknown(a->status))) return ERR_PEER_REFUSED;
+    if (is_refusal(a->status, p->o.last)) return ERR_PEER_REFUSED;
     p->is_events = str_starts(buf_str(&a->type), "text/event-stream");
     p->is_whole = a->length <= WHOLE_MAX;
     if (p->is_whole) return OK;

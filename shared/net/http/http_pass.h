@@ -48,7 +48,7 @@ struct http_pass_options {
     const char *name;    /* the request's, for HTTP_PASS_NAME_HEADER; NULL: none */
     /* One line of JSON that ends a stream whose node is gone; kept until done. */
     struct str broken_event;
-    bool last;                      /* no other node is left to ask: 401 and 404 are the answer */
+    bool last;                      /* no other node is left to ask: 404 is the answer */
     uint32_t connect_ms, answer_ms; /* limits until connected, and until the answer begins */
     /* status: of the answer; 0: there was none. */
     void (*done)(void *arg, enum http_pass_end end, int status);

@@ -472,26 +472,32 @@ TEST(passer_asks_again_a_node_that_refused_one_request_only)
     rig_close(&g);
 }
 
-/* A wrong model name or key is one client's. */
-TEST(passer_passes_back_that_no_node_knows_the_model_or_key_and_goes_on)
+/* A wrong model name is one client's; a key that this node took is nobody's fault there. */
+TEST(passer_passes_back_that_no_node_knows_the_model_but_no_word_of_a_key)
 {
-    static const int statuses[] = { 401, 404 };
-    for (size_t i = 0; i < COUNT_OF(statuses); i++) {
-        struct rig g = { .others = { { .status = statuses[i] },
-                                     { .status = statuses[i], .record = { .n_requests = 1 } } } };
+    static const struct {
+        int status;
+        const char *two, *one; /* who answers when two nodes say so, and when the only one does */
+    } cases[] = { { 404, "node1", "node0" }, { 401, "own", "own" } };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        const int status = cases[i].status;
+        struct rig g = { .others = { { .status = status },
+                                     { .status = status, .record = { .n_requests = 1 } } } };
         rig_open(&g);
-        check_post(&g, "node1"); /* both were asked */
+        check_post(&g, cases[i].two); /* both were asked */
         CHECK_EQ_INT(atomic_load(&g.others[0].n_asked), 1);
-        CHECK_EQ_INT(count(&g, "reason=\"loading\",outcome=\"answered\""), 1);
+        CHECK_EQ_INT(atomic_load(&g.others[1].n_asked), 1);
+        CHECK_EQ_INT(count(&g, "reason=\"loading\",outcome=\"answered\""), status == 404);
+        CHECK_EQ_INT(count(&g, "reason=\"loading\",outcome=\"refused\""), status == 401);
         fixture_on_loop(g.loop, set_serving, &g);
         check_post(&g, "node0"); /* the next client's request is served there */
         rig_close(&g);
-        struct rig one = { .others = { { .status = statuses[i] } } };
+        struct rig one = { .others = { { .status = status } } };
         rig_open(&one);
-        check_post(&one, "node0");
+        check_post(&one, cases[i].one);
         rig_close(&one);
         /* One that is full says nothing of the model: this node answers. */
-        struct rig full = { .others = { { .status = statuses[i] },
+        struct rig full = { .others = { { .status = status },
                                         { .status = 429, .record = { .n_requests = 1 } } } };
         rig_open(&full);
         check_post(&full, "own");
@@ -570,6 +576,6 @@ TEST_MAIN(CASE(passer_waits_for_the_first_node), CASE(passer_takes_the_least_loa
           CASE(passer_passes_nothing_twice_and_only_posts),
           CASE(passer_tries_one_more_node_and_remembers_who_was_full),
           CASE(passer_asks_again_a_node_that_refused_one_request_only),
-          CASE(passer_passes_back_that_no_node_knows_the_model_or_key_and_goes_on),
+          CASE(passer_passes_back_that_no_node_knows_the_model_but_no_word_of_a_key),
           CASE(passer_passes_other_answers_back_as_they_are),
           CASE(passer_notices_a_frozen_node_and_waits_for_a_busy_one))
