@@ -79,6 +79,8 @@ static void give_text(struct node *n, struct http_exchange *x)
         .model = engine_kv_layout(n->engine)->model_fingerprint,
         .max_model_len = o->max_model_len,
         .dummy = o->dummy,
+        .reasoning_parser = o->reasoning_parser,
+        .tool_parser = o->tool_parser,
         .names = o->names,
         .n_names = o->n_names,
     };

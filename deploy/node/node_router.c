@@ -40,7 +40,8 @@ struct node_router {
     struct proofs proofs;
     struct loop_timer *seek, *look;
     bool asking;
-    bool has_names, has_template; /* the operator gave them */
+    /* The operator gave them. */
+    bool has_names, has_template, has_reasoning, has_tools;
     uint64_t t_not_before_ms; /* a text is not asked for before */
     size_t n_tried;           /* texts that could not be used: the next node is asked */
     struct text_fetch *fetch;
@@ -186,7 +187,7 @@ bool node_router_failed(struct node *n)
     return true;
 }
 
-/* A name that the operator gave stays. */
+/* What the operator gave stays. */
 static void take_text(struct node_router *r)
 {
     struct node_options *o = &r->node->o;
@@ -194,6 +195,8 @@ static void take_text(struct node_router *r)
     if (!r->has_template)
         o->chat_template = r->text.chat_template.len ? r->text.chat_template.data : NULL;
     o->dummy = r->text.dummy;
+    if (!r->has_reasoning) o->reasoning_parser = r->text.reasoning_parser;
+    if (!r->has_tools) o->tool_parser = r->text.tool_parser;
     for (size_t i = 0; !r->has_names && i < r->text.n_names; i++) o->names[i] = r->text.names[i];
     if (!r->has_names) o->n_names = r->text.n_names;
     r->state = ROUTER_LOADING;
@@ -320,6 +323,8 @@ enum status node_router_start(struct node *n, struct err *err)
     r->node = n;
     r->has_names = n->o.n_names > 0;
     r->has_template = n->o.chat_template != NULL;
+    r->has_reasoning = strcmp(n->o.reasoning_parser, "auto") != 0;
+    r->has_tools = strcmp(n->o.tool_parser, "auto") != 0;
     const struct held_options h = {
         .loop = n->loop,
         .tenants = &n->o.tenants,

@@ -3,12 +3,14 @@
  * of their own (GET /cluster/v1/text).
  *
  *     { "version": 1, "model": "<id>", "max_model_len": n, "dummy": false, "names": [...],
+ *       "reasoning_parser": "auto", "tool_parser": "hermes",
  *       "files": [{ "name": "config.json", "bytes": n, "size": n }, ...] } "\n"
  *     the bytes of the files, one after the other
  *     64 hexadecimal digits: HMAC-SHA256(cluster secret, all bytes before)
  *
  * Of a GGUF file `bytes` is the part before the tensors and `size` the file's; of all others they
- * are equal. Names are those of a fixed list, so none leads out of a folder. Thread: any; it takes
+ * are equal. Names are those of a fixed list, so none leads out of a folder. Parsers are as the
+ * node's options say; nodes of older versions do not, which is as "auto". Thread: any; it takes
  * milliseconds, so not the loop. */
 #ifndef BATON_DEPLOY_TEXT_TEXT_BUNDLE_H
 #define BATON_DEPLOY_TEXT_TEXT_BUNDLE_H
@@ -32,6 +34,7 @@ struct text_source {
     uint64_t model;            /* fingerprint */
     uint32_t max_model_len;
     bool dummy; /* --load-format dummy: a folder without a tokenizer is served too */
+    const char *reasoning_parser, *tool_parser; /* as in node_options.h */
     const char *const *names;
     size_t n_names; /* 1 .. TEXT_NAMES_MAX */
 };
@@ -51,6 +54,7 @@ struct text_bundle {
     uint64_t model;
     uint32_t max_model_len;
     bool dummy;
+    const char *reasoning_parser, *tool_parser; /* known ones */
     const char *names[TEXT_NAMES_MAX];
     size_t n_names;
     struct text_file *files; /* [n_files] */

@@ -70,6 +70,8 @@ static enum status unpack_bundle(struct text_fetch *f)
         st = text_bundle_unpack(&b, got->folder.data, &got->model_path, &got->chat_template,
                                 &f->err);
     for (size_t i = 0; i < b.n_names; i++) got->names[got->n_names++] = mem_strdup(b.names[i]);
+    got->reasoning_parser = mem_strdup(b.reasoning_parser);
+    got->tool_parser = mem_strdup(b.tool_parser);
     got->max_model_len = b.max_model_len;
     got->model = b.model;
     got->dummy = b.dummy;
@@ -151,6 +153,8 @@ void text_fetched_release(struct text_fetched *t)
     buf_release(&t->folder);
     buf_release(&t->model_path);
     buf_release(&t->chat_template);
+    mem_free(t->reasoning_parser);
+    mem_free(t->tool_parser);
     for (size_t i = 0; i < t->n_names; i++) mem_free(t->names[i]);
     *t = (struct text_fetched){ 0 };
 }

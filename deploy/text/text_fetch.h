@@ -15,6 +15,7 @@ struct text_fetch;
 /* What came. text_fetched_release removes the folder, too. */
 struct text_fetched {
     struct buf folder, model_path, chat_template; /* chat_template empty: the model's own */
+    char *reasoning_parser, *tool_parser;
     char *names[TEXT_NAMES_MAX];
     size_t n_names;
     uint32_t max_model_len;

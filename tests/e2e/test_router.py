@@ -129,6 +129,29 @@ def test_a_full_router_refuses_and_passes_none():
             assert metrics(node.port, other)['baton_requests_total'] == 0
 
 
+def test_the_parsers_are_those_of_the_nodes():
+    """A node is told what its template does not show; the router takes that with the text, unless it was told something else."""
+    asked = dict(messages=[dict(role='user', content='a')], max_tokens=8, temperature=0, tools=[dict(type='function', function=dict(name='f'))])
+    with tempfile.NamedTemporaryFile('w', suffix='.jinja') as template:
+        template.write('{% for m in messages %}{{ m.content }}{% endfor %}')
+        template.flush()
+        routers = [Router(), Router('--tool-call-parser', 'none')]
+        with closing(*routers):
+            for router in routers:
+                up(router)
+            node = Node(TINY, 'mixed', [*routers[0].at(), '--chat-template', template.name, '--tool-call-parser', 'hermes', '--reasoning-parser', 'think'])
+            with closing(node):
+                wait_ready(node, routers[0])
+                change(routers[1], 'add', 'decode', node)
+                wait_ready(routers[1])
+                there, here = (request(port, 'POST', '/v1/chat/completions', asked) for port in (node.port, routers[0].port))
+                assert there[0] == here[0] == 200 and there[2]['choices'] == here[2]['choices'], (there, here)
+                status, _, said = request(routers[1].port, 'POST', '/v1/chat/completions', asked)
+                assert status == 400 and '--tool-call-parser' in said['error']['message'], (status, said)
+                for p, tools in ((node, 'hermes'), (routers[0], 'hermes'), (routers[1], 'none')):
+                    assert f'reasoning=think tool_calls={tools}' in p.output(), p.output()
+
+
 def test_a_router_with_keys_and_a_secret():
     """What a key opens and what the secret opens are different things."""
     key = {'Authorization': 'Bearer k1'}

@@ -23,6 +23,8 @@ static struct text_source source_of(const char *path)
         .model_path = path,
         .model = 0x0123456789abcdef,
         .max_model_len = 777,
+        .reasoning_parser = "think",
+        .tool_parser = "hermes",
         .names = NAMES,
         .n_names = 2,
     };
@@ -83,6 +85,8 @@ TEST(a_folder_loads_as_it_did)
     struct buf bytes = write_bundle(path, "s3cret");
     CHECK_OK(text_bundle_read(buf_str(&bytes), STR("s3cret"), &b, &err));
     CHECK(b.model == 0x0123456789abcdef && b.max_model_len == 777 && !b.dummy);
+    CHECK_EQ_STR(b.reasoning_parser, "think");
+    CHECK_EQ_STR(b.tool_parser, "hermes");
     CHECK_EQ_INT(b.n_names, 2);
     CHECK_EQ_STR(b.names[1], "other/name");
     CHECK(unpacked_text(&b) == text_of(path));
@@ -205,6 +209,38 @@ TEST(what_was_changed_is_refused)
     buf_release(&bytes);
 }
 
+/* Appends the HMAC of no secret. */
+static void seal(struct buf *bytes)
+{
+    uint8_t mac[32];
+    hmac_sha256("", 0, bytes->data, bytes->len, mac);
+    for (size_t k = 0; k < sizeof mac; k++) buf_printf(bytes, "%02x", mac[k]);
+}
+
+/* They may be nodes of an older version, or be started without an option. */
+TEST(nodes_that_say_no_parser_leave_it_to_the_template)
+{
+    static const char *const parsers[] = {
+        "", "\"reasoning_parser\":\"auto\",\"tool_parser\":\"auto\",",
+        "\"reasoning_parser\":null,\"tool_parser\":null,"
+    };
+    for (size_t i = 0; i < COUNT_OF(parsers); i++) {
+        struct text_bundle b;
+        struct buf bytes = { 0 };
+        buf_printf(&bytes,
+                   "{\"version\":1,\"model\":\"0000000000000001\",\"max_model_len\":8,"
+                   "\"names\":[\"m\"],%s\"files\":[{\"name\":\"config.json\",\"bytes\":0,"
+                   "\"size\":0}]}\n",
+                   parsers[i]);
+        seal(&bytes);
+        CHECK_OK(text_bundle_read(buf_str(&bytes), STR(""), &b, &err));
+        CHECK_EQ_STR(b.reasoning_parser, "auto");
+        CHECK_EQ_STR(b.tool_parser, "auto");
+        text_bundle_release(&b);
+        buf_release(&bytes);
+    }
+}
+
 /* Who has the secret may still be of another version, or worse. */
 TEST(what_cannot_be_is_refused)
 {
@@ -220,6 +256,10 @@ TEST(what_cannot_be_is_refused)
         { "{\"version\":1}\n", "max_model_len" },
         { "{\"version\":1,\"max_model_len\":8,\"names\":[]}\n", "names must be an array" },
         { "{\"version\":1,\"max_model_len\":8,\"names\":[\"\"]}\n", "a name has" },
+        { HEAD "\"tool_parser\":\"new\"}\n",
+          "--tool-call-parser new, which this program does not" },
+        { HEAD "\"reasoning_parser\":\"\"}\n", "the node has --reasoning-parser " },
+        { HEAD "\"reasoning_parser\":1}\n", "reasoning_parser" },
         { HEAD "\"files\":[]}\n", "files must be an array" },
         { HEAD "\"files\":[{\"name\":\"../config.json\",\"bytes\":1,\"size\":1}]}\nx",
           "that no model has" },
@@ -238,11 +278,9 @@ TEST(what_cannot_be_is_refused)
     };
     struct text_bundle b;
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
-        uint8_t mac[32];
         struct buf bytes = { 0 };
         buf_add_c(&bytes, cases[i].text);
-        hmac_sha256("", 0, cases[i].text, strlen(cases[i].text), mac);
-        for (size_t k = 0; i && k < sizeof mac; k++) buf_printf(&bytes, "%02x", mac[k]);
+        if (i) seal(&bytes);
         CHECK(text_bundle_read(buf_str(&bytes), STR(""), &b, &err) != OK);
         if (!strstr(err.text, cases[i].want))
             test_fail(__FILE__, __LINE__, "%s: %s", cases[i].text, err.text);
@@ -252,4 +290,5 @@ TEST(what_cannot_be_is_refused)
 
 TEST_MAIN(CASE(a_folder_loads_as_it_did), CASE(of_a_gguf_the_part_before_the_tensors_is_enough),
           CASE(a_gguf_in_several_files), CASE(a_template_of_the_operator_goes_along),
+          CASE(nodes_that_say_no_parser_leave_it_to_the_template),
           CASE(what_was_changed_is_refused), CASE(what_cannot_be_is_refused))
