@@ -120,20 +120,13 @@ enum status resume_handle_read(struct str text, struct resume_handle *out, struc
 enum status resume_read_headers(const struct http_exchange *x, struct resume_headers *out,
                                 struct err *err)
 {
-    struct str last = http_header(x, "last-event-id"), name = http_header(x, "x-request-id");
+    const struct str last = http_header(x, "last-event-id");
     *out = (struct resume_headers){ 0 };
     out->returns = last.n > 0;
     out->wanted = out->returns || str_eq_c(http_header(x, "x-baton-resume"), "1");
     if (!out->wanted) return OK;
     out->has_api_key = auth_hash_key(http_header(x, "authorization"), out->api_key);
-    if (!out->returns) return OK;
-    TRY(resume_handle_read(last, &out->handle, err));
-    if (name.n && !str_eq_c(name, out->handle.name))
-        return err_field(err, ERR_INVALID, "x-request-id",
-                         "x-request-id is '%.*s', but " LAST_EVENT_ID
-                         " is of the request '%s': send that name, or none",
-                         (int)(name.n < SHOWN_MAX ? name.n : SHOWN_MAX), name.p, out->handle.name);
-    return OK;
+    return out->returns ? resume_handle_read(last, &out->handle, err) : OK;
 }
 
 /* ---- digests and keys ---- */

@@ -57,8 +57,8 @@ void resume_handle_write(const struct resume_handle *h, struct buf *out);
 /* ERR_INVALID: the sentence names the header, the text and the form. */
 enum status resume_handle_read(struct str text, struct resume_handle *out,
                                struct err *err) MUST_CHECK;
-/* ERR_INVALID: the handle is malformed, or x-request-id is not its name; err->field is the
- * header. */
+/* ERR_INVALID: the handle is malformed; err->field is the header. Its name is the request's: an
+ * x-request-id beside it may be one that a proxy has made for this connection. */
 enum status resume_read_headers(const struct http_exchange *x, struct resume_headers *out,
                                 struct err *err) MUST_CHECK;
 

@@ -55,6 +55,7 @@ class Stream:
         h = {'Content-Type': 'application/json', 'x-request-id': self.name, **(RESUME if headers is None else headers)}
         if self.last_id():
             h['Last-Event-ID'] = self.last_id()
+            h['x-request-id'] = 'of:the/proxy'  # which makes one for each connection; it does not count
         self.connection = http.client.HTTPConnection('127.0.0.1', port, timeout=60)
         self.connection.request('POST', self.path, json.dumps(self.body), h)
         r = self.connection.getresponse()

@@ -359,7 +359,6 @@ TEST(what_does_not_fit_the_handle_is_refused)
     struct str id = whole->id[1];
     uint32_t n = r.fake.n_submitted;
     check_refused(&r, CHAT, "", STR("17"), body, "Last-Event-ID", "'17'");
-    check_refused(&r, CHAT, "x-request-id: two\r\n", id, body, "x-request-id", "'one'");
     check_refused(&r, CHAT, "", id, "{" MESSAGES "}", "Last-Event-ID", "x-request-id");
     check_refused(&r, CHAT, "", id, "{" MESSAGES ",\"stream\":true,\"n\":2}", "Last-Event-ID",
                   "another request");
@@ -436,6 +435,63 @@ TEST(handle_tells_the_backend_what_the_client_has)
     rig_close(&r);
 }
 
+static void check_goes_on(struct rig *r, const struct events *whole, const char *headers,
+                          const char *body)
+{
+    struct events *rest = stream(r, CHAT, headers, whole->id[2], body);
+    CHECK_EQ_INT(rest->a.status, 200);
+    CHECK_EQ_INT(rest->n, whole->n - 3);
+    for (int i = 0; i < rest->n; i++) CHECK(str_eq(rest->all[i], whole->all[i + 3]));
+    events_free(rest);
+}
+
+/* Not every client has x-request-id in its hands: a proxy makes one for each connection, and one
+ * that cannot be a name never was that of the request. The handle's name counts. */
+TEST(x_request_id_does_not_count_beside_a_handle)
+{
+    struct rig r;
+    struct buf long_name = { 0 };
+    static const char body[] = "{" MESSAGES ",\"stream\":true}",
+                      slash[] = "x-request-id: trace:abc/1\r\n";
+    open_rig(&r, "Hello there, world");
+    struct events *whole = stream(&r, CHAT, WANTED, (struct str){ 0 }, body);
+    buf_add_c(&long_name, "x-request-id: ");
+    for (int i = 0; i < 129; i++) buf_add_char(&long_name, 'a');
+    buf_add_c(&long_name, "\r\n");
+    check_goes_on(&r, whole, "x-request-id: two\r\n", body);
+    CHECK_EQ_STR(r.fake.last_name, "one");
+    check_goes_on(&r, whole, slash, body);
+    check_goes_on(&r, whole, long_name.data, body);
+    events_free(whole);
+    whole = stream(&r, CHAT, "x-request-id: trace:abc/1\r\nx-baton-resume: 1\r\n",
+                   (struct str){ 0 }, body);
+    check_goes_on(&r, whole, slash, body);
+    events_free(whole);
+    buf_release(&long_name);
+    rig_close(&r);
+}
+
+/* With another's handle: another body is refused, and another API key finds nothing. */
+TEST(handle_of_another_gives_nothing)
+{
+    struct rig r;
+    static const char body[] = "{" MESSAGES ",\"stream\":true}";
+    open_rig(&r, NULL);
+    struct events *whole = stream(&r, CHAT, WANTED ALICE, (struct str){ 0 }, body);
+    const struct hash128 key = r.fake.last.resume.key;
+    const uint32_t n = r.fake.n_submitted;
+    check_refused(&r, CHAT, "x-request-id: two\r\n" ALICE, whole->id[2],
+                  "{" MESSAGES ",\"stream\":true,\"seed\":1}", "Last-Event-ID", "another request");
+    CHECK_EQ_INT(r.fake.n_submitted, n);
+    struct events *bobs = stream(&r, CHAT, "x-request-id: one\r\nAuthorization: Bearer bob\r\n",
+                                 whole->id[2], body);
+    CHECK_EQ_INT(bobs->a.status, 200);
+    CHECK(!hash128_eq(r.fake.last.resume.key, key));
+    events_free(bobs);
+    events_free(whole);
+    rig_close(&r);
+}
+
 TEST(seed_is_made_from_the_name)
 {
     struct rig r;
@@ -485,5 +541,6 @@ TEST_MAIN(CASE(handle_round_trip), CASE(handle_has_its_parts), CASE(handle_that_
           CASE(streams_without_the_header_have_no_ids),
           CASE(what_does_not_fit_the_handle_is_refused),
           CASE(keys_are_of_one_request_and_one_client),
-          CASE(handle_tells_the_backend_what_the_client_has), CASE(seed_is_made_from_the_name),
-          CASE(error_has_no_id))
+          CASE(handle_tells_the_backend_what_the_client_has),
+          CASE(x_request_id_does_not_count_beside_a_handle), CASE(handle_of_another_gives_nothing),
+          CASE(seed_is_made_from_the_name), CASE(error_has_no_id))
