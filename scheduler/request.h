@@ -78,9 +78,10 @@ struct request_node {
     char name[NODE_NAME_MAX];
     char host[NODE_NAME_MAX];
     uint16_t port;
-    enum node_role role;  /* that it had when it was chosen */
-    uint32_t n_followers; /* its ranks besides the first; their addresses are in its record */
-    bool keeps;           /* answers whose entry node is lost */
+    uint64_t model, model_bits; /* of its record: the fingerprint, view_model_bits */
+    enum node_role role;        /* that it had when it was chosen */
+    uint32_t n_followers;       /* its ranks besides the first; their addresses are in its record */
+    bool keeps;                 /* answers whose entry node is lost */
 };
 
 struct request {
@@ -107,6 +108,7 @@ struct request {
     uint64_t *asked; /* [n_asked] ATTACH: nodes that have not refused; NULL: none was asked */
     uint32_t n_asked;
     bool attached;      /* one of them had kept the answer */
+    uint64_t model;     /* of what was delivered: no other may go on; 0: nothing was */
     uint64_t told_node; /* by sink.on_node */
     bool has_told;
     /* the current attempt */
@@ -188,9 +190,10 @@ void request_set_state(struct request *r, enum request_state next);
 /* Chooses nodes and asks the directory for them. ERR_BUSY: all are full; ERR_UNAVAILABLE: there is
  * none; ERR_CONFLICT: it may not be computed. It may have ended the request then. */
 enum status request_place(struct entry *e, struct request *r);
-/* What the client has must be computed again with the same bits: would it be? */
+/* What the client has must be computed again with the same bits: would it be, by all that is
+ * known? */
 bool request_may_compute(const struct entry *e, const struct request *r);
-/* Ends it if not. True: `r` is gone. */
+/* Ends it when it is known that it would not. True: `r` is gone. */
 bool request_ends_uncomputed(struct entry *e, struct request *r);
 /* All nodes are full, now. Has that been so for max_queue_ms, and the client has no token yet? One
  * that has some was accepted, and waits for its ttl. */

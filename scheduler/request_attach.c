@@ -24,11 +24,6 @@ static void give_up(struct entry *e, struct request *r, enum request_loss loss, 
 
 /* ---- whom to ask ---- */
 
-static bool keeps_answers(const struct entry *e, const struct node_record *n)
-{
-    return n->resume_ms && !view_why_unreachable(&e->view, n->node);
-}
-
 static void add_asked(struct request *r, uint64_t node)
 {
     if (!r->asked) r->asked = MEM_ARRAY(uint64_t, ATTACH_ASKED_MAX);
@@ -38,16 +33,18 @@ static void add_asked(struct request *r, uint64_t node)
 /* A node that is not in the view, since it is shutting down, may still have a link. */
 static void find_named(struct entry *e, struct request *r)
 {
-    const struct node_record *n = view_find(&e->view, r->resume.node);
-    if (n ? keeps_answers(e, n) : cluster_is_linked(e->cluster, r->resume.node))
-        add_asked(r, r->resume.node);
+    const uint64_t node = r->resume.node;
+    const struct node_record *n = view_find(&e->view, node);
+    if (n && (!n->resume_ms || !view_shares_text(&e->view, n))) return;
+    if (n ? !view_why_unreachable(&e->view, node) : cluster_is_linked(e->cluster, node))
+        add_asked(r, node);
 }
 
 static void find_all(struct entry *e, struct request *r)
 {
     const struct view *v = &e->view;
     for (size_t i = 0; i < v->n_nodes; i++) {
-        if (!keeps_answers(e, &v->nodes[i]) || !trouble_can_decode(v, &v->nodes[i])) continue;
+        if (!v->nodes[i].resume_ms || !trouble_can_decode(v, &v->nodes[i])) continue;
         if (r->n_asked == ATTACH_ASKED_MAX) {
             r->n_asked = 0;
             return;
@@ -76,23 +73,22 @@ static void ask_them(struct entry *e, struct request *r)
     }
 }
 
+/* Where the answer cannot be computed again, or that is not known, there is nothing else to do. */
+static bool has_waited(const struct entry *e, const struct request *r)
+{
+    return clock_ms() >= r->wait_until_ms + (request_may_compute(e, r) ? 0 : ATTACH_ONLY_MS);
+}
+
 /* The logprobs of the prompt went to the entry node that is gone. */
 static void begin(struct entry *e, struct request *r)
 {
-    uint64_t now = clock_ms();
+    const uint64_t now = clock_ms();
     if (!r->wait_until_ms) r->wait_until_ms = now + (r->resume.node ? ATTACH_MS : ATTACH_ASK_MS);
     if (!e->view.known && now < r->wait_until_ms) return;
     if (r->resume.node && !r->prompt_logprobs) find_named(e, r);
     else if (!r->prompt_logprobs) find_all(e, r);
     if (r->n_asked) ask_them(e, r);
     if (!r->n_asked) give_up(e, r, LOSS_DECODE_NODE, "no node may have kept the answer");
-}
-
-/* Where the answer cannot be computed again there is nothing else to do: links tell of nodes that
- * are gone. */
-static bool has_waited(const struct entry *e, const struct request *r)
-{
-    return clock_ms() >= r->wait_until_ms + (request_may_compute(e, r) ? 0 : ATTACH_ONLY_MS);
 }
 
 void request_attach_advance(struct entry *e, struct request *r)
@@ -159,7 +155,9 @@ static bool is_good(const struct request *r, const Baton__Attached *m)
 static void set_decode_node(struct entry *e, struct request *r, const struct cluster_message *m)
 {
     const struct node_record *n = view_find(&e->view, m->from);
-    r->decode = (struct request_node){ .node = m->from, .keeps = true };
+    const uint64_t bits = n ? view_model_bits(n) : r->resume.model_bits;
+    r->decode = (struct request_node){ .node = m->from, .keeps = true, .model_bits = bits };
+    r->decode.model = n ? n->model : view_model_of_bits(&e->view, bits);
     snprintf(r->decode.name, sizeof r->decode.name, "%s", n ? n->name : m->from_name);
     snprintf(r->trace.decode_node, sizeof r->trace.decode_node, "%s", r->decode.name);
 }

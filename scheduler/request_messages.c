@@ -176,6 +176,7 @@ static void on_prompt_logprobs(struct entry *e, struct request *r, const struct 
         /* A moved request repeats the early ones. */
         if (index != r->n_prompt_lp + 1 || index >= r->n_prompt) continue;
         r->n_prompt_lp = index;
+        r->model = r->decode.model;
         if (r->sink.on_prompt_logprob) r->sink.on_prompt_logprob(r->sink.arg, index, &t);
     }
     if (p) baton__prompt_logprobs__free_unpacked(p, NULL);
@@ -234,7 +235,7 @@ static void tell_node(struct request *r)
     if (!r->sink.on_node || (r->has_told && r->told_node == node)) return;
     r->has_told = true;
     r->told_node = node;
-    r->sink.on_node(r->sink.arg, node);
+    r->sink.on_node(r->sink.arg, node, r->decode.model_bits);
 }
 
 void request_deliver_token(struct entry *e, struct request *r, uint32_t index,
@@ -245,6 +246,7 @@ void request_deliver_token(struct entry *e, struct request *r, uint32_t index,
     if (!r->t_first) r->t_first = r->t_last;
     r->pressed_until_ns = 0;
     append_token(r, t->id);
+    r->model = r->decode.model;
     admission_on_token(e, r, index);
     recent_add_token(&e->recent, r->t_last / 1000000);
     r->ends = t->ends;

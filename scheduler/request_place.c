@@ -23,6 +23,8 @@ static struct request_node node_of(const struct node_record *n)
     if (!n) return out;
     out.node = n->node;
     out.port = n->cluster_port;
+    out.model = n->model;
+    out.model_bits = view_model_bits(n);
     out.role = n->role;
     out.n_followers = n->n_followers;
     out.keeps = n->resume_ms > 0;
@@ -192,9 +194,30 @@ static void note_unplaced(struct entry *e, struct request *r)
         r->unplaced_since_ms = admission_is_waiting(r) ? without_nodes_since(e, r) : clock_ms();
 }
 
+/* A router's nodes have got another model: its tokens would be no answer with those delivered. */
+static bool has_lost_its_model(const struct entry *e, const struct request *r)
+{
+    return r->model && e->view.model && r->model != e->view.model;
+}
+
+static void end_without_its_model(struct entry *e, struct request *r)
+{
+    char text[ERR_TEXT_MAX];
+    snprintf(text, sizeof text,
+             "no node is left with the model that began this answer (fingerprint %016llx), and the "
+             "nodes' other model (%016llx) cannot go on with it; send the request again for a new "
+             "answer",
+             (unsigned long long)r->model, (unsigned long long)e->view.model);
+    request_end(e, r, ERR_UNAVAILABLE, FINISH_ERROR, -1, text);
+}
+
 static void end_unplaced(struct entry *e, struct request *r)
 {
     char text[ERR_TEXT_MAX];
+    if (has_lost_its_model(e, r)) {
+        end_without_its_model(e, r);
+        return;
+    }
     if (clock_ms() - e->t_trouble_ms >= TROUBLE_FRESH_MS) entry_update_trouble(e);
     e->trouble.n_requests += e->trouble.blocks;
     if (e->trouble.blocks) snprintf(text, sizeof text, "%s", e->trouble.text);
@@ -263,7 +286,7 @@ static struct place_request query_of(const struct entry *e, const struct request
     return (struct place_request){
         .n_tokens = r->n_tokens,
         .n_total = r->n_prompt + r->sampling.max_tokens,
-        .model = e->view.model,
+        .model = r->model ? r->model : e->view.model,
         .first_block = r->first_block,
         .avoid = avoid,
         .n_avoid = nodes_to_avoid(e, r, avoid),
@@ -359,17 +382,34 @@ void request_reserve(struct entry *e, struct request *r, const struct place_resu
 
 bool request_may_compute(const struct entry *e, const struct request *r)
 {
-    return request_n_out(r) >= r->resume.n_delivered || view_is_deterministic(&e->view);
+    return request_n_out(r) >= r->resume.n_delivered ||
+           view_again(&e->view, r->resume.model_bits) == VIEW_AGAIN_EQUAL;
 }
 
+static void say_other_model(const struct request *r, char text[ERR_TEXT_MAX])
+{
+    char model[32] = "no one model";
+    const uint64_t bits = r->resume.model_bits;
+    if (bits) snprintf(model, sizeof model, "the model m%016llx", (unsigned long long)bits);
+    snprintf(text, ERR_TEXT_MAX,
+             "no node has kept the rest of this answer, and Last-Event-ID names %s, while nodes "
+             "have another model or KV type now and compute other tokens; send the request without "
+             "Last-Event-ID for a new answer",
+             model);
+}
+
+/* While no node is seen that could compute it, it waits for one like any other. */
 bool request_ends_uncomputed(struct entry *e, struct request *r)
 {
-    if (request_may_compute(e, r)) return false;
+    char text[ERR_TEXT_MAX] =
+        "no node has kept the rest of this answer, and GPUs without --deterministic do not compute "
+        "the same tokens again; send the request without Last-Event-ID for a new answer";
+    if (request_n_out(r) >= r->resume.n_delivered) return false;
+    const enum view_again again = view_again(&e->view, r->resume.model_bits);
+    if (again == VIEW_AGAIN_EQUAL || again == VIEW_AGAIN_UNSEEN) return false;
+    if (again == VIEW_AGAIN_OTHER) say_other_model(r, text);
     counter_add(e->metrics.resumes_refused, 1);
-    request_end(e, r, ERR_CONFLICT, FINISH_ERROR, -1,
-                "no node has kept the rest of this answer, and GPUs without --deterministic do not "
-                "compute the same tokens again; send the request without Last-Event-ID for a new "
-                "answer");
+    request_end(e, r, ERR_CONFLICT, FINISH_ERROR, -1, text);
     return true;
 }
 

@@ -29,14 +29,6 @@ static struct node_record *find_node(struct view *v, uint64_t node)
     return (struct node_record *)view_find(v, node);
 }
 
-bool view_is_deterministic(const struct view *v)
-{
-    for (size_t i = 0; i < v->n_nodes; i++)
-        if ((!v->model || v->nodes[i].model == v->model) && !v->nodes[i].deterministic)
-            return false;
-    return true;
-}
-
 /* Puts this node's own record into the view, with what is placed on it. */
 static void put_me(struct view *v)
 {

@@ -59,6 +59,14 @@ struct view {
     struct breaker breaker;
 };
 
+/* Of tokens that have to be computed again as they were. */
+enum view_again {
+    VIEW_AGAIN_EQUAL,
+    VIEW_AGAIN_UNSEEN, /* no node is seen that could: it may be there, and not be known yet */
+    VIEW_AGAIN_OTHER,  /* some node has another model or another type of KV */
+    VIEW_AGAIN_DIFFERS /* some node does not repeat its own bits */
+};
+
 /* What requests are placed on: the nodes of an attempt. */
 struct view_attempt {
     uint64_t request;
@@ -85,8 +93,16 @@ const struct node_record *view_find(const struct view *v, uint64_t node);
 void view_suspect(struct view *v, uint64_t node, const char *why);
 /* The reason why a node has no link, or NULL: it was not lost, or is linked again. */
 const char *view_why_unreachable(const struct view *v, uint64_t node);
-/* Would every node of this node's model compute the same bits again? */
-bool view_is_deterministic(const struct view *v);
+/* ---- view_model.c ---- */
+/* A number of what a node's tokens depend on beside the request: the model and the type of its KV.
+ * Never 0. */
+uint64_t view_model_bits(const struct node_record *n);
+/* The model of the nodes with these bits; else a number that is no node's model. */
+uint64_t view_model_of_bits(const struct view *v, uint64_t bits);
+/* Has the node the vocabulary of this one, as far as they are known? */
+bool view_shares_text(const struct view *v, const struct node_record *n);
+/* Would the tokens of a node with these bits be computed again, wherever they are? */
+enum view_again view_again(const struct view *v, uint64_t bits);
 /* The nodes whose breaker is open or being probed: no request is placed there. Returns how many. */
 size_t view_excluded_nodes(const struct view *v, uint64_t out[BREAKER_MAX]);
 /* Likewise the pairs. */

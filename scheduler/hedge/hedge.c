@@ -76,10 +76,10 @@ static void on_prompt_logprob(void *arg, uint32_t position, const struct token_l
     if (h->client.on_prompt_logprob) h->client.on_prompt_logprob(h->client.arg, position, t);
 }
 
-static void on_node(void *arg, uint64_t node)
+static void on_node(void *arg, uint64_t node, uint64_t model_bits)
 {
     const struct gen_sink *client = &((struct hedge_side *)arg)->hedge->client;
-    if (client->on_node) client->on_node(client->arg, node);
+    if (client->on_node) client->on_node(client->arg, node, model_bits);
 }
 
 static void tell_end(struct hedge *h, const struct gen_end *end)
@@ -163,6 +163,7 @@ static struct request *create_second(struct entry *e, struct hedge *h, const str
     r->ends_by_client = first->ends_by_client;
     r->t_accept = first->t_accept;
     r->n_moves = first->n_moves;
+    r->model = first->model;
     r->is_counted = true;
     r->trace.hedged = GEN_HEDGED_SECOND;
     avoid_those_of(r, first);

@@ -19,6 +19,7 @@ struct gen_resume {
     bool returns;         /* the client comes back and says what it has: */
     uint64_t node;        /* the node that computed it; 0: not known, any may have it */
     uint32_t n_delivered; /* tokens that the client has; they come all the same */
+    uint64_t model_bits;  /* of those, as on_node told; 0: not known, or not all the same */
     bool asks_all;        /* it may have come before: any node may have the sequence */
 };
 
@@ -119,8 +120,9 @@ struct gen_sink {
     void (*on_prompt_logprob)(void *arg, uint32_t position, const struct token_logprobs *t);
     void (*on_end)(void *arg, const struct gen_end *end);
     /* The tokens that follow come from this node, where the sequence may be found again; 0: from
-     * one that keeps nothing. May be NULL. */
-    void (*on_node)(void *arg, uint64_t node);
+     * one that keeps nothing. model_bits: equal for all nodes that compute the same tokens, but for
+     * GPUs that do not repeat them. May be NULL. */
+    void (*on_node)(void *arg, uint64_t node, uint64_t model_bits);
     void *arg;
 };
 

@@ -19,6 +19,7 @@ void choice_init(struct choice *ch, struct completion_request *c, uint32_t index
     ch->digest = resume_digest(ch);
     if (c->resume && c->resume->returns && index < c->resume->handle.n_choices)
         ch->had = ch->delivered = c->resume->handle.choices[index];
+    if (ch->had.n_tokens) ch->model_bits = c->resume->handle.model_bits;
     if (c->endpoint->parses_output) ch->parser = output_parser_create(c, ch->digest);
 }
 
@@ -177,10 +178,11 @@ static void on_end(void *arg, const struct gen_end *end)
     completion_on_choice_end(ch->request, ch);
 }
 
-static void on_node(void *arg, uint64_t node)
+static void on_node(void *arg, uint64_t node, uint64_t model_bits)
 {
     struct choice *ch = arg;
     ch->delivered.node = node;
+    ch->model_bits = model_bits;
 }
 
 bool choice_wants_prompt_logprobs(const struct choice *ch)
@@ -212,6 +214,7 @@ static struct gen_resume resume_of(const struct choice *ch)
     r.returns = c->resume->returns;
     r.node = ch->had.node;
     r.n_delivered = ch->had.n_tokens;
+    r.model_bits = ch->model_bits;
     r.asks_all = !r.returns && !c->p.stream && c->name_is_given;
     return r;
 }

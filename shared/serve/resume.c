@@ -30,6 +30,7 @@ void resume_handle_write(const struct resume_handle *h, struct buf *out)
         if (i) buf_add_char(out, ',');
         write_choice(&h->choices[i], out);
     }
+    if (h->model_bits) buf_printf(out, ";m%016" PRIx64, h->model_bits);
     if (h->usage_sent) buf_add_c(out, ";u");
 }
 
@@ -86,15 +87,27 @@ static bool read_choices(struct str s, struct resume_handle *h)
     return true;
 }
 
+/* What follows the choices. */
+static bool read_end(struct str rest, struct resume_handle *h)
+{
+    struct str part;
+    bool more = str_split(&rest, ';', &part);
+    if (more && part.n && part.p[0] == 'm') {
+        if (!read_hex(str_sub(part, 1, SIZE_MAX), &h->model_bits) || !h->model_bits) return false;
+        more = str_split(&rest, ';', &part);
+    }
+    h->usage_sent = more && str_eq_c(part, "u");
+    return !more || (h->usage_sent && !rest.p);
+}
+
 static bool read_handle(struct str rest, struct resume_handle *h)
 {
-    struct str version, name, created, digest, choices, usage;
+    struct str version, name, created, digest, choices;
     if (rest.n > RESUME_TEXT_MAX || !str_split(&rest, ';', &version) ||
         !str_split(&rest, ';', &name) || !str_split(&rest, ';', &created) ||
         !str_split(&rest, ';', &digest) || !str_split(&rest, ';', &choices))
         return false;
-    if (str_split(&rest, ';', &usage)) h->usage_sent = true;
-    if (rest.p || (h->usage_sent && !str_eq_c(usage, "u"))) return false;
+    if (!read_end(rest, h)) return false;
     if (!str_eq_c(version, "1") || !serve_name_is_good(name)) return false;
     memcpy(h->name, name.p, name.n);
     return read_number(created, CREATED_MAX, &h->created) && read_hex(digest, &h->digest) &&
@@ -227,12 +240,26 @@ enum status resume_check(struct completion_request *c, struct err *err)
     return OK;
 }
 
+/* Of the tokens that would have to be computed again. */
+static uint64_t model_bits_of(const struct completion_request *c)
+{
+    uint64_t bits = 0;
+    for (uint32_t i = 0; i < c->n_choices; i++) {
+        const struct choice *ch = &c->choices[i];
+        if (ch->delivered.finished || ch->delivered.n_tokens == 0) continue;
+        if (!ch->model_bits || (bits && ch->model_bits != bits)) return 0;
+        bits = ch->model_bits;
+    }
+    return bits;
+}
+
 void resume_write(const struct completion_request *c, struct buf *out)
 {
     struct resume_handle h = {
         .created = c->created,
         .digest = c->resume_digest,
         .n_choices = c->n_choices,
+        .model_bits = model_bits_of(c),
         .usage_sent = c->usage_sent,
     };
     memcpy(h.name, c->name, sizeof h.name);

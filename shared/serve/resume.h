@@ -5,13 +5,14 @@
  * far. The same request with it as Last-Event-ID, at any node of the topic, gets the events that
  * follow. docs/resume.md says what is promised.
  *
- *     handle = "1;" NAME ";" CREATED ";" DIGEST ";" choice { "," choice } [ ";u" ]
+ *     handle = "1;" NAME ";" CREATED ";" DIGEST ";" choice { "," choice } [ ";m" MODEL ] [ ";u" ]
  *     choice = TOKENS "@" ( NODE | "-" )              not finished; the node that computes it
  *            | TOKENS "f" REASONING "." CACHED        its last event was sent; parts of usage
  *
- * NAME: the x-request-id. CREATED: the answer's Unix time. DIGEST and NODE: 16 hexadecimal digits.
- * ";u": the usage was sent. There is one text for each handle: numbers have no leading zeros. All
- * characters may stand in an event's id and in a header. Thread: any, but for resume_write. */
+ * NAME: the x-request-id. CREATED: the answer's Unix time. DIGEST, NODE, MODEL (gen_sink.on_node):
+ * 16 hexadecimal digits. ";u": the usage was sent. There is one text for each handle: numbers have
+ * no leading zeros. All characters may stand in an event's id and in a header. Thread: any, but for
+ * resume_write. */
 #ifndef BATON_SERVE_RESUME_H
 #define BATON_SERVE_RESUME_H
 
@@ -41,6 +42,8 @@ struct resume_handle {
     uint64_t digest; /* of what the answer depends on (resume_digest) */
     uint32_t n_choices;
     struct resume_choice choices[RESUME_CHOICES_MAX];
+    uint64_t
+        model_bits; /* of the tokens of all choices that go on; 0: none has any, or they differ */
     bool usage_sent;
 };
 

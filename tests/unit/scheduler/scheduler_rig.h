@@ -30,7 +30,7 @@ struct client {
     uint32_t n_tokens, n_lp, n_ended;
     int32_t tokens[CLIENT_TOKENS_MAX];
     struct gen_end end;
-    uint64_t node; /* as told before the last token */
+    uint64_t node, model_bits; /* as told before the last token */
     bool cancel_on_token;
     struct gen_refusal why; /* of a submit that failed */
 };
@@ -51,12 +51,15 @@ static void entry_lost(void *arg, uint64_t node, const char *why)
 static struct {
     uint32_t resume_ms;
     bool not_deterministic;
+    uint64_t model; /* 0: the usual one */
+    const char *kv_type;
 } world_nodes;
 
 /* The entry node's options from the next world_open on; 0: the usual ones. */
 static struct {
     const struct tenants *tenants;
     uint32_t max_requests, max_queue_ms;
+    uint64_t text; /* that of a router */
 } world_entry;
 
 static struct node_record record_of(const struct world *w, size_t i)
@@ -65,7 +68,7 @@ static struct node_record record_of(const struct world *w, size_t i)
         .node = w->nodes[i]->id,
         .role = w->roles[i],
         .cluster_port = cluster_port(w->nodes[i]->c),
-        .model = 7,
+        .model = world_nodes.model ? world_nodes.model : 7,
         .max_seqs = 64,
         .n_blocks = 1000,
         .block_tokens = BLOCK_TOKENS,
@@ -75,6 +78,7 @@ static struct node_record record_of(const struct world *w, size_t i)
     };
     snprintf(r.name, sizeof r.name, "%s-%zu", node_role_name(w->roles[i]), i);
     snprintf(r.topic, sizeof r.topic, "default");
+    if (world_nodes.kv_type) snprintf(r.kv_type, sizeof r.kv_type, "%s", world_nodes.kv_type);
     snprintf(r.host, sizeof r.host, "127.0.0.1");
     return r;
 }
@@ -116,6 +120,7 @@ static void world_open(struct world *w, const char *roles, uint32_t grace_ms)
         .grace_ms = grace_ms,
         .max_queue_ms = world_entry.max_queue_ms ? world_entry.max_queue_ms : 60000,
         .block_tokens = BLOCK_TOKENS,
+        .text = world_entry.text,
     };
     w->s = scheduler_create(&so);
     w->be = scheduler_backend(w->s);
@@ -183,11 +188,12 @@ static void client_prompt_logprob(void *arg, uint32_t position, const struct tok
     CHECK_EQ_INT(t->id, (int32_t)position + 10);
 }
 
-static void client_node(void *arg, uint64_t node)
+static void client_node(void *arg, uint64_t node, uint64_t model_bits)
 {
     struct client *c = arg;
     CHECK_EQ_INT(c->n_ended, 0);
     c->node = node;
+    c->model_bits = model_bits;
 }
 
 static void client_end(void *arg, const struct gen_end *end)

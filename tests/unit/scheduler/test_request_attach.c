@@ -18,10 +18,14 @@ static void world_open_keeping(struct world *w, const char *roles)
 /* A client that has `n` tokens of `node`. */
 static struct ask back(uint64_t node, uint32_t n)
 {
-    return (struct ask){
-        .max_tokens = 10,
-        .resume = { .wanted = true, .key = KEY, .returns = true, .node = node, .n_delivered = n }
-    };
+    const struct node_record usual = { .model = 7 };
+    return (struct ask){ .max_tokens = 10,
+                         .resume = { .wanted = true,
+                                     .key = KEY,
+                                     .returns = true,
+                                     .node = node,
+                                     .n_delivered = n,
+                                     .model_bits = view_model_bits(&usual) } };
 }
 
 static const struct ask ASKS_ALL = {
@@ -353,31 +357,72 @@ TEST(detached_request_ends)
     world_close(&w);
 }
 
+static void check_refused(struct world *w, struct client *c, const char *says)
+{
+    RIG_WAIT(&w->rig, c->n_ended == 1);
+    CHECK_STATUS(c->end.status, ERR_CONFLICT);
+    if (!strstr(c->end.text, says)) test_fail(__FILE__, __LINE__, "%s: %s", says, c->end.text);
+}
+
 TEST(attach_is_refused_where_bits_differ)
 {
     struct world w;
     struct client c;
     world_nodes.not_deterministic = true;
     world_open_keeping(&w, "pd");
-    CHECK_OK(client_submit(&w, &c, back(987654, 4)));
-    RIG_WAIT(&w.rig, c.n_ended == 1);
-    CHECK_STATUS(c.end.status, ERR_CONFLICT);
-    CHECK(strstr(c.end.text, "--deterministic") != NULL);
+    CHECK_OK(client_submit(&w, &c, back(w.nodes[1]->id, 4)));
+    struct attempt a = expect_attach(&w, UINT32_MAX);
+    reply_failed(a.decode, &a, ERR_NOT_FOUND);
+    check_refused(&w, &c, "--deterministic");
     CHECK_EQ_INT(resumes(&w, 'r'), 1);
     CHECK_EQ_INT(resumes(&w, 'c'), 0);
     world_check_idle(&w);
     /* Attached before the tokens that the client has came again, and lost. */
     CHECK_OK(client_submit(&w, &c, back(w.nodes[1]->id, 4)));
-    struct attempt a = expect_attach(&w, UINT32_MAX);
+    a = expect_attach(&w, UINT32_MAX);
     reply_attached(&a, 0, 0);
     reply_tokens(a.decode, &a, 0, 2, FINISH_NONE);
     reply_failed(a.decode, &a, ERR_IO);
-    RIG_WAIT(&w.rig, c.n_ended == 1);
-    CHECK_STATUS(c.end.status, ERR_CONFLICT);
+    check_refused(&w, &c, "--deterministic");
     /* The client has nothing of it yet: any answer will do. */
     CHECK_OK(client_submit(&w, &c, back(987654, 0)));
     a = play_split(&w, &c, AT_DECODE, 1);
     play_rest(&w, &c, &a, 10);
+    world_close(&w);
+}
+
+static void refuse_after_attach(struct world *w, struct client *c, struct ask ask, const char *says)
+{
+    CHECK_OK(client_submit(w, c, ask));
+    struct attempt a = expect_attach(w, UINT32_MAX);
+    reply_failed(a.decode, &a, ERR_NOT_FOUND);
+    check_refused(w, c, says);
+}
+
+/* The rest of one model's answer is not computed by another, nor with another KV type. */
+TEST(attach_is_refused_where_the_model_is_another)
+{
+    struct world w;
+    struct client c;
+    world_open_keeping(&w, "d");
+    struct ask ask = back(w.nodes[0]->id, 4);
+    ask.resume.model_bits = 0xabcdef;
+    refuse_after_attach(&w, &c, ask, "Last-Event-ID names the model m0000000000abcdef");
+    ask.resume.model_bits = 0; /* its choices are not of one model */
+    refuse_after_attach(&w, &c, ask, "Last-Event-ID names no one model");
+    CHECK_EQ_INT(resumes(&w, 'r'), 2);
+    CHECK_EQ_INT(received_count(w.nodes[0], FRAME_RUN), 0);
+    world_close(&w);
+    world_nodes.kv_type = "bf16";
+    world_open_keeping(&w, "d");
+    refuse_after_attach(&w, &c, back(w.nodes[0]->id, 4), "another model or KV type");
+    /* What was kept goes on, whatever it is. */
+    CHECK_OK(client_submit(&w, &c, back(w.nodes[0]->id, 4)));
+    struct attempt a = expect_attach(&w, UINT32_MAX);
+    reply_attached(&a, 0, 0);
+    play_rest(&w, &c, &a, 10);
+    const struct node_record r = record_of(&w, 0);
+    CHECK(c.model_bits == view_model_bits(&r));
     world_close(&w);
 }
 
@@ -555,7 +600,9 @@ TEST_MAIN(
     CASE(attach_asks_all_for_a_choice_without_a_node), CASE(attach_asks_all_in_vain),
     CASE(attach_is_cancelled_at_every_node), CASE(attached_request_moves_when_its_node_is_lost),
     CASE(attached_request_goes_on_when_its_node_hands_it_back), CASE(detached_request_ends),
-    CASE(attach_is_refused_where_bits_differ), CASE(attach_waits_where_bits_differ),
+    CASE(attach_is_refused_where_bits_differ), CASE(attach_is_refused_where_the_model_is_another),
+    CASE(attach_waits_where_bits_differ),
+
     CASE(attach_of_a_node_that_leaves_is_not_cancelled),
     CASE(attach_refused_is_limited_like_a_new_request), CASE(attach_refused_waits_in_line_and_pays),
     CASE(attach_that_asks_all_counts_at_once), CASE(attach_leaves_nodes_that_keep_nothing_alone))

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "scheduler/trouble.h"
+#include "shared/base/mem.h"
 #include "tests/harness/test.h"
 
 enum { TEXT = 7, OTHER_TEXT = 8 };
@@ -42,6 +43,45 @@ TEST(the_model_of_the_nodes_with_its_text)
     CHECK_EQ_INT(chosen(TEXT, 0, nodes + 1, 1), TEXT);   /* none: no node's model */
     struct node_record old = node(5, ROLE_MIXED, 50, 0); /* does not say */
     CHECK_EQ_INT(chosen(TEXT, 0, &old, 1), 50);
+}
+
+/* Who comes back with tokens gets the same ones again, or is told that they would differ. */
+TEST(tokens_are_computed_again_by_equal_nodes)
+{
+    struct node_record nodes[] = { node(1, ROLE_PREFILL, 20, TEXT), node(2, ROLE_DECODE, 20, TEXT),
+                                   node(3, ROLE_DECODE, 30, TEXT) };
+    struct view v = { .text = TEXT, .model = 20, .nodes = nodes };
+    const uint64_t bits = view_model_bits(&nodes[1]);
+    for (size_t i = 0; i < COUNT_OF(nodes); i++) nodes[i].deterministic = true;
+    CHECK_EQ_INT(view_again(&v, bits), VIEW_AGAIN_UNSEEN);
+    v.n_nodes = 1; /* it decodes nothing */
+    CHECK_EQ_INT(view_again(&v, bits), VIEW_AGAIN_UNSEEN);
+    v.n_nodes = 3;
+    CHECK_EQ_INT(view_again(&v, bits), VIEW_AGAIN_EQUAL);
+    CHECK_EQ_INT(view_again(&v, view_model_bits(&nodes[2])), VIEW_AGAIN_OTHER);
+    CHECK_EQ_INT(view_again(&v, 0), VIEW_AGAIN_OTHER);
+    nodes[2].deterministic = false; /* it is not used */
+    CHECK_EQ_INT(view_again(&v, bits), VIEW_AGAIN_EQUAL);
+    nodes[0].deterministic = false;
+    CHECK_EQ_INT(view_again(&v, bits), VIEW_AGAIN_DIFFERS);
+    nodes[0].kv_type[0] = 0;
+    CHECK_EQ_INT(view_again(&v, bits), VIEW_AGAIN_OTHER);
+    CHECK(view_model_of_bits(&v, bits) == 20);
+    nodes[1].text = OTHER_TEXT;
+    CHECK(view_model_of_bits(&v, bits) == bits);
+    v.n_nodes = 0;
+    CHECK(view_model_of_bits(&v, bits) == bits && view_model_of_bits(&v, 0) != 0);
+}
+
+TEST(text_is_shared_where_it_is_known)
+{
+    const struct node_record mine = node(1, ROLE_MIXED, 20, TEXT),
+                             other = node(2, ROLE_MIXED, 20, OTHER_TEXT),
+                             old = node(3, ROLE_MIXED, 20, 0);
+    const struct view router = { .text = TEXT }, engine = { .me = mine }, unknown = { 0 };
+    CHECK(view_shares_text(&router, &mine) && !view_shares_text(&router, &other));
+    CHECK(view_shares_text(&engine, &mine) && !view_shares_text(&engine, &other));
+    CHECK(view_shares_text(&router, &old) && view_shares_text(&unknown, &other));
 }
 
 static const char *find(struct node_record *nodes, size_t n, const char *listed_down,
@@ -88,5 +128,6 @@ TEST(listed_nodes_that_do_not_answer_are_told_of)
     CHECK(!t.blocks && t.cause == TROUBLE_PEER);
 }
 
-TEST_MAIN(CASE(the_model_of_the_nodes_with_its_text), CASE(nodes_of_another_model_are_named),
-          CASE(listed_nodes_that_do_not_answer_are_told_of))
+TEST_MAIN(CASE(the_model_of_the_nodes_with_its_text),
+          CASE(tokens_are_computed_again_by_equal_nodes), CASE(text_is_shared_where_it_is_known),
+          CASE(nodes_of_another_model_are_named), CASE(listed_nodes_that_do_not_answer_are_told_of))

@@ -47,7 +47,9 @@ struct fake_backend {
     uint32_t first_waits;     /* one that follows none does so too, after as many steps */
     bool hold;                /* no progress, but cancel works */
     bool not_ready;
-    uint64_t node;           /* tokens come from this node; 0: nobody says from which */
+    uint64_t node;           /* tokens come from this node; 0: from one that keeps nothing */
+    uint64_t model_bits;     /* that are of this model; both 0: nobody says so */
+    bool models_differ;      /* each sequence is of another one */
     struct gen_request last; /* of the last submit; its pointers are invalid */
     struct logit_bias last_bias[8];
     uint64_t seeds[16]; /* of the first submits */
@@ -139,7 +141,8 @@ static inline void fake_step(struct fake_backend *f, struct fake_seq *s)
         fake_end(f, s, OK, FINISH_LENGTH, -1);
         return;
     }
-    if (f->node && s->sink.on_node) s->sink.on_node(s->sink.arg, f->node);
+    if ((f->node || f->model_bits) && s->sink.on_node)
+        s->sink.on_node(s->sink.arg, f->node, f->model_bits + (f->models_differ ? s->id : 0));
     int32_t id = fake_next(f, s);
     bool stop = fake_is_stop(s, id);
     fake_logprobs(&t, id, s->n_out, s->r.sampling.n_logprobs);

@@ -17,6 +17,8 @@ TEST(handle_round_trip)
         "1;a.b_c-D9;1764170000;0123456789abcdef;12@fedcba9876543210",
         "1;x;999999999999;ffffffffffffffff;4294967295f0.4294967295;u",
         "1;x;1;00000000000000ff;1@-,2f3.4,5@00000000000000ff,0f0.0",
+        "1;x;1;00000000000000ff;1@-;m00000000000000b1",
+        "1;x;1;00000000000000ff;1@-,2f3.4;mfedcba9876543210;u",
         "1;x;1;00000000000000ff;1@-,1@-,1@-,1@-,1@-,1@-,1@-,1@-,1@-,1@-,1@-,1@-,1@-,1@-,1@-,1@-;u",
     };
     for (size_t i = 0; i < COUNT_OF(texts); i++) {
@@ -34,7 +36,7 @@ TEST(handle_has_its_parts)
 {
     struct resume_handle h;
     CHECK_OK(resume_handle_read(STR("1;na-me;1764170000;00000000000000a1;"
-                                    "12@00000000000000b2,30f4.5,7@-;u"),
+                                    "12@00000000000000b2,30f4.5,7@-;m00000000000000c3;u"),
                                 &h, NULL));
     CHECK_EQ_STR(h.name, "na-me");
     CHECK_EQ_INT(h.created, 1764170000);
@@ -44,7 +46,7 @@ TEST(handle_has_its_parts)
     CHECK(h.choices[1].n_tokens == 30 && h.choices[1].finished && !h.choices[1].node);
     CHECK(h.choices[1].n_reasoning == 4 && h.choices[1].n_cached == 5);
     CHECK(h.choices[2].n_tokens == 7 && !h.choices[2].node && !h.choices[2].finished);
-    CHECK(h.usage_sent);
+    CHECK(h.usage_sent && h.model_bits == 0xc3);
 }
 
 TEST(handle_that_is_none_is_refused)
@@ -58,6 +60,13 @@ TEST(handle_that_is_none_is_refused)
         "1;a;0;0000000000000000;0@-;",
         "1;a;0;0000000000000000;0@-;v",
         "1;a;0;0000000000000000;0@-;u;u",
+        "1;a;0;0000000000000000;0@-;m",
+        "1;a;0;0000000000000000;0@-;m0000000000000000",
+        "1;a;0;0000000000000000;0@-;m00000000000000B1",
+        "1;a;0;0000000000000000;0@-;m00000000000000b1;",
+        "1;a;0;0000000000000000;0@-;m00000000000000b1;v",
+        "1;a;0;0000000000000000;0@-;m00000000000000b1;m00000000000000b1",
+        "1;a;0;0000000000000000;0@-;u;m00000000000000b1",
         "1;a;0;0000000000000000;0@-,",
         "1;a;0;0000000000000000;,0@-",
         "2;a;0;0000000000000000;0@-",
@@ -158,6 +167,7 @@ static void open_rig(struct rig *r, const char *answer)
     r->o.tools = tool_format_find(STR("hermes"));
     if (answer) rig_set_answer(r, answer);
     r->fake.node = 0xabc;
+    r->fake.model_bits = 0xb1;
     rig_start(r);
 }
 
@@ -428,6 +438,7 @@ TEST(handle_tells_the_backend_what_the_client_has)
     CHECK(g.wanted && g.returns && !g.asks_all && hash128_eq(g.key, key));
     CHECK_EQ_INT(g.node, 0xabc);
     CHECK_EQ_INT(g.n_delivered, 3);
+    CHECK_EQ_INT(g.model_bits, 0xb1);
     CHECK_EQ_STR(r.fake.last_name, "one");
     CHECK(answer_has_header(&rest->a, "x-request-id: one"));
     events_free(rest);
@@ -492,6 +503,37 @@ TEST(handle_of_another_gives_nothing)
     rig_close(&r);
 }
 
+/* The first and the last handle of a stream. */
+static void check_handles(struct rig *r, const char *body, uint64_t first, uint64_t last)
+{
+    struct events *e = stream(r, COMPLETIONS, WANTED, (struct str){ 0 }, body);
+    struct resume_handle h;
+    CHECK(e->n > 4);
+    CHECK_OK(resume_handle_read(e->id[0], &h, NULL));
+    CHECK_EQ_INT(h.model_bits, first);
+    CHECK_OK(resume_handle_read(e->id[e->n - 2], &h, NULL));
+    CHECK_EQ_INT(h.model_bits, last);
+    events_free(e);
+}
+
+/* A handle names the model of what would have to be computed again, if it is one. */
+TEST(handle_names_the_model)
+{
+    struct rig r;
+    static const char two[] = "{\"prompt\":\"x\",\"stream\":true,\"n\":2}";
+    open_rig(&r, "Hello there, world");
+    check_handles(&r, "{\"prompt\":\"x\",\"stream\":true}", 0xb1, 0); /* all of it was sent */
+    check_handles(&r, two, 0xb1, 0);
+    r.fake.models_differ = true;
+    struct events *e = stream(&r, COMPLETIONS, WANTED, (struct str){ 0 }, two);
+    struct resume_handle h;
+    CHECK_OK(resume_handle_read(e->id[e->n / 2], &h, NULL));
+    CHECK(h.choices[0].n_tokens && h.choices[1].n_tokens);
+    CHECK_EQ_INT(h.model_bits, 0);
+    events_free(e);
+    rig_close(&r);
+}
+
 TEST(seed_is_made_from_the_name)
 {
     struct rig r;
@@ -543,4 +585,4 @@ TEST_MAIN(CASE(handle_round_trip), CASE(handle_has_its_parts), CASE(handle_that_
           CASE(keys_are_of_one_request_and_one_client),
           CASE(handle_tells_the_backend_what_the_client_has),
           CASE(x_request_id_does_not_count_beside_a_handle), CASE(handle_of_another_gives_nothing),
-          CASE(seed_is_made_from_the_name), CASE(error_has_no_id))
+          CASE(handle_names_the_model), CASE(seed_is_made_from_the_name), CASE(error_has_no_id))
