@@ -30,14 +30,17 @@ static void add_asked(struct request *r, uint64_t node)
     r->asked[r->n_asked++] = node;
 }
 
-/* A node that is not in the view, since it is shutting down, may still have a link. */
-static void find_named(struct entry *e, struct request *r)
+/* A node that is not in the view, since it is shutting down, may still have a link; or it is there
+ * and this entry node has just begun, so that it will be seen, or linked again. Returns whether it
+ * is worth waiting for. */
+static bool find_named(struct entry *e, struct request *r)
 {
     const uint64_t node = r->resume.node;
     const struct node_record *n = view_find(&e->view, node);
-    if (n && (!n->resume_ms || !view_shares_text(&e->view, n))) return;
+    if (n && (!n->resume_ms || !view_shares_text(&e->view, n))) return false;
     if (n ? !view_why_unreachable(&e->view, node) : cluster_is_linked(e->cluster, node))
         add_asked(r, node);
+    return true;
 }
 
 static void find_all(struct entry *e, struct request *r)
@@ -83,12 +86,14 @@ static bool has_waited(const struct entry *e, const struct request *r)
 static void begin(struct entry *e, struct request *r)
 {
     const uint64_t now = clock_ms();
+    bool may_come = false;
     if (!r->wait_until_ms) r->wait_until_ms = now + (r->resume.node ? ATTACH_MS : ATTACH_ASK_MS);
     if (!e->view.known && now < r->wait_until_ms) return;
-    if (r->resume.node && !r->prompt_logprobs) find_named(e, r);
+    if (r->resume.node && !r->prompt_logprobs) may_come = find_named(e, r);
     else if (!r->prompt_logprobs) find_all(e, r);
     if (r->n_asked) ask_them(e, r);
-    if (!r->n_asked) give_up(e, r, LOSS_DECODE_NODE, "no node may have kept the answer");
+    if (r->n_asked || (may_come && !has_waited(e, r))) return;
+    give_up(e, r, LOSS_DECODE_NODE, "no node may have kept the answer");
 }
 
 void request_attach_advance(struct entry *e, struct request *r)

@@ -14,10 +14,10 @@
 #include "scheduler/request.h"
 
 enum {
-    ATTACH_MS = 500,        /* until the node that the client names has answered */
+    ATTACH_MS = 500,        /* until the node that the client names is seen and has answered */
     ATTACH_ASK_MS = 100,    /* where all are asked: also a request that nobody has waits so long */
-    ATTACH_ONLY_MS = 10000, /* more where it cannot be computed again: as long as answers are kept
-                             * by default */
+    ATTACH_ONLY_MS = 10000, /* more where it cannot be computed again, or that is not known: as
+                             * long as answers are kept by default */
     /* LIMIT: in topics of more decode nodes, nobody is asked. Links to all exist only in small ones
      * (view.h). */
     ATTACH_ASKED_MAX = 32

@@ -447,6 +447,65 @@ TEST(attach_waits_where_bits_differ)
     world_close(&w);
 }
 
+static void check_comes(struct world *w, struct client *c)
+{
+    struct attempt a = expect_attach(w, UINT32_MAX);
+    reply_attached(&a, 0, 0);
+    play_rest(w, c, &a, 10);
+    CHECK_EQ_INT(resumes(w, 'a'), 1);
+    CHECK_EQ_INT(resumes(w, 'c') + resumes(w, 'r'), 0);
+    world_close(w);
+}
+
+/* A router that was started again: its nodes register one after the other. */
+TEST(attach_waits_for_a_node_that_is_not_seen_yet)
+{
+    struct world w;
+    struct client c;
+    world_nodes.not_deterministic = true;
+    world_open_keeping(&w, "p");
+    CHECK_OK(client_submit(&w, &c, back(2, 4))); /* the second that is opened */
+    rig_turn_ms(&w.rig, 2 * ATTACH_MS);
+    CHECK_EQ_INT(c.n_ended, 0);
+    CHECK_EQ_INT(w.nodes[world_add(&w, ROLE_DECODE)]->id, 2);
+    check_comes(&w, &c);
+}
+
+/* Of an empty view nothing is known, least of all that its nodes repeat bits. */
+TEST(attach_waits_while_no_node_is_seen)
+{
+    struct world w;
+    struct client c;
+    world_open_keeping(&w, "");
+    RIG_WAIT(&w.rig, w.s->entry.view.known);
+    CHECK_OK(client_submit(&w, &c, back(1, 4)));
+    rig_turn_ms(&w.rig, 2 * ATTACH_MS);
+    CHECK_EQ_INT(c.n_ended + resumes(&w, 'c') + resumes(&w, 'r'), 0);
+    world_add(&w, ROLE_MIXED);
+    check_comes(&w, &c);
+}
+
+/* Its link was cut for a moment; the node is there. */
+TEST(attach_waits_for_a_node_without_a_link)
+{
+    struct world w;
+    struct client c;
+    world_nodes.not_deterministic = true;
+    world_open_keeping(&w, "pd");
+    const uint64_t node = w.nodes[1]->id;
+    RIG_WAIT(&w.rig, cluster_is_linked(w.entry->c, node));
+    view_suspect(&w.s->entry.view, node, "its link was lost");
+    w.s->entry.view.suspects[0].dial_ms = clock_ms() + 60000;
+    cluster_disconnect(w.entry->c, node, "the test cuts it");
+    RIG_WAIT(&w.rig, !cluster_is_linked(w.entry->c, node));
+    w.s->entry.view.suspects[0].dial_ms = clock_ms() + 60000;
+    CHECK_OK(client_submit(&w, &c, back(node, 4)));
+    rig_turn_ms(&w.rig, 2 * ATTACH_MS);
+    CHECK_EQ_INT(c.n_ended + received_count(w.nodes[1], FRAME_ATTACH), 0);
+    w.s->entry.view.suspects[0].dial_ms = 0;
+    check_comes(&w, &c);
+}
+
 /* What was asked for may have been given to it by now: it stays for its client. */
 TEST(attach_of_a_node_that_leaves_is_not_cancelled)
 {
@@ -601,8 +660,8 @@ TEST_MAIN(
     CASE(attach_is_cancelled_at_every_node), CASE(attached_request_moves_when_its_node_is_lost),
     CASE(attached_request_goes_on_when_its_node_hands_it_back), CASE(detached_request_ends),
     CASE(attach_is_refused_where_bits_differ), CASE(attach_is_refused_where_the_model_is_another),
-    CASE(attach_waits_where_bits_differ),
-
+    CASE(attach_waits_where_bits_differ), CASE(attach_waits_for_a_node_that_is_not_seen_yet),
+    CASE(attach_waits_while_no_node_is_seen), CASE(attach_waits_for_a_node_without_a_link),
     CASE(attach_of_a_node_that_leaves_is_not_cancelled),
     CASE(attach_refused_is_limited_like_a_new_request), CASE(attach_refused_waits_in_line_and_pays),
     CASE(attach_that_asks_all_counts_at_once), CASE(attach_leaves_nodes_that_keep_nothing_alone))
