@@ -31,15 +31,13 @@ void http_backlog_leave(struct http_conn *c)
     set_share(&c->server->backlog, &c->held, 0);
 }
 
-static uint64_t taken(const struct http_conn *c) { return c->held.n_queued - http_conn_queue(c); }
-
 /* The connection goes behind all others: it has just begun to hold bytes, or kept its pace. */
 static void begin_pace(struct http_conn *c)
 {
     list_remove(&c->held.link);
     list_push(&c->server->backlog.conns, &c->held.link);
     c->held.t_pace = uv_now(c->tcp.loop);
-    c->held.n_taken = taken(c);
+    c->held.n_taken = http_conn_taken(c);
 }
 
 void http_backlog_update(struct http_conn *c)
@@ -60,7 +58,7 @@ static bool cut_one(struct http_conn *for_whom)
     struct http_backlog *b = &for_whom->server->backlog;
     while (!list_empty(&b->conns)) {
         struct http_conn *c = LIST_FIRST(&b->conns, struct http_conn, held.link);
-        if (taken(c) - c->held.n_taken >= HTTP_PACE_BYTES) {
+        if (http_conn_taken(c) - c->held.n_taken >= HTTP_PACE_BYTES) {
             begin_pace(c);
             continue;
         }

@@ -117,18 +117,17 @@ static void conn_on_timer(uv_timer_t *t)
 {
     struct http_conn *c = t->data;
     if (c->state == HTTP_CONN_CLOSING) return;
-    uint64_t now = uv_now(c->tcp.loop);
-    size_t queue = http_conn_queue(c);
-    if (queue != c->queue_seen) {
-        c->queue_seen = queue;
+    uint64_t now = uv_now(c->tcp.loop), taken = http_conn_taken(c);
+    if (taken != c->taken_seen) { /* not the queue: that of an answer which goes on grows */
+        c->taken_seen = taken;
         c->t_progress = now;
     }
     if (now >= conn_deadline(c)) conn_on_deadline(c);
     conn_arm(c);
 }
 
-/* Sets the timer to the deadline; to earlier while bytes are queued, to see whether the queue
- * moves, and while the body has a place. */
+/* Sets the timer to the deadline; to earlier while bytes are queued, to see whether the kernel
+ * takes any, and while the body has a place. */
 static void conn_arm(struct http_conn *c)
 {
     if (c->state == HTTP_CONN_CLOSING) return;

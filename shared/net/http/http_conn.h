@@ -52,8 +52,8 @@ struct http_conn {
     bool writing, reading, broken, keep_alive, continued, eof, advancing;
     uint32_t n_requests;
     uint64_t t_phase;        /* uv_now when the current wait (idle, head, body, linger) began */
-    uint64_t t_progress;     /* uv_now when the write queue last moved */
-    size_t queue_seen;       /* its length then */
+    uint64_t t_progress;     /* uv_now when the kernel last took queued bytes, as far as seen */
+    uint64_t taken_seen;     /* how many it had taken then */
     struct http_place place; /* of the body; waiting for room, the connection does not read */
     uint64_t t_wait;         /* uv_now when it began to wait for room */
     uint64_t waited_ms;      /* for room, before */
@@ -104,6 +104,8 @@ void http_conn_pause(struct http_conn *c);
 enum status http_conn_write(struct http_conn *c, const struct str *parts, size_t n_parts,
                             bool bounded) MUST_CHECK;
 size_t http_conn_queue(const struct http_conn *c); /* answer bytes that the kernel has not taken */
+/* Of all that were ever queued, those that it has; grows only when the client makes room. */
+uint64_t http_conn_taken(const struct http_conn *c);
 /* Ends the connection as lost in the next turn of the loop. */
 void http_conn_break(struct http_conn *c);
 /* Answers with a JSON error, for requests that no handler sees. */

@@ -26,6 +26,11 @@ size_t http_conn_queue(const struct http_conn *c)
            (c->writing ? uv_stream_get_write_queue_size((const uv_stream_t *)&c->tcp) : 0);
 }
 
+uint64_t http_conn_taken(const struct http_conn *c)
+{
+    return c->held.n_queued - http_conn_queue(c);
+}
+
 void http_conn_break(struct http_conn *c)
 {
     c->broken = true;
@@ -124,7 +129,7 @@ enum status http_conn_write(struct http_conn *c, const struct str *parts, size_t
     }
     if (queued == 0) {
         c->t_progress = uv_now(c->tcp.loop);
-        c->queue_seen = c->next.len;
+        c->taken_seen = http_conn_taken(c);
         http_conn_wake(c); /* sets the stall timer */
     }
     if (!c->writing) write_start(c);

@@ -82,6 +82,22 @@ static inline void on_flood_tick(void *arg)
     }
 }
 
+/* Goes on, after a first part that fills the kernel's buffers. */
+static inline void on_grow_tick(void *arg)
+{
+    static char more[1024];
+    struct answer *a = arg;
+    enum status st = http_stream_write(a->x, (struct str){ more, sizeof more });
+    (void)st; /* a client that is cut shows in on_end */
+}
+
+static inline void handle_growing(struct answer *a)
+{
+    http_stream_begin(a->x, 200, "text/plain", NULL);
+    for (int i = 0; i < 20; i++) on_flood_tick(a);
+    a->timer = loop_timer_start(a->site->loop, 5, 5, on_grow_tick, a);
+}
+
 static inline void handle_echo(struct http_exchange *x)
 {
     struct buf b = { 0 };
@@ -138,6 +154,7 @@ static inline void handle(void *arg, struct http_exchange *x)
     if (str_eq_c(path, "/take")) handle_take(s, x);
     else if (str_eq_c(path, "/later")) a->timer = loop_timer_start(s->loop, 20, 0, on_later, a);
     else if (str_eq_c(path, "/large")) handle_large(x);
+    else if (str_eq_c(path, "/growing")) handle_growing(a);
     else if (str_eq_c(path, "/none")) http_reply(x, 204, NULL, NULL, STR(""));
     else if (str_eq_c(path, "/stream")) {
         sse_begin(x, "X-Id: 7\r\n");

@@ -485,17 +485,49 @@ TEST(http_server_cuts_a_reader_whose_queue_is_full)
     site_close(s);
 }
 
-TEST(http_server_cuts_a_reader_that_stalls)
+static void check_stalls(const char *request)
 {
     struct site *s = site_open(
         (struct http_limits){ .write_stall_ms = 200, .write_queue_bytes = 64 << 20 });
     uint64_t t = clock_ms();
     int fd = fixture_dial(s->port);
-    CHECK(send_text(fd, "GET /large HTTP/1.1\r\nHost: a\r\n\r\n"));
+    CHECK(send_text(fd, request));
     site_wait_gone(s, 1);
     CHECK(clock_ms() - t >= 190);
     CHECK(clock_ms() - t < 1500);
+    CHECK_EQ_INT(atomic_load(&s->n_full), 0);
     close(fd);
+    site_close(s);
+}
+
+TEST(http_server_cuts_a_reader_that_stalls)
+{
+    check_stalls("GET /large HTTP/1.1\r\nHost: a\r\n\r\n");
+}
+
+TEST(http_server_cuts_a_reader_that_stalls_while_its_answer_grows)
+{
+    check_stalls("GET /growing HTTP/1.1\r\nHost: a\r\n\r\n");
+}
+
+/* One that reads now and then is slow, and keeps its connection for many times the limit. */
+TEST(http_server_keeps_a_slow_reader_whose_answer_grows)
+{
+    struct site *s = site_open(
+        (struct http_limits){ .write_stall_ms = 1000, .write_queue_bytes = 64 << 20 });
+    struct buf got = { 0 };
+    int fd = fixture_dial(s->port);
+    CHECK(send_text(fd, "GET /growing HTTP/1.1\r\nHost: a\r\n\r\n"));
+    for (int i = 0; i < 9; i++) {
+        buf_clear(&got);
+        fixture_read(fd, &got, 2 << 20, 5000);
+        CHECK(got.len == 2 << 20);
+        usleep(200000);
+    }
+    CHECK_EQ_INT(atomic_load(&s->n_gone), 0);
+    close(fd);
+    site_wait_gone(s, 1);
+    buf_release(&got);
     site_close(s);
 }
 
@@ -831,6 +863,8 @@ TEST_MAIN(CASE(http_server_refuses_ambiguous_and_malformed_requests),
           CASE(http_server_reads_on_after_holding_back),
           CASE(http_server_cuts_a_reader_whose_queue_is_full),
           CASE(http_server_cuts_a_reader_that_stalls),
+          CASE(http_server_cuts_a_reader_that_stalls_while_its_answer_grows),
+          CASE(http_server_keeps_a_slow_reader_whose_answer_grows),
           CASE(http_server_has_deadlines_for_slow_requests),
           CASE(http_server_turns_away_connections_above_its_limit),
           CASE(http_server_says_who_holds_its_port),
