@@ -216,7 +216,8 @@ static void count(const struct pass *s, enum outcome outcome, int status)
 {
     const struct passer *p = s->passer;
     counter_add(p->counters[s->reason][outcome], 1);
-    log_line(p->o.log_requests ? LOG_INFO : LOG_DEBUG, "request passed",
+    /* One that broke off is a loss, and told as those of this node's own requests are. */
+    log_line(p->o.log_requests || outcome == BROKEN ? LOG_INFO : LOG_DEBUG, "request passed",
              "api_request=%s to=%s reason=%s outcome=%s status=%d tries=%zu ms=%.1f", s->request,
              s->to, REASON_NAMES[s->reason], OUTCOME_NAMES[outcome], status, s->n_tried,
              (double)(clock_ns() - s->t_start_ns) * 1e-6);

@@ -350,10 +350,11 @@ static void log_loss(struct entry *e, const struct request *r, enum request_acti
         level = log_repeats_level(&e->requeues, what, clock_ms(), LOG_INFO, &n_unlogged);
     }
     log_line(level, "request loss",
-             "request=%016llx api_request=%s state=%s st=%s attempt=%u action=%s repeats=%u "
-             "why=\"%s\"",
+             "request=%016llx api_request=%s state=%s st=%s attempt=%u action=%s prefill=%s "
+             "decode=%s repeats=%u why=\"%s\"",
              (unsigned long long)r->id, r->name, request_state_name(r->state), status_name(st),
-             r->attempt, retry_action_name(action), n_unlogged, text);
+             r->attempt, retry_action_name(action), r->prefill.name, r->decode.name, n_unlogged,
+             text);
 }
 
 /* What happens in truth: the table knows neither that all moves are used up, nor for how long all
