@@ -3,13 +3,16 @@
 Counts decide about a run (Verdicts.bad); times are told with their limits. Thread: one, after the clients are done."""
 import collections, http.client, time
 from harness import wait_until
-from .logs import Logs
+from .logs import Logs, lines_of
 from .traffic import is_beginning, judge
 
 DETECT_S, GO_ON_S = 3.0, 1.0
-FDS_SLACK, MEMORY_MIB, IDLE_S = 24, 96, 60
-# What may be done to a member so that a request ends with its connection.
-ENDS_CONNECTIONS = ('kill', 'drain', 'descriptors', 'cut')
+# What a member may have beyond its footprint when it was ready: for each other member a link and connections for KV, which it may not have had yet, and a few files;
+# memory that it had reserved and not touched. Connections of clients that it had then already only make it stricter by less: some dozens at most.
+FDS_SLACK, FDS_PER_MEMBER, MEMORY_MIB, IDLE_S = 24, 6, 96, 60
+# What may be done to a member so that a request ends with its connection. Nothing else may: one that is told to end lets its requests end, and one without
+# descriptors keeps the connections that it has.
+ENDS_CONNECTIONS = dict(kill='killed', cut='cut off')
 STILL = ('kill', 'drain', 'stop', 'sick', 'cut', 'pair', 'half', 'descriptors', 'proxy')     # a member that notices late
 NOTICED = ('kill', 'stop', 'cut', 'half', 'hang')
 
@@ -20,10 +23,11 @@ def quantile(values, q):
 
 
 class Verdicts:
-    """counts: of every kind of ending; bad: (kind, sentence) of those that must not be."""
+    """counts: of every kind of ending; bad: (kind, sentence) of those that must not be; compared: members whose footprint at the end was compared, and how many of
+    them were started again in between."""
 
     def __init__(self):
-        self.counts, self.bad, self.allowed = collections.Counter(), [], collections.Counter()
+        self.counts, self.bad, self.allowed, self.compared = collections.Counter(), [], collections.Counter(), (0, 0)
 
     def add_bad(self, kind, text):
         self.counts[kind] += 1
@@ -33,21 +37,44 @@ class Verdicts:
 PASSED_AWAY = 'the one to which the request was passed, is gone'
 
 
-def some_was_killed(fleet, attempt):
-    return any(m.was_hit(ENDS_CONNECTIONS, attempt.begin - 0.5, attempt.end + 0.5) for m in fleet.members)
+def what_ended(m, attempt):
+    """Which of ENDS_CONNECTIONS was done to this member while it had the attempt; None: none of them. A member that was killed serves others when it is back: only
+    the moment of its death counts."""
+    for kind, words in ENDS_CONNECTIONS.items():
+        if m.was_hit((kind,), attempt.begin - 0.5, attempt.end + 0.5, only_begin=kind == 'kill'):
+            return words
+    return None
+
+
+def passed_to(fleet, h):
+    """The members to which the last entry says that it had passed this request when their answers broke off."""
+    names = [l.fields()['to'] for l in lines_of(h.attempts[-1].entry)
+             if l.text.startswith('request passed') and f'api_request={h.plan.name} ' in l.text and 'outcome=broken' in l.text]
+    return [m for m in fleet.members if m.known_as() in names]
 
 
 def why_allowed(fleet, h):
     """Why this request may have failed; None: it may not."""
     last = h.attempts[-1]
-    entry_hit = last.entry.was_hit(ENDS_CONNECTIONS, last.begin - 0.5, last.end + 0.5)
     if 'told by the adversary' in last.text:
         return 'refused as the script says'
-    if not h.plan.resumes and last.how == 'told' and PASSED_AWAY in last.text and some_was_killed(fleet, last):
-        return 'the node to which its entry had passed it was killed, and it did not ask to resume'
-    if not h.plan.resumes and last.how == 'cut' and entry_hit:
-        return 'its entry was killed, and it did not ask to resume'
+    if h.plan.resumes:
+        return None
+    if last.how == 'cut':
+        words = what_ended(last.entry, last)
+        return words and f'its entry was {words}, and it did not ask to resume'
+    if last.how == 'told' and PASSED_AWAY in last.text:
+        words = next(filter(None, (what_ended(m, last) for m in passed_to(fleet, h))), None)
+        return words and f'the node to which its entry had passed it was {words}, and it did not ask to resume'
     return None
+
+
+def beside(fleet, h):
+    """What was done to the last entry, and to the one it was passed to, meanwhile."""
+    last = h.attempts[-1]
+    hits = [f'{m.name} {kind} from {begin - last.begin:+.1f} to {end - last.begin if end else float("inf"):+.1f} s' for m in {last.entry, *passed_to(fleet, h)}
+            for kind, begin, end in m.hits if begin <= last.end + 0.5 and (end is None or end >= last.begin - 0.5)]
+    return f' [from its {last.begin - h.begin:.1f} s on, for {last.end - last.begin:.1f} s; meanwhile: {"; ".join(hits) or "nothing"}]'
 
 
 def check_answers(fleet, histories, references):
@@ -67,11 +94,11 @@ def check_answers(fleet, histories, references):
             v.add_bad('hung', about)
         elif h.verdict == 'left':
             v.counts['left'] += 1
-        elif why_allowed(fleet, h):
+        elif why := why_allowed(fleet, h):
             v.counts['failed, allowed'] += 1
-            v.allowed[why_allowed(fleet, h)] += 1
+            v.allowed[why] += 1
         else:
-            v.add_bad('failed', about)
+            v.add_bad('failed', f'{about}{beside(fleet, h)}')
     return v
 
 
@@ -82,23 +109,36 @@ SILENCE = 'nothing heard', 'made no progress', 'Connection timed out'
 NOTICED_IN_S = 15.0
 
 
+def to_be_noticed(m):
+    """[(kind, begin, until)] of what was done to a member and is not over before anybody could notice; until the next thing was done to it."""
+    out, hits = [], sorted(m.hits, key=lambda h: h[1])
+    for i, (kind, begin, end) in enumerate(hits):
+        if kind not in NOTICED or (kind != 'kill' and (end or time.time()) - begin < DETECT_S + 0.5):
+            continue
+        if any(b < begin and (e is None or e > begin - 1) for k, b, e in hits[:i] if k in STILL):
+            continue    # it was broken already
+        out.append((kind, begin, min([begin + NOTICED_IN_S, *[b for _, b, _ in hits[i + 1:] if b > begin + 0.1]])))
+    return out
+
+
 def detections(fleet, logs):
     """[(seconds, kind, member, observer)] from what was done to a member until another one said that its link was lost. Observers that were hit themselves at
-    the time are left out, as are stops and cuts that ended before anybody could notice. A loss that a log does not repeat is not seen here."""
-    out = []
+    the time are left out. A loss that a log does not repeat is not seen here. And [(kind, member, observers, when)] of what nobody noticed, though these observers
+    had a link to it and were well all the while."""
+    out, unnoticed = [], []
     for m in fleet.members:
-        found, hits = logs.losses_of(m), sorted(m.hits, key=lambda h: h[1])
-        for i, (kind, begin, end) in enumerate(hits):
-            if kind not in NOTICED or (kind != 'kill' and (end or time.time()) - begin < DETECT_S + 0.5):
-                continue
-            until = min([begin + NOTICED_IN_S, *[b for _, b, _ in hits[i + 1:] if b > begin + 0.1]])
-            if any(b < begin and (e is None or e > begin - 1) for k, b, e in hits[:i] if k in STILL):
-                continue    # it was broken already
+        found = logs.losses_of(m)
+        for kind, begin, until in to_be_noticed(m):
+            seen = []
             for o, lines in found.items():
                 first = next((l.at for l in lines if begin - 0.05 <= l.at <= until and any(w in l.text for w in SEEN_AS.get(kind, SILENCE))), None)
                 if first is not None and not o.was_hit(STILL, begin - 1, first + 1):
-                    out.append((max(0.0, first - begin), kind, m.name, o.name))
-    return out
+                    seen.append((max(0.0, first - begin), kind, m.name, o.name))
+            out += seen
+            able = [o.name for o in found if not o.was_hit(STILL, begin - 1, until) and logs.is_linked(o, m, begin)] if not seen and until - begin > DETECT_S + 0.5 else []
+            if able:
+                unnoticed.append((kind, m.name, able, begin))
+    return out, unnoticed
 
 
 def n_broken(fleet, done, begin, end):
@@ -147,15 +187,22 @@ def check_left(fleet, v):
     except AssertionError as e:
         for text in leaks or [str(e)]:
             v.add_bad('leaked', text)
-    for m in fleet.members:
-        fds, mib = m.footprint()
-        if m.base and m.base[0] == len(m.started):      # the same process
-            most_fds, most_mib = m.base[1] + FDS_SLACK + 6 * len(fleet.members), m.base[2] + MEMORY_MIB
-            if fds > most_fds:
-                v.add_bad('leaked', f'{m.name}: {fds} descriptors, {m.base[1]} at first')
-            if mib > most_mib:
-                v.add_bad('leaked', f'{m.name}: {mib} MiB, {m.base[2]} at first')
+    compared = [m for m in fleet.members if check_footprint(fleet, m, v)]
+    v.compared = len(compared), sum(len(m.started) > 1 for m in compared)
     check_redis(fleet, v)
+
+
+def check_footprint(fleet, m, v):
+    """Against that of the same process when it was ready. Returns whether there was one."""
+    if not m.base or m.base[0] != len(m.started):
+        v.add_bad('of the harness', f'{m.name}: what it held when it was ready was not noted after its start number {len(m.started)}')
+        return False
+    fds, mib = m.footprint()
+    if fds > m.base[1] + FDS_SLACK + FDS_PER_MEMBER * len(fleet.members):
+        v.add_bad('leaked', f'{m.name}: {fds} descriptors, {m.base[1]} when it was ready')
+    if mib > m.base[2] + MEMORY_MIB:
+        v.add_bad('leaked', f'{m.name}: {mib} MiB, {m.base[2]} when it was ready')
+    return True
 
 
 def check_redis(fleet, v):

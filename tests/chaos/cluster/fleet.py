@@ -20,8 +20,7 @@ OUTSIDE = {k: v for k, v in os.environ.items() if not k.startswith(('BATON_CLUST
 
 
 class Member(Process):
-    """A node or a router. `hits`: (kind, begin, end or None) by the wall clock; kinds FATAL end the requests that it is the entry of."""
-    FATAL = ('kill', 'drain')
+    """A node or a router. `hits`: (kind, begin, end or None) by the wall clock. `base`: (which start, descriptors, MiB) when it was ready last."""
 
     def __init__(self, host, folder, role, args, env=None, front=None):
         self.front = front or host.address      # where others reach it
@@ -101,10 +100,10 @@ class Member(Process):
         with self.lock:
             self.hits[at][2] = time.time()
 
-    def was_hit(self, kinds, begin, end):
-        """Whether something of these kinds was done to it between the two times."""
+    def was_hit(self, kinds, begin, end, only_begin=False):
+        """Whether something of these kinds was done to it between the two times; only_begin: whether it began then."""
         with self.lock:
-            return any(k in kinds and a <= end and (b is None or b >= begin) for k, a, b in self.hits)
+            return any(k in kinds and a <= end and (a >= begin if only_begin else b is None or b >= begin) for k, a, b in self.hits)
 
     # ---- what it holds ----
 
@@ -113,6 +112,10 @@ class Member(Process):
         with open(f'/proc/{self.p.pid}/statm') as f:
             pages = int(f.read().split()[1])
         return len(os.listdir(f'/proc/{self.p.pid}/fd')), pages * resource.getpagesize() >> 20
+
+    def note_footprint(self):
+        """What it holds when it is ready: nothing was asked of it yet, or little."""
+        self.base = (len(self.started), *self.footprint())
 
     def output(self):
         with open(f'{self.folder}/log', encoding='utf-8', errors='replace') as f:
@@ -128,8 +131,9 @@ class Member(Process):
 class Fleet:
     """Members and the Redis that they share. `args` are those of every node beside the usual."""
 
-    def __init__(self, hosts, redis, prefills=3, decodes=3, routers=2, args=(), size=SIZE, decode_size=None, waits=WAITS, pace=QUICK, env=None, fronts=0):
-        """fronts: so many nodes of each role are reached through a proxy."""
+    def __init__(self, hosts, redis, prefills=3, decodes=3, routers=2, args=(), size=SIZE, decode_size=None, waits=WAITS, pace=QUICK, env=None, router_env=None,
+                 fronts=0):
+        """fronts: so many nodes of each role are reached through a proxy. router_env: beside env, of routers."""
         self.hosts, self.redis, self.folder = hosts, redis, tempfile.mkdtemp(prefix='baton-chaos-')
         self.keep, self.mounted = False, []
         common = [*redis.args(), *waits, *TEMPLATE]
@@ -137,7 +141,7 @@ class Fleet:
         self.proxies = {}
         self.nodes = [self.member('prefill', [*more, *size], env, i < fronts) for i in range(prefills)]
         self.nodes += [self.member('decode', [*more, *(decode_size or size)], env, i < fronts) for i in range(decodes)]
-        self.routers = [self.member('router', common, env) for _ in range(routers)]
+        self.routers = [self.member('router', common, {**(env or {}), **(router_env or {})}) for _ in range(routers)]
         self.members = self.nodes + self.routers
 
     def member(self, role, args, env=None, proxied=False):
@@ -177,6 +181,7 @@ class Fleet:
 
     def wait_ready_again(self, m, timeout=60):
         wait_until(f'{m.name} ready again', m.is_ready, timeout)
+        m.note_footprint()
 
     def restart(self, m, extra=None):
         """Starts one that has ended, in the environment `extra` beside the usual."""
@@ -204,11 +209,6 @@ class Fleet:
             time.sleep(2)   # what goes to it is cut
         assert p.returncode == 0, f'baton role {m.name} {role} ended with {p.returncode}: {p.stdout}{p.stderr}'
         return None
-
-    def note_footprints(self):
-        """What each holds when nothing was asked of it yet."""
-        for m in self.members:
-            m.base = (len(m.started), *m.footprint())
 
     def close(self):
         with contextlib.ExitStack() as stack:

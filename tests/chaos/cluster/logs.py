@@ -36,6 +36,18 @@ class Logs:
         name = member.known_as()
         return {m: [l for l in lines if l.text.startswith('peer lost') and f'peer={name} ' in l.text and not any(w in l.text for w in NO_LINK)] for m, lines in self.of.items() if m is not member}
 
+    def is_linked(self, observer, member, at):
+        """Whether it had a link to this member then, by what it said last of it."""
+        name, up = member.known_as(), False
+        for l in self.of[observer]:
+            if l.at >= at - 0.05:
+                break
+            if f'peer={name} ' in l.text and l.text.startswith(('link up', 'peer lost')):
+                up = l.text.startswith('link up')
+            elif l.text.startswith('node ready'):
+                up = False  # another process
+        return up
+
     def moves(self):
         """[(when, entry, name of the request, state, action)] of losses after which a request went on."""
         out = []

@@ -5,6 +5,7 @@ from .run import Traffic, conclude, fleet_of, references
 from .traffic import plans, vocabulary
 
 CONTEXT, BLOCK, ENTRIES = 512, 64, 12
+ENOUGH = 2000   # requests: so many outgrow the nodes for certain
 
 
 def growing(n, seed):
@@ -29,5 +30,7 @@ def full(hosts, n, seed):
         back = sum(c for (_, loss, _), c in moved.items() if loss == 'handed_back')
         again = sum(int(m.metrics().get('baton_engine_preemptions_total', 0)) for m in fleet.decode)
         done = sum(h.verdict == 'complete' for h in t.histories)
-        print(f'full: {done} of {len(t.histories)} complete (limit: all), {back} handed back, {again} preempted and computed again on their node', flush=True)
-        return status or int(done != len(t.histories))
+        outgrew = back > 0 and again > 0 or n < ENOUGH
+        print(f'full: {done} of {len(t.histories)} complete (limit: all), {back} handed back, {again} preempted and computed again on their node'
+              + ('' if outgrew else '  NEITHER MAY BE 0: the nodes were not full'), flush=True)
+        return status or int(done != len(t.histories) or not outgrew)

@@ -57,14 +57,16 @@ def redis(hosts, way, n, seed, tls=False, clock=False):
         end = time.time()
         t.finish(max(n, t.n_done() + 50))
         status, _ = conclude(fleet, t, run.refs, run.watch)
-        print_redis(way, t.histories, begin, end, tls, clock)
-        return status
+        n_served = print_redis(way, t.histories, begin, end, tls, clock)
+        return status or int(n_served == 0)
 
 
 def print_redis(way, histories, begin, end, tls, clock):
-    """New requests are served all the while: the longest time in which none that had begun meanwhile was answered."""
-    meanwhile = sorted(h.end for h in histories if h.verdict == 'complete' and begin <= h.begin <= end)
-    marks = [begin, *[t for t in meanwhile if t <= end], end]
+    """New requests are served all the while: the longest time in which none that had begun meanwhile was answered. Returns how many were answered meanwhile."""
+    began = [h for h in histories if begin <= h.begin <= end]
+    served = sorted(h.end for h in began if h.verdict == 'complete' and h.end <= end)
+    marks = [begin, *served, end]
     gap = max(b - a for a, b in zip(marks, marks[1:]))
-    print(f'redis {way}{", TLS and an ACL user" if tls else ""}{", its clock moved by an hour to and fro" if clock else ""}: {end - begin:.1f} s in which {len(meanwhile)} requests '
-          f'began and were answered; {gap:.2f} s at most without one', flush=True)
+    print(f'redis {way}{", TLS and an ACL user" if tls else ""}{", its clock moved by an hour to and fro" if clock else ""}: {end - begin:.1f} s in which {len(began)} requests '
+          f'began and {len(served)} of them were answered; {gap:.2f} s at most without one' + ('' if served else '  NONE WAS SERVED'), flush=True)
+    return len(served)

@@ -18,11 +18,12 @@ def print_verdicts(v, n):
         print(f'  {c} failed, allowed: {why}')
     for kind in ('wrong', 'repeated', 'lost', 'hung', 'failed', 'leaked'):
         print(f'  {kind}: {v.counts[kind]}')
+    print(f'  descriptors and memory compared with those when it was ready: {v.compared[0]} members, {v.compared[1]} of them started again in between')
     for kind, text in v.bad[:20]:
         print(f'BAD {kind}: {text}')
 
 
-def print_times(found, going, done):
+def print_times(found, unnoticed, going, done):
     times = [s for s, *_ in found]
     print(f'noticed (limit {DETECT_S:g} s): {spread(times)}{over(max(times, default=0), DETECT_S)}')
     for kind in sorted({k for _, k, *_ in found}):
@@ -30,6 +31,9 @@ def print_times(found, going, done):
     for s, kind, m, o in sorted(found, reverse=True)[:3]:
         if s > DETECT_S:
             print(f'  late: {kind} of {m}, noticed by {o} after {s:.2f} s')
+    print(f'  noticed by nobody, though others had a link to it and were well: {len(unnoticed)}')
+    for kind, m, able, _ in sorted(unnoticed, key=lambda u: u[3]):
+        print(f'    {kind} of {m}, by {", ".join(able)}')
     alone = [s for s, _, _, broken, _ in going if broken <= 1]
     print(f'gone on elsewhere after it was noticed, with all other nodes well (limit {GO_ON_S:g} s): {spread(alone)}{over(max(alone, default=0), GO_ON_S)}')
     print(f'  with several broken at a time: {spread([s for s, _, _, broken, _ in going if broken > 1])}')

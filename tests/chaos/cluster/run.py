@@ -128,7 +128,8 @@ def fleet_of(hosts, redis_options=None, **options):
         with closing(fleet):
             try:
                 fleet.wait_ready()
-                fleet.note_footprints()
+                for m in fleet.members:
+                    m.note_footprint()
                 yield fleet
             except BaseException:
                 fleet.keep = True
@@ -149,7 +150,7 @@ def conclude(fleet, traffic, refs, watch, adversary=None, history=False, needs_c
             report.print_history(adversary, min(h.begin for h in traffic.histories))
     report.print_verdicts(v, len(traffic.histories))
     done = adversary.done if adversary else []
-    report.print_times(detections(fleet, logs), going_on(fleet, traffic.histories, logs, done), done)
+    report.print_times(*detections(fleet, logs), going_on(fleet, traffic.histories, logs, done), done)
     missing = report.print_cells(watch, needs_cells)
     fleet.keep = bool(v.bad)
     return int(bool(v.bad)), missing
