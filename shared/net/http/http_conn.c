@@ -377,7 +377,7 @@ static bool conn_turn_away(struct http_conn *c)
     return true;
 }
 
-void http_conn_open(struct http_server *s)
+void http_conn_open(struct http_server *s, int fd)
 {
     struct http_conn *c = MEM_NEW(struct http_conn);
     uv_loop_t *uv = loop_uv(s->o.loop);
@@ -395,7 +395,8 @@ void http_conn_open(struct http_server *s)
     uv_timer_init(uv, &c->timer);
     c->tcp.data = c->timer.data = c;
     c->t_phase = uv_now(uv);
-    if (uv_accept((uv_stream_t *)&s->listener, (uv_stream_t *)&c->tcp) != 0) {
+    if (uv_tcp_open(&c->tcp, fd) != 0) {
+        close(fd);
         conn_close(c);
         return;
     }

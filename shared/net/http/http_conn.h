@@ -65,8 +65,11 @@ struct http_conn {
 struct http_server {
     struct http_server_options o;
     char *host;
-    uv_tcp_t listener;
-    uv_idle_t idle; /* runs while ready is not empty */
+    int listen_fd;      /* -1: closed */
+    uv_poll_t listener; /* of listen_fd */
+    uv_timer_t accept_timer;
+    bool accept_waits; /* no connection could be accepted since the last one was; this was said */
+    uv_idle_t idle;    /* runs while ready is not empty */
     uv_timer_t grace, trim;
     struct list conns, ready;
     uint32_t n_conns, n_handles;
@@ -90,7 +93,8 @@ struct http_server {
 };
 
 /* http_conn.c */
-void http_conn_open(struct http_server *s);        /* accepts one; a full server answers 503 */
+/* Takes an accepted connection; a full server answers 503. */
+void http_conn_open(struct http_server *s, int fd);
 void http_conn_advance(struct http_conn *c);       /* makes all progress possible now */
 void http_conn_lost(struct http_conn *c);          /* ends the exchange as gone and closes */
 bool http_conn_is_idle(const struct http_conn *c); /* no request has begun */
@@ -118,7 +122,8 @@ void http_server_close_handles(struct http_server *s); /* the listener too; free
 /* http_trim.c: looks whether a burst has begun; after more bytes are held. */
 void http_trim_note(struct http_server *s);
 /* http_listen.c: binds and listens; the error tells which process has the port. */
-enum status http_listen(uv_tcp_t *listener, const struct http_server_options *o,
-                        uv_connection_cb cb, uint16_t *bound, struct err *err) MUST_CHECK;
+enum status http_listen(const struct http_server_options *o, int *fd, uint16_t *bound,
+                        struct err *err) MUST_CHECK;
+void http_accept_start(struct http_server *s); /* of listen_fd, until the listener is closed */
 
 #endif

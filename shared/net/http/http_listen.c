@@ -1,4 +1,4 @@
-/* http_listen.c - binds the server's socket. Thread: loop, at start. */
+/* http_listen.c - binds the server's socket, and accepts. Thread: loop. */
 #include <errno.h>
 #include <netdb.h>
 #include <stdio.h>
@@ -7,9 +7,14 @@
 #include <unistd.h>
 
 #include "shared/base/address/port.h"
+#include "shared/base/log.h"
 #include "shared/net/http/http_conn.h"
 
-enum { LISTEN_BACKLOG = 1024 };
+enum {
+    LISTEN_BACKLOG = 1024,
+    ACCEPT_TURN = 64, /* connections in one turn of the loop */
+    ACCEPT_RETRY_MS = 100
+};
 
 static enum status listen_resolve(const char *host, uint16_t port, struct sockaddr_storage *out,
                                   struct err *err)
@@ -28,38 +33,88 @@ static enum status listen_resolve(const char *host, uint16_t port, struct sockad
     return OK;
 }
 
-/* libuv 1.44 cannot ask for a shared port, so the socket is made here. Returns 0 or its code. */
-static int bind_shared(uv_tcp_t *listener, const struct sockaddr_storage *a)
+/* Returns a listening socket, or -errno. SO_REUSEADDR, so that a restart finds its port; two servers
+ * must not share one by accident. */
+static int listen_at(const struct sockaddr_storage *a, bool shared)
 {
     const int one = 1;
     const socklen_t n = a->ss_family == AF_INET6 ? sizeof(struct sockaddr_in6)
                                                  : sizeof(struct sockaddr_in);
-    int fd = socket(a->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), rc = 0;
+    int fd = socket(a->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) return -errno;
-    if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) != 0 ||
-        setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &one, sizeof one) != 0 ||
-        bind(fd, (const struct sockaddr *)a, n) != 0)
-        rc = -errno;
-    if (rc == 0) rc = uv_tcp_open(listener, fd);
-    if (rc != 0) close(fd);
+    if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) == 0 &&
+        (!shared || setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &one, sizeof one) == 0) &&
+        bind(fd, (const struct sockaddr *)a, n) == 0 && listen(fd, LISTEN_BACKLOG) == 0)
+        return fd;
+    int rc = -errno;
+    close(fd);
     return rc;
 }
 
-enum status http_listen(uv_tcp_t *listener, const struct http_server_options *o,
-                        uv_connection_cb cb, uint16_t *bound, struct err *err)
+enum status http_listen(const struct http_server_options *o, int *out, uint16_t *bound,
+                        struct err *err)
 {
     struct sockaddr_storage a = { 0 };
     TRY(listen_resolve(o->host, o->port, &a, err));
-    /* libuv sets SO_REUSEADDR (a restart finds its port) and not SO_REUSEPORT (two servers must not
-     * share one by accident). */
-    int rc = o->share_port ? bind_shared(listener, &a)
-                           : uv_tcp_bind(listener, (const struct sockaddr *)&a, 0);
-    if (rc == 0) rc = uv_listen((uv_stream_t *)listener, LISTEN_BACKLOG, cb);
-    if (rc != 0) return port_fail(-rc, o->host, o->port, o->option, err);
-    int n = sizeof a;
-    rc = uv_tcp_getsockname(listener, (struct sockaddr *)&a, &n);
-    if (rc != 0) return port_fail(-rc, o->host, o->port, o->option, err);
+    int fd = listen_at(&a, o->share_port);
+    if (fd < 0) return port_fail(-fd, o->host, o->port, o->option, err);
+    socklen_t n = sizeof a;
+    if (getsockname(fd, (struct sockaddr *)&a, &n) != 0) {
+        int code = errno;
+        close(fd);
+        return port_fail(code, o->host, o->port, o->option, err);
+    }
+    *out = fd;
     *bound = ntohs(a.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&a)->sin6_port
                                            : ((struct sockaddr_in *)&a)->sin_port);
     return OK;
+}
+
+/* ---- accepting ---- */
+
+static void accept_wait(struct http_server *s, int code);
+
+static void accept_on_readable(uv_poll_t *p, int status, int events)
+{
+    struct http_server *s = p->data;
+    (void)events;
+    if (status != 0) {
+        accept_wait(s, -status);
+        return;
+    }
+    for (int i = 0; i < ACCEPT_TURN; i++) {
+        int fd = accept4(s->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (fd >= 0) {
+            s->accept_waits = false;
+            http_conn_open(s, fd);
+        } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+            return;
+        } else if (errno != EINTR && errno != ECONNABORTED) {
+            accept_wait(s, errno);
+            return;
+        }
+    }
+}
+
+static void accept_again(uv_timer_t *t)
+{
+    struct http_server *s = t->data;
+    if (s->listen_fd >= 0) http_accept_start(s);
+}
+
+/* Without descriptors connections wait in the kernel until there are some. libuv's own listener
+ * would take and close them then, and their clients had to guess whether a request was read. */
+static void accept_wait(struct http_server *s, int code)
+{
+    if (!s->accept_waits)
+        log_warn("http connections wait", "port=%u retry_ms=%d why=\"%s\"", s->port,
+                 ACCEPT_RETRY_MS, strerror(code));
+    s->accept_waits = true;
+    uv_poll_stop(&s->listener);
+    uv_timer_start(&s->accept_timer, accept_again, ACCEPT_RETRY_MS, 0);
+}
+
+void http_accept_start(struct http_server *s)
+{
+    uv_poll_start(&s->listener, UV_READABLE, accept_on_readable);
 }

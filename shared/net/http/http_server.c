@@ -1,8 +1,8 @@
 /* http_server.c - see http_server.h: start, and the getters of an exchange (http_stop.c: the stop).
  * The server is freed when its own handles and the last connection are closed. Thread: loop. */
 #include <string.h>
+#include <unistd.h>
 
-#include "shared/base/log.h"
 #include "shared/base/mem.h"
 #include "shared/base/thread.h"
 #include "shared/net/http/http_conn.h"
@@ -57,12 +57,16 @@ static void server_close(uv_handle_t *h)
 
 void http_server_close_listener(struct http_server *s)
 {
+    if (s->listen_fd < 0) return;
     server_close((uv_handle_t *)&s->listener);
+    close(s->listen_fd);
+    s->listen_fd = -1;
 }
 
 void http_server_close_handles(struct http_server *s)
 {
     http_server_close_listener(s);
+    server_close((uv_handle_t *)&s->accept_timer);
     server_close((uv_handle_t *)&s->idle);
     server_close((uv_handle_t *)&s->grace);
     server_close((uv_handle_t *)&s->trim);
@@ -94,16 +98,6 @@ void http_conn_wake(struct http_conn *c)
     list_remove(&c->ready_link);
     list_push(&s->ready, &c->ready_link);
     uv_idle_start(&s->idle, server_on_idle);
-}
-
-static void server_on_connection(uv_stream_t *listener, int status)
-{
-    struct http_server *s = listener->data;
-    if (status != 0) {
-        log_warn("http accept failed", "port=%u why=\"%s\"", s->port, uv_strerror(status));
-        return;
-    }
-    http_conn_open(s);
 }
 
 static void server_set_limits(struct http_limits *l)
@@ -157,17 +151,27 @@ enum status http_server_start(const struct http_server_options *o, struct http_s
     http_turn_init(&s->unknown);
     list_init(&s->conns);
     list_init(&s->ready);
-    uv_tcp_init(uv, &s->listener);
+    s->listen_fd = -1;
     uv_idle_init(uv, &s->idle);
+    uv_timer_init(uv, &s->accept_timer);
     uv_timer_init(uv, &s->grace);
     uv_timer_init(uv, &s->trim);
-    s->listener.data = s->idle.data = s->grace.data = s->trim.data = s;
+    s->idle.data = s->accept_timer.data = s->grace.data = s->trim.data = s;
     s->n_handles = 4;
-    enum status st = http_listen(&s->listener, &s->o, server_on_connection, &s->port, err);
+    int fd = -1;
+    enum status st = http_listen(&s->o, &fd, &s->port, err);
+    if (st == OK && uv_poll_init(uv, &s->listener, fd) != 0) {
+        close(fd);
+        st = err_set(err, ERR_INTERNAL, "cannot watch the socket of port %u", s->port);
+    }
     if (st != OK) {
         http_server_close_handles(s);
         return st;
     }
+    s->listener.data = s;
+    s->listen_fd = fd;
+    s->n_handles++;
+    http_accept_start(s);
     server_add_metrics(s, o->metrics);
     *out = s;
     return OK;

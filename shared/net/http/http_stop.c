@@ -37,9 +37,8 @@ static void stop_handshakes(struct http_server *s)
         BPF_STMT(BPF_RET | BPF_K, UINT32_MAX),
     };
     struct sock_fprog filter = { .len = COUNT_OF(code), .filter = code };
-    int fd = -1;
-    if (uv_fileno((uv_handle_t *)&s->listener, &fd) == 0 &&
-        setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter) == 0)
+    if (s->listen_fd >= 0 &&
+        setsockopt(s->listen_fd, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter) == 0)
         return;
     /* The listener is closed all the same; a client that connects in that moment is reset. */
     log_debug("http listener takes no filter", "port=%u", s->port);
@@ -141,7 +140,7 @@ void http_server_stop(struct http_server *s, uint32_t grace_ms, void (*done)(voi
 void http_server_hurry(struct http_server *s, uint32_t grace_ms)
 {
     ASSERT_THREAD(THREAD_LOOP);
-    const uint64_t until = uv_now(s->listener.loop) + grace_ms;
+    const uint64_t until = uv_now(s->grace.loop) + grace_ms;
     if (grace_ms < s->grace_ms) s->grace_ms = grace_ms;
     if (until < s->grace_until) s->grace_until = until;
 }

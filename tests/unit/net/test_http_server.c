@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 
 #include "shared/base/mem.h"
 #include "shared/base/metrics.h"
@@ -595,6 +596,37 @@ TEST(http_server_turns_away_connections_above_its_limit)
     site_close(s);
 }
 
+/* Without descriptors a connection waits in the kernel, and nobody is cut off. */
+TEST(http_server_lets_connections_wait_for_descriptors)
+{
+    struct site *s = site_default();
+    struct buf got = { 0 };
+    struct sockaddr_in a = { .sin_family = AF_INET,
+                             .sin_port = htons(s->port),
+                             .sin_addr = { htonl(INADDR_LOOPBACK) } };
+    int fds[8];
+    struct rlimit before;
+    CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0);
+    for (int i = 0; i < 8; i++) fds[i] = socket(AF_INET, SOCK_STREAM, 0);
+    /* Room for one of eight connections. */
+    struct rlimit few = { .rlim_cur = (rlim_t)fds[7] + 2, .rlim_max = before.rlim_max };
+    CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
+    for (int i = 0; i < 8; i++) {
+        CHECK(connect(fds[i], (struct sockaddr *)&a, sizeof a) == 0);
+        CHECK(send_text(fds[i], "GET /x HTTP/1.1\r\nHost: a\r\n\r\n"));
+    }
+    usleep(300000);
+    CHECK_EQ_INT(atomic_load(&s->n_handled), 1);
+    CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);
+    for (int i = 0; i < 8; i++) {
+        buf_clear(&got);
+        fixture_read_until(fds[i], &got, 0, "GET|/x||");
+        close(fds[i]);
+    }
+    buf_release(&got);
+    site_close(s);
+}
+
 TEST(http_server_says_who_holds_its_port)
 {
     struct site *s = site_default(), *second = MEM_NEW(struct site);
@@ -867,6 +899,7 @@ TEST_MAIN(CASE(http_server_refuses_ambiguous_and_malformed_requests),
           CASE(http_server_keeps_a_slow_reader_whose_answer_grows),
           CASE(http_server_has_deadlines_for_slow_requests),
           CASE(http_server_turns_away_connections_above_its_limit),
+          CASE(http_server_lets_connections_wait_for_descriptors),
           CASE(http_server_says_who_holds_its_port),
           CASE(http_server_stops_with_grace_and_leaves_nothing),
           CASE(http_server_says_close_while_it_drains_and_still_serves),
