@@ -1,5 +1,6 @@
 """single.py - a run in which one thing is done to a cluster on purpose: what the modes of cluster.py share. Each mode returns its exit status: 1 where an answer was
-wrong, repeated, lost, or failed, somebody hung or something leaked; 77 where it cannot be run here. Times are printed beside their limits, and decide nothing."""
+wrong, repeated, lost, or failed, somebody hung or something leaked, or a count of its own misses its limit; 77 where it cannot be run here. Times are printed beside
+their limits, and decide nothing."""
 import contextlib
 from . import cells
 from .run import CLIENTS, Traffic, fleet_of, references
