@@ -6,8 +6,8 @@ usage: overload.py [--seconds 600] [--times 5] [--ttft-ms 4000] [--print-only] [
 Six nodes are paced (docs/pace.md): three that prefill and three that decode, with a curve so slow that two cores are no limit, before them a
 router with three tenants of weights 1, 2 and 4. First the peak: the load rises step by step, and goodput is what was served of requests whose
 first token came in time. Then --times the load of the peak for --seconds, from each tenant a third of it; clients that are refused come back
-when they are told, with what the refusal gave them. What is in flight at the end is cut off and counted; what is older than any that was treated
-as promised has failed. Then two tenants at rest and one of them at ten times its rate. Every figure is printed beside
+when they are told, with what the refusal gave them. What is in flight at the end is cut off and counted; what has taken longer than any that is
+treated as promised has failed. Then two tenants at rest and one of them at ten times its rate. Every figure is printed beside
 its limit; the exit status is 1 if one is missed, unless --print-only. Times depend on the machine: a busy one misses them. Standard library only."""
 import argparse, asyncio, json, os, random, resource, sys, tempfile, time
 
@@ -207,15 +207,15 @@ def find_peak(load):
     return best, best_rate
 
 
-def longest(c):
-    """How old a try may be at the end: the longest wait that anybody was told, the limit of the first token, and the generation."""
-    return max(c.told, default=0) + ARGS.ttft_ms / 1e3 + OUTPUT[1] * STEP_S
+def longest():
+    """How old a try may be at the end: twice the limit of the first token, and the generation. What a client was told to wait is over before its try begins."""
+    return 2 * ARGS.ttft_ms / 1e3 + OUTPUT[1] * STEP_S
 
 
 def line_failed(what, c):
     """Those that the end cut off have failed, too, where they were too old."""
-    too_old = sum(s > longest(c) for s in c.cut)
-    print(f'  {len(c.cut)} requests were in flight at the end and cut off, {too_old} of them for more than {longest(c):.1f} s, which is failed; the oldest for '
+    too_old = sum(s > longest() for s in c.cut)
+    print(f'  {len(c.cut)} requests were in flight at the end and cut off, {too_old} of them for more than {longest():.1f} s, which is failed; the oldest for '
           f'{max(c.cut, default=0):.1f} s; {c.waiting} more waited to come back')
     line(what, c.failed + too_old, '0', c.failed + too_old == 0)
 

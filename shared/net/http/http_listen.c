@@ -33,7 +33,7 @@ static enum status listen_resolve(const char *host, uint16_t port, struct sockad
     return OK;
 }
 
-/* Returns a listening socket, or -errno. SO_REUSEADDR, so that a restart finds its port; two servers
+/* Returns a listening socket, or -errno. With SO_REUSEADDR a restart finds its port; two servers
  * must not share one by accident. */
 static int listen_at(const struct sockaddr_storage *a, bool shared)
 {
