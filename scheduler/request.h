@@ -107,9 +107,9 @@ struct request {
     struct gen_resume resume;
     uint64_t *asked; /* [n_asked] ATTACH: nodes that have not refused; NULL: none was asked */
     uint32_t n_asked;
-    bool attached;      /* one of them had kept the answer */
-    uint64_t model;     /* of what was delivered: no other may go on; 0: nothing was */
-    uint64_t told_node; /* by sink.on_node */
+    bool attached;                 /* one of them had kept the answer */
+    uint64_t model;                /* of what was delivered: no other may go on; 0: nothing was */
+    uint64_t told_node, told_bits; /* by sink.on_node */
     bool has_told;
     /* the current attempt */
     struct request_node prefill, decode;

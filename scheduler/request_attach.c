@@ -162,7 +162,7 @@ static void set_decode_node(struct entry *e, struct request *r, const struct clu
     const struct node_record *n = view_find(&e->view, m->from);
     const uint64_t bits = n ? view_model_bits(n) : r->resume.model_bits;
     r->decode = (struct request_node){ .node = m->from, .keeps = true, .model_bits = bits };
-    r->decode.model = n ? n->model : view_model_of_bits(&e->view, bits);
+    r->decode.model = n ? n->model : 0; /* bind_model */
     snprintf(r->decode.name, sizeof r->decode.name, "%s", n ? n->name : m->from_name);
     snprintf(r->trace.decode_node, sizeof r->trace.decode_node, "%s", r->decode.name);
 }

@@ -163,6 +163,15 @@ static void replay_held(struct entry *e, struct request *r)
     buf_release(&held_end);
 }
 
+/* What was delivered is of the decode node's model. A node that kept an answer may have been asked
+ * while the directory did not list it: its model is known when it does. */
+static void bind_model(const struct entry *e, struct request *r)
+{
+    const struct node_record *n = r->decode.model ? NULL : view_find(&e->view, r->decode.node);
+    if (n) r->decode.model = n->model;
+    r->model = r->decode.model;
+}
+
 static void on_prompt_logprobs(struct entry *e, struct request *r, const struct cluster_message *m)
 {
     Baton__PromptLogprobs *p = baton__prompt_logprobs__unpack(NULL, m->body.n,
@@ -176,7 +185,7 @@ static void on_prompt_logprobs(struct entry *e, struct request *r, const struct 
         /* A moved request repeats the early ones. */
         if (index != r->n_prompt_lp + 1 || index >= r->n_prompt) continue;
         r->n_prompt_lp = index;
-        r->model = r->decode.model;
+        bind_model(e, r);
         if (r->sink.on_prompt_logprob) r->sink.on_prompt_logprob(r->sink.arg, index, &t);
     }
     if (p) baton__prompt_logprobs__free_unpacked(p, NULL);
@@ -231,11 +240,12 @@ static void append_token(struct request *r, int32_t id)
 
 static void tell_node(struct request *r)
 {
-    uint64_t node = r->decode.keeps ? r->decode.node : 0;
-    if (!r->sink.on_node || (r->has_told && r->told_node == node)) return;
+    const uint64_t node = r->decode.keeps ? r->decode.node : 0, bits = r->decode.model_bits;
+    if (!r->sink.on_node || (r->has_told && r->told_node == node && r->told_bits == bits)) return;
     r->has_told = true;
     r->told_node = node;
-    r->sink.on_node(r->sink.arg, node, r->decode.model_bits);
+    r->told_bits = bits;
+    r->sink.on_node(r->sink.arg, node, bits);
 }
 
 void request_deliver_token(struct entry *e, struct request *r, uint32_t index,
@@ -246,7 +256,7 @@ void request_deliver_token(struct entry *e, struct request *r, uint32_t index,
     if (!r->t_first) r->t_first = r->t_last;
     r->pressed_until_ns = 0;
     append_token(r, t->id);
-    r->model = r->decode.model;
+    bind_model(e, r);
     admission_on_token(e, r, index);
     recent_add_token(&e->recent, r->t_last / 1000000);
     r->ends = t->ends;

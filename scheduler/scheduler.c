@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "scheduler/directory/local.h"
 #include "scheduler/pressure/request_pressed.h"
 #include "scheduler/request_attach.h"
 #include "scheduler/request_messages.h"
@@ -348,6 +349,8 @@ struct scheduler *scheduler_create(const struct scheduler_options *o)
                                                  .directory = o->directory,
                                                  .metrics = o->metrics };
     admission_start(&s->entry.admission, &admission);
+    /* One that stops as soon as it has begun may not have seen them yet. */
+    if (!directory_is_local(o->directory)) s->t_others_ms = clock_ms();
     s->tick = loop_timer_start(o->loop, TICK_MS, TICK_MS, on_tick, s);
     s->renew = loop_timer_start(o->loop, RENEW_MS, RENEW_MS, on_renew, s);
     s->entry.view.model = o->model;

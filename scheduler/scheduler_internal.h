@@ -10,9 +10,10 @@ struct scheduler {
     struct scheduler_options o;
     struct entry entry;
     bool draining;
-    bool enters;          /* while draining: it takes new requests for other nodes to compute */
-    uint64_t t_drain_ns;  /* clock_ns when it began to drain */
-    uint64_t t_others_ms; /* when other nodes that decode were seen last; 0: never */
+    bool enters;         /* while draining: it takes new requests for other nodes to compute */
+    uint64_t t_drain_ns; /* clock_ns when it began to drain */
+    /* When other nodes that decode were seen last, or could have been; 0: there are none. */
+    uint64_t t_others_ms;
     struct loop_timer *tick, *renew;
     struct loop_timer *wake; /* a tick in the next turn of the loop; NULL: none is due */
     struct loop_timer

@@ -545,18 +545,24 @@ static void on_loaded(void *arg)
 
 /* ---- life ---- */
 
-/* Connections that the process has no descriptor for would be refused without a word. */
-static void raise_limits(const struct node_options *o)
+enum { CONNECTIONS_MIN = 16 };
+
+/* Connections that the process has no descriptor for would wait without a word: there are so many
+ * fewer that a further one is told 503. */
+static void raise_limits(struct node_options *o)
 {
-    const uint64_t allowed = open_files_raise(),
-                   wanted = open_files_wanted(o->http ? o->http_limits.n_connections : 0);
-    if (allowed < wanted)
-        log_warn("too few open files",
-                 "allowed=%llu wanted=%llu why=\"--max-connections %u promises more connections "
-                 "than this process may have open; raise the hard limit (ulimit -Hn %llu, "
-                 "LimitNOFILE= of systemd) or lower it\"",
-                 (unsigned long long)allowed, (unsigned long long)wanted,
-                 o->http_limits.n_connections, (unsigned long long)wanted);
+    uint32_t *most = &o->http_limits.n_connections;
+    const uint64_t allowed = open_files_raise(), wanted = open_files_wanted(o->http ? *most : 0),
+                   missing = allowed < wanted ? wanted - allowed : 0;
+    if (!missing) return;
+    log_warn("too few open files",
+             "allowed=%llu wanted=%llu why=\"--max-connections %u promises more connections "
+             "than this process may have open; raise the hard limit (ulimit -Hn %llu, "
+             "LimitNOFILE= of systemd) or lower it\"",
+             (unsigned long long)allowed, (unsigned long long)wanted, *most,
+             (unsigned long long)wanted);
+    if (*most)
+        *most = *most > missing + CONNECTIONS_MIN ? *most - (uint32_t)missing : CONNECTIONS_MIN;
 }
 
 /* Every port is bound before the model is loaded, so that a conflict shows at once. */
@@ -595,7 +601,7 @@ enum status node_create(const struct node_options *o, struct node **out, struct 
                                    "1 when this node takes requests.");
     n->loop_delay = metrics_gauge(n->metrics, "baton_loop_delay_seconds", "",
                                   "Longest turn of the loop thread since the last renewal.");
-    raise_limits(o);
+    raise_limits(&n->o);
     enum status st = loop_create(&n->loop, err);
     n->text_server.loop = n->loop;
     if (st == OK) st = open_ports(n, err);

@@ -352,21 +352,25 @@ enum status cluster_send_proto(struct cluster *c, uint64_t node, enum frame_type
 
 /* ---- liveness ---- */
 
-/* Looks whether the engine has moved since the last look. */
-static void note_progress(struct cluster *c, uint64_t now)
+/* Looks whether the engine has moved since the last look. Returns whether it goes on after it stood
+ * still for so long that peers should hear it at once. */
+static bool note_progress(struct cluster *c, uint64_t now)
 {
     uint64_t progress = 0;
-    bool has_work = false;
+    bool has_work = false, was_still = now - c->t_progress_ms > c->o.lost_ms / 2;
     if (c->o.progress) c->o.progress(c->o.arg, &progress, &has_work);
-    if (!has_work || !c->has_work || progress != c->progress) c->t_progress_ms = now;
+    const bool moves = !has_work || !c->has_work || progress != c->progress;
+    if (moves) c->t_progress_ms = now;
     c->progress = progress;
     c->has_work = has_work;
+    return moves && was_still;
 }
 
 static void send_ping(struct cluster *c, struct link *l, uint64_t now)
 {
     uint8_t bytes[64];
     Baton__Ping m = BATON__PING__INIT;
+    m.progress = c->progress;
     m.has_work = c->has_work;
     m.still_ms = now - c->t_progress_ms;
     size_t n = baton__ping__pack(&m, bytes);
@@ -386,7 +390,8 @@ static void check_link(struct cluster *c, struct link *l, uint64_t now)
             link_fail(l, "no handshake within %d ms", LINK_HANDSHAKE_MS);
     } else if (now > l->t_heard_ms + c->o.lost_ms) {
         link_fail(l, "nothing heard for %u ms", c->o.lost_ms);
-    } else if (l->has_work && now > l->t_progress_ms + c->o.lost_ms) {
+    } else if (l->has_work && now > l->t_progress_ms + c->o.lost_ms + CHECK_MS) {
+        /* one look later: that it moved just in time may be on its way */
         link_fail(l, "its engine has work and made no progress for %u ms", c->o.lost_ms);
     }
 }
@@ -427,10 +432,10 @@ static void on_check_timer(void *arg)
     const uint64_t now = clock_ms(), since = now - c->t_check_ms;
     c->t_check_ms = now;
     if (since > c->o.lost_ms / 2) leave_out(c, since, now);
-    note_progress(c, now);
+    const bool goes_on = note_progress(c, now);
     LIST_FOREACH (l, &c->links, struct link, link)
         if (!l->dead) check_link(c, l, now);
-    if (now - c->t_ping_ms < PING_MS - CHECK_MS / 2) return;
+    if (!goes_on && now - c->t_ping_ms < PING_MS - CHECK_MS / 2) return;
     send_pings(c, now);
     forget_old(c, now);
 }

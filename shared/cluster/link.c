@@ -212,8 +212,11 @@ static void on_ping(struct link *l, struct str body)
         return;
     }
     const uint64_t now = clock_ms(), still = m->has_work ? m->still_ms : 0;
-    /* What was before this link is no reason to end it. */
-    if (still < now - l->t_progress_ms) l->t_progress_ms = now - still;
+    const bool moves = m->progress != l->progress || !m->has_work;
+    /* An older peer does not say for how long it was still; and what was before this link is no
+     * reason to end it. */
+    if ((moves || still) && still < now - l->t_progress_ms) l->t_progress_ms = now - still;
+    l->progress = m->progress;
     l->has_work = m->has_work;
     baton__ping__free_unpacked(m, NULL);
 }

@@ -66,7 +66,8 @@ struct link {
     uint8_t nonce_dialer[LINK_NONCE], nonce_acceptor[LINK_NONCE];
     struct buf in; /* bytes of an incomplete frame */
     uint64_t t_start_ms, t_heard_ms;
-    uint64_t t_progress_ms; /* when the peer's engine moved, or had no work, by its PINGs */
+    uint64_t progress;      /* of the peer's engine, from PING */
+    uint64_t t_progress_ms; /* when it moved, or had no work */
     bool has_work;
     char why[160];      /* reason of death */
     const char *reason; /* its part that no peer can choose */

@@ -182,7 +182,9 @@ static void on_node(void *arg, uint64_t node, uint64_t model_bits)
 {
     struct choice *ch = arg;
     ch->delivered.node = node;
-    ch->model_bits = model_bits;
+    /* Tokens of several are of none. */
+    const bool has_any = ch->n_tokens > 0 || ch->had.n_tokens > 0;
+    ch->model_bits = has_any && ch->model_bits != model_bits ? 0 : model_bits;
 }
 
 bool choice_wants_prompt_logprobs(const struct choice *ch)

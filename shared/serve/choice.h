@@ -43,7 +43,7 @@ struct choice {
     struct hash128 digest;          /* resume_digest */
     struct resume_choice had;       /* what its client has of it from before; else { 0 } */
     struct resume_choice delivered; /* what it has now, from before or by the events sent here */
-    uint64_t model_bits;            /* of its tokens (gen_sink.on_node); 0: not known yet */
+    uint64_t model_bits;            /* of its tokens (gen_sink.on_node); 0: not known, or several */
 };
 
 void choice_init(struct choice *ch, struct completion_request *c, uint32_t index);

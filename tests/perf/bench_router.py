@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """bench_router.py - `baton router` beside nginx as reverse proxy, before the same nodes, in turn: streams through each, and none of them.
 
-usage: bench_router.py [--streams 5000] [--tokens 64] [--nodes 2] [--step-ms 250] [--rounds 3] [--print-only]
+usage: bench_router.py [--streams 5000] [--tokens 64] [--nodes 2] [--step-ms 250] [--rounds 3] [--steer] [--print-only]
                        [--nginx PATH] [--baton PATH]
 
 The nodes are paced (docs/pace.md): a step of a tiny model lasts --step-ms, so that tokens come at a rate of many streams and the nodes leave the
@@ -11,7 +11,7 @@ the p99 of the gap between two tokens of a stream, as more than without anything
 over the rounds; the p99 of the time to the first token is compared with nginx's of the same round. Then the router with two processes against one,
 on hosts with four CPUs or more. The exit status is 1 if a bar is missed, unless --print-only. Standard library only; nginx is looked for in PATH,
 Debian has it as nginx-light."""
-import argparse, json, os, resource, select, shutil, signal, socket, statistics, subprocess, sys, tempfile, time
+import argparse, contextlib, json, os, resource, select, shutil, signal, socket, statistics, subprocess, sys, tempfile, time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, '..', 'e2e'))
@@ -22,6 +22,7 @@ def arguments():
     for name, value in ('streams', 5000), ('tokens', 64), ('nodes', 2), ('step-ms', 250), ('rounds', 3):
         p.add_argument('--' + name, type=int, default=value)
     p.add_argument('--print-only', action='store_true', help='the exit status is 0 whatever is missed')
+    p.add_argument('--steer', action='store_true', help="the first CPU is that of the process in the middle alone, and loopback's receiving half is on the others (root)")
     p.add_argument('--nginx', default=shutil.which('nginx') or '/usr/sbin/nginx')
     p.add_argument('--baton', default=os.environ.get('BATON_BIN') or os.path.join(HERE, '..', '..', 'build', 'baton'))
     return p.parse_args()
@@ -61,6 +62,39 @@ def cpu_seconds(pids):
             fields = f.read().rsplit(')', 1)[1].split()
         total += int(fields[11]) + int(fields[12])
     return total / os.sysconf('SC_CLK_TCK')
+
+
+STEERED = '/sys/class/net/lo/queues/rx-0/rps_cpus'
+
+
+def stay_on(pid, cpus):
+    for thread in os.listdir(f'/proc/{pid}/task'):
+        os.sched_setaffinity(int(thread), cpus)
+
+
+@contextlib.contextmanager
+def steered(middle, others):
+    """With --steer: what another host would do is done by other CPUs, as far as one host can. Over loopback whoever writes also does the TCP of who receives,
+    unless the kernel steers packets (RPS) to another CPU."""
+    if not ARGS.steer:
+        yield
+        return
+    rest = set(range(1, os.cpu_count()))
+    if not rest:
+        raise SystemExit('--steer needs two CPUs')
+    with open(STEERED) as f:
+        before = f.read()
+    for pid in [os.getpid(), *others]:
+        stay_on(pid, rest)
+    for pid in middle:
+        stay_on(pid, {0})
+    try:
+        with open(STEERED, 'w') as f:
+            f.write(f'{sum(1 << c for c in rest):x}')
+        yield
+    finally:
+        with open(STEERED, 'w') as f:
+            f.write(before)
 
 
 def tree(pid):
@@ -169,13 +203,16 @@ def bare_writes(n_bytes, rounds=12):
     for s, c in ends:
         c.close()
         s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    event, cpu = b'x' * n_bytes, 0
+    event, cpu, mine = b'x' * n_bytes, 0, os.sched_getaffinity(0)
+    if ARGS.steer:
+        os.sched_setaffinity(0, {0})
     for _ in range(rounds):
         begin = time.process_time()
         for s, _ in ends:
             s.send(event)
         cpu += time.process_time() - begin
         time.sleep(ARGS.step_ms / 1000)
+    os.sched_setaffinity(0, mine)
     for s, _ in ends:
         s.close()
     os.waitpid(pid, 0)
@@ -284,10 +321,11 @@ def main():
             ready(router, *([nginx] if nginx else []))
             ways = [('direct', [n.port for n in nodes], []), *([('nginx', [nginx.port], tree(nginx.p.pid))] if nginx else []), ('router', [router.port], [router.p.pid])]
             rounds, bare = {name: [] for name, _, _ in ways}, []
-            for _ in range(ARGS.rounds):
-                for name, ports, pids in ways:
-                    rounds[name].append(run(ports, pids))
-                bare.append(bare_writes(round(rounds['direct'][-1]['bytes per token'])))
+            with steered([p for _, _, pids in ways for p in pids], [n.p.pid for n in nodes]):
+                for _ in range(ARGS.rounds):
+                    for name, ports, pids in ways:
+                        rounds[name].append(run(ports, pids))
+                    bare.append(bare_writes(round(rounds['direct'][-1]['bytes per token'])))
             of = {name: medians(r) for name, r in rounds.items()}
         for name, figures in of.items():
             say(name, figures, None if name == 'direct' else of['direct'])

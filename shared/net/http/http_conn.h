@@ -68,7 +68,7 @@ struct http_server {
     int listen_fd;      /* -1: closed */
     uv_poll_t listener; /* of listen_fd */
     uv_timer_t accept_timer;
-    bool accept_waits; /* no connection could be accepted since the last one was; this was said */
+    bool accept_waits; /* connections wait in the kernel; this was said */
     uv_idle_t idle;    /* runs while ready is not empty */
     uv_timer_t grace, trim;
     struct list conns, ready;

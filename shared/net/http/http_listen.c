@@ -40,8 +40,11 @@ static int listen_at(const struct sockaddr_storage *a, bool shared)
     const int one = 1;
     const socklen_t n = a->ss_family == AF_INET6 ? sizeof(struct sockaddr_in6)
                                                  : sizeof(struct sockaddr_in);
+    const int both = 0; /* IPv4 as well, whatever the host's default is */
     int fd = socket(a->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) return -errno;
+    if (a->ss_family == AF_INET6)
+        (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &both, sizeof both);
     if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) == 0 &&
         (!shared || setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &one, sizeof one) == 0) &&
         bind(fd, (const struct sockaddr *)a, n) == 0 && listen(fd, LISTEN_BACKLOG) == 0)
@@ -85,9 +88,9 @@ static void accept_on_readable(uv_poll_t *p, int status, int events)
     for (int i = 0; i < ACCEPT_TURN; i++) {
         int fd = accept4(s->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd >= 0) {
-            s->accept_waits = false;
             http_conn_open(s, fd);
         } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+            s->accept_waits = false; /* nobody waits any more */
             return;
         } else if (errno != EINTR && errno != ECONNABORTED) {
             accept_wait(s, errno);

@@ -450,6 +450,27 @@ TEST(cluster_no_progress_with_work_is_lost)
     cluster_rig_close(&r);
 }
 
+/* It stands still for nearly as long as it may, again and again, and always goes on in time. */
+TEST(cluster_progress_just_in_time_is_no_hang)
+{
+    enum { QUICK_MS = 1000, STILL_MS = 900, N = 6 };
+    struct cluster_rig r;
+    cluster_rig_open(&r);
+    struct peer_node *a = peer_open(&r, 1, (struct peer_options){ .lost_ms = QUICK_MS }),
+                     *b = peer_open(&r, 2, (struct peer_options){ .lost_ms = QUICK_MS });
+    peer_meet(a, b);
+    b->has_work = true;
+    CHECK_OK(send_number(a, 2, 0));
+    for (int i = 0; i < N; i++) {
+        rig_turn_ms(&r, STILL_MS);
+        b->progress++;
+    }
+    CHECK_EQ_INT(a->n_lost + b->n_lost, 0);
+    peer_close(a);
+    peer_close(b);
+    cluster_rig_close(&r);
+}
+
 /* Whenever between two pings the engine stands still, it is noticed lost_ms later, and soon after. */
 TEST(cluster_hang_between_two_pings_is_noticed_in_time)
 {
@@ -926,7 +947,7 @@ TEST_MAIN(
     CASE(cluster_forgets_addresses_that_nobody_uses), CASE(cluster_headers_count_against_the_queue),
     CASE(cluster_no_progress_with_work_is_lost),
     CASE(cluster_hang_between_two_pings_is_noticed_in_time),
-    CASE(cluster_killed_peer_is_lost_at_once),
+    CASE(cluster_progress_just_in_time_is_no_hang), CASE(cluster_killed_peer_is_lost_at_once),
     CASE(cluster_frozen_peer_is_lost_within_three_seconds),
     CASE(cluster_connections_that_nobody_answers_are_given_up),
     CASE(cluster_who_comes_and_goes_without_a_word_is_not_refused),
