@@ -14,6 +14,7 @@ FDS_SLACK, FDS_PER_MEMBER, MEMORY_MIB, IDLE_S = 24, 6, 96, 60
 # descriptors keeps the connections that it has.
 ENDS_CONNECTIONS = dict(kill='killed', cut='cut off')
 STILL = ('kill', 'drain', 'stop', 'sick', 'cut', 'pair', 'half', 'descriptors', 'proxy')     # a member that notices late
+REDIS_AWAY = 'redis kill', 'redis pause', 'redis failover', 'redis lose tail'
 NOTICED = ('kill', 'stop', 'cut', 'half', 'hang')
 
 
@@ -142,9 +143,10 @@ def detections(fleet, logs):
 
 
 def n_broken(fleet, done, begin, end):
-    """How many nodes were not well between the two times. One that lies is a node like the others, which the fleet does not know."""
-    liars = any(kind == 'lies' and a <= end and b >= begin for a, b, _, kind, _ in done)
-    return sum(m.was_hit(STILL, begin, end) for m in fleet.nodes) + liars
+    """How many nodes were not well between the two times. One that lies is a node like the others, which the fleet does not know, and a master of Redis that does
+    not answer keeps up a request that moves for its time limit."""
+    others = {kind for a, b, _, kind, _ in done if kind in ('lies', *REDIS_AWAY) and a <= end and b >= begin}
+    return sum(m.was_hit(STILL, begin, end) for m in fleet.nodes) + len(others)
 
 
 def going_on(fleet, histories, logs, done):

@@ -35,7 +35,7 @@ def print_times(found, unnoticed, going, done):
     for kind, m, able, _ in sorted(unnoticed, key=lambda u: u[3]):
         print(f'    {kind} of {m}, by {", ".join(able)}')
     alone = [s for s, _, _, broken, _ in going if broken <= 1]
-    print(f'gone on elsewhere after it was noticed, with all other nodes well (limit {GO_ON_S:g} s): {spread(alone)}{over(max(alone, default=0), GO_ON_S)}')
+    print(f'gone on elsewhere after it was noticed, with all other nodes and Redis well (limit {GO_ON_S:g} s): {spread(alone)}{over(max(alone, default=0), GO_ON_S)}')
     print(f'  with several broken at a time: {spread([s for s, _, _, broken, _ in going if broken > 1])}')
     for s, name, state, broken, at in sorted(going, reverse=True):
         if s > GO_ON_S and broken <= 1:
