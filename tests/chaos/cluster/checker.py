@@ -158,8 +158,8 @@ def going_on(fleet, histories, logs, done):
         h = by_name.get(name)
         if not h or action != 'move' or state not in ('decode', 'run') or entry.was_hit(STILL, at - 1, at + 2):
             continue
-        if not any(a.entry is entry and a.begin <= at <= a.end for a in h.attempts) or h.plan.slow_s:
-            continue
+        if not any(a.entry is entry and a.begin <= at <= a.end for a in h.attempts) or h.plan.slow_s or not h.plan.streams:
+            continue    # of a whole answer only the end is seen
         later = next((t for t in h.times if t > at), None)
         if later is not None:
             out.append((later - at, name, state, n_broken(fleet, done, at - 4, later), at))
