@@ -133,8 +133,8 @@ static const struct {
 } HOLDS[] = {
     { REQUEST_ATTACH, "no node; a sequence that a decode node has kept goes on there as in decode",
       "the answers of nodes that may have kept it",
-      "0.1 s, or 0.5 s for the node that its client names; where it may not be computed again 10 s "
-      "more, or until their links are lost" },
+      "0.1 s, or 0.5 s for the node that its client names, seen and linked or not; where it may "
+      "not be computed again 10 s more, or until the links to those that were asked are lost" },
     { REQUEST_PLACING, "no node", "its turn in line, then a node with room, by the view",
       "`--max-queue-time`, or `--placement-timeout` from when there was no node; until then it "
       "keeps its place in line" },

@@ -172,7 +172,8 @@ static inline void open_rank(struct cluster_rig *rig, struct rank *r, uint32_t r
 {
     *r = (struct rank){ .rig = rig, .rank = rank, .size = size };
     r->node = peer_open(rig, id,
-                        (struct peer_options){ .lost_ms = LOST_MS, .port = rank == 0 ? port : 0 });
+                        (struct peer_options){ .lost_ms = LOST_MS,
+                                               .port = rank == 0 && port ? port : free_port() });
     r->node->hook = on_message;
     r->node->lost_hook = on_lost;
     r->node->met_hook = on_met;
