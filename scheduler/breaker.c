@@ -107,16 +107,21 @@ static struct breaker_entry *add(struct breaker *b, struct breaker_of of)
     return e;
 }
 
+bool breaker_is_gone(uint64_t *since_ms, bool there, uint64_t now_ms)
+{
+    if (there) *since_ms = 0;
+    else if (!*since_ms) *since_ms = now_ms;
+    return !there && now_ms - *since_ms >= BREAKER_GONE_MS;
+}
+
 void breaker_forget(struct breaker *b, bool (*is_there)(void *arg, uint64_t node), void *arg,
                     uint64_t now_ms)
 {
     for (size_t i = 0; i < b->n;) {
         struct breaker_entry *e = &b->entries[i];
-        const bool gone = !is_there(arg, e->of.node) ||
-                          (e->of.partner && !is_there(arg, e->of.partner));
-        if (!gone) e->gone_ms = 0;
-        else if (!e->gone_ms) e->gone_ms = now_ms;
-        if (gone && now_ms - e->gone_ms >= BREAKER_GONE_MS) drop(b, e);
+        const bool there = is_there(arg, e->of.node) &&
+                           (!e->of.partner || is_there(arg, e->of.partner));
+        if (breaker_is_gone(&e->gone_ms, there, now_ms)) drop(b, e);
         else i++;
     }
 }

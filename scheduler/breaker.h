@@ -75,8 +75,10 @@ void breaker_note(struct breaker *b, struct breaker_of of, enum breaker_event ev
 bool breaker_allows(const struct breaker_entry *e, uint64_t now_ms);
 /* The entry, or NULL: it has not failed lately. */
 const struct breaker_entry *breaker_find(const struct breaker *b, struct breaker_of of);
-/* Forgets those of which a node has been gone for BREAKER_GONE_MS: a directory that lost its
- * records lists the nodes again within a second. */
+/* Is what is not `there` gone for good, and not only for the moment in which a directory that lost
+ * its records is empty? *since_ms: when it was missed first; 0: it is there. */
+bool breaker_is_gone(uint64_t *since_ms, bool there, uint64_t now_ms);
+/* Forgets those of which a node is gone. */
 void breaker_forget(struct breaker *b, bool (*is_there)(void *arg, uint64_t node), void *arg,
                     uint64_t now_ms);
 

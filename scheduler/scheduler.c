@@ -70,7 +70,8 @@ static void on_line(void *arg)
     struct scheduler *s = arg;
     loop_timer_free(s->line);
     s->line = NULL;
-    place_waiting_requests(s);
+    if (s->entry.capacity_freed) place_waiting_requests(s);
+    else admission_place_line(&s->entry); /* the tick looks for those that have had their turn */
     wake_for_line(s);
 }
 

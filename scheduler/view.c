@@ -131,15 +131,13 @@ void view_refresh(struct view *v) { v->ask_again = true; }
 
 /* ---- suspects ---- */
 
-/* False: the suspect has left the topic, and not only for the moment in which the directory is
- * empty. A failure comes back through view_suspect. */
+/* False: the suspect has left the topic. A failure comes back through view_suspect. */
 static bool dial_suspect(struct view *v, struct view_suspect *s, uint64_t now)
 {
     const struct node_record *n = view_find(v, s->node);
-    if (n) s->gone_ms = 0;
-    else if (!s->gone_ms) s->gone_ms = now;
+    if (breaker_is_gone(&s->gone_ms, n, now)) return false;
     s->dial_ms = now + REDIAL_MS;
-    if (!n) return now - s->gone_ms < BREAKER_GONE_MS;
+    if (!n) return true;
     cluster_learn(v->cluster, n->node, n->host, n->cluster_port);
     cluster_dial(v->cluster, n->node);
     return true;

@@ -99,23 +99,17 @@ static enum status read_format(const struct config *c, struct node_options *o, s
                      is);
 }
 
-static bool is_auto_or_none(const char *name)
-{
-    return strcmp(name, "auto") == 0 || strcmp(name, "none") == 0;
-}
-
 static enum status read_parsers(const struct config *c, struct node_options *o, struct err *err)
 {
     o->reasoning_parser = config_string(c, "reasoning-parser");
     o->any_temperature = config_bool(c, "allow-temperature-above-2");
     o->tool_parser = config_string(c, "tool-call-parser");
-    if (!is_auto_or_none(o->reasoning_parser) &&
-        !reasoning_format_find(str_of(o->reasoning_parser)))
+    if (!reasoning_parser_is_known(str_of(o->reasoning_parser)))
         return err_field(err, ERR_CONFIG, "reasoning-parser",
                          "--reasoning-parser %s is not known; auto, none, think and ernie are, and "
                          "names of peers for them",
                          o->reasoning_parser);
-    if (is_auto_or_none(o->tool_parser) || tool_format_find(str_of(o->tool_parser))) return OK;
+    if (tool_parser_is_known(str_of(o->tool_parser))) return OK;
     struct buf names = { 0 };
     for (size_t i = 0; tool_format_at(i); i++) buf_printf(&names, ", %s", tool_format_at(i)->name);
     enum status st = err_field(err, ERR_CONFIG, "tool-call-parser",

@@ -239,18 +239,14 @@ static enum status read_names(const cJSON *head, struct text_bundle *out, struct
     return OK;
 }
 
-static bool is_reasoning(const char *name) { return reasoning_format_find(str_of(name)) != NULL; }
-static bool is_tool_format(const char *name) { return tool_format_find(str_of(name)) != NULL; }
-
 /* A node of a newer version may know more. */
 static enum status read_parser(const cJSON *head, const char *member, const char *option,
-                               bool (*is_known)(const char *name), const char **out,
-                               struct err *err)
+                               bool (*is_known)(struct str name), const char **out, struct err *err)
 {
     *out = NULL;
     TRY(json_get_str(head, member, out, err));
     if (!*out) *out = "auto";
-    if (strcmp(*out, "auto") == 0 || strcmp(*out, "none") == 0 || is_known(*out)) return OK;
+    if (is_known(str_of(*out))) return OK;
     return err_field(err, ERR_INVALID, member,
                      "the node has %s %.80s, which this program does not know: give all nodes the "
                      "same version of baton",
@@ -269,10 +265,10 @@ static enum status read_head(const cJSON *head, struct text_bundle *out, struct 
     TRY(directory_get_id(head, "model", &out->model, err));
     TRY(json_get_i64(head, "max_model_len", 1, 1 << 30, &length, err));
     TRY(json_get_bool(head, "dummy", &out->dummy, err));
-    TRY(read_parser(head, "reasoning_parser", "--reasoning-parser", is_reasoning,
+    TRY(read_parser(head, "reasoning_parser", "--reasoning-parser", reasoning_parser_is_known,
                     &out->reasoning_parser, err));
-    TRY(read_parser(head, "tool_parser", "--tool-call-parser", is_tool_format, &out->tool_parser,
-                    err));
+    TRY(read_parser(head, "tool_parser", "--tool-call-parser", tool_parser_is_known,
+                    &out->tool_parser, err));
     if (length == 0)
         return err_field(err, ERR_INVALID, "max_model_len", "max_model_len is missing");
     out->max_model_len = (uint32_t)length;

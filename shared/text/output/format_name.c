@@ -28,3 +28,8 @@ bool format_is_named(struct str given, const char *name, const char *aliases)
         if (one.n && same(given, one)) return true;
     return false;
 }
+
+bool format_is_auto_or_none(struct str given)
+{
+    return str_eq_c(given, "auto") || str_eq_c(given, "none");
+}

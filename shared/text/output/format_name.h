@@ -7,5 +7,7 @@
 
 /* Is `given` `name` or one of `aliases` (separated by spaces), ignoring '-', '_' and '.'? */
 bool format_is_named(struct str given, const char *name, const char *aliases);
+/* What an option may say instead of a format: "auto" or "none". */
+bool format_is_auto_or_none(struct str given);
 
 #endif

@@ -40,6 +40,11 @@ const struct reasoning_format *reasoning_format_find(struct str name)
     return NULL;
 }
 
+bool reasoning_parser_is_known(struct str name)
+{
+    return format_is_auto_or_none(name) || reasoning_format_find(name);
+}
+
 const struct reasoning_format *reasoning_format_of_template(struct str source)
 {
     if (str_find(source, REASONING_FORMATS[0].close) == SIZE_MAX &&

@@ -24,6 +24,8 @@ struct reasoning_format {
 
 /* Finds a format by name or alias ('-', '_' and '.' do not count); NULL: unknown. */
 const struct reasoning_format *reasoning_format_find(struct str name);
+/* May --reasoning-parser say it: "auto", "none" or a format? */
+bool reasoning_parser_is_known(struct str name);
 /* Finds the format whose tags the source of a chat template contains; NULL: no reasoning. */
 const struct reasoning_format *reasoning_format_of_template(struct str source);
 

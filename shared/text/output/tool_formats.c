@@ -386,6 +386,11 @@ const struct tool_format *tool_format_find(struct str name)
     return NULL;
 }
 
+bool tool_parser_is_known(struct str name)
+{
+    return format_is_auto_or_none(name) || tool_format_find(name);
+}
+
 const struct tool_format *tool_format_of_template(struct str source)
 {
     for (size_t i = 0; i < COUNT_OF(TOOL_FORMATS); i++)

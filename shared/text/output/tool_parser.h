@@ -50,6 +50,8 @@ struct tool_format {
 const struct tool_format *tool_format_at(size_t i);
 /* Finds a format by name or alias ('-', '_' and '.' do not count); NULL: unknown. */
 const struct tool_format *tool_format_find(struct str name);
+/* May --tool-call-parser say it: "auto", "none" or a format? */
+bool tool_parser_is_known(struct str name);
 /* Finds the format that a chat template describes; NULL: no tools, or another format. */
 const struct tool_format *tool_format_of_template(struct str source);
 
