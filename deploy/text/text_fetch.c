@@ -106,18 +106,24 @@ static enum status refusal(struct text_fetch *f, int http_status, struct str bod
     return st;
 }
 
+/* f->st and f->err are the worker's from the moment it has the work. */
+static void give_to_worker(struct text_fetch *f, struct str body)
+{
+    buf_add_str(&f->bytes, body);
+    f->on_worker = true;
+    const enum status st = loop_work(f->o.loop, unpack, on_unpacked, f);
+    if (st == OK) return;
+    f->on_worker = false;
+    f->st = err_set(&f->err, st, "all worker threads are busy");
+}
+
 static void on_answer(void *arg, enum status st, int http_status, struct str body)
 {
     struct text_fetch *f = arg;
     if (f->canceled) return; /* the client is being freed */
     if (st != OK) f->st = err_set(&f->err, st, "%s does not answer: %s", f->at, status_text(st));
     else if (http_status != 200) f->st = refusal(f, http_status, body);
-    else {
-        buf_add_str(&f->bytes, body);
-        f->st = loop_work(f->o.loop, unpack, on_unpacked, f);
-        f->on_worker = f->st == OK;
-        if (!f->on_worker) (void)err_set(&f->err, f->st, "all worker threads are busy");
-    }
+    else give_to_worker(f, body);
     if (!f->on_worker) finish(f);
 }
 
