@@ -108,6 +108,7 @@ def check_answers(fleet, histories, references):
 SEEN_AS = dict(kill=('closed the connection', 'reset by peer', 'nothing heard'), hang=('made no progress',))     # others: silence
 SILENCE = 'nothing heard', 'made no progress', 'Connection timed out'
 NOTICED_IN_S = 15.0
+REPEATS_S = 60.0    # LOG_REPEATS_MS
 
 
 def to_be_noticed(m):
@@ -124,22 +125,29 @@ def to_be_noticed(m):
 
 def detections(fleet, logs):
     """[(seconds, kind, member, observer)] from what was done to a member until another one said that its link was lost. Observers that were hit themselves at
-    the time are left out. A loss that a log does not repeat is not seen here. And [(kind, member, observers, when)] of what nobody noticed, though these observers
-    had a link to it and were well all the while."""
-    out, unnoticed = [], []
+    the time are left out. A log leaves out, or counts in a later line, what it has said within REPEATS_S: who had, and says nothing in time, may have noticed. And
+    [(kind, member, observers, when)] of what nobody noticed, though these observers had a link to it, were well all the while and would have said so. And how many
+    observers may have noticed."""
+    out, unnoticed, n_unknown = [], [], 0
     for m in fleet.members:
         found = logs.losses_of(m)
         for kind, begin, until in to_be_noticed(m):
-            seen = []
+            seen, able = [], []
             for o, lines in found.items():
-                first = next((l.at for l in lines if begin - 0.05 <= l.at <= until and any(w in l.text for w in SEEN_AS.get(kind, SILENCE))), None)
-                if first is not None and not o.was_hit(STILL, begin - 1, first + 1):
+                alike = [l for l in lines if any(w in l.text for w in SEEN_AS.get(kind, SILENCE))]
+                first = next((l.at for l in alike if begin - 0.05 <= l.at <= until), until)
+                if o.was_hit(STILL, begin - 1, min(first + 1, until)):
+                    continue
+                if first > begin + DETECT_S and logs.is_linked(o, m, begin) and any(begin - REPEATS_S <= l.at < begin - 0.05 for l in alike):
+                    n_unknown += 1
+                elif first < until:
                     seen.append((max(0.0, first - begin), kind, m.name, o.name))
+                elif logs.is_linked(o, m, begin):
+                    able.append(o.name)
             out += seen
-            able = [o.name for o in found if not o.was_hit(STILL, begin - 1, until) and logs.is_linked(o, m, begin)] if not seen and until - begin > DETECT_S + 0.5 else []
-            if able:
+            if able and not seen and until - begin > DETECT_S + 0.5:
                 unnoticed.append((kind, m.name, able, begin))
-    return out, unnoticed
+    return out, unnoticed, n_unknown
 
 
 def n_broken(fleet, done, begin, end):

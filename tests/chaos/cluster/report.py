@@ -23,7 +23,8 @@ def print_verdicts(v, n):
         print(f'BAD {kind}: {text}')
 
 
-def print_times(found, unnoticed, going, done):
+def print_times(found, unnoticed, n_unknown, going, done):
+    """Returns whether a loss was noticed too late, or by nobody."""
     times = [s for s, *_ in found]
     print(f'noticed (limit {DETECT_S:g} s): {spread(times)}{over(max(times, default=0), DETECT_S)}')
     for kind in sorted({k for _, k, *_ in found}):
@@ -34,6 +35,7 @@ def print_times(found, unnoticed, going, done):
     print(f'  noticed by nobody, though others had a link to it and were well: {len(unnoticed)}')
     for kind, m, able, _ in sorted(unnoticed, key=lambda u: u[3]):
         print(f'    {kind} of {m}, by {", ".join(able)}')
+    print(f'  not known, since their logs had said the same within a minute: {n_unknown}')
     alone = [s for s, _, _, broken, _ in going if broken <= 1]
     print(f'gone on elsewhere after it was noticed, with all other nodes and Redis well (limit {GO_ON_S:g} s): {spread(alone)}{over(max(alone, default=0), GO_ON_S)}')
     print(f'  with several broken at a time: {spread([s for s, _, _, broken, _ in going if broken > 1])}')
@@ -41,6 +43,7 @@ def print_times(found, unnoticed, going, done):
         if s > GO_ON_S and broken <= 1:
             meanwhile = [f'{what} from {begin - at:+.1f} to {end - at:+.1f} s' for begin, end, _, _, what in done if begin < at + s and end > at - 4]
             print(f'  late: {name} in {state} after {s:.2f} s; beside it: {"; ".join(meanwhile) or "nothing"}')
+    return bool(unnoticed) or max(times, default=0) > DETECT_S
 
 
 def print_cells(watch, needs_all):

@@ -150,9 +150,9 @@ def conclude(fleet, traffic, refs, watch, adversary=None, history=False, needs_c
             report.print_history(adversary, min(h.begin for h in traffic.histories))
     report.print_verdicts(v, len(traffic.histories))
     done = adversary.done if adversary else []
-    report.print_times(*detections(fleet, logs), going_on(fleet, traffic.histories, logs, done), done)
+    is_late = report.print_times(*detections(fleet, logs), going_on(fleet, traffic.histories, logs, done), done)
     missing = report.print_cells(watch, needs_cells)
-    fleet.keep = bool(v.bad)
+    fleet.keep = bool(v.bad) or is_late
     return int(bool(v.bad)), missing
 
 
