@@ -24,6 +24,14 @@
     "member text is of FastDeploy's native protocol, which this path does not speak: send it as "  \
     "messages, [{\"role\":\"user\",\"content\":TEXT}], or as prompt of /v1/completions"
 
+/* The path of serve_submit for requests in FastDeploy's native form that come by another protocol
+ * than HTTP; over HTTP it does not exist. The body is one request object. The answer is always a
+ * stream: each chunk is one native item without error_msg and error_code, which clients of that
+ * protocol take for an error; there is no "[DONE]". A request that fails before its first item
+ * gets one reply, the object of the error, with the status that HTTP would have; one that fails
+ * later has that object as its last chunk. */
+#define SERVE_NATIVE_PATH "/native"
+
 struct serve;
 
 enum { SERVE_NAMES_MAX = 16 };
@@ -110,11 +118,19 @@ struct serve_reply {
     void *arg;
 };
 
-/* Runs one API request that did not come over HTTP; copies `body`. `path` is "/v1/chat/completions"
- * or "/v1/completions". Returns a handle for serve_cancel, valid until reply or end was called; 0:
- * it was answered at once. */
-uint64_t serve_submit(struct serve *s, const char *path, struct str body, const char *request_id,
-                      const struct serve_reply *reply);
+/* One API request that did not come over HTTP. */
+struct serve_call {
+    const char *path; /* "/v1/chat/completions", "/v1/completions" or SERVE_NATIVE_PATH */
+    struct str body;
+    const char *request_id; /* its x-request-id; NULL, or not good for one: none */
+    uint32_t tenant;        /* index in serve_options.tenants: whose limits count */
+    uint32_t deadline_ms;   /* from now; it then ends with 504. 0: none */
+    struct serve_reply reply;
+};
+
+/* Runs it; copies everything. Returns a handle for serve_cancel, valid until reply or end was
+ * called; 0: it was answered at once. */
+uint64_t serve_submit(struct serve *s, const struct serve_call *call);
 /* The receiver is gone: stops the work; no reply function is called afterwards. */
 void serve_cancel(struct serve *s, uint64_t id);
 

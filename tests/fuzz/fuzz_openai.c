@@ -114,11 +114,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                                          "/detokenize" };
     static struct api_server *api;
     struct outcome o = { 0 };
-    struct serve_reply reply = { on_reply, on_begin, on_chunk, on_end, &o };
     if (!api) api = make_api_server();
     if (size == 0) return 0;
-    (void)serve_submit(api->serve, paths[data[0] % 4],
-                       (struct str){ (const char *)data + 1, size - 1 }, NULL, &reply);
+    const struct serve_call call = {
+        .path = paths[data[0] % 4],
+        .body = { (const char *)data + 1, size - 1 },
+        .reply = { on_reply, on_begin, on_chunk, on_end, &o },
+    };
+    (void)serve_submit(api->serve, &call);
     while (api->serve->requests.len) uv_run(loop_uv(api->loop), UV_RUN_ONCE);
     if (o.n_answers != 1) abort();
     return 0;

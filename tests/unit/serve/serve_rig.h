@@ -214,11 +214,19 @@ static inline struct serve_reply answer_sink(struct answer *a)
     return (struct serve_reply){ sink_reply, sink_begin, sink_chunk, sink_end, a };
 }
 
+static inline uint64_t rig_begin(struct rig *r, const char *path, struct str body, const char *name,
+                                 struct answer *a)
+{
+    const struct serve_call call = {
+        .path = path, .body = body, .request_id = name, .reply = answer_sink(a)
+    };
+    return serve_submit(r->serve, &call);
+}
+
 static inline struct answer rig_submit(struct rig *r, const char *path, const char *body)
 {
     struct answer *a = MEM_NEW(struct answer), out;
-    struct serve_reply reply = answer_sink(a);
-    (void)serve_submit(r->serve, path, str_of(body), "t-1", &reply);
+    (void)rig_begin(r, path, str_of(body), "t-1", a);
     for (int i = 0; i < 20000 && !a->done; i++) rig_turn(r);
     CHECK(a->done);
     out = *a;
