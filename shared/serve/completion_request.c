@@ -11,6 +11,7 @@
 #include "shared/base/thread.h"
 #include "shared/net/http/http_pass.h"
 #include "shared/serve/admission_headers.h"
+#include "shared/serve/native/native.h"
 #include "shared/serve/response_stream.h"
 
 enum {
@@ -26,6 +27,9 @@ enum {
     ANSWER_SMALL_PART = 64
 };
 
+/* The end of an unknown path. */
+static const struct endpoint NOWHERE = { .write_error = openai_write_error };
+
 static const char TOO_MANY_TO_READ[] =
     "too many requests are waiting to be read; try again shortly";
 
@@ -39,6 +43,7 @@ static void completion_free(struct completion_request *c)
         s->n_preparing -= c->endpoint->generates;
     }
     loop_timer_free(c->retry);
+    native_stop(c);
     if (c->counted) s->n_answers -= c->n_answer;
     for (uint32_t i = 0; i < c->n_choices; i++) choice_release(&c->choices[i]);
     for (uint32_t i = 0; i < c->n_prompts; i++) {
@@ -67,6 +72,7 @@ static void set_ended(struct completion_request *c)
     c->stage = COMPLETION_ENDED;
     loop_timer_free(c->retry);
     c->retry = NULL;
+    native_stop(c);
     for (uint32_t i = 0; i < c->n_choices && !c->is_left; i++)
         if (c->choices[i].live) choice_cancel(&c->choices[i]);
 }
@@ -76,8 +82,7 @@ static void set_ended(struct completion_request *c)
 void completion_add_headers(const struct completion_request *c, struct buf *out)
 {
     buf_printf(out, "x-request-id: %s\r\n", c->name);
-    if (c->endpoint && c->endpoint->generates)
-        admission_add_limits(&c->serve->o.backend, c->admission.tenant, out);
+    if (c->speaks->generates) admission_add_limits(&c->serve->o.backend, c->admission.tenant, out);
 }
 
 /* When an error's client should come back, if ever. */
@@ -107,14 +112,29 @@ static void fail(struct completion_request *c, enum status st, const char *text,
     struct buf body = { 0 };
     if (!text || !text[0]) text = status_text(st);
     log_debug("request failed", "api_request=%s st=%s why=\"%s\"", c->name, status_name(st), text);
-    serve_error_json(&body, st, text, param && param[0] ? param : NULL);
+    struct api_error e = openai_error_of(st, text, param && param[0] ? param : NULL);
+    e.req_id = c->req_id.n ? c->req_id : str_of(c->name);
+    c->speaks->write_error(&e, &body);
     if (c->stream_begun) {
         set_ended(c);
         response_stream_error(c, buf_str(&body));
     } else {
-        reply(c, openai_error_status(st), later, buf_str(&body));
+        reply(c, e.http, later, buf_str(&body));
     }
     buf_release(&body);
+}
+
+void completion_fail(struct completion_request *c, enum status st, const char *text,
+                     const char *param)
+{
+    fail(c, st, text, param, AT_ONCE);
+    maybe_free(c);
+}
+
+bool completion_has_lines(const struct serve *s, uint64_t id)
+{
+    const struct completion_request *c = map_get(&s->requests, map_key_u64(&id));
+    return c && c->endpoint->lines;
 }
 
 void completion_add_bytes(struct completion_request *c, size_t n)
@@ -157,7 +177,11 @@ void completion_cancel(struct completion_request *c)
 
 /* ---- the whole answer ---- */
 
-static void write_work(void *arg) { openai_write_body(arg); }
+static void write_work(void *arg)
+{
+    struct completion_request *c = arg;
+    c->endpoint->write_body(c);
+}
 
 static void on_written(void *arg)
 {
@@ -180,7 +204,7 @@ static void write_answer(struct completion_request *c)
         c->on_worker = true;
         return;
     }
-    openai_write_body(c);
+    c->endpoint->write_body(c);
     reply(c, 200, AT_ONCE, buf_str(&c->out));
 }
 
@@ -349,13 +373,13 @@ static void start_sequences(struct completion_request *c)
     c->n_choices = c->n_prompts * c->p.n;
     c->choices = ARENA_ARRAY(&c->arena, struct choice, c->n_choices);
     for (uint32_t i = 0; i < c->n_choices; i++) choice_init(&c->choices[i], c, i);
-    if (resume_check(c, &c->err) != OK) {
-        fail(c, ERR_INVALID, c->err.text, c->err.field, AT_ONCE);
+    enum status st = c->endpoint->start(c, &c->err);
+    if (st != OK) {
+        fail(c, st, c->err.text, c->err.field, AT_ONCE);
         return;
     }
     c->stage = COMPLETION_RUNNING;
     c->t_progress_ms = clock_ms();
-    openai_write_head(c);
     submit_more(c);
     end_if_done(c);
 }
@@ -368,7 +392,8 @@ static enum status parse_body(struct completion_request *c, cJSON **doc)
 {
     struct str text = buf_str(&c->body.bytes), truncate = STR("\"truncate_prompt_tokens\"");
     struct json_limits limits = {
-        .packed_names = { "prompt", "prompt_token_ids", "tokens" },
+        .packed_names = { "prompt", "prompt_token_ids", "tokens",
+                          c->endpoint->generates ? "input_ids" : NULL },
         .n_values = BODY_VALUES_MAX,
         .n_ints = openai_tokens_max(c),
         .keep_last = text.n && memmem(text.p, text.n, truncate.p, truncate.n),
@@ -378,15 +403,23 @@ static enum status parse_body(struct completion_request *c, cJSON **doc)
     if (st != ERR_TOO_LONG || !c->endpoint->generates) return st;
     char param[sizeof c->err.field];
     snprintf(param, sizeof param, "%s", c->err.field);
-    return openai_ids_too_long(c, param, &c->err);
+    return strcmp(param, "input_ids") == 0 ? native_ids_too_long(c, &c->err)
+                                           : openai_ids_too_long(c, param, &c->err);
 }
 
 static enum status prepare(struct completion_request *c)
 {
     cJSON *doc = NULL;
+    struct err bad_header = c->err; /* the body is read all the same: its form is the answer's */
     enum status st = parse_body(c, &doc);
     if (st == OK && !cJSON_IsObject(doc))
         st = err_set(&c->err, ERR_INVALID, "the request body must be a JSON object");
+    c->is_read = st == OK;
+    if (st == OK && c->endpoint->native && native_is(doc)) c->endpoint = c->endpoint->native;
+    if (c->has_bad_header) {
+        c->err = bad_header;
+        st = bad_header.code;
+    }
     if (st == OK) st = openai_check_model(c->serve, doc, &c->err);
     if (st == OK) st = c->endpoint->prepare(c, doc, &c->err);
     if (st == OK && c->endpoint->generates) st = openai_check_size(c, &c->err);
@@ -405,14 +438,17 @@ static void prepare_now(void *arg)
 static void prepare_low(void *arg) { thread_run_low(prepare_now, arg); }
 
 /* Takes the name of the header, else of the body, else a random one. An answer is a function of its
- * body and its name, so a seed that the client did not give is made from it. */
+ * body and its name, so a seed that the client did not give is made from it; one that the answer
+ * shows has as many bits as a number of JSON can have. */
 static void choose_name(struct completion_request *c)
 {
     c->name_is_given = c->name[0] || c->p.name[0];
     if (!c->name[0])
         snprintf(c->name, sizeof c->name, "%s", c->p.name[0] ? c->p.name : c->fallback_name);
     if (!c->name[0]) serve_make_name(c->name);
-    if (!c->p.seed_set) c->p.sampling.seed = hash_64(c->name, strlen(c->name), 0);
+    if (c->p.seed_set) return;
+    c->p.sampling.seed = hash_64(c->name, strlen(c->name), 0);
+    if (c->native) c->p.sampling.seed >>= 64 - JSON_INTEGER_BITS;
 }
 
 /* Answers with an error before anything was started. */
@@ -461,6 +497,8 @@ static void on_prepared(void *arg)
     }
     http_taken_body_release(&c->body);
     if (c->stage == COMPLETION_PREPARING) {
+        if (c->is_read) c->speaks = c->endpoint;
+        if (c->native && c->native->req_id.n) c->req_id = c->native->req_id;
         choose_name(c);
         c->trace = c->trace || c->p.trace;
         if (c->st != OK) fail(c, c->st, c->err.text, c->err.field, AT_ONCE);
@@ -500,6 +538,17 @@ static void take_resume(struct completion_request *c, const struct resume_header
     c->usage_sent = h->handle.usage_sent;
 }
 
+/* Looks at the body for the form in which an error is written that comes before it is read. */
+static void guess_form(struct completion_request *c)
+{
+    struct str req_id = { 0 };
+    if (!c->speaks->generates) return;
+    const bool is_native = native_seems(buf_str(&c->body.bytes), &req_id);
+    if (c->endpoint->native && is_native) c->speaks = c->endpoint->native;
+    if (!c->speaks->openai && req_id.n)
+        c->req_id = (struct str){ arena_strndup(&c->arena, req_id.p, req_id.n), req_id.n };
+}
+
 uint64_t completion_start(struct serve *s, const struct completion_options *o)
 {
     struct completion_request *c = MEM_NEW(struct completion_request);
@@ -507,6 +556,8 @@ uint64_t completion_start(struct serve *s, const struct completion_options *o)
     c->serve = s;
     c->id = ++s->last_id;
     c->endpoint = o->endpoint;
+    c->speaks = o->endpoint ? o->endpoint : &NOWHERE;
+    c->t_start_ns = o->t_start_ns ? o->t_start_ns : clock_ns();
     c->reply = o->reply;
     c->body = o->body;
     c->trace = o->trace;
@@ -517,7 +568,12 @@ uint64_t completion_start(struct serve *s, const struct completion_options *o)
         snprintf(c->name, sizeof c->name, "%s", o->name);
     if (o->fallback_name)
         snprintf(c->fallback_name, sizeof c->fallback_name, "%s", o->fallback_name);
+    if (o->bad_header) {
+        c->err = *o->bad_header;
+        c->has_bad_header = true;
+    }
     arena_init(&c->arena);
+    guess_form(c);
     if (o->resume && o->resume->wanted) take_resume(c, o->resume);
     map_put(&s->requests, map_key_u64(&c->id), c);
     if (!c->endpoint) return refuse_path(c, o->path);

@@ -89,6 +89,7 @@ void serve_unref(struct serve *s)
     if (--s->n_refs > 0) return;
     for (size_t i = 0; i < s->o.n_names; i++) mem_free(s->names[i]);
     map_release(&s->requests);
+    map_release(&s->native_ids);
     tenants_release(&s->open);
     mem_free(s->route_metrics);
     mem_free((void *)s->o.version);

@@ -19,11 +19,6 @@
 #include "shared/text/output/tool_parser.h"
 #include "shared/text/tokenizer/tokenizer.h"
 
-/* What a chat request with the member text hears; docs/compatibility.md prints it too. */
-#define SERVE_NO_TEXT                                                                              \
-    "member text is of FastDeploy's native protocol, which this path does not speak: send it as "  \
-    "messages, [{\"role\":\"user\",\"content\":TEXT}], or as prompt of /v1/completions"
-
 /* The path of serve_submit for requests in FastDeploy's native form that come by another protocol
  * than HTTP; over HTTP it does not exist. The body is one request object. The answer is always a
  * stream: each chunk is one native item without error_msg and error_code, which clients of that
@@ -77,6 +72,7 @@ struct serve_options {
     uint32_t max_model_len;
     uint32_t n_vocab; /* ids are 0 to n_vocab - 1 */
     struct serve_defaults defaults;
+    uint32_t max_dec_len;          /* most tokens of one answer; 0: as many as the context has */
     bool any_temperature;          /* up to 100; else up to 2, as in OpenAI's API */
     const struct tenants *tenants; /* borrowed; NULL: one without a key, to whom all is open */
     uint32_t max_n;                /* most answers per prompt; 128 when 0 */
@@ -136,5 +132,11 @@ void serve_cancel(struct serve *s, uint64_t id);
 
 /* Writes an error body in OpenAI's format: {"error":{"message","type","param","code"}}. */
 void serve_error_json(struct buf *out, enum status st, const char *message, const char *param);
+/* Is this, as far as the beginning of its body tells, a request in FastDeploy's native form? */
+bool serve_seems_native(struct str path, struct str body);
+/* Writes an error body in that form: {"req_id","error_msg","error_code","version","timestamp"}. The
+ * req_id is that of `body`, where it can be found without parsing it, else `name`. */
+void serve_native_error_json(struct buf *out, enum status st, const char *message, struct str body,
+                             const char *name);
 
 #endif

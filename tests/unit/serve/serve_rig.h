@@ -35,7 +35,7 @@ struct rig {
 /* An answer from a socket or serve_submit. */
 struct answer {
     int status;
-    struct buf head, body; /* of a stream: the events' data, one per line */
+    struct buf head, body; /* of a stream: the events' data, or its lines, one per line */
     struct buf raw;        /* of a stream from a socket: the events as they came */
     cJSON *json;           /* of a whole answer, or NULL */
     bool done, begun, ended;
@@ -314,7 +314,9 @@ static inline struct answer rig_recv(struct rig *r, int fd)
     buf_release(&all);
     a.status = atoi(a.head.data + 9);
     if (strstr(a.head.data, "ransfer-") && strstr(a.head.data, "chunked")) rig_dechunk(&a.body);
-    if (strstr(a.head.data, "text/event-stream")) {
+    if (strstr(a.head.data, "x-baton-stream: lines")) {
+        buf_add_str(&a.raw, buf_str(&a.body));
+    } else if (strstr(a.head.data, "text/event-stream")) {
         buf_add_str(&a.raw, buf_str(&a.body));
         rig_events(&a.body);
     }
