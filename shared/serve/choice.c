@@ -122,7 +122,7 @@ static void take_token(struct choice *ch, const struct token_logprobs *t)
     ch->n_tokens++;
     ch->may_be_last = t->ends != FINISH_NONE || ch->n_tokens == ch->max_tokens ||
                       is_end_token(ch, t->id);
-    if (p->return_token_ids || ch->request->endpoint->keeps_all)
+    if (p->return_token_ids || ch->request->endpoint->answers->keeps_all)
         buf_add(&ch->ids, &t->id, sizeof t->id);
     if (p->n_logprobs >= 0) openai_logprobs_store(&ch->logprobs, t, p->n_logprobs, ch->n_chars);
     ch->n_chars += openai_token_chars(ch, t->id);
@@ -164,7 +164,7 @@ static void on_token(void *arg, uint32_t index, const struct token_logprobs *t)
     take_token(ch, t);
     if (choice_ended_locally(ch)) choice_cancel(ch);
     if (c->p.stream) response_stream_token(ch);
-    if (c->stage == COMPLETION_RUNNING && (!c->p.stream || c->endpoint->keeps_all))
+    if (c->stage == COMPLETION_RUNNING && (!c->p.stream || c->endpoint->answers->keeps_all))
         completion_add_bytes(c, openai_token_bytes(c, t->id));
 }
 

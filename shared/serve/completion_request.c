@@ -27,9 +27,6 @@ enum {
     ANSWER_SMALL_PART = 64
 };
 
-/* The end of an unknown path. */
-static const struct endpoint NOWHERE = { .write_error = openai_write_error };
-
 static const char TOO_MANY_TO_READ[] =
     "too many requests are waiting to be read; try again shortly";
 
@@ -40,7 +37,7 @@ static void completion_free(struct completion_request *c)
     if (c->waits_for_worker) {
         list_remove(&c->low_link);
         s->n_low_waiting--;
-        s->n_preparing -= c->endpoint->generates;
+        s->n_preparing -= c->generates;
     }
     loop_timer_free(c->retry);
     native_stop(c);
@@ -82,7 +79,7 @@ static void set_ended(struct completion_request *c)
 void completion_add_headers(const struct completion_request *c, struct buf *out)
 {
     buf_printf(out, "x-request-id: %s\r\n", c->name);
-    if (c->speaks->generates) admission_add_limits(&c->serve->o.backend, c->admission.tenant, out);
+    if (c->generates) admission_add_limits(&c->serve->o.backend, c->admission.tenant, out);
 }
 
 /* When an error's client should come back, if ever. */
@@ -134,7 +131,7 @@ void completion_fail(struct completion_request *c, enum status st, const char *t
 bool completion_has_lines(const struct serve *s, uint64_t id)
 {
     const struct completion_request *c = map_get(&s->requests, map_key_u64(&id));
-    return c && c->endpoint->lines;
+    return c && c->endpoint->answers->lines;
 }
 
 void completion_add_bytes(struct completion_request *c, size_t n)
@@ -180,7 +177,7 @@ void completion_cancel(struct completion_request *c)
 static void write_work(void *arg)
 {
     struct completion_request *c = arg;
-    c->endpoint->write_body(c);
+    c->endpoint->answers->write_body(c);
 }
 
 static void on_written(void *arg)
@@ -204,7 +201,7 @@ static void write_answer(struct completion_request *c)
         c->on_worker = true;
         return;
     }
-    c->endpoint->write_body(c);
+    c->endpoint->answers->write_body(c);
     reply(c, 200, AT_ONCE, buf_str(&c->out));
 }
 
@@ -373,7 +370,7 @@ static void start_sequences(struct completion_request *c)
     c->n_choices = c->n_prompts * c->p.n;
     c->choices = ARENA_ARRAY(&c->arena, struct choice, c->n_choices);
     for (uint32_t i = 0; i < c->n_choices; i++) choice_init(&c->choices[i], c, i);
-    enum status st = c->endpoint->start(c, &c->err);
+    enum status st = c->endpoint->answers->start(c, &c->err);
     if (st != OK) {
         fail(c, st, c->err.text, c->err.field, AT_ONCE);
         return;
@@ -393,14 +390,14 @@ static enum status parse_body(struct completion_request *c, cJSON **doc)
     struct str text = buf_str(&c->body.bytes), truncate = STR("\"truncate_prompt_tokens\"");
     struct json_limits limits = {
         .packed_names = { "prompt", "prompt_token_ids", "tokens",
-                          c->endpoint->generates ? "input_ids" : NULL },
+                          c->generates ? "input_ids" : NULL },
         .n_values = BODY_VALUES_MAX,
         .n_ints = openai_tokens_max(c),
         .keep_last = text.n && memmem(text.p, text.n, truncate.p, truncate.n),
     };
     enum status st = json_parse_packed(&c->body.bytes, &limits, doc, &c->packed, &c->err);
     buf_release(&c->body.bytes);
-    if (st != ERR_TOO_LONG || !c->endpoint->generates) return st;
+    if (st != ERR_TOO_LONG || !c->generates) return st;
     char param[sizeof c->err.field];
     snprintf(param, sizeof param, "%s", c->err.field);
     return strcmp(param, "input_ids") == 0 ? native_ids_too_long(c, &c->err)
@@ -422,7 +419,7 @@ static enum status prepare(struct completion_request *c)
     }
     if (st == OK) st = openai_check_model(c->serve, doc, &c->err);
     if (st == OK) st = c->endpoint->prepare(c, doc, &c->err);
-    if (st == OK && c->endpoint->generates) st = openai_check_size(c, &c->err);
+    if (st == OK && c->generates) st = openai_check_size(c, &c->err);
     cJSON_Delete(doc);
     json_packed_release(&c->packed);
     return st;
@@ -481,7 +478,7 @@ static void start_next_low(struct serve *s)
         s->n_low_waiting--;
         c->waits_for_worker = false;
         if (start_preparing(c) == OK) continue;
-        s->n_preparing -= c->endpoint->generates;
+        s->n_preparing -= c->generates;
         (void)refuse(c, ERR_BUSY, TOO_MANY_TO_READ);
     }
 }
@@ -490,7 +487,7 @@ static void on_prepared(void *arg)
 {
     struct completion_request *c = arg;
     c->on_worker = false;
-    c->serve->n_preparing -= c->endpoint->generates;
+    c->serve->n_preparing -= c->generates;
     if (c->is_low) {
         c->serve->n_preparing_low--;
         start_next_low(c->serve);
@@ -502,7 +499,7 @@ static void on_prepared(void *arg)
         choose_name(c);
         c->trace = c->trace || c->p.trace;
         if (c->st != OK) fail(c, c->st, c->err.text, c->err.field, AT_ONCE);
-        else if (!c->endpoint->generates) reply(c, 200, AT_ONCE, buf_str(&c->out));
+        else if (!c->generates) reply(c, 200, AT_ONCE, buf_str(&c->out));
         else start_sequences(c);
     }
     maybe_free(c);
@@ -542,7 +539,7 @@ static void take_resume(struct completion_request *c, const struct resume_header
 static void guess_form(struct completion_request *c)
 {
     struct str req_id = { 0 };
-    if (!c->speaks->generates) return;
+    if (!c->generates) return;
     const bool is_native = native_seems(buf_str(&c->body.bytes), &req_id);
     if (c->endpoint->native && is_native) c->speaks = c->endpoint->native;
     if (!c->speaks->openai && req_id.n)
@@ -556,7 +553,8 @@ uint64_t completion_start(struct serve *s, const struct completion_options *o)
     c->serve = s;
     c->id = ++s->last_id;
     c->endpoint = o->endpoint;
-    c->speaks = o->endpoint ? o->endpoint : &NOWHERE;
+    c->speaks = o->endpoint ? o->endpoint : &OPENAI_CHAT;
+    c->generates = o->endpoint && o->endpoint->answers;
     c->t_start_ns = o->t_start_ns ? o->t_start_ns : clock_ns();
     c->reply = o->reply;
     c->body = o->body;
@@ -579,6 +577,6 @@ uint64_t completion_start(struct serve *s, const struct completion_options *o)
     if (!c->endpoint) return refuse_path(c, o->path);
     if (s->closed) return refuse(c, ERR_UNAVAILABLE, "the node is shutting down");
     if (start_preparing(c) != OK) return refuse(c, ERR_BUSY, TOO_MANY_TO_READ);
-    s->n_preparing += c->endpoint->generates;
+    s->n_preparing += c->generates;
     return c->id;
 }

@@ -42,6 +42,7 @@ struct completion_request {
     const struct endpoint *endpoint; /* of its path, until a worker has read its body */
     const struct endpoint *speaks;   /* as far as the loop knows: writes its errors */
     bool is_read;                    /* its body is an object: `endpoint` is its own */
+    bool generates;                  /* its path does */
     struct serve_reply reply;
     enum completion_stage stage;
     bool on_worker;

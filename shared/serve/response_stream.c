@@ -25,7 +25,7 @@ static void send_event(struct completion_request *c, struct str json)
 static void begin_next_delta(struct choice *ch)
 {
     ch->sent = true;
-    if (ch->request->endpoint->keeps_all) {
+    if (ch->request->endpoint->answers->keeps_all) {
         ch->n_text_sent = ch->text.len;
         ch->n_ids_sent = ch->ids.len;
         return;
@@ -55,7 +55,7 @@ static void send_choice(struct choice *ch, bool finish)
     }
     begin(c);
     buf_clear(&c->out);
-    c->endpoint->write_event(ch, finish, &c->out);
+    c->endpoint->answers->write_event(ch, finish, &c->out);
     begin_next_delta(ch);
     count_delivered(ch, finish);
     send_event(c, buf_str(&c->out));
@@ -63,14 +63,14 @@ static void send_choice(struct choice *ch, bool finish)
 
 void response_stream_token(struct choice *ch)
 {
-    if (ch->request->endpoint->has_event(ch)) send_choice(ch, false);
+    if (ch->request->endpoint->answers->has_event(ch)) send_choice(ch, false);
 }
 
 void response_stream_finish(struct choice *ch) { send_choice(ch, true); }
 
 static void end(struct completion_request *c)
 {
-    const char *last = c->endpoint->stream_end;
+    const char *last = c->endpoint->answers->stream_end;
     /* Nobody needs an error when the receiver is gone. */
     if (!last || c->reply.chunk(c->reply.arg, (struct str){ 0 }, str_of(last)) == OK)
         c->reply.end(c->reply.arg);
@@ -81,7 +81,7 @@ void response_stream_end(struct completion_request *c)
     begin(c); /* a client that comes back may have all events */
     if (c->p.include_usage && !c->usage_sent) {
         buf_clear(&c->out);
-        c->endpoint->write_usage(c, &c->out);
+        c->endpoint->answers->write_usage(c, &c->out);
         c->usage_sent = true;
         send_event(c, buf_str(&c->out));
         if (c->stage == COMPLETION_ENDED) return; /* abandoned */

@@ -258,7 +258,7 @@ static const struct api_route *find_route(struct str path)
 const char *serve_generating_path(struct str path)
 {
     const struct api_route *r = find_route(path);
-    if (!r || !r->endpoint || !r->endpoint->generates) return NULL;
+    if (!r || !r->endpoint || !r->endpoint->answers) return NULL;
     return r->label ? r->label : r->path;
 }
 
@@ -341,7 +341,7 @@ static enum status read_headers(struct api_exchange *e, struct resume_headers *r
 {
     *resume = (struct resume_headers){ 0 };
     *admission = (struct gen_admission){ 0 };
-    if (!e->route->endpoint->generates) return OK;
+    if (!e->route->endpoint->answers) return OK;
     TRY(resume_read_headers(e->x, resume, err));
     return admission_read_headers(e->x, admission, err);
 }

@@ -1,6 +1,6 @@
 """FastDeploy's native form against real nodes: a client of its own, equal tokens, limits, and what all requests are promised."""
 import subprocess
-from test_pass import SLOW, LoadingNode, at, passed, slow_model, wait_live
+from test_pass import SLOW, LoadingNode, at, slow_model, wait_live
 from test_router import Router
 
 from harness import *
@@ -98,16 +98,17 @@ def test_every_limit_has_its_error():
         done.join(30)
         wait_until('nothing runs', lambda: metrics(n.port, key)['baton_requests_live'] == 0, 10)
         assert len(list(lines(n.port, {**long, 'req_id': 'one'}, key))) == 40
-        refused(n.port, long, 504, 'deadline', {**key, 'x-baton-deadline-ms': '1'})
+        status, _, late = request(n.port, 'POST', CHAT, long, {**key, 'x-baton-deadline-ms': '1'})
+        assert status == late['error_code'] in (429, 504) and 'x-baton-deadline-ms is 1' in late['error_msg'], late
         refused(n.port, long, 400, 'x-baton-resume', {**key, 'x-baton-resume': '1'})
 
 
 def test_a_timeout_ends_what_hangs():
     with closing(Node(TINY, env={'BATON_ENGINE_FAULT': 'hang@3'})) as n:
-        n.may_end_by_force = True
         wait_ready(n)
         *items, last = lines(n.port, dict(input_ids=[5, 6], max_dec_len=50, ignore_eos=True, timeout=1))
         assert items and all(i['error_code'] == 0 for i in items) and last['error_code'] == 504 and 'timeout is 1, and no token came' in last['error_msg'], last
+        n.kill()  # its engine would hold its end up
 
 
 def test_a_loading_node_passes_lines():
@@ -121,7 +122,6 @@ def test_a_loading_node_passes_lines():
             assert last['is_end'] == 1 and last['tokens_all_num'] == 5 and last['req_id'] == 'mine', last
             status, _, whole = request(loading.port, 'POST', CHAT, {**body, 'max_dec_len': 5})
             assert status == 200 and whole['tokens_all_ids'] == last['tokens_all_ids'], whole
-            assert passed(loading, 'loading', 'answered') == 2
             items = lines(loading.port, body)
             assert next(items)['is_end'] == 0
             node.kill()

@@ -555,7 +555,7 @@ def test_004_commands_without_a_counterpart():
         done('004', name, 'refused', ROWS[name][1])
 
 
-def test_004_variables_health_and_requests():
+def test_004_variables_and_health():
     """A node beside which the document's variables are set names each that it does not read; health."""
     exports = block('004', 'export MP_NUM=1', 'export PUSH_MODE_HTTP_WORKERS') + block('004', 'export POD_IPS', 'export CUDA_VISIBLE_DEVICES')
     port, health = free_ports(2)

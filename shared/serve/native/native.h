@@ -35,9 +35,9 @@ struct native_request {
 };
 
 /* native_detect.c */
-/* Is a body of the native form? It is when it has a member that only that form has, or response_type
- * fastdeploy; not with response_type openai, nor with OpenAI's prompt and without text and
- * input_ids. Members that are null count as absent. Thread: any. */
+/* Is a body of the native form? It is when it has a member that only that form has, or
+ * response_type fastdeploy; not with response_type openai, nor with OpenAI's prompt and without
+ * text and input_ids. Members that are null count as absent. Thread: any. */
 bool native_is(const cJSON *doc);
 /* The same of a body that was not parsed and may not be JSON at all, as far as its first
  * NATIVE_LOOK_BYTES bytes tell. *req_id: as it stands there; empty: none, or not a plain one.
@@ -55,15 +55,13 @@ enum status native_prompt_parse(struct completion_request *c, cJSON *doc, bool i
 enum status native_ids_too_long(const struct completion_request *c, struct err *err);
 
 /* native_response.c */
-bool native_has_event(const struct choice *ch);
-void native_write_item(const struct choice *ch, bool finish, struct buf *out);
-void native_write_body(struct completion_request *c);
+extern const struct answer_ops NATIVE_ANSWERS;
 void native_write_error(const struct api_error *e, struct buf *out);
 
 /* native_request.c: holds the req_id, which no two requests of this server have at once, and waits
  * for tokens no longer than the request's timeout. Thread: loop. */
 enum status native_start(struct completion_request *c, struct err *err) MUST_CHECK;
-/* The request has ended; may be called again. */
+/* The request has ended, or was never started; may be called again. */
 void native_stop(struct completion_request *c);
 
 #endif

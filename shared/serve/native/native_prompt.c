@@ -1,4 +1,5 @@
-/* native_prompt.c - the prompt of a native request: text, messages or input_ids. Thread: a worker. */
+/* native_prompt.c - the prompt of a native request: text, messages or input_ids. Thread: a
+ * worker. */
 #include <stdio.h>
 #include <string.h>
 

@@ -104,20 +104,12 @@ void native_stop(struct completion_request *c)
     c->holds_req_id = false;
 }
 
-/* The form has no chunk of its own for it: each item has the usage. */
-static void write_no_usage(const struct completion_request *c, struct buf *out)
-{
-    (void)c, (void)out;
-}
-
 /* ---- the endpoints ---- */
 
 #define NATIVE_ENDPOINT(prepare_)                                                                  \
     {                                                                                              \
-        .object = "native", .generates = true, .lines = true, .keeps_all = true,                   \
-        .prepare = prepare_, .start = native_start, .has_event = native_has_event,                 \
-        .write_event = native_write_item, .write_usage = write_no_usage,                           \
-        .write_body = native_write_body, .write_error = native_write_error,                        \
+        .object = "native", .answers = &NATIVE_ANSWERS, .prepare = prepare_,                       \
+        .write_error = native_write_error,                                                         \
     }
 
 const struct endpoint NATIVE_CHAT = NATIVE_ENDPOINT(chat_prepare);

@@ -1,4 +1,5 @@
-/* native_response.c - items, whole answers and errors of the native form. Thread: see endpoint.h. */
+/* native_response.c - items, whole answers and errors of the native form. Thread: see
+ * endpoint.h. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,7 +11,7 @@
 
 enum { US_PER_S = 1000000, NS_PER_US = 1000 };
 
-bool native_has_event(const struct choice *ch)
+static bool has_event(const struct choice *ch)
 {
     return !ch->request->native->return_all && !ch->may_be_last && !choice_ended_locally(ch);
 }
@@ -106,13 +107,13 @@ static void end_item(const struct choice *ch, struct buf *out)
     buf_add_char(out, '}');
 }
 
-void native_write_item(const struct choice *ch, bool finish, struct buf *out)
+static void write_item(const struct choice *ch, bool finish, struct buf *out)
 {
     begin_item(ch, finish, out);
     end_item(ch, out);
 }
 
-void native_write_body(struct completion_request *c)
+static void write_body(struct completion_request *c)
 {
     const struct choice *ch = &c->choices[0];
     begin_item(ch, true, &c->out);
@@ -120,6 +121,22 @@ void native_write_body(struct completion_request *c)
     json_add_string(&c->out, text_since(ch, 0));
     end_item(ch, &c->out);
 }
+
+/* Each item has it: there is no chunk of its own for it. */
+static void write_no_usage(const struct completion_request *c, struct buf *out)
+{
+    (void)c, (void)out;
+}
+
+const struct answer_ops NATIVE_ANSWERS = {
+    .lines = true,
+    .keeps_all = true,
+    .start = native_start,
+    .has_event = has_event,
+    .write_event = write_item,
+    .write_usage = write_no_usage,
+    .write_body = write_body,
+};
 
 /* ---- errors ---- */
 

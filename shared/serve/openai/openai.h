@@ -2,8 +2,7 @@
  * only.
  *
  * Answers are written directly into a buffer, not as cJSON trees, since a chunk per token is the
- * API server's main work. Thread: prepare and openai_write_body a worker (or the loop); the chunk
- * writers the loop. */
+ * API server's main work. Thread: as endpoint.h says. */
 #ifndef BATON_SERVE_OPENAI_OPENAI_H
 #define BATON_SERVE_OPENAI_OPENAI_H
 
@@ -11,8 +10,6 @@
 #include "shared/serve/endpoint.h"
 #include "shared/serve/openai/openai_tools.h"
 #include "shared/serve/serve_state.h"
-
-#define OPENAI_STREAM_END "[DONE]"
 
 /* In what the answers of chat and of completions differ. */
 struct openai_form {
@@ -63,12 +60,8 @@ enum status openai_render_chat(const struct serve *s, cJSON *doc, const struct o
                                struct openai_answer_start *o, struct buf *out,
                                struct err *err) MUST_CHECK;
 
-/* openai_response.c: the functions of endpoint.h that both paths share. */
-enum status openai_start(struct completion_request *c, struct err *err) MUST_CHECK;
-bool openai_has_event(const struct choice *ch);
-void openai_write_event(const struct choice *ch, bool finish, struct buf *out);
-void openai_write_usage_event(const struct completion_request *c, struct buf *out);
-void openai_write_body(struct completion_request *c);
+/* openai_response.c: what both paths share. */
+extern const struct answer_ops OPENAI_ANSWERS;
 /* Writes the value of member "usage". */
 void openai_write_usage(const struct completion_request *c, struct buf *out);
 /* Writes the value of member "baton". */

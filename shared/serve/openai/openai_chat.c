@@ -325,16 +325,10 @@ static const struct openai_form CHAT_FORM = {
 
 const struct endpoint OPENAI_CHAT = {
     .object = "chat.completion",
-    .generates = true,
     .parses_output = true,
-    .stream_end = OPENAI_STREAM_END,
+    .answers = &OPENAI_ANSWERS,
     .native = &NATIVE_CHAT,
     .openai = &CHAT_FORM,
     .prepare = chat_prepare,
-    .start = openai_start,
-    .has_event = openai_has_event,
-    .write_event = openai_write_event,
-    .write_usage = openai_write_usage_event,
-    .write_body = openai_write_body,
     .write_error = openai_write_error,
 };

@@ -122,15 +122,9 @@ static const struct openai_form COMPLETIONS_FORM = {
 
 const struct endpoint OPENAI_COMPLETIONS = {
     .object = "text_completion",
-    .generates = true,
-    .stream_end = OPENAI_STREAM_END,
+    .answers = &OPENAI_ANSWERS,
     .native = &NATIVE_COMPLETIONS,
     .openai = &COMPLETIONS_FORM,
     .prepare = completions_prepare,
-    .start = openai_start,
-    .has_event = openai_has_event,
-    .write_event = openai_write_event,
-    .write_usage = openai_write_usage_event,
-    .write_body = openai_write_body,
     .write_error = openai_write_error,
 };

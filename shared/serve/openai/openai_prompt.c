@@ -20,8 +20,7 @@ void openai_alloc_prompts(struct completion_request *c, uint32_t n)
 
 size_t openai_tokens_max(const struct completion_request *c)
 {
-    return c->endpoint->generates ? (size_t)c->serve->o.max_model_len * ENCODE_LIMIT_CONTEXTS
-                                  : TOKENIZE_MAX;
+    return c->generates ? (size_t)c->serve->o.max_model_len * ENCODE_LIMIT_CONTEXTS : TOKENIZE_MAX;
 }
 
 static enum status too_long(const struct completion_request *c, const char *param,

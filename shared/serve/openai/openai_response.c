@@ -3,7 +3,7 @@
 #include "shared/serve/completion_request.h"
 #include "shared/serve/output_parser.h"
 
-enum status openai_start(struct completion_request *c, struct err *err)
+static enum status start(struct completion_request *c, struct err *err)
 {
     TRY(resume_check(c, err));
     buf_clear(&c->head);
@@ -113,7 +113,7 @@ void openai_write_trace(const struct completion_request *c, struct buf *out)
 
 /* ---- chunks ---- */
 
-bool openai_has_event(const struct choice *ch)
+static bool has_event(const struct choice *ch)
 {
     const struct openai_params *p = &ch->request->p;
     if (!ch->parser || !ch->sent || ch->text.len) return true;
@@ -140,7 +140,7 @@ static void end_chunk(const struct completion_request *c, bool usage, bool trace
     buf_add_char(out, '}');
 }
 
-void openai_write_event(const struct choice *ch, bool finish, struct buf *out)
+static void write_event(const struct choice *ch, bool finish, struct buf *out)
 {
     const struct completion_request *c = ch->request;
     const struct openai_form *form = c->endpoint->openai;
@@ -153,7 +153,7 @@ void openai_write_event(const struct choice *ch, bool finish, struct buf *out)
               finish && c->trace && !c->p.include_usage && c->n_done == c->n_choices, out);
 }
 
-void openai_write_usage_event(const struct completion_request *c, struct buf *out)
+static void write_usage_event(const struct completion_request *c, struct buf *out)
 {
     begin_chunk(c, out);
     buf_add_char(out, ']');
@@ -162,7 +162,7 @@ void openai_write_usage_event(const struct completion_request *c, struct buf *ou
 
 /* ---- whole answers ---- */
 
-void openai_write_body(struct completion_request *c)
+static void write_body(struct completion_request *c)
 {
     struct buf *out = &c->out;
     buf_add_str(out, buf_str(&c->head));
@@ -180,3 +180,12 @@ void openai_write_body(struct completion_request *c)
     }
     buf_add_char(out, '}');
 }
+
+const struct answer_ops OPENAI_ANSWERS = {
+    .stream_end = "[DONE]",
+    .start = start,
+    .has_event = has_event,
+    .write_event = write_event,
+    .write_usage = write_usage_event,
+    .write_body = write_body,
+};

@@ -51,7 +51,7 @@ static const char *output_field(const struct completion_request *c)
 static size_t output_bytes(const struct completion_request *c, size_t n_tokens, size_t n_text)
 {
     size_t n = n_text;
-    if (c->endpoint->keeps_all) return 3 * n_text + 2 * n_tokens * ID_BYTES; /* native.h */
+    if (c->endpoint->answers->keeps_all) return 3 * n_text + 2 * n_tokens * ID_BYTES; /* native.h */
     if (c->p.n_logprobs >= 0) n += logprobs_bytes(c, n_tokens, n_text);
     if (c->p.return_token_ids) n += n_tokens * ID_BYTES;
     return n;

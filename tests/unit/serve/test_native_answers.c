@@ -181,8 +181,6 @@ TEST(a_text_is_a_message_of_chat_and_the_prompt_of_completions)
 {
     struct rig r;
     struct err err = { 0 };
-    int32_t *ids;
-    size_t n;
     rig_open(&r);
     rig_start(&r);
     static const struct {
@@ -198,11 +196,15 @@ TEST(a_text_is_a_message_of_chat_and_the_prompt_of_completions)
           "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n" },
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        int32_t *ids = NULL;
+        size_t n = 0;
         CHECK_OK(
             tokenizer_encode(r.tok, str_of(cases[i].prompt), i == 0, SIZE_MAX, &ids, &n, &err));
         struct answer a = rig_submit(&r, cases[i].path, cases[i].body);
         CHECK_EQ_INT(a.status, 200);
-        CHECK_EQ_INT(r.fake.last.n_tokens, n);
+        if (r.fake.last.n_tokens != n)
+            test_fail(__FILE__, __LINE__, "%s: %u tokens, not %zu", cases[i].body,
+                      r.fake.last.n_tokens, n);
         answer_free(&a);
         mem_free(ids);
     }
@@ -236,7 +238,7 @@ TEST(a_long_text_is_cut_only_when_that_is_asked_for)
 TEST(a_system_in_the_middle_is_a_turn_where_the_template_needs_that)
 {
     static const char strict[] =
-        "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+        "{% for m in messages %}{% if m['role'] != ['user', 'assistant'][loop.index0 % 2] %}"
         "{{ raise_exception('roles must alternate') }}{% endif %}{{ m['role'] }}:{{ m['content'] "
         "}};"
         "{% endfor %}";
