@@ -34,6 +34,9 @@ enum outcome { ANSWERED, BROKEN, REFUSED, GONE, N_OUTCOMES };
 static const char *const REASON_NAMES[] = { "loading", "full", "draining" };
 static const char *const OUTCOME_NAMES[] = { "answered", "broken", "refused", "gone" };
 
+static const char NODE_IS_GONE[] =
+    "this node, or the one to which the request was passed, is gone; send it again";
+
 /* A node of the snapshot. */
 struct candidate {
     struct node_record record;
@@ -75,6 +78,7 @@ struct pass {
     enum pass_reason reason;
     struct http_exchange *x;
     char *path, *request; /* the request's name in logs and for the other node */
+    struct buf broken_line;
     void (*done)(void *arg, bool taken, int status);
     void *arg;
     struct http_pass *call; /* NULL: waits for a node */
@@ -226,6 +230,7 @@ static void count(const struct pass *s, enum outcome outcome, int status)
 static void free_pass(struct pass *s)
 {
     buf_release(&s->name);
+    buf_release(&s->broken_line);
     mem_free(s->path);
     mem_free(s->request);
     mem_free(s);
@@ -322,6 +327,7 @@ static void try_next(struct pass *s)
             .from = p->name,
             .name = s->request,
             .broken_event = buf_str(&p->broken_event),
+            .broken_line = buf_str(&s->broken_line),
             .connect_ms = CONNECT_MS,
             .answer_ms = p->o.ttl_s * 1000,
             .done = on_call_end,
@@ -465,6 +471,7 @@ void *passer_start(struct passer *p, enum pass_reason reason, const struct serve
     s->arg = r->arg;
     s->path = mem_strdup(r->path);
     s->request = mem_strdup(r->name);
+    serve_native_error_json(&s->broken_line, ERR_PEER_LOST, NODE_IS_GONE, http_body(r->x), r->name);
     s->t_start_ns = clock_ns();
     look_at_view(p);
     if (is_fresh(p) && !choose(p, s) && !waits_for_nodes(s)) {
@@ -542,9 +549,7 @@ struct passer *passer_create(const struct passer_options *o)
     snprintf(p->host, sizeof p->host, "%s", o->host ? o->host : "");
     list_init(&p->passes);
     p->client = http_client_create(&c);
-    serve_error_json(
-        &p->broken_event, ERR_PEER_LOST,
-        "this node, or the one to which the request was passed, is gone; send it again", NULL);
+    serve_error_json(&p->broken_event, ERR_PEER_LOST, NODE_IS_GONE, NULL);
     for (size_t i = 0; i < N_REASONS; i++)
         for (size_t k = 0; k < N_OUTCOMES; k++) {
             snprintf(labels, sizeof labels, "reason=\"%s\",outcome=\"%s\"", REASON_NAMES[i],

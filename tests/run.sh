@@ -250,9 +250,9 @@ fi
 # The client that most users have, in its own environment.
 begin_stage "openai-python"
 BATON_OPENAI_PYTHON=$out/openai/bin/python
-if ! "$BATON_OPENAI_PYTHON" -c "import openai, sys; sys.exit(openai.__version__ != '$openai_version')" 2>/dev/null; then
+if ! "$BATON_OPENAI_PYTHON" -c "import openai, requests, sys; sys.exit(openai.__version__ != '$openai_version')" 2>/dev/null; then
     rm -rf "$out/openai"
-    python3 -m venv "$out/openai" && "$BATON_OPENAI_PYTHON" -m pip install -q --disable-pip-version-check "openai==$openai_version" ||
+    python3 -m venv "$out/openai" && "$BATON_OPENAI_PYTHON" -m pip install -q --disable-pip-version-check "openai==$openai_version" requests ||
         count "openai-python from PyPI" 0 1 0
 fi
 export BATON_OPENAI_PYTHON

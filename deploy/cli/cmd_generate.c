@@ -112,11 +112,13 @@ static void start_prompt(struct generate *g)
     buf_add_c(&body, g->raw ? "" : "}]");
     buf_printf(&body, ",\"stream\":true,\"max_tokens\":%lld,\"temperature\":%g}",
                (long long)config_int(g->c, "max-tokens"), config_float(g->c, "temperature"));
-    struct serve_reply reply = { on_reply, on_begin, on_chunk, on_end, g };
     /* Without a name of its own it gets another one each time, and so another seed. */
-    g->completion = serve_submit(node_serve(g->node),
-                                 g->raw ? "/v1/completions" : "/v1/chat/completions",
-                                 buf_str(&body), NULL, &reply);
+    const struct serve_call call = {
+        .path = g->raw ? "/v1/completions" : "/v1/chat/completions",
+        .body = buf_str(&body),
+        .reply = { on_reply, on_begin, on_chunk, on_end, g },
+    };
+    g->completion = serve_submit(node_serve(g->node), &call);
     buf_release(&body);
 }
 

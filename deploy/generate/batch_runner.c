@@ -263,12 +263,19 @@ static void on_stream_end(void *arg) { (void)arg; }
 
 static void start_line(struct batch_runner *f, struct batch_entry *l)
 {
-    struct serve_reply reply = {
-        .reply = on_reply, .begin = on_begin, .chunk = on_chunk, .end = on_stream_end, .arg = l
+    const struct serve_call call = {
+        .path = l->line.url,
+        .body = buf_str(&l->line.body),
+        .request_id = l->id,
+        .reply = { .reply = on_reply,
+                   .begin = on_begin,
+                   .chunk = on_chunk,
+                   .end = on_stream_end,
+                   .arg = l, },
     };
     l->state = ENTRY_WORKING;
     f->n_working++;
-    uint64_t id = serve_submit(f->o.serve, l->line.url, buf_str(&l->line.body), l->id, &reply);
+    uint64_t id = serve_submit(f->o.serve, &call);
     if (id) l->completion = id; /* 0: answered during the call */
 }
 

@@ -466,6 +466,7 @@ static enum status start_serve(struct node *n, struct err *err)
         .n_names = n->o.n_names,
         .max_model_len = n->o.max_model_len,
         .n_vocab = n->model.n_vocab,
+        .max_dec_len = n->o.max_dec_len,
         .any_temperature = n->o.any_temperature,
         .tenants = &n->o.tenants,
         .version = BATON_VERSION,

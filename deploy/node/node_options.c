@@ -103,6 +103,7 @@ static enum status read_parsers(const struct config *c, struct node_options *o, 
 {
     o->reasoning_parser = config_string(c, "reasoning-parser");
     o->any_temperature = config_bool(c, "allow-temperature-above-2");
+    o->max_dec_len = (uint32_t)config_int(c, "max-dec-len");
     o->tool_parser = config_string(c, "tool-call-parser");
     if (!reasoning_parser_is_known(str_of(o->reasoning_parser)))
         return err_field(err, ERR_CONFIG, "reasoning-parser",

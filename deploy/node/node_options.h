@@ -35,6 +35,7 @@ struct node_options {
     const char *chat_template;                  /* file or NULL */
     const char *reasoning_parser, *tool_parser; /* "auto", "none" or a format's name */
     bool any_temperature;                       /* --allow-temperature-above-2 */
+    uint32_t max_dec_len;                       /* 0: no limit */
     /* engine */
     const char *device; /* "cpu" or "cuda" */
     const char *cpu_isa;

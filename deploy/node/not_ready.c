@@ -11,11 +11,17 @@ void not_ready_reply(struct http_exchange *x, const char *why)
 {
     struct buf body = { 0 };
     struct str path = http_path(x);
+    char name[REQUEST_NAME_MAX + 1];
     if (str_eq_c(path, "/live") || str_eq_c(path, "/livez")) {
         http_reply(x, 200, "application/json", NULL, STR("{\"status\":\"ok\"}"));
         return;
     }
-    serve_error_json(&body, ERR_UNAVAILABLE, why, NULL);
+    if (serve_seems_native(path, http_body(x))) {
+        serve_choose_name(x, name);
+        serve_native_error_json(&body, ERR_UNAVAILABLE, why, http_body(x), name);
+    } else {
+        serve_error_json(&body, ERR_UNAVAILABLE, why, NULL);
+    }
     http_reply(x, 503, "application/json", "Retry-After: 1\r\n", buf_str(&body));
     buf_release(&body);
 }

@@ -6,7 +6,6 @@
 #include <stddef.h>
 
 #include "shared/model/load/foreign_checkpoint.h"
-#include "shared/serve/serve.h"
 
 #define COMMAND(n, s, e, why)                                                                      \
     {                                                                                              \
@@ -128,10 +127,12 @@ const struct compat_entry COMPATIBILITY[] = {
     COMMAND("GET /v2/health/ready", "004", WORKS, "the same as /ready"),
     COMMAND("openai.Client(base_url=\".../v1/chat/completions\")", "004", WORKS,
             "the paths that such a client asks for are aliases; .../v1 is the usual base_url"),
-    COMMAND("requests.post(url, json={\"text\", \"req_id\", \"max_dec_len\"})", "004", REFUSED,
-            SERVE_NO_TEXT),
+    COMMAND("requests.post(url, json={\"text\", \"req_id\", \"max_dec_len\"})", "004", WORKS,
+            "FastDeploy's native form, told by its members: answers are its items, a line each "
+            "(docs/native.md)"),
     COMMAND("requests.post(url, json={\"messages\", \"req_id\", \"max_dec_len\"})", "004", WORKS,
-            "max_dec_len limits the answer as max_tokens does; events are those of OpenAI's API"),
+            "the same; a message between two of the user is the assistant's turn where the "
+            "model's chat template takes no \"system\" there"),
 
     /* ---- flags of the servers: their effect is the option's ---- */
     FLAG("--additional-config", "002"),
@@ -368,8 +369,7 @@ const struct compat_entry COMPATIBILITY[] = {
     ENV("INFER_QUEUE_PORT", "004", "not read: a node is one process"),
     ENV("DISABLE_STREAMING", "004", "not read: a request streams when it says so"),
     ENV("MAX_SEQ_LEN", "004", "not read: use --max-model-len"),
-    ENV("MAX_DEC_LEN", "004",
-        "not read: a request's max_tokens limits its answer, --max-model-len all"),
+    ENV_OPTION("MAX_DEC_LEN", "004"),
     ENV("BATCH_SIZE", "004", "not read: use --max-num-seqs"),
     ENV("BLOCK_BS", "004", "not read: use --kv-cache-memory or --num-gpu-blocks-override"),
     ENV("BLOCK_RATIO", "004", "not read: prompts and answers share one pool of KV blocks"),

@@ -56,6 +56,17 @@ const struct option HTTP_OPTIONS[] = {
                 "API.",
     },
     {
+        .name = "max-dec-len",
+        .env = "BATON_MAX_DEC_LEN MAX_DEC_LEN",
+        .type = OPT_INT,
+        RANGE(0, 1 << 30),
+        .def = "0",
+        IN("HTTP", TEXT),
+        .help = "Most tokens of one answer: a request that asks for more, by max_dec_len, "
+                "max_tokens or min_dec_len, gets 400, one that names no number gets at most so "
+                "many. 0: what the context has. Give all nodes and the router the same.",
+    },
+    {
         .name = "max-connections",
         .env = "BATON_MAX_CONNECTIONS",
         .type = OPT_INT,

@@ -18,3 +18,10 @@ int64_t clock_unix_s(void)
     clock_gettime(CLOCK_REALTIME, &t);
     return t.tv_sec;
 }
+
+int64_t clock_unix_us(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
+}

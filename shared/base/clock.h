@@ -5,8 +5,9 @@
 
 #include <stdint.h>
 
-uint64_t clock_ns(void);    /* monotonic */
-uint64_t clock_ms(void);    /* monotonic */
-int64_t clock_unix_s(void); /* wall clock, for `created` fields and log lines */
+uint64_t clock_ns(void);     /* monotonic */
+uint64_t clock_ms(void);     /* monotonic */
+int64_t clock_unix_s(void);  /* wall clock, for `created` fields and log lines */
+int64_t clock_unix_us(void); /* the same in microseconds */
 
 #endif

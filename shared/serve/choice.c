@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "shared/base/clock.h"
 #include "shared/serve/completion_request.h"
 #include "shared/serve/output_parser.h"
 #include "shared/serve/response_stream.h"
@@ -96,24 +97,33 @@ static void push_held(struct choice *ch)
     ch->maybe_end_token = -1;
 }
 
-/* Returns whether `id` may be the token that ends the sequence, and has text to show. */
+/* May `id` be the token that ends the sequence? */
+static bool is_end_token(const struct choice *ch, int32_t id)
+{
+    const struct sampling_params *q = &ch->request->p.sampling;
+    for (uint32_t i = 0; i < q->n_stop_ids; i++)
+        if (q->stop_ids[i] == id) return true;
+    return tokenizer_is_special(ch->request->serve->o.tokenizer, id);
+}
+
+/* As is_end_token, and has it text to show? */
 static bool may_end(const struct choice *ch, int32_t id)
 {
     const struct openai_params *p = &ch->request->p;
-    const struct tokenizer *tok = ch->request->serve->o.tokenizer;
-    if (p->skip_special && tokenizer_is_special(tok, id) &&
+    if (p->skip_special && tokenizer_is_special(ch->request->serve->o.tokenizer, id) &&
         !(ch->parser && output_parser_needs_token(ch->parser, id)))
         return false;
-    for (uint32_t i = 0; i < p->sampling.n_stop_ids; i++)
-        if (p->sampling.stop_ids[i] == id) return true;
-    return tokenizer_is_special(tok, id);
+    return is_end_token(ch, id);
 }
 
 static void take_token(struct choice *ch, const struct token_logprobs *t)
 {
     const struct openai_params *p = &ch->request->p;
     ch->n_tokens++;
-    if (p->return_token_ids) buf_add(&ch->ids, &t->id, sizeof t->id);
+    ch->may_be_last = t->ends != FINISH_NONE || ch->n_tokens == ch->max_tokens ||
+                      is_end_token(ch, t->id);
+    if (p->return_token_ids || ch->request->endpoint->answers->keeps_all)
+        buf_add(&ch->ids, &t->id, sizeof t->id);
     if (p->n_logprobs >= 0) openai_logprobs_store(&ch->logprobs, t, p->n_logprobs, ch->n_chars);
     ch->n_chars += openai_token_chars(ch, t->id);
     enable_stops(ch);
@@ -150,10 +160,12 @@ static void on_token(void *arg, uint32_t index, const struct token_logprobs *t)
     struct completion_request *c = ch->request;
     (void)index; /* the backend delivers each token once and in order */
     if (c->stage != COMPLETION_RUNNING || choice_ended_locally(ch)) return;
+    c->t_heard_ms = clock_ms();
     take_token(ch, t);
     if (choice_ended_locally(ch)) choice_cancel(ch);
     if (c->p.stream) response_stream_token(ch);
-    else completion_add_bytes(c, openai_token_bytes(c, t->id));
+    if (c->stage == COMPLETION_RUNNING && (!c->p.stream || c->endpoint->answers->keeps_all))
+        completion_add_bytes(c, openai_token_bytes(c, t->id));
 }
 
 static void on_prompt_logprob(void *arg, uint32_t position, const struct token_logprobs *t)
@@ -262,6 +274,7 @@ enum status choice_submit(struct choice *ch, struct gen_refusal *why)
         .resume = resume_of(ch),
         .admission = admission_of(ch),
     };
+    ch->max_tokens = r.sampling.max_tokens;
     if (!ch->detokenizer_ready) {
         detokenizer_init(&ch->detok, c->serve->o.tokenizer, p->skip_special, p->stops, p->n_stops,
                          p->include_stop);

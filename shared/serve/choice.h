@@ -35,11 +35,15 @@ struct choice {
     bool sent;                    /* a chunk of it was sent */
     struct output_parser *parser; /* NULL: all text is content */
     bool tool_calls_done;         /* ended here: no more tool calls are wanted */
-    struct buf text;              /* streamed: of the chunk being made; else all of it */
+    struct buf text;              /* streamed: of the chunk being made; else, or where the endpoint
+                                   * keeps all, all of it */
     struct buf ids;               /* int32: likewise */
-    struct buf logprobs;          /* records (openai_logprobs.c): likewise */
-    struct buf prompt_logprobs;   /* records of positions 1 .. */
+    size_t n_text_sent, n_ids_sent; /* bytes of them, where all is kept */
+    struct buf logprobs;            /* records (openai_logprobs.c): likewise */
+    struct buf prompt_logprobs;     /* records of positions 1 .. */
     struct gen_end end;
+    bool may_be_last;               /* nothing may follow the last token */
+    uint32_t max_tokens;            /* once it is submitted */
     struct hash128 digest;          /* resume_digest */
     struct resume_choice had;       /* what its client has of it from before; else { 0 } */
     struct resume_choice delivered; /* what it has now, from before or by the events sent here */

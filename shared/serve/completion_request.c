@@ -11,6 +11,7 @@
 #include "shared/base/thread.h"
 #include "shared/net/http/http_pass.h"
 #include "shared/serve/admission_headers.h"
+#include "shared/serve/native/native.h"
 #include "shared/serve/response_stream.h"
 
 enum {
@@ -36,9 +37,10 @@ static void completion_free(struct completion_request *c)
     if (c->waits_for_worker) {
         list_remove(&c->low_link);
         s->n_low_waiting--;
-        s->n_preparing -= c->endpoint->generates;
+        s->n_preparing -= c->generates;
     }
     loop_timer_free(c->retry);
+    native_stop(c);
     if (c->counted) s->n_answers -= c->n_answer;
     for (uint32_t i = 0; i < c->n_choices; i++) choice_release(&c->choices[i]);
     for (uint32_t i = 0; i < c->n_prompts; i++) {
@@ -67,6 +69,7 @@ static void set_ended(struct completion_request *c)
     c->stage = COMPLETION_ENDED;
     loop_timer_free(c->retry);
     c->retry = NULL;
+    native_stop(c);
     for (uint32_t i = 0; i < c->n_choices && !c->is_left; i++)
         if (c->choices[i].live) choice_cancel(&c->choices[i]);
 }
@@ -76,8 +79,7 @@ static void set_ended(struct completion_request *c)
 void completion_add_headers(const struct completion_request *c, struct buf *out)
 {
     buf_printf(out, "x-request-id: %s\r\n", c->name);
-    if (c->endpoint && c->endpoint->generates)
-        admission_add_limits(&c->serve->o.backend, c->admission.tenant, out);
+    if (c->generates) admission_add_limits(&c->serve->o.backend, c->admission.tenant, out);
 }
 
 /* When an error's client should come back, if ever. */
@@ -107,14 +109,29 @@ static void fail(struct completion_request *c, enum status st, const char *text,
     struct buf body = { 0 };
     if (!text || !text[0]) text = status_text(st);
     log_debug("request failed", "api_request=%s st=%s why=\"%s\"", c->name, status_name(st), text);
-    serve_error_json(&body, st, text, param && param[0] ? param : NULL);
+    struct api_error e = openai_error_of(st, text, param && param[0] ? param : NULL);
+    e.req_id = c->req_id.n ? c->req_id : str_of(c->name);
+    c->speaks->write_error(&e, &body);
     if (c->stream_begun) {
         set_ended(c);
         response_stream_error(c, buf_str(&body));
     } else {
-        reply(c, openai_error_status(st), later, buf_str(&body));
+        reply(c, e.http, later, buf_str(&body));
     }
     buf_release(&body);
+}
+
+void completion_fail(struct completion_request *c, enum status st, const char *text,
+                     const char *param)
+{
+    fail(c, st, text, param, AT_ONCE);
+    maybe_free(c);
+}
+
+bool completion_has_lines(const struct serve *s, uint64_t id)
+{
+    const struct completion_request *c = map_get(&s->requests, map_key_u64(&id));
+    return c && c->endpoint->answers->lines;
 }
 
 void completion_add_bytes(struct completion_request *c, size_t n)
@@ -157,7 +174,11 @@ void completion_cancel(struct completion_request *c)
 
 /* ---- the whole answer ---- */
 
-static void write_work(void *arg) { openai_write_body(arg); }
+static void write_work(void *arg)
+{
+    struct completion_request *c = arg;
+    c->endpoint->answers->write_body(c);
+}
 
 static void on_written(void *arg)
 {
@@ -180,7 +201,7 @@ static void write_answer(struct completion_request *c)
         c->on_worker = true;
         return;
     }
-    openai_write_body(c);
+    c->endpoint->answers->write_body(c);
     reply(c, 200, AT_ONCE, buf_str(&c->out));
 }
 
@@ -349,13 +370,13 @@ static void start_sequences(struct completion_request *c)
     c->n_choices = c->n_prompts * c->p.n;
     c->choices = ARENA_ARRAY(&c->arena, struct choice, c->n_choices);
     for (uint32_t i = 0; i < c->n_choices; i++) choice_init(&c->choices[i], c, i);
-    if (resume_check(c, &c->err) != OK) {
-        fail(c, ERR_INVALID, c->err.text, c->err.field, AT_ONCE);
+    enum status st = c->endpoint->answers->start(c, &c->err);
+    if (st != OK) {
+        fail(c, st, c->err.text, c->err.field, AT_ONCE);
         return;
     }
     c->stage = COMPLETION_RUNNING;
     c->t_progress_ms = clock_ms();
-    openai_write_head(c);
     submit_more(c);
     end_if_done(c);
 }
@@ -368,28 +389,37 @@ static enum status parse_body(struct completion_request *c, cJSON **doc)
 {
     struct str text = buf_str(&c->body.bytes), truncate = STR("\"truncate_prompt_tokens\"");
     struct json_limits limits = {
-        .packed_names = { "prompt", "prompt_token_ids", "tokens" },
+        .packed_names = { "prompt", "prompt_token_ids", "tokens",
+                          c->generates ? "input_ids" : NULL },
         .n_values = BODY_VALUES_MAX,
         .n_ints = openai_tokens_max(c),
         .keep_last = text.n && memmem(text.p, text.n, truncate.p, truncate.n),
     };
     enum status st = json_parse_packed(&c->body.bytes, &limits, doc, &c->packed, &c->err);
     buf_release(&c->body.bytes);
-    if (st != ERR_TOO_LONG || !c->endpoint->generates) return st;
+    if (st != ERR_TOO_LONG || !c->generates) return st;
     char param[sizeof c->err.field];
     snprintf(param, sizeof param, "%s", c->err.field);
-    return openai_ids_too_long(c, param, &c->err);
+    return strcmp(param, "input_ids") == 0 ? native_ids_too_long(c, &c->err)
+                                           : openai_ids_too_long(c, param, &c->err);
 }
 
 static enum status prepare(struct completion_request *c)
 {
     cJSON *doc = NULL;
+    struct err bad_header = c->err; /* the body is read all the same: its form is the answer's */
     enum status st = parse_body(c, &doc);
     if (st == OK && !cJSON_IsObject(doc))
         st = err_set(&c->err, ERR_INVALID, "the request body must be a JSON object");
+    c->is_read = st == OK;
+    if (st == OK && c->endpoint->native && native_is(doc)) c->endpoint = c->endpoint->native;
+    if (c->has_bad_header) {
+        c->err = bad_header;
+        st = bad_header.code;
+    }
     if (st == OK) st = openai_check_model(c->serve, doc, &c->err);
     if (st == OK) st = c->endpoint->prepare(c, doc, &c->err);
-    if (st == OK && c->endpoint->generates) st = openai_check_size(c, &c->err);
+    if (st == OK && c->generates) st = openai_check_size(c, &c->err);
     cJSON_Delete(doc);
     json_packed_release(&c->packed);
     return st;
@@ -405,14 +435,17 @@ static void prepare_now(void *arg)
 static void prepare_low(void *arg) { thread_run_low(prepare_now, arg); }
 
 /* Takes the name of the header, else of the body, else a random one. An answer is a function of its
- * body and its name, so a seed that the client did not give is made from it. */
+ * body and its name, so a seed that the client did not give is made from it; one that the answer
+ * shows has as many bits as a number of JSON can have. */
 static void choose_name(struct completion_request *c)
 {
     c->name_is_given = c->name[0] || c->p.name[0];
     if (!c->name[0])
         snprintf(c->name, sizeof c->name, "%s", c->p.name[0] ? c->p.name : c->fallback_name);
     if (!c->name[0]) serve_make_name(c->name);
-    if (!c->p.seed_set) c->p.sampling.seed = hash_64(c->name, strlen(c->name), 0);
+    if (c->p.seed_set) return;
+    c->p.sampling.seed = hash_64(c->name, strlen(c->name), 0);
+    if (c->native) c->p.sampling.seed >>= 64 - JSON_INTEGER_BITS;
 }
 
 /* Answers with an error before anything was started. */
@@ -445,7 +478,7 @@ static void start_next_low(struct serve *s)
         s->n_low_waiting--;
         c->waits_for_worker = false;
         if (start_preparing(c) == OK) continue;
-        s->n_preparing -= c->endpoint->generates;
+        s->n_preparing -= c->generates;
         (void)refuse(c, ERR_BUSY, TOO_MANY_TO_READ);
     }
 }
@@ -454,17 +487,19 @@ static void on_prepared(void *arg)
 {
     struct completion_request *c = arg;
     c->on_worker = false;
-    c->serve->n_preparing -= c->endpoint->generates;
+    c->serve->n_preparing -= c->generates;
     if (c->is_low) {
         c->serve->n_preparing_low--;
         start_next_low(c->serve);
     }
     http_taken_body_release(&c->body);
     if (c->stage == COMPLETION_PREPARING) {
+        if (c->is_read) c->speaks = c->endpoint;
+        if (c->native && c->native->req_id.n) c->req_id = c->native->req_id;
         choose_name(c);
         c->trace = c->trace || c->p.trace;
         if (c->st != OK) fail(c, c->st, c->err.text, c->err.field, AT_ONCE);
-        else if (!c->endpoint->generates) reply(c, 200, AT_ONCE, buf_str(&c->out));
+        else if (!c->generates) reply(c, 200, AT_ONCE, buf_str(&c->out));
         else start_sequences(c);
     }
     maybe_free(c);
@@ -500,6 +535,17 @@ static void take_resume(struct completion_request *c, const struct resume_header
     c->usage_sent = h->handle.usage_sent;
 }
 
+/* Looks at the body for the form in which an error is written that comes before it is read. */
+static void guess_form(struct completion_request *c)
+{
+    struct str req_id = { 0 };
+    if (!c->generates) return;
+    const bool is_native = native_seems(buf_str(&c->body.bytes), &req_id);
+    if (c->endpoint->native && is_native) c->speaks = c->endpoint->native;
+    if (!c->speaks->openai && req_id.n)
+        c->req_id = (struct str){ arena_strndup(&c->arena, req_id.p, req_id.n), req_id.n };
+}
+
 uint64_t completion_start(struct serve *s, const struct completion_options *o)
 {
     struct completion_request *c = MEM_NEW(struct completion_request);
@@ -507,6 +553,9 @@ uint64_t completion_start(struct serve *s, const struct completion_options *o)
     c->serve = s;
     c->id = ++s->last_id;
     c->endpoint = o->endpoint;
+    c->speaks = o->endpoint ? o->endpoint : &OPENAI_CHAT;
+    c->generates = o->endpoint && o->endpoint->answers;
+    c->t_start_ns = o->t_start_ns ? o->t_start_ns : clock_ns();
     c->reply = o->reply;
     c->body = o->body;
     c->trace = o->trace;
@@ -517,12 +566,17 @@ uint64_t completion_start(struct serve *s, const struct completion_options *o)
         snprintf(c->name, sizeof c->name, "%s", o->name);
     if (o->fallback_name)
         snprintf(c->fallback_name, sizeof c->fallback_name, "%s", o->fallback_name);
+    if (o->bad_header) {
+        c->err = *o->bad_header;
+        c->has_bad_header = true;
+    }
     arena_init(&c->arena);
+    guess_form(c);
     if (o->resume && o->resume->wanted) take_resume(c, o->resume);
     map_put(&s->requests, map_key_u64(&c->id), c);
     if (!c->endpoint) return refuse_path(c, o->path);
     if (s->closed) return refuse(c, ERR_UNAVAILABLE, "the node is shutting down");
     if (start_preparing(c) != OK) return refuse(c, ERR_BUSY, TOO_MANY_TO_READ);
-    s->n_preparing += c->endpoint->generates;
+    s->n_preparing += c->generates;
     return c->id;
 }

@@ -39,7 +39,10 @@ struct completion_prompt {
 struct completion_request {
     struct serve *serve;
     uint64_t id;
-    const struct openai_endpoint *endpoint;
+    const struct endpoint *endpoint; /* of its path, until a worker has read its body */
+    const struct endpoint *speaks;   /* as far as the loop knows: writes its errors */
+    bool is_read;                    /* its body is an object: `endpoint` is its own */
+    bool generates;                  /* its path does */
     struct serve_reply reply;
     enum completion_stage stage;
     bool on_worker;
@@ -51,7 +54,13 @@ struct completion_request {
     struct gen_admission admission; /* by its key and its headers */
     uint64_t deadline_ms;           /* clock_ms; 0: none */
     char name[REQUEST_NAME_MAX + 1], fallback_name[REQUEST_NAME_MAX + 1];
-    bool name_is_given; /* by the client */
+    bool name_is_given;            /* by the client */
+    struct str req_id;             /* of the native form, in the arena; empty: its name */
+    bool holds_req_id;             /* in serve's native_ids */
+    struct native_request *native; /* in the arena; NULL: OpenAI's. Set by the worker */
+    uint64_t t_start_ns;           /* clock_ns; when it came */
+    uint64_t t_heard_ms;           /* clock_ms; when the last token came */
+    struct loop_timer *silence;    /* ends it when none comes (native.h) */
     int64_t created;
     struct resume_headers *resume; /* in the arena; NULL: the client never comes back */
     uint64_t resume_digest;
@@ -79,16 +88,19 @@ struct completion_request {
     bool counted;           /* in serve.n_answers */
     enum status st;         /* of preparing */
     struct err err;
+    bool has_bad_header; /* err has what is wrong with it */
 };
 
 struct completion_options {
-    const struct openai_endpoint *endpoint; /* NULL: unknown path */
-    const char *path;                       /* for the error, where endpoint is NULL */
-    struct http_taken_body body;            /* moved into the request */
-    const char *name;                       /* x-request-id, or NULL */
-    const char *fallback_name;              /* used without x-request-id and request_id; or NULL */
-    bool trace;                             /* as member return_trace */
-    const struct resume_headers *resume;    /* copied; NULL: none */
+    const struct endpoint *endpoint;     /* NULL: unknown path */
+    const char *path;                    /* for the error, where endpoint is NULL */
+    struct http_taken_body body;         /* moved into the request */
+    const char *name;                    /* x-request-id, or NULL */
+    const char *fallback_name;           /* used without x-request-id and request_id; or NULL */
+    bool trace;                          /* as member return_trace */
+    const struct err *bad_header;        /* it fails with this, in its own form; NULL: none */
+    uint64_t t_start_ns;                 /* clock_ns; when it came; 0: now */
+    const struct resume_headers *resume; /* copied; NULL: none */
     struct gen_admission admission;
     uint64_t deadline_ms; /* clock_ms; 0: none */
     struct serve_reply reply;
@@ -99,6 +111,11 @@ uint64_t completion_start(struct serve *s, const struct completion_options *o);
 /* As serve_cancel; frees the request when the backend and the workers are done with it. */
 void completion_cancel(struct completion_request *c);
 
+/* Is the answer to this request, which streams, lines of JSON? False: of events. */
+bool completion_has_lines(const struct serve *s, uint64_t id);
+/* Ends it with an error; it may be freed. Not while a worker has it. */
+void completion_fail(struct completion_request *c, enum status st, const char *text,
+                     const char *param);
 /* Ends it with an error, unless it has ended or its answer is being written. */
 void completion_shut_down(struct completion_request *c);
 

@@ -17,6 +17,7 @@
 #include "shared/serve/admission_headers.h"
 #include "shared/serve/auth.h"
 #include "shared/serve/completion_request.h"
+#include "shared/serve/native/native.h"
 
 enum { GET = 1, POST = 2, OPEN = 4 /* no key */, ADMIN = 8 /* on the operator's port too */ };
 enum { CODE_CLASSES = 4 /* 2xx, 4xx, 5xx, gone */ };
@@ -26,6 +27,7 @@ struct api_exchange {
     struct http_exchange *x;
     const struct api_route *route; /* NULL: unknown path */
     uint64_t completion_id;        /* 0: none */
+    bool has_lines;                /* its answer streams, in the native form */
     uint32_t tenant;
     void *pass; /* to another node; NULL: none */
     uint64_t t_start_ns;
@@ -37,8 +39,8 @@ struct api_route {
     const char *path;
     unsigned flags;
     void (*handle)(struct api_exchange *e);
-    const struct openai_endpoint *endpoint; /* instead of handle */
-    const char *label;                      /* in metrics; NULL: path */
+    const struct endpoint *endpoint; /* instead of handle */
+    const char *label;               /* in metrics; NULL: path */
 };
 
 struct route_metrics {
@@ -61,11 +63,22 @@ static void answer_json(struct api_exchange *e, const struct buf *body)
     answer(e, 200, "application/json", NULL, buf_str(body));
 }
 
+/* The form of an error before the body is read. */
+static const struct endpoint *form_of(const struct api_exchange *e, struct str *req_id)
+{
+    const struct endpoint *own = e->route ? e->route->endpoint : NULL;
+    const bool is_native = own && own->native && native_seems(http_body(e->x), req_id);
+    if (req_id->n == 0) *req_id = str_of(e->name);
+    return is_native ? own->native : &OPENAI_CHAT;
+}
+
 static void answer_error(struct api_exchange *e, int status, const char *code, const char *headers,
                          const char *message)
 {
+    struct api_error error = { .http = status, .code = code, .message = message };
+    const struct endpoint *form = form_of(e, &error.req_id);
     struct buf body = { 0 };
-    openai_write_error(&body, status, code, message, NULL);
+    form->write_error(&error, &body);
     answer(e, status, "application/json", headers, buf_str(&body));
     buf_release(&body);
 }
@@ -245,12 +258,13 @@ static const struct api_route *find_route(struct str path)
 const char *serve_generating_path(struct str path)
 {
     const struct api_route *r = find_route(path);
-    if (!r || !r->endpoint || !r->endpoint->generates) return NULL;
+    if (!r || !r->endpoint || !r->endpoint->answers) return NULL;
     return r->label ? r->label : r->path;
 }
 
-const struct openai_endpoint *routes_endpoint(const char *path)
+const struct endpoint *routes_endpoint(const char *path)
 {
+    if (strcmp(path, SERVE_NATIVE_PATH) == 0) return &NATIVE_ITEMS;
     const struct api_route *r = find_route(str_of(path));
     return r ? r->endpoint : NULL;
 }
@@ -294,13 +308,15 @@ static void on_begin(void *arg, const char *headers)
 {
     struct api_exchange *e = arg;
     e->status = 200;
-    sse_begin(e->x, headers);
+    e->has_lines = completion_has_lines(e->serve, e->completion_id);
+    if (e->has_lines) json_lines_begin(e->x, headers);
+    else sse_begin(e->x, headers);
 }
 
 static enum status on_chunk(void *arg, struct str id, struct str json)
 {
     struct api_exchange *e = arg;
-    return sse_event_with_id(e->x, id, json);
+    return e->has_lines ? json_lines_write(e->x, json) : sse_event_with_id(e->x, id, json);
 }
 
 static void on_stream_end(void *arg)
@@ -319,36 +335,32 @@ static bool is_json(struct str type)
     return plain || (media.n > 5 && strncasecmp(media.p + media.n - 5, "+json", 5) == 0);
 }
 
-/* Returns whether the headers that resume an answer, and those that say when it is wanted, are
- * good; else the client was told. */
-static bool read_headers(struct api_exchange *e, struct resume_headers *resume,
-                         struct gen_admission *admission)
+/* Reads the headers that resume an answer, and those that say when it is wanted. */
+static enum status read_headers(struct api_exchange *e, struct resume_headers *resume,
+                                struct gen_admission *admission, struct err *err)
 {
-    struct err err = { 0 };
-    struct buf body = { 0 };
     *resume = (struct resume_headers){ 0 };
     *admission = (struct gen_admission){ 0 };
-    if (!e->route->endpoint->generates || (resume_read_headers(e->x, resume, &err) == OK &&
-                                           admission_read_headers(e->x, admission, &err) == OK))
-        return true;
-    openai_write_error(&body, 400, "invalid_value", err.text, err.field);
-    answer(e, 400, "application/json", NULL, buf_str(&body));
-    buf_release(&body);
-    return false;
+    if (!e->route->endpoint->answers) return OK;
+    TRY(resume_read_headers(e->x, resume, err));
+    return admission_read_headers(e->x, admission, err);
 }
 
 static void start_here(struct api_exchange *e)
 {
     struct resume_headers resume;
     struct gen_admission admission;
-    if (!read_headers(e, &resume, &admission)) return;
+    struct err err = { 0 };
+    const bool is_good = read_headers(e, &resume, &admission, &err) == OK;
     admission.tenant = e->tenant;
     struct completion_options o = {
         .endpoint = e->route->endpoint,
         .name = serve_name_is_good(http_header(e->x, "x-request-id")) ? e->name : NULL,
         .fallback_name = e->name,
         .trace = str_eq_c(http_header(e->x, "x-baton-trace"), "1"),
-        .resume = &resume,
+        .bad_header = is_good ? NULL : &err,
+        .t_start_ns = e->t_start_ns,
+        .resume = is_good ? &resume : NULL,
         .admission = admission,
         .deadline_ms = admission.deadline_ms ? e->t_start_ns / 1000000 + admission.deadline_ms : 0,
         .reply = { .reply = on_reply,

@@ -89,6 +89,7 @@ void serve_unref(struct serve *s)
     if (--s->n_refs > 0) return;
     for (size_t i = 0; i < s->o.n_names; i++) mem_free(s->names[i]);
     map_release(&s->requests);
+    map_release(&s->native_ids);
     tenants_release(&s->open);
     mem_free(s->route_metrics);
     mem_free((void *)s->o.version);
@@ -151,14 +152,18 @@ void serve_choose_name(const struct http_exchange *x, char out[REQUEST_NAME_MAX 
     else serve_make_name(out);
 }
 
-uint64_t serve_submit(struct serve *s, const char *path, struct str body, const char *request_id,
-                      const struct serve_reply *reply)
+uint64_t serve_submit(struct serve *s, const struct serve_call *call)
 {
     ASSERT_THREAD(THREAD_LOOP);
     struct completion_options o = {
-        .endpoint = routes_endpoint(path), .path = path, .name = request_id, .reply = *reply
+        .endpoint = routes_endpoint(call->path),
+        .path = call->path,
+        .name = call->request_id,
+        .admission = { .tenant = call->tenant, .deadline_ms = call->deadline_ms },
+        .deadline_ms = call->deadline_ms ? clock_ms() + call->deadline_ms : 0,
+        .reply = call->reply,
     };
-    buf_add_str(&o.body.bytes, body);
+    buf_add_str(&o.body.bytes, call->body);
     return completion_start(s, &o);
 }
 

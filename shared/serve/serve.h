@@ -19,10 +19,13 @@
 #include "shared/text/output/tool_parser.h"
 #include "shared/text/tokenizer/tokenizer.h"
 
-/* What a chat request with the member text hears; docs/compatibility.md prints it too. */
-#define SERVE_NO_TEXT                                                                              \
-    "member text is of FastDeploy's native protocol, which this path does not speak: send it as "  \
-    "messages, [{\"role\":\"user\",\"content\":TEXT}], or as prompt of /v1/completions"
+/* The path of serve_submit for requests in FastDeploy's native form that come by another protocol
+ * than HTTP; over HTTP it does not exist. The body is one request object. The answer is always a
+ * stream: each chunk is one native item without error_msg and error_code, which clients of that
+ * protocol take for an error; there is no "[DONE]". A request that fails before its first item
+ * gets one reply, the object of the error, with the status that HTTP would have; one that fails
+ * later has that object as its last chunk. */
+#define SERVE_NATIVE_PATH "/native"
 
 struct serve;
 
@@ -69,6 +72,7 @@ struct serve_options {
     uint32_t max_model_len;
     uint32_t n_vocab; /* ids are 0 to n_vocab - 1 */
     struct serve_defaults defaults;
+    uint32_t max_dec_len;          /* most tokens of one answer; 0: as many as the context has */
     bool any_temperature;          /* up to 100; else up to 2, as in OpenAI's API */
     const struct tenants *tenants; /* borrowed; NULL: one without a key, to whom all is open */
     uint32_t max_n;                /* most answers per prompt; 128 when 0 */
@@ -110,15 +114,29 @@ struct serve_reply {
     void *arg;
 };
 
-/* Runs one API request that did not come over HTTP; copies `body`. `path` is "/v1/chat/completions"
- * or "/v1/completions". Returns a handle for serve_cancel, valid until reply or end was called; 0:
- * it was answered at once. */
-uint64_t serve_submit(struct serve *s, const char *path, struct str body, const char *request_id,
-                      const struct serve_reply *reply);
+/* One API request that did not come over HTTP. */
+struct serve_call {
+    const char *path; /* "/v1/chat/completions", "/v1/completions" or SERVE_NATIVE_PATH */
+    struct str body;
+    const char *request_id; /* its x-request-id; NULL, or not good for one: none */
+    uint32_t tenant;        /* index in serve_options.tenants: whose limits count */
+    uint32_t deadline_ms;   /* from now; it then ends with 504. 0: none */
+    struct serve_reply reply;
+};
+
+/* Runs it; copies everything. Returns a handle for serve_cancel, valid until reply or end was
+ * called; 0: it was answered at once. */
+uint64_t serve_submit(struct serve *s, const struct serve_call *call);
 /* The receiver is gone: stops the work; no reply function is called afterwards. */
 void serve_cancel(struct serve *s, uint64_t id);
 
 /* Writes an error body in OpenAI's format: {"error":{"message","type","param","code"}}. */
 void serve_error_json(struct buf *out, enum status st, const char *message, const char *param);
+/* Is this, as far as the beginning of its body tells, a request in FastDeploy's native form? */
+bool serve_seems_native(struct str path, struct str body);
+/* Writes an error body in that form: {"req_id","error_msg","error_code","version","timestamp"}. The
+ * req_id is that of `body`, where it can be found without parsing it, else `name`. */
+void serve_native_error_json(struct buf *out, enum status st, const char *message, struct str body,
+                             const char *name);
 
 #endif

@@ -22,7 +22,8 @@ struct serve {
     /* Special tokens that parsers must see: tags of reasoning, then tags of tool calls. */
     int32_t parser_tokens[PARSER_TOKENS_MAX];
     uint32_t n_reasoning_parser_tokens, n_parser_tokens;
-    struct map requests; /* id → struct completion_request */
+    struct map requests;   /* id → struct completion_request */
+    struct map native_ids; /* req_id → the struct completion_request that has it (native.h) */
     uint64_t last_id;
     uint32_t n_preparing;     /* requests that will generate, not yet in the backend */
     uint32_t n_preparing_low; /* of all requests, those with large bodies on workers */

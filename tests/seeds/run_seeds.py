@@ -347,7 +347,7 @@ def test_001_prefill_and_decode():
 
 # ---- document 002 ----
 
-BODIES = {'if not': 2, 'def run': 2, 'for i': 6, 'for process': 1, 'for chunk': 2, 'if chunk': 1}  # lines below each line that ends with a colon
+BODIES = {'if not': 2, 'def run': 2, 'for i': 6, 'for process': 1, 'for chunk': 2, 'for line': 1, 'if chunk': 1}  # lines below each line that ends with a colon
 
 
 def indented(text):
@@ -555,8 +555,8 @@ def test_004_commands_without_a_counterpart():
         done('004', name, 'refused', ROWS[name][1])
 
 
-def test_004_variables_health_and_requests():
-    """A node beside which the document's variables are set names each that it does not read; health, the native requests and max_dec_len."""
+def test_004_variables_and_health():
+    """A node beside which the document's variables are set names each that it does not read; health."""
     exports = block('004', 'export MP_NUM=1', 'export PUSH_MODE_HTTP_WORKERS') + block('004', 'export POD_IPS', 'export CUDA_VISIBLE_DEVICES')
     port, health = free_ports(2)
     exports = exports.replace('"9965"', f'"{port}"').replace('"8110"', f'"{health}"')
@@ -571,27 +571,51 @@ def test_004_variables_health_and_requests():
         for name in re.findall(r'^export (\w+)=', exports, re.M):
             effect, sentence = ROWS[name]
             assert effect == 'works' or sentence in shell.output(), (name, sentence, shell.output()[:3000])
-        data = {m: eval(block('004', m + ' = {', '}').split('=', 1)[1].strip(), {'req_id': 'a-name'}) for m in ('data_single', 'data_multi')}
-        status, _, answer = request(port, 'POST', '/v1/chat/completions', data['data_single'])
-        name = 'requests.post(url, json={"text", "req_id", "max_dec_len"})'
-        assert status == 400 and ROWS[name][1] in answer['error']['message'], (status, answer)
-        done('004', name, 'refused', ROWS[name][1])
-        status, _, text = request(port, 'POST', '/v1/chat/completions', {**data['data_multi'], 'ignore_eos': True, 'stream_options': {'include_usage': True}})
-        assert status == 200 and '"completion_tokens":64' in text and text.rstrip().endswith('data: [DONE]'), text[-500:]
-        done('004', 'requests.post(url, json={"messages", "req_id", "max_dec_len"})', 'works', '64 tokens, as max_dec_len says')
+
+
+def python_with(package):
+    for python in (os.environ.get('BATON_OPENAI_PYTHON'), sys.executable):
+        if python and subprocess.run([python, '-c', f'import {package}'], capture_output=True).returncode == 0:
+            return python
+    return None
+
+
+def client_of_004(first, end, port):
+    """An example from its first line to before the line that begins with `end`; only the address is another."""
+    lines = document('004').split('\n')
+    begin = lines.index(first)
+    until = next(i for i in range(begin, len(lines)) if lines[i].startswith(end))
+    return indented('\n'.join(lines[begin:until])).replace('ip = 127.0.0.1', 'ip = "127.0.0.1"').replace('"9965"', f'"{port}"')
+
+
+def test_004_http_client():
+    names = [f'requests.post(url, json={{"{what}", "req_id", "max_dec_len"}})' for what in ('text', 'messages')]
+    python = python_with('requests')
+    if not python:
+        for name in names:
+            done('004', name, 'skipped', 'not run here: no Python has the package requests')
+        raise Skip('neither BATON_OPENAI_PYTHON nor this Python has the package requests')
+    port = free_ports(1)[0]
+    script = client_of_004('import uuid', '更多请求参数', port)
+    with closing(Shell(f'exec "$BATON_BIN" serve --model {MODELS[DEEPSEEK]} --port {port}')) as shell:
+        ready(shell, port)
+        p = subprocess.run([python, '-c', script], capture_output=True, text=True, timeout=120)
+        items = [ast.literal_eval(line) for line in p.stdout.splitlines()]
+        ends = [i for i in items if i['is_end'] == 1]
+        assert p.returncode == 0 and len(ends) == 2 and items[-1] is ends[1], (p.stdout[-2000:], p.stderr[-3000:])
+        assert all(i['error_msg'] == '' and i['error_code'] == 0 for i in items) and all(1 <= i['tokens_all_num'] <= 64 for i in ends), items
+    for name, end in zip(names, ends):
+        done('004', name, 'works', f'{end["tokens_all_num"]} tokens, an item each')
 
 
 def test_004_openai_client():
     name = 'openai.Client(base_url=".../v1/chat/completions")'
-    python = os.environ.get('BATON_OPENAI_PYTHON')
-    if not python or subprocess.run([python, '-c', 'import openai'], capture_output=True).returncode:
+    python = python_with('openai')
+    if not python:
         done('004', name, 'skipped', 'not run here: BATON_OPENAI_PYTHON names no Python with the package openai')
         raise Skip('BATON_OPENAI_PYTHON does not name a Python with the package openai')
     port = free_ports(1)[0]
-    lines = document('004').split('\n')
-    begin = lines.index('import openai')
-    end = next(i for i in range(begin, len(lines)) if lines[i].startswith('基于'))
-    script = indented('\n'.join(lines[begin:end])).replace('ip = 127.0.0.1', 'ip = "127.0.0.1"').replace('"9965"', f'"{port}"')
+    script = client_of_004('import openai', '基于', port)
     with closing(Shell(f'exec "$BATON_BIN" serve --model {MODELS[ERNIE]} --port {port}')) as shell:
         ready(shell, port)
         p = subprocess.run([python, '-c', script], capture_output=True, text=True, timeout=120)

@@ -12,7 +12,10 @@
 #include "shared/base/buf.h"
 #include "shared/base/err.h"
 
-enum { JSON_DEPTH_MAX = 64 };
+enum {
+    JSON_DEPTH_MAX = 64,
+    JSON_INTEGER_BITS = 53 /* every whole number of so many bits is read back as it was written */
+};
 
 /* Parses all of `text`. ERR_FORMAT with the byte offset for malformed JSON, trailing bytes other
  * than white space, depth over JSON_DEPTH_MAX, invalid UTF-8, and, with `unique_keys`, duplicate

@@ -29,9 +29,9 @@ struct http_pass {
     struct buf head;             /* of the request; libuv reads it, and the body, while `writing` */
     struct http_taken_body body; /* taken when the answer begins: nobody needs it again */
     struct http_answer answer;
-    struct buf held; /* a whole answer, or the beginning of an event */
-    bool is_events, is_whole;
-    bool begun; /* the client has a part of the answer */
+    struct buf held;                    /* a whole answer, or the beginning of an event */
+    bool is_events, is_lines, is_whole; /* is_lines: instead of is_events */
+    bool begun;                         /* the client has a part of the answer */
     bool writing, paused, closing, resolving;
     uint64_t t_heard; /* uv_now */
     uint32_t n_refs;  /* the tcp handle; a name being resolved */
@@ -81,9 +81,11 @@ static void finish(struct http_pass *p, enum http_pass_end end)
 }
 
 /* The stream ends as the API ends one that fails: with an error event. */
-static void end_events_with_error(struct http_pass *p)
+static void end_with_error(struct http_pass *p)
 {
-    if (sse_event(p->o.x, p->o.broken_event) == OK && sse_event(p->o.x, STR("[DONE]")) == OK)
+    if (p->is_lines) {
+        if (json_lines_write(p->o.x, p->o.broken_line) == OK) http_stream_end(p->o.x);
+    } else if (sse_event(p->o.x, p->o.broken_event) == OK && sse_event(p->o.x, STR("[DONE]")) == OK)
         http_stream_end(p->o.x);
     finish(p, PASS_BROKEN);
 }
@@ -92,8 +94,8 @@ void http_pass_peer_lost(struct http_pass *p)
 {
     if (!p->begun) {
         finish(p, PASS_NOT_TAKEN);
-    } else if (p->is_events) {
-        end_events_with_error(p);
+    } else if (p->is_events || p->is_lines) {
+        end_with_error(p);
     } else {
         http_stream_cut(p->o.x); /* the only sign that HTTP has for half an answer */
         finish(p, PASS_BROKEN);
@@ -113,6 +115,15 @@ static void release_body(struct http_pass *p)
     if (p->begun && !p->writing) http_taken_body_release(&p->body);
 }
 
+/* Has the head this line, or one that begins with it? */
+static bool has_header(const struct http_answer *a, const char *line)
+{
+    struct str rest = buf_str(&a->headers), one;
+    while (str_split(&rest, '\n', &one))
+        if (str_starts(one, line)) return true;
+    return false;
+}
+
 /* From here on no other node is tried. */
 static void begin(struct http_pass *p)
 {
@@ -128,7 +139,8 @@ static enum status on_head(void *arg)
     struct http_pass *p = arg;
     struct http_answer *a = &p->answer;
     if (is_refusal(a->status, p->o.last)) return ERR_PEER_REFUSED;
-    p->is_events = str_starts(buf_str(&a->type), "text/event-stream");
+    p->is_lines = has_header(a, SSE_LINES_HEADER ": " SSE_LINES);
+    p->is_events = !p->is_lines && str_starts(buf_str(&a->type), "text/event-stream");
     p->is_whole = a->length <= WHOLE_MAX;
     if (p->is_whole) return OK;
     begin(p);
@@ -136,14 +148,15 @@ static enum status on_head(void *arg)
     return OK;
 }
 
-/* Passes complete events on, so that an error event can follow them. */
+/* Passes complete events, or lines, on, so that one with an error can follow them. */
 static enum status pass_events(struct http_pass *p, struct str piece)
 {
+    const size_t n_end = p->is_lines ? 1 : 2;
     buf_add_str(&p->held, piece);
     size_t n = p->held.len;
-    while (n >= 2 && memcmp(p->held.data + n - 2, "\n\n", 2) != 0) n--;
-    if (n < 2 && p->held.len > EVENT_MAX) n = p->held.len;
-    if (n < 2) return OK;
+    while (n >= n_end && memcmp(p->held.data + n - n_end, "\n\n", n_end) != 0) n--;
+    if (n < n_end && p->held.len > EVENT_MAX) n = p->held.len;
+    if (n < n_end) return OK;
     enum status st = http_stream_write(p->o.x, (struct str){ p->held.data, n });
     buf_consume(&p->held, n);
     return st;
@@ -156,7 +169,7 @@ static enum status on_body(void *arg, struct str piece)
         buf_add_str(&p->held, piece);
         return OK;
     }
-    return p->is_events ? pass_events(p, piece) : http_stream_write(p->o.x, piece);
+    return p->is_events || p->is_lines ? pass_events(p, piece) : http_stream_write(p->o.x, piece);
 }
 
 static void on_complete(struct http_pass *p)
@@ -186,11 +199,8 @@ static void pause_if_full(struct http_pass *p)
 
 static enum http_pass_end refusal_of(const struct http_answer *a)
 {
-    struct str rest = buf_str(&a->headers), line;
     if (is_unknown(a->status)) return PASS_REFUSED;
-    while (str_split(&rest, '\n', &line))
-        if (str_starts(line, HTTP_PASS_HAS_ROOM_HEADER ":")) return PASS_REFUSED;
-    return PASS_FULL;
+    return has_header(a, HTTP_PASS_HAS_ROOM_HEADER ":") ? PASS_REFUSED : PASS_FULL;
 }
 
 static void on_data(struct http_pass *p, const char *data, size_t n)

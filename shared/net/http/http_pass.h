@@ -4,9 +4,9 @@
  * what else means something to the API (of the times by which an answer is wanted what is left);
  * with `x-baton-passed`, so that no node passes it again, and with the name that both nodes log.
  *
- * A streamed answer comes back piece by piece; while the client does not read, neither does this. A
- * short whole answer is held until it is complete. A refusal, or no answer, is not passed back: the
- * caller tries another node or answers itself.
+ * A streamed answer comes back by whole events or lines, any other piece by piece; while the client
+ * does not read, neither does this. A short whole answer is held until it is complete. A refusal,
+ * or no answer, is not passed back: the caller tries another node or answers itself.
  *
  *     start ──▶ connect ──▶ send ──▶ head ──▶ body ──▶ done(PASS_ANSWERED)
  *                  └──────────┴────────┴─ done(PASS_NOT_TAKEN,  └──▶ done(PASS_BROKEN)
@@ -46,8 +46,9 @@ struct http_pass_options {
     uint64_t t_start_ns; /* clock_ns, when the request came to this node */
     const char *from;    /* this node's name, for HTTP_PASS_HEADER */
     const char *name;    /* the request's, for HTTP_PASS_NAME_HEADER; NULL: none */
-    /* One line of JSON that ends a stream whose node is gone; kept until done. */
-    struct str broken_event;
+    /* One line of JSON each, kept until done: ends a stream, of events or of lines (sse.h), whose
+     * node is gone. */
+    struct str broken_event, broken_line;
     bool last;                      /* no other node is left to ask: 404 is the answer */
     uint32_t connect_ms, answer_ms; /* limits until connected, and until the answer begins */
     /* status: of the answer; 0: there was none. */

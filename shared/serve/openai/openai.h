@@ -2,24 +2,18 @@
  * only.
  *
  * Answers are written directly into a buffer, not as cJSON trees, since a chunk per token is the
- * API server's main work. Thread: prepare and openai_write_body a worker (or the loop); the chunk
- * writers the loop. */
+ * API server's main work. Thread: as endpoint.h says. */
 #ifndef BATON_SERVE_OPENAI_OPENAI_H
 #define BATON_SERVE_OPENAI_OPENAI_H
 
-#include "shared/base/json/json.h"
 #include "shared/base/sampling.h"
+#include "shared/serve/endpoint.h"
 #include "shared/serve/openai/openai_tools.h"
 #include "shared/serve/serve_state.h"
 
-struct completion_request;
-struct choice;
-
-struct openai_endpoint {
-    const char *id_prefix, *object, *chunk_object;
-    bool generates; /* sequences; else prepare writes the whole answer, and no op below is called */
-    /* Fills in c->p and c->prompts, or c->out for a path without sequences. May change `doc`. */
-    enum status (*prepare)(struct completion_request *c, cJSON *doc, struct err *err);
+/* In what the answers of chat and of completions differ. */
+struct openai_form {
+    const char *id_prefix, *chunk_object;
     /* Writes the element of "choices" in a whole answer, or in a chunk (finish: the last chunk of
      * this choice). */
     void (*write_choice)(const struct choice *ch, struct buf *out);
@@ -27,11 +21,11 @@ struct openai_endpoint {
     /* Writes members of the top level of a whole answer, or of the first chunk of a choice; each
      * begins with a comma. */
     void (*write_top)(const struct choice *ch, bool chunk, struct buf *out);
-    bool parses_output; /* answers go through output_parser.h */
 };
 
-extern const struct openai_endpoint OPENAI_CHAT, OPENAI_COMPLETIONS, OPENAI_TOKENIZE,
-    OPENAI_DETOKENIZE;
+extern const struct endpoint OPENAI_CHAT, OPENAI_COMPLETIONS, OPENAI_TOKENIZE, OPENAI_DETOKENIZE;
+
+struct completion_prompt;
 
 /* openai_prompt.c: a prompt as text or ids. */
 struct openai_prompt_input {
@@ -40,7 +34,12 @@ struct openai_prompt_input {
     struct str text;   /* or */
     const cJSON *ids;
 };
-/* Tokenises, truncates and checks a prompt, and stores it in c->prompts[i]. */
+/* Tokenises a prompt, or takes its ids, and stores it in c->prompts[i]. */
+enum status openai_read_prompt(struct completion_request *c, uint32_t i,
+                               const struct openai_prompt_input *input, struct err *err) MUST_CHECK;
+/* Sees to it that the prompt is found by what it is (resume.h). */
+void openai_name_prompt(struct completion_prompt *q);
+/* openai_read_prompt; then it is truncated and checked. */
 enum status openai_add_prompt(struct completion_request *c, uint32_t i,
                               const struct openai_prompt_input *input, struct err *err) MUST_CHECK;
 /* Returns the most tokens of one text or array of ids that are read before it is refused. */
@@ -61,11 +60,8 @@ enum status openai_render_chat(const struct serve *s, cJSON *doc, const struct o
                                struct openai_answer_start *o, struct buf *out,
                                struct err *err) MUST_CHECK;
 
-/* openai_response.c */
-/* Writes c->head, the beginning of each answer and chunk. */
-void openai_write_head(struct completion_request *c);
-/* Writes the whole answer into c->out. */
-void openai_write_body(struct completion_request *c);
+/* openai_response.c: what both paths share. */
+extern const struct answer_ops OPENAI_ANSWERS;
 /* Writes the value of member "usage". */
 void openai_write_usage(const struct completion_request *c, struct buf *out);
 /* Writes the value of member "baton". */
@@ -99,10 +95,10 @@ enum status openai_text_too_long(const struct completion_request *c, const char 
                                  struct err *err);
 
 /* openai_errors.c */
-void openai_write_error(struct buf *out, int http_status, const char *code, const char *message,
-                        const char *param);
-/* Returns the HTTP status of a failed request. ERR_CANCELED (the node is shutting down) is 503. */
-int openai_error_status(enum status st);
+void openai_write_error(const struct api_error *e, struct buf *out);
+/* Sets the HTTP status and the code of a failed request. ERR_CANCELED (the node is shutting down)
+ * is 503. */
+struct api_error openai_error_of(enum status st, const char *message, const char *param);
 
 /* openai_models.c */
 void openai_write_models(const struct serve *s, struct buf *out);

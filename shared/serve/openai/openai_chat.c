@@ -4,6 +4,7 @@
 
 #include "shared/base/clock.h"
 #include "shared/serve/completion_request.h"
+#include "shared/serve/native/native.h"
 #include "shared/serve/output_parser.h"
 
 /* ---- messages ---- */
@@ -101,7 +102,8 @@ static enum status check_messages(const cJSON *doc, struct err *err)
     int i = 0;
     if (!messages && json_member(doc, "text"))
         return err_field(err, ERR_INVALID, "messages",
-                         "the request has no messages; " SERVE_NO_TEXT);
+                         "the request has no messages; text is of FastDeploy's native form, in "
+                         "which this request is not, as its response_type is openai");
     if (!messages) return err_field(err, ERR_INVALID, "messages", "the request has no messages");
     if (!cJSON_IsArray(messages) || !messages->child)
         return err_field(err, ERR_INVALID, "messages",
@@ -313,14 +315,20 @@ static void chat_write_top(const struct choice *ch, bool chunk, struct buf *out)
     openai_write_prompt_logprobs(ch, out);
 }
 
-const struct openai_endpoint OPENAI_CHAT = {
+static const struct openai_form CHAT_FORM = {
     .id_prefix = "chatcmpl-",
-    .object = "chat.completion",
     .chunk_object = "chat.completion.chunk",
-    .generates = true,
-    .prepare = chat_prepare,
     .write_choice = chat_write_choice,
     .write_chunk = chat_write_chunk,
     .write_top = chat_write_top,
+};
+
+const struct endpoint OPENAI_CHAT = {
+    .object = "chat.completion",
     .parses_output = true,
+    .answers = &OPENAI_ANSWERS,
+    .native = &NATIVE_CHAT,
+    .openai = &CHAT_FORM,
+    .prepare = chat_prepare,
+    .write_error = openai_write_error,
 };

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "shared/serve/completion_request.h"
+#include "shared/serve/native/native.h"
 
 /* ---- prompts ---- */
 
@@ -111,13 +112,19 @@ static void completions_write_top(const struct choice *ch, bool chunk, struct bu
     (void)ch, (void)chunk, (void)out;
 }
 
-const struct openai_endpoint OPENAI_COMPLETIONS = {
+static const struct openai_form COMPLETIONS_FORM = {
     .id_prefix = "cmpl-",
-    .object = "text_completion",
     .chunk_object = "text_completion",
-    .generates = true,
-    .prepare = completions_prepare,
     .write_choice = completions_write_choice,
     .write_chunk = completions_write_chunk,
     .write_top = completions_write_top,
+};
+
+const struct endpoint OPENAI_COMPLETIONS = {
+    .object = "text_completion",
+    .answers = &OPENAI_ANSWERS,
+    .native = &NATIVE_COMPLETIONS,
+    .openai = &COMPLETIONS_FORM,
+    .prepare = completions_prepare,
+    .write_error = openai_write_error,
 };

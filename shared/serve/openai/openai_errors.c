@@ -31,31 +31,39 @@ static const char *error_type(int http)
     return http < 500 ? "invalid_request_error" : "server_error";
 }
 
-int openai_error_status(enum status st) { return st == ERR_CANCELED ? 503 : status_http(st); }
-
 static void add_or_null(struct buf *out, const char *text)
 {
     if (text) json_add_string(out, str_of(text));
     else buf_add_c(out, "null");
 }
 
-void openai_write_error(struct buf *out, int http, const char *code, const char *message,
-                        const char *param)
+void openai_write_error(const struct api_error *e, struct buf *out)
 {
     buf_add_c(out, "{\"error\":{\"message\":");
-    json_add_string(out, str_of(message));
-    buf_printf(out, ",\"type\":\"%s\",\"param\":", error_type(http));
-    add_or_null(out, param);
+    json_add_string(out, str_of(e->message));
+    buf_printf(out, ",\"type\":\"%s\",\"param\":", error_type(e->http));
+    add_or_null(out, e->param);
     buf_add_c(out, ",\"code\":");
-    add_or_null(out, code);
+    add_or_null(out, e->code);
     buf_add_c(out, "}}");
 }
 
-void serve_error_json(struct buf *out, enum status st, const char *message, const char *param)
+struct api_error openai_error_of(enum status st, const char *message, const char *param)
 {
     const char *code = "internal_error";
     for (size_t i = 0; i < sizeof CODES / sizeof *CODES; i++)
         if (CODES[i].st == st) code = CODES[i].code;
     if (st == ERR_NOT_FOUND && param && strcmp(param, "model") == 0) code = "model_not_found";
-    openai_write_error(out, openai_error_status(st), code, message, param);
+    return (struct api_error){
+        .http = st == ERR_CANCELED ? 503 : status_http(st),
+        .code = code,
+        .message = message,
+        .param = param,
+    };
+}
+
+void serve_error_json(struct buf *out, enum status st, const char *message, const char *param)
+{
+    const struct api_error e = openai_error_of(st, message, param);
+    openai_write_error(&e, out);
 }

@@ -57,7 +57,7 @@ static bool is_neutral(const cJSON *v)
     return (cJSON_IsArray(v) || cJSON_IsObject(v)) && !v->child;
 }
 
-static enum status check_refused(const cJSON *o, struct err *err)
+enum status openai_check_refused(const cJSON *o, struct err *err)
 {
     for (size_t i = 0; i < COUNT_OF(REFUSED); i++)
         if (!is_neutral(json_member(o, REFUSED[i].name)))
@@ -93,8 +93,6 @@ static enum status check_modalities(const cJSON *o, struct err *err)
 
 /* ---- numbers ---- */
 
-enum { TEMPERATURE_MAX = 100 }; /* with any_temperature */
-
 static const struct {
     const char *name;
     double min, max;
@@ -128,6 +126,14 @@ static void set_defaults(const struct serve *s, bool chat, struct openai_params 
     p->include_reasoning = true;
 }
 
+static enum status parse_top_k(const cJSON *o, struct sampling_params *q, struct err *err)
+{
+    int64_t top_k = q->top_k;
+    TRY(json_get_i64(o, "top_k", -1, INT32_MAX, &top_k, err));
+    q->top_k = top_k > 0 ? (int32_t)top_k : 0;
+    return OK;
+}
+
 static enum status parse_floats(const struct serve *s, const cJSON *o, struct sampling_params *q,
                                 struct err *err)
 {
@@ -135,16 +141,13 @@ static enum status parse_floats(const struct serve *s, const cJSON *o, struct sa
         double v = NAN, max = FLOATS[i].max;
         if (FLOATS[i].offset == offsetof(struct sampling_params, temperature) &&
             s->o.any_temperature)
-            max = TEMPERATURE_MAX;
+            max = OPENAI_TEMPERATURE_MAX;
         TRY(json_get_f64(o, FLOATS[i].name, FLOATS[i].min, max, &v, err));
         if (isnan(v)) continue;
         float f = (float)v;
         memcpy((char *)q + FLOATS[i].offset, &f, sizeof f);
     }
-    int64_t top_k = q->top_k;
-    TRY(json_get_i64(o, "top_k", -1, INT32_MAX, &top_k, err));
-    q->top_k = top_k > 0 ? (int32_t)top_k : 0;
-    return OK;
+    return parse_top_k(o, q, err);
 }
 
 static enum status parse_seed(const cJSON *o, struct openai_params *p, struct err *err)
@@ -154,6 +157,20 @@ static enum status parse_seed(const cJSON *o, struct openai_params *p, struct er
     TRY(json_get_i64(o, "seed", INT64_MIN, INT64_MAX, &seed, err));
     p->sampling.seed = (uint64_t)seed;
     return OK;
+}
+
+uint32_t openai_limit_answer(const struct serve *s, uint32_t n_tokens)
+{
+    return s->o.max_dec_len && n_tokens > s->o.max_dec_len ? s->o.max_dec_len : n_tokens;
+}
+
+enum status openai_check_answer_limit(const struct serve *s, const char *name, uint32_t n_tokens,
+                                      struct err *err)
+{
+    if (openai_limit_answer(s, n_tokens) == n_tokens) return OK;
+    return err_field(err, ERR_INVALID, name,
+                     "%s is %u, but this server gives answers of at most %u tokens (--max-dec-len)",
+                     name, n_tokens, s->o.max_dec_len);
 }
 
 static enum status parse_lengths(const struct serve *s, const cJSON *o, bool chat,
@@ -174,9 +191,12 @@ static enum status parse_lengths(const struct serve *s, const cJSON *o, bool cha
     TRY(json_get_i64(o, names[2], 1, UINT32_MAX - 1, &response, err));
     p->max_tokens_set = max >= 0;
     if (max >= 0) q->max_tokens = (uint32_t)max;
+    if (p->max_tokens_set) TRY(openai_check_answer_limit(s, name, q->max_tokens, err));
+    q->max_tokens = openai_limit_answer(s, q->max_tokens);
     if (response >= 0 && response < q->max_tokens) q->max_tokens = (uint32_t)response;
     TRY(json_get_i64(o, "min_tokens", 0, s->o.max_model_len, &min, err));
     q->min_tokens = (uint32_t)min;
+    TRY(openai_check_answer_limit(s, "min_tokens", q->min_tokens, err));
     if (q->min_tokens > q->max_tokens)
         return err_field(err, ERR_INVALID, "min_tokens",
                          "min_tokens is %u, but must be from 0 to %s, which is %u", q->min_tokens,
@@ -228,34 +248,42 @@ static enum status parse_logprobs(const struct serve *s, const cJSON *o, bool ch
 
 /* ---- stops and biases ---- */
 
-static enum status add_stop(const cJSON *v, struct arena *arena, struct openai_params *p,
-                            struct err *err)
+static enum status add_stop(const cJSON *v, const char *name, struct arena *arena,
+                            struct openai_params *p, struct err *err)
 {
     if (!cJSON_IsString(v))
-        return err_field(err, ERR_INVALID, "stop", "stop must be a string or an array of strings");
+        return err_field(err, ERR_INVALID, name, "%s must be a string or an array of strings",
+                         name);
     size_t n = strlen(v->valuestring);
-    if (n == 0) return err_field(err, ERR_INVALID, "stop", "stop must not contain an empty string");
+    if (n == 0)
+        return err_field(err, ERR_INVALID, name, "%s must not contain an empty string", name);
     if (n > STOP_STRING_MAX)
-        return err_field(err, ERR_INVALID, "stop",
+        return err_field(err, ERR_INVALID, name,
                          "a stop string has %zu bytes, but at most %d are possible", n,
                          STOP_STRING_MAX);
     if (p->n_stops == DETOKENIZER_STOPS_MAX)
-        return err_field(err, ERR_INVALID, "stop", "stop has more than %d strings",
+        return err_field(err, ERR_INVALID, name, "%s has more than %d strings", name,
                          DETOKENIZER_STOPS_MAX);
     p->stops[p->n_stops++] = (struct str){ arena_strndup(arena, v->valuestring, n), n };
+    return OK;
+}
+
+enum status openai_parse_stop_strings(const cJSON *o, const char *name, struct arena *arena,
+                                      struct openai_params *p, struct err *err)
+{
+    const cJSON *stop = json_member(o, name), *v;
+    if (!stop) return OK;
+    if (!cJSON_IsArray(stop)) return add_stop(stop, name, arena, p, err);
+    cJSON_ArrayForEach (v, stop) TRY(add_stop(v, name, arena, p, err));
     return OK;
 }
 
 static enum status parse_stops(const struct serve *s, const cJSON *o, struct arena *arena,
                                struct openai_params *p, struct err *err)
 {
-    const cJSON *stop = json_member(o, "stop"), *ids = json_member(o, "stop_token_ids"), *v;
+    const cJSON *ids = json_member(o, "stop_token_ids");
     struct sampling_params *q = &p->sampling;
-    if (cJSON_IsArray(stop)) {
-        cJSON_ArrayForEach (v, stop) TRY(add_stop(v, arena, p, err));
-    } else if (stop) {
-        TRY(add_stop(stop, arena, p, err));
-    }
+    TRY(openai_parse_stop_strings(o, "stop", arena, p, err));
     if (ids) {
         int32_t *list = NULL;
         size_t n = 0;
@@ -367,11 +395,17 @@ static enum status parse_priority(const cJSON *o, struct openai_params *p, struc
     return OK;
 }
 
-static enum status parse_names(const cJSON *o, struct openai_params *p, struct err *err)
+static enum status parse_name(const cJSON *o, struct openai_params *p, struct err *err)
 {
-    const char *name = NULL, *salt = NULL;
+    const char *name = NULL;
     TRY(json_get_str(o, "request_id", &name, err));
     if (name && serve_name_is_good(str_of(name))) snprintf(p->name, sizeof p->name, "%s", name);
+    return OK;
+}
+
+static enum status parse_salt(const cJSON *o, struct openai_params *p, struct err *err)
+{
+    const char *salt = NULL;
     TRY(json_get_str(o, "cache_salt", &salt, err));
     if (!salt) return OK;
     if (!salt[0]) return err_field(err, ERR_INVALID, "cache_salt", "cache_salt must not be empty");
@@ -380,10 +414,23 @@ static enum status parse_names(const cJSON *o, struct openai_params *p, struct e
     return OK;
 }
 
+enum status openai_parse_extensions(const cJSON *o, struct openai_params *p, struct err *err)
+{
+    struct sampling_params *q = &p->sampling;
+    double min_p = (double)q->min_p;
+    TRY(json_get_f64(o, "min_p", 0, 1, &min_p, err));
+    q->min_p = (float)min_p;
+    TRY(parse_top_k(o, q, err));
+    TRY(json_get_bool(o, "ignore_eos", &q->ignore_eos, err));
+    TRY(json_get_bool(o, "return_trace", &p->trace, err));
+    TRY(parse_priority(o, p, err));
+    return parse_salt(o, p, err);
+}
+
 enum status openai_params_parse(const struct serve *s, const cJSON *o, bool chat,
                                 struct arena *arena, struct openai_params *p, struct err *err)
 {
-    TRY(check_refused(o, err));
+    TRY(openai_check_refused(o, err));
     TRY(check_response_format(o, err));
     TRY(check_modalities(o, err));
     set_defaults(s, chat, p);
@@ -398,7 +445,8 @@ enum status openai_params_parse(const struct serve *s, const cJSON *o, bool chat
     TRY(parse_stops(s, o, arena, p, err));
     TRY(parse_bias(s, o, arena, &p->sampling, err));
     TRY(parse_priority(o, p, err));
-    return parse_names(o, p, err);
+    TRY(parse_name(o, p, err));
+    return parse_salt(o, p, err);
 }
 
 enum status openai_check_model(const struct serve *s, const cJSON *o, struct err *err)

@@ -14,7 +14,10 @@
 #include "shared/serve/serve_state.h"
 #include "shared/text/output/detokenizer.h"
 
-enum { STOP_STRING_MAX = 4096 /* bytes */ };
+enum {
+    STOP_STRING_MAX = 4096,      /* bytes */
+    OPENAI_TEMPERATURE_MAX = 100 /* where any is allowed */
+};
 
 struct openai_params {
     /* max_tokens: when max_tokens_set; bias: in the arena; seed: without seed_set, once the request
@@ -43,6 +46,21 @@ struct openai_params {
 enum status openai_params_parse(const struct serve *s, const cJSON *o, bool chat,
                                 struct arena *arena, struct openai_params *out,
                                 struct err *err) MUST_CHECK;
+/* The parts of it that the native form shares. Members that would change the answer and are not
+ * supported are refused. */
+enum status openai_check_refused(const cJSON *o, struct err *err) MUST_CHECK;
+/* Members that no form has by itself: min_p, top_k, ignore_eos, return_trace, priority,
+ * cache_salt. */
+enum status openai_parse_extensions(const cJSON *o, struct openai_params *p,
+                                    struct err *err) MUST_CHECK;
+/* Member `name`: a stop string, or an array of them. */
+enum status openai_parse_stop_strings(const cJSON *o, const char *name, struct arena *arena,
+                                      struct openai_params *p, struct err *err) MUST_CHECK;
+/* ERR_INVALID: member `name` asks for more tokens than serve_options.max_dec_len. */
+enum status openai_check_answer_limit(const struct serve *s, const char *name, uint32_t n_tokens,
+                                      struct err *err) MUST_CHECK;
+/* The smaller of n_tokens and that limit. */
+uint32_t openai_limit_answer(const struct serve *s, uint32_t n_tokens);
 /* Checks member `model`. ERR_NOT_FOUND: this node does not serve it. */
 enum status openai_check_model(const struct serve *s, const cJSON *o, struct err *err) MUST_CHECK;
 /* Parses an array of token ids of the vocabulary into a new array (mem_free). `name` is for errors;

@@ -20,8 +20,7 @@ void openai_alloc_prompts(struct completion_request *c, uint32_t n)
 
 size_t openai_tokens_max(const struct completion_request *c)
 {
-    return c->endpoint->generates ? (size_t)c->serve->o.max_model_len * ENCODE_LIMIT_CONTEXTS
-                                  : TOKENIZE_MAX;
+    return c->generates ? (size_t)c->serve->o.max_model_len * ENCODE_LIMIT_CONTEXTS : TOKENIZE_MAX;
 }
 
 static enum status too_long(const struct completion_request *c, const char *param,
@@ -100,19 +99,31 @@ static void keep_last(struct completion_prompt *q, size_t n)
     q->tokens = mem_realloc(q->tokens, n ? n : 1, sizeof *q->tokens); /* the rest may be much */
 }
 
-enum status openai_add_prompt(struct completion_request *c, uint32_t i,
-                              const struct openai_prompt_input *input, struct err *err)
+enum status openai_read_prompt(struct completion_request *c, uint32_t i,
+                               const struct openai_prompt_input *input, struct err *err)
 {
     struct completion_prompt *q = &c->prompts[i];
     if (input->ids)
         TRY(openai_parse_ids(c->serve, input->ids, input->param, &c->packed, &q->tokens,
                              &q->n_tokens, err));
     else TRY(encode(c, q, input, err));
-    TRY(check_known(c, q, input, err));
+    return check_known(c, q, input, err);
+}
+
+void openai_name_prompt(struct completion_prompt *q)
+{
+    q->hash = hash_128(q->tokens, q->n_tokens * sizeof *q->tokens);
+}
+
+enum status openai_add_prompt(struct completion_request *c, uint32_t i,
+                              const struct openai_prompt_input *input, struct err *err)
+{
+    struct completion_prompt *q = &c->prompts[i];
+    TRY(openai_read_prompt(c, i, input, err));
     size_t n_all = q->n_tokens;
     if (c->p.truncate >= 0) keep_last(q, (size_t)c->p.truncate);
     TRY(check_length(c, q, input, err));
-    q->hash = hash_128(q->tokens, q->n_tokens * sizeof *q->tokens);
+    openai_name_prompt(q);
     if (!c->p.echo) return OK;
     if (input->ids || q->n_tokens < n_all || !c->p.skip_special)
         tokenizer_decode(c->serve->o.tokenizer, q->tokens, q->n_tokens, c->p.skip_special,

@@ -3,12 +3,15 @@
 #include "shared/serve/completion_request.h"
 #include "shared/serve/output_parser.h"
 
-void openai_write_head(struct completion_request *c)
+static enum status start(struct completion_request *c, struct err *err)
 {
+    TRY(resume_check(c, err));
     buf_clear(&c->head);
-    buf_printf(&c->head, "{\"id\":\"%s%s\",\"created\":%lld,\"model\":", c->endpoint->id_prefix,
+    buf_printf(&c->head,
+               "{\"id\":\"%s%s\",\"created\":%lld,\"model\":", c->endpoint->openai->id_prefix,
                c->name, (long long)c->created);
     json_add_string(&c->head, str_of(c->serve->names[0]));
+    return OK;
 }
 
 void openai_write_ids(struct buf *out, const char *name, const int32_t *ids, size_t n)
@@ -108,23 +111,81 @@ void openai_write_trace(const struct completion_request *c, struct buf *out)
     buf_add_c(out, c->n_choices > 1 ? "]}" : "}");
 }
 
+/* ---- chunks ---- */
+
+static bool has_event(const struct choice *ch)
+{
+    const struct openai_params *p = &ch->request->p;
+    if (!ch->parser || !ch->sent || ch->text.len) return true;
+    return output_parser_has_delta(ch->parser, p->include_reasoning) || p->n_logprobs >= 0 ||
+           p->return_token_ids || p->continuous_usage;
+}
+
+static void begin_chunk(const struct completion_request *c, struct buf *out)
+{
+    buf_add_str(out, buf_str(&c->head));
+    buf_printf(out, ",\"object\":\"%s\",\"choices\":[", c->endpoint->openai->chunk_object);
+}
+
+static void end_chunk(const struct completion_request *c, bool usage, bool trace, struct buf *out)
+{
+    if (usage) {
+        buf_add_c(out, ",\"usage\":");
+        openai_write_usage(c, out);
+    }
+    if (trace) {
+        buf_add_c(out, ",\"baton\":");
+        openai_write_trace(c, out);
+    }
+    buf_add_char(out, '}');
+}
+
+static void write_event(const struct choice *ch, bool finish, struct buf *out)
+{
+    const struct completion_request *c = ch->request;
+    const struct openai_form *form = c->endpoint->openai;
+    begin_chunk(c, out);
+    form->write_chunk(ch, finish, out);
+    buf_add_char(out, ']');
+    if (!ch->sent) form->write_top(ch, true, out);
+    /* The last chunk has the trace: the usage chunk, or the finish of the choice that ends last. */
+    end_chunk(c, c->p.continuous_usage,
+              finish && c->trace && !c->p.include_usage && c->n_done == c->n_choices, out);
+}
+
+static void write_usage_event(const struct completion_request *c, struct buf *out)
+{
+    begin_chunk(c, out);
+    buf_add_char(out, ']');
+    end_chunk(c, true, c->trace, out);
+}
+
 /* ---- whole answers ---- */
 
-void openai_write_body(struct completion_request *c)
+static void write_body(struct completion_request *c)
 {
     struct buf *out = &c->out;
     buf_add_str(out, buf_str(&c->head));
     buf_printf(out, ",\"object\":\"%s\",\"choices\":[", c->endpoint->object);
     for (uint32_t i = 0; i < c->n_choices; i++) {
         if (i) buf_add_char(out, ',');
-        c->endpoint->write_choice(&c->choices[i], out);
+        c->endpoint->openai->write_choice(&c->choices[i], out);
     }
     buf_add_c(out, "],\"usage\":");
     openai_write_usage(c, out);
-    c->endpoint->write_top(&c->choices[0], false, out);
+    c->endpoint->openai->write_top(&c->choices[0], false, out);
     if (c->trace) {
         buf_add_c(out, ",\"baton\":");
         openai_write_trace(c, out);
     }
     buf_add_char(out, '}');
 }
+
+const struct answer_ops OPENAI_ANSWERS = {
+    .stream_end = "[DONE]",
+    .start = start,
+    .has_event = has_event,
+    .write_event = write_event,
+    .write_usage = write_usage_event,
+    .write_body = write_body,
+};

@@ -43,6 +43,7 @@ static size_t logprobs_bytes(const struct completion_request *c, size_t n_tokens
 /* The member that makes what is generated long. */
 static const char *output_field(const struct completion_request *c)
 {
+    if (!c->endpoint->openai) return "max_dec_len";
     if (c->p.n_logprobs < 0) return "max_tokens";
     return c->endpoint->parses_output && c->p.n_logprobs > 0 ? "top_logprobs" : "logprobs";
 }
@@ -50,6 +51,7 @@ static const char *output_field(const struct completion_request *c)
 static size_t output_bytes(const struct completion_request *c, size_t n_tokens, size_t n_text)
 {
     size_t n = n_text;
+    if (c->endpoint->answers->keeps_all) return 3 * n_text + 2 * n_tokens * ID_BYTES; /* native.h */
     if (c->p.n_logprobs >= 0) n += logprobs_bytes(c, n_tokens, n_text);
     if (c->p.return_token_ids) n += n_tokens * ID_BYTES;
     return n;

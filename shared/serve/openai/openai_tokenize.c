@@ -103,23 +103,11 @@ static enum status detokenize_prepare(struct completion_request *c, cJSON *doc, 
     return OK;
 }
 
-/* These paths generate nothing, so nothing is written after prepare. */
-static void write_no_choice(const struct choice *ch, struct buf *out) { (void)ch, (void)out; }
-
-static void write_no_part(const struct choice *ch, bool unused, struct buf *out)
-{
-    (void)ch, (void)unused, (void)out;
-}
-
-const struct openai_endpoint OPENAI_TOKENIZE = {
+const struct endpoint OPENAI_TOKENIZE = {
     .prepare = tokenize_prepare,
-    .write_choice = write_no_choice,
-    .write_chunk = write_no_part,
-    .write_top = write_no_part,
+    .write_error = openai_write_error,
 };
-const struct openai_endpoint OPENAI_DETOKENIZE = {
+const struct endpoint OPENAI_DETOKENIZE = {
     .prepare = detokenize_prepare,
-    .write_choice = write_no_choice,
-    .write_chunk = write_no_part,
-    .write_top = write_no_part,
+    .write_error = openai_write_error,
 };

@@ -50,6 +50,7 @@ static void front_pass(struct front *f)
             .t_start_ns = clock_ns() - (uint64_t)f->waited_ms * 1000000,
             .from = "front:1",
             .broken_event = STR("{\"error\":\"gone\"}"),
+            .broken_line = STR("{\"error_msg\":\"gone\"}"),
             .connect_ms = 2000,
             .answer_ms = f->answer_ms ? f->answer_ms : 20000,
             .done = front_on_done,
@@ -282,6 +283,34 @@ TEST(http_pass_ends_a_stream_whose_node_died_with_an_error_event)
     buf_release(&got);
     buf_release(&answer);
     front_close(f);
+}
+
+TEST(http_pass_streams_line_by_line_and_ends_with_a_line)
+{
+    static const char head[] = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+                               "x-baton-stream: lines\r\nTransfer-Encoding: chunked\r\n\r\n";
+    for (int whole = 0; whole < 2; whole++) {
+        struct front *f = front_open();
+        struct buf got = { 0 }, answer = { 0 };
+        int listener = front_listen(f), client = ask(f, "{}"), peer = take(listener, &got, "{}");
+        say(peer, head);
+        say_chunk(peer, "{\"i\":0}\n{\"i\"");
+        fixture_read_until(client, &answer, 0, "{\"i\":0}\n");
+        if (whole) say_chunk(peer, ":1}\n");
+        if (whole) say(peer, "0\r\n\r\n");
+        close(peer);
+        read_all(client, &answer);
+        CHECK(strstr(answer.data, "\r\nx-baton-stream: lines\r\n"));
+        CHECK((strstr(answer.data, "{\"i\":1}\n") != NULL) == whole);
+        CHECK((strstr(answer.data, "{\"error_msg\":\"gone\"}\n") != NULL) == !whole);
+        CHECK(strstr(answer.data, "\r\n0\r\n\r\n"));
+        CHECK(!strstr(answer.data, "data:") && !strstr(answer.data, "DONE"));
+        CHECK_EQ_INT(atomic_load(&f->last_end), whole ? PASS_ANSWERED : PASS_BROKEN);
+        close(listener);
+        buf_release(&got);
+        buf_release(&answer);
+        front_close(f);
+    }
 }
 
 TEST(http_pass_cuts_half_an_answer_that_is_no_stream)
@@ -537,6 +566,7 @@ TEST_MAIN(CASE(http_pass_carries_what_the_api_needs_and_no_more),
           CASE(http_pass_carries_when_an_answer_is_wanted_and_what_was_promised),
           CASE(http_pass_streams_event_by_event),
           CASE(http_pass_ends_a_stream_whose_node_died_with_an_error_event),
+          CASE(http_pass_streams_line_by_line_and_ends_with_a_line),
           CASE(http_pass_cuts_half_an_answer_that_is_no_stream),
           CASE(http_pass_tries_another_node_until_the_client_has_a_byte),
           CASE(http_pass_leaves_the_answer_to_the_caller_when_nobody_takes_it),

@@ -35,7 +35,7 @@ struct rig {
 /* An answer from a socket or serve_submit. */
 struct answer {
     int status;
-    struct buf head, body; /* of a stream: the events' data, one per line */
+    struct buf head, body; /* of a stream: the events' data, or its lines, one per line */
     struct buf raw;        /* of a stream from a socket: the events as they came */
     cJSON *json;           /* of a whole answer, or NULL */
     bool done, begun, ended;
@@ -214,11 +214,19 @@ static inline struct serve_reply answer_sink(struct answer *a)
     return (struct serve_reply){ sink_reply, sink_begin, sink_chunk, sink_end, a };
 }
 
+static inline uint64_t rig_begin(struct rig *r, const char *path, struct str body, const char *name,
+                                 struct answer *a)
+{
+    const struct serve_call call = {
+        .path = path, .body = body, .request_id = name, .reply = answer_sink(a)
+    };
+    return serve_submit(r->serve, &call);
+}
+
 static inline struct answer rig_submit(struct rig *r, const char *path, const char *body)
 {
     struct answer *a = MEM_NEW(struct answer), out;
-    struct serve_reply reply = answer_sink(a);
-    (void)serve_submit(r->serve, path, str_of(body), "t-1", &reply);
+    (void)rig_begin(r, path, str_of(body), "t-1", a);
     for (int i = 0; i < 20000 && !a->done; i++) rig_turn(r);
     CHECK(a->done);
     out = *a;
@@ -306,7 +314,9 @@ static inline struct answer rig_recv(struct rig *r, int fd)
     buf_release(&all);
     a.status = atoi(a.head.data + 9);
     if (strstr(a.head.data, "ransfer-") && strstr(a.head.data, "chunked")) rig_dechunk(&a.body);
-    if (strstr(a.head.data, "text/event-stream")) {
+    if (strstr(a.head.data, "x-baton-stream: lines")) {
+        buf_add_str(&a.raw, buf_str(&a.body));
+    } else if (strstr(a.head.data, "text/event-stream")) {
         buf_add_str(&a.raw, buf_str(&a.body));
         rig_events(&a.body);
     }

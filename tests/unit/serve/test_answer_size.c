@@ -155,8 +155,7 @@ TEST(long_answers_in_the_making_are_bounded_together)
     rig_start(&r);
     r.fake.hold = true;
     for (int i = 0; i < N; i++) {
-        struct serve_reply reply = answer_sink(&a[i]);
-        (void)serve_submit(r.serve, COMPLETIONS, STR(body), NULL, &reply);
+        (void)rig_begin(&r, COMPLETIONS, STR(body), NULL, &a[i]);
         for (int k = 0; k < 20000 && r.fake.n_submitted <= (unsigned)i && !a[i].done; k++)
             rig_turn(&r);
     }
@@ -164,8 +163,7 @@ TEST(long_answers_in_the_making_are_bounded_together)
     CHECK_EQ_INT(a[N - 1].status, 429);
     CHECK(answer_has_header(&a[N - 1], "Retry-After: 1\r\n"));
     struct answer small = { 0 };
-    struct serve_reply reply = answer_sink(&small);
-    (void)serve_submit(r.serve, COMPLETIONS, STR("{\"prompt\":\"x\"}"), NULL, &reply);
+    (void)rig_begin(&r, COMPLETIONS, STR("{\"prompt\":\"x\"}"), NULL, &small);
     r.fake.hold = false;
     for (int k = 0; k < 20000 && (r.fake.n_live || !small.done); k++) rig_turn(&r);
     CHECK_EQ_INT(small.status, 200);

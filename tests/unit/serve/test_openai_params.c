@@ -311,17 +311,17 @@ TEST(members_of_fastdeploys_older_protocol)
     struct rig r;
     rig_open(&r);
     rig_start(&r);
-    struct answer a = rig_submit(&r, CHAT, "{" MESSAGES ",\"max_dec_len\":3}");
+    struct answer a = rig_submit(&r, COMPLETIONS, "{" PROMPT ",\"max_dec_len\":3}");
     CHECK_EQ_INT(a.status, 200);
     CHECK_EQ_INT(r.fake.last.sampling.max_tokens, 3);
     answer_free(&a);
-    a = rig_submit(&r, CHAT, "{" MESSAGES ",\"max_dec_len\":0}");
+    a = rig_submit(&r, CHAT, "{" MESSAGES ",\"max_dec_len\":0,\"response_type\":\"openai\"}");
     CHECK_EQ_INT(a.status, 400);
     CHECK_EQ_STR(string_at(a.json, "error.param"), "max_dec_len");
     answer_free(&a);
-    a = rig_submit(&r, CHAT, "{\"text\":\"Hi\",\"max_dec_len\":3}");
+    a = rig_submit(&r, CHAT, "{\"text\":\"Hi\",\"response_type\":\"openai\"}");
     CHECK_EQ_INT(a.status, 400);
-    CHECK(strstr(string_at(a.json, "error.message"), "send it as messages"));
+    CHECK(strstr(string_at(a.json, "error.message"), "as its response_type is openai"));
     answer_free(&a);
     rig_close(&r);
 }

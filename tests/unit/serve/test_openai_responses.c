@@ -270,7 +270,6 @@ TEST(request_in_flight_waits_for_capacity)
     struct rig r;
     struct buf body = { 0 };
     struct answer a = { 0 };
-    struct serve_reply reply = answer_sink(&a);
     enum { N = 140 /* more than COMPLETION_WINDOW */ };
     rig_open(&r);
     r.o.max_prompts = N;
@@ -278,7 +277,7 @@ TEST(request_in_flight_waits_for_capacity)
     buf_add_c(&body, "{\"max_tokens\":2,\"prompt\":[[5]");
     for (int i = 1; i < N; i++) buf_add_c(&body, ",[5]");
     buf_add_c(&body, "]}");
-    (void)serve_submit(r.serve, COMPLETIONS, buf_str(&body), NULL, &reply);
+    (void)rig_begin(&r, COMPLETIONS, buf_str(&body), NULL, &a);
     for (int i = 0; i < 20000 && !r.fake.n_live; i++) rig_turn(&r);
     CHECK_EQ_INT(r.fake.n_submitted, 128);
     r.fake.refuse = ERR_FULL;
@@ -349,14 +348,13 @@ TEST(a_sequence_that_was_late_comes_again_as_it_was_told)
 {
     struct rig r;
     struct answer a = { 0 };
-    struct serve_reply reply = answer_sink(&a);
     rig_open(&r);
     rig_start(&r);
     r.fake.n_late = 1000;
     r.fake.retry_after_s = 1;
-    (void)serve_submit(r.serve, COMPLETIONS,
-                       STR("{\"prompt\":\"x\",\"n\":2,\"max_tokens\":200,\"ignore_eos\":true}"),
-                       NULL, &reply);
+    (void)rig_begin(&r, COMPLETIONS,
+                    STR("{\"prompt\":\"x\",\"n\":2,\"max_tokens\":200,\"ignore_eos\":true}"), NULL,
+                    &a);
     check_stays_at(&r, 2, 1);
     check_stays_at(&r, 3, 0); /* the end of the other one may have made room */
     r.fake.n_late = 0;

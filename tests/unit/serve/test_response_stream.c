@@ -189,11 +189,9 @@ TEST(receiver_that_takes_no_more_stops_the_work)
 {
     struct rig r;
     struct answer a = { .max_chunks = 2 };
-    struct serve_reply reply = answer_sink(&a);
     rig_open(&r);
     rig_start(&r);
-    CHECK(serve_submit(r.serve, CHAT, STR("{" MESSAGES ",\"stream\":true,\"n\":4}"), NULL,
-                       &reply) != 0);
+    CHECK(rig_begin(&r, CHAT, STR("{" MESSAGES ",\"stream\":true,\"n\":4}"), NULL, &a) != 0);
     for (int i = 0; i < 20000 && r.serve->requests.len; i++) rig_turn(&r);
     CHECK_EQ_INT(r.serve->requests.len, 0);
     CHECK(!a.done);
@@ -210,11 +208,9 @@ TEST(cancel_at_any_time)
     rig_start(&r);
     for (int turns = 0; turns < 40; turns++) {
         struct answer a = { 0 };
-        struct serve_reply reply = answer_sink(&a);
-        uint64_t call = serve_submit(
-            r.serve, COMPLETIONS,
-            STR("{\"prompt\":[\"a\",\"b\"],\"n\":2,\"max_tokens\":50,\"logprobs\":2}"), NULL,
-            &reply);
+        uint64_t call = rig_begin(
+            &r, COMPLETIONS,
+            STR("{\"prompt\":[\"a\",\"b\"],\"n\":2,\"max_tokens\":50,\"logprobs\":2}"), NULL, &a);
         for (int i = 0; i < turns; i++) rig_turn(&r);
         serve_cancel(r.serve, call);
         bool was_done = a.done;
@@ -232,13 +228,12 @@ TEST(close_with_requests_in_flight)
 {
     struct rig r;
     struct answer a = { 0 }, b = { 0 };
-    struct serve_reply to_a = answer_sink(&a), to_b = answer_sink(&b);
     rig_open(&r);
     rig_start(&r);
     r.fake.hold = true;
-    CHECK(serve_submit(r.serve, CHAT, STR("{" MESSAGES "}"), NULL, &to_a) != 0);
+    CHECK(rig_begin(&r, CHAT, STR("{" MESSAGES "}"), NULL, &a) != 0);
     for (int i = 0; i < 2000 && !r.fake.n_live; i++) rig_turn(&r);
-    CHECK(serve_submit(r.serve, CHAT, STR("{" MESSAGES "}"), NULL, &to_b) != 0);
+    CHECK(rig_begin(&r, CHAT, STR("{" MESSAGES "}"), NULL, &b) != 0);
     rig_close(&r);
     CHECK(!a.done && !b.done);
 }

@@ -426,8 +426,7 @@ TEST(a_small_request_does_not_wait_for_large_bodies)
     rig_start(&r);
     make_large_body(&body);
     for (int i = 0; i < LARGE_BODIES; i++) {
-        struct serve_reply reply = answer_sink(&large[i]);
-        CHECK(serve_submit(r.serve, "/v1/completions", buf_str(&body), NULL, &reply) != 0);
+        CHECK(rig_begin(&r, "/v1/completions", buf_str(&body), NULL, &large[i]) != 0);
     }
     struct answer a = rig_submit(&r, "/v1/completions",
                                  "{\"model\":\"tiny\",\"max_tokens\":2,\"prompt\":\"hello\"}");
@@ -458,8 +457,7 @@ TEST(large_bodies_that_wait_can_be_cancelled_and_refused)
     rig_start(&r);
     make_large_body(&body);
     for (int i = 0; i < LARGE_BODIES; i++) {
-        struct serve_reply reply = answer_sink(&large[i]);
-        ids[i] = serve_submit(r.serve, "/v1/completions", buf_str(&body), NULL, &reply);
+        ids[i] = rig_begin(&r, "/v1/completions", buf_str(&body), NULL, &large[i]);
     }
     for (int i = LARGE_BODIES / 2; i < LARGE_BODIES; i++) serve_cancel(r.serve, ids[i]);
     CHECK_EQ_INT(r.serve->n_preparing, LARGE_BODIES / 2);
@@ -503,8 +501,7 @@ TEST(a_long_prompt_that_runs_keeps_little)
     buf_add_c(&body, "]}");
     for (uint32_t i = 0; i < WARM + N; i++) { /* the first ones fill the allocator's caches */
         if (i == WARM) before = resident_bytes();
-        struct serve_reply reply = answer_sink(&answers[i]);
-        ids[i] = serve_submit(r.serve, "/v1/completions", buf_str(&body), NULL, &reply);
+        ids[i] = rig_begin(&r, "/v1/completions", buf_str(&body), NULL, &answers[i]);
         for (int k = 0; k < 20000 && r.fake.n_live <= i; k++) rig_turn(&r);
         CHECK_EQ_INT(r.fake.n_live, i + 1);
     }
