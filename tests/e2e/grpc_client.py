@@ -285,8 +285,8 @@ def native_errors():
             assert part in item['error_msg'] and item['error_code'] != 0, item
         for requests in ((), (dict(text='x'), dict(text='y'))):
             s.ask(native_inputs(*requests), 'two')
-            result, error = s.next()
-            assert result is None and f'query num {len(requests)} should be 1' in error.message(), error
+            [item] = native_items(s, 'two')
+            assert f'query num {len(requests)} should be 1' in item['error_msg'] and item['req_id'] == 'two', item
         s.ask(native_inputs(dict(text='x', max_dec_len=2)), 'good')
         assert list(native_items(s, 'good'))[-1]['is_end'] == 1
 
@@ -431,6 +431,6 @@ def to_the_end():
 
 
 NORMAL = [is_live_and_ready, is_described, health_service, completion, streamed_completion, empty_final_response, many_on_one_stream, many_streams, many_calls,
-          asyncio_client, errors_of_infer, errors_of_a_stream, compressed_messages_are_refused, large_messages_are_refused, cancelled_streams_stop_their_work,
+          asyncio_client, native_stream, native_conversation, native_infer, native_errors, native_same_req_id, native_many, errors_of_infer, errors_of_a_stream, compressed_messages_are_refused, large_messages_are_refused, cancelled_streams_stop_their_work,
           lost_connections_stop_their_work]
 checks.run([globals()[name] for name in sys.argv[4:]] or NORMAL)

@@ -4,6 +4,9 @@
 #include "shared/base/json/json.h"
 #include "shared/serve/grpc/infer_response.h"
 #include "shared/serve/grpc/json_scan.h"
+#include "shared/serve/serve.h"
+
+enum { HTTP_INTERNAL = 500 };
 
 void infer_answer_begin(struct infer_answer *a, const struct infer_request *r, bool is_stream)
 {
@@ -43,10 +46,11 @@ static void write_response(struct infer_answer *a, const struct infer_output *ou
     infer_response_write(&r, outputs, n, &a->response);
 }
 
-void infer_answer_write_error(const struct infer_answer *a, const char *why, struct buf *out)
+static void write_message(struct infer_answer *a, const char *why)
 {
     const struct infer_reply r = reply_of(a, INFER_FINAL);
-    infer_response_write_error(&r, why, out);
+    infer_response_write_error(&r, why, &a->response);
+    a->is_final_sent = true;
 }
 
 /* Of a request that failed in the API server. */
@@ -78,15 +82,17 @@ static void write_native_error(struct infer_answer *a, struct str object)
     write_response(a, &out, 1, true);
 }
 
-static void fail_native(struct infer_answer *a, int http, struct str object)
+static void fail_native(struct infer_answer *a, struct str object)
 {
     cJSON *doc = NULL;
     struct err err = { 0 };
+    int64_t code = HTTP_INTERNAL;
     const char *why = "the request failed";
-    if (json_parse(object, false, &doc, &err) == OK &&
-        json_get_str(doc, "error_msg", &why, &err) != OK)
-        why = err.text;
-    set_failed(a, http, why);
+    enum status st = json_parse(object, false, &doc, &err);
+    if (st == OK && json_get_i64(doc, "error_code", 400, 599, &code, &err) != OK)
+        code = HTTP_INTERNAL;
+    if (st == OK) st = json_get_str(doc, "error_msg", &why, &err);
+    set_failed(a, (int)code, st == OK ? why : err.text);
     cJSON_Delete(doc);
     if (a->is_stream) write_native_error(a, object);
 }
@@ -95,13 +101,26 @@ static void add_native(struct infer_answer *a, struct str item)
 {
     const struct str is_end = json_scan_find(item, "is_end");
     if (json_scan_find(item, "error_msg").p) {
-        fail_native(a, 500, item);
+        fail_native(a, item);
     } else if (a->is_stream) {
         write_native(a, item, str_eq_c(is_end, "1"));
     } else {
         buf_clear(&a->last);
         buf_add_str(&a->last, item);
     }
+}
+
+void infer_answer_add_error(struct infer_answer *a, enum status st, const char *why)
+{
+    struct buf object = { 0 };
+    const struct infer_request *r = a->request;
+    if (r->form != INFER_NATIVE) {
+        write_message(a, why);
+        return;
+    }
+    serve_native_error_json(&object, st, why, buf_str(&r->body), r->id.len ? r->id.data : "");
+    write_native_error(a, buf_str(&object));
+    buf_release(&object);
 }
 
 /* ---- completions ---- */
@@ -123,10 +142,7 @@ static void fail_text(struct infer_answer *a, int http, const cJSON *error)
     const char *why = "the request failed";
     if (json_get_str(error, "message", &why, &err) != OK) why = err.text;
     set_failed(a, http, why);
-    if (a->is_stream) {
-        infer_answer_write_error(a, why, &a->response);
-        a->is_final_sent = true;
-    }
+    if (a->is_stream) write_message(a, why);
 }
 
 /* A chunk, or a whole answer: both have the text of their only choice in it. */
@@ -140,7 +156,7 @@ static void add_text(struct infer_answer *a, int http, struct str json)
                 *choice = cJSON_GetArrayItem(json_member(doc, "choices"), 0);
     if (st == OK && !error) st = json_get_str(choice, "text", &text, &err);
     if (st == OK && !error) st = json_get_str(choice, "finish_reason", &reason, &err);
-    if (st != OK) set_failed(a, 500, err.text);
+    if (st != OK) set_failed(a, HTTP_INTERNAL, err.text);
     else if (error) fail_text(a, http, error);
     else if (choice) write_text(a, text, reason);
     cJSON_Delete(doc);
@@ -151,14 +167,13 @@ static void add_text(struct infer_answer *a, int http, struct str json)
 void infer_answer_add(struct infer_answer *a, struct str json)
 {
     if (a->request->form == INFER_NATIVE) add_native(a, json);
-    else if (!str_eq_c(json, "[DONE]")) add_text(a, 500, json);
+    else if (!str_eq_c(json, "[DONE]")) add_text(a, HTTP_INTERNAL, json);
 }
 
 void infer_answer_add_whole(struct infer_answer *a, int http, struct str json)
 {
-    if (a->request->form == INFER_TEXT) add_text(a, http, json);
-    else if (http >= 400) fail_native(a, http, json);
-    else add_native(a, json);
+    if (a->request->form == INFER_NATIVE) add_native(a, json);
+    else add_text(a, http, json);
 }
 
 void infer_answer_end(struct infer_answer *a)

@@ -27,10 +27,11 @@ void infer_answer_begin(struct infer_answer *a, const struct infer_request *r, b
 void infer_answer_release(struct infer_answer *a);
 /* One item of a streamed answer. */
 void infer_answer_add(struct infer_answer *a, struct str json);
-/* The whole answer, or an error, with its HTTP status. */
+/* The whole answer, or an error, with its HTTP status (which a native one holds itself). */
 void infer_answer_add_whole(struct infer_answer *a, int http, struct str json);
 void infer_answer_end(struct infer_answer *a);
-/* Appends the response of a stream that ends a request with an error of this layer. */
-void infer_answer_write_error(const struct infer_answer *a, const char *why, struct buf *out);
+/* Instead of all this: the response of a stream that ends a request with an error of this layer, in
+ * the form that those of the API server have. */
+void infer_answer_add_error(struct infer_answer *a, enum status st, const char *why);
 
 #endif

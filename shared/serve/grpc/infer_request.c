@@ -277,7 +277,7 @@ enum status infer_request_read(const struct infer_reading *r, struct infer_reque
     struct unpacking u = { .n_left = 2 * r->message.n + UNPACK_EXTRA };
     ProtobufCAllocator in_arena = { unpack_alloc, unpack_free, &u };
     enum status st;
-    *out = (struct infer_request){ .form = INFER_NATIVE };
+    *out = (struct infer_request){ .form = INFER_NO_FORM };
     arena_init(&u.arena);
     Inference__ModelInferRequest *m = inference__model_infer_request__unpack(
         &in_arena, r->message.n, (const uint8_t *)r->message.p);

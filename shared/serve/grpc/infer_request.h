@@ -14,7 +14,7 @@
 #include "shared/base/buf.h"
 #include "shared/base/err.h"
 
-enum infer_form { INFER_NATIVE, INFER_TEXT };
+enum infer_form { INFER_NO_FORM /* it was refused before it had one */, INFER_NATIVE, INFER_TEXT };
 
 /* Outputs that the client asked for; all when it named none. */
 enum { INFER_TEXT_OUTPUT = 1, INFER_FINISH_REASON = 2 };

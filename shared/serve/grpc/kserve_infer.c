@@ -123,16 +123,18 @@ static enum status send_response(struct infer *r)
 }
 
 /* Ends it with an error: in a stream as a response, since the stream goes on. */
-static void fail(struct infer *r, enum grpc_status st, const char *text)
+static void fail(struct infer *r, enum status st, const char *text)
 {
-    log_debug("grpc request failed", "peer=%s status=%s why=\"%s\"", grpc_peer(r->of->call),
-              grpc_status_name(st), text);
+    log_debug("grpc request failed", "peer=%s st=%s why=\"%s\"", grpc_peer(r->of->call),
+              status_name(st), text);
     if (!r->of->is_stream) {
-        end_infer(r, st, text);
+        end_infer(r, grpc_status_of_http(status_http(st)), text);
         return;
     }
-    infer_answer_write_error(&r->answer, text, &r->answer.response);
-    const enum status sent = send_response(r);
+    infer_answer_add_error(&r->answer, st, text);
+    enum status sent = send_response(r);
+    infer_answer_end(&r->answer);
+    if (sent == OK) sent = send_response(r);
     (void)sent;
     end_in_stream(r);
 }
@@ -156,7 +158,7 @@ static void on_end(void *arg)
     struct infer *r = arg;
     infer_answer_end(&r->answer);
     if (!r->of->is_stream && r->answer.failed) {
-        fail(r, r->answer.code, r->answer.why.data);
+        end_infer(r, r->answer.code, r->answer.why.data);
         return;
     }
     const enum status st = send_response(r);
@@ -226,9 +228,9 @@ static bool check_api(struct infer *r)
 static void start(struct infer *r)
 {
     if (!check_api(r)) return;
-    if (r->st != OK) fail(r, grpc_status_of_http(status_http(r->st)), r->err.text);
+    if (r->st != OK) fail(r, r->st, r->err.text);
     else if (!r->is_admitted)
-        fail(r, GRPC_RESOURCE_EXHAUSTED,
+        fail(r, ERR_FULL,
              "this address has as many running requests as the server accepts; try again");
     else submit(r);
 }
@@ -267,7 +269,7 @@ static void read_on_worker(struct infer *r)
 {
     if (loop_work(r->k->o.loop, r->of->is_stream ? read_stream_work : read_infer_work, on_read,
                   r) != OK) {
-        fail(r, GRPC_RESOURCE_EXHAUSTED, "too many requests are waiting to be read; try again");
+        fail(r, ERR_BUSY, "too many requests are waiting to be read; try again");
         return;
     }
     serve_ref(r->serve);

@@ -86,15 +86,45 @@ TEST(the_one_response_of_a_native_infer_is_its_last_item)
     infer_request_release(&r);
 }
 
+/* Of this layer: as the API server writes its own. */
+TEST(errors_of_a_request_that_was_not_begun)
+{
+    struct infer_request r = request_of(INFER_NATIVE, true);
+    struct infer_answer a;
+    infer_answer_begin(&a, &r, true);
+    infer_answer_add_error(&a, ERR_INVALID, "no list");
+    struct message_answer m = take(&a);
+    CHECK(strncmp(m.text[0].data,
+                  "{\"req_id\":\"r-1\",\"error_msg\":\"no list\",\"error_code\":400,", 54) == 0);
+    CHECK_EQ_INT(m.final, 0);
+    message_answer_release(&m);
+    infer_answer_end(&a);
+    m = take(&a);
+    CHECK_EQ_INT(m.final, 1);
+    message_answer_release(&m);
+    infer_answer_release(&a);
+    r.form = INFER_NO_FORM; /* nobody knows what its client understands */
+    infer_answer_begin(&a, &r, true);
+    infer_answer_add_error(&a, ERR_INVALID, "no input");
+    m = take(&a);
+    CHECK_EQ_STR(m.error.data, "no input");
+    CHECK_EQ_INT(m.final, 1);
+    message_answer_release(&m);
+    infer_answer_end(&a);
+    CHECK_EQ_INT(a.response.len, 0);
+    infer_answer_release(&a);
+    infer_request_release(&r);
+}
+
 TEST(native_errors_are_the_object_itself)
 {
-    static const char error[] = "{\"req_id\":\"r\",\"error_msg\":\"too long\",\"error_code\":200}";
+    static const char error[] = "{\"req_id\":\"r\",\"error_msg\":\"too long\",\"error_code\":429}";
     struct infer_request r = request_of(INFER_NATIVE, false);
     struct infer_answer a;
     infer_answer_begin(&a, &r, true);
-    infer_answer_add_whole(&a, 400, STR(error));
+    infer_answer_add_whole(&a, 429, STR(error));
     check_out(&a, error, 1);
-    CHECK_EQ_INT(a.code, GRPC_INVALID_ARGUMENT);
+    CHECK_EQ_INT(a.code, GRPC_RESOURCE_EXHAUSTED);
     infer_answer_release(&a);
     infer_answer_begin(&a, &r, true);
     infer_answer_add(&a, STR("{\"is_end\":0}"));
@@ -188,5 +218,5 @@ TEST(errors_of_completions_are_error_messages)
 TEST_MAIN(CASE(native_items_are_lists_of_one_and_the_last_is_final),
           CASE(an_empty_response_is_the_final_one_where_it_is_wanted),
           CASE(the_one_response_of_a_native_infer_is_its_last_item),
-          CASE(native_errors_are_the_object_itself), CASE(completions_are_text_and_reason),
-          CASE(errors_of_completions_are_error_messages))
+          CASE(errors_of_a_request_that_was_not_begun), CASE(native_errors_are_the_object_itself),
+          CASE(completions_are_text_and_reason), CASE(errors_of_completions_are_error_messages))

@@ -280,6 +280,82 @@ TEST(several_completions_of_one_stream)
     port_close(&p);
 }
 
+#define NATIVE(text_)                                                                              \
+    {                                                                                              \
+        .name = "IN", .datatype = "BYTES", .text = text_                                           \
+    }
+
+/* The item in OUT, which a list of one holds where it is no error; the caller deletes the list. */
+static cJSON *out_item(const struct message_answer *a, cJSON **list)
+{
+    struct err err = { 0 };
+    CHECK_EQ_INT(a->n_outputs, 1);
+    CHECK_EQ_STR(a->names[0], "OUT");
+    CHECK_OK(json_parse(buf_str(&a->text[0]), true, list, &err));
+    if (!cJSON_IsArray(*list)) return *list;
+    CHECK_EQ_INT(cJSON_GetArraySize(*list), 1);
+    return cJSON_GetArrayItem(*list, 0);
+}
+
+TEST(native_requests_have_items)
+{
+    struct port p;
+    const struct message_of m = { .id = "n-1",
+                                  .inputs = { NATIVE("[{\"text\":\"hi\",\"temperature\":0}]") } };
+    struct str s;
+    struct buf all = { 0 };
+    int n_final = 0;
+    port_open(&p);
+    const struct h2_call *call = infer(&p, "ModelStreamInfer", NULL, &m, 1);
+    CHECK_EQ_INT(call->status, GRPC_OK);
+    for (size_t at = 0; (s = next_message(call, &at)).p;) {
+        struct message_answer a = message_read(s, true);
+        cJSON *list, *item = out_item(&a, &list);
+        CHECK_EQ_STR(cJSON_GetStringValue(cJSON_GetObjectItem(item, "req_id")), "n-1");
+        CHECK(!cJSON_HasObjectItem(item, "error_msg")); /* which its clients take for an error */
+        buf_add_c(&all, cJSON_GetStringValue(cJSON_GetObjectItem(item, "token")));
+        CHECK_EQ_INT(a.final, cJSON_GetObjectItem(item, "is_end")->valueint);
+        n_final += a.final;
+        if (a.final)
+            CHECK_EQ_STR(cJSON_GetStringValue(cJSON_GetObjectItem(item, "tokens_all")), all.data);
+        cJSON_Delete(list);
+        message_answer_release(&a);
+    }
+    CHECK_EQ_STR(all.data, "Hello there, world");
+    CHECK_EQ_INT(n_final, 1);
+    call = infer(&p, "ModelInfer", NULL, &m, 1);
+    struct message_answer a = message_read(only_message(call), false);
+    cJSON *list, *item = out_item(&a, &list);
+    CHECK_EQ_STR(cJSON_GetStringValue(cJSON_GetObjectItem(item, "tokens_all")), all.data);
+    cJSON_Delete(list);
+    message_answer_release(&a);
+    buf_release(&all);
+    port_close(&p);
+}
+
+TEST(native_errors_are_in_out)
+{
+    static const char *const bad[] = { "[{\"text\":\"hi\",\"max_dec_len\":0}]", "[]", "[5]" };
+    struct port p;
+    port_open(&p);
+    for (size_t i = 0; i < COUNT_OF(bad); i++) {
+        const struct message_of m = { .id = "n-1", .inputs = { NATIVE(bad[i]) } };
+        const struct h2_call *call = infer(&p, "ModelStreamInfer", NULL, &m, 1);
+        struct message_answer a = message_read(only_message(call), true);
+        cJSON *list, *item = out_item(&a, &list);
+        CHECK(item == list && !a.error.len);
+        CHECK_EQ_INT(cJSON_GetObjectItem(item, "error_code")->valueint, 400);
+        CHECK_EQ_STR(cJSON_GetStringValue(cJSON_GetObjectItem(item, "req_id")), "n-1");
+        CHECK_EQ_INT(a.final, 1);
+        cJSON_Delete(list);
+        message_answer_release(&a);
+        call = infer(&p, "ModelInfer", NULL, &m, 1);
+        CHECK_EQ_INT(call->status, GRPC_INVALID_ARGUMENT);
+        CHECK(call->text[0]);
+    }
+    port_close(&p);
+}
+
 /* One that fails says so under its id, and the others go on. */
 TEST(a_request_that_fails_leaves_its_stream_alone)
 {
@@ -539,8 +615,8 @@ TEST(a_stop_ends_requests_as_the_api_server_does)
 
 TEST_MAIN(CASE(probes_say_whether_requests_are_taken),
           CASE(the_server_and_its_models_are_described), CASE(a_completion_by_model_infer),
-          CASE(several_completions_of_one_stream),
-          CASE(a_request_that_fails_leaves_its_stream_alone),
+          CASE(several_completions_of_one_stream), CASE(native_requests_have_items),
+          CASE(native_errors_are_in_out), CASE(a_request_that_fails_leaves_its_stream_alone),
           CASE(errors_of_model_infer_are_statuses), CASE(a_large_request_is_read_by_a_worker),
           CASE(a_call_that_ends_while_a_worker_reads_it), CASE(keys_are_those_of_http),
           CASE(a_cancelled_stream_stops_its_work_at_once), CASE(the_clients_time_stops_the_work),
