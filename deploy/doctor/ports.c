@@ -96,8 +96,10 @@ void doctor_check_ports(struct doctor *d)
     const char *host = config_string(d->c, "host");
     check_list(d, &p, "ports", host);
     check_list(d, &p, "metrics-ports", host);
+    check_list(d, &p, "grpc-ports", host);
     if (!config_is_set(d->c, "ports")) check_port(d, &p, "port", host, config_int(d->c, "port"));
     check_port(d, &p, "metrics-port", host, config_int(d->c, "metrics-port"));
+    check_port(d, &p, "grpc-port", host, config_int(d->c, "grpc-port"));
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
         check_list(d, &p, lists[i], "0.0.0.0");
     if (d->n > n_before) return;

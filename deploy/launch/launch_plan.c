@@ -74,7 +74,8 @@ static const char *const OF_RANKS[] = { "data-parallel-size",     "data-parallel
                                         "data-parallel-address",  "data-parallel-rpc-port",
                                         "local-data-parallel-id", "tensor-parallel-size" };
 /* Of the parent alone; of the lists ranks get their entries. */
-static const char *const OF_PARENT[] = { "port", "metrics-port", "headless", "restart" },
+static const char *const OF_PARENT[] = { "port", "metrics-port", "grpc-port", "headless",
+                                         "restart" },
                          *const LISTS[] = { "engine-worker-queue-port", "pd-comm-port",
                                             "cache-queue-port", "rdma-comm-ports" };
 
@@ -113,9 +114,10 @@ static bool is_planned(const struct launch_plan *p, uint16_t port)
 }
 
 /* The lists that name ports which processes bind when they start. */
-static const char *const NAMED[] = { "ports",           "metrics-ports",
-                                     "pd-comm-port",    "cache-queue-port",
-                                     "rdma-comm-ports", "engine-worker-queue-port" };
+static const char *const NAMED[] = {
+    "ports",           "metrics-ports",           "grpc-ports", "pd-comm-port", "cache-queue-port",
+    "rdma-comm-ports", "engine-worker-queue-port"
+};
 
 static bool is_named(const struct config *c, uint16_t port)
 {
@@ -256,8 +258,13 @@ static void add_rank(struct arg_list *a, const struct ranks *r, size_t i)
     add_number(a, "data-parallel-rpc-port", r->port);
 }
 
+/* Ports beside the API's; -1: nothing is said of it. */
+struct extra_ports {
+    int64_t metrics, grpc;
+};
+
 static void write_args(const struct config *c, const struct launch_args *w, size_t i,
-                       int64_t metrics_port, struct launch_plan *p)
+                       const struct extra_ports *extra, struct launch_plan *p)
 {
     struct launch_node *node = &p->nodes[i];
     struct arg_list a = { p, node, 0 };
@@ -268,7 +275,8 @@ static void write_args(const struct config *c, const struct launch_args *w, size
     if (w->behind) add_lists(&a, c, w);
     else add_option(&a, "splitwise-role", node_role_name(node->role));
     add_number(&a, "port", node->port);
-    if (metrics_port >= 0) add_number(&a, "metrics-port", metrics_port);
+    if (extra->metrics >= 0) add_number(&a, "metrics-port", extra->metrics);
+    if (extra->grpc >= 0) add_number(&a, "grpc-port", extra->grpc);
     add_rank(&a, &p->ranks, i);
     add_number(&a, "compute-threads", threads_per_node(c, p->n));
     const double share = share_per_node(c, p->n);
@@ -293,7 +301,7 @@ static uint16_t choose_port(const struct config *c, const struct launch_plan *p)
 
 /* Ports of the first process of a node; those that follow it have none. */
 static enum status choose_ports(const struct config *c, const struct launch_args *w, size_t i,
-                                struct launch_plan *p, int64_t *metrics_port, struct err *err)
+                                struct launch_plan *p, struct extra_ports *extra, struct err *err)
 {
     struct launch_node *node = &p->nodes[i];
     const size_t entry = i / p->ranks.tp.size;
@@ -301,7 +309,8 @@ static enum status choose_ports(const struct config *c, const struct launch_args
     if (node->first != i) return OK;
     if (!w->behind) {
         TRY(launch_listed_port(c, "ports", entry, &port, err));
-        TRY(launch_listed_port(c, "metrics-ports", entry, metrics_port, err));
+        TRY(launch_listed_port(c, "metrics-ports", entry, &extra->metrics, err));
+        TRY(launch_listed_port(c, "grpc-ports", entry, &extra->grpc, err));
     }
     node->port = port > 0    ? (uint16_t)port
                  : w->behind ? launch_plan_free_port(p, c)
@@ -331,11 +340,11 @@ static enum status choose_meet_port(const struct config *c, size_t i, struct lau
 static enum status plan_node(const struct config *c, const struct launch_args *w, size_t i,
                              struct launch_plan *p, struct err *err)
 {
-    int64_t metrics_port = 0; /* of ranks: none, whatever the environment says */
+    struct extra_ports extra = { 0, 0 }; /* of ranks: none, whatever the environment says */
     p->nodes[i].first = i - i % p->ranks.tp.size;
-    TRY(choose_ports(c, w, i, p, &metrics_port, err));
+    TRY(choose_ports(c, w, i, p, &extra, err));
     TRY(choose_meet_port(c, i, p, err));
-    write_args(c, w, i, metrics_port, p);
+    write_args(c, w, i, &extra, p);
     return OK;
 }
 
@@ -359,7 +368,7 @@ static enum status choose_meeting_port(const struct config *c, struct launch_pla
 
 static enum status check_counts(const struct config *c, size_t n, struct err *err)
 {
-    static const char *const lists[] = { "ports", "metrics-ports" };
+    static const char *const lists[] = { "ports", "metrics-ports", "grpc-ports" };
     for (size_t i = 0; i < COUNT_OF(lists); i++) {
         size_t given = 0;
         config_list(c, lists[i], 0, &given);

@@ -105,7 +105,7 @@ static void report_progress(void *arg, uint64_t *counter, bool *has_work)
 
 /* ---- HTTP before and after ready ---- */
 
-static void say_not_ready(struct node *n, struct http_exchange *x)
+void node_say_why(struct node *n, struct buf *out)
 {
     char why[ERR_TEXT_MAX + GROUP_WHY_MAX] = "the model is being loaded";
     if (n->state != NODE_LOADING) snprintf(why, sizeof why, "the node is shutting down");
@@ -114,10 +114,18 @@ static void say_not_ready(struct node *n, struct http_exchange *x)
     else if (n->ranks.is_loaded && !n->ranks.is_one)
         (void)group_describe(n->ranks.group, why, sizeof why);
     else if (n->group && n->engine) (void)group_describe(n->group, why, sizeof why);
+    buf_add_c(out, why);
+}
+
+static void say_not_ready(struct node *n, struct http_exchange *x)
+{
+    struct buf why = { 0 };
+    node_say_why(n, &why);
     const bool is_asked = n->state == NODE_LOADING && !n->router &&
                           not_ready_asks_cluster(x, &n->o.tenants);
-    if (is_asked) node_describe_loading(n, why, x);
-    else not_ready_reply(x, why);
+    if (is_asked) node_describe_loading(n, why.data, x);
+    else not_ready_reply(x, why.data);
+    buf_release(&why);
 }
 
 void node_serve_or_say_why(void *node, struct http_exchange *x)
@@ -553,7 +561,8 @@ enum { CONNECTIONS_MIN = 16 };
 static void raise_limits(struct node_options *o)
 {
     uint32_t *most = &o->http_limits.n_connections;
-    const uint64_t allowed = open_files_raise(), wanted = open_files_wanted(o->http ? *most : 0),
+    const uint64_t n_ports = o->http ? 1 + (o->grpc_port != 0) : 0, allowed = open_files_raise(),
+                   wanted = open_files_wanted(n_ports * *most),
                    missing = allowed < wanted ? wanted - allowed : 0;
     if (!missing) return;
     log_warn("too few open files",
@@ -562,8 +571,8 @@ static void raise_limits(struct node_options *o)
              "LimitNOFILE= of systemd) or lower it\"",
              (unsigned long long)allowed, (unsigned long long)wanted, *most,
              (unsigned long long)wanted);
-    if (*most)
-        *most = *most > missing + CONNECTIONS_MIN ? *most - (uint32_t)missing : CONNECTIONS_MIN;
+    const uint64_t fewer = n_ports ? (missing + n_ports - 1) / n_ports : 0; /* at each port */
+    if (*most) *most = *most > fewer + CONNECTIONS_MIN ? *most - (uint32_t)fewer : CONNECTIONS_MIN;
 }
 
 /* Every port is bound before the model is loaded, so that a conflict shows at once. */
@@ -571,6 +580,7 @@ static enum status open_ports(struct node *n, struct err *err)
 {
     const struct node_options *o = &n->o;
     TRY(start_http(n, err));
+    TRY(node_grpc_start(n, err));
     uint16_t port = n->http ? http_server_port(n->http) : 0;
     char at[HOST_PORT_TEXT_MAX];
     if (node_follows(n)) /* it has no port of the API: rank 1 of the node whose ranks meet there */
@@ -639,7 +649,8 @@ int node_run(struct node *n)
 void node_free(struct node *n)
 {
     if (!n) return;
-    if (n->http || n->admin || n->cluster) { /* the loop never ran: run it to close the ports */
+    /* The loop never ran: run it to close the ports. */
+    if (n->http || n->admin || n->grpc || n->cluster) {
         node_stop(n, 1);
         loop_run(n->loop);
     }

@@ -81,6 +81,7 @@ void node_drain(struct node *n, void (*on_drained)(void *arg), void *arg)
     scheduler_drain(n->scheduler, false); /* its ranks are to end as well */
     if (n->passer) passer_set_draining(n->passer);
     if (n->http) http_server_drain(n->http);
+    node_grpc_drain(n);
     n->drain = loop_timer_start(n->loop, 0, DRAIN_POLL_MS, on_drain_poll, n);
 }
 

@@ -24,6 +24,7 @@
 #include "shared/base/mailbox.h"
 #include "shared/cluster/group.h"
 #include "shared/kv/kv_parts.h"
+#include "shared/serve/grpc/kserve.h"
 
 /* Tell the sequences and transfers of the two workers apart. */
 #define DECODE_IDS  (UINT64_C(1) << 56)
@@ -39,6 +40,7 @@ struct node {
     struct loop *loop;
     struct metrics *metrics;
     struct http_server *http, *admin;
+    struct kserve *grpc;     /* NULL: none, or it has stopped */
     struct node_model model; /* its weights move into the engine */
     struct {
         struct engine *engine;
@@ -103,7 +105,7 @@ struct node {
     uint64_t t_alone_ms;  /* ... or that none does */
     /* while DRAINING: */
     bool handed_back;    /* what it computed */
-    bool door_closed;    /* its HTTP server takes no new connections */
+    bool door_closed;    /* its HTTP and gRPC servers take no new connections */
     uint64_t t_fence_ms; /* its time was over then; 0: not yet */
     int exit_status, n_signals;
     void (*on_ready)(void *arg);
@@ -181,6 +183,14 @@ void node_front_load(struct node *n);
 /* The files are there: ready, or once the ranks are. */
 void node_front_loaded(struct node *n);
 
+/* ---- node_grpc.c: with --grpc-port; the others do nothing without it ---- */
+
+enum status node_grpc_start(struct node *n, struct err *err) MUST_CHECK;
+void node_grpc_drain(struct node *n);
+/* Takes no new connections; node_stop_goes_on follows when nothing is left, after grace_ms at the
+ * latest. Again: in grace_ms from now, if that is sooner. */
+void node_grpc_stop(struct node *n, uint32_t grace_ms);
+
 /* ---- node_mount.c ---- */
 
 /* Answers an exchange of nodes, not of clients; false: it is not one. */
@@ -229,6 +239,8 @@ void node_begin_loading(void *node);
 enum status node_start_engine(struct node *n, struct err *err) MUST_CHECK;
 /* Ends the start with the sentence of load_err. */
 void node_fail_start(struct node *n);
+/* Appends why there is no API server: a sentence. */
+void node_say_why(struct node *n, struct buf *out);
 /* Answers a request of the API's port: as the API does, or why there is none yet or any more. */
 void node_serve_or_say_why(void *node, struct http_exchange *x);
 /* The engine can step: the node takes work. */

@@ -658,6 +658,7 @@ static enum status read_http(const struct config *c, struct node_options *o, str
     TRY(read_host(c, o, "host", &o->host, err));
     o->port = (uint16_t)config_int(c, "port");
     o->metrics_port = (uint16_t)config_int(c, "metrics-port");
+    o->grpc_port = (uint16_t)config_int(c, "grpc-port");
     o->http_limits = HTTP_LIMITS_DEFAULT;
     o->http_limits.n_connections = (uint32_t)config_int(c, "max-connections");
     o->http_limits.n_client_connections = (uint32_t)config_int(c, "max-connections-per-client");
@@ -835,6 +836,7 @@ void node_options_print(const struct node_options *o, const struct config *c, st
     else line(out, "API", "none: requests come from the first process of the node", NULL);
     if (o->http && o->metrics_port)
         print_port(out, c, "metrics", o->host, o->metrics_port, "metrics-port");
+    if (o->http && o->grpc_port) print_port(out, c, "gRPC", o->host, o->grpc_port, "grpc-port");
     print_port(out, c, "nodes", o->cluster_host, o->cluster_port, "pd-comm-port");
     print_port(out, c, "KV", o->cluster_host, o->kv_port, "cache-queue-port");
     if (config_is_set(c, "rdma-comm-ports"))

@@ -61,6 +61,7 @@ struct node_options {
     /* API server */
     const char *host;
     uint16_t port, metrics_port; /* port 0 with `http` false: no HTTP at all */
+    uint16_t grpc_port;          /* 0: none */
     bool http;
     bool no_engine; /* the entry node of ranks that are processes of their own (node_front.c) */
     bool is_router; /* of nodes that register with it, or that it lists; no_engine too */

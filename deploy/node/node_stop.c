@@ -50,7 +50,7 @@ static void finish_rest(struct node *n)
  * object with the engine's memory. */
 static void finish_stop(struct node *n)
 {
-    if (n->http || n->admin || n->directory_server || n->prepares) return;
+    if (n->http || n->admin || n->grpc || n->directory_server || n->prepares) return;
     if (n->scheduler) scheduler_stop(n->scheduler);
     serve_free(n->serve);
     n->serve = NULL;
@@ -110,9 +110,10 @@ static void begin_stop(void *arg)
     n->stopper = n->drain = NULL;
     node_role_stop(n);
     node_router_stop(n);
-    if (http && n->serve) serve_shut_down(n->serve);
+    if ((http || n->grpc) && n->serve) serve_shut_down(n->serve);
     if (n->passer) passer_stop(n->passer);
-    if (!http && !admin && !directory_server) finish_stop(n);
+    if (!http && !admin && !n->grpc && !directory_server) finish_stop(n);
+    node_grpc_stop(n, GRACE_MS);
     if (http && n->door_closed) http_server_hurry(http, GRACE_MS);
     else if (http) http_server_stop(http, GRACE_MS, http_stopped, n);
     if (admin) http_server_stop(admin, 0, admin_stopped, n);
@@ -185,6 +186,7 @@ static void close_door(struct node *n, uint64_t left_ms)
     if (n->door_closed) return;
     n->door_closed = true;
     if (n->http) http_server_leave(n->http, (uint32_t)left_ms, GRACE_MS, http_stopped, n);
+    node_grpc_stop(n, (uint32_t)left_ms);
 }
 
 /* Can the other ranks do without this one? They are asked once nothing is left here. */
@@ -211,7 +213,7 @@ static bool is_fenced(struct node *n)
                  scheduler_n_live(n->scheduler) + n_passing(n) + n_computing(n),
                  reads ? prefill_n_live(n->prefill) : 0);
         if (reads) {
-            if (n->http && n->serve) serve_shut_down(n->serve);
+            if ((n->http || n->grpc) && n->serve) serve_shut_down(n->serve);
             prefill_hand_back(n->prefill);
         }
     }
@@ -235,7 +237,7 @@ static void on_drain_poll(void *arg)
     }
     if (since < time) {
         close_door(n, time - since);
-        if (n->http || all || !has_left_group(n)) return;
+        if (n->http || n->grpc || all || !has_left_group(n)) return;
     }
     node_stop(n, 0);
 }
@@ -277,5 +279,6 @@ void node_stop_on_signal(void *arg, int signum)
     leave_work_to_others(n);
     if (n->passer) passer_set_draining(n->passer);
     if (n->http) http_server_drain(n->http);
+    node_grpc_drain(n);
     n->drain = loop_timer_start(n->loop, 0, DRAIN_POLL_MS, on_drain_poll, n);
 }

@@ -49,6 +49,14 @@ const struct option COMMAND_OPTIONS[] = {
         .help = "Metrics ports in the same order.",
     },
     {
+        .name = "grpc-ports",
+        .env = "BATON_GRPC_PORTS",
+        .type = OPT_LIST,
+        IN("Launch", "launch doctor"),
+        .help = "Ports of KServe's protocol over gRPC in the same order; a node without one has "
+                "none.",
+    },
+    {
         .name = "restart",
         .env = "BATON_RESTART",
         .type = OPT_BOOL,

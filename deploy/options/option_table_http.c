@@ -30,6 +30,17 @@ const struct option HTTP_OPTIONS[] = {
         .help = "Extra port for /metrics and health; 0: only the API's own port has them.",
     },
     {
+        .name = "grpc-port",
+        .env = "BATON_GRPC_PORT",
+        .type = OPT_INT,
+        RANGE(0, 65535),
+        .def = "0",
+        IN("HTTP", "serve doctor router"),
+        .help = "Port of KServe's inference protocol over gRPC (docs/protocol.md); 0: none. The "
+                "limits of --max-connections and the options that follow it count here as well, "
+                "apart from those of --port.",
+    },
+    {
         .name = "api-key",
         .env = "BATON_API_KEY FD_API_KEY VLLM_API_KEY",
         .type = OPT_LIST,

@@ -111,6 +111,9 @@ void router_options_print(const struct node_options *o, const struct config *c, 
          config_source_text(c, "model"));
     line(out, "topic", o->topic, config_source_text(c, "scheduler-topic"));
     line(out, "API", host_port_text(o->host, o->port, at), config_source_text(c, "port"));
+    if (o->grpc_port)
+        line(out, "gRPC", host_port_text(o->host, o->grpc_port, at),
+             config_source_text(c, "grpc-port"));
     print_view(o, c, out);
     print_listed(o, out);
     line(out, "API keys",

@@ -163,7 +163,12 @@ uint64_t serve_submit(struct serve *s, const struct serve_call *call)
         .deadline_ms = call->deadline_ms ? clock_ms() + call->deadline_ms : 0,
         .reply = call->reply,
     };
-    buf_add_str(&o.body.bytes, call->body);
+    if (call->taken) {
+        o.body = *call->taken;
+        *call->taken = (struct http_taken_body){ .bodies = NULL };
+    } else {
+        buf_add_str(&o.body.bytes, call->body);
+    }
     return completion_start(s, &o);
 }
 

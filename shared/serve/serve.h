@@ -118,13 +118,15 @@ struct serve_reply {
 struct serve_call {
     const char *path; /* "/v1/chat/completions", "/v1/completions" or SERVE_NATIVE_PATH */
     struct str body;
+    /* Instead of body, NULL: that. Moved into the request, with what it counts for. */
+    struct http_taken_body *taken;
     const char *request_id; /* its x-request-id; NULL, or not good for one: none */
     uint32_t tenant;        /* index in serve_options.tenants: whose limits count */
     uint32_t deadline_ms;   /* from now; it then ends with 504. 0: none */
     struct serve_reply reply;
 };
 
-/* Runs it; copies everything. Returns a handle for serve_cancel, valid until reply or end was
+/* Runs it; copies everything else. Returns a handle for serve_cancel, valid until reply or end was
  * called; 0: it was answered at once. */
 uint64_t serve_submit(struct serve *s, const struct serve_call *call);
 /* The receiver is gone: stops the work; no reply function is called afterwards. */

@@ -18,6 +18,7 @@
 #include "shared/net/http/http_backlog.h"
 #include "shared/net/http/http_clients.h"
 #include "shared/net/http/http_parse.h"
+#include "shared/net/listener.h"
 
 enum http_conn_state { HTTP_CONN_READING, HTTP_CONN_SERVING, HTTP_CONN_LINGER, HTTP_CONN_CLOSING };
 
@@ -65,11 +66,8 @@ struct http_conn {
 struct http_server {
     struct http_server_options o;
     char *host;
-    int listen_fd;      /* -1: closed */
-    uv_poll_t listener; /* of listen_fd */
-    uv_timer_t accept_timer;
-    bool accept_waits; /* connections wait in the kernel; this was said */
-    uv_idle_t idle;    /* runs while ready is not empty */
+    struct listener listener;
+    uv_idle_t idle; /* runs while ready is not empty */
     uv_timer_t grace, trim;
     struct list conns, ready;
     uint32_t n_conns, n_handles;
@@ -86,7 +84,6 @@ struct http_server {
     uint64_t t_stop, grace_until, linger_until; /* linger_until 0: in GRACE */
     void (*done)(void *arg);
     void *done_arg;
-    uint16_t port;
     struct gauge *m_conns;
     struct counter *m_requests, *m_refused, *m_turned_away, *m_slow, *m_gone;
     char read_buf[65536]; /* shared: each read is consumed before the next one */
@@ -121,9 +118,5 @@ void http_server_close_listener(struct http_server *s);
 void http_server_close_handles(struct http_server *s); /* the listener too; frees it in the end */
 /* http_trim.c: looks whether a burst has begun; after more bytes are held. */
 void http_trim_note(struct http_server *s);
-/* http_listen.c: binds and listens; the error tells which process has the port. */
-enum status http_listen(const struct http_server_options *o, int *fd, uint16_t *bound,
-                        struct err *err) MUST_CHECK;
-void http_accept_start(struct http_server *s); /* of listen_fd, until the listener is closed */
 
 #endif

@@ -1,7 +1,6 @@
 /* http_server.c - see http_server.h: start, and the getters of an exchange (http_stop.c: the stop).
  * The server is freed when its own handles and the last connection are closed. Thread: loop. */
 #include <string.h>
-#include <unistd.h>
 
 #include "shared/base/mem.h"
 #include "shared/base/thread.h"
@@ -55,18 +54,21 @@ static void server_close(uv_handle_t *h)
     if (!uv_is_closing(h)) uv_close(h, server_on_closed);
 }
 
+static void server_on_listener_closed(void *arg)
+{
+    struct http_server *s = arg;
+    s->n_handles--;
+    server_maybe_free(s);
+}
+
 void http_server_close_listener(struct http_server *s)
 {
-    if (s->listen_fd < 0) return;
-    server_close((uv_handle_t *)&s->listener);
-    close(s->listen_fd);
-    s->listen_fd = -1;
+    listener_close(&s->listener, server_on_listener_closed);
 }
 
 void http_server_close_handles(struct http_server *s)
 {
     http_server_close_listener(s);
-    server_close((uv_handle_t *)&s->accept_timer);
     server_close((uv_handle_t *)&s->idle);
     server_close((uv_handle_t *)&s->grace);
     server_close((uv_handle_t *)&s->trim);
@@ -136,6 +138,23 @@ static void server_add_metrics(struct http_server *s, struct metrics *m)
                                 "Exchanges whose client left before the answer was sent.");
 }
 
+static void server_on_connection(void *arg, int fd) { http_conn_open(arg, fd); }
+
+static enum status server_listen(struct http_server *s, struct err *err)
+{
+    const struct listener_options o = {
+        .loop = s->o.loop,
+        .protocol = "http",
+        .host = s->host,
+        .port = s->o.port,
+        .option = s->o.option,
+        .share_port = s->o.share_port,
+        .on_connection = server_on_connection,
+        .arg = s,
+    };
+    return listener_open(&s->listener, &o, err);
+}
+
 enum status http_server_start(const struct http_server_options *o, struct http_server **out,
                               struct err *err)
 {
@@ -151,33 +170,23 @@ enum status http_server_start(const struct http_server_options *o, struct http_s
     http_turn_init(&s->unknown);
     list_init(&s->conns);
     list_init(&s->ready);
-    s->listen_fd = -1;
     uv_idle_init(uv, &s->idle);
-    uv_timer_init(uv, &s->accept_timer);
     uv_timer_init(uv, &s->grace);
     uv_timer_init(uv, &s->trim);
-    s->idle.data = s->accept_timer.data = s->grace.data = s->trim.data = s;
-    s->n_handles = 4;
-    int fd = -1;
-    enum status st = http_listen(&s->o, &fd, &s->port, err);
-    if (st == OK && uv_poll_init(uv, &s->listener, fd) != 0) {
-        close(fd);
-        st = err_set(err, ERR_INTERNAL, "cannot watch the socket of port %u", s->port);
-    }
+    s->idle.data = s->grace.data = s->trim.data = s;
+    s->n_handles = 3;
+    enum status st = server_listen(s, err);
     if (st != OK) {
         http_server_close_handles(s);
         return st;
     }
-    s->listener.data = s;
-    s->listen_fd = fd;
     s->n_handles++;
-    http_accept_start(s);
     server_add_metrics(s, o->metrics);
     *out = s;
     return OK;
 }
 
-uint16_t http_server_port(const struct http_server *s) { return s->port; }
+uint16_t http_server_port(const struct http_server *s) { return s->listener.port; }
 
 const char *http_method(const struct http_exchange *x)
 {

@@ -9,11 +9,8 @@
  * LINGER: idle connections have got a FIN, and half a request a 503; what they still send is read
  * and dropped. GRACE and LINGER end early when no connection is left; GRACE also after quiet_ms,
  * when no exchange is open. Thread: loop. */
-#include <linux/filter.h>
 #include <sys/socket.h>
 
-#include "shared/base/log.h"
-#include "shared/base/mem.h"
 #include "shared/base/thread.h"
 #include "shared/net/http/http_conn.h"
 
@@ -24,25 +21,6 @@ enum {
     STOP_LISTEN_MS = 300, /* ... and else */
     STOP_LINGER_MS = 50
 };
-
-/* Lets the kernel drop SYNs to the listener. Other segments pass, so handshakes that have begun are
- * finished; accepted connections inherit the filter, and get no SYNs. */
-static void stop_handshakes(struct http_server *s)
-{
-    enum { TCP_FLAGS = 13, TCP_SYN = 2 };
-    struct sock_filter code[] = {
-        BPF_STMT(BPF_LD | BPF_B | BPF_ABS, TCP_FLAGS),
-        BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, TCP_SYN, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, 0),
-        BPF_STMT(BPF_RET | BPF_K, UINT32_MAX),
-    };
-    struct sock_fprog filter = { .len = COUNT_OF(code), .filter = code };
-    if (s->listen_fd >= 0 &&
-        setsockopt(s->listen_fd, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter) == 0)
-        return;
-    /* The listener is closed all the same; a client that connects in that moment is reset. */
-    log_debug("http listener takes no filter", "port=%u", s->port);
-}
 
 /* Has a request come that the loop has not read yet? */
 static bool has_unread(const struct http_conn *c)
@@ -127,7 +105,7 @@ void http_server_leave(struct http_server *s, uint32_t grace_ms, uint32_t quiet_
     s->grace_ms = grace_ms;
     s->quiet_ms = quiet_ms;
     http_server_drain(s);
-    stop_handshakes(s);
+    listener_stop_handshakes(&s->listener);
     /* Even without grace in the next turn, since a handler may call stop. */
     uv_timer_start(&s->grace, on_tick, 0, STOP_TICK_MS);
 }
