@@ -255,7 +255,8 @@ int cmd_generate(int argc, char **argv)
             "baton generate: --output %s is for the answers to --input; the one to --prompt goes "
             "to standard output (> FILE)\n",
             config_string(c, "output"));
-    else if (!input || files_can_be_used(config_string(c, "input"), config_string(c, "output")))
+    else if ((!input || files_can_be_used(config_string(c, "input"), config_string(c, "output"))) &&
+             (exit_status = command_pull_model(c, "baton generate")) == 0)
         exit_status = generate_with(c);
     config_free(c);
     return exit_status;

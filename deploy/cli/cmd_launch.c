@@ -269,6 +269,11 @@ int cmd_launch(int argc, char **argv)
     struct launch_args args = { .program = "baton" };
     log_set_name("launch");
     enum status st = node_options_log(c, "baton-launch.log", &err);
+    if (st == OK && (exit_status = command_pull_model(c, "baton launch")) != 0) {
+        config_free(c);
+        return exit_status;
+    }
+    exit_status = 2;
     if (st == OK) st = ranks_read(c, launch_plan_n_nodes(c), &args.ranks, &err);
     if (st == OK) exit_status = command_launch(c, "baton launch", &args);
     else log_fatal("baton launch", err.text);

@@ -12,7 +12,8 @@
 
 static const char INTRO[] =
     "usage: baton serve MODEL [options]   (or --model MODEL)\n\n"
-    "Serve one node. MODEL is a Hugging Face folder, a .gguf file, or org/name in a local cache.\n";
+    "Serve one node. MODEL is a Hugging Face folder, a .gguf file, or org/name in a local cache; "
+    "with --pull\nalso org/name or an address elsewhere.\n";
 
 /* A launcher prints one page for all of its nodes. */
 static void print_start(const struct node_options *o, const struct config *c)
@@ -123,7 +124,7 @@ int cmd_serve(int argc, char **argv)
                 words[0]);
     else if (n_words == 1 && config_set(c, "model", words[0], &err) != OK)
         fprintf(stderr, "baton serve: %s\n", err.text);
-    else exit_status = serve_with(c);
+    else if ((exit_status = command_pull_model(c, "baton serve")) == 0) exit_status = serve_with(c);
     config_free(c);
     return exit_status;
 }

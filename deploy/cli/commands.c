@@ -17,6 +17,7 @@ const struct command COMMANDS[] = {
     { "launch", cmd_launch, "start and supervise the nodes of this host" },
     { "router", cmd_router, "one address for all nodes: an entry without an engine" },
     { "generate", cmd_generate, "offline: a file of requests, or one prompt" },
+    { "pull", cmd_pull, "fetch a model: a repository, a .gguf file, a folder" },
     { "status", cmd_status, "the cluster as a node sees it" },
     { "role", cmd_role, "change what a running node does: prefill, decode or mixed" },
     { "doctor", cmd_doctor, "check this host before the first request" },

@@ -7,6 +7,7 @@
 #define BATON_DEPLOY_CLI_COMMANDS_H
 
 #include "deploy/launch/ranks.h"
+#include "deploy/pull/pull.h"
 #include "shared/base/address/host_port.h"
 
 struct command {
@@ -21,6 +22,7 @@ int cmd_serve(int argc, char **argv);
 int cmd_launch(int argc, char **argv);
 int cmd_router(int argc, char **argv);
 int cmd_generate(int argc, char **argv);
+int cmd_pull(int argc, char **argv);
 int cmd_status(int argc, char **argv);
 int cmd_role(int argc, char **argv);
 int cmd_doctor(int argc, char **argv);
@@ -35,6 +37,14 @@ int cmd_docs(int argc, char **argv);
  * that are not options (NULL: none allowed). */
 struct config *command_config(const char *command, const char *intro, int argc, char **argv,
                               const char **words, int *n_words, bool *done);
+
+/* What the options say about hubs, for commands that fetch models; the rest as if nothing was
+ * given. Texts are borrowed from `c`. */
+struct pull_options command_pull_options(const struct config *c);
+/* --pull: fetches --model if it is neither a path nor on this host, and makes --model its folder
+ * where org/name does not find it. Says on stderr why it failed, then returns an exit status; 0: go
+ * on. */
+int command_pull_model(struct config *c, const char *command);
 
 /* `--listen host:port` of doctor and bench: run the probe server that --peers on another host
  * names, until a signal. Returns the exit status. */

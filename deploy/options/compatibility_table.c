@@ -52,9 +52,12 @@
 #define BENCH  "ais_bench"
 #define DOCKER "docker"
 
-#define NO_FETCH                                                                                   \
-    "nothing is downloaded: give a Hugging Face folder, a .gguf file, or org/name in a local "     \
-    "cache by --model"
+#define STATIC(also)                                                                               \
+    "`baton pull` and --pull fetch the checkpoint that it was made from; a node quantises it "     \
+    "while it loads" also
+#define STATIC_F8                                                                                  \
+    STATIC(" (--quantization block_wise_fp8), and leaves matrices that the checkpoint has in F8")
+#define STATIC_MTP "; the layer that drafts tokens is among the checkpoint's files"
 #define NO_START_SERVER                                                                            \
     "`baton serve --model PATH` starts a node, on each host with the same --scheduler-name, "      \
     "--scheduler-host and --scheduler-topic; MPI is not needed, and static-graph exports are not " \
@@ -118,7 +121,10 @@ const struct compat_entry COMPATIBILITY[] = {
     COMMAND("git clone https://github.com/PaddlePaddle/PaddleNLP.git", "004", REFUSED, NO_DOCKER),
     COMMAND("nvidia-smi", "004", REFUSED,
             "a tool of the GPU's driver; `baton doctor` checks a host"),
-    COMMAND_WORDS("python download_model.py", "004", "pull download_model.py", NO_FETCH),
+    COMMAND(
+        "python download_model.py", "004", WORKS,
+        "`baton pull` with the same flags: the checkpoint is fetched, from which nodes make what "
+        "the script's archives have (docs/pull.md)"),
     COMMAND_WORDS("start_server", "004", "start_server", NO_START_SERVER),
     COMMAND_WORDS("stop_server", "004", "stop_server", NO_STOP_SERVER),
     COMMAND("mpirun start_server", "004", REFUSED, NO_START_SERVER),
@@ -287,11 +293,19 @@ const struct compat_entry COMPATIBILITY[] = {
     FLAG_OF(BENCH, "--datasets", "002", WORKS, BENCH_OWN),
     FLAG_OF(BENCH, "--debug", "002", WORKS, BENCH_OWN),
     FLAG_OF(BENCH, "--mode", "002", WORKS, BENCH_OWN),
-    FLAG_OF(FETCH, "--model_name", "004", REFUSED, NO_FETCH),
-    FLAG_OF(FETCH, "--dir", "004", REFUSED, NO_FETCH),
-    FLAG_OF(FETCH, "--nnodes", "004", REFUSED, NO_FETCH),
-    FLAG_OF(FETCH, "--mode", "004", REFUSED, NO_FETCH),
-    FLAG_OF(FETCH, "--speculate_model_path", "004", REFUSED, NO_FETCH),
+    FLAG_OF(FETCH, "--model_name", "004", WORKS,
+            "of `baton pull`: names of static models too, org/name/weight_only_int8; there is no "
+            "default"),
+    FLAG_OF(FETCH, "--dir", "004", WORKS,
+            "of `baton pull`: the folder of the files; without it one in the cache, where --model "
+            "org/name finds it"),
+    FLAG_OF(FETCH, "--nnodes", "004", WORKS,
+            "of `baton pull`: said again with what was decided, since every host needs all files"),
+    FLAG_OF(FETCH, "--mode", "004", WORKS,
+            "of `baton pull`: master and slave fetch the same: ranks cut every matrix while they "
+            "load, and take over the experts of ranks that are lost"),
+    FLAG_OF(FETCH, "--speculate_model_path", "004", ACCEPTED,
+            "of `baton pull`: the layers that draft tokens are among a checkpoint's own files"),
     FLAG_OF(DOCKER, "--gpus", "004", REFUSED, NO_DOCKER),
     FLAG_OF(DOCKER, "--shm-size", "004", REFUSED,
             NO_DOCKER "; shared KV memory takes no room in /dev/shm"),
@@ -334,17 +348,21 @@ const struct compat_entry COMPATIBILITY[] = {
     ENV_OPTION("VLLM_DP_RANK_LOCAL", "002"),
     ENV_OPTION("VLLM_DP_MASTER_IP", "002"),
     ENV_OPTION("VLLM_DP_MASTER_PORT", "002"),
-    ENV("VLLM_USE_MODELSCOPE", "002",
-        "org/name is looked for in ModelScope's cache as well as in Hugging Face's, whatever this "
-        "says"),
+    ENV_WORKS("VLLM_USE_MODELSCOPE", "002",
+              "true: `baton pull` and --pull fetch org/name from ModelScope; it is looked for in "
+              "its cache as well as in Hugging Face's, whatever this says"),
     ENV("VLLM_WORKER_MULTIPROC_METHOD", "002", "a node is one process"),
     ENV("VLLM_ASCEND_EXTERNAL_DP_LB_ENABLED", "002",
         "every node shares requests with the others; a balancer before them is welcome and not "
         "needed"),
     ENV("PYTORCH_NPU_ALLOC_CONF", "002", "it tunes PyTorch, which Baton does not use"),
     ENV("TASK_QUEUE_ENABLE", "002", "it tunes PyTorch on Ascend, which Baton does not use"),
-    ENV_QUIET("http_proxy", "002", "nodes reach each other directly; clients may need it unset"),
-    ENV_QUIET("https_proxy", "002", "nodes reach each other directly; clients may need it unset"),
+    ENV_QUIET("http_proxy", "002",
+              "nodes reach each other directly, and `baton pull` hubs through it; clients may need "
+              "it unset"),
+    ENV_QUIET("https_proxy", "002",
+              "nodes reach each other directly, and `baton pull` hubs through it; clients may need "
+              "it unset"),
     ENV("MODEL_PATH", "004", "not read: give the path by --model or BATON_MODEL"),
     ENV("MODEL_DIR", "004", "not read: give the path by --model or BATON_MODEL"),
     ENV("model_name", "004",
@@ -436,15 +454,23 @@ const struct compat_entry COMPATIBILITY[] = {
     VALUE("ERNIE-4_5-300B-A47B-FP8-Paddle", "000 001", REFUSED, FOREIGN_FASTDEPLOY),
     VALUE("baidu/ERNIE-4.5-21B-A3B-Paddle", "003", WORKS, PADDLE),
     VALUE("vllm-ascend/DeepSeek-R1-W8A8", "002", REFUSED, FOREIGN_ASCEND),
-    VALUE("deepseek-ai/DeepSeek-R1-Distill-Llama-8B/weight_only_int8", "004", REFUSED,
-          FOREIGN_STATIC),
-    VALUE("deepseek-ai/DeepSeek-R1/weight_only_int4", "004", REFUSED, FOREIGN_STATIC),
-    VALUE("deepseek-ai/DeepSeek-R1/a8w8_fp8_wint4", "004", REFUSED, FOREIGN_STATIC),
-    VALUE("deepseek-ai/DeepSeek-R1-2nodes/weight_only_int8", "004", REFUSED, FOREIGN_STATIC),
-    VALUE("deepseek-ai/DeepSeek-R1-2nodes/a8w8_fp8", "004", REFUSED, FOREIGN_STATIC),
-    VALUE("deepseek-ai/DeepSeek-R1-MTP/a8w8_fp8_wint4", "004", REFUSED, FOREIGN_STATIC),
-    VALUE("deepseek-ai/DeepSeek-R1-MTP/weight_only_int4", "004", REFUSED, FOREIGN_STATIC),
-    VALUE("deepseek-ai/DeepSeek-R1-MTP-2nodes/a8w8_fp8", "004", REFUSED, FOREIGN_STATIC),
-    VALUE("deepseek-ai/DeepSeek-R1-MTP-2nodes/weight_only_int8", "004", REFUSED, FOREIGN_STATIC),
+    VALUE("deepseek-ai/DeepSeek-R1-Distill-Llama-8B/weight_only_int8", "004", WORKS,
+          STATIC(" (--quantization wint8)")),
+    VALUE("deepseek-ai/DeepSeek-R1/weight_only_int4", "004", WORKS,
+          STATIC(" (--quantization wint4), and leaves matrices that the checkpoint has in F8")),
+    VALUE("deepseek-ai/DeepSeek-R1/a8w8_fp8_wint4", "004", WORKS,
+          STATIC_F8 "; experts too, which take twice the memory of int4"),
+    VALUE("deepseek-ai/DeepSeek-R1-2nodes/weight_only_int8", "004", WORKS,
+          STATIC(" (--quantization wint8), and leaves matrices that the checkpoint has in F8")),
+    VALUE("deepseek-ai/DeepSeek-R1-2nodes/a8w8_fp8", "004", WORKS, STATIC_F8),
+    VALUE("deepseek-ai/DeepSeek-R1-MTP/a8w8_fp8_wint4", "004", WORKS,
+          STATIC_F8 "; experts too, which take twice the memory of int4" STATIC_MTP),
+    VALUE("deepseek-ai/DeepSeek-R1-MTP/weight_only_int4", "004", WORKS,
+          STATIC(" (--quantization wint4), and leaves matrices that the checkpoint has in "
+                 "F8") STATIC_MTP),
+    VALUE("deepseek-ai/DeepSeek-R1-MTP-2nodes/a8w8_fp8", "004", WORKS, STATIC_F8 STATIC_MTP),
+    VALUE("deepseek-ai/DeepSeek-R1-MTP-2nodes/weight_only_int8", "004", WORKS,
+          STATIC(" (--quantization wint8), and leaves matrices that the checkpoint has in "
+                 "F8") STATIC_MTP),
     { .name = NULL },
 };

@@ -10,6 +10,9 @@
 /* Commands that run a model, and those that speak with other nodes. */
 #define NODE "serve launch generate doctor"
 #define NET  "serve launch doctor"
+/* Commands that fetch a model when --pull asks for it, and the one that does nothing else. */
+#define PULLS "serve launch generate"
+#define PULL  "pull"
 /* Those, and the router, which has the text of a model and speaks with nodes. */
 #define TEXT  NODE " router"
 #define ENTRY NET " router"
@@ -37,6 +40,7 @@ extern const struct option ENGINE_OPTIONS[];
 extern const struct option HTTP_OPTIONS[];
 extern const struct option CLUSTER_OPTIONS[];
 extern const struct option COMMAND_OPTIONS[];
+extern const struct option PULL_OPTIONS[];
 extern const struct option ROUTER_OPTIONS[];
 extern const struct option LOGGING_OPTIONS[];
 extern const struct option COMPATIBILITY_OPTIONS[];

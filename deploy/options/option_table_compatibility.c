@@ -129,7 +129,9 @@ const struct option COMPATIBILITY_OPTIONS[] = {
     REFUSE("logits-processors", NULL, NULL, OPT_STRING, NULL, "Compatibility",
            "Python code that changes logits.", "no Python runs in a node"),
     REFUSE("revision", NULL, NULL, OPT_STRING, "master", "Compatibility", "Revision to download.",
-           "models are read from local files; name the folder of the revision with --model"),
+           "models are read from local files: `baton pull org/name@REVISION` prints the folder of "
+           "one; "
+           "with --pull a model may be named so"),
     REFUSE("ssl-keyfile", "ssl-key-file", NULL, OPT_STRING, NULL, "Compatibility",
            "TLS key of the API.", "TLS is not built yet: put a proxy in front that ends it"),
     REFUSE("ssl-certfile", "ssl-cert-file", NULL, OPT_STRING, NULL, "Compatibility",

@@ -113,8 +113,8 @@ const struct option OTHER_SERVERS_OPTIONS[] = {
     /* ---- refused: the sentence names what does the job ---- */
     INSTEAD("hf-repo", "hf hfr hf-file hff model-url mu download-dir", OPT_STRING, NULL,
             "A model to download.",
-            "nothing is downloaded: give a folder, a .gguf file or org/name in a local cache by "
-            "--model; BATON_MODELS names folders to look in"),
+            "give it by --model, with --pull to fetch what is not here: org/name, org/name:Q4_K_M, "
+            "org/name/FILE.gguf or an address; `baton pull --dir` chooses the folder"),
     INSTEAD("predict", "n n-predict", OPT_INT, "-1", "Longest answer.",
             "a request's max_tokens limits its answer; --max-model-len limits prompt and answer"),
     INSTEAD("cache-type-k", "ctk cache-type-v ctv", OPT_STRING, "f16|bf16", "Type of the KV cache.",

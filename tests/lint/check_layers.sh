@@ -31,6 +31,7 @@ hiredis/         shared/net deploy tests
 llhttp           shared/net
 nghttp2/         shared/net/grpc tests
 openssl/         shared/base shared/net
+curl/            deploy/pull
 xxhash.h         shared/base tests
 pcre2.h          shared/text
 utf8proc.h       shared/text
@@ -82,7 +83,7 @@ find shared kernels kvtransfer prefill decode scheduler deploy tests -name '*.[c
                 m = split(library[i], word, " ")
                 if (!m || index(name, word[1]) != 1) continue
                 ok = 0
-                for (j = 2; j <= m; j++) ok = ok || index(file, word[j] "/") == 1
+                for (j = 2; j <= m; j++) ok = ok || word[j] == folder || index(file, word[j] "/") == 1
                 if (!ok) bad(folder " may not include <" name ">")
             }
             next

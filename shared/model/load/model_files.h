@@ -50,10 +50,16 @@ enum status model_text_load(const char *path, struct model_text *out, struct err
 void model_text_release(struct model_text *t);
 
 /* Finds the path of `name`: an existing path as it is; "org/name" in BATON_MODELS (a folder, or
- * several joined by ':'), the Hugging Face cache (HF_HUB_CACHE, HF_HOME/hub,
- * ~/.cache/huggingface/hub: models--org--name/snapshots/<refs/main>) and ModelScope's
- * (MODELSCOPE_CACHE, ~/.cache/modelscope/hub[/models]/org/name). A folder that has exactly one
- * .gguf and no config.json stands for that file. ERR_NOT_FOUND lists every place looked at. */
+ * several joined by ':'), the cache of `baton pull` once it is complete there, the Hugging Face
+ * cache (HF_HUB_CACHE, HF_HOME/hub, ~/.cache/huggingface/hub:
+ * models--org--name/snapshots/<refs/main>) and ModelScope's (MODELSCOPE_CACHE,
+ * ~/.cache/modelscope/hub[/models]/org/name). A folder that has exactly one .gguf and no
+ * config.json stands for that file. ERR_NOT_FOUND lists every place looked at. */
 enum status model_find(const char *name, struct buf *out, struct err *err) MUST_CHECK;
+/* Appends the folder of the models that `baton pull` brings: BATON_CACHE/models,
+ * XDG_CACHE_HOME/baton/models or ~/.cache/baton/models. */
+void model_cache_folder(struct buf *out);
+/* The file that is in a folder once a pull into it is complete. */
+#define MODEL_PULLED ".baton-pull.json"
 
 #endif

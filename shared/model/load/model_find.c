@@ -1,5 +1,5 @@
 /* model_find.c - finds the folder or file of a model name: paths first, then local caches. Nothing
- * is downloaded.
+ * is downloaded; `baton pull` and --pull do (deploy/pull).
  *
  * Hugging Face's cache has models--ORG--NAME/{refs/main, snapshots/COMMIT/}. ModelScope's has
  * ORG/NAME, in newer versions under models/, with '.' in the name written as "___".
@@ -90,6 +90,31 @@ static bool find_in_folders(const char *folders, const char *name, struct buf *o
     return false;
 }
 
+void model_cache_folder(struct buf *out)
+{
+    const char *own = getenv("BATON_CACHE"), *cache = getenv("XDG_CACHE_HOME"),
+               *user = getenv("HOME");
+    if (own && *own) buf_printf(out, "%s/models", own);
+    else if (cache && *cache) buf_printf(out, "%s/baton/models", cache);
+    else buf_printf(out, "%s/.cache/baton/models", user ? user : "");
+}
+
+/* A folder of `baton pull` counts once it is complete. */
+static bool find_pulled(const char *name, struct buf *out, struct buf *looked)
+{
+    struct buf marker = { 0 };
+    buf_clear(out);
+    model_cache_folder(out);
+    buf_printf(out, "/%s", name);
+    buf_printf(&marker, "%s/%s", out->data, MODEL_PULLED);
+    bool complete = file_is_regular(marker.data);
+    buf_release(&marker);
+    if (complete) return true;
+    if (is_there(out, looked))
+        buf_printf(looked, "%s%s (not complete)", looked->len ? ", " : "", out->data);
+    return false;
+}
+
 /* Replaces `repo`, a path to models--ORG--NAME, by its snapshot: the one that refs/main names, or
  * the only one. */
 static bool find_snapshot(struct buf *repo)
@@ -176,8 +201,9 @@ static bool find_in_modelscope(const char *name, struct buf *out, struct buf *lo
 
 /* ---- all ---- */
 
-/* "name" or "org/name" of letters, digits and -_. only: a name cannot leave the cache folder. */
-static bool is_model_name(const char *name)
+/* "name" or "org/name" of letters, digits and -_. only: a name cannot leave the cache folder.
+ * max_slashes 2: also what has a file or a quantisation behind it. */
+static bool is_plain_name(const char *name, size_t max_slashes)
 {
     size_t n = strlen(name), slashes = 0;
     if (n == 0 || n > NAME_BYTES_MAX || name[0] == '/' || name[n - 1] == '/') return false;
@@ -189,8 +215,10 @@ static bool is_model_name(const char *name)
             return false;
         if (c == '.' && (i == 0 || name[i - 1] == '/')) return false;
     }
-    return slashes <= 1;
+    return slashes <= max_slashes;
 }
+
+static bool is_model_name(const char *name) { return is_plain_name(name, 1); }
 
 /* Cuts a list of places that does not fit into a sentence, between two places. */
 static void shorten(struct buf *looked)
@@ -219,24 +247,20 @@ static bool is_address(const char *name, struct buf *out)
     return true;
 }
 
-/* Nothing is downloaded, which a user of other servers does not expect. */
+/* Nothing is downloaded without being asked for, which a user of other servers may not expect. */
 static enum status not_here(const char *name, struct buf *looked, struct err *err)
 {
     struct buf repo = { 0 }, todo = { 0 };
     bool address = is_address(name, &repo);
-    if (!address && is_model_name(name) && strchr(name, '/')) buf_add_c(&repo, name);
+    if (!address && is_plain_name(name, 2) && strchr(name, '/')) buf_add_c(&repo, name);
     if (repo.len && repo.len <= NAME_SHOWN_MAX)
-        buf_printf(&todo, "fetch it with `huggingface-cli download %s`%s%s", repo.data,
+        buf_printf(&todo, "fetch it with `baton pull %s`%s%s, or add --pull", repo.data,
                    address ? " and give --model " : "", address ? repo.data : "");
-    else
-        buf_add_c(&todo, "give a folder or a file that is here (deploy/fetch_model.sh fetches a "
-                         "small model)");
+    else buf_add_c(&todo, "give a folder or a file that is here, or org/name and --pull");
     shorten(looked);
-    enum status st = err_field(err, ERR_NOT_FOUND, "model",
-                               "model \"%.*s\" is not on this host, and baton downloads nothing: "
-                               "%s; looked at: %s",
-                               NAME_SHOWN_MAX, name, todo.data,
-                               looked->len ? looked->data : "nothing");
+    enum status st = err_field(
+        err, ERR_NOT_FOUND, "model", "model \"%.*s\" is not on this host: %s; looked at: %s",
+        NAME_SHOWN_MAX, name, todo.data, looked->len ? looked->data : "nothing");
     buf_release(&repo);
     buf_release(&todo);
     return st;
@@ -250,6 +274,7 @@ enum status model_find(const char *name, struct buf *out, struct err *err)
     bool found = name[0] && is_there(&path, &looked);
     if (!found && is_model_name(name)) {
         found = folders && find_in_folders(folders, name, &path, &looked);
+        if (!found) found = find_pulled(name, &path, &looked);
         if (!found) found = find_in_hugging_face(name, &path, &looked);
         if (!found) found = find_in_modelscope(name, &path, &looked);
     }

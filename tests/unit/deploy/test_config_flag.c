@@ -241,7 +241,7 @@ static const struct foreign VLLM[] = {
     { "--generation-config vllm", "generation_config.json" },
     { "--tokenizer-mode auto", NULL },
     { "--tokenizer t", "the model's own" },
-    { "--download-dir d", "BATON_MODELS" },
+    { "--download-dir d", "baton pull --dir" },
     { "--config c.yaml", "command line" },
     { "--enable-lora", "--model" },
     { "--lora-modules a=b", "--model" },

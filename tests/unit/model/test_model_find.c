@@ -93,21 +93,20 @@ TEST(a_model_that_is_not_here)
     char too_long[200] = "hf://org/", *end = too_long + strlen(too_long);
     clean_environment();
     misses("org/none", ERR_NOT_FOUND,
-           "model \"org/none\" is not on this host, and baton downloads nothing: fetch it with "
-           "`huggingface-cli download org/none`; looked at: org/none");
+           "model \"org/none\" is not on this host: fetch it with `baton pull org/none`, or add "
+           "--pull; looked at: org/none");
     static const char *const addresses[] = { "hf://org/none", "https://huggingface.co/org/none",
                                              "https://huggingface.co/org/none/tree/main" };
     for (size_t i = 0; i < COUNT_OF(addresses); i++)
         misses(addresses[i], ERR_NOT_FOUND,
-               "`huggingface-cli download org/none` and give --model org/none; looked at: ");
+               "`baton pull org/none` and give --model org/none, or add --pull; looked at: ");
     memset(end, 'a', 180);
     static const char *const others[] = { "/no/such/folder", "none", "https://example.com",
                                           "hf://;/rm", "hf://" };
     for (size_t i = 0; i < COUNT_OF(others); i++)
         misses(others[i], ERR_NOT_FOUND,
-               "baton downloads nothing: give a folder or a file that is here "
-               "(deploy/fetch_model.sh fetches a small model); looked at: ");
-    misses(too_long, ERR_NOT_FOUND, "deploy/fetch_model.sh");
+               "give a folder or a file that is here, or org/name and --pull; looked at: ");
+    misses(too_long, ERR_NOT_FOUND, "give a folder or a file that is here");
 }
 
 TEST(folders_of_models)

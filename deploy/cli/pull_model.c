@@ -1,0 +1,75 @@
+/* pull_model.c - the options about fetching, and --pull of the commands that run a model.
+ * Thread: main. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "deploy/cli/commands.h"
+#include "deploy/pull/pull.h"
+#include "shared/base/log.h"
+#include "shared/base/mem.h"
+#include "shared/model/load/model_files.h"
+
+/* vLLM's switch, where nothing else says which hub is meant. */
+static bool is_modelscope(const struct config *c)
+{
+    const char *vllm = getenv("VLLM_USE_MODELSCOPE");
+    if (config_is_set(c, "model-source"))
+        return strcmp(config_string(c, "model-source"), "modelscope") == 0;
+    return vllm && (strcasecmp(vllm, "true") == 0 || strcmp(vllm, "1") == 0);
+}
+
+struct pull_options command_pull_options(const struct config *c)
+{
+    return (struct pull_options){
+        .hub = is_modelscope(c) ? PULL_MODELSCOPE : PULL_HUGGING_FACE,
+        .hf_endpoint = config_string(c, "hf-endpoint"),
+        .modelscope_endpoint = config_string(c, "modelscope-endpoint"),
+        .n_connections = PULL_CONNECTIONS,
+        .n_retries = PULL_RETRIES,
+        .stall_ms = PULL_STALL_MS,
+        .chunk_bytes = PULL_CHUNK_BYTES,
+        .quiet = log_level() < LOG_INFO,
+    };
+}
+
+/* Is it here under its own name? Other spellings of a model are not looked for. */
+static bool is_here(const char *model)
+{
+    struct buf path = { 0 };
+    struct err err;
+    bool here = model_find(model, &path, &err) == OK;
+    buf_release(&path);
+    return here;
+}
+
+/* What the name asks for beside its files, unless an option says otherwise. */
+static enum status take_result(struct config *c, const char *given, const struct pull_result *r,
+                               struct err *err)
+{
+    if (!config_is_set(c, "served-model-name")) TRY(config_set(c, "served-model-name", given, err));
+    if (r->source.quantization && !config_is_set(c, "quantization"))
+        TRY(config_set(c, "quantization", r->source.quantization, err));
+    if (r->source.note && log_level() >= LOG_INFO) command_print_note(NULL, r->source.note);
+    return config_set(c, "model", r->path.data, err);
+}
+
+int command_pull_model(struct config *c, const char *command)
+{
+    struct err err = { 0 };
+    struct pull_result r = { 0 };
+    const char *model = config_string(c, "model");
+    if (!config_bool(c, "pull") || !model || !source_is_elsewhere(model) || is_here(model))
+        return 0;
+    char *given = mem_strdup(model);
+    struct pull_options o = command_pull_options(c);
+    o.what = given;
+    o.only_if_absent = true;
+    enum status st = pull_run(&o, &r, &err);
+    if (st == OK) st = take_result(c, given, &r, &err);
+    if (st != OK) log_fatal(command, err.text);
+    mem_free(given);
+    buf_release(&r.path);
+    return st == OK ? 0 : st == ERR_CONFIG ? 2 : st == ERR_CANCELED ? 130 : 1;
+}
