@@ -53,7 +53,8 @@ static const struct suggestion SUGGESTIONS[] = {
     { "--quantisation", "--quantization" },
     /* words */
     { "--max-seqs", "--max-num-seqs" },
-    { "--max-length", "--max-model-len" },
+    { "--max-length", NULL }, /* --max-model-len or --max-dec-len */
+    { "--model-length", "--max-model-len" },
     { "--gpu-memory", "--gpu-memory-utilization" },
     { "--prefix-caching", "--enable-prefix-caching" },
     { "--tool-parser", "--tool-call-parser" },

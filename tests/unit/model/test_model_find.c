@@ -165,6 +165,7 @@ TEST(a_miss_lists_every_place)
 {
     clean_environment();
     setenv("BATON_MODELS", "/nowhere/models", 1);
+    setenv("HOME", "/nowhere", 1); /* short: a list that is too long is cut */
     misses("org/m", ERR_NOT_FOUND, "/nowhere/models/org/m");
     misses("org/m", ERR_NOT_FOUND, "huggingface/hub/models--org--m");
     misses("org/m", ERR_NOT_FOUND, "modelscope");
