@@ -275,10 +275,12 @@ void node_describe_loading(struct node *n, const char *why, struct http_exchange
 
 static void front_ready(const struct node *n)
 {
-    log_info("node ready", "name=%s role=%s topic=%s model=%s after_s=%.1f http=%s:%u directory=%s",
+    log_info("node ready",
+             "name=%s role=%s topic=%s model=%s after_s=%.1f http=%s:%u directory=%s "
+             "grpc_port=%u",
              n->name, role_name(n), n->o.topic, n->o.names[0],
              (double)(clock_ms() - n->t_start_ms) * 1e-3, n->o.host, http_server_port(n->http),
-             n->o.directory);
+             n->o.directory, n->grpc ? kserve_port(n->grpc) : 0);
 }
 
 void node_describe_ready(struct node *n)
@@ -295,11 +297,13 @@ void node_describe_ready(struct node *n)
     log_info("node ready",
              "name=%s role=%s topic=%s model=%s after_s=%.1f kv_type=%s kv_blocks=%u "
              "kv_tokens=%llu kv_gib=%.2f full_context_requests=%.1f http=%s:%u "
-             "cluster=%s:%u kv_port=%u kv_by=%s directory=%s",
+             "cluster=%s:%u kv_port=%u kv_by=%s directory=%s "
+             "grpc_port=%u",
              n->name, node_role_name(n->o.role), n->o.topic, n->o.names[0],
              (double)(clock_ms() - n->t_start_ms) * 1e-3, kv_dtype_name(l->dtype), l->n_blocks,
              (unsigned long long)tokens, gib, (double)tokens / n->o.max_model_len, n->o.host,
              n->http ? http_server_port(n->http) : 0, n->o.cluster_host, cluster_port(n->cluster),
-             n->kvt ? kvt_port(n->kvt) : 0, n->kvt ? kv_by.data : "", n->o.directory);
+             n->kvt ? kvt_port(n->kvt) : 0, n->kvt ? kv_by.data : "", n->o.directory,
+             n->grpc ? kserve_port(n->grpc) : 0);
     buf_release(&kv_by);
 }

@@ -31,7 +31,15 @@ def test_tritons_client_and_grpcio():
     port, args = grpc_port()
     with closing(Node(smollm2(), args=[*SIZE, *args])) as node:
         wait_ready(node)
-        run_client(port, node.port, 100)
+        run_client(port, node.port, 12)
+
+
+def test_a_hundred_at_once():
+    need_client()
+    port, args = grpc_port()
+    with closing(Node(TINY, args=['--max-model-len', '256', '--max-num-seqs', '64', '--num-gpu-blocks-override', '200', *args])) as node:
+        wait_ready(node)
+        run_client(port, node.port, 100, 'many_on_one_stream', 'many_streams', 'many_calls', 'native_many')
         counted = metrics(node.port)
         assert counted['baton_grpc_calls_total{method="inference.GRPCInferenceService/ModelStreamInfer",code="OK"}'] >= 100, counted
         assert counted['baton_grpc_answer_bytes'] == 0
@@ -107,6 +115,7 @@ def test_a_second_signal_ends_streams():
         with closing(client):
             wait_until('a stream has begun', lambda: 'begun' in client.output() or not client.alive())
             node.kill(signal.SIGTERM)
+            wait_until('the signal has come', lambda: 'signal=SIGTERM' in node.output())
             node.kill(signal.SIGTERM)
             assert node.p.wait(20) == 0, node.output()[-3000:]
             assert client.p.wait(60) == 1, client.output()

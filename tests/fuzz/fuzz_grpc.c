@@ -1,7 +1,7 @@
 /* fuzz_grpc.c - arbitrary bytes for a connection of the gRPC server.
  *
- * The first byte chooses the size of the pieces, and whether the preface and settings of HTTP/2 come
- * before the other bytes. The client reads nothing and then leaves: whatever it sent, each call has
+ * The first byte chooses the size of the pieces, and whether the preface and settings of HTTP/2
+ * come before the other bytes. The client reads nothing and then leaves: whatever it sent, each call has
  * ended once, and nothing is left of it in the server. */
 #include <fcntl.h>
 #include <stdint.h>
@@ -116,7 +116,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     close(fds[1]);
     for (int i = 0; i < 1000 && s->server->n_conns; i++) turn(s);
     if (s->server->n_conns || s->n_begun != s->n_ended || s->server->n_backlog ||
-        http_bodies_bytes(s->server->bodies) || s->server->clients.len)
+        s->server->n_calls || s->server->n_unparsed || http_bodies_bytes(s->server->bodies) ||
+        s->server->clients.len)
         abort();
     return 0;
 }

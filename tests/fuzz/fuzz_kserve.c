@@ -1,5 +1,5 @@
-/* fuzz_kserve.c - arbitrary bytes as a ModelInferRequest of KServe's protocol, by both calls, and as
- * the JSON in one. What is accepted is JSON for the API server; what is refused has a sentence. The
+/* fuzz_kserve.c - arbitrary bytes as a ModelInferRequest of KServe's protocol, by both calls, and
+ * as the JSON in one. What is accepted is JSON for the API server; what is refused has a sentence. The
  * scanner of JSON agrees with the parser on what is a list, and of how many items. */
 #include <stdint.h>
 #include <stdlib.h>

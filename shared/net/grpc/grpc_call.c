@@ -34,6 +34,7 @@ struct grpc_call *grpc_call_create(struct grpc_conn *conn, int32_t stream)
     list_init(&c->backlog_link);
     http_place_init(&c->place, conn->client ? &conn->client->turn : &s->unknown, on_place);
     list_push(&conn->calls, &c->link);
+    s->n_calls++;
     conn->n_calls++;
     conn->n_calls_ever++;
     grpc_conn_due(conn, c->t_input + s->o.limits.begin_timeout_ms);
@@ -54,15 +55,23 @@ static void end_handler(struct grpc_call *c, bool gone)
     if (c->on_end) c->on_end(c->on_end_arg, gone);
 }
 
+static void set_unparsed(struct grpc_call *c, size_t n)
+{
+    c->conn->n_unparsed += n - c->n_unparsed; /* unsigned: the sums come out right */
+    c->conn->server->n_unparsed += n - c->n_unparsed;
+    c->n_unparsed = n;
+}
+
 void grpc_call_free(struct grpc_call *c, bool gone)
 {
     struct grpc_conn *conn = c->conn;
     struct grpc_server *s = conn->server;
     list_remove(&c->link);
+    s->n_calls--;
     conn->n_calls--;
     grpc_backlog_leave(c);
     http_bodies_release(s->bodies, &c->place);
-    conn->n_unparsed -= c->in.len;
+    set_unparsed(c, 0);
     if (gone && c->state != GRPC_CALL_FINISHED) c->st = GRPC_CANCELLED;
     grpc_server_count(s, c->method, c->st);
     log_debug("grpc call", "peer=%s path=%s status=%s gone=%d ms=%.1f", conn->peer,
@@ -127,19 +136,29 @@ static void refuse_path(struct grpc_call *c, struct str path)
     buf_release(&text);
 }
 
-void grpc_call_begin(struct grpc_call *c)
+static bool check_head(const struct grpc_call *c, uint64_t *timeout_ms, struct grpc_refusal *why)
 {
     static const struct grpc_refusal large = { 200, GRPC_RESOURCE_EXHAUSTED,
-                                               "the call's headers are too large" };
-    struct grpc_refusal why;
-    uint64_t timeout_ms;
-    if (c->fields_too_large) {
-        refuse(c, &large);
-        return;
-    }
+                                               "the call's headers are too large" },
+                                     many = {
+                                         200, GRPC_RESOURCE_EXHAUSTED,
+                                         "the server has as many calls as it accepts; try again"
+                                     };
+    const struct grpc_server *s = c->conn->server;
+    if (c->fields_too_large) *why = large;
+    else if (s->n_calls > s->o.limits.n_calls_all) *why = many;
+    else return grpc_head_check(&c->fields, timeout_ms, why);
+    return false;
+}
+
+static void begin(struct grpc_call *c)
+{
     const struct str path = grpc_fields_get(&c->fields, ":path");
     const struct grpc_method *m = find_method(c->conn->server, path);
-    if (!grpc_head_check(&c->fields, &timeout_ms, &why)) {
+    const uint64_t now = grpc_conn_now(c->conn);
+    struct grpc_refusal why;
+    uint64_t timeout_ms;
+    if (!check_head(c, &timeout_ms, &why)) {
         refuse(c, &why);
         return;
     }
@@ -147,7 +166,6 @@ void grpc_call_begin(struct grpc_call *c)
         refuse_path(c, path);
         return;
     }
-    const uint64_t now = grpc_conn_now(c->conn);
     c->method = m;
     c->state = GRPC_CALL_RUNNING;
     c->has_handler = true;
@@ -159,6 +177,14 @@ void grpc_call_begin(struct grpc_call *c)
     }
     grpc_conn_due(c->conn, now + c->conn->server->o.limits.message_timeout_ms);
     if (m->begin) m->begin(c->conn->server->o.arg, c);
+}
+
+/* The head is not needed any more, and its client chose how large it is. */
+void grpc_call_begin(struct grpc_call *c)
+{
+    begin(c);
+    grpc_fields_release(&c->fields);
+    c->fields = (struct grpc_fields){ .n = 0 };
 }
 
 /* ---- messages ---- */
@@ -241,9 +267,9 @@ static void parse(struct grpc_call *c)
     const size_t used = c->in.len - rest.n;
     if (used && nghttp2_session_consume_stream(c->conn->session, c->stream, used) != 0)
         c->conn->broken = true;
-    c->conn->n_unparsed -= used;
     buf_consume(&c->in, used);
     if (c->in.len == 0) buf_release(&c->in);
+    set_unparsed(c, c->in.len + (http_place_waits(&c->place) ? c->reader.buf.len : 0));
 }
 
 /* The client has sent all, and it is parsed. */
@@ -270,6 +296,14 @@ void grpc_call_read_on(struct grpc_call *c)
     take_half_close(c);
 }
 
+/* Does it wait for its turn, and too much else as well? */
+static bool has_too_much(const struct grpc_call *c)
+{
+    const struct grpc_server *s = c->conn->server;
+    return c->n_unparsed > 0 && is_running(c) &&
+           (c->conn->n_unparsed > UNPARSED_MAX || s->n_unparsed > s->o.limits.large_bodies_bytes);
+}
+
 void grpc_call_receive(struct grpc_call *c, struct str bytes)
 {
     if (grpc_reader_is_between(&c->reader) && c->in.len == 0) {
@@ -277,13 +311,10 @@ void grpc_call_receive(struct grpc_call *c, struct str bytes)
         grpc_conn_due(c->conn, c->t_input + c->conn->server->o.limits.message_timeout_ms);
     }
     buf_add_str(&c->in, bytes);
-    c->conn->n_unparsed += bytes.n;
     grpc_call_read_on(c);
-    if (c->in.len && c->conn->n_unparsed > UNPARSED_MAX) {
-        grpc_call_abort(c, GRPC_RESOURCE_EXHAUSTED,
-                        "too many messages of this connection wait for their turn; try again");
-        parse(c); /* drops them */
-    }
+    if (!has_too_much(c)) return;
+    grpc_call_abort(c, GRPC_RESOURCE_EXHAUSTED, "too many messages wait for their turn; try again");
+    parse(c); /* drops them */
 }
 
 void grpc_call_half_close(struct grpc_call *c)

@@ -5,13 +5,13 @@
  *     call:   HEAD ──▶ RUNNING ──grpc_finish──▶ FINISHED ──flushed──▶ gone from its stream
  *               └──refused─────────────────────────▲  (a reset leads there from any state)
  *
- * LINGER has sent its FIN and discards what still arrives, as in http_conn.h. Invariants: 1. nghttp2
- * sends only in grpc_conn_advance, which runs at the top of a turn of the loop, so no handler runs
- * inside a send, and no stream ends inside a grpc_* function. 2. A call is freed when its stream
- * closes, or with its connection. 3. What a call's client has sent and nobody has parsed is at most
- * its stream's window, since only parsed bytes make room in it. The connection's window is always
- * open: a call that waits must not hold up another one. 4. A connection is freed in the close
- * callback of its last handle. Thread: loop. */
+ * LINGER has sent its FIN and discards what still arrives, as in http_conn.h. Invariants: 1.
+ * nghttp2 sends only in grpc_conn_advance, which runs at the top of a turn of the loop, so no
+ * handler runs inside a send, and no stream ends inside a grpc_* function. 2. A call is freed when
+ * its stream closes, or with its connection. 3. What a call's client has sent and nobody has parsed
+ * is at most its stream's window, since only parsed bytes make room in it. The connection's window
+ * is always open: a call that waits must not hold up another one. 4. A connection is freed in the
+ * close callback of its last handle. Thread: loop. */
 #ifndef BATON_NET_GRPC_GRPC_CONN_H
 #define BATON_NET_GRPC_GRPC_CONN_H
 
@@ -47,7 +47,8 @@ struct grpc_call {
     uint64_t deadline_ms; /* uv_now; UINT64_MAX: none */
     uint64_t deadline_clock_ms;
     /* what comes */
-    struct buf in; /* received, not yet parsed */
+    struct buf in;     /* received, not yet parsed */
+    size_t n_unparsed; /* bytes of it, and of a message that waits for room */
     struct grpc_reader reader;
     struct http_place place;
     uint64_t t_input;     /* uv_now when the message, or the wait for it, began */
@@ -109,6 +110,8 @@ struct grpc_server {
     nghttp2_option *option;
     struct list conns, ready;
     uint32_t n_conns, n_handles;
+    uint32_t n_calls;  /* of all connections, likewise ... */
+    size_t n_unparsed; /* ... the bytes that wait to be parsed */
     struct http_bodies *bodies;
     struct map clients;
     struct http_turn unknown;
@@ -140,7 +143,7 @@ void grpc_conn_lost(struct grpc_conn *c);    /* ends its calls as gone and close
 void grpc_conn_due(struct grpc_conn *c, uint64_t at);
 /* No further calls; it closes when those that run have ended. */
 void grpc_conn_terminate(struct grpc_conn *c, uint32_t error);
-/* Tells the client to send new calls elsewhere; those that run and those on their way are served. */
+/* Tells the client to send new calls elsewhere; those that run, or are on their way, are served. */
 void grpc_conn_notify(struct grpc_conn *c);
 uint64_t grpc_conn_now(const struct grpc_conn *c);
 

@@ -1,6 +1,5 @@
-/* grpc_message.h - the messages in the bytes of a call: five bytes of head, which are a flag and the
- * length (big endian), then so many bytes. Knows nothing of HTTP/2. Owner and thread: the caller's.
- */
+/* grpc_message.h - the messages in the bytes of a call: five bytes of head, a flag and the length
+ * (big endian), then so many bytes. Knows nothing of HTTP/2. Owner and thread: the caller's. */
 #ifndef BATON_NET_GRPC_GRPC_MESSAGE_H
 #define BATON_NET_GRPC_GRPC_MESSAGE_H
 

@@ -28,6 +28,7 @@ const struct grpc_limits GRPC_LIMITS_DEFAULT = {
     .message_bytes = 45u << 20,
     .n_connections = 10000,
     .n_calls = 512,
+    .n_calls_all = 32768,
     .n_requests = 1024,
     .begin_timeout_ms = 10000,
     .idle_timeout_ms = 300000,
@@ -164,6 +165,7 @@ static void set_limits(struct grpc_limits *l)
     DEFAULT(message_bytes);
     DEFAULT(n_connections);
     DEFAULT(n_calls);
+    DEFAULT(n_calls_all);
     DEFAULT(n_requests);
     DEFAULT(begin_timeout_ms);
     DEFAULT(idle_timeout_ms);

@@ -29,19 +29,20 @@ struct grpc_limits {
     uint32_t n_connections; /* a further one is closed */
     /* Of one client address (http_clients.h); 0: no limit. */
     uint32_t n_client_connections, n_client_requests;
-    uint32_t n_calls;    /* of one connection at once */
-    uint32_t n_requests; /* of one call at once (grpc_admit); then its messages wait */
+    uint32_t n_calls;     /* of one connection at once */
+    uint32_t n_calls_all; /* of all; further ones are refused */
+    uint32_t n_requests;  /* of one call at once (grpc_admit); then its messages wait */
     uint32_t begin_timeout_ms, idle_timeout_ms, message_timeout_ms, write_stall_ms;
-    size_t call_queue_bytes; /* a call whose client reads slower than this is cut off */
-    size_t answers_bytes;    /* of all answers that wait to be read; one alone is always sent */
-    size_t large_bodies_bytes;
-    uint32_t body_wait_ms; /* for room among them */
+    size_t call_queue_bytes;   /* a call whose client reads slower than this is cut off */
+    size_t answers_bytes;      /* of all answers that wait to be read; one alone is always sent */
+    size_t large_bodies_bytes; /* of all large messages; as much may wait to be parsed */
+    uint32_t body_wait_ms;     /* for room among them */
     /* Frames of a connection that only cost may come this fast, with as many at once as `burst`;
      * each answer of the server allows for one more. Then streams that the client ends itself. */
     uint32_t control_burst, control_per_s, reset_burst, reset_per_s;
 };
-/* 16 KiB, 100, 45 MiB, 10,000, no limits of a client, 512, 1,024, 10 s, 300 s, 60 s, 60 s, 8 MiB, 256
- * MiB, 96 MiB, 30 s, 256 and 32 per second, 1,024 and 128 per second */
+/* 16 KiB, 100, 45 MiB, 10,000, no limits of a client, 512, 32,768, 1,024, 10 s, 300 s, 60 s, 60 s, 8
+ * MiB, 256 MiB, 96 MiB, 30 s, 256 and 32 per second, 1,024 and 128 per second */
 extern const struct grpc_limits GRPC_LIMITS_DEFAULT;
 
 struct grpc_method {
@@ -83,7 +84,7 @@ void grpc_server_hurry(struct grpc_server *s, uint32_t grace_ms);
 
 /* The call; all valid until on_end. */
 const char *grpc_peer(const struct grpc_call *c); /* "127.0.0.1:4711" */
-/* A header by its name in lower case; { NULL, 0 } when absent. */
+/* A header by its name in lower case; { NULL, 0 } when absent. Only inside `begin`. */
 struct str grpc_header(const struct grpc_call *c, const char *name);
 /* When the client's time is over, in clock_ms; 0: it set none. */
 uint64_t grpc_deadline_ms(const struct grpc_call *c);

@@ -9,7 +9,7 @@
 #include "shared/net/grpc/grpc_conn.h"
 
 enum {
-    COLLECT_BYTES = 64 * 1024,
+    COLLECT_BYTES = 32 * 1024,
     TURN_BYTES = 1024 * 1024 /* of one connection in one turn of the loop */
 };
 

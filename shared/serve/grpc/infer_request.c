@@ -17,7 +17,7 @@ enum {
     UNPACK_EXTRA = 256 << 10 /* bytes for fields, beside what the message itself has */
 };
 
-/* ---- unpacking in bounded memory: empty fields cost two bytes on the wire, but a struct here ---- */
+/* ---- unpacking in bounded memory: an empty field is two bytes on the wire, a struct here ---- */
 
 struct unpacking {
     struct arena arena;

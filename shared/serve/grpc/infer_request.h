@@ -4,10 +4,10 @@
  *     input text_input, BYTES [1], and streaming, BOOL [1]  a completion; outputs text_output and
  *                                                           finish_reason
  *
- * A BYTES tensor is in raw_input_contents, with the length (4 bytes, little endian) before it, or in
- * its typed contents. Parameters of a completion are those of the request; in both forms `priority`
- * and `timeout` are Triton's. Memory is bounded by a small multiple of the message's. Thread: any;
- * the names are not written meanwhile. */
+ * A BYTES tensor is in raw_input_contents, with the length (4 bytes, little endian) before it, or
+ * in its typed contents. Parameters of a completion are those of the request; in both forms
+ * `priority` and `timeout` are Triton's. Memory is bounded by a small multiple of the message's.
+ * Thread: any; the names are not written meanwhile. */
 #ifndef BATON_SERVE_GRPC_INFER_REQUEST_H
 #define BATON_SERVE_GRPC_INFER_REQUEST_H
 

@@ -10,13 +10,15 @@
 
 #define SERVICE "/inference.GRPCInferenceService/"
 
+static void check_key(void *arg, struct grpc_call *c) { (void)kserve_knows(arg, c, NULL); }
+
 static const struct grpc_method METHODS[] = {
     { .path = SERVICE "ServerLive", .message = kserve_server_live },
     { .path = SERVICE "ServerReady", .message = kserve_server_ready },
     { .path = SERVICE "ServerMetadata", .message = kserve_server_metadata },
     { .path = SERVICE "ModelReady", .message = kserve_model_ready },
-    { .path = SERVICE "ModelMetadata", .message = kserve_model_metadata },
-    { .path = SERVICE "ModelConfig", .message = kserve_model_config },
+    { .path = SERVICE "ModelMetadata", .begin = check_key, .message = kserve_model_metadata },
+    { .path = SERVICE "ModelConfig", .begin = check_key, .message = kserve_model_config },
     { .path = SERVICE "ModelInfer", .begin = kserve_begin_infer, .message = kserve_infer },
     { .path = SERVICE "ModelStreamInfer",
       .streams = true,

@@ -5,8 +5,8 @@
  * ModelInfer, or one message of a ModelStreamInfer; several of a stream run at once, and their
  * responses say which they belong to. Its answer is the same as over HTTP, since it is the API
  * server's (serve_submit). When a stream is cancelled or its connection is lost, the work for it
- * stops at once. Tenants prove themselves by `authorization: Bearer KEY` in the metadata.
- * Life cycle: start, drain, stop; the API server and the tenants live until `done`. Thread: loop. */
+ * stops at once. Tenants prove themselves by `authorization: Bearer KEY` in the metadata. Life
+ * cycle: start, drain, stop; the API server and the tenants live until `done`. Thread: loop. */
 #ifndef BATON_SERVE_GRPC_KSERVE_H
 #define BATON_SERVE_GRPC_KSERVE_H
 

@@ -28,7 +28,7 @@ void kserve_finish_unavailable(struct grpc_call *c, struct buf *why);
 bool kserve_is_ready(const struct kserve *k);
 /* "model", as clients of document 004's service call it, or a served name. */
 bool kserve_has_model(const struct serve *s, const char *name);
-/* Finds the tenant of a call; false: it was refused. tenant may be NULL. */
+/* Finds the tenant of a call that begins; false: it was refused. tenant may be NULL. */
 bool kserve_knows(struct kserve *k, struct grpc_call *c, uint32_t *tenant);
 /* Answers a call with one message. */
 void kserve_answer(struct grpc_call *c, const ProtobufCMessage *m);

@@ -166,8 +166,7 @@ static void answer_metadata(struct grpc_call *c, const char *name)
 
 void kserve_model_metadata(void *arg, struct grpc_call *c, struct str message)
 {
-    struct kserve *k = arg;
-    if (!kserve_knows(k, c, NULL)) return;
+    const struct kserve *k = arg;
     Inference__ModelMetadataRequest *asked = UNPACK(model_metadata_request, message);
     if (!asked) {
         kserve_refuse_message(c, "ModelMetadataRequest");
@@ -215,8 +214,7 @@ static void answer_config(struct grpc_call *c, const char *name)
 
 void kserve_model_config(void *arg, struct grpc_call *c, struct str message)
 {
-    struct kserve *k = arg;
-    if (!kserve_knows(k, c, NULL)) return;
+    const struct kserve *k = arg;
     Inference__ModelConfigRequest *asked = UNPACK(model_config_request, message);
     if (!asked) {
         kserve_refuse_message(c, "ModelConfigRequest");

@@ -227,6 +227,29 @@ TEST(more_calls_than_one_connection_may_have_are_refused)
     site_close(&s);
 }
 
+TEST(calls_are_limited_in_all)
+{
+    struct grpc_site s = { .limits = { .n_calls_all = 5 } };
+    struct h2_client c[2];
+    struct h2_source one = { .n_sent = 0 };
+    site_open(&s);
+    for (unsigned i = 0; i < 2; i++) h2_open_as(&c[i], &s, true, i + 1);
+    for (uint32_t i = 0; i < 4; i++) {
+        one = (struct h2_source){ .bytes = one.bytes };
+        if (i == 0) h2_add_message(&one, "x");
+        h2_begin(&c[0], "/t.T/HoldOne", NULL, &one);
+        H2_UNTIL(&c[0], s.n_busy == i + 1);
+    }
+    CHECK_EQ_INT(h2_call(&c[1], "/t.T/Echo", NULL, "x")->status, GRPC_OK);
+    one = (struct h2_source){ .bytes = one.bytes };
+    h2_begin(&c[0], "/t.T/HoldOne", NULL, &one);
+    H2_UNTIL(&c[0], s.n_busy == 5);
+    CHECK_EQ_INT(h2_call(&c[1], "/t.T/Echo", NULL, "x")->status, GRPC_RESOURCE_EXHAUSTED);
+    buf_release(&one.bytes);
+    for (int i = 0; i < 2; i++) h2_close(&c[i]);
+    site_close(&s);
+}
+
 TEST(connections_are_limited_in_all_and_by_client)
 {
     struct grpc_site s = { .limits = { .n_connections = 3, .n_client_connections = 2 } };
@@ -563,7 +586,7 @@ TEST_MAIN(CASE(floods_of_frames_that_only_cost_end_the_connection),
           CASE(resets_that_the_server_was_made_to_send_count_too),
           CASE(a_head_in_endless_pieces_ends_the_connection),
           CASE(a_head_that_is_too_large_ends_its_call_alone), CASE(what_is_not_http2_is_told_so),
-          CASE(more_calls_than_one_connection_may_have_are_refused),
+          CASE(more_calls_than_one_connection_may_have_are_refused), CASE(calls_are_limited_in_all),
           CASE(connections_are_limited_in_all_and_by_client),
           CASE(requests_of_a_client_are_limited), CASE(messages_of_a_stream_wait_for_their_turn),
           CASE(a_client_that_reads_nothing_loses_its_call),

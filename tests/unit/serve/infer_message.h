@@ -1,4 +1,4 @@
-/* infer_message.h - writes ModelInferRequest and reads responses of KServe's protocol, for tests. */
+/* infer_message.h - for tests: writes ModelInferRequest, reads responses of KServe's protocol. */
 #ifndef BATON_TESTS_UNIT_SERVE_INFER_MESSAGE_H
 #define BATON_TESTS_UNIT_SERVE_INFER_MESSAGE_H
 
