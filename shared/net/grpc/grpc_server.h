@@ -41,8 +41,8 @@ struct grpc_limits {
      * each answer of the server allows for one more. Then streams that the client ends itself. */
     uint32_t control_burst, control_per_s, reset_burst, reset_per_s;
 };
-/* 16 KiB, 100, 45 MiB, 10,000, no limits of a client, 512, 32,768, 1,024, 10 s, 300 s, 60 s, 60 s, 8
- * MiB, 256 MiB, 96 MiB, 30 s, 256 and 32 per second, 1,024 and 128 per second */
+/* 16 KiB, 100, 45 MiB, 10,000, no limits of a client, 512, 32,768, 1,024, 10 s, 300 s, 60 s, 60 s,
+ * 8 MiB, 256 MiB, 96 MiB, 30 s, 256 and 32 per second, 1,024 and 128 per second */
 extern const struct grpc_limits GRPC_LIMITS_DEFAULT;
 
 struct grpc_method {
