@@ -55,7 +55,8 @@ static void on_stopped(void *arg) { ++*(int *)arg; }
 static void port_close(struct port *p)
 {
     h2_close(&p->c);
-    if (!kserve_is_stopping(p->k)) kserve_stop(p->k, 0, on_stopped, &p->n_stopped);
+    if (!p->n_stopped && !kserve_is_stopping(p->k)) /* else it is gone, or going */
+        kserve_stop(p->k, 0, on_stopped, &p->n_stopped);
     for (int i = 0; i < 20000 && !p->n_stopped; i++) rig_turn(&p->rig);
     CHECK_EQ_INT(p->n_stopped, 1);
     rig_close(&p->rig);
