@@ -11,6 +11,9 @@
 #include "shared/base/mem.h"
 #include "shared/engine/engine_state.h"
 
+/* How long a prompt that goes first leads one to expect the next. */
+static const uint64_t SHORT_STEPS_NS = 10000000000;
+
 void batch_init(struct batch *b, uint32_t max_rows, uint32_t max_seqs)
 {
     *b = (struct batch){ .max_rows = max_rows, .max_chunks = max_seqs };
@@ -203,10 +206,48 @@ static bool has_space(const struct batch *b)
     return b->n_rows < b->max_rows && b->n_chunks < b->max_chunks;
 }
 
-static void add_pending(struct batch *b, struct seq *s)
+/* ---- prompts ---- */
+
+/* Prompt rows that fill the step: then what it takes without them, its decodes included, is a small
+ * part of it. UINT32_MAX: it is not known. */
+static uint32_t fill_of(const struct engine *e, const struct batch *b)
+{
+    const uint32_t fill = engine_speed_fill_rows(&e->speed);
+    return fill ? fill + ENGINE_SPEED_FILL_TIMES * b->n_decodes : UINT32_MAX;
+}
+
+/* The next prompt had better have a step of its own: this one's first token comes sooner, and the
+ * next one's no later. */
+static bool is_filled(const struct engine *e, const struct batch *b)
+{
+    return b->n_rows >= (uint64_t)b->n_decodes + fill_of(e, b);
+}
+
+static void add_pending(struct batch *b, struct seq *s, uint32_t max)
 {
     uint32_t space = b->max_rows - b->n_rows, pending = seq_has_work(s) ? seq_n_pending(s) : 0;
+    if (space > max) space = max;
     add_chunk(b, s, pending < space ? pending : space);
+}
+
+/* The rows of a prompt that a step takes. While prompts come that go first, those of others are
+ * cut into equal parts that just fill a step: what goes first waits for no more than that. */
+static uint32_t part_of(const struct engine *e, const struct batch *b, const struct seq *s)
+{
+    const uint64_t pending = seq_n_pending(s), fill = fill_of(e, b);
+    if (s->goes_first || !e->t_first_ns) return UINT32_MAX;
+    if (clock_ns() - e->t_first_ns > SHORT_STEPS_NS) return UINT32_MAX;
+    const uint64_t n_parts = (pending + fill / 2) / fill;
+    return n_parts ? (uint32_t)((pending + n_parts - 1) / n_parts) : UINT32_MAX;
+}
+
+static void add_prompts(struct engine *e, bool that_go_first)
+{
+    struct batch *b = engine_batch(e);
+    LIST_FOREACH (s, &e->running, struct seq, node) {
+        if (!has_space(b) || is_filled(e, b)) break;
+        if (!is_decode(s) && s->goes_first == that_go_first) add_pending(b, s, part_of(e, b, s));
+    }
 }
 
 /* Round robin: sequences served in this step move to the end of the list. */
@@ -217,7 +258,7 @@ static void add_decodes(struct engine *e)
     LIST_FOREACH (s, &e->running, struct seq, node) {
         if (!s->in_step) continue;
         s->in_step = false;
-        add_pending(engine_batch(e), s);
+        add_pending(engine_batch(e), s, UINT32_MAX);
         list_remove(&s->node);
         list_push(&served, &s->node);
     }
@@ -272,6 +313,18 @@ static struct seq *admit(struct engine *e)
     return s;
 }
 
+/* After a preemption nothing starts: it would take the blocks that the preempted sequence needs. */
+static void start_prompts(struct engine *e, bool that_go_first)
+{
+    struct batch *b = engine_batch(e);
+    while (!b->preempted && has_space(b) && !is_filled(e, b) && !list_empty(&e->waiting)) {
+        if (that_go_first && !LIST_FIRST(&e->waiting, struct seq, node)->goes_first) break;
+        struct seq *s = admit(e);
+        if (!s) break;
+        add_pending(b, s, part_of(e, b, s));
+    }
+}
+
 void batch_build(struct engine *e)
 {
     struct batch *b = engine_batch(e);
@@ -279,16 +332,9 @@ void batch_build(struct engine *e)
     b->preempted = false;
     choose_decodes(e);
     add_decodes(e);
-    LIST_FOREACH (s, &e->running, struct seq, node) {
-        if (!has_space(b)) break;
-        if (!is_decode(s)) add_pending(b, s);
-    }
-    /* After a preemption nothing starts: it would take the blocks that the preempted sequence
-     * needs. */
-    while (!b->preempted && has_space(b)) {
-        struct seq *s = admit(e);
-        if (!s) break;
-        add_pending(b, s);
-    }
+    add_prompts(e, true);
+    start_prompts(e, true);
+    add_prompts(e, false);
+    start_prompts(e, false);
     if (b->preempted) tell_preempted(e);
 }

@@ -3,8 +3,8 @@
  * 1. Decode: every running sequence with one pending token gets a row and a block for it. When the
  *    pool has no block left, the newest running sequence is preempted. Sequences take turns when
  *    there are more than one step can hold.
- * 2. Chunked prefill fills the remaining rows up to max_batched_tokens: prompts in progress first,
- *    then the head of the waiting queue. A new prompt is admitted only with all its blocks, so a
+ * 2. Chunked prefill fills the remaining rows up to max_batched_tokens, or to as many as fill a step
+ *    (engine_speed.h): prompts in progress first, then the head of the waiting queue. A new prompt is admitted only with all its blocks, so a
  *    prefill never stops half way for want of blocks.
  * A row that yields a token or a prompt logprob uses one of a fixed number of logits rows.
  * Thread: engine. All arrays are sized by batch_init. */

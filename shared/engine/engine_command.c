@@ -44,6 +44,18 @@ static bool enter(struct engine *e, struct seq *s)
     return true;
 }
 
+/* From the front, where few are: those that were preempted, and those that go first. */
+static void wait_in_line(struct engine *e, struct seq *s)
+{
+    struct list *at = &e->waiting;
+    while (s->goes_first && at->next != &e->waiting) {
+        const struct seq *next = LIST_ENTRY(at->next, struct seq, node);
+        if (!next->goes_first && !next->started) break;
+        at = at->next;
+    }
+    list_insert_after(s->goes_first ? at : e->waiting.prev, &s->node);
+}
+
 static void do_submit(struct engine *e, struct seq *s)
 {
     s->state = SEQ_WAITING; /* counted in n_waiting and waiting_tokens by engine_submit */
@@ -61,7 +73,8 @@ static void do_submit(struct engine *e, struct seq *s)
                        });
         return;
     }
-    list_push(&e->waiting, &s->node);
+    wait_in_line(e, s);
+    if (s->goes_first) e->t_first_ns = clock_ns();
     /* A moved request may have all its tokens already. */
     if (!seq_wants_token(s) && s->lp_next >= s->n_prompt)
         engine_finish(e, s, OK, FINISH_LENGTH, -1);

@@ -171,10 +171,11 @@ struct engine {
     uint64_t last_order;
     struct batch batches[2]; /* [parity] */
     struct inflight_step inflight[2];
-    int parity;                             /* of the step being built or submitted last */
-    uint64_t t_completed_ns;                /* when the last step completed */
-    float *logits;                          /* [max_logits, n_vocab]: for sampling on the host */
-    float *lse;                             /* [max_logits] */
+    int parity;              /* of the step being built or submitted last */
+    uint64_t t_completed_ns; /* when the last step completed */
+    uint64_t t_first_ns;     /* when a prompt that goes first came last; 0: none has */
+    float *logits;           /* [max_logits, n_vocab]: for sampling on the host */
+    float *lse;              /* [max_logits] */
     struct sample_request *sample_requests; /* [max_logits] */
     struct token_logprobs *fetched;         /* [max_logits]: tokens that the device chose */
     struct deferred_blocks *deferred_free;  /* [max_seqs] */

@@ -98,6 +98,7 @@ enum status seq_create(const struct engine_request *r, const struct seq_limits *
     s->n_tokens = r->n_tokens;
     s->n_prompt = r->n_prompt;
     s->prefill_only = r->prefill_only;
+    s->goes_first = r->goes_first;
     s->lp_next = r->want_prompt_logprobs ? 1 : r->n_prompt;
     s->seed = hash_block_seed(l->model_fingerprint, r->cache_salt);
     s->two_attention_paths = l->two_attention_paths;

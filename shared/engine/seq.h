@@ -27,7 +27,7 @@ struct seq {
     struct sampling_params sampling;
     struct logit_bias *bias;
     uint64_t *allowed;
-    bool prefill_only;
+    bool prefill_only, goes_first;
 
     int32_t *tokens; /* [n_tokens_max] */
     uint32_t n_tokens, n_prompt, n_computed;

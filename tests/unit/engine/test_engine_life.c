@@ -81,6 +81,23 @@ TEST(full_queue_is_refused)
     rig_close(&r);
 }
 
+/* One place: they run one after the other, so the order of their starts is that of the line. */
+TEST(prompts_that_go_first_overtake_others)
+{
+    static const uint64_t want[] = { 3, 4, 1, 2 };
+    struct rig r;
+    rig_open(&r, (struct rig_options){ .max_seqs = 1 });
+    for (uint64_t id = 0; id < 5; id++) {
+        struct engine_request q = rig_request(id, id ? 8 : 500, id, id ? 2 : 200);
+        q.goes_first = id >= 3;
+        CHECK_OK(engine_submit(r.engine, &q));
+        if (id == 0) await_kind(&r, ENGINE_STARTED); /* and runs while the others come */
+    }
+    for (size_t i = 0; i < 4; i++) CHECK(await_kind(&r, ENGINE_STARTED).ev.id == want[i]);
+    await_kind(&r, ENGINE_FINISHED); /* the last; the others' came before it started */
+    rig_close(&r);
+}
+
 TEST(stop_ids_and_end_tokens_end_the_answer)
 {
     struct rig r;
@@ -435,7 +452,7 @@ TEST(long_prefill_counts_from_the_last_start)
 }
 
 TEST_MAIN(CASE(requests_that_cannot_fit_are_refused), CASE(full_queue_is_refused),
-          CASE(stop_ids_and_end_tokens_end_the_answer),
+          CASE(prompts_that_go_first_overtake_others), CASE(stop_ids_and_end_tokens_end_the_answer),
           CASE(echo_scores_the_prompt_without_an_answer), CASE(echo_survives_preemption),
           CASE(preempted_sequences_are_told_of), CASE(canceled_sequences_leave_nothing_behind),
           CASE(reservation_without_blocks_is_busy_at_once),

@@ -46,6 +46,15 @@ static struct engine_stats stats_of(const struct rig *r)
     return st;
 }
 
+/* Runs prompts of different lengths: then it is known how many rows fill a step. */
+static void measure_steps(struct rig *r)
+{
+    for (uint32_t i = 0; i < 6; i++) {
+        const struct engine_request q = rig_request(1000 + i, 10 + 10 * i, 1000 + i, 1);
+        mem_free(rig_run(r, &q, 1));
+    }
+}
+
 static void await_work(const struct rig *r)
 {
     for (int ms = 0; ms < RIG_WAIT_MS && !stats_of(r).has_work; ms++) usleep(1000);
@@ -89,6 +98,53 @@ TEST(a_paced_engine_gives_the_same_tokens_in_the_time_of_the_curve)
     rig_close(&r);
     mem_free(want);
     mem_free(got);
+}
+
+/* Three of 64 rows wait behind one of 250. The first of them has its token before the others are
+ * computed. */
+TEST(a_step_takes_no_more_prompts_than_fill_it)
+{
+    const struct pace_curve c = of(500, 1500, 0);
+    struct engine_request q[4];
+    struct rig r;
+    rig_open(&r, (struct rig_options){ .pace = &c });
+    measure_steps(&r);
+    await_steps(&r, 6);
+    for (uint32_t i = 0; i < COUNT_OF(q); i++) q[i] = rig_request(i + 1, i ? 64 : 250, i, 1);
+    CHECK_OK(engine_submit(r.engine, &q[0]));
+    await_work(&r);
+    mem_free(rig_run(&r, q + 1, 3));
+    await_steps(&r, 6 + 4);
+    rig_close(&r);
+}
+
+/* The prompt of 250 rows takes 250 ms. Submits one that goes first once it has begun, and returns
+ * whether that overtakes it. */
+static bool overtakes(struct rig *r, uint64_t id)
+{
+    const struct engine_request slow = rig_request(id, 250, id, 1);
+    struct engine_request first = rig_request(id + 1, 16, id + 1, 1);
+    struct rig_event e;
+    first.goes_first = true;
+    CHECK_OK(engine_submit(r->engine, &slow));
+    while ((e = rig_next(r)).ev.kind != ENGINE_STARTED) {}
+    CHECK_OK(engine_submit(r->engine, &first));
+    while ((e = rig_next(r)).ev.kind != ENGINE_FINISHED) {}
+    const bool overtook = e.ev.id == first.id;
+    while ((e = rig_next(r)).ev.kind != ENGINE_FINISHED) {}
+    CHECK(e.ev.id == (overtook ? slow.id : first.id));
+    return overtook;
+}
+
+TEST(prompts_are_cut_while_others_go_first)
+{
+    const struct pace_curve c = of(500, 1000, 0);
+    struct rig r;
+    rig_open(&r, (struct rig_options){ .pace = &c });
+    measure_steps(&r);
+    CHECK(!overtakes(&r, 1)); /* nobody expects it */
+    CHECK(overtakes(&r, 11));
+    rig_close(&r);
 }
 
 TEST(waiting_uses_no_cpu)
@@ -267,9 +323,10 @@ TEST(a_wrong_plan_is_named)
 }
 
 TEST_MAIN(CASE(a_paced_engine_gives_the_same_tokens_in_the_time_of_the_curve),
-          CASE(waiting_uses_no_cpu), CASE(a_step_that_is_late_is_counted),
-          CASE(a_waiting_step_makes_progress), CASE(a_stop_ends_the_wait),
-          CASE(a_cancel_waits_for_the_end_of_the_step_and_no_longer),
+          CASE(a_step_takes_no_more_prompts_than_fill_it),
+          CASE(prompts_are_cut_while_others_go_first), CASE(waiting_uses_no_cpu),
+          CASE(a_step_that_is_late_is_counted), CASE(a_waiting_step_makes_progress),
+          CASE(a_stop_ends_the_wait), CASE(a_cancel_waits_for_the_end_of_the_step_and_no_longer),
           CASE(a_hanging_step_makes_no_progress_until_it_ends),
           CASE(an_engine_that_hangs_for_ever_can_be_stopped), CASE(slow_steps_take_a_multiple),
           CASE(a_plan_says_which_step), CASE(a_wrong_plan_is_named))

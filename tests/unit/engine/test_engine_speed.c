@@ -101,6 +101,42 @@ TEST(what_is_said_has_limits)
     CHECK_EQ_INT(engine_speed_step_us(&s), 600000000);
 }
 
+/* ---- what fills a step ---- */
+
+static double line_s(double fixed_s, double row_s, uint64_t rows)
+{
+    return fixed_s + row_s * (double)rows;
+}
+
+/* 31 times as long as a step without rows. */
+TEST(a_step_is_filled_when_its_fixed_part_is_small)
+{
+    struct engine_speed s = { 0 };
+    for (uint64_t i = 0; i < 100; i++) {
+        const uint64_t rows = 10 + i * 37 % 200;
+        CHECK(i || engine_speed_fill_rows(&s) == 0);
+        count(&s, 1, rows, i % 3, line_s(0.01, 0.001, rows + i % 3));
+    }
+    CHECK_NEAR(engine_speed_fill_rows(&s), 310, 2);
+    for (uint64_t i = 0; i < 400; i++) { /* it is another machine now */
+        const uint64_t rows = 10 + i * 37 % 200;
+        count(&s, 1, rows, 0, line_s(0.02, 0.0005, rows));
+    }
+    CHECK_NEAR(engine_speed_fill_rows(&s), 1240, 20);
+}
+
+TEST(what_fills_a_step_has_limits)
+{
+    struct engine_speed s = { 0 };
+    count(&s, 100, 256, 0, 0.2); /* all alike: no line */
+    CHECK_EQ_INT(engine_speed_fill_rows(&s), 0);
+    s = (struct engine_speed){ 0 };
+    for (uint64_t i = 0; i < 100; i++) count(&s, 1, 10 + i, 0, line_s(0, 0.001, 10 + i));
+    CHECK_EQ_INT(engine_speed_fill_rows(&s), ENGINE_SPEED_FILL_MIN);
+    for (uint64_t i = 0; i < 400; i++) count(&s, 1, 10 + i % 100, 0, 0.05);
+    CHECK(engine_speed_fill_rows(&s) > 100000); /* rows take no time */
+}
+
 /* ---- an engine ---- */
 
 static struct engine_stats stats_of(const struct rig *r)
@@ -182,4 +218,5 @@ TEST_MAIN(CASE(nothing_is_said_before_it_is_measured),
           CASE(steps_of_both_kinds_count_for_both),
           CASE(a_change_of_speed_is_followed_within_ten_seconds_of_work),
           CASE(steps_that_differ_are_averaged), CASE(what_is_said_has_limits),
+          CASE(a_step_is_filled_when_its_fixed_part_is_small), CASE(what_fills_a_step_has_limits),
           CASE(a_paced_engine_is_as_fast_as_its_curve), CASE(only_a_backlog_measures_short_prompts))
