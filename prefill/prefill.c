@@ -21,7 +21,7 @@ struct prefill_worker {
     struct map by_id;
     struct request_table by_request;
     struct list live;
-    struct list asked; /* prompt.queue, first come first served */
+    struct list asked; /* prompt.queue, in the order of credits */
     uint32_t n_live;
     uint64_t next_id;
     uint64_t credited_tokens;
@@ -239,6 +239,15 @@ static void give_credits(struct prefill_worker *w)
     gauge_set(w->credited_gauge, (double)w->credited_tokens);
 }
 
+static void wait_for_credit(struct prefill_worker *w, struct prefill_prompt *p)
+{
+    struct list *at = w->asked.prev;
+    while (p->goes_first && at != &w->asked &&
+           !LIST_ENTRY(at, struct prefill_prompt, queue)->goes_first)
+        at = at->prev;
+    list_insert_after(at, &p->queue);
+}
+
 static const char LEAVES[] = "the prefill node shuts down and gives the request back";
 
 static const char CHANGED[] =
@@ -259,7 +268,8 @@ static void take_ask(struct prefill_worker *w, const struct cluster_message *m,
     }
     struct prefill_prompt *p = add_prompt(w, m);
     p->n_tokens = ask->n_tokens;
-    list_push(&w->asked, &p->queue);
+    p->goes_first = ask->goes_first;
+    wait_for_credit(w, p);
     give_credits(w);
 }
 
@@ -304,6 +314,7 @@ static void compute_if_open(struct prefill_worker *w, struct prefill_prompt *p)
         .cache_salt = p->wire.cache_salt,
         .want_prompt_logprobs = p->wire.prompt_logprobs,
         .prefill_only = true,
+        .goes_first = p->goes_first,
     };
     enum status st = engine_submit(w->o.engine, &r);
     if (st != OK) {

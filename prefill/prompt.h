@@ -26,6 +26,7 @@ struct prefill_prompt {
     enum prefill_prompt_state state;
     uint32_t n_tokens; /* of ASK_CREDIT: what the credit counts */
     bool credited;     /* counts in worker->credited_tokens */
+    bool goes_first;   /* before prompts that wait here and do not */
     bool of_old_role;  /* its node had another role when it came */
     bool in_engine;    /* the engine has it, until FINISHED with engine_release, or CANCELED */
     bool computed;     /* FINISHED came: engine_release frees its blocks */

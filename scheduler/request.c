@@ -127,6 +127,7 @@ bool request_send_ask(struct entry *e, struct request *r)
     Baton__AskCredit ask = BATON__ASK_CREDIT__INIT;
     ask.n_tokens = r->n_tokens;
     ask.role = request_role_number(r->prefill.role);
+    ask.goes_first = r->goes_first;
     return send_to(e, r, &r->prefill, LOSS_PREFILL_NODE, FRAME_ASK_CREDIT, &ask.base);
 }
 

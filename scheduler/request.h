@@ -118,8 +118,9 @@ struct request {
      * until it has come. */
     bool placing;
     struct request_node next_prefill, next_decode; /* chosen, while placing */
-    uint64_t filled; /* the node that computes its prompt (admission_fill); 0: none, or it has */
-    uint32_t filled_tokens;
+    /* Its prompt on the node that computes it (admission_fill); node 0: on none, or it has. */
+    struct fill_prompt filled;
+    bool goes_first;            /* there, by admission_goes_first when the node was chosen */
     struct placement accounted; /* what the view counts for it; request 0: nothing */
     bool waits_for_capacity;    /* PLACING: every node that could take it was full */
     enum finish_reason ends;    /* set by the answer's last token: a later loss ends it well */

@@ -307,6 +307,16 @@ static struct place_request query_of(const struct entry *e, const struct request
     };
 }
 
+/* One that goes first overtakes what a node has, but for others that do: it had better go where
+ * there are none. */
+static size_t nodes_filled(const struct entry *e, const struct request *r,
+                           uint64_t filled[FILLED_MAX])
+{
+    const struct fill *f = &e->admission.fill;
+    if (r->goes_first) return fill_first(f, filled, FILLED_MAX);
+    return fill_enough(f, clock_ms(), filled, FILLED_MAX);
+}
+
 /* Chooses nodes; when none is left, first those that failed this request before are tried again,
  * then those whose breaker is open. A lost one never is: it has no link. A node that handed it back
  * is no worse than waiting for the others. */
@@ -316,11 +326,16 @@ static enum status choose_nodes(struct entry *e, struct request *r, struct place
     struct place_pair apart[APART_MAX];
     struct place_request q = query_of(e, r, avoid, apart);
     q.filled = filled;
+    r->goes_first = admission_goes_first(e, r);
     if (admission_is_waiting(r)) { /* one that has had its turn goes before those in line */
-        q.n_filled = fill_enough(&e->admission.fill, clock_ms(), filled, FILLED_MAX);
+        q.n_filled = nodes_filled(e, r, filled);
         q.saved = e->saved_node;
     }
     enum status st = place_choose(e->view.nodes, e->view.n_nodes, &q, chosen);
+    if (st == ERR_BUSY && r->goes_first && q.n_filled) {
+        q.n_filled = 0;
+        st = place_choose(e->view.nodes, e->view.n_nodes, &q, chosen);
+    }
     if (st != OK && r->gave_back) {
         r->gave_back = 0;
         q.n_avoid = nodes_to_avoid(e, r, avoid);

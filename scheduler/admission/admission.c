@@ -100,21 +100,20 @@ void admission_fill(struct entry *e, struct request *r, const struct node_record
                     uint32_t step_us)
 {
     admission_unfill(e, r, false);
-    r->filled = computes->node;
-    r->filled_tokens = r->n_tokens;
-    const struct fill_prompt p = { .node = r->filled,
-                                   .tokens = r->filled_tokens,
-                                   .per_s = computes->prefill_tokens_per_s,
-                                   .step_ms = step_us / 1000,
-                                   .n_entries = admit_n_entries(e->admission.admit) };
-    fill_add(&e->admission.fill, &p, clock_ms());
+    r->filled = (struct fill_prompt){ .node = computes->node,
+                                      .tokens = r->n_tokens,
+                                      .per_s = computes->prefill_tokens_per_s,
+                                      .step_ms = step_us / 1000,
+                                      .n_entries = admit_n_entries(e->admission.admit),
+                                      .goes_first = r->goes_first };
+    fill_add(&e->admission.fill, &r->filled, clock_ms());
 }
 
 void admission_unfill(struct entry *e, struct request *r, bool computed)
 {
-    if (!r->filled) return;
-    fill_remove(&e->admission.fill, r->filled, r->filled_tokens, computed, clock_ms());
-    r->filled = 0;
+    if (!r->filled.node) return;
+    fill_remove(&e->admission.fill, &r->filled, computed, clock_ms());
+    r->filled.node = 0;
     if (admit_n_waiting(e->admission.admit)) e->view.events.on_capacity(e->view.events.arg);
 }
 
@@ -201,6 +200,11 @@ bool admission_refuses_to_compute(struct entry *e, struct request *r)
 }
 
 bool admission_is_waiting(const struct request *r) { return r->admit.state == ADMIT_WAITING; }
+
+bool admission_goes_first(struct entry *e, const struct request *r)
+{
+    return admit_goes_first(e->admission.admit, &r->admit, clock_ms());
+}
 
 /* ---- and go ---- */
 

@@ -66,6 +66,8 @@ void admission_adopt(struct entry *e, struct request *r);
  * of its tenant, and gone. */
 bool admission_refuses_to_compute(struct entry *e, struct request *r);
 bool admission_is_waiting(const struct request *r);
+/* As admit_goes_first. */
+bool admission_goes_first(struct entry *e, const struct request *r);
 /* Gives those to placement whose turn it is, as long as there is room. */
 void admission_place_line(struct entry *e);
 /* Milliseconds until the line is to be looked at again; 0: there is nothing to wait for. */

@@ -80,10 +80,12 @@ static struct admit_request *first_of(const struct admit_tenant *t)
     return LIST_FIRST(&t->line, struct admit_request, link);
 }
 
-static bool goes_first(const struct admit_tenant *t, const struct admit_tenant *other)
+static bool goes_first(const struct admit_tenant *t, const struct admit_tenant *other, double most)
 {
     uint64_t own = t->served + t->lift, others = other->served + other->lift;
     if (t->t->class_ != other->t->class_) return t->t->class_ > other->t->class_;
+    const bool is_behind = admit_is_behind(t, most);
+    if (is_behind != admit_is_behind(other, most)) return is_behind;
     if (own != others) return own < others;
     return is_before(first_of(t), first_of(other));
 }
@@ -92,8 +94,9 @@ struct admit_request *admit_next(struct admit *a)
 {
     const struct admit_tenant *best = NULL;
     if (a->n_waiting == 0) return NULL;
+    const double most = admit_most_taken(a);
     for (uint32_t i = 0; i < a->n; i++)
-        if (a->tenants[i].n_waiting && (!best || goes_first(&a->tenants[i], best)))
+        if (a->tenants[i].n_waiting && (!best || goes_first(&a->tenants[i], best, most)))
             best = &a->tenants[i];
     return first_of(best);
 }

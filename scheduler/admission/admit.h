@@ -124,6 +124,9 @@ void admit_adopt(struct admit *a, struct admit_request *r, uint32_t tenant, uint
 
 /* Whose turn it is; NULL: nobody waits. */
 struct admit_request *admit_next(struct admit *a);
+/* Has its tenant had so much less than its share of late, and so little in line, that its prompts
+ * may overtake those of others that nodes have not begun? */
+bool admit_goes_first(struct admit *a, const struct admit_request *r, uint64_t now_ms);
 /* It is placed now. */
 void admit_take(struct admit *a, struct admit_request *r, uint64_t now_ms);
 void admit_started(struct admit *a, struct admit_request *r, uint64_t now_ms);

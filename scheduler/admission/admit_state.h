@@ -111,6 +111,10 @@ uint64_t admit_room_after_ms(const struct admit_tenant *t, uint64_t now_ms, bool
 /* ---- admit_wait.c ---- */
 /* Brings the measures of the line's speed up to now; before anything changes. */
 void admit_flow_to(struct admit *a, uint64_t now_ms);
+/* Tokens of late for each weight of the tenant that had most. */
+double admit_most_taken(const struct admit *a);
+/* Had the tenant clearly less than that, and has it little in line? */
+bool admit_is_behind(const struct admit_tenant *t, double most);
 void admit_flow_take(struct admit *a, struct admit_tenant *t, const struct admit_request *r);
 /* Tokens of the line before a request of this priority; *own: of its tenant's line alone. */
 double admit_work_ahead(const struct admit *a, const struct admit_tenant *t, int32_t priority,

@@ -18,6 +18,8 @@ enum {
     TAKEN_SURE = 8,          /* ... with so many requests taken */
     TAKEN_MEMORY_MS = 10000, /* of which tenants were served, ... */
     FORGET_MS = 100,         /* ... brought up to now so often */
+    WAITING_FEW = 2,         /* requests in line of a tenant that asks for less than its share */
+    TAKEN_MIN = 1,           /* tokens for each weight: what is less was long ago */
     OUTPUT_UNKNOWN = 128     /* tokens, before a tenant has had answers */
 };
 
@@ -25,6 +27,9 @@ enum {
 static const double PART_MIN = 0.001;
 /* Requests this much longer than those that were measured are still like them. */
 static const double LONGER_IS_LIKE = 1.25;
+/* Of what the one had that had most, each for its weight: tenants that all have requests waiting
+ * differ by less. */
+static const double BEHIND = 2.0 / 3;
 
 /* ---- measures ---- */
 
@@ -57,6 +62,30 @@ void admit_flow_take(struct admit *a, struct admit_tenant *t, const struct admit
     }
     a->taken += work;
     t->taken += work;
+}
+
+/* What tenants had of late is compared, not what they were served in all: one whose line was empty
+ * does not save that up, so that says nothing of who is behind. */
+double admit_most_taken(const struct admit *a)
+{
+    double most = 0;
+    for (uint32_t i = 0; i < a->n; i++)
+        most = fmax(most, a->tenants[i].taken / a->tenants[i].t->weight);
+    return most;
+}
+
+/* One that comes with many at once has its turns like the others: else theirs would wait for all of
+ * them. */
+bool admit_is_behind(const struct admit_tenant *t, double most)
+{
+    if (t->n_waiting > WAITING_FEW || most < TAKEN_MIN) return false;
+    return t->taken / t->t->weight < BEHIND * most;
+}
+
+bool admit_goes_first(struct admit *a, const struct admit_request *r, uint64_t now_ms)
+{
+    admit_flow_to(a, now_ms);
+    return admit_is_behind(&a->tenants[r->tenant], admit_most_taken(a));
 }
 
 static bool is_recent(const struct admit *a, size_t i)

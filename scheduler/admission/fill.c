@@ -50,6 +50,7 @@ void fill_add(struct fill *f, const struct fill_prompt *p, uint64_t now_ms)
         at->lead_ms = FILL_LEAD_MS + p->step_ms;
     }
     at->n++;
+    at->n_first += p->goes_first;
     at->tokens += p->tokens;
     at->per_s = p->per_s;
     at->enough_ms = (double)(FILL_LEAD_MS + p->step_ms) / (p->n_entries ? p->n_entries : 1);
@@ -73,13 +74,14 @@ static void see(struct fill_node *at, uint32_t tokens, uint64_t now_ms)
 }
 
 /* The others are computed from now on. */
-void fill_remove(struct fill *f, uint64_t node, uint32_t tokens, bool computed, uint64_t now_ms)
+void fill_remove(struct fill *f, const struct fill_prompt *p, bool computed, uint64_t now_ms)
 {
-    struct fill_node *at = find(f, node);
+    struct fill_node *at = find(f, p->node);
     if (!at || at->n == 0) return;
-    if (computed) see(at, tokens, now_ms);
+    if (computed) see(at, p->tokens, now_ms);
     at->n--;
-    at->tokens -= tokens;
+    at->n_first -= p->goes_first;
+    at->tokens -= p->tokens;
     at->free_ms = (double)now_ms + ms_of(at, at->tokens);
 }
 
@@ -96,6 +98,14 @@ size_t fill_enough(const struct fill *f, uint64_t now_ms, uint64_t *out, size_t 
     size_t n = 0;
     for (size_t i = 0; i < f->n && n < cap; i++)
         if (f->nodes[i].n && spare_ms(&f->nodes[i], now_ms) >= 0) out[n++] = f->nodes[i].node;
+    return n;
+}
+
+size_t fill_first(const struct fill *f, uint64_t *out, size_t cap)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < f->n && n < cap; i++)
+        if (f->nodes[i].n_first) out[n++] = f->nodes[i].node;
     return n;
 }
 

@@ -23,7 +23,8 @@ enum {
 
 struct fill_node {
     uint64_t node, tokens;
-    uint32_t n; /* prompts; 0: what was seen of it is kept */
+    uint32_t n;       /* prompts; 0: what was seen of it is kept */
+    uint32_t n_first; /* of them those that go first */
     double per_s, lead_ms, enough_ms;
     double free_ms; /* when it will have computed them */
     /* It has been busy since t_busy_ms, and has computed done_tokens; so its speed is seen. */
@@ -42,14 +43,18 @@ struct fill_prompt {
     uint32_t per_s; /* prompt tokens per second that the node publishes; 0: none */
     uint32_t step_ms;
     uint32_t n_entries; /* that share the node's time */
+    bool goes_first;    /* before others there */
 };
 
 void fill_release(struct fill *f);
 void fill_add(struct fill *f, const struct fill_prompt *p, uint64_t now_ms);
-/* computed: its first token has come; else it went elsewhere. */
-void fill_remove(struct fill *f, uint64_t node, uint32_t tokens, bool computed, uint64_t now_ms);
+/* p: as it was added; of it node, tokens and goes_first count. computed: its first token has come;
+ * else it went elsewhere. */
+void fill_remove(struct fill *f, const struct fill_prompt *p, bool computed, uint64_t now_ms);
 /* The nodes that have enough: at most `cap` of them. Returns how many. */
 size_t fill_enough(const struct fill *f, uint64_t now_ms, uint64_t *out, size_t cap);
+/* The nodes that have a prompt that goes first, as fill_enough. */
+size_t fill_first(const struct fill *f, uint64_t *out, size_t cap);
 /* Milliseconds until the first of the nodes that have enough has not; 0: none has, or it is not
  * known. */
 uint32_t fill_next_ms(const struct fill *f, uint64_t now_ms);

@@ -252,7 +252,7 @@ struct gen {
     struct sampling_params sampling;
     bool prompt_logprobs;
     uint64_t resume_key; /* 0: none */
-    bool hears_preempted;
+    bool hears_preempted, goes_first;
     uint32_t n_preempted; /* times that PREEMPTED came */
     uint32_t role;        /* that its nodes are chosen for; 0: not told */
     bool attached, detached;
@@ -452,6 +452,7 @@ static void entry_ask(struct entry *e, struct gen *g, struct worker_node *to)
     Baton__AskCredit m = BATON__ASK_CREDIT__INIT;
     m.n_tokens = g->n_prompt;
     m.role = g->role;
+    m.goes_first = g->goes_first;
     peer_meet(e->peer, to->peer);
     CHECK_OK(cluster_send_proto(e->peer->c, to->peer->id, FRAME_ASK_CREDIT, g->request, g->attempt,
                                 &m.base));

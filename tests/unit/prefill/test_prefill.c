@@ -101,6 +101,29 @@ TEST(prefill_credits_are_bounded_and_come_back)
     pair_close(&t);
 }
 
+TEST(prefill_credits_go_first_to_those_who_go_first)
+{
+    struct pair t;
+    struct gen *g[6];
+    pair_open(&t, (struct worker_options){ .step_tokens = STEP }, (struct worker_options){ 0 });
+    for (uint64_t i = 0; i < 6; i++) { /* the first three fill two steps */
+        g[i] = entry_add(&t.e, i + 1, 40, i, 5);
+        g[i]->goes_first = i == 4 || i == 5;
+        entry_ask(&t.e, g[i], t.p);
+    }
+    RIG_WAIT(&t.rig, n_credits(g, 6) >= 3);
+    entry_cancel(&t.e, g[0], t.p);
+    RIG_WAIT(&t.rig, g[4]->credit);
+    CHECK(!g[3]->credit && !g[5]->credit); /* among themselves they keep their order */
+    entry_cancel(&t.e, g[1], t.p);
+    RIG_WAIT(&t.rig, g[5]->credit);
+    CHECK(!g[3]->credit);
+    entry_cancel(&t.e, g[2], t.p);
+    RIG_WAIT(&t.rig, g[3]->credit);
+    for (int i = 3; i < 6; i++) entry_cancel(&t.e, g[i], t.p);
+    pair_close(&t);
+}
+
 TEST(prefill_unused_credit_expires)
 {
     struct pair t;
@@ -479,7 +502,8 @@ TEST(prefill_stopped_while_a_connection_is_made_goes_on_with_it)
     pair_close(&t);
 }
 
-TEST_MAIN(CASE(prefill_credits_are_bounded_and_come_back), CASE(prefill_unused_credit_expires),
+TEST_MAIN(CASE(prefill_credits_are_bounded_and_come_back),
+          CASE(prefill_credits_go_first_to_those_who_go_first), CASE(prefill_unused_credit_expires),
           CASE(prefill_credit_that_does_not_fit_takes_the_link_down),
           CASE(prefill_refuses_more_than_it_may_hold), CASE(prefill_without_a_credit_is_stale),
           CASE(prefill_bad_messages_give_the_credit_back),

@@ -254,6 +254,15 @@ static int best_node(const struct sim *s)
     return best;
 }
 
+static struct fill_prompt prompt_of(const struct sim_request *r)
+{
+    return (struct fill_prompt){ .node = (uint64_t)r->node + 1,
+                                 .tokens = r->n_prompt,
+                                 .per_s = SIM_NODE_PER_S,
+                                 .step_ms = SIM_STEP_MS,
+                                 .n_entries = 1 };
+}
+
 static void place(struct sim *s)
 {
     struct admit_request *next;
@@ -265,14 +274,12 @@ static void place(struct sim *s)
                  takes = (uint64_t)(r->n_prompt * 1000.0 / SIM_NODE_PER_S * s->slower);
         CHECK_EQ_INT(r->state, SIM_WAITS);
         admit_take(s->a, next, s->now);
-        fill_add(&s->fill,
-                 &(struct fill_prompt){ (uint64_t)node + 1, r->n_prompt, SIM_NODE_PER_S,
-                                        SIM_STEP_MS, 1 },
-                 s->now);
         s->busy_ms += takes;
         s->n_places++;
         r->state = SIM_PROMPTS;
         r->node = node;
+        const struct fill_prompt p = prompt_of(r);
+        fill_add(&s->fill, &p, s->now);
         r->t_computed = s->node_free_ms[node] = begin + takes;
     }
 }
@@ -302,8 +309,8 @@ static void answer(struct sim *s, struct sim_request *r)
 /* The client leaves, wherever its request is. */
 static void leave(struct sim *s, struct sim_request *r)
 {
-    if (r->state == SIM_PROMPTS)
-        fill_remove(&s->fill, (uint64_t)r->node + 1, r->n_prompt, false, s->now);
+    const struct fill_prompt p = prompt_of(r);
+    if (r->state == SIM_PROMPTS) fill_remove(&s->fill, &p, false, s->now);
     if (r->state != SIM_WAITS) s->n_places--;
     end(s, r);
 }
@@ -318,7 +325,8 @@ static void step_request(struct sim *s, struct sim_request *r)
     if (r->state == SIM_WAITS && admit_is_late(s->a, &r->admit, s->now, &why))
         refuse_waiting(s, r, &s->t[r->wanted.tenant].n_late);
     if (r->state == SIM_PROMPTS && s->now >= r->t_computed) {
-        fill_remove(&s->fill, (uint64_t)r->node + 1, r->n_prompt, true, s->now);
+        const struct fill_prompt p = prompt_of(r);
+        fill_remove(&s->fill, &p, true, s->now);
         r->state = SIM_ANSWERS;
         note_ttft(s, r);
         answer(s, r);

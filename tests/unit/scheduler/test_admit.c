@@ -165,6 +165,38 @@ TEST(who_has_nothing_in_line_saves_nothing_up)
 
 /* ---- limits ---- */
 
+/* Two tenants: the first is taken twice in ten, each of as many tokens. */
+TEST(who_had_less_than_its_share_goes_first)
+{
+    struct rig g;
+    open_rig(&g, "a key-a\nb key-b\nc key-c weight=8\n");
+    struct admit_request *r = push(&g, 1, 0);
+    CHECK(!admit_goes_first(g.a, take_next(&g), g.now)); /* nobody else had anything */
+    for (int i = 0; i < 4; i++) {
+        push(&g, 2, 0);
+        CHECK(!admit_goes_first(g.a, take_next(&g), g.now) || i == 0);
+    }
+    CHECK(admit_goes_first(g.a, r, g.now)); /* 1 of 5 */
+    admit_leave(g.a, r, g.now);
+    r = push(&g, 1, 0);
+    CHECK(admit_goes_first(g.a, r, g.now)); /* in line, too */
+    for (int i = 0; i < 3; i++) {
+        push(&g, 1, 0);
+        take_next(&g);
+    }
+    CHECK(!admit_goes_first(g.a, r, g.now)); /* 4 of 8: its half */
+    r = push(&g, 3, 0);
+    CHECK(admit_goes_first(g.a, r, g.now)); /* it has had nothing */
+    for (int i = 0; i < 4; i++) {
+        push(&g, 3, 0);
+        take_next(&g);
+    }
+    CHECK(admit_goes_first(g.a, r, g.now)); /* a third is little for its weight */
+    g.now += 120000;
+    CHECK(!admit_goes_first(g.a, push(&g, 2, 0), g.now)); /* all that is long ago */
+    close_rig(&g);
+}
+
 TEST(requests_per_minute)
 {
     struct rig g;
@@ -880,7 +912,12 @@ TEST(a_retry_text_is_of_its_tenant_and_node)
 
 static void add_prompt(struct fill *f, uint64_t node, uint32_t tokens, uint32_t per_s, uint32_t n)
 {
-    fill_add(f, &(struct fill_prompt){ node, tokens, per_s, 30, n }, NOW);
+    fill_add(f, &(struct fill_prompt){ node, tokens, per_s, 30, n, false }, NOW);
+}
+
+static void remove_prompt(struct fill *f, uint64_t node, uint32_t tokens, uint64_t now)
+{
+    fill_remove(f, &(struct fill_prompt){ .node = node, .tokens = tokens }, true, now);
 }
 
 /* 70 ms ahead: the way to it, and a step of 30 ms. */
@@ -896,7 +933,7 @@ TEST(a_node_has_enough_while_it_is_busy_until_the_next_would_come)
     CHECK_EQ_INT(fill_enough(&f, NOW + 30, out, 4), 1);
     CHECK_EQ_INT(fill_enough(&f, NOW + 31, out, 4), 0); /* it computes */
     CHECK(fill_next_ms(&f, NOW) == 31 && fill_next_ms(&f, NOW + 31) == 0);
-    fill_remove(&f, 7, 50, true, NOW + 10); /* sooner than expected: 50 ms are left */
+    remove_prompt(&f, 7, 50, NOW + 10); /* sooner than expected: 50 ms are left */
     CHECK_EQ_INT(fill_enough(&f, NOW + 10, out, 4), 0);
     add_prompt(&f, 8, 8, 1000, 10); /* ten entry nodes: 7 ms are this one's */
     CHECK_EQ_INT(fill_enough(&f, NOW, out, 4), 1);
@@ -905,9 +942,29 @@ TEST(a_node_has_enough_while_it_is_busy_until_the_next_would_come)
     add_prompt(&f, 9, 1, 0, 1);
     CHECK_EQ_INT(fill_enough(&f, NOW, out, 4), 2);
     CHECK_EQ_INT(fill_enough(&f, NOW, out, 1), 1);
-    fill_remove(&f, 7, 50, true, NOW + 10);
-    fill_remove(&f, 7, 50, true, NOW + 10); /* is not there */
+    remove_prompt(&f, 7, 50, NOW + 10);
+    remove_prompt(&f, 7, 50, NOW + 10); /* is not there */
     CHECK(f.n == 3 && f.nodes[0].n == 0 && f.nodes[1].n == 1 && f.nodes[2].n == 2);
+    fill_release(&f);
+}
+
+TEST(nodes_with_a_prompt_that_goes_first_are_told_apart)
+{
+    struct fill f = { 0 };
+    const struct fill_prompt first = { 8, 50, 1000, 30, 1, true };
+    uint64_t out[4];
+    add_prompt(&f, 7, 500, 1000, 1);
+    add_prompt(&f, 8, 500, 1000, 1);
+    CHECK_EQ_INT(fill_first(&f, out, 4), 0);
+    fill_add(&f, &first, NOW);
+    fill_add(&f, &first, NOW);
+    CHECK(fill_first(&f, out, 4) == 1 && out[0] == 8);
+    CHECK_EQ_INT(fill_first(&f, out, 0), 0);
+    remove_prompt(&f, 8, 500, NOW);
+    fill_remove(&f, &first, false, NOW);
+    CHECK_EQ_INT(fill_first(&f, out, 4), 1);
+    fill_remove(&f, &first, true, NOW);
+    CHECK_EQ_INT(fill_first(&f, out, 4), 0);
     fill_release(&f);
 }
 
@@ -917,45 +974,44 @@ TEST(the_speed_of_a_node_is_seen)
     struct fill f = { 0 };
     uint64_t now = NOW, out[1];
     for (int i = 0; i < 40; i++) { /* 100 tokens each 50 ms, the next always on its way */
-        const struct fill_prompt p = { 7, 100, 0, 30, 1 };
+        const struct fill_prompt p = { 7, 100, 0, 30, 1, false };
         fill_add(&f, &p, now);
         if (i == 0) fill_add(&f, &p, now), now += 80;
         now += 50;
-        fill_remove(&f, 7, 100, true, now);
+        remove_prompt(&f, 7, 100, now);
     }
     CHECK_NEAR(fill_seen_per_s(&f, 7), 2000, 100);
     CHECK_NEAR(fill_seen_per_s(&f, 8), 0, 0);
     add_prompt(&f, 7, 100, 0, 1); /* with the one before, 100 ms of work */
     now += 20;
-    fill_add(&f, &(struct fill_prompt){ 7, 10, 0, 30, 1 }, now);
+    fill_add(&f, &(struct fill_prompt){ 7, 10, 0, 30, 1, false }, now);
     CHECK_EQ_INT(fill_enough(&f, now, out, 1), 1);
     CHECK_EQ_INT(fill_enough(&f, now + 60, out, 1), 0);
     fill_release(&f);
 }
 
-TEST_MAIN(CASE(first_come_first_served), CASE(lower_priority_is_sooner_among_a_tenants_requests),
-          CASE(a_higher_class_goes_first), CASE(tokens_go_by_weight), CASE(long_answers_cost_turns),
-          CASE(who_has_nothing_in_line_saves_nothing_up), CASE(requests_per_minute),
-          CASE(a_place_that_was_promised_is_kept), CASE(tokens_per_minute),
-          CASE(tokens_per_minute_of_several_prompts), CASE(tokens_that_were_promised_are_kept),
-          CASE(what_is_expected_counts_against_the_limits), CASE(concurrent),
-          CASE(a_quiet_night_is_not_the_time_of_a_request), CASE(what_others_used_counts),
-          CASE(without_the_directory_an_entry_node_gives_its_share),
-          CASE(who_has_not_heard_of_others_counts_the_nodes),
-          CASE(a_report_that_was_not_answered_is_sent_again),
-          CASE(fairness_is_over_all_entry_nodes),
-          CASE(a_directory_that_lost_its_counters_starves_nobody),
-          CASE(a_wait_that_is_too_long_is_refused_at_once), CASE(one_slow_beginning_refuses_nobody),
-          CASE(an_outage_is_no_slow_line), CASE(short_prompts_say_little_of_long_ones),
-          CASE(an_outage_is_no_time_in_line),
-          CASE(what_follows_is_promised_nothing_when_it_is_late),
-          CASE(places_for_answers_may_be_scarcer_than_prompts),
-          CASE(a_first_token_that_would_be_late_is_refused_at_once),
-          CASE(slow_starts_do_not_refuse_for_ever), CASE(an_old_speed_does_not_refuse_for_ever),
-          CASE(who_waited_for_too_long_may_not_begin),
-          CASE(the_newest_of_the_lowest_class_gives_way),
-          CASE(the_longest_line_of_a_class_gives_way),
-          CASE(a_line_that_is_empty_is_not_the_shortest), CASE(promises_follow_each_other),
-          CASE(promises_that_lapse_are_kept_less), CASE(a_retry_text_is_of_its_tenant_and_node),
-          CASE(a_node_has_enough_while_it_is_busy_until_the_next_would_come),
-          CASE(the_speed_of_a_node_is_seen))
+TEST_MAIN(
+    CASE(first_come_first_served), CASE(lower_priority_is_sooner_among_a_tenants_requests),
+    CASE(who_had_less_than_its_share_goes_first), CASE(a_higher_class_goes_first),
+    CASE(tokens_go_by_weight), CASE(long_answers_cost_turns),
+    CASE(who_has_nothing_in_line_saves_nothing_up), CASE(requests_per_minute),
+    CASE(a_place_that_was_promised_is_kept), CASE(tokens_per_minute),
+    CASE(tokens_per_minute_of_several_prompts), CASE(tokens_that_were_promised_are_kept),
+    CASE(what_is_expected_counts_against_the_limits), CASE(concurrent),
+    CASE(a_quiet_night_is_not_the_time_of_a_request), CASE(what_others_used_counts),
+    CASE(without_the_directory_an_entry_node_gives_its_share),
+    CASE(who_has_not_heard_of_others_counts_the_nodes),
+    CASE(a_report_that_was_not_answered_is_sent_again), CASE(fairness_is_over_all_entry_nodes),
+    CASE(a_directory_that_lost_its_counters_starves_nobody),
+    CASE(a_wait_that_is_too_long_is_refused_at_once), CASE(one_slow_beginning_refuses_nobody),
+    CASE(an_outage_is_no_slow_line), CASE(short_prompts_say_little_of_long_ones),
+    CASE(an_outage_is_no_time_in_line), CASE(what_follows_is_promised_nothing_when_it_is_late),
+    CASE(places_for_answers_may_be_scarcer_than_prompts),
+    CASE(a_first_token_that_would_be_late_is_refused_at_once),
+    CASE(slow_starts_do_not_refuse_for_ever), CASE(an_old_speed_does_not_refuse_for_ever),
+    CASE(who_waited_for_too_long_may_not_begin), CASE(the_newest_of_the_lowest_class_gives_way),
+    CASE(the_longest_line_of_a_class_gives_way), CASE(a_line_that_is_empty_is_not_the_shortest),
+    CASE(promises_follow_each_other), CASE(promises_that_lapse_are_kept_less),
+    CASE(a_retry_text_is_of_its_tenant_and_node),
+    CASE(a_node_has_enough_while_it_is_busy_until_the_next_would_come),
+    CASE(nodes_with_a_prompt_that_goes_first_are_told_apart), CASE(the_speed_of_a_node_is_seen))
