@@ -112,7 +112,7 @@ struct engine_request {
     struct sampling_params sampling;
     uint64_t cache_salt; /* prefix blocks are shared only between equal salts; 0: none */
     bool prefill_only;
-    bool goes_first; /* before those that wait and do not, but for preempted ones */
+    bool goes_first;           /* before those that wait and do not, but for preempted ones */
     bool want_prompt_logprobs; /* per prompt token, with the sampling.n_logprobs best */
 };
 
