@@ -199,6 +199,65 @@ TEST(requests_per_minute)
     close_rig(&g);
 }
 
+/* Nobody is told to wait for those who were refused before it while there were none. */
+TEST(the_first_that_is_refused_waits_for_room_alone)
+{
+    struct rig g;
+    struct admit_ask q = ask_of(1);
+    struct gen_limits l;
+    open_rig(&g, "a k requests_per_minute=3 concurrent=4\n");
+    for (int i = 0; i < 3; i++) admit_leave(g.a, push(&g, 1, 0), g.now);
+    admit_limits(g.a, 1, g.now, &l);
+    const uint32_t first = verdict(&g, &q).why.retry_after_s;
+    CHECK_EQ_INT(first, l.requests_reset_s);
+    CHECK(first >= 60 && first <= 61);
+    CHECK_EQ_INT(verdict(&g, &q).why.retry_after_s, first + 20);
+    CHECK_EQ_INT(verdict(&g, &q).why.retry_after_s, first + 40);
+    close_rig(&g);
+}
+
+/* It has room, and yet it refuses: it says for whom. */
+TEST(a_refusal_for_a_promise_says_so)
+{
+    struct rig g;
+    struct admit_ask q = ask_of(1);
+    open_rig(&g, "a k requests_per_minute=3\nb k2 tokens_per_minute=300\n");
+    for (int i = 0; i < 3; i++) admit_leave(g.a, push(&g, 1, 0), g.now);
+    struct admit_verdict v = verdict(&g, &q);
+    CHECK(!v.taken && strstr(v.why.err.text, "it has 3 requests in the last minute; try again"));
+    g.now += v.why.retry_after_s * 1000;
+    for (int i = 0; i < 2; i++) admit_leave(g.a, push(&g, 1, 0), g.now);
+    v = verdict(&g, &q);
+    CHECK(!v.taken && strstr(v.why.err.text, "it has 2 requests in the last minute, beside 1 kept "
+                                             "for those that were told to come back now"));
+    q = ask_of(2);
+    for (int i = 0; i < 3; i++) (void)push(&g, 2, 0), (void)take_next(&g);
+    v = verdict(&g, &q);
+    CHECK(!v.taken && v.reason == ADMIT_TOKENS && !strstr(v.why.err.text, "beside"));
+    g.now += v.why.retry_after_s * 1000;
+    for (int i = 0; i < 2; i++) (void)push(&g, 2, 0), (void)take_next(&g);
+    v = verdict(&g, &q);
+    CHECK(!v.taken && strstr(v.why.err.text, "200 tokens in the last minute, beside 100 kept"));
+    close_rig(&g);
+}
+
+/* Its own promise, which it does not show, keeps it out once, and not for ever. */
+TEST(who_never_shows_its_promise_is_served)
+{
+    struct rig g;
+    struct admit_ask q = ask_of(1);
+    uint32_t n_taken = 0;
+    open_rig(&g, "a k requests_per_minute=1\n");
+    for (int i = 0; i < 12; i++) {
+        struct admit_verdict v = verdict(&g, &q);
+        n_taken += v.taken;
+        if (v.taken) admit_leave(g.a, push(&g, 1, 0), g.now);
+        g.now += v.taken ? 1000 : v.why.retry_after_s * 1000;
+    }
+    CHECK(n_taken >= 5);
+    close_rig(&g);
+}
+
 TEST(a_place_that_was_promised_is_kept)
 {
     struct rig g;
@@ -828,15 +887,15 @@ TEST(promises_follow_each_other)
 {
     struct promises *p = MEM_NEW(struct promises);
     promises_init(p);
-    uint64_t a = promises_make(p, NOW, NOW + 500, 2000), b = promises_make(p, NOW, NOW, 2000);
+    uint64_t a = promises_make(p, NOW, NOW + 2500, 2000), b = promises_make(p, NOW, NOW, 2000);
     CHECK(a == NOW + 2500 && b == NOW + 4500);
     CHECK_NEAR(promises_n_kept(p, NOW, 3000), 1, 0);
     CHECK_NEAR(promises_n_kept(p, NOW, 5000), 2, 0);
     CHECK(!promises_use(p, NOW, a)); /* too soon */
     CHECK(promises_use(p, a, a));
-    CHECK(!promises_use(p, a, a)); /* there was one */
-    CHECK(!promises_use_any(p, a));
-    CHECK(promises_use_any(p, b + 1000) && !promises_use_any(p, b + 1000));
+    CHECK(!promises_use(p, a, a));                                   /* there was one */
+    CHECK(!promises_use_any(p, a));                                  /* too soon for b, ... */
+    CHECK(promises_use_any(p, b - 1000) && !promises_use_any(p, b)); /* ... and not */
     uint64_t far = 0, last = 0;
     while ((far = promises_make(p, NOW, NOW, 60000))) last = far;
     CHECK(last <= NOW + PROMISE_MAX_S * 1000 && last > NOW + (PROMISE_MAX_S - 61) * 1000);
@@ -933,29 +992,28 @@ TEST(the_speed_of_a_node_is_seen)
     fill_release(&f);
 }
 
-TEST_MAIN(CASE(first_come_first_served), CASE(lower_priority_is_sooner_among_a_tenants_requests),
-          CASE(a_higher_class_goes_first), CASE(tokens_go_by_weight), CASE(long_answers_cost_turns),
-          CASE(who_has_nothing_in_line_saves_nothing_up), CASE(requests_per_minute),
-          CASE(a_place_that_was_promised_is_kept), CASE(tokens_per_minute),
-          CASE(tokens_per_minute_of_several_prompts), CASE(tokens_that_were_promised_are_kept),
-          CASE(what_is_expected_counts_against_the_limits), CASE(concurrent),
-          CASE(a_quiet_night_is_not_the_time_of_a_request), CASE(what_others_used_counts),
-          CASE(without_the_directory_an_entry_node_gives_its_share),
-          CASE(who_has_not_heard_of_others_counts_the_nodes),
-          CASE(a_report_that_was_not_answered_is_sent_again),
-          CASE(fairness_is_over_all_entry_nodes),
-          CASE(a_directory_that_lost_its_counters_starves_nobody),
-          CASE(a_wait_that_is_too_long_is_refused_at_once), CASE(one_slow_beginning_refuses_nobody),
-          CASE(an_outage_is_no_slow_line), CASE(short_prompts_say_little_of_long_ones),
-          CASE(an_outage_is_no_time_in_line),
-          CASE(what_follows_is_promised_nothing_when_it_is_late),
-          CASE(places_for_answers_may_be_scarcer_than_prompts),
-          CASE(a_first_token_that_would_be_late_is_refused_at_once),
-          CASE(slow_starts_do_not_refuse_for_ever), CASE(an_old_speed_does_not_refuse_for_ever),
-          CASE(who_waited_for_too_long_may_not_begin),
-          CASE(the_newest_of_the_lowest_class_gives_way),
-          CASE(the_longest_line_of_a_class_gives_way),
-          CASE(a_line_that_is_empty_is_not_the_shortest), CASE(promises_follow_each_other),
-          CASE(promises_that_lapse_are_kept_less), CASE(a_retry_text_is_of_its_tenant_and_node),
-          CASE(a_node_has_enough_while_it_is_busy_until_the_next_would_come),
-          CASE(the_speed_of_a_node_is_seen))
+TEST_MAIN(
+    CASE(first_come_first_served), CASE(lower_priority_is_sooner_among_a_tenants_requests),
+    CASE(a_higher_class_goes_first), CASE(tokens_go_by_weight), CASE(long_answers_cost_turns),
+    CASE(who_has_nothing_in_line_saves_nothing_up), CASE(requests_per_minute),
+    CASE(the_first_that_is_refused_waits_for_room_alone), CASE(a_refusal_for_a_promise_says_so),
+    CASE(who_never_shows_its_promise_is_served), CASE(a_place_that_was_promised_is_kept),
+    CASE(tokens_per_minute), CASE(tokens_per_minute_of_several_prompts),
+    CASE(tokens_that_were_promised_are_kept), CASE(what_is_expected_counts_against_the_limits),
+    CASE(concurrent), CASE(a_quiet_night_is_not_the_time_of_a_request),
+    CASE(what_others_used_counts), CASE(without_the_directory_an_entry_node_gives_its_share),
+    CASE(who_has_not_heard_of_others_counts_the_nodes),
+    CASE(a_report_that_was_not_answered_is_sent_again), CASE(fairness_is_over_all_entry_nodes),
+    CASE(a_directory_that_lost_its_counters_starves_nobody),
+    CASE(a_wait_that_is_too_long_is_refused_at_once), CASE(one_slow_beginning_refuses_nobody),
+    CASE(an_outage_is_no_slow_line), CASE(short_prompts_say_little_of_long_ones),
+    CASE(an_outage_is_no_time_in_line), CASE(what_follows_is_promised_nothing_when_it_is_late),
+    CASE(places_for_answers_may_be_scarcer_than_prompts),
+    CASE(a_first_token_that_would_be_late_is_refused_at_once),
+    CASE(slow_starts_do_not_refuse_for_ever), CASE(an_old_speed_does_not_refuse_for_ever),
+    CASE(who_waited_for_too_long_may_not_begin), CASE(the_newest_of_the_lowest_class_gives_way),
+    CASE(the_longest_line_of_a_class_gives_way), CASE(a_line_that_is_empty_is_not_the_shortest),
+    CASE(promises_follow_each_other), CASE(promises_that_lapse_are_kept_less),
+    CASE(a_retry_text_is_of_its_tenant_and_node),
+    CASE(a_node_has_enough_while_it_is_busy_until_the_next_would_come),
+    CASE(the_speed_of_a_node_is_seen))
