@@ -18,7 +18,7 @@ void entry_update_trouble(struct entry *e)
     const struct trouble_facts f = { &e->view,         e->topic,
                                      e->join,          directory_why_down(e->directory),
                                      e->launcher_gone, e->launcher_held_view,
-                                     e->listed_down };
+                                     e->missing };
     trouble_update(&e->trouble, &f, clock_ms());
 }
 

@@ -374,7 +374,7 @@ void scheduler_launcher_gone(struct scheduler *s, const char *what_it_means, boo
     if (!s->draining) entry_update_trouble(&s->entry);
 }
 
-void scheduler_listed_down(struct scheduler *s, const char *why) { s->entry.listed_down = why; }
+void scheduler_missing(struct scheduler *s, const char *why) { s->entry.missing = why; }
 
 /* What runs here must be finished, so the node serves itself when nobody else is left. The
  * directory has no record of it any more. */

@@ -341,7 +341,7 @@ static void find_blocking(const struct trouble_facts *f, const struct decode_nod
     else if (f->directory_down) set(out, TROUBLE_DIRECTORY, true, "%s", f->directory_down);
     else if (d->suspect) say_peer(f, d->suspect, true, out);
     else if (d->other_model) say_other_model(f, d->other_model, true, out);
-    else if (f->listed_down) set(out, TROUBLE_PEER, true, "%s", f->listed_down);
+    else if (f->missing) set(out, TROUBLE_PEER, true, "%s", f->missing);
     else say_no_decode(f, d, out);
 }
 
@@ -357,7 +357,7 @@ static void find_degrading(const struct trouble_facts *f, struct trouble *out)
     else if (!f->join && v->me.node && v->me.role != ROLE_MIXED) say_private(f, out);
     else if (n) say_peer(f, n, false, out);
     else if ((n = find_other_model(v)) != NULL) say_other_model(f, n, false, out);
-    else if (f->listed_down) set(out, TROUBLE_PEER, false, "%s", f->listed_down);
+    else if (f->missing) set(out, TROUBLE_PEER, false, "%s", f->missing);
     else if (!v->unsplit) find_kv_trouble(v, out);
     out->blocks = false;
 }

@@ -34,7 +34,8 @@ struct trouble_facts {
     const char *directory_down; /* directory_why_down */
     const char *launcher_gone;  /* what that means; NULL: it is there, or there was none */
     bool launcher_held_view;    /* it was the directory server, too */
-    const char *listed_down; /* nodes that a router's operator lists do not answer; NULL: all do */
+    const char *missing; /* of a router: nodes that its operator lists do not answer, or some that
+                          * want to register are not let in; NULL: neither */
 };
 
 /* A node that a trouble is about; node 0: none. */

@@ -84,12 +84,11 @@ TEST(text_is_shared_where_it_is_known)
     CHECK(view_shares_text(&router, &old) && view_shares_text(&unknown, &other));
 }
 
-static const char *find(struct node_record *nodes, size_t n, const char *listed_down,
-                        struct trouble *t)
+static const char *find(struct node_record *nodes, size_t n, const char *missing, struct trouble *t)
 {
     struct view v = { .text = TEXT, .nodes = nodes, .n_nodes = n, .known = true };
     const struct trouble_facts f = {
-        .view = &v, .topic = "default", .join = "--router h:1", .listed_down = listed_down
+        .view = &v, .topic = "default", .join = "--router h:1", .missing = missing
     };
     snprintf(v.me.model_name, sizeof v.me.model_name, "mine");
     view_choose_model(&v);
