@@ -132,6 +132,8 @@ static void add_needs(struct node *n)
     if (o->model) {
         buf_add_c(&more, " --model ");
         add_shell_word(&more, o->model);
+    } else if (n->router) { /* which takes that of its nodes, and knows no path of it */
+        buf_add_c(&more, " --model MODEL");
     }
     if (host_is_loopback(o->advertise_host)) buf_add_c(&more, " --port 0");
     if (used && more.len && used + more.len < sizeof n->join)
