@@ -51,6 +51,7 @@ struct entry {
     const char *launcher_gone; /* trouble.h */
     bool launcher_held_view;
     const char *missing; /* trouble.h */
+    enum trouble_listed listed;
     struct scheduler_metrics metrics;
     struct admission admission;
     struct recent recent;

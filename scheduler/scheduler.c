@@ -51,6 +51,7 @@ static void on_tick(void *arg)
     struct scheduler *s = arg;
     uint32_t n_placing = 0;
     view_tick(&s->entry.view);
+    if (s->o.listed) s->entry.listed = s->o.listed(s->o.arg);
     if (!s->draining && clock_ms() - s->entry.t_trouble_ms >= TROUBLE_MS)
         entry_update_trouble(&s->entry);
     admission_tick(&s->entry);

@@ -8,6 +8,7 @@
 #define BATON_SCHEDULER_SCHEDULER_H
 
 #include "scheduler/directory/directory.h"
+#include "scheduler/trouble.h"
 #include "shared/base/metrics.h"
 #include "shared/cluster/cluster.h"
 #include "shared/serve/backend.h"
@@ -36,6 +37,8 @@ struct scheduler_options {
     /* Fills in this node's own record, published every RENEW_MS. NULL: a router, which has no
      * engine and publishes nothing. */
     void (*describe)(void *arg, struct node_record *me);
+    /* Is this node listed by a router now? */
+    enum trouble_listed (*listed)(void *arg);
     void *arg;
 };
 

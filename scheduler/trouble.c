@@ -140,8 +140,8 @@ static void say_peer(const struct trouble_facts *f, const struct node_record *n,
     char at[HOST_PORT_TEXT_MAX];
     set_about(out, n, NULL);
     set(out, TROUBLE_PEER, blocks,
-        "%s node %.63s cannot be connected: %.200s; if its process has ended it leaves the list "
-        "within seconds, else check with: baton doctor --peers %.80s",
+        "%s node %.63s cannot be connected: %.200s; if its process has ended, start it again (it "
+        "leaves the list within seconds); if it runs, check with: baton doctor --peers %.80s",
         node_role_name(n->role), n->name, view_why_unreachable(f->view, n->node),
         address_of(n, at));
 }
@@ -210,9 +210,28 @@ static void add_command(struct trouble *t, const char *join)
                  "directory, and --splitwise-role decode");
 }
 
+/* It was started to be listed, so whoever looks at it alone misses what the router sees. */
+static void say_listed(const struct trouble_facts *f, struct trouble *out)
+{
+    if (f->listed == TROUBLE_LISTED_WITH_OTHERS)
+        set(out, TROUBLE_NO_DECODE, true,
+            "this %s node sees no node that decodes, so it answers no request by itself; the "
+            "router that lists it sees one and uses both: send requests there, and ask its /ready",
+            node_role_name(f->view->me.role));
+    else
+        set(out, TROUBLE_NO_DECODE, true,
+            "neither this %s node nor the router that lists it sees a node that decodes; start one "
+            "and list it there, with --decoder-hosts or POST /instances/add",
+            node_role_name(f->view->me.role));
+}
+
 static void say_no_decode(const struct trouble_facts *f, const struct decode_nodes *d,
                           struct trouble *out)
 {
+    if (f->listed && !d->n_draining) {
+        say_listed(f, out);
+        return;
+    }
     if (d->n_draining)
         set(out, TROUBLE_NO_DECODE, true,
             "every node of topic %.63s that can decode is shutting down (%zu)", f->topic,
@@ -234,9 +253,9 @@ static void say_private(const struct trouble_facts *f, struct trouble *out)
 {
     set(out, TROUBLE_PRIVATE_VIEW, true,
         "this node has the role %s and knows no other node: no directory was named, so none can "
-        "find it; give --router HOST:PORT (the control port of a prefill node) or "
-        "--scheduler-name splitwise with Redis, or --splitwise-role mixed; check with: baton "
-        "doctor",
+        "find it; give --router HOST:PORT (a router, or the control port of a prefill node) or "
+        "--scheduler-name splitwise with Redis, list it at a router (--decoder-hosts), or give "
+        "--splitwise-role mixed; check with: baton doctor",
         node_role_name(f->view->me.role));
 }
 
@@ -354,7 +373,7 @@ static void find_degrading(const struct trouble_facts *f, struct trouble *out)
     else if (f->directory_down)
         set(out, TROUBLE_DIRECTORY, false, "%.440s; until then %s", f->directory_down,
             v->n_nodes > 1 ? "the nodes seen last serve" : "this node serves alone");
-    else if (!f->join && v->me.node && v->me.role != ROLE_MIXED) say_private(f, out);
+    else if (!f->join && !f->listed && v->me.node && v->me.role != ROLE_MIXED) say_private(f, out);
     else if (n) say_peer(f, n, false, out);
     else if ((n = find_other_model(v)) != NULL) say_other_model(f, n, false, out);
     else if (f->missing) set(out, TROUBLE_PEER, false, "%s", f->missing);

@@ -199,6 +199,8 @@ bool node_mount_http(struct node *n, struct http_exchange *x);
 bool node_is_listed(const struct node *n);
 /* And each router that does knows another node that decodes. */
 bool node_is_listed_with_others(const struct node *n);
+/* Both, for scheduler_options.listed. */
+enum trouble_listed node_listed(void *node);
 
 /* ---- node_role.c ---- */
 

@@ -56,7 +56,7 @@ def test_nodes_register_and_the_router_takes_its_text_from_them():
     router = Router(env={'TMPDIR': folder})
     with closing(router):
         up(router)
-        assert f'no node has registered in topic default yet; start nodes with --router 127.0.0.1:{router.port}' in why_not_ready(router)
+        assert f'no node has registered in topic default yet; start nodes with --router 127.0.0.1:{router.port} --model MODEL --port 0' in why_not_ready(router)
         assert request(router.port, 'POST', '/v1/completions', PROMPT)[0] == 503
         assert request(router.port, 'GET', '/registered_number')[2] == {'mixed': 0, 'prefill': 0, 'decode': 0}
         assert metrics(router.port)['baton_ready'] == 0
@@ -218,7 +218,9 @@ def test_listed_nodes_need_not_know_each_other():
         wait_ready(first, second, router)
         wait_until('the prefill node answers', lambda: request(prefill.port, 'GET', '/live')[0] == 200, 10)
         both_roles(router.port, 2)
-        assert len(request(first.port, 'GET', '/cluster')[2]['nodes']) == 1  # it knows nobody
+        assert len(request(first.port, 'GET', '/cluster')[2]['nodes']) == 1  # it knows nobody, ...
+        assert request(first.port, 'GET', '/cluster')[2]['trouble'] is None  # ... and is used all the same
+        assert 'the router that lists it sees one and uses both: send requests there' in why_not_ready(prefill), why_not_ready(prefill)
         long = dict(prompt=[7, 8, 9], max_tokens=400, temperature=0, ignore_eos=True)
         want = [e['choices'][0]['text'] for e in stream(first.port, '/v1/completions', long)]
         with concurrent.futures.ThreadPoolExecutor(6) as pool:

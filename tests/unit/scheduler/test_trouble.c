@@ -151,6 +151,27 @@ TEST(a_role_without_a_way_to_others_is_told)
     CHECK_SAYS(t, TROUBLE_NONE, false, "");
 }
 
+/* A router that lists a node uses it with others, which it does not see itself. */
+TEST(a_listed_node_is_told_of_its_router)
+{
+    struct trouble_facts listed = { .listed = TROUBLE_LISTED_WITH_OTHERS };
+    struct node_record d[] = { node_of(1, ROLE_DECODE) }, p[] = { node_of(1, ROLE_PREFILL) };
+    struct trouble t = find(d, 1, listed);
+    CHECK_SAYS(t, TROUBLE_NONE, false, "");
+    listed.join = JOINED.join; /* a prefill node has a control port */
+    t = find(p, 1, listed);
+    CHECK_SAYS(t, TROUBLE_NO_DECODE, true, "this prefill node sees no node that decodes",
+               "the router that lists it", "send requests there");
+    CHECK(!strstr(t.text, "start one") && !strstr(t.text, "--router"));
+    listed.listed = TROUBLE_LISTED_ALONE;
+    t = find(p, 1, listed);
+    CHECK_SAYS(t, TROUBLE_NO_DECODE, true, "neither this prefill node nor the router",
+               "--decoder-hosts or POST /instances/add");
+    listed.listed = TROUBLE_NOT_LISTED;
+    t = find(p, 1, listed);
+    CHECK_SAYS(t, TROUBLE_NO_DECODE, true, "--router 10.0.0.1:9400");
+}
+
 TEST(another_model_is_named_with_its_node)
 {
     struct node_record n[] = { node_of(1, ROLE_PREFILL), node_of(2, ROLE_DECODE) };
@@ -361,8 +382,8 @@ TEST(a_record_left_behind_by_a_node_that_is_back_is_no_trouble)
     struct trouble_facts f = { .view = &v, .topic = "default", .join = JOINED.join };
     struct trouble t = { 0 };
     trouble_find(&f, &t); /* others serve, but this one is gone */
-    CHECK_SAYS(t, TROUBLE_PEER, false, "node-2", "leaves the list within seconds",
-               "baton doctor --peers 10.0.0.2:9000");
+    CHECK_SAYS(t, TROUBLE_PEER, false, "node-2", "if its process has ended, start it again",
+               "leaves the list within seconds", "if it runs, check with: baton doctor --peers");
     memcpy(n[2].name, n[1].name, sizeof n[1].name);
     trouble_find(&f, &t);
     CHECK_SAYS(t, TROUBLE_NONE, false, "");
@@ -619,7 +640,8 @@ TEST_MAIN(CASE(all_is_well), CASE(prefill_nodes_alone_serve_what_is_not_split),
           CASE(no_decode_node_names_what_is_seen_and_how_to_start_one),
           CASE(a_directory_that_is_away_comes_first),
           CASE(a_launcher_that_is_gone_is_told_and_is_why_its_view_is_away),
-          CASE(a_role_without_a_way_to_others_is_told), CASE(another_model_is_named_with_its_node),
+          CASE(a_role_without_a_way_to_others_is_told), CASE(a_listed_node_is_told_of_its_router),
+          CASE(another_model_is_named_with_its_node),
           CASE(a_record_that_the_secret_does_not_prove_is_a_peer_in_trouble),
           CASE(kv_that_cannot_be_exchanged_names_the_pair),
           CASE(a_pair_that_is_apart_no_more_is_no_trouble),
