@@ -121,6 +121,20 @@ static void print_loading(const cJSON *doc)
                number(group, "rank"), number(group, "size"));
 }
 
+/* It is in no other node's list any more. */
+static void print_draining(const cJSON *doc)
+{
+    const cJSON *d = cJSON_GetObjectItemCaseSensitive(doc, "draining");
+    if (!cJSON_IsObject(d)) return;
+    printf("DRAINING for ");
+    print_duration(number(d, "since_s"));
+    printf(", at most ");
+    print_duration(number(d, "left_s"));
+    printf(" more: of the requests that came here %.0f are not finished, and %.0f sequences are "
+           "computed here\n\n",
+           number(d, "requests"), number(d, "computing"));
+}
+
 static void print_trouble(const cJSON *doc)
 {
     const cJSON *t = cJSON_GetObjectItemCaseSensitive(doc, "trouble");
@@ -180,6 +194,7 @@ static int print_table(struct str json, const struct status_groups *groups)
         return 0;
     }
     print_node(doc);
+    print_draining(doc);
     print_trouble(doc);
     printf("%-24s %-8s %-16s %8s %8s %14s %14s %9s %8s\n", "node", "role", "topic", "running",
            "waiting", "free blocks", "waiting tokens", "prefill/s", "step ms");

@@ -248,6 +248,7 @@ void node_describe_json(void *arg, bool cluster, struct buf *out)
     describe_group(n, out);
     describe_pace(n, out);
     node_router_describe(n, out);
+    node_stop_describe(n, out);
     buf_printf(out, ",\"version\":\"%s\",\"uptime_s\":%llu,\"model\":", BATON_VERSION,
                (unsigned long long)(clock_ms() - n->t_start_ms) / 1000);
     json_add_string(out, str_of(n->o.names[0]));

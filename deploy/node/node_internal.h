@@ -264,6 +264,9 @@ void node_describe_loading(struct node *n, const char *why, struct http_exchange
 
 /* A part that the stop waits for has ended. */
 void node_stop_goes_on(struct node *n);
+/* Appends the member "draining" of GET /cluster while the node finishes what it has, with a comma
+ * before it. */
+void node_stop_describe(const struct node *n, struct buf *out);
 /* A callback of loop_on_signal. */
 void node_stop_on_signal(void *arg, int signum);
 
