@@ -12,6 +12,7 @@
 #include "scheduler/scheduler_internal.h"
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
+#include "shared/base/hash/hash.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 
@@ -104,10 +105,21 @@ static void wake(struct scheduler *s)
 
 static void tend_leaving_me(struct scheduler *s);
 
+/* Nothing breaks, so it is a line when it begins, or is another one. */
+static void look_for_difference(struct scheduler *s)
+{
+    char text[ERR_TEXT_MAX];
+    const bool found = view_find_difference(&s->entry.view, text);
+    const uint64_t difference = found ? hash_64(text, strlen(text), 0) : 0;
+    if (found && difference != s->difference) log_warn("nodes differ", "why=\"%s\"", text);
+    s->difference = difference;
+}
+
 static void on_fresh_view(void *arg)
 {
     struct scheduler *s = arg;
     if (s->draining) tend_leaving_me(s);
+    else look_for_difference(s);
     gauge_set(s->entry.metrics.nodes, (double)s->entry.view.n_nodes);
     admission_on_view(&s->entry.admission, &s->entry.view);
     LIST_FOREACH (r, &s->entry.live, struct request, link)
