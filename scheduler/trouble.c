@@ -89,7 +89,14 @@ bool trouble_can_decode(const struct view *v, const struct node_record *n)
            (!v->model || n->model == v->model) && !view_why_unreachable(v, n->node);
 }
 
-/* How many of the nodes that can decode are usable, and the first of those that are not. */
+/* Of two nodes the one of the lower number; NULL: none. Snapshots have nodes in any order, and the
+ * sentence must not change with it. */
+static const struct node_record *lower(const struct node_record *a, const struct node_record *b)
+{
+    return !a || b->node < a->node ? b : a;
+}
+
+/* How many of the nodes that can decode are usable, and one of those that are not. */
 struct decode_nodes {
     size_t n_usable, n_suspect, n_other_model, n_draining;
     const struct node_record *suspect, *other_model;
@@ -106,9 +113,11 @@ static void count_decode_nodes(const struct view *v, struct decode_nodes *out)
         } else if (n->draining) {
             out->n_draining++;
         } else if (v->model && n->model != v->model) {
-            if (!out->n_other_model++) out->other_model = n;
+            out->n_other_model++;
+            out->other_model = lower(out->other_model, n);
         } else {
-            if (!out->n_suspect++) out->suspect = n;
+            out->n_suspect++;
+            out->suspect = lower(out->suspect, n);
         }
     }
     if (v->unproven.node && may_decode(v, &v->unproven) && !out->n_suspect++)
@@ -118,18 +127,21 @@ static void count_decode_nodes(const struct view *v, struct decode_nodes *out)
 /* Any node of the topic, prefill nodes included, that this one cannot work with. */
 static const struct node_record *find_other_model(const struct view *v)
 {
+    const struct node_record *found = NULL;
     for (size_t i = 0; i < v->n_nodes; i++)
-        if (v->model && v->nodes[i].model != v->model && !v->nodes[i].draining) return &v->nodes[i];
-    return NULL;
+        if (v->model && v->nodes[i].model != v->model && !v->nodes[i].draining)
+            found = lower(found, &v->nodes[i]);
+    return found;
 }
 
 static const struct node_record *find_suspect(const struct view *v)
 {
+    const struct node_record *found = NULL;
     for (size_t i = 0; i < v->n_nodes; i++)
         if (view_why_unreachable(v, v->nodes[i].node) && !is_former_me(v, &v->nodes[i]) &&
             !is_replaced(v, &v->nodes[i]))
-            return &v->nodes[i];
-    return v->unproven.node ? &v->unproven : NULL;
+            found = lower(found, &v->nodes[i]);
+    return found || !v->unproven.node ? found : &v->unproven;
 }
 
 /* ---- sentences ---- */
@@ -428,7 +440,7 @@ static void log_end(const struct trouble *t, const struct view *v, uint64_t now_
                  removed->name, trouble_name(t->logged.cause), after_s, t->logged.n_requests,
                  t->logged.n_unlogged);
     else
-        log_warn("trouble is over", "cause=%s after_s=%.1f requests_failed=%u repeats=%u",
+        log_info("trouble is over", "cause=%s after_s=%.1f requests_failed=%u repeats=%u",
                  trouble_name(t->logged.cause), after_s, t->logged.n_requests,
                  t->logged.n_unlogged);
 }

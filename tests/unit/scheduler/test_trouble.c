@@ -190,6 +190,30 @@ TEST(another_model_is_named_with_its_node)
                "both are called smol (q4_1)", "--model");
 }
 
+/* Snapshots have their nodes in any order: who differs is told of once, not in turn. */
+TEST(of_several_nodes_in_trouble_always_the_same_is_named)
+{
+    struct node_record n[] = { node_of(1, ROLE_MIXED), node_of(2, ROLE_DECODE),
+                               node_of(3, ROLE_DECODE) };
+    for (int i = 1; i < 3; i++) n[i].model = 8 + (uint64_t)i;
+    struct node_record turned[] = { n[0], n[2], n[1] };
+    CHECK_EQ_STR(find(n, 3, JOINED).text, find(turned, 3, JOINED).text);
+    n[0].role = turned[0].role = ROLE_PREFILL; /* ... also where nothing is served */
+    CHECK_EQ_STR(find(n, 3, JOINED).text, find(turned, 3, JOINED).text);
+    struct view_suspect lost[] = { { .node = 2, .why = "x" }, { .node = 3, .why = "x" } };
+    struct view v = {
+        .nodes = n, .n_nodes = 3, .me = n[0], .suspects = lost, .n_suspects = 2, .model = 7
+    };
+    struct trouble_facts f = { .view = &v, .topic = "default", .join = JOINED.join };
+    for (int i = 1; i < 3; i++) n[i].model = turned[3 - i].model = 7;
+    for (int k = 0; k < 2; k++) {
+        struct trouble t = { 0 };
+        v.nodes = k ? turned : n;
+        trouble_find(&f, &t);
+        CHECK_SAYS(t, TROUBLE_PEER, true, "decode node node-2");
+    }
+}
+
 TEST(a_record_that_the_secret_does_not_prove_is_a_peer_in_trouble)
 {
     struct node_record n[] = { node_of(1, ROLE_PREFILL) };
@@ -642,6 +666,7 @@ TEST_MAIN(CASE(all_is_well), CASE(prefill_nodes_alone_serve_what_is_not_split),
           CASE(a_launcher_that_is_gone_is_told_and_is_why_its_view_is_away),
           CASE(a_role_without_a_way_to_others_is_told), CASE(a_listed_node_is_told_of_its_router),
           CASE(another_model_is_named_with_its_node),
+          CASE(of_several_nodes_in_trouble_always_the_same_is_named),
           CASE(a_record_that_the_secret_does_not_prove_is_a_peer_in_trouble),
           CASE(kv_that_cannot_be_exchanged_names_the_pair),
           CASE(a_pair_that_is_apart_no_more_is_no_trouble),
