@@ -147,6 +147,8 @@ static void on_breaker(void *arg, const struct breaker_entry *e)
     struct scheduler *s = arg;
     enum breaker_scope scope = breaker_scope_of(e->of);
     counter_add(s->entry.metrics.breaker[scope][e->state], 1);
+    /* A router that ends has a link here, and nothing is placed on it. */
+    if (!view_find(&s->entry.view, e->of.node)) return;
     log_info("breaker", "scope=%s node=%s partner=%s to=%s pauses=%u why=\"%s\"",
              breaker_scope_name(scope), name_of(&s->entry.view, e->of.node),
              name_of(&s->entry.view, e->of.partner), breaker_state_name(e->state), e->n_pauses,
@@ -178,7 +180,7 @@ static enum status may_come(struct scheduler *s, const struct gen_request *g,
         return admission_ask(&s->entry, g, is_full ? s->o.max_requests : 0, why);
     if (!is_full) return OK;
     return err_set(&why->err, ERR_FULL,
-                   "this node already holds %u requests, its limit; try again shortly",
+                   "this entry node holds as many requests as it may, %u; try again shortly",
                    s->o.max_requests);
 }
 

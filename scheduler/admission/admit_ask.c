@@ -15,7 +15,8 @@ enum {
     MS = 1000,
     LOW = 4,        /* a line below 1/LOW of the longest wait takes everybody */
     SPARE_PART = 8, /* LONGER leaves so small a part of the line to those that were not promised */
-    SOON_MS = 1000  /* promises that count against a limit per minute */
+    SOON_MS = 1000, /* promises that count against a limit per minute */
+    SHOWN_MS_MAX = 32
 };
 
 /* Waits are expected this much longer than computed, and promises this much slower: an
@@ -191,10 +192,18 @@ static double longest_wait_ms(const struct asked *k, enum admit_reason *by)
     return longest;
 }
 
+static const char *show_ms(double ms, char out[SHOWN_MS_MAX])
+{
+    if (ms < MS) snprintf(out, SHOWN_MS_MAX, "%.0f ms", ceil(ms));
+    else snprintf(out, SHOWN_MS_MAX, "%.1f s", ms / MS);
+    return out;
+}
+
 static void say_wait(struct asked *k, enum admit_reason by, double wait_ms)
 {
     struct gen_refusal *why = &k->out->why;
-    double first_s = (wait_ms + admit_start_ms(k->a, k->q->n_prompt)) / MS;
+    char text[SHOWN_MS_MAX];
+    const char *first = show_ms(wait_ms + admit_start_ms(k->a, k->q->n_prompt), text);
     if (by == ADMIT_WAIT)
         (void)err_set(&why->err, ERR_BUSY,
                       "the line before this request takes about %.1f s, with what those refused "
@@ -202,14 +211,14 @@ static void say_wait(struct asked *k, enum admit_reason by, double wait_ms)
                       wait_ms / MS, (double)k->a->o.max_queue_ms / MS, why->retry_after_s);
     else if (by == ADMIT_TTFT)
         (void)err_field(&why->err, ERR_BUSY, "x-baton-ttft-ms",
-                        "x-baton-ttft-ms is %u, but the first token would come after about %.1f s, "
+                        "x-baton-ttft-ms is %u, but the first token would come after about %s, "
                         "with what those refused before were promised; try again in %u s",
-                        k->q->wanted.ttft_ms, first_s, why->retry_after_s);
+                        k->q->wanted.ttft_ms, first, why->retry_after_s);
     else
         (void)err_field(&why->err, ERR_BUSY, "x-baton-deadline-ms",
                         "x-baton-deadline-ms is %u, but not even the first token would come before "
-                        "about %.1f s; try again in %u s",
-                        k->q->wanted.deadline_ms, first_s, why->retry_after_s);
+                        "about %s; try again in %u s",
+                        k->q->wanted.deadline_ms, first, why->retry_after_s);
 }
 
 /* With those before it who were promised to be taken by then, and may still come. */
@@ -298,7 +307,7 @@ static bool check_room(struct asked *k)
     k->out->reason = ADMIT_FULL;
     (void)err_set(
         &k->out->why.err, ERR_FULL,
-        "this node already holds %u requests, its limit (--max-concurrency); try again in "
+        "this entry node holds as many requests as it may, %u (--max-concurrency); try again in "
         "%u s",
         k->q->n_full, k->out->why.retry_after_s);
     return false;
