@@ -7,9 +7,16 @@ static enum status read_host(const struct config *c, struct arena *arena, const 
                              struct err *err)
 {
     char host[HOST_TEXT_MAX];
-    if (!host_copy(config_string(c, "scheduler-host"), host))
+    const char *text = config_string(c, "scheduler-host");
+    const char *colon = strchr(text, ':');
+    if (!host_copy(text, host))
         return err_field(err, ERR_CONFIG, "scheduler-host",
                          "--scheduler-host is longer than %d characters", HOST_TEXT_MAX - 1);
+    if (colon && colon != text && !strchr(colon + 1, ':')) /* an IPv6 address has more of them */
+        return err_field(err, ERR_CONFIG, "scheduler-host",
+                         "--scheduler-host %s has a port, which goes in --scheduler-port: "
+                         "--scheduler-host %.*s --scheduler-port %s",
+                         text, (int)(colon - text), text, colon + 1);
     *out = arena_strndup(arena, host, strlen(host));
     return OK;
 }

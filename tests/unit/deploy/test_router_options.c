@@ -44,4 +44,15 @@ TEST(a_list_is_of_a_view_of_its_own)
           !strstr(err.text, "--router"));
 }
 
-TEST_MAIN(CASE(a_list_is_of_a_view_of_its_own))
+/* As an address is written everywhere else. */
+TEST(a_port_of_redis_has_an_option_of_its_own)
+{
+    struct err err = { 0 };
+    CHECK_STATUS(read_line("--scheduler-name splitwise --scheduler-host 127.0.0.1:6379", &err),
+                 ERR_CONFIG);
+    CHECK(strstr(err.text, "--scheduler-host 127.0.0.1 --scheduler-port 6379"));
+    CHECK_OK(read_line("--scheduler-name splitwise --scheduler-host ::1", &err));
+    CHECK_OK(read_line("--scheduler-name splitwise --scheduler-host [::1]", &err));
+}
+
+TEST_MAIN(CASE(a_port_of_redis_has_an_option_of_its_own), CASE(a_list_is_of_a_view_of_its_own))
