@@ -233,12 +233,19 @@ static void log_refusal(struct directory_handler *h, const char *peer, const cha
         log_warn("directory call refused", "peer=%s why=\"%s\" repeats=%u", peer, why, n_unlogged);
 }
 
+static directory_handler_fn *find_handler(struct str path)
+{
+    for (size_t i = 0; i < COUNT_OF(HANDLERS); i++)
+        if (str_eq_c(path, HANDLERS[i].path)) return HANDLERS[i].fn;
+    return NULL;
+}
+
 static void note_stranger(struct directory_handler *h, const struct http_exchange *x)
 {
     const bool proves = str_starts(http_header(x, "Authorization"), "Baton ");
     const char *why = !h->secret.len
-                          ? "there is no cluster secret here, so only nodes of this host "
-                            "are let in"
+                          ? "there is no cluster secret here, so only nodes of this host, without "
+                            "a proxy, are let in"
                       : proves ? "it has another cluster secret"
                                : "it has no cluster secret";
     char host[HOST_PORT_TEXT_MAX];
@@ -263,21 +270,21 @@ static enum status handle_request(struct directory_handler *h, const struct http
     if (!h->local)
         return err_set(err, ERR_UNAVAILABLE,
                        "this node is shutting down and no longer serves the directory");
+    directory_handler_fn *fn = find_handler(http_path(x));
     if (directory_check_caller(buf_str(&h->secret), x, err) != OK) {
-        note_stranger(h, x);
+        if (fn) note_stranger(h, x);
+        else log_refusal(h, http_peer(x), err->text); /* that is no node */
         return err->code;
     }
     if (strcmp(http_method(x), "POST") != 0)
         return err_set(err, ERR_NOT_FOUND, "only POST is answered here");
-    for (size_t i = 0; i < COUNT_OF(HANDLERS); i++)
-        if (str_eq_c(http_path(x), HANDLERS[i].path)) {
-            enum status st = handle_call(h, HANDLERS[i].fn, http_body(x), out, err);
-            if (st == ERR_INVALID) log_refusal(h, http_peer(x), err->text); /* an old version's */
-            return st;
-        }
-    return err_set(err, ERR_NOT_FOUND,
-                   "there is no such call; the paths are " DIRECTORY_PATH
-                   "publish, leave, snapshot, reserve, release, meter");
+    if (!fn)
+        return err_set(err, ERR_NOT_FOUND,
+                       "there is no such call; the paths are " DIRECTORY_PATH
+                       "publish, leave, snapshot, reserve, release, meter");
+    const enum status st = handle_call(h, fn, http_body(x), out, err);
+    if (st == ERR_INVALID) log_refusal(h, http_peer(x), err->text); /* an old version's */
+    return st;
 }
 
 void directory_handler_serve(struct directory_handler *h, struct http_exchange *x)

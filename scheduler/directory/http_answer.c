@@ -64,11 +64,11 @@ static void explain_status(const struct directory_http *d, int http_status, cons
 {
     if (http_status == 401)
         snprintf(a->why, sizeof a->why,
-                 "the directory server at %s has %s; give every node the same "
+                 "the directory server at %s %s; give every node the same "
                  "BATON_CLUSTER_SECRET or --cluster-secret-file",
                  d->at,
-                 d->secret.len ? "another cluster secret, or none"
-                               : "a cluster secret, and this node has none");
+                 d->secret.len ? "has another cluster secret, or none"
+                               : "asks for a cluster secret, and this node has none");
     else if (http_status == 404)
         snprintf(a->why, sizeof a->why,
                  "what listens at %s is no directory server (it answered 404): " WHERE_SERVERS_ARE,

@@ -914,7 +914,7 @@ TEST(strangers_are_refused)
     WAIT_FOR(&r, r.n_down == 1);
     CHECK(strstr(r.why, "another cluster secret") && strstr(r.why, "BATON_CLUSTER_SECRET"));
     WAIT_FOR(&r, directory_why_down(nobody) != NULL);
-    CHECK(strstr(directory_why_down(nobody), "has a cluster secret, and this node has none"));
+    CHECK(strstr(directory_why_down(nobody), "asks for a cluster secret, and this node has none"));
     publish(stranger, 1, ROLE_MIXED);
     publish(nobody, 2, ROLE_MIXED);
     CHECK_STATUS(look(&r, stranger, &a), ERR_UNAVAILABLE);
