@@ -51,6 +51,9 @@ TEST(a_port_of_redis_has_an_option_of_its_own)
     CHECK_STATUS(read_line("--scheduler-name splitwise --scheduler-host 127.0.0.1:6379", &err),
                  ERR_CONFIG);
     CHECK(strstr(err.text, "--scheduler-host 127.0.0.1 --scheduler-port 6379"));
+    CHECK_STATUS(read_line("--scheduler-name splitwise --scheduler-host [::1]:6379", &err),
+                 ERR_CONFIG);
+    CHECK(strstr(err.text, "--scheduler-host [::1] --scheduler-port 6379"));
     CHECK_OK(read_line("--scheduler-name splitwise --scheduler-host ::1", &err));
     CHECK_OK(read_line("--scheduler-name splitwise --scheduler-host [::1]", &err));
 }
