@@ -77,7 +77,7 @@ bool view_find_difference(const struct view *v, char text[ERR_TEXT_MAX])
     if (other->max_model_len != first->max_model_len)
         snprintf(text, ERR_TEXT_MAX,
                  "node %.63s has --max-model-len %u and node %.63s %u: longer requests are not "
-                 "placed on the one with less, and an answer that is resumed there ends earlier; "
+                 "decoded by the one with less, and an answer that is resumed there ends earlier; "
                  "give all the same",
                  first->name, first->max_model_len, other->name, other->max_model_len);
     else
