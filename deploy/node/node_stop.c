@@ -156,7 +156,7 @@ void node_stop_describe(const struct node *n, struct buf *out)
     buf_printf(out,
                ",\"draining\":{\"since_s\":%llu,\"left_s\":%llu,\"requests\":%u,\"computing\":%u}",
                (unsigned long long)since / 1000,
-               (unsigned long long)(time > since ? time - since : 0) / 1000,
+               (unsigned long long)(time > since ? time - since + 999 : 0) / 1000,
                scheduler_n_requests(n->scheduler) + n_passing(n), n_computing(n));
 }
 
