@@ -220,7 +220,7 @@ def test_listed_nodes_need_not_know_each_other():
         both_roles(router.port, 2)
         assert len(request(first.port, 'GET', '/cluster')[2]['nodes']) == 1  # it knows nobody, ...
         assert request(first.port, 'GET', '/cluster')[2]['trouble'] is None  # ... and is used all the same
-        assert 'the router that lists it sees one and uses both: send requests there' in why_not_ready(prefill), why_not_ready(prefill)
+        wait_until('it is told of its router', lambda: 'the router that lists it sees one and uses both: send requests there' in why_not_ready(prefill), 10)
         long = dict(prompt=[7, 8, 9], max_tokens=400, temperature=0, ignore_eos=True)
         want = [e['choices'][0]['text'] for e in stream(first.port, '/v1/completions', long)]
         with concurrent.futures.ThreadPoolExecutor(6) as pool:
