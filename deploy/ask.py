@@ -109,13 +109,15 @@ def stream_resumed(urls, body):
     """As stream, over as many connections as it takes: each event once, in order.
 
     The first request asks for ids. When its connection ends early, the same request goes to the
-    next URL, with the id of the last event as Last-Event-ID; that node goes on after it."""
-    last_id, i, t_last = None, 0, time.monotonic()
+    next URL, with the id of the last event as Last-Event-ID; that node goes on after it. What
+    keeps a URL from answering is said once until there is a new event."""
+    last_id, i, t_last, said = None, 0, time.monotonic(), set()
     while True:
         ask = {"Last-Event-ID": last_id} if last_id else {"x-baton-resume": "1"}
         try:
             for event_id, event in stream(urls[i % len(urls)], body, ask):
                 last_id, t_last = event_id, time.monotonic()
+                said.clear()
                 yield event_id, event
             return
         except Refused:
@@ -123,8 +125,13 @@ def stream_resumed(urls, body):
         except (OSError, http.client.HTTPException, RuntimeError, ValueError) as e:
             if time.monotonic() - t_last > RESUME_GIVE_UP_S:
                 raise
-            print(f"\nask.py: {urls[i % len(urls)]}: {e or type(e).__name__}; going on at "
-                  f"{urls[(i + 1) % len(urls)]}", file=sys.stderr)
+            url, next_url = urls[i % len(urls)], urls[(i + 1) % len(urls)]
+            why = f"ask.py: {url}: {str(e) or type(e).__name__}"
+            if why not in said:
+                again = "trying again" if next_url == url else f"going on at {next_url}"
+                print(f"\n{why}; {again}, until nothing new has come for {RESUME_GIVE_UP_S} s",
+                      file=sys.stderr)
+            said.add(why)
         i += 1
         time.sleep(RESUME_PAUSE_S)
 
@@ -178,10 +185,12 @@ def print_times(trace, usage):
               f"the last {ms(t('kv_tail_ms'))} after it")
     prompt, answer = usage.get("prompt_tokens", "?"), usage.get("completion_tokens", "?")
     cached = t("cached_tokens", 0)
+    computed = f"on {prefill}; {prompt} prompt tokens, {cached} of them cached"
+    if not prefill:  # the decode node had kept the answer
+        computed = f"before the connection was lost; {prompt} prompt tokens"
     rows = [
         ("queue", ms(t("queue_ms")), f"placing took {ms(t('place_ms'))}"),
-        ("prefill", ms(t("prefill_ms")),
-         f"on {prefill}; {prompt} prompt tokens, {cached} of them cached"),
+        ("prefill", ms(t("prefill_ms") if prefill else None), computed),
         ("KV", ms(t("kv_ms")) if moved else "-", kv),
         ("first token", ms(t("first_token_ms")), "after the request came in"),
         ("decode", ms(t("decode_ms")), f"on {decode}; {answer} tokens"),
@@ -207,6 +216,8 @@ def main():
     if len(o.words) < 2:
         a.error("a URL and a question are needed")
     url, question = o.words[0], " ".join(o.words[1:])
+    if "," in url and not o.resume:
+        a.error(f"{url} is several URLs, which are for --resume")
     try:
         text, trace, usage = ask(url.split(","), question, o.max_tokens, o.resume)
     except (OSError, http.client.HTTPException, RuntimeError, ValueError) as e:

@@ -123,6 +123,10 @@ check_ports() {
 choose_ports() {
     ports=${BATON_PORTS:-$(python3 deploy/ask.py --free-ports 2 8000 8001)}
     set -- ${ports//,/ }
+    if [ -z "${BATON_PORTS:-}" ] && [ "$1,$2" != 8000,8001 ]; then
+        echo "another program has port 8000 or 8001, so the nodes have $1 and $2: commands of" \
+            "README.md for port 8000 are for $1 here (BATON_PORTS=P,D chooses other ports)"
+    fi
     prefill_url=http://127.0.0.1:$1
     decode_url=http://127.0.0.1:$2
     ports=$1,$2

@@ -15,10 +15,16 @@ void entry_update_trouble(struct entry *e)
 {
     if (!e->view.known) return;
     e->t_trouble_ms = clock_ms();
-    const struct trouble_facts f = { &e->view,         e->topic,
-                                     e->join,          directory_why_down(e->directory),
-                                     e->launcher_gone, e->launcher_held_view,
-                                     e->listed_down };
+    const struct trouble_facts f = {
+        .view = &e->view,
+        .topic = e->topic,
+        .join = e->join,
+        .directory_down = directory_why_down(e->directory),
+        .launcher_gone = e->launcher_gone,
+        .launcher_held_view = e->launcher_held_view,
+        .missing = e->missing,
+        .listed = e->listed,
+    };
     trouble_update(&e->trouble, &f, clock_ms());
 }
 

@@ -50,7 +50,8 @@ struct entry {
     uint64_t t_trouble_ms;     /* when it was looked for last */
     const char *launcher_gone; /* trouble.h */
     bool launcher_held_view;
-    const char *listed_down; /* trouble.h */
+    const char *missing; /* trouble.h */
+    enum trouble_listed listed;
     struct scheduler_metrics metrics;
     struct admission admission;
     struct recent recent;

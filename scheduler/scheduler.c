@@ -12,6 +12,7 @@
 #include "scheduler/scheduler_internal.h"
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
+#include "shared/base/hash/hash.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 
@@ -51,6 +52,7 @@ static void on_tick(void *arg)
     struct scheduler *s = arg;
     uint32_t n_placing = 0;
     view_tick(&s->entry.view);
+    if (s->o.listed) s->entry.listed = s->o.listed(s->o.arg);
     if (!s->draining && clock_ms() - s->entry.t_trouble_ms >= TROUBLE_MS)
         entry_update_trouble(&s->entry);
     admission_tick(&s->entry);
@@ -103,10 +105,21 @@ static void wake(struct scheduler *s)
 
 static void tend_leaving_me(struct scheduler *s);
 
+/* Nothing breaks, so it is a line when it begins, or is another one. */
+static void look_for_difference(struct scheduler *s)
+{
+    char text[ERR_TEXT_MAX];
+    const bool found = view_find_difference(&s->entry.view, text);
+    const uint64_t difference = found ? hash_64(text, strlen(text), 0) : 0;
+    if (found && difference != s->difference) log_warn("nodes differ", "why=\"%s\"", text);
+    s->difference = difference;
+}
+
 static void on_fresh_view(void *arg)
 {
     struct scheduler *s = arg;
     if (s->draining) tend_leaving_me(s);
+    else look_for_difference(s);
     gauge_set(s->entry.metrics.nodes, (double)s->entry.view.n_nodes);
     admission_on_view(&s->entry.admission, &s->entry.view);
     LIST_FOREACH (r, &s->entry.live, struct request, link)
@@ -134,6 +147,8 @@ static void on_breaker(void *arg, const struct breaker_entry *e)
     struct scheduler *s = arg;
     enum breaker_scope scope = breaker_scope_of(e->of);
     counter_add(s->entry.metrics.breaker[scope][e->state], 1);
+    /* A router that ends has a link here, and nothing is placed on it. */
+    if (!view_find(&s->entry.view, e->of.node)) return;
     log_info("breaker", "scope=%s node=%s partner=%s to=%s pauses=%u why=\"%s\"",
              breaker_scope_name(scope), name_of(&s->entry.view, e->of.node),
              name_of(&s->entry.view, e->of.partner), breaker_state_name(e->state), e->n_pauses,
@@ -165,7 +180,7 @@ static enum status may_come(struct scheduler *s, const struct gen_request *g,
         return admission_ask(&s->entry, g, is_full ? s->o.max_requests : 0, why);
     if (!is_full) return OK;
     return err_set(&why->err, ERR_FULL,
-                   "this node already holds %u requests, its limit; try again shortly",
+                   "this entry node holds as many requests as it may, %u; try again shortly",
                    s->o.max_requests);
 }
 
@@ -374,7 +389,7 @@ void scheduler_launcher_gone(struct scheduler *s, const char *what_it_means, boo
     if (!s->draining) entry_update_trouble(&s->entry);
 }
 
-void scheduler_listed_down(struct scheduler *s, const char *why) { s->entry.listed_down = why; }
+void scheduler_missing(struct scheduler *s, const char *why) { s->entry.missing = why; }
 
 /* What runs here must be finished, so the node serves itself when nobody else is left. The
  * directory has no record of it any more. */

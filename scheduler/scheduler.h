@@ -8,6 +8,7 @@
 #define BATON_SCHEDULER_SCHEDULER_H
 
 #include "scheduler/directory/directory.h"
+#include "scheduler/trouble.h"
 #include "shared/base/metrics.h"
 #include "shared/cluster/cluster.h"
 #include "shared/serve/backend.h"
@@ -36,6 +37,8 @@ struct scheduler_options {
     /* Fills in this node's own record, published every RENEW_MS. NULL: a router, which has no
      * engine and publishes nothing. */
     void (*describe)(void *arg, struct node_record *me);
+    /* Is this node listed by a router now? */
+    enum trouble_listed (*listed)(void *arg);
     void *arg;
 };
 
@@ -55,9 +58,9 @@ void scheduler_publish(struct scheduler *s);
 void scheduler_refresh(struct scheduler *s);
 /* The launcher that started this node is gone (trouble.h); `what_it_means` is kept. */
 void scheduler_launcher_gone(struct scheduler *s, const char *what_it_means, bool held_view);
-/* Nodes that a router's operator lists do not answer (trouble.h); `why` is a sentence, valid until
- * the next call. NULL: all do. */
-void scheduler_listed_down(struct scheduler *s, const char *why);
+/* Nodes that are meant to be in a router's view and are not (trouble.h); `why` is a sentence, valid
+ * until the next call. NULL: none is known of. */
+void scheduler_missing(struct scheduler *s, const char *why);
 /* The node shuts down: leaves the directory. Live requests go on, and nothing is placed on this
  * node any more unless no other one can decode. New requests are taken, if `enters`, while
  * others can decode, or could grace_ms ago; else they are refused. */

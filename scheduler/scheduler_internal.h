@@ -14,6 +14,7 @@ struct scheduler {
     uint64_t t_drain_ns; /* clock_ns when it began to drain */
     /* When other nodes that decode were seen last, or could have been; 0: there are none. */
     uint64_t t_others_ms;
+    uint64_t difference; /* between nodes, that was logged last: a hash; 0: there is none */
     struct loop_timer *tick, *renew;
     struct loop_timer *wake; /* a tick in the next turn of the loop; NULL: none is due */
     struct loop_timer

@@ -89,7 +89,14 @@ bool trouble_can_decode(const struct view *v, const struct node_record *n)
            (!v->model || n->model == v->model) && !view_why_unreachable(v, n->node);
 }
 
-/* How many of the nodes that can decode are usable, and the first of those that are not. */
+/* Of two nodes the one of the lower number; NULL: none. Snapshots have nodes in any order, and the
+ * sentence must not change with it. */
+static const struct node_record *lower(const struct node_record *a, const struct node_record *b)
+{
+    return !a || b->node < a->node ? b : a;
+}
+
+/* How many of the nodes that can decode are usable, and one of those that are not. */
 struct decode_nodes {
     size_t n_usable, n_suspect, n_other_model, n_draining;
     const struct node_record *suspect, *other_model;
@@ -106,9 +113,11 @@ static void count_decode_nodes(const struct view *v, struct decode_nodes *out)
         } else if (n->draining) {
             out->n_draining++;
         } else if (v->model && n->model != v->model) {
-            if (!out->n_other_model++) out->other_model = n;
+            out->n_other_model++;
+            out->other_model = lower(out->other_model, n);
         } else {
-            if (!out->n_suspect++) out->suspect = n;
+            out->n_suspect++;
+            out->suspect = lower(out->suspect, n);
         }
     }
     if (v->unproven.node && may_decode(v, &v->unproven) && !out->n_suspect++)
@@ -118,18 +127,21 @@ static void count_decode_nodes(const struct view *v, struct decode_nodes *out)
 /* Any node of the topic, prefill nodes included, that this one cannot work with. */
 static const struct node_record *find_other_model(const struct view *v)
 {
+    const struct node_record *found = NULL;
     for (size_t i = 0; i < v->n_nodes; i++)
-        if (v->model && v->nodes[i].model != v->model && !v->nodes[i].draining) return &v->nodes[i];
-    return NULL;
+        if (v->model && v->nodes[i].model != v->model && !v->nodes[i].draining)
+            found = lower(found, &v->nodes[i]);
+    return found;
 }
 
 static const struct node_record *find_suspect(const struct view *v)
 {
+    const struct node_record *found = NULL;
     for (size_t i = 0; i < v->n_nodes; i++)
         if (view_why_unreachable(v, v->nodes[i].node) && !is_former_me(v, &v->nodes[i]) &&
             !is_replaced(v, &v->nodes[i]))
-            return &v->nodes[i];
-    return v->unproven.node ? &v->unproven : NULL;
+            found = lower(found, &v->nodes[i]);
+    return found || !v->unproven.node ? found : &v->unproven;
 }
 
 /* ---- sentences ---- */
@@ -140,8 +152,8 @@ static void say_peer(const struct trouble_facts *f, const struct node_record *n,
     char at[HOST_PORT_TEXT_MAX];
     set_about(out, n, NULL);
     set(out, TROUBLE_PEER, blocks,
-        "%s node %.63s cannot be connected: %.200s; if its process has ended it leaves the list "
-        "within seconds, else check with: baton doctor --peers %.80s",
+        "%s node %.63s cannot be connected: %.200s; if its process has ended, start it again (it "
+        "leaves the list within seconds); if it runs, check with: baton doctor --peers %.80s",
         node_role_name(n->role), n->name, view_why_unreachable(f->view, n->node),
         address_of(n, at));
 }
@@ -210,9 +222,28 @@ static void add_command(struct trouble *t, const char *join)
                  "directory, and --splitwise-role decode");
 }
 
+/* It was started to be listed, so whoever looks at it alone misses what the router sees. */
+static void say_listed(const struct trouble_facts *f, struct trouble *out)
+{
+    if (f->listed == TROUBLE_LISTED_WITH_OTHERS)
+        set(out, TROUBLE_NO_DECODE, true,
+            "this %s node sees no node that decodes, so it answers no request by itself; the "
+            "router that lists it sees one and uses both: send requests there, and ask its /ready",
+            node_role_name(f->view->me.role));
+    else
+        set(out, TROUBLE_NO_DECODE, true,
+            "neither this %s node nor the router that lists it sees a node that decodes; start one "
+            "and list it there, with --decoder-hosts or POST /instances/add",
+            node_role_name(f->view->me.role));
+}
+
 static void say_no_decode(const struct trouble_facts *f, const struct decode_nodes *d,
                           struct trouble *out)
 {
+    if (f->listed && !d->n_draining) {
+        say_listed(f, out);
+        return;
+    }
     if (d->n_draining)
         set(out, TROUBLE_NO_DECODE, true,
             "every node of topic %.63s that can decode is shutting down (%zu)", f->topic,
@@ -234,9 +265,9 @@ static void say_private(const struct trouble_facts *f, struct trouble *out)
 {
     set(out, TROUBLE_PRIVATE_VIEW, true,
         "this node has the role %s and knows no other node: no directory was named, so none can "
-        "find it; give --router HOST:PORT (the control port of a prefill node) or "
-        "--scheduler-name splitwise with Redis, or --splitwise-role mixed; check with: baton "
-        "doctor",
+        "find it; give --router HOST:PORT (a router, or the control port of a prefill node) or "
+        "--scheduler-name splitwise with Redis, list it at a router (--decoder-hosts), or give "
+        "--splitwise-role mixed; check with: baton doctor",
         node_role_name(f->view->me.role));
 }
 
@@ -341,7 +372,7 @@ static void find_blocking(const struct trouble_facts *f, const struct decode_nod
     else if (f->directory_down) set(out, TROUBLE_DIRECTORY, true, "%s", f->directory_down);
     else if (d->suspect) say_peer(f, d->suspect, true, out);
     else if (d->other_model) say_other_model(f, d->other_model, true, out);
-    else if (f->listed_down) set(out, TROUBLE_PEER, true, "%s", f->listed_down);
+    else if (f->missing) set(out, TROUBLE_PEER, true, "%s", f->missing);
     else say_no_decode(f, d, out);
 }
 
@@ -354,10 +385,10 @@ static void find_degrading(const struct trouble_facts *f, struct trouble *out)
     else if (f->directory_down)
         set(out, TROUBLE_DIRECTORY, false, "%.440s; until then %s", f->directory_down,
             v->n_nodes > 1 ? "the nodes seen last serve" : "this node serves alone");
-    else if (!f->join && v->me.node && v->me.role != ROLE_MIXED) say_private(f, out);
+    else if (!f->join && !f->listed && v->me.node && v->me.role != ROLE_MIXED) say_private(f, out);
     else if (n) say_peer(f, n, false, out);
     else if ((n = find_other_model(v)) != NULL) say_other_model(f, n, false, out);
-    else if (f->listed_down) set(out, TROUBLE_PEER, false, "%s", f->listed_down);
+    else if (f->missing) set(out, TROUBLE_PEER, false, "%s", f->missing);
     else if (!v->unsplit) find_kv_trouble(v, out);
     out->blocks = false;
 }
@@ -409,7 +440,7 @@ static void log_end(const struct trouble *t, const struct view *v, uint64_t now_
                  removed->name, trouble_name(t->logged.cause), after_s, t->logged.n_requests,
                  t->logged.n_unlogged);
     else
-        log_warn("trouble is over", "cause=%s after_s=%.1f requests_failed=%u repeats=%u",
+        log_info("trouble is over", "cause=%s after_s=%.1f requests_failed=%u repeats=%u",
                  trouble_name(t->logged.cause), after_s, t->logged.n_requests,
                  t->logged.n_unlogged);
 }

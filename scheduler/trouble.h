@@ -23,6 +23,13 @@ enum trouble_cause {
     TROUBLE_N_CAUSES
 };
 
+/* A router that this node cannot see lists it (deploy/router/listed.h). */
+enum trouble_listed {
+    TROUBLE_NOT_LISTED,
+    TROUBLE_LISTED_ALONE,      /* ... and sees no other node that decodes, ... */
+    TROUBLE_LISTED_WITH_OTHERS /* ... or does */
+};
+
 /* What is looked at; all borrowed. */
 struct trouble_facts {
     const struct view *view;
@@ -34,7 +41,9 @@ struct trouble_facts {
     const char *directory_down; /* directory_why_down */
     const char *launcher_gone;  /* what that means; NULL: it is there, or there was none */
     bool launcher_held_view;    /* it was the directory server, too */
-    const char *listed_down; /* nodes that a router's operator lists do not answer; NULL: all do */
+    const char *missing; /* of a router: nodes that its operator lists do not answer, or some that
+                          * want to register are not let in; NULL: neither */
+    enum trouble_listed listed;
 };
 
 /* A node that a trouble is about; node 0: none. */

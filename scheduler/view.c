@@ -107,7 +107,8 @@ static void ask_snapshot(struct view *v)
     v->ask_again = false;
     v->asking = directory_snapshot(v->directory, on_snapshot, v) == OK;
     if (v->asking) return;
-    v->known = true;
+    /* Before the first try to reach it has failed, nothing is known. */
+    v->known = v->known || directory_why_down(v->directory);
     v->t_snapshot_ms = clock_ms();
 }
 

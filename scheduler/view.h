@@ -101,6 +101,9 @@ uint64_t view_model_bits(const struct node_record *n);
 uint64_t view_model_of_bits(const struct view *v, uint64_t bits);
 /* Has the node the vocabulary of this one, as far as they are known? */
 bool view_shares_text(const struct view *v, const struct node_record *n);
+/* Finds two nodes of one model that differ in what a resumed answer depends on (docs/resume.md),
+ * and writes what that means. False: there are none. */
+bool view_find_difference(const struct view *v, char text[ERR_TEXT_MAX]);
 /* Would the tokens of a node with these bits be computed again, wherever they are? */
 enum view_again view_again(const struct view *v, uint64_t bits);
 /* The nodes whose breaker is open or being probed: no request is placed there. Returns how many. */

@@ -1,5 +1,6 @@
 /* view_model.c - which model the nodes of a router have to have, and whether nodes would compute
  * the tokens of an answer again: see view.h. Thread: loop. */
+#include <stdio.h>
 #include <string.h>
 
 #include "scheduler/view.h"
@@ -47,6 +48,45 @@ uint64_t view_model_of_bits(const struct view *v, uint64_t bits)
         if (view_shares_text(v, n) && view_model_bits(n) == bits) return n->model;
     }
     return bits ? bits : UINT64_MAX;
+}
+
+static bool counts(const struct view *v, const struct node_record *n)
+{
+    return !n->draining && n->max_model_len && (!v->model || n->model == v->model);
+}
+
+/* A node of an earlier version does not say of which type its KV is. */
+static bool has_same_kv(const struct node_record *a, const struct node_record *b)
+{
+    return !a->kv_type[0] || !b->kv_type[0] || strcmp(a->kv_type, b->kv_type) == 0;
+}
+
+/* Each is compared with one, the same for all entry nodes: that of the lowest number. */
+bool view_find_difference(const struct view *v, char text[ERR_TEXT_MAX])
+{
+    const struct node_record *first = NULL, *other = NULL;
+    for (size_t i = 0; i < v->n_nodes; i++)
+        if (counts(v, &v->nodes[i]) && (!first || v->nodes[i].node < first->node))
+            first = &v->nodes[i];
+    for (size_t i = 0; i < v->n_nodes; i++) {
+        const struct node_record *n = &v->nodes[i];
+        if (!counts(v, n) || n->model != first->model || (other && n->node > other->node)) continue;
+        if (n->max_model_len != first->max_model_len || !has_same_kv(n, first)) other = n;
+    }
+    if (!other) return false;
+    if (other->max_model_len != first->max_model_len)
+        snprintf(text, ERR_TEXT_MAX,
+                 "node %.63s has --max-model-len %u and node %.63s %u: longer requests are not "
+                 "decoded by the one with less, and an answer that is resumed there ends earlier; "
+                 "give all the same",
+                 first->name, first->max_model_len, other->name, other->max_model_len);
+    else
+        snprintf(
+            text, ERR_TEXT_MAX,
+            "node %.63s has --kv-cache-dtype %s and node %.63s %s: an answer whose tokens would "
+            "have to be computed again cannot be resumed (409); give all the same",
+            first->name, first->kv_type, other->name, other->kv_type);
+    return true;
 }
 
 /* Nodes that only prefill count as well: the KV that they send must be the same. */

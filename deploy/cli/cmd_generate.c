@@ -77,6 +77,7 @@ static enum status on_chunk(void *arg, struct str id, struct str json)
     const cJSON *error = cJSON_GetObjectItemCaseSensitive(doc, "error"),
                 *choices = cJSON_GetObjectItemCaseSensitive(doc, "choices");
     if (error) {
+        (void)flush_output();
         fprintf(stderr, "\nbaton generate: %.*s\n", STR_ARG(json));
         node_stop(g->node, 1);
     } else if (cJSON_GetArraySize(choices)) {
@@ -95,12 +96,13 @@ static void on_end(void *arg)
     struct generate *g = arg;
     g->completion = 0;
     putchar('\n');
+    const bool is_written = flush_output(); /* before the notice, which goes another way */
     if (g->cut)
         fprintf(stderr,
                 "baton generate: the answer is cut: --max-tokens is %lld, --max-model-len %lld\n",
                 (long long)config_int(g->c, "max-tokens"),
                 (long long)config_int(g->c, "max-model-len"));
-    node_stop(g->node, flush_output() ? 0 : 1);
+    node_stop(g->node, is_written ? 0 : 1);
 }
 
 static void start_prompt(struct generate *g)

@@ -61,17 +61,33 @@ static enum status wait_for_answer(struct role_query *q, const char *method,
     return q->st;
 }
 
-/* Any answer but 200 is an error, whose sentence is the node's. */
 static enum status call(struct role_query *q, const char *method, const struct role_target *at,
                         const char *path, const char *headers, struct str body, struct err *err)
 {
     char text[HOST_PORT_TEXT_MAX];
     const enum status st = wait_for_answer(q, method, at, path, headers, body, err);
-    if (st != OK)
-        return err_set(err, st, "nothing answers at %s; is a node running there?",
-                       host_port_text(at->host, at->port, text));
-    if (q->http_status == 200) return OK;
-    return directory_read_refusal(q->http_status, buf_str(&q->answer), "it does not say why", err);
+    if (st == OK) return OK;
+    return err_set(err, st, "nothing answers at %s; is a node running there?",
+                   host_port_text(at->host, at->port, text));
+}
+
+/* Asks the node that --url names which nodes it sees. */
+static enum status ask_cluster(struct role_query *q, const struct config *c,
+                               const struct role_target *at, struct err *err)
+{
+    struct buf headers = { 0 };
+    char text[HOST_PORT_TEXT_MAX];
+    size_t n_keys = 0;
+    const char *key = config_list(c, "api-key", 0, &n_keys);
+    if (n_keys)
+        buf_printf(&headers, "Authorization: Bearer %.*s\r\n", (int)strcspn(key, "\r\n"), key);
+    enum status st = call(q, "GET", at, "/cluster", headers.len ? headers.data : NULL, STR(""),
+                          err);
+    buf_release(&headers);
+    if (st != OK || q->http_status == 200) return st;
+    command_explain_refusal(host_port_text(at->host, at->port, text), q->http_status,
+                            buf_str(&q->answer), err);
+    return err->code;
 }
 
 /* ---- the node ---- */
@@ -122,23 +138,20 @@ static enum status resolve(struct role_query *q, const struct config *c, const c
                            struct role_target *out, struct err *err)
 {
     struct role_target seer = { .host = "127.0.0.1", .port = (uint16_t)config_int(c, "port") };
-    struct buf headers = { 0 };
     const char *url = config_string(c, "url");
-    size_t n_keys = 0;
+    int64_t port;
     if (host_port_parse(name, out->host, &out->port) && out->host[0] && out->port)
         return command_parse_url(name, out->host, &out->port)
                    ? OK
                    : err_set(err, ERR_INVALID, "%s is no host:port", name);
+    if (str_to_i64(str_of(name), &port) == OK && port > 0 && port <= UINT16_MAX)
+        return err_set(err, ERR_INVALID, "%s is not host:port; of this host it is 127.0.0.1:%s",
+                       name, name);
     if (url && !command_parse_url(url, seer.host, &seer.port))
         return err_set(err, ERR_INVALID,
                        "--url %s is not http://host:port, which is all that is spoken here", url);
-    const char *key = config_list(c, "api-key", 0, &n_keys);
-    if (n_keys)
-        buf_printf(&headers, "Authorization: Bearer %.*s\r\n", (int)strcspn(key, "\r\n"), key);
-    enum status st = call(q, "GET", &seer, "/cluster", headers.len ? headers.data : NULL, STR(""),
-                          err);
-    buf_release(&headers);
-    return st == OK ? find_node(buf_str(&q->answer), name, out, err) : st;
+    TRY(ask_cluster(q, c, &seer, err));
+    return find_node(buf_str(&q->answer), name, out, err);
 }
 
 /* ---- the change ---- */
@@ -151,7 +164,10 @@ static enum status ask_node(struct role_query *q, const struct role_target *at, 
     role_ask_write(&at->ask, &body);
     directory_prove_header(secret, "POST", STR(ROLE_PATH), buf_str(&body), proof);
     snprintf(headers, sizeof headers, "Content-Type: application/json\r\n%s", proof);
-    const enum status st = call(q, "POST", at, ROLE_PATH, headers, buf_str(&body), err);
+    enum status st = call(q, "POST", at, ROLE_PATH, headers, buf_str(&body), err);
+    if (st == OK && q->http_status != 200) /* the sentence is the node's */
+        st = directory_read_refusal(q->http_status, buf_str(&q->answer), "it does not say why",
+                                    err);
     buf_release(&body);
     return st;
 }

@@ -1,5 +1,5 @@
-/* cmd_status.c - `baton status`: the cluster as one node sees it, as a table or JSON.
- * Thread: main. */
+/* cmd_status.c - `baton status`: the cluster as one node sees it, as a table or JSON; `baton top`:
+ * the same, again and again. Thread: main. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,8 +14,9 @@
 #include "shared/net/http/http_client.h"
 
 static const char INTRO[] =
-    "usage: baton status [--url http://host:port] [--json] [--watch]\n\nAsk a node "
-    "which nodes it sees and how loaded they are.\n";
+    "usage: baton status [--url http://host:port] [--json] [--watch]\n"
+    "       baton top [--url http://host:port]     the same as status --watch\n\n"
+    "Ask a node which nodes it sees and how loaded they are.\n";
 
 enum { ANSWER_MAX = 16 << 20, TIMEOUT_MS = 5000, WATCH_S = 2 };
 
@@ -120,6 +121,20 @@ static void print_loading(const cJSON *doc)
                number(group, "rank"), number(group, "size"));
 }
 
+/* It is in no other node's list any more. */
+static void print_draining(const cJSON *doc)
+{
+    const cJSON *d = cJSON_GetObjectItemCaseSensitive(doc, "draining");
+    if (!cJSON_IsObject(d)) return;
+    printf("DRAINING for ");
+    print_duration(number(d, "since_s"));
+    printf(", at most ");
+    print_duration(number(d, "left_s"));
+    printf(" more: of the requests that came here %.0f are not finished, and %.0f sequences are "
+           "computed here\n\n",
+           number(d, "requests"), number(d, "computing"));
+}
+
 static void print_trouble(const cJSON *doc)
 {
     const cJSON *t = cJSON_GetObjectItemCaseSensitive(doc, "trouble");
@@ -179,6 +194,7 @@ static int print_table(struct str json, const struct status_groups *groups)
         return 0;
     }
     print_node(doc);
+    print_draining(doc);
     print_trouble(doc);
     printf("%-24s %-8s %-16s %8s %8s %14s %14s %9s %8s\n", "node", "role", "topic", "running",
            "waiting", "free blocks", "waiting tokens", "prefill/s", "step ms");
@@ -189,36 +205,25 @@ static int print_table(struct str json, const struct status_groups *groups)
     return 0;
 }
 
-/* Prints the sentence of an error answer, or the whole of another one. */
-static void print_refusal(const char *at, const struct status_query *q)
-{
-    cJSON *doc = cJSON_ParseWithLength(q->answer.data, q->answer.len);
-    const char *said = text(cJSON_GetObjectItemCaseSensitive(doc, "error"), "message");
-    fprintf(stderr, "baton status: %s answered %d: %.*s\n", at, q->http_status,
-            said[0] ? (int)strlen(said) : (int)q->answer.len, said[0] ? said : q->answer.data);
-    cJSON_Delete(doc);
-}
-
 /* Prints the answer, or why there is none. Returns the program's exit status. */
 static int print_answer(const struct config *c, const char *host, uint16_t port,
                         const struct status_query *q)
 {
     char at[HOST_PORT_TEXT_MAX];
+    struct err err = { 0 };
     host_port_text(host, port, at);
     if (q->st != OK)
         fprintf(stderr,
                 "baton status: nothing answers at %s; is a node running there? (--url names "
                 "another)\n",
                 at);
-    else if (q->http_status == 401)
-        fprintf(stderr,
-                "baton status: %s wants a key: give one of its own with --api-key or "
-                "BATON_API_KEY\n",
-                at);
-    else if (q->http_status != 200) print_refusal(at, q);
-    else if (config_bool(c, "json"))
+    else if (q->http_status == 200 && config_bool(c, "json"))
         return printf("%.*s\n", (int)q->answer.len, q->answer.data) < 0;
-    else return print_table(buf_str(&q->answer), q->groups);
+    else if (q->http_status == 200) return print_table(buf_str(&q->answer), q->groups);
+    else {
+        command_explain_refusal(at, q->http_status, buf_str(&q->answer), &err);
+        fprintf(stderr, "baton status: %s\n", err.text);
+    }
     return 1;
 }
 
@@ -261,7 +266,7 @@ static bool next_look(void)
     return true;
 }
 
-int cmd_status(int argc, char **argv)
+static int show(int argc, char **argv, bool watch)
 {
     bool done;
     struct config *c = command_config("status", INTRO, argc, argv, NULL, NULL, &done);
@@ -277,7 +282,11 @@ int cmd_status(int argc, char **argv)
             url);
     else do
             exit_status = query_status(c, host, port);
-        while (config_bool(c, "watch") && next_look());
+        while ((watch || config_bool(c, "watch")) && next_look());
     config_free(c);
     return exit_status;
 }
+
+int cmd_status(int argc, char **argv) { return show(argc, argv, false); }
+
+int cmd_top(int argc, char **argv) { return show(argc, argv, true); }

@@ -10,6 +10,7 @@
 #include "deploy/options/environment.h"
 #include "deploy/options/option_table.h"
 #include "shared/base/address/host_port.h"
+#include "shared/base/json/json.h"
 #include "shared/base/log.h"
 
 const struct command COMMANDS[] = {
@@ -19,6 +20,7 @@ const struct command COMMANDS[] = {
     { "generate", cmd_generate, "offline: a file of requests, or one prompt" },
     { "pull", cmd_pull, "fetch a model: a repository, a .gguf file, a folder" },
     { "status", cmd_status, "the cluster as a node sees it" },
+    { "top", cmd_top, "the same, again and again: status --watch" },
     { "role", cmd_role, "change what a running node does: prefill, decode or mixed" },
     { "doctor", cmd_doctor, "check this host before the first request" },
     { "bench", cmd_bench, "how fast KV moves, compared with the machine's limits" },
@@ -105,6 +107,25 @@ bool command_parse_url(const char *url, char host[HOST_TEXT_MAX], uint16_t *port
     if (!host_port_parse(at, host, port) || !host[0] || *port == 0) return false;
     if (strcmp(host, "localhost") == 0) snprintf(host, HOST_TEXT_MAX, "127.0.0.1");
     return true;
+}
+
+void command_explain_refusal(const char *at, int http_status, struct str answer, struct err *err)
+{
+    struct err unread;
+    cJSON *doc = NULL;
+    const cJSON *error = json_parse(answer, false, &doc, &unread) == OK ? json_member(doc, "error")
+                                                                        : NULL,
+                *said = cJSON_IsObject(error) ? json_member(error, "message") : error;
+    if (http_status == 401)
+        (void)err_set(err, ERR_UNAUTHORIZED,
+                      "%s wants a key: give one of its own with --api-key or BATON_API_KEY", at);
+    else if (cJSON_IsString(said))
+        (void)err_set(err, ERR_PEER_REFUSED, "%s answered %d: %s", at, http_status,
+                      said->valuestring);
+    else
+        (void)err_set(err, ERR_PEER_REFUSED, "%s answered %d: %.*s", at, http_status,
+                      STR_ARG(answer));
+    cJSON_Delete(doc);
 }
 
 void command_print_note(void *arg, const char *sentence)

@@ -24,6 +24,7 @@ int cmd_router(int argc, char **argv);
 int cmd_generate(int argc, char **argv);
 int cmd_pull(int argc, char **argv);
 int cmd_status(int argc, char **argv);
+int cmd_top(int argc, char **argv);
 int cmd_role(int argc, char **argv);
 int cmd_doctor(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
@@ -68,6 +69,10 @@ int command_router_workers(const struct config *c, int argc, char **argv);
 /* Reads http://host:port[/...], or the same without http://; a port that is not given is 80, and
  * localhost is 127.0.0.1. False: it is not that. */
 bool command_parse_url(const char *url, char host[HOST_TEXT_MAX], uint16_t *port);
+
+/* What the answer of a node's API says that is none of 200, in a sentence: that a key is missing,
+ * or its own error. `at` names the node. */
+void command_explain_refusal(const char *at, int http_status, struct str answer, struct err *err);
 
 /* Prints a sentence about an option without effect to stderr; for config_notes. */
 void command_print_note(void *arg, const char *sentence);

@@ -122,8 +122,9 @@ static void report(struct doctor *d, const char *where, const struct directory_a
     else snprintf(what, sizeof what, "it does not answer in HTTP (%s)", status_text(a->st));
     doctor_fix(
         doctor_add(d, "cluster view", DOCTOR_FAIL, "%s is no directory server: %s", where, what),
-        "name the address that `baton launch` prints after \"held by this launcher\", or the "
-        "--engine-worker-queue-port of a prefill node; not an API port");
+        "name the address that `baton launch` prints after \"held by this launcher\", the port "
+        "of a `baton router`, or the --engine-worker-queue-port of a prefill node; not the API "
+        "port of a node");
 }
 
 static void check_answer(struct doctor *d, const char *where, const char *host, const char *port)

@@ -68,8 +68,10 @@ static void fix_peer(struct doctor_line *line, const struct mesh_host *h)
         break;
     default:
         doctor_fix(line,
-                   "start `baton doctor --listen %s` there, with the same BATON_CLUSTER_SECRET; if "
-                   "it runs, look for a firewall on the way",
+                   "if a node was there it has ended, and its own log says why: start it again (it "
+                   "takes another port: `baton status`); to measure without it start `baton doctor "
+                   "--listen %s` there, with the same BATON_CLUSTER_SECRET; if one of them runs, "
+                   "look for a firewall on the way",
                    h->where);
     }
 }

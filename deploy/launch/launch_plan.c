@@ -311,6 +311,7 @@ static enum status choose_ports(const struct config *c, const struct launch_args
         TRY(launch_listed_port(c, "ports", entry, &port, err));
         TRY(launch_listed_port(c, "metrics-ports", entry, &extra->metrics, err));
         TRY(launch_listed_port(c, "grpc-ports", entry, &extra->grpc, err));
+        if (extra->grpc < 0) extra->grpc = 0; /* not one that the environment has for all */
     }
     node->port = port > 0    ? (uint16_t)port
                  : w->behind ? launch_plan_free_port(p, c)

@@ -164,7 +164,10 @@ static void on_restart(void *arg)
     struct child *ch = arg;
     loop_timer_free(ch->restart);
     ch->restart = NULL;
-    if (!ch->s->stopping) start_child(ch);
+    if (ch->s->stopping) return;
+    log_info("node started again", "port=%u rank=%zu role=%s after_ms=%u", first_of(ch)->plan->port,
+             rank_of(ch), node_role_name(ch->plan->role), ch->pause_ms);
+    start_child(ch);
 }
 
 static void plan_restart(struct child *ch)

@@ -415,6 +415,7 @@ static struct scheduler *start_scheduler(struct node *n)
         .text = n->router ? n->model.text : 0,
         .model_name = n->router ? n->o.names[0] : NULL,
         .describe = n->o.no_engine ? NULL : node_describe_record,
+        .listed = n->o.no_engine ? NULL : node_listed,
         .arg = n,
     };
     return scheduler_create(&s);

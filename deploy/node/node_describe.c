@@ -132,6 +132,8 @@ static void add_needs(struct node *n)
     if (o->model) {
         buf_add_c(&more, " --model ");
         add_shell_word(&more, o->model);
+    } else if (n->router) { /* which takes that of its nodes, and knows no path of it */
+        buf_add_c(&more, " --model MODEL");
     }
     if (host_is_loopback(o->advertise_host)) buf_add_c(&more, " --port 0");
     if (used && more.len && used + more.len < sizeof n->join)
@@ -246,6 +248,7 @@ void node_describe_json(void *arg, bool cluster, struct buf *out)
     describe_group(n, out);
     describe_pace(n, out);
     node_router_describe(n, out);
+    node_stop_describe(n, out);
     buf_printf(out, ",\"version\":\"%s\",\"uptime_s\":%llu,\"model\":", BATON_VERSION,
                (unsigned long long)(clock_ms() - n->t_start_ms) / 1000);
     json_add_string(out, str_of(n->o.names[0]));

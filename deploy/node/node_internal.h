@@ -199,6 +199,8 @@ bool node_mount_http(struct node *n, struct http_exchange *x);
 bool node_is_listed(const struct node *n);
 /* And each router that does knows another node that decodes. */
 bool node_is_listed_with_others(const struct node *n);
+/* Both, for scheduler_options.listed. */
+enum trouble_listed node_listed(void *node);
 
 /* ---- node_role.c ---- */
 
@@ -262,6 +264,9 @@ void node_describe_loading(struct node *n, const char *why, struct http_exchange
 
 /* A part that the stop waits for has ended. */
 void node_stop_goes_on(struct node *n);
+/* Appends the member "draining" of GET /cluster while the node finishes what it has, with a comma
+ * before it. */
+void node_stop_describe(const struct node *n, struct buf *out);
 /* A callback of loop_on_signal. */
 void node_stop_on_signal(void *arg, int signum);
 

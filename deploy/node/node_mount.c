@@ -32,6 +32,13 @@ bool node_is_listed_with_others(const struct node *n)
     return is_since(n->t_others_ms, LISTED_MS) && !is_since(n->t_alone_ms, ALONE_MS);
 }
 
+enum trouble_listed node_listed(void *arg)
+{
+    const struct node *n = arg;
+    if (!node_is_listed(n)) return TROUBLE_NOT_LISTED;
+    return node_is_listed_with_others(n) ? TROUBLE_LISTED_WITH_OTHERS : TROUBLE_LISTED_ALONE;
+}
+
 /* Several routers may list it, and know different nodes. */
 static void note_listed(struct node *n, struct str others)
 {

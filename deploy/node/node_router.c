@@ -26,7 +26,7 @@
 enum {
     SEEK_MS = 200,   /* between two looks for a node */
     RETRY_MS = 2000, /* after a node that gave no text */
-    LISTED_MS = 500  /* between two looks at the listed nodes */
+    LISTED_MS = 500  /* between two looks for nodes that are missing */
 };
 
 enum router_state { ROUTER_SEEKING, ROUTER_FETCHING, ROUTER_LOADING, ROUTER_DONE };
@@ -129,11 +129,18 @@ void node_router_describe(const struct node *n, struct buf *out)
     listed_write(n->router->listed, out);
 }
 
+/* Nodes that are meant to be in its view and are not: listed ones, or some that are not let in.
+ * NULL: it knows of none. */
+static const char *why_missing(const struct node_router *r)
+{
+    const char *down = r->listed ? listed_why_down(r->listed) : NULL;
+    return !down && r->view ? directory_handler_stranger(r->view) : down;
+}
+
 const char *node_router_why(struct node *n)
 {
     struct node_router *r = n->router;
-    const char *down = r->listed ? listed_why_down(r->listed) : NULL,
-               *directory = directory_why_down(n->directory);
+    const char *down = why_missing(r), *directory = directory_why_down(n->directory);
     if (directory) return directory;
     if (r->why[0]) return r->why;
     if (down) return down;
@@ -256,7 +263,7 @@ static void say_no_node(struct node_router *r, const struct node_record *unprove
                  "the record of node %s is not proven by this router's cluster secret "
                  "(BATON_CLUSTER_SECRET), or of another host while there is none",
                  unproven->name);
-    else if (r->listed && listed_why_down(r->listed)) r->why[0] = 0; /* it is said instead */
+    else if (why_missing(r)) r->why[0] = 0; /* it is said instead */
     else
         snprintf(r->why, sizeof r->why,
                  "no node has registered in topic %.63s yet; start nodes with %.300s", o->topic,
@@ -294,7 +301,7 @@ static void on_seek(void *arg)
 static void on_look(void *arg)
 {
     struct node_router *r = arg;
-    if (r->node->scheduler) scheduler_listed_down(r->node->scheduler, listed_why_down(r->listed));
+    if (r->node->scheduler) scheduler_missing(r->node->scheduler, why_missing(r));
 }
 
 /* ---- life ---- */

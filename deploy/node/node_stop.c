@@ -149,6 +149,17 @@ static uint32_t n_computing(const struct node *n)
 
 static uint32_t n_passing(const struct node *n) { return n->passer ? passer_n_live(n->passer) : 0; }
 
+void node_stop_describe(const struct node *n, struct buf *out)
+{
+    if (n->state != NODE_DRAINING) return;
+    const uint64_t since = clock_ms() - n->t_drain_ms, time = (uint64_t)n->o.shutdown_s * 1000;
+    buf_printf(out,
+               ",\"draining\":{\"since_s\":%llu,\"left_s\":%llu,\"requests\":%u,\"computing\":%u}",
+               (unsigned long long)since / 1000,
+               (unsigned long long)(time > since ? time - since + 999 : 0) / 1000,
+               scheduler_n_requests(n->scheduler) + n_passing(n), n_computing(n));
+}
+
 /* A node that is only listed sees no other itself; the router that lists it does. */
 static bool others_can_take(const struct node *n)
 {

@@ -250,6 +250,17 @@ static enum status take_flag(struct config *c, const char *word, struct arg_curs
     return st;
 }
 
+/* A command that takes no such word may have an option for it. */
+static enum status refuse_word(const struct config *c, const char *word, struct err *err)
+{
+    const bool is_number = word[0] && !word[strspn(word, "0123456789")];
+    const char *meant = is_number ? "port" : strchr(word, ':') ? "url" : "";
+    if (config_find_flag(c, str_of(meant), false, c->command) == SIZE_MAX)
+        return err_set(err, ERR_CONFIG, "unexpected word \"%.80s\"", word);
+    return err_set(err, ERR_CONFIG, "unexpected word \"%.80s\"; did you mean --%s %.80s?", word,
+                   meant, word);
+}
+
 enum status config_load_args(struct config *c, int argc, char **argv, const char **positional,
                              int *n, struct err *err)
 {
@@ -265,8 +276,7 @@ enum status config_load_args(struct config *c, int argc, char **argv, const char
         } else if (!flags_end && looks_like_flag(word)) {
             TRY(take_flag(c, word, &a, err));
         } else {
-            if (n_found == limit)
-                return err_set(err, ERR_CONFIG, "unexpected word \"%.80s\"", word);
+            if (n_found == limit) return refuse_word(c, word, err);
             positional[n_found++] = word;
         }
     }

@@ -7,9 +7,19 @@ static enum status read_host(const struct config *c, struct arena *arena, const 
                              struct err *err)
 {
     char host[HOST_TEXT_MAX];
-    if (!host_copy(config_string(c, "scheduler-host"), host))
+    const char *text = config_string(c, "scheduler-host"), *colon = strrchr(text, ':');
+    const size_t n_host = colon ? (size_t)(colon - text) : 0;
+    /* An IPv6 address has colons of its own, and a port only after a bracket. */
+    const bool has_port = n_host && colon[1] && !colon[1 + strspn(colon + 1, "0123456789")] &&
+                          (strchr(text, ':') == colon || text[n_host - 1] == ']');
+    if (!host_copy(text, host))
         return err_field(err, ERR_CONFIG, "scheduler-host",
                          "--scheduler-host is longer than %d characters", HOST_TEXT_MAX - 1);
+    if (has_port)
+        return err_field(err, ERR_CONFIG, "scheduler-host",
+                         "--scheduler-host %s has a port, which goes in --scheduler-port: "
+                         "--scheduler-host %.*s --scheduler-port %s",
+                         text, (int)n_host, text, colon + 1);
     *out = arena_strndup(arena, host, strlen(host));
     return OK;
 }

@@ -125,6 +125,24 @@ static void reply_lists(const struct instances_options *o, struct http_exchange 
     buf_release(&body);
 }
 
+static enum node_role other_role(enum node_role r)
+{
+    return r == ROLE_PREFILL ? ROLE_DECODE : ROLE_PREFILL;
+}
+
+/* It is listed, but with the other type. */
+static enum status refuse_other_type(const struct instances_options *o, const struct node_at *node,
+                                     struct err *err)
+{
+    struct node_at other = *node;
+    char at[HOST_PORT_TEXT_MAX];
+    other.role = other_role(node->role);
+    if (listed_has(o->listed, node) || !listed_has(o->listed, &other)) return OK;
+    return err_field(err, ERR_INVALID, "type", "%s is listed with type %s, not %s",
+                     host_port_text(node->host, node->port, at), node_role_name(other.role),
+                     node_role_name(node->role));
+}
+
 static void change(const struct instances_options *o, struct http_exchange *x, bool add)
 {
     struct instances_change *c = MEM_NEW(struct instances_change);
@@ -132,6 +150,8 @@ static void change(const struct instances_options *o, struct http_exchange *x, b
     char message[160];
     size_t n = 0;
     enum status st = instances_read_change(http_body(x), c, &err);
+    for (size_t i = 0; !add && st == OK && i < c->n; i++)
+        st = refuse_other_type(o, &c->nodes[i], &err);
     for (size_t i = 0; st == OK && i < c->n; i++) {
         if (add) st = listed_add(o->listed, &c->nodes[i], &err);
         n += add ? st == OK : listed_remove(o->listed, &c->nodes[i]);

@@ -44,12 +44,12 @@ static enum status read_listed(const struct config *c, struct node_options *o, s
 {
     TRY(addresses_read(c, &o->listed, err));
     if (o->listed.n == 0 || strcmp(o->directory, "local") == 0) return OK;
+    const char *by = config_string(c, "router") ? "router" : "scheduler-name";
     return err_field(err, ERR_CONFIG, "prefiller-hosts",
                      "--prefiller-hosts and --decoder-hosts list nodes of this router's own view, "
-                     "which --scheduler-name %s%s puts elsewhere: nodes are in that view when they "
-                     "are started with the same option",
-                     config_string(c, "scheduler-name"),
-                     config_string(c, "router") ? " or --router" : "");
+                     "which %s %s puts elsewhere: nodes are in that view when they are started "
+                     "with the same option",
+                     config_source_text(c, by), config_string(c, by));
 }
 
 enum status router_options_read(const struct config *c, struct node_options *out, struct err *err)

@@ -6,6 +6,7 @@
  * time: these are taken only as far as the line has room beside what was promised; or while it is
  * so short, less than LOW of what a request may wait, that it might run dry. While the line's speed
  * is not known well (admit_sureness), its time counts the less. */
+#include <math.h>
 #include <stdio.h>
 
 #include "scheduler/admission/admit_state.h"
@@ -14,7 +15,8 @@ enum {
     MS = 1000,
     LOW = 4,        /* a line below 1/LOW of the longest wait takes everybody */
     SPARE_PART = 8, /* LONGER leaves so small a part of the line to those that were not promised */
-    SOON_MS = 1000  /* promises that count against a limit per minute */
+    SOON_MS = 1000, /* promises that count against a limit per minute */
+    SHOWN_MS_MAX = 32
 };
 
 /* Waits are expected this much longer than computed, and promises this much slower: an
@@ -61,41 +63,57 @@ static void promise(struct asked *k, struct promise p)
     write_retry(k->a, k->t, k->now_ms, due, &why->retry_after_s, why->retry);
 }
 
-/* Of a limit of its tenant. */
-static bool refuse_limit(struct asked *k, enum admit_reason reason, struct promise p, uint64_t used,
-                         uint64_t limit)
+/* What counts against a limit of its tenant. */
+struct counted {
+    uint64_t used, limit;
+    uint64_t promised; /* of what is left, to those refused before, who come first; 0: there is
+                        * nothing left in any case */
+};
+
+static bool refuse_limit(struct asked *k, enum admit_reason reason, struct promise p,
+                         struct counted c)
 {
     static const char *const whats[] = { [ADMIT_REQUESTS] = "requests in the last minute",
                                          [ADMIT_TOKENS] = "tokens in the last minute",
                                          [ADMIT_CONCURRENT] = "requests waiting or running" };
+    char promised[128] = "";
     promise(k, p);
     k->out->reason = reason;
+    if (c.promised)
+        snprintf(promised, sizeof promised,
+                 ", beside %llu kept for those that were told to come back now (x-baton-retry)",
+                 (unsigned long long)c.promised);
     (void)err_set(&k->out->why.err, ERR_FULL,
-                  "the limit of tenant %s is reached: %s is %llu, and it has %llu %s; try again in "
-                  "%u s",
-                  k->t->t->name, admit_reason_name(reason), (unsigned long long)limit,
-                  (unsigned long long)used, whats[reason], k->out->why.retry_after_s);
+                  "the limit of tenant %s is reached: %s is %llu, and it has %llu %s%s; try again "
+                  "in %u s",
+                  k->t->t->name, admit_reason_name(reason), (unsigned long long)c.limit,
+                  (unsigned long long)c.used, whats[reason], promised, k->out->why.retry_after_s);
     return false;
 }
 
 /* ---- limits ---- */
 
-static double n_promised(struct asked *k)
+/* Half of one is none: a tenant whose clients never say that they come back loses no place to
+ * itself for long. */
+static uint64_t n_promised(struct asked *k)
 {
-    return k->returns ? 0 : promises_n_kept(&k->t->promises, k->now_ms, SOON_MS);
+    if (k->returns) return 0;
+    return (uint64_t)ceil(promises_n_kept(&k->t->promises, k->now_ms, SOON_MS) - 0.5);
 }
 
 static bool check_requests(struct asked *k, const struct admit_budget *b)
 {
     if (!b->requests || k->q->wanted.follows) return true;
-    double used = (double)b->used_requests + n_promised(k);
-    if (used + 1 <= (double)b->requests) return true;
+    const uint64_t promised = n_promised(k);
+    if (b->used_requests + promised + 1 <= b->requests) return true;
     uint64_t excess = b->used_requests + 1 > b->requests ? b->used_requests + 1 - b->requests : 0;
     uint64_t after = excess ? admit_room_after_ms(k->t, k->now_ms, false, b->used_requests, excess)
                             : 0;
     double interval = (double)METER_WINDOW_MS / (double)b->requests;
     const struct promise p = { k->now_ms + after, interval, interval };
-    return refuse_limit(k, ADMIT_REQUESTS, p, b->used_requests, k->t->t->requests_per_minute);
+    return refuse_limit(
+        k, ADMIT_REQUESTS, p,
+        (struct counted){ b->used_requests, k->t->t->requests_per_minute, excess ? 0 : promised });
 }
 
 /* Of all its prompts: those that follow are taken then. One that comes back is here by itself,
@@ -124,23 +142,25 @@ static bool check_tokens(struct asked *k, const struct admit_budget *b)
     uint64_t n = tokens_asked(k), limit = k->t->t->tokens_per_minute;
     if (!b->tokens || !n) return true;
     if (n > limit) return refuse_too_long(k, n);
-    double used = (double)b->used_tokens + n_promised(k) * (double)n;
-    if (b->used_tokens == 0 || used + (double)n <= (double)b->tokens) return true;
+    const uint64_t promised = n_promised(k) * n;
+    if (b->used_tokens == 0 || b->used_tokens + promised + n <= b->tokens) return true;
     uint64_t excess = b->used_tokens + n > b->tokens ? b->used_tokens + n - b->tokens : 0;
     if (excess > b->used_tokens) excess = b->used_tokens;
     uint64_t after = excess ? admit_room_after_ms(k->t, k->now_ms, true, b->used_tokens, excess)
                             : 0;
     double interval = (double)n * METER_WINDOW_MS / (double)b->tokens;
     const struct promise p = { k->now_ms + after, interval, interval };
-    return refuse_limit(k, ADMIT_TOKENS, p, b->used_tokens, limit);
+    return refuse_limit(k, ADMIT_TOKENS, p,
+                        (struct counted){ b->used_tokens, limit, excess ? 0 : promised });
 }
 
 static bool check_concurrent(struct asked *k, const struct admit_budget *b)
 {
     if (!b->concurrent || b->n_concurrent < b->concurrent) return true;
     const double interval = k->t->end_interval_ms > 0 ? k->t->end_interval_ms : MS;
-    const struct promise p = { k->now_ms, interval, interval };
-    return refuse_limit(k, ADMIT_CONCURRENT, p, b->n_concurrent, k->t->t->concurrent);
+    const struct promise p = { k->now_ms + (uint64_t)interval, interval, interval };
+    return refuse_limit(k, ADMIT_CONCURRENT, p,
+                        (struct counted){ b->n_concurrent, k->t->t->concurrent, 0 });
 }
 
 static bool check_limits(struct asked *k)
@@ -172,10 +192,18 @@ static double longest_wait_ms(const struct asked *k, enum admit_reason *by)
     return longest;
 }
 
+static const char *show_ms(double ms, char out[SHOWN_MS_MAX])
+{
+    if (ms < MS) snprintf(out, SHOWN_MS_MAX, "%.0f ms", ceil(ms));
+    else snprintf(out, SHOWN_MS_MAX, "%.1f s", ms / MS);
+    return out;
+}
+
 static void say_wait(struct asked *k, enum admit_reason by, double wait_ms)
 {
     struct gen_refusal *why = &k->out->why;
-    double first_s = (wait_ms + admit_start_ms(k->a, k->q->n_prompt)) / MS;
+    char text[SHOWN_MS_MAX];
+    const char *first = show_ms(wait_ms + admit_start_ms(k->a, k->q->n_prompt), text);
     if (by == ADMIT_WAIT)
         (void)err_set(&why->err, ERR_BUSY,
                       "the line before this request takes about %.1f s, with what those refused "
@@ -183,14 +211,14 @@ static void say_wait(struct asked *k, enum admit_reason by, double wait_ms)
                       wait_ms / MS, (double)k->a->o.max_queue_ms / MS, why->retry_after_s);
     else if (by == ADMIT_TTFT)
         (void)err_field(&why->err, ERR_BUSY, "x-baton-ttft-ms",
-                        "x-baton-ttft-ms is %u, but the first token would come after about %.1f s, "
+                        "x-baton-ttft-ms is %u, but the first token would come after about %s, "
                         "with what those refused before were promised; try again in %u s",
-                        k->q->wanted.ttft_ms, first_s, why->retry_after_s);
+                        k->q->wanted.ttft_ms, first, why->retry_after_s);
     else
         (void)err_field(&why->err, ERR_BUSY, "x-baton-deadline-ms",
                         "x-baton-deadline-ms is %u, but not even the first token would come before "
-                        "about %.1f s; try again in %u s",
-                        k->q->wanted.deadline_ms, first_s, why->retry_after_s);
+                        "about %s; try again in %u s",
+                        k->q->wanted.deadline_ms, first, why->retry_after_s);
 }
 
 /* With those before it who were promised to be taken by then, and may still come. */
@@ -279,7 +307,7 @@ static bool check_room(struct asked *k)
     k->out->reason = ADMIT_FULL;
     (void)err_set(
         &k->out->why.err, ERR_FULL,
-        "this node already holds %u requests, its limit (--max-concurrency); try again in "
+        "this entry node holds as many requests as it may, %u (--max-concurrency); try again in "
         "%u s",
         k->q->n_full, k->out->why.retry_after_s);
     return false;

@@ -6,7 +6,7 @@
 enum {
     MS = 1000,
     LOOK_AHEAD_MS_MAX = 120 * MS, /* of promises_n_kept: seconds that it adds up */
-    KEPT_MEMORY = 32,             /* promises over which `kept` is a mean, about */
+    KEPT_MEMORY = 32,             /* promises over which `kept` is a mean, about; fewer at first */
     ROOM_FOR = 4                  /* times as many as come back: who comes finds a place, and a
                                    * line that is full once stays so */
 };
@@ -19,7 +19,8 @@ static uint16_t *slot(struct promises *p, uint64_t second)
 /* kept: 1 or 0. */
 static void close_one(struct promises *p, uint64_t second, double kept)
 {
-    p->kept += (kept - p->kept) / KEPT_MEMORY;
+    if (p->n_closed < KEPT_MEMORY - 1) p->n_closed++;
+    p->kept += (kept - p->kept) / (1 + p->n_closed); /* as if one more had been kept before */
     p->open_ms -= p->open_ms / p->n_open;
     p->n_open--;
     (*slot(p, second))--;
@@ -47,16 +48,16 @@ static bool add(struct promises *p, uint64_t now_ms, uint64_t due_ms)
     return true;
 }
 
-/* The next time after *last. When few come back it is sooner: times have less between them, and are
- * no later than those take, with room to spare, who may still come. */
+/* The next time after *last, which is of no matter when it is long ago. When few come back it is
+ * sooner: times have less between them, and are no later than those take, with room to spare, who
+ * may still come. */
 static uint64_t make(struct promises *p, double *last, uint64_t now_ms, uint64_t earliest_ms,
                      double interval_ms)
 {
     sweep(p, now_ms);
-    double earliest = (double)earliest_ms, part = fmin(p->kept * ROOM_FOR, 1),
-           due = fmax(*last, earliest);
+    double earliest = (double)earliest_ms, part = fmin(p->kept * ROOM_FOR, 1), due = *last;
     if (part < 1) due = fmin(due, earliest + p->open_ms * part);
-    due += interval_ms * part;
+    due = fmax(due + interval_ms * part, earliest);
     if (due > (double)now_ms + (double)PROMISE_MAX_S * MS || !add(p, now_ms, (uint64_t)due))
         return 0;
     p->open_ms += interval_ms;
@@ -93,7 +94,7 @@ bool promises_use(struct promises *p, uint64_t now_ms, uint64_t due_ms)
 bool promises_use_any(struct promises *p, uint64_t now_ms)
 {
     sweep(p, now_ms);
-    for (uint64_t s = p->swept_s; s <= now_ms / MS; s++)
+    for (uint64_t s = p->swept_s; s <= (now_ms + PROMISE_EARLY_MS) / MS; s++)
         if (use(p, s)) return true;
     return false;
 }

@@ -28,11 +28,12 @@ struct promises {
     double open_ms;                /* ... and that of the time that each was given */
     uint64_t swept_s;              /* slots before this second are 0 */
     double kept;                   /* share of the promises that were used, of late */
+    uint32_t n_closed;             /* that `kept` is of */
 };
 
 void promises_init(struct promises *p);
-/* Promises a time, not before earliest_ms, and interval_ms after the one before, or less when few
- * come back. Returns the time; 0: it would be too far off, nothing was promised. */
+/* Promises a time: earliest_ms, or interval_ms after the one before where that is later, or less
+ * when few come back. Returns the time; 0: it would be too far off, nothing was promised. */
 uint64_t promises_make(struct promises *p, uint64_t now_ms, uint64_t earliest_ms,
                        double interval_ms);
 /* The same for one whose promise was not kept: it does not wait for its turn again, but for what is
@@ -44,7 +45,7 @@ uint64_t promises_make_again(struct promises *p, uint64_t now_ms, uint64_t earli
 bool promises_use(struct promises *p, uint64_t now_ms, uint64_t due_ms);
 /* The same for one who does not say which promise is its own: the oldest that is open. */
 bool promises_use_any(struct promises *p, uint64_t now_ms);
-/* How many of those promised for the time until now_ms + ahead_ms may still come. */
+/* How many of those promised for the time until now_ms + ahead_ms may still come, in the mean. */
 double promises_n_kept(struct promises *p, uint64_t now_ms, uint64_t ahead_ms);
 
 #endif

@@ -19,12 +19,17 @@
 #include "shared/base/log/log_repeats.h"
 #include "shared/base/mem.h"
 
-enum { TTL_MAX_MS = 24 * 3600 * 1000 };
+enum {
+    TTL_MAX_MS = 24 * 3600 * 1000,
+    STRANGER_MS = 5000 /* a node that is not let in comes again sooner */
+};
 
 struct directory_handler {
     struct directory *local; /* NULL: closed */
     struct buf secret;
     struct log_repeats refusals;
+    uint64_t t_stranger_ms; /* the last caller that was not let in came then; 0: none did */
+    char stranger[ERR_TEXT_MAX];
 };
 
 /* Writes one JSON object to `out` and returns OK, or fills in err. */
@@ -185,6 +190,10 @@ enum status directory_check_caller(struct str secret, const struct http_exchange
                        "this node has no cluster secret (BATON_CLUSTER_SECRET), so only nodes of "
                        "its host may call it; give all nodes the same one");
     }
+    if (!str_starts(got, "Baton "))
+        return err_set(err, ERR_UNAUTHORIZED,
+                       "this node has a cluster secret, and the call proves none: give it the same "
+                       "in BATON_CLUSTER_SECRET or --cluster-secret-file");
     directory_prove(secret, http_method(x), http_path(x), http_body(x), want);
     if (got.n == strlen(want) && equal_constant_time(got.p, want, got.n)) return OK;
     return err_set(err, ERR_UNAUTHORIZED, "the cluster secret does not match the one of this node");
@@ -205,17 +214,54 @@ static enum status handle_call(struct directory_handler *h, directory_handler_fn
     return st;
 }
 
+/* The client's port is another one each time. */
+static void host_of(const char *peer, char host[HOST_PORT_TEXT_MAX])
+{
+    snprintf(host, HOST_PORT_TEXT_MAX, "%s", peer);
+    char *colon = strrchr(host, ':');
+    if (colon) *colon = 0;
+}
+
 /* Says it once a minute for each host: each of them is to be corrected. */
 static void log_refusal(struct directory_handler *h, const char *peer, const char *why)
 {
     char host[HOST_PORT_TEXT_MAX], text[HOST_PORT_TEXT_MAX + ERR_TEXT_MAX];
     uint32_t n_unlogged;
-    snprintf(host, sizeof host, "%s", peer);
-    char *colon = strrchr(host, ':');
-    if (colon) *colon = 0; /* the client's port is another one each time */
+    host_of(peer, host);
     snprintf(text, sizeof text, "%s: %s", host, why);
     if (log_repeats_due(&h->refusals, text, clock_ms(), &n_unlogged))
         log_warn("directory call refused", "peer=%s why=\"%s\" repeats=%u", peer, why, n_unlogged);
+}
+
+static directory_handler_fn *find_handler(struct str path)
+{
+    for (size_t i = 0; i < COUNT_OF(HANDLERS); i++)
+        if (str_eq_c(path, HANDLERS[i].path)) return HANDLERS[i].fn;
+    return NULL;
+}
+
+static void note_stranger(struct directory_handler *h, const struct http_exchange *x)
+{
+    const bool proves = str_starts(http_header(x, "Authorization"), "Baton ");
+    const char *why = !h->secret.len
+                          ? "there is no cluster secret here, so only nodes of this host, without "
+                            "a proxy, are let in"
+                      : proves ? "it has another cluster secret"
+                               : "it has no cluster secret";
+    char host[HOST_PORT_TEXT_MAX];
+    host_of(http_peer(x), host);
+    h->t_stranger_ms = clock_ms();
+    snprintf(h->stranger, sizeof h->stranger,
+             "a node on host %s that wants to register is not let in: %s; give all nodes and their "
+             "router the same BATON_CLUSTER_SECRET or --cluster-secret-file",
+             host, why);
+    log_refusal(h, http_peer(x), h->stranger);
+}
+
+const char *directory_handler_stranger(const struct directory_handler *h)
+{
+    const bool is_recent = h->t_stranger_ms && clock_ms() - h->t_stranger_ms < STRANGER_MS;
+    return is_recent ? h->stranger : NULL;
 }
 
 static enum status handle_request(struct directory_handler *h, const struct http_exchange *x,
@@ -224,23 +270,21 @@ static enum status handle_request(struct directory_handler *h, const struct http
     if (!h->local)
         return err_set(err, ERR_UNAVAILABLE,
                        "this node is shutting down and no longer serves the directory");
+    directory_handler_fn *fn = find_handler(http_path(x));
     if (directory_check_caller(buf_str(&h->secret), x, err) != OK) {
-        log_refusal(h, http_peer(x),
-                    h->secret.len ? "it has another cluster secret (BATON_CLUSTER_SECRET)"
-                                  : err->text);
+        if (fn) note_stranger(h, x);
+        else log_refusal(h, http_peer(x), err->text); /* that is no node */
         return err->code;
     }
     if (strcmp(http_method(x), "POST") != 0)
         return err_set(err, ERR_NOT_FOUND, "only POST is answered here");
-    for (size_t i = 0; i < COUNT_OF(HANDLERS); i++)
-        if (str_eq_c(http_path(x), HANDLERS[i].path)) {
-            enum status st = handle_call(h, HANDLERS[i].fn, http_body(x), out, err);
-            if (st == ERR_INVALID) log_refusal(h, http_peer(x), err->text); /* an old version's */
-            return st;
-        }
-    return err_set(err, ERR_NOT_FOUND,
-                   "there is no such call; the paths are " DIRECTORY_PATH
-                   "publish, leave, snapshot, reserve, release, meter");
+    if (!fn)
+        return err_set(err, ERR_NOT_FOUND,
+                       "there is no such call; the paths are " DIRECTORY_PATH
+                       "publish, leave, snapshot, reserve, release, meter");
+    const enum status st = handle_call(h, fn, http_body(x), out, err);
+    if (st == ERR_INVALID) log_refusal(h, http_peer(x), err->text); /* an old version's */
+    return st;
 }
 
 void directory_handler_serve(struct directory_handler *h, struct http_exchange *x)

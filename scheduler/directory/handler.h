@@ -17,6 +17,9 @@ struct directory_handler;
 struct directory_handler *directory_handler_create(struct directory *local, struct str secret);
 /* Answers one exchange, whatever its path is. */
 void directory_handler_serve(struct directory_handler *h, struct http_exchange *x);
+/* Somebody without the right secret called within the last seconds: who and why, a sentence, valid
+ * until the next call that is refused. NULL: nobody did. */
+const char *directory_handler_stranger(const struct directory_handler *h);
 void directory_handler_close(struct directory_handler *h);
 void directory_handler_free(struct directory_handler *h);
 

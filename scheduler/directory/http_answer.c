@@ -56,6 +56,28 @@ static void read_sums(const struct directory_http_call *c, const cJSON *doc,
     if (meter_sums_read(doc, c->room, c->n_room, &a->sums, &err) != OK) a->st = ERR_FORMAT;
 }
 
+#define WHERE_SERVERS_ARE                                                                          \
+    "--router names the port of a router, or the control port of a launcher or prefill node"
+
+static void explain_status(const struct directory_http *d, int http_status, const char *said,
+                           struct directory_http_answer *a)
+{
+    if (http_status == 401)
+        snprintf(a->why, sizeof a->why,
+                 "the directory server at %s %s; give every node the same "
+                 "BATON_CLUSTER_SECRET or --cluster-secret-file",
+                 d->at,
+                 d->secret.len ? "has another cluster secret, or none"
+                               : "asks for a cluster secret, and this node has none");
+    else if (http_status == 404)
+        snprintf(a->why, sizeof a->why,
+                 "what listens at %s is no directory server (it answered 404): " WHERE_SERVERS_ARE,
+                 d->at);
+    else
+        snprintf(a->why, sizeof a->why, "the directory server at %s answered %d: %.160s", d->at,
+                 http_status, said);
+}
+
 /* An answer other than 200. A server of an earlier version does not know the path of reports, or
  * refuses their length. */
 static void read_error(const struct directory_http *d, enum directory_op op, int http_status,
@@ -69,14 +91,7 @@ static void read_error(const struct directory_http *d, enum directory_op op, int
             : http_status == 400 ? ERR_INVALID
             : is_unknown         ? ERR_UNSUPPORTED
                                  : ERR_IO;
-    if (http_status == 401)
-        snprintf(a->why, sizeof a->why,
-                 "the directory server at %s has another cluster secret; give every node the same "
-                 "BATON_CLUSTER_SECRET or --cluster-secret-file",
-                 d->at);
-    else
-        snprintf(a->why, sizeof a->why, "the directory server at %s answered %d: %.160s", d->at,
-                 http_status, said);
+    explain_status(d, http_status, said, a);
 }
 
 /* No answer, or not one of this protocol. */
@@ -96,8 +111,8 @@ static void explain_failure(const struct directory_http *d, const struct err *er
                       : a->st == ERR_PEER_LOST ? "the connection was refused or closed"
                                                : status_text(a->st);
     snprintf(a->why, sizeof a->why,
-             "the directory server at %s cannot be reached: %.120s; is the node that serves it "
-             "(--router names its control port) running? check with: baton doctor --router %s",
+             "the directory server at %s cannot be reached: %.120s; is it running, and is that its "
+             "port (" WHERE_SERVERS_ARE ")? check with: baton doctor --router %s",
              d->at, why, d->at);
 }
 

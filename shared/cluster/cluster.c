@@ -170,8 +170,10 @@ static void log_dead(struct log_repeats *repeats, const char *event, const struc
 {
     char what[sizeof dead->address + sizeof dead->why + 4];
     uint32_t n_unlogged;
-    /* Nothing is wrong when a probe goes, whatever secret it has. Its line hides nobody else's. */
-    enum log_level level = strcmp(dead->name, LINK_PROBE_NAME) == 0 ? LOG_INFO : LOG_WARN;
+    /* Nothing is wrong when a node ends in order, or a probe goes, whatever secret it has. Its line
+     * hides nobody else's. */
+    const bool is_well = dead->leaves || strcmp(dead->name, LINK_PROBE_NAME) == 0;
+    enum log_level level = is_well ? LOG_INFO : LOG_WARN;
     if (dead->proved) snprintf(what, sizeof what, "%d %s: %s", level, name_of(dead), dead->why);
     else snprintf(what, sizeof what, "%d %s: %s", level, dead->address, dead->reason);
     if (log_repeats_due(repeats, what, clock_ms(), &n_unlogged))
@@ -366,13 +368,14 @@ static bool note_progress(struct cluster *c, uint64_t now)
     return moves && was_still;
 }
 
-static void send_ping(struct cluster *c, struct link *l, uint64_t now)
+static void send_ping(struct cluster *c, struct link *l, uint64_t now, bool leaves)
 {
     uint8_t bytes[64];
     Baton__Ping m = BATON__PING__INIT;
     m.progress = c->progress;
     m.has_work = c->has_work;
     m.still_ms = now - c->t_progress_ms;
+    m.leaves = leaves;
     size_t n = baton__ping__pack(&m, bytes);
     struct frame_header h = { .type = FRAME_PING, .length = (uint32_t)n, .incarnation = l->node };
     enum status st = link_send(l, &h, (struct str){ (const char *)bytes, n });
@@ -421,7 +424,7 @@ static void send_pings(struct cluster *c, uint64_t now)
     LIST_FOREACH (l, &c->links, struct link, link) {
         if (l->dead || l->state != LINK_UP) continue;
         n_up++;
-        send_ping(c, l, now);
+        send_ping(c, l, now, false);
     }
     gauge_set(c->links_up, n_up);
 }
@@ -531,7 +534,10 @@ void cluster_free(struct cluster *c)
 {
     if (!c) return;
     if (c->check) loop_timer_free(c->check);
-    LIST_FOREACH (l, &c->links, struct link, link) link_close(l);
+    LIST_FOREACH (l, &c->links, struct link, link) {
+        if (l->state == LINK_UP && !l->dead) send_ping(c, l, clock_ms(), true);
+        link_close(l);
+    }
     if (c->wake) loop_timer_free(c->wake);
     LIST_FOREACH (q, &c->to_self, struct queued_message, link) mem_free(q);
     size_t pos = 0;

@@ -218,6 +218,7 @@ static void on_ping(struct link *l, struct str body)
     if ((moves || still) && still < now - l->t_progress_ms) l->t_progress_ms = now - still;
     l->progress = m->progress;
     l->has_work = m->has_work;
+    l->leaves = m->leaves;
     baton__ping__free_unpacked(m, NULL);
 }
 
@@ -281,7 +282,8 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
     (void)buf;
     if (n < 0) {
         l->has_ended = n == UV_EOF;
-        if (n == UV_EOF) link_fail(l, "the peer closed the connection");
+        if (l->leaves) link_fail(l, "its process has ended in order");
+        else if (n == UV_EOF) link_fail(l, "the peer closed the connection");
         else link_fail(l, "read: %s", uv_strerror((int)n));
         return;
     }

@@ -69,6 +69,7 @@ struct link {
     uint64_t progress;      /* of the peer's engine, from PING */
     uint64_t t_progress_ms; /* when it moved, or had no work */
     bool has_work;
+    bool leaves;        /* the peer has said that its process ends */
     char why[160];      /* reason of death */
     const char *reason; /* its part that no peer can choose */
     struct list link;   /* cluster.links */

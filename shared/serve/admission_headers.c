@@ -6,7 +6,8 @@
 enum {
     WANTED_MS_MAX = 24 * 3600 * 1000,
     HEDGE_MS_MAX = 60000,
-    SHOWN_MAX = 40 /* of a header, in an error */
+    SHOWN_MAX = 40, /* of a header, in an error */
+    OPENAI_WAIT_S_MAX = 60
 };
 
 static enum status read_ms(const struct http_exchange *x, const char *name, int64_t max,
@@ -41,12 +42,15 @@ enum status admission_read_headers(const struct http_exchange *x, struct gen_adm
     return OK;
 }
 
+/* OpenAI's client libraries read retry-after-ms before Retry-After, and take more than a minute for
+ * nothing: they would come again at once, and give up within seconds. */
 void admission_add_retry(int http, uint32_t retry_after_s, const char *retry, struct buf *out)
 {
     if (http == 504) buf_add_c(out, "x-should-retry: false\r\n");
     if (http != 429 && http != 503) return;
     if (retry_after_s == 0) retry_after_s = 1;
-    buf_printf(out, "Retry-After: %u\r\nretry-after-ms: %u000\r\n", retry_after_s, retry_after_s);
+    buf_printf(out, "Retry-After: %u\r\nretry-after-ms: %u000\r\n", retry_after_s,
+               retry_after_s < OPENAI_WAIT_S_MAX ? retry_after_s : OPENAI_WAIT_S_MAX);
     if (retry && retry[0]) buf_printf(out, "x-baton-retry: %s\r\n", retry);
 }
 

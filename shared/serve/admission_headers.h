@@ -6,7 +6,8 @@
  *                                            placed, other nodes try it, too (recovery.md)
  *     x-baton-retry                          of a refusal, and of the same request sent again
  *     x-stainless-retry-count                of OpenAI's client libraries: they send it again
- *     Retry-After, retry-after-ms            of a refusal
+ *     Retry-After, retry-after-ms            of a refusal; the latter is for OpenAI's client
+ *                                            libraries, and 60,000 at most
  *     x-should-retry: false                  of an error that comes again: OpenAI's client
  *                                            libraries then do not try again by themselves
  *     x-ratelimit-...                        of every answer to a tenant with limits

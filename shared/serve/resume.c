@@ -2,6 +2,7 @@
 #include "shared/serve/resume.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "shared/serve/auth.h"
@@ -133,11 +134,20 @@ enum status resume_handle_read(struct str text, struct resume_handle *out, struc
 enum status resume_read_headers(const struct http_exchange *x, struct resume_headers *out,
                                 struct err *err)
 {
-    const struct str last = http_header(x, "last-event-id");
+    const struct str last = http_header(x, "last-event-id"),
+                     asked = http_header(x, "x-baton-resume"),
+                     name = http_header(x, "x-request-id");
     *out = (struct resume_headers){ 0 };
+    if (asked.n && !str_eq_c(asked, "1") && !str_eq_c(asked, "0"))
+        return err_field(err, ERR_INVALID, "x-baton-resume",
+                         "x-baton-resume is '%.*s', but must be 1, for an answer that can be "
+                         "resumed, or 0",
+                         (int)(asked.n < RESUME_SHOWN_MAX ? asked.n : RESUME_SHOWN_MAX), asked.p);
     out->returns = last.n > 0;
-    out->wanted = out->returns || str_eq_c(http_header(x, "x-baton-resume"), "1");
+    out->wanted = out->returns || str_eq_c(asked, "1");
     if (!out->wanted) return OK;
+    if (name.n && !serve_name_is_good(name))
+        snprintf(out->bad_name, sizeof out->bad_name, "%.*s", STR_ARG(name));
     out->has_api_key = auth_hash_key(http_header(x, "authorization"), out->api_key);
     return out->returns ? resume_handle_read(last, &out->handle, err) : OK;
 }
@@ -218,6 +228,17 @@ static uint64_t digest_of(const struct completion_request *c)
     return digest;
 }
 
+/* Without events the name is all that a client can come back with. A stream has it in its ids, so
+ * there it may be any. */
+static enum status check_name(const struct completion_request *c, struct err *err)
+{
+    if (c->p.stream || c->name_is_given || !c->resume->bad_name[0]) return OK;
+    return err_field(err, ERR_INVALID, "x-request-id",
+                     "x-request-id is '%s', but an answer that is not streamed is resumed by its "
+                     "name, which must be 1 to %d of the characters A-Z a-z 0-9 . _ -",
+                     c->resume->bad_name, REQUEST_NAME_MAX);
+}
+
 enum status resume_check(struct completion_request *c, struct err *err)
 {
     const struct resume_headers *h = c->resume;
@@ -228,7 +249,7 @@ enum status resume_check(struct completion_request *c, struct err *err)
                          "x-baton-resume is 1, but a stream of %u choices cannot be resumed; at "
                          "most %d choices can",
                          c->n_choices, RESUME_CHOICES_MAX);
-    if (!h->returns) return OK;
+    if (!h->returns) return check_name(c, err);
     if (!c->p.stream)
         return err_field(err, ERR_INVALID, LAST_EVENT_ID,
                          LAST_EVENT_ID " was sent, but only streams have events: without stream, "

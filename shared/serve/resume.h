@@ -22,7 +22,8 @@
 enum {
     /* LIMIT: a stream of more choices cannot be resumed. Every event has the whole handle. */
     RESUME_CHOICES_MAX = 16,
-    RESUME_TEXT_MAX = 1024 /* bytes of a handle */
+    RESUME_TEXT_MAX = 1024, /* bytes of a handle */
+    RESUME_SHOWN_MAX = 40   /* of a header, in an error */
 };
 
 struct choice;
@@ -52,7 +53,9 @@ struct resume_headers {
     bool wanted;  /* x-baton-resume: 1, or Last-Event-ID */
     bool returns; /* with Last-Event-ID: */
     struct resume_handle handle;
-    bool has_api_key; /* the client sent one */
+    char bad_name[RESUME_SHOWN_MAX + 1]; /* an x-request-id that can be no name, for a sentence; "":
+                                          * there is none */
+    bool has_api_key;                    /* the client sent one */
     uint8_t api_key[KEY_HASH_BYTES];
 };
 
@@ -60,7 +63,8 @@ void resume_handle_write(const struct resume_handle *h, struct buf *out);
 /* ERR_INVALID: the sentence names the header, the text and the form. */
 enum status resume_handle_read(struct str text, struct resume_handle *out,
                                struct err *err) MUST_CHECK;
-/* ERR_INVALID: the handle is malformed; err->field is the header. Its name is the request's: an
+/* ERR_INVALID: x-baton-resume is neither 1 nor 0, or the handle is malformed; err->field is the
+ * header. Its name is the request's: an
  * x-request-id beside it may be one that a proxy has made for this connection. */
 enum status resume_read_headers(const struct http_exchange *x, struct resume_headers *out,
                                 struct err *err) MUST_CHECK;

@@ -866,7 +866,7 @@ static pid_t false_server(uint16_t *port, const char *head, const char *fill)
     return pid;
 }
 
-static void check_false_server(const char *head, const char *fill)
+static void check_false_server(const char *head, const char *fill, const char *want)
 {
     struct rig r = { .backend = "http", .lease_ms = LEASE_LONG_MS };
     struct answer a;
@@ -875,8 +875,7 @@ static void check_false_server(const char *head, const char *fill)
     r.a = r.b = open_entry(&r, "default", "s3cret", true);
     WAIT_FOR(&r, r.n_down == 1);
     CHECK_STATUS(look(&r, r.a, &a), ERR_UNAVAILABLE);
-    if (!strstr(r.why, "more than 8 MiB or 262144 JSON values"))
-        test_fail(__FILE__, __LINE__, "why: %s", r.why);
+    if (!strstr(r.why, want)) test_fail(__FILE__, __LINE__, "why: %s", r.why);
     kill(pid, SIGKILL);
     waitpid(pid, NULL, 0);
     rig_close(&r);
@@ -884,9 +883,25 @@ static void check_false_server(const char *head, const char *fill)
 
 TEST(long_answers_of_a_directory_server_are_not_read)
 {
-    check_false_server("HTTP/1.1 200 OK\r\nContent-Length: 104857600\r\n\r\n", " ");
+    static const char want[] = "more than 8 MiB or 262144 JSON values";
+    check_false_server("HTTP/1.1 200 OK\r\nContent-Length: 104857600\r\n\r\n", " ", want);
     /* 7 MiB, of which every value would take 64 bytes */
-    check_false_server("HTTP/1.1 200 OK\r\nContent-Length: 7340032\r\n\r\n[", "1,");
+    check_false_server("HTTP/1.1 200 OK\r\nContent-Length: 7340032\r\n\r\n[", "1,", want);
+}
+
+/* The port of another API, or nobody's. */
+TEST(a_port_that_is_no_directory_servers_is_named)
+{
+    struct rig r = { .backend = "http", .port = 1, .lease_ms = LEASE_LONG_MS };
+    check_false_server("HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n", "{}",
+                       "is no directory server (it answered 404): --router names the port of a "
+                       "router, or the control port of a launcher or prefill node");
+    CHECK_OK(loop_create(&r.loop, NULL));
+    r.a = r.b = open_entry(&r, "default", "s3cret", true);
+    WAIT_FOR(&r, r.n_down == 1);
+    CHECK(
+        strstr(r.why, "is it running, and is that its port (--router names the port of a router"));
+    rig_close(&r);
 }
 
 TEST(strangers_are_refused)
@@ -898,6 +913,8 @@ TEST(strangers_are_refused)
                      *nobody = open_entry(&r, "default", "", false);
     WAIT_FOR(&r, r.n_down == 1);
     CHECK(strstr(r.why, "another cluster secret") && strstr(r.why, "BATON_CLUSTER_SECRET"));
+    WAIT_FOR(&r, directory_why_down(nobody) != NULL);
+    CHECK(strstr(directory_why_down(nobody), "asks for a cluster secret, and this node has none"));
     publish(stranger, 1, ROLE_MIXED);
     publish(nobody, 2, ROLE_MIXED);
     CHECK_STATUS(look(&r, stranger, &a), ERR_UNAVAILABLE);
@@ -976,4 +993,4 @@ TEST_MAIN(ALL_CASES(published_nodes_are_seen), ALL_CASES(topics_are_apart), ALL_
           CASE_T(forged_records_of_100_mb_stay_in_redis, CASE_S),
           CASE_T(copied_and_earlier_records_in_redis_are_refused, CASE_S),
           CASE_T(long_answers_of_a_directory_server_are_not_read, CASE_S),
-          CASE(open_says_what_is_wrong))
+          CASE(a_port_that_is_no_directory_servers_is_named), CASE(open_says_what_is_wrong))

@@ -49,6 +49,9 @@ def test_requests_that_come_to_a_leaving_node_are_computed_elsewhere():
         wait_until('not ready', lambda: request(b.port, 'GET', '/ready')[0] == 503, 2, 0.01)
         wait_until('out of the directory', lambda: at(b) not in listed(control), 2, 0.01)
         took = time.monotonic() - t0
+        drains = request(b.port, 'GET', '/cluster')[2]['draining']
+        said = subprocess.run([BIN, 'status', '--port', str(b.port)], capture_output=True, text=True, timeout=30).stdout
+        assert drains['requests'] and drains['computing'] and 'DRAINING for ' in said and 'are computed here' in said, (drains, said)
         came = [ask(b.port, {**LONG, 'max_tokens': 20}) for _ in range(5)]
         assert all(x['baton']['decode_node'] != at(b) and x['baton']['prefill_node'] != at(b) for x in came), [x['baton'] for x in came]
         assert len({x['choices'][0]['text'] for x in came}) == 1 and want.startswith(came[0]['choices'][0]['text'])

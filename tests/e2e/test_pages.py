@@ -1,6 +1,6 @@
 """The first commands of the pages, run as a user pastes them: with other ports, a small model, and nothing else changed."""
-import re, shutil
-from harness import BIN, HERE, Process, Skip, TINY, closing, free_ports, wait_until
+import json, re, shutil, subprocess, tempfile
+from harness import BIN, HERE, Node, Process, Skip, TINY, closing, free_ports, request, wait_ready, wait_sees, wait_until
 
 
 def pasted(page, heading):
@@ -20,7 +20,7 @@ class Paste(Process):
         for tool in ('curl', 'redis-server'):
             if not shutil.which(tool):
                 raise Skip(f'{tool} is not installed')
-        given = dict(zip(ports, free_ports(len(ports))))
+        given = self.given = dict(zip(ports, free_ports(len(ports))))
         for was, now in given.items():
             block, n = re.subn(rf'\b{was}\b', str(now), block)
             assert n, (was, block)
@@ -51,3 +51,39 @@ def test_the_readmes_cluster_with_redis_splits_its_request():
 
 def test_the_routers_first_commands_split_their_request():
     check_splits('docs/router.md', '# The router', (30000, 8180, 8184))
+
+
+def test_the_page_on_admission_makes_a_file_that_works():
+    p = Paste(f'cd {tempfile.mkdtemp()}\n' + pasted('docs/admission.md', '## Tenants'), (30000,))
+    port = p.given[30000]
+    node = Node(TINY, 'mixed', ['--router', f'127.0.0.1:{port}'])
+    with closing(p, node):
+        wait_until('the router is ready', lambda: p.alive() and request(port, 'GET', '/ready')[0] == 200, 30)
+        for key, want in (('sk-alice-1', 200), ('sk-alice-2', 200), ('sk-nightly-1', 200), ('sk-nobody', 401)):
+            assert request(port, 'GET', '/v1/models', headers={'Authorization': f'Bearer {key}'})[0] == want, key
+        curl = pasted('docs/admission.md', 'With nodes behind it').replace('30000', str(port))
+        said = subprocess.run(['bash', '-c', curl], capture_output=True, text=True, timeout=30).stdout
+        assert '"text_completion"' in said, said
+
+
+def texts_of(lines):
+    """The text of a stream's events."""
+    events = [json.loads(line[6:]) for line in lines if line.startswith('data: {')]
+    return ''.join(e['choices'][0]['text'] for e in events if e.get('choices'))
+
+
+def test_the_page_on_resuming_goes_on_where_it_stopped():
+    control = free_ports(1)[0]
+    nodes = [Node(TINY, 'mixed', where) for where in (['--engine-worker-queue-port', str(control)], ['--innode-prefill-ports', str(control)])]
+    with closing(*nodes) as (a, b):
+        wait_ready(a, b)
+        wait_sees(nodes, 2)
+        folder = tempfile.mkdtemp()
+        block = pasted('docs/resume.md', 'With curl').replace(':8000/', f':{a.port}/').replace(':8001/', f':{b.port}/')
+        rest = subprocess.run(['bash', '-c', f'cd {folder}\n{block}'], capture_output=True, text=True, timeout=60).stdout.split('\n')
+        with open(f'{folder}/events', encoding='utf-8') as f:
+            first = f.read().rsplit('\n\n', 1)[0].split('\n')  # whole events
+        body = json.loads(re.search(r"BODY='(.*)'", block)[1])
+        whole = request(a.port, 'POST', '/v1/completions', {**body, 'stream': False})[2]['choices'][0]['text']
+        assert texts_of(first) and 'data: [DONE]' in rest, (first, rest)
+        assert texts_of(first) + texts_of(rest) == whole, (first, rest, whole)

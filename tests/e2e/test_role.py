@@ -271,7 +271,12 @@ def test_only_who_has_the_secret_changes_a_role():
             status, _, answer = request(p.port, 'POST', '/cluster/v1/role', {'role': 'mixed'}, headers)
             assert status == 401 and 'secret' in answer['error'], (status, answer)
         status, said = baton_role(at(p), 'mixed')
-        assert status == 1 and 'secret' in said, said
+        assert status == 1 and 'the call proves none' in said and 'BATON_CLUSTER_SECRET or --cluster-secret-file' in said, said
+        ident = request(d.port, 'GET', '/version', headers=key)[2]['node']
+        status, said = baton_role(ident, 'mixed', '--port', str(p.port), env={'BATON_CLUSTER_SECRET': secret})
+        assert status == 1 and 'wants a key: give one of its own with --api-key or BATON_API_KEY' in said, said
+        status, said = baton_role(str(p.port), 'mixed')
+        assert status == 1 and f'{p.port} is not host:port; of this host it is 127.0.0.1:{p.port}' in said, said
         status, said = baton_role(at(p), 'mixed', env={'BATON_CLUSTER_SECRET': secret})
         assert status == 0 and 'is mixed now' in said, said
         # a proof is of the body

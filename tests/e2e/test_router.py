@@ -56,7 +56,7 @@ def test_nodes_register_and_the_router_takes_its_text_from_them():
     router = Router(env={'TMPDIR': folder})
     with closing(router):
         up(router)
-        assert f'no node has registered in topic default yet; start nodes with --router 127.0.0.1:{router.port}' in why_not_ready(router)
+        assert f'no node has registered in topic default yet; start nodes with --router 127.0.0.1:{router.port} --model MODEL --port 0' in why_not_ready(router)
         assert request(router.port, 'POST', '/v1/completions', PROMPT)[0] == 503
         assert request(router.port, 'GET', '/registered_number')[2] == {'mixed': 0, 'prefill': 0, 'decode': 0}
         assert metrics(router.port)['baton_ready'] == 0
@@ -124,7 +124,7 @@ def test_a_full_router_refuses_and_passes_none():
                 events = stack.enter_context(contextlib.closing(stream(router.port, '/v1/completions', {**PROMPT, 'max_tokens': 500, 'logprobs': None}, key)))
                 assert next(events)['choices']
             status, headers, said = request(router.port, 'POST', '/v1/completions', PROMPT, key)
-            assert status == 429 and int(headers['retry-after']) >= 1 and 'already holds 2 requests' in said['error']['message'], (status, said)
+            assert status == 429 and int(headers['retry-after']) >= 1 and 'holds as many requests as it may, 2 (--max-concurrency)' in said['error']['message'], (status, said)
             assert metrics(router.port, key)['baton_requests_rejected_total{reason="full"}'] == 1
             assert metrics(node.port, other)['baton_requests_total'] == 0
 
@@ -218,7 +218,9 @@ def test_listed_nodes_need_not_know_each_other():
         wait_ready(first, second, router)
         wait_until('the prefill node answers', lambda: request(prefill.port, 'GET', '/live')[0] == 200, 10)
         both_roles(router.port, 2)
-        assert len(request(first.port, 'GET', '/cluster')[2]['nodes']) == 1  # it knows nobody
+        assert len(request(first.port, 'GET', '/cluster')[2]['nodes']) == 1  # it knows nobody, ...
+        assert request(first.port, 'GET', '/cluster')[2]['trouble'] is None  # ... and is used all the same
+        wait_until('it is told of its router', lambda: 'the router that lists it sees one and uses both: send requests there' in why_not_ready(prefill), 10)
         long = dict(prompt=[7, 8, 9], max_tokens=400, temperature=0, ignore_eos=True)
         want = [e['choices'][0]['text'] for e in stream(first.port, '/v1/completions', long)]
         with concurrent.futures.ThreadPoolExecutor(6) as pool:
@@ -237,6 +239,8 @@ def test_listed_nodes_need_not_know_each_other():
             assert said['current_prefill_instances'] == [f'127.0.0.1:{prefill.port}'], said
             assert said['current_decode_instances'] == [f'127.0.0.1:{n.port}' for n in (first, second)], said
             wait_until('both decode', lambda: len(request(router.port, 'GET', '/cluster')[2]['nodes']) == 3, 10)
+            status, _, said = request(router.port, 'POST', '/instances/remove', {'type': 'prefill', 'instances': f'127.0.0.1:{first.port}'})
+            assert status == 400 and f'127.0.0.1:{first.port} is listed with type decode, not prefill' in said['error'], said
             assert change(router, 'remove', 'decode', first)['current_decode_instances'] == [f'127.0.0.1:{second.port}']
             wait_until('the first is gone', lambda: len(request(router.port, 'GET', '/cluster')[2]['nodes']) == 2, 10)
             assert is_split(router.port)['decode_node'].endswith(str(second.port))
@@ -402,6 +406,7 @@ def test_processes_that_share_the_port():
             for _ in range(8):
                 wait_until('answers', lambda: ask(router.port, key), 10)
             wait_until('a process again', lambda: len([p for p in os.listdir('/proc') if p.isdigit() and worker_of(p) == router.p.pid]) == 2, 20)
+            wait_until('it is told of', lambda: 'node started again' in router.output(), 5)
             wait_until('it counts again', lambda: len(series_of(request(admin, 'GET', '/metrics')[2], 'baton_ready')) == 2, 20)
         assert router.stop() == 0
         assert not [p for p in os.listdir('/proc') if p.isdigit() and worker_of(p) == router.p.pid]

@@ -110,12 +110,18 @@ static bool add_value(const Inference__InferParameter *v, enum parameter_kind ki
     return true;
 }
 
-static enum status add_one(const Inference__Parameter *p, struct buf *out, struct err *err)
+/* *seen: a bit for each of KNOWN. */
+static enum status add_one(const Inference__Parameter *p, uint32_t *seen, struct buf *out,
+                           struct err *err)
 {
     static const char *const needed[] = { "an int64_param, a uint64_param or a double_param",
                                           "a bool_param", "a string_param" };
     for (size_t i = 0; i < COUNT_OF(KNOWN); i++) {
         if (strcmp(p->key, KNOWN[i].name) != 0) continue;
+        if (*seen & UINT32_C(1) << i)
+            return err_field(err, ERR_INVALID, KNOWN[i].name, "parameter %s is there twice",
+                             KNOWN[i].name);
+        *seen |= UINT32_C(1) << i;
         buf_printf(out, ",\"%s\":", KNOWN[i].name);
         if (add_value(p->value, KNOWN[i].kind, out)) return OK;
         return err_field(err, ERR_INVALID, KNOWN[i].name, "parameter %s must be %s", KNOWN[i].name,
@@ -127,7 +133,8 @@ static enum status add_one(const Inference__Parameter *p, struct buf *out, struc
 enum status infer_parameters_add(Inference__Parameter *const *p, size_t n, struct buf *out,
                                  struct err *err)
 {
+    uint32_t seen = 0;
     for (size_t i = 0; i < n; i++)
-        if (!is_reserved(p[i]->key)) TRY(add_one(p[i], out, err));
+        if (!is_reserved(p[i]->key)) TRY(add_one(p[i], &seen, out, err));
     return OK;
 }

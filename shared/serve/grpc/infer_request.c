@@ -193,6 +193,12 @@ static enum status read_text(const struct infer_reading *r, const Inference__Mod
                              struct infer_request *out, struct err *err)
 {
     struct str text = { NULL, 0 };
+    if (m->n_inputs > 2 ||
+        (m->n_inputs == 2 && strcmp(m->inputs[0]->name, m->inputs[1]->name) == 0))
+        return err_field(err, ERR_INVALID, "inputs",
+                         "the request has %zu inputs; text_input and streaming, each once, are "
+                         "known",
+                         m->n_inputs);
     for (size_t i = 0; i < m->n_inputs; i++) {
         const char *name = m->inputs[i]->name;
         if (strcmp(name, "text_input") == 0) TRY(bytes_of(m, i, &text, err));
@@ -201,6 +207,9 @@ static enum status read_text(const struct infer_reading *r, const Inference__Mod
         else return unknown_input(name, err);
     }
     if (!text.p) return err_field(err, ERR_INVALID, "inputs", "there is no input text_input");
+    if (memchr(text.p, 0, text.n))
+        return err_field(err, ERR_INVALID, "text_input",
+                         "input 'text_input' has a zero byte, which no text may have");
     if (out->streams && !r->is_stream)
         return err_field(err, ERR_INVALID, "streaming",
                          "streaming is true, which needs ModelStreamInfer; ModelInfer has one "

@@ -557,6 +557,27 @@ TEST(cluster_killed_peer_is_lost_at_once)
     cluster_rig_close(&r);
 }
 
+/* Not so when its process ends in order, which is no reason to be warned. */
+TEST(cluster_peer_that_ends_in_order_says_so)
+{
+    struct cluster_rig r;
+    const struct log_file_options o = { .dir = test_tmpdir(), .name = "ends" };
+    CHECK_OK(log_set_file(&o));
+    cluster_rig_open(&r);
+    struct peer_node *a = peer_open(&r, 1, (struct peer_options){ 0 }),
+                     *b = peer_open(&r, 2, (struct peer_options){ 0 });
+    peer_meet(a, b);
+    CHECK_OK(send_number(a, 2, 0));
+    RIG_WAIT(&r, b->n_log == 1);
+    peer_close(b);
+    RIG_WAIT(&r, a->n_lost == 1);
+    CHECK_EQ_STR(a->why, "its process has ended in order");
+    peer_close(a);
+    cluster_rig_close(&r);
+    const char *log = read_log(&o);
+    CHECK(strstr(log, "peer lost peer=node-2") && !strstr(log, " warn "));
+}
+
 TEST(cluster_frozen_peer_is_lost_within_three_seconds)
 {
     struct cluster_rig r;
@@ -948,6 +969,7 @@ TEST_MAIN(
     CASE(cluster_no_progress_with_work_is_lost),
     CASE(cluster_hang_between_two_pings_is_noticed_in_time),
     CASE(cluster_progress_just_in_time_is_no_hang), CASE(cluster_killed_peer_is_lost_at_once),
+    CASE(cluster_peer_that_ends_in_order_says_so),
     CASE(cluster_frozen_peer_is_lost_within_three_seconds),
     CASE(cluster_connections_that_nobody_answers_are_given_up),
     CASE(cluster_who_comes_and_goes_without_a_word_is_not_refused),

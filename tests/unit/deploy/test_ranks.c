@@ -232,6 +232,7 @@ TEST(each_rank_of_a_parent_has_its_number_ports_and_share_of_the_host)
         CHECK_EQ_INT(number_of(n, "port"), n->port);
         CHECK(n->port != 8180 && n->port != 7001);
         CHECK_EQ_INT(number_of(n, "metrics-port"), 0);
+        CHECK_EQ_INT(number_of(n, "grpc-port"), 0); /* the parent's */
         CHECK_EQ_INT(number_of(n, "compute-threads"), threads);
         CHECK_EQ_INT(number_of(n, "max-num-seqs"), 9);
         CHECK_EQ_STR(value_of(n, "cache-queue-port"), "8183,0,0");
@@ -475,7 +476,9 @@ TEST(nodes_of_a_launch_without_a_group_are_told_nothing_of_ranks)
 {
     struct config *c;
     struct launch_plan p;
-    plan_of("launch", "--model m --prefill 1 --decode 2 --metrics-ports 9101,-1,9103", &c, &p);
+    plan_of("launch",
+            "--model m --prefill 1 --decode 2 --metrics-ports 9101,-1,9103 --grpc-ports 9201,9202",
+            &c, &p);
     CHECK_EQ_INT(p.n, 3);
     CHECK_EQ_INT(p.nodes[0].role, ROLE_PREFILL);
     CHECK_EQ_INT(p.nodes[2].role, ROLE_DECODE);
@@ -483,6 +486,8 @@ TEST(nodes_of_a_launch_without_a_group_are_told_nothing_of_ranks)
     CHECK(!value_of(&p.nodes[0], "data-parallel-rank"));
     CHECK_EQ_INT(number_of(&p.nodes[0], "metrics-port"), 9101);
     CHECK(!value_of(&p.nodes[1], "metrics-port"));
+    CHECK_EQ_INT(number_of(&p.nodes[1], "grpc-port"), 9202);
+    CHECK_EQ_INT(number_of(&p.nodes[2], "grpc-port"), 0);
     launch_plan_release(&p);
     config_free(c);
 }

@@ -4,10 +4,6 @@
 
 #include <string.h>
 
-#include "scheduler/admission/fill.h"
-#include "scheduler/admission/promises.h"
-#include "scheduler/admission/retry_text.h"
-#include "shared/base/mem.h"
 #include "tests/harness/test.h"
 
 enum { NOW = 5000000, MAX_QUEUE_MS = 30000, REQUESTS_MAX = 64, PROMPT = 100 };
@@ -228,6 +224,65 @@ TEST(requests_per_minute)
     g.now += 60000;
     admit_limits(g.a, 1, g.now, &l);
     CHECK(l.requests_left == 5 && l.requests_reset_s == 0);
+    close_rig(&g);
+}
+
+/* Nobody is told to wait for those who were refused before it while there were none. */
+TEST(the_first_that_is_refused_waits_for_room_alone)
+{
+    struct rig g;
+    struct admit_ask q = ask_of(1);
+    struct gen_limits l;
+    open_rig(&g, "a k requests_per_minute=3 concurrent=4\n");
+    for (int i = 0; i < 3; i++) admit_leave(g.a, push(&g, 1, 0), g.now);
+    admit_limits(g.a, 1, g.now, &l);
+    const uint32_t first = verdict(&g, &q).why.retry_after_s;
+    CHECK_EQ_INT(first, l.requests_reset_s);
+    CHECK(first >= 60 && first <= 61);
+    CHECK_EQ_INT(verdict(&g, &q).why.retry_after_s, first + 20);
+    CHECK_EQ_INT(verdict(&g, &q).why.retry_after_s, first + 40);
+    close_rig(&g);
+}
+
+/* It has room, and yet it refuses: it says for whom. */
+TEST(a_refusal_for_a_promise_says_so)
+{
+    struct rig g;
+    struct admit_ask q = ask_of(1);
+    open_rig(&g, "a k requests_per_minute=3\nb k2 tokens_per_minute=300\n");
+    for (int i = 0; i < 3; i++) admit_leave(g.a, push(&g, 1, 0), g.now);
+    struct admit_verdict v = verdict(&g, &q);
+    CHECK(!v.taken && strstr(v.why.err.text, "it has 3 requests in the last minute; try again"));
+    g.now += v.why.retry_after_s * 1000;
+    for (int i = 0; i < 2; i++) admit_leave(g.a, push(&g, 1, 0), g.now);
+    v = verdict(&g, &q);
+    CHECK(!v.taken && strstr(v.why.err.text, "it has 2 requests in the last minute, beside 1 kept "
+                                             "for those that were told to come back now"));
+    q = ask_of(2);
+    for (int i = 0; i < 3; i++) (void)push(&g, 2, 0), (void)take_next(&g);
+    v = verdict(&g, &q);
+    CHECK(!v.taken && v.reason == ADMIT_TOKENS && !strstr(v.why.err.text, "beside"));
+    g.now += v.why.retry_after_s * 1000;
+    for (int i = 0; i < 2; i++) (void)push(&g, 2, 0), (void)take_next(&g);
+    v = verdict(&g, &q);
+    CHECK(!v.taken && strstr(v.why.err.text, "200 tokens in the last minute, beside 100 kept"));
+    close_rig(&g);
+}
+
+/* Its own promise, which it does not show, keeps it out once, and not for ever. */
+TEST(who_never_shows_its_promise_is_served)
+{
+    struct rig g;
+    struct admit_ask q = ask_of(1);
+    uint32_t n_taken = 0;
+    open_rig(&g, "a k requests_per_minute=1\n");
+    for (int i = 0; i < 12; i++) {
+        struct admit_verdict v = verdict(&g, &q);
+        n_taken += v.taken;
+        if (v.taken) admit_leave(g.a, push(&g, 1, 0), g.now);
+        g.now += v.taken ? 1000 : v.why.retry_after_s * 1000;
+    }
+    CHECK(n_taken >= 5);
     close_rig(&g);
 }
 
@@ -854,152 +909,17 @@ TEST(a_line_that_is_empty_is_not_the_shortest)
     close_rig(&g);
 }
 
-/* ---- promises ---- */
-
-TEST(promises_follow_each_other)
-{
-    struct promises *p = MEM_NEW(struct promises);
-    promises_init(p);
-    uint64_t a = promises_make(p, NOW, NOW + 500, 2000), b = promises_make(p, NOW, NOW, 2000);
-    CHECK(a == NOW + 2500 && b == NOW + 4500);
-    CHECK_NEAR(promises_n_kept(p, NOW, 3000), 1, 0);
-    CHECK_NEAR(promises_n_kept(p, NOW, 5000), 2, 0);
-    CHECK(!promises_use(p, NOW, a)); /* too soon */
-    CHECK(promises_use(p, a, a));
-    CHECK(!promises_use(p, a, a)); /* there was one */
-    CHECK(!promises_use_any(p, a));
-    CHECK(promises_use_any(p, b + 1000) && !promises_use_any(p, b + 1000));
-    uint64_t far = 0, last = 0;
-    while ((far = promises_make(p, NOW, NOW, 60000))) last = far;
-    CHECK(last <= NOW + PROMISE_MAX_S * 1000 && last > NOW + (PROMISE_MAX_S - 61) * 1000);
-    mem_free(p);
-}
-
-/* The fewer come back, the less is kept for them, and the sooner are others told to come. */
-TEST(promises_that_lapse_are_kept_less)
-{
-    struct promises *p = MEM_NEW(struct promises);
-    uint64_t now = NOW;
-    promises_init(p);
-    for (int i = 0; i < 200; i++, now += 1000) (void)promises_make(p, now, now, 100);
-    now += 2 * PROMISE_GRACE_MS;
-    CHECK_NEAR(promises_n_kept(p, now, 1000), 0, 0);
-    for (int i = 0; i < 10; i++) (void)promises_make(p, now, now + 5000, 1);
-    CHECK(promises_n_kept(p, now, 10000) < 1);
-    for (int i = 0; i < 100; i++) CHECK(promises_make(p, now, now, 1000) < now + 2000);
-    mem_free(p);
-}
-
-TEST(a_retry_text_is_of_its_tenant_and_node)
-{
-    const struct retry_secret s = { { 1, 2, 3 } }, other = { { 9 } };
-    char text[GEN_RETRY_MAX], bad[GEN_RETRY_MAX];
-    uint64_t due = 0;
-    retry_text_write(&s, 77, 123456789, 42, text);
-    CHECK(retry_text_read(&s, 77, str_of(text), &due) && due == 123456789);
-    CHECK(!retry_text_read(&s, 78, str_of(text), &due));
-    CHECK(!retry_text_read(&other, 77, str_of(text), &due));
-    for (size_t i = 0; text[i]; i++) {
-        memcpy(bad, text, sizeof bad);
-        bad[i] = bad[i] == '1' ? '2' : '1';
-        CHECK(!retry_text_read(&s, 77, str_of(bad), &due));
-    }
-    CHECK(!retry_text_read(&s, 77, str_of(""), &due));
-    CHECK(!retry_text_read(&s, 77, str_of("1.2"), &due));
-}
-
-/* ---- what nodes need ---- */
-
-static void add_prompt(struct fill *f, uint64_t node, uint32_t tokens, uint32_t per_s, uint32_t n)
-{
-    fill_add(f, &(struct fill_prompt){ node, tokens, per_s, 30, n, false }, NOW);
-}
-
-static void remove_prompt(struct fill *f, uint64_t node, uint32_t tokens, uint64_t now)
-{
-    fill_remove(f, &(struct fill_prompt){ .node = node, .tokens = tokens }, true, now);
-}
-
-/* 70 ms ahead: the way to it, and a step of 30 ms. */
-TEST(a_node_has_enough_while_it_is_busy_until_the_next_would_come)
-{
-    struct fill f = { 0 };
-    uint64_t out[4];
-    CHECK_EQ_INT(fill_enough(&f, NOW, out, 4), 0);
-    add_prompt(&f, 7, 50, 1000, 1);
-    CHECK_EQ_INT(fill_enough(&f, NOW, out, 4), 0);
-    add_prompt(&f, 7, 50, 1000, 1);
-    CHECK(fill_enough(&f, NOW, out, 4) == 1 && out[0] == 7);
-    CHECK_EQ_INT(fill_enough(&f, NOW + 30, out, 4), 1);
-    CHECK_EQ_INT(fill_enough(&f, NOW + 31, out, 4), 0); /* it computes */
-    CHECK(fill_next_ms(&f, NOW) == 31 && fill_next_ms(&f, NOW + 31) == 0);
-    remove_prompt(&f, 7, 50, NOW + 10); /* sooner than expected: 50 ms are left */
-    CHECK_EQ_INT(fill_enough(&f, NOW + 10, out, 4), 0);
-    add_prompt(&f, 8, 8, 1000, 10); /* ten entry nodes: 7 ms are this one's */
-    CHECK_EQ_INT(fill_enough(&f, NOW, out, 4), 1);
-    add_prompt(&f, 9, FILL_TOKENS - 1, 0, 1); /* of unknown speed */
-    CHECK_EQ_INT(fill_enough(&f, NOW, out, 4), 1);
-    add_prompt(&f, 9, 1, 0, 1);
-    CHECK_EQ_INT(fill_enough(&f, NOW, out, 4), 2);
-    CHECK_EQ_INT(fill_enough(&f, NOW, out, 1), 1);
-    remove_prompt(&f, 7, 50, NOW + 10);
-    remove_prompt(&f, 7, 50, NOW + 10); /* is not there */
-    CHECK(f.n == 3 && f.nodes[0].n == 0 && f.nodes[1].n == 1 && f.nodes[2].n == 2);
-    fill_release(&f);
-}
-
-TEST(nodes_with_a_prompt_that_goes_first_are_told_apart)
-{
-    struct fill f = { 0 };
-    const struct fill_prompt first = { 8, 50, 1000, 30, 1, true };
-    uint64_t out[4];
-    add_prompt(&f, 7, 500, 1000, 1);
-    add_prompt(&f, 8, 500, 1000, 1);
-    CHECK_EQ_INT(fill_first(&f, out, 4), 0);
-    fill_add(&f, &first, NOW);
-    fill_add(&f, &first, NOW);
-    CHECK(fill_first(&f, out, 4) == 1 && out[0] == 8);
-    CHECK_EQ_INT(fill_first(&f, out, 0), 0);
-    remove_prompt(&f, 8, 500, NOW);
-    fill_remove(&f, &first, false, NOW);
-    CHECK_EQ_INT(fill_first(&f, out, 4), 1);
-    fill_remove(&f, &first, true, NOW);
-    CHECK_EQ_INT(fill_first(&f, out, 4), 0);
-    fill_release(&f);
-}
-
-/* Of a node that publishes none: from how long its prompts took here. */
-TEST(the_speed_of_a_node_is_seen)
-{
-    struct fill f = { 0 };
-    uint64_t now = NOW, out[1];
-    for (int i = 0; i < 40; i++) { /* 100 tokens each 50 ms, the next always on its way */
-        const struct fill_prompt p = { 7, 100, 0, 30, 1, false };
-        fill_add(&f, &p, now);
-        if (i == 0) fill_add(&f, &p, now), now += 80;
-        now += 50;
-        remove_prompt(&f, 7, 100, now);
-    }
-    CHECK_NEAR(fill_seen_per_s(&f, 7), 2000, 100);
-    CHECK_NEAR(fill_seen_per_s(&f, 8), 0, 0);
-    add_prompt(&f, 7, 100, 0, 1); /* with the one before, 100 ms of work */
-    now += 20;
-    fill_add(&f, &(struct fill_prompt){ 7, 10, 0, 30, 1, false }, now);
-    CHECK_EQ_INT(fill_enough(&f, now, out, 1), 1);
-    CHECK_EQ_INT(fill_enough(&f, now + 60, out, 1), 0);
-    fill_release(&f);
-}
-
 TEST_MAIN(
     CASE(first_come_first_served), CASE(lower_priority_is_sooner_among_a_tenants_requests),
     CASE(who_had_less_than_its_share_goes_first), CASE(a_higher_class_goes_first),
     CASE(tokens_go_by_weight), CASE(long_answers_cost_turns),
     CASE(who_has_nothing_in_line_saves_nothing_up), CASE(requests_per_minute),
-    CASE(a_place_that_was_promised_is_kept), CASE(tokens_per_minute),
-    CASE(tokens_per_minute_of_several_prompts), CASE(tokens_that_were_promised_are_kept),
-    CASE(what_is_expected_counts_against_the_limits), CASE(concurrent),
-    CASE(a_quiet_night_is_not_the_time_of_a_request), CASE(what_others_used_counts),
-    CASE(without_the_directory_an_entry_node_gives_its_share),
+    CASE(the_first_that_is_refused_waits_for_room_alone), CASE(a_refusal_for_a_promise_says_so),
+    CASE(who_never_shows_its_promise_is_served), CASE(a_place_that_was_promised_is_kept),
+    CASE(tokens_per_minute), CASE(tokens_per_minute_of_several_prompts),
+    CASE(tokens_that_were_promised_are_kept), CASE(what_is_expected_counts_against_the_limits),
+    CASE(concurrent), CASE(a_quiet_night_is_not_the_time_of_a_request),
+    CASE(what_others_used_counts), CASE(without_the_directory_an_entry_node_gives_its_share),
     CASE(who_has_not_heard_of_others_counts_the_nodes),
     CASE(a_report_that_was_not_answered_is_sent_again), CASE(fairness_is_over_all_entry_nodes),
     CASE(a_directory_that_lost_its_counters_starves_nobody),
@@ -1010,8 +930,4 @@ TEST_MAIN(
     CASE(a_first_token_that_would_be_late_is_refused_at_once),
     CASE(slow_starts_do_not_refuse_for_ever), CASE(an_old_speed_does_not_refuse_for_ever),
     CASE(who_waited_for_too_long_may_not_begin), CASE(the_newest_of_the_lowest_class_gives_way),
-    CASE(the_longest_line_of_a_class_gives_way), CASE(a_line_that_is_empty_is_not_the_shortest),
-    CASE(promises_follow_each_other), CASE(promises_that_lapse_are_kept_less),
-    CASE(a_retry_text_is_of_its_tenant_and_node),
-    CASE(a_node_has_enough_while_it_is_busy_until_the_next_would_come),
-    CASE(nodes_with_a_prompt_that_goes_first_are_told_apart), CASE(the_speed_of_a_node_is_seen))
+    CASE(the_longest_line_of_a_class_gives_way), CASE(a_line_that_is_empty_is_not_the_shortest))

@@ -65,6 +65,17 @@ static void rig_close(struct rig *r)
     loop_free(r->loop);
 }
 
+static struct answer call_at(struct rig *r, uint16_t port, const char *path, const char *headers)
+{
+    struct answer a = { 0 };
+    CHECK_OK(http_client_request(r->client, "POST", "127.0.0.1", port, path, headers, STR("{}"),
+                                 3000, on_answer, &a));
+    for (uint64_t end = clock_ms() + 5000; !a.here && clock_ms() < end;) turn(r);
+    CHECK(a.here);
+    CHECK_OK(a.st);
+    return a;
+}
+
 static struct answer call(struct rig *r, const char *method, const char *path, const char *headers,
                           struct str body)
 {
@@ -380,6 +391,32 @@ TEST(only_the_exact_proof_is_taken)
     rig_close(&r);
 }
 
+/* What a router says of nodes that want to register and may not. */
+TEST(who_is_not_let_in_is_known)
+{
+    struct rig r;
+    struct served_view v = { 0 };
+    struct err err = { 0 };
+    bool stopped = false;
+    const char *path = "/cluster/v1/publish", *who;
+    rig_open(&r, STR(""));
+    CHECK_OK(served_view_start(&v, r.loop, true, 1000, 0, STR("k"), &err));
+    CHECK_EQ_INT(call_at(&r, v.port, "/cluster/v1/records", NULL).http_status, 401);
+    CHECK(!directory_handler_stranger(v.handler)); /* another router's call */
+    struct answer a = call_at(&r, v.port, path, NULL);
+    CHECK(a.http_status == 401 && strstr(a.body, "the call proves none"));
+    who = directory_handler_stranger(v.handler);
+    CHECK(who && strstr(who, "on host 127.0.0.1") && strstr(who, "it has no cluster secret"));
+    CHECK_EQ_INT(call_at(&r, v.port, path, "Authorization: Baton 00\r\n").http_status, 401);
+    who = directory_handler_stranger(v.handler);
+    CHECK(who && strstr(who, "another cluster secret") && strstr(who, "BATON_CLUSTER_SECRET"));
+    served_view_stop(&v, on_stopped, &stopped);
+    for (uint64_t end = clock_ms() + 5000; !stopped && clock_ms() < end;) turn(&r);
+    CHECK(stopped);
+    served_view_free(&v);
+    rig_close(&r);
+}
+
 static struct answer call_port(struct rig *r, uint16_t port, const char *path, size_t n_body)
 {
     struct answer a = { 0 };
@@ -439,5 +476,5 @@ TEST_MAIN(CASE(malformed_calls_are_answered), CASE(every_refused_host_is_logged)
           CASE(a_record_of_an_earlier_version_is_logged_once),
           CASE(an_identity_is_served_byte_by_byte), CASE(reports_have_a_limit_of_tenants),
           CASE(a_server_that_stops_answers_those_that_still_call), CASE(long_bodies_are_refused),
-          CASE(only_the_exact_proof_is_taken), CASE(a_mounted_view_has_a_limit_of_its_own),
-          CASE(without_a_secret_a_proxy_is_no_caller))
+          CASE(only_the_exact_proof_is_taken), CASE(who_is_not_let_in_is_known),
+          CASE(a_mounted_view_has_a_limit_of_its_own), CASE(without_a_secret_a_proxy_is_no_caller))

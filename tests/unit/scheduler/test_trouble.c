@@ -151,6 +151,27 @@ TEST(a_role_without_a_way_to_others_is_told)
     CHECK_SAYS(t, TROUBLE_NONE, false, "");
 }
 
+/* A router that lists a node uses it with others, which it does not see itself. */
+TEST(a_listed_node_is_told_of_its_router)
+{
+    struct trouble_facts listed = { .listed = TROUBLE_LISTED_WITH_OTHERS };
+    struct node_record d[] = { node_of(1, ROLE_DECODE) }, p[] = { node_of(1, ROLE_PREFILL) };
+    struct trouble t = find(d, 1, listed);
+    CHECK_SAYS(t, TROUBLE_NONE, false, "");
+    listed.join = JOINED.join; /* a prefill node has a control port */
+    t = find(p, 1, listed);
+    CHECK_SAYS(t, TROUBLE_NO_DECODE, true, "this prefill node sees no node that decodes",
+               "the router that lists it", "send requests there");
+    CHECK(!strstr(t.text, "start one") && !strstr(t.text, "--router"));
+    listed.listed = TROUBLE_LISTED_ALONE;
+    t = find(p, 1, listed);
+    CHECK_SAYS(t, TROUBLE_NO_DECODE, true, "neither this prefill node nor the router",
+               "--decoder-hosts or POST /instances/add");
+    listed.listed = TROUBLE_NOT_LISTED;
+    t = find(p, 1, listed);
+    CHECK_SAYS(t, TROUBLE_NO_DECODE, true, "--router 10.0.0.1:9400");
+}
+
 TEST(another_model_is_named_with_its_node)
 {
     struct node_record n[] = { node_of(1, ROLE_PREFILL), node_of(2, ROLE_DECODE) };
@@ -167,6 +188,30 @@ TEST(another_model_is_named_with_its_node)
     t = find(n, 2, JOINED);
     CHECK_SAYS(t, TROUBLE_OTHER_MODEL, true, "decode node node-2", "under the same name",
                "both are called smol (q4_1)", "--model");
+}
+
+/* Snapshots have their nodes in any order: who differs is told of once, not in turn. */
+TEST(of_several_nodes_in_trouble_always_the_same_is_named)
+{
+    struct node_record n[] = { node_of(1, ROLE_MIXED), node_of(2, ROLE_DECODE),
+                               node_of(3, ROLE_DECODE) };
+    for (int i = 1; i < 3; i++) n[i].model = 8 + (uint64_t)i;
+    struct node_record turned[] = { n[0], n[2], n[1] };
+    CHECK_EQ_STR(find(n, 3, JOINED).text, find(turned, 3, JOINED).text);
+    n[0].role = turned[0].role = ROLE_PREFILL; /* ... also where nothing is served */
+    CHECK_EQ_STR(find(n, 3, JOINED).text, find(turned, 3, JOINED).text);
+    struct view_suspect lost[] = { { .node = 2, .why = "x" }, { .node = 3, .why = "x" } };
+    struct view v = {
+        .nodes = n, .n_nodes = 3, .me = n[0], .suspects = lost, .n_suspects = 2, .model = 7
+    };
+    struct trouble_facts f = { .view = &v, .topic = "default", .join = JOINED.join };
+    for (int i = 1; i < 3; i++) n[i].model = turned[3 - i].model = 7;
+    for (int k = 0; k < 2; k++) {
+        struct trouble t = { 0 };
+        v.nodes = k ? turned : n;
+        trouble_find(&f, &t);
+        CHECK_SAYS(t, TROUBLE_PEER, true, "decode node node-2");
+    }
 }
 
 TEST(a_record_that_the_secret_does_not_prove_is_a_peer_in_trouble)
@@ -361,8 +406,8 @@ TEST(a_record_left_behind_by_a_node_that_is_back_is_no_trouble)
     struct trouble_facts f = { .view = &v, .topic = "default", .join = JOINED.join };
     struct trouble t = { 0 };
     trouble_find(&f, &t); /* others serve, but this one is gone */
-    CHECK_SAYS(t, TROUBLE_PEER, false, "node-2", "leaves the list within seconds",
-               "baton doctor --peers 10.0.0.2:9000");
+    CHECK_SAYS(t, TROUBLE_PEER, false, "node-2", "if its process has ended, start it again",
+               "leaves the list within seconds", "if it runs, check with: baton doctor --peers");
     memcpy(n[2].name, n[1].name, sizeof n[1].name);
     trouble_find(&f, &t);
     CHECK_SAYS(t, TROUBLE_NONE, false, "");
@@ -619,7 +664,9 @@ TEST_MAIN(CASE(all_is_well), CASE(prefill_nodes_alone_serve_what_is_not_split),
           CASE(no_decode_node_names_what_is_seen_and_how_to_start_one),
           CASE(a_directory_that_is_away_comes_first),
           CASE(a_launcher_that_is_gone_is_told_and_is_why_its_view_is_away),
-          CASE(a_role_without_a_way_to_others_is_told), CASE(another_model_is_named_with_its_node),
+          CASE(a_role_without_a_way_to_others_is_told), CASE(a_listed_node_is_told_of_its_router),
+          CASE(another_model_is_named_with_its_node),
+          CASE(of_several_nodes_in_trouble_always_the_same_is_named),
           CASE(a_record_that_the_secret_does_not_prove_is_a_peer_in_trouble),
           CASE(kv_that_cannot_be_exchanged_names_the_pair),
           CASE(a_pair_that_is_apart_no_more_is_no_trouble),

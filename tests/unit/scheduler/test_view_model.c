@@ -73,6 +73,28 @@ TEST(tokens_are_computed_again_by_equal_nodes)
     CHECK(view_model_of_bits(&v, bits) == bits && view_model_of_bits(&v, 0) != 0);
 }
 
+/* Nothing breaks, but answers are not resumed as they could be. */
+TEST(nodes_that_differ_are_named)
+{
+    char text[ERR_TEXT_MAX];
+    struct node_record nodes[] = { node(3, ROLE_DECODE, 20, TEXT), node(1, ROLE_PREFILL, 20, TEXT),
+                                   node(2, ROLE_DECODE, 30, TEXT) };
+    struct view v = { .text = TEXT, .model = 20, .nodes = nodes };
+    CHECK(!view_find_difference(&v, text)); /* there are no nodes */
+    v.n_nodes = COUNT_OF(nodes);
+    for (size_t i = 0; i < COUNT_OF(nodes); i++) nodes[i].max_model_len = 2048;
+    nodes[2].max_model_len = 512; /* of another model */
+    CHECK(!view_find_difference(&v, text));
+    snprintf(nodes[1].kv_type, sizeof nodes[1].kv_type, "int8");
+    CHECK(view_find_difference(&v, text));
+    CHECK(strstr(text, "node n1 has --kv-cache-dtype int8 and node n3 bf16"));
+    nodes[0].max_model_len = 512;
+    CHECK(view_find_difference(&v, text));
+    CHECK(strstr(text, "node n1 has --max-model-len 2048 and node n3 512"));
+    nodes[0].draining = true; /* it goes anyway */
+    CHECK(!view_find_difference(&v, text));
+}
+
 TEST(text_is_shared_where_it_is_known)
 {
     const struct node_record mine = node(1, ROLE_MIXED, 20, TEXT),
@@ -84,12 +106,11 @@ TEST(text_is_shared_where_it_is_known)
     CHECK(view_shares_text(&router, &old) && view_shares_text(&unknown, &other));
 }
 
-static const char *find(struct node_record *nodes, size_t n, const char *listed_down,
-                        struct trouble *t)
+static const char *find(struct node_record *nodes, size_t n, const char *missing, struct trouble *t)
 {
     struct view v = { .text = TEXT, .nodes = nodes, .n_nodes = n, .known = true };
     const struct trouble_facts f = {
-        .view = &v, .topic = "default", .join = "--router h:1", .listed_down = listed_down
+        .view = &v, .topic = "default", .join = "--router h:1", .missing = missing
     };
     snprintf(v.me.model_name, sizeof v.me.model_name, "mine");
     view_choose_model(&v);
@@ -129,5 +150,6 @@ TEST(listed_nodes_that_do_not_answer_are_told_of)
 }
 
 TEST_MAIN(CASE(the_model_of_the_nodes_with_its_text),
-          CASE(tokens_are_computed_again_by_equal_nodes), CASE(text_is_shared_where_it_is_known),
-          CASE(nodes_of_another_model_are_named), CASE(listed_nodes_that_do_not_answer_are_told_of))
+          CASE(tokens_are_computed_again_by_equal_nodes), CASE(nodes_that_differ_are_named),
+          CASE(text_is_shared_where_it_is_known), CASE(nodes_of_another_model_are_named),
+          CASE(listed_nodes_that_do_not_answer_are_told_of))

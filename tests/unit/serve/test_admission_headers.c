@@ -140,6 +140,10 @@ TEST(refusals_say_when_to_come_again)
     CHECK(!answer_has_header(&a, "x-should-retry"));
     CHECK(answer_has_header(&a, "x-baton-has-room: 1\r\n")); /* for others than this client */
     answer_free(&a);
+    r.fake.retry_after_s = 81; /* of which OpenAI's libraries would make half a second */
+    a = rig_request(&r, "POST", PATH, NULL, BODY);
+    CHECK(answer_has_header(&a, "Retry-After: 81\r\nretry-after-ms: 60000\r\n"));
+    answer_free(&a);
     r.fake.takes_others = false; /* the line is too long for anybody, ... */
     a = rig_request(&r, "POST", PATH, NULL, BODY);
     CHECK_EQ_INT(a.status, 429);

@@ -225,6 +225,16 @@ TEST(what_is_wrong_is_named)
           true,
           ERR_INVALID,
           "no parameter 'heat'; max_tokens," },
+        { { TEXT("a"),
+            .parameters = { { .key = "seed", .number = 1 }, { .key = "seed", .number = 1 } } },
+          true,
+          ERR_INVALID,
+          "seed is there twice" },
+        { { .inputs = { { .name = "text_input", .datatype = "BYTES", .text = "a" },
+                        { .name = "text_input", .datatype = "BYTES", .text = "b" } } },
+          true,
+          ERR_INVALID,
+          "has 2 inputs" },
         { { TEXT("a"), .parameters = { { .key = "max_tokens", .text = "5" } } },
           true,
           ERR_INVALID,
@@ -275,6 +285,17 @@ TEST(raw_contents_are_checked)
         infer_request_release(&r);
         buf_release(&b);
     }
+}
+
+TEST(a_text_with_a_zero_byte_is_refused)
+{
+    static const char bytes[] = "\x0a\5model\x2a\x16\x0a\x0atext_input\x12\5BYTES\x1a\1\1"
+                                "\x3a\7\3\0\0\0a\0b";
+    struct infer_request r;
+    struct err err;
+    CHECK_EQ_INT(read_bytes((struct str){ bytes, sizeof bytes - 1 }, true, &r, &err), ERR_INVALID);
+    CHECK(strstr(err.text, "zero byte") != NULL);
+    infer_request_release(&r);
 }
 
 TEST(what_is_no_message_is_refused)
@@ -328,5 +349,6 @@ TEST_MAIN(CASE(a_native_request_is_the_object_in_the_list),
           CASE(members_that_a_native_request_lacks_are_added),
           CASE(what_is_no_list_of_one_request_is_refused), CASE(a_text_is_a_completion),
           CASE(parameters_of_triton_are_read), CASE(what_is_wrong_is_named),
-          CASE(raw_contents_are_checked), CASE(what_is_no_message_is_refused),
-          CASE(many_empty_fields_are_refused), CASE(members_of_an_object_are_found))
+          CASE(raw_contents_are_checked), CASE(a_text_with_a_zero_byte_is_refused),
+          CASE(what_is_no_message_is_refused), CASE(many_empty_fields_are_refused),
+          CASE(members_of_an_object_are_found))

@@ -380,6 +380,16 @@ TEST(what_does_not_fit_the_handle_is_refused)
                   "{\"prompt\":[\"a\",\"b\",\"c\"],\"n\":6,\"stream\":true}", "x-baton-resume",
                   "18 choices");
     CHECK_EQ_INT(r.fake.n_submitted, n);
+    /* What a client says that wants to resume is never passed over in silence. */
+    check_refused(&r, CHAT, "x-baton-resume: true\r\n", (struct str){ 0 }, body, "x-baton-resume",
+                  "x-baton-resume is 'true', but must be 1");
+    check_refused(&r, CHAT, "x-baton-resume: 1\r\nx-request-id: my name\r\n", (struct str){ 0 },
+                  "{" MESSAGES "}", "x-request-id", "x-request-id is 'my name'");
+    CHECK_EQ_INT(r.fake.n_submitted, n);
+    struct events *named = stream(&r, CHAT, "x-baton-resume: 1\r\nx-request-id: my name\r\n",
+                                  (struct str){ 0 }, "{" MESSAGES ",\"request_id\":\"r\"}");
+    CHECK_EQ_INT(named->a.status, 200);
+    events_free(named);
     /* Paths without events, and an empty id, have nothing to resume. */
     struct events *e = stream(&r, "/tokenize", "Last-Event-ID: 17\r\n", (struct str){ 0 },
                               "{\"prompt\":\"a\"}");
