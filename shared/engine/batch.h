@@ -3,10 +3,10 @@
  * 1. Decode: every running sequence with one pending token gets a row and a block for it. When the
  *    pool has no block left, the newest running sequence is preempted. Sequences take turns when
  *    there are more than one step can hold.
- * 2. Chunked prefill fills the remaining rows up to max_batched_tokens, or to as many as fill a
- *    step (engine_speed.h): prompts in progress first, then the head of the waiting queue, and those
- *    that go first before others. A new prompt is admitted only with all its blocks, so a prefill
- *    never stops half way for want of blocks.
+ * 2. Chunked prefill fills the remaining rows up to max_batched_tokens, or as many as fill a step
+ *    (engine_speed.h): prompts in progress first, then the head of the waiting queue, those that
+ *    go first before others. A new prompt is admitted only with all its blocks, so a prefill never
+ *    stops half way for want of blocks.
  * A row that yields a token or a prompt logprob uses one of a fixed number of logits rows.
  * Thread: engine. All arrays are sized by batch_init. */
 #ifndef BATON_ENGINE_BATCH_H
