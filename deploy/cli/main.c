@@ -17,7 +17,7 @@ static void usage(FILE *to)
             "nodes\n\nusage: baton COMMAND [options]\n\n",
             BATON_VERSION);
     for (const struct command *c = COMMANDS; c->name; c++)
-        fprintf(to, "  %-10s %s\n", c->name, c->summary);
+        fprintf(to, "  %-12s %s\n", c->name, c->summary);
     fprintf(to, "\n`baton COMMAND --help` lists the options of a command, --help=WORD those about "
                 "WORD (`baton help WORD`: of serve), --help-all those without effect too.\n");
 }

@@ -9,6 +9,9 @@
 
 struct model_config;
 
+/* Reads the configuration of the model of --model. */
+enum status ranks_read_model(const struct config *c, struct model_config *out,
+                             struct err *err) MUST_CHECK;
 /* Checks the device of --device, the model of --model, and that `r` can divide it; appends to
  * *notes, a line each, what works and is hardly meant. The error is what a node would say. */
 enum status ranks_check_model(const struct config *c, const struct ranks *r, struct buf *notes,

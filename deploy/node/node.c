@@ -151,6 +151,7 @@ static void on_http(void *arg, struct http_exchange *x)
 static void on_admin(void *arg, struct http_exchange *x)
 {
     struct node *n = arg;
+    if (str_eq_c(http_path(x), "/metrics")) node_probes_scrape(n);
     if (n->serve) serve_http_admin(n->serve, x);
     else say_not_ready(n, x);
 }
@@ -191,6 +192,7 @@ static enum status start_http(struct node *n, struct err *err)
     o.limits.small_body_bytes = DIRECTORY_BODY_MAX;
     TRY(http_server_start(&o, &n->http, err));
     if (n->o.worker.port) return start_worker_port(n, &o, err);
+    TRY(node_probes_start(n, &o, err));
     if (n->o.metrics_port == 0 || n->o.metrics_port == n->o.port) return OK;
     o.port = n->o.metrics_port;
     o.option = launched ? "--metrics-ports" : "--metrics-port";
@@ -217,7 +219,11 @@ static void on_fault(void *arg, const struct err *err)
 static enum status choose_sizes(struct node *n, struct err *err)
 {
     struct node_options *o = &n->o;
-    if (o->max_model_len > n->model.weights->max_len) o->max_model_len = n->model.weights->max_len;
+    if (o->max_model_len > n->model.weights->max_len) {
+        log_info("context limited by the model", "asked=%u positions=%u", o->max_model_len,
+                 n->model.weights->max_len);
+        o->max_model_len = n->model.weights->max_len;
+    }
     snprintf(n->precision, sizeof n->precision, "%s", n->model.weights->precision);
     TRY(node_model_prepare(n->model.weights, o, err));
     return node_model_blocks(n->model.weights, o, &o->n_blocks, err);
@@ -651,7 +657,7 @@ void node_free(struct node *n)
 {
     if (!n) return;
     /* The loop never ran: run it to close the ports. */
-    if (n->http || n->admin || n->grpc || n->cluster) {
+    if (n->http || n->admin || n->health || n->grpc || n->cluster) {
         node_stop(n, 1);
         loop_run(n->loop);
     }

@@ -50,7 +50,7 @@ static void finish_rest(struct node *n)
  * object with the engine's memory. */
 static void finish_stop(struct node *n)
 {
-    if (n->http || n->admin || n->grpc || n->directory_server || n->prepares) return;
+    if (n->http || n->admin || n->health || n->grpc || n->directory_server || n->prepares) return;
     if (n->scheduler) scheduler_stop(n->scheduler);
     serve_free(n->serve);
     n->serve = NULL;
@@ -112,7 +112,9 @@ static void begin_stop(void *arg)
     node_router_stop(n);
     if ((http || n->grpc) && n->serve) serve_shut_down(n->serve);
     if (n->passer) passer_stop(n->passer);
-    if (!http && !admin && !n->grpc && !directory_server) finish_stop(n);
+    const bool has_servers = http || admin || n->health || n->grpc || directory_server;
+    node_probes_stop(n);
+    if (!has_servers) finish_stop(n);
     node_grpc_stop(n, GRACE_MS);
     if (http && n->door_closed) http_server_hurry(http, GRACE_MS);
     else if (http) http_server_stop(http, GRACE_MS, http_stopped, n);

@@ -1,0 +1,26 @@
+/* service_model.h - which model a service has: MODEL_DIR (/models) is its folder, or the folder
+ * that models are kept in, and model_name names one of them.
+ *
+ *     start_server            MODEL_DIR; with the variable model_name, and without a model there,
+ *                             as below
+ *     start_server NAME       MODEL_DIR/NAME, else what --model NAME finds
+ *
+ * Thread: main, at start. */
+#ifndef BATON_DEPLOY_SERVICE_SERVICE_MODEL_H
+#define BATON_DEPLOY_SERVICE_SERVICE_MODEL_H
+
+#include "deploy/options/config.h"
+
+#define SERVICE_MODELS "/models"
+
+/* MODEL_DIR, or SERVICE_MODELS; and the name, NULL: none was given. Borrowed from the environment.
+ */
+const char *service_model_dir(void);
+const char *service_model_name(void);
+/* Appends where the model is, and says by which variable. ERR_NOT_FOUND: it is not on this host;
+ * ERR_CONFIG: no model was named. */
+enum status service_model_find(struct buf *path, const char **by, struct err *err) MUST_CHECK;
+/* Sets --model, and with a name --served-model-name, unless they are given. */
+enum status service_model_complete(struct config *c, struct err *err) MUST_CHECK;
+
+#endif
