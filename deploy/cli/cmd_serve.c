@@ -44,7 +44,9 @@ static enum status open_log(const struct config *c, struct err *err)
         snprintf(name, sizeof name, "baton-node-%lld-rank-%lld.log",
                  (long long)config_int(c, "tensor-parallel-port"), process);
     else if (config_bool(c, "headless")) snprintf(name, sizeof name, "baton-headless.log");
-    else if (port) snprintf(name, sizeof name, "baton-%lld.log", port);
+    else if (port > 0) snprintf(name, sizeof name, "baton-%lld.log", port);
+    else if (port < 0)
+        snprintf(name, sizeof name, "baton-%lld.log", (long long)config_int(c, "grpc-port"));
     else snprintf(name, sizeof name, "baton-process-%d.log", getpid());
     return node_options_log(c, name, err);
 }

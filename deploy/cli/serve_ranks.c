@@ -91,8 +91,10 @@ static void on_node_ready(void *arg)
 {
     struct parent *p = arg;
     char at[HOST_PORT_TEXT_MAX];
-    fprintf(stderr, "ready: http://%s/v1, %zu ranks\n",
-            host_port_text(launch_view_api_host(p->c), node_http_port(p->node), at), p->plan.n);
+    const uint16_t port = node_http_port(p->node);
+    host_port_text(launch_view_api_host(p->c), port ? port : p->o.grpc_port, at);
+    if (port) fprintf(stderr, "ready: http://%s/v1, %zu ranks\n", at, p->plan.n);
+    else fprintf(stderr, "ready: gRPC at %s, %zu ranks\n", at, p->plan.n);
     ready_pipe_say(p->waits, READY_SERVES);
 }
 

@@ -75,8 +75,7 @@ static const char *const OF_RANKS[] = { "data-parallel-size",     "data-parallel
                                         "local-data-parallel-id", "tensor-parallel-size" };
 /* Of the parent alone; of the lists ranks get their entries. */
 static const char *const OF_PARENT[] = { "port",        "metrics-port", "grpc-port",
-                                         "health-port", "headless",
-                                         "restart" },
+                                         "health-port", "headless",     "restart" },
                          *const LISTS[] = { "engine-worker-queue-port", "pd-comm-port",
                                             "cache-queue-port", "rdma-comm-ports" };
 
@@ -134,7 +133,8 @@ static bool is_named(const struct config *c, uint16_t port)
 static void claim_named(const struct config *c, const struct launch_args *w, struct launch_plan *p)
 {
     const char *item;
-    if (w->behind) (void)port_claim(&p->claims, (uint16_t)config_int(c, "port"));
+    const int64_t own = config_int(c, "port");
+    if (w->behind && own > 0) (void)port_claim(&p->claims, (uint16_t)own);
     for (size_t k = 0; k < COUNT_OF(NAMED); k++)
         for (size_t i = 0; (item = config_list(c, NAMED[k], i, NULL)); i++) {
             const long port = strtol(item, NULL, 10);

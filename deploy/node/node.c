@@ -190,7 +190,7 @@ static enum status start_http(struct node *n, struct err *err)
     if (!n->o.http) return OK;
     o.limits.small_body_paths = DIRECTORY_PATH;
     o.limits.small_body_bytes = DIRECTORY_BODY_MAX;
-    TRY(http_server_start(&o, &n->http, err));
+    if (n->o.api) TRY(http_server_start(&o, &n->http, err));
     if (n->o.worker.port) return start_worker_port(n, &o, err);
     TRY(node_probes_start(n, &o, err));
     if (n->o.metrics_port == 0 || n->o.metrics_port == n->o.port) return OK;
@@ -483,6 +483,7 @@ static enum status start_serve(struct node *n, struct err *err)
         .n_vocab = n->model.n_vocab,
         .max_dec_len = n->o.max_dec_len,
         .any_temperature = n->o.any_temperature,
+        .last_item_alone = n->o.last_item_alone,
         .tenants = &n->o.tenants,
         .version = BATON_VERSION,
         .describe = node_describe_json,
@@ -588,7 +589,7 @@ static enum status open_ports(struct node *n, struct err *err)
     const struct node_options *o = &n->o;
     TRY(start_http(n, err));
     TRY(node_grpc_start(n, err));
-    uint16_t port = n->http ? http_server_port(n->http) : 0;
+    uint16_t port = n->http ? http_server_port(n->http) : o->http ? o->grpc_port : 0;
     char at[HOST_PORT_TEXT_MAX];
     if (node_follows(n)) /* it has no port of the API: rank 1 of the node whose ranks meet there */
         snprintf(n->name, sizeof n->name, "%.*s/%u", (int)sizeof n->name - 8,

@@ -282,7 +282,7 @@ static void front_ready(const struct node *n)
              "name=%s role=%s topic=%s model=%s after_s=%.1f http=%s:%u directory=%s "
              "grpc_port=%u",
              n->name, role_name(n), n->o.topic, n->o.names[0],
-             (double)(clock_ms() - n->t_start_ms) * 1e-3, n->o.host, http_server_port(n->http),
+             (double)(clock_ms() - n->t_start_ms) * 1e-3, n->o.host, node_http_port(n),
              n->o.directory, n->grpc ? kserve_port(n->grpc) : 0);
 }
 

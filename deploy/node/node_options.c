@@ -103,6 +103,7 @@ static enum status read_parsers(const struct config *c, struct node_options *o, 
 {
     o->reasoning_parser = config_string(c, "reasoning-parser");
     o->any_temperature = config_bool(c, "allow-temperature-above-2");
+    o->last_item_alone = config_bool(c, "disable-streaming");
     o->max_dec_len = (uint32_t)config_int(c, "max-dec-len");
     o->tool_parser = config_string(c, "tool-call-parser");
     if (!reasoning_parser_is_known(str_of(o->reasoning_parser)))
@@ -661,10 +662,22 @@ static enum status read_tenants(const struct config *c, struct tenants *t, struc
     return file ? tenants_read(t, file, err) : OK;
 }
 
+static enum status read_port(const struct config *c, struct node_options *o, struct err *err)
+{
+    const int64_t port = config_int(c, "port");
+    o->api = port >= 0;
+    o->port = o->api ? (uint16_t)port : 0;
+    if (o->api || o->grpc_port) return OK;
+    return err_field(err, ERR_CONFIG, "port",
+                     "%s is -1, no HTTP API, and without --grpc-port (SERVICE_GRPC_PORT) clients "
+                     "have no other: give one of the two ports",
+                     config_source_text(c, "port"));
+}
+
 /* Probes must not meet the answers of another port. */
 static enum status read_health(const struct config *c, struct node_options *o, struct err *err)
 {
-    static const char *const OTHERS[] = { "port", "metrics-port" };
+    static const char *const OTHERS[] = { "port", "metrics-port", "grpc-port" };
     const int64_t port = config_int(c, "health-port");
     for (size_t i = 0; port && i < COUNT_OF(OTHERS); i++)
         if (config_int(c, OTHERS[i]) == port)
@@ -682,13 +695,9 @@ static enum status read_http(const struct config *c, struct node_options *o, str
     int64_t max_size = config_int(c, "scheduler-max-size");
     o->http = true;
     TRY(read_host(c, o, "host", &o->host, err));
-    if (config_int(c, "port") < 0)
-        return err_field(err, ERR_CONFIG, "port",
-                         "%s is -1, no HTTP API, and there is no other yet: give a port",
-                         config_source_text(c, "port"));
-    o->port = (uint16_t)config_int(c, "port");
     o->metrics_port = (uint16_t)config_int(c, "metrics-port");
     o->grpc_port = (uint16_t)config_int(c, "grpc-port");
+    TRY(read_port(c, o, err));
     TRY(read_health(c, o, err));
     o->http_limits = HTTP_LIMITS_DEFAULT;
     o->http_limits.n_connections = (uint32_t)config_int(c, "max-connections");
@@ -864,7 +873,8 @@ void node_options_print(const struct node_options *o, const struct config *c, st
          config_source_text(c, config_is_set(c, "kv-transfer-config") ? "kv-transfer-config"
                                                                       : "splitwise-role"));
     line(out, "topic", o->topic, config_source_text(c, "scheduler-topic"));
-    if (o->http) print_port(out, c, "API", o->host, o->port, "port");
+    if (o->http && o->api) print_port(out, c, "API", o->host, o->port, "port");
+    else if (o->http) line(out, "API", "no HTTP, gRPC alone", config_source_text(c, "port"));
     else line(out, "API", "none: requests come from the first process of the node", NULL);
     if (o->http && o->metrics_port)
         print_port(out, c, "metrics", o->host, o->metrics_port, "metrics-port");

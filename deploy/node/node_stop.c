@@ -268,11 +268,11 @@ void node_stop_on_signal(void *arg, int signum)
     /* A router that waits for its first node is as it should be. */
     const bool was_ready = n->state == NODE_READY || n->state == NODE_DRAINING || n->router,
                at_once = n->state != NODE_READY || ++n->n_signals > 1 || is_log_stuck();
-    const int exit_status = (n->http || node_follows(n)) && was_ready ? 0 : 130;
+    const bool serves = n->http || n->grpc || node_follows(n);
+    const int exit_status = serves && was_ready ? 0 : 130;
     /* Before anything that may hang, as the log does when nobody reads it. A stop may have begun by
-     * itself. What has no HTTP has no requests to finish. */
-    if (at_once || (!n->http && !node_follows(n)))
-        end_by_force_after(GRACE_MS + END_MS, exit_status);
+     * itself. What serves nobody has no requests to finish. */
+    if (at_once || !serves) end_by_force_after(GRACE_MS + END_MS, exit_status);
     log_info("signal", "signal=%s", signum == SIGINT ? "SIGINT" : "SIGTERM");
     if (at_once) {
         node_stop(n, exit_status);

@@ -403,7 +403,7 @@ const struct compat_entry COMPATIBILITY[] = {
               "56666 without it"),
     ENV_START("INTER_QUEUE_PORT", "004", WORKS, "as INTER_PROC_PORT"),
     ENV_START("INFER_QUEUE_PORT", "004", WORKS, "as INTER_PROC_PORT"),
-    ENV("DISABLE_STREAMING", "004", "a request streams when it says so"),
+    ENV_OPTION("DISABLE_STREAMING", "004"),
     ENV_START("MAX_SEQ_LEN", "004", WORKS, "--max-model-len; without it 8192"),
     ENV_OPTION("MAX_DEC_LEN", "004"),
     ENV_START("BATCH_SIZE", "004", WORKS, "--max-num-seqs, here up to 4096; without it 50"),

@@ -19,7 +19,7 @@ const struct option HTTP_OPTIONS[] = {
         .def = "8000",
         .service_def = "9965",
         IN("HTTP", "serve doctor"),
-        .help = "Port of the API; 0: any free one.",
+        .help = "Port of the API; 0: any free one. -1: no HTTP, clients have --grpc-port alone.",
     },
     {
         .name = "port",
@@ -130,10 +130,20 @@ const struct option HTTP_OPTIONS[] = {
         .type = OPT_INT,
         RANGE(0, 1 << 30),
         .def = "0",
+        .service_def = "1024",
         IN("HTTP", TEXT),
         .help = "Most tokens of one answer: a request that asks for more, by max_dec_len, "
                 "max_tokens or min_dec_len, gets 400, one that names no number gets at most so "
                 "many. 0: what the context has. Give all nodes and the router the same.",
+    },
+    {
+        .name = "disable-streaming",
+        .env = "BATON_DISABLE_STREAMING DISABLE_STREAMING",
+        .type = OPT_BOOL,
+        .def = "false",
+        IN("HTTP", TEXT),
+        .help = "Send the last item alone of each answer in the native form (docs/native.md), as "
+                "return_all_tokens asks for one; it has all tokens. Streams of OpenAI's API stay.",
     },
     {
         .name = "max-connections",

@@ -37,7 +37,8 @@ static enum status read_block_bs(const char *text, double *out, struct err *err)
 static enum status complete_blocks(struct config *c, struct err *err)
 {
     const char *text = getenv("BLOCK_BS");
-    const int64_t block = config_int(c, "block-size"), longest = config_int(c, "max-model-len");
+    const int64_t block = config_int(c, "block-size"), seq = config_int(c, "max-model-len"),
+                  dec = config_int(c, "max-dec-len"), longest = dec > seq ? dec : seq;
     double sequences;
     char number[32];
     if (!text || !*text || config_is_set(c, "num-gpu-blocks-override") ||

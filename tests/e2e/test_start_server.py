@@ -8,11 +8,11 @@ class Service:
     """A service with ports and a run folder of its own; closing it stops it."""
 
     def __init__(self, model=TINY, **env):
-        self.api, self.health, self.metrics = free_ports(3)
+        self.api, self.health, self.metrics, self.grpc = free_ports(4)
         self.folder = tempfile.mkdtemp(prefix='baton-service-')
         self.env = {**{k: v for k, v in os.environ.items() if not k.startswith(('BATON_CLUSTER', 'BATON_API'))}, 'BATON_BIN': BIN, 'BATON_RUN_DIR': f'{self.folder}/run',
                     'BATON_COMPUTE_THREADS': '1', 'BATON_KV_CACHE_MEMORY': '0.1', 'BATON_HOST': '127.0.0.1', 'MODEL_DIR': model, 'SERVICE_HTTP_PORT': str(self.api),
-                    'HEALTH_HTTP_PORT': str(self.health), 'METRICS_HTTP_PORT': str(self.metrics), **env}
+                    'HEALTH_HTTP_PORT': str(self.health), 'METRICS_HTTP_PORT': str(self.metrics), 'SERVICE_GRPC_PORT': str(self.grpc), **env}
         self.env = {k: v for k, v in self.env.items() if v is not None}
 
     def run(self, name, *words, timeout=90, **env):
@@ -83,7 +83,7 @@ def test_a_service_is_ready_when_start_server_returns_and_gone_when_stop_server_
 
 
 def test_the_metrics_port_has_the_gauges_of_that_service():
-    with closing(Service(BATCH_SIZE='6', BLOCK_BS='3', MAX_SEQ_LEN='100', BATON_KV_CACHE_MEMORY=None)) as s:
+    with closing(Service(BATCH_SIZE='6', BLOCK_BS='3', MAX_SEQ_LEN='100', MAX_DEC_LEN='50', BATON_KV_CACHE_MEMORY=None)) as s:
         s.started()
         complete(s)
         m = metrics(s.metrics)
@@ -167,7 +167,8 @@ def test_a_start_that_fails_says_why():
         free, = free_ports(1)
         more = dict(HEALTH_HTTP_PORT=str(free))
         for want, change in (('BATCH_SIZE is "0", but must be', dict(BATCH_SIZE='0')),
-                             ('SERVICE_HTTP_PORT is -1, no HTTP API', dict(SERVICE_HTTP_PORT='-1')),
+                             ('SERVICE_HTTP_PORT is -1, no HTTP API, and without --grpc-port (SERVICE_GRPC_PORT)', dict(SERVICE_HTTP_PORT='-1', SERVICE_GRPC_PORT='0')),
+                             (f'HEALTH_HTTP_PORT and SERVICE_GRPC_PORT are both {free}', dict(SERVICE_GRPC_PORT=str(free))),
                              (f'HEALTH_HTTP_PORT and SERVICE_HTTP_PORT are both {s.api}', dict(HEALTH_HTTP_PORT=str(s.api))),
                              ('MP_NUM, for each host: --tensor-parallel-size 3 does not divide', dict(MP_NUM='3')),
                              ('BLOCK_BS: 16384000 KV blocks are ', dict(BLOCK_BS='1000', MAX_SEQ_LEN='1048576', BATON_KV_CACHE_MEMORY='')),
@@ -263,3 +264,40 @@ def test_a_full_queue_refuses_at_once():
         refused = [a for a in answers if a[0] == 429]
         assert len(refused) == 4 and sum(a[0] == 200 for a in answers) == 2, answers
         assert all('retry-after' in a[2] for a in refused), refused
+
+
+def native(service, **more):
+    """The items of a streamed answer in the native form."""
+    c = http.client.HTTPConnection('127.0.0.1', service.api, timeout=30)
+    with contextlib.closing(c):
+        c.request('POST', '/v1/chat/completions', json.dumps({**dict(text='Hello, how are you?', req_id='one', max_dec_len=4, stream=True), **more}), {'Content-Type': 'application/json'})
+        r = c.getresponse()
+        return r.status, [json.loads(line) for line in r.read().splitlines() if line]
+
+
+def test_streams_of_the_native_form_have_one_item_where_that_is_asked():
+    with closing(Service(MAX_DEC_LEN='8')) as s:
+        s.started()
+        status, items = native(s)
+        assert status == 200 and len(items) > 1 and items[-1]['is_end'] == 1, items
+        status, items = native(s, max_dec_len=9)
+        assert status == 400 and 'max_dec_len(9) exceeds the limit MAX_DEC_LEN(8)' in items[0]['error_msg'], (status, items)
+        s.run('stop_server')
+        s.started(DISABLE_STREAMING='1')
+        status, one = native(s)
+        assert status == 200 and len(one) == 1 and one[0]['is_end'] == 1 and one[0]['tokens_all_num'] == 4, one
+        events = list(stream(s.api, '/v1/completions', dict(prompt=[5, 6, 7], max_tokens=4, ignore_eos=True)))
+        assert len(events) >= 4, events
+
+
+def test_a_service_without_http_answers_over_grpc_and_ends_in_order():
+    with closing(Service(SERVICE_HTTP_PORT='-1')) as s:
+        text = s.started()
+        assert 'the service is ready' in text, text
+        assert health(s) == (200, '') and metrics(s.metrics)['baton_ready'] == 1
+        with contextlib.suppress(ConnectionRefusedError):
+            raise AssertionError(request(s.api, 'GET', '/live'))
+        socket.create_connection(('127.0.0.1', s.grpc), 5).close()
+        assert 'no HTTP, gRPC alone   (SERVICE_HTTP_PORT)' in s.console(), s.console()
+        status, text = s.run('stop_server')
+        assert status == 0 and 'ended after' in text and 'without freeing' not in s.console(), (status, text, s.console())

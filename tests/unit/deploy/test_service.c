@@ -157,6 +157,8 @@ TEST(a_service_has_the_documents_defaults_and_flags_come_before_them)
     CHECK_EQ_INT(config_int(c, "max-model-len"), 8192);
     CHECK(!config_is_set(c, "max-model-len")); /* so the model's own limit may lower it */
     CHECK_EQ_STR(config_source_text(c, "max-model-len"), "start_server's default");
+    CHECK_EQ_INT(config_int(c, "grpc-port"), 8811);
+    CHECK_EQ_INT(config_int(c, "max-dec-len"), 1024);
     CHECK_EQ_INT(config_int(c, "max-num-seqs"), 50);
     CHECK_EQ_INT(config_int(c, "max-concurrency"), 50 + 128);
     CHECK_EQ_INT(config_int(c, "drain-timeout"), 300);
