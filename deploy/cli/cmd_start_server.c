@@ -64,13 +64,6 @@ static void take_name(int *argc, char ***argv)
 
 /* ---- the model ---- */
 
-static bool has_command(const char *name)
-{
-    for (const struct command *c = COMMANDS; c->name; c++)
-        if (strcmp(c->name, name) == 0) return true;
-    return false;
-}
-
 /* `baton pull NAME --dir MODEL_DIR/NAME`, in a process of its own. */
 static int pull(const char *name)
 {
@@ -97,10 +90,8 @@ static int fetch_model(void)
     const enum status st = service_model_find(&path, &by, &err);
     buf_release(&path);
     if (st != ERR_NOT_FOUND) return 0; /* found, or a mistake that the options' check says */
-    if (has_command("pull")) return pull(service_model_name());
-    fprintf(stderr, "start_server: %s; nothing is downloaded: put it there, or name a folder\n",
-            err.text);
-    return 1;
+    if (service_model_is_elsewhere(service_model_name())) return pull(service_model_name());
+    return fail("start_server", &err);
 }
 
 /* ---- start ---- */

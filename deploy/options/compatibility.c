@@ -119,16 +119,6 @@ const struct compat_entry *compatibility_value(const char *name)
     return NULL;
 }
 
-const struct compat_entry *compatibility_command(struct str word)
-{
-    struct str name;
-    for (const struct compat_entry *entry = COMPATIBILITY; entry->name; entry++)
-        for (struct str rest = str_of(entry->words ? entry->words : "");
-             str_split(&rest, ' ', &name);)
-            if (str_eq(name, word)) return entry;
-    return NULL;
-}
-
 /* ---- at start ---- */
 
 /* The entry of a variable: its own, or its family's. */

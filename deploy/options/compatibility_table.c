@@ -11,12 +11,6 @@
     {                                                                                              \
         .kind = COMPAT_COMMAND, .name = n, .seeds = s, .effect = EFFECT_##e, .sentence = why       \
     }
-/* A command that has no counterpart, and how it is called after `baton`. */
-#define COMMAND_WORDS(n, s, w, why)                                                                \
-    {                                                                                              \
-        .kind = COMPAT_COMMAND, .name = n, .seeds = s, .effect = EFFECT_REFUSED, .words = w,       \
-        .sentence = why                                                                            \
-    }
 #define FLAG(n, s)                                                                                 \
     {                                                                                              \
         .kind = COMPAT_FLAG, .name = n, .seeds = s                                                 \
@@ -64,6 +58,7 @@
 #define STATIC_F8                                                                                  \
     STATIC(" (--quantization block_wise_fp8), and leaves matrices that the checkpoint has in F8")
 #define STATIC_MTP "; the layer that drafts tokens is among the checkpoint's files"
+
 #define NO_DOCKER "there is no image: Baton is one program, built by CMake and started as a process"
 #define PADDLE    "the `-Paddle` layout is read as it is, from a folder or a local cache"
 #define NO_ASCEND "it asks Ascend hardware, which Baton does not use; `baton doctor` checks a host"
@@ -126,8 +121,8 @@ const struct compat_entry COMPATIBILITY[] = {
         "the script's archives have (docs/pull.md)"),
     COMMAND("start_server", "004", WORKS,
             "`deploy/start_server`, or `baton start_server`: `baton serve` in the background, with "
-            "the document's variables (docs/start_server.md); a Hugging Face checkpoint or a GGUF "
-            "file, since static-graph exports are not read"),
+            "the document's variables (docs/start_server.md); a model that is named and not here "
+            "is fetched as by `baton pull`"),
     COMMAND("stop_server", "004", WORKS,
             "`deploy/stop_server`, or `baton stop_server`: running requests are finished, for at "
             "most 300 s"),
@@ -374,9 +369,12 @@ const struct compat_entry COMPATIBILITY[] = {
     ENV("MODEL_PATH", "004", "a variable of the scripts: a download's folder, or what is mounted"),
     ENV_START("MODEL_DIR", "004", WORKS,
               "the folder of the model, or of models of which one is named; without it /models"),
-    ENV_START("model_name", "004", WORKS,
-              "a model below MODEL_DIR or in a local cache, as the argument of start_server"),
-    ENV("tag", "004", "it chose the version of static-graph exports, which are not read"),
+    ENV_START(
+        "model_name", "004", WORKS,
+        "a model below MODEL_DIR or in a local cache, else it is fetched (`baton pull`); as the "
+        "argument of start_server"),
+    ENV("tag", "004",
+        "it chose the version of static-graph exports, in whose place the checkpoint is read"),
     ENV("quant_type", "003", "a variable of the script; it reaches a node as --quantization"),
     ENV_WORKS("MP_NUM", "004",
               "ranks of all hosts: MP_NUM / MP_NNODE of them are a node of each host "

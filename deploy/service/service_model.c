@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include "deploy/node/node_options.h"
+#include "deploy/pull/source.h"
 #include "deploy/service/service.h"
 #include "shared/model/load/model_files.h"
 
@@ -49,12 +50,23 @@ static bool has_named_model(const char *name, struct buf *out)
     return has;
 }
 
-/* What the page of names says of one that cannot be read comes before what --model finds. */
+/* Is it a name that hubs have? Of a static model *out has the checkpoint, and its quantisation. */
+static bool read_name(const char *name, struct pull_source *out)
+{
+    const struct source_options o = { .hub = PULL_HUGGING_FACE };
+    struct err err;
+    return source_is_elsewhere(name) && source_parse(name, &o, out, &err) == OK;
+}
+
 static enum status find_named(const char *name, struct buf *path, struct err *err)
 {
+    struct pull_source source;
     if (has_named_model(name, path)) return OK;
     const enum status st = node_options_find_model(name, path, err);
     if (st != ERR_NOT_FOUND) return st == OK ? OK : err_prefix(err, "model_name: ");
+    if (read_name(name, &source) && !source.file[0] && !source.part[0] &&
+        model_find(source.repository, path, err) == OK)
+        return OK;
     return err_set(err, ERR_NOT_FOUND,
                    "model_name %.200s: MODEL_DIR (%.200s) has no such folder, "
                    "and no local cache has that model",
@@ -76,6 +88,21 @@ enum status service_model_find(struct buf *path, const char **by, struct err *er
                    dir);
 }
 
+bool service_model_is_elsewhere(const char *name)
+{
+    struct pull_source source;
+    return read_name(name, &source);
+}
+
+/* A static model's name says how its weights are to be. */
+static enum status take_quantization(struct config *c, const char *name, struct err *err)
+{
+    struct pull_source source;
+    if (config_is_set(c, "quantization") || !read_name(name, &source) || !source.quantization)
+        return OK;
+    return config_set_from(c, "quantization", source.quantization, "model_name", err);
+}
+
 enum status service_model_complete(struct config *c, struct err *err)
 {
     struct buf path = { 0 };
@@ -85,6 +112,7 @@ enum status service_model_complete(struct config *c, struct err *err)
     if (st == OK) st = config_set_from(c, "model", path.data, by, err);
     if (st == OK && strcmp(by, "model_name") == 0 && !config_is_set(c, "served-model-name"))
         st = config_set_from(c, "served-model-name", name, by, err);
+    if (st == OK && name) st = take_quantization(c, name, err);
     buf_release(&path);
     return st == ERR_NOT_FOUND ? ERR_CONFIG : st;
 }

@@ -175,7 +175,8 @@ def test_a_start_that_fails_says_why():
                              ('has no model: neither a config.json', dict(MODEL_DIR='/nonexistent'))):
             s.refused(want, **{**more, **change})
         s.refused('there is no option --nonsense', '--nonsense', **more)
-        s.refused('model_name no/such: MODEL_DIR', 'no/such', **more)
+        s.refused('model_name nowhere: MODEL_DIR', 'nowhere', **more)
+        s.refused('HF_HUB_OFFLINE', 'no/such', HF_HUB_OFFLINE='1', **more)
         assert 'no service runs' in s.run('stop_server')[1]
 
 
@@ -281,7 +282,7 @@ def test_streams_of_the_native_form_have_one_item_where_that_is_asked():
         status, items = native(s)
         assert status == 200 and len(items) > 1 and items[-1]['is_end'] == 1, items
         status, items = native(s, max_dec_len=9)
-        assert status == 400 and 'max_dec_len(9) exceeds the limit MAX_DEC_LEN(8)' in items[0]['error_msg'], (status, items)
+        assert status == 400 and 'max_dec_len is 9, but this server gives answers of at most 8 tokens' in items[0]['error_msg'], (status, items)
         s.run('stop_server')
         s.started(DISABLE_STREAMING='1')
         status, one = native(s)

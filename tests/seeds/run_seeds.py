@@ -613,30 +613,33 @@ def test_004_one_host():
 
 
 def test_004_a_model_by_its_name():
-    """By the document's names: of a checkpoint below MODEL_DIR, and without one they are refused, since they are of static-graph exports."""
-    models = tempfile.mkdtemp(dir=PLACE)
+    """By the document's names: one is fetched from a hub that has a small checkpoint in its place, the other is below MODEL_DIR; both are quantised as they say."""
     script = block('004', 'model_name="deepseek', 'start_server $model_name')
     inner = re.search(r"-c -ex '(start_server \$model_name && tail -f /dev/null)'", document('004'))[1]
     mentioned('004', "-c -ex 'start_server $model_name && ")
-    names = [re.search(r'model_name="([^"]+)"', script)[1], 'deepseek-ai/DeepSeek-R1-Distill-Llama-8B/weight_only_int8']
-    for name in names:
-        assert name in document('004')
-        os.makedirs(os.path.dirname(os.path.join(models, name)), exist_ok=True)
-        os.symlink(MODELS[DEEPSEEK], os.path.join(models, name))
-    service = Service({'MODEL_DIR': models})
+    fetched, here = re.search(r'model_name="([^"]+)"', script)[1], 'deepseek-ai/DeepSeek-R1-Distill-Llama-8B/weight_only_int8'
+    assert here in document('004')
+    models, golden = tempfile.mkdtemp(dir=PLACE), os.path.join(DATA, 'goldens', 'llama', 'model')
+    os.makedirs(os.path.dirname(os.path.join(models, here)))
+    os.symlink(MODELS[DEEPSEEK], os.path.join(models, here))
+    service = Service({'MODEL_DIR': models, 'HF_TOKEN': ''})
     exports = service.with_ports(block('004', *EXPORTS))
-    assert ROWS[names[0]][1] in service.run('MODEL_DIR=/nonexistent\n' + script, expect=2)
-    with closing(service):
-        service.run(exports + script)
+
+    def is_served(name):
+        assert [m['id'] for m in request(api, 'GET', '/v1/models')[2]['data']] == [name]
+        assert 'model_name is --quantization wint8' in service.console(), service.console()
+        ask(api, model=name)
+    with Hub({n: open(os.path.join(golden, n), 'rb').read() for n in os.listdir(golden)}, repository='deepseek-ai/DeepSeek-R1') as hub, closing(service):
+        service.run(f'export HF_ENDPOINT={hub.url}\n' + exports + script)
         api = service.ports['SERVICE_HTTP_PORT']
-        assert [m['id'] for m in request(api, 'GET', '/v1/models')[2]['data']] == [names[0]]
-        ask(api, model=names[0])
+        assert os.path.exists(os.path.join(models, fetched, 'config.json'))
+        is_served(fetched)
     with closing(service):
-        with closing(Shell(f'{exports}export model_name="{names[1]}"\nexec bash -c -ex \'{inner}\'', service.env, service.folder)) as container:  # in which docker runs it
+        with closing(Shell(f'{exports}export model_name="{here}"\nexec bash -c -ex \'{inner}\'', service.env, service.folder)) as container:  # in which docker runs it
             ready(container, api)
-            ask(api, model=names[1])
+            is_served(here)
             assert container.alive()
-    done('004', 'start_server', 'works', 'models by their names, below MODEL_DIR; where there is none their names are refused')
+    done('004', 'start_server', 'works', 'models by their names: fetched, and below MODEL_DIR')
 
 
 def test_004_mpirun():

@@ -290,6 +290,32 @@ TEST(the_model_is_that_of_model_dir_or_the_one_that_is_named)
     config_free(c);
 }
 
+TEST(a_static_models_name_says_how_its_checkpoint_is_quantised)
+{
+    static const char *const rows[][2] = { { "weight_only_int8", "wint8" },
+                                           { "weight_only_int4", "wint4" },
+                                           { "a8w8_fp8", "block_wise_fp8" } };
+    char dir[256], name[64];
+    snprintf(dir, sizeof dir, "%s", test_tmpdir());
+    CHECK_EQ_INT(mkdir(below(dir, "org"), 0700), 0);
+    CHECK_EQ_INT(mkdir(below(dir, "org/name-2nodes"), 0700), 0);
+    for (size_t i = 0; i < COUNT_OF(rows); i++) {
+        snprintf(name, sizeof name, "org/name-2nodes/%s", rows[i][0]);
+        CHECK_EQ_INT(mkdir(below(dir, name), 0700), 0);
+        touch(below(dir, name), "config.json");
+        clearenv();
+        setenv("MODEL_DIR", dir, 1);
+        setenv("model_name", name, 1);
+        struct config *c = loaded(true, NULL);
+        CHECK_EQ_STR(config_string(c, "quantization"), rows[i][1]);
+        CHECK_EQ_STR(config_source_text(c, "quantization"), "model_name");
+        config_free(c);
+        c = loaded(true, "--quantization=none");
+        CHECK_EQ_STR(config_string(c, "quantization"), "none");
+        config_free(c);
+    }
+}
+
 TEST(a_model_that_is_not_there_is_refused_with_what_to_do)
 {
     refuses(true, "MODEL_DIR=/nonexistent",
@@ -298,8 +324,6 @@ TEST(a_model_that_is_not_there_is_refused_with_what_to_do)
     refuses(true, "", "MODEL_DIR (/models) has no model");
     refuses(true, "MODEL_DIR=/nonexistent model_name=org/name",
             "model_name org/name: MODEL_DIR (/nonexistent) has no such folder");
-    refuses(true, "MODEL_DIR=/nonexistent model_name=deepseek-ai/DeepSeek-R1/weight_only_int4",
-            "static-graph exports");
 }
 
 /* ---- several hosts ---- */
@@ -511,6 +535,7 @@ TEST_MAIN(CASE(a_variable_that_has_another_meaning_is_translated),
           CASE(the_start_page_says_which_variable_gave_what_but_no_secret),
           CASE(variables_are_unset_for_processes_that_would_inherit_them),
           CASE(the_model_is_that_of_model_dir_or_the_one_that_is_named),
+          CASE(a_static_models_name_says_how_its_checkpoint_is_quantised),
           CASE(a_model_that_is_not_there_is_refused_with_what_to_do),
           CASE(hosts_of_a_model_without_experts_are_nodes_that_share_the_requests),
           CASE(hosts_of_a_model_with_experts_are_one_group_whose_rank_0_is_the_master),
