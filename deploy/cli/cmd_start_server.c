@@ -1,13 +1,16 @@
 /* cmd_start_server.c - `baton start_server [NAME]` and `baton stop_server [SECONDS]`: a service as
  * that of PaddleNLP; deploy/start_server and deploy/stop_server call them.
  * Thread: main. */
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "deploy/cli/commands.h"
+#include "deploy/options/option_table.h"
 #include "deploy/service/service.h"
 #include "deploy/service/service_hosts.h"
 #include "deploy/service/service_model.h"
@@ -35,6 +38,23 @@ static bool asks_help(int argc, char **argv)
 static int fail(const char *who, const struct err *err)
 {
     fprintf(stderr, "%s: %s\n", who, err->text);
+    return 1;
+}
+
+/* Locks the file of this user's service, or says that one runs. Returns an exit status. */
+static int take_file(struct run_file *file)
+{
+    struct run_info info;
+    struct err err = { 0 };
+    if (run_file_open(file, &err) != OK) return fail("start_server", &err);
+    if (run_file_lock(file)) return 0;
+    if (run_file_read(file, &info))
+        fprintf(stderr,
+                "start_server: a service runs already (process %d, its log is in %s); "
+                "stop_server ends it\n",
+                (int)info.pid, info.log);
+    else fprintf(stderr, "start_server: another service is being started\n");
+    run_file_close(file);
     return 1;
 }
 
@@ -72,6 +92,7 @@ static int pull(const char *name)
     buf_printf(&dir, "%s/%s", service_model_dir(), name);
     const pid_t pid = fork();
     if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGTERM); /* who ends the start ends this, too */
         execl("/proc/self/exe", "baton", "pull", name, "--dir", dir.data, (char *)NULL);
         _exit(127);
     }
@@ -80,18 +101,31 @@ static int pull(const char *name)
     return status == 0 ? 0 : 1;
 }
 
-/* A named model that is not on this host is fetched, where that can be done. */
-static int fetch_model(void)
+/* Is there no mistake but that the model is not on this host? A fetch may take hours, so any other
+ * one is found before it. */
+static bool lacks_model_alone(int argc, char **argv, struct err *err)
 {
-    struct buf path = { 0 };
+    int no_words = 0;
+    struct config *c = config_create(OPTIONS, "serve");
+    config_as_service(c);
+    const bool lacks = config_load_env(c, err) == OK &&
+                       config_load_args(c, argc, argv, NULL, &no_words, err) == OK &&
+                       service_complete(c, err) == ERR_NOT_FOUND;
+    config_free(c);
+    return lacks;
+}
+
+/* A named model that is not on this host is fetched, where that can be done. */
+static int fetch_model(int argc, char **argv)
+{
+    struct run_file file;
     struct err err = { 0 };
-    const char *by, *given = getenv("BATON_MODEL");
-    if (!service_model_name() || (given && *given)) return 0;
-    const enum status st = service_model_find(&path, &by, &err);
-    buf_release(&path);
-    if (st != ERR_NOT_FOUND) return 0; /* found, or a mistake that the options' check says */
-    if (service_model_is_elsewhere(service_model_name())) return pull(service_model_name());
-    return fail("start_server", &err);
+    const char *name = service_model_name();
+    if (!name || !lacks_model_alone(argc, argv, &err)) return 0; /* what else is wrong is said */
+    if (!service_model_is_elsewhere(name)) return fail("start_server", &err);
+    if (take_file(&file) != 0) return 1;
+    run_file_close(&file);
+    return pull(name);
 }
 
 /* ---- start ---- */
@@ -99,28 +133,16 @@ static int fetch_model(void)
 static int start(const struct config *c, int argc, char **argv)
 {
     struct run_file file;
-    struct run_info info;
-    struct err err = { 0 };
-    int status = 1;
-    if (run_file_open(&file, &err) != OK) return fail("start_server", &err);
-    if (!run_file_lock(&file)) {
-        if (run_file_read(&file, &info))
-            fprintf(stderr,
-                    "start_server: a service runs already (process %d, its log is in %s); "
-                    "stop_server ends it\n",
-                    (int)info.pid, info.log);
-        else fprintf(stderr, "start_server: another service is being started\n");
-    } else {
-        const struct service_start s = {
-            .file = &file,
-            .log_dir = config_string(c, "log-dir"),
-            .words = argv,
-            .n_words = argc,
-            .until_ready = !service_hosts_several(),
-        };
-        run_file_clear(&file);
-        status = service_start(&s);
-    }
+    if (take_file(&file) != 0) return 1;
+    const struct service_start s = {
+        .file = &file,
+        .log_dir = config_string(c, "log-dir"),
+        .words = argv,
+        .n_words = argc,
+        .until_ready = !service_hosts_several(),
+    };
+    run_file_clear(&file);
+    const int status = service_start(&s);
     run_file_close(&file);
     return status;
 }
@@ -139,7 +161,7 @@ int cmd_start_server(int argc, char **argv)
     --argc;
     ++argv;
     take_name(&argc, &argv);
-    if (fetch_model() != 0) return 1;
+    if (fetch_model(argc, argv) != 0) return 1;
     struct config *c = command_config("serve", START_INTRO, argc + 1, argv - 1, NULL, NULL, &done);
     if (!c) return done ? 0 : 2;
     const int status = start(c, argc, argv);

@@ -9,10 +9,8 @@
 #include "kernels/device.h"
 #include "shared/base/mem.h"
 
-/* Ranks may share a GPU; who counts them by MP_NUM has one for each, and means those that he lists.
- */
-static enum status check_gpu_count(const struct config *c, const struct ranks *r, int n_gpus,
-                                   struct err *err)
+enum status ranks_check_gpus(const struct config *c, const struct ranks *r, int n_gpus,
+                             struct err *err)
 {
     const char *by = config_source_text(c, "tensor-parallel-size"),
                *listed = getenv("CUDA_VISIBLE_DEVICES");
@@ -30,7 +28,7 @@ static enum status check_device(const struct config *c, const struct ranks *r, s
     struct device *d;
     if (strcmp(config_string(c, "device"), "cuda") != 0) return OK;
     const int n_gpus = device_count("cuda");
-    if (n_gpus > 0) return check_gpu_count(c, r, n_gpus, err);
+    if (n_gpus > 0) return ranks_check_gpus(c, r, n_gpus, err);
     if (device_open("cuda", &d, err) != OK) return err_prefix(err, "--device cuda: ");
     device_close(d); /* it has come meanwhile */
     return OK;

@@ -131,6 +131,7 @@ static void say_not_ready(struct node *n, struct http_exchange *x)
 void node_serve_or_say_why(void *node, struct http_exchange *x)
 {
     struct node *n = node;
+    if (str_eq_c(http_path(x), "/metrics")) node_probes_scrape(n);
     if (n->serve) serve_http(n->serve, x);
     else say_not_ready(n, x);
 }

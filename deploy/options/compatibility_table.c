@@ -324,7 +324,8 @@ const struct compat_entry COMPATIBILITY[] = {
     ENV("FD_ENABLE_MULTI_API_SERVER", "000 001",
         "`baton launch` starts several servers without a switch"),
     ENV_WORKS("CUDA_VISIBLE_DEVICES", "001 003 004",
-              "--device cuda takes the first of them; without --device cuda no GPU is used"),
+              "the ranks of a host take the GPUs in this order, with --device cuda, which "
+              "start_server gives itself where there is a GPU; without it none is used"),
     ENV_WORKS(
         "KVCACHE_RDMA_NICS", "001",
         "the RDMA devices to use, in this order; without it every active port near the memory"),

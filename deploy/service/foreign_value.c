@@ -28,26 +28,39 @@ static enum status read_number(const char *name, const char *value, int64_t most
 
 /* ---- MP_NUM ---- */
 
+/* Who lists the hosts need not count them. */
+static enum status read_hosts(const char **by, int64_t *out, struct err *err)
+{
+    const char *n = beside("MP_NNODE"), *ips = beside("POD_IPS");
+    struct str rest = str_of(ips ? ips : ""), ip;
+    *by = n ? "MP_NNODE" : "POD_IPS";
+    *out = 0;
+    if (n) return read_number("MP_NNODE", n, HOSTS_MAX, out, err);
+    while (str_split(&rest, ',', &ip)) *out += str_trim(ip).n > 0;
+    if (*out < 1) *out = 1;
+    return OK;
+}
+
 /* A host has its part of the ranks. */
 static enum status ranks_of_host(const char *name, const char *value, struct buf *out,
                                  struct err *err)
 {
-    int64_t n, n_hosts = 1;
-    const char *hosts = beside("MP_NNODE");
+    const char *by;
+    int64_t n, n_hosts;
     TRY(read_number(name, value, RANKS_MAX, &n, err));
-    if (hosts) TRY(read_number("MP_NNODE", hosts, HOSTS_MAX, &n_hosts, err));
+    TRY(read_hosts(&by, &n_hosts, err));
     const int64_t fewer = n / n_hosts * n_hosts;
     if (n % n_hosts && fewer)
         return err_set(err, ERR_CONFIG,
-                       "%s %lld cannot be divided evenly among the %lld hosts of MP_NNODE; give "
-                       "%lld or %lld",
-                       name, (long long)n, (long long)n_hosts, (long long)fewer,
+                       "%s %lld cannot be divided evenly among the %lld hosts of %s; give %lld or "
+                       "%lld",
+                       name, (long long)n, (long long)n_hosts, by, (long long)fewer,
                        (long long)(fewer + n_hosts));
     if (!fewer)
         return err_set(err, ERR_CONFIG,
-                       "%s %lld is fewer than one rank for each of the %lld hosts of MP_NNODE; "
-                       "give %lld or a multiple of it",
-                       name, (long long)n, (long long)n_hosts, (long long)n_hosts);
+                       "%s %lld is fewer than one rank for each of the %lld hosts of %s; give %lld "
+                       "or a multiple of it",
+                       name, (long long)n, (long long)n_hosts, by, (long long)n_hosts);
     if (n / n_hosts > KV_RANKS_MAX)
         return err_set(err, ERR_CONFIG,
                        "%s %lld is %lld ranks for each host, and a node has at most %d; give %lld "

@@ -57,11 +57,19 @@ static enum status complete_blocks(struct config *c, struct err *err)
 
 /* ---- MAX_CACHED_TASK_NUM ---- */
 
+static int64_t n_hosts(const struct config *c)
+{
+    const int64_t given = config_int(c, "nnodes");
+    size_t n_listed;
+    config_list(c, "ips", 0, &n_listed);
+    return (int64_t)n_listed > given ? (int64_t)n_listed : given;
+}
+
 /* As many requests run as there is room for on all hosts, and so many wait; more are refused. */
 static enum status complete_queue(struct config *c, struct err *err)
 {
     const char *value = getenv(WAITING), *given = value && *value ? value : NULL;
-    const int64_t n_run = config_int(c, "max-num-seqs") * config_int(c, "nnodes");
+    const int64_t n_run = config_int(c, "max-num-seqs") * n_hosts(c);
     int64_t n_wait = WAITING_USUAL;
     char number[32];
     if ((!given && !config_is_service(c)) || config_is_set(c, "max-concurrency") ||

@@ -22,7 +22,8 @@
 bool service_is_on(void);
 /* Completes what `serve` or `launch` was given, before it is used. Does nothing in a process that
  * another one of Baton has started with all of its options. ERR_CONFIG names the variable, its
- * value and what would be right. */
+ * value and what would be right; ERR_NOT_FOUND: so far all is well, but the model that was named is
+ * not on this host. */
 enum status service_complete(struct config *c, struct err *err) MUST_CHECK;
 
 #endif

@@ -114,5 +114,5 @@ enum status service_model_complete(struct config *c, struct err *err)
         st = config_set_from(c, "served-model-name", name, by, err);
     if (st == OK && name) st = take_quantization(c, name, err);
     buf_release(&path);
-    return st == ERR_NOT_FOUND ? ERR_CONFIG : st;
+    return st;
 }

@@ -26,7 +26,7 @@ enum status service_model_find(struct buf *path, const char **by, struct err *er
 /* Could it be fetched? */
 bool service_model_is_elsewhere(const char *name);
 /* Sets --model, with a name --served-model-name, and --quantization where the name says one, unless
- * they are given. */
+ * they are given. Errors: those of service_model_find. */
 enum status service_model_complete(struct config *c, struct err *err) MUST_CHECK;
 
 #endif

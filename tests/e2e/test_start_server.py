@@ -71,6 +71,7 @@ def test_a_service_is_ready_when_start_server_returns_and_gone_when_stop_server_
             assert 'node ready' in f.read()
         assert 'node ready' not in page  # the log's lines are in the log
         s.refused('a service runs already (process ', status=(1,))
+        s.refused('a service runs already (process ', 'no/such', HF_HUB_OFFLINE='1', status=(1,))  # and nothing is fetched
         status, text = s.run('stop_server')
         assert status == 0 and 'ended after' in text, (status, text)
         with contextlib.suppress(ConnectionError):
@@ -90,6 +91,7 @@ def test_the_metrics_port_has_the_gauges_of_that_service():
         got = {name: m[f'inference_server_metrics{{{name}="{name}"}}'] for name in ('batch_size', 'block_num', 'max_batch_size', 'max_block_num', 'available_resource')}
         assert got == dict(batch_size=0, block_num=6, max_batch_size=6, max_block_num=6, available_resource=1), got  # three sequences of two blocks
         assert m['baton_ready'] == 1
+        assert metrics(s.api)['inference_server_metrics{block_num="block_num"}'] == 6  # the same at the other port
 
 
 def test_stop_server_waits_for_requests_that_run():
@@ -142,8 +144,7 @@ def test_the_engine_behind_a_port_is_down_when_its_ranks_are():
         complete(s)
         m = metrics(s.metrics)
         assert m['inference_server_metrics{max_batch_size="max_batch_size"}'] == 50, m
-        ranks = [int(p) for p in filter(str.isdigit, os.listdir('/proc')) if is_rank_of(p, s.pid())]
-        assert len(ranks) == 2, ranks
+        ranks = ranks_of(s, 2)
         for pid in ranks:
             os.kill(pid, signal.SIGSTOP)
         try:
@@ -152,6 +153,32 @@ def test_the_engine_behind_a_port_is_down_when_its_ranks_are():
             for pid in ranks:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+
+
+def test_nothing_is_left_of_a_service_whose_first_process_was_killed():
+    with closing(Service(MP_NUM='2')) as s:
+        s.started()
+        ranks = ranks_of(s, 2)
+        os.kill(s.pid(), signal.SIGKILL)
+        status, text = s.run('stop_server')
+        assert status == 0 and ('ended after' in text or 'no service runs' in text), (status, text)
+        assert not any(map(runs, ranks)), text
+        s.started()
+        complete(s)
+
+
+def ranks_of(service, n):
+    parent = service.pid()
+    ranks = [int(p) for p in filter(str.isdigit, os.listdir('/proc')) if is_rank_of(p, parent)]
+    assert len(ranks) == n, ranks
+    return ranks
+
+
+def runs(pid):
+    """False also of one that has ended and that init has not waited for yet."""
+    with contextlib.suppress(OSError), open(f'/proc/{pid}/stat') as f:
+        return f.read().rsplit(')', 1)[1].split()[0] != 'Z'
+    return False
 
 
 def is_rank_of(pid, parent):
@@ -177,6 +204,8 @@ def test_a_start_that_fails_says_why():
         s.refused('there is no option --nonsense', '--nonsense', **more)
         s.refused('model_name nowhere: MODEL_DIR', 'nowhere', **more)
         s.refused('HF_HUB_OFFLINE', 'no/such', HF_HUB_OFFLINE='1', **more)
+        s.refused('BATCH_SIZE is "0", but must be', 'no/such', HF_HUB_OFFLINE='1', BATCH_SIZE='0', **more)  # before anything is fetched
+        s.refused('the port is in use by', 'no/such', '--model', TINY, HF_HUB_OFFLINE='1')
         assert 'no service runs' in s.run('stop_server')[1]
 
 
@@ -292,13 +321,21 @@ def test_streams_of_the_native_form_have_one_item_where_that_is_asked():
 
 
 def test_a_service_without_http_answers_over_grpc_and_ends_in_order():
-    with closing(Service(SERVICE_HTTP_PORT='-1')) as s:
+    without_http('gRPC alone   (SERVICE_HTTP_PORT)')
+
+
+def test_so_does_one_before_ranks():
+    without_http('ready: gRPC at 127.0.0.1:', MP_NUM='2')
+
+
+def without_http(said, **env):
+    with closing(Service(SERVICE_HTTP_PORT='-1', **env)) as s:
         text = s.started()
         assert 'the service is ready' in text, text
         assert health(s) == (200, '') and metrics(s.metrics)['baton_ready'] == 1
         with contextlib.suppress(ConnectionRefusedError):
             raise AssertionError(request(s.api, 'GET', '/live'))
         socket.create_connection(('127.0.0.1', s.grpc), 5).close()
-        assert 'no HTTP, gRPC alone   (SERVICE_HTTP_PORT)' in s.console(), s.console()
+        assert said in s.console(), s.console()
         status, text = s.run('stop_server')
         assert status == 0 and 'ended after' in text and 'without freeing' not in s.console(), (status, text, s.console())

@@ -9,6 +9,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "deploy/launch/ranks.h"
+#include "deploy/launch/ranks_model.h"
 #include "deploy/options/option_table.h"
 #include "deploy/service/foreign_value.h"
 #include "deploy/service/health_port.h"
@@ -52,14 +54,19 @@ static struct config *loaded(bool service, const char *flag)
     return c;
 }
 
-static void refuses(bool service, const char *set, const char *want)
+static void fails(bool service, const char *set, enum status how, const char *want)
 {
     struct config *c;
     struct err err = { 0 };
     set_env(set);
-    CHECK_STATUS(load(service, NULL, &c, &err), ERR_CONFIG);
+    CHECK_STATUS(load(service, NULL, &c, &err), how);
     if (!strstr(err.text, want)) test_fail(__FILE__, __LINE__, "%s says: %s", set, err.text);
     config_free(c);
+}
+
+static void refuses(bool service, const char *set, const char *want)
+{
+    fails(service, set, ERR_CONFIG, want);
 }
 
 #define MODEL "BATON_MODEL=m "
@@ -68,6 +75,7 @@ TEST(a_variable_that_has_another_meaning_is_translated)
 {
     static const char *const rows[][3] = {
         { "MP_NUM=16 MP_NNODE=2", "MP_NUM", "8" },
+        { "MP_NUM=16 POD_IPS=192.0.2.7,192.0.2.8,", "MP_NUM", "8" },
         { "MP_NUM=2", "MP_NUM", "2" },
         { "USE_CACHE_KV_INT8=1", "USE_CACHE_KV_INT8", "int8" },
         { "USE_CACHE_KV_INT8=0", "USE_CACHE_KV_INT8", "" },
@@ -98,6 +106,8 @@ TEST(a_bad_value_names_the_variable_and_what_would_be_right)
         { "MP_NUM=15 MP_NNODE=2", "MP_NUM 15 cannot be divided evenly among the 2 hosts of "
                                   "MP_NNODE; give 14 or 16" },
         { "MP_NUM=1 MP_NNODE=2", "MP_NUM 1 is fewer than one rank for each of the 2 hosts" },
+        { "MP_NUM=3 POD_IPS=192.0.2.7,192.0.2.8", "MP_NUM 3 cannot be divided evenly among the 2 "
+                                                  "hosts of POD_IPS; give 2 or 4" },
         { "MP_NUM=eight", "MP_NUM is \"eight\", but must be a whole number from 1 to" },
         { "MP_NUM=64 MP_NNODE=2", "MP_NUM 64 is 32 ranks for each host, and a node has at most 16; "
                                   "give 32 or fewer" },
@@ -117,10 +127,15 @@ TEST(a_bad_value_names_the_variable_and_what_would_be_right)
         { "BLOCK_BS=many", "BLOCK_BS is \"many\"" },
         { "PUSH_MODE_HTTP_WORKERS=x", "PUSH_MODE_HTTP_WORKERS is \"x\"" },
         { "BLOCK_RATIO=x", "BLOCK_RATIO is \"x\"" },
+        { "MAX_DEC_LEN=-1", "MAX_DEC_LEN is \"-1\"" },
+        { "DISABLE_STREAMING=maybe", "DISABLE_STREAMING is \"maybe\"" },
+        { "USE_WARMUP=x", "USE_WARMUP is \"x\"" },
     };
     for (size_t i = 0; i < COUNT_OF(rows); i++) refuses(false, rows[i][0], rows[i][1]);
     refuses(true, MODEL "BATCH_SIZE=0", "BATCH_SIZE is \"0\", but must be a whole number from 1");
+    refuses(true, MODEL "BATCH_SIZE=4097", "BATCH_SIZE is \"4097\"");
     refuses(true, MODEL "MAX_SEQ_LEN=long", "MAX_SEQ_LEN is \"long\"");
+    refuses(true, MODEL "OUTPUT_LOG_TO_CONSOLE=file", "OUTPUT_LOG_TO_CONSOLE is \"file\"");
     refuses(true, MODEL "DTYPE=float16", "DTYPE: weights keep the type of their file");
 }
 
@@ -205,6 +220,10 @@ TEST(max_cached_task_num_counts_what_waits_beside_what_runs)
     c = loaded(true, "--max-concurrency=3");
     CHECK_EQ_INT(config_int(c, "max-concurrency"), 3);
     config_free(c);
+    set_env("MAX_CACHED_TASK_NUM=7 POD_IPS=192.0.2.7,192.0.2.8");
+    c = loaded(false, NULL); /* of two hosts: eight run on each */
+    CHECK_EQ_INT(config_int(c, "max-concurrency"), 2 * 8 + 7);
+    config_free(c);
     set_env("MAX_CACHED_TASK_NUM=7"); /* of no service: BATCH_SIZE has its own default */
     c = loaded(false, NULL);
     CHECK_EQ_INT(config_int(c, "max-concurrency"), 15);
@@ -239,6 +258,23 @@ TEST(variables_are_unset_for_processes_that_would_inherit_them)
     config_unset_env(c, "engine-worker-queue-port");
     CHECK(!getenv("BATON_CONTROL_PORT") && !getenv("INTER_PROC_PORT") &&
           !getenv("INFER_QUEUE_PORT") && getenv("MAX_SEQ_LEN"));
+    config_free(c);
+}
+
+TEST(ranks_that_mp_num_counts_have_a_gpu_each)
+{
+    const struct ranks r = { .tp.size = 4 };
+    struct err err = { 0 };
+    set_env(MODEL "MP_NUM=4 CUDA_VISIBLE_DEVICES=2,3");
+    struct config *c = loaded(true, NULL);
+    CHECK_STATUS(ranks_check_gpus(c, &r, 2, &err), ERR_CONFIG);
+    CHECK_EQ_STR(err.text, "MP_NUM gives this host 4 ranks, and there are 2 GPUs, "
+                           "CUDA_VISIBLE_DEVICES=2,3; list one for each in CUDA_VISIBLE_DEVICES, "
+                           "or give MP_NUM 2 for each host");
+    CHECK_OK(ranks_check_gpus(c, &r, 4, &err));
+    config_free(c);
+    c = loaded(true, "--tensor-parallel-size=4"); /* who says it so may share them */
+    CHECK_OK(ranks_check_gpus(c, &r, 2, &err));
     config_free(c);
 }
 
@@ -322,8 +358,8 @@ TEST(a_model_that_is_not_there_is_refused_with_what_to_do)
             "MODEL_DIR (/nonexistent) has no model: neither a "
             "config.json nor a single .gguf file");
     refuses(true, "", "MODEL_DIR (/models) has no model");
-    refuses(true, "MODEL_DIR=/nonexistent model_name=org/name",
-            "model_name org/name: MODEL_DIR (/nonexistent) has no such folder");
+    fails(true, "MODEL_DIR=/nonexistent model_name=org/name", ERR_NOT_FOUND,
+          "model_name org/name: MODEL_DIR (/nonexistent) has no such folder");
 }
 
 /* ---- several hosts ---- */
@@ -534,6 +570,7 @@ TEST_MAIN(CASE(a_variable_that_has_another_meaning_is_translated),
           CASE(max_cached_task_num_counts_what_waits_beside_what_runs),
           CASE(the_start_page_says_which_variable_gave_what_but_no_secret),
           CASE(variables_are_unset_for_processes_that_would_inherit_them),
+          CASE(ranks_that_mp_num_counts_have_a_gpu_each),
           CASE(the_model_is_that_of_model_dir_or_the_one_that_is_named),
           CASE(a_static_models_name_says_how_its_checkpoint_is_quantised),
           CASE(a_model_that_is_not_there_is_refused_with_what_to_do),
