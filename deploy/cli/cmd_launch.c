@@ -202,7 +202,7 @@ static void start_nodes(struct launcher *l)
         .arg = l,
     };
     launcher_watch_announce(&terms);
-    if (l->view.here) unsetenv("BATON_CONTROL_PORT"); /* the launcher's */
+    if (l->view.here) config_unset_env(l->c, "engine-worker-queue-port"); /* the launcher's */
     l->supervisor = supervisor_start(&o);
 }
 

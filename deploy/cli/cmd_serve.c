@@ -8,6 +8,7 @@
 #include "deploy/launch/launch_plan.h"
 #include "deploy/launch/launcher_watch.h"
 #include "deploy/node/node.h"
+#include "deploy/service/ready_pipe.h"
 #include "shared/base/log.h"
 
 static const char INTRO[] =
@@ -43,7 +44,9 @@ static enum status open_log(const struct config *c, struct err *err)
         snprintf(name, sizeof name, "baton-node-%lld-rank-%lld.log",
                  (long long)config_int(c, "tensor-parallel-port"), process);
     else if (config_bool(c, "headless")) snprintf(name, sizeof name, "baton-headless.log");
-    else if (port) snprintf(name, sizeof name, "baton-%lld.log", port);
+    else if (port > 0) snprintf(name, sizeof name, "baton-%lld.log", port);
+    else if (port < 0)
+        snprintf(name, sizeof name, "baton-%lld.log", (long long)config_int(c, "grpc-port"));
     else snprintf(name, sizeof name, "baton-process-%d.log", getpid());
     return node_options_log(c, name, err);
 }
@@ -56,7 +59,9 @@ static bool speaks_for_all(const struct config *c)
            (!launcher_watch_is_behind(&port) && ranks_local_process(c) == 0);
 }
 
-static int serve_one(struct config *c)
+static void on_ready(void *arg) { ready_pipe_say(arg, READY_SERVES); }
+
+static int serve_one(struct config *c, struct ready_pipe *waits)
 {
     struct node_options o = { 0 };
     struct err err = { 0 };
@@ -69,8 +74,13 @@ static int serve_one(struct config *c)
         exit_status = 1;
         st = node_create(&o, &node, &err);
     }
-    if (st == OK) exit_status = node_run(node);
-    else log_fatal("baton serve", err.text);
+    if (st == OK) {
+        ready_pipe_say(waits, READY_LISTENS);
+        node_on_ready(node, on_ready, waits);
+        exit_status = node_run(node);
+    } else {
+        log_fatal("baton serve", err.text);
+    }
     node_free(node);
     node_options_release(&o);
     return exit_status;
@@ -99,6 +109,7 @@ static int serve_headless(struct config *c, const struct ranks *r)
 static int serve_with(struct config *c)
 {
     struct ranks r;
+    struct ready_pipe waits = ready_pipe_take();
     struct err err = { 0 };
     enum status st = open_log(c, &err);
     if (st == OK) st = ranks_read(c, 0, &r, &err);
@@ -106,8 +117,8 @@ static int serve_with(struct config *c)
         log_fatal("baton serve", err.text);
         return 2;
     }
-    if (r.kind != RANKS_PARENT) return serve_one(c);
-    return r.headless ? serve_headless(c, &r) : command_serve_ranks(c, &r);
+    if (r.kind != RANKS_PARENT) return serve_one(c, &waits);
+    return r.headless ? serve_headless(c, &r) : command_serve_ranks(c, &r, &waits);
 }
 
 int cmd_serve(int argc, char **argv)

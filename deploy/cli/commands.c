@@ -9,6 +9,7 @@
 #include "deploy/options/compatibility.h"
 #include "deploy/options/environment.h"
 #include "deploy/options/option_table.h"
+#include "deploy/service/service.h"
 #include "shared/base/address/host_port.h"
 #include "shared/base/json/json.h"
 #include "shared/base/log.h"
@@ -17,6 +18,8 @@ const struct command COMMANDS[] = {
     { "serve", cmd_serve, "one node: API server, scheduler, engine" },
     { "launch", cmd_launch, "start and supervise the nodes of this host" },
     { "router", cmd_router, "one address for all nodes: an entry without an engine" },
+    { "start_server", cmd_start_server, "serve in the background, by PaddleNLP's variables" },
+    { "stop_server", cmd_stop_server, "stop what start_server has started" },
     { "generate", cmd_generate, "offline: a file of requests, or one prompt" },
     { "pull", cmd_pull, "fetch a model: a repository, a .gguf file, a folder" },
     { "status", cmd_status, "the cluster as a node sees it" },
@@ -88,8 +91,12 @@ struct config *command_config(const char *command, const char *intro, int argc, 
         return NULL;
     }
     struct config *c = config_create(OPTIONS, command);
+    const bool serves = strcmp(command, "serve") == 0;
+    if (serves && service_is_on()) config_as_service(c);
     if (config_load_env(c, &err) != OK) return fail(c, command, &err);
     if (config_load_args(c, argc - 1, argv + 1, words, n_words ? n_words : &none, &err) != OK)
+        return fail(c, command, &err);
+    if ((serves || strcmp(command, "launch") == 0) && service_complete(c, &err) != OK)
         return fail(c, command, &err);
     if (check_environment(c, command, &err) != OK) return fail(c, command, &err);
     return c;
@@ -138,5 +145,5 @@ void command_print_notes(const struct config *c)
 {
     if (log_level() < LOG_INFO) return;
     config_notes(c, command_print_note, NULL);
-    compatibility_env_notes(command_print_note, NULL);
+    compatibility_env_notes(config_is_service(c), command_print_note, NULL);
 }

@@ -23,6 +23,8 @@ int cmd_launch(int argc, char **argv);
 int cmd_router(int argc, char **argv);
 int cmd_generate(int argc, char **argv);
 int cmd_pull(int argc, char **argv);
+int cmd_start_server(int argc, char **argv);
+int cmd_stop_server(int argc, char **argv);
 int cmd_status(int argc, char **argv);
 int cmd_top(int argc, char **argv);
 int cmd_role(int argc, char **argv);
@@ -54,13 +56,15 @@ int command_listen(const struct config *c, const char *command);
 /* Starts the nodes of a plan and supervises them until a signal; `command` is its name in messages.
  * Returns the exit status. */
 struct launch_args;
+struct ready_pipe;
 int command_launch(struct config *c, const char *command, const struct launch_args *args);
 /* What the parent of such nodes checks before it starts them (deploy/launch/ranks_model.h); prints
  * what works and is hardly meant. */
 enum status command_check_ranks(const struct config *c, const struct ranks *r,
                                 struct err *err) MUST_CHECK;
-/* `serve` as the parent of ranks: this process has the port, and an entry node behind it. */
-int command_serve_ranks(struct config *c, const struct ranks *r);
+/* `serve` as the parent of ranks: this process has the port, and an entry node behind it. `waits`:
+ * who started it. */
+int command_serve_ranks(struct config *c, const struct ranks *r, struct ready_pipe *waits);
 
 /* `router --workers N`: supervises the processes; argv holds the argc words of the command, its
  * name first. Returns the exit status. */

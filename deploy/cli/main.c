@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "deploy/cli/commands.h"
-#include "deploy/options/compatibility.h"
 #include "deploy/options/near_name.h"
 #include "shared/base/buf.h"
 #include "shared/base/mem.h"
@@ -17,7 +16,7 @@ static void usage(FILE *to)
             "nodes\n\nusage: baton COMMAND [options]\n\n",
             BATON_VERSION);
     for (const struct command *c = COMMANDS; c->name; c++)
-        fprintf(to, "  %-10s %s\n", c->name, c->summary);
+        fprintf(to, "  %-12s %s\n", c->name, c->summary);
     fprintf(to, "\n`baton COMMAND --help` lists the options of a command, --help=WORD those about "
                 "WORD (`baton help WORD`: of serve), --help-all those without effect too.\n");
 }
@@ -29,7 +28,7 @@ static const struct command *find(const char *name)
     return NULL;
 }
 
-/* Commands of other programs, and what does that job here, beside those of compatibility.h. */
+/* Commands of other programs, and what does that job here. */
 static const struct {
     const char *name, *instead;
 } OTHERS_COMMANDS[] = {
@@ -49,11 +48,6 @@ static struct str near_command(const char *name)
 
 static void say_unknown(const char *name)
 {
-    const struct compat_entry *known = compatibility_command(str_of(name));
-    if (known) {
-        fprintf(stderr, "baton: there is no command '%s': %s\n", name, known->sentence);
-        return;
-    }
     for (size_t i = 0; i < sizeof OTHERS_COMMANDS / sizeof *OTHERS_COMMANDS; i++) {
         if (strcmp(OTHERS_COMMANDS[i].name, name) != 0) continue;
         fprintf(stderr, "baton: there is no command '%s': %s\n", name, OTHERS_COMMANDS[i].instead);

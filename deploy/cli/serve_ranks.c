@@ -13,6 +13,7 @@
 #include "deploy/launch/launcher_watch.h"
 #include "deploy/launch/supervisor.h"
 #include "deploy/node/node.h"
+#include "deploy/service/ready_pipe.h"
 #include "shared/base/log.h"
 
 struct parent {
@@ -24,6 +25,7 @@ struct parent {
     struct launch_plan plan;
     struct node *node;
     struct supervisor *supervisor; /* NULL before and after the ranks */
+    struct ready_pipe *waits;      /* who started this process */
     bool draining;
     int exit_status;
 };
@@ -87,10 +89,13 @@ static void on_waiting(void *arg, uint16_t port, const char *why)
 
 static void on_node_ready(void *arg)
 {
-    const struct parent *p = arg;
+    struct parent *p = arg;
     char at[HOST_PORT_TEXT_MAX];
-    fprintf(stderr, "ready: http://%s/v1, %zu ranks\n",
-            host_port_text(launch_view_api_host(p->c), node_http_port(p->node), at), p->plan.n);
+    const uint16_t port = node_http_port(p->node);
+    host_port_text(launch_view_api_host(p->c), port ? port : p->o.grpc_port, at);
+    if (port) fprintf(stderr, "ready: http://%s/v1, %zu ranks\n", at, p->plan.n);
+    else fprintf(stderr, "ready: gRPC at %s, %zu ranks\n", at, p->plan.n);
+    ready_pipe_say(p->waits, READY_SERVES);
 }
 
 /* ---- start ---- */
@@ -152,7 +157,7 @@ static void start_ranks(struct parent *p)
         .arg = p,
     };
     launcher_watch_announce(&terms);
-    if (p->view.here) unsetenv("BATON_CONTROL_PORT"); /* the parent's */
+    if (p->view.here) config_unset_env(p->c, "engine-worker-queue-port"); /* the parent's */
     p->supervisor = supervisor_start(&o);
 }
 
@@ -185,15 +190,17 @@ static enum status start(struct parent *p, struct err *err)
     start_ranks(p);
     loop_on_signal(node_loop(p->node), on_signal, p);
     node_start(p->node, on_failed, p);
+    ready_pipe_say(p->waits, READY_LISTENS);
     return OK;
 }
 
-int command_serve_ranks(struct config *c, const struct ranks *r)
+int command_serve_ranks(struct config *c, const struct ranks *r, struct ready_pipe *waits)
 {
     struct err err = { 0 };
     struct parent p = {
         .c = c,
         .args = { .program = "baton", .behind = true, .ranks = *r },
+        .waits = waits,
         .exit_status = 2,
     };
     if (start(&p, &err) == OK) {

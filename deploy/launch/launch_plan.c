@@ -74,8 +74,8 @@ static const char *const OF_RANKS[] = { "data-parallel-size",     "data-parallel
                                         "data-parallel-address",  "data-parallel-rpc-port",
                                         "local-data-parallel-id", "tensor-parallel-size" };
 /* Of the parent alone; of the lists ranks get their entries. */
-static const char *const OF_PARENT[] = { "port", "metrics-port", "grpc-port", "headless",
-                                         "restart" },
+static const char *const OF_PARENT[] = { "port",        "metrics-port", "grpc-port",
+                                         "health-port", "headless",     "restart" },
                          *const LISTS[] = { "engine-worker-queue-port", "pd-comm-port",
                                             "cache-queue-port", "rdma-comm-ports" };
 
@@ -133,7 +133,8 @@ static bool is_named(const struct config *c, uint16_t port)
 static void claim_named(const struct config *c, const struct launch_args *w, struct launch_plan *p)
 {
     const char *item;
-    if (w->behind) (void)port_claim(&p->claims, (uint16_t)config_int(c, "port"));
+    const int64_t own = config_int(c, "port");
+    if (w->behind && own > 0) (void)port_claim(&p->claims, (uint16_t)own);
     for (size_t k = 0; k < COUNT_OF(NAMED); k++)
         for (size_t i = 0; (item = config_list(c, NAMED[k], i, NULL)); i++) {
             const long port = strtol(item, NULL, 10);
@@ -277,6 +278,7 @@ static void write_args(const struct config *c, const struct launch_args *w, size
     add_number(&a, "port", node->port);
     if (extra->metrics >= 0) add_number(&a, "metrics-port", extra->metrics);
     if (extra->grpc >= 0) add_number(&a, "grpc-port", extra->grpc);
+    if (w->behind || i > 0) add_number(&a, "health-port", 0); /* one is for all */
     add_rank(&a, &p->ranks, i);
     add_number(&a, "compute-threads", threads_per_node(c, p->n));
     const double share = share_per_node(c, p->n);
@@ -344,6 +346,7 @@ static enum status plan_node(const struct config *c, const struct launch_args *w
     struct extra_ports extra = { 0, 0 }; /* of ranks: none, whatever the environment says */
     p->nodes[i].first = i - i % p->ranks.tp.size;
     TRY(choose_ports(c, w, i, p, &extra, err));
+    if (i > 0 && extra.metrics < 0) extra.metrics = 0; /* one of the environment is the first's */
     TRY(choose_meet_port(c, i, p, err));
     write_args(c, w, i, &extra, p);
     return OK;

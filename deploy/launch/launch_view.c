@@ -19,7 +19,7 @@ static bool is_named(const struct config *c)
            config_list(c, "innode-prefill-ports", 0, NULL);
 }
 
-static bool has_secret(const struct config *c)
+bool launch_view_has_secret(const struct config *c)
 {
     const char *secret = getenv("BATON_CLUSTER_SECRET");
     return (secret && *secret) || config_is_set(c, "cluster-secret-file");
@@ -39,7 +39,7 @@ static bool make_secret(const struct config *c, const char *loopback)
 
 static enum status check_secret(const struct config *c, const struct ranks *r, struct err *err)
 {
-    if (!ranks_elsewhere(r) || host_is_loopback(r->host) || has_secret(c)) return OK;
+    if (!ranks_elsewhere(r) || host_is_loopback(r->host) || launch_view_has_secret(c)) return OK;
     return err_field(err, ERR_CONFIG, "cluster-secret-file",
                      "ranks of several hosts meet at %s, and without a cluster secret ports "
                      "between nodes stay on loopback: give all hosts the same "

@@ -19,6 +19,8 @@ struct launch_view {
  * that is none. */
 enum status launch_view_choose(const struct config *c, const struct ranks *r, bool is_joined,
                                struct launch_view *out, struct err *err) MUST_CHECK;
+/* Did the user give a cluster secret? */
+bool launch_view_has_secret(const struct config *c);
 /* Where to ask for the API of processes that listen at --host. */
 const char *launch_view_api_host(const struct config *c);
 

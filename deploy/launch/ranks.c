@@ -20,13 +20,9 @@ static bool is_on_gpu(const struct config *c)
     return strcmp(config_string(c, "device"), "cuda") == 0;
 }
 
-/* LIMIT: the ranks of a node are on one host: MP_NUM ranks on MP_NNODE hosts are as many nodes,
- * which share the requests. */
-static uint32_t tp_size(const struct config *c)
-{
-    const uint32_t n = number(c, "tensor-parallel-size"), hosts = number(c, "nnodes");
-    return config_source(c, "tensor-parallel-size") == SOURCE_ENV ? (n + hosts - 1) / hosts : n;
-}
+/* LIMIT: the ranks of a node are on one host: MP_NUM ranks on MP_NNODE hosts are as many nodes
+ * (foreign_value.h). */
+static uint32_t tp_size(const struct config *c) { return number(c, "tensor-parallel-size"); }
 
 /* ---- hosts ---- */
 
@@ -64,11 +60,6 @@ const char *ranks_own_ip(const struct config *c, size_t *index)
     return mine;
 }
 
-/* Which of how many hosts this is. */
-struct hosts {
-    uint32_t n, index;
-};
-
 /* A host is found in the list by its number, so a name would be found by none. */
 static enum status check_ips(const struct config *c, size_t n, struct err *err)
 {
@@ -86,13 +77,13 @@ static enum status check_ips(const struct config *c, size_t n, struct err *err)
     return OK;
 }
 
-static enum status read_hosts(const struct config *c, struct hosts *out, struct err *err)
+enum status ranks_read_hosts(const struct config *c, struct ranks_hosts *out, struct err *err)
 {
     const uint32_t n_nodes = number(c, "nnodes");
     size_t n_ips, index;
     config_list(c, "ips", 0, &n_ips);
     TRY(check_ips(c, n_ips, err));
-    *out = (struct hosts){ n_ips > 1 ? (uint32_t)n_ips : n_nodes, number(c, "node-rank") };
+    *out = (struct ranks_hosts){ n_ips > 1 ? (uint32_t)n_ips : n_nodes, number(c, "node-rank") };
     if (n_ips > 1 && config_is_set(c, "nnodes") && n_nodes != n_ips)
         return err_field(err, ERR_CONFIG, "nnodes", "%s %u, but %s lists %zu addresses",
                          config_source_text(c, "nnodes"), n_nodes, config_source_text(c, "ips"),
@@ -101,7 +92,7 @@ static enum status read_hosts(const struct config *c, struct hosts *out, struct 
         if (!ranks_own_ip(c, &index))
             return err_field(err, ERR_CONFIG, "ips",
                              "%s: none of its %zu addresses is one of this host; list it, or say "
-                             "which this is by --node-rank",
+                             "which this is by --node-rank (of start_server by HOST_IP)",
                              config_source_text(c, "ips"), n_ips);
         out->index = (uint32_t)index;
     }
@@ -130,7 +121,7 @@ static enum status check_range(const struct config *c, const struct ranks *r, st
 }
 
 /* Hosts without a word about where theirs begin have equally many, one after the other. */
-static enum status check_hosts(const struct hosts *h, const struct ranks *r, struct err *err)
+static enum status check_hosts(const struct ranks_hosts *h, const struct ranks *r, struct err *err)
 {
     if (h->n < 2 || (uint64_t)h->n * r->n_local == r->size) return OK;
     return err_field(err, ERR_CONFIG, "data-parallel-size-local",
@@ -140,7 +131,7 @@ static enum status check_hosts(const struct hosts *h, const struct ranks *r, str
 }
 
 /* Several hosts without a word about their sizes have equally many. */
-static enum status read_range(const struct config *c, size_t n_nodes, const struct hosts *h,
+static enum status read_range(const struct config *c, size_t n_nodes, const struct ranks_hosts *h,
                               struct ranks *r, struct err *err)
 {
     const bool has_local = config_is_set(c, "data-parallel-size-local"),
@@ -166,7 +157,7 @@ static enum status read_range(const struct config *c, size_t n_nodes, const stru
 }
 
 /* The nodes of a launch that says nothing of other hosts are the whole group. */
-static enum status check_launch(const struct config *c, size_t n_nodes, const struct hosts *h,
+static enum status check_launch(const struct config *c, size_t n_nodes, const struct ranks_hosts *h,
                                 const struct ranks *r, struct err *err)
 {
     if (!n_nodes || n_nodes == r->size || h->n > 1 ||
@@ -261,8 +252,8 @@ static bool read_address(const char *text, char out[HOST_TEXT_MAX])
            inet_ntop(AF_INET6, &v6, out, HOST_TEXT_MAX) != NULL;
 }
 
-static enum status read_meeting(const struct config *c, const struct hosts *h, struct ranks *r,
-                                struct err *err)
+static enum status read_meeting(const struct config *c, const struct ranks_hosts *h,
+                                struct ranks *r, struct err *err)
 {
     const char *given = config_string(c, "data-parallel-address"),
                *head = config_list(c, "ips", 0, NULL),
@@ -317,8 +308,8 @@ static enum status check_unused(const struct config *c, size_t n_nodes, struct e
 }
 
 /* LIMIT: GPUs that share experts or an attention are of one host. */
-static enum status check_gpus(const struct config *c, const struct hosts *h, const struct ranks *r,
-                              struct err *err)
+static enum status check_gpus(const struct config *c, const struct ranks_hosts *h,
+                              const struct ranks *r, struct err *err)
 {
     const bool elsewhere = h->n > 1 || (r->kind == RANKS_PARENT && ranks_elsewhere(r));
     if (!is_on_gpu(c)) return OK;
@@ -385,7 +376,7 @@ static enum status read_single(const struct config *c, struct ranks *r, struct e
 }
 
 /* The nodes of this host. */
-static enum status read_parent(const struct config *c, size_t n_nodes, const struct hosts *h,
+static enum status read_parent(const struct config *c, size_t n_nodes, const struct ranks_hosts *h,
                                struct ranks *r, struct err *err)
 {
     r->kind = RANKS_PARENT;
@@ -400,7 +391,7 @@ static enum status read_parent(const struct config *c, size_t n_nodes, const str
 
 enum status ranks_read(const struct config *c, size_t n_nodes, struct ranks *out, struct err *err)
 {
-    struct hosts h = { .n = 1 };
+    struct ranks_hosts h = { .n = 1 };
     const bool experts = config_bool(c, "enable-expert-parallel") &&
                          config_int(c, "data-parallel-size") > 1;
     *out = (struct ranks){ .kind = RANKS_NONE, .tp.size = 1 };
@@ -408,7 +399,7 @@ enum status ranks_read(const struct config *c, size_t n_nodes, struct ranks *out
     if (!experts && tp_size(c) < 2) return OK;
     out->experts = experts;
     TRY(read_sizes(c, n_nodes, out, err));
-    if (experts) TRY(read_hosts(c, &h, err));
+    if (experts) TRY(ranks_read_hosts(c, &h, err));
     out->headless = config_bool(c, "headless");
     const bool is_single = !n_nodes && (names_process(c) || names_node(c));
     TRY(is_single ? read_single(c, out, err) : read_parent(c, n_nodes, &h, out, err));

@@ -62,6 +62,13 @@ static inline uint32_t ranks_n_processes(const struct ranks *r)
 static inline uint16_t ranks_view_port(const struct ranks *r) { return (uint16_t)(r->port + 1); }
 /* Appends the line of the start page about them; nothing with RANKS_NONE. */
 void ranks_print(const struct ranks *r, struct buf *out);
+/* Which of how many hosts this is. */
+struct ranks_hosts {
+    uint32_t n, index;
+};
+/* By --ips, --nnodes and --node-rank. ERR_CONFIG names the one at fault. */
+enum status ranks_read_hosts(const struct config *c, struct ranks_hosts *out,
+                             struct err *err) MUST_CHECK;
 /* The address of --ips that is of this host; NULL: there is no list of several, or none is.
  * *index: its place. */
 const char *ranks_own_ip(const struct config *c, size_t *index);

@@ -1,6 +1,7 @@
 /* ranks_model.c - see ranks_model.h. */
 #include "deploy/launch/ranks_model.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "deploy/node/node_balance.h"
@@ -8,17 +9,32 @@
 #include "kernels/device.h"
 #include "shared/base/mem.h"
 
+enum status ranks_check_gpus(const struct config *c, const struct ranks *r, int n_gpus,
+                             struct err *err)
+{
+    const char *by = config_source_text(c, "tensor-parallel-size"),
+               *listed = getenv("CUDA_VISIBLE_DEVICES");
+    if (strcmp(by, "MP_NUM") != 0 || r->tp.size <= (uint32_t)n_gpus) return OK;
+    return err_field(err, ERR_CONFIG, "tensor-parallel-size",
+                     "MP_NUM gives this host %u ranks, and there are %d GPUs%s%s; list one for "
+                     "each in CUDA_VISIBLE_DEVICES, or give MP_NUM %d for each host",
+                     r->tp.size, n_gpus, listed ? ", CUDA_VISIBLE_DEVICES=" : "",
+                     listed ? listed : "", n_gpus);
+}
+
 /* A GPU that is there is not opened: that would take memory on it. */
-static enum status check_device(const struct config *c, struct err *err)
+static enum status check_device(const struct config *c, const struct ranks *r, struct err *err)
 {
     struct device *d;
-    if (strcmp(config_string(c, "device"), "cuda") != 0 || device_count("cuda") > 0) return OK;
+    if (strcmp(config_string(c, "device"), "cuda") != 0) return OK;
+    const int n_gpus = device_count("cuda");
+    if (n_gpus > 0) return ranks_check_gpus(c, r, n_gpus, err);
     if (device_open("cuda", &d, err) != OK) return err_prefix(err, "--device cuda: ");
     device_close(d); /* it has come meanwhile */
     return OK;
 }
 
-static enum status read_config(const struct config *c, struct model_config *m, struct err *err)
+enum status ranks_read_model(const struct config *c, struct model_config *m, struct err *err)
 {
     struct model_generation generation;
     struct buf path = { 0 };
@@ -26,6 +42,14 @@ static enum status read_config(const struct config *c, struct model_config *m, s
     if (st == OK) st = node_model_config(path.data, m, &generation, err);
     buf_release(&path);
     return st;
+}
+
+/* Who gave the size by a variable reads that name first. */
+static void name_size(const struct config *c, struct err *err)
+{
+    const char *by = config_source_text(c, "tensor-parallel-size");
+    if (by[0] != '-' && config_is_set(c, "tensor-parallel-size"))
+        (void)err_prefix(err, "%s, for each host: ", by);
 }
 
 uint64_t ranks_copies_max(const struct ranks *r, const struct model_config *m)
@@ -71,10 +95,10 @@ enum status ranks_check_model(const struct config *c, const struct ranks *r, str
                               struct err *err)
 {
     const struct model_share share = { .tp_size = r->tp.size };
-    TRY(check_device(c, err));
+    TRY(check_device(c, r, err));
     struct model_config *m = MEM_NEW(struct model_config);
-    enum status st = read_config(c, m, err);
-    if (st == OK) st = model_share_check(&share, m, err);
+    enum status st = ranks_read_model(c, m, err);
+    if (st == OK && (st = model_share_check(&share, m, err)) != OK) name_size(c, err);
     if (st == OK && r->experts) st = check_experts(c, r, m, notes, err);
     mem_free(m);
     return st;

@@ -131,6 +131,7 @@ static void say_not_ready(struct node *n, struct http_exchange *x)
 void node_serve_or_say_why(void *node, struct http_exchange *x)
 {
     struct node *n = node;
+    if (str_eq_c(http_path(x), "/metrics")) node_probes_scrape(n);
     if (n->serve) serve_http(n->serve, x);
     else say_not_ready(n, x);
 }
@@ -151,6 +152,7 @@ static void on_http(void *arg, struct http_exchange *x)
 static void on_admin(void *arg, struct http_exchange *x)
 {
     struct node *n = arg;
+    if (str_eq_c(http_path(x), "/metrics")) node_probes_scrape(n);
     if (n->serve) serve_http_admin(n->serve, x);
     else say_not_ready(n, x);
 }
@@ -189,8 +191,9 @@ static enum status start_http(struct node *n, struct err *err)
     if (!n->o.http) return OK;
     o.limits.small_body_paths = DIRECTORY_PATH;
     o.limits.small_body_bytes = DIRECTORY_BODY_MAX;
-    TRY(http_server_start(&o, &n->http, err));
+    if (n->o.api) TRY(http_server_start(&o, &n->http, err));
     if (n->o.worker.port) return start_worker_port(n, &o, err);
+    TRY(node_probes_start(n, &o, err));
     if (n->o.metrics_port == 0 || n->o.metrics_port == n->o.port) return OK;
     o.port = n->o.metrics_port;
     o.option = launched ? "--metrics-ports" : "--metrics-port";
@@ -217,7 +220,11 @@ static void on_fault(void *arg, const struct err *err)
 static enum status choose_sizes(struct node *n, struct err *err)
 {
     struct node_options *o = &n->o;
-    if (o->max_model_len > n->model.weights->max_len) o->max_model_len = n->model.weights->max_len;
+    if (o->max_model_len > n->model.weights->max_len) {
+        log_info("context limited by the model", "asked=%u positions=%u", o->max_model_len,
+                 n->model.weights->max_len);
+        o->max_model_len = n->model.weights->max_len;
+    }
     snprintf(n->precision, sizeof n->precision, "%s", n->model.weights->precision);
     TRY(node_model_prepare(n->model.weights, o, err));
     return node_model_blocks(n->model.weights, o, &o->n_blocks, err);
@@ -477,6 +484,7 @@ static enum status start_serve(struct node *n, struct err *err)
         .n_vocab = n->model.n_vocab,
         .max_dec_len = n->o.max_dec_len,
         .any_temperature = n->o.any_temperature,
+        .last_item_alone = n->o.last_item_alone,
         .tenants = &n->o.tenants,
         .version = BATON_VERSION,
         .describe = node_describe_json,
@@ -582,7 +590,7 @@ static enum status open_ports(struct node *n, struct err *err)
     const struct node_options *o = &n->o;
     TRY(start_http(n, err));
     TRY(node_grpc_start(n, err));
-    uint16_t port = n->http ? http_server_port(n->http) : 0;
+    uint16_t port = n->http ? http_server_port(n->http) : o->http ? o->grpc_port : 0;
     char at[HOST_PORT_TEXT_MAX];
     if (node_follows(n)) /* it has no port of the API: rank 1 of the node whose ranks meet there */
         snprintf(n->name, sizeof n->name, "%.*s/%u", (int)sizeof n->name - 8,
@@ -651,7 +659,7 @@ void node_free(struct node *n)
 {
     if (!n) return;
     /* The loop never ran: run it to close the ports. */
-    if (n->http || n->admin || n->grpc || n->cluster) {
+    if (n->http || n->admin || n->health || n->grpc || n->cluster) {
         node_stop(n, 1);
         loop_run(n->loop);
     }

@@ -1,5 +1,5 @@
 /* node_describe.c - what a node says of itself: its record in the directory, members of /version
- * and /cluster, its ready line, how others join it. Thread: loop. */
+ * and /cluster, its ready line, how others join it, its health and load. Thread: loop. */
 #include <stdio.h>
 #include <string.h>
 
@@ -282,7 +282,7 @@ static void front_ready(const struct node *n)
              "name=%s role=%s topic=%s model=%s after_s=%.1f http=%s:%u directory=%s "
              "grpc_port=%u",
              n->name, role_name(n), n->o.topic, n->o.names[0],
-             (double)(clock_ms() - n->t_start_ms) * 1e-3, n->o.host, http_server_port(n->http),
+             (double)(clock_ms() - n->t_start_ms) * 1e-3, n->o.host, node_http_port(n),
              n->o.directory, n->grpc ? kserve_port(n->grpc) : 0);
 }
 
@@ -309,4 +309,74 @@ void node_describe_ready(struct node *n)
              n->kvt ? kvt_port(n->kvt) : 0, n->kvt ? kv_by.data : "", n->o.directory,
              n->grpc ? kserve_port(n->grpc) : 0);
     buf_release(&kv_by);
+}
+
+/* ---- the ports beside the API's, in PaddleNLP's words; of a node without an engine they are about
+ * those behind it ---- */
+
+static void look(void *arg, struct health_facts *out)
+{
+    const struct node *n = arg;
+    const struct serve_backend backend = scheduler_backend(n->scheduler);
+    struct serve_backend_stats stats = { 0 };
+    struct engine_stats engine = { 0 };
+    *out = (struct health_facts){ .ready = n->state == NODE_READY && n->serve,
+                                  .behind = n->o.no_engine };
+    if (n->engine) engine_get_stats(n->engine, &engine);
+    out->progress = engine.progress;
+    out->has_work = engine.has_work;
+    if (!out->ready) return;
+    backend.stats(backend.self, &stats);
+    out->takes = stats.ready;
+}
+
+static void on_stopped(void *arg)
+{
+    struct node *n = arg;
+    n->health = NULL;
+    node_stop_goes_on(n);
+}
+
+enum status node_probes_start(struct node *n, const struct http_server_options *like,
+                              struct err *err)
+{
+    const struct health_port_options o = {
+        .loop = n->loop,
+        .like = *like,
+        .port = n->o.health_port,
+        .option = "--health-port",
+        .hang_ms = n->o.hang_ms,
+        .look = look,
+        .arg = n,
+    };
+    if (n->o.metrics_port && !n->o.is_router) service_gauges_register(&n->gauges, n->metrics);
+    return o.port ? health_port_start(&o, &n->health, err) : OK;
+}
+
+void node_probes_stop(struct node *n)
+{
+    if (n->health) health_port_stop(n->health, on_stopped, n);
+}
+
+static void add_node(struct service_load *l, const struct node_record *r)
+{
+    l->n_running += r->n_running;
+    l->max_seqs += r->max_seqs;
+    l->n_blocks_free += r->n_blocks_free;
+    l->n_blocks += r->n_blocks;
+}
+
+void node_probes_scrape(struct node *n)
+{
+    struct service_load l = { 0 };
+    struct node_record me;
+    if (!n->gauges.of[0] || !n->serve) return;
+    if (!n->o.no_engine) {
+        node_describe_record(n, &me);
+        add_node(&l, &me);
+    } else {
+        const struct view *v = scheduler_view(n->scheduler);
+        for (size_t i = 0; i < v->n_nodes; i++) add_node(&l, &v->nodes[i]);
+    }
+    service_gauges_set(&n->gauges, &l);
 }

@@ -13,6 +13,8 @@
 #include "deploy/node/node.h"
 #include "deploy/node/node_model.h"
 #include "deploy/node/node_ports.h"
+#include "deploy/service/health_port.h"
+#include "deploy/service/service_gauges.h"
 #include "deploy/text/text_server.h"
 #include "prefill/prefill.h"
 #include "prefill/prefill_follow.h"
@@ -40,8 +42,10 @@ struct node {
     struct loop *loop;
     struct metrics *metrics;
     struct http_server *http, *admin;
-    struct kserve *grpc;     /* NULL: none, or it has stopped */
-    struct node_model model; /* its weights move into the engine */
+    struct kserve *grpc;          /* NULL: none, or it has stopped */
+    struct health_port *health;   /* NULL: none */
+    struct service_gauges gauges; /* with a metrics port */
+    struct node_model model;      /* its weights move into the engine */
     struct {
         struct engine *engine;
         struct kvt *kvt;
@@ -259,6 +263,13 @@ void node_describe_join(struct node *n);
 void node_describe_ready(struct node *n);
 /* Answers GET /cluster while the node loads, or waits for other ranks: `why` says for what. */
 void node_describe_loading(struct node *n, const char *why, struct http_exchange *x);
+
+/* Opens the health port, if there is to be one; `like`: how the API's server was started. */
+enum status node_probes_start(struct node *n, const struct http_server_options *like,
+                              struct err *err) MUST_CHECK;
+void node_probes_stop(struct node *n);
+/* Somebody asks for /metrics. */
+void node_probes_scrape(struct node *n);
 
 /* ---- node_stop.c ---- */
 

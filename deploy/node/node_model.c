@@ -316,9 +316,10 @@ static enum status too_much_kv(const struct node_options *o, uint64_t n, double 
 {
     if (o->n_blocks)
         return err_field(err, ERR_CONFIG, "num-gpu-blocks-override",
-                         "--num-gpu-blocks-override %u asks for %.1f GiB of KV cache, but there "
-                         "are %.1f GiB of memory; ask for less",
-                         o->n_blocks, (double)n * block, memory);
+                         "%s: %u KV blocks are %.1f GiB, but there are %.1f GiB of memory; ask for "
+                         "less",
+                         o->n_blocks_by ? o->n_blocks_by : "--num-gpu-blocks-override", o->n_blocks,
+                         (double)n * block, memory);
     return err_field(
         err, ERR_CONFIG, "kv-cache-memory",
         "--kv-cache-memory %.1f is in GiB, and there are %.1f GiB of memory; ask for less",

@@ -103,6 +103,7 @@ static enum status read_parsers(const struct config *c, struct node_options *o, 
 {
     o->reasoning_parser = config_string(c, "reasoning-parser");
     o->any_temperature = config_bool(c, "allow-temperature-above-2");
+    o->last_item_alone = config_bool(c, "disable-streaming");
     o->max_dec_len = (uint32_t)config_int(c, "max-dec-len");
     o->tool_parser = config_string(c, "tool-call-parser");
     if (!reasoning_parser_is_known(str_of(o->reasoning_parser)))
@@ -189,6 +190,12 @@ enum status node_options_arithmetic(const struct config *c, enum activations *ac
     return err_prefix(err, "--kv-cache-dtype: ");
 }
 
+/* What users call it: their flag or variable, `usual` where they said nothing. */
+static const char *given_as(const struct config *c, const char *name, const char *usual)
+{
+    return config_is_set(c, name) ? config_source_text(c, name) : usual;
+}
+
 static enum status read_engine(const struct config *c, struct node_options *o, struct err *err)
 {
     o->device = config_string(c, "device");
@@ -199,7 +206,9 @@ static enum status read_engine(const struct config *c, struct node_options *o, s
     if (o->n_threads == 0) o->n_threads = n_cpus() / (int)o->n_host_ranks;
     if (o->n_threads == 0) o->n_threads = 1;
     o->max_model_len = (uint32_t)config_int(c, "max-model-len");
-    o->max_model_len_given = config_is_set(c, "max-model-len");
+    /* MAX_SEQ_LEN is often that of another model; its own service lowers it, too */
+    o->max_model_len_given = config_is_set(c, "max-model-len") &&
+                             strcmp(config_source_text(c, "max-model-len"), "MAX_SEQ_LEN") != 0;
     o->block_tokens = (uint32_t)config_int(c, "block-size");
     o->max_seqs = (uint32_t)config_int(c, "max-num-seqs");
     o->max_batched_tokens = (uint32_t)config_int(c, "max-num-batched-tokens");
@@ -211,11 +220,13 @@ static enum status read_engine(const struct config *c, struct node_options *o, s
     note_gpu_options(c, o);
     if (o->max_batched_tokens < o->max_seqs)
         return err_field(err, ERR_CONFIG, "max-num-batched-tokens",
-                         "--max-num-batched-tokens %u is less than --max-num-seqs %u; every "
-                         "running sequence needs one token per step",
-                         o->max_batched_tokens, o->max_seqs);
+                         "--max-num-batched-tokens %u is less than %s %u; every running sequence "
+                         "needs one token per step",
+                         o->max_batched_tokens, given_as(c, "max-num-seqs", "--max-num-seqs"),
+                         o->max_seqs);
     if (config_is_set(c, "num-gpu-blocks-override"))
         o->n_blocks = (uint32_t)config_int(c, "num-gpu-blocks-override");
+    o->n_blocks_by = config_source_text(c, "num-gpu-blocks-override");
     if (config_is_set(c, "kv-cache-memory"))
         o->kv_bytes = (uint64_t)(config_float(c, "kv-cache-memory") * (double)(1 << 30));
     return OK;
@@ -651,14 +662,43 @@ static enum status read_tenants(const struct config *c, struct tenants *t, struc
     return file ? tenants_read(t, file, err) : OK;
 }
 
+static enum status read_port(const struct config *c, struct node_options *o, struct err *err)
+{
+    const int64_t port = config_int(c, "port");
+    o->api = port >= 0;
+    o->port = o->api ? (uint16_t)port : 0;
+    if (o->api || o->grpc_port) return OK;
+    return err_field(err, ERR_CONFIG, "port",
+                     "%s is -1, no HTTP API, and without --grpc-port (SERVICE_GRPC_PORT) clients "
+                     "have no other: give one of the two ports",
+                     config_source_text(c, "port"));
+}
+
+/* Probes must not meet the answers of another port. */
+static enum status read_health(const struct config *c, struct node_options *o, struct err *err)
+{
+    static const char *const OTHERS[] = { "port", "metrics-port", "grpc-port" };
+    const int64_t port = config_int(c, "health-port");
+    for (size_t i = 0; port && i < COUNT_OF(OTHERS); i++)
+        if (config_int(c, OTHERS[i]) == port)
+            return err_field(err, ERR_CONFIG, "health-port",
+                             "%s and %s are both %lld; give each a port of its own",
+                             config_source_text(c, "health-port"), config_source_text(c, OTHERS[i]),
+                             (long long)port);
+    o->health_port = (uint16_t)port;
+    o->hang_ms = (uint32_t)config_int(c, "check-health-interval") * 1000;
+    return OK;
+}
+
 static enum status read_http(const struct config *c, struct node_options *o, struct err *err)
 {
     int64_t max_size = config_int(c, "scheduler-max-size");
     o->http = true;
     TRY(read_host(c, o, "host", &o->host, err));
-    o->port = (uint16_t)config_int(c, "port");
     o->metrics_port = (uint16_t)config_int(c, "metrics-port");
     o->grpc_port = (uint16_t)config_int(c, "grpc-port");
+    TRY(read_port(c, o, err));
+    TRY(read_health(c, o, err));
     o->http_limits = HTTP_LIMITS_DEFAULT;
     o->http_limits.n_connections = (uint32_t)config_int(c, "max-connections");
     o->http_limits.n_client_connections = (uint32_t)config_int(c, "max-connections-per-client");
@@ -692,6 +732,7 @@ enum status node_options_log(const struct config *c, const char *file_name, stru
     if (!file.dir) return OK;
     if (log_set_file(&file) != OK)
         return err_field(err, ERR_CONFIG, "log-dir", "--log-dir %s cannot be written", file.dir);
+    log_set_console(config_bool(c, "log-to-console"));
     log_reopen_on_hangup();
     return OK;
 }
@@ -832,11 +873,14 @@ void node_options_print(const struct node_options *o, const struct config *c, st
          config_source_text(c, config_is_set(c, "kv-transfer-config") ? "kv-transfer-config"
                                                                       : "splitwise-role"));
     line(out, "topic", o->topic, config_source_text(c, "scheduler-topic"));
-    if (o->http) print_port(out, c, "API", o->host, o->port, "port");
+    if (o->http && o->api) print_port(out, c, "API", o->host, o->port, "port");
+    else if (o->http) line(out, "API", "no HTTP, gRPC alone", config_source_text(c, "port"));
     else line(out, "API", "none: requests come from the first process of the node", NULL);
     if (o->http && o->metrics_port)
         print_port(out, c, "metrics", o->host, o->metrics_port, "metrics-port");
     if (o->http && o->grpc_port) print_port(out, c, "gRPC", o->host, o->grpc_port, "grpc-port");
+    if (o->http && o->health_port)
+        print_port(out, c, "health", o->host, o->health_port, "health-port");
     print_port(out, c, "nodes", o->cluster_host, o->cluster_port, "pd-comm-port");
     print_port(out, c, "KV", o->cluster_host, o->kv_port, "cache-queue-port");
     if (config_is_set(c, "rdma-comm-ports"))
@@ -845,6 +889,7 @@ void node_options_print(const struct node_options *o, const struct config *c, st
     print_directory(o, c, out);
     print_compute(o, c, out);
     print_security(o, c, out);
+    config_print_variables(c, out);
     if (o->role == ROLE_MIXED &&
         (config_is_set(c, "rdma-comm-ports") || config_is_set(c, "pd-comm-port")))
         buf_add_c(out, "  note: ports for prefill/decode splitting were given, but the role is "

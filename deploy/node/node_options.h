@@ -35,6 +35,7 @@ struct node_options {
     const char *chat_template;                  /* file or NULL */
     const char *reasoning_parser, *tool_parser; /* "auto", "none" or a format's name */
     bool any_temperature;                       /* --allow-temperature-above-2 */
+    bool last_item_alone;                       /* --disable-streaming */
     uint32_t max_dec_len;                       /* 0: no limit */
     /* engine */
     const char *device; /* "cpu" or "cuda" */
@@ -51,6 +52,7 @@ struct node_options {
     uint32_t max_model_len;
     bool max_model_len_given;        /* false: the model's own limit may lower it */
     uint32_t block_tokens, n_blocks; /* n_blocks 0: from kv_bytes */
+    const char *n_blocks_by;         /* what gave them: a flag or a variable */
     uint64_t kv_bytes; /* 0: 1/NODE_KV_SHARE of what is free after the load, for all ranks */
     uint32_t max_seqs, max_batched_tokens, max_waiting;
     bool prefix_cache;
@@ -62,7 +64,10 @@ struct node_options {
     const char *host;
     uint16_t port, metrics_port; /* port 0 with `http` false: no HTTP at all */
     uint16_t grpc_port;          /* 0: none */
-    bool http;
+    uint16_t health_port;        /* --health-port; 0: none */
+    uint32_t hang_ms;            /* without progress, then that port says that the engine hangs */
+    bool http; /* it serves clients; else requests come from the process that it follows */
+    bool api;  /* with http: the API's port is open; else clients have gRPC alone (--port -1) */
     bool no_engine; /* the entry node of ranks that are processes of their own (node_front.c) */
     bool is_router; /* of nodes that register with it, or that it lists; no_engine too */
     struct addresses listed; /* of a router */

@@ -50,7 +50,7 @@ static void finish_rest(struct node *n)
  * object with the engine's memory. */
 static void finish_stop(struct node *n)
 {
-    if (n->http || n->admin || n->grpc || n->directory_server || n->prepares) return;
+    if (n->http || n->admin || n->health || n->grpc || n->directory_server || n->prepares) return;
     if (n->scheduler) scheduler_stop(n->scheduler);
     serve_free(n->serve);
     n->serve = NULL;
@@ -112,7 +112,9 @@ static void begin_stop(void *arg)
     node_router_stop(n);
     if ((http || n->grpc) && n->serve) serve_shut_down(n->serve);
     if (n->passer) passer_stop(n->passer);
-    if (!http && !admin && !n->grpc && !directory_server) finish_stop(n);
+    const bool has_servers = http || admin || n->health || n->grpc || directory_server;
+    node_probes_stop(n);
+    if (!has_servers) finish_stop(n);
     node_grpc_stop(n, GRACE_MS);
     if (http && n->door_closed) http_server_hurry(http, GRACE_MS);
     else if (http) http_server_stop(http, GRACE_MS, http_stopped, n);
@@ -266,11 +268,11 @@ void node_stop_on_signal(void *arg, int signum)
     /* A router that waits for its first node is as it should be. */
     const bool was_ready = n->state == NODE_READY || n->state == NODE_DRAINING || n->router,
                at_once = n->state != NODE_READY || ++n->n_signals > 1 || is_log_stuck();
-    const int exit_status = (n->http || node_follows(n)) && was_ready ? 0 : 130;
+    const bool serves = n->http || n->grpc || node_follows(n);
+    const int exit_status = serves && was_ready ? 0 : 130;
     /* Before anything that may hang, as the log does when nobody reads it. A stop may have begun by
-     * itself. What has no HTTP has no requests to finish. */
-    if (at_once || (!n->http && !node_follows(n)))
-        end_by_force_after(GRACE_MS + END_MS, exit_status);
+     * itself. What serves nobody has no requests to finish. */
+    if (at_once || !serves) end_by_force_after(GRACE_MS + END_MS, exit_status);
     log_info("signal", "signal=%s", signum == SIGINT ? "SIGINT" : "SIGTERM");
     if (at_once) {
         node_stop(n, exit_status);

@@ -98,6 +98,9 @@ void compatibility_markdown(struct buf *out)
                    "  when it starts.\n"
                    "* **refused**: cannot be honoured; a flag or value stops the start with its\n"
                    "  sentence, a command has no counterpart.\n\n"
+                   "A variable of start_server alone has a name that other programs have as well:\n"
+                   "only what `start_server` starts reads it, `serve` by itself says so and does\n"
+                   "not (docs/start_server.md).\n\n"
                    "This page is printed by `baton docs compatibility`; a test holds it against\n"
                    "the documents and the program.\n");
     for (int kind = 0; kind < COMPAT_N_KINDS; kind++) {
@@ -113,16 +116,6 @@ const struct compat_entry *compatibility_value(const char *name)
 {
     for (const struct compat_entry *entry = COMPATIBILITY; entry->name; entry++)
         if (entry->kind == COMPAT_VALUE && strcmp(entry->name, name) == 0) return entry;
-    return NULL;
-}
-
-const struct compat_entry *compatibility_command(struct str word)
-{
-    struct str name;
-    for (const struct compat_entry *entry = COMPATIBILITY; entry->name; entry++)
-        for (struct str rest = str_of(entry->words ? entry->words : "");
-             str_split(&rest, ' ', &name);)
-            if (str_eq(name, word)) return entry;
     return NULL;
 }
 
@@ -143,26 +136,27 @@ static const struct compat_entry *entry_of_env(struct str name)
     return family;
 }
 
-static void note_of(struct str name, struct buf *out)
+static void note_of(struct str name, bool is_service, struct buf *out)
 {
     enum option_effect effect;
     const char *sentence;
     const struct compat_entry *entry = entry_of_env(name);
     buf_add_str(out, name);
     if (entry && !entry->quiet && compatibility_resolve(entry, &effect, &sentence) &&
-        effect != EFFECT_WORKS && !option_of_env(out->data))
+        (effect != EFFECT_WORKS || (entry->start_only && !is_service)) && !option_of_env(out->data))
         buf_printf(out, ": %s", sentence);
     else buf_clear(out); /* no note; or an option reads this variable, though not its family */
 }
 
-void compatibility_env_notes(void (*emit)(void *arg, const char *sentence), void *arg)
+void compatibility_env_notes(bool is_service, void (*emit)(void *arg, const char *sentence),
+                             void *arg)
 {
     struct buf note = { 0 };
     for (char **e = environ; e && *e; e++) {
         size_t n = strcspn(*e, "=");
         if (!(*e)[n] || !(*e)[n + 1]) continue; /* empty counts as absent */
         buf_clear(&note);
-        note_of((struct str){ *e, n }, &note);
+        note_of((struct str){ *e, n }, is_service, &note);
         if (note.len) emit(arg, note.data);
     }
     buf_release(&note);

@@ -19,8 +19,8 @@ struct compat_entry {
     const char *seeds;         /* document numbers, separated by spaces; "" for families */
     enum option_effect effect; /* unused when `sentence` is NULL */
     const char *sentence;      /* NULL: effect and sentence are those of the option */
-    const char *words;         /* of a command: its names after `baton`, separated by spaces */
     bool quiet;                /* variable often set for other programs: no note at start */
+    bool start_only; /* variable that only what start_server starts reads: a note elsewhere */
 };
 
 extern const struct compat_entry COMPATIBILITY[];
@@ -30,11 +30,10 @@ bool compatibility_resolve(const struct compat_entry *entry, enum option_effect 
                            const char **sentence);
 /* Returns the entry of a value or model by its name in the table; NULL: there is none. */
 const struct compat_entry *compatibility_value(const char *name);
-/* Returns the entry of a command that users of other programs give after `baton`; NULL: none. */
-const struct compat_entry *compatibility_command(struct str word);
 void compatibility_markdown(struct buf *out);
 /* Notes at start: emit one sentence per environment variable of another system that is set and has
- * no effect. */
-void compatibility_env_notes(void (*emit)(void *arg, const char *sentence), void *arg);
+ * no effect. is_service: start_server started this process. */
+void compatibility_env_notes(bool is_service, void (*emit)(void *arg, const char *sentence),
+                             void *arg);
 
 #endif

@@ -11,12 +11,6 @@
     {                                                                                              \
         .kind = COMPAT_COMMAND, .name = n, .seeds = s, .effect = EFFECT_##e, .sentence = why       \
     }
-/* A command that has no counterpart, and how it is called after `baton`. */
-#define COMMAND_WORDS(n, s, w, why)                                                                \
-    {                                                                                              \
-        .kind = COMPAT_COMMAND, .name = n, .seeds = s, .effect = EFFECT_REFUSED, .words = w,       \
-        .sentence = why                                                                            \
-    }
 #define FLAG(n, s)                                                                                 \
     {                                                                                              \
         .kind = COMPAT_FLAG, .name = n, .seeds = s                                                 \
@@ -43,6 +37,12 @@
     {                                                                                              \
         .kind = COMPAT_ENV, .name = n, .seeds = s, .effect = EFFECT_WORKS, .sentence = why         \
     }
+/* A name that other programs have as well: only what start_server starts reads it. */
+#define ENV_START(n, s, e, why)                                                                    \
+    {                                                                                              \
+        .kind = COMPAT_ENV, .name = n, .seeds = s, .effect = EFFECT_##e,                           \
+        .sentence = "of start_server alone: " why, .start_only = true                              \
+    }
 #define VALUE(n, s, e, why)                                                                        \
     {                                                                                              \
         .kind = COMPAT_VALUE, .name = n, .seeds = s, .effect = EFFECT_##e, .sentence = why         \
@@ -58,13 +58,7 @@
 #define STATIC_F8                                                                                  \
     STATIC(" (--quantization block_wise_fp8), and leaves matrices that the checkpoint has in F8")
 #define STATIC_MTP "; the layer that drafts tokens is among the checkpoint's files"
-#define NO_START_SERVER                                                                            \
-    "`baton serve --model PATH` starts a node, on each host with the same --scheduler-name, "      \
-    "--scheduler-host and --scheduler-topic; MPI is not needed, and static-graph exports are not " \
-    "read"
-#define NO_STOP_SERVER                                                                             \
-    "Ctrl-C or SIGTERM stops a node, and `baton launch` with all its nodes: it finishes what "     \
-    "runs, up to --drain-timeout"
+
 #define NO_DOCKER "there is no image: Baton is one program, built by CMake and started as a process"
 #define PADDLE    "the `-Paddle` layout is read as it is, from a folder or a local cache"
 #define NO_ASCEND "it asks Ascend hardware, which Baton does not use; `baton doctor` checks a host"
@@ -125,12 +119,21 @@ const struct compat_entry COMPATIBILITY[] = {
         "python download_model.py", "004", WORKS,
         "`baton pull` with the same flags: the checkpoint is fetched, from which nodes make what "
         "the script's archives have (docs/pull.md)"),
-    COMMAND_WORDS("start_server", "004", "start_server", NO_START_SERVER),
-    COMMAND_WORDS("stop_server", "004", "stop_server", NO_STOP_SERVER),
-    COMMAND("mpirun start_server", "004", REFUSED, NO_START_SERVER),
-    COMMAND("mpirun stop_server", "004", REFUSED, NO_STOP_SERVER),
-    COMMAND("GET /v2/health/live", "004", WORKS, "the same as /live"),
-    COMMAND("GET /v2/health/ready", "004", WORKS, "the same as /ready"),
+    COMMAND("start_server", "004", WORKS,
+            "`deploy/start_server`, or `baton start_server`: `baton serve` in the background, with "
+            "the document's variables (docs/start_server.md); a model that is named and not here "
+            "is fetched as by `baton pull`"),
+    COMMAND("stop_server", "004", WORKS,
+            "`deploy/stop_server`, or `baton stop_server`: running requests are finished, for at "
+            "most 300 s"),
+    COMMAND("mpirun start_server", "004", WORKS,
+            "the same on each host that MPI starts it on; of several processes of a host the first "
+            "starts the service. MPI is not needed"),
+    COMMAND("mpirun stop_server", "004", WORKS, "the same on each host"),
+    COMMAND("GET /v2/health/live", "004", WORKS,
+            "at HEALTH_HTTP_PORT as the document says; at the API's port it is /live"),
+    COMMAND("GET /v2/health/ready", "004", WORKS,
+            "at HEALTH_HTTP_PORT as the document says; at the API's port it is /ready"),
     COMMAND("openai.Client(base_url=\".../v1/chat/completions\")", "004", WORKS,
             "the paths that such a client asks for are aliases; .../v1 is the usual base_url"),
     COMMAND("requests.post(url, json={\"text\", \"req_id\", \"max_dec_len\"})", "004", WORKS,
@@ -321,7 +324,8 @@ const struct compat_entry COMPATIBILITY[] = {
     ENV("FD_ENABLE_MULTI_API_SERVER", "000 001",
         "`baton launch` starts several servers without a switch"),
     ENV_WORKS("CUDA_VISIBLE_DEVICES", "001 003 004",
-              "--device cuda takes the first of them; without --device cuda no GPU is used"),
+              "the ranks of a host take the GPUs in this order, with --device cuda, which "
+              "start_server gives itself where there is a GPU; without it none is used"),
     ENV_WORKS(
         "KVCACHE_RDMA_NICS", "001",
         "the RDMA devices to use, in this order; without it every active port near the memory"),
@@ -363,41 +367,65 @@ const struct compat_entry COMPATIBILITY[] = {
     ENV_QUIET("https_proxy", "002",
               "nodes reach each other directly, and `baton pull` hubs through it; clients may need "
               "it unset"),
-    ENV("MODEL_PATH", "004", "not read: give the path by --model or BATON_MODEL"),
-    ENV("MODEL_DIR", "004", "not read: give the path by --model or BATON_MODEL"),
-    ENV("model_name", "004",
-        "not read: nothing is downloaded at start; give the model by --model or BATON_MODEL"),
-    ENV("tag", "004", "not read: it chose the version of a download"),
+    ENV("MODEL_PATH", "004", "a variable of the scripts: a download's folder, or what is mounted"),
+    ENV_START("MODEL_DIR", "004", WORKS,
+              "the folder of the model, or of models of which one is named; without it /models"),
+    ENV_START(
+        "model_name", "004", WORKS,
+        "a model below MODEL_DIR or in a local cache, else it is fetched (`baton pull`); as the "
+        "argument of start_server"),
+    ENV("tag", "004",
+        "it chose the version of static-graph exports, in whose place the checkpoint is read"),
     ENV("quant_type", "003", "a variable of the script; it reaches a node as --quantization"),
-    ENV_OPTION("MP_NUM", "004"),
-    ENV_OPTION("MP_NNODE", "004"),
-    ENV_OPTION("POD_IPS", "004"),
-    ENV_OPTION("POD_0_IP", "004"),
-    ENV("SERVICE_HTTP_PORT", "004", "not read: use --port or BATON_PORT"),
-    ENV("PUSH_MODE_HTTP_PORT", "004", "not read: use --port or BATON_PORT"),
-    ENV("PUSH_MODE_HTTP_WORKERS", "004", "not read: one thread serves HTTP"),
-    ENV("HEALTH_HTTP_PORT", "004", "not read: /live and /ready are on --port and --metrics-port"),
-    ENV("HTTP_PORT", "004", "not read: /live and /ready are on --port and --metrics-port"),
-    ENV("METRICS_HTTP_PORT", "004", "not read: use --metrics-port or BATON_METRICS_PORT"),
-    ENV("METRICS_PORT", "004", "not read: use --metrics-port or BATON_METRICS_PORT"),
-    ENV("SERVICE_GRPC_PORT", "004", "not read: use --grpc-port or BATON_GRPC_PORT"),
-    ENV("GRPC_PORT", "004", "not read: use --grpc-port or BATON_GRPC_PORT"),
-    ENV("INTER_PROC_PORT", "004", "not read: a node is one process"),
-    ENV("INTER_QUEUE_PORT", "004", "not read: a node is one process"),
-    ENV("INFER_QUEUE_PORT", "004", "not read: a node is one process"),
-    ENV("DISABLE_STREAMING", "004", "not read: a request streams when it says so"),
-    ENV("MAX_SEQ_LEN", "004", "not read: use --max-model-len"),
+    ENV_WORKS("MP_NUM", "004",
+              "ranks of all hosts: MP_NUM / MP_NNODE of them are a node of each host "
+              "(--tensor-parallel-size), on GPUs as many as CUDA_VISIBLE_DEVICES lists"),
+    ENV_WORKS("MP_NNODE", "004",
+              "how many hosts POD_IPS lists; with start_server they share a model's experts, and "
+              "of one without experts each has all"),
+    ENV_WORKS("POD_IPS", "004", "the addresses of all hosts (--ips)"),
+    ENV_WORKS("POD_0_IP", "004",
+              "the host with rank 0 (--data-parallel-address), and with start_server with the "
+              "cluster view, where the others register"),
+    ENV_START("HOST_IP", "", WORKS, "which of the hosts in POD_IPS this is"),
+    ENV_OPTION("SERVICE_HTTP_PORT", "004"),
+    ENV_OPTION("PUSH_MODE_HTTP_PORT", "004"),
+    ENV_OPTION("PUSH_MODE_HTTP_WORKERS", "004"),
+    ENV_OPTION("HEALTH_HTTP_PORT", "004"),
+    ENV_START("HTTP_PORT", "004", WORKS, "as HEALTH_HTTP_PORT"),
+    ENV_OPTION("METRICS_HTTP_PORT", "004"),
+    ENV_START("METRICS_PORT", "004", WORKS, "as METRICS_HTTP_PORT"),
+    ENV_OPTION("SERVICE_GRPC_PORT", "004"),
+    ENV_START("GRPC_PORT", "004", WORKS, "as SERVICE_GRPC_PORT"),
+    ENV_START("INTER_PROC_PORT", "004", WORKS,
+              "the control port (--engine-worker-queue-port); of several hosts that of POD_0_IP, "
+              "56666 without it"),
+    ENV_START("INTER_QUEUE_PORT", "004", WORKS, "as INTER_PROC_PORT"),
+    ENV_START("INFER_QUEUE_PORT", "004", WORKS, "as INTER_PROC_PORT"),
+    ENV_OPTION("DISABLE_STREAMING", "004"),
+    ENV_START("MAX_SEQ_LEN", "004", WORKS, "--max-model-len; without it 8192"),
     ENV_OPTION("MAX_DEC_LEN", "004"),
-    ENV("BATCH_SIZE", "004", "not read: use --max-num-seqs"),
-    ENV("BLOCK_BS", "004", "not read: use --kv-cache-memory or --num-gpu-blocks-override"),
-    ENV("BLOCK_RATIO", "004", "not read: prompts and answers share one pool of KV blocks"),
-    ENV("MAX_CACHED_TASK_NUM", "004", "not read: use --max-waiting and --max-concurrency"),
-    ENV("USE_WARMUP", "004", "not read: nothing has to be warmed up on the CPU"),
-    ENV("USE_HF_TOKENIZER", "004",
-        "not read: the tokenizer is always the one that comes with the model"),
-    ENV("USE_CACHE_KV_INT8", "004", "not read: use --kv-cache-dtype int8"),
-    ENV("OUTPUT_LOG_TO_CONSOLE", "004",
-        "not read: the log goes to standard error, and to --log-dir when given"),
+    ENV_START("BATCH_SIZE", "004", WORKS, "--max-num-seqs, here up to 4096; without it 50"),
+    ENV_START("BLOCK_SIZE", "", WORKS, "--block-size"),
+    ENV_WORKS("BLOCK_BS", "004",
+              "so many sequences of MAX_SEQ_LEN are the KV cache's blocks "
+              "(--num-gpu-blocks-override); without it what fits"),
+    ENV_OPTION("BLOCK_RATIO", "004"),
+    ENV_OPTION("ENC_DEC_BLOCK_NUM", ""),
+    ENV_OPTION("MAX_PREFILL_BATCH", ""),
+    ENV_WORKS("MAX_CACHED_TASK_NUM", "004",
+              "so many requests wait beside those that run, and more are refused: that and "
+              "--max-num-seqs is --max-concurrency; with start_server 128 without it"),
+    ENV_OPTION("USE_WARMUP", "004"),
+    ENV("USE_HF_TOKENIZER", "004", "the tokenizer is always the one that comes with the model"),
+    ENV_WORKS("USE_CACHE_KV_INT8", "004", "1: --kv-cache-dtype int8"),
+    ENV_WORKS("USE_CACHE_KV_INT4", "",
+              "1 is refused: a KV cache of 4 bits is not built, one of 8 is"),
+    ENV_START("OUTPUT_LOG_TO_CONSOLE", "004", WORKS,
+              "1: the log's lines are in log/console.log as well (--log-to-console)"),
+    ENV_OPTION("CHECK_HEALTH_INTERVAL", ""),
+    ENV_START("DTYPE", "", WORKS, "bfloat16; another one is refused, as by --dtype"),
+    ENV_OPTION("SPECULATE_METHOD", ""),
     /* Further variables of the same systems, which no document shows. */
     ENV("VLLM_*", "", "a setting of vLLM that Baton does not read"),
     ENV("HCCL_*", "", NO_HCCL),

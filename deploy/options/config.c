@@ -15,6 +15,7 @@
 
 #include "deploy/options/config_internal.h"
 #include "deploy/options/config_spelling.h"
+#include "deploy/service/foreign_value.h"
 #include "shared/base/assert.h"
 #include "shared/base/mem.h"
 
@@ -152,35 +153,62 @@ void config_free(struct config *c)
     mem_free(c);
 }
 
-static enum status load_variable(struct config *c, size_t i_option, const char *name,
-                                 const char *value, struct err *err)
+void config_as_service(struct config *c)
+{
+    c->service = true;
+    for (size_t i = 0; i < c->n_options; i++) {
+        struct value_origin from = { SOURCE_DEFAULT, "start_server's default" };
+        if (!c->options[i]->service_def) continue;
+        enum status st = store(c, i, from, c->options[i]->service_def, false, NULL);
+        ASSERT(st == OK); /* as in config_create */
+    }
+}
+
+bool config_is_service(const struct config *c) { return c->service; }
+
+/* *given: the variable says something about the option. */
+static enum status load_variable(struct config *c, size_t i_option, const char *name, bool *given,
+                                 struct err *err)
 {
     struct value_origin from = { SOURCE_ENV, name };
+    struct buf meant = { 0 };
+    const char *value = getenv(name);
+    *given = value && *value;
+    if (!*given) return OK;
     if (spelling_is_of_service(str_of(name), str_of(value)))
         return err_field(err, ERR_CONFIG, c->options[i_option]->name,
                          "%s is \"%.80s\", as Kubernetes sets it for a Service of that name: call "
                          "the Service otherwise, or give the pod enableServiceLinks: false",
                          name, value);
-    return store(c, i_option, from, value, false, err);
+    enum status st = foreign_value(name, value, &meant, err);
+    *given = meant.len > 0;
+    if (st == OK && *given) st = store(c, i_option, from, meant.data, false, err);
+    buf_release(&meant);
+    return st;
+}
+
+/* The first variable of a list that says something. */
+static enum status load_first(struct config *c, size_t i_option, const char *names, bool *given,
+                              struct err *err)
+{
+    struct str rest = str_of(names), word;
+    while (!*given && option_next_word(&rest, &word)) {
+        char *name = mem_strndup(word.p, word.n);
+        enum status st = load_variable(c, i_option, name, given, err);
+        mem_free(name);
+        if (st != OK) return st;
+    }
+    return OK;
 }
 
 enum status config_load_env(struct config *c, struct err *err)
 {
     for (size_t i = 0; i < c->n_options; i++) {
         const struct option *option = c->options[i];
-        if (!option->env || !option_applies_to(option, c->command) ||
-            c->values[i].source == SOURCE_ARGS)
-            continue;
-        struct str rest = str_of(option->env), word;
-        while (option_next_word(&rest, &word)) {
-            char *name = mem_strndup(word.p, word.n);
-            const char *value = getenv(name);
-            bool given = value && *value;
-            enum status st = given ? load_variable(c, i, name, value, err) : OK;
-            mem_free(name);
-            if (st != OK) return st;
-            if (given) break;
-        }
+        bool given = false;
+        if (!option_applies_to(option, c->command) || c->values[i].source == SOURCE_ARGS) continue;
+        TRY(load_first(c, i, option->env, &given, err));
+        if (c->service) TRY(load_first(c, i, option->service_env, &given, err));
     }
     return OK;
 }
@@ -299,14 +327,49 @@ static size_t option_index(const struct config *c, const char *name)
     return found;
 }
 
+enum status config_set_from(struct config *c, const char *name, const char *value, const char *from,
+                            struct err *err)
+{
+    struct value_origin origin = { SOURCE_ARGS, from };
+    return store(c, option_index(c, name), origin, value, false, err);
+}
+
 enum status config_set(struct config *c, const char *name, const char *value, struct err *err)
 {
     struct buf flag = { 0 };
     buf_printf(&flag, "--%s", name);
-    struct value_origin from = { SOURCE_ARGS, flag.data };
-    enum status st = store(c, option_index(c, name), from, value, false, err);
+    enum status st = config_set_from(c, name, value, flag.data, err);
     buf_release(&flag);
     return st;
+}
+
+void config_forget(struct config *c, const char *name)
+{
+    const size_t i = option_index(c, name);
+    const struct option *option = c->options[i];
+    const char *def = c->service && option->service_def ? option->service_def : option->def;
+    struct value_origin from = { SOURCE_DEFAULT, NULL };
+    value_clear(&c->values[i]);
+    if (!def) return;
+    enum status st = store(c, i, from, def, false, NULL);
+    ASSERT(st == OK); /* as in config_create */
+}
+
+static void unset_all(const char *names)
+{
+    struct str rest = str_of(names), word;
+    while (option_next_word(&rest, &word)) {
+        char *name = mem_strndup(word.p, word.n);
+        unsetenv(name);
+        mem_free(name);
+    }
+}
+
+void config_unset_env(const struct config *c, const char *name)
+{
+    const struct option *option = c->options[option_index(c, name)];
+    unset_all(option->env);
+    unset_all(option->service_env);
 }
 
 bool config_is_set(const struct config *c, const char *name)
@@ -388,7 +451,7 @@ static bool has_effect(const struct config *c, size_t i_option)
     if (text && option->def && strcmp(text, option->def) == 0) return true;
     const size_t i = option_index(c, option->works_with);
     if (c->options[i]->type == OPT_BOOL && !config_bool(c, option->works_with)) return false;
-    return c->values[i].source != SOURCE_DEFAULT;
+    return c->values[i].source != SOURCE_DEFAULT || (c->service && c->options[i]->service_def);
 }
 
 void config_notes(const struct config *c, void (*emit)(void *arg, const char *sentence), void *arg)

@@ -34,13 +34,17 @@ enum option_effect {
 };
 
 struct option {
-    const char *name;    /* with dashes, without the leading "--"; NULL ends the table */
-    const char *aliases; /* separated by spaces, without dashes ("m" is "-m"); may be NULL */
-    const char *env;     /* variables, separated by spaces, the first wins; may be NULL */
+    const char *name;        /* with dashes, without the leading "--"; NULL ends the table */
+    const char *aliases;     /* separated by spaces, without dashes ("m" is "-m"); may be NULL */
+    const char *env;         /* variables, separated by spaces, the first wins; may be NULL */
+    const char *service_env; /* read after those by what start_server starts, and by nothing else:
+                              * other programs have variables of these names; may be NULL */
     enum option_type type;
-    double min, max;     /* numbers only; both 0: no range */
-    const char *choices; /* OPT_ENUM: separated by '|' */
-    const char *def;     /* default as text; NULL: not set */
+    double min, max;         /* numbers only; both 0: no range */
+    const char *choices;     /* OPT_ENUM: separated by '|' */
+    const char *def;         /* default as text; NULL: not set */
+    const char *service_def; /* default of what start_server starts; NULL: `def` */
+    bool secret;             /* its value is not printed */
     enum option_effect effect;
     const char *neutral;  /* REFUSED: values that ask for nothing, separated by '|'; may be NULL */
     const char *group;    /* heading in --help */
@@ -62,6 +66,10 @@ const struct option *option_at(const struct option *const *table, size_t i);
 /* `table` is kept until config_free. `command` selects the options that apply. */
 struct config *config_create(const struct option *const *table, const char *command);
 void config_free(struct config *c);
+/* For what start_server starts: takes each service_def, and config_load_env reads service_env too.
+ * Call it first. */
+void config_as_service(struct config *c);
+bool config_is_service(const struct config *c);
 /* Errors name the variable or flag, the value and what would be right; for an unknown flag they
  * suggest the nearest name. argv holds the argc words after the command. `positional` receives at
  * most *n words that are not options (borrowed from argv); *n becomes their number. */
@@ -71,6 +79,13 @@ enum status config_load_args(struct config *c, int argc, char **argv, const char
 /* Sets a value from code (the launcher) as if it were given on the command line. */
 enum status config_set(struct config *c, const char *name, const char *value,
                        struct err *err) MUST_CHECK;
+/* The same, and sentences call it by `from`, the variable that it was made of. */
+enum status config_set_from(struct config *c, const char *name, const char *value, const char *from,
+                            struct err *err) MUST_CHECK;
+/* Takes back what was given: the option has its default again. */
+void config_forget(struct config *c, const char *name);
+/* Unsets all variables of an option, for processes that would inherit them. */
+void config_unset_env(const struct config *c, const char *name);
 
 /* ---- values by primary name; an unknown name or another type is our own bug (ASSERT) ---- */
 
@@ -89,6 +104,9 @@ const char *config_list(const struct config *c, const char *name, size_t i, size
 
 /* Notes at start: emit one sentence per option that was given and has no effect. */
 void config_notes(const struct config *c, void (*emit)(void *arg, const char *sentence), void *arg);
+/* Appends lines of the start page: which option each variable of another system has given, and its
+ * value, but for secrets. */
+void config_print_variables(const struct config *c, struct buf *out);
 struct config_help_options {
     const char *command;
     const char *intro; /* the lines before the options; may be NULL */

@@ -90,7 +90,7 @@ static enum about about_word(const struct option *option, struct str word)
 {
     if (is_named(option, word)) return ABOUT_NAMED;
     if (has_word(option->name, word) || has_word(option->aliases, word) ||
-        has_word(option->env, word))
+        has_word(option->env, word) || has_word(option->service_env, word))
         return ABOUT_NAME;
     return has_word(option->help, word) ? ABOUT_HELP : ABOUT_ANY;
 }
@@ -146,6 +146,14 @@ static void add_wrapped(struct buf *out, struct str text)
     buf_add_char(out, '\n');
 }
 
+static void add_variables(struct buf *out, const char *heading, const char *names)
+{
+    if (!names) return;
+    buf_add_c(out, heading);
+    add_words(out, names, "");
+    buf_add_char(out, '.');
+}
+
 static void add_help_option(const struct option *option, struct buf *out)
 {
     buf_printf(out, "  --%s", option->name);
@@ -165,11 +173,8 @@ static void add_help_option(const struct option *option, struct buf *out)
     if (option_has_range(option))
         buf_printf(&text, " From %.15g to %.15g.", option->min, option->max);
     if (option->def) buf_printf(&text, " Default: %s.", *option->def ? option->def : "empty");
-    if (option->env) {
-        buf_add_c(&text, " Environment: ");
-        add_words(&text, option->env, "");
-        buf_add_char(&text, '.');
-    }
+    add_variables(&text, " Environment: ", option->env);
+    add_variables(&text, " Of start_server: ", option->service_env);
     add_wrapped(out, buf_str(&text));
     buf_release(&text);
 }
@@ -261,6 +266,14 @@ static void add_effect_cell(const struct option *option, struct buf *out)
     }
 }
 
+static void add_default(const char *def, struct buf *out)
+{
+    if (!def) return;
+    buf_add_c(out, *def ? "`" : "empty");
+    add_cell(out, def);
+    if (*def) buf_add_char(out, '`');
+}
+
 static void add_markdown_row(const struct option *option, struct buf *out)
 {
     buf_printf(out, "| `--%s` | ", option->name);
@@ -272,13 +285,17 @@ static void add_markdown_row(const struct option *option, struct buf *out)
     }
     buf_add_c(out, " | ");
     add_words(out, option->env, "`");
+    if (option->service_env) {
+        buf_add_c(out, option->env ? "; of start_server " : "of start_server ");
+        add_words(out, option->service_env, "`");
+    }
     buf_add_c(out, " | ");
     add_type_cell(option, out);
     buf_add_c(out, " | ");
-    if (option->def) {
-        buf_add_c(out, *option->def ? "`" : "empty");
-        add_cell(out, option->def);
-        if (*option->def) buf_add_char(out, '`');
+    add_default(option->def, out);
+    if (option->service_def) {
+        buf_add_c(out, option->def ? "; of start_server " : "of start_server ");
+        add_default(option->service_def, out);
     }
     buf_add_c(out, " | ");
     add_cell(out, option->help);
@@ -303,5 +320,37 @@ void config_markdown(const struct option *const *table, struct buf *out)
                        "|---|---|---|---|---|---|---|\n");
         for (size_t j = i; (option = option_at(table, j)); j++)
             if (strcmp(option->group, first->group) == 0) add_markdown_row(option, out);
+    }
+}
+
+/* ---- which variables of other systems gave what, on the start page ---- */
+
+/* BATON_ variables and flags are the options' own names: the lines about the options say enough. */
+static bool is_foreign(const struct option_value *v)
+{
+    return v->source != SOURCE_DEFAULT && v->given_as && v->given_as[0] != '-' &&
+           !strchr(v->given_as, ' ') && strncmp(v->given_as, "BATON_", strlen("BATON_")) != 0;
+}
+
+static void add_value(const struct option *option, const struct option_value *v, struct buf *out)
+{
+    if (option->secret) return;
+    if (option->type != OPT_LIST) buf_printf(out, " %.200s", v->text);
+    for (size_t i = 0; i < v->n_items; i++) buf_printf(out, "%s%.200s", i ? "," : " ", v->items[i]);
+}
+
+void config_print_variables(const struct config *c, struct buf *out)
+{
+    bool any = false;
+    for (size_t i = 0; i < c->n_options; i++) {
+        const struct option *option = c->options[i];
+        const struct option_value *v = &c->values[i];
+        if (!is_foreign(v) || option->effect != EFFECT_WORKS ||
+            !option_applies_to(option, c->command))
+            continue;
+        buf_printf(out, "  %-12s %s is --%s", any ? "" : "variables", v->given_as, option->name);
+        add_value(option, v, out);
+        buf_add_char(out, '\n');
+        any = true;
     }
 }

@@ -41,6 +41,7 @@ struct option_value {
 
 struct config {
     const char *command;
+    bool service; /* config_as_service */
     size_t n_options;
     const struct option **options; /* [n_options] */
     struct option_value *values;   /* [n_options] */

@@ -19,11 +19,12 @@ extern char **environ;
 /* What an operator may set that no option and no tuning of transfers reads. */
 static const char SETTINGS[] =
     "BATON_CACHE BATON_CLUSTER_SECRET BATON_CUBLASLT BATON_CUDA_OVERLAP BATON_ENGINE_FAULT "
-    "BATON_MODELS BATON_NCCL_LIBRARY";
+    "BATON_MODELS BATON_NCCL_LIBRARY BATON_RUN_DIR";
 /* Set by the launcher, or read by this project's scripts and tests; a name that ends in '_' stands
  * for all that begin so. */
 static const char OTHERS[] =
-    "BATON_SUPERVISED BATON_BENCH_EP BATON_BIN BATON_BUILD BATON_CHAT_TEMPLATES "
+    "BATON_SUPERVISED BATON_START_SERVER BATON_READY_FD BATON_BENCH_EP BATON_BIN BATON_BUILD "
+    "BATON_CHAT_TEMPLATES "
     "BATON_CUBLAS "
     "BATON_CUBLASLT_H "
     "BATON_FAULT_TRANSFERS BATON_GRPC_PYTHON BATON_JINJA_PYTHON BATON_OPENAI_PYTHON "
@@ -90,6 +91,15 @@ static void offer(struct near_search *s, size_t prefix, const char *names, size_
             near_offer(s, str_sub(word, prefix, SIZE_MAX), i);
 }
 
+/* Commands may have an entry each of one option: it is one thing all the same. */
+static size_t first_entry(size_t i)
+{
+    const char *name = option_at(OPTIONS, i)->name;
+    for (size_t k = 0; k < i; k++)
+        if (strcmp(option_at(OPTIONS, k)->name, name) == 0) return k;
+    return i;
+}
+
 /* "BATON_" and the option's own name, where its variable has another one. */
 static struct meant by_option_name(struct str name)
 {
@@ -100,9 +110,9 @@ static struct meant by_option_name(struct str name)
     near_begin(&s, str_sub(name, strlen(OURS), SIZE_MAX));
     for (size_t i = 0; (o = option_at(OPTIONS, i)); i++) {
         if (o->effect != EFFECT_WORKS) continue;
-        near_offer(&s, str_of(o->name), i);
+        near_offer(&s, str_of(o->name), first_entry(i));
         struct str rest = str_of(o->aliases), word;
-        while (option_next_word(&rest, &word)) near_offer(&s, word, i);
+        while (option_next_word(&rest, &word)) near_offer(&s, word, first_entry(i));
     }
     if (!near_found(&s).n) return m;
     o = option_at(OPTIONS, s.i_found);
@@ -117,7 +127,7 @@ static struct meant meant_by(struct str name)
     struct near_search s;
     const struct option *o;
     near_begin(&s, str_sub(name, prefix, SIZE_MAX));
-    for (; (o = option_at(OPTIONS, i)); i++) offer(&s, prefix, o->env, i);
+    for (; (o = option_at(OPTIONS, i)); i++) offer(&s, prefix, o->env, first_entry(i));
     for (const struct kvt_tuning_name *n = kvt_tuning_names; n->name; n++)
         offer(&s, prefix, n->name, ++i);
     struct str rest = str_of(SETTINGS), word, found;

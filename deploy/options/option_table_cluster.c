@@ -37,6 +37,7 @@ const struct option CLUSTER_OPTIONS[] = {
         .name = "engine-worker-queue-port",
         .aliases = "control-port",
         .env = "BATON_CONTROL_PORT",
+        .service_env = "INTER_PROC_PORT INTER_QUEUE_PORT INFER_QUEUE_PORT",
         .type = OPT_LIST,
         IN("Cluster", NET),
         .help =
@@ -405,6 +406,7 @@ const struct option CLUSTER_OPTIONS[] = {
     {
         .name = "scheduler-password",
         .env = "BATON_REDIS_PASSWORD REDIS_PASSWORD",
+        .secret = true,
         .type = OPT_STRING,
         IN("Scheduler", ENTRY),
         .help = "Redis password; prefer the environment.",
@@ -437,6 +439,7 @@ const struct option CLUSTER_OPTIONS[] = {
     {
         .name = "scheduler-sentinel-password",
         .env = "BATON_SENTINEL_PASSWORD",
+        .secret = true,
         .type = OPT_STRING,
         IN("Scheduler", ENTRY),
         .help = "The sentinels' own password, where they want one; Redis' is not sent to them.",
@@ -544,6 +547,7 @@ const struct option CLUSTER_OPTIONS[] = {
         .type = OPT_FLOAT,
         RANGE(0, 86400),
         .def = "30",
+        .service_def = "300",
         IN("Scheduler", ENTRY),
         .help = "Seconds a request waits in line while every node that could serve it is full; one "
                 "that is expected to wait longer, or has, gets 429 with Retry-After "

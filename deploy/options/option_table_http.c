@@ -13,12 +13,34 @@ const struct option HTTP_OPTIONS[] = {
     },
     {
         .name = "port",
+        .env = "BATON_PORT SERVICE_HTTP_PORT PUSH_MODE_HTTP_PORT",
+        .type = OPT_INT,
+        RANGE(-1, 65535),
+        .def = "8000",
+        .service_def = "9965",
+        IN("HTTP", "serve doctor"),
+        .help = "Port of the API; 0: any free one. -1: no HTTP, clients have --grpc-port alone.",
+    },
+    {
+        .name = "port",
         .env = "BATON_PORT",
         .type = OPT_INT,
         RANGE(0, 65535),
         .def = "8000",
-        IN("HTTP", "serve status role doctor router"),
-        .help = "Port of the API; 0: `serve` takes any free one.",
+        IN("HTTP", "status role router"),
+        .help = "Port of the API.",
+    },
+    {
+        .name = "metrics-port",
+        .env = "BATON_METRICS_PORT METRICS_HTTP_PORT",
+        .service_env = "METRICS_PORT",
+        .type = OPT_INT,
+        RANGE(0, 65535),
+        .def = "0",
+        .service_def = "8722",
+        IN("HTTP", "serve doctor"),
+        .help = "Extra port for /metrics and health; 0: only the API's own port has them. It also "
+                "has PaddleNLP's gauges, inference_server_metrics.",
     },
     {
         .name = "metrics-port",
@@ -26,8 +48,21 @@ const struct option HTTP_OPTIONS[] = {
         .type = OPT_INT,
         RANGE(0, 65535),
         .def = "0",
-        IN("HTTP", "serve doctor router"),
+        IN("HTTP", "router"),
         .help = "Extra port for /metrics and health; 0: only the API's own port has them.",
+    },
+    {
+        .name = "grpc-port",
+        .env = "BATON_GRPC_PORT SERVICE_GRPC_PORT",
+        .service_env = "GRPC_PORT",
+        .type = OPT_INT,
+        RANGE(0, 65535),
+        .def = "0",
+        .service_def = "8811",
+        IN("HTTP", "serve doctor"),
+        .help = "Port of KServe's inference protocol over gRPC (docs/protocol.md); 0: none. The "
+                "limits of --max-connections and the options that follow it count here as well, "
+                "apart from those of --port.",
     },
     {
         .name = "grpc-port",
@@ -35,14 +70,37 @@ const struct option HTTP_OPTIONS[] = {
         .type = OPT_INT,
         RANGE(0, 65535),
         .def = "0",
-        IN("HTTP", "serve doctor router"),
-        .help = "Port of KServe's inference protocol over gRPC (docs/protocol.md); 0: none. The "
-                "limits of --max-connections and the options that follow it count here as well, "
-                "apart from those of --port.",
+        IN("HTTP", "router"),
+        .help = "Port of KServe's inference protocol over gRPC, as that of a node; 0: none.",
+    },
+    {
+        .name = "health-port",
+        .env = "BATON_HEALTH_PORT HEALTH_HTTP_PORT",
+        .service_env = "HTTP_PORT",
+        .type = OPT_INT,
+        RANGE(0, 65535),
+        .def = "0",
+        .service_def = "8110",
+        IN("HTTP", "serve doctor"),
+        .help = "Extra port with PaddleNLP's health paths alone, /v2/health/live and "
+                "/v2/health/ready: 200, or 500 with error_code 1 (not ready), 2 (the engine is "
+                "down) or 3 (it hangs). 0: none.",
+    },
+    {
+        .name = "check-health-interval",
+        .env = "BATON_CHECK_HEALTH_INTERVAL CHECK_HEALTH_INTERVAL",
+        .type = OPT_INT,
+        RANGE(1, 86400),
+        .def = "10",
+        IN("HTTP", "serve doctor"),
+        .help = "Seconds without progress after which --health-port says that the engine hangs.",
+        .works_with = "health-port",
+        .note = "it is about --health-port, which is not open",
     },
     {
         .name = "api-key",
         .env = "BATON_API_KEY FD_API_KEY VLLM_API_KEY",
+        .secret = true,
         .type = OPT_LIST,
         .group = "HTTP",
         .commands = ENTRY " status role",
@@ -72,10 +130,20 @@ const struct option HTTP_OPTIONS[] = {
         .type = OPT_INT,
         RANGE(0, 1 << 30),
         .def = "0",
+        .service_def = "1024",
         IN("HTTP", TEXT),
         .help = "Most tokens of one answer: a request that asks for more, by max_dec_len, "
                 "max_tokens or min_dec_len, gets 400, one that names no number gets at most so "
                 "many. 0: what the context has. Give all nodes and the router the same.",
+    },
+    {
+        .name = "disable-streaming",
+        .env = "BATON_DISABLE_STREAMING DISABLE_STREAMING",
+        .type = OPT_BOOL,
+        .def = "false",
+        IN("HTTP", TEXT),
+        .help = "Send the last item alone of each answer in the native form (docs/native.md), as "
+                "return_all_tokens asks for one; it has all tokens. Streams of OpenAI's API stay.",
     },
     {
         .name = "max-connections",
@@ -151,6 +219,7 @@ const struct option HTTP_OPTIONS[] = {
         .type = OPT_INT,
         RANGE(0, 86400),
         .def = "30",
+        .service_def = "300",
         IN("HTTP", ENTRY),
         .help =
             "Seconds that running requests get after the first SIGTERM or SIGINT. The node takes "

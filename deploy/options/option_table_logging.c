@@ -15,11 +15,24 @@ const struct option LOGGING_OPTIONS[] = {
         .name = "log-dir",
         .env = "BATON_LOG_DIR FD_LOG_DIR",
         .type = OPT_STRING,
+        .service_def = "log",
         IN("Logging", TEXT),
         .help = "Also write the log to this folder: baton-PORT.log of a node "
                 "(baton-process-PID.log with --port 0), baton-router-PORT.log of a router, "
                 "baton-launch.log of the launcher, baton-generate.log of `generate`. SIGHUP opens "
                 "it again.",
+    },
+    {
+        .name = "log-to-console",
+        .env = "BATON_LOG_TO_CONSOLE",
+        .service_env = "OUTPUT_LOG_TO_CONSOLE",
+        .type = OPT_BOOL,
+        .def = "true",
+        .service_def = "false",
+        IN("Logging", TEXT),
+        .help = "With --log-dir: write the log to standard error as well.",
+        .works_with = "log-dir",
+        .note = "without --log-dir the log goes to standard error",
     },
     {
         .name = "log-max-mib",

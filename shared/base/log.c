@@ -55,6 +55,7 @@ static char file_path[PATH_MAX - ROTATED_SUFFIX_MAX]; /* of the file; "": none *
 static atomic_int file_fd = -1;
 static uint64_t file_bytes, file_bytes_max; /* written, and when it is rotated; 0: never */
 static unsigned n_old_files;
+static bool console = true; /* lines also go to standard error */
 static struct {
     uint64_t n; /* lines since the file was last written; 0: none */
     int error;  /* why the last one was lost: errno */
@@ -160,6 +161,13 @@ enum status log_set_file(const struct log_file_options *o)
     enum status st = fits ? open_file() : ERR_IO;
     pthread_mutex_unlock(&lock);
     return st;
+}
+
+void log_set_console(bool on)
+{
+    pthread_mutex_lock(&lock);
+    console = on;
+    pthread_mutex_unlock(&lock);
 }
 
 void log_reopen(void) { atomic_store_explicit(&reopen, true, memory_order_relaxed); }
@@ -272,8 +280,9 @@ static size_t line_end(char *line, size_t n)
 static void line_write(char *line, size_t n)
 {
     n = line_end(line, n);
-    write_stderr(line, n);
+    if (console) write_stderr(line, n);
     write_file(line, n);
+    if (!console && (file_fd < 0 || lost.n > 0)) write_stderr(line, n);
 }
 
 static void report_dropped(struct log_rate *r)

@@ -15,6 +15,7 @@
 #ifndef BATON_BASE_LOG_H
 #define BATON_BASE_LOG_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -33,6 +34,9 @@ struct log_file_options {
 };
 /* Also append to a file. ERR_IO. */
 enum status log_set_file(const struct log_file_options *o) MUST_CHECK;
+/* Off: lines go to the file alone, as long as it can be written; what a process says at its end
+ * (log_fatal, log_last_words) goes to stderr all the same. */
+void log_set_console(bool on);
 /* From now on SIGHUP lets the file be opened again, for a logrotate that has renamed it. */
 void log_reopen_on_hangup(void);
 /* The same, for who handles SIGHUP itself: the file is opened again before the next line. */

@@ -74,6 +74,7 @@ struct serve_options {
     struct serve_defaults defaults;
     uint32_t max_dec_len;          /* most tokens of one answer; 0: as many as the context has */
     bool any_temperature;          /* up to 100; else up to 2, as in OpenAI's API */
+    bool last_item_alone;          /* of the native form: what came before is in it as well */
     const struct tenants *tenants; /* borrowed; NULL: one without a key, to whom all is open */
     uint32_t max_n;                /* most answers per prompt; 128 when 0 */
     uint32_t max_prompts;          /* most prompts in one completions request; 2,048 when 0 */

@@ -60,7 +60,7 @@ def test_options_of_ranks_are_in_help_and_in_a_note():
 # ---- values ----
 
 def test_values_out_of_range_name_option_value_and_range():
-    for args, said in ((['--port', '70000'], '--port is "70000", but must be a whole number from 0 to 65535'),
+    for args, said in ((['--port', '70000'], '--port is "70000", but must be a whole number from -1 to 65535'),
                        (['--max-model-len', '32q'], '--max-model-len is "32q", but must be a whole number from 1 to 16777216'),
                        (['--max-num-seqs', '5k'], '--max-num-seqs is "5000", but must be a whole number from 1 to 4096'),
                        (['--gpu-memory-utilization', '1.5'], '--gpu-memory-utilization is "1.5", but must be a number from 0.01 to 1'),
@@ -69,7 +69,7 @@ def test_values_out_of_range_name_option_value_and_range():
         p = run('serve', TINY, *args)
         assert p.returncode == 2 and said in p.stderr and len(p.stderr.strip().splitlines()) == 1, (args, p.stderr)
     p = run('serve', TINY, env={**os.environ, 'BATON_PORT': '70000'})
-    assert p.returncode == 2 and 'BATON_PORT' in p.stderr and 'from 0 to 65535' in p.stderr, p.stderr
+    assert p.returncode == 2 and 'BATON_PORT' in p.stderr and 'from -1 to 65535' in p.stderr, p.stderr
 
 
 def test_numbers_may_have_a_suffix():

@@ -32,7 +32,7 @@ TAKEN = set()  # (document, line) that the running test took a block or a senten
 CLAIMED = collections.defaultdict(set)  # (document, command): the lines of it that have been dealt with
 RESULTS = []
 
-# What stands before PATH: the documents' programs, which call `baton`. The script of the network devices is the project's own.
+# What stands before PATH: the documents' programs, which call `baton`. The script of the network devices and those that start a service are the project's own.
 PROGRAMS = {
     'python': '''case "$2" in
 fastdeploy.entrypoints.openai.api_server) shift 2; exec "$BATON_BIN" serve "$@" ;;
@@ -45,9 +45,9 @@ download_model.py) shift; exec "$BATON_BIN" pull "$@" ;;
 esac
 exec "$BATON_BIN" "$@"''',
     'vllm': 'exec "$BATON_BIN" "$@"',
-    'start_server': 'exec "$BATON_BIN" start_server "$@"',
-    'stop_server': 'exec "$BATON_BIN" stop_server "$@"',
-    'mpirun': 'exec "$@"',
+    # a host with two slots
+    'mpirun': '''OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_LOCAL_RANK=1 "$@" & second=$!
+OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_LOCAL_RANK=0 "$@" && wait $second''',
 }
 
 
@@ -63,6 +63,8 @@ def make_workplace():
             f.write('#!/bin/sh\n' + text + '\n')
         os.chmod(path, 0o755)
     os.symlink(os.path.join(SOURCE, 'deploy', 'get_rdma_nics.sh'), os.path.join(at, 'scripts', 'get_rdma_nics.sh'))
+    for name in ('start_server', 'stop_server'):
+        os.symlink(os.path.join(SOURCE, 'deploy', name), os.path.join(at, 'bin', name))
     return at
 
 
@@ -540,19 +542,146 @@ def test_003_prefill_and_decode():
 
 # ---- document 004 ----
 
-def test_004_commands_without_a_counterpart():
-    scripts = {
-        'start_server': [block('004', 'export MODEL_DIR=', 'start_server'), block('004', 'model_name="deepseek', 'start_server $model_name'), 'start_server $model_name'],
-        'stop_server': ['stop_server', 'stop_server'],
-        'mpirun start_server': [block('004', 'mpirun start_server', 'mpirun start_server')],
-        'mpirun stop_server': [block('004', 'mpirun stop_server', 'mpirun stop_server')],
-    }
-    mentioned('004', "-c -ex 'start_server $model_name && ")
+class Service:
+    """What start_server has started in the background, with a run folder of its own; closing it runs stop_server, as before a next start."""
+    PORT = re.compile(r'(export (\w+_PORT)=")([0-9]+)"')
+
+    def __init__(self, env=None):
+        self.ports, self.folder = {}, tempfile.mkdtemp(dir=PLACE)
+        self.env = {'BATON_RUN_DIR': os.path.join(self.folder, 'run'), 'BATON_KV_CACHE_MEMORY': '', **(env or {})}
+
+    def with_ports(self, exports):
+        """The document's ports where they are free, and which stands for which."""
+        def take(m):
+            self.ports[m[2]] = int(Ports().take(m[3]))
+            return f'{m[1]}{self.ports[m[2]]}"'
+        return self.PORT.sub(take, exports)
+
+    def run(self, script, expect=0):
+        """Runs a block that ends by itself, and returns what it printed."""
+        with closing(Shell(script, self.env, self.folder)) as shell:
+            status = shell.p.wait(120)
+            assert status == expect, (status, shell.output(), self.console())
+            return shell.output()
+
+    def console(self):
+        path = os.path.join(self.folder, 'log', 'console.log')
+        return open(path, encoding='utf-8').read() if os.path.exists(path) else ''
+
+    def is_healthy(self):
+        return all(request(self.ports['HEALTH_HTTP_PORT'], 'GET', f'/v2/health/{path}', timeout=5)[::2] == (200, '') for path in ('live', 'ready'))
+
+    def close(self):
+        self.run('stop_server 10')
+
+
+EXPORTS = ('export MP_NUM=1', 'export PUSH_MODE_HTTP_WORKERS')
+
+
+def said_of_variables(exports, console):
+    """Each variable that is exported gave an option, or the note of the page says what becomes of it."""
+    for name in re.findall(r'^export (\w+)=', exports, re.M):
+        effect, sentence = ROWS[name]
+        assert effect == 'works' or f'note: {name}: {sentence}' in console, (name, sentence, console)
+
+
+def test_004_one_host():
+    """The document's variables, start_server, health, metrics, what its client asks for, and stop_server."""
+    service = Service({'MODEL_DIR': MODELS[DEEPSEEK]})
+    exports = service.with_ports(block('004', *EXPORTS))
     mentioned('004', '执行 stop_server', 2)
-    for name, all_of_it in scripts.items():
-        for script in all_of_it:
-            refused(script, ROWS[name][1])
-        done('004', name, 'refused', ROWS[name][1])
+    with closing(service):
+        service.run(exports + block('004', 'export MODEL_DIR=', 'start_server'))
+        api, metrics = service.ports['SERVICE_HTTP_PORT'], service.ports['METRICS_HTTP_PORT']
+        ask(api)
+        console = service.console()
+        said_of_variables(exports, console)
+        for line in ('BATCH_SIZE is --max-num-seqs 48', 'MAX_SEQ_LEN is --max-model-len 8192', 'MAX_CACHED_TASK_NUM is --max-concurrency 176', 'BLOCK_BS is --num-gpu-blocks-override 640'):
+            assert line in console, (line, console)
+        for path in ('live', 'ready'):
+            url = f'/v2/health/{path}'
+            assert f'http://127.0.0.1:8110{url}' in document('004')
+            assert request(service.ports['HEALTH_HTTP_PORT'], 'GET', url)[::2] == (200, '')
+            done('004', 'GET ' + url, 'works', '200 with an empty body')
+        status, _, text = request(metrics, 'GET', '/metrics')
+        assert status == 200 and 'inference_server_metrics{max_batch_size="max_batch_size"} 48' in text and 'inference_server_metrics{max_block_num="max_block_num"} 640' in text, text
+        assert 'a service runs already' in service.run('start_server', expect=1)
+        assert 'ended after' in service.run('stop_server')
+        assert 'no service runs' in service.run('stop_server')
+    done('004', 'start_server', 'works', 'with the variables of the document: API, health and metrics at their ports')
+    done('004', 'stop_server', 'works', 'all processes have ended; once more it says that none runs')
+
+
+def test_004_a_model_by_its_name():
+    """By the document's names: one is fetched from a hub that has a small checkpoint in its place, the other is below MODEL_DIR; both are quantised as they say."""
+    script = block('004', 'model_name="deepseek', 'start_server $model_name')
+    inner = re.search(r"-c -ex '(start_server \$model_name && tail -f /dev/null)'", document('004'))[1]
+    mentioned('004', "-c -ex 'start_server $model_name && ")
+    fetched, here = re.search(r'model_name="([^"]+)"', script)[1], 'deepseek-ai/DeepSeek-R1-Distill-Llama-8B/weight_only_int8'
+    assert here in document('004')
+    models, golden = tempfile.mkdtemp(dir=PLACE), os.path.join(DATA, 'goldens', 'llama', 'model')
+    os.makedirs(os.path.dirname(os.path.join(models, here)))
+    os.symlink(MODELS[DEEPSEEK], os.path.join(models, here))
+    service = Service({'MODEL_DIR': models, 'HF_TOKEN': ''})
+    exports = service.with_ports(block('004', *EXPORTS))
+
+    def is_served(name):
+        assert [m['id'] for m in request(api, 'GET', '/v1/models')[2]['data']] == [name]
+        assert 'model_name is --quantization wint8' in service.console(), service.console()
+        ask(api, model=name)
+    with Hub({n: open(os.path.join(golden, n), 'rb').read() for n in os.listdir(golden)}, repository='deepseek-ai/DeepSeek-R1') as hub, closing(service):
+        service.run(f'export HF_ENDPOINT={hub.url}\n' + exports + script)
+        api = service.ports['SERVICE_HTTP_PORT']
+        assert os.path.exists(os.path.join(models, fetched, 'config.json'))
+        is_served(fetched)
+    with closing(service):
+        with closing(Shell(f'{exports}export model_name="{here}"\nexec bash -c -ex \'{inner}\'', service.env, service.folder)) as container:  # in which docker runs it
+            ready(container, api)
+            is_served(here)
+            assert container.alive()
+    done('004', 'start_server', 'works', 'models by their names: fetched, and below MODEL_DIR')
+
+
+def test_004_mpirun():
+    service = Service({'MODEL_DIR': MODELS[DEEPSEEK]})
+    exports = service.with_ports(block('004', *EXPORTS))
+    with closing(service):
+        said = service.run(exports + block('004', 'mpirun start_server', 'mpirun start_server'))
+        assert 'the first process of this host starts its service' in said, said
+        ask(service.ports['SERVICE_HTTP_PORT'])
+        service.run(block('004', 'mpirun stop_server', 'mpirun stop_server'))
+        assert 'no service runs' in service.run('stop_server')
+    done('004', 'mpirun start_server', 'works', 'two processes of a host start one service')
+    done('004', 'mpirun stop_server', 'works', 'both return when it has ended')
+
+
+def test_004_two_hosts():
+    """Sixteen ranks on two hosts, which are this one: each service has its own ports and HOST_IP. The hosts share the experts."""
+    hosts, exports = [], []
+    several = block('004', 'export POD_IPS', 'export CUDA_VISIBLE_DEVICES').replace('10.0.0.', '127.0.0.')
+    assert 'POD_IPS=127.0.0.1,127.0.0.2\n' in several and 'MP_NUM=16' in several
+    meet = {'BATON_CLUSTER_SECRET': '0123456789abcdef0123456789abcdef', 'BATON_DATA_PARALLEL_RPC_PORT': str(free_ports(1)[0]), 'BATON_KV_CACHE_MEMORY': '0.1'}
+    for i in (1, 2):
+        hosts.append(Service({'MODEL_DIR': MODELS[DEEPSEEK], 'HOST_IP': f'127.0.0.{i}', **meet}))
+        exports.append(hosts[-1].with_ports(block('004', *EXPORTS)))
+        if i == 1:  # what the second host would have at the same ports
+            taken = [socket.create_server(('', port)) for port in hosts[0].ports.values()]
+    for s in taken:
+        s.close()
+    inner = str(hosts[0].ports['INTER_PROC_PORT'])
+    exports[1] = re.sub(r'(INTER_PROC_PORT=")[0-9]+', r'\g<1>' + inner, exports[1])
+    start = block('004', 'export MODEL_DIR=', 'start_server')
+    with closing(*hosts):
+        for host, text in zip(hosts, exports):
+            host.run(text + several + start)
+        for host in hosts:
+            wait_until('it is healthy', host.is_healthy, 100)
+        sees(hosts[0].ports['SERVICE_HTTP_PORT'], 2)
+        nodes = request(hosts[0].ports['SERVICE_HTTP_PORT'], 'GET', '/cluster')[2]['nodes']
+        assert sorted(n['group_rank'] for n in nodes) == [0, 8] and all(n['group_size'] == 16 and n['group_whole'] for n in nodes), nodes
+        as_by_one([h.ports['SERVICE_HTTP_PORT'] for h in hosts], DEEPSEEK)
+        said_of_variables(several, hosts[0].console())
+    done('004', 'start_server', 'works', 'two hosts of eight ranks, one after the other; answers are those of one process')
 
 
 def test_004_download():
@@ -572,26 +701,8 @@ def test_004_download():
     done('004', name, 'works', 'one host and two, master and slave: all files of the checkpoint are in MODEL_PATH, and what quantises it is said')
 
 
-def test_004_variables_and_health():
-    """A node beside which the document's variables are set names each that it does not read; health."""
-    exports = block('004', 'export MP_NUM=1', 'export PUSH_MODE_HTTP_WORKERS') + block('004', 'export POD_IPS', 'export CUDA_VISIBLE_DEVICES')
-    port, health = free_ports(2)
-    exports = exports.replace('"9965"', f'"{port}"').replace('"8110"', f'"{health}"')
-    with closing(Shell(f'{exports}exec "$BATON_BIN" serve --model {MODELS[DEEPSEEK]} --port $SERVICE_HTTP_PORT --metrics-port $HEALTH_HTTP_PORT')) as shell:
-        ready(shell, port)
-        assert '8 for each node' in shell.output()  # 16 of two hosts
-        for path in ('live', 'ready'):
-            url = f'/v2/health/{path}'
-            assert f'http://127.0.0.1:8110{url}' in document('004')
-            assert request(health, 'GET', url)[0] == 200
-            done('004', 'GET ' + url, 'works', '200')
-        for name in re.findall(r'^export (\w+)=', exports, re.M):
-            effect, sentence = ROWS[name]
-            assert effect == 'works' or sentence in shell.output(), (name, sentence, shell.output()[:3000])
-
-
-def python_with(package):
-    for python in (os.environ.get('BATON_OPENAI_PYTHON'), sys.executable):
+def python_with(package, *pythons):
+    for python in pythons:
         if python and subprocess.run([python, '-c', f'import {package}'], capture_output=True).returncode == 0:
             return python
     return None
@@ -605,39 +716,80 @@ def client_of_004(first, end, port):
     return indented('\n'.join(lines[begin:until])).replace('ip = 127.0.0.1', 'ip = "127.0.0.1"').replace('"9965"', f'"{port}"')
 
 
-def test_004_http_client():
+def printed(python, script):
+    p = subprocess.run([python, '-c', script], capture_output=True, text=True, timeout=120)
+    assert p.returncode == 0, (p.stdout[-2000:], p.stderr[-3000:])
+    return p.stdout
+
+
+def ask_over_http(port):
     names = [f'requests.post(url, json={{"{what}", "req_id", "max_dec_len"}})' for what in ('text', 'messages')]
-    python = python_with('requests')
+    python = python_with('requests', os.environ.get('BATON_OPENAI_PYTHON'), sys.executable)
     if not python:
         for name in names:
             done('004', name, 'skipped', 'not run here: no Python has the package requests')
-        raise Skip('neither BATON_OPENAI_PYTHON nor this Python has the package requests')
-    port = free_ports(1)[0]
-    script = client_of_004('import uuid', '更多请求参数', port)
-    with closing(Shell(f'exec "$BATON_BIN" serve --model {MODELS[DEEPSEEK]} --port {port}')) as shell:
-        ready(shell, port)
-        p = subprocess.run([python, '-c', script], capture_output=True, text=True, timeout=120)
-        items = [ast.literal_eval(line) for line in p.stdout.splitlines()]
-        ends = [i for i in items if i['is_end'] == 1]
-        assert p.returncode == 0 and len(ends) == 2 and items[-1] is ends[1], (p.stdout[-2000:], p.stderr[-3000:])
-        assert all(i['error_msg'] == '' and i['error_code'] == 0 for i in items) and all(1 <= i['tokens_all_num'] <= 64 for i in ends), items
+        return 'the package requests'
+    items = [ast.literal_eval(line) for line in printed(python, client_of_004('import uuid', '更多请求参数', port)).splitlines()]
+    ends = [i for i in items if i['is_end'] == 1]
+    assert len(ends) == 2 and items[-1] is ends[1], items
+    assert all(i['error_msg'] == '' and i['error_code'] == 0 for i in items) and all(1 <= i['tokens_all_num'] <= 64 for i in ends), items
     for name, end in zip(names, ends):
         done('004', name, 'works', f'{end["tokens_all_num"]} tokens, an item each')
 
 
-def test_004_openai_client():
+def ask_as_openai(port):
     name = 'openai.Client(base_url=".../v1/chat/completions")'
-    python = python_with('openai')
+    python = python_with('openai', os.environ.get('BATON_OPENAI_PYTHON'))
     if not python:
         done('004', name, 'skipped', 'not run here: BATON_OPENAI_PYTHON names no Python with the package openai')
-        raise Skip('BATON_OPENAI_PYTHON does not name a Python with the package openai')
-    port = free_ports(1)[0]
-    script = client_of_004('import openai', '基于', port)
-    with closing(Shell(f'exec "$BATON_BIN" serve --model {MODELS[ERNIE]} --port {port}')) as shell:
-        ready(shell, port)
-        p = subprocess.run([python, '-c', script], capture_output=True, text=True, timeout=120)
-        assert p.returncode == 0 and 'ChatCompletion(' in p.stdout and 'Completion(' in p.stdout, p.stderr[-3000:]
+        return 'the package openai'
+    text = printed(python, client_of_004('import openai', '基于', port))
+    assert 'ChatCompletion(' in text and 'Completion(' in text, text
     done('004', name, 'works', 'the example prints four answers')
+
+
+GRPC_CLIENT = '''
+import json, queue, uuid
+import numpy, tritonclient.grpc as grpcclient
+results, client = queue.Queue(), grpcclient.InferenceServerClient("127.0.0.1:8811")
+client.start_stream(callback=lambda result, error: results.put((result, error)))
+data = {"text": "Hello, how are you?", "req_id": str(uuid.uuid1()), "max_dec_len": 64}
+tensor = grpcclient.InferInput("IN", [1], "BYTES")
+tensor.set_data_from_numpy(numpy.array([json.dumps([data])], dtype=numpy.object_))
+client.async_stream_infer(model_name="model", inputs=[tensor], request_id=data["req_id"])
+while True:
+    result, error = results.get(timeout=60)
+    assert error is None, error
+    answer = json.loads(result.as_numpy("OUT")[0])
+    answer = answer[0] if isinstance(answer, list) else answer
+    print(json.dumps(answer))
+    if answer.get("is_end") or answer.get("error_msg"):
+        break
+client.stop_stream()
+'''
+
+
+def ask_over_grpc(port):
+    """As clients of that service do: one JSON object in a list, in the tensor IN of the model `model`; what comes back is in OUT."""
+    python = python_with('tritonclient.grpc', os.environ.get('BATON_GRPC_PYTHON'))
+    if not python:
+        print('  not run here: BATON_GRPC_PYTHON names no Python with the package tritonclient[grpc]', flush=True)
+        return 'the package tritonclient[grpc]'
+    items = [json.loads(line) for line in printed(python, GRPC_CLIENT.replace(':8811', f':{port}')).splitlines()]
+    assert all(not i.get('error_msg') for i in items) and items[-1]['is_end'] == 1 and 1 <= items[-1]['tokens_all_num'] <= 64, items
+    return None
+
+
+def test_004_clients():
+    """Of a service that was started as the document says: its HTTP example, its OpenAI example, and Triton's client at SERVICE_GRPC_PORT."""
+    service = Service({'MODEL_DIR': MODELS[DEEPSEEK]})
+    exports = service.with_ports(block('004', *EXPORTS))
+    with closing(service):
+        service.run(exports + block('004', 'export MODEL_DIR=', 'start_server'))
+        api = service.ports['SERVICE_HTTP_PORT']
+        missing = [m for m in (ask_over_http(api), ask_as_openai(api), ask_over_grpc(service.ports['SERVICE_GRPC_PORT'])) if m]
+    if missing:
+        raise Skip('not all were asked, for lack of ' + ', '.join(missing))
 
 
 # ---- models that cannot be read ----

@@ -13,7 +13,9 @@ enum { US_PER_S = 1000000, NS_PER_US = 1000 };
 
 static bool has_event(const struct choice *ch)
 {
-    return !ch->request->native->return_all && !ch->may_be_last && !choice_ended_locally(ch);
+    const struct completion_request *c = ch->request;
+    return !c->native->return_all && !c->serve->o.last_item_alone && !ch->may_be_last &&
+           !choice_ended_locally(ch);
 }
 
 /* ---- the parts of an item ---- */

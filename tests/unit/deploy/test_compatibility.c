@@ -41,7 +41,7 @@ TEST(variables_without_effect_are_said_once_each)
     setenv("HCCL_BUFFSIZE", "256", 1);       /* has an entry */
     setenv("VLLM_SOMETHING_NEW", "1", 1);    /* only its family has */
     setenv("BKCL_SOCKET_IFNAME", "eth0", 1); /* likewise */
-    compatibility_env_notes(collect, &notes);
+    compatibility_env_notes(false, collect, &notes);
     CHECK_EQ_INT(notes.n, 3);
     CHECK(strstr(notes.text.data, "HCCL_BUFFSIZE: ") != NULL);
     CHECK(strstr(notes.text.data, "VLLM_SOMETHING_NEW: ") != NULL);
@@ -59,7 +59,7 @@ TEST(variables_that_work_or_say_nothing_are_not_mentioned)
     setenv("http_proxy", "http://p", 1); /* often set for others */
     setenv("PATH", "/bin", 1);
     setenv("BATON_PORT", "1", 1);
-    compatibility_env_notes(collect, &notes);
+    compatibility_env_notes(false, collect, &notes);
     CHECK_EQ_INT(notes.n, 0);
     buf_release(&notes.text);
 }

@@ -101,7 +101,7 @@ TEST(what_is_asked_for_is_taken)
     o.n_blocks = UINT32_MAX; /* 64 TiB */
     CHECK_STATUS(node_model_blocks(&m, &o, &n, &err), ERR_CONFIG);
     CHECK_EQ_STR(err.field, "num-gpu-blocks-override");
-    CHECK(strstr(err.text, "--num-gpu-blocks-override 4294967295 asks for 65536.0 GiB"));
+    CHECK(strstr(err.text, "--num-gpu-blocks-override: 4294967295 KV blocks are 65536.0 GiB"));
     o.n_blocks = 0;
     o.kv_bytes = (uint64_t)1 << 50;
     CHECK_STATUS(node_model_blocks(&m, &o, &n, &err), ERR_CONFIG);

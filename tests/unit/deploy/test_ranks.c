@@ -485,9 +485,12 @@ TEST(nodes_of_a_launch_without_a_group_are_told_nothing_of_ranks)
     CHECK_EQ_STR(value_of(&p.nodes[0], "splitwise-role"), "prefill");
     CHECK(!value_of(&p.nodes[0], "data-parallel-rank"));
     CHECK_EQ_INT(number_of(&p.nodes[0], "metrics-port"), 9101);
-    CHECK(!value_of(&p.nodes[1], "metrics-port"));
     CHECK_EQ_INT(number_of(&p.nodes[1], "grpc-port"), 9202);
     CHECK_EQ_INT(number_of(&p.nodes[2], "grpc-port"), 0);
+    /* a port of the environment is for one node, the first */
+    CHECK_EQ_INT(number_of(&p.nodes[1], "metrics-port"), 0);
+    CHECK_EQ_INT(number_of(&p.nodes[1], "health-port"), 0);
+    CHECK(!value_of(&p.nodes[0], "health-port"));
     launch_plan_release(&p);
     config_free(c);
 }
