@@ -419,7 +419,7 @@ static void on_reserved(struct decode_worker *w, struct decode_seq *seq,
         seq->in_engine = false;
         if (seq->state == DECODE_SEQ_CLOSING) decode_drop_if_over(w, seq);
         else if (ev->status == ERR_BUSY)
-            fail_seq(w, seq, ERR_BUSY, BLAME_HANDED_BACK, "no free KV blocks on the decode node");
+            fail_seq(w, seq, ERR_FULL, BLAME_HANDED_BACK, "no free KV blocks on the decode node");
         else
             fail_seq(w, seq, ev->status, failed_blame_of_engine(ev->status),
                      "the request does not fit in the decode node's KV cache");

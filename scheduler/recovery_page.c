@@ -28,9 +28,11 @@ static const char HEAD[] =
     "| fail | the request ends with the error |\n"
     "\n"
     "A request moves at most %d times, then it fails with 503; after %d moves it is not\n"
-    "split any more. Requeued without a token delivered for `--max-queue-time`, it fails\n"
-    "with 429. A loss after the last token ends the request well, whatever the cell says.\n"
-    "No token is delivered twice, and none is left out, in any cell.\n"
+    "split any more. Requeued for want of room, be it of places or of blocks, and without\n"
+    "a token delivered for `--max-queue-time`, it fails with 429; being handed back by a\n"
+    "node that leaves or changes its role begins that time anew. A loss after the last\n"
+    "token ends the request well, whatever the cell says. No token is delivered twice, and\n"
+    "none is left out, in any cell.\n"
     "\n";
 
 static const char LOSSES[] =

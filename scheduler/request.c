@@ -364,28 +364,38 @@ static void log_loss(struct entry *e, const struct request *r, enum request_acti
              text);
 }
 
+/* A node that gives a request back for want of blocks (answer.h) is full; but others may have some,
+ * so the first time ends no request. One that leaves, or has another role now, is not full. */
+static bool counts_as_full(const struct request *r, enum request_loss loss, enum status st)
+{
+    return loss != LOSS_HANDED_BACK || (st == ERR_FULL && r->full_since_ms);
+}
+
 /* What happens in truth: the table knows neither that all moves are used up, nor for how long all
  * nodes have been full. */
-static enum request_action action_of(struct entry *e, struct request *r, enum request_loss loss)
+static enum request_action action_of(struct entry *e, struct request *r, enum request_loss loss,
+                                     enum status st)
 {
     enum request_action action = retry_action(r->state, loss);
     if (r->ends != FINISH_NONE && action != ACTION_IGNORE) return ACTION_END;
     if (action == ACTION_MOVE && r->n_moves >= REQUEST_MOVES_MAX) return ACTION_FAIL;
-    if (action == ACTION_REQUEUE && loss != LOSS_HANDED_BACK && request_is_full_for_too_long(e, r))
+    if (action == ACTION_REQUEUE && counts_as_full(r, loss, st) &&
+        request_is_full_for_too_long(e, r))
         return ACTION_FAIL;
     return action;
 }
 
-static void note_handed_back(struct request *r, uint64_t node)
+static void note_handed_back(struct request *r, uint64_t node, enum status st)
 {
     r->gave_back = node;
-    r->full_since_ms = 0; /* it had its nodes */
+    if (st != ERR_FULL) r->full_since_ms = 0; /* it had its nodes */
+    else if (!r->full_since_ms) r->full_since_ms = clock_ms();
 }
 
 void request_on_loss(struct entry *e, struct request *r, enum request_loss loss, enum status st,
                      uint64_t culprit, const char *text)
 {
-    enum request_action action = action_of(e, r, loss);
+    enum request_action action = action_of(e, r, loss, st);
     if (action != ACTION_IGNORE && hedge_on_loss(e, r, loss, text)) return;
     scheduler_metrics_loss(&e->metrics, r->state, loss, action);
     if (action == ACTION_IGNORE) return;
@@ -393,7 +403,7 @@ void request_on_loss(struct entry *e, struct request *r, enum request_loss loss,
     switch (action) {
     case ACTION_REQUEUE:
         counter_add(e->metrics.requeues, 1);
-        if (loss == LOSS_HANDED_BACK) note_handed_back(r, culprit);
+        if (loss == LOSS_HANDED_BACK) note_handed_back(r, culprit, st);
         place_again(e, r, REQUEST_PAUSE_BUSY_MS);
         break;
     case ACTION_MOVE:

@@ -355,7 +355,7 @@ TEST(decode_refuses_what_does_not_fit)
     entry_generate(&t.e, g[0], t.d, FRAME_RESERVE); /* 7 of 10 blocks */
     RIG_WAIT(&t.rig, g[0]->granted);
     entry_generate(&t.e, g[1], t.d, FRAME_RESERVE);
-    check_refused(&t, g[1], ERR_BUSY, BLAME_HANDED_BACK); /* no blocks */
+    check_refused(&t, g[1], ERR_FULL, BLAME_HANDED_BACK); /* no blocks */
     g[2]->n_prompt = 400;
     for (uint32_t i = 100; i < 400; i++) g[2]->prompt[i] = 5;
     entry_generate(&t.e, g[2], t.d, FRAME_RESERVE); /* would never fit */

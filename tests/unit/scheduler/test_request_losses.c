@@ -313,6 +313,48 @@ TEST(losses_handed_back_late_do_not_end_it)
     world_close(&w);
 }
 
+/* A node that has no blocks left is full, whatever the directory counts: who is given back by it
+ * again and again does not wait for its ttl. */
+TEST(losses_handed_back_for_want_of_blocks_end_with_429)
+{
+    struct world w;
+    struct client c;
+    world_open(&w, "pdd", 5000);
+    w.s->entry.max_queue_ms = 300;
+    CHECK_OK(client_submit(&w, &c, TEN));
+    const uint64_t since_ms = clock_ms();
+    while (!c.n_ended && clock_ms() < since_ms + 5000) {
+        struct attempt a = play_split(&w, &c, AT_RESERVE, 0);
+        reply_blame(a.decode, &a, ERR_FULL, BLAME_HANDED_BACK);
+        RIG_WAIT(&w.rig, c.n_ended || received_count(w.nodes[0], FRAME_ASK_CREDIT) > 0);
+    }
+    CHECK_EQ_INT(c.n_ended, 1);
+    CHECK(clock_ms() - since_ms >= 290);
+    CHECK_STATUS(c.end.status, ERR_BUSY);
+    CHECK(c.end.retry_after_s > 0 && strstr(c.end.text, "full"));
+    CHECK_EQ_INT(cells(&w, "reserve", "handed_back", "fail"), 1);
+    world_check_idle(&w);
+    world_close(&w);
+}
+
+/* Others may have some: even where nobody waits the first refusal is not the last word. */
+TEST(losses_handed_back_for_want_of_blocks_go_elsewhere_first)
+{
+    struct world w;
+    struct client c;
+    world_open(&w, "pdd", 5000);
+    w.s->entry.max_queue_ms = 0;
+    CHECK_OK(client_submit(&w, &c, TEN));
+    struct attempt a = play_split(&w, &c, AT_RESERVE, 0);
+    reply_blame(a.decode, &a, ERR_FULL, BLAME_HANDED_BACK);
+    struct attempt b = play_split(&w, &c, AT_DECODE, 2);
+    CHECK(b.decode != a.decode);
+    play_rest(&w, &c, &b, 10);
+    CHECK_STATUS(c.end.status, OK);
+    world_check_idle(&w);
+    world_close(&w);
+}
+
 /* ---- all nodes are full ---- */
 
 /* Node i takes one request at a time. */
@@ -541,6 +583,8 @@ TEST(losses_move_whole_requests_to_nodes_of_any_role)
 TEST_MAIN(CASE(losses_of_a_pair_avoid_the_pair_and_neither_node),
           CASE(losses_of_a_pair_are_not_mended_by_answers_from_before),
           CASE(losses_handed_back_late_do_not_end_it),
+          CASE(losses_handed_back_for_want_of_blocks_end_with_429),
+          CASE(losses_handed_back_for_want_of_blocks_go_elsewhere_first),
           CASE(losses_of_a_long_answer_are_not_overtaken),
           CASE(losses_of_a_pair_that_is_connecting_cost_no_move),
           CASE(losses_of_room_for_a_transfer_go_elsewhere),
