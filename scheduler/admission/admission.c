@@ -166,6 +166,17 @@ enum status admission_ask(struct entry *e, const struct gen_request *g, uint32_t
     return why->err.code;
 }
 
+enum status admission_ask_kept(struct entry *e, const struct gen_request *g,
+                               struct gen_refusal *why)
+{
+    struct admission *d = &e->admission;
+    struct admit_verdict v;
+    if (admit_may_expect(d->admit, g->admission.tenant, clock_ms(), &v)) return OK;
+    admission_metrics_verdict(&d->metrics, &v, g->admission.tenant);
+    *why = v.why;
+    return why->err.code;
+}
+
 void admission_push(struct entry *e, struct request *r)
 {
     const struct admit_ask q = ask_of(r);

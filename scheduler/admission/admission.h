@@ -58,6 +58,10 @@ void admission_on_view(struct admission *d, const struct view *v);
  * then one that waits may give way, which ends in the next turn of the loop. */
 enum status admission_ask(struct entry *e, const struct gen_request *g, uint32_t n_full,
                           struct gen_refusal *why) MUST_CHECK;
+/* The same of one whose client comes back for its answer: only those of its tenant that look for
+ * one count, since what a node has kept was admitted before. */
+enum status admission_ask_kept(struct entry *e, const struct gen_request *g,
+                               struct gen_refusal *why) MUST_CHECK;
 /* It is to be placed: into the line, unless it has been there. In ATTACH it is only counted. */
 void admission_push(struct entry *e, struct request *r);
 /* A node had kept its answer and goes on with it, so it was admitted before. */

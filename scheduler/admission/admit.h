@@ -111,6 +111,9 @@ struct admit_verdict {
 /* A request that is taken must be pushed, in the same turn of the loop. */
 void admit_ask(struct admit *a, const struct admit_ask *q, uint64_t now_ms,
                struct admit_verdict *out);
+/* May one more request of the tenant look for a kept answer? No more had kept ones than may run at
+ * once. False: fills in the refusal. */
+bool admit_may_expect(struct admit *a, uint32_t tenant, uint64_t now_ms, struct admit_verdict *out);
 /* Nodes are asked whether one has kept its answer. */
 void admit_expect(struct admit *a, struct admit_request *r, const struct admit_ask *q,
                   uint64_t now_ms);

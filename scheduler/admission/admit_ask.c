@@ -340,6 +340,24 @@ void admit_ask(struct admit *a, const struct admit_ask *q, uint64_t now_ms,
     out->was_promised = k.returns;
 }
 
+/* It has no place in line to be promised: the answers of nodes are awaited for a moment only. */
+bool admit_may_expect(struct admit *a, uint32_t tenant, uint64_t now_ms, struct admit_verdict *out)
+{
+    struct admit_tenant *t = &a->tenants[tenant];
+    *out = (struct admit_verdict){ .taken = true };
+    t->t_asked_ms = now_ms;
+    if (!t->t->concurrent || t->n_expected < t->t->concurrent) return true;
+    *out = (struct admit_verdict){ .reason = ADMIT_CONCURRENT };
+    out->why.retry_after_s = 1;
+    out->why.takes_others = true;
+    (void)err_set(
+        &out->why.err, ERR_FULL,
+        "the limit of tenant %s is reached: concurrent is %u, and it has %u requests that "
+        "look for kept answers; try again in 1 s",
+        t->t->name, t->t->concurrent, t->n_expected);
+    return false;
+}
+
 bool admit_has_tokens(struct admit *a, uint32_t tenant, uint64_t n_tokens, uint64_t now_ms)
 {
     struct admit_tenant *t = &a->tenants[tenant];

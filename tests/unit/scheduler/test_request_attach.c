@@ -649,6 +649,37 @@ TEST(attach_leaves_nodes_that_keep_nothing_alone)
     world_close(&w);
 }
 
+/* Whoever names answers that nobody keeps takes no more of the entry node than his limit. */
+TEST(those_who_look_for_answers_are_as_many_as_may_run)
+{
+    struct world w;
+    struct client c[3];
+    struct tenants tenants;
+    tenants_init(&tenants);
+    CHECK_OK(tenants_parse(&tenants, STR("a k concurrent=1\nb l\n"), "keys", NULL));
+    world_entry.tenants = &tenants;
+    world_open_keeping(&w, "pd");
+    struct ask of_a = back(w.nodes[1]->id, 4), of_b = of_a;
+    of_a.admission.tenant = 1;
+    of_b.admission.tenant = 2;
+    CHECK_OK(client_submit(&w, &c[0], of_a));
+    CHECK_STATUS(client_submit(&w, &c[1], of_a), ERR_FULL);
+    CHECK(c[1].why.retry_after_s == 1 && strstr(c[1].why.err.text, "tenant a is reached"));
+    CHECK_OK(client_submit(&w, &c[2], of_b));
+    for (int i = 0; i < 2; i++) {
+        struct attempt a = expect_attach(&w, UINT32_MAX);
+        reply_attached(&a, 0, 0);
+        play_rest(&w, a.request == c[0].id ? &c[0] : &c[2], &a, 10);
+    }
+    CHECK_OK(client_submit(&w, &c[1], of_a));
+    struct attempt a = expect_attach(&w, UINT32_MAX);
+    reply_attached(&a, 0, 0);
+    play_rest(&w, &c[1], &a, 10);
+    world_check_idle(&w);
+    world_close(&w);
+    tenants_release(&tenants);
+}
+
 TEST_MAIN(
     CASE(attach_goes_on_with_the_kept_answer), CASE(attach_takes_ids_of_earlier_attempts),
     CASE(attach_refused_is_computed_again), CASE(attach_to_a_node_that_is_gone_is_computed_again),
@@ -664,4 +695,5 @@ TEST_MAIN(
     CASE(attach_waits_while_no_node_is_seen), CASE(attach_waits_for_a_node_without_a_link),
     CASE(attach_of_a_node_that_leaves_is_not_cancelled),
     CASE(attach_refused_is_limited_like_a_new_request), CASE(attach_refused_waits_in_line_and_pays),
-    CASE(attach_that_asks_all_counts_at_once), CASE(attach_leaves_nodes_that_keep_nothing_alone))
+    CASE(attach_that_asks_all_counts_at_once), CASE(attach_leaves_nodes_that_keep_nothing_alone),
+    CASE(those_who_look_for_answers_are_as_many_as_may_run))
