@@ -67,6 +67,14 @@ class Refused(RuntimeError):
     """The answer of a node that asking again does not change."""
 
 
+class Later(RuntimeError):
+    """What is asked for is over a limit, at every node: it may be had after some seconds."""
+
+    def __init__(self, text, after_s):
+        super().__init__(text)
+        self.after_s = after_s
+
+
 def events(response):
     """Yield (id, JSON) of each server-sent event, up to [DONE]; id is None where there is none.
 
@@ -94,6 +102,9 @@ def post(url, body, more_headers):
     if r.status == 200:
         return r
     text = f"status {r.status}: {r.read().decode('utf-8', 'replace').strip()}"
+    after = r.getheader("Retry-After", "")
+    if r.status == 429 and after.isdigit():
+        raise Later(text, int(after))
     raise (RuntimeError if r.status in (429, 502, 503, 504) else Refused)(text)
 
 
@@ -109,8 +120,9 @@ def stream_resumed(urls, body):
     """As stream, over as many connections as it takes: each event once, in order.
 
     The first request asks for ids. When its connection ends early, the same request goes to the
-    next URL, with the id of the last event as Last-Event-ID; that node goes on after it. What
-    keeps a URL from answering is said once until there is a new event."""
+    next URL, with the id of the last event as Last-Event-ID; that node goes on after it. A node
+    that says when to come back (429) is obeyed. What keeps a URL from answering is said once
+    until there is a new event."""
     last_id, i, t_last, said = None, 0, time.monotonic(), set()
     while True:
         ask = {"Last-Event-ID": last_id} if last_id else {"x-baton-resume": "1"}
@@ -125,15 +137,18 @@ def stream_resumed(urls, body):
         except (OSError, http.client.HTTPException, RuntimeError, ValueError) as e:
             if time.monotonic() - t_last > RESUME_GIVE_UP_S:
                 raise
+            pause_s = max(RESUME_PAUSE_S, getattr(e, "after_s", 0))
+            t_last += pause_s  # what it is told to wait is no silence
             url, next_url = urls[i % len(urls)], urls[(i + 1) % len(urls)]
             why = f"ask.py: {url}: {str(e) or type(e).__name__}"
             if why not in said:
                 again = "trying again" if next_url == url else f"going on at {next_url}"
-                print(f"\n{why}; {again}, until nothing new has come for {RESUME_GIVE_UP_S} s",
-                      file=sys.stderr)
+                after = f" in {pause_s:g} s" if pause_s > RESUME_PAUSE_S else ""
+                print(f"\n{why}; {again}{after}, until nothing new has come for "
+                      f"{RESUME_GIVE_UP_S} s", file=sys.stderr)
             said.add(why)
         i += 1
-        time.sleep(RESUME_PAUSE_S)
+        time.sleep(pause_s)
 
 
 def ask(urls, question, max_tokens, resume):

@@ -4,7 +4,7 @@ Every stream is cut after a random event: what its client had not read by then c
 nodes still compute, in some rounds together with a decode node, so that the answers of that one are computed again. The client sends the request
 again to another node, with the id of the last event that it has. What tells of the way of an answer may differ: which node computed it (in ids),
 when it began (`created`, the same within a stream), and how much of a prompt was cached."""
-import collections, re, sys
+import collections, http.server, re, sys
 
 from harness import *
 
@@ -333,6 +333,37 @@ def test_ask_resumes():
             assert (head + out).decode().startswith(text + '\n  queue'), (head + out, text)
             assert f'going on at 127.0.0.1:{other.port}' in err.decode(), err
             assert total([other], 'baton_resumes_total{kind="attached"}') == 1
+
+
+def test_ask_comes_back_when_it_is_told():
+    """A server stands for a node whose tenant is over its limit; it counts how often it is asked before the time that it names."""
+    asked, after_s = [], 1
+
+    class Node(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.rfile.read(int(self.headers['Content-Length']))
+            asked.append((time.monotonic(), self.headers['Last-Event-ID']))
+            if len(asked) == 2:
+                self.send_response(429)
+                self.send_header('Retry-After', str(after_s))
+                self.send_header('Content-Length', '0')
+                self.end_headers()
+                return
+            self.send_response(200)
+            self.end_headers()
+            events = [f'id: {i}\ndata: {{"choices": [{{"delta": {{"content": "{w} "}}}}]}}\n\n' for i, w in enumerate(('one', 'two', 'three'))] + ['data: [DONE]\n\n']
+            self.wfile.write(''.join(events[:1] if len(asked) == 1 else events[1:]).encode())
+
+        def log_message(self, *words):
+            pass
+
+    with http.server.ThreadingHTTPServer(('127.0.0.1', 0), Node) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        p = subprocess.run([sys.executable, os.path.join(HERE, '..', '..', 'deploy', 'ask.py'), '--resume', f'127.0.0.1:{server.server_port}', 'Count.'], capture_output=True, text=True, timeout=60)
+        server.shutdown()
+    assert p.returncode == 0 and p.stdout.startswith('one two three'), (p.stdout, p.stderr)
+    assert [last for _, last in asked] == [None, '0', '0'], asked
+    assert asked[2][0] - asked[1][0] >= after_s, asked
 
 
 def test_tool_calls_are_resumed_long():
