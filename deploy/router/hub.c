@@ -14,7 +14,6 @@
 #include "shared/net/http/http_client.h"
 
 enum {
-    BODY_MAX = 64 << 10,   /* of calls that list nodes */
     METRICS_MAX = 4 << 20, /* of one process */
     METRICS_MS = 2000,     /* a process that does not answer is left out */
     STOP_GRACE_MS = 300
@@ -202,7 +201,7 @@ static enum status listen_on(struct hub *h, const char *host, uint16_t port,
         .handler = handler,
         .arg = h,
     };
-    s.limits.body_bytes = BODY_MAX;
+    s.limits.body_bytes = INSTANCES_BODY_MAX;
     s.limits.small_body_paths = DIRECTORY_PATH;
     s.limits.small_body_bytes = DIRECTORY_BODY_MAX;
     s.limits.write_queue_bytes = 2 * DIRECTORY_ANSWER_MAX;

@@ -7,12 +7,22 @@
 #include "deploy/node/node_options.h"
 #include "shared/base/address/host_port.h"
 #include "shared/base/hash/hash.h"
-#include "shared/base/json/json.h"
+#include "shared/base/json/json_packed.h"
 #include "shared/base/mem.h"
 #include "shared/serve/auth.h"
 #include "shared/serve/serve_state.h"
 
+enum { VALUES_MAX = 4 * INSTANCES_MAX /* JSON values of a body */ };
+
 /* ---- bodies ---- */
+
+static enum status parse(struct str body, cJSON **doc, struct err *err)
+{
+    if (body.n > INSTANCES_BODY_MAX)
+        return err_set(err, ERR_TOO_LONG, "the body has %zu bytes, and at most %d are read here",
+                       body.n, INSTANCES_BODY_MAX);
+    return json_parse_bounded(body, VALUES_MAX, doc, err);
+}
 
 static enum status read_role(const cJSON *o, const char *name, bool mixed, enum node_role *out,
                              struct err *err)
@@ -54,7 +64,7 @@ enum status instances_read_change(struct str body, struct instances_change *out,
 {
     cJSON *doc = NULL;
     out->n = 0;
-    TRY(json_parse(body, false, &doc, err));
+    TRY(parse(body, &doc, err));
     const enum status st = cJSON_IsObject(doc)
                                ? read_instances(doc, out, err)
                                : err_set(err, ERR_INVALID, "the body must be a JSON object");
@@ -90,7 +100,7 @@ static enum status read_registration(const cJSON *doc, struct node_at *out, stru
 enum status instances_read_register(struct str body, struct node_at *out, struct err *err)
 {
     cJSON *doc = NULL;
-    TRY(json_parse(body, false, &doc, err));
+    TRY(parse(body, &doc, err));
     const enum status st = cJSON_IsObject(doc)
                                ? read_registration(doc, out, err)
                                : err_set(err, ERR_INVALID, "the body must be a JSON object");

@@ -18,7 +18,10 @@
 #include "shared/net/http/http_server.h"
 #include "shared/serve/tenants.h"
 
-enum { INSTANCES_MAX = 256 /* in one request */ };
+enum {
+    INSTANCES_MAX = 256, /* in one request */
+    INSTANCES_BODY_MAX = 64 << 10
+};
 
 struct instances_options {
     struct listed *listed; /* NULL: the view is not this router's, so nothing can be listed */
@@ -35,6 +38,9 @@ bool instances_serve(const struct instances_options *o, struct http_exchange *x)
 bool instances_has_key(const struct instances_options *o, const struct http_exchange *x);
 
 /* ---- the bodies, for tests ---- */
+
+/* They are read on the loop, so what is longer than INSTANCES_BODY_MAX is not (ERR_TOO_LONG), nor
+ * what has many more values than a list of INSTANCES_MAX (ERR_INVALID). */
 
 struct instances_change {
     struct node_at nodes[INSTANCES_MAX];

@@ -9,6 +9,7 @@
 #include "shared/base/address/host_port.h"
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
+#include "shared/base/json/json_packed.h"
 #include "shared/base/list.h"
 #include "shared/base/log.h"
 #include "shared/base/log/log_repeats.h"
@@ -20,6 +21,7 @@ enum {
     ASK_MS = 2000,
     RECORDS_MAX = 256, /* of one address: the port before ranks gives those of all */
     ANSWER_MAX = RECORDS_MAX * RECORD_TEXT_MAX,
+    VALUES_MAX = RECORDS_MAX * 64, /* JSON values of an answer */
     WHY_MAX = ERR_TEXT_MAX
 };
 
@@ -183,7 +185,7 @@ static enum status take_all(struct listed_node *n, const cJSON *doc, struct err 
 static enum status take_records(struct listed_node *n, struct str text, struct err *err)
 {
     cJSON *doc = NULL;
-    TRY(json_parse(text, false, &doc, err));
+    TRY(json_parse_bounded(text, VALUES_MAX, &doc, err));
     const enum status st = take_all(n, doc, err);
     cJSON_Delete(doc);
     return st;

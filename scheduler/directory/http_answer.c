@@ -116,19 +116,6 @@ static void explain_failure(const struct directory_http *d, const struct err *er
              d->at, why, d->at);
 }
 
-/* The server has not proven itself, so its answer is parsed in bounded memory. */
-static enum status parse_answer(struct str body, cJSON **doc, struct err *err)
-{
-    struct json_limits limits = { .n_values = DIRECTORY_VALUES_MAX };
-    struct json_packed packed = { 0 };
-    struct buf text = { 0 };
-    buf_add_str(&text, body);
-    enum status st = json_parse_packed(&text, &limits, doc, &packed, err);
-    json_packed_release(&packed);
-    buf_release(&text);
-    return st;
-}
-
 bool directory_http_read_answer(struct directory_http *d, const struct directory_http_call *c,
                                 enum status st, int http_status, struct str body,
                                 struct directory_http_answer *a)
@@ -136,7 +123,7 @@ bool directory_http_read_answer(struct directory_http *d, const struct directory
     struct err err = { 0 };
     cJSON *doc = NULL;
     a->st = st;
-    if (st == OK) a->st = parse_answer(body, &doc, &err);
+    if (st == OK) a->st = json_parse_bounded(body, DIRECTORY_VALUES_MAX, &doc, &err);
     if (a->st != OK) {
         explain_failure(d, &err, a);
     } else if (http_status != 200) {

@@ -6,6 +6,9 @@
 #include <string.h>
 
 #include "shared/base/hash/hash.h"
+#include "shared/base/json/json_packed.h"
+
+enum { REFUSAL_VALUES_MAX = 16 };
 
 void directory_prove(struct str secret, const char *method, struct str path, struct str body,
                      char out[DIRECTORY_PROOF_MAX])
@@ -37,8 +40,8 @@ enum status directory_read_refusal(int http_status, struct str answer, const cha
 {
     cJSON *doc = NULL;
     struct err unread;
-    const cJSON *why = json_parse(answer, false, &doc, &unread) == OK ? json_member(doc, "error")
-                                                                      : NULL;
+    const bool is_read = json_parse_bounded(answer, REFUSAL_VALUES_MAX, &doc, &unread) == OK;
+    const cJSON *why = is_read ? json_member(doc, "error") : NULL;
     const enum status st = err_set(err, ERR_PEER_REFUSED, "%.300s (status %d)",
                                    cJSON_IsString(why) ? why->valuestring : otherwise, http_status);
     cJSON_Delete(doc);

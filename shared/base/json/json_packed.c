@@ -221,3 +221,16 @@ void json_packed_release(struct json_packed *p)
     mem_free(p->arrays);
     *p = (struct json_packed){ 0 };
 }
+
+enum status json_parse_bounded(struct str text, size_t n_values, cJSON **out, struct err *err)
+{
+    const struct json_limits limits = { .n_values = n_values };
+    struct json_packed packed = { 0 };
+    struct buf copy = { 0 };
+    buf_add_str(&copy, text);
+    enum status st = json_parse_packed(&copy, &limits, out, &packed, err);
+    json_packed_release(&packed);
+    buf_release(&copy);
+    if (st != ERR_INVALID) return st;
+    return err_set(err, st, "it has more than %zu JSON values", n_values);
+}

@@ -41,6 +41,9 @@ struct json_packed {
  * error. */
 enum status json_parse_packed(struct buf *text, const struct json_limits *limits, cJSON **out,
                               struct json_packed *packed, struct err *err) MUST_CHECK;
+/* The same where nothing is packed, of a text that stays as it is. */
+enum status json_parse_bounded(struct str text, size_t n_values, cJSON **out,
+                               struct err *err) MUST_CHECK;
 /* Moves the integers of `array` out to the caller (mem_free); false when it was not packed, or was
  * taken before. */
 bool json_packed_take(struct json_packed *p, const cJSON *array, int32_t **v, size_t *n);

@@ -23,7 +23,8 @@ struct fake {
     uint64_t node, second; /* second 0: none */
     const char *secret, *topic, *host;
     enum node_role role;
-    int status; /* 0: the record */
+    int status;   /* 0: the record */
+    bool babbles; /* it says much that is no record */
     int n_asked;
     bool others; /* it was told so, when it was asked last */
 };
@@ -68,6 +69,7 @@ static void on_request(void *arg, struct http_exchange *x)
         buf_add_char(&body, ',');
         node_record_write(&me, &body);
     }
+    for (int i = 0; f->babbles && i < 100000; i++) buf_add_c(&body, ",0");
     buf_add_c(&body, "]}");
     if (f->status) http_reply(x, f->status, "application/json", NULL, STR("{\"error\":\"no\"}"));
     else http_reply(x, 200, "application/json", NULL, buf_str(&body));
@@ -255,6 +257,9 @@ TEST(records_that_cannot_be_used_say_why)
     r.fakes[0].host = "127.0.0.1";
     r.fakes[0].topic = "u";
     WAIT_FOR(&r, lists(&r, "it is in topic u and this router in topic t"));
+    /* Whoever may list nodes may name anybody: what is said there is read in bounded time. */
+    r.fakes[0].babbles = true;
+    WAIT_FOR(&r, lists(&r, "it has more than 16384 JSON values"));
     CHECK_EQ_INT(view_sum(&r), 0);
     rig_close(&r);
 }
@@ -373,9 +378,30 @@ TEST(bodies_of_fastdeploys_servers)
     }
 }
 
+/* They are read on the loop, and who sends them has the limit of the API's bodies. */
+TEST(long_bodies_are_not_read)
+{
+    struct instances_change *c = MEM_NEW(struct instances_change);
+    struct node_at a;
+    struct err err = { 0 };
+    struct buf body = { 0 };
+    buf_add_c(&body, "{\"type\":\"decode\",\"instances\":\"h:2\",\"role\":\"mixed\","
+                     "\"host_ip\":\"h\",\"port\":1,\"more\":[0");
+    for (int i = 0; i < 2000; i++) buf_add_c(&body, ",0");
+    buf_add_c(&body, "]}");
+    CHECK_STATUS(instances_read_change(buf_str(&body), c, &err), ERR_INVALID);
+    CHECK_STATUS(instances_read_register(buf_str(&body), &a, &err), ERR_INVALID);
+    CHECK(strstr(err.text, "more than 1024 JSON values"));
+    while (body.len <= INSTANCES_BODY_MAX) buf_add_char(&body, ' ');
+    CHECK_STATUS(instances_read_change(buf_str(&body), c, &err), ERR_TOO_LONG);
+    CHECK_STATUS(instances_read_register(buf_str(&body), &a, &err), ERR_TOO_LONG);
+    buf_release(&body);
+    mem_free(c);
+}
+
 TEST_MAIN(CASE(records_come_and_go), CASE(a_node_is_told_whether_another_one_decodes),
           CASE(a_node_that_does_not_answer_leaves_with_its_lease),
           CASE(a_node_that_started_again_replaces_itself),
           CASE(a_port_may_have_several_nodes_behind_it), CASE(records_that_cannot_be_used_say_why),
           CASE(who_waits_is_told_once), CASE(the_list_is_bounded), CASE(bodies_of_vllms_proxy),
-          CASE(bodies_of_fastdeploys_servers))
+          CASE(bodies_of_fastdeploys_servers), CASE(long_bodies_are_not_read))
