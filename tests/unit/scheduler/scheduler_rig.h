@@ -412,7 +412,8 @@ __attribute__((unused)) static struct attempt play_split(struct world *w, struct
 }
 
 /* Plays an attempt from any stage to its end, with `total` tokens in all. */
-static void play_rest(struct world *w, struct client *c, const struct attempt *a, uint32_t total)
+__attribute__((unused)) static void play_rest(struct world *w, struct client *c,
+                                              const struct attempt *a, uint32_t total)
 {
     uint32_t begin = c->n_tokens;
     reply_tokens(a->decode, a, begin, total, FINISH_LENGTH);
