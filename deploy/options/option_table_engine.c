@@ -166,8 +166,7 @@ const struct option ENGINE_OPTIONS[] = {
     },
     {
         .name = "speculative-config",
-        .env = "BATON_SPECULATIVE_CONFIG",
-        .service_env = "SPECULATE_METHOD",
+        .env = "BATON_SPECULATIVE_CONFIG SPECULATE_METHOD",
         .type = OPT_JSON,
         IN("Engine", NODE),
         .help = "Speculative decoding, in the JSON of vLLM and FastDeploy: \"method\" (ngram, "
