@@ -39,7 +39,7 @@ struct draft_config {
     uint32_t lookup_min, lookup_max; /* ngram, suffix: last tokens that must, and that may, agree */
     char model[DRAFT_MODEL_MAX];     /* as given; "": none */
     struct model *draft_model;       /* draft: loaded from there; borrowed until `free` */
-    bool verify_all;                 /* drafts that are not worth while too: for tests */
+    bool verify_all;                 /* drafts that are not worth while too */
     /* given: writes up to n_max drafts behind tokens [n_tokens]; returns how many. */
     uint32_t (*given)(void *arg, const int32_t *tokens, uint32_t n_tokens, uint32_t n_max,
                       int32_t *drafts);

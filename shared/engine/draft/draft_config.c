@@ -60,8 +60,14 @@ static const struct {
 };
 
 static const char *const KNOWN[] = {
-    "method",         "num_speculative_tokens", "model", "prompt_lookup_max", "prompt_lookup_min",
-    "max_ngram_size", "min_ngram_size",
+    "method",
+    "num_speculative_tokens",
+    "model",
+    "prompt_lookup_max",
+    "prompt_lookup_min",
+    "max_ngram_size",
+    "min_ngram_size",
+    "adaptive",
 };
 
 /* ---- methods ---- */
@@ -195,6 +201,9 @@ static enum status read_members(const cJSON *doc, struct draft_config *c, struct
     c->ops = m->ops;
     c->n_tokens = n_tokens ? (uint32_t)n_tokens : m->n_tokens;
     TRY(read_model(doc, c, err));
+    bool adaptive = true;
+    TRY(json_get_bool(doc, "adaptive", &adaptive, err));
+    c->verify_all = !adaptive;
     if (c->ops == &drafter_model_ops && !c->model[0])
         return err_field(err, ERR_CONFIG, "model",
                          "method draft needs \"model\": a small model of the same vocabulary");

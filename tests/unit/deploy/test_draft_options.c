@@ -59,6 +59,23 @@ static const struct accepted ACCEPTED[] = {
       16, NULL, "acceptance_method has no effect" },
 };
 
+TEST(all_drafts_are_verified_if_asked)
+{
+    static const struct {
+        const char *json;
+        bool verify_all;
+    } cases[] = { { "{\"method\":\"mtp\"}", false },
+                  { "{\"method\":\"mtp\",\"adaptive\":true}", false },
+                  { "{\"method\":\"mtp\",\"adaptive\":false}", true } };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        struct reading r = read_args(
+            (const char *[]){ "--speculative-config", cases[i].json, NULL });
+        CHECK_OK(r.status);
+        CHECK_EQ_INT(r.config.verify_all, cases[i].verify_all);
+        buf_release(&r.notes);
+    }
+}
+
 static void check_config(const struct reading *r, const struct accepted *want, const char *text)
 {
     if (r->status != OK) test_fail(__FILE__, __LINE__, "%s: %s", text, r->err.text);
@@ -93,6 +110,7 @@ static const struct refused REFUSED[] = {
     { "{}", "method", "method is missing" },
     { "{\"num_speculative_tokens\":2}", "method", "method is missing" },
     { "{\"method\":7}", "method", "method" },
+    { "{\"method\":\"ngram\",\"adaptive\":1}", "adaptive", "adaptive" },
     { "{\"method\":\"lookahead\"}", "method",
       "method 'lookahead' is not known; ngram, suffix, mtp, draft are" },
     { "{\"method\":\"eagle3\"}", "method", "heads that were trained for the purpose" },
@@ -178,7 +196,7 @@ TEST(words_that_contradict_each_other_are_refused)
                   "speculative-algorithm", "give one");
 }
 
-TEST_MAIN(CASE(members_of_vllm_and_fastdeploy_are_read),
+TEST_MAIN(CASE(members_of_vllm_and_fastdeploy_are_read), CASE(all_drafts_are_verified_if_asked),
           CASE(errors_name_the_member_and_what_would_be_right),
           CASE(other_servers_words_say_the_same),
           CASE(words_that_contradict_each_other_are_refused))
