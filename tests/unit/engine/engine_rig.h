@@ -288,4 +288,12 @@ __attribute__((unused)) static void rig_await_free_blocks(struct rig *r, uint32_
     test_fail(__FILE__, __LINE__, "%u blocks are free, not %u", s.n_blocks_free, want);
 }
 
+/* Waits: the engine counts a step after it has sent its events. */
+__attribute__((unused)) static void rig_await_steps(struct rig *r, uint64_t want)
+{
+    static const char NAME[] = "baton_engine_steps_total";
+    for (int ms = 0; ms < RIG_WAIT_MS && rig_count(r, NAME) < want; ms++) usleep(1000);
+    CHECK_EQ_INT(rig_count(r, NAME), want);
+}
+
 #endif

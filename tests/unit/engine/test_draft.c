@@ -38,7 +38,7 @@ TEST(right_drafts_save_steps)
         struct answer *got = rig_run(&r, &q, 1);
         const uint32_t n_steps = (N_OUT - 1 + n) / (n + 1); /* behind that of the prompt */
         check_same(want, got);
-        CHECK_EQ_INT(rig_count(&r, "baton_engine_steps_total"), 1 + n_steps);
+        rig_await_steps(&r, 1 + n_steps);
         CHECK_EQ_INT(got->end.n_accepted, N_OUT - 1 - n_steps);
         CHECK_EQ_INT(got->end.n_drafted, got->end.n_accepted);
         CHECK_EQ_INT(rig_count(&r, "baton_spec_decode_num_draft_tokens_total"), got->end.n_drafted);
@@ -59,7 +59,7 @@ TEST(wrong_drafts_cost_no_step)
     open_with_book(&r, DRAFTS_WRONG, 4, &q, want, 1, (struct rig_options){ 0 });
     struct answer *got = rig_run(&r, &q, 1);
     check_same(want, got);
-    CHECK_EQ_INT(rig_count(&r, "baton_engine_steps_total"), N_OUT);
+    rig_await_steps(&r, N_OUT);
     CHECK_EQ_INT(got->end.n_accepted, 0);
     CHECK(got->end.n_drafted > 4 * (N_OUT - 6));
     rig_await_free_blocks(&r, RIG_BLOCKS_MAX);
