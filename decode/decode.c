@@ -11,8 +11,9 @@
 
 enum {
     SWEEP_MS = 500,
-    FIRST_TOKEN_SWEEPS = DECODE_FIRST_TOKEN_MS / SWEEP_MS /* not by the clock: a process that was
+    FIRST_TOKEN_SWEEPS = DECODE_FIRST_TOKEN_MS / SWEEP_MS, /* not by the clock: a process that was
                                                            * stopped goes on where it was */
+    HIDDEN_MAX = 1 << 16                                   /* elements of a hidden state */
 };
 
 static void sweep(void *arg);
@@ -49,6 +50,7 @@ void decode_free(struct decode_worker *w)
     LIST_FOREACH (seq, &w->live, struct decode_seq, link) {
         decode_parking_end(w, seq);
         decode_parts_release(&seq->parts);
+        mem_free(seq->hidden);
         mem_free(seq);
     }
     decode_parking_release(w);
@@ -114,6 +116,7 @@ void decode_drop_if_over(struct decode_worker *w, struct decode_seq *seq)
     list_remove(&seq->link);
     w->n_live--;
     decode_parts_release(&seq->parts);
+    mem_free(seq->hidden);
     mem_free(seq);
 }
 
@@ -292,10 +295,20 @@ static void start_if_complete(struct decode_worker *w, struct decode_seq *seq)
         !decode_parts_are_received(&seq->parts))
         return;
     seq->state = DECODE_SEQ_RUNNING;
-    enum status st = engine_activate(w->o.engine, seq->id, &seq->first);
+    enum status st = engine_activate(w->o.engine, seq->id, &seq->first, seq->hidden, seq->n_hidden);
+    mem_free(seq->hidden);
+    seq->hidden = NULL;
     if (st != OK)
         fail_seq(w, seq, st, failed_blame_of_engine(st),
                  "the decode engine does not take the sequence");
+}
+
+static void take_hidden(struct decode_seq *seq, const Baton__PrefillDone *body)
+{
+    const size_t n = body->hidden.len / sizeof *seq->hidden;
+    if (n == 0 || n > HIDDEN_MAX) return;
+    seq->hidden = mem_dup(body->hidden.data, n * sizeof *seq->hidden);
+    seq->n_hidden = (uint32_t)n;
 }
 
 /* A prefill node does not know the entry node, so there is no key; the search is over the live
@@ -316,6 +329,7 @@ static void on_prefill_done(struct decode_worker *w, const struct cluster_messag
                 continue;
             seq->first = first;
             seq->has_first = true;
+            take_hidden(seq, body);
             start_if_complete(w, seq);
             break;
         }
@@ -455,6 +469,9 @@ static void on_finished(struct decode_worker *w, struct decode_seq *seq,
         f.stop_token = ev->stop_token;
         f.n_cached = seq->parts.transport ? seq->n_cached : ev->n_cached;
         f.n_recomputed = ev->n_recomputed;
+        f.n_verified = ev->n_verified;
+        f.n_drafted = ev->n_drafted;
+        f.n_accepted = ev->n_accepted;
         f.queue_ns = ev->queue_ns;
         f.prefill_ns = ev->prefill_ns;
         f.decode_ns = ev->decode_ns;

@@ -32,6 +32,8 @@ struct decode_seq {
     bool of_old_role;     /* its node had another role when it came */
     struct decode_parts parts;
     struct token_logprobs first;
+    float *hidden; /* [n_hidden] of PREFILL_DONE, owned; NULL: none */
+    uint32_t n_hidden;
     uint32_t n_tokens;  /* tokens in the reservation */
     uint32_t n_senders; /* ranks of the prefill node */
     uint32_t n_cached;

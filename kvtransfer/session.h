@@ -79,6 +79,7 @@ struct kvt_recv {
     uint64_t id, generation;
     struct kvt_head_slice slice; /* of the pool: the granted heads */
     int32_t *blocks;
+    uint32_t n_layers; /* expected: without the draft layer if the sender has none */
     uint32_t n_used, n_first, n_tokens; /* positions [n_first, n_used) are expected */
     uint32_t *arrived, *verified;       /* per layer: positions below are in place / verified */
     uint64_t n_left;                    /* pieces not verified yet, all layers */
@@ -128,6 +129,7 @@ struct kvt_send {
     /* Of the grant: heads of the model, the receiver's block size. */
     uint32_t first_head, n_heads, block_tokens;
     struct kvt_head_slice src, dst;     /* of both pools, from kvt_send_begin on */
+    uint32_t n_layers;                  /* that both pools have, likewise */
     bool direct;                        /* bytes go from pool to pool without conversion */
     uint32_t n_used, n_first, n_tokens; /* positions in the receiver's blocks */
     uint32_t n_src;                     /* own blocks that hold n_tokens */

@@ -96,7 +96,7 @@ enum status kvt_recv_claim(struct kvt_core *c, const struct kvt_expectation *e, 
     r->arrived = cursors;
     r->verified = cursors + n_layers;
     for (uint32_t i = 0; i < 2 * n_layers; i++) cursors[i] = r->n_first;
-    r->n_left = (uint64_t)(n_used - r->n_first) * n_layers;
+    r->n_layers = n_layers;
     r->peer = NULL;
     r->bytes = 0;
     r->t_begin_ns = clock_ns();
@@ -263,7 +263,9 @@ static void on_open(struct kvt_core *c, struct kvt_peer *p, const struct kvt_mes
         return;
     }
     r->peer = p;
-    r->sums = c->checksum && m->bytes == KVT_OPEN_SUMS;
+    r->sums = c->checksum && (m->bytes & KVT_OPEN_SUMS);
+    if (m->bytes & KVT_OPEN_NO_DRAFT) r->n_layers -= c->layout.n_draft_layers;
+    r->n_left = (uint64_t)(r->n_used - r->n_first) * r->n_layers;
     r->t_moved_ms = clock_ms();
     list_push(&p->recvs, &r->link);
     set_state(r, KVT_RECV_BOUND);
@@ -360,7 +362,7 @@ static bool follows(struct kvt_core *c, struct kvt_recv *r, const struct kvt_mes
                     const uint32_t *cursor)
 {
     const uint64_t end_layer = (uint64_t)m->layer + m->more_layers + 1;
-    if (end_layer > c->layout.n_layers || m->n == 0 || m->first > r->n_used ||
+    if (end_layer > r->n_layers || m->n == 0 || m->first > r->n_used ||
         m->n > r->n_used - m->first) {
         fail(c, r, ERR_FORMAT, false, "the sender announced pieces outside the grant");
         return false;

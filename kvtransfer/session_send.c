@@ -53,7 +53,6 @@ static void read_grant(struct kvt_send *s, const struct kvt_grant_msg *g,
         s->tokens[i] = skipped < s->n_tokens ? (uint32_t)skipped : s->n_tokens;
         s->cursor[i] = s->n_first;
     }
-    s->n_left = (uint64_t)(s->n_used - s->n_first) * mine->n_layers;
 }
 
 static enum status check_grant(const struct kvt_core *c, const struct kvt_grant_msg *g,
@@ -268,8 +267,12 @@ void kvt_send_begin(struct kvt_core *c, struct kvt_send *s, struct kvt_peer *p)
     s->peer = p;
     s->direct = kvt_plan_direct(&c->layout, &p->layout);
     s->sums = p->checksum && c->checksum;
+    s->n_layers = kv_layout_common_layers(&c->layout, &p->layout);
+    s->n_left = (uint64_t)(s->n_used - s->n_first) * s->n_layers;
     list_push(&p->sends, &s->link);
-    kvt_peer_send(p, KVT_MSG_OPEN, s->session, s->generation, s->sums ? KVT_OPEN_SUMS : 0, OK);
+    const uint32_t bits = (s->sums ? KVT_OPEN_SUMS : 0) |
+                          (s->n_layers < p->layout.n_layers ? KVT_OPEN_NO_DRAFT : 0);
+    kvt_peer_send(p, KVT_MSG_OPEN, s->session, s->generation, bits, OK);
 }
 
 static void enqueue(struct kvt_core *c, struct kvt_send *s, uint32_t layer)
@@ -285,6 +288,7 @@ static void add_range(struct kvt_core *c, struct kvt_send *s, const struct kvt_t
     uint32_t layer = range->layer, end_token = range->end;
     bool over = s->finish && !s->awaits_rest;
     if (s->state == KVT_SEND_STOPPING) return; /* its end was or will be reported */
+    if (layer >= s->n_layers) return;          /* the receiver has no draft layer */
     if (over || range->begin > s->tokens[layer]) {
         kvt_send_fail(c, s, ERR_INVALID,
                       over ? "tokens were added after the end of the transfer"

@@ -20,7 +20,7 @@ struct kvt_wire_hello {
     uint8_t node[16];
     uint8_t layout[KV_LAYOUT_WIRE_BYTES];
 };
-static_assert(sizeof(struct kvt_wire_hello) == 76, "wire size");
+static_assert(sizeof(struct kvt_wire_hello) == 80, "wire size");
 
 struct kvt_wire_answer {
     uint32_t magic;
@@ -30,7 +30,7 @@ struct kvt_wire_answer {
     uint8_t layout[KV_LAYOUT_WIRE_BYTES];
     uint8_t node[16];
 };
-static_assert(sizeof(struct kvt_wire_answer) == 92, "wire size");
+static_assert(sizeof(struct kvt_wire_answer) == 96, "wire size");
 
 struct kvt_wire_transport { /* then name, then address */
     uint8_t name_len, zero;
@@ -304,7 +304,7 @@ static bool fields_fit(const struct kvt_wire_message *w)
     bool pieces = w->kind == KVT_MSG_DATA || w->kind == KVT_MSG_NOTE;
     const uint32_t in_all = w->n * (w->more_layers + UINT32_C(1));
     bool bytes = w->kind == KVT_MSG_DATA || w->kind == KVT_MSG_FINISH ||
-                 (w->kind == KVT_MSG_OPEN && w->bytes == KVT_OPEN_SUMS) ||
+                 (w->kind == KVT_MSG_OPEN && w->bytes <= (KVT_OPEN_SUMS | KVT_OPEN_NO_DRAFT)) ||
                  (w->kind == KVT_MSG_NOTE && w->bytes == sizeof(uint64_t) * in_all);
     bool status = w->kind == KVT_MSG_STOP || w->kind == KVT_MSG_STOPPED;
     const uint32_t most = w->kind == KVT_MSG_NOTE ? KVT_PUT_PIECES : KVT_BATCH_PIECES;

@@ -18,7 +18,7 @@
 #include "shared/kv/kv_layout.h"
 
 enum {
-    KVT_VERSION = 5,
+    KVT_VERSION = 6,
     KVT_TICKET_BYTES = 16,
     /* Pieces of one put, of which a CPU or NIC touches every byte: 1 MiB of 4 KiB pieces; its NOTE
      * stays below 4 KiB. */
@@ -33,7 +33,10 @@ enum {
     KVT_NAME_MAX = 15,
     KVT_BLOCK_TOKENS_MAX = 65536,
     KVT_GRANT_BLOCKS_MAX = 1 << 20, /* 64 M tokens in 64-token blocks: above any context length */
-    KVT_OPEN_SUMS = 1 /* in `bytes` of OPEN: every NOTE of this transfer carries checksums */
+    /* Bits of `bytes` of OPEN: every NOTE of this transfer carries checksums; it is without the
+     * receiver's draft layer, which the sender does not have. */
+    KVT_OPEN_SUMS = 1,
+    KVT_OPEN_NO_DRAFT = 2
 };
 
 struct kvt_hello_msg {
@@ -103,7 +106,7 @@ struct kvt_message {
      * 0 otherwise */
     uint32_t n;
     /* DATA: of the payload, at least 1; FINISH: in total; NOTE: of the checksums, 8 for each piece
-     * or 0 if the transfer has none; OPEN: KVT_OPEN_SUMS or 0; 0 otherwise. */
+     * or 0 if the transfer has none; OPEN: its bits; 0 otherwise. */
     uint64_t bytes;
     uint64_t sums[KVT_PUT_PIECES]; /* NOTE: of its pieces, layer by layer */
 };

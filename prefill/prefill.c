@@ -516,6 +516,8 @@ static void on_first_token(struct prefill_worker *w, struct prefill_prompt *p,
     token_record_add(&record, p->request, p->attempt, ev->index, &ev->lp);
     done.first.data = (uint8_t *)record.data;
     done.first.len = record.len;
+    done.hidden.data = (uint8_t *)(uintptr_t)ev->hidden;
+    done.hidden.len = ev->n_hidden * sizeof *ev->hidden;
     enum status st = cluster_send_proto(w->o.cluster, p->decode, FRAME_PREFILL_DONE, p->request,
                                         p->attempt, &done.base);
     buf_release(&record);

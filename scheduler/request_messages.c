@@ -86,6 +86,9 @@ static void on_finished(struct entry *e, struct request *r, const struct cluster
         enum finish_reason finish = (enum finish_reason)f->finish;
         int32_t stop = f->stop_token;
         r->trace.n_recomputed = f->n_recomputed;
+        r->trace.n_verified = f->n_verified;
+        r->trace.n_drafted = f->n_drafted;
+        r->trace.n_accepted = f->n_accepted;
         if (!r->prefill.node) {
             r->trace.n_cached = f->n_cached;
             r->trace.queue_ns = f->queue_ns;

@@ -227,7 +227,7 @@ static enum status choose_sizes(struct node *n, struct err *err)
     }
     snprintf(n->precision, sizeof n->precision, "%s", n->model.weights->precision);
     TRY(node_model_prepare(n->model.weights, o, err));
-    return node_model_blocks(n->model.weights, o, &o->n_blocks, err);
+    return node_model_blocks(n->model.weights, n->model.draft, o, &o->n_blocks, err);
 }
 
 /* Nobody must take the times of such a node for measured ones. */
@@ -256,6 +256,7 @@ static enum status start_engine(struct node *n, struct err *err)
         .eager = o->eager,
         .pace = o->pace_file ? &o->pace : NULL,
         .fault = o->fault_text ? &o->fault : NULL,
+        .draft = &o->draft,
         .metrics = n->metrics,
         .on_event = node_events_of_engine,
         .on_kv_ready = node_events_kv_ready,
@@ -271,6 +272,7 @@ static enum status start_engine(struct node *n, struct err *err)
         model_count_rows_on(n->model.weights, n->metrics);
     }
     warn_of_pace(o);
+    n->o.draft.draft_model = n->model.draft;
     TRY(engine_create(&e, &n->loaded.engine, err));
     n->model.weights = NULL; /* now the engine's */
     return OK;

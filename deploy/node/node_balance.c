@@ -281,7 +281,7 @@ struct node_balance *node_balance_create(struct node *n)
     if (!n->o.balance.enabled) return NULL;
     struct node_balance *b = MEM_NEW(struct node_balance);
     b->node = n;
-    b->n_layers = (int32_t)model_n_sparse(c, c->n_layers);
+    b->n_layers = (int32_t)model_n_sparse(c, model_n_all_layers(c));
     b->n_experts = (int32_t)c->moe.n_experts;
     b->now = MEM_ARRAY(uint64_t, n_counts(b));
     b->before = MEM_ARRAY(uint64_t, n_counts(b));

@@ -19,7 +19,8 @@ struct node_event {
         struct engine_event engine;
         struct kvt_event kvt;
     } u;
-    int32_t *blocks; /* owned copy of engine.blocks */
+    int32_t *blocks; /* owned copies of engine.blocks and engine.hidden */
+    float *hidden;
 };
 
 static void drain_events(void *arg);
@@ -31,6 +32,12 @@ static void wake_loop(void *arg)
         log_error("loop does not take events", "node=%s", n->name);
 }
 
+static void free_copies(const struct node_event *ev)
+{
+    mem_free(ev->blocks);
+    mem_free(ev->hidden);
+}
+
 /* Posts an event; waits while the mailbox is full. The loop waits for the posting threads only when
  * it stops, after closing the mailbox, so this cannot deadlock. Thread: engine or transfer. */
 static void post_event(struct node *n, const struct node_event *ev)
@@ -40,7 +47,7 @@ static void post_event(struct node *n, const struct node_event *ev)
         struct timespec pause = { 0, 200 * 1000 };
         nanosleep(&pause, NULL);
     }
-    if (st != OK) mem_free(ev->blocks); /* closed: the node is stopping */
+    if (st != OK) free_copies(ev); /* closed: the node is stopping */
 }
 
 void node_events_of_engine(void *arg, const struct engine_event *e)
@@ -49,6 +56,7 @@ void node_events_of_engine(void *arg, const struct engine_event *e)
     ev.u.engine = *e;
     if (e->kind == ENGINE_RESERVED && e->n_blocks)
         ev.blocks = mem_dup(e->blocks, e->n_blocks * sizeof *e->blocks);
+    if (e->hidden) ev.hidden = mem_dup(e->hidden, e->n_hidden * sizeof *e->hidden);
     post_event(arg, &ev);
 }
 
@@ -81,6 +89,7 @@ static void dispatch(struct node *n, struct node_event *ev)
 {
     if (ev->from == FROM_ENGINE) {
         ev->u.engine.blocks = ev->blocks;
+        ev->u.engine.hidden = ev->hidden;
         if (ev->u.engine.id & DECODE_IDS) decode_on_engine(n->decode, &ev->u.engine);
         else prefill_on_engine(n->prefill, &ev->u.engine);
         return;
@@ -98,7 +107,7 @@ static void drain_events(void *arg)
     while (i < EVENTS_PER_ITERATION && mailbox_take(n->events, &ev)) {
         if (n->decode && n->prefill) dispatch(n, &ev);
         else if (n->ranks.decode) dispatch_to_followers(n, &ev);
-        mem_free(ev.blocks);
+        free_copies(&ev);
         i++;
     }
     if (n->decode) decode_flush(n->decode);
@@ -115,6 +124,6 @@ void node_events_free(struct node *n)
 {
     struct node_event ev;
     mailbox_close(n->events);
-    while (mailbox_take(n->events, &ev)) mem_free(ev.blocks);
+    while (mailbox_take(n->events, &ev)) free_copies(&ev);
     mailbox_free(n->events);
 }

@@ -205,6 +205,13 @@ static enum status make_kernels(const struct node_options *o, struct kernel_ctx 
     return kernel_ctx_create(k, out, err);
 }
 
+/* The layer may be named with the model's own folder, where it is looked for anyway. */
+static bool has_own_draft_files(const struct node_options *o)
+{
+    return o->draft.model[0] && strcmp(o->draft.model, o->model) != 0 &&
+           strcmp(o->draft.model, o->model_path) != 0;
+}
+
 /* share: where the rank's is written; must live as long as the options. */
 static struct model_options model_options_of(const struct node_options *o,
                                              struct kernel_ctx *kernels, struct model_share *share)
@@ -228,6 +235,8 @@ static struct model_options model_options_of(const struct node_options *o,
         .quantize = o->quantize,
         .weight_cache_folder = o->weights_cache,
         .share = share,
+        .draft_layer = o->draft.ops == &drafter_mtp_ops,
+        .draft_path = has_own_draft_files(o) ? o->draft.model : NULL,
     };
 }
 
@@ -240,6 +249,48 @@ enum status node_model_check(const struct node_options *o, struct err *err)
     enum status st = model_check(&mo, err);
     kernel_ctx_free(kernels);
     return st;
+}
+
+/* ---- the small model that drafts ---- */
+
+/* Both models need the same tokens under the same ids. */
+static enum status check_vocabulary(const struct node_model *m, const char *path, struct err *err)
+{
+    struct model_text text;
+    struct tokenizer *tokenizer = NULL;
+    TRY(model_text_load(path, &text, err));
+    enum status st = node_model_tokenizer(&text, &tokenizer, err);
+    if (st == OK && hash_vocabulary(tokenizer) != m->text)
+        st = err_field(err, ERR_CONFIG, "model",
+                       "its vocabulary is not that of the model: token ids mean other text");
+    tokenizer_free(tokenizer);
+    model_text_release(&text);
+    return st;
+}
+
+static enum status load_draft(struct node_model *m, const struct node_options *o, struct err *err)
+{
+    struct buf path = { 0 };
+    if (o->draft.ops != &drafter_model_ops) return OK;
+    enum status st = node_options_find_model(o->draft.model, &path, err);
+    if (st == OK && !o->dummy) st = check_vocabulary(m, path.data, err);
+    const struct model_options mo = {
+        .path = path.data,
+        .max_rows = o->max_batched_tokens,
+        .max_logits = engine_max_logits(o->max_seqs),
+        .default_len = m->weights->max_len,
+        .kernels = m->kernels,
+        .dummy = o->dummy,
+        .quantize = o->quantize,
+        .weight_cache_folder = o->weights_cache,
+    };
+    if (st == OK) st = model_load(&mo, &m->draft, err);
+    if (st == OK)
+        log_info("draft model loaded", "path=%s arch=%s layers=%u weights_mib=%.0f", path.data,
+                 m->draft->config.arch, m->draft->config.n_layers,
+                 (double)m->draft->weight_bytes / (1 << 20));
+    buf_release(&path);
+    return st == OK ? OK : err_prefix(err, "--speculative-config model: ");
 }
 
 enum status node_model_load(struct node_model *m, const struct node_options *o,
@@ -259,6 +310,7 @@ enum status node_model_load(struct node_model *m, const struct node_options *o,
     mo.progress = show_progress;
     mo.progress_arg = &bar;
     TRY(model_load(&mo, &m->weights, err));
+    TRY(load_draft(m, o, err));
     m->generation = m->weights->generation;
     m->n_vocab = m->weights->config.n_vocab;
     log_info("model loaded",
@@ -272,6 +324,7 @@ enum status node_model_load(struct node_model *m, const struct node_options *o,
 void node_model_release(struct node_model *m)
 {
     model_free(m->weights);
+    model_free(m->draft);
     kernel_ctx_free(m->kernels);
     chat_free(m->chat);
     tokenizer_free(m->tokenizer);
@@ -334,25 +387,31 @@ uint64_t node_model_kv_blocks(uint64_t n_blocks, uint64_t kv_bytes, uint64_t roo
     return !kv_bytes && n > most ? most : n;
 }
 
-enum status node_model_blocks(const struct model *m, const struct node_options *o,
-                              uint32_t *n_blocks, struct err *err)
+static size_t block_bytes_of(const struct model *m, const struct node_options *o)
 {
     struct kv_layout l;
+    model_kv_layout(m, o->block_tokens, 1, &l);
+    return kv_layout_block_bytes(&l);
+}
+
+enum status node_model_blocks(const struct model *m, const struct model *draft,
+                              const struct node_options *o, uint32_t *n_blocks, struct err *err)
+{
     uint32_t context = o->max_model_len;
     uint64_t per_context = (context + o->block_tokens - 1) / o->block_tokens;
     uint64_t most = per_context * o->max_seqs;
-    model_kv_layout(m, o->block_tokens, 1, &l);
+    /* the pool of a model that drafts has as many */
+    const size_t block_bytes = block_bytes_of(m, o) + (draft ? block_bytes_of(draft, o) : 0);
     const uint32_t n_host_ranks = o->n_host_ranks ? o->n_host_ranks : 1;
     struct device *device = m->kernels->device;
     uint64_t memory = device->is_host ? device_total(device) : device_available(device);
     uint64_t room = device->is_host ? host_memory_for_kv(m, memory) / NODE_KV_SHARE / n_host_ranks
                                     : gpu_memory_for_kv(device, o->gpu_share, m->group_bytes);
     /* a GPU keeps the surplus blocks as prefix cache */
-    uint64_t n = node_model_kv_blocks(o->n_blocks, o->kv_bytes, room, kv_layout_block_bytes(&l),
+    uint64_t n = node_model_kv_blocks(o->n_blocks, o->kv_bytes, room, block_bytes,
                                       device->is_host ? most : UINT64_MAX);
-    if (n > memory / kv_layout_block_bytes(&l))
-        return too_much_kv(o, n, (double)kv_layout_block_bytes(&l) / (1 << 30),
-                           (double)memory / (1 << 30), err);
+    if (n > memory / block_bytes)
+        return too_much_kv(o, n, (double)block_bytes / (1 << 30), (double)memory / (1 << 30), err);
     if (n < per_context)
         return err_field(
             err, ERR_CONFIG, "max-model-len",
@@ -360,7 +419,7 @@ enum status node_model_blocks(const struct model *m, const struct node_options *
             "for %llu; lower --max-model-len or "
             "raise %s",
             context, (unsigned long long)per_context, o->block_tokens,
-            (double)(per_context * kv_layout_block_bytes(&l)) / (1 << 30), (unsigned long long)n,
+            (double)(per_context * block_bytes) / (1 << 30), (unsigned long long)n,
             device->is_host ? "--num-gpu-blocks-override or --kv-cache-memory"
                             : "--gpu-memory-utilization (or --num-gpu-blocks-override)");
     if (n > UINT32_MAX / 2) n = UINT32_MAX / 2;

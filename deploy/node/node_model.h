@@ -21,6 +21,7 @@ struct node_model {
     const struct tool_format *tools;          /* NULL: no tool calls, or an unknown format */
     struct kernel_ctx *kernels;
     struct model *weights;
+    struct model *draft; /* of --speculative-config, method draft; stays here; NULL: none */
     struct model_generation generation;
     uint32_t n_vocab;
     uint64_t text;         /* a hash of the vocabulary: node_record.text */
@@ -53,10 +54,12 @@ enum status node_model_prepare(struct model *m, const struct node_options *o,
  * `most`. */
 uint64_t node_model_kv_blocks(uint64_t n_blocks, uint64_t kv_bytes, uint64_t room,
                               uint64_t block_bytes, uint64_t most);
-/* Number of KV blocks: --num-gpu-blocks-override, or what kv_bytes holds, or on a GPU what is left
- * of its memory share. At least one full context; on the CPU at most max_seqs full contexts. Call
- * after node_model_prepare. ERR_CONFIG when the model's own limits cannot be met. */
-enum status node_model_blocks(const struct model *m, const struct node_options *o,
-                              uint32_t *n_blocks, struct err *err) MUST_CHECK;
+/* Number of KV blocks, of the model and of one that drafts (or NULL): --num-gpu-blocks-override, or
+ * what kv_bytes holds, or on a GPU what is left of its memory share.
+ * At least one full context; on the CPU at most max_seqs full contexts. Call after
+ * node_model_prepare. ERR_CONFIG when the model's own limits cannot be met. */
+enum status node_model_blocks(const struct model *m, const struct model *draft,
+                              const struct node_options *o, uint32_t *n_blocks,
+                              struct err *err) MUST_CHECK;
 
 #endif

@@ -242,7 +242,7 @@ static enum status read_pace(const struct config *c, struct node_options *o, str
     o->pace_file = config_string(c, "pace");
     if (o->pace_file && pace_read(o->pace_file, &o->pace, err) != OK)
         return err_prefix(err, "--pace: ");
-    return OK;
+    return draft_options_read(c, &o->draft, &o->notes, err);
 }
 
 /* ---- secrets ---- */
@@ -837,6 +837,10 @@ static void print_compute(const struct node_options *o, const struct config *c, 
     line(out, "CPU", text, config_source_text(c, "cpu-isa"));
     if (o->pace_file) line(out, "paced by", o->pace_file, config_source_text(c, "pace"));
     line(out, "KV cache", kv_rows_name(o->kv_dtype), config_source_text(c, "kv-cache-dtype"));
+    if (o->draft.ops) {
+        snprintf(text, sizeof text, "%s, up to %u tokens", o->draft.ops->name, o->draft.n_tokens);
+        line(out, "drafts", text, draft_options_source(c));
+    }
     line(out, "computes on",
          strcmp(o->device, "cuda") == 0 ? "the GPU (first of CUDA_VISIBLE_DEVICES)" : "the CPU",
          config_source_text(c, "device"));

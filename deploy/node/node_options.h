@@ -7,8 +7,8 @@
 #ifndef BATON_DEPLOY_NODE_NODE_OPTIONS_H
 #define BATON_DEPLOY_NODE_NODE_OPTIONS_H
 
+#include "deploy/draft/draft_options.h"
 #include "deploy/node/node_balance.h"
-#include "deploy/options/config.h"
 #include "deploy/router/addresses.h"
 #include "kernels/backend.h"
 #include "kvtransfer/tuning.h"
@@ -58,6 +58,7 @@ struct node_options {
     bool prefix_cache;
     const char *pace_file; /* --pace or NULL, and what is in it */
     struct pace_curve pace;
+    struct draft_config draft;
     const char *fault_text; /* BATON_ENGINE_FAULT or NULL, and what it says */
     struct engine_fault_plan fault;
     /* API server */

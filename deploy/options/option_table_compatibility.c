@@ -53,11 +53,6 @@ const struct option COMPATIBILITY_OPTIONS[] = {
            "--enforce-eager is given"),
     ACCEPT("use-warmup", NULL, "USE_WARMUP", OPT_INT, "Compatibility", "Run once before serving.",
            "what has to be made before the first request is made at every start"),
-    ACCEPT("speculative-config",
-           "speculative-algorithm speculative-draft-model-path model-draft md", "SPECULATE_METHOD",
-           OPT_STRING, "Compatibility", "Draft tokens to verify.",
-           "speculative decoding is not built yet: tokens are decoded one by one, with the same "
-           "answers"),
     ACCEPT("trust-remote-code", NULL, NULL, OPT_BOOL, "Compatibility",
            "Run code that comes with a model.", "no code of a model is ever run"),
     ACCEPT("additional-config", NULL, NULL, OPT_STRING, "Compatibility", "vLLM-Ascend's tuning.",

@@ -165,6 +165,39 @@ const struct option ENGINE_OPTIONS[] = {
         .help = "Threads that compute; 0: one per CPU this process may use.",
     },
     {
+        .name = "speculative-config",
+        .env = "BATON_SPECULATIVE_CONFIG SPECULATE_METHOD",
+        .type = OPT_JSON,
+        IN("Engine", NODE),
+        .help = "Speculative decoding, in the JSON of vLLM and FastDeploy: \"method\" (ngram, "
+                "suffix, mtp or draft), \"num_speculative_tokens\" (1 to 8), \"model\", "
+                "\"prompt_lookup_min\", \"prompt_lookup_max\" (docs/speculation.md). Answers are "
+                "the same, only sooner.",
+    },
+    {
+        .name = "speculative-algorithm",
+        .type = OPT_STRING,
+        IN("Engine", NODE),
+        .help = "SGLang's names of methods of --speculative-config: NGRAM, NEXTN or EAGLE (mtp), "
+                "STANDALONE (draft).",
+    },
+    {
+        .name = "speculative-draft-model-path",
+        .aliases = "model-draft md",
+        .type = OPT_STRING,
+        IN("Engine", NODE),
+        .help = "A small model that drafts, as --speculative-config's method draft with \"model\".",
+    },
+    {
+        .name = "speculative-num-steps",
+        .aliases = "speculative-num-draft-tokens draft draft-max draft-n",
+        .type = OPT_INT,
+        RANGE(1, 1024),
+        IN("Engine", NODE),
+        .help = "Drafts of a sequence in a step, up to 8, with --speculative-algorithm or "
+                "--speculative-draft-model-path; --speculative-config has num_speculative_tokens.",
+    },
+    {
         .name = "pace",
         .env = "BATON_PACE",
         .type = OPT_STRING,

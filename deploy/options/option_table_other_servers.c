@@ -11,8 +11,6 @@
 #define STEP_TOKENS "--max-num-batched-tokens is the most tokens of one step"
 #define NO_EXPERTS                                                                                 \
     "see --enable-expert-parallel, by which the ranks of --data-parallel-size share the experts"
-#define NO_DRAFT                                                                                   \
-    "speculative decoding is not built yet: tokens are decoded one by one, with the same answers"
 #define NO_OFFLOAD                                                                                 \
     "KV is not moved between memories: on the CPU the cache is in its memory already, on a GPU "   \
     "what does not fit is computed again"
@@ -104,9 +102,8 @@ const struct option OTHER_SERVERS_OPTIONS[] = {
     NO_EFFECT("enable-deepep-moe", "enable-dp-attention", OPT_BOOL, "Spread experts and attention.",
               NO_EXPERTS),
     NO_EFFECT("moe-a2a-backend", NULL, OPT_STRING, "How experts exchange rows.", NO_EXPERTS),
-    NO_EFFECT("speculative-num-steps",
-              "speculative-eagle-topk speculative-num-draft-tokens draft draft-max draft-n",
-              OPT_INT, "Draft tokens to verify.", NO_DRAFT),
+    NO_EFFECT("speculative-eagle-topk", NULL, OPT_INT, "Branches of a tree of drafts.",
+              "drafts are one run of tokens"),
     NO_EFFECT("disaggregation-bootstrap-port", NULL, OPT_INT, "Where nodes meet.",
               "nodes meet by --scheduler-host or --router"),
 

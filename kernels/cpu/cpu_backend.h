@@ -22,9 +22,10 @@ enum {
     GEMM_PANELS = 4,   /* panels computed while the rows' inputs are in the L2 cache */
     DOT_ROWS = 8,      /* up to this number gemv_int and gemv_bf16 compute all rows at once: a
                         * weight is unpacked once and stays in a register */
-    DOT_PANELS = 2,    /* panels that tile_int and tile_bf16 compute at once, sharing loaded
+    SKINNY_ROWS_MAX = 16, /* of any backend's gemv_int */
+    DOT_PANELS = 2,       /* panels that tile_int and tile_bf16 compute at once, sharing loaded
                         * inputs */
-    LSE_CHUNK = 1024,  /* elements summed in f32 before the sum is continued in f64 */
+    LSE_CHUNK = 1024,     /* elements summed in f32 before the sum is continued in f64 */
     MATMUL_UNPACK_BYTES = GEMM_K * PANEL * 4, /* of scratch: for unpacked panels */
     MATMUL_SCRATCH_BYTES = MATMUL_UNPACK_BYTES + GEMM_ROWS * GEMM_PANELS * PANEL * 4
 };
@@ -58,8 +59,10 @@ struct gemm_microkernels {
     /* ---- integer accumulation: integer layouts of FAST ---- */
     /* Quantises one row to act_blocks(n) blocks. */
     void (*quantize)(struct act_block *out, const float *x, size_t n);
+    /* Rows that gemv_int takes: with more, tile_int is sooner. At most SKINNY_ROWS_MAX. */
+    size_t gemv_int_rows;
     /* out[n_rows][16 * n_panels] = the sums over all k, with the channel's scale, for n_rows <=
-     * DOT_ROWS rows of x (x_stride blocks apart) and n_panels <= GEMV_PANELS panels. */
+     * gemv_int_rows rows of x (x_stride blocks apart) and n_panels <= GEMV_PANELS panels. */
     void (*gemv_int)(float *out, const struct act_block *x, size_t x_stride, size_t n_rows,
                      const struct weight *w, size_t i_panel, size_t n_panels);
     void (*unpack_int)(struct unpacked_panel *dst, const struct weight *w, size_t i_panel,

@@ -7,6 +7,7 @@
 #include "kernels/cpu/microkernels_vnni.h"
 
 static const struct gemm_microkernels amx_gemm = { AVX512_GEMM_MICROKERNELS,
+                                                   .gemv_int_rows = DOT_ROWS,
                                                    .gemv_int = vnni_gemv_int,
                                                    .tile_int = amx_tile_int };
 

@@ -197,6 +197,7 @@ static const struct gemm_microkernels avx2_gemm = {
     .dequantize = avx2_dequantize,
     .tile = avx2_tile,
     .quantize = avx2_quantize,
+    .gemv_int_rows = SKINNY_ROWS_MAX,
     .gemv_int = avx2_gemv_int,
     .unpack_int = avx2_unpack_int,
     .tile_int = avx2_tile_int,

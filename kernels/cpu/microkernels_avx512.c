@@ -137,6 +137,7 @@ static void avx512_axpy(float *y, const float *x, float factor, size_t n)
 }
 
 static const struct gemm_microkernels avx512_gemm = { AVX512_GEMM_MICROKERNELS,
+                                                      .gemv_int_rows = DOT_ROWS,
                                                       .gemv_int = avx512_gemv_int,
                                                       .tile_int = avx512_tile_int };
 

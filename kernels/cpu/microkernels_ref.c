@@ -215,6 +215,7 @@ static const struct gemm_microkernels ref_gemm = {
     .dequantize = weight_layout_dequantize,
     .tile = ref_tile,
     .quantize = ref_quantize,
+    .gemv_int_rows = DOT_ROWS,
     .gemv_int = ref_gemv_int,
     .unpack_int = weight_layout_unpack_int,
     .tile_int = ref_tile_int,

@@ -59,6 +59,7 @@ static void preempt(struct engine *e, struct seq *s)
     seq_drop_blocks(s, e->pool);
     s->state = SEQ_WAITING;
     s->preempted = true;
+    s->lacks_draft_kv = false; /* all of it is computed here from now on */
     if (s->in_step) engine_batch(e)->n_decodes--;
     s->in_step = false;
     list_push_front(&e->waiting, &s->node);
@@ -157,7 +158,7 @@ static void choose_decodes(struct engine *e)
 /* Does the row at `pos` need logits, and for what? A row has at most one use. */
 static bool logit_use(const struct seq *s, uint32_t pos, bool *sample)
 {
-    *sample = pos + 1 == s->n_tokens + s->n_future && seq_wants_token(s);
+    *sample = pos + 1 >= s->n_tokens + s->n_future && seq_wants_token(s);
     return *sample || (pos + 1 >= s->lp_next && pos + 1 < s->n_prompt);
 }
 
@@ -191,7 +192,8 @@ static uint32_t add_chunk(struct batch *b, struct seq *s, uint32_t n)
             b->logit_rows[b->n_logits] = (int32_t)b->n_rows;
             b->logits[b->n_logits++] = (struct batch_logit){ s, end, sample };
         }
-        b->ids[b->n_rows] = end < s->n_tokens ? s->tokens[end] : -1 - (int32_t)s->future_row;
+        b->ids[b->n_rows] = end < s->n_tokens + s->n_draft ? s->tokens[end]
+                                                           : -1 - (int32_t)s->future_row;
         b->pos[b->n_rows] = (int32_t)end;
         b->n_rows++;
     }
@@ -250,6 +252,15 @@ static void add_prompts(struct engine *e, bool that_go_first)
     }
 }
 
+/* engine_draft_propose has left room for all rows. */
+static void add_decode(struct batch *b, struct seq *s)
+{
+    const uint32_t n_added = add_chunk(b, s, 1 + s->n_draft);
+    ASSERT(n_added == 1 + s->n_draft);
+    b->chunks[b->n_chunks - 1].n_draft = s->n_draft;
+    s->n_draft = 0;
+}
+
 /* Round robin: sequences served in this step move to the end of the list. */
 static void add_decodes(struct engine *e)
 {
@@ -258,7 +269,7 @@ static void add_decodes(struct engine *e)
     LIST_FOREACH (s, &e->running, struct seq, node) {
         if (!s->in_step) continue;
         s->in_step = false;
-        add_pending(engine_batch(e), s, UINT32_MAX);
+        add_decode(engine_batch(e), s);
         list_remove(&s->node);
         list_push(&served, &s->node);
     }
@@ -331,6 +342,7 @@ void batch_build(struct engine *e)
     b->n_rows = b->n_chunks = b->n_seqs = b->n_logits = 0;
     b->preempted = false;
     choose_decodes(e);
+    engine_draft_propose(e);
     add_decodes(e);
     add_prompts(e, true);
     start_prompts(e, true);

@@ -3,6 +3,8 @@
  * 1. Decode: every running sequence with one pending token gets a row and a block for it. When the
  *    pool has no block left, the newest running sequence is preempted. Sequences take turns when
  *    there are more than one step can hold.
+ *    Drafts (draft/draft.h) follow some of them, as long as there are rows; nobody is preempted for
+ *    a draft.
  * 2. Chunked prefill fills the remaining rows up to max_batched_tokens, or as many as fill a step
  *    (engine_speed.h): prompts in progress first, then the head of the waiting queue, those that
  *    go first before others. A new prompt is admitted only with all its blocks, so a prefill never
@@ -21,11 +23,13 @@ struct engine;
 struct batch_chunk {
     struct seq *seq;
     uint32_t begin, end;
+    uint32_t n_draft;     /* the last of them are drafts */
+    uint32_t n_wanted;    /* drafts to be made behind the step, of a drafter that observes */
     uint32_t n_remaining; /* of the sequence, before the step */
 };
 
 /* The purpose of one row of logits: the token after position `pos` is sampled or, for a known
- * prompt token, only scored. */
+ * prompt token, only scored. Rows of a sequence's drafts follow that of its last token. */
 struct batch_logit {
     struct seq *seq;
     uint32_t pos;

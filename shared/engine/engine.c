@@ -5,6 +5,8 @@
  * The owner calls engine_free after all threads that post have stopped. */
 #include "shared/engine/engine.h"
 
+#include <string.h>
+
 #include "kernels/copy_stream.h"
 #include "shared/base/assert.h"
 #include "shared/base/mem.h"
@@ -122,6 +124,15 @@ static void make_arrays(struct engine *e, size_t n_logits)
     e->deferred_free = MEM_ARRAY(struct deferred_blocks, e->opt.max_seqs);
 }
 
+/* What chooses tokens, and drafts them. */
+static enum status make_sampling(struct engine *e, struct err *err)
+{
+    struct kernel_ctx *host = kernel_host(e->opt.model->kernels);
+    TRY(sampler_batch_create(e->limits.n_vocab, host, &e->sampler, err));
+    make_arrays(e, engine_batch(e)->max_logits);
+    return engine_draft_init(e, err);
+}
+
 static void release(struct engine *e)
 {
     size_t pos = 0;
@@ -130,6 +141,7 @@ static void release(struct engine *e)
     while (map_next(&e->seqs, &pos, &key, &value)) {
         struct seq *s = value;
         s->n_blocks = 0; /* the pool is freed as a whole */
+        engine_draft_end(e, s);
         seq_free(s);
     }
     map_release(&e->seqs);
@@ -148,6 +160,7 @@ static void release(struct engine *e)
     if (e->kv.ptr) device_mem_free(e->device, &e->kv);
     if (engine_is_grouped(e)) engine_group_release(e);
     engine_node_release(e);
+    engine_draft_release(e);
     mem_free(e);
 }
 
@@ -181,11 +194,10 @@ enum status engine_create(const struct engine_options *o, struct engine **out, s
     if (st != OK) goto err_engine;
     set_limits(e);
     e->pool = kv_pool_create(o->n_blocks, o->block_tokens, o->prefix_cache);
-    st = sampler_batch_create(e->limits.n_vocab, kernel_host(o->model->kernels), &e->sampler, err);
+    st = make_sampling(e, err);
     if (st != OK) goto err_engine;
-    make_arrays(e, engine_batch(e)->max_logits);
     if (engine_is_node(e)) engine_node_init(e);
-    engine_metrics_init(&e->metrics, o->metrics);
+    engine_metrics_init(&e->metrics, o->metrics, e->draft.drafter != NULL);
     gauge_set(e->metrics.paced, e->opt.pace != NULL);
     engine_update_metrics(e);
     st = thread_start(&e->thread, engine_main, e);
@@ -268,7 +280,18 @@ enum status engine_reserve(struct engine *e, const struct engine_request *r)
     return post(e, &c);
 }
 
-enum status engine_activate(struct engine *e, uint64_t id, const struct token_logprobs *first)
+/* NULL: nothing that a draft layer here could begin with. */
+static float *copy_hidden(const struct engine *e, const float *hidden, uint32_t n)
+{
+    const struct model *m = e->opt.model;
+    const bool fits = hidden && m->config.n_draft_layers > 0 && n == m->config.hidden;
+    float *copy = fits ? mem_try_calloc(n, sizeof *copy) : NULL;
+    if (copy) memcpy(copy, hidden, n * sizeof *copy);
+    return copy;
+}
+
+enum status engine_activate(struct engine *e, uint64_t id, const struct token_logprobs *first,
+                            const float *hidden, uint32_t n_hidden)
 {
     if (first->id < 0 || (uint32_t)first->id >= e->limits.n_vocab ||
         first->n_top > SAMPLER_LOGPROBS_MAX)
@@ -280,6 +303,7 @@ enum status engine_activate(struct engine *e, uint64_t id, const struct token_lo
     };
     if (!c.first) return ERR_NOMEM;
     *c.first = *first;
+    c.hidden = copy_hidden(e, hidden, n_hidden);
     return post(e, &c);
 }
 

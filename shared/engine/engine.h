@@ -7,6 +7,7 @@
  *   submit:   WAITING ─▶ RUNNING (prompt, then tokens) ─▶ FINISHED
  *             RUNNING ─ no blocks ─▶ WAITING (recompute)
  *
+ * With drafts a step may yield several tokens of a sequence (draft/draft.h), the same as without.
  * Batch invariance: a row's arithmetic does not depend on the other rows of the batch, and sampling
  * depends only on (seed, index of the token). When blocks run out, the newest running sequence is
  * preempted: its blocks are freed, it goes back to WAITING and its prompt and tokens so far are
@@ -15,6 +16,7 @@
 #define BATON_ENGINE_ENGINE_H
 
 #include "shared/base/metrics.h"
+#include "shared/engine/draft/draft.h"
 #include "shared/engine/engine_fault.h"
 #include "shared/engine/pace.h"
 #include "shared/engine/sampler.h"
@@ -44,6 +46,8 @@ struct engine_options {
     bool eager;                    /* launch every kernel one by one: no captured graphs */
     const struct pace_curve *pace; /* a step lasts what this says; NULL: what it takes. Copied */
     const struct engine_fault_plan *fault; /* for tests; NULL: none. Copied */
+    const struct draft_config *draft;      /* speculative decoding; NULL: none. Copied; its
+                                            * draft_model stays the caller's */
     struct metrics *metrics;               /* borrowed */
     /* Called on the engine thread. It must copy what it keeps and return at once, for example by
      * posting the event to a loop's mailbox. */
@@ -88,7 +92,7 @@ struct engine_group_event {
     const struct err *why; /* LOST; valid during the call */
 };
 /* Of ep_config.collective_bytes, what the agreement on a step takes. */
-enum { ENGINE_GROUP_BYTES = 48 };
+enum { ENGINE_GROUP_BYTES = 56 };
 
 /* ---- a node of several ranks: they share one attention, by heads (engine_follow.c) ----
  * The first rank leads: its engine has the requests, the pool's counters, the prefix cache and the
@@ -150,6 +154,12 @@ struct engine_event {
     uint32_t n_tokens;   /* PREEMPTED: to be computed again, if the prefix cache has none of them */
     uint32_t wait_steps; /* PREEMPTED: until there are blocks for it, at most (block_wait.h) */
     uint32_t n_recomputed; /* FINISHED: transferred prompt positions computed again here */
+    /* FINISHED: times that drafts were verified here, these drafts, and those that were right. */
+    uint32_t n_verified, n_drafted, n_accepted;
+    /* TOKEN of a prefill_only sequence, with a draft layer: the hidden state [n_hidden] of the last
+     * prompt token, for engine_activate. Valid during the callback; NULL: none. */
+    const float *hidden;
+    uint32_t n_hidden;
 };
 
 /* Upper bound of attention sequences in a step: the prompt tokens and the generated tokens of a
@@ -180,9 +190,10 @@ enum status engine_submit(struct engine *e, const struct engine_request *r) MUST
 enum status engine_reserve(struct engine *e, const struct engine_request *r) MUST_CHECK;
 /* The KV of every prompt token is in the reserved blocks; `first` is output token number n_tokens -
  * n_prompt, sampled by the prefill node (it is emitted as a TOKEN by this engine as well, with the
- * logprobs given). Decoding goes on after it. */
-enum status engine_activate(struct engine *e, uint64_t id,
-                            const struct token_logprobs *first) MUST_CHECK;
+ * logprobs given). Decoding goes on after it. hidden [n_hidden] is what the TOKEN came with there
+ * (copied); NULL: the sender has no draft layer, and the sequence gets no drafts of one. */
+enum status engine_activate(struct engine *e, uint64_t id, const struct token_logprobs *first,
+                            const float *hidden, uint32_t n_hidden) MUST_CHECK;
 /* Ends a sequence. fenced: no peer can write to its blocks any more (always true for FULL and
  * PREFILL, and after engine_activate). Otherwise its blocks go to quarantine until
  * engine_free_quarantined(id); the id stays in use until then. Unknown ids are ignored (no event).

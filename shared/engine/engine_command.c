@@ -16,10 +16,12 @@ void engine_command_drop(struct engine *e, struct engine_command *c)
 {
     seq_free(c->seq);
     mem_free(c->first);
+    mem_free(c->hidden);
     ep_discard(c->ep);
     model_experts_drop(e->opt.model, c->experts);
     c->seq = NULL;
     c->first = NULL;
+    c->hidden = NULL;
     c->ep = NULL;
     c->experts = NULL;
 }
@@ -109,11 +111,20 @@ static void do_reserve(struct engine *e, struct seq *s)
     engine_emit(e, &ev);
 }
 
-static void do_activate(struct engine *e, uint64_t id, const struct token_logprobs *first)
+/* Takes `hidden`. */
+static void do_activate(struct engine *e, uint64_t id, const struct token_logprobs *first,
+                        float *hidden)
 {
     struct seq *s = find(e, id);
-    if (!s || s->state != SEQ_RESERVED) return;
+    if (!s || s->state != SEQ_RESERVED) {
+        mem_free(hidden);
+        return;
+    }
     engine_unlist(e, s);
+    s->hidden = hidden;
+    s->hidden_at = s->n_tokens - 1;
+    s->lacks_draft_kv = hidden == NULL;
+    if (!hidden) engine_draft_tell_lack(e);
     s->state = SEQ_RUNNING;
     s->order = ++e->last_order;
     list_push(&e->running, &s->node);
@@ -123,7 +134,7 @@ static void do_activate(struct engine *e, uint64_t id, const struct token_logpro
     s->xfer_begin = s->n_computed;
     s->xfer_end = s->n_computed = s->n_tokens;
     seq_publish_blocks(s, e->pool, e->opt.block_tokens, s->n_computed);
-    engine_take_token(e, s, first);
+    (void)engine_take_token(e, s, first);
 }
 
 static void do_cancel(struct engine *e, uint64_t id, bool fenced)
@@ -161,7 +172,7 @@ void engine_command_run(struct engine *e, const struct engine_command *c)
     switch (c->kind) {
     case ENGINE_COMMAND_SUBMIT: do_submit(e, c->seq); break;
     case ENGINE_COMMAND_RESERVE: do_reserve(e, c->seq); break;
-    case ENGINE_COMMAND_ACTIVATE: do_activate(e, c->id, c->first); break;
+    case ENGINE_COMMAND_ACTIVATE: do_activate(e, c->id, c->first, c->hidden); break;
     case ENGINE_COMMAND_CANCEL: do_cancel(e, c->id, c->fenced); break;
     case ENGINE_COMMAND_FENCE: do_fence(e, c->id); break;
     case ENGINE_COMMAND_RELEASE: do_release(e, c->id); break;

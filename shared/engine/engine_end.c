@@ -80,6 +80,7 @@ void engine_forget(struct engine *e, struct seq *s)
     release_blocks(e, s);
     void *was = map_del(&e->seqs, map_key_u64(&s->id));
     ASSERT(was == s);
+    engine_draft_end(e, s);
     seq_free(s);
 }
 
@@ -105,6 +106,9 @@ void engine_finish(struct engine *e, struct seq *s, enum status status, enum fin
         .stop_token = stop_token,
         .n_cached = s->n_cached,
         .n_recomputed = s->n_recomputed,
+        .n_verified = s->n_verified,
+        .n_drafted = s->n_drafted,
+        .n_accepted = s->n_accepted,
     };
     fill_times(s, &ev);
     if (s->prefill_only) {

@@ -3,6 +3,7 @@
  *     leader:   batch ── plan ──▶ [agreement of the group, verdict] ── step ── [verdict] ── tokens
  *     follower:          plan ──▶ [agreement of the group, verdict] ── step ── [verdict]
  *
+ * Passes of the draft layer follow their step, each with a plan of its own, without agreement.
  * Plans travel through the node's ep object, usually in one message: each plan says how long the
  * next one's first message is. A plan without a step puts the node to sleep; the next one comes
  * after a bell. With a group, the brackets: ranks may see the group fail at different moments. What
@@ -38,6 +39,7 @@ static struct step_plan_limits limits_of(const struct engine *e)
         .max_len = e->limits.max_len,
         .block_tokens = e->opt.block_tokens,
         .n_blocks = e->opt.n_blocks,
+        .max_draft_rows = e->opt.model->max_draft_rows,
     };
 }
 
@@ -293,25 +295,23 @@ static void write_plan(struct engine *e, bool takes_step)
     const struct step_plan_limits l = limits_of(e);
     step_plan_write(n->plan, &l, takes_step ? engine_batch(e) : NULL);
     struct step_plan_head *h = step_plan_at(n->plan).head;
-    h->step = n->step;
     h->is_step = takes_step;
-    h->next_words = n->first_words;
-    if (takes_step)
-        h->next_words = (uint32_t)min_size(h->n_words + h->n_words / 8 + SPARE_WORDS, n->max_words);
     if (!engine_is_grouped(e)) return;
     if (!e->group.ep) n->lost_epoch = e->group.epoch;
     h->epoch = takes_step || !e->group.ep ? e->group.epoch : 0;
     h->is_first = e->group.step == 0;
 }
 
-static bool send_plan(struct engine *e, bool takes_step)
+/* Sends the plan that was written. */
+static bool send_words(struct engine *e)
 {
     struct engine_node *n = &e->node;
     const size_t at = n->first_words;
     struct err err = { 0 };
-    if (n->asleep) e->opt.on_node_bell(e->opt.arg, n->step);
-    write_plan(e, takes_step);
-    const struct step_plan_head *h = step_plan_at(n->plan).head;
+    struct step_plan_head *h = step_plan_at(n->plan).head;
+    h->step = n->step;
+    h->next_words = (uint32_t)min_size(h->n_words + h->n_words / 8 + SPARE_WORDS, n->max_words);
+    if (!h->is_step && !h->is_pass) h->next_words = n->first_words;
     ASSERT(h->n_words <= n->max_words);
     enum status st = pass_words(n, 0, at, &err);
     if (st == OK && h->n_words > at) st = pass_words(n, at, h->n_words - at, &err);
@@ -324,6 +324,13 @@ static bool send_plan(struct engine *e, bool takes_step)
     return true;
 }
 
+static bool send_plan(struct engine *e, bool takes_step)
+{
+    if (e->node.asleep) e->opt.on_node_bell(e->opt.arg, e->node.step);
+    write_plan(e, takes_step);
+    return send_words(e);
+}
+
 bool engine_lead_step(struct engine *e, uint32_t *group_rows)
 {
     const struct engine_node *n = &e->node;
@@ -333,6 +340,17 @@ bool engine_lead_step(struct engine *e, uint32_t *group_rows)
         if (send_plan(e, wants) && take_part(e, group_rows)) return true;
     }
     return false;
+}
+
+bool engine_lead_pass(struct engine *e, const struct model_draft *pass,
+                      const struct step_plan_announced *announced, uint32_t n_announced)
+{
+    struct engine_node *n = &e->node;
+    const struct step_plan_limits l = limits_of(e);
+    if (!is_there(e)) return false;
+    step_plan_write_pass(n->plan, &l, pass, announced, n_announced);
+    if (engine_is_grouped(e)) step_plan_at(n->plan).head->epoch = e->group.epoch;
+    return send_words(e);
 }
 
 /* ---- follower ---- */
@@ -436,6 +454,57 @@ static void run_plan(struct engine *e, uint32_t group_rows)
     atomic_fetch_add_explicit(&e->load.n_steps, 1, memory_order_relaxed);
 }
 
+/* Is this rank in the group of a pass? It may have left it in one before that had no rows of this
+ * node, so that nobody asked; the ones that follow have none either. */
+static bool is_in_pass(struct engine *e, const struct step_plan_head *h)
+{
+    struct err err = { 0 };
+    if (!engine_is_grouped(e) || engine_group_is_in(e, h->epoch)) return true;
+    if (h->n_rows == 0) return false;
+    err_set(&err, ERR_INTERNAL,
+            "a pass of %u rows is of the group of epoch %llu, and this rank not", h->n_rows,
+            (unsigned long long)h->epoch);
+    lose_node(e, &err);
+    return false;
+}
+
+/* A pass of the draft layer, behind the step that this rank took last. */
+static void run_pass(struct engine *e)
+{
+    const struct step_plan p = step_plan_at(e->node.plan);
+    if (!is_in_pass(e, p.head)) return;
+    struct batch *b = engine_batch(e);
+    struct model_hidden_rows *hidden = e->draft.hidden;
+    for (uint32_t i = 0; i < p.head->n_hidden; i++)
+        hidden[i] = (struct model_hidden_rows){ .first = p.hidden[i].first, .n = p.hidden[i].n };
+    const struct model_draft pass = {
+        .batch = { .n_rows = (int32_t)p.head->n_rows,
+                   .ids = p.ids,
+                   .pos = b->pos,
+                   .seqs = b->seqs,
+                   .n_seqs = (int32_t)p.head->n_seqs,
+                   .logit_rows = p.logit_rows,
+                   .n_logits = (int32_t)p.head->n_logits,
+                   .logits = e->device->is_host ? e->logits : NULL,
+                   .kv = e->kv.ptr,
+                   .block_tokens = e->opt.block_tokens,
+                   .n_blocks = e->layout.n_blocks,
+                   .on_layer = on_layer,
+                   .on_layer_arg = e,
+                   .eager = true,
+                   .group_rows = engine_draft_pass_rows(e), },
+        .hidden = hidden,
+        .n_hidden = p.head->n_hidden,
+        .chained = p.head->is_pass == STEP_PLAN_CHAINED_PASS,
+    };
+    read_seqs(&p, b);
+    const bool sampled = model_submit_draft(e->opt.model, &pass);
+    ASSERT(!sampled);
+    if (!engine_node_settle(e, p.head->n_rows)) return;
+    const struct err why = e->opt.model->exchange_fault;
+    if (why.code != OK) engine_group_lose(e, &why);
+}
+
 /* Asks the leader for a step in which the others learn which group this rank was given, or has
  * lost. */
 static void call_leader(struct engine *e)
@@ -457,7 +526,7 @@ bool engine_follow_step(struct engine *e)
     struct err err = { 0 };
     uint32_t group_rows = 0;
     if (!is_there(e)) return false;
-    if (engine_is_grouped(e)) engine_group_drop_aborted(e);
+    if (n->asleep && engine_is_grouped(e)) engine_group_drop_aborted(e);
     if (n->asleep && !is_rung(n)) {
         call_leader(e);
         return false;
@@ -466,7 +535,14 @@ bool engine_follow_step(struct engine *e)
         lose_node(e, &err);
         return false;
     }
+    if (step_plan_at(n->plan).head->is_pass) {
+        run_pass(e);
+        return true;
+    }
+    /* not before: a step and its passes are of one group */
+    if (engine_is_grouped(e)) engine_group_drop_aborted(e);
     if (take_part(e, &group_rows)) {
+        e->draft.group_rows = group_rows;
         const uint64_t begin_ns = clock_ns();
         run_plan(e, group_rows);
         engine_pace_step(e, begin_ns, engine_batch(e)->seqs, step_plan_at(n->plan).head->n_seqs);

@@ -190,6 +190,11 @@ static enum status check_words(const struct engine *e, const struct engine_group
             return err_set(err, ERR_PEER_MISMATCH,
                            "rank %d has %llu rows for a step, in which there are at most %llu", r,
                            (unsigned long long)w->n_rows, (unsigned long long)most);
+        if ((w->n_passes > 0) != (mine->n_passes > 0) || w->n_passes > DRAFT_TOKENS_MAX)
+            return err_set(err, ERR_PEER_MISMATCH,
+                           "rank %d wants %llu passes of the draft layer, and this one %llu: all "
+                           "ranks need the same --speculative-config",
+                           r, (unsigned long long)w->n_passes, (unsigned long long)mine->n_passes);
     }
     return OK;
 }
@@ -199,6 +204,14 @@ static bool all_have_next(const struct engine_group *g)
     for (int32_t r = 0; r < g->ep->config.size; r++)
         if (g->words[r].next_epoch != g->next_epoch || g->next_epoch <= g->epoch) return false;
     return true;
+}
+
+static uint64_t most_passes(const struct engine_group *g)
+{
+    uint64_t most = 0;
+    for (int32_t r = 0; r < g->ep->config.size; r++)
+        if (g->words[r].n_passes > most) most = g->words[r].n_passes;
+    return most;
 }
 
 static uint64_t most_rows(const struct engine_group *g)
@@ -241,6 +254,7 @@ static enum status meet(struct engine *e, uint32_t n_rows, struct err *err)
         .epoch = g->epoch,
         .step = g->step,
         .n_rows = model_routed_rows_max(e->opt.model, n_rows),
+        .n_passes = e->draft.n_passes,
         .next_epoch = g->next_epoch > g->epoch ? g->next_epoch : g->epoch,
     };
     if (g->asleep && !is_rung(g) && !e->opt.follows) tell(e, ENGINE_GROUP_BELL, g->epoch, NULL);
@@ -284,6 +298,7 @@ enum engine_agreement engine_group_meet(struct engine *e, uint32_t n_rows, uint3
         return ENGINE_AGREED_CHANGE;
     }
     *most = (uint32_t)most_rows(g);
+    e->draft.n_passes = (uint32_t)most_passes(g);
     g->asleep = *most == 0;
     return g->asleep ? ENGINE_AGREED_SLEEP : ENGINE_AGREED_STEP;
 }

@@ -1,6 +1,8 @@
 /* engine_metrics.c - the engine's metrics and the load that other threads read.
  *
  * Thread: engine (engine_set_remaining also before a sequence is posted). */
+#include <stdio.h>
+
 #include "shared/engine/engine_state.h"
 
 /* The order of these calls is the order of /metrics. */
@@ -43,16 +45,38 @@ static void init_tokens(struct engine_metrics *m, struct metrics *r)
                                  "Cached KV blocks given to another sequence.");
 }
 
+/* Named as vLLM's. */
+static void init_drafts(struct engine_metrics *m, struct metrics *r)
+{
+    char at[32];
+    m->drafts = metrics_counter(r, "baton_spec_decode_num_drafts_total", "",
+                                "Times that drafts of a sequence were verified.");
+    m->draft_tokens = metrics_counter(r, "baton_spec_decode_num_draft_tokens_total", "",
+                                      "Draft tokens verified.");
+    m->accepted = metrics_counter(r, "baton_spec_decode_num_accepted_tokens_total", "",
+                                  "Draft tokens that were right.");
+    for (int i = 0; i < DRAFT_TOKENS_MAX; i++) {
+        snprintf(at, sizeof at, "position=\"%d\"", i);
+        m->accepted_at[i] = metrics_counter(r,
+                                            "baton_spec_decode_num_accepted_tokens_per_pos_total",
+                                            at, "Draft tokens that were right, by their place.");
+    }
+    m->accepted_length = metrics_gauge(r, "baton_spec_decode_mean_accepted_length", "",
+                                       "Tokens that a verification of drafts yielded, on average "
+                                       "since the start.");
+}
+
 static struct gauge *blocks_gauge(struct metrics *r, const char *labels)
 {
     return metrics_gauge(r, "baton_kv_blocks", labels, "KV blocks by state.");
 }
 
-void engine_metrics_init(struct engine_metrics *m, struct metrics *r)
+void engine_metrics_init(struct engine_metrics *m, struct metrics *r, bool has_drafts)
 {
     *m = (struct engine_metrics){ 0 };
     init_steps(m, r);
     init_tokens(m, r);
+    if (has_drafts) init_drafts(m, r);
     m->running = metrics_gauge(r, "baton_engine_running", "", "Sequences being computed.");
     m->waiting = metrics_gauge(r, "baton_engine_waiting", "", "Sequences waiting to start.");
     m->reserved = metrics_gauge(r, "baton_engine_reserved", "",
@@ -64,8 +88,10 @@ void engine_metrics_init(struct engine_metrics *m, struct metrics *r)
     m->prefill_per_s = metrics_gauge(r, "baton_engine_prefill_tokens_per_second", "",
                                      "Prompt tokens per second of the last steps that were full of "
                                      "them; 0: none was.");
-    m->decode_step = metrics_gauge(r, "baton_engine_decode_step_seconds", "",
-                                   "Mean time of the last steps that decoded; 0: none did.");
+    m->decode_step = metrics_gauge(
+        r, "baton_engine_decode_step_seconds", "",
+        "Mean time of the last steps that decoded, per token that they gave "
+        "a sequence; 0: none did.");
     m->step_seconds = metrics_histogram(r, "baton_engine_step_seconds", "",
                                         "Time of one step of the engine.", METRICS_SECONDS,
                                         METRICS_SECONDS_N);
@@ -99,12 +125,15 @@ void engine_update_metrics(struct engine *e)
 }
 
 void engine_count_speed(struct engine *e, const struct attn_seq *seqs, uint32_t n_seqs,
-                        bool is_full, uint64_t ns)
+                        const struct inflight_step *f, uint64_t ns)
 {
     const struct pace_load l = pace_load_of(seqs, n_seqs);
     const struct engine_speed_step step = { .prompt_rows = l.prompt_rows,
                                             .decode_rows = l.decode_rows,
-                                            .is_full = is_full,
+                                            .is_full = f->is_full,
+                                            .tokens = f->n_choosers
+                                                          ? (double)f->n_taken / f->n_choosers
+                                                          : 1,
                                             .seconds = (double)ns * 1e-9 };
     engine_speed_count(&e->speed, &step);
     const uint32_t prefill_per_s = engine_speed_prefill_per_s(&e->speed),

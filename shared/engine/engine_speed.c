@@ -41,7 +41,7 @@ void engine_speed_count(struct engine_speed *s, const struct engine_speed_step *
         add(&s->prefill, (double)step->prompt_rows, step->seconds);
     if (step->prompt_rows > 0)
         draw_line(s, (double)(step->prompt_rows + step->decode_rows), step->seconds);
-    if (step->decode_rows > 0) add(&s->decode, 1, step->seconds);
+    if (step->decode_rows > 0) add(&s->decode, step->tokens, step->seconds);
 }
 
 static uint32_t whole(const struct engine_speed_mean *m, double v)

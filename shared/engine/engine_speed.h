@@ -1,5 +1,6 @@
 /* engine_speed.h - how fast an engine computes: prompt tokens per second, the time of a step that
- * decodes, and how many rows fill a step.
+ * decodes, and how many rows fill a step. A step that gives sequences several tokens
+ * (draft/draft.h) counts as as many.
  *
  * The first two are means over the last steps that held such rows, whatever else was in them,
  * weighted by e^(-busy time since / ENGINE_SPEED_MS): busy time is that of such steps, so an idle
@@ -42,12 +43,14 @@ struct engine_speed {
 /* A step that lasted `seconds`. */
 struct engine_speed_step {
     uint64_t prompt_rows, decode_rows;
-    bool is_full; /* of prompt rows */
+    bool is_full;  /* of prompt rows */
+    double tokens; /* that a decoding sequence got, on average */
     double seconds;
 };
 
 void engine_speed_count(struct engine_speed *s, const struct engine_speed_step *step);
-/* Prompt tokens per second, and microseconds of a step; 0: not measured, else at least 1. */
+/* Prompt tokens per second, and microseconds of a step for each token of a sequence; 0: not
+ * measured, else at least 1. */
 uint32_t engine_speed_prefill_per_s(const struct engine_speed *s);
 uint32_t engine_speed_step_us(const struct engine_speed *s);
 /* Rows that fill a step; 0: not measured. */

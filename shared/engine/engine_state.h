@@ -8,7 +8,7 @@
  *   engine_ranks.c    what the group's ranks compute, and for whom they wait
  *   engine_follow.c   steps of a node of several ranks, step_plan.c what its leader tells them
  *   engine_pace.c     lets a step last what a curve or a fault says (pace.h, engine_fault.h)
- *   engine_end.c      ends sequences and gives their blocks back
+ *   engine_end.c      ends sequences and gives their blocks back; draft/ has engine_draft.c
  *   engine_metrics.c  metrics, and load and speed (engine_speed.h) that other threads read
  *
  * Thread: engine, except `opt`, `layout`, `kv`, `limits` (fixed after engine_create, read by any
@@ -47,6 +47,7 @@ struct engine_command {
     uint64_t id;
     struct seq *seq;               /* SUBMIT, RESERVE */
     struct token_logprobs *first;  /* ACTIVATE */
+    float *hidden;                 /* ACTIVATE; NULL: none */
     struct ep *ep;                 /* JOIN; NULL: leave. NODE */
     struct model_experts *experts; /* JOIN; NULL: those of the share */
     uint64_t epoch;                /* JOIN */
@@ -69,6 +70,9 @@ struct engine_metrics {
     struct gauge *paced, *running, *waiting, *reserved, *free, *held, *cached, *quarantine,
         *prefill_per_s, *decode_step;
     struct histogram *step_seconds;
+    struct counter *drafts, *draft_tokens, *accepted; /* NULL without a drafter */
+    struct counter *accepted_at[DRAFT_TOKENS_MAX];
+    struct gauge *accepted_length;
     uint64_t last_queried, last_hit, last_evicted; /* pool totals at the last update */
 };
 
@@ -76,8 +80,9 @@ struct engine_metrics {
  * the next step is submitted before this one completes; otherwise a step completes at once. */
 struct inflight_step {
     bool active;
-    bool sampled; /* by the device */
-    bool is_full; /* of prompt rows (engine_speed.h) */
+    bool sampled;                 /* by the device */
+    bool is_full;                 /* of prompt rows (engine_speed.h) */
+    uint32_t n_choosers, n_taken; /* sequences that chose tokens, and these tokens */
     uint64_t begin_ns;
     uint64_t called_ns;    /* when it was built; waiting for other ranks follows */
     uint64_t n_recomputed; /* positions that a peer had written */
@@ -97,6 +102,7 @@ enum { ENGINE_ABORTED_MAX = 8 };
 /* What each rank says at the beginning of a step. */
 struct engine_group_words {
     uint64_t epoch, step, n_rows;
+    uint64_t n_passes;      /* of the draft layer that it wants behind the step; 0: it has none */
     uint64_t next_epoch;    /* of the group that it is ready to step in; this one's: no other */
     uint64_t rows;          /* that its experts computed since it said so last */
     uint32_t rank, wait_us; /* wait_us: in its exchanges, since then */
@@ -145,6 +151,25 @@ struct engine_node {
     uint32_t max_words, first_words; /* first_words: of the next plan's first message */
 };
 
+/* Speculative decoding; drafter NULL: none. Arrays by the sequences of a step. */
+struct engine_draft {
+    struct draft_config config;
+    struct drafter *drafter;
+    struct draft_control control;
+    struct draft_request *requests; /* [max_seqs] */
+    struct draft_choice *choices;   /* [max_seqs] */
+    struct draft_rate **rates;      /* [max_seqs] of the choices */
+    struct seq **seqs;             /* [max_seqs] that choose a token, their lengths then, and the */
+    uint32_t *n_tokens, *n_wanted; /* drafts wanted behind it */
+    uint64_t observe_ns;           /* of the last step */
+    uint64_t n_ahead;              /* times that a step might have been submitted early */
+    bool has_told_lack;
+    /* Of the next step: passes of the draft layer that it wants, 0 without one; once the step was
+     * agreed on, those that some rank wants, and the most rows that a rank of the group routes. */
+    uint32_t n_passes, group_rows;
+    struct model_hidden_rows *hidden; /* [max_seqs] of a rank that follows */
+};
+
 struct engine {
     struct engine_options opt;
     struct device *device;               /* the model's kernels' */
@@ -185,6 +210,8 @@ struct engine {
     struct engine_fault_plan fault; /* with opt.fault, likewise */
     uint64_t n_paced;               /* steps that these were asked about */
 
+    struct engine_draft draft; /* with opt.draft */
+
     struct engine_group group; /* with opt.on_group */
     struct engine_node node;   /* with a share of the model */
 
@@ -210,9 +237,47 @@ bool engine_step(struct engine *e);
 /* Gives up the steps in flight, which a lost group has spoiled: it is as if they had not begun, and
  * their rows are computed again. Waits until the device has left them. */
 void engine_abandon_steps(struct engine *e);
-/* Appends output token lp->id, emits it, and ends the sequence after its last token (`s` is invalid
- * then). */
-void engine_take_token(struct engine *e, struct seq *s, const struct token_logprobs *lp);
+/* Appends output token lp->id, emits it, and ends the sequence after its last token: false, `s` is
+ * invalid then. */
+bool engine_take_token(struct engine *e, struct seq *s, const struct token_logprobs *lp);
+/* Will the sequence end with token `id`, its last of n_tokens? */
+bool engine_ends_with(const struct engine *e, const struct seq *s, int32_t id, uint32_t n_tokens);
+
+/* draft/engine_draft.c */
+enum status engine_draft_init(struct engine *e, struct err *err) MUST_CHECK;
+void engine_draft_release(struct engine *e);
+/* Decodes are chosen, and have their blocks: puts drafts behind the tokens of some, with blocks, as
+ * long as the step has rows for them. */
+void engine_draft_propose(struct engine *e);
+/* May a running sequence get drafts in the next step, if that is built when its last token is
+ * known? */
+bool engine_draft_is_wanted(struct engine *e);
+/* The batch was built: how many drafts are to be made behind its step by a drafter that
+ * observes. */
+void engine_draft_plan(struct engine *e);
+/* The most rows that a rank routes in a pass behind the last step; 0: without a group. */
+uint32_t engine_draft_pass_rows(const struct engine *e);
+/* The step of `b` is complete; e->fetched has its tokens, which are taken next. False: the group,
+ * or the node, was lost in a pass of the draft layer, which says nothing about the step; prompts
+ * whose KV of that layer is missing have ended. */
+bool engine_draft_observe(struct engine *e, struct batch *b);
+/* How many of the n drafts behind the sequence's tokens are what was chosen in their places. */
+uint32_t engine_draft_n_right(const struct seq *s, const struct token_logprobs *chosen, uint32_t n);
+/* For a drafter that chooses: how many drafts of n sequences, which will have n_tokens[i] tokens,
+ * are worth while; at most max_seqs. Returns the sum. */
+uint32_t engine_draft_want(struct engine *e, struct seq *const *seqs, const uint32_t *n_tokens,
+                           uint32_t n, uint32_t *n_wanted);
+/* Has it a block for that position, or can get the next one without taking it from others? */
+bool engine_draft_has_block(struct engine *e, struct seq *s, uint32_t pos);
+/* A step has computed n drafts of the sequence, which it is right about n_accepted of. */
+void engine_draft_count(struct engine *e, struct seq *s, uint32_t n, uint32_t n_accepted);
+/* A step of these attention sequences lasted so long. */
+void engine_draft_count_step(struct engine *e, const struct attn_seq *seqs, uint32_t n_seqs,
+                             uint64_t ns);
+/* A sequence came from a peer without a draft layer's KV. */
+void engine_draft_tell_lack(struct engine *e);
+/* The sequence ends. */
+void engine_draft_end(struct engine *e, struct seq *s);
 
 /* engine_group.c */
 void engine_group_init(struct engine *e);
@@ -270,6 +335,10 @@ void engine_node_command(struct engine *e, const struct engine_command *c);
 /* Leader: plans the step of engine_batch(e) with the other ranks, and with the group's. As
  * engine_group_agree. */
 bool engine_lead_step(struct engine *e, uint32_t *group_rows);
+/* Leader: plans a pass of the draft layer with the other ranks, which compute it. False: the node
+ * is lost. */
+bool engine_lead_pass(struct engine *e, const struct model_draft *pass,
+                      const struct step_plan_announced *announced, uint32_t n_announced);
 /* Follower: takes part in the next step. False: nothing to do until it is rung. */
 bool engine_follow_step(struct engine *e);
 /* After the model's step of n_rows rows: have all ranks of the node come to its end? If one has
@@ -296,12 +365,12 @@ void engine_free_deferred(struct engine *e);
 void engine_emit(struct engine *e, const struct engine_event *ev);
 
 /* engine_metrics.c */
-void engine_metrics_init(struct engine_metrics *m, struct metrics *registry);
+void engine_metrics_init(struct engine_metrics *m, struct metrics *registry, bool has_drafts);
 /* Copies the counts of the lists and the pool to `load` and the gauges. */
 void engine_update_metrics(struct engine *e);
 /* Counts a step of these attention sequences in the engine's speed, and tells it. */
 void engine_count_speed(struct engine *e, const struct attn_seq *seqs, uint32_t n_seqs,
-                        bool is_full, uint64_t ns);
+                        const struct inflight_step *f, uint64_t ns);
 /* Sets the number of prompt tokens of this sequence that are still to be computed. */
 void engine_set_remaining(struct engine *e, struct seq *s, uint32_t n);
 

@@ -6,12 +6,11 @@
  * Penalties count the future token too, on the device. No step is submitted early when KV of the
  * step in flight has to be sent to a peer, or when it might need blocks of a running sequence. With
  * sampling on the host, a step completes at once; so it does on a node of several ranks. LIMIT: the
- * ranks that follow are sent each step's tokens by the host.
- *
+ * ranks that follow are sent each step's tokens by the host. LIMIT: nor is one submitted early that
+ * may have drafts, which begin with the last token: the device waits for the host then.
  * Ranks that share experts agree on step n + 1 while n computes. The fetch of n's tokens tells of a
  * lost rank, but not in which step: both are given up, unless n was complete already.
  * Completion first publishes blocks, then takes tokens: one may end its sequence, which frees it.
- *
  * Thread: engine. */
 #include "kernels/copy_stream.h"
 #include "kernels/host_math.h"
@@ -38,7 +37,12 @@ static bool is_stop(const struct engine *e, const struct seq *s, int32_t id)
     return is_one_of(id, s->sampling.stop_ids, s->sampling.n_stop_ids);
 }
 
-void engine_take_token(struct engine *e, struct seq *s, const struct token_logprobs *lp)
+bool engine_ends_with(const struct engine *e, const struct seq *s, int32_t id, uint32_t n_tokens)
+{
+    return is_stop(e, s, id) || n_tokens >= s->n_tokens_max;
+}
+
+bool engine_take_token(struct engine *e, struct seq *s, const struct token_logprobs *lp)
 {
     struct engine_event ev = {
         .kind = ENGINE_TOKEN, .id = s->id, .stop_token = -1, .index = seq_n_out(s), .lp = *lp
@@ -51,9 +55,13 @@ void engine_take_token(struct engine *e, struct seq *s, const struct token_logpr
     bool stops = !s->prefill_only && is_stop(e, s, lp->id);
     bool full = !s->prefill_only && seq_is_full(s);
     ev.lp.ends = stops ? FINISH_STOP : full ? FINISH_LENGTH : FINISH_NONE;
+    ev.hidden = s->prefill_only ? s->hidden : NULL;
+    ev.n_hidden = ev.hidden ? e->opt.model->config.hidden : 0;
     engine_emit(e, &ev);
     if (s->prefill_only) engine_finish(e, s, OK, FINISH_PREFILLED, -1);
     else if (ev.lp.ends != FINISH_NONE) engine_finish(e, s, OK, ev.lp.ends, stops ? lp->id : -1);
+    else return true;
+    return false;
 }
 
 static void score_prompt(struct engine *e, struct seq *s, uint32_t pos,
@@ -108,18 +116,27 @@ static int32_t score_of(const struct batch_logit *l)
     return l->sample ? -1 : l->seq->tokens[l->pos + 1];
 }
 
+/* Tokens that the host knows before the one that the row chooses: a draft counts as known for those
+ * behind it. */
+static uint32_t n_known(const struct batch_logit *l)
+{
+    const struct seq *s = l->seq;
+    return l->sample ? l->pos + 1 - s->n_future : s->n_tokens;
+}
+
 static void fill_sample_requests(struct engine *e)
 {
     const struct model_config *c = &e->opt.model->config;
     const struct batch *b = engine_batch(e);
     for (uint32_t i = 0; i < b->n_logits; i++) {
         const struct seq *s = b->logits[i].seq;
+        const uint32_t n_tokens = n_known(&b->logits[i]);
         e->sample_requests[i] = (struct sample_request){
             .params = &s->sampling,
             .tokens = s->tokens,
-            .n_tokens = s->n_tokens,
+            .n_tokens = n_tokens,
             .n_prompt = s->n_prompt,
-            .n_out = seq_n_out(s) + s->n_future,
+            .n_out = n_tokens - s->n_prompt + s->n_future,
             .future_token = s->n_future ? -1 - (int32_t)s->future_row : 0,
             .eos = c->eos,
             .n_eos = c->n_eos,
@@ -277,6 +294,7 @@ static void launch_step(struct engine *e, uint32_t group_rows)
     struct inflight_step *f = &e->inflight[e->parity];
     if (e->inflight[e->parity ^ 1].active) counter_add(e->metrics.ahead, 1);
     f->begin_ns = clock_ns();
+    e->draft.group_rows = group_rows;
     f->sampled = submit(e, group_rows);
     if (engine_is_node(e) && f->sampled) fetch(e, e->parity);
     if (engine_is_node(e) && !engine_node_settle(e, engine_batch(e)->n_rows)) return;
@@ -320,7 +338,7 @@ static struct sampler_row row_of(const struct engine *e, const struct batch_logi
         .lse = e->lse[i],
         .params = &s->sampling,
         .tokens = s->tokens,
-        .n_tokens = s->n_tokens,
+        .n_tokens = l->sample ? l->pos + 1 : s->n_tokens,
         .n_prompt = s->n_prompt,
         .eos = c->eos,
         .n_eos = c->n_eos,
@@ -365,14 +383,49 @@ static void finish_tokenless_chunks(struct engine *e, const struct batch *b)
         if (b->chunks[i].seq) engine_finish(e, b->chunks[i].seq, OK, FINISH_LENGTH, -1);
 }
 
-static void take_tokens(struct engine *e, const struct batch *b)
+/* Of a sequence's last token and of its n drafts the step has chosen what comes next. Takes choices
+ * as long as the drafts before them are right and the sequence goes on, each as a step of its own
+ * would: with its position complete. Returns how many. */
+static uint32_t take_verified(struct engine *e, struct seq *s, const struct token_logprobs *chosen,
+                              uint32_t n)
 {
-    for (uint32_t i = 0; i < b->n_logits; i++) {
+    const uint32_t n_right = engine_draft_n_right(s, chosen, n);
+    engine_draft_count(e, s, n, n_right);
+    for (uint32_t i = 0; i <= n_right; i++) {
+        s->n_computed = s->n_tokens;
+        seq_publish_blocks(s, e->pool, e->opt.block_tokens, s->n_computed);
+        if (!engine_take_token(e, s, &chosen[i])) return i + 1;
+    }
+    seq_trim(s, e->pool, e->opt.block_tokens);
+    return n_right + 1;
+}
+
+/* Rows of logits from the i-th on that choose tokens of one sequence. */
+static uint32_t n_choices(const struct batch *b, uint32_t i)
+{
+    uint32_t n = 1;
+    while (i + n < b->n_logits && b->logits[i + n].sample &&
+           b->logits[i + n].seq == b->logits[i].seq)
+        n++;
+    return n;
+}
+
+static void take_tokens(struct engine *e, const struct batch *b, struct inflight_step *f)
+{
+    f->n_choosers = f->n_taken = 0;
+    for (uint32_t i = 0, n; i < b->n_logits; i += n) {
         const struct batch_logit *l = &b->logits[i];
+        n = 1;
         if (!l->seq) continue; /* it ended in the previous step */
-        if (l->sample) l->seq->n_future--;
-        if (l->sample) engine_take_token(e, l->seq, &e->fetched[i]);
-        else score_prompt(e, l->seq, l->pos, &e->fetched[i]);
+        if (!l->sample) {
+            score_prompt(e, l->seq, l->pos, &e->fetched[i]);
+            continue;
+        }
+        n = n_choices(b, i);
+        l->seq->n_future -= n;
+        f->n_choosers++;
+        if (n == 1) (void)engine_take_token(e, l->seq, &e->fetched[i]);
+        f->n_taken += n > 1 ? take_verified(e, l->seq, &e->fetched[i], n - 1) : 1;
     }
 }
 
@@ -395,7 +448,8 @@ static void observe_time(struct engine *e, const struct inflight_step *f, const 
     const uint64_t begin = begin_of(e, f),
                    called = f->called_ns > e->t_completed_ns ? f->called_ns : e->t_completed_ns;
     e->t_completed_ns = clock_ns();
-    engine_count_speed(e, b->seqs, b->n_seqs, f->is_full, e->t_completed_ns - called);
+    engine_count_speed(e, b->seqs, b->n_seqs, f, e->t_completed_ns - called);
+    engine_draft_count_step(e, b->seqs, b->n_seqs, e->t_completed_ns - begin);
     histogram_observe(e->metrics.step_seconds, (double)(e->t_completed_ns - begin) * 1e-9);
 }
 
@@ -415,13 +469,15 @@ static void complete_step(struct engine *e, int parity)
     engine_free_deferred(e);
     counter_add(e->metrics.recomputed, f->n_recomputed); /* before anybody hears of the tokens */
     publish_blocks(e, b);
+    const bool goes_on = engine_draft_observe(e, &e->batches[parity]);
     keep_tokenless_chunks(b);
-    take_tokens(e, b);
+    take_tokens(e, b, f);
     finish_tokenless_chunks(e, b);
     counter_add(e->metrics.steps, 1);
     observe_time(e, f, b);
     atomic_fetch_add_explicit(&e->load.n_steps, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&e->load.n_progress, 1, memory_order_relaxed);
+    if (!goes_on && has_results(e)) lose_group(e);
 }
 
 /* ---- the step ---- */
@@ -431,7 +487,7 @@ static bool may_launch_ahead(struct engine *e)
 {
     if (engine_is_node(e)) return false; /* those that follow need the tokens */
     if (kv_pool_available(e->pool) < e->n_running) return false; /* each may need a block */
-    if (batch_next_needs_completion(e)) return false;
+    if (batch_next_needs_completion(e) || engine_draft_is_wanted(e)) return false;
     LIST_FOREACH (s, &e->running, struct seq, node)
         if (s->prefill_only) return false;
     return true;
@@ -453,6 +509,7 @@ bool engine_step(struct engine *e)
     if (!has_results(e)) return false;
     e->parity = before ^ 1;
     batch_build(e);
+    engine_draft_plan(e);
     e->inflight[e->parity].called_ns = clock_ns();
     uint32_t group_rows = 0;
     const bool takes_step = begin_step(e, &group_rows);

@@ -116,6 +116,7 @@ void seq_free(struct seq *s)
     mem_free(s->tokens);
     mem_free(s->blocks);
     mem_free(s->hashes);
+    mem_free(s->hidden);
     mem_free(s);
 }
 
@@ -170,6 +171,12 @@ enum status seq_grow(struct seq *s, struct kv_pool *pool)
     TRY(kv_pool_alloc(pool, 1, s->blocks + s->n_blocks));
     s->n_blocks++;
     return OK;
+}
+
+void seq_trim(struct seq *s, struct kv_pool *pool, uint32_t block_tokens)
+{
+    const uint32_t need = s->n_computed / block_tokens + 1;
+    while (s->n_blocks > need) kv_pool_unref(pool, s->blocks[--s->n_blocks]);
 }
 
 void seq_drop_blocks(struct seq *s, struct kv_pool *pool)

@@ -10,11 +10,14 @@
  * n_computed + 1. A step computes one or more pending tokens; the row of the last known token gives
  * the next token's logits. With sampling on the device, steps in flight choose n_future more tokens
  * that the host does not know yet, and positions count as computed once a step includes them.
+ * Behind the known tokens may lie drafts, for one step, which has a row for each: those that it
+ * does not choose are as if they had never been computed.
  * Thread: the creating thread until it is posted to the engine, then the engine thread. */
 #ifndef BATON_ENGINE_SEQ_H
 #define BATON_ENGINE_SEQ_H
 
 #include "shared/base/list.h"
+#include "shared/engine/draft/draft_control.h"
 #include "shared/engine/engine.h"
 
 enum seq_state { SEQ_WAITING, SEQ_RUNNING, SEQ_RESERVED, SEQ_AWAITING_RELEASE, SEQ_QUARANTINED };
@@ -44,6 +47,15 @@ struct seq {
     uint32_t n_hashed;
     struct hash128 seed;
     bool two_attention_paths; /* the model's: keys include where generated tokens begin */
+
+    struct draft_seq *draft;      /* the drafter's; NULL: it was not asked yet */
+    struct draft_rate draft_rate; /* of its drafts */
+    uint32_t n_draft;             /* drafts behind the known tokens, of the step being built */
+    uint32_t draft_level;         /* of these */
+    uint32_t n_verified, n_drafted, n_accepted;
+    float *hidden; /* of position hidden_at, the last that a peer computed; NULL: none, or used */
+    uint32_t hidden_at;
+    bool lacks_draft_kv; /* a peer without a draft layer wrote its KV */
 
     bool started;                  /* left the waiting queue once */
     bool in_step;                  /* chosen for the step being built */
@@ -88,6 +100,8 @@ enum status seq_take_blocks(struct seq *s, struct kv_pool *pool, uint32_t block_
                             uint32_t n_blocks) MUST_CHECK;
 /* Takes one more block. */
 enum status seq_grow(struct seq *s, struct kv_pool *pool) MUST_CHECK;
+/* Gives back those behind the block of the next position. */
+void seq_trim(struct seq *s, struct kv_pool *pool, uint32_t block_tokens);
 /* Gives all blocks back, last first, so that the cache evicts a prefix from its end. */
 void seq_drop_blocks(struct seq *s, struct kv_pool *pool);
 /* The same for a reservation that a peer may still write to: the blocks it could write go to

@@ -17,8 +17,9 @@ enum {
     LAYERS_MAX = 4096,
     HEADS_MAX = 4096,
     TP_MAX = 1024,
-    N_FIELDS = 11,           /* of 32 bits, behind the fingerprint */
-    FIRST_VERSION_BYTES = 44 /* it knew neither first_head nor model_kv_heads */
+    N_FIELDS = 12,            /* of 32 bits, behind the fingerprint */
+    FIRST_VERSION_BYTES = 44, /* it knew neither first_head nor model_kv_heads */
+    SECOND_VERSION_BYTES = 52 /* nor n_draft_layers */
 };
 static_assert(KV_LAYOUT_WIRE_BYTES == 8 + 4 * N_FIELDS, "wire size");
 
@@ -98,7 +99,8 @@ enum status kv_layout_check(const struct kv_layout *l, struct err *err)
                          "KV element type %" PRIu32 " is not one of f32, f16, bf16, int8, f8_e4m3",
                          l->dtype);
     TRY(check_range("block_tokens", l->block_tokens, 1, KERNEL_BLOCK_TOKENS_MAX, err));
-    TRY(check_range("n_layers", l->n_layers, 1, LAYERS_MAX, err));
+    TRY(check_range("n_draft_layers", l->n_draft_layers, 0, 1, err));
+    TRY(check_range("n_layers", l->n_layers, 1 + l->n_draft_layers, LAYERS_MAX, err));
     TRY(check_range("latent", l->latent, 0, 1, err));
     if (l->latent && l->n_kv_heads != 1)
         return err_field(err, ERR_INVALID, "n_kv_heads",
@@ -157,7 +159,8 @@ enum status kv_layout_same_model(const struct kv_layout *mine, const struct kv_l
                                  struct err *err)
 {
     /* Shapes first: they say more than a fingerprint that differs because of them. */
-    TRY(check_equal("n_layers", mine->n_layers, theirs->n_layers, " (another model)", err));
+    TRY(check_equal("n_layers", mine->n_layers - mine->n_draft_layers,
+                    theirs->n_layers - theirs->n_draft_layers, " (another model)", err));
     TRY(check_heads(mine, theirs, err));
     TRY(check_equal("head_dim", mine->head_dim, theirs->head_dim, " (another model)", err));
     if (mine->model_fingerprint != theirs->model_fingerprint)
@@ -167,6 +170,11 @@ enum status kv_layout_same_model(const struct kv_layout *mine, const struct kv_l
                          "--cpu-isa and the version of baton)",
                          mine->model_fingerprint, theirs->model_fingerprint);
     return OK;
+}
+
+uint32_t kv_layout_common_layers(const struct kv_layout *a, const struct kv_layout *b)
+{
+    return a->n_layers < b->n_layers ? a->n_layers : b->n_layers;
 }
 
 uint32_t kv_layout_common_heads(const struct kv_layout *a, const struct kv_layout *b,
@@ -183,10 +191,10 @@ uint32_t kv_layout_common_heads(const struct kv_layout *a, const struct kv_layou
 void kv_layout_encode(const struct kv_layout *l, struct buf *out)
 {
     buf_add_u64le(out, l->model_fingerprint);
-    const uint32_t fields[N_FIELDS] = { l->dtype,      l->block_tokens,  l->n_layers,
-                                        l->n_kv_heads, l->head_dim,      l->tp_size,
-                                        l->tp_rank,    l->n_blocks,      l->latent,
-                                        l->first_head, l->model_kv_heads };
+    const uint32_t fields[N_FIELDS] = { l->dtype,      l->block_tokens,   l->n_layers,
+                                        l->n_kv_heads, l->head_dim,       l->tp_size,
+                                        l->tp_rank,    l->n_blocks,       l->latent,
+                                        l->first_head, l->model_kv_heads, l->n_draft_layers };
     for (size_t i = 0; i < N_FIELDS; i++) buf_add_u32le(out, fields[i]);
 }
 
@@ -199,11 +207,11 @@ static uint64_t read_le(const char *p, size_t n)
 
 enum status kv_layout_decode(struct str in, struct kv_layout *out, struct err *err)
 {
-    if (in.n == FIRST_VERSION_BYTES)
+    if (in.n == FIRST_VERSION_BYTES || in.n == SECOND_VERSION_BYTES)
         return err_set(err, ERR_PEER_MISMATCH,
-                       "the peer's KV layout is of version 1 (%d bytes), this node's of version 2 "
-                       "(%d bytes): run the same release on both",
-                       FIRST_VERSION_BYTES, KV_LAYOUT_WIRE_BYTES);
+                       "the peer's KV layout is of version %d (%zu bytes), this node's of version "
+                       "3 (%d bytes): run the same release on both",
+                       in.n == FIRST_VERSION_BYTES ? 1 : 2, in.n, KV_LAYOUT_WIRE_BYTES);
     if (in.n != KV_LAYOUT_WIRE_BYTES)
         return err_set(err, ERR_FORMAT, "a KV layout has %d bytes, %zu came", KV_LAYOUT_WIRE_BYTES,
                        in.n);
@@ -222,6 +230,7 @@ enum status kv_layout_decode(struct str in, struct kv_layout *out, struct err *e
         .latent = f[8],
         .first_head = f[9],
         .model_kv_heads = f[10],
+        .n_draft_layers = f[11],
     };
     TRY(kv_layout_check(&l, err));
     *out = l;

@@ -6,6 +6,7 @@
  *           it; ranks hold different heads
  *   latent  [token][head_dim]: one vector per token stands for the keys and values of all heads
  *           (MLA), and every rank holds it whole
+ * The last layer may be a draft layer (multi-token prediction), which a peer need not have.
  * The parts of a head are k and v, or the latent alone. kernels/kv_rows.h encodes a row of head_dim
  * values. For a type with scales (int8, e4m3) one f32 scale per row, [kv_head][part][token],
  * follows the values of a piece, unaligned where the shape makes it so. kvtransfer/plan.h decides
@@ -25,7 +26,8 @@ struct kv_layout {
     uint64_t model_fingerprint; /* of the weights and the arithmetic of the kernel backend */
     uint32_t dtype;             /* enum dtype, one that kv_rows.h supports */
     uint32_t block_tokens;
-    uint32_t n_layers;
+    uint32_t n_layers;       /* the draft layer included */
+    uint32_t n_draft_layers; /* that are the last of these: 0 or 1 */
     /* KV heads of this rank: [first_head, first_head + n_kv_heads) of the model's model_kv_heads.
      * With more ranks than heads a head is on several. A latent is head 0 of 1 on every rank. */
     uint32_t n_kv_heads, first_head, model_kv_heads;
@@ -36,7 +38,7 @@ struct kv_layout {
 };
 
 enum {
-    KV_LAYOUT_WIRE_BYTES = 52,
+    KV_LAYOUT_WIRE_BYTES = 56,
     KV_HEAD_DIM_MAX = 256,
     KV_LATENT_DIM_MAX = 1024,
     KV_ROW_MAX = KV_LATENT_DIM_MAX
@@ -68,9 +70,11 @@ size_t kv_layout_scale_offset(const struct kv_layout *l);
 enum status kv_layout_check(const struct kv_layout *l, struct err *err) MUST_CHECK;
 /* Checks that both layouts are of the same model: kind, layers, head_dim, KV heads of the model,
  * fingerprint. ERR_PEER_MISMATCH names the first difference and both values. Block size, element
- * type and ranks may differ. */
+ * type and ranks may differ, and one may have a draft layer that the other lacks. */
 enum status kv_layout_same_model(const struct kv_layout *mine, const struct kv_layout *theirs,
                                  struct err *err) MUST_CHECK;
+/* Layers that both have: the first ones of either. */
+uint32_t kv_layout_common_layers(const struct kv_layout *a, const struct kv_layout *b);
 /* Heads that both ranks hold, as numbers of the whole model: [*first, *first + n); returns n, 0
  * when there is none. Of a latent always 1, whatever the ranks: any rank of a sender can write it
  * for any rank of a receiver. */

@@ -13,7 +13,7 @@
 /* ---- step ---- */
 
 /* A rank without rows only takes part in what sparse layers exchange. */
-static void layer_forward(const struct decoder_step *s, struct decoder *d, uint32_t i)
+void decoder_layer_forward(const struct decoder_step *s, struct decoder *d, uint32_t i)
 {
     const struct decoder_layer *l = &d->layers[i];
     if (s->n_rows == 0 && !model_layer_is_sparse(&s->m->config, i)) return;
@@ -23,18 +23,19 @@ static void layer_forward(const struct decoder_step *s, struct decoder *d, uint3
 }
 
 /* Computes logits of the rows that want them: of a prompt chunk that is at most its last row. */
-static void head_forward(const struct decoder_step *s, const struct decoder *d,
-                         const struct kernel_step *step, float *logits)
+void decoder_head_forward(const struct decoder_step *s, const struct decoder *d,
+                          const struct kernel_step *step, const struct weight *w, const float *norm,
+                          float *logits)
 {
     const struct model_config *c = &s->m->config;
     struct kernel_ctx *k = s->m->kernels;
     const struct share_cut *cut = &d->head_cut;
     const struct matmul_args head = {
-        .w = d->head.data ? &d->head : &d->embed,
-        .x = d->x,
+        .w = w,
+        .x = s->x,
         .x_stride = c->hidden,
         .x_rows = step->logit_rows,
-        .norm = d->final_norm,
+        .norm = norm,
         .norm_eps = c->rms_eps,
         .n_rows = (size_t)step->n_logits,
         .y = logits + cut->mine.first,
@@ -44,27 +45,36 @@ static void head_forward(const struct decoder_step *s, const struct decoder *d,
     decoder_gather(s, logits, c->n_vocab, head.y, c->n_vocab, head.n_rows, cut);
 }
 
-/* Calls all ops of an uploaded step. */
-static void compute(struct model *m, const struct model_batch *b, const struct kernel_step *step)
+struct decoder_step decoder_step_of(struct model *m, const struct model_batch *b,
+                                    const struct kernel_step *step, float *x)
 {
-    struct decoder *d = m->decoder;
-    struct kernel_ctx *k = m->kernels;
-    const struct decoder_step s = {
+    const struct decoder *d = m->decoder;
+    return (struct decoder_step){
         .m = m,
         .b = b,
         .pos = step->pos,
         .all = d->lists[0],
         .cos_sin = d->cos_sin,
-        .x = d->x,
+        .x = x,
         .n_rows = (size_t)step->n_rows,
         .n_real = step->n_real,
         .exchange_fault = &m->exchange_fault,
         .gather_fault = &m->gather_fault,
     };
+}
+
+/* Calls all ops of an uploaded step. */
+static void compute(struct model *m, const struct model_batch *b, const struct kernel_step *step)
+{
+    struct decoder *d = m->decoder;
+    struct kernel_ctx *k = m->kernels;
+    const struct decoder_step s = decoder_step_of(m, b, step, d->x);
     /* [R, H] */
     if (s.n_rows > 0) k->ops->embed(k, d->x, &d->embed, step->ids, s.n_rows);
-    for (uint32_t i = 0; i < m->config.n_layers; i++) layer_forward(&s, d, i);
-    if (step->n_logits > 0) head_forward(&s, d, step, d->logits ? d->logits : b->logits);
+    for (uint32_t i = 0; i < m->config.n_layers; i++) decoder_layer_forward(&s, d, i);
+    if (step->n_logits > 0)
+        decoder_head_forward(&s, d, step, d->head.data ? &d->head : &d->embed, d->final_norm,
+                             d->logits ? d->logits : b->logits);
 }
 
 /* Waits for the step: once it returns, its KV blocks may be published, sent or freed. */
@@ -96,7 +106,7 @@ static bool runs_ahead(const struct model *m, const struct kernel_step *step)
            (!m->gather.ep || ep_is_capturable(m->gather.ep));
 }
 
-static bool end_step(struct model *m, const struct model_batch *b, const struct kernel_step *step)
+bool decoder_end(struct model *m, const struct model_batch *b, const struct kernel_step *step)
 {
     struct kernel_ctx *k = m->kernels;
     if (!runs_ahead(m, step)) end_exchanges(m);
@@ -112,10 +122,9 @@ static int32_t least_rows(const struct model *m, const struct model_batch *b)
     return b->group_rows ? (int32_t)((b->group_rows - 1) * m->share.tp_size + 1) : 0;
 }
 
-bool decoder_forward(struct model *m, const struct model_batch *b)
+struct kernel_step decoder_begin(struct model *m, const struct model_batch *b)
 {
     struct decoder *d = m->decoder;
-    struct kernel_ctx *k = m->kernels;
     struct kernel_step step = {
         .n_rows = b->n_rows,
         .n_logits = b->n_logits,
@@ -133,12 +142,19 @@ bool decoder_forward(struct model *m, const struct model_batch *b)
     m->exchange_fault.code = m->gather_fault.code = OK;
     d->lists[0] = (struct attn_list){ .seqs = b->seqs, .n_seqs = b->n_seqs };
     step.n_lists += d->attention_work->ops->lists(m, b, d->attention_work, d->lists + 1);
+    return step;
+}
+
+bool decoder_forward(struct model *m, const struct model_batch *b)
+{
+    struct kernel_ctx *k = m->kernels;
+    struct kernel_step step = decoder_begin(m, b);
     k->step_ops->upload(k, &step);
     m->n_step_rows = (uint32_t)step.n_rows;
     if (device_fault(k->device, NULL) != OK) return false; /* nothing was submitted */
     if (!step.graph_launched) compute(m, b, &step);
     k->step_ops->submit(k);
-    return end_step(m, b, &step);
+    return decoder_end(m, b, &step);
 }
 
 enum { LOOK_NS = 20000 }; /* between two looks at a step */

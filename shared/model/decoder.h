@@ -25,6 +25,12 @@ enum status decoder_pack(struct model *m, const struct model_options *o,
 void decoder_free(struct model *m);
 /* As model_submit. */
 bool decoder_forward(struct model *m, const struct model_batch *b);
+/* Does the model have the tensors of a draft layer, in files of its own or in the model's? */
+bool decoder_draft_is_there(const struct model *m);
+/* As model_submit_draft. */
+bool decoder_draft_forward(struct model *m, const struct model_draft *d);
+/* As model_get_hidden. */
+void decoder_get_hidden(struct model *m, uint32_t row, float *out);
 /* As model_fetch. */
 void decoder_fetch(struct model *m, int parity, struct token_logprobs *out, uint32_t n);
 /* m->ep and m->experts, or m->gather, have changed: drops the steps that were captured with those

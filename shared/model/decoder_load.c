@@ -38,19 +38,18 @@ static struct decoder *create_decoder(const struct model *m)
 {
     const struct model_config *c = &m->config;
     struct decoder *d = MEM_NEW(struct decoder);
-    d->layers = MEM_ARRAY(struct decoder_layer, c->n_layers);
+    const uint32_t n_layers = model_n_all_layers(c);
+    d->layers = MEM_ARRAY(struct decoder_layer, n_layers);
     d->attention_work = attention_ops_of(c)->create_work();
-    for (uint32_t i = 0; i < c->n_layers; i++) create_layer(m, d, i);
+    for (uint32_t i = 0; i < n_layers; i++) create_layer(m, d, i);
     return d;
 }
 
 /* ---- bind ---- */
 
-static enum status bind_layer(struct binder *b, struct decoder_layer *l, uint32_t i)
+enum status decoder_bind_layer(struct binder *b, struct decoder_layer *l, const char *layer)
 {
     const struct model_config *c = &b->m->config;
-    char layer[TENSOR_NAME_BYTES_MAX / 4];
-    snprintf(layer, sizeof layer, "model.layers.%u.", i);
     TRY(bind_vector(b, layer, "input_layernorm.weight", c->hidden, &l->attn_norm));
     TRY(bind_vector(b, layer, "post_attention_layernorm.weight", c->hidden, &l->ffn_norm));
     TRY(l->attention->ops->bind(b, layer, l->attention));
@@ -98,6 +97,7 @@ static void bind_work(struct binder *b, struct decoder *d)
     if (!b->m->kernels->device->is_host) bind_floats(b, b->m->max_logits, c->n_vocab, &d->logits);
     d->lists = bind_host(b, b->m->max_rows + 2, sizeof *d->lists);
     bind_reserve(b, b->m->max_rows, c->hidden); /* the head */
+    decoder_draft_bind_work(b, &d->draft);
     d->attention_work->ops->bind_work(b, d->attention_work);
     for (int i = 0; i < FFN_KINDS; i++)
         if (d->ffn_works[i]) d->ffn_works[i]->ops->bind_work(b, d->ffn_works[i]);
@@ -107,7 +107,12 @@ static enum status bind_all(struct binder *b)
 {
     struct decoder *d = b->m->decoder;
     TRY(bind_ends(b, d));
-    for (uint32_t i = 0; i < b->m->config.n_layers; i++) TRY(bind_layer(b, &d->layers[i], i));
+    for (uint32_t i = 0; i < b->m->config.n_layers; i++) {
+        char layer[TENSOR_NAME_BYTES_MAX / 4];
+        snprintf(layer, sizeof layer, "model.layers.%u.", i);
+        TRY(decoder_bind_layer(b, &d->layers[i], layer));
+    }
+    TRY(decoder_draft_bind(b, d));
     bind_work(b, d);
     return OK;
 }
@@ -165,7 +170,7 @@ static size_t node_bytes(const struct model *m)
  * steps. With as many copies of experts as experts, placed by layer: these take little. */
 static size_t experts_bytes(const struct model *m)
 {
-    const int32_t n_sparse = (int32_t)model_n_sparse(&m->config, m->config.n_layers);
+    const int32_t n_sparse = (int32_t)model_n_sparse(&m->config, model_n_all_layers(&m->config));
     if (m->share.ep_size < 2 || n_sparse == 0) return 0;
     struct ep_config c = {
         .rank = (int32_t)m->share.ep_rank,
@@ -418,7 +423,9 @@ void decoder_free(struct model *m)
 {
     struct decoder *d = m->decoder;
     if (!d) return;
-    for (uint32_t i = 0; i < m->config.n_layers; i++) release_layer(m->kernels, &d->layers[i]);
+    for (uint32_t i = 0; i < model_n_all_layers(&m->config); i++)
+        release_layer(m->kernels, &d->layers[i]);
+    decoder_draft_release(m->kernels, &d->draft);
     weight_release(m->kernels, &d->embed);
     weight_release(m->kernels, &d->head);
     expert_store_free(m->expert_store);

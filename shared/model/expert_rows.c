@@ -35,7 +35,7 @@ struct expert_rows {
 
 struct expert_rows *expert_rows_create(const struct model *m)
 {
-    const uint32_t n_sparse = model_n_sparse(&m->config, m->config.n_layers);
+    const uint32_t n_sparse = model_n_sparse(&m->config, model_n_all_layers(&m->config));
     if (n_sparse == 0) return NULL;
     struct expert_rows *r = MEM_NEW(struct expert_rows);
     r->n_sparse = n_sparse;

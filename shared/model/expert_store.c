@@ -108,9 +108,9 @@ const struct model_experts *expert_store_use(struct expert_store *s, const struc
 
 static void list_sparse_layers(const struct model_config *c, struct expert_store *s)
 {
-    s->n_sparse = model_n_sparse(c, c->n_layers);
+    s->n_sparse = model_n_sparse(c, model_n_all_layers(c));
     s->layers = MEM_ARRAY(uint32_t, s->n_sparse);
-    for (uint32_t i = 0, n = 0; i < c->n_layers; i++)
+    for (uint32_t i = 0, n = 0; i < model_n_all_layers(c); i++)
         if (model_layer_is_sparse(c, i)) s->layers[n++] = i;
 }
 

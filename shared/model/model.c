@@ -139,7 +139,11 @@ static void print_config(struct buf *b, const struct model_config *c)
     buf_printf(b, "|%u %u %u %u %u %u|%d %d %d %a %a %d|", e->n_experts, e->n_used, e->intermediate,
                e->shared_intermediate, e->n_groups, e->topk_groups, e->score, e->group_score,
                e->norm, (double)e->norm_min, (double)e->scale, e->selection_bias);
-    buf_add(b, e->sparse, (c->n_layers + 7) / 8);
+    for (uint32_t i = 0; i < c->n_layers; i += 8) {
+        /* those of the model alone: peers may have a draft layer or none */
+        const uint32_t n = c->n_layers - i < 8 ? c->n_layers - i : 8;
+        buf_add_char(b, (char)(e->sparse[i / 8] & ((1u << n) - 1)));
+    }
 }
 
 /* Hash of everything that decides the bits in the KV cache. max_len does not: peers may serve
@@ -192,8 +196,12 @@ static struct weight_cache_key weight_cache_key_of(const struct model *m)
     buf_printf(&b, "packed|%s|%d|%d|%s", m->kernels->backend->weight_layouts,
                (int)m->kernels->options.activations, (int)m->quantize, m->ops->name);
     print_config(&b, &m->config);
+    const struct weights *draft = m->draft_weights;
+    if (m->config.n_draft_layers > 0) buf_add_c(&b, "|draft layer");
     struct weight_cache_key key = { weights_fingerprint(m->weights, hash_64(b.data, b.len, 0)),
                                     weights_files_state(m->weights) };
+    if (draft) key.weights = weights_fingerprint(draft, key.weights);
+    if (draft) key.files ^= weights_files_state(draft);
     buf_release(&b);
     return key;
 }
@@ -210,6 +218,31 @@ static enum status open_weights(struct model *m, const struct model_options *o, 
                        "--load-format dummy needs a folder with a config.json, and %s is a file",
                        path);
     weights_create_dummy(&m->weights);
+    return OK;
+}
+
+/* Opens the draft layer's own files. */
+static enum status open_draft(struct model *m, const char *path, struct err *err)
+{
+    if (m->share.ep_size > 1 || model_layer_is_sparse(&m->config, m->config.n_layers))
+        return err_field(err, ERR_UNSUPPORTED, "model",
+                         "the draft layer of this model has experts, which are read from the "
+                         "model's own files: leave \"model\" out of --speculative-config");
+    TRY(weights_open(path, &m->draft_weights, err));
+    m->draft_weights->names.aliases = m->ops->aliases;
+    return OK;
+}
+
+static enum status choose_draft(struct model *m, const struct model_options *o, struct err *err)
+{
+    if (!o->draft_layer) return OK;
+    if (o->draft_path) TRY(open_draft(m, o->draft_path, err));
+    if (!decoder_draft_is_there(m))
+        return err_field(err, ERR_CONFIG, "method",
+                         "%s has no draft layer for multi-token prediction: take method ngram, "
+                         "which needs none",
+                         o->draft_path ? o->draft_path : "the model");
+    m->config.n_draft_layers = 1;
     return OK;
 }
 
@@ -230,6 +263,7 @@ static enum status plan(struct model *m, const struct model_options *o, const ch
                         model_is_latent(&m->config), err));
     TRY(choose_length(m, o->max_model_len, o->default_len, err));
     TRY(choose_share(m, o, err));
+    TRY(choose_draft(m, o, err));
     enum status st = decoder_plan(m, err);
     return st == OK ? check_memory(m, err) : err_prefix(err, "%s: ", path);
 }
@@ -237,6 +271,8 @@ static enum status plan(struct model *m, const struct model_options *o, const ch
 /* A rank of several may have to read experts later. */
 static void close_weights(struct model *m)
 {
+    weights_close(m->draft_weights);
+    m->draft_weights = NULL;
     if (m->share.ep_size > 1 && m->config.moe.n_experts > 0) {
         weights_unload_pages(m->weights);
         return;
@@ -307,6 +343,7 @@ void model_free(struct model *m)
 {
     if (!m) return;
     decoder_free(m);
+    weights_close(m->draft_weights);
     weights_close(m->weights);
     mem_free(m);
 }
@@ -322,7 +359,8 @@ void model_config_kv_layout(const struct model_config *c, const struct model_sha
     *out = (struct kv_layout){
         .dtype = kv,
         .block_tokens = block_tokens,
-        .n_layers = c->n_layers,
+        .n_layers = model_n_all_layers(c),
+        .n_draft_layers = c->n_draft_layers,
         .n_kv_heads = (uint32_t)heads.n,
         .first_head = (uint32_t)heads.first,
         .model_kv_heads = c->n_kv_heads,
@@ -389,6 +427,18 @@ bool model_submit(struct model *m, const struct model_batch *b)
 {
     check_batch(m, b);
     return decoder_forward(m, b);
+}
+
+bool model_submit_draft(struct model *m, const struct model_draft *d)
+{
+    check_batch(m, &d->batch);
+    ASSERT(m->config.n_draft_layers > 0 && (uint32_t)d->batch.n_rows <= m->max_draft_rows);
+    return decoder_draft_forward(m, d);
+}
+
+void model_get_hidden(struct model *m, uint32_t row, float *out)
+{
+    decoder_get_hidden(m, row, out);
 }
 
 void model_fetch(struct model *m, int parity, struct token_logprobs *out, uint32_t n)

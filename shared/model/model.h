@@ -21,6 +21,8 @@
 #include "shared/model/share.h"
 
 enum { MODEL_EOS_MAX = 16, MODEL_LAYERS_MAX = 4096 };
+/* Rows of a pass of the draft layer; its caller cuts a longer one, which bounds the buffers. */
+enum { MODEL_DRAFT_ROWS_MAX = 1024 };
 
 /* RoPE: angle(position, i) = position * inv_freq[i]; the kinds differ in inv_freq (rope.h). */
 struct rope_config {
@@ -50,13 +52,16 @@ struct moe_config {
     int score, group_score, norm;
     float norm_min, scale;
     bool selection_bias;
-    uint8_t sparse[MODEL_LAYERS_MAX / 8]; /* bit i: layer i has experts */
+    uint8_t sparse[MODEL_LAYERS_MAX / 8]; /* bit i: layer i has experts; bit n_layers: the draft
+                                           * layer */
 };
 
 /* Common to all families, filled from config.json or GGUF metadata. */
 struct model_config {
     char arch[64]; /* as the file spells it */
     uint32_t n_layers, hidden, n_heads, n_kv_heads, head_dim, intermediate, n_vocab, max_position;
+    uint32_t n_next;         /* draft layers that the files have (multi-token prediction) */
+    uint32_t n_draft_layers; /* that are loaded, behind the n_layers: 0 or 1 */
     uint32_t window; /* positions that attention sees; 0: all. Longer contexts are not served */
     float rms_eps;
     double rope_theta;
@@ -76,6 +81,11 @@ struct model_config {
 static inline bool model_layer_is_sparse(const struct model_config *c, uint32_t i)
 {
     return (c->moe.sparse[i / 8] >> (i % 8) & 1) != 0;
+}
+/* The draft layer included. */
+static inline uint32_t model_n_all_layers(const struct model_config *c)
+{
+    return c->n_layers + c->n_draft_layers;
 }
 /* Layers with experts among the first i. */
 static inline uint32_t model_n_sparse(const struct model_config *c, uint32_t i)
@@ -119,6 +129,28 @@ struct model_batch {
     uint32_t group_rows;
 };
 
+/* Rows whose hidden states a pass of the draft layer begins with, one after another. */
+struct model_hidden_rows {
+    uint32_t first, n;
+    const float *host; /* [n, H] instead: of model_get_hidden, from another time or node */
+};
+
+/* A pass of the draft layer (multi-token prediction), which predicts the token after the next one:
+ *
+ *     x       = W [norm(E[next token]), norm(hidden)]     [R, 2H] -> [R, H]
+ *     x      += attention(norm(x)), x += ffn(norm(x))     the layer behind the model's last one
+ *     logits  = Whead norm(x)
+ *
+ * A hidden state is what the model's head takes of its row of the last step; chained: what this
+ * layer has made of its row of the last pass. The layer's KV is the pool's last layer, at the
+ * positions of the rows. */
+struct model_draft {
+    struct model_batch batch; /* its ids are the next tokens, at most model.max_draft_rows */
+    const struct model_hidden_rows *hidden; /* [n_hidden] all rows, in order */
+    uint32_t n_hidden;
+    bool chained;
+};
+
 /* How the ranks of a tensor-parallel node exchange what they computed. Every rank makes the same
  * calls in the same order.
  * columns: y [n_rows, first[tp_size]], rows y_stride floats apart, gets the columns
@@ -142,6 +174,8 @@ struct model_options {
     uint32_t default_len;              /* 0: the model's length */
     bool dummy;                        /* --load-format dummy: `path` is a folder, only its
                                       * config.json is read */
+    bool draft_layer;                  /* load the draft layer; ERR_CONFIG when there is none */
+    const char *draft_path;            /* where its tensors are; NULL: in the model's files */
     enum quantize quantize;            /* for unquantised matrices of attention and FFN */
     const char *weight_cache_folder;   /* weight_cache.h; NULL: no cache */
     struct kernel_ctx *kernels;        /* borrowed until model_free */
@@ -174,7 +208,8 @@ struct model {
      * have the same ones, or launch all steps kernel by kernel (model_batch.eager): the rows that a
      * node divides are those of the captured step. */
     uint32_t n_captured;
-    struct weights *weights; /* NULL once they are packed, unless experts may be taken */
+    struct weights *weights;       /* NULL once they are packed, unless experts may be taken */
+    struct weights *draft_weights; /* of model_options.draft_path; NULL: those of `weights` */
     struct decoder *decoder;
     struct expert_store *expert_store;
     struct expert_rows *expert_rows;     /* NULL: no sparse layers */
@@ -183,6 +218,8 @@ struct model {
     uint64_t fingerprint;                /* of the whole model, whatever the share */
     char precision[64]; /* what the fingerprint says of numbers, for people: "q4_1 on cpu" */
     uint32_t max_rows, max_logits, max_len;
+    uint32_t max_draft_rows; /* of a pass of the draft layer: max_rows, up to MODEL_DRAFT_ROWS_MAX;
+                              * 0: none was loaded */
     enum quantize quantize;
     /* Attention rounds differently for prompt tokens and decode tokens (attn_seq.is_decode). */
     bool two_attention_paths;
@@ -245,6 +282,13 @@ void model_set_ep(struct model *m, struct ep *ep, struct model_experts *x);
  * sample_requests. */
 bool model_submit(struct model *m, const struct model_batch *b);
 void model_fetch(struct model *m, int parity, struct token_logprobs *out, uint32_t n);
+
+/* As model_submit and model_fetch, of a pass of the draft layer. After a step of those rows, and
+ * before the next one. */
+bool model_submit_draft(struct model *m, const struct model_draft *d);
+/* Copies the hidden state [H] of a row of the last step, for a pass of this model's draft layer,
+ * here or elsewhere. */
+void model_get_hidden(struct model *m, uint32_t row, float *out);
 
 /* The engine's limits and its KV pool. */
 struct model_prepare_args {

@@ -15,6 +15,16 @@ struct weights_alias {
     const char *ours, *theirs;
 };
 
+/* How a family's files name the tensors of its draft layer (multi-token prediction), besides those
+ * of any layer. "%u" stands for the number of the model's layers. */
+struct model_draft_names {
+    const char *layer; /* before the names that all layers have */
+    const char *norm_embed, *norm_hidden;
+    const char *projection[2];      /* prefix and leaf of [H, 2H], the embedding's half first */
+    const char *norm_out;           /* NULL: the model's */
+    const char *embed[2], *head[2]; /* prefix and leaf; where files do not have them the model's */
+};
+
 struct model_ops {
     const char *name;
     /* config.json "architectures" values and GGUF general.architecture values, NULL-ended */
@@ -41,6 +51,7 @@ struct model_ops {
     /* Does the tensor `name`, as the file spells it, belong to a draft model in the same files
      * (model_no_draft: there is none)? */
     bool (*is_draft)(const struct model_config *c, struct str name);
+    const struct model_draft_names *draft; /* NULL: no draft layer is known */
 };
 
 #endif

@@ -91,6 +91,9 @@ struct gen_trace {
     uint32_t n_decode_cached; /* prompt tokens cached on the decode node: not transferred */
     uint32_t n_recomputed;    /* transferred prompt positions computed again */
     uint32_t n_moves;         /* attempts after the first */
+    /* Speculative decoding, on the node that ended it: times that drafts were verified, these
+     * drafts, and those that were right. */
+    uint32_t n_verified, n_drafted, n_accepted;
     enum gen_hedged hedged;
 };
 

@@ -237,8 +237,10 @@ enum status engine_reserve(struct engine *e, const struct engine_request *r)
 }
 
 /* The sequence would decode: its KV must be here, on all ranks, bit for bit. */
-enum status engine_activate(struct engine *e, uint64_t id, const struct token_logprobs *first)
+enum status engine_activate(struct engine *e, uint64_t id, const struct token_logprobs *first,
+                            const float *hidden, uint32_t n_hidden)
 {
+    (void)hidden, (void)n_hidden;
     struct fake_seq *s = fake_find(e, id);
     CHECK(s && s->kind == FAKE_RESERVED && first->id == (int32_t)(s->request & 0xff));
     for (uint32_t r = 0; r < e->node->n; r++) {

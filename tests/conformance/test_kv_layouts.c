@@ -447,10 +447,10 @@ TEST(another_release_is_refused)
     hello.data[4] = answer.data[4] = 3;
     CHECK_STATUS(kvt_answer(n->kvt, str_sub(buf_str(&hello), 0, 68), &out, &err),
                  ERR_PEER_MISMATCH);
-    CHECK(strstr(err.text, "the sender speaks KV transfer version 3, this node version 5"));
+    CHECK(strstr(err.text, "the sender speaks KV transfer version 3, this node version 6"));
     CHECK_STATUS(kvt_connect(n->kvt, str_sub(buf_str(&answer), 0, 84), &peer, &err),
                  ERR_PEER_MISMATCH);
-    CHECK(strstr(err.text, "the receiver speaks KV transfer version 3, this node version 5"));
+    CHECK(strstr(err.text, "the receiver speaks KV transfer version 3, this node version 6"));
     hello.data[4] = answer.data[4] = 77;
     CHECK_STATUS(kvt_answer(n->kvt, buf_str(&hello), &out, &err), ERR_PEER_MISMATCH);
     CHECK(strstr(err.text, "version 77") && strstr(err.text, "run the same release"));

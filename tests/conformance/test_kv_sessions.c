@@ -324,6 +324,49 @@ static void checksums_off(const char *transport)
     }
 }
 
+/* ---- a draft layer ---- */
+
+/* One of both may have a layer that the other lacks: what both have is exchanged, and the rest of
+ * the receiver's pool stays as it is. */
+static void draft_layer_at_one_side(const char *transport)
+{
+    need_transport(transport);
+    for (uint32_t who = 0; who < 4; who++) { /* bit 0: at the sender, bit 1: at the receiver */
+        struct node_options a = options(transport), b = options(transport);
+        const uint32_t n_common = a.layout.n_layers + (who == 3);
+        a.layout.n_layers += a.layout.n_draft_layers = who & 1;
+        b.layout.n_layers += b.layout.n_draft_layers = who >> 1;
+        struct node *from = node_start(a), *to = node_start(b);
+        struct buf grant = { 0 };
+        const int32_t src[] = { 1, 2, 7 }, dst[] = { 5, 9, 6 };
+        uint64_t peer = node_connect(from, to);
+        pool_set(to, 0xcc);
+        fill(from, 1, src, 3);
+        for (uint64_t id = 1; id < 3; id++) { /* the session is used again */
+            grant_of(to, id, dst, 40, &grant);
+            send_all(from, id, peer, &grant, src, 40);
+            node_wait(to, KVT_RECEIVED, id, 5000);
+            node_wait(from, KVT_SENT, id, 5000);
+        }
+        for (size_t i = kv_layout_offset(&to->layout, n_common, 0);
+             i < kv_layout_pool_bytes(&to->layout); i++)
+            CHECK_EQ_INT((uint8_t)to->image[i], 0xcc);
+        to->layout.n_layers = n_common;
+        check_blocks_hold(to, 1, dst, 0, 40, 0xcc);
+        /* a transfer without a layer that both have is not whole */
+        grant_of(to, 3, dst, 40, &grant);
+        open_send(from, 3, peer, &grant);
+        for (uint32_t layer = 0; layer + 1 < n_common; layer++)
+            CHECK_OK(kvt_send_ready(from->kvt, 3, layer, 0, 40, src));
+        kvt_send_finish(from->kvt, 3);
+        node_wait(from, KVT_SEND_FAILED, 3, 5000);
+        node_wait(to, KVT_RECEIVE_FAILED, 3, 5000);
+        buf_release(&grant);
+        node_stop(from);
+        node_stop(to);
+    }
+}
+
 /* ---- slow peers ---- */
 
 enum { BIG_TOKENS = 1024 };
@@ -521,6 +564,7 @@ PER_TRANSPORT(blocks_out_of_range)
 PER_TRANSPORT(consumed_reference)
 PER_TRANSPORT(stale_reference_after_reuse)
 PER_TRANSPORT(checksums_off)
+PER_TRANSPORT(draft_layer_at_one_side)
 TEST(late_write_mem) { late_write("mem", false); }
 TEST(late_write_ipc) { late_write("ipc", false); }
 TEST(late_write_tcp) { late_write("tcp", true); }
@@ -528,7 +572,8 @@ TEST(late_write_tcp) { late_write("tcp", true); }
 TEST_MAIN(TRANSPORTS(unknown_reference), TRANSPORTS(blocks_out_of_range),
           TRANSPORTS(consumed_reference), TRANSPORTS(stale_reference_after_reuse),
           CASE(late_write_mem), CASE(late_write_ipc), CASE(late_write_tcp),
-          TRANSPORTS(checksums_off), CASE(a_receiver_that_does_not_read_holds_up_itself_alone),
+          TRANSPORTS(checksums_off), TRANSPORTS(draft_layer_at_one_side),
+          CASE(a_receiver_that_does_not_read_holds_up_itself_alone),
           CASE(receivers_of_another_layout_that_do_not_read_hold_up_themselves_alone),
           CASE(ends_and_cancels_never_wait), CASE(a_transfer_has_a_deadline),
           CASE(rate_and_bytes_are_counted_per_transport))

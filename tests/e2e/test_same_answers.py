@@ -16,6 +16,10 @@ LONG = 300               # tokens of an answer, at this pace enough to lose a no
 PACED = paced()
 
 
+def model_of(name):
+    return smollm2() if name == 'smollm2' else os.path.join(GOLDENS, name, 'model')
+
+
 def two_attention_paths(name):
     """MLA computes decode tokens by its absorbed path, so a prompt does not find them in the prefix cache."""
     return name.startswith('deepseek')
@@ -53,14 +57,16 @@ def check(want, got, what):
 
 
 class Nodes:
-    """A mixed node on its own, and a cluster without Redis whose first node serves the directory."""
+    """A mixed node on its own, and a cluster without Redis whose first node serves the directory. theirs: options of the cluster's nodes alone, one
+    list for all of them or one for each."""
 
-    def __init__(self, name, roles, protocol='ipc', args=()):
-        model, control = os.path.join(GOLDENS, name, 'model'), free_ports(1)[0]
+    def __init__(self, name, roles, protocol='ipc', args=(), theirs=()):
+        model, control = model_of(name), free_ports(1)[0]
         common = [*SIZE, *args, *PACED, '--cache-transfer-protocol', protocol]
+        each = theirs if theirs and isinstance(theirs[0], list) else [theirs] * len(roles)
         self.alone = Node(model, 'mixed', [*SIZE, *args])
-        self.first = Node(model, roles[0], [*common, '--engine-worker-queue-port', str(control)])
-        self.rest = [Node(model, r, [*common, '--innode-prefill-ports', str(control)]) for r in roles[1:]]
+        self.first = Node(model, roles[0], [*common, *each[0], '--engine-worker-queue-port', str(control)])
+        self.rest = [Node(model, r, [*common, *t, '--innode-prefill-ports', str(control)]) for r, t in zip(roles[1:], each[1:])]
         self.all = [self.first, *self.rest]
 
     def wait(self):
@@ -211,12 +217,13 @@ def after_a_move(name, nodes, seed, sig=signal.SIGKILL):
     return lost, more, want_more
 
 
-def story(name, seed, protocol='ipc', args=(), lengths=LENGTHS):
-    with nodes_of(name, ('prefill', 'decode', 'decode'), protocol, args) as nodes:
+def story(name, seed, protocol='ipc', args=(), lengths=LENGTHS, theirs=(), then=lambda nodes: None):
+    with nodes_of(name, ('prefill', 'decode', 'decode'), protocol, args, theirs) as nodes:
         more, want_more = split_and_prefixes(name, nodes, seed, lengths)
         lost, moved_more, want_moved = after_a_move(name, nodes, seed)
         back(nodes, lost)
         check(want_more + want_moved, ask(nodes.ports(), more + moved_more, 3), f'{name}: after a restart')
+        then(nodes)
 
 
 def of_all(names, tell, concurrency=8):
@@ -262,11 +269,11 @@ def test_drained_long():
     of_all(NAMES, drained)
 
 
-def crowded(name, seed, tries=20, args=()):
+def crowded(name, seed, tries=20, args=(), theirs=()):
     """With few blocks, answers are preempted and recomputed, including their generated tokens."""
-    model = os.path.join(GOLDENS, name, 'model')
+    model = model_of(name)
     size = [*SIZE, *args]
-    with closing(Node(model, 'mixed', size), Node(model, 'mixed', [*size, '--max-model-len', '512', '--num-gpu-blocks-override', '12'])) as (alone, small):
+    with closing(Node(model, 'mixed', size), Node(model, 'mixed', [*size, *theirs, '--max-model-len', '512', '--num-gpu-blocks-override', '12'])) as (alone, small):
         wait_ready(alone, small)
         for attempt in range(tries):        # they are fast: not every round has enough of them running together
             bodies = bodies_of(seed + 100 * attempt, (100, 200, 65, 130, 33, 190), (300,))

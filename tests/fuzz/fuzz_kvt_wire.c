@@ -85,7 +85,8 @@ static void count(void *arg, const struct kvt_event *ev)
     ASSERT(n[KVT_RECEIVED] + n[KVT_RECEIVE_FAILED] <= 1);
 }
 
-static void receive(struct str in, unsigned caps, bool sums)
+/* no_draft: the last layer is a draft layer, which the sender does not have. */
+static void receive(struct str in, unsigned caps, bool sums, bool no_draft)
 {
     enum { UNTOUCHED = 0 };
     const struct kvt_transport_ops ops = {
@@ -96,6 +97,7 @@ static void receive(struct str in, unsigned caps, bool sums)
         .dtype = DTYPE_F32,
         .block_tokens = 4,
         .n_layers = 2,
+        .n_draft_layers = no_draft,
         .n_kv_heads = 2,
         .model_kv_heads = 2,
         .head_dim = 1,
@@ -134,7 +136,7 @@ static void receive(struct str in, unsigned caps, bool sums)
                          .kind = KVT_MSG_OPEN,
                          .session = g.session,
                          .generation = g.generation,
-                         .bytes = sums ? KVT_OPEN_SUMS : 0,
+                         .bytes = (sums ? KVT_OPEN_SUMS : 0) | (no_draft ? KVT_OPEN_NO_DRAFT : 0),
                      });
     for (; in.n >= KVT_MESSAGE_BYTES; in = str_sub(in, KVT_MESSAGE_BYTES, in.n)) {
         struct kvt_message m = { 0 };
@@ -160,7 +162,8 @@ static void receive(struct str in, unsigned caps, bool sums)
     for (size_t i = 0; i < kv_layout_pool_bytes(&l); i++) {
         size_t piece = i / kv_layout_piece_bytes(&l),
                head = i % kv_layout_piece_bytes(&l) / (2 * kv_layout_segment_stride(&l));
-        bool granted = piece % l.n_blocks >= 2 && head == 1; /* head 1 of blocks 2 and 3 */
+        bool granted = piece % l.n_blocks >= 2 && head == 1 && /* head 1 of blocks 2 and 3 */
+                       piece / l.n_blocks < l.n_layers - l.n_draft_layers;
         ASSERT(granted || ((char *)mem.ptr)[i] == UNTOUCHED);
     }
     kvt_recv_peer_fenced(&core, &peer);
@@ -176,6 +179,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct str in = { (const char *)data + 1, size - 1 };
     if (data[0] == UINT8_MAX) decode_event(in);
     else if (data[0] % 9 < 5) decode(data[0] % 9, in);
-    else receive(in, data[0] % 9 < 7 ? 0 : KVT_CAP_RECEIVER_SCATTERS, data[0] % 2);
+    else receive(in, data[0] % 9 < 7 ? 0 : KVT_CAP_RECEIVER_SCATTERS, data[0] % 2, data[0] / 9 % 2);
     return 0;
 }

@@ -8,6 +8,8 @@
  *     prefill N            one prompt of N tokens, in steps of at most ROWS_MAX, logits of the last
  *     decode B C STEPS     STEPS steps of B sequences with C tokens of context each (the first such
  *                          line computes the context)
+ *     verify R C STEPS     STEPS steps of one sequence with C tokens of context, whose next token and
+ *                          R - 1 drafts are verified (speculative decoding); the same step each time
  *     read                 memory bandwidth on the same threads: the limit of decoding at that time
  * The answer is "TOKENS NANOSECONDS", of read "BYTES NANOSECONDS". The first line printed is "ready
  * WEIGHT_BYTES BACKEND LOAD_NANOSECONDS". Token ids are a fixed sequence (id_at), the same in the
@@ -43,11 +45,12 @@ static int32_t id_at(const struct rig *r, int32_t seq, int32_t pos)
 }
 
 /* Runs `n` tokens of each of the sequences [first, first + n_seqs) from position `begin` on, with
- * the logits of the last of each. */
-static void step(struct rig *r, int32_t first, int32_t n_seqs, int32_t begin, int32_t n)
+ * the logits of the last of each. verify: as generated tokens, with the logits of all. */
+static void step(struct rig *r, int32_t first, int32_t n_seqs, int32_t begin, int32_t n,
+                 bool verify)
 {
     struct attn_seq seqs[STREAMS_MAX];
-    int32_t logit_rows[STREAMS_MAX], row = 0;
+    int32_t logit_rows[STREAMS_MAX], row = 0, n_logits = 0;
     int32_t blocks = (int32_t)(r->n_blocks / STREAMS_MAX);
     for (int32_t s = 0; s < n_seqs; s++) {
         seqs[s] = (struct attn_seq){
@@ -55,12 +58,13 @@ static void step(struct rig *r, int32_t first, int32_t n_seqs, int32_t begin, in
             .n_q = n,
             .pos_begin = begin,
             .block_table = r->table + (first + s) * blocks,
+            .is_decode = verify,
         };
         for (int32_t i = 0; i < n; i++, row++) {
             r->ids[row] = id_at(r, first + s, begin + i);
             r->pos[row] = begin + i;
+            if (verify || i == n - 1) logit_rows[n_logits++] = row;
         }
-        logit_rows[s] = row - 1;
     }
     struct model_batch b = {
         .n_rows = row,
@@ -69,7 +73,7 @@ static void step(struct rig *r, int32_t first, int32_t n_seqs, int32_t begin, in
         .seqs = seqs,
         .n_seqs = n_seqs,
         .logit_rows = logit_rows,
-        .n_logits = n_seqs,
+        .n_logits = n_logits,
         .logits = r->logits,
         .kv = r->kv.ptr,
         .n_blocks = r->n_blocks,
@@ -82,7 +86,7 @@ static void prefill(struct rig *r, int32_t seq, int32_t n)
 {
     for (int32_t begin = 0; begin < n;) {
         int32_t part = n - begin < (int32_t)r->rows_max ? n - begin : (int32_t)r->rows_max;
-        step(r, seq, 1, begin, part);
+        step(r, seq, 1, begin, part, false);
         begin += part;
     }
     r->contexts[seq] = n;
@@ -93,7 +97,15 @@ static uint64_t decode(struct rig *r, int32_t n_seqs, int32_t context, int32_t s
     for (int32_t s = 0; s < n_seqs; s++)
         if (r->contexts[s] < context) prefill(r, s, context);
     uint64_t t0 = clock_ns();
-    for (int32_t i = 0; i < steps; i++) step(r, 0, n_seqs, context + i, 1);
+    for (int32_t i = 0; i < steps; i++) step(r, 0, n_seqs, context + i, 1, false);
+    return clock_ns() - t0;
+}
+
+static uint64_t verify(struct rig *r, int32_t n_rows, int32_t context, int32_t steps)
+{
+    if (r->contexts[0] < context) prefill(r, 0, context);
+    uint64_t t0 = clock_ns();
+    for (int32_t i = 0; i < steps; i++) step(r, 0, 1, context, n_rows, true);
     return clock_ns() - t0;
 }
 
@@ -124,6 +136,12 @@ static bool answer(struct rig *r, const char *line)
         n_seqs <= STREAMS_MAX && n_seqs <= (int)r->rows_max && context > 0 && steps > 0 &&
         context + steps <= TOKENS_MAX) {
         printf("%d %llu\n", n_seqs * steps, (unsigned long long)decode(r, n_seqs, context, steps));
+        return true;
+    }
+    if (sscanf(line, "verify %d %d %d", &n_seqs, &context, &steps) == 3 && n_seqs > 0 &&
+        n_seqs <= STREAMS_MAX && n_seqs <= (int)r->rows_max && context > 0 && steps > 0 &&
+        context + n_seqs <= TOKENS_MAX) {
+        printf("%d %llu\n", n_seqs * steps, (unsigned long long)verify(r, n_seqs, context, steps));
         return true;
     }
     return false;

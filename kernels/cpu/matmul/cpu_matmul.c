@@ -34,7 +34,7 @@ static void run_skinny(const struct matmul_run *r, const struct matmul_job *j, s
                        size_t n_panels)
 {
     const struct weight *w = j->a->w;
-    float acc[DOT_ROWS * GEMV_PANELS * PANEL] __attribute__((aligned(64)));
+    float acc[SKINNY_ROWS_MAX * GEMV_PANELS * PANEL] __attribute__((aligned(64)));
     for (size_t p = panel0; p < panel0 + n_panels; p += GEMV_PANELS) {
         struct matmul_block b = {
             .job = j,
@@ -161,9 +161,12 @@ static void run_gemm(const struct matmul_run *r, const struct matmul_job *j, siz
     }
 }
 
-static bool is_skinny(const struct matmul_job *j)
+static bool is_skinny(const struct matmul_run *r, const struct matmul_job *j)
 {
-    return j->a->n_rows <= (size_t)(j->arithmetic == MATMUL_F32 ? GEMV_ROWS : DOT_ROWS);
+    const size_t most = j->arithmetic == MATMUL_F32   ? GEMV_ROWS
+                        : j->arithmetic == MATMUL_INT ? r->kernels->gemm->gemv_int_rows
+                                                      : DOT_ROWS;
+    return j->a->n_rows <= most;
 }
 
 /* Returns the first range that ends after the item. */
@@ -198,23 +201,23 @@ static void run_item(void *arg, int index, int thread)
            n_rows = min_size(j->rows_per_chunk, j->a->n_rows - row0);
     size_t panel0 = local / j->n_chunks * j->panels_per_item,
            n_panels = min_size(j->panels_per_item, j->n_panels - panel0);
-    if (is_skinny(j)) run_skinny(r, j, panel0, n_panels);
+    if (is_skinny(r, j)) run_skinny(r, j, panel0, n_panels);
     else run_gemm(r, j, row0, n_rows, panel0, n_panels, thread);
 }
 
 /* Returns how many rows an item of a job computes together. */
-static size_t choose_rows_per_chunk(const struct matmul_job *j)
+static size_t choose_rows_per_chunk(const struct matmul_run *r, const struct matmul_job *j)
 {
-    if (is_skinny(j)) return j->a->n_rows;
+    if (is_skinny(r, j)) return j->a->n_rows;
     size_t n_chunks = div_up(j->a->n_rows, GEMM_ROWS);
     return min_size(round_up(div_up(j->a->n_rows, n_chunks), GEMM_STEP), GEMM_ROWS);
 }
 
 /* Granularity of a work item in panels: what the microkernel takes, at least one gate/up pair, or
  * one block of quantised output. */
-static size_t panels_per_step(const struct matmul_job *j)
+static size_t panels_per_step(const struct matmul_run *r, const struct matmul_job *j)
 {
-    if (!is_skinny(j)) return GEMM_PANELS;
+    if (!is_skinny(r, j)) return GEMM_PANELS;
     return j->arithmetic == MATMUL_F32 || j->y_arithmetic != MATMUL_F32 ? GEMV_PANELS : 2;
 }
 
@@ -226,10 +229,11 @@ static void plan_items(struct matmul_run *r)
     for (size_t i = 0; i < r->n_jobs; i++) units += r->jobs[i].n_panels * r->jobs[i].a->n_rows;
     for (size_t i = 0; i < r->n_jobs; i++) {
         struct matmul_job *j = &r->jobs[i];
-        size_t parts = n_threads * (is_skinny(j) ? STREAMS_PER_THREAD : ITEMS_PER_THREAD);
-        j->rows_per_chunk = choose_rows_per_chunk(j);
+        size_t parts = n_threads * (is_skinny(r, j) ? STREAMS_PER_THREAD : ITEMS_PER_THREAD);
+        j->rows_per_chunk = choose_rows_per_chunk(r, j);
         j->n_chunks = div_up(j->a->n_rows, j->rows_per_chunk);
-        j->panels_per_item = round_up(div_up(units, parts * j->rows_per_chunk), panels_per_step(j));
+        j->panels_per_item = round_up(div_up(units, parts * j->rows_per_chunk),
+                                      panels_per_step(r, j));
         if (j->panels_per_item > j->n_panels) j->panels_per_item = j->n_panels;
     }
     for (size_t g = 0; g < r->n_groups; g++)

@@ -1,7 +1,7 @@
 /* int_avx2.c - integer GEMM on 8 lanes by vpmaddubsw, which multiplies unsigned by signed bytes and
  * adds neighbours in 16 bits, saturating. docs/kernels.md says how nibbles and bytes keep every sum
- * exact. gemv_int takes one row by both halves of a panel, so that memory is one stream, or four
- * rows by one half at a time; tile_int the latter. Thread: engine, compute pool. */
+ * exact. gemv_int takes one row by both halves of a panel, so that memory is one stream, or up
+ * to four rows by one half at a time; tile_int four. Thread: engine, compute pool. */
 #include "kernels/cpu/matmul/int_accumulate_avx2.h"
 #include "kernels/cpu/microkernels_avx2.h"
 
@@ -100,27 +100,25 @@ BLOCK_INLINE void gemv_row(float *out, const struct act_block *x, const char *pa
     _mm256_storeu_ps(out + HALF, high);
 }
 
-/* Computes ROWS rows, one half of the panel after the other; the second half finds the panel in the
- * cache. Only the first n_rows of x differ; the others repeat the last row, and their results are
- * dropped. */
+/* Computes n rows (a constant), one half of the panel after the other; the second half finds the
+ * panel in the cache. */
 BLOCK_INLINE void gemv_rows(float *out, size_t out_stride, const struct act_block *const *x,
-                            size_t n_rows, const char *panel, size_t n_blocks, const int layout)
+                            const char *panel, size_t n_blocks, const int layout, const int n)
 {
     for (int h = 0; h < 2; h++) {
-        __m256 acc[ROWS] = { _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(),
-                             _mm256_setzero_ps() };
+        __m256 acc[ROWS];
+#pragma GCC unroll 4
+        for (int r = 0; r < n; r++) acc[r] = _mm256_setzero_ps();
         for (size_t b = 0; b < n_blocks; b++) {
             const char *next = panel + b * block_bytes(layout) + PREFETCH_BYTES;
 #pragma GCC unroll 16
             for (size_t line = 0; line < block_bytes(layout); line += 64)
                 _mm_prefetch(next + line, _MM_HINT_T0);
-            block_rows(acc, x, panel, b, h, layout, ROWS);
+            block_rows(acc, x, panel, b, h, layout, n);
         }
 #pragma GCC unroll 4
-        for (int r = 0; r < ROWS; r++) {
-            if ((size_t)r >= n_rows) break;
+        for (int r = 0; r < n; r++)
             _mm256_storeu_ps(out + (size_t)r * out_stride + HALF * h, acc[r]);
-        }
     }
 }
 
@@ -128,19 +126,22 @@ BLOCK_INLINE void gemv_layout(float *out, const struct act_block *x, size_t x_st
                               const struct weight *w, size_t i_panel, size_t n_panels,
                               const int layout)
 {
+    const size_t stride = n_panels * PANEL, n_blocks = act_blocks(w->n_in);
     for (size_t r0 = 0; r0 < n_rows; r0 += ROWS) {
         const struct act_block *rows[ROWS];
         size_t n = n_rows - r0 < ROWS ? n_rows - r0 : ROWS;
-        for (size_t r = 0; r < ROWS; r++) rows[r] = x + (r0 + (r < n ? r : n - 1)) * x_stride;
+        for (size_t r = 0; r < n; r++) rows[r] = x + (r0 + r) * x_stride;
         for (size_t p = 0; p < n_panels; p++) {
             const char *panel = panel_at(w, i_panel + p,
                                          weight_layout_panel_bytes(layout, w->n_in));
             const float *scale = weight_layout_channel_scale(w, i_panel + p);
             float *at = out + (r0 * n_panels + p) * PANEL;
-            if (n > 1) gemv_rows(at, n_panels * PANEL, rows, n, panel, act_blocks(w->n_in), layout);
-            else gemv_row(at, rows[0], panel, act_blocks(w->n_in), layout);
+            if (n == 1) gemv_row(at, rows[0], panel, n_blocks, layout);
+            else if (n == 2) gemv_rows(at, stride, rows, panel, n_blocks, layout, 2);
+            else if (n == 3) gemv_rows(at, stride, rows, panel, n_blocks, layout, 3);
+            else gemv_rows(at, stride, rows, panel, n_blocks, layout, ROWS);
             for (size_t i = 0; i < n * PANEL && !block_kind(layout).scaled; i++)
-                at[i / PANEL * n_panels * PANEL + i % PANEL] *= scale[i % PANEL];
+                at[i / PANEL * stride + i % PANEL] *= scale[i % PANEL];
         }
     }
 }

@@ -124,6 +124,7 @@ static enum status read_sizes(const struct gguf *g, struct model_config *c, stru
     TRY(get_size(g, c, "block_count", CONFIG_LAYERS_MAX, true, &c->n_layers, err));
     TRY(get_draft(g, c, &n_draft, err));
     c->n_layers -= n_draft;
+    c->n_next = n_draft;
     TRY(get_size(g, c, "embedding_length", CONFIG_WIDTH_MAX, true, &c->hidden, err));
     TRY(get_size(g, c, "feed_forward_length", CONFIG_WIDTH_MAX, true, &c->intermediate, err));
     TRY(get_size(g, c, "attention.head_count", CONFIG_HEADS_MAX, true, &c->n_heads, err));
@@ -228,7 +229,7 @@ static const struct gguf_tensor *find_in_layer(const struct gguf *g, uint32_t la
 
 static enum status read_layers(const struct gguf *g, struct model_config *c, struct err *err)
 {
-    for (uint32_t i = 0; i < c->n_layers; i++) {
+    for (uint32_t i = 0; i < c->n_layers + (c->n_next > 0); i++) {
         const struct gguf_tensor *shared = find_in_layer(g, i, "ffn_gate_shexp.weight");
         if (!find_in_layer(g, i, "ffn_gate_inp.weight")) continue;
         config_set_sparse(c, i);

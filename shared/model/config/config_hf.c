@@ -142,6 +142,7 @@ static enum status read_sizes(const cJSON *o, const struct model_ops *family,
 {
     double eps = family->defaults.rms_eps;
     TRY(config_hf_need_u32(o, "num_hidden_layers", CONFIG_LAYERS_MAX, &c->n_layers, err));
+    TRY(config_hf_u32(o, "num_nextn_predict_layers", 0, CONFIG_LAYERS_MAX, &c->n_next, err));
     TRY(config_hf_need_u32(o, "hidden_size", CONFIG_WIDTH_MAX, &c->hidden, err));
     TRY(config_hf_need_u32(o, "num_attention_heads", CONFIG_HEADS_MAX, &c->n_heads, err));
     TRY(config_hf_need_u32(o, "intermediate_size", CONFIG_WIDTH_MAX, &c->intermediate, err));

@@ -43,7 +43,7 @@ static enum status read_experts(const cJSON *o, struct model_config *c, struct e
     TRY(json_get_f64(o, "routed_scaling_factor", -1e6, 1e6, &scale, err));
     m->scale = (float)scale;
     m->shared_intermediate = shared * m->intermediate;
-    for (uint32_t i = dense; i < c->n_layers; i++)
+    for (uint32_t i = dense; i < c->n_layers + (c->n_next > 0); i++)
         if (i % step == 0) config_set_sparse(c, i);
     return OK;
 }
@@ -115,6 +115,16 @@ static bool is_draft(const struct model_config *c, struct str name)
     return false;
 }
 
+static const struct model_draft_names DRAFT_NAMES = {
+    .layer = "model.layers.%u.",
+    .norm_embed = "model.layers.%u.enorm.weight",
+    .norm_hidden = "model.layers.%u.hnorm.weight",
+    .projection = { "model.layers.%u.", "eh_proj" },
+    .norm_out = "model.layers.%u.shared_head.norm.weight",
+    .embed = { "model.layers.%u.", "embed_tokens" },
+    .head = { "model.layers.%u.shared_head.", "head" },
+};
+
 static const char *const V2_ARCHS[] = { "DeepseekV2ForCausalLM", "deepseek_v2", NULL };
 static const char *const V3_ARCHS[] = { "DeepseekV3ForCausalLM", "deepseek_v3", "deepseek2", NULL };
 static const char *const UNDERSTANDS[] = {
@@ -141,4 +151,5 @@ const struct model_ops model_deepseek_v3_ops = {
     .read_hf = v3_read_hf,
     .gguf_defaults = gguf_defaults,
     .is_draft = is_draft,
+    .draft = &DRAFT_NAMES,
 };

@@ -91,6 +91,14 @@ static bool is_draft(const struct model_config *c, struct str name)
     return false;
 }
 
+/* Its FFN is dense, whatever the model's layers have. */
+static const struct model_draft_names DRAFT_NAMES = {
+    .layer = "model.mtp_block.0.",
+    .norm_embed = "model.mtp_emb_norm.0.weight",
+    .norm_hidden = "model.mtp_hidden_norm.0.weight",
+    .projection = { "model.mtp_linear_proj.", "0" },
+};
+
 static const char *const ARCHS[] = { "Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM", "ernie4_5",
                                      NULL };
 static const char *const MOE_ARCHS[] = { "Ernie4_5_MoeForCausalLM", "ernie4_5_moe", "ernie4_5-moe",
@@ -110,6 +118,7 @@ const struct model_ops model_ernie_ops = {
     .read_hf = read_hf,
     .gguf_defaults = gguf_defaults,
     .is_draft = is_draft,
+    .draft = &DRAFT_NAMES,
 };
 
 const struct model_ops model_ernie_moe_ops = {
@@ -122,4 +131,5 @@ const struct model_ops model_ernie_moe_ops = {
     .read_hf = moe_read_hf,
     .gguf_defaults = gguf_defaults,
     .is_draft = is_draft,
+    .draft = &DRAFT_NAMES,
 };

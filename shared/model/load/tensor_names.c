@@ -41,6 +41,12 @@ static const char *const LAYER_NAMES[][2] = {
     { "mlp.shared_experts.gate_proj", "ffn_gate_shexp" },
     { "mlp.shared_experts.up_proj", "ffn_up_shexp" },
     { "mlp.shared_experts.down_proj", "ffn_down_shexp" },
+    { "eh_proj", "nextn.eh_proj" },
+    { "enorm", "nextn.enorm" },
+    { "hnorm", "nextn.hnorm" },
+    { "embed_tokens", "nextn.embed_tokens" },
+    { "shared_head.norm", "nextn.shared_head_norm" },
+    { "shared_head.head", "nextn.shared_head_head" },
 };
 /* In a layer, whole names. */
 static const char *const LAYER_WHOLE_NAMES[][2] = {

@@ -94,6 +94,9 @@ static void add_trace_members(const struct gen_trace *t, struct buf *out)
         out,
         ",\"cached_tokens\":%u,\"decode_cached_tokens\":%u,\"recomputed_tokens\":%u,\"moves\":%u",
         t->n_cached, t->n_decode_cached, t->n_recomputed, t->n_moves);
+    if (t->n_verified)
+        buf_printf(out, ",\"drafted_tokens\":%u,\"accepted_tokens\":%u,\"accepted_length\":%.3f",
+                   t->n_drafted, t->n_accepted, 1 + (double)t->n_accepted / t->n_verified);
     if (t->hedged)
         buf_printf(out, ",\"hedged\":\"%s\"", t->hedged == GEN_HEDGED_FIRST ? "first" : "second");
 }

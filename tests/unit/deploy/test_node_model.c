@@ -35,7 +35,7 @@ TEST(default_is_a_share_of_available_memory)
     if (want >
         (double)o.max_seqs * o.max_model_len / o.block_tokens * (double)kv_layout_block_bytes(&l))
         SKIP("this host has more memory than the largest pool takes");
-    CHECK_OK(node_model_blocks(&m, &o, &n, &err));
+    CHECK_OK(node_model_blocks(&m, NULL, &o, &n, &err));
     double have = (double)n * (double)kv_layout_block_bytes(&l);
     CHECK(have > want * 0.7 && have < want * 1.3); /* other processes allocate and free meanwhile */
 }
@@ -45,14 +45,14 @@ TEST(ranks_of_a_host_divide_the_default)
     open_device();
     struct node_options o = { .max_model_len = 64, .block_tokens = 64, .max_seqs = 1 << 30 };
     uint32_t alone = 0, of_four = 0;
-    CHECK_OK(node_model_blocks(&m, &o, &alone, &err));
+    CHECK_OK(node_model_blocks(&m, NULL, &o, &alone, &err));
     o.n_host_ranks = 4;
-    CHECK_OK(node_model_blocks(&m, &o, &of_four, &err));
+    CHECK_OK(node_model_blocks(&m, NULL, &o, &of_four, &err));
     CHECK(of_four > alone * 0.17 && of_four < alone * 0.33);
     o.kv_bytes = 64 << 20; /* each has what is given */
-    CHECK_OK(node_model_blocks(&m, &o, &of_four, &err));
+    CHECK_OK(node_model_blocks(&m, NULL, &o, &of_four, &err));
     o.n_host_ranks = 1;
-    CHECK_OK(node_model_blocks(&m, &o, &alone, &err));
+    CHECK_OK(node_model_blocks(&m, NULL, &o, &alone, &err));
     CHECK_EQ_INT(of_four, alone);
 }
 
@@ -64,15 +64,15 @@ TEST(mapped_weights_are_not_available)
     struct node_options o = { .max_model_len = 64, .block_tokens = 64, .max_seqs = 1 << 30 };
     struct model mapped = m;
     uint32_t n = 0, n_mapped = 0;
-    CHECK_OK(node_model_blocks(&m, &o, &n, &err));
+    CHECK_OK(node_model_blocks(&m, NULL, &o, &n, &err));
     mapped.mapped_bytes = host_memory_available() / 2;
-    CHECK_OK(node_model_blocks(&mapped, &o, &n_mapped, &err));
+    CHECK_OK(node_model_blocks(&mapped, NULL, &o, &n_mapped, &err));
     CHECK(n_mapped > n * 0.3 && n_mapped < n * 0.7);
     mapped.mapped_bytes = 0; /* it is no longer available then */
-    CHECK_OK(node_model_blocks(&mapped, &o, &n_mapped, &err));
+    CHECK_OK(node_model_blocks(&mapped, NULL, &o, &n_mapped, &err));
     CHECK(n_mapped > n * 0.8);
     mapped.mapped_bytes = SIZE_MAX;
-    CHECK_STATUS(node_model_blocks(&mapped, &o, &n_mapped, &err), ERR_CONFIG);
+    CHECK_STATUS(node_model_blocks(&mapped, NULL, &o, &n_mapped, &err), ERR_CONFIG);
     CHECK(strstr(err.text, "room for 0"));
 }
 
@@ -87,24 +87,24 @@ TEST(what_is_asked_for_is_taken)
     model_kv_layout(&m, o.block_tokens, 1, &l);
     CHECK_EQ_INT(kv_layout_block_bytes(&l), 16 << 10);
     /* 2 blocks; a context needs 16 */
-    CHECK_STATUS(node_model_blocks(&m, &o, &n, &err), ERR_CONFIG);
+    CHECK_STATUS(node_model_blocks(&m, NULL, &o, &n, &err), ERR_CONFIG);
     CHECK(strstr(err.text, "room for 2"));
     o.kv_bytes = 20 * (16 << 10);
-    CHECK_OK(node_model_blocks(&m, &o, &n, &err));
+    CHECK_OK(node_model_blocks(&m, NULL, &o, &n, &err));
     CHECK_EQ_INT(n, 20);
     o.kv_bytes = 1000 * (16 << 10);
-    CHECK_OK(node_model_blocks(&m, &o, &n, &err));
+    CHECK_OK(node_model_blocks(&m, NULL, &o, &n, &err));
     CHECK_EQ_INT(n, 1000); /* more than four contexts can use: the rest keeps prefixes */
     o.n_blocks = 100;
-    CHECK_OK(node_model_blocks(&m, &o, &n, &err));
+    CHECK_OK(node_model_blocks(&m, NULL, &o, &n, &err));
     CHECK_EQ_INT(n, 100);
     o.n_blocks = UINT32_MAX; /* 64 TiB */
-    CHECK_STATUS(node_model_blocks(&m, &o, &n, &err), ERR_CONFIG);
+    CHECK_STATUS(node_model_blocks(&m, NULL, &o, &n, &err), ERR_CONFIG);
     CHECK_EQ_STR(err.field, "num-gpu-blocks-override");
     CHECK(strstr(err.text, "--num-gpu-blocks-override: 4294967295 KV blocks are 65536.0 GiB"));
     o.n_blocks = 0;
     o.kv_bytes = (uint64_t)1 << 50;
-    CHECK_STATUS(node_model_blocks(&m, &o, &n, &err), ERR_CONFIG);
+    CHECK_STATUS(node_model_blocks(&m, NULL, &o, &n, &err), ERR_CONFIG);
     CHECK_EQ_STR(err.field, "kv-cache-memory");
     CHECK(strstr(err.text, "--kv-cache-memory 1048576.0 is in GiB"));
 }
@@ -124,18 +124,18 @@ TEST(half_the_bytes_are_nearly_twice_the_blocks)
     };
     uint32_t n = 0, n_bf16 = 0;
     narrow.options.kv = DTYPE_BF16;
-    CHECK_OK(node_model_blocks(&heads, &o, &n_bf16, &err));
+    CHECK_OK(node_model_blocks(&heads, NULL, &o, &n_bf16, &err));
     CHECK_EQ_INT(n_bf16, 2048);
     narrow.options.kv = DTYPE_I8;
-    CHECK_OK(node_model_blocks(&heads, &o, &n, &err));
+    CHECK_OK(node_model_blocks(&heads, NULL, &o, &n, &err));
     CHECK_EQ_INT(n, (128 << 20) / (2 * 2 * 2 * 64 * 68));
     CHECK((double)n > 1.88 * n_bf16);
     narrow.options.kv = DTYPE_F8_E4M3;
     uint32_t n_e4m3 = 0;
-    CHECK_OK(node_model_blocks(&heads, &o, &n_e4m3, &err));
+    CHECK_OK(node_model_blocks(&heads, NULL, &o, &n_e4m3, &err));
     CHECK_EQ_INT(n_e4m3, n);
     narrow.options.kv = DTYPE_F16;
-    CHECK_OK(node_model_blocks(&heads, &o, &n, &err));
+    CHECK_OK(node_model_blocks(&heads, NULL, &o, &n, &err));
     CHECK_EQ_INT(n, n_bf16);
 }
 
@@ -230,23 +230,23 @@ TEST(a_gpu_gives_what_its_share_leaves)
     gpu.total = 1000 * block;
     gpu.taken = 300 * block; /* allocated by weights and steps */
     gpu.available = 700 * block;
-    CHECK_OK(node_model_blocks(&on_gpu, &o, &n, &err));
+    CHECK_OK(node_model_blocks(&on_gpu, NULL, &o, &n, &err));
     CHECK_EQ_INT(n, 600); /* more than one context can use: the rest keeps prefixes */
     o.gpu_share = 0.5;    /* two nodes on one GPU, whichever starts first */
-    CHECK_OK(node_model_blocks(&on_gpu, &o, &n, &err));
+    CHECK_OK(node_model_blocks(&on_gpu, NULL, &o, &n, &err));
     CHECK_EQ_INT(n, 200);
     gpu.available = 200 * block;
-    CHECK_OK(node_model_blocks(&on_gpu, &o, &n, &err));
+    CHECK_OK(node_model_blocks(&on_gpu, NULL, &o, &n, &err));
     CHECK_EQ_INT(n, 100); /* other processes hold more than their share */
     gpu.available = 700 * block;
     o.gpu_share = 0.3;
-    CHECK_STATUS(node_model_blocks(&on_gpu, &o, &n, &err), ERR_CONFIG);
+    CHECK_STATUS(node_model_blocks(&on_gpu, NULL, &o, &n, &err), ERR_CONFIG);
     CHECK(strstr(err.text, "room for 0") && strstr(err.text, "--gpu-memory-utilization"));
     o.n_blocks = 700;
-    CHECK_OK(node_model_blocks(&on_gpu, &o, &n, &err));
+    CHECK_OK(node_model_blocks(&on_gpu, NULL, &o, &n, &err));
     CHECK_EQ_INT(n, 700);
     o.n_blocks = 701;
-    CHECK_STATUS(node_model_blocks(&on_gpu, &o, &n, &err), ERR_CONFIG);
+    CHECK_STATUS(node_model_blocks(&on_gpu, NULL, &o, &n, &err), ERR_CONFIG);
 }
 
 TEST_MAIN(CASE(default_is_a_share_of_available_memory), CASE(ranks_of_a_host_divide_the_default),

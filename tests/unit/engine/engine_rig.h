@@ -23,6 +23,7 @@ enum {
     RIG_OUT_MAX = 256,
     RIG_BLOCKS_MAX = 128,
     RIG_WAIT_MS = 30000,
+    RIG_HIDDEN_MAX = 256,
     RIG_VOCAB = 512
 };
 
@@ -37,6 +38,9 @@ struct rig {
     struct engine *engine;
     struct mailbox *events;
     const struct model *model; /* the engine's */
+    /* Of the last TOKEN: what its event pointed to. For requests that run one by one. */
+    float hidden[RIG_HIDDEN_MAX];
+    uint32_t n_hidden;
 };
 
 struct rig_options {
@@ -52,6 +56,8 @@ struct rig_options {
     bool eager;
     const struct pace_curve *pace;
     const struct engine_fault_plan *fault;
+    const struct draft_config *draft;
+    bool draft_layer; /* the model's, with `draft` */
     size_t sampling_edit_bytes;
     const struct model_share *share; /* of a rank; NULL: the whole */
     void (*on_group)(void *arg, const struct engine_group_event *ev);
@@ -76,7 +82,13 @@ __attribute__((unused)) static void rig_on_event(void *arg, const struct engine_
     struct rig *r = arg;
     struct rig_event e = { .ev = *ev };
     if (ev->blocks) memcpy(e.blocks, ev->blocks, ev->n_blocks * sizeof *ev->blocks);
+    if (ev->kind == ENGINE_TOKEN) {
+        CHECK(ev->n_hidden <= RIG_HIDDEN_MAX && (ev->hidden != NULL) == (ev->n_hidden > 0));
+        r->n_hidden = ev->n_hidden;
+        if (ev->hidden) memcpy(r->hidden, ev->hidden, ev->n_hidden * sizeof *ev->hidden);
+    }
     e.ev.blocks = NULL;
+    e.ev.hidden = NULL;
     CHECK_OK(mailbox_post(r->events, &e));
 }
 
@@ -112,6 +124,7 @@ __attribute__((unused)) static void rig_open(struct rig *r, struct rig_options o
         .max_model_len = RIG_TOKENS_MAX,
         .dummy = o.config != NULL,
         .share = o.share,
+        .draft_layer = o.draft_layer,
     };
     if (stat(mo.path, &sb) != 0) SKIP("the golden's folder under tests/data is not there");
     *r = (struct rig){
@@ -135,6 +148,7 @@ __attribute__((unused)) static void rig_open(struct rig *r, struct rig_options o
         .eager = o.eager,
         .pace = o.pace,
         .fault = o.fault,
+        .draft = o.draft,
         .on_kv_ready = o.on_kv_ready,
         .on_fault = o.on_fault ? o.on_fault : rig_on_fault,
         .on_group = o.on_group,
@@ -272,6 +286,14 @@ __attribute__((unused)) static void rig_await_free_blocks(struct rig *r, uint32_
         usleep(1000);
     }
     test_fail(__FILE__, __LINE__, "%u blocks are free, not %u", s.n_blocks_free, want);
+}
+
+/* Waits: the engine counts a step after it has sent its events. */
+__attribute__((unused)) static void rig_await_steps(struct rig *r, uint64_t want)
+{
+    static const char NAME[] = "baton_engine_steps_total";
+    for (int ms = 0; ms < RIG_WAIT_MS && rig_count(r, NAME) < want; ms++) usleep(1000);
+    CHECK_EQ_INT(rig_count(r, NAME), want);
 }
 
 #endif

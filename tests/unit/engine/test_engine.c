@@ -1,12 +1,14 @@
 /* test_engine.c - the tokens of a request do not depend on what happens around it: goldens,
- * chunking, batches, prefix cache, preemption, moving, and prefill in one engine with decode in
- * another. */
+ * chunking, batches, prefix cache, preemption, moving, prefill in one engine with decode in
+ * another, and all of that with drafts. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include "shared/base/json/json.h"
+#include "tests/unit/engine/draft_book.h"
+#include "tests/unit/engine/engine_pair.h"
 #include "tests/unit/engine/engine_rig.h"
 
 enum { N_MIXED = 12 };
@@ -15,14 +17,21 @@ enum { N_MIXED = 12 };
 static struct {
     const char *model;
     enum activations activations;
+    uint32_t n_drafts; /* of a sequence in a step; 0: none */
+    enum draft_book_kind drafts;
 } the_kind;
 
-static void open_rig(struct rig *r, struct rig_options o)
+static struct draft_book the_book; /* of the last reference answers */
+
+static struct rig_options of_kind(struct rig_options o)
 {
+    if (the_kind.n_drafts > 0 && the_book.n > 0) o.draft = &the_book.config;
     o.model = the_kind.model;
     o.activations = the_kind.activations;
-    rig_open(r, o);
+    return o;
 }
+
+static void open_rig(struct rig *r, struct rig_options o) { rig_open(r, of_kind(o)); }
 
 /* Requests of many lengths: odd ones sampled with every parameter set, even ones greedy. */
 static void mixed_requests(struct engine_request *reqs, uint64_t first_id)
@@ -49,6 +58,7 @@ static void mixed_requests(struct engine_request *reqs, uint64_t first_id)
 static struct answer *reference_answers(const struct engine_request *reqs, uint32_t n)
 {
     struct rig r;
+    the_book.n = 0;
     open_rig(&r, (struct rig_options){ .no_prefix_cache = true, .max_batched_tokens = 2048 });
     struct answer *all = MEM_ARRAY(struct answer, n);
     for (uint32_t i = 0; i < n; i++) {
@@ -58,6 +68,7 @@ static struct answer *reference_answers(const struct engine_request *reqs, uint3
     }
     rig_await_free_blocks(&r, RIG_BLOCKS_MAX);
     rig_close(&r);
+    draft_book_init(&the_book, the_kind.drafts, the_kind.n_drafts, reqs, all, n);
     return all;
 }
 
@@ -369,70 +380,6 @@ TEST(cached_blocks_are_reused_by_the_path_that_made_them)
 
 /* ---- prefill here, decode there ---- */
 
-enum { PAIR_MAX = 2 * N_MIXED };
-
-struct pair {
-    struct rig prefill, decode;
-    int32_t blocks[PAIR_MAX][RIG_BLOCKS_MAX]; /* reserved in decode, by request id */
-    uint32_t n_cached[PAIR_MAX];
-    uint32_t end[PAIR_MAX][8]; /* per layer: announced so far */
-    size_t bytes;
-};
-
-static struct pair *the_pair; /* of the running case; each case is a process of its own */
-
-/* Does what a transport does, at once: copies the layer to the reserved blocks. */
-static void copy_kv(void *arg, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end,
-                    const int32_t *blocks, uint64_t event)
-{
-    struct pair *p = the_pair;
-    const struct kv_layout *from = engine_kv_layout(p->prefill.engine),
-                           *to = engine_kv_layout(p->decode.engine);
-    char *src = engine_kv_memory(p->prefill.engine)->ptr,
-         *dst = engine_kv_memory(p->decode.engine)->ptr;
-    (void)arg;
-    CHECK_EQ_INT(event, 0); /* the CPU has computed the layer */
-    CHECK_EQ_INT(begin, p->end[id][layer]);
-    p->end[id][layer] = end;
-    for (uint32_t b = begin / RIG_BLOCK_TOKENS; b * RIG_BLOCK_TOKENS < end; b++) {
-        if (b < p->n_cached[id] / RIG_BLOCK_TOKENS) continue;
-        memcpy(dst + kv_layout_offset(to, layer, (uint32_t)p->blocks[id][b]),
-               src + kv_layout_offset(from, layer, (uint32_t)blocks[b]), kv_layout_piece_bytes(to));
-        p->bytes += kv_layout_piece_bytes(to);
-    }
-}
-
-static void pair_open(struct pair *p, struct rig_options prefill, struct rig_options decode)
-{
-    memset(p, 0, sizeof *p);
-    the_pair = p;
-    prefill.on_kv_ready = copy_kv;
-    open_rig(&p->prefill, prefill);
-    open_rig(&p->decode, decode);
-}
-
-/* Reserves, prefills and activates. The caller gathers the answers of decode. */
-static void pair_start(struct pair *p, struct engine_request q)
-{
-    CHECK_OK(engine_reserve(p->decode.engine, &q));
-    struct rig_event e;
-    while ((e = rig_next(&p->decode)).ev.kind != ENGINE_RESERVED || e.ev.id != q.id) continue;
-    CHECK_OK(e.ev.status);
-    CHECK_EQ_INT(e.ev.n_blocks, (q.n_tokens + RIG_BLOCK_TOKENS - 1) / RIG_BLOCK_TOKENS);
-    memcpy(p->blocks[q.id], e.blocks, e.ev.n_blocks * sizeof *e.blocks);
-    p->n_cached[q.id] = e.ev.n_cached;
-    memset(p->end[q.id], 0, sizeof p->end[q.id]);
-    q.prefill_only = true;
-    struct answer *a = rig_run(&p->prefill, &q, 1);
-    CHECK_EQ_INT(a->end.finish, FINISH_PREFILLED);
-    CHECK_EQ_INT(a->n_out, 1);
-    CHECK_EQ_INT(p->end[q.id][0], q.n_tokens);
-    CHECK_EQ_INT(p->end[q.id][2], q.n_tokens);
-    CHECK_OK(engine_release(p->prefill.engine, q.id));
-    CHECK_OK(engine_activate(p->decode.engine, q.id, &a->out[0]));
-    mem_free(a);
-}
-
 /* one_block_again: in the second round only the block of the last prompt token leaves the prefill
  * engine. */
 static void check_pair(struct rig_options prefill, struct rig_options decode, bool one_block_again)
@@ -441,7 +388,7 @@ static void check_pair(struct rig_options prefill, struct rig_options decode, bo
     struct engine_request reqs[N_MIXED];
     mixed_requests(reqs, 0);
     struct answer *want = reference_answers(reqs, N_MIXED);
-    pair_open(&p, prefill, decode);
+    pair_open(&p, of_kind(prefill), of_kind(decode));
     for (int round = 0; round < 2; round++) { /* the second finds cached prefixes on both sides */
         for (uint32_t i = 0; i < N_MIXED; i++) {
             struct answer *got = MEM_NEW(struct answer);
@@ -459,8 +406,7 @@ static void check_pair(struct rig_options prefill, struct rig_options decode, bo
     }
     rig_await_free_blocks(&p.prefill, prefill.n_blocks ? prefill.n_blocks : RIG_BLOCKS_MAX);
     rig_await_free_blocks(&p.decode, decode.n_blocks ? decode.n_blocks : RIG_BLOCKS_MAX);
-    rig_close(&p.prefill);
-    rig_close(&p.decode);
+    pair_close(&p);
     mem_free(want);
 }
 
@@ -487,8 +433,8 @@ TEST(preempted_after_transfer_gives_the_same_and_is_counted)
     struct answer *got = MEM_ARRAY(struct answer, N);
     for (uint32_t i = 0; i < N; i++) reqs[i] = rig_request(i, 40, 50 + i, 60);
     struct answer *want = reference_answers(reqs, N);
-    pair_open(&p, (struct rig_options){ 0 },
-              (struct rig_options){ .n_blocks = 13, .no_prefix_cache = true });
+    pair_open(&p, of_kind((struct rig_options){ 0 }),
+              of_kind((struct rig_options){ .n_blocks = 13, .no_prefix_cache = true }));
     uint32_t n_recomputed = 0;
     for (uint32_t i = 0; i < N; i++) {
         struct engine_request q = reqs[i];
@@ -504,7 +450,7 @@ TEST(preempted_after_transfer_gives_the_same_and_is_counted)
         struct engine_request q = reqs[i];
         q.prefill_only = true;
         struct answer *a = rig_run(&p.prefill, &q, 1);
-        CHECK_OK(engine_activate(p.decode.engine, i, &a->out[0]));
+        CHECK_OK(engine_activate(p.decode.engine, i, &a->out[0], NULL, 0));
         mem_free(a);
     }
     rig_gather(&p.decode, got, N);
@@ -516,8 +462,7 @@ TEST(preempted_after_transfer_gives_the_same_and_is_counted)
     CHECK(n_recomputed > 0);
     CHECK_EQ_INT(rig_count(&p.decode, "baton_engine_recomputed_tokens_total"), n_recomputed);
     rig_await_free_blocks(&p.decode, 13);
-    rig_close(&p.prefill);
-    rig_close(&p.decode);
+    pair_close(&p);
     mem_free(want);
     mem_free(got);
 }
@@ -563,6 +508,29 @@ TEST(bf16_caches_give_the_same)
     all_of_it();
 }
 
+/* ---- drafts ---- */
+
+static void all_with_drafts(const char *model, enum activations activations)
+{
+    static const uint32_t ns[DRAFT_BOOK_KINDS] = { 3, 8, 5 };
+    the_kind.model = model;
+    the_kind.activations = activations;
+    for (int kind = test_runs_long() ? 0 : DRAFTS_MIXED; kind < DRAFT_BOOK_KINDS; kind++) {
+        the_kind.drafts = (enum draft_book_kind)kind;
+        the_kind.n_drafts = ns[kind];
+        all_of_it();
+    }
+}
+
+TEST(drafts_give_the_same) { all_with_drafts(NULL, ACTIVATIONS_F32); }
+
+TEST(drafts_on_two_attention_paths_give_the_same)
+{
+    all_with_drafts("deepseek_v3", ACTIVATIONS_F32);
+}
+
+TEST(drafts_in_bf16_give_the_same) { all_with_drafts("ernie_moe", ACTIVATIONS_FAST); }
+
 TEST_MAIN(CASE(greedy_answers_equal_the_reference_implementation),
           CASE(one_batch_gives_the_same_as_one_by_one), CASE(chunked_prompts_give_the_same),
           CASE(few_places_per_step_give_the_same), CASE(preemption_gives_the_same),
@@ -574,4 +542,6 @@ TEST_MAIN(CASE(greedy_answers_equal_the_reference_implementation),
           CASE(preempted_after_transfer_gives_the_same_and_is_counted),
           CASE_T(two_attention_paths_give_the_same, 240),
           CASE_T(two_attention_paths_in_bf16_give_the_same, 240),
-          CASE_T(bf16_caches_give_the_same, 120))
+          CASE_T(bf16_caches_give_the_same, 120), CASE_T(drafts_give_the_same, 240),
+          CASE_T(drafts_on_two_attention_paths_give_the_same, 240),
+          CASE_T(drafts_in_bf16_give_the_same, 240))

@@ -8,6 +8,7 @@
 #include "shared/engine/engine_state.h"
 #include "shared/engine/step_plan.h"
 #include "tests/fixtures/rank_meeting.h"
+#include "tests/unit/engine/draft_book.h"
 #include "tests/unit/engine/engine_rig.h"
 
 enum { RANKS_MAX = 4, N_REQUESTS = TEST_IS_SANITIZED ? 7 : 14, N_OUT = 20, KV_EVENTS_MAX = 4096 };
@@ -288,12 +289,16 @@ static void check_answers(struct world *w, struct answer *got, const struct answ
 /* ---- answers of nodes ---- */
 
 /* The requests twice: the second time their beginnings are in the prefix cache. */
-static void check_node(uint32_t size, uint32_t tp, struct rig_options o, bool grouped)
+static void check_with(uint32_t size, uint32_t tp, struct rig_options o, bool grouped,
+                       enum draft_source drafts)
 {
     struct engine_request reqs[N_REQUESTS];
+    struct draft_book book;
     uint32_t n_experts;
     make_requests(reqs, N_OUT);
     struct answer *want = answers_alone(o, reqs, &n_experts);
+    draft_book_init(&book, DRAFTS_MIXED, 4, reqs, want, N_REQUESTS);
+    draft_source_set(&o, drafts, &book);
     struct world *w = open_world(size, tp, o, grouped ? n_experts : 0);
     for (int round = 0; round < 2; round++) {
         struct answer *got = MEM_ARRAY(struct answer, N_REQUESTS);
@@ -305,9 +310,17 @@ static void check_node(uint32_t size, uint32_t tp, struct rig_options o, bool gr
     if (o.n_blocks) CHECK(rig_count(leader(w, 0), "baton_engine_preemptions_total") > 0);
     if (!o.no_prefix_cache)
         CHECK(rig_count(leader(w, 0), "baton_prefix_cache_hit_tokens_total") > 0);
+    if (drafts == DRAFTS_OF_BOOK)
+        CHECK(rig_count(leader(w, 0), "baton_spec_decode_num_accepted_tokens_total") > 0);
+    if (drafts) CHECK(rig_count(leader(w, 0), "baton_spec_decode_num_draft_tokens_total") > 0);
     for (uint32_t i = 0; i < size; i++) CHECK_EQ_INT(atomic_load(&w->ranks[i].n_lost), 0);
     close_world(w);
     mem_free(want);
+}
+
+static void check_node(uint32_t size, uint32_t tp, struct rig_options o, bool grouped)
+{
+    check_with(size, tp, o, grouped, NO_DRAFTS);
 }
 
 TEST(two_and_four_ranks_of_llama_answer_as_one)
@@ -359,6 +372,33 @@ TEST(two_nodes_of_two_ranks_share_experts)
     check_node(4, 2, o, true);
 }
 
+/* Those that follow compute rows of drafts as their leader plans them. */
+TEST(ranks_with_drafts_answer_as_one)
+{
+    struct rig_options o = options("llama");
+    check_with(2, 2, o, false, DRAFTS_OF_BOOK);
+    o.n_blocks = 14;
+    o.max_batched_tokens = 256;
+    check_with(4, 4, o, false, DRAFTS_OF_BOOK);
+    o = options("deepseek_v3");
+    o.activations = ACTIVATIONS_FAST;
+    check_with(4, 2, o, true, DRAFTS_OF_BOOK);
+}
+
+/* Passes of the layer are planned like steps; those of a group of nodes are made together. */
+TEST(ranks_with_a_draft_layer_answer_as_one)
+{
+    struct rig_options o = options("deepseek_v3");
+    check_with(2, 2, o, false, DRAFTS_OF_LAYER);
+    check_with(4, 2, o, true, DRAFTS_OF_LAYER);
+    o = options("ernie_moe");
+    o.activations = ACTIVATIONS_FAST;
+    check_with(2, 2, o, true, DRAFTS_OF_LAYER);
+    o.n_blocks = 14;
+    o.max_batched_tokens = 256;
+    check_with(4, 2, o, true, DRAFTS_OF_LAYER);
+}
+
 /* ---- life of a node ---- */
 
 struct scene {
@@ -367,18 +407,25 @@ struct scene {
     struct answer *want, *got;
 };
 
-static struct scene *open_long_scene(const char *model, uint32_t size, uint32_t tp, bool grouped,
+static struct scene *open_scene_with(struct rig_options o, uint32_t size, uint32_t tp, bool grouped,
                                      uint32_t n_out)
 {
     struct scene *s = MEM_NEW(struct scene);
+    struct rig_options plain = o;
     uint32_t n_experts;
-    struct rig_options o = options(model);
+    draft_source_set(&plain, NO_DRAFTS, NULL);
     make_requests(s->reqs, n_out);
-    s->want = answers_alone(o, s->reqs, &n_experts);
+    s->want = answers_alone(plain, s->reqs, &n_experts);
     s->got = MEM_ARRAY(struct answer, N_REQUESTS);
     o.on_fault = on_fault;
     s->w = open_world(size, tp, o, grouped ? n_experts : 0);
     return s;
+}
+
+static struct scene *open_long_scene(const char *model, uint32_t size, uint32_t tp, bool grouped,
+                                     uint32_t n_out)
+{
+    return open_scene_with(options(model), size, tp, grouped, n_out);
 }
 
 static struct scene *open_scene(const char *model, uint32_t size, uint32_t tp, bool grouped)
@@ -437,11 +484,10 @@ TEST(a_node_without_rows_sleeps_until_it_has_some)
 
 /* Followers announce what the leader announces, in its order: cached blocks at once, then layer by
  * layer. */
-TEST(followers_announce_the_layers_of_prompts)
+static void check_announced(struct rig_options o, uint32_t tp, uint32_t n_layers)
 {
-    struct rig_options o = options("llama");
     o.on_kv_ready = on_kv_ready;
-    struct world *w = open_world(4, 4, o, 0);
+    struct world *w = open_world(tp, tp, o, 0);
     struct engine_request reqs[] = { rig_request(1, 100, 7, 1), rig_request(2, 130, 7, 1),
                                      rig_request(3, 40, 8, 4) };
     for (int i = 0; i < 2; i++) reqs[i].prefill_only = true;
@@ -452,12 +498,21 @@ TEST(followers_announce_the_layers_of_prompts)
     await_sleep(w);
     stop_all(w);
     const struct rank *r = w->ranks;
-    CHECK_EQ_INT(r[0].n_kv, 3 * (3 /* chunks of 48 */ + 1 /* cached: 96 */ + 1));
-    for (uint32_t i = 1; i < 4; i++) {
+    CHECK_EQ_INT(r[0].n_kv, n_layers * (3 /* chunks of 48 */ + 1 /* cached: 96 */ + 1));
+    for (uint32_t i = 1; i < tp; i++) {
         CHECK_EQ_INT(r[i].n_kv, r[0].n_kv);
         CHECK(memcmp(r[i].kv, r[0].kv, r[0].n_kv * sizeof *r->kv) == 0);
     }
     close_world(w);
+}
+
+TEST(followers_announce_the_layers_of_prompts)
+{
+    struct rig_options o = options("llama");
+    check_announced(o, 4, 3);
+    o = options("deepseek_v3");
+    draft_source_set(&o, DRAFTS_OF_LAYER, NULL);
+    check_announced(o, 2, 3 + 1);
 }
 
 /* A follower has the KV that its share of the model makes: that of the whole, head by head. */
@@ -508,9 +563,9 @@ TEST(groups_of_nodes_follow_each_other_between_steps)
 
 /* Given up in the middle of steps, by leaders and followers at other moments each time; whoever is
  * not told finds out. The next group goes on where the steps ended. */
-TEST(a_lost_group_of_nodes_is_replaced_without_a_trace)
+static void check_lost_group(struct rig_options o)
 {
-    struct scene *s = open_long_scene("qwen3_moe", 4, 2, true, 100);
+    struct scene *s = open_scene_with(o, 4, 2, true, 100);
     submit_all(s->w, s->reqs, s->got);
     for (int round = 1; round <= 16; round++) {
         usleep(200 * (useconds_t)round);
@@ -527,6 +582,15 @@ TEST(a_lost_group_of_nodes_is_replaced_without_a_trace)
     close_scene(s);
 }
 
+TEST(a_lost_group_of_nodes_is_replaced_without_a_trace)
+{
+    struct rig_options o = options("qwen3_moe");
+    check_lost_group(o);
+    o = options("ernie_moe");
+    draft_source_set(&o, DRAFTS_OF_LAYER, NULL);
+    check_lost_group(o);
+}
+
 /* ---- faults ---- */
 
 /* Waits for the fault of rank r, and checks that it came within a second. */
@@ -538,9 +602,12 @@ static void await_fault(struct rank *r, uint64_t begin_ns, const char *says)
 }
 
 /* A follower ends in the middle of steps. */
-static void check_loss(uint32_t size, bool grouped, uint32_t who, uint32_t node)
+static void check_loss(uint32_t size, bool grouped, uint32_t who, uint32_t node,
+                       enum draft_source drafts)
 {
-    struct scene *s = open_long_scene(grouped ? "qwen3_moe" : "llama", size, 2, grouped, 100);
+    struct rig_options o = options(drafts ? "deepseek_v3" : grouped ? "qwen3_moe" : "llama");
+    draft_source_set(&o, drafts, NULL);
+    struct scene *s = open_scene_with(o, size, 2, grouped, 100);
     submit_all(s->w, s->reqs, s->got);
     while (mailbox_len(leader(s->w, node)->events) < 5) usleep(100); /* it is busy */
     const uint64_t begin_ns = clock_ns();
@@ -555,11 +622,13 @@ static void check_loss(uint32_t size, bool grouped, uint32_t who, uint32_t node)
 
 TEST(a_node_is_lost_with_one_of_its_ranks)
 {
-    check_loss(2, false, 1, 0);
-    check_loss(2, false, 0, 0);
-    check_loss(4, true, 1, 0);
-    check_loss(4, true, 3, 1);
-    check_loss(4, true, 2, 1);
+    check_loss(2, false, 1, 0, NO_DRAFTS);
+    check_loss(2, false, 0, 0, NO_DRAFTS);
+    check_loss(4, true, 1, 0, NO_DRAFTS);
+    check_loss(4, true, 3, 1, NO_DRAFTS);
+    check_loss(4, true, 2, 1, NO_DRAFTS);
+    check_loss(2, false, 1, 0, DRAFTS_OF_LAYER);
+    check_loss(4, true, 3, 1, DRAFTS_OF_LAYER);
 }
 
 /* Whoever watches the ranks says it to those that sleep. */
@@ -575,28 +644,38 @@ TEST(a_sleeping_node_is_lost_when_it_is_told)
     close_scene(s);
 }
 
-/* A rank with another pool would write to other blocks than the leader means. */
-TEST(a_rank_with_other_limits_is_refused)
+static void check_refused(struct rig_options first, struct rig_options second, const char *says)
 {
     struct world *w = MEM_NEW(struct world);
-    struct rig_options o = options("llama");
-    o.on_fault = on_fault;
+    first.on_fault = second.on_fault = on_fault;
     w->size = w->tp = 2;
     rank_meeting_init(&w->meeting, 2);
     rank_meeting_init(&w->node_meetings[0], 2);
-    open_rank(w, 0, o, 0);
-    o.n_blocks = RIG_BLOCKS_MAX + 2;
-    open_rank(w, 1, o, 0);
+    open_rank(w, 0, first, 0);
+    open_rank(w, 1, second, 0);
     on_all(w, make_node_object);
     for (uint32_t i = 0; i < 2; i++)
         CHECK_OK(engine_set_node(w->ranks[i].rig.engine, w->ranks[i].made_node));
     const struct engine_request q = rig_request(1, 20, 1, 4);
     const uint64_t begin_ns = clock_ns();
     CHECK_OK(engine_submit(leader(w, 0)->engine, &q));
-    await_fault(&w->ranks[1], begin_ns, "KV blocks: 128 on the node's first rank, 130 on this one");
+    await_fault(&w->ranks[1], begin_ns, says);
     await_fault(&w->ranks[0], begin_ns, "rank 1 of 2");
     CHECK_STATUS(w->ranks[1].fault.code, ERR_PEER_MISMATCH);
     close_world(w);
+}
+
+/* A rank with another pool would write to other blocks than the leader means, and one without the
+ * draft layer would have nothing to make its passes with. */
+TEST(a_rank_with_other_limits_is_refused)
+{
+    struct rig_options o = options("llama"), other = o;
+    other.n_blocks = RIG_BLOCKS_MAX + 2;
+    check_refused(o, other, "KV blocks: 128 on the node's first rank, 130 on this one");
+    o = other = options("deepseek_v3");
+    draft_source_set(&o, DRAFTS_OF_LAYER, NULL);
+    check_refused(o, other, "rows of a pass of the draft layer: 48 on the node's first rank, 0 on");
+    check_refused(other, o, "rows of a pass of the draft layer: 0 on the node's first rank, 48 on");
 }
 
 /* ---- plans that no leader writes ---- */
@@ -631,6 +710,26 @@ static struct step_plan good_plan(uint64_t *words)
     return p;
 }
 
+/* The same as a pass of the draft layer, whose hidden states are rows 2 .. 7 and 15 of the last. */
+static struct step_plan good_pass(uint64_t *words)
+{
+    struct step_plan_head h;
+    struct step_plan p = good_plan(words);
+    h = *p.head;
+    h.is_step = 0;
+    h.is_pass = STEP_PLAN_FIRST_PASS;
+    h.n_hidden = 2;
+    uint64_t old[PLAN_WORDS];
+    memcpy(old, words, sizeof old);
+    const struct step_plan from = step_plan_at(old);
+    *p.head = h;
+    p = step_plan_at(words);
+    memcpy(p.ids, from.ids, (h.n_rows + h.n_logits + h.n_blocks) * sizeof *p.ids);
+    p.hidden[0] = (struct step_plan_hidden){ .first = 2, .n = 6 };
+    p.hidden[1] = (struct step_plan_hidden){ .first = 15, .n = 1 };
+    return p;
+}
+
 /* Whoever ran them would read beside tables, tell of layers that there are not, or abort. */
 TEST(plans_of_what_there_is_not_are_refused)
 {
@@ -660,6 +759,28 @@ TEST(plans_of_what_there_is_not_are_refused)
 #undef REFUSED
 }
 
+TEST(passes_of_what_there_is_not_are_refused)
+{
+    uint64_t words[PLAN_WORDS];
+    struct step_plan p = good_pass(words);
+    CHECK_OK(step_plan_check(&p, N_VOCAB, NULL));
+#define REFUSED(change)                                                                            \
+    do {                                                                                           \
+        p = good_pass(words);                                                                      \
+        change;                                                                                    \
+        CHECK_STATUS(step_plan_check(&p, N_VOCAB, NULL), ERR_INTERNAL);                            \
+    } while (0)
+    REFUSED(p.hidden[0].n = 5); /* fewer than rows */
+    REFUSED(p.hidden[0].n = 7);
+    REFUSED(p.hidden[0].n = UINT32_MAX);
+    REFUSED(p.hidden[0].first = UINT32_MAX);
+    REFUSED(p.hidden[1].first = 16);              /* behind the rows of any step */
+    REFUSED(p.head->is_pass = STEP_PLAN_NO_PASS); /* a step has none */
+    REFUSED(p.ids[0] = N_VOCAB);
+    REFUSED(p.blocks[0] = -1);
+#undef REFUSED
+}
+
 /* The follower waits by itself, and is not held up by the leader's next plan. */
 TEST(ranks_of_a_paced_node_wait_alike)
 {
@@ -679,12 +800,15 @@ TEST(ranks_of_a_paced_node_wait_alike)
 }
 
 TEST_MAIN(CASE(plans_of_what_there_is_not_are_refused),
+          CASE(passes_of_what_there_is_not_are_refused),
           CASE_T(two_and_four_ranks_of_llama_answer_as_one, 120),
           CASE_T(two_and_four_ranks_of_qwen3_moe_answer_as_one, 120),
           CASE_T(two_and_four_ranks_of_deepseek_v3_answer_as_one, 120),
           CASE_T(ranks_that_preempt_answer_as_one, 120),
           CASE_T(three_ranks_of_smollm2_answer_as_one, 240),
           CASE_T(two_nodes_of_two_ranks_share_experts, 120),
+          CASE_T(ranks_with_drafts_answer_as_one, 120),
+          CASE_T(ranks_with_a_draft_layer_answer_as_one, 240),
           CASE_T(a_node_without_rows_sleeps_until_it_has_some, 60),
           CASE_T(followers_announce_the_layers_of_prompts, 60),
           CASE_T(a_rank_holds_the_kv_of_its_heads, 60),

@@ -3,6 +3,7 @@
  * requests, short ones. */
 #include <unistd.h>
 
+#include "tests/unit/engine/draft_book.h"
 #include "tests/unit/engine/engine_rig.h"
 
 /* What the case runs on. Each case is a process of its own. */
@@ -152,6 +153,84 @@ TEST(commands_in_between)
     mem_free(want);
 }
 
+/* Rows of drafts in captured steps, and in steps that the host samples. */
+static void check_drafts(struct rig_options o, enum draft_source drafts, const char *counter)
+{
+    enum { N = TEST_IS_SANITIZED ? 3 : 5 };
+    struct engine_request reqs[N];
+    struct draft_book book;
+    struct rig r;
+    for (uint32_t i = 0; i < N; i++)
+        reqs[i] = request(i, 5 + 9 * i, test_runs_long() ? 16 + 2 * i : 8 + i);
+    struct answer *want = one_by_one(reqs, N);
+    draft_book_init(&book, DRAFTS_MIXED, 4, reqs, want, N);
+    draft_source_set(&o, drafts, &book);
+    open_rig(&r, o);
+    for (int round = 0; round < 2; round++) {
+        struct answer *got = rig_run(&r, reqs, N);
+        for (uint32_t i = 0; i < N; i++) check_same(&want[i], &got[i]);
+        mem_free(got);
+    }
+    rig_await_free_blocks(&r, RIG_BLOCKS_MAX);
+    if (drafts == DRAFTS_OF_BOOK)
+        CHECK(rig_count(&r, "baton_spec_decode_num_accepted_tokens_total") > 0);
+    CHECK(rig_count(&r, "baton_spec_decode_num_draft_tokens_total") >
+          rig_count(&r, "baton_spec_decode_num_accepted_tokens_total"));
+    CHECK(rig_count(&r, counter) > 0);
+    rig_close(&r);
+    mem_free(want);
+}
+
+TEST(drafts_in_captured_steps)
+{
+    check_drafts((struct rig_options){ .max_batched_tokens = 32 }, DRAFTS_OF_BOOK,
+                 "baton_engine_steps_recorded_total");
+}
+
+TEST(drafts_of_latents)
+{
+    the_kind.model = "deepseek_v3";
+    check_drafts((struct rig_options){ .max_batched_tokens = 32 }, DRAFTS_OF_BOOK,
+                 "baton_engine_steps_recorded_total");
+}
+
+TEST(drafts_that_the_host_samples)
+{
+    check_drafts((struct rig_options){ .eager = true, .sampling_edit_bytes = 1 }, DRAFTS_OF_BOOK,
+                 "baton_engine_steps_host_sampled_total");
+}
+
+/* Passes of the layer read what the step before has left on the device. */
+TEST(drafts_of_a_draft_layer)
+{
+    the_kind.model = "deepseek_v3";
+    check_drafts((struct rig_options){ .max_batched_tokens = 32 }, DRAFTS_OF_LAYER,
+                 "baton_engine_steps_recorded_total");
+    the_kind.model = "ernie_moe";
+    the_kind.activations = ACTIVATIONS_FAST;
+    check_drafts((struct rig_options){ .eager = true, .sampling_edit_bytes = 1 }, DRAFTS_OF_LAYER,
+                 "baton_engine_steps_host_sampled_total");
+}
+
+/* Sequences without drafts go on asynchronously, those that get some again as soon as they do. */
+TEST(drafts_now_and_then)
+{
+    const struct draft_config c = {
+        .ops = &drafter_ngram_ops, .n_tokens = 4, .lookup_min = 2, .lookup_max = 8
+    };
+    struct engine_request q = rig_request(1, 12, 3, test_runs_long() ? 60 : 30);
+    struct rig r;
+    q.sampling.temperature = 1.5f; /* nothing comes up again */
+    struct answer *want = one_by_one(&q, 1);
+    open_rig(&r, (struct rig_options){ .max_batched_tokens = 32, .draft = &c });
+    struct answer *got = rig_run(&r, &q, 1);
+    check_same(want, got);
+    CHECK(rig_count(&r, "baton_engine_steps_ahead_total") > 10);
+    rig_close(&r);
+    mem_free(want);
+    mem_free(got);
+}
+
 /* Only two rows have room for changes of logits. With more, the host samples the step, which was
  * submitted while a step was in flight that ends a sequence. */
 TEST(steps_that_the_host_samples)
@@ -260,4 +339,7 @@ TEST(an_end_with_steps_in_flight)
 TEST_MAIN(CASE_T(answers_that_end_a_step_late, 120), CASE_T(latents_in_bf16, 240),
           CASE_T(experts_in_bf16, 240), CASE_T(steps_that_have_to_wait, 120),
           CASE_T(steps_that_the_host_samples, 240), CASE_T(commands_in_between, 120),
-          CASE_T(a_step_has_few_launches, 120), CASE_T(an_end_with_steps_in_flight, 120))
+          CASE_T(drafts_in_captured_steps, 120), CASE_T(drafts_of_latents, 120),
+          CASE_T(drafts_that_the_host_samples, 120), CASE_T(drafts_of_a_draft_layer, 240),
+          CASE_T(drafts_now_and_then, 120), CASE_T(a_step_has_few_launches, 120),
+          CASE_T(an_end_with_steps_in_flight, 120))

@@ -7,6 +7,7 @@
 #include "shared/engine/engine_state.h"
 #include "shared/model/expert_rows.h"
 #include "tests/fixtures/rank_meeting.h"
+#include "tests/unit/engine/draft_book.h"
 #include "tests/unit/engine/engine_rig.h"
 
 enum { RANKS = 4, N_REQUESTS = TEST_IS_SANITIZED ? 6 : 12, N_OUT = 24 };
@@ -167,18 +168,23 @@ static void check_answers(struct group *g, struct answer *got, const struct answ
 
 /* ---- tests ---- */
 
-static void check_model(const char *model, enum activations a, uint32_t n_blocks)
+/* Ranks with drafts have rows that the others do not count on. */
+static void check_model(const char *model, enum activations a, uint32_t n_blocks,
+                        enum draft_source drafts)
 {
     struct engine_request reqs[N_REQUESTS];
     uint32_t n_experts;
     struct group *g = MEM_NEW(struct group);
+    struct draft_book book;
     make_requests(reqs);
     struct answer *want = answers_alone(model, a, reqs, &n_experts);
+    draft_book_init(&book, DRAFTS_MIXED, 5, reqs, want, N_REQUESTS);
     for (uint32_t size = 1; size <= RANKS; size++) {
         struct answer *got = MEM_ARRAY(struct answer, N_REQUESTS);
         struct rig_options o = rank_options(model);
         o.activations = a;
         o.n_blocks = n_blocks;
+        draft_source_set(&o, drafts, &book);
         open_group(g, size, o, n_experts);
         submit_all(g, reqs, got);
         check_answers(g, got, want);
@@ -189,9 +195,28 @@ static void check_model(const char *model, enum activations a, uint32_t n_blocks
     mem_free(g);
 }
 
-TEST(ranks_answer_as_one) { check_model("ernie_moe", ACTIVATIONS_F32, 0); }
-TEST(ranks_that_compute_fast_answer_as_one) { check_model("qwen3_moe", ACTIVATIONS_FAST, 0); }
-TEST(ranks_that_preempt_answer_as_one) { check_model("deepseek_v3", ACTIVATIONS_F32, 14); }
+TEST(ranks_answer_as_one) { check_model("ernie_moe", ACTIVATIONS_F32, 0, NO_DRAFTS); }
+TEST(ranks_that_compute_fast_answer_as_one)
+{
+    check_model("qwen3_moe", ACTIVATIONS_FAST, 0, NO_DRAFTS);
+}
+TEST(ranks_that_preempt_answer_as_one)
+{
+    check_model("deepseek_v3", ACTIVATIONS_F32, 14, NO_DRAFTS);
+}
+TEST(ranks_with_drafts_answer_as_one)
+{
+    check_model("ernie_moe", ACTIVATIONS_FAST, 0, DRAFTS_OF_BOOK);
+    check_model("deepseek_v3", ACTIVATIONS_F32, 14, DRAFTS_OF_BOOK);
+}
+
+/* The layer's experts are shared like the others: ranks make its passes together. */
+TEST(ranks_with_a_draft_layer_answer_as_one)
+{
+    check_model("ernie_moe", ACTIVATIONS_F32, 0, DRAFTS_OF_LAYER);
+    check_model("deepseek_v3", ACTIVATIONS_FAST, 0, DRAFTS_OF_LAYER);
+    check_model("deepseek_v3", ACTIVATIONS_F32, 14, DRAFTS_OF_LAYER);
+}
 
 /* What most cases run on. */
 struct scene {
@@ -200,16 +225,20 @@ struct scene {
     struct answer *want, *got;
 };
 
-static struct scene *open_scene(uint32_t size)
+static struct scene *open_scene_with(uint32_t size, enum draft_source drafts)
 {
     struct scene *s = MEM_NEW(struct scene);
+    struct rig_options o = rank_options("ernie_moe");
     uint32_t n_experts;
+    draft_source_set(&o, drafts, NULL);
     make_requests(s->reqs);
     s->want = answers_alone("ernie_moe", ACTIVATIONS_F32, s->reqs, &n_experts);
     s->got = MEM_ARRAY(struct answer, N_REQUESTS);
-    open_group(&s->g, size, rank_options("ernie_moe"), n_experts);
+    open_group(&s->g, size, o, n_experts);
     return s;
 }
+
+static struct scene *open_scene(uint32_t size) { return open_scene_with(size, NO_DRAFTS); }
 
 static void close_scene(struct scene *s)
 {
@@ -266,9 +295,9 @@ TEST(a_group_without_rows_sleeps_until_one_has_some)
 }
 
 /* Another group takes over again and again while answers are made. */
-TEST(groups_follow_each_other_between_steps)
+static void check_following(enum draft_source drafts)
 {
-    struct scene *s = open_scene(3);
+    struct scene *s = open_scene_with(3, drafts);
     submit_all(&s->g, s->reqs, s->got);
     for (int i = 0; i < 12; i++) {
         join_all(&s->g);
@@ -277,6 +306,12 @@ TEST(groups_follow_each_other_between_steps)
     check_answers(&s->g, s->got, s->want);
     for (uint32_t r = 0; r < 3; r++) CHECK_EQ_INT(atomic_load(&s->g.ranks[r].n_lost), 0);
     close_scene(s);
+}
+
+TEST(groups_follow_each_other_between_steps)
+{
+    check_following(NO_DRAFTS);
+    check_following(DRAFTS_OF_LAYER);
 }
 
 /* One that only some ranks were given waits for the others. */
@@ -400,9 +435,9 @@ TEST(ranks_leave_together_and_come_back)
 
 /* A rank is given up in the middle of steps, at other moments each time; the next group goes on
  * where the steps ended, with no token lost, wrong or repeated. */
-TEST(a_lost_group_is_replaced_without_a_trace)
+static void check_lost(enum draft_source drafts)
 {
-    struct scene *s = open_scene(3);
+    struct scene *s = open_scene_with(3, drafts);
     submit_all(&s->g, s->reqs, s->got);
     for (int round = 1; round <= 8; round++) {
         usleep(700 * (useconds_t)round);
@@ -413,6 +448,12 @@ TEST(a_lost_group_is_replaced_without_a_trace)
     check_answers(&s->g, s->got, s->want);
     for (uint32_t r = 0; r < 3; r++) rig_await_free_blocks(&s->g.ranks[r].rig, RIG_BLOCKS_MAX);
     close_scene(s);
+}
+
+TEST(a_lost_group_is_replaced_without_a_trace)
+{
+    check_lost(NO_DRAFTS);
+    check_lost(DRAFTS_OF_LAYER);
 }
 
 /* A group that sleeps is given up, too: the rank that was told says so at once, the others when they
@@ -432,17 +473,20 @@ TEST(a_sleeping_group_can_be_lost)
 }
 
 /* What a rank says sets how many exchanges the others make: nonsense is not believed. */
-TEST(a_rank_with_impossible_rows_is_refused)
+TEST(a_rank_with_impossible_rows_or_passes_is_refused)
 {
-    static const uint64_t nonsense[] = { 49, 1 << 30, UINT64_MAX };
+    static const struct {
+        uint64_t rows, passes;
+    } nonsense[] = { { 49, 0 }, { 1 << 30, 0 }, { UINT64_MAX, 0 }, { 1, 1 }, { 1, UINT64_MAX } };
     struct scene *s = open_scene(2);
     struct rank *r = s->g.ranks;
     engine_stop(r[1].rig.engine);
     engine_abort_group(r[0].rig.engine, 1); /* asleep, it would not learn of it by itself */
     await(&r[0].n_lost, 1);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < (int)COUNT_OF(nonsense); i++) {
         struct engine_group_words all[2], mine = { .epoch = 2 + (uint64_t)i, .rank = 1 };
-        mine.n_rows = nonsense[i];
+        mine.n_rows = nonsense[i].rows;
+        mine.n_passes = nonsense[i].passes; /* where no rank has a draft layer */
         mine.next_epoch = mine.epoch;
         for (int k = 0; k < 2; k++) CHECK(pthread_create(&r[k].thread, NULL, make_ep, &r[k]) == 0);
         for (int k = 0; k < 2; k++) CHECK(pthread_join(r[k].thread, NULL) == 0);
@@ -529,9 +573,11 @@ TEST(ranks_hear_what_the_others_do_and_whom_they_wait_for)
 }
 
 TEST_MAIN(CASE_T(bells_leave_room_for_commands, 60),
-          CASE_T(a_rank_with_impossible_rows_is_refused, 60), CASE_T(ranks_answer_as_one, 120),
-          CASE_T(ranks_that_compute_fast_answer_as_one, 120),
+          CASE_T(a_rank_with_impossible_rows_or_passes_is_refused, 60),
+          CASE_T(ranks_answer_as_one, 120), CASE_T(ranks_that_compute_fast_answer_as_one, 120),
           CASE_T(ranks_that_preempt_answer_as_one, 120),
+          CASE_T(ranks_with_drafts_answer_as_one, 120),
+          CASE_T(ranks_with_a_draft_layer_answer_as_one, 240),
           CASE_T(a_group_without_rows_sleeps_until_one_has_some, 60),
           CASE_T(groups_follow_each_other_between_steps, 60),
           CASE_T(a_group_begins_when_all_ranks_have_it, 60),

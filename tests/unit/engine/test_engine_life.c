@@ -46,7 +46,7 @@ TEST(requests_that_cannot_fit_are_refused)
     bad[1] = -1;
     CHECK_STATUS(engine_submit(r.engine, &q), ERR_INVALID);
     struct token_logprobs first = { .id = RIG_VOCAB };
-    CHECK_STATUS(engine_activate(r.engine, 1, &first), ERR_INVALID);
+    CHECK_STATUS(engine_activate(r.engine, 1, &first, NULL, 0), ERR_INVALID);
     q = rig_request(1, 63, 1, 100); /* ends where the pool ends */
     struct answer *a = rig_run(&r, &q, 1);
     CHECK_EQ_INT(a->n_out, 1);
@@ -314,7 +314,7 @@ TEST(activation_may_be_the_end)
         q.sampling.stop_ids[0] = 200;
         CHECK_OK(engine_reserve(r.engine, &q));
         CHECK_EQ_INT(rig_next(&r).ev.kind, ENGINE_RESERVED);
-        CHECK_OK(engine_activate(r.engine, i, &first));
+        CHECK_OK(engine_activate(r.engine, i, &first, NULL, 0));
         struct rig_event e = rig_next(&r);
         CHECK_EQ_INT(e.ev.kind, ENGINE_TOKEN);
         CHECK_EQ_INT(e.ev.index, 0);

@@ -11,7 +11,8 @@ enum { TRIES = 6 };
 static void count(struct engine_speed *s, uint32_t n, uint64_t prompt_rows, uint64_t decode_rows,
                   double seconds)
 {
-    const struct engine_speed_step step = { prompt_rows, decode_rows, prompt_rows >= 128, seconds };
+    const struct engine_speed_step step = { prompt_rows, decode_rows, prompt_rows >= 128, 1,
+                                            seconds };
     for (uint32_t i = 0; i < n; i++) engine_speed_count(s, &step);
 }
 
@@ -47,6 +48,15 @@ TEST(steps_of_both_kinds_count_for_both)
     count(&s, 200, 200, 8, 0.05);
     CHECK_EQ_INT(engine_speed_prefill_per_s(&s), 4000);
     CHECK_EQ_INT(engine_speed_step_us(&s), 50000);
+}
+
+/* With drafts, a step of 30 ms that gives 3 tokens is as fast for a sequence as one of 10 ms. */
+TEST(steps_of_several_tokens_count_as_as_many)
+{
+    struct engine_speed s = { 0 };
+    const struct engine_speed_step step = { .decode_rows = 9, .tokens = 3, .seconds = 0.03 };
+    for (int i = 0; i < 100; i++) engine_speed_count(&s, &step);
+    CHECK_EQ_INT(engine_speed_step_us(&s), 10000);
 }
 
 /* Ten seconds of steps with the new speed, tenfold either way; of mixed work only those count. */
@@ -215,7 +225,7 @@ TEST(only_a_backlog_measures_short_prompts)
 
 TEST_MAIN(CASE(nothing_is_said_before_it_is_measured),
           CASE(steps_that_were_not_full_say_nothing_of_prompts),
-          CASE(steps_of_both_kinds_count_for_both),
+          CASE(steps_of_both_kinds_count_for_both), CASE(steps_of_several_tokens_count_as_as_many),
           CASE(a_change_of_speed_is_followed_within_ten_seconds_of_work),
           CASE(steps_that_differ_are_averaged), CASE(what_is_said_has_limits),
           CASE(a_step_is_filled_when_its_fixed_part_is_small), CASE(what_fills_a_step_has_limits),

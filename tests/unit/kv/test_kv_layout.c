@@ -58,6 +58,7 @@ TEST(wire_format_round_trips_and_is_fixed)
     l.n_kv_heads = l.model_kv_heads = 1;
     l.head_dim = 576;
     l.latent = 1;
+    l.n_draft_layers = 1;
     struct buf b = { 0 }, again = { 0 };
     kv_layout_encode(&l, &b);
     CHECK_EQ_INT(b.len, KV_LAYOUT_WIRE_BYTES);
@@ -67,12 +68,15 @@ TEST(wire_format_round_trips_and_is_fixed)
     CHECK_OK(kv_layout_decode(buf_str(&b), &back, &err));
     kv_layout_encode(&back, &again);
     CHECK(again.len == b.len && memcmp(again.data, b.data, b.len) == 0);
-    CHECK(back.latent == 1 && back.head_dim == 576 && back.n_blocks == 10 && back.tp_rank == 3 &&
+    CHECK(back.latent == 1 && back.n_draft_layers == 1 && back.head_dim == 576 &&
+          back.n_blocks == 10 && back.tp_rank == 3 &&
           back.model_fingerprint == l.model_fingerprint);
     CHECK_STATUS(kv_layout_decode(str_sub(buf_str(&b), 0, 40), &back, &err), ERR_FORMAT);
     /* the wire format before first_head */
     CHECK_STATUS(kv_layout_decode(str_sub(buf_str(&b), 0, 44), &back, &err), ERR_PEER_MISMATCH);
-    CHECK(strstr(err.text, "version 1 (44 bytes)") && strstr(err.text, "version 2 (52 bytes)"));
+    CHECK(strstr(err.text, "version 1 (44 bytes)") && strstr(err.text, "version 3 (56 bytes)"));
+    CHECK_STATUS(kv_layout_decode(str_sub(buf_str(&b), 0, 52), &back, &err), ERR_PEER_MISMATCH);
+    CHECK(strstr(err.text, "version 2 (52 bytes)"));
     b.data[40] = 2;
     CHECK_STATUS(kv_layout_decode(buf_str(&b), &back, &err), ERR_INVALID);
     CHECK_EQ_STR(err.field, "latent");
@@ -102,6 +106,7 @@ TEST(check_refuses_what_is_out_of_range)
     REFUSES(block_tokens, 0);
     REFUSES(block_tokens, 100000);
     REFUSES(n_layers, 0);
+    REFUSES(n_draft_layers, 2);
     REFUSES(n_kv_heads, 1u << 31);
     REFUSES(n_kv_heads, 4); /* of 3 */
     REFUSES(first_head, 1); /* 3 heads from the second of 3 */
@@ -114,6 +119,10 @@ TEST(check_refuses_what_is_out_of_range)
     REFUSES(n_blocks, 0);
     REFUSES(latent, 2);
     REFUSES(head_dim, 257);
+    l = sample();
+    l.n_layers = l.n_draft_layers = 1; /* and no other */
+    CHECK_STATUS(kv_layout_check(&l, &err), ERR_INVALID);
+    CHECK_EQ_STR(err.field, "n_layers");
     l = sample();
     l.latent = 1;
     CHECK_STATUS(kv_layout_check(&l, &err), ERR_INVALID);
@@ -240,6 +249,24 @@ TEST(heads_in_common)
     CHECK_EQ_INT(kv_layout_common_heads(&a, &b, &first), 0);
 }
 
+/* The draft layer is the last: what both have are the layers before it, or all. */
+TEST(a_draft_layer_need_not_be_at_both)
+{
+    struct kv_layout with = sample(), without = sample();
+    struct err err;
+    with.n_layers++;
+    with.n_draft_layers = 1;
+    CHECK_OK(kv_layout_check(&with, &err));
+    CHECK_OK(kv_layout_same_model(&with, &without, &err));
+    CHECK_OK(kv_layout_same_model(&without, &with, &err));
+    CHECK_EQ_INT(kv_layout_common_layers(&with, &without), 30);
+    CHECK_EQ_INT(kv_layout_common_layers(&without, &with), 30);
+    CHECK_EQ_INT(kv_layout_common_layers(&with, &with), 31);
+    with.n_draft_layers = 0; /* 31 layers of a model */
+    CHECK_STATUS(kv_layout_same_model(&with, &without, &err), ERR_PEER_MISMATCH);
+    CHECK_EQ_STR(err.field, "n_layers");
+}
+
 /* 2 heads on 8 ranks: each is on four. */
 TEST(ranks_that_hold_the_same_head)
 {
@@ -271,4 +298,5 @@ TEST_MAIN(CASE(sizes), CASE(pieces_tile_the_pool), CASE(segments_of_a_full_block
           CASE(wire_format_round_trips_and_is_fixed), CASE(check_refuses_what_is_out_of_range),
           CASE(int8_pieces_hold_values_then_scales), CASE(latents_have_one_part),
           CASE(difference_is_named_with_both_values), CASE(heads_in_common),
-          CASE(ranks_that_hold_the_same_head), CASE(f32_keeps_values_smaller_types_do_not))
+          CASE(a_draft_layer_need_not_be_at_both), CASE(ranks_that_hold_the_same_head),
+          CASE(f32_keeps_values_smaller_types_do_not))

@@ -36,7 +36,7 @@ TEST(wire_hello_round_trip)
     struct buf b = { 0 };
     struct err err = { 0 };
     kvt_hello_encode(&m, &b);
-    CHECK_EQ_INT(b.len, 76);
+    CHECK_EQ_INT(b.len, 80);
     CHECK_OK(kvt_hello_decode(buf_str(&b), &back, &err));
     CHECK(same_layout(&back.layout, &LAYOUT) && memcmp(back.node, m.node, 16) == 0 && back.lossy &&
           !back.checksum);
@@ -79,7 +79,7 @@ TEST(wire_answer_round_trip)
     b.data[6] = 0; /* no transports */
     CHECK_STATUS(kvt_answer_decode(buf_str(&b), &back, &err), ERR_FORMAT);
     b.data[6] = 2;
-    b.data[92] = 0; /* an empty name */
+    b.data[96] = 0; /* an empty name */
     CHECK_STATUS(kvt_answer_decode(buf_str(&b), &back, &err), ERR_FORMAT);
     buf_release(&b);
 }
@@ -182,6 +182,10 @@ TEST(wire_message_round_trip)
             .sums = { 1, 2, 3, UINT64_MAX },
         },
         { .kind = KVT_MSG_OPEN, .session = 4, .generation = 5, .bytes = KVT_OPEN_SUMS },
+        { .kind = KVT_MSG_OPEN,
+          .session = 4,
+          .generation = 5,
+          .bytes = KVT_OPEN_SUMS | KVT_OPEN_NO_DRAFT },
         { .kind = KVT_MSG_FINISH, .session = 4, .generation = 5, .bytes = 0 },
         { .kind = KVT_MSG_STOP, .session = 4, .generation = 5, .status = ERR_CHECKSUM },
         { .kind = KVT_MSG_BYE },
@@ -208,7 +212,7 @@ TEST(wire_message_refuses_fields_of_other_kinds)
     struct kvt_message bad[] = {
         { .kind = KVT_MSG_OPEN, .n = 1 },
         { .kind = KVT_MSG_OPEN, .layer = 1 },
-        { .kind = KVT_MSG_OPEN, .bytes = 2 },
+        { .kind = KVT_MSG_OPEN, .bytes = 4 },
         { .kind = KVT_MSG_OPEN, .status = ERR_BUSY },
         { .kind = KVT_MSG_DATA, .n = 1, .bytes = 0 },
         { .kind = KVT_MSG_DATA, .n = 0, .bytes = 1 },

@@ -17,17 +17,19 @@ def check_wire(protocol, moved, traffic):
         assert t['far'] < moved / 4 + SLACK, t                         # acknowledgements
 
 
-def equal(name, protocol, concurrency, args=(), env=None):
+def equal(name, protocol, concurrency, args=(), env=None, layers=1.0, then=lambda nodes: None):
+    """layers: that are moved, of those that the model has."""
     model, prompts, want, per_token = load(name)
     with split(model, protocol, args, env=env) as nodes:
         traffic = Traffic()
         answers = ask([n.port for n in nodes], prompts, concurrency)
-        moved = check(want, prompts, answers, per_token, protocol, BLOCK)
+        moved = check(want, prompts, answers, round(per_token * layers), protocol, BLOCK)
         assert moved > 0
         check_wire(protocol, moved, traffic)
         counted = metrics(nodes[0].port)
         sent = sum(v for k, v in counted.items() if k.startswith('baton_kv_transfer_bytes_total') and f'"{protocol}"' in k)
         assert sent >= moved, (sent, moved, {k: v for k, v in counted.items() if 'kv_transfer' in k})
+        then(nodes)
 
 
 def test_tiny_rdma():
@@ -52,6 +54,26 @@ def test_tiny_ucx_long():
 
 def test_tiny_tcp_long():
     equal('tiny_long', 'tcp', 8)
+
+
+def drafts(protocol):
+    """The draft layer's KV, that of a fourth layer, travels with the model's, and the decode node drafts with it."""
+    def drafted(nodes):
+        assert metrics(nodes[1].port)['baton_spec_decode_num_draft_tokens_total'] > 0
+    config = json.dumps(dict(method='mtp', num_speculative_tokens=2))
+    equal('pair_deepseek_v3', protocol, 2, [*SHORT_STEPS, '--speculative-config', config], layers=4 / 3, then=drafted)
+
+
+def test_drafts_rdma():
+    drafts('rdma')
+
+
+def test_drafts_ucx_long():
+    drafts('ucx')
+
+
+def test_drafts_tcp_long():
+    drafts('tcp')
 
 
 def test_smollm2_rdma_long():

@@ -1,0 +1,223 @@
+/* draft_config.c - see draft_config.h. Thread: any. */
+#include "shared/engine/draft/draft_config.h"
+
+#include <string.h>
+
+#include "shared/base/json/json.h"
+#include "shared/base/mem.h"
+
+enum { LOOKUP_MIN = 2, LOOKUP_MAX = 16 };
+
+/* What a method is called here and elsewhere. */
+struct method {
+    const char *name;
+    const struct drafter_ops *ops; /* NULL: without drafts, or refused */
+    uint32_t n_tokens;             /* default */
+    const char *refused;           /* why */
+    const char *note;              /* why it drafts nothing */
+};
+
+#define NO_HEADS                                                                                   \
+    "drafts by heads that were trained for the purpose, which are not built: ngram and suffix "    \
+    "need no weights"
+
+/* The first name of a drafter is its own. */
+static const struct method METHODS[] = {
+    { .name = "ngram", .ops = &drafter_ngram_ops, .n_tokens = DRAFT_TOKENS_MAX },
+    { .name = "ngram_match", .ops = &drafter_ngram_ops, .n_tokens = DRAFT_TOKENS_MAX },
+    { .name = "ngram_gpu", .ops = &drafter_ngram_ops, .n_tokens = DRAFT_TOKENS_MAX },
+    { .name = "suffix", .ops = &drafter_suffix_ops, .n_tokens = DRAFT_TOKENS_MAX },
+    { .name = "mtp", .ops = &drafter_mtp_ops, .n_tokens = 1 },
+    { .name = "deepseek_mtp", .ops = &drafter_mtp_ops, .n_tokens = 1 },
+    { .name = "ernie_mtp", .ops = &drafter_mtp_ops, .n_tokens = 1 },
+    { .name = "draft", .ops = &drafter_model_ops, .n_tokens = 4 },
+    { .name = "draft_model", .ops = &drafter_model_ops, .n_tokens = 4 },
+    { .name = "naive", .n_tokens = 1, .note = "it drafts nothing" },
+    { .name = "eagle", .refused = NO_HEADS },
+    { .name = "eagle3", .refused = NO_HEADS },
+    { .name = "medusa", .refused = NO_HEADS },
+    { .name = "mlp_speculator", .refused = NO_HEADS },
+};
+
+/* Members without effect, and why. */
+static const struct {
+    const char *name, *why;
+} IGNORED[] = {
+    { "disable_by_batch_size", "the number of drafts follows what they cost and yield" },
+    { "speculative_disable_by_batch_size",
+      "the number of drafts follows what they cost and yield" },
+    { "verify_strategy",
+      "a draft is accepted when it is the token that would be chosen without it" },
+    { "accept_policy", "a draft is accepted when it is the token that would be chosen without it" },
+    { "acceptance_method",
+      "a draft is accepted when it is the token that would be chosen without it" },
+    { "disable_padded_drafter_batch", "batches are not padded" },
+    { "enforce_eager", "--enforce-eager is for all steps" },
+    { "suffix_decoding_max_tree_depth", "there is no tree: the positions of an index are counted" },
+    { "suffix_decoding_max_cached_requests", "a request is drafted from its own tokens" },
+    { "suffix_decoding_max_spec_factor", "num_speculative_tokens bounds drafts" },
+    { "suffix_decoding_min_token_prob", "a draft needs a fifth of the votes" },
+};
+
+static const char *const KNOWN[] = {
+    "method",
+    "num_speculative_tokens",
+    "model",
+    "prompt_lookup_max",
+    "prompt_lookup_min",
+    "max_ngram_size",
+    "min_ngram_size",
+    "adaptive",
+};
+
+/* ---- methods ---- */
+
+void drafter_observe_nothing(struct drafter *d, const struct batch *b,
+                             const struct token_logprobs *chosen)
+{
+    (void)d, (void)b, (void)chosen;
+}
+
+const struct drafter_ops *drafter_at(uint32_t i)
+{
+    for (size_t k = 0; k < COUNT_OF(METHODS); k++)
+        if (METHODS[k].ops && strcmp(METHODS[k].name, METHODS[k].ops->name) == 0 && i-- == 0)
+            return METHODS[k].ops;
+    return NULL;
+}
+
+static enum status unknown_method(const char *name, struct err *err)
+{
+    struct buf all = { 0 };
+    for (uint32_t i = 0; drafter_at(i); i++)
+        buf_printf(&all, "%s%s", i ? ", " : "", drafter_at(i)->name);
+    enum status st = err_field(err, ERR_CONFIG, "method", "method '%.40s' is not known; %s are",
+                               name, all.data);
+    buf_release(&all);
+    return st;
+}
+
+static enum status read_method(const cJSON *doc, const struct method **out, struct err *err)
+{
+    const char *name = NULL;
+    TRY(json_get_str(doc, "method", &name, err));
+    if (!name)
+        return err_field(err, ERR_CONFIG, "method",
+                         "method is missing; \"ngram\" needs no weights");
+    for (size_t i = 0; i < COUNT_OF(METHODS); i++) {
+        if (strcmp(METHODS[i].name, name) != 0) continue;
+        *out = &METHODS[i];
+        if (!METHODS[i].refused) return OK;
+        return err_field(err, ERR_CONFIG, "method", "method '%s' %s", name, METHODS[i].refused);
+    }
+    return unknown_method(name, err);
+}
+
+/* ---- members ---- */
+
+static bool is_known(const char *name)
+{
+    for (size_t i = 0; i < COUNT_OF(KNOWN); i++)
+        if (strcmp(KNOWN[i], name) == 0) return true;
+    return false;
+}
+
+static bool is_ignored(const char *name, struct buf *notes)
+{
+    for (size_t i = 0; i < COUNT_OF(IGNORED); i++) {
+        if (strcmp(IGNORED[i].name, name) != 0) continue;
+        buf_printf(notes, "note: --speculative-config %s has no effect: %s\n", name,
+                   IGNORED[i].why);
+        return true;
+    }
+    return false;
+}
+
+static enum status check_members(const cJSON *doc, struct buf *notes, struct err *err)
+{
+    const cJSON *m;
+    cJSON_ArrayForEach (m, doc) {
+        if (is_known(m->string) || is_ignored(m->string, notes)) continue;
+        struct buf all = { 0 };
+        for (size_t i = 0; i < COUNT_OF(KNOWN); i++)
+            buf_printf(&all, "%s%s", i ? ", " : "", KNOWN[i]);
+        enum status st = err_field(err, ERR_CONFIG, m->string,
+                                   "there is no member '%.64s'; its members are %s", m->string,
+                                   all.data);
+        buf_release(&all);
+        return st;
+    }
+    return OK;
+}
+
+/* A member by either of its names. */
+static enum status read_number(const cJSON *doc, const char *name, const char *other, int64_t most,
+                               int64_t *out, struct err *err)
+{
+    TRY(json_get_i64(doc, name, 1, most, out, err));
+    return other ? json_get_i64(doc, other, 1, most, out, err) : OK;
+}
+
+static enum status read_lookup(const cJSON *doc, struct draft_config *c, struct err *err)
+{
+    int64_t least = 0, most = 0;
+    TRY(read_number(doc, "prompt_lookup_min", "min_ngram_size", DRAFT_LOOKUP_MAX, &least, err));
+    TRY(read_number(doc, "prompt_lookup_max", "max_ngram_size", DRAFT_LOOKUP_MAX, &most, err));
+    if (least == 0) least = most > 0 && most < LOOKUP_MIN ? most : LOOKUP_MIN;
+    if (most == 0) most = least > LOOKUP_MAX ? least : LOOKUP_MAX;
+    if (least > most)
+        return err_field(err, ERR_CONFIG, "prompt_lookup_min",
+                         "prompt_lookup_min is %d, but must be at most prompt_lookup_max, %d",
+                         (int)least, (int)most);
+    c->lookup_min = (uint32_t)least;
+    c->lookup_max = (uint32_t)most;
+    return OK;
+}
+
+static enum status read_model(const cJSON *doc, struct draft_config *c, struct err *err)
+{
+    const char *model = "";
+    TRY(json_get_str(doc, "model", &model, err));
+    if (strlen(model) >= DRAFT_MODEL_MAX)
+        return err_field(err, ERR_CONFIG, "model", "model is a path of over %d characters",
+                         DRAFT_MODEL_MAX - 1);
+    memcpy(c->model, model, strlen(model) + 1);
+    return OK;
+}
+
+static enum status read_members(const cJSON *doc, struct draft_config *c, struct buf *notes,
+                                struct err *err)
+{
+    const struct method *m = NULL;
+    int64_t n_tokens = 0;
+    if (!cJSON_IsObject(doc))
+        return err_set(err, ERR_CONFIG, "it is not a JSON object, such as {\"method\": \"ngram\"}");
+    TRY(check_members(doc, notes, err));
+    TRY(read_method(doc, &m, err));
+    TRY(json_get_i64(doc, "num_speculative_tokens", 1, DRAFT_TOKENS_MAX, &n_tokens, err));
+    if (m->note)
+        buf_printf(notes, "note: --speculative-config method %s has no effect: %s\n", m->name,
+                   m->note);
+    c->ops = m->ops;
+    c->n_tokens = n_tokens ? (uint32_t)n_tokens : m->n_tokens;
+    TRY(read_model(doc, c, err));
+    bool adaptive = true;
+    TRY(json_get_bool(doc, "adaptive", &adaptive, err));
+    c->verify_all = !adaptive;
+    if (c->ops == &drafter_model_ops && !c->model[0])
+        return err_field(err, ERR_CONFIG, "model",
+                         "method draft needs \"model\": a small model of the same vocabulary");
+    return read_lookup(doc, c, err);
+}
+
+enum status draft_config_parse(struct str text, struct draft_config *out, struct buf *notes,
+                               struct err *err)
+{
+    struct draft_config c = { 0 };
+    cJSON *doc = NULL;
+    enum status st = json_parse(text, true, &doc, err);
+    if (st == OK) st = read_members(doc, &c, notes, err);
+    if (st == OK) *out = c;
+    cJSON_Delete(doc);
+    return st;
+}

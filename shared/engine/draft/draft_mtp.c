@@ -1,0 +1,446 @@
+/* draft_mtp.c - drafts of the model's own draft layer (multi-token prediction; struct model_draft).
+ *
+ *     a step computes  positions t, t + 1 .. of a sequence, and chooses the tokens behind them
+ *     pass 1           the same positions, with the token behind each: the layer's KV, and from the
+ *                      last position the first draft
+ *     pass 2, 3 ..     one position more, with the last draft as token and what the layer made of
+ *                      the position before as hidden state: the next draft
+ *
+ * Pass 1 follows every step, of prompts too, so that the layer's KV is as complete as the model's;
+ * the others only write positions that the next step writes again. All ranks of a group make as
+ * many passes, some without rows; those of a node are told of each by their leader. LIMIT: the KV
+ * of a block's last position belongs to the token that followed when the block was computed: a
+ * sequence that found the block in the prefix cache may go on otherwise there. Its drafts can be a
+ * little worse. Thread: engine. */
+#include "kernels/host_math.h"
+#include "shared/base/arith.h"
+#include "shared/base/assert.h"
+#include "shared/base/clock.h"
+#include "shared/base/mem.h"
+#include "shared/engine/engine_state.h"
+
+/* Positions of a sequence that a step has computed, and what is known behind them. */
+struct mtp_part {
+    struct seq *s;
+    uint32_t begin, n;   /* positions; their tokens are in s->tokens, but the one behind the last */
+    uint32_t row;        /* of the step: of the first position */
+    int32_t last;        /* token behind the last position */
+    const float *hidden; /* of that position, from elsewhere; NULL: of the row */
+    uint32_t n_tokens;   /* of the sequence, once it has the step's tokens */
+    uint32_t n_wanted;   /* drafts */
+    bool ends;           /* with one of these tokens */
+};
+
+struct mtp_drafter {
+    struct drafter base;
+    struct engine *e;
+    struct mtp_part *parts; /* [max_seqs] of a step */
+    uint32_t n_parts;
+    /* Of a pass, of at most max_rows rows. */
+    uint32_t max_rows, n_rows, n_seqs, n_hidden, n_logits;
+    int32_t *ids, *pos, *logit_rows;       /* [max_rows], [.], [max_seqs] */
+    struct attn_seq *attn;                 /* [2 max_seqs] */
+    struct model_hidden_rows *hidden;      /* [max_seqs] */
+    struct step_plan_announced *announced; /* [max_seqs] */
+    uint32_t n_announced;
+    struct mtp_part **of_logits;            /* [max_seqs] whose draft a row of logits chooses */
+    struct sample_request *sample_requests; /* [max_seqs] */
+    struct token_logprobs *chosen;          /* [max_seqs] */
+};
+
+struct mtp_seq {
+    struct draft_seq base;
+    uint32_t n_tokens; /* behind which the drafts are */
+    uint32_t n;
+    int32_t drafts[DRAFT_TOKENS_MAX];
+};
+
+/* ---- life ---- */
+
+static struct mtp_drafter *drafter_of(struct drafter *base) { return (struct mtp_drafter *)base; }
+
+static struct mtp_seq *seq_of(const struct seq *s) { return (struct mtp_seq *)s->draft; }
+
+static void free_drafter(struct drafter *base)
+{
+    struct mtp_drafter *d = drafter_of(base);
+    mem_free(d->parts);
+    mem_free(d->ids);
+    mem_free(d->pos);
+    mem_free(d->logit_rows);
+    mem_free(d->attn);
+    mem_free(d->hidden);
+    mem_free(d->announced);
+    mem_free(d->of_logits);
+    mem_free(d->sample_requests);
+    mem_free(d->chosen);
+    mem_free(d);
+}
+
+static enum status create(const struct draft_config *c, struct engine *e, struct drafter **out,
+                          struct err *err)
+{
+    ASSERT(e != NULL);
+    const struct model *m = e->opt.model;
+    const size_t n = e->opt.max_seqs;
+    if (m->max_draft_rows == 0)
+        return err_field(err, ERR_CONFIG, "method", "the model was loaded without its draft layer");
+    struct mtp_drafter *d = MEM_NEW(struct mtp_drafter);
+    *d = (struct mtp_drafter){ .base = { *c }, .e = e, .max_rows = m->max_draft_rows };
+    d->parts = MEM_ARRAY(struct mtp_part, n);
+    d->ids = MEM_ARRAY(int32_t, d->max_rows);
+    d->pos = MEM_ARRAY(int32_t, d->max_rows);
+    d->logit_rows = MEM_ARRAY(int32_t, n);
+    d->attn = MEM_ARRAY(struct attn_seq, 2 * n);
+    d->hidden = MEM_ARRAY(struct model_hidden_rows, n);
+    d->announced = MEM_ARRAY(struct step_plan_announced, n);
+    d->of_logits = MEM_ARRAY(struct mtp_part *, n);
+    d->sample_requests = MEM_ARRAY(struct sample_request, n);
+    d->chosen = MEM_ARRAY(struct token_logprobs, n);
+    *out = &d->base;
+    return OK;
+}
+
+static struct draft_seq *begin(struct drafter *d, uint32_t n_tokens_max)
+{
+    struct mtp_seq *s = mem_try_calloc(1, sizeof *s);
+    (void)d;
+    if (s) s->base.n_tokens_max = n_tokens_max;
+    return s ? &s->base : NULL;
+}
+
+static void end(struct drafter *d, struct draft_seq *s)
+{
+    (void)d;
+    mem_free(s);
+}
+
+/* ---- what a step has computed ---- */
+
+/* The part of a chunk whose rows of logits [n] chose `chosen`; n 0: it chose nothing. */
+static struct mtp_part part_of(const struct engine *e, const struct batch_chunk *c, uint32_t row,
+                               const struct token_logprobs *chosen, uint32_t n)
+{
+    struct seq *s = c->seq;
+    struct mtp_part p = { .s = s, .begin = c->begin, .row = row, .n_tokens = s->n_tokens };
+    if (n == 0) { /* a piece of a prompt; behind the end of all tokens there is nothing */
+        const uint32_t end = c->end < s->n_tokens ? c->end : s->n_tokens - 1;
+        p.n = end - c->begin;
+        p.last = s->tokens[end];
+        return p;
+    }
+    const uint32_t n_right = engine_draft_n_right(s, chosen, n - 1);
+    p.n = c->end - c->begin - (n - 1) + n_right;
+    p.last = chosen[n_right].id;
+    p.n_tokens = s->n_tokens + n_right + 1;
+    p.n_wanted = c->n_wanted;
+    for (uint32_t i = 0; i <= n_right; i++)
+        p.ends |= engine_ends_with(e, s, chosen[i].id, s->n_tokens + i + 1);
+    const uint32_t left = s->n_tokens_max - p.n_tokens, room = left > 0 ? left - 1 : 0;
+    if (p.ends) p.n_wanted = 0;
+    if (p.n_wanted > room) p.n_wanted = room;
+    return p;
+}
+
+/* Rows of logits from *at on that choose tokens of s. Skips those of sequences that ended
+ * meanwhile, and those that only score prompt tokens. */
+static uint32_t choices_of(const struct batch *b, const struct seq *s, uint32_t *at)
+{
+    uint32_t n = 0;
+    while (*at < b->n_logits && !b->logits[*at].seq) ++*at;
+    while (*at < b->n_logits && b->logits[*at].seq == s && !b->logits[*at].sample) ++*at;
+    while (*at + n < b->n_logits && b->logits[*at + n].seq == s && b->logits[*at + n].sample) n++;
+    return n;
+}
+
+static void list_parts(struct mtp_drafter *d, const struct batch *b,
+                       const struct token_logprobs *chosen)
+{
+    uint32_t at = 0, row = 0;
+    d->n_parts = 0;
+    for (uint32_t i = 0; i < b->n_chunks; i++) {
+        const struct batch_chunk *c = &b->chunks[i];
+        const uint32_t first_row = row;
+        row += c->end - c->begin;
+        if (!c->seq) continue;
+        const uint32_t n = choices_of(b, c->seq, &at);
+        const struct mtp_part p = part_of(d->e, c, first_row, chosen + at, n);
+        at += n;
+        if (p.n > 0) d->parts[d->n_parts++] = p;
+    }
+}
+
+/* ---- a pass ---- */
+
+static void clear_pass(struct mtp_drafter *d)
+{
+    d->n_rows = d->n_seqs = d->n_hidden = d->n_announced = d->n_logits = 0;
+}
+
+/* Rows of positions [begin, begin + n), whose ids are set. Prompt and generated tokens take the
+ * path of attention that they take in the model. */
+static void add_rows(struct mtp_drafter *d, const struct seq *s, uint32_t first, uint32_t n,
+                     struct model_hidden_rows hidden)
+{
+    for (uint32_t begin = first, left = n, some; left > 0; begin += some, left -= some) {
+        const bool generated = begin >= s->n_prompt;
+        some = !generated && begin + left > s->n_prompt ? s->n_prompt - begin : left;
+        d->attn[d->n_seqs++] = (struct attn_seq){
+            .q_begin = (int32_t)(d->n_rows + begin - first),
+            .n_q = (int32_t)some,
+            .pos_begin = (int32_t)begin,
+            .block_table = s->blocks,
+            .is_decode = generated,
+        };
+    }
+    for (uint32_t i = 0; i < n; i++) d->pos[d->n_rows + i] = (int32_t)(first + i);
+    d->hidden[d->n_hidden++] = hidden;
+    d->n_rows += n;
+}
+
+/* The last row added chooses a draft of p. */
+static void want_logits(struct mtp_drafter *d, struct mtp_part *p)
+{
+    static const struct sampling_params GREEDY = {
+        .top_p = 1, .repetition_penalty = 1, .max_tokens = 1, .n_logprobs = -1
+    };
+    const uint32_t i = d->n_logits++;
+    d->of_logits[i] = p;
+    d->logit_rows[i] = (int32_t)d->n_rows - 1;
+    d->sample_requests[i] = (struct sample_request){
+        .params = &GREEDY, .tokens = p->s->tokens, .n_tokens = 1, .n_prompt = 1, .score = -1
+    };
+}
+
+static struct model_draft pass_of(const struct mtp_drafter *d, bool chained)
+{
+    const struct engine *e = d->e;
+    return (struct model_draft){
+        .batch = { .n_rows = (int32_t)d->n_rows,
+                   .ids = d->ids,
+                   .pos = d->pos,
+                   .seqs = d->attn,
+                   .n_seqs = (int32_t)d->n_seqs,
+                   .logit_rows = d->logit_rows,
+                   .n_logits = (int32_t)d->n_logits,
+                   .logits = e->logits,
+                   /* a node's ranks are sent what the host has chosen */
+                   .sample_requests = engine_is_node(e) ? NULL : d->sample_requests,
+                   .parity = e->parity,
+                   .kv = e->kv.ptr,
+                   .n_blocks = e->layout.n_blocks,
+                   .block_tokens = e->opt.block_tokens,
+                   .eager = true,
+                   .group_rows = engine_draft_pass_rows(e), },
+        .hidden = d->hidden,
+        .n_hidden = d->n_hidden,
+        .chained = chained,
+    };
+}
+
+static void choose_on_host(struct mtp_drafter *d)
+{
+    struct engine *e = d->e;
+    struct kernel_ctx *host = kernel_host(e->opt.model->kernels);
+    for (uint32_t i = 0; i < d->n_logits; i++) {
+        const float *logits = e->logits + (size_t)i * e->limits.n_vocab;
+        const int32_t id = host_argmax(host, logits, e->limits.n_vocab);
+        d->chosen[i].id = id < 0 ? 0 : id;
+    }
+}
+
+/* Peers get the layer's KV of prompts as that of any layer. */
+static void announce(const struct mtp_drafter *d)
+{
+    const struct engine *e = d->e;
+    const uint64_t event = d->n_announced > 0 ? device_record_event(e->device) : 0;
+    for (uint32_t i = 0; i < d->n_announced; i++) {
+        const struct step_plan_announced *a = &d->announced[i];
+        e->opt.on_kv_ready(e->opt.arg, a->id, e->layout.n_layers - 1, a->begin, a->end,
+                           d->attn[a->table].block_table, event);
+    }
+}
+
+/* Computes the rows, and appends the drafts that they choose. False: a rank was lost meanwhile. */
+static bool run_pass(struct mtp_drafter *d, bool chained)
+{
+    struct engine *e = d->e;
+    struct model *m = e->opt.model;
+    const struct model_draft pass = pass_of(d, chained);
+    if (engine_is_node(e) && !engine_lead_pass(e, &pass, d->announced, d->n_announced))
+        return false;
+    if (model_submit_draft(m, &pass)) model_fetch(m, e->parity, d->chosen, d->n_logits);
+    else choose_on_host(d);
+    if (engine_is_node(e) && !engine_node_settle(e, d->n_rows)) return false;
+    if (m->exchange_fault.code != OK) return false;
+    for (uint32_t i = 0; i < d->n_logits; i++) {
+        struct mtp_seq *s = seq_of(d->of_logits[i]->s);
+        s->drafts[s->n++] = d->chosen[i].id;
+    }
+    announce(d);
+    return true;
+}
+
+/* ---- after a step ---- */
+
+/* Adds as many positions of the part from `done` on as there is room for, and returns how many. */
+static uint32_t add_part(struct mtp_drafter *d, struct mtp_part *p, uint32_t done)
+{
+    const struct seq *s = p->s;
+    const uint32_t room = d->max_rows - d->n_rows, left = p->n - done,
+                   n = left < room ? left : room, first = p->begin + done;
+    if (s->prefill_only && d->e->opt.on_kv_ready)
+        d->announced[d->n_announced++] = (struct step_plan_announced){
+            .id = s->id, .told = first, .begin = first, .end = first + n, .table = d->n_seqs
+        };
+    for (uint32_t i = 0; i < n; i++)
+        d->ids[d->n_rows + i] = done + i + 1 < p->n ? s->tokens[first + i + 1] : p->last;
+    add_rows(d, s, first, n,
+             (struct model_hidden_rows){ .first = p->row + done, .n = n, .host = p->hidden });
+    if (n == left && p->n_wanted > 0) want_logits(d, p);
+    return n;
+}
+
+/* Passes 2, 3 .. of the sequences that the last pass has drafted a token of. Positions need blocks,
+ * which the next step needs as well; nobody is preempted for them. */
+static bool chain(struct mtp_drafter *d)
+{
+    const bool with_others = d->e->draft.group_rows > 0;
+    for (uint32_t i = 1; i < d->e->draft.n_passes && (d->n_logits > 0 || with_others); i++) {
+        const uint32_t n = d->n_logits;
+        clear_pass(d);
+        for (uint32_t k = 0; k < n; k++) {
+            struct mtp_part *p = d->of_logits[k];
+            const uint32_t pos = p->begin + p->n - 1 + i;
+            const struct model_hidden_rows hidden = { .first = (uint32_t)d->logit_rows[k], .n = 1 };
+            if (p->n_wanted <= i || !engine_draft_has_block(d->e, p->s, pos)) continue;
+            d->ids[d->n_rows] = seq_of(p->s)->drafts[i - 1];
+            add_rows(d, p->s, pos, 1, hidden);
+            want_logits(d, p);
+        }
+        if ((d->n_rows > 0 || with_others) && !run_pass(d, true)) return false;
+    }
+    return true;
+}
+
+/* How often pass 1 is made at least: as often as the rank with the most rows has to. */
+static uint32_t n_first_passes(const struct mtp_drafter *d)
+{
+    const struct engine *e = d->e;
+    const size_t rows = (size_t)e->draft.group_rows * e->opt.model->share.tp_size;
+    return (uint32_t)div_up(rows, MODEL_DRAFT_ROWS_MAX);
+}
+
+static bool run_passes(struct mtp_drafter *d)
+{
+    uint32_t n_passes = n_first_passes(d), done = 0;
+    for (uint32_t i = 0; i < d->n_parts || n_passes > 0;) {
+        clear_pass(d);
+        while (i < d->n_parts && d->n_rows < d->max_rows) {
+            done += add_part(d, &d->parts[i], done);
+            if (done < d->parts[i].n) break;
+            i++;
+            done = 0;
+        }
+        if (!run_pass(d, false) || !chain(d)) return false;
+        if (n_passes > 0) n_passes--;
+    }
+    return true;
+}
+
+/* Returns how many drafts are wanted. */
+static uint32_t begin_drafts(struct mtp_drafter *d)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < d->n_parts; i++) {
+        struct mtp_part *p = &d->parts[i];
+        struct mtp_seq *of;
+        if (!p->s->draft) p->s->draft = begin(&d->base, p->s->n_tokens_max);
+        if ((of = seq_of(p->s))) of->n_tokens = p->n_tokens;
+        if (of) of->n = 0;
+        else p->n_wanted = 0;
+        if (p->n_wanted > d->e->draft.n_passes) p->n_wanted = d->e->draft.n_passes;
+        n += p->n_wanted;
+    }
+    return n;
+}
+
+/* A peer that goes on with a prompt begins with the hidden state of its last token. */
+static void keep_hidden(const struct mtp_drafter *d)
+{
+    struct model *m = d->e->opt.model;
+    for (uint32_t i = 0; i < d->n_parts; i++) {
+        const struct mtp_part *p = &d->parts[i];
+        if (!p->s->prefill_only || p->n_tokens == p->s->n_tokens) continue;
+        p->s->hidden = mem_try_calloc(m->config.hidden, sizeof *p->s->hidden);
+        if (p->s->hidden) model_get_hidden(m, p->row + p->n - 1, p->s->hidden);
+    }
+}
+
+static void observe(struct drafter *base, const struct batch *b,
+                    const struct token_logprobs *chosen)
+{
+    struct mtp_drafter *d = drafter_of(base);
+    const uint64_t t0 = clock_ns();
+    list_parts(d, b, chosen);
+    const uint32_t n_drafts = begin_drafts(d);
+    keep_hidden(d);
+    if (!run_passes(d)) /* what was drafted means nothing */
+        for (uint32_t i = 0; i < d->n_parts; i++)
+            if (seq_of(d->parts[i].s)) seq_of(d->parts[i].s)->n = 0;
+    draft_control_count_drafting(&d->e->draft.control, n_drafts, (double)(clock_ns() - t0) * 1e-9);
+}
+
+/* ---- before a step ---- */
+
+/* Sequences that came with the hidden state of their last computed token: no step here has computed
+ * it, and what the layer drafts behind it. LIMIT: not where ranks make their passes together: those
+ * draft from the first step on. */
+static void draft_first(struct mtp_drafter *d, const struct draft_request *requests, uint32_t n)
+{
+    struct engine *e = d->e;
+    d->n_parts = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        struct seq *s = requests[i].of;
+        if (!s->hidden || s->hidden_at + 2 != s->n_tokens) continue;
+        struct mtp_part p = { .s = s,
+                              .begin = s->hidden_at,
+                              .n = 1,
+                              .last = s->tokens[s->n_tokens - 1],
+                              .hidden = s->hidden,
+                              .n_tokens = s->n_tokens };
+        engine_draft_want(e, &s, &s->n_tokens, 1, &p.n_wanted);
+        if (p.n_wanted > e->draft.n_passes) e->draft.n_passes = p.n_wanted;
+        d->parts[d->n_parts++] = p;
+    }
+    if (d->n_parts == 0 || engine_is_node(e) || engine_is_grouped(e)) return;
+    e->draft.group_rows = 0;
+    begin_drafts(d);
+    (void)run_passes(d); /* alone */
+}
+
+static void propose(struct drafter *base, struct draft_request *requests, uint32_t n)
+{
+    draft_first(drafter_of(base), requests, n);
+    for (uint32_t i = 0; i < n; i++) {
+        struct draft_request *r = &requests[i];
+        const struct mtp_seq *s = seq_of(r->of);
+        mem_free(r->of->hidden);
+        r->of->hidden = NULL;
+        r->n = r->level = 0;
+        if (s->n_tokens != r->n_tokens) continue; /* of a step that was given up */
+        for (; r->n < s->n && r->n < r->n_max; r->n++) r->drafts[r->n] = s->drafts[r->n];
+    }
+}
+
+const struct drafter_ops drafter_mtp_ops = {
+    .name = "mtp",
+    .observes = true,
+    .chooses = true,
+    .create = create,
+    .free = free_drafter,
+    .begin = begin,
+    .observe = observe,
+    .propose = propose,
+    .end = end,
+};
