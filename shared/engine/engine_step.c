@@ -344,8 +344,7 @@ static void sample(struct engine *e, const struct batch *b)
 static void publish_blocks(struct engine *e, const struct batch *b)
 {
     for (uint32_t i = 0; i < b->n_chunks; i++)
-        if (b->chunks[i].seq)
-            seq_publish_blocks(b->chunks[i].seq, e->pool, e->opt.block_tokens, b->chunks[i].end);
+        if (b->chunks[i].seq) engine_publish(e, b->chunks[i].seq, b->chunks[i].end);
 }
 
 /* Keeps only chunks of sequences that sample no token (echo with max_tokens 0), which end with
