@@ -19,7 +19,8 @@ struct node_event {
         struct engine_event engine;
         struct kvt_event kvt;
     } u;
-    int32_t *blocks; /* owned copy of engine.blocks */
+    int32_t *blocks;      /* owned copy of engine.blocks */
+    struct hash128 *keys; /* likewise */
 };
 
 static void drain_events(void *arg);
@@ -40,15 +41,17 @@ static void post_event(struct node *n, const struct node_event *ev)
         struct timespec pause = { 0, 200 * 1000 };
         nanosleep(&pause, NULL);
     }
-    if (st != OK) mem_free(ev->blocks); /* closed: the node is stopping */
+    if (st == OK) return;
+    mem_free(ev->blocks); /* closed: the node is stopping */
+    mem_free(ev->keys);
 }
 
 void node_events_of_engine(void *arg, const struct engine_event *e)
 {
     struct node_event ev = { .from = FROM_ENGINE };
     ev.u.engine = *e;
-    if (e->kind == ENGINE_RESERVED && e->n_blocks)
-        ev.blocks = mem_dup(e->blocks, e->n_blocks * sizeof *e->blocks);
+    if (e->blocks && e->n_blocks) ev.blocks = mem_dup(e->blocks, e->n_blocks * sizeof *e->blocks);
+    if (e->keys && e->n_blocks) ev.keys = mem_dup(e->keys, e->n_blocks * sizeof *e->keys);
     post_event(arg, &ev);
 }
 
@@ -80,8 +83,11 @@ static void dispatch_to_followers(struct node *n, const struct node_event *ev)
 static void dispatch(struct node *n, struct node_event *ev)
 {
     if (ev->from == FROM_ENGINE) {
+        const bool fetches = ev->u.engine.kind == ENGINE_FETCH ||
+                             ev->u.engine.kind == ENGINE_FETCH_OFF;
         ev->u.engine.blocks = ev->blocks;
-        if (ev->u.engine.id & DECODE_IDS) decode_on_engine(n->decode, &ev->u.engine);
+        ev->u.engine.keys = ev->keys;
+        if (fetches || (ev->u.engine.id & DECODE_IDS)) decode_on_engine(n->decode, &ev->u.engine);
         else prefill_on_engine(n->prefill, &ev->u.engine);
         return;
     }
@@ -99,6 +105,7 @@ static void drain_events(void *arg)
         if (n->decode && n->prefill) dispatch(n, &ev);
         else if (n->ranks.decode) dispatch_to_followers(n, &ev);
         mem_free(ev.blocks);
+        mem_free(ev.keys);
         i++;
     }
     if (n->decode) decode_flush(n->decode);
@@ -115,6 +122,9 @@ void node_events_free(struct node *n)
 {
     struct node_event ev;
     mailbox_close(n->events);
-    while (mailbox_take(n->events, &ev)) mem_free(ev.blocks);
+    while (mailbox_take(n->events, &ev)) {
+        mem_free(ev.blocks);
+        mem_free(ev.keys);
+    }
     mailbox_free(n->events);
 }
