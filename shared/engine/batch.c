@@ -58,7 +58,7 @@ static void preempt(struct engine *e, struct seq *s)
     ASSERT(s->n_future == 0); /* may_launch_ahead: false when blocks may run out */
     log_debug("sequence preempted", "request=%016llx tokens=%u blocks=%u",
               (unsigned long long)s->request, s->n_tokens, s->n_blocks);
-    if (s->state == SEQ_RUNNING) engine_swap_out(e, s);
+    if (s->state == SEQ_RUNNING && !s->load) engine_swap_out(e, s);
     engine_unlist(e, s);
     engine_stop_load(e, s);
     seq_drop_blocks(s, e->pool);
@@ -207,6 +207,7 @@ static uint32_t add_chunk(struct batch *b, struct seq *s, uint32_t n)
     if (end == begin) return 0;
     add_seqs(b, s, begin, end, first_row);
     b->chunks[b->n_chunks++] = (struct batch_chunk){ .seq = s, .begin = begin, .end = end };
+    b->streams |= s->stream.runs;
     return end - begin;
 }
 
@@ -336,11 +337,12 @@ bool batch_next_needs_completion(struct engine *e)
     return s->prefill_only && seq_fits(s, e->pool, e->opt.block_tokens, blocks_to_start(e, s));
 }
 
-/* Sequences whose load is over. */
+/* Sequences whose load is over, or soon. */
 static void run_loaded(struct engine *e)
 {
     LIST_FOREACH (s, &e->loading, struct seq, node)
-        if (is_loaded(s) && !(s->prefill_only && engine_has_inflight(e))) start_loaded(e, s);
+        if (engine_stream(e, s)) run(e, s);
+        else if (is_loaded(s) && !(s->prefill_only && engine_has_inflight(e))) start_loaded(e, s);
 }
 
 static void wait_for_load(struct engine *e, struct seq *s)
@@ -361,7 +363,7 @@ static struct seq *admit(struct engine *e)
     if (s->prefill_only && engine_has_inflight(e)) return NULL;
     if (engine_tiers_are_bringing(e, s)) return NULL;
     if (seq_take_blocks(s, e->pool, e->opt.block_tokens, blocks_to_start(e, s)) != OK) return NULL;
-    if (engine_load(e, s)) wait_for_load(e, s);
+    if (engine_load(e, s) && !engine_stream(e, s)) wait_for_load(e, s);
     else run(e, s);
     return s;
 }
@@ -382,7 +384,7 @@ void batch_build(struct engine *e)
 {
     struct batch *b = engine_batch(e);
     b->n_rows = b->n_chunks = b->n_seqs = b->n_logits = 0;
-    b->preempted = false;
+    b->preempted = b->streams = false;
     run_loaded(e);
     choose_decodes(e);
     add_decodes(e);

@@ -318,6 +318,25 @@ void engine_publish(struct engine *e, struct seq *s, uint32_t n_complete);
 /* Waits shortly for blocks that are held only to be copied to a tier. True: some came back. */
 bool engine_settle_copies(struct engine *e);
 
+/* Seconds in which a block of a prompt is computed; 0: not measured yet. */
+double engine_block_seconds(const struct engine *e);
+
+/* Where the sequence's cached tokens came from, for its trace. */
+void engine_note_load(const struct engine *e, struct seq *s, const struct kv_load *l);
+
+/* engine_stream.c */
+/* May the sequence's blocks come layer by layer? */
+bool engine_may_stream(const struct engine *e, const struct seq *s);
+/* May a sequence that loads start now, since the rest comes in time? Then its blocks count as
+ * computed. */
+bool engine_stream(struct engine *e, struct seq *s);
+/* Its load is over. */
+void engine_end_stream_load(struct engine *e, struct seq *s);
+/* Before the attention of a layer: waits for what the step's sequences read of it. */
+void engine_await_layer(struct engine *e, uint32_t layer);
+/* The step was submitted: takes those whose layers did not come out of it. */
+void engine_end_streams(struct engine *e);
+
 /* engine_peers.c */
 void engine_peers_init(struct engine *e);
 /* Fetches blocks from the sequence's peer, those after the first n_before that caches have or

@@ -80,6 +80,7 @@ static void on_layer(void *arg, uint32_t layer)
 {
     struct engine *e = arg;
     const struct batch *b = engine_batch(e);
+    if (b->streams) engine_await_layer(e, layer);
     uint64_t event = b->n_rows > b->n_chunks ? device_record_event(e->device) : 0;
     if (!event) count_layer(e);
     /* completion notices a failed device */
@@ -154,7 +155,7 @@ static bool submit(struct engine *e, uint32_t group_rows)
         .n_blocks = e->layout.n_blocks,
         .on_layer = on_layer,
         .on_layer_arg = e,
-        .eager = (e->opt.on_kv_ready && has_prefill_only(b)) || e->node.is_eager,
+        .eager = (e->opt.on_kv_ready && has_prefill_only(b)) || b->streams || e->node.is_eager,
         .group_rows = group_rows,
     };
     fill_sample_requests(e);
@@ -208,7 +209,7 @@ static void count_future(struct engine *e)
 {
     const struct batch *b = engine_batch(e);
     for (uint32_t i = 0; i < b->n_logits; i++) {
-        if (!b->logits[i].sample) continue;
+        if (!b->logits[i].sample || !b->logits[i].seq) continue;
         b->logits[i].seq->n_future++;
         b->logits[i].seq->future_row = i;
     }
@@ -285,6 +286,7 @@ static void launch_step(struct engine *e, uint32_t group_rows)
         lose_group(e);
         return;
     }
+    if (engine_batch(e)->streams) engine_end_streams(e);
     f->active = true;
     f->n_recomputed = 0;
     counter_add(e->metrics.graph_steps, k->n_graph_steps - n_graph_steps);

@@ -1,7 +1,7 @@
 /* seq.h - a sequence: its tokens, its KV blocks and its state.
  *
  *   WAITING ──admit──▶ RUNNING ──▶ (gone)        RUNNING, LOADING ── no blocks ──▶ WAITING
- *   WAITING ──admit──▶ LOADING ── loaded ──▶ RUNNING
+ *   WAITING ──admit──▶ LOADING ── loaded, or soon ──▶ RUNNING
  *   RESERVED ──activate──▶ RUNNING
  *   RUNNING, prefill_only ── done ──▶ AWAITING_RELEASE ── release ──▶ (gone)
  *   RESERVED ──cancel, unfenced──▶ QUARANTINED ── fence ──▶ (gone)
@@ -44,6 +44,14 @@ struct seq_swap {
     bool is_loading;     /* the load brings it, too */
 };
 
+/* A load of which the first step uses each layer as it comes. */
+struct seq_stream {
+    bool runs, failed;
+    bool is_first;      /* it starts with it for the first time */
+    uint32_t from;      /* tokens that it had before */
+    uint32_t waited_ms; /* that a step has waited for it */
+};
+
 struct seq {
     struct list node;     /* in the engine's waiting, loading or running list, else alone */
     uint64_t id, request; /* request: for logs */
@@ -70,7 +78,8 @@ struct seq {
     struct hash128 seed;
     bool two_attention_paths; /* the model's: keys include where generated tokens begin */
 
-    struct kv_load *load; /* LOADING: until it is over */
+    struct kv_load *load; /* LOADING, or RUNNING while it streams: until it is over */
+    struct seq_stream stream;
     struct seq_swap swap;
     struct seq_fetch fetch;
     bool lends;                    /* it has no tokens: it holds blocks for a peer (engine_lend) */

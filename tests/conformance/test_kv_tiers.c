@@ -191,13 +191,56 @@ static void notices(struct rig *r, const struct kind *kind, const char *device)
 
 TEST(changed_bytes_are_noticed_and_dropped) { each(notices); }
 
+/* By layers: the count says which pieces are there, all of them in the end, or the blocks are not
+ * good. */
+static struct kv_tier_done get_layers(struct rig *r, uint32_t first, uint32_t n, int32_t to)
+{
+    _Atomic uint32_t n_layers = 0;
+    struct kv_tier_get g = get_of(first, n, to, ++r->next_tag);
+    g.n_layers = &n_layers;
+    CHECK_OK(r->tier->ops->get(r->tier, &g));
+    const struct kv_tier_done d = await(r);
+    CHECK_EQ_INT(d.tag, g.tag);
+    CHECK(d.n_good == n ? n_layers == LAYERS : d.n_good == 0 && n_layers < LAYERS);
+    return d;
+}
+
+static void comes_by_layers(struct rig *r, const struct kind *kind, const char *device)
+{
+    rig_open(r, kind, device);
+    if (!(r->tier->ops->caps & KV_TIER_LAYERS)) {
+        rig_close(r);
+        return;
+    }
+    for (uint32_t i = 0; i < SLOTS; i++) put(r, i);
+    fill(r, 1, 99);
+    fill(r, 2 + SLOTS, 98);
+    CHECK_EQ_INT(get_layers(r, 0, SLOTS, 2).n_good, SLOTS);
+    for (uint32_t i = 0; i < SLOTS; i++) CHECK(holds(r, 2 + (int32_t)i, i));
+    CHECK(holds(r, 1, 99) && holds(r, 2 + SLOTS, 98));
+    for (size_t at = 0; at < LAYERS; at++) {
+        bytes_of(r, 2)[at * piece(r)] ^= 0x40;
+        const struct kv_tier_done d = get_layers(r, 0, 4, 5);
+        CHECK_STATUS(d.status, ERR_CHECKSUM);
+        CHECK_EQ_INT(d.n_good, 0);
+        CHECK(!has(r, 2) && has(r, 3));
+        put(r, 2);
+    }
+    CHECK_EQ_INT(get_layers(r, 0, 4, 5).n_good, 4);
+    rig_close(r);
+}
+
+TEST(blocks_come_layer_by_layer) { each(comes_by_layers); }
+
 static void stops(struct rig *r, const struct kind *kind, const char *device)
 {
     struct kv_tier_done d;
     rig_open(r, kind, device);
     for (uint32_t i = 0; i < SLOTS; i++) put(r, i);
     for (uint64_t round = 0; round < 50; round++) {
-        const struct kv_tier_get g = get_of(0, SLOTS, 1, 1000 + round);
+        _Atomic uint32_t n_layers = 0;
+        struct kv_tier_get g = get_of(0, SLOTS, 1, 1000 + round);
+        if (round % 2 && (r->tier->ops->caps & KV_TIER_LAYERS)) g.n_layers = &n_layers;
         CHECK_OK(r->tier->ops->get(r->tier, &g));
         r->tier->ops->cancel(r->tier, g.tag);
         for (int32_t b = 1; b <= SLOTS; b++) fill(r, b, 40); /* somebody else's now */
@@ -347,6 +390,7 @@ TEST(random_use_comes_back_right) { each(random_use); }
 
 TEST_MAIN(CASE(what_was_put_comes_back), CASE(lead_blocks_are_found),
           CASE(a_full_tier_forgets_old_blocks), CASE(changed_bytes_are_noticed_and_dropped),
-          CASE(a_cancelled_get_writes_nothing_any_more), CASE(it_ends_with_puts_and_gets_that_run),
-          CASE(a_pinned_slot_stays), CASE(bytes_of_another_tier_are_taken),
-          CASE(values_are_rounded_where_asked), CASE(random_use_comes_back_right))
+          CASE(blocks_come_layer_by_layer), CASE(a_cancelled_get_writes_nothing_any_more),
+          CASE(it_ends_with_puts_and_gets_that_run), CASE(a_pinned_slot_stays),
+          CASE(bytes_of_another_tier_are_taken), CASE(values_are_rounded_where_asked),
+          CASE(random_use_comes_back_right))

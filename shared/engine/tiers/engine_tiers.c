@@ -40,7 +40,7 @@ int engine_tiers_wait_ms(const struct engine *e)
     return e->store ? kv_store_wait_ms(e->store) : -1;
 }
 
-static double block_seconds(const struct engine *e)
+double engine_block_seconds(const struct engine *e)
 {
     const uint32_t per_s = engine_speed_prefill_per_s(&e->speed);
     return per_s ? (double)e->opt.block_tokens / per_s : 0;
@@ -97,7 +97,7 @@ static uint32_t n_missing(const struct engine *e, const struct seq *s, uint32_t 
 
 static bool is_sooner(struct engine *e, uint32_t n_keep, uint32_t n)
 {
-    const double compute_s = block_seconds(e) * n;
+    const double compute_s = engine_block_seconds(e) * n;
     if (e->opt.tiers->always || compute_s == 0) return true;
     return kv_store_swap_seconds(e->store, n_keep, n) < compute_s;
 }
@@ -135,7 +135,7 @@ void engine_drop_swap(struct engine *e, struct seq *s)
 
 bool engine_tiers_are_bringing(struct engine *e, struct seq *s)
 {
-    if (e->n_loading == 0 || !e->opt.prefix_cache) return false;
+    if (!e->store || !e->opt.prefix_cache || !kv_store_loads(e->store)) return false;
     const uint32_t n = seq_n_cacheable(s, e->opt.block_tokens),
                    n_hit = kv_pool_peek(e->pool, s->hashes, n, NULL);
     return n_hit < n && kv_store_is_loading(e->store, s->hashes[n_hit]);
@@ -163,12 +163,12 @@ static uint32_t list_keys(const struct engine *e, struct seq *s, uint32_t n_hit,
 static uint32_t load_local(struct engine *e, struct seq *s, uint32_t n_hit, double *load_s,
                            double *compute_s)
 {
-    struct kv_store_plan plan;
+    struct kv_store_plan plan = { .by_layers = engine_may_stream(e, s) };
     struct hash128 *keys = e->tier_keys;
     const uint32_t n = list_keys(e, s, n_hit, keys);
     if (!e->store) return 0;
     kv_store_touch(e->store, s->hashes, n_hit);
-    kv_store_plan(e->store, keys, n, block_seconds(e), &plan);
+    kv_store_plan(e->store, keys, n, engine_block_seconds(e), &plan);
     *load_s = plan.load_s;
     *compute_s = plan.compute_s;
     s->swap.is_loading = plan.n > 0 && plan.n == n && hash128_eq(keys[n - 1], s->swap.tail);
@@ -182,7 +182,8 @@ bool engine_load(struct engine *e, struct seq *s)
     const uint32_t n_hit = s->n_computed / e->opt.block_tokens;
     double load_s = 0, compute_s = 0;
     const uint32_t n_local = load_local(e, s, n_hit, &load_s, &compute_s);
-    const bool fetches = engine_fetch(e, s, n_hit + n_local, block_seconds(e), &load_s, &compute_s);
+    const bool fetches = engine_fetch(e, s, n_hit + n_local, engine_block_seconds(e), &load_s,
+                                      &compute_s);
     if (!s->started) {
         s->cache = (struct engine_cache_use){ .load_us = microseconds(load_s),
                                               .compute_us = microseconds(compute_s) };
@@ -194,7 +195,7 @@ uint32_t engine_plan_lent(struct engine *e, const struct hash128 *keys, uint32_t
                           struct kv_store_plan *out)
 {
     if (!e->store || !e->opt.prefix_cache) return 0;
-    kv_store_plan(e->store, keys, n, block_seconds(e), out);
+    kv_store_plan(e->store, keys, n, engine_block_seconds(e), out);
     return out->n;
 }
 
@@ -203,6 +204,7 @@ void engine_stop_load(struct engine *e, struct seq *s)
     if (!s->load) return;
     kv_store_cancel(e->store, s->load);
     s->load = NULL;
+    s->stream = (struct seq_stream){ 0 };
 }
 
 /* Tokens of the blocks that came. */
@@ -212,7 +214,7 @@ static uint32_t n_tokens_of(const struct engine *e, const struct seq *s, const s
     return l->n_good * e->opt.block_tokens;
 }
 
-static void note_use(const struct engine *e, struct seq *s, const struct kv_load *l)
+void engine_note_load(const struct engine *e, struct seq *s, const struct kv_load *l)
 {
     for (int k = 0; k < KV_TIER_KINDS; k++)
         s->cache.n_from[k] += l->n_from[k] * e->opt.block_tokens;
@@ -222,9 +224,13 @@ static void note_use(const struct engine *e, struct seq *s, const struct kv_load
 static void end_load(struct engine *e, struct seq *s)
 {
     const struct kv_load *l = s->load;
-    if (!s->started) note_use(e, s, l);
+    if (!s->started || s->stream.is_first) engine_note_load(e, s, l);
     log_debug("kv loaded", "request=%016llx blocks=%u of=%u after_ms=%.1f",
               (unsigned long long)s->request, l->n_good, l->n, (double)l->ns * 1e-6);
+    if (s->stream.runs) {
+        engine_end_stream_load(e, s);
+        return;
+    }
     s->load = NULL;
     s->n_computed += n_tokens_of(e, s, l);
     if (s->lends) return;

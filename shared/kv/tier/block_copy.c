@@ -1,6 +1,8 @@
 /* block_copy.c - see block_copy.h. Thread: its owner's. */
 #include "shared/kv/tier/block_copy.h"
 
+#include <string.h>
+
 #include "kernels/copy_stream.h"
 #include "shared/base/arith.h"
 #include "shared/base/hash/hash.h"
@@ -39,7 +41,7 @@ size_t kv_slot_bytes(const struct kv_layout *slot)
     return round_up(kv_slot_used_bytes(slot), KV_SLOT_ALIGN);
 }
 
-uint64_t kv_slot_checksum(const struct kv_layout *slot, const void *bytes)
+static uint64_t sum_up(const struct kv_layout *slot, const void *bytes, uint64_t *of_layers)
 {
     const size_t piece = kv_layout_piece_bytes(slot);
     const void *at[SUMS_AT_ONCE];
@@ -48,10 +50,21 @@ uint64_t kv_slot_checksum(const struct kv_layout *slot, const void *bytes)
         const uint32_t n = (uint32_t)min_size(slot->n_layers - layer, SUMS_AT_ONCE);
         for (uint32_t i = 0; i < n; i++) at[i] = (const char *)bytes + (layer + i) * piece;
         hash_64_each(at, n, piece, sums + 1);
+        if (of_layers) memcpy(of_layers + layer, sums + 1, n * sizeof *sums);
         sums[0] = hash_64(sums, (n + 1) * sizeof *sums, 0);
         layer += n;
     }
     return sums[0];
+}
+
+uint64_t kv_slot_checksum(const struct kv_layout *slot, const void *bytes)
+{
+    return sum_up(slot, bytes, NULL);
+}
+
+uint64_t kv_slot_checksums(const struct kv_layout *slot, const void *bytes, uint64_t *of_layers)
+{
+    return sum_up(slot, bytes, of_layers);
 }
 
 /* ---- life ---- */
@@ -140,7 +153,7 @@ static enum status convert(struct block_copy *c, int32_t block, void *slot, bool
     return copy_stream_convert(c->stream, &conversion);
 }
 
-enum status block_copy_save(struct block_copy *c, int32_t block, void *slot, uint64_t *checksum)
+enum status block_copy_save(struct block_copy *c, int32_t block, void *slot)
 {
     if (c->pieces) {
         TRY(convert(c, block, slot, true));
@@ -152,9 +165,7 @@ enum status block_copy_save(struct block_copy *c, int32_t block, void *slot, uin
         s.to_stride = s.bytes;
         TRY(copy_stream_copy(c->stream, &s));
     }
-    TRY(copy_stream_synchronize(c->stream));
-    *checksum = kv_slot_checksum(&c->slot, slot);
-    return OK;
+    return copy_stream_synchronize(c->stream);
 }
 
 /* A device converts from its own memory only. */
@@ -177,6 +188,22 @@ enum status block_copy_load(struct block_copy *c, const void *slot, int32_t bloc
     } else {
         struct copy_stream_strided s = pieces_between(c, block);
         s.from = slot;
+        TRY(copy_stream_copy(c->stream, &s));
+    }
+    return copy_stream_synchronize(c->stream);
+}
+
+bool block_copy_has_layers(const struct block_copy *c) { return c->pieces == NULL; }
+
+enum status block_copy_load_layer(struct block_copy *c, uint32_t layer,
+                                  const struct block_copy_piece *pieces, uint32_t n)
+{
+    const size_t bytes = kv_layout_piece_bytes(&c->slot);
+    for (uint32_t i = 0; i < n; i++) {
+        const struct copy_stream_strided s = { .to = piece_of(c, layer, pieces[i].block),
+                                               .from = (const char *)pieces[i].slot + layer * bytes,
+                                               .bytes = bytes,
+                                               .n = 1 };
         TRY(copy_stream_copy(c->stream, &s));
     }
     return copy_stream_synchronize(c->stream);

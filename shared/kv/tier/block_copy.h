@@ -34,15 +34,28 @@ enum status kv_slot_layout(const struct kv_layout *pool, enum dtype slot_dtype,
 size_t kv_slot_used_bytes(const struct kv_layout *slot);
 size_t kv_slot_bytes(const struct kv_layout *slot);
 uint64_t kv_slot_checksum(const struct kv_layout *slot, const void *bytes);
+/* The same; of_layers [n_layers] gets the checksums of the pieces. */
+uint64_t kv_slot_checksums(const struct kv_layout *slot, const void *bytes, uint64_t *of_layers);
 
 enum status block_copy_create(const struct block_copy_options *o, struct block_copy **out,
                               struct err *err) MUST_CHECK;
 void block_copy_free(struct block_copy *c);
 const struct kv_layout *block_copy_slot_layout(const struct block_copy *c);
-/* Saves a block of the pool to a slot. ERR_NODEV: the device has failed. */
-enum status block_copy_save(struct block_copy *c, int32_t block, void *slot,
-                            uint64_t *checksum) MUST_CHECK;
+/* Saves a block of the pool to a slot. Its checksum is still to be made. ERR_NODEV: the device has
+ * failed. */
+enum status block_copy_save(struct block_copy *c, int32_t block, void *slot) MUST_CHECK;
 /* Loads a slot into a block of the pool, whose checksum has been compared. */
 enum status block_copy_load(struct block_copy *c, const void *slot, int32_t block) MUST_CHECK;
+
+/* A piece of a slot, and the block that it goes to. */
+struct block_copy_piece {
+    const void *slot;
+    int32_t block;
+};
+/* Can single layers be loaded? Not where values are converted. */
+bool block_copy_has_layers(const struct block_copy *c);
+/* Loads one layer of n slots. */
+enum status block_copy_load_layer(struct block_copy *c, uint32_t layer,
+                                  const struct block_copy_piece *pieces, uint32_t n) MUST_CHECK;
 
 #endif

@@ -130,6 +130,7 @@ enum status kv_store_create(const struct kv_store_options *o, const struct kv_st
     };
     s->of = *of;
     s->always = o->always;
+    s->is_exact = of_tier.slot_dtype == (enum dtype)of->layout.dtype;
     list_init(&s->loading);
     list_init(&s->loaded);
     enum status st = add_host(s, o, &of_tier, err);

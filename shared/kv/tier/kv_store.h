@@ -10,10 +10,13 @@
  *                          │                                    blocks hold their KV
  *                          └─ kv_store_cancel: nobody writes to its blocks any more
  *
- * A load that takes far longer than was predicted ends, too: what came is used, the rest computed.
+ * A load that takes far longer than was predicted ends, too: what came is used. Blocks of one tier
+ * that can do it come layer by layer, where the plan allows it: the first layers compute meanwhile.
  * Thread: engine. */
 #ifndef BATON_KV_TIER_KV_STORE_H
 #define BATON_KV_TIER_KV_STORE_H
+
+#include <stdatomic.h>
 
 #include "shared/base/metrics.h"
 #include "shared/kv/kv_pool.h"
@@ -82,6 +85,7 @@ void kv_store_drop(struct kv_store *s, struct hash128 key);
 struct kv_store_plan {
     uint32_t n;               /* lead blocks to load; 0: compute them */
     uint32_t n_found;         /* that the tiers have */
+    bool by_layers;           /* set by the caller: the blocks may come layer by layer */
     double load_s, compute_s; /* predicted for n blocks, or for n_found if n is 0; compute_s 0:
                                  * not measured yet */
 };
@@ -96,16 +100,29 @@ struct kv_load {
     uint32_t n, n_good;             /* n_good: lead blocks, once it is loaded */
     uint32_t n_from[KV_TIER_KINDS]; /* of n_good */
     uint64_t begin_ns, ns;          /* ns: that it took */
+    /* Layer by layer: the blocks are good all or none, and kv_load_n_layers counts. */
+    bool by_layers;
+    _Atomic uint32_t n_layers;
+    double expected_s;
 };
 
 /* Loads plan->n blocks into blocks that stay held until it is taken or cancelled. */
 struct kv_load *kv_store_load(struct kv_store *s, const struct hash128 *keys, const int32_t *blocks,
                               const struct kv_store_plan *plan, void *owner);
+/* Layers of which all its blocks are there, of a load by layers. */
+uint32_t kv_load_n_layers(const struct kv_load *load);
+/* Waits until a layer is there, of a load by layers, for `ms` at most. ERR_IO: it ended before;
+ * ERR_TIMEOUT. */
+enum status kv_store_await_layer(struct kv_store *s, const struct kv_load *load, uint32_t layer,
+                                 uint32_t ms) MUST_CHECK;
+/* Is it over, within `ms`? */
+bool kv_store_await_end(struct kv_store *s, const struct kv_load *load, uint32_t ms);
 /* Ends and frees it. Waits for the copy of one block at most. */
 void kv_store_cancel(struct kv_store *s, struct kv_load *load);
 /* One that is over, which the caller frees; NULL: none. */
 struct kv_load *kv_store_take_loaded(struct kv_store *s);
 void kv_load_free(struct kv_load *load);
+bool kv_store_loads(const struct kv_store *s); /* does any load run? */
 /* Is a load that begins with this block running? */
 bool kv_store_is_loading(const struct kv_store *s, struct hash128 key);
 /* The pool had these blocks: the tiers should keep them as well. */

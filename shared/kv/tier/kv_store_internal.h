@@ -64,7 +64,8 @@ struct kv_store {
     struct kv_store_of of;
     struct store_tier tiers[STORE_TIERS];
     uint32_t n_tiers;
-    bool always; /* of the options */
+    bool always;   /* of the options */
+    bool is_exact; /* the tiers hold what the pool does: no values are rounded */
     struct list loading, loaded;
     uint64_t next_tag, t_tick_ms;
     struct counter *timeouts;

@@ -3,6 +3,7 @@
  * Each block comes from the first tier that has it. A load has a part for each tier that takes part
  * in it; its lead blocks up to the first that did not come are good. Thread: engine. */
 #include <string.h>
+#include <time.h>
 
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
@@ -12,6 +13,7 @@
 
 /* A load is given up after so many times what was predicted, and no sooner than this. */
 static const double LATE_FACTOR = 10, LATE_AT_LEAST_S = 2;
+enum { LAYER_POLL_NS = 20000 };
 
 static struct store_load *load_of(struct kv_load *l) { return (struct store_load *)l; }
 
@@ -42,7 +44,7 @@ void kv_store_plan(struct kv_store *s, const struct hash128 *keys, uint32_t n, d
     const uint64_t now_ns = clock_ns();
     uint32_t n_of[STORE_TIERS] = { 0 };
     double best = 0, load_s = 0;
-    *out = (struct kv_store_plan){ 0 };
+    *out = (struct kv_store_plan){ .by_layers = out->by_layers };
     for (uint32_t i = 0; i < n; i++) {
         const uint32_t tier = tier_with(s, &keys[i]);
         if (tier == s->n_tiers) break;
@@ -58,6 +60,8 @@ void kv_store_plan(struct kv_store *s, const struct hash128 *keys, uint32_t n, d
     if (!out->n) out->load_s = load_s;
     out->compute_s = (out->n ? out->n : out->n_found) * block_s;
 }
+
+bool kv_store_loads(const struct kv_store *s) { return !list_empty(&s->loading); }
 
 bool kv_store_is_loading(const struct kv_store *s, struct hash128 key)
 {
@@ -123,7 +127,11 @@ static void begin_part(struct kv_store *s, struct store_load *l, uint32_t tier,
         part_blocks[i] = blocks[p->at[i]];
     }
     const struct kv_tier_get g = {
-        .keys = part_keys, .blocks = part_blocks, .n = p->n, .tag = p->tag = ++s->next_tag
+        .keys = part_keys,
+        .blocks = part_blocks,
+        .n = p->n,
+        .tag = p->tag = ++s->next_tag,
+        .n_layers = l->out.by_layers ? &l->out.n_layers : NULL,
     };
     p->runs = true;
     l->n_running++;
@@ -145,23 +153,65 @@ static void divide(struct kv_store *s, struct store_load *l, const struct hash12
     }
 }
 
+/* Do all blocks come from one tier that can bring them layer by layer? */
+static bool can_bring_layers(const struct kv_store *s, const struct store_load *l)
+{
+    for (uint32_t t = 0; s->is_exact && t < s->n_tiers; t++)
+        if (l->parts[t].n == l->out.n) return (s->tiers[t].tier->ops->caps & KV_TIER_LAYERS) != 0;
+    return false;
+}
+
 struct kv_load *kv_store_load(struct kv_store *s, const struct hash128 *keys, const int32_t *blocks,
                               const struct kv_store_plan *plan, void *owner)
 {
     struct store_load *l = MEM_NEW(struct store_load);
     const double late_s = plan->load_s * LATE_FACTOR > LATE_AT_LEAST_S ? plan->load_s * LATE_FACTOR
                                                                        : LATE_AT_LEAST_S;
-    l->out = (struct kv_load){ .owner = owner, .n = plan->n, .n_good = plan->n };
+    l->out.owner = owner;
+    l->out.n = l->out.n_good = plan->n;
+    l->out.expected_s = plan->load_s;
     l->out.begin_ns = clock_ns();
     l->deadline_ns = l->out.begin_ns + (uint64_t)(late_s * 1e9);
     l->first = keys[0];
     l->from = MEM_ARRAY(uint8_t, plan->n);
     list_push(&s->loading, &l->link);
     divide(s, l, keys);
+    l->out.by_layers = plan->by_layers && can_bring_layers(s, l);
     for (uint32_t t = 0; t < s->n_tiers; t++)
         if (l->parts[t].n > 0) begin_part(s, l, t, keys, blocks);
     end_if_over(s, l);
     return &l->out;
+}
+
+uint32_t kv_load_n_layers(const struct kv_load *load)
+{
+    return atomic_load_explicit(&load->n_layers, memory_order_acquire);
+}
+
+bool kv_store_await_end(struct kv_store *s, const struct kv_load *load, uint32_t ms)
+{
+    const struct store_load *l = (const struct store_load *)load;
+    for (const uint64_t end = clock_ms() + ms; l->n_running > 0 && clock_ms() <= end;) {
+        const struct timespec pause = { 0, LAYER_POLL_NS };
+        store_take_reports(s);
+        if (l->n_running > 0) nanosleep(&pause, NULL);
+    }
+    return l->n_running == 0;
+}
+
+enum status kv_store_await_layer(struct kv_store *s, const struct kv_load *load, uint32_t layer,
+                                 uint32_t ms)
+{
+    const uint64_t end = clock_ms() + ms;
+    const struct store_load *l = (const struct store_load *)load;
+    while (kv_load_n_layers(load) <= layer) {
+        const struct timespec pause = { 0, LAYER_POLL_NS };
+        if (l->n_running == 0) return ERR_IO;
+        if (clock_ms() > end) return ERR_TIMEOUT;
+        nanosleep(&pause, NULL);
+        store_take_reports(s);
+    }
+    return OK;
 }
 
 static void cancel_parts(struct kv_store *s, struct store_load *l)

@@ -7,8 +7,8 @@
  *   get ─▶ GET: the first n_good blocks of the destination hold what was put
  *
  * Invariants:
- *   1. A block goes to its destination only after its checksum was compared. One that fails is
- *      dropped and counted, and ends its get.
+ *   1. A block, or a piece of it, goes to its destination only after its checksum was compared. One
+ *      that fails is dropped and counted, and ends its get.
  *   2. After GET or cancel nobody writes to the destination blocks. cancel waits for the copy of
  *      one block at most.
  *   3. Each put that was accepted ends in one PUT, each get in one GET or cancel.
@@ -49,6 +49,10 @@ struct kv_tier_get {
     const int32_t *blocks;      /* [n] destinations in the pool; copied */
     uint32_t n;
     uint64_t tag; /* no other running get has it */
+    /* Layer by layer instead, for tiers with KV_TIER_LAYERS: *n_layers counts those of which the
+     * pieces of all n blocks are there, and `wake` is called with each. n_good is n or 0. Stays
+     * until GET or cancel. NULL: block by block. */
+    _Atomic uint32_t *n_layers;
 };
 
 struct kv_tier_done {
@@ -74,7 +78,10 @@ struct kv_tier_stats {
     bool is_off; /* it takes and finds nothing: the log said why. It is tried again later */
 };
 
-enum { KV_TIER_PINS = 1 /* pin and unpin work: its slots are host memory */ };
+enum {
+    KV_TIER_PINS = 1,   /* pin and unpin work: its slots are host memory */
+    KV_TIER_LAYERS = 2, /* blocks can be brought layer by layer, unless values are rounded */
+};
 
 struct kv_tier_ops {
     const char *name; /* as in metrics, traces and logs */

@@ -5,10 +5,13 @@
  * whoever copies into them, so a large tier costs nothing until it is used.
  * Thread: engine; `save` and `bring` run on the workers. */
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <string.h>
 
+#include "shared/base/arith.h"
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
+#include "shared/base/hash/hash.h"
 #include "shared/base/map.h"
 #include "shared/base/mem.h"
 #include "shared/kv/tier/block_copy.h"
@@ -18,6 +21,7 @@
 enum {
     PUTS_MAX = 4, /* blocks of the pool that are held to be copied */
     GETS_MAX = 4096,
+    PIECES_AT_ONCE = 16, /* of a layer: a cancel waits for the copy of these */
 };
 static const double EXPECTED_BYTES_PER_S = 2e9, EXPECTED_FIRST_S = 100e-6;
 
@@ -27,14 +31,13 @@ struct host_put {
     int32_t block;
     void *to;
     uint32_t slot;
-    uint64_t tag, checksum;
+    uint64_t tag;
     enum status status; /* of the copy */
 };
 
 struct host_source {
     const void *bytes;
     struct hash128 key;
-    uint64_t checksum;
     uint32_t slot;
     int32_t block; /* destination */
 };
@@ -43,7 +46,8 @@ struct host_get {
     struct tier_job job;
     uint64_t tag, ns;
     enum status status;
-    uint32_t n, n_good;
+    uint32_t n, n_good, bad;    /* bad: the block whose bytes were others */
+    _Atomic uint32_t *n_layers; /* NULL: block by block */
     struct host_source from[];
 };
 
@@ -52,10 +56,13 @@ struct kv_tier_host {
     struct device *device;
     struct dev_mem mem;
     size_t slot_bytes;
-    uint64_t *checksums; /* [n_slots] */
+    uint64_t *checksums; /* [n_slots]; written by whoever fills the slot, before it is stored */
+    uint64_t *sums;      /* [n_slots, n_layers] of the pieces, likewise */
     struct tier_index *index;
     struct block_copy *put_copy, *get_copy; /* of the workers */
     struct tier_worker *putter, *getter;
+    void (*wake)(void *arg);
+    void *wake_arg;
     struct map gets; /* tag → struct host_get, those not cancelled */
     struct kv_tier_stats stats;
 };
@@ -65,6 +72,16 @@ static struct kv_tier_host *host_of(struct kv_tier *t) { return (struct kv_tier_
 static void *slot_at(const struct kv_tier_host *h, uint32_t slot)
 {
     return (char *)h->mem.ptr + slot * h->slot_bytes;
+}
+
+static const struct kv_layout *slot_layout(const struct kv_tier_host *h)
+{
+    return block_copy_slot_layout(h->get_copy);
+}
+
+static uint64_t *sums_of(const struct kv_tier_host *h, uint32_t slot)
+{
+    return h->sums + (size_t)slot * slot_layout(h)->n_layers;
 }
 
 static bool host_has(struct kv_tier *t, const struct hash128 *key)
@@ -79,8 +96,10 @@ static void save(struct tier_job *j, struct tier_worker *w, void *arg)
     struct host_put *p = (struct host_put *)j;
     struct kv_tier_host *h = arg;
     (void)w;
-    if (p->from) memcpy(p->to, p->from, kv_slot_used_bytes(block_copy_slot_layout(h->put_copy)));
-    else p->status = block_copy_save(h->put_copy, p->block, p->to, &p->checksum);
+    if (p->from) memcpy(p->to, p->from, kv_slot_used_bytes(slot_layout(h)));
+    else p->status = block_copy_save(h->put_copy, p->block, p->to);
+    const uint64_t sum = kv_slot_checksums(slot_layout(h), p->to, sums_of(h, p->slot));
+    if (!p->from) h->checksums[p->slot] = sum;
 }
 
 static enum status host_put(struct kv_tier *t, const struct kv_tier_put *p)
@@ -96,8 +115,8 @@ static enum status host_put(struct kv_tier *t, const struct kv_tier_put *p)
                             .block = p->block,
                             .to = slot_at(h, (uint32_t)slot),
                             .slot = (uint32_t)slot,
-                            .tag = p->tag,
-                            .checksum = p->checksum };
+                            .tag = p->tag };
+    h->checksums[slot] = p->checksum;
     const enum status st = tier_worker_give(h->putter, &j->job);
     ASSERT(st == OK);
     return OK;
@@ -109,7 +128,6 @@ static bool take_put(struct kv_tier_host *h, struct kv_tier_done *out)
     if (!j) return false;
     *out = (struct kv_tier_done){ .kind = KV_TIER_PUT, .tag = j->tag, .status = j->status };
     if (j->status == OK) {
-        h->checksums[j->slot] = j->checksum;
         h->stats.n_puts += tier_index_commit(h->index, j->slot);
     } else {
         tier_index_abandon(h->index, j->slot);
@@ -125,22 +143,74 @@ static enum status bring_one(struct kv_tier_host *h, struct host_get *g, struct 
                              const struct host_source *s)
 {
     if (tier_worker_is_stopping(w)) return ERR_CANCELED;
-    if (kv_slot_checksum(block_copy_slot_layout(h->get_copy), s->bytes) != s->checksum)
-        return ERR_CHECKSUM;
+    if (kv_slot_checksum(slot_layout(h), s->bytes) != h->checksums[s->slot]) return ERR_CHECKSUM;
     if (!tier_worker_enter(w, &g->job)) return ERR_CANCELED;
     const enum status st = block_copy_load(h->get_copy, s->bytes, s->block);
     tier_worker_leave(w, &g->job);
     return st;
 }
 
+static void bring_blocks(struct kv_tier_host *h, struct host_get *g, struct tier_worker *w)
+{
+    while (g->n_good < g->n && g->status == OK) {
+        g->status = bring_one(h, g, w, &g->from[g->n_good]);
+        g->n_good += g->status == OK;
+    }
+    g->bad = g->n_good;
+}
+
+/* Are the pieces of blocks [begin, begin + n) what was put? */
+static enum status check_pieces(const struct kv_tier_host *h, struct host_get *g, uint32_t layer,
+                                uint32_t begin, uint32_t n)
+{
+    const size_t bytes = kv_layout_piece_bytes(slot_layout(h));
+    const void *at[PIECES_AT_ONCE];
+    uint64_t sums[PIECES_AT_ONCE];
+    for (uint32_t i = 0; i < n; i++) at[i] = (const char *)g->from[begin + i].bytes + layer * bytes;
+    hash_64_each(at, n, bytes, sums);
+    for (uint32_t i = 0; i < n; i++) {
+        if (sums[i] == sums_of(h, g->from[begin + i].slot)[layer]) continue;
+        g->bad = begin + i;
+        return ERR_CHECKSUM;
+    }
+    return OK;
+}
+
+static enum status bring_pieces(struct kv_tier_host *h, struct host_get *g, struct tier_worker *w,
+                                uint32_t layer, uint32_t begin, uint32_t n)
+{
+    struct block_copy_piece pieces[PIECES_AT_ONCE];
+    if (tier_worker_is_stopping(w)) return ERR_CANCELED;
+    TRY(check_pieces(h, g, layer, begin, n));
+    for (uint32_t i = 0; i < n; i++)
+        pieces[i] = (struct block_copy_piece){ g->from[begin + i].bytes, g->from[begin + i].block };
+    if (!tier_worker_enter(w, &g->job)) return ERR_CANCELED;
+    const enum status st = block_copy_load_layer(h->get_copy, layer, pieces, n);
+    if (st == OK && begin + n == g->n)
+        atomic_store_explicit(g->n_layers, layer + 1, memory_order_release);
+    tier_worker_leave(w, &g->job);
+    return st;
+}
+
+/* The pieces that a layer reads are there before those of the next one. */
+static void bring_layers(struct kv_tier_host *h, struct host_get *g, struct tier_worker *w)
+{
+    const uint32_t n_layers = slot_layout(h)->n_layers;
+    for (uint32_t layer = 0; layer < n_layers && g->status == OK; layer++) {
+        for (uint32_t i = 0; i < g->n && g->status == OK; i += PIECES_AT_ONCE)
+            g->status = bring_pieces(h, g, w, layer, i,
+                                     (uint32_t)min_size(g->n - i, PIECES_AT_ONCE));
+        if (g->status == OK) h->wake(h->wake_arg);
+    }
+    if (g->status == OK) g->n_good = g->n;
+}
+
 static void bring(struct tier_job *j, struct tier_worker *w, void *arg)
 {
     struct host_get *g = (struct host_get *)j;
     const uint64_t begin_ns = clock_ns();
-    while (g->n_good < g->n && g->status == OK) {
-        g->status = bring_one(arg, g, w, &g->from[g->n_good]);
-        g->n_good += g->status == OK;
-    }
+    if (g->n_layers) bring_layers(arg, g, w);
+    else bring_blocks(arg, g, w);
     g->ns = clock_ns() - begin_ns;
 }
 
@@ -152,11 +222,9 @@ static void add_sources(struct kv_tier_host *h, struct host_get *j, const struct
         const uint32_t slot = (uint32_t)tier_index_find(h->index, g->keys[i]);
         tier_index_touch(h->index, slot, now);
         tier_index_pin(h->index, slot);
-        j->from[i] = (struct host_source){ .bytes = slot_at(h, slot),
-                                           .key = g->keys[i],
-                                           .checksum = h->checksums[slot],
-                                           .slot = slot,
-                                           .block = g->blocks[i] };
+        j->from[i] = (struct host_source){
+            .bytes = slot_at(h, slot), .key = g->keys[i], .slot = slot, .block = g->blocks[i]
+        };
     }
 }
 
@@ -169,6 +237,8 @@ static enum status host_get(struct kv_tier *t, const struct kv_tier_get *g)
     j->job.run = bring;
     j->tag = g->tag;
     j->n = g->n;
+    j->n_layers = g->n_layers;
+    ASSERT(!j->n_layers || block_copy_has_layers(h->get_copy));
     add_sources(h, j, g);
     void *was = map_put(&h->gets, map_key_u64(&j->tag), j);
     ASSERT(was == NULL);
@@ -190,7 +260,7 @@ static void end_get(struct kv_tier_host *h, const struct host_get *j)
 {
     for (uint32_t i = 0; i < j->n; i++) tier_index_unpin(h->index, j->from[i].slot);
     if (j->status == ERR_CHECKSUM) {
-        tier_index_drop(h->index, j->from[j->n_good].key);
+        tier_index_drop(h->index, j->from[j->bad].key);
         h->stats.n_bad_checksums++;
     } else if (j->status != OK && j->status != ERR_CANCELED) {
         h->stats.n_errors++;
@@ -280,13 +350,14 @@ static void host_free(struct kv_tier *t)
     tier_index_free(h->index);
     map_release(&h->gets);
     mem_free(h->checksums);
+    mem_free(h->sums);
     if (h->mem.ptr) device_mem_free(h->device, &h->mem);
     mem_free(h);
 }
 
 static const struct kv_tier_ops HOST_OPS = {
     .name = "host",
-    .caps = KV_TIER_PINS,
+    .caps = KV_TIER_PINS | KV_TIER_LAYERS,
     .kind = KV_TIER_HOST,
     .free = host_free,
     .has = host_has,
@@ -335,6 +406,7 @@ static enum status get_memory(struct kv_tier_host *h, const struct kv_tier_optio
                        h->slot_bytes);
     TRY(device_mem_alloc(h->device, n * h->slot_bytes, DEVICE_MEM_HOST, &h->mem, err));
     h->checksums = MEM_ARRAY(uint64_t, n);
+    h->sums = MEM_ARRAY(uint64_t, n * slot.n_layers);
     tier_index_add_slots(h->index, (uint32_t)n);
     return OK;
 }
@@ -345,6 +417,8 @@ enum status kv_tier_host_create(const struct kv_tier_options *o, uint64_t bytes,
     struct kv_tier_host *h = MEM_NEW(struct kv_tier_host);
     h->base.ops = &HOST_OPS;
     h->device = o->device;
+    h->wake = o->wake;
+    h->wake_arg = o->arg;
     h->index = tier_index_create();
     enum status st = get_memory(h, o, bytes, err);
     if (st == OK) st = start_workers(h, o, err);

@@ -1,6 +1,7 @@
 /* tier_mem.c - the tier mem: an array of slots that is searched from end to end, the oldest used
  * again first; puts and gets are over when they return. What other tiers do is held against it. Not
  * for nodes. Thread: engine. */
+#include <stdatomic.h>
 #include <string.h>
 
 #include "shared/base/mem.h"
@@ -74,7 +75,8 @@ static enum status mem_put(struct kv_tier *t, const struct kv_tier_put *p)
     s->stored = false;
     enum status st = OK;
     if (!p->slot) {
-        st = block_copy_save(m->copy, p->block, s->bytes, &s->checksum);
+        st = block_copy_save(m->copy, p->block, s->bytes);
+        s->checksum = kv_slot_checksum(l, s->bytes);
     } else {
         memcpy(s->bytes, p->slot, kv_slot_used_bytes(l));
         s->checksum = p->checksum;
@@ -105,6 +107,8 @@ static enum status mem_get(struct kv_tier *t, const struct kv_tier_get *g)
         s->stored = false;
         m->stats.n_bad_checksums++;
     }
+    if (g->n_layers && d.n_good < g->n) d.n_good = 0;
+    if (g->n_layers && d.n_good) atomic_store(g->n_layers, l->n_layers);
     m->stats.n_gets += d.n_good;
     report(m, d);
     return OK;
@@ -175,7 +179,7 @@ static void mem_free_tier(struct kv_tier *t)
 
 static const struct kv_tier_ops MEM_OPS = {
     .name = "mem",
-    .caps = KV_TIER_PINS,
+    .caps = KV_TIER_PINS | KV_TIER_LAYERS,
     .kind = KV_TIER_HOST,
     .free = mem_free_tier,
     .has = mem_has,

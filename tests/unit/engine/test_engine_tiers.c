@@ -57,6 +57,7 @@ static void await_copies(struct rig *r)
 static struct kv_store_options tiers_of(struct gate *gate)
 {
     atomic_store(&gate->n_good, -1);
+    atomic_store(&gate->max_layers, UINT32_MAX);
     return (struct kv_store_options){
         .host_bytes = 64 * MIB, .always = true, .wrap = gated_tier_wrap, .wrap_arg = gate
     };
@@ -89,10 +90,10 @@ static void check_all_same(const struct answer *a, const struct answer *b, uint3
 
 /* ---- the same bits ---- */
 
-static void comes_back(const char *model, const char *isa)
+static void comes_back(const char *model, const char *isa, bool by_layers)
 {
     struct engine_request reqs[2 * N_TEXTS];
-    struct gate gate = { 0 };
+    struct gate gate = { .by_layers = by_layers };
     const struct kv_store_options tiers = tiers_of(&gate);
     struct rig r;
     for (uint32_t i = 0; i < 2 * N_TEXTS; i++) reqs[i] = text(1 + i, i % N_TEXTS);
@@ -114,6 +115,7 @@ static void comes_back(const char *model, const char *isa)
     CHECK(count(&r, "promoted_blocks") > 0);
     CHECK_EQ_INT(count(&r, "lost_blocks"), 0);
     CHECK_EQ_INT(count(&r, "checksum_failures"), 0);
+    CHECK(by_layers ? atomic_load(&gate.n_layered) > 0 : atomic_load(&gate.n_layered) == 0);
     rig_await_free_blocks(&r, FEW_BLOCKS);
     rig_close(&r);
     mem_free(want);
@@ -122,23 +124,26 @@ static void comes_back(const char *model, const char *isa)
 
 TEST(evicted_prompts_come_back_with_the_same_bits)
 {
-    comes_back("llama", NULL);
-    comes_back("deepseek_v3", NULL); /* latents, and two attention paths */
+    comes_back("llama", NULL, false);
+    comes_back("llama", NULL, true);
+    comes_back("deepseek_v3", NULL, false); /* latents, and two attention paths */
+    comes_back("deepseek_v3", NULL, true);
 }
 
 TEST(evicted_prompts_of_a_gpu_come_back)
 {
     if (device_count("cuda") == 0) SKIP("no CUDA device, or a build without");
-    comes_back("llama", "cuda");
+    comes_back("llama", "cuda", false);
+    comes_back("llama", "cuda", true);
 }
 
 /* Random arrivals and cancels in a pool that is too small. */
-TEST(random_company_gives_the_same)
+static void random_company(bool by_layers)
 {
     enum { N = 60, FEWER = 24, BLOCKS = 24 };
     const uint32_t n = test_runs_long() ? N : FEWER;
     struct engine_request reqs[N];
-    struct gate gate = { 0 };
+    struct gate gate = { .by_layers = by_layers };
     const struct kv_store_options tiers = tiers_of(&gate);
     struct rig r;
     for (uint32_t i = 0; i < n; i++) {
@@ -169,6 +174,12 @@ TEST(random_company_gives_the_same)
     mem_free(got);
 }
 
+TEST(random_company_gives_the_same)
+{
+    random_company(false);
+    random_company(true);
+}
+
 TEST(salts_keep_tenants_apart)
 {
     struct gate gate = { 0 };
@@ -188,12 +199,12 @@ TEST(salts_keep_tenants_apart)
 
 /* ---- preempted sequences ---- */
 
-static void swaps(const char *model, bool no_prefix_cache)
+static void swaps(const char *model, bool no_prefix_cache, bool by_layers)
 {
     enum { N = 8 };
     struct engine_request reqs[N];
     struct answer got[N];
-    struct gate gate = { 0 };
+    struct gate gate = { .by_layers = by_layers };
     const struct kv_store_options tiers = tiers_of(&gate);
     struct rig r;
     for (uint32_t i = 0; i < N; i++) {
@@ -220,9 +231,9 @@ static void swaps(const char *model, bool no_prefix_cache)
 
 TEST(preempted_sequences_go_on_from_host_memory)
 {
-    swaps("llama", false);
-    swaps("llama", true);
-    swaps("deepseek_v3", false);
+    swaps("llama", false, false);
+    swaps("llama", true, false);
+    swaps("deepseek_v3", false, true);
 }
 
 /* ---- in LOADING ---- */
@@ -399,6 +410,65 @@ TEST(a_prefix_is_brought_once)
     rig_close(&r);
 }
 
+/* ---- layer by layer ---- */
+
+/* Beside a sequence that decodes, whose rows are in the same steps. */
+static void layers_stop(uint32_t n_layers, bool hangs)
+{
+    struct gate gate = { .by_layers = true };
+    struct kv_store_options tiers;
+    struct rig r;
+    open_loading(&r, &gate, &tiers, (struct rig_options){ 0 });
+    struct engine_request reqs[2] = { rig_request(1, 10, 5, 60), text(2, 0) };
+    struct answer *want = reference(reqs, 2, NULL, NULL), got[2] = { { .id = 1 }, { .id = 2 } };
+    atomic_store(&gate.max_layers, n_layers);
+    atomic_store(&gate.n_good, 0);
+    atomic_store(&gate.is_shut, hangs);
+    for (int i = 0; i < 2; i++) CHECK_OK(engine_submit(r.engine, &reqs[i]));
+    rig_gather(&r, got, 2);
+    check_all_same(want, got, 2);
+    CHECK_EQ_INT(atomic_load(&gate.n_layered), 1);
+    CHECK_EQ_INT(got[1].end.cache.n_from[KV_TIER_HOST], 0);
+    CHECK(got[1].end.n_cached < 3 * RIG_BLOCK_TOKENS);
+    atomic_store(&gate.is_shut, false);
+    rig_await_free_blocks(&r, FEW_BLOCKS);
+    rig_close(&r);
+    mem_free(want);
+}
+
+TEST(a_layer_that_does_not_come_spoils_nothing)
+{
+    for (uint32_t n = 0; n < 2; n++) {
+        layers_stop(n, false);
+        layers_stop(n, true);
+    }
+}
+
+/* The first layers compute before the last ones are there. */
+TEST(a_step_begins_before_all_layers_are_there)
+{
+    struct gate gate = { .by_layers = true };
+    struct kv_store_options tiers;
+    struct rig r;
+    open_loading(&r, &gate, &tiers, (struct rig_options){ 0 });
+    struct engine_request q = text(1, 0);
+    struct answer *want = reference(&q, 1, NULL, NULL), got = { .id = 1 };
+    atomic_store(&gate.max_layers, 1);
+    struct engine_stats was, now;
+    engine_get_stats(r.engine, &was);
+    CHECK_OK(engine_submit(r.engine, &q));
+    do engine_get_stats(r.engine, &now);
+    while (now.progress == was.progress); /* a layer was computed, or a slice of it */
+    atomic_store(&gate.max_layers, UINT32_MAX);
+    open_gate(&r, &gate);
+    rig_gather(&r, &got, 1);
+    check_same(want, &got);
+    CHECK_EQ_INT(atomic_load(&gate.n_layered), 1);
+    CHECK_EQ_INT(rig_count(&r, "baton_kv_tier_load_timeouts_total"), 0);
+    rig_close(&r);
+    mem_free(want);
+}
+
 /* ---- which is sooner ---- */
 
 TEST(a_tier_that_is_slower_than_computing_is_not_asked)
@@ -444,5 +514,7 @@ TEST_MAIN(CASE(evicted_prompts_come_back_with_the_same_bits),
           CASE(others_run_while_one_loads), CASE(a_cancel_while_loading_gives_the_blocks_back),
           CASE(an_engine_ends_while_one_loads), CASE(one_that_loads_is_preempted),
           CASE(what_does_not_come_is_computed), CASE(a_load_that_hangs_is_given_up),
-          CASE(a_prefix_is_brought_once), CASE(a_tier_that_is_slower_than_computing_is_not_asked),
+          CASE(a_prefix_is_brought_once), CASE(a_layer_that_does_not_come_spoils_nothing),
+          CASE(a_step_begins_before_all_layers_are_there),
+          CASE(a_tier_that_is_slower_than_computing_is_not_asked),
           CASE(blocks_held_for_copies_preempt_nobody))

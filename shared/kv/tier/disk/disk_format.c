@@ -14,11 +14,11 @@ static const uint8_t SUPERBLOCK_MAGIC[8] = { 'B', 'A', 'T', 'O', 'N', 'K', 'V', 
 static const uint32_t HEADER_MAGIC = 0x6c53764b; /* "KvSl" */
 
 /* Fields one after another. */
-struct writer {
+struct field_writer {
     uint8_t *at;
 };
 
-static void put(struct writer *c, uint64_t v, size_t n)
+static void put(struct field_writer *c, uint64_t v, size_t n)
 {
     for (size_t i = 0; i < n; i++) *c->at++ = (uint8_t)(v >> (8 * i));
 }
@@ -54,7 +54,7 @@ uint64_t disk_file_bytes(const struct disk_superblock *s)
 void disk_superblock_encode(const struct disk_superblock *s, uint8_t out[DISK_SUPERBLOCK_BYTES])
 {
     struct buf layout = { 0 };
-    struct writer c = { out + sizeof SUPERBLOCK_MAGIC };
+    struct field_writer c = { out + sizeof SUPERBLOCK_MAGIC };
     memset(out, 0, DISK_SUPERBLOCK_BYTES);
     memcpy(out, SUPERBLOCK_MAGIC, sizeof SUPERBLOCK_MAGIC);
     put(&c, VERSION, 4);
@@ -113,7 +113,7 @@ enum status disk_superblock_decode(struct str in, struct disk_superblock *out, s
 
 /* ---- headers ---- */
 
-static void put_hash(struct writer *c, struct hash128 h)
+static void put_hash(struct field_writer *c, struct hash128 h)
 {
     put(c, h.lo, 8);
     put(c, h.hi, 8);
@@ -127,7 +127,7 @@ static struct hash128 take_hash(struct reader *r)
 
 void disk_header_encode(const struct disk_header *h, uint8_t out[DISK_HEADER_BYTES])
 {
-    struct writer c = { out };
+    struct field_writer c = { out };
     memset(out, 0, DISK_HEADER_BYTES);
     put(&c, HEADER_MAGIC, 4);
     put(&c, VERSION, 4);

@@ -22,7 +22,8 @@ static void copy(struct tier_job *j, struct tier_worker *w, void *arg)
     struct disk_put *p = put_of(j);
     struct kv_tier_disk *t = arg;
     (void)w;
-    p->status = block_copy_save(t->put_copy, p->block, p->bytes, &p->place.checksum);
+    p->status = block_copy_save(t->put_copy, p->block, p->bytes);
+    p->place.checksum = kv_slot_checksum(&t->slot, p->bytes);
     if (p->status != OK) snprintf(p->why, sizeof p->why, "the device failed");
 }
 
