@@ -5,7 +5,7 @@
  *
  * Both nodes run in this process, with the model of BATON_TEST_GGUF. The peer computes three
  * prompts, which the node then fetches in turn into a pool that holds one and a half. A fetch lasts
- * from the engine's wish to the blocks that it may use: request, the peer's engine, the transfer,
+ * from the engine's event to the blocks that it may use: message, the peer's engine, the transfer,
  * checksums. The limit is kvtransfer alone with the same pieces, from the grant to the last byte
  * verified, measured in turn with it. */
 #define WORKER_PROMPT_MAX 8192

@@ -14,15 +14,21 @@ struct trio {
 /* The tiny model computes sooner than anything could be fetched. */
 static const struct kv_store_options ALWAYS = { .always = true };
 
-static void trio_open(struct trio *t, struct worker_options has, struct worker_options wants)
+static void trio_open_to_choose(struct trio *t, struct worker_options has,
+                                struct worker_options wants)
 {
-    wants.tiers = &ALWAYS;
     cluster_rig_open(&t->rig);
     t->has = worker_open(&t->rig, 1, has);
     t->wants = worker_open(&t->rig, 2, wants);
     t->third = NULL;
     t->next_request = 1;
     entry_open(&t->e, &t->rig);
+}
+
+static void trio_open(struct trio *t, struct worker_options has, struct worker_options wants)
+{
+    wants.tiers = &ALWAYS;
+    trio_open_to_choose(t, has, wants);
 }
 
 static void trio_close(struct trio *t)
@@ -144,6 +150,23 @@ TEST(what_a_peer_lacks_is_computed)
     trio_close(&t);
 }
 
+/* Both times are told, and the shorter one was taken. */
+TEST(a_peer_is_asked_when_that_is_sooner)
+{
+    struct trio t;
+    trio_open_to_choose(&t, (struct worker_options){ .step_tokens = 64 },
+                        (struct worker_options){ .step_tokens = 64 });
+    for (uint64_t seed = 100; seed < 108; seed++) {
+        struct gen *want = run(&t, t.has, seed, NULL, 0);
+        (void)run(&t, t.wants, seed + 100, NULL, 0); /* it learns how fast it computes */
+        struct gen *got = run(&t, t.wants, seed, t.has, LONG);
+        check_same_answer(want, got);
+        CHECK(got->load_us > 0 && got->compute_us > 0);
+        CHECK(got->n_peer ? got->load_us < got->compute_us : got->load_us >= got->compute_us);
+    }
+    trio_close(&t);
+}
+
 /* ---- refusals ---- */
 
 TEST(another_layout_is_refused)
@@ -245,8 +268,8 @@ TEST(a_peer_that_is_silent_is_given_up)
 
 TEST_MAIN(CASE(kv_comes_from_a_peer_over_mem), CASE(kv_comes_from_a_peer_over_tcp),
           CASE(a_prefill_node_fetches_too), CASE(a_peer_lends_from_its_tiers),
-          CASE(what_a_peer_lacks_is_computed), CASE(another_layout_is_refused),
-          CASE(without_a_transport_it_is_computed),
+          CASE(what_a_peer_lacks_is_computed), CASE(a_peer_is_asked_when_that_is_sooner),
+          CASE(another_layout_is_refused), CASE(without_a_transport_it_is_computed),
           CASE(a_peer_that_is_gone_costs_nothing_but_time), CASE(a_peer_that_ends_while_it_sends),
           CASE(a_request_that_is_cancelled_while_it_fetches),
           CASE(a_peer_that_is_silent_is_given_up))

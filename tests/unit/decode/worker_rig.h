@@ -276,7 +276,8 @@ struct gen {
     uint32_t blame;
     char text[256];
     uint32_t finish, n_recomputed, n_tokens, n_cached;
-    uint64_t load_ns; /* of FINISHED: that the prompt waited for KV */
+    uint32_t load_us, compute_us; /* of FINISHED: what was expected of both */
+    uint64_t load_ns;             /* of FINISHED: that the prompt waited for KV */
     uint32_t n_peer;  /* of n_cached, from a peer: of FINISHED or the prefill node's report */
     uint64_t kept_by; /* of RUN and PREFILL; 0: nobody is said to have KV of it */
     uint16_t kept_port;
@@ -371,7 +372,11 @@ static bool entry_on_message(void *arg, const struct cluster_message *m)
         g->n_recomputed = b->n_recomputed;
         if (!b->transport[0]) g->n_cached = b->n_cached;
         if (!b->transport[0] && b->cache) g->n_peer = b->cache->peer_tokens;
-        if (b->cache) g->load_ns = b->cache->load_ns;
+        if (b->cache) {
+            g->load_ns = b->cache->load_ns;
+            g->load_us = b->cache->load_us;
+            g->compute_us = b->cache->compute_us;
+        }
         g->kv_bytes = b->kv_bytes;
         snprintf(g->transport, sizeof g->transport, "%s", b->transport);
         baton__finished__free_unpacked(b, NULL);
@@ -536,7 +541,8 @@ static void entry_prefill(struct entry *e, struct gen *g, struct worker_node *pr
     arena_release(&arena);
 }
 
-static void entry_cancel(struct entry *e, struct gen *g, struct worker_node *to)
+__attribute__((unused)) static void entry_cancel(struct entry *e, struct gen *g,
+                                                 struct worker_node *to)
 {
     Baton__Cancel m = BATON__CANCEL__INIT;
     CHECK_OK(cluster_send_proto(e->peer->c, to->peer->id, FRAME_CANCEL, g->request, g->attempt,
@@ -544,8 +550,9 @@ static void entry_cancel(struct entry *e, struct gen *g, struct worker_node *to)
 }
 
 /* Plays a split request up to PREFILL. */
-static void entry_split(struct entry *e, struct gen *g, struct worker_node *prefill,
-                        struct worker_node *decode)
+__attribute__((unused)) static void entry_split(struct entry *e, struct gen *g,
+                                                struct worker_node *prefill,
+                                                struct worker_node *decode)
 {
     entry_ask(e, g, prefill);
     RIG_WAIT(e->rig, g->credit);
