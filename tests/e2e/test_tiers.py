@@ -185,8 +185,10 @@ def test_values_are_rounded_only_where_asked():
     with closing(Node(TINY, args=[*SIZE, '--swap-space', '0.05', '--kv-cache-tier-dtype', 'int8'])) as node:
         wait_ready(node)
         assert 'GiB of host memory, as int8' in node.output(), node.output()
-        first = [ask(node, i) for i in range(N)]
-        await_kept(node, 'host', 1)
+        first = []
+        for i in range(N):
+            first.append(ask(node, i))
+            await_kept(node, 'host', 1)    # before the next one evicts it
         again = [ask(node, i) for i in range(N)]
         assert all(by_tier(a)['host'] > 0 for a in again[:2]), again[0]['baton']
         assert len(first) == len(again)    # they may differ: docs/kv-cache.md says so
