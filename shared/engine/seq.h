@@ -49,7 +49,8 @@ struct seq_stream {
     bool runs, failed;
     bool is_first;      /* it starts with it for the first time */
     uint32_t from;      /* tokens that it had before */
-    uint32_t waited_ms; /* that a step has waited for it */
+    uint64_t before_ns; /* that it waited before it started */
+    uint64_t step_ns;   /* that a step has waited for it */
 };
 
 struct seq {

@@ -16,6 +16,7 @@
 enum {
     STEP_WAIT_MS = 100, /* for a sequence's layers, all together: what was expected was wrong */
     END_WAIT_MS = 10,   /* for the report, once all layers are there */
+    NS_PER_MS = 1000000,
 };
 
 /* Prompts whose layers go to a peer at once wait for all of them, and so do those that get blocks
@@ -40,7 +41,10 @@ bool engine_stream(struct engine *e, struct seq *s)
 {
     if (!s->load || !s->load->by_layers) return false;
     if (!is_soon_enough(e, s) && !e->tiers.always) return false;
-    s->stream = (struct seq_stream){ .runs = true, .is_first = !s->started, .from = s->n_computed };
+    s->stream = (struct seq_stream){ .runs = true,
+                                     .is_first = !s->started,
+                                     .from = s->n_computed,
+                                     .before_ns = clock_ns() - s->load->begin_ns };
     s->n_computed += s->load->n * e->opt.block_tokens;
     return true;
 }
@@ -69,16 +73,16 @@ void engine_end_stream_load(struct engine *e, struct seq *s)
 static void await_layer_of(struct engine *e, struct seq *s, uint32_t layer)
 {
     if (kv_load_n_layers(s->load) > layer) return;
-    const uint64_t begin = clock_ms();
-    const uint32_t may = STEP_WAIT_MS - s->stream.waited_ms;
-    const enum status st = kv_store_await_layer(e->store, s->load, layer, may);
-    const uint64_t waited = clock_ms() - begin;
-    s->stream.waited_ms += waited < may ? (uint32_t)waited : may;
+    const uint64_t begin = clock_ns(), waited_ms = s->stream.step_ns / NS_PER_MS;
+    const enum status st = kv_store_await_layer(
+        e->store, s->load, layer,
+        waited_ms < STEP_WAIT_MS ? STEP_WAIT_MS - (uint32_t)waited_ms : 0);
+    s->stream.step_ns += clock_ns() - begin;
     if (st == OK) return;
     s->stream.failed = true;
-    log_warn("kv layer did not come", "request=%016llx layer=%u blocks=%u waited_ms=%u st=%s",
-             (unsigned long long)s->request, layer, s->load->n, s->stream.waited_ms,
-             status_name(st));
+    log_warn("kv layer did not come", "request=%016llx layer=%u blocks=%u waited_ms=%.1f st=%s",
+             (unsigned long long)s->request, layer, s->load->n,
+             (double)s->stream.step_ns / NS_PER_MS, status_name(st));
 }
 
 void engine_await_layer(struct engine *e, uint32_t layer)

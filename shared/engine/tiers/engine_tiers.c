@@ -218,7 +218,8 @@ void engine_note_load(const struct engine *e, struct seq *s, const struct kv_loa
 {
     for (int k = 0; k < KV_TIER_KINDS; k++)
         s->cache.n_from[k] += l->n_from[k] * e->opt.block_tokens;
-    if (l->ns > s->cache.load_ns) s->cache.load_ns = l->ns;
+    const uint64_t ns = s->stream.runs ? s->stream.before_ns + s->stream.step_ns : l->ns;
+    if (ns > s->cache.load_ns) s->cache.load_ns = ns;
 }
 
 static void end_load(struct engine *e, struct seq *s)
