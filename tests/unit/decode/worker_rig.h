@@ -39,6 +39,7 @@ struct worker_options {
     const char *protocols; /* NULL: "tcp"; "": none */
     uint32_t n_blocks, max_seqs, step_tokens, max_decode_seqs, max_prompts, block_tokens;
     uint32_t resume_window_ms;
+    bool wakes; /* events are taken at once, as a node does it; else every POLL_MS */
     const struct kv_store_options *tiers;
     size_t queue_bytes; /* of its links */
 };
@@ -52,7 +53,9 @@ struct worker_node {
     pthread_mutex_t lock; /* of `pieces`: the engine must not call a transfer that is being freed */
     struct kvt *pieces;
     struct mailbox *events;
+    struct loop *loop;
     struct loop_timer *poll;
+    bool wakes; /* of the options */
     struct decode_worker *decode;
     struct prefill_worker *prefill;
 };
@@ -103,6 +106,12 @@ static void worker_poll(void *arg)
         else prefill_on_kvt(n->prefill, &ev.kvt);
     }
     decode_flush(n->decode);
+}
+
+static void worker_wake(void *arg)
+{
+    struct worker_node *n = arg;
+    CHECK_OK(loop_post(n->loop, worker_poll, n));
 }
 
 static bool worker_on_message(void *arg, const struct cluster_message *m)
@@ -159,7 +168,9 @@ static struct worker_node *worker_open(struct cluster_rig *r, uint64_t id, struc
     struct err err = { 0 };
     pthread_mutex_init(&n->lock, NULL);
     n->metrics = metrics_create();
-    n->events = mailbox_create(sizeof(struct worker_event), 4096, NULL, NULL);
+    n->loop = r->loop;
+    n->wakes = o.wakes;
+    n->events = mailbox_create(sizeof(struct worker_event), 4096, o.wakes ? worker_wake : NULL, n);
     worker_open_engine(n, &o);
     if (!o.protocols) o.protocols = "tcp";
     struct kvt_options ko = {
@@ -212,6 +223,7 @@ static void worker_close(struct worker_node *n)
 {
     loop_timer_free(n->poll);
     mailbox_close(n->events);
+    if (n->wakes) uv_run(loop_uv(n->loop), UV_RUN_NOWAIT); /* it may be called once more */
     peer_close(n->peer);
     pthread_mutex_lock(&n->lock);
     n->pieces = NULL;
