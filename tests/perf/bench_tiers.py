@@ -5,7 +5,7 @@ usage: bench_tiers.py hits|ttft|steps [options]   (BATON_BIN, BATON_TEST_GGUF)
   hits    [--prompts 200] [--tokens 330] [--pool 250] [--tier host|disk]: so many prompts, together about four times what the pool holds, asked twice. The
           hit rate of the second round, by tier, next to that of one cache that forgets nothing: all full blocks of a prompt but the last token's
   ttft    [--tokens 1984] [--rounds 7]: in each round TTFT of a prompt that is in the pool, in host memory, on the disk, and nowhere, on three nodes in turn
-  steps   [--rounds 6] [--streams 4] [--new 96]: tokens per second of prompts and answers that meet no promotion, by nodes with and without tiers, in turn
+  steps   [--rounds 7] [--streams 4] [--new 96]: tokens per second of prompts and answers that meet no promotion, by nodes with and without tiers
 
 Prompts are random token ids. The limit that each figure is held against is measured in the same run."""
 import argparse, os, statistics, sys
@@ -99,31 +99,61 @@ def ttft(a):
         print(f'  of it {load:.1f} ms loading, {load_expected:.1f} expected; computing instead was expected to take {compute_expected:.0f} ms')
 
 
+def pin(node, cpu):
+    for thread in os.listdir(f'/proc/{node.p.pid}/task'):
+        os.sched_setaffinity(int(thread), {cpu})
+
+
+def cpu_seconds(node):
+    """Of the threads that compute steps, and of those that copy KV to and from tiers."""
+    of = {False: 0, True: 0}
+    for thread in os.listdir(f'/proc/{node.p.pid}/task'):
+        with contextlib.suppress(OSError), open(f'/proc/{node.p.pid}/task/{thread}/comm') as name, open(f'/proc/{node.p.pid}/task/{thread}/schedstat') as stat:
+            of[name.read().startswith('kv-')] += int(stat.read().split()[0]) * 1e-9
+    return of[False], of[True]
+
+
+def load(node, seed, streams, n_new, out):
+    threads = [threading.Thread(target=ask, args=(node, prompt(100 * seed + s, 320), n_new)) for s in range(streams)]
+    t0 = time.perf_counter()
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    out['rate'].append(streams * (320 + n_new) / (time.perf_counter() - t0))
+    out['cpu'].append(cpu_seconds(node))
+
+
 def steps(a):
-    rates = {'without': [], 'with': []}
+    """Both nodes at the same time, each on a CPU of its own with all its threads, which they swap after each round: what else the host does meets both."""
+    got = {'without': {'rate': [], 'cpu': []}, 'with': {'rate': [], 'cpu': []}}
     with tempfile.TemporaryDirectory(prefix='baton-kv-') as folder:
-        more = dict(zip(rates, ([], ['--swap-space', '2', '--kv-cache-dir', folder, '--kv-cache-disk', '2'])))
-        nodes = {k: Node(smollm2(), args=size(400, 1024, '--max-num-seqs', str(a.streams), *more[k])) for k in rates}
+        more = dict(zip(got, ([], ['--swap-space', '2', '--kv-cache-dir', folder, '--kv-cache-disk', '2'])))
+        nodes = {k: Node(smollm2(), args=size(400, 1024, '--max-num-seqs', str(a.streams), *more[k], '--compute-threads', '1')) for k in got}
         with closing(*nodes.values()):
             wait_ready(*nodes.values())
-            for i in range(a.rounds + 1):
-                for k in list(rates)[::-1 if i % 2 else 1]:
-                    threads = [threading.Thread(target=ask, args=(nodes[k], prompt(1000 * i + s, 320), a.new)) for s in range(a.streams)]
-                    t0 = time.perf_counter()
-                    for t in threads:
-                        t.start()
-                    for t in threads:
-                        t.join()
-                    seconds = time.perf_counter() - t0
-                    if i:
-                        rates[k].append(a.streams * (320 + a.new) / seconds)
-                    wait_until('quiet', lambda: all(v == 0 for m in [metrics(nodes['with'].port)] for n, v in m.items() if n.startswith('baton_kv_tier_waiting')), 60)
+            for i in range(2 * a.rounds + 2):
+                for k, cpu in zip(got, (0, 1) if i % 2 else (1, 0)):
+                    pin(nodes[k], cpu)
+                both = [threading.Thread(target=load, args=(nodes[k], i, a.streams, a.new, got[k])) for k in got]
+                for t in both:
+                    t.start()
+                for t in both:
+                    t.join()
+                wait_until('quiet', lambda: all(v == 0 for m in [metrics(nodes['with'].port)] for n, v in m.items() if n.startswith('baton_kv_tier_waiting')), 60)
             m = metrics(nodes['with'].port)
             copied = {t: m[f'baton_kv_tier_demoted_blocks_total{{tier="{t}"}}'] for t in ('host', 'disk')}
+    # the first two rounds do not count; a pair of rounds is one on each CPU
+    rates = {k: [(x * y) ** 0.5 for x, y in zip(g['rate'][2::2], g['rate'][3::2])] for k, g in got.items()}
+    cpu = {k: [y[0] - x[0] for x, y in zip(g['cpu'][1::2], g['cpu'][3::2])] for k, g in got.items()}
+    copying = got['with']['cpu'][-1][1] - got['with']['cpu'][1][1]
     ratios = [w / o for w, o in zip(rates['with'], rates['without'])]
-    print(f'{a.rounds} rounds, {a.streams} prompts of 320 tokens at a time, {a.new} new tokens each; tokens per second')
-    print(f'with tiers {statistics.median(rates["with"]):.1f} ({copied["host"]:.0f} blocks to host memory, {copied["disk"]:.0f} to the disk meanwhile)   '
-          f'limit {statistics.median(rates["without"]):.1f} (without)   ratio {statistics.median(ratios):.4f}   each {" ".join(f"{r:.3f}" for r in ratios)}')
+    cpu_ratios = [w / o for w, o in zip(cpu['with'], cpu['without'])]
+    print(f'{a.rounds} times two rounds, {a.streams} prompts of 320 tokens at a time, {a.new} new tokens each; {copied["host"]:.0f} blocks to host memory, {copied["disk"]:.0f} to the disk meanwhile')
+    print(f'CPU time of steps with tiers {statistics.median(cpu["with"]):.2f} s   limit {statistics.median(cpu["without"]):.2f} (without)   ratio {statistics.median(cpu_ratios):.4f} '
+          f'(at most 1.01 is wanted)   each {" ".join(f"{r:.3f}" for r in cpu_ratios)}   copying took {copying / sum(cpu["with"]):.4f} of it, at low priority')
+    print(f'tokens per second with tiers {statistics.median(rates["with"]):.1f}   limit {statistics.median(rates["without"]):.1f} (without)   ratio {statistics.median(ratios):.4f}   '
+          f'each {" ".join(f"{r:.3f}" for r in ratios)}')
 
 
 def main():
