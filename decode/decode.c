@@ -40,6 +40,12 @@ struct decode_worker *decode_create(const struct decode_options *o)
     w->canceled = metrics_counter(o->metrics, "baton_decode_canceled_total", "",
                                   "Sequences that were cancelled.");
     decode_parking_init(w, DECODE_PARKED_MAX, DECODE_RECORDS_MAX);
+    w->fetches = (struct kv_fetches){ .kvt = o->kvt,
+                                      .engine = o->engine,
+                                      .cluster = o->cluster,
+                                      .id_base = o->id_base,
+                                      .next_id = &w->next_id };
+    kv_fetches_init(&w->fetches, o->metrics);
     return w;
 }
 
@@ -54,13 +60,14 @@ void decode_free(struct decode_worker *w)
         mem_free(seq);
     }
     decode_parking_release(w);
+    kv_fetches_release(&w->fetches);
     map_release(&w->by_id);
     request_table_release(&w->by_request);
     token_batcher_release(&w->batcher);
     mem_free(w);
 }
 
-uint32_t decode_n_live(const struct decode_worker *w) { return w->n_live; }
+uint32_t decode_n_live(const struct decode_worker *w) { return w->n_live + w->fetches.n_live; }
 
 uint32_t decode_n_parked(const struct decode_worker *w)
 {
@@ -280,6 +287,7 @@ static void on_run(struct decode_worker *w, const struct cluster_message *m)
         seq->hears_preempted = wire.hears_preempted;
         decode_parking_begin(w, seq, &wire);
         struct engine_request r = engine_request_of(&wire, seq->id, seq->request);
+        r.peer = kv_kept_learn(w->o.cluster, body->kept, &r.n_peer_tokens);
         enum status st = engine_submit(w->o.engine, &r);
         seq->in_engine = st == OK;
         if (st != OK) fail_seq(w, seq, st, failed_blame_of_engine(st), why_not_taken(st));
@@ -389,6 +397,7 @@ bool decode_on_message(struct decode_worker *w, const struct cluster_message *m)
     case FRAME_PREFILL_DONE: on_prefill_done(w, m); return true;
     case FRAME_KVT_HELLO: kv_answer_send(w->o.cluster, w->o.kvt, m); return true;
     case FRAME_KV_GRANTS: on_grants(w, m); return true;
+    case FRAME_FETCH_REFUSED: kv_fetches_on_message(&w->fetches, m); return true;
     case FRAME_KV_EVENT: return on_follower_event(w, m);
     case FRAME_CANCEL:
         on_cancel(w, m);
@@ -418,6 +427,7 @@ void decode_on_lost(struct decode_worker *w, uint64_t node)
 {
     uint32_t rank = decode_ranks_find(&w->ranks, node);
     if (rank) on_follower_lost(w, rank);
+    kv_fetches_on_lost(&w->fetches, node);
     LIST_FOREACH (seq, &w->live, struct decode_seq, link)
         if (seq->entry == node && seq->state != DECODE_SEQ_PARKED && !decode_parking_park(w, seq))
             decode_close(w, seq);
@@ -454,6 +464,16 @@ static void on_reserved(struct decode_worker *w, struct decode_seq *seq,
                  err.text);
 }
 
+static void write_cache_use(Baton__CacheUse *out, const struct engine_cache_use *c)
+{
+    out->host_tokens = c->n_from[KV_TIER_HOST];
+    out->disk_tokens = c->n_from[KV_TIER_DISK];
+    out->peer_tokens = c->n_from[KV_TIER_PEER];
+    out->load_ns = c->load_ns;
+    out->load_us = c->load_us;
+    out->compute_us = c->compute_us;
+}
+
 static void on_finished(struct decode_worker *w, struct decode_seq *seq,
                         const struct engine_event *ev)
 {
@@ -465,9 +485,12 @@ static void on_finished(struct decode_worker *w, struct decode_seq *seq,
             return;
         }
         Baton__Finished f = BATON__FINISHED__INIT;
+        Baton__CacheUse cache = BATON__CACHE_USE__INIT;
         f.finish = ev->finish;
         f.stop_token = ev->stop_token;
         f.n_cached = seq->parts.transport ? seq->n_cached : ev->n_cached;
+        write_cache_use(&cache, &ev->cache);
+        f.cache = &cache;
         f.n_recomputed = ev->n_recomputed;
         f.n_verified = ev->n_verified;
         f.n_drafted = ev->n_drafted;
@@ -514,6 +537,8 @@ static void on_preempted(struct decode_worker *w, struct decode_seq *seq,
 void decode_on_engine(struct decode_worker *w, const struct engine_event *ev)
 {
     struct decode_seq *seq = map_get(&w->by_id, map_key_u64(&ev->id));
+    if (ev->kind == ENGINE_FETCH || ev->kind == ENGINE_FETCH_OFF)
+        kv_fetches_on_engine(&w->fetches, ev);
     if (!seq) return;
     switch (ev->kind) {
     case ENGINE_RESERVED: on_reserved(w, seq, ev); break;
@@ -542,6 +567,9 @@ void decode_on_engine(struct decode_worker *w, const struct engine_event *ev)
         break;
     }
     case ENGINE_PREEMPTED: on_preempted(w, seq, ev); break;
+    case ENGINE_FETCH:
+    case ENGINE_FETCH_OFF:
+    case ENGINE_LENT:
     case ENGINE_STARTED: break;
     }
 }
@@ -563,6 +591,7 @@ void decode_on_kvt(struct decode_worker *w, const struct kvt_event *ev)
 {
     uint64_t id = kv_part_owner(ev->id);
     struct decode_seq *seq = map_get(&w->by_id, map_key_u64(&id));
+    if (!seq) kv_fetches_on_kvt(&w->fetches, ev);
     if (!seq || !decode_parts_on_kvt(&seq->parts, ev)) return;
     if (ev->kind == KVT_RECEIVE_FAILED) {
         struct failure f = failure_of_transfer(ev->status, ev->text);
@@ -582,6 +611,7 @@ void decode_on_kvt(struct decode_worker *w, const struct kvt_event *ev)
 static void sweep(void *arg)
 {
     struct decode_worker *w = arg;
+    kv_fetches_sweep(&w->fetches, clock_ms());
     LIST_FOREACH (seq, &w->live, struct decode_seq, link) {
         if (seq->state != DECODE_SEQ_GRANTED || seq->has_first ||
             !decode_parts_are_received(&seq->parts) || ++seq->n_sweeps <= FIRST_TOKEN_SWEEPS)

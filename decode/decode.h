@@ -61,8 +61,8 @@ void decode_set_leaving(struct decode_worker *w, bool leaves, uint64_t stays);
 void decode_hand_back(struct decode_worker *w);
 /* Returns whether the message is of a kind that this worker handles. */
 bool decode_on_message(struct decode_worker *w, const struct cluster_message *m);
-/* For events whose id lies in [id_base, id_base + 2^56). `blocks` of RESERVED must stay valid
- * during the call. */
+/* For events whose id lies in [id_base, id_base + 2^56), and FETCH and FETCH_OFF of any. `blocks`
+ * of RESERVED must stay valid during the call. */
 void decode_on_engine(struct decode_worker *w, const struct engine_event *ev);
 void decode_on_kvt(struct decode_worker *w, const struct kvt_event *ev);
 void decode_on_lost(struct decode_worker *w, uint64_t node);

@@ -6,6 +6,7 @@
 #include "decode/decode.h"
 #include "decode/decode_parking.h"
 #include "decode/decode_seq.h"
+#include "decode/kv_fetch.h"
 #include "decode/token_batcher.h"
 #include "shared/base/log/log_repeats.h"
 #include "shared/base/map.h"
@@ -27,6 +28,7 @@ struct decode_worker {
     uint64_t next_id;
     struct token_batcher batcher;
     struct decode_parking parking;
+    struct kv_fetches fetches;
     struct counter *received_bytes, *received, *failed, *canceled;
     struct log_repeats refusals; /* of reservations, for want of room */
 };

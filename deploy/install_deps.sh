@@ -11,8 +11,8 @@ set -eu
 
 build="gcc libc6-dev cmake ninja-build pkg-config libuv1-dev libnghttp2-dev libhiredis-dev
  libcjson-dev node-llhttp libpcre2-dev libutf8proc-dev libprotobuf-c-dev protobuf-c-compiler
- libxxhash-dev libssl-dev libcurl4-openssl-dev libibverbs-dev librdmacm-dev libucx-dev python3
- python3-pip ca-certificates curl"
+ libxxhash-dev libssl-dev libcurl4-openssl-dev liburing-dev libibverbs-dev librdmacm-dev libucx-dev
+ python3 python3-pip ca-certificates curl"
 tests="g++ clang-format redis-server openssl faketime python3-venv procps iproute2 git
  qemu-system-x86 busybox-static ibverbs-providers perftest ucx-utils iperf3"
 fuzz="clang libclang-rt-14-dev"

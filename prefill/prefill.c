@@ -2,6 +2,7 @@
 #include "prefill/prefill.h"
 
 #include "kvtransfer/event_wire.h"
+#include "prefill/kv_lend.h"
 #include "prefill/prompt.h"
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
@@ -26,6 +27,7 @@ struct prefill_worker {
     uint64_t next_id;
     uint64_t credited_tokens;
     struct kv_sender sender;
+    struct kv_lends lends;
     struct prefill_ranks ranks;
     bool broken; /* a follower was lost: the node takes nothing any more */
     bool leaves; /* prefill_set_leaving: nor does one that shuts down */
@@ -54,6 +56,13 @@ struct prefill_worker *prefill_create(const struct prefill_options *o)
                                     .on_failed = on_sends_failed,
                                     .arg = w };
     kv_sender_init(&w->sender);
+    w->lends = (struct kv_lends){ .kvt = o->kvt,
+                                  .engine = o->engine,
+                                  .cluster = o->cluster,
+                                  .sender = &w->sender,
+                                  .id_base = o->id_base,
+                                  .next_id = &w->next_id };
+    kv_lends_init(&w->lends, o->metrics);
     ASSERT(o->n_followers < KV_RANKS_MAX);
     w->ranks = (struct prefill_ranks){ .cluster = o->cluster, .n_followers = o->n_followers };
     for (uint32_t i = 0; i < o->n_followers; i++) w->ranks.followers[i] = o->followers[i];
@@ -82,13 +91,14 @@ void prefill_free(struct prefill_worker *w)
         arena_release(&p->arena);
         mem_free(p);
     }
+    kv_lends_release(&w->lends);
     kv_sender_release(&w->sender);
     map_release(&w->by_id);
     request_table_release(&w->by_request);
     mem_free(w);
 }
 
-uint32_t prefill_n_live(const struct prefill_worker *w) { return w->n_live; }
+uint32_t prefill_n_live(const struct prefill_worker *w) { return w->n_live + w->lends.n_live; }
 
 void prefill_on_kv_ready(struct kvt *kvt, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end,
                          const int32_t *blocks, uint64_t event)
@@ -315,6 +325,8 @@ static void compute_if_open(struct prefill_worker *w, struct prefill_prompt *p)
         .want_prompt_logprobs = p->wire.prompt_logprobs,
         .prefill_only = true,
         .goes_first = p->goes_first,
+        .peer = p->peer,
+        .n_peer_tokens = p->n_peer_tokens,
     };
     enum status st = engine_submit(w->o.engine, &r);
     if (st != OK) {
@@ -337,6 +349,7 @@ static struct prefill_prompt *prompt_of(struct prefill_worker *w, const struct k
 static void on_sends_open(void *arg, struct kv_sends *s)
 {
     struct prefill_worker *w = arg;
+    if (kv_lends_on_open(&w->lends, s)) return;
     struct prefill_prompt *p = prompt_of(w, s);
     p->parts.open |= s->open;
     p->parts.opening &= ~1u;
@@ -346,6 +359,7 @@ static void on_sends_open(void *arg, struct kv_sends *s)
 static void on_sends_failed(void *arg, struct kv_sends *s, enum status st, const char *text)
 {
     struct prefill_worker *w = arg;
+    if (kv_lends_on_failed(&w->lends, s, text)) return;
     struct prefill_prompt *p = prompt_of(w, s);
     struct failure f = failure_of_transfer(st, text);
     p->parts.open |= s->open;
@@ -372,6 +386,7 @@ static enum status take_prefill(struct prefill_worker *w, struct prefill_prompt 
         return err_set(err, ERR_FORMAT, "the prefill message is malformed");
     TRY(prompt_parts_take(&p->parts, &w->ranks, &w->sender, body, &p->arena, err));
     p->decode = body->decode[0]->node;
+    p->peer = kv_kept_learn(w->o.cluster, body->kept, &p->n_peer_tokens);
     return generation_wire_decode(body->generation, &p->arena, &p->wire, err);
 }
 
@@ -447,6 +462,7 @@ bool prefill_on_message(struct prefill_worker *w, const struct cluster_message *
     case FRAME_ASK_CREDIT: on_ask(w, m); return true;
     case FRAME_PREFILL: on_prefill(w, m); return true;
     case FRAME_KVT_ANSWER: kv_sender_on_answer(&w->sender, m); return true;
+    case FRAME_FETCH: kv_lends_on_message(&w->lends, m); return true;
     case FRAME_KV_OPENED: on_opened(w, m); return true;
     case FRAME_KV_EVENT: return on_follower_event(w, m);
     case FRAME_CANCEL: {
@@ -482,6 +498,7 @@ void prefill_on_lost(struct prefill_worker *w, uint64_t node)
     uint32_t rank = prefill_ranks_find(&w->ranks, node);
     if (rank) on_follower_lost(w, rank);
     kv_sender_on_lost(&w->sender, node);
+    kv_lends_on_lost(&w->lends, node);
     LIST_FOREACH (p, &w->live, struct prefill_prompt, link) {
         if (p->state == PROMPT_CLOSING) continue;
         if (p->entry == node) close_prompt(w, p);
@@ -494,9 +511,17 @@ void prefill_on_lost(struct prefill_worker *w, uint64_t node)
 static void send_report(struct prefill_worker *w, const struct prefill_prompt *p)
 {
     Baton__PrefillReport r = BATON__PREFILL_REPORT__INIT;
+    Baton__CacheUse cache = BATON__CACHE_USE__INIT;
     r.queue_ns = p->queue_ns;
     r.prefill_ns = p->prefill_ns;
     r.n_cached = p->n_cached;
+    cache.host_tokens = p->cache.n_from[KV_TIER_HOST];
+    cache.disk_tokens = p->cache.n_from[KV_TIER_DISK];
+    cache.peer_tokens = p->cache.n_from[KV_TIER_PEER];
+    cache.load_ns = p->cache.load_ns;
+    cache.load_us = p->cache.load_us;
+    cache.compute_us = p->cache.compute_us;
+    r.cache = &cache;
     r.kv_bytes = p->parts.bytes;
     r.kv_ns = p->parts.slowest.ns;
     r.kv_busy_ns = p->parts.slowest.busy_ns;
@@ -533,6 +558,7 @@ static void on_computed(struct prefill_worker *w, struct prefill_prompt *p,
     p->queue_ns = ev->queue_ns;
     p->prefill_ns = ev->prefill_ns;
     p->n_cached = ev->n_cached;
+    p->cache = ev->cache;
     return_credit(w, p);
     if (p->state == PROMPT_CLOSING) {
         release_engine(w, p);
@@ -553,6 +579,7 @@ static void on_computed(struct prefill_worker *w, struct prefill_prompt *p,
 void prefill_on_engine(struct prefill_worker *w, const struct engine_event *ev)
 {
     struct prefill_prompt *p = map_get(&w->by_id, map_key_u64(&ev->id));
+    if (ev->kind == ENGINE_LENT) kv_lends_on_engine(&w->lends, ev);
     if (!p) return;
     switch (ev->kind) {
     case ENGINE_TOKEN:
@@ -579,7 +606,10 @@ void prefill_on_engine(struct prefill_worker *w, const struct engine_event *ev)
             fail_prompt(w, p, ERR_BUSY, BLAME_NOBODY, "a prompt logprob could not be sent");
         break;
     }
-    case ENGINE_PREEMPTED: /* of prefill_only sequences none is */
+    case ENGINE_PREEMPTED: /* one that loads: it starts again */
+    case ENGINE_FETCH:
+    case ENGINE_FETCH_OFF:
+    case ENGINE_LENT:
     case ENGINE_STARTED:
     case ENGINE_RESERVED: break;
     }
@@ -613,7 +643,7 @@ static void on_send_over(struct prefill_worker *w, struct prefill_prompt *p,
 void prefill_on_kvt(struct prefill_worker *w, const struct kvt_event *ev)
 {
     uint64_t id = kv_part_owner(ev->id);
-    if (kv_sender_on_kvt(&w->sender, ev)) return;
+    if (kv_sender_on_kvt(&w->sender, ev) || kv_lends_on_kvt(&w->lends, ev)) return;
     struct prefill_prompt *p = map_get(&w->by_id, map_key_u64(&id));
     if (p && (ev->kind == KVT_SENT || ev->kind == KVT_SEND_FAILED)) on_send_over(w, p, ev);
 }

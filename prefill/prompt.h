@@ -8,6 +8,7 @@
 #include "shared/base/mem.h"
 #include "shared/cluster/cluster.h"
 #include "shared/cluster/generation_wire.h"
+#include "shared/engine/engine.h"
 
 enum prefill_prompt_state {
     PROMPT_ASKED,      /* in the queue for a credit */
@@ -37,6 +38,9 @@ struct prefill_prompt {
     struct generation_wire wire;
     uint64_t queue_ns, prefill_ns;
     uint32_t n_cached;
+    struct engine_cache_use cache;
+    uint64_t peer; /* that is said to have KV of it; 0: none */
+    uint32_t n_peer_tokens;
     struct list link;  /* worker.live */
     struct list queue; /* worker.asked; else unlinked */
 };

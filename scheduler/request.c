@@ -137,18 +137,6 @@ bool request_send_ask(struct entry *e, struct request *r)
     return send_to(e, r, &r->prefill, LOSS_PREFILL_NODE, FRAME_ASK_CREDIT, &ask.base);
 }
 
-bool request_send_run(struct entry *e, struct request *r)
-{
-    struct arena arena;
-    struct generation_wire g = wire_of(r);
-    Baton__Run m = BATON__RUN__INIT;
-    arena_init(&arena);
-    m.generation = generation_wire_encode(&g, &arena);
-    bool sent = send_to(e, r, &r->decode, LOSS_DECODE_NODE, FRAME_RUN, &m.base);
-    arena_release(&arena);
-    return sent;
-}
-
 static Baton__NodeAddress *address_of(uint64_t process, const char *host, uint16_t port,
                                       struct arena *arena)
 {
@@ -158,6 +146,34 @@ static Baton__NodeAddress *address_of(uint64_t process, const char *host, uint16
     a->host = arena_strndup(arena, host, strlen(host));
     a->port = port;
     return a;
+}
+
+/* NULL: nobody else is known to have KV of its tokens that `node` could fetch. The node that handed
+ * it back has that of all of them, if it had begun. */
+static Baton__KvKept *kept_for(const struct entry *e, const struct request *r, uint64_t node,
+                               struct arena *arena)
+{
+    const uint64_t id = request_n_out(r) > 0 ? r->gave_back : 0;
+    const struct node_record *by = id && id != node ? view_find(&e->view, id) : NULL;
+    if (!by || by->is_lost) return NULL;
+    Baton__KvKept *k = arena_alloc(arena, sizeof *k);
+    baton__kv_kept__init(k);
+    k->node = address_of(by->node, by->host, by->cluster_port, arena);
+    k->n_tokens = r->n_tokens;
+    return k;
+}
+
+bool request_send_run(struct entry *e, struct request *r)
+{
+    struct arena arena;
+    struct generation_wire g = wire_of(r);
+    Baton__Run m = BATON__RUN__INIT;
+    arena_init(&arena);
+    m.generation = generation_wire_encode(&g, &arena);
+    m.kept = kept_for(e, r, r->decode.node, &arena);
+    bool sent = send_to(e, r, &r->decode, LOSS_DECODE_NODE, FRAME_RUN, &m.base);
+    arena_release(&arena);
+    return sent;
 }
 
 /* Where the ranks of a node are reached, by rank. NULL: its record has gone, so they are not known
@@ -214,6 +230,7 @@ bool request_send_prefill(struct entry *e, struct request *r, const Baton__Grant
     m.generation = generation_wire_encode(&g, &arena);
     m.n_parts = grant->n_parts;
     m.parts = grant->parts;
+    m.kept = kept_for(e, r, r->prefill.node, &arena);
     bool sent = send_to(e, r, &r->prefill, LOSS_PREFILL_NODE, FRAME_PREFILL, &m.base);
     arena_release(&arena);
     return sent;

@@ -37,6 +37,17 @@ static void on_grant(struct entry *e, struct request *r, const struct cluster_me
     baton__grant__free_unpacked(grant, NULL);
 }
 
+static struct gen_cache_use cache_use_of(const Baton__CacheUse *c)
+{
+    if (!c) return (struct gen_cache_use){ 0 };
+    return (struct gen_cache_use){ .n_host = c->host_tokens,
+                                   .n_disk = c->disk_tokens,
+                                   .n_peer = c->peer_tokens,
+                                   .load_ns = c->load_ns,
+                                   .load_us = c->load_us,
+                                   .compute_us = c->compute_us };
+}
+
 static void on_report(struct request *r, const struct cluster_message *m)
 {
     Baton__PrefillReport *p = baton__prefill_report__unpack(NULL, m->body.n,
@@ -50,6 +61,7 @@ static void on_report(struct request *r, const struct cluster_message *m)
     r->trace.kv_tail_ns = p->kv_tail_ns;
     r->trace.kv_link_speed = p->kv_link_speed;
     r->trace.n_cached = p->n_cached;
+    r->trace.cache = cache_use_of(p->cache);
     snprintf(r->trace.transport, sizeof r->trace.transport, "%s", p->transport);
     /* The prefill node has forgotten the request, so only the decode node owes something now, and
      * it cannot keep silent: if the first token got lost on its way there, it fails the sequence
@@ -91,6 +103,7 @@ static void on_finished(struct entry *e, struct request *r, const struct cluster
         r->trace.n_accepted = f->n_accepted;
         if (!r->prefill.node) {
             r->trace.n_cached = f->n_cached;
+            r->trace.cache = cache_use_of(f->cache);
             r->trace.queue_ns = f->queue_ns;
             r->trace.prefill_ns = f->prefill_ns;
         } else if (f->transport[0]) { /* a short answer may end before the report comes */

@@ -9,6 +9,7 @@
 #include "deploy/node/node_internal.h"
 #include "deploy/node/not_ready.h"
 #include "deploy/probe/probe_wire.h"
+#include "kernels/host/host_memory.h"
 #include "scheduler/directory/wire.h"
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
@@ -24,8 +25,11 @@ enum {
      * OPEN or FINISH without an answer within KVT_ANSWER_MS, dead and frozen peers end with their
      * links, and an engine without progress with those of its node. */
     STALL_MS = 60000,
+    HOST_TIER_SPARE = 8, /* one part of so many of the free memory is left to others */
     EMPTIED_MS = 1000 /* within which nodes are back in a directory that was flushed: a renewal */
 };
+
+static const double GIB = 1 << 30;
 
 /* ---- cluster ---- */
 
@@ -242,6 +246,41 @@ static void warn_of_pace(const struct node_options *o)
         log_warn("faults are injected into the engine", "plan=\"%s\"", o->fault_text);
 }
 
+/* --swap-space, or what this host's ranks can have of it: its pages are taken when they are used,
+ * and by then it would be too late to say that there are none. */
+static void limit_host_tier(struct node *n)
+{
+    struct node_options *o = &n->o;
+    struct kv_layout l;
+    model_kv_layout(n->model.weights, o->block_tokens, o->n_blocks, &l);
+    const uint64_t pool = n->model.weights->kernels->device->is_host ? kv_layout_pool_bytes(&l) : 0,
+                   available = host_memory_available() / (o->n_host_ranks ? o->n_host_ranks : 1),
+                   left = available > pool ? available - pool : 0,
+                   most = left - left / HOST_TIER_SPARE;
+    if (o->tiers.host_bytes <= most) return;
+    log_warn("less swap space than asked for",
+             "asked_gib=%.1f gib=%.1f why=\"the host has %.1f GiB "
+             "free for this rank, and the KV cache takes %.1f\"",
+             (double)o->tiers.host_bytes / GIB, (double)most / GIB, (double)available / GIB,
+             (double)pool / GIB);
+    o->tiers.host_bytes = most < kv_layout_block_bytes(&l) ? 0 : most;
+}
+
+/* NULL: no memories behind the KV pool. */
+static const struct kv_store_options *tiers_of(struct node *n)
+{
+    struct node_options *o = &n->o;
+    if (!o->tiers.host_bytes && !o->tiers.disk.folder) return NULL;
+    if (n->model.weights->share.tp_size > 1) {
+        log_warn("no KV is kept behind the KV cache",
+                 "why=\"not built yet for a node of several ranks (--tensor-parallel-size): "
+                 "--swap-space and --kv-cache-dir have no effect\"");
+        return NULL;
+    }
+    limit_host_tier(n);
+    return o->tiers.host_bytes || o->tiers.disk.folder ? &o->tiers : NULL;
+}
+
 static enum status start_engine(struct node *n, struct err *err)
 {
     const struct node_options *o = &n->o;
@@ -253,6 +292,7 @@ static enum status start_engine(struct node *n, struct err *err)
         .max_batched_tokens = o->max_batched_tokens,
         .max_waiting = o->max_waiting,
         .prefix_cache = o->prefix_cache,
+        .tiers = tiers_of(n),
         .eager = o->eager,
         .pace = o->pace_file ? &o->pace : NULL,
         .fault = o->fault_text ? &o->fault : NULL,

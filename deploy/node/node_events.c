@@ -19,7 +19,8 @@ struct node_event {
         struct engine_event engine;
         struct kvt_event kvt;
     } u;
-    int32_t *blocks; /* owned copies of engine.blocks and engine.hidden */
+    int32_t *blocks; /* owned copies of engine.blocks, engine.keys and engine.hidden */
+    struct hash128 *keys;
     float *hidden;
 };
 
@@ -35,6 +36,7 @@ static void wake_loop(void *arg)
 static void free_copies(const struct node_event *ev)
 {
     mem_free(ev->blocks);
+    mem_free(ev->keys);
     mem_free(ev->hidden);
 }
 
@@ -54,8 +56,8 @@ void node_events_of_engine(void *arg, const struct engine_event *e)
 {
     struct node_event ev = { .from = FROM_ENGINE };
     ev.u.engine = *e;
-    if (e->kind == ENGINE_RESERVED && e->n_blocks)
-        ev.blocks = mem_dup(e->blocks, e->n_blocks * sizeof *e->blocks);
+    if (e->blocks && e->n_blocks) ev.blocks = mem_dup(e->blocks, e->n_blocks * sizeof *e->blocks);
+    if (e->keys && e->n_blocks) ev.keys = mem_dup(e->keys, e->n_blocks * sizeof *e->keys);
     if (e->hidden) ev.hidden = mem_dup(e->hidden, e->n_hidden * sizeof *e->hidden);
     post_event(arg, &ev);
 }
@@ -88,9 +90,12 @@ static void dispatch_to_followers(struct node *n, const struct node_event *ev)
 static void dispatch(struct node *n, struct node_event *ev)
 {
     if (ev->from == FROM_ENGINE) {
+        const bool fetches = ev->u.engine.kind == ENGINE_FETCH ||
+                             ev->u.engine.kind == ENGINE_FETCH_OFF;
         ev->u.engine.blocks = ev->blocks;
+        ev->u.engine.keys = ev->keys;
         ev->u.engine.hidden = ev->hidden;
-        if (ev->u.engine.id & DECODE_IDS) decode_on_engine(n->decode, &ev->u.engine);
+        if (fetches || (ev->u.engine.id & DECODE_IDS)) decode_on_engine(n->decode, &ev->u.engine);
         else prefill_on_engine(n->prefill, &ev->u.engine);
         return;
     }

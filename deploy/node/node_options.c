@@ -196,6 +196,27 @@ static const char *given_as(const struct config *c, const char *name, const char
     return config_is_set(c, name) ? config_source_text(c, name) : usual;
 }
 
+/* The memories behind the KV pool. */
+static enum status read_tiers(const struct config *c, struct node_options *o, struct err *err)
+{
+    const char *type = config_string(c, "kv-cache-tier-dtype");
+    struct kv_store_options *t = &o->tiers;
+    *t = (struct kv_store_options){ .slot_dtype = o->kv_dtype };
+    t->host_bytes = (uint64_t)(config_float(c, "swap-space") * (double)(1 << 30));
+    t->disk.folder = config_string(c, "kv-cache-dir");
+    t->disk.bytes = (uint64_t)(config_float(c, "kv-cache-disk") * (double)(1 << 30));
+    if (*type && strcmp(type, "auto") != 0 && kv_rows_from_name(type, &t->slot_dtype, err) != OK)
+        return err_prefix(err, "--kv-cache-tier-dtype: ");
+    t->rounds = t->slot_dtype != o->kv_dtype;
+    if (config_is_set(c, "kv-cache-disk") && !t->disk.folder)
+        return err_field(err, ERR_CONFIG, "kv-cache-disk",
+                         "--kv-cache-disk needs --kv-cache-dir, the folder to keep KV in");
+    if ((t->host_bytes || t->disk.folder) && !o->prefix_cache)
+        buf_add_c(&o->notes, "note: --swap-space and --kv-cache-dir have no effect without "
+                             "--enable-prefix-caching\n");
+    return OK;
+}
+
 static enum status read_engine(const struct config *c, struct node_options *o, struct err *err)
 {
     o->device = config_string(c, "device");
@@ -214,6 +235,7 @@ static enum status read_engine(const struct config *c, struct node_options *o, s
     o->max_batched_tokens = (uint32_t)config_int(c, "max-num-batched-tokens");
     o->max_waiting = (uint32_t)config_int(c, "max-waiting");
     o->prefix_cache = config_bool(c, "enable-prefix-caching");
+    TRY(read_tiers(c, o, err));
     o->gpu_share = config_float(c, "gpu-memory-utilization");
     o->eager = config_bool(c, "enforce-eager");
     o->deterministic = config_bool(c, "deterministic");
@@ -823,6 +845,22 @@ static void print_directory(const struct node_options *o, const struct config *c
         print_port(out, c, "control", o->cluster_host, o->control_port, "engine-worker-queue-port");
 }
 
+static void print_tiers(const struct node_options *o, const struct config *c, struct buf *out)
+{
+    const struct kv_store_options *t = &o->tiers;
+    char text[512];
+    if (t->host_bytes) {
+        snprintf(text, sizeof text, "%.1f GiB of host memory, as %s",
+                 (double)t->host_bytes / (1 << 30), kv_rows_name(t->slot_dtype));
+        line(out, "KV behind it", text, config_source_text(c, "swap-space"));
+    }
+    if (t->disk.folder) {
+        snprintf(text, sizeof text, "%.1f GiB in %.400s, as %s", (double)t->disk.bytes / (1 << 30),
+                 t->disk.folder, kv_rows_name(t->slot_dtype));
+        line(out, "KV on disk", text, config_source_text(c, "kv-cache-dir"));
+    }
+}
+
 /* What bounds a request and where it is computed. */
 static void print_compute(const struct node_options *o, const struct config *c, struct buf *out)
 {
@@ -841,6 +879,7 @@ static void print_compute(const struct node_options *o, const struct config *c, 
         snprintf(text, sizeof text, "%s, up to %u tokens", o->draft.ops->name, o->draft.n_tokens);
         line(out, "drafts", text, draft_options_source(c));
     }
+    print_tiers(o, c, out);
     line(out, "computes on",
          strcmp(o->device, "cuda") == 0 ? "the GPU (first of CUDA_VISIBLE_DEVICES)" : "the CPU",
          config_source_text(c, "device"));

@@ -17,6 +17,7 @@
 #include "shared/cluster/group.h"
 #include "shared/engine/engine_fault.h"
 #include "shared/engine/pace.h"
+#include "shared/kv/tier/kv_store.h"
 #include "shared/net/http/http_server.h"
 #include "shared/serve/tenants.h"
 
@@ -56,7 +57,8 @@ struct node_options {
     uint64_t kv_bytes; /* 0: 1/NODE_KV_SHARE of what is free after the load, for all ranks */
     uint32_t max_seqs, max_batched_tokens, max_waiting;
     bool prefix_cache;
-    const char *pace_file; /* --pace or NULL, and what is in it */
+    struct kv_store_options tiers; /* --swap-space, --kv-cache-dir, ..: behind the KV pool */
+    const char *pace_file;         /* --pace or NULL, and what is in it */
     struct pace_curve pace;
     struct draft_config draft;
     const char *fault_text; /* BATON_ENGINE_FAULT or NULL, and what it says */

@@ -27,10 +27,16 @@ const struct option COMPATIBILITY_OPTIONS[] = {
     /* ---- Options of other systems without effect on answers ---- */
     ACCEPT("kv-cache-ratio", NULL, "BLOCK_RATIO", OPT_FLOAT, "Compatibility",
            "Share of KV blocks for prompts.", "prompts and answers share one pool of KV blocks"),
-    ACCEPT("swap-space", NULL, NULL, OPT_FLOAT, "Compatibility",
-           "GB of CPU memory behind the GPU cache.",
-           "KV is not moved between memories: on the CPU the cache is in its memory already, "
-           "on a GPU what does not fit is computed again"),
+    ACCEPT("kvcache-storage-backend", "kv-offloading-backend hicache-storage-backend", NULL,
+           OPT_STRING, "Compatibility", "Store of KV blocks.",
+           "there is no store to connect to: --swap-space keeps KV in memory and --kv-cache-dir on "
+           "a disk"),
+    ACCEPT("write-policy", "hicache-write-policy", NULL, OPT_STRING, "Compatibility",
+           "When KV goes to slower memory.",
+           "blocks are written through in the background, as soon as they are complete"),
+    ACCEPT("preemption-mode", NULL, NULL, OPT_STRING, "Compatibility",
+           "What happens to a preempted sequence's KV.",
+           "it goes to --swap-space where that is sooner than computing it again"),
     ACCEPT("enable-chunked-prefill", NULL, NULL, OPT_BOOL, "Compatibility",
            "Compute long prompts in chunks.", "chunked prefill is always on"),
     ACCEPT("max-num-partial-prefills", NULL, "MAX_PREFILL_BATCH", OPT_INT, "Compatibility",

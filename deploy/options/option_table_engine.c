@@ -102,6 +102,45 @@ const struct option ENGINE_OPTIONS[] = {
         .help = "Keep KV blocks of finished requests for prompts that begin alike.",
     },
     {
+        .name = "swap-space",
+        .aliases = "hicache-size kv-offloading-size",
+        .env = "BATON_SWAP_SPACE",
+        .type = OPT_FLOAT,
+        RANGE(0, 1048576),
+        .def = "0",
+        IN("Engine", NODE),
+        .help = "GiB of host memory behind the KV cache, for each rank: blocks that it evicts stay "
+                "there and come back when that is sooner than computing them "
+                "(docs/kv-cache.md). At most what the host has free is taken.",
+    },
+    {
+        .name = "kv-cache-dir",
+        .env = "BATON_KV_CACHE_DIR",
+        .type = OPT_STRING,
+        IN("Engine", NODE),
+        .help = "Folder on a local disk that keeps KV blocks, also over a restart. The nodes of a "
+                "host that serve the same model may share it.",
+    },
+    {
+        .name = "kv-cache-disk",
+        .env = "BATON_KV_CACHE_DISK",
+        .type = OPT_FLOAT,
+        RANGE(0.001, 1048576),
+        .def = "16",
+        IN("Engine", NODE),
+        .help = "GiB that the files of --kv-cache-dir may take, whoever writes them.",
+    },
+    {
+        .name = "kv-cache-tier-dtype",
+        .env = "BATON_KV_CACHE_TIER_DTYPE",
+        .type = OPT_STRING,
+        .def = "auto",
+        IN("Engine", NODE),
+        .help = "What KV is held as in --swap-space and --kv-cache-dir: auto (as in the KV cache, "
+                "so that answers do not depend on what was cached), int8 or fp8 (half the room of "
+                "bfloat16; answers that use such blocks differ a little), bfloat16, float16.",
+    },
+    {
         .name = "device",
         .env = "BATON_DEVICE",
         .type = OPT_ENUM,

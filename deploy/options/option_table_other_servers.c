@@ -11,9 +11,6 @@
 #define STEP_TOKENS "--max-num-batched-tokens is the most tokens of one step"
 #define NO_EXPERTS                                                                                 \
     "see --enable-expert-parallel, by which the ranks of --data-parallel-size share the experts"
-#define NO_OFFLOAD                                                                                 \
-    "KV is not moved between memories: on the CPU the cache is in its memory already, on a GPU "   \
-    "what does not fit is computed again"
 #define OWN_HOST                                                                                   \
     "give --data-parallel-address for ranks that share experts; other nodes of several hosts "     \
     "find "                                                                                        \
@@ -61,8 +58,10 @@ const struct option OTHER_SERVERS_OPTIONS[] = {
               "all sequences share one pool of KV blocks"),
     NO_EFFECT("cache-reuse", NULL, OPT_INT, "Reuse chunks of the KV cache.",
               "--enable-prefix-caching reuses the blocks of equal beginnings"),
-    NO_EFFECT("enable-hierarchical-cache", NULL, OPT_BOOL, "Keep KV in CPU memory.", NO_OFFLOAD),
-    NO_EFFECT("hicache-ratio", "hicache-size", OPT_FLOAT, "CPU memory for KV.", NO_OFFLOAD),
+    NO_EFFECT("enable-hierarchical-cache", NULL, OPT_BOOL, "Keep KV in CPU memory.",
+              "--swap-space, with a size in GiB, does"),
+    NO_EFFECT("hicache-ratio", NULL, OPT_FLOAT, "CPU memory for KV, by the GPU's.",
+              "give --swap-space in GiB"),
     NO_EFFECT("jinja", NULL, OPT_BOOL, "Use the model's Jinja template.",
               "chat templates are always rendered as Jinja"),
     NO_EFFECT("enable-reasoning", NULL, OPT_BOOL, "Tell reasoning from the answer.",

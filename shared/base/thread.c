@@ -40,6 +40,11 @@ enum status thread_start(pthread_t *out, void *(*fn)(void *), void *arg)
     return rc == 0 ? OK : ERR_FULL;
 }
 
+void thread_lower_priority(void)
+{
+    (void)setpriority(PRIO_PROCESS, (id_t)gettid(), LOW_NICE); /* of this thread alone */
+}
+
 struct low_call {
     void (*fn)(void *);
     void *arg;
@@ -48,8 +53,7 @@ struct low_call {
 static void *run_low(void *arg)
 {
     const struct low_call *call = arg;
-    /* Of this thread alone; it may not be raised again, so the thread ends with the call. */
-    (void)setpriority(PRIO_PROCESS, (id_t)gettid(), LOW_NICE);
+    thread_lower_priority(); /* it may not be raised again, so the thread ends with the call */
     call->fn(call->arg);
     return NULL;
 }

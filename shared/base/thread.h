@@ -22,6 +22,8 @@ bool thread_is(enum thread_kind kind);
 
 /* Starts `fn(arg)` on a new joinable thread with all signals blocked. */
 enum status thread_start(pthread_t *out, void *(*fn)(void *), void *arg) MUST_CHECK;
+/* The calling thread from now on takes only what others leave of the CPUs. */
+void thread_lower_priority(void);
 /* Runs fn(arg) on a thread of low priority and waits for it: long work then takes only what others
  * leave of the CPUs. On this thread when none can be started. */
 void thread_run_low(void (*fn)(void *), void *arg);

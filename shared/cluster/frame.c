@@ -77,6 +77,8 @@ static const char *const NAMES[FRAME_TYPE_END] = {
     [FRAME_ATTACHED] = "attached",
     [FRAME_DETACHED] = "detached",
     [FRAME_PREEMPTED] = "preempted",
+    [FRAME_FETCH] = "fetch",
+    [FRAME_FETCH_REFUSED] = "fetch_refused",
 };
 
 const char *frame_type_name(unsigned type)

@@ -64,6 +64,8 @@ enum frame_type {
     FRAME_ATTACHED,
     FRAME_DETACHED,
     FRAME_PREEMPTED,
+    FRAME_FETCH,
+    FRAME_FETCH_REFUSED,
     FRAME_TYPE_END
 };
 

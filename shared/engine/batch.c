@@ -40,11 +40,14 @@ void batch_release(struct batch *b)
 
 /* ---- preemption ---- */
 
-/* The newest running sequence that is not prefill_only: blocks of those may be in transfer to a
- * peer. */
-static struct seq *newest_running(struct engine *e)
+/* The newest sequence that computes or loads, but for those whose blocks peers read or write. */
+static struct seq *newest_victim(struct engine *e)
 {
     struct seq *newest = NULL;
+    LIST_FOREACH (s, &e->loading, struct seq, node) {
+        if (s->fetch.runs || s->lends) continue;
+        if (!newest || s->order > newest->order) newest = s;
+    }
     LIST_FOREACH (s, &e->running, struct seq, node)
         if (!s->prefill_only && (!newest || s->order > newest->order)) newest = s;
     return newest;
@@ -55,7 +58,9 @@ static void preempt(struct engine *e, struct seq *s)
     ASSERT(s->n_future == 0); /* may_launch_ahead: false when blocks may run out */
     log_debug("sequence preempted", "request=%016llx tokens=%u blocks=%u",
               (unsigned long long)s->request, s->n_tokens, s->n_blocks);
+    if (s->state == SEQ_RUNNING && !s->load) engine_swap_out(e, s);
     engine_unlist(e, s);
+    engine_stop_load(e, s);
     seq_drop_blocks(s, e->pool);
     s->state = SEQ_WAITING;
     s->preempted = true;
@@ -78,18 +83,22 @@ static uint32_t blocks_to_start(const struct engine *e, const struct seq *s)
     return seq_blocks_for(n, e->opt.block_tokens);
 }
 
-/* The running sequences that will give blocks back by themselves; of more than one step holds,
- * some. A prompt's are sent to another node soon. */
-static size_t list_holders(const struct engine *e, struct batch *b)
+static size_t add_holders(struct batch *b, const struct list *of, size_t n)
 {
-    size_t n = 0;
-    LIST_FOREACH (s, &e->running, struct seq, node) {
+    LIST_FOREACH (s, of, struct seq, node) {
         if (n == b->max_chunks) break;
         b->holders[n++] = (struct block_holder){ s->n_blocks, s->prefill_only
                                                                   ? 1
                                                                   : s->n_tokens_max - s->n_tokens };
     }
     return n;
+}
+
+/* The sequences that will give blocks back by themselves; of more than one step holds, some. A
+ * prompt's are sent to another node soon. */
+static size_t list_holders(const struct engine *e, struct batch *b)
+{
+    return add_holders(b, &e->loading, add_holders(b, &e->running, 0));
 }
 
 /* Those that were preempted wait at the front, the oldest first, so each waits for the blocks of
@@ -118,8 +127,8 @@ static void tell_preempted(struct engine *e)
 static bool ensure_block(struct engine *e, struct seq *s)
 {
     while (s->n_blocks <= s->n_computed / e->opt.block_tokens) {
-        if (seq_grow(s, e->pool) == OK) continue;
-        struct seq *victim = newest_running(e);
+        if (seq_grow(s, e->pool) == OK || engine_settle_copies(e)) continue;
+        struct seq *victim = newest_victim(e);
         ASSERT(victim != NULL); /* s is one: prefill_only sequences never grow */
         preempt(e, victim);
         if (victim == s) return false;
@@ -200,6 +209,7 @@ static uint32_t add_chunk(struct batch *b, struct seq *s, uint32_t n)
     if (end == begin) return 0;
     add_seqs(b, s, begin, end, first_row);
     b->chunks[b->n_chunks++] = (struct batch_chunk){ .seq = s, .begin = begin, .end = end };
+    b->streams |= s->stream.runs;
     return end - begin;
 }
 
@@ -290,37 +300,82 @@ static void announce_start(struct engine *e, struct seq *s)
     s->t_start_ns = s->t_computes_ns;
     s->n_cached = s->n_computed;
     counter_add(e->metrics.prompt_tokens, s->n_prompt);
-    engine_emit(
-        e, &(struct engine_event){
-               .kind = ENGINE_STARTED, .id = s->id, .stop_token = -1, .n_cached = s->n_cached });
+    engine_emit(e, &(struct engine_event){ .kind = ENGINE_STARTED,
+                                           .id = s->id,
+                                           .stop_token = -1,
+                                           .n_cached = s->n_cached,
+                                           .cache = s->cache });
     if (!s->prefill_only || !s->n_computed || !e->opt.on_kv_ready) return;
     /* The receiver may lack the cached blocks. Their KV is complete: no event. */
     for (uint32_t layer = 0; layer < e->layout.n_layers; layer++)
         e->opt.on_kv_ready(e->opt.arg, s->id, layer, 0, s->n_computed, s->blocks, 0);
 }
 
-bool batch_next_needs_completion(struct engine *e)
+static bool has_place(const struct engine *e)
 {
-    if (list_empty(&e->waiting) || e->n_running >= e->opt.max_seqs) return false;
-    struct seq *s = LIST_FIRST(&e->waiting, struct seq, node);
-    return s->prefill_only && seq_fits(s, e->pool, e->opt.block_tokens, blocks_to_start(e, s));
+    return e->n_running + e->n_loading < e->opt.max_seqs;
 }
 
-/* Moves the head of the waiting queue to running. NULL: the queue is empty, or there is no room for
- * its head, which no other sequence overtakes. */
-static struct seq *admit(struct engine *e)
+/* A sequence that has its blocks and, from caches, the KV of its first tokens. */
+static void run(struct engine *e, struct seq *s)
 {
-    if (list_empty(&e->waiting) || e->n_running >= e->opt.max_seqs) return NULL;
-    struct seq *s = LIST_FIRST(&e->waiting, struct seq, node);
-    /* its cached blocks are sent to a peer at once: they must be complete */
-    if (s->prefill_only && engine_has_inflight(e)) return NULL;
-    if (seq_take_blocks(s, e->pool, e->opt.block_tokens, blocks_to_start(e, s)) != OK) return NULL;
     engine_unlist(e, s);
     s->state = SEQ_RUNNING;
     list_push(&e->running, &s->node);
     e->n_running++;
     engine_set_remaining(e, s, seq_n_pending(s));
     announce_start(e, s);
+}
+
+static bool is_loaded(const struct seq *s) { return !s->load && !s->fetch.runs; }
+
+static void start_loaded(struct engine *e, struct seq *s)
+{
+    if (s->lends) {
+        engine_lent(e, s);
+        return;
+    }
+    engine_use_fetched(e, s);
+    run(e, s);
+}
+
+bool batch_next_needs_completion(struct engine *e)
+{
+    LIST_FOREACH (s, &e->loading, struct seq, node)
+        if (is_loaded(s) && s->prefill_only) return true;
+    if (list_empty(&e->waiting) || !has_place(e)) return false;
+    struct seq *s = LIST_FIRST(&e->waiting, struct seq, node);
+    return s->prefill_only && seq_fits(s, e->pool, e->opt.block_tokens, blocks_to_start(e, s));
+}
+
+/* Sequences whose load is over, or soon. */
+static void run_loaded(struct engine *e)
+{
+    LIST_FOREACH (s, &e->loading, struct seq, node)
+        if (engine_stream(e, s)) run(e, s);
+        else if (is_loaded(s) && !(s->prefill_only && engine_has_inflight(e))) start_loaded(e, s);
+}
+
+static void wait_for_load(struct engine *e, struct seq *s)
+{
+    engine_unlist(e, s);
+    s->state = SEQ_LOADING;
+    list_push(&e->loading, &s->node);
+    e->n_loading++;
+}
+
+/* Moves the head of the waiting queue to running, or to loading. NULL: the queue is empty, or there
+ * is no room for its head, which no other sequence overtakes. */
+static struct seq *admit(struct engine *e)
+{
+    if (list_empty(&e->waiting) || !has_place(e)) return NULL;
+    struct seq *s = LIST_FIRST(&e->waiting, struct seq, node);
+    /* its cached blocks are sent to a peer at once: they must be complete */
+    if (s->prefill_only && engine_has_inflight(e)) return NULL;
+    if (engine_tiers_are_bringing(e, s)) return NULL;
+    if (seq_take_blocks(s, e->pool, e->opt.block_tokens, blocks_to_start(e, s)) != OK) return NULL;
+    if (engine_load(e, s) && !engine_stream(e, s)) wait_for_load(e, s);
+    else run(e, s);
     return s;
 }
 
@@ -332,7 +387,7 @@ static void start_prompts(struct engine *e, bool that_go_first)
         if (that_go_first && !LIST_FIRST(&e->waiting, struct seq, node)->goes_first) break;
         struct seq *s = admit(e);
         if (!s) break;
-        add_pending(b, s, part_of(e, b, s));
+        if (s->state == SEQ_RUNNING) add_pending(b, s, part_of(e, b, s));
     }
 }
 
@@ -340,7 +395,8 @@ void batch_build(struct engine *e)
 {
     struct batch *b = engine_batch(e);
     b->n_rows = b->n_chunks = b->n_seqs = b->n_logits = 0;
-    b->preempted = false;
+    b->preempted = b->streams = false;
+    run_loaded(e);
     choose_decodes(e);
     engine_draft_propose(e);
     add_decodes(e);

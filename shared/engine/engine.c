@@ -28,6 +28,14 @@ static bool find_fault(struct engine *e, struct err *err)
     return e->node.fault.code != OK;
 }
 
+/* How long an idle engine sleeps: it wakes up to see a lost device, and for its tiers. */
+static int idle_ms(const struct engine *e)
+{
+    const int tiers_ms = engine_tiers_wait_ms(e);
+    if (tiers_ms >= 0) return tiers_ms;
+    return e->device->is_host ? -1 : IDLE_CHECK_MS;
+}
+
 static void *engine_main(void *arg)
 {
     struct engine *e = arg;
@@ -37,6 +45,7 @@ static void *engine_main(void *arg)
     compute_pool_bind_caller(e->opt.model->kernels->pool);
     while (!atomic_load_explicit(&e->stop, memory_order_acquire)) {
         while (mailbox_take(e->commands, &c)) engine_command_run(e, &c);
+        engine_tiers_run(e);
         engine_update_metrics(e);
         atomic_store_explicit(&e->load.stepping, true, memory_order_relaxed);
         bool worked = e->opt.follows ? engine_follow_step(e) : engine_step(e);
@@ -48,9 +57,7 @@ static void *engine_main(void *arg)
         }
         if (worked) continue;
         engine_update_metrics(e);
-        /* wakes up to see a lost device */
-        if (!mailbox_wait(e->commands, e->device->is_host ? -1 : IDLE_CHECK_MS))
-            (void)device_available(e->device);
+        if (!mailbox_wait(e->commands, idle_ms(e))) (void)device_available(e->device);
     }
     device_wait(e->device); /* a step in flight writes to the pool */
     return NULL;
@@ -138,6 +145,7 @@ static void release(struct engine *e)
     size_t pos = 0;
     struct str key;
     void *value;
+    kv_store_free(e->store); /* first: its threads use the pool and wake the engine's */
     while (map_next(&e->seqs, &pos, &key, &value)) {
         struct seq *s = value;
         s->n_blocks = 0; /* the pool is freed as a whole */
@@ -148,6 +156,7 @@ static void release(struct engine *e)
     mailbox_free(e->commands);
     for (uint32_t i = 0; i < e->n_deferred_free; i++) mem_free(e->deferred_free[i].blocks);
     mem_free(e->deferred_free);
+    mem_free(e->tier_keys);
     kv_pool_destroy(e->pool);
     sampler_batch_free(e->sampler);
     mem_free(e->rows);
@@ -173,6 +182,13 @@ static void keep_pace(struct engine *e)
     e->opt.fault = e->opt.fault ? &e->fault : NULL;
 }
 
+static void init_lists(struct engine *e)
+{
+    list_init(&e->waiting);
+    list_init(&e->loading);
+    list_init(&e->running);
+}
+
 enum status engine_create(const struct engine_options *o, struct engine **out, struct err *err)
 {
     TRY(check_options(o, err));
@@ -182,8 +198,7 @@ enum status engine_create(const struct engine_options *o, struct engine **out, s
     e->device = o->model->kernels->device;
     if (engine_is_grouped(e)) engine_group_init(e);
     pthread_mutex_init(&e->node.lock, NULL);
-    list_init(&e->waiting);
-    list_init(&e->running);
+    init_lists(e);
     for (int i = 0; i < 2; i++) batch_init(&e->batches[i], o->max_batched_tokens, o->max_seqs);
     e->commands = mailbox_create(
         sizeof(struct engine_command),
@@ -195,6 +210,7 @@ enum status engine_create(const struct engine_options *o, struct engine **out, s
     set_limits(e);
     e->pool = kv_pool_create(o->n_blocks, o->block_tokens, o->prefix_cache);
     st = make_sampling(e, err);
+    if (st == OK) st = engine_tiers_create(e, err);
     if (st != OK) goto err_engine;
     if (engine_is_node(e)) engine_node_init(e);
     engine_metrics_init(&e->metrics, o->metrics, e->draft.drafter != NULL);
@@ -321,6 +337,20 @@ enum status engine_free_quarantined(struct engine *e, uint64_t id)
 enum status engine_release(struct engine *e, uint64_t id)
 {
     return post(e, &(struct engine_command){ .kind = ENGINE_COMMAND_RELEASE, .id = id });
+}
+
+enum status engine_fetched(struct engine *e, uint64_t id, uint32_t n_good)
+{
+    return post(
+        e, &(struct engine_command){ .kind = ENGINE_COMMAND_FETCHED, .id = id, .n_good = n_good });
+}
+
+enum status engine_lend(struct engine *e, uint64_t id, const struct hash128 *keys, uint32_t n)
+{
+    struct engine_command c = { .kind = ENGINE_COMMAND_LEND, .id = id };
+    if (n == 0 || n > e->layout.n_blocks) return ERR_INVALID;
+    TRY(seq_create_lent(id, keys, n, &c.seq));
+    return post(e, &c);
 }
 
 /* ---- facts: any thread ---- */

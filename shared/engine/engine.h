@@ -5,6 +5,7 @@
  *   reserve:  RESERVED ── activate ──▶ RUNNING ── tokens ──▶ FINISHED
  *                  └──── cancel ──▶ blocks back (or quarantined until engine_free_quarantined)
  *   submit:   WAITING ─▶ RUNNING (prompt, then tokens) ─▶ FINISHED
+ *             WAITING ─▶ LOADING (blocks of the prompt from the tiers) ─▶ RUNNING
  *             RUNNING ─ no blocks ─▶ WAITING (recompute)
  *
  * With drafts a step may yield several tokens of a sequence (draft/draft.h), the same as without.
@@ -21,6 +22,7 @@
 #include "shared/engine/pace.h"
 #include "shared/engine/sampler.h"
 #include "shared/kv/kv_pool.h"
+#include "shared/kv/tier/kv_store.h"
 #include "shared/model/model.h"
 
 /* A sequence is one of:
@@ -42,8 +44,9 @@ struct engine_options {
     uint32_t max_batched_tokens; /* rows in one step */
     uint32_t max_waiting;        /* sequences waiting; more is ERR_FULL */
     bool prefix_cache;
-    uint32_t tell_prefill_ms;      /* how often a long prefill says how far it is; 0: every 10 s */
-    bool eager;                    /* launch every kernel one by one: no captured graphs */
+    uint32_t tell_prefill_ms; /* how often a long prefill says how far it is; 0: every 10 s */
+    bool eager;               /* launch every kernel one by one: no captured graphs */
+    const struct kv_store_options *tiers; /* memories behind the pool; NULL: none. Copied */
     const struct pace_curve *pace; /* a step lasts what this says; NULL: what it takes. Copied */
     const struct engine_fault_plan *fault; /* for tests; NULL: none. Copied */
     const struct draft_config *draft;      /* speculative decoding; NULL: none. Copied; its
@@ -118,6 +121,10 @@ struct engine_request {
     bool prefill_only;
     bool goes_first;           /* before those that wait and do not, but for preempted ones */
     bool want_prompt_logprobs; /* per prompt token, with the sampling.n_logprobs best */
+    /* A peer that is said to have the KV of the first n_peer_tokens; 0: none is. Its blocks are
+     * fetched (FETCH) if that is expected to be sooner than computing them. */
+    uint64_t peer;
+    uint32_t n_peer_tokens;
 };
 
 enum engine_event_kind {
@@ -131,8 +138,22 @@ enum engine_event_kind {
     ENGINE_FINISHED,  /* exactly one per sequence unless it was canceled; the sequence holds no
                             * blocks, except prefill_only ones, which hold theirs until
                             * engine_release */
-    ENGINE_CANCELED,  /* answer to engine_cancel: exactly one per cancel of a live sequence;
+    /* Blocks of a sequence wait for their KV from its peer: engine_fetched has to follow. With
+     * FETCH_OFF nobody needs it any more; until engine_fetched they stay as they are. */
+    ENGINE_FETCH,
+    ENGINE_FETCH_OFF,
+    ENGINE_LENT,     /* answer to engine_lend: n_blocks lead blocks of those named are held */
+    ENGINE_CANCELED, /* answer to engine_cancel: exactly one per cancel of a live sequence;
                             * nothing follows */
+};
+
+/* Where the prompt's cached tokens came from, if not all were in the pool: of the first start. */
+struct engine_cache_use {
+    uint32_t n_from[KV_TIER_KINDS]; /* tokens */
+    uint64_t load_ns;               /* that the sequence waited for them */
+    /* What was expected of bringing them and of computing them; both also when that was chosen.
+     * 0: no tier had any, or it was not measured yet. */
+    uint32_t load_us, compute_us;
 };
 
 struct engine_event {
@@ -144,9 +165,13 @@ struct engine_event {
     uint32_t index;            /* TOKEN: 0-based output index; PROMPT_LOGPROB: prompt position */
     struct token_logprobs lp;  /* TOKEN, PROMPT_LOGPROB: lp.id always, logprobs when asked for */
     uint32_t n_cached; /* RESERVED, STARTED, FINISHED: prompt tokens from the prefix cache */
-    uint32_t n_blocks; /* RESERVED: blocks for the whole prompt */
-    /* RESERVED: [n_blocks], valid during the callback. The first n_cached / block_tokens of them
-     * hold their KV already and must not be written. */
+    struct engine_cache_use cache; /* STARTED, FINISHED: of n_cached */
+    uint32_t n_blocks;             /* RESERVED: blocks for the whole prompt. FETCH, LENT */
+    const struct hash128 *keys;    /* FETCH: [n_blocks] of the blocks, valid during the callback */
+    uint64_t peer;                 /* FETCH, and how long at most it is worth waiting for it */
+    uint32_t patience_ms;
+    /* RESERVED, FETCH, LENT: [n_blocks], valid during the callback. Of RESERVED the first
+     * n_cached / block_tokens of them hold their KV already and must not be written. */
     const int32_t *blocks;
     /* FINISHED: time in each stage. For a reservation queue_ns ends with engine_activate and
      * prefill_ns is 0. */
@@ -207,6 +232,14 @@ enum status engine_free_quarantined(struct engine *e, uint64_t id) MUST_CHECK;
  * max_tokens 0. */
 enum status engine_release(struct engine *e, uint64_t id) MUST_CHECK;
 
+/* The fetch of a sequence is over: the first n_good of its blocks hold what their keys say, and
+ * nobody writes to any of them any more. */
+enum status engine_fetched(struct engine *e, uint64_t id, uint32_t n_good) MUST_CHECK;
+/* Holds the blocks with these keys, from the first on as many as pool and tiers have, for a peer to
+ * read: ENGINE_LENT answers, once they are in the pool. Until engine_release or engine_cancel. */
+enum status engine_lend(struct engine *e, uint64_t id, const struct hash128 *keys,
+                        uint32_t n) MUST_CHECK;
+
 /* Takes over `ep`, and the experts that its placement gives this rank (model_experts_take of
  * engine_model; NULL: those of the model's share), as the group of `epoch`: at once if the engine
  * is in none, otherwise between two steps, once every rank of the group that it is in was given one
@@ -237,9 +270,9 @@ void engine_abort_node(struct engine *e);
 
 /* Facts and load; any thread (atomics). */
 struct engine_stats {
-    uint32_t n_running, n_waiting, n_reserved;
-    uint32_t n_blocks, n_blocks_free; /* free: free or evictable */
-    uint64_t progress;                /* published with the lease; advances with every slice of a
+    uint32_t n_running, n_waiting, n_reserved; /* running: or loading */
+    uint32_t n_blocks, n_blocks_free;          /* free: free or evictable */
+    uint64_t progress; /* published with the lease; advances with every slice of a
                                        * kernel, so that a long prefill chunk on a slow machine does
                                        * not look like a hang */
     uint64_t n_steps;

@@ -133,7 +133,7 @@ static void do_activate(struct engine *e, uint64_t id, const struct token_logpro
     s->t_start_ns = clock_ns();
     s->xfer_begin = s->n_computed;
     s->xfer_end = s->n_computed = s->n_tokens;
-    seq_publish_blocks(s, e->pool, e->opt.block_tokens, s->n_computed);
+    engine_publish(e, s, s->n_computed);
     (void)engine_take_token(e, s, first);
 }
 
@@ -141,7 +141,9 @@ static void do_cancel(struct engine *e, uint64_t id, bool fenced)
 {
     struct seq *s = find(e, id);
     if (!s || s->state == SEQ_QUARANTINED) return;
-    if (s->state == SEQ_RESERVED && !fenced) {
+    if (s->fetch.runs) {
+        engine_leave_fetch(e, s);
+    } else if (s->state == SEQ_RESERVED && !fenced) {
         engine_unlist(e, s);
         seq_quarantine_blocks(s, e->pool);
         s->state = SEQ_QUARANTINED;
@@ -156,9 +158,22 @@ static void do_cancel(struct engine *e, uint64_t id, bool fenced)
 static void do_fence(struct engine *e, uint64_t id)
 {
     struct seq *s = find(e, id);
-    if (!s || s->state != SEQ_QUARANTINED) return;
+    if (!s || s->state != SEQ_QUARANTINED || s->fetch.runs) return;
     seq_free_quarantined_blocks(s, e->pool);
     engine_forget(e, s);
+}
+
+static void do_lend(struct engine *e, struct seq *s)
+{
+    const uint64_t id = s->id;
+    if (enter(e, s)) {
+        s->state = SEQ_AWAITING_RELEASE;
+        engine_begin_lend(e, s);
+        return;
+    }
+    seq_free(s);
+    engine_emit(e, &(struct engine_event){
+                       .kind = ENGINE_LENT, .id = id, .status = ERR_INVALID, .stop_token = -1 });
 }
 
 static void do_release(struct engine *e, uint64_t id)
@@ -176,6 +191,8 @@ void engine_command_run(struct engine *e, const struct engine_command *c)
     case ENGINE_COMMAND_CANCEL: do_cancel(e, c->id, c->fenced); break;
     case ENGINE_COMMAND_FENCE: do_fence(e, c->id); break;
     case ENGINE_COMMAND_RELEASE: do_release(e, c->id); break;
+    case ENGINE_COMMAND_FETCHED: engine_end_fetch(e, c->id, c->n_good); break;
+    case ENGINE_COMMAND_LEND: do_lend(e, c->seq); break;
     case ENGINE_COMMAND_JOIN:
     case ENGINE_COMMAND_WAKE: engine_group_command(e, c); break;
     case ENGINE_COMMAND_NODE: engine_node_command(e, c); break;

@@ -20,6 +20,7 @@ void engine_unlist(struct engine *e, struct seq *s)
     list_remove(&s->node);
     if (s->state == SEQ_WAITING)
         atomic_fetch_sub_explicit(&e->load.n_waiting, 1, memory_order_relaxed);
+    if (s->state == SEQ_LOADING && !s->lends) e->n_loading--;
     if (s->state == SEQ_RUNNING) e->n_running--;
     if (s->state == SEQ_RESERVED) e->n_reserved--;
 }
@@ -76,6 +77,8 @@ static void release_blocks(struct engine *e, struct seq *s)
 void engine_forget(struct engine *e, struct seq *s)
 {
     engine_unlist(e, s);
+    engine_stop_load(e, s);
+    engine_drop_swap(e, s);
     engine_set_remaining(e, s, 0);
     release_blocks(e, s);
     void *was = map_del(&e->seqs, map_key_u64(&s->id));
@@ -105,6 +108,7 @@ void engine_finish(struct engine *e, struct seq *s, enum status status, enum fin
         .finish = why,
         .stop_token = stop_token,
         .n_cached = s->n_cached,
+        .cache = s->cache,
         .n_recomputed = s->n_recomputed,
         .n_verified = s->n_verified,
         .n_drafted = s->n_drafted,

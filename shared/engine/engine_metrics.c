@@ -25,6 +25,8 @@ static void init_steps(struct engine_metrics *m, struct metrics *r)
                                     "Steps that took longer than --pace says.");
     m->preemptions = metrics_counter(r, "baton_engine_preemptions_total", "",
                                      "Sequences that lost their KV blocks to an older sequence.");
+    m->swaps = metrics_counter(r, "baton_engine_swaps_total", "",
+                               "Preempted sequences whose KV went on from host memory.");
 }
 
 static void init_tokens(struct engine_metrics *m, struct metrics *r)
@@ -78,6 +80,8 @@ void engine_metrics_init(struct engine_metrics *m, struct metrics *r, bool has_d
     init_tokens(m, r);
     if (has_drafts) init_drafts(m, r);
     m->running = metrics_gauge(r, "baton_engine_running", "", "Sequences being computed.");
+    m->loading = metrics_gauge(r, "baton_engine_loading", "",
+                               "Sequences that wait for KV blocks from a tier behind the pool.");
     m->waiting = metrics_gauge(r, "baton_engine_waiting", "", "Sequences waiting to start.");
     m->reserved = metrics_gauge(r, "baton_engine_reserved", "",
                                 "Sequences whose KV is being written by a peer.");
@@ -109,10 +113,12 @@ void engine_update_metrics(struct engine *e)
     struct kv_pool_stats k;
     kv_pool_get_stats(e->pool, &k);
     model_look_at_rows(e->opt.model);
-    atomic_store_explicit(&e->load.n_running, e->n_running, memory_order_relaxed);
+    if (e->store) kv_store_update_metrics(e->store);
+    atomic_store_explicit(&e->load.n_running, e->n_running + e->n_loading, memory_order_relaxed);
     atomic_store_explicit(&e->load.n_reserved, e->n_reserved, memory_order_relaxed);
     atomic_store_explicit(&e->load.n_blocks_free, k.n_free + k.n_cached, memory_order_relaxed);
     gauge_set(m->running, e->n_running);
+    gauge_set(m->loading, e->n_loading);
     gauge_set(m->reserved, e->n_reserved);
     gauge_set(m->waiting, atomic_load_explicit(&e->load.n_waiting, memory_order_relaxed));
     gauge_set(m->free, k.n_free);

@@ -1,13 +1,13 @@
 /* engine_state.h - the engine's private state, shared by the files of this folder only.
  *
- *   engine.c          life cycle, the public calls, the thread
- *   engine_command.c  what a command does to its sequence
+ *   engine.c, engine_command.c  life cycle, public calls, the thread; what a command does
  *   batch.c           the batch of the next step: admission, growth, preemption
  *   engine_step.c     runs a step and chooses tokens
  *   engine_group.c    steps that other ranks take too
  *   engine_ranks.c    what the group's ranks compute, and for whom they wait
  *   engine_follow.c   steps of a node of several ranks, step_plan.c what its leader tells them
  *   engine_pace.c     lets a step last what a curve or a fault says (pace.h, engine_fault.h)
+ *   tiers/            blocks that go to and come from memories behind the pool, and peers
  *   engine_end.c      ends sequences and gives their blocks back; draft/ has engine_draft.c
  *   engine_metrics.c  metrics, and load and speed (engine_speed.h) that other threads read
  *
@@ -35,6 +35,8 @@ enum engine_command_kind {
     ENGINE_COMMAND_CANCEL,
     ENGINE_COMMAND_FENCE,
     ENGINE_COMMAND_RELEASE,
+    ENGINE_COMMAND_FETCHED,
+    ENGINE_COMMAND_LEND,
     ENGINE_COMMAND_JOIN,
     ENGINE_COMMAND_NODE,
     ENGINE_COMMAND_WAKE
@@ -45,7 +47,8 @@ struct engine_command {
     enum engine_command_kind kind;
     bool fenced; /* CANCEL */
     uint64_t id;
-    struct seq *seq;               /* SUBMIT, RESERVE */
+    uint32_t n_good;               /* FETCHED */
+    struct seq *seq;               /* SUBMIT, RESERVE, LEND */
     struct token_logprobs *first;  /* ACTIVATE */
     float *hidden;                 /* ACTIVATE; NULL: none */
     struct ep *ep;                 /* JOIN; NULL: leave. NODE */
@@ -66,9 +69,9 @@ struct engine_load {
 
 struct engine_metrics {
     struct counter *steps, *ahead, *graph_steps, *host_sampled, *abandoned, *paced_late,
-        *preemptions, *prompt_tokens, *generated, *recomputed, *queried, *hit, *evicted;
-    struct gauge *paced, *running, *waiting, *reserved, *free, *held, *cached, *quarantine,
-        *prefill_per_s, *decode_step;
+        *preemptions, *swaps, *prompt_tokens, *generated, *recomputed, *queried, *hit, *evicted;
+    struct gauge *paced, *running, *loading, *waiting, *reserved, *free, *held, *cached,
+        *quarantine, *prefill_per_s, *decode_step;
     struct histogram *step_seconds;
     struct counter *drafts, *draft_tokens, *accepted; /* NULL without a drafter */
     struct counter *accepted_at[DRAFT_TOKENS_MAX];
@@ -187,12 +190,17 @@ struct engine {
     _Atomic bool stop; /* release by engine_free, acquire by the thread */
 
     struct kv_pool *pool;
+    struct kv_store *store;        /* the memories behind it; NULL: none */
+    struct kv_store_options tiers; /* with opt.tiers, which points at it */
+    struct hash128 *tier_keys;     /* [n_blocks] of the load that is being planned */
+    struct tier_rate peer_rate;    /* of fetches from peers */
     struct sampler_batch *sampler;
     struct sampler_row *rows; /* [max_logits] */
     struct map seqs;          /* id → struct seq: every live sequence, whatever its state */
     struct list waiting;      /* first in, first out; preempted ones at the front */
+    struct list loading;      /* holding blocks, some of which come from a tier; by arrival */
     struct list running;      /* holding blocks, computing */
-    uint32_t n_running, n_reserved;
+    uint32_t n_loading, n_running, n_reserved;
     uint64_t last_order;
     struct batch batches[2]; /* [parity] */
     struct inflight_step inflight[2];
@@ -350,6 +358,69 @@ bool engine_node_settle(struct engine *e, uint32_t n_rows);
  * attention sequences: waits as long as a curve and a fault plan say, if there is one. */
 void engine_pace_step(struct engine *e, uint64_t begin_ns, const struct attn_seq *seqs,
                       uint32_t n_seqs);
+
+/* engine_tiers.c */
+enum status engine_tiers_create(struct engine *e, struct err *err) MUST_CHECK;
+/* Takes what the tiers report; once per turn of the thread. */
+void engine_tiers_run(struct engine *e);
+/* How long the thread may sleep; -1: until it is woken. */
+int engine_tiers_wait_ms(const struct engine *e);
+/* Do the tiers bring the next cacheable blocks of the waiting sequence for another one now? Then it
+ * will find them in the pool. */
+bool engine_tiers_are_bringing(struct engine *e, struct seq *s);
+/* Begins to load blocks of a sequence that has just taken its blocks. False: it has what there is,
+ * or computing is sooner. */
+bool engine_load(struct engine *e, struct seq *s);
+/* What the tiers have of these blocks, for a peer. Returns plan->n; 0 without tiers. */
+uint32_t engine_plan_lent(struct engine *e, const struct hash128 *keys, uint32_t n,
+                          struct kv_store_plan *out);
+/* Ends the load of a sequence, if it has one. Nobody writes to its blocks any more. */
+void engine_stop_load(struct engine *e, struct seq *s);
+/* Keeps in host memory what the prefix cache and the tiers might lose of a sequence that is about
+ * to be preempted, if that is sooner than computing it again. */
+void engine_swap_out(struct engine *e, struct seq *s);
+/* It ends: what was kept of it is not needed. */
+void engine_drop_swap(struct engine *e, struct seq *s);
+/* Publishes the sequence's full blocks of its first n_complete tokens, and offers them to the
+ * tiers. */
+void engine_publish(struct engine *e, struct seq *s, uint32_t n_complete);
+/* Waits shortly for blocks that are held only to be copied to a tier. True: some came back. */
+bool engine_settle_copies(struct engine *e);
+
+/* Seconds in which a block of a prompt is computed; 0: not measured yet. */
+double engine_block_seconds(const struct engine *e);
+
+/* Where the sequence's cached tokens came from, for its trace. */
+void engine_note_load(const struct engine *e, struct seq *s, const struct kv_load *l);
+
+/* engine_stream.c */
+/* May the sequence's blocks come layer by layer? */
+bool engine_may_stream(const struct engine *e, const struct seq *s);
+/* May a sequence that loads start now, since the rest comes in time? Then its blocks count as
+ * computed. */
+bool engine_stream(struct engine *e, struct seq *s);
+/* Its load is over. */
+void engine_end_stream_load(struct engine *e, struct seq *s);
+/* Before the attention of a layer: waits for what the step's sequences read of it. */
+void engine_await_layer(struct engine *e, uint32_t layer);
+/* The step was submitted: takes those whose layers did not come out of it. */
+void engine_end_streams(struct engine *e);
+
+/* engine_peers.c */
+void engine_peers_init(struct engine *e);
+/* Fetches blocks from the sequence's peer, those after the first n_before that caches have or
+ * bring, if it has more and that is sooner than computing them. *load_s, *compute_s: what both
+ * would take are added. True: it waits for them. */
+bool engine_fetch(struct engine *e, struct seq *s, uint32_t n_before, double block_s,
+                  double *load_s, double *compute_s);
+void engine_end_fetch(struct engine *e, uint64_t id, uint32_t n_good);
+/* It is canceled while its fetch runs: the blocks that a peer may write to go to quarantine. */
+void engine_leave_fetch(struct engine *e, struct seq *s);
+/* Its loads are over, and it starts: what the peer brought counts as computed. */
+void engine_use_fetched(struct engine *e, struct seq *s);
+void engine_begin_lend(struct engine *e, struct seq *s);
+/* Its load is over, or it needs none. */
+void engine_lent(struct engine *e, struct seq *s);
 
 /* engine_end.c */
 /* Gives back the blocks, emits FINISHED and forgets the sequence. A prefill_only sequence keeps its

@@ -88,6 +88,7 @@ static void on_layer(void *arg, uint32_t layer)
 {
     struct engine *e = arg;
     const struct batch *b = engine_batch(e);
+    if (b->streams) engine_await_layer(e, layer);
     uint64_t event = b->n_rows > b->n_chunks ? device_record_event(e->device) : 0;
     if (!event) count_layer(e);
     /* completion notices a failed device */
@@ -171,7 +172,7 @@ static bool submit(struct engine *e, uint32_t group_rows)
         .n_blocks = e->layout.n_blocks,
         .on_layer = on_layer,
         .on_layer_arg = e,
-        .eager = (e->opt.on_kv_ready && has_prefill_only(b)) || e->node.is_eager,
+        .eager = (e->opt.on_kv_ready && has_prefill_only(b)) || b->streams || e->node.is_eager,
         .group_rows = group_rows,
     };
     fill_sample_requests(e);
@@ -225,7 +226,7 @@ static void count_future(struct engine *e)
 {
     const struct batch *b = engine_batch(e);
     for (uint32_t i = 0; i < b->n_logits; i++) {
-        if (!b->logits[i].sample) continue;
+        if (!b->logits[i].sample || !b->logits[i].seq) continue;
         b->logits[i].seq->n_future++;
         b->logits[i].seq->future_row = i;
     }
@@ -303,6 +304,7 @@ static void launch_step(struct engine *e, uint32_t group_rows)
         lose_group(e);
         return;
     }
+    if (engine_batch(e)->streams) engine_end_streams(e);
     f->active = true;
     f->n_recomputed = 0;
     counter_add(e->metrics.graph_steps, k->n_graph_steps - n_graph_steps);
@@ -362,8 +364,7 @@ static void sample(struct engine *e, const struct batch *b)
 static void publish_blocks(struct engine *e, const struct batch *b)
 {
     for (uint32_t i = 0; i < b->n_chunks; i++)
-        if (b->chunks[i].seq)
-            seq_publish_blocks(b->chunks[i].seq, e->pool, e->opt.block_tokens, b->chunks[i].end);
+        if (b->chunks[i].seq) engine_publish(e, b->chunks[i].seq, b->chunks[i].end);
 }
 
 /* Keeps only chunks of sequences that sample no token (echo with max_tokens 0), which end with
@@ -393,7 +394,7 @@ static uint32_t take_verified(struct engine *e, struct seq *s, const struct toke
     engine_draft_count(e, s, n, n_right);
     for (uint32_t i = 0; i <= n_right; i++) {
         s->n_computed = s->n_tokens;
-        seq_publish_blocks(s, e->pool, e->opt.block_tokens, s->n_computed);
+        engine_publish(e, s, s->n_computed);
         if (!engine_take_token(e, s, &chosen[i])) return i + 1;
     }
     seq_trim(s, e->pool, e->opt.block_tokens);

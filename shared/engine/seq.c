@@ -100,9 +100,31 @@ enum status seq_create(const struct engine_request *r, const struct seq_limits *
     s->prefill_only = r->prefill_only;
     s->goes_first = r->goes_first;
     s->lp_next = r->want_prompt_logprobs ? 1 : r->n_prompt;
+    s->fetch.peer = r->peer;
+    s->fetch.n_peer_tokens = r->n_peer_tokens;
     s->seed = hash_block_seed(l->model_fingerprint, r->cache_salt);
     s->two_attention_paths = l->two_attention_paths;
     s->t_submit_ns = clock_ns();
+    *out = s;
+    return OK;
+}
+
+enum status seq_create_lent(uint64_t id, const struct hash128 *keys, uint32_t n, struct seq **out)
+{
+    struct seq *s = mem_try_calloc(1, sizeof *s);
+    if (!s) return ERR_NOMEM;
+    list_init(&s->node);
+    s->id = id;
+    s->lends = true;
+    s->cap_blocks = n;
+    s->blocks = mem_try_calloc(n, sizeof *s->blocks);
+    s->hashes = mem_try_calloc(n, sizeof *s->hashes);
+    if (!s->blocks || !s->hashes) {
+        seq_free(s);
+        return ERR_NOMEM;
+    }
+    memcpy(s->hashes, keys, n * sizeof *keys);
+    s->n_hashed = n;
     *out = s;
     return OK;
 }
@@ -120,7 +142,7 @@ void seq_free(struct seq *s)
     mem_free(s);
 }
 
-static void hash_to(struct seq *s, uint32_t block_tokens, uint32_t n_full)
+void seq_hash_blocks(struct seq *s, uint32_t block_tokens, uint32_t n_full)
 {
     if (n_full <= s->n_hashed) return;
     if (s->two_attention_paths)
@@ -130,17 +152,16 @@ static void hash_to(struct seq *s, uint32_t block_tokens, uint32_t n_full)
     s->n_hashed = n_full;
 }
 
-/* Number of blocks to look up in the prefix cache. None while prompt logprobs are still to be
- * emitted: they need the logits of all positions. */
-static uint32_t n_to_ask(const struct seq *s, uint32_t block_tokens)
+uint32_t seq_n_cacheable(struct seq *s, uint32_t block_tokens)
 {
-    return s->lp_next < s->n_prompt ? 0 : (s->n_tokens - 1) / block_tokens;
+    const uint32_t n = s->lp_next < s->n_prompt ? 0 : (s->n_tokens - 1) / block_tokens;
+    seq_hash_blocks(s, block_tokens, n);
+    return n;
 }
 
 bool seq_fits(struct seq *s, struct kv_pool *pool, uint32_t block_tokens, uint32_t n_blocks)
 {
-    const uint32_t n_ask = n_to_ask(s, block_tokens);
-    hash_to(s, block_tokens, n_ask);
+    const uint32_t n_ask = seq_n_cacheable(s, block_tokens);
     uint32_t n_idle, n_found = kv_pool_peek(pool, s->hashes, n_ask, &n_idle);
     return n_blocks - n_found <= kv_pool_available(pool) - n_idle;
 }
@@ -150,7 +171,7 @@ enum status seq_take_blocks(struct seq *s, struct kv_pool *pool, uint32_t block_
 {
     ASSERT(s->n_blocks == 0 && s->n_computed == 0);
     ASSERT(n_blocks <= s->cap_blocks);
-    const uint32_t n_ask = n_to_ask(s, block_tokens);
+    const uint32_t n_ask = seq_n_cacheable(s, block_tokens);
     /* Checked first, so that a sequence that waits for blocks changes no statistics and no eviction
      * order. */
     if (!seq_fits(s, pool, block_tokens, n_blocks)) return ERR_BUSY;
@@ -203,7 +224,7 @@ void seq_publish_blocks(struct seq *s, struct kv_pool *pool, uint32_t block_toke
 {
     const uint32_t n_full = (n_complete < s->n_tokens ? n_complete : s->n_tokens) / block_tokens;
     ASSERT(n_complete <= s->n_computed);
-    hash_to(s, block_tokens, n_full);
+    seq_hash_blocks(s, block_tokens, n_full);
     for (; s->n_published < n_full; s->n_published++)
         kv_pool_publish(pool, s->blocks[s->n_published], s->hashes[s->n_published]);
 }

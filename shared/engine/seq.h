@@ -1,6 +1,7 @@
 /* seq.h - a sequence: its tokens, its KV blocks and its state.
  *
- *   WAITING ──admit──▶ RUNNING ──▶ (gone)        RUNNING ── no blocks ──▶ WAITING
+ *   WAITING ──admit──▶ RUNNING ──▶ (gone)        RUNNING, LOADING ── no blocks ──▶ WAITING
+ *   WAITING ──admit──▶ LOADING ── loaded, or soon ──▶ RUNNING
  *   RESERVED ──activate──▶ RUNNING
  *   RUNNING, prefill_only ── done ──▶ AWAITING_RELEASE ── release ──▶ (gone)
  *   RESERVED ──cancel, unfenced──▶ QUARANTINED ── fence ──▶ (gone)
@@ -20,10 +21,43 @@
 #include "shared/engine/draft/draft_control.h"
 #include "shared/engine/engine.h"
 
-enum seq_state { SEQ_WAITING, SEQ_RUNNING, SEQ_RESERVED, SEQ_AWAITING_RELEASE, SEQ_QUARANTINED };
+enum seq_state {
+    SEQ_WAITING,
+    SEQ_LOADING, /* holds its blocks; some of them are brought from a tier */
+    SEQ_RUNNING,
+    SEQ_RESERVED,
+    SEQ_AWAITING_RELEASE,
+    SEQ_QUARANTINED
+};
+
+/* What a peer brings. */
+struct seq_fetch {
+    uint64_t peer; /* of the request; 0: none */
+    uint32_t n_peer_tokens;
+    bool runs;         /* nobody else may use blocks [first, first + n) */
+    uint32_t first, n; /* in the sequence's blocks */
+    uint32_t n_good;   /* once it does not run */
+    uint64_t begin_ns;
+};
+
+/* What host memory keeps of a preempted sequence, but for what the prefix cache would. */
+struct seq_swap {
+    uint32_t n_tokens;   /* computed before; 0: nothing is kept */
+    struct hash128 tail; /* key of the block that is not full; if there is one */
+    bool is_loading;     /* the load brings it, too */
+};
+
+/* A load of which the first step uses each layer as it comes. */
+struct seq_stream {
+    bool runs, failed;
+    bool is_first;      /* it starts with it for the first time */
+    uint32_t from;      /* tokens that it had before */
+    uint64_t before_ns; /* that it waited before it started */
+    uint64_t step_ns;   /* that a step has waited for it */
+};
 
 struct seq {
-    struct list node;     /* in the engine's waiting or running list, else alone */
+    struct list node;     /* in the engine's waiting, loading or running list, else alone */
     uint64_t id, request; /* request: for logs */
     enum seq_state state;
     uint64_t order; /* of arrival: the largest one is the newest */
@@ -56,6 +90,12 @@ struct seq {
     float *hidden; /* of position hidden_at, the last that a peer computed; NULL: none, or used */
     uint32_t hidden_at;
     bool lacks_draft_kv; /* a peer without a draft layer wrote its KV */
+    struct kv_load *load; /* LOADING, or RUNNING while it streams: until it is over */
+    struct seq_stream stream;
+    struct seq_swap swap;
+    struct seq_fetch fetch;
+    bool lends;                    /* it has no tokens: it holds blocks for a peer (engine_lend) */
+    struct engine_cache_use cache; /* of the first start */
 
     bool started;                  /* left the waiting queue once */
     bool in_step;                  /* chosen for the step being built */
@@ -85,6 +125,10 @@ enum status seq_create(const struct engine_request *r, const struct seq_limits *
                        struct seq **out) MUST_CHECK;
 void seq_free(struct seq *s); /* must hold no blocks */
 
+/* One that only holds blocks with these keys. ERR_NOMEM. */
+enum status seq_create_lent(uint64_t id, const struct hash128 *keys, uint32_t n,
+                            struct seq **out) MUST_CHECK;
+
 uint32_t seq_n_out(const struct seq *s);     /* output tokens so far */
 uint32_t seq_n_pending(const struct seq *s); /* tokens whose KV no step has computed or includes */
 bool seq_wants_token(const struct seq *s);   /* room for one token behind the future ones */
@@ -92,10 +136,16 @@ bool seq_is_full(const struct seq *s);       /* no room for one token behind the
 bool seq_has_work(const struct seq *s);      /* a step can compute something for it */
 uint32_t seq_blocks_for(uint32_t n_tokens, uint32_t block_tokens);
 
+/* Lead blocks that caches may have: at most n_tokens - 1 tokens, as one must be computed, and none
+ * while prompt logprobs are still to be emitted, which need the logits of all positions. Their keys
+ * are in s->hashes then. */
+uint32_t seq_n_cacheable(struct seq *s, uint32_t block_tokens);
+/* Computes the keys of its first n_full blocks, which are full. */
+void seq_hash_blocks(struct seq *s, uint32_t block_tokens, uint32_t n_full);
 /* Would seq_take_blocks find enough blocks? */
 bool seq_fits(struct seq *s, struct kv_pool *pool, uint32_t block_tokens, uint32_t n_blocks);
-/* Takes blocks from the prefix cache (at most n_tokens - 1 tokens, as one must be computed), then
- * free ones up to `n_blocks`; all or ERR_BUSY. The sequence must hold none. */
+/* Takes blocks from the prefix cache (of seq_n_cacheable), then free ones up to `n_blocks`; all or
+ * ERR_BUSY. The sequence must hold none. */
 enum status seq_take_blocks(struct seq *s, struct kv_pool *pool, uint32_t block_tokens,
                             uint32_t n_blocks) MUST_CHECK;
 /* Takes one more block. */

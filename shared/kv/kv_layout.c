@@ -8,6 +8,7 @@
 
 #include "kernels/kernels.h"
 #include "kernels/kv_rows.h"
+#include "shared/base/hash/hash.h"
 
 static_assert((int)KV_HEAD_DIM_MAX == (int)KERNEL_HEAD_DIM_MAX &&
                   (int)KV_LATENT_DIM_MAX == (int)KERNEL_LATENT_MAX,
@@ -196,6 +197,17 @@ void kv_layout_encode(const struct kv_layout *l, struct buf *out)
                                         l->tp_rank,    l->n_blocks,       l->latent,
                                         l->first_head, l->model_kv_heads, l->n_draft_layers };
     for (size_t i = 0; i < N_FIELDS; i++) buf_add_u32le(out, fields[i]);
+}
+
+uint64_t kv_layout_hash(const struct kv_layout *l)
+{
+    struct kv_layout one = *l;
+    struct buf b = { 0 };
+    one.n_blocks = 1;
+    kv_layout_encode(&one, &b);
+    const uint64_t h = hash_64(b.data, b.len, 0);
+    buf_release(&b);
+    return h;
 }
 
 static uint64_t read_le(const char *p, size_t n)

@@ -85,6 +85,8 @@ uint32_t kv_layout_common_heads(const struct kv_layout *a, const struct kv_layou
  * that f32, though the exact product has more bits. */
 bool kv_dtype_keeps(uint32_t from, uint32_t to);
 const char *kv_dtype_name(uint32_t dtype); /* "unknown" for others */
+/* Equal for pools whose blocks have the same bytes for the same tokens: of all but n_blocks. */
+uint64_t kv_layout_hash(const struct kv_layout *l);
 /* KV_LAYOUT_WIRE_BYTES, little endian. ERR_PEER_MISMATCH: the bytes of an earlier version. */
 void kv_layout_encode(const struct kv_layout *l, struct buf *out);
 enum status kv_layout_decode(struct str in, struct kv_layout *out, struct err *err) MUST_CHECK;

@@ -155,6 +155,28 @@ uint32_t kv_pool_peek(const struct kv_pool *p, const struct hash128 *hashes, uin
     return found;
 }
 
+static void take_ref(struct kv_pool *p, struct kv_pool_block *b)
+{
+    if (b->state == BLOCK_CACHED) block_move(p, b, BLOCK_HELD);
+    ASSERT(b->state == BLOCK_HELD);
+    b->ref++;
+}
+
+void kv_pool_ref(struct kv_pool *p, int32_t block)
+{
+    struct kv_pool_block *b = block_at(p, block);
+    ASSERT(b->state == BLOCK_HELD);
+    b->ref++;
+}
+
+int32_t kv_pool_hold(struct kv_pool *p, struct hash128 hash)
+{
+    struct kv_pool_block *b = map_get(&p->published, hash_key(&hash));
+    if (!b) return -1;
+    take_ref(p, b);
+    return block_index(p, b);
+}
+
 uint32_t kv_pool_match(struct kv_pool *p, const struct hash128 *hashes, uint32_t n, int32_t *out)
 {
     if (!p->prefix_cache) return 0;
@@ -162,9 +184,7 @@ uint32_t kv_pool_match(struct kv_pool *p, const struct hash128 *hashes, uint32_t
     for (; found < n; found++) {
         struct kv_pool_block *b = map_get(&p->published, hash_key(&hashes[found]));
         if (!b) break;
-        if (b->state == BLOCK_CACHED) block_move(p, b, BLOCK_HELD);
-        ASSERT(b->state == BLOCK_HELD);
-        b->ref++;
+        take_ref(p, b);
         out[found] = block_index(p, b);
     }
     p->prefix_queries += (uint64_t)n * p->block_tokens;

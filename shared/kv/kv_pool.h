@@ -43,6 +43,10 @@ uint32_t kv_pool_match(struct kv_pool *p, const struct hash128 *hashes, uint32_t
  * NULL): how many of them no sequence holds; kv_pool_available counts those too. */
 uint32_t kv_pool_peek(const struct kv_pool *p, const struct hash128 *hashes, uint32_t n,
                       uint32_t *n_idle);
+/* One more reference on a HELD block. */
+void kv_pool_ref(struct kv_pool *p, int32_t block);
+/* Takes a reference on the block that is published under this hash; -1: there is none. */
+int32_t kv_pool_hold(struct kv_pool *p, struct hash128 hash);
 /* Publishes a full, HELD block in the prefix cache under its hash. Does nothing when another block
  * has that hash. */
 void kv_pool_publish(struct kv_pool *p, int32_t block, struct hash128 hash);

@@ -71,6 +71,14 @@ struct gen_request {
 /* Which of two attempts at a request that ran at once went on. */
 enum gen_hedged { GEN_NOT_HEDGED, GEN_HEDGED_FIRST, GEN_HEDGED_SECOND };
 
+/* Where the cached prompt tokens came from, if not all were in the KV pool of the node that
+ * computed it. */
+struct gen_cache_use {
+    uint32_t n_host, n_disk, n_peer; /* tokens */
+    uint64_t load_ns;                /* that the prompt waited for them */
+    uint32_t load_us, compute_us;    /* expected of bringing, of computing them; 0: unknown */
+};
+
 /* Where the time of a request went. Nanoseconds, each measured within one process. */
 struct gen_trace {
     char prefill_node[64], decode_node[64]; /* names; equal when one node did both */
@@ -87,7 +95,8 @@ struct gen_trace {
     uint64_t kv_busy_ns;
     uint64_t
         kv_link_speed; /* bytes per second of the link(s), as the hardware says; 0: not known */
-    uint32_t n_cached; /* prompt tokens not computed (prefix cache of the computing node) */
+    uint32_t n_cached; /* prompt tokens not computed (caches of the computing node) */
+    struct gen_cache_use cache;
     uint32_t n_decode_cached; /* prompt tokens cached on the decode node: not transferred */
     uint32_t n_recomputed;    /* transferred prompt positions computed again */
     uint32_t n_moves;         /* attempts after the first */

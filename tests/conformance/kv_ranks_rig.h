@@ -290,6 +290,19 @@ enum status engine_free_quarantined(struct engine *e, uint64_t id)
     return OK;
 }
 
+/* Nobody fetches KV here, which nodes of several ranks do not. */
+enum status engine_fetched(struct engine *e, uint64_t id, uint32_t n_good)
+{
+    (void)e, (void)n_good;
+    test_fail(__FILE__, __LINE__, "sequence %llx fetches", (unsigned long long)id);
+}
+
+enum status engine_lend(struct engine *e, uint64_t id, const struct hash128 *keys, uint32_t n)
+{
+    (void)e, (void)keys, (void)n;
+    test_fail(__FILE__, __LINE__, "blocks are lent as %llx", (unsigned long long)id);
+}
+
 static bool has_ended(struct proc *p, uint64_t id)
 {
     bool found = false;

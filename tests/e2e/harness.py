@@ -173,9 +173,9 @@ def pid_of_port(port):
 
 
 class Node(Process):
-    def __init__(self, model, role='mixed', args=(), env=None, port=None):
+    def __init__(self, model, role='mixed', args=(), env=None, port=None, before=()):
         self.port = port or free_ports(1)[0]
-        argv = [BIN, 'serve', '--model', model, '--served-model-name', 'm', '--host', '127.0.0.1', '--port', str(self.port),
+        argv = [*before, BIN, 'serve', '--model', model, '--served-model-name', 'm', '--host', '127.0.0.1', '--port', str(self.port),
                 '--splitwise-role', role, '--compute-threads', '1', *args]
         super().__init__(argv, env, f'{role}-{self.port}')
 

@@ -33,7 +33,9 @@ def check_pressure(nodes, bodies, want, answers, took):
     stayed, went = preemptions(nodes, 'recompute'), preemptions(nodes, 'hand_back')
     lost = sum(total(n, 'baton_engine_preemptions_total') for n in nodes)
     moves = sum(a['baton']['moves'] for a in answers)
-    print(f'  {len(bodies)} requests in {took:.1f} s, all right: sequences lost their blocks {lost:.0f} times, {stayed:.0f} stayed and {went:.0f} went on elsewhere', flush=True)
+    fetched = sum(a['baton']['cached_tokens_by_tier']['peer'] for a in answers)
+    print(f'  {len(bodies)} requests in {took:.1f} s, all right: sequences lost their blocks {lost:.0f} times, {stayed:.0f} stayed and {went:.0f} went on elsewhere, with {fetched} tokens of KV that '
+          'were fetched', flush=True)
     assert stayed > 0 and went > 0 and moves == 0, (stayed, went, moves)
     assert stayed <= lost
     check_idle(nodes)

@@ -130,6 +130,8 @@ static void fuzz_bodies(struct str in)
         &baton__attach__descriptor,
         &baton__attached__descriptor,
         &baton__detached__descriptor,
+        &baton__fetch__descriptor,
+        &baton__fetch_refused__descriptor,
     };
     for (size_t i = 0; i < sizeof descriptors / sizeof descriptors[0]; i++) {
         if (descriptors[i] == &baton__reserve__descriptor)

@@ -12,7 +12,7 @@ shared/net       shared/base/
 shared/text      shared/base/
 shared/fabric    shared/base/
 kernels          shared/base/ shared/fabric/ucx.h
-shared/kv        shared/base/ kernels/device.h kernels/dtype.h kernels/kv_rows.h kernels/kernels.h
+shared/kv        shared/base/ kernels/device.h kernels/copy_stream.h kernels/dtype.h kernels/kv_rows.h kernels/kernels.h
 kvtransfer       shared/base/ shared/fabric/ucx.h kernels/device.h kernels/copy_stream.h kernels/dtype.h kernels/kv_rows.h shared/kv/kv_layout.h
 shared/model     shared/base/ kernels/ shared/kv/kv_layout.h
 shared/engine    shared/base/ kernels/ shared/kv/ shared/model/
@@ -34,6 +34,7 @@ openssl/         shared/base shared/net
 curl/            deploy/pull
 xxhash.h         shared/base tests
 pcre2.h          shared/text
+liburing.h       shared/kv
 utf8proc.h       shared/text
 protobuf-c/      shared/cluster shared/serve/grpc
 infiniband/      kvtransfer

@@ -70,6 +70,17 @@ static void add_ms(struct buf *out, const char *name, uint64_t ns)
     buf_printf(out, ",\"%s\":%.3f", name, (double)ns * 1e-6);
 }
 
+static void add_cache(const struct gen_trace *t, struct buf *out)
+{
+    const struct gen_cache_use *c = &t->cache;
+    const uint32_t n_tiers = c->n_host + c->n_disk + c->n_peer;
+    buf_printf(out, ",\"cached_tokens_by_tier\":{\"pool\":%u,\"host\":%u,\"disk\":%u,\"peer\":%u}",
+               t->n_cached > n_tiers ? t->n_cached - n_tiers : 0, c->n_host, c->n_disk, c->n_peer);
+    add_ms(out, "cache_load_ms", c->load_ns);
+    add_ms(out, "cache_load_expected_ms", c->load_us * UINT64_C(1000));
+    add_ms(out, "cache_compute_expected_ms", c->compute_us * UINT64_C(1000));
+}
+
 static void add_trace_members(const struct gen_trace *t, struct buf *out)
 {
     buf_add_c(out, "\"prefill_node\":");
@@ -97,6 +108,7 @@ static void add_trace_members(const struct gen_trace *t, struct buf *out)
     if (t->n_verified)
         buf_printf(out, ",\"drafted_tokens\":%u,\"accepted_tokens\":%u,\"accepted_length\":%.3f",
                    t->n_drafted, t->n_accepted, 1 + (double)t->n_accepted / t->n_verified);
+    add_cache(t, out);
     if (t->hedged)
         buf_printf(out, ",\"hedged\":\"%s\"", t->hedged == GEN_HEDGED_FIRST ? "first" : "second");
 }

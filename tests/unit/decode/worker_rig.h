@@ -18,7 +18,10 @@
 #include "shared/cluster/generation_wire.h"
 #include "tests/unit/cluster/cluster_rig.h"
 
-enum { ENTRY_ID = 100, VOCAB = 512, PROMPT_MAX = 1024, OUT_MAX = 1024, POLL_MS = 1 };
+#ifndef WORKER_PROMPT_MAX
+#define WORKER_PROMPT_MAX 1024
+#endif
+enum { ENTRY_ID = 100, VOCAB = 512, PROMPT_MAX = WORKER_PROMPT_MAX, OUT_MAX = 1024, POLL_MS = 1 };
 #define DECODE_IDS  (UINT64_C(1) << 56)
 #define PREFILL_IDS (UINT64_C(2) << 56)
 
@@ -27,12 +30,17 @@ struct worker_event {
     struct engine_event engine;
     struct kvt_event kvt;
     int32_t blocks[256];
+    struct hash128 keys[256];
 };
 
 struct worker_options {
+    const char *model;     /* NULL: the small one of tests */
+    uint32_t threads;      /* that compute; 0: 1 */
     const char *protocols; /* NULL: "tcp"; "": none */
     uint32_t n_blocks, max_seqs, step_tokens, max_decode_seqs, max_prompts, block_tokens;
     uint32_t resume_window_ms;
+    bool wakes; /* events are taken at once, as a node does it; else every POLL_MS */
+    const struct kv_store_options *tiers;
     size_t queue_bytes; /* of its links */
 };
 
@@ -45,7 +53,9 @@ struct worker_node {
     pthread_mutex_t lock; /* of `pieces`: the engine must not call a transfer that is being freed */
     struct kvt *pieces;
     struct mailbox *events;
+    struct loop *loop;
     struct loop_timer *poll;
+    bool wakes; /* of the options */
     struct decode_worker *decode;
     struct prefill_worker *prefill;
 };
@@ -59,9 +69,9 @@ static void worker_post(struct worker_node *n, const struct worker_event *ev)
 static void worker_on_engine(void *arg, const struct engine_event *e)
 {
     struct worker_event ev = { .of_engine = true, .engine = *e };
-    CHECK(e->kind != ENGINE_RESERVED || e->n_blocks <= COUNT_OF(ev.blocks));
-    if (e->kind == ENGINE_RESERVED && e->blocks)
-        memcpy(ev.blocks, e->blocks, e->n_blocks * sizeof *e->blocks);
+    CHECK(!e->blocks || e->n_blocks <= COUNT_OF(ev.blocks));
+    if (e->blocks) memcpy(ev.blocks, e->blocks, e->n_blocks * sizeof *e->blocks);
+    if (e->keys) memcpy(ev.keys, e->keys, e->n_blocks * sizeof *e->keys);
     worker_post(arg, &ev);
 }
 
@@ -86,13 +96,22 @@ static void worker_poll(void *arg)
     struct worker_event ev;
     while (mailbox_take(n->events, &ev)) {
         ev.engine.blocks = ev.blocks;
+        ev.engine.keys = ev.keys;
+        const bool fetches = ev.engine.kind == ENGINE_FETCH || ev.engine.kind == ENGINE_FETCH_OFF;
         bool of_peer = kvt_event_is_of_peer(ev.kvt.kind);
-        if (ev.of_engine && (ev.engine.id & DECODE_IDS)) decode_on_engine(n->decode, &ev.engine);
+        if (ev.of_engine && (fetches || (ev.engine.id & DECODE_IDS)))
+            decode_on_engine(n->decode, &ev.engine);
         else if (ev.of_engine) prefill_on_engine(n->prefill, &ev.engine);
         else if (!of_peer && (ev.kvt.id & DECODE_IDS)) decode_on_kvt(n->decode, &ev.kvt);
         else prefill_on_kvt(n->prefill, &ev.kvt);
     }
     decode_flush(n->decode);
+}
+
+static void worker_wake(void *arg)
+{
+    struct worker_node *n = arg;
+    CHECK_OK(loop_post(n->loop, worker_poll, n));
 }
 
 static bool worker_on_message(void *arg, const struct cluster_message *m)
@@ -116,12 +135,13 @@ static void worker_open_engine(struct worker_node *n, const struct worker_option
     struct stat sb;
     struct model *model;
     struct model_options mo = {
-        .path = test_data("goldens/llama/model"),
+        .path = o->model ? o->model : test_data("goldens/llama/model"),
         .max_model_len = PROMPT_MAX,
     };
     if (stat(mo.path, &sb) != 0) SKIP("tests/data/goldens/llama is not there");
-    CHECK_OK(
-        kernel_ctx_create(kernel_options_default("auto", ACTIVATIONS_FAST, 1), &n->kernels, &err));
+    const uint32_t threads = o->threads ? o->threads : 1;
+    CHECK_OK(kernel_ctx_create(kernel_options_default("auto", ACTIVATIONS_FAST, threads),
+                               &n->kernels, &err));
     struct engine_options eo = {
         .block_tokens = o->block_tokens ? o->block_tokens : 16,
         .n_blocks = o->n_blocks ? o->n_blocks : 128,
@@ -129,6 +149,7 @@ static void worker_open_engine(struct worker_node *n, const struct worker_option
         .max_batched_tokens = o->step_tokens ? o->step_tokens : 64,
         .max_waiting = 256,
         .prefix_cache = true,
+        .tiers = o->tiers,
         .metrics = n->metrics,
         .on_event = worker_on_engine,
         .on_kv_ready = worker_on_kv_ready,
@@ -147,7 +168,9 @@ static struct worker_node *worker_open(struct cluster_rig *r, uint64_t id, struc
     struct err err = { 0 };
     pthread_mutex_init(&n->lock, NULL);
     n->metrics = metrics_create();
-    n->events = mailbox_create(sizeof(struct worker_event), 4096, NULL, NULL);
+    n->loop = r->loop;
+    n->wakes = o.wakes;
+    n->events = mailbox_create(sizeof(struct worker_event), 4096, o.wakes ? worker_wake : NULL, n);
     worker_open_engine(n, &o);
     if (!o.protocols) o.protocols = "tcp";
     struct kvt_options ko = {
@@ -200,6 +223,7 @@ static void worker_close(struct worker_node *n)
 {
     loop_timer_free(n->poll);
     mailbox_close(n->events);
+    if (n->wakes) uv_run(loop_uv(n->loop), UV_RUN_NOWAIT); /* it may be called once more */
     peer_close(n->peer);
     pthread_mutex_lock(&n->lock);
     n->pieces = NULL;
@@ -264,6 +288,12 @@ struct gen {
     uint32_t blame;
     char text[256];
     uint32_t finish, n_recomputed, n_tokens, n_cached;
+    uint32_t load_us, compute_us; /* of FINISHED: what was expected of both */
+    uint64_t load_ns;             /* of FINISHED: that the prompt waited for KV */
+    uint32_t n_peer;  /* of n_cached, from a peer: of FINISHED or the prefill node's report */
+    uint64_t kept_by; /* of RUN and PREFILL; 0: nobody is said to have KV of it */
+    uint16_t kept_port;
+    uint32_t n_kept;
     uint64_t kv_bytes;
     char transport[16];
     struct list link;
@@ -335,7 +365,11 @@ static bool entry_on_message(void *arg, const struct cluster_message *m)
         g->n_preempted++;
         baton__preempted__free_unpacked(b, NULL);
     } else if (m->type == FRAME_PREFILL_REPORT) {
+        Baton__PrefillReport *b = baton__prefill_report__unpack(NULL, m->body.n, p);
+        CHECK(b != NULL);
         g->reported = true;
+        g->n_peer = b->cache ? b->cache->peer_tokens : 0;
+        baton__prefill_report__free_unpacked(b, NULL);
     } else if (m->type == FRAME_PROMPT_LOGPROBS) {
         Baton__PromptLogprobs *b = baton__prompt_logprobs__unpack(NULL, m->body.n, p);
         CHECK(b != NULL);
@@ -348,6 +382,13 @@ static bool entry_on_message(void *arg, const struct cluster_message *m)
         g->finish = b->finish;
         g->n_tokens = b->n_tokens;
         g->n_recomputed = b->n_recomputed;
+        if (!b->transport[0]) g->n_cached = b->n_cached;
+        if (!b->transport[0] && b->cache) g->n_peer = b->cache->peer_tokens;
+        if (b->cache) {
+            g->load_ns = b->cache->load_ns;
+            g->load_us = b->cache->load_us;
+            g->compute_us = b->cache->compute_us;
+        }
         g->kv_bytes = b->kv_bytes;
         snprintf(g->transport, sizeof g->transport, "%s", b->transport);
         baton__finished__free_unpacked(b, NULL);
@@ -447,6 +488,21 @@ static Baton__Generation *entry_generation(const struct gen *g, struct arena *ar
     return generation_wire_encode(&w, arena);
 }
 
+/* NULL: nobody. */
+static Baton__KvKept *entry_kept(const struct gen *g, struct arena *arena)
+{
+    if (!g->kept_by) return NULL;
+    Baton__KvKept *k = ARENA_NEW(arena, Baton__KvKept);
+    baton__kv_kept__init(k);
+    k->node = ARENA_NEW(arena, Baton__NodeAddress);
+    baton__node_address__init(k->node);
+    k->node->node = g->kept_by;
+    k->node->host = "127.0.0.1";
+    k->node->port = g->kept_port;
+    k->n_tokens = g->n_kept;
+    return k;
+}
+
 static void entry_ask(struct entry *e, struct gen *g, struct worker_node *to)
 {
     Baton__AskCredit m = BATON__ASK_CREDIT__INIT;
@@ -466,6 +522,7 @@ static void entry_generate(struct entry *e, struct gen *g, struct worker_node *t
     Baton__Run run = BATON__RUN__INIT;
     arena_init(&arena);
     reserve.generation = run.generation = entry_generation(g, &arena);
+    run.kept = entry_kept(g, &arena);
     reserve.role = g->role;
     peer_meet(e->peer, to->peer);
     CHECK_OK(cluster_send_proto(e->peer->c, to->peer->id, type, g->request, g->attempt,
@@ -489,13 +546,15 @@ static void entry_prefill(struct entry *e, struct gen *g, struct worker_node *pr
     m.n_parts = g->grant.len > 0;
     m.decode = ranks;
     m.parts = parts;
+    m.kept = entry_kept(g, &arena);
     part.kvt_grant = (ProtobufCBinaryData){ g->grant.len, (uint8_t *)g->grant.data };
     CHECK_OK(cluster_send_proto(e->peer->c, prefill->peer->id, FRAME_PREFILL, g->request,
                                 g->attempt, &m.base));
     arena_release(&arena);
 }
 
-static void entry_cancel(struct entry *e, struct gen *g, struct worker_node *to)
+__attribute__((unused)) static void entry_cancel(struct entry *e, struct gen *g,
+                                                 struct worker_node *to)
 {
     Baton__Cancel m = BATON__CANCEL__INIT;
     CHECK_OK(cluster_send_proto(e->peer->c, to->peer->id, FRAME_CANCEL, g->request, g->attempt,
@@ -503,8 +562,9 @@ static void entry_cancel(struct entry *e, struct gen *g, struct worker_node *to)
 }
 
 /* Plays a split request up to PREFILL. */
-static void entry_split(struct entry *e, struct gen *g, struct worker_node *prefill,
-                        struct worker_node *decode)
+__attribute__((unused)) static void entry_split(struct entry *e, struct gen *g,
+                                                struct worker_node *prefill,
+                                                struct worker_node *decode)
 {
     entry_ask(e, g, prefill);
     RIG_WAIT(e->rig, g->credit);

@@ -46,6 +46,7 @@ struct rig {
 struct rig_options {
     uint32_t n_blocks, max_seqs, max_batched_tokens, max_waiting;
     bool no_prefix_cache;
+    const struct kv_store_options *tiers;
     uint32_t tell_prefill_ms;
     const char *model;  /* of the goldens; NULL: llama */
     const char *config; /* instead: config.json of a model with dummy weights */
@@ -142,6 +143,7 @@ __attribute__((unused)) static void rig_open(struct rig *r, struct rig_options o
         .max_batched_tokens = o.max_batched_tokens ? o.max_batched_tokens : 256,
         .max_waiting = o.max_waiting ? o.max_waiting : 256,
         .prefix_cache = !o.no_prefix_cache,
+        .tiers = o.tiers,
         .tell_prefill_ms = o.tell_prefill_ms,
         .metrics = r->metrics,
         .on_event = rig_on_event,

@@ -341,22 +341,26 @@ static void check_generation(const struct received_message *h, uint32_t n_out)
     struct arena arena;
     struct generation_wire g;
     struct err err = { 0 };
+    const uint8_t *body = (const uint8_t *)h->body.data;
     Baton__Reserve *reserve = NULL;
     Baton__Prefill *prefill = NULL;
+    Baton__Run *run = NULL;
     arena_init(&arena);
-    if (h->type == FRAME_PREFILL)
-        prefill = baton__prefill__unpack(NULL, h->body.len, (const uint8_t *)h->body.data);
-    /* RUN has the same field */
-    else reserve = baton__reserve__unpack(NULL, h->body.len, (const uint8_t *)h->body.data);
-    CHECK(reserve || prefill);
-    CHECK_OK(generation_wire_decode(reserve ? reserve->generation : prefill->generation, &arena, &g,
-                                    &err));
+    if (h->type == FRAME_PREFILL) prefill = baton__prefill__unpack(NULL, h->body.len, body);
+    else if (h->type == FRAME_RUN) run = baton__run__unpack(NULL, h->body.len, body);
+    else reserve = baton__reserve__unpack(NULL, h->body.len, body);
+    CHECK(reserve || prefill || run);
+    CHECK_OK(generation_wire_decode(reserve   ? reserve->generation
+                                    : prefill ? prefill->generation
+                                              : run->generation,
+                                    &arena, &g, &err));
     CHECK_EQ_INT(g.n_prompt, PROMPT_LEN);
     CHECK_EQ_INT(g.n_tokens, PROMPT_LEN + n_out);
     for (uint32_t i = 0; i < g.n_tokens; i++)
         CHECK_EQ_INT(g.tokens[i], i < PROMPT_LEN ? 10 + i : 1000 + i - PROMPT_LEN);
     if (reserve) baton__reserve__free_unpacked(reserve, NULL);
     if (prefill) baton__prefill__free_unpacked(prefill, NULL);
+    if (run) baton__run__free_unpacked(run, NULL);
     arena_release(&arena);
 }
 
