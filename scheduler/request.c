@@ -36,7 +36,6 @@ struct request *request_create(struct entry *e, uint64_t id, const struct gen_re
                                const struct gen_sink *sink)
 {
     struct request *r = MEM_NEW(struct request);
-    uint32_t block_tokens = e->block_tokens;
     r->entry = e;
     r->id = id;
     r->sink = *sink;
@@ -55,9 +54,6 @@ struct request *request_create(struct entry *e, uint64_t id, const struct gen_re
     r->admit.tenant = g->admission.tenant;
     r->resume = g->resume;
     r->state = request_attach_is_wanted(&g->resume) ? REQUEST_ATTACH : REQUEST_PLACING;
-    if (g->n_tokens >= block_tokens && block_tokens)
-        r->first_block = hash_block(hash_block_seed(e->view.model, g->cache_salt), g->tokens,
-                                    block_tokens);
     r->t_accept = clock_ns();
     list_init(&r->link);
     list_init(&r->admit.link);
@@ -86,6 +82,7 @@ void request_free(struct request *r)
     mem_free(r->tokens);
     mem_free((void *)r->sampling.bias);
     mem_free(r->asked);
+    prefix_request_release(&r->prefix);
     buf_release(&r->held);
     buf_release(&r->held_end);
     mem_free(r);

@@ -140,7 +140,8 @@ static void log_end(enum log_level level, const struct request *r, const struct 
     log_line(level, "request end",
              "request=%016llx api_request=%s st=%s prompt=%u output=%u prefill=%s decode=%s "
              "transport=%s kv_bytes=%llu "
-             "kv_rate=%.0f kv_link=%llu cached=%u decode_cached=%u recomputed=%u "
+             "kv_rate=%.0f kv_link=%llu cached=%u decode_cached=%u expected=%u decode_expected=%u "
+             "recomputed=%u "
              "moves=%u drafted=%u accepted=%u place_ms=%.1f queue_ms=%.1f prefill_ms=%.1f "
              "kv_ms=%.1f kv_busy_ms=%.1f "
              "kv_tail_ms=%.1f ttft_ms=%.1f decode_ms=%.1f",
@@ -148,10 +149,11 @@ static void log_end(enum log_level level, const struct request *r, const struct 
              end->n_output, t->prefill_node, t->decode_node,
              t->transport[0] ? t->transport : "none", (unsigned long long)t->kv_bytes,
              gen_trace_kv_rate(t), (unsigned long long)t->kv_link_speed, t->n_cached,
-             t->n_decode_cached, t->n_recomputed, t->n_moves, t->n_drafted, t->n_accepted,
-             seconds(t->place_ns) * 1e3, seconds(t->queue_ns) * 1e3, seconds(t->prefill_ns) * 1e3,
-             seconds(t->kv_ns) * 1e3, seconds(t->kv_busy_ns) * 1e3, seconds(t->kv_tail_ns) * 1e3,
-             seconds(t->first_token_ns) * 1e3, seconds(t->decode_ns) * 1e3);
+             t->n_decode_cached, t->n_expected, t->n_decode_expected, t->n_recomputed, t->n_moves,
+             t->n_drafted, t->n_accepted, seconds(t->place_ns) * 1e3, seconds(t->queue_ns) * 1e3,
+             seconds(t->prefill_ns) * 1e3, seconds(t->kv_ns) * 1e3, seconds(t->kv_busy_ns) * 1e3,
+             seconds(t->kv_tail_ns) * 1e3, seconds(t->first_token_ns) * 1e3,
+             seconds(t->decode_ns) * 1e3);
 }
 
 void scheduler_metrics_begin(const struct scheduler_metrics *m, const struct request *r)
