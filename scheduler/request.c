@@ -36,7 +36,6 @@ struct request *request_create(struct entry *e, uint64_t id, const struct gen_re
                                const struct gen_sink *sink)
 {
     struct request *r = MEM_NEW(struct request);
-    uint32_t block_tokens = e->block_tokens;
     r->entry = e;
     r->id = id;
     r->sink = *sink;
@@ -55,9 +54,6 @@ struct request *request_create(struct entry *e, uint64_t id, const struct gen_re
     r->admit.tenant = g->admission.tenant;
     r->resume = g->resume;
     r->state = request_attach_is_wanted(&g->resume) ? REQUEST_ATTACH : REQUEST_PLACING;
-    if (g->n_tokens >= block_tokens && block_tokens)
-        r->first_block = hash_block(hash_block_seed(e->view.model, g->cache_salt), g->tokens,
-                                    block_tokens);
     r->t_accept = clock_ns();
     list_init(&r->link);
     list_init(&r->admit.link);
@@ -86,6 +82,7 @@ void request_free(struct request *r)
     mem_free(r->tokens);
     mem_free((void *)r->sampling.bias);
     mem_free(r->asked);
+    prefix_request_release(&r->prefix);
     buf_release(&r->held);
     buf_release(&r->held_end);
     mem_free(r);
@@ -149,17 +146,19 @@ static Baton__NodeAddress *address_of(uint64_t process, const char *host, uint16
 }
 
 /* NULL: nobody else is known to have KV of its tokens that `node` could fetch. The node that handed
- * it back has that of all of them, if it had begun. */
+ * it back has that of all of them, if it had begun; else one may have the prompt's beginning. */
 static Baton__KvKept *kept_for(const struct entry *e, const struct request *r, uint64_t node,
                                struct arena *arena)
 {
+    uint32_t n_tokens = r->n_tokens;
     const uint64_t id = request_n_out(r) > 0 ? r->gave_back : 0;
-    const struct node_record *by = id && id != node ? view_find(&e->view, id) : NULL;
-    if (!by || by->is_lost) return NULL;
+    const struct node_record *by = id ? view_find(&e->view, id) : NULL;
+    if (!by) by = prefix_request_keeper(e, r, &n_tokens);
+    if (!by || by->is_lost || by->node == node) return NULL;
     Baton__KvKept *k = arena_alloc(arena, sizeof *k);
     baton__kv_kept__init(k);
     k->node = address_of(by->node, by->host, by->cluster_port, arena);
-    k->n_tokens = r->n_tokens;
+    k->n_tokens = n_tokens;
     return k;
 }
 

@@ -19,12 +19,12 @@
 #include "scheduler/admission/admission.h"
 #include "scheduler/directory/directory.h"
 #include "scheduler/hedge/hedge.h"
+#include "scheduler/prefix/prefix_request.h"
 #include "scheduler/recent.h"
 #include "scheduler/retry.h"
 #include "scheduler/scheduler_metrics.h"
 #include "scheduler/trouble.h"
 #include "scheduler/view.h"
-#include "shared/base/hash/hash.h"
 #include "shared/base/list.h"
 #include "shared/base/log/log_repeats.h"
 #include "shared/base/map.h"
@@ -55,9 +55,10 @@ struct entry {
     struct scheduler_metrics metrics;
     struct admission admission;
     struct recent recent;
+    struct prefix_entry prefix;
     struct log_repeats requeues; /* busy nodes */
     /* of scheduler_options */
-    uint32_t ttl_s, grace_ms, max_queue_ms, block_tokens;
+    uint32_t ttl_s, grace_ms, max_queue_ms;
     struct map by_id; /* the live requests */
     struct list live;
     uint32_t n_live;
@@ -104,7 +105,7 @@ struct request {
     uint64_t deadline_ms;
     bool ends_by_client; /* deadline_ms is its client's, not --scheduler-ttl */
     struct gen_admission wanted;
-    struct hash128 first_block;
+    struct prefix_state prefix;
     struct gen_resume resume;
     uint64_t *asked; /* [n_asked] ATTACH: nodes that have not refused; NULL: none was asked */
     uint32_t n_asked;
@@ -212,8 +213,12 @@ bool request_find_room(const struct entry *e, const struct request *r,
 /* Have nodes room for it now that it does not avoid? */
 bool request_find_beside(const struct entry *e, const struct request *r,
                          struct place_result *out) MUST_CHECK;
-/* Counts the placement in the view and at the directory, whose answer starts the attempt. */
-void request_reserve(struct entry *e, struct request *r, const struct place_result *chosen);
+/* Counts the placement in the view and at the directory, whose answer starts the attempt: on these
+ * nodes, or with `prefix` maybe on others. */
+void request_reserve(struct entry *e, struct request *r, const struct place_result *chosen,
+                     const struct prefix_query *prefix);
+/* Its prompt was computed: it does not count as one that waits any more. */
+void request_note_computed(struct entry *e, struct request *r);
 /* Ends the placement at the directory and in the view. */
 void request_release_place(struct entry *e, struct request *r);
 /* The breakers of the attempt's nodes and pair. */

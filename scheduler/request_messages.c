@@ -31,6 +31,7 @@ static void on_grant(struct entry *e, struct request *r, const struct cluster_me
         return;
     }
     r->trace.n_decode_cached = grant->n_cached;
+    prefix_request_granted(e, r, grant->n_cached);
     r->wait_until_ms = REQUEST_NEVER_MS;
     request_set_state(r, REQUEST_PREFILL);
     request_send_prefill(e, r, grant);
@@ -48,7 +49,7 @@ static struct gen_cache_use cache_use_of(const Baton__CacheUse *c)
                                    .compute_us = c->compute_us };
 }
 
-static void on_report(struct request *r, const struct cluster_message *m)
+static void on_report(struct entry *e, struct request *r, const struct cluster_message *m)
 {
     Baton__PrefillReport *p = baton__prefill_report__unpack(NULL, m->body.n,
                                                             (const uint8_t *)m->body.p);
@@ -62,6 +63,7 @@ static void on_report(struct request *r, const struct cluster_message *m)
     r->trace.kv_link_speed = p->kv_link_speed;
     r->trace.n_cached = p->n_cached;
     r->trace.cache = cache_use_of(p->cache);
+    prefix_request_computed(e, r, p->n_cached);
     snprintf(r->trace.transport, sizeof r->trace.transport, "%s", p->transport);
     /* The prefill node has forgotten the request, so only the decode node owes something now, and
      * it cannot keep silent: if the first token got lost on its way there, it fails the sequence
@@ -104,6 +106,7 @@ static void on_finished(struct entry *e, struct request *r, const struct cluster
         if (!r->prefill.node) {
             r->trace.n_cached = f->n_cached;
             r->trace.cache = cache_use_of(f->cache);
+            prefix_request_computed(e, r, f->n_cached);
             r->trace.queue_ns = f->queue_ns;
             r->trace.prefill_ns = f->prefill_ns;
         } else if (f->transport[0]) { /* a short answer may end before the report comes */
@@ -224,7 +227,7 @@ void request_on_message(struct entry *e, struct request *r, const struct cluster
     case FRAME_GRANT:
         if (of_decode) on_grant(e, r, m);
         break;
-    case FRAME_PREFILL_REPORT: on_report(r, m); break;
+    case FRAME_PREFILL_REPORT: on_report(e, r, m); break;
     case FRAME_PROMPT_LOGPROBS: on_prompt_logprobs(e, r, m); break;
     case FRAME_FINISHED:
         if (of_decode) on_finished(e, r, m);
@@ -299,6 +302,7 @@ void request_on_token(struct entry *e, struct request *r, uint64_t from, uint32_
         request_note(e, r, BREAKER_WORKED);
         r->full_since_ms = 0;
         admission_unfill(e, r, true);
+        request_note_computed(e, r);
     }
     request_deliver_token(e, r, index, t);
 }

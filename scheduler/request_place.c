@@ -3,7 +3,7 @@
 #include <stdio.h>
 
 #include "scheduler/admission/admission_metrics.h"
-#include "scheduler/place.h"
+#include "scheduler/place/place.h"
 #include "scheduler/request.h"
 #include "shared/base/clock.h"
 
@@ -77,14 +77,59 @@ static void give_up_chosen(struct entry *e, const struct request *r)
     view_note(&e->view, &a, BREAKER_GIVEN_UP);
 }
 
+/* What the view and the line count for it. */
+static void account(struct entry *e, struct request *r, const struct place_result *on,
+                    uint32_t tokens)
+{
+    struct placement p = r->accounted;
+    p.prefill = r->next_prefill.node;
+    p.decode = r->next_decode.node;
+    p.tokens = tokens;
+    view_change_load(&e->view, &r->accounted, &p);
+    r->accounted = p;
+    admission_fill(e, r, p.prefill ? on->prefill : on->decode, tokens, on->decode->step_us);
+}
+
+/* The nodes on which the directory has placed it, which may be others than were chosen, or compute
+ * fewer tokens. False: one has gone from the view meanwhile. */
+static bool adopt_nodes(struct entry *e, struct request *r, const struct prefix_placed *on)
+{
+    const bool is_choice = on->prefill == r->next_prefill.node && on->decode == r->next_decode.node;
+    const struct place_result nodes = { .prefill = view_find(&e->view, on->prefill),
+                                        .decode = view_find(&e->view, on->decode) };
+    if (!is_choice && (!nodes.decode || (on->prefill && !nodes.prefill))) return false;
+    prefix_request_answered(e, r, on, is_choice);
+    if (!is_choice) {
+        give_up_chosen(e, r);
+        r->next_prefill = node_of(nodes.prefill);
+        r->next_decode = node_of(nodes.decode);
+        const struct view_attempt a = { r->id, on->prefill, on->decode };
+        view_note(&e->view, &a, BREAKER_TAKEN);
+    }
+    const bool are_seen = nodes.decode && (!on->prefill || nodes.prefill);
+    if (are_seen && (!is_choice || on->tokens != r->accounted.tokens))
+        account(e, r, &nodes, on->tokens);
+    return true;
+}
+
+/* Refused, or placed on a node that has gone; the view is out of date, and counts this placement
+ * until the next snapshot. */
+static void place_later(struct entry *e, struct request *r)
+{
+    give_up_chosen(e, r);
+    admission_unfill(e, r, false);
+    r->accounted = (struct placement){ 0 };
+    r->wait_until_ms = clock_ms() + PAUSE_BUSY_MS;
+    view_refresh(&e->view);
+}
+
 /* The directory's answer to the reservation. When the directory cannot be reached the request goes
  * ahead uncounted, since reservations are soft state. */
-static void on_reserved(void *arg, enum status st, uint64_t fence)
+static void on_reserved(void *arg, enum status st, const struct directory_placed *placed)
 {
     struct request *r = arg;
     struct entry *e = r->entry;
     bool away = st == ERR_UNAVAILABLE || st == ERR_TIMEOUT || st == ERR_IO || st == ERR_PEER_LOST;
-    (void)fence; /* nodes fence by the attempt and by kvtransfer's generations */
     r->placing = false;
     if (r->state == REQUEST_ENDED) { /* canceled meanwhile */
         r->placed = st == OK;
@@ -92,6 +137,9 @@ static void on_reserved(void *arg, enum status st, uint64_t fence)
         give_up_chosen(e, r);
         list_remove(&r->link);
         request_free(r);
+    } else if (st == OK && !adopt_nodes(e, r, &placed->on)) {
+        directory_release(e->directory, r->id);
+        place_later(e, r);
     } else if (st == OK || away || is_unlisted_me(e, r, st)) {
         if (away) request_on_loss(e, r, LOSS_DIRECTORY, st, 0, "the directory cannot be reached");
         r->placed = st == OK;
@@ -99,12 +147,8 @@ static void on_reserved(void *arg, enum status st, uint64_t fence)
         r->decode = r->next_decode;
         hedge_on_placed(e, r);
         start_attempt(e, r);
-    } else { /* the view is out of date; it counts this placement until the next snapshot */
-        give_up_chosen(e, r);
-        admission_unfill(e, r, false);
-        r->accounted = (struct placement){ 0 };
-        r->wait_until_ms = clock_ms() + PAUSE_BUSY_MS;
-        view_refresh(&e->view);
+    } else {
+        place_later(e, r);
     }
 }
 
@@ -297,12 +341,12 @@ static struct place_request query_of(const struct entry *e, const struct request
         .n_tokens = r->n_tokens,
         .n_total = r->n_prompt + r->sampling.max_tokens,
         .model = model_of(e, r),
-        .first_block = r->first_block,
         .avoid = avoid,
         .n_avoid = nodes_to_avoid(e, r, avoid),
         .apart = apart,
         .n_apart = pairs_to_avoid(e, r, apart),
         .unsplit = e->view.unsplit,
+        .is_again = r->attempt > 0,
         .random = random,
     };
 }
@@ -317,34 +361,46 @@ static size_t nodes_filled(const struct entry *e, const struct request *r,
     return fill_enough(f, clock_ms(), filled, FILLED_MAX);
 }
 
+/* Nodes for a request, and what was asked to get them. */
+struct chosen_nodes {
+    uint64_t avoid[AVOID_MAX], filled[FILLED_MAX];
+    struct place_pair apart[APART_MAX];
+    struct place_request query;
+    struct place_result nodes;
+};
+
+static enum status choose(const struct entry *e, struct chosen_nodes *c)
+{
+    return place_choose(e->view.nodes, e->view.n_nodes, &c->query, &c->nodes);
+}
+
 /* Chooses nodes; when none is left, first those that failed this request before are tried again,
  * then those whose breaker is open. A lost one never is: it has no link. A node that handed it back
  * is no worse than waiting for the others. */
-static enum status choose_nodes(struct entry *e, struct request *r, struct place_result *chosen)
+static enum status choose_nodes(struct entry *e, struct request *r, struct chosen_nodes *c)
 {
-    uint64_t avoid[AVOID_MAX], filled[FILLED_MAX];
-    struct place_pair apart[APART_MAX];
-    struct place_request q = query_of(e, r, avoid, apart);
-    q.filled = filled;
+    struct place_request *q = &c->query;
+    *q = query_of(e, r, c->avoid, c->apart);
+    q->filled = c->filled;
     r->goes_first = admission_goes_first(e, r);
     if (admission_is_waiting(r)) { /* one that has had its turn goes before those in line */
-        q.n_filled = nodes_filled(e, r, filled);
-        q.saved = e->saved_node;
+        q->n_filled = nodes_filled(e, r, c->filled);
+        q->saved = e->saved_node;
     }
-    enum status st = place_choose(e->view.nodes, e->view.n_nodes, &q, chosen);
-    if (st == ERR_BUSY && r->goes_first && q.n_filled) {
-        q.n_filled = 0;
-        st = place_choose(e->view.nodes, e->view.n_nodes, &q, chosen);
+    enum status st = choose(e, c);
+    if (st == ERR_BUSY && r->goes_first && q->n_filled) {
+        q->n_filled = 0;
+        st = choose(e, c);
     }
     if (st != OK && r->gave_back) {
         r->gave_back = 0;
-        q.n_avoid = nodes_to_avoid(e, r, avoid);
-        st = place_choose(e->view.nodes, e->view.n_nodes, &q, chosen);
+        q->n_avoid = nodes_to_avoid(e, r, c->avoid);
+        st = choose(e, c);
     }
     if (st == ERR_UNAVAILABLE && r->n_avoid) { /* better a node that failed once than none */
         r->n_avoid = 0;
-        q.n_avoid = nodes_to_avoid(e, r, avoid);
-        st = place_choose(e->view.nodes, e->view.n_nodes, &q, chosen);
+        q->n_avoid = nodes_to_avoid(e, r, c->avoid);
+        st = choose(e, c);
     }
     if (st != ERR_UNAVAILABLE) {
         r->unplaced_since_ms = 0;
@@ -353,9 +409,16 @@ static enum status choose_nodes(struct entry *e, struct request *r, struct place
     }
     note_unplaced(e, r);
     /* All are open when it was this node that was stopped or cut off. */
-    if (q.n_avoid == 0 || clock_ms() - r->unplaced_since_ms < OPEN_TRIED_MS) return st;
-    q.n_avoid = 0;
-    return place_choose(e->view.nodes, e->view.n_nodes, &q, chosen);
+    if (q->n_avoid == 0 || clock_ms() - r->unplaced_since_ms < OPEN_TRIED_MS) return st;
+    q->n_avoid = 0;
+    return choose(e, c);
+}
+
+/* A request without output tokens has nothing to decode, so nothing to transfer; and one whose
+ * attempts keep failing goes without a transfer too. */
+static bool is_to_split(const struct request *r)
+{
+    return r->sampling.max_tokens > 0 && r->n_moves < REQUEST_SPLITS_MAX;
 }
 
 bool request_find_room(const struct entry *e, const struct request *r, struct place_result *out)
@@ -376,15 +439,15 @@ bool request_find_beside(const struct entry *e, const struct request *r, struct 
     struct place_request q = query_of(e, r, avoid, apart);
     q.filled = filled;
     q.n_filled = fill_enough(&e->admission.fill, clock_ms(), filled, FILLED_MAX);
-    return place_choose(e->view.nodes, e->view.n_nodes, &q, out) == OK;
+    if (place_choose(e->view.nodes, e->view.n_nodes, &q, out) != OK) return false;
+    if (!is_to_split(r)) out->prefill = NULL;
+    return true;
 }
 
-void request_reserve(struct entry *e, struct request *r, const struct place_result *chosen)
+void request_reserve(struct entry *e, struct request *r, const struct place_result *chosen,
+                     const struct prefix_query *prefix)
 {
-    /* A request without output tokens has nothing to decode, so nothing to transfer; and one whose
-     * attempts keep failing goes without a transfer too. */
-    bool split = r->sampling.max_tokens > 0 && r->n_moves < REQUEST_SPLITS_MAX;
-    r->next_prefill = split ? node_of(chosen->prefill) : (struct request_node){ 0 };
+    r->next_prefill = node_of(chosen->prefill);
     r->next_decode = node_of(chosen->decode);
     const struct view_attempt attempt = { r->id, r->next_prefill.node, r->next_decode.node };
     view_note(&e->view, &attempt, BREAKER_TAKEN);
@@ -398,11 +461,19 @@ void request_reserve(struct entry *e, struct request *r, const struct place_resu
     };
     r->accounted = placement;
     view_add_load(&e->view, &placement);
-    admission_fill(e, r, split && chosen->prefill ? chosen->prefill : chosen->decode,
+    admission_fill(e, r, chosen->prefill ? chosen->prefill : chosen->decode, r->n_tokens,
                    chosen->decode->step_us);
     r->placing = true;
+    placement.prefix = prefix;
     if (directory_reserve(e->directory, &placement, on_reserved, r) != OK)
-        on_reserved(r, ERR_UNAVAILABLE, 0);
+        on_reserved(r, ERR_UNAVAILABLE, NULL);
+}
+
+void request_note_computed(struct entry *e, struct request *r)
+{
+    if (r->placed) directory_computed(e->directory, r->id);
+    view_remove_tokens(&e->view, &r->accounted);
+    r->accounted.tokens = 0;
 }
 
 bool request_may_compute(const struct entry *e, const struct request *r)
@@ -438,15 +509,23 @@ bool request_ends_uncomputed(struct entry *e, struct request *r)
     return true;
 }
 
+static void reserve_choice(struct entry *e, struct request *r, struct chosen_nodes *c)
+{
+    struct prefix_room room;
+    if (!is_to_split(r)) c->nodes.prefill = NULL;
+    place_offers(e->view.nodes, e->view.n_nodes, &c->query, &c->nodes, &room.offers);
+    request_reserve(e, r, &c->nodes, prefix_request_ask(e, r, &room));
+}
+
 enum status request_place(struct entry *e, struct request *r)
 {
-    struct place_result chosen;
+    struct chosen_nodes chosen;
     if (request_ends_uncomputed(e, r)) return ERR_CONFLICT;
     enum status st = choose_nodes(e, r, &chosen);
     r->waits_for_capacity = false;
     if (st == OK) {
         admission_take(e, r);
-        request_reserve(e, r, &chosen);
+        reserve_choice(e, r, &chosen);
     } else {
         no_node(e, r, st);
     }

@@ -353,12 +353,12 @@ struct scheduler *scheduler_create(const struct scheduler_options *o)
     s->entry.ttl_s = o->ttl_s;
     s->entry.grace_ms = o->grace_ms;
     s->entry.max_queue_ms = o->max_queue_ms;
-    s->entry.block_tokens = o->block_tokens;
     s->entry.topic = o->topic;
     s->entry.join = o->join;
     list_init(&s->entry.live);
     list_init(&s->entry.orphans);
     scheduler_metrics_register(&s->entry.metrics, o->metrics);
+    prefix_entry_register(&s->entry.prefix, o->metrics);
     s->entry.metrics.log_requests = o->log_requests;
     const struct admission_options admission = { .tenants = o->tenants,
                                                  .max_queue_ms = o->max_queue_ms,

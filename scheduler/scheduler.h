@@ -26,7 +26,6 @@ struct scheduler_options {
     uint32_t grace_ms;     /* how long a request that no node can take waits for one, before 503 */
     uint32_t max_queue_ms; /* how long one waits in line, as expected and in fact; else 429 */
     bool log_requests;     /* each one's end at level info, else debug */
-    uint32_t block_tokens; /* for the hash of the prompt's first block (place.h) */
     const char *topic;
     struct str secret;      /* of the cluster; n 0: none */
     const char *join;       /* trouble.h */

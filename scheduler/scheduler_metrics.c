@@ -141,7 +141,7 @@ static void log_end(enum log_level level, const struct request *r, const struct 
              "request=%016llx api_request=%s st=%s prompt=%u output=%u prefill=%s decode=%s "
              "transport=%s kv_bytes=%llu "
              "kv_rate=%.0f kv_link=%llu cached=%u cached_host=%u cached_disk=%u cached_peer=%u "
-             "decode_cached=%u recomputed=%u "
+             "decode_cached=%u expected=%u decode_expected=%u recomputed=%u "
              "moves=%u drafted=%u accepted=%u place_ms=%.1f queue_ms=%.1f prefill_ms=%.1f "
              "kv_ms=%.1f kv_busy_ms=%.1f "
              "kv_tail_ms=%.1f ttft_ms=%.1f decode_ms=%.1f",
@@ -149,10 +149,10 @@ static void log_end(enum log_level level, const struct request *r, const struct 
              end->n_output, t->prefill_node, t->decode_node,
              t->transport[0] ? t->transport : "none", (unsigned long long)t->kv_bytes,
              gen_trace_kv_rate(t), (unsigned long long)t->kv_link_speed, t->n_cached,
-             t->cache.n_host, t->cache.n_disk, t->cache.n_peer, t->n_decode_cached, t->n_recomputed,
-             t->n_moves, t->n_drafted, t->n_accepted, seconds(t->place_ns) * 1e3,
-             seconds(t->queue_ns) * 1e3, seconds(t->prefill_ns) * 1e3, seconds(t->kv_ns) * 1e3,
-             seconds(t->kv_busy_ns) * 1e3, seconds(t->kv_tail_ns) * 1e3,
+             t->cache.n_host, t->cache.n_disk, t->cache.n_peer, t->n_decode_cached, t->n_expected,
+             t->n_decode_expected, t->n_recomputed, t->n_moves, t->n_drafted, t->n_accepted,
+             seconds(t->place_ns) * 1e3, seconds(t->queue_ns) * 1e3, seconds(t->prefill_ns) * 1e3,
+             seconds(t->kv_ns) * 1e3, seconds(t->kv_busy_ns) * 1e3, seconds(t->kv_tail_ns) * 1e3,
              seconds(t->first_token_ns) * 1e3, seconds(t->decode_ns) * 1e3);
 }
 

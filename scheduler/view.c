@@ -29,6 +29,14 @@ static struct node_record *find_node(struct view *v, uint64_t node)
     return (struct node_record *)view_find(v, node);
 }
 
+/* What a node reports is older than what is placed on it, and tokens that it has cached are in the
+ * one and not in the other. So the two are not compared: what is reported counts where nothing is
+ * placed, as after the directory has lost its memory. */
+static void note_unplaced(struct node_record *n)
+{
+    n->unplaced_tokens = n->placed_tokens ? 0 : n->waiting_tokens;
+}
+
 /* Puts this node's own record into the view, with what is placed on it. */
 static void put_me(struct view *v)
 {
@@ -42,6 +50,7 @@ static void put_me(struct view *v)
     now.placed_tokens = mine->placed_tokens;
     now.placed_seqs = mine->placed_seqs;
     now.placed_blocks = mine->placed_blocks;
+    note_unplaced(&now);
     *mine = now;
 }
 
@@ -90,6 +99,7 @@ static void on_snapshot(void *arg, enum status st, const struct directory_snapsh
     v->nodes = snap->n ? mem_dup(snap->nodes, snap->n * sizeof *v->nodes) : NULL;
     v->n_nodes = proofs_keep_proven(&v->proofs, v->secret, v->me.host, v->nodes, snap->n,
                                     &v->unproven);
+    for (size_t i = 0; i < v->n_nodes; i++) note_unplaced(&v->nodes[i]);
     v->n_snapshots++;
     snprintf(v->topics, sizeof v->topics, "%s", snap->topics);
     const struct node_record *mine = view_find(v, v->me.node);
@@ -275,17 +285,29 @@ void view_add_load(struct view *v, const struct placement *p)
 }
 
 /* Never below 0: a snapshot in between may have been taken before this placement was counted. */
+void view_remove_tokens(struct view *v, const struct placement *p)
+{
+    struct node_record *n = find_node(v, p->prefill ? p->prefill : p->decode);
+    if (n) n->placed_tokens -= n->placed_tokens < p->tokens ? n->placed_tokens : p->tokens;
+}
+
+static void take_out(struct view *v, const struct placement *p)
+{
+    struct node_record *decode = find_node(v, p->decode);
+    view_remove_tokens(v, p);
+    if (!decode) return;
+    decode->placed_seqs -= decode->placed_seqs > 0;
+    decode->placed_blocks -= decode->placed_blocks < p->blocks ? decode->placed_blocks : p->blocks;
+}
+
+void view_change_load(struct view *v, const struct placement *from, const struct placement *to)
+{
+    take_out(v, from);
+    view_add_load(v, to);
+}
+
 void view_remove_load(struct view *v, const struct placement *p)
 {
-    struct node_record *prefill = find_node(v, p->prefill ? p->prefill : p->decode),
-                       *decode = find_node(v, p->decode);
-    if (prefill)
-        prefill->placed_tokens -= prefill->placed_tokens < p->tokens ? prefill->placed_tokens
-                                                                     : p->tokens;
-    if (decode) {
-        decode->placed_seqs -= decode->placed_seqs > 0;
-        decode->placed_blocks -= decode->placed_blocks < p->blocks ? decode->placed_blocks
-                                                                   : p->blocks;
-    }
+    take_out(v, p);
     v->events.on_capacity(v->events.arg);
 }

@@ -12,7 +12,7 @@
 
 #include "scheduler/breaker.h"
 #include "scheduler/directory/proofs.h"
-#include "scheduler/place.h"
+#include "scheduler/place/place.h"
 #include "shared/cluster/cluster.h"
 
 enum { VIEW_WHY_MAX = 256 };
@@ -120,5 +120,9 @@ const char *view_why_apart(const struct view *v, uint64_t prefill, uint64_t deco
 /* Load accounting of this entry node's own placements. */
 void view_add_load(struct view *v, const struct placement *p);
 void view_remove_load(struct view *v, const struct placement *p);
+/* The directory has placed it on other nodes, or counts fewer tokens. */
+void view_change_load(struct view *v, const struct placement *from, const struct placement *to);
+/* Its prompt was computed. */
+void view_remove_tokens(struct view *v, const struct placement *p);
 
 #endif

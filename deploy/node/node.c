@@ -455,7 +455,6 @@ static struct scheduler *start_scheduler(struct node *n)
         .grace_ms = n->o.grace_ms,
         .max_queue_ms = n->o.max_queue_ms,
         .unsplit = n->o.unsplit,
-        .block_tokens = n->o.block_tokens,
         .topic = n->o.topic,
         .secret = n->o.secret,
         .join = n->can_be_joined ? n->join : NULL,

@@ -86,6 +86,7 @@ void node_describe_record(void *arg, struct node_record *me)
         .n_blocks = l->n_blocks,
         .block_tokens = l->block_tokens,
         .max_model_len = n->o.max_model_len,
+        .prefix_cache = n->o.prefix_cache,
         .draining = n->state != NODE_READY || is_apart(n),
         .n_running = st.n_running + st.n_reserved,
         .n_waiting = st.n_waiting,

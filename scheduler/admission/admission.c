@@ -96,12 +96,18 @@ void admission_on_view(struct admission *d, const struct view *v)
     admit_set_speed(d->admit, &s);
 }
 
-void admission_fill(struct entry *e, struct request *r, const struct node_record *computes,
-                    uint32_t step_us)
+static void unfill(struct entry *e, struct request *r, bool computed)
 {
-    admission_unfill(e, r, false);
+    fill_remove(&e->admission.fill, &r->filled, computed, clock_ms());
+    r->filled.node = 0;
+}
+
+void admission_fill(struct entry *e, struct request *r, const struct node_record *computes,
+                    uint32_t tokens, uint32_t step_us)
+{
+    if (r->filled.node) unfill(e, r, false);
     r->filled = (struct fill_prompt){ .node = computes->node,
-                                      .tokens = r->n_tokens,
+                                      .tokens = tokens,
                                       .per_s = computes->prefill_tokens_per_s,
                                       .step_ms = step_us / 1000,
                                       .n_entries = admit_n_entries(e->admission.admit),
@@ -112,8 +118,7 @@ void admission_fill(struct entry *e, struct request *r, const struct node_record
 void admission_unfill(struct entry *e, struct request *r, bool computed)
 {
     if (!r->filled.node) return;
-    fill_remove(&e->admission.fill, &r->filled, computed, clock_ms());
-    r->filled.node = 0;
+    unfill(e, r, computed);
     if (admit_n_waiting(e->admission.admit)) e->view.events.on_capacity(e->view.events.arg);
 }
 

@@ -97,9 +97,9 @@ void admission_hand_over(struct request *from, struct request *to);
 
 /* ---- prompts at nodes (fill.h) ---- */
 
-/* Nodes are chosen; step_us: of the one that decodes. */
+/* Nodes are chosen; tokens: that it has to compute; step_us: of the one that decodes. */
 void admission_fill(struct entry *e, struct request *r, const struct node_record *computes,
-                    uint32_t step_us);
+                    uint32_t tokens, uint32_t step_us);
 /* The attempt is over, or (computed) its first token has come. */
 void admission_unfill(struct entry *e, struct request *r, bool computed);
 

@@ -76,6 +76,8 @@ enum status directory_reserve(struct directory *d, const struct placement *p,
     return d->ops->reserve(d, p, cb, arg);
 }
 
+void directory_computed(struct directory *d, uint64_t request) { d->ops->computed(d, request); }
+
 void directory_release(struct directory *d, uint64_t request) { d->ops->release(d, request); }
 
 enum status directory_meter(struct directory *d, const struct meter_report *r,

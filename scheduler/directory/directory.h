@@ -4,12 +4,11 @@
  * another process; `redis` asks a Redis server. The state is soft and can be rebuilt:
  *  - a record per node. A node that stops renewing it is gone lease_ms later, by the clock of the
  *    process that keeps the state.
- *  - reservations: when a request is placed, one atomic step counts its tokens on the prefill node
- *    and one sequence with its blocks on the decode node, until the attempt ends. One that is not
- *    released ends after its ttl_ms.
+ *  - reservations: when a request is placed, one atomic step counts its tokens on the prefill node,
+ *    until they are computed, and one sequence with its blocks on the decode node, until the
+ *    attempt ends or ttl_ms is over; maybe on nodes that have more of the prompt (prefix.h).
  *  - what the tenants of a topic use, summed over its entry nodes (meter.h).
- * Losing the directory server loses no request: nodes publish again, entry nodes keep their last
- * snapshot.
+ * Losing the server loses no request: nodes publish again, entry nodes keep their last snapshot.
  *
  * Each callback is called exactly once, on the loop, never from inside the call; after close none
  * is called. Thread: loop. */
@@ -17,6 +16,7 @@
 #define BATON_SCHEDULER_DIRECTORY_DIRECTORY_H
 
 #include "scheduler/directory/meter.h"
+#include "scheduler/prefix/prefix_text.h"
 #include "shared/base/buf.h"
 #include "shared/base/err.h"
 #include "shared/base/metrics.h"
@@ -78,6 +78,8 @@ struct node_record {
     uint32_t max_seqs, n_blocks, block_tokens, max_model_len;
     uint32_t max_requests; /* that it follows as their entry; 0: unknown */
     uint32_t resume_ms; /* how long it keeps an answer whose entry node was lost; 0: not at all */
+    bool prefix_cache;  /* it keeps KV blocks for prompts that begin alike; earlier versions do not
+                         * say so, and are chosen by load alone */
     bool deterministic; /* it computes the same tokens again for the same request */
     /* All above as its node wrote it, members that are not known here included: proof is of these
      * bytes. Borrowed from whoever read the record; n 0: it was not read, but filled in here. */
@@ -94,6 +96,8 @@ struct node_record {
     /* filled in by the directory in snapshots: load placed and not yet released */
     uint64_t placed_tokens;
     uint32_t placed_seqs, placed_blocks;
+    /* filled in by the view: prompt tokens that wait there although none was placed */
+    uint64_t unplaced_tokens;
     bool is_lost; /* filled in by the view of an entry node, which has lost its link (view.h) */
 };
 
@@ -119,14 +123,23 @@ struct placement {
     uint32_t tokens; /* prompt tokens to compute */
     uint32_t blocks; /* KV blocks the decode node will need */
     uint32_t ttl_ms;
+    /* Borrowed during the call; NULL: the nodes above and no others. Its first offers are the nodes
+     * above, its n_tokens is `tokens`. */
+    const struct prefix_query *prefix;
+};
+
+/* A placement as it was counted: with `prefix` maybe on other nodes, and for fewer tokens. */
+struct directory_placed {
+    uint64_t fence; /* grows with every reservation */
+    struct prefix_placed on;
 };
 
 struct directory;
 
 typedef void directory_snapshot_fn(void *arg, enum status st, const struct directory_snapshot *s);
 /* st: OK; ERR_BUSY (a node is full), ERR_NOT_FOUND (a node is gone), ERR_UNAVAILABLE (the directory
- * server cannot be reached). `fence` grows with every reservation. */
-typedef void directory_reserve_fn(void *arg, enum status st, uint64_t fence);
+ * server cannot be reached): then placed is NULL. */
+typedef void directory_reserve_fn(void *arg, enum status st, const struct directory_placed *placed);
 /* st: OK; else sums is NULL, and what the report told is to be told again: under its number if it
  * was ERR_UNAVAILABLE (the directory server cannot be reached, or did not answer), since it may
  * have been counted. ERR_FULL: the topic counts no more tenants or entry nodes (the log has the
@@ -162,6 +175,7 @@ struct directory_ops {
     enum status (*snapshot)(struct directory *d, directory_snapshot_fn *cb, void *arg);
     enum status (*reserve)(struct directory *d, const struct placement *p, directory_reserve_fn *cb,
                            void *arg);
+    void (*computed)(struct directory *d, uint64_t request);
     void (*release)(struct directory *d, uint64_t request);
     enum status (*meter)(struct directory *d, const struct meter_report *r, directory_meter_fn *cb,
                          void *arg);
@@ -185,9 +199,12 @@ void directory_leave(struct directory *d, uint64_t node);
 enum status directory_snapshot(struct directory *d, directory_snapshot_fn *cb,
                                void *arg) MUST_CHECK;
 /* Counts p->tokens on the prefill node and one sequence of p->blocks on the decode node, if both
- * are alive and have capacity. */
+ * are alive and have capacity; with p->prefix on those that prefix_pick takes, less what they
+ * should have. */
 enum status directory_reserve(struct directory *d, const struct placement *p,
                               directory_reserve_fn *cb, void *arg) MUST_CHECK;
+/* The prompt of a request was computed: its tokens do not count any more. */
+void directory_computed(struct directory *d, uint64_t request);
 /* Takes the reservation of a request back. */
 void directory_release(struct directory *d, uint64_t request);
 /* Tells what this topic's tenants used at one entry node, and asks for the sums over all of them

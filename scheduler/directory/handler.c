@@ -97,10 +97,50 @@ static enum status handle_snapshot(struct directory_handler *h, const cJSON *bod
     return OK;
 }
 
+static enum status get_list(const cJSON *o, const char *name, struct str *out, struct err *err)
+{
+    const char *text = "";
+    TRY(json_get_str(o, name, &text, err));
+    *out = str_of(text);
+    return OK;
+}
+
+/* Reads what a placement tells of its prompt's prefix; *out stays NULL when it tells nothing. */
+static enum status get_prefix(const cJSON *body, uint32_t n_tokens, struct prefix_query_room *room,
+                              struct prefix_query *q, const struct prefix_query **out,
+                              struct err *err)
+{
+    const cJSON *o = json_member(body, "prefix");
+    struct prefix_query_text t;
+    if (!o) return OK;
+    if (!cJSON_IsObject(o))
+        return err_field(err, ERR_INVALID, "prefix", "prefix must be a JSON object");
+    TRY(get_list(o, "rungs", &t.rungs, err));
+    TRY(get_list(o, "compute", &t.compute, err));
+    TRY(get_list(o, "decode", &t.decode, err));
+    TRY(get_list(o, "drops", &t.drops, err));
+    TRY(prefix_query_read(&t, n_tokens, room, q, err));
+    *out = q;
+    return OK;
+}
+
+/* The nodes are told only to those who asked for others, as earlier versions did not. */
+static void write_placed(const struct directory_placed *placed, struct buf *out)
+{
+    directory_add_id(out, "fence", placed->fence);
+    if (!placed->on.expected.known) return;
+    buf_add_c(out, ",\"placed\":\"");
+    prefix_placed_write(&placed->on, out);
+    buf_add_char(out, '"');
+}
+
 static enum status handle_reserve(struct directory_handler *h, const cJSON *body, struct buf *out,
                                   struct err *err)
 {
     struct placement p = { 0 };
+    struct prefix_query_room room;
+    struct prefix_query q;
+    struct directory_placed placed = { 0 };
     uint64_t owner, fence = 0;
     TRY(need_id(body, "owner", &owner, err));
     TRY(need_id(body, "id", &p.request, err));
@@ -110,30 +150,39 @@ static enum status handle_reserve(struct directory_handler *h, const cJSON *body
     TRY(get_u32(body, "tokens", UINT32_MAX, &p.tokens, err));
     TRY(get_u32(body, "blocks", UINT32_MAX, &p.blocks, err));
     TRY(get_u32(body, "ttl_ms", TTL_MAX_MS, &p.ttl_ms, err));
+    TRY(get_prefix(body, p.tokens, &room, &q, &p.prefix, err));
     directory_local_raise_fence(h->local, fence);
-    fence = 0;
-    enum status st = directory_local_reserve(h->local, &p, owner, &fence);
+    enum status st = directory_local_reserve(h->local, &p, owner, &placed);
     if (st == ERR_FULL)
         return err_set(err, ERR_FULL, "the directory already counts as many placements as it can");
     buf_printf(out, "{\"status\":\"%s\",", st == OK ? "ok" : st == ERR_BUSY ? "busy" : "not_found");
-    directory_add_id(out, "fence", fence);
+    write_placed(&placed, out);
     buf_add_char(out, '}');
+    return OK;
+}
+
+static enum status for_each_id(struct directory_handler *h, const cJSON *ids, const char *name,
+                               void (*fn)(struct directory *d, uint64_t id), struct err *err)
+{
+    const cJSON *one;
+    uint64_t id;
+    if (!cJSON_IsArray(ids) || cJSON_GetArraySize(ids) > DIRECTORY_RELEASE_MAX)
+        return err_field(err, ERR_INVALID, name, "%s must be an array of at most %d ids", name,
+                         DIRECTORY_RELEASE_MAX);
+    cJSON_ArrayForEach (one, ids) {
+        if (!cJSON_IsString(one) || directory_read_id(str_of(one->valuestring), &id) != OK)
+            return err_field(err, ERR_INVALID, name, "every id must be 16 hexadecimal digits");
+        fn(h->local, id);
+    }
     return OK;
 }
 
 static enum status handle_release(struct directory_handler *h, const cJSON *body, struct buf *out,
                                   struct err *err)
 {
-    const cJSON *ids = json_member(body, "ids"), *one;
-    uint64_t id;
-    if (!cJSON_IsArray(ids) || cJSON_GetArraySize(ids) > DIRECTORY_RELEASE_MAX)
-        return err_field(err, ERR_INVALID, "ids", "ids must be an array of at most %d ids",
-                         DIRECTORY_RELEASE_MAX);
-    cJSON_ArrayForEach (one, ids) {
-        if (!cJSON_IsString(one) || directory_read_id(str_of(one->valuestring), &id) != OK)
-            return err_field(err, ERR_INVALID, "ids", "every id must be 16 hexadecimal digits");
-        directory_local_release(h->local, id);
-    }
+    const cJSON *computed = json_member(body, "computed");
+    if (computed) TRY(for_each_id(h, computed, "computed", directory_local_computed, err));
+    TRY(for_each_id(h, json_member(body, "ids"), "ids", directory_local_release, err));
     buf_add_c(out, "{}");
     return OK;
 }

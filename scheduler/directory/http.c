@@ -19,7 +19,7 @@
 #include "shared/base/mem.h"
 #include "shared/net/http/http_client.h"
 
-enum { IDLE_CONNECTIONS = 4, LEAVING_MAX = 64 };
+enum { IDLE_CONNECTIONS = 4, LEAVING_MAX = 64, PREFIX_AGAIN_MS = 10000 };
 
 static void directory_http_free(struct directory_http *d)
 {
@@ -108,18 +108,23 @@ static void send_leave(struct directory_http *d)
     buf_clear(&d->leaving);
 }
 
+static void add_ids(struct buf *body, const char *name, const uint64_t *ids, size_t n)
+{
+    buf_printf(body, ",\"%s\":[", name);
+    for (size_t i = 0; i < n; i++) buf_printf(body, "%s\"" DIRECTORY_ID "\"", i ? "," : "", ids[i]);
+    buf_add_char(body, ']');
+}
+
 static void send_releases(struct directory_http *d)
 {
-    uint64_t ids[DIRECTORY_RELEASE_MAX];
+    struct directory_remote_batch batch;
     struct buf body = { 0 };
     if (d->remote.state == DIRECTORY_REMOTE_DOWN) return; /* they follow the first answer */
-    size_t n = directory_remote_take_releases(&d->remote, ids, DIRECTORY_RELEASE_MAX);
-    if (n == 0) return;
+    if (!directory_remote_take_batch(&d->remote, &batch)) return;
     begin_body(d, &body);
-    buf_add_c(&body, ",\"ids\":[");
-    for (size_t i = 0; i < n; i++)
-        buf_printf(&body, "%s\"" DIRECTORY_ID "\"", i ? "," : "", ids[i]);
-    buf_add_c(&body, "]}");
+    add_ids(&body, "ids", batch.released, batch.n_released);
+    add_ids(&body, "computed", batch.computed, batch.n_computed);
+    buf_add_char(&body, '}');
     if (send_call(d, (struct directory_http_call){ .op = DIRECTORY_OP_RELEASE }, buf_str(&body)) !=
         OK)
         directory_remote_on_released(&d->remote, false);
@@ -149,13 +154,22 @@ static void deliver(struct directory_http *d, const struct directory_http_call *
     bool is_answer = a->st == OK || a->st == ERR_BUSY || a->st == ERR_NOT_FOUND;
     if (d->closed) return;
     if (c->op == DIRECTORY_OP_RESERVE)
-        c->reserve(c->arg, is_answer ? a->st : ERR_UNAVAILABLE, a->fence);
+        c->reserve(c->arg, is_answer ? a->st : ERR_UNAVAILABLE, a->st == OK ? &a->placed : NULL);
     if (c->op == DIRECTORY_OP_METER) {
         const enum status st = directory_remote_on_metered(&d->remote, a->st);
         c->meter(c->arg, st, st == OK ? &a->sums : NULL);
     }
     if (c->op == DIRECTORY_OP_SNAPSHOT && c->snapshot)
         c->snapshot(c->arg, is_answer ? OK : ERR_UNAVAILABLE, is_answer ? &a->snapshot : NULL);
+}
+
+/* A server that says nothing of the prefix is of an earlier version, or its topic has no table. */
+static void note_reserved(struct directory_http *d, const struct directory_http_call *c,
+                          const struct directory_http_answer *a)
+{
+    directory_remote_on_reserved(&d->remote, c->request, c->id, a->st, a->placed.fence);
+    if (a->st == OK && c->told_prefix && !a->placed.on.expected.known)
+        d->prefix_from_ms = clock_ms() + PREFIX_AGAIN_MS;
 }
 
 static void on_answer(void *arg, enum status st, int http_status, struct str body)
@@ -170,8 +184,7 @@ static void on_answer(void *arg, enum status st, int http_status, struct str bod
     bool reached = directory_http_read_answer(d, c, st, http_status, body, &a);
     if (c->op == DIRECTORY_OP_PUBLISH) d->publishing = false;
     if (c->op == DIRECTORY_OP_RELEASE) directory_remote_on_released(&d->remote, reached);
-    if (c->op == DIRECTORY_OP_RESERVE)
-        directory_remote_on_reserved(&d->remote, c->request, c->id, a.st, a.fence);
+    if (c->op == DIRECTORY_OP_RESERVE) note_reserved(d, c, &a);
     d->n_holds++;
     if (reached) directory_remote_up(&d->remote);
     else directory_remote_down(&d->remote, a.why);
@@ -255,31 +268,71 @@ static enum status directory_http_snapshot(struct directory *base, directory_sna
     return send_snapshot((struct directory_http *)base, cb, arg);
 }
 
+static void add_list(struct buf *b, const char *name, struct str text)
+{
+    buf_printf(b, "\"%s\":\"%.*s\"", name, STR_ARG(text));
+}
+
+static void add_prefix(struct buf *b, const struct prefix_query *q)
+{
+    struct prefix_query_text t;
+    struct buf lists = { 0 };
+    prefix_query_write(q, &lists, &t);
+    buf_add_c(b, ",\"prefix\":{");
+    add_list(b, "rungs", t.rungs);
+    buf_add_char(b, ',');
+    add_list(b, "compute", t.compute);
+    buf_add_char(b, ',');
+    add_list(b, "decode", t.decode);
+    buf_add_char(b, ',');
+    add_list(b, "drops", t.drops);
+    buf_add_char(b, '}');
+    buf_release(&lists);
+}
+
+static void write_placement(const struct placement *p, uint64_t id, bool tells_prefix,
+                            struct buf *b)
+{
+    buf_add_char(b, ',');
+    directory_add_id(b, "id", id);
+    buf_add_char(b, ',');
+    directory_add_id(b, "prefill", p->prefill);
+    buf_add_char(b, ',');
+    directory_add_id(b, "decode", p->decode);
+    buf_printf(b, ",\"tokens\":%u,\"blocks\":%u,\"ttl_ms\":%u", p->tokens, p->blocks, p->ttl_ms);
+    if (tells_prefix) add_prefix(b, p->prefix);
+    buf_add_char(b, '}');
+}
+
 static enum status directory_http_reserve(struct directory *base, const struct placement *p,
                                           directory_reserve_fn *cb, void *arg)
 {
     struct directory_http *d = (struct directory_http *)base;
-    struct directory_http_call call = {
-        .op = DIRECTORY_OP_RESERVE, .reserve = cb, .arg = arg, .request = p->request
-    };
+    struct directory_http_call call = { .op = DIRECTORY_OP_RESERVE,
+                                        .reserve = cb,
+                                        .arg = arg,
+                                        .request = p->request,
+                                        .chosen = { p->prefill, p->decode, p->tokens, { 0 } },
+                                        .told_prefix = p->prefix &&
+                                                       clock_ms() >= d->prefix_from_ms };
     struct buf body = { 0 };
     /* Do not let the request wait for a timeout. */
     if (d->remote.state == DIRECTORY_REMOTE_DOWN) return ERR_UNAVAILABLE;
     TRY(directory_remote_reserve(&d->remote, p->request, &call.id));
     begin_body(d, &body);
-    buf_add_char(&body, ',');
-    directory_add_id(&body, "id", call.id);
-    buf_add_char(&body, ',');
-    directory_add_id(&body, "prefill", p->prefill);
-    buf_add_char(&body, ',');
-    directory_add_id(&body, "decode", p->decode);
-    buf_printf(&body, ",\"tokens\":%u,\"blocks\":%u,\"ttl_ms\":%u}", p->tokens, p->blocks,
-               p->ttl_ms);
+    write_placement(p, call.id, call.told_prefix, &body);
     enum status st = send_call(d, call, buf_str(&body));
     buf_release(&body);
     /* Not sent, so nothing was counted. */
     if (st != OK) directory_remote_on_reserved(&d->remote, p->request, call.id, ERR_BUSY, 0);
     return st;
+}
+
+static void directory_http_computed(struct directory *base, uint64_t request)
+{
+    struct directory_http *d = (struct directory_http *)base;
+    directory_remote_computed(&d->remote, request);
+    send_releases(d);
 }
 
 static void directory_http_release(struct directory *base, uint64_t request)
@@ -325,6 +378,7 @@ const struct directory_ops directory_http_ops = {
     .leave = directory_http_leave,
     .snapshot = directory_http_snapshot,
     .reserve = directory_http_reserve,
+    .computed = directory_http_computed,
     .release = directory_http_release,
     .meter = directory_http_meter,
     .why_down = directory_http_why_down,

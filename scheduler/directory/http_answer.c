@@ -38,11 +38,16 @@ static void read_snapshot(struct directory_http *d, const cJSON *doc,
     snprintf(a->snapshot.topics, sizeof a->snapshot.topics, "%s", topics);
 }
 
-static void read_reserved(const cJSON *doc, struct directory_http_answer *a)
+static void read_reserved(const struct directory_http_call *c, const cJSON *doc,
+                          struct directory_http_answer *a)
 {
-    const char *text = "";
+    const char *text = "", *on = NULL;
     bool is_well_formed = json_get_str(doc, "status", &text, NULL) == OK &&
-                          directory_get_id(doc, "fence", &a->fence, NULL) == OK;
+                          json_get_str(doc, "placed", &on, NULL) == OK &&
+                          directory_get_id(doc, "fence", &a->placed.fence, NULL) == OK;
+    a->placed.on = c->chosen;
+    if (is_well_formed && on && c->told_prefix)
+        is_well_formed = prefix_placed_read(str_of(on), &a->placed.on) == OK;
     if (is_well_formed && strcmp(text, "ok") == 0) return;
     if (is_well_formed && strcmp(text, "busy") == 0) a->st = ERR_BUSY;
     else if (is_well_formed && strcmp(text, "not_found") == 0) a->st = ERR_NOT_FOUND;
@@ -130,7 +135,7 @@ bool directory_http_read_answer(struct directory_http *d, const struct directory
         read_error(d, c->op, http_status, doc, a);
     } else {
         if (c->op == DIRECTORY_OP_SNAPSHOT) read_snapshot(d, doc, a);
-        if (c->op == DIRECTORY_OP_RESERVE) read_reserved(doc, a);
+        if (c->op == DIRECTORY_OP_RESERVE) read_reserved(c, doc, a);
         if (c->op == DIRECTORY_OP_METER) read_sums(c, doc, a);
         if (a->st == ERR_FORMAT)
             snprintf(a->why, sizeof a->why, "the directory server at %s sent a malformed answer",

@@ -22,6 +22,7 @@ struct directory_http {
     struct buf leaving;     /* ids of nodes that leave when the renewal is answered */
     uint32_t n_holds;       /* callbacks running */
     struct log_repeats refused_calls;
+    uint64_t prefix_from_ms; /* no placement tells of its prefix before: the server has no table */
     bool closed;
 };
 
@@ -33,6 +34,8 @@ struct directory_http_call {
     directory_meter_fn *meter;
     void *arg;
     uint64_t request, id;
+    struct prefix_placed chosen; /* reserve: the nodes that it stays with if nothing is told */
+    bool told_prefix;
     struct meter_sum *room; /* [n_room] of the sums that meter asked for */
     uint32_t n_room;
 };
@@ -40,7 +43,7 @@ struct directory_http_call {
 /* A parsed answer. */
 struct directory_http_answer {
     enum status st;
-    uint64_t fence;
+    struct directory_placed placed;
     struct node_record *nodes; /* their identities lie in doc */
     cJSON *doc;
     struct directory_snapshot snapshot;

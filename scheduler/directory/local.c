@@ -14,6 +14,7 @@
 #include "scheduler/directory/local_state.h"
 #include "scheduler/directory/meter_book.h"
 #include "scheduler/directory/wire.h"
+#include "scheduler/prefix/prefix_pick.h"
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
@@ -26,11 +27,13 @@ struct directory_local_node {
     struct node_record record;
     struct buf identity; /* the record's */
     uint64_t end_ms;
+    uint32_t dropped_s; /* prefix_drop */
 };
 
 /* The load that reservations count on one node; exists while there are any. */
 struct directory_local_load {
     uint64_t node, tokens;
+    uint64_t free_us; /* when its tokens should be computed */
     uint32_t seqs, blocks, n_refs;
 };
 
@@ -47,6 +50,8 @@ struct directory_local_reservation {
     uint32_t tokens, blocks;
     struct directory_local_load *prefill, *decode;
 };
+
+static uint64_t now_us(void) { return clock_ms() * 1000; }
 
 static struct directory_local *self_of(struct directory *d)
 {
@@ -195,14 +200,6 @@ void directory_local_raise_fence(struct directory *base, uint64_t seen)
     if (seen > d->fence && seen < UINT64_MAX / 2) d->fence = seen;
 }
 
-static bool has_capacity(const struct directory_local *d, const struct directory_local_node *decode,
-                         uint32_t blocks)
-{
-    const struct directory_local_load *l = map_get(&d->loads, map_key_u64(&decode->record.node));
-    uint64_t seqs = l ? l->seqs : 0, placed = l ? l->blocks : 0;
-    return seqs < decode->record.max_seqs && placed + blocks <= decode->record.n_blocks;
-}
-
 /* Requests live about equally long, so the place is near the end of the list. */
 static void link_by_end(struct directory_local *d, struct directory_local_reservation *r)
 {
@@ -214,16 +211,18 @@ static void link_by_end(struct directory_local *d, struct directory_local_reserv
 }
 
 static void reservation_add(struct directory_local *d, const struct placement *p,
+                            const struct prefix_placed *on, uint64_t busy_us,
                             struct directory_local_owner *o)
 {
     struct directory_local_reservation *r = MEM_NEW(struct directory_local_reservation);
     r->id = p->request;
     r->end_ms = clock_ms() + p->ttl_ms;
-    r->tokens = p->tokens;
+    r->tokens = on->tokens;
     r->blocks = p->blocks;
-    r->prefill = load_ref(d, p->prefill ? p->prefill : p->decode);
-    r->decode = load_ref(d, p->decode);
-    r->prefill->tokens += p->tokens;
+    r->prefill = load_ref(d, on->prefill ? on->prefill : on->decode);
+    r->decode = load_ref(d, on->decode);
+    r->prefill->tokens += on->tokens;
+    if (p->prefix) r->prefill->free_us = now_us() + busy_us;
     r->decode->seqs++;
     r->decode->blocks += p->blocks;
     link_by_end(d, r);
@@ -232,8 +231,97 @@ static void reservation_add(struct directory_local *d, const struct placement *p
     map_put(&d->reservations, map_key_u64(&r->id), r);
 }
 
+/* ---- prefixes ---- */
+
+static void look_at(void *arg, uint64_t node, struct prefix_node *out)
+{
+    const struct directory_local *d = arg;
+    const struct directory_local_node *n = map_get(&d->nodes, map_key_u64(&node));
+    const struct directory_local_load *l = n ? map_get(&d->loads, map_key_u64(&node)) : NULL;
+    *out = (struct prefix_node){ .lives = n != NULL };
+    if (n) {
+        out->max_seqs = n->record.max_seqs;
+        out->n_blocks = n->record.n_blocks;
+        out->dropped_s = n->dropped_s;
+    }
+    if (l) {
+        out->tokens = l->tokens;
+        out->wait_us = l->free_us > now_us() ? l->free_us - now_us() : 0;
+        out->seqs = l->seqs;
+        out->blocks = l->blocks;
+    }
+}
+
+static bool has_place(struct directory_local *d, uint64_t decode, uint32_t blocks)
+{
+    struct prefix_node n;
+    look_at(d, decode, &n);
+    return n.seqs < n.max_seqs && (uint64_t)n.blocks + blocks <= n.n_blocks;
+}
+
+/* That of a topic which nobody uses any more gives its place to another. */
+static void prefix_tables_drop_unused(struct directory_local *d, uint32_t now_s)
+{
+    size_t pos = 0;
+    struct str key;
+    void *one;
+    while (map_next(&d->prefix_tables, &pos, &key, &one)) {
+        if (prefix_table_is_used(one, now_s)) continue;
+        map_del(&d->prefix_tables, key);
+        prefix_table_free(one);
+    }
+}
+
+/* NULL: the topic has none, since others use as many as there may be, or for want of memory. */
+static struct prefix_table *prefix_table_of(struct directory_local *d, const char *topic,
+                                            uint32_t now_s)
+{
+    struct prefix_table *t = map_get(&d->prefix_tables, str_of(topic));
+    if (t) return t;
+    if (d->prefix_tables.len >= DIRECTORY_TOPICS_MAX) prefix_tables_drop_unused(d, now_s);
+    if (d->prefix_tables.len >= DIRECTORY_TOPICS_MAX) return NULL;
+    t = prefix_table_create();
+    if (t) map_put(&d->prefix_tables, str_of(topic), t);
+    return t;
+}
+
+static void note_drops(struct directory_local *d, const struct prefix_query *q)
+{
+    for (uint32_t i = 0; i < q->n_drops; i++) {
+        struct directory_local_node *n = map_get(&d->nodes, map_key_u64(&q->drops[i].node));
+        if (n && n->dropped_s < q->drops[i].at_s) n->dropped_s = q->drops[i].at_s;
+    }
+}
+
+/* Chooses by the prompt's prefix, if the topic has a table. */
+static enum status pick_by_prefix(struct directory_local *d, const struct placement *p,
+                                  const char *topic, struct prefix_placed *on, uint64_t *busy_us)
+{
+    const uint32_t now_s = (uint32_t)(clock_ms() / 1000) + 1;
+    struct prefix_table *t = prefix_table_of(d, topic, now_s);
+    struct prefix_picked picked;
+    if (!t) return has_place(d, p->decode, p->blocks) ? OK : ERR_BUSY;
+    const struct prefix_lookup l = { .query = p->prefix,
+                                     .table = t,
+                                     .now_s = now_s,
+                                     .blocks = p->blocks,
+                                     .look = look_at,
+                                     .arg = d };
+    note_drops(d, p->prefix);
+    TRY(prefix_pick(&l, &picked));
+    prefix_note_picked(t, p->prefix, &picked, now_s);
+    *on = (struct prefix_placed){ .prefill = picked.decode ? picked.compute->node : 0,
+                                  .decode = (picked.decode ? picked.decode : picked.compute)->node,
+                                  .tokens = picked.n_compute,
+                                  .expected = picked.expected };
+    *busy_us = picked.busy_us;
+    return OK;
+}
+
+/* ---- reservations ---- */
+
 enum status directory_local_reserve(struct directory *base, const struct placement *p,
-                                    uint64_t owner, uint64_t *fence)
+                                    uint64_t owner, struct directory_placed *placed)
 {
     struct directory_local *d = self_of(base);
     sweep(d);
@@ -241,14 +329,29 @@ enum status directory_local_reserve(struct directory *base, const struct placeme
                                                           map_key_u64(&p->request));
     if (earlier) reservation_drop(d, earlier);
     struct directory_local_node *decode = map_get(&d->nodes, map_key_u64(&p->decode));
-    if (!decode || (p->prefill && !map_get(&d->nodes, map_key_u64(&p->prefill))))
-        return ERR_NOT_FOUND;
-    if (!has_capacity(d, decode, p->blocks)) return ERR_BUSY;
+    const bool has_prefill = !p->prefill || map_get(&d->nodes, map_key_u64(&p->prefill));
+    if (!decode || (!has_prefill && !p->prefix)) return ERR_NOT_FOUND;
     struct directory_local_owner *o = map_get(&d->owners, map_key_u64(&owner));
+    struct prefix_placed on = { p->prefill, p->decode, p->tokens, { 0 } };
+    uint64_t busy_us = 0;
+    if (!p->prefix && !has_place(d, p->decode, p->blocks)) return ERR_BUSY;
     if (d->reservations.len >= RESERVATIONS_MAX || (owner != OWN_PROCESS && !o)) return ERR_FULL;
-    reservation_add(d, p, o);
-    *fence = ++d->fence;
+    const enum status st = p->prefix ? pick_by_prefix(d, p, decode->record.topic, &on, &busy_us)
+                                     : OK;
+    if (!has_prefill && (st != OK || !on.expected.known)) return ERR_NOT_FOUND;
+    TRY(st);
+    reservation_add(d, p, &on, busy_us, o);
+    *placed = (struct directory_placed){ ++d->fence, on };
     return OK;
+}
+
+void directory_local_computed(struct directory *base, uint64_t id)
+{
+    struct directory_local *d = self_of(base);
+    struct directory_local_reservation *r = map_get(&d->reservations, map_key_u64(&id));
+    if (!r) return;
+    r->prefill->tokens -= r->tokens;
+    r->tokens = 0;
 }
 
 void directory_local_release(struct directory *base, uint64_t id)
@@ -332,9 +435,12 @@ void directory_local_drop_all(struct directory_local *d)
 {
     size_t pos = 0;
     struct str key;
-    void *book;
-    while (map_next(&d->meter_books, &pos, &key, &book)) meter_book_free(book);
+    void *one;
+    while (map_next(&d->meter_books, &pos, &key, &one)) meter_book_free(one);
     map_release(&d->meter_books);
+    pos = 0;
+    while (map_next(&d->prefix_tables, &pos, &key, &one)) prefix_table_free(one);
+    map_release(&d->prefix_tables);
     LIST_FOREACH (o, &d->owners_by_lease, struct directory_local_owner, link) owner_drop(d, o);
     LIST_FOREACH (r, &d->by_end, struct directory_local_reservation, link) reservation_drop(d, r);
     LIST_FOREACH (n, &d->by_lease, struct directory_local_node, link) node_drop(d, n);

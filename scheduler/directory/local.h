@@ -19,7 +19,8 @@ void directory_local_raise_fence(struct directory *d, uint64_t seen);
 /* As directory_reserve, for `owner` (0: this process, whose reservations need no lease). ERR_BUSY,
  * ERR_NOT_FOUND; ERR_FULL: too many reservations. */
 enum status directory_local_reserve(struct directory *d, const struct placement *p, uint64_t owner,
-                                    uint64_t *fence) MUST_CHECK;
+                                    struct directory_placed *placed) MUST_CHECK;
+void directory_local_computed(struct directory *d, uint64_t id);
 void directory_local_release(struct directory *d, uint64_t id);
 /* As directory_meter, for any topic; sums [r->n_uses] is what out->sums points to. ERR_FULL: err
  * has the sentence. */

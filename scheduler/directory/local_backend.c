@@ -20,7 +20,7 @@ struct directory_local_call {
     directory_meter_fn *meter;
     void *arg;
     enum status st;
-    uint64_t fence;
+    struct directory_placed placed;
     struct meter_sums sums;
     struct meter_sum *room; /* of sums */
 };
@@ -52,7 +52,7 @@ static void directory_local_free(struct directory_local *d)
 static void answer(struct directory_local *d, const struct directory_local_call *c)
 {
     if (c->reserve) {
-        c->reserve(c->arg, c->st, c->fence);
+        c->reserve(c->arg, c->st, c->st == OK ? &c->placed : NULL);
     } else if (c->snapshot) {
         struct directory_snapshot s;
         struct node_record *nodes = directory_local_view(&d->base, d->topic, &s.n, s.topics);
@@ -147,7 +147,7 @@ static enum status directory_local_reserve_own(struct directory *base, const str
                                                directory_reserve_fn *cb, void *arg)
 {
     struct directory_local_call call = { .reserve = cb, .arg = arg };
-    call.st = directory_local_reserve(base, p, OWN_PROCESS, &call.fence);
+    call.st = directory_local_reserve(base, p, OWN_PROCESS, &call.placed);
     if (call.st == ERR_FULL) return ERR_FULL;
     enum status st = queue_answer(self_of(base), call);
     if (st != OK && call.st == OK) directory_local_release(base, p->request);
@@ -193,6 +193,7 @@ const struct directory_ops directory_local_ops = {
     .leave = directory_local_leave,
     .snapshot = directory_local_snapshot,
     .reserve = directory_local_reserve_own,
+    .computed = directory_local_computed,
     .release = directory_local_release,
     .meter = directory_local_meter_own,
     .why_down = directory_local_why_down,

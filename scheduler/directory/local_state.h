@@ -14,6 +14,7 @@ struct directory_local {
     char topic[NODE_NAME_MAX];
     struct map nodes, loads, reservations, owners; /* by id */
     struct map meter_books;                        /* struct meter_book, by topic */
+    struct map prefix_tables;                      /* struct prefix_table, by topic */
     struct list by_lease, by_end, owners_by_lease, calls;
     size_t n_calls;
     uint64_t fence;
@@ -23,7 +24,7 @@ struct directory_local {
     struct log_repeats refused_reports;
 };
 
-/* Empties nodes, owners, reservations, loads and meter books. */
+/* Empties nodes, owners, reservations, loads, meter books and prefix tables. */
 void directory_local_drop_all(struct directory_local *d);
 
 #endif

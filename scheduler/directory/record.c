@@ -71,9 +71,10 @@ static void write_identity(const struct node_record *r, struct buf *out)
         buf_printf(out, "%s\"" DIRECTORY_ID "\"", i ? "," : "", r->served[i]);
     buf_printf(out,
                "],\"max_seqs\":%u,\"n_blocks\":%u,\"block_tokens\":%u,\"max_model_len\":%u,"
-               "\"max_requests\":%u,\"resume_ms\":%u,\"deterministic\":%s",
+               "\"max_requests\":%u,\"resume_ms\":%u,\"deterministic\":%s,\"prefix_cache\":%s",
                r->max_seqs, r->n_blocks, r->block_tokens, r->max_model_len, r->max_requests,
-               r->resume_ms, r->deterministic ? "true" : "false");
+               r->resume_ms, r->deterministic ? "true" : "false",
+               r->prefix_cache ? "true" : "false");
 }
 
 /* What may have changed since the last renewal. */
@@ -365,6 +366,7 @@ static enum status get_identity(const cJSON *o, struct node_record *r, struct er
     TRY(get_names(o, r, err));
     TRY(get_numbers(o, fields, COUNT_OF(fields), err));
     TRY(json_get_bool(o, "deterministic", &r->deterministic, err));
+    TRY(json_get_bool(o, "prefix_cache", &r->prefix_cache, err));
     return json_get_bool(o, "kv_lossy", &r->kv_lossy, err);
 }
 

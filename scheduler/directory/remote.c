@@ -13,6 +13,7 @@
 /* In `reservations` while the request lives, then in `pending_releases` or `inflight_releases`. */
 struct directory_remote_reservation {
     struct list link;
+    struct list computed; /* in `pending_computed`, or in none */
     uint64_t request, id;
     bool awaited; /* the server's answer has not come */
     /* Dropped while awaited: the release becomes pending when the answer comes, so that it cannot
@@ -34,6 +35,7 @@ void directory_remote_init(struct directory_remote *r, const struct directory_op
     directory_remote_choose_owner(r);
     list_init(&r->pending_releases);
     list_init(&r->inflight_releases);
+    list_init(&r->pending_computed);
     if (!o->metrics) return;
     snprintf(labels, sizeof labels, "row=\"%s\"", backend);
     r->m_up = metrics_gauge(o->metrics, "baton_directory_up", labels,
@@ -95,6 +97,7 @@ void directory_remote_refuse_record(struct directory_remote *r, struct str node,
 
 static void queue_release(struct directory_remote *r, struct directory_remote_reservation *one)
 {
+    list_remove(&one->computed); /* its tokens go with it */
     list_push(&r->pending_releases, &one->link);
     if (r->m_pending_releases)
         gauge_set(r->m_pending_releases, (double)(r->n_all - r->reservations.len));
@@ -103,6 +106,7 @@ static void queue_release(struct directory_remote *r, struct directory_remote_re
 static void forget(struct directory_remote *r, struct directory_remote_reservation *one)
 {
     r->n_all--;
+    list_remove(&one->computed);
     mem_free(one);
 }
 
@@ -129,6 +133,7 @@ enum status directory_remote_reserve(struct directory_remote *r, uint64_t reques
     one->request = request;
     one->awaited = true;
     list_init(&one->link);
+    list_init(&one->computed);
     random_bytes(&one->id, sizeof one->id);
     map_put(&r->reservations, map_key_u64(&request), one);
     r->n_all++;
@@ -150,11 +155,30 @@ void directory_remote_on_reserved(struct directory_remote *r, uint64_t request, 
     else queue_release(r, one);
 }
 
-size_t directory_remote_take_releases(struct directory_remote *r, uint64_t *ids, size_t cap)
+void directory_remote_computed(struct directory_remote *r, uint64_t request)
+{
+    struct directory_remote_reservation *one = map_get(&r->reservations, map_key_u64(&request));
+    if (!one || one->awaited || one->over) return;
+    list_remove(&one->computed);
+    list_push(&r->pending_computed, &one->computed);
+}
+
+static size_t take_computed(struct directory_remote *r, uint64_t *ids)
 {
     size_t n = 0;
-    if (!list_empty(&r->inflight_releases)) return 0;
-    while (n < cap && !list_empty(&r->pending_releases)) {
+    while (n < DIRECTORY_RELEASE_MAX && !list_empty(&r->pending_computed)) {
+        struct directory_remote_reservation *one = LIST_FIRST(
+            &r->pending_computed, struct directory_remote_reservation, computed);
+        list_remove(&one->computed);
+        ids[n++] = one->id;
+    }
+    return n;
+}
+
+static size_t take_releases(struct directory_remote *r, uint64_t *ids)
+{
+    size_t n = 0;
+    while (n < DIRECTORY_RELEASE_MAX && !list_empty(&r->pending_releases)) {
         struct directory_remote_reservation *one = LIST_FIRST(
             &r->pending_releases, struct directory_remote_reservation, link);
         list_remove(&one->link);
@@ -164,8 +188,18 @@ size_t directory_remote_take_releases(struct directory_remote *r, uint64_t *ids,
     return n;
 }
 
+bool directory_remote_take_batch(struct directory_remote *r, struct directory_remote_batch *out)
+{
+    if (r->in_flight) return false;
+    out->n_released = take_releases(r, out->released);
+    out->n_computed = take_computed(r, out->computed);
+    r->in_flight = out->n_released + out->n_computed > 0;
+    return r->in_flight;
+}
+
 void directory_remote_on_released(struct directory_remote *r, bool confirmed)
 {
+    r->in_flight = false;
     LIST_FOREACH (one, &r->inflight_releases, struct directory_remote_reservation, link) {
         list_remove(&one->link);
         if (confirmed) forget(r, one);

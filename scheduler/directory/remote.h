@@ -4,13 +4,14 @@
  * Each attempt gets a random id for its reservation, so that a release can never hit a later
  * reservation of the same request, and a reservation whose answer was lost can be taken back.
  * Releases stay pending until the server has confirmed them, one batch in flight at a time, so that
- * load does not stay counted after the server was away. The reservations of an entry node that
- * died end with its `owner` lease, which every call renews. At most
- * DIRECTORY_REMOTE_RESERVATIONS_MAX reservations are held or pending. Thread: loop. */
+ * load does not stay counted after the server was away. That a prompt was computed goes with them;
+ * when that gets lost its tokens count until the release. The reservations of an entry node that
+ * died end with its `owner` lease, which its calls renew: those that it makes each second, and the
+ * first placement. At most DIRECTORY_REMOTE_RESERVATIONS_MAX are held or pending. Thread: loop. */
 #ifndef BATON_SCHEDULER_DIRECTORY_REMOTE_H
 #define BATON_SCHEDULER_DIRECTORY_REMOTE_H
 
-#include "scheduler/directory/directory.h"
+#include "scheduler/directory/wire.h"
 #include "shared/base/list.h"
 #include "shared/base/log/log_repeats.h"
 #include "shared/base/map.h"
@@ -45,8 +46,9 @@ struct directory_remote {
     uint64_t owner;          /* random: this entry node's name at the server */
     uint64_t fence;          /* the highest seen */
     struct map reservations; /* by request */
-    struct list pending_releases, inflight_releases;
-    size_t n_all; /* held, pending and in flight */
+    struct list pending_releases, inflight_releases, pending_computed;
+    bool in_flight; /* a batch is */
+    size_t n_all;   /* held, pending and in flight */
     struct gauge *m_up, *m_pending_releases;
     struct counter *m_failures;
     struct log_repeats refused_records;
@@ -80,9 +82,16 @@ void directory_remote_on_reserved(struct directory_remote *r, uint64_t request, 
                                   enum status st, uint64_t fence);
 /* `request` is over: its release becomes pending. */
 void directory_remote_drop(struct directory_remote *r, uint64_t request);
-/* Takes the next batch of pending releases; 0 when there is none or one is in flight. The caller
- * reports the outcome to directory_remote_on_released. */
-size_t directory_remote_take_releases(struct directory_remote *r, uint64_t *ids, size_t cap);
+/* The prompt of `request` was computed. */
+void directory_remote_computed(struct directory_remote *r, uint64_t request);
+/* What is told in one call. */
+struct directory_remote_batch {
+    uint64_t released[DIRECTORY_RELEASE_MAX], computed[DIRECTORY_RELEASE_MAX];
+    size_t n_released, n_computed;
+};
+/* Takes the next batch; false: there is none, or one is in flight. The caller reports the outcome
+ * to directory_remote_on_released. */
+bool directory_remote_take_batch(struct directory_remote *r, struct directory_remote_batch *out);
 void directory_remote_on_released(struct directory_remote *r, bool confirmed);
 
 /* May a report (meter.h) be sent now? ERR_UNAVAILABLE: the server is down. ERR_UNSUPPORTED: it did

@@ -3,8 +3,10 @@
  *   publish   { owner, fence, record } -> { }
  *   leave     { owner, node } -> { }
  *   snapshot  { owner, topic } -> { topics, nodes: [record] }
- *   reserve   { owner, fence, id, prefill, decode, tokens, blocks, ttl_ms } -> { status, fence }
- *   release   { owner, ids: [id] } -> { }
+ *   reserve   { owner, fence, id, prefill, decode, tokens, blocks, ttl_ms,
+ *               prefix: { rungs, compute, decode, drops } } -> { status, fence, placed }
+ *             (prefix_text.h; earlier versions answer without `placed`)
+ *   release   { owner, ids: [id], computed: [id] } -> { }
  *   meter     { owner, topic, entry, number, uses } -> { entries, least, sums } (meter_wire.h)
  *
  * owner: a random number of the calling entry node; its reservations end when it has not called for
@@ -23,11 +25,12 @@
 #define DIRECTORY_ID   "%016" PRIx64
 
 enum {
-    /* a record, DIRECTORY_RELEASE_MAX ids, or METER_TENANTS_MAX uses of 84 bytes */
+    /* a record, twice DIRECTORY_RELEASE_MAX ids, METER_TENANTS_MAX uses of 84 bytes, or a placement
+     * with twice PREFIX_OFFERS_MAX offers of 36 bytes */
     DIRECTORY_BODY_MAX = 32 << 10,
     DIRECTORY_ANSWER_MAX = 8 << 20, /* DIRECTORY_NODES_MAX usual records are 3 MiB */
     DIRECTORY_VALUES_MAX = DIRECTORY_NODES_MAX * 64, /* JSON values of an answer */
-    DIRECTORY_RELEASE_MAX = 256,                     /* ids in one release */
+    DIRECTORY_RELEASE_MAX = 256,                     /* ids in a release, of each kind */
     DIRECTORY_PROOF_MAX = 80,
     DIRECTORY_PROOF_HEADER_MAX = DIRECTORY_PROOF_MAX + 32
 };

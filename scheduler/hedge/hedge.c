@@ -185,7 +185,7 @@ static void start_second(struct entry *e, struct hedge *h, struct request *first
     h->n_pending = r->n_prompt;
     e->n_pending_tokens += h->n_pending;
     log_hedge(h, "hedge begin", r);
-    request_reserve(e, r, &chosen);
+    request_reserve(e, r, &chosen, NULL);
 }
 
 /* What its tenant pays for is computed. */

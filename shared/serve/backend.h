@@ -98,8 +98,11 @@ struct gen_trace {
     uint32_t n_cached; /* prompt tokens not computed (caches of the computing node) */
     struct gen_cache_use cache;
     uint32_t n_decode_cached; /* prompt tokens cached on the decode node: not transferred */
-    uint32_t n_recomputed;    /* transferred prompt positions computed again */
-    uint32_t n_moves;         /* attempts after the first */
+    uint32_t n_expected, n_decode_expected; /* what was expected of these two when it was placed */
+    char kept_node[64];                     /* should have had more of it; "": none was known */
+    uint32_t n_kept;                        /* so many prompt tokens */
+    uint32_t n_recomputed;                  /* transferred prompt positions computed again */
+    uint32_t n_moves;                       /* attempts after the first */
     /* Speculative decoding, on the node that ended it: times that drafts were verified, these
      * drafts, and those that were right. */
     uint32_t n_verified, n_drafted, n_accepted;

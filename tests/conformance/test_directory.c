@@ -41,6 +41,7 @@ struct answer {
     bool inside; /* set during the asking call, in which no callback may come */
     enum status st;
     uint64_t fence;
+    struct prefix_placed on;
     size_t n;
     struct node_record nodes[NODES];
     char topics[512];
@@ -283,13 +284,16 @@ static void look_for_seqs(struct rig *r, uint64_t node, uint32_t seqs)
               find(&a, node) ? find(&a, node)->placed_seqs : 9999, seqs);
 }
 
-static void on_reserve(void *arg, enum status st, uint64_t fence)
+static void on_reserve(void *arg, enum status st, const struct directory_placed *placed)
 {
     struct answer *a = arg;
     CHECK(!a->inside);
+    CHECK((st == OK) == (placed != NULL));
     a->n_calls++;
     a->st = st;
-    a->fence = fence;
+    if (!placed) return;
+    a->fence = placed->fence;
+    a->on = placed->on;
 }
 
 static struct placement placement(uint64_t request, uint64_t prefill, uint64_t decode)

@@ -162,12 +162,12 @@ static uint64_t look_for_seqs(struct rig *r, uint64_t node, uint32_t seqs)
               find(&a, node) ? find(&a, node)->placed_seqs : 9999, seqs);
 }
 
-static void on_reserve(void *arg, enum status st, uint64_t fence)
+static void on_reserve(void *arg, enum status st, const struct directory_placed *placed)
 {
     struct answer *a = arg;
     a->n_calls++;
     a->st = st;
-    a->fence = fence;
+    a->fence = placed ? placed->fence : 0;
 }
 
 static enum status reserve(struct rig *r, struct directory *d, uint64_t request, uint64_t node,

@@ -287,24 +287,6 @@ TEST(malformed_sums_are_no_answer)
     other_close(&r, http);
 }
 
-static void run(const char *backend, void (*fn)(struct rig *))
-{
-    struct rig r;
-    rig_open(&r, backend);
-    fn(&r);
-    rig_close(&r);
-}
-
-#define REMOTE_BACKENDS(name)                                                                      \
-    TEST(name##_http) { run("http", case_##name); }                                                \
-    TEST(name##_mounted) { run("mounted", case_##name); }                                          \
-    TEST(name##_redis) { run("redis", case_##name); }
-#define ALL_BACKENDS(name)                                                                         \
-    TEST(name##_local) { run("local", case_##name); }                                              \
-    REMOTE_BACKENDS(name)
-#define REMOTE_CASES(name)                                                                         \
-    CASE_T(name##_http, CASE_S), CASE_T(name##_mounted, CASE_S), CASE_T(name##_redis, CASE_S)
-#define ALL_CASES(name) CASE_T(name##_local, CASE_S), REMOTE_CASES(name)
 #define ALL_LONG_CASES(name)                                                                       \
     CASE_T(name##_local, LONG_S), CASE_T(name##_http, LONG_S), CASE_T(name##_mounted, LONG_S),     \
         CASE_T(name##_redis, LONG_S)

@@ -64,8 +64,8 @@ plant shared/base/new.c '/* old.c - another name. */\n' '^shared/base/new\.c:1: 
 plant tests/scripts/new.sh '#!/bin/sh\n' '/new[.]sh:1: begins with #!'
 caught_by check_references.py
 
-plant shared/base/str.c '#include "scheduler/place.h"\n' 'may not include "scheduler/place\.h"'
-plant shared/base/str.c '#include <scheduler/place.h>\n' '<scheduler/place\.h> is ours'
+plant shared/base/str.c '#include "scheduler/place/place.h"\n' 'may not include "scheduler/place/place\.h"'
+plant shared/base/str.c '#include <scheduler/place/place.h>\n' '<scheduler/place/place\.h> is ours'
 plant kernels/device.c '#include <simt.h>\n' '<simt\.h> is a header of tests'
 caught_by check_layers.sh
 

@@ -35,46 +35,70 @@ static void unhold(struct directory_redis *d)
 
 static void on_reply(void *arg, enum status st, const redisReply *reply);
 
-enum status directory_redis_call_script(struct directory_redis *d, struct directory_redis_call call,
-                                        const char *script, const char *topic, const char *key2,
-                                        int n_args, const char *const *args)
+struct redis_argv {
+    const char *p[6 + 2 * DIRECTORY_RELEASE_MAX];
+    size_t n[6 + 2 * DIRECTORY_RELEASE_MAX];
+    int count;
+};
+
+static void push(struct redis_argv *v, const char *p, size_t n)
 {
-    const char *argv[5 + DIRECTORY_RELEASE_MAX];
+    v->p[v->count] = p;
+    v->n[v->count++] = n;
+}
+
+enum status directory_redis_call_binary(struct directory_redis *d, struct directory_redis_call call,
+                                        const char *script, const char *topic, const char *key2,
+                                        const struct directory_redis_args *args)
+{
+    struct redis_argv v = { .count = 0 };
     char prefix[KEY_MAX], since[DIRECTORY_REDIS_NUMBER_TEXT];
     const uint64_t now = clock_ms();
-    int n = 0, n_keys = key2 ? 2 : 1;
     snprintf(prefix, sizeof prefix, DIRECTORY_KEY_PREFIX, topic);
-    argv[n++] = prefix;
-    if (key2) argv[n++] = key2;
-    argv[n++] = d->owner;
-    argv[n++] = d->lease;
     directory_redis_number_text(since, d->answered_ms ? now - d->answered_ms : 0);
-    argv[n++] = since;
-    for (int i = 0; i < n_args; i++) argv[n++] = args[i];
+    push(&v, prefix, strlen(prefix));
+    if (key2) push(&v, key2, strlen(key2));
+    push(&v, d->owner, strlen(d->owner));
+    push(&v, d->lease, strlen(d->lease));
+    push(&v, since, strlen(since));
+    for (int i = 0; i < args->n; i++)
+        push(&v, args->args[i], args->lengths ? args->lengths[i] : strlen(args->args[i]));
     struct directory_redis_call *c = mem_try_calloc(1, sizeof *c);
     if (!c) return ERR_NOMEM;
     *c = call;
     c->d = d;
     c->sent_ms = now;
-    enum status st = redis_script(d->redis, script, on_reply, c, n_keys, n, argv, NULL);
+    enum status st = redis_script(d->redis, script, on_reply, c, key2 ? 2 : 1, v.count, v.p, v.n);
     if (st != OK) mem_free(c);
     return st;
 }
 
+enum status directory_redis_call_script(struct directory_redis *d, struct directory_redis_call call,
+                                        const char *script, const char *topic, const char *key2,
+                                        int n_args, const char *const *args)
+{
+    const struct directory_redis_args all = { n_args, args, NULL };
+    return directory_redis_call_binary(d, call, script, topic, key2, &all);
+}
+
 static void send_releases(struct directory_redis *d)
 {
-    uint64_t ids[DIRECTORY_RELEASE_MAX];
-    char text[DIRECTORY_RELEASE_MAX][DIRECTORY_REDIS_ID_TEXT];
-    const char *args[DIRECTORY_RELEASE_MAX];
-    if (!redis_is_up(d->redis)) return;
-    size_t n = directory_remote_take_releases(&d->remote, ids, DIRECTORY_RELEASE_MAX);
-    if (n == 0) return;
+    struct directory_remote_batch batch;
+    char n_released[DIRECTORY_REDIS_NUMBER_TEXT],
+        text[2 * DIRECTORY_RELEASE_MAX][DIRECTORY_REDIS_ID_TEXT];
+    const char *args[1 + 2 * DIRECTORY_RELEASE_MAX];
+    if (!redis_is_up(d->redis) || !directory_remote_take_batch(&d->remote, &batch)) return;
+    const size_t n = batch.n_released + batch.n_computed;
+    directory_redis_number_text(n_released, batch.n_released);
+    args[0] = n_released;
     for (size_t i = 0; i < n; i++) {
-        directory_redis_id_text(text[i], ids[i]);
-        args[i] = text[i];
+        directory_redis_id_text(text[i], i < batch.n_released
+                                             ? batch.released[i]
+                                             : batch.computed[i - batch.n_released]);
+        args[1 + i] = text[i];
     }
     struct directory_redis_call call = { .op = DIRECTORY_OP_RELEASE };
-    if (directory_redis_call_script(d, call, DIRECTORY_SCRIPT_RELEASE, d->topic, NULL, (int)n,
+    if (directory_redis_call_script(d, call, DIRECTORY_SCRIPT_RELEASE, d->topic, NULL, (int)n + 1,
                                     args) != OK)
         directory_remote_on_released(&d->remote, false);
 }
@@ -185,24 +209,10 @@ static void deliver_snapshot(const struct directory_redis_call *c, enum status s
     mem_free(nodes);
 }
 
-/* The fence as text, "busy" or "gone". */
-static enum status read_reserved(enum status st, const redisReply *reply, uint64_t *fence)
-{
-    int64_t v = 0;
-    if (st != OK) return ERR_UNAVAILABLE;
-    if (reply->type != REDIS_REPLY_STRING) return ERR_UNAVAILABLE;
-    struct str text = { reply->str, (size_t)reply->len };
-    if (str_eq_c(text, "busy")) return ERR_BUSY;
-    if (str_eq_c(text, "gone")) return ERR_NOT_FOUND;
-    if (str_to_i64(text, &v) != OK || v <= 0) return ERR_UNAVAILABLE;
-    *fence = (uint64_t)v;
-    return OK;
-}
-
 static void deliver(struct directory_redis *d, const struct directory_redis_call *c, enum status st,
                     const redisReply *reply)
 {
-    uint64_t fence = 0;
+    struct directory_placed placed = { 0 };
     switch (c->op) {
     case DIRECTORY_OP_PUBLISH:
         if (st == OK && reply->type == REDIS_REPLY_INTEGER && reply->integer == 0)
@@ -213,9 +223,9 @@ static void deliver(struct directory_redis *d, const struct directory_redis_call
     case DIRECTORY_OP_SNAPSHOT: deliver_snapshot(c, st, reply); break;
     case DIRECTORY_OP_METER: directory_redis_deliver_sums(c, st, reply); break;
     case DIRECTORY_OP_RESERVE:
-        st = read_reserved(st, reply, &fence);
-        directory_remote_on_reserved(&d->remote, c->request, c->id, st, fence);
-        c->reserve(c->arg, st, fence);
+        st = directory_redis_read_placed(c, st, reply, &placed);
+        directory_remote_on_reserved(&d->remote, c->request, c->id, st, placed.fence);
+        c->reserve(c->arg, st, st == OK ? &placed : NULL);
         break;
     }
 }
@@ -410,32 +420,11 @@ static enum status directory_redis_snapshot(struct directory *base, directory_sn
                                        DIRECTORY_KEY_TOPICS, COUNT_OF(args), args);
 }
 
-static enum status directory_redis_reserve(struct directory *base, const struct placement *p,
-                                           directory_reserve_fn *cb, void *arg)
+static void directory_redis_computed(struct directory *base, uint64_t request)
 {
     struct directory_redis *d = (struct directory_redis *)base;
-    struct directory_redis_call call = {
-        .op = DIRECTORY_OP_RESERVE, .reserve = cb, .arg = arg, .request = p->request
-    };
-    char id[DIRECTORY_REDIS_ID_TEXT], prefill[DIRECTORY_REDIS_ID_TEXT],
-        decode[DIRECTORY_REDIS_ID_TEXT], tokens[DIRECTORY_REDIS_NUMBER_TEXT],
-        blocks[DIRECTORY_REDIS_NUMBER_TEXT], ttl[DIRECTORY_REDIS_NUMBER_TEXT],
-        fence[DIRECTORY_REDIS_NUMBER_TEXT];
-    if (!redis_is_up(d->redis)) return ERR_UNAVAILABLE;
-    TRY(directory_remote_reserve(&d->remote, p->request, &call.id));
-    directory_redis_id_text(id, call.id);
-    directory_redis_id_text(prefill, p->prefill ? p->prefill : p->decode);
-    directory_redis_id_text(decode, p->decode);
-    directory_redis_number_text(tokens, p->tokens);
-    directory_redis_number_text(blocks, p->blocks);
-    directory_redis_number_text(ttl, p->ttl_ms);
-    directory_redis_number_text(fence, d->remote.fence);
-    const char *args[] = { id, prefill, decode, tokens, blocks, ttl, fence };
-    enum status st = directory_redis_call_script(d, call, DIRECTORY_SCRIPT_RESERVE, d->topic, NULL,
-                                                 COUNT_OF(args), args);
-    /* Not sent, so nothing was counted. */
-    if (st != OK) directory_remote_on_reserved(&d->remote, p->request, call.id, ERR_BUSY, 0);
-    return st;
+    directory_remote_computed(&d->remote, request);
+    send_releases(d);
 }
 
 static void directory_redis_release(struct directory *base, uint64_t request)
@@ -458,6 +447,7 @@ const struct directory_ops directory_redis_ops = {
     .leave = directory_redis_leave,
     .snapshot = directory_redis_snapshot,
     .reserve = directory_redis_reserve,
+    .computed = directory_redis_computed,
     .release = directory_redis_release,
     .meter = directory_redis_meter,
     .why_down = directory_redis_why_down,

@@ -1,4 +1,4 @@
-/* redis_state.h - the structs of a `redis` directory, for redis.c and redis_meter.c only.
+/* redis_state.h - the structs of a `redis` directory, for the files of this folder only.
  * Thread: loop. */
 #ifndef BATON_SCHEDULER_DIRECTORY_REDIS_STATE_H
 #define BATON_SCHEDULER_DIRECTORY_REDIS_STATE_H
@@ -36,7 +36,8 @@ struct directory_redis_call {
     directory_meter_fn *meter;
     void *arg;
     uint64_t request, id, sent_ms;
-    struct meter_sum *room; /* [n_room] of the sums that meter asked for */
+    struct prefix_placed chosen; /* reserve: the nodes without a query */
+    struct meter_sum *room;      /* [n_room] of the sums that meter asked for */
     uint32_t n_room;
 };
 
@@ -45,6 +46,21 @@ struct directory_redis_call {
 enum status directory_redis_call_script(struct directory_redis *d, struct directory_redis_call call,
                                         const char *script, const char *topic, const char *key2,
                                         int n_args, const char *const *args) MUST_CHECK;
+struct directory_redis_args {
+    int n;
+    const char *const *args;
+    const size_t *lengths;
+};
+/* The same with arguments that are no strings. */
+enum status directory_redis_call_binary(struct directory_redis *d, struct directory_redis_call call,
+                                        const char *script, const char *topic, const char *key2,
+                                        const struct directory_redis_args *args) MUST_CHECK;
+enum status directory_redis_reserve(struct directory *base, const struct placement *p,
+                                    directory_reserve_fn *cb, void *arg) MUST_CHECK;
+/* What Redis answered to a placement. */
+enum status directory_redis_read_placed(const struct directory_redis_call *c, enum status st,
+                                        const redisReply *reply,
+                                        struct directory_placed *out) MUST_CHECK;
 enum status directory_redis_meter(struct directory *base, const struct meter_report *r,
                                   directory_meter_fn *cb, void *arg) MUST_CHECK;
 /* Calls the asker of a report with what Redis answered. */

@@ -1,88 +1,10 @@
-/* scripts.c - see scripts.h. Each script begins with the shared functions, since Redis has no
- * modules for scripts. */
+/* scripts.c - see scripts.h. */
 #include "scheduler/directory/redis/scripts.h"
 
-/* now     the topic's time in ms: it passes as the server's does, but does not jump with it
- * keep    lets a key live at least `ms` and a day more, at most three days
- * count   adds to a node's placed load; deletes it when nothing is placed
- * drop    ends one reservation
- * hear    renews the lease of the calling entry node
- * lapse   takes out the nodes whose lease has ended
- * sweep   ends what has expired
- * raise   raises the fence to at least `seen`
- * Differences are written 0 - x, since HINCRBY refuses "-0".
- *
- * Somebody may set the wall clock of the server's host, and a replica that takes over has another
- * one. Leases and ends are therefore in the topic's own time, which the key `clock` keeps beside
- * the wall time of the last call. No more of it passes in a step than the caller has waited since
- * its last answer on this connection (with half a second for what waits on the way), and none when
- * the wall clock goes back; nor does any while Redis is away, or stands still. Keys expire by the
- * wall clock, but only a day after the scripts have no use for them. */
-#define COMMON                                                                                     \
-    "local P, lease, since = KEYS[1], tonumber(ARGV[2]), tonumber(ARGV[3])\n"                      \
-    "local DAY = 86400000\n"                                                                       \
-    "local function keep(key, ms)\n"                                                               \
-    "  if redis.call('PTTL', key) < ms + DAY then redis.call('PEXPIRE', key, ms + 2 * DAY) end\n"  \
-    "end\n"                                                                                        \
-    "local time = redis.call('TIME')\n"                                                            \
-    "local wall = time[1] * 1000 + math.floor(time[2] / 1000)\n"                                   \
-    "local now = wall\n"                                                                           \
-    "local last, before = string.match(redis.call('GET', P .. 'clock') or '', '^(%d+) (%d+)$')\n"  \
-    "if last then\n"                                                                               \
-    "  local step = wall - last\n"                                                                 \
-    "  if step > since + 500 then step = since end\n"                                              \
-    "  now = before + math.max(step, 0)\n"                                                         \
-    "end\n"                                                                                        \
-    "redis.call('SET', P .. 'clock', string.format('%.0f %.0f', wall, now), 'PX', 3 * DAY)\n"      \
-    "local function count(node, tokens, seqs, blocks)\n"                                           \
-    "  local key = P .. 'load:' .. node\n"                                                         \
-    "  local t = redis.call('HINCRBY', key, 'tokens', tokens)\n"                                   \
-    "  local s = redis.call('HINCRBY', key, 'seqs', seqs)\n"                                       \
-    "  redis.call('HINCRBY', key, 'blocks', blocks)\n"                                             \
-    "  if t <= 0 and s <= 0 then redis.call('DEL', key) end\n"                                     \
-    "  return key\n"                                                                               \
-    "end\n"                                                                                        \
-    "local function drop(id)\n"                                                                    \
-    "  local text = redis.call('HGET', P .. 'res', id)\n"                                          \
-    "  redis.call('ZREM', P .. 'res_end', id)\n"                                                   \
-    "  if not text then return 0 end\n"                                                            \
-    "  redis.call('HDEL', P .. 'res', id)\n"                                                       \
-    "  local p, d, t, b, o = string.match(text, '^(%x+) (%x+) (%d+) (%d+) (%x+)$')\n"              \
-    "  if not p then return 0 end\n"                                                               \
-    "  redis.call('SREM', P .. 'owned:' .. o, id)\n"                                               \
-    "  count(p, 0 - t, 0, 0)\n"                                                                    \
-    "  count(d, 0, -1, 0 - b)\n"                                                                   \
-    "  return 1\n"                                                                                 \
-    "end\n"                                                                                        \
-    "local function hear()\n"                                                                      \
-    "  redis.call('ZADD', P .. 'owners', now + lease, ARGV[1])\n"                                  \
-    "  keep(P .. 'owners', lease)\n"                                                               \
-    "end\n"                                                                                        \
-    "local function lapse()\n"                                                                     \
-    "  for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. 'alive', '-inf', now, 'LIMIT', 0, "    \
-    "256)) do\n"                                                                                   \
-    "    redis.call('ZREM', P .. 'alive', id)\n"                                                   \
-    "    redis.call('DEL', P .. 'node:' .. id)\n"                                                  \
-    "  end\n"                                                                                      \
-    "end\n"                                                                                        \
-    "local function sweep()\n"                                                                     \
-    "  lapse()\n"                                                                                  \
-    "  for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. 'res_end', '-inf', now, 'LIMIT', 0, "  \
-    "256)) do drop(id) end\n"                                                                      \
-    "  for _, o in ipairs(redis.call('ZRANGEBYSCORE', P .. 'owners', '-inf', now, 'LIMIT', 0, "    \
-    "1)) do\n"                                                                                     \
-    "    for _, id in ipairs(redis.call('SPOP', P .. 'owned:' .. o, 256)) do drop(id) end\n"       \
-    "    if redis.call('SCARD', P .. 'owned:' .. o) == 0 then redis.call('ZREM', P .. 'owners', "  \
-    "o) end\n"                                                                                     \
-    "  end\n"                                                                                      \
-    "end\n"                                                                                        \
-    "local function raise(seen)\n"                                                                 \
-    "  if tonumber(redis.call('GET', P .. 'fence') or '0') < tonumber(seen) then "                 \
-    "redis.call('SET', P .. 'fence', seen) end\n"                                                  \
-    "end\n"
+#include "scheduler/directory/redis/script_common.h"
 
 /* The number of ids is bounded. */
-const char DIRECTORY_SCRIPT_PUBLISH[] = COMMON
+const char DIRECTORY_SCRIPT_PUBLISH[] = SCRIPT_COMMON
     "hear()\n"
     "lapse()\n"
     "raise(ARGV[9])\n"
@@ -92,7 +14,7 @@ const char DIRECTORY_SCRIPT_PUBLISH[] = COMMON
     "redis.call('ZADD', alive, now + lease, ARGV[4])\n"
     "keep(alive, lease)\n"
     "redis.call('HSET', key, 'record', ARGV[5], 'role', ARGV[6], 'max_seqs', ARGV[7], 'n_blocks', "
-    "ARGV[8])\n"
+    "ARGV[8], 'ends', string.format('%.0f', now + lease))\n"
     "keep(key, lease)\n"
     "return 1\n";
 
@@ -101,7 +23,7 @@ const char DIRECTORY_SCRIPT_PUBLISH[] = COMMON
  * ahead than any lease is of before the clock went back. Whoever can write to the server can make a
  * field of hundreds of megabytes, which all nodes would then be sent each second: so lengths are
  * asked for first, and nothing long leaves the server. */
-const char DIRECTORY_SCRIPT_SNAPSHOT[] = COMMON
+const char DIRECTORY_SCRIPT_SNAPSHOT[] = SCRIPT_COMMON
     "hear()\n"
     "sweep()\n"
     "local nodes, topics, refused = {}, {}, {}\n"
@@ -162,39 +84,23 @@ const char DIRECTORY_SCRIPT_SNAPSHOT[] = COMMON
     "end\n"
     "return { nodes, topics, refused }\n";
 
-/* Both nodes are checked and counted in one step, so that two entry nodes cannot both take the last
- * place. */
-const char DIRECTORY_SCRIPT_RESERVE[] = COMMON
-    "local id, p, d, tokens, blocks, ttl = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], "
-    "tonumber(ARGV[9])\n"
+const char DIRECTORY_SCRIPT_RELEASE[] = SCRIPT_COMMON
     "hear()\n"
-    "sweep()\n"
-    "drop(id)\n"
-    "local limits = redis.call('HMGET', P .. 'node:' .. d, 'max_seqs', 'n_blocks')\n"
-    "if not limits[1] or redis.call('EXISTS', P .. 'node:' .. p) == 0 then return 'gone' end\n"
-    "local load = redis.call('HMGET', P .. 'load:' .. d, 'seqs', 'blocks')\n"
-    "local seqs, placed = tonumber(load[1] or '0'), tonumber(load[2] or '0')\n"
-    "if seqs >= tonumber(limits[1]) or placed + blocks > tonumber(limits[2]) then return 'busy' "
+    "local n, computed = 0, 5 + ARGV[4]\n"
+    "for i = 5, computed - 1 do n = n + drop(ARGV[i]) end\n"
+    "for i = computed, #ARGV do\n"
+    "  local text = redis.call('HGET', P .. 'res', ARGV[i]) or ''\n"
+    "  local p, d, t, b, o = string.match(text, '^(%x+) (%x+) (%d+) (%d+) (%x+)$')\n"
+    "  if p and t ~= '0' then\n"
+    "    redis.call('HSET', P .. 'res', ARGV[i], table.concat({ p, d, '0', b, o }, ' '))\n"
+    "    count(p, 0 - t, 0, 0)\n"
+    "  end\n"
     "end\n"
-    "raise(ARGV[10])\n"
-    "local fence = redis.call('INCR', P .. 'fence')\n"
-    "redis.call('HSET', P .. 'res', id, table.concat({ p, d, tokens, blocks, ARGV[1] }, ' '))\n"
-    "redis.call('ZADD', P .. 'res_end', now + ttl, id)\n"
-    "redis.call('SADD', P .. 'owned:' .. ARGV[1], id)\n"
-    "keep(P .. 'res', ttl)\n"
-    "keep(P .. 'res_end', ttl)\n"
-    "keep(P .. 'owned:' .. ARGV[1], ttl)\n"
-    "keep(count(d, 0, 1, blocks), ttl)\n"
-    "keep(count(p, tokens, 0, 0), ttl)\n"
-    "return string.format('%.0f', fence)\n";
+    "return n\n";
 
-const char DIRECTORY_SCRIPT_RELEASE[] = COMMON "hear()\n"
-                                               "local n = 0\n"
-                                               "for i = 4, #ARGV do n = n + drop(ARGV[i]) end\n"
-                                               "return n\n";
-
-const char DIRECTORY_SCRIPT_LEAVE[] = COMMON "redis.call('ZREM', P .. 'alive', ARGV[4])\n"
-                                             "return redis.call('DEL', P .. 'node:' .. ARGV[4])\n";
+const char DIRECTORY_SCRIPT_LEAVE[] = SCRIPT_COMMON
+    "redis.call('ZREM', P .. 'alive', ARGV[4])\n"
+    "return redis.call('DEL', P .. 'node:' .. ARGV[4])\n";
 
 /* Reports of meter.h. All of a topic's is in the hash `meter`, so that it is lost as a whole, and
  * its entries' leases are in the zset `metered`; when the two do not fit together, or time went
@@ -204,7 +110,7 @@ const char DIRECTORY_SCRIPT_LEAVE[] = COMMON "redis.call('ZREM', P .. 'alive', A
  *   s<n>        of the slots that are n modulo their number the newest: "id requests tokens;..."
  *   e<entry>    "number id running waiting;...", what it told last
  * A score of `metered` is the end of the entry's lease, or 10^15 more when it has lapsed. */
-const char DIRECTORY_SCRIPT_METER[] = COMMON
+const char DIRECTORY_SCRIPT_METER[] = SCRIPT_COMMON
     "hear()\n"
     "local M, H, GONE, SUM = P .. 'meter', P .. 'metered', 1e15, 2 ^ 53\n"
     "local entry, number = ARGV[4], tonumber(ARGV[5])\n"

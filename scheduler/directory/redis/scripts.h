@@ -18,9 +18,15 @@ extern const char DIRECTORY_SCRIPT_PUBLISH[];
  * of them. */
 extern const char DIRECTORY_SCRIPT_SNAPSHOT[];
 /* Counts a placement. ARGV[4..10] id, prefill (or decode again), decode, tokens, blocks, ttl_ms,
- * highest fence seen. Returns the fence as text, "busy" or "gone". */
+ * highest fence seen; ARGV[11..14] the lists of a query, in binary, big endian: rungs of tag (4)
+ * and tokens (4), offers to compute (none: there is no query) and to decode of node (8), flags (1,
+ * as in prefix_text.h), load, per_load and per_token (4 each), drops of node (8) and at_s (4);
+ * ARGV[15..] the slot of each rung (2 bytes). Returns the fence as text, with a query a blank and
+ * how it was placed behind it (prefix_text.h); "busy" or "gone". */
 extern const char DIRECTORY_SCRIPT_RESERVE[];
-/* Takes reservations back: ARGV[4..] ids. Unknown ids are no error. Returns how many existed. */
+/* Takes reservations back: ARGV[4] how many, ARGV[5..] their ids, and behind them ids whose prompts
+ * were computed: their tokens are taken back. Unknown ids are no error. Returns how many of the
+ * former existed. */
 extern const char DIRECTORY_SCRIPT_RELEASE[];
 /* Removes a node's record: ARGV[4] node. Its placed load stays until it is released. */
 extern const char DIRECTORY_SCRIPT_LEAVE[];

@@ -23,6 +23,8 @@ enum {
  * from elsewhere, too, or a block that is not full: the step writes to that. */
 bool engine_may_stream(const struct engine *e, const struct seq *s)
 {
+    if (e->layout.n_draft_layers)
+        return false; /* it is read after the last that a step waits for */
     return !engine_is_node(e) && !s->prefill_only && !s->fetch.peer && s->swap.n_tokens == 0;
 }
 

@@ -81,6 +81,17 @@ static void add_cache(const struct gen_trace *t, struct buf *out)
     add_ms(out, "cache_compute_expected_ms", c->compute_us * UINT64_C(1000));
 }
 
+/* What the directory said of the prompt's beginning. */
+static void add_expected(const struct gen_trace *t, struct buf *out)
+{
+    buf_printf(out, ",\"expected_cached_tokens\":%u,\"expected_decode_cached_tokens\":%u",
+               t->n_expected, t->n_decode_expected);
+    if (t->n_kept == 0) return;
+    buf_add_c(out, ",\"kept_node\":");
+    json_add_string(out, str_of(t->kept_node));
+    buf_printf(out, ",\"kept_tokens\":%u", t->n_kept);
+}
+
 static void add_trace_members(const struct gen_trace *t, struct buf *out)
 {
     buf_add_c(out, "\"prefill_node\":");
@@ -105,6 +116,7 @@ static void add_trace_members(const struct gen_trace *t, struct buf *out)
         out,
         ",\"cached_tokens\":%u,\"decode_cached_tokens\":%u,\"recomputed_tokens\":%u,\"moves\":%u",
         t->n_cached, t->n_decode_cached, t->n_recomputed, t->n_moves);
+    add_expected(t, out);
     if (t->n_verified)
         buf_printf(out, ",\"drafted_tokens\":%u,\"accepted_tokens\":%u,\"accepted_length\":%.3f",
                    t->n_drafted, t->n_accepted, 1 + (double)t->n_accepted / t->n_verified);

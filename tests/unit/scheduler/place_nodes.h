@@ -3,7 +3,7 @@
 #ifndef BATON_TESTS_UNIT_SCHEDULER_PLACE_NODES_H
 #define BATON_TESTS_UNIT_SCHEDULER_PLACE_NODES_H
 
-#include "scheduler/place.h"
+#include "scheduler/place/place.h"
 #include "shared/base/rng.h"
 
 enum { BLOCK = 64 };

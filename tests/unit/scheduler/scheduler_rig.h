@@ -50,7 +50,7 @@ static void entry_lost(void *arg, uint64_t node, const char *why)
 /* What the nodes' records say from now on. */
 static struct {
     uint32_t resume_ms;
-    bool not_deterministic;
+    bool not_deterministic, prefix_cache;
     uint64_t model; /* 0: the usual one */
     const char *kv_type;
 } world_nodes;
@@ -73,6 +73,7 @@ static struct node_record record_of(const struct world *w, size_t i)
         .n_blocks = 1000,
         .block_tokens = BLOCK_TOKENS,
         .max_model_len = 4096,
+        .prefix_cache = world_nodes.prefix_cache,
         .resume_ms = world_nodes.resume_ms,
         .deterministic = !world_nodes.not_deterministic,
     };
@@ -119,7 +120,6 @@ static void world_open(struct world *w, const char *roles, uint32_t grace_ms)
         .ttl_s = 60,
         .grace_ms = grace_ms,
         .max_queue_ms = world_entry.max_queue_ms ? world_entry.max_queue_ms : 60000,
-        .block_tokens = BLOCK_TOKENS,
         .text = world_entry.text,
     };
     w->s = scheduler_create(&so);

@@ -391,9 +391,9 @@ TEST(a_second_takes_nobodys_place)
     end_world(&w);
 }
 
-static void on_taken(void *arg, enum status st, uint64_t fence)
+static void on_taken(void *arg, enum status st, const struct directory_placed *placed)
 {
-    (void)fence;
+    (void)placed;
     CHECK_OK(st);
     *(bool *)arg = true;
 }

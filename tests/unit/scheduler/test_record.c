@@ -33,6 +33,7 @@ static const struct node_record FULL = {
     .max_requests = 12,
     .resume_ms = 10000,
     .deterministic = true,
+    .prefix_cache = true,
     .n_blocks_free = 7,
     .waiting_tokens = 1ull << 53,
     .prefill_tokens_per_s = 1 << 30,
@@ -100,7 +101,7 @@ TEST(a_record_reads_back_equal)
     CHECK_EQ_INT(r.n_requests, 11);
     CHECK_EQ_INT(r.max_requests, 12);
     CHECK_EQ_INT(r.resume_ms, 10000);
-    CHECK(r.deterministic);
+    CHECK(r.deterministic && r.prefix_cache);
     CHECK_EQ_INT(r.n_blocks_free, 7);
     CHECK_EQ_INT(r.waiting_tokens, 1ll << 53);
     CHECK_EQ_INT(r.prefill_tokens_per_s, 1 << 30);
@@ -395,6 +396,7 @@ TEST(all_that_does_not_change_is_proven)
         { "max_model_len\\\":131072", "max_model_len\\\":131073" },
         { "max_requests\\\":12", "max_requests\\\":13" },
         { "deterministic\\\":true", "deterministic\\\":null" },
+        { "prefix_cache\\\":true", "prefix_cache\\\":null" },
         { "kv_lossy\\\":true", "kv_lossy\\\":null" },
     };
     for (size_t i = 0; i < COUNT_OF(rows); i++) {

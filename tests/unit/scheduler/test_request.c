@@ -775,6 +775,7 @@ struct troubled {
     enum status now, later; /* `now` from the call itself; OK: `later` by callback */
     directory_reserve_fn *cb;
     void *arg;
+    struct prefix_placed chosen;
     struct loop_timer *timer;
     uint32_t n_reserves, n_releases;
 };
@@ -784,7 +785,8 @@ static void troubled_answer(void *arg)
     struct troubled *t = arg;
     loop_timer_free(t->timer);
     t->timer = NULL;
-    t->cb(t->arg, t->later, 1);
+    const struct directory_placed placed = { 1, t->chosen };
+    t->cb(t->arg, t->later, t->later == OK ? &placed : NULL);
 }
 
 static enum status troubled_snapshot(struct directory *d, directory_snapshot_fn *cb, void *arg)
@@ -796,13 +798,19 @@ static enum status troubled_reserve(struct directory *d, const struct placement 
                                     directory_reserve_fn *cb, void *arg)
 {
     struct troubled *t = (struct troubled *)d;
-    (void)p;
+    t->chosen = (struct prefix_placed){ p->prefill, p->decode, p->tokens, { 0 } };
     t->n_reserves++;
     if (t->now != OK) return t->now;
     t->cb = cb;
     t->arg = arg;
     t->timer = loop_timer_start(t->w->rig.loop, 5, 0, troubled_answer, t);
     return OK;
+}
+
+static void troubled_computed(struct directory *d, uint64_t request)
+{
+    (void)d;
+    (void)request;
 }
 
 static void troubled_release(struct directory *d, uint64_t request)
@@ -824,6 +832,7 @@ TEST(request_goes_ahead_when_the_directory_cannot_be_reached)
         .why_down = troubled_why,
         .snapshot = troubled_snapshot,
         .reserve = troubled_reserve,
+        .computed = troubled_computed,
         .release = troubled_release,
     };
     static const struct {

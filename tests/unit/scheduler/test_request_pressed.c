@@ -201,9 +201,9 @@ TEST(pressed_request_comes_back_when_all_others_are_full)
     struct placement p = {
         .request = 77, .decode = r.node, .tokens = 5, .blocks = 1, .ttl_ms = 60000
     };
-    uint64_t fence;
+    struct directory_placed placed;
     directory_publish(w.directory, &r);
-    CHECK_OK(directory_local_reserve(w.directory, &p, 0, &fence));
+    CHECK_OK(directory_local_reserve(w.directory, &p, 0, &placed));
     view_refresh(&w.s->entry.view);
     struct attempt b = play_whole(&w, &c, 2);
     CHECK(b.decode == a.decode);

@@ -6,17 +6,17 @@
  * node is one only when some decode node can take its KV: they have a KV transport in common, types
  * that fit, and did not fail to exchange KV (`apart`). The load of a node is the larger of what is
  * placed on it (the directory's sum over all entry nodes, view.h) and what it reports. Among those
- * close to the least, one that may have the prompt in its prefix cache wins, else a random one.
- * Nodes whose group lacks ranks are passed over while others have room (decode) or few prompts that
- * wait (prefill). Among the ranks of one group load is levelled more closely, since a step takes
- * all of them as long as the fullest. Without a prefill node a decode node does both; without a
- * decode node nothing is chosen. A request that is not to be split goes to any node with room,
- * chosen like a prefill node. Thread: any. */
-#ifndef BATON_SCHEDULER_PLACE_H
-#define BATON_SCHEDULER_PLACE_H
+ * close to the least a random one wins. Which nodes have the prompt in their prefix cache only the
+ * directory knows: the others that could take it are offered with their costs (place_offers), and
+ * the directory chooses by both (prefix.h). Nodes whose group lacks ranks are passed over while
+ * others have room (decode) or few prompts that wait (prefill). Among the ranks of one group load
+ * is levelled more closely, since a step takes all of them as long as the fullest. Without a
+ * prefill node a decode node does both; without a decode node nothing is chosen. A request that is
+ * not to be split goes to any node with room, chosen like a prefill node. Thread: any. */
+#ifndef BATON_SCHEDULER_PLACE_PLACE_H
+#define BATON_SCHEDULER_PLACE_PLACE_H
 
 #include "scheduler/directory/directory.h"
-#include "shared/base/hash/hash.h"
 
 enum { PLACE_SAMPLE = 16 };
 
@@ -25,11 +25,10 @@ struct place_pair {
 };
 
 struct place_request {
-    uint32_t n_tokens;          /* prompt tokens to compute */
-    uint32_t n_total;           /* prompt and longest output: what must fit */
-    uint64_t model;             /* 0: any */
-    struct hash128 first_block; /* gives the preferred node; zero: no preference */
-    const uint64_t *avoid;      /* [n_avoid] nodes that failed, here or elsewhere */
+    uint32_t n_tokens;     /* prompt tokens to compute */
+    uint32_t n_total;      /* prompt and longest output: what must fit */
+    uint64_t model;        /* 0: any */
+    const uint64_t *avoid; /* [n_avoid] nodes that failed, here or elsewhere */
     size_t n_avoid;
     const struct place_pair *apart; /* [n_apart] */
     size_t n_apart;
@@ -38,6 +37,8 @@ struct place_request {
     size_t n_filled;
     uint64_t saved;  /* a node without room, since one that waits longer needs it; 0: none */
     bool unsplit;    /* one node does all of it, whatever its role */
+    bool is_again;   /* an attempt before may have left its nodes as keepers of what they never got:
+                      * no decode node is offered to compute it */
     uint64_t random; /* fresh random bits */
 };
 
@@ -55,6 +56,19 @@ enum place_exchange place_exchange(const struct node_record *prefill,
  * those that would compute its prompt are filled. */
 enum status place_choose(const struct node_record *nodes, size_t n, const struct place_request *r,
                          struct place_result *out) MUST_CHECK;
+/* What the directory may choose from. The first of each list is the choice; any that computes and
+ * is not alone may be paired with any that decodes. */
+struct place_offers {
+    struct prefix_offer compute[PREFIX_OFFERS_MAX], decode[PREFIX_OFFERS_MAX];
+    uint32_t n_compute, n_decode; /* n_compute 0: nobody keeps prefixes */
+    uint32_t block_tokens;        /* of all of them */
+};
+
+/* Offers the nodes of a choice, and those that have prefix caches with blocks of the same size and
+ * could stand in for one of them. Those that are filled may: waiting there can be sooner. LIMIT: of
+ * more than PREFIX_OFFERS_MAX nodes a random part is offered. */
+void place_offers(const struct node_record *nodes, size_t n, const struct place_request *r,
+                  const struct place_result *chosen, struct place_offers *out);
 /* The node with the most free blocks of those that could decode the request; 0: there is none. */
 uint64_t place_roomiest(const struct node_record *nodes, size_t n, const struct place_request *r);
 

@@ -1,0 +1,92 @@
+"""Prompts that begin alike, over four prefill and four decode nodes: a trace of conversations, its lengths divided by 16, against the simulation
+of the same trace (tests/perf/bench_prefix.c, over the program's own placement)."""
+from harness import *
+
+DIVIDE, BLOCK, BLOCKS, PREFILL_PER_S, STEP_MS, TRACE_BLOCK = 16, 32, 400, 2500, 4, 512
+TRACE = os.environ.get('TRACE_FILE') or os.path.join(DATA, 'traces', 'sessions.jsonl')
+BENCH = os.path.join(os.path.dirname(os.path.abspath(BIN)), 'tests', 'bench_prefix')
+
+
+def requests_of(most):
+    """[(second, prompt, output tokens)]: equal tokens where the trace says so. Of two output tokens or more: one may be there before the prefill node's report."""
+    with open(TRACE) as f:
+        rows = [json.loads(line) for line in f][:most]
+    out = []
+    for i, r in enumerate(rows):
+        n = max(r['input_length'] // DIVIDE, 1)
+        ids = r['hash_ids']
+        size = TRACE_BLOCK // DIVIDE
+        prompt = [5 + (ids[min(k // size, len(ids) - 1)] * 7919 + k % size * (ids[min(k // size, len(ids) - 1)] % 97 + 1)) % 500 for k in range(n)]
+        out.append((r['timestamp'] / 1e3, prompt, max(r['output_length'] // DIVIDE, 2)))
+    return out
+
+
+def curve(prefill_per_s=PREFILL_PER_S):
+    """Prompts as fast as the simulation has them, and a fixed time for each step of a decode node."""
+    with tempfile.NamedTemporaryFile('w', suffix='.json', delete=False) as f:
+        json.dump({'fixed_us': STEP_MS * 1e3, 'prompt': {'row_us': 1e6 / prefill_per_s}, 'decode': {}}, f)
+    return f.name
+
+
+def simulated(most, times):
+    if not os.path.exists(BENCH):
+        raise Skip(f'{BENCH} is not built: nothing to compare with')
+    p = subprocess.run([BENCH, '--one', f'4,{BLOCKS},4,{BLOCKS}', '--divide', str(DIVIDE), '--block', str(BLOCK), '--speed', str(PREFILL_PER_S), '--times', str(times),
+                        '--token-ms', str(STEP_MS), '--most', str(most), TRACE], capture_output=True, text=True, timeout=60)
+    assert p.returncode == 0, p.stderr
+    return json.loads(p.stdout)
+
+
+def replay(ports, requests, times):
+    """Sends each request at its time, to one port after the other. Returns the answers."""
+    begin, out = time.monotonic(), [None] * len(requests)
+
+    def one(i):
+        at, prompt, n = requests[i]
+        time.sleep(max(begin + at / times - time.monotonic(), 0))
+        status, _, answer = request(ports[i % len(ports)], 'POST', '/v1/completions', dict(model='m', prompt=prompt, max_tokens=n, temperature=0, ignore_eos=True,
+                                                                                            return_trace=True, return_token_ids=True), timeout=600)
+        assert status == 200, (status, answer)
+        out[i] = answer
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(len(requests))]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert all(out)
+    return out
+
+
+def compare(most, seconds):
+    requests = requests_of(most)
+    times = requests[-1][0] / seconds
+    sim = simulated(most, times)
+    ports, file = free_ports(8), curve()
+    l = Process([BIN, 'launch', '--model', TINY, '--served-model-name', 'm', '--prefill', '4', '--decode', '4', '--ports', ','.join(map(str, ports)), '--pace', file,
+                 '--max-model-len', '2048', '--max-num-seqs', '64', '--block-size', str(BLOCK), '--num-gpu-blocks-override', str(BLOCKS), '--compute-threads', '1'],
+                name='launch')
+    with closing(l):
+        wait_until('launch ready', lambda: 'ready: all 8 nodes' in l.output() or not l.alive(), 60)
+        for p in ports:  # so that all know how fast a prefill node is
+            request(p, 'POST', '/v1/completions', dict(model='m', prompt=[1] * 1100, max_tokens=1, cache_salt=str(p)))
+        traces = [a['baton'] for a in replay(ports[:1], requests, times)]
+        m = metrics(ports[0])
+    os.unlink(file)
+    n = sum(len(prompt) for _, prompt, _ in requests)
+    cached, expected = (sum(t[k] for t in traces) / n for k in ('cached_tokens', 'expected_cached_tokens'))
+    alone = sum(t['prefill_node'] == t['decode_node'] for t in traces)
+    print(f'{len(requests)} requests in {seconds:.0f} s over 4P4D: {cached:.3f} of the prompts cached, {expected:.3f} expected, {alone} by a decode node alone; '
+          f'simulated {sim["hit"]:.3f}, {sim["expected"]:.3f}, {sim["alone"]}')
+    assert m['baton_prefix_asked_tokens_total'] >= n and m['baton_prefix_placements_total{by="prefix"}'] > 0
+    return cached, sim['hit']
+
+
+def test_conversations_go_on_where_their_beginning_is_cached():
+    cached, simulated_hit = compare(100, 8)
+    assert cached > simulated_hit / 2, (cached, simulated_hit)
+
+
+@alone
+def test_the_hit_rate_is_that_of_the_simulation_long():
+    cached, simulated_hit = compare(1000, 90)
+    assert abs(cached - simulated_hit) < 0.03, (cached, simulated_hit)
