@@ -11,9 +11,8 @@
  * n_computed + 1. A step computes one or more pending tokens; the row of the last known token gives
  * the next token's logits. With sampling on the device, steps in flight choose n_future more tokens
  * that the host does not know yet, and positions count as computed once a step includes them.
- * Behind the known tokens may lie drafts, for one step, which has a row for each: those that it
- * does not choose are as if they had never been computed.
- * Thread: the creating thread until it is posted to the engine, then the engine thread. */
+ * Behind the known tokens may lie drafts, for one step with a row for each: those that it does not
+ * choose are as if never computed. Thread: the creating one until it is posted to the engine's. */
 #ifndef BATON_ENGINE_SEQ_H
 #define BATON_ENGINE_SEQ_H
 
@@ -90,6 +89,7 @@ struct seq {
     float *hidden; /* of position hidden_at, the last that a peer computed; NULL: none, or used */
     uint32_t hidden_at;
     bool lacks_draft_kv; /* a peer without a draft layer wrote its KV */
+
     struct kv_load *load; /* LOADING, or RUNNING while it streams: until it is over */
     struct seq_stream stream;
     struct seq_swap swap;

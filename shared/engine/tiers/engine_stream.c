@@ -20,12 +20,12 @@ enum {
 };
 
 /* Prompts whose layers go to a peer at once wait for all of them, and so do those that get blocks
- * from elsewhere, too, or a block that is not full: the step writes to that. */
+ * from elsewhere, too, or a block that is not full: the step writes to that. A drafter's layer is
+ * computed without on_layer. */
 bool engine_may_stream(const struct engine *e, const struct seq *s)
 {
-    if (e->layout.n_draft_layers)
-        return false; /* it is read after the last that a step waits for */
-    return !engine_is_node(e) && !s->prefill_only && !s->fetch.peer && s->swap.n_tokens == 0;
+    return !engine_is_node(e) && !e->draft.drafter && !s->prefill_only && !s->fetch.peer &&
+           s->swap.n_tokens == 0;
 }
 
 /* Will what is left have come by the time that the step's layers need it? */
