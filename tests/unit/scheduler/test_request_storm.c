@@ -66,16 +66,20 @@ static void read_generation(struct job *j, const struct received_message *h)
     struct arena arena;
     struct generation_wire g;
     struct err err = { 0 };
-    Baton__Reserve *m = baton__reserve__unpack(NULL, h->body.len, (const uint8_t *)h->body.data);
-    CHECK(m);
+    const uint8_t *body = (const uint8_t *)h->body.data;
+    const bool runs = h->type == FRAME_RUN;
+    Baton__Reserve *reserve = runs ? NULL : baton__reserve__unpack(NULL, h->body.len, body);
+    Baton__Run *run = runs ? baton__run__unpack(NULL, h->body.len, body) : NULL;
+    CHECK(reserve || run);
     arena_init(&arena);
-    CHECK_OK(generation_wire_decode(m->generation, &arena, &g, &err));
+    CHECK_OK(generation_wire_decode(run ? run->generation : reserve->generation, &arena, &g, &err));
     for (uint32_t i = PROMPT_LEN; i < g.n_tokens; i++)
         CHECK_EQ_INT(g.tokens[i], 1000 + (int)(i - PROMPT_LEN));
     j->begin = j->n = g.n_tokens - PROMPT_LEN;
     j->end = g.sampling.max_tokens;
     arena_release(&arena);
-    baton__reserve__free_unpacked(m, NULL);
+    if (reserve) baton__reserve__free_unpacked(reserve, NULL);
+    if (run) baton__run__free_unpacked(run, NULL);
 }
 
 static void take_messages(struct storm *s, struct peer_node *n)
