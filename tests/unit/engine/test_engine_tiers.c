@@ -325,10 +325,12 @@ TEST(an_engine_ends_while_one_loads)
 /* An older sequence needs the blocks of the one that loads, which waits and starts again. */
 TEST(one_that_loads_is_preempted)
 {
+    /* The older one has few blocks yet when the other one comes. */
+    const struct pace_curve slow = { .decode.row_us = 2000 };
     struct gate gate = { 0 };
     struct kv_store_options tiers;
     struct rig r;
-    open_loading(&r, &gate, &tiers, (struct rig_options){ 0 });
+    open_loading(&r, &gate, &tiers, (struct rig_options){ .pace = &slow });
     struct engine_request older = rig_request(1, 20, 9, 200), q = text(2, 0);
     struct engine_request both[2] = { older, q };
     struct answer *want = reference(both, 2, NULL, NULL), got[2] = { { .id = 1 }, { .id = 2 } };
