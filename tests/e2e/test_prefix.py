@@ -86,6 +86,47 @@ def test_conversations_go_on_where_their_beginning_is_cached():
     assert cached > simulated_hit / 2, (cached, simulated_hit)
 
 
+def test_what_a_busy_node_has_is_fetched_from_it():
+    ports, file = free_ports(2), curve(4000)
+    l = Process([BIN, 'launch', '--model', TINY, '--served-model-name', 'm', '--mixed', '2', '--ports', ','.join(map(str, ports)), '--pace', file,
+                 '--max-model-len', '2048', '--max-num-seqs', '16', '--block-size', str(BLOCK), '--num-gpu-blocks-override', str(BLOCKS), '--compute-threads', '1'],
+                name='launch')
+
+    def ask(seed, n, more=0, **extra):
+        r = random.Random(seed)
+        prompt = [r.randrange(4, 512) for _ in range(n)] + list(range(4, 4 + more))
+        status, _, a = request(ports[0], 'POST', '/v1/completions', dict(model='m', prompt=prompt, max_tokens=4, temperature=0, ignore_eos=True, return_trace=True,
+                                                                         return_token_ids=True, **extra), timeout=60)
+        assert status == 200, (status, a)
+        return a['choices'][0]['token_ids'], a['baton']
+
+    def ahead(first):
+        """Tokens that wait at the first node, beyond those of the other one."""
+        load = {n['name']: n['placed_tokens'] for n in request(ports[0], 'GET', '/cluster')[2]['nodes'] }
+        return load.pop(first) - sum(load.values())
+
+    with closing(l):
+        wait_until('launch ready', lambda: 'ready: all 2 nodes' in l.output() or not l.alive(), 60)
+        for i in range(8):  # so that it is known how fast a prefill node is
+            ask(200 + i, 1100)
+        first = ask(1, 640)[1]['decode_node']
+        others = []
+        for i in range(20):  # until one of them keeps the first's node busy
+            others.append(threading.Thread(target=ask, args=(100 + i, 2000)))
+            others[-1].start()
+            wait_until('it is placed', lambda: ahead(first), 10, 0.01)
+            if ahead(first) > 0:
+                break
+            others[-1].join()
+        tokens, trace = ask(1, 640, 16)
+        for t in others:
+            t.join()
+        assert trace['decode_node'] != first and trace['kept_node'] == first, trace
+        assert trace['cached_tokens_by_tier']['peer'] >= 512, trace
+        assert ask(1, 640, 16, cache_salt='afresh')[0] == tokens
+    os.unlink(file)
+
+
 @alone
 def test_the_hit_rate_is_that_of_the_simulation_long():
     cached, simulated_hit = compare(1000, 90)
