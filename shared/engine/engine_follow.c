@@ -416,27 +416,35 @@ static void read_seqs(const struct step_plan *p, struct batch *b)
     }
 }
 
-static void run_plan(struct engine *e, uint32_t group_rows)
+static struct model_batch batch_of_plan(struct engine *e, const struct step_plan *p, bool eager,
+                                        uint32_t group_rows)
 {
-    const struct step_plan p = step_plan_at(e->node.plan);
-    struct batch *b = engine_batch(e);
-    const struct model_batch mb = {
-        .n_rows = (int32_t)p.head->n_rows,
-        .ids = p.ids,
+    const struct batch *b = engine_batch(e);
+    return (struct model_batch){
+        .n_rows = (int32_t)p->head->n_rows,
+        .ids = p->ids,
         .pos = b->pos,
         .seqs = b->seqs,
-        .n_seqs = (int32_t)p.head->n_seqs,
-        .logit_rows = p.logit_rows,
-        .n_logits = (int32_t)p.head->n_logits,
+        .n_seqs = (int32_t)p->head->n_seqs,
+        .logit_rows = p->logit_rows,
+        .n_logits = (int32_t)p->head->n_logits,
         .logits = e->device->is_host ? e->logits : NULL,
         .kv = e->kv.ptr,
         .block_tokens = e->opt.block_tokens,
         .n_blocks = e->layout.n_blocks,
         .on_layer = on_layer,
         .on_layer_arg = e,
-        .eager = e->node.is_eager || p.head->n_announced > 0,
+        .eager = eager,
         .group_rows = group_rows,
     };
+}
+
+static void run_plan(struct engine *e, uint32_t group_rows)
+{
+    const struct step_plan p = step_plan_at(e->node.plan);
+    struct batch *b = engine_batch(e);
+    const bool eager = e->node.is_eager || p.head->n_announced > 0;
+    const struct model_batch mb = batch_of_plan(e, &p, eager, group_rows);
     read_seqs(&p, b);
     announce_cached(e, &p);
     const struct kernel_ctx *k = e->opt.model->kernels;
@@ -478,21 +486,7 @@ static void run_pass(struct engine *e)
     for (uint32_t i = 0; i < p.head->n_hidden; i++)
         hidden[i] = (struct model_hidden_rows){ .first = p.hidden[i].first, .n = p.hidden[i].n };
     const struct model_draft pass = {
-        .batch = { .n_rows = (int32_t)p.head->n_rows,
-                   .ids = p.ids,
-                   .pos = b->pos,
-                   .seqs = b->seqs,
-                   .n_seqs = (int32_t)p.head->n_seqs,
-                   .logit_rows = p.logit_rows,
-                   .n_logits = (int32_t)p.head->n_logits,
-                   .logits = e->device->is_host ? e->logits : NULL,
-                   .kv = e->kv.ptr,
-                   .block_tokens = e->opt.block_tokens,
-                   .n_blocks = e->layout.n_blocks,
-                   .on_layer = on_layer,
-                   .on_layer_arg = e,
-                   .eager = true,
-                   .group_rows = engine_draft_pass_rows(e), },
+        .batch = batch_of_plan(e, &p, true, engine_draft_pass_rows(e)),
         .hidden = hidden,
         .n_hidden = p.head->n_hidden,
         .chained = p.head->is_pass == STEP_PLAN_CHAINED_PASS,
