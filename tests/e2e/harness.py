@@ -378,6 +378,13 @@ def mixed_requests(n, seed, vocab, longest, max_tokens=(1, 24)):
     return out
 
 
+def was_split(t):
+    """Whether two nodes served the request of a trace: a decode node that should have nearly all of the prompt may compute the rest itself."""
+    alone = t['prefill_node'] == t['decode_node']
+    assert not alone or t['expected_cached_tokens'] > 0, t
+    return not alone
+
+
 def answer_of(body):
     """The parts of an answer that must be equal bit for bit: token ids and logprobs as serialised."""
     c = body['choices'][0]

@@ -97,7 +97,7 @@ def check_split(model, protocol, args, bodies, want):
         check_equal(want, got, f'{model} split over two nodes by {protocol} {args}')
         for a in got:
             t = a['baton']
-            assert t['transport'] == protocol and t['prefill_node'] != t['decode_node'] and t['recomputed_tokens'] == 0 and t['kv_bytes'] > 0, t
+            assert t['recomputed_tokens'] == 0 and (not was_split(t) or t['transport'] == protocol and t['kv_bytes'] > 0), t
         moved = sum(a['baton']['kv_bytes'] for a in got)
         for n in nodes:
             assert hashed(n) == (0 if '--kv-checksum' in args else moved), (hashed(n), moved, args)
@@ -144,7 +144,7 @@ def between_block_sizes(bodies):
             check_equal(want, got, f'split over blocks of {prefill} and {decode} by {protocol}')
             for a in got:
                 t = a['baton']
-                assert t['transport'] == protocol and t['prefill_node'] != t['decode_node'] and t['recomputed_tokens'] == 0 and t['kv_bytes'] > 0, t
+                assert t['recomputed_tokens'] == 0 and (not was_split(t) or t['transport'] == protocol and t['kv_bytes'] > 0), t
             converted = sum(v for n in nodes for k, v in metrics(n.port).items() if k.startswith('baton_kv_transfer_converted_bytes_total'))
             assert converted == sum(a['baton']['kv_bytes'] for a in got), converted
 

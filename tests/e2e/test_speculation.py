@@ -54,10 +54,10 @@ def test_one_side_without_the_draft_layer():
         with same.nodes_of(name, ('prefill', 'decode'), 'tcp', theirs=theirs) as nodes:
             bodies = same.bodies_of(480 + i, same.LENGTHS, (20, 90))
             want = same.ask([nodes.alone.port], bodies, 4, cold=True)
-            for _ in range(2):
+            for least in (0.5, 0):  # the second time the decode node has nearly all of each prompt
                 got = same.ask(nodes.ports(), bodies, 4)
                 same.check(want, got, f'{name}: {theirs}')
-                same.check_split(got)
+                same.check_split(got, least)
             lacks = 'no drafts for sequences of a peer' in nodes.rest[0].output()
             assert lacks == bool(theirs[1]), nodes.rest[0].output()[-2000:]
     layer = config('mtp', 2)
