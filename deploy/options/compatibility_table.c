@@ -435,7 +435,10 @@ const struct compat_entry COMPATIBILITY[] = {
               "1: the log's lines are in log/console.log as well (--log-to-console)"),
     ENV_OPTION("CHECK_HEALTH_INTERVAL", ""),
     ENV_START("DTYPE", "", WORKS, "bfloat16; another one is refused, as by --dtype"),
-    ENV_OPTION("SPECULATE_METHOD", ""),
+    ENV_WORKS("SPECULATE_METHOD", "",
+              "mtp, inference_with_reference (ngram) or draft_model: with "
+              "SPECULATE_MAX_DRAFT_TOKEN_NUM, SPECULATE_MAX_NGRAM_SIZE and SPECULATE_MODEL_PATH "
+              "what --speculative-config says"),
     /* Further variables of the same systems, which no document shows. */
     ENV("VLLM_*", "", "a setting of vLLM that Baton does not read"),
     ENV("HCCL_*", "", NO_HCCL),

@@ -7,9 +7,10 @@
 #include "deploy/options/config_internal.h"
 #include "shared/base/json/json.h"
 #include "shared/base/mem.h"
+#include "shared/engine/draft/draft.h"
 #include "shared/kv/kv_parts.h"
 
-enum { RANKS_MAX = 4096, HOSTS_MAX = 256, DRAFTS_MAX = 64 };
+enum { RANKS_MAX = 4096, HOSTS_MAX = 256 };
 
 /* A variable beside the one that is read; NULL: not set. */
 static const char *beside(const char *name)
@@ -116,11 +117,12 @@ static const char *method_of(const char *value)
     return NULL;
 }
 
-static enum status add_count(const char *name, const char *member, struct buf *out, struct err *err)
+static enum status add_count(const char *name, const char *member, int64_t most, struct buf *out,
+                             struct err *err)
 {
     int64_t n;
     if (!beside(name)) return OK;
-    TRY(read_number(name, beside(name), DRAFTS_MAX, &n, err));
+    TRY(read_number(name, beside(name), most, &n, err));
     buf_printf(out, ",\"%s\":%lld", member, (long long)n);
     return OK;
 }
@@ -136,9 +138,10 @@ static enum status speculation(const char *name, const char *value, struct buf *
                        "None",
                        name, value);
     buf_printf(out, "{\"method\":\"%s\"", method);
-    enum status st = add_count("SPECULATE_MAX_DRAFT_TOKEN_NUM", "num_speculative_tokens", out, err);
+    enum status st = add_count("SPECULATE_MAX_DRAFT_TOKEN_NUM", "num_speculative_tokens",
+                               DRAFT_TOKENS_MAX, out, err);
     if (st == OK && strcmp(method, "ngram") == 0)
-        st = add_count("SPECULATE_MAX_NGRAM_SIZE", "prompt_lookup_max", out, err);
+        st = add_count("SPECULATE_MAX_NGRAM_SIZE", "prompt_lookup_max", DRAFT_LOOKUP_MAX, out, err);
     if (model && strcmp(method, "draft") == 0) {
         buf_add_c(out, ",\"model\":");
         json_add_string(out, str_of(model));

@@ -94,6 +94,13 @@ def test_the_metrics_port_has_the_gauges_of_that_service():
         assert metrics(s.api)['inference_server_metrics{block_num="block_num"}'] == 6  # the same at the other port
 
 
+def test_the_variables_of_speculation():
+    with closing(Service(SPECULATE_METHOD='inference_with_reference', SPECULATE_MAX_DRAFT_TOKEN_NUM='3', SPECULATE_MAX_NGRAM_SIZE='4')) as s:
+        s.started()
+        complete(s)
+        assert 'SPECULATE_METHOD is --speculative-config {"method":"ngram","num_speculative_tokens":3,"prompt_lookup_max":4}' in s.console(), s.console()
+
+
 def test_stop_server_waits_for_requests_that_run():
     with closing(Service(BATON_ENGINE_FAULT='hang@3:3000')) as s:
         s.started()

@@ -118,6 +118,8 @@ TEST(a_bad_value_names_the_variable_and_what_would_be_right)
         { "SPECULATE_METHOD=eagle", "SPECULATE_METHOD is \"eagle\", but must be mtp" },
         { "SPECULATE_METHOD=mtp SPECULATE_MAX_DRAFT_TOKEN_NUM=0",
           "SPECULATE_MAX_DRAFT_TOKEN_NUM is \"0\"" },
+        { "SPECULATE_METHOD=mtp SPECULATE_MAX_DRAFT_TOKEN_NUM=9",
+          "SPECULATE_MAX_DRAFT_TOKEN_NUM is \"9\", but must be a whole number from 1 to 8" },
         { "HEALTH_HTTP_PORT=81100",
           "HEALTH_HTTP_PORT is \"81100\", but must be a whole number from 0 to 65535" },
         { "SERVICE_HTTP_PORT=http", "SERVICE_HTTP_PORT is \"http\"" },
