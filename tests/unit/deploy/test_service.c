@@ -401,7 +401,7 @@ TEST(hosts_of_a_model_without_experts_are_nodes_that_share_the_requests)
 
 TEST(hosts_of_a_model_with_experts_are_one_group_whose_rank_0_is_the_master)
 {
-    set_hosts("ernie_moe", SECRET "POD_0_IP=127.0.0.1");
+    set_hosts("ernie_moe", SECRET "BATON_DEVICE=cpu POD_0_IP=127.0.0.1");
     struct config *c = loaded(true, NULL);
     CHECK(config_bool(c, "enable-expert-parallel"));
     CHECK_EQ_INT(config_int(c, "data-parallel-size"), 2);
@@ -410,7 +410,7 @@ TEST(hosts_of_a_model_with_experts_are_one_group_whose_rank_0_is_the_master)
     CHECK_EQ_INT(config_int(c, "node-rank"), 0);
     CHECK_EQ_STR(config_list(c, "engine-worker-queue-port", 0, NULL), "56666");
     config_free(c);
-    set_hosts("ernie_moe", SECRET "POD_0_IP=192.0.2.7");
+    set_hosts("ernie_moe", SECRET "BATON_DEVICE=cpu POD_0_IP=192.0.2.7");
     c = loaded(true, NULL);
     CHECK_EQ_INT(config_int(c, "node-rank"), 1);
     CHECK_EQ_STR(config_string(c, "router"), "192.0.2.7:56666");

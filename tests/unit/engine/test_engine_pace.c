@@ -104,7 +104,7 @@ TEST(a_paced_engine_gives_the_same_tokens_in_the_time_of_the_curve)
  * computed. */
 TEST(a_step_takes_no_more_prompts_than_fill_it)
 {
-    const struct pace_curve c = of(500, 1500, 0);
+    const struct pace_curve c = of(500, 4000, 0);
     struct engine_request q[4];
     struct rig r;
     rig_open(&r, (struct rig_options){ .pace = &c });
@@ -118,7 +118,7 @@ TEST(a_step_takes_no_more_prompts_than_fill_it)
     rig_close(&r);
 }
 
-/* The prompt of 250 rows takes 250 ms. Submits one that goes first once it has begun, and returns
+/* The prompt of 250 rows takes 750 ms. Submits one that goes first once it has begun, and returns
  * whether that overtakes it. */
 static bool overtakes(struct rig *r, uint64_t id)
 {
@@ -138,7 +138,7 @@ static bool overtakes(struct rig *r, uint64_t id)
 
 TEST(prompts_are_cut_while_others_go_first)
 {
-    const struct pace_curve c = of(500, 1000, 0);
+    const struct pace_curve c = of(500, 3000, 0);
     struct rig r;
     rig_open(&r, (struct rig_options){ .pace = &c });
     measure_steps(&r);

@@ -90,20 +90,21 @@ static void check_all_same(const struct answer *a, const struct answer *b, uint3
 
 /* ---- the same bits ---- */
 
-static void comes_back(const char *model, const char *isa, bool by_layers)
+/* n: texts, two of which are more than the pool holds. */
+static void comes_back(const char *model, const char *isa, bool by_layers, uint32_t n)
 {
     struct engine_request reqs[2 * N_TEXTS];
     struct gate gate = { .by_layers = by_layers };
     const struct kv_store_options tiers = tiers_of(&gate);
     struct rig r;
-    for (uint32_t i = 0; i < 2 * N_TEXTS; i++) reqs[i] = text(1 + i, i % N_TEXTS);
-    struct answer *want = reference(reqs, N_TEXTS, model, isa);
+    for (uint32_t i = 0; i < 2 * n; i++) reqs[i] = text(1 + i, i % n);
+    struct answer *want = reference(reqs, n, model, isa);
     rig_open(&r, (struct rig_options){
                      .n_blocks = FEW_BLOCKS, .tiers = &tiers, .model = model, .isa = isa });
-    struct answer *got = one_by_one(&r, reqs, 2 * N_TEXTS);
-    check_all_same(want, got, N_TEXTS);
-    check_all_same(want, got + N_TEXTS, N_TEXTS);
-    for (uint32_t i = N_TEXTS; i < 2 * N_TEXTS; i++) {
+    struct answer *got = one_by_one(&r, reqs, 2 * n);
+    check_all_same(want, got, n);
+    check_all_same(want, got + n, n);
+    for (uint32_t i = n; i < 2 * n; i++) {
         const struct engine_event *end = &got[i].end;
         const uint32_t full = (reqs[i].n_tokens - 1) / RIG_BLOCK_TOKENS * RIG_BLOCK_TOKENS;
         CHECK_EQ_INT(end->n_cached, full);
@@ -124,17 +125,17 @@ static void comes_back(const char *model, const char *isa, bool by_layers)
 
 TEST(evicted_prompts_come_back_with_the_same_bits)
 {
-    comes_back("llama", NULL, false);
-    comes_back("llama", NULL, true);
-    comes_back("deepseek_v3", NULL, false); /* latents, and two attention paths */
-    comes_back("deepseek_v3", NULL, true);
+    comes_back("llama", NULL, false, N_TEXTS);
+    comes_back("llama", NULL, true, N_TEXTS);
+    comes_back("deepseek_v3", NULL, false, N_TEXTS); /* latents, and two attention paths */
+    comes_back("deepseek_v3", NULL, true, N_TEXTS);
 }
 
 TEST(evicted_prompts_of_a_gpu_come_back)
 {
     if (device_count("cuda") == 0) SKIP("no CUDA device, or a build without");
-    comes_back("llama", "cuda", false);
-    comes_back("llama", "cuda", true);
+    comes_back("llama", "cuda", false, 2);
+    comes_back("llama", "cuda", true, 2);
 }
 
 /* Random arrivals and cancels in a pool that is too small. */
@@ -511,7 +512,7 @@ TEST(blocks_held_for_copies_preempt_nobody)
 }
 
 TEST_MAIN(CASE(evicted_prompts_come_back_with_the_same_bits),
-          CASE(evicted_prompts_of_a_gpu_come_back), CASE(random_company_gives_the_same),
+          CASE_T(evicted_prompts_of_a_gpu_come_back, 120), CASE(random_company_gives_the_same),
           CASE(salts_keep_tenants_apart), CASE(preempted_sequences_go_on_from_host_memory),
           CASE(others_run_while_one_loads), CASE(a_cancel_while_loading_gives_the_blocks_back),
           CASE(an_engine_ends_while_one_loads), CASE(one_that_loads_is_preempted),
