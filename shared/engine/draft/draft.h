@@ -99,7 +99,10 @@ static inline uint32_t draft_level_of(uint32_t n_agreed)
 
 extern const struct drafter_ops drafter_given_ops, drafter_ngram_ops, drafter_suffix_ops,
     drafter_mtp_ops, drafter_model_ops;
-/* For the table: a drafter that does not observe. */
+/* For the table: one that is its config and no more, and one that does not observe. */
+enum status drafter_create_plain(const struct draft_config *c, struct engine *e,
+                                 struct drafter **out, struct err *err);
+void drafter_free_plain(struct drafter *d);
 void drafter_observe_nothing(struct drafter *d, const struct batch *b,
                              const struct token_logprobs *chosen);
 

@@ -72,6 +72,17 @@ static const char *const KNOWN[] = {
 
 /* ---- methods ---- */
 
+enum status drafter_create_plain(const struct draft_config *c, struct engine *e,
+                                 struct drafter **out, struct err *err)
+{
+    (void)e, (void)err;
+    *out = MEM_NEW(struct drafter);
+    (*out)->config = *c;
+    return OK;
+}
+
+void drafter_free_plain(struct drafter *d) { mem_free(d); }
+
 void drafter_observe_nothing(struct drafter *d, const struct batch *b,
                              const struct token_logprobs *chosen)
 {

@@ -6,14 +6,9 @@
 static enum status create(const struct draft_config *c, struct engine *e, struct drafter **out,
                           struct err *err)
 {
-    (void)e;
     if (!c->given) return err_set(err, ERR_CONFIG, "nobody gives the drafts of drafter given");
-    *out = MEM_NEW(struct drafter);
-    (*out)->config = *c;
-    return OK;
+    return drafter_create_plain(c, e, out, err);
 }
-
-static void free_drafter(struct drafter *d) { mem_free(d); }
 
 static struct draft_seq *begin(struct drafter *d, uint32_t n_tokens_max)
 {
@@ -43,7 +38,7 @@ static void propose(struct drafter *d, struct draft_request *requests, uint32_t 
 const struct drafter_ops drafter_given_ops = {
     .name = "given",
     .create = create,
-    .free = free_drafter,
+    .free = drafter_free_plain,
     .begin = begin,
     .observe = drafter_observe_nothing,
     .propose = propose,

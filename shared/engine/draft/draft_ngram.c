@@ -13,18 +13,6 @@ struct ngram_seq {
     struct token_index index;
 };
 
-static enum status create(const struct draft_config *c, struct engine *e, struct drafter **out,
-                          struct err *err)
-{
-    (void)e;
-    (void)err;
-    *out = MEM_NEW(struct drafter);
-    (*out)->config = *c;
-    return OK;
-}
-
-static void free_drafter(struct drafter *d) { mem_free(d); }
-
 static struct draft_seq *begin(struct drafter *d, uint32_t n_tokens_max)
 {
     struct ngram_seq *s = mem_try_calloc(1, sizeof *s);
@@ -87,8 +75,8 @@ static void propose(struct drafter *d, struct draft_request *requests, uint32_t 
 
 const struct drafter_ops drafter_ngram_ops = {
     .name = "ngram",
-    .create = create,
-    .free = free_drafter,
+    .create = drafter_create_plain,
+    .free = drafter_free_plain,
     .begin = begin,
     .observe = drafter_observe_nothing,
     .propose = propose,

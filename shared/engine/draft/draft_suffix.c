@@ -36,18 +36,6 @@ struct guess {
 
 /* ---- life ---- */
 
-static enum status create(const struct draft_config *c, struct engine *e, struct drafter **out,
-                          struct err *err)
-{
-    (void)e;
-    (void)err;
-    *out = MEM_NEW(struct drafter);
-    (*out)->config = *c;
-    return OK;
-}
-
-static void free_drafter(struct drafter *d) { mem_free(d); }
-
 static struct suffix_seq *seq_of(struct draft_seq *base) { return (struct suffix_seq *)base; }
 
 static void end(struct drafter *d, struct draft_seq *base)
@@ -174,8 +162,8 @@ static void propose(struct drafter *d, struct draft_request *requests, uint32_t 
 
 const struct drafter_ops drafter_suffix_ops = {
     .name = "suffix",
-    .create = create,
-    .free = free_drafter,
+    .create = drafter_create_plain,
+    .free = drafter_free_plain,
     .begin = begin,
     .observe = drafter_observe_nothing,
     .propose = propose,
