@@ -247,8 +247,8 @@ static void add_pending(struct batch *b, struct seq *s, uint32_t max)
 static uint32_t part_of(const struct engine *e, const struct batch *b, const struct seq *s)
 {
     const uint64_t pending = seq_n_pending(s), fill = fill_of(e, b);
-    if (s->goes_first || !e->t_first_ns) return UINT32_MAX;
-    if (clock_ns() - e->t_first_ns > SHORT_STEPS_NS) return UINT32_MAX;
+    if (s->goes_first || !e->t_overtook_ns) return UINT32_MAX;
+    if (clock_ns() - e->t_overtook_ns > SHORT_STEPS_NS) return UINT32_MAX;
     const uint64_t n_parts = (pending + fill / 2) / fill;
     return n_parts ? (uint32_t)((pending + n_parts - 1) / n_parts) : UINT32_MAX;
 }

@@ -76,7 +76,7 @@ static void do_submit(struct engine *e, struct seq *s)
         return;
     }
     wait_in_line(e, s);
-    if (s->goes_first) e->t_first_ns = clock_ns();
+    if (s->goes_first) e->t_overtook_ns = clock_ns();
     /* A moved request may have all its tokens already. */
     if (!seq_wants_token(s) && s->lp_next >= s->n_prompt)
         engine_finish(e, s, OK, FINISH_LENGTH, -1);

@@ -206,7 +206,7 @@ struct engine {
     struct inflight_step inflight[2];
     int parity;              /* of the step being built or submitted last */
     uint64_t t_completed_ns; /* when the last step completed */
-    uint64_t t_first_ns;     /* when a prompt that goes first came last; 0: none has */
+    uint64_t t_overtook_ns;  /* when a prompt that goes first came last; 0: none has */
     float *logits;           /* [max_logits, n_vocab]: for sampling on the host */
     float *lse;              /* [max_logits] */
     struct sample_request *sample_requests; /* [max_logits] */
@@ -411,8 +411,8 @@ void engine_peers_init(struct engine *e);
 /* Fetches blocks from the sequence's peer, those after the first n_before that caches have or
  * bring, if it has more and that is sooner than computing them. *load_s, *compute_s: what both
  * would take are added. True: it waits for them. */
-bool engine_fetch(struct engine *e, struct seq *s, uint32_t n_before, double block_s,
-                  double *load_s, double *compute_s);
+bool engine_fetch(struct engine *e, struct seq *s, uint32_t n_before, double *load_s,
+                  double *compute_s);
 void engine_end_fetch(struct engine *e, uint64_t id, uint32_t n_good);
 /* It is canceled while its fetch runs: the blocks that a peer may write to go to quarantine. */
 void engine_leave_fetch(struct engine *e, struct seq *s);

@@ -29,9 +29,10 @@ static uint32_t patience_ms(double bring_s)
                                                   : s));
 }
 
-bool engine_fetch(struct engine *e, struct seq *s, uint32_t n_before, double block_s,
-                  double *load_s, double *compute_s)
+bool engine_fetch(struct engine *e, struct seq *s, uint32_t n_before, double *load_s,
+                  double *compute_s)
 {
+    const double block_s = engine_block_seconds(e);
     const uint32_t most = seq_n_cacheable(s, e->opt.block_tokens),
                    says = s->fetch.n_peer_tokens / e->opt.block_tokens,
                    end = says < most ? says : most;

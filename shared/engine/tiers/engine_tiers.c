@@ -182,8 +182,7 @@ bool engine_load(struct engine *e, struct seq *s)
     const uint32_t n_hit = s->n_computed / e->opt.block_tokens;
     double load_s = 0, compute_s = 0;
     const uint32_t n_local = load_local(e, s, n_hit, &load_s, &compute_s);
-    const bool fetches = engine_fetch(e, s, n_hit + n_local, engine_block_seconds(e), &load_s,
-                                      &compute_s);
+    const bool fetches = engine_fetch(e, s, n_hit + n_local, &load_s, &compute_s);
     if (!s->started) {
         s->cache = (struct engine_cache_use){ .load_us = microseconds(load_s),
                                               .compute_us = microseconds(compute_s) };
