@@ -134,4 +134,37 @@ static inline void run_case(const char *backend, void (*fn)(struct rig *))
     CASE_T(name##_http, CASE_S), CASE_T(name##_mounted, CASE_S), CASE_T(name##_redis, CASE_S)
 #define ALL_CASES(name) CASE_T(name##_local, CASE_S), REMOTE_CASES(name)
 
+/* ---- a server of another version ---- */
+
+/* Answers the calls of one entry node by `handler`. */
+static inline struct http_server *other_open(struct rig *r,
+                                             void (*handler)(void *arg, struct http_exchange *x),
+                                             void *arg)
+{
+    struct http_server *http;
+    struct err err = { 0 };
+    *r = (struct rig){ .backend = "http" };
+    CHECK_OK(loop_create(&r->loop, NULL));
+    const struct http_server_options options = {
+        .loop = r->loop,
+        .host = "127.0.0.1",
+        .limits = HTTP_LIMITS_DEFAULT,
+        .handler = handler,
+        .arg = arg,
+    };
+    CHECK_OK(http_server_start(&options, &http, &err));
+    r->port = http_server_port(http);
+    r->d[A] = open_entry(r, "default");
+    return http;
+}
+
+static inline void other_close(struct rig *r, struct http_server *http)
+{
+    bool stopped = false;
+    directory_close(r->d[A]);
+    http_server_stop(http, 0, on_stopped, &stopped);
+    WAIT_FOR(r, stopped);
+    loop_free(r->loop);
+}
+
 #endif

@@ -211,40 +211,13 @@ static void on_other_request(void *arg, struct http_exchange *x)
     else http_reply_error(x, 404, NULL, "error", "there is no such call");
 }
 
-static void other_open(struct rig *r, struct other_server *o, struct http_server **http)
-{
-    struct err err = { 0 };
-    *r = (struct rig){ .backend = "http" };
-    CHECK_OK(loop_create(&r->loop, NULL));
-    const struct http_server_options options = {
-        .loop = r->loop,
-        .host = "127.0.0.1",
-        .limits = HTTP_LIMITS_DEFAULT,
-        .handler = on_other_request,
-        .arg = o,
-    };
-    CHECK_OK(http_server_start(&options, http, &err));
-    r->port = http_server_port(*http);
-    r->d[A] = open_entry(r, "default");
-}
-
-static void other_close(struct rig *r, struct http_server *http)
-{
-    bool stopped = false;
-    directory_close(r->d[A]);
-    http_server_stop(http, 0, on_stopped, &stopped);
-    WAIT_FOR(r, stopped);
-    loop_free(r->loop);
-}
-
 TEST(a_server_of_an_earlier_version_is_asked_now_and_then)
 {
     struct rig r;
     struct other_server o = { 0 };
-    struct http_server *http;
     struct answer a;
     const struct meter_use u = use(1, 1, 100, 10, 1);
-    other_open(&r, &o, &http);
+    struct http_server *http = other_open(&r, on_other_request, &o);
     for (int i = 0; i < 5; i++) CHECK_STATUS(send_as(&r, A, 1, &u, 1, &a), ERR_UNSUPPORTED);
     CHECK_EQ_INT(o.n_reports, 1);
     CHECK_EQ_INT(r.n_down, 0); /* in all else it is a directory server */
@@ -269,10 +242,9 @@ TEST(malformed_sums_are_no_answer)
     };
     struct rig r;
     struct other_server o = { 0 };
-    struct http_server *http;
     struct answer a;
     const struct meter_use u = use(1, 1, 100, 10, 1);
-    other_open(&r, &o, &http);
+    struct http_server *http = other_open(&r, on_other_request, &o);
     for (size_t i = 0; i < COUNT_OF(answers); i++) {
         o.sums = answers[i];
         enum status st = send_as(&r, A, 1, &u, 1, &a);

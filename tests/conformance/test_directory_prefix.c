@@ -610,41 +610,14 @@ static void on_other_request(void *arg, struct http_exchange *x)
     http_reply(x, 200, "application/json", NULL, str_of(text));
 }
 
-static void other_open(struct rig *r, struct other_server *o, struct http_server **http)
-{
-    struct err err = { 0 };
-    *r = (struct rig){ .backend = "http" };
-    CHECK_OK(loop_create(&r->loop, NULL));
-    const struct http_server_options options = {
-        .loop = r->loop,
-        .host = "127.0.0.1",
-        .limits = HTTP_LIMITS_DEFAULT,
-        .handler = on_other_request,
-        .arg = o,
-    };
-    CHECK_OK(http_server_start(&options, http, &err));
-    r->port = http_server_port(*http);
-    r->d[A] = open_entry(r, "default");
-}
-
-static void other_close(struct rig *r, struct http_server *http)
-{
-    bool stopped = false;
-    directory_close(r->d[A]);
-    http_server_stop(http, 0, on_stopped, &stopped);
-    WAIT_FOR(r, stopped);
-    loop_free(r->loop);
-}
-
 TEST(a_server_of_an_earlier_version_leaves_the_choice)
 {
     struct rig r;
     struct other_server o = { 0 };
-    struct http_server *http;
     struct prompt p;
     struct placing g;
     struct answer a;
-    other_open(&r, &o, &http);
+    struct http_server *http = other_open(&r, on_other_request, &o);
     prompt_make(&p, 1, PROMPT, PROMPT, 0);
     for (uint64_t i = 0; i < 5; i++) {
         placing_pair(&g, 100 + i, &p, P1, D1);
@@ -664,11 +637,10 @@ TEST(malformed_placements_are_no_answer)
                                            "0000000000000001 0000000000000002 3" };
     struct rig r;
     struct other_server o = { 0 };
-    struct http_server *http;
     struct prompt p;
     struct placing g;
     struct answer a;
-    other_open(&r, &o, &http);
+    struct http_server *http = other_open(&r, on_other_request, &o);
     prompt_make(&p, 1, PROMPT, PROMPT, 0);
     for (size_t i = 0; i < COUNT_OF(answers); i++) {
         o.placed = answers[i];
