@@ -878,7 +878,10 @@ static void check_false_server(const char *head, const char *fill, const char *w
     CHECK_OK(loop_create(&r.loop, NULL));
     r.a = r.b = open_entry(&r, "default", "s3cret", true);
     WAIT_FOR(&r, r.n_down == 1);
-    CHECK_STATUS(look(&r, r.a, &a), ERR_UNAVAILABLE);
+    int slow = 20; /* calls: a busy machine may take longer to send so much than a call lasts */
+    do {
+        CHECK_STATUS(look(&r, r.a, &a), ERR_UNAVAILABLE);
+    } while (strstr(r.why, "no answer within") && slow-- > 0);
     if (!strstr(r.why, want)) test_fail(__FILE__, __LINE__, "why: %s", r.why);
     kill(pid, SIGKILL);
     waitpid(pid, NULL, 0);

@@ -23,6 +23,12 @@
 
 enum { TIMEOUT_DEFAULT_S = 60, EXIT_SKIP = 77, PATH_LEN = 512, JOBS_MAX = 16 };
 
+#ifdef __SANITIZE_THREAD__
+/* A case may fork with threads running: they end with the case, and the child makes its own. */
+const char *__tsan_default_options(void);
+const char *__tsan_default_options(void) { return "die_after_fork=0"; }
+#endif
+
 /* Each test file is a program with a harness of its own, so its state is global. */
 static char case_dir[PATH_LEN];
 static int n_case_dirs;

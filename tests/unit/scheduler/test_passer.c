@@ -37,7 +37,7 @@ struct rig {
     bool as_serve;                    /* asks through passer_when_full */
     struct directory front_directory; /* the passer's: `directory`, until `away` */
     bool away;
-    int n_unanswered; /* snapshots asked for while it was away */
+    atomic_int n_unanswered; /* snapshots asked for while it was away */
     uint16_t port;
     uint32_t snapshot_ms; /* 0: one that lasts for the test */
     uint32_t wait_ms;
