@@ -41,7 +41,7 @@ def check_traces(bodies, answers, per_token, block=64):
 
 def split_equals_mixed(model, n, longest, vocab, per_token, max_tokens, variants):
     bodies = mixed_requests(n, 1, vocab, longest, max_tokens)
-    size = ['--max-model-len', '2048', '--max-num-seqs', '16', '--num-gpu-blocks-override', '256']
+    size = ['--max-model-len', '2048', '--max-num-seqs', '16', '--num-gpu-blocks-override', '256', '--max-queue-time', '600']
     with closing(Node(model, 'mixed', [*size, '--max-num-batched-tokens', '256'])) as mixed:
         wait_ready(mixed)
         reference = run([mixed.port], bodies, 1)
