@@ -131,13 +131,12 @@ run_suite() {
     shift 2
     rm -f "$results"
     # GCC's ThreadSanitizer cannot place its shadow where addresses are randomised by 32 bits.
-    local plain=(env)
-    [ "$build" = release ] || plain+=(-u BATON_TEST_GGUF)
+    local plain=(env) more=2 # than CPUs: many of them wait most of their time
+    [ "$build" = release ] || { plain+=(-u BATON_TEST_GGUF); more=1; }
     # UCX puts hooks before munmap and madvise that the sanitizers' own do not survive.
     [ "$build" = release ] || plain+=(UCX_MEM_EVENTS=n UCX_MEM_MMAP_HOOK_MODE=none)
     setarch -R true 2>/dev/null && plain+=(setarch -R)
-    # One more than CPUs: many of them wait most of their time.
-    "${plain[@]}" ctest --test-dir "$dir" -j $((jobs + 1)) --output-on-failure --output-junit "$results" \
+    "${plain[@]}" ctest --test-dir "$dir" -j $((jobs + more)) --output-on-failure --output-junit "$results" \
         --test-output-size-passed 4000000 --test-output-size-failed 4000000 "$@" | grep --line-buffered -Ev '^ +Start +[0-9]+:'
 }
 
@@ -340,7 +339,7 @@ fi
 
 begin_stage "end to end"
 long=(); [ $all = yes ] && long=(--long)
-counted "end to end" python3 -u tests/e2e/run.py --jobs $((jobs + 1)) "${long[@]}"
+counted "end to end" python3 -u tests/e2e/run.py --jobs $((jobs + 3)) "${long[@]}"
 
 begin_stage "every command of the users' documents"
 whole=(); [ $all = yes ] && whole=(--all)
