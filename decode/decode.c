@@ -288,6 +288,7 @@ static void on_run(struct decode_worker *w, const struct cluster_message *m)
         decode_parking_begin(w, seq, &wire);
         struct engine_request r = engine_request_of(&wire, seq->id, seq->request);
         r.peer = kv_kept_learn(w->o.cluster, body->kept, &r.n_peer_tokens);
+        r.most_computed = body->most_computed;
         enum status st = engine_submit(w->o.engine, &r);
         seq->in_engine = st == OK;
         if (st != OK) fail_seq(w, seq, st, failed_blame_of_engine(st), why_not_taken(st));
@@ -474,11 +475,25 @@ static void write_cache_use(Baton__CacheUse *out, const struct engine_cache_use 
     out->compute_us = c->compute_us;
 }
 
+/* It was chosen for KV of the prompt that it has evicted. */
+static void hand_back_lacking(struct decode_worker *w, struct decode_seq *seq, uint32_t n_cached)
+{
+    static const char why[] = "the decode node has evicted what it had of the prompt";
+    counter_add(w->failed, 1);
+    log_failure(w, seq, ERR_BUSY, why);
+    answer_send_lacking(w->o.cluster, seq->entry, seq->request, seq->attempt, n_cached, why);
+    decode_close(w, seq);
+}
+
 static void on_finished(struct decode_worker *w, struct decode_seq *seq,
                         const struct engine_event *ev)
 {
     seq->in_engine = false;
     if (seq->state != DECODE_SEQ_CLOSING) {
+        if (ev->status == ERR_NOT_FOUND) {
+            hand_back_lacking(w, seq, ev->n_cached);
+            return;
+        }
         if (ev->status != OK) {
             fail_seq(w, seq, ev->status, failed_blame_of_engine(ev->status),
                      "the engine ended the sequence");

@@ -170,6 +170,7 @@ bool request_send_run(struct entry *e, struct request *r)
     arena_init(&arena);
     m.generation = generation_wire_encode(&g, &arena);
     m.kept = kept_for(e, r, r->decode.node, &arena);
+    m.most_computed = r->prefix.most_computed;
     bool sent = send_to(e, r, &r->decode, LOSS_DECODE_NODE, FRAME_RUN, &m.base);
     arena_release(&arena);
     return sent;
@@ -264,6 +265,7 @@ static void abandon_attempt(struct entry *e, struct request *r)
     request_note(e, r, BREAKER_GIVEN_UP);
     r->prefill = r->decode = (struct request_node){ 0 };
     r->pressed_until_ns = 0;
+    r->prefix.most_computed = 0;
 }
 
 /* ---- the end ---- */
@@ -408,6 +410,19 @@ static void note_handed_back(struct request *r, uint64_t node, enum status st)
     else if (!r->full_since_ms) r->full_since_ms = clock_ms();
 }
 
+/* One that came back for want of its prompt's KV (prefix_request_lacked) has a place in line as
+ * before, and nothing to wait for: it is placed once without asking for that. */
+static void requeue(struct entry *e, struct request *r, enum request_loss loss, enum status st,
+                    uint64_t culprit)
+{
+    const bool at_once = r->prefix.was_lacking;
+    counter_add(e->metrics.requeues, 1);
+    r->prefix.was_lacking = false;
+    if (loss == LOSS_HANDED_BACK && !at_once) note_handed_back(r, culprit, st);
+    place_again(e, r, at_once ? 0 : REQUEST_PAUSE_BUSY_MS);
+    if (at_once) request_advance(e, r);
+}
+
 void request_on_loss(struct entry *e, struct request *r, enum request_loss loss, enum status st,
                      uint64_t culprit, const char *text)
 {
@@ -417,11 +432,7 @@ void request_on_loss(struct entry *e, struct request *r, enum request_loss loss,
     if (action == ACTION_IGNORE) return;
     if (action != ACTION_END) log_loss(e, r, action, st, culprit, text);
     switch (action) {
-    case ACTION_REQUEUE:
-        counter_add(e->metrics.requeues, 1);
-        if (loss == LOSS_HANDED_BACK) note_handed_back(r, culprit, st);
-        place_again(e, r, REQUEST_PAUSE_BUSY_MS);
-        break;
+    case ACTION_REQUEUE: requeue(e, r, loss, st, culprit); break;
     case ACTION_MOVE:
         r->n_moves++;
         counter_add(e->metrics.moves, 1);

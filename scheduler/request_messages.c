@@ -142,6 +142,8 @@ static void on_failed(struct entry *e, struct request *r, const struct cluster_m
     if (st >= OK || st < ERR_INTERNAL) st = ERR_INTERNAL;
     snprintf(text, sizeof text, "%s", f && f->text[0] ? f->text : status_text(st));
     uint32_t blame = blame_of(r, m, st, f);
+    if (f && f->lacks_prompt && retry_loss_of(st, blame) == LOSS_HANDED_BACK)
+        prefix_request_lacked(e, r, f->n_cached);
     if (f) baton__failed__free_unpacked(f, NULL);
     enum request_loss loss = retry_loss_of(st, blame);
     const struct view_attempt a = { r->id, r->prefill.node, r->decode.node };

@@ -56,7 +56,7 @@ static const struct {
       "--max-queue-time. A pair that is still connecting is as if full, and avoided next" },
     { REQUEST_N_STATES, LOSS_HANDED_BACK,
       "no fault of the node, so it costs no move; what was delivered stays, and the next attempt "
-      "avoids the node while others have room" },
+      "avoids the node while others have room; when it lacked KV only, it may have it again" },
     { REQUEST_N_STATES, LOSS_PAIR,
       "the next attempt avoids the pair, and may use either node with another" },
     { REQUEST_CREDIT, LOSS_STUCK, "it has no limit but the request's own: the line moves" },

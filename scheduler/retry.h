@@ -30,7 +30,8 @@ enum request_loss {
     LOSS_NODE,        /* a node reports that it cannot serve at all (class FATAL) */
     LOSS_STUCK,       /* no answer within the time limit of the state, if it has one */
     LOSS_PAIR,        /* both nodes live, but cannot exchange KV or messages with each other */
-    LOSS_HANDED_BACK, /* a node shuts down, changes its role, or has no blocks, and gives it back */
+    LOSS_HANDED_BACK, /* a node shuts down, changes its role, or has no blocks or not the KV that it
+                       * was chosen for, and gives it back */
     LOSS_DIRECTORY,   /* the directory cannot be reached, when the request needs it */
     REQUEST_N_LOSSES
 };

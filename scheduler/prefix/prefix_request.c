@@ -24,6 +24,9 @@ void prefix_entry_register(struct prefix_entry *p, struct metrics *m)
                                    "others that had more of the prompt.");
     p->missed = metrics_counter(m, "baton_prefix_missed_total", "",
                                 "Nodes that had less of a prompt than they should have had.");
+    p->handed_back = metrics_counter(m, "baton_prefix_handed_back_total", "",
+                                     "Of those, decode nodes that handed the request back, since "
+                                     "they would have had to compute too much of it.");
 }
 
 void prefix_request_release(struct prefix_state *s)
@@ -92,11 +95,22 @@ const struct prefix_query *prefix_request_ask(struct entry *e, struct request *r
     return &room->query;
 }
 
+/* A decode node stands in for the two nodes of the choice: the sequences that run there wait for
+ * what it computes. */
+static uint32_t most_computed(const struct entry *e, const struct request *r,
+                              const struct prefix_placed *on)
+{
+    const struct node_record *n = view_find(&e->view, on->decode);
+    const bool stands_in = r->next_prefill.node && !on->prefill && n && n->role == ROLE_DECODE;
+    return stands_in ? PREFIX_REST_MAX : 0;
+}
+
 void prefix_request_answered(struct entry *e, struct request *r, const struct prefix_placed *on,
                              bool is_choice)
 {
     struct prefix_entry *p = &e->prefix;
     r->prefix.expected = on->expected;
+    r->prefix.most_computed = most_computed(e, r, on);
     trace_expected(e, r);
     if (!on->expected.known) return;
     counter_add(p->asked_tokens, r->n_tokens);
@@ -134,4 +148,13 @@ void prefix_request_computed(struct entry *e, struct request *r, uint32_t n_cach
 void prefix_request_granted(struct entry *e, struct request *r, uint32_t n_cached)
 {
     check(e, &r->prefix.expected.decode, r->decode.node, n_cached);
+}
+
+/* Whoever was not told of a limit has other reasons. */
+void prefix_request_lacked(struct entry *e, struct request *r, uint32_t n_cached)
+{
+    if (!r->prefix.most_computed) return;
+    counter_add(e->prefix.handed_back, 1);
+    check(e, &r->prefix.expected.compute, r->decode.node, n_cached);
+    r->prefix.was_lacking = true;
 }

@@ -3,7 +3,8 @@
  * it, and the nodes', how much they had.
  *
  * A node that had less than it should have is told to the directory with a next placement
- * (prefix_drop). Owner: the entry. Thread: loop. */
+ * (prefix_drop). A decode node that was to compute a short rest for a prefill node, and would have
+ * to compute more, hands the request back: that is tried once. Owner: the entry. Thread: loop. */
 #ifndef BATON_SCHEDULER_PREFIX_PREFIX_REQUEST_H
 #define BATON_SCHEDULER_PREFIX_PREFIX_REQUEST_H
 
@@ -18,13 +19,16 @@ struct request;
 struct prefix_entry {
     struct prefix_drop drops[PREFIX_DROPS_MAX]; /* [n_drops] not told yet */
     uint32_t n_drops;
-    struct counter *asked_tokens, *expected_tokens, *cached_tokens, *by_load, *by_prefix, *missed;
+    struct counter *asked_tokens, *expected_tokens, *cached_tokens, *by_load, *by_prefix, *missed,
+        *handed_back;
 };
 
 /* Of a request. */
 struct prefix_state {
     struct prefix_ladder *ladder;    /* NULL: not made yet */
     struct prefix_expected expected; /* for the present attempt */
+    uint32_t most_computed;          /* likewise: of RUN (node.proto) */
+    bool was_lacking;                /* its node hands it back for that */
 };
 
 /* Where a query lies. */
@@ -47,6 +51,9 @@ void prefix_request_answered(struct entry *e, struct request *r, const struct pr
  * takes its KV. */
 void prefix_request_computed(struct entry *e, struct request *r, uint32_t n_cached);
 void prefix_request_granted(struct entry *e, struct request *r, uint32_t n_cached);
+/* Its node hands it back, since it has only n_cached tokens of the prompt and would compute more
+ * than it may. */
+void prefix_request_lacked(struct entry *e, struct request *r, uint32_t n_cached);
 /* The node that should have more of the prompt than the one that computes it, and how much; NULL:
  * none is known, or it has gone. Whoever computes could fetch it from there. Valid until the view
  * changes. */

@@ -41,6 +41,18 @@ void answer_send_failed(struct cluster *c, uint64_t entry, uint64_t request, uin
     answer_send(c, entry, FRAME_FAILED, request, attempt, &m.base);
 }
 
+void answer_send_lacking(struct cluster *c, uint64_t entry, uint64_t request, uint32_t attempt,
+                         uint32_t n_cached, const char *text)
+{
+    Baton__Failed m = BATON__FAILED__INIT;
+    m.status = ERR_BUSY;
+    m.text = (char *)(uintptr_t)text;
+    m.blame = BLAME_HANDED_BACK;
+    m.lacks_prompt = true;
+    m.n_cached = n_cached;
+    answer_send(c, entry, FRAME_FAILED, request, attempt, &m.base);
+}
+
 uint64_t kv_kept_learn(struct cluster *c, const Baton__KvKept *kept, uint32_t *n_tokens)
 {
     const Baton__NodeAddress *a = kept ? kept->node : NULL;

@@ -14,9 +14,9 @@ enum failed_blame {
     BLAME_NOBODY,      /* of the nodes; or the request's own, by the status */
     BLAME_NODE,        /* the node that reports */
     BLAME_PAIR,        /* neither node by itself: they cannot exchange KV or messages */
-    BLAME_HANDED_BACK, /* nobody: the node is well, but has no blocks (ERR_FULL), leaves or has
-                        * another role now (ERR_BUSY), and gives the request back with what was
-                        * delivered of it */
+    BLAME_HANDED_BACK, /* nobody: the node is well, but has no blocks (ERR_FULL), leaves, has another
+                        * role now or not the prompt's KV that it was chosen for (ERR_BUSY), and
+                        * gives the request back with what was delivered of it */
     BLAME_N
 };
 
@@ -41,5 +41,9 @@ uint64_t kv_kept_learn(struct cluster *c, const Baton__KvKept *kept, uint32_t *n
 /* The attempt failed on this node. */
 void answer_send_failed(struct cluster *c, uint64_t entry, uint64_t request, uint32_t attempt,
                         const struct failure *f);
+/* It is handed back: this node has only n_cached tokens of its prompt, and would have to compute
+ * more than the entry node allows (Run.most_computed). */
+void answer_send_lacking(struct cluster *c, uint64_t entry, uint64_t request, uint32_t attempt,
+                         uint32_t n_cached, const char *text);
 
 #endif

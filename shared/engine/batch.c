@@ -316,15 +316,18 @@ static bool has_place(const struct engine *e)
     return e->n_running + e->n_loading < e->opt.max_seqs;
 }
 
-/* A sequence that has its blocks and, from caches, the KV of its first tokens. */
-static void run(struct engine *e, struct seq *s)
+/* A sequence that has its blocks and, from caches, the KV of its first tokens. False: that is too
+ * little, and it has ended. */
+static bool run(struct engine *e, struct seq *s)
 {
+    if (!s->started && engine_end_lacking(e, s, 0)) return false;
     engine_unlist(e, s);
     s->state = SEQ_RUNNING;
     list_push(&e->running, &s->node);
     e->n_running++;
     engine_set_remaining(e, s, seq_n_pending(s));
     announce_start(e, s);
+    return true;
 }
 
 static bool is_loaded(const struct seq *s) { return !s->load && !s->fetch.runs; }
@@ -336,7 +339,7 @@ static void start_loaded(struct engine *e, struct seq *s)
         return;
     }
     engine_use_fetched(e, s);
-    run(e, s);
+    (void)run(e, s);
 }
 
 bool batch_next_needs_completion(struct engine *e)
@@ -352,7 +355,7 @@ bool batch_next_needs_completion(struct engine *e)
 static void run_loaded(struct engine *e)
 {
     LIST_FOREACH (s, &e->loading, struct seq, node)
-        if (engine_stream(e, s)) run(e, s);
+        if (engine_stream(e, s)) (void)run(e, s);
         else if (is_loaded(s) && !(s->prefill_only && engine_has_inflight(e))) start_loaded(e, s);
 }
 
@@ -364,19 +367,29 @@ static void wait_for_load(struct engine *e, struct seq *s)
     e->n_loading++;
 }
 
-/* Moves the head of the waiting queue to running, or to loading. NULL: the queue is empty, or there
- * is no room for its head, which no other sequence overtakes. */
-static struct seq *admit(struct engine *e)
+/* Will the blocks that it has and those that a tier brings be too few? What a peer may write to
+ * stays until that is over. */
+static bool ends_before_load(struct engine *e, struct seq *s)
 {
-    if (list_empty(&e->waiting) || !has_place(e)) return NULL;
-    struct seq *s = LIST_FIRST(&e->waiting, struct seq, node);
+    const uint32_t n_coming = s->load ? s->load->n * e->opt.block_tokens : 0;
+    return !s->started && !s->fetch.runs && engine_end_lacking(e, s, n_coming);
+}
+
+/* Moves the head of the waiting queue to running, or to loading; *out NULL: it has ended. False:
+ * the queue is empty, or there is no room for its head, which no other sequence overtakes. */
+static bool admit(struct engine *e, struct seq **out)
+{
+    if (list_empty(&e->waiting) || !has_place(e)) return false;
+    struct seq *s = *out = LIST_FIRST(&e->waiting, struct seq, node);
     /* its cached blocks are sent to a peer at once: they must be complete */
-    if (s->prefill_only && engine_has_inflight(e)) return NULL;
-    if (engine_tiers_are_bringing(e, s)) return NULL;
-    if (seq_take_blocks(s, e->pool, e->opt.block_tokens, blocks_to_start(e, s)) != OK) return NULL;
-    if (engine_load(e, s) && !engine_stream(e, s)) wait_for_load(e, s);
-    else run(e, s);
-    return s;
+    if (s->prefill_only && engine_has_inflight(e)) return false;
+    if (engine_tiers_are_bringing(e, s)) return false;
+    if (seq_take_blocks(s, e->pool, e->opt.block_tokens, blocks_to_start(e, s)) != OK) return false;
+    const bool loads = engine_load(e, s);
+    if (ends_before_load(e, s)) *out = NULL;
+    else if (loads && !engine_stream(e, s)) wait_for_load(e, s);
+    else if (!run(e, s)) *out = NULL;
+    return true;
 }
 
 /* After a preemption nothing starts: it would take the blocks that the preempted sequence needs. */
@@ -385,9 +398,9 @@ static void start_prompts(struct engine *e, bool that_go_first)
     struct batch *b = engine_batch(e);
     while (!b->preempted && has_space(b) && !is_filled(e, b) && !list_empty(&e->waiting)) {
         if (that_go_first && !LIST_FIRST(&e->waiting, struct seq, node)->goes_first) break;
-        struct seq *s = admit(e);
-        if (!s) break;
-        if (s->state == SEQ_RUNNING) add_pending(b, s, part_of(e, b, s));
+        struct seq *s;
+        if (!admit(e, &s)) break;
+        if (s && s->state == SEQ_RUNNING) add_pending(b, s, part_of(e, b, s));
     }
 }
 

@@ -121,6 +121,9 @@ struct engine_request {
     bool prefill_only;
     bool goes_first;           /* before those that wait and do not, but for preempted ones */
     bool want_prompt_logprobs; /* per prompt token, with the sampling.n_logprobs best */
+    /* If caches and peer have so little of its tokens that more than this would have to be
+     * computed before it can start, it ends instead: FINISHED with ERR_NOT_FOUND. 0: any number. */
+    uint32_t most_computed;
     /* A peer that is said to have the KV of the first n_peer_tokens; 0: none is. Its blocks are
      * fetched (FETCH) if that is expected to be sooner than computing them. */
     uint64_t peer;
@@ -159,7 +162,8 @@ struct engine_cache_use {
 struct engine_event {
     enum engine_event_kind kind;
     uint64_t id;
-    enum status status;        /* RESERVED, FINISHED: OK, ERR_BUSY (no blocks), ERR_TOO_LONG, ... */
+    enum status status;        /* RESERVED, FINISHED: OK, ERR_BUSY (no blocks), ERR_TOO_LONG, ...
+                                * FINISHED: ERR_NOT_FOUND (engine_request.most_computed) */
     enum finish_reason finish; /* FINISHED */
     int32_t stop_token;        /* FINISH_STOP: the token that ended it, sent as a TOKEN; else -1 */
     uint32_t index;            /* TOKEN: 0-based output index; PROMPT_LOGPROB: prompt position */

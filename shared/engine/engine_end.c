@@ -124,3 +124,11 @@ void engine_finish(struct engine *e, struct seq *s, enum status status, enum fin
     }
     engine_emit(e, &ev);
 }
+
+bool engine_end_lacking(struct engine *e, struct seq *s, uint32_t n_coming)
+{
+    if (!seq_lacks_prompt(s, n_coming)) return false;
+    s->n_cached = s->n_computed;
+    engine_finish(e, s, ERR_NOT_FOUND, FINISH_ERROR, -1);
+    return true;
+}

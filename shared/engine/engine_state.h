@@ -427,6 +427,9 @@ void engine_lent(struct engine *e, struct seq *s);
  * blocks and its entry until it is released. */
 void engine_finish(struct engine *e, struct seq *s, enum status status, enum finish_reason why,
                    int32_t stop_token);
+/* Ends a sequence that has not started if it has too little of its tokens, even with n_coming more,
+ * to be computed here (engine_request.most_computed). True: `s` is invalid then. */
+bool engine_end_lacking(struct engine *e, struct seq *s, uint32_t n_coming);
 /* Removes the sequence, in any state, from its list and count. It keeps its blocks. */
 void engine_unlist(struct engine *e, struct seq *s);
 /* Unlists it, drops its blocks, forgets and frees it. */

@@ -24,6 +24,12 @@ bool seq_has_work(const struct seq *s)
     return seq_n_pending(s) > 0 && (s->n_future == 0 || seq_wants_token(s));
 }
 
+bool seq_lacks_prompt(const struct seq *s, uint32_t n_coming)
+{
+    const uint64_t n = (uint64_t)s->n_computed + n_coming + s->most_computed;
+    return s->most_computed > 0 && s->n_tokens > n;
+}
+
 uint32_t seq_blocks_for(uint32_t n_tokens, uint32_t block_tokens)
 {
     return n_tokens / block_tokens + (n_tokens % block_tokens != 0);
@@ -99,6 +105,7 @@ enum status seq_create(const struct engine_request *r, const struct seq_limits *
     s->n_prompt = r->n_prompt;
     s->prefill_only = r->prefill_only;
     s->goes_first = r->goes_first;
+    s->most_computed = r->most_computed;
     s->lp_next = r->want_prompt_logprobs ? 1 : r->n_prompt;
     s->fetch.peer = r->peer;
     s->fetch.n_peer_tokens = r->n_peer_tokens;

@@ -64,6 +64,7 @@ struct seq {
     struct logit_bias *bias;
     uint64_t *allowed;
     bool prefill_only, goes_first;
+    uint32_t most_computed; /* of the request */
 
     int32_t *tokens; /* [n_tokens_max] */
     uint32_t n_tokens, n_prompt, n_computed;
@@ -135,6 +136,8 @@ bool seq_wants_token(const struct seq *s);   /* room for one token behind the fu
 bool seq_is_full(const struct seq *s);       /* no room for one token behind the known ones */
 bool seq_has_work(const struct seq *s);      /* a step can compute something for it */
 uint32_t seq_blocks_for(uint32_t n_tokens, uint32_t block_tokens);
+/* Would it have to compute more than most_computed, even with n_coming tokens more? */
+bool seq_lacks_prompt(const struct seq *s, uint32_t n_coming);
 
 /* Lead blocks that caches may have: at most n_tokens - 1 tokens, as one must be computed, and none
  * while prompt logprobs are still to be emitted, which need the logits of all positions. Their keys

@@ -51,7 +51,7 @@ bool engine_stream(struct engine *e, struct seq *s)
     return true;
 }
 
-/* The sequence goes on with what it had before. */
+/* The sequence goes on with what it had before, or ends if that is too little. */
 static void give_up(struct engine *e, struct seq *s)
 {
     const struct seq_stream was = s->stream;
@@ -60,6 +60,7 @@ static void give_up(struct engine *e, struct seq *s)
     s->n_computed = s->n_taken = was.from;
     if (was.is_first) s->n_cached = was.from;
     engine_set_remaining(e, s, seq_n_pending(s));
+    if (was.is_first) (void)engine_end_lacking(e, s, 0);
 }
 
 void engine_end_stream_load(struct engine *e, struct seq *s)

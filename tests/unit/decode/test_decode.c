@@ -226,6 +226,37 @@ TEST(decode_hands_back_all_that_it_has)
     pair_close(&t);
 }
 
+/* The entry node allows a short rest to be computed: a node that has evicted the prompt computes
+ * nothing, and says how much it has. */
+TEST(decode_hands_back_what_it_has_evicted)
+{
+    enum { N = 200, BLOCK = 16, MOST = 64 };
+    struct pair t;
+    struct gen *g[4];
+    pair_open(&t, (struct worker_options){ 0 }, (struct worker_options){ .n_blocks = 16 });
+    for (uint64_t i = 0; i < 4; i++) g[i] = entry_add(&t.e, i + 1, N, i == 2 ? 70 : 60, 20);
+    g[1]->most_computed = g[3]->most_computed = MOST;
+    entry_generate(&t.e, g[0], t.d, FRAME_RUN);
+    RIG_WAIT(&t.rig, g[0]->finished);
+    entry_generate(&t.e, g[1], t.d, FRAME_RUN);
+    RIG_WAIT(&t.rig, g[1]->finished);
+    CHECK_EQ_INT(g[1]->n_cached, (N - 1) / BLOCK * BLOCK);
+    check_same_answer(g[0], g[1]);
+    entry_generate(&t.e, g[2], t.d, FRAME_RUN); /* takes the blocks */
+    RIG_WAIT(&t.rig, g[2]->finished);
+    const struct counter *computed = metrics_counter(t.d->metrics,
+                                                     "baton_engine_prompt_tokens_total", "", "");
+    const uint64_t n_computed = counter_value(computed);
+    entry_generate(&t.e, g[3], t.d, FRAME_RUN);
+    RIG_WAIT(&t.rig, g[3]->failed);
+    CHECK_STATUS(g[3]->status, ERR_BUSY);
+    CHECK_EQ_INT(g[3]->blame, BLAME_HANDED_BACK);
+    CHECK(g[3]->lacks_prompt && g[3]->n_cached + MOST < N);
+    CHECK_EQ_INT(counter_value(computed), n_computed);
+    RIG_WAIT(&t.rig, worker_is_idle(t.d));
+    pair_close(&t);
+}
+
 /* Sequences that outgrow the pool: entry nodes that know the message are told when one loses its
  * blocks, and all answers are complete whether they act or not. */
 TEST(decode_tells_who_loses_its_blocks)
@@ -492,7 +523,8 @@ TEST_MAIN(CASE(decode_split_equals_run_over_mem), CASE(decode_split_equals_run_o
           CASE(decode_lost_prefill_node_fails_the_transfer),
           CASE(decode_first_token_that_is_lost_fails_in_seconds),
           CASE(decode_hands_back_all_that_it_has), CASE(decode_node_changes_its_role),
-          CASE(decode_tells_who_loses_its_blocks), CASE(decode_node_that_leaves_takes_nothing_new),
+          CASE(decode_hands_back_what_it_has_evicted), CASE(decode_tells_who_loses_its_blocks),
+          CASE(decode_node_that_leaves_takes_nothing_new),
           CASE(decode_keeps_what_can_go_nowhere_else), CASE(decode_refuses_what_does_not_fit),
           CASE(decode_malformed_messages_hold_nothing), CASE(decode_many_cancels_give_all_back),
           CASE(decode_free_with_everything_pending))

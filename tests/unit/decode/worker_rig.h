@@ -294,6 +294,8 @@ struct gen {
     uint64_t kept_by; /* of RUN and PREFILL; 0: nobody is said to have KV of it */
     uint16_t kept_port;
     uint32_t n_kept;
+    uint32_t most_computed; /* of RUN; 0: any number */
+    bool lacks_prompt;      /* of FAILED, with n_cached */
     uint64_t kv_bytes;
     char transport[16];
     struct list link;
@@ -409,6 +411,8 @@ static bool entry_on_message(void *arg, const struct cluster_message *m)
         g->failed = true;
         g->status = (enum status)b->status;
         g->blame = b->blame;
+        g->lacks_prompt = b->lacks_prompt;
+        if (b->lacks_prompt) g->n_cached = b->n_cached;
         snprintf(g->text, sizeof g->text, "%s", b->text);
         CHECK(g->text[0] != 0);
         baton__failed__free_unpacked(b, NULL);
@@ -523,6 +527,7 @@ static void entry_generate(struct entry *e, struct gen *g, struct worker_node *t
     arena_init(&arena);
     reserve.generation = run.generation = entry_generation(g, &arena);
     run.kept = entry_kept(g, &arena);
+    run.most_computed = g->most_computed;
     reserve.role = g->role;
     peer_meet(e->peer, to->peer);
     CHECK_OK(cluster_send_proto(e->peer->c, to->peer->id, type, g->request, g->attempt,

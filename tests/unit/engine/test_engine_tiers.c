@@ -472,6 +472,109 @@ TEST(a_step_begins_before_all_layers_are_there)
     mem_free(want);
 }
 
+/* ---- what has to be there ---- */
+
+static struct engine_event check_lacking(struct rig *r, struct engine_request q, uint32_t most)
+{
+    q.most_computed = most;
+    struct answer *got = rig_run(r, &q, 1);
+    const struct engine_event end = got->end;
+    CHECK_STATUS(end.status, ERR_NOT_FOUND);
+    CHECK_EQ_INT(got->n_out, 0);
+    CHECK(end.n_cached + most < q.n_tokens);
+    mem_free(got);
+    return end;
+}
+
+static void check_enough(struct rig *r, struct engine_request q, uint32_t most,
+                         const struct answer *want)
+{
+    q.most_computed = most;
+    struct answer *got = rig_run(r, &q, 1);
+    CHECK_OK(got->end.status);
+    check_same(want, got);
+    mem_free(got);
+}
+
+/* The limit is on what is left after pool, tiers and peer: beyond it nothing is computed, and what
+ * waits behind it goes on. */
+TEST(a_prompt_that_is_gone_is_not_computed)
+{
+    enum { LEFT = TEXT - TEXT / RIG_BLOCK_TOKENS * RIG_BLOCK_TOKENS };
+    struct engine_request q = text(1, 0), behind = rig_request(2, 40, 9, 8);
+    struct answer *want = reference(&q, 1, NULL, NULL), got[2] = { { .id = 1 }, { .id = 2 } };
+    struct rig r;
+    rig_open(&r, (struct rig_options){ .n_blocks = FEW_BLOCKS });
+    CHECK_EQ_INT(check_lacking(&r, q, TEXT - 1).n_cached, 0);
+    CHECK_EQ_INT(rig_count(&r, "baton_engine_prompt_tokens_total"), 0);
+    check_enough(&r, q, TEXT, want);
+    check_enough(&r, q, LEFT, want);
+    CHECK_EQ_INT(check_lacking(&r, q, LEFT - 1).n_cached, TEXT - LEFT);
+    q.most_computed = LEFT - 1;
+    CHECK_OK(engine_submit(r.engine, &q));
+    CHECK_OK(engine_submit(r.engine, &behind));
+    rig_gather(&r, got, 2);
+    CHECK_STATUS(got[0].end.status, ERR_NOT_FOUND);
+    CHECK_EQ_INT(got[1].n_out, 8);
+    rig_await_free_blocks(&r, FEW_BLOCKS);
+    rig_close(&r);
+    mem_free(want);
+}
+
+/* A peer is asked first. */
+TEST(a_prompt_that_a_peer_has_not_either_is_not_computed)
+{
+    struct engine_request q = text(1, 0);
+    struct answer got = { .id = 1 };
+    struct rig_event ev;
+    struct rig r;
+    rig_open(&r, (struct rig_options){ .n_blocks = FEW_BLOCKS });
+    q.most_computed = 32;
+    q.peer = 7;
+    q.n_peer_tokens = TEXT;
+    CHECK_OK(engine_submit(r.engine, &q));
+    do ev = rig_next(&r);
+    while (ev.ev.kind != ENGINE_FETCH);
+    CHECK_OK(engine_fetched(r.engine, 1, 0));
+    rig_gather(&r, &got, 1);
+    CHECK_STATUS(got.end.status, ERR_NOT_FOUND);
+    rig_await_free_blocks(&r, FEW_BLOCKS);
+    rig_close(&r);
+}
+
+/* One that tiers bring is there; one of which they bring too little is not. */
+static void tiers_lack(bool by_layers)
+{
+    struct engine_request q = text(1, 0);
+    struct answer *want = reference(&q, 1, NULL, NULL);
+    for (int n_good = -2; n_good < 2; n_good++) {
+        struct gate gate = { .by_layers = by_layers };
+        struct kv_store_options tiers;
+        struct rig r;
+        open_loading(&r, &gate, &tiers, (struct rig_options){ 0 });
+        atomic_store(&gate.n_good, n_good < 0 ? -1 : by_layers ? 0 : n_good);
+        atomic_store(&gate.refuses, n_good == -1);
+        if (n_good >= 0) atomic_store(&gate.max_layers, (uint32_t)n_good);
+        open_gate(&r, &gate);
+        if (n_good == -2) {
+            check_enough(&r, q, 32, want);
+        } else {
+            const uint32_t n_came = n_good < 0 || by_layers ? 0 : (uint32_t)n_good;
+            CHECK_EQ_INT(check_lacking(&r, q, 32).cache.n_from[KV_TIER_HOST],
+                         n_came * RIG_BLOCK_TOKENS);
+        }
+        rig_await_free_blocks(&r, FEW_BLOCKS);
+        rig_close(&r);
+    }
+    mem_free(want);
+}
+
+TEST(a_prompt_that_does_not_come_is_not_computed)
+{
+    tiers_lack(false);
+    tiers_lack(true);
+}
+
 /* ---- which is sooner ---- */
 
 TEST(a_tier_that_is_slower_than_computing_is_not_asked)
@@ -518,6 +621,9 @@ TEST_MAIN(CASE(evicted_prompts_come_back_with_the_same_bits),
           CASE(an_engine_ends_while_one_loads), CASE(one_that_loads_is_preempted),
           CASE(what_does_not_come_is_computed), CASE(a_load_that_hangs_is_given_up),
           CASE(a_prefix_is_brought_once), CASE(a_layer_that_does_not_come_spoils_nothing),
+          CASE(a_prompt_that_is_gone_is_not_computed),
+          CASE(a_prompt_that_a_peer_has_not_either_is_not_computed),
+          CASE(a_prompt_that_does_not_come_is_not_computed),
           CASE(a_step_begins_before_all_layers_are_there),
           CASE(a_tier_that_is_slower_than_computing_is_not_asked),
           CASE(blocks_held_for_copies_preempt_nobody))
