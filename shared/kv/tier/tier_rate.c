@@ -7,7 +7,10 @@
 
 /* A measurement counts as much as all before it together after a few; without any, half of the
  * difference to the expectation is left after half a minute. */
-static const double NEWEST_WEIGHT = 0.3, HALF_LIFE_S = 30, LATE_FACTOR = 10;
+static const double NEWEST_WEIGHT = 0.3, HALF_LIFE_S = 30;
+/* Many may be given up together, so that counts once: beyond LATE_MOST times the expectation, which
+ * takes a few minutes to forget, it makes nothing worse. */
+static const double LATE_FACTOR = 10, LATE_MOST = 100;
 
 void tier_rate_init(struct tier_rate *r, double first_s, double bytes_per_s, uint64_t block_bytes)
 {
@@ -43,12 +46,18 @@ void tier_rate_end(struct tier_rate *r, uint32_t n, double seconds, uint64_t now
     r->block_s *= factor;
 }
 
+static double later(double s, double expected_s)
+{
+    const double most = LATE_MOST * expected_s, late = LATE_FACTOR * s;
+    return s > most ? s : late < most ? late : most;
+}
+
 void tier_rate_late(struct tier_rate *r, uint64_t now_ns)
 {
     relax(r, now_ns);
     r->t_ns = now_ns;
-    r->first_s *= LATE_FACTOR;
-    r->block_s *= LATE_FACTOR;
+    r->first_s = later(r->first_s, r->expected_first_s);
+    r->block_s = later(r->block_s, r->expected_block_s);
 }
 
 double tier_rate_seconds(struct tier_rate *r, uint32_t n, uint64_t now_ns)

@@ -57,5 +57,29 @@ TEST(a_slow_one_is_tried_again_later)
     CHECK_NEAR(tier_rate_seconds(&r, 9, 1000 * S), 0.010, 0.001);
 }
 
+/* All that wait for it are given up together, again and again. */
+TEST(one_that_hung_is_tried_again_in_minutes)
+{
+    struct tier_rate r = expecting();
+    tier_rate_late(&r, S);
+    CHECK_NEAR(tier_rate_seconds(&r, 9, S), 0.1, 0.001);
+    for (uint64_t i = 0; i < 1000; i++) tier_rate_late(&r, S + i);
+    CHECK_NEAR(tier_rate_seconds(&r, 9, S), 1, 0.01);
+    CHECK_NEAR(tier_rate_seconds(&r, 9, 301 * S), 0.011, 0.001);
+}
+
+/* One that is slower still by what was measured does not get faster by hanging. */
+TEST(what_was_measured_is_not_made_faster)
+{
+    struct tier_rate r = expecting();
+    for (uint64_t i = 0; i < 60; i++) {
+        tier_rate_begin(&r, 9);
+        tier_rate_end(&r, 9, 100, S + i);
+    }
+    tier_rate_late(&r, S + 60);
+    CHECK_NEAR(tier_rate_seconds(&r, 9, S + 60), 100, 1);
+}
+
 TEST_MAIN(CASE(without_measurements_it_is_what_is_expected), CASE(what_runs_comes_first),
-          CASE(it_follows_what_is_measured), CASE(a_slow_one_is_tried_again_later))
+          CASE(it_follows_what_is_measured), CASE(a_slow_one_is_tried_again_later),
+          CASE(one_that_hung_is_tried_again_in_minutes), CASE(what_was_measured_is_not_made_faster))
