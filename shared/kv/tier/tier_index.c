@@ -329,6 +329,17 @@ void tier_index_remove_slots(struct tier_index *x, uint32_t first, uint32_t n)
     x->n_removed += n;
 }
 
+void tier_index_return_slots(struct tier_index *x, uint32_t first, uint32_t n)
+{
+    for (uint32_t i = n; i-- > 0;) {
+        struct tier_slot *s = at(x, first + i);
+        ASSERT(s->state == SLOT_REMOVED);
+        *s = (struct tier_slot){ .parent = NONE, .leaf = NONE };
+        push_free(x, s);
+    }
+    x->n_removed -= n;
+}
+
 void tier_index_pin(struct tier_index *x, uint32_t slot)
 {
     struct tier_slot *s = at(x, slot);

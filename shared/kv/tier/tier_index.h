@@ -31,9 +31,11 @@ struct tier_index *tier_index_create(void);
 void tier_index_free(struct tier_index *x);
 /* Adds n FREE slots behind those that there are; returns the first. */
 uint32_t tier_index_add_slots(struct tier_index *x, uint32_t n);
-/* Takes the slots [first, first + n) out for good: none is pinned or FILLING. What they hold is
+/* Takes the slots [first, first + n) out: none is pinned or FILLING. What they hold is
  * forgotten. */
 void tier_index_remove_slots(struct tier_index *x, uint32_t first, uint32_t n);
+/* Adds slots again that were taken out, as FREE ones. */
+void tier_index_return_slots(struct tier_index *x, uint32_t first, uint32_t n);
 /* May they be removed? */
 bool tier_index_are_idle(const struct tier_index *x, uint32_t first, uint32_t n);
 uint32_t tier_index_n_slots(const struct tier_index *x); /* without those taken out */

@@ -4,11 +4,13 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "shared/kv/tier/disk/tier_disk_internal.h"
 #include "tests/fixtures/tier_rig.h"
 
 enum { PAUSE_US = 200, SEGMENT_SLOTS = 3 };
@@ -294,6 +296,65 @@ TEST(what_another_process_stores_is_found)
     rig_close(&b);
 }
 
+/* A segment that another process writes to is listed again and again; what that takes does not
+ * grow. */
+TEST(segments_that_change_all_the_time_take_no_more_room)
+{
+    struct rig a, b;
+    rig_open(&a, room(16, true));
+    rig_open(&b, room(16, true));
+    for (uint32_t i = 0; i < 30; i++) {
+        put(&a, i);
+        AWAIT(&b, has(&b, i));
+    }
+    const struct disk_slots *s = &((struct kv_tier_disk *)b.tier)->others;
+    CHECK_EQ_INT(s->n_segments, 10);
+    CHECK_EQ_INT(tier_index_add_slots(s->index, 0),
+                 10 * SEGMENT_SLOTS + s->n_holes * SEGMENT_SLOTS);
+    CHECK(s->n_holes <= 1);
+    CHECK_EQ_INT(n_right(&b, 30), 30);
+    rig_close(&a);
+    rig_close(&b);
+}
+
+/* A process that is stopped while it has the folder's lock: others cannot make segments, and go
+ * on. */
+TEST(a_lock_that_is_held_holds_nobody)
+{
+    struct rig r, late;
+    struct err err = { 0 };
+    char path[4300];
+    rig_open(&r, room(16, true));
+    snprintf(path, sizeof path, "%s/lock", folder());
+    const int fd = open(path, O_RDWR | O_CLOEXEC);
+    CHECK(fd >= 0 && flock(fd, LOCK_EX) == 0);
+    const struct kv_tier_put p = { .of = block_named(1, 0), .block = 0, .tag = 1 };
+    fill(&r, 0, 1);
+    AWAIT(&r, r.tier->ops->put(r.tier, &p) == ERR_FULL);
+    CHECK(stats(&r).n_errors > 0);
+    rig_open_pool(&late, "cpu", DTYPE_BF16, DTYPE_BF16);
+    CHECK_STATUS(open_tier(&late, room(16, true), NULL, &err), ERR_CONFIG);
+    CHECK(strstr(err.text, "locked") != NULL);
+    device_mem_free(late.device, &late.pool);
+    device_close(late.device);
+    rig_close(&r);
+    close(fd);
+}
+
+/* However much room there is: each segment takes two file descriptors. */
+TEST(segments_are_few)
+{
+    const uint64_t gib = UINT64_C(1) << 30, slot = 1 << 20;
+    for (uint64_t room = gib / 8; room <= 4096 * gib; room *= 2) {
+        const struct disk_superblock s = { .slot_bytes = slot,
+                                           .n_slots = disk_segment_slots(room, slot) };
+        const uint64_t n = room / disk_file_bytes(&s);
+        if (n < 16 || n > 66) test_fail(__FILE__, __LINE__, "%u segments", (unsigned)n);
+    }
+    CHECK_EQ_INT(disk_segment_slots(5000, slot), 1);
+    CHECK_EQ_INT(disk_segment_slots(UINT64_MAX, KV_SLOT_ALIGN), DISK_SLOTS_MAX);
+}
+
 /* One evicts and writes while the other reads the same slots: it gets what it asked for, or is told
  * that it is gone. */
 TEST(readers_and_a_writer_of_the_same_slots)
@@ -451,6 +512,34 @@ TEST(a_hung_disk_holds_nobody)
     _exit(0);      /* which is no leak */
 }
 
+/* The disk does not end a write, and so many slots wait to be emptied that nothing else may wait
+ * for it: what cannot be written is not stored. */
+TEST(a_hung_disk_with_much_to_do_takes_no_more)
+{
+    enum { N = 40 };
+    static char bytes[LAYERS * 4096];
+    struct rig r;
+    struct kv_tier_done d;
+    rig_open_bad(&r);
+    for (uint32_t i = 0; i < N; i++) put(&r, i);
+    atomic_store(&they_hang, true);
+    struct kv_tier_put p = { .of = block_named(100, 0), .block = -1, .slot = bytes, .tag = 1 };
+    CHECK_OK(r.tier->ops->put(r.tier, &p));
+    for (uint32_t i = 0; i < N; i++) {
+        const struct hash128 key = block_named(i, 0).key;
+        r.tier->ops->drop(r.tier, &key);
+    }
+    p.of = block_named(101, 0);
+    CHECK_STATUS(r.tier->ops->put(r.tier, &p), ERR_BUSY);
+    p = (struct kv_tier_put){ .of = block_named(102, 0), .block = 0, .tag = 2 };
+    CHECK_OK(r.tier->ops->put(r.tier, &p));
+    AWAIT(&r, !((struct kv_tier_disk *)r.tier)->put_stages.is_used[0]);
+    CHECK(!has(&r, 102));
+    atomic_store(&they_hang, false);
+    while (r.tier->ops->poll(r.tier, &d)) {}
+    rig_close(&r);
+}
+
 /* A limit on the size of files stands for a full disk: segments cannot be made. */
 TEST(a_full_disk_leaves_what_there_is)
 {
@@ -521,7 +610,9 @@ TEST_MAIN(CASE(a_restarted_node_finds_its_blocks), CASE(segments_of_a_dead_proce
           CASE(segments_that_somebody_removes_are_left),
           CASE(files_of_another_model_are_left_alone_until_room_is_needed),
           CASE(less_room_than_before_is_kept_to), CASE(what_another_process_stores_is_found),
+          CASE(segments_that_change_all_the_time_take_no_more_room),
+          CASE(a_lock_that_is_held_holds_nobody), CASE(segments_are_few),
           CASE(readers_and_a_writer_of_the_same_slots), CASE(room_is_shared),
           CASE(an_error_switches_it_off_for_a_while), CASE(a_hung_disk_holds_nobody),
-          CASE(a_full_disk_leaves_what_there_is), CASE(folders_that_cannot_be_used_are_refused),
-          CASE(nobody_else_reads_the_folder))
+          CASE(a_hung_disk_with_much_to_do_takes_no_more), CASE(a_full_disk_leaves_what_there_is),
+          CASE(folders_that_cannot_be_used_are_refused), CASE(nobody_else_reads_the_folder))

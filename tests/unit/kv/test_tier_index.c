@@ -152,6 +152,11 @@ TEST(slots_come_and_go)
         const int32_t slot = store(x, block(i, 0), i);
         CHECK(slot == 0 || slot == 1);
     }
+    tier_index_return_slots(x, 2, 3);
+    tier_index_verify(x);
+    CHECK_EQ_INT(tier_index_n_slots(x), 5);
+    for (uint32_t i = 20; i < 23; i++) CHECK_EQ_INT(store(x, block(i, 0), i), (int)i - 18);
+    CHECK_EQ_INT(tier_index_n_evicted(x), 8);
     tier_index_free(x);
 }
 

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "shared/base/arith.h"
@@ -19,7 +20,12 @@
 #include "shared/base/mem.h"
 #include "shared/kv/tier/block_copy.h"
 
-enum { SEGMENTS_PER_FOLDER = 16, SEGMENT_MIB_MAX = 256, HEADERS_AT_ONCE = 512 /* on the stack */ };
+enum {
+    HEADERS_AT_ONCE = 512, /* on the stack */
+    OPEN_LOCK_MS = 2000,   /* a process that was stopped may have the folder's lock */
+    GROW_LOCK_MS = 500,
+    LOCK_POLL_NS = 1000000
+};
 static const uint64_t NS_PER_S = 1000000000;
 
 struct disk_folder {
@@ -82,6 +88,19 @@ enum status disk_segment_read_header(const struct disk_segment *s, uint32_t slot
 /* ---- files ---- */
 
 static bool try_lock(int fd) { return flock(fd, LOCK_EX | LOCK_NB) == 0; }
+
+/* The folder's lock, within `ms`. Whoever has it looks for a segment, which takes no time. */
+static bool lock_folder(const struct disk_folder *f, uint32_t ms)
+{
+    for (const uint64_t end = clock_ms() + ms; !try_lock(f->lock_fd);) {
+        const struct timespec pause = { 0, LOCK_POLL_NS };
+        if ((errno != EWOULDBLOCK && errno != EINTR) || clock_ms() >= end) return false;
+        nanosleep(&pause, NULL);
+    }
+    return true;
+}
+
+static void unlock_folder(const struct disk_folder *f) { (void)flock(f->lock_fd, LOCK_UN); }
 
 /* Not every file system has O_DIRECT. */
 static int open_direct(const struct disk_folder *f, const char *name, int fd)
@@ -193,28 +212,24 @@ static enum status open_files(struct disk_folder *f, struct err *err)
     f->lock_fd = open_own(f, "lock");
     if (f->lock_fd < 0) return cannot(f, "cannot be written to", errno, err);
     /* Others take a file that is not locked for one of a process that has ended. */
-    if (flock(f->lock_fd, LOCK_EX) != 0) return cannot(f, "cannot be locked", errno, err);
+    if (!lock_folder(f, OPEN_LOCK_MS))
+        return cannot(f, "cannot be locked (has another process been stopped?)", errno, err);
     f->node_fd = open_own(f, f->node_name);
     const bool is_locked = f->node_fd >= 0 && try_lock(f->node_fd);
     const int code = errno;
-    (void)flock(f->lock_fd, LOCK_UN);
+    unlock_folder(f);
     return is_locked ? OK : cannot(f, "cannot be written to", code, err);
 }
 
-/* Segments of a sixteenth of the room, so that they can be shared, and not too large. */
 static enum status choose_size(struct disk_folder *f, struct err *err)
 {
-    const uint64_t slot = f->super.slot_bytes, head = disk_data_begin(1),
-                   most = (uint64_t)SEGMENT_MIB_MAX << 20;
-    uint64_t bytes = f->bytes / SEGMENTS_PER_FOLDER;
-    if (bytes > most) bytes = most;
+    const uint64_t slot = f->super.slot_bytes, head = disk_data_begin(1);
     if (f->bytes < slot + head)
         return err_field(err, ERR_CONFIG, "kv-cache-disk",
                          "--kv-cache-disk: %" PRIu64 " bytes hold no KV block, which takes %" PRIu64
                          ": give more",
                          f->bytes, slot + head);
-    f->super.n_slots = (uint32_t)(bytes > slot + head ? (bytes - head) / slot : 1);
-    if (f->super.n_slots > DISK_SLOTS_MAX) f->super.n_slots = DISK_SLOTS_MAX;
+    f->super.n_slots = disk_segment_slots(f->bytes, slot);
     return OK;
 }
 
@@ -443,9 +458,9 @@ static enum status grow_locked(struct disk_folder *f, struct disk_segment **out,
 enum status disk_folder_grow(struct disk_folder *f, struct disk_listing **out, struct err *err)
 {
     struct disk_segment *s;
-    if (flock(f->lock_fd, LOCK_EX) != 0) return refused(f, "cannot be locked", err);
+    if (!lock_folder(f, GROW_LOCK_MS)) return refused(f, "cannot be locked", err);
     const enum status st = grow_locked(f, &s, err);
-    (void)flock(f->lock_fd, LOCK_UN);
+    unlock_folder(f);
     if (st != OK) return st;
     forget_reading(f, s);
     s->is_own = true;
@@ -456,9 +471,9 @@ enum status disk_folder_grow(struct disk_folder *f, struct disk_listing **out, s
 
 bool disk_folder_has_too_many(struct disk_folder *f)
 {
-    if (f->n_own < 2 || flock(f->lock_fd, LOCK_EX) != 0) return false;
+    if (f->n_own < 2 || !lock_folder(f, 0)) return false;
     const struct folder_use u = measure(f);
-    (void)flock(f->lock_fd, LOCK_UN);
+    unlock_folder(f);
     const bool has_room = u.bytes + disk_file_bytes(&f->super) <= f->bytes;
     return !has_room && u.n_nodes > 1 && f->n_own > div_up(u.n_segments, u.n_nodes);
 }

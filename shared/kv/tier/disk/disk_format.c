@@ -9,6 +9,9 @@
 #include "shared/kv/tier/block_copy.h"
 
 enum { VERSION = 1, SUPERBLOCK_SUM_AT = DISK_SUPERBLOCK_BYTES - 8, HEADER_SUM_AT = 120 };
+/* So many that they can be shared, of a size that is made soon; but each takes two file descriptors
+ * of every process. */
+enum { SEGMENTS_AT_LEAST = 16, SEGMENTS_MAX = 64, SEGMENT_MIB_MAX = 256 };
 
 static const uint8_t SUPERBLOCK_MAGIC[8] = { 'B', 'A', 'T', 'O', 'N', 'K', 'V', '\n' };
 static const uint32_t HEADER_MAGIC = 0x6c53764b; /* "KvSl" */
@@ -47,6 +50,17 @@ uint64_t disk_data_begin(uint32_t n_slots)
 uint64_t disk_file_bytes(const struct disk_superblock *s)
 {
     return disk_data_begin(s->n_slots) + s->n_slots * s->slot_bytes;
+}
+
+uint32_t disk_segment_slots(uint64_t folder_bytes, uint64_t slot_bytes)
+{
+    const uint64_t head = disk_data_begin(1), most = (uint64_t)SEGMENT_MIB_MAX << 20,
+                   least = folder_bytes / SEGMENTS_MAX;
+    uint64_t bytes = folder_bytes / SEGMENTS_AT_LEAST;
+    if (bytes > most) bytes = most;
+    if (bytes < least) bytes = least;
+    const uint64_t n = bytes > slot_bytes + head ? (bytes - head) / slot_bytes : 1;
+    return n < DISK_SLOTS_MAX ? (uint32_t)n : DISK_SLOTS_MAX;
 }
 
 /* ---- the superblock ---- */

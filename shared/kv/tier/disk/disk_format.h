@@ -39,6 +39,8 @@ struct disk_header {
 uint64_t disk_data_begin(uint32_t n_slots);
 uint64_t disk_file_bytes(const struct disk_superblock *s);
 uint64_t disk_header_offset(uint32_t slot);
+/* Slots of the segments that are made for a folder with so much room. */
+uint32_t disk_segment_slots(uint64_t folder_bytes, uint64_t slot_bytes);
 
 void disk_superblock_encode(const struct disk_superblock *s, uint8_t out[DISK_SUPERBLOCK_BYTES]);
 /* ERR_FORMAT: not a superblock, or one with sizes that do not fit together. ERR_PEER_MISMATCH: of

@@ -30,6 +30,14 @@ struct disk_slots {
     uint32_t cap;
     struct disk_known *segments; /* [n_segments] */
     uint32_t n_segments, cap_segments;
+    struct disk_hole *holes; /* [n_holes] */
+    uint32_t n_holes, cap_holes;
+};
+
+/* Slots of the index that no segment has: a segment is listed again whenever it has changed, so
+ * they must come back. */
+struct disk_hole {
+    uint32_t first, n;
 };
 
 struct disk_known {

@@ -26,6 +26,7 @@ void disk_slots_release(struct disk_slots *s)
     tier_index_free(s->index);
     mem_free(s->places);
     mem_free(s->segments);
+    mem_free(s->holes);
 }
 
 static struct disk_known *known_of(struct disk_slots *s, const struct disk_segment *segment)
@@ -35,9 +36,23 @@ static struct disk_known *known_of(struct disk_slots *s, const struct disk_segme
     return NULL;
 }
 
+/* Segments of a folder have the same number of slots, but for those that were made for more or less
+ * room. */
+static uint32_t find_slots(struct disk_slots *s, uint32_t n)
+{
+    for (uint32_t i = 0; i < s->n_holes; i++) {
+        const struct disk_hole h = s->holes[i];
+        if (h.n != n) continue;
+        s->holes[i] = s->holes[--s->n_holes];
+        tier_index_return_slots(s->index, h.first, n);
+        return h.first;
+    }
+    return tier_index_add_slots(s->index, n);
+}
+
 static struct disk_known *add_segment(struct disk_slots *s, struct disk_segment *segment)
 {
-    const uint32_t n = segment->super.n_slots, first = tier_index_add_slots(s->index, n);
+    const uint32_t n = segment->super.n_slots, first = find_slots(s, n);
     if (s->n_segments == s->cap_segments) {
         s->cap_segments = s->cap_segments ? 2 * s->cap_segments : 8;
         s->segments = mem_realloc(s->segments, s->cap_segments, sizeof *s->segments);
@@ -56,6 +71,11 @@ static struct disk_known *add_segment(struct disk_slots *s, struct disk_segment 
 static void remove_segment(struct disk_slots *s, struct disk_known *k)
 {
     tier_index_remove_slots(s->index, k->first, k->n);
+    if (s->n_holes == s->cap_holes) {
+        s->cap_holes = s->cap_holes ? 2 * s->cap_holes : 8;
+        s->holes = mem_realloc(s->holes, s->cap_holes, sizeof *s->holes);
+    }
+    s->holes[s->n_holes++] = (struct disk_hole){ k->first, k->n };
     disk_segment_release(k->segment);
     *k = s->segments[--s->n_segments];
 }

@@ -97,7 +97,7 @@ static int32_t take_stage(struct disk_stages *s)
 
 static bool has_room(const struct kv_tier_disk *t, const struct kv_tier_put *p)
 {
-    if (p->slot) return t->n_slot_writes < SLOT_WRITES_MAX;
+    if (p->slot) return t->n_slot_writes < SLOT_WRITES_MAX && tier_worker_has_room(t->writer);
     for (uint32_t i = 0; i < t->put_stages.n; i++)
         if (!t->put_stages.is_used[i]) return true;
     return false;
@@ -166,7 +166,9 @@ static bool take_copied(struct kv_tier_disk *t, struct kv_tier_done *out)
     struct disk_put *p = put_of(j);
     *out = report(p);
     p->job.run = write_slot;
-    if (p->status != OK || tier_worker_give(t->writer, &p->job) != OK) end(t, p);
+    if (p->status == OK && tier_worker_give(t->writer, &p->job) == OK) return true;
+    if (p->status == OK) p->status = ERR_CANCELED; /* it is not written: too much waits for that */
+    end(t, p);
     return true;
 }
 
