@@ -33,6 +33,7 @@ bool engine_fetch(struct engine *e, struct seq *s, uint32_t n_before, double *lo
                   double *compute_s)
 {
     const double block_s = engine_block_seconds(e);
+    s->fetch.n_good = 0; /* of blocks that a preemption has taken */
     const uint32_t most = seq_n_cacheable(s, e->opt.block_tokens),
                    says = s->fetch.n_peer_tokens / e->opt.block_tokens,
                    end = says < most ? says : most;
@@ -72,6 +73,14 @@ static void take_fetched(struct engine *e, struct seq *s)
     engine_publish(e, s, s->n_computed);
 }
 
+/* A peer that soon says that it has fewer blocks is not slow. */
+static void count_fetch(struct engine *e, const struct seq_fetch *f, double seconds, uint64_t now)
+{
+    tier_rate_end(&e->peer_rate, f->n, f->n_good == f->n ? seconds : 0, now);
+    if (f->n_good < f->n && seconds > tier_rate_seconds(&e->peer_rate, f->n, now))
+        tier_rate_late(&e->peer_rate, now);
+}
+
 void engine_end_fetch(struct engine *e, uint64_t id, uint32_t n_good)
 {
     struct seq *s = map_get(&e->seqs, map_key_u64(&id));
@@ -80,9 +89,7 @@ void engine_end_fetch(struct engine *e, uint64_t id, uint32_t n_good)
     ASSERT(n_good <= s->fetch.n);
     s->fetch.runs = false;
     s->fetch.n_good = n_good;
-    tier_rate_end(&e->peer_rate, s->fetch.n,
-                  n_good == s->fetch.n ? (double)(now - s->fetch.begin_ns) * 1e-9 : 0, now);
-    if (n_good < s->fetch.n) tier_rate_late(&e->peer_rate, now);
+    count_fetch(e, &s->fetch, (double)(now - s->fetch.begin_ns) * 1e-9, now);
     if (s->state == SEQ_LOADING) return; /* it starts with the next batch */
     ASSERT(s->state == SEQ_QUARANTINED);
     seq_free_quarantined_blocks(s, e->pool);
@@ -94,6 +101,8 @@ void engine_leave_fetch(struct engine *e, struct seq *s)
     engine_stop_load(e, s);
     engine_unlist(e, s);
     engine_set_remaining(e, s, 0);
+    /* No peer writes to those before: what tiers brought is published, and others may have it. */
+    s->n_shared = s->fetch.first;
     seq_quarantine_blocks(s, e->pool);
     s->state = SEQ_QUARANTINED;
     engine_emit(e,

@@ -20,12 +20,12 @@ enum {
 };
 
 /* Prompts whose layers go to a peer at once wait for all of them, and so do those that get blocks
- * from elsewhere, too, or a block that is not full: the step writes to that. A drafter's layer is
- * computed without on_layer. */
+ * from elsewhere, too, or a block that is not full: the step writes to that. So does one that is
+ * not to be computed here if they do not come. A drafter's layer is computed without on_layer. */
 bool engine_may_stream(const struct engine *e, const struct seq *s)
 {
     return !engine_is_node(e) && !e->draft.drafter && !s->prefill_only && !s->fetch.peer &&
-           s->swap.n_tokens == 0;
+           s->swap.n_tokens == 0 && (s->started || s->most_computed == 0);
 }
 
 /* Will what is left have come by the time that the step's layers need it? */
@@ -51,7 +51,7 @@ bool engine_stream(struct engine *e, struct seq *s)
     return true;
 }
 
-/* The sequence goes on with what it had before, or ends if that is too little. */
+/* The sequence goes on with what it had before. */
 static void give_up(struct engine *e, struct seq *s)
 {
     const struct seq_stream was = s->stream;
@@ -60,12 +60,13 @@ static void give_up(struct engine *e, struct seq *s)
     s->n_computed = s->n_taken = was.from;
     if (was.is_first) s->n_cached = was.from;
     engine_set_remaining(e, s, seq_n_pending(s));
-    if (was.is_first) (void)engine_end_lacking(e, s, 0);
 }
 
 void engine_end_stream_load(struct engine *e, struct seq *s)
 {
-    const bool is_good = s->load->n_good == s->load->n;
+    /* One that was late when all layers had come, and maybe been used, has come all the same. */
+    const bool is_good = s->load->n_good == s->load->n ||
+                         kv_load_n_layers(s->load) == e->layout.n_layers;
     s->load = NULL;
     if (is_good) s->stream = (struct seq_stream){ 0 };
     else give_up(e, s);

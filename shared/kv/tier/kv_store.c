@@ -150,7 +150,8 @@ enum status kv_store_create(const struct kv_store_options *o, const struct kv_st
 void kv_store_free(struct kv_store *s)
 {
     if (!s) return;
-    for (uint32_t i = 0; i < s->n_tiers; i++) s->tiers[i].tier->ops->free(s->tiers[i].tier);
+    /* The last first: it may still write from slots of the one before. */
+    for (uint32_t i = s->n_tiers; i-- > 0;) s->tiers[i].tier->ops->free(s->tiers[i].tier);
     store_down_release(s);
     store_up_release(s);
     mem_free(s);

@@ -17,10 +17,12 @@ struct gate {
     _Atomic bool is_shut;        /* no get is over */
     _Atomic int n_good;          /* gets end with ERR_IO after so many blocks; -1: they do not */
     _Atomic bool refuses;        /* gets are ERR_UNAVAILABLE */
+    _Atomic bool claims;         /* it says that it has all blocks, but brings those that it has */
     _Atomic uint32_t n_got;      /* gets that began */
     bool by_layers;              /* gets may bring layers one by one; before the tier is made */
     _Atomic uint32_t max_layers; /* of which the engine sees no more than these */
     _Atomic uint32_t n_layered;  /* gets by layers that began */
+    _Atomic int first_freed;     /* 1 + enum kv_tier_kind of the tier that was freed first */
 };
 
 /* A get by layers: the inner tier counts in `is`, the engine looks at *seen. */
@@ -43,11 +45,14 @@ static inline struct gated_tier *gated_of(struct kv_tier *t) { return (struct ga
 
 static inline void gated_free(struct kv_tier *t)
 {
+    int none = 0;
+    atomic_compare_exchange_strong(&gated_of(t)->gate->first_freed, &none, 1 + (int)t->ops->kind);
     gated_of(t)->inner->ops->free(gated_of(t)->inner);
     mem_free(t);
 }
 static inline bool gated_has(struct kv_tier *t, const struct hash128 *key)
 {
+    if (atomic_load(&gated_of(t)->gate->claims)) return true;
     return gated_of(t)->inner->ops->has(gated_of(t)->inner, key);
 }
 static inline enum status gated_put(struct kv_tier *t, const struct kv_tier_put *p)
@@ -58,7 +63,11 @@ static inline enum status gated_get(struct kv_tier *t, const struct kv_tier_get 
 {
     atomic_fetch_add(&gated_of(t)->gate->n_got, 1);
     if (atomic_load(&gated_of(t)->gate->refuses)) return ERR_UNAVAILABLE;
-    if (!g->n_layers) return gated_of(t)->inner->ops->get(gated_of(t)->inner, g);
+    if (!g->n_layers) {
+        struct kv_tier_get some = *g;
+        some.n = kv_tier_find(gated_of(t)->inner, g->keys, g->n);
+        return gated_of(t)->inner->ops->get(gated_of(t)->inner, &some);
+    }
     struct gated_layers *l = gated_of(t)->layers;
     while (l->tag) ASSERT(++l < gated_of(t)->layers + GATE_LAYERS_MAX);
     l->tag = g->tag;

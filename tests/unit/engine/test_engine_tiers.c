@@ -472,6 +472,166 @@ TEST(a_step_begins_before_all_layers_are_there)
     mem_free(want);
 }
 
+/* All layers have been there for long when the load is given up, since nobody said that it was over:
+ * the sequence, which has used them, keeps them. */
+TEST(layers_that_are_all_there_are_not_late)
+{
+    const struct pace_curve slow = { .decode.row_us = 40000 };
+    struct gate gate = { .by_layers = true };
+    struct kv_store_options tiers;
+    struct rig r;
+    open_loading(&r, &gate, &tiers, (struct rig_options){ .pace = &slow });
+    struct engine_request q = text(1, 0);
+    q.sampling.max_tokens = 60; /* longer than a load is waited for */
+    struct answer *want = reference(&q, 1, NULL, NULL), *got = rig_run(&r, &q, 1);
+    check_same(want, got);
+    CHECK_EQ_INT(rig_count(&r, "baton_kv_tier_load_timeouts_total"), 1);
+    CHECK_EQ_INT(got->end.n_cached, TEXT / RIG_BLOCK_TOKENS * RIG_BLOCK_TOKENS);
+    rig_close(&r);
+    mem_free(got);
+    mem_free(want);
+}
+
+/* ---- with a peer ---- */
+
+enum { HEAD = 5 * RIG_BLOCK_TOKENS, FULL = TEXT / RIG_BLOCK_TOKENS };
+
+/* An engine of which the host tier has the first blocks of text 0, and the pool one at most. */
+static void open_with_head(struct rig *r, struct gate *gate, struct kv_store_options *tiers,
+                           struct rig_options o)
+{
+    struct engine_request head = text(901, 0), fill = rig_request(902, 230, 77, 4);
+    head.n_tokens = head.n_prompt = HEAD + 1;
+    head.sampling.max_tokens = 1;
+    *tiers = tiers_of(gate);
+    o.n_blocks = FEW_BLOCKS;
+    o.tiers = tiers;
+    rig_open(r, o);
+    mem_free(rig_run(r, &head, 1));
+    await_copies(r);
+    mem_free(rig_run(r, &fill, 1));
+    await_copies(r);
+}
+
+static struct engine_request from_peer(uint64_t id)
+{
+    struct engine_request q = text(id, 0);
+    q.peer = 7;
+    q.n_peer_tokens = TEXT;
+    return q;
+}
+
+/* Of the fetch that begins next: its blocks. */
+static uint32_t await_fetch(struct rig *r)
+{
+    for (;;) {
+        const struct rig_event e = rig_next(r);
+        if (e.ev.kind == ENGINE_FETCH) return e.ev.n_blocks;
+    }
+}
+
+/* Others have begun with what the tiers brought. */
+TEST(a_cancel_while_a_peer_brings_the_rest)
+{
+    struct gate gate = { 0 };
+    struct kv_store_options tiers;
+    struct rig r;
+    open_with_head(&r, &gate, &tiers, (struct rig_options){ 0 });
+    struct engine_request q = from_peer(1), other = text(2, 0), again = text(3, 0);
+    struct answer *want = reference(&again, 1, NULL, NULL), got = { .id = 1 };
+    other.n_tokens = other.n_prompt = HEAD + 1;
+    other.prefill_only = true; /* it keeps its blocks until it is released */
+    CHECK_OK(engine_submit(r.engine, &q));
+    CHECK_EQ_INT(await_fetch(&r), FULL - 5);
+    for (int ms = 0; ms < RIG_WAIT_MS && count(&r, "promoted_blocks") < 4; ms++) {
+        turn(&r);
+        usleep(1000);
+    }
+    struct answer *one = rig_run(&r, &other, 1);
+    CHECK_EQ_INT(one->end.n_cached, HEAD);
+    CHECK_OK(engine_cancel(r.engine, 1, true));
+    rig_gather(&r, &got, 1);
+    CHECK(got.canceled);
+    CHECK_OK(engine_fetched(r.engine, 1, 0));
+    CHECK_OK(engine_release(r.engine, 2));
+    rig_await_free_blocks(&r, FEW_BLOCKS);
+    struct answer *last = rig_run(&r, &again, 1);
+    check_same(want, last);
+    rig_close(&r);
+    mem_free(last);
+    mem_free(one);
+    mem_free(want);
+}
+
+/* The peer's blocks had come when an older sequence took them, and the tiers say to have all when
+ * it starts again, but bring as many as the first time: the rest is computed. */
+TEST(what_a_peer_brought_is_lost_with_its_blocks)
+{
+    const struct pace_curve slow = { .decode.row_us = 2000 };
+    struct gate gate = { 0 };
+    struct kv_store_options tiers;
+    struct rig r;
+    open_with_head(&r, &gate, &tiers, (struct rig_options){ .pace = &slow });
+    struct engine_request older = rig_request(1, 20, 9, 200), q = from_peer(2);
+    struct engine_request both[2] = { older, text(2, 0) };
+    struct answer *want = reference(both, 2, NULL, NULL), got[2] = { { .id = 1 }, { .id = 2 } };
+    atomic_store(&gate.is_shut, true);
+    CHECK_OK(engine_submit(r.engine, &older));
+    CHECK_OK(engine_submit(r.engine, &q));
+    CHECK_EQ_INT(await_fetch(&r), FULL - 5);
+    CHECK_OK(engine_fetched(r.engine, 2, FULL - 5));
+    for (int ms = 0; ms < RIG_WAIT_MS && !rig_count(&r, "baton_engine_preemptions_total"); ms++)
+        usleep(1000);
+    atomic_store(&gate.claims, true);
+    open_gate(&r, &gate);
+    rig_gather(&r, got, 2);
+    check_same(&want[1], &got[1]);
+    CHECK_EQ_INT(got[1].end.cache.n_from[KV_TIER_PEER], 0);
+    CHECK_EQ_INT(got[1].end.n_cached, HEAD);
+    rig_close(&r);
+    mem_free(want);
+}
+
+/* It says so at once, which tells nothing of how fast it could send. */
+TEST(a_peer_that_has_nothing_is_not_slow)
+{
+    static const struct kv_store_options always = { .always = true };
+    bool is_well = false;
+    for (int i = 0; i < 20 && !is_well; i++) { /* this process may be slow */
+        uint32_t load_us[2];
+        struct rig r;
+        rig_open(&r, (struct rig_options){ .tiers = &always });
+        for (uint32_t k = 0; k < 2; k++) {
+            struct engine_request q = rig_request(1 + k, TEXT, 300 + k, 1);
+            struct answer got = { .id = 1 + k };
+            q.peer = 7;
+            q.n_peer_tokens = TEXT;
+            CHECK_OK(engine_submit(r.engine, &q));
+            CHECK_EQ_INT(await_fetch(&r), FULL);
+            CHECK_OK(engine_fetched(r.engine, 1 + k, 0));
+            rig_gather(&r, &got, 1);
+            load_us[k] = got.end.cache.load_us;
+        }
+        is_well = load_us[1] < 2 * load_us[0];
+        rig_close(&r);
+    }
+    CHECK(is_well);
+}
+
+/* ---- the end ---- */
+
+/* A disk may still be writing from the host's slots. */
+TEST(the_tier_that_reads_another_ends_first)
+{
+    struct gate gate = { 0 };
+    struct kv_store_options tiers = tiers_of(&gate);
+    struct rig r;
+    tiers.disk = (struct tier_disk_options){ .folder = test_tmpdir(), .bytes = MIB };
+    rig_open(&r, (struct rig_options){ .tiers = &tiers });
+    rig_close(&r);
+    CHECK_EQ_INT(atomic_load(&gate.first_freed), 1 + KV_TIER_DISK);
+}
+
 /* ---- what has to be there ---- */
 
 static struct engine_event check_lacking(struct rig *r, struct engine_request q, uint32_t most)
@@ -542,37 +702,32 @@ TEST(a_prompt_that_a_peer_has_not_either_is_not_computed)
     rig_close(&r);
 }
 
-/* One that tiers bring is there; one of which they bring too little is not. */
-static void tiers_lack(bool by_layers)
+/* One that tiers bring is there; one of which they bring too little is not. It starts when all is
+ * there: what does not come layer by layer would be computed. */
+TEST(a_prompt_that_does_not_come_is_not_computed)
 {
     struct engine_request q = text(1, 0);
     struct answer *want = reference(&q, 1, NULL, NULL);
-    for (int n_good = -2; n_good < 2; n_good++) {
-        struct gate gate = { .by_layers = by_layers };
+    for (int n_good = -2; n_good < 3; n_good++) {
+        struct gate gate = { .by_layers = true };
         struct kv_store_options tiers;
         struct rig r;
         open_loading(&r, &gate, &tiers, (struct rig_options){ 0 });
-        atomic_store(&gate.n_good, n_good < 0 ? -1 : by_layers ? 0 : n_good);
+        atomic_store(&gate.n_good, n_good < 0 ? -1 : n_good);
         atomic_store(&gate.refuses, n_good == -1);
-        if (n_good >= 0) atomic_store(&gate.max_layers, (uint32_t)n_good);
         open_gate(&r, &gate);
         if (n_good == -2) {
             check_enough(&r, q, 32, want);
         } else {
-            const uint32_t n_came = n_good < 0 || by_layers ? 0 : (uint32_t)n_good;
+            const uint32_t n_came = n_good < 0 ? 0 : (uint32_t)n_good;
             CHECK_EQ_INT(check_lacking(&r, q, 32).cache.n_from[KV_TIER_HOST],
                          n_came * RIG_BLOCK_TOKENS);
         }
+        CHECK_EQ_INT(atomic_load(&gate.n_layered), 0);
         rig_await_free_blocks(&r, FEW_BLOCKS);
         rig_close(&r);
     }
     mem_free(want);
-}
-
-TEST(a_prompt_that_does_not_come_is_not_computed)
-{
-    tiers_lack(false);
-    tiers_lack(true);
 }
 
 /* ---- which is sooner ---- */
@@ -621,6 +776,9 @@ TEST_MAIN(CASE(evicted_prompts_come_back_with_the_same_bits),
           CASE(an_engine_ends_while_one_loads), CASE(one_that_loads_is_preempted),
           CASE(what_does_not_come_is_computed), CASE(a_load_that_hangs_is_given_up),
           CASE(a_prefix_is_brought_once), CASE(a_layer_that_does_not_come_spoils_nothing),
+          CASE(layers_that_are_all_there_are_not_late), CASE(a_cancel_while_a_peer_brings_the_rest),
+          CASE(what_a_peer_brought_is_lost_with_its_blocks),
+          CASE(a_peer_that_has_nothing_is_not_slow), CASE(the_tier_that_reads_another_ends_first),
           CASE(a_prompt_that_is_gone_is_not_computed),
           CASE(a_prompt_that_a_peer_has_not_either_is_not_computed),
           CASE(a_prompt_that_does_not_come_is_not_computed),
