@@ -86,19 +86,24 @@ def test_conversations_go_on_where_their_beginning_is_cached():
     assert cached > simulated_hit / 2, (cached, simulated_hit)
 
 
+def ask_at(port, seed, n, more=0, **extra):
+    """The tokens and the trace of an answer to n random tokens and `more` that are always the same."""
+    r = random.Random(seed)
+    prompt = [r.randrange(4, 512) for _ in range(n)] + list(range(4, 4 + more))
+    status, _, a = request(port, 'POST', '/v1/completions', dict(model='m', prompt=prompt, max_tokens=4, temperature=0, ignore_eos=True, return_trace=True,
+                                                                 return_token_ids=True, **extra), timeout=60)
+    assert status == 200, (status, a)
+    return a['choices'][0]['token_ids'], a['baton']
+
+
 def test_what_a_busy_node_has_is_fetched_from_it():
     ports, file = free_ports(2), curve(4000)
     l = Process([BIN, 'launch', '--model', TINY, '--served-model-name', 'm', '--mixed', '2', '--ports', ','.join(map(str, ports)), '--pace', file,
                  '--max-model-len', '2048', '--max-num-seqs', '16', '--block-size', str(BLOCK), '--num-gpu-blocks-override', str(BLOCKS), '--compute-threads', '1'],
                 name='launch')
 
-    def ask(seed, n, more=0, **extra):
-        r = random.Random(seed)
-        prompt = [r.randrange(4, 512) for _ in range(n)] + list(range(4, 4 + more))
-        status, _, a = request(ports[0], 'POST', '/v1/completions', dict(model='m', prompt=prompt, max_tokens=4, temperature=0, ignore_eos=True, return_trace=True,
-                                                                         return_token_ids=True, **extra), timeout=60)
-        assert status == 200, (status, a)
-        return a['choices'][0]['token_ids'], a['baton']
+    def ask(*args, **extra):
+        return ask_at(ports[0], *args, **extra)
 
     def ahead(first):
         """Tokens that wait at the first node, beyond those of the other one."""
@@ -124,6 +129,37 @@ def test_what_a_busy_node_has_is_fetched_from_it():
         assert trace['decode_node'] != first and trace['kept_node'] == first, trace
         assert trace['cached_tokens_by_tier']['peer'] >= 512, trace
         assert ask(1, 640, 16, cache_salt='afresh')[0] == tokens
+    os.unlink(file)
+
+
+def test_a_decode_node_computes_no_prompt_that_it_has_evicted():
+    """It should have the beginning of a prompt, and be free to compute the rest while the prefill node is busy; but others have taken its blocks."""
+    ports, file = free_ports(2), curve(2000)
+    l = Process([BIN, 'launch', '--model', TINY, '--served-model-name', 'm', '--prefill', '1', '--decode', '1', '--ports', ','.join(map(str, ports)), '--pace', file,
+                 '--max-model-len', '2048', '--max-num-seqs', '16', '--block-size', str(BLOCK), '--num-gpu-blocks-override', '100', '--compute-threads', '1'],
+                name='launch')
+
+    def waiting():
+        return sum(n['placed_tokens'] for n in request(ports[0], 'GET', '/cluster')[2]['nodes'])
+
+    with closing(l):
+        wait_until('launch ready', lambda: 'ready: all 2 nodes' in l.output() or not l.alive(), 60)
+        for i in range(3):  # so that it is known how fast a prefill node is
+            ask_at(ports[0], 200 + i, 1100)
+        for i in range(5):  # until the prefill node is busy for long enough
+            tokens, _ = ask_at(ports[0], i, 1500)
+            for k in range(2):
+                ask_at(ports[0], 300 + 2 * i + k, 2000)
+            other = threading.Thread(target=ask_at, args=(ports[0], 400 + i, 1500))
+            other.start()
+            wait_until('it is placed', lambda: waiting() > 0, 10, 0.01)
+            again, trace = ask_at(ports[0], i, 1500)
+            other.join()
+            assert again == tokens
+            if metrics(ports[0])['baton_prefix_handed_back_total']:
+                break
+        assert metrics(ports[0])['baton_prefix_handed_back_total'] == 1
+        assert trace['prefill_node'] != trace['decode_node'] and trace['moves'] == 0, trace
     os.unlink(file)
 
 
