@@ -14,9 +14,9 @@ enum failed_blame {
     BLAME_NOBODY,      /* of the nodes; or the request's own, by the status */
     BLAME_NODE,        /* the node that reports */
     BLAME_PAIR,        /* neither node by itself: they cannot exchange KV or messages */
-    BLAME_HANDED_BACK, /* nobody: the node is well, but has no blocks (ERR_FULL), leaves, has another
-                        * role now or not the prompt's KV that it was chosen for (ERR_BUSY), and
-                        * gives the request back with what was delivered of it */
+    BLAME_HANDED_BACK, /* nobody: the node is well, but has no blocks (ERR_FULL), leaves, has
+                        * another role now or not the prompt's KV that it was chosen for
+                        * (ERR_BUSY), and gives the request back with what was delivered of it */
     BLAME_N
 };
 

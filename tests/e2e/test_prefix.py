@@ -140,7 +140,7 @@ def test_a_decode_node_computes_no_prompt_that_it_has_evicted():
                 name='launch')
 
     def waiting():
-        return sum(n['placed_tokens'] for n in request(ports[0], 'GET', '/cluster')[2]['nodes'])
+        return sum(n['placed_tokens'] for n in request(ports[1], 'GET', '/cluster')[2]['nodes'])
 
     with closing(l):
         wait_until('launch ready', lambda: 'ready: all 2 nodes' in l.output() or not l.alive(), 60)
@@ -150,7 +150,8 @@ def test_a_decode_node_computes_no_prompt_that_it_has_evicted():
             tokens, _ = ask_at(ports[0], i, 1500)
             for k in range(2):
                 ask_at(ports[0], 300 + 2 * i + k, 2000)
-            other = threading.Thread(target=ask_at, args=(ports[0], 400 + i, 1500))
+            wait_until('nothing is placed', lambda: waiting() == 0, 10, 0.01)
+            other = threading.Thread(target=ask_at, args=(ports[1], 400 + i, 1500))  # so that the next one does not wait in line behind it
             other.start()
             wait_until('it is placed', lambda: waiting() > 0, 10, 0.01)
             again, trace = ask_at(ports[0], i, 1500)

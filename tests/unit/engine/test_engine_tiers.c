@@ -472,8 +472,8 @@ TEST(a_step_begins_before_all_layers_are_there)
     mem_free(want);
 }
 
-/* All layers have been there for long when the load is given up, since nobody said that it was over:
- * the sequence, which has used them, keeps them. */
+/* All layers have been there for long when the load is given up, since nobody said that it was
+ * over: the sequence, which has used them, keeps them. */
 TEST(layers_that_are_all_there_are_not_late)
 {
     const struct pace_curve slow = { .decode.row_us = 40000 };
