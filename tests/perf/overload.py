@@ -151,8 +151,9 @@ class Load:
             self.tasks.add(t)
             t.add_done_callback(self.tasks.discard)
 
-    async def run(self, rates, seconds, warm=0, after=0):
-        """Requests at these rates; measured from `warm` seconds on. Returns the counts and for how long was measured."""
+    async def run(self, rates, seconds, warm=0, after=0, all_end=False):
+        """Requests at these rates; measured from `warm` seconds on. Returns the counts and for how long was measured. With all_end those that were
+        told to come back still do: if they went away, the router would learn that few keep to what they are told, and tell the next ones less."""
         self.count = {}
         running = [asyncio.create_task(self.arrivals(t, r, warm + seconds)) for t, r in rates.items()]
         await asyncio.sleep(warm)
@@ -167,6 +168,8 @@ class Load:
             self.of(tenant).cut.append(time.monotonic() - since)
         for tenant in self.outside.values():
             self.of(tenant).waiting += 1
+        if all_end and self.tasks:
+            await asyncio.wait(self.tasks, timeout=60)
         self.outside = {}
         for t in running[len(rates):] + list(self.tasks):
             t.cancel()
@@ -200,7 +203,7 @@ def find_peak(load):
     best, best_rate = 0, 0
     print('the peak: requests per second, of them in time; tokens of those per second')
     for rate in [NOMINAL * f for f in (0.6, 0.8, 0.9, 1.0, 1.1, 1.2)]:
-        count, took = asyncio.run(load.run({t: rate / 3 for t in WEIGHTS}, 12, warm=5, after=2))
+        count, took = asyncio.run(load.run({t: rate / 3 for t in WEIGHTS}, 12, warm=5, after=2, all_end=True))
         c = total(count)
         print(f'  {rate:6.1f}/s offered {c.ended / took:6.1f}/s served {c.good_tokens / took:8.0f} tokens/s  ttft p99 {percentile(c.ttft, 99) * 1e3:6.0f} ms  refused {c.refused}', flush=True)
         if c.good_tokens / took > best:
