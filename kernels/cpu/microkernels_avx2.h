@@ -13,6 +13,9 @@ void avx2_tile(float *acc, const float *x, size_t x_stride, size_t n_rows, const
 void avx2_quantize(struct act_block *out, const float *x, size_t n);
 void avx2_gemv_int(float *out, const struct act_block *x, size_t x_stride, size_t n_rows,
                    const struct weight *w, size_t i_panel, size_t n_panels);
+/* gemv_int of 2 to SKINNY_ROWS_MAX rows. */
+void avx2_gemv_int_few(float *out, const struct act_block *x, size_t x_stride, size_t n_rows,
+                       const struct weight *w, size_t i_panel, size_t n_panels);
 void avx2_unpack_int(struct unpacked_panel *dst, const struct weight *w, size_t i_panel,
                      size_t k_begin, size_t n_k);
 void avx2_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows,

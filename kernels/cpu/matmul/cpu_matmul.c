@@ -29,18 +29,27 @@ _Static_assert((int)MATMUL_PREQUANTIZED_ALIGN == (int)BLOCK_K &&
 
 /* ---- products ---- */
 
+/* Returns how many panels of a skinny product are computed together. What a microkernel for all rows
+ * does once per call, such as arranging inputs, is shared by as many panels as there is room for. */
+static size_t panels_per_call(const struct matmul_job *j)
+{
+    if (j->arithmetic == MATMUL_F32) return GEMV_PANELS;
+    return SKINNY_ROWS_MAX / j->a->n_rows * GEMV_PANELS;
+}
+
 /* The microkernels for quantised and bf16 inputs take all rows at once. */
 static void run_skinny(const struct matmul_run *r, const struct matmul_job *j, size_t panel0,
                        size_t n_panels)
 {
     const struct weight *w = j->a->w;
+    const size_t most = panels_per_call(j);
     float acc[SKINNY_ROWS_MAX * GEMV_PANELS * PANEL] __attribute__((aligned(64)));
-    for (size_t p = panel0; p < panel0 + n_panels; p += GEMV_PANELS) {
+    for (size_t p = panel0; p < panel0 + n_panels; p += most) {
         struct matmul_block b = {
             .job = j,
             .n_rows = j->a->n_rows,
             .panel0 = p,
-            .n_panels = min_size(GEMV_PANELS, panel0 + n_panels - p),
+            .n_panels = min_size(most, panel0 + n_panels - p),
             .acc = acc,
             .panel_step = PANEL,
         };

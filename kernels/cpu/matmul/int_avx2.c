@@ -1,7 +1,8 @@
 /* int_avx2.c - integer GEMM on 8 lanes by vpmaddubsw, which multiplies unsigned by signed bytes and
  * adds neighbours in 16 bits, saturating. docs/kernels.md says how nibbles and bytes keep every sum
- * exact. gemv_int takes one row by both halves of a panel, so that memory is one stream, or up
- * to four rows by one half at a time; tile_int four. Thread: engine, compute pool. */
+ * exact. gemv_int takes one row by both halves of a panel, so that memory is one stream, and leaves
+ * more rows to int_few_avx2.c; tile_int takes four rows by one half at a time.
+ * Thread: engine, compute pool. */
 #include "kernels/cpu/matmul/int_accumulate_avx2.h"
 #include "kernels/cpu/microkernels_avx2.h"
 
@@ -53,105 +54,68 @@ BLOCK_INLINE __m256i combine_terms(__m256i high, __m256i low, const struct act_b
     return missing ? _mm256_add_epi32(sum, x_sum_times(x, part, missing)) : sum;
 }
 
-/* ---- few rows ---- */
+/* ---- one row ---- */
 
-BLOCK_INLINE void block_rows(__m256 *acc, const struct act_block *const *x, const char *panel,
-                             size_t b, const int h, const int layout, const int n)
+/* Adds block b of half h of a panel. */
+BLOCK_INLINE __m256 add_block(__m256 acc, const struct act_block *x, const char *panel, size_t b,
+                              const int h, const int layout)
 {
     const struct block_kind kind = block_kind(layout);
     const int n_parts = kind.halves ? 2 : 1, n_words = WORDS / n_parts;
 #pragma GCC unroll 2
     for (int part = 0; part < n_parts; part++) {
         const int which = kind.halves ? part : 2;
-        __m256i high[ROWS], low[ROWS];
-#pragma GCC unroll 4
-        for (int r = 0; r < n; r++) high[r] = low[r] = _mm256_setzero_si256();
+        __m256i high = _mm256_setzero_si256(), low = high;
 #pragma GCC unroll 8
         for (int i = part * n_words; i < (part + 1) * n_words; i++) {
             struct int_factor256 q = factor_of(block_word256(layout, panel, b, i, h), kind.bytes);
-#pragma GCC unroll 4
-            for (int r = 0; r < n; r++) {
-                high[r] = add_products(high[r], q, broadcast_x(x[r] + b, 0, i), kind.bytes);
-                low[r] = add_products(low[r], q, broadcast_x(x[r] + b, 1, i), kind.bytes);
-            }
+            high = add_products(high, q, broadcast_x(x, 0, i), kind.bytes);
+            low = add_products(low, q, broadcast_x(x, 1, i), kind.bytes);
         }
-        struct scales256 scales = block_scales256(layout, panel, b, (size_t)part, h);
-#pragma GCC unroll 4
-        for (int r = 0; r < n; r++)
-            acc[r] = accumulate(acc[r], combine_terms(high[r], low[r], x[r] + b, which, layout),
-                                x[r] + b, which, kind, scales);
+        acc = accumulate(acc, combine_terms(high, low, x, which, layout), x, which, kind,
+                         block_scales256(layout, panel, b, (size_t)part, h));
     }
+    return acc;
 }
 
-/* Computes both halves of a panel for one row. */
-BLOCK_INLINE void gemv_row(float *out, const struct act_block *x, const char *panel,
-                           size_t n_blocks, const int layout)
+/* Computes both halves of a panel. */
+BLOCK_INLINE void gemv_panel(float *out, const struct act_block *x, const char *panel,
+                             size_t n_blocks, const int layout)
 {
     __m256 low = _mm256_setzero_ps(), high = low;
     for (size_t b = 0; b < n_blocks; b++) {
         const char *next = panel + b * block_bytes(layout) + PREFETCH_BYTES;
 #pragma GCC unroll 16
-        for (size_t line = 0; line < block_bytes(layout); line += 64)
+        for (size_t line = 0; line < block_bytes(layout); line += CACHE_LINE)
             _mm_prefetch(next + line, _MM_HINT_T0);
-        block_rows(&low, &x, panel, b, 0, layout, 1);
-        block_rows(&high, &x, panel, b, 1, layout, 1);
+        low = add_block(low, x + b, panel, b, 0, layout);
+        high = add_block(high, x + b, panel, b, 1, layout);
     }
     _mm256_storeu_ps(out, low);
     _mm256_storeu_ps(out + HALF, high);
 }
 
-/* Computes n rows (a constant), one half of the panel after the other; the second half finds the
- * panel in the cache. */
-BLOCK_INLINE void gemv_rows(float *out, size_t out_stride, const struct act_block *const *x,
-                            const char *panel, size_t n_blocks, const int layout, const int n)
+BLOCK_INLINE void gemv_layout(float *out, const struct act_block *x, const struct weight *w,
+                              size_t i_panel, size_t n_panels, const int layout)
 {
-    for (int h = 0; h < 2; h++) {
-        __m256 acc[ROWS];
-#pragma GCC unroll 4
-        for (int r = 0; r < n; r++) acc[r] = _mm256_setzero_ps();
-        for (size_t b = 0; b < n_blocks; b++) {
-            const char *next = panel + b * block_bytes(layout) + PREFETCH_BYTES;
-#pragma GCC unroll 16
-            for (size_t line = 0; line < block_bytes(layout); line += 64)
-                _mm_prefetch(next + line, _MM_HINT_T0);
-            block_rows(acc, x, panel, b, h, layout, n);
-        }
-#pragma GCC unroll 4
-        for (int r = 0; r < n; r++)
-            _mm256_storeu_ps(out + (size_t)r * out_stride + HALF * h, acc[r]);
-    }
-}
-
-BLOCK_INLINE void gemv_layout(float *out, const struct act_block *x, size_t x_stride, size_t n_rows,
-                              const struct weight *w, size_t i_panel, size_t n_panels,
-                              const int layout)
-{
-    const size_t stride = n_panels * PANEL, n_blocks = act_blocks(w->n_in);
-    for (size_t r0 = 0; r0 < n_rows; r0 += ROWS) {
-        const struct act_block *rows[ROWS];
-        size_t n = n_rows - r0 < ROWS ? n_rows - r0 : ROWS;
-        for (size_t r = 0; r < n; r++) rows[r] = x + (r0 + r) * x_stride;
-        for (size_t p = 0; p < n_panels; p++) {
-            const char *panel = panel_at(w, i_panel + p,
-                                         weight_layout_panel_bytes(layout, w->n_in));
-            const float *scale = weight_layout_channel_scale(w, i_panel + p);
-            float *at = out + (r0 * n_panels + p) * PANEL;
-            if (n == 1) gemv_row(at, rows[0], panel, n_blocks, layout);
-            else if (n == 2) gemv_rows(at, stride, rows, panel, n_blocks, layout, 2);
-            else if (n == 3) gemv_rows(at, stride, rows, panel, n_blocks, layout, 3);
-            else gemv_rows(at, stride, rows, panel, n_blocks, layout, ROWS);
-            for (size_t i = 0; i < n * PANEL && !block_kind(layout).scaled; i++)
-                at[i / PANEL * stride + i % PANEL] *= scale[i % PANEL];
-        }
+    for (size_t p = 0; p < n_panels; p++) {
+        float *at = out + p * PANEL;
+        gemv_panel(at, x, panel_at(w, i_panel + p, weight_layout_panel_bytes(layout, w->n_in)),
+                   act_blocks(w->n_in), layout);
+        const float *scale = weight_layout_channel_scale(w, i_panel + p);
+        for (size_t i = 0; i < PANEL && !block_kind(layout).scaled; i++) at[i] *= scale[i];
     }
 }
 
 void avx2_gemv_int(float *out, const struct act_block *x, size_t x_stride, size_t n_rows,
                    const struct weight *w, size_t i_panel, size_t n_panels)
 {
+    if (n_rows > 1) {
+        avx2_gemv_int_few(out, x, x_stride, n_rows, w, i_panel, n_panels);
+        return;
+    }
     switch (w->layout) {
-        INTEGER_LAYOUTS(LAYOUT_CASE,
-                        gemv_layout(out, x, x_stride, n_rows, w, i_panel, n_panels, LAYOUT))
+        INTEGER_LAYOUTS(LAYOUT_CASE, gemv_layout(out, x, w, i_panel, n_panels, LAYOUT))
     }
 }
 
