@@ -23,7 +23,8 @@ enum {
     DRAFT_TOKENS_MAX = 8,
     DRAFT_LOOKUP_MAX = 32,  /* tokens that are compared at most */
     DRAFT_MODEL_MAX = 1024, /* bytes of a path, the zero included */
-    DRAFT_LEVELS = 4        /* how sure a drafter can be */
+    DRAFT_LEVELS = 5,       /* how sure a drafter can be */
+    DRAFT_LEVEL_EDIT = 4    /* that the text goes on behind a token that was replaced */
 };
 
 struct batch;

@@ -16,7 +16,7 @@ static const double OUTLIER = 2;
 enum { OUTLIER_STEPS_MIN = 8, ROUNDS_MAX = 8, TRY_EVERY_MIN = 8 };
 static const double TRIES_SHARE = 0.01; /* of the time, for all sequences together */
 /* What is assumed of a level until drafts of it were verified, and how many drafts that weighs. */
-static const float FIRST_CHANCE[DRAFT_LEVELS] = { 0.3f, 0.5f, 0.7f, 0.85f };
+static const float FIRST_CHANCE[DRAFT_LEVELS] = { 0.3f, 0.5f, 0.7f, 0.85f, 0.5f };
 static const float FIRST_WEIGHT = 4, SHARE_WEIGHT = 2;
 
 /* ---- what a step costs ---- */

@@ -181,6 +181,18 @@ TEST(ngram_takes_the_longest_match_and_then_the_latest)
     check_drafts(o, 2, 8, "a", 4, "");
 }
 
+TEST(ngram_goes_on_behind_an_edit)
+{
+    const struct drafter_ops *o = &drafter_ngram_ops;
+    check_drafts(o, 2, 8, "abcdXefgh abcdY", 4, "efgh");
+    check_drafts(o, 2, 8, "bcdXefgh bcdY", 4, "");          /* three before it are too few */
+    check_drafts(o, 2, 8, "abcdXefgh abcdYe", 3, "");       /* one token behind it is too few */
+    check_drafts(o, 2, 8, "abcdXef dYgh abcdY", 2, "ef");   /* two agree behind it, four before */
+    check_drafts(o, 2, 8, "abcdXef bcdYgh abcdY", 2, "gh"); /* four: it came up before */
+    check_drafts(o, 2, 8, "abcdX", 2, "");
+    check_drafts(o, 2, 8, "aaaaaaaab", 2, "bb"); /* the text behind it is the end */
+}
+
 TEST(suffix_takes_what_most_often_followed)
 {
     const struct drafter_ops *o = &drafter_suffix_ops;
@@ -310,6 +322,7 @@ TEST_MAIN(CASE(the_index_finds_every_earlier_place),
           CASE(a_long_prompt_is_indexed_in_several_calls),
           CASE(an_index_without_memory_is_an_error), CASE(every_drafter_conforms),
           CASE(ngram_takes_the_longest_match_and_then_the_latest),
-          CASE(suffix_takes_what_most_often_followed), CASE(the_line_of_a_step_is_learned),
-          CASE(the_choice_is_the_best_one), CASE(drafts_end_where_rows_are_dear_or_chances_small),
+          CASE(ngram_goes_on_behind_an_edit), CASE(suffix_takes_what_most_often_followed),
+          CASE(the_line_of_a_step_is_learned), CASE(the_choice_is_the_best_one),
+          CASE(drafts_end_where_rows_are_dear_or_chances_small),
           CASE(chances_follow_what_was_accepted), CASE(tries_are_rare))
