@@ -62,7 +62,7 @@ struct gemm_microkernels {
     /* Rows that gemv_int takes: with more, tile_int is sooner. At most SKINNY_ROWS_MAX. */
     size_t gemv_int_rows;
     /* out[n_rows][16 * n_panels] = the sums over all k, with the channel's scale, for n_rows <=
-     * gemv_int_rows rows of x (x_stride blocks apart) and n_panels <= GEMV_PANELS panels. */
+     * gemv_int_rows rows of x (x_stride blocks apart). */
     void (*gemv_int)(float *out, const struct act_block *x, size_t x_stride, size_t n_rows,
                      const struct weight *w, size_t i_panel, size_t n_panels);
     void (*unpack_int)(struct unpacked_panel *dst, const struct weight *w, size_t i_panel,
