@@ -30,7 +30,7 @@ _Static_assert((int)MATMUL_PREQUANTIZED_ALIGN == (int)BLOCK_K &&
 /* ---- products ---- */
 
 /* Returns how many panels of a skinny product are computed together. What gemv_int does once per
- * call to take several rows, such as arranging inputs, is shared by as many as there is room for. */
+ * call to take several rows, such as arranging inputs, serves as many as there is room for. */
 static size_t panels_per_call(const struct matmul_job *j)
 {
     if (j->arithmetic != MATMUL_INT || j->a->n_rows == 1) return GEMV_PANELS;
