@@ -32,8 +32,10 @@ static inline void config_properties(const struct model_config *c)
     } else {
         config_property(c->n_heads % c->n_kv_heads == 0 && c->head_dim % 2 == 0);
     }
+    /* of draft layers, too, which lie behind the others */
     for (uint32_t i = 0; i < MODEL_LAYERS_MAX; i++)
-        config_property(!model_layer_is_sparse(c, i) || (i < c->n_layers && e->n_experts > 0));
+        config_property(!model_layer_is_sparse(c, i) ||
+                        (i < c->n_layers + c->n_next && e->n_experts > 0));
     if (e->n_experts == 0) return;
     config_property(e->n_experts <= KERNEL_EXPERTS_MAX && e->n_used >= 1 &&
                     e->n_used <= e->n_experts && e->n_used <= KERNEL_EXPERTS_USED_MAX);
