@@ -90,14 +90,22 @@ static void account(struct entry *e, struct request *r, const struct place_resul
     admission_fill(e, r, p.prefill ? on->prefill : on->decode, tokens, on->decode->step_us);
 }
 
+/* Records are proven; of which kind the directory takes a node for is not, and one of another model
+ * would answer with other tokens. */
+static bool may_replace(const struct request *r, const struct node_record *n)
+{
+    return n && n->model == r->next_decode.model;
+}
+
 /* The nodes on which the directory has placed it, which may be others than were chosen, or compute
- * fewer tokens. False: one has gone from the view meanwhile. */
+ * fewer tokens. False: one has gone from the view meanwhile, or has another model. */
 static bool adopt_nodes(struct entry *e, struct request *r, const struct prefix_placed *on)
 {
     const bool is_choice = on->prefill == r->next_prefill.node && on->decode == r->next_decode.node;
     const struct place_result nodes = { .prefill = view_find(&e->view, on->prefill),
                                         .decode = view_find(&e->view, on->decode) };
-    if (!is_choice && (!nodes.decode || (on->prefill && !nodes.prefill))) return false;
+    if (!is_choice && !may_replace(r, nodes.decode)) return false;
+    if (!is_choice && on->prefill && !may_replace(r, nodes.prefill)) return false;
     prefix_request_answered(e, r, on, is_choice);
     if (!is_choice) {
         give_up_chosen(e, r);
@@ -513,8 +521,8 @@ static void reserve_choice(struct entry *e, struct request *r, struct chosen_nod
 {
     struct prefix_room room;
     if (!is_to_split(r)) c->nodes.prefill = NULL;
-    place_offers(e->view.nodes, e->view.n_nodes, &c->query, &c->nodes, &room.offers);
-    request_reserve(e, r, &c->nodes, prefix_request_ask(e, r, &room));
+    place_uses(e->view.nodes, e->view.n_nodes, &c->query, &c->nodes, &room.uses);
+    request_reserve(e, r, &c->nodes, prefix_request_ask(e, r, &c->nodes, &room));
 }
 
 enum status request_place(struct entry *e, struct request *r)

@@ -123,8 +123,8 @@ struct placement {
     uint32_t tokens; /* prompt tokens to compute */
     uint32_t blocks; /* KV blocks the decode node will need */
     uint32_t ttl_ms;
-    /* Borrowed during the call; NULL: the nodes above and no others. Its first offers are the nodes
-     * above, its n_tokens is `tokens`. */
+    /* Borrowed during the call; NULL: the nodes above and no others. Its choice is the nodes above,
+     * its n_tokens is `tokens`. */
     const struct prefix_query *prefix;
 };
 
@@ -235,6 +235,11 @@ void node_record_add_identity(const struct node_record *r, struct buf *out);
  * bound; one that collides costs a client a 404. Names after RECORD_SERVED_MAX are left out. */
 void node_record_set_served(struct node_record *r, const char *const *names, size_t n);
 bool node_record_serves(const struct node_record *r, struct str name);
+/* What the prefix table is told of the node. */
+struct prefix_bid node_record_bid(const struct node_record *r);
+/* The kind of a node like this one, of that role and in a group that has all of its ranks or lacks
+ * some: the same for nodes with the same model, size of blocks, longest request and KV exchange. */
+uint64_t node_record_kind(const struct node_record *r, enum node_role role, bool is_whole);
 /* Whoever can write to the directory, or stands on the way to it, must not bring in nodes of their
  * own: requests, prompts and API keys go where a record says. A record is therefore proven with the
  * cluster secret: an HMAC of its identity's bytes, its addresses included. Without a secret nothing

@@ -105,22 +105,29 @@ static enum status get_list(const cJSON *o, const char *name, struct str *out, s
     return OK;
 }
 
-/* Reads what a placement tells of its prompt's prefix; *out stays NULL when it tells nothing. */
-static enum status get_prefix(const cJSON *body, uint32_t n_tokens, struct prefix_query_room *room,
-                              struct prefix_query *q, const struct prefix_query **out,
+/* Reads what a placement tells of its prompt's prefix; p->prefix stays NULL when it tells nothing.
+ * Entry nodes of earlier versions tell it in a member `prefix`, with all nodes that could take the
+ * request: that is not read, and their choice stays. */
+static enum status get_prefix(const cJSON *body, struct placement *p,
+                              struct prefix_query_room *room, struct prefix_query *q,
                               struct err *err)
 {
-    const cJSON *o = json_member(body, "prefix");
+    const cJSON *o = json_member(body, "by_prefix");
     struct prefix_query_text t;
     if (!o) return OK;
     if (!cJSON_IsObject(o))
-        return err_field(err, ERR_INVALID, "prefix", "prefix must be a JSON object");
+        return err_field(err, ERR_INVALID, "by_prefix", "by_prefix must be a JSON object");
+    *q = (struct prefix_query){ .n_tokens = p->tokens,
+                                .compute = p->prefill ? p->prefill : p->decode,
+                                .decode = p->prefill ? p->decode : 0 };
+    TRY(get_u32(o, "ns", UINT32_MAX, &q->ns, err));
+    TRY(get_u32(o, "blocks", UINT32_MAX, &q->blocks, err));
     TRY(get_list(o, "rungs", &t.rungs, err));
-    TRY(get_list(o, "compute", &t.compute, err));
-    TRY(get_list(o, "decode", &t.decode, err));
+    TRY(get_list(o, "uses", &t.uses, err));
+    TRY(get_list(o, "avoid", &t.avoid, err));
     TRY(get_list(o, "drops", &t.drops, err));
-    TRY(prefix_query_read(&t, n_tokens, room, q, err));
-    *out = q;
+    TRY(prefix_query_read(&t, room, q, err));
+    p->prefix = q;
     return OK;
 }
 
@@ -150,7 +157,7 @@ static enum status handle_reserve(struct directory_handler *h, const cJSON *body
     TRY(get_u32(body, "tokens", UINT32_MAX, &p.tokens, err));
     TRY(get_u32(body, "blocks", UINT32_MAX, &p.blocks, err));
     TRY(get_u32(body, "ttl_ms", TTL_MAX_MS, &p.ttl_ms, err));
-    TRY(get_prefix(body, p.tokens, &room, &q, &p.prefix, err));
+    TRY(get_prefix(body, &p, &room, &q, err));
     directory_local_raise_fence(h->local, fence);
     enum status st = directory_local_reserve(h->local, &p, owner, &placed);
     if (st == ERR_FULL)

@@ -278,12 +278,12 @@ static void add_prefix(struct buf *b, const struct prefix_query *q)
     struct prefix_query_text t;
     struct buf lists = { 0 };
     prefix_query_write(q, &lists, &t);
-    buf_add_c(b, ",\"prefix\":{");
+    buf_printf(b, ",\"by_prefix\":{\"ns\":%u,\"blocks\":%u,", q->ns, q->blocks);
     add_list(b, "rungs", t.rungs);
     buf_add_char(b, ',');
-    add_list(b, "compute", t.compute);
+    add_list(b, "uses", t.uses);
     buf_add_char(b, ',');
-    add_list(b, "decode", t.decode);
+    add_list(b, "avoid", t.avoid);
     buf_add_char(b, ',');
     add_list(b, "drops", t.drops);
     buf_add_char(b, '}');

@@ -243,6 +243,7 @@ static void look_at(void *arg, uint64_t node, struct prefix_node *out)
         out->max_seqs = n->record.max_seqs;
         out->n_blocks = n->record.n_blocks;
         out->dropped_s = n->dropped_s;
+        out->bid = node_record_bid(&n->record);
     }
     if (l) {
         out->tokens = l->tokens;
@@ -309,9 +310,10 @@ static enum status pick_by_prefix(struct directory_local *d, const struct placem
                                      .arg = d };
     note_drops(d, p->prefix);
     TRY(prefix_pick(&l, &picked));
-    prefix_note_picked(t, p->prefix, &picked, now_s);
-    *on = (struct prefix_placed){ .prefill = picked.decode ? picked.compute->node : 0,
-                                  .decode = (picked.decode ? picked.decode : picked.compute)->node,
+    if (picked.keep[0] || picked.keep[1])
+        prefix_table_note(t, p->prefix->rungs, p->prefix->n_rungs, picked.keep, now_s);
+    *on = (struct prefix_placed){ .prefill = picked.decode ? picked.compute : 0,
+                                  .decode = picked.decode ? picked.decode : picked.compute,
                                   .tokens = picked.n_compute,
                                   .expected = picked.expected };
     *busy_us = picked.busy_us;

@@ -25,8 +25,7 @@
 #define DIRECTORY_ID   "%016" PRIx64
 
 enum {
-    /* a record, twice DIRECTORY_RELEASE_MAX ids, METER_TENANTS_MAX uses of 84 bytes, or a placement
-     * with twice PREFIX_OFFERS_MAX offers of 36 bytes */
+    /* a record, twice DIRECTORY_RELEASE_MAX ids, or METER_TENANTS_MAX uses of 84 bytes */
     DIRECTORY_BODY_MAX = 32 << 10,
     DIRECTORY_ANSWER_MAX = 8 << 20, /* DIRECTORY_NODES_MAX usual records are 3 MiB */
     DIRECTORY_VALUES_MAX = DIRECTORY_NODES_MAX * 64, /* JSON values of an answer */

@@ -7,8 +7,8 @@
  * that fit, and did not fail to exchange KV (`apart`). The load of a node is the larger of what is
  * placed on it (the directory's sum over all entry nodes, view.h) and what it reports. Among those
  * close to the least a random one wins. Which nodes have the prompt in their prefix cache only the
- * directory knows: the others that could take it are offered with their costs (place_offers), and
- * the directory chooses by both (prefix.h). Nodes whose group lacks ranks are passed over while
+ * directory knows: it is told which others could take the request (place_uses), and chooses by
+ * both (prefix.h). Nodes whose group lacks ranks are passed over while
  * others have room (decode) or few prompts that wait (prefill). Among the ranks of one group load
  * is levelled more closely, since a step takes all of them as long as the fullest. Without a
  * prefill node a decode node does both; without a decode node nothing is chosen. A request that is
@@ -38,7 +38,7 @@ struct place_request {
     uint64_t saved;  /* a node without room, since one that waits longer needs it; 0: none */
     bool unsplit;    /* one node does all of it, whatever its role */
     bool is_again;   /* an attempt before may have left its nodes as keepers of what they never got:
-                      * no decode node is offered to compute it */
+                      * no decode node computes it instead of another */
     uint64_t random; /* fresh random bits */
 };
 
@@ -56,19 +56,22 @@ enum place_exchange place_exchange(const struct node_record *prefill,
  * those that would compute its prompt are filled. */
 enum status place_choose(const struct node_record *nodes, size_t n, const struct place_request *r,
                          struct place_result *out) MUST_CHECK;
-/* What the directory may choose from. The first of each list is the choice; any that computes and
- * is not alone may be paired with any that decodes. */
-struct place_offers {
-    struct prefix_offer compute[PREFIX_OFFERS_MAX], decode[PREFIX_OFFERS_MAX];
-    uint32_t n_compute, n_decode; /* n_compute 0: nobody keeps prefixes */
-    uint32_t block_tokens;        /* of all of them */
+/* What the directory may take instead of a choice, as the query of a placement says it
+ * (prefix.h). */
+struct place_uses {
+    struct prefix_use uses[PREFIX_USES_MAX];
+    uint32_t n_uses; /* 0: nobody keeps prefixes */
+    uint64_t avoid[PREFIX_AVOID_MAX];
+    uint32_t n_avoid;
+    uint32_t ns, blocks;
+    uint32_t block_tokens; /* of whoever keeps prefixes */
 };
 
-/* Offers the nodes of a choice, and those that have prefix caches with blocks of the same size and
- * could stand in for one of them. Those that are filled may: waiting there can be sooner. LIMIT: of
- * more than PREFIX_OFFERS_MAX nodes a random part is offered. */
-void place_offers(const struct node_record *nodes, size_t n, const struct place_request *r,
-                  const struct place_result *chosen, struct place_offers *out);
+/* Nodes that have prefix caches with blocks of the same size and could stand in for one of the
+ * choice: of its kind, in all that their records say of the model, of lengths and of KV exchange,
+ * and not to be avoided, lost or apart. Those that are filled may: waiting there can be sooner. */
+void place_uses(const struct node_record *nodes, size_t n, const struct place_request *r,
+                const struct place_result *chosen, struct place_uses *out);
 /* The node with the most free blocks of those that could decode the request; 0: there is none. */
 uint64_t place_roomiest(const struct node_record *nodes, size_t n, const struct place_request *r);
 

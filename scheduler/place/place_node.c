@@ -5,10 +5,6 @@
 
 #include "shared/base/str.h"
 
-/* What a sequence that runs weighs in tokens: it is a row of each step until it ends, and a token
- * of a prompt is one of a single step. */
-enum { SEQ_TOKENS = 32 };
-
 bool place_is_candidate(const struct node_record *n, const struct place_request *r,
                         enum node_role role)
 {
@@ -31,15 +27,10 @@ uint64_t place_decode_load(const struct node_record *n)
     return n->placed_seqs > reported ? n->placed_seqs : reported;
 }
 
-uint64_t place_uncounted_load(const struct node_record *n)
-{
-    const uint64_t seqs = n->role == ROLE_PREFILL ? n->placed_seqs : place_decode_load(n);
-    return n->unplaced_tokens + SEQ_TOKENS * seqs;
-}
-
 uint64_t place_prefill_load(const struct node_record *n)
 {
-    return n->placed_tokens + place_uncounted_load(n);
+    const uint64_t seqs = n->role == ROLE_PREFILL ? n->placed_seqs : place_decode_load(n);
+    return n->placed_tokens + n->unplaced_tokens + PREFIX_SEQ_TOKENS * seqs;
 }
 
 static uint32_t blocks_for(const struct node_record *n, uint32_t tokens)

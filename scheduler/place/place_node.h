@@ -18,8 +18,6 @@ uint64_t place_decode_load(const struct node_record *n);
 /* Tokens of prompts that wait there, and what a node that computes prompts is kept from by the
  * sequences that run there: in a group all ranks wait for the one with most. */
 uint64_t place_prefill_load(const struct node_record *n);
-/* The part of it that the directory does not count as tokens. */
-uint64_t place_uncounted_load(const struct node_record *n);
 /* Blocks needed to start: those of the prompt, and of the first token if there is one. */
 uint32_t place_first_blocks(const struct node_record *n, const struct place_request *r);
 /* Could an empty decode node hold the request to the end of its answer? */

@@ -1,12 +1,11 @@
-/* prefix_pick.h - which of the offered nodes a placement takes: the definition, which the script of
+/* prefix_pick.h - which nodes a placement takes: the definition, which the script of
  * the `redis` backend repeats.
  *
- * The table is looked through from the longest rung down, to the first that has keepers which are
- * offered and have not dropped it. The entry node's choice and these are compared: the cheapest is
- * taken, of equals the choice, then the newest. When it turns out to be gone, or to have no place
- * where it would be alone or decode, the choice is taken. A decode node computes for a prefill
- * node's sake at most PREFIX_REST_MAX tokens, since those that run there wait. Thread: its
- * owner's. */
+ * The table is looked through from the longest rung down, to the first that has keepers which may
+ * be taken and have not dropped it. The entry node's choice and these are compared: the cheapest is
+ * taken, of equals the choice, then the newest. When it has no place where it would be alone or
+ * decode, the choice is taken. A decode node computes for a prefill node's sake at most
+ * PREFIX_REST_MAX tokens, with at most PREFIX_ALONE_SEQS sequences. Thread: its owner's. */
 #ifndef BATON_SCHEDULER_PREFIX_PREFIX_PICK_H
 #define BATON_SCHEDULER_PREFIX_PREFIX_PICK_H
 
@@ -19,7 +18,8 @@ struct prefix_node {
     uint64_t wait_us; /* until it should have computed what is placed on it */
     uint64_t tokens;  /* that are placed on it, likewise seqs and blocks */
     uint32_t seqs, blocks, max_seqs, n_blocks;
-    uint32_t dropped_s; /* prefix_drop; 0: nothing */
+    uint32_t dropped_s;    /* prefix_drop; 0: nothing */
+    struct prefix_bid bid; /* all 0: it has none */
 };
 
 typedef void prefix_look_fn(void *arg, uint64_t node, struct prefix_node *out);
@@ -34,16 +34,14 @@ struct prefix_lookup {
 };
 
 struct prefix_picked {
-    const struct prefix_offer *compute, *decode; /* of the query; decode NULL: `compute` is alone */
-    uint32_t n_compute;                          /* tokens that are left to compute, ... */
-    uint64_t busy_us; /* ... and when the node should be through with them (wait_us) */
+    uint64_t compute, decode;    /* decode 0: `compute` is alone */
+    uint64_t keep[PREFIX_KINDS]; /* those that become keepers, of each kind; 0: none */
+    uint32_t n_compute;          /* tokens that are left to compute, ... */
+    uint64_t busy_us;            /* ... and when the node should be through with them (wait_us) */
     struct prefix_expected expected;
 };
 
 /* ERR_BUSY: no place, or the choice is gone and no keeper is taken. */
 enum status prefix_pick(const struct prefix_lookup *l, struct prefix_picked *out) MUST_CHECK;
-/* Makes the nodes that were taken keepers of the prompt's rungs. */
-void prefix_note_picked(struct prefix_table *t, const struct prefix_query *q,
-                        const struct prefix_picked *p, uint32_t now_s);
 
 #endif

@@ -69,25 +69,29 @@ static void trace_expected(const struct entry *e, struct request *r)
 }
 
 const struct prefix_query *prefix_request_ask(struct entry *e, struct request *r,
+                                              const struct place_result *chosen,
                                               struct prefix_room *room)
 {
     struct prefix_entry *p = &e->prefix;
-    const struct place_offers *o = &room->offers;
-    const struct node_record *choice = o->n_compute ? view_find(&e->view, o->compute[0].node)
-                                                    : NULL;
+    const struct place_uses *u = &room->uses;
+    const struct node_record *computes = chosen->prefill ? chosen->prefill : chosen->decode;
     r->prefix.expected = (struct prefix_expected){ 0 };
     trace_expected(e, r);
     /* Positions that are cached have no logprobs. */
-    if (!choice || r->prompt_logprobs || r->n_tokens > PREFIX_LOAD_MAX) return NULL;
-    const struct prefix_ladder *l = ladder_of(r, choice->model, o->block_tokens);
+    if (!u->n_uses || r->prompt_logprobs || r->n_tokens > PREFIX_LOAD_MAX) return NULL;
+    const struct prefix_ladder *l = ladder_of(r, computes->model, u->block_tokens);
     if (l->n == 0) return NULL;
     room->query = (struct prefix_query){ .n_tokens = r->n_tokens,
                                          .rungs = room->rungs,
                                          .n_rungs = prefix_ladder_ask(l, r->n_tokens, room->rungs),
-                                         .compute = o->compute,
-                                         .decode = o->decode,
-                                         .n_compute = o->n_compute,
-                                         .n_decode = o->n_decode,
+                                         .compute = computes->node,
+                                         .decode = chosen->prefill ? chosen->decode->node : 0,
+                                         .uses = u->uses,
+                                         .n_uses = u->n_uses,
+                                         .avoid = u->avoid,
+                                         .n_avoid = u->n_avoid,
+                                         .ns = u->ns,
+                                         .blocks = u->blocks,
                                          .drops = room->drops,
                                          .n_drops = p->n_drops };
     memcpy(room->drops, p->drops, p->n_drops * sizeof *p->drops);

@@ -33,16 +33,17 @@ struct prefix_state {
 
 /* Where a query lies. */
 struct prefix_room {
-    struct place_offers offers;
+    struct place_uses uses;
     struct prefix_rung rungs[PREFIX_RUNGS_MAX];
     struct prefix_drop drops[PREFIX_DROPS_MAX];
     struct prefix_query query;
 };
 
 void prefix_entry_register(struct prefix_entry *p, struct metrics *m);
-/* Fills in the query of a placement whose offers are made, and returns it. NULL: there is nothing
- * to ask. */
+/* Fills in the query of a placement with this choice, whose room->uses are made, and returns it.
+ * NULL: there is nothing to ask. */
 const struct prefix_query *prefix_request_ask(struct entry *e, struct request *r,
+                                              const struct place_result *chosen,
                                               struct prefix_room *room);
 /* The directory's answer to it; `is_choice`: the nodes are those of the entry node. */
 void prefix_request_answered(struct entry *e, struct request *r, const struct prefix_placed *on,

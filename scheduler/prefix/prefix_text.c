@@ -3,35 +3,7 @@
 
 #include <inttypes.h>
 
-enum { FLAG_ALONE = 1, FLAG_DECODES = 2, FLAG_FORGETS = 4 };
-
 /* ---- writing ---- */
-
-/* Hundreds of offers go with each placement, so they are not printed. */
-static char *put_hex(char *at, uint64_t v, int digits)
-{
-    for (int i = digits; i > 0; i--, v >>= 4) at[i - 1] = "0123456789abcdef"[v & 15];
-    return at + digits;
-}
-
-unsigned prefix_offer_flags(const struct prefix_offer *o)
-{
-    return (o->alone ? FLAG_ALONE : 0u) | (o->decodes ? FLAG_DECODES : 0u) |
-           (o->forgets ? FLAG_FORGETS : 0u);
-}
-
-static void write_offers(const struct prefix_offer *offers, uint32_t n, struct buf *out)
-{
-    for (uint32_t i = 0; i < n; i++) {
-        const struct prefix_offer *o = &offers[i];
-        char text[PREFIX_OFFER_TEXT], *at = put_hex(text, o->node, 16);
-        at = put_hex(at, prefix_offer_flags(o), 1);
-        at = put_hex(at, o->load, 7);
-        at = put_hex(at, o->per_load, 6);
-        put_hex(at, o->per_token, 6);
-        buf_add(out, text, sizeof text);
-    }
-}
 
 /* Ends a list that began at `from`. */
 static size_t end_list(struct buf *out, size_t from)
@@ -49,10 +21,11 @@ void prefix_query_write(const struct prefix_query *q, struct buf *out, struct pr
         buf_printf(out, "%04x%08x%08x", q->rungs[i].slot, q->rungs[i].tag, q->rungs[i].tokens);
     n[0] = end_list(out, from);
     from = out->len;
-    write_offers(q->compute, q->n_compute, out);
+    for (uint32_t i = 0; i < q->n_uses; i++)
+        buf_printf(out, "%016" PRIx64 "%x", q->uses[i].kind, q->uses[i].flags);
     n[1] = end_list(out, from);
     from = out->len;
-    write_offers(q->decode, q->n_decode, out);
+    for (uint32_t i = 0; i < q->n_avoid; i++) buf_printf(out, "%016" PRIx64, q->avoid[i]);
     n[2] = end_list(out, from);
     from = out->len;
     for (uint32_t i = 0; i < q->n_drops; i++)
@@ -60,8 +33,8 @@ void prefix_query_write(const struct prefix_query *q, struct buf *out, struct pr
     n[3] = end_list(out, from);
     const char *at = out->data + start; /* it does not move any more */
     t->rungs = (struct str){ at, n[0] };
-    t->compute = (struct str){ at += n[0] + 1, n[1] };
-    t->decode = (struct str){ at += n[1] + 1, n[2] };
+    t->uses = (struct str){ at += n[0] + 1, n[1] };
+    t->avoid = (struct str){ at += n[1] + 1, n[2] };
     t->drops = (struct str){ at += n[2] + 1, n[3] };
 }
 
@@ -107,17 +80,12 @@ static bool read_rung(struct str *text, struct prefix_rung *r)
     return next_hex32(text, 8, &r->tag) && next_hex32(text, 8, &r->tokens);
 }
 
-/* More digits than fit into the limits of prefix.h cannot be written. */
-static bool read_offer(struct str *text, struct prefix_offer *o)
+static bool read_use(struct str *text, struct prefix_use *u)
 {
     uint32_t flags;
-    if (!next_hex(text, 16, &o->node) || !o->node || !next_hex32(text, 1, &flags)) return false;
-    if (flags > (FLAG_ALONE | FLAG_DECODES | FLAG_FORGETS)) return false;
-    o->alone = flags & FLAG_ALONE;
-    o->decodes = flags & FLAG_DECODES;
-    o->forgets = flags & FLAG_FORGETS;
-    return next_hex32(text, 7, &o->load) && o->load <= PREFIX_LOAD_MAX &&
-           next_hex32(text, 6, &o->per_load) && next_hex32(text, 6, &o->per_token);
+    if (!next_hex(text, 16, &u->kind) || !u->kind || !next_hex32(text, 1, &flags)) return false;
+    u->flags = (uint8_t)flags;
+    return flags <= PREFIX_FLAGS;
 }
 
 static bool read_drop(struct str *text, struct prefix_drop *d)
@@ -133,11 +101,19 @@ static bool count(struct str text, size_t width, uint32_t max, uint32_t *n)
     return true;
 }
 
-static bool read_offers(struct str text, struct prefix_offer *room, uint32_t *n)
+static bool read_uses(struct str text, struct prefix_use *room, uint32_t *n)
 {
-    if (!count(text, PREFIX_OFFER_TEXT, PREFIX_OFFERS_MAX, n)) return false;
+    if (!count(text, PREFIX_USE_TEXT, PREFIX_USES_MAX, n)) return false;
     for (uint32_t i = 0; i < *n; i++)
-        if (!read_offer(&text, &room[i])) return false;
+        if (!read_use(&text, &room[i])) return false;
+    return true;
+}
+
+static bool read_avoid(struct str text, uint64_t *room, uint32_t *n)
+{
+    if (!count(text, PREFIX_AVOID_TEXT, PREFIX_AVOID_MAX, n)) return false;
+    for (uint32_t i = 0; i < *n; i++)
+        if (!next_hex(&text, 16, &room[i])) return false;
     return true;
 }
 
@@ -157,14 +133,6 @@ static bool read_drops(struct str text, struct prefix_drop *room, uint32_t *n)
     return true;
 }
 
-/* Somebody computes, and where not all do so alone somebody decodes. */
-static bool can_be_placed(const struct prefix_query *q)
-{
-    for (uint32_t i = 0; i < q->n_compute; i++)
-        if (!q->compute[i].alone && q->n_decode == 0) return false;
-    return q->n_compute > 0;
-}
-
 static enum status invalid(struct err *err, const char *list)
 {
     return err_field(err, ERR_INVALID, list,
@@ -173,24 +141,25 @@ static enum status invalid(struct err *err, const char *list)
                      list);
 }
 
-enum status prefix_query_read(const struct prefix_query_text *t, uint32_t n_tokens,
-                              struct prefix_query_room *room, struct prefix_query *out,
-                              struct err *err)
+static enum status too_large(struct err *err, const char *name, uint32_t v, int max)
 {
-    struct prefix_query q = { .n_tokens = n_tokens,
-                              .rungs = room->rungs,
-                              .compute = room->compute,
-                              .decode = room->decode,
-                              .drops = room->drops };
-    if (n_tokens > PREFIX_LOAD_MAX)
-        return err_field(err, ERR_INVALID, "tokens", "tokens is %u; with a prefix at most %d",
-                         n_tokens, PREFIX_LOAD_MAX);
-    if (!read_rungs(t->rungs, room->rungs, &q.n_rungs)) return invalid(err, "rungs");
-    if (!read_offers(t->compute, room->compute, &q.n_compute)) return invalid(err, "compute");
-    if (!read_offers(t->decode, room->decode, &q.n_decode)) return invalid(err, "decode");
-    if (!read_drops(t->drops, room->drops, &q.n_drops)) return invalid(err, "drops");
-    if (!can_be_placed(&q)) return invalid(err, "compute");
-    *out = q;
+    return err_field(err, ERR_INVALID, name, "%s is %u; with a prefix at most %d", name, v, max);
+}
+
+enum status prefix_query_read(const struct prefix_query_text *t, struct prefix_query_room *room,
+                              struct prefix_query *q, struct err *err)
+{
+    if (q->n_tokens > PREFIX_LOAD_MAX)
+        return too_large(err, "tokens", q->n_tokens, PREFIX_LOAD_MAX);
+    if (q->ns > PREFIX_COST_MAX) return too_large(err, "ns", q->ns, PREFIX_COST_MAX);
+    if (!read_rungs(t->rungs, room->rungs, &q->n_rungs)) return invalid(err, "rungs");
+    if (!read_uses(t->uses, room->uses, &q->n_uses)) return invalid(err, "uses");
+    if (!read_avoid(t->avoid, room->avoid, &q->n_avoid)) return invalid(err, "avoid");
+    if (!read_drops(t->drops, room->drops, &q->n_drops)) return invalid(err, "drops");
+    q->rungs = room->rungs;
+    q->uses = room->uses;
+    q->avoid = room->avoid;
+    q->drops = room->drops;
     return OK;
 }
 

@@ -723,8 +723,8 @@ TEST(every_key_of_redis_is_bounded_in_time)
     CHECK_OK(look(&r, r.a, &a));
     redisContext *c = redis_dial(&r);
     redisReply *keys = redisCommand(c, "KEYS *");
-    CHECK_EQ_INT(keys->elements, 12); /* alive, 2 node:, 2 load:, res, res_end, owners, owned:,
-                                       * fence, clock, baton:topics */
+    CHECK_EQ_INT(keys->elements, 13); /* alive, 2 node:, 2 load:, bids, res, res_end, owners,
+                                       * owned:, fence, clock, baton:topics */
     for (size_t i = 0; i < keys->elements; i++) {
         const char *key = keys->element[i]->str;
         redisReply *ttl = redisCommand(c, "PTTL %s", key);

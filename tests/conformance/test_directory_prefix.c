@@ -2,6 +2,8 @@
  * of a prompt, by the rules of prefix_pick.h: a random run of placements gets the answers of
  * `local` everywhere. Then what only a server elsewhere can do: be of an earlier version, or have
  * rubbish in its table. */
+#include <inttypes.h>
+
 #include "scheduler/directory/local.h"
 #include "scheduler/prefix/prefix_ladder.h"
 #include "scheduler/prefix/prefix_pick.h"
@@ -37,24 +39,39 @@ static void on_snapshot(void *arg, enum status st, const struct directory_snapsh
     if (s->n) memcpy(a->nodes, s->nodes, s->n * sizeof *s->nodes);
 }
 
-/* To the directory server itself where it is in this process: of renewals that follow one another
- * the `http` backend sends the last. */
-static void publish(struct rig *r, struct directory *d, const char *topic, uint64_t node,
-                    enum node_role role)
+static struct node_record record_of(uint64_t node, enum node_role role)
 {
     struct node_record n = {
         .node = node,
         .role = role,
         .host = "127.0.0.1",
+        .model = 7,
         .max_seqs = 16,
         .n_blocks = 2000,
         .block_tokens = 64,
         .max_model_len = 32768,
+        .prefix_cache = true,
+        .prefill_tokens_per_s = 1000000000 / NS,
     };
     snprintf(n.name, sizeof n.name, "node-%u", (unsigned)node);
-    snprintf(n.topic, sizeof n.topic, "%s", topic);
+    snprintf(n.topic, sizeof n.topic, "default");
+    return n;
+}
+
+/* To the directory server itself where it is in this process: of renewals that follow one another
+ * the `http` backend sends the last. */
+static void publish_record(struct rig *r, struct directory *d, const struct node_record *n)
+{
     if (r->served.local && !directory_is_local(d)) d = r->served.local;
-    directory_publish(d, &n);
+    directory_publish(d, n);
+}
+
+static void publish(struct rig *r, struct directory *d, const char *topic, uint64_t node,
+                    enum node_role role)
+{
+    struct node_record n = record_of(node, role);
+    snprintf(n.topic, sizeof n.topic, "%s", topic);
+    publish_record(r, d, &n);
 }
 
 static struct node_record look(struct rig *r, struct directory *d, uint64_t node)
@@ -98,22 +115,28 @@ static void prompt_make(struct prompt *p, uint32_t number, uint32_t common, uint
     p->n_tokens = n_tokens;
 }
 
-/* An entry node's choice is the pair; everything else is offered as well. */
+/* Nodes of all roles may stand in. */
 struct placing {
-    struct prefix_offer compute[2 * NODES], decode[NODES];
+    struct prefix_use uses[3];
     struct prefix_query q;
     struct placement p;
 };
 
-static void placing_init(struct placing *g, uint64_t request, const struct prompt *prompt)
+static void placing_init(struct placing *g, uint64_t request, const struct prompt *prompt,
+                         uint64_t prefill, uint64_t decode)
 {
     *g = (struct placing){
         .q = { .n_tokens = prompt->n_tokens,
                .rungs = prompt->ladder.rungs,
                .n_rungs = prompt->ladder.n,
-               .compute = g->compute,
-               .decode = g->decode },
+               .compute = prefill ? prefill : decode,
+               .decode = prefill ? decode : 0,
+               .uses = g->uses,
+               .ns = NS,
+               .blocks = 16 },
         .p = { .request = request,
+               .prefill = prefill,
+               .decode = decode,
                .tokens = prompt->n_tokens,
                .blocks = 16,
                .ttl_ms = 60000,
@@ -121,29 +144,27 @@ static void placing_init(struct placing *g, uint64_t request, const struct promp
     };
 }
 
-static void offer(struct placing *g, uint64_t node, bool alone, bool decodes)
+static void use(struct placing *g, enum node_role role, unsigned flags)
 {
-    g->compute[g->q.n_compute++] = (struct prefix_offer){
-        .node = node, .per_load = NS, .per_token = NS, .alone = alone, .decodes = decodes
-    };
-}
-
-static void offer_decode(struct placing *g, uint64_t node)
-{
-    g->decode[g->q.n_decode++] =
-        (struct prefix_offer){ .node = node, .per_load = 256, .per_token = 1 };
+    const struct node_record like = record_of(1, role);
+    g->uses[g->q.n_uses++] = (struct prefix_use){ node_record_kind(&like, role, true),
+                                                  (uint8_t)flags };
 }
 
 static void placing_pair(struct placing *g, uint64_t request, const struct prompt *prompt,
                          uint64_t prefill, uint64_t decode)
 {
-    placing_init(g, request, prompt);
-    g->p.prefill = prefill;
-    g->p.decode = decode;
-    offer(g, prefill, false, false);
-    offer(g, prefill == P1 ? P2 : P1, false, false);
-    offer_decode(g, decode);
-    offer_decode(g, decode == D1 ? D2 : D1);
+    placing_init(g, request, prompt, prefill, decode);
+    use(g, ROLE_PREFILL, PREFIX_COMPUTES);
+    use(g, ROLE_DECODE, PREFIX_TAKES | PREFIX_DECODE);
+}
+
+static void placing_alone(struct placing *g, uint64_t request, const struct prompt *prompt,
+                          uint64_t node)
+{
+    placing_init(g, request, prompt, 0, node);
+    use(g, ROLE_MIXED, PREFIX_COMPUTES | PREFIX_ALONE);
+    use(g, ROLE_PREFILL, PREFIX_COMPUTES | PREFIX_ALONE);
 }
 
 static enum status place(struct rig *r, struct directory *d, const struct placing *g,
@@ -305,20 +326,13 @@ static void case_topics_have_tables_of_their_own(struct rig *r)
     prompt_make(&p, 1, PROMPT, PROMPT, 0);
     placing_pair(&g, 100, &p, P1, D1);
     check_placed(r, A, &g, P1, D1, 0);
-    placing_init(&g, 101, &p);
-    g.p.decode = 3;
-    offer(&g, 3, true, false);
-    offer(&g, 4, true, false);
-    offer(&g, P1, true, false);
+    placing_alone(&g, 101, &p, 3);
     CHECK_OK(place(r, other, &g, &a));
     CHECK(a.placed.on.prefill == 0 && a.placed.on.decode == 3);
     CHECK_EQ_INT(a.placed.on.expected.compute.tokens, 0);
     directory_computed(other, 101);
     run_for(r, 30);
-    placing_init(&g, 102, &p);
-    g.p.decode = 4;
-    offer(&g, 4, true, false);
-    offer(&g, 3, true, false);
+    placing_alone(&g, 102, &p, 4);
     CHECK_OK(place(r, other, &g, &a));
     CHECK(a.placed.on.prefill == 0 && a.placed.on.decode == 3);
     CHECK_EQ_INT(a.placed.on.expected.compute.tokens, 1536);
@@ -346,31 +360,40 @@ static uint64_t node_of(struct twin *t, enum node_role role)
     return (role == ROLE_PREFILL ? 1 : role == ROLE_DECODE ? 11 : 21) + draw(t, NODES);
 }
 
-/* The same node may be drawn twice: the first offer of it counts. */
-static void random_offers(struct twin *t, struct placing *g)
+/* Any choice, and any use of other nodes. */
+static void random_placing(struct twin *t, struct placing *g, uint64_t request,
+                           const struct prompt *p)
 {
+    static const enum node_role ROLES[] = { ROLE_PREFILL, ROLE_DECODE, ROLE_MIXED };
     const bool alone = draw(t, 3) == 0;
-    if (alone) offer(g, g->p.decode = node_of(t, ROLE_MIXED), true, false);
-    else offer(g, g->p.prefill = node_of(t, ROLE_PREFILL), false, false);
-    if (!alone) offer_decode(g, g->p.decode = node_of(t, ROLE_DECODE));
-    for (uint32_t i = draw(t, NODES); i > 0 && !alone; i--)
-        offer_decode(g, node_of(t, ROLE_DECODE));
-    for (uint32_t i = draw(t, 2 * NODES - 1); i > 0; i--) {
-        const uint32_t kind = draw(t, 3);
-        if (kind == 0 && !alone) offer(g, node_of(t, ROLE_PREFILL), false, false);
-        else if (kind == 1 && !alone) offer(g, node_of(t, ROLE_DECODE), true, true);
-        else offer(g, node_of(t, ROLE_MIXED), true, false);
+    const uint64_t prefill = alone ? 0 : node_of(t, ROLE_PREFILL);
+    placing_init(g, request, p, prefill, node_of(t, alone ? ROLE_MIXED : ROLE_DECODE));
+    for (size_t i = 0; i < COUNT_OF(ROLES); i++)
+        if (draw(t, 8)) use(g, ROLES[i], draw(t, PREFIX_FLAGS + 1));
+    if (draw(t, 2) && !alone) {
+        g->uses[0].flags = PREFIX_COMPUTES;
+        g->uses[1].flags = PREFIX_COMPUTES | PREFIX_ALONE | PREFIX_TAKES | PREFIX_DECODE;
     }
-    for (uint32_t i = 0; i < g->q.n_compute; i++) {
-        g->compute[i].load = draw(t, 4) ? 0 : draw(t, 3000);
-        g->compute[i].per_token = 1 + draw(t, 4) * draw(t, PREFIX_COST_MAX / 4);
-        g->compute[i].per_load = 0; /* waits pass while the test runs, of each backend by itself */
-        g->compute[i].forgets = draw(t, 10) == 0;
+    g->q.ns = 1 + draw(t, 4) * draw(t, PREFIX_COST_MAX / 4);
+    if (draw(t, 10) == 0) g->q.blocks = 2001; /* no pool is as large */
+}
+
+/* Whatever nodes say of themselves: in both the same. */
+static struct node_record random_record(struct twin *t, uint64_t node, enum node_role role)
+{
+    static const uint32_t SPEEDS[] = { 0, 0, 1, 1000, 50000, 1u << 30 };
+    struct node_record n = record_of(node, role);
+    n.prefill_tokens_per_s = SPEEDS[draw(t, COUNT_OF(SPEEDS))];
+    n.n_running = draw(t, 3) ? draw(t, 4) : draw(t, 40);
+    n.waiting_tokens = draw(t, 4) ? 0 : draw(t, 3000);
+    n.prefix_cache = draw(t, 10) > 0;
+    n.draining = draw(t, 20) == 0;
+    if (draw(t, 5) == 0) {
+        snprintf(n.group.name, sizeof n.group.name, "g:1");
+        n.group.size = 2;
+        n.group.is_whole = draw(t, 2);
     }
-    for (uint32_t i = 0; i < g->q.n_decode; i++) {
-        g->decode[i].load = draw(t, 8);
-        g->decode[i].forgets = draw(t, 10) == 0;
-    }
+    return n;
 }
 
 static bool are_alike(const struct directory_placed *a, const struct directory_placed *b)
@@ -405,12 +428,14 @@ static void place_twice(struct rig *r, struct twin *t, const struct placing *g, 
 
 static void renew_all(struct twin *t)
 {
-    for (int i = 0; i < 2; i++)
-        for (uint64_t n = 0; n < NODES; n++) {
-            publish(t->r, t->d[i], "default", 1 + n, ROLE_PREFILL);
-            publish(t->r, t->d[i], "default", 11 + n, ROLE_DECODE);
-            publish(t->r, t->d[i], "default", 21 + n, ROLE_MIXED);
-        }
+    for (uint64_t n = 0; n < NODES; n++) {
+        const struct node_record records[] = { random_record(t, 1 + n, ROLE_PREFILL),
+                                               random_record(t, 11 + n, ROLE_DECODE),
+                                               random_record(t, 21 + n, ROLE_MIXED) };
+        for (int i = 0; i < 2; i++)
+            for (size_t k = 0; k < COUNT_OF(records); k++)
+                publish_record(t->r, t->d[i], &records[k]);
+    }
 }
 
 /* Waits until what was told has arrived: calls may overtake one another. */
@@ -424,7 +449,8 @@ static void wait_alike(struct twin *t)
         WAIT_FOR(t->r, a[0].n_calls == 1 && a[1].n_calls == 1);
         for (int i = 0; i < 2; i++)
             for (size_t k = 0; k < a[i].n; k++)
-                sums[i] += 1 + a[i].nodes[k].placed_tokens + 1000000 * a[i].nodes[k].placed_seqs;
+                sums[i] += 1 + a[i].nodes[k].placed_tokens + 1000000 * a[i].nodes[k].placed_seqs +
+                           (uint64_t)a[i].nodes[k].waiting_tokens * 7 * a[i].nodes[k].node;
         if (sums[0] == sums[1]) return;
         CHECK(clock_ms() < end);
     }
@@ -447,9 +473,11 @@ static void case_a_random_run_has_the_answers_of_local(struct rig *r)
             wait_alike(&t);
         }
         const struct prefix_drop drop = { node_of(&t, ROLE_MIXED), UINT32_MAX };
+        const uint64_t avoid[] = { node_of(&t, ROLE_PREFILL), node_of(&t, ROLE_DECODE) };
         prompt_make(&p, draw(&t, 12), 64 * draw(&t, 40), 64 + draw(&t, 5000), draw(&t, 2));
-        placing_init(&g, 1000 + (uint64_t)step, &p);
-        random_offers(&t, &g);
+        random_placing(&t, &g, 1000 + (uint64_t)step, &p);
+        g.q.avoid = avoid;
+        g.q.n_avoid = draw(&t, COUNT_OF(avoid) + 1);
         if (draw(&t, 100) == 0) {
             g.q.drops = &drop;
             g.q.n_drops = 1;
@@ -457,7 +485,8 @@ static void case_a_random_run_has_the_answers_of_local(struct rig *r)
         place_twice(r, &t, &g, step, counts);
         const uint64_t old = 1000 + draw(&t, (uint32_t)step + 1);
         for (int i = 0; i < 2; i++) {
-            if (step % 3) directory_computed(t.d[i], old);
+            /* At once: waits pass while the test runs, of each backend by itself. */
+            directory_computed(t.d[i], g.p.request);
             if (step % 2) directory_release(t.d[i], old);
         }
         wait_alike(&t);
@@ -588,10 +617,59 @@ TEST(redis_rubbish_in_the_table_is_replaced)
     rig_close(&r);
 }
 
+/* So many bytes of 0xff, or nothing at all. */
+static void set_bid(struct rig *r, uint64_t node, size_t n, bool is_there)
+{
+    redisContext *c = redisConnect("127.0.0.1", r->redis.port);
+    char *text = mem_calloc(1, n + 1), id[20];
+    memset(text, 0xff, n);
+    snprintf(id, sizeof id, "%016" PRIx64, node);
+    redisReply *reply = is_there ? redisCommand(c, "HSET baton:{default}:bids %s %b", id, text, n)
+                                 : redisCommand(c, "HDEL baton:{default}:bids %s", id);
+    CHECK(reply && reply->type == REDIS_REPLY_INTEGER);
+    freeReplyObject(reply);
+    mem_free(text);
+    redisFree(c);
+}
+
+/* A node of an earlier version says nothing of itself, and whoever can write to the server can say
+ * anything: such a node is placed on, but not instead of another. */
+TEST(redis_without_a_bid_a_node_is_no_keeper)
+{
+    static const size_t lengths[] = { 0, 0, 1, 36, 38, 1 << 20 };
+    struct rig r;
+    struct prompt p;
+    struct placing g;
+    const struct prefix_drop drop = { P2, UINT32_MAX }; /* it keeps nothing, whatever is placed */
+    rig_open(&r, "redis");
+    publish_pairs(&r, A);
+    prompt_make(&p, 1, PROMPT, PROMPT, 0);
+    placing_pair(&g, 99, &p, P1, D1);
+    g.q.drops = &drop;
+    g.q.n_drops = 1;
+    check_placed(&r, A, &g, P1, D1, 0);
+    for (size_t i = 0; i < COUNT_OF(lengths); i++) {
+        set_bid(&r, P1, lengths[i], i > 0);
+        placing_pair(&g, 100 + i, &p, P2, D1);
+        check_placed(&r, A, &g, P2, D1, 0);
+        placing_pair(&g, 200 + i, &p, P1, D1);
+        check_placed(&r, A, &g, P1, D1, 0);
+        publish_pairs(&r, A);
+        run_for(&r, 30);
+        placing_pair(&g, 300 + i, &p, P2, D1);
+        check_placed(&r, A, &g, P1, D1, 1536);
+        for (uint64_t k = 1; k <= 3; k++) directory_release(r.d[A], 100 * k + i);
+    }
+    set_bid(&r, P1, 37, true); /* its lease ends at no time */
+    placing_pair(&g, 400, &p, P2, D1);
+    check_placed(&r, A, &g, P2, D1, 0);
+    rig_close(&r);
+}
+
 /* ---- a server of an earlier version ---- */
 
 struct other_server {
-    int n_placements, n_told;
+    int n_placements, n_told, n_misled;
     const char *placed; /* NULL: it does not know prefixes */
 };
 
@@ -604,7 +682,8 @@ static void on_other_request(void *arg, struct http_exchange *x)
         return;
     }
     o->n_placements++;
-    o->n_told += str_find(http_body(x), STR("\"prefix\":{")) != SIZE_MAX;
+    o->n_told += str_find(http_body(x), STR("\"by_prefix\":{")) != SIZE_MAX;
+    o->n_misled += str_find(http_body(x), STR("\"prefix\":")) != SIZE_MAX; /* of other members */
     snprintf(text, sizeof text, "{\"status\":\"ok\",\"fence\":\"0000000000000005\"%s%s%s}",
              o->placed ? ",\"placed\":\"" : "", o->placed ? o->placed : "", o->placed ? "\"" : "");
     http_reply(x, 200, "application/json", NULL, str_of(text));
@@ -628,6 +707,7 @@ TEST(a_server_of_an_earlier_version_leaves_the_choice)
     }
     CHECK_EQ_INT(o.n_placements, 5);
     CHECK_EQ_INT(o.n_told, 1); /* it is told again after ten seconds */
+    CHECK_EQ_INT(o.n_misled, 0);
     other_close(&r, http);
 }
 
@@ -676,5 +756,6 @@ TEST_MAIN(ALL_CASES(keepers_are_found_by_every_entry), ALL_CASES(what_is_kept_is
           ALL_CASES(topics_have_tables_of_their_own),
           REMOTE_CASES(a_random_run_has_the_answers_of_local), CASE_T(redis_keepers_age, CASE_S),
           CASE_T(redis_rubbish_in_the_table_is_replaced, CASE_S),
+          CASE_T(redis_without_a_bid_a_node_is_no_keeper, CASE_S),
           CASE_T(a_server_of_an_earlier_version_leaves_the_choice, CASE_S),
           CASE_T(malformed_placements_are_no_answer, CASE_S))

@@ -12,7 +12,7 @@ static void must(bool is_true)
     if (!is_true) abort();
 }
 
-/* Nodes with even ids live. */
+/* Nodes with even ids live. A node's kind is its number modulo 8. */
 static void look(void *arg, uint64_t node, struct prefix_node *out)
 {
     (void)arg;
@@ -21,7 +21,12 @@ static void look(void *arg, uint64_t node, struct prefix_node *out)
                                  .seqs = (uint32_t)node % 7,
                                  .max_seqs = 5,
                                  .n_blocks = 100,
-                                 .dropped_s = (uint32_t)node % 3 };
+                                 .dropped_s = (uint32_t)node % 3,
+                                 .bid = { .kind = node % 8,
+                                          .ns = (uint32_t)(node >> 8),
+                                          .seqs = (uint32_t)(node >> 16),
+                                          .waiting = (uint32_t)(node >> 24),
+                                          .grouped = node >> 63 } };
 }
 
 static void pick(const struct prefix_query *q)
@@ -35,28 +40,31 @@ static void pick(const struct prefix_query *q)
     };
     if (prefix_pick(&l, &p) != OK) return;
     must(p.n_compute <= q->n_tokens);
-    must(p.compute->alone == (p.decode == NULL));
+    must(p.compute && p.compute != p.decode);
     must(p.expected.compute.tokens + p.n_compute == q->n_tokens);
-    prefix_note_picked(t, q, &p, now_s);
+    prefix_table_note(t, q->rungs, q->n_rungs, p.keep, now_s);
 }
 
 static bool is_same(struct str a, struct str b) { return str_eq(a, b); }
 
+/* The choice is of nodes that are named like kinds, so that keepers come to be. */
 static void read_query(struct str text)
 {
-    static struct prefix_query_room room;
+    struct prefix_query_room room;
     struct prefix_query_text t, again;
-    struct prefix_query q;
+    struct prefix_query q = { .n_tokens = 5000, .ns = 100, .blocks = 50 };
     struct buf written = { 0 };
     struct err err;
-    if (!str_split(&text, ' ', &t.rungs) || !str_split(&text, ' ', &t.compute)) return;
-    if (!str_split(&text, ' ', &t.decode)) return;
+    if (!str_split(&text, ' ', &t.rungs) || !str_split(&text, ' ', &t.uses)) return;
+    if (!str_split(&text, ' ', &t.avoid)) return;
     t.drops = text.p ? text : STR("");
-    if (prefix_query_read(&t, 5000, &room, &q, &err) != OK) return;
+    if (prefix_query_read(&t, &room, &q, &err) != OK) return;
     prefix_query_write(&q, &written, &again);
-    must(is_same(t.rungs, again.rungs) && is_same(t.compute, again.compute));
-    must(is_same(t.decode, again.decode) && is_same(t.drops, again.drops));
+    must(is_same(t.rungs, again.rungs) && is_same(t.uses, again.uses));
+    must(is_same(t.avoid, again.avoid) && is_same(t.drops, again.drops));
     buf_release(&written);
+    q.compute = q.n_uses ? q.uses[0].kind : 2;
+    q.decode = q.n_uses > 1 ? q.uses[1].kind : 0;
     pick(&q);
 }
 

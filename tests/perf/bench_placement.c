@@ -25,7 +25,7 @@
 #include "shared/base/rng.h"
 #include "tests/fixtures/prefix_trace.h"
 
-enum { ROUNDS = 45, PER_ROUND = 100, BLOCK = 64, TOPIC_MAX = 64, NODES_MAX = 200, WORDS_MAX = 60 };
+enum { ROUNDS = 45, PER_ROUND = 100, BLOCK = 64, TOPIC_MAX = 64, WORDS_MAX = 60 };
 #define LIMIT_RATIO 1.5
 
 /* What the script of a placement did after its shared functions before there was a table. */
@@ -159,8 +159,25 @@ static double evalsha_us(struct bench *b)
 static uint64_t prefill_id(uint32_t i) { return hash_64(&i, sizeof i, ROLE_PREFILL); }
 static uint64_t decode_id(uint32_t i) { return hash_64(&i, sizeof i, ROLE_DECODE); }
 
-static void publish(struct bench *b, uint64_t node, const char *role)
+/* With up to 64 sequences where it decodes. */
+static struct node_record node_of(struct bench *b, uint64_t node, enum node_role role)
 {
+    return (struct node_record){ .node = node,
+                                 .role = role,
+                                 .model = 7,
+                                 .max_seqs = 1000000,
+                                 .n_blocks = 1000000000,
+                                 .block_tokens = BLOCK,
+                                 .max_model_len = 1 << 20,
+                                 .prefix_cache = true,
+                                 .n_running = role == ROLE_DECODE ? draw(b, 64) : 0,
+                                 .prefill_tokens_per_s = 50000 };
+}
+
+static void publish(struct bench *b, uint64_t node, enum node_role role)
+{
+    const struct node_record n = node_of(b, node, role);
+    struct buf bid = { 0 };
     char id[20];
     snprintf(id, sizeof id, DIRECTORY_ID, node);
     const char *argv[] = { "EVAL",
@@ -172,12 +189,21 @@ static void publish(struct bench *b, uint64_t node, const char *role)
                            "0",
                            id,
                            "{}",
-                           role,
+                           node_role_name(role),
                            "1000000",
                            "1000000000",
                            "0",
-                           "4096" };
-    freeReplyObject(ask(b, COUNT_OF(argv), argv));
+                           "4096",
+                           NULL };
+    size_t lengths[COUNT_OF(argv)];
+    redis_bid_write(&n, &bid);
+    argv[COUNT_OF(argv) - 1] = bid.data;
+    for (size_t i = 0; i + 1 < COUNT_OF(argv); i++) lengths[i] = strlen(argv[i]);
+    lengths[COUNT_OF(argv) - 1] = bid.len;
+    redisReply *r = redisCommandArgv(b->redis, COUNT_OF(argv), argv, lengths);
+    if (!r || r->type != REDIS_REPLY_INTEGER) fail(r ? r->str : "Redis does not answer");
+    freeReplyObject(r);
+    buf_release(&bid);
 }
 
 static void open_topic(struct bench *b, const char *topic, uint32_t n_prefill, uint32_t n_decode)
@@ -185,36 +211,26 @@ static void open_topic(struct bench *b, const char *topic, uint32_t n_prefill, u
     snprintf(b->prefix, sizeof b->prefix, "baton:{%s}:", topic);
     b->n_prefill = n_prefill;
     b->n_decode = n_decode;
-    for (uint32_t i = 0; i < n_prefill; i++) publish(b, prefill_id(i), "prefill");
-    for (uint32_t i = 0; i < n_decode; i++) publish(b, decode_id(i), "decode");
+    for (uint32_t i = 0; i < n_prefill; i++) publish(b, prefill_id(i), ROLE_PREFILL);
+    for (uint32_t i = 0; i < n_decode; i++) publish(b, decode_id(i), ROLE_DECODE);
 }
 
-/* What the entry node sees: a random choice, and decode nodes with up to 64 sequences. */
-static void make_offers(struct bench *b, uint32_t n_tokens, struct place_offers *o)
+/* A placement whose choice is these two. */
+static struct prefix_query query_of(struct bench *b, uint32_t n_tokens, uint64_t prefill,
+                                    uint64_t decode, struct place_uses *u)
 {
-    struct node_record nodes[2 * NODES_MAX];
-    size_t n = 0;
-    for (uint32_t i = 0; i < b->n_prefill + b->n_decode; i++) {
-        const bool decodes = i >= b->n_prefill;
-        nodes[n++] = (struct node_record){ .node = decodes ? decode_id(i - b->n_prefill)
-                                                           : prefill_id(i),
-                                           .role = decodes ? ROLE_DECODE : ROLE_PREFILL,
-                                           .model = 7,
-                                           .max_seqs = 1000,
-                                           .n_blocks = 1 << 20,
-                                           .block_tokens = BLOCK,
-                                           .max_model_len = 1 << 20,
-                                           .prefix_cache = true,
-                                           .placed_seqs = decodes ? draw(b, 64) : 0,
-                                           .prefill_tokens_per_s = 50000 };
-    }
-    const struct place_request r = { .n_tokens = n_tokens,
-                                     .n_total = n_tokens + 1,
-                                     .model = 7,
-                                     .random = (uint64_t)draw(b, 1u << 31) << 33 };
-    const struct place_result chosen = { .prefill = &nodes[draw(b, b->n_prefill)],
-                                         .decode = &nodes[b->n_prefill + draw(b, b->n_decode)] };
-    place_offers(nodes, n, &r, &chosen, o);
+    const struct node_record nodes[2] = { node_of(b, prefill, ROLE_PREFILL),
+                                          node_of(b, decode, ROLE_DECODE) };
+    const struct place_request r = { .n_tokens = n_tokens, .n_total = n_tokens + 1, .model = 7 };
+    const struct place_result chosen = { .prefill = &nodes[0], .decode = &nodes[1] };
+    place_uses(nodes, 2, &r, &chosen, u);
+    return (struct prefix_query){ .n_tokens = n_tokens,
+                                  .compute = prefill,
+                                  .decode = decode,
+                                  .uses = u->uses,
+                                  .n_uses = u->n_uses,
+                                  .ns = u->ns,
+                                  .blocks = u->blocks };
 }
 
 static void make_tokens(struct bench *b, const struct trace_request *q)
@@ -270,26 +286,22 @@ static void write_words(struct words *w, const struct bench *b, const char *sha,
 /* Places it as `id`. */
 static void place_as(struct bench *b, enum kind kind, const struct trace_request *q, char id[20])
 {
-    static struct place_offers o;
     char prefill[20], decode[20], tokens[16];
     const char *ids[3] = { id, prefill, decode };
     struct prefix_ladder l;
     struct prefix_rung rungs[PREFIX_RUNGS_MAX];
+    struct place_uses uses;
     struct redis_query text;
     struct words w;
-    make_offers(b, q->n_input, &o);
     make_tokens(b, q);
     prefix_ladder_make(&l, 7, 0, b->tokens, q->n_input, BLOCK);
-    const struct prefix_query query = { .n_tokens = q->n_input,
-                                        .rungs = rungs,
-                                        .n_rungs = prefix_ladder_ask(&l, q->n_input, rungs),
-                                        .compute = o.compute,
-                                        .decode = o.decode,
-                                        .n_compute = o.n_compute,
-                                        .n_decode = o.n_decode };
+    struct prefix_query query = query_of(b, q->n_input, prefill_id(draw(b, b->n_prefill)),
+                                         decode_id(draw(b, b->n_decode)), &uses);
+    query.rungs = rungs;
+    query.n_rungs = prefix_ladder_ask(&l, q->n_input, rungs);
     snprintf(id, 20, DIRECTORY_ID, ++b->n_placed);
-    snprintf(prefill, sizeof prefill, DIRECTORY_ID, o.compute[0].node);
-    snprintf(decode, sizeof decode, DIRECTORY_ID, o.decode[0].node);
+    snprintf(prefill, sizeof prefill, DIRECTORY_ID, query.compute);
+    snprintf(decode, sizeof decode, DIRECTORY_ID, query.decode);
     snprintf(tokens, sizeof tokens, "%u", q->n_input);
     redis_query_write(kind == KIND_WITH ? &query : NULL, &text);
     write_words(&w, b, kind == KIND_BEFORE ? b->before : b->now, ids, tokens,
@@ -408,21 +420,13 @@ static void send_distinct(struct bench *b, uint32_t number)
     enum { N_TOKENS = 12000 };
     char id[20], p[20], d[20];
     const char *ids[3] = { id, p, d };
-    const struct prefix_offer compute = { .node = prefill_id(number % 8),
-                                          .per_load = 1,
-                                          .per_token = 1 },
-                              decode = { .node = decode_id(number / 8 % 8),
-                                         .per_load = 1,
-                                         .per_token = 1 };
     struct prefix_rung rungs[PREFIX_RUNGS_MAX];
-    struct prefix_query q = { .n_tokens = N_TOKENS,
-                              .rungs = rungs,
-                              .compute = &compute,
-                              .n_compute = 1,
-                              .decode = &decode,
-                              .n_decode = 1 };
+    struct place_uses uses;
+    struct prefix_query q = query_of(b, N_TOKENS, prefill_id(number % 8), decode_id(number / 8 % 8),
+                                     &uses);
     struct redis_query text;
     struct words w;
+    q.rungs = rungs;
     for (uint32_t n = 0; (n = prefix_ladder_next(n, BLOCK)) * BLOCK <= N_TOKENS;) {
         const uint32_t name[2] = { number, n };
         const struct hash128 h = hash_128(name, sizeof name);
@@ -430,8 +434,8 @@ static void send_distinct(struct bench *b, uint32_t number)
             rungs[q.n_rungs++] = (struct prefix_rung){ (uint16_t)h.lo, (uint32_t)h.hi, n * BLOCK };
     }
     snprintf(id, sizeof id, DIRECTORY_ID, (uint64_t)(number % 64));
-    snprintf(p, sizeof p, DIRECTORY_ID, compute.node);
-    snprintf(d, sizeof d, DIRECTORY_ID, decode.node);
+    snprintf(p, sizeof p, DIRECTORY_ID, q.compute);
+    snprintf(d, sizeof d, DIRECTORY_ID, q.decode);
     redis_query_write(&q, &text);
     write_words(&w, b, b->now, ids, "12000", &text);
     redisAppendCommandArgv(b->redis, w.count, w.p, w.n);

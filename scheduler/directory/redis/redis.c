@@ -9,6 +9,7 @@
 
 #include "scheduler/directory/backends.h"
 #include "scheduler/directory/redis/keys.h"
+#include "scheduler/directory/redis/redis_reserve.h"
 #include "scheduler/directory/redis/redis_state.h"
 #include "scheduler/directory/redis/scripts.h"
 #include "shared/base/clock.h"
@@ -376,21 +377,26 @@ static void directory_redis_publish(struct directory *base, const struct node_re
     char node[DIRECTORY_REDIS_ID_TEXT], max_seqs[DIRECTORY_REDIS_NUMBER_TEXT],
         n_blocks[DIRECTORY_REDIS_NUMBER_TEXT], fence[DIRECTORY_REDIS_NUMBER_TEXT],
         limit[DIRECTORY_REDIS_NUMBER_TEXT];
-    struct buf record = { 0 };
+    struct buf record = { 0 }, bid = { 0 };
     if (!redis_is_up(d->redis)) return; /* the next renewal tries again */
     node_record_write(me, &record);
+    redis_bid_write(me, &bid);
     directory_redis_id_text(node, me->node);
     directory_redis_number_text(max_seqs, me->max_seqs);
     directory_redis_number_text(n_blocks, me->n_blocks);
     directory_redis_number_text(fence, d->remote.fence);
     directory_redis_number_text(limit, DIRECTORY_NODES_MAX);
-    const char *args[] = { node,  record.data, node_role_name(me->role), max_seqs, n_blocks,
-                           fence, limit };
-    if (directory_redis_call_script(d, (struct directory_redis_call){ .op = DIRECTORY_OP_PUBLISH },
-                                    DIRECTORY_SCRIPT_PUBLISH, me->topic, NULL, COUNT_OF(args),
-                                    args) != OK)
+    const char *args[] = { node,  record.data, node_role_name(me->role), max_seqs, n_blocks, fence,
+                           limit, bid.data };
+    size_t lengths[COUNT_OF(args)];
+    for (size_t i = 0; i + 1 < COUNT_OF(args); i++) lengths[i] = strlen(args[i]);
+    lengths[COUNT_OF(args) - 1] = bid.len;
+    const struct directory_redis_args all = { COUNT_OF(args), args, lengths };
+    if (directory_redis_call_binary(d, (struct directory_redis_call){ .op = DIRECTORY_OP_PUBLISH },
+                                    DIRECTORY_SCRIPT_PUBLISH, me->topic, NULL, &all) != OK)
         log_debug("publish not sent", "node=%s", me->name);
     buf_release(&record);
+    buf_release(&bid);
 }
 
 static void directory_redis_leave(struct directory *base, uint64_t node)

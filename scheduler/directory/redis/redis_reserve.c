@@ -14,40 +14,66 @@ static void add_be(struct buf *b, uint64_t v, int bytes)
     for (int i = bytes - 1; i >= 0; i--) buf_add_char(b, (char)(v >> (8 * i)));
 }
 
-static void add_offers(struct buf *b, const struct prefix_offer *offers, uint32_t n)
+static void add_terms(struct buf *b, const struct prefix_query *q)
 {
-    for (uint32_t i = 0; i < n; i++) {
-        add_be(b, offers[i].node, 8);
-        add_be(b, prefix_offer_flags(&offers[i]), 1);
-        add_be(b, offers[i].load, 4);
-        add_be(b, offers[i].per_load, 4);
-        add_be(b, offers[i].per_token, 4);
-    }
+    add_be(b, q->ns, 4);
+    add_be(b, q->blocks, 4);
+    add_be(b, q->compute, 8);
+    add_be(b, q->decode ? q->decode : q->compute, 8);
+}
+
+static void add_rung(struct redis_query *out, const struct prefix_rung *r)
+{
+    char *slot = out->slots[out->n_slots++];
+    add_be(&out->bytes, r->tag, 4);
+    add_be(&out->bytes, r->tokens, 4);
+    slot[0] = (char)(r->slot >> 8);
+    slot[1] = (char)r->slot;
+}
+
+static void add_use(struct buf *b, const struct prefix_use *u)
+{
+    add_be(b, u->kind, 8);
+    add_be(b, u->flags, 1);
+}
+
+static void add_drop(struct buf *b, const struct prefix_drop *d)
+{
+    add_be(b, d->node, 8);
+    add_be(b, d->at_s, 4);
 }
 
 void redis_query_write(const struct prefix_query *q, struct redis_query *out)
 {
+    static const struct prefix_query none;
     struct buf *b = &out->bytes;
     size_t ends[REDIS_QUERY_LISTS];
-    *out = (struct redis_query){ .n_slots = q ? q->n_rungs : 0 };
-    for (uint32_t i = 0; q && i < q->n_rungs; i++) {
-        add_be(b, q->rungs[i].tag, 4);
-        add_be(b, q->rungs[i].tokens, 4);
-        out->slots[i][0] = (char)(q->rungs[i].slot >> 8);
-        out->slots[i][1] = (char)q->rungs[i].slot;
-    }
+    *out = (struct redis_query){ 0 };
+    const struct prefix_query *of = q ? q : &none;
+    for (uint32_t i = 0; i < of->n_rungs; i++) add_rung(out, &of->rungs[i]);
     ends[0] = b->len;
-    if (q) add_offers(b, q->compute, q->n_compute);
+    if (q) add_terms(b, q);
     ends[1] = b->len;
-    if (q) add_offers(b, q->decode, q->n_decode);
+    for (uint32_t i = 0; i < of->n_uses; i++) add_use(b, &of->uses[i]);
     ends[2] = b->len;
-    for (uint32_t i = 0; q && i < q->n_drops; i++) {
-        add_be(b, q->drops[i].node, 8);
-        add_be(b, q->drops[i].at_s, 4);
-    }
+    for (uint32_t i = 0; i < of->n_avoid; i++) add_be(b, of->avoid[i], 8);
     ends[3] = b->len;
+    for (uint32_t i = 0; i < of->n_drops; i++) add_drop(b, &of->drops[i]);
+    ends[4] = b->len;
     for (size_t i = 0, from = 0; i < REDIS_QUERY_LISTS; from = ends[i++])
         out->lists[i] = (struct str){ b->len ? b->data + from : "", ends[i] - from };
+}
+
+void redis_bid_write(const struct node_record *r, struct buf *out)
+{
+    const struct prefix_bid c = node_record_bid(r);
+    add_be(out, c.kind, 8);
+    add_be(out, c.ns, 4);
+    add_be(out, c.seqs, 4);
+    add_be(out, c.waiting, 4);
+    add_be(out, c.grouped, 1);
+    add_be(out, r->max_seqs, 4);
+    add_be(out, r->n_blocks, 4);
 }
 
 /* ---- the call ---- */

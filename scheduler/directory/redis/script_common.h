@@ -11,6 +11,7 @@
  * lapse   takes out the nodes whose lease has ended
  * sweep   ends what has expired
  * raise   raises the fence to at least `seen`
+ * Each function costs time even if it is not called: SCRIPT_CLOCK has those before `count`.
  * Differences are written 0 - x, since HINCRBY refuses "-0".
  *
  * Somebody may set the wall clock of the server's host, and a replica that takes over has another
@@ -18,8 +19,9 @@
  * the wall time of the last call. No more of it passes in a step than the caller has waited since
  * its last answer on this connection (with half a second for what waits on the way), and none when
  * the wall clock goes back; nor does any while Redis is away, or stands still. Keys expire by the
- * wall clock, but only a day after the scripts have no use for them. */
-#define SCRIPT_COMMON                                                                              \
+ * wall clock, but only a day after the scripts have no use for them. A script may leave `clock` as
+ * it is for much less than that half second. */
+#define SCRIPT_CLOCK                                                                               \
     "local P, lease, since = KEYS[1], tonumber(ARGV[2]), tonumber(ARGV[3])\n"                      \
     "local DAY = 86400000\n"                                                                       \
     "local function keep(key, ms)\n"                                                               \
@@ -33,8 +35,12 @@
     "  local step = wall - last\n"                                                                 \
     "  if step > since + 500 then step = since end\n"                                              \
     "  now = before + math.max(step, 0)\n"                                                         \
-    "end\n"                                                                                        \
-    "redis.call('SET', P .. 'clock', string.format('%.0f %.0f', wall, now), 'PX', 3 * DAY)\n"      \
+    "end\n"
+
+#define SCRIPT_CLOCK_SET                                                                           \
+    "redis.call('SET', P .. 'clock', string.format('%.0f %.0f', wall, now), 'PX', 3 * DAY)\n"
+
+#define SCRIPT_FUNCTIONS                                                                           \
     "local function count(node, tokens, seqs, blocks)\n"                                           \
     "  local key = P .. 'load:' .. node\n"                                                         \
     "  local t = redis.call('HINCRBY', key, 'tokens', tokens)\n"                                   \
@@ -64,6 +70,7 @@
     "256)) do\n"                                                                                   \
     "    redis.call('ZREM', P .. 'alive', id)\n"                                                   \
     "    redis.call('DEL', P .. 'node:' .. id)\n"                                                  \
+    "    redis.call('HDEL', P .. 'bids', id)\n"                                                    \
     "  end\n"                                                                                      \
     "end\n"                                                                                        \
     "local function sweep()\n"                                                                     \
@@ -84,5 +91,7 @@
     "  if tonumber(redis.call('GET', P .. 'fence') or '0') < tonumber(seen) then "                 \
     "redis.call('SET', P .. 'fence', seen) end\n"                                                  \
     "end\n"
+
+#define SCRIPT_COMMON SCRIPT_CLOCK SCRIPT_CLOCK_SET SCRIPT_FUNCTIONS
 
 #endif

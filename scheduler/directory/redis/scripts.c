@@ -3,7 +3,9 @@
 
 #include "scheduler/directory/redis/script_common.h"
 
-/* The number of ids is bounded. */
+/* The number of ids is bounded; nodes that earlier versions' scripts take out leave their bids.
+ * Redis goes through a hash of some hundred short values from the first to the last: with a long
+ * one it has a table of them all. */
 const char DIRECTORY_SCRIPT_PUBLISH[] = SCRIPT_COMMON
     "hear()\n"
     "lapse()\n"
@@ -16,6 +18,11 @@ const char DIRECTORY_SCRIPT_PUBLISH[] = SCRIPT_COMMON
     "redis.call('HSET', key, 'record', ARGV[5], 'role', ARGV[6], 'max_seqs', ARGV[7], 'n_blocks', "
     "ARGV[8], 'ends', string.format('%.0f', now + lease))\n"
     "keep(key, lease)\n"
+    "local bids = P .. 'bids'\n"
+    "if redis.call('HLEN', bids) > 2 * ARGV[10] then redis.call('DEL', bids) end\n"
+    "redis.call('HSET', bids, ARGV[4], ARGV[11] .. struct.pack('>d', now + lease), 'long', "
+    "string.rep('-', 65))\n"
+    "keep(bids, lease)\n"
     "return 1\n";
 
 /* A snapshot of a topic writes the topic's field in the hash of topics; the field is valid for one
@@ -100,6 +107,7 @@ const char DIRECTORY_SCRIPT_RELEASE[] = SCRIPT_COMMON
 
 const char DIRECTORY_SCRIPT_LEAVE[] = SCRIPT_COMMON
     "redis.call('ZREM', P .. 'alive', ARGV[4])\n"
+    "redis.call('HDEL', P .. 'bids', ARGV[4])\n"
     "return redis.call('DEL', P .. 'node:' .. ARGV[4])\n";
 
 /* Reports of meter.h. All of a topic's is in the hash `meter`, so that it is lost as a whole, and

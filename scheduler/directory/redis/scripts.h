@@ -8,8 +8,9 @@
 #ifndef BATON_SCHEDULER_DIRECTORY_REDIS_SCRIPTS_H
 #define BATON_SCHEDULER_DIRECTORY_REDIS_SCRIPTS_H
 
-/* Renews a node's record. ARGV[4..9] node, record, role, max_seqs, n_blocks, highest fence seen.
- * Returns 1, or 0 when the topic has its limit of nodes (ARGV[10]). */
+/* Renews a node's record. ARGV[4..9] node, record, role, max_seqs, n_blocks, highest fence seen;
+ * ARGV[11] its bid (redis_reserve.h). Returns 1, or 0 when the topic has its limit of nodes
+ * (ARGV[10]). */
 extern const char DIRECTORY_SCRIPT_PUBLISH[];
 /* Reads the live nodes. KEYS[2] the hash of topics; ARGV[4..8] topic, most topics, most nodes, most
  * bytes of a record, most bytes of all records. Returns { nodes, topics, refused }: nodes is a flat
@@ -18,10 +19,10 @@ extern const char DIRECTORY_SCRIPT_PUBLISH[];
  * of them. */
 extern const char DIRECTORY_SCRIPT_SNAPSHOT[];
 /* Counts a placement. ARGV[4..10] id, prefill (or decode again), decode, tokens, blocks, ttl_ms,
- * highest fence seen; ARGV[11..14] the lists of a query, in binary, big endian: rungs of tag (4)
- * and tokens (4), offers to compute (none: there is no query) and to decode of node (8), flags (1,
- * as in prefix_text.h), load, per_load and per_token (4 each), drops of node (8) and at_s (4);
- * ARGV[15..] the slot of each rung (2 bytes). Returns the fence as text, with a query a blank and
+ * highest fence seen; ARGV[11..15] a query, in binary, big endian: rungs of tag (4) and tokens (4),
+ * terms (none: there is no query) of ns, blocks (4 each) and the choice's nodes (8 each; of one
+ * twice), uses of kind (8) and flags (1), nodes to avoid (8), drops of node (8) and at_s (4);
+ * ARGV[16..] the slot of each rung (2 bytes). Returns the fence as text, with a query a blank and
  * how it was placed behind it (prefix_text.h); "busy" or "gone". */
 extern const char DIRECTORY_SCRIPT_RESERVE[];
 /* Takes reservations back: ARGV[4] how many, ARGV[5..] their ids, and behind them ids whose prompts

@@ -303,6 +303,55 @@ TEST(an_identity_is_served_byte_by_byte)
     rig_close(&r);
 }
 
+/* Entry nodes of earlier versions know another query, and none: their choice stays. */
+TEST(placements_of_every_version_are_counted)
+{
+    static const struct {
+        const char *prefix;
+        bool is_answered;
+        int want;
+    } placements[] = {
+        { "", false, 200 },
+        { ",\"prefix\":{\"rungs\":\"\",\"compute\":\"0000000000000001100000000000100000\"}", false,
+          200 },
+        { ",\"by_prefix\":{}", true, 200 },
+        { ",\"by_prefix\":{\"ns\":20000,\"uses\":\"00000000000000031\",\"avoid\":\"\"}", true,
+          200 },
+        { ",\"by_prefix\":[]", false, 400 },
+        { ",\"by_prefix\":{\"ns\":16777216}", false, 400 },
+        { ",\"by_prefix\":{\"ns\":-1}", false, 400 },
+        { ",\"by_prefix\":{\"uses\":\"0000000000000003\"}", false, 400 },
+        { ",\"by_prefix\":{\"avoid\":\"x\"}", false, 400 },
+    };
+    struct rig r;
+    rig_open(&r, STR(""));
+    CHECK_EQ_INT(call(&r, "POST", "/cluster/v1/publish", NULL,
+                      STR("{\"record\":{\"identity\":\"{\\\"node\\\":\\\"0000000000000001\\\","
+                          "\\\"topic\\\":\\\"default\\\",\\\"role\\\":\\\"mixed\\\","
+                          "\\\"max_seqs\\\":99,\\\"n_blocks\\\":9}\"}}"))
+                     .http_status,
+                 200);
+    CHECK_EQ_INT(call(&r, "POST", "/cluster/v1/snapshot", NULL,
+                      STR("{\"owner\":\"0000000000000009\",\"topic\":\"default\"}"))
+                     .http_status,
+                 200);
+    for (size_t i = 0; i < COUNT_OF(placements); i++) {
+        struct buf body = { 0 };
+        buf_printf(&body,
+                   "{\"owner\":\"0000000000000009\",\"id\":\"00000000000000%02zu\",\"decode\":"
+                   "\"0000000000000001\",\"tokens\":70,\"ttl_ms\":9000%s}",
+                   10 + i, placements[i].prefix);
+        struct answer a = call(&r, "POST", "/cluster/v1/reserve", NULL, buf_str(&body));
+        if (a.http_status != placements[i].want)
+            test_fail(__FILE__, __LINE__, "%s: %d: %s", placements[i].prefix, a.http_status,
+                      a.body);
+        if (a.http_status == 200) CHECK(strstr(a.body, "\"status\":\"ok\""));
+        CHECK((strstr(a.body, "\"placed\":") != NULL) == placements[i].is_answered);
+        buf_release(&body);
+    }
+    rig_close(&r);
+}
+
 /* The longest report fits into a call; one tenant more is refused with the limit. */
 TEST(reports_have_a_limit_of_tenants)
 {
@@ -474,7 +523,8 @@ TEST(without_a_secret_a_proxy_is_no_caller)
 
 TEST_MAIN(CASE(malformed_calls_are_answered), CASE(every_refused_host_is_logged),
           CASE(a_record_of_an_earlier_version_is_logged_once),
-          CASE(an_identity_is_served_byte_by_byte), CASE(reports_have_a_limit_of_tenants),
+          CASE(an_identity_is_served_byte_by_byte), CASE(placements_of_every_version_are_counted),
+          CASE(reports_have_a_limit_of_tenants),
           CASE(a_server_that_stops_answers_those_that_still_call), CASE(long_bodies_are_refused),
           CASE(only_the_exact_proof_is_taken), CASE(who_is_not_let_in_is_known),
           CASE(a_mounted_view_has_a_limit_of_its_own), CASE(without_a_secret_a_proxy_is_no_caller))

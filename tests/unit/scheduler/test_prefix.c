@@ -211,101 +211,99 @@ TEST(it_does_not_grow)
 /* ---- text ---- */
 
 static const struct prefix_rung RUNGS[] = { { 0, 0, 64 }, { 0xffff, 0xfedcba98, PREFIX_LOAD_MAX } };
-static const struct prefix_offer COMPUTE[] = {
-    { .node = 0x8000000000000001,
-      .load = PREFIX_LOAD_MAX,
-      .per_load = PREFIX_COST_MAX,
-      .alone = true,
-      .decodes = true },
-    { .node = 1, .per_load = 1, .per_token = PREFIX_COST_MAX },
-    { .node = 3, .load = 5, .per_load = 6, .per_token = 7, .alone = true, .forgets = true },
-};
-static const struct prefix_offer DECODE[] = {
-    { .node = 2, .load = 3, .per_load = 4, .per_token = 5 }
-};
+static const struct prefix_use USES[] = { { 1, 0 }, { UINT64_MAX, PREFIX_FLAGS } };
+static const uint64_t AVOID[] = { 5, UINT64_MAX };
 static const struct prefix_drop DROPS[] = { { UINT64_MAX, UINT32_MAX } };
-static const struct prefix_query QUERY = { 1000, RUNGS, 2, COMPUTE, DECODE, 3, 1, DROPS, 1 };
+static const struct prefix_query QUERY = { .n_tokens = 1000,
+                                           .rungs = RUNGS,
+                                           .n_rungs = 2,
+                                           .uses = USES,
+                                           .n_uses = 2,
+                                           .avoid = AVOID,
+                                           .n_avoid = 2,
+                                           .drops = DROPS,
+                                           .n_drops = 1 };
 
 TEST(a_query_is_read_as_it_was_written)
 {
-    static struct prefix_query_room room;
+    struct prefix_query_room room;
     struct buf text = { 0 };
     struct prefix_query_text t;
-    struct prefix_query q;
+    struct prefix_query q = { .n_tokens = 1000, .compute = 3, .decode = 4, .ns = 5, .blocks = 6 };
     struct err err;
     buf_add_c(&text, "before");
     prefix_query_write(&QUERY, &text, &t);
     CHECK_EQ_INT(t.rungs.n, 2 * PREFIX_RUNG_TEXT);
-    CHECK_EQ_INT(t.compute.n, 3 * PREFIX_OFFER_TEXT);
-    CHECK_EQ_INT(strlen(t.decode.p), t.decode.n);
-    CHECK_OK(prefix_query_read(&t, 1000, &room, &q, &err));
-    CHECK(q.n_tokens == 1000 && q.n_rungs == 2 && q.n_compute == 3 && q.n_decode == 1);
-    CHECK(q.n_drops == 1);
-    for (size_t i = 0; i < 2; i++)
+    CHECK_EQ_INT(t.uses.n, 2 * PREFIX_USE_TEXT);
+    CHECK_EQ_INT(t.avoid.n, 2 * PREFIX_AVOID_TEXT);
+    CHECK_EQ_INT(strlen(t.uses.p), t.uses.n);
+    CHECK_OK(prefix_query_read(&t, &room, &q, &err));
+    CHECK(q.n_tokens == 1000 && q.compute == 3 && q.decode == 4 && q.ns == 5 && q.blocks == 6);
+    CHECK(q.n_rungs == 2 && q.n_uses == 2 && q.n_avoid == 2 && q.n_drops == 1);
+    for (size_t i = 0; i < 2; i++) {
         CHECK(q.rungs[i].slot == RUNGS[i].slot && q.rungs[i].tag == RUNGS[i].tag &&
               q.rungs[i].tokens == RUNGS[i].tokens);
-    for (size_t i = 0; i < 3; i++)
-        CHECK(q.compute[i].node == COMPUTE[i].node && q.compute[i].load == COMPUTE[i].load &&
-              q.compute[i].per_load == COMPUTE[i].per_load &&
-              q.compute[i].per_token == COMPUTE[i].per_token &&
-              q.compute[i].alone == COMPUTE[i].alone &&
-              q.compute[i].decodes == COMPUTE[i].decodes &&
-              q.compute[i].forgets == COMPUTE[i].forgets);
-    CHECK(q.decode[0].node == 2 && q.decode[0].per_token == 5);
+        CHECK(q.uses[i].kind == USES[i].kind && q.uses[i].flags == USES[i].flags);
+        CHECK(q.avoid[i] == AVOID[i]);
+    }
     CHECK(q.drops[0].node == UINT64_MAX && q.drops[0].at_s == UINT32_MAX);
     buf_release(&text);
 }
 
-#define ID   "0000000000000001"
-#define LOAD "0000000"
-#define COST "000001"
-#define GOOD ID "1" LOAD COST COST
+#define ID "0000000000000001"
 
 TEST(malformed_queries_are_refused)
 {
-    static struct prefix_query_room room;
-    static char many[(PREFIX_OFFERS_MAX + 1) * PREFIX_OFFER_TEXT + 1];
+    struct prefix_query_room room;
+    static char uses[(PREFIX_USES_MAX + 1) * PREFIX_USE_TEXT + 1],
+        avoid[(PREFIX_AVOID_MAX + 1) * PREFIX_AVOID_TEXT + 1];
     static const struct {
-        const char *rungs, *compute, *decode, *drops, *field;
+        const char *rungs, *uses, *avoid, *drops, *field;
     } rows[] = {
-        { "0", GOOD, "", "", "rungs" },
-        { "g0000000000000000000", GOOD, "", "", "rungs" },
-        { "000A0000000000000000", GOOD, "", "", "rungs" },
-        { "", "", "", "", "compute" },
-        { "", ID "1" LOAD COST "00000", "", "", "compute" },
-        { "", GOOD "0", "", "", "compute" },
-        { "",
-          "0000000000000000"
-          "1" LOAD COST COST,
-          "", "", "compute" },
-        { "", ID "8" LOAD COST COST, "", "", "compute" },
-        { "", ID "!" LOAD COST COST, "", "", "compute" },
-        { "", ID "0" LOAD COST COST, "", "", "compute" }, /* nobody decodes */
-        { "",
-          ID "1"
-             "8000000" COST COST,
-          "", "", "compute" },
-        { "", GOOD, "x", "", "decode" },
-        { "", GOOD, "", "0123", "drops" },
-        { "", many, "", "", "compute" },
+        { "0", "", "", "", "rungs" },
+        { "g0000000000000000000", "", "", "", "rungs" },
+        { "000A0000000000000000", "", "", "", "rungs" },
+        { "", ID, "", "", "uses" },
+        { "", ID "!", "", "", "uses" },
+        { "", "00000000000000001", "", "", "uses" }, /* kind 0 is none */
+        { "", uses, "", "", "uses" },
+        { "", ID "f", "x", "", "avoid" },
+        { "", ID "f", "000000000000000G", "", "avoid" },
+        { "", ID "f", avoid, "", "avoid" },
+        { "", ID "f", ID, "0123", "drops" },
     };
-    struct prefix_query q;
+    struct prefix_query q = { .n_tokens = 10 };
     struct err err;
-    for (size_t i = 0; i <= PREFIX_OFFERS_MAX; i++)
-        memcpy(many + i * PREFIX_OFFER_TEXT, GOOD, PREFIX_OFFER_TEXT);
+    for (size_t i = 0; i <= PREFIX_USES_MAX; i++)
+        memcpy(uses + i * PREFIX_USE_TEXT, ID "f", PREFIX_USE_TEXT);
+    for (size_t i = 0; i <= PREFIX_AVOID_MAX; i++)
+        memcpy(avoid + i * PREFIX_AVOID_TEXT, ID, PREFIX_AVOID_TEXT);
     for (size_t i = 0; i < COUNT_OF(rows); i++) {
-        const struct prefix_query_text t = { str_of(rows[i].rungs), str_of(rows[i].compute),
-                                             str_of(rows[i].decode), str_of(rows[i].drops) };
-        CHECK_STATUS(prefix_query_read(&t, 10, &room, &q, &err), ERR_INVALID);
+        const struct prefix_query_text t = { str_of(rows[i].rungs), str_of(rows[i].uses),
+                                             str_of(rows[i].avoid), str_of(rows[i].drops) };
+        CHECK_STATUS(prefix_query_read(&t, &room, &q, &err), ERR_INVALID);
         CHECK_EQ_STR(err.field, rows[i].field);
     }
-    const struct prefix_query_text t = { STR(""), STR(GOOD), STR(""), STR("") };
-    CHECK_OK(prefix_query_read(&t, 10, &room, &q, &err));
-    CHECK_STATUS(prefix_query_read(&t, PREFIX_LOAD_MAX + 1u, &room, &q, &err), ERR_INVALID);
-    many[PREFIX_OFFERS_MAX * PREFIX_OFFER_TEXT] = 0;
-    const struct prefix_query_text most = { STR(""), str_of(many), STR(""), STR("") };
-    CHECK_OK(prefix_query_read(&most, 10, &room, &q, &err));
-    CHECK_EQ_INT(q.n_compute, PREFIX_OFFERS_MAX);
+    uses[PREFIX_USES_MAX * PREFIX_USE_TEXT] = avoid[PREFIX_AVOID_MAX * PREFIX_AVOID_TEXT] = 0;
+    const struct prefix_query_text most = { STR(""), str_of(uses), str_of(avoid), STR("") };
+    CHECK_OK(prefix_query_read(&most, &room, &q, &err));
+    CHECK(q.n_uses == PREFIX_USES_MAX && q.n_avoid == PREFIX_AVOID_MAX);
+}
+
+TEST(numbers_of_queries_have_limits)
+{
+    const struct prefix_query_text t = { STR(""), STR(ID "f"), STR(""), STR("") };
+    struct prefix_query_room room;
+    struct prefix_query q = { .n_tokens = PREFIX_LOAD_MAX, .ns = PREFIX_COST_MAX };
+    struct err err;
+    CHECK_OK(prefix_query_read(&t, &room, &q, &err));
+    q.n_tokens++;
+    CHECK_STATUS(prefix_query_read(&t, &room, &q, &err), ERR_INVALID);
+    CHECK_EQ_STR(err.field, "tokens");
+    q.n_tokens = 10;
+    q.ns++;
+    CHECK_STATUS(prefix_query_read(&t, &room, &q, &err), ERR_INVALID);
+    CHECK_EQ_STR(err.field, "ns");
 }
 
 TEST(what_was_placed_is_read_as_it_was_written)
@@ -349,4 +347,4 @@ TEST_MAIN(CASE(rungs_are_about_a_third_apart_and_fit_every_block_size),
           CASE(less_than_a_quarter_is_not_asked_for), CASE(the_newest_nodes_of_each_kind_are_kept),
           CASE(another_key_takes_its_slot_and_age_ends_all), CASE(it_does_not_grow),
           CASE(a_query_is_read_as_it_was_written), CASE(malformed_queries_are_refused),
-          CASE(what_was_placed_is_read_as_it_was_written))
+          CASE(numbers_of_queries_have_limits), CASE(what_was_placed_is_read_as_it_was_written))

@@ -1,10 +1,14 @@
-/* test_prefix_pick.c - which of the offered nodes a placement takes, and who becomes a keeper. */
+/* test_prefix_pick.c - which nodes a placement takes, and who becomes a keeper. */
 #include <string.h>
 
 #include "scheduler/prefix/prefix_pick.h"
+#include "shared/base/mem.h"
 #include "tests/harness/test.h"
 
 enum { P1 = 1, P2, P3, D1 = 11, D2, M1 = 21, N = 32, NOW = 2000, NS = 100, PROMPT = 1000 };
+
+/* Kinds of nodes: those that prefill, those that decode, mixed ones, and others. */
+enum { KIND_P = 1, KIND_D, KIND_M, KIND_OTHER };
 
 /* Rungs at 100, 200, .. 900 tokens of a prompt of 1,000. */
 enum { RUNGS = 9 };
@@ -13,7 +17,7 @@ struct rig {
     struct prefix_table *table;
     struct prefix_node nodes[N];
     struct prefix_rung rungs[RUNGS];
-    struct prefix_offer compute[8], decode[8];
+    struct prefix_use uses[KIND_M];
     struct prefix_query q;
     struct prefix_picked got;
 };
@@ -24,33 +28,32 @@ static void look(void *arg, uint64_t node, struct prefix_node *out)
     *out = ((struct rig *)arg)->nodes[node];
 }
 
-static void offer_compute(struct rig *r, uint64_t node, bool alone, bool decodes)
-{
-    r->compute[r->q.n_compute++] = (struct prefix_offer){
-        .node = node, .per_load = NS, .per_token = NS, .alone = alone, .decodes = decodes
-    };
-}
-
-static void offer_decode(struct rig *r, uint64_t node)
-{
-    r->decode[r->q.n_decode++] =
-        (struct prefix_offer){ .node = node, .per_load = 256, .per_token = 1 };
-}
-
 static void rig_open(struct rig *r)
 {
     *r = (struct rig){ .table = prefix_table_create() };
     for (uint32_t i = 0; i < RUNGS; i++)
         r->rungs[i] = (struct prefix_rung){ (uint16_t)(50 + i), 900 + i, 100 * (i + 1) };
     for (size_t i = 0; i < N; i++)
-        r->nodes[i] = (struct prefix_node){
-            .lives = true, .wait_us = 1000000, .max_seqs = 8, .n_blocks = 100
-        };
+        r->nodes[i] = (struct prefix_node){ .lives = true,
+                                            .wait_us = 1000000,
+                                            .max_seqs = 8,
+                                            .n_blocks = 100,
+                                            .bid = { .kind = i < D1   ? KIND_P
+                                                             : i < M1 ? KIND_D
+                                                             : i < 30 ? KIND_M
+                                                                      : KIND_OTHER } };
+    r->uses[0] = (struct prefix_use){ KIND_P, PREFIX_COMPUTES };
+    r->uses[1] = (struct prefix_use){ KIND_D, PREFIX_TAKES | PREFIX_DECODE };
+    r->uses[2] = (struct prefix_use){ KIND_M, PREFIX_COMPUTES | PREFIX_ALONE };
     r->q = (struct prefix_query){ .n_tokens = PROMPT,
                                   .rungs = r->rungs,
                                   .n_rungs = RUNGS,
-                                  .compute = r->compute,
-                                  .decode = r->decode };
+                                  .compute = P1,
+                                  .decode = D1,
+                                  .uses = r->uses,
+                                  .n_uses = COUNT_OF(r->uses),
+                                  .ns = NS,
+                                  .blocks = 50 };
 }
 
 static void rig_close(struct rig *r) { prefix_table_free(r->table); }
@@ -74,24 +77,26 @@ static enum status pick(struct rig *r)
 static void check_nodes(struct rig *r, uint64_t compute, uint64_t decode)
 {
     CHECK_OK(pick(r));
-    CHECK_EQ_INT(r->got.compute->node, compute);
-    CHECK_EQ_INT(r->got.decode ? r->got.decode->node : 0, decode);
+    CHECK_EQ_INT(r->got.compute, compute);
+    CHECK_EQ_INT(r->got.decode, decode);
 }
 
-static void offer_pairs(struct rig *r)
+/* Decode nodes may compute a prompt. */
+static void let_decode_compute(struct rig *r)
 {
-    rig_open(r);
-    offer_compute(r, P1, false, false);
-    offer_compute(r, P2, false, false);
-    offer_compute(r, P3, false, false);
-    offer_decode(r, D1);
-    offer_decode(r, D2);
+    r->uses[1].flags |= PREFIX_COMPUTES | PREFIX_ALONE;
+}
+
+static void choose_alone(struct rig *r, uint64_t node)
+{
+    r->q.compute = node;
+    r->q.decode = 0;
 }
 
 TEST(without_keepers_the_choice_stays)
 {
     struct rig r;
-    offer_pairs(&r);
+    rig_open(&r);
     check_nodes(&r, P1, D1);
     CHECK(r.got.expected.known && r.got.expected.compute.tokens == 0 && !r.got.expected.keeper);
     CHECK_EQ_INT(r.got.n_compute, PROMPT);
@@ -103,36 +108,60 @@ TEST(without_keepers_the_choice_stays)
 TEST(a_keeper_is_taken_while_its_load_costs_less_than_it_saves)
 {
     struct rig r;
-    offer_pairs(&r);
+    rig_open(&r);
     keep(&r, P2, false, 6, 900);
     check_nodes(&r, P2, D1);
     CHECK_EQ_INT(r.got.expected.compute.tokens, 600);
     CHECK_EQ_INT(r.got.expected.compute.at_s, 900);
     CHECK_EQ_INT(r.got.n_compute, 400);
-    r.nodes[P2].tokens = 599; /* what the directory counts */
+    r.nodes[P2].tokens = 719; /* what the directory counts; a token kept is worth 1.2 of them */
     check_nodes(&r, P2, D1);
-    r.nodes[P2].tokens = 600;
+    r.nodes[P2].tokens = 720;
     check_nodes(&r, P1, D1);
     CHECK(r.got.expected.keeper == P2 && r.got.expected.keeper_tokens == 600);
     r.nodes[P1].tokens = 1;
     check_nodes(&r, P2, D1);
-    r.compute[1].load = 1; /* what the entry node knows beside */
-    check_nodes(&r, P1, D1);
-    r.nodes[P2].wait_us = 59; /* 590 of the 600 should be left */
+    r.nodes[P1].tokens = 0;
+    r.nodes[P2].wait_us = 71; /* 710 of the 720 should be left */
     check_nodes(&r, P2, D1);
-    CHECK_EQ_INT(r.got.busy_us, 59 + 40);
-    r.compute[1].load = 11;
+    CHECK_EQ_INT(r.got.busy_us, 71 + 40);
+    r.nodes[P2].tokens = 0;
+    r.nodes[P2].bid.ns = 2 * NS; /* a slower one: 240 for each of 400 */
+    check_nodes(&r, P2, D1);
+    r.nodes[P2].bid.ns = 5 * NS / 2;
     check_nodes(&r, P1, D1);
-    r.compute[1].load = 0;
-    r.compute[1].per_token = r.compute[1].per_load = 2 * NS; /* a slower one: 2,000 for 400 */
+    r.nodes[P2].bid.grouped = true; /* all wait for the fullest, but it has less to compute */
+    check_nodes(&r, P2, D1);
+    rig_close(&r);
+}
+
+TEST(what_a_node_says_counts_where_the_directory_has_counted_nothing)
+{
+    struct rig r;
+    rig_open(&r);
+    keep(&r, P2, false, 6, 900);
+    r.nodes[P2].bid.waiting = 719;
+    check_nodes(&r, P2, D1);
+    r.nodes[P2].bid.waiting = 720;
     check_nodes(&r, P1, D1);
+    r.nodes[P2].tokens = 1;
+    check_nodes(&r, P2, D1);
+    r.nodes[P2].tokens = 0;
+    r.nodes[P2].bid.waiting = 0;
+    r.nodes[P2].bid.seqs = 22; /* 32 tokens each */
+    check_nodes(&r, P2, D1);
+    r.nodes[P2].seqs = 23;
+    check_nodes(&r, P1, D1);
+    r.nodes[P2] = (struct prefix_node){ .lives = true,
+                                        .bid = { KIND_P, UINT32_MAX, UINT32_MAX, UINT32_MAX, 0 } };
+    check_nodes(&r, P1, D1); /* whatever is in a table */
     rig_close(&r);
 }
 
 TEST(those_that_keep_most_are_compared)
 {
     struct rig r;
-    offer_pairs(&r);
+    rig_open(&r);
     keep(&r, P1, false, 5, 700); /* the choice keeps less, which does not count */
     keep(&r, P3, false, 9, 700);
     keep(&r, P2, false, 9, 800);
@@ -142,7 +171,7 @@ TEST(those_that_keep_most_are_compared)
     check_nodes(&r, P3, D1);
     CHECK_EQ_INT(r.got.expected.compute.tokens, 900);
     CHECK_EQ_INT(r.got.expected.compute.at_s, 700);
-    r.nodes[P2].tokens = r.nodes[P3].tokens = 900;
+    r.nodes[P2].tokens = r.nodes[P3].tokens = 1080;
     check_nodes(&r, P1, D1);
     CHECK_EQ_INT(r.got.expected.compute.tokens, 0);
     CHECK(r.got.expected.keeper == P2 && r.got.expected.keeper_tokens == 900);
@@ -152,10 +181,10 @@ TEST(those_that_keep_most_are_compared)
     rig_close(&r);
 }
 
-TEST(who_is_dead_old_not_offered_or_has_dropped_it_is_passed_over)
+TEST(who_is_dead_old_avoided_or_has_dropped_it_is_passed_over)
 {
     struct rig r;
-    offer_pairs(&r);
+    rig_open(&r);
     keep(&r, P2, false, 6, 900);
     r.nodes[P2].lives = false;
     check_nodes(&r, P1, D1);
@@ -164,10 +193,20 @@ TEST(who_is_dead_old_not_offered_or_has_dropped_it_is_passed_over)
     check_nodes(&r, P1, D1);
     r.nodes[P2].dropped_s = 899;
     check_nodes(&r, P2, D1);
-    keep(&r, 30, false, 9, 950); /* avoided, or of another model */
+    keep(&r, 30, false, 9, 950); /* of another kind */
     check_nodes(&r, P2, D1);
+    r.nodes[30].bid.kind = 0; /* of an earlier version */
+    check_nodes(&r, P2, D1);
+    const uint64_t avoid[] = { 5, P2 };
+    r.q.avoid = avoid;
+    r.q.n_avoid = COUNT_OF(avoid);
+    check_nodes(&r, P1, D1);
+    CHECK(!r.got.expected.keeper);
+    r.q.compute = P2; /* the choice is not taken instead */
+    check_nodes(&r, P2, D1);
+    CHECK_EQ_INT(r.got.expected.compute.tokens, 600);
     rig_close(&r);
-    offer_pairs(&r);
+    rig_open(&r);
     keep(&r, P2, false, 6, NOW - PREFIX_TTL_S);
     check_nodes(&r, P1, D1);
     keep(&r, P3, false, 6, NOW - PREFIX_TTL_S + 1);
@@ -179,7 +218,7 @@ TEST(who_is_dead_old_not_offered_or_has_dropped_it_is_passed_over)
 TEST(a_shorter_beginning_is_newer_than_what_was_dropped)
 {
     struct rig r;
-    offer_pairs(&r);
+    rig_open(&r);
     keep(&r, P2, false, 9, 500);
     keep(&r, P2, false, 4, 900);
     r.nodes[P2].dropped_s = 600;
@@ -193,7 +232,7 @@ TEST(nothing_is_concluded_from_a_young_keeper)
 {
     struct rig r;
     for (uint32_t young = 0; young < 2; young++) {
-        offer_pairs(&r);
+        rig_open(&r);
         keep(&r, P2, false, 6, NOW - PREFIX_YOUNG_S + young);
         check_nodes(&r, P2, D1);
         CHECK_EQ_INT(r.got.expected.compute.tokens, 600);
@@ -205,9 +244,8 @@ TEST(nothing_is_concluded_from_a_young_keeper)
 TEST(a_decode_node_that_keeps_it_is_sent_less)
 {
     struct rig r;
-    offer_pairs(&r);
+    rig_open(&r);
     keep(&r, D2, true, 6, 900);
-    r.compute[0].load = 0;
     r.nodes[D1].seqs = r.nodes[D2].seqs = 2;
     check_nodes(&r, P1, D2);
     CHECK_EQ_INT(r.got.expected.decode.tokens, 600);
@@ -222,29 +260,35 @@ TEST(a_decode_node_that_keeps_it_is_sent_less)
 TEST(a_decode_node_computes_a_short_rest_itself)
 {
     struct rig r;
-    offer_pairs(&r);
-    offer_compute(&r, D2, true, true);
+    rig_open(&r);
+    let_decode_compute(&r);
     keep(&r, D2, true, 9, 900);
     check_nodes(&r, D2, 0);
     CHECK_EQ_INT(r.got.n_compute, 100);
-    r.compute[3].per_token = 10 * NS; /* nine sequences that run there wait */
+    r.nodes[D2].bid.ns = 10 * NS;
     check_nodes(&r, P1, D2);
-    r.compute[3].per_token = NS;
+    r.nodes[D2].bid.ns = 0;
+    r.nodes[D2].bid.seqs = 3; /* that run there wait: 400 for each of 100 and of 96 */
+    check_nodes(&r, D2, 0);
+    r.nodes[D2].bid.seqs = 4;
+    check_nodes(&r, P1, D1);
+    r.nodes[P1].bid.waiting = 100000;
+    r.nodes[D2].bid.seqs = PREFIX_ALONE_SEQS;
+    check_nodes(&r, D2, 0);
+    r.nodes[D2].bid.seqs++;
+    check_nodes(&r, P1, D1);
+    r.nodes[D2].bid.seqs = 0;
     r.nodes[D2].seqs = 8; /* it is full */
     check_nodes(&r, P1, D1);
-    r.nodes[D2].seqs = 0;
-    rig_close(&r);
-    offer_pairs(&r);
-    offer_compute(&r, D2, true, true);
-    keep(&r, D2, true, 4, 900); /* a long rest is a prefill node's work, ... */
-    check_nodes(&r, P1, D2);
     rig_close(&r);
     rig_open(&r);
-    offer_compute(&r, D1, true, true);
-    offer_compute(&r, D2, true, true);
-    keep(&r, D2, true, 4, 900); /* ... if there is one */
+    let_decode_compute(&r);
+    keep(&r, D2, true, 4, 900); /* a long rest is a prefill node's work, ... */
+    check_nodes(&r, P1, D2);
+    choose_alone(&r, D1); /* ... if there is one */
     check_nodes(&r, D2, 0);
     CHECK_EQ_INT(r.got.n_compute, 600);
+    CHECK(!r.got.keep[0] && r.got.keep[1] == D2);
     rig_close(&r);
 }
 
@@ -252,10 +296,12 @@ TEST(who_has_no_place_is_passed_over)
 {
     struct rig r;
     rig_open(&r);
-    offer_compute(&r, M1, true, false);
-    offer_compute(&r, M1 + 1, true, false);
+    choose_alone(&r, M1);
     keep(&r, M1 + 1, false, 9, 900);
     check_nodes(&r, M1 + 1, 0);
+    r.q.blocks = 101; /* for the whole answer its pool is too small */
+    check_nodes(&r, M1, 0);
+    r.q.blocks = 100;
     r.nodes[M1 + 1].blocks = 91;
     check_nodes(&r, M1, 0);
     r.nodes[M1].seqs = 8;
@@ -263,7 +309,7 @@ TEST(who_has_no_place_is_passed_over)
     r.nodes[M1 + 1].blocks = 90;
     check_nodes(&r, M1 + 1, 0);
     rig_close(&r);
-    offer_pairs(&r);
+    rig_open(&r);
     r.nodes[D1].seqs = 8;
     CHECK_STATUS(pick(&r), ERR_BUSY);
     keep(&r, D2, true, 1, 900);
@@ -271,34 +317,47 @@ TEST(who_has_no_place_is_passed_over)
     rig_close(&r);
 }
 
+/* Whatever a query says of kinds. */
+TEST(a_node_that_is_taken_for_both_does_both)
+{
+    struct rig r;
+    rig_open(&r);
+    r.uses[1].flags = PREFIX_COMPUTES | PREFIX_TAKES | PREFIX_DECODE;
+    keep(&r, D2, true, 9, 900);
+    check_nodes(&r, D2, 0);
+    r.uses[1].flags = PREFIX_COMPUTES; /* where one node was chosen, any is alone */
+    choose_alone(&r, P1);
+    check_nodes(&r, D2, 0);
+    rig_close(&r);
+}
+
 TEST(the_nodes_that_were_taken_become_keepers)
 {
     struct rig r;
-    offer_pairs(&r);
+    rig_open(&r);
     check_nodes(&r, P1, D1);
-    prefix_note_picked(r.table, &r.q, &r.got, NOW);
-    for (size_t i = 0; i < RUNGS; i++) {
-        const struct prefix_slot *s = prefix_table_find(r.table, &r.rungs[i], NOW);
-        CHECK(s && s->keepers[0][0].node == P1 && s->keepers[1][0].node == D1);
-    }
+    CHECK(r.got.keep[0] == P1 && r.got.keep[1] == D1);
+    keep(&r, P2, false, 9, 900);
+    check_nodes(&r, P2, D1);
+    CHECK(r.got.keep[0] == P2 && r.got.keep[1] == D1);
     rig_close(&r);
     rig_open(&r);
-    offer_compute(&r, D1, true, true);
+    choose_alone(&r, D1); /* of a kind that decodes */
     check_nodes(&r, D1, 0);
-    prefix_note_picked(r.table, &r.q, &r.got, NOW);
-    const struct prefix_slot *s = prefix_table_find(r.table, &r.rungs[0], NOW);
-    CHECK(s && !s->keepers[0][0].node && s->keepers[1][0].node == D1);
+    CHECK(!r.got.keep[0] && r.got.keep[1] == D1);
+    choose_alone(&r, M1);
+    check_nodes(&r, M1, 0);
+    CHECK(r.got.keep[0] == M1 && !r.got.keep[1]);
     rig_close(&r);
 }
 
 TEST(who_has_no_such_cache_is_no_keeper)
 {
     struct rig r;
-    offer_pairs(&r);
-    r.compute[0].forgets = r.decode[0].forgets = true;
+    rig_open(&r);
+    r.nodes[P1].bid.kind = r.nodes[D1].bid.kind = 0;
     check_nodes(&r, P1, D1);
-    prefix_note_picked(r.table, &r.q, &r.got, NOW);
-    CHECK(!prefix_table_find(r.table, &r.rungs[0], NOW));
+    CHECK(!r.got.keep[0] && !r.got.keep[1]);
     keep(&r, P1, false, 9, 900); /* as if it had had one */
     keep(&r, D1, true, 9, 900);
     check_nodes(&r, P1, D1);
@@ -313,18 +372,16 @@ TEST(a_hot_prefix_spreads)
 {
     struct rig r;
     int n_taken[N] = { 0 };
-    offer_pairs(&r);
+    rig_open(&r);
     for (int i = 0; i < 300; i++) {
         uint64_t least = P1;
         for (uint64_t p = P2; p <= P3; p++)
             if (r.nodes[p].tokens < r.nodes[least].tokens) least = p;
-        r.compute[0].node = least; /* the entry node's choice is the least loaded */
-        for (uint32_t k = 1, p = P1; p <= P3; p++)
-            if (p != least) r.compute[k++].node = p;
+        r.q.compute = least; /* the entry node's choice is the least loaded */
         CHECK_OK(pick(&r));
-        prefix_note_picked(r.table, &r.q, &r.got, NOW);
-        n_taken[r.got.compute->node]++;
-        r.nodes[r.got.compute->node].tokens += r.got.n_compute;
+        prefix_table_note(r.table, r.q.rungs, r.q.n_rungs, r.got.keep, NOW);
+        n_taken[r.got.compute]++;
+        r.nodes[r.got.compute].tokens += r.got.n_compute;
         for (uint64_t p = P1; p <= P3; p++) /* each computes 60 tokens meanwhile */
             r.nodes[p].tokens -= r.nodes[p].tokens < 60 ? r.nodes[p].tokens : 60;
     }
@@ -334,8 +391,9 @@ TEST(a_hot_prefix_spreads)
 
 TEST_MAIN(CASE(without_keepers_the_choice_stays),
           CASE(a_keeper_is_taken_while_its_load_costs_less_than_it_saves),
-          CASE(those_that_keep_most_are_compared),
-          CASE(who_is_dead_old_not_offered_or_has_dropped_it_is_passed_over),
+          CASE(what_a_node_says_counts_where_the_directory_has_counted_nothing),
+          CASE(a_node_that_is_taken_for_both_does_both), CASE(those_that_keep_most_are_compared),
+          CASE(who_is_dead_old_avoided_or_has_dropped_it_is_passed_over),
           CASE(a_shorter_beginning_is_newer_than_what_was_dropped),
           CASE(nothing_is_concluded_from_a_young_keeper),
           CASE(a_decode_node_that_keeps_it_is_sent_less),

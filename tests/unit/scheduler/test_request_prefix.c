@@ -104,12 +104,8 @@ TEST(prefix_a_busy_prefill_node_gives_way_to_the_decode_node)
     struct directory_placed placed;
     open_caching(&w, "pd");
     struct attempt first = play_whole(&w, &c, 0);
-    const struct prefix_offer compute = { .node = first.prefill->id,
-                                          .per_load = 1000000,
-                                          .per_token = 1000000 },
-                              decode = { .node = first.decode->id };
     const struct prefix_query q = {
-        .n_tokens = 5000, .compute = &compute, .n_compute = 1, .decode = &decode, .n_decode = 1
+        .n_tokens = 5000, .compute = first.prefill->id, .decode = first.decode->id, .ns = 1000000
     };
     const struct placement p = { .request = 77,
                                  .prefill = first.prefill->id,
@@ -187,10 +183,7 @@ TEST(prefix_the_keeper_that_was_too_busy_is_named)
     open_caching(&w, "mm");
     struct attempt first = play_whole_run(&w, &c);
     CHECK_EQ_STR(c.end.trace.kept_node, "");
-    const struct prefix_offer busy = { .node = first.decode->id,
-                                       .per_load = 1000000,
-                                       .alone = true };
-    const struct prefix_query q = { .n_tokens = 5000, .compute = &busy, .n_compute = 1 };
+    const struct prefix_query q = { .n_tokens = 5000, .compute = first.decode->id, .ns = 1000000 };
     const struct placement p = { .request = 77,
                                  .decode = first.decode->id,
                                  .tokens = 5000,
@@ -214,6 +207,39 @@ TEST(prefix_the_keeper_that_was_too_busy_is_named)
     world_close(&w);
 }
 
+/* Tells how many placements there were before it, and is over. */
+static uint64_t fence_now(struct world *w, uint64_t node)
+{
+    struct directory_placed placed;
+    const struct placement p = {
+        .request = 77, .decode = node, .tokens = 1, .blocks = 1, .ttl_ms = 60000
+    };
+    CHECK_OK(directory_local_reserve(w->directory, &p, 0, &placed));
+    directory_local_release(w->directory, 77);
+    return placed.fence;
+}
+
+/* As this node sees it the keeper has another model now, whatever the directory was told of it: the
+ * request is placed again when the view is new. The view may become so before. */
+TEST(prefix_a_keeper_of_another_model_is_refused)
+{
+    struct world w;
+    struct client c;
+    uint64_t n_placed = 0;
+    open_caching(&w, "mm");
+    const uint64_t keeper = play_whole_run(&w, &c).decode->id;
+    for (int i = 0; i < 5 && n_placed != 2; i++) {
+        const uint64_t before = fence_now(&w, keeper);
+        for (size_t k = 0; k < w.s->entry.view.n_nodes; k++)
+            if (w.s->entry.view.nodes[k].node == keeper) w.s->entry.view.nodes[k].model++;
+        CHECK(play_whole_run(&w, &c).decode->id == keeper);
+        n_placed = fence_now(&w, keeper) - before - 1;
+    }
+    CHECK_EQ_INT(n_placed, 2);
+    world_check_idle(&w);
+    world_close(&w);
+}
+
 TEST(prefix_nodes_without_a_cache_are_chosen_by_load)
 {
     struct world w;
@@ -232,4 +258,5 @@ TEST_MAIN(CASE(prefix_equal_prompts_go_to_the_node_that_has_it),
           CASE(prefix_a_busy_prefill_node_gives_way_to_the_decode_node),
           CASE(prefix_a_moved_request_is_split_again), CASE(prefix_prompt_logprobs_ask_for_nobody),
           CASE(prefix_the_keeper_that_was_too_busy_is_named),
+          CASE(prefix_a_keeper_of_another_model_is_refused),
           CASE(prefix_nodes_without_a_cache_are_chosen_by_load))
