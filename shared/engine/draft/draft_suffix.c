@@ -133,7 +133,8 @@ static struct guess guess(const struct draft_config *c, const struct draft_reque
     struct voter voters[VOTERS_MAX];
     const struct suffix_seq *s = seq_of(r->seq);
     struct guess best = { 0 };
-    uint32_t n = gather(&s->far, r, LONG_MATCH, UINT32_MAX, voters);
+    const uint32_t long_match = c->lookup_min > LONG_MATCH ? c->lookup_min : LONG_MATCH;
+    uint32_t n = gather(&s->far, r, long_match, UINT32_MAX, voters);
     n += gather(&s->near, r, c->lookup_min, LONG_MATCH, voters + n);
     for (uint32_t least = longest(voters, n); n > 0;) {
         const struct guess g = guess_by(r, voters, n, least);

@@ -202,6 +202,8 @@ TEST(suffix_takes_what_most_often_followed)
     check_drafts(o, 2, 8, "a", 4, "");
     /* after "ab" the text went on in six ways: none has a fifth of the votes */
     check_drafts(o, 2, 8, "ab1 ab2 ab3 ab4 ab5 ab6 xab", 4, "");
+    check_drafts(o, 12, 16, "longmatch-abX+longmatch-ab", 1, "X");
+    check_drafts(o, 13, 16, "longmatch-abX+longmatch-ab", 1, ""); /* twelve are too few */
     /* one match of twelve against six of two */
     check_drafts(o, 2, 8, "longmatch-abX+ab2 ab2 ab2 ab2 longmatch-ab", 1, "X");
 }
