@@ -90,6 +90,11 @@ enum status draft_options_read(const struct config *c, struct draft_config *out,
     const char *json = config_string(c, "speculative-config"), *other = other_option(c);
     struct buf translated = { 0 };
     *out = (struct draft_config){ 0 };
+    if (!other && config_is_set(c, "speculative-num-steps"))
+        buf_printf(notes, "note: %s has no effect: %s\n",
+                   config_source_text(c, "speculative-num-steps"),
+                   json ? "--speculative-config has num_speculative_tokens"
+                        : "it needs --speculative-algorithm or --speculative-draft-model-path");
     if (!json && !other) return OK;
     if (json && other)
         return err_field(err, ERR_CONFIG, other,

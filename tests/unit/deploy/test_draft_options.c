@@ -161,6 +161,12 @@ static const struct spelling SPELLINGS[] = {
     { { "-md", "/s.gguf" }, { NULL, "draft", 4, 2, 16, "/s.gguf", NULL } },
     { { "-md", "/s.gguf", "--draft-max", "16" },
       { NULL, "draft", 8, 2, 16, "/s.gguf", "at most 8 drafts" } },
+    { { "--speculative-num-steps", "3" },
+      { NULL, "", 0, 0, 0, NULL,
+        "--speculative-num-steps has no effect: it needs --speculative-algorithm" } },
+    { { "--draft-max", "3", "--speculative-config", "{\"method\":\"ngram\"}" },
+      { NULL, "ngram", 8, 2, 16, NULL,
+        "has no effect: --speculative-config has num_speculative_tokens" } },
     { { "--port", "1" }, { NULL, "", 0, 0, 0, NULL, NULL } },
 };
 
