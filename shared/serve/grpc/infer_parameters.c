@@ -1,6 +1,7 @@
 /* infer_parameters.c - see infer_parameters.h. Thread: any. */
 #include "shared/serve/grpc/infer_parameters.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "shared/base/json/json.h"
@@ -92,7 +93,7 @@ static bool add_number(const Inference__InferParameter *v, struct buf *out)
     case CHOICE(UINT64_PARAM):
         buf_printf(out, "%llu", (unsigned long long)v->uint64_param);
         return true;
-    case CHOICE(DOUBLE_PARAM): json_add_f64(out, v->double_param); return true;
+    case CHOICE(DOUBLE_PARAM): json_add_f64(out, v->double_param); return isfinite(v->double_param);
     default: return false;
     }
 }
@@ -114,7 +115,7 @@ static bool add_value(const Inference__InferParameter *v, enum parameter_kind ki
 static enum status add_one(const Inference__Parameter *p, uint32_t *seen, struct buf *out,
                            struct err *err)
 {
-    static const char *const needed[] = { "an int64_param, a uint64_param or a double_param",
+    static const char *const needed[] = { "an int64_param, a uint64_param or a finite double_param",
                                           "a bool_param", "a string_param" };
     for (size_t i = 0; i < COUNT_OF(KNOWN); i++) {
         if (strcmp(p->key, KNOWN[i].name) != 0) continue;

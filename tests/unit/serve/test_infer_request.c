@@ -2,6 +2,8 @@
  * both forms, raw and typed contents, parameters, and every way to get them wrong. */
 #include "shared/serve/grpc/infer_request.h"
 
+#include <math.h>
+
 #include "shared/base/json/json.h"
 #include "shared/serve/grpc/json_scan.h"
 #include "tests/unit/serve/infer_message.h"
@@ -239,6 +241,14 @@ TEST(what_is_wrong_is_named)
           true,
           ERR_INVALID,
           "must be an int64_param" },
+        { { TEXT("a"), .parameters = { { .key = "temperature", .real = (double)NAN } } },
+          true,
+          ERR_INVALID,
+          "or a finite double_param" },
+        { { TEXT("a"), .parameters = { { .key = "top_p", .real = (double)INFINITY } } },
+          true,
+          ERR_INVALID,
+          "or a finite double_param" },
         { { TEXT("a"), .parameters = { { .key = "ignore_eos", .number = 1 } } },
           true,
           ERR_INVALID,
