@@ -38,7 +38,8 @@ struct grpc_limits {
     size_t large_bodies_bytes; /* of all large messages; as much may wait to be parsed */
     uint32_t body_wait_ms;     /* for room among them */
     /* Frames of a connection that only cost may come this fast, with as many at once as `burst`;
-     * each answer of the server allows for one more. Then streams that the client ends itself. */
+     * each answer of the server allows for one more. Then streams that the client ends itself, or
+     * begins beyond n_calls. */
     uint32_t control_burst, control_per_s, reset_burst, reset_per_s;
 };
 /* 16 KiB, 100, 45 MiB, 10,000, no limits of a client, 512, 32,768, 1,024, 10 s, 300 s, 60 s, 60 s,

@@ -141,11 +141,20 @@ static int on_stream_close(nghttp2_session *session, int32_t stream, uint32_t er
 
 /* ---- frames that go ---- */
 
+/* Streams beyond the limit, which nghttp2 refuses before there is a call, cost a head each. */
+static void count_refused(struct grpc_conn *c, const nghttp2_frame *f)
+{
+    const struct grpc_limits *l = &c->server->o.limits;
+    if (f->hd.type == NGHTTP2_RST_STREAM && f->rst_stream.error_code == NGHTTP2_REFUSED_STREAM)
+        (void)count_cost(c, &c->resets, l->reset_burst, l->reset_per_s); /* as on_stream_close */
+}
+
 /* The client may send on after the answer's end, which nobody reads. */
 static int on_sent(nghttp2_session *session, const nghttp2_frame *f, void *arg)
 {
     struct grpc_conn *c = arg;
     const int32_t stream = f->hd.stream_id;
+    count_refused(c, f);
     if (f->hd.type != NGHTTP2_HEADERS && f->hd.type != NGHTTP2_DATA) return 0;
     allow_control(c);
     if ((f->hd.flags & NGHTTP2_FLAG_END_STREAM) &&

@@ -135,6 +135,22 @@ TEST(resets_that_the_server_was_made_to_send_count_too)
     site_close(&s);
 }
 
+/* Calls beyond those that a connection may have are refused before there is anything to reset. */
+TEST(a_flood_of_refused_calls_ends_the_connection)
+{
+    struct grpc_site s = { .limits = { .n_calls = 8, .reset_burst = 100, .reset_per_s = 1 } };
+    struct buf b = { 0 }, head = { 0 };
+    site_open(&s);
+    raw_head(&head, "/t.T/HoldOne");
+    for (uint32_t i = 0; i < 3000; i++)
+        raw_frame(&b, NGHTTP2_HEADERS, NGHTTP2_FLAG_END_HEADERS, 2 * i + 1, head.data, head.len);
+    check_flood(&s, &b, 1, NGHTTP2_ENHANCE_YOUR_CALM);
+    CHECK_EQ_INT(s.n_begun, 8 + 1); /* and that of check_serves */
+    buf_release(&b);
+    buf_release(&head);
+    site_close(&s);
+}
+
 /* CVE-2024-28182: a head without an end. */
 TEST(a_head_in_endless_pieces_ends_the_connection)
 {
@@ -584,6 +600,7 @@ TEST_MAIN(CASE(floods_of_frames_that_only_cost_end_the_connection),
           CASE(pings_between_answers_are_no_flood), CASE(empty_data_frames_are_a_flood),
           CASE(rapid_resets_end_the_connection),
           CASE(resets_that_the_server_was_made_to_send_count_too),
+          CASE(a_flood_of_refused_calls_ends_the_connection),
           CASE(a_head_in_endless_pieces_ends_the_connection),
           CASE(a_head_that_is_too_large_ends_its_call_alone), CASE(what_is_not_http2_is_told_so),
           CASE(more_calls_than_one_connection_may_have_are_refused), CASE(calls_are_limited_in_all),
