@@ -103,6 +103,7 @@ enum status file_list_add(struct file_list *l, const struct pull_file *f, struct
     to->url = copy(l, f->url);
     to->version = f->version ? copy(l, f->version) : "";
     to->tag = copy(l, f->tag);
+    to->modified = copy(l, f->modified);
     return OK;
 }
 

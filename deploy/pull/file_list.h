@@ -41,7 +41,8 @@ struct pull_file {
     const char *url;     /* where it is; NULL: the source's usual place (hub.h) */
     const char *version; /* changes with the content where there is no sum; "" unknown */
     const char *tag;     /* of answers about it: another one is of another content; NULL: unknown */
-    uint64_t size;       /* FILE_SIZE_UNKNOWN: not said */
+    const char *modified; /* of answers without a tag, likewise */
+    uint64_t size;        /* FILE_SIZE_UNKNOWN: not said */
     struct sum sum;
     bool chosen; /* choose.h */
 };

@@ -19,6 +19,8 @@
 
 #define CONFIG "config.json"
 
+enum { LOCK_TRIES = 1000 /* pulls that end between making their folder and opening its lock */ };
+
 static enum status io(struct err *err, const char *path, const char *what)
 {
     return err_set(err, ERR_IO, "%s cannot be %s: %s", path, what, strerror(errno));
@@ -117,10 +119,10 @@ static void write_pid(int fd)
  * longer there, and begin again. */
 static enum status lock(struct pull_folder *f, const char *path, int *pid, struct err *err)
 {
-    for (;;) {
+    for (int i = 0;; i++) {
         TRY(make_folders_of(path, err));
         int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-        if (fd < 0 && errno == ENOENT) continue;
+        if (fd < 0 && errno == ENOENT && i < LOCK_TRIES) continue; /* not a link to nothing */
         if (fd < 0) return io(err, path, "opened");
         if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
             const int why = errno;

@@ -60,7 +60,8 @@ static void take_head(struct pull *p, struct pull_file *f, const struct answer_h
     else if (h->has_range) f->size = h->range_total;
     else if (h->has_length && h->status == 200) f->size = h->length;
     f->version = arena_strndup(&p->list.arena, version, strlen(version));
-    if (h->etag[0]) f->tag = arena_strndup(&p->list.arena, h->etag, strlen(h->etag));
+    if (h->etag[0]) f->tag = f->version;
+    else if (h->modified[0]) f->modified = f->version;
     if (p->source.from != PULL_HUGGING_FACE || f->sum.kind != SUM_NONE) return;
     sum_read(str_of(tag), strlen(tag) == 64 ? SUM_SHA256 : SUM_GIT, &f->sum);
 }
@@ -173,12 +174,26 @@ static enum status link_file(struct pull *p, struct pull_file *f, struct err *er
 
 /* ---- the rest ---- */
 
+/* A pull that linked files, and did not end, has left a link where a copy is wanted now. */
+static bool is_staged_link(const struct pull_folder *folder, const struct pull_file *f)
+{
+    struct buf part = { 0 };
+    struct stat s;
+    folder_part_of(folder, f->name, &part);
+    const bool is_link = lstat(part.data, &s) == 0 && S_ISLNK(s.st_mode);
+    buf_release(&part);
+    return is_link;
+}
+
 static bool is_wanted(const struct file_batch *b, const struct pull_file *f)
 {
+    const struct pull *p = b->p;
     if (!is_in(b, f)) return false;
     for (size_t i = 0; i < b->n_wrong; i++)
         if (b->wrong[i] == f) return true;
-    return folder_find(&b->p->folder, f) == FOLDER_ABSENT;
+    const enum folder_place at = folder_find(&p->folder, f);
+    return at == FOLDER_ABSENT ||
+           (at == FOLDER_STAGED && !p->o->link && is_staged_link(&p->folder, f));
 }
 
 static enum status end_fetched(void *arg, struct part *part, enum status st, struct err *err)

@@ -3,6 +3,7 @@
 A Hub has files (bytes by name) and a second port, the place where the bytes of large files lie, to which the first redirects as Hugging Face does.
 `hub.fault(request)` is asked before each answer and may return a dict:
     status, headers, body   this answer instead
+    endless                 with `status`: a body without an end
     drop_after N            the connection is cut after N bytes of the body
     stall_after N           no byte comes after the first N, and the connection stays open
     corrupt_at N            the byte at position N of the file is another one
@@ -67,6 +68,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         with hub.lock:
             hub.requests.append(request)
         fault = hub.fault(request) or {}
+        if 'endless' in fault:
+            self.send_response(fault['status'])
+            self.end_headers()
+            while not hub.closing.is_set():
+                self.wfile.write(b'no' * 5000)
         if 'status' in fault:
             return self.answer(fault['status'], fault.get('body', b'no'), fault.get('headers', {}))
         if 'redirect' in fault:
@@ -91,7 +97,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if ranged:
             self.send_header('Content-Range', f'bytes {first}-{last - 1}/{len(data)}')
         self.send_header('Content-Length', str(last - first))
-        self.send_header('ETag', f'"{hub.tag(name)}"')
+        if hub.tags:
+            self.send_header('ETag', f'"{hub.tag(name)}"')
+        if hub.modified:
+            self.send_header('Last-Modified', hub.modified)
         self.end_headers()
         body, sent = memoryview(data)[first:last], 0
         step = max(1, fault['bytes_per_s'] // 20) if 'bytes_per_s' in fault else 1 << 16
@@ -128,6 +137,7 @@ class Hub:
         self.files, self.repository, self.commit = dict(files), repository, COMMIT
         self.fault = fault or (lambda request: None)
         self.redirects, self.sizes = True, True    # large files lie elsewhere; lists have sizes and sums
+        self.tags, self.modified = True, None      # answers with a file have its ETag; its Last-Modified
         self.lock, self.closing = threading.Lock(), threading.Event()
         self.requests, self.n_sent, self.sent = [], 0, collections.Counter()
         self.servers, scheme = [], 'https' if tls else 'http'

@@ -212,6 +212,33 @@ def test_corrupted_bytes_never_count():
         is_right(f'{folder}/b', needed)
 
 
+def test_a_file_that_is_replaced_while_it_comes():
+    """A server without sums: what its ETag, or without one its Last-Modified, says is another file ends the pull; a file of both never counts."""
+    old, new = random.Random(5).randbytes(400000), random.Random(6).randbytes(400000)
+    for tags, modified in (True, None), (False, 'Mon, 05 Oct 2026 10:00:00 GMT'), (True, 'Mon, 05 Oct 2026 10:00:00 GMT'):
+        with place() as folder, Hub({'m.gguf': old}) as hub:
+            hub.tags, hub.modified = tags, modified
+
+            def fault(r):
+                if (r.begin or 0) >= 200000 and hub.files['m.gguf'] is old:
+                    hub.files['m.gguf'] = new
+                    hub.modified = modified and modified.replace('10:00', '10:01')
+
+            hub.fault = fault
+            args = [f'{hub.bytes_url}/bytes/m.gguf', '--dir', f'{folder}/a', '--connections', '1', *SMALL]
+            fails(folder, hub, *args, said='m.gguf: the file was replaced at its source meanwhile')
+            assert 'a/m.gguf' not in files_of(folder)
+            pull(folder, hub, *args)
+            is_right(f'{folder}/a', {'m.gguf': new})
+
+
+def test_an_error_without_an_end():
+    needed, _ = checkpoint(1, 1000)
+    with place() as folder, Hub(needed) as hub:
+        hub.fault = lambda r: {'status': 403, 'endless': True}
+        fails(folder, hub, 'org/name', said='the server answers 403: nono', timeout=30)
+
+
 def test_a_server_without_ranges():
     needed, _ = checkpoint(2)
     times = {}
@@ -448,6 +475,31 @@ def test_a_folder_is_copied_or_linked():
         out, _ = pull(folder, None, f'{folder}/a', '--dir', f'{folder}/d', '--link')
         assert os.readlink(f'{out}/config.json') == os.path.realpath(f'{folder}/a/config.json') and len(files_of(out)) == len(needed) + 1
         fails(folder, None, f'{folder}/a', status=2, said='--dir')
+
+
+def test_links_that_did_not_get_to_their_places():
+    """A pull that links is cut short; one that copies follows: there are copies, and the files of the source are as they were."""
+    needed, _ = checkpoint()
+    needed['0/first.json'] = b'{}'
+    with place() as folder:
+        for name, data in needed.items():
+            os.makedirs(os.path.dirname(f'{folder}/a/{name}'), exist_ok=True)
+            with open(f'{folder}/a/{name}', 'wb') as f:
+                f.write(data)
+        for changed in False, True:
+            at = f'{folder}/b{changed}'
+            os.mkdir(at)
+            open(f'{at}/0', 'w', encoding='utf-8').close()      # in the way of the first file that gets to its place
+            fails(folder, None, f'{folder}/a', '--dir', at, '--include', '*', '--link', said='0/first.json cannot be put in its place')
+            os.remove(f'{at}/0')
+            if changed:
+                os.utime(f'{folder}/a/config.json')
+            pull(folder, None, f'{folder}/a', '--dir', at, '--include', '*')
+            is_right(at, needed)
+            assert not any(os.path.islink(f'{at}/{n}') for n in needed)
+            for name, data in needed.items():
+                with open(f'{folder}/a/{name}', 'rb') as f:
+                    assert f.read() == data, name
 
 
 # ---- TLS ----

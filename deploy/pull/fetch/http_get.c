@@ -12,7 +12,8 @@
 enum {
     REDIRECTS_MAX = 10,
     BUFFER_BYTES = 256 << 10,
-    WINDOW_BYTES_MIN = 1024, /* fewer in a whole stall time are none */
+    WINDOW_BYTES_MIN = 1024,   /* fewer in a whole stall time are none */
+    ERROR_BYTES_MAX = 1 << 20, /* of a body that is an error: what is longer need not end */
     RETRY_AFTER_MAX_S = 24 * 3600
 };
 
@@ -122,13 +123,20 @@ static uint64_t chunk_at(const struct http_get *r)
     return part_chunk_begin(r->part, r->chunk) + r->part->chunks[r->chunk].done;
 }
 
+/* Without a sum only the head says that the bytes are not of the file whose others are here. */
+static bool was_replaced(const struct pull_file *f, const struct answer_head *h)
+{
+    if (f->sum.kind != SUM_NONE) return false;
+    if (f->tag) return h->etag[0] && strcmp(f->tag, h->etag) != 0;
+    return f->modified && h->modified[0] && strcmp(f->modified, h->modified) != 0;
+}
+
 /* Is the body what was asked for? Called once, before the first byte. */
 static bool check_head(struct http_get *r)
 {
     const struct answer_head *h = &r->head;
     if (!r->part || h->status == 0) return true;
-    const struct pull_file *f = r->part->file;
-    if (f->sum.kind == SUM_NONE && f->tag && h->etag[0] && strcmp(f->tag, h->etag) != 0)
+    if (was_replaced(r->part->file, h))
         return decide(r, GET_CHANGED, "the file was replaced at its source meanwhile");
     if (h->status == 206) {
         if (!h->has_range || h->range_begin != chunk_at(r))
@@ -170,7 +178,7 @@ static size_t on_body(char *bytes, size_t size, size_t n, void *arg)
     if (r->head.status >= 300) { /* an error: its begin may say why */
         const size_t room = ANSWER_BODY_SHOWN - r->body.len;
         buf_add(&r->body, bytes, n < room ? n : room);
-        return n;
+        return r->n_bytes <= ERROR_BYTES_MAX ? n : 0;
     }
     if (r->only_head) return 0;
     if (!r->head_checked && !check_head(r)) return 0;

@@ -113,7 +113,7 @@ static void read_journal(struct part *p, uint64_t chunk_bytes)
     struct err err;
     struct stat s;
     cJSON *o = NULL;
-    bool good = stat(p->path.data, &s) == 0 &&
+    bool good = lstat(p->path.data, &s) == 0 && S_ISREG(s.st_mode) &&
                 file_read(p->journal.data, JOURNAL_BYTES_MAX, &text, &err) == OK &&
                 json_parse(buf_str(&text), false, &o, &err) == OK &&
                 take_journal(p, o, (uint64_t)s.st_size);
@@ -166,10 +166,12 @@ static void begin_sums(struct part *p)
 
 enum status part_open(struct part *p, struct err *err)
 {
-    p->fd = open(p->path.data, p->in_place ? O_RDONLY | O_CLOEXEC : O_RDWR | O_CREAT | O_CLOEXEC,
-                 0644);
+    const int flags = p->in_place ? O_RDONLY : O_RDWR | O_CREAT | O_NOFOLLOW;
+    /* A link that was to be put in place (pull_files.c) leads to the source's own file. */
+    if (!p->in_place && p->done == 0 && unlink(p->path.data) != 0 && errno != ENOENT)
+        return io(p, "begun again", err);
+    p->fd = open(p->path.data, flags | O_CLOEXEC, 0644);
     if (p->fd < 0) return io(p, "opened", err);
-    if (!p->in_place && p->done == 0 && ftruncate(p->fd, 0) != 0) return io(p, "emptied", err);
     begin_sums(p);
     return OK;
 }

@@ -1,5 +1,6 @@
 /* test_pull_folder.c - files in the making and the folder they end in: journals that say no more
  * than the disk has, sums, the lock, and an end that may be cut at any point. */
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -47,6 +48,12 @@ static void write_bytes(struct part *p, uint32_t i, size_t n)
 {
     const uint64_t at = part_chunk_begin(p, i) + p->chunks[i].done;
     CHECK_OK(part_write(p, i, content + at, n, &err));
+}
+
+static void put(const char *path, const char *bytes)
+{
+    FILE *f = fopen(path, "w");
+    CHECK(f && fputs(bytes, f) >= 0 && fclose(f) == 0);
 }
 
 static void settle(struct part *p)
@@ -120,6 +127,41 @@ TEST(a_journal_of_bytes_that_are_not_there)
     folder_close(&folder);
 }
 
+/* A pull that links files may end before its links are at their places: a copy begins beside the
+ * file that a link leads to, and leaves that as it is. */
+TEST(a_link_in_place_of_a_part)
+{
+    char source[256];
+    struct stat s;
+    fill();
+    open_folder("a");
+    snprintf(source, sizeof source, "%s/source", test_tmpdir());
+    const struct pull_file f = file_of("f", content, SIZE);
+    for (int with_journal = 0; with_journal < 2; with_journal++) {
+        struct part p;
+        put(source, "the source's own");
+        CHECK(truncate(source, SIZE) == 0);
+        part_begin(&p, &folder, &f, CHUNK);
+        if (with_journal) {
+            CHECK_OK(part_open(&p, &err));
+            write_bytes(&p, 0, 300);
+            settle(&p);
+        }
+        CHECK(unlink(p.path.data) == 0 || errno == ENOENT);
+        CHECK(symlink(source, p.path.data) == 0);
+        part_close(&p);
+        part_begin(&p, &folder, &f, CHUNK);
+        CHECK_EQ_INT(p.done, 0);
+        CHECK_OK(part_open(&p, &err));
+        write_bytes(&p, 0, 200);
+        CHECK(lstat(p.path.data, &s) == 0 && S_ISREG(s.st_mode));
+        CHECK(stat(source, &s) == 0 && s.st_size == SIZE);
+        CHECK(unlink(p.path.data) == 0);
+        part_close(&p);
+    }
+    folder_close(&folder);
+}
+
 TEST(sums_that_are_wrong)
 {
     fill();
@@ -171,12 +213,6 @@ TEST(very_large_files_have_few_chunks)
 }
 
 /* ---- the folder ---- */
-
-static void put(const char *path, const char *bytes)
-{
-    FILE *f = fopen(path, "w");
-    CHECK(f && fputs(bytes, f) >= 0 && fclose(f) == 0);
-}
 
 static bool reads(const char *name, const char *want)
 {
@@ -338,7 +374,22 @@ TEST(the_lock_ends_with_its_process)
     CHECK(!file_is_folder(path)); /* nothing was kept, so nothing is left */
 }
 
+/* A place for the work that is a link to nothing is an error, not a wait without end. */
+TEST(a_folder_that_leads_nowhere)
+{
+    char path[256], staging[300];
+    int pid;
+    snprintf(path, sizeof path, "%s/b", test_tmpdir());
+    snprintf(staging, sizeof staging, "%s/%s", path, FOLDER_STAGING);
+    CHECK(mkdir(path, 0755) == 0 && symlink("/nowhere/at/all", staging) == 0);
+    CHECK_OK(folder_open(path, &folder, &err));
+    CHECK_STATUS(folder_lock(&folder, &pid, &err), ERR_IO);
+    CHECK(strstr(err.text, staging) && strstr(err.text, "cannot be opened"));
+    folder_close(&folder);
+}
+
 TEST_MAIN(CASE(a_part_goes_on_where_its_journal_says), CASE(a_journal_of_bytes_that_are_not_there),
           CASE(sums_that_are_wrong), CASE(sums_of_git), CASE(very_large_files_have_few_chunks),
           CASE(a_folder_is_complete_or_has_no_config), CASE(an_end_that_was_cut),
-          CASE(files_that_are_not_ours), CASE(the_lock_ends_with_its_process))
+          CASE(files_that_are_not_ours), CASE(the_lock_ends_with_its_process),
+          CASE(a_link_in_place_of_a_part), CASE(a_folder_that_leads_nowhere))
