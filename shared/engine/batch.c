@@ -268,6 +268,7 @@ static void add_decode(struct batch *b, struct seq *s)
     const uint32_t n_added = add_chunk(b, s, 1 + s->n_draft);
     ASSERT(n_added == 1 + s->n_draft);
     b->chunks[b->n_chunks - 1].n_draft = s->n_draft;
+    b->n_drafts += s->n_draft;
     s->n_draft = 0;
 }
 
@@ -407,7 +408,7 @@ static void start_prompts(struct engine *e, bool that_go_first)
 void batch_build(struct engine *e)
 {
     struct batch *b = engine_batch(e);
-    b->n_rows = b->n_chunks = b->n_seqs = b->n_logits = 0;
+    b->n_rows = b->n_chunks = b->n_seqs = b->n_logits = b->n_drafts = 0;
     b->preempted = b->streams = false;
     run_loaded(e);
     choose_decodes(e);

@@ -46,6 +46,7 @@ struct batch {
     struct batch_logit *logits; /* [max_logits] */
     struct block_holder *holders; /* [max_chunks] */
     uint32_t n_decodes;           /* decodes chosen so far by this build */
+    uint32_t n_drafts;            /* rows of drafts */
     bool streams;                 /* KV of a sequence still comes, layer by layer */
     bool preempted;               /* this build preempted a sequence */
 };

@@ -7,7 +7,8 @@
  * step in flight has to be sent to a peer, or when it might need blocks of a running sequence. With
  * sampling on the host, a step completes at once; so it does on a node of several ranks. LIMIT: the
  * ranks that follow are sent each step's tokens by the host. LIMIT: nor is one submitted early that
- * may have drafts, which begin with the last token: the device waits for the host then.
+ * may have drafts, which begin with the last token, or behind one that has some, of which it is not
+ * known how many tokens they yield: the device waits for the host then.
  * Ranks that share experts agree on step n + 1 while n computes. The fetch of n's tokens tells of a
  * lost rank, but not in which step: both are given up, unless n was complete already.
  * Completion first publishes blocks, then takes tokens: one may end its sequence, which frees it.
@@ -486,7 +487,8 @@ static void complete_step(struct engine *e, int parity)
 /* May the next step be built while one is in flight? */
 static bool may_launch_ahead(struct engine *e)
 {
-    if (engine_is_node(e)) return false; /* those that follow need the tokens */
+    if (engine_is_node(e)) return false;             /* those that follow need the tokens */
+    if (engine_batch(e)->n_drafts > 0) return false; /* how many are right is not known */
     if (kv_pool_available(e->pool) < e->n_running) return false; /* each may need a block */
     if (batch_next_needs_completion(e) || engine_draft_is_wanted(e)) return false;
     LIST_FOREACH (s, &e->running, struct seq, node)

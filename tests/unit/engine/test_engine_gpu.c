@@ -231,6 +231,45 @@ TEST(drafts_now_and_then)
     mem_free(got);
 }
 
+/* Wrong drafts, of some of the times that it is asked. */
+struct seldom {
+    struct draft_book book;
+    uint32_t n_asked, first, last;
+};
+
+static uint32_t give_seldom(void *arg, const int32_t *tokens, uint32_t n_tokens, uint32_t n_max,
+                            int32_t *drafts)
+{
+    struct seldom *s = arg;
+    const uint32_t i = ++s->n_asked;
+    if (i < s->first || i > s->last) return 0;
+    return draft_book_give(&s->book, tokens, n_tokens, n_max, drafts);
+}
+
+/* What comes behind drafts is not known while they are verified: not where they are so seldom that
+ * sequences go on asynchronously, and not behind the last drafts that an answer has room for. */
+TEST(no_step_is_ahead_of_drafts)
+{
+    static const uint32_t ASKED[][2] = { { 8, 8 }, { 1, UINT32_MAX } };
+    const struct engine_request q = rig_request(1, 12, 3, 16);
+    struct answer *want = one_by_one(&q, 1);
+    for (size_t i = 0; i < COUNT_OF(ASKED); i++) {
+        struct seldom s = { .first = ASKED[i][0], .last = ASKED[i][1] };
+        struct rig r;
+        draft_book_init(&s.book, DRAFTS_WRONG, 1, &q, want, 1);
+        s.book.config.given = give_seldom;
+        s.book.config.given_arg = &s;
+        open_rig(&r, (struct rig_options){ .max_batched_tokens = 32, .draft = &s.book.config });
+        struct answer *got = rig_run(&r, &q, 1);
+        CHECK(got->end.n_drafted > 0);
+        check_same(want, got);
+        rig_await_free_blocks(&r, RIG_BLOCKS_MAX);
+        rig_close(&r);
+        mem_free(got);
+    }
+    mem_free(want);
+}
+
 /* Only two rows have room for changes of logits. With more, the host samples the step, which was
  * submitted while a step was in flight that ends a sequence. */
 TEST(steps_that_the_host_samples)
@@ -341,5 +380,5 @@ TEST_MAIN(CASE_T(answers_that_end_a_step_late, 120), CASE_T(latents_in_bf16, 240
           CASE_T(steps_that_the_host_samples, 240), CASE_T(commands_in_between, 120),
           CASE_T(drafts_in_captured_steps, 120), CASE_T(drafts_of_latents, 120),
           CASE_T(drafts_that_the_host_samples, 120), CASE_T(drafts_of_a_draft_layer, 240),
-          CASE_T(drafts_now_and_then, 120), CASE_T(a_step_has_few_launches, 120),
-          CASE_T(an_end_with_steps_in_flight, 120))
+          CASE_T(drafts_now_and_then, 120), CASE_T(no_step_is_ahead_of_drafts, 120),
+          CASE_T(a_step_has_few_launches, 120), CASE_T(an_end_with_steps_in_flight, 120))
