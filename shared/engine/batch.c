@@ -352,6 +352,14 @@ bool batch_next_needs_completion(struct engine *e)
     return s->prefill_only && seq_fits(s, e->pool, e->opt.block_tokens, blocks_to_start(e, s));
 }
 
+uint32_t batch_next_blocks(struct engine *e)
+{
+    if (list_empty(&e->waiting) || !has_place(e) || engine_batch(e)->preempted) return 0;
+    struct seq *s = LIST_FIRST(&e->waiting, struct seq, node);
+    const uint32_t n = blocks_to_start(e, s);
+    return seq_fits(s, e->pool, e->opt.block_tokens, n) ? n : 0;
+}
+
 /* Sequences whose load is over, or soon. */
 static void run_loaded(struct engine *e)
 {

@@ -165,6 +165,7 @@ struct engine_draft {
     struct seq **seqs;             /* [max_seqs] that choose a token, their lengths then, and the */
     uint32_t *n_tokens, *n_wanted; /* drafts wanted behind it */
     uint64_t observe_ns;           /* of the last step */
+    uint32_t n_blocks_kept;        /* for who waits and could start when there were drafts last */
     uint64_t n_ahead;              /* times that a step might have been submitted early */
     bool has_told_lack;
     /* Of the next step: passes of the draft layer that it wants, 0 without one; once the step was

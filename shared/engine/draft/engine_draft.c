@@ -97,6 +97,7 @@ static uint32_t make_requests(struct engine *e)
         if (!s->in_step || !can_have_drafts(e, s)) continue;
         if (!s->draft) s->draft = d->config.ops->begin(d->drafter, s->n_tokens_max);
         if (!s->draft) continue;
+        seq_trim(s, e->pool, e->opt.block_tokens); /* positions that the draft layer has tried */
         d->rates[n] = &s->draft_rate;
         d->requests[n++] = (struct draft_request){
             .seq = s->draft,
@@ -110,21 +111,26 @@ static uint32_t make_requests(struct engine *e)
     return n;
 }
 
+/* A block that nobody waits for. */
+static bool take_block(struct engine *e, struct seq *s)
+{
+    return kv_pool_available(e->pool) > e->draft.n_blocks_kept && seq_grow(s, e->pool) == OK;
+}
+
 /* Takes blocks for the positions of up to n drafts; returns how many have some. */
 static uint32_t take_blocks(struct engine *e, struct seq *s, uint32_t n)
 {
     const uint32_t block_tokens = e->opt.block_tokens;
     while (s->n_blocks * block_tokens < s->n_tokens + n)
-        if (kv_pool_available(e->pool) == 0 || seq_grow(s, e->pool) != OK)
-            return s->n_blocks * block_tokens - s->n_tokens;
+        if (!take_block(e, s)) return s->n_blocks * block_tokens - s->n_tokens;
     return n;
 }
 
 bool engine_draft_has_block(struct engine *e, struct seq *s, uint32_t pos)
 {
     if (pos < s->n_blocks * e->opt.block_tokens) return true;
-    return kv_pool_available(e->pool) > 0 && s->n_blocks < s->cap_blocks &&
-           seq_grow(s, e->pool) == OK && pos < s->n_blocks * e->opt.block_tokens;
+    return s->n_blocks < s->cap_blocks && take_block(e, s) &&
+           pos < s->n_blocks * e->opt.block_tokens;
 }
 
 static void keep(struct engine *e, struct seq *s, const struct draft_request *r, uint32_t n,
@@ -155,6 +161,7 @@ void engine_draft_propose(struct engine *e)
     const uint32_t n = make_requests(e), n_rows = engine_batch(e)->n_decodes;
     uint32_t n_left = rows_for_drafts(e);
     if (n == 0) return;
+    d->n_blocks_kept = batch_next_blocks(e);
     d->config.ops->propose(d->drafter, d->requests, n);
     for (uint32_t i = 0; i < n; i++)
         d->choices[i] = (struct draft_choice){

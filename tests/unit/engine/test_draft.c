@@ -124,6 +124,52 @@ TEST(nobody_is_preempted_for_a_draft)
     }
 }
 
+/* Wrong drafts, and a request that comes when the first ones are made. */
+struct visit {
+    struct draft_book book;
+    struct engine *engine;
+    const struct engine_request *guest; /* NULL: it is there */
+};
+
+static uint32_t give_and_submit(void *arg, const int32_t *tokens, uint32_t n_tokens, uint32_t n_max,
+                                int32_t *drafts)
+{
+    struct visit *v = arg;
+    if (v->guest) CHECK_OK(engine_submit(v->engine, v->guest));
+    v->guest = NULL;
+    return draft_book_give(&v->book, tokens, n_tokens, n_max, drafts);
+}
+
+/* A prompt that fits into the blocks that are left takes them before drafts do. */
+TEST(nobody_waits_for_a_draft)
+{
+    enum { BLOCKS = 4, OUT = 30 };
+    const struct engine_request reqs[2] = { rig_request(1, 10, 5, OUT),
+                                            rig_request(2, 3 * RIG_BLOCK_TOKENS - 1, 6, 1) };
+    struct answer *want = plain(reqs, 2), got[2] = { { .id = 1 }, { .id = 2 } };
+    struct visit v = { .guest = &reqs[1] };
+    struct rig r;
+    bool started = false;
+    draft_book_init(&v.book, DRAFTS_WRONG, 8, reqs, want, 1);
+    v.book.config.given = give_and_submit;
+    v.book.config.given_arg = &v;
+    rig_open(&r, (struct rig_options){
+                     .n_blocks = BLOCKS, .no_prefix_cache = true, .draft = &v.book.config });
+    v.engine = r.engine;
+    CHECK_OK(engine_submit(r.engine, &reqs[0]));
+    while (!got[0].done || !got[1].done) {
+        const struct rig_event e = rig_next(&r);
+        started |= e.ev.id == 2 && e.ev.kind == ENGINE_STARTED;
+        answer_add(&got[e.ev.id - 1], &e.ev);
+        if (got[0].done) CHECK(started); /* not only behind the answer with drafts */
+    }
+    for (int i = 0; i < 2; i++) check_same(&want[i], &got[i]);
+    CHECK(got[0].end.n_drafted > 0);
+    rig_await_free_blocks(&r, BLOCKS);
+    rig_close(&r);
+    mem_free(want);
+}
+
 /* What a request finds in the prefix cache after another one: the blocks of its answer, also those
  * that drafts filled, and none with KV of a draft that was wrong. */
 TEST(only_accepted_tokens_are_cached)
@@ -221,5 +267,6 @@ TEST(every_drafter_gives_the_same)
 
 TEST_MAIN(CASE(right_drafts_save_steps), CASE(wrong_drafts_cost_no_step),
           CASE(an_answer_ends_among_drafts), CASE(nobody_is_preempted_for_a_draft),
-          CASE(only_accepted_tokens_are_cached), CASE(drafts_leave_rows_for_prompts),
-          CASE(drafting_ends_where_it_does_not_pay), CASE(every_drafter_gives_the_same))
+          CASE(nobody_waits_for_a_draft), CASE(only_accepted_tokens_are_cached),
+          CASE(drafts_leave_rows_for_prompts), CASE(drafting_ends_where_it_does_not_pay),
+          CASE(every_drafter_gives_the_same))
