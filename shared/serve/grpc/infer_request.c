@@ -116,7 +116,7 @@ static enum status bytes_of(const Inference__ModelInferRequest *m, size_t i, str
                          "raw_input_contents",
                          shown(t->name, name), t->contents ? t->contents->n_bytes_contents : 0);
     const ProtobufCBinaryData *b = &t->contents->bytes_contents[0];
-    *out = (struct str){ (const char *)b->data, b->len };
+    *out = (struct str){ b->len ? (const char *)b->data : "", b->len }; /* NULL: of no bytes */
     return OK;
 }
 

@@ -122,6 +122,12 @@ TEST(what_is_no_list_of_one_request_is_refused)
 
 TEST(a_text_is_a_completion)
 {
+    for (int typed = 0; typed < 2; typed++) { /* that it is empty is said where all prompts are */
+        const struct message_of empty = {
+            .inputs = { { .name = "text_input", .datatype = "BYTES", .text = "", .typed = typed } }
+        };
+        check_body(&empty, true, "{\"stream\":false,\"prompt\":\"\"}");
+    }
     const struct message_of plain = { TEXT("say \"hi\"\n") };
     check_body(&plain, true, "{\"stream\":false,\"prompt\":\"say \\\"hi\\\"\\n\"}");
     const struct message_of streamed = {
