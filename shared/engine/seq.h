@@ -68,7 +68,7 @@ struct seq {
 
     int32_t *tokens; /* [n_tokens_max] */
     uint32_t n_tokens, n_prompt, n_computed;
-    uint32_t n_future;     /* tokens that steps in flight choose: 0 to 2 */
+    uint32_t n_future;     /* tokens that steps in flight choose: 0 to 2, or one and drafts */
     uint32_t future_row;   /* logits row of the last such step that chooses the future token */
     uint32_t n_tokens_max; /* length that ends the sequence: max_tokens, the context or the pool */
     uint32_t lp_next;      /* next prompt position whose logprob is to be emitted; n_prompt: none */
