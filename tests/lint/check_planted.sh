@@ -62,6 +62,7 @@ plant shared/base/str.c '/* See shared/strings/of_old for more. */\n' 'there is 
 plant shared/base/str.c '/* Called by str_never_written. */\n' 'there is no str_never_written$'
 plant shared/base/new.c '/* old.c - another name. */\n' '^shared/base/new\.c:1: the head names old\.c$'
 plant tests/scripts/new.sh '#!/bin/sh\n' '/new[.]sh:1: begins with #!'
+plant docs/unlisted.md '# A page\n' '^README\.md: no row of the table of pages is '
 caught_by check_references.py
 
 plant shared/base/str.c '#include "scheduler/place/place.h"\n' 'may not include "scheduler/place/place\.h"'

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """check_references.py - every file, folder and identifier of ours that a comment or a document names exists, the head of a product
-file names that file, every folder of the layer table exists, and every file that begins with "#!" is executable.
+file names that file, every folder of the layer table exists, every page of docs/ is in the table of README.md, and every file that
+begins with "#!" is executable.
 usage: check_references.py [ROOT]
 
 A name of a file is a word that ends in .c, .h, .cu, .cuh, .cc, .py, .sh, .md or .proto. It is found when a tracked file has this
@@ -100,6 +101,10 @@ def main():
     for folder in layer_rows(root):
         if not os.path.isdir(os.path.join(root, folder)):
             print("tests/lint/check_layers.sh: there is no folder %s" % folder)
+            bad += 1
+    for page in sorted(f for f in files if os.path.dirname(f) == "docs" and f.endswith(".md")):
+        if "](%s) |" % page not in source.read(root, "README.md"):
+            print("README.md: no row of the table of pages is %s" % page)
             bad += 1
     print("%d names, %d of what does not exist" % (n, bad))
     return 1 if bad or not n else 0
