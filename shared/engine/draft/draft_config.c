@@ -51,7 +51,24 @@ static const struct {
     { "accept_policy", "a draft is accepted when it is the token that would be chosen without it" },
     { "acceptance_method",
       "a draft is accepted when it is the token that would be chosen without it" },
+    { "draft_sample_method", "drafts are the tokens that a drafter thinks likeliest" },
+    { "rejection_sample_method",
+      "a draft is accepted when it is the token that would be chosen without it" },
+    { "mtp_strategy", "one method drafts all tokens of a step" },
+    { "num_model_steps", "num_speculative_tokens says how often the layer is applied" },
+    { "num_gpu_block_expand_ratio", "the draft layer's KV is a layer of the pool" },
+    { "num_extra_cache_layer", "the draft layer's KV is a layer of the pool" },
+    { "benchmark_mode", "\"adaptive\": false verifies every draft" },
+    { "draft_tensor_parallel_size",
+      "a draft layer is shared as the model's are, a small model computes in each process" },
+    { "quantization", "what drafts is quantised as --quantization says" },
+    { "max_model_len", "--max-model-len is for both" },
+    { "revision", "a model is taken as it is on this host" },
+    { "code_revision", "no code of a model is run" },
+    { "disable_logprobs", "log-probabilities are those without drafts" },
+    { "disable_log_stats", "what is drafted and accepted is always counted" },
     { "disable_padded_drafter_batch", "batches are not padded" },
+    { "parallel_drafting", "a draft begins with the one before it" },
     { "enforce_eager", "--enforce-eager is for all steps" },
     { "suffix_decoding_max_tree_depth", "there is no tree: the positions of an index are counted" },
     { "suffix_decoding_max_cached_requests", "a request is drafted from its own tokens" },
@@ -196,6 +213,23 @@ static enum status read_model(const cJSON *doc, struct draft_config *c, struct e
     return OK;
 }
 
+/* Says which members are of other methods, so that nobody waits for what they would do. */
+static void drop_other_methods(const cJSON *doc, struct draft_config *c, struct buf *notes)
+{
+    static const char *const LOOKUP[] = { "prompt_lookup_min", "prompt_lookup_max",
+                                          "min_ngram_size", "max_ngram_size" };
+    const bool looks_up = c->ops == &drafter_ngram_ops || c->ops == &drafter_suffix_ops,
+               has_model = c->ops == &drafter_mtp_ops || c->ops == &drafter_model_ops;
+    for (size_t i = 0; i < COUNT_OF(LOOKUP) && !looks_up; i++)
+        if (cJSON_GetObjectItemCaseSensitive(doc, LOOKUP[i]))
+            buf_printf(notes,
+                       "note: --speculative-config %s has no effect: it is of ngram and suffix\n",
+                       LOOKUP[i]);
+    if (!c->model[0] || has_model) return;
+    buf_add_c(notes, "note: --speculative-config model has no effect: it is of draft and mtp\n");
+    c->model[0] = 0;
+}
+
 static enum status read_members(const cJSON *doc, struct draft_config *c, struct buf *notes,
                                 struct err *err)
 {
@@ -218,7 +252,9 @@ static enum status read_members(const cJSON *doc, struct draft_config *c, struct
     if (c->ops == &drafter_model_ops && !c->model[0])
         return err_field(err, ERR_CONFIG, "model",
                          "method draft needs \"model\": a small model of the same vocabulary");
-    return read_lookup(doc, c, err);
+    TRY(read_lookup(doc, c, err));
+    drop_other_methods(doc, c, notes);
+    return OK;
 }
 
 enum status draft_config_parse(struct str text, struct draft_config *out, struct buf *notes,

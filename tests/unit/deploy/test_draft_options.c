@@ -57,6 +57,14 @@ static const struct accepted ACCEPTED[] = {
     { "{\"method\":\"naive\"}", "", 1, 2, 16, NULL, "naive has no effect" },
     { "{\"method\":\"ngram\",\"acceptance_method\":\"typical_acceptance_sampler\"}", "ngram", 8, 2,
       16, NULL, "acceptance_method has no effect" },
+    { "{\"method\":\"draft_model\",\"model\":\"/small\",\"draft_tensor_parallel_size\":1}", "draft",
+      4, 2, 16, "/small", "draft_tensor_parallel_size has no effect" },
+    { "{\"method\":\"mtp\",\"num_model_steps\":2,\"mtp_strategy\":\"with_ngram\"}", "mtp", 1, 2, 16,
+      NULL, "mtp_strategy has no effect" },
+    { "{\"method\":\"mtp\",\"max_ngram_size\":5}", "mtp", 1, 2, 5, NULL,
+      "max_ngram_size has no effect: it is of ngram and suffix" },
+    { "{\"method\":\"ngram\",\"model\":\"/small\"}", "ngram", 8, 2, 16, NULL,
+      "model has no effect: it is of draft and mtp" },
 };
 
 TEST(all_drafts_are_verified_if_asked)
