@@ -65,6 +65,7 @@ void doctor_check_cpu(struct doctor *d);        /* features, kernel backend, CPU
 void doctor_check_gpu(struct doctor *d);        /* --device cuda and its memory; before the model */
 void doctor_check_model(struct doctor *d);      /* only with --model; its KV cache */
 void doctor_check_memory(struct doctor *d);     /* free, cgroup limit, lockable; after the model */
+void doctor_check_tiers(struct doctor *d);      /* memories behind the KV cache; after the model */
 void doctor_check_huge_pages(struct doctor *d); /* transparent (private, shared) and reserved */
 void doctor_check_system(struct doctor *d);     /* open files, memfd, local sockets, pidfd, clock */
 void doctor_check_tuning(struct doctor *d);     /* KVCACHE_*, BATON_* variables; before rdma, ucx */

@@ -19,6 +19,7 @@
 #include "shared/base/hash/hash.h"
 #include "shared/base/json/json.h"
 #include "shared/base/log.h"
+#include "shared/kv/tier/disk/disk_folder.h"
 #include "shared/model/load/model_files.h"
 #include "shared/text/output/reasoning.h"
 #include "shared/text/output/tool_parser.h"
@@ -211,6 +212,10 @@ static enum status read_tiers(const struct config *c, struct node_options *o, st
     if (config_is_set(c, "kv-cache-disk") && !t->disk.folder)
         return err_field(err, ERR_CONFIG, "kv-cache-disk",
                          "--kv-cache-disk needs --kv-cache-dir, the folder to keep KV in");
+    if (t->disk.folder) TRY(disk_folder_check(t->disk.folder, err));
+    if (t->rounds && !t->host_bytes && !t->disk.folder)
+        buf_add_c(&o->notes, "note: --kv-cache-tier-dtype has no effect without --swap-space or "
+                             "--kv-cache-dir\n");
     if ((t->host_bytes || t->disk.folder) && !o->prefix_cache)
         buf_add_c(&o->notes, "note: --swap-space and --kv-cache-dir have no effect without "
                              "--enable-prefix-caching\n");

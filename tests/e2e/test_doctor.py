@@ -94,6 +94,23 @@ def test_a_running_node_with_the_secret_is_no_failure():
         assert 'peer=doctor' in node.output() and ' warn ' not in node.output(), node.output()
 
 
+def test_memories_behind_the_kv_cache():
+    """A folder that a node would refuse is a failure, more than there is a warning, and looking makes nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        at = os.path.join(folder, 'not', 'made')
+
+        def said(what, *args):
+            _, out, err = baton('doctor', '--port', '0', '--json', '--model', TINY, *args)
+            line, = lines(json.loads(out), what)
+            return line['result'], line['text']
+        assert said('KV on disk', '--kv-cache-dir', at, '--kv-cache-disk', '0.01')[0] == 'ok' and os.listdir(folder) == []
+        assert said('KV on disk', '--kv-cache-dir', at, '--kv-cache-disk', '1000000')[0] == 'warn'
+        result, text = said('KV on disk', '--kv-cache-dir', os.path.join(TINY, 'config.json', 'kv'))
+        assert result == 'fail' and 'Not a directory' in text, text
+        assert said('swap space', '--swap-space', '0.01')[0] == 'ok'
+        assert said('swap space', '--swap-space', '1000000')[0] == 'warn'
+
+
 def test_one_figure_for_the_kv_cache():
     """What the lines of the doctor say is what the node takes."""
     for args in ([], ['--kv-cache-memory', '0.25'], ['--num-gpu-blocks-override', '300']):

@@ -201,8 +201,8 @@ def test_more_than_the_host_has_is_not_taken():
         ask(node, 0)
 
 
-def refused(args, part):
-    p = subprocess.run([BIN, 'serve', '--model', TINY, '--port', str(free_ports(1)[0]), *args], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60)
+def refused(args, part, model=TINY):
+    p = subprocess.run([BIN, 'serve', '--model', model, '--port', str(free_ports(1)[0]), *args], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60)
     assert p.returncode != 0 and part in p.stdout, (p.returncode, p.stdout)
 
 
@@ -210,3 +210,4 @@ def test_what_cannot_be_is_refused():
     refused(['--kv-cache-disk', '5'], '--kv-cache-dir')
     refused(['--kv-cache-dir', '/proc/kv'], '--kv-cache-dir /proc/kv')
     refused(['--kv-cache-tier-dtype', 'int3', '--swap-space', '1'], '--kv-cache-tier-dtype')
+    refused(['--kv-cache-tier-dtype', 'int8', '--swap-space', '0.01'], '--kv-cache-tier-dtype int8: KV of latent attention', os.path.join(DATA, 'goldens', 'deepseek_v3', 'model'))

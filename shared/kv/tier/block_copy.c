@@ -24,8 +24,9 @@ enum status kv_slot_layout(const struct kv_layout *pool, enum dtype slot_dtype,
 {
     if (pool->latent && slot_dtype != (enum dtype)pool->dtype)
         return err_field(err, ERR_UNSUPPORTED, "kv-cache-tier-dtype",
-                         "KV of latent attention (MLA) is kept as %s, not as %s",
-                         kv_dtype_name(pool->dtype), kv_dtype_name((uint32_t)slot_dtype));
+                         "--kv-cache-tier-dtype %s: KV of latent attention (MLA) is kept as %s "
+                         "alone; leave the option out",
+                         kv_dtype_name((uint32_t)slot_dtype), kv_dtype_name(pool->dtype));
     struct kv_layout l = *pool;
     l.dtype = (uint32_t)slot_dtype;
     l.n_blocks = 1;

@@ -6,6 +6,7 @@
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
 #include "shared/base/mem.h"
+#include "shared/kv/tier/block_copy.h"
 #include "shared/kv/tier/kv_store_internal.h"
 
 enum { WAIT_FOR_LOADS_MS = 100, NS_PER_MS = 1000000 };
@@ -133,7 +134,9 @@ enum status kv_store_create(const struct kv_store_options *o, const struct kv_st
     s->is_exact = of_tier.slot_dtype == (enum dtype)of->layout.dtype;
     list_init(&s->loading);
     list_init(&s->loaded);
-    enum status st = add_host(s, o, &of_tier, err);
+    struct kv_layout slot;
+    enum status st = kv_slot_layout(&of->layout, of_tier.slot_dtype, &slot, err);
+    if (st == OK) st = add_host(s, o, &of_tier, err);
     if (st == OK) st = add_disk(s, o, &of_tier, err);
     if (st != OK) {
         kv_store_free(s);

@@ -592,6 +592,41 @@ TEST(folders_that_cannot_be_used_are_refused)
     refuses(folder(), 5000, "kv-cache-disk", "hold no KV block");
 }
 
+/* `part` of what disk_folder_check says of a path below `at`; NULL: it may be used. */
+static void check_says(const char *at, const char *below, const char *part)
+{
+    struct err err = { 0 };
+    char path[4300];
+    snprintf(path, sizeof path, "%s%s", at, below);
+    CHECK_STATUS(disk_folder_check(path, &err), (part ? ERR_CONFIG : OK));
+    if (part && (strcmp(err.field, "kv-cache-dir") != 0 || !strstr(err.text, part)))
+        test_fail(__FILE__, __LINE__, "%s: %s", err.field, err.text);
+}
+
+TEST(a_folder_is_checked_and_not_made)
+{
+    char path[4300], longest[4200];
+    const char *at = test_tmpdir(); /* another one with each call */
+    struct err err;
+    struct stat st;
+    snprintf(path, sizeof path, "%s/file", at);
+    close(open(path, O_CREAT | O_WRONLY, 0600));
+    check_says(at, "", NULL);
+    check_says(at, "/", NULL);
+    check_says(at, "/new/of/many/", NULL);
+    snprintf(path, sizeof path, "%s/new", at);
+    CHECK(stat(path, &st) != 0);
+    check_says(at, "/file", "cannot be used: Not a directory");
+    check_says(at, "/file/below", "cannot be made: Not a directory");
+    memset(longest, 'a', sizeof longest - 1);
+    longest[0] = '/';
+    longest[sizeof longest - 1] = 0;
+    check_says(at, longest, "File name too long");
+    CHECK_STATUS(disk_folder_check("", &err), ERR_CONFIG);
+    CHECK_OK(disk_folder_check("relative/path", &err));
+    CHECK_OK(disk_folder_check("relative", &err));
+}
+
 TEST(nobody_else_reads_the_folder)
 {
     struct rig r;
@@ -615,4 +650,5 @@ TEST_MAIN(CASE(a_restarted_node_finds_its_blocks), CASE(segments_of_a_dead_proce
           CASE(readers_and_a_writer_of_the_same_slots), CASE(room_is_shared),
           CASE(an_error_switches_it_off_for_a_while), CASE(a_hung_disk_holds_nobody),
           CASE(a_hung_disk_with_much_to_do_takes_no_more), CASE(a_full_disk_leaves_what_there_is),
-          CASE(folders_that_cannot_be_used_are_refused), CASE(nobody_else_reads_the_folder))
+          CASE(folders_that_cannot_be_used_are_refused), CASE(a_folder_is_checked_and_not_made),
+          CASE(nobody_else_reads_the_folder))

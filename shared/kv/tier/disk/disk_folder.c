@@ -174,10 +174,43 @@ static const char *walk_next(struct folder_walk *w)
 
 /* ---- opening ---- */
 
+static enum status cannot_at(const char *path, const char *what, int code, struct err *err)
+{
+    return err_field(err, ERR_CONFIG, "kv-cache-dir", "--kv-cache-dir %.200s: %s: %s", path, what,
+                     strerror(code));
+}
+
 static enum status cannot(const struct disk_folder *f, const char *what, int code, struct err *err)
 {
-    return err_field(err, ERR_CONFIG, "kv-cache-dir", "--kv-cache-dir %s: %s: %s", f->path, what,
-                     strerror(code));
+    return cannot_at(f->path, what, code, err);
+}
+
+/* Cuts the last part off: "/a/b" becomes "/a", "/a" becomes "/", "a" becomes ".". */
+static void cut_last(char *path)
+{
+    char *slash = strrchr(path, '/');
+    if (!slash) memcpy(path, ".", 2);
+    else if (slash == path) path[1] = 0;
+    else *slash = 0;
+}
+
+enum status disk_folder_check(const char *path, struct err *err)
+{
+    char at[4096];
+    struct stat st;
+    if (!*path)
+        return err_field(err, ERR_CONFIG, "kv-cache-dir",
+                         "--kv-cache-dir is empty; give a folder on a local disk");
+    if ((size_t)snprintf(at, sizeof at, "%s", path) >= sizeof at)
+        return cannot_at(path, "cannot be made", ENAMETOOLONG, err);
+    while (stat(at, &st) != 0) {
+        if (errno != ENOENT || strcmp(at, ".") == 0)
+            return cannot_at(path, "cannot be made", errno, err);
+        cut_last(at);
+    }
+    const char *what = strcmp(at, path) == 0 ? "cannot be used" : "cannot be made";
+    if (!S_ISDIR(st.st_mode)) return cannot_at(path, what, ENOTDIR, err);
+    return access(at, R_OK | W_OK | X_OK) == 0 ? OK : cannot_at(path, what, errno, err);
 }
 
 static enum status make_folder(const struct disk_folder *f, struct err *err)

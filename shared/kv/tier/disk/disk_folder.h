@@ -55,6 +55,9 @@ struct disk_folder_options {
  * less room than one slot takes. */
 enum status disk_folder_open(const struct disk_folder_options *o, struct disk_folder **out,
                              struct err *err) MUST_CHECK;
+/* Could a folder be made or used there? Makes nothing, so that it can be asked before a model is
+ * loaded. ERR_CONFIG as above; where no folder is it looks at the nearest one above. */
+enum status disk_folder_check(const char *path, struct err *err) MUST_CHECK;
 /* Segments in use elsewhere stay valid. */
 void disk_folder_close(struct disk_folder *f);
 
