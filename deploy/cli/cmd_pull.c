@@ -48,8 +48,9 @@ static void say_done(const struct pull_result *r)
 {
     char all[PROGRESS_SIZE_TEXT], now[PROGRESS_SIZE_TEXT];
     if (log_level() < LOG_INFO) return;
-    fprintf(stderr, "%zu files, %s, checked; %s of it fetched now\n", r->n_files,
-            progress_size(r->bytes, all), progress_size(r->fetched, now));
+    fprintf(stderr, "%zu file%s, %s, checked; %s of it fetched now\n", r->n_files,
+            r->n_files == 1 ? "" : "s", progress_size(r->bytes, all),
+            progress_size(r->fetched, now));
 }
 
 /* ---- start ---- */

@@ -45,8 +45,8 @@ struct config *command_config(const char *command, const char *intro, int argc, 
  * given. Texts are borrowed from `c`. */
 struct pull_options command_pull_options(const struct config *c);
 /* --pull: fetches --model if it is neither a path nor on this host, and makes --model its folder
- * where org/name does not find it. Says on stderr why it failed, then returns an exit status; 0: go
- * on. */
+ * where org/name does not find it; likewise the small model that drafts, which keeps its name. Says
+ * on stderr why it failed, then returns an exit status; 0: go on. */
 int command_pull_model(struct config *c, const char *command);
 
 /* `--listen host:port` of doctor and bench: run the probe server that --peers on another host

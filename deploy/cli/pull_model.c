@@ -6,6 +6,7 @@
 #include <strings.h>
 
 #include "deploy/cli/commands.h"
+#include "deploy/draft/draft_options.h"
 #include "deploy/pull/pull.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
@@ -55,21 +56,52 @@ static enum status take_result(struct config *c, const char *given, const struct
     return config_set(c, "model", r->path.data, err);
 }
 
+/* Fetches it unless it is here. r->path has no bytes then. */
+static enum status pull_absent(const struct config *c, const char *model, struct pull_result *r,
+                               struct err *err)
+{
+    if (!source_is_elsewhere(model) || is_here(model)) return OK;
+    struct pull_options o = command_pull_options(c);
+    o.what = model;
+    o.only_if_absent = true;
+    return pull_run(&o, r, err);
+}
+
+static enum status pull_main(struct config *c, struct err *err)
+{
+    struct pull_result r = { 0 };
+    if (!config_string(c, "model")) return OK;
+    char *given = mem_strdup(config_string(c, "model"));
+    enum status st = pull_absent(c, given, &r, err);
+    if (st == OK && r.path.len) st = take_result(c, given, &r, err);
+    mem_free(given);
+    buf_release(&r.path);
+    return st;
+}
+
+/* The small model that drafts, which is then found in the cache under its name. What is wrong with
+ * the options is said by who reads them next. */
+static enum status pull_draft(const struct config *c, struct err *err)
+{
+    struct draft_config draft;
+    struct buf notes = { 0 };
+    struct err ignored;
+    struct pull_result r = { 0 };
+    enum status st = OK;
+    if (draft_options_read(c, &draft, &notes, &ignored) == OK && draft.ops == &drafter_model_ops)
+        st = pull_absent(c, draft.model, &r, err);
+    buf_release(&notes);
+    buf_release(&r.path);
+    return st;
+}
+
 int command_pull_model(struct config *c, const char *command)
 {
     struct err err = { 0 };
-    struct pull_result r = { 0 };
-    const char *model = config_string(c, "model");
-    if (!config_bool(c, "pull") || !model || !source_is_elsewhere(model) || is_here(model))
-        return 0;
-    char *given = mem_strdup(model);
-    struct pull_options o = command_pull_options(c);
-    o.what = given;
-    o.only_if_absent = true;
-    enum status st = pull_run(&o, &r, &err);
-    if (st == OK) st = take_result(c, given, &r, &err);
-    if (st != OK) log_fatal(command, err.text);
-    mem_free(given);
-    buf_release(&r.path);
-    return st == OK ? 0 : st == ERR_CONFIG ? 2 : st == ERR_CANCELED ? 130 : 1;
+    if (!config_bool(c, "pull")) return 0;
+    enum status st = pull_main(c, &err);
+    if (st == OK) st = pull_draft(c, &err);
+    if (st == OK) return 0;
+    log_fatal(command, err.text);
+    return st == ERR_CONFIG ? 2 : st == ERR_CANCELED ? 130 : 1;
 }

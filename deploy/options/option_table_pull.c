@@ -10,7 +10,8 @@ const struct option PULL_OPTIONS[] = {
         .def = "false",
         IN("Pull", PULLS),
         .help = "Fetch --model org/name, or an address, that is not on this host, as `baton pull` "
-                "does; a model that is here is taken without asking anybody.",
+                "does, and org/name of a small model that drafts; a model that is here is taken "
+                "without asking anybody.",
     },
     {
         .name = "model-source",

@@ -561,6 +561,12 @@ def test_serve_pulls_its_model():
         for model in 'org/name', 'org/name/weight_only_int8', f'{hub.url}/org/name':
             p = subprocess.run([BIN, 'generate', model, '--pull', *args], capture_output=True, text=True, env=env, timeout=60)
             assert p.returncode == 0 and hub.requests == [], (p.stderr, hub.requests)
+        shutil.rmtree(f'{folder}/cache')
+        for i in 0, 1:                                                                         # the small model that drafts, too, once
+            draft = ['--speculative-config', '{"method": "draft", "model": "org/name"}']
+            p = subprocess.run([BIN, 'generate', TINY, '--pull', *draft, *args], capture_output=True, text=True, env=env, timeout=60)
+            assert p.returncode == 0 and bool(hub.requests) == (i == 0), (p.stderr, hub.requests)
+            hub.requests.clear()
         p = subprocess.run([BIN, 'generate', 'org/none', '--pull', *args], capture_output=True, text=True, env=env, timeout=60)
         assert p.returncode == 1 and 'org/none has no such model' in p.stderr, p.stderr
         p = subprocess.run([BIN, 'generate', 'org/none', *args], capture_output=True, text=True, env=env, timeout=60)
