@@ -290,7 +290,7 @@ static enum status load_draft(struct node_model *m, const struct node_options *o
                  m->draft->config.arch, m->draft->config.n_layers,
                  (double)m->draft->weight_bytes / (1 << 20));
     buf_release(&path);
-    return st == OK ? OK : err_prefix(err, "--speculative-config model: ");
+    return st == OK ? OK : err_prefix(err, "the model that drafts, %s: ", o->draft.model);
 }
 
 enum status node_model_load(struct node_model *m, const struct node_options *o,
@@ -394,6 +394,14 @@ static size_t block_bytes_of(const struct model *m, const struct node_options *o
     return kv_layout_block_bytes(&l);
 }
 
+/* The option that says how many blocks there are. */
+static const char *how_to_have_more(const struct node_options *o, const struct device *device)
+{
+    if (o->n_blocks) return o->n_blocks_by ? o->n_blocks_by : "--num-gpu-blocks-override";
+    return device->is_host ? "--kv-cache-memory (or --num-gpu-blocks-override)"
+                           : "--gpu-memory-utilization (or --num-gpu-blocks-override)";
+}
+
 enum status node_model_blocks(const struct model *m, const struct model *draft,
                               const struct node_options *o, uint32_t *n_blocks, struct err *err)
 {
@@ -420,8 +428,7 @@ enum status node_model_blocks(const struct model *m, const struct model *draft,
             "raise %s",
             context, (unsigned long long)per_context, o->block_tokens,
             (double)(per_context * block_bytes) / (1 << 30), (unsigned long long)n,
-            device->is_host ? "--num-gpu-blocks-override or --kv-cache-memory"
-                            : "--gpu-memory-utilization (or --num-gpu-blocks-override)");
+            how_to_have_more(o, device));
     if (n > UINT32_MAX / 2) n = UINT32_MAX / 2;
     *n_blocks = (uint32_t)n;
     return OK;

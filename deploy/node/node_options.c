@@ -49,8 +49,8 @@ static enum status entry_of(const struct config *c, const char *name, size_t ran
                          n, rank);
     const char *item = config_list(c, name, rank, NULL);
     if (str_to_i64(str_trim(str_of(item)), &port) != OK || port < 0 || port > 65535)
-        return err_field(err, ERR_CONFIG, name, "--%s: '%s' is not a port (0 to 65535)", name,
-                         item);
+        return err_field(err, ERR_CONFIG, name, "%s: '%s' is not a port (0 to 65535)",
+                         config_source_text(c, name), item);
     *out = (uint16_t)port;
     return OK;
 }
@@ -259,6 +259,18 @@ static enum status read_engine(const struct config *c, struct node_options *o, s
     return OK;
 }
 
+/* Before the model is loaded, which takes minutes. */
+static enum status check_draft_model(const struct config *c, const struct node_options *o,
+                                     struct err *err)
+{
+    struct buf path = { 0 };
+    if (o->draft.ops != &drafter_model_ops) return OK;
+    const enum status st = node_options_find_model(o->draft.model, &path, err);
+    buf_release(&path);
+    if (st == OK) return OK;
+    return err_prefix(err, "%s, the model that drafts: ", draft_options_source(c));
+}
+
 static enum status read_pace(const struct config *c, struct node_options *o, struct err *err)
 {
     const char *fault = getenv("BATON_ENGINE_FAULT");
@@ -269,7 +281,8 @@ static enum status read_pace(const struct config *c, struct node_options *o, str
     o->pace_file = config_string(c, "pace");
     if (o->pace_file && pace_read(o->pace_file, &o->pace, err) != OK)
         return err_prefix(err, "--pace: ");
-    return draft_options_read(c, &o->draft, &o->notes, err);
+    TRY(draft_options_read(c, &o->draft, &o->notes, err));
+    return check_draft_model(c, o, err);
 }
 
 /* ---- secrets ---- */
@@ -701,18 +714,26 @@ static enum status read_port(const struct config *c, struct node_options *o, str
                      config_source_text(c, "port"));
 }
 
-/* Probes must not meet the answers of another port. */
+/* `name` has a port that none of `others` has. 0 is any free one. */
+static enum status check_own_port(const struct config *c, const char *name,
+                                  const char *const *others, size_t n, struct err *err)
+{
+    const int64_t port = config_int(c, name);
+    for (size_t i = 0; port && i < n; i++)
+        if (config_int(c, others[i]) == port)
+            return err_field(
+                err, ERR_CONFIG, name, "%s and %s are both %lld; give each a port of its own",
+                config_source_text(c, name), config_source_text(c, others[i]), (long long)port);
+    return OK;
+}
+
+/* gRPC is another protocol, and probes must not meet the answers of another port. */
 static enum status read_health(const struct config *c, struct node_options *o, struct err *err)
 {
     static const char *const OTHERS[] = { "port", "metrics-port", "grpc-port" };
-    const int64_t port = config_int(c, "health-port");
-    for (size_t i = 0; port && i < COUNT_OF(OTHERS); i++)
-        if (config_int(c, OTHERS[i]) == port)
-            return err_field(err, ERR_CONFIG, "health-port",
-                             "%s and %s are both %lld; give each a port of its own",
-                             config_source_text(c, "health-port"), config_source_text(c, OTHERS[i]),
-                             (long long)port);
-    o->health_port = (uint16_t)port;
+    TRY(check_own_port(c, "grpc-port", OTHERS, 2, err));
+    TRY(check_own_port(c, "health-port", OTHERS, COUNT_OF(OTHERS), err));
+    o->health_port = (uint16_t)config_int(c, "health-port");
     o->hang_ms = (uint32_t)config_int(c, "check-health-interval") * 1000;
     return OK;
 }
@@ -881,7 +902,8 @@ static void print_compute(const struct node_options *o, const struct config *c, 
     if (o->pace_file) line(out, "paced by", o->pace_file, config_source_text(c, "pace"));
     line(out, "KV cache", kv_rows_name(o->kv_dtype), config_source_text(c, "kv-cache-dtype"));
     if (o->draft.ops) {
-        snprintf(text, sizeof text, "%s, up to %u tokens", o->draft.ops->name, o->draft.n_tokens);
+        snprintf(text, sizeof text, "%s, up to %u token%s", o->draft.ops->name, o->draft.n_tokens,
+                 o->draft.n_tokens == 1 ? "" : "s");
         line(out, "drafts", text, draft_options_source(c));
     }
     print_tiers(o, c, out);

@@ -137,6 +137,12 @@ static enum status speculation(const char *name, const char *value, struct buf *
                        "%s is \"%.80s\", but must be mtp, inference_with_reference, draft_model or "
                        "None",
                        name, value);
+    if (!model && strcmp(method, "draft") == 0)
+        return err_set(
+            err, ERR_CONFIG,
+            "%s is draft_model, which needs SPECULATE_MODEL_PATH: a small model with the "
+            "same vocabulary",
+            name);
     buf_printf(out, "{\"method\":\"%s\"", method);
     enum status st = add_count("SPECULATE_MAX_DRAFT_TOKEN_NUM", "num_speculative_tokens",
                                DRAFT_TOKENS_MAX, out, err);

@@ -239,8 +239,8 @@ static enum status choose_draft(struct model *m, const struct model_options *o, 
     if (o->draft_path) TRY(open_draft(m, o->draft_path, err));
     if (!decoder_draft_is_there(m))
         return err_field(err, ERR_CONFIG, "method",
-                         "%s has no draft layer for multi-token prediction: take method ngram, "
-                         "which needs none",
+                         "method mtp of --speculative-config: %s has no draft layer for "
+                         "multi-token prediction; take method ngram, which needs none",
                          o->draft_path ? o->draft_path : "the model");
     m->config.n_draft_layers = 1;
     return OK;

@@ -185,6 +185,13 @@ def test_mistakes_are_one_sentence_before_the_model_is_loaded():
                        (['--kv-transfer-config', '{"kv_role":"kv_both","kv_prot":"1"}'], "there is no member 'kv_prot'"),
                        (['--kv-transfer-config', '{"kv_connector":"MooncakeConnectorV1"}'], 'has no kv_role'),
                        (['--router', '::1:9400'], 'an IPv6 address stands in brackets'),
+                       (['--speculative-config', '{"method":"draft","model":"/nowhere"}'], '--speculative-config, the model that drafts: model "/nowhere" is not on this host'),
+                       (['-md', '/nowhere'], '-md, the model that drafts: model "/nowhere"'),
+                       (['--kv-cache-dir', os.path.join(TINY, 'config.json')], 'config.json: cannot be used: Not a directory'),
+                       (['--kv-cache-dir', os.path.join(TINY, 'config.json', 'kv')], 'cannot be made: Not a directory'),
+                       (['--kv-cache-dir', ''], '--kv-cache-dir is empty; give a folder'),
+                       (['--grpc-port', '31010', '--metrics-port', '31010'], '--grpc-port and --metrics-port are both 31010; give each a port of its own'),
+                       (['--engine-worker-queue-port', 'x'], "--engine-worker-queue-port: 'x' is not a port (0 to 65535)"),
                        (['--splitwise-role', 'prefill', '--kv-transfer-config', '{"kv_role":"kv_consumer"}'], 'contradict')):
         p = run('serve', '--model', TINY, '--port', '0', *args)
         assert p.returncode == 2 and said in p.stderr and len(p.stderr.strip().splitlines()) == 1, (args, p.stderr)

@@ -80,7 +80,7 @@ def test_every_limit_has_its_error():
         key = {'Authorization': 'Bearer k'}
         long = dict(input_ids=[5] * 10, max_dec_len=40, ignore_eos=True)
         refused(n.port, dict(text='x', req_id='r'), 401, 'API key')
-        refused(n.port, dict(text='x', max_dec_len=41), 400, 'max_dec_len is 41, but this server gives answers of at most 40', key)
+        refused(n.port, dict(text='x', max_dec_len=41), 400, 'max_dec_len is 41, but this server gives answers of at most 40 tokens (MAX_DEC_LEN, --max-dec-len)', key)
         refused(n.port, dict(text='x', min_dec_len=41), 400, 'min_dec_len is 41', key)
         refused(n.port, dict(input_ids=[5] * 64), 400, 'input_ids has 64 tokens, but this server takes at most 64 (MAX_SEQ_LEN', key)
         refused(n.port, dict(input_ids=[5] * 30, max_dec_len=35), 400, 'max_dec_len is 35, but after the 30 tokens of input_ids only 34 more fit', key)

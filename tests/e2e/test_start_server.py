@@ -204,7 +204,10 @@ def test_a_start_that_fails_says_why():
                              ('SERVICE_HTTP_PORT is -1, no HTTP API, and without --grpc-port (SERVICE_GRPC_PORT)', dict(SERVICE_HTTP_PORT='-1', SERVICE_GRPC_PORT='0')),
                              (f'HEALTH_HTTP_PORT and SERVICE_GRPC_PORT are both {free}', dict(SERVICE_GRPC_PORT=str(free))),
                              (f'HEALTH_HTTP_PORT and SERVICE_HTTP_PORT are both {s.api}', dict(HEALTH_HTTP_PORT=str(s.api))),
+                             ("INTER_PROC_PORT: 'x' is not a port", dict(INTER_PROC_PORT='x')),
+                             ('draft_model, which needs SPECULATE_MODEL_PATH', dict(SPECULATE_METHOD='draft_model')),
                              ('MP_NUM, for each host: --tensor-parallel-size 3 does not divide', dict(MP_NUM='3')),
+                             ('there is room for 16; lower --max-model-len or raise BLOCK_BS', dict(BLOCK_BS='0.5', MAX_SEQ_LEN='2048', BATON_KV_CACHE_MEMORY='')),
                              ('BLOCK_BS: 16384000 KV blocks are ', dict(BLOCK_BS='1000', MAX_SEQ_LEN='1048576', BATON_KV_CACHE_MEMORY='')),
                              ('has no model: neither a config.json', dict(MODEL_DIR='/nonexistent'))):
             s.refused(want, **{**more, **change})

@@ -169,7 +169,8 @@ enum status openai_check_answer_limit(const struct serve *s, const char *name, u
 {
     if (openai_limit_answer(s, n_tokens) == n_tokens) return OK;
     return err_field(err, ERR_INVALID, name,
-                     "%s is %u, but this server gives answers of at most %u tokens (--max-dec-len)",
+                     "%s is %u, but this server gives answers of at most %u tokens (MAX_DEC_LEN, "
+                     "--max-dec-len)",
                      name, n_tokens, s->o.max_dec_len);
 }
 
