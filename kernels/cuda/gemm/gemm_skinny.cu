@@ -166,11 +166,16 @@ static __device__ __forceinline__ void skinny_restore_nan(skinny_sums<N_TILES> *
     }
 }
 
-/* Adds the warps' sums, and the slices' if there are any, and passes pairs of columns on. of_tile
+/* What a block computes: a tile of columns, and which split of its k. */
+struct skinny_job {
+    int32_t tile, split;
+};
+
+/* Adds the warps' sums, and the slices' if there are any, and passes pairs of columns on. The job
  * may be in shared memory until it is read. */
 template <enum gemm_weight_layout F, int N_TILES>
 static __device__ __forceinline__ void skinny_finish(const gemm_call &c, const gemm_rows &kept,
-                                                     const int32_t &of_tile,
+                                                     const skinny_job &job,
                                                      const skinny_sums<N_TILES> &sums)
 {
     /* at most two lanes share a bank */
@@ -183,7 +188,7 @@ static __device__ __forceinline__ void skinny_finish(const gemm_call &c, const g
     const gemm_rows rows = kept;
     const int pair = (int)threadIdx.x % (SKINNY_W_ROWS / 2),
               row = (int)threadIdx.x / (SKINNY_W_ROWS / 2);
-    const int32_t tile = of_tile, column = tile * SKINNY_W_ROWS + 2 * pair,
+    const int32_t tile = job.tile, column = tile * SKINNY_W_ROWS + 2 * pair,
                   at = row * SKINNY_W_ROWS + 2 * pair;
     const bool has = row < rows.n && column < c.n_columns;
     float2 sum = make_float2(0, 0);
@@ -191,9 +196,7 @@ static __device__ __forceinline__ void skinny_finish(const gemm_call &c, const g
         sum = make_float2(__fadd_rn(sum.x, part[i][2 * pair][row]),
                           __fadd_rn(sum.y, part[i][2 * pair + 1][row]));
     if (c.n_splits > 1) {
-        if (has)
-            __stcg((float2 *)(split_partial(c, tile, (int32_t)blockIdx.z, SKINNY_PARTIAL) + at),
-                   sum);
+        if (has) __stcg((float2 *)(split_partial(c, tile, job.split, SKINNY_PARTIAL) + at), sum);
         if (!is_last_split(c, tile)) return;
         if (has) sum = reduce_splits(c, tile, SKINNY_PARTIAL, at);
     }
@@ -204,15 +207,15 @@ static __device__ __forceinline__ void skinny_finish(const gemm_call &c, const g
 
 template <enum gemm_weight_layout F, int N_TILES, bool WHOLE>
 static __device__ __forceinline__ void skinny_rows(const gemm_call &c, const gemm_rows &rows,
-                                                   const int32_t &tile)
+                                                   const skinny_job &job)
 {
     __shared__ gemm_rows kept; /* for the end, to save registers */
     if (threadIdx.x == 0) kept = rows;
     const int32_t lane = (int32_t)threadIdx.x % WARP, quarter = lane % 4,
-                  first_column = tile * SKINNY_W_ROWS;
+                  first_column = job.tile * SKINNY_W_ROWS;
     const int32_t n_spans = (c.n_in_padded + SKINNY_SPAN - 1) / SKINNY_SPAN,
                   per_split = (n_spans + c.n_splits - 1) / c.n_splits;
-    const int32_t first_span = (int32_t)blockIdx.z * per_split;
+    const int32_t first_span = job.split * per_split;
     skinny_operands<N_TILES> p;
     p.n_in = c.n_in_padded - quarter * skinny_shape<F>::ELEMENTS;
     p.n_spans = min(n_spans, first_span + per_split);
@@ -232,7 +235,7 @@ static __device__ __forceinline__ void skinny_rows(const gemm_call &c, const gem
     skinny_sum<F, N_TILES, WHOLE>(&sums, p, first_span + (int32_t)threadIdx.x / WARP);
     if (F == GEMM_F8)
         skinny_restore_nan<N_TILES, WHOLE>(&sums, p, first_span + (int32_t)threadIdx.x / WARP);
-    skinny_finish<F, N_TILES>(c, kept, tile, sums);
+    skinny_finish<F, N_TILES>(c, kept, job, sums);
 }
 
 enum {
@@ -240,17 +243,17 @@ enum {
 };
 
 /* Prefetches the block's first rows of W before it waits for its x. Which expert they belong to is
- * known if routing is more than one kernel ago, otherwise a guess. tile below 0: none. */
+ * known if routing is more than one kernel ago, otherwise a guess. */
 template <enum gemm_weight_layout F>
-static __device__ __forceinline__ void skinny_prefetch(const gemm_call &c, int32_t tile)
+static __device__ __forceinline__ void skinny_prefetch(const gemm_call &c, const skinny_job &job)
 {
-    const int32_t row = tile * SKINNY_W_ROWS + (int32_t)threadIdx.x;
+    const int32_t row = job.tile * SKINNY_W_ROWS + (int32_t)threadIdx.x;
     if (!PREFETCHES_L2 || threadIdx.x >= WARP) return;
     const gemm_rows rows = rows_of_tile<true>(c, (int32_t)blockIdx.y, GEMM_SKINNY_ROWS);
-    if (rows.n == 0 || threadIdx.x >= SKINNY_W_ROWS || row < 0 || row >= c.n_out) return;
+    if (rows.n == 0 || threadIdx.x >= SKINNY_W_ROWS || row >= c.n_out) return;
     const size_t n_spans = (size_t)(c.n_in_padded + SKINNY_SPAN - 1) / SKINNY_SPAN,
                  per_split = (n_spans + (size_t)c.n_splits - 1) / (size_t)c.n_splits;
-    const size_t from = blockIdx.z * per_split * skinny_shape<F>::SPAN_BYTES,
+    const size_t from = (size_t)job.split * per_split * skinny_shape<F>::SPAN_BYTES,
                  left = from < c.row_bytes ? c.row_bytes - from : 0;
     const size_t n =
         min(min(left, per_split * skinny_shape<F>::SPAN_BYTES), (size_t)SKINNY_PREFETCH) / 16 * 16;
@@ -262,27 +265,39 @@ static __device__ __forceinline__ void skinny_prefetch(const gemm_call &c, int32
 template <enum gemm_weight_layout F, bool WHOLE>
 static __global__ void __launch_bounds__(SKINNY_THREADS, 2) skinny_kernel(const gemm_call c)
 {
-    skinny_prefetch<F>(c, (int32_t)blockIdx.x);
+    const skinny_job job = { (int32_t)blockIdx.x, (int32_t)blockIdx.z };
+    skinny_prefetch<F>(c, job);
     grid_dependency_sync();
     const gemm_rows rows = rows_of_tile(c, (int32_t)blockIdx.y, GEMM_SKINNY_ROWS);
     if (rows.n == 0) return;
-    if (rows.n <= 8) skinny_rows<F, 1, WHOLE>(c, rows, (int32_t)blockIdx.x);
-    else skinny_rows<F, 2, WHOLE>(c, rows, (int32_t)blockIdx.x);
+    if (rows.n <= 8) skinny_rows<F, 1, WHOLE>(c, rows, job);
+    else skinny_rows<F, 2, WHOLE>(c, rows, job);
 }
 
-/* The tiles of several fused GEMMs, one GEMM after the other. */
+/* Several fused GEMMs, one after the other; their jobs are numbered through, each has a block. */
 struct skinny_fused_calls {
     gemm_call of[GEMM_FUSED_MAX];
-    int32_t first_tile[GEMM_FUSED_MAX]; /* first tile of each; unused entries hold the total */
+    int32_t first_job[GEMM_FUSED_MAX + 1]; /* of each; unused entries hold the total */
 };
+
+/* Job `job` of the GEMM: all tiles of a split follow each other. There are a few splits at most,
+ * and counting them takes less than a division. */
+static __device__ __forceinline__ skinny_job fused_job(const gemm_call &c, int32_t job)
+{
+    const int32_t n_tiles = (c.n_columns + SKINNY_W_ROWS - 1) / SKINNY_W_ROWS;
+    skinny_job found = { job, 0 };
+    for (; found.tile >= n_tiles; found.split++) found.tile -= n_tiles;
+    return found;
+}
 
 template <enum gemm_weight_layout F>
 static __device__ __forceinline__ void fused_prefetch(const skinny_fused_calls &all)
 {
+    const int32_t block = (int32_t)blockIdx.x;
 #pragma unroll
-    /* prefetches nothing for GEMMs that are not the block's */
     for (int i = 0; i < GEMM_FUSED_MAX; i++)
-        skinny_prefetch<F>(all.of[i], (int32_t)blockIdx.x - all.first_tile[i]);
+        if (block >= all.first_job[i] && block < all.first_job[i + 1])
+            skinny_prefetch<F>(all.of[i], fused_job(all.of[i], block - all.first_job[i]));
 }
 
 template <enum gemm_weight_layout F>
@@ -293,17 +308,16 @@ static __global__ void __launch_bounds__(SKINNY_THREADS, 2)
     grid_dependency_sync();
     __shared__ gemm_call c; /* the block's; indexing the arguments would copy them for each
                              * thread */
-    __shared__ int32_t tile;
+    __shared__ skinny_job job;
     int i = 0;
-    while (i + 1 < GEMM_FUSED_MAX && (int32_t)blockIdx.x >= all.first_tile[i + 1]) i++;
+    while (i + 1 < GEMM_FUSED_MAX && (int32_t)blockIdx.x >= all.first_job[i + 1]) i++;
     for (unsigned word = threadIdx.x; word < sizeof c / sizeof(unsigned); word += SKINNY_THREADS)
         ((unsigned *)&c)[word] = ((const unsigned *)&all.of[i])[word];
-    if (threadIdx.x == 0) tile = (int32_t)blockIdx.x - all.first_tile[i];
+    if (threadIdx.x == 0) job = fused_job(all.of[i], (int32_t)blockIdx.x - all.first_job[i]);
     __syncthreads();
-    if ((int32_t)blockIdx.z >= c.n_splits) return;
     const gemm_rows rows = { 0, 0, c.n_rows };
-    if (c.n_rows <= 8) skinny_rows<F, 1, true>(c, rows, tile);
-    else skinny_rows<F, 2, true>(c, rows, tile);
+    if (c.n_rows <= 8) skinny_rows<F, 1, true>(c, rows, job);
+    else skinny_rows<F, 2, true>(c, rows, job);
 }
 
 template <bool WHOLE> static void (*kernel_of(enum gemm_weight_layout layout))(const gemm_call)
@@ -345,16 +359,14 @@ cudaError_t gemm_skinny_fused(cudaStream_t stream, enum gemm_weight_layout layou
                                       skinny_fused_kernel<GEMM_W4>,
                                       skinny_fused_kernel<GEMM_F8> };
     skinny_fused_calls all = {};
-    unsigned n_tiles = 0, n_splits = 1;
-    for (int i = 0; i < GEMM_FUSED_MAX; i++) {
-        all.first_tile[i] = (int32_t)n_tiles;
+    unsigned n_jobs = 0;
+    for (int i = 0; i <= GEMM_FUSED_MAX; i++) {
+        all.first_job[i] = (int32_t)n_jobs;
         if (i >= n) continue;
-        all.of[i] = calls[i];
-        all.of[i].n_splits = choose_n_splits(calls[i], SKINNY_W_ROWS, SKINNY_BLOCKS_WANTED,
-                                             SKINNY_SPLIT_LEAST);
-        n_tiles += blocks_for((size_t)calls[i].n_columns, SKINNY_W_ROWS);
-        if ((unsigned)all.of[i].n_splits > n_splits) n_splits = (unsigned)all.of[i].n_splits;
+        gemm_call &c = all.of[i];
+        c = calls[i];
+        c.n_splits = choose_n_splits(c, SKINNY_W_ROWS, SKINNY_BLOCKS_WANTED, SKINNY_SPLIT_LEAST);
+        n_jobs += blocks_for((size_t)c.n_columns, SKINNY_W_ROWS) * (unsigned)c.n_splits;
     }
-    return launch(stream, kernels[layout], dim3(n_tiles, 1, n_splits), dim3(SKINNY_THREADS), 0,
-                  all);
+    return launch(stream, kernels[layout], dim3(n_jobs), dim3(SKINNY_THREADS), 0, all);
 }
