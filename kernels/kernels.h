@@ -29,7 +29,7 @@ enum { ATTN_TILE = 64, CPU_ATTN_SEGMENT = 256 };
 enum { KERNEL_EXPERTS_MAX = 1024, KERNEL_EXPERTS_USED_MAX = 64 };
 
 /* Raised whenever some backend computes other bits: peers of another revision are refused. */
-enum { KERNEL_REVISION = 5 };
+enum { KERNEL_REVISION = 6 };
 
 enum activations { ACTIVATIONS_F32, ACTIVATIONS_FAST };
 

@@ -186,7 +186,7 @@ bool gemm_combine_supports(enum gemm_weight_layout layout, const struct gemm_cal
     if (c->n_rows > RING_TILES_MAX || c->n_x_rows != c->n_rows || to->n_rows > COMBINE_ROWS ||
         to->n_rows * to->n_used > c->n_rows || c->x_stride % 8 != 0 || (uintptr_t)c->x % 16 != 0)
         return false;
-    return shared_bytes(layout, *c) + COMBINE_STATIC_SHARED <= ring_this_device().shared_max;
+    return shared_bytes(layout, *c) + COMBINE_STATIC_SHARED <= gemm_this_device().shared_max;
 }
 
 template <enum gemm_weight_layout F>

@@ -164,7 +164,7 @@ enum { COMBINE_ONE_ALONE = 116 * 1024 /* bytes of which an SM has no two */ };
 static size_t shared_bytes(enum gemm_weight_layout layout, const gemm_call &c)
 {
     const size_t n = one_ring_bytes(layout) + RING_WARPS * (size_t)c.n_in * sizeof(uint16_t);
-    const ring_device &d = ring_this_device();
+    const gemm_device &d = gemm_this_device();
     return n < COMBINE_ONE_ALONE && 2 * COMBINE_ONE_ALONE > d.shared_of_sm &&
                    COMBINE_ONE_ALONE <= d.shared_max
                ? (size_t)COMBINE_ONE_ALONE
@@ -175,13 +175,13 @@ bool gemm_combine_one_supports(enum gemm_weight_layout layout, const struct gemm
                                const struct gemm_choices *to)
 {
     return to->n_rows == 1 && c->n_rows <= RING_WARPS && c->n_groups <= ONE_GROUPS_MAX &&
-           c->rows_above == 0 && shared_bytes(layout, *c) <= ring_this_device().shared_max;
+           c->rows_above == 0 && shared_bytes(layout, *c) <= gemm_this_device().shared_max;
 }
 
 template <enum gemm_weight_layout F>
 static cudaError_t run(cudaStream_t stream, combine_one_call all)
 {
-    const int32_t n_sms = ring_this_device().n_sms,
+    const int32_t n_sms = gemm_this_device().n_sms,
                   grid = all.n_tiles < n_sms ? all.n_tiles : n_sms;
     all.per_block = all.n_tiles / grid;
     return launch(stream, combine_one_kernel<F>, dim3((unsigned)grid), dim3(RING_THREADS),

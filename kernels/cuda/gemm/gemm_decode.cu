@@ -253,7 +253,7 @@ bool gemm_decode_supports(enum gemm_weight_layout layout, const struct gemm_call
     if (c->n_rows > (c->begin ? (int32_t)RING_TILES_MAX : (int32_t)RING_ROWS)) return false;
     if (c->x_f32 && c->n_in > RING_X_ROUNDED_MAX) return false;
     if (c->x_stride % 8 != 0 || !is_aligned_16(c->x) || !is_aligned_16(c->norm)) return false;
-    return shared_bytes(layout, *c) + DECODE_STATIC_SHARED <= ring_this_device().shared_max;
+    return shared_bytes(layout, *c) + DECODE_STATIC_SHARED <= gemm_this_device().shared_max;
 }
 
 template <enum gemm_weight_layout F>

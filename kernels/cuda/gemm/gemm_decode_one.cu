@@ -192,7 +192,7 @@ bool gemm_decode_one_supports(enum gemm_weight_layout layout, const struct gemm_
                      n_tiles > ONE_TILES_MAX || c->rows_above > 0))
         return false;
     if (c->x_f32 && c->n_in > ONE_ROUNDED_MAX) return false;
-    return shared_bytes(layout, *c) + ONE_STATIC_SHARED <= ring_this_device().shared_max;
+    return shared_bytes(layout, *c) + ONE_STATIC_SHARED <= gemm_this_device().shared_max;
 }
 
 template <enum gemm_weight_layout F>

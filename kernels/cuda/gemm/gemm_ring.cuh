@@ -9,6 +9,7 @@
 
 #include <type_traits>
 
+#include "kernels/cuda/gemm/gemm_device.cuh"
 #include "kernels/cuda/gemm/gemm_skinny.cuh"
 
 enum { RING_THREADS = SKINNY_THREADS, RING_WARPS = SKINNY_WARPS, RING_ROWS = 8 /* of x */ };
@@ -316,31 +317,6 @@ static __device__ __forceinline__ void ring_find_tiles(const gemm_call &c, ring_
 
 /* ---- the host ---- */
 
-struct ring_device {
-    int n_sms;
-    size_t shared_max, shared_of_sm; /* of a block; of an SM */
-};
-
-static inline ring_device ring_query_device()
-{
-    ring_device d = { 1, 0, 0 };
-    int ordinal, n_sms = 0, shared_max = 0, of_sm = 0;
-    if (cudaGetDevice(&ordinal) == cudaSuccess &&
-        cudaDeviceGetAttribute(&n_sms, cudaDevAttrMultiProcessorCount, ordinal) == cudaSuccess &&
-        cudaDeviceGetAttribute(&of_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor, ordinal) ==
-            cudaSuccess &&
-        cudaDeviceGetAttribute(&shared_max, cudaDevAttrMaxSharedMemoryPerBlockOptin, ordinal) ==
-            cudaSuccess)
-        d = ring_device{ n_sms, (size_t)shared_max, (size_t)of_sm };
-    return d;
-}
-
-static inline const ring_device &ring_this_device()
-{
-    static const ring_device device = ring_query_device();
-    return device;
-}
-
 static inline size_t ring_bytes(enum gemm_weight_layout layout)
 {
     static_assert((int)ring_shape<GEMM_W8>::ALL_BYTES == (int)ring_shape<GEMM_BF16>::ALL_BYTES &&
@@ -368,7 +344,7 @@ static inline cudaError_t ring_run_layout(enum gemm_weight_layout layout, RUN ru
 /* Blocks for n_jobs: as many as run at a time, two per SM if their shared memory fits. */
 static inline unsigned ring_grid(size_t n_jobs, size_t shared)
 {
-    const ring_device &device = ring_this_device();
+    const gemm_device &device = gemm_this_device();
     const size_t enough = (size_t)device.n_sms * (2 * shared <= device.shared_of_sm ? 2 : 1);
     return (unsigned)(n_jobs < enough ? n_jobs : enough);
 }

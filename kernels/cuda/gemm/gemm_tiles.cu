@@ -7,6 +7,7 @@
  * times the scale, then added; split-k: per slice), so the shape changes no bit. The shape table is
  * at the end; docs/kernels.md has the reasoning, registers and cycles. Thread: device; gemm_tiles:
  * engine. */
+#include "kernels/cuda/gemm/gemm_device.cuh"
 #include "kernels/cuda/gemm/gemm_split_k.cuh"
 #include "kernels/cuda/gemm/gemm_upconvert.cuh"
 
@@ -342,18 +343,19 @@ static __device__ __forceinline__ void store_tile(const gemm_call &c, const gemm
     }
 }
 
-/* The order of blocks: TILES_TOGETHER row tiles by all columns, one column of tiles after the
+/* The order of tiles: TILES_TOGETHER row tiles by all columns, one column of tiles after the
  * other, so that concurrent blocks share W, and x of the row tiles stays in L2 until the last
  * column. */
 enum { TILES_TOGETHER = 16 };
 struct tile_at {
     int32_t row, column;
 };
-static __device__ __forceinline__ tile_at tile_of_block(int32_t n_columns)
+static __device__ __forceinline__ tile_at tile_in_order(int32_t tile, int32_t n_tiles,
+                                                        int32_t n_columns)
 {
-    const int32_t block = (int32_t)blockIdx.x, n_rows = (int32_t)gridDim.x / n_columns;
-    const int32_t first = block / (TILES_TOGETHER * n_columns) * TILES_TOGETHER,
-                  in = block - first * n_columns;
+    const int32_t n_rows = n_tiles / n_columns;
+    const int32_t first = tile / (TILES_TOGETHER * n_columns) * TILES_TOGETHER,
+                  in = tile - first * n_columns;
     const int32_t together = min(n_rows - first, (int32_t)TILES_TOGETHER);
     return tile_at{ first + in % together, in / together };
 }
@@ -419,15 +421,9 @@ static __device__ __forceinline__ void multiply_stages(tile_source<T> *source, c
 }
 
 template <enum gemm_weight_layout F, class T>
-static __global__ void __launch_bounds__(T::THREADS, T::BLOCKS) tiles_kernel(const gemm_call c)
+static __device__ __forceinline__ void compute_tile(const gemm_call &c, const gemm_rows &rows,
+                                                    int32_t first_column)
 {
-    grid_dependency_sync();
-    const tile_at at = tile_of_block((c.n_columns + T::COLUMNS - 1) / T::COLUMNS);
-    /* experts do not split k */
-    const gemm_rows rows = T::SPLITS_K ? rows_of_each(c, at.row, T::ROWS)
-                                       : rows_of_tile(c, at.row, T::ROWS);
-    if (rows.n == 0) return;
-    const int32_t first_column = at.column * T::COLUMNS;
     tile_source<T> source;
     find_source<F, T>(&source, c, rows, first_column);
     const stage_range stages = stages_of_block<T>(c);
@@ -447,6 +443,26 @@ static __global__ void __launch_bounds__(T::THREADS, T::BLOCKS) tiles_kernel(con
         reduce_parts<T>(c, rows.n, collected);
     }
     store_tile<F, T>(c, rows, first_column, collected);
+}
+
+/* n_tiles: of the call, with those that groups of experts may turn out not to have. There may be
+ * fewer blocks, which then take several; not if k is split. */
+template <enum gemm_weight_layout F, class T>
+static __global__ void __launch_bounds__(T::THREADS, T::BLOCKS)
+    tiles_kernel(const gemm_call c, const int32_t n_tiles)
+{
+    grid_dependency_sync();
+    const int32_t n_across = (c.n_columns + T::COLUMNS - 1) / T::COLUMNS;
+#pragma unroll 1
+    for (int32_t tile = (int32_t)blockIdx.x; tile < n_tiles; tile += (int32_t)gridDim.x) {
+        const tile_at at = tile_in_order(tile, n_tiles, n_across);
+        /* experts do not split k */
+        const gemm_rows rows = T::SPLITS_K ? rows_of_each(c, at.row, T::ROWS)
+                                           : rows_of_tile(c, at.row, T::ROWS);
+        if (rows.n > 0) compute_tile<F, T>(c, rows, at.column * T::COLUMNS);
+        if (T::SPLITS_K) return;
+        __syncthreads(); /* before the next tile's copies come where results were collected */
+    }
 }
 
 /* ---- experts of few rows ---- */
@@ -597,14 +613,14 @@ static __global__ void __launch_bounds__(T::THREADS, T::BLOCKS) experts_kernel(c
 /* ---- shapes ---- */
 
 struct tile_shape {
-    void (*kernel)(const gemm_call);
-    int32_t rows, columns, threads;
+    void (*kernel)(const gemm_call, const int32_t);
+    int32_t rows, columns, threads, blocks; /* blocks: of an SM */
     size_t shared;
 };
 
 template <enum gemm_weight_layout F, class T> static tile_shape shape_for()
 {
-    return { tiles_kernel<F, T>, T::ROWS, T::COLUMNS, T::THREADS, T::SHARED };
+    return { tiles_kernel<F, T>, T::ROWS, T::COLUMNS, T::THREADS, T::BLOCKS, T::SHARED };
 }
 
 /* Largest first: for prompts; for batches of decode steps, which read W at memory bandwidth and x
@@ -630,6 +646,8 @@ template <enum gemm_weight_layout F> static tile_shape shape_of(int i)
                        : F == GEMM_W4        ? 8
                                              : 6,
         BATCH_BLOCKS = F == GEMM_F8 ? 1 : 2,
+        /* of 16 bits there is shared memory for no more, and registers would spill */
+        EXPERT_BLOCKS = F == GEMM_F8 || gemm_stored<F>::IS_16 ? 3 : 4,
         SPLIT_STAGES = gemm_stored<F>::IS_16 ? 6 : 8
     };
     if (i == SHAPE_PROMPT)
@@ -640,8 +658,7 @@ template <enum gemm_weight_layout F> static tile_shape shape_of(int i)
         return shape_for<F, gemm_tile<F, 64, 64, 2, 2, SPLIT_STAGES, 2, true>>();
     if (i == SHAPE_32_ROWS_SPLIT)
         return shape_for<F, gemm_tile<F, 32, 64, 1, 4, SPLIT_STAGES, 2, true>>();
-    if (i == SHAPE_EXPERTS)
-        return shape_for<F, gemm_tile<F, 64, 64, 2, 2, 4, F == GEMM_F8 ? 3 : 4>>();
+    if (i == SHAPE_EXPERTS) return shape_for<F, gemm_tile<F, 64, 64, 2, 2, 4, EXPERT_BLOCKS>>();
     if (i == SHAPE_32_ROWS)
         return shape_for<F, gemm_tile<F, 32, 128, 1, 4, BATCH_STAGES, BATCH_BLOCKS>>();
     return shape_for<F, gemm_tile<F, 32, 32, 2, 2, gemm_stored<F>::IS_16 ? 6 : 8, 4>>();
@@ -690,63 +707,89 @@ static bool choose_batch(enum gemm_weight_layout layout, gemm_call *c, tile_shap
     return true;
 }
 
+/* A block for each tile. How many tiles experts have is known on the device alone: then as many as
+ * there are at least, if all rows are real, and enough for the GPU; the first of them take what is
+ * more. */
+static size_t n_tile_blocks(const gemm_call &c, const tile_shape &t, size_t n_tiles)
+{
+    if (!c.begin) return n_tiles;
+    const size_t at_a_time = (size_t)gemm_this_device().n_sms * (size_t)t.blocks,
+                 least = c.rows_above > 0 ? 0
+                                          : (size_t)blocks_for((size_t)c.n_rows, (size_t)t.rows) *
+                                                blocks_for((size_t)c.n_columns, (size_t)t.columns);
+    const size_t enough = least > at_a_time ? least : at_a_time;
+    return n_tiles < enough ? n_tiles : enough;
+}
+
 cudaError_t gemm_tiles(cudaStream_t stream, enum gemm_weight_layout layout,
                        const struct gemm_call *call)
 {
     gemm_call c = *call;
     tile_shape t;
     if (!choose_batch(layout, &c, &t)) t = choose_shape(layout, c);
-    const size_t n_blocks = (size_t)n_tiles_at_most(c, t.rows) *
-                            blocks_for((size_t)c.n_columns, (size_t)t.columns);
-    if (n_blocks == 0) return cudaSuccess; /* too few rows for this kernel */
-    if (n_blocks > INT32_MAX) return cudaErrorInvalidValue;
-    return launch(stream, t.kernel, dim3((unsigned)n_blocks, (unsigned)c.n_splits),
-                  dim3((unsigned)t.threads), t.shared, c);
+    const size_t n_tiles = (size_t)n_tiles_at_most(c, t.rows) *
+                           blocks_for((size_t)c.n_columns, (size_t)t.columns);
+    if (n_tiles == 0) return cudaSuccess;                      /* too few rows for this kernel */
+    if (n_tiles > INT32_MAX / 2) return cudaErrorInvalidValue; /* sums of two stay small */
+    return launch(stream, t.kernel,
+                  dim3((unsigned)n_tile_blocks(c, t, n_tiles), (unsigned)c.n_splits),
+                  dim3((unsigned)t.threads), t.shared, c, (int32_t)n_tiles);
 }
 
 /* ---- experts of few rows: the host ---- */
 
 /* Groups have at most so many rows on average: with more, tiles of more rows read x less often. */
-enum { EXPERT_ROWS_USUAL = 24 };
+enum { EXPERT_ROWS_USUAL = 24, EXPERT_ROWS = 32, EXPERT_COLUMNS = 128 };
 
+/* Of 4-bit weights a stage is so small that reading x from shared memory takes longer than W from
+ * memory: half of the warps, with twice as many columns each, read it half as often. */
 template <enum gemm_weight_layout F>
-using expert_tile = gemm_tile<F, 32, 128, 1, 8, gemm_stored<F>::IS_16 ? 4 : 7, 2>;
+using expert_tile = gemm_tile<F, EXPERT_ROWS, EXPERT_COLUMNS, 1, F == GEMM_W4 ? 4 : 8,
+                              gemm_stored<F>::IS_16 ? 4
+                              : F == GEMM_W4        ? 8
+                                                    : 7,
+                              F == GEMM_W4 ? 3 : 2>;
 
-static int n_sms_of_this_device()
+/* Blocks that run at a time: as many as there is shared memory for. */
+template <enum gemm_weight_layout F> static size_t n_expert_blocks()
 {
-    int ordinal, n = 0;
-    if (cudaGetDevice(&ordinal) != cudaSuccess ||
-        cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, ordinal) != cudaSuccess)
-        return SMS_USUAL;
-    return n;
+    enum {
+        EACH = (int)expert_tile<F>::SHARED + (int)sizeof(expert_tiles) + 1024 /* the system's */
+    };
+    const gemm_device &device = gemm_this_device();
+    const size_t fit = device.shared_of_sm / EACH, wanted = expert_tile<F>::BLOCKS;
+    return (size_t)device.n_sms * (fit < 1 ? 1 : fit < wanted ? fit : wanted);
 }
 
-/* Blocks that run at a time. */
-static size_t n_expert_blocks()
+static size_t n_expert_blocks_of(enum gemm_weight_layout layout)
 {
-    static const int n_sms = n_sms_of_this_device();
-    return 2 * (size_t)n_sms;
+    switch (layout) {
+    case GEMM_W8: return n_expert_blocks<GEMM_W8>();
+    case GEMM_W4: return n_expert_blocks<GEMM_W4>();
+    case GEMM_F8: return n_expert_blocks<GEMM_F8>();
+    default: return n_expert_blocks<GEMM_BF16>();
+    }
 }
 
 static size_t n_expert_jobs(const gemm_call &c)
 {
-    enum { ROWS = expert_tile<GEMM_BF16>::ROWS, COLUMNS = expert_tile<GEMM_BF16>::COLUMNS };
-    return (size_t)n_tiles_at_most(c, ROWS) * blocks_for((size_t)c.n_columns, COLUMNS);
+    return (size_t)n_tiles_at_most(c, EXPERT_ROWS) *
+           blocks_for((size_t)c.n_columns, EXPERT_COLUMNS);
 }
 
 bool gemm_experts_supports(enum gemm_weight_layout layout, const struct gemm_call *c)
 {
-    return c->begin && layout != GEMM_F32 && layout != GEMM_W4 && !c->x_scales &&
+    return c->begin && layout != GEMM_F32 && !c->x_scales &&
            c->n_rows <= EXPERT_ROWS_USUAL * c->n_groups && c->n_groups <= UINT16_MAX &&
-           n_tiles_at_most(*c, expert_tile<GEMM_BF16>::ROWS) <= (unsigned)EXPERT_TILES_MAX &&
-           n_expert_jobs(*c) >= n_expert_blocks();
+           n_tiles_at_most(*c, EXPERT_ROWS) <= (unsigned)EXPERT_TILES_MAX &&
+           n_expert_jobs(*c) >= n_expert_blocks_of(layout);
 }
 
 template <enum gemm_weight_layout F>
 static cudaError_t run_experts(cudaStream_t stream, const gemm_call &c)
 {
     typedef expert_tile<F> tile;
-    return launch(stream, experts_kernel<F, tile>, dim3((unsigned)n_expert_blocks()),
+    return launch(stream, experts_kernel<F, tile>, dim3((unsigned)n_expert_blocks<F>()),
                   dim3(tile::THREADS), tile::SHARED, c);
 }
 
@@ -757,6 +800,7 @@ cudaError_t gemm_experts(cudaStream_t stream, enum gemm_weight_layout layout,
     case GEMM_BF16: return run_experts<GEMM_BF16>(stream, *c);
     case GEMM_F16: return run_experts<GEMM_F16>(stream, *c);
     case GEMM_W8: return run_experts<GEMM_W8>(stream, *c);
+    case GEMM_W4: return run_experts<GEMM_W4>(stream, *c);
     case GEMM_F8: return run_experts<GEMM_F8>(stream, *c);
     default: return cudaErrorInvalidValue;
     }
