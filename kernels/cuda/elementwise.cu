@@ -178,7 +178,7 @@ static __device__ __forceinline__ float4 read_quad(const combine_args &a, size_t
 /* The same sums, four elements by a thread. Rows are loaded several at a time, because the way to
  * memory is long. */
 template <bool BF16>
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS, 3) /* with more blocks eight loads spill */
     combine_quads_kernel(combine_args a, unsigned blocks_of_row)
 {
     enum { TOGETHER = 8 };
