@@ -521,7 +521,7 @@ void cuda_experts(struct kernel_ctx *base, const struct experts_args *a)
     struct cuda_input_spec prepared = take_rounded(c);
     if (a->n_rows == 0) return;
     if (!a->sorted)
-        (void)cuda_check(c->device, moe_sort_rows(c->device->stream, a, cuda_n_real_rows(c), 0),
+        (void)cuda_check(c->device, moe_sort_rows(c->device->stream, a, cuda_n_real_rows(c)),
                          "sorting rows by expert");
     const struct combine_args all = {
         .y = a->x,

@@ -8,7 +8,8 @@
 
 enum { COLLECT_THREADS = 256, COLLECT_BLOCKS_MAX = 256 };
 
-/* One block waits, so that the other SMs are free for other streams. */
+static_assert((int)COLLECT_BLOCKS_MAX <= (int)WAITING_BLOCKS_MAX, "blocks wait by themselves");
+
 static __global__ void wait_kernel(ep_call c, int kind)
 {
     grid_dependency_sync();
@@ -67,7 +68,7 @@ static __global__ void __launch_bounds__(COLLECT_THREADS)
     take_kernel(ep_call c, unsigned char *all, size_t bytes)
 {
     grid_dependency_sync();
-    if (block_has_fault(c)) return;
+    if (!have_all_come(c, EP_FLAG_SHARED, c.direct)) return;
     for (int r = 0; r < c.size; r++)
         copy_bytes(all + (size_t)r * bytes, shared_part(c, c.epochs[EP_FLAG_SHARED], c.rank, r),
                    bytes);
@@ -75,10 +76,8 @@ static __global__ void __launch_bounds__(COLLECT_THREADS)
 
 cudaError_t ep_run_gather(cudaStream_t s, const struct ep_call *c, void *all, size_t bytes)
 {
-    const cudaError_t e = ep_run_wait(s, c, EP_FLAG_SHARED);
-    return e != cudaSuccess ? e
-                            : launch(s, take_kernel, dim3(collect_blocks(bytes / 16)),
-                                     dim3(COLLECT_THREADS), 0, *c, (unsigned char *)all, bytes);
+    return launch(s, take_kernel, dim3(collect_blocks(bytes / 16)), dim3(COLLECT_THREADS), 0, *c,
+                  (unsigned char *)all, bytes);
 }
 
 struct ep_parts {
@@ -91,7 +90,7 @@ static __global__ void __launch_bounds__(COLLECT_THREADS)
     add_kernel(ep_call c, ep_parts p, void *x, size_t n)
 {
     grid_dependency_sync();
-    if (block_has_fault(c)) return;
+    if (!have_all_come(c, EP_FLAG_SHARED, c.direct)) return;
     const unsigned char *first = p.at ? p.at : shared_part(c, c.epochs[EP_FLAG_SHARED], c.rank, 0);
     const size_t step = p.at ? p.bytes : c.at.shared_bytes;
     for (size_t i = blockIdx.x * (size_t)COLLECT_THREADS + threadIdx.x; i < n;
@@ -112,8 +111,6 @@ cudaError_t ep_run_reduce(cudaStream_t s, const struct ep_call *c, const void *p
                           size_t part_bytes, void *x, size_t n, enum dtype dtype)
 {
     const ep_parts p = { (const unsigned char *)parts_at, part_bytes };
-    const cudaError_t e = ep_run_wait(s, c, EP_FLAG_SHARED);
-    if (e != cudaSuccess) return e;
     if (dtype == DTYPE_F32)
         return launch(s, add_kernel<true>, dim3(collect_blocks(n)), dim3(COLLECT_THREADS), 0, *c, p,
                       x, n);
@@ -185,10 +182,11 @@ cudaError_t ep_run_share_columns(cudaStream_t s, const struct ep_call *c,
 }
 
 static __global__ void __launch_bounds__(COLLECT_THREADS)
-    take_columns_kernel(ep_call c, ep_column_places at, float *y, size_t stride, size_t n_rows)
+    take_columns_kernel(ep_call c, ep_column_places at, float *y, size_t stride, size_t n_rows,
+                        bool waits)
 {
     grid_dependency_sync();
-    if (block_has_fault(c)) return;
+    if (!have_all_come(c, EP_FLAG_SHARED, waits)) return;
     const unsigned epoch = c.epochs[EP_FLAG_SHARED];
     for (int r = 0; r < c.size; r++) {
         const size_t width = at.first[r + 1] - at.first[r];
@@ -201,14 +199,15 @@ static __global__ void __launch_bounds__(COLLECT_THREADS)
 cudaError_t ep_run_gather_columns(cudaStream_t s, const struct ep_call *c,
                                   const struct ep_columns *a)
 {
-    const cudaError_t e = ep_run_wait(s, c, EP_FLAG_SHARED);
     ep_column_places at;
     size_t widest = 0;
     for (int r = 0; r <= c->size; r++) at.first[r] = a->first[r];
     for (int r = 0; r < c->size; r++)
         if (at.first[r + 1] - at.first[r] > widest) widest = at.first[r + 1] - at.first[r];
-    return e != cudaSuccess
-               ? e
-               : launch(s, take_columns_kernel, column_blocks(widest, a->n_rows),
-                        dim3(COLLECT_THREADS), 0, *c, at, a->y, a->y_stride, a->n_rows);
+    const dim3 blocks = column_blocks(widest, a->n_rows);
+    const bool waits = waits_itself(*c, (size_t)blocks.x * blocks.y);
+    const cudaError_t e = waits ? cudaSuccess : ep_run_wait(s, c, EP_FLAG_SHARED);
+    return e != cudaSuccess ? e
+                            : launch(s, take_columns_kernel, blocks, dim3(COLLECT_THREADS), 0, *c,
+                                     at, a->y, a->y_stride, a->n_rows, waits);
 }

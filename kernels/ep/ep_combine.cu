@@ -60,12 +60,13 @@ static __device__ __forceinline__ void sum_one(const ep_call &c, const ep_combin
     a.y[at] = sum;
 }
 
-/* blockIdx.x: the row; blocks of one row take SUM_THREADS elements in turn. A fault leaves y as it
- * was: the host learns of it. */
-static __global__ void __launch_bounds__(SUM_THREADS) sum_kernel(ep_call c, ep_combine_args a)
+/* blockIdx.x: the row; blocks of one row take SUM_THREADS elements in turn. After a fault y
+ * is as it was, or a part of it: the host learns of it. */
+static __global__ void __launch_bounds__(SUM_THREADS)
+    sum_kernel(ep_call c, ep_combine_args a, bool waits)
 {
     grid_dependency_sync();
-    if (block_has_fault(c) || (int)blockIdx.x >= real_rows(c)) return;
+    if (!have_all_come(c, EP_FLAG_BACK, waits) || (int)blockIdx.x >= real_rows(c)) return;
     for (size_t k = blockIdx.y * SUM_THREADS + threadIdx.x; k < (size_t)c.hidden;
          k += (size_t)gridDim.y * SUM_THREADS)
         sum_one(c, a, blockIdx.x, k);
@@ -75,8 +76,10 @@ cudaError_t ep_run_sum(cudaStream_t s, const struct ep_call *c, const struct ep_
 {
     unsigned wide = blocks_for((size_t)c->hidden, SUM_THREADS);
     if (wide > SUM_BLOCKS_MAX) wide = SUM_BLOCKS_MAX;
-    const cudaError_t e = ep_run_wait(s, c, EP_FLAG_BACK); /* a rank without rows waits too: the
-                                                            * next call writes where others read */
+    const bool waits = c->n_rows > 0 && waits_itself(*c, (size_t)c->n_rows * wide);
+    /* a rank without rows waits too: the next call writes where others read */
+    const cudaError_t e = waits ? cudaSuccess : ep_run_wait(s, c, EP_FLAG_BACK);
     if (e != cudaSuccess || c->n_rows == 0) return e;
-    return launch(s, sum_kernel, dim3((unsigned)c->n_rows, wide), dim3(SUM_THREADS), 0, *c, *a);
+    return launch(s, sum_kernel, dim3((unsigned)c->n_rows, wide), dim3(SUM_THREADS), 0, *c, *a,
+                  waits);
 }

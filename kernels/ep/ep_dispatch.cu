@@ -4,7 +4,7 @@
  * Slots are sorted by physical expert, so the slots of one rank are contiguous, and a slot's index
  * among them is its index at the receiver. A block sends one (row, choice); the write to the other
  * GPU dominates the time. Thread: device. */
-#include "kernels/cuda/moe/moe_route.h"
+#include "kernels/cuda/moe/moe_sort.cuh"
 #include "kernels/ep/ep_rows.cuh"
 #include "kernels/ep/ep_signals.cuh"
 
@@ -12,12 +12,14 @@ enum { PLACE_THREADS = 256, SEND_THREADS = 128, INDEX_THREADS = 1024 };
 
 /* ---- plan ---- */
 
-/* What padding rows chose was never computed. */
-static __global__ void __launch_bounds__(PLACE_THREADS) place_kernel(ep_call c)
+/* The physical expert that takes choice i, below n_rows * n_used, and whether the row is real: what
+ * padding rows chose was never computed. */
+struct placed_choice {
+    int32_t expert;
+    bool is_real;
+};
+static __device__ __forceinline__ placed_choice place_choice(const ep_call &c, int i)
 {
-    grid_dependency_sync();
-    const int i = (int)(blockIdx.x * PLACE_THREADS + threadIdx.x);
-    if (i >= c.n_rows * c.n_used) return;
     const bool is_real = i < real_rows(c) * c.n_used;
     int e = is_real ? c.experts[i] : 0;
     if (e < 0 || e >= c.n_logical) {
@@ -27,33 +29,46 @@ static __global__ void __launch_bounds__(PLACE_THREADS) place_kernel(ep_call c)
     if (is_real && c.n_chosen) atomicAdd(c.n_chosen + e, 1ull);
     const int32_t *copies = c.copies + (size_t)c.map * ((size_t)c.n_logical + 1) + e,
                   *physical = c.physical + (size_t)c.map * (size_t)c.n_physical + copies[0];
-    c.chosen[i] = physical[(i / c.n_used + c.rank) % (copies[1] - copies[0])];
+    const int32_t x = physical[(i / c.n_used + c.rank) % (copies[1] - copies[0])];
+    c.chosen[i] = x;
+    return placed_choice{ x, is_real };
+}
+
+static __global__ void __launch_bounds__(PLACE_THREADS) place_kernel(ep_call c)
+{
+    grid_dependency_sync();
+    const int i = (int)(blockIdx.x * PLACE_THREADS + threadIdx.x);
+    if (i < c.n_rows * c.n_used) (void)place_choice(c, i);
+}
+
+/* Few choices are placed by the block that sorts them. */
+static __global__ void __launch_bounds__(ONE_BLOCK_CHOICES)
+    place_and_sort_kernel(ep_call c, moe_sort_args a)
+{
+    grid_dependency_sync();
+    const int i = (int)threadIdx.x;
+    const placed_choice p = i < a.n ? place_choice(c, i) : placed_choice{ -1, false };
+    sort_one_block(a, p.is_real ? p.expert : -1);
 }
 
 cudaError_t ep_run_sort(cudaStream_t s, const struct ep_call *c)
 {
-    const size_t n = (size_t)c->n_rows * (size_t)c->n_used;
-    const struct experts_args sort = { .gate_up = NULL,
-                                       .down = NULL,
-                                       .n_experts = c->n_physical,
-                                       .n_used = c->n_used,
-                                       .n_rows = (size_t)c->n_rows,
-                                       .h = NULL,
-                                       .experts = c->chosen,
-                                       .weights = NULL,
-                                       .shared = {},
-                                       .x = NULL,
-                                       .rows = c->rows,
-                                       .index = c->index,
-                                       .begin = c->begin,
-                                       .sorted = false,
-                                       .act = NULL,
-                                       .out = NULL,
-                                       .jobs = NULL };
-    cudaError_t e = n ? launch(s, place_kernel, dim3(blocks_for(n, PLACE_THREADS)),
-                               dim3(PLACE_THREADS), 0, *c)
-                      : cudaSuccess;
-    return e == cudaSuccess ? moe_sort_rows(s, &sort, c->n_real, c->first_row) : e;
+    const moe_sort_args sort = { c->chosen,
+                                 c->rows,
+                                 c->index,
+                                 c->begin,
+                                 c->n_physical,
+                                 c->n_used,
+                                 c->n_rows * c->n_used,
+                                 c->n_real,
+                                 c->first_row,
+                                 NULL };
+    if (sort.n <= ONE_BLOCK_CHOICES)
+        return launch(s, place_and_sort_kernel, dim3(1), dim3(sort_one_block_threads(sort)),
+                      sort_one_block_shared(sort), *c, sort);
+    const cudaError_t e = launch(s, place_kernel, dim3(blocks_for((size_t)sort.n, PLACE_THREADS)),
+                                 dim3(PLACE_THREADS), 0, *c);
+    return e == cudaSuccess ? moe_sort_run(s, sort) : e;
 }
 
 static __global__ void counts_kernel(ep_call c)

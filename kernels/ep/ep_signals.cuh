@@ -85,6 +85,23 @@ static __device__ inline bool wait_for_all(const ep_call &c, int kind)
     return __syncthreads_and(good) != 0;
 }
 
+enum { WAITING_BLOCKS_MAX = 256 /* two per SM: there is room for other streams */ };
+
+/* Direct: whether a kernel of so many blocks waits for the ranks by itself, which saves a launch.
+ * Of more blocks those that come first would keep the SMs, so one block waits in a launch before
+ * (ep_run_wait). */
+static inline bool waits_itself(const ep_call &c, size_t n_blocks)
+{
+    return c.direct && n_blocks <= WAITING_BLOCKS_MAX;
+}
+
+/* Whether all ranks have signalled, for which a block that `waits` waits here, and none has found a
+ * fault. Called by the whole block. */
+static __device__ inline bool have_all_come(const ep_call &c, int kind, bool waits)
+{
+    return waits ? wait_for_all(c, kind) : !block_has_fault(c);
+}
+
 /* Called by the whole block after its writes: returns whether it is the last of the grid, so that
  * all writes of the grid are complete. */
 static __device__ inline bool is_last_block(const ep_call &c)

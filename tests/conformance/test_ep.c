@@ -136,6 +136,80 @@ TEST(peer_3) { calls("peer", "cuda", EP_LOW_LATENCY, 3); }
 TEST(peer_8) { calls("peer", "cuda", EP_LOW_LATENCY, 8); }
 TEST(peer_4) { calls("peer", "cuda", EP_LOW_LATENCY, 4); }
 
+/* So many rows that one block does not sort them, and that one waits for all who add up. */
+static void rank_of_many_rows(struct world *w)
+{
+    struct device *d = rank_device("cuda", w);
+    struct shape s = shape_of("peer", EP_LOW_LATENCY, w->size);
+    s.c.max_rows = 300;
+    s.c.hidden = 64;
+    s.c.n_used = 4;
+    struct ep *e = open_ep(&s, w, d);
+    for (s.call = 0; s.call < 2; s.call++) step(&s, w, d, e);
+    ep_free(e);
+    device_close(d);
+}
+TEST(peer_many_rows) { run_ranks(2, rank_of_many_rows, 0, WHY); }
+
+#ifdef BATON_EMULATED_GPU
+#include <simt.h>
+
+/* The launches since the last question: those that have run. */
+static int launched(struct ep *e)
+{
+    static size_t before;
+    CHECK_OK(ep_wait(e, NULL));
+    const size_t now = simt_n_kernels();
+    const int n = (int)(now - before);
+    before = now;
+    return n;
+}
+
+/* A launch costs a step microseconds, so their numbers are held; fewer are welcome. */
+static void rank_of_launches(struct world *w)
+{
+    struct device *d = rank_device("cuda", w);
+    struct shape s = shape_of("peer", EP_LOW_LATENCY, w->size);
+    struct inputs in;
+    struct ep_batch b;
+    float of_all[2][2], mine[2] = { 1, 2 };
+    const size_t first[] = { 0, 1, 2 };
+    struct dev_mem m, all;
+    struct ep *e = open_ep(&s, w, d);
+    make_inputs(&s, w, d, &in);
+    float *x = to_device(d, mine, sizeof mine, &m), *y = to_device(d, of_all, sizeof of_all, &all);
+    const struct ep_rows rows = { .experts = in.d_experts.ptr, .n = in.n };
+    (void)launched(e);
+    CHECK_OK(ep_plan(e, &rows, NULL, NULL));
+    CHECK(launched(e) <= 1);
+    CHECK_OK(ep_dispatch(e, in.d_x.ptr, in.stride, &b, NULL));
+    CHECK(launched(e) <= 2);
+    const size_t n = b.n_slots * (size_t)s.c.hidden;
+    const struct ep_combine_args a = { .out = to_device(d, NULL, n * sizeof(float), &in.d_out),
+                                       .weights = in.d_weights.ptr,
+                                       .y = in.d_y.ptr };
+    CHECK_OK(ep_combine(e, &a, NULL));
+    CHECK(launched(e) <= 2);
+    CHECK_OK(ep_all_reduce(e, x, 2, DTYPE_F32, NULL));
+    CHECK(launched(e) <= 2);
+    CHECK_OK(ep_all_gather(e, y, x, sizeof mine, NULL));
+    CHECK(launched(e) <= 2);
+    CHECK_OK(ep_gather_columns(e, y, 2, x, 1, 2, first, NULL));
+    CHECK(launched(e) <= 2);
+    device_mem_free(d, &m);
+    device_mem_free(d, &all);
+    release_inputs(d, &in);
+    ep_free(e);
+    device_close(d);
+}
+TEST(peer_calls_take_few_launches) { run_ranks(2, rank_of_launches, 0, WHY); }
+#else
+TEST(peer_calls_take_few_launches)
+{
+    SKIP("no emulated GPU in this build: launches were NOT counted");
+}
+#endif
+
 static const char *the_backend;
 
 /* Ranks that share no experts: tensor parallelism. */
@@ -726,6 +800,7 @@ TEST_MAIN(
     CASE(ucx_ranks_of_other_terms_do_not_meet), CASE(ucx_an_aborted_rank_ends_the_calls_of_all),
     CASE(ucx_more_than_there_is_room_for_is_refused_by_all), CASE_T(peer_1, 120),
     CASE_T(peer_2, 120), CASE_T(peer_3, 120), CASE_T(peer_4, 120), CASE_T(peer_8, 180),
+    CASE_T(peer_many_rows, 120), CASE_T(peer_calls_take_few_launches, 120),
     CASE_T(peer_sums_without_experts, 120), CASE(shm_sums_without_experts),
     CASE(impossible_sizes_are_refused_with_a_sentence),
     CASE(impossible_placements_are_refused_with_a_sentence), CASE(too_much_at_once_is_refused),

@@ -17,10 +17,8 @@ extern "C" {
 /* With rows, index and begin it also does the work of moe_sort_rows. */
 cudaError_t moe_route(cudaStream_t s, const struct route_args *a, const int32_t *n_real_rows);
 /* Sorts slots by expert, and within an expert by row: fills rows, index and begin of an experts
- * call. `n_real_rows`, in device memory: later rows get no slots, where the call's rows count from
- * first_row on; NULL: all rows are real. */
-cudaError_t moe_sort_rows(cudaStream_t s, const struct experts_args *a, const int32_t *n_real_rows,
-                          int32_t first_row);
+ * call. `n_real_rows`, in device memory: later rows get no slots; NULL: all rows are real. */
+cudaError_t moe_sort_rows(cudaStream_t s, const struct experts_args *a, const int32_t *n_real_rows);
 
 /* The product of a router with many rows of h by tensor cores, to the precision of f32 and with
  * bits of its own. moe_logits_fits: it is faster. */

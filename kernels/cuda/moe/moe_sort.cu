@@ -31,44 +31,11 @@ static __global__ void __launch_bounds__(SORT_THREADS) expert_begins_kernel(moe_
     begin_slots(a, (int *)(void *)shared_memory());
 }
 
-/* Sorts ONE_BLOCK_CHOICES, one a thread: a warp counts those of each expert, the counts of the
- * warps before are summed, then experts. Shared memory: begins [n_experts + 1], counts [n_experts]
- * of as many warps as there are. */
 static __global__ void __launch_bounds__(ONE_BLOCK_CHOICES) sort_kernel(moe_sort_args a)
 {
     grid_dependency_sync();
-    int32_t *begin = (int32_t *)(void *)shared_memory();
-    uint16_t *counts = (uint16_t *)(void *)(begin + a.n_experts + 1);
-    const int i = (int)threadIdx.x, lane = i % WARP, n_warps = (int)blockDim.x / WARP,
-              n = real_choices(a), e = i < n ? a.experts[i] : -1;
-    uint16_t *mine = counts + i / WARP * a.n_experts;
-#pragma unroll 1
-    for (int at = i; at < n_warps * a.n_experts; at += (int)blockDim.x) counts[at] = 0;
-    __syncthreads();
-    const unsigned same = __match_any_sync(0xffffffffu, e);
-    const int rank = __popc(same & ((1u << lane) - 1));
-    if (e >= 0 && rank == 0) mine[e] = (uint16_t)__popc(same);
-    __syncthreads();
-#pragma unroll 1
-    for (int x = i; x < a.n_experts; x += (int)blockDim.x) {
-        int before = 0;
-#pragma unroll 4
-        for (int w = 0; w < n_warps; w++) {
-            const int here = counts[w * a.n_experts + x];
-            counts[w * a.n_experts + x] = (uint16_t)before;
-            before += here;
-        }
-        begin[x + 1] = before;
-    }
-    if (i == 0) begin[0] = 0;
-    __syncthreads();
-    if (i < WARP) sum_up(begin, a.n_experts);
-    __syncthreads();
-#pragma unroll 1
-    for (int x = i; x <= a.n_experts; x += (int)blockDim.x) a.begin[x] = begin[x];
-    const int slot = e >= 0 ? begin[e] + mine[e] + rank : 0;
-    if (i < a.n) a.index[i] = slot; /* padding rows: their results are not used */
-    if (e >= 0) a.rows[slot] = i / a.n_used;
+    const int i = (int)threadIdx.x;
+    sort_one_block(a, i < real_choices(a) ? a.experts[i] : -1);
 }
 
 /* A block searches all choices for one expert, SORT_THREADS at a time. */
@@ -189,12 +156,9 @@ static __global__ void __launch_bounds__(PLACE_THREADS) place_kernel(moe_sort_ar
 cudaError_t moe_sort_run(cudaStream_t s, const moe_sort_args &a)
 {
     const size_t counts = sizeof(int) * ((size_t)a.n_experts + 1);
-    if (a.n <= ONE_BLOCK_CHOICES) {
-        /* a rank without rows still needs its begins */
-        const unsigned warps = a.n > 0 ? blocks_for((size_t)a.n, WARP) : 1;
-        return launch(s, sort_kernel, dim3(1), dim3(warps * WARP),
-                      counts + sizeof(uint16_t) * warps * (size_t)a.n_experts, a);
-    }
+    if (a.n <= ONE_BLOCK_CHOICES)
+        return launch(s, sort_kernel, dim3(1), dim3(sort_one_block_threads(a)),
+                      sort_one_block_shared(a), a);
     if (!a.scratch) {
         cudaError_t e = launch(s, expert_begins_kernel, dim3(1), dim3(SORT_THREADS), counts, a);
         if (e != cudaSuccess) return e;
@@ -208,8 +172,7 @@ cudaError_t moe_sort_run(cudaStream_t s, const moe_sort_args &a)
                   dim3(PLACE_THREADS), counts + sizeof(int) * PLACE_WARPS * (size_t)a.n_experts, a);
 }
 
-cudaError_t moe_sort_rows(cudaStream_t s, const struct experts_args *a, const int32_t *n_real_rows,
-                          int32_t first_row)
+cudaError_t moe_sort_rows(cudaStream_t s, const struct experts_args *a, const int32_t *n_real_rows)
 {
     const moe_sort_args sort = { a->experts,
                                  a->rows,
@@ -219,7 +182,7 @@ cudaError_t moe_sort_rows(cudaStream_t s, const struct experts_args *a, const in
                                  a->n_used,
                                  (int32_t)(a->n_rows * (size_t)a->n_used),
                                  n_real_rows,
-                                 first_row,
+                                 0,
                                  NULL };
     return moe_sort_run(s, sort);
 }

@@ -78,6 +78,55 @@ static __device__ __forceinline__ void sort_few(const moe_sort_args &a, const in
     }
 }
 
+/* Sorts ONE_BLOCK_CHOICES, one a thread, whose expert is e, or -1 of padding: a warp counts those of
+ * each expert, the counts of the warps before are summed, then experts. Shared memory: begins
+ * [n_experts + 1], counts [n_experts] of as many warps as there are. */
+static __device__ __forceinline__ void sort_one_block(const moe_sort_args &a, int e)
+{
+    int32_t *begin = (int32_t *)(void *)shared_memory();
+    uint16_t *counts = (uint16_t *)(void *)(begin + a.n_experts + 1);
+    const int i = (int)threadIdx.x, lane = i % WARP, n_warps = (int)blockDim.x / WARP;
+    uint16_t *mine = counts + i / WARP * a.n_experts;
+#pragma unroll 1
+    for (int at = i; at < n_warps * a.n_experts; at += (int)blockDim.x) counts[at] = 0;
+    __syncthreads();
+    const unsigned same = __match_any_sync(0xffffffffu, e);
+    const int rank = __popc(same & ((1u << lane) - 1));
+    if (e >= 0 && rank == 0) mine[e] = (uint16_t)__popc(same);
+    __syncthreads();
+#pragma unroll 1
+    for (int x = i; x < a.n_experts; x += (int)blockDim.x) {
+        int before = 0;
+#pragma unroll 4
+        for (int w = 0; w < n_warps; w++) {
+            const int here = counts[w * a.n_experts + x];
+            counts[w * a.n_experts + x] = (uint16_t)before;
+            before += here;
+        }
+        begin[x + 1] = before;
+    }
+    if (i == 0) begin[0] = 0;
+    __syncthreads();
+    if (i < WARP) sum_up(begin, a.n_experts);
+    __syncthreads();
+#pragma unroll 1
+    for (int x = i; x <= a.n_experts; x += (int)blockDim.x) a.begin[x] = begin[x];
+    const int slot = e >= 0 ? begin[e] + mine[e] + rank : 0;
+    if (i < a.n) a.index[i] = slot; /* padding rows: their results are not used */
+    if (e >= 0) a.rows[slot] = i / a.n_used;
+}
+
+/* The threads and shared memory of that. A rank without rows still needs its begins. */
+static inline unsigned sort_one_block_threads(const moe_sort_args &a)
+{
+    return (a.n > 0 ? blocks_for((size_t)a.n, WARP) : 1) * WARP;
+}
+static inline size_t sort_one_block_shared(const moe_sort_args &a)
+{
+    return sizeof(int) * ((size_t)a.n_experts + 1) +
+           sizeof(uint16_t) * (sort_one_block_threads(a) / WARP) * (size_t)a.n_experts;
+}
+
 enum { /* bytes: available to a block on every GPU from 8.0 on, including 8.6 and 8.9 */
        ROUTE_SHARED_MAX = 96 * 1024
 };
