@@ -217,14 +217,24 @@ struct experts_args {
     struct matmul_args *jobs; /* [n_experts + 1], host memory */
 };
 
+/* Rows as struct ep_batch has them: bf16 or e4m3, each aligned to 128 bytes, zeros up to a multiple
+ * of 64 elements. NULL: none. */
+struct narrow_rows {
+    const void *at;
+    enum dtype type;
+    size_t scales_at; /* of e4m3: bytes from a row's beginning to its f32 scales, one for every 128
+                       * elements */
+};
+
 /* out[s] = Expert_i(x[rows[s]]) for the slots s of every expert i, begin[i] .. begin[i + 1] - 1,
  * with the bits that `experts` computes for such a row: what a rank does for rows that other ranks
  * sent it (ep.h). Experts may have no slots. */
 struct expert_slots_args {
     const struct weight *gate_up, *down; /* [n_experts] paired [2 I, H], [H, I] */
     int32_t n_experts;
-    size_t n_slots; /* at least begin[n_experts]; what is beyond is not computed */
-    const float *x; /* rows x_stride floats apart */
+    size_t n_slots;            /* at least begin[n_experts]; what is beyond is not computed */
+    const float *x;            /* rows x_stride elements apart */
+    struct narrow_rows narrow; /* on a GPU, instead of x */
     size_t x_stride;
     size_t n_x_rows;          /* rows[s] is below it */
     const int32_t *rows;      /* [n_slots] */
@@ -243,6 +253,7 @@ static inline struct expert_slots_args expert_slots_of(const struct experts_args
         .n_experts = a->n_experts,
         .n_slots = a->n_rows * (size_t)a->n_used,
         .x = a->h,
+        .narrow = { NULL, DTYPE_F32, 0 },
         .x_stride = a->gate_up[0].n_in,
         .n_x_rows = a->n_rows,
         .rows = a->rows,

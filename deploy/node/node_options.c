@@ -607,16 +607,11 @@ static const char *backend_of(const char *name)
     return strcmp(name, "shm") == 0 ? "shm" : strcmp(name, "ucx") == 0 ? "ucx" : NULL;
 }
 
-static enum status read_row_type(const struct config *c, struct node_options *o, struct err *err)
+static enum dtype row_type_of(const char *name)
 {
-    const char *name = config_string(c, "ep-row-type");
-    o->group.rows = strcmp(name, "bf16") == 0  ? DTYPE_BF16
-                    : strcmp(name, "fp8") == 0 ? DTYPE_F8_E4M3
-                                               : DTYPE_F32;
-    if (o->group.rows == DTYPE_F32 || strcmp(o->device, "cuda") != 0) return OK;
-    return err_field(
-        err, ERR_CONFIG, "ep-row-type",
-        "--ep-row-type %s is not built for GPUs yet; leave it out, or use --device cpu", name);
+    return strcmp(name, "bf16") == 0  ? DTYPE_BF16
+           : strcmp(name, "fp8") == 0 ? DTYPE_F8_E4M3
+                                      : DTYPE_F32;
 }
 
 /* A rank's part of a list of names: the first ranks have the first name. */
@@ -635,7 +630,7 @@ static enum status read_group(const struct config *c, struct node_options *o, st
 {
     struct ranks r;
     TRY(node_balance_read(c, &o->balance, err));
-    TRY(read_row_type(c, o, err));
+    o->group.rows = row_type_of(config_string(c, "ep-row-type"));
     TRY(ranks_read(c, 0, &r, err));
     if (r.kind != RANKS_ONE) return OK;
     o->tp.size = r.tp.size;

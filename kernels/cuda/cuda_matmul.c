@@ -67,7 +67,9 @@ enum cuda_input_type {
 struct cuda_input_spec {
     enum cuda_input_type as;
     const void *x;
-    bool bf16; /* x is bf16: a GEMM left it for one that takes bf16 or e4m3 */
+    enum dtype from; /* of x: f32; bf16, as a GEMM left it for one that takes bf16 or e4m3, or as it
+                      * came; e4m3, as it came */
+    size_t scales_at; /* of e4m3: in a row, in bytes */
     size_t x_stride, n_rows, n;
     const int32_t *x_rows;
     const int32_t *n_real; /* in the GPU's memory: later rows are not read; NULL: all are */
@@ -79,7 +81,7 @@ static bool same_inputs(const struct cuda_input_spec *a, const struct cuda_input
 {
     return a->as == b->as && a->x == b->x && a->x_stride == b->x_stride && a->n == b->n &&
            a->x_rows == b->x_rows && a->norm == b->norm && a->n_rows == b->n_rows &&
-           a->n_real == b->n_real && a->bf16 == b->bf16;
+           a->n_real == b->n_real && a->from == b->from;
 }
 
 static size_t f8_bytes(size_t n_rows, size_t n)
@@ -114,9 +116,13 @@ static bool gemm_prepares(const struct gemm *g, const struct cuda_input_spec *in
 static enum cuda_input_type choose_input_type(const struct cuda_ctx *c, const struct gemm *g,
                                               const struct cuda_input_spec *in, bool ready)
 {
-    if (gemm_wants_f8_x(g) && f8_bytes(in->n_rows, in->n) <= c->inputs.bytes) return INPUT_F8;
-    if (ready || (g->layout == GEMM_F32 && !in->norm)) return INPUT_AS_IS;
-    if (gemm_prepares(g, in)) return INPUT_IN_GEMM;
+    const bool is_e4m3 = in->from == DTYPE_F8_E4M3, is_f32 = in->from == DTYPE_F32;
+    if (gemm_wants_f8_x(g)) {
+        if (is_e4m3 && in->n % PREPARE_INPUTS_F8_BLOCK == 0) return INPUT_AS_IS;
+        if (!is_e4m3 && f8_bytes(in->n_rows, in->n) <= c->inputs.bytes) return INPUT_F8;
+    }
+    if (ready || (g->layout == GEMM_F32 && !in->norm && is_f32)) return INPUT_AS_IS;
+    if (is_f32 && gemm_prepares(g, in)) return INPUT_IN_GEMM;
     return g->layout == GEMM_F32 ? INPUT_F32 : g->layout == GEMM_F16 ? INPUT_F16 : INPUT_BF16;
 }
 
@@ -146,6 +152,8 @@ static void run_prepare_inputs(struct cuda_ctx *c, const struct cuda_input_spec 
                                                   : DTYPE_BF16;
     const struct prepare_inputs plain = {
         .x = in->x,
+        .from = in->from,
+        .scales_at = in->scales_at,
         .x_stride = in->x_stride,
         .x_rows = in->x_rows,
         .n_real = in->n_real,
@@ -158,7 +166,7 @@ static void run_prepare_inputs(struct cuda_ctx *c, const struct cuda_input_spec 
     };
     const struct prepare_inputs_f8 f8 = {
         .x = in->x,
-        .bf16 = in->bf16,
+        .bf16 = in->from == DTYPE_BF16,
         .x_stride = in->x_stride,
         .x_rows = in->x_rows,
         .n_real = in->n_real,
@@ -188,6 +196,9 @@ static void set_inputs(const struct cuda_ctx *c, const struct cuda_input_spec *i
                       : round_up(in->n, in->as == INPUT_F8 ? PREPARE_INPUTS_F8_BLOCK : GEMM_STEP);
     g->x_rows = in->as == INPUT_AS_IS ? in->x_rows : NULL;
     g->x_scales = in->as == INPUT_F8 ? f8_scales(c, in) : NULL;
+    if (in->as != INPUT_AS_IS || in->from != DTYPE_F8_E4M3) return;
+    g->x_scales = (const float *)(const void *)((const char *)in->x + in->scales_at);
+    g->x_scales_stride = in->x_stride / sizeof(float); /* elements of a row are bytes */
 }
 
 /* ---- matmul ---- */
@@ -297,7 +308,8 @@ static void run_jobs(struct cuda_ctx *c, const struct matmul_args *jobs, size_t 
         if (a->n_rows == 0) continue;
         g.n_rows = a->n_rows;
         if (a->x_prequantized)
-            in.bf16 = x_type_of(a->w) == DTYPE_BF16, in.x_stride = prepared_stride(a->w);
+            in.from = x_type_of(a->w) == DTYPE_BF16 ? DTYPE_BF16 : DTYPE_F32,
+            in.x_stride = prepared_stride(a->w);
         join_groups(a, n, &g, &in);
         set_outputs(a, &g);
         in.as = choose_input_type(c, &g, &in, a->x_prequantized);
@@ -420,7 +432,12 @@ static void run_gate_up(struct cuda_ctx *c, const struct expert_slots_args *a,
 {
     const struct weight *w = &a->gate_up[of->first], *down = &a->down[of->first];
     struct cuda_input_spec in = {
-        .x = a->x, .x_stride = a->x_stride, .n_rows = a->n_x_rows, .n = w->n_in
+        .x = a->narrow.at ? a->narrow.at : a->x,
+        .from = a->narrow.at ? a->narrow.type : DTYPE_F32,
+        .scales_at = a->narrow.scales_at,
+        .x_stride = a->x_stride,
+        .n_rows = a->n_x_rows,
+        .n = w->n_in,
     };
     struct gemm g = gemm_of(c, w);
     g.begin = a->begin + of->first;
@@ -431,7 +448,7 @@ static void run_gate_up(struct cuda_ctx *c, const struct expert_slots_args *a,
     g.y = a->act;
     g.y_stride = prepared_stride(down);
     g.epilogue = silu_epilogue_for(down);
-    in.as = choose_input_type(c, &g, &in, false);
+    in.as = choose_input_type(c, &g, &in, in.from == DTYPE_BF16 && x_type_of(w) == DTYPE_BF16);
     prepare_by_slot(a, &in);
     if (is_prepared(&in) && !same_inputs(&in, prepared)) {
         run_prepare_inputs(c, &in);
@@ -485,7 +502,7 @@ static bool run_down(struct cuda_ctx *c, const struct expert_slots_args *a,
     const struct weight *w = &a->down[of->first];
     struct cuda_input_spec in = {
         .x = a->act,
-        .bf16 = x_type_of(w) == DTYPE_BF16,
+        .from = x_type_of(w) == DTYPE_BF16 ? DTYPE_BF16 : DTYPE_F32,
         .x_stride = prepared_stride(w),
         .n_rows = a->n_slots,
         .n_real = a->begin + a->n_experts,

@@ -169,7 +169,8 @@ static void moe_bind_work(struct binder *b, struct ffn_work *base)
     bind_floats(b, w->max_slots, c->hidden, &w->out);
     bind_floats(b, rows, round_up(c->moe.shared_intermediate, MATMUL_PREQUANTIZED_ALIGN),
                 &w->shared_act);
-    if (model_rows_are_narrow(b->m)) {
+    /* a GPU's products read them as they come */
+    if (model_rows_are_narrow(b->m) && b->m->kernels->device->is_host) {
         bind_floats(b, w->max_slots, c->hidden, &w->arrived);
         bind_ints(b, 1, w->max_slots, &w->arrived_rows);
     }

@@ -67,7 +67,7 @@ static size_t most_slots(const struct decoder_step *s, const struct ffn_moe_work
     return (size_t)s->m->ep->config.size * piece * s->m->config.moe.n_used;
 }
 
-/* The slots' rows as f32, if they travelled as another type. */
+/* The slots' rows as f32, if they travelled as another type to a CPU. */
 static struct ep_batch as_f32(const struct decoder_step *s, const struct ffn_moe_work *w,
                               const struct ep_batch *in)
 {
@@ -89,13 +89,16 @@ static void run_slots(const struct decoder_step *s, const struct ffn_moe *e,
 {
     const struct ep_batch rows = as_f32(s, w, arrived), *in = &rows;
     const struct moe_slots experts = moe_slots_of(s, e);
+    const enum dtype type = w->arrived ? DTYPE_F32 : s->m->ep->config.send;
+    const bool is_f32 = type == DTYPE_F32;
     const struct expert_slots_args a = {
         .gate_up = experts.gate_up,
         .down = experts.down,
         .n_experts = experts.n,
         .n_slots = min_size(in->n_slots, most_slots(s, w)),
-        .x = in->x,
-        .x_stride = in->row_bytes / sizeof(float),
+        .x = is_f32 ? in->x : NULL,
+        .narrow = { is_f32 ? NULL : in->x, type, in->scales_at },
+        .x_stride = in->row_bytes / dtype_block_bytes(type),
         .n_x_rows = in->n_slots,
         .rows = in->x_rows,
         .begin = in->begin,

@@ -358,7 +358,9 @@ static inline void on_expert_slots(struct kernel_ctx *c, struct expert_slots_arg
         size_t bytes;
         bool out;
     } arrays[] = {
-        { a.x, (const void **)&on.x, floats(a.n_x_rows * a.x_stride), false },
+        { a.x, (const void **)&on.x, a.x ? floats(a.n_x_rows * a.x_stride) : 0, false },
+        { a.narrow.at, (const void **)&on.narrow.at,
+          a.narrow.at ? a.n_x_rows * a.x_stride * dtype_block_bytes(a.narrow.type) : 0, false },
         { a.rows, (const void **)&on.rows, n * sizeof(int32_t), false },
         { a.begin, (const void **)&on.begin, ((size_t)a.n_experts + 1) * sizeof(int32_t), false },
         { a.act, (const void **)&on.act, floats(prequantized_floats(n, a.down[0].n_in)), false },

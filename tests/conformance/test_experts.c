@@ -4,9 +4,11 @@
  * CPU backends give the same bits: which rows share a product changes nothing. A GPU's result is
  * within the rounding of bf16 rows, and a row alone gives the bits that it gives among others. The
  * cases include experts that no row chose, one that all rows chose, and no rows at all. */
+#include "kernels/ep/ep_backend.h"
+#include "kernels/ep/ep_host_rows.h"
 #include "tests/conformance/kernel_ops_on_device.h"
 
-enum { HIDDEN_MAX = 128, EXPERTS = 6, USED = 3, ROWS_MAX = 40, MANY_ROWS = 160 };
+enum { HIDDEN_MAX = 128, EXPERTS = 6, USED = 3, ROWS_MAX = 40, MANY_ROWS = 160, NARROW_MANY = 420 };
 
 struct layer {
     struct matrix gate[EXPERTS], up[EXPERTS], down[EXPERTS], shared_gate, shared_up, shared_down;
@@ -187,6 +189,96 @@ static void check_slots(struct kernel_ctx *c, const struct layer *l, size_t n, s
     mem_free(x), mem_free(want), mem_free(got);
 }
 
+/* The same, of rows that came as bf16 or e4m3, as a GPU's products read them: slots that begin with
+ * every step-th one's. decoded: what they mean. */
+struct narrow_x {
+    unsigned char *bytes;
+    float *decoded;
+    size_t row_bytes, scales_at;
+};
+
+static struct narrow_x make_narrow(enum dtype type, size_t n, size_t hidden)
+{
+    const struct ep_config of = { .hidden = (int32_t)hidden, .send = type };
+    struct narrow_x x = { .decoded = random_floats(n * hidden, 2) };
+    x.row_bytes = ep_row_bytes(&of, &x.scales_at);
+    x.bytes = MEM_ARRAY(unsigned char, n *x.row_bytes);
+    for (size_t i = 0; i < n; i++) {
+        unsigned char *row = x.bytes + i * x.row_bytes;
+        ep_host_rows_send(&ep_host_rows_plain, type, x.decoded + i * hidden, hidden, row,
+                          x.scales_at);
+        ep_host_rows_read(type, row, x.scales_at, x.decoded + i * hidden, hidden);
+    }
+    return x;
+}
+
+/* within: of the largest result. */
+static void check_narrow_slots(struct kernel_ctx *c, const struct layer *l, size_t n,
+                               enum dtype type, size_t step, double within)
+{
+    const size_t n_x = n + SPARE, hidden = l->hidden;
+    struct narrow_x x = make_narrow(type, n_x, hidden);
+    float *got = MEM_ARRAY(float, n *hidden), want[HIDDEN_MAX];
+    int32_t *rows = MEM_ARRAY(int32_t, n + 1), begin[EXPERTS + 1] = {
+        0,          (int32_t)(n / 4), (int32_t)(n / 4), (int32_t)(n / 2), (int32_t)(3 * n / 4),
+        (int32_t)n, (int32_t)n
+    };
+    double largest = 0, off = 0;
+    for (size_t s = 0; s < n; s++) rows[s] = (int32_t)(random_u32() % n_x);
+    on_expert_slots(c, (struct expert_slots_args){
+                           .gate_up = l->gate_up,
+                           .down = l->last,
+                           .n_experts = EXPERTS,
+                           .n_slots = n,
+                           .narrow = { x.bytes, type, x.scales_at },
+                           .x_stride = x.row_bytes / dtype_block_bytes(type),
+                           .n_x_rows = n_x,
+                           .rows = rows,
+                           .begin = begin,
+                           .out = got,
+                       });
+    for (int32_t e = 0; e < EXPERTS; e++)
+        for (int32_t s = begin[e]; s < begin[e + 1]; s++) {
+            if ((size_t)s % step) continue;
+            through(c, &l->gate_up[e], &l->last[e], NULL, x.decoded + (size_t)rows[s] * hidden,
+                    want);
+            for (size_t k = 0; k < hidden; k++) {
+                largest = fmax(largest, fabs((double)want[k]));
+                off = fmax(off, fabs((double)got[(size_t)s * hidden + k] - (double)want[k]));
+            }
+        }
+    if (!(off <= within * largest))
+        test_fail(__FILE__, __LINE__, "%zu slots of %s: %g off, of %g", n, dtype_name(type), off,
+                  largest);
+    mem_free(x.bytes), mem_free(x.decoded), mem_free(got), mem_free(rows);
+}
+
+/* Layouts whose products take bf16, f16 and f32, and e4m3 with scales in rows: of few rows they
+ * become bf16, of many they are multiplied as they are where the GPU can, and what lies between the
+ * two products is rounded to e4m3. */
+static void narrow_cases(const char *isa)
+{
+    static const struct {
+        enum dtype t;
+        size_t hidden, n, step;
+        enum activations activations;
+        double within;
+    } cases[] = { { DTYPE_BF16, 72, 17, 1, ACTIVATIONS_FAST, 1e-5 },
+                  { DTYPE_F16, 64, 9, 1, ACTIVATIONS_FAST, 1e-5 },
+                  { DTYPE_F32, 64, 9, 1, ACTIVATIONS_F32, 1e-5 },
+                  { DTYPE_F8_E4M3, HIDDEN_MAX, 17, 1, ACTIVATIONS_FAST, 1e-5 },
+                  { DTYPE_F8_E4M3, HIDDEN_MAX, NARROW_MANY, 19, ACTIVATIONS_FAST, 0x1p-4 } };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        struct kernel_ctx *c = open_backend(isa, cases[i].activations, 2);
+        struct layer *l = make_layer(c, cases[i].t, cases[i].t, cases[i].hidden, 128);
+        CHECK_OK(kernel_ctx_reserve(c, 2 * NARROW_MANY, HIDDEN_MAX));
+        check_narrow_slots(c, l, cases[i].n, DTYPE_BF16, cases[i].step, cases[i].within);
+        check_narrow_slots(c, l, cases[i].n, DTYPE_F8_E4M3, cases[i].step, cases[i].within);
+        free_layer(c, l);
+        kernel_ctx_free(c);
+    }
+}
+
 static void experts_cases(const char *isa)
 {
     static const struct {
@@ -365,5 +457,14 @@ static void router_before_cases(const char *isa)
     CASE_T(name##_experts, 200), CASE_T(name##_experts_of_many_rows, 200),                         \
         CASE_T(name##_experts_after_a_router, 200)
 EVERY_BACKEND(BACKEND_TESTS)
+#ifdef BATON_HAVE_CUDA_KERNELS
+TEST(cuda_experts_of_narrow_rows) { narrow_cases("cuda"); }
+#else
+TEST(cuda_experts_of_narrow_rows)
+{
+    (void)narrow_cases;
+    SKIP("no GPU kernels in this build: rows of less than f32 were NOT multiplied");
+}
+#endif
 
-TEST_MAIN(EVERY_BACKEND_CASES(BACKEND_CASES))
+TEST_MAIN(EVERY_BACKEND_CASES(BACKEND_CASES), CASE_T(cuda_experts_of_narrow_rows, 200))

@@ -60,7 +60,8 @@ struct trial {
     std::vector<unsigned char> x_bytes, y_before, y;
     std::vector<float> x_scales, bias;
     std::vector<int32_t> x_rows, begin;
-    size_t x_stride, y_stride;
+    size_t x_stride, y_stride, scales_stride; /* where rows are gathered others lie behind the
+                                               * scales of each */
 };
 
 /* Writes element k of a row of x and returns its rounded value. */
@@ -71,7 +72,7 @@ static double put_x(trial *t, size_t row, size_t k, double number)
         if ((bits & 127) == 127) bits--;
         t->x_bytes[row * t->x_stride + k] = bits;
         return (double)float_of_e4m3(bits) *
-               (double)t->x_scales[row * round_up(t->p.n_in, F8_STEP) / F8_STEP + k / F8_STEP];
+               (double)t->x_scales[row * t->scales_stride + k / F8_STEP];
     }
     const uint16_t bits = bits_of(t->p.x_type(), (float)number);
     memcpy(&t->x_bytes[(row * t->x_stride + k) * 2], &bits, 2);
@@ -84,9 +85,10 @@ static void make_x(trial *t, numbers *from)
     const size_t n_x_rows = p.n_rows + FIRST_ROW + 5,
                  filled = round_up(p.n_in, p.f8() ? F8_STEP : STEP_16);
     t->x_stride = filled + (p.f8() ? F8_STEP : STEP_16);
+    t->scales_stride = round_up(p.n_in, F8_STEP) / F8_STEP + (p.gathered ? 3 : 0);
     t->x_bytes.assign(n_x_rows * t->x_stride * (p.f8() ? 1 : 2), 0xff); /* NaN behind the rows */
     t->x.resize(n_x_rows * p.n_in);
-    for (size_t i = 0; p.f8() && i < n_x_rows * filled / F8_STEP; i++)
+    for (size_t i = 0; p.f8() && i < n_x_rows * t->scales_stride; i++)
         t->x_scales.push_back((float)((1.5 + from->next()) / 64));
     for (size_t row = 0; row < n_x_rows; row++) {
         memset(&t->x_bytes[row * t->x_stride * (p.f8() ? 1 : 2)], 0, filled * (p.f8() ? 1 : 2));
@@ -131,6 +133,7 @@ static void run_trial(trial *t)
     g.begin = p.groups.empty() ? nullptr : (const int32_t *)begin.p;
     g.n_rows = p.n_rows, g.x = x.p, g.x_stride = t->x_stride;
     g.x_scales = p.f8() ? (const float *)x_scales.p : nullptr;
+    g.x_scales_stride = p.gathered ? t->scales_stride : 0; /* 0: one behind the other */
     g.x_rows = p.gathered ? (const int32_t *)x_rows.p : nullptr;
     g.bias = p.bias ? (const float *)bias.p : nullptr;
     g.y = y.p, g.y_stride = t->y_stride;

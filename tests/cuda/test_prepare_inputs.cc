@@ -187,16 +187,69 @@ TEST(inputs_beyond_f16_end_at_its_largest)
         }
 }
 
+/* Rows in bf16, or in e4m3 with scales in each row, give what their numbers give in f32. */
+static void check_narrow(enum dtype from, enum dtype type, size_t n)
+{
+    enum { N_ROWS = 5 };
+    const size_t filled_n = filled(n), unit = from == DTYPE_BF16 ? 2 : 1,
+                 scales_at = filled_n * unit,
+                 row_bytes = (scales_at + (n + 127) / 128 * 4 + 127) / 128 * 128;
+    numbers random = { 11 + n };
+    inputs_trial t = {};
+    std::vector<unsigned char> rows(N_ROWS * row_bytes, 0);
+    t.n_rows = N_ROWS, t.n = n, t.x_stride = n, t.type = type, t.x.resize(N_ROWS * n);
+    t.gathered = true, t.x_rows = { 3, 0, 0, 4, 1 };
+    for (size_t row = 0; row < N_ROWS; row++)
+        for (size_t k = 0; k < n; k++) {
+            unsigned char *to = &rows[row * row_bytes];
+            float *scale = (float *)(void *)(to + scales_at) + k / 128;
+            const uint16_t half = bits_of(DTYPE_BF16, (float)random.next());
+            const uint8_t byte = (uint8_t)((row * n + k) % 120);
+            if (k % 128 == 0 && unit == 1) *scale = (float)(1.5 + random.next());
+            if (unit == 2) memcpy(to + 2 * k, &half, 2);
+            else to[k] = byte;
+            t.x[row * n + k] = unit == 2 ? float_of(DTYPE_BF16, half)
+                                         : float_of_e4m3(byte) * *scale;
+        }
+    run_inputs(&t);
+    std::vector<unsigned char> y(N_ROWS * filled_n * t.y_bytes());
+    device_bytes x(rows), x_rows(t.x_rows), got(y);
+    struct prepare_inputs in = {};
+    in.x = x.p, in.from = from, in.scales_at = scales_at, in.x_stride = row_bytes / unit,
+    in.x_rows = (const int32_t *)x_rows.p, in.n_rows = N_ROWS, in.n = n, in.y = got.p,
+    in.type = type;
+    GOOD(prepare_inputs_run(nullptr, &in));
+    GOOD(cudaDeviceSynchronize());
+    GOOD(cudaMemcpy(y.data(), got.p, y.size(), cudaMemcpyDeviceToHost));
+    CHECK(y == t.y);
+}
+
+TEST(inputs_of_narrow_rows_are_those_of_their_numbers)
+{
+    need_gpu();
+    for (enum dtype type : { DTYPE_F32, DTYPE_F16, DTYPE_BF16 })
+        for (size_t n : { 1, 70, 128, 333 }) {
+            check_narrow(DTYPE_BF16, type, n);
+            check_narrow(DTYPE_F8_E4M3, type, n);
+        }
+}
+
 TEST(inputs_refuse_a_type_that_no_product_takes)
 {
     need_gpu();
     struct prepare_inputs in = {};
     in.n_rows = in.n = 1, in.type = DTYPE_F8_E4M3;
     CHECK(prepare_inputs_run(nullptr, &in) == cudaErrorInvalidValue);
+    const float norm = 1;
+    in.type = DTYPE_BF16, in.from = DTYPE_BF16, in.norm = &norm;
+    CHECK(prepare_inputs_run(nullptr, &in) == cudaErrorInvalidValue);
+    in.from = DTYPE_F16, in.norm = nullptr;
+    CHECK(prepare_inputs_run(nullptr, &in) == cudaErrorInvalidValue);
 }
 
 TEST_MAIN(CASE(inputs_equal_a_plain_loop), CASE(inputs_do_not_depend_on_alignment),
           CASE(inputs_of_many_rows_have_the_bits_of_few),
           CASE(inputs_fill_up_with_zeros_whatever_the_row_is), CASE(inputs_round_to_every_f16),
+          CASE(inputs_of_narrow_rows_are_those_of_their_numbers),
           CASE(inputs_beyond_f16_end_at_its_largest),
           CASE(inputs_refuse_a_type_that_no_product_takes))

@@ -51,6 +51,8 @@ static gemm_call call_of(const struct gemm *g)
     c.n_columns = gemm_outputs_16(g->epilogue) ? (int32_t)(2 * round_up(g->n_out / 2, GEMM_STEP))
                                                : c.n_out;
     c.x = g->x, c.x_stride = g->x_stride, c.x_rows = g->x_rows, c.x_scales = g->x_scales;
+    c.x_scales_stride = (int32_t)(g->x_scales_stride ? g->x_scales_stride
+                                                     : blocks_for(g->n_in, GEMM_F8_BLOCK));
     c.x_f32 = g->x_f32, c.norm = g->norm, c.eps = g->norm_eps;
     c.n_x_rows = g->n_x_rows <= INT32_MAX ? (int32_t)g->n_x_rows : 0;
     c.begin_is_read = g->begin_is_read;

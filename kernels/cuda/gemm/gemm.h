@@ -89,6 +89,8 @@ struct gemm {
      * gemm_wants_f8_x says which calls may have it: any number of rows on such a GPU, not
      * `deterministic`, and not groups without `begin`; others fail. */
     const float *x_scales;
+    size_t x_scales_stride; /* floats between the scales of two rows; 0: they lie one row after
+                             * another */
     /* x is f32, whatever the layout: the kernel rounds it as prepare_inputs does, after `norm` if
      * that is not NULL. Rows without padding. gemm_takes_f32_x says which calls may have it; others
      * fail. */

@@ -30,6 +30,7 @@ struct gemm_call {
     size_t x_stride;
     const int32_t *x_rows;
     const float *x_scales; /* x is e4m3; NULL: the layout's type, or with x_f32 */
+    int32_t x_scales_stride;
     bool x_f32;            /* f32, rounded by the kernel, after `norm` if not NULL */
     const float *norm;
     float eps;

@@ -31,7 +31,6 @@ static __device__ __forceinline__ f8_scales_of<H> find_scales(const gemm_call &c
 {
     f8_scales_of<H> s;
     const int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP % 4;
-    const int32_t per_row = (c.n_in + GEMM_F8_BLOCK - 1) / GEMM_F8_BLOCK;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         s.w[i] = f8_scales(c, at.group, min(at.column, c.n_out - 1) + (c.paired ? i : 0));
@@ -39,7 +38,8 @@ static __device__ __forceinline__ f8_scales_of<H> find_scales(const gemm_call &c
         for (int half = 0; half < H; half++) {
             const int32_t block = (half * CONSUMERS + warpgroup) * BLOCK_ROWS,
                           row = at.begin + min(block + warp * 16 + lane / 4 + 8 * i, at.n - 1);
-            s.x_at[half][i] = (unsigned)(c.x_rows ? c.x_rows[row] : row) * (unsigned)per_row;
+            s.x_at[half][i] = (unsigned)(c.x_rows ? c.x_rows[row] : row) *
+                              (unsigned)c.x_scales_stride;
         }
     }
     return s;

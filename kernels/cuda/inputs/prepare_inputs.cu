@@ -9,17 +9,28 @@
 #include "kernels/cuda/inputs/prepare_inputs_rows.cuh"
 #include "kernels/cuda/rms_norm.cuh"
 
+/* Elements k .. k + 3 of the row at x_at, of any type. */
+static __device__ __forceinline__ float4 read_any_quad(const struct prepare_inputs &in, size_t x_at,
+                                                       size_t k, bool aligned)
+{
+    if (in.from == DTYPE_F32) return read_quad((const float *)in.x + x_at, k, in.n, aligned);
+    if (in.from == DTYPE_BF16) return read_bf16_quad((const uint16_t *)in.x + x_at, k, in.n);
+    const unsigned char *row = (const unsigned char *)in.x + x_at;
+    return read_e4m3_quad(row, (const float *)(const void *)(row + in.scales_at), k, in.n);
+}
+
 static __global__ void __launch_bounds__(PREPARE_INPUTS_THREADS)
     prepare_inputs_kernel(const struct prepare_inputs in)
 {
     grid_dependency_sync();
     const size_t row = blockIdx.x, n = in.n, n_padded = (n + GEMM_STEP - 1) / GEMM_STEP * GEMM_STEP;
     if (in.n_real && (int)row >= *in.n_real) return;
-    const float *x = in.x + (in.x_rows ? (size_t)in.x_rows[row] : row) * in.x_stride;
+    const size_t x_at = (in.x_rows ? (size_t)in.x_rows[row] : row) * in.x_stride;
+    const float *x = (const float *)in.x + x_at;
     const bool aligned = is_aligned(x, 16), norm_aligned = is_aligned(in.norm, 16);
     const float factor = in.norm ? norm_factor(x, n, in.eps, aligned) : 1.0f;
     for (size_t k = threadIdx.x * QUAD; k < n_padded; k += PREPARE_INPUTS_THREADS * QUAD) {
-        float4 v = read_quad(x, k, n, aligned);
+        float4 v = read_any_quad(in, x_at, k, aligned);
         if (in.norm) v = norm_quad(v, read_quad(in.norm, k, n, norm_aligned), factor, k, n);
         const size_t at = row * n_padded + k;
         if (in.type == DTYPE_F32) *(float4 *)((float *)in.y + at) = v;
@@ -41,7 +52,8 @@ static __global__ void __launch_bounds__(RMS_ROWS_THREADS)
     const unsigned n = (unsigned)in.n;
     rms_row<QUADS> r;
     if (row >= in.n_rows || (in.n_real && (int)row >= *in.n_real)) return;
-    rms_row_load<QUADS>(&r, in.x + (in.x_rows ? (size_t)in.x_rows[row] : row) * in.x_stride, n);
+    rms_row_load<QUADS>(
+        &r, (const float *)in.x + (in.x_rows ? (size_t)in.x_rows[row] : row) * in.x_stride, n);
     const float factor = rms_row_factor<QUADS>(r, n, in.eps);
 #pragma unroll
     for (int w = 0; w < RMS_WARPS; w++)
@@ -79,7 +91,9 @@ static cudaError_t run_by_warp(cudaStream_t stream, const struct prepare_inputs 
 cudaError_t prepare_inputs_run(cudaStream_t stream, const struct prepare_inputs *in)
 {
     if (in->n_rows == 0 || in->n == 0) return cudaSuccess;
-    if (in->type != DTYPE_F32 && in->type != DTYPE_F16 && in->type != DTYPE_BF16)
+    if ((in->type != DTYPE_F32 && in->type != DTYPE_F16 && in->type != DTYPE_BF16) ||
+        (in->from != DTYPE_F32 &&
+         ((in->from != DTYPE_BF16 && in->from != DTYPE_F8_E4M3) || in->norm)))
         return cudaErrorInvalidValue;
     const int quads = quads_by_warp(in);
     if (quads > 0) return run_by_warp(stream, in, quads);

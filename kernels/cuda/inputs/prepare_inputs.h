@@ -18,8 +18,12 @@ extern "C" {
 
 /* All pointers are to device memory. */
 struct prepare_inputs {
-    const float *x;
-    size_t x_stride;       /* floats */
+    const void *x;
+    enum dtype from;       /* of x: F32; without norm also BF16, and F8_E4M3 whose rows are aligned
+                            * to 4 bytes */
+    size_t scales_at;      /* of e4m3: bytes from a row's beginning to its f32 scales, one for every
+                            * 128 elements */
+    size_t x_stride;       /* elements */
     const int32_t *x_rows; /* [n_rows]: which row of x; NULL: 0, 1, 2 .. */
     const float *norm;     /* [n]: y = norm * x / sqrt(mean(x^2) + eps); NULL: as they are */
     float eps;
@@ -29,7 +33,7 @@ struct prepare_inputs {
                       * elements */
     enum dtype type;       /* of y: F32, F16 or BF16 */
 };
-/* cudaErrorInvalidValue: another type. */
+/* cudaErrorInvalidValue: other types, or a norm of narrow ones. */
 cudaError_t prepare_inputs_run(cudaStream_t stream, const struct prepare_inputs *in);
 
 #ifdef __cplusplus

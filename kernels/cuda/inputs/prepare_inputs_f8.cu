@@ -9,20 +9,6 @@ static_assert(PREPARE_INPUTS_F8_BLOCK == WARP * QUAD, "a warp's elements share a
 
 static const float E4M3_MAX = 448.0f;
 
-static __device__ __forceinline__ float4 read_bf16_quad(const uint16_t *x, size_t k, size_t n)
-{
-    if (k + QUAD <= n && is_aligned(x + k, 8)) {
-        const uint2 v = *(const uint2 *)(x + k);
-        return make_float4(bf16_low(v.x), bf16_high(v.x), bf16_low(v.y), bf16_high(v.y));
-    }
-    float4 v = make_float4(0, 0, 0, 0);
-    if (k < n) v.x = bf16_to_float(x[k]);
-    if (k + 1 < n) v.y = bf16_to_float(x[k + 1]);
-    if (k + 2 < n) v.z = bf16_to_float(x[k + 2]);
-    if (k + 3 < n) v.w = bf16_to_float(x[k + 3]);
-    return v;
-}
-
 static __device__ __forceinline__ unsigned quad_to_e4m3(const float4 &v, float scale)
 {
     return float_to_e4m3(__fdiv_rn(v.x, scale)) | float_to_e4m3(__fdiv_rn(v.y, scale)) << 8 |

@@ -41,6 +41,7 @@ struct rank_memory {
 };
 
 static struct rank_memory *the_memory;
+static enum dtype the_rows; /* as what rows travel */
 
 static inline void on_group(void *arg, const struct engine_group_event *ev)
 {
@@ -148,6 +149,7 @@ static inline void open_rank(struct rank *r, struct world *w, int tp, struct rig
     *r = (struct rank){ .w = w, .bells = &the_memory->bells, .tp = tp };
     r->node = (struct world){ &the_memory->nodes[node], w->rank % tp, tp, 0 };
     r->share = rank_share((uint32_t)w->rank, (uint32_t)w->size, (uint32_t)tp, n_experts);
+    r->share.ep_rows = the_rows;
     o.share = &r->share;
     o.on_group = n_experts ? on_group : NULL;
     if (tp > 1) {

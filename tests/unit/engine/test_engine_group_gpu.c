@@ -200,6 +200,34 @@ static void rank_of_moved_prompt(struct world *w)
     mem_free(got);
 }
 
+static struct answer *of_two; /* the first rank's answers of two ranks, in memory of all */
+
+/* Rows that travel as less than f32 give answers near those of one rank, and the same for every
+ * number of ranks above one. */
+static void rank_of_narrow_rows(struct world *w)
+{
+    struct engine_request reqs[N_REQUESTS];
+    uint32_t n_experts;
+    uint64_t took_ns;
+    struct rank r;
+    need_gpu();
+    const uint32_t n = make_requests(w->rank, N_OUT_FEW, reqs);
+    struct answer *alone = answers_alone(reqs, n, &n_experts, &took_ns);
+    open_this(&r, w, n_experts);
+    struct answer *got = rig_run(&r.rig, reqs, n);
+    for (uint32_t i = 0; i < n; i++) {
+        CHECK_OK(got[i].end.status);
+        if (reqs[i].sampling.temperature == 0)
+            CHECK_NEAR(got[i].out[0].logprob, alone[i].out[0].logprob, 0.25);
+    }
+    CHECK(rig_count(&r.rig, "baton_engine_steps_recorded_total") > 0);
+    if (w->rank == 0 && w->size == SIZE) memcpy(of_two, got, n * sizeof *got);
+    if (w->rank == 0 && w->size > SIZE) check_answers(got, of_two, n);
+    close_rank(&r);
+    mem_free(alone);
+    mem_free(got);
+}
+
 static void run(const char *model, void (*rank)(struct world *w))
 {
     the_model = model;
@@ -213,6 +241,23 @@ static void run_long(const char *model, void (*rank)(struct world *w))
 }
 
 TEST(ranks_step_ahead_by_captured_steps) { run_long("ernie_moe", rank_ahead); }
+static void run_narrow(enum dtype rows)
+{
+    the_rows = rows;
+    of_two = mmap(NULL, N_REQUESTS * sizeof *of_two, PROT_READ | PROT_WRITE,
+                  MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(of_two != MAP_FAILED);
+    run("ernie_moe", rank_of_narrow_rows);
+    run_gpu_ranks(SIZE + 1, rank_of_narrow_rows);
+    munmap(of_two, N_REQUESTS * sizeof *of_two);
+}
+
+TEST(ranks_whose_rows_travel_as_bf16)
+{
+    if (!test_runs_long()) SKIP("takes long under a sanitizer; tests/run.sh --all runs it");
+    run_narrow(DTYPE_BF16);
+}
+TEST(ranks_whose_rows_travel_as_e4m3) { run_narrow(DTYPE_F8_E4M3); }
 TEST(ranks_with_latents_step_ahead) { run_long("deepseek_v3", rank_ahead); }
 TEST(ranks_of_which_a_host_samples)
 {
@@ -226,6 +271,8 @@ TEST(a_group_is_lost_with_a_prompt_whose_layers_leave)
 TEST(a_group_is_lost_with_steps_in_flight) { run("ernie_moe", rank_lost); }
 
 TEST_MAIN(CASE_T(ranks_step_ahead_by_captured_steps, 120),
-          CASE_T(ranks_with_latents_step_ahead, 120), CASE_T(ranks_of_which_a_host_samples, 120),
+          CASE_T(ranks_whose_rows_travel_as_bf16, 120),
+          CASE_T(ranks_whose_rows_travel_as_e4m3, 120), CASE_T(ranks_with_latents_step_ahead, 120),
+          CASE_T(ranks_of_which_a_host_samples, 120),
           CASE_T(a_group_is_lost_with_a_prompt_whose_layers_leave, 120),
           CASE_T(a_group_is_lost_with_steps_in_flight, 120))
