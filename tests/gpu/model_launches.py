@@ -15,9 +15,12 @@ MOE_ROWS, MOE_ELEMENTS = 8192, 128 << 20  # ffn_moe.c: rows of a piece of a prom
 RANGE_ROWS = 256  # attention_mla.c
 SM90_TILES = {(128, 128): 12, (128, 256): 21, (256, 128): 21}  # rows, columns: cost
 EXPERT_ROWS, EXPERT_COLUMNS, EXPERT_ROWS_USUAL, EXPERT_TILES_MAX, MANY_ROWS = 32, 128, 24, 512, 32
+RING_INSTRUCTIONS = {'bf16': 35, 'w8': 90, 'f8': 110, 'w4': 155}  # of a warp for a KiB of W, in sm_90a's SASS (docs/kernels.md)
+EXPERT_BLOCKS = {'bf16': 2, 'w8': 2, 'w4': 3, 'f8': 2}  # of an SM, where there is shared memory for them
 # gemm_tiles.cu's shapes: rows, columns, blocks per SM
 TILES = [(128, 128, 1), (64, 128, 2), (64, 64, 4), (32, 128, 2), (32, 32, 4)]
 TILES_SPLIT = [(32, 64, 2), (64, 64, 2)]
+TILES_BLOCKS = {('f8', 64, 128): 1, ('f8', 64, 64): 3, ('f8', 32, 128): 1, ('bf16', 64, 64): 3}  # where a layout has other blocks per SM
 
 
 class Launch:
@@ -107,7 +110,7 @@ def skinny_fused(g, matrices, rows, what):
     must, moved = sum(w.bytes for w in matrices), sum(w.bytes + row_bytes(w, rows) for w in matrices)
     payload = max(SKINNY_W_ROWS * w.row_bytes / s for w, s in zip(matrices, splits))
     t, bound = longest(g, memory=moved / g.read - g.prefetch_us * 1e-6, blocks=waves_s(g, working, 2 * g.n_sms, payload))
-    return Launch('skinny_fused', 'matmul', what, t, moved, sum(w.flops(rows) for w in matrices), must, sum(tiles) * max(splits), working, bound)
+    return Launch('skinny_fused', 'matmul', what, t, moved, sum(w.flops(rows) for w in matrices), must, working, working, bound)
 
 
 def decode_fits(matrices, groups, x_rows):
@@ -129,9 +132,10 @@ def ring(g, kernel, matrices, groups, what, op, jobs, shared, extra_us=0.0, of_s
     must, moved = sum(used * w.bytes for w in matrices), sum(used * w.bytes + row_bytes(w, rows) for w in matrices)
     blocks = min(jobs, g.n_sms * (of_sm if of_sm * shared <= SHARED_OF_SM else 1))
     in_flight = blocks * 64 * 1024 / (g.latency_us * 1e-6)
-    reading = moved / min(g.read, in_flight) * 1e6
-    us = max(g.gap_us + g.x_us, reading) + g.end_us + extra_us
-    return Launch(kernel, op, what, us, moved, sum(w.flops(rows) for w in matrices), must, blocks, None, 'memory' if reading > g.gap_us + g.x_us else 'latency')
+    parts = {'memory': moved / min(g.read, in_flight), 'latency': g.ring_us * 1e-6,
+             'instructions': sum(used * w.n_out * w.row_bytes / 1024 * RING_INSTRUCTIONS[w.layout] for w in matrices) / (min(blocks, g.n_sms) * g.issue)}
+    us = max(parts['memory'], parts['instructions']) * 1e6 + g.ring_us + extra_us
+    return Launch(kernel, op, what, us, moved, sum(w.flops(rows) for w in matrices), must, blocks, None, max(parts, key=parts.get))
 
 
 def decode(g, matrices, groups, what, op='matmul', x_rows=None):
@@ -154,6 +158,11 @@ def combine_fits(w, groups, rows):
     return w.n_in % SKINNY_SPAN == 0 and groups.slots <= RING_TILES_MAX and rows <= 16 and combine_shared(w, groups) <= SHARED_OF_BLOCK
 
 
+def small_tile_share(g, w):
+    """Of cuBLAS's rate: tiles of few outputs wait for barriers and shared memory."""
+    return g.w4_tile_share if w.layout == 'w4' else g.small_tile_share
+
+
 def tiles(g, w, groups, what, op='matmul', above=0):
     """mma.sync tiles (gemm_tiles.cu)."""
     split, usual = 1, groups.usual()
@@ -164,13 +173,19 @@ def tiles(g, w, groups, what, op='matmul', above=0):
         wide, few = blocks_for(w.n_out, 128) >= SMS_USUAL, groups.slots <= 32
         rows, columns, per_sm = (TILES[3] if few else TILES[1]) if wide else TILES_SPLIT[not few]
         split = 1 if wide else n_splits(w, groups, 64, SMS_USUAL, 4 * STEP)
+    if split == 1:
+        per_sm = TILES_BLOCKS.get((w.layout, rows, columns), per_sm)
     across, working = blocks_for(w.n_out, columns), groups.tiles(rows, above)
     launched, must, n = groups.tiles_at_most(rows, above) * across * split, groups.count(above) * w.bytes, groups.rows(above)
-    t, bound = longest(g, memory=(must + row_bytes(w, n)) / g.read, products=2.0 * working * rows * across * columns * w.n_in / (g.bf16 * g.mma_share),
+    if groups.begin:  # as many as there are at least; they take what is more as well
+        launched = min(launched, max(0 if above else blocks_for(groups.slots, rows) * across, per_sm * g.n_sms))
+    at_once = min(1.0, working * across * split / g.n_sms)  # of the SMs
+    share = (g.mma_share if rows * columns == 128 * 128 else small_tile_share(g, w)) * max(at_once, 1e-3)
+    t, bound = longest(g, memory=(must + row_bytes(w, n)) / g.read, products=2.0 * working * rows * across * columns * w.n_in / (g.bf16 * share),
                        l2=working * across * (rows * w.n_in * 2 + columns * w.row_bytes) / g.l2,
                        blocks=waves_s(g, working * across * split, per_sm * g.n_sms, columns * w.row_bytes / split),
                        empty=max(0, launched - working * across * split) / (per_sm * g.n_sms) * g.empty_us * 1e-6)
-    return Launch('tiles', op, what, t, must + row_bytes(w, n), w.flops(n), must, launched, working * across * split, bound)
+    return Launch('tiles', op, what, t, must + row_bytes(w, n), w.flops(n), must, launched, min(launched, working * across * split), bound)
 
 
 def sm90_fits(g, w, groups, f8_x):
@@ -206,17 +221,18 @@ def sm90(g, w, groups, what, op='matmul', above=0):
 
 def experts_fit(g, w, groups):
     at_most = groups.tiles_at_most(EXPERT_ROWS)
-    return (groups.begin and w.layout not in ('f32', 'w4') and groups.slots <= EXPERT_ROWS_USUAL * groups.n_groups and at_most <= EXPERT_TILES_MAX and
-            at_most * blocks_for(w.n_out, EXPERT_COLUMNS) >= 2 * g.n_sms)
+    return (groups.begin and w.layout != 'f32' and groups.slots <= EXPERT_ROWS_USUAL * groups.n_groups and at_most <= EXPERT_TILES_MAX and
+            at_most * blocks_for(w.n_out, EXPERT_COLUMNS) >= EXPERT_BLOCKS[w.layout] * g.n_sms)
 
 
 def experts(g, w, groups, what, op='matmul'):
     """Experts of dozens of rows at most (gemm_tiles.cu): persistent blocks, whose ring of stages never drains."""
     jobs, must, n = groups.tiles(EXPERT_ROWS) * blocks_for(w.n_out, EXPERT_COLUMNS), groups.count() * w.bytes, groups.rows()
     t, bound = longest(g, memory=(must + row_bytes(w, n)) / g.read + g.block_us * 1e-6,
-                       products=2.0 * jobs * EXPERT_ROWS * EXPERT_COLUMNS * w.n_in / (g.bf16 * g.mma_share),
+                       products=2.0 * jobs * EXPERT_ROWS * EXPERT_COLUMNS * w.n_in / (g.bf16 * small_tile_share(g, w)),
                        l2=jobs * (EXPERT_ROWS * w.n_in * 2 + EXPERT_COLUMNS * w.row_bytes) / g.l2)
-    return Launch('experts', op, what, t, must + row_bytes(w, n), w.flops(n), must, 2 * g.n_sms, min(2 * g.n_sms, jobs), bound)
+    blocks = EXPERT_BLOCKS[w.layout] * g.n_sms
+    return Launch('experts', op, what, t, must + row_bytes(w, n), w.flops(n), must, blocks, min(blocks, jobs), bound)
 
 
 def library_takes(g, w, groups):
@@ -276,7 +292,7 @@ def logits(g, w, rows, what):
     blocks = blocks_for(rows, LOGITS_ROWS) * blocks_for(w.n_out, c)
     moved, of_block = w.bytes + rows * (w.n_in + w.n_out) * 4, 2.0 * LOGITS_PAIRS * LOGITS_ROWS * c * w.n_in
     t, bound = longest(g, memory=moved / g.read, l2=blocks * (LOGITS_ROWS + c) * w.n_in * 4 / g.l2,
-                       products=blocks_for(blocks, g.n_sms) * g.n_sms * of_block / (g.bf16 * g.mma_share))
+                       products=blocks_for(blocks, g.n_sms) * g.n_sms * of_block / (g.bf16 * g.logits_share))
     return Launch('logits', 'matmul', what, t, moved, w.flops(rows), w.bytes, blocks, None, bound)
 
 
@@ -326,8 +342,9 @@ def attention_decode(g, m, rows, context):
     alone = n_segments > 1 and (m.latent or units > resident)
     last_us = g.merge_us if n_segments > 1 and not alone else 0.0
     # A unit that ends lets its block begin the next one's loads only then: the ring drains.
+    of_block = min(g.unit_read, g.read / min(units, resident))
     t, bound = longest(g, memory=moved / g.read + (g.ramp_us + last_us) * 1e-6, products=flops / (g.bf16 * g.mma_share),
-                       blocks=max(1.0, units / resident) * (g.unit_us * 1e-6 + payload / g.unit_read) + last_us * 1e-6)
+                       blocks=max(1.0, units / resident) * (g.unit_us * 1e-6 + payload / of_block) + last_us * 1e-6)
     out = [Launch('attend_mla' if m.latent else 'attend_mma', 'attention', '', t, moved, flops, must, min(units, resident), None, bound)]
     return out + ([merge(g, m, rows, n_segments, m.latent or m.head_dim)] if alone else [])
 
@@ -450,7 +467,7 @@ def router(g, m, rows):
         out = [small(g, 'norm', 'rms_norm', '', rows * m.hidden * 8, 0.5, rows), logits(g, m.router, rows, m.router.what()), *route(g, m, rows)]
     else:
         blocks = blocks_for(m.n_experts, 4) * blocks_for(rows, ROUTER_ROWS)
-        out = [small(g, 'router', 'router', m.router.what(), m.router.bytes + blocks * rows * m.hidden * 4, g.router_us, blocks)]
+        out = [small(g, 'router', 'router', m.router.what(), m.router.bytes + blocks * min(rows, ROUTER_ROWS) * m.hidden * 4, g.router_us, blocks)]
         out[0].must, out[0].flops = m.router.bytes, m.router.flops(rows)
         out += [small(g, 'sort', 'router', '', rows * m.n_used * 8, 1.0)] if rows > ROUTER_ROWS else []
     for x in out:

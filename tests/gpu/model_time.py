@@ -3,10 +3,11 @@
 usage: tests/gpu/model_time.py [--gpu h200|h100] [--measured GPU.JSON] [--only TEXT] [--kernels] [--blocks]
   --measured   a result file of tests/gpu/run.sh: its limits replace the constants that it measured, and its steps are printed beside the model's
   --only       models and steps whose name contains this: "Qwen3-30B-A3B wint4, decode of 1"
-  --kernels    every kernel of these steps; --blocks: blocks with work of blocks launched, for every shape of a product
+  --kernels    every kernel of these steps
+  --blocks     blocks with work of blocks launched, for every shape of a product, of steps with more numbers of rows
 
 Nothing here is a measurement unless it says so. The constants below are one table; model_launches.py mirrors the launch formulas."""
-import argparse, json, sys
+import argparse, json, math, sys
 
 from model_launches import Step, ends, layers
 from model_shapes import MODELS, QUANTIZATIONS, Model
@@ -22,26 +23,29 @@ CONSTANTS = {
     'f32': (45e12, 'estimated: 0.67 of the data sheet'),
     'wgmma_share': (0.75, 'measured on an H200: 619 and 609 TFLOP/s of Qwen3\'s and ERNIE\'s gate and up, of cuBLAS\'s 789'),
     'upconvert_share': (0.55, 'measured on an H200: 280 (8 bits) and 460 (4 bits) TFLOP/s'),
-    'fp8_share': (0.80, 'estimated: 128 x 128 tiles, bound by shared memory'),
-    'mma_share': (0.55, 'estimated: mma.sync tiles, of cuBLAS'),
-    'attention_share': (0.63, 'measured on an H200: 487 to 506 TFLOP/s of cuBLAS\'s 792'),
+    'fp8_share': (0.53, 'measured on an H200: 757 and 720 TFLOP/s of Qwen3\'s and ERNIE\'s gate and up, beside the line above'),
+    'mma_share': (0.55, 'estimated: mma.sync tiles of 128 x 128, of cuBLAS'),
+    'small_tile_share': (0.15, 'measured on an H200: 0.61 us of an SM for 32 x 128 by 64 k, experts of 64 rows in bf16 and e4m3; 0.14 for 32 x 32 in 4 bits'),
+    'w4_tile_share': (0.20, 'measured on an H200: 0.44 us of an SM for 32 x 128 by 64 k, experts of 256 rows in 4 bits'),
+    'issue': (2.0e9, 'measured on an H200: warp instructions of an SM in a second, decode of 8 in 4 bits (1.7) and e4m3 (2.0)'),
+    'attention_share': (0.53, 'measured on an H200: in prompts of 8k; alone 464 to 482 TFLOP/s of cuBLAS\'s 797'),
+    'logits_share': (0.27, 'measured on an H200: the router of a prompt of 8k, 182 us a layer with its norm and its sort'),
     'latent_share': (0.42, 'estimated: mma.sync, as FlashAttention-2\'s 0.35 of an H100\'s peak'),
-    'gap_us': (1.3, 'estimated: one kernel to the next in a graph, overlapped (Hazy: 1.3 in a graph)'),
-    'floor_us': (0.5, 'estimated: the shortest kernel; with the gap 1.8'),
+    'gap_us': (0.6, 'measured on an H200: in a graph, from one empty kernel to the next'),
+    'floor_us': (2.4, 'measured on an H200: the shortest kernel, 3 to 5 us with the gap'),
     'prefetch_us': (0.6, 'estimated: what prefetched weights hide of the gap'),
-    'x_us': (1.5, 'estimated: a decode kernel from its wait to its first sum: x is read, normalised, rounded'),
-    'end_us': (0.8, 'estimated: a decode kernel from its last load to its end'),
+    'ring_us': (3.6, 'measured on an H200: a decode kernel beyond its bytes: 55 us of a layer of Qwen3, less attention 10, router 4 and 24.6 of bytes, by 4'),
     'combine_us': (0.5, 'estimated: the sums of experts\' results'),
     'latency_us': (0.8, 'estimated: memory, loaded'),
     'block_us': (1.5, 'estimated: a block of 16 rows of W: search, x, first load, end'),
     'block_read': (80e9, 'estimated: 64 KiB in flight per block, 800 ns away'),
     'empty_us': (1.0, 'estimated: a block that finds no work'),
     'tile_us': (1.0, 'estimated: a wgmma tile\'s pipeline fill and store'),
-    'unit_us': (2.0, 'estimated: attention, a block\'s beginning and end'),
+    'unit_us': (7.0, 'measured on an H200: attention, a block\'s beginning and end: one sequence at 1k takes 10 us'),
     'unit_read': (73e9, 'estimated: attention, 64 KiB in flight per block, 900 ns away'),
     'ramp_us': (2.0, 'estimated: attention, until all blocks read and after the first ends'),
     'merge_us': (1.5, 'estimated: the last block of a row: a counter, its segments\' parts'),
-    'library_us': (1.0, 'estimated: cublasLt\'s kernels do not overlap the one before'),
+    'library_us': (3.5, 'measured on an H200: cublasLt\'s kernels do not overlap the one before; q, k and v of 64 rows take 17 us'),
     'merge_round_us': (0.6, 'estimated: 32 segments, one round of loads'),
     'router_us': (4.0, 'estimated: norm, product, a counter, top-k by the last block'),
     'route_us': (2.0, 'estimated: top-k by one warp, ordered keys'),
@@ -51,6 +55,8 @@ FIGURES = {'read': ('memory read by a kernel', 1e9), 'bf16': ('cuBLAS bf16, rand
            'gap_us': ('in a graph, from one empty kernel to the next', 1)}
 DECODE = [(1, 1024), (8, 1024), (64, 1024), (128, 1024), (256, 1024), (1, 32768), (8, 32768)]
 PREFILL = [8192]
+# rows of the steps whose blocks are counted: captured steps have up to 512
+BLOCK_DECODE, BLOCK_PREFILL = [1, 2, 4, 6, 8, 12, 16, 17, 24, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512], [64, 512, 1024, 2048, 8192]
 
 
 class Gpu:
@@ -105,11 +111,11 @@ class Predicted:
         return out
 
 
-def predict(g, only=''):
+def predict(g, only='', decode=DECODE, prefill=PREFILL):
     for quantization in QUANTIZATIONS:
         for name in MODELS:
             m = Model(name, quantization)
-            for step in [Step(m, b, c) for b, c in DECODE] + [Step(m, 1, c, True) for c in PREFILL]:
+            for step in [Step(m, b, c) for b, c in decode] + [Step(m, 1, c, True) for c in prefill]:
                 p = Predicted(g, m, step)
                 if only in p.name():
                     yield p
@@ -123,6 +129,7 @@ def print_constants(g):
 
 def print_steps(steps, measured):
     beside = {f['name']: f['value'] for f in figures_of(measured)} if measured else {}
+    off = []
     print(f'\n{"step":<52} {"us":>9} {"limit us":>9} {"share":>6} {"tokens/s":>9} {"must GB":>8} {"TFLOP":>7} {"launches a layer":>17}' +
           ('  measured us   share' if measured else ''))
     for p in steps:
@@ -130,7 +137,10 @@ def print_steps(steps, measured):
         line = (f'{p.name():<52} {p.us:>9.0f} {p.limit_us:>9.0f} {p.share:>6.2f} {s.rows / p.us * 1e6:>9.0f} {p.must / 1e9:>8.2f} {p.flops / 1e12:>7.2f} '
                 f'{p.launches:>17.0f}')
         us = beside.get(f'{p.name()}: the GPU\'s part of a step', beside.get(f'{p.name()}: the GPU\'s part'))
+        off += [abs(math.log(p.us / us))] if us else []
         print(line + (f'  {us:>11.0f} {p.limit_us / us:>7.2f}' if us else ''))
+    if off:
+        print(f'{len(off)} measured steps: the model is off by a factor of {math.exp(sum(off) / len(off)):.2f} in the mean, {math.exp(max(off)):.2f} at most')
 
 
 def print_kernels(p, measured):
@@ -163,15 +173,19 @@ def shapes_with_blocks(p):
     return out
 
 
+def steps_with_blocks(g, only=''):
+    return predict(g, only, [(b, 1024) for b in BLOCK_DECODE], BLOCK_PREFILL)
+
+
 def print_blocks(steps, wanted=0.9):
-    n_short = 0
+    n = n_short = 0
     print(f'\n{"step":<52} {"kernel":<14} {"product":<36} {"launched":>9} {"with work":>10} {"share":>6}')
     for p in steps:
         for (kernel, what), (launched, working) in shapes_with_blocks(p).items():
             short = working < wanted * launched
-            n_short += short
+            n, n_short = n + 1, n_short + short
             print(f'{p.name():<52} {kernel:<14} {what[:36]:<36} {launched:>9.0f} {working:>10.1f} {working / launched:>6.2f}{"  SHORT" if short else ""}')
-    print(f'{n_short} launches of products have work for fewer than {wanted:g} of their blocks')
+    print(f'{n_short} of {n} launches of products have work for fewer than {wanted:g} of their blocks')
 
 
 def main():
@@ -195,7 +209,7 @@ def main():
     for p in steps if a.kernels else []:
         print_kernels(p, measured)
     if a.blocks:
-        print_blocks(steps)
+        print_blocks(steps_with_blocks(g, a.only))
 
 
 if __name__ == '__main__':
