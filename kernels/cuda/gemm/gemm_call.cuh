@@ -31,7 +31,7 @@ struct gemm_call {
     const int32_t *x_rows;
     const float *x_scales; /* x is e4m3; NULL: the layout's type, or with x_f32 */
     int32_t x_scales_stride;
-    bool x_f32;            /* f32, rounded by the kernel, after `norm` if not NULL */
+    bool x_f32; /* f32, rounded by the kernel, after `norm` if not NULL */
     const float *norm;
     float eps;
     int32_t n_x_rows;   /* with `begin`: rows of x */
