@@ -78,8 +78,8 @@ static __device__ __forceinline__ void sort_few(const moe_sort_args &a, const in
     }
 }
 
-/* Sorts ONE_BLOCK_CHOICES, one a thread, whose expert is e, or -1 of padding: a warp counts those of
- * each expert, the counts of the warps before are summed, then experts. Shared memory: begins
+/* Sorts ONE_BLOCK_CHOICES, one a thread, whose expert is e, or -1 of padding: a warp counts those
+ * of each expert, the counts of the warps before are summed, then experts. Shared memory: begins
  * [n_experts + 1], counts [n_experts] of as many warps as there are. */
 static __device__ __forceinline__ void sort_one_block(const moe_sort_args &a, int e)
 {
