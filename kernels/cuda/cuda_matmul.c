@@ -113,12 +113,19 @@ static bool gemm_prepares(const struct gemm *g, const struct cuda_input_spec *in
     return gemm_takes_f32_x(&call);
 }
 
+/* Whether products take rows of e4m3 as they came: the kernel has 32 bits for where scales are. */
+static bool takes_e4m3(const struct cuda_input_spec *in)
+{
+    return in->from == DTYPE_F8_E4M3 && in->n % PREPARE_INPUTS_F8_BLOCK == 0 &&
+           in->n_rows * (in->x_stride / sizeof(float)) <= UINT32_MAX;
+}
+
 static enum cuda_input_type choose_input_type(const struct cuda_ctx *c, const struct gemm *g,
                                               const struct cuda_input_spec *in, bool ready)
 {
     const bool is_e4m3 = in->from == DTYPE_F8_E4M3, is_f32 = in->from == DTYPE_F32;
     if (gemm_wants_f8_x(g)) {
-        if (is_e4m3 && in->n % PREPARE_INPUTS_F8_BLOCK == 0) return INPUT_AS_IS;
+        if (takes_e4m3(in)) return INPUT_AS_IS;
         if (!is_e4m3 && f8_bytes(in->n_rows, in->n) <= c->inputs.bytes) return INPUT_F8;
     }
     if (ready || (g->layout == GEMM_F32 && !in->norm && is_f32)) return INPUT_AS_IS;

@@ -185,7 +185,9 @@ enum status ep_handshake(struct ep *e, enum status mine, const void *payload, si
                            "ep: the rank at place %d says that it is rank %d", r, hellos[r].rank);
         if (hellos[r].config_hash != hello.config_hash)
             return err_set(err, ERR_PEER_MISMATCH,
-                           "ep: rank %d has other sizes or another placement of experts", r);
+                           "ep: rank %d has other sizes, rows of another type, or another "
+                           "placement of experts",
+                           r);
         if (hellos[r].status != OK)
             return err_set(err, ERR_PEER_REFUSED, "ep: rank %d failed: %s", r,
                            status_text((enum status)hellos[r].status));
