@@ -6,7 +6,10 @@
  * about twice its bytes; for the sums of long prompts use `nccl`. Thread: device. */
 #include "kernels/ep/ep_signals.cuh"
 
-enum { COLLECT_THREADS = 256, COLLECT_BLOCKS_MAX = 256 };
+enum { COLLECT_THREADS = 256, COLLECT_BLOCKS_MAX = 256, COLUMN_BLOCKS_MAX = 64 };
+/* Of so few bytes of all ranks one block shares its own, waits, and takes them, in one launch. More
+ * blocks could not: one that waits for those of another rank may keep the SM that they need. */
+enum { ALONE_THREADS = 1024, ALONE_BYTES_MAX = 64 * 1024 };
 
 static_assert((int)COLLECT_BLOCKS_MAX <= (int)WAITING_BLOCKS_MAX, "blocks wait by themselves");
 
@@ -31,8 +34,8 @@ static unsigned collect_blocks(size_t n)
 /* Copies with the whole grid, 16 bytes at a time if both are aligned to 16. */
 static __device__ void copy_bytes(unsigned char *to, const unsigned char *from, size_t bytes)
 {
-    const size_t me = blockIdx.x * (size_t)COLLECT_THREADS + threadIdx.x,
-                 all = gridDim.x * (size_t)COLLECT_THREADS;
+    const size_t me = blockIdx.x * (size_t)blockDim.x + threadIdx.x,
+                 all = gridDim.x * (size_t)blockDim.x;
     const size_t quads = ((uintptr_t)to | (uintptr_t)from) % 16 == 0 ? bytes / 16 : 0;
     for (size_t i = me; i < quads; i += all)
         ((uint4 *)(void *)to)[i] = ((const uint4 *)(const void *)from)[i];
@@ -46,58 +49,93 @@ static __device__ __forceinline__ unsigned char *shared_part(const ep_call &c, u
     return c.window[to] + c.at.shared + ((size_t)(epoch & 1u) * c.size + from) * c.at.shared_bytes;
 }
 
+/* Writes to all ranks, with the whole grid; each begins with another receiver, so that they do not
+ * all write to rank 0 first. */
+static __device__ void share(const ep_call &c, const unsigned char *mine, size_t bytes)
+{
+    const unsigned epoch = c.epochs[EP_FLAG_SHARED] + 1;
+    for (int i = 0; i < c.size; i++)
+        copy_bytes(shared_part(c, epoch, (c.rank + i) % c.size, c.rank), mine, bytes);
+}
+
 static __global__ void __launch_bounds__(COLLECT_THREADS)
     share_kernel(ep_call c, const unsigned char *mine, size_t bytes)
 {
     grid_dependency_sync();
     if (block_has_fault(c)) return;
-    const unsigned epoch = c.epochs[EP_FLAG_SHARED] + 1;
-    /* each rank begins with another receiver, so that they do not all write to rank 0 first */
-    for (int i = 0; i < c.size; i++)
-        copy_bytes(shared_part(c, epoch, (c.rank + i) % c.size, c.rank), mine, bytes);
+    share(c, mine, bytes);
     if (is_last_block(c)) signal_all(c, EP_FLAG_SHARED);
 }
 
-cudaError_t ep_run_share(cudaStream_t s, const struct ep_call *c, const void *mine, size_t bytes)
+static cudaError_t run_share(cudaStream_t s, const struct ep_call *c, const void *mine,
+                             size_t bytes)
 {
     return launch(s, share_kernel, dim3(collect_blocks(bytes / 16)), dim3(COLLECT_THREADS), 0, *c,
                   (const unsigned char *)mine, bytes);
+}
+
+/* Called by the only block of a grid, after its writes: whether all ranks have written. */
+static __device__ bool meet_all(const ep_call &c)
+{
+    signal_all(c, EP_FLAG_SHARED);
+    __syncthreads(); /* the epoch is another one */
+    return wait_for_all(c, EP_FLAG_SHARED);
+}
+
+static bool is_for_one_block(const struct ep_call *c, size_t bytes_of_rank)
+{
+    return bytes_of_rank * (size_t)c->size <= ALONE_BYTES_MAX;
+}
+
+/* ---- gather ---- */
+
+static __device__ void take(const ep_call &c, unsigned char *all, size_t bytes)
+{
+    const unsigned epoch = c.epochs[EP_FLAG_SHARED];
+    for (int r = 0; r < c.size; r++)
+        copy_bytes(all + (size_t)r * bytes, shared_part(c, epoch, c.rank, r), bytes);
 }
 
 static __global__ void __launch_bounds__(COLLECT_THREADS)
     take_kernel(ep_call c, unsigned char *all, size_t bytes)
 {
     grid_dependency_sync();
-    if (!have_all_come(c, EP_FLAG_SHARED, c.direct)) return;
-    for (int r = 0; r < c.size; r++)
-        copy_bytes(all + (size_t)r * bytes, shared_part(c, c.epochs[EP_FLAG_SHARED], c.rank, r),
-                   bytes);
+    if (have_all_come(c, EP_FLAG_SHARED, true)) take(c, all, bytes);
 }
 
-cudaError_t ep_run_gather(cudaStream_t s, const struct ep_call *c, void *all, size_t bytes)
-{
-    return launch(s, take_kernel, dim3(collect_blocks(bytes / 16)), dim3(COLLECT_THREADS), 0, *c,
-                  (unsigned char *)all, bytes);
-}
-
-struct ep_parts {
-    const unsigned char *at; /* NULL: in the window */
-    size_t bytes;
-};
-
-template <bool IS_F32>
-static __global__ void __launch_bounds__(COLLECT_THREADS)
-    add_kernel(ep_call c, ep_parts p, void *x, size_t n)
+static __global__ void __launch_bounds__(ALONE_THREADS, 1)
+    gather_kernel(ep_call c, unsigned char *all, const unsigned char *mine, size_t bytes)
 {
     grid_dependency_sync();
-    if (!have_all_come(c, EP_FLAG_SHARED, c.direct)) return;
-    const unsigned char *first = p.at ? p.at : shared_part(c, c.epochs[EP_FLAG_SHARED], c.rank, 0);
-    const size_t step = p.at ? p.bytes : c.at.shared_bytes;
-    for (size_t i = blockIdx.x * (size_t)COLLECT_THREADS + threadIdx.x; i < n;
-         i += gridDim.x * (size_t)COLLECT_THREADS) {
+    if (block_has_fault(c)) return;
+    share(c, mine, bytes);
+    if (meet_all(c)) take(c, all, bytes);
+}
+
+cudaError_t ep_run_all_gather(cudaStream_t s, const struct ep_call *c, void *all, const void *mine,
+                              size_t bytes)
+{
+    if (is_for_one_block(c, bytes))
+        return launch(s, gather_kernel, dim3(1), dim3(ALONE_THREADS), 0, *c, (unsigned char *)all,
+                      (const unsigned char *)mine, bytes);
+    const cudaError_t e = run_share(s, c, mine, bytes);
+    return e != cudaSuccess ? e
+                            : launch(s, take_kernel, dim3(collect_blocks(bytes / 16)),
+                                     dim3(COLLECT_THREADS), 0, *c, (unsigned char *)all, bytes);
+}
+
+/* ---- sums ---- */
+
+/* Adds the parts of all ranks, `step` bytes apart, in ascending order. */
+template <bool IS_F32>
+static __device__ void add_up(const ep_call &c, const unsigned char *parts, size_t step, void *x,
+                              size_t n)
+{
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n;
+         i += gridDim.x * (size_t)blockDim.x) {
         float sum = 0;
         for (int r = 0; r < c.size; r++) {
-            const void *from = first + (size_t)r * step;
+            const void *from = parts + (size_t)r * step;
             const float v = IS_F32 ? ((const float *)from)[i]
                                    : bf16_to_float(((const uint16_t *)from)[i]);
             sum = r == 0 ? v : sum + v;
@@ -107,24 +145,72 @@ static __global__ void __launch_bounds__(COLLECT_THREADS)
     }
 }
 
-cudaError_t ep_run_reduce(cudaStream_t s, const struct ep_call *c, const void *parts_at,
-                          size_t part_bytes, void *x, size_t n, enum dtype dtype)
+template <bool IS_F32>
+static __device__ __forceinline__ void add_shared(const ep_call &c, void *x, size_t n)
 {
-    const ep_parts p = { (const unsigned char *)parts_at, part_bytes };
-    if (dtype == DTYPE_F32)
-        return launch(s, add_kernel<true>, dim3(collect_blocks(n)), dim3(COLLECT_THREADS), 0, *c, p,
-                      x, n);
-    return launch(s, add_kernel<false>, dim3(collect_blocks(n)), dim3(COLLECT_THREADS), 0, *c, p, x,
-                  n);
+    add_up<IS_F32>(c, shared_part(c, c.epochs[EP_FLAG_SHARED], c.rank, 0), c.at.shared_bytes, x, n);
+}
+
+template <bool IS_F32>
+static __global__ void __launch_bounds__(COLLECT_THREADS)
+    add_shared_kernel(ep_call c, void *x, size_t n)
+{
+    grid_dependency_sync();
+    if (have_all_come(c, EP_FLAG_SHARED, true)) add_shared<IS_F32>(c, x, n);
+}
+
+template <bool IS_F32>
+static __global__ void __launch_bounds__(ALONE_THREADS, 1)
+    reduce_kernel(ep_call c, void *x, size_t n)
+{
+    grid_dependency_sync();
+    if (block_has_fault(c)) return;
+    share(c, (const unsigned char *)x, n * (IS_F32 ? sizeof(float) : sizeof(uint16_t)));
+    if (meet_all(c)) add_shared<IS_F32>(c, x, n);
+}
+
+template <bool IS_F32>
+static __global__ void __launch_bounds__(COLLECT_THREADS)
+    add_parts_kernel(ep_call c, const unsigned char *parts, size_t part_bytes, void *x, size_t n)
+{
+    grid_dependency_sync();
+    if (!block_has_fault(c)) add_up<IS_F32>(c, parts, part_bytes, x, n);
+}
+
+template <bool IS_F32>
+static cudaError_t run_all_reduce(cudaStream_t s, const struct ep_call *c, void *x, size_t n)
+{
+    const size_t bytes = n * (IS_F32 ? sizeof(float) : sizeof(uint16_t));
+    if (is_for_one_block(c, bytes))
+        return launch(s, reduce_kernel<IS_F32>, dim3(1), dim3(ALONE_THREADS), 0, *c, x, n);
+    const cudaError_t e = run_share(s, c, x, bytes);
+    return e != cudaSuccess ? e
+                            : launch(s, add_shared_kernel<IS_F32>, dim3(collect_blocks(n)),
+                                     dim3(COLLECT_THREADS), 0, *c, x, n);
+}
+
+cudaError_t ep_run_all_reduce(cudaStream_t s, const struct ep_call *c, void *x, size_t n,
+                              enum dtype dtype)
+{
+    return dtype == DTYPE_F32 ? run_all_reduce<true>(s, c, x, n)
+                              : run_all_reduce<false>(s, c, x, n);
+}
+
+cudaError_t ep_run_add_parts(cudaStream_t s, const struct ep_call *c, const void *parts,
+                             size_t part_bytes, void *x, size_t n, enum dtype dtype)
+{
+    return launch(s, dtype == DTYPE_F32 ? add_parts_kernel<true> : add_parts_kernel<false>,
+                  dim3(collect_blocks(n)), dim3(COLLECT_THREADS), 0, *c,
+                  (const unsigned char *)parts, part_bytes, x, n);
 }
 
 /* ---- columns ---- */
 
-enum { COLUMN_BLOCKS_MAX = 64 };
-
-/* Where the columns of ep_gather_columns begin, by rank. */
-struct ep_column_places {
-    size_t first[EP_PEERS_MAX + 1];
+/* Where the columns of ep_gather_columns begin, by rank, and the rows. */
+struct ep_columns_call {
+    size_t first[EP_PEERS_MAX + 1], n_rows, mine_stride, y_stride;
+    const float *mine;
+    float *y;
 };
 
 template <class T>
@@ -132,8 +218,8 @@ static __device__ __forceinline__ void copy_rows(T *to, size_t to_stride, const 
                                                  size_t from_stride, size_t width, size_t n_rows)
 {
     for (size_t row = blockIdx.y; row < n_rows; row += gridDim.y)
-        for (size_t k = blockIdx.x * (size_t)COLLECT_THREADS + threadIdx.x; k < width;
-             k += gridDim.x * (size_t)COLLECT_THREADS)
+        for (size_t k = blockIdx.x * (size_t)blockDim.x + threadIdx.x; k < width;
+             k += gridDim.x * (size_t)blockDim.x)
             to[row * to_stride + k] = from[row * from_stride + k];
 }
 
@@ -161,53 +247,83 @@ static dim3 column_blocks(size_t width, size_t n_rows)
 }
 
 /* A rank's columns lie in the windows one row after another. */
+static __device__ void share_columns(const ep_call &c, const ep_columns_call &a)
+{
+    const unsigned epoch = c.epochs[EP_FLAG_SHARED] + 1;
+    const size_t width = a.first[c.rank + 1] - a.first[c.rank];
+    for (int i = 0; i < c.size; i++)
+        copy_matrix((float *)(void *)shared_part(c, epoch, (c.rank + i) % c.size, c.rank), width,
+                    a.mine, a.mine_stride, width, a.n_rows);
+}
+
+static __device__ void take_columns(const ep_call &c, const ep_columns_call &a)
+{
+    const unsigned epoch = c.epochs[EP_FLAG_SHARED];
+    for (int r = 0; r < c.size; r++) {
+        const size_t width = a.first[r + 1] - a.first[r];
+        copy_matrix(a.y + a.first[r], a.y_stride,
+                    (const float *)(const void *)shared_part(c, epoch, c.rank, r), width, width,
+                    a.n_rows);
+    }
+}
+
 static __global__ void __launch_bounds__(COLLECT_THREADS)
-    share_columns_kernel(ep_call c, const float *mine, size_t stride, size_t width, size_t n_rows)
+    share_columns_kernel(ep_call c, ep_columns_call a)
 {
     grid_dependency_sync();
     if (block_has_fault(c)) return;
-    const unsigned epoch = c.epochs[EP_FLAG_SHARED] + 1;
-    for (int i = 0; i < c.size; i++)
-        copy_matrix((float *)(void *)shared_part(c, epoch, (c.rank + i) % c.size, c.rank), width,
-                    mine, stride, width, n_rows);
+    share_columns(c, a);
     if (is_last_block(c)) signal_all(c, EP_FLAG_SHARED);
 }
 
-cudaError_t ep_run_share_columns(cudaStream_t s, const struct ep_call *c,
-                                 const struct ep_columns *a)
-{
-    const size_t width = a->first[c->rank + 1] - a->first[c->rank];
-    return launch(s, share_columns_kernel, column_blocks(width, a->n_rows), dim3(COLLECT_THREADS),
-                  0, *c, a->mine, a->mine_stride, width, a->n_rows);
-}
-
 static __global__ void __launch_bounds__(COLLECT_THREADS)
-    take_columns_kernel(ep_call c, ep_column_places at, float *y, size_t stride, size_t n_rows,
-                        bool waits)
+    take_columns_kernel(ep_call c, ep_columns_call a, bool waits)
 {
     grid_dependency_sync();
-    if (!have_all_come(c, EP_FLAG_SHARED, waits)) return;
-    const unsigned epoch = c.epochs[EP_FLAG_SHARED];
-    for (int r = 0; r < c.size; r++) {
-        const size_t width = at.first[r + 1] - at.first[r];
-        copy_matrix(y + at.first[r], stride,
-                    (const float *)(const void *)shared_part(c, epoch, c.rank, r), width, width,
-                    n_rows);
-    }
+    if (have_all_come(c, EP_FLAG_SHARED, waits)) take_columns(c, a);
+}
+
+static __global__ void __launch_bounds__(ALONE_THREADS, 1)
+    columns_kernel(ep_call c, ep_columns_call a)
+{
+    grid_dependency_sync();
+    if (block_has_fault(c)) return;
+    share_columns(c, a);
+    if (meet_all(c)) take_columns(c, a);
+}
+
+static ep_columns_call columns_call_of(const struct ep_call *c, const struct ep_columns *a)
+{
+    ep_columns_call call = {};
+    for (int r = 0; r <= c->size; r++) call.first[r] = a->first[r];
+    call.n_rows = a->n_rows, call.mine = a->mine, call.mine_stride = a->mine_stride;
+    call.y = a->y, call.y_stride = a->y_stride;
+    return call;
+}
+
+/* In two launches, or three of many blocks. */
+static cudaError_t run_columns(cudaStream_t s, const struct ep_call *c, const ep_columns_call &a,
+                               size_t widest)
+{
+    const dim3 blocks = column_blocks(widest, a.n_rows);
+    const bool waits = waits_itself(*c, (size_t)blocks.x * blocks.y);
+    cudaError_t e = launch(s, share_columns_kernel,
+                           column_blocks(a.first[c->rank + 1] - a.first[c->rank], a.n_rows),
+                           dim3(COLLECT_THREADS), 0, *c, a);
+    if (e == cudaSuccess && !waits) e = ep_run_wait(s, c, EP_FLAG_SHARED);
+    return e != cudaSuccess
+               ? e
+               : launch(s, take_columns_kernel, blocks, dim3(COLLECT_THREADS), 0, *c, a, waits);
 }
 
 cudaError_t ep_run_gather_columns(cudaStream_t s, const struct ep_call *c,
                                   const struct ep_columns *a)
 {
-    ep_column_places at;
+    const ep_columns_call call = columns_call_of(c, a);
     size_t widest = 0;
-    for (int r = 0; r <= c->size; r++) at.first[r] = a->first[r];
     for (int r = 0; r < c->size; r++)
-        if (at.first[r + 1] - at.first[r] > widest) widest = at.first[r + 1] - at.first[r];
-    const dim3 blocks = column_blocks(widest, a->n_rows);
-    const bool waits = waits_itself(*c, (size_t)blocks.x * blocks.y);
-    const cudaError_t e = waits ? cudaSuccess : ep_run_wait(s, c, EP_FLAG_SHARED);
-    return e != cudaSuccess ? e
-                            : launch(s, take_columns_kernel, blocks, dim3(COLLECT_THREADS), 0, *c,
-                                     at, a->y, a->y_stride, a->n_rows, waits);
+        if (call.first[r + 1] - call.first[r] > widest) widest = call.first[r + 1] - call.first[r];
+    if (is_for_one_block(c, widest * call.n_rows * sizeof(float)))
+        return launch(s, columns_kernel, dim3(1), dim3(ALONE_THREADS), 0, *c, call);
+    return run_columns(s, c, call, widest);
 }

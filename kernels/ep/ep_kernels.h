@@ -92,18 +92,18 @@ cudaError_t ep_run_sum(cudaStream_t s, const struct ep_call *c, const struct ep_
 /* Direct: waits in the stream until all ranks have signalled. Not direct: does nothing. */
 cudaError_t ep_run_wait(cudaStream_t s, const struct ep_call *c, enum ep_flag kind);
 
-/* Direct: writes `bytes` bytes of this rank to all ranks' `shared`. */
-cudaError_t ep_run_share(cudaStream_t s, const struct ep_call *c, const void *mine, size_t bytes);
-/* Direct: waits, and reads what all ranks shared. */
-cudaError_t ep_run_gather(cudaStream_t s, const struct ep_call *c, void *all, size_t bytes);
-/* Direct: as ep_run_share and ep_run_gather, of columns (ep_gather_columns). */
-cudaError_t ep_run_share_columns(cudaStream_t s, const struct ep_call *c,
-                                 const struct ep_columns *a);
+/* Direct: `all` [size][bytes] becomes what the ranks give as `mine`. */
+cudaError_t ep_run_all_gather(cudaStream_t s, const struct ep_call *c, void *all, const void *mine,
+                              size_t bytes);
+/* Direct: x becomes the sum of all ranks' x. */
+cudaError_t ep_run_all_reduce(cudaStream_t s, const struct ep_call *c, void *x, size_t n,
+                              enum dtype dtype);
+/* Direct: as ep_gather_columns. */
 cudaError_t ep_run_gather_columns(cudaStream_t s, const struct ep_call *c,
                                   const struct ep_columns *a);
-/* Direct: waits, and adds up. Not direct: adds up parts [size][part_bytes] without waiting. */
-cudaError_t ep_run_reduce(cudaStream_t s, const struct ep_call *c, const void *parts,
-                          size_t part_bytes, void *x, size_t n, enum dtype dtype);
+/* Adds up parts [size][part_bytes], without waiting. */
+cudaError_t ep_run_add_parts(cudaStream_t s, const struct ep_call *c, const void *parts,
+                             size_t part_bytes, void *x, size_t n, enum dtype dtype);
 
 #ifdef __cplusplus
 }

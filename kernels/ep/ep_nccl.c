@@ -389,7 +389,7 @@ static enum status nccl_all_reduce(struct ep *e, void *x, size_t n_x, enum dtype
     unsigned char *own = (unsigned char *)x + all[rank].at * unit;
     TRY(ep_cuda_check(
         &n->cuda,
-        ep_run_reduce(n->cuda.device->stream, c, parts, part * unit, own, all[rank].n, dtype),
+        ep_run_add_parts(n->cuda.device->stream, c, parts, part * unit, own, all[rank].n, dtype),
         "a sum over ranks", err));
     mine[rank].n = all[rank].n = 0; /* this rank's own part is already in place */
     return exchange(n, x, mine, x, all, unit, err);

@@ -181,11 +181,7 @@ static enum status peer_all_reduce(struct ep *e, void *x, size_t n, enum dtype d
     struct ep_cuda *cuda = ep_cuda_of(e);
     if (e->config.size == 1) return OK;
     TRY(ep_cuda_fault(cuda, err));
-    TRY(ep_cuda_check(
-        cuda, ep_run_share(cuda->device->stream, &cuda->call, x, n * dtype_block_bytes(dtype)),
-        "a sum over ranks", err));
-    return ep_cuda_check(cuda,
-                         ep_run_reduce(cuda->device->stream, &cuda->call, NULL, 0, x, n, dtype),
+    return ep_cuda_check(cuda, ep_run_all_reduce(cuda->device->stream, &cuda->call, x, n, dtype),
                          "a sum over ranks", err);
 }
 
@@ -194,9 +190,8 @@ static enum status peer_all_gather(struct ep *e, void *all, const void *mine, si
 {
     struct ep_cuda *cuda = ep_cuda_of(e);
     TRY(ep_cuda_fault(cuda, err));
-    TRY(ep_cuda_check(cuda, ep_run_share(cuda->device->stream, &cuda->call, mine, bytes),
-                      "gathering from ranks", err));
-    return ep_cuda_check(cuda, ep_run_gather(cuda->device->stream, &cuda->call, all, bytes),
+    return ep_cuda_check(cuda,
+                         ep_run_all_gather(cuda->device->stream, &cuda->call, all, mine, bytes),
                          "gathering from ranks", err);
 }
 
@@ -204,8 +199,6 @@ static enum status peer_gather_columns(struct ep *e, const struct ep_columns *a,
 {
     struct ep_cuda *cuda = ep_cuda_of(e);
     TRY(ep_cuda_fault(cuda, err));
-    TRY(ep_cuda_check(cuda, ep_run_share_columns(cuda->device->stream, &cuda->call, a),
-                      "gathering columns", err));
     return ep_cuda_check(cuda, ep_run_gather_columns(cuda->device->stream, &cuda->call, a),
                          "gathering columns", err);
 }

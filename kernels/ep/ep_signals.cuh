@@ -85,7 +85,7 @@ static __device__ inline bool wait_for_all(const ep_call &c, int kind)
     return __syncthreads_and(good) != 0;
 }
 
-enum { WAITING_BLOCKS_MAX = 256 /* two per SM: there is room for other streams */ };
+enum { WAITING_BLOCKS_MAX = 256 /* two per SM, a fourth of its threads */ };
 
 /* Direct: whether a kernel of so many blocks waits for the ranks by itself, which saves a launch.
  * Of more blocks those that come first would keep the SMs, so one block waits in a launch before

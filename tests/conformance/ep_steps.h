@@ -253,95 +253,106 @@ static inline void step(const struct shape *s, const struct world *w, struct dev
 }
 
 /* x[i] of each rank is draw_float(6, rank, i, call). */
+static inline void sum_of(const struct world *w, struct device *d, struct ep *e, uint64_t call,
+                          size_t n, bool bf16)
+{
+    const size_t bytes = n * (bf16 ? 2 : 4);
+    struct dev_mem m;
+    float *x = MEM_ARRAY(float, n);
+    uint16_t *h = MEM_ARRAY(uint16_t, n);
+    for (size_t i = 0; i < n; i++) {
+        x[i] = draw_float(6, (uint64_t)w->rank, i, call);
+        h[i] = dtype_f32_to_bf16(x[i]);
+    }
+    to_device(d, bf16 ? (void *)h : (void *)x, bytes, &m);
+    CHECK_OK(ep_all_reduce(e, m.ptr, n, bf16 ? DTYPE_BF16 : DTYPE_F32, NULL));
+    CHECK_OK(ep_wait(e, NULL));
+    void *got = from_device(d, m.ptr, bytes);
+    for (size_t i = 0; i < n; i++) {
+        float sum = 0;
+        for (int r = 0; r < w->size; r++) {
+            float v = draw_float(6, (uint64_t)r, i, call);
+            if (bf16) v = dtype_bf16_to_f32(dtype_f32_to_bf16(v));
+            sum = r ? sum + v : v;
+        }
+        if (bf16) CHECK_EQ_INT(((uint16_t *)got)[i], dtype_f32_to_bf16(sum));
+        else CHECK(memcmp(&((float *)got)[i], &sum, sizeof sum) == 0);
+    }
+    mem_free(x), mem_free(h), mem_free(got);
+    device_mem_free(d, &m);
+}
+
 static inline void sums(const struct shape *s, const struct world *w, struct device *d,
                         struct ep *e)
 {
     static const size_t sizes[] = { 1, 7, 64, 333 };
     for (size_t t = 0; t < COUNT_OF(sizes); t++)
-        for (int bf16 = 0; bf16 < 2; bf16++) {
-            const size_t n = sizes[t], bytes = n * (bf16 ? 2 : 4);
-            struct dev_mem m;
-            float x[333];
-            uint16_t h[333];
-            for (size_t i = 0; i < n; i++) {
-                x[i] = draw_float(6, (uint64_t)w->rank, i, (uint64_t)s->call + t);
-                h[i] = dtype_f32_to_bf16(x[i]);
-            }
-            to_device(d, bf16 ? (void *)h : (void *)x, bytes, &m);
-            CHECK_OK(ep_all_reduce(e, m.ptr, n, bf16 ? DTYPE_BF16 : DTYPE_F32, NULL));
-            CHECK_OK(ep_wait(e, NULL));
-            void *got = from_device(d, m.ptr, bytes);
-            for (size_t i = 0; i < n; i++) {
-                float sum = 0;
-                for (int r = 0; r < w->size; r++) {
-                    float v = draw_float(6, (uint64_t)r, i, (uint64_t)s->call + t);
-                    if (bf16) v = dtype_bf16_to_f32(dtype_f32_to_bf16(v));
-                    sum = r ? sum + v : v;
-                }
-                if (bf16) CHECK_EQ_INT(((uint16_t *)got)[i], dtype_f32_to_bf16(sum));
-                else CHECK(memcmp(&((float *)got)[i], &sum, sizeof sum) == 0);
-            }
-            mem_free(got);
-            device_mem_free(d, &m);
-        }
+        for (int bf16 = 0; bf16 < 2; bf16++) sum_of(w, d, e, (uint64_t)s->call + t, sizes[t], bf16);
+}
+
+static inline void gather_of(const struct world *w, struct device *d, struct ep *e, size_t n)
+{
+    unsigned char *mine = MEM_ARRAY(unsigned char, n);
+    struct dev_mem from, to;
+    for (size_t i = 0; i < n; i++) mine[i] = (unsigned char)draw(7, (uint64_t)w->rank, i, n);
+    to_device(d, mine, n, &from);
+    to_device(d, NULL, n * (size_t)w->size, &to);
+    CHECK_OK(ep_all_gather(e, to.ptr, from.ptr, n, NULL));
+    CHECK_OK(ep_wait(e, NULL));
+    unsigned char *got = from_device(d, to.ptr, n * (size_t)w->size);
+    for (size_t i = 0; i < n * (size_t)w->size; i++)
+        CHECK_EQ_INT(got[i], (unsigned char)draw(7, i / n, i % n, n));
+    mem_free(mine), mem_free(got);
+    device_mem_free(d, &from);
+    device_mem_free(d, &to);
 }
 
 static inline void gathers(const struct world *w, struct device *d, struct ep *e)
 {
     static const size_t sizes[] = { 1, 16, 1029 };
-    for (size_t t = 0; t < COUNT_OF(sizes); t++) {
-        const size_t n = sizes[t];
-        unsigned char mine[1029];
-        struct dev_mem from, to;
-        for (size_t i = 0; i < n; i++) mine[i] = (unsigned char)draw(7, (uint64_t)w->rank, i, n);
-        to_device(d, mine, n, &from);
-        to_device(d, NULL, n * (size_t)w->size, &to);
-        CHECK_OK(ep_all_gather(e, to.ptr, from.ptr, n, NULL));
-        CHECK_OK(ep_wait(e, NULL));
-        unsigned char *got = from_device(d, to.ptr, n * (size_t)w->size);
-        for (size_t i = 0; i < n * (size_t)w->size; i++)
-            CHECK_EQ_INT(got[i], (unsigned char)draw(7, i / n, i % n, n));
-        mem_free(got);
-        device_mem_free(d, &from);
-        device_mem_free(d, &to);
-    }
+    for (size_t t = 0; t < COUNT_OF(sizes); t++) gather_of(w, d, e, sizes[t]);
 }
 
-/* y [5, columns] of all ranks, of which rank r has 7 r + 1, every third none. In every second call
- * `mine` lies in y. */
-static inline void gather_columns(const struct world *w, struct device *d, struct ep *e, int call)
+/* y [n_rows, columns] of all ranks, of which rank r has first[r] to first[r + 1]. In every second
+ * call `mine` lies in y. */
+static inline void gather_columns_of(const struct world *w, struct device *d, struct ep *e,
+                                     int call, size_t n_rows, const size_t *first)
 {
-    enum { N_ROWS = 5, SPARE = 3 };
-    size_t first[RANKS + 1] = { 0 };
-    for (int r = 0; r < w->size; r++)
-        first[r + 1] = first[r] + (r % 3 == 1 ? 0 : 7 * (size_t)(r % 8) + 1);
+    enum { SPARE = 3 };
     const size_t n = first[w->size], stride = n + SPARE, own = first[w->rank + 1] - first[w->rank];
     const bool inside = call % 2 == 1;
-    float *y = MEM_ARRAY(float, N_ROWS *stride), *mine = MEM_ARRAY(float, N_ROWS *(own + 2));
+    float *y = MEM_ARRAY(float, n_rows *stride), *mine = MEM_ARRAY(float, n_rows *(own + 2));
     struct dev_mem d_y, d_mine;
-    for (size_t i = 0; i < N_ROWS; i++)
+    for (size_t i = 0; i < n_rows; i++)
         for (size_t k = 0; k < own; k++) {
             const float v = draw_float(10, i, first[w->rank] + k, (uint64_t)call);
             mine[i * (own + 2) + k] = v;
             if (inside) y[i * stride + first[w->rank] + k] = v;
         }
-    to_device(d, y, N_ROWS * stride * sizeof *y, &d_y);
-    to_device(d, mine, N_ROWS * (own + 2) * sizeof *y, &d_mine);
+    to_device(d, y, n_rows * stride * sizeof *y, &d_y);
+    to_device(d, mine, n_rows * (own + 2) * sizeof *y, &d_mine);
     const float *from = inside ? (float *)d_y.ptr + first[w->rank] : d_mine.ptr;
-    CHECK_OK(ep_gather_columns(e, d_y.ptr, stride, from, inside ? stride : own + 2, N_ROWS, first,
+    CHECK_OK(ep_gather_columns(e, d_y.ptr, stride, from, inside ? stride : own + 2, n_rows, first,
                                NULL));
     CHECK_OK(ep_wait(e, NULL));
-    float *got = from_device(d, d_y.ptr, N_ROWS * stride * sizeof *y);
-    for (size_t i = 0; i < N_ROWS * stride; i++) {
+    float *got = from_device(d, d_y.ptr, n_rows * stride * sizeof *y);
+    for (size_t i = 0; i < n_rows * stride; i++) {
         const float want = i % stride < n ? draw_float(10, i / stride, i % stride, (uint64_t)call)
                                           : 0;
         CHECK(memcmp(&got[i], &want, sizeof want) == 0);
     }
-    mem_free(got);
-    mem_free(y);
-    mem_free(mine);
+    mem_free(got), mem_free(y), mem_free(mine);
     device_mem_free(d, &d_y);
     device_mem_free(d, &d_mine);
+}
+
+/* Rank r has 7 r + 1 columns, every third none. */
+static inline void gather_columns(const struct world *w, struct device *d, struct ep *e, int call)
+{
+    size_t first[RANKS + 1] = { 0 };
+    for (int r = 0; r < w->size; r++)
+        first[r + 1] = first[r] + (r % 3 == 1 ? 0 : 7 * (size_t)(r % 8) + 1);
+    gather_columns_of(w, d, e, call, 5, first);
 }
 
 /* ---- placements ---- */
