@@ -305,7 +305,7 @@ static __device__ __forceinline__ void part_adds(const block_part &part, unsigne
 
 /* A piece of more than SHORT_MAX bytes. */
 struct long_piece {
-    struct copy_stream_checksum_range p;
+    const struct copy_stream_checksum_range &p; /* in shared memory: registers are few */
     unsigned n_aligned;
     unsigned n_full, n_last; /* blocks with a scramble; stripes after them */
 };
