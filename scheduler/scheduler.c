@@ -176,8 +176,7 @@ static enum status may_come(struct scheduler *s, const struct gen_request *g,
     if (s->draining && !is_still_entry(s))
         return err_set(&why->err, ERR_UNAVAILABLE,
                        "this node is shutting down; send the request to another node");
-    if (!g->resume.returns)
-        return admission_ask(&s->entry, g, is_full ? s->o.max_requests : 0, why);
+    if (!g->resume.returns) return admission_ask(&s->entry, g, s->o.max_requests, why);
     if (!is_full) return admission_ask_kept(&s->entry, g, why);
     return err_set(&why->err, ERR_FULL,
                    "this entry node holds as many requests as it may, %u; try again shortly",

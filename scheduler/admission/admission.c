@@ -89,8 +89,9 @@ void admission_on_view(struct admission *d, const struct view *v)
         s.prompts_per_s += per_s;
         s.is_guess = s.is_guess || (per_s > 0 && !node->prefill_tokens_per_s);
         n_prefill += per_s > 0;
-        if (node->step_us && (node->role != ROLE_PREFILL || v->unsplit))
-            s.outputs_per_s += node->max_seqs * 1e6 / node->step_us;
+        if (node->role == ROLE_PREFILL && !v->unsplit) continue;
+        s.n_places += node->max_seqs;
+        if (node->step_us) s.outputs_per_s += node->max_seqs * 1e6 / node->step_us;
     }
     if (n_prefill) s.one_prompts_per_s = s.prompts_per_s / n_prefill;
     admit_set_speed(d->admit, &s);
@@ -147,7 +148,7 @@ static void shed(struct entry *e, struct request *r)
     r->shed = true;
 }
 
-enum status admission_ask(struct entry *e, const struct gen_request *g, uint32_t n_full,
+enum status admission_ask(struct entry *e, const struct gen_request *g, uint32_t n_max,
                           struct gen_refusal *why)
 {
     struct admission *d = &e->admission;
@@ -155,7 +156,8 @@ enum status admission_ask(struct entry *e, const struct gen_request *g, uint32_t
                                  .n_prompt = g->n_tokens,
                                  .max_output = g->sampling.max_tokens,
                                  .deadline_ms = g->deadline_ms,
-                                 .n_full = n_full };
+                                 .n_held = entry_n_requests(e),
+                                 .n_max = n_max };
     struct admit_verdict v;
     uint64_t now = clock_ms();
     if (g->deadline_ms && now >= g->deadline_ms)

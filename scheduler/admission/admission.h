@@ -54,9 +54,9 @@ void admission_on_view(struct admission *d, const struct view *v);
 
 /* ---- requests ---- */
 
-/* May the request come in? Not OK: `why` is for its client. n_full: as in struct admit_ask;
- * then one that waits may give way, which ends in the next turn of the loop. */
-enum status admission_ask(struct entry *e, const struct gen_request *g, uint32_t n_full,
+/* May the request come in? Not OK: `why` is for its client. n_max: as in struct admit_ask; when
+ * there is no room one that waits may give way, which ends in the next turn of the loop. */
+enum status admission_ask(struct entry *e, const struct gen_request *g, uint32_t n_max,
                           struct gen_refusal *why) MUST_CHECK;
 /* The same of one whose client comes back for its answer: only those of its tenant that look for
  * one count, since what a node has kept was admitted before. */

@@ -79,7 +79,8 @@ void admit_free(struct admit *a);
 struct admit_speed {
     double prompts_per_s;     /* prompt tokens, of all nodes that compute prompts together, ... */
     double one_prompts_per_s; /* ... and of one of them */
-    double outputs_per_s;     /* output tokens of all that generate, with all places taken */
+    double outputs_per_s;     /* output tokens of all that generate, with all places taken: ... */
+    uint32_t n_places;        /* ... so many answers at once */
     uint32_t n_nodes;
     bool is_guess; /* a node has not measured itself yet: of it, what was seen here */
 };
@@ -94,8 +95,8 @@ struct admit_ask {
     struct gen_admission wanted;
     uint32_t n_prompt, max_output; /* tokens */
     uint64_t deadline_ms;          /* clock; 0: none */
-    uint32_t n_full;               /* the entry node holds so many, its limit: one that waits must
-                                    * give way; 0: it has room */
+    uint32_t n_held, n_max;        /* so many requests the entry node holds, and may; 0: no limit.
+                                    * When it has no room one that waits must give way */
     bool comes_back; /* admitted before, its client says: its tenant's limits decide alone, and it
                       * waits in line however long that is */
 };
@@ -105,7 +106,7 @@ struct admit_verdict {
     bool was_promised;          /* it came as an earlier refusal told its client */
     enum admit_reason reason;   /* not taken, ... */
     struct gen_refusal why;     /* ... with the status in why.err */
-    struct admit_request *shed; /* taken, with n_full: who gives way */
+    struct admit_request *shed; /* taken, without room: who gives way */
 };
 
 /* A request that is taken must be pushed, in the same turn of the loop. */

@@ -290,11 +290,47 @@ static struct admit_tenant *longest_line(struct admit *a, const struct admit_ten
     return longest;
 }
 
-/* The entry node is full: of the lowest class, the newest that waits gives way, which is the
- * request itself unless it goes before another. */
+/* Places that those have who were told to come now: as many as wait in line at most, so that the
+ * nodes are kept busy when they do not come. */
+static uint32_t n_places_kept(struct asked *k)
+{
+    const uint64_t n = k->q->wanted.follows ? 0 : n_promised(k);
+    return n < k->a->n_waiting ? (uint32_t)n : k->a->n_waiting;
+}
+
+/* A place is free when one of those that run has ended, not only when the line is empty; but who
+ * comes then must be able to wait for its turn. */
+static bool refuse_full(struct asked *k, uint32_t n_kept)
+{
+    enum admit_reason by;
+    const double work = admit_work_of(k->t, k->q->n_prompt, k->q->max_output),
+                 wait = admit_wait_ms(k->a, k->t, k->q->wanted.priority, 0) * LONGER;
+    promise(k,
+            line_promise(k, work,
+                         fmax(admit_end_ms(k->a, work) * LONGER, wait - longest_wait_ms(k, &by))));
+    k->out->reason = ADMIT_FULL;
+    if (n_kept)
+        (void)err_set(&k->out->why.err, ERR_FULL,
+                      "this entry node holds %u requests, and may %u (--max-concurrency), of which "
+                      "%u places are kept for those that were told to come back now "
+                      "(x-baton-retry); try again in %u s",
+                      k->q->n_held, k->q->n_max, n_kept, k->out->why.retry_after_s);
+    else
+        (void)err_set(&k->out->why.err, ERR_FULL,
+                      "this entry node holds as many requests as it may, %u (--max-concurrency); "
+                      "try again in %u s",
+                      k->q->n_max, k->out->why.retry_after_s);
+    return false;
+}
+
+/* Without room the newest that waits of the lowest class gives way, which is the request itself
+ * unless it goes before another. */
 static bool check_room(struct asked *k)
 {
-    if (!k->q->n_full) return true;
+    const struct admit_ask *q = k->q;
+    const uint32_t n_kept = q->n_max ? n_places_kept(k) : 0;
+    if (!q->n_max || (uint64_t)q->n_held + n_kept < q->n_max) return true;
+    if (q->n_held < q->n_max) return refuse_full(k, n_kept);
     struct admit_tenant *t = longest_line(k->a, k->t);
     struct admit_request *last = t->n_waiting ? LIST_ENTRY(t->line.prev, struct admit_request, link)
                                               : NULL;
@@ -302,15 +338,7 @@ static bool check_room(struct asked *k)
         k->out->shed = last;
         return true;
     }
-    double work = admit_work_of(k->t, k->q->n_prompt, k->q->max_output);
-    promise(k, line_promise(k, work, admit_wait_ms(k->a, k->t, k->q->wanted.priority, 0)));
-    k->out->reason = ADMIT_FULL;
-    (void)err_set(
-        &k->out->why.err, ERR_FULL,
-        "this entry node holds as many requests as it may, %u (--max-concurrency); try again in "
-        "%u s",
-        k->q->n_full, k->out->why.retry_after_s);
-    return false;
+    return refuse_full(k, 0);
 }
 
 /* ---- */

@@ -123,6 +123,9 @@ double admit_work_ahead(const struct admit *a, const struct admit_tenant *t, int
  * would be taken from the line. */
 double admit_wait_ms(const struct admit *a, const struct admit_tenant *t, int32_t priority,
                      double extra);
+/* Milliseconds until one of those that run has ended, if each is of so much work: all that the
+ * nodes have places for may have begun at once. */
+double admit_end_ms(const struct admit *a, double work);
 /* Milliseconds that the tenant's share of the line takes for so much work. */
 double admit_interval_ms(const struct admit *a, const struct admit_tenant *t, double work);
 /* How much of admit_wait_ms is more than a guess, 0 to 1: all of it after some seconds of waiting

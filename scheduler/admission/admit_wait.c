@@ -128,13 +128,30 @@ static double published_speed(const struct admit *a)
     return per_ms > 0 && per_ms < by_places ? per_ms : by_places;
 }
 
+static uint32_t n_running(const struct admit *a)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < a->n; i++) n += a->tenants[i].n_running;
+    return n;
+}
+
+/* Nobody was taken for so long. What runs may have begun at once, and then ends at once: only when
+ * it should be over, by what the nodes publish, they are slower than that. */
+static double speed_while_all_wait(const struct admit *a, double published, double busy_ms)
+{
+    double work = 0;
+    for (uint32_t i = 0; i < a->n; i++) work += (double)a->tenants[i].waiting_work;
+    if (!n_running(a) || !a->n_waiting) return published / 2;
+    return fmin(published, work / a->n_waiting * n_running(a) / busy_ms);
+}
+
 /* Tokens per millisecond; 0: not known. */
 static double speed_of_line(const struct admit *a)
 {
     const struct flow f = sum_up(a);
-    if (f.busy_ms >= BUSY_MS_MIN && f.work > 0) return f.work / f.busy_ms;
-    /* Nobody was taken for so long. */
-    return f.busy_ms >= BUSY_MS_MIN ? published_speed(a) / 2 : published_speed(a);
+    if (f.busy_ms < BUSY_MS_MIN) return published_speed(a);
+    if (f.work > 0) return f.work / f.busy_ms;
+    return speed_while_all_wait(a, published_speed(a), f.busy_ms);
 }
 
 /* For how much of what makes the speed sure somebody has waited, 0 to 1. */
@@ -248,6 +265,13 @@ double admit_wait_ms(const struct admit *a, const struct admit_tenant *t, int32_
     if (all <= 0 || speed <= 0) return 0;
     double shared = all / speed, alone = own / (speed * part_of(a, t));
     return shared > alone ? shared : alone;
+}
+
+double admit_end_ms(const struct admit *a, double work)
+{
+    double speed = speed_of_line(a), n = a->n_waiting + n_running(a), n_places = n_running(a);
+    if (a->speed.n_places) n_places = (double)a->speed.n_places / admit_n_entries(a);
+    return speed > 0 ? fmax(fmin(n, n_places), 1) * work / speed : MS;
 }
 
 double admit_interval_ms(const struct admit *a, const struct admit_tenant *t, double work)

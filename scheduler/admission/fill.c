@@ -44,10 +44,10 @@ void fill_add(struct fill *f, const struct fill_prompt *p, uint64_t now_ms)
 {
     struct fill_node *at = find(f, p->node);
     if (!at) at = add_node(f, p->node);
-    if (at->n == 0) {
+    if (at->tokens < FILL_SEEN) {
         at->t_busy_ms = now_ms;
         at->done_tokens = 0;
-        at->lead_ms = FILL_LEAD_MS + p->step_ms;
+        at->lead_ms = at->n ? 0 : FILL_LEAD_MS + p->step_ms;
     }
     at->n++;
     at->n_first += p->goes_first;
@@ -78,7 +78,7 @@ void fill_remove(struct fill *f, const struct fill_prompt *p, bool computed, uin
 {
     struct fill_node *at = find(f, p->node);
     if (!at || at->n == 0) return;
-    if (computed) see(at, p->tokens, now_ms);
+    if (computed && at->tokens >= FILL_SEEN) see(at, p->tokens, now_ms);
     at->n--;
     at->n_first -= p->goes_first;
     at->tokens -= p->tokens;

@@ -18,6 +18,7 @@
 enum {
     FILL_LEAD_MS = 40,    /* but for the decode node's step */
     FILL_TOKENS = 8192,   /* enough of a node whose speed is not known */
+    FILL_SEEN = 2048,     /* tokens there, before what a node computes says how fast it is */
     FILL_NODES_KEPT = 256 /* above that, those without prompts are forgotten */
 };
 
@@ -27,7 +28,8 @@ struct fill_node {
     uint32_t n_first; /* of them those that go first */
     double per_s, lead_ms, enough_ms;
     double free_ms; /* when it will have computed them */
-    /* It has been busy since t_busy_ms, and has computed done_tokens; so its speed is seen. */
+    /* It has had FILL_SEEN tokens since t_busy_ms, and has computed done_tokens; so its speed is
+     * seen. One with less to do takes a step for a short prompt, which is no measure. */
     uint64_t t_busy_ms;
     double done_tokens, seen_per_s;
 };

@@ -426,5 +426,6 @@ void batch_build(struct engine *e)
     start_prompts(e, true);
     add_prompts(e, false);
     start_prompts(e, false);
+    b->is_filled = b->n_rows == b->max_rows || is_filled(e, b);
     if (b->preempted) tell_preempted(e);
 }

@@ -49,6 +49,7 @@ struct batch {
     uint32_t n_drafts;            /* rows of drafts */
     bool streams;                 /* KV of a sequence still comes, layer by layer */
     bool preempted;               /* this build preempted a sequence */
+    bool is_filled;               /* of rows: a further prompt would not have come into it */
 };
 
 void batch_init(struct batch *b, uint32_t max_rows, uint32_t max_seqs);

@@ -5,11 +5,11 @@
  * The first two are means over the last steps that held such rows, whatever else was in them,
  * weighted by e^(-busy time since / ENGINE_SPEED_MS): busy time is that of such steps, so an idle
  * engine does not become slow, and after ten seconds of steps with another speed the old one weighs
- * less than a hundredth. Prompt rows count when a step was full (it left some for later, or held at
- * least half of the rows that it may have): one with few rows because there were no more says
- * nothing of a backlog. Rows fill a step when what it takes whatever it holds (reading the weights,
- * say) is a small part of it: more prompts in it then make each wait longer for its first token,
- * and none sooner. A value without pointers; { 0 } has measured nothing. Thread: its owner's. */
+ * less than a hundredth. Prompt rows count when a step was full (filled, or with at least half of
+ * the rows that it may have): one with few rows because there were no more says nothing of a
+ * backlog. Rows fill a step when what it takes whatever it holds (reading the weights, say) is a
+ * small part of it: more prompts in it then make each wait longer for its first token, and none
+ * sooner. A value without pointers; { 0 } has measured nothing. Thread: its owner's. */
 #ifndef BATON_ENGINE_ENGINE_SPEED_H
 #define BATON_ENGINE_ENGINE_SPEED_H
 

@@ -272,15 +272,14 @@ void engine_abandon_steps(struct engine *e)
     engine_free_deferred(e);
 }
 
-/* After count_computed: does this step show how fast prompts are computed? It does when they are
- * half of what it may have. It also does when prompts are left, but not beside more answers: what
- * is left waits for an answer's place or blocks then, however fast the node is. */
+/* Does this step show how fast prompts are computed? It does when they are half of what it may
+ * have, or when it was filled, but not with more answers. That prompts are left says nothing: they
+ * wait for a place or blocks, or came meanwhile, and the step took its time for a few rows. */
 static bool is_full_of_prompts(const struct engine *e)
 {
     const struct batch *b = &e->batches[e->parity];
     const struct pace_load l = pace_load_of(b->seqs, b->n_seqs);
-    const bool are_left = atomic_load_explicit(&e->load.waiting_tokens, memory_order_relaxed) > 0;
-    return (are_left && l.prompt_rows >= l.decode_rows) || 2 * l.prompt_rows >= b->max_rows;
+    return (b->is_filled && l.prompt_rows >= l.decode_rows) || 2 * l.prompt_rows >= b->max_rows;
 }
 
 static void lose_group(struct engine *e)

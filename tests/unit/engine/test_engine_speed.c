@@ -223,10 +223,26 @@ TEST(only_a_backlog_measures_short_prompts)
     rig_close(&r);
 }
 
+/* They wait for the one place, each alone in a step, however many rows that could have. */
+TEST(prompts_that_wait_for_a_place_say_nothing)
+{
+    const struct pace_curve c = { .fixed_us = 20000, .prompt.row_us = 100 };
+    struct engine_request q[8];
+    struct rig r;
+    rig_open(&r,
+             (struct rig_options){
+                 .pace = &c, .max_batched_tokens = 64, .max_seqs = 1, .no_prefix_cache = true });
+    for (uint32_t i = 0; i < COUNT_OF(q); i++) q[i] = rig_request(1 + i, 10, i, 1);
+    mem_free(rig_run(&r, q, COUNT_OF(q)));
+    CHECK_EQ_INT(stats_of(&r).prefill_tokens_per_s, 0);
+    rig_close(&r);
+}
+
 TEST_MAIN(CASE(nothing_is_said_before_it_is_measured),
           CASE(steps_that_were_not_full_say_nothing_of_prompts),
           CASE(steps_of_both_kinds_count_for_both), CASE(steps_of_several_tokens_count_as_as_many),
           CASE(a_change_of_speed_is_followed_within_ten_seconds_of_work),
           CASE(steps_that_differ_are_averaged), CASE(what_is_said_has_limits),
           CASE(a_step_is_filled_when_its_fixed_part_is_small), CASE(what_fills_a_step_has_limits),
-          CASE(a_paced_engine_is_as_fast_as_its_curve), CASE(only_a_backlog_measures_short_prompts))
+          CASE(a_paced_engine_is_as_fast_as_its_curve), CASE(only_a_backlog_measures_short_prompts),
+          CASE(prompts_that_wait_for_a_place_say_nothing))

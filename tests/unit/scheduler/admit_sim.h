@@ -90,7 +90,8 @@ static void sim_open(struct sim *s, const char *keys, uint32_t max_queue_ms, uin
     s->a = admit_create(&o);
     const struct admit_speed speed = { .prompts_per_s = SIM_NODES * SIM_NODE_PER_S,
                                        .one_prompts_per_s = SIM_NODE_PER_S,
-                                       .outputs_per_s = SIM_PLACES * 1000.0 / SIM_STEP_MS };
+                                       .outputs_per_s = SIM_PLACES * 1000.0 / SIM_STEP_MS,
+                                       .n_places = SIM_PLACES };
     admit_set_speed(s->a, &speed);
     s->seed = seed;
     s->live = MEM_ARRAY(struct sim_request, SIM_LIVE_MAX);
@@ -197,7 +198,8 @@ static void come(struct sim *s, struct sim_client c)
                            .n_prompt = c.n_prompt,
                            .max_output = 4 * SIM_OUTPUT };
     struct admit_verdict v;
-    q.n_full = s->n_live >= s->max_live ? s->max_live : 0;
+    q.n_held = s->n_live;
+    q.n_max = s->max_live;
     if (c.wanted.deadline_ms) q.deadline_ms = s->now + c.wanted.deadline_ms;
     admit_ask(s->a, &q, s->now, &v);
     if (c.n_tries == 1) {

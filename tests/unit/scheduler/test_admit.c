@@ -848,7 +848,7 @@ TEST(who_waited_for_too_long_may_not_begin)
 static struct admit_verdict verdict_when_full(struct rig *g, uint32_t tenant, int32_t priority)
 {
     struct admit_ask q = ask_of(tenant);
-    q.n_full = 9;
+    q.n_held = q.n_max = 9;
     q.wanted.priority = priority;
     return verdict(g, &q);
 }

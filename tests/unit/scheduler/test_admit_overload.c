@@ -213,7 +213,51 @@ TEST(whatever_happens_none_is_lost)
     }
 }
 
+/* ---- as many as the entry node may hold ---- */
+
+/* A service that has little to do is asked for more than it holds: those who are refused are told
+ * to come when the first have ended, and not only when the line is empty. */
+TEST(a_burst_is_told_when_there_is_room)
+{
+    enum { WAIT_MAX = 600, REFUSED = 30 };
+    const double empty_s = (SIM_PLACES + WAIT_MAX) / sim_capacity(),
+                 end_s = SIM_OUTPUT * SIM_STEP_MS / 1e3, more_s = REFUSED / sim_capacity();
+    struct sim s;
+    sim_open(&s, NULL, 300000, 8);
+    s.max_live = SIM_PLACES + WAIT_MAX;
+    s.t[0].per_s = 1;
+    sim_run(&s, 30);
+    s.t[0].per_s = 0;
+    sim_run(&s, 5);
+    for (uint32_t i = 0; i < SIM_PLACES + WAIT_MAX + REFUSED; i++) come_new(&s, 0);
+    printf("told %u s at most; the first ends after %.1f s, %d more %.1f s later, all %.1f s\n",
+           s.t[0].told_max_s, end_s, REFUSED, more_s, empty_s);
+    CHECK_EQ_INT(s.t[0].n_refused, REFUSED);
+    CHECK(s.t[0].told_max_s <= 1 + 2.5 * (end_s + more_s) && s.t[0].told_max_s < empty_s / 2);
+    sim_run(&s, 60);
+    sim_print(&s, 60);
+    CHECK((double)s.t[0].n_back_taken / (double)s.t[0].n_back >= 0.8);
+    sim_close(&s);
+}
+
+/* Five times the load, and no wait but for the next end: who is told to come finds a place. */
+TEST(places_are_kept_for_those_who_were_told_to_come)
+{
+    struct sim s;
+    sim_open(&s, NULL, 300000, 9);
+    s.t[0].per_s = 5 * sim_capacity();
+    s.max_live = SIM_PLACES + 128;
+    sim_run(&s, 20);
+    forget(&s);
+    sim_run(&s, 100);
+    sim_print(&s, 100);
+    CHECK((double)s.busy_ms / 100e3 / SIM_NODES > 0.95);
+    CHECK((double)s.t[0].n_back_taken / (double)s.t[0].n_back >= 0.8);
+    sim_close(&s);
+}
+
 TEST_MAIN(CASE(below_capacity_nobody_is_refused), CASE(five_times_the_capacity),
           CASE(nobody_comes_back), CASE(half_come_back), CASE(the_nodes_are_slower_than_they_say),
           CASE(a_flood_of_one_does_not_delay_the_other), CASE(a_low_class_gets_what_is_left),
-          CASE(whatever_happens_none_is_lost))
+          CASE(whatever_happens_none_is_lost), CASE(a_burst_is_told_when_there_is_room),
+          CASE(places_are_kept_for_those_who_were_told_to_come))

@@ -130,20 +130,39 @@ TEST(the_speed_of_a_node_is_seen)
 {
     struct fill f = { 0 };
     uint64_t now = NOW, out[1];
+    add_prompt(&f, 7, FILL_SEEN, 0, 1); /* a backlog */
+    now += FILL_LEAD_MS + 30;
     for (int i = 0; i < 40; i++) { /* 100 tokens each 50 ms, the next always on its way */
-        const struct fill_prompt p = { 7, 100, 0, 30, 1, false };
-        fill_add(&f, &p, now);
-        if (i == 0) fill_add(&f, &p, now), now += 80;
+        add_prompt(&f, 7, 100, 0, 1);
         now += 50;
         remove_prompt(&f, 7, 100, now);
     }
     CHECK_NEAR(fill_seen_per_s(&f, 7), 2000, 100);
     CHECK_NEAR(fill_seen_per_s(&f, 8), 0, 0);
-    add_prompt(&f, 7, 100, 0, 1); /* with the one before, 100 ms of work */
-    now += 20;
-    fill_add(&f, &(struct fill_prompt){ 7, 10, 0, 30, 1, false }, now);
+    remove_prompt(&f, 7, FILL_SEEN, now);
+    const double seen = fill_seen_per_s(&f, 7);
+    CHECK(seen >= 2000);
+    add_prompt(&f, 7, 150, 0, 1);
+    fill_add(&f, &(struct fill_prompt){ 7, 50, 0, 30, 1, false }, now);
     CHECK_EQ_INT(fill_enough(&f, now, out, 1), 1);
-    CHECK_EQ_INT(fill_enough(&f, now + 60, out, 1), 0);
+    CHECK_EQ_INT(fill_enough(&f, now + 100, out, 1), 0);
+    fill_release(&f);
+}
+
+/* A step that takes a fifth of a second whatever is in it: short prompts, one by one or a few at
+ * once, would make it seem a slow node, which then got no more of them at once. */
+TEST(a_node_without_a_backlog_shows_no_speed)
+{
+    struct fill f = { 0 };
+    uint64_t now = NOW, out[1];
+    for (int i = 0; i < 40; i++) {
+        for (int k = 0; k <= i % 8; k++) add_prompt(&f, 7, 6, 0, 1);
+        now += 200;
+        for (int k = 0; k <= i % 8; k++) remove_prompt(&f, 7, 6, now);
+    }
+    CHECK_NEAR(fill_seen_per_s(&f, 7), 0, 0);
+    for (int k = 0; k < 32; k++) add_prompt(&f, 7, 6, 0, 1);
+    CHECK_EQ_INT(fill_enough(&f, now, out, 1), 0);
     fill_release(&f);
 }
 
@@ -151,4 +170,4 @@ TEST_MAIN(CASE(promises_follow_each_other), CASE(promises_that_lapse_are_kept_le
           CASE(a_retry_text_is_of_its_tenant_and_node),
           CASE(a_node_has_enough_while_it_is_busy_until_the_next_would_come),
           CASE(nodes_with_a_prompt_that_goes_first_are_told_apart),
-          CASE(the_speed_of_a_node_is_seen))
+          CASE(the_speed_of_a_node_is_seen), CASE(a_node_without_a_backlog_shows_no_speed))
