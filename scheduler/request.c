@@ -472,12 +472,11 @@ static void on_stuck(struct entry *e, struct request *r)
 /* Its client's time limit passed, or --scheduler-ttl. */
 static void end_in_time(struct entry *e, struct request *r)
 {
-    char text[ERR_TEXT_MAX] = "the request's time limit passed";
+    char text[ERR_TEXT_MAX] = "the request's time limit passed", said[ADMIT_DEADLINE_MAX];
+    const char *field;
     if (r->ends_by_client)
-        snprintf(text, sizeof text,
-                 "x-baton-deadline-ms is %u, and the answer was not complete by then: it has %u "
-                 "tokens",
-                 r->wanted.deadline_ms, request_n_out(r));
+        snprintf(text, sizeof text, "%s, and the answer was not complete by then: it has %u tokens",
+                 admit_deadline_text(&r->wanted, &field, said), request_n_out(r));
     request_end(e, r, ERR_TIMEOUT, FINISH_ERROR, -1, text);
 }
 

@@ -148,6 +148,14 @@ static void shed(struct entry *e, struct request *r)
     r->shed = true;
 }
 
+static enum status refuse_too_late(const struct gen_request *g, struct gen_refusal *why)
+{
+    char text[ADMIT_DEADLINE_MAX];
+    const char *field, *deadline = admit_deadline_text(&g->admission, &field, text);
+    return err_field(&why->err, ERR_TIMEOUT, field,
+                     "%s, and that time was over before the request could begin", deadline);
+}
+
 enum status admission_ask(struct entry *e, const struct gen_request *g, uint32_t n_max,
                           struct gen_refusal *why)
 {
@@ -160,11 +168,7 @@ enum status admission_ask(struct entry *e, const struct gen_request *g, uint32_t
                                  .n_max = n_max };
     struct admit_verdict v;
     uint64_t now = clock_ms();
-    if (g->deadline_ms && now >= g->deadline_ms)
-        return err_field(&why->err, ERR_TIMEOUT, "x-baton-deadline-ms",
-                         "x-baton-deadline-ms is %u, and that time was over before the request "
-                         "could begin",
-                         g->admission.deadline_ms);
+    if (g->deadline_ms && now >= g->deadline_ms) return refuse_too_late(g, why);
     admit_ask(d->admit, &q, now, &v);
     admission_metrics_verdict(&d->metrics, &v, g->admission.tenant);
     if (v.taken && v.shed) shed(e, request_of(v.shed));

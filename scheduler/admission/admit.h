@@ -67,6 +67,11 @@ const char *admit_reason_name(enum admit_reason r);
 /* Is it of that request alone, so that others may be taken? */
 bool admit_reason_is_own(enum admit_reason r);
 
+/* The field that gives the request's deadline, and (returned) what it says, for people. */
+enum { ADMIT_DEADLINE_MAX = 64 };
+const char *admit_deadline_text(const struct gen_admission *w, const char **field,
+                                char out[ADMIT_DEADLINE_MAX]);
+
 struct admit_options {
     const struct tenants *tenants; /* borrowed until admit_free */
     uint32_t max_queue_ms;

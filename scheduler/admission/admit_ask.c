@@ -199,6 +199,32 @@ static const char *show_ms(double ms, char out[SHOWN_MS_MAX])
     return out;
 }
 
+const char *admit_deadline_text(const struct gen_admission *w, const char **field,
+                                char out[ADMIT_DEADLINE_MAX])
+{
+    static const char *const fields[] = { [GEN_DEADLINE_HEADER] = "x-baton-deadline-ms",
+                                          [GEN_DEADLINE_GRPC] = "grpc-timeout",
+                                          [GEN_DEADLINE_PARAMETER] = "timeout" };
+    static const char *const texts[] = {
+        [GEN_DEADLINE_HEADER] = "x-baton-deadline-ms is %u",
+        [GEN_DEADLINE_GRPC] = "grpc-timeout left %u ms for this request",
+        [GEN_DEADLINE_PARAMETER] = "parameter timeout is %u ms",
+    };
+    *field = fields[w->deadline_by];
+    snprintf(out, ADMIT_DEADLINE_MAX, texts[w->deadline_by], w->deadline_ms);
+    return out;
+}
+
+static void say_deadline(struct asked *k, const char *first)
+{
+    char text[ADMIT_DEADLINE_MAX];
+    const char *field, *deadline = admit_deadline_text(&k->q->wanted, &field, text);
+    (void)err_field(&k->out->why.err, ERR_BUSY, field,
+                    "%s, but not even the first token would come before about %s; try again in "
+                    "%u s",
+                    deadline, first, k->out->why.retry_after_s);
+}
+
 static void say_wait(struct asked *k, enum admit_reason by, double wait_ms)
 {
     struct gen_refusal *why = &k->out->why;
@@ -214,11 +240,7 @@ static void say_wait(struct asked *k, enum admit_reason by, double wait_ms)
                         "x-baton-ttft-ms is %u, but the first token would come after about %s, "
                         "with what those refused before were promised; try again in %u s",
                         k->q->wanted.ttft_ms, first, why->retry_after_s);
-    else
-        (void)err_field(&why->err, ERR_BUSY, "x-baton-deadline-ms",
-                        "x-baton-deadline-ms is %u, but not even the first token would come before "
-                        "about %s; try again in %u s",
-                        k->q->wanted.deadline_ms, first, why->retry_after_s);
+    else say_deadline(k, first);
 }
 
 /* With those before it who were promised to be taken by then, and may still come. */

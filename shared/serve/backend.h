@@ -25,12 +25,20 @@ struct gen_resume {
 
 enum { GEN_RETRY_MAX = 48 };
 
+/* How a client says by when it wants the last token; it hears of it by that name. */
+enum gen_deadline {
+    GEN_DEADLINE_HEADER,   /* x-baton-deadline-ms */
+    GEN_DEADLINE_GRPC,     /* grpc-timeout */
+    GEN_DEADLINE_PARAMETER /* parameter timeout of a call of gRPC */
+};
+
 /* What decides when a request's turn is, and whether it gets one (docs/admission.md). */
 struct gen_admission {
     uint32_t tenant;      /* index in tenants.h */
     int32_t priority;     /* lower is sooner, among the requests of one tenant */
     uint32_t ttft_ms;     /* it is useless without a first token by then; 0: any time will do */
     uint32_t deadline_ms; /* as its client gave it; 0: none. gen_request has when that is */
+    enum gen_deadline deadline_by;
     uint32_t hedge_ms;    /* without a token so long after it was placed, it is tried on other nodes
                            * as well; 0: never */
     bool follows;         /* not the first sequence of its API request; the first has in ... */

@@ -159,7 +159,9 @@ uint64_t serve_submit(struct serve *s, const struct serve_call *call)
         .endpoint = routes_endpoint(call->path),
         .path = call->path,
         .name = call->request_id,
-        .admission = { .tenant = call->tenant, .deadline_ms = call->deadline_ms },
+        .admission = { .tenant = call->tenant,
+                       .deadline_ms = call->deadline_ms,
+                       .deadline_by = call->deadline_by },
         .deadline_ms = call->deadline_ms ? clock_ms() + call->deadline_ms : 0,
         .reply = call->reply,
     };

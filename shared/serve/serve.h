@@ -124,6 +124,7 @@ struct serve_call {
     const char *request_id; /* its x-request-id; NULL, or not good for one: none */
     uint32_t tenant;        /* index in serve_options.tenants: whose limits count */
     uint32_t deadline_ms;   /* from now; it then ends with 504. 0: none */
+    enum gen_deadline deadline_by;
     struct serve_reply reply;
 };
 

@@ -178,25 +178,29 @@ static void on_reply(void *arg, int status, const char *headers, struct str body
 
 /* ---- the request ---- */
 
-static uint32_t sooner_ms(uint32_t a, uint32_t b) { return !a || (b && b < a) ? b : a; }
-
-/* Milliseconds until its client's time is over; 0: any will do. */
-static uint32_t time_left(const struct infer *r)
+/* Milliseconds until its client's time is over; 0: any will do. *by: what says so. */
+static uint32_t time_left(const struct infer *r, enum gen_deadline *by)
 {
     const uint64_t at = grpc_deadline_ms(r->of->call), now = clock_ms();
+    const uint32_t own = r->request.timeout_ms;
     uint32_t left = 0;
     if (at) left = at <= now ? 1 : at - now > UINT32_MAX ? UINT32_MAX : (uint32_t)(at - now);
-    return sooner_ms(left, r->request.timeout_ms);
+    const bool is_own = own && (!left || own < left);
+    *by = is_own ? GEN_DEADLINE_PARAMETER : GEN_DEADLINE_GRPC;
+    return is_own ? own : left;
 }
 
 static void submit(struct infer *r)
 {
+    enum gen_deadline by;
+    const uint32_t left_ms = time_left(r, &by);
     const struct serve_call call = {
         .path = r->request.form == INFER_NATIVE ? SERVE_NATIVE_PATH : "/v1/completions",
         .taken = &r->body,
         .request_id = r->request.id.len ? r->request.id.data : NULL,
         .tenant = r->of->tenant,
-        .deadline_ms = time_left(r),
+        .deadline_ms = left_ms,
+        .deadline_by = by,
         .reply = { .reply = on_reply,
                    .begin = on_begin,
                    .chunk = on_chunk,

@@ -770,6 +770,15 @@ TEST(a_first_token_that_would_be_late_is_refused_at_once)
     v = verdict(&g, &q);
     CHECK(!v.taken && v.reason == ADMIT_DEADLINE && v.why.takes_others);
     CHECK_EQ_STR(v.why.err.field, "x-baton-deadline-ms");
+    CHECK(strstr(v.why.err.text, "x-baton-deadline-ms is 2000, but"));
+    q.wanted.deadline_by = GEN_DEADLINE_GRPC; /* it hears of what it gave */
+    v = verdict(&g, &q);
+    CHECK_EQ_STR(v.why.err.field, "grpc-timeout");
+    CHECK(strstr(v.why.err.text, "grpc-timeout left 2000 ms for this request, but"));
+    q.wanted.deadline_by = GEN_DEADLINE_PARAMETER;
+    v = verdict(&g, &q);
+    CHECK_EQ_STR(v.why.err.field, "timeout");
+    CHECK(strstr(v.why.err.text, "parameter timeout is 2000 ms, but"));
     close_rig(&g);
 }
 

@@ -531,10 +531,12 @@ TEST(the_clients_time_stops_the_work)
     p.rig.fake.hold = true;
     CHECK_EQ_INT(infer(&p, "ModelInfer", &soon, &m, 1)->status, GRPC_DEADLINE_EXCEEDED);
     H2_UNTIL(&p.c, p.rig.fake.n_live == 0);
+    CHECK_EQ_INT(p.rig.fake.last.admission.deadline_by, GEN_DEADLINE_GRPC);
     struct h2_source from = { .n_sent = 0 };
     begin_infer(&p, "ModelInfer", NULL, &timed, 1, &from);
     H2_UNTIL(&p.c, p.rig.fake.n_live == 1);
-    CHECK(p.rig.fake.last.deadline_ms > 0); /* which the scheduler keeps */
+    CHECK(p.rig.fake.last.deadline_ms > 0); /* which the scheduler keeps, and names so */
+    CHECK_EQ_INT(p.rig.fake.last.admission.deadline_by, GEN_DEADLINE_PARAMETER);
     p.rig.fake.hold = false;
     buf_release(&from.bytes);
     port_close(&p);
