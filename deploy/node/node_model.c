@@ -13,6 +13,7 @@
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 #include "shared/engine/engine.h"
+#include "shared/kv/tier/block_copy.h"
 #include "shared/model/config/config_gguf.h"
 #include "shared/model/config/config_hf.h"
 #include "shared/model/load/foreign_checkpoint.h"
@@ -154,6 +155,21 @@ enum status node_model_config(const char *path, struct model_config *out,
     return st;
 }
 
+/* Can the memories behind the KV pool hold this model's KV as they are told to? The config says so,
+ * long before the pool is there. */
+static enum status check_tiers(const struct node_options *o, struct err *err)
+{
+    struct model_generation generation;
+    struct kv_layout pool, slot;
+    if (!o->tiers.rounds || (!o->tiers.host_bytes && !o->tiers.disk.folder)) return OK;
+    struct model_config *c = MEM_NEW(struct model_config);
+    enum status st = node_model_config(o->model_path, c, &generation, err);
+    if (st == OK) model_config_kv_layout(c, NULL, o->kv_dtype, o->block_tokens, 1, &pool);
+    if (st == OK) st = kv_slot_layout(&pool, o->tiers.slot_dtype, &slot, err);
+    mem_free(c);
+    return st;
+}
+
 enum status node_model_load_text(struct node_model *m, const struct node_options *o,
                                  struct err *err)
 {
@@ -247,6 +263,7 @@ enum status node_model_check(const struct node_options *o, struct err *err)
     struct model_share share;
     const struct model_options mo = model_options_of(o, kernels, &share);
     enum status st = model_check(&mo, err);
+    if (st == OK) st = check_tiers(o, err);
     kernel_ctx_free(kernels);
     return st;
 }
@@ -303,6 +320,7 @@ enum status node_model_load(struct node_model *m, const struct node_options *o,
         .stop = stop,
     };
     TRY(foreign_checkpoint_check_folder(o->model_path, err));
+    TRY(check_tiers(o, err));
     TRY(load_text(m, o, err));
     TRY(make_kernels(o, &m->kernels, err));
     struct model_share share;

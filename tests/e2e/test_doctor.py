@@ -105,6 +105,11 @@ def test_memories_behind_the_kv_cache():
             return line['result'], line['text']
         assert said('KV on disk', '--kv-cache-dir', at, '--kv-cache-disk', '0.01')[0] == 'ok' and os.listdir(folder) == []
         assert said('KV on disk', '--kv-cache-dir', at, '--kv-cache-disk', '1000000')[0] == 'warn'
+        latent = '--model', os.path.join(os.path.dirname(os.path.dirname(TINY)), 'deepseek_v3', 'model'), '--kv-cache-tier-dtype', 'int8', '--swap-space', '0.01'
+        p = subprocess.run([BIN, 'doctor', *latent], capture_output=True, text=True, timeout=60)
+        assert p.returncode and 'KV of latent attention (MLA) is kept as' in p.stdout, p.stdout
+        p = subprocess.run([BIN, 'serve', *latent, '--port', '0'], capture_output=True, text=True, timeout=60)
+        assert p.returncode and 'KV of latent attention (MLA) is kept as' in p.stderr and 'weights packed' not in p.stderr, p.stderr
         result, text = said('KV on disk', '--kv-cache-dir', os.path.join(TINY, 'config.json', 'kv'))
         assert result == 'fail' and 'Not a directory' in text, text
         assert said('swap space', '--swap-space', '0.01')[0] == 'ok'
