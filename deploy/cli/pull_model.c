@@ -79,9 +79,9 @@ static enum status pull_main(struct config *c, struct err *err)
     return st;
 }
 
-/* The small model that drafts, which is then found in the cache under its name. What is wrong with
- * the options is said by who reads them next. */
-static enum status pull_draft(const struct config *c, struct err *err)
+/* The small model that drafts. An address is no name by which it would be found again. What is
+ * wrong with the options is said by who reads them next. */
+static enum status pull_draft(struct config *c, struct err *err)
 {
     struct draft_config draft;
     struct buf notes = { 0 };
@@ -90,6 +90,7 @@ static enum status pull_draft(const struct config *c, struct err *err)
     enum status st = OK;
     if (draft_options_read(c, &draft, &notes, &ignored) == OK && draft.ops == &drafter_model_ops)
         st = pull_absent(c, draft.model, &r, err);
+    if (st == OK && r.path.len) st = draft_options_set_model(c, r.path.data, err);
     buf_release(&notes);
     buf_release(&r.path);
     return st;

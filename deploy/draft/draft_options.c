@@ -115,3 +115,19 @@ const char *draft_options_source(const struct config *c)
     const char *other = other_option(c);
     return config_source_text(c, other ? other : "speculative-config");
 }
+
+enum status draft_options_set_model(struct config *c, const char *path, struct err *err)
+{
+    const char *json = config_string(c, "speculative-config");
+    cJSON *doc = NULL;
+    if (!json) return config_set(c, "speculative-draft-model-path", path, err);
+    TRY(json_parse(str_of(json), false, &doc, err));
+    cJSON_DeleteItemFromObjectCaseSensitive(doc, "model");
+    cJSON_AddStringToObject(doc, "model", path);
+    char *text = cJSON_PrintUnformatted(doc);
+    cJSON_Delete(doc);
+    if (!text) return err_set(err, ERR_NOMEM, "not enough memory for --speculative-config");
+    const enum status st = config_set(c, "speculative-config", text, err);
+    cJSON_free(text);
+    return st;
+}

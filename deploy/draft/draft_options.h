@@ -10,6 +10,9 @@
 enum status draft_options_read(const struct config *c, struct draft_config *out, struct buf *notes,
                                struct err *err) MUST_CHECK;
 
+/* That model drafts from now on, in a configuration that draft_options_read took. */
+enum status draft_options_set_model(struct config *c, const char *path, struct err *err) MUST_CHECK;
+
 /* The option that says it, for people. */
 const char *draft_options_source(const struct config *c);
 

@@ -562,8 +562,9 @@ def test_serve_pulls_its_model():
             p = subprocess.run([BIN, 'generate', model, '--pull', *args], capture_output=True, text=True, env=env, timeout=60)
             assert p.returncode == 0 and hub.requests == [], (p.stderr, hub.requests)
         shutil.rmtree(f'{folder}/cache')
-        for i in 0, 1:                                                                         # the small model that drafts, too, once
-            draft = ['--speculative-config', '{"method": "draft", "model": "org/name"}']
+        small = lambda model: ['--speculative-config', json.dumps(dict(method='draft', model=model))]
+        url = f'{hub.url}/org/name'                                                            # the small model that drafts, too, once
+        for i, draft in enumerate((small('org/name'), small('org/name'), small(url), ['-md', url])):
             p = subprocess.run([BIN, 'generate', TINY, '--pull', *draft, *args], capture_output=True, text=True, env=env, timeout=60)
             assert p.returncode == 0 and bool(hub.requests) == (i == 0), (p.stderr, hub.requests)
             hub.requests.clear()
