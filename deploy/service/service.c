@@ -33,12 +33,12 @@ static enum status read_block_bs(const char *text, double *out, struct err *err)
                    text);
 }
 
-/* The pool holds so many sequences of the longest length, prompt and answer together. */
+/* The pool holds so many sequences of --max-model-len, prompt and answer together: that service's
+ * total is BLOCK_BS times the longest sequence of the model, whatever MAX_DEC_LEN is. */
 static enum status complete_blocks(struct config *c, struct err *err)
 {
     const char *text = getenv("BLOCK_BS");
-    const int64_t block = config_int(c, "block-size"), seq = config_int(c, "max-model-len"),
-                  dec = config_int(c, "max-dec-len"), longest = dec > seq ? dec : seq;
+    const int64_t block = config_int(c, "block-size"), longest = config_int(c, "max-model-len");
     double sequences;
     char number[32];
     if (!text || !*text || config_is_set(c, "num-gpu-blocks-override") ||

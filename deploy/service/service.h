@@ -3,7 +3,7 @@
  *
  * Those that are an option under another name stand in the option table (service_env, service_def);
  * here are those that several options, or the model, must be known for:
- *     BLOCK_BS             KV blocks, in sequences of the longest length
+ *     BLOCK_BS             KV blocks, in sequences of --max-model-len
  *     MAX_CACHED_TASK_NUM  requests that wait, beside those that run
  *     MODEL_DIR model_name where the model is (service_model.h)
  *     POD_IPS ...          several hosts (service_hosts.h)
