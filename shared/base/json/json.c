@@ -14,6 +14,10 @@
 /* Replaces a log probability of minus infinity: clients of the OpenAI API expect a number. */
 static const float LOGPROB_MIN = -9999.0f;
 
+/* Of a string in an error; a byte takes up to six as an escape. */
+enum { SHOWN_BYTES = 20 };
+_Static_assert(6 * SHOWN_BYTES + sizeof "\"\"..." <= JSON_SHOWN_MAX, "a string is shown whole");
+
 enum status json_parse(struct str text, bool unique_keys, cJSON **out, struct err *err)
 {
     TRY(json_check(text, unique_keys, NULL, err));
@@ -32,13 +36,47 @@ const cJSON *json_member(const cJSON *o, const char *name)
     return v && !cJSON_IsNull(v) ? v : NULL;
 }
 
+/* Whole characters of it, escaped; "..." where there are more. */
+static void show_string(const char *s, char out[JSON_SHOWN_MAX])
+{
+    struct buf b = { 0 };
+    size_t n = 0, next;
+    const struct str all = str_of(s);
+    while (n < all.n && (next = json_utf8_len(str_sub(all, n, SIZE_MAX))) > 0 &&
+           n + next <= SHOWN_BYTES)
+        n += next;
+    json_add_string(&b, str_sub(all, 0, n));
+    snprintf(out, JSON_SHOWN_MAX, "%s%s", b.data, n < all.n ? "..." : "");
+    buf_release(&b);
+}
+
+const char *json_show(const cJSON *v, char out[JSON_SHOWN_MAX])
+{
+    snprintf(out, JSON_SHOWN_MAX, "%s",
+             cJSON_IsArray(v)    ? "a list"
+             : cJSON_IsObject(v) ? "an object"
+             : cJSON_IsTrue(v)   ? "true"
+             : cJSON_IsFalse(v)  ? "false"
+                                 : "null");
+    if (cJSON_IsNumber(v)) snprintf(out, JSON_SHOWN_MAX, "%.17g", v->valuedouble);
+    if (cJSON_IsString(v)) show_string(v->valuestring, out);
+    return out;
+}
+
+enum status json_refuse(const cJSON *v, const char *name, const char *right, struct err *err)
+{
+    char shown[JSON_SHOWN_MAX];
+    return err_field(err, ERR_INVALID, name, "%s is %s, but must be %s", name, json_show(v, shown),
+                     right);
+}
+
 enum status json_get_i64(const cJSON *o, const char *name, int64_t min, int64_t max, int64_t *out,
                          struct err *err)
 {
     const cJSON *v = json_member(o, name);
     if (!v) return OK;
     if (!cJSON_IsNumber(v) || !isfinite(v->valuedouble) || v->valuedouble != floor(v->valuedouble))
-        return err_field(err, ERR_INVALID, name, "%s must be a whole number", name);
+        return json_refuse(v, name, "a whole number", err);
     /* Doubles in [-2^63, 2^63) convert; all others are out of any range. */
     bool fits = v->valuedouble >= -0x1p63 && v->valuedouble < 0x1p63;
     int64_t n = fits ? (int64_t)v->valuedouble : 0;
@@ -60,7 +98,7 @@ enum status json_get_f64(const cJSON *o, const char *name, double min, double ma
     const cJSON *v = json_member(o, name);
     if (!v) return OK;
     if (!cJSON_IsNumber(v) || !isfinite(v->valuedouble))
-        return err_field(err, ERR_INVALID, name, "%s must be a number", name);
+        return json_refuse(v, name, "a number", err);
     if (v->valuedouble < min || v->valuedouble > max)
         return err_field(err, ERR_INVALID, name, "%s is %.9g, but must be from %.9g to %.9g", name,
                          v->valuedouble, min, max);
@@ -72,8 +110,7 @@ enum status json_get_bool(const cJSON *o, const char *name, bool *out, struct er
 {
     const cJSON *v = json_member(o, name);
     if (!v) return OK;
-    if (!cJSON_IsBool(v))
-        return err_field(err, ERR_INVALID, name, "%s must be true or false", name);
+    if (!cJSON_IsBool(v)) return json_refuse(v, name, "true or false", err);
     *out = cJSON_IsTrue(v);
     return OK;
 }
@@ -82,7 +119,7 @@ enum status json_get_str(const cJSON *o, const char *name, const char **out, str
 {
     const cJSON *v = json_member(o, name);
     if (!v) return OK;
-    if (!cJSON_IsString(v)) return err_field(err, ERR_INVALID, name, "%s must be a string", name);
+    if (!cJSON_IsString(v)) return json_refuse(v, name, "a string", err);
     *out = v->valuestring;
     return OK;
 }

@@ -32,6 +32,12 @@ enum status json_get_bool(const cJSON *o, const char *name, bool *out, struct er
 /* Borrowed until the document is deleted. */
 enum status json_get_str(const cJSON *o, const char *name, const char **out,
                          struct err *err) MUST_CHECK;
+/* The value of a member for an error: JSON text, of a long string its beginning, of a list or an
+ * object what it is. Returns out. */
+enum { JSON_SHOWN_MAX = 128 };
+const char *json_show(const cJSON *v, char out[JSON_SHOWN_MAX]);
+/* Returns ERR_INVALID: the value of member `name` is not what would be `right`. */
+enum status json_refuse(const cJSON *v, const char *name, const char *right, struct err *err);
 /* The member; NULL when it is absent or null. */
 const cJSON *json_member(const cJSON *o, const char *name);
 

@@ -160,10 +160,12 @@ static enum status parse_eos(const struct serve *s, const cJSON *o, struct opena
                          "takes more, as texts",
                          cJSON_GetArraySize(v), EOS_IDS_MAX);
     const double d = cJSON_IsNumber(id) ? id->valuedouble : -1;
+    char shown[JSON_SHOWN_MAX];
     if (!(d >= 0 && d < s->o.n_vocab && d == (double)(int32_t)d))
         return err_field(err, ERR_INVALID, "eos_token_ids",
-                         "eos_token_ids must be a token id from 0 to %u, or an array of one",
-                         s->o.n_vocab - 1);
+                         "eos_token_ids has %s, but must be a token id from 0 to %u, or an array "
+                         "of one",
+                         json_show(id, shown), s->o.n_vocab - 1);
     q->stop_ids[q->n_stop_ids++] = (int32_t)d;
     return OK;
 }

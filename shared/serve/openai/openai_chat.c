@@ -105,9 +105,11 @@ static enum status check_messages(const cJSON *doc, struct err *err)
                          "the request has no messages; text is of FastDeploy's native form, in "
                          "which this request is not, as its response_type is openai");
     if (!messages) return err_field(err, ERR_INVALID, "messages", "the request has no messages");
-    if (!cJSON_IsArray(messages) || !messages->child)
+    if (!cJSON_IsArray(messages))
+        return json_refuse(messages, "messages", "an array of at least one message", err);
+    if (!messages->child)
         return err_field(err, ERR_INVALID, "messages",
-                         "messages must be an array of at least one message");
+                         "messages is empty, but must be an array of at least one message");
     for (cJSON *m = messages->child; m; m = m->next) TRY(check_message(m, i++, err));
     return OK;
 }
@@ -118,8 +120,7 @@ static enum status make_kwargs(cJSON *doc, cJSON **out, struct err *err)
     static const char *const names[] = { "reasoning_effort", "documents", "enable_thinking" };
     cJSON *kwargs = cJSON_GetObjectItemCaseSensitive(doc, "chat_template_kwargs");
     if (kwargs && !cJSON_IsNull(kwargs) && !cJSON_IsObject(kwargs))
-        return err_field(err, ERR_INVALID, "chat_template_kwargs",
-                         "chat_template_kwargs must be an object");
+        return json_refuse(kwargs, "chat_template_kwargs", "an object", err);
     if (!kwargs || cJSON_IsNull(kwargs)) {
         cJSON_DeleteItemFromObjectCaseSensitive(doc, "chat_template_kwargs");
         kwargs = cJSON_AddObjectToObject(doc, "chat_template_kwargs");

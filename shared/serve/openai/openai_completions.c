@@ -40,9 +40,10 @@ static enum status completions_prepare(struct completion_request *c, cJSON *doc,
     if (!prompt) prompt = json_member(doc, "prompt_token_ids");
     if (!prompt) return err_field(err, ERR_INVALID, "prompt", "the request has no prompt");
     if (!cJSON_IsString(prompt) && !cJSON_IsArray(prompt))
-        return err_field(err, ERR_INVALID, "prompt",
-                         "prompt must be a string, an array of strings, an array of token ids or "
-                         "an array of such arrays");
+        return json_refuse(prompt, "prompt",
+                           "a string, an array of strings, an array of token ids or an array of "
+                           "such arrays",
+                           err);
     bool one = cJSON_IsString(prompt) || cJSON_IsNumber(prompt->child) ||
                json_packed_has(&c->packed, prompt);
     size_t n = one ? 1 : (size_t)cJSON_GetArraySize(prompt);

@@ -252,9 +252,7 @@ static enum status parse_logprobs(const struct serve *s, const cJSON *o, bool ch
 static enum status add_stop(const cJSON *v, const char *name, struct arena *arena,
                             struct openai_params *p, struct err *err)
 {
-    if (!cJSON_IsString(v))
-        return err_field(err, ERR_INVALID, name, "%s must be a string or an array of strings",
-                         name);
+    if (!cJSON_IsString(v)) return json_refuse(v, name, "a string or an array of strings", err);
     size_t n = strlen(v->valuestring);
     if (n == 0)
         return err_field(err, ERR_INVALID, name, "%s must not contain an empty string", name);
@@ -305,13 +303,15 @@ static enum status parse_bias_entry(const struct serve *s, const cJSON *v, struc
                                     struct err *err)
 {
     int64_t id;
+    char shown[JSON_SHOWN_MAX];
     if (str_to_i64(str_of(v->string), &id) != OK || id < 0 || id >= s->o.n_vocab)
         return err_field(err, ERR_INVALID, "logit_bias",
                          "logit_bias has the key '%.32s', but keys must be token ids from 0 to %u",
                          v->string, s->o.n_vocab - 1);
     if (!cJSON_IsNumber(v) || !(v->valuedouble >= -100 && v->valuedouble <= 100))
         return err_field(err, ERR_INVALID, "logit_bias",
-                         "logit_bias of token %d must be a number from -100 to 100", (int)id);
+                         "logit_bias of token %d is %s, but must be a number from -100 to 100",
+                         (int)id, json_show(v, shown));
     *out = (struct logit_bias){ (int32_t)id, (float)v->valuedouble };
     return OK;
 }
@@ -324,8 +324,7 @@ static enum status parse_bias(const struct serve *s, const cJSON *o, struct aren
     int32_t *ids = NULL;
     size_t n_ids = 0, n = 0;
     if (map && !cJSON_IsObject(map))
-        return err_field(err, ERR_INVALID, "logit_bias",
-                         "logit_bias must be an object from token ids to numbers");
+        return json_refuse(map, "logit_bias", "an object from token ids to numbers", err);
     int n_map = map ? cJSON_GetArraySize(map) : 0;
     if (n_map > SAMPLER_BIAS_MAX)
         return err_field(err, ERR_INVALID, "logit_bias",
@@ -354,8 +353,7 @@ static enum status parse_stream(const cJSON *o, struct openai_params *p, struct 
     const cJSON *options = json_member(o, "stream_options");
     TRY(json_get_bool(o, "stream", &p->stream, err));
     if (!options) return OK;
-    if (!cJSON_IsObject(options))
-        return err_field(err, ERR_INVALID, "stream_options", "stream_options must be an object");
+    if (!cJSON_IsObject(options)) return json_refuse(options, "stream_options", "an object", err);
     if (!p->stream)
         return err_field(err, ERR_INVALID, "stream_options",
                          "stream_options can only be used when stream is true");
@@ -481,8 +479,7 @@ enum status openai_parse_ids(const struct serve *s, const cJSON *list, const cha
                              struct json_packed *packed, int32_t **ids, size_t *n, struct err *err)
 {
     const cJSON *v;
-    if (!cJSON_IsArray(list))
-        return err_field(err, ERR_INVALID, name, "%s must be an array of token ids", name);
+    if (!cJSON_IsArray(list)) return json_refuse(list, name, "an array of token ids", err);
     if (packed && json_packed_take(packed, list, ids, n)) {
         enum status st = check_ids(s, *ids, *n, name, err);
         if (st == OK) return OK;

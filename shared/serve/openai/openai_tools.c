@@ -55,8 +55,7 @@ static enum status check_tools(const cJSON *tools, struct str named, bool *known
 {
     const cJSON *t;
     int i = 0;
-    if (!cJSON_IsArray(tools))
-        return err_field(err, ERR_INVALID, "tools", "tools must be an array");
+    if (!cJSON_IsArray(tools)) return json_refuse(tools, "tools", "an array", err);
     cJSON_ArrayForEach (t, tools) {
         const cJSON *type = json_member(t, "type"), *function = json_member(t, "function"),
                     *name = json_member(function, "name");

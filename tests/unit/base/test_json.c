@@ -274,7 +274,7 @@ TEST(json_get_checks_type_and_range)
     CHECK_EQ_INT(i, 3);
     CHECK_STATUS(json_get_i64(doc, "f", 0, 9, &i, &err), ERR_INVALID);
     CHECK_EQ_STR(err.field, "f");
-    CHECK_EQ_STR(err.text, "f must be a whole number");
+    CHECK_EQ_STR(err.text, "f is 1.5, but must be a whole number");
     CHECK_STATUS(json_get_i64(doc, "s", 0, 9, &i, &err), ERR_INVALID);
     CHECK_STATUS(json_get_i64(doc, "i", 6, 9, &i, &err), ERR_INVALID);
     CHECK_EQ_STR(err.text, "i is 5, but must be from 6 to 9");
@@ -363,6 +363,35 @@ TEST(json_numbers_are_short)
     buf_release(&b);
 }
 
+static void check_shown(const char *value, const char *want)
+{
+    cJSON *doc = cJSON_Parse(value);
+    char shown[JSON_SHOWN_MAX];
+    CHECK(doc);
+    CHECK_EQ_STR(json_show(doc, shown), want);
+    cJSON_Delete(doc);
+}
+
+/* What is of no use to a terminal or a log is escaped, and a long one cut between characters. */
+TEST(a_value_is_shown_harmless_and_short)
+{
+    check_shown("\"hot\"", "\"hot\"");
+    check_shown("\"\"", "\"\"");
+    check_shown("\"a\\u001b[2J\\n\"", "\"a\\u001b[2J\\n\"");
+    check_shown("\"12345678901234567890\"", "\"12345678901234567890\"");
+    check_shown("\"123456789012345678901\"", "\"12345678901234567890\"...");
+    check_shown("\"1234567890123456789\xC3\xA9\"", "\"1234567890123456789\"...");
+    check_shown("\"\\u0001\\u0001\\u0001\\u0001\\u0001\\u0001\\u0001\\u0001\\u0001\\u0001"
+                "\\u0001\\u0001\\u0001\\u0001\\u0001\\u0001\\u0001\\u0001\\u0001\\u0001x\"",
+                "\"\\u0001\\u0001\\u0001\\u0001\\u0001\\u0001\\u0001\\u0001\\u0001\\u0001"
+                "\\u0001\\u0001\\u0001\\u0001\\u0001\\u0001\\u0001\\u0001\\u0001\\u0001\"...");
+    check_shown("1.5", "1.5");
+    check_shown("[1]", "a list");
+    check_shown("{}", "an object");
+    check_shown("true", "true");
+    check_shown("null", "null");
+}
+
 TEST_MAIN(CASE(json_parse_takes_valid_documents),
           CASE(json_parse_refuses_invalid_documents_with_the_offset),
           CASE(json_parse_limits_depth_and_reads_only_its_bytes),
@@ -370,4 +399,5 @@ TEST_MAIN(CASE(json_parse_takes_valid_documents),
           CASE(json_packed_keeps_the_end_of_a_long_array), CASE(json_packed_stops_at_its_limits),
           CASE(json_packed_reads_many_arrays_beside_many_members_at_once),
           CASE(json_get_checks_type_and_range), CASE(json_add_string_escapes_and_repairs),
-          CASE(json_numbers_read_back_equal), CASE(json_numbers_are_short))
+          CASE(json_numbers_read_back_equal), CASE(json_numbers_are_short),
+          CASE(a_value_is_shown_harmless_and_short))
