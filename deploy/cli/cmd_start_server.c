@@ -15,6 +15,7 @@
 #include "deploy/service/service_hosts.h"
 #include "deploy/service/service_model.h"
 #include "deploy/service/service_start.h"
+#include "shared/base/json/json.h"
 #include "shared/base/mem.h"
 
 static const char START_INTRO[] =
@@ -178,6 +179,16 @@ static bool read_seconds(int argc, char **argv, int64_t *out)
     return argc == 2 && str_to_i64(str_of(argv[1]), out) == OK && *out >= 0 && *out <= STOP_MAX_S;
 }
 
+static void print_bad_seconds(int argc, char **argv)
+{
+    struct buf word = { 0 };
+    if (argc == 2) json_add_string(&word, str_sub(str_of(argv[1]), 0, 80));
+    if (argc == 2) fprintf(stderr, "stop_server: SECONDS is %s, but must be", word.data);
+    else fprintf(stderr, "stop_server: there are %d words, but may be one:", argc - 1);
+    fprintf(stderr, " a whole number from 0 to %d, for so long requests may go on\n", STOP_MAX_S);
+    buf_release(&word);
+}
+
 int cmd_stop_server(int argc, char **argv)
 {
     struct run_file file;
@@ -189,8 +200,7 @@ int cmd_stop_server(int argc, char **argv)
         return 0;
     }
     if (!read_seconds(argc, argv, &seconds)) {
-        fprintf(stderr, "stop_server: give no word, or the seconds that requests get, 0 to %d\n",
-                STOP_MAX_S);
+        print_bad_seconds(argc, argv);
         return 2;
     }
     if (run_file_open(&file, &err) != OK) return fail("stop_server", &err);

@@ -100,13 +100,13 @@ static enum status store(struct config *c, size_t i_option, struct value_origin 
     char number[SPELLING_NUMBER_MAX];
     bool flag;
     if (option->type == OPT_INT && spelling_number(value, number)) value = number;
-    if (option_takes_word(option, value) && !option_parse_bool(str_of(value), &flag))
+    if (from.source != SOURCE_ENV && option_takes_word(option, value) &&
+        !option_parse_bool(str_of(value), &flag))
         value = "true";
     TRY(option_check_value(option, from.given_as, value, err));
     if (option->effect == EFFECT_REFUSED && from.source != SOURCE_DEFAULT &&
         !option_is_neutral(option, value))
-        return err_field(err, ERR_CONFIG, option->name, "%s: %s", from.given_as,
-                         option->note ? option->note : "not supported");
+        return option_refuse_value(option, from.given_as, value, err);
     if (option->type != OPT_LIST || !grow || v->source != from.source) value_clear(v);
     v->source = from.source;
     mem_free(v->given_as);

@@ -20,11 +20,14 @@ bool option_has_range(const struct option *option);
 
 bool option_parse_bool(struct str s, bool *out);
 /* Is `word` the value of a switch? A switch of another system that has no effect here may have a
- * number or "auto" there ("-fa auto", "--ep 8"). */
+ * number or "auto" there ("-fa auto", "--ep 8"); a variable of the environment has a boolean. */
 bool option_takes_word(const struct option *option, const char *word);
 /* ERR_CONFIG: `value` is not of the option's type or range; `given_as` is how the user named it. */
 enum status option_check_value(const struct option *option, const char *given_as, const char *value,
                                struct err *err) MUST_CHECK;
+/* ERR_CONFIG, for an option that is refused: says what it may be, if anything. */
+enum status option_refuse_value(const struct option *option, const char *given_as,
+                                const char *value, struct err *err) MUST_CHECK;
 /* Does the checked `value` of a refused option equal its neutral value? Numbers and booleans
  * compare by value: "1" equals "1.0" or "true". */
 bool option_is_neutral(const struct option *option, const char *value);

@@ -121,6 +121,20 @@ enum status option_check_value(const struct option *option, const char *given_as
     return OK;
 }
 
+enum status option_refuse_value(const struct option *option, const char *given_as,
+                                const char *value, struct err *err)
+{
+    const char *why = option->note ? option->note : "not supported";
+    struct buf choices = { 0 };
+    if (!option->neutral) return err_field(err, ERR_CONFIG, option->name, "%s: %s", given_as, why);
+    add_choices(&choices, option->neutral);
+    const enum status st = err_field(err, ERR_CONFIG, option->name,
+                                     "%s is \"%.80s\", but must be %s: %s", given_as, value,
+                                     buf_str(&choices).p, why);
+    buf_release(&choices);
+    return st;
+}
+
 bool option_is_neutral(const struct option *option, const char *value)
 {
     if (!option->neutral) return false;

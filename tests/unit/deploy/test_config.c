@@ -316,13 +316,13 @@ TEST(config_port_ranges_and_the_plural_of_an_option)
 
 TEST(config_refused_unless_neutral)
 {
-    check_error("--lora", "--lora: adapters are not supported.");
-    check_error("--pp-size~2", "--pp-size: pipelines are not supported.");
+    check_error("--lora", "--lora is \"true\", but must be false: adapters are not supported.");
+    check_error("--pp-size~2", "--pp-size is \"2\", but must be 1: pipelines are not supported.");
     config_free(loaded("--lora=0~--no-lora~--pp-size=+1"));
     setenv("T_PP", "4", 1);
     struct config *c = config_create(table, "serve");
     CHECK_STATUS(config_load_env(c, &err), ERR_CONFIG);
-    CHECK_EQ_STR(err.text, "T_PP: pipelines are not supported.");
+    CHECK_EQ_STR(err.text, "T_PP is \"4\", but must be 1: pipelines are not supported.");
     CHECK_EQ_STR(err.field, "pp-size");
     config_free(c);
 }

@@ -138,7 +138,13 @@ TEST(a_bad_value_names_the_variable_and_what_would_be_right)
     refuses(true, MODEL "BATCH_SIZE=4097", "BATCH_SIZE is \"4097\"");
     refuses(true, MODEL "MAX_SEQ_LEN=long", "MAX_SEQ_LEN is \"long\"");
     refuses(true, MODEL "OUTPUT_LOG_TO_CONSOLE=file", "OUTPUT_LOG_TO_CONSOLE is \"file\"");
-    refuses(true, MODEL "DTYPE=float16", "DTYPE: weights keep the type of their file");
+    refuses(
+        true, MODEL "DTYPE=float16",
+        "DTYPE is \"float16\", but must be auto or bfloat16: weights keep the type of their file");
+    refuses(true, MODEL "OUTPUT_LOG_TO_CONSOLE=2",
+            "OUTPUT_LOG_TO_CONSOLE is \"2\", but must be true or false");
+    refuses(false, "BATON_LOG_TO_CONSOLE=auto", "BATON_LOG_TO_CONSOLE is \"auto\", but must be");
+    refuses(false, "DISABLE_STREAMING=2", "DISABLE_STREAMING is \"2\", but must be true or false");
 }
 
 TEST(names_that_other_programs_have_are_read_in_a_service_alone)
@@ -192,9 +198,10 @@ TEST(a_service_has_the_documents_defaults_and_flags_come_before_them)
     config_free(c);
 }
 
-TEST(block_bs_counts_sequences_of_the_longest_length)
+/* As that service's total is counted: however long answers may be. */
+TEST(block_bs_counts_sequences_of_the_context)
 {
-    set_env(MODEL "BLOCK_BS=5 MAX_SEQ_LEN=8192");
+    set_env(MODEL "BLOCK_BS=5 MAX_SEQ_LEN=8192 MAX_DEC_LEN=16384");
     struct config *c = loaded(true, NULL);
     CHECK_EQ_INT(config_int(c, "num-gpu-blocks-override"), 640);
     CHECK_EQ_STR(config_source_text(c, "num-gpu-blocks-override"), "BLOCK_BS");
@@ -568,7 +575,7 @@ TEST_MAIN(CASE(a_variable_that_has_another_meaning_is_translated),
           CASE(a_bad_value_names_the_variable_and_what_would_be_right),
           CASE(names_that_other_programs_have_are_read_in_a_service_alone),
           CASE(a_service_has_the_documents_defaults_and_flags_come_before_them),
-          CASE(block_bs_counts_sequences_of_the_longest_length),
+          CASE(block_bs_counts_sequences_of_the_context),
           CASE(max_cached_task_num_counts_what_waits_beside_what_runs),
           CASE(the_start_page_says_which_variable_gave_what_but_no_secret),
           CASE(variables_are_unset_for_processes_that_would_inherit_them),
