@@ -231,6 +231,7 @@ static enum status choose_sizes(struct node *n, struct err *err)
     }
     snprintf(n->precision, sizeof n->precision, "%s", n->model.weights->precision);
     TRY(node_model_prepare(n->model.weights, o, err));
+    if (n->model.draft_kernels) TRY(node_model_prepare(n->model.draft, o, err));
     return node_model_blocks(n->model.weights, n->model.draft, o, &o->n_blocks, err);
 }
 

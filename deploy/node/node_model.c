@@ -203,8 +203,8 @@ static bool show_progress(void *arg, double done)
 }
 
 /* Opens the GPU first: a missing one must be reported before anything is loaded. */
-static enum status make_kernels(const struct node_options *o, struct kernel_ctx **out,
-                                struct err *err)
+static enum status make_kernels(const struct node_options *o, int n_threads,
+                                struct kernel_ctx **out, struct err *err)
 {
     struct device *d;
     const bool cuda = strcmp(o->device, "cuda") == 0;
@@ -214,7 +214,7 @@ static enum status make_kernels(const struct node_options *o, struct kernel_ctx 
     const struct kernel_options k = {
         .backend = cuda ? "cuda" : o->cpu_isa,
         .activations = o->activations,
-        .n_threads = o->n_threads,
+        .n_threads = n_threads,
         .kv = o->kv_dtype,
         .deterministic = cuda && o->deterministic,
     };
@@ -259,7 +259,7 @@ static struct model_options model_options_of(const struct node_options *o,
 enum status node_model_check(const struct node_options *o, struct err *err)
 {
     struct kernel_ctx *kernels;
-    TRY(make_kernels(o, &kernels, err));
+    TRY(make_kernels(o, o->n_threads, &kernels, err));
     struct model_share share;
     const struct model_options mo = model_options_of(o, kernels, &share);
     enum status st = model_check(&mo, err);
@@ -285,18 +285,27 @@ static enum status check_vocabulary(const struct node_model *m, const char *path
     return st;
 }
 
+/* On the CPU it computes on the model's threads; on a GPU captured steps are of one model each. */
+static enum status make_draft_kernels(struct node_model *m, const struct node_options *o,
+                                      struct err *err)
+{
+    if (m->kernels->device->is_host) return OK;
+    return make_kernels(o, 1, &m->draft_kernels, err);
+}
+
 static enum status load_draft(struct node_model *m, const struct node_options *o, struct err *err)
 {
     struct buf path = { 0 };
     if (o->draft.ops != &drafter_model_ops) return OK;
     enum status st = node_options_find_model(o->draft.model, &path, err);
     if (st == OK && !o->dummy) st = check_vocabulary(m, path.data, err);
+    if (st == OK) st = make_draft_kernels(m, o, err);
     const struct model_options mo = {
         .path = path.data,
         .max_rows = o->max_batched_tokens,
         .max_logits = engine_max_logits(o->max_seqs),
         .default_len = m->weights->max_len,
-        .kernels = m->kernels,
+        .kernels = m->draft_kernels ? m->draft_kernels : m->kernels,
         .dummy = o->dummy,
         .quantize = o->quantize,
         .weight_cache_folder = o->weights_cache,
@@ -322,7 +331,7 @@ enum status node_model_load(struct node_model *m, const struct node_options *o,
     TRY(foreign_checkpoint_check_folder(o->model_path, err));
     TRY(check_tiers(o, err));
     TRY(load_text(m, o, err));
-    TRY(make_kernels(o, &m->kernels, err));
+    TRY(make_kernels(o, o->n_threads, &m->kernels, err));
     struct model_share share;
     struct model_options mo = model_options_of(o, m->kernels, &share);
     mo.progress = show_progress;
@@ -343,6 +352,7 @@ void node_model_release(struct node_model *m)
 {
     model_free(m->weights);
     model_free(m->draft);
+    kernel_ctx_free(m->draft_kernels);
     kernel_ctx_free(m->kernels);
     chat_free(m->chat);
     tokenizer_free(m->tokenizer);
@@ -359,12 +369,20 @@ static uint64_t host_memory_for_kv(const struct model *m, uint64_t memory)
     return available > weights ? available - weights : 0;
 }
 
+/* By a model that drafts in a context of its own. */
+static uint64_t allocated_for_drafts(const struct model *m, const struct model *draft)
+{
+    struct device *of_draft = draft ? draft->kernels->device : NULL;
+    return of_draft && of_draft != m->kernels->device ? device_allocated(of_draft) : 0;
+}
+
 /* GPU memory for the pool: the node's share less what it has allocated (weights, activations, all
  * else that steps need), and what it will for its group later. When other processes hold memory: at
  * most the same share of what is free, since CUDA graphs and the driver need some too. */
-static uint64_t gpu_memory_for_kv(struct device *device, double share, uint64_t later)
+static uint64_t gpu_memory_for_kv(struct device *device, double share, uint64_t allocated,
+                                  uint64_t later)
 {
-    const uint64_t taken = device_allocated(device) + later,
+    const uint64_t taken = allocated + later,
                    ours = (uint64_t)((double)device_total(device) * share),
                    available = device_available(device),
                    left = available > later ? (uint64_t)((double)(available - later) * share) : 0;
@@ -430,9 +448,11 @@ enum status node_model_blocks(const struct model *m, const struct model *draft,
     const size_t block_bytes = block_bytes_of(m, o) + (draft ? block_bytes_of(draft, o) : 0);
     const uint32_t n_host_ranks = o->n_host_ranks ? o->n_host_ranks : 1;
     struct device *device = m->kernels->device;
+    const uint64_t allocated = device_allocated(device) + allocated_for_drafts(m, draft);
     uint64_t memory = device->is_host ? device_total(device) : device_available(device);
-    uint64_t room = device->is_host ? host_memory_for_kv(m, memory) / NODE_KV_SHARE / n_host_ranks
-                                    : gpu_memory_for_kv(device, o->gpu_share, m->group_bytes);
+    uint64_t room = device->is_host
+                        ? host_memory_for_kv(m, memory) / NODE_KV_SHARE / n_host_ranks
+                        : gpu_memory_for_kv(device, o->gpu_share, allocated, m->group_bytes);
     /* a GPU keeps the surplus blocks as prefix cache */
     uint64_t n = node_model_kv_blocks(o->n_blocks, o->kv_bytes, room, block_bytes,
                                       device->is_host ? most : UINT64_MAX);

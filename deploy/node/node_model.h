@@ -22,6 +22,7 @@ struct node_model {
     struct kernel_ctx *kernels;
     struct model *weights;
     struct model *draft; /* of --speculative-config, method draft; stays here; NULL: none */
+    struct kernel_ctx *draft_kernels; /* its own, on a GPU; NULL: it has none */
     struct model_generation generation;
     uint32_t n_vocab;
     uint64_t text;         /* a hash of the vocabulary: node_record.text */

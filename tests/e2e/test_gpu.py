@@ -64,6 +64,21 @@ def test_a_gpu_that_is_too_small_is_reported_at_start():
     assert r.returncode not in (0, 70) and 'GPU memory' in r.stderr, (r.returncode, r.stderr)
 
 
+def test_a_small_model_drafts_on_the_gpu():
+    """The model drafts for itself, so that many drafts are right; the answer is the one without."""
+    need_gpu()
+
+    def answer(*options):
+        with closing(Node(LLAMA, 'mixed', [*CUDA, *SHORT_STEPS, *options])) as node:
+            wait_ready(node)
+            a = request(node.port, 'POST', '/v1/completions', dict(model='m', prompt=list(range(4, 16)), max_tokens=10, temperature=0, return_token_ids=True))
+            return a[2]['choices'][0]['token_ids'], metrics(node.port).get('baton_spec_decode_num_accepted_tokens_total', 0)
+    want, _ = answer()
+    config = dict(method='draft', model=LLAMA, num_speculative_tokens=3, adaptive=False)
+    got, accepted = answer('--speculative-config', json.dumps(config))
+    assert got == want and accepted > 0, (got, want, accepted)
+
+
 def test_the_gpu_gives_the_tokens_of_the_cpu():
     """With exact arithmetic, equal up to the last bits of sums: the most likely token of each position is the same."""
     tokens_of_the_cpu(mixed_requests(4, 3, 512, 80, (1, 5)))

@@ -30,6 +30,7 @@ enum {
 struct batch;
 struct drafter_ops;
 struct engine;
+struct sample_request;
 struct model;
 struct seq;
 struct token_logprobs;
@@ -104,6 +105,8 @@ extern const struct drafter_ops drafter_given_ops, drafter_ngram_ops, drafter_su
 enum status drafter_create_plain(const struct draft_config *c, struct engine *e,
                                  struct drafter **out, struct err *err);
 void drafter_free_plain(struct drafter *d);
+/* Asks for the likeliest token behind `tokens`, which stay the caller's. */
+struct sample_request drafter_greedy(const int32_t *tokens);
 void drafter_observe_nothing(struct drafter *d, const struct batch *b,
                              const struct token_logprobs *chosen);
 

@@ -3,8 +3,10 @@
 
 #include <string.h>
 
+#include "kernels/step.h"
 #include "shared/base/json/json.h"
 #include "shared/base/mem.h"
+#include "shared/base/sampling.h"
 
 enum { LOOKUP_MIN = 2, LOOKUP_MAX = 16 };
 
@@ -99,6 +101,16 @@ enum status drafter_create_plain(const struct draft_config *c, struct engine *e,
 }
 
 void drafter_free_plain(struct drafter *d) { mem_free(d); }
+
+struct sample_request drafter_greedy(const int32_t *tokens)
+{
+    static const struct sampling_params GREEDY = {
+        .top_p = 1, .repetition_penalty = 1, .max_tokens = 1, .n_logprobs = -1
+    };
+    return (struct sample_request){
+        .params = &GREEDY, .tokens = tokens, .n_tokens = 1, .n_prompt = 1, .score = -1
+    };
+}
 
 void drafter_observe_nothing(struct drafter *d, const struct batch *b,
                              const struct token_logprobs *chosen)

@@ -1,13 +1,14 @@
 /* draft_model.c - drafts of a small model with the same vocabulary, in the same process.
  *
- * It has a KV pool of its own, for as many tokens as the engine's, and computes on the same
- * threads, before the step that verifies its drafts. A sequence's tokens are computed when it
- * decodes, at most CATCH_UP_ROWS of all sequences before a step, so that a long prompt delays no
- * others; it gets drafts once its last token is computed. Where blocks run out a sequence gets
- * none. LIMIT: it computes where the host does; create refuses another device. Thread: engine. */
+ * It has a KV pool of its own, for as many tokens as the engine's, and computes before the step
+ * that verifies its drafts: on the CPU on the same threads, on a GPU in a kernel context of its
+ * own, since captured steps belong to one. A sequence's tokens are computed when it decodes, at
+ * most CATCH_UP_ROWS of all sequences before a step, so that a long prompt delays no others; it
+ * gets drafts once its last token is computed. Where blocks run out a sequence gets none, and after
+ * a fault of its GPU nobody: the engine's own steps say what that means. Thread: engine. */
 #include "kernels/host_math.h"
-#include "shared/base/assert.h"
 #include "shared/base/clock.h"
+#include "shared/base/log.h"
 #include "shared/base/mem.h"
 #include "shared/engine/engine_state.h"
 
@@ -31,13 +32,16 @@ struct model_drafter {
     struct dev_mem kv;
     struct kv_pool *pool;
     uint32_t max_rows;
+    bool has_failed;
     /* Of a pass */
     uint32_t n_rows, n_seqs, n_logits;
-    int32_t *ids, *pos, *logit_rows;  /* [max_rows], [.], [max_seqs] */
-    struct attn_seq *attn;            /* [2 max_seqs] */
-    struct draft_request **of_logits; /* [max_seqs] */
-    float *logits;                    /* [max_seqs, n_vocab] */
-    struct seq **seqs;                /* [max_seqs], for engine_draft_want */
+    int32_t *ids, *pos, *logit_rows;        /* [max_rows], [.], [max_seqs] */
+    struct attn_seq *attn;                  /* [2 max_seqs] */
+    struct draft_request **of_logits;       /* [max_seqs] */
+    float *logits;                          /* [max_seqs, n_vocab] */
+    struct sample_request *sample_requests; /* [max_seqs] */
+    struct token_logprobs *chosen;          /* likewise */
+    struct seq **seqs;                      /* [max_seqs], for engine_draft_want */
     uint32_t *n_tokens, *n_wanted;
 };
 
@@ -64,6 +68,8 @@ static void free_drafter(struct drafter *base)
     mem_free(d->attn);
     mem_free(d->of_logits);
     mem_free(d->logits);
+    mem_free(d->sample_requests);
+    mem_free(d->chosen);
     mem_free(d->seqs);
     mem_free(d->n_tokens);
     mem_free(d->n_wanted);
@@ -76,9 +82,6 @@ static enum status check_model(const struct draft_config *c, const struct engine
     const struct model *m = c->draft_model;
     if (!m)
         return err_field(err, ERR_CONFIG, "model", "method draft needs \"model\": a small model");
-    if (!m->kernels->device->is_host)
-        return err_field(err, ERR_UNSUPPORTED, "method",
-                         "method draft computes on the CPU only: take method ngram or mtp");
     if (m->config.n_vocab != e->opt.model->config.n_vocab)
         return err_field(err, ERR_CONFIG, "model",
                          "the draft model has %u tokens and the model %u: both need the same "
@@ -95,6 +98,8 @@ static void make_arrays(struct model_drafter *d, size_t n)
     d->attn = MEM_ARRAY(struct attn_seq, 2 * n);
     d->of_logits = MEM_ARRAY(struct draft_request *, n);
     d->logits = MEM_ARRAY(float, n * d->m->config.n_vocab);
+    d->sample_requests = MEM_ARRAY(struct sample_request, n);
+    d->chosen = MEM_ARRAY(struct token_logprobs, n);
     d->seqs = MEM_ARRAY(struct seq *, n);
     d->n_tokens = MEM_ARRAY(uint32_t, n);
     d->n_wanted = MEM_ARRAY(uint32_t, n);
@@ -103,15 +108,17 @@ static void make_arrays(struct model_drafter *d, size_t n)
 static enum status prepare(struct model_drafter *d, struct err *err)
 {
     const struct engine *e = d->e;
-    const struct model_prepare_args s = {
+    struct model_prepare_args s = {
         .max_seqs = engine_max_attn_seqs(e->opt.max_seqs),
         .block_tokens = e->opt.block_tokens,
         .n_blocks = e->opt.n_blocks,
+        .capture_graphs = !e->opt.eager,
     };
     model_kv_layout(d->m, e->opt.block_tokens, e->opt.n_blocks, &d->layout);
     TRY(kv_layout_check(&d->layout, err));
     TRY(device_mem_alloc(d->m->kernels->device, kv_layout_pool_bytes(&d->layout),
                          DEVICE_MEM_PRIVATE, &d->kv, err));
+    s.kv = d->kv.ptr;
     return model_prepare(d->m, &s, err);
 }
 
@@ -188,14 +195,32 @@ static void add_rows(struct model_drafter *d, struct draft_request *r, uint32_t 
 /* The last row added chooses a draft. */
 static void want_logits(struct model_drafter *d, struct draft_request *r)
 {
-    d->of_logits[d->n_logits] = r;
-    d->logit_rows[d->n_logits++] = (int32_t)d->n_rows - 1;
+    const uint32_t i = d->n_logits++;
+    d->of_logits[i] = r;
+    d->logit_rows[i] = (int32_t)d->n_rows - 1;
+    d->sample_requests[i] = drafter_greedy(r->tokens);
+}
+
+static void choose_on_host(struct model_drafter *d)
+{
+    struct kernel_ctx *host = kernel_host(d->m->kernels);
+    const size_t n_vocab = d->m->config.n_vocab;
+    for (uint32_t i = 0; i < d->n_logits; i++)
+        d->chosen[i].id = host_argmax(host, d->logits + i * n_vocab, n_vocab);
+}
+
+/* Nothing is drafted any more after a fault. */
+static bool has_failed(struct model_drafter *d)
+{
+    struct err why;
+    if (d->has_failed || device_fault(d->m->kernels->device, &why) == OK) return d->has_failed;
+    log_error("drafting has ended", "why=\"%s\"", why.text);
+    d->has_failed = true;
+    return true;
 }
 
 static void run_pass(struct model_drafter *d)
 {
-    struct kernel_ctx *host = kernel_host(d->m->kernels);
-    const size_t n_vocab = d->m->config.n_vocab;
     const struct model_batch b = {
         .n_rows = (int32_t)d->n_rows,
         .ids = d->ids,
@@ -205,15 +230,17 @@ static void run_pass(struct model_drafter *d)
         .logit_rows = d->logit_rows,
         .n_logits = (int32_t)d->n_logits,
         .logits = d->logits,
+        .sample_requests = d->sample_requests,
         .kv = d->kv.ptr,
         .n_blocks = d->layout.n_blocks,
         .block_tokens = d->layout.block_tokens,
     };
-    const bool sampled = model_submit(d->m, &b);
-    ASSERT(!sampled);
+    if (model_submit(d->m, &b)) model_fetch(d->m, b.parity, d->chosen, d->n_logits);
+    else choose_on_host(d);
+    if (has_failed(d)) return;
     for (uint32_t i = 0; i < d->n_logits; i++) {
         struct model_seq *s = seq_of(d->of_logits[i]);
-        const int32_t id = host_argmax(host, d->logits + i * n_vocab, n_vocab);
+        const int32_t id = d->chosen[i].id;
         s->drafts[s->n++] = id < 0 ? 0 : id;
     }
 }
@@ -256,7 +283,7 @@ static void catch_up(struct model_drafter *d, struct draft_request *requests, ui
 /* Each draft is computed to choose the next one. */
 static void chain(struct model_drafter *d)
 {
-    for (uint32_t i = 1; i < d->base.config.n_tokens && d->n_logits > 0; i++) {
+    for (uint32_t i = 1; i < d->base.config.n_tokens && d->n_logits > 0 && !d->has_failed; i++) {
         const uint32_t n = d->n_logits;
         clear_pass(d);
         for (uint32_t k = 0; k < n; k++) {
@@ -288,7 +315,7 @@ static void propose(struct drafter *base, struct draft_request *requests, uint32
     uint32_t n_drafts = 0;
     for (uint32_t i = 0; i < n; i++) forget_wrong(&requests[i]);
     want_drafts(d, requests, n);
-    catch_up(d, requests, n);
+    if (!has_failed(d)) catch_up(d, requests, n);
     chain(d);
     for (uint32_t i = 0; i < n; i++) {
         struct draft_request *r = &requests[i];

@@ -201,15 +201,10 @@ static void add_rows(struct mtp_drafter *d, const struct seq *s, uint32_t first,
 /* The last row added chooses a draft of p. */
 static void want_logits(struct mtp_drafter *d, struct mtp_part *p)
 {
-    static const struct sampling_params GREEDY = {
-        .top_p = 1, .repetition_penalty = 1, .max_tokens = 1, .n_logprobs = -1
-    };
     const uint32_t i = d->n_logits++;
     d->of_logits[i] = p;
     d->logit_rows[i] = (int32_t)d->n_rows - 1;
-    d->sample_requests[i] = (struct sample_request){
-        .params = &GREEDY, .tokens = p->s->tokens, .n_tokens = 1, .n_prompt = 1, .score = -1
-    };
+    d->sample_requests[i] = drafter_greedy(p->s->tokens);
 }
 
 static struct model_draft pass_of(const struct mtp_drafter *d, bool chained)

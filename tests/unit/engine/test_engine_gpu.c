@@ -212,6 +212,40 @@ TEST(drafts_of_a_draft_layer)
                  "baton_engine_steps_host_sampled_total");
 }
 
+/* A small model drafts on the same GPU, in a kernel context of its own. The model itself is one that
+ * is often right. */
+static void check_drafts_of_model(const char *draft, bool eager)
+{
+    struct draft_config c = { .ops = &drafter_model_ops, .n_tokens = 3, .verify_all = true };
+    struct engine_request reqs[2] = { request(0, 9, 14), request(1, 40, 10) };
+    struct kernel_ctx *k;
+    struct err err = { 0 };
+    struct rig r;
+    struct answer *want = one_by_one(reqs, 2);
+    CHECK_OK(kernel_ctx_create(kernel_options_default("cuda", the_kind.activations, 1), &k, &err));
+    const struct model_options mo = {
+        .path = test_data(draft), .max_rows = 64, .max_model_len = 1024, .kernels = k
+    };
+    CHECK_OK(model_load(&mo, &c.draft_model, &err));
+    open_rig(&r, (struct rig_options){ .max_batched_tokens = 32, .draft = &c, .eager = eager });
+    struct answer *got = rig_run(&r, reqs, 2);
+    for (uint32_t i = 0; i < 2; i++) check_same(&want[i], &got[i]);
+    CHECK(got[0].end.n_drafted + got[1].end.n_drafted > 0);
+    if (strstr(draft, "/llama/")) CHECK(got[0].end.n_accepted > 0);
+    rig_await_free_blocks(&r, RIG_BLOCKS_MAX);
+    rig_close(&r);
+    model_free(c.draft_model);
+    kernel_ctx_free(k);
+    mem_free(want);
+    mem_free(got);
+}
+
+TEST(drafts_of_a_small_model)
+{
+    check_drafts_of_model("goldens/llama/model", false);
+    check_drafts_of_model("goldens/qwen3/model", true);
+}
+
 /* Sequences without drafts go on asynchronously, those that get some again as soon as they do. */
 TEST(drafts_now_and_then)
 {
@@ -380,5 +414,6 @@ TEST_MAIN(CASE_T(answers_that_end_a_step_late, 120), CASE_T(latents_in_bf16, 240
           CASE_T(steps_that_the_host_samples, 240), CASE_T(commands_in_between, 120),
           CASE_T(drafts_in_captured_steps, 120), CASE_T(drafts_of_latents, 120),
           CASE_T(drafts_that_the_host_samples, 120), CASE_T(drafts_of_a_draft_layer, 240),
-          CASE_T(drafts_now_and_then, 120), CASE_T(no_step_is_ahead_of_drafts, 120),
-          CASE_T(a_step_has_few_launches, 120), CASE_T(an_end_with_steps_in_flight, 120))
+          CASE_T(drafts_of_a_small_model, 240), CASE_T(drafts_now_and_then, 120),
+          CASE_T(no_step_is_ahead_of_drafts, 120), CASE_T(a_step_has_few_launches, 120),
+          CASE_T(an_end_with_steps_in_flight, 120))
