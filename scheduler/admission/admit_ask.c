@@ -333,8 +333,8 @@ static bool refuse_full(struct asked *k, uint32_t n_kept)
     k->out->reason = ADMIT_FULL;
     if (n_kept)
         (void)err_set(&k->out->why.err, ERR_FULL,
-                      "this entry node holds %u requests, and may %u (--max-concurrency), of which "
-                      "%u places are kept for those that were told to come back now "
+                      "this entry node holds %u requests of %u that it may (--max-concurrency), "
+                      "beside %u that it keeps room for, since they were told to come back now "
                       "(x-baton-retry); try again in %u s",
                       k->q->n_held, k->q->n_max, n_kept, k->out->why.retry_after_s);
     else

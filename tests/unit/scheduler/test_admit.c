@@ -2,6 +2,7 @@
  * told to the directory. */
 #include "scheduler/admission/admit.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "tests/harness/test.h"
@@ -888,6 +889,29 @@ TEST(the_newest_of_the_lowest_class_gives_way)
     close_rig(&g);
 }
 
+/* The one that was refused comes back as it was told, and another one does not take its place. */
+TEST(a_place_is_kept_for_who_was_told_to_come)
+{
+    struct rig g;
+    struct admit_ask q = ask_of(1);
+    open_rig(&g, "a k\n");
+    push(&g, 1, 0);
+    struct admit_verdict v = verdict_when_full(&g, 1, 0);
+    CHECK(!v.taken && v.why.retry[0]);
+    g.now += 1000 * v.why.retry_after_s;
+    q.n_held = 8;
+    q.n_max = 9;
+    const struct admit_verdict other = verdict(&g, &q);
+    CHECK(!other.taken && other.reason == ADMIT_FULL);
+    CHECK(strstr(other.why.err.text, "8 requests of 9 that it may (--max-concurrency), beside 1 "));
+    snprintf(q.wanted.retry, sizeof q.wanted.retry, "%s", v.why.retry);
+    CHECK(verdict(&g, &q).taken);
+    admit_leave(g.a, &g.r[0], g.now); /* nobody waits: places do not stay empty */
+    q.wanted.retry[0] = 0;
+    CHECK(verdict(&g, &q).taken);
+    close_rig(&g);
+}
+
 /* A tenant that fills the line does not keep out another one of its class. */
 TEST(the_longest_line_of_a_class_gives_way)
 {
@@ -939,4 +963,5 @@ TEST_MAIN(
     CASE(a_first_token_that_would_be_late_is_refused_at_once),
     CASE(slow_starts_do_not_refuse_for_ever), CASE(an_old_speed_does_not_refuse_for_ever),
     CASE(who_waited_for_too_long_may_not_begin), CASE(the_newest_of_the_lowest_class_gives_way),
-    CASE(the_longest_line_of_a_class_gives_way), CASE(a_line_that_is_empty_is_not_the_shortest))
+    CASE(a_place_is_kept_for_who_was_told_to_come), CASE(the_longest_line_of_a_class_gives_way),
+    CASE(a_line_that_is_empty_is_not_the_shortest))
