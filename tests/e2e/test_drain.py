@@ -109,7 +109,11 @@ def test_the_last_node_finishes_its_own():
         threads = [threading.Thread(target=lambda: got.append(request(n.port, 'POST', '/v1/completions', {**LONG, 'max_tokens': 100}))) for _ in range(3)]
         for t in threads:
             t.start()
-        wait_until('two wait', lambda: metrics(n.port)['baton_requests_placing'] == 2, 5, 0.01)
+
+        def seen():
+            m = metrics(n.port)
+            return m['baton_requests_live'], m['baton_requests_placing']
+        wait_until('all have come, and two wait', lambda: seen() == (3, 2), 5, 0.01)
         n.kill(signal.SIGTERM)
         wait_until('not ready', lambda: request(n.port, 'GET', '/ready')[0] == 503, 2, 0.01)
         status, headers, body = request(n.port, 'POST', '/v1/completions', LONG)
