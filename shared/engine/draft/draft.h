@@ -107,6 +107,10 @@ enum status drafter_create_plain(const struct draft_config *c, struct engine *e,
 void drafter_free_plain(struct drafter *d);
 /* Asks for the likeliest token behind `tokens`, which stay the caller's. */
 struct sample_request drafter_greedy(const int32_t *tokens);
+/* What these requests choose from logits [n, n_vocab] of m, where no device does; 0 where no logit
+ * is a number. chosen [n]: only the ids are set. */
+void drafter_choose_on_host(const struct model *m, const float *logits, uint32_t n,
+                            struct token_logprobs *chosen);
 void drafter_observe_nothing(struct drafter *d, const struct batch *b,
                              const struct token_logprobs *chosen);
 

@@ -3,10 +3,12 @@
 
 #include <string.h>
 
+#include "kernels/host_math.h"
 #include "kernels/step.h"
 #include "shared/base/json/json.h"
 #include "shared/base/mem.h"
 #include "shared/base/sampling.h"
+#include "shared/model/model.h"
 
 enum { LOOKUP_MIN = 2, LOOKUP_MAX = 16 };
 
@@ -110,6 +112,16 @@ struct sample_request drafter_greedy(const int32_t *tokens)
     return (struct sample_request){
         .params = &GREEDY, .tokens = tokens, .n_tokens = 1, .n_prompt = 1, .score = -1
     };
+}
+
+void drafter_choose_on_host(const struct model *m, const float *logits, uint32_t n,
+                            struct token_logprobs *chosen)
+{
+    const size_t n_vocab = m->config.n_vocab;
+    for (uint32_t i = 0; i < n; i++) {
+        const int32_t id = host_argmax(kernel_host(m->kernels), logits + i * n_vocab, n_vocab);
+        chosen[i].id = id < 0 ? 0 : id;
+    }
 }
 
 void drafter_observe_nothing(struct drafter *d, const struct batch *b,

@@ -6,7 +6,6 @@
  * most CATCH_UP_ROWS of all sequences before a step, so that a long prompt delays no others; it
  * gets drafts once its last token is computed. Where blocks run out a sequence gets none, and after
  * a fault of its GPU nobody: the engine's own steps say what that means. Thread: engine. */
-#include "kernels/host_math.h"
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
@@ -201,14 +200,6 @@ static void want_logits(struct model_drafter *d, struct draft_request *r)
     d->sample_requests[i] = drafter_greedy(r->tokens);
 }
 
-static void choose_on_host(struct model_drafter *d)
-{
-    struct kernel_ctx *host = kernel_host(d->m->kernels);
-    const size_t n_vocab = d->m->config.n_vocab;
-    for (uint32_t i = 0; i < d->n_logits; i++)
-        d->chosen[i].id = host_argmax(host, d->logits + i * n_vocab, n_vocab);
-}
-
 /* Nothing is drafted any more after a fault. */
 static bool has_failed(struct model_drafter *d)
 {
@@ -236,7 +227,7 @@ static void run_pass(struct model_drafter *d)
         .block_tokens = d->layout.block_tokens,
     };
     if (model_submit(d->m, &b)) model_fetch(d->m, b.parity, d->chosen, d->n_logits);
-    else choose_on_host(d);
+    else drafter_choose_on_host(d->m, d->logits, d->n_logits, d->chosen);
     if (has_failed(d)) return;
     for (uint32_t i = 0; i < d->n_logits; i++) {
         struct model_seq *s = seq_of(d->of_logits[i]);

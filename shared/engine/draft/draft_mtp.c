@@ -12,7 +12,6 @@
  * of a block's last position belongs to the token that followed when the block was computed: a
  * sequence that found the block in the prefix cache may go on otherwise there. Its drafts can be a
  * little worse. Thread: engine. */
-#include "kernels/host_math.h"
 #include "shared/base/arith.h"
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
@@ -233,17 +232,6 @@ static struct model_draft pass_of(const struct mtp_drafter *d, bool chained)
     };
 }
 
-static void choose_on_host(struct mtp_drafter *d)
-{
-    struct engine *e = d->e;
-    struct kernel_ctx *host = kernel_host(e->opt.model->kernels);
-    for (uint32_t i = 0; i < d->n_logits; i++) {
-        const float *logits = e->logits + (size_t)i * e->limits.n_vocab;
-        const int32_t id = host_argmax(host, logits, e->limits.n_vocab);
-        d->chosen[i].id = id < 0 ? 0 : id;
-    }
-}
-
 /* Peers get the layer's KV of prompts as that of any layer. */
 static void announce(const struct mtp_drafter *d)
 {
@@ -265,7 +253,7 @@ static bool run_pass(struct mtp_drafter *d, bool chained)
     if (engine_is_node(e) && !engine_lead_pass(e, &pass, d->announced, d->n_announced))
         return false;
     if (model_submit_draft(m, &pass)) model_fetch(m, e->parity, d->chosen, d->n_logits);
-    else choose_on_host(d);
+    else drafter_choose_on_host(m, e->logits, d->n_logits, d->chosen);
     if (engine_is_node(e) && !engine_node_settle(e, d->n_rows)) return false;
     if (m->exchange_fault.code != OK) return false;
     for (uint32_t i = 0; i < d->n_logits; i++) {
