@@ -4,6 +4,7 @@
 #include "scheduler/breaker.h"
 #include "scheduler/pressure/pressure.h"
 #include "scheduler/retry.h"
+#include "scheduler/view.h"
 #include "shared/base/mem.h"
 
 static const char HEAD[] =
@@ -89,6 +90,11 @@ static const char BREAKERS_END[] =
     "up again, however long the directory lists it or cannot be reached; it is dialed every\n"
     "second. When there is no other node for a second, requests do not wait for the probe\n"
     "of one that has a link.\n"
+    "\n"
+    "While the directory cannot be reached nobody counts what all entry nodes together have\n"
+    "placed, nor says what of it has ended. %.1f s after its last answer an entry node counts\n"
+    "its own placements and nothing else, so that no request waits in line for load that may\n"
+    "long be over. What a node gets too much meanwhile waits there or is handed back.\n"
     "\n"
     "## Two attempts at once\n"
     "\n"
@@ -255,7 +261,8 @@ void recovery_markdown(struct buf *out)
     write_reasons(out);
     buf_printf(out, BREAKERS, BREAKER_PAUSE_MS / 1000, BREAKER_PAUSE_MAX_MS / 1000);
     breaker_markdown(out);
-    buf_printf(out, BREAKERS_END, BREAKER_FAILURES, BREAKER_MAX, BREAKER_GONE_MS / 1000);
+    buf_printf(out, BREAKERS_END, BREAKER_FAILURES, BREAKER_MAX, BREAKER_GONE_MS / 1000,
+               VIEW_KNOWN_MS * 1e-3);
     for (size_t i = 0; i < COUNT_OF(HOLDS); i++)
         buf_printf(out, "| %s | %s | %s | %s |\n", request_state_name(HOLDS[i].state),
                    HOLDS[i].holds, HOLDS[i].waits, HOLDS[i].until);

@@ -126,6 +126,7 @@ static void place_later(struct entry *e, struct request *r)
 {
     give_up_chosen(e, r);
     admission_unfill(e, r, false);
+    view_disown_load(&e->view, &r->accounted);
     r->accounted = (struct placement){ 0 };
     r->wait_until_ms = clock_ms() + PAUSE_BUSY_MS;
     view_refresh(&e->view);

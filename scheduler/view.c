@@ -29,14 +29,6 @@ static struct node_record *find_node(struct view *v, uint64_t node)
     return (struct node_record *)view_find(v, node);
 }
 
-/* What a node reports is older than what is placed on it, and tokens that it has cached are in the
- * one and not in the other. So the two are not compared: what is reported counts where nothing is
- * placed, as after the directory has lost its memory. */
-static void note_unplaced(struct node_record *n)
-{
-    n->unplaced_tokens = n->placed_tokens ? 0 : n->waiting_tokens;
-}
-
 /* Puts this node's own record into the view, with what is placed on it. */
 static void put_me(struct view *v)
 {
@@ -50,7 +42,7 @@ static void put_me(struct view *v)
     now.placed_tokens = mine->placed_tokens;
     now.placed_seqs = mine->placed_seqs;
     now.placed_blocks = mine->placed_blocks;
-    note_unplaced(&now);
+    view_note_unplaced(&now);
     *mine = now;
 }
 
@@ -95,11 +87,13 @@ static void on_snapshot(void *arg, enum status st, const struct directory_snapsh
     v->known = true;
     v->t_snapshot_ms = clock_ms();
     if (st != OK) return; /* the last snapshot stands */
+    v->t_known_ms = v->t_snapshot_ms;
+    v->counts_own = false;
     mem_free(v->nodes);
     v->nodes = snap->n ? mem_dup(snap->nodes, snap->n * sizeof *v->nodes) : NULL;
     v->n_nodes = proofs_keep_proven(&v->proofs, v->secret, v->me.host, v->nodes, snap->n,
                                     &v->unproven);
-    for (size_t i = 0; i < v->n_nodes; i++) note_unplaced(&v->nodes[i]);
+    for (size_t i = 0; i < v->n_nodes; i++) view_note_unplaced(&v->nodes[i]);
     v->n_snapshots++;
     snprintf(v->topics, sizeof v->topics, "%s", snap->topics);
     const struct node_record *mine = view_find(v, v->me.node);
@@ -135,6 +129,7 @@ void view_release(struct view *v)
 {
     proofs_release(&v->proofs);
     mem_free(v->nodes);
+    mem_free(v->own);
     mem_free(v->suspects);
 }
 
@@ -268,46 +263,7 @@ void view_tick(struct view *v)
 {
     uint64_t now = clock_ms(), since = now - v->t_snapshot_ms;
     tend_suspects(v, now);
+    if (!v->counts_own && now - v->t_known_ms >= VIEW_KNOWN_MS) view_count_own(v);
     if (!v->asking && (since >= SNAPSHOT_MS || (v->ask_again && since >= SNAPSHOT_SOON_MS)))
         ask_snapshot(v);
-}
-
-/* ---- load ---- */
-
-void view_add_load(struct view *v, const struct placement *p)
-{
-    struct node_record *prefill = find_node(v, p->prefill ? p->prefill : p->decode),
-                       *decode = find_node(v, p->decode);
-    if (prefill) prefill->placed_tokens += p->tokens;
-    if (!decode) return;
-    decode->placed_seqs++;
-    decode->placed_blocks += p->blocks;
-}
-
-/* Never below 0: a snapshot in between may have been taken before this placement was counted. */
-void view_remove_tokens(struct view *v, const struct placement *p)
-{
-    struct node_record *n = find_node(v, p->prefill ? p->prefill : p->decode);
-    if (n) n->placed_tokens -= n->placed_tokens < p->tokens ? n->placed_tokens : p->tokens;
-}
-
-static void take_out(struct view *v, const struct placement *p)
-{
-    struct node_record *decode = find_node(v, p->decode);
-    view_remove_tokens(v, p);
-    if (!decode) return;
-    decode->placed_seqs -= decode->placed_seqs > 0;
-    decode->placed_blocks -= decode->placed_blocks < p->blocks ? decode->placed_blocks : p->blocks;
-}
-
-void view_change_load(struct view *v, const struct placement *from, const struct placement *to)
-{
-    take_out(v, from);
-    view_add_load(v, to);
-}
-
-void view_remove_load(struct view *v, const struct placement *p)
-{
-    take_out(v, p);
-    v->events.on_capacity(v->events.arg);
 }

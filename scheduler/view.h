@@ -3,8 +3,10 @@
  *
  * Between two snapshots the entry node adds its placements to the load of the nodes, so that two
  * requests do not both take the last free place. The directory has the last word: each snapshot
- * replaces the nodes. While the directory cannot be reached the last snapshot stays in use. This
- * node itself is always in the view, so that it serves alone when it knows no other.
+ * replaces the nodes. While the directory cannot be reached the nodes of the last snapshot stay in
+ * use, but nobody says any more which load has ended there: after VIEW_KNOWN_MS the view counts
+ * what this entry node has placed itself, and nothing else. This node itself is always in the view,
+ * so that it serves alone when it knows no other.
  * In a small topic links are dialed ahead, and nodes that were lost are dialed again: trouble is
  * found before a request pays for it. Thread: loop. */
 #ifndef BATON_SCHEDULER_VIEW_H
@@ -15,11 +17,17 @@
 #include "scheduler/place/place.h"
 #include "shared/cluster/cluster.h"
 
-enum { VIEW_WHY_MAX = 256 };
+enum {
+    VIEW_WHY_MAX = 256,
+    /* How long load that others have placed is believed in without a fresh snapshot: a lease, and
+     * the time until the next one would have come. */
+    VIEW_KNOWN_MS = 3500
+};
 
 struct view_events {
     void (*on_snapshot)(void *arg); /* a fresh snapshot is in the view */
-    void (*on_capacity)(void *arg); /* a placement was taken out */
+    void (*on_capacity)(
+        void *arg); /* a placement was taken out, or those of others are forgotten */
     void *arg;
 };
 
@@ -32,6 +40,12 @@ struct view_suspect {
     uint64_t dial_ms; /* it is dialed again then */
     uint64_t gone_ms; /* since when the directory does not list it; 0: it does */
     char why[VIEW_WHY_MAX];
+};
+
+/* What this entry node has placed on a node and not taken out. */
+struct view_own {
+    uint64_t node, tokens;
+    uint32_t seqs, blocks;
 };
 
 struct view {
@@ -49,7 +63,11 @@ struct view {
     uint64_t text;               /* of a router: its vocabulary, which chooses `model`. 0: not so */
     struct node_record me;       /* as published last; node 0: nothing, or a router */
     enum node_role my_role;      /* in the last snapshot; of `me` where it is not there */
-    uint64_t t_snapshot_ms;
+    struct view_own *own;        /* [n_own], of `own_size`: as many as have some */
+    size_t n_own, own_size;
+    uint64_t t_snapshot_ms; /* when one came last, or failed to */
+    uint64_t t_known_ms;    /* when one came last */
+    bool counts_own;        /* that was too long ago: only `own` is counted */
     bool known;   /* the directory has answered, or failed to: no trouble is looked for before */
     bool unsplit; /* requests are never split: any node takes them, whatever its role */
     bool asking;  /* a snapshot was asked for and has not arrived */
@@ -117,12 +135,21 @@ void view_note_failure(struct view *v, const struct view_attempt *a, uint64_t no
 void view_note(struct view *v, const struct view_attempt *a, enum breaker_event ev);
 /* Why the breaker of two nodes is not closed; NULL: it is. */
 const char *view_why_apart(const struct view *v, uint64_t prefill, uint64_t decode);
+/* ---- view_load.c ---- */
 /* Load accounting of this entry node's own placements. */
 void view_add_load(struct view *v, const struct placement *p);
 void view_remove_load(struct view *v, const struct placement *p);
 /* The directory has placed it on other nodes, or counts fewer tokens. */
 void view_change_load(struct view *v, const struct placement *from, const struct placement *to);
+/* The directory has refused it, since it knows of more load than the view: it is this entry node's
+ * no more, but is counted until the next snapshot tells what is there. */
+void view_disown_load(struct view *v, const struct placement *p);
 /* Its prompt was computed. */
 void view_remove_tokens(struct view *v, const struct placement *p);
+/* For view.c: sets what waits at a node although it is not counted as placed there. */
+void view_note_unplaced(struct node_record *n);
+/* For view.c: forgets what other entry nodes have placed, and what other nodes reported of
+ * themselves, until the next snapshot. */
+void view_count_own(struct view *v);
 
 #endif

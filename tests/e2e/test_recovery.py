@@ -129,6 +129,24 @@ def test_a_full_node_queues_for_a_bounded_time():
         assert status == 200, body
 
 
+def test_load_of_an_entry_that_died_with_the_directory_is_forgotten():
+    """The entry has the only decode node full, by all that the directory counted when both were killed: nobody says that this is over."""
+    args = [*SIZE, '--resume-window', '0', *paced()]
+    with pair(TINY, args=args, decode_args=['--max-num-seqs', '2']) as (entry, decode):
+        streams = [stream(entry.port, '/v1/completions', dict(model='m', prompt=[5, 6, 7 + i], max_tokens=400, temperature=0, ignore_eos=True)) for i in range(2)]
+        for s in streams:
+            next(s)
+        wait_until('it sees itself full', lambda: any(n['placed_seqs'] == 2 for n in request(decode.port, 'GET', '/cluster')[2]['nodes']))
+        entry.kill()
+        t0 = time.monotonic()
+        status, _, body = request(decode.port, 'POST', '/v1/completions', dict(model='m', prompt=[5, 6, 7], max_tokens=2, temperature=0, ignore_eos=True))
+        took = time.monotonic() - t0
+        assert status == 200 and took < 15, (status, took, body)
+        print(f'  an answer {took:.1f} s after the directory was killed', flush=True)
+        for s in streams:
+            s.close()
+
+
 # ---- requests that are never split ----
 
 def test_global_places_whole_requests_on_nodes_of_any_role():

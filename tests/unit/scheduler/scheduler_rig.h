@@ -374,6 +374,17 @@ __attribute__((unused)) static struct attempt expect_run(struct world *w)
     return a;
 }
 
+/* Likewise, of this client, with the tokens that it has. */
+__attribute__((unused)) static struct attempt play_run(struct world *w, struct client *c)
+{
+    struct attempt a = { 0 };
+    struct received_message *h = world_expect(w, FRAME_RUN, &a.decode);
+    a.request = h->request;
+    a.number = h->attempt;
+    check_generation(h, c->n_tokens);
+    return a;
+}
+
 enum stage { AT_CREDIT, AT_RESERVE, AT_PREFILL, AT_DECODE };
 
 /* Plays a new attempt of a split request up to `stage`. AT_DECODE: sends `n_new` tokens. */

@@ -43,16 +43,6 @@ TEST(request_split_goes_the_whole_way)
     world_close(&w);
 }
 
-static struct attempt play_run(struct world *w, struct client *c)
-{
-    struct attempt a = { 0 };
-    struct received_message *h = world_expect(w, FRAME_RUN, &a.decode);
-    a.request = h->request;
-    a.number = h->attempt;
-    check_generation(h, c->n_tokens);
-    return a;
-}
-
 /* Publishes node i as one of `n` ranks more. */
 static void publish_followers(struct world *w, size_t i, uint32_t n)
 {
@@ -766,114 +756,6 @@ TEST(request_stop_in_every_state_frees_everything)
     }
 }
 
-/* ---- a failing directory ---- */
-
-/* A directory whose snapshots are real and whose reservations are answered as the test wants. */
-struct troubled {
-    struct directory base;
-    struct world *w;
-    enum status now, later; /* `now` from the call itself; OK: `later` by callback */
-    directory_reserve_fn *cb;
-    void *arg;
-    struct prefix_placed chosen;
-    struct loop_timer *timer;
-    uint32_t n_reserves, n_releases;
-};
-
-static void troubled_answer(void *arg)
-{
-    struct troubled *t = arg;
-    loop_timer_free(t->timer);
-    t->timer = NULL;
-    const struct directory_placed placed = { 1, t->chosen };
-    t->cb(t->arg, t->later, t->later == OK ? &placed : NULL);
-}
-
-static enum status troubled_snapshot(struct directory *d, directory_snapshot_fn *cb, void *arg)
-{
-    return directory_snapshot(((struct troubled *)d)->w->directory, cb, arg);
-}
-
-static enum status troubled_reserve(struct directory *d, const struct placement *p,
-                                    directory_reserve_fn *cb, void *arg)
-{
-    struct troubled *t = (struct troubled *)d;
-    t->chosen = (struct prefix_placed){ p->prefill, p->decode, p->tokens, { 0 } };
-    t->n_reserves++;
-    if (t->now != OK) return t->now;
-    t->cb = cb;
-    t->arg = arg;
-    t->timer = loop_timer_start(t->w->rig.loop, 5, 0, troubled_answer, t);
-    return OK;
-}
-
-static void troubled_computed(struct directory *d, uint64_t request)
-{
-    (void)d;
-    (void)request;
-}
-
-static void troubled_release(struct directory *d, uint64_t request)
-{
-    (void)request;
-    ((struct troubled *)d)->n_releases++;
-}
-
-static const char *troubled_why(const struct directory *d)
-{
-    (void)d;
-    return NULL;
-}
-
-TEST(request_goes_ahead_when_the_directory_cannot_be_reached)
-{
-    static const struct directory_ops ops = {
-        .name = "troubled",
-        .why_down = troubled_why,
-        .snapshot = troubled_snapshot,
-        .reserve = troubled_reserve,
-        .computed = troubled_computed,
-        .release = troubled_release,
-    };
-    static const struct {
-        enum status now, later;
-        bool goes_ahead;
-        uint32_t n_releases;
-    } rows[] = {
-        { OK, OK, true, 1 },
-        { OK, ERR_UNAVAILABLE, true, 0 },
-        { OK, ERR_TIMEOUT, true, 0 },
-        { ERR_FULL, OK, true, 0 },
-        { ERR_NOMEM, OK, true, 0 },
-        { OK, ERR_BUSY, false, 0 },
-        { OK, ERR_NOT_FOUND, false, 0 },
-    };
-    struct world w;
-    world_open(&w, "pd", 5000);
-    for (size_t i = 0; i < COUNT_OF(rows); i++) {
-        struct troubled t = {
-            .base = { &ops }, .w = &w, .now = rows[i].now, .later = rows[i].later
-        };
-        struct client c;
-        w.s->entry.directory = &t.base;
-        CHECK_OK(client_submit(&w, &c, TEN));
-        if (!rows[i].goes_ahead) {
-            RIG_WAIT(&w.rig, t.n_reserves >= 3); /* tried again, with a pause */
-            CHECK_EQ_INT(c.n_ended, 0);
-            t.later = OK;
-        }
-        struct attempt a = play_split(&w, &c, AT_DECODE, 1);
-        CHECK_EQ_INT(a.number, 1); /* a refused placement is not an attempt */
-        play_rest(&w, &c, &a, 10);
-        CHECK_EQ_INT(t.n_releases, rows[i].goes_ahead ? rows[i].n_releases : 1);
-        CHECK(t.timer == NULL);
-        w.s->entry.directory = w.directory;
-    }
-    CHECK_EQ_INT(cells(&w, "placing", "directory", "ignore"), 4);
-    world_check_idle(&w);
-    world_close(&w);
-}
-
 /* ---- many requests, nodes that answer, fail and lie at random ---- */
 
 struct monkey {
@@ -995,5 +877,4 @@ TEST_MAIN(CASE(request_split_goes_the_whole_way), CASE(request_names_the_ranks_o
           CASE(request_at_fault_fails_at_once), CASE(request_malformed_answers_are_a_nodes_fault),
           CASE(request_prompt_logprobs_come_before_the_tokens), CASE(request_limits_at_the_door),
           CASE(request_stop_in_every_state_frees_everything),
-          CASE(request_goes_ahead_when_the_directory_cannot_be_reached),
           CASE(request_many_end_once_whatever_the_nodes_do))

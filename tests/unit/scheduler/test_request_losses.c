@@ -6,16 +6,6 @@
 
 static const struct ask TEN = { .max_tokens = 10 };
 
-static struct attempt play_run(struct world *w, struct client *c)
-{
-    struct attempt a = { 0 };
-    struct received_message *h = world_expect(w, FRAME_RUN, &a.decode);
-    a.request = h->request;
-    a.number = h->attempt;
-    check_generation(h, c->n_tokens);
-    return a;
-}
-
 /* Submits a request and plays it to its end, split; returns where it was decoded. */
 static struct peer_node *serve_split(struct world *w)
 {
