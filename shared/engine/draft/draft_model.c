@@ -11,7 +11,10 @@
 #include "shared/base/mem.h"
 #include "shared/engine/engine_state.h"
 
-enum { CATCH_UP_ROWS = 256 };
+enum {
+    CATCH_UP_ROWS = 256,
+    PADDING_MAX = 1024 /* ids that one of two models of a vocabulary has behind its tokens */
+};
 
 struct model_seq {
     struct draft_seq base;
@@ -81,10 +84,11 @@ static enum status check_model(const struct draft_config *c, const struct engine
     const struct model *m = c->draft_model;
     if (!m)
         return err_field(err, ERR_CONFIG, "model", "method draft needs \"model\": a small model");
-    if (m->config.n_vocab != e->opt.model->config.n_vocab)
+    const int64_t n = m->config.n_vocab, of_model = e->opt.model->config.n_vocab;
+    if (n - of_model > PADDING_MAX || of_model - n > PADDING_MAX)
         return err_field(err, ERR_CONFIG, "model",
                          "the draft model has %u tokens and the model %u: both need the same "
-                         "vocabulary",
+                         "vocabulary, but for padding",
                          m->config.n_vocab, e->opt.model->config.n_vocab);
     return OK;
 }
@@ -254,6 +258,12 @@ static void forget_wrong(struct draft_request *r)
     s->n = s->n_wanted = 0;
 }
 
+/* A token that only the model has is taken for any other: what is drafted behind it may be wrong. */
+static int32_t id_of(const struct model_drafter *d, int32_t token)
+{
+    return (uint32_t)token < d->m->config.n_vocab ? token : 0;
+}
+
 /* Computes known tokens that are not computed yet, as many as one pass takes. */
 static void catch_up(struct model_drafter *d, struct draft_request *requests, uint32_t n)
 {
@@ -264,7 +274,7 @@ static void catch_up(struct model_drafter *d, struct draft_request *requests, ui
         const uint32_t room = d->max_rows - d->n_rows, left = r->n_tokens - s->n_computed,
                        some = left < room ? left : room, first = s->n_computed;
         if (!has_blocks(d, s, first + some)) continue;
-        for (uint32_t k = 0; k < some; k++) d->ids[d->n_rows + k] = r->tokens[first + k];
+        for (uint32_t k = 0; k < some; k++) d->ids[d->n_rows + k] = id_of(d, r->tokens[first + k]);
         add_rows(d, r, first, some);
         if (some == left && s->n_wanted > 0) want_logits(d, r);
     }
@@ -303,6 +313,7 @@ static void propose(struct drafter *base, struct draft_request *requests, uint32
 {
     struct model_drafter *d = drafter_of(base);
     const uint64_t t0 = clock_ns();
+    const uint32_t n_vocab = d->e->opt.model->config.n_vocab;
     uint32_t n_drafts = 0;
     for (uint32_t i = 0; i < n; i++) forget_wrong(&requests[i]);
     want_drafts(d, requests, n);
@@ -311,8 +322,11 @@ static void propose(struct drafter *base, struct draft_request *requests, uint32
     for (uint32_t i = 0; i < n; i++) {
         struct draft_request *r = &requests[i];
         const struct model_seq *s = seq_of(r);
-        r->level = 0;
-        for (r->n = 0; r->n < s->n && r->n < r->n_max; r->n++) r->drafts[r->n] = s->drafts[r->n];
+        r->level = r->n = 0;
+        for (; r->n < s->n && r->n < r->n_max; r->n++) {
+            if ((uint32_t)s->drafts[r->n] >= n_vocab) break; /* only the small model has it */
+            r->drafts[r->n] = s->drafts[r->n];
+        }
         n_drafts += r->n;
     }
     draft_control_count_drafting(&d->e->draft.control, n_drafts, (double)(clock_ns() - t0) * 1e-9);
