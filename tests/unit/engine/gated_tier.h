@@ -1,5 +1,5 @@
-/* gated_tier.h - a tier around another one whose gets are over when the test says so, and fail when
- * it says so: what a slow or broken disk does. Only the engine's test programs include this.
+/* gated_tier.h - a tier around another one whose gets and puts are over when the test says so, and
+ * gets fail when it says so: what a slow or broken disk does. Only the engine's test programs include this.
  * Thread: the test's sets the gate, the engine's calls the tier. */
 #ifndef BATON_TESTS_UNIT_ENGINE_GATED_TIER_H
 #define BATON_TESTS_UNIT_ENGINE_GATED_TIER_H
@@ -15,6 +15,7 @@ enum { GATE_REPORTS_MAX = 256, GATE_LAYERS_MAX = 32 };
 /* Set by the test. */
 struct gate {
     _Atomic bool is_shut;        /* no get is over */
+    _Atomic bool keeps_puts;     /* no put is over: their blocks are held */
     _Atomic int n_good;          /* gets end with ERR_IO after so many blocks; -1: they do not */
     _Atomic bool refuses;        /* gets are ERR_UNAVAILABLE */
     _Atomic bool claims;         /* it says that it has all blocks, but brings those that it has */
@@ -37,7 +38,8 @@ struct gated_tier {
     struct kv_tier *inner;
     struct gate *gate;
     struct kv_tier_done held[GATE_REPORTS_MAX];
-    uint32_t n_held;
+    struct kv_tier_done puts[GATE_REPORTS_MAX];
+    uint32_t n_held, n_puts;
     struct gated_layers layers[GATE_LAYERS_MAX];
 };
 
@@ -119,14 +121,19 @@ static inline bool gated_poll(struct kv_tier *t, struct kv_tier_done *out)
     gated_show_layers(g);
     while (g->inner->ops->poll(g->inner, &d)) {
         if (d.kind == KV_TIER_PUT) {
-            *out = d;
-            return true;
+            ASSERT(g->n_puts < GATE_REPORTS_MAX);
+            g->puts[g->n_puts++] = d;
+            continue;
         }
         if (n_good >= 0 && (uint32_t)n_good < d.n_good) {
             d.n_good = (uint32_t)n_good;
             d.status = ERR_IO;
         }
         g->held[g->n_held++] = d;
+    }
+    if (g->n_puts > 0 && !atomic_load(&g->gate->keeps_puts)) {
+        *out = g->puts[--g->n_puts];
+        return true;
     }
     if (g->n_held == 0 || atomic_load(&g->gate->is_shut)) return false;
     *out = g->held[--g->n_held];
