@@ -270,9 +270,9 @@ TEST(a_group_is_lost_with_a_prompt_whose_layers_leave)
 }
 TEST(a_group_is_lost_with_steps_in_flight) { run("ernie_moe", rank_lost); }
 
-TEST_MAIN(CASE_T(ranks_step_ahead_by_captured_steps, 120),
-          CASE_T(ranks_whose_rows_travel_as_bf16, 120),
-          CASE_T(ranks_whose_rows_travel_as_e4m3, 120), CASE_T(ranks_with_latents_step_ahead, 120),
-          CASE_T(ranks_of_which_a_host_samples, 120),
-          CASE_T(a_group_is_lost_with_a_prompt_whose_layers_leave, 120),
-          CASE_T(a_group_is_lost_with_steps_in_flight, 120))
+TEST_MAIN(CASE_T(ranks_step_ahead_by_captured_steps, 300),
+          CASE_T(ranks_whose_rows_travel_as_bf16, 300),
+          CASE_T(ranks_whose_rows_travel_as_e4m3, 300), CASE_T(ranks_with_latents_step_ahead, 120),
+          CASE_T(ranks_of_which_a_host_samples, 300),
+          CASE_T(a_group_is_lost_with_a_prompt_whose_layers_leave, 300),
+          CASE_T(a_group_is_lost_with_steps_in_flight, 300))

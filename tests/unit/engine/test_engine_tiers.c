@@ -786,7 +786,7 @@ TEST(blocks_held_for_copies_preempt_nobody)
 }
 
 TEST_MAIN(CASE(evicted_prompts_come_back_with_the_same_bits),
-          CASE_T(evicted_prompts_of_a_gpu_come_back, 120), CASE(random_company_gives_the_same),
+          CASE_T(evicted_prompts_of_a_gpu_come_back, 300), CASE(random_company_gives_the_same),
           CASE(salts_keep_tenants_apart), CASE(preempted_sequences_go_on_from_host_memory),
           CASE(others_run_while_one_loads), CASE(a_cancel_while_loading_gives_the_blocks_back),
           CASE(an_engine_ends_while_one_loads), CASE(one_that_loads_is_preempted),
