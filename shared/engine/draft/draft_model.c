@@ -258,7 +258,7 @@ static void forget_wrong(struct draft_request *r)
     s->n = s->n_wanted = 0;
 }
 
-/* A token that only the model has is taken for any other: what is drafted behind it may be wrong. */
+/* One that only the model has is taken for any other: what is drafted behind it may be wrong. */
 static int32_t id_of(const struct model_drafter *d, int32_t token)
 {
     return (uint32_t)token < d->m->config.n_vocab ? token : 0;

@@ -1,6 +1,6 @@
 /* gated_tier.h - a tier around another one whose gets and puts are over when the test says so, and
- * gets fail when it says so: what a slow or broken disk does. Only the engine's test programs include this.
- * Thread: the test's sets the gate, the engine's calls the tier. */
+ * whose gets fail when it says so: what a slow or broken disk does. Only the engine's test programs
+ * include this. Thread: the test's sets the gate, the engine's calls the tier. */
 #ifndef BATON_TESTS_UNIT_ENGINE_GATED_TIER_H
 #define BATON_TESTS_UNIT_ENGINE_GATED_TIER_H
 
