@@ -1,6 +1,8 @@
 /* decode.c - see decode.h: each message, engine event or transfer event moves one sequence. */
 #include "decode/decode.h"
 
+#include <string.h>
+
 #include "decode/decode_internal.h"
 #include "decode/kv_answer.h"
 #include "kvtransfer/event_wire.h"
@@ -24,10 +26,10 @@ struct decode_worker *decode_create(const struct decode_options *o)
     w->o = *o;
     w->ranks = (struct decode_ranks){ .kvt = o->kvt, .cluster = o->cluster };
     w->ranks.layout = *engine_kv_layout(o->engine);
-    ASSERT(o->n_followers < KV_RANKS_MAX);
-    ASSERT(w->ranks.layout.tp_size == o->n_followers + 1);
-    for (uint32_t i = 0; i < o->n_followers; i++) w->ranks.followers[i] = o->followers[i];
-    w->ranks.n_followers = o->n_followers;
+    ASSERT(o->n_ranks > 0 && o->n_ranks <= KV_RANKS_MAX);
+    ASSERT(w->ranks.layout.tp_size == o->n_ranks);
+    memcpy(w->ranks.all, o->ranks, o->n_ranks * sizeof *o->ranks);
+    w->ranks.n = o->n_ranks;
     list_init(&w->live);
     token_batcher_init(&w->batcher, o->cluster);
     w->sweep = loop_timer_start(o->loop, SWEEP_MS, SWEEP_MS, sweep, w);
@@ -40,11 +42,9 @@ struct decode_worker *decode_create(const struct decode_options *o)
     w->canceled = metrics_counter(o->metrics, "baton_decode_canceled_total", "",
                                   "Sequences that were cancelled.");
     decode_parking_init(w, DECODE_PARKED_MAX, DECODE_RECORDS_MAX);
-    w->fetches = (struct kv_fetches){ .kvt = o->kvt,
-                                      .engine = o->engine,
-                                      .cluster = o->cluster,
-                                      .id_base = o->id_base,
-                                      .next_id = &w->next_id };
+    w->fetches = (struct kv_fetches){
+        .ranks = &w->ranks, .engine = o->engine, .id_base = o->id_base, .next_id = &w->next_id
+    };
     kv_fetches_init(&w->fetches, o->metrics);
     return w;
 }
@@ -287,7 +287,10 @@ static void on_run(struct decode_worker *w, const struct cluster_message *m)
         seq->hears_preempted = wire.hears_preempted;
         decode_parking_begin(w, seq, &wire);
         struct engine_request r = engine_request_of(&wire, seq->id, seq->request);
-        r.peer = kv_kept_learn(w->o.cluster, body->kept, &r.n_peer_tokens);
+        const struct kv_kept kept = kv_kept_learn(w->o.cluster, body->kept);
+        r.peer = kept.node;
+        r.n_peer_tokens = kept.n_tokens;
+        r.n_peer_ranks = kept.n_ranks;
         r.most_computed = body->most_computed;
         enum status st = engine_submit(w->o.engine, &r);
         seq->in_engine = st == OK;
@@ -353,7 +356,8 @@ static void grant_if_complete(struct decode_worker *w, struct decode_seq *seq)
     if (!decode_parts_are_granted(&seq->parts)) return;
     seq->state = DECODE_SEQ_GRANTED;
     grant.n_cached = seq->n_cached;
-    decode_parts_write(&seq->parts, &grant);
+    grant.n_parts = seq->parts.plan.n;
+    grant.parts = decode_parts_write(&seq->parts);
     answer_send(w->o.cluster, seq->entry, FRAME_GRANT, seq->request, seq->attempt, &grant.base);
     arena_release(&seq->parts.arena);
 }
@@ -361,6 +365,7 @@ static void grant_if_complete(struct decode_worker *w, struct decode_seq *seq)
 static void on_grants(struct decode_worker *w, const struct cluster_message *m)
 {
     struct decode_seq *seq = map_get(&w->by_id, map_key_u64(&m->request));
+    if (!seq) kv_fetches_on_grants(&w->fetches, m);
     if (!seq || seq->state != DECODE_SEQ_GRANTING) return;
     if (decode_parts_take_grants(&seq->parts, &w->ranks, m) != OK)
         fail_seq(w, seq, ERR_PEER_MISMATCH, BLAME_NODE,
@@ -376,8 +381,9 @@ static bool on_follower_event(struct decode_worker *w, const struct cluster_mess
     if (!rank || kvt_event_decode(m->body, &ev) != OK) return false;
     uint64_t id = kv_part_owner(ev.id);
     struct decode_seq *seq = map_get(&w->by_id, map_key_u64(&id));
-    if (!seq) return false; /* a prompt of the prefill worker, or one that has ended */
-    if (decode_parts_of_rank(&seq->parts, rank) & 1u << kv_part_index(ev.id)) decode_on_kvt(w, &ev);
+    const struct decode_parts *parts = seq ? &seq->parts : kv_fetches_parts(&w->fetches, id);
+    if (!parts) return false; /* of the prefill worker, or of what has ended */
+    if (decode_parts_of_rank(parts, rank) & 1u << kv_part_index(ev.id)) decode_on_kvt(w, &ev);
     return true;
 }
 
@@ -398,7 +404,7 @@ bool decode_on_message(struct decode_worker *w, const struct cluster_message *m)
     case FRAME_PREFILL_DONE: on_prefill_done(w, m); return true;
     case FRAME_KVT_HELLO: kv_answer_send(w->o.cluster, w->o.kvt, m); return true;
     case FRAME_KV_GRANTS: on_grants(w, m); return true;
-    case FRAME_FETCH_REFUSED: kv_fetches_on_message(&w->fetches, m); return true;
+    case FRAME_FETCH_REFUSED: kv_fetches_on_refused(&w->fetches, m); return true;
     case FRAME_KV_EVENT: return on_follower_event(w, m);
     case FRAME_CANCEL:
         on_cancel(w, m);
@@ -415,12 +421,9 @@ static void on_follower_lost(struct decode_worker *w, uint32_t rank)
 {
     w->broken = true;
     LIST_FOREACH (seq, &w->live, struct decode_seq, link) {
-        uint32_t bits = seq->parts.open & decode_parts_of_rank(&seq->parts, rank);
-        if (!bits) continue;
-        if (seq->state != DECODE_SEQ_CLOSING)
-            fail_seq(w, seq, ERR_PEER_LOST, BLAME_NODE, "a rank of the decode node was lost");
-        seq->parts.open &= ~bits;
-        free_if_fenced(w, seq);
+        if (!decode_parts_on_lost(&seq->parts, rank)) continue;
+        if (seq->state == DECODE_SEQ_CLOSING) free_if_fenced(w, seq);
+        else fail_seq(w, seq, ERR_PEER_LOST, BLAME_NODE, "a rank of the decode node was lost");
     }
 }
 
@@ -454,8 +457,12 @@ static void on_reserved(struct decode_worker *w, struct decode_seq *seq,
     struct err err = { 0 };
     seq->n_cached = ev->n_cached;
     seq->state = DECODE_SEQ_GRANTING;
+    const struct decode_room room = { .blocks = ev->blocks,
+                                      .n_blocks = ev->n_blocks,
+                                      .n_skip = ev->n_cached / w->ranks.layout.block_tokens,
+                                      .n_tokens = seq->n_tokens };
     enum status st = decode_parts_expect(&seq->parts, &w->ranks, seq->id, seq->request,
-                                         seq->n_senders, seq->n_tokens, ev, &err);
+                                         seq->n_senders, &room, &err);
     if (st == OK) grant_if_complete(w, seq);
     else /* a rank of this node is gone, the other node's do not fit, or it is full */
         fail_seq(w, seq, st,

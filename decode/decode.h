@@ -17,7 +17,7 @@
 #define BATON_DECODE_DECODE_H
 
 #include "kvtransfer/kvtransfer.h"
-#include "shared/cluster/cluster.h"
+#include "shared/cluster/group.h"
 #include "shared/engine/engine.h"
 
 /* A sequence whose KV has come fails when its first token does not within this time: the prefill
@@ -37,10 +37,10 @@ struct decode_options {
     /* Ids of sequences are id_base + multiples of KV_PARTS_MAX; kvtransfer's are those plus the
      * number of the part. */
     uint64_t id_base;
-    /* Processes of the node's ranks above 0, by rank, if it is of several (decode_follow.h). The
-     * cluster knows where they are. */
-    const uint64_t *followers;
-    uint32_t n_followers;
+    /* The node's ranks [n_ranks], and where their peers reach them; the first is this process, the
+     * others follow it (decode_follow.h). The cluster knows where they are. Copied. */
+    const struct group_member *ranks;
+    uint32_t n_ranks;
 };
 
 struct decode_worker *decode_create(const struct decode_options *o);

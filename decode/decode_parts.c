@@ -16,8 +16,8 @@ void decode_parts_release(struct decode_parts *p) { arena_release(&p->arena); }
 
 uint32_t decode_ranks_find(const struct decode_ranks *ranks, uint64_t process)
 {
-    for (uint32_t i = 0; i < ranks->n_followers; i++)
-        if (ranks->followers[i] == process) return i + 1;
+    for (uint32_t rank = 1; rank < ranks->n; rank++)
+        if (ranks->all[rank].node == process) return rank;
     return 0;
 }
 
@@ -35,7 +35,7 @@ static enum status make_plan(struct decode_parts *p, const struct decode_ranks *
                              uint64_t spread, uint32_t n_senders, struct err *err)
 {
     struct kv_layout from[KV_RANKS_MAX], to[KV_RANKS_MAX];
-    uint32_t n = 1 + ranks->n_followers;
+    const uint32_t n = ranks->n;
     for (uint32_t r = 0; r < n_senders && r < KV_RANKS_MAX; r++)
         from[r] = kv_layout_of_rank(&ranks->layout, r, n_senders);
     for (uint32_t r = 0; r < n; r++) to[r] = kv_layout_of_rank(&ranks->layout, r, n);
@@ -48,8 +48,7 @@ static void keep_grant(struct decode_parts *p, uint32_t part, struct str grant)
 }
 
 static enum status expect_own(struct decode_parts *p, const struct decode_ranks *ranks, uint64_t id,
-                              uint32_t n_tokens, const struct engine_event *reserved,
-                              struct err *err)
+                              const struct decode_room *room, struct err *err)
 {
     const struct kv_layout *l = &ranks->layout;
     for (uint32_t i = 0; i < p->plan.n; i++) {
@@ -57,8 +56,8 @@ static enum status expect_own(struct decode_parts *p, const struct decode_ranks 
         struct buf grant = { 0 };
         if (part->receiver != 0) continue;
         enum status st = kvt_expect_heads(ranks->kvt, id + i, part->first_head - l->first_head,
-                                          part->n_heads, reserved->blocks, reserved->n_blocks,
-                                          reserved->n_cached / l->block_tokens, n_tokens, &grant);
+                                          part->n_heads, room->blocks, room->n_blocks, room->n_skip,
+                                          room->n_tokens, &grant);
         if (st == OK) {
             p->open |= 1u << i;
             keep_grant(p, i, buf_str(&grant));
@@ -70,8 +69,8 @@ static enum status expect_own(struct decode_parts *p, const struct decode_ranks 
 }
 
 static enum status ask_follower(struct decode_parts *p, const struct decode_ranks *ranks,
-                                uint32_t rank, uint64_t id, uint32_t n_tokens,
-                                const struct engine_event *reserved, struct err *err)
+                                uint32_t rank, uint64_t id, const struct decode_room *room,
+                                struct err *err)
 {
     Baton__KvHeads heads[KV_PARTS_MAX], *list[KV_PARTS_MAX];
     Baton__KvExpect m = BATON__KV_EXPECT__INIT;
@@ -87,25 +86,25 @@ static enum status ask_follower(struct decode_parts *p, const struct decode_rank
     }
     if (m.n_parts == 0) return OK;
     m.parts = list;
-    m.n_blocks = reserved->n_blocks;
-    m.blocks = (int32_t *)reserved->blocks; /* only read */
-    m.n_skip = reserved->n_cached / ranks->layout.block_tokens;
-    m.n_tokens = n_tokens;
-    if (cluster_send_proto(ranks->cluster, ranks->followers[rank - 1], FRAME_KV_EXPECT, id, 0,
+    m.n_blocks = room->n_blocks;
+    m.blocks = (int32_t *)(uintptr_t)room->blocks; /* only read */
+    m.n_skip = room->n_skip;
+    m.n_tokens = room->n_tokens;
+    if (cluster_send_proto(ranks->cluster, ranks->all[rank].node, FRAME_KV_EXPECT, id, 0,
                            &m.base) != OK)
-        return err_set(err, ERR_PEER_LOST, "rank %u of the decode node cannot be reached", rank);
+        return err_set(err, ERR_PEER_LOST, "rank %u of this node cannot be reached", rank);
     p->open |= decode_parts_of_rank(p, rank);
     return OK;
 }
 
 enum status decode_parts_expect(struct decode_parts *p, const struct decode_ranks *ranks,
-                                uint64_t id, uint64_t spread, uint32_t n_senders, uint32_t n_tokens,
-                                const struct engine_event *reserved, struct err *err)
+                                uint64_t id, uint64_t spread, uint32_t n_senders,
+                                const struct decode_room *room, struct err *err)
 {
     TRY(make_plan(p, ranks, spread, n_senders, err));
-    TRY(expect_own(p, ranks, id, n_tokens, reserved, err));
-    for (uint32_t rank = 1; rank <= ranks->n_followers; rank++)
-        TRY(ask_follower(p, ranks, rank, id, n_tokens, reserved, err));
+    TRY(expect_own(p, ranks, id, room, err));
+    for (uint32_t rank = 1; rank < ranks->n; rank++)
+        TRY(ask_follower(p, ranks, rank, id, room, err));
     return OK;
 }
 
@@ -133,18 +132,18 @@ bool decode_parts_are_granted(const struct decode_parts *p)
     return true;
 }
 
-void decode_parts_write(struct decode_parts *p, Baton__Grant *m)
+Baton__KvPart **decode_parts_write(struct decode_parts *p)
 {
-    m->n_parts = p->plan.n;
-    m->parts = ARENA_ARRAY(&p->arena, Baton__KvPart *, p->plan.n);
+    Baton__KvPart **parts = ARENA_ARRAY(&p->arena, Baton__KvPart *, p->plan.n);
     for (uint32_t i = 0; i < p->plan.n; i++) {
-        Baton__KvPart *part = m->parts[i] = ARENA_NEW(&p->arena, Baton__KvPart);
+        Baton__KvPart *part = parts[i] = ARENA_NEW(&p->arena, Baton__KvPart);
         baton__kv_part__init(part);
         part->from = p->plan.part[i].sender;
         part->to = p->plan.part[i].receiver;
         part->kvt_grant.data = (uint8_t *)p->grants[i].p;
         part->kvt_grant.len = p->grants[i].n;
     }
+    return parts;
 }
 
 /* ---- ends ---- */
@@ -155,9 +154,9 @@ void decode_parts_cancel(struct decode_parts *p, const struct decode_ranks *rank
     for (uint32_t i = 0; i < p->plan.n; i++)
         if (p->open & 1u << i && p->plan.part[i].receiver == 0)
             kvt_expect_cancel(ranks->kvt, id + i);
-    for (uint32_t rank = 1; rank <= ranks->n_followers; rank++) {
+    for (uint32_t rank = 1; rank < ranks->n; rank++) {
         if (!(p->open & decode_parts_of_rank(p, rank))) continue;
-        uint64_t process = ranks->followers[rank - 1];
+        uint64_t process = ranks->all[rank].node;
         /* It must not be lost: the blocks would stay in quarantine for good. */
         if (cluster_send_proto(ranks->cluster, process, FRAME_KV_CANCEL, id, 0, &m.base) ==
             ERR_FULL)
@@ -180,6 +179,13 @@ bool decode_parts_on_kvt(struct decode_parts *p, const struct kvt_event *ev)
         p->transport = ev->transport;
     }
     return true;
+}
+
+bool decode_parts_on_lost(struct decode_parts *p, uint32_t rank)
+{
+    const uint32_t bits = p->open & decode_parts_of_rank(p, rank);
+    p->open &= ~bits;
+    return bits != 0;
 }
 
 bool decode_parts_are_received(const struct decode_parts *p)

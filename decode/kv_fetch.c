@@ -8,12 +8,14 @@
 #include "shared/cluster/proto/node.pb-c.h"
 #include "shared/kv/kv_parts.h"
 
-enum kv_fetch_state { FETCH_ASKED, FETCH_CLOSING };
+enum kv_fetch_state { FETCH_GRANTING, FETCH_ASKED, FETCH_CLOSING };
 
 struct kv_fetch {
-    uint64_t id;  /* of the transfer, and of FETCH */
+    uint64_t id;  /* of the transfers, and of FETCH */
     uint64_t seq; /* the engine's */
     uint64_t peer;
+    uint32_t n_peer_ranks;
+    struct decode_parts parts;
     enum kv_fetch_state state;
     struct hash128 *keys; /* [n_blocks] */
     int32_t *blocks;
@@ -41,6 +43,7 @@ static void free_fetch(struct kv_fetches *f, struct kv_fetch *k)
     map_del(&f->by_id, map_key_u64(&k->id));
     list_remove(&k->link);
     f->n_live--;
+    decode_parts_release(&k->parts);
     mem_free(k->keys);
     mem_free(k->blocks);
     mem_free(k);
@@ -65,44 +68,115 @@ static void end(struct kv_fetches *f, struct kv_fetch *k, uint32_t n_good)
     free_fetch(f, k);
 }
 
+static void ask(struct kv_fetches *f, struct kv_fetch *k, uint32_t n);
+
+/* No write can reach the blocks any more on any rank. */
+static void on_fenced(struct kv_fetches *f, struct kv_fetch *k)
+{
+    const uint32_t n = k->n_has;
+    if (n == 0 || f->broken) {
+        end(f, k, 0);
+        return;
+    }
+    map_del(&f->by_id, map_key_u64(&k->id));
+    decode_parts_release(&k->parts);
+    k->is_again = true;
+    k->n_has = 0;
+    ask(f, k, n);
+}
+
 static void close_fetch(struct kv_fetches *f, struct kv_fetch *k)
 {
     if (k->state == FETCH_CLOSING) return;
     k->state = FETCH_CLOSING;
-    kvt_expect_cancel(f->kvt, k->id);
+    if (k->parts.open) decode_parts_cancel(&k->parts, f->ranks, k->id);
+    else on_fenced(f, k);
+}
+
+/* Nothing is asked for again. */
+static void give_up(struct kv_fetches *f, struct kv_fetch *k)
+{
+    k->n_has = 0;
+    close_fetch(f, k);
 }
 
 /* ---- asking ---- */
 
-static enum status send_fetch(struct kv_fetches *f, const struct kv_fetch *k,
-                              const struct buf *grant)
+/* A node of one rank is asked by one as releases did that knew no others. */
+static bool is_plain(const struct kv_fetches *f, const struct kv_fetch *k)
+{
+    return f->ranks->n == 1 && k->n_peer_ranks == 1;
+}
+
+static void write_parts(const struct kv_fetches *f, struct kv_fetch *k, Baton__Fetch *m)
+{
+    const struct decode_ranks *ranks = f->ranks;
+    m->n_parts = k->parts.plan.n;
+    m->parts = decode_parts_write(&k->parts);
+    m->n_from = k->n_peer_ranks;
+    m->n_to = ranks->n;
+    m->to = ARENA_ARRAY(&k->parts.arena, Baton__NodeAddress *, ranks->n);
+    for (uint32_t rank = 0; rank < ranks->n; rank++) {
+        const struct group_member *of = &ranks->all[rank];
+        Baton__NodeAddress *a = m->to[rank] = ARENA_NEW(&k->parts.arena, Baton__NodeAddress);
+        baton__node_address__init(a);
+        a->node = of->node;
+        a->host = (char *)(uintptr_t)of->host; /* only read */
+        a->port = of->port;
+    }
+}
+
+static enum status send_fetch(const struct kv_fetches *f, struct kv_fetch *k)
 {
     Baton__Fetch m = BATON__FETCH__INIT;
     m.keys.data = (uint8_t *)k->keys;
     m.keys.len = k->n_asked * sizeof *k->keys;
-    m.kvt_grant.data = (uint8_t *)grant->data;
-    m.kvt_grant.len = grant->len;
-    m.layout = kv_layout_hash(engine_kv_layout(f->engine));
-    return cluster_send_proto(f->cluster, k->peer, FRAME_FETCH, k->id, 0, &m.base);
+    m.layout = kv_layout_hash_of_model(&f->ranks->layout);
+    if (is_plain(f, k)) {
+        m.kvt_grant.data = (uint8_t *)(uintptr_t)k->parts.grants[0].p;
+        m.kvt_grant.len = k->parts.grants[0].n;
+    } else {
+        write_parts(f, k, &m);
+    }
+    return cluster_send_proto(f->ranks->cluster, k->peer, FRAME_FETCH, k->id, 0, &m.base);
 }
 
-/* Grants the first n blocks and asks the peer to write them. Ends the record when it cannot. */
+/* Asks the peer once the grants of all ranks are here. May end the record. */
+static void ask_if_granted(struct kv_fetches *f, struct kv_fetch *k)
+{
+    if (!decode_parts_are_granted(&k->parts)) return;
+    k->state = FETCH_ASKED;
+    const enum status st = send_fetch(f, k);
+    arena_release(&k->parts.arena);
+    if (st != OK) close_fetch(f, k);
+}
+
+/* Grants the first n blocks, so that the peer can write them. May end the record. */
 static void ask(struct kv_fetches *f, struct kv_fetch *k, uint32_t n)
 {
-    struct buf grant = { 0 };
-    const uint32_t n_tokens = n * engine_kv_layout(f->engine)->block_tokens;
-    k->id = f->id_base + kv_parts_id(++*f->next_id);
-    k->state = FETCH_ASKED;
+    struct err err = { 0 };
+    const uint64_t serial = ++*f->next_id;
+    const struct decode_room room = { .blocks = k->blocks,
+                                      .n_blocks = n,
+                                      .n_tokens = n * f->ranks->layout.block_tokens };
+    k->id = f->id_base + kv_parts_id(serial);
+    k->state = FETCH_GRANTING;
     k->n_asked = n;
+    decode_parts_init(&k->parts);
     map_put(&f->by_id, map_key_u64(&k->id), k);
-    if (kvt_expect(f->kvt, k->id, k->blocks, n, 0, n_tokens, &grant) != OK) end(f, k, 0);
-    else if (send_fetch(f, k, &grant) != OK) close_fetch(f, k);
-    buf_release(&grant);
+    if (decode_parts_expect(&k->parts, f->ranks, k->id, serial, k->n_peer_ranks, &room, &err) ==
+        OK) {
+        ask_if_granted(f, k);
+        return;
+    }
+    log_debug("kv not fetched", "sequence=%016llx why=\"%s\"", (unsigned long long)k->seq,
+              err.text);
+    close_fetch(f, k);
 }
 
 static void begin(struct kv_fetches *f, const struct engine_event *ev)
 {
-    if (!f->kvt) { /* no transport: nobody can write */
+    if (!f->ranks->kvt || f->broken) { /* nobody can write to all ranks */
         const enum status st = engine_fetched(f->engine, ev->id, 0);
         ASSERT(st == OK || st == ERR_CANCELED);
         return;
@@ -110,6 +184,7 @@ static void begin(struct kv_fetches *f, const struct engine_event *ev)
     struct kv_fetch *k = MEM_NEW(struct kv_fetch);
     k->seq = ev->id;
     k->peer = ev->peer;
+    k->n_peer_ranks = ev->n_peer_ranks;
     k->n_blocks = ev->n_blocks;
     k->keys = mem_dup(ev->keys, ev->n_blocks * sizeof *ev->keys);
     k->blocks = mem_dup(ev->blocks, ev->n_blocks * sizeof *ev->blocks);
@@ -126,19 +201,39 @@ void kv_fetches_on_engine(struct kv_fetches *f, const struct engine_event *ev)
         begin(f, ev);
         return;
     }
-    LIST_FOREACH (k, &f->live, struct kv_fetch, link) {
-        if (k->seq != ev->id) continue;
-        k->is_again = true; /* nor is it asked for again */
-        k->n_has = 0;
-        close_fetch(f, k);
-    }
+    LIST_FOREACH (k, &f->live, struct kv_fetch, link)
+        if (k->seq == ev->id) give_up(f, k);
 }
 
 /* ---- answers ---- */
 
-void kv_fetches_on_message(struct kv_fetches *f, const struct cluster_message *m)
+static struct kv_fetch *find(const struct kv_fetches *f, uint64_t id)
 {
-    struct kv_fetch *k = map_get(&f->by_id, map_key_u64(&m->request));
+    return map_get(&f->by_id, map_key_u64(&id));
+}
+
+const struct decode_parts *kv_fetches_parts(const struct kv_fetches *f, uint64_t id)
+{
+    const struct kv_fetch *k = find(f, id);
+    return k ? &k->parts : NULL;
+}
+
+void kv_fetches_on_grants(struct kv_fetches *f, const struct cluster_message *m)
+{
+    struct kv_fetch *k = find(f, m->request);
+    if (!k || k->state != FETCH_GRANTING) return;
+    if (decode_parts_take_grants(&k->parts, f->ranks, m) == OK) {
+        ask_if_granted(f, k);
+        return;
+    }
+    log_warn("kv not fetched", "sequence=%016llx why=\"%s sent other grants than asked\"",
+             (unsigned long long)k->seq, m->from_name);
+    close_fetch(f, k);
+}
+
+void kv_fetches_on_refused(struct kv_fetches *f, const struct cluster_message *m)
+{
+    struct kv_fetch *k = find(f, m->request);
     if (!k || k->peer != m->from || k->state != FETCH_ASKED) return;
     Baton__FetchRefused *r = baton__fetch_refused__unpack(NULL, m->body.n,
                                                           (const uint8_t *)m->body.p);
@@ -150,53 +245,50 @@ void kv_fetches_on_message(struct kv_fetches *f, const struct cluster_message *m
     close_fetch(f, k);
 }
 
-/* No write can reach the blocks any more. */
-static void on_fenced(struct kv_fetches *f, struct kv_fetch *k)
+/* A part has ended, one way or the other. */
+static void end_if_over(struct kv_fetches *f, struct kv_fetch *k)
 {
-    const uint32_t n = k->n_has;
-    if (n == 0) {
-        end(f, k, 0);
-        return;
+    if (decode_parts_are_received(&k->parts)) {
+        counter_add(f->bytes, k->parts.bytes);
+        end(f, k, k->n_asked);
+    } else if (k->state == FETCH_CLOSING && !k->parts.open) {
+        on_fenced(f, k);
     }
-    map_del(&f->by_id, map_key_u64(&k->id));
-    k->is_again = true;
-    k->n_has = 0;
-    ask(f, k, n);
 }
 
 void kv_fetches_on_kvt(struct kv_fetches *f, const struct kvt_event *ev)
 {
-    struct kv_fetch *k = map_get(&f->by_id, map_key_u64(&ev->id));
-    if (!k) return;
-    switch (ev->kind) {
-    case KVT_RECEIVED:
-        counter_add(f->bytes, ev->bytes);
-        end(f, k, k->n_asked);
-        break;
-    case KVT_RECEIVE_FAILED: /* FENCED follows, as after a cancel */
+    struct kv_fetch *k = find(f, kv_part_owner(ev->id));
+    if (!k || !decode_parts_on_kvt(&k->parts, ev)) return;
+    if (ev->kind != KVT_RECEIVE_FAILED) {
+        end_if_over(f, k);
+    } else if (k->state != FETCH_CLOSING) { /* else it is the answer to a cancel */
         log_debug("kv fetch failed", "sequence=%016llx why=\"%s\"", (unsigned long long)k->seq,
                   ev->text);
-        k->state = FETCH_CLOSING;
-        break;
-    case KVT_FENCED: on_fenced(f, k); break;
-    default: break;
+        give_up(f, k);
+    }
+}
+
+static void on_follower_lost(struct kv_fetches *f, uint32_t rank)
+{
+    f->broken = true;
+    LIST_FOREACH (k, &f->live, struct kv_fetch, link) {
+        if (!decode_parts_on_lost(&k->parts, rank)) continue;
+        if (k->state != FETCH_CLOSING) give_up(f, k);
+        else end_if_over(f, k);
     }
 }
 
 void kv_fetches_on_lost(struct kv_fetches *f, uint64_t node)
 {
-    LIST_FOREACH (k, &f->live, struct kv_fetch, link) {
-        if (k->peer != node) continue;
-        k->n_has = 0;
-        close_fetch(f, k);
-    }
+    const uint32_t rank = decode_ranks_find(f->ranks, node);
+    if (rank) on_follower_lost(f, rank);
+    LIST_FOREACH (k, &f->live, struct kv_fetch, link)
+        if (k->peer == node) give_up(f, k);
 }
 
 void kv_fetches_sweep(struct kv_fetches *f, uint64_t now_ms)
 {
     LIST_FOREACH (k, &f->live, struct kv_fetch, link)
-        if (now_ms > k->t_asked_ms + k->patience_ms) {
-            k->n_has = 0;
-            close_fetch(f, k);
-        }
+        if (now_ms > k->t_asked_ms + k->patience_ms) give_up(f, k);
 }

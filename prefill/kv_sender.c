@@ -95,6 +95,15 @@ void kv_sender_cancel(struct kv_sender *k, struct kv_sends *s)
     if (s->open) kvt_send_cancel(k->kvt, s->id);
 }
 
+void kv_sender_write(struct kv_sender *k, const struct kv_layout *l, uint64_t id,
+                     const int32_t *blocks, uint32_t n)
+{
+    enum status st = OK;
+    for (uint32_t layer = 0; layer < l->n_layers && st == OK; layer++)
+        st = kvt_send_ready(k->kvt, id, layer, 0, n * l->block_tokens, blocks);
+    kvt_send_finish(k->kvt, id); /* short, if a layer was not taken: it fails then */
+}
+
 /* ---- routes ---- */
 
 static void fail_route(struct kv_sender *k, struct kv_route *route, enum status st,

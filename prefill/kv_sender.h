@@ -1,5 +1,5 @@
-/* kv_sender.h - this process's transfers of prompts: opens them once the data connections to all
- * their receivers are up. Leaders and followers of a node use it alike.
+/* kv_sender.h - this process's transfers of prompts and of blocks that are lent: opens them once
+ * the data connections to all their receivers are up. Leaders and followers of a node use it alike.
  *
  * Of the prompts that wait for a connection that is doubted (kv_route.h), the oldest stays, so that
  * somebody finds out; the others end with ERR_BUSY, to go elsewhere at once.
@@ -58,6 +58,9 @@ enum status kv_sender_learn(struct kv_sender *k, const Baton__NodeAddress *a,
 bool kv_sender_start(struct kv_sender *k, struct kv_sends *s);
 /* Those that were opened end with SENT or SEND_FAILED. */
 void kv_sender_cancel(struct kv_sender *k, struct kv_sends *s);
+/* Those of `id` are open: sends all layers of blocks [n] that are complete, and nothing after. */
+void kv_sender_write(struct kv_sender *k, const struct kv_layout *l, uint64_t id,
+                     const int32_t *blocks, uint32_t n);
 void kv_sender_on_answer(struct kv_sender *k, const struct cluster_message *m);
 /* An event of a peer; false: of a transfer. */
 bool kv_sender_on_kvt(struct kv_sender *k, const struct kvt_event *ev);

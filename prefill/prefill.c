@@ -56,9 +56,8 @@ struct prefill_worker *prefill_create(const struct prefill_options *o)
                                     .on_failed = on_sends_failed,
                                     .arg = w };
     kv_sender_init(&w->sender);
-    w->lends = (struct kv_lends){ .kvt = o->kvt,
-                                  .engine = o->engine,
-                                  .cluster = o->cluster,
+    w->lends = (struct kv_lends){ .engine = o->engine,
+                                  .ranks = &w->ranks,
                                   .sender = &w->sender,
                                   .id_base = o->id_base,
                                   .next_id = &w->next_id };
@@ -325,8 +324,9 @@ static void compute_if_open(struct prefill_worker *w, struct prefill_prompt *p)
         .want_prompt_logprobs = p->wire.prompt_logprobs,
         .prefill_only = true,
         .goes_first = p->goes_first,
-        .peer = p->peer,
-        .n_peer_tokens = p->n_peer_tokens,
+        .peer = p->kept.node,
+        .n_peer_tokens = p->kept.n_tokens,
+        .n_peer_ranks = p->kept.n_ranks,
     };
     enum status st = engine_submit(w->o.engine, &r);
     if (st != OK) {
@@ -351,8 +351,7 @@ static void on_sends_open(void *arg, struct kv_sends *s)
     struct prefill_worker *w = arg;
     if (kv_lends_on_open(&w->lends, s)) return;
     struct prefill_prompt *p = prompt_of(w, s);
-    p->parts.open |= s->open;
-    p->parts.opening &= ~1u;
+    prompt_parts_opened(&p->parts);
     compute_if_open(w, p);
 }
 
@@ -362,8 +361,15 @@ static void on_sends_failed(void *arg, struct kv_sends *s, enum status st, const
     if (kv_lends_on_failed(&w->lends, s, text)) return;
     struct prefill_prompt *p = prompt_of(w, s);
     struct failure f = failure_of_transfer(st, text);
-    p->parts.open |= s->open;
+    prompt_parts_opened(&p->parts);
     fail_prompt(w, p, f.st, f.blame, f.text);
+}
+
+static struct prompt_parts_asked asked_of(const Baton__Prefill *m)
+{
+    return (struct prompt_parts_asked){
+        .to = m->decode, .n_to = m->n_decode, .parts = m->parts, .n_parts = m->n_parts
+    };
 }
 
 /* Every rank opens its own transfers. The first few that wait for a connection need no credit:
@@ -371,9 +377,10 @@ static void on_sends_failed(void *arg, struct kv_sends *s, enum status st, const
 static void open_transfers(struct prefill_worker *w, struct prefill_prompt *p,
                            const Baton__Prefill *body)
 {
+    const struct prompt_parts_asked asked = asked_of(body);
     p->state = PROMPT_CONNECTING;
     p->t_connect_ms = clock_ms();
-    if (prompt_parts_ask(&p->parts, &w->ranks, body) != OK)
+    if (prompt_parts_ask(&p->parts, &w->ranks, &asked) != OK)
         fail_prompt(w, p, ERR_PEER_LOST, BLAME_NODE,
                     "a rank of the prefill node cannot be reached");
     else if (p->parts.sends.n && kv_sender_start(&w->sender, &p->parts.sends)) return_credit(w, p);
@@ -384,9 +391,10 @@ static enum status take_prefill(struct prefill_worker *w, struct prefill_prompt 
 {
     if (!body || !body->generation)
         return err_set(err, ERR_FORMAT, "the prefill message is malformed");
-    TRY(prompt_parts_take(&p->parts, &w->ranks, &w->sender, body, &p->arena, err));
+    const struct prompt_parts_asked asked = asked_of(body);
+    TRY(prompt_parts_take(&p->parts, &w->ranks, &w->sender, &asked, &p->arena, err));
     p->decode = body->decode[0]->node;
-    p->peer = kv_kept_learn(w->o.cluster, body->kept, &p->n_peer_tokens);
+    p->kept = kv_kept_learn(w->o.cluster, body->kept);
     return generation_wire_decode(body->generation, &p->arena, &p->wire, err);
 }
 
@@ -428,8 +436,9 @@ static bool on_follower_event(struct prefill_worker *w, const struct cluster_mes
     if (!rank || kvt_event_decode(m->body, &ev) != OK) return false;
     uint64_t id = kv_part_owner(ev.id);
     struct prefill_prompt *p = map_get(&w->by_id, map_key_u64(&id));
-    if (!p) return false; /* a sequence of the decode worker, or one that has ended */
-    if (prompt_parts_of_rank(&p->parts, rank) & 1u << kv_part_index(ev.id)) prefill_on_kvt(w, &ev);
+    const struct prompt_parts *parts = p ? &p->parts : kv_lends_parts(&w->lends, id);
+    if (!parts) return false; /* of the decode worker, or of what has ended */
+    if (prompt_parts_of_rank(parts, rank) & 1u << kv_part_index(ev.id)) prefill_on_kvt(w, &ev);
     return true;
 }
 
@@ -484,12 +493,9 @@ static void on_follower_lost(struct prefill_worker *w, uint32_t rank)
 {
     w->broken = true;
     LIST_FOREACH (p, &w->live, struct prefill_prompt, link) {
-        uint32_t bits = p->parts.open & prompt_parts_of_rank(&p->parts, rank);
-        if (!bits) continue;
-        if (p->state != PROMPT_CLOSING)
-            fail_prompt(w, p, ERR_PEER_LOST, BLAME_NODE, "a rank of the prefill node was lost");
-        p->parts.open &= ~bits;
-        end_if_sent(w, p);
+        if (!prompt_parts_on_lost(&p->parts, rank)) continue;
+        if (p->state == PROMPT_CLOSING) end_if_sent(w, p);
+        else fail_prompt(w, p, ERR_PEER_LOST, BLAME_NODE, "a rank of the prefill node was lost");
     }
 }
 

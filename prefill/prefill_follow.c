@@ -2,6 +2,7 @@
 #include "prefill/prefill_follow.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "kvtransfer/event_wire.h"
 #include "prefill/kv_sender.h"
@@ -15,11 +16,14 @@ enum {
     STOPPED_MS = 1500 /* a sweep that comes so late shows that this process was stopped */
 };
 
-/* What this rank sends of one prompt of the leader. Thread: loop. Owner: prefill_follower. */
+/* What this rank sends of one prompt of the leader, or of blocks that it lends. Thread: loop.
+ * Owner: prefill_follower. */
 struct prefill_follow_prompt {
     struct kv_sends sends;
-    uint32_t left;      /* bit i: part i has not ended */
-    struct arena arena; /* holds the grants */
+    uint32_t left;         /* bit i: part i has not ended */
+    const int32_t *blocks; /* [n_blocks] lent: all layers are there; none: a prompt */
+    uint32_t n_blocks;
+    struct arena arena; /* holds the grants and blocks until the transfers are open */
     struct list link;
 };
 
@@ -123,9 +127,11 @@ static void give_up(struct prefill_follower *f, struct prefill_follow_prompt *p,
 static void on_open(void *arg, struct kv_sends *s)
 {
     struct prefill_follower *f = arg;
+    struct prefill_follow_prompt *p = find(f, s->id);
     Baton__KvOpened m = BATON__KV_OPENED__INIT;
-    answer_send(f->o.cluster, f->o.leader, FRAME_KV_OPENED, s->id, 0, &m.base);
-    arena_release(&find(f, s->id)->arena); /* kvtransfer has the grants */
+    if (p->n_blocks > 0) kv_sender_write(&f->sender, &f->o.layout, s->id, p->blocks, p->n_blocks);
+    else answer_send(f->o.cluster, f->o.leader, FRAME_KV_OPENED, s->id, 0, &m.base);
+    arena_release(&p->arena); /* kvtransfer has what was in it */
 }
 
 static void on_failed(void *arg, struct kv_sends *s, enum status st, const char *text)
@@ -142,8 +148,14 @@ static enum status take_parts(struct prefill_follower *f, struct prefill_follow_
                               const Baton__KvSend *m, struct err *err)
 {
     if (!m || m->n_parts == 0 || m->n_parts > KV_PARTS_MAX || m->n_to != m->n_parts ||
-        m->n_kvt_grants != m->n_parts)
+        m->n_kvt_grants != m->n_parts || m->n_blocks > f->o.layout.n_blocks)
         return err_set(err, ERR_FORMAT, "it asks to send malformed KV parts");
+    if (m->n_blocks > 0) {
+        int32_t *blocks = ARENA_ARRAY(&p->arena, int32_t, m->n_blocks);
+        memcpy(blocks, m->blocks, m->n_blocks * sizeof *blocks);
+        p->blocks = blocks;
+        p->n_blocks = (uint32_t)m->n_blocks;
+    }
     for (size_t i = 0; i < m->n_parts; i++) {
         if (m->parts[i] >= KV_PARTS_MAX || kv_sends_all(&p->sends) & 1u << m->parts[i])
             return err_set(err, ERR_FORMAT, "it asks to send KV part %u", m->parts[i]);

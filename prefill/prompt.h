@@ -6,6 +6,7 @@
 #include "prefill/prompt_parts.h"
 #include "shared/base/list.h"
 #include "shared/base/mem.h"
+#include "shared/cluster/answer.h"
 #include "shared/cluster/cluster.h"
 #include "shared/cluster/generation_wire.h"
 #include "shared/engine/engine.h"
@@ -39,10 +40,9 @@ struct prefill_prompt {
     uint64_t queue_ns, prefill_ns;
     uint32_t n_cached;
     struct engine_cache_use cache;
-    uint64_t peer; /* that is said to have KV of it; 0: none */
-    uint32_t n_peer_tokens;
-    struct list link;  /* worker.live */
-    struct list queue; /* worker.asked; else unlinked */
+    struct kv_kept kept; /* who is said to have KV of it */
+    struct list link;    /* worker.live */
+    struct list queue;   /* worker.asked; else unlinked */
 };
 
 #endif

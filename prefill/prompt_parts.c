@@ -23,32 +23,39 @@ uint32_t prompt_parts_of_rank(const struct prompt_parts *p, uint32_t rank)
 }
 
 enum status prompt_parts_take(struct prompt_parts *p, const struct prefill_ranks *ranks,
-                              struct kv_sender *sender, const Baton__Prefill *m,
+                              struct kv_sender *sender, const struct prompt_parts_asked *a,
                               struct arena *arena, struct err *err)
 {
-    if (m->n_decode == 0 || m->n_decode > KV_RANKS_MAX || m->n_parts == 0 ||
-        m->n_parts > KV_PARTS_MAX)
+    if (a->n_to == 0 || a->n_to > KV_RANKS_MAX || a->n_parts == 0 || a->n_parts > KV_PARTS_MAX)
         return err_set(err, ERR_PEER_MISMATCH, /* the grant's fault, not the request's */
                        "the prompt's KV goes to %zu ranks in %zu parts, not 1 to %d and 1 to %d",
-                       m->n_decode, m->n_parts, KV_RANKS_MAX, KV_PARTS_MAX);
-    for (size_t i = 0; i < m->n_decode; i++) TRY(kv_sender_learn(sender, m->decode[i], err));
-    for (uint32_t i = 0; i < m->n_parts; i++) {
-        const Baton__KvPart *part = m->parts[i];
-        if (part->from > ranks->n_followers || part->to >= m->n_decode || part->kvt_grant.len == 0)
+                       a->n_to, a->n_parts, KV_RANKS_MAX, KV_PARTS_MAX);
+    for (size_t i = 0; i < a->n_to; i++) TRY(kv_sender_learn(sender, a->to[i], err));
+    for (uint32_t i = 0; i < a->n_parts; i++) {
+        const Baton__KvPart *part = a->parts[i];
+        if (part->from > ranks->n_followers || part->to >= a->n_to || part->kvt_grant.len == 0)
             return err_set(err, ERR_PEER_MISMATCH,
                            "a KV part goes from rank %u to rank %u, of %u and %zu", part->from,
-                           part->to, ranks->n_followers + 1, m->n_decode);
+                           part->to, ranks->n_followers + 1, a->n_to);
         p->from[i] = (uint8_t)part->from;
         if (part->from == 0)
-            kv_sends_add(&p->sends, i, m->decode[part->to]->node, part->kvt_grant, arena);
+            kv_sends_add(&p->sends, i, a->to[part->to]->node, part->kvt_grant, arena);
     }
-    p->n = (uint32_t)m->n_parts;
+    p->n = (uint32_t)a->n_parts;
     p->opening = p->sends.n ? 1 : 0;
     return OK;
 }
 
+void prompt_parts_take_one(struct prompt_parts *p, uint64_t process, ProtobufCBinaryData grant,
+                           struct arena *arena)
+{
+    kv_sends_add(&p->sends, 0, process, grant, arena);
+    p->from[0] = 0;
+    p->n = p->opening = 1;
+}
+
 static enum status ask_one(struct prompt_parts *p, const struct prefill_ranks *ranks, uint32_t rank,
-                           const Baton__Prefill *m)
+                           const struct prompt_parts_asked *a)
 {
     uint32_t parts[KV_PARTS_MAX];
     Baton__NodeAddress *to[KV_PARTS_MAX];
@@ -57,25 +64,27 @@ static enum status ask_one(struct prompt_parts *p, const struct prefill_ranks *r
     for (uint32_t i = 0; i < p->n; i++) {
         if (p->from[i] != rank) continue;
         parts[ask.n_parts] = i;
-        to[ask.n_parts] = m->decode[m->parts[i]->to];
-        grants[ask.n_parts++] = m->parts[i]->kvt_grant;
+        to[ask.n_parts] = a->to[a->parts[i]->to];
+        grants[ask.n_parts++] = a->parts[i]->kvt_grant;
     }
     if (ask.n_parts == 0) return OK;
     ask.parts = parts;
     ask.to = to;
     ask.kvt_grants = grants;
     ask.n_to = ask.n_kvt_grants = ask.n_parts;
+    ask.blocks = (int32_t *)(uintptr_t)a->blocks; /* only read */
+    ask.n_blocks = a->n_blocks;
     TRY(cluster_send_proto(ranks->cluster, ranks->followers[rank - 1], FRAME_KV_SEND, p->id, 0,
                            &ask.base));
     p->open |= prompt_parts_of_rank(p, rank);
-    p->opening |= 1u << rank;
+    if (a->n_blocks == 0) p->opening |= 1u << rank;
     return OK;
 }
 
 enum status prompt_parts_ask(struct prompt_parts *p, const struct prefill_ranks *ranks,
-                             const Baton__Prefill *m)
+                             const struct prompt_parts_asked *a)
 {
-    for (uint32_t rank = 1; rank <= ranks->n_followers; rank++) TRY(ask_one(p, ranks, rank, m));
+    for (uint32_t rank = 1; rank <= ranks->n_followers; rank++) TRY(ask_one(p, ranks, rank, a));
     return OK;
 }
 
@@ -98,6 +107,12 @@ bool prompt_parts_go_to(const struct prompt_parts *p, uint64_t process)
     return false;
 }
 
+void prompt_parts_opened(struct prompt_parts *p)
+{
+    p->open |= p->sends.open;
+    p->opening &= ~1u;
+}
+
 bool prompt_parts_end(struct prompt_parts *p, const struct kvt_event *ev)
 {
     uint32_t bit = 1u << kv_part_index(ev->id);
@@ -107,4 +122,11 @@ bool prompt_parts_end(struct prompt_parts *p, const struct kvt_event *ev)
     p->bytes += ev->bytes;
     if (ev->ns >= p->slowest.ns) p->slowest = *ev;
     return true;
+}
+
+bool prompt_parts_on_lost(struct prompt_parts *p, uint32_t rank)
+{
+    const uint32_t bits = p->open & prompt_parts_of_rank(p, rank);
+    p->open &= ~bits;
+    return bits != 0;
 }

@@ -159,6 +159,7 @@ static Baton__KvKept *kept_for(const struct entry *e, const struct request *r, u
     baton__kv_kept__init(k);
     k->node = address_of(by->node, by->host, by->cluster_port, arena);
     k->n_tokens = n_tokens;
+    k->n_ranks = 1 + by->n_followers;
     return k;
 }
 

@@ -470,8 +470,21 @@ static struct scheduler *start_scheduler(struct node *n)
     return scheduler_create(&s);
 }
 
+/* Where peers reach this process. */
+static void note_self(struct node *n)
+{
+    struct group_member *me = &n->ranks.all[0];
+    me->node = n->id;
+    me->port = cluster_port(n->cluster);
+    snprintf(me->host, sizeof me->host, "%s", n->o.advertise_host);
+}
+
 static void start_engine_workers(struct node *n)
 {
+    const uint32_t n_ranks = n->ranks.group ? n->o.tp.size : 1;
+    uint64_t followers[KV_RANKS_MAX];
+    note_self(n);
+    for (uint32_t r = 1; r < n_ranks; r++) followers[r - 1] = n->ranks.all[r].node;
     struct decode_options d = {
         .loop = n->loop,
         .engine = n->engine,
@@ -481,8 +494,8 @@ static void start_engine_workers(struct node *n)
         .max_decode_seqs = n->o.max_waiting + n->o.max_seqs,
         .resume_window_ms = n->o.resume_ms,
         .id_base = DECODE_IDS,
-        .followers = n->ranks.all + 1,
-        .n_followers = n->ranks.group ? n->o.tp.size - 1 : 0,
+        .ranks = n->ranks.all,
+        .n_ranks = n_ranks,
     };
     struct prefill_options p = {
         .loop = n->loop,
@@ -493,8 +506,8 @@ static void start_engine_workers(struct node *n)
         .step_tokens = n->o.max_batched_tokens,
         .max_prompts = n->o.max_waiting,
         .id_base = PREFILL_IDS,
-        .followers = n->ranks.all + 1,
-        .n_followers = n->ranks.group ? n->o.tp.size - 1 : 0,
+        .followers = followers,
+        .n_followers = n_ranks - 1,
     };
     n->decode = decode_create(&d);
     n->prefill = prefill_create(&p);

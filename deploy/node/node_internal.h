@@ -69,13 +69,13 @@ struct node {
     bool leaves;   /* it has no requests left, and wants to leave the group; ... */
     bool has_left; /* ... and no group needs this rank any more */
     struct {
-        struct group *group;        /* NULL: the node is this process alone */
-        bool is_loaded;             /* this process has its weights */
-        bool is_one;                /* its engines have met */
-        uint64_t lost_epoch;        /* the last that a rank was lost in */
-        uint64_t all[KV_RANKS_MAX]; /* their processes, by rank */
-        uint64_t leave_epoch;       /* in which all leave */
-        atomic_bool is_lost;        /* a rank is gone, and lost_why says which: written once */
+        struct group *group;                   /* NULL: the node is this process alone */
+        bool is_loaded;                        /* this process has its weights */
+        bool is_one;                           /* its engines have met */
+        uint64_t lost_epoch;                   /* the last that a rank was lost in */
+        struct group_member all[KV_RANKS_MAX]; /* by rank; of one alone this process */
+        uint64_t leave_epoch;                  /* in which all leave */
+        atomic_bool is_lost; /* a rank is gone, and lost_why says which: written once */
         char lost_why[GROUP_WHY_MAX];
         struct decode_follower *decode; /* of a rank above 0, in place of the two workers */
         struct prefill_follower *prefill;

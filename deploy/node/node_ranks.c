@@ -85,13 +85,14 @@ static void start_followers(struct node *n)
         .kvt = n->kvt,
         .layout = *engine_kv_layout(n->engine),
         .cluster = n->cluster,
-        .leader = n->ranks.all[0],
+        .leader = n->ranks.all[0].node,
     };
     const struct prefill_follow_options p = {
         .loop = n->loop,
         .kvt = n->kvt,
+        .layout = d.layout,
         .cluster = n->cluster,
-        .leader = n->ranks.all[0],
+        .leader = d.leader,
     };
     n->ranks.decode = decode_follow_create(&d);
     n->ranks.prefill = prefill_follow_create(&p);
@@ -151,7 +152,7 @@ static void note_members(struct node *n, const struct group_roster *r)
 {
     for (uint32_t i = 0; i < r->n; i++) {
         const struct group_member *m = &r->members[i];
-        n->ranks.all[i] = m->node;
+        n->ranks.all[i] = *m;
         if (m->node != n->id) cluster_learn(n->cluster, m->node, m->host, m->port);
     }
 }

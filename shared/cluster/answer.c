@@ -53,11 +53,11 @@ void answer_send_lacking(struct cluster *c, uint64_t entry, uint64_t request, ui
     answer_send(c, entry, FRAME_FAILED, request, attempt, &m.base);
 }
 
-uint64_t kv_kept_learn(struct cluster *c, const Baton__KvKept *kept, uint32_t *n_tokens)
+struct kv_kept kv_kept_learn(struct cluster *c, const Baton__KvKept *kept)
 {
     const Baton__NodeAddress *a = kept ? kept->node : NULL;
-    if (!a || a->node == 0 || a->port == 0 || a->port > UINT16_MAX || kept->n_tokens == 0) return 0;
-    *n_tokens = kept->n_tokens;
+    if (!a || a->node == 0 || a->port == 0 || a->port > UINT16_MAX || kept->n_tokens == 0)
+        return (struct kv_kept){ 0 };
     cluster_learn(c, a->node, a->host, (uint16_t)a->port);
-    return a->node;
+    return (struct kv_kept){ a->node, kept->n_tokens, kept->n_ranks ? kept->n_ranks : 1 };
 }

@@ -35,9 +35,13 @@ enum failed_blame failed_blame_of_engine(enum status st);
  * (prefill/kv_route.h), ERR_FULL if one of the two has no place for another. `text` is borrowed;
  * "": the event had none. */
 struct failure failure_of_transfer(enum status st, const char *text);
-/* The node that is said to have KV of a prompt, whose address the cluster learns; 0: none, or not a
- * valid one. */
-uint64_t kv_kept_learn(struct cluster *c, const Baton__KvKept *kept, uint32_t *n_tokens);
+/* A node that is said to have the KV of the first n_tokens of a prompt. */
+struct kv_kept {
+    uint64_t node; /* its first rank; 0: none is */
+    uint32_t n_tokens, n_ranks;
+};
+/* Reads it, and the cluster learns its address. Of a malformed one node is 0. */
+struct kv_kept kv_kept_learn(struct cluster *c, const Baton__KvKept *kept);
 /* The attempt failed on this node. */
 void answer_send_failed(struct cluster *c, uint64_t entry, uint64_t request, uint32_t attempt,
                         const struct failure *f);

@@ -128,6 +128,7 @@ struct engine_request {
      * fetched (FETCH) if that is expected to be sooner than computing them. */
     uint64_t peer;
     uint32_t n_peer_tokens;
+    uint32_t n_peer_ranks; /* only handed on, with FETCH */
 };
 
 enum engine_event_kind {
@@ -172,8 +173,8 @@ struct engine_event {
     struct engine_cache_use cache; /* STARTED, FINISHED: of n_cached */
     uint32_t n_blocks;             /* RESERVED: blocks for the whole prompt. FETCH, LENT */
     const struct hash128 *keys;    /* FETCH: [n_blocks] of the blocks, valid during the callback */
-    uint64_t peer;                 /* FETCH, and how long at most it is worth waiting for it */
-    uint32_t patience_ms;
+    uint64_t peer;                 /* FETCH, its ranks, and how long at most it is worth waiting */
+    uint32_t n_peer_ranks, patience_ms;
     /* RESERVED, FETCH, LENT: [n_blocks], valid during the callback. Of RESERVED the first
      * n_cached / block_tokens of them hold their KV already and must not be written. */
     const int32_t *blocks;

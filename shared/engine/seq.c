@@ -109,6 +109,7 @@ enum status seq_create(const struct engine_request *r, const struct seq_limits *
     s->lp_next = r->want_prompt_logprobs ? 1 : r->n_prompt;
     s->fetch.peer = r->peer;
     s->fetch.n_peer_tokens = r->n_peer_tokens;
+    s->fetch.n_peer_ranks = r->n_peer_ranks;
     s->seed = hash_block_seed(l->model_fingerprint, r->cache_salt);
     s->two_attention_paths = l->two_attention_paths;
     s->t_submit_ns = clock_ns();

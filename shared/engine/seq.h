@@ -32,7 +32,7 @@ enum seq_state {
 /* What a peer brings. */
 struct seq_fetch {
     uint64_t peer; /* of the request; 0: none */
-    uint32_t n_peer_tokens;
+    uint32_t n_peer_tokens, n_peer_ranks;
     bool runs;         /* nobody else may use blocks [first, first + n) */
     uint32_t first, n; /* in the sequence's blocks */
     uint32_t n_good;   /* once it does not run */

@@ -21,6 +21,12 @@ struct kv_layout kv_layout_of_rank(const struct kv_layout *l, uint32_t rank, uin
     return out;
 }
 
+uint64_t kv_layout_hash_of_model(const struct kv_layout *l)
+{
+    const struct kv_layout whole = kv_layout_of_rank(l, 0, 1);
+    return kv_layout_hash(&whole);
+}
+
 static bool holds(const struct kv_layout *l, uint32_t head)
 {
     return head >= l->first_head && head - l->first_head < l->n_kv_heads;

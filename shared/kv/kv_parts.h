@@ -33,6 +33,10 @@ struct kv_parts {
  * them. */
 struct kv_layout kv_layout_of_rank(const struct kv_layout *l, uint32_t rank, uint32_t size);
 
+/* Equal for nodes whose blocks have the same bytes for the same tokens, however many ranks each
+ * has: of one rank it is kv_layout_hash. */
+uint64_t kv_layout_hash_of_model(const struct kv_layout *l);
+
 /* Layouts of both nodes by rank. ERR_INVALID: more ranks than KV_RANKS_MAX; ERR_PEER_MISMATCH: no
  * sender holds a head, or the parts are too many. */
 enum status kv_parts_plan(const struct kv_layout *senders, uint32_t n_senders,

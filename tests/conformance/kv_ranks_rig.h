@@ -3,8 +3,10 @@
  *
  * The engine is a double (this file defines the functions of engine.h that the workers call): it has
  * blocks, writes generated KV into the pools of all ranks of a prefill node, followers later than
- * the leader, and compares every bit in the pools of all ranks of a decode node. A free block is
- * full of FREE_BYTE on every rank, so that a late write shows. Included by one test program. */
+ * the leader, and compares every bit in the pools of all ranks of a decode node, or of a node that
+ * fetches blocks. A free block is full of FREE_BYTE on every rank, so that a late write shows, and
+ * one that is read too long: what a node keeps for peers is given up with the end of its last lend
+ * after rig_forget. Included by one test program each. */
 #ifndef BATON_TESTS_CONFORMANCE_KV_RANKS_RIG_H
 #define BATON_TESTS_CONFORMANCE_KV_RANKS_RIG_H
 
@@ -102,7 +104,16 @@ static void tokens_write(const struct proc *p, uint64_t request, uint32_t layer,
 
 /* ---- the engine ---- */
 
-enum fake_kind { FAKE_NONE, FAKE_RESERVED, FAKE_QUARANTINED, FAKE_PREFILL, FAKE_COMPUTED };
+enum fake_kind {
+    FAKE_NONE,
+    FAKE_RESERVED,
+    FAKE_QUARANTINED,
+    FAKE_PREFILL,
+    FAKE_COMPUTED,
+    FAKE_KEPT,   /* blocks of which peers may have some */
+    FAKE_LENT,   /* a hold on those of a kept one, for one peer */
+    FAKE_FETCHES /* blocks that a peer fills */
+};
 
 struct fake_seq {
     enum fake_kind kind;
@@ -110,6 +121,17 @@ struct fake_seq {
     uint32_t n_tokens, n_blocks, n_cached;
     int32_t blocks[BLOCKS_MAX];
     uint32_t done[RANKS]; /* (chunk, layer) pairs that each rank has computed */
+    uint32_t n_holds;     /* KEPT: lends of it */
+    bool forgotten;       /* KEPT: it goes with the last of them */
+    struct fake_seq *of;  /* LENT */
+    struct fetched *out;  /* FETCHES */
+};
+
+/* What came of a fetch. */
+struct fetched {
+    uint64_t id;
+    bool over;
+    uint32_t n_good;
 };
 
 struct engine {
@@ -119,6 +141,7 @@ struct engine {
     uint32_t n_free;
     struct engine_event events[EVENTS_MAX];
     int32_t event_blocks[EVENTS_MAX][BLOCKS_MAX];
+    struct hash128 event_keys[EVENTS_MAX][BLOCKS_MAX];
     size_t n_events;
     uint32_t n_verified;
 };
@@ -290,18 +313,114 @@ enum status engine_free_quarantined(struct engine *e, uint64_t id)
     return OK;
 }
 
-/* Nobody fetches KV here, which nodes of several ranks do not. */
+/* ---- blocks that peers have, and that come from them ---- */
+
+static struct hash128 fake_key(uint64_t request, uint32_t i)
+{
+    return (struct hash128){ .lo = request, .hi = i + 1 };
+}
+
+/* The node has the first n_blocks of the request's KV, on all ranks. */
+__attribute__((unused)) static struct fake_seq *rig_keep(struct tp_node *n, uint64_t request,
+                                                         uint32_t n_blocks)
+{
+    const struct engine_request r = { .request = request, .n_tokens = n_blocks * BLOCK_TOKENS };
+    struct fake_seq *s = fake_add(&n->engine, &r, FAKE_KEPT);
+    for (uint32_t k = 0; k < n->n; k++)
+        for (uint32_t layer = 0; n->procs[k] && layer < n->procs[k]->layout.n_layers; layer++)
+            tokens_write(n->procs[k], request, layer, s->blocks, 0, s->n_tokens);
+    return s;
+}
+
+static void drop_kept(struct engine *e, struct fake_seq *s)
+{
+    if (s->forgotten && s->n_holds == 0) fake_free(e, s);
+}
+
+__attribute__((unused)) static void rig_forget(struct tp_node *n, struct fake_seq *kept)
+{
+    kept->forgotten = true;
+    drop_kept(&n->engine, kept);
+}
+
+/* A sequence of the node needs n_blocks of the request's KV, which `peer` of n_ranks should have. */
+__attribute__((unused)) static void rig_fetch(struct tp_node *n, uint64_t request,
+                                              uint32_t n_blocks, uint64_t peer, uint32_t n_ranks,
+                                              uint32_t patience_ms, struct fetched *out)
+{
+    struct engine *e = &n->engine;
+    static uint64_t ids;
+    *out = (struct fetched){ .id = DECODE_IDS / 2 + ++ids };
+    const struct engine_request r = { .id = out->id,
+                                      .request = request,
+                                      .n_tokens = n_blocks * BLOCK_TOKENS };
+    struct fake_seq *s = fake_add(e, &r, FAKE_FETCHES);
+    s->out = out;
+    const size_t at = e->n_events;
+    struct engine_event *ev = fake_event(e, ENGINE_FETCH, r.id);
+    memcpy(e->event_blocks[at], s->blocks, sizeof s->blocks);
+    for (uint32_t i = 0; i < n_blocks; i++) e->event_keys[at][i] = fake_key(request, i);
+    ev->n_blocks = n_blocks;
+    ev->peer = peer;
+    ev->n_peer_ranks = n_ranks;
+    ev->patience_ms = patience_ms;
+}
+
+__attribute__((unused)) static void rig_fetch_off(struct tp_node *n, const struct fetched *f)
+{
+    if (!f->over) fake_event(&n->engine, ENGINE_FETCH_OFF, f->id);
+}
+
+/* What came is on all ranks, bit for bit; nothing writes to the blocks any more. */
 enum status engine_fetched(struct engine *e, uint64_t id, uint32_t n_good)
 {
-    (void)e, (void)n_good;
-    test_fail(__FILE__, __LINE__, "sequence %llx fetches", (unsigned long long)id);
+    struct fake_seq *s = fake_find(e, id);
+    CHECK(s && s->kind == FAKE_FETCHES && !s->out->over && n_good <= s->n_blocks);
+    for (uint32_t r = 0; r < e->node->n; r++) {
+        const struct proc *p = e->node->procs[r];
+        for (uint32_t layer = 0; p && layer < p->layout.n_layers; layer++)
+            for (uint32_t t = 0; t < n_good * BLOCK_TOKENS; t++)
+                if (!token_kv(p, s->request, layer, s->blocks[t / BLOCK_TOKENS], t, false))
+                    test_fail(__FILE__, __LINE__, "fetch of %llu rank %u layer %u token %u differs",
+                              (unsigned long long)s->request, r, layer, t);
+    }
+    s->out->over = true;
+    s->out->n_good = n_good;
+    fake_free(e, s);
+    return OK;
 }
 
 enum status engine_lend(struct engine *e, uint64_t id, const struct hash128 *keys, uint32_t n)
 {
-    (void)e, (void)keys, (void)n;
-    test_fail(__FILE__, __LINE__, "blocks are lent as %llx", (unsigned long long)id);
+    struct fake_seq *kept = NULL, *s = NULL;
+    for (int i = 0; i < SEQS_MAX; i++) {
+        struct fake_seq *one = &e->seqs[i];
+        if (one->kind == FAKE_KEPT && !one->forgotten && one->request == keys[0].lo) kept = one;
+        if (one->kind == FAKE_NONE && !s) s = one;
+    }
+    CHECK(s && !fake_find(e, id));
+    *s = (struct fake_seq){ .kind = FAKE_LENT, .id = id, .of = kept };
+    const size_t at = e->n_events;
+    struct engine_event *ev = fake_event(e, ENGINE_LENT, id);
+    if (!kept) return OK;
+    kept->n_holds++;
+    for (; ev->n_blocks < n && ev->n_blocks < kept->n_blocks; ev->n_blocks++) {
+        const struct hash128 want = fake_key(kept->request, ev->n_blocks);
+        CHECK(memcmp(&keys[ev->n_blocks], &want, sizeof want) == 0);
+    }
+    memcpy(e->event_blocks[at], kept->blocks, sizeof kept->blocks);
+    return OK;
 }
+
+static void end_lend(struct engine *e, struct fake_seq *s)
+{
+    s->kind = FAKE_NONE;
+    if (!s->of) return;
+    CHECK(s->of->n_holds-- > 0);
+    drop_kept(e, s->of);
+}
+
+/* ---- the end of a prompt's blocks ---- */
 
 static bool has_ended(struct proc *p, uint64_t id)
 {
@@ -316,6 +435,10 @@ static bool has_ended(struct proc *p, uint64_t id)
 enum status engine_release(struct engine *e, uint64_t id)
 {
     struct fake_seq *s = fake_find(e, id);
+    if (s && s->kind == FAKE_LENT) {
+        end_lend(e, s);
+        return OK;
+    }
     CHECK(s && s->kind == FAKE_COMPUTED && s->request < PLANS_MAX);
     for (uint32_t i = 0; i < e->node->plans[s->request].n; i++) {
         struct proc *p = e->node->procs[e->node->plans[s->request].from[i]];
@@ -365,9 +488,13 @@ static void fake_turn(struct tp_node *n)
     e->n_events = 0;
     for (size_t i = 0; i < n_events; i++) {
         int32_t blocks[BLOCKS_MAX];
+        struct hash128 keys[BLOCKS_MAX];
         memcpy(blocks, e->event_blocks[i], sizeof blocks);
+        memcpy(keys, e->event_keys[i], sizeof keys);
         events[i].blocks = blocks;
-        if (events[i].id & DECODE_IDS) decode_on_engine(n->procs[0]->decode, &events[i]);
+        events[i].keys = keys;
+        const bool fetches = events[i].kind == ENGINE_FETCH || events[i].kind == ENGINE_FETCH_OFF;
+        if (fetches || events[i].id & DECODE_IDS) decode_on_engine(n->procs[0]->decode, &events[i]);
         else prefill_on_engine(n->procs[0]->prefill, &events[i]);
     }
 }
@@ -433,7 +560,7 @@ struct tp_options {
     struct kv_layout model; /* as one rank holds it */
     const char *protocols;
     const char *faults[RANKS]; /* plan of each rank; NULL: none */
-    uint32_t apart;            /* a follower of a decode node that is a real process; 0: none */
+    uint32_t apart;            /* a follower that is a real process and receives; 0: none */
 };
 
 static struct proc *proc_alloc(struct tp_node *n, const struct tp_options *o, uint32_t rank)
@@ -485,8 +612,12 @@ static _Noreturn void child_main(struct proc *p, const struct tp_options *o, int
     proc_start(p, &rig, o);
     p->decode_follow = decode_follow_create(&(struct decode_follow_options){
         .kvt = p->kvt, .layout = p->layout, .cluster = p->peer->c, .leader = o->first_id });
-    p->prefill_follow = prefill_follow_create(&(struct prefill_follow_options){
-        .loop = rig.loop, .kvt = p->kvt, .cluster = p->peer->c, .leader = o->first_id });
+    p->prefill_follow = prefill_follow_create(
+        &(struct prefill_follow_options){ .loop = rig.loop,
+                                          .kvt = p->kvt,
+                                          .layout = p->layout,
+                                          .cluster = p->peer->c,
+                                          .leader = o->first_id });
     loop_timer_start(rig.loop, 1, 1, child_poll, p);
     if (write(fd, &p->port, sizeof p->port) != sizeof p->port) _exit(2);
     for (;;) uv_run(loop_uv(rig.loop), UV_RUN_ONCE);
@@ -509,8 +640,12 @@ static void leader_open(struct tp_node *n)
 {
     struct proc *p = n->procs[0];
     uint64_t followers[RANKS];
+    struct group_member ranks[RANKS] = { { .node = p->id, .host = "127.0.0.1", .port = p->port } };
     for (uint32_t r = 1; r < n->n; r++) {
         followers[r - 1] = n->procs[r]->id;
+        ranks[r] = (struct group_member){
+            .rank = r, .node = n->procs[r]->id, .host = "127.0.0.1", .port = n->procs[r]->port
+        };
         cluster_learn(p->peer->c, n->procs[r]->id, "127.0.0.1", n->procs[r]->port);
     }
     p->decode = decode_create(&(struct decode_options){
@@ -521,8 +656,8 @@ static void leader_open(struct tp_node *n)
         .metrics = n->metrics,
         .max_decode_seqs = SEQS_MAX,
         .id_base = DECODE_IDS,
-        .followers = followers,
-        .n_followers = n->n - 1,
+        .ranks = ranks,
+        .n_ranks = n->n,
     });
     p->prefill = prefill_create(&(struct prefill_options){
         .loop = n->rig->loop,
@@ -543,8 +678,12 @@ static void follower_open(struct proc *p)
     uint64_t leader = p->node->procs[0]->peer->id;
     p->decode_follow = decode_follow_create(&(struct decode_follow_options){
         .kvt = p->kvt, .layout = p->layout, .cluster = p->peer->c, .leader = leader });
-    p->prefill_follow = prefill_follow_create(&(struct prefill_follow_options){
-        .loop = p->node->rig->loop, .kvt = p->kvt, .cluster = p->peer->c, .leader = leader });
+    p->prefill_follow = prefill_follow_create(
+        &(struct prefill_follow_options){ .loop = p->node->rig->loop,
+                                          .kvt = p->kvt,
+                                          .layout = p->layout,
+                                          .cluster = p->peer->c,
+                                          .leader = leader });
 }
 
 static void node_poll(void *arg)

@@ -96,39 +96,41 @@ def ask_at(port, seed, n, more=0, **extra):
     return a['choices'][0]['token_ids'], a['baton']
 
 
+def while_it_is_busy(port, seed, ask_again):
+    """One of two mixed nodes has computed a prompt and is kept busy: what ask_again(first) returns, which asks for more of it."""
+    def ahead(first):
+        """Tokens that wait at the first node, beyond those of the other one."""
+        load = {n['name']: n['placed_tokens'] for n in request(port, 'GET', '/cluster')[2]['nodes']}
+        return load.pop(first) - sum(load.values())
+
+    first = ask_at(port, seed, 640)[1]['decode_node']
+    others = []
+    for i in range(20):  # until one of them keeps the first's node busy
+        others.append(threading.Thread(target=ask_at, args=(port, 1000 * seed + i, 2000)))
+        others[-1].start()
+        wait_until('it is placed', lambda: ahead(first), 10, 0.01)
+        if ahead(first) > 0:
+            break
+        others[-1].join()
+    got = ask_again(first)
+    for t in others:
+        t.join()
+    return got
+
+
 def test_what_a_busy_node_has_is_fetched_from_it():
     ports, file = free_ports(2), curve(4000)
     l = Process([BIN, 'launch', '--model', TINY, '--served-model-name', 'm', '--mixed', '2', '--ports', ','.join(map(str, ports)), '--pace', file,
                  '--max-model-len', '2048', '--max-num-seqs', '16', '--block-size', str(BLOCK), '--num-gpu-blocks-override', str(BLOCKS), '--compute-threads', '1'],
                 name='launch')
-
-    def ask(*args, **extra):
-        return ask_at(ports[0], *args, **extra)
-
-    def ahead(first):
-        """Tokens that wait at the first node, beyond those of the other one."""
-        load = {n['name']: n['placed_tokens'] for n in request(ports[0], 'GET', '/cluster')[2]['nodes'] }
-        return load.pop(first) - sum(load.values())
-
     with closing(l):
         wait_until('launch ready', lambda: 'ready: all 2 nodes' in l.output() or not l.alive(), 60)
         for i in range(8):  # so that it is known how fast a prefill node is
-            ask(200 + i, 1100)
-        first = ask(1, 640)[1]['decode_node']
-        others = []
-        for i in range(20):  # until one of them keeps the first's node busy
-            others.append(threading.Thread(target=ask, args=(100 + i, 2000)))
-            others[-1].start()
-            wait_until('it is placed', lambda: ahead(first), 10, 0.01)
-            if ahead(first) > 0:
-                break
-            others[-1].join()
-        tokens, trace = ask(1, 640, 16)
-        for t in others:
-            t.join()
+            ask_at(ports[0], 200 + i, 1100)
+        first, (tokens, trace) = while_it_is_busy(ports[0], 1, lambda first: (first, ask_at(ports[0], 1, 640, 16)))
         assert trace['decode_node'] != first and trace['kept_node'] == first, trace
         assert trace['cached_tokens_by_tier']['peer'] >= 512, trace
-        assert ask(1, 640, 16, cache_salt='afresh')[0] == tokens
+        assert ask_at(ports[0], 1, 640, 16, cache_salt='afresh')[0] == tokens
     os.unlink(file)
 
 

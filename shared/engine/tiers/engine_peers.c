@@ -1,7 +1,8 @@
 /* engine_peers.c - blocks that come from a peer's memory, and blocks of this pool that are held for
  * a peer to read.
  *
- * Others carry the bytes and answer with engine_fetched (decode/kv_fetch.h, prefill/kv_lend.h).
+ * Others carry the bytes and answer with engine_fetched (decode/kv_fetch.h, prefill/kv_lend.h), of
+ * a node of several ranks once all of them have theirs: blocks have the same numbers there.
  * What a peer may write to belongs to nobody else until then: a sequence that fetches is not
  * preempted, and one that is canceled leaves its blocks in quarantine.
  * Thread: engine. */
@@ -53,6 +54,7 @@ bool engine_fetch(struct engine *e, struct seq *s, uint32_t n_before, double *lo
                                            .id = s->id,
                                            .stop_token = -1,
                                            .peer = s->fetch.peer,
+                                           .n_peer_ranks = s->fetch.n_peer_ranks,
                                            .patience_ms = patience_ms(bring_s),
                                            .n_blocks = n,
                                            .blocks = s->blocks + n_before,

@@ -190,6 +190,8 @@ static struct worker_node *worker_open(struct cluster_rig *r, uint64_t id, struc
     n->pieces = n->kvt;
     pthread_mutex_unlock(&n->lock);
     n->peer = peer_open(r, id, (struct peer_options){ .queue_bytes = o.queue_bytes });
+    struct group_member me = { .node = id, .host = "127.0.0.1" };
+    me.port = cluster_port(n->peer->c);
     struct decode_options d = {
         .loop = r->loop,
         .engine = n->engine,
@@ -199,6 +201,8 @@ static struct worker_node *worker_open(struct cluster_rig *r, uint64_t id, struc
         .max_decode_seqs = o.max_decode_seqs ? o.max_decode_seqs : 64,
         .id_base = DECODE_IDS,
         .resume_window_ms = o.resume_window_ms,
+        .ranks = &me,
+        .n_ranks = 1,
     };
     struct prefill_options p = {
         .loop = r->loop,

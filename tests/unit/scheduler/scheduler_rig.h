@@ -53,6 +53,7 @@ static struct {
     bool not_deterministic, prefix_cache;
     uint64_t model; /* 0: the usual one */
     const char *kv_type;
+    uint32_t n_followers;
 } world_nodes;
 
 /* The entry node's options from the next world_open on; 0: the usual ones. */
@@ -74,6 +75,7 @@ static struct node_record record_of(const struct world *w, size_t i)
         .block_tokens = BLOCK_TOKENS,
         .max_model_len = 4096,
         .prefix_cache = world_nodes.prefix_cache,
+        .n_followers = world_nodes.n_followers,
         .resume_ms = world_nodes.resume_ms,
         .deterministic = !world_nodes.not_deterministic,
     };
@@ -81,6 +83,10 @@ static struct node_record record_of(const struct world *w, size_t i)
     snprintf(r.topic, sizeof r.topic, "default");
     if (world_nodes.kv_type) snprintf(r.kv_type, sizeof r.kv_type, "%s", world_nodes.kv_type);
     snprintf(r.host, sizeof r.host, "127.0.0.1");
+    for (uint32_t k = 0; k < r.n_followers; k++) {
+        r.followers[k] = (struct node_rank){ .process = 100 * (i + 1) + k, .port = 1 };
+        snprintf(r.followers[k].host, sizeof r.followers[k].host, "127.0.0.1");
+    }
     return r;
 }
 
@@ -245,6 +251,7 @@ struct attempt {
     uint64_t request;
     uint32_t number;
     struct peer_node *prefill, *decode;
+    uint32_t n_kept_ranks; /* of RUN: of the node that is said to have KV of it; 0: none is */
 };
 
 /* Waits for the next message of `type` at any node. */
@@ -369,8 +376,12 @@ __attribute__((unused)) static struct attempt expect_run(struct world *w)
 {
     struct attempt a = { 0 };
     struct received_message *h = world_expect(w, FRAME_RUN, &a.decode);
+    Baton__Run *m = baton__run__unpack(NULL, h->body.len, (const uint8_t *)h->body.data);
+    CHECK(m != NULL);
     a.request = h->request;
     a.number = h->attempt;
+    if (m->kept) a.n_kept_ranks = m->kept->n_ranks;
+    baton__run__free_unpacked(m, NULL);
     return a;
 }
 

@@ -394,7 +394,7 @@ TEST(losses_of_room_by_refusals_end_with_429_too)
     CHECK_OK(client_submit(&w, &c, TEN));
     for (uint64_t end = clock_ms() + 5000; !c.n_ended && clock_ms() < end;) {
         struct received_message *h = received_take(w.nodes[0], FRAME_ASK_CREDIT);
-        struct attempt a = { h ? h->request : 0, h ? h->attempt : 0, w.nodes[0], NULL };
+        struct attempt a = { h ? h->request : 0, h ? h->attempt : 0, w.nodes[0], NULL, 0 };
         if (h) reply_blame(w.nodes[0], &a, ERR_BUSY, BLAME_NOBODY);
         rig_turn_ms(&w.rig, 5);
     }

@@ -180,9 +180,11 @@ TEST(prefix_the_keeper_that_was_too_busy_is_named)
     struct world w;
     struct client c;
     struct directory_placed placed;
+    world_nodes.n_followers = 3;
     open_caching(&w, "mm");
     struct attempt first = play_whole_run(&w, &c);
     CHECK_EQ_STR(c.end.trace.kept_node, "");
+    CHECK_EQ_INT(first.n_kept_ranks, 0);
     const struct prefix_query q = { .n_tokens = 5000, .compute = first.decode->id, .ns = 1000000 };
     const struct placement p = { .request = 77,
                                  .decode = first.decode->id,
@@ -195,6 +197,7 @@ TEST(prefix_the_keeper_that_was_too_busy_is_named)
     RIG_WAIT(&w.rig, view_find(&w.s->entry.view, first.decode->id)->placed_tokens >= 5000);
     struct attempt second = play_whole_run(&w, &c);
     CHECK(second.decode != first.decode);
+    CHECK_EQ_INT(second.n_kept_ranks, 4);
     CHECK_EQ_INT(c.end.trace.n_expected, 0);
     CHECK_EQ_INT(c.end.trace.n_kept, KEPT);
     CHECK_EQ_STR(c.end.trace.kept_node, first.decode->id == 1 ? "mixed-0" : "mixed-1");
