@@ -246,7 +246,8 @@ bool kv_lends_on_kvt(struct kv_lends *l, const struct kvt_event *ev)
     if (!k || (ev->kind != KVT_SENT && ev->kind != KVT_SEND_FAILED)) return k != NULL;
     if (!prompt_parts_end(&k->parts, ev)) return true;
     if (ev->kind == KVT_SEND_FAILED && k->state != LEND_CLOSING) {
-        fail_lend(l, k, ev->status, ev->text);
+        if (ev->status == ERR_CANCELED) close_lend(l, k); /* the peer needs it no more */
+        else fail_lend(l, k, ev->status, ev->text);
         return true;
     }
     if (k->state != LEND_CLOSING && !k->parts.open && !k->parts.opening)

@@ -38,7 +38,8 @@ struct setting {
     const char *protocols;
     uint32_t from, to; /* ranks */
     const char *from_faults[RANKS], *to_faults[RANKS];
-    uint32_t apart; /* rank of the fetching node that is a process of its own */
+    uint32_t apart;   /* a rank that is a process of its own: of the fetching node, ... */
+    bool apart_lends; /* ... or of the lending one */
     uint64_t other_model;
 };
 
@@ -54,12 +55,14 @@ static void world_open(struct world *w, const struct setting *s)
     *w = (struct world){ .n_ranks = s->from };
     cluster_rig_open(&w->rig);
     struct tp_options from = { LENDER, s->from, 0, s->model, s->protocols, { NULL }, 0 },
-                      to = { FETCHER, s->to, 0, s->model, s->protocols, { NULL }, s->apart };
+                      to = { FETCHER, s->to, 0, s->model, s->protocols, { NULL }, 0 };
+    *(s->apart_lends ? &from.apart : &to.apart) = s->apart;
     from.model.model_fingerprint += s->other_model;
     memcpy(from.faults, s->from_faults, sizeof from.faults);
     memcpy(to.faults, s->to_faults, sizeof to.faults);
-    w->wants = tp_open(&w->rig, to); /* first: it may fork */
-    w->has = tp_open(&w->rig, from);
+    if (s->apart_lends) w->has = tp_open(&w->rig, from); /* who forks is the first */
+    w->wants = tp_open(&w->rig, to);
+    if (!w->has) w->has = tp_open(&w->rig, from);
     cluster_learn(w->wants->procs[0]->peer->c, LENDER, "127.0.0.1", w->has->procs[0]->port);
     w->kept = rig_keep(w->has, 7, KEPT);
 }
@@ -170,6 +173,29 @@ TEST(fewer_blocks_than_named)
         world_close(&w);
     }
 }
+
+/* One rank sends for longer than the others, and the lender has no other use for the blocks: they
+ * stay until it has sent them. */
+static void held_until_sent(const char *protocols, uint32_t from, uint32_t slow)
+{
+    static struct world w;
+    struct setting s = { .model = gqa(), .protocols = protocols, .from = from, .to = 2 };
+    struct fetched f;
+    s.from_faults[slow] = "seed=5,delay=1:40";
+    world_open(&w, &s);
+    fetch(&w, KEPT, &f);
+    RIG_WAIT(&w.rig, w.kept->n_holds > 0);
+    rig_forget(w.has, w.kept);
+    w.kept = NULL;
+    CHECK(w.has->engine.n_free == N_BLOCKS - KEPT);
+    RIG_WAIT(&w.rig, f.over);
+    CHECK_EQ_INT(f.n_good, KEPT);
+    world_close(&w);
+}
+
+TEST(held_until_a_follower_has_sent_tcp) { held_until_sent("tcp", 2, 1); }
+TEST(held_until_a_follower_has_sent_ipc) { held_until_sent("ipc", 4, 3); }
+TEST(held_until_the_leader_has_sent) { held_until_sent("tcp", 4, 0); }
 
 /* ---- refusals ---- */
 
@@ -424,6 +450,40 @@ static void process_ends(int sig, const char *protocols, bool before)
     world_close(&w);
 }
 
+/* Likewise while it sends. Who is stopped in shared memory may write to it when it goes on: then the
+ * blocks stay as they are until it has ended. */
+static void lending_process_ends(int sig, const char *protocols)
+{
+    static struct world w;
+    const bool may_write = sig == SIGSTOP && strcmp(protocols, "ipc") == 0;
+    struct setting s = {
+        .model = gqa(), .protocols = protocols, .from = 2, .to = 2, .apart = 1, .apart_lends = true
+    };
+    struct fetched f;
+    s.from_faults[1] = "seed=5,delay=1:60";
+    world_open(&w, &s);
+    fetch_all(&w, 5, 5);
+    fetch(&w, KEPT, &f);
+    rig_turn_ms(&w.rig, 150); /* it has begun to write */
+    CHECK(!f.over);
+    CHECK(kill(w.has->procs[1]->child, sig) == 0);
+    if (may_write) {
+        RIG_WAIT_MS(&w.rig, prefill_n_live(w.has->procs[0]->prefill) == 0, 8000);
+        rig_turn_ms(&w.rig, 100);
+        CHECK(!f.over);
+        CHECK(kill(w.has->procs[1]->child, SIGKILL) == 0);
+    }
+    RIG_WAIT_MS(&w.rig, f.over, 8000);
+    CHECK_EQ_INT(f.n_good, 0);
+    proc_kill(w.has->procs[1]);
+    world_close(&w);
+}
+
+TEST(a_lending_process_is_killed_ipc) { lending_process_ends(SIGKILL, "ipc"); }
+TEST(a_lending_process_is_killed_tcp) { lending_process_ends(SIGKILL, "tcp"); }
+TEST(a_lending_process_is_stopped_ipc) { lending_process_ends(SIGSTOP, "ipc"); }
+TEST(a_lending_process_is_stopped_tcp) { lending_process_ends(SIGSTOP, "tcp"); }
+
 TEST(a_fetching_process_is_killed_ipc) { process_ends(SIGKILL, "ipc", false); }
 TEST(a_fetching_process_is_killed_tcp) { process_ends(SIGKILL, "tcp", false); }
 TEST(a_fetching_process_is_stopped_ipc) { process_ends(SIGSTOP, "ipc", false); }
@@ -456,19 +516,22 @@ TEST(a_silent_peer_is_given_up)
     world_leave(&w);
 }
 
-TEST_MAIN(CASE_T(one_head_ipc, 120), CASE_T(one_head_tcp, 120), CASE_T(four_heads_ipc, 120),
-          CASE_T(four_heads_tcp, 120), CASE_T(latent_ipc, 120), CASE_T(latent_tcp, 120),
-          CASE(fewer_blocks_than_named), CASE(another_model_is_refused),
-          CASE(another_number_of_ranks_is_refused), CASE(malformed_requests_are_refused),
-          CASE(a_lost_connection_of_a_follower_tcp), CASE(a_lost_connection_of_a_follower_ipc),
-          CASE(a_wrong_byte_of_a_follower), CASE(a_follower_that_receives_loses_a_connection),
-          CASE(a_leader_that_lends_loses_a_connection), CASE_T(called_off_4_to_1_tcp, 120),
-          CASE_T(called_off_2_to_4_ipc, 120), CASE_T(called_off_1_to_2_tcp, 120),
-          CASE_T(a_lending_leader_dies, 120), CASE_T(a_lending_follower_dies_tcp, 120),
-          CASE_T(a_lending_follower_dies_ipc, 120), CASE_T(a_fetching_leader_dies, 120),
-          CASE_T(a_fetching_follower_dies_tcp, 120), CASE_T(a_fetching_follower_dies_ipc, 120),
-          CASE_T(a_fetching_process_is_killed_ipc, 120),
-          CASE_T(a_fetching_process_is_killed_tcp, 120),
-          CASE_T(a_fetching_process_is_stopped_ipc, 120),
-          CASE_T(a_fetching_process_is_stopped_tcp, 120),
-          CASE_T(a_stopped_process_grants_nothing, 120), CASE(a_silent_peer_is_given_up))
+TEST_MAIN(
+    CASE_T(one_head_ipc, 120), CASE_T(one_head_tcp, 120), CASE_T(four_heads_ipc, 120),
+    CASE_T(four_heads_tcp, 120), CASE_T(latent_ipc, 120), CASE_T(latent_tcp, 120),
+    CASE(held_until_a_follower_has_sent_tcp), CASE(held_until_a_follower_has_sent_ipc),
+    CASE(held_until_the_leader_has_sent), CASE(fewer_blocks_than_named),
+    CASE(another_model_is_refused), CASE(another_number_of_ranks_is_refused),
+    CASE(malformed_requests_are_refused), CASE(a_lost_connection_of_a_follower_tcp),
+    CASE(a_lost_connection_of_a_follower_ipc), CASE(a_wrong_byte_of_a_follower),
+    CASE(a_follower_that_receives_loses_a_connection), CASE(a_leader_that_lends_loses_a_connection),
+    CASE_T(called_off_4_to_1_tcp, 120), CASE_T(called_off_2_to_4_ipc, 120),
+    CASE_T(called_off_1_to_2_tcp, 120), CASE_T(a_lending_leader_dies, 120),
+    CASE_T(a_lending_follower_dies_tcp, 120), CASE_T(a_lending_follower_dies_ipc, 120),
+    CASE_T(a_fetching_leader_dies, 120), CASE_T(a_fetching_follower_dies_tcp, 120),
+    CASE_T(a_fetching_follower_dies_ipc, 120), CASE_T(a_fetching_process_is_killed_ipc, 120),
+    CASE_T(a_fetching_process_is_killed_tcp, 120), CASE_T(a_fetching_process_is_stopped_ipc, 120),
+    CASE_T(a_fetching_process_is_stopped_tcp, 120), CASE_T(a_stopped_process_grants_nothing, 120),
+    CASE_T(a_lending_process_is_killed_ipc, 120), CASE_T(a_lending_process_is_killed_tcp, 120),
+    CASE_T(a_lending_process_is_stopped_ipc, 120), CASE_T(a_lending_process_is_stopped_tcp, 120),
+    CASE(a_silent_peer_is_given_up))
