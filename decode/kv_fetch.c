@@ -8,6 +8,10 @@
 #include "shared/cluster/proto/node.pb-c.h"
 #include "shared/kv/kv_parts.h"
 
+enum {
+    HANGS_MS = 1000 /* a fence that is not there after so long may not come soon */
+};
+
 enum kv_fetch_state { FETCH_GRANTING, FETCH_ASKED, FETCH_CLOSING };
 
 struct kv_fetch {
@@ -23,6 +27,7 @@ struct kv_fetch {
     uint32_t n_has;      /* CLOSING: that the peer said to have; asked for once more. 0: none */
     bool is_again;       /* it was */
     uint64_t t_asked_ms; /* the first time */
+    uint64_t t_closed_ms;
     uint32_t patience_ms;
     struct list link;
 };
@@ -89,6 +94,7 @@ static void close_fetch(struct kv_fetches *f, struct kv_fetch *k)
 {
     if (k->state == FETCH_CLOSING) return;
     k->state = FETCH_CLOSING;
+    k->t_closed_ms = clock_ms();
     if (k->parts.open) decode_parts_cancel(&k->parts, f->ranks, k->id);
     else on_fenced(f, k);
 }
@@ -287,8 +293,20 @@ void kv_fetches_on_lost(struct kv_fetches *f, uint64_t node)
         if (k->peer == node) give_up(f, k);
 }
 
+/* Some part can still be written. */
+static void go_on_without(struct kv_fetches *f, struct kv_fetch *k)
+{
+    k->n_has = 0;
+    if (engine_fetch_hangs(f->engine, k->seq) != OK) /* told again in the next sweep */
+        log_debug("the engine is not told of a fetch that hangs", "sequence=%016llx",
+                  (unsigned long long)k->seq);
+}
+
 void kv_fetches_sweep(struct kv_fetches *f, uint64_t now_ms)
 {
-    LIST_FOREACH (k, &f->live, struct kv_fetch, link)
-        if (now_ms > k->t_asked_ms + k->patience_ms) give_up(f, k);
+    LIST_FOREACH (k, &f->live, struct kv_fetch, link) {
+        const bool is_closing = k->state == FETCH_CLOSING;
+        if (is_closing && now_ms > k->t_closed_ms + HANGS_MS) go_on_without(f, k);
+        else if (!is_closing && now_ms > k->t_asked_ms + k->patience_ms) give_up(f, k);
+    }
 }

@@ -9,7 +9,8 @@
  * The peer holds its blocks and writes them into those that were granted, as a prefill node does
  * (prefill/kv_lend.h): each of its ranks what it holds of each of ours, in parts (decode_parts.h).
  * Each block is verified before it counts, and the blocks go back only when no write can reach them
- * on any rank. Whatever the peer does, the engine is answered.
+ * on any rank. Whatever the peer does, the engine is answered; when the fence does not come, since
+ * the peer is stopped, its sequence goes on with other blocks meanwhile.
  * Thread: loop. Owner: decode_worker. */
 #ifndef BATON_DECODE_KV_FETCH_H
 #define BATON_DECODE_KV_FETCH_H
@@ -46,7 +47,7 @@ const struct decode_parts *kv_fetches_parts(const struct kv_fetches *f, uint64_t
 void kv_fetches_on_kvt(struct kv_fetches *f, const struct kvt_event *ev);
 /* Of a peer or of a follower. */
 void kv_fetches_on_lost(struct kv_fetches *f, uint64_t node);
-/* Ends those that are late. */
+/* Ends those that are late. Called twice a second. */
 void kv_fetches_sweep(struct kv_fetches *f, uint64_t now_ms);
 
 #endif

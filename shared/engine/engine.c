@@ -157,6 +157,7 @@ static void release(struct engine *e)
     for (uint32_t i = 0; i < e->n_deferred_free; i++) mem_free(e->deferred_free[i].blocks);
     mem_free(e->deferred_free);
     mem_free(e->tier_keys);
+    engine_peers_release(e);
     kv_pool_destroy(e->pool);
     sampler_batch_free(e->sampler);
     mem_free(e->rows);
@@ -187,6 +188,7 @@ static void init_lists(struct engine *e)
     list_init(&e->waiting);
     list_init(&e->loading);
     list_init(&e->running);
+    list_init(&e->left_fetches);
 }
 
 enum status engine_create(const struct engine_options *o, struct engine **out, struct err *err)
@@ -343,6 +345,11 @@ enum status engine_fetched(struct engine *e, uint64_t id, uint32_t n_good)
 {
     return post(
         e, &(struct engine_command){ .kind = ENGINE_COMMAND_FETCHED, .id = id, .n_good = n_good });
+}
+
+enum status engine_fetch_hangs(struct engine *e, uint64_t id)
+{
+    return post(e, &(struct engine_command){ .kind = ENGINE_COMMAND_FETCH_HANGS, .id = id });
 }
 
 enum status engine_lend(struct engine *e, uint64_t id, const struct hash128 *keys, uint32_t n)

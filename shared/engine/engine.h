@@ -240,6 +240,11 @@ enum status engine_release(struct engine *e, uint64_t id) MUST_CHECK;
 /* The fetch of a sequence is over: the first n_good of its blocks hold what their keys say, and
  * nobody writes to any of them any more. */
 enum status engine_fetched(struct engine *e, uint64_t id, uint32_t n_good) MUST_CHECK;
+/* The fetch of a sequence brings nothing any more, but a peer that hangs may still write: the
+ * sequence goes on with other blocks if there are as many. Those that the peer may write to stay in
+ * quarantine until engine_fetched, which has to follow. May be called again; of a sequence that has
+ * gone on it does nothing. */
+enum status engine_fetch_hangs(struct engine *e, uint64_t id) MUST_CHECK;
 /* Holds the blocks with these keys, from the first on as many as pool and tiers have, for a peer to
  * read: ENGINE_LENT answers, once they are in the pool. Until engine_release or engine_cancel. */
 enum status engine_lend(struct engine *e, uint64_t id, const struct hash128 *keys,

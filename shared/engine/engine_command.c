@@ -192,6 +192,7 @@ void engine_command_run(struct engine *e, const struct engine_command *c)
     case ENGINE_COMMAND_FENCE: do_fence(e, c->id); break;
     case ENGINE_COMMAND_RELEASE: do_release(e, c->id); break;
     case ENGINE_COMMAND_FETCHED: engine_end_fetch(e, c->id, c->n_good); break;
+    case ENGINE_COMMAND_FETCH_HANGS: engine_go_on_without_fetch(e, c->id); break;
     case ENGINE_COMMAND_LEND: do_lend(e, c->seq); break;
     case ENGINE_COMMAND_JOIN:
     case ENGINE_COMMAND_WAKE: engine_group_command(e, c); break;

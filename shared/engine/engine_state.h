@@ -36,6 +36,7 @@ enum engine_command_kind {
     ENGINE_COMMAND_FENCE,
     ENGINE_COMMAND_RELEASE,
     ENGINE_COMMAND_FETCHED,
+    ENGINE_COMMAND_FETCH_HANGS,
     ENGINE_COMMAND_LEND,
     ENGINE_COMMAND_JOIN,
     ENGINE_COMMAND_NODE,
@@ -195,6 +196,7 @@ struct engine {
     struct kv_store_options tiers; /* with opt.tiers, which points at it */
     struct hash128 *tier_keys;     /* [n_blocks] of the load that is being planned */
     struct tier_rate peer_rate;    /* of fetches from peers */
+    struct list left_fetches;      /* of engine_peers.c */
     struct sampler_batch *sampler;
     struct sampler_row *rows; /* [max_logits] */
     struct map seqs;          /* id → struct seq: every live sequence, whatever its state */
@@ -409,12 +411,15 @@ void engine_end_streams(struct engine *e);
 
 /* engine_peers.c */
 void engine_peers_init(struct engine *e);
+void engine_peers_release(struct engine *e);
 /* Fetches blocks from the sequence's peer, those after the first n_before that caches have or
  * bring, if it has more and that is sooner than computing them. *load_s, *compute_s: what both
  * would take are added. True: it waits for them. */
 bool engine_fetch(struct engine *e, struct seq *s, uint32_t n_before, double *load_s,
                   double *compute_s);
 void engine_end_fetch(struct engine *e, uint64_t id, uint32_t n_good);
+/* Its peer hangs: it takes other blocks, if there are any, and starts. */
+void engine_go_on_without_fetch(struct engine *e, uint64_t id);
 /* It is canceled while its fetch runs: the blocks that a peer may write to go to quarantine. */
 void engine_leave_fetch(struct engine *e, struct seq *s);
 /* Its loads are over, and it starts: what the peer brought counts as computed. */

@@ -130,7 +130,7 @@ struct fake_seq {
 /* What came of a fetch. */
 struct fetched {
     uint64_t id;
-    bool over;
+    bool over, hangs;
     uint32_t n_good;
 };
 
@@ -387,6 +387,14 @@ enum status engine_fetched(struct engine *e, uint64_t id, uint32_t n_good)
     s->out->over = true;
     s->out->n_good = n_good;
     fake_free(e, s);
+    return OK;
+}
+
+enum status engine_fetch_hangs(struct engine *e, uint64_t id)
+{
+    struct fake_seq *s = fake_find(e, id);
+    CHECK(s && s->kind == FAKE_FETCHES && !s->out->over);
+    s->out->hangs = true;
     return OK;
 }
 

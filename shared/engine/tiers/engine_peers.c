@@ -4,15 +4,37 @@
  * Others carry the bytes and answer with engine_fetched (decode/kv_fetch.h, prefill/kv_lend.h), of
  * a node of several ranks once all of them have theirs: blocks have the same numbers there.
  * What a peer may write to belongs to nobody else until then: a sequence that fetches is not
- * preempted, and one that is canceled leaves its blocks in quarantine.
+ * preempted, and one that is canceled, or goes on without a peer that hangs, leaves its blocks in
+ * quarantine.
  * Thread: engine. */
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
+#include "shared/base/mem.h"
 #include "shared/engine/engine_state.h"
 
 static const double EXPECTED_FIRST_S = 3e-3, EXPECTED_BYTES_PER_S = 1e9;
 /* A fetch is given up after so many times what was expected, but not sooner than that. */
 static const double LATE_FACTOR = 10, LATE_AT_LEAST_S = 2, LATE_AT_MOST_S = 600;
+
+/* What a sequence left to a peer that hangs. Owner: engine.left_fetches. */
+struct left_fetch {
+    uint64_t id;     /* of the sequence, which may have ended */
+    int32_t *blocks; /* [n] in quarantine until engine_fetched */
+    uint32_t n;
+    struct list node;
+};
+
+static void free_left(struct left_fetch *l)
+{
+    list_remove(&l->node);
+    mem_free(l->blocks);
+    mem_free(l);
+}
+
+void engine_peers_release(struct engine *e)
+{
+    LIST_FOREACH (l, &e->left_fetches, struct left_fetch, node) free_left(l);
+}
 
 void engine_peers_init(struct engine *e)
 {
@@ -83,19 +105,60 @@ static void count_fetch(struct engine *e, const struct seq_fetch *f, double seco
         tier_rate_late(&e->peer_rate, now);
 }
 
+static void stop_fetch(struct engine *e, struct seq_fetch *f, uint32_t n_good)
+{
+    const uint64_t now = clock_ns();
+    ASSERT(n_good <= f->n);
+    f->runs = false;
+    f->n_good = n_good;
+    count_fetch(e, f, (double)(now - f->begin_ns) * 1e-9, now);
+}
+
+/* Nobody writes any more to what a sequence has left. */
+static void end_left(struct engine *e, uint64_t id)
+{
+    LIST_FOREACH (l, &e->left_fetches, struct left_fetch, node) {
+        if (l->id != id) continue;
+        for (uint32_t i = 0; i < l->n; i++) kv_pool_free_quarantined(e->pool, l->blocks[i]);
+        free_left(l);
+    }
+}
+
 void engine_end_fetch(struct engine *e, uint64_t id, uint32_t n_good)
 {
     struct seq *s = map_get(&e->seqs, map_key_u64(&id));
-    if (!s || !s->fetch.runs) return;
-    const uint64_t now = clock_ns();
-    ASSERT(n_good <= s->fetch.n);
-    s->fetch.runs = false;
-    s->fetch.n_good = n_good;
-    count_fetch(e, &s->fetch, (double)(now - s->fetch.begin_ns) * 1e-9, now);
+    if (!s || !s->fetch.runs) {
+        end_left(e, id);
+        return;
+    }
+    stop_fetch(e, &s->fetch, n_good);
     if (s->state == SEQ_LOADING) return; /* it starts with the next batch */
     ASSERT(s->state == SEQ_QUARANTINED);
     seq_free_quarantined_blocks(s, e->pool);
     engine_forget(e, s);
+}
+
+void engine_go_on_without_fetch(struct engine *e, uint64_t id)
+{
+    struct seq *s = map_get(&e->seqs, map_key_u64(&id));
+    if (!s || !s->fetch.runs || s->state != SEQ_LOADING) return;
+    const uint32_t n = s->fetch.n;
+    int32_t *blocks = MEM_ARRAY(int32_t, n), *mine = s->blocks + s->fetch.first;
+    if (kv_pool_alloc(e->pool, n, blocks) != OK) { /* none are free: it waits on */
+        mem_free(blocks);
+        return;
+    }
+    struct left_fetch *l = MEM_NEW(struct left_fetch);
+    for (uint32_t i = 0; i < n; i++) {
+        const int32_t written = mine[i];
+        kv_pool_quarantine(e->pool, written);
+        mine[i] = blocks[i];
+        blocks[i] = written;
+    }
+    *l = (struct left_fetch){ .id = id, .blocks = blocks, .n = n };
+    list_push(&e->left_fetches, &l->node);
+    s->fetch.peer = 0; /* it is not asked again */
+    stop_fetch(e, &s->fetch, 0);
 }
 
 void engine_leave_fetch(struct engine *e, struct seq *s)

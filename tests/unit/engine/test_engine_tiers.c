@@ -618,6 +618,53 @@ TEST(a_peer_that_has_nothing_is_not_slow)
     CHECK(is_well);
 }
 
+/* Its peer may write to the blocks for long: the sequence takes others, and nobody gets those before
+ * the peer's writes are over. Where there are no others it waits. */
+TEST(a_sequence_goes_on_without_a_peer_that_hangs)
+{
+    static const struct kv_store_options always = { .always = true };
+    for (uint32_t n_blocks = FEW_BLOCKS; n_blocks <= 2 * FEW_BLOCKS; n_blocks += FEW_BLOCKS) {
+        struct engine_request q = from_peer(1);
+        struct answer *want = reference(&q, 1, NULL, NULL), got = { .id = 1 };
+        struct rig r;
+        rig_open(&r, (struct rig_options){ .tiers = &always, .n_blocks = n_blocks });
+        CHECK_OK(engine_submit(r.engine, &q));
+        CHECK_EQ_INT(await_fetch(&r), FULL);
+        for (int i = 0; i < 3; i++) CHECK_OK(engine_fetch_hangs(r.engine, 1));
+        if (n_blocks == FEW_BLOCKS) {
+            struct engine_request other = rig_request(2, 20, 9, 4); /* behind those commands */
+            mem_free(rig_run(&r, &other, 1));
+            rig_await_free_blocks(&r, n_blocks - (FULL + 1)); /* the first holds all of its own */
+            CHECK_OK(engine_fetched(r.engine, 1, 0));
+        }
+        rig_gather(&r, &got, 1);
+        check_same(want, &got);
+        CHECK_EQ_INT(got.end.cache.n_from[KV_TIER_PEER], 0);
+        if (n_blocks > FEW_BLOCKS) {
+            rig_await_free_blocks(&r, n_blocks - FULL);
+            CHECK_OK(engine_fetched(r.engine, 1, 0));
+        }
+        rig_await_free_blocks(&r, n_blocks);
+        rig_close(&r);
+        mem_free(want);
+    }
+}
+
+/* The engine ends while the peer may still write. */
+TEST(what_was_left_to_a_peer_ends_with_the_engine)
+{
+    static const struct kv_store_options always = { .always = true };
+    struct engine_request q = from_peer(1);
+    struct answer got = { .id = 1 };
+    struct rig r;
+    rig_open(&r, (struct rig_options){ .tiers = &always });
+    CHECK_OK(engine_submit(r.engine, &q));
+    CHECK_EQ_INT(await_fetch(&r), FULL);
+    CHECK_OK(engine_fetch_hangs(r.engine, 1));
+    rig_gather(&r, &got, 1);
+    rig_close(&r);
+}
+
 /* ---- the end ---- */
 
 /* A disk may still be writing from the host's slots. */
@@ -794,8 +841,10 @@ TEST_MAIN(CASE(evicted_prompts_come_back_with_the_same_bits),
           CASE(a_prefix_is_brought_once), CASE(a_layer_that_does_not_come_spoils_nothing),
           CASE(layers_that_are_all_there_are_not_late), CASE(a_cancel_while_a_peer_brings_the_rest),
           CASE(what_a_peer_brought_is_lost_with_its_blocks),
-          CASE(a_peer_that_has_nothing_is_not_slow), CASE(the_tier_that_reads_another_ends_first),
-          CASE(a_prompt_that_is_gone_is_not_computed),
+          CASE(a_peer_that_has_nothing_is_not_slow),
+          CASE(a_sequence_goes_on_without_a_peer_that_hangs),
+          CASE(what_was_left_to_a_peer_ends_with_the_engine),
+          CASE(the_tier_that_reads_another_ends_first), CASE(a_prompt_that_is_gone_is_not_computed),
           CASE(a_prompt_that_a_peer_has_not_either_is_not_computed),
           CASE(a_prompt_that_does_not_come_is_not_computed),
           CASE(a_step_begins_before_all_layers_are_there),
