@@ -1,5 +1,5 @@
 /* test_kv_tiers.c - what every tier behind the KV pool must do (shared/kv/tier/kv_tier.h), with a
- * pool in host memory and one on a GPU. */
+ * pool in host memory and one on a GPU. Those of a node of several ranks are tiers like others. */
 #include "kernels/kv_rows.h"
 #include "tests/fixtures/tier_rig.h"
 
@@ -21,19 +21,24 @@ static enum status create_host(struct rig *r, struct err *err)
     return kv_tier_host_create(&o, SLOTS * KV_SLOT_ALIGN, &r->tier, err);
 }
 
-/* Segments of one slot. */
-static enum status create_disk(struct rig *r, const struct disk_io_ops *io, struct err *err)
+/* Segments of one slot, in a folder of its own. */
+static struct tier_disk_options disk_options(const struct disk_io_ops *io, char folder[4200])
 {
     static int n;
-    char folder[4200];
-    const struct kv_tier_options o = options_of(r);
-    snprintf(folder, sizeof folder, "%s/%d", test_tmpdir(), n++);
-    const struct tier_disk_options d = {
+    snprintf(folder, 4200, "%s/%d", test_tmpdir(), n++);
+    return (struct tier_disk_options){
         .folder = folder,
         .bytes = SLOTS * (disk_data_begin(1) + KV_SLOT_ALIGN),
         .scan_ms = 50,
         .io = io,
     };
+}
+
+static enum status create_disk(struct rig *r, const struct disk_io_ops *io, struct err *err)
+{
+    char folder[4200];
+    const struct kv_tier_options o = options_of(r);
+    const struct tier_disk_options d = disk_options(io, folder);
     return kv_tier_disk_create(&o, &d, &r->tier, err);
 }
 
@@ -50,10 +55,38 @@ static enum status create_disk_threads(struct rig *r, struct err *err)
     return create_disk(r, &disk_io_threads_ops, err);
 }
 
+/* Three ranks; the others look at their tiers like the first. */
+static enum status create_ranks(struct rig *r, bool on_disk, struct err *err)
+{
+    char folder[4200];
+    rig_add_ranks(r, OTHERS_MAX, 0);
+    for (uint32_t i = 0; i < r->n_others; i++) {
+        struct tier_follow_options f = follow_options_of(r, i);
+        if (on_disk) f.disk = disk_options(&disk_io_threads_ops, folder);
+        else f.host_bytes = SLOTS * KV_SLOT_ALIGN;
+        CHECK_OK(tier_follow_create(&f, &r->others[i].follower, err));
+    }
+    CHECK_OK(on_disk ? create_disk(r, &disk_io_threads_ops, err) : create_host(r, err));
+    r->tier = tier_ranks_wrap(r->ranks, r->tier, on_wake, r);
+    return OK;
+}
+
+static enum status create_host_ranks(struct rig *r, struct err *err)
+{
+    return create_ranks(r, false, err);
+}
+
+static enum status create_disk_ranks(struct rig *r, struct err *err)
+{
+    return create_ranks(r, true, err);
+}
+
 static const struct kind KINDS[] = { { "mem", create_mem },
                                      { "host", create_host },
                                      { "disk, uring", create_disk_uring },
-                                     { "disk, threads", create_disk_threads } };
+                                     { "disk, threads", create_disk_threads },
+                                     { "host, 3 ranks", create_host_ranks },
+                                     { "disk, 3 ranks", create_disk_ranks } };
 
 static void rig_open_as(struct rig *r, const struct kind *kind, const char *device,
                         enum dtype pool_dtype, enum dtype slot_dtype)
@@ -180,7 +213,8 @@ static void notices(struct rig *r, const struct kind *kind, const char *device)
         const struct kv_tier_done d = get(r, 0, 4, 5);
         CHECK_STATUS(d.status, ERR_CHECKSUM);
         CHECK_EQ_INT(d.n_good, 2);
-        CHECK(holds(r, 5, 0) && holds(r, 6, 1) && holds(r, 7, 55));
+        /* other ranks have brought theirs */
+        CHECK(holds(r, 5, 0) && holds(r, 6, 1) && holds_in(r, r->pool.ptr, 7, 55));
         CHECK(!has(r, 2) && has(r, 3));
         put(r, 2);
     }
@@ -311,6 +345,10 @@ static void takes_slots(struct rig *r, const struct kind *kind, const char *devi
     struct rig other;
     struct kv_tier_pin pin;
     rig_open(r, kind, device);
+    if (r->ranks) { /* the slot is another rank's as well: test_tier_ranks.c */
+        rig_close(r);
+        return;
+    }
     rig_open(&other, &KINDS[0], device);
     put(&other, 3);
     const struct hash128 key = block_named(3, 0).key;

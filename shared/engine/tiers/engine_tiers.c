@@ -29,7 +29,8 @@ enum status engine_tiers_create(struct engine *e, struct err *err)
     };
     engine_peers_init(e);
     e->tier_keys = MEM_ARRAY(struct hash128, e->layout.n_blocks);
-    if (!e->opt.tiers || engine_is_node(e)) return OK;
+    if (!e->opt.tiers || e->opt.follows) return OK; /* followers: shared/kv/tier/ranks */
+    ASSERT(!engine_is_node(e) || e->opt.tiers->ranks);
     e->tiers = *e->opt.tiers;
     e->opt.tiers = &e->tiers;
     return kv_store_create(&e->tiers, &of, &e->store, err);
@@ -243,7 +244,7 @@ static void end_load(struct engine *e, struct seq *s)
 void engine_tiers_run(struct engine *e)
 {
     struct kv_load *l;
-    if (!e->store) return;
+    if (!e->store || (engine_is_node(e) && !e->node.ep)) return; /* are the other ranks there? */
     kv_store_run(e->store);
     while ((l = kv_store_take_loaded(e->store))) {
         end_load(e, l->owner);

@@ -8,6 +8,7 @@
 #include "shared/base/mem.h"
 #include "shared/kv/tier/block_copy.h"
 #include "shared/kv/tier/kv_store_internal.h"
+#include "shared/kv/tier/ranks/tier_ranks.h"
 
 enum { WAIT_FOR_LOADS_MS = 100, NS_PER_MS = 1000000 };
 
@@ -92,6 +93,7 @@ void kv_store_update_metrics(struct kv_store *s)
 static void add_tier(struct kv_store *s, const struct kv_store_options *o, struct kv_tier *t)
 {
     struct store_tier *st = &s->tiers[s->n_tiers++];
+    if (o->ranks) t = tier_ranks_wrap(o->ranks, t, s->of.wake, s->of.arg);
     st->tier = o->wrap ? o->wrap(o->wrap_arg, t) : t;
     init_metrics(st, s->of.metrics);
 }
@@ -128,6 +130,8 @@ enum status kv_store_create(const struct kv_store_options *o, const struct kv_st
         .slot_dtype = o->rounds ? o->slot_dtype : (enum dtype)of->layout.dtype,
         .wake = of->wake,
         .arg = of->arg,
+        .forgot = o->ranks ? tier_ranks_forgot : NULL,
+        .forgot_arg = o->ranks,
     };
     s->of = *of;
     s->always = o->always;

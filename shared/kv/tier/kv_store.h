@@ -24,11 +24,14 @@
 #include "shared/kv/tier/kv_tier.h"
 
 struct kv_store;
+struct tier_ranks;
 
 struct kv_store_options {
     uint64_t host_bytes;           /* 0: no host tier */
     struct tier_disk_options disk; /* folder NULL: no disk tier. The path is copied */
-    bool rounds; /* the tiers hold KV as slot_dtype, in place of the pool's type */
+    struct tier_ranks *ranks; /* the other ranks of the node, whose tiers follow these; borrowed.
+                               * NULL: none */
+    bool rounds;              /* the tiers hold KV as slot_dtype, in place of the pool's type */
     enum dtype slot_dtype;
     /* For tests. */
     bool always; /* load what the tiers have, even if computing is sooner */

@@ -10,7 +10,7 @@
  *   1. A block, or a piece of it, goes to its destination only after its checksum was compared. One
  *      that fails is dropped and counted, and ends its get.
  *   2. After GET or cancel nobody writes to the destination blocks. cancel waits for the copy of
- *      one block at most.
+ *      one block at most; of a node of several ranks (ranks/), for word from the others as well.
  *   3. Each put that was accepted ends in one PUT, each get in one GET or cancel.
  * Thread: engine, except `wake`, which any thread calls. */
 #ifndef BATON_KV_TIER_KV_TIER_H
@@ -34,6 +34,9 @@ struct kv_tier_options {
     enum dtype slot_dtype;   /* the pool's, or one that values are rounded to on the way down */
     void (*wake)(void *arg); /* poll has something to report. Any thread; must return at once */
     void *arg;
+    /* The tier has evicted a block for another one. Called within its put; NULL: nobody asks. */
+    void (*forgot)(void *forgot_arg, enum kv_tier_kind kind, const struct hash128 *key);
+    void *forgot_arg;
 };
 
 struct kv_tier_put {
@@ -75,7 +78,8 @@ struct kv_tier_stats {
     uint64_t slot_bytes;
     uint64_t n_puts, n_gets; /* blocks stored, blocks brought back */
     uint64_t n_evicted, n_bad_checksums, n_errors;
-    bool is_off; /* it takes and finds nothing: the log said why. It is tried again later */
+    bool is_off;     /* it takes and finds nothing: the log said why. It is tried again later */
+    bool is_looking; /* for what it kept before this process began: it may find more soon */
 };
 
 enum {

@@ -63,6 +63,8 @@ struct kv_tier_host {
     struct tier_worker *putter, *getter;
     void (*wake)(void *arg);
     void *wake_arg;
+    void (*forgot)(void *arg, enum kv_tier_kind kind, const struct hash128 *key);
+    void *forgot_arg;
     struct map gets; /* tag → struct host_get, those not cancelled */
     struct kv_tier_stats stats;
 };
@@ -411,6 +413,12 @@ static enum status get_memory(struct kv_tier_host *h, const struct kv_tier_optio
     return OK;
 }
 
+static void on_evicted(void *arg, const struct hash128 *key)
+{
+    const struct kv_tier_host *h = arg;
+    if (h->forgot) h->forgot(h->forgot_arg, KV_TIER_HOST, key);
+}
+
 enum status kv_tier_host_create(const struct kv_tier_options *o, uint64_t bytes,
                                 struct kv_tier **out, struct err *err)
 {
@@ -419,7 +427,10 @@ enum status kv_tier_host_create(const struct kv_tier_options *o, uint64_t bytes,
     h->device = o->device;
     h->wake = o->wake;
     h->wake_arg = o->arg;
+    h->forgot = o->forgot;
+    h->forgot_arg = o->forgot_arg;
     h->index = tier_index_create();
+    tier_index_on_evicted(h->index, on_evicted, h);
     enum status st = get_memory(h, o, bytes, err);
     if (st == OK) st = start_workers(h, o, err);
     if (st != OK) {

@@ -42,6 +42,8 @@ struct tier_index {
     int32_t free;      /* the first of a list by next_free; NONE */
     struct map by_key; /* hash128 → 1 + the slot that is STORED or FILLING with it */
     uint64_t n_evicted, n_draws;
+    void (*on_evicted)(void *arg, const struct hash128 *key); /* NULL: nobody asks */
+    void *evicted_arg;
 };
 
 struct tier_index *tier_index_create(void)
@@ -49,6 +51,13 @@ struct tier_index *tier_index_create(void)
     struct tier_index *x = MEM_NEW(struct tier_index);
     x->free = NONE;
     return x;
+}
+
+void tier_index_on_evicted(struct tier_index *x, void (*fn)(void *arg, const struct hash128 *key),
+                           void *arg)
+{
+    x->on_evicted = fn;
+    x->evicted_arg = arg;
 }
 
 void tier_index_free(struct tier_index *x)
@@ -270,6 +279,7 @@ int32_t tier_index_take(struct tier_index *x, const struct tier_block *b, bool e
         if (!victim) return NONE;
         forget(x, victim);
         x->n_evicted++;
+        if (x->on_evicted) x->on_evicted(x->evicted_arg, &victim->block.key);
     }
     struct tier_slot *s = at(x, (uint32_t)x->free);
     unlink_free(x, s);

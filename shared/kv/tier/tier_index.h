@@ -28,6 +28,9 @@ struct tier_block {
 struct tier_index;
 
 struct tier_index *tier_index_create(void);
+/* Calls fn(arg, key) for each block that a take evicts, before the take returns. */
+void tier_index_on_evicted(struct tier_index *x, void (*fn)(void *arg, const struct hash128 *key),
+                           void *arg);
 void tier_index_free(struct tier_index *x);
 /* Adds n FREE slots behind those that there are; returns the first. */
 uint32_t tier_index_add_slots(struct tier_index *x, uint32_t n);

@@ -26,8 +26,7 @@ struct kv_tier_mem {
     struct kv_tier_done done[DONE_MAX]; /* in order */
     uint32_t n_done;
     struct kv_tier_stats stats;
-    void (*wake)(void *arg);
-    void *arg;
+    struct kv_tier_options o; /* wake, forgot */
 };
 
 static struct kv_tier_mem *mem_of(struct kv_tier *t) { return (struct kv_tier_mem *)t; }
@@ -47,7 +46,7 @@ static bool mem_has(struct kv_tier *t, const struct hash128 *key)
 static void report(struct kv_tier_mem *m, struct kv_tier_done d)
 {
     m->done[m->n_done++] = d;
-    m->wake(m->arg);
+    m->o.wake(m->o.arg);
 }
 
 /* A slot that stores nothing, else the oldest that is not pinned. */
@@ -72,6 +71,7 @@ static enum status mem_put(struct kv_tier *t, const struct kv_tier_put *p)
     struct mem_slot *s = slot_to_fill(m);
     if (!s) return ERR_FULL;
     m->stats.n_evicted += s->stored;
+    if (s->stored && m->o.forgot) m->o.forgot(m->o.forgot_arg, KV_TIER_HOST, &s->key);
     s->stored = false;
     enum status st = OK;
     if (!p->slot) {
@@ -200,8 +200,7 @@ enum status kv_tier_mem_create(const struct kv_tier_options *o, uint32_t n_slots
 {
     struct kv_tier_mem *m = MEM_NEW(struct kv_tier_mem);
     m->base.ops = &MEM_OPS;
-    m->wake = o->wake;
-    m->arg = o->arg;
+    m->o = *o;
     enum status st = block_copy_create(
         &(struct block_copy_options){ o->layout, o->slot_dtype, o->device, o->pool }, &m->copy,
         err);

@@ -93,6 +93,7 @@ static void disk_stats(const struct kv_tier *tier, struct kv_tier_stats *out)
     out->n_evicted = tier_index_n_evicted(t->own.index);
     out->slot_bytes = t->slot_bytes;
     out->is_off = t->is_off;
+    out->is_looking = t->is_looking;
 }
 
 static bool disk_pin(struct kv_tier *t, const struct hash128 *key, struct kv_tier_pin *out)
@@ -222,6 +223,13 @@ static enum status prepare(struct kv_tier_disk *t, const struct kv_tier_options 
     return start_workers(t, o, err);
 }
 
+/* Only evictions: the blocks of a segment that is given up are found again, as another's. */
+static void on_evicted(void *arg, const struct hash128 *key)
+{
+    const struct kv_tier_disk *t = arg;
+    if (t->forgot) t->forgot(t->forgot_arg, KV_TIER_DISK, key);
+}
+
 enum status kv_tier_disk_create(const struct kv_tier_options *o, const struct tier_disk_options *d,
                                 struct kv_tier **out, struct err *err)
 {
@@ -235,6 +243,10 @@ enum status kv_tier_disk_create(const struct kv_tier_options *o, const struct ti
     t->device = o->device;
     disk_slots_init(&t->own);
     disk_slots_init(&t->others);
+    t->forgot = o->forgot;
+    t->forgot_arg = o->forgot_arg;
+    t->is_looking = true;
+    tier_index_on_evicted(t->own.index, on_evicted, t);
     random_bytes(&t->next_generation, sizeof t->next_generation);
     t->next_generation >>= 1; /* room to grow */
     const enum status st = prepare(t, o, err);

@@ -123,9 +123,12 @@ struct kv_tier_disk {
     _Atomic bool is_stuck;
     uint64_t next_generation;
     bool is_off, folder_is_busy;
+    bool is_looking;                        /* the folder was not looked through to its end yet */
     bool is_full;                           /* no segment could be had lately */
     uint64_t t_on_ms, t_grow_ms, t_scan_ms; /* when each is tried again */
     struct kv_tier_stats stats;
+    void (*forgot)(void *arg, enum kv_tier_kind kind, const struct hash128 *key);
+    void *forgot_arg;
 };
 
 static inline struct kv_tier_disk *disk_of(struct kv_tier *t) { return (struct kv_tier_disk *)t; }

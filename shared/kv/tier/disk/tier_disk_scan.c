@@ -219,6 +219,7 @@ void disk_end_task(struct kv_tier_disk *t, struct disk_task *k)
         for (uint32_t i = 0; i < k->n_listings; i++) take_listing(t, k->listings[i]);
         /* more of them: soon */
         t->t_scan_ms = k->n_listings == DISK_LISTINGS_MAX ? 0 : clock_ms() + t->o.scan_ms;
+        t->is_looking &= k->n_listings == DISK_LISTINGS_MAX;
         leave_gone(t);
         if (k->has_too_many) give_one_up(t);
     }
