@@ -1,5 +1,5 @@
 /* tiers.c - checks the memories behind the KV cache: host memory of --swap-space, the folder of
- * --kv-cache-dir and the room on its disk. Thread: main. */
+ * --kv-cache-dir, or those of a node's ranks in it, and the room on its disk. Thread: main. */
 #include <dirent.h>
 #include <limits.h>
 #include <stdio.h>
@@ -8,6 +8,8 @@
 #include <sys/statvfs.h>
 
 #include "deploy/doctor/doctor.h"
+#include "deploy/launch/ranks.h"
+#include "deploy/tiers/rank_folder.h"
 #include "shared/kv/tier/disk/disk_folder.h"
 
 static const double GIB = 1 << 30;
@@ -16,6 +18,7 @@ static void check_host(struct doctor *d)
 {
     const double asked = config_float(d->c, "swap-space");
     uint64_t limit, left = doctor_free_memory(&limit);
+    left /= ranks_on_host(d->c);
     const uint64_t pool = doctor_on_gpu(d) ? 0 : d->kv_bytes, room = left > pool ? left - pool : 0;
     if (asked <= 0) return;
     if (asked * GIB <= (double)room) {
@@ -60,21 +63,48 @@ static uint64_t free_at(const char *folder)
     return (uint64_t)fs.f_bavail * fs.f_frsize;
 }
 
+/* How many ranks a node has; doctor_check_options says what is wrong with them. */
+static uint32_t ranks_of_node(const struct doctor *d)
+{
+    struct ranks r;
+    struct err err = { 0 };
+    return ranks_read(d->c, 0, &r, &err) == OK && r.tp.size ? r.tp.size : 1;
+}
+
+/* The folders that the ranks of a node will use; *held: bytes that they have. */
+static enum status check_folders(const char *folder, uint32_t n_ranks, uint64_t *held,
+                                 struct err *err)
+{
+    char path[RANK_FOLDER_MAX];
+    *held = 0;
+    for (uint32_t r = 0; r < n_ranks; r++) {
+        rank_folder(folder, r, n_ranks, path);
+        TRY(disk_folder_check(path, err));
+        *held += bytes_in(path);
+    }
+    return OK;
+}
+
 static void check_disk(struct doctor *d)
 {
     const char *folder = config_string(d->c, "kv-cache-dir");
     const double asked = config_float(d->c, "kv-cache-disk");
+    const uint32_t n_ranks = ranks_of_node(d);
     struct err err = { 0 };
+    char parts[64] = "";
+    uint64_t held;
     if (!folder) return;
-    if (disk_folder_check(folder, &err) != OK) {
+    if (check_folders(folder, n_ranks, &held, &err) != OK) {
         doctor_fix(doctor_add(d, "KV on disk", DOCTOR_FAIL, "%s", err.text),
                    "give a folder on a local disk that this user may write to");
         return;
     }
-    const uint64_t held = bytes_in(folder), room = free_at(folder) + held;
+    const uint64_t room = free_at(folder) + held;
+    if (n_ranks > 1)
+        snprintf(parts, sizeof parts, ", %.2f for each of %u ranks", asked / n_ranks, n_ranks);
     struct doctor_line *line = doctor_add(
         d, "KV on disk", DOCTOR_OK,
-        "%.1f GiB asked in %.300s, which has %.1f GiB and room for %.1f", asked, folder,
+        "%.1f GiB asked in %.300s%s, which has %.1f GiB and room for %.1f", asked, folder, parts,
         (double)held / GIB, (double)room / GIB);
     if (asked * GIB <= (double)room) return;
     line->result = DOCTOR_WARN;

@@ -61,6 +61,7 @@ static void on_message(void *arg, const struct cluster_message *m)
         return;
     }
     if (on_group_message(n, m)) return;
+    if (n->ranks.tiers && node_tiers_on_message(n->ranks.tiers, m)) return;
     if (n->ranks.decode) {
         if (decode_follow_on_message(n->ranks.decode, m)) return;
         prefill_follow_on_message(n->ranks.prefill, m);
@@ -249,7 +250,7 @@ static void warn_of_pace(const struct node_options *o)
 
 /* --swap-space, or what this host's ranks can have of it: its pages are taken when they are used,
  * and by then it would be too late to say that there are none. */
-static void limit_host_tier(struct node *n)
+void node_limit_host_tier(struct node *n)
 {
     struct node_options *o = &n->o;
     struct kv_layout l;
@@ -267,18 +268,13 @@ static void limit_host_tier(struct node *n)
     o->tiers.host_bytes = most < kv_layout_block_bytes(&l) ? 0 : most;
 }
 
-/* NULL: no memories behind the KV pool. */
+/* NULL: no memories behind the KV pool. The ranks of a node have agreed on theirs. */
 static const struct kv_store_options *tiers_of(struct node *n)
 {
     struct node_options *o = &n->o;
     if (!o->tiers.host_bytes && !o->tiers.disk.folder) return NULL;
-    if (n->model.weights->share.tp_size > 1) {
-        log_warn("no KV is kept behind the KV cache",
-                 "why=\"not built yet for a node of several ranks (--tensor-parallel-size): "
-                 "--swap-space and --kv-cache-dir have no effect\"");
-        return NULL;
-    }
-    limit_host_tier(n);
+    if (n->ranks.tiers) o->tiers.ranks = node_tiers_ranks(n->ranks.tiers);
+    else node_limit_host_tier(n);
     return o->tiers.host_bytes || o->tiers.disk.folder ? &o->tiers : NULL;
 }
 

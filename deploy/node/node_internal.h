@@ -16,6 +16,7 @@
 #include "deploy/service/health_port.h"
 #include "deploy/service/service_gauges.h"
 #include "deploy/text/text_server.h"
+#include "deploy/tiers/node_tiers.h"
 #include "prefill/prefill.h"
 #include "prefill/prefill_follow.h"
 #include "scheduler/directory/handler.h"
@@ -49,6 +50,7 @@ struct node {
     struct {
         struct engine *engine;
         struct kvt *kvt;
+        struct tier_follower *tiers; /* of a rank above 0 with tiers */
     } loaded; /* made by the worker that loads; the loop takes them when that is done */
     struct err load_err;
     enum status load_st;
@@ -79,8 +81,9 @@ struct node {
         char lost_why[GROUP_WHY_MAX];
         struct decode_follower *decode; /* of a rank above 0, in place of the two workers */
         struct prefill_follower *prefill;
-    } ranks;          /* that share the attention of this node */
-    atomic_bool ends; /* a lost rank is no failure any more */
+        struct node_tiers *tiers; /* NULL: no memories are behind the KV pools */
+    } ranks;                      /* that share the attention of this node */
+    atomic_bool ends;             /* a lost rank is no failure any more */
     struct {
         bool loaded, ranks_ready;
         uint64_t model; /* fingerprint of its ranks' model */
@@ -241,6 +244,8 @@ void node_router_free(struct node *n);
 /* ---- node.c ---- */
 
 void node_begin_loading(void *node);
+/* Lowers --swap-space to what this host has free for the rank. Thread: a worker. */
+void node_limit_host_tier(struct node *n);
 /* Makes the engine and kvt of a model that is loaded. Thread: a worker. */
 enum status node_start_engine(struct node *n, struct err *err) MUST_CHECK;
 /* Ends the start with the sentence of load_err. */

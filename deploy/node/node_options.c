@@ -12,6 +12,7 @@
 #include "deploy/launch/ranks.h"
 #include "deploy/options/compatibility.h"
 #include "deploy/options/config_redis.h"
+#include "deploy/tiers/rank_folder.h"
 #include "kernels/kv_rows.h"
 #include "kernels/quantize.h"
 #include "kvtransfer/transport.h"
@@ -624,6 +625,17 @@ static uint64_t domain_of(const char *names, uint32_t rank, uint32_t size)
     return name.n ? hash_64(name.p, name.n, 0) : 0;
 }
 
+/* Each rank of a node has a folder of its own, and its share of the room. */
+static void divide_disk(struct node_options *o)
+{
+    char folder[RANK_FOLDER_MAX];
+    struct tier_disk_options *d = &o->tiers.disk;
+    if (o->tp.size < 2 || !d->folder) return;
+    rank_folder(d->folder, o->tp.rank, o->tp.size, folder);
+    d->folder = dup_in(o, folder);
+    d->bytes /= o->tp.size;
+}
+
 /* The ranks that share the attention; they share the experts as well, all of the group or those of
  * the node. */
 static enum status read_group(const struct config *c, struct node_options *o, struct err *err)
@@ -637,6 +649,7 @@ static enum status read_group(const struct config *c, struct node_options *o, st
     o->tp.rank = r.tp.rank;
     o->tp.host = dup_in(o, r.tp.host);
     o->tp.port = r.tp.port;
+    divide_disk(o);
     if (r.tp.rank == 0 && r.tp.size > 1)
         TRY(take_cluster_port(o, r.tp.port, "tensor-parallel-port", err));
     o->group.host = r.experts ? dup_in(o, r.host) : o->tp.host;
@@ -871,8 +884,9 @@ static void print_tiers(const struct node_options *o, const struct config *c, st
     const struct kv_store_options *t = &o->tiers;
     char text[512];
     if (t->host_bytes) {
-        snprintf(text, sizeof text, "%.1f GiB of host memory, as %s",
-                 (double)t->host_bytes / (1 << 30), kv_rows_name(t->slot_dtype));
+        snprintf(text, sizeof text, "%.1f GiB of host memory, as %s%s",
+                 (double)t->host_bytes / (1 << 30), kv_rows_name(t->slot_dtype),
+                 o->tp.size > 1 ? ", on each rank of the node" : "");
         line(out, "KV behind it", text, config_source_text(c, "swap-space"));
     }
     if (t->disk.folder) {

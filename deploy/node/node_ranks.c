@@ -1,7 +1,8 @@
 /* node_ranks.c - a node of several ranks, each a process with a part of every matrix
  * (--tensor-parallel-size): how they become one node, and end as one.
  *
- *     weights loaded ─▶ all meet (shared/cluster/group.h) ─▶ equally many KV blocks, the engine
+ *     weights loaded ─▶ all meet (shared/cluster/group.h) ─▶ equally many KV blocks, and as many in
+ *     host memory behind them, the engine
  *     ─▶ the workers of those that follow ─▶ the ep object of the node ─▶ engine_set_node
  *     ─▶ [the group that shares the experts] ─▶ ready
  *
@@ -17,6 +18,7 @@
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
 #include "shared/kv/kv_parts.h"
+#include "shared/kv/tier/block_copy.h"
 
 enum {
     DRAIN_POLL_MS = 50,
@@ -38,6 +40,11 @@ struct node_whole {
     struct err err;
 };
 
+static enum dtype tier_dtype(const struct node *n, const struct kv_layout *pool)
+{
+    return n->o.tiers.rounds ? n->o.tiers.slot_dtype : (enum dtype)pool->dtype;
+}
+
 /* A block has the same number on all ranks, so the rank with the least memory decides. An engine
  * that was made for an earlier try keeps its blocks. */
 static enum status agree_on_blocks(struct node *n, struct err *err)
@@ -52,6 +59,48 @@ static enum status agree_on_blocks(struct node *n, struct err *err)
                        least, n->o.n_blocks);
     n->o.n_blocks = least;
     return OK;
+}
+
+/* Slots of --swap-space: the first rank decides what is kept there, so all have as many. One that
+ * has an engine already keeps those that it has. */
+static enum status agree_on_tiers(struct node *n, struct err *err)
+{
+    uint32_t all[KV_RANKS_MAX];
+    struct kv_layout pool, slot;
+    if (!n->ranks.tiers) return OK;
+    const bool has_engine = n->loaded.engine != NULL;
+    if (!has_engine) node_limit_host_tier(n);
+    if (has_engine) pool = *engine_kv_layout(n->loaded.engine);
+    else model_kv_layout(n->model.weights, n->o.block_tokens, n->o.n_blocks, &pool);
+    TRY(kv_slot_layout(&pool, tier_dtype(n, &pool), &slot, err));
+    const uint64_t slots = n->o.tiers.host_bytes / kv_slot_bytes(&slot);
+    uint32_t least = slots > INT32_MAX ? INT32_MAX : (uint32_t)slots;
+    TRY(group_exchange(n->ranks.group, &least, sizeof least, all, err));
+    for (uint32_t r = 0; r < n->o.tp.size; r++)
+        if (all[r] < least) least = all[r];
+    if (n->o.tiers.host_bytes && least == 0)
+        log_warn("no swap space", "why=\"a rank of this node has no room for a KV block\"");
+    if (!has_engine) n->o.tiers.host_bytes = least * kv_slot_bytes(&slot);
+    return OK;
+}
+
+/* Memories behind the pool of a rank that follows; its engine does not know them. */
+static enum status make_tiers(struct node *n, struct err *err)
+{
+    const struct engine *e = n->loaded.engine;
+    const struct kv_layout *pool = engine_kv_layout(e);
+    const struct tier_follow_options f = {
+        .layout = *pool,
+        .device = engine_device(e),
+        .pool = engine_kv_memory(e)->ptr,
+        .slot_dtype = tier_dtype(n, pool),
+        .host_bytes = n->o.tiers.host_bytes,
+        .disk = n->o.tiers.disk,
+        .answer = node_tiers_answer,
+        .arg = n->ranks.tiers,
+    };
+    if (!n->ranks.tiers || !node_follows(n) || n->loaded.tiers) return OK;
+    return tier_follow_create(&f, &n->loaded.tiers, err);
 }
 
 /* Thread: a worker. */
@@ -71,7 +120,9 @@ static void make_engine(void *arg)
     struct node_whole *w = arg;
     struct node *n = w->node;
     w->st = agree_on_blocks(n, &w->err);
+    if (w->st == OK) w->st = agree_on_tiers(n, &w->err);
     if (w->st == OK && !n->loaded.engine) w->st = node_start_engine(n, &w->err);
+    if (w->st == OK) w->st = make_tiers(n, &w->err);
 }
 
 /* ---- one node ---- */
@@ -141,6 +192,7 @@ static void on_engine_made(void *arg)
     struct node *n = w->node;
     n->engine = n->loaded.engine;
     n->kvt = n->loaded.kvt;
+    if (n->loaded.tiers) node_tiers_follow(n->ranks.tiers, n->loaded.tiers);
     if (w->st == OK && node_follows(n)) start_followers(n);
     if (w->st == OK && loop_work(n->loop, make_ep, on_whole, w) == OK) return;
     if (w->st == OK) w->st = ERR_BUSY;
@@ -182,7 +234,8 @@ static void on_lost(void *arg, uint64_t epoch, const char *why)
     if (!n->ranks.is_one) return;
     if (!atomic_load(&n->ranks.is_lost))
         snprintf(n->ranks.lost_why, sizeof n->ranks.lost_why, "%s", why);
-    atomic_store(&n->ranks.is_lost, true); /* after the text, which on_fault reads */
+    atomic_store(&n->ranks.is_lost, true);               /* after the text, which on_fault reads */
+    if (n->ranks.tiers) node_tiers_stop(n->ranks.tiers); /* the engine may wait for an answer */
     if (n->state == NODE_DRAINING) node_stop(n, 0);
     else if (n->engine) engine_abort_node(n->engine); /* on_fault ends the process */
 }
@@ -265,6 +318,27 @@ void node_ranks_of_engine(void *arg, uint64_t step)
     mem_free(b);
 }
 
+/* Thread: engine, or that of the tiers. */
+static void on_tiers_lost(void *arg)
+{
+    struct node *n = arg;
+    engine_abort_node(n->engine);
+}
+
+static void start_tiers(struct node *n)
+{
+    const struct node_tiers_options o = {
+        .loop = n->loop,
+        .cluster = n->cluster,
+        .ranks = n->ranks.all,
+        .rank = n->o.tp.rank,
+        .size = n->o.tp.size,
+        .on_lost = on_tiers_lost,
+        .arg = n,
+    };
+    if (n->o.tiers.host_bytes || n->o.tiers.disk.folder) n->ranks.tiers = node_tiers_create(&o);
+}
+
 void node_ranks_start(struct node *n)
 {
     const struct group_options o = {
@@ -286,7 +360,9 @@ void node_ranks_start(struct node *n)
         .on_bell = on_bell,
         .arg = n,
     };
-    if (node_is_several(n)) n->ranks.group = group_create(&o);
+    if (!node_is_several(n)) return;
+    start_tiers(n);
+    n->ranks.group = group_create(&o);
 }
 
 void node_ranks_loaded(struct node *n)
@@ -294,13 +370,16 @@ void node_ranks_loaded(struct node *n)
     char terms[GROUP_TERMS_MAX];
     struct kv_layout l;
     model_kv_layout(n->model.weights, n->o.block_tokens, 1, &l);
+    const struct kv_store_options *t = &n->o.tiers;
     snprintf(
         terms, sizeof terms,
         "model %016llx, %s, KV %s in blocks of %u, %u tokens of context, %u sequences, %u rows "
-        "per step, %s",
+        "per step, %s%s%s%s%s",
         (unsigned long long)l.model_fingerprint, n->precision, kv_dtype_name(l.dtype),
         n->o.block_tokens, n->o.max_model_len, n->o.max_seqs, n->o.max_batched_tokens,
-        node_role_name(n->o.role));
+        node_role_name(n->o.role), t->host_bytes ? ", swap space" : "",
+        t->disk.folder ? ", KV on disk" : "", n->ranks.tiers ? " as " : "",
+        n->ranks.tiers ? kv_dtype_name(tier_dtype(n, &l)) : "");
     n->ranks.is_loaded = true;
     group_ready(n->ranks.group, terms);
 }
@@ -312,6 +391,8 @@ void node_ranks_free(struct node *n)
 {
     struct group *g = n->ranks.group;
     n->ranks.group = NULL;
+    node_tiers_free(n->ranks.tiers);
+    n->ranks.tiers = NULL;
     if (!g) return;
     group_stop(g);
     if (loop_post(n->loop, free_group, g) != OK) group_free(g);

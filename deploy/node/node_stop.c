@@ -55,10 +55,12 @@ static void finish_stop(struct node *n)
     serve_free(n->serve);
     n->serve = NULL;
     mailbox_close(n->events); /* a thread that waits for room in it continues */
+    if (n->ranks.tiers) node_tiers_stop(n->ranks.tiers);
     /* Stop in the order of the work: the engine feeds kvtransfer, which reads the engine's pool. */
     if (n->engine) engine_stop(n->engine);
     kvt_free(n->kvt);
     n->kvt = NULL;
+    if (n->ranks.tiers) node_tiers_end(n->ranks.tiers);
     engine_free(n->engine);
     n->engine = NULL;
     decode_free(n->decode);

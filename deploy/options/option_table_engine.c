@@ -119,7 +119,8 @@ const struct option ENGINE_OPTIONS[] = {
         .type = OPT_STRING,
         IN("Engine", NODE),
         .help = "Folder on a local disk that keeps KV blocks, also over a restart. The nodes of a "
-                "host that serve the same model may share it.",
+                "host that serve the same model may share it; each rank of a node "
+                "(--tensor-parallel-size) has a folder of its own in it.",
     },
     {
         .name = "kv-cache-disk",
@@ -128,7 +129,8 @@ const struct option ENGINE_OPTIONS[] = {
         RANGE(0.001, 1048576),
         .def = "16",
         IN("Engine", NODE),
-        .help = "GiB that the files of --kv-cache-dir may take, whoever writes them.",
+        .help = "GiB that the files of --kv-cache-dir may take, whoever writes them. The ranks of "
+                "a node share them out.",
     },
     {
         .name = "kv-cache-tier-dtype",

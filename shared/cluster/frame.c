@@ -79,6 +79,8 @@ static const char *const NAMES[FRAME_TYPE_END] = {
     [FRAME_PREEMPTED] = "preempted",
     [FRAME_FETCH] = "fetch",
     [FRAME_FETCH_REFUSED] = "fetch_refused",
+    [FRAME_KV_TIER] = "kv_tier",
+    [FRAME_KV_TIER_DONE] = "kv_tier_done",
 };
 
 const char *frame_type_name(unsigned type)

@@ -66,6 +66,8 @@ enum frame_type {
     FRAME_PREEMPTED,
     FRAME_FETCH,
     FRAME_FETCH_REFUSED,
+    FRAME_KV_TIER,
+    FRAME_KV_TIER_DONE,
     FRAME_TYPE_END
 };
 

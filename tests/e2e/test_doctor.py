@@ -105,6 +105,16 @@ def test_memories_behind_the_kv_cache():
             return line['result'], line['text']
         assert said('KV on disk', '--kv-cache-dir', at, '--kv-cache-disk', '0.01')[0] == 'ok' and os.listdir(folder) == []
         assert said('KV on disk', '--kv-cache-dir', at, '--kv-cache-disk', '1000000')[0] == 'warn'
+        ranks = '--kv-cache-dir', at, '--kv-cache-disk', '0.01', '--tensor-parallel-size', '2'
+        result, text = said('KV on disk', *ranks)
+        assert result == 'ok' and '0.01 for each of 2 ranks' in text and os.listdir(folder) == [], (result, text)
+        part = os.path.join(at, 'rank-1-of-2')
+        os.makedirs(at)
+        with open(part, 'w'):
+            pass
+        result, text = said('KV on disk', *ranks)
+        assert result == 'fail' and part in text, (result, text)
+        shutil.rmtree(os.path.dirname(at))
         latent = '--model', os.path.join(os.path.dirname(os.path.dirname(TINY)), 'deepseek_v3', 'model'), '--kv-cache-tier-dtype', 'int8', '--swap-space', '0.01'
         p = subprocess.run([BIN, 'doctor', *latent], capture_output=True, text=True, timeout=60)
         assert p.returncode and 'KV of latent attention (MLA) is kept as' in p.stdout, p.stdout

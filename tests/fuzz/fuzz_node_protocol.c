@@ -2,7 +2,7 @@
  *
  *   0      a frame's header: an accepted one must encode to the same bytes
  *   1      token records: likewise
- *   2      every protobuf body, and its contents (a generation, records)
+ *   2      every protobuf body, and its contents (a generation, records, a command to KV tiers)
  *   3      a generation with valid sampling parameters around fuzzed tokens
  *   4, 5   a real link (accepting, dialing) over a socket: the bytes come from its peer, and a peer
  *          that does not know the secret must not bring it up
@@ -13,6 +13,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "deploy/tiers/tier_message.h"
 #include "shared/base/assert.h"
 #include "shared/base/hash/hash.h"
 #include "shared/base/log.h"
@@ -94,6 +95,39 @@ static void fuzz_resume_key(ProtobufCBinaryData bytes)
     ASSERT(memcmp(generation_wire_key_bytes(&key).data, bytes.data, bytes.len) == 0);
 }
 
+/* What is read must mean the same to the next rank. */
+static void fuzz_tier_command(struct str in)
+{
+    struct tier_message m, back;
+    struct buf again = { 0 };
+    if (!tier_message_read(7, in, &m)) return;
+    tier_message_write(&m.c, &again);
+    const bool is_good = tier_message_read(7, buf_str(&again), &back);
+    ASSERT(is_good);
+    ASSERT(back.c.kind == m.c.kind && back.c.tier == m.c.tier && back.c.id == m.c.id);
+    ASSERT(back.c.n == m.c.n && back.c.block == m.c.block && m.c.block >= -1);
+    ASSERT(hash128_eq(back.c.of.key, m.c.of.key) && hash128_eq(back.c.of.parent, m.c.of.parent));
+    ASSERT(m.c.kind != TIER_PUT || back.c.of.depth == m.c.of.depth);
+    if (m.c.n) ASSERT(memcmp(back.keys, m.keys, m.c.n * sizeof *m.keys) == 0);
+    for (uint32_t i = 0; i < m.c.n; i++)
+        ASSERT(m.c.blocks[i] >= 0 && back.c.blocks[i] == m.c.blocks[i]);
+    tier_message_release(&m);
+    tier_message_release(&back);
+    buf_release(&again);
+}
+
+static void fuzz_tier_answer(struct str in)
+{
+    struct tier_answer a, back;
+    struct buf again = { 0 };
+    if (!tier_message_read_answer(7, in, &a)) return;
+    ASSERT(a.tier < KV_TIER_KINDS);
+    tier_message_write_answer(&a, &again);
+    const bool is_good = tier_message_read_answer(7, buf_str(&again), &back);
+    ASSERT(is_good && back.tier == a.tier && back.status == a.status && back.n_good == a.n_good);
+    buf_release(&again);
+}
+
 #define BODY(type, use)                                                                            \
     do {                                                                                           \
         Baton__##type *m = (Baton__##type *)protobuf_c_message_unpack(descriptors[i], NULL, in.n,  \
@@ -150,6 +184,8 @@ static void fuzz_bodies(struct str in)
             BODY(Attach, fuzz_resume_key(m->resume_key));
         else BODY(Ping, (void)m);
     }
+    fuzz_tier_command(in);
+    fuzz_tier_answer(in);
 }
 
 static void fuzz_tokens(struct str in)
