@@ -234,10 +234,12 @@ static void on_lost(void *arg, uint64_t epoch, const char *why)
     if (!n->ranks.is_one) return;
     if (!atomic_load(&n->ranks.is_lost))
         snprintf(n->ranks.lost_why, sizeof n->ranks.lost_why, "%s", why);
-    atomic_store(&n->ranks.is_lost, true);               /* after the text, which on_fault reads */
-    if (n->ranks.tiers) node_tiers_stop(n->ranks.tiers); /* the engine may wait for an answer */
+    atomic_store(&n->ranks.is_lost, true); /* after the text, which on_fault reads */
     if (n->state == NODE_DRAINING) node_stop(n, 0);
-    else if (n->engine) engine_abort_node(n->engine); /* on_fault ends the process */
+    /* It takes no step any more: the lost rank may still write to blocks that are given back now.
+     * on_fault ends the process, unless it ends in order. */
+    if (n->engine) engine_abort_node(n->engine);
+    if (n->ranks.tiers) node_tiers_stop(n->ranks.tiers); /* the engine may wait for an answer */
 }
 
 /* All ranks of the node leave: the group of the experts while they can still step. */

@@ -27,9 +27,10 @@ struct tier_post {
 static void send_to(const struct node_tiers *t, uint32_t rank, const struct tier_post *p)
 {
     const uint64_t node = t->o.ranks[rank].node;
+    const enum status st = cluster_send(t->o.cluster, node, p->type, p->id, 0, buf_str(&p->body));
     /* One that is lost ends the node by itself. */
-    if (cluster_send(t->o.cluster, node, p->type, p->id, 0, buf_str(&p->body)) == ERR_FULL)
-        cluster_disconnect(t->o.cluster, node, "its queue of KV tiers' messages is full");
+    if (st != OK && st != ERR_PEER_LOST)
+        cluster_disconnect(t->o.cluster, node, "a message of its KV tiers cannot be sent");
 }
 
 static void send_posted(void *arg)

@@ -17,7 +17,7 @@
 struct node_tiers;
 
 struct node_tiers_options {
-    struct loop *loop; /* all borrowed until node_tiers_stop */
+    struct loop *loop; /* all borrowed until it is freed */
     struct cluster *cluster;
     const struct group_member *ranks; /* [size] by rank, once they have met */
     uint32_t rank, size;

@@ -120,7 +120,8 @@ enum status kv_store_await_layer(struct kv_store *s, const struct kv_load *load,
                                  uint32_t ms) MUST_CHECK;
 /* Is it over, within `ms`? */
 bool kv_store_await_end(struct kv_store *s, const struct kv_load *load, uint32_t ms);
-/* Ends and frees it. Waits for the copy of one block at most. */
+/* Ends and frees it. Waits for the copy of one block at most; on a node of several ranks, for word
+ * from the others as well (ranks/tier_ranks.h). */
 void kv_store_cancel(struct kv_store *s, struct kv_load *load);
 /* One that is over, which the caller frees; NULL: none. */
 struct kv_load *kv_store_take_loaded(struct kv_store *s);

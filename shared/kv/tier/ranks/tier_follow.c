@@ -15,7 +15,7 @@
 
 enum {
     COMMANDS_MAX = 65536,
-    STORING_MAX = 64,   /* blocks of a disk that were copied and are being written */
+    STORING_MAX = 256,  /* blocks of a disk that were copied and are being written */
     STORING_MS = 10000, /* one that is not found by then was not stored */
     RETRY_MS = 2
 };

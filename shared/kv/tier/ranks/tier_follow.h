@@ -6,7 +6,8 @@
  * A put waits while its tier is busy, a get while its tier still stores a block of it, for
  * TIER_FOLLOW_PATIENCE_MS at most. They run on a thread of their own, since the engine's sits in
  * the exchange that brings the next step. Its copies are ordered with steps by the leader: that
- * holds the blocks until they are answered, and plans no step that reads them before.
+ * holds the blocks until they are answered, and plans no step that reads them before. A step that
+ * is over there has written and read its KV here, too: each layer ends with an exchange.
  *
  * Life cycle: create with the engine's pool, command, free before the pool.
  * Thread: its own; commands come from any, answers go out on its own. */

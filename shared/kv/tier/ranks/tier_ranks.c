@@ -12,7 +12,12 @@
 #include "shared/base/mailbox.h"
 #include "shared/base/mem.h"
 
-enum { GETS_MAX = 256, PUTS_MAX = 64, OWN = 0 /* the leader's bit */ };
+enum {
+    GETS_MAX = 256,
+    PUTS_MAX = 64,
+    OWN = 0,             /* the leader's bit */
+    LOG_AGAIN_MS = 60000 /* a tier that was on for less is not said to be off again */
+};
 
 /* A command that runs: bit 0 of `awaited` is the own tier, bit i + 1 follower i. */
 struct ranks_op {
@@ -160,7 +165,7 @@ static void count_failure(struct ranks_tier *t, uint32_t rank, enum status st)
     t->n_bad += st == ERR_CHECKSUM;
     if (!is_tier_error(st)) return;
     t->n_errors++;
-    if (clock_ms() >= t->t_on_ms)
+    if (clock_ms() >= t->t_on_ms + LOG_AGAIN_MS || t->t_on_ms == 0)
         log_warn("kv tier switched off", "tier=%s rank=%u st=%s again_s=%d", t->ops.name, rank,
                  status_name(st), TIER_RANKS_OFF_MS / 1000);
     t->t_on_ms = clock_ms() + TIER_RANKS_OFF_MS;
@@ -239,7 +244,10 @@ static bool is_being_put(const struct ranks_tier *t, const struct hash128 *key)
 static bool ranks_has(struct kv_tier *tier, const struct hash128 *key)
 {
     struct ranks_tier *t = ranks_of(tier);
-    return t->is_ready && !is_off(t) && t->own->ops->has(t->own, key) && !is_being_put(t, key);
+    /* Whether a rank was lost is for put and get: that changes at any moment, and what was found
+     * has to stay so for as long as the engine plans a load. */
+    return t->is_ready && clock_ms() >= t->t_on_ms && t->own->ops->has(t->own, key) &&
+           !is_being_put(t, key);
 }
 
 static enum status ranks_put(struct kv_tier *tier, const struct kv_tier_put *p)
@@ -329,8 +337,8 @@ static void ranks_cancel(struct kv_tier *tier, uint64_t tag)
     const uint64_t id = op->id;
     op->is_canceled = true;
     op->tag = 0;
-    t->own->ops->cancel(t->own, id);
     send(t, (struct tier_command){ .kind = TIER_CANCEL, .id = id });
+    t->own->ops->cancel(t->own, id);
     take_answer(t, op, OWN, ERR_CANCELED, 0); /* it may be over with that */
     await_end(t, id);
 }

@@ -4,7 +4,7 @@
  * (tier_follow.h) are told by commands what is done to it, do it with their bytes, and answer.
  *   put    ─▶ own tier, PUT to all ─▶ all have answered ─▶ PUT
  *   get    ─▶ own tier, GET to all ─▶ all have answered ─▶ GET: n_good is the least of all ranks
- *   cancel ─▶ own tier, CANCEL to all ─▶ returns when all have answered the GET
+ *   cancel ─▶ CANCEL to all, own tier ─▶ returns when all have answered the GET
  *   drop, an eviction of the own tier ─▶ DROP to all, so that their sets follow
  * Invariants, beside those of kv_tier.h:
  *   1. `has` finds no block that is still being put on any rank, and none before all have looked
@@ -18,8 +18,8 @@
 #include "shared/kv/tier/ranks/tier_command.h"
 
 enum {
-    TIER_RANKS_SILENT_MS = 3000,
-    TIER_RANKS_OFF_MS = 5000, /* for which an error of one rank's tier switches it off on all */
+    TIER_RANKS_SILENT_MS = 2000, /* less than a rank that hangs is looked for (group.h) */
+    TIER_RANKS_OFF_MS = 5000,    /* for which an error of one rank's tier switches it off on all */
     TIER_RANKS_MAX = 32
 };
 
