@@ -1,10 +1,12 @@
-/* simt_block.cc - the threads of a block as fibers, from one collective to the next.
+/* simt_block.cc - the threads of a cluster's blocks, usually one, as fibers, from one collective to
+ * the next.
  *
  * A pass resumes every thread that can go on, in an order that changes with the pass: ascending,
  * descending, scattered. A thread runs until it must wait. The block's barrier opens at the end of
  * a pass if all threads that have not returned wait at it; a warp collective when the last of its
  * lanes arrives; a numbered barrier when its count is reached. A pass in which no thread could run
- * is a deadlock, and is reported. Thread: simt_block.h. */
+ * is a deadlock, and is reported. One block of a cluster, another each time, is ahead of the others
+ * as far as it can be: these run when it waits for them. Thread: simt_block.h. */
 #include "tests/simt/simt_block.h"
 
 #include <stdarg.h>
@@ -13,6 +15,7 @@
 #include <string.h>
 
 #include "tests/simt/include/cuda_runtime.h"
+#include "tests/simt/simt_cluster.h"
 #include "tests/simt/simt_fiber.h"
 #include "tests/simt/simt_overlap.h"
 #include "tests/simt/simt_shared.h"
@@ -27,16 +30,18 @@ enum {
     MAX_WARPS = MAX_THREADS / 32,
     N_BARRIERS = 16,
     N_SYNCS = 64,
-    SPINS_MAX = 200000
+    SPINS_MAX = 200000,
+    CLUSTER_SPINS_MAX = 5000 /* clusters wait for no other process */
 };
-enum thread_state { READY, AT_BARRIER, AT_NUMBERED, AT_WARP, AT_DEPENDENCY, RETURNED };
+enum thread_state { READY, AT_BARRIER, AT_NUMBERED, AT_WARP, AT_CLUSTER, AT_DEPENDENCY, RETURNED };
 
 struct block_thread {
     simt_fiber fiber;
     thread_state state;
-    bool is_early; /* has not waited for the kernel before, in a block of which that is checked */
-    unsigned linear;
-    int barrier; /* AT_NUMBERED */
+    bool is_early;   /* has not waited for the kernel before, in a block of which that is checked */
+    unsigned linear; /* in the cluster */
+    unsigned rank;   /* of its block there */
+    int barrier;     /* AT_NUMBERED */
     uint3 index;
     simt_copies copies;
 };
@@ -57,13 +62,10 @@ struct warp {
     char syncs[N_SYNCS];
 };
 
-static struct {
-    block_thread *threads[MAX_THREADS]; /* created at first use */
-    block_thread *current;              /* NULL outside a kernel */
-    warp warps[MAX_WARPS];
-    unsigned n, n_live, n_waiting, n_yielded;
-    bool checks; /* that early threads do nothing wrong */
-    unsigned n_early, n_waiting_early;
+/* What each block of a cluster has. */
+struct block_barriers {
+    uint3 index; /* blockIdx */
+    unsigned n_live, n_waiting;
     simt_barrier kind; /* of the barrier at which n_waiting stand */
     int count, all, any, result_count, result_all, result_any;
     struct {
@@ -72,7 +74,20 @@ static struct {
         char sync[2];
     } numbered[N_BARRIERS];
     unsigned turn; /* of the block's barrier */
-    char sync[2], sync_ends;
+    char sync[2];
+};
+
+static struct {
+    block_thread *threads[MAX_THREADS]; /* created at first use */
+    block_thread *current;              /* NULL outside a kernel */
+    warp warps[MAX_WARPS];
+    unsigned n, n_blocks, n_of_block, n_live, n_yielded;
+    unsigned ahead; /* a block of the cluster */
+    block_barriers of[SIMT_CLUSTER_MAX];
+    bool checks; /* that early threads do nothing wrong */
+    unsigned n_early, n_waiting_early;
+    unsigned n_at_cluster, cluster_turn; /* of the cluster's barrier */
+    char cluster_sync[2], sync_ends;
     const std::function<void()> *body;
 } block;
 
@@ -102,6 +117,11 @@ static block_thread *current(const char *what)
 
 int simt_lane(void) { return (int)(current("a lane's number")->linear % 32); }
 unsigned simt_thread_number(void) { return current("a thread's number")->linear; }
+unsigned simt_block_rank(void) { return current("a block's rank")->rank; }
+unsigned simt_cluster_rank(void) { return simt_block_rank(); }
+unsigned simt_n_blocks(void) { return block.n_blocks; }
+bool simt_block_has_ended(unsigned rank) { return block.of[rank].n_live == 0; }
+static block_barriers *of_block(const block_thread *t) { return &block.of[t->rank]; }
 simt_copies &simt_thread_copies(void) { return current("cp.async")->copies; }
 
 static void wait_as(block_thread *t, thread_state state)
@@ -129,6 +149,7 @@ static void leave(block_thread *t)
                      t->linear % 32,
                      w->meetings[i].lanes[__builtin_ctz(w->meetings[i].arrived)]->what,
                      w->meetings[i].mask);
+    of_block(t)->n_live--;
     block.n_live--;
 }
 
@@ -144,28 +165,39 @@ static void run_thread(void *arg)
     }
 }
 
-static void prepare_threads(unsigned n, bool checks)
+static void prepare_thread(unsigned i, bool checks)
 {
-    for (unsigned i = 0; i < n; i++) {
-        if (!block.threads[i]) {
-            block.threads[i] = new block_thread();
-            simt_fiber_init(&block.threads[i]->fiber, run_thread, block.threads[i]);
-        }
-        block_thread *t = block.threads[i];
-        t->state = READY;
-        t->is_early = checks;
-        t->linear = i;
-        t->index = { i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y };
+    if (!block.threads[i]) {
+        block.threads[i] = new block_thread();
+        simt_fiber_init(&block.threads[i]->fiber, run_thread, block.threads[i]);
     }
+    block_thread *t = block.threads[i];
+    const unsigned in_block = i % block.n_of_block;
+    t->state = READY;
+    t->is_early = checks;
+    t->linear = i;
+    t->rank = i / block.n_of_block;
+    t->index = { in_block % blockDim.x, in_block / blockDim.x % blockDim.y,
+                 in_block / blockDim.x / blockDim.y };
+}
+
+static void prepare_threads(bool checks)
+{
+    const unsigned n = block.n;
+    for (unsigned i = 0; i < n; i++) prepare_thread(i, checks);
     for (unsigned i = 0; i * 32 < n; i++) {
         block.warps[i].gone = n - i * 32 >= 32 ? 0 : ~0u << (n - i * 32);
         block.warps[i].n_meetings = 0;
     }
-    block.n = block.n_live = n;
-    block.n_waiting = block.n_waiting_early = 0;
+    for (unsigned i = 0; i < block.n_blocks; i++) {
+        block.of[i].n_live = block.n_of_block;
+        block.of[i].n_waiting = 0;
+        memset(block.of[i].numbered, 0, sizeof block.of[i].numbered);
+    }
+    block.n_live = n;
+    block.n_at_cluster = block.n_waiting_early = 0;
     block.n_early = checks ? n : 0;
     block.checks = checks;
-    memset(block.numbered, 0, sizeof block.numbered);
 }
 
 /* Passes. */
@@ -176,43 +208,74 @@ static unsigned resume_one(unsigned i)
     if (t->state != READY) return 0;
     block.current = t;
     threadIdx = t->index;
+    if (block.n_blocks > 1) blockIdx = of_block(t)->index;
     if (block.checks) simt_overlap_set_early(t->is_early);
     simt_fiber_resume(&t->fiber);
     block.current = nullptr;
     return 1;
 }
 
-/* Returns how many threads ran. */
-static unsigned run_pass(unsigned pass)
+/* Of n threads from `first` on. Returns how many ran. */
+static unsigned resume_some(unsigned pass, unsigned first, unsigned n)
 {
-    unsigned n = block.n, ran = 0;
-    block.n_yielded = 0;
+    unsigned ran = 0;
     switch (pass % 3) {
     case 0:
-        for (unsigned i = 0; i < n; i++) ran += resume_one(i);
+        for (unsigned i = 0; i < n; i++) ran += resume_one(first + i);
         break;
     case 1:
-        for (unsigned i = n; i-- > 0;) ran += resume_one(i);
+        for (unsigned i = n; i-- > 0;) ran += resume_one(first + i);
         break;
     default: { /* a prime above every n: steps through all of them */
         unsigned step = 1031 % n ? 1031 % n : 1;
         for (unsigned i = 0, at = pass % n; i < n;
              i++, at = at + step >= n ? at + step - n : at + step)
-            ran += resume_one(at);
+            ran += resume_one(first + at);
     }
     }
     return ran;
 }
 
-static void open_barrier(void)
+/* The block that is ahead, and the others once none of its threads does more than wait for them. */
+static unsigned run_pass(unsigned pass)
 {
+    block.n_yielded = 0;
+    if (block.n_blocks == 1) return resume_some(pass, 0, block.n);
+    unsigned ran = resume_some(pass, block.ahead * block.n_of_block, block.n_of_block);
+    if (ran > block.n_yielded) return ran;
+    for (unsigned i = 1; i < block.n_blocks; i++)
+        ran += resume_some(pass, (block.ahead + i) % block.n_blocks * block.n_of_block,
+                           block.n_of_block);
+    return ran;
+}
+
+static bool open_barriers(void)
+{
+    bool opens = false;
+    for (unsigned rank = 0; rank < block.n_blocks; rank++) {
+        block_barriers *b = &block.of[rank];
+        if (!b->n_live || b->n_waiting != b->n_live) continue;
+        for (unsigned i = rank * block.n_of_block; i < (rank + 1) * block.n_of_block; i++)
+            if (block.threads[i]->state == AT_BARRIER) block.threads[i]->state = READY;
+        b->result_count = b->count;
+        b->result_all = b->all;
+        b->result_any = b->any;
+        b->n_waiting = 0;
+        b->turn++;
+        opens = true;
+    }
+    return opens;
+}
+
+/* The barrier of the cluster opens when all threads that have not returned wait there. */
+static bool open_cluster(void)
+{
+    if (!block.n_at_cluster || block.n_at_cluster != block.n_live) return false;
     for (unsigned i = 0; i < block.n; i++)
-        if (block.threads[i]->state == AT_BARRIER) block.threads[i]->state = READY;
-    block.result_count = block.count;
-    block.result_all = block.all;
-    block.result_any = block.any;
-    block.n_waiting = 0;
-    block.turn++;
+        if (block.threads[i]->state == AT_CLUSTER) block.threads[i]->state = READY;
+    block.n_at_cluster = 0;
+    block.cluster_turn++;
+    return true;
 }
 
 /* Threads that wait for the kernel before go on when all do, or when none of the others can. */
@@ -254,49 +317,69 @@ static void end_checks(void)
                  arrived);
     simt_die("block (%u, %u, %u) of (%u, %u, %u) with %u threads cannot go on: %u wait at the "
              "block's barrier, %u at a numbered barrier, "
-             "%u at a warp collective%s, %u returned",
+             "%u at a warp collective%s, %u at the cluster's barrier, %u returned",
              blockIdx.x, blockIdx.y, blockIdx.z, gridDim.x, gridDim.y, gridDim.z, block.n,
-             n_in[AT_BARRIER], n_in[AT_NUMBERED], n_in[AT_WARP], text, n_in[RETURNED]);
+             n_in[AT_BARRIER], n_in[AT_NUMBERED], n_in[AT_WARP], text, n_in[AT_CLUSTER],
+             n_in[RETURNED]);
 }
 
-static void run_block(size_t dynamic_shared, unsigned first_pass, bool checks)
+static void run_passes(unsigned first_pass)
 {
-    prepare_threads(blockDim.x * blockDim.y * blockDim.z, checks);
-    simt_shared_begin(dynamic_shared);
-    simt_mbarrier_begin(), simt_proxy_begin(), simt_wgmma_begin();
-    simt_registers_begin();
     unsigned n_spins = 0;
-    simt_tsan_release(&block.sync_ends);
     for (unsigned pass = first_pass; block.n_live; pass++) {
-        unsigned ran = run_pass(pass);
-        bool opens = block.n_live && block.n_waiting == block.n_live;
-        if (opens) open_barrier();
-        else if (open_dependency(ran)) opens = true;
-        else if (block.n_live && !ran) tell_deadlock();
+        const unsigned ran = run_pass(pass);
+        bool opens = open_barriers();
+        opens = open_cluster() || opens;
+        if (!opens && open_dependency(ran)) opens = true;
+        else if (!opens && block.n_live && !ran) tell_deadlock();
         end_checks();
         n_spins = ran == block.n_yielded && !opens ? n_spins + 1 : 0;
-        if (n_spins > SPINS_MAX)
+        if (n_spins > (block.n_blocks > 1 ? CLUSTER_SPINS_MAX : SPINS_MAX))
             simt_die("all threads of block (%u, %u, %u) sleep and nobody comes to wake them",
                      blockIdx.x, blockIdx.y, blockIdx.z);
     }
+}
+
+/* Runs the blocks of a cluster. */
+static void run_block(size_t dynamic_shared, unsigned first_pass, bool checks)
+{
+    prepare_threads(checks);
+    simt_shared_begin(dynamic_shared, block.n_blocks);
+    simt_mbarrier_begin(), simt_proxy_begin(), simt_wgmma_begin();
+    simt_registers_begin();
+    simt_tsan_release(&block.sync_ends);
+    run_passes(first_pass);
     simt_tsan_acquire(&block.sync_ends);
-    simt_wgmma_end(), simt_async_end(), simt_registers_end();
+    simt_wgmma_end(), simt_async_end(), simt_bulk_end(), simt_registers_end();
     simt_shared_end();
 }
 
-/* Blocks run in ascending order and, in every other launch, in descending order: code must not rely
- * on either. */
+static void set_shape(const simt_launch_shape &shape)
+{
+    blockDim = shape.block;
+    gridDim = shape.grid;
+    block.n_blocks = shape.cluster;
+    block.n_of_block = blockDim.x * blockDim.y * blockDim.z;
+    block.n = block.n_blocks * block.n_of_block;
+}
+
+/* Clusters run in ascending order and, in every other launch, in descending order: code must not
+ * rely on either. */
 void simt_run_grid(const simt_launch_shape &shape, const std::function<void()> &body)
 {
     static bool descends;
-    blockDim = shape.block;
-    gridDim = shape.grid;
+    set_shape(shape);
     block.body = &body;
-    uint64_t n = (uint64_t)gridDim.x * gridDim.y * gridDim.z;
+    const uint64_t n = (uint64_t)gridDim.x * gridDim.y * gridDim.z / block.n_blocks;
     for (uint64_t i = 0; i < n; i++) {
-        uint64_t at = descends ? n - 1 - i : i;
-        blockIdx = { (unsigned)(at % gridDim.x), (unsigned)(at / gridDim.x % gridDim.y),
-                     (unsigned)(at / gridDim.x / gridDim.y) };
+        for (unsigned rank = 0; rank < block.n_blocks; rank++) {
+            const uint64_t at = (descends ? n - 1 - i : i) * block.n_blocks + rank;
+            block.of[rank].index = { (unsigned)(at % gridDim.x),
+                                     (unsigned)(at / gridDim.x % gridDim.y),
+                                     (unsigned)(at / gridDim.x / gridDim.y) };
+        }
+        blockIdx = block.of[0].index;
+        block.ahead = (unsigned)(i + descends) % block.n_blocks;
         run_block(shape.dynamic_shared, (unsigned)i, simt_overlap_checks(i, n));
     }
     descends = !descends;
@@ -317,34 +400,36 @@ bool simt_describe_thread(char *text, size_t text_bytes)
 int simt_syncthreads(simt_barrier kind, int predicate)
 {
     block_thread *t = current("__syncthreads");
-    if (!block.n_waiting++) {
-        block.kind = kind;
-        block.count = 0, block.all = 1, block.any = 0;
+    block_barriers *b = of_block(t);
+    if (!b->n_waiting++) {
+        b->kind = kind;
+        b->count = 0, b->all = 1, b->any = 0;
     }
-    if (block.kind != kind)
+    if (b->kind != kind)
         simt_die("threads of a block meet at barriers of different kinds (__syncthreads, _count, "
                  "_and, _or)");
-    block.count += predicate != 0;
-    block.all &= predicate != 0;
-    block.any |= predicate != 0;
-    char *sync = &block.sync[block.turn % 2];
+    b->count += predicate != 0;
+    b->all &= predicate != 0;
+    b->any |= predicate != 0;
+    char *sync = &b->sync[b->turn % 2];
     simt_tsan_release(sync);
     wait_as(t, AT_BARRIER);
     simt_tsan_acquire(sync);
-    return kind == SIMT_BARRIER_COUNT ? block.result_count
-           : kind == SIMT_BARRIER_AND ? block.result_all
-                                      : block.result_any;
+    return kind == SIMT_BARRIER_COUNT ? b->result_count
+           : kind == SIMT_BARRIER_AND ? b->result_all
+                                      : b->result_any;
 }
 
 /* Returns true to the last thread that arrives. */
-static bool arrive_numbered(int id, int n_threads)
+static bool arrive_numbered(block_thread *t, int id, int n_threads)
 {
+    const unsigned n = block.n_of_block, first = t->rank * n;
     if (id < 1 || id >= N_BARRIERS)
         simt_die("a numbered barrier is 1 to 15 (0 is __syncthreads), not %d", id);
-    if (n_threads <= 0 || n_threads % 32 || (unsigned)n_threads > (block.n + 31) / 32 * 32)
+    if (n_threads <= 0 || n_threads % 32 || (unsigned)n_threads > (n + 31) / 32 * 32)
         simt_die("barrier %d for %d threads: not a multiple of 32 within the block's %u", id,
-                 n_threads, block.n);
-    auto &b = block.numbered[id];
+                 n_threads, n);
+    auto &b = of_block(t)->numbered[id];
     if (b.arrived && b.expected != n_threads)
         simt_die("barrier %d is called for %d threads and for %d", id, b.expected, n_threads);
     b.expected = n_threads;
@@ -352,7 +437,7 @@ static bool arrive_numbered(int id, int n_threads)
     if (++b.arrived < n_threads) return false;
     b.arrived = 0;
     b.turn++;
-    for (unsigned i = 0; i < block.n; i++)
+    for (unsigned i = first; i < first + n; i++)
         if (block.threads[i]->state == AT_NUMBERED && block.threads[i]->barrier == id)
             block.threads[i]->state = READY;
     return true;
@@ -362,15 +447,25 @@ void simt_barrier_sync(int id, int n_threads)
 {
     block_thread *t = current("a numbered barrier");
     t->barrier = id;
-    unsigned turn = id > 0 && id < N_BARRIERS ? block.numbered[id].turn : 0;
-    if (!arrive_numbered(id, n_threads)) wait_as(t, AT_NUMBERED);
-    simt_tsan_acquire(&block.numbered[id].sync[turn % 2]);
+    auto *numbered = of_block(t)->numbered;
+    unsigned turn = id > 0 && id < N_BARRIERS ? numbered[id].turn : 0;
+    if (!arrive_numbered(t, id, n_threads)) wait_as(t, AT_NUMBERED);
+    simt_tsan_acquire(&numbered[id].sync[turn % 2]);
 }
 
 void simt_barrier_arrive(int id, int n_threads)
 {
-    current("a numbered barrier");
-    arrive_numbered(id, n_threads);
+    arrive_numbered(current("a numbered barrier"), id, n_threads);
+}
+
+void simt_cluster_sync(void)
+{
+    block_thread *t = current("barrier.cluster");
+    char *sync = &block.cluster_sync[block.cluster_turn % 2];
+    block.n_at_cluster++;
+    simt_tsan_release(sync);
+    wait_as(t, AT_CLUSTER);
+    simt_tsan_acquire(sync);
 }
 
 void simt_yield(void)

@@ -37,7 +37,10 @@ struct simt_copies {
     std::vector<size_t> groups;   /* copies in each committed group */
 };
 
-/* Runs every block, one after the other. */
+/* Blocks of a cluster at most, which have 1,024 threads together. */
+enum { SIMT_CLUSTER_MAX = 8, SIMT_CLUSTER_THREADS = 1024 };
+
+/* Runs every cluster, one after the other. */
 void simt_run_grid(const simt_launch_shape &shape, const std::function<void()> &body);
 /* Does the caller run on a fiber? */
 bool simt_in_kernel(void);
@@ -47,7 +50,10 @@ bool simt_describe_thread(char *text, size_t text_bytes);
 
 /* The functions below are called only in a kernel. */
 int simt_lane(void);
-unsigned simt_thread_number(void); /* in the block */
+unsigned simt_thread_number(void); /* in the cluster: all of a block's before the next one's */
+unsigned simt_block_rank(void);    /* in the cluster */
+unsigned simt_n_blocks(void);      /* of the cluster */
+bool simt_block_has_ended(unsigned rank);
 void simt_warp_collect(simt_warp_call *call);
 simt_copies &simt_thread_copies(void);
 

@@ -32,10 +32,13 @@ void simt_registers_end(void)
     const unsigned n_threads = blockDim.x * blockDim.y * blockDim.z,
                    n_groups = n_threads / WARPGROUP_THREADS,
                    launched = SM_REGISTERS / n_threads / 8 * 8;
-    unsigned sum = 0;
-    for (unsigned i = 0; i < n_groups; i++) sum += asked[i] ? asked[i] : launched;
-    if (sum > launched * n_groups)
+    for (unsigned rank = 0; rank < simt_n_blocks(); rank++) {
+        unsigned sum = 0;
+        for (unsigned i = rank * n_groups; i < (rank + 1) * n_groups; i++)
+            sum += asked[i] ? asked[i] : launched;
+        if (sum <= launched * n_groups) continue;
         simt_die("setmaxnreg: %u warpgroups ask for %u registers together, of %u that they were "
                  "launched with: they would wait forever",
                  n_groups, sum * WARPGROUP_THREADS, launched * n_groups * WARPGROUP_THREADS);
+    }
 }

@@ -27,7 +27,8 @@ void simt_proxy_completed(const void *shared, size_t bytes);
 void simt_proxy_arrived(const void *shared, size_t bytes, unsigned thread);
 /* How many had arrived when the current thread last fenced. */
 uint32_t simt_proxy_fenced(void);
-/* Ends the process unless wgmma that a thread issued after this fence may read these bytes. */
-void simt_proxy_check_read(const void *shared, size_t bytes, uint32_t fenced);
+/* Ends the process unless wgmma that a thread issued after this fence, and after it had last waited
+ * (simt_proxy_waited), may read these bytes. */
+void simt_proxy_check_read(const void *shared, size_t bytes, uint32_t fenced, uint32_t waited);
 
 #endif

@@ -274,6 +274,13 @@ static cudaError_t check_shape(const simt_launch_shape &l)
         return cudaErrorInvalidConfiguration;
     if (!g.x || !g.y || !g.z || g.x > 0x7fffffff || g.y > 65535 || g.z > 65535)
         return cudaErrorInvalidConfiguration;
+    if (!l.cluster || l.cluster > SIMT_CLUSTER_MAX || g.x % l.cluster)
+        return cudaErrorInvalidConfiguration;
+    const unsigned n_threads = b.x * b.y * b.z;
+    if (l.cluster > 1 && (n_threads % 128 || n_threads * l.cluster > SIMT_CLUSTER_THREADS))
+        simt_die("a cluster of %u blocks of %u threads: the emulator runs whole warpgroups, %d "
+                 "threads at most",
+                 l.cluster, n_threads, SIMT_CLUSTER_THREADS);
     return l.dynamic_shared > SIMT_SHARED_MAX ? cudaErrorInvalidValue : cudaSuccess;
 }
 

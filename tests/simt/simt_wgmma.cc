@@ -13,6 +13,7 @@
 
 #include "tests/simt/include/cuda_runtime.h"
 #include "tests/simt/simt_block.h"
+#include "tests/simt/simt_cluster.h"
 #include "tests/simt/simt_sanitize.h"
 #include "tests/simt/simt_shared.h"
 #include "tests/simt/simt_sm90.h"
@@ -53,8 +54,8 @@ struct accumulators {
 struct queued {
     order what;
     accumulators *to;
-    unsigned a[4];   /* if `rows` */
-    uint32_t fenced; /* simt_proxy_fenced when it was issued */
+    unsigned a[4];           /* if `rows` */
+    uint32_t fenced, waited; /* simt_proxy_fenced and _waited when it was issued */
 };
 
 struct wgmma_thread {
@@ -121,11 +122,11 @@ static operand decode(uint64_t d, const char *which)
 }
 
 /* Reads the 16 bytes that are at this address before it is swizzled. */
-static uint32_t reader_fenced; /* of the product that is computed */
+static uint32_t reader_fenced, reader_waited; /* of the product that is computed */
 static void read_16(unsigned char to[16], unsigned at)
 {
     const void *from = simt_shared_at(at ^ (at >> 7 & 7) << 4, 16);
-    simt_proxy_check_read(from, 16, reader_fenced);
+    simt_proxy_check_read(from, 16, reader_fenced, reader_waited);
     simt_tsan_ignore_end();
     simt_tsan_read_16(from);
     simt_tsan_ignore_begin();
@@ -276,6 +277,7 @@ static void perform_wait(simt_warp_call *const lanes[32], unsigned)
                 if (!t->queue.empty()) put_registers(t->queue.front(), lane);
             }
             reader_fenced = first->queue.front().fenced;
+            reader_waited = first->queue.front().waited;
             multiply(what, static_cast<wait_call *>(lanes[0])->warp);
             for (unsigned lane = 0; lane < 32; lane++) {
                 wgmma_thread *t = static_cast<wait_call *>(lanes[lane])->thread;
@@ -326,7 +328,7 @@ static void enqueue(const order &what, float *d, const unsigned *registers)
     wgmma_thread &t = current();
     accumulators *to = take_accumulators(&t, d, what.n / 2);
     to->n_orders++;
-    queued q = { what, to, {}, simt_proxy_fenced() };
+    queued q = { what, to, {}, simt_proxy_fenced(), simt_proxy_waited() };
     if (what.rows) memcpy(q.a, registers, sizeof q.a);
     t.queue.push_back(q);
     simt_tsan_ignore_end();

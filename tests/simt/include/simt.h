@@ -9,6 +9,7 @@
 #define BATON_TESTS_SIMT_SIMT_H
 
 #include "tests/simt/include/cuda_runtime_api.h"
+#include "tests/simt/include/simt_bulk.h"
 #include "tests/simt/include/simt_sm90.h"
 
 #ifdef __cplusplus
@@ -119,6 +120,7 @@ struct simt_launch_shape {
     size_t dynamic_shared;
     const void *kernel = nullptr; /* for messages */
     bool overlaps = false;        /* programmatic dependent launch */
+    unsigned cluster = 1;         /* blocks of a cluster, in x */
 };
 
 /* Queues a launch in which every thread of every block calls body. */
@@ -146,6 +148,15 @@ static cudaError_t simt_launch(cudaStream_t stream, void (*kernel)(P...), dim3 g
                                size_t dynamic_shared, A &&...arguments)
 {
     return simt_launch_as(stream, { grid, block, dynamic_shared }, kernel, arguments...);
+}
+/* The same in clusters of so many blocks, which may overlap as below. */
+template <class... P, class... A>
+static cudaError_t simt_launch_clusters(cudaStream_t stream, void (*kernel)(P...), dim3 grid,
+                                        dim3 block, size_t dynamic_shared, unsigned cluster,
+                                        bool overlaps, A &&...arguments)
+{
+    return simt_launch_as(stream, { grid, block, dynamic_shared, nullptr, overlaps, cluster },
+                          kernel, arguments...);
 }
 /* May overlap the kernel before it in the stream, until it has waited by
  * simt_grid_dependency_sync. */
