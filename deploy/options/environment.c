@@ -18,7 +18,8 @@ extern char **environ;
 
 /* What an operator may set that no option and no tuning of transfers reads. */
 static const char SETTINGS[] =
-    "BATON_CACHE BATON_CLUSTER_SECRET BATON_CUBLASLT BATON_CUDA_OVERLAP BATON_ENGINE_FAULT "
+    "BATON_CACHE BATON_CLUSTER_SECRET BATON_CUBLASLT BATON_CUDA_MULTICAST BATON_CUDA_OVERLAP "
+    "BATON_ENGINE_FAULT "
     "BATON_MODELS BATON_NCCL_LIBRARY BATON_RUN_DIR";
 /* Set by the launcher, or read by this project's scripts and tests; a name that ends in '_' stands
  * for all that begin so. */

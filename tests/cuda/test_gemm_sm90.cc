@@ -369,6 +369,88 @@ TEST(gemm_sm90_rows_have_the_same_bits_among_others)
     }
 }
 
+/* ---- tiles that share W ---- */
+
+struct shared_tile {
+    int plain, multicast;
+    size_t rows, columns;
+};
+static const shared_tile SHARED_16 = { GEMM_SM90_WIDE, GEMM_SM90_WIDE_MULTICAST, 128, 256 },
+                         SHARED_F8[] = { { GEMM_SM90_NARROW, GEMM_SM90_NARROW_MULTICAST, 128, 128 },
+                                         { GEMM_SM90_TALL, GEMM_SM90_TALL_MULTICAST, 256, 128 } };
+
+/* The same product by both kinds of tiles: right, and equal bit for bit. */
+static void try_shared(product p, const shared_tile &tile)
+{
+    p.tile = tile.plain;
+    const trial plain = try_product(p, p.n_rows + p.n_out);
+    p.tile = tile.multicast;
+    const trial shared = try_product(p, p.n_rows + p.n_out);
+    CHECK(shared.y == plain.y);
+}
+
+/* Groups of one, two, three and five tiles of rows, which end in the middle of one or of the first
+ * of a pair, and of none; one, two and three tiles of columns, the last one partly outside of W. */
+static void try_shared_groups(product p, const shared_tile &tile)
+{
+    const int32_t rows = (int32_t)tile.rows;
+    const std::vector<int32_t> lists[] = { { rows + 1, 0, 2 * rows, 5, 3 * rows - 7 },
+                                           { 1, rows, 5 * rows - 60 } };
+    for (const auto &list : lists)
+        for (size_t columns = 1; columns <= 3; columns++) {
+            p.groups = list, p.n_rows = 0, p.gathered = columns != 2;
+            for (int32_t n : list) p.n_rows += (size_t)n;
+            p.n_out = columns * tile.columns - 26, p.n_in = columns == 2 ? 1030 : 136;
+            if (TEST_IS_SANITIZED && columns == 3) continue;
+            try_shared(p, tile);
+        }
+}
+
+TEST(gemm_sm90_multicast_has_the_bits_of_plain_tiles)
+{
+    need_sm90();
+    for (enum gemm_weight_layout layout : { GEMM_BF16, GEMM_F16 }) {
+        product p;
+        p.layout = layout, p.bias = true, p.paired = layout == GEMM_BF16,
+        p.epilogue = p.paired ? GEMM_SILU_BF16 : GEMM_ADD;
+        try_shared_groups(p, SHARED_16);
+    }
+}
+TEST(gemm_sm90_multicast_has_the_bits_of_plain_tiles_in_f8)
+{
+    need_sm90();
+    for (const shared_tile &tile : SHARED_F8) {
+        product p;
+        p.layout = GEMM_F8, p.paired = tile.rows > 128, p.epilogue = GEMM_STORE_BF16;
+        try_shared_groups(p, tile);
+    }
+}
+
+/* Fewer tiles than the grid has clusters, and one group only; rows of W that are no whole stages. */
+TEST(gemm_sm90_multicast_of_one_group)
+{
+    need_sm90();
+    for (int32_t n : { 1, 130, 700 }) {
+        product p;
+        p.groups = { n }, p.n_rows = (size_t)n, p.n_out = 40, p.n_in = 70;
+        try_shared(p, SHARED_16);
+        p.layout = GEMM_F8;
+        for (const shared_tile &tile : SHARED_F8) try_shared(p, tile);
+    }
+}
+
+/* Experts of two row tiles and more, through gemm_run. */
+TEST(gemm_sm90_multicast_is_what_gemm_run_takes)
+{
+    need_sm90();
+    for (enum gemm_weight_layout layout : { GEMM_BF16, GEMM_F8 }) {
+        product p;
+        p.layout = layout, p.tile = BY_RUN, p.groups = { 300, 40, 257, 500 }, p.n_rows = 1097,
+        p.n_out = 2300, p.n_in = 130, p.gathered = true;
+        try_product(p);
+    }
+}
+
 /* Whole tiles of columns whose rows of y are aligned leave 16 bytes at a time; groups end in either
  * warpgroup's rows, within a warp's and in the rows that it stores together. */
 TEST(gemm_sm90_stores_16_bytes_at_a_time)
@@ -429,6 +511,7 @@ TEST(gemm_sm90_refuses_what_it_cannot_do)
 {
     need_sm90();
     const float scale = 1;
+    const int32_t row = 0;
     struct gemm g = {};
     g.layout = GEMM_F8, g.n_out = g.n_in = 4096, g.n_rows = 4096, g.n_groups = 1;
     CHECK(gemm_wants_f8_x(&g));
@@ -447,9 +530,18 @@ TEST(gemm_sm90_refuses_what_it_cannot_do)
     g.deterministic = false;
     CHECK(gemm_uses_sm90(&g) &&
           gemm_run_sm90(nullptr, &g, GEMM_SM90_TALL) == cudaErrorInvalidValue);
+    /* groups of a known number of rows have no neighbours to share W with */
+    CHECK(gemm_run_sm90(nullptr, &g, GEMM_SM90_WIDE_MULTICAST) == cudaErrorInvalidValue);
     g.layout = GEMM_F16;
     CHECK(gemm_uses_sm90(&g) &&
           gemm_run_sm90(nullptr, &g, GEMM_SM90_TALL) == cudaErrorInvalidValue);
+    g.layout = GEMM_W4, g.begin = &row;
+    CHECK(gemm_run_sm90(nullptr, &g, GEMM_SM90_WIDE_MULTICAST) == cudaErrorInvalidValue &&
+          gemm_run_sm90(nullptr, &g, GEMM_SM90_TALL_MULTICAST) == cudaErrorInvalidValue);
+    /* matrices that lie in the other order in memory */
+    g.layout = GEMM_F16, g.n_groups = 2, g.w_stride = (size_t)-4096;
+    CHECK(gemm_run_sm90(nullptr, &g, GEMM_SM90_WIDE_MULTICAST) == cudaErrorInvalidValue);
+    g.n_groups = 1, g.w_stride = 0, g.begin = nullptr;
     g.epilogue = GEMM_STORE_BF16, g.n_rows = 17;
     CHECK(!gemm_uses_sm90(&g) && gemm_run(nullptr, &g) == cudaErrorInvalidValue);
     g.n_rows = 4096, g.x_scales = &scale;
@@ -464,5 +556,9 @@ TEST_MAIN(CASE_T(gemm_sm90_bf16_equals_a_plain_loop, 250),
           CASE_T(gemm_sm90_w4_equals_a_plain_loop, 250), CASE_T(gemm_sm90_groups, 250),
           CASE_T(gemm_sm90_every_f16, 250), CASE_T(gemm_sm90_is_what_gemm_run_takes, 250),
           CASE_T(gemm_sm90_rows_have_the_same_bits_among_others, 250),
+          CASE_T(gemm_sm90_multicast_has_the_bits_of_plain_tiles, 250),
+          CASE_T(gemm_sm90_multicast_has_the_bits_of_plain_tiles_in_f8, 250),
+          CASE_T(gemm_sm90_multicast_of_one_group, 250),
+          CASE_T(gemm_sm90_multicast_is_what_gemm_run_takes, 250),
           CASE_T(gemm_sm90_stores_16_bytes_at_a_time, 250), CASE(gemm_sm90_nan_stays_in_its_row),
           CASE(gemm_sm90_refuses_what_it_cannot_do))

@@ -203,19 +203,28 @@ def sm90_tile(g, w, groups, above):
     return larger if cost(larger) <= cost(narrow) else narrow
 
 
+def sm90_shares(w, groups, rows, columns):
+    """Blocks of a cluster load each other's W (gemm_sm90_multicast.cuh): experts of two row tiles on average, in layouts that are multiplied as stored."""
+    return groups.begin and groups.slots // groups.n_groups >= 2 * rows and w.layout in ('bf16', 'f8') and (w.layout == 'f8' or columns == 256)
+
+
 def sm90(g, w, groups, what, op='matmul', above=0):
-    """wgmma tiles (gemm_sm90.cu, gemm_sm90_f8.cu, gemm_sm90_upconvert.cu): persistent blocks."""
+    """wgmma tiles (gemm_sm90.cu, gemm_sm90_f8.cu, gemm_sm90_upconvert.cu): persistent blocks, or clusters of two."""
     f8, small_w = w.layout == 'f8', w.layout in ('w4', 'w8')
     rows, columns = sm90_tile(g, w, groups, above)
-    across, at_most, working = blocks_for(w.n_out, columns), groups.tiles_at_most(rows, above), groups.tiles(rows, above)
-    n_tiles, n = working * across, groups.rows(above)
-    rounds = max(1.0, n_tiles / g.n_sms if n_tiles > 4 * g.n_sms else float(blocks_for(n_tiles, g.n_sms)))
+    together = 2 if sm90_shares(w, groups, rows, columns) else 1  # row tiles and blocks of a cluster
+    across, at_most, working = blocks_for(w.n_out, columns), groups.tiles_at_most(together * rows, above), groups.tiles(rows, above)
+    sets = groups.tiles(together * rows, above)  # of row tiles that share W; in some there is one
+    alone = 2 * sets - working if together == 2 else 0
+    n_tiles, n, places = working * across, groups.rows(above), g.n_sms // together
+    jobs = (sets - alone) * across + alone * blocks_for(across, together)
+    rounds = max(1.0, jobs / places if jobs > 4 * places else float(blocks_for(jobs, places)))
     rate = g.fp8 * g.fp8_share if f8 else g.bf16 * (g.upconvert_share if small_w else g.wgmma_share)
     of_tile = 2.0 * rows * columns * w.n_in / (rate / g.n_sms) + g.tile_us * 1e-6
-    in_l2 = (rows * w.n_in * (1 if f8 else 2) + columns * w.row_bytes) * n_tiles / g.l2
+    in_l2 = (rows * w.n_in * (1 if f8 else 2) * working + columns * w.row_bytes * sets) * across / g.l2
     must = groups.count(above) * w.bytes
     t, bound = longest(g, memory=(must + row_bytes(w, n)) / g.read, products=rounds * of_tile, l2=in_l2)
-    launched = min(at_most * across, g.n_sms)
+    launched = min(at_most * across, places) * together
     return Launch('sm90_f8' if f8 else 'sm90', op, what, t, must + row_bytes(w, n), w.flops(n), must, launched, min(launched, n_tiles), bound)
 
 

@@ -120,13 +120,12 @@ bool gemm_wants_f8_x(const struct gemm *g)
 cudaError_t gemm_run_sm90(cudaStream_t stream, const struct gemm *g, enum gemm_sm90_tile tile)
 {
     if (g->n_rows == 0 || g->n_out == 0) return cudaSuccess;
-    const bool is_f8 = g->x_scales && takes_f8_x(g) &&
-                       (tile == GEMM_SM90_NARROW || tile == GEMM_SM90_TALL),
+    const bool is_f8 = g->x_scales && takes_f8_x(g),
                is_other = g->layout != GEMM_F8 && g->layout != GEMM_F32 && !g->x_scales &&
-                          !g->deterministic && gemm_sm90_available() &&
-                          (tile == GEMM_SM90_NARROW || tile == GEMM_SM90_WIDE);
-    if (!is_valid(g) || (!is_f8 && !is_other)) return cudaErrorInvalidValue;
+                          !g->deterministic && gemm_sm90_available();
     const gemm_call c = call_of(g);
+    if (!is_valid(g) || (!is_f8 && !is_other) || !gemm_sm90_has_tile(g->layout, &c, tile))
+        return cudaErrorInvalidValue;
     if (is_f8) return gemm_sm90_f8(stream, &c, tile);
     return gemm_is_16(g->layout) ? gemm_sm90_16(stream, g->layout, &c, tile)
                                  : gemm_sm90_upconvert(stream, g->layout, &c, tile);

@@ -134,10 +134,16 @@ bool gemm_uses_sm90(const struct gemm *g);
 enum gemm_sm90_tile {
     GEMM_SM90_NARROW, /* 128 rows by 128 columns */
     GEMM_SM90_WIDE,   /* 128 by 256; not with x_scales */
-    GEMM_SM90_TALL    /* 256 by 128; only with x_scales */
+    GEMM_SM90_TALL,   /* 256 by 128; only with x_scales */
+    /* the same with `begin`, where two row tiles of a group share what they load of W; not with
+     * layouts whose numbers are converted on their way */
+    GEMM_SM90_NARROW_MULTICAST, /* only with x_scales */
+    GEMM_SM90_WIDE_MULTICAST,
+    GEMM_SM90_TALL_MULTICAST
 };
 /* For tests and measurements: runs that kernel for all rows of a call on tiles of one kind.
- * cudaErrorInvalidValue if gemm_run never takes it. */
+ * cudaErrorInvalidValue if gemm_run never takes it, cudaErrorNotSupported if the driver or
+ * BATON_CUDA_MULTICAST=off keeps it from the tiles that share W. */
 cudaError_t gemm_run_sm90(cudaStream_t stream, const struct gemm *g, enum gemm_sm90_tile tile);
 cudaError_t gemm_run(cudaStream_t stream, const struct gemm *g);
 /* Fused: n GEMMs of the same rows. x and what describes it, n_rows, n_in and layout are the first

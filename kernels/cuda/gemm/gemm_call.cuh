@@ -91,8 +91,10 @@ cudaError_t gemm_sm90_16(cudaStream_t stream, enum gemm_weight_layout layout,
 /* W8 and W4. */
 cudaError_t gemm_sm90_upconvert(cudaStream_t stream, enum gemm_weight_layout layout,
                                 const struct gemm_call *c, enum gemm_sm90_tile tile);
-/* GEMM_SM90_NARROW; every other: 256 by 128. */
 cudaError_t gemm_sm90_f8(cudaStream_t stream, const struct gemm_call *c, enum gemm_sm90_tile tile);
+/* The tiles exist for the call. */
+bool gemm_sm90_has_tile(enum gemm_weight_layout layout, const struct gemm_call *c,
+                        enum gemm_sm90_tile tile);
 /* The one that should be fastest. */
 enum gemm_sm90_tile gemm_sm90_choose(enum gemm_weight_layout layout, const struct gemm_call *c);
 

@@ -4,11 +4,15 @@
  * All tiles accumulate alike: the choice changes no bit as far as is known of the hardware
  * (the sum over an instruction's k does not depend on its columns). Thread: device; gemm_sm90:
  * engine. */
-#include "kernels/cuda/gemm/gemm_sm90.cuh"
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/cuda/gemm/gemm_sm90_multicast.cuh"
 
 /* 200 to 224 KiB of shared memory */
 typedef sm90_tile<1, 128, 6> narrow_tile;
 typedef sm90_tile<1, 256, 4> wide_tile;
+typedef sm90_tile<1, 256, 4, SHARERS> wide_pair;
 
 template <enum gemm_weight_layout F, class T>
 static __global__ void __launch_bounds__(SM90_BOUND(SM90_THREADS), 1)
@@ -23,11 +27,32 @@ static __global__ void __launch_bounds__(SM90_BOUND(SM90_THREADS), 1)
 #endif
 }
 
+template <enum gemm_weight_layout F, class T>
+static __global__ void __launch_bounds__(SM90_BOUND(SM90_THREADS), 1)
+    sm90_multicast_kernel(const gemm_call c, const __grid_constant__ tensor_map map,
+                          int32_t n_pairs)
+{
+    grid_dependency_sync();
+#if SM90_CODE
+    sm90_multicast_body<T, multiplier<F, T>>(c, &map, n_pairs, c.n_in_padded * 2 / K_BYTES, 2);
+#else
+    (void)c, (void)map, (void)n_pairs;
+    __trap();
+#endif
+}
+
 /* ---- the host ---- */
+
+/* BATON_CUDA_MULTICAST=off: every block loads its own W. */
+static bool query_multicast()
+{
+    const char *setting = getenv("BATON_CUDA_MULTICAST");
+    return !(setting && strcmp(setting, "off") == 0) && has_tensor_maps();
+}
 
 static sm90_device query_device()
 {
-    sm90_device device = { false, 1 };
+    sm90_device device = { false, false, 1 };
     int ordinal, major = 0, n_sms = 0;
     if (cudaGetDevice(&ordinal) != cudaSuccess) return device;
     if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal) != cudaSuccess)
@@ -36,6 +61,7 @@ static sm90_device query_device()
         return device;
     device.supported = major == 9 &&
                        has_sm90_code((const void *)sm90_kernel<GEMM_BF16, wide_tile>, SM90_THREADS);
+    device.multicasts = device.supported && n_sms >= SHARERS && query_multicast();
     device.n_sms = n_sms;
     return device;
 }
@@ -79,18 +105,60 @@ static bool is_tall(const gemm_call &c)
     return (c.begin ? c.n_rows / c.n_groups : c.n_rows) >= TALL_ROWS && c.n_in_padded >= TALL_K;
 }
 
+/* Experts' matrices may lie in memory in any order, and so at a distance that no map has. */
+static bool fits_map(const gemm_call &c)
+{
+    const size_t stride = c.n_groups > 1 ? c.w_stride : 0;
+    return c.begin && ((uintptr_t)c.w | c.row_bytes | stride) % 16 == 0 &&
+           stride < TENSOR_MAP_STRIDE_END;
+}
+
+bool gemm_sm90_has_tile(enum gemm_weight_layout layout, const struct gemm_call *c,
+                        enum gemm_sm90_tile tile)
+{
+    const bool f8 = layout == GEMM_F8;
+    switch (tile) {
+    case GEMM_SM90_NARROW: return true;
+    case GEMM_SM90_WIDE: return !f8;
+    case GEMM_SM90_TALL: return f8;
+    case GEMM_SM90_NARROW_MULTICAST:
+    case GEMM_SM90_TALL_MULTICAST: return f8 && fits_map(*c);
+    case GEMM_SM90_WIDE_MULTICAST: return gemm_is_16(layout) && fits_map(*c);
+    }
+    return false;
+}
+
+/* Groups have two row tiles on average, so most find another tile to share W with. */
+static enum gemm_sm90_tile or_multicast(enum gemm_weight_layout layout, const gemm_call &c,
+                                        enum gemm_sm90_tile tile)
+{
+    const enum gemm_sm90_tile shared = tile == GEMM_SM90_WIDE   ? GEMM_SM90_WIDE_MULTICAST
+                                       : tile == GEMM_SM90_TALL ? GEMM_SM90_TALL_MULTICAST
+                                                                : GEMM_SM90_NARROW_MULTICAST;
+    const int32_t rows = (tile == GEMM_SM90_TALL ? 2 : 1) * narrow_tile::ROWS;
+    const bool shares = sm90_this_device().multicasts && gemm_sm90_has_tile(layout, &c, shared) &&
+                        c.n_rows / c.n_groups >= SHARERS * rows;
+    return shares ? shared : tile;
+}
+
 enum gemm_sm90_tile gemm_sm90_choose(enum gemm_weight_layout layout, const struct gemm_call *c)
 {
-    if (layout == GEMM_F8) return is_tall(*c) ? GEMM_SM90_TALL : GEMM_SM90_NARROW;
-    return time_of<wide_tile>(*c, 21) <= time_of<narrow_tile>(*c, 12) ? GEMM_SM90_WIDE
-                                                                      : GEMM_SM90_NARROW;
+    enum gemm_sm90_tile tile = GEMM_SM90_NARROW;
+    if (layout == GEMM_F8) tile = is_tall(*c) ? GEMM_SM90_TALL : GEMM_SM90_NARROW;
+    else if (time_of<wide_tile>(*c, 21) <= time_of<narrow_tile>(*c, 12)) tile = GEMM_SM90_WIDE;
+    return or_multicast(layout, *c, tile);
 }
 
 template <enum gemm_weight_layout F>
 static cudaError_t run(cudaStream_t stream, const gemm_call &c, enum gemm_sm90_tile tile)
 {
-    if (tile == GEMM_SM90_WIDE) return launch_sm90<wide_tile>(stream, sm90_kernel<F, wide_tile>, c);
-    return launch_sm90<narrow_tile>(stream, sm90_kernel<F, narrow_tile>, c);
+    switch (tile) {
+    case GEMM_SM90_NARROW: return launch_sm90<narrow_tile>(stream, sm90_kernel<F, narrow_tile>, c);
+    case GEMM_SM90_WIDE: return launch_sm90<wide_tile>(stream, sm90_kernel<F, wide_tile>, c);
+    case GEMM_SM90_WIDE_MULTICAST:
+        return launch_multicast<wide_pair>(stream, sm90_multicast_kernel<F, wide_pair>, c);
+    default: return cudaErrorInvalidValue;
+    }
 }
 
 cudaError_t gemm_sm90_16(cudaStream_t stream, enum gemm_weight_layout layout,

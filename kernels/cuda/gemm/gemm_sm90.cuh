@@ -33,9 +33,11 @@ struct sm90_position {
 };
 
 /* A consumer has HALVES blocks of rows, every other one from its own on. The registers of all
- * threads are within what the block was launched with. */
-template <int N_HALVES, int N, int N_STAGES> struct sm90_tile {
+ * threads are within what the block was launched with. BLOCKS: of a cluster, whose producers write
+ * into each other's stages (gemm_sm90_multicast.cuh). */
+template <int N_HALVES, int N, int N_STAGES, int N_BLOCKS = 1> struct sm90_tile {
     enum {
+        BLOCKS = N_BLOCKS,
         HALVES = N_HALVES,
         ROWS = HALVES * CONSUMERS * BLOCK_ROWS,
         COLUMNS = N,
@@ -92,9 +94,12 @@ template <class T> static __device__ __forceinline__ sm90_ring<T> make_ring(unsi
     if (threadIdx.x == 0) {
         if (shared_address(r.at) % 1024) __trap(); /* the swizzle goes by addresses */
         for (int i = 0; i < T::STAGES; i++)
-            barrier_init(r.full + i, n_arrivals), barrier_init(r.empty + i, CONSUMER_WARPS);
+            barrier_init(r.full + i, n_arrivals),
+                barrier_init(r.empty + i, T::BLOCKS * CONSUMER_WARPS);
+        if (T::BLOCKS > 1) barrier_init_fence();
     }
-    __syncthreads();
+    if (T::BLOCKS > 1) cluster_sync();
+    else __syncthreads();
     return r;
 }
 
@@ -241,12 +246,15 @@ static __device__ __forceinline__ void produce_tiles(const gemm_call &c, const s
 
 /* ---- multiplying ---- */
 
-/* All lanes of the warp have read the place. */
+/* All lanes of the warp have read the place, which all blocks of the cluster hear of. */
 template <class T>
 static __device__ __forceinline__ void release_stage(const sm90_ring<T> &ring, int place)
 {
+    const unsigned lane = threadIdx.x % WARP;
     __syncwarp();
-    if (threadIdx.x % WARP == 0) barrier_arrive(ring.empty + place);
+    if (T::BLOCKS > 1) {
+        if (lane < T::BLOCKS) barrier_arrive_at(ring.empty + place, lane);
+    } else if (lane == 0) barrier_arrive(ring.empty + place);
 }
 
 /* Waits for a stage, which cp.async wrote. */
@@ -416,7 +424,8 @@ template <enum gemm_weight_layout F, class T> struct multiplier : sm90_multiplie
 /* ---- the host ---- */
 
 struct sm90_device {
-    bool supported; /* it is of compute capability 9.0 and this program has code for it */
+    bool supported;  /* it is of compute capability 9.0 and this program has code for it */
+    bool multicasts; /* gemm_sm90_multicast.cuh */
     int32_t n_sms;
 };
 /* Of the device that is current when it is first asked: a process computes on one. */

@@ -6,10 +6,12 @@
  * registers times both scales: y = sum over blocks of x_scale w_scale sum over k. That is a second
  * set of sums, of 64 rows at a time, so tiles are 128 columns wide; while one warpgroup adds, the
  * other's products are in flight. Thread: device; gemm_sm90_f8: engine. */
-#include "kernels/cuda/gemm/gemm_sm90.cuh"
+#include "kernels/cuda/gemm/gemm_sm90_multicast.cuh"
 
 typedef sm90_tile<1, 128, 6> narrow_tile; /* 224 KiB */
 typedef sm90_tile<2, 128, 4> tall_tile;
+typedef sm90_tile<1, 128, 6, SHARERS> narrow_pair;
+typedef sm90_tile<2, 128, 4, SHARERS> tall_pair;
 
 #if SM90_CODE
 /* The scales of a thread's two rows of x in each of H halves, and of even and of odd columns: one
@@ -151,9 +153,30 @@ static __global__ void __launch_bounds__(SM90_BOUND(SM90_THREADS), 1)
 #endif
 }
 
+template <class T>
+static __global__ void __launch_bounds__(SM90_BOUND(SM90_THREADS), 1)
+    sm90_f8_multicast_kernel(const gemm_call c, const __grid_constant__ tensor_map map,
+                             int32_t n_pairs)
+{
+    grid_dependency_sync();
+#if SM90_CODE
+    sm90_multicast_body<T, f8_multiplier<T>>(c, &map, n_pairs,
+                                             (c.n_in + GEMM_F8_BLOCK - 1) / GEMM_F8_BLOCK, 1);
+#else
+    (void)c, (void)map, (void)n_pairs;
+    __trap();
+#endif
+}
+
 cudaError_t gemm_sm90_f8(cudaStream_t stream, const struct gemm_call *c, enum gemm_sm90_tile tile)
 {
-    return tile == GEMM_SM90_NARROW
-               ? launch_sm90<narrow_tile>(stream, sm90_f8_kernel<narrow_tile>, *c)
-               : launch_sm90<tall_tile>(stream, sm90_f8_kernel<tall_tile>, *c);
+    switch (tile) {
+    case GEMM_SM90_NARROW: return launch_sm90<narrow_tile>(stream, sm90_f8_kernel<narrow_tile>, *c);
+    case GEMM_SM90_TALL: return launch_sm90<tall_tile>(stream, sm90_f8_kernel<tall_tile>, *c);
+    case GEMM_SM90_NARROW_MULTICAST:
+        return launch_multicast<narrow_pair>(stream, sm90_f8_multicast_kernel<narrow_pair>, *c);
+    case GEMM_SM90_TALL_MULTICAST:
+        return launch_multicast<tall_pair>(stream, sm90_f8_multicast_kernel<tall_pair>, *c);
+    default: return cudaErrorInvalidValue;
+    }
 }

@@ -35,6 +35,9 @@ static __device__ __forceinline__ uint64_t wgmma_rows_descriptor(unsigned addres
            (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
 
+/* A tensor map's strides are below, in bytes. */
+static const size_t TENSOR_MAP_STRIDE_END = (size_t)1 << 40;
+
 #include <sm90_target.cuh>
 
 #endif

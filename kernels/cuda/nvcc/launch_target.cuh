@@ -9,17 +9,25 @@
 #define UNROLL_BY(n)      UNROLL_TEXT(unroll n)
 template <class... P>
 static cudaError_t launch_as(cudaStream_t stream, void (*kernel)(P...), dim3 grid, dim3 block,
-                             size_t shared, P... args)
+                             size_t shared, unsigned cluster, P... args)
 {
     void *all[] = { (void *)&args... };
-    if (!device_query_supports_pdl())
-        return cudaLaunchKernel((const void *)kernel, grid, block, all, shared, stream);
-    cudaLaunchAttribute early = {};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute attributes[2] = {};
+    unsigned n = 0;
+    if (device_query_supports_pdl()) {
+        attributes[n].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[n++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (cluster > 1) {
+        attributes[n].id = cudaLaunchAttributeClusterDimension;
+        attributes[n].val.clusterDim.x = cluster;
+        attributes[n].val.clusterDim.y = attributes[n].val.clusterDim.z = 1;
+        n++;
+    }
+    if (n == 0) return cudaLaunchKernel((const void *)kernel, grid, block, all, shared, stream);
     cudaLaunchConfig_t how = {};
     how.gridDim = grid, how.blockDim = block, how.dynamicSmemBytes = shared, how.stream = stream,
-    how.attrs = &early, how.numAttrs = 1;
+    how.attrs = attributes, how.numAttrs = n;
     return cudaLaunchKernelExC(&how, (const void *)kernel, all);
 }
 
@@ -55,17 +63,25 @@ static __device__ __forceinline__ void grid_dependency_sync()
 #endif
 }
 
-/* Launches a kernel. Returns the result of this launch, not an older error of the thread. */
+/* Launches a kernel, in clusters of so many blocks (compute capability 9.0), of which the grid's x
+ * is a multiple. Returns the result of this launch, not an older error of the thread. */
 template <class... P, class... A>
-static cudaError_t launch(cudaStream_t stream, void (*kernel)(P...), dim3 grid, dim3 block,
-                          size_t shared, A... args)
+static cudaError_t launch_clusters(cudaStream_t stream, void (*kernel)(P...), dim3 grid, dim3 block,
+                                   size_t shared, unsigned cluster, A... args)
 {
     if (shared > SHARED_USUAL) {
         cudaError_t e = cudaFuncSetAttribute(
             (const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
         if (e != cudaSuccess) return e;
     }
-    return launch_as<P...>(stream, kernel, grid, block, shared, static_cast<P>(args)...);
+    return launch_as<P...>(stream, kernel, grid, block, shared, cluster, static_cast<P>(args)...);
+}
+/* The same without clusters. */
+template <class... P, class... A>
+static cudaError_t launch(cudaStream_t stream, void (*kernel)(P...), dim3 grid, dim3 block,
+                          size_t shared, A... args)
+{
+    return launch_clusters(stream, kernel, grid, block, shared, 1, args...);
 }
 
 /* The block's dynamic shared memory. */

@@ -4,6 +4,8 @@
 #ifndef BATON_KERNELS_CUDA_NVCC_SM90_TARGET_CUH
 #define BATON_KERNELS_CUDA_NVCC_SM90_TARGET_CUH
 
+#include <cuda.h>
+
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define SM90_CODE             1
 #define SM90_BOUND(n_threads) n_threads
@@ -18,6 +20,52 @@ static inline bool has_sm90_code(const void *kernel, int n_threads)
     if (cudaFuncGetAttributes(&a, kernel) == cudaSuccess) return a.maxThreadsPerBlock >= n_threads;
     (void)cudaGetLastError(); /* no code for this GPU: the same as none for Hopper */
     return false;
+}
+
+/* ---- tensor maps ---- */
+
+/* Bytes [n_groups][n_rows][row_bytes], of which boxes of 128 bytes of some rows of a group are
+ * copied (bulk_copy). A kernel's parameter, const __grid_constant__. */
+typedef CUtensorMap tensor_map;
+
+typedef CUresult (*encode_tiled_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
+                                    const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
+                                    const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
+                                    CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+/* The driver's cuTensorMapEncodeTiled, which is not linked; NULL: it has none. */
+static inline encode_tiled_fn find_encode_tiled()
+{
+    void *fn = NULL;
+    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+#if CUDART_VERSION >= 12050
+    const cudaError_t e = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &fn, 12000,
+                                                           cudaEnableDefault, &found);
+#else
+    const cudaError_t e = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &fn, cudaEnableDefault,
+                                                  &found);
+#endif
+    if (e == cudaSuccess && found == cudaDriverEntryPointSuccess) return (encode_tiled_fn)fn;
+    (void)cudaGetLastError(); /* an older driver: kernels without tensor maps run */
+    return NULL;
+}
+static inline bool has_tensor_maps() { return find_encode_tiled() != NULL; }
+/* Host, any thread. base, row_bytes and group_stride (bytes from a group to the next) are multiples
+ * of 16, group_stride below TENSOR_MAP_STRIDE_END, box_rows at most 256. */
+static inline cudaError_t tensor_map_rows(tensor_map *map, const void *base, size_t row_bytes,
+                                          int n_rows, size_t group_stride, int n_groups,
+                                          int box_rows)
+{
+    static const encode_tiled_fn encode = find_encode_tiled();
+    const cuuint64_t sizes[3] = { row_bytes, (cuuint64_t)n_rows, (cuuint64_t)n_groups },
+                     strides[2] = { row_bytes, group_stride };
+    const cuuint32_t box[3] = { 128, (cuuint32_t)box_rows, 1 }, steps[3] = { 1, 1, 1 };
+    if (!encode) return cudaErrorNotSupported;
+    return encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, (void *)base, sizes, strides, box, steps,
+                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS
+               ? cudaSuccess
+               : cudaErrorInvalidValue;
 }
 
 #if SM90_CODE
@@ -55,6 +103,67 @@ static __device__ __forceinline__ void barrier_wait(uint64_t *b, unsigned parity
                      : "r"(address), "r"(parity)
                      : "memory");
     } while (!over);
+}
+
+/* ---- clusters: blocks that run at the same time and reach each other's shared memory ---- */
+
+static __device__ __forceinline__ unsigned cluster_rank()
+{
+    unsigned rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+/* Waits for all threads of the cluster; releases and acquires. */
+static __device__ __forceinline__ void cluster_sync()
+{
+    asm volatile("barrier.cluster.arrive.release;\n\tbarrier.cluster.wait.acquire;" ::: "memory");
+}
+/* After barrier_init, before cluster_sync: other blocks may use the thread's barriers. */
+static __device__ __forceinline__ void barrier_init_fence()
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+/* Arrives at the barrier that block `rank` has where this one has b, which tells that block that
+ * what wgmma read here has been read, and hands over nothing that was written: a release at the
+ * scope of the cluster would cost a MEMBAR of the whole GPU each time (SASS of sm_90a). */
+static __device__ __forceinline__ void barrier_arrive_at(uint64_t *b, unsigned rank)
+{
+    asm volatile(
+        "{\n.reg .b32 at;\nmapa.shared::cluster.u32 at, %0, %1;\n"
+        "mbarrier.arrive.release.cta.shared::cluster.b64 _, [at];\n}" ::"r"(shared_address(b)),
+        "r"(rank)
+        : "memory");
+}
+/* Arrives; the phase also waits for so many bytes of bulk copies, which may have come before. */
+static __device__ __forceinline__ void barrier_expect(uint64_t *b, unsigned bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(
+                     shared_address(b)),
+                 "r"(bytes)
+                 : "memory");
+}
+/* Copies a box of the map, from byte `byte` of row `row` of a group on, to shared memory, where its
+ * rows are in the order of wgmma_descriptor; what lies outside is zero. `b` gets the bytes, and who
+ * has waited there may multiply them without a fence. */
+static __device__ __forceinline__ void bulk_copy(const tensor_map *map, void *to, uint64_t *b,
+                                                 int byte, int row, int group)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(shared_address(to)),
+                 "l"(map), "r"(shared_address(b)), "r"(byte), "r"(row), "r"(group)
+                 : "memory");
+}
+/* The same to all blocks of the cluster that `mask` has a bit of, in each to where this one has
+ * `to` and b. */
+static __device__ __forceinline__ void bulk_copy_to(unsigned short mask, const tensor_map *map,
+                                                    void *to, uint64_t *b, int byte, int row,
+                                                    int group)
+{
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared_address(to)),
+        "l"(map), "r"(shared_address(b)), "r"(byte), "r"(row), "r"(group), "h"(mask)
+        : "memory");
 }
 
 /* Numbered barriers (1 to 15) of n threads: waits until n have come; comes without waiting. */

@@ -57,10 +57,13 @@ struct gemm_way {
 static const struct gemm_way WAYS[] = {
     { "bf16, 128 by 128", GEMM_BF16, GEMM_SM90_NARROW },
     { "bf16, 128 by 256", GEMM_BF16, GEMM_SM90_WIDE },
+    { "bf16, 128 by 256 in pairs", GEMM_BF16, GEMM_SM90_WIDE_MULTICAST },
     { "bf16, as chosen", GEMM_BF16, BY_RUN },
     { "bf16, cublasLt", GEMM_BF16, BY_CUBLASLT },
     { "fp8, 128 by 128", GEMM_F8, GEMM_SM90_NARROW },
     { "fp8, 256 by 128", GEMM_F8, GEMM_SM90_TALL },
+    { "fp8, 128 by 128 in pairs", GEMM_F8, GEMM_SM90_NARROW_MULTICAST },
+    { "fp8, 256 by 128 in pairs", GEMM_F8, GEMM_SM90_TALL_MULTICAST },
     { "fp8, as chosen", GEMM_F8, BY_RUN },
     { "wint8, as chosen", GEMM_W8, BY_RUN },
     { "wint4, as chosen", GEMM_W4, BY_RUN },
@@ -176,7 +179,7 @@ static double seconds_of(struct rig *r, const struct gemm_case *s, enum gemm_wei
         gpu_cuda(cudaEventRecord(r->timer.begin, r->stream), "timing");
         const cudaError_t e = tile < 0 ? gemm_run(r->stream, &g)
                                        : gemm_run_sm90(r->stream, &g, (enum gemm_sm90_tile)tile);
-        if (e == cudaErrorInvalidValue) return 0;
+        if (e == cudaErrorInvalidValue || e == cudaErrorNotSupported) return 0;
         gpu_cuda(e, "a product");
         gpu_cuda(cudaEventRecord(r->timer.end, r->stream), "timing");
         const double t = gpu_timer_s(&r->timer);

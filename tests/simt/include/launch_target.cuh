@@ -24,6 +24,13 @@ static cudaError_t launch(cudaStream_t stream, void (*kernel)(P...), dim3 grid, 
         return simt_launch(stream, kernel, grid, block, shared, args...);
     return simt_launch_overlapping(stream, kernel, grid, block, shared, args...);
 }
+template <class... P, class... A>
+static cudaError_t launch_clusters(cudaStream_t stream, void (*kernel)(P...), dim3 grid, dim3 block,
+                                   size_t shared, unsigned cluster, A... args)
+{
+    return simt_launch_clusters(stream, kernel, grid, block, shared, cluster,
+                                device_query_supports_pdl(), args...);
+}
 static inline unsigned char *shared_memory()
 {
     return static_cast<unsigned char *>(simt_dynamic_shared());

@@ -19,6 +19,35 @@ static inline void barrier_wait(uint64_t *b, unsigned parity)
     while (!simt_mbarrier_try_wait_parity(b, parity))
         ;
 }
+#define __grid_constant__
+typedef struct simt_tensor_map tensor_map;
+static inline bool has_tensor_maps() { return true; }
+static inline cudaError_t tensor_map_rows(tensor_map *map, const void *base, size_t row_bytes,
+                                          int n_rows, size_t group_stride, int n_groups,
+                                          int box_rows)
+{
+    return simt_tensor_map_rows(map, base, row_bytes, n_rows, group_stride, n_groups, box_rows)
+               ? cudaSuccess
+               : cudaErrorInvalidValue;
+}
+static inline unsigned cluster_rank() { return simt_cluster_rank(); }
+static inline void cluster_sync() { simt_cluster_sync(); }
+static inline void barrier_init_fence() { simt_fence_mbarrier_init(); }
+static inline void barrier_arrive_at(uint64_t *b, unsigned rank)
+{
+    simt_mbarrier_arrive_at(b, rank);
+}
+static inline void barrier_expect(uint64_t *b, unsigned bytes) { simt_mbarrier_expect(b, bytes); }
+static inline void bulk_copy(const tensor_map *map, void *to, uint64_t *b, int byte, int row,
+                             int group)
+{
+    simt_bulk_copy(map, to, b, byte, row, group, 0);
+}
+static inline void bulk_copy_to(unsigned short mask, const tensor_map *map, void *to, uint64_t *b,
+                                int byte, int row, int group)
+{
+    simt_bulk_copy(map, to, b, byte, row, group, mask);
+}
 static inline void named_barrier_sync(int id, int n) { simt_barrier_sync(id, n); }
 static inline void named_barrier_arrive(int id, int n) { simt_barrier_arrive(id, n); }
 static inline void fence_async_proxy() { simt_fence_proxy_async(); }
