@@ -260,7 +260,9 @@ static __device__ __forceinline__ void attn_decode_softmax(const struct attn_dec
                                                            const struct attn_decode_block &b,
                                                            const struct attn_decode_shared &s)
 {
-    const int lane = (int)(threadIdx.x % WARP), h = (int)(threadIdx.x / WARP),
+    unsigned thread = threadIdx.x;
+    compute_here(&thread); /* the scores leave no registers for what is computed from it */
+    const int lane = (int)(thread % WARP), h = (int)(thread / WARP),
               n_padded = (b.n_keys + KEYS - 1) / KEYS * KEYS;
     if (h >= HEADS) return;
     float *p = s.p + h * CUDA_ATTN_SEGMENT, top = -INFINITY, sum = 0;

@@ -200,28 +200,43 @@ static __device__ __forceinline__ void multiply_stages(float *totals,
     }
 }
 
+/* Of a thread's sums in a tile: the first row and the first column. */
+struct staged_corner {
+    int32_t row, column;
+};
+template <class T> static __device__ __forceinline__ staged_corner corner_of(int32_t thread)
+{
+    const int32_t warp = thread / WARP, group = thread % WARP / F32_LANES;
+    return staged_corner{ (warp / STAGED_ACROSS * 2 + group / 2) * STAGED_PER_ROWS,
+                          (warp % STAGED_ACROSS * 2 + group % 2) * T::PER_COLUMNS };
+}
+
 template <class T, bool WHOLE>
 static __global__ void __launch_bounds__(STAGED_THREADS, T::BLOCKS_PER_SM)
     f32_staged_kernel(const __grid_constant__ gemm_call c)
 {
+    __shared__ gemm_rows kept; /* for the end, to save registers */
     grid_dependency_sync();
     typename T::staged_steps *ring = (typename T::staged_steps *)(void *)shared_memory();
     const gemm_rows rows = rows_of_tile(c, (int32_t)blockIdx.y, STAGED_ROWS);
     if (rows.n == 0) return;
-    const int32_t first_column = (int32_t)blockIdx.x * T::COLUMNS,
-                  warp = (int32_t)threadIdx.x / WARP,
-                  group = (int32_t)threadIdx.x % WARP / F32_LANES;
-    const int32_t row = (warp / STAGED_ACROSS * 2 + group / 2) * STAGED_PER_ROWS,
-                  column = (warp % STAGED_ACROSS * 2 + group % 2) * T::PER_COLUMNS;
+    if (threadIdx.x == 0) kept = rows;
+    const int32_t first_column = (int32_t)blockIdx.x * T::COLUMNS;
+    const staged_corner at = corner_of<T>((int32_t)threadIdx.x);
     float totals[T::PER_COLUMNS];
     for (float &t : totals) t = -0.0f; /* what adds nothing, not even a sign */
     multiply_stages<T, WHOLE>(totals, ring, find_source<T>(c, rows, first_column),
-                              find_place(row, column));
-    const int32_t mine = row + (int32_t)threadIdx.x % F32_LANES;
+                              find_place(at.row, at.column));
+    unsigned thread = threadIdx.x;
+    compute_here(&thread); /* and its corner again */
+    const staged_corner of = corner_of<T>((int32_t)thread);
+    const gemm_rows stored = kept;
+    const int32_t mine = of.row + (int32_t)thread % F32_LANES,
+                  column = (int32_t)blockIdx.x * T::COLUMNS + of.column;
 #pragma unroll
     for (int j = 0; j < T::PER_COLUMNS; j += 2)
-        if (mine < rows.n && first_column + column + j < c.n_columns)
-            store_pair(c, rows, mine, first_column + column + j, totals[j], totals[j + 1]);
+        if (mine < stored.n && column + j < c.n_columns)
+            store_pair(c, stored, mine, column + j, totals[j], totals[j + 1]);
 }
 
 /* Affect only speed: with fewer blocks the smaller tiles of the other kernels are faster; with as

@@ -28,7 +28,8 @@ template <int N_TILES> struct skinny_operands {
     const uint16_t *x[N_TILES]; /* the same elements of x */
     int32_t n_in;               /* elements of a row from w on */
     int32_t n_spans;            /* end of the spans to take */
-    const float *f8_scale;      /* of span 0 */
+    const float *scales;        /* F8: of the group, the same for all threads */
+    unsigned scale;             /* of span 0, from there on: less than a pointer of its own */
 };
 
 struct skinny_weights {
@@ -115,7 +116,7 @@ static __device__ __forceinline__ void skinny_spans(skinny_sums<N_TILES> *sums,
             skinny_multiply<F, N_TILES, WHOLE>(F == GEMM_F8 ? of_span : sums->v, &sums->seen, p,
                                                &w.v[(s * shape::LOADS + load) * 2], at, load);
         if (F != GEMM_F8) continue;
-        const float scale = __ldg(p.f8_scale + at);
+        const float scale = __ldg(p.scales + (p.scale + (unsigned)at));
         for (int n = 0; n < N_TILES; n++)
             for (int i = 0; i < 4; i++)
                 sums->v[n][i] = __fmaf_rn(of_span[n][i], scale, sums->v[n][i]);
@@ -211,7 +212,11 @@ static __device__ __forceinline__ void skinny_rows(const gemm_call &c, const gem
 {
     __shared__ gemm_rows kept; /* for the end, to save registers */
     if (threadIdx.x == 0) kept = rows;
-    const int32_t lane = (int32_t)threadIdx.x % WARP, quarter = lane % 4,
+    /* What is computed from it is computed here, and not before the branch that leads to one of two
+     * numbers of rows: it would be kept for both, and spilled. */
+    unsigned tid = threadIdx.x;
+    compute_here(&tid);
+    const int32_t lane = (int32_t)tid % WARP, quarter = lane % 4,
                   first_column = job.tile * SKINNY_W_ROWS;
     const int32_t n_spans = (c.n_in_padded + SKINNY_SPAN - 1) / SKINNY_SPAN,
                   per_split = (n_spans + c.n_splits - 1) / c.n_splits;
@@ -229,12 +234,15 @@ static __device__ __forceinline__ void skinny_rows(const gemm_call &c, const gem
     }
     /* Both rows of W have one block of scales: they are 8 apart, from a multiple of 16 on, and both
      * belong to gate or to up. */
-    p.f8_scale = F == GEMM_F8 ? f8_scales(c, rows.group, min(first_column + lane / 4, c.n_out - 1))
-                              : nullptr;
-    skinny_sums<N_TILES> sums = {};
-    skinny_sum<F, N_TILES, WHOLE>(&sums, p, first_span + (int32_t)threadIdx.x / WARP);
+    p.scales = scales_of(c, rows.group);
+    p.scale = 0;
     if (F == GEMM_F8)
-        skinny_restore_nan<N_TILES, WHOLE>(&sums, p, first_span + (int32_t)threadIdx.x / WARP);
+        p.scale = (unsigned)(f8_scales(c, rows.group, min(first_column + lane / 4, c.n_out - 1)) -
+                             p.scales);
+    skinny_sums<N_TILES> sums = {};
+    skinny_sum<F, N_TILES, WHOLE>(&sums, p, first_span + (int32_t)tid / WARP);
+    if (F == GEMM_F8)
+        skinny_restore_nan<N_TILES, WHOLE>(&sums, p, first_span + (int32_t)tid / WARP);
     skinny_finish<F, N_TILES>(c, kept, job, sums);
 }
 

@@ -44,6 +44,7 @@ template <enum gemm_weight_layout F, class T> struct upconvert_source {
     {
         const int tid = (int)threadIdx.x % WARPGROUP;
         w = c.w + (size_t)at.group * c.w_stride + (size_t)at.column * c.row_bytes;
+#pragma unroll 1
         for (int32_t row = tid; row < min((int32_t)T::COLUMNS, c.n_out - at.column);
              row += WARPGROUP)
             prefetch_l2(w + (size_t)row * c.row_bytes, (unsigned)c.row_bytes);
