@@ -203,6 +203,12 @@ struct ep_places ep_no_places(const struct ep *e)
     return (struct ep_places){ 0 };
 }
 
+enum status ep_return_nothing(struct ep *e, const struct ep_combine_args *a, struct err *err)
+{
+    (void)e, (void)a, (void)err;
+    return OK;
+}
+
 enum status ep_found_nothing(struct ep *e, struct err *err)
 {
     (void)e, (void)err;
@@ -339,13 +345,29 @@ void ep_read_row(const struct ep *e, const struct ep_batch *b, size_t slot, floa
     ep_host_rows_read(e->config.send, row, b->scales_at, x, (size_t)e->config.hidden);
 }
 
-enum status ep_combine(struct ep *e, const struct ep_combine_args *a, struct err *err)
+enum status ep_combine_begin(struct ep *e, const struct ep_combine_args *a, struct err *err)
 {
     TRY(check_going_on(e, err));
     ASSERT(e->state == EP_DISPATCHED);
-    TRY(ended(e, e->ops->combine(e, a, err), err));
+    e->combine = *a;
+    TRY(ended(e, e->ops->combine_begin(e, &e->combine, err), err));
+    e->state = EP_RETURNED;
+    return OK;
+}
+
+enum status ep_combine_end(struct ep *e, struct err *err)
+{
+    TRY(check_going_on(e, err));
+    ASSERT(e->state == EP_RETURNED);
+    TRY(ended(e, e->ops->combine_end(e, &e->combine, err), err));
     e->state = EP_IDLE;
     return OK;
+}
+
+enum status ep_combine(struct ep *e, const struct ep_combine_args *a, struct err *err)
+{
+    TRY(ep_combine_begin(e, a, err));
+    return ep_combine_end(e, err);
 }
 
 static enum status check_collective(const struct ep *e, size_t bytes, struct err *err)

@@ -162,7 +162,8 @@ struct ep_ops {
                         struct err *err);
     enum status (*dispatch_begin)(struct ep *e, const float *x, size_t x_stride, struct err *err);
     enum status (*dispatch_end)(struct ep *e, struct ep_batch *out, struct err *err);
-    enum status (*combine)(struct ep *e, const struct ep_combine_args *a, struct err *err);
+    enum status (*combine_begin)(struct ep *e, const struct ep_combine_args *a, struct err *err);
+    enum status (*combine_end)(struct ep *e, const struct ep_combine_args *a, struct err *err);
     enum status (*all_reduce)(struct ep *e, void *x, size_t n, enum dtype dtype, struct err *err);
     enum status (*all_gather)(struct ep *e, void *all, const void *mine, size_t bytes,
                               struct err *err);
@@ -183,7 +184,7 @@ struct ep_traffic {
                               * others read here, and what this rank read there */
 };
 
-enum ep_state { EP_IDLE, EP_PLANNED, EP_BEGUN, EP_DISPATCHED };
+enum ep_state { EP_IDLE, EP_PLANNED, EP_BEGUN, EP_DISPATCHED, EP_RETURNED };
 
 struct ep {
     const struct ep_ops *ops;
@@ -200,7 +201,8 @@ struct ep {
     int32_t first_row;
     uint64_t *chosen;
     enum ep_state state;
-    struct ep_traffic traffic; /* read by the thread that makes the calls */
+    struct ep_combine_args combine; /* between its halves */
+    struct ep_traffic traffic;      /* read by the thread that makes the calls */
     int aborted; /* written by ep_abort on any thread: only by __atomic builtins, as C++ reads this
                   * header too */
 };
@@ -229,6 +231,12 @@ enum status ep_dispatch_end(struct ep *e, struct ep_batch *out, struct err *err)
 /* x [hidden]: the row of a slot of the last ep_dispatch as f32, of host memory. */
 void ep_read_row(const struct ep *e, const struct ep_batch *b, size_t slot, float *x);
 enum status ep_combine(struct ep *e, const struct ep_combine_args *a, struct err *err) MUST_CHECK;
+/* ep_combine in two halves: between them the caller may compute what the results are added to (y)
+ * while they travel, and makes no other call of the object. *a is copied; what it names stays,
+ * but for y, until ep_combine_end has returned. `shm`, `ucx` and `nccl` do all of it at the end. */
+enum status ep_combine_begin(struct ep *e, const struct ep_combine_args *a,
+                             struct err *err) MUST_CHECK;
+enum status ep_combine_end(struct ep *e, struct err *err) MUST_CHECK;
 /* x[i] = sum over ranks ascending of their x[i]; DTYPE_F32, or DTYPE_BF16, which is added in f32
  * and rounded once. */
 enum status ep_all_reduce(struct ep *e, void *x, size_t n, enum dtype dtype,

@@ -59,6 +59,9 @@ bool ep_is_aborted(const struct ep *e);
 /* For backends that read nothing in place, and for those whose calls never wait or look at
  * ep_is_aborted while they do. */
 struct ep_places ep_no_places(const struct ep *e);
+/* For backends that return nothing before ep_combine_end. */
+enum status ep_return_nothing(struct ep *e, const struct ep_combine_args *a,
+                              struct err *err) MUST_CHECK;
 /* For backends on the CPU, whose calls say themselves what they found. */
 enum status ep_found_nothing(struct ep *e, struct err *err) MUST_CHECK;
 void ep_abort_nothing(struct ep *e);

@@ -165,12 +165,18 @@ static enum status peer_dispatch_end(struct ep *e, struct ep_batch *out, struct 
     return OK;
 }
 
-static enum status peer_combine(struct ep *e, const struct ep_combine_args *a, struct err *err)
+static enum status peer_combine_begin(struct ep *e, const struct ep_combine_args *a,
+                                      struct err *err)
 {
     struct ep_cuda *cuda = ep_cuda_of(e);
-    TRY(ep_cuda_check(
+    return ep_cuda_check(
         cuda, ep_run_return(cuda->device->stream, &cuda->call, a->out, ep_max_slots(&e->config)),
-        "returning results", err));
+        "returning results", err);
+}
+
+static enum status peer_combine_end(struct ep *e, const struct ep_combine_args *a, struct err *err)
+{
+    struct ep_cuda *cuda = ep_cuda_of(e);
     return ep_cuda_check(cuda, ep_run_sum(cuda->device->stream, &cuda->call, a),
                          "adding results up", err);
 }
@@ -253,7 +259,8 @@ const struct ep_ops ep_peer_ops = {
     .plan = peer_plan,
     .dispatch_begin = peer_dispatch_begin,
     .dispatch_end = peer_dispatch_end,
-    .combine = peer_combine,
+    .combine_begin = peer_combine_begin,
+    .combine_end = peer_combine_end,
     .all_reduce = peer_all_reduce,
     .all_gather = peer_all_gather,
     .gather_columns = peer_gather_columns,
@@ -271,7 +278,8 @@ const struct ep_ops ep_cuda_self_ops = {
     .plan = peer_plan,
     .dispatch_begin = peer_dispatch_begin,
     .dispatch_end = peer_dispatch_end,
-    .combine = peer_combine,
+    .combine_begin = peer_combine_begin,
+    .combine_end = peer_combine_end,
     .all_reduce = peer_all_reduce,
     .all_gather = peer_all_gather,
     .gather_columns = peer_gather_columns,

@@ -39,7 +39,7 @@ struct ffn_moe_work {
     int32_t *arrived_rows;    /* [slots] */
     float *act;               /* [slots, I] by place, pre-quantised for down */
     float *out;               /* [slots, H] by place; NULL: the ep object has room for them */
-    float *shared_act;        /* [rows, shared I], pre-quantised for down */
+    float *shared_act;        /* [rows, shared I], maybe pre-quantised for down */
     struct matmul_args *jobs; /* [E + 1], of a rank that has all experts */
 };
 

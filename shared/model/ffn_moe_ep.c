@@ -3,10 +3,11 @@
  *     h, experts, weights   norm and router of this rank's rows
  *     ep_plan               which rows go where; no room: all ranks halve the piece alike
  *     ep_dispatch_begin     rows leave
- *       x += Shared(h)      while they travel
+ *       a = Shared(h)       while they travel: gate and up, and down if not below
  *     ep_dispatch_end       rows of all ranks for the experts of this one
  *     expert_slots
- *     ep_combine            x += sum_j w_j result_j, in the order of choices
+ *     ep_combine_begin      results leave; x += down(a) while they travel
+ *     ep_combine_end        x += sum_j w_j result_j, in the order of choices
  *
  * All ranks go through the same pieces, also with fewer rows or none. A row's result depends on the
  * row alone and is added in the order of its choices, so x has the bits of a rank that has all
@@ -28,35 +29,63 @@ static struct ep_buffers buffers_of(const struct decoder_step *s, const struct f
     return (struct ep_buffers){ p.rows ? p.rows : w->h, p.results ? p.results : w->out };
 }
 
-/* x += Shared(h), both [rows, H]. */
-static void run_shared(const struct decoder_step *s, const struct ffn_moe *e,
-                       const struct ffn_moe_work *w, const float *h, float *x, size_t rows)
+/* The shared expert of a piece: x += down(silu(gate(h)) up(h)), h and x [rows, H]. */
+struct shared_piece {
+    const struct swiglu *f; /* NULL: there is nothing to compute */
+    float *act;
+    size_t rows;
+    bool is_apart; /* down waits until results travel */
+};
+
+/* Few rows on a GPU: the products of experts come between the two, which takes the rounded rows of
+ * `act` from the context, and more rows would then be rounded by a launch of their own, as long as
+ * what their results travel. A step of a host has nobody who computes meanwhile. */
+enum { APART_ROWS = 8 };
+static struct shared_piece shared_of(const struct decoder_step *s, const struct ffn_moe *e,
+                                     const struct ffn_moe_work *w, size_t rows)
 {
-    const struct swiglu *f = &e->shared;
-    struct kernel_ctx *k = s->m->kernels;
-    if (s->m->config.moe.shared_intermediate == 0 || rows == 0) return;
-    const struct matmul_args gate_up = {
-        .w = &f->gate_up,
-        .bias = f->gate_up_bias,
-        .x = h,
-        .x_stride = f->gate_up.n_in,
-        .n_rows = rows,
-        .y = w->shared_act,
-        .quantize_for = &f->down,
-        .epilogue = MATMUL_SILU_MUL,
+    const bool has = s->m->config.moe.shared_intermediate > 0 && rows > 0;
+    return (struct shared_piece){
+        .f = has ? &e->shared : NULL,
+        .act = w->shared_act,
+        .rows = rows,
+        .is_apart = !s->m->kernels->device->is_host && rows <= APART_ROWS,
     };
+}
+
+static void shared_down(struct kernel_ctx *k, const struct shared_piece *p, float *x)
+{
     const struct matmul_args down = {
-        .w = &f->down,
-        .bias = f->down_bias,
-        .x = w->shared_act,
-        .x_prequantized = true,
-        .n_rows = rows,
+        .w = &p->f->down,
+        .bias = p->f->down_bias,
+        .x = p->act,
+        .x_stride = p->f->down.n_in,
+        .x_prequantized = !p->is_apart,
+        .n_rows = p->rows,
         .y = x,
-        .y_stride = f->down.n_out,
+        .y_stride = p->f->down.n_out,
         .epilogue = MATMUL_ADD,
     };
-    k->ops->matmul(k, &gate_up, 1);
     k->ops->matmul(k, &down, 1);
+}
+
+/* While rows travel. */
+static void run_shared(struct kernel_ctx *k, const struct shared_piece *p, const float *h, float *x)
+{
+    if (!p->f) return;
+    const struct matmul_args gate_up = {
+        .w = &p->f->gate_up,
+        .bias = p->f->gate_up_bias,
+        .x = h,
+        .x_stride = p->f->gate_up.n_in,
+        .n_rows = p->rows,
+        .y = p->act,
+        .y_stride = p->f->down.n_in,
+        .quantize_for = p->is_apart ? NULL : &p->f->down,
+        .epilogue = MATMUL_SILU_MUL,
+    };
+    k->ops->matmul(k, &gate_up, 1);
+    if (!p->is_apart) shared_down(k, p, x);
 }
 
 /* As many slots as a piece of the busiest rank's rows lets come: on a GPU the host does not learn
@@ -142,12 +171,15 @@ static enum status run_piece(const struct decoder_step *s, const struct ffn_moe 
     if (k->device->is_host)
         expert_rows_add(s->m->expert_rows, e->i_sparse, w->experts, rows * s->m->config.moe.n_used,
                         ep, &counts);
+    const struct shared_piece shared = shared_of(s, e, w, rows);
     TRY(ep_dispatch_begin(ep, b.h, hidden, err));
-    run_shared(s, e, w, b.h, x, rows);
+    run_shared(k, &shared, b.h, x);
     TRY(ep_dispatch_end(ep, &in, err));
     run_slots(s, e, w, &in, b.out);
     const struct ep_combine_args sum = { .out = b.out, .weights = w->weights, .y = x, .add = true };
-    return ep_combine(ep, &sum, err);
+    TRY(ep_combine_begin(ep, &sum, err));
+    if (shared.f && shared.is_apart) shared_down(k, &shared, x);
+    return ep_combine_end(ep, err);
 }
 
 /* Gathers the rows that the ranks of this node have done. */
