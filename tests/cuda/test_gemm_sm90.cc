@@ -442,11 +442,13 @@ TEST(gemm_sm90_multicast_of_one_group)
 /* Experts of two row tiles and more, through gemm_run. */
 TEST(gemm_sm90_multicast_is_what_gemm_run_takes)
 {
+    setenv("BATON_CUDA_MULTICAST", "on", 1); /* before the device is asked */
     need_sm90();
+    CHECK(gemm_sm90_shares());
     for (enum gemm_weight_layout layout : { GEMM_BF16, GEMM_F8 }) {
         product p;
         p.layout = layout, p.tile = BY_RUN, p.groups = { 300, 40, 257, 500 }, p.n_rows = 1097,
-        p.n_out = 2300, p.n_in = 130, p.gathered = true;
+        p.n_out = 2560, p.n_in = 130, p.gathered = true;
         try_product(p);
     }
 }

@@ -115,6 +115,15 @@ def overlap(programs):
                 env={'BATON_CUDA_OVERLAP': 'off'})
 
 
+def multicast(programs):
+    """Measures prompts once more with experts' weights that blocks of a cluster share, which is off by default."""
+    for quantization, short in (QUANTIZATIONS[0], QUANTIZATIONS[2]):
+        folder, name = MODELS[1]
+        yield Stage(f'model: {name} {short}, shared weights', [programs.start('bench_gpu'), 'model', os.path.join(CONFIGS, folder), '--load-format', 'dummy',
+                    '--label', f'{name} {short}, BATON_CUDA_MULTICAST=on', '--quantization', quantization, '--decode', '1x1024', '--prefill', '8192'], 45,
+                    env={'BATON_CUDA_MULTICAST': 'on'})
+
+
 def split(emulated):
     script = [sys.executable, '-u', os.path.join(HERE, 'gpu_split.py'), *(['--emulated'] if emulated else [])]
     yield Stage('split: answers', [*script, 'answers'], 90)
@@ -140,4 +149,4 @@ def stages(programs, emulated):
     answers, ttft = split(emulated)
     out += [answers, Stage('attention', [bench, *tiny, 'attention'], 40), Stage('push', [bench, *tiny, 'push'], 30),
             Stage('push, checksums', [bench, *tiny, 'push', 'checksum'], 30), *models(programs, emulated), ttft, *ranks(programs, emulated)]
-    return out if emulated else out + list(overlap(programs)) + list(sanitized(programs))
+    return out if emulated else out + list(overlap(programs)) + list(multicast(programs)) + list(sanitized(programs))

@@ -3,6 +3,8 @@
 A mirror of the launch formulas in kernels/cuda (gemm.cu, gemm_decode.cu, gemm_decode_one.cu, gemm_combine.cu, gemm_combine_one.cu, gemm_skinny.cu, gemm_tiles.cu, gemm_sm90.cu, gemm_f32.cu,
 moe_logits.cu, moe_route.cu, moe_sort.cu, attention/attention.cu, cuda_matmul.c) and of the order of ops in shared/model. Where a kernel changes its grid, its function here does. Only
 what decides about time is there: no biases, no tensor parallelism, KV in bf16."""
+import os
+
 from model_shapes import F8_BLOCK, STEP, blocks_for, experts_of_rows, up
 
 SKINNY_ROWS, SKINNY_W_ROWS, SKINNY_SPAN, SKINNY_BLOCKS_WANTED, SPLIT_MAX, SPLIT_LEAST = 16, 16, 128, 128, 8, 16 * 128
@@ -205,6 +207,8 @@ def sm90_tile(g, w, groups, above):
 
 def sm90_shares(w, groups, rows, columns):
     """Blocks of a cluster load each other's W (gemm_sm90_multicast.cuh): experts of two row tiles on average, in layouts that are multiplied as stored."""
+    if os.environ.get('BATON_CUDA_MULTICAST') != 'on':
+        return False
     return groups.begin and groups.slots // groups.n_groups >= 2 * rows and w.layout in ('bf16', 'f8') and (w.layout == 'f8' or columns == 256)
 
 

@@ -131,6 +131,8 @@ bool gemm_wants_f8_x(const struct gemm *g);
 bool gemm_takes_f32_x(const struct gemm *g);
 /* Whether gemm_run takes a kernel of compute capability 9.0. */
 bool gemm_uses_sm90(const struct gemm *g);
+/* For tests: whether its tiles share W where they can. */
+bool gemm_sm90_shares(void);
 enum gemm_sm90_tile {
     GEMM_SM90_NARROW, /* 128 rows by 128 columns */
     GEMM_SM90_WIDE,   /* 128 by 256; not with x_scales */
@@ -142,8 +144,8 @@ enum gemm_sm90_tile {
     GEMM_SM90_TALL_MULTICAST
 };
 /* For tests and measurements: runs that kernel for all rows of a call on tiles of one kind.
- * cudaErrorInvalidValue if gemm_run never takes it, cudaErrorNotSupported if the driver or
- * BATON_CUDA_MULTICAST=off keeps it from the tiles that share W. */
+ * cudaErrorInvalidValue if gemm_run never takes it, cudaErrorNotSupported if the driver
+ * knows no tensor maps, for tiles that share W. */
 cudaError_t gemm_run_sm90(cudaStream_t stream, const struct gemm *g, enum gemm_sm90_tile tile);
 cudaError_t gemm_run(cudaStream_t stream, const struct gemm *g);
 /* Fused: n GEMMs of the same rows. x and what describes it, n_rows, n_in and layout are the first

@@ -43,16 +43,16 @@ static __global__ void __launch_bounds__(SM90_BOUND(SM90_THREADS), 1)
 
 /* ---- the host ---- */
 
-/* BATON_CUDA_MULTICAST=off: every block loads its own W. */
-static bool query_multicast()
+/* BATON_CUDA_MULTICAST=on: gemm_sm90_choose takes tiles that share W. No GPU has run them yet. */
+static bool query_sharing()
 {
     const char *setting = getenv("BATON_CUDA_MULTICAST");
-    return !(setting && strcmp(setting, "off") == 0) && has_tensor_maps();
+    return setting && strcmp(setting, "on") == 0;
 }
 
 static sm90_device query_device()
 {
-    sm90_device device = { false, false, 1 };
+    sm90_device device = { false, false, false, 1 };
     int ordinal, major = 0, n_sms = 0;
     if (cudaGetDevice(&ordinal) != cudaSuccess) return device;
     if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal) != cudaSuccess)
@@ -61,7 +61,8 @@ static sm90_device query_device()
         return device;
     device.supported = major == 9 &&
                        has_sm90_code((const void *)sm90_kernel<GEMM_BF16, wide_tile>, SM90_THREADS);
-    device.multicasts = device.supported && n_sms >= SHARERS && query_multicast();
+    device.multicasts = device.supported && n_sms >= SHARERS && has_tensor_maps();
+    device.shares = device.multicasts && query_sharing();
     device.n_sms = n_sms;
     return device;
 }
@@ -73,6 +74,7 @@ const sm90_device &sm90_this_device()
 }
 
 bool gemm_sm90_available(void) { return sm90_this_device().supported; }
+bool gemm_sm90_shares(void) { return sm90_this_device().shares; }
 
 /* Rows that fill tiles to more than a half, and work for half the SMs. */
 enum { ROWS_AT_LEAST = 65, K_AT_LEAST = 128 };
@@ -136,7 +138,7 @@ static enum gemm_sm90_tile or_multicast(enum gemm_weight_layout layout, const ge
                                        : tile == GEMM_SM90_TALL ? GEMM_SM90_TALL_MULTICAST
                                                                 : GEMM_SM90_NARROW_MULTICAST;
     const int32_t rows = (tile == GEMM_SM90_TALL ? 2 : 1) * narrow_tile::ROWS;
-    const bool shares = sm90_this_device().multicasts && gemm_sm90_has_tile(layout, &c, shared) &&
+    const bool shares = sm90_this_device().shares && gemm_sm90_has_tile(layout, &c, shared) &&
                         c.n_rows / c.n_groups >= SHARERS * rows;
     return shares ? shared : tile;
 }

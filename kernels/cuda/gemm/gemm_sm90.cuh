@@ -426,6 +426,7 @@ template <enum gemm_weight_layout F, class T> struct multiplier : sm90_multiplie
 struct sm90_device {
     bool supported;  /* it is of compute capability 9.0 and this program has code for it */
     bool multicasts; /* gemm_sm90_multicast.cuh */
+    bool shares;     /* and gemm_sm90_choose takes its tiles */
     int32_t n_sms;
 };
 /* Of the device that is current when it is first asked: a process computes on one. */
