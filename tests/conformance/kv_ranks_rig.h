@@ -29,6 +29,7 @@ enum {
     RANKS = 4,
     BLOCK_TOKENS = 16,
     N_BLOCKS = 64,
+    LAYERS = 3,
     BLOCKS_MAX = 16, /* of a sequence */
     SEQS_MAX = 32,
     EVENTS_MAX = 4096,
@@ -39,6 +40,27 @@ enum {
 };
 #define DECODE_IDS  (UINT64_C(1) << 56)
 #define PREFILL_IDS (UINT64_C(2) << 56)
+
+/* ---- shapes: KV heads and head sizes of the models in tests/data/goldens ---- */
+
+static struct kv_layout shape(uint32_t n_heads, uint32_t head_dim, bool latent)
+{
+    return (struct kv_layout){
+        .model_fingerprint = 5,
+        .dtype = DTYPE_F32,
+        .block_tokens = BLOCK_TOKENS,
+        .n_layers = LAYERS,
+        .n_kv_heads = n_heads,
+        .model_kv_heads = n_heads,
+        .head_dim = head_dim,
+        .tp_size = 1,
+        .n_blocks = N_BLOCKS,
+        .latent = latent,
+    };
+}
+
+static struct kv_layout llama(void) { return shape(1, 16, false); }
+static struct kv_layout deepseek_v3(void) { return shape(1, 40, true); }
 
 /* ---- the model's KV: bits of f32 ---- */
 

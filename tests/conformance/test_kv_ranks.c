@@ -6,29 +6,9 @@
 
 #include "shared/base/rng.h"
 
-enum { ENTRY_ID = 1000, PREFILL_NODE = 1, DECODE_NODE = 101, LAYERS = 3, GENS_MAX = PLANS_MAX - 1 };
+enum { ENTRY_ID = 1000, PREFILL_NODE = 1, DECODE_NODE = 101, GENS_MAX = PLANS_MAX - 1 };
 
-/* ---- shapes: KV heads and head sizes of the models in tests/data/goldens ---- */
-
-static struct kv_layout shape(uint32_t n_heads, uint32_t head_dim, bool latent)
-{
-    return (struct kv_layout){
-        .model_fingerprint = 5,
-        .dtype = DTYPE_F32,
-        .block_tokens = BLOCK_TOKENS,
-        .n_layers = LAYERS,
-        .n_kv_heads = n_heads,
-        .model_kv_heads = n_heads,
-        .head_dim = head_dim,
-        .tp_size = 1,
-        .n_blocks = N_BLOCKS,
-        .latent = latent,
-    };
-}
-
-static struct kv_layout llama(void) { return shape(1, 16, false); }
 static struct kv_layout qwen3_moe(void) { return shape(2, 32, false); }
-static struct kv_layout deepseek_v3(void) { return shape(1, 40, true); }
 
 /* ---- the entry node, played by the test ---- */
 
