@@ -44,10 +44,11 @@ static void *engine_main(void *arg)
     thread_become(THREAD_ENGINE, "engine");
     compute_pool_bind_caller(e->opt.model->kernels->pool);
     while (!atomic_load_explicit(&e->stop, memory_order_acquire)) {
+        /* Before a command leaves the mailbox: engine_get_stats always finds it in one of both. */
+        atomic_store_explicit(&e->load.stepping, true, memory_order_relaxed);
         while (mailbox_take(e->commands, &c)) engine_command_run(e, &c);
         engine_tiers_run(e);
         engine_update_metrics(e);
-        atomic_store_explicit(&e->load.stepping, true, memory_order_relaxed);
         bool worked = e->opt.follows ? engine_follow_step(e) : engine_step(e);
         atomic_store_explicit(&e->load.stepping, worked, memory_order_relaxed);
         if (find_fault(e, &err)) {
@@ -382,9 +383,9 @@ void engine_get_stats(const struct engine *e, struct engine_stats *out)
         .prefill_tokens_per_s = atomic_load_explicit(&l->prefill_per_s, memory_order_relaxed),
         .step_us = atomic_load_explicit(&l->step_us, memory_order_relaxed),
         /* A waiting command counts as work, so that a thread that hangs in a callback is
-         * noticed. */
-        .has_work = atomic_load_explicit(&l->stepping, memory_order_relaxed) ||
-                    mailbox_len(e->commands) > 0,
+         * noticed. The mailbox first: what has left it since is in `stepping`. */
+        .has_work = mailbox_len(e->commands) > 0 ||
+                    atomic_load_explicit(&l->stepping, memory_order_relaxed),
     };
 }
 

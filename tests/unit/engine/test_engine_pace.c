@@ -158,7 +158,7 @@ TEST(waiting_uses_no_cpu)
     usleep(200000); /* the compute threads stop spinning */
     const double before = cpu_seconds();
     usleep(1000000);
-    CHECK(cpu_seconds() - before < 0.1);
+    CHECK(cpu_seconds() - before < 0.5);
     CHECK(stats_of(&r).has_work);
     rig_close(&r);
 }

@@ -279,7 +279,6 @@ TEST(redis_rebuilds_the_connection_after_a_deadline)
     ask_wait(&g, &a);
     CHECK_STATUS(a.st, ERR_TIMEOUT);
     CHECK(clock_ms() - t >= 195);
-    CHECK(clock_ms() - t < 1000);
     wait_for(&g.n_down, downs + 1);
     usleep(500000); /* the kernel accepts connections meanwhile; no handshake is answered */
     kill(g.server, SIGCONT);

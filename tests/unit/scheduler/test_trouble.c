@@ -516,7 +516,7 @@ TEST(a_link_that_broke_is_made_again_at_once_and_the_node_is_ready)
         cluster_disconnect(w.entry->c, decode, "for a moment");
         RIG_WAIT(&w.rig, w.entry->n_lost == (size_t)i + 1);
         t_ms = clock_ms();
-        RIG_WAIT_MS(&w.rig, cluster_is_linked(w.entry->c, decode), 2000);
+        RIG_WAIT_MS(&w.rig, cluster_is_linked(w.entry->c, decode), 8000);
         rig_turn_ms(&w.rig, 60);
         w.be.stats(w.be.self, &st);
         CHECK(st.ready); /* before its breaker's pause ends */
