@@ -211,7 +211,7 @@ static void rank_of_narrow_rows(struct world *w)
     uint64_t took_ns;
     struct rank r;
     need_gpu();
-    const uint32_t n = make_requests(w->rank, N_OUT_FEW, reqs);
+    const uint32_t n = make_requests(w->rank, TEST_IS_SANITIZED ? 4 : N_OUT_FEW, reqs);
     struct answer *alone = answers_alone(reqs, n, &n_experts, &took_ns);
     open_this(&r, w, n_experts);
     struct answer *got = rig_run(&r.rig, reqs, n);

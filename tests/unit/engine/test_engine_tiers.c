@@ -134,7 +134,7 @@ TEST(evicted_prompts_come_back_with_the_same_bits)
 TEST(evicted_prompts_of_a_gpu_come_back)
 {
     if (device_count("cuda") == 0) SKIP("no CUDA device, or a build without");
-    comes_back("llama", "cuda", false, 2);
+    if (test_runs_long()) comes_back("llama", "cuda", false, 2);
     comes_back("llama", "cuda", true, 2);
 }
 
