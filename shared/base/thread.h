@@ -20,7 +20,7 @@ void thread_become(enum thread_kind kind, const char *name);
 bool thread_is(enum thread_kind kind);
 #define ASSERT_THREAD(kind) ASSERT(thread_is(kind))
 
-/* Starts `fn(arg)` on a new joinable thread with all signals blocked. */
+/* Starts `fn(arg)` on a new joinable thread that blocks all signals but those of its own faults. */
 enum status thread_start(pthread_t *out, void *(*fn)(void *), void *arg) MUST_CHECK;
 /* The calling thread from now on takes only what others leave of the CPUs. */
 void thread_lower_priority(void);

@@ -23,7 +23,8 @@ static void *become_engine(void *arg)
     pthread_sigmask(SIG_SETMASK, NULL, &mask);
     bool *good = arg;
     *good = thread_is(THREAD_ENGINE) && !thread_is(THREAD_LOOP) && thread_is(THREAD_ANY) &&
-            strcmp(name, "engine-with-a-l") == 0 && sigismember(&mask, SIGTERM) == 1;
+            strcmp(name, "engine-with-a-l") == 0 && sigismember(&mask, SIGTERM) == 1 &&
+            sigismember(&mask, SIGSEGV) == 0;
     return NULL;
 }
 
