@@ -53,7 +53,7 @@ struct kernel_ctx {
     struct compute_pool *pool; /* of the host: packing, sampling, all ops of CPU backends */
     struct kernel_ctx *host;   /* a CPU context with the same pool; NULL: this is one */
     uint32_t n_graph_nodes;    /* of the smallest captured graph; 0: none was captured */
-    uint64_t n_graph_steps;    /* steps that a graph computed; engine thread */
+    uint64_t n_graph_steps[KERNEL_PROGRAMS]; /* that a graph computed; engine thread */
 };
 
 #ifdef __cplusplus

@@ -39,6 +39,14 @@ struct attn_list {
     const void *uploaded; /* the backend's own copy, made by `upload` */
 };
 
+/* What a step computes: each is captured for itself. */
+enum kernel_program {
+    KERNEL_STEP,         /* the model */
+    KERNEL_PASS,         /* its draft layer, behind a step */
+    KERNEL_CHAINED_PASS, /* the layer again, behind a pass: one row of a sequence at most */
+    KERNEL_PROGRAMS
+};
+
 /* How the token that follows a row is chosen, or which token is scored there. These are the inputs
  * of the rules in shared/engine/sampler.h. */
 struct sample_request {
@@ -53,20 +61,26 @@ struct sample_request {
     int32_t score; /* return the logprobs of this token; -1: choose one */
 };
 
-/* The rows of a step. `upload` redirects the pointers to the backend's memory and may pad the
+/* The rows of a step, or of a pass behind it, which is submitted and sampled as one. The device keeps
+ * the tokens that were chosen last, for the inputs of what follows: kernel_limits.max_logits of the
+ * last step's, and as many of the i-th pass, i = 1 .. kernel_limits.n_passes. `upload` redirects the pointers to the backend's memory and may pad the
  * counts to the size of a captured graph. Padding rows reach neither the KV pool nor the
  * results. */
 struct kernel_step {
+    enum kernel_program program;
     int32_t n_rows, n_logits, n_lists;
-    const int32_t *ids;        /* [n_rows]; -1 - i: the token that the last sampled step chose for
-                                * its i-th row of logits */
+    const int32_t *ids;        /* [n_rows]; -1 - i: the i-th kept token (below) */
     const int32_t *pos;        /* [n_rows] */
     const int32_t *logit_rows; /* [n_logits] */
-    struct attn_list *lists;   /* [n_lists] */
-    int32_t block_tokens;      /* of the KV pool that the block tables refer to */
+    const int32_t
+        *from_rows;          /* [n_rows] a pass: the rows whose hidden states its rows begin with */
+    struct attn_list *lists; /* [n_lists] */
+    int32_t block_tokens;    /* of the KV pool that the block tables refer to */
     const struct sample_request *sample_requests; /* [n_logits] for sampling on the device; NULL:
                                                    * the caller downloads the logits */
-    int parity;          /* 0 or 1: which of two result buffers; its last results were fetched */
+    int parity;          /* 0 or 1: which of two result buffers; its last results were fetched. A
+                          * pass: of the step before it */
+    int32_t first_kept;  /* where the tokens that it chooses are kept: from the first_kept-th on */
     int32_t least_rows;  /* of a graph that may be used: what its ops exchange with other ranks is
                           * sized by its rows, and theirs may be more. 0: any */
     bool eager;          /* the caller acts between layers: use no graph */
@@ -85,7 +99,9 @@ struct kernel_limits {
     uint32_t n_heads, v_dim; /* of attention's output */
     bool latent;
     uint32_t n_kv_heads, head_dim; /* of the KV pool */
-    uint32_t max_graph_rows;       /* rows of the largest captured step; 0: capture none */
+    uint32_t n_passes;             /* behind a step, at most */
+    /* Rows of the largest captured step, and pass; 0: capture none. */
+    uint32_t max_graph_rows, max_pass_graph_rows;
 };
 
 struct step_ops {
@@ -96,20 +112,25 @@ struct step_ops {
      * borrowed until the step has completed. Valid until the next call. */
     void (*upload)(struct kernel_ctx *c, struct kernel_step *s);
     /* Begins to capture the i-th graph: fills in `s` as upload does. The caller then calls all ops
-     * of the step and `submit`. False: there is no i-th graph. */
+     * of the program and `submit`. False: there is no i-th graph. */
     bool (*begin_capture)(struct kernel_ctx *c, int32_t i, struct kernel_step *s);
-    /* Drops all graphs, once the device's work is done. From now on steps of up to max_rows are
-     * captured, by begin_capture from 0 on; 0: none. */
-    void (*drop_graphs)(struct kernel_ctx *c, uint32_t max_rows);
+    /* Drops all graphs, once the device's work is done. From now on steps of up to max_rows and
+     * passes of up to max_pass_rows are captured, by begin_capture from 0 on; 0: none. */
+    void (*drop_graphs)(struct kernel_ctx *c, uint32_t max_rows, uint32_t max_pass_rows);
     /* All ops of the step have been called, or of the capture, which ends here. */
     void (*submit)(struct kernel_ctx *c);
     /* Chooses the tokens of the submitted step from its logits [n_logits, n_vocab] on the device.
      * Only after an upload that set `sampled`. */
     void (*sample)(struct kernel_ctx *c, const float *logits, size_t n_vocab);
-    /* Has the device come to the end of the sampled step of that parity, or failed? */
+    /* Has the device come to the end of the sampled step of that parity and of all passes that were
+     * submitted behind it, or failed? */
     bool (*is_sampled)(struct kernel_ctx *c, int parity);
     /* Waits for the sampled step of that parity and copies its n results. */
     void (*fetch)(struct kernel_ctx *c, int parity, struct token_logprobs *out, size_t n);
+    /* Waits for the sampled passes behind the step of that parity. Returns the tokens that they
+     * chose, in the order in which they are kept, and as long; valid until the next pass of that
+     * parity is sampled. */
+    const int32_t *(*fetch_passes)(struct kernel_ctx *c, int parity);
 };
 
 #endif

@@ -16,6 +16,7 @@ struct cpu_rows_job {
     float *out;
     const float *x, *y;
     const int32_t *pos;
+    const int32_t *rows; /* of x; NULL: 0, 1, 2 .. */
     size_t n_rows, rows_per_item, n, x_stride, y_stride, n_heads, head_dim, rot_dim;
     float eps;
     bool interleaved;
@@ -112,17 +113,20 @@ static void copy_item(void *arg, int index, int thread)
     size_t begin, end;
     rows_of_item(job, index, &begin, &end);
     for (size_t i = begin; i < end; i++)
-        memcpy(job->out + i * job->y_stride, job->x + i * job->x_stride, job->n * sizeof *job->out);
+        memcpy(job->out + i * job->y_stride,
+               job->x + (job->rows ? (size_t)job->rows[i] : i) * job->x_stride,
+               job->n * sizeof *job->out);
 }
 
 void cpu_copy_rows(struct kernel_ctx *c, float *to, size_t to_stride, const float *from,
-                   size_t from_stride, size_t n_rows, size_t n)
+                   size_t from_stride, const int32_t *rows, size_t n_rows, size_t n)
 {
     struct cpu_rows_job job = {
         .out = to,
         .y_stride = to_stride,
         .x = from,
         .x_stride = from_stride,
+        .rows = rows,
         .n_rows = n_rows,
         .n = n,
     };

@@ -209,7 +209,7 @@ void cpu_rms_norm(struct kernel_ctx *c, float *y, size_t y_stride, const float *
                   const float *weight, size_t n_rows, size_t n, float eps);
 void cpu_add(struct kernel_ctx *c, float *x, const float *y, size_t n);
 void cpu_copy_rows(struct kernel_ctx *c, float *to, size_t to_stride, const float *from,
-                   size_t from_stride, size_t n_rows, size_t n);
+                   size_t from_stride, const int32_t *rows, size_t n_rows, size_t n);
 void cpu_rope(struct kernel_ctx *c, const struct rope_args *a);
 void cpu_kv_append(struct kernel_ctx *c, const struct kv_append_args *a);
 void cpu_attention(struct kernel_ctx *c, const struct attn_args *a);

@@ -121,11 +121,14 @@ static bool begin_capture(struct kernel_ctx *c, int32_t i, struct kernel_step *s
     return false;
 }
 
-static void drop_graphs(struct kernel_ctx *c, uint32_t max_rows) { (void)c, (void)max_rows; }
+static void drop_graphs(struct kernel_ctx *c, uint32_t max_rows, uint32_t max_pass_rows)
+{
+    (void)c, (void)max_rows, (void)max_pass_rows;
+}
 
 static void submit(struct kernel_ctx *c) { (void)c; }
 
-/* upload never sets `sampled`: these three are not called. */
+/* upload never sets `sampled`: these four are not called. */
 static void sample(struct kernel_ctx *c, const float *logits, size_t n_vocab)
 {
     (void)c, (void)logits, (void)n_vocab;
@@ -144,6 +147,12 @@ static void fetch(struct kernel_ctx *c, int parity, struct token_logprobs *out, 
     assert_fail("CPU backends sample on the host", __FILE__, __LINE__, __func__);
 }
 
+static const int32_t *fetch_passes(struct kernel_ctx *c, int parity)
+{
+    (void)c, (void)parity;
+    assert_fail("CPU backends sample on the host", __FILE__, __LINE__, __func__);
+}
+
 const struct step_ops cpu_step_ops = {
     .prepare = prepare,
     .upload = upload,
@@ -153,6 +162,7 @@ const struct step_ops cpu_step_ops = {
     .sample = sample,
     .is_sampled = is_sampled,
     .fetch = fetch,
+    .fetch_passes = fetch_passes,
 };
 
 /* ---- arithmetic ---- */

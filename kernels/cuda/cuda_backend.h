@@ -31,7 +31,7 @@ struct cuda_step_rows {
 /* Parts of a step in pinned memory, to be written. */
 struct cuda_step_host {
     struct cuda_step_rows *real;
-    int32_t *ids, *pos, *logit_rows;
+    int32_t *ids, *pos, *from_rows, *logit_rows;
     struct sample_row_params *row_params;
     char *variable; /* tables, then sampling's edits and masks */
 };
@@ -41,10 +41,23 @@ struct cuda_list_host {
     struct cuda_attn_row *rows;
 };
 
+enum { CUDA_GRAPH_ROWS_MAX = 512 };
+
+/* Steps and passes that the host writes before the GPU has copied the first of them, at most. */
+enum { CUDA_UPLOADS_MAX = 32 };
+
+/* What was written to the ring, until its copy has completed. */
+struct cuda_written_step {
+    size_t begin, end;
+    cudaEvent_t copied;
+};
+
 struct cuda_step_upload {
-    char *host[2];         /* pinned, used alternately */
-    cudaEvent_t copied[2]; /* its last copy has completed: it may be overwritten */
-    int parity;
+    char *ring; /* pinned, twice `bytes` */
+    struct cuda_written_step written[CUDA_UPLOADS_MAX];
+    uint32_t first_written, n_written; /* in the order of their copies */
+    size_t ring_at;                    /* of what is written next */
+    char *host;                        /* this step's, in the ring */
     struct dev_mem device_mem;
     size_t bytes, used;
     struct cuda_attn_list *lists;      /* [max_lists] */
@@ -52,13 +65,14 @@ struct cuda_step_upload {
     int32_t max_lists;
     /* Device pointers: */
     const struct cuda_step_rows *real;
-    const int32_t *ids, *pos, *logit_rows;
+    const int32_t *ids, *pos, *from_rows, *logit_rows;
     const struct sample_row_params *row_params;
     const char *variable;
 };
 
 /* A graph serves steps of up to n_rows and n_logits, with or without rows of prompts. */
 struct cuda_captured_graph {
+    enum kernel_program program;
     int32_t n_rows, n_logits;
     bool has_prefill;
     struct cuda_attn_counts bounds; /* of its lists */
@@ -67,19 +81,22 @@ struct cuda_captured_graph {
 
 /* The step between upload and submit. */
 struct cuda_step {
-    int32_t n_logits; /* real ones */
-    int parity;       /* of its results */
+    enum kernel_program program;
+    int32_t n_logits;   /* real ones */
+    int parity;         /* of its results */
+    int32_t first_kept; /* of its tokens */
     bool capturing;
     const struct cuda_captured_graph *graph; /* computes it; NULL: its ops are called */
 };
 
 struct cuda_sampling {
-    struct dev_mem results, chosen, scratch; /* [max_logits]; [max_logits] ids; the
-                                              * kernels' scratch */
-    struct token_logprobs *fetched[2];       /* [max_logits], pinned, alternating */
-    cudaEvent_t ready[2];                    /* `fetched` is complete */
-    size_t n_rows, n_vocab;                  /* for which all this was allocated */
-    size_t room;                             /* bytes of a step's edits and masks; with more the
+    struct dev_mem results, kept, scratch; /* [max_logits]; [n_kept] ids; the kernels' scratch */
+    struct token_logprobs *fetched[2];     /* [max_logits], pinned, alternating */
+    int32_t *passes_fetched[2];            /* [n_kept], pinned, likewise: a copy of `kept` where
+                                            * passes have written */
+    cudaEvent_t ready[2], passes_ready[2]; /* these are complete */
+    size_t n_rows, n_vocab, n_kept;        /* for which all this was allocated */
+    size_t room;                           /* bytes of a step's edits and masks; with more the
                                               * host samples */
     struct sample_encoder *encoder;
     unsigned work; /* of the step: enum sample_work */
@@ -143,6 +160,7 @@ enum status cuda_prepare(struct kernel_ctx *c, const struct kernel_limits *l, st
 void cuda_upload_step(struct kernel_ctx *c, struct kernel_step *s);
 void cuda_upload_step_capture(struct cuda_ctx *c, struct kernel_step *s,
                               const struct cuda_attn_counts *bounds);
+bool cuda_step_upload_init(struct cuda_ctx *c);
 size_t cuda_step_upload_bytes(const struct cuda_ctx *c);
 bool cuda_step_upload_grow(struct cuda_ctx *c, size_t bytes);
 void cuda_step_upload_release(struct cuda_ctx *c);
@@ -153,19 +171,21 @@ bool cuda_begin_capture(struct kernel_ctx *c, int32_t i, struct kernel_step *s);
 const struct cuda_captured_graph *cuda_graph_for(const struct cuda_ctx *c,
                                                  const struct kernel_step *s);
 void cuda_submit(struct kernel_ctx *c);
-void cuda_drop_graphs(struct kernel_ctx *c, uint32_t max_rows);
+void cuda_drop_graphs(struct kernel_ctx *c, uint32_t max_rows, uint32_t max_pass_rows);
 void cuda_graphs_release(struct cuda_ctx *c);
 
 /* cuda_sampling.c */
 enum status cuda_sampling_prepare(struct cuda_ctx *c, struct err *err);
 void cuda_sampling_release(struct cuda_ctx *c);
 /* Writes the sampling requests of n rows after the block tables. False: the host must sample,
- * because there are too many edits or `wants` is NULL. */
+ * because there are more bytes of edits and masks than `room`,
+ * or `wants` is NULL. */
 bool cuda_sampling_write(struct cuda_ctx *c, const struct sample_request *wants, int32_t n,
-                         const struct cuda_step_host *to);
+                         size_t room, const struct cuda_step_host *to);
 void cuda_sample(struct kernel_ctx *c, const float *logits, size_t n_vocab);
 bool cuda_is_sampled(struct kernel_ctx *c, int parity);
 void cuda_fetch(struct kernel_ctx *c, int parity, struct token_logprobs *out, size_t n);
+const int32_t *cuda_fetch_passes(struct kernel_ctx *c, int parity);
 
 /* cuda_matmul.c */
 void cuda_matmul(struct kernel_ctx *c, const struct matmul_args *jobs, size_t n_jobs);

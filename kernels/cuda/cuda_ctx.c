@@ -21,11 +21,7 @@ enum status cuda_ctx_create(const struct kernel_backend *backend, const struct k
     c->base.pool = host->pool;
     enum status st = device_open("cuda", &c->base.device, err);
     if (st == OK) c->device = cuda_device_of(c->base.device);
-    for (int i = 0; i < 2 && st == OK; i++)
-        if (!cuda_check(c->device,
-                        cudaEventCreateWithFlags(&c->upload_step.copied[i], cudaEventDisableTiming),
-                        "making an event"))
-            st = device_fault(c->base.device, err);
+    if (st == OK && !cuda_step_upload_init(c)) st = device_fault(c->base.device, err);
     if (st == OK)
         st = device_mem_alloc(c->base.device, gemm_scratch_bytes(), DEVICE_MEM_PRIVATE,
                               &c->products, err);

@@ -1,14 +1,17 @@
-/* cuda_graph.c - captures a step's launches once as a CUDA graph, and replays it with one call.
+/* cuda_graph.c - captures the launches of a step, or of a pass behind it, once as a CUDA graph, and
+ * replays it with one call.
  *
- * A graph serves steps of up to so many rows and rows of logits, of decode rows alone or with
- * prompts among them; a step takes the smallest graph that fits and is padded with rows that have
- * no effect. Kernels read what differs from step to step (ids, positions, sequences, block tables,
+ * A graph serves steps, or passes of a kind, of up to so many rows and rows of logits, of decode
+ * rows alone or with prompts among them; a step takes the smallest graph that fits and is padded
+ * with rows that have no effect. Kernels read what differs from step to step (ids, positions, sequences, block tables,
  * the number of real rows) from the uploaded buffer, whose parts lie at the graph's addresses. All
  * graphs are captured before the first request, so none waits for one and no memory is needed
  * later. Steps that fit none are launched op by op: long prompts, whose kernels take longer than
  * their launches, and contexts so long that attention needs several waves. Source: CUDA Runtime
  * API, stream capture and cudaGraphInstantiate. Life cycle: cuda_begin_capture .. cuda_submit, then
  * cuda_graph_for. Thread: engine. */
+#include <assert.h>
+
 #include "kernels/cuda/cuda_backend.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
@@ -20,8 +23,11 @@ static const int32_t SIZES[] = { 1,  2,  4,  6,   8,   12,  16,  20,  24,  32,  
 static const int32_t LOGITS_SIZES[] = { 4, 32, 128, 512 };
 enum {
     N_SIZES = sizeof SIZES / sizeof *SIZES,
-    N_LOGITS_SIZES = sizeof LOGITS_SIZES / sizeof *LOGITS_SIZES
+    N_LOGITS_SIZES = sizeof LOGITS_SIZES / sizeof *LOGITS_SIZES,
+    N_SHAPES = N_SIZES + N_SIZES * N_LOGITS_SIZES
 };
+
+static_assert((int)CUDA_GRAPH_ROWS_MAX == 512, "the last of SIZES");
 
 /* ---- which there are ---- */
 
@@ -34,18 +40,22 @@ static int32_t size_of(const int32_t *sizes, int32_t i, int32_t most)
 
 static int32_t less(uint32_t a, uint32_t b) { return (int32_t)(a < b ? a : b); }
 
-/* The i-th candidate shape, first those of decode rows alone; its n_rows or n_logits is 0 if the
- * limits make it useless. False: there is no i-th. */
+/* The i-th candidate shape of each program, first those of decode rows alone; its n_rows or
+ * n_logits is 0 if the limits make it useless. False: there is no i-th. */
 static bool shape_of(const struct kernel_limits *l, int32_t i, struct cuda_captured_graph *out)
 {
-    const int32_t most_rows = less(l->max_graph_rows, l->max_rows);
-    *out = (struct cuda_captured_graph){ .has_prefill = i >= N_SIZES };
+    *out = (struct cuda_captured_graph){ .program = (enum kernel_program)(i / N_SHAPES) };
+    if (out->program >= KERNEL_PROGRAMS) return false;
+    const int32_t most_rows = less(
+        out->program == KERNEL_STEP ? l->max_graph_rows : l->max_pass_graph_rows, l->max_rows);
+    i %= N_SHAPES;
+    out->has_prefill = i >= N_SIZES;
     if (!out->has_prefill) {
         out->n_rows = out->n_logits = size_of(SIZES, i, less((uint32_t)most_rows, l->max_logits));
         return true;
     }
+    if (out->program == KERNEL_CHAINED_PASS) return true; /* it has no prompts */
     i -= N_SIZES;
-    if (i >= N_SIZES * N_LOGITS_SIZES) return false;
     out->n_rows = size_of(SIZES, i / N_LOGITS_SIZES, most_rows);
     out->n_logits = size_of(LOGITS_SIZES, i % N_LOGITS_SIZES,
                             less((uint32_t)out->n_rows, l->max_logits));
@@ -85,6 +95,7 @@ bool cuda_begin_capture(struct kernel_ctx *base, int32_t i, struct kernel_step *
         c->max_graphs = c->max_graphs ? 2 * c->max_graphs : 32;
         c->graphs = mem_realloc(c->graphs, (size_t)c->max_graphs, sizeof *c->graphs);
     }
+    s->program = r.program;
     s->n_rows = r.n_rows;
     s->n_logits = r.n_logits;
     s->graph_launched = false;
@@ -93,7 +104,7 @@ bool cuda_begin_capture(struct kernel_ctx *base, int32_t i, struct kernel_step *
                              (int32_t)c->limits.max_len, &r.bounds);
     cuda_upload_step_capture(c, s, &r.bounds);
     s->n_real = &c->upload_step.real->n_rows;
-    c->step = (struct cuda_step){ .capturing = true };
+    c->step = (struct cuda_step){ .program = r.program, .capturing = true };
     c->graphs[c->n_graphs] = r;
     /* Relaxed mode, because a kernel that has not run yet is loaded during capture. */
     return cuda_check(c->device,
@@ -110,7 +121,7 @@ static void disable_graphs(struct cuda_ctx *c)
         "why=\"no GPU memory left for %d graphs; a lower --gpu-memory-utilization leaves some\"",
         c->n_graphs + 1);
     cuda_graphs_release(c);
-    c->limits.max_graph_rows = 0;
+    c->limits.max_graph_rows = c->limits.max_pass_graph_rows = 0;
 }
 
 static void end_capture(struct cuda_ctx *c)
@@ -133,12 +144,13 @@ static void end_capture(struct cuda_ctx *c)
     else (void)cuda_check(c->device, e, "capturing a step");
 }
 
-void cuda_drop_graphs(struct kernel_ctx *base, uint32_t max_rows)
+void cuda_drop_graphs(struct kernel_ctx *base, uint32_t max_rows, uint32_t max_pass_rows)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
     device_wait(base->device);
     cuda_graphs_release(c);
     c->limits.max_graph_rows = max_rows;
+    c->limits.max_pass_graph_rows = max_pass_rows;
 }
 
 void cuda_graphs_release(struct cuda_ctx *c)
@@ -177,7 +189,7 @@ static bool may_serve(const struct cuda_captured_graph *r, const struct kernel_s
                       bool has_prefill)
 {
     const int32_t least = s->n_rows > s->least_rows ? s->n_rows : s->least_rows;
-    return r->n_rows >= least && r->n_logits >= s->n_logits &&
+    return r->program == s->program && r->n_rows >= least && r->n_logits >= s->n_logits &&
            (r->has_prefill == has_prefill || (r->has_prefill && least > s->n_rows));
 }
 
@@ -212,5 +224,5 @@ void cuda_submit(struct kernel_ctx *base)
     if (s->capturing) end_capture(c);
     else if (s->graph &&
              cuda_check(c->device, cudaGraphLaunch(s->graph->exec, c->device->stream), "a step"))
-        base->n_graph_steps++;
+        base->n_graph_steps[s->program]++;
 }

@@ -97,7 +97,7 @@ static void cuda_embed(struct kernel_ctx *base, float *x, const struct weight *w
         .n_in = w->n_in,
         .n_rows = n_rows,
         .ids = ids,
-        .chosen = c->sampling.chosen.ptr,
+        .kept = c->sampling.kept.ptr,
     };
     (void)cuda_check(c->device, elementwise_embed(c->device->stream, &e), "embedding");
 }
@@ -119,12 +119,12 @@ static void cuda_add(struct kernel_ctx *base, float *x, const float *y, size_t n
 }
 
 static void cuda_copy_rows(struct kernel_ctx *base, float *to, size_t to_stride, const float *from,
-                           size_t from_stride, size_t n_rows, size_t n)
+                           size_t from_stride, const int32_t *rows, size_t n_rows, size_t n)
 {
     struct cuda_ctx *c = cuda_begin_op(base);
     (void)cuda_check(
         c->device,
-        elementwise_copy_rows(c->device->stream, to, to_stride, from, from_stride, n_rows, n),
+        elementwise_copy_rows(c->device->stream, to, to_stride, from, from_stride, rows, n_rows, n),
         "copying rows");
 }
 
@@ -211,6 +211,7 @@ static const struct step_ops CUDA_STEP_OPS = {
     .sample = cuda_sample,
     .is_sampled = cuda_is_sampled,
     .fetch = cuda_fetch,
+    .fetch_passes = cuda_fetch_passes,
 };
 
 const struct kernel_backend cuda_backend = {

@@ -1,14 +1,14 @@
 /* cuda_upload_step.c - packs a step's rows and sequences into one piece of pinned memory and
  * uploads it in one copy:
  *
- *   counts of rows, of rows of logits and of every list | ids | positions | rows of logits |
- *   sampling requests | per list: sequences, rows | block tables of all lists, then sampling's
- *   edits and masks
+ *   count of rows | ids | positions | of a pass: where its rows come from | rows of logits |
+ *   sampling requests | per list: counts, sequences, rows | block tables of all lists, then
+ *   sampling's edits and masks
  *
  * The numbers of rows, logits and lists, which a graph fixes, determine where all but the last part
- * lie: a graph's launches hold addresses that are the same in every step it serves. Two host
- * buffers alternate, so that a step is written while the previous copy waits for the GPU; the GPU
- * has one buffer, because its work runs in order. cuda_prepare allocates for the largest step;
+ * lie: a graph's launches hold addresses that are the same in every step it serves. The host writes
+ * to a ring, so that a step and the passes behind it are written while earlier copies wait for the
+ * GPU; the GPU has one buffer, because its work runs in order. cuda_prepare allocates for the largest step;
  * without it (tests) buffers grow and nothing can be captured. Thread: engine. */
 #include "kernels/cuda/cuda_backend.h"
 
@@ -33,30 +33,43 @@ static size_t list_bytes(size_t n_seqs, size_t n_rows)
 
 static size_t rows_bytes(size_t n_rows, size_t n_logits)
 {
-    return padded(1, sizeof(struct cuda_step_rows)) + 2 * padded(n_rows, sizeof(int32_t)) +
+    return padded(1, sizeof(struct cuda_step_rows)) + 3 * padded(n_rows, sizeof(int32_t)) +
            padded(n_logits, sizeof(int32_t)) + padded(n_logits, sizeof(struct sample_row_params));
 }
 
 /* Bytes of the largest step. A row is in at most two lists, the step's and one other; a sequence
- * that lists split is in one more per split, with its table. */
+ * that lists split is in one more per split, with its table. In a graph each list has room for all
+ * rows. */
 size_t cuda_step_upload_bytes(const struct cuda_ctx *c)
 {
     const struct kernel_limits *l = &c->limits;
     const size_t lists = l->max_lists, times = lists > 1 ? 2 : 1, rows = times * l->max_rows;
     const size_t tables = (times * l->max_seqs + lists) * (l->max_len / l->block_tokens + 1);
-    return rows_bytes(l->max_rows, l->max_logits) + list_bytes(rows + lists, rows) +
-           lists * list_bytes(1, 1) + padded(tables, sizeof(int32_t)) + c->sampling.room;
+    const size_t in_graph = min_size(l->max_rows, CUDA_GRAPH_ROWS_MAX),
+                 of_lists = max_size(list_bytes(rows + lists, rows) + lists * list_bytes(1, 1),
+                                     l->n_lists * list_bytes(in_graph, in_graph));
+    return rows_bytes(l->max_rows, l->max_logits) + of_lists + padded(tables, sizeof(int32_t)) +
+           c->sampling.room;
+}
+
+bool cuda_step_upload_init(struct cuda_ctx *c)
+{
+    for (int i = 0; i < CUDA_UPLOADS_MAX; i++)
+        if (!cuda_check(
+                c->device,
+                cudaEventCreateWithFlags(&c->upload_step.written[i].copied, cudaEventDisableTiming),
+                "making an event"))
+            return false;
+    return true;
 }
 
 void cuda_step_upload_release(struct cuda_ctx *c)
 {
     struct cuda_step_upload *st = &c->upload_step;
-    for (int i = 0; i < 2; i++) {
-        if (st->copied[i])
-            (void)cuda_check(c->device, cudaEventDestroy(st->copied[i]), "ending an event");
-        if (st->host[i])
-            (void)cuda_check(c->device, cudaFreeHost(st->host[i]), "freeing pinned memory");
-    }
+    for (int i = 0; i < CUDA_UPLOADS_MAX; i++)
+        if (st->written[i].copied)
+            (void)cuda_check(c->device, cudaEventDestroy(st->written[i].copied), "ending an event");
+    if (st->ring) (void)cuda_check(c->device, cudaFreeHost(st->ring), "freeing pinned memory");
     device_mem_free(c->base.device, &st->device_mem);
     mem_free(st->lists);
     mem_free(st->host_lists);
@@ -68,18 +81,15 @@ static bool replace_buffers(struct cuda_ctx *c, size_t bytes)
 {
     struct cuda_step_upload *st = &c->upload_step;
     struct err err;
-    st->bytes = 0;
+    void *ring = NULL;
+    st->bytes = st->ring_at = st->n_written = 0;
     device_mem_free(c->base.device, &st->device_mem);
-    for (int i = 0; i < 2; i++) {
-        void *host = NULL;
-        if (st->host[i] &&
-            !cuda_check(c->device, cudaFreeHost(st->host[i]), "freeing pinned memory"))
-            return false;
-        st->host[i] = NULL;
-        if (!cuda_check(c->device, cudaMallocHost(&host, bytes), "getting pinned memory"))
-            return false;
-        st->host[i] = host;
-    }
+    if (st->ring && !cuda_check(c->device, cudaFreeHost(st->ring), "freeing pinned memory"))
+        return false;
+    st->ring = NULL;
+    if (!cuda_check(c->device, cudaMallocHost(&ring, 2 * bytes), "getting pinned memory"))
+        return false;
+    st->ring = ring;
     if (device_mem_alloc(c->base.device, bytes, DEVICE_MEM_PRIVATE, &st->device_mem, &err) != OK)
         return cuda_check(c->device, cudaErrorMemoryAllocation, "getting memory for a step's rows");
     st->bytes = bytes;
@@ -97,12 +107,40 @@ bool cuda_step_upload_grow(struct cuda_ctx *c, size_t bytes)
            replace_buffers(c, bytes);
 }
 
+/* ---- the ring ---- */
+
+static bool is_free(const struct cuda_step_upload *st, size_t begin, size_t end)
+{
+    for (uint32_t i = 0; i < st->n_written; i++) {
+        const struct cuda_written_step *w =
+            &st->written[(st->first_written + i) % CUDA_UPLOADS_MAX];
+        if (w->begin < end && begin < w->end) return false;
+    }
+    return true;
+}
+
+/* Finds room for at most `bytes` of a step, and waits until copies from there have completed. */
+static bool begin_writing(struct cuda_ctx *c, size_t bytes)
+{
+    struct cuda_step_upload *st = &c->upload_step;
+    ASSERT(bytes <= st->bytes);
+    if (st->ring_at + bytes > 2 * st->bytes) st->ring_at = 0;
+    while (st->n_written == CUDA_UPLOADS_MAX || !is_free(st, st->ring_at, st->ring_at + bytes)) {
+        const struct cuda_written_step *oldest = &st->written[st->first_written];
+        if (!cuda_check(c->device, cudaEventSynchronize(oldest->copied), "a step")) return false;
+        st->first_written = (st->first_written + 1) % CUDA_UPLOADS_MAX;
+        st->n_written--;
+    }
+    st->host = st->ring + st->ring_at;
+    return true;
+}
+
 /* ---- places ---- */
 
 /* Allocates n elements on both sides; *device gets the GPU's address. */
 static void *put(struct cuda_step_upload *st, size_t n, size_t size, const void **device)
 {
-    void *host = st->host[st->parity] + st->used;
+    void *host = st->host + st->used;
     *device = (const char *)st->device_mem.ptr + st->used;
     st->used += padded(n, size);
     ASSERT(st->used <= st->bytes);
@@ -127,6 +165,8 @@ static void lay_out(struct cuda_step_upload *st, const struct kernel_step *s, si
     to->real = put(st, 1, sizeof *to->real, (const void **)&st->real);
     to->ids = put(st, (size_t)s->n_rows, sizeof *to->ids, (const void **)&st->ids);
     to->pos = put(st, (size_t)s->n_rows, sizeof *to->pos, (const void **)&st->pos);
+    to->from_rows = put(st, s->program == KERNEL_STEP ? 0 : (size_t)s->n_rows,
+                        sizeof *to->from_rows, (const void **)&st->from_rows);
     to->logit_rows = put(st, (size_t)s->n_logits, sizeof *to->logit_rows,
                          (const void **)&st->logit_rows);
     to->row_params = put(st, (size_t)s->n_logits, sizeof *to->row_params,
@@ -152,6 +192,7 @@ static void point_at_device(const struct cuda_step_upload *st, struct kernel_ste
 {
     s->ids = st->ids;
     s->pos = st->pos;
+    s->from_rows = st->from_rows;
     s->logit_rows = st->logit_rows;
     for (int32_t i = 0; i < s->n_lists; i++) s->lists[i].uploaded = &st->lists[i];
 }
@@ -172,16 +213,24 @@ static size_t tables_length(const struct kernel_step *s)
     return n;
 }
 
-static size_t step_bytes(const struct kernel_step *s)
+/* As lay_out places them; the remaining bytes are for sampling. */
+static size_t step_bytes(const struct kernel_step *s, size_t most)
 {
     size_t n = rows_bytes((size_t)s->n_rows, (size_t)s->n_logits) +
                padded(tables_length(s), sizeof(int32_t));
     for (int32_t i = 0; i < s->n_lists; i++) {
-        size_t n_rows = 0;
-        for (int32_t q = 0; q < s->lists[i].n_seqs; q++) n_rows += (size_t)s->lists[i].seqs[q].n_q;
-        n += list_bytes((size_t)s->lists[i].n_seqs, n_rows);
+        size_t n_rows = most;
+        for (int32_t q = 0; q < s->lists[i].n_seqs && most == 0; q++)
+            n_rows += (size_t)s->lists[i].seqs[q].n_q;
+        n += list_bytes(most ? most : (size_t)s->lists[i].n_seqs, n_rows);
     }
-    return n; /* the remaining bytes are for sampling */
+    return n;
+}
+
+/* Passes take the likeliest tokens: no edits. */
+static size_t edits_room(const struct cuda_ctx *c, const struct kernel_step *s)
+{
+    return s->program == KERNEL_STEP && s->sample_requests ? c->sampling.room : 0;
 }
 
 /* Copies n, then zeros up to n_all; 0 is an existing row. */
@@ -215,11 +264,16 @@ static void place_tables(const struct cuda_list_host *to, int32_t n_rows)
 static bool copy_to_device(struct cuda_ctx *c)
 {
     struct cuda_step_upload *st = &c->upload_step;
+    struct cuda_written_step *w =
+        &st->written[(st->first_written + st->n_written) % CUDA_UPLOADS_MAX];
+    w->begin = st->ring_at;
+    w->end = st->ring_at = st->ring_at + padded(st->used, 1);
+    st->n_written++;
     return cuda_check(c->device,
-                      cudaMemcpyAsync(st->device_mem.ptr, st->host[st->parity], st->used,
+                      cudaMemcpyAsync(st->device_mem.ptr, st->host, st->used,
                                       cudaMemcpyHostToDevice, c->device->stream),
                       "uploading a step's rows") &&
-           cuda_check(c->device, cudaEventRecord(st->copied[st->parity], c->device->stream),
+           cuda_check(c->device, cudaEventRecord(w->copied, c->device->stream),
                       "uploading a step's rows");
 }
 
@@ -252,6 +306,8 @@ static bool write_step(struct cuda_ctx *c, const struct kernel_step *s,
     *to.real = (struct cuda_step_rows){ .n_rows = s->n_rows };
     copy_padded(to.ids, s->ids, (size_t)s->n_rows, (size_t)padded_step->n_rows);
     copy_padded(to.pos, s->pos, (size_t)s->n_rows, (size_t)padded_step->n_rows);
+    if (s->program != KERNEL_STEP)
+        copy_padded(to.from_rows, s->from_rows, (size_t)s->n_rows, (size_t)padded_step->n_rows);
     copy_padded(to.logit_rows, s->logit_rows, (size_t)s->n_logits, (size_t)padded_step->n_logits);
     for (int32_t i = 0; i < s->n_lists; i++) {
         put_list(&s->lists[i], s->block_tokens, &st->host_lists[i], (int32_t *)(void *)to.variable,
@@ -262,7 +318,7 @@ static bool write_step(struct cuda_ctx *c, const struct kernel_step *s,
         place_tables(&st->host_lists[i], st->lists[i].bounds.n_rows);
     }
     st->used += padded((size_t)table, sizeof(int32_t));
-    return cuda_sampling_write(c, s->sample_requests, s->n_logits, &to);
+    return cuda_sampling_write(c, s->sample_requests, s->n_logits, edits_room(c, s), &to);
 }
 
 void cuda_upload_step(struct kernel_ctx *base, struct kernel_step *s)
@@ -270,18 +326,21 @@ void cuda_upload_step(struct kernel_ctx *base, struct kernel_step *s)
     struct cuda_ctx *c = cuda_ctx_of(base);
     struct cuda_step_upload *st = &c->upload_step;
     struct kernel_step padded_step = *s;
-    st->parity ^= 1;
     s->graph_launched = false;
-    c->step = (struct cuda_step){ .n_logits = s->n_logits, .parity = s->parity };
-    if (!cuda_check(c->device, cudaEventSynchronize(st->copied[st->parity]), "a step") ||
-        !cuda_step_upload_grow(c, step_bytes(s)))
-        return;
+    c->step = (struct cuda_step){
+        .program = s->program,
+        .n_logits = s->n_logits,
+        .parity = s->parity,
+        .first_kept = s->first_kept,
+    };
     count_lists(st, s, has_large_segments(c, s));
     const struct cuda_captured_graph *r = cuda_graph_for(c, s);
     if (r) {
         padded_step.n_rows = r->n_rows;
         padded_step.n_logits = r->n_logits;
     }
+    const size_t bytes = step_bytes(&padded_step, r ? (size_t)r->n_rows : 0) + edits_room(c, s);
+    if (!cuda_step_upload_grow(c, bytes) || !begin_writing(c, bytes)) return;
     s->sampled = write_step(c, s, &padded_step, r);
     if (!copy_to_device(c)) return;
     point_at_device(st, s);

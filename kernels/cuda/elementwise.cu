@@ -135,6 +135,7 @@ cudaError_t elementwise_add(cudaStream_t s, float *x, const float *y, size_t n)
 struct copy_rows {
     float *to;
     const float *from;
+    const int32_t *rows; /* NULL: 0, 1, 2 .. */
     size_t to_stride, from_stride, n, total;
 };
 
@@ -142,13 +143,15 @@ static __global__ void copy_kernel(copy_rows a)
 {
     grid_dependency_sync();
     const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x, row = i / a.n, at = i % a.n;
-    if (i < a.total) a.to[row * a.to_stride + at] = a.from[row * a.from_stride + at];
+    if (i >= a.total) return;
+    const size_t from = a.rows ? (size_t)a.rows[row] : row;
+    a.to[row * a.to_stride + at] = a.from[from * a.from_stride + at];
 }
 
 cudaError_t elementwise_copy_rows(cudaStream_t s, float *to, size_t to_stride, const float *from,
-                                  size_t from_stride, size_t n_rows, size_t n)
+                                  size_t from_stride, const int32_t *rows, size_t n_rows, size_t n)
 {
-    const copy_rows a = { to, from, to_stride, from_stride, n, n_rows * n };
+    const copy_rows a = { to, from, rows, to_stride, from_stride, n, n_rows * n };
     return a.total ? launch(s, copy_kernel, dim3(blocks_for(a.total, THREADS)), dim3(THREADS), 0, a)
                    : cudaSuccess;
 }
@@ -317,7 +320,7 @@ static __global__ void embed_kernel(embed_rows e, size_t row_bytes, size_t scale
 {
     grid_dependency_sync();
     const int32_t id = e.ids[blockIdx.x];
-    const size_t row = (size_t)(id >= 0 ? id : e.chosen[-1 - id]);
+    const size_t row = (size_t)(id >= 0 ? id : e.kept[-1 - id]);
     const unsigned char *w = (const unsigned char *)e.w;
     const float *scales = (const float *)(const void *)(w + scales_at);
     for (size_t k = threadIdx.x; k < e.n_in; k += THREADS)

@@ -18,7 +18,7 @@ cudaError_t elementwise_rms_norm(cudaStream_t s, float *y, size_t y_stride, cons
                                  size_t x_stride, const float *weight, size_t n_rows, size_t n,
                                  float eps, uint16_t **rounded);
 cudaError_t elementwise_copy_rows(cudaStream_t s, float *to, size_t to_stride, const float *from,
-                                  size_t from_stride, size_t n_rows, size_t n);
+                                  size_t from_stride, const int32_t *rows, size_t n_rows, size_t n);
 cudaError_t elementwise_add(cudaStream_t s, float *x, const float *y, size_t n);
 cudaError_t elementwise_combine(cudaStream_t s, const struct combine_args *a);
 /* The same of rows in bf16; n a multiple of 4, y and rows aligned to 16 bytes. */
@@ -32,8 +32,8 @@ struct embed_rows {
     enum gemm_weight_layout layout;
     const void *w;
     size_t n_out, n_in, n_rows;
-    const int32_t *ids; /* -1 - i: chosen[i] */
-    const int32_t *chosen;
+    const int32_t *ids; /* -1 - i: kept[i] */
+    const int32_t *kept;
 };
 cudaError_t elementwise_embed(cudaStream_t s, const struct embed_rows *e);
 

@@ -448,7 +448,7 @@ static void run_plan(struct engine *e, uint32_t group_rows)
     read_seqs(&p, b);
     announce_cached(e, &p);
     const struct kernel_ctx *k = e->opt.model->kernels;
-    const uint64_t n_graph_steps = k->n_graph_steps;
+    const uint64_t n_graph_steps = k->n_graph_steps[KERNEL_STEP];
     const bool sampled = model_submit(e->opt.model, &mb);
     ASSERT(!sampled);
     if (!engine_node_settle(e, p.head->n_rows)) return;
@@ -458,7 +458,7 @@ static void run_plan(struct engine *e, uint32_t group_rows)
         return;
     }
     counter_add(e->metrics.steps, 1);
-    counter_add(e->metrics.graph_steps, k->n_graph_steps - n_graph_steps);
+    counter_add(e->metrics.graph_steps, k->n_graph_steps[KERNEL_STEP] - n_graph_steps);
     atomic_fetch_add_explicit(&e->load.n_steps, 1, memory_order_relaxed);
 }
 

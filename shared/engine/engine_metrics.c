@@ -47,10 +47,15 @@ static void init_tokens(struct engine_metrics *m, struct metrics *r)
                                  "Cached KV blocks given to another sequence.");
 }
 
-/* Named as vLLM's. */
+/* Named as vLLM's, but for passes. */
 static void init_drafts(struct engine_metrics *m, struct metrics *r)
 {
     char at[32];
+    m->passes = metrics_counter(r, "baton_engine_draft_passes_total", "",
+                                "Passes of the model's draft layer.");
+    m->graph_passes = metrics_counter(r, "baton_engine_draft_passes_recorded_total", "",
+                                      "Passes of the draft layer computed by replaying a CUDA "
+                                      "graph.");
     m->drafts = metrics_counter(r, "baton_spec_decode_num_drafts_total", "",
                                 "Times that drafts of a sequence were verified.");
     m->draft_tokens = metrics_counter(r, "baton_spec_decode_num_draft_tokens_total", "",

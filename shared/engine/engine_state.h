@@ -75,6 +75,7 @@ struct engine_metrics {
         *quarantine, *prefill_per_s, *decode_step;
     struct histogram *step_seconds;
     struct counter *drafts, *draft_tokens, *accepted; /* NULL without a drafter */
+    struct counter *passes, *graph_passes;            /* of the model's draft layer */
     struct counter *accepted_at[DRAFT_TOKENS_MAX];
     struct gauge *accepted_length;
     uint64_t last_queried, last_hit, last_evicted; /* pool totals at the last update */

@@ -291,7 +291,7 @@ static void lose_group(struct engine *e)
 static void launch_step(struct engine *e, uint32_t group_rows)
 {
     const struct kernel_ctx *k = e->opt.model->kernels;
-    const uint64_t n_graph_steps = k->n_graph_steps;
+    const uint64_t n_graph_steps = k->n_graph_steps[KERNEL_STEP];
     struct inflight_step *f = &e->inflight[e->parity];
     if (e->inflight[e->parity ^ 1].active) counter_add(e->metrics.ahead, 1);
     f->begin_ns = clock_ns();
@@ -307,7 +307,7 @@ static void launch_step(struct engine *e, uint32_t group_rows)
     if (engine_batch(e)->streams) engine_end_streams(e);
     f->active = true;
     f->n_recomputed = 0;
-    counter_add(e->metrics.graph_steps, k->n_graph_steps - n_graph_steps);
+    counter_add(e->metrics.graph_steps, k->n_graph_steps[KERNEL_STEP] - n_graph_steps);
     if (!f->sampled && !e->device->is_host && engine_batch(e)->n_logits > 0)
         counter_add(e->metrics.host_sampled, 1);
     count_computed(e);

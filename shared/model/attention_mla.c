@@ -523,7 +523,7 @@ static void absorb_queries(const struct decoder_step *s, const struct attention_
             .y_stride = wide.q_absorbed,
         };
     k->ops->matmul(k, w->jobs, a->n_heads);
-    k->ops->copy_rows(k, w->q_absorbed + c->kv_lora, wide.latent, q + c->nope, wide.key,
+    k->ops->copy_rows(k, w->q_absorbed + c->kv_lora, wide.latent, q + c->nope, wide.key, NULL,
                       range->n * a->n_heads, c->rope);
 }
 

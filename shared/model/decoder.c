@@ -174,20 +174,35 @@ static void await_step(const struct model *m, int parity)
     }
 }
 
-void decoder_fetch(struct model *m, int parity, struct token_logprobs *out, uint32_t n)
+static bool exchanges_by_itself(const struct model *m) { return m->ep && ep_is_capturable(m->ep); }
+
+static void find_faults(struct model *m)
 {
     struct err *fault = &m->exchange_fault, *gather = &m->gather_fault;
-    const bool exchanges = m->ep && ep_is_capturable(m->ep), gathers = m->gather.ep != NULL;
-    if (exchanges || gathers) await_step(m, parity);
+    if (exchanges_by_itself(m)) fault->code = ep_found(m->ep, fault);
+    if (m->gather.ep) gather->code = ep_found(m->gather.ep, gather);
+}
+
+void decoder_fetch(struct model *m, int parity, struct token_logprobs *out, uint32_t n)
+{
+    if (exchanges_by_itself(m) || m->gather.ep) await_step(m, parity);
     m->kernels->step_ops->fetch(m->kernels, parity, out, n);
-    if (exchanges) fault->code = ep_found(m->ep, fault);
-    if (gathers) gather->code = ep_found(m->gather.ep, gather);
+    find_faults(m);
+}
+
+const int32_t *decoder_fetch_drafts(struct model *m, int parity)
+{
+    if (exchanges_by_itself(m) || m->gather.ep) await_step(m, parity);
+    const int32_t *kept = m->kernels->step_ops->fetch_passes(m->kernels, parity);
+    find_faults(m);
+    return kept;
 }
 
 /* ---- before the first step ---- */
 
-/* Longer steps compute for longer than their kernels take to launch. */
-enum { GRAPH_ROWS_MAX = 512 };
+/* Longer steps compute for longer than their kernels take to launch; and so, behind a step, do
+ * passes of one layer behind longer ones. */
+enum { GRAPH_ROWS_MAX = 512, PASS_GRAPH_ROWS_MAX = 128 };
 
 /* Rows of the largest captured step: every kind computes it in one piece. */
 static uint32_t graph_rows_max(const struct model *m)
@@ -222,7 +237,8 @@ static bool capture_graph(struct model *m, int32_t i)
     if (!k->step_ops->begin_capture(k, i, &s)) return false;
     b.group_rows = (uint32_t)model_routed_rows_max(m, (size_t)s.n_rows);
     work->ops->capture_rows(work, (size_t)s.n_rows);
-    compute(m, &b, &s);
+    if (s.program == KERNEL_STEP) compute(m, &b, &s);
+    else decoder_draft_capture(m, &b, &s);
     k->step_ops->submit(k);
     return m->exchange_fault.code == OK && m->gather_fault.code == OK;
 }
@@ -247,9 +263,17 @@ static void capture_graphs(struct model *m)
     m->n_captured = m->kernels->n_graph_nodes > 0 ? (uint32_t)n : 0; /* none: no room */
 }
 
+/* Of passes of captured steps of up to max_rows. */
+static uint32_t pass_graph_rows(const struct model *m, uint32_t max_rows)
+{
+    const uint32_t most = m->max_draft_rows < PASS_GRAPH_ROWS_MAX ? m->max_draft_rows
+                                                                  : PASS_GRAPH_ROWS_MAX;
+    return max_rows < most ? max_rows : most;
+}
+
 static void drop_graphs(struct model *m, uint32_t max_rows)
 {
-    m->kernels->step_ops->drop_graphs(m->kernels, max_rows);
+    m->kernels->step_ops->drop_graphs(m->kernels, max_rows, pass_graph_rows(m, max_rows));
     m->n_captured = 0;
 }
 
@@ -283,7 +307,9 @@ enum status decoder_prepare(struct model *m, const struct model_prepare_args *s,
     };
     d->prepared = *s;
     d->max_graph_rows = s->capture_graphs ? graph_rows_max(m) : 0;
+    l.n_passes = decoder_n_passes(m);
     l.max_graph_rows = is_capturable(m) ? d->max_graph_rows : 0;
+    l.max_pass_graph_rows = pass_graph_rows(m, l.max_graph_rows);
     d->attention_work->ops->limits(m, &l);
     TRY(k->step_ops->prepare(k, &l, err));
     if (l.max_graph_rows > 0) capture_graphs(m);

@@ -31,8 +31,14 @@ bool decoder_draft_is_there(const struct model *m);
 bool decoder_draft_forward(struct model *m, const struct model_draft *d);
 /* As model_get_hidden. */
 void decoder_get_hidden(struct model *m, uint32_t row, float *out);
-/* As model_fetch. */
+/* Passes of the draft layer behind a step, at most; 0 without one. */
+static inline uint32_t decoder_n_passes(const struct model *m)
+{
+    return m->max_draft_rows > 0 ? MODEL_DRAFT_PASSES_MAX : 0;
+}
+/* As model_fetch and model_fetch_drafts. */
 void decoder_fetch(struct model *m, int parity, struct token_logprobs *out, uint32_t n);
+const int32_t *decoder_fetch_drafts(struct model *m, int parity);
 /* m->ep and m->experts, or m->gather, have changed: drops the steps that were captured with those
  * before, and captures them anew. Waits until the device has nothing to do. */
 void decoder_capture_again(struct model *m);

@@ -128,6 +128,7 @@ void decoder_draft_bind_work(struct binder *b, struct decoder_draft *d)
     if (!has_draft(b->m)) return;
     b->m->max_draft_rows = b->m->max_rows < MODEL_DRAFT_ROWS_MAX ? b->m->max_rows
                                                                  : MODEL_DRAFT_ROWS_MAX;
+    d->from_rows = bind_host(b, b->m->max_draft_rows, sizeof *d->from_rows);
     bind_floats(b, b->m->max_draft_rows, hidden, &d->x);
     bind_floats(b, b->m->max_draft_rows, 2 * hidden, &d->both);
     bind_reserve(b, b->m->max_draft_rows, 2 * hidden);
@@ -142,17 +143,32 @@ void decoder_draft_release(struct kernel_ctx *k, struct decoder_draft *d)
 
 /* ---- a pass ---- */
 
-/* Copies hidden states to the right halves of `both`. */
-static void take_hidden(const struct model *m, const struct model_draft *r)
+/* The rows of d->x, or of d->draft.x, that the pass begins with. Returns whether some hidden states
+ * come from elsewhere. */
+static bool list_rows(struct decoder_draft *d, const struct model_draft *r)
+{
+    int32_t *to = d->from_rows;
+    bool from_host = false;
+    for (uint32_t i = 0; i < r->n_hidden; i++) {
+        const struct model_hidden_rows *h = &r->hidden[i];
+        from_host |= h->host != NULL;
+        for (uint32_t j = 0; j < h->n; j++) *to++ = h->host ? 0 : (int32_t)(h->first + j);
+    }
+    return from_host;
+}
+
+/* Copies hidden states to the right halves of `both`. r NULL: all are of rows. */
+static void take_hidden(const struct model *m, const struct model_draft *r,
+                        const struct kernel_step *step)
 {
     const struct decoder *d = m->decoder;
     struct kernel_ctx *k = m->kernels;
     const size_t hidden = m->config.hidden;
     float *to = d->draft.both + hidden;
-    for (uint32_t i = 0; i < r->n_hidden; i++) {
+    k->ops->copy_rows(k, to, 2 * hidden, step->program == KERNEL_PASS ? d->x : d->draft.x, hidden,
+                      step->from_rows, (size_t)step->n_rows, hidden);
+    for (uint32_t i = 0; r && i < r->n_hidden; i++) {
         const struct model_hidden_rows *h = &r->hidden[i];
-        const float *from = (r->chained ? d->draft.x : d->x) + h->first * hidden;
-        if (!h->host) k->ops->copy_rows(k, to, 2 * hidden, from, hidden, h->n, hidden);
         for (uint32_t j = 0; h->host && j < h->n; j++)
             device_upload(k->device, to + 2 * hidden * j, h->host + hidden * j,
                           hidden * sizeof *to);
@@ -179,8 +195,8 @@ static void join(const struct decoder_step *s, const struct model_draft *r,
         .y = s->x + cut->mine.first,
         .y_stride = hidden,
     };
-    take_hidden(s->m, r);
-    if (!r->chained)
+    take_hidden(s->m, r, step);
+    if (step->program == KERNEL_PASS)
         k->ops->rms_norm(k, right, 2 * hidden, right, 2 * hidden, d->final_norm, n, hidden, eps);
     k->ops->rms_norm(k, right, 2 * hidden, right, 2 * hidden, draft->norm_hidden, n, hidden, eps);
     k->ops->embed(k, s->x, draft->embed.data ? &draft->embed : &d->embed, step->ids, n);
@@ -189,10 +205,11 @@ static void join(const struct decoder_step *s, const struct model_draft *r,
     decoder_gather(s, s->x, hidden, product.y, hidden, n, cut);
 }
 
-static void compute(struct model *m, const struct model_draft *r, const struct kernel_step *step)
+static void compute(struct model *m, const struct model_batch *b, const struct model_draft *r,
+                    const struct kernel_step *step)
 {
     struct decoder *d = m->decoder;
-    const struct decoder_step s = decoder_step_of(m, &r->batch, step, d->draft.x);
+    const struct decoder_step s = decoder_step_of(m, b, step, d->draft.x);
     const struct weight *head = d->draft.head.data ? &d->draft.head
                                 : d->head.data     ? &d->head
                                                    : &d->embed;
@@ -201,18 +218,27 @@ static void compute(struct model *m, const struct model_draft *r, const struct k
     if (step->n_logits > 0)
         decoder_head_forward(&s, d, step, head,
                              d->draft.norm_out ? d->draft.norm_out : d->final_norm,
-                             d->logits ? d->logits : r->batch.logits);
+                             d->logits ? d->logits : b->logits);
+}
+
+void decoder_draft_capture(struct model *m, const struct model_batch *b,
+                           const struct kernel_step *step)
+{
+    compute(m, b, NULL, step);
 }
 
 bool decoder_draft_forward(struct model *m, const struct model_draft *r)
 {
     struct kernel_ctx *k = m->kernels;
     struct kernel_step step = decoder_begin(m, &r->batch);
-    step.eager = true; /* graphs are of whole steps */
+    step.program = r->chained ? KERNEL_CHAINED_PASS : KERNEL_PASS;
+    step.first_kept = (int32_t)model_kept_of_pass(m, r->i_pass, r->first_kept);
+    step.eager |= list_rows(&m->decoder->draft, r);
+    step.from_rows = m->decoder->draft.from_rows;
     k->step_ops->upload(k, &step);
     m->n_step_rows = (uint32_t)step.n_rows;
     if (device_fault(k->device, NULL) != OK) return false; /* nothing was submitted */
-    compute(m, r, &step);
+    if (!step.graph_launched) compute(m, &r->batch, r, &step);
     k->step_ops->submit(k);
     return decoder_end(m, &r->batch, &step);
 }

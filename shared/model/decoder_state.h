@@ -30,6 +30,7 @@ struct decoder_draft {
     struct share_cut projection_cut;
     struct weight embed, head; /* no data: the model's */
     float *x, *both;           /* [max_draft_rows, H] and [max_draft_rows, 2H] */
+    int32_t *from_rows;        /* [max_draft_rows] of the pass */
 };
 
 struct decoder {
@@ -88,5 +89,8 @@ bool decoder_end(struct model *m, const struct model_batch *b, const struct kern
 enum status decoder_draft_bind(struct binder *b, struct decoder *d) MUST_CHECK;
 void decoder_draft_bind_work(struct binder *b, struct decoder_draft *d);
 void decoder_draft_release(struct kernel_ctx *k, struct decoder_draft *d);
+/* Calls all ops of a pass that is captured. */
+void decoder_draft_capture(struct model *m, const struct model_batch *b,
+                           const struct kernel_step *step);
 
 #endif

@@ -408,6 +408,7 @@ void model_set_gather(struct model *m, const struct model_gather *g)
 /* Ids and positions were checked with the request; a wrong one would read past a table here. */
 static void check_batch(const struct model *m, const struct model_batch *b)
 {
+    const uint32_t n_kept = model_kept_of_pass(m, 1 + decoder_n_passes(m), 0);
     ASSERT(m->share.tp_size == 1 || m->gather.columns);
     ASSERT(m->experts);
     ASSERT(b->n_rows >= (m->ep ? 0 : 1) && (uint32_t)b->n_rows <= m->max_rows);
@@ -415,7 +416,7 @@ static void check_batch(const struct model *m, const struct model_batch *b)
     ASSERT(b->block_tokens >= 1 && b->block_tokens <= KERNEL_BLOCK_TOKENS_MAX);
     ASSERT(b->n_logits >= 0 && b->n_logits <= b->n_rows && (uint32_t)b->n_logits <= m->max_logits);
     for (int32_t i = 0; i < b->n_rows; i++) {
-        ASSERT(b->ids[i] < 0 ? b->sample_requests && (uint32_t)(-1 - b->ids[i]) < m->max_logits
+        ASSERT(b->ids[i] < 0 ? b->sample_requests && (uint32_t)(-1 - b->ids[i]) < n_kept
                              : (uint32_t)b->ids[i] < m->config.n_vocab);
         ASSERT(b->pos[i] >= 0 && (uint32_t)b->pos[i] < m->max_len);
     }
@@ -433,7 +434,13 @@ bool model_submit_draft(struct model *m, const struct model_draft *d)
 {
     check_batch(m, &d->batch);
     ASSERT(m->config.n_draft_layers > 0 && (uint32_t)d->batch.n_rows <= m->max_draft_rows);
+    ASSERT(!d->batch.sample_requests || (d->i_pass >= 1 && d->i_pass <= decoder_n_passes(m)));
     return decoder_draft_forward(m, d);
+}
+
+const int32_t *model_fetch_drafts(struct model *m, int parity)
+{
+    return decoder_fetch_drafts(m, parity);
 }
 
 void model_get_hidden(struct model *m, uint32_t row, float *out)

@@ -22,7 +22,7 @@
 
 enum { MODEL_EOS_MAX = 16, MODEL_LAYERS_MAX = 4096 };
 /* Rows of a pass of the draft layer; its caller cuts a longer one, which bounds the buffers. */
-enum { MODEL_DRAFT_ROWS_MAX = 1024 };
+enum { MODEL_DRAFT_ROWS_MAX = 1024, MODEL_DRAFT_PASSES_MAX = 8 };
 
 /* RoPE: angle(position, i) = position * inv_freq[i]; the kinds differ in inv_freq (rope.h). */
 struct rope_config {
@@ -105,7 +105,7 @@ struct model_generation {
 /* One step's work. */
 struct model_batch {
     int32_t n_rows;
-    const int32_t *ids;          /* [n_rows] tokens; below 0: future tokens (kernel_step) */
+    const int32_t *ids;          /* [n_rows] tokens; below 0: kept ones (kernel_step) */
     const int32_t *pos;          /* [n_rows] their positions */
     const struct attn_seq *seqs; /* [n_seqs] the rows of each sequence */
     int32_t n_seqs;
@@ -149,6 +149,9 @@ struct model_draft {
     const struct model_hidden_rows *hidden; /* [n_hidden] all rows, in order */
     uint32_t n_hidden;
     bool chained;
+    /* Sampled on the device, its tokens are kept as those of the i_pass-th pass behind the step, 1
+     * to MODEL_DRAFT_PASSES_MAX, from the first_kept-th on. */
+    uint32_t i_pass, first_kept;
 };
 
 /* How the ranks of a tensor-parallel node exchange what they computed. Every rank makes the same
@@ -283,9 +286,19 @@ void model_set_ep(struct model *m, struct ep *ep, struct model_experts *x);
 bool model_submit(struct model *m, const struct model_batch *b);
 void model_fetch(struct model *m, int parity, struct token_logprobs *out, uint32_t n);
 
-/* As model_submit and model_fetch, of a pass of the draft layer. After a step of those rows, and
- * before the next one. */
+/* As model_submit, of a pass of the draft layer. After a step of those rows, and before the next
+ * one. True: the device chooses its tokens; passes that are submitted meanwhile run after it. */
 bool model_submit_draft(struct model *m, const struct model_draft *d);
+/* The index among all kept tokens (kernel_step) of the k-th of the i_pass-th pass: as an id of what
+ * follows it is -1 - that. */
+static inline uint32_t model_kept_of_pass(const struct model *m, uint32_t i_pass, uint32_t k)
+{
+    return i_pass * m->max_logits + k;
+}
+/* Waits for all sampled passes behind the step of that parity, and for what they exchanged. Returns
+ * the tokens that they chose, by their index among all kept ones; valid until the next pass of that
+ * parity. */
+const int32_t *model_fetch_drafts(struct model *m, int parity);
 /* Copies the hidden state [H] of a row of the last step, for a pass of this model's draft layer,
  * here or elsewhere. */
 void model_get_hidden(struct model *m, uint32_t row, float *out);

@@ -96,13 +96,16 @@ static inline void on_add(struct kernel_ctx *c, float *x, const float *y, size_t
 }
 
 static inline void on_copy_rows(struct kernel_ctx *c, float *to, size_t to_stride,
-                                const float *from, size_t from_stride, size_t n_rows, size_t n)
+                                const float *from, size_t from_stride, size_t n_from,
+                                const int32_t *rows, size_t n_rows, size_t n)
 {
     struct mirrors m = { .c = c };
     note(&m, to, span(n_rows, to_stride, n, sizeof *to), true);
-    note(&m, from, span(n_rows, from_stride, n, sizeof *from), false);
+    note(&m, from, span(n_from, from_stride, n, sizeof *from), false);
+    note(&m, rows, n_rows * sizeof *rows, false);
     send(&m);
-    c->ops->copy_rows(c, there(&m, to), to_stride, there(&m, from), from_stride, n_rows, n);
+    c->ops->copy_rows(c, there(&m, to), to_stride, there(&m, from), from_stride, there(&m, rows),
+                      n_rows, n);
     fetch(&m);
 }
 

@@ -88,14 +88,21 @@ static void copy_cases(const char *isa)
     for (size_t l = 0; l < COUNT_OF(LENGTHS); l++) {
         enum { ROWS = 37 };
         size_t n = LENGTHS[l], to_stride = n + 3, from_stride = n + 1;
+        int32_t rows[ROWS];
         float *to = random_floats(ROWS * to_stride - 3, 1),
               *from = random_floats(ROWS * from_stride - 1, 1),
               *want = mem_dup(to, (ROWS * to_stride - 3) * sizeof *to);
         for (size_t i = 0; i < ROWS; i++)
             memcpy(want + i * to_stride, from + i * from_stride, n * sizeof *to);
-        on_copy_rows(c, to, to_stride, from, from_stride, ROWS, n);
+        on_copy_rows(c, to, to_stride, from, from_stride, ROWS, NULL, ROWS, n);
         check_bits(to, want, ROWS * to_stride - 3, "copy_rows", n, 0);
-        on_copy_rows(c, to, to_stride, from, from_stride, 0, n);
+        on_copy_rows(c, to, to_stride, from, from_stride, ROWS, NULL, 0, n);
+        for (size_t i = 0; i < ROWS; i++) {
+            rows[i] = (int32_t)(i * i % ROWS); /* some twice, some never */
+            memcpy(want + i * to_stride, from + (size_t)rows[i] * from_stride, n * sizeof *to);
+        }
+        on_copy_rows(c, to, to_stride, from, from_stride, ROWS, rows, ROWS, n);
+        check_bits(to, want, ROWS * to_stride - 3, "copy_rows of some", n, 0);
         mem_free(to), mem_free(from), mem_free(want);
     }
     kernel_ctx_free(c);
@@ -547,7 +554,7 @@ static void run_prompt(struct kernel_ctx *c, const struct prompt *p, const struc
     };
     c->ops->kv_append(c, &append);
     c->ops->attention(c, &attend);
-    c->ops->copy_rows(c, there(&m, p->copy), width, attend.out, width, PROMPT_ROWS, width);
+    c->ops->copy_rows(c, there(&m, p->copy), width, attend.out, width, NULL, PROMPT_ROWS, width);
     c->ops->attention(c, &attend);
     for (int i = 0; i < 3; i++) {
         product.y = there(&m, p->y[i]);

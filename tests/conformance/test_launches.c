@@ -76,6 +76,73 @@ static void launches_of(const struct shape *s, int n_layers, size_t launches[N_S
     rig_close(&r);
 }
 
+/* A model with a draft layer, and what a pass has besides the launches of a layer: hidden states are
+ * gathered, both inputs normalised and joined, and the head computed. */
+static const char WITH_DRAFT_LAYER[] =
+    "{\"architectures\":[\"Ernie4_5_MoeForCausalLM\"],\"hidden_size\":256,"
+    "\"intermediate_size\":512,\"num_hidden_layers\":2,\"num_attention_heads\":8,"
+    "\"num_key_value_heads\":2,\"vocab_size\":128,\"moe_num_experts\":8,\"moe_k\":4,"
+    "\"moe_intermediate_size\":128,\"moe_num_shared_experts\":2,\"moe_layer_start_index\":1,"
+    "\"num_nextn_predict_layers\":1}";
+enum { DRAFT_LAYER_MOST = 10, PASS_MOST = DRAFT_LAYER_MOST + 10 };
+
+/* Launches of a pass of n rows behind the step of as many, one row of each sequence. */
+static size_t launches_of_pass(struct rig *r, int32_t n, int32_t pos, bool chained)
+{
+    const int32_t ids[N_TABLES] = { 3, 1, 4, 1 }, rows[N_TABLES] = { 0, 1, 2, 3 },
+                  at[N_TABLES] = { pos, pos, pos, pos };
+    const struct model_hidden_rows hidden = { .n = (uint32_t)n };
+    struct attn_seq seqs[N_TABLES];
+    for (int32_t i = 0; i < n; i++)
+        seqs[i] = (struct attn_seq){
+            .q_begin = i, .n_q = 1, .pos_begin = pos, .block_table = r->tables[i], .is_decode = true
+        };
+    const struct model_draft pass = {
+        .batch = { .n_rows = n,
+                   .ids = ids,
+                   .pos = at,
+                   .seqs = seqs,
+                   .n_seqs = n,
+                   .logit_rows = rows,
+                   .n_logits = n,
+                   .logits = r->logits,
+                   .kv = r->kv,
+                   .n_blocks = r->n_blocks,
+                   .block_tokens = BLOCK, },
+        .hidden = &hidden,
+        .n_hidden = 1,
+        .chained = chained,
+    };
+    const size_t before = simt_n_kernels();
+    (void)model_submit_draft(r->m, &pass);
+    return simt_n_kernels() - before;
+}
+
+static void check_pass_launches(void)
+{
+    const int32_t ids[PROMPT] = { 3, 1 };
+    const char *folder = test_tmpdir();
+    struct feed feeds[N_TABLES];
+    char path[4200];
+    struct rig r;
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    FILE *f = fopen(path, "wb");
+    CHECK(f && fputs(WITH_DRAFT_LAYER, f) >= 0 && fclose(f) == 0);
+    rig_open_with(&r, (struct model_options){ .path = folder, .dummy = true, .draft_layer = true },
+                  "cuda", ACTIVATIONS_FAST);
+    r.k->options.deterministic = false;
+    for (int t = 0; t < N_TABLES; t++) feeds[t] = (struct feed){ t, ids, PROMPT, 0, false };
+    feed_all(&r, feeds, N_TABLES, NULL);
+    for (int32_t n = 1; n <= N_TABLES; n += N_TABLES - 1) {
+        (void)launches_of_step(&r, n, PROMPT);
+        const size_t first = launches_of_pass(&r, n, PROMPT, false),
+                     next = launches_of_pass(&r, n, PROMPT + 1, true);
+        printf("a pass of %d rows: %zu launches, chained %zu\n", n, first, next);
+        CHECK(first > 0 && first <= PASS_MOST && next == first - 1);
+    }
+    rig_close(&r);
+}
+
 static void check_launches(const struct shape *s)
 {
     size_t fewer[N_STEPS], more[N_STEPS];
@@ -97,4 +164,14 @@ TEST(launches_of_a_decode_layer)
 #endif
 }
 
-TEST_MAIN(CASE_T(launches_of_a_decode_layer, 250))
+TEST(launches_of_a_pass_of_the_draft_layer)
+{
+#ifdef BATON_EMULATED_GPU
+    check_pass_launches();
+#else
+    SKIP("no emulated GPU in this build: launches were NOT counted");
+#endif
+}
+
+TEST_MAIN(CASE_T(launches_of_a_decode_layer, 250),
+          CASE_T(launches_of_a_pass_of_the_draft_layer, 250))

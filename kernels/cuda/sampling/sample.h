@@ -40,7 +40,7 @@ struct sample_row_params {
     uint32_t index; /* the draw is rng_uniform(seed, 0, index) */
     float temperature, min_p, top_p;
     float repetition, frequency, presence; /* for edits that penalise, and the future token */
-    int32_t future_token; /* < 0: the token that ids[-1 - future_token] held before the
+    int32_t future_token; /* < 0: the token that kept[-1 - future_token] held before the
                            * call is one more occurrence for penalties; 0: there is
                            * none */
     int32_t top_k;
@@ -75,8 +75,9 @@ struct sample_call {
     const struct sample_edit *edits;
     const uint64_t *allowed;
     struct token_logprobs *results; /* [n_rows], as sampler_sample and sampler_logprobs fill them */
-    int32_t *ids;                   /* [n_rows]: the tokens; unchanged for rows with `score`. Future
-                                     * tokens are read before they are overwritten */
+    const int32_t *kept;            /* where future tokens are read, before ids are written */
+    int32_t *ids;                   /* [n_rows]: the tokens; unchanged for rows with `score`. May
+                                     * be among those kept */
     void *scratch;                  /* aligned to 256 bytes */
 };
 

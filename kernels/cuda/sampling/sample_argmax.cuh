@@ -194,7 +194,7 @@ static __global__ void __launch_bounds__(WARP) future_token_kernel(const sample_
     grid_dependency_sync();
     sample_row r;
     if (threadIdx.x == 0 && open_row(call, &r) && r.params->future_token < 0)
-        r.state->future_token = call.ids[-1 - r.params->future_token];
+        r.state->future_token = call.kept[-1 - r.params->future_token];
 }
 
 static __global__ void __launch_bounds__(SAMPLE_THREADS) argmax_kernel(const sample_call call)

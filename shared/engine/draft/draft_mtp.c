@@ -7,11 +7,15 @@
  *                      the position before as hidden state: the next draft
  *
  * Pass 1 follows every step, of prompts too, so that the layer's KV is as complete as the model's;
- * the others only write positions that the next step writes again. All ranks of a group make as
+ * the others only write positions that the next step writes again. Where a device samples, a draft
+ * stays there as the next pass's token (a kept token of kernel_step); the host fetches all drafts of
+ * a step when the last pass was submitted. All ranks of a group make as
  * many passes, some without rows; those of a node are told of each by their leader. LIMIT: the KV
  * of a block's last position belongs to the token that followed when the block was computed: a
  * sequence that found the block in the prefix cache may go on otherwise there. Its drafts can be a
  * little worse. Thread: engine. */
+#include <assert.h>
+
 #include "shared/base/arith.h"
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
@@ -42,6 +46,8 @@ struct mtp_drafter {
     struct model_hidden_rows *hidden;      /* [max_seqs] */
     struct step_plan_announced *announced; /* [max_seqs] */
     uint32_t n_announced;
+    uint32_t first_kept; /* of its drafts, among those of passes made as often after pass 1 */
+    bool fetches;        /* some drafts are on the device */
     struct mtp_part **of_logits;            /* [max_seqs] whose draft a row of logits chooses */
     struct sample_request *sample_requests; /* [max_seqs] */
     struct token_logprobs *chosen;          /* [max_seqs] */
@@ -51,8 +57,10 @@ struct mtp_seq {
     struct draft_seq base;
     uint32_t n_tokens; /* behind which the drafts are */
     uint32_t n;
-    int32_t drafts[DRAFT_TOKENS_MAX];
+    int32_t drafts[DRAFT_TOKENS_MAX]; /* below 0: as ids of a step, until they are fetched */
 };
+
+static_assert((int)DRAFT_TOKENS_MAX <= (int)MODEL_DRAFT_PASSES_MAX, "a pass for each draft");
 
 /* ---- life ---- */
 
@@ -206,7 +214,7 @@ static void want_logits(struct mtp_drafter *d, struct mtp_part *p)
     d->sample_requests[i] = drafter_greedy(p->s->tokens);
 }
 
-static struct model_draft pass_of(const struct mtp_drafter *d, bool chained)
+static struct model_draft pass_of(const struct mtp_drafter *d, uint32_t i_pass)
 {
     const struct engine *e = d->e;
     return (struct model_draft){
@@ -224,11 +232,13 @@ static struct model_draft pass_of(const struct mtp_drafter *d, bool chained)
                    .kv = e->kv.ptr,
                    .n_blocks = e->layout.n_blocks,
                    .block_tokens = e->opt.block_tokens,
-                   .eager = true,
+                   .eager = engine_is_node(e), /* its ranks are told of pass by pass */
                    .group_rows = engine_draft_pass_rows(e), },
         .hidden = d->hidden,
         .n_hidden = d->n_hidden,
-        .chained = chained,
+        .chained = i_pass > 1,
+        .i_pass = i_pass,
+        .first_kept = d->first_kept,
     };
 }
 
@@ -244,24 +254,42 @@ static void announce(const struct mtp_drafter *d)
     }
 }
 
-/* Computes the rows, and appends the drafts that they choose. False: a rank was lost meanwhile. */
-static bool run_pass(struct mtp_drafter *d, bool chained)
+/* Computes the rows of the i_pass-th pass of these sequences, and appends the drafts that they
+ * choose. False: a rank was lost meanwhile. */
+static bool run_pass(struct mtp_drafter *d, uint32_t i_pass)
 {
     struct engine *e = d->e;
     struct model *m = e->opt.model;
-    const struct model_draft pass = pass_of(d, chained);
+    const struct model_draft pass = pass_of(d, i_pass);
     if (engine_is_node(e) && !engine_lead_pass(e, &pass, d->announced, d->n_announced))
         return false;
-    if (model_submit_draft(m, &pass)) model_fetch(m, e->parity, d->chosen, d->n_logits);
-    else drafter_choose_on_host(m, e->logits, d->n_logits, d->chosen);
+    counter_add(e->metrics.passes, 1);
+    const bool sampled = model_submit_draft(m, &pass);
+    d->fetches |= sampled;
+    if (!sampled) drafter_choose_on_host(m, e->logits, d->n_logits, d->chosen);
     if (engine_is_node(e) && !engine_node_settle(e, d->n_rows)) return false;
     if (m->exchange_fault.code != OK) return false;
     for (uint32_t i = 0; i < d->n_logits; i++) {
         struct mtp_seq *s = seq_of(d->of_logits[i]->s);
-        s->drafts[s->n++] = d->chosen[i].id;
+        const int32_t kept = (int32_t)model_kept_of_pass(m, i_pass, d->first_kept + i);
+        s->drafts[s->n++] = sampled ? -1 - kept : d->chosen[i].id;
     }
     announce(d);
     return true;
+}
+
+/* Waits for the drafts that are on the device. */
+static bool fetch_drafts(struct mtp_drafter *d)
+{
+    struct model *m = d->e->opt.model;
+    if (!d->fetches) return true;
+    const int32_t *kept = model_fetch_drafts(m, d->e->parity);
+    for (uint32_t i = 0; i < d->n_parts; i++) {
+        struct mtp_seq *s = seq_of(d->parts[i].s);
+        for (uint32_t k = 0; s && k < s->n; k++)
+            if (s->drafts[k] < 0) s->drafts[k] = kept[-1 - s->drafts[k]];
+    }
+    return m->exchange_fault.code == OK;
 }
 
 /* ---- after a step ---- */
@@ -301,7 +329,7 @@ static bool chain(struct mtp_drafter *d)
             add_rows(d, p->s, pos, 1, hidden);
             want_logits(d, p);
         }
-        if ((d->n_rows > 0 || with_others) && !run_pass(d, true)) return false;
+        if ((d->n_rows > 0 || with_others) && !run_pass(d, 1 + i)) return false;
     }
     return true;
 }
@@ -317,6 +345,8 @@ static uint32_t n_first_passes(const struct mtp_drafter *d)
 static bool run_passes(struct mtp_drafter *d)
 {
     uint32_t n_passes = n_first_passes(d), done = 0;
+    d->first_kept = 0;
+    d->fetches = false;
     for (uint32_t i = 0; i < d->n_parts || n_passes > 0;) {
         clear_pass(d);
         while (i < d->n_parts && d->n_rows < d->max_rows) {
@@ -325,10 +355,12 @@ static bool run_passes(struct mtp_drafter *d)
             i++;
             done = 0;
         }
-        if (!run_pass(d, false) || !chain(d)) return false;
+        const uint32_t n_drafts = d->n_logits;
+        if (!run_pass(d, 1) || !chain(d)) return false;
+        d->first_kept += n_drafts;
         if (n_passes > 0) n_passes--;
     }
-    return true;
+    return fetch_drafts(d);
 }
 
 /* Returns how many drafts are wanted. */
@@ -360,17 +392,24 @@ static void keep_hidden(const struct mtp_drafter *d)
     }
 }
 
+static uint64_t n_recorded_passes(const struct engine *e)
+{
+    const uint64_t *n = e->opt.model->kernels->n_graph_steps;
+    return n[KERNEL_PASS] + n[KERNEL_CHAINED_PASS];
+}
+
 static void observe(struct drafter *base, const struct batch *b,
                     const struct token_logprobs *chosen)
 {
     struct mtp_drafter *d = drafter_of(base);
-    const uint64_t t0 = clock_ns();
+    const uint64_t t0 = clock_ns(), n_recorded = n_recorded_passes(d->e);
     list_parts(d, b, chosen);
     const uint32_t n_drafts = begin_drafts(d);
     keep_hidden(d);
     if (!run_passes(d)) /* what was drafted means nothing */
         for (uint32_t i = 0; i < d->n_parts; i++)
             if (seq_of(d->parts[i].s)) seq_of(d->parts[i].s)->n = 0;
+    counter_add(d->e->metrics.graph_passes, n_recorded_passes(d->e) - n_recorded);
     draft_control_count_drafting(&d->e->draft.control, n_drafts, (double)(clock_ns() - t0) * 1e-9);
 }
 

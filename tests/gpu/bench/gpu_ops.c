@@ -124,12 +124,12 @@ static void timed_add(struct kernel_ctx *c, float *x, const float *y, size_t n)
 }
 
 static void timed_copy_rows(struct kernel_ctx *c, float *to, size_t to_stride, const float *from,
-                            size_t from_stride, size_t n_rows, size_t n)
+                            size_t from_stride, const int32_t *rows, size_t n_rows, size_t n)
 {
     struct gpu_ops *s = gpu_ops_of(c);
     struct gpu_op_call *call = before(s);
     if (call) gpu_op_cost_rows("copy_rows", n_rows, n, 1, 1, call);
-    s->inner->copy_rows(c, to, to_stride, from, from_stride, n_rows, n);
+    s->inner->copy_rows(c, to, to_stride, from, from_stride, rows, n_rows, n);
     after(s);
 }
 

@@ -3,8 +3,8 @@
 #include <stdlib.h>
 
 #include "shared/base/json/json.h"
-#include "tests/fixtures/checkpoint_write.h"
 #include "tests/unit/engine/engine_pair.h"
+#include "tests/unit/engine/knowing_model.h"
 
 enum { N_MIXED = 12, N_DRAFTS = 3, GREEDY_MAX = 64 };
 
@@ -304,47 +304,10 @@ TEST(split_over_two_engines_gives_the_same)
 
 /* ---- a layer that is right ---- */
 
-/* A checkpoint in which a token's successor depends on nothing else, and the draft layer knows it:
- * nothing is added to the embedding, and the layer passes that of the next token on. */
-static const char *knowing_model(void)
-{
-    static char folder[256];
-    char config[8192];
-    struct checkpoint *s = checkpoint_read(test_data("goldens/deepseek_v3/model"));
-    FILE *f = fopen(test_data("goldens/deepseek_v3/model/config.json"), "r");
-    CHECK(f != NULL);
-    const size_t n_config = fread(config, 1, sizeof config - 1, f);
-    config[n_config] = 0;
-    fclose(f);
-    for (size_t i = 0; i < s->n; i++)
-        if (checkpoint_ends(&s->t[i], "o_proj.weight") ||
-            checkpoint_ends(&s->t[i], "down_proj.weight"))
-            memset(s->t[i].data, 0, s->t[i].bytes);
-    static const char *const SAME[][2] = {
-        { "model.layers.3.embed_tokens.weight", "model.embed_tokens.weight" },
-        { "model.layers.3.shared_head.head.weight", "lm_head.weight" },
-        { "model.layers.3.shared_head.norm.weight", "model.norm.weight" },
-    };
-    for (size_t i = 0; i < COUNT_OF(SAME); i++)
-        memcpy(checkpoint_find(s, SAME[i][0])->data, checkpoint_find(s, SAME[i][1])->data,
-               checkpoint_find(s, SAME[i][1])->bytes);
-    struct checkpoint_tensor *norm = checkpoint_find(s, "model.layers.3.enorm.weight"),
-                             *join = checkpoint_find(s, "model.layers.3.eh_proj.weight");
-    const uint16_t one = 0x3f80; /* bf16 */
-    for (size_t i = 0; i < norm->shape[0]; i++) memcpy(norm->data + 2 * i, &one, 2);
-    memset(join->data, 0, join->bytes);
-    for (size_t i = 0; i < join->shape[0]; i++)
-        memcpy(join->data + 2 * (i * join->shape[1] + i), &one, 2);
-    snprintf(folder, sizeof folder, "%s/knowing", test_tmpdir());
-    checkpoint_write_folder(s, folder, str_of(config));
-    checkpoint_release(s);
-    return folder;
-}
-
 TEST(right_drafts_of_the_layer_save_steps)
 {
     enum { OUT = 41 };
-    const char *path = knowing_model();
+    const char *path = knowing_model(0);
     for (uint32_t n = 1; n <= DRAFT_TOKENS_MAX; n++) {
         const struct draft_config c = config_of(n);
         struct engine_request q = rig_request(1, 20, 5, OUT);

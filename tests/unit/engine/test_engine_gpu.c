@@ -5,10 +5,11 @@
 
 #include "tests/unit/engine/draft_book.h"
 #include "tests/unit/engine/engine_rig.h"
+#include "tests/unit/engine/knowing_model.h"
 
 /* What the case runs on. Each case is a process of its own. */
 static struct {
-    const char *model;
+    const char *model, *path; /* of the goldens, or, unless NULL, anywhere */
     enum activations activations;
 } the_kind;
 
@@ -17,6 +18,7 @@ static void open_rig(struct rig *r, struct rig_options o)
     if (device_count("cuda") == 0) SKIP("no CUDA device, or a build without");
     o.isa = "cuda";
     o.model = the_kind.model;
+    o.path = the_kind.path;
     o.activations = the_kind.activations;
     rig_open(r, o);
 }
@@ -210,6 +212,76 @@ TEST(drafts_of_a_draft_layer)
     the_kind.activations = ACTIVATIONS_FAST;
     check_drafts((struct rig_options){ .eager = true, .sampling_edit_bytes = 1 }, DRAFTS_OF_LAYER,
                  "baton_engine_steps_host_sampled_total");
+}
+
+struct layer_case {
+    uint32_t n_seqs, n_drafts;
+    bool eager; /* captured steps compute their padding too, which takes long here */
+};
+
+/* Adds the drafts that were right to *n_accepted. */
+static void run_layer(const struct layer_case *c, const struct engine_request *reqs,
+                      const struct answer *want, uint64_t *n_accepted)
+{
+    const struct draft_config config = { .ops = &drafter_mtp_ops,
+                                         .n_tokens = c->n_drafts,
+                                         .verify_all = true };
+    struct rig r;
+    open_rig(&r, (struct rig_options){ .max_batched_tokens = 72,
+                                       .draft = &config,
+                                       .draft_layer = true,
+                                       .eager = c->eager });
+    struct answer *got = rig_run(&r, reqs, c->n_seqs);
+    for (uint32_t k = 0; k < c->n_seqs; k++) check_same(&want[k], &got[k]);
+    rig_await_free_blocks(&r, RIG_BLOCKS_MAX);
+    const uint64_t n_passes = rig_count(&r, "baton_engine_draft_passes_total");
+    CHECK(n_passes > 0);
+    CHECK_EQ_INT(rig_count(&r, "baton_engine_draft_passes_recorded_total"),
+                 c->eager ? 0 : n_passes);
+    *n_accepted += rig_count(&r, "baton_spec_decode_num_accepted_tokens_total");
+    rig_close(&r);
+    mem_free(got);
+}
+
+/* Every number of drafts, and several of sequences; passes are recorded as steps are. A model with
+ * weights drawn at random seldom drafts what it chooses. */
+static void check_layer(uint32_t n_out)
+{
+    static const struct layer_case CASES[] = {
+        { 1, 3, false }, { 8, 1, true }, { 2, 8, true }, { 5, 5, false },
+        { 6, 2, true },  { 4, 4, true }, { 3, 6, true }, { 7, 7, true },
+    };
+    enum { N = TEST_IS_SANITIZED ? 3 : 8 };
+    struct engine_request reqs[N];
+    uint64_t n_accepted = 0;
+    for (uint32_t i = 0; i < N; i++) reqs[i] = request(i, 4 + 3 * i, n_out + i);
+    struct answer *want = one_by_one(reqs, N);
+    for (size_t i = 0; i < (test_runs_long() ? COUNT_OF(CASES) : 3); i++) {
+        struct layer_case c = CASES[i];
+        if (c.n_seqs > N) c.n_seqs = N;
+        run_layer(&c, reqs + N - c.n_seqs, want + N - c.n_seqs, &n_accepted);
+    }
+    printf("%llu drafts accepted\n", (unsigned long long)n_accepted);
+    CHECK(n_accepted > 0 || !the_kind.path);
+    mem_free(want);
+}
+
+TEST(passes_of_a_layer_that_is_often_right)
+{
+    the_kind.path = knowing_model(6);
+    check_layer(test_runs_long() ? 20 : 8);
+}
+
+TEST(passes_of_latents)
+{
+    the_kind.model = "deepseek_v3";
+    check_layer(test_runs_long() ? 20 : 5);
+}
+
+TEST(passes_of_heads)
+{
+    the_kind.model = "ernie_moe";
+    check_layer(test_runs_long() ? 20 : 5);
 }
 
 /* A small model drafts on the same GPU, in a kernel context of its own. The model itself is one that
@@ -414,6 +486,7 @@ TEST_MAIN(CASE_T(answers_that_end_a_step_late, 120), CASE_T(latents_in_bf16, 240
           CASE_T(steps_that_the_host_samples, 240), CASE_T(commands_in_between, 120),
           CASE_T(drafts_in_captured_steps, 120), CASE_T(drafts_of_latents, 120),
           CASE_T(drafts_that_the_host_samples, 120), CASE_T(drafts_of_a_draft_layer, 240),
-          CASE_T(drafts_of_a_small_model, 240), CASE_T(drafts_now_and_then, 120),
-          CASE_T(no_step_is_ahead_of_drafts, 120), CASE_T(a_step_has_few_launches, 120),
-          CASE_T(an_end_with_steps_in_flight, 120))
+          CASE_T(passes_of_a_layer_that_is_often_right, 240), CASE_T(passes_of_latents, 240),
+          CASE_T(passes_of_heads, 240), CASE_T(drafts_of_a_small_model, 240),
+          CASE_T(drafts_now_and_then, 120), CASE_T(no_step_is_ahead_of_drafts, 120),
+          CASE_T(a_step_has_few_launches, 120), CASE_T(an_end_with_steps_in_flight, 120))
