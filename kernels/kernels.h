@@ -277,7 +277,8 @@ struct kernel_ops {
                      size_t x_stride, const float *weight, size_t n_rows, size_t n, float eps);
     /* x += y, both [n]. */
     void (*add)(struct kernel_ctx *c, float *x, const float *y, size_t n);
-    /* to[i] = from[rows[i]], rows of n floats, strides in floats; rows [n_rows], NULL: 0, 1, 2 .. */
+    /* to[i] = from[rows[i]], rows of n floats, strides in floats; rows [n_rows], NULL: all in
+     * order. */
     void (*copy_rows)(struct kernel_ctx *c, float *to, size_t to_stride, const float *from,
                       size_t from_stride, const int32_t *rows, size_t n_rows, size_t n);
     void (*rope)(struct kernel_ctx *c, const struct rope_args *a);

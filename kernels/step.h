@@ -27,8 +27,11 @@ struct attn_seq {
     int32_t q_begin; /* its first row in q and out */
     int32_t n_q;     /* its rows; row i has position pos_begin + i and sees keys 0..pos_begin + i */
     int32_t pos_begin;
-    const int32_t *block_table; /* physical KV blocks, enough for pos_begin + n_q tokens; host */
+    const int32_t *block_table; /* physical KV blocks, enough for pos_begin + n_most + n_q tokens;
+                                 * host */
     bool is_decode;             /* chooses the decode kernels of a GPU, and MLA's absorbed path */
+    uint32_t move;  /* 1 + i: it begins later by the i-th move of the step; 0: it does not */
+    int32_t n_most; /* by as many positions at most */
 };
 
 /* Sequences that one call of kv_append or attention works on; their rows are contiguous in q and
@@ -47,25 +50,53 @@ enum kernel_program {
     KERNEL_PROGRAMS
 };
 
+/* What is not known when a step or a pass is submitted behind a step that verifies drafts: how many
+ * of these are right. The device counts them when it has chosen that step's tokens, keeps the
+ * numbers of the last step of each parity by its rows of logits (kernel_step.parity, a sequence's
+ * first one), and moves the rows of a sequence by them. Numbers are named 1 + (parity * max_logits
+ * + row of logits); 0: none, nothing moves. */
+struct kernel_move {
+    int32_t row, n_rows; /* of the sequence */
+    uint32_t by[2];      /* its positions begin as many later as both numbers together */
+    uint32_t id;         /* the first row's kept token is as many later */
+    uint32_t from;       /* the first row begins with the hidden state of as many rows later */
+    uint32_t logit_by;   /* the row of its row of logits `logit` is as many later */
+    int32_t logit;
+};
+
+/* Tokens that only the device knows, behind those that the host does. */
+struct sample_future {
+    uint32_t n_chosen; /* kept tokens from first_chosen on, */
+    uint32_t after;    /* and as many more as drafts were right: as in kernel_move */
+    int32_t first_chosen;
+    uint32_t n_drafts; /* then kept tokens from first_draft on, draft_stride apart */
+    int32_t first_draft, draft_stride;
+};
+
+enum { SAMPLE_FUTURE_MAX = 32 }; /* of these, in all */
+
 /* How the token that follows a row is chosen, or which token is scored there. These are the inputs
  * of the rules in shared/engine/sampler.h. */
 struct sample_request {
     const struct sampling_params *params;
     const int32_t *tokens; /* [n_tokens] prompt, then the output that the host knows */
     uint32_t n_tokens, n_prompt;
-    uint32_t n_out;       /* output tokens before this one, those only the device knows included */
-    int32_t future_token; /* a token of `tokens` that only the device knows: -1 - i as in
-                           * kernel_step.ids; 0: none. One at most */
-    const int32_t *eos;   /* [n_eos] the model's end tokens */
+    uint32_t n_out; /* output tokens before this one, those only the device knows included, but not
+                     * drafts that are not known to be right */
+    struct sample_future future;
+    const int32_t *eos; /* [n_eos] the model's end tokens */
     uint32_t n_eos;
-    int32_t score; /* return the logprobs of this token; -1: choose one */
+    int32_t score;     /* return the logprobs of this token; -1: choose one */
+    int32_t kept_at;   /* the chosen token is kept there (kernel_step) */
+    uint32_t n_verify; /* the next so many rows of logits are of drafts behind this row: the device
+                        * counts how many are right */
 };
 
-/* The rows of a step, or of a pass behind it, which is submitted and sampled as one. The device keeps
- * the tokens that were chosen last, for the inputs of what follows: kernel_limits.max_logits of the
- * last step's, and as many of the i-th pass, i = 1 .. kernel_limits.n_passes. `upload` redirects the pointers to the backend's memory and may pad the
- * counts to the size of a captured graph. Padding rows reach neither the KV pool nor the
- * results. */
+/* The rows of a step, or of a pass behind it, which is submitted and sampled as one. The device
+ * keeps the tokens that were chosen last, for the inputs of what follows: kernel_limits.max_logits
+ * of the last step's, and as many of the i-th pass, i = 1 .. kernel_limits.n_passes. `upload`
+ * redirects the pointers to the backend's memory and may pad the counts to the size of a captured
+ * graph. Padding rows reach neither the KV pool nor the results. */
 struct kernel_step {
     enum kernel_program program;
     int32_t n_rows, n_logits, n_lists;
@@ -78,9 +109,11 @@ struct kernel_step {
     int32_t block_tokens;    /* of the KV pool that the block tables refer to */
     const struct sample_request *sample_requests; /* [n_logits] for sampling on the device; NULL:
                                                    * the caller downloads the logits */
-    int parity;          /* 0 or 1: which of two result buffers; its last results were fetched. A
+    int parity; /* 0 or 1: which of two result buffers; its last results were fetched. A
                           * pass: of the step before it */
-    int32_t first_kept;  /* where the tokens that it chooses are kept: from the first_kept-th on */
+    int32_t first_kept, n_kept;      /* a pass: where tokens that it chooses are kept */
+    const struct kernel_move *moves; /* [n_moves], host memory */
+    int32_t n_moves;
     int32_t least_rows;  /* of a graph that may be used: what its ops exchange with other ranks is
                           * sized by its rows, and theirs may be more. 0: any */
     bool eager;          /* the caller acts between layers: use no graph */

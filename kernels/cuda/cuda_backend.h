@@ -68,6 +68,7 @@ struct cuda_step_upload {
     const int32_t *ids, *pos, *from_rows, *logit_rows;
     const struct sample_row_params *row_params;
     const char *variable;
+    const struct kernel_move *moves;
 };
 
 /* A graph serves steps of up to n_rows and n_logits, with or without rows of prompts. */
@@ -82,15 +83,16 @@ struct cuda_captured_graph {
 /* The step between upload and submit. */
 struct cuda_step {
     enum kernel_program program;
-    int32_t n_logits;   /* real ones */
-    int parity;         /* of its results */
-    int32_t first_kept; /* of its tokens */
+    int32_t n_logits;           /* real ones */
+    int parity;                 /* of its results */
+    int32_t first_kept, n_kept; /* of a pass's tokens */
     bool capturing;
     const struct cuda_captured_graph *graph; /* computes it; NULL: its ops are called */
 };
 
 struct cuda_sampling {
     struct dev_mem results, kept, scratch; /* [max_logits]; [n_kept] ids; the kernels' scratch */
+    struct dev_mem accepted;               /* [2 max_logits] of kernel_move */
     struct token_logprobs *fetched[2];     /* [max_logits], pinned, alternating */
     int32_t *passes_fetched[2];            /* [n_kept], pinned, likewise: a copy of `kept` where
                                             * passes have written */

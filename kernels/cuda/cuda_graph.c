@@ -3,13 +3,13 @@
  *
  * A graph serves steps, or passes of a kind, of up to so many rows and rows of logits, of decode
  * rows alone or with prompts among them; a step takes the smallest graph that fits and is padded
- * with rows that have no effect. Kernels read what differs from step to step (ids, positions, sequences, block tables,
- * the number of real rows) from the uploaded buffer, whose parts lie at the graph's addresses. All
- * graphs are captured before the first request, so none waits for one and no memory is needed
- * later. Steps that fit none are launched op by op: long prompts, whose kernels take longer than
- * their launches, and contexts so long that attention needs several waves. Source: CUDA Runtime
- * API, stream capture and cudaGraphInstantiate. Life cycle: cuda_begin_capture .. cuda_submit, then
- * cuda_graph_for. Thread: engine. */
+ * with rows that have no effect. Kernels read what differs from step to step (ids, positions,
+ * sequences, block tables, the number of real rows) from the uploaded buffer, whose parts lie at
+ * the graph's addresses. All graphs are captured before the first request, so none waits for one
+ * and no memory is needed later. Steps that fit none are launched op by op: long prompts, whose
+ * kernels take longer than their launches, and contexts so long that attention needs several waves.
+ * Source: CUDA Runtime API, stream capture and cudaGraphInstantiate. Life cycle: cuda_begin_capture
+ * .. cuda_submit, then cuda_graph_for. Thread: engine. */
 #include <assert.h>
 
 #include "kernels/cuda/cuda_backend.h"

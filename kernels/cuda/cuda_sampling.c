@@ -46,6 +46,7 @@ enum status cuda_sampling_prepare(struct cuda_ctx *c, struct err *err)
     TRY(device_mem_alloc(d, n * sizeof(struct token_logprobs), DEVICE_MEM_PRIVATE, &s->results,
                          err));
     TRY(device_mem_alloc(d, n_kept * sizeof(int32_t), DEVICE_MEM_PRIVATE, &s->kept, err));
+    TRY(device_mem_alloc(d, 2 * n * sizeof(int32_t), DEVICE_MEM_PRIVATE, &s->accepted, err));
     TRY(device_mem_alloc(d, sample_scratch_bytes(n, c->limits.n_vocab), DEVICE_MEM_PRIVATE,
                          &s->scratch, err));
     for (int i = 0; i < 2; i++)
@@ -59,7 +60,7 @@ enum status cuda_sampling_prepare(struct cuda_ctx *c, struct err *err)
 void cuda_sampling_release(struct cuda_ctx *c)
 {
     struct cuda_sampling *s = &c->sampling;
-    struct dev_mem *all[] = { &s->results, &s->kept, &s->scratch };
+    struct dev_mem *all[] = { &s->results, &s->kept, &s->accepted, &s->scratch };
     for (size_t i = 0; i < COUNT_OF(all); i++) device_mem_free(c->base.device, all[i]);
     for (int i = 0; i < 2; i++) {
         if (s->fetched[i])
@@ -127,6 +128,8 @@ bool cuda_sampling_write(struct cuda_ctx *c, const struct sample_request *wants,
         .bytes = st->used - begin + n_bytes,
     };
     if (!wants || !c->sampling.scratch.ptr) return false;
+    for (int32_t i = 0; i < n; i++)
+        ASSERT(wants[i].kept_at >= 0 && (size_t)wants[i].kept_at < c->sampling.n_kept);
     ASSERT(begin + room.bytes <= st->bytes);
     c->sampling.work = 0;
     for (int32_t i = 0; i < n; i++)
@@ -137,6 +140,22 @@ bool cuda_sampling_write(struct cuda_ctx *c, const struct sample_request *wants,
 
 /* ---- choosing ---- */
 
+/* Counts which drafts are right, if the step has some. */
+static bool verify_drafts(struct cuda_ctx *c, size_t n)
+{
+    const struct cuda_sampling *s = &c->sampling;
+    const struct sample_verify_call call = {
+        .row_params = c->upload_step.row_params,
+        .n_rows = (int32_t)n,
+        .ids = c->upload_step.ids,
+        .logit_rows = c->upload_step.logit_rows,
+        .kept = s->kept.ptr,
+        .accepted = (int32_t *)s->accepted.ptr + (size_t)c->step.parity * s->n_rows,
+    };
+    return !(s->work & SAMPLE_VERIFY) ||
+           cuda_check(c->device, sample_verify(c->device->stream, &call), "verifying drafts");
+}
+
 /* Copies the results to where cuda_fetch or cuda_fetch_passes waits for them. */
 static void send_results(struct cuda_ctx *c, size_t n)
 {
@@ -144,6 +163,8 @@ static void send_results(struct cuda_ctx *c, size_t n)
     const bool is_pass = c->step.program != KERNEL_STEP;
     const int parity = c->step.parity;
     const int32_t first = c->step.first_kept;
+    if (is_pass) n = (size_t)c->step.n_kept;
+    ASSERT(!is_pass || (size_t)first + n <= s->n_kept);
     void *to = is_pass ? (void *)(s->passes_fetched[parity] + first) : s->fetched[parity];
     const void *from = is_pass ? (const int32_t *)s->kept.ptr + first : s->results.ptr;
     const size_t size = is_pass ? sizeof(int32_t) : sizeof(struct token_logprobs);
@@ -163,7 +184,6 @@ void cuda_sample(struct kernel_ctx *base, const float *logits, size_t n_vocab)
     struct cuda_ctx *c = cuda_ctx_of(base);
     struct cuda_sampling *s = &c->sampling;
     const size_t n = (size_t)c->step.n_logits;
-    ASSERT((size_t)c->step.first_kept + n <= s->n_kept);
     const struct sample_call call = {
         .logits = logits,
         .stride = n_vocab,
@@ -175,12 +195,11 @@ void cuda_sample(struct kernel_ctx *base, const float *logits, size_t n_vocab)
         .allowed = (const void *)c->upload_step.variable,
         .results = s->results.ptr,
         .kept = s->kept.ptr,
-        .ids = (int32_t *)s->kept.ptr + c->step.first_kept,
         .scratch = s->scratch.ptr,
     };
     if (n > 0 && !cuda_check(c->device, sample_run(c->device->stream, &call), "choosing tokens"))
         return;
-    send_results(c, n);
+    if (verify_drafts(c, n)) send_results(c, n);
 }
 
 bool cuda_is_sampled(struct kernel_ctx *base, int parity)

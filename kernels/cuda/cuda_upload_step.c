@@ -3,17 +3,19 @@
  *
  *   count of rows | ids | positions | of a pass: where its rows come from | rows of logits |
  *   sampling requests | per list: counts, sequences, rows | block tables of all lists, then
- *   sampling's edits and masks
+ *   moves, then sampling's edits and masks
  *
  * The numbers of rows, logits and lists, which a graph fixes, determine where all but the last part
  * lie: a graph's launches hold addresses that are the same in every step it serves. The host writes
  * to a ring, so that a step and the passes behind it are written while earlier copies wait for the
- * GPU; the GPU has one buffer, because its work runs in order. cuda_prepare allocates for the largest step;
- * without it (tests) buffers grow and nothing can be captured. Thread: engine. */
+ * GPU; the GPU has one buffer, because its work runs in order. Rows that move (kernel_move) are
+ * moved there, before the step computes. cuda_prepare allocates for the largest step; without it
+ * (tests) buffers grow and nothing can be captured. Thread: engine. */
 #include "kernels/cuda/cuda_backend.h"
 
 #include <string.h>
 
+#include "kernels/cuda/inputs/move_rows.h"
 #include "shared/base/arith.h"
 #include "shared/base/assert.h"
 #include "shared/base/mem.h"
@@ -49,7 +51,7 @@ size_t cuda_step_upload_bytes(const struct cuda_ctx *c)
                  of_lists = max_size(list_bytes(rows + lists, rows) + lists * list_bytes(1, 1),
                                      l->n_lists * list_bytes(in_graph, in_graph));
     return rows_bytes(l->max_rows, l->max_logits) + of_lists + padded(tables, sizeof(int32_t)) +
-           c->sampling.room;
+           padded(l->max_seqs, sizeof(struct kernel_move)) + c->sampling.room;
 }
 
 bool cuda_step_upload_init(struct cuda_ctx *c)
@@ -201,7 +203,8 @@ static void point_at_device(const struct cuda_step_upload *st, struct kernel_ste
 
 static size_t table_length(const struct attn_seq *s, int32_t block_tokens)
 {
-    return s->n_q > 0 ? (size_t)((s->pos_begin + s->n_q + block_tokens - 1) / block_tokens) : 0;
+    const int32_t end = s->pos_begin + s->n_most + s->n_q;
+    return s->n_q > 0 ? (size_t)((end + block_tokens - 1) / block_tokens) : 0;
 }
 
 static size_t tables_length(const struct kernel_step *s)
@@ -217,7 +220,8 @@ static size_t tables_length(const struct kernel_step *s)
 static size_t step_bytes(const struct kernel_step *s, size_t most)
 {
     size_t n = rows_bytes((size_t)s->n_rows, (size_t)s->n_logits) +
-               padded(tables_length(s), sizeof(int32_t));
+               padded(tables_length(s), sizeof(int32_t)) +
+               padded((size_t)s->n_moves, sizeof *s->moves);
     for (int32_t i = 0; i < s->n_lists; i++) {
         size_t n_rows = most;
         for (int32_t q = 0; q < s->lists[i].n_seqs && most == 0; q++)
@@ -253,6 +257,20 @@ static void put_list(const struct attn_list *l, int32_t block_tokens,
         if (n > 0) memcpy(tables + *table, s->block_table, n * sizeof *tables);
         *table += (int32_t)n;
     }
+}
+
+static bool list_moves(const struct attn_list *l)
+{
+    for (int32_t i = 0; i < l->n_seqs; i++)
+        if (l->seqs[i].move) return true;
+    return false;
+}
+
+/* What attention_move_rows wants of the rows of a list. */
+static void put_moves(const struct attn_list *l, const struct cuda_list_host *to, int32_t n_rows)
+{
+    if (!list_moves(l)) return;
+    for (int32_t i = 0; i < n_rows; i++) to->rows[i].n_old = (int32_t)l->seqs[to->rows[i].seq].move;
 }
 
 /* The rows' own copies of where their sequences' tables are. */
@@ -316,9 +334,57 @@ static bool write_step(struct cuda_ctx *c, const struct kernel_step *s,
                             s->block_tokens, has_large_segments(c, s), st->host_lists[i].rows);
         *st->host_lists[i].counts = st->lists[i].bounds;
         place_tables(&st->host_lists[i], st->lists[i].bounds.n_rows);
+        put_moves(&s->lists[i], &st->host_lists[i], st->lists[i].bounds.n_rows);
     }
     st->used += padded((size_t)table, sizeof(int32_t));
+    struct kernel_move *moves = put(st, (size_t)s->n_moves, sizeof *moves,
+                                    (const void **)&st->moves);
+    if (s->n_moves > 0) memcpy(moves, s->moves, (size_t)s->n_moves * sizeof *moves);
     return cuda_sampling_write(c, s->sample_requests, s->n_logits, edits_room(c, s), &to);
+}
+
+static bool is_alone(const struct attn_list *l)
+{
+    for (int32_t i = 0; i < l->n_seqs; i++)
+        if (l->seqs[i].n_q > 1 || (l->seqs[i].n_q == 1 && !l->seqs[i].is_decode)) return false;
+    return true;
+}
+
+/* `s` is still the host's step. */
+static bool move_uploaded(struct cuda_ctx *c, const struct kernel_step *s)
+{
+    struct cuda_step_upload *st = &c->upload_step;
+    const struct move_rows_call rows = {
+        .moves = st->moves,
+        .n_moves = s->n_moves,
+        .n_logits = s->n_logits,
+        .accepted = c->sampling.accepted.ptr,
+        .ids = (int32_t *)st->ids,
+        .pos = (int32_t *)st->pos,
+        .from_rows = (int32_t *)st->from_rows,
+        .logit_rows = (int32_t *)st->logit_rows,
+        .row_params = s->sampled ? (struct sample_row_params *)st->row_params : NULL,
+    };
+    if (s->n_moves == 0) return true;
+    ASSERT(rows.accepted);
+    if (!cuda_check(c->device, move_rows(c->device->stream, &rows), "a step's rows")) return false;
+    for (int32_t i = 0; i < s->n_lists; i++) {
+        const struct cuda_attn_list *l = &st->lists[i];
+        const struct attention_move_call list = {
+            .rows = (struct cuda_attn_row *)l->rows,
+            .counts = (struct cuda_attn_counts *)l->counts,
+            .n_rows = l->bounds.n_rows,
+            .n_decode = l->bounds.n_decode,
+            .moves = st->moves,
+            .accepted = c->sampling.accepted.ptr,
+            .is_large = has_large_segments(c, s),
+            .is_alone = is_alone(&s->lists[i]),
+        };
+        if (list_moves(&s->lists[i]) &&
+            !cuda_check(c->device, attention_move_rows(c->device->stream, &list), "a step's rows"))
+            return false;
+    }
+    return true;
 }
 
 void cuda_upload_step(struct kernel_ctx *base, struct kernel_step *s)
@@ -332,6 +398,7 @@ void cuda_upload_step(struct kernel_ctx *base, struct kernel_step *s)
         .n_logits = s->n_logits,
         .parity = s->parity,
         .first_kept = s->first_kept,
+        .n_kept = s->n_kept,
     };
     count_lists(st, s, has_large_segments(c, s));
     const struct cuda_captured_graph *r = cuda_graph_for(c, s);
@@ -342,7 +409,7 @@ void cuda_upload_step(struct kernel_ctx *base, struct kernel_step *s)
     const size_t bytes = step_bytes(&padded_step, r ? (size_t)r->n_rows : 0) + edits_room(c, s);
     if (!cuda_step_upload_grow(c, bytes) || !begin_writing(c, bytes)) return;
     s->sampled = write_step(c, s, &padded_step, r);
-    if (!copy_to_device(c)) return;
+    if (!copy_to_device(c) || !move_uploaded(c, s)) return;
     point_at_device(st, s);
     s->n_rows = padded_step.n_rows;
     s->n_logits = padded_step.n_logits;

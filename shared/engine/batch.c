@@ -22,6 +22,7 @@ void batch_init(struct batch *b, uint32_t max_rows, uint32_t max_seqs)
     b->pos = MEM_ARRAY(int32_t, max_rows);
     b->seqs = MEM_ARRAY(struct attn_seq, 2 * (size_t)max_seqs);
     b->chunks = MEM_ARRAY(struct batch_chunk, max_seqs);
+    b->moves = MEM_ARRAY(struct kernel_move, max_seqs);
     b->logit_rows = MEM_ARRAY(int32_t, b->max_logits);
     b->logits = MEM_ARRAY(struct batch_logit, b->max_logits);
     b->holders = MEM_ARRAY(struct block_holder, max_seqs);
@@ -33,6 +34,7 @@ void batch_release(struct batch *b)
     mem_free(b->pos);
     mem_free(b->seqs);
     mem_free(b->chunks);
+    mem_free(b->moves);
     mem_free(b->logit_rows);
     mem_free(b->logits);
     mem_free(b->holders);
@@ -126,7 +128,7 @@ static void tell_preempted(struct engine *e)
 /* Takes a block for the next position if needed. False: `s` itself was preempted. */
 static bool ensure_block(struct engine *e, struct seq *s)
 {
-    while (s->n_blocks <= s->n_computed / e->opt.block_tokens) {
+    while (s->n_blocks <= (s->n_computed + s->n_maybe) / e->opt.block_tokens) {
         if (seq_grow(s, e->pool) == OK || engine_settle_copies(e)) continue;
         struct seq *victim = newest_victim(e);
         ASSERT(victim != NULL); /* s is one: prefill_only sequences never grow */
@@ -190,6 +192,13 @@ static void add_seqs(struct batch *b, const struct seq *s, uint32_t begin, uint3
     }
 }
 
+/* The id of the row at `pos`. With a step in flight, its token, then drafts that the device has. */
+static int32_t id_of(const struct seq *s, uint32_t pos)
+{
+    if (s->n_future == 0 || pos < s->n_tokens) return s->tokens[pos];
+    return pos == s->n_tokens ? -1 - (int32_t)s->future_row : s->draft_ids[pos - s->n_tokens - 1];
+}
+
 /* Adds up to `n` pending tokens of s, fewer when the logits rows run out. Returns how many. */
 static uint32_t add_chunk(struct batch *b, struct seq *s, uint32_t n)
 {
@@ -201,8 +210,7 @@ static uint32_t add_chunk(struct batch *b, struct seq *s, uint32_t n)
             b->logit_rows[b->n_logits] = (int32_t)b->n_rows;
             b->logits[b->n_logits++] = (struct batch_logit){ s, end, sample };
         }
-        b->ids[b->n_rows] = end < s->n_tokens + s->n_draft ? s->tokens[end]
-                                                           : -1 - (int32_t)s->future_row;
+        b->ids[b->n_rows] = id_of(s, end);
         b->pos[b->n_rows] = (int32_t)end;
         b->n_rows++;
     }
@@ -262,11 +270,26 @@ static void add_prompts(struct engine *e, bool that_go_first)
     }
 }
 
+/* The chunk that was added last begins behind drafts that the step in flight verifies. */
+static void move_chunk(const struct engine *e, struct batch *b, const struct seq *s)
+{
+    struct batch_chunk *c = &b->chunks[b->n_chunks - 1];
+    struct attn_seq *of = &b->seqs[b->n_seqs - 1];
+    c->n_most = s->n_maybe;
+    c->move = model_number_right(e->opt.model, e->parity ^ 1, s->future_row);
+    b->moves[b->n_moves++] = (struct kernel_move){
+        .row = of->q_begin, .n_rows = of->n_q, .by = { c->move }, .id = c->move
+    };
+    of->move = b->n_moves;
+    of->n_most = (int32_t)s->n_maybe;
+}
+
 /* engine_draft_propose has left room for all rows. */
-static void add_decode(struct batch *b, struct seq *s)
+static void add_decode(const struct engine *e, struct batch *b, struct seq *s)
 {
     const uint32_t n_added = add_chunk(b, s, 1 + s->n_draft);
     ASSERT(n_added == 1 + s->n_draft);
+    if (s->n_maybe > 0) move_chunk(e, b, s);
     b->chunks[b->n_chunks - 1].n_draft = s->n_draft;
     b->n_drafts += s->n_draft;
     s->n_draft = 0;
@@ -280,7 +303,7 @@ static void add_decodes(struct engine *e)
     LIST_FOREACH (s, &e->running, struct seq, node) {
         if (!s->in_step) continue;
         s->in_step = false;
-        add_decode(engine_batch(e), s);
+        add_decode(e, engine_batch(e), s);
         list_remove(&s->node);
         list_push(&served, &s->node);
     }
@@ -416,7 +439,7 @@ static void start_prompts(struct engine *e, bool that_go_first)
 void batch_build(struct engine *e)
 {
     struct batch *b = engine_batch(e);
-    b->n_rows = b->n_chunks = b->n_seqs = b->n_logits = b->n_drafts = 0;
+    b->n_rows = b->n_chunks = b->n_seqs = b->n_logits = b->n_drafts = b->n_moves = 0;
     b->preempted = b->streams = false;
     run_loaded(e);
     choose_decodes(e);

@@ -26,6 +26,10 @@ struct batch_chunk {
     uint32_t n_draft;     /* the last of them are drafts */
     uint32_t n_wanted;    /* drafts to be made behind the step, of a drafter that observes */
     uint32_t n_remaining; /* of the sequence, before the step */
+    /* It begins up to n_most positions later than `begin`: by the number `move` of drafts that the
+     * step in flight verifies (kernel_move). The host is told when that is complete. 0: it does
+     * not. */
+    uint32_t move, n_most;
 };
 
 /* The purpose of one row of logits: the token after position `pos` is sampled or, for a known
@@ -42,8 +46,10 @@ struct batch {
     int32_t *ids, *pos;         /* [max_rows] */
     struct attn_seq *seqs;      /* [2 * max_chunks]: per chunk its prompt, then generated tokens */
     struct batch_chunk *chunks; /* [max_chunks] */
-    int32_t *logit_rows;        /* [max_logits] */
-    struct batch_logit *logits; /* [max_logits] */
+    struct kernel_move *moves;  /* [max_chunks] */
+    uint32_t n_moves;
+    int32_t *logit_rows;          /* [max_logits] */
+    struct batch_logit *logits;   /* [max_logits] */
     struct block_holder *holders; /* [max_chunks] */
     uint32_t n_decodes;           /* decodes chosen so far by this build */
     uint32_t n_drafts;            /* rows of drafts */

@@ -86,6 +86,7 @@ struct engine_metrics {
 struct inflight_step {
     bool active;
     bool sampled;                 /* by the device */
+    bool drafted;                 /* what makes drafts behind it was submitted, too */
     bool is_full;                 /* of prompt rows (engine_speed.h) */
     uint32_t n_choosers, n_taken; /* sequences that chose tokens, and these tokens */
     uint64_t begin_ns;
@@ -264,6 +265,9 @@ void engine_draft_propose(struct engine *e);
 /* May a running sequence get drafts in the next step, if that is built when its last token is
  * known? */
 bool engine_draft_is_wanted(struct engine *e);
+/* The step was submitted, and the device samples. Submits what drafts behind it, if the drafter can
+ * do that without the step's tokens. */
+bool engine_draft_submit(struct engine *e);
 /* The batch was built: how many drafts are to be made behind its step by a drafter that
  * observes. */
 void engine_draft_plan(struct engine *e);

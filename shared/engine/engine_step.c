@@ -3,12 +3,11 @@
  * With sampling on the device, step n + 1 is submitted before step n completes: its decode rows
  * read the tokens of step n on the device, so the device never waits for the host. The host learns
  * late that a sequence has ended and discards the sequence's row of step n + 1 (engine_end.c).
- * Penalties count the future token too, on the device. No step is submitted early when KV of the
- * step in flight has to be sent to a peer, or when it might need blocks of a running sequence. With
- * sampling on the host, a step completes at once; so it does on a node of several ranks. LIMIT: the
- * ranks that follow are sent each step's tokens by the host. LIMIT: nor is one submitted early that
- * may have drafts, which begin with the last token, or behind one that has some, of which it is not
- * known how many tokens they yield: the device waits for the host then.
+ * No step is submitted early when KV of the step in flight has to be sent to a peer, or when it
+ * might need blocks of a running sequence. Sampled on the host, or on a node of several ranks, a
+ * step completes at once. LIMIT: the ranks that follow are sent each step's tokens by the host.
+ * LIMIT: nor is one submitted early that may have drafts of the host, which begin with the last
+ * token, or behind one that has some. Those that the device makes it verifies ahead (move_ahead).
  * Ranks that share experts agree on step n + 1 while n computes. The fetch of n's tokens tells of a
  * lost rank, but not in which step: both are given up, unless n was complete already.
  * Completion first publishes blocks, then takes tokens: one may end its sequence, which frees it.
@@ -118,32 +117,67 @@ static int32_t score_of(const struct batch_logit *l)
     return l->sample ? -1 : l->seq->tokens[l->pos + 1];
 }
 
-/* Tokens that the host knows before the one that the row chooses: a draft counts as known for those
- * behind it. */
-static uint32_t n_known(const struct batch_logit *l)
+/* Rows of logits from the i-th on that choose tokens of one sequence. */
+static uint32_t n_choices(const struct batch *b, uint32_t i)
 {
+    uint32_t n = 1;
+    while (i + n < b->n_logits && b->logits[i + n].sample &&
+           b->logits[i + n].seq == b->logits[i].seq)
+        n++;
+    return n;
+}
+
+/* What the host does not know before the choice behind n_drafts drafts: the tokens of the step
+ * before, of whose drafts `move` says how many were right, and these drafts, which the device made.
+ * */
+static struct sample_future future_of(const struct engine *e, const struct seq *s,
+                                      uint32_t n_drafts, uint32_t move)
+{
+    if (s->n_future == 0) return (struct sample_future){ 0 };
+    return (struct sample_future){
+        .n_chosen = 1,
+        .after = move,
+        .first_chosen = (int32_t)s->future_row,
+        .n_drafts = n_drafts,
+        .first_draft = n_drafts ? -1 - s->draft_ids[0] : 0,
+        .draft_stride = (int32_t)e->opt.model->max_logits,
+    };
+}
+
+/* Of the i-th row of logits, behind n_drafts drafts of its sequence, with n_verify behind it. To
+ * those behind it a draft that the host has counts as known. */
+static void fill_sample_request(struct engine *e, uint32_t i, uint32_t n_drafts, uint32_t n_verify)
+{
+    const struct model_config *c = &e->opt.model->config;
+    const struct batch *b = engine_batch(e);
+    const struct batch_logit *l = &b->logits[i];
     const struct seq *s = l->seq;
-    return l->sample ? l->pos + 1 - s->n_future : s->n_tokens;
+    const uint32_t move = s->n_maybe > 0
+                              ? model_number_right(e->opt.model, e->parity ^ 1, s->future_row)
+                              : 0;
+    e->sample_requests[i] = (struct sample_request){
+        .params = &s->sampling,
+        .tokens = s->tokens,
+        .n_tokens = l->sample && s->n_future == 0 ? l->pos + 1 : s->n_tokens,
+        .n_prompt = s->n_prompt,
+        .n_out = (l->sample ? l->pos + 1 : s->n_tokens) - s->n_prompt,
+        .future = future_of(e, s, n_drafts, move),
+        .eos = c->eos,
+        .n_eos = c->n_eos,
+        .score = score_of(l),
+        .kept_at = (int32_t)i,
+        .n_verify = n_verify,
+    };
 }
 
 static void fill_sample_requests(struct engine *e)
 {
-    const struct model_config *c = &e->opt.model->config;
     const struct batch *b = engine_batch(e);
-    for (uint32_t i = 0; i < b->n_logits; i++) {
-        const struct seq *s = b->logits[i].seq;
-        const uint32_t n_tokens = n_known(&b->logits[i]);
-        e->sample_requests[i] = (struct sample_request){
-            .params = &s->sampling,
-            .tokens = s->tokens,
-            .n_tokens = n_tokens,
-            .n_prompt = s->n_prompt,
-            .n_out = n_tokens - s->n_prompt + s->n_future,
-            .future_token = s->n_future ? -1 - (int32_t)s->future_row : 0,
-            .eos = c->eos,
-            .n_eos = c->n_eos,
-            .score = score_of(&b->logits[i]),
-        };
+    const bool counts = e->draft.drafter && e->draft.config.ops->submit;
+    for (uint32_t i = 0, n; i < b->n_logits; i += n) {
+        n = b->logits[i].sample ? n_choices(b, i) : 1;
+        for (uint32_t k = 0; k < n; k++)
+            fill_sample_request(e, i + k, k, k == 0 && counts ? n - 1 : 0);
     }
 }
 
@@ -168,6 +202,8 @@ static bool submit(struct engine *e, uint32_t group_rows)
         .logits = e->logits,
         .sample_requests = e->sample_requests,
         .parity = e->parity,
+        .moves = b->moves,
+        .n_moves = (int32_t)b->n_moves,
         .kv = e->kv.ptr,
         .block_tokens = e->opt.block_tokens,
         .n_blocks = e->layout.n_blocks,
@@ -215,7 +251,7 @@ static void count_computed(struct engine *e)
         uint32_t again = overlap(p->begin, p->end, s->xfer_begin, s->xfer_end);
         s->n_recomputed += again;
         e->inflight[e->parity].n_recomputed += again;
-        s->n_computed = p->end;
+        s->n_computed = p->end - p->n_draft; /* at least: those of right drafts come to it */
         p->n_remaining = s->n_remaining;
         tell_prefill(e, s, now);
         engine_set_remaining(
@@ -226,10 +262,14 @@ static void count_computed(struct engine *e)
 static void count_future(struct engine *e)
 {
     const struct batch *b = engine_batch(e);
-    for (uint32_t i = 0; i < b->n_logits; i++) {
-        if (!b->logits[i].sample || !b->logits[i].seq) continue;
-        b->logits[i].seq->n_future++;
-        b->logits[i].seq->future_row = i;
+    for (uint32_t i = 0, n; i < b->n_logits; i += n) {
+        struct seq *s = b->logits[i].seq;
+        n = 1;
+        if (!b->logits[i].sample || !s) continue;
+        n = n_choices(b, i);
+        s->n_future++;
+        s->n_maybe += n - 1;
+        s->future_row = i;
     }
 }
 
@@ -244,8 +284,14 @@ static void uncount(struct engine *e, const struct batch *b)
         s->n_recomputed -= overlap(p->begin, p->end, s->xfer_begin, s->xfer_end);
         engine_set_remaining(e, s, p->n_remaining);
     }
-    for (uint32_t i = 0; i < b->n_logits; i++)
-        if (b->logits[i].seq && b->logits[i].sample) b->logits[i].seq->n_future--;
+    for (uint32_t i = 0, n; i < b->n_logits; i += n) {
+        struct seq *s = b->logits[i].seq;
+        n = 1;
+        if (!b->logits[i].sample || !s) continue;
+        n = n_choices(b, i);
+        s->n_future--;
+        s->n_maybe -= n - 1;
+    }
 }
 
 /* The batch is computed again, but for prompts of which layers have left for a peer, where they
@@ -313,6 +359,7 @@ static void launch_step(struct engine *e, uint32_t group_rows)
     count_computed(e);
     count_future(e);
     f->is_full = is_full_of_prompts(e);
+    f->drafted = f->sampled && engine_draft_submit(e);
 }
 
 /* ---- completion ---- */
@@ -363,8 +410,10 @@ static void sample(struct engine *e, const struct batch *b)
 
 static void publish_blocks(struct engine *e, const struct batch *b)
 {
-    for (uint32_t i = 0; i < b->n_chunks; i++)
-        if (b->chunks[i].seq) engine_publish(e, b->chunks[i].seq, b->chunks[i].end);
+    for (uint32_t i = 0; i < b->n_chunks; i++) {
+        const struct batch_chunk *c = &b->chunks[i];
+        if (c->seq) engine_publish(e, c->seq, c->end - c->n_draft);
+    }
 }
 
 /* Keeps only chunks of sequences that sample no token (echo with max_tokens 0), which end with
@@ -384,6 +433,17 @@ static void finish_tokenless_chunks(struct engine *e, const struct batch *b)
         if (b->chunks[i].seq) engine_finish(e, b->chunks[i].seq, OK, FINISH_LENGTH, -1);
 }
 
+/* A step that is ahead of drafts (drafter_ops.submit) was built as if all of them were wrong, with
+ * blocks for the case that all are right; the device moves its rows by how many are (kernel_move).
+ * Now the host knows, too. */
+static void move_ahead(struct batch *b, const struct seq *s, uint32_t n)
+{
+    for (uint32_t i = 0; i < b->n_chunks; i++)
+        if (b->chunks[i].seq == s) b->chunks[i].begin += n, b->chunks[i].end += n;
+    for (uint32_t i = 0; i < b->n_logits; i++)
+        if (b->logits[i].seq == s) b->logits[i].pos += n;
+}
+
 /* Of a sequence's last token and of its n drafts the step has chosen what comes next. Takes choices
  * as long as the drafts before them are right and the sequence goes on, each as a step of its own
  * would: with its position complete. Returns how many. */
@@ -392,23 +452,14 @@ static uint32_t take_verified(struct engine *e, struct seq *s, const struct toke
 {
     const uint32_t n_right = engine_draft_n_right(s, chosen, n);
     engine_draft_count(e, s, n, n_right);
+    s->n_computed += n_right;
+    if (s->n_future > 0 && n_right > 0) move_ahead(engine_batch(e), s, n_right);
     for (uint32_t i = 0; i <= n_right; i++) {
-        s->n_computed = s->n_tokens;
-        engine_publish(e, s, s->n_computed);
+        engine_publish(e, s, s->n_tokens);
         if (!engine_take_token(e, s, &chosen[i])) return i + 1;
     }
-    seq_trim(s, e->pool, e->opt.block_tokens);
+    if (s->n_future == 0) seq_trim(s, e->pool, e->opt.block_tokens);
     return n_right + 1;
-}
-
-/* Rows of logits from the i-th on that choose tokens of one sequence. */
-static uint32_t n_choices(const struct batch *b, uint32_t i)
-{
-    uint32_t n = 1;
-    while (i + n < b->n_logits && b->logits[i + n].sample &&
-           b->logits[i + n].seq == b->logits[i].seq)
-        n++;
-    return n;
 }
 
 static void take_tokens(struct engine *e, const struct batch *b, struct inflight_step *f)
@@ -423,7 +474,8 @@ static void take_tokens(struct engine *e, const struct batch *b, struct inflight
             continue;
         }
         n = n_choices(b, i);
-        l->seq->n_future -= n;
+        l->seq->n_future--;
+        l->seq->n_maybe -= n - 1;
         f->n_choosers++;
         if (n == 1) (void)engine_take_token(e, l->seq, &e->fetched[i]);
         f->n_taken += n > 1 ? take_verified(e, l->seq, &e->fetched[i], n - 1) : 1;
@@ -467,10 +519,10 @@ static void complete_step(struct engine *e, int parity)
     f->active = false;
     if (!f->sampled) sample(e, b);
     engine_pace_step(e, begin_of(e, f), b->seqs, b->n_seqs);
-    engine_free_deferred(e);
     counter_add(e->metrics.recomputed, f->n_recomputed); /* before anybody hears of the tokens */
     publish_blocks(e, b);
     const bool goes_on = engine_draft_observe(e, &e->batches[parity]);
+    engine_free_deferred(e); /* what drafts behind the step has left them, too */
     keep_tokenless_chunks(b);
     take_tokens(e, b, f);
     finish_tokenless_chunks(e, b);
@@ -486,8 +538,9 @@ static void complete_step(struct engine *e, int parity)
 /* May the next step be built while one is in flight? */
 static bool may_launch_ahead(struct engine *e)
 {
-    if (engine_is_node(e)) return false;             /* those that follow need the tokens */
-    if (engine_batch(e)->n_drafts > 0) return false; /* how many are right is not known */
+    if (engine_is_node(e)) return false; /* those that follow need the tokens */
+    /* how many are right is not known to the host */
+    if (engine_batch(e)->n_drafts > 0 && !e->inflight[e->parity].drafted) return false;
     if (kv_pool_available(e->pool) < e->n_running) return false; /* each may need a block */
     if (batch_next_needs_completion(e) || engine_draft_is_wanted(e)) return false;
     LIST_FOREACH (s, &e->running, struct seq, node)

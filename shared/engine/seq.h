@@ -68,8 +68,9 @@ struct seq {
 
     int32_t *tokens; /* [n_tokens_max] */
     uint32_t n_tokens, n_prompt, n_computed;
-    uint32_t n_future;     /* tokens that steps in flight choose: 0 to 2, or one and drafts */
-    uint32_t future_row;   /* logits row of the last such step that chooses the future token */
+    uint32_t n_future;   /* tokens that steps in flight choose at least: 0 to 2 */
+    uint32_t n_maybe;    /* and, of drafts that they verify, at most so many more */
+    uint32_t future_row; /* logits row of the last such step that chooses the first of its tokens */
     uint32_t n_tokens_max; /* length that ends the sequence: max_tokens, the context or the pool */
     uint32_t lp_next;      /* next prompt position whose logprob is to be emitted; n_prompt: none */
 
@@ -86,6 +87,7 @@ struct seq {
     struct draft_rate draft_rate; /* of its drafts */
     uint32_t n_draft;             /* drafts behind the known tokens, of the step being built */
     uint32_t draft_level;         /* of these */
+    int32_t draft_ids[DRAFT_TOKENS_MAX]; /* n_draft of them, with n_future: as ids of a step */
     uint32_t n_verified, n_drafted, n_accepted;
     float *hidden; /* of position hidden_at, the last that a peer computed; NULL: none, or used */
     uint32_t hidden_at;

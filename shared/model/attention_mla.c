@@ -462,6 +462,8 @@ static void list_absorbed(const struct model *m, const struct model_batch *b,
                 .pos_begin = from->pos_begin + done,
                 .block_table = from->block_table,
                 .is_decode = true,
+                .move = from->move,
+                .n_most = from->n_most,
             };
             lists[w->n_ranges].n_seqs++;
             range->n += (size_t)part;

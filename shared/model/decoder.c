@@ -136,6 +136,8 @@ struct kernel_step decoder_begin(struct model *m, const struct model_batch *b)
         .block_tokens = (int32_t)b->block_tokens,
         .sample_requests = b->sample_requests,
         .parity = b->parity,
+        .moves = b->moves,
+        .n_moves = b->n_moves,
         .least_rows = least_rows(m, b),
         .eager = b->eager,
     };
@@ -263,9 +265,11 @@ static void capture_graphs(struct model *m)
     m->n_captured = m->kernels->n_graph_nodes > 0 ? (uint32_t)n : 0; /* none: no room */
 }
 
-/* Of passes of captured steps of up to max_rows. */
+/* Of passes of captured steps of up to max_rows. LIMIT: ranks launch their passes kernel by kernel.
+ * */
 static uint32_t pass_graph_rows(const struct model *m, uint32_t max_rows)
 {
+    if (m->ep || m->share.tp_size > 1) return 0;
     const uint32_t most = m->max_draft_rows < PASS_GRAPH_ROWS_MAX ? m->max_draft_rows
                                                                   : PASS_GRAPH_ROWS_MAX;
     return max_rows < most ? max_rows : most;

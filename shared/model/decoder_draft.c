@@ -232,7 +232,8 @@ bool decoder_draft_forward(struct model *m, const struct model_draft *r)
     struct kernel_ctx *k = m->kernels;
     struct kernel_step step = decoder_begin(m, &r->batch);
     step.program = r->chained ? KERNEL_CHAINED_PASS : KERNEL_PASS;
-    step.first_kept = (int32_t)model_kept_of_pass(m, r->i_pass, r->first_kept);
+    step.first_kept = (int32_t)model_kept_of_pass(m, r->i_pass, 0);
+    step.n_kept = (int32_t)r->n_kept;
     step.eager |= list_rows(&m->decoder->draft, r);
     step.from_rows = m->decoder->draft.from_rows;
     k->step_ops->upload(k, &step);

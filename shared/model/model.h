@@ -115,9 +115,13 @@ struct model_batch {
     /* For sampling on the device (kernel_step). NULL: the caller wants the logits. */
     const struct sample_request *sample_requests; /* [n_logits] */
     int parity;                                   /* where the sampled tokens are kept */
-    void *kv;                                     /* pool memory, layout model_kv_layout */
-    uint32_t n_blocks;                            /* of the pool */
-    uint32_t block_tokens;                        /* tokens per block of the pool */
+    /* What is only known when the step before has chosen its tokens (kernel_step): ids, pos and
+     * seqs are as if none of its drafts were right. */
+    const struct kernel_move *moves; /* [n_moves] */
+    int32_t n_moves;
+    void *kv;              /* pool memory, layout model_kv_layout */
+    uint32_t n_blocks;     /* of the pool */
+    uint32_t block_tokens; /* tokens per block of the pool */
     /* Called on this thread once the write of a layer's K and V of all rows is queued; an event
      * recorded now (device_record_event) completes after it. A step that replays a captured graph
      * does not call it. May be NULL. */
@@ -149,9 +153,9 @@ struct model_draft {
     const struct model_hidden_rows *hidden; /* [n_hidden] all rows, in order */
     uint32_t n_hidden;
     bool chained;
-    /* Sampled on the device, its tokens are kept as those of the i_pass-th pass behind the step, 1
-     * to MODEL_DRAFT_PASSES_MAX, from the first_kept-th on. */
-    uint32_t i_pass, first_kept;
+    /* Sampled on the device, its tokens are kept among the first n_kept of the i_pass-th pass
+     * behind the step, 1 to MODEL_DRAFT_PASSES_MAX (model_kept_of_pass). */
+    uint32_t i_pass, n_kept;
 };
 
 /* How the ranks of a tensor-parallel node exchange what they computed. Every rank makes the same
@@ -294,6 +298,12 @@ bool model_submit_draft(struct model *m, const struct model_draft *d);
 static inline uint32_t model_kept_of_pass(const struct model *m, uint32_t i_pass, uint32_t k)
 {
     return i_pass * m->max_logits + k;
+}
+/* The number (kernel_move) of the drafts behind row `logit` of the logits of the last step of that
+ * parity which were right. */
+static inline uint32_t model_number_right(const struct model *m, int parity, uint32_t logit)
+{
+    return 1 + (uint32_t)parity * m->max_logits + logit;
 }
 /* Waits for all sampled passes behind the step of that parity, and for what they exchanged. Returns
  * the tokens that they chose, by their index among all kept ones; valid until the next pass of that

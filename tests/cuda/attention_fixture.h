@@ -231,7 +231,7 @@ class world {
         for (size_t i = 0; i < ranges.size(); i++) {
             const range &r = ranges[i];
             st->host.push_back(
-                { begins[i], r.n_q, r.pos, seqs[(size_t)r.seq].table.data(), r.generated });
+                { begins[i], r.n_q, r.pos, seqs[(size_t)r.seq].table.data(), r.generated, 0, 0 });
             st->seqs.push_back({ begins[i], r.n_q, r.pos, (int32_t)st->tables.size() });
             st->tables.insert(st->tables.end(), seqs[(size_t)r.seq].table.begin(),
                               seqs[(size_t)r.seq].table.end());

@@ -71,11 +71,11 @@ static void test_long(void)
 {
     const std::vector<range> ranges = { { 0, 8190, 3, true }, { 0, 16383, 2, true } };
     test("segments of a position", [] {
-        const struct attn_seq seqs[] = { { 0, 1, 0, nullptr, true },
-                                         { 1, 2, 8191, nullptr, true },
-                                         { 3, 2, 16383, nullptr, true },
-                                         { 5, 1, 131071, nullptr, true },
-                                         { 6, 1, 8191, nullptr, false } };
+        const struct attn_seq seqs[] = { { 0, 1, 0, nullptr, true, 0, 0 },
+                                         { 1, 2, 8191, nullptr, true, 0, 0 },
+                                         { 3, 2, 16383, nullptr, true, 0, 0 },
+                                         { 5, 1, 131071, nullptr, true, 0, 0 },
+                                         { 6, 1, 8191, nullptr, false, 0, 0 } };
         const int of[][2] = { { 1, 128 },  { 64, 128 },  { 33, 256 }, { 64, 256 },
                               { 33, 512 }, { 256, 512 }, { 16, 512 } };
         struct cuda_attn_counts counts;

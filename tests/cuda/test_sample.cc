@@ -70,11 +70,11 @@ struct sample_case {
     std::vector<int32_t> tokens, eos;
     uint32_t n_prompt = 0;
     int32_t score = -1;
-    bool is_future = false; /* the last token is known only to the GPU */
-    /* future: -1 - the index of the future token on the GPU; 0: the host knows all tokens */
-    sample_request request(int32_t future = 0)
+    uint32_t n_future = 0; /* so many tokens at the end are known only to the GPU */
+    /* Of the host, or with some of the tokens on the GPU. */
+    sample_request request(const sample_future &future = {})
     {
-        const uint32_t n_known = (uint32_t)tokens.size() - (future < 0);
+        const uint32_t n_known = (uint32_t)tokens.size() - future.n_chosen - future.n_drafts;
         params.bias = bias.data(), params.n_bias = (uint32_t)bias.size();
         params.allowed = allowed.empty() ? nullptr : allowed.data();
         return { &params,
@@ -85,7 +85,9 @@ struct sample_case {
                  future,
                  eos.data(),
                  (uint32_t)eos.size(),
-                 score };
+                 score,
+                 0,
+                 0 };
     }
 };
 
@@ -138,8 +140,12 @@ static sample_case make_row(uint64_t seed, uint32_t n_vocab)
     for (uint32_t n = r.below(60); n > 0; n--)
         row.tokens.push_back((int32_t)r.below(n_vocab + 2) - 1);
     row.n_prompt = r.below((uint32_t)row.tokens.size() + 1);
-    if (row.n_prompt < row.tokens.size() && r.below(2))
-        row.is_future = row.tokens.back() >= 0 && row.tokens.back() < (int32_t)n_vocab;
+    for (const uint32_t most = r.of({ 0u, 1u, 17u }); row.n_future < most; row.n_future++) {
+        const size_t at = row.tokens.size() - 1 - row.n_future;
+        if (row.n_prompt + row.n_future >= row.tokens.size() || row.tokens[at] < 0 ||
+            row.tokens[at] >= (int32_t)n_vocab)
+            break;
+    }
     if (r.below(2)) make_edits(r, &row, n_vocab);
     if (r.below(4) == 0) make_mask(r, &row, n_vocab);
     if (r.below(8) == 0) row.score = (int32_t)r.below(n_vocab);
@@ -195,7 +201,9 @@ struct encoded_rows {
     std::vector<sample_row_params> row_params;
     std::vector<sample_edit> edits;
     std::vector<uint64_t> allowed;
-    std::vector<int32_t> ids; /* before the call: future tokens, each at the index of another row */
+    /* Kept before the call: a row's first future tokens at the index of another row, the other ones
+     * behind all rows, a number of rows apart. */
+    std::vector<int32_t> ids;
     unsigned work = 0;
 };
 
@@ -204,12 +212,17 @@ static encoded_rows encode_rows(std::vector<sample_case> &rows, uint32_t n_vocab
     encoded_rows all;
     sample_encoder *m = sample_encoder_create(n_vocab);
     all.logits.assign(rows.size() * stride, 1e30f); /* reading between rows would choose these */
-    all.ids.assign(rows.size(), UNTOUCHED);
+    all.ids.assign(rows.size() * SAMPLE_FUTURE_MAX, UNTOUCHED);
     for (size_t i = 0; i < rows.size(); i++) {
         const size_t place = rows.size() - 1 - i;
-        const sample_request w = rows[i].request(rows[i].is_future ? -1 - (int32_t)place : 0);
+        const uint32_t n = rows[i].n_future;
+        const int32_t *future = rows[i].tokens.data() + rows[i].tokens.size() - n;
+        sample_request w = rows[i].request({ n > 0, 0, (int32_t)place, n > 0 ? n - 1 : 0,
+                                             (int32_t)(rows.size() + i), (int32_t)rows.size() });
         sample_encoded made;
-        if (rows[i].is_future) all.ids[place] = rows[i].tokens.back();
+        w.kept_at = (int32_t)i;
+        if (n > 0) all.ids[place] = future[0];
+        for (uint32_t k = 1; k < n; k++) all.ids[k * rows.size() + i] = future[k];
         sample_encoder_encode(m, &w, &made);
         made.params.edits = (int32_t)all.edits.size();
         if (made.n_words) made.params.allowed = (int32_t)all.allowed.size();
@@ -255,7 +268,7 @@ struct gpu_call {
         call.work = all.work, call.n_real_rows = real < 0 ? nullptr : (const int32_t *)n_real.p,
         call.row_params = (const sample_row_params *)row_params.p;
         call.edits = (const sample_edit *)edits.p, call.allowed = (const uint64_t *)allowed.p;
-        call.results = (token_logprobs *)results.p, call.ids = (int32_t *)ids.p,
+        call.results = (token_logprobs *)results.p, call.kept = (int32_t *)ids.p,
         call.scratch = scratch.p;
     }
     static token_logprobs make_guard()
@@ -428,7 +441,9 @@ TEST(a_future_token_counts_everywhere)
             if (kind == 2) row.bias = { { id, -0.25f }, { id, 0.25f } };
             if (kind == 3)
                 row.bias = { { id == 0 ? 1 : id - 1, 0.25f }, { id == 8999 ? 0 : id + 1, 0.125f } };
-            row.tokens = { id }, row.n_prompt = 0, row.is_future = true;
+            row.tokens = { id }, row.n_prompt = 0, row.n_future = 1;
+            rows.push_back(row);
+            row.tokens = { id, id, id == 7 ? 8 : 7, id }, row.n_future = 1 + (uint32_t)kind;
             rows.push_back(row);
         }
     const gpu_scratch scratch(rows.size(), n_vocab);
@@ -470,7 +485,7 @@ TEST(a_captured_call_takes_other_requests)
     cudaStream_t stream;
     cudaGraph_t graph;
     cudaGraphExec_t exec;
-    c.call.work = SAMPLE_DRAW | SAMPLE_CUT | SAMPLE_LOGPROBS | SAMPLE_FUTURE_TOKEN;
+    c.call.work = SAMPLE_DRAW | SAMPLE_CUT | SAMPLE_LOGPROBS | SAMPLE_FUTURE;
     c.call.edits = (const sample_edit *)edits.p;
     GOOD(cudaMemcpy(edits.p, c.all.edits.data(), c.all.edits.size() * sizeof(sample_edit),
                     cudaMemcpyHostToDevice));
@@ -573,7 +588,7 @@ TEST(edits_are_few_and_in_order)
               made.edits[3].penalise);
         CHECK(made.edits[3].count == 1 && made.edits[5].forbid && !made.edits[5].penalise);
         CHECK(made.params.frequency == 0.5f && made.params.presence == 0 &&
-              made.params.repetition == 1 && made.params.future_token == 0);
+              made.params.repetition == 1 && made.params.n_chosen == 0);
         CHECK_EQ_INT(made.n_words, 2);
         CHECK(made.allowed == row.allowed.data() && made.params.allowed == 0);
         CHECK_EQ_INT(made.work, SAMPLE_DRAW | SAMPLE_CUT);
@@ -585,11 +600,13 @@ TEST(edits_are_few_and_in_order)
     CHECK(made.edits[4].id == 9 && made.edits[4].penalise && made.edits[4].count == 0);
     CHECK(made.edits[1].id == 7 && made.edits[1].count == 1 && made.params.presence == 0.7f &&
           made.params.repetition == 2);
-    w = row.request(-3); /* the last token, 70, is known only to the GPU */
+    w = row.request({ 1, 5, 2, 0, 0, 0 }); /* the last token, 70, is known only to the GPU */
+    w.n_verify = 3, w.kept_at = 9;
     sample_encoder_encode(m, &w, &made);
-    CHECK(made.params.n_edits == 6 && made.edits[5].id == 99 && made.params.future_token == -3 &&
-          made.params.index == 3);
-    CHECK_EQ_INT(made.work, SAMPLE_DRAW | SAMPLE_CUT | SAMPLE_FUTURE_TOKEN);
+    CHECK(made.params.n_edits == 6 && made.edits[5].id == 99 && made.params.n_chosen == 1 &&
+          made.params.first_chosen == 2 && made.params.after == 5 && made.params.index == 3);
+    CHECK(made.params.n_verify == 3 && made.params.kept_at == 9);
+    CHECK_EQ_INT(made.work, SAMPLE_DRAW | SAMPLE_CUT | SAMPLE_FUTURE | SAMPLE_VERIFY);
     w = row.request();
     w.score = 5;
     sample_encoder_encode(m, &w, &made);

@@ -67,7 +67,7 @@ struct drawn_row {
         const device_bytes results(std::vector<token_logprobs>(1)), ids(std::vector<int32_t>(1));
         call.logits = (const float *)x.p, call.stride = N, call.n_vocab = N, call.n_rows = 1;
         call.work = work, call.row_params = (const sample_row_params *)row_params.p;
-        call.results = (token_logprobs *)results.p, call.ids = (int32_t *)ids.p,
+        call.results = (token_logprobs *)results.p, call.kept = (int32_t *)ids.p,
         call.scratch = room.p;
         GOOD(sample_run(nullptr, &call));
         GOOD(cudaDeviceSynchronize());

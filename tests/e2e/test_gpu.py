@@ -79,6 +79,22 @@ def test_a_small_model_drafts_on_the_gpu():
     assert got == want and accepted > 0, (got, want, accepted)
 
 
+def test_the_draft_layer_drafts_ahead_on_the_gpu():
+    """Answers with drafts of the model's own layer are those without; passes are recorded, and steps with drafts submitted ahead."""
+    need_gpu()
+    bodies = mixed_requests(5, 8, 512, 40, (6, 12))
+    with closing(Node(DEEPSEEK, 'mixed', [*CUDA, *SHORT_STEPS])) as node:
+        wait_ready(node, timeout=120)
+        want = run([node.port], bodies, 1)
+    config = dict(method='mtp', num_speculative_tokens=3, adaptive=False)
+    with closing(Node(DEEPSEEK, 'mixed', [*CUDA, *SHORT_STEPS, '--speculative-config', json.dumps(config)])) as node:
+        wait_ready(node, timeout=120)
+        check_equal(want, run([node.port], bodies, len(bodies)), 'with drafts')
+        m = metrics(node.port)
+        assert m['baton_spec_decode_num_draft_tokens_total'] > 0 and m['baton_engine_draft_passes_recorded_total'] > 0, m
+        assert 2 * m['baton_engine_steps_ahead_total'] > m['baton_engine_steps_total'], m
+
+
 def test_the_gpu_gives_the_tokens_of_the_cpu():
     """With exact arithmetic, equal up to the last bits of sums: the most likely token of each position is the same."""
     tokens_of_the_cpu(mixed_requests(4, 3, 512, 80, (1, 5)))

@@ -10,6 +10,7 @@
 
 #include "kernels/cuda/attention/attention_launch.cuh"
 #include "kernels/cuda/attention/attention_merge.cuh"
+#include "kernels/cuda/attention/attention_segments.cuh"
 #include "shared/base/arith.h"
 
 /* Per 4 SMs: as many as run on them at a time; of the kernel of compute capability 9.0, which has
@@ -40,20 +41,25 @@ static size_t segments_of(size_t n_keys)
     return (n_keys + CUDA_ATTN_SEGMENT - 1) / CUDA_ATTN_SEGMENT;
 }
 
-/* Keys of a decode row's segments; n_keys: the row's. */
-static int32_t decode_segment(int32_t n_keys)
-{
-    int32_t n = CUDA_ATTN_SEGMENT_LEAST;
-    while (n < CUDA_ATTN_SEGMENT && n_keys > n * CUDA_ATTN_SEGMENTS_MANY) n *= 2;
-    return n;
-}
-
 /* The most segments that a row of up to n_keys keys has. */
 static size_t segments_most(size_t n_keys)
 {
     const size_t many = CUDA_ATTN_SEGMENTS_MANY,
                  short_ones = (n_keys + CUDA_ATTN_SEGMENT_LEAST - 1) / CUDA_ATTN_SEGMENT_LEAST;
     return max_size(segments_of(n_keys), min_size(short_ones, many));
+}
+
+/* The most segments that a row has which moves by up to n_most: they grow with its position, but
+ * fewer and larger ones follow many. */
+static int32_t most_segments(const struct attn_seq *seq, int32_t pos, bool is_large)
+{
+    int32_t most = 0;
+    for (int32_t i = 0; i <= seq->n_most; i++) {
+        const int32_t n = seq->is_decode && !is_large ? decode_segment(pos + i + 1)
+                                                      : CUDA_ATTN_SEGMENT;
+        most = max_i32(most, (pos + i) / n + 1);
+    }
+    return most;
 }
 
 static void number_seq(struct cuda_attn_counts *counts, const struct attn_seq *seq, int32_t i_seq,
@@ -67,10 +73,11 @@ static void number_seq(struct cuda_attn_counts *counts, const struct attn_seq *s
         };
         if (rows) rows[counts->n_rows] = row;
         counts->n_rows++;
-        counts->n_segments += pos / n + 1;
+        counts->n_segments += most_segments(seq, pos, is_large);
     }
     counts->n_rows_seq = max_i32(counts->n_rows_seq, seq->n_q);
-    if (seq->n_q > 0) counts->n_keys_max = max_i32(counts->n_keys_max, seq->pos_begin + seq->n_q);
+    if (seq->n_q > 0)
+        counts->n_keys_max = max_i32(counts->n_keys_max, seq->pos_begin + seq->n_most + seq->n_q);
     if (seq->n_q > 0 && !seq->is_decode)
         counts->n_keys_prefill = max_i32(counts->n_keys_prefill, seq->pos_begin + seq->n_q);
 }

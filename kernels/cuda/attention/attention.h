@@ -85,10 +85,24 @@ struct attention {
 
 /* Numbers the rows of a list: fills `rows` except for `table`, which has room for those of all
  * sequences (NULL: only counts them), and `counts`. Host memory. block_tokens: the pool's;
- * is_large: decode rows have large segments, as small ones would cost more than they give. */
+ * is_large: decode rows have large segments, as small ones would cost more than they give. Of rows
+ * that move, `counts` has the most that may be, and attention_move_rows numbers them. */
 void attention_list_rows(struct cuda_attn_counts *counts, const struct attn_seq *seqs,
                          int32_t n_seqs, int32_t block_tokens, bool is_large,
                          struct cuda_attn_row *rows);
+/* Moves rows of an uploaded list whose sequences move (attn_seq.move), and numbers all rows anew.
+ * Pointers are device memory. */
+struct attention_move_call {
+    struct cuda_attn_row *rows; /* [n_rows] as attention_list_rows made them, but n_old: the move of
+                                 * the row's sequence */
+    struct cuda_attn_counts *counts;
+    int32_t n_rows, n_decode;
+    const struct kernel_move *moves;
+    const int32_t *accepted; /* the numbers that moves name */
+    bool is_large;           /* as attention_list_rows was told */
+    bool is_alone;           /* all rows are decode rows, each the only one of its sequence */
+};
+cudaError_t attention_move_rows(cudaStream_t stream, const struct attention_move_call *c);
 /* Scratch that suffices for any call whose bounds have at most n_rows rows and n_keys keys, with
  * n_heads heads of v_dim; grows with each of them. */
 size_t attention_scratch_floats(size_t n_rows, size_t n_heads, size_t v_dim, size_t n_keys);

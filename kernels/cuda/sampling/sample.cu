@@ -1,6 +1,6 @@
 /* sample.cu - the sampler's phases after the first two, and the call.
  *
- *   future_token  the previous token, if only the GPU knows it rows whose penalties count it
+ *   future        tokens that only the GPU knows                    rows whose penalties count them
  *   argmax        mask, edits, largest logit (sample_argmax.cuh)        all rows; ends greedy ones
  *   terms         p = exp((x - max) / T); masses of chunks              rows that draw
  *   gather        candidates for the last entry of top_k and top_p      rows that are cut
@@ -318,9 +318,8 @@ cudaError_t sample_run(cudaStream_t stream, const struct sample_call *call)
     const dim3 grid(blocks_for((size_t)call->n_vocab, SAMPLE_PIECE), (unsigned)call->n_rows),
         block(SAMPLE_THREADS);
     cudaError_t e = cudaSuccess;
-    if (call->work & SAMPLE_FUTURE_TOKEN)
-        e = launch(stream, future_token_kernel, dim3(1, (unsigned)call->n_rows), dim3(WARP), 0,
-                   *call);
+    if (call->work & SAMPLE_FUTURE)
+        e = launch(stream, future_kernel, dim3(1, (unsigned)call->n_rows), dim3(WARP), 0, *call);
     if (e == cudaSuccess) e = launch(stream, argmax_kernel, grid, block, 0, *call);
     if (e == cudaSuccess && draws) e = launch(stream, terms_kernel, grid, block, 0, *call);
     if (e == cudaSuccess && cuts) e = launch(stream, gather_kernel, grid, block, 0, *call);
@@ -328,4 +327,29 @@ cudaError_t sample_run(cudaStream_t stream, const struct sample_call *call)
     if (e == cudaSuccess && call->work & SAMPLE_LOGPROBS)
         e = launch(stream, count_kernel, grid, block, 0, *call);
     return e;
+}
+
+/* ---- which drafts are right ---- */
+
+static __global__ void __launch_bounds__(WARP) verify_kernel(const sample_verify_call call)
+{
+    grid_dependency_sync();
+    const int row = (int)(blockIdx.x * WARP + threadIdx.x);
+    if (row >= call.n_rows) return;
+    const int n = call.row_params[row].n_verify;
+    int n_right = 0;
+    for (; n_right < n; n_right++) {
+        const int32_t id = call.ids[call.logit_rows[row + n_right + 1]],
+                      draft = id >= 0 ? id : call.kept[-1 - id];
+        if (call.kept[row + n_right] != draft) break;
+    }
+    call.accepted[row] = n_right;
+}
+
+cudaError_t sample_verify(cudaStream_t stream, const struct sample_verify_call *call)
+{
+    return call->n_rows > 0
+               ? launch(stream, verify_kernel, dim3(blocks_for((size_t)call->n_rows, WARP)),
+                        dim3(WARP), 0, *call)
+               : cudaSuccess;
 }

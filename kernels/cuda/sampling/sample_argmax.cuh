@@ -30,32 +30,57 @@ static __device__ float penalised(const sample_row_params &a, unsigned count, fl
     return count ? __fsub_rn(x, a.presence) : x;
 }
 
-/* The edited logit. `future_token`: count one more occurrence of the token. */
-static __device__ float edited(const sample_row_params &a, const sample_edit &e, bool future_token,
+/* The edited logit; n_more: occurrences of the token besides those of the edit. */
+static __device__ float edited(const sample_row_params &a, const sample_edit &e, unsigned n_more,
                                float x)
 {
-    if (e.forbid) x = -INFINITY;
+    if (e.forbid && a.index < a.min_tokens) x = -INFINITY;
     x = __fadd_rn(x, e.bias);
-    return e.penalise || future_token ? penalised(a, (e.penalise ? e.count : 0) + future_token, x)
-                                      : x;
+    return e.penalise || n_more ? penalised(a, (e.penalise ? e.count : 0) + n_more, x) : x;
 }
 
-enum { NO_TOKEN = -1 };
-
-/* Applies the row's edits e [n] that fall in the block's piece of r.x, and the future token if it
- * does (NO_TOKEN: none). */
-static __device__ void edit_piece(const sample_row &r, const sample_edit *e, int n,
-                                  int future_token)
+/* How often a token is among the first n of the future ones. */
+static __device__ unsigned count_future(const sample_row &r, int id, int n)
 {
-    __shared__ int bounds[3]; /* edits below the piece, below its end, below the future token */
+    unsigned count = 0;
+    for (int i = 0; i < n; i++) count += r.state->future[i] == id;
+    return count;
+}
+
+/* Are there edits of the token in e [n], which are sorted? */
+static __device__ bool has_edits(const sample_edit *e, int n, int id)
+{
+    int low = 0;
+    while (n > 0) {
+        const int half = n / 2;
+        if (e[low + half].id < id) low += half + 1, n -= half + 1;
+        else if (e[low + half].id == id) return true;
+        else n = half;
+    }
+    return false;
+}
+
+/* Penalises future tokens of the piece [begin, end) that have no edits. */
+static __device__ void penalise_future(const sample_row &r, const sample_edit *e, int n, int begin,
+                                       int end, int n_future)
+{
+    if ((int)threadIdx.x >= n_future) return;
+    const int id = r.state->future[threadIdx.x];
+    if (id < begin || id >= end || count_future(r, id, (int)threadIdx.x) > 0 || has_edits(e, n, id))
+        return; /* of equal ones the first thread's does all */
+    r.x[id] = penalised(*r.params, count_future(r, id, n_future), r.x[id]);
+}
+
+/* Applies the row's edits e [n] that fall in the block's piece of r.x, and counts its future tokens
+ * that do. */
+static __device__ void edit_piece(const sample_row &r, const sample_edit *e, int n, int n_future)
+{
+    __shared__ int bounds[2]; /* edits below the piece, below its end */
     const int begin = (int)blockIdx.x * SAMPLE_PIECE,
               end = begin + SAMPLE_PIECE < r.n_vocab ? begin + SAMPLE_PIECE : r.n_vocab;
-    if (threadIdx.x < 3 * WARP) {
+    if (threadIdx.x < 2 * WARP) {
         const int which = (int)threadIdx.x / WARP,
-                  at = count_edits_below(e, n,
-                                         which == 0   ? begin
-                                         : which == 1 ? end
-                                                      : future_token);
+                  at = count_edits_below(e, n, which == 0 ? begin : end);
         if (threadIdx.x % WARP == 0) bounds[which] = at;
     }
     __syncthreads();
@@ -64,13 +89,13 @@ static __device__ void edit_piece(const sample_row &r, const sample_edit *e, int
         if (i > bounds[0] && e[i - 1].id == id)
             continue; /* the first edit's thread applies all of an id */
         float x = r.x[id];
-        for (int j = i; j < bounds[1] && e[j].id == id; j++)
-            x = edited(*r.params, e[j], id == future_token && (j + 1 == n || e[j + 1].id != id), x);
+        for (int j = i; j < bounds[1] && e[j].id == id; j++) {
+            const bool is_last = j + 1 == n || e[j + 1].id != id;
+            x = edited(*r.params, e[j], is_last ? count_future(r, id, n_future) : 0, x);
+        }
         r.x[id] = x;
     }
-    const bool is_edited = bounds[2] < n && e[bounds[2]].id == future_token;
-    if (threadIdx.x == 0 && future_token >= begin && future_token < end && !is_edited)
-        r.x[future_token] = penalised(*r.params, 1, r.x[future_token]);
+    penalise_future(r, e, n, begin, end, n_future);
     __syncthreads();
 }
 
@@ -88,10 +113,10 @@ static __device__ void change_piece(const sample_call &call, const sample_row &r
         }
     }
     store_elements(r.x, v, r.n_vocab);
-    if (params.n_edits <= 0 && params.future_token >= 0) return;
+    if (params.n_edits <= 0 && !has_future(params)) return;
     __syncthreads();
     edit_piece(r, call.edits + params.edits, params.n_edits,
-               params.future_token < 0 ? r.state->future_token : (int)NO_TOKEN);
+               has_future(params) ? r.state->n_future : 0);
     load_elements(v, r.x, r.n_vocab);
 }
 
@@ -137,7 +162,7 @@ static __device__ int32_t first_allowed(const sample_call &call, const sample_ro
 static __device__ void choose(const sample_call &call, const sample_row &r, int32_t id)
 {
     r.state->id = id;
-    call.ids[blockIdx.y] = id;
+    call.kept[r.params->kept_at] = id;
 }
 
 /* Writes a result of which only the id is known. Last block. */
@@ -185,16 +210,22 @@ static __device__ void check_params(const sample_call &call, const sample_row &r
     if (draws && !(call.work & SAMPLE_DRAW)) __trap();
     if (draws && (counts_top(a, r.n_vocab) || a.top_p < 1) && !(call.work & SAMPLE_CUT)) __trap();
     if (wants_logprobs(a) && !(call.work & SAMPLE_LOGPROBS)) __trap();
-    if (a.future_token < 0 && !(call.work & SAMPLE_FUTURE_TOKEN)) __trap();
+    if (has_future(a) && !(call.work & SAMPLE_FUTURE)) __trap();
+    if (a.n_chosen + a.n_drafts > SAMPLE_FUTURE_MAX) __trap();
 }
 
-/* A separate launch, because ids[] is overwritten as soon as a row's token is known. */
-static __global__ void __launch_bounds__(WARP) future_token_kernel(const sample_call call)
+/* A separate launch, because kept tokens are overwritten as soon as a row's token is known. */
+static __global__ void __launch_bounds__(WARP) future_kernel(const sample_call call)
 {
     grid_dependency_sync();
     sample_row r;
-    if (threadIdx.x == 0 && open_row(call, &r) && r.params->future_token < 0)
-        r.state->future_token = call.kept[-1 - r.params->future_token];
+    if (!open_row(call, &r) || !has_future(*r.params)) return;
+    const sample_row_params &a = *r.params;
+    const int i = (int)threadIdx.x, i_draft = i - (int)a.n_chosen;
+    if (i == 0) r.state->n_future = (int32_t)(a.n_chosen + a.n_drafts);
+    if (i_draft >= (int)a.n_drafts) return;
+    r.state->future[i] = i_draft < 0 ? call.kept[a.first_chosen + i]
+                                     : call.kept[a.first_draft + i_draft * a.draft_stride];
 }
 
 static __global__ void __launch_bounds__(SAMPLE_THREADS) argmax_kernel(const sample_call call)

@@ -138,7 +138,8 @@ static int32_t make_edits(struct sample_encoder *m, const struct sample_request 
 static unsigned work_of(const struct sample_row_params *a, uint32_t n_vocab)
 {
     unsigned work = (a->score >= 0 || a->n_logprobs >= 0 ? SAMPLE_LOGPROBS : 0) |
-                    (a->future_token < 0 ? SAMPLE_FUTURE_TOKEN : 0);
+                    (a->n_chosen + a->n_drafts > 0 ? SAMPLE_FUTURE : 0) |
+                    (a->n_verify > 0 ? SAMPLE_VERIFY : 0);
     if (a->score >= 0 || !(a->temperature >= 1e-5f)) return work;
     if ((a->top_k > 0 && (uint32_t)a->top_k < n_vocab) || a->top_p < 1) work |= SAMPLE_CUT;
     return work | SAMPLE_DRAW;
@@ -150,17 +151,21 @@ void sample_encoder_encode(struct sample_encoder *m, const struct sample_request
     const struct sampling_params *p = w->params;
     bool chooses = w->score < 0;
     ASSERT(w->n_tokens >= w->n_prompt);
-    ASSERT(w->future_token <= 0 && w->n_out == w->n_tokens - w->n_prompt + (w->future_token < 0));
+    ASSERT(w->n_out == w->n_tokens - w->n_prompt + w->future.n_chosen + w->future.n_drafts);
     *out = (struct sample_encoded){
         .params = { .seed = p->seed,
                     .index = w->n_out,
+                    .min_tokens = p->min_tokens,
+                    .after = w->future.after,
                     .temperature = p->temperature,
                     .min_p = p->min_p,
                     .top_p = p->top_p,
                     .top_k = p->top_k,
                     .allowed = chooses && p->allowed ? 0 : -1,
                     .n_logprobs = p->n_logprobs,
-                    .score = w->score, },
+                    .score = w->score,
+                    .kept_at = w->kept_at,
+                    .n_verify = (int32_t)w->n_verify, },
         .edits = m->edits,
         .allowed = chooses ? p->allowed : NULL,
         .n_words = chooses && p->allowed ? (m->n_vocab + 63) / 64 : 0,
@@ -170,7 +175,11 @@ void sample_encoder_encode(struct sample_encoder *m, const struct sample_request
         out->params.repetition = repetition_of(p);
         out->params.frequency = p->frequency_penalty;
         out->params.presence = p->presence_penalty;
-        out->params.future_token = w->future_token;
+        out->params.n_chosen = w->future.n_chosen;
+        out->params.first_chosen = w->future.first_chosen;
+        out->params.n_drafts = w->future.n_drafts;
+        out->params.first_draft = w->future.first_draft;
+        out->params.draft_stride = w->future.draft_stride;
     }
     out->work = work_of(&out->params, m->n_vocab);
 }

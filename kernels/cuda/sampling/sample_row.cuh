@@ -46,11 +46,11 @@ struct sample_row_state {
     unsigned n_listed; /* candidates, including those without room */
     unsigned n_reach;  /* logits not below the token's */
     /* Results of a phase's last block for later phases. */
-    int32_t id;           /* the token, once it is chosen */
-    int32_t future_token; /* the token that params.future_token names */
-    bool draws;           /* it is drawn */
-    bool cuts;            /* by top_k or top_p */
-    bool by_count;        /* top_k is one of the reasons */
+    int32_t id; /* the token, once it is chosen */
+    int32_t n_future, future[SAMPLE_FUTURE_MAX];
+    bool draws;    /* it is drawn */
+    bool cuts;     /* by top_k or top_p */
+    bool by_count; /* top_k is one of the reasons */
     float max, max_raw;
     float above; /* what the cut depends on is larger */
     float cut_p; /* struct cutoff of sampler.c */
@@ -97,6 +97,11 @@ struct sample_row {
     bool changed; /* x is not the logits */
 };
 
+static __device__ __forceinline__ bool has_future(const sample_row_params &a)
+{
+    return a.n_chosen + a.n_drafts > 0;
+}
+
 /* Sets up *r. False: the row is not real. */
 static __device__ bool open_row(const sample_call &call, sample_row *r)
 {
@@ -115,7 +120,7 @@ static __device__ bool open_row(const sample_call &call, sample_row *r)
     r->n_vocab = call.n_vocab;
     r->n_chunks = (call.n_vocab + SAMPLE_CHUNK - 1) / SAMPLE_CHUNK;
     r->changed = r->params->score < 0 &&
-                 (r->params->n_edits > 0 || r->params->allowed >= 0 || r->params->future_token < 0);
+                 (r->params->n_edits > 0 || r->params->allowed >= 0 || has_future(*r->params));
     return true;
 }
 

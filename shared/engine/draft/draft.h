@@ -61,8 +61,10 @@ struct draft_seq {
 /* A sequence that may get drafts in the next step. */
 struct draft_request {
     struct draft_seq *seq;
-    struct seq *of;        /* the engine's */
-    const int32_t *tokens; /* [n_tokens] prompt and answer; at each call those before and more */
+    struct seq *of; /* the engine's */
+    const int32_t
+        *tokens; /* [n_tokens] prompt and answer; at each call those before and more. A step
+                            * in flight chooses more if of->n_future is not 0 */
     uint32_t n_tokens;
     uint32_t n_max;  /* drafts wanted at most; not 0 */
     int32_t *drafts; /* [n_max] out */
@@ -72,7 +74,8 @@ struct draft_request {
 
 struct drafter_ops {
     const char *name;
-    /* It learns from every step of the engine; steps are not submitted early. */
+    /* It learns from every step of the engine; steps are only submitted early behind one that it
+     * was submitted behind. */
     bool observes;
     /* Its drafts cost time: it makes only those that are worth while (engine_draft_want), and all
      * of them are verified. */
@@ -88,6 +91,14 @@ struct drafter_ops {
     /* The step of `b` is complete and has chosen b's tokens; the sequences do not have them yet.
      * Not called of one that does not observe. */
     void (*observe)(struct drafter *d, const struct batch *b, const struct token_logprobs *chosen);
+    /* The step of `b` was submitted, and the device chooses its tokens: submits what makes drafts
+     * behind them. False: it cannot; `observe` is called once the step is complete. Otherwise
+     * `collect` is called instead, and the drafts that `propose` finds before that for sequences in
+     * the step are ids of kept tokens (kernel_step). */
+    bool (*submit)(struct drafter *d, const struct batch *b);
+    /* Behind `submit`: the step of `b` is complete, as for `observe`. Waits for its drafts: the
+     * device has left the sequences' blocks then, but for a step that is ahead. */
+    void (*collect)(struct drafter *d, const struct batch *b, const struct token_logprobs *chosen);
     /* Fills in n requests, of different sequences. Takes microseconds for each. */
     void (*propose)(struct drafter *d, struct draft_request *requests, uint32_t n);
     void (*end)(struct drafter *d, struct draft_seq *s);
@@ -105,13 +116,15 @@ extern const struct drafter_ops drafter_given_ops, drafter_ngram_ops, drafter_su
 enum status drafter_create_plain(const struct draft_config *c, struct engine *e,
                                  struct drafter **out, struct err *err);
 void drafter_free_plain(struct drafter *d);
-/* Asks for the likeliest token behind `tokens`, which stay the caller's. */
-struct sample_request drafter_greedy(const int32_t *tokens);
+/* Asks for the likeliest token behind `tokens`, which stay the caller's; a device keeps it at
+ * kept_at. */
+struct sample_request drafter_greedy(const int32_t *tokens, uint32_t kept_at);
 /* What these requests choose from logits [n, n_vocab] of m, where no device does; 0 where no logit
  * is a number. chosen [n]: only the ids are set. */
 void drafter_choose_on_host(const struct model *m, const float *logits, uint32_t n,
                             struct token_logprobs *chosen);
 void drafter_observe_nothing(struct drafter *d, const struct batch *b,
                              const struct token_logprobs *chosen);
+bool drafter_submit_nothing(struct drafter *d, const struct batch *b);
 
 #endif

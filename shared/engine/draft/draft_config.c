@@ -104,13 +104,18 @@ enum status drafter_create_plain(const struct draft_config *c, struct engine *e,
 
 void drafter_free_plain(struct drafter *d) { mem_free(d); }
 
-struct sample_request drafter_greedy(const int32_t *tokens)
+struct sample_request drafter_greedy(const int32_t *tokens, uint32_t kept_at)
 {
     static const struct sampling_params GREEDY = {
         .top_p = 1, .repetition_penalty = 1, .max_tokens = 1, .n_logprobs = -1
     };
     return (struct sample_request){
-        .params = &GREEDY, .tokens = tokens, .n_tokens = 1, .n_prompt = 1, .score = -1
+        .params = &GREEDY,
+        .tokens = tokens,
+        .n_tokens = 1,
+        .n_prompt = 1,
+        .score = -1,
+        .kept_at = (int32_t)kept_at,
     };
 }
 
@@ -128,6 +133,13 @@ void drafter_observe_nothing(struct drafter *d, const struct batch *b,
                              const struct token_logprobs *chosen)
 {
     (void)d, (void)b, (void)chosen;
+}
+
+bool drafter_submit_nothing(struct drafter *d, const struct batch *b)
+{
+    (void)d;
+    (void)b;
+    return false;
 }
 
 const struct drafter_ops *drafter_at(uint32_t i)

@@ -41,6 +41,8 @@ const struct drafter_ops drafter_given_ops = {
     .free = drafter_free_plain,
     .begin = begin,
     .observe = drafter_observe_nothing,
+    .submit = drafter_submit_nothing,
+    .collect = drafter_observe_nothing,
     .propose = propose,
     .end = end,
 };

@@ -201,7 +201,7 @@ static void want_logits(struct model_drafter *d, struct draft_request *r)
     const uint32_t i = d->n_logits++;
     d->of_logits[i] = r;
     d->logit_rows[i] = (int32_t)d->n_rows - 1;
-    d->sample_requests[i] = drafter_greedy(r->tokens);
+    d->sample_requests[i] = drafter_greedy(r->tokens, i);
 }
 
 /* Nothing is drafted any more after a fault. */
@@ -339,6 +339,8 @@ const struct drafter_ops drafter_model_ops = {
     .free = free_drafter,
     .begin = begin,
     .observe = drafter_observe_nothing,
+    .submit = drafter_submit_nothing,
+    .collect = drafter_observe_nothing,
     .propose = propose,
     .end = end,
 };

@@ -167,6 +167,8 @@ const struct drafter_ops drafter_suffix_ops = {
     .free = drafter_free_plain,
     .begin = begin,
     .observe = drafter_observe_nothing,
+    .submit = drafter_submit_nothing,
+    .collect = drafter_observe_nothing,
     .propose = propose,
     .end = end,
 };

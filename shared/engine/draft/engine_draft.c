@@ -63,19 +63,30 @@ void engine_draft_tell_lack(struct engine *e)
 
 /* ---- before a step ---- */
 
+/* The most tokens that it has when steps in flight are complete. */
+static uint32_t most_tokens(const struct seq *s) { return s->n_tokens + s->n_future + s->n_maybe; }
+
 /* Drafts that the sequence has room for: behind them comes one more token. */
 static uint32_t room_of(const struct engine *e, const struct seq *s)
 {
-    const uint32_t left = s->n_tokens_max - s->n_tokens, most = e->draft.config.n_tokens;
+    const uint32_t n = most_tokens(s), most = e->draft.config.n_tokens,
+                   left = n < s->n_tokens_max ? s->n_tokens_max - n : 0;
     if (left == 0) return 0;
     return left - 1 < most ? left - 1 : most;
 }
 
-/* Its last token is known, and generated. */
+/* Its last token is generated, and known, or chosen by the step in flight behind which its drafts
+ * are. */
 static bool can_have_drafts(const struct engine *e, const struct seq *s)
 {
-    return !s->prefill_only && s->n_future == 0 && s->n_computed >= s->n_prompt &&
-           room_of(e, s) > 0;
+    return !s->prefill_only && s->n_computed >= s->n_prompt && room_of(e, s) > 0;
+}
+
+/* Blocks of positions that the draft layer, or a draft, has tried; a step in flight may write
+ * there. */
+static void trim(struct engine *e, struct seq *s)
+{
+    if (s->n_future == 0) seq_trim(s, e->pool, e->opt.block_tokens);
 }
 
 /* Rows that drafts may take. Half of what decodes leave, when prompts need rows as well. */
@@ -97,7 +108,7 @@ static uint32_t make_requests(struct engine *e)
         if (!s->in_step || !can_have_drafts(e, s)) continue;
         if (!s->draft) s->draft = d->config.ops->begin(d->drafter, s->n_tokens_max);
         if (!s->draft) continue;
-        seq_trim(s, e->pool, e->opt.block_tokens); /* positions that the draft layer has tried */
+        trim(e, s);
         d->rates[n] = &s->draft_rate;
         d->requests[n++] = (struct draft_request){
             .seq = s->draft,
@@ -105,7 +116,7 @@ static uint32_t make_requests(struct engine *e)
             .tokens = s->tokens,
             .n_tokens = s->n_tokens,
             .n_max = room_of(e, s),
-            .drafts = s->tokens + s->n_tokens,
+            .drafts = s->n_future ? s->draft_ids : s->tokens + s->n_tokens,
         };
     }
     return n;
@@ -120,9 +131,9 @@ static bool take_block(struct engine *e, struct seq *s)
 /* Takes blocks for the positions of up to n drafts; returns how many have some. */
 static uint32_t take_blocks(struct engine *e, struct seq *s, uint32_t n)
 {
-    const uint32_t block_tokens = e->opt.block_tokens;
-    while (s->n_blocks * block_tokens < s->n_tokens + n)
-        if (!take_block(e, s)) return s->n_blocks * block_tokens - s->n_tokens;
+    const uint32_t block_tokens = e->opt.block_tokens, n_tokens = most_tokens(s);
+    while (s->n_blocks * block_tokens < n_tokens + n)
+        if (!take_block(e, s)) return s->n_blocks * block_tokens - n_tokens;
     return n;
 }
 
@@ -138,7 +149,7 @@ static void keep(struct engine *e, struct seq *s, const struct draft_request *r,
 {
     if (n > *n_left) n = *n_left;
     s->n_draft = take_blocks(e, s, n);
-    if (s->n_draft == 0) seq_trim(s, e->pool, e->opt.block_tokens);
+    if (s->n_draft == 0) trim(e, s);
     s->draft_level = r->level;
     *n_left -= s->n_draft;
 }
@@ -157,7 +168,7 @@ static void choose(struct engine_draft *d, uint32_t n, uint32_t n_rows)
 void engine_draft_propose(struct engine *e)
 {
     struct engine_draft *d = &e->draft;
-    if (!d->drafter || engine_has_inflight(e)) return;
+    if (!d->drafter || (engine_has_inflight(e) && !e->inflight[e->parity ^ 1].drafted)) return;
     const uint32_t n = make_requests(e), n_rows = engine_batch(e)->n_decodes;
     uint32_t n_left = rows_for_drafts(e);
     if (n == 0) return;
@@ -177,12 +188,20 @@ void engine_draft_propose(struct engine *e)
     }
 }
 
+/* Does a sequence that runs come with a hidden state, behind which its first drafts are? */
+static bool has_hidden(const struct engine *e)
+{
+    LIST_FOREACH (s, &e->running, struct seq, node)
+        if (s->hidden && !s->prefill_only) return true;
+    return false;
+}
+
 /* Sequences that drafted nothing of late are asked now and then, all in the same step. */
 bool engine_draft_is_wanted(struct engine *e)
 {
     struct engine_draft *d = &e->draft;
     if (!d->drafter) return false;
-    if (d->config.ops->observes) return true;
+    if (d->config.ops->observes) return !e->inflight[e->parity].drafted || has_hidden(e);
     const bool asks_all = ++d->n_ahead % ASK_ALL_EVERY == 0;
     LIST_FOREACH (s, &e->running, struct seq, node)
         if (!s->prefill_only && s->n_tokens + s->n_future + 1 < s->n_tokens_max &&
@@ -198,11 +217,12 @@ static uint32_t list_choosers(struct engine *e, struct seq **seqs, uint32_t *n_t
     uint32_t n = 0;
     for (uint32_t i = 0; i < b->n_chunks; i++) {
         const struct batch_chunk *c = &b->chunks[i];
-        if (c->end - c->n_draft != c->seq->n_tokens || !seq_wants_token(c->seq) ||
-            c->seq->prefill_only || c->seq->lacks_draft_kv)
+        const uint32_t n_before = c->seq->n_tokens + c->seq->n_future;
+        if (c->end - c->n_draft != n_before || !seq_wants_token(c->seq) || c->seq->prefill_only ||
+            c->seq->lacks_draft_kv)
             continue;
         seqs[n] = c->seq;
-        n_tokens[n++] = c->seq->n_tokens + 1;
+        n_tokens[n++] = n_before + 1;
     }
     return n;
 }
@@ -270,13 +290,20 @@ static void end_prompts(struct engine *e, struct batch *b)
     }
 }
 
+bool engine_draft_submit(struct engine *e)
+{
+    const struct drafter_ops *ops = e->draft.config.ops;
+    return e->draft.drafter && ops->submit(e->draft.drafter, engine_batch(e));
+}
+
 bool engine_draft_observe(struct engine *e, struct batch *b)
 {
     struct engine_draft *d = &e->draft;
     d->observe_ns = 0;
     if (!d->drafter || !d->config.ops->observes) return true;
     const uint64_t t0 = clock_ns();
-    d->config.ops->observe(d->drafter, b, e->fetched);
+    if (e->inflight[b - e->batches].drafted) d->config.ops->collect(d->drafter, b, e->fetched);
+    else d->config.ops->observe(d->drafter, b, e->fetched);
     d->observe_ns = clock_ns() - t0;
     if (e->opt.model->exchange_fault.code == OK && e->node.fault.code == OK) return true;
     end_prompts(e, b);

@@ -33,7 +33,12 @@ static void open_ahead(struct ahead *a, struct model *m, struct model_batch *b)
     for (size_t i = 0; i < n; i++) {
         a->chosen[i] = -1 - (int32_t)i;
         a->wants[i] = (struct sample_request){
-            .params = &a->params, .tokens = a->known + i, .n_tokens = 1, .n_prompt = 1, .score = -1
+            .params = &a->params,
+            .tokens = a->known + i,
+            .n_tokens = 1,
+            .n_prompt = 1,
+            .score = -1,
+            .kept_at = (int32_t)i,
         };
     }
 }
@@ -48,7 +53,7 @@ static bool submit(struct ahead *a, int i)
     for (int32_t k = 0; k < a->b->n_rows; k++) { /* each as if it followed the first step, so that
                                                   * no list of tokens grows */
         a->wants[k].n_out = i > 0;
-        a->wants[k].future_token = i > 0 ? -1 - k : 0;
+        a->wants[k].future = (struct sample_future){ .n_chosen = i > 0, .first_chosen = k };
     }
     a->b->ids = i == 0 ? a->known : a->chosen;
     a->b->sample_requests = a->wants;

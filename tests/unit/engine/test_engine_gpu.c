@@ -238,6 +238,9 @@ static void run_layer(const struct layer_case *c, const struct engine_request *r
     CHECK(n_passes > 0);
     CHECK_EQ_INT(rig_count(&r, "baton_engine_draft_passes_recorded_total"),
                  c->eager ? 0 : n_passes);
+    /* all steps but the first, and those behind which nothing was left */
+    CHECK(2 * rig_count(&r, "baton_engine_steps_ahead_total") >
+          rig_count(&r, "baton_engine_steps_total"));
     *n_accepted += rig_count(&r, "baton_spec_decode_num_accepted_tokens_total");
     rig_close(&r);
     mem_free(got);
@@ -248,19 +251,17 @@ static void run_layer(const struct layer_case *c, const struct engine_request *r
 static void check_layer(uint32_t n_out)
 {
     static const struct layer_case CASES[] = {
-        { 1, 3, false }, { 8, 1, true }, { 2, 8, true }, { 5, 5, false },
-        { 6, 2, true },  { 4, 4, true }, { 3, 6, true }, { 7, 7, true },
+        { 1, 3, false }, { 2, 1, true }, { 2, 8, true }, { 5, 5, false },
+        { 8, 2, true },  { 4, 4, true }, { 3, 6, true }, { 7, 7, true },
     };
-    enum { N = TEST_IS_SANITIZED ? 3 : 8 };
+    enum { N = 8, FEWER = 2 };
     struct engine_request reqs[N];
     uint64_t n_accepted = 0;
-    for (uint32_t i = 0; i < N; i++) reqs[i] = request(i, 4 + 3 * i, n_out + i);
-    struct answer *want = one_by_one(reqs, N);
-    for (size_t i = 0; i < (test_runs_long() ? COUNT_OF(CASES) : 3); i++) {
-        struct layer_case c = CASES[i];
-        if (c.n_seqs > N) c.n_seqs = N;
-        run_layer(&c, reqs + N - c.n_seqs, want + N - c.n_seqs, &n_accepted);
-    }
+    const uint32_t n = test_runs_long() ? N : FEWER;
+    for (uint32_t i = 0; i < n; i++) reqs[i] = request(i, 4 + 3 * i, n_out + i);
+    struct answer *want = one_by_one(reqs, n);
+    for (size_t i = 0; i < (test_runs_long() ? COUNT_OF(CASES) : 3); i++)
+        run_layer(&CASES[i], reqs, want, &n_accepted);
     printf("%llu drafts accepted\n", (unsigned long long)n_accepted);
     CHECK(n_accepted > 0 || !the_kind.path);
     mem_free(want);
@@ -269,19 +270,106 @@ static void check_layer(uint32_t n_out)
 TEST(passes_of_a_layer_that_is_often_right)
 {
     the_kind.path = knowing_model(6);
-    check_layer(test_runs_long() ? 20 : 8);
+    check_layer(test_runs_long() ? 20 : 9);
 }
 
 TEST(passes_of_latents)
 {
     the_kind.model = "deepseek_v3";
-    check_layer(test_runs_long() ? 20 : 5);
+    check_layer(test_runs_long() ? 20 : 4);
 }
 
 TEST(passes_of_heads)
 {
     the_kind.model = "ernie_moe";
-    check_layer(test_runs_long() ? 20 : 5);
+    check_layer(test_runs_long() ? 20 : 4);
+}
+
+static const struct draft_config LAYER = { .ops = &drafter_mtp_ops,
+                                           .n_tokens = 3,
+                                           .verify_all = true };
+
+/* Blocks run out, and an answer ends among drafts while the next step verifies more of them. */
+TEST(few_blocks_and_an_end_ahead_of_drafts)
+{
+    enum { N = 3, BLOCKS = 5 };
+    struct engine_request reqs[N];
+    struct rig r;
+    the_kind.path = knowing_model(6);
+    for (uint32_t i = 0; i < N; i++) reqs[i] = request(i, 12 + 5 * i, TEST_IS_SANITIZED ? 8 : 10);
+    struct answer *want = one_by_one(reqs, N);
+    reqs[0].sampling.stop_ids[0] = want[0].out[want[0].n_out - 3].id;
+    reqs[0].sampling.n_stop_ids = 1;
+    mem_free(want);
+    want = one_by_one(reqs, N);
+    open_rig(&r, (struct rig_options){ .max_batched_tokens = 32,
+                                       .n_blocks = BLOCKS,
+                                       .draft = &LAYER,
+                                       .draft_layer = true,
+                                       .eager = true });
+    struct answer *got = rig_run(&r, reqs, N);
+    for (uint32_t i = 0; i < N; i++) check_same(&want[i], &got[i]);
+    CHECK(rig_count(&r, "baton_engine_steps_ahead_total") > 0);
+    if (!TEST_IS_SANITIZED) CHECK(rig_count(&r, "baton_engine_preemptions_total") > 0);
+    rig_await_free_blocks(&r, BLOCKS);
+    rig_close(&r);
+    mem_free(want);
+    mem_free(got);
+}
+
+/* A step whose rows have moved turns out to have more penalties than the device has room for. */
+TEST(the_host_samples_a_step_that_is_ahead_of_drafts)
+{
+    enum { N = 2 };
+    struct engine_request reqs[N];
+    struct rig r;
+    the_kind.path = knowing_model(6);
+    for (uint32_t i = 0; i < N; i++) reqs[i] = request(3 * i, 4 + 3 * i, 10);
+    struct answer *want = one_by_one(reqs, N);
+    open_rig(&r, (struct rig_options){ .max_batched_tokens = 72,
+                                       .draft = &LAYER,
+                                       .draft_layer = true,
+                                       .eager = true,
+                                       .sampling_edit_bytes = 40 });
+    struct answer *got = rig_run(&r, reqs, N);
+    for (uint32_t i = 0; i < N; i++) check_same(&want[i], &got[i]);
+    CHECK(rig_count(&r, "baton_engine_steps_host_sampled_total") > 0);
+    CHECK(rig_count(&r, "baton_engine_steps_ahead_total") > 0);
+    rig_await_free_blocks(&r, RIG_BLOCKS_MAX);
+    rig_close(&r);
+    mem_free(want);
+    mem_free(got);
+}
+
+/* Sequences come and go while steps ahead verify drafts of others. */
+TEST(commands_between_drafts)
+{
+    enum { N = 6, BLOCKS = 20 };
+    struct engine_request reqs[N];
+    struct answer got[N] = { 0 };
+    struct rig r;
+    the_kind.path = knowing_model(6);
+    for (uint32_t i = 0; i < N; i++)
+        reqs[i] = request(i % 3, 4 + 7 * (i % 3), 6), reqs[i].id = 1 + i;
+    struct answer *want = one_by_one(reqs, 3);
+    open_rig(&r, (struct rig_options){ .n_blocks = BLOCKS,
+                                       .max_seqs = 3,
+                                       .max_batched_tokens = 64,
+                                       .draft = &LAYER,
+                                       .draft_layer = true,
+                                       .eager = true });
+    for (uint32_t i = 0; i < N; i++) {
+        got[i].id = reqs[i].id;
+        CHECK_OK(engine_submit(r.engine, &reqs[i]));
+        if (i % 3 == 2) CHECK_OK(engine_cancel(r.engine, reqs[i - 1].id, true));
+        usleep((useconds_t)(rng_uniform(97, 1, i) * 400000));
+    }
+    rig_gather(&r, got, N);
+    for (uint32_t i = 0; i < N; i++)
+        if (!got[i].canceled) check_same(&want[i % 3], &got[i]);
+    rig_await_free_blocks(&r, BLOCKS);
+    rig_close(&r);
+    mem_free(want);
 }
 
 /* A small model drafts on the same GPU, in a kernel context of its own. The model itself is one that
@@ -487,6 +575,9 @@ TEST_MAIN(CASE_T(answers_that_end_a_step_late, 120), CASE_T(latents_in_bf16, 240
           CASE_T(drafts_in_captured_steps, 120), CASE_T(drafts_of_latents, 120),
           CASE_T(drafts_that_the_host_samples, 120), CASE_T(drafts_of_a_draft_layer, 240),
           CASE_T(passes_of_a_layer_that_is_often_right, 240), CASE_T(passes_of_latents, 240),
-          CASE_T(passes_of_heads, 240), CASE_T(drafts_of_a_small_model, 240),
-          CASE_T(drafts_now_and_then, 120), CASE_T(no_step_is_ahead_of_drafts, 120),
-          CASE_T(a_step_has_few_launches, 120), CASE_T(an_end_with_steps_in_flight, 120))
+          CASE_T(passes_of_heads, 240), CASE_T(few_blocks_and_an_end_ahead_of_drafts, 240),
+          CASE_T(commands_between_drafts, 240),
+          CASE_T(the_host_samples_a_step_that_is_ahead_of_drafts, 120),
+          CASE_T(drafts_of_a_small_model, 240), CASE_T(drafts_now_and_then, 120),
+          CASE_T(no_step_is_ahead_of_drafts, 120), CASE_T(a_step_has_few_launches, 120),
+          CASE_T(an_end_with_steps_in_flight, 120))
