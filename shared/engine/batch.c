@@ -383,6 +383,27 @@ uint32_t batch_next_blocks(struct engine *e)
     return seq_fits(s, e->pool, e->opt.block_tokens, n) ? n : 0;
 }
 
+/* Blocks for drafts that are not verified yet; they are given back as soon as nothing in flight may
+ * write there. */
+static uint32_t n_blocks_of_drafts(const struct engine *e)
+{
+    uint32_t n = 0;
+    LIST_FOREACH (s, &e->running, struct seq, node) {
+        const uint32_t need = (s->n_computed + s->n_maybe) / e->opt.block_tokens + 1;
+        const bool decodes = !s->prefill_only && s->n_computed >= s->n_prompt;
+        if (decodes && s->n_blocks > need) n += s->n_blocks - need;
+    }
+    return n;
+}
+
+bool batch_next_waits_for_drafts(struct engine *e)
+{
+    if (list_empty(&e->waiting) || !has_place(e)) return false;
+    struct seq *s = LIST_FIRST(&e->waiting, struct seq, node);
+    const uint32_t n = seq_n_lacking(s, e->pool, e->opt.block_tokens, blocks_to_start(e, s));
+    return n > 0 && n <= n_blocks_of_drafts(e);
+}
+
 /* Sequences whose load is over, or soon. */
 static void run_loaded(struct engine *e)
 {

@@ -543,6 +543,7 @@ static bool may_launch_ahead(struct engine *e)
     if (engine_batch(e)->n_drafts > 0 && !e->inflight[e->parity].drafted) return false;
     if (kv_pool_available(e->pool) < e->n_running) return false; /* each may need a block */
     if (batch_next_needs_completion(e) || engine_draft_is_wanted(e)) return false;
+    if (e->inflight[e->parity].drafted && batch_next_waits_for_drafts(e)) return false;
     LIST_FOREACH (s, &e->running, struct seq, node)
         if (s->prefill_only) return false;
     return true;

@@ -167,11 +167,18 @@ uint32_t seq_n_cacheable(struct seq *s, uint32_t block_tokens)
     return n;
 }
 
-bool seq_fits(struct seq *s, struct kv_pool *pool, uint32_t block_tokens, uint32_t n_blocks)
+uint32_t seq_n_lacking(struct seq *s, struct kv_pool *pool, uint32_t block_tokens,
+                       uint32_t n_blocks)
 {
     const uint32_t n_ask = seq_n_cacheable(s, block_tokens);
     uint32_t n_idle, n_found = kv_pool_peek(pool, s->hashes, n_ask, &n_idle);
-    return n_blocks - n_found <= kv_pool_available(pool) - n_idle;
+    const uint32_t need = n_blocks - n_found, available = kv_pool_available(pool) - n_idle;
+    return need > available ? need - available : 0;
+}
+
+bool seq_fits(struct seq *s, struct kv_pool *pool, uint32_t block_tokens, uint32_t n_blocks)
+{
+    return seq_n_lacking(s, pool, block_tokens, n_blocks) == 0;
 }
 
 enum status seq_take_blocks(struct seq *s, struct kv_pool *pool, uint32_t block_tokens,

@@ -48,8 +48,9 @@ struct cuda_attn_counts {
 
 /* The number of launches of a call, their grids and arguments depend only on `bounds` and on
  * pointers; kernels process what `counts` says. So the captured launches of one call compute every
- * list within its bounds that is uploaded to its pointers. A call that is not captured uses exact
- * bounds, as attention_list_rows counts them. Pointers are device memory. */
+ * list within its bounds that is uploaded to its pointers. A call that is not captured uses the
+ * bounds that attention_list_rows counts, which are exact where no row moves. Pointers are device
+ * memory. */
 struct cuda_attn_list {
     struct cuda_attn_counts bounds;
     const struct cuda_attn_counts *counts; /* none is above its bound */

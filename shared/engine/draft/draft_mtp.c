@@ -617,8 +617,10 @@ static void propose(struct drafter *base, struct draft_request *requests, uint32
     for (uint32_t i = 0; i < n; i++) {
         struct draft_request *r = &requests[i];
         const struct mtp_seq *s = seq_of(r->of);
-        mem_free(r->of->hidden);
-        r->of->hidden = NULL;
+        if (!engine_has_inflight(d->e)) {
+            mem_free(r->of->hidden);
+            r->of->hidden = NULL;
+        }
         r->n = r->level = 0;
         if (r->of->n_future > 0 ? s->i_submit != d->n_submits : s->n_tokens != r->n_tokens)
             continue; /* of a step that was given up, or is not the last */
