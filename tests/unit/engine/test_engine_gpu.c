@@ -1,11 +1,22 @@
 /* test_engine_gpu.c - asynchronous steps and CUDA graphs on a GPU: the same tokens as one request
  * after the other, synchronously, without graphs and prefix cache. The emulated GPU is slow: few
  * requests, short ones. */
+#include <stdlib.h>
 #include <unistd.h>
 
 #include "tests/unit/engine/draft_book.h"
 #include "tests/unit/engine/engine_rig.h"
 #include "tests/unit/engine/knowing_model.h"
+
+#ifndef BATON_EMULATED_GPU
+#define BATON_EMULATED_GPU 0
+#endif
+
+/* An emulated GPU takes minutes for what a GPU does in seconds. */
+static bool runs_long(void)
+{
+    return BATON_EMULATED_GPU ? getenv("BATON_TEST_ALL") != NULL : test_runs_long();
+}
 
 /* What the case runs on. Each case is a process of its own. */
 static struct {
@@ -70,7 +81,7 @@ static void check_ahead(void)
     struct engine_request reqs[N];
     struct rig r;
     for (uint32_t i = 0; i < N; i++)
-        reqs[i] = request(i, 5 + 9 * i, test_runs_long() ? 5 + 2 * i : 4 + i);
+        reqs[i] = request(i, 5 + 9 * i, runs_long() ? 5 + 2 * i : 4 + i);
     struct answer *want = one_by_one(reqs, N);
     for (uint32_t i = 0; i < N; i += 2) {
         reqs[i].sampling.stop_ids[0] = want[i].out[want[i].n_out / 2].id;
@@ -102,7 +113,7 @@ TEST(latents_in_bf16)
 
 TEST(experts_in_bf16)
 {
-    if (!test_runs_long()) SKIP("takes long under a sanitizer; tests/run.sh --all runs it");
+    if (!runs_long()) SKIP("takes long on an emulated GPU; tests/run.sh --all runs it");
     the_kind.model = "ernie_moe";
     the_kind.activations = ACTIVATIONS_FAST;
     check_ahead();
@@ -114,7 +125,7 @@ TEST(steps_that_have_to_wait)
     enum { N = 4, BLOCKS = 8 };
     struct engine_request reqs[N];
     struct rig r;
-    for (uint32_t i = 0; i < N; i++) reqs[i] = request(i, 14 + 5 * i, test_runs_long() ? 40 : 18);
+    for (uint32_t i = 0; i < N; i++) reqs[i] = request(i, 14 + 5 * i, runs_long() ? 40 : 18);
     reqs[1].sampling.repetition_penalty = 1.2f;
     reqs[1].sampling.max_tokens = 6;
     struct answer *want = one_by_one(reqs, N);
@@ -133,7 +144,7 @@ TEST(steps_that_have_to_wait)
 TEST(commands_in_between)
 {
     enum { N = 14, FEWER = 9, BLOCKS = 20 };
-    const uint32_t n = test_runs_long() ? N : FEWER;
+    const uint32_t n = runs_long() ? N : FEWER;
     struct engine_request reqs[N];
     struct answer got[N] = { 0 };
     struct rig r;
@@ -163,12 +174,12 @@ static void check_drafts(struct rig_options o, enum draft_source drafts, const c
     struct draft_book book;
     struct rig r;
     for (uint32_t i = 0; i < N; i++)
-        reqs[i] = request(i, 5 + 9 * i, test_runs_long() ? 16 + 2 * i : 8 + i);
+        reqs[i] = request(i, 5 + 9 * i, runs_long() ? 16 + 2 * i : 8 + i);
     struct answer *want = one_by_one(reqs, N);
     draft_book_init(&book, DRAFTS_MIXED, 4, reqs, want, N);
     draft_source_set(&o, drafts, &book);
     open_rig(&r, o);
-    for (int round = test_runs_long() ? 0 : 1; round < 2; round++) {
+    for (int round = runs_long() ? 0 : 1; round < 2; round++) {
         struct answer *got = rig_run(&r, reqs, N);
         for (uint32_t i = 0; i < N; i++) check_same(&want[i], &got[i]);
         mem_free(got);
@@ -191,7 +202,7 @@ TEST(drafts_in_captured_steps)
 
 TEST(drafts_of_latents)
 {
-    if (!test_runs_long()) SKIP("takes long under a sanitizer; tests/run.sh --all runs it");
+    if (!runs_long()) SKIP("takes long on an emulated GPU; tests/run.sh --all runs it");
     the_kind.model = "deepseek_v3";
     check_drafts((struct rig_options){ .max_batched_tokens = 32 }, DRAFTS_OF_BOOK,
                  "baton_engine_steps_recorded_total");
@@ -207,7 +218,7 @@ TEST(drafts_that_the_host_samples)
 TEST(drafts_of_a_draft_layer)
 {
     the_kind.model = "deepseek_v3";
-    if (test_runs_long())
+    if (runs_long())
         check_drafts((struct rig_options){ .max_batched_tokens = 32 }, DRAFTS_OF_LAYER,
                      "baton_engine_steps_recorded_total");
     the_kind.model = "ernie_moe";
@@ -248,8 +259,8 @@ static void run_layer(const struct layer_case *c, const struct engine_request *r
     mem_free(got);
 }
 
-/* n_cases: under a sanitizer. Every number of drafts, and several of sequences; passes are recorded
- * as steps are. A model with
+/* n_out: on an emulated GPU; n_cases: there, but with --all. Every number of drafts, and several of
+ * sequences; passes are recorded as steps are. A model with
  * weights drawn at random seldom drafts what it chooses. */
 static void check_layer(uint32_t n_out, size_t n_cases)
 {
@@ -260,10 +271,11 @@ static void check_layer(uint32_t n_out, size_t n_cases)
     enum { N = 8, FEWER = 2 };
     struct engine_request reqs[N];
     uint64_t n_accepted = 0;
-    const uint32_t n = test_runs_long() ? N : FEWER;
-    for (uint32_t i = 0; i < n; i++) reqs[i] = request(i, 4 + 3 * i, n_out + i);
+    const uint32_t n = runs_long() ? N : FEWER;
+    for (uint32_t i = 0; i < n; i++)
+        reqs[i] = request(i, 4 + 3 * i, (BATON_EMULATED_GPU ? n_out : 20) + i);
     struct answer *want = one_by_one(reqs, n);
-    for (size_t i = 0; i < (test_runs_long() ? COUNT_OF(CASES) : n_cases); i++)
+    for (size_t i = 0; i < (runs_long() ? COUNT_OF(CASES) : n_cases); i++)
         run_layer(&CASES[i], reqs, want, &n_accepted);
     printf("%llu drafts accepted\n", (unsigned long long)n_accepted);
     CHECK(n_accepted > 0 || !the_kind.path);
@@ -273,19 +285,19 @@ static void check_layer(uint32_t n_out, size_t n_cases)
 TEST(passes_of_a_layer_that_is_often_right)
 {
     the_kind.path = knowing_model(6);
-    check_layer(test_runs_long() ? 20 : 9, 3);
+    check_layer(9, 3);
 }
 
 TEST(passes_of_latents)
 {
     the_kind.model = "deepseek_v3";
-    check_layer(test_runs_long() ? 20 : 4, 2);
+    check_layer(4, 2);
 }
 
 TEST(passes_of_heads)
 {
     the_kind.model = "ernie_moe";
-    check_layer(test_runs_long() ? 20 : 4, 2);
+    check_layer(4, 2);
 }
 
 static const struct draft_config LAYER = { .ops = &drafter_mtp_ops,
@@ -295,7 +307,7 @@ static const struct draft_config LAYER = { .ops = &drafter_mtp_ops,
 /* Blocks run out, and an answer ends among drafts while the next step verifies more of them. */
 TEST(few_blocks_and_an_end_ahead_of_drafts)
 {
-    if (!test_runs_long()) SKIP("takes long under a sanitizer; tests/run.sh --all runs it");
+    if (!runs_long()) SKIP("takes long on an emulated GPU; tests/run.sh --all runs it");
     enum { N = 3, BLOCKS = 5 };
     struct engine_request reqs[N];
     struct rig r;
@@ -419,7 +431,7 @@ TEST(drafts_now_and_then)
     const struct draft_config c = {
         .ops = &drafter_ngram_ops, .n_tokens = 4, .lookup_min = 2, .lookup_max = 8
     };
-    struct engine_request q = rig_request(1, 12, 3, test_runs_long() ? 60 : 30);
+    struct engine_request q = rig_request(1, 12, 3, runs_long() ? 60 : 30);
     struct rig r;
     q.sampling.temperature = 1.5f; /* nothing comes up again */
     struct answer *want = one_by_one(&q, 1);
@@ -476,7 +488,7 @@ TEST(no_step_is_ahead_of_drafts)
 TEST(steps_that_the_host_samples)
 {
     enum { N = 24, FEWER = 10 };
-    const uint32_t n = test_runs_long() ? N : FEWER;
+    const uint32_t n = runs_long() ? N : FEWER;
     static struct logit_bias bias[SAMPLER_BIAS_MAX];
     struct engine_request reqs[N];
     struct rig r;
@@ -576,15 +588,15 @@ TEST(an_end_with_steps_in_flight)
     rig_close(&r);
 }
 
-TEST_MAIN(CASE_T(answers_that_end_a_step_late, 120), CASE_T(latents_in_bf16, 240),
-          CASE_T(experts_in_bf16, 240), CASE_T(steps_that_have_to_wait, 120),
-          CASE_T(steps_that_the_host_samples, 240), CASE_T(commands_in_between, 120),
+TEST_MAIN(CASE_T(answers_that_end_a_step_late, 120), CASE_T(latents_in_bf16, 900),
+          CASE_T(experts_in_bf16, 900), CASE_T(steps_that_have_to_wait, 120),
+          CASE_T(steps_that_the_host_samples, 900), CASE_T(commands_in_between, 120),
           CASE_T(drafts_in_captured_steps, 120), CASE_T(drafts_of_latents, 120),
-          CASE_T(drafts_that_the_host_samples, 120), CASE_T(drafts_of_a_draft_layer, 240),
-          CASE_T(passes_of_a_layer_that_is_often_right, 240), CASE_T(passes_of_latents, 240),
-          CASE_T(passes_of_heads, 240), CASE_T(few_blocks_and_an_end_ahead_of_drafts, 240),
-          CASE_T(commands_between_drafts, 240),
+          CASE_T(drafts_that_the_host_samples, 120), CASE_T(drafts_of_a_draft_layer, 900),
+          CASE_T(passes_of_a_layer_that_is_often_right, 900), CASE_T(passes_of_latents, 900),
+          CASE_T(passes_of_heads, 900), CASE_T(few_blocks_and_an_end_ahead_of_drafts, 900),
+          CASE_T(commands_between_drafts, 900),
           CASE_T(the_host_samples_a_step_that_is_ahead_of_drafts, 120),
-          CASE_T(drafts_of_a_small_model, 240), CASE_T(drafts_now_and_then, 120),
+          CASE_T(drafts_of_a_small_model, 900), CASE_T(drafts_now_and_then, 120),
           CASE_T(no_step_is_ahead_of_drafts, 120), CASE_T(a_step_has_few_launches, 120),
           CASE_T(an_end_with_steps_in_flight, 120))
