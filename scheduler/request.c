@@ -145,22 +145,32 @@ static Baton__NodeAddress *address_of(uint64_t process, const char *host, uint16
     return a;
 }
 
+static Baton__KvKept *kept_by(uint64_t node, const char *host, uint16_t port, uint32_t n_followers,
+                              uint32_t n_tokens, struct arena *arena)
+{
+    Baton__KvKept *k = arena_alloc(arena, sizeof *k);
+    baton__kv_kept__init(k);
+    k->node = address_of(node, host, port, arena);
+    k->n_tokens = n_tokens;
+    k->n_ranks = 1 + n_followers;
+    return k;
+}
+
 /* NULL: nobody else is known to have KV of its tokens that `node` could fetch. The node that handed
  * it back has that of all of them, if it had begun; else one may have the prompt's beginning. */
 static Baton__KvKept *kept_for(const struct entry *e, const struct request *r, uint64_t node,
                                struct arena *arena)
 {
+    const struct request_node *gave = &r->gave_kv;
+    const bool has_begun = request_n_out(r) > 0 && gave->node && gave->host[0];
     uint32_t n_tokens = r->n_tokens;
-    const uint64_t id = request_n_out(r) > 0 ? r->gave_back : 0;
-    const struct node_record *by = id ? view_find(&e->view, id) : NULL;
-    if (!by) by = prefix_request_keeper(e, r, &n_tokens);
-    if (!by || by->is_lost || by->node == node) return NULL;
-    Baton__KvKept *k = arena_alloc(arena, sizeof *k);
-    baton__kv_kept__init(k);
-    k->node = address_of(by->node, by->host, by->cluster_port, arena);
-    k->n_tokens = n_tokens;
-    k->n_ranks = 1 + by->n_followers;
-    return k;
+    const struct node_record *by = has_begun ? view_find(&e->view, gave->node)
+                                             : prefix_request_keeper(e, r, &n_tokens);
+    if (by && by->is_lost) return NULL;
+    if (has_begun && gave->node != node)
+        return kept_by(gave->node, gave->host, gave->port, gave->n_followers, n_tokens, arena);
+    if (has_begun || !by || by->node == node) return NULL;
+    return kept_by(by->node, by->host, by->cluster_port, by->n_followers, n_tokens, arena);
 }
 
 bool request_send_run(struct entry *e, struct request *r)
@@ -407,6 +417,7 @@ static enum request_action action_of(struct entry *e, struct request *r, enum re
 static void note_handed_back(struct request *r, uint64_t node, enum status st)
 {
     r->gave_back = node;
+    if (node == r->decode.node) r->gave_kv = r->decode;
     if (st != ERR_FULL) r->full_since_ms = 0; /* it had its nodes */
     else if (!r->full_since_ms) r->full_since_ms = clock_ms();
 }

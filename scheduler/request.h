@@ -128,6 +128,8 @@ struct request {
     enum finish_reason ends;    /* set by the answer's last token: a later loss ends it well */
     uint64_t gave_back; /* the node that handed it back last: chosen again only when all others are
                          * full; 0: none */
+    struct request_node gave_kv; /* the decode node that handed it back last, with the KV of all its
+                                  * tokens; the view has no node that leaves; node 0: none */
     uint64_t
         pressed_until_ns; /* its node has taken its blocks, and thinks to have computed it again
                                 * by then (clock_ns); 0: it runs */

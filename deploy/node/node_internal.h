@@ -111,9 +111,10 @@ struct node {
     uint64_t t_others_ms; /* ... and said that other nodes decode too; ... */
     uint64_t t_alone_ms;  /* ... or that none does */
     /* while DRAINING: */
-    bool handed_back;    /* what it computed */
-    bool door_closed;    /* its HTTP and gRPC servers take no new connections */
-    uint64_t t_fence_ms; /* its time was over then; 0: not yet */
+    bool handed_back;          /* what it computed */
+    bool door_closed;          /* its HTTP and gRPC servers take no new connections */
+    uint64_t t_lends_until_ms; /* nodes that go on with what it computed may fetch the KV */
+    uint64_t t_fence_ms;       /* its time was over then; 0: not yet */
     int exit_status, n_signals;
     void (*on_ready)(void *arg);
     void *on_ready_arg;

@@ -14,6 +14,7 @@
 
 #include "deploy/node/end_by_force.h"
 #include "deploy/node/node_internal.h"
+#include "shared/base/arith.h"
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
 
@@ -25,7 +26,10 @@ enum {
     GRACE_MS = 300, /* beside what HTTP connections get to take their last answers */
     /* How long transfers that run get when the time is over: KV that does not move ends a transfer
      * within as long (KVT_MOVE_MS). */
-    FENCE_MS = 3000
+    FENCE_MS = 3000,
+    /* How long a node that has handed sequences back stays for those that fetch their KV; at most a
+     * quarter of its time. */
+    LEND_MS = 2000
 };
 
 static void finish_rest(struct node *n)
@@ -188,6 +192,8 @@ static void hand_back_if_due(struct node *n)
     if (n->o.no_engine || n->handed_back || since < (uint64_t)n->o.shutdown_s * 500) return;
     if (!others_can_take(n)) return;
     n->handed_back = true;
+    if (n_decoding(n) > 0)
+        n->t_lends_until_ms = clock_ms() + min_size(LEND_MS, (size_t)n->o.shutdown_s * 250);
     log_info("work handed back", "sequences=%u prompts=%u", n_decoding(n),
              prefill_n_live(n->prefill));
     decode_hand_back(n->decode);
@@ -246,7 +252,7 @@ static void on_drain_poll(void *arg)
         if (is_fenced(n)) node_stop(n, 0);
         return;
     }
-    if (since < time && old) {
+    if (since < time && (old || clock_ms() < n->t_lends_until_ms)) {
         hand_back_if_due(n);
         return;
     }

@@ -141,6 +141,7 @@ static void avoid_those_of(struct request *r, const struct request *first)
     r->n_avoid = first->n_avoid;
     r->n_apart = first->n_apart;
     r->gave_back = first->gave_back;
+    r->gave_kv = first->gave_kv;
     request_avoid(r, first->prefill.node);
     request_avoid(r, first->decode.node);
 }

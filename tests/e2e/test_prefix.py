@@ -90,8 +90,8 @@ def ask_at(port, seed, n, more=0, **extra):
     """The tokens and the trace of an answer to n random tokens and `more` that are always the same."""
     r = random.Random(seed)
     prompt = [r.randrange(4, 512) for _ in range(n)] + list(range(4, 4 + more))
-    status, _, a = request(port, 'POST', '/v1/completions', dict(model='m', prompt=prompt, max_tokens=4, temperature=0, ignore_eos=True, return_trace=True,
-                                                                 return_token_ids=True, **extra), timeout=60)
+    status, _, a = request(port, 'POST', '/v1/completions', dict(dict(model='m', prompt=prompt, max_tokens=4, temperature=0, ignore_eos=True, return_trace=True,
+                                                                      return_token_ids=True), **extra), timeout=60)
     assert status == 200, (status, a)
     return a['choices'][0]['token_ids'], a['baton']
 

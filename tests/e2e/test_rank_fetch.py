@@ -8,17 +8,17 @@ from test_tensor_parallel import number_of, tensor
 SLOW_MS = 1200   # of each write: no fetch is over sooner
 
 
-def a_node(model, n_ranks, file, control, first, env=None):
+def a_node(model, n_ranks, file, control, first, env=None, more=()):
     """A mixed node; the first holds the directory."""
     where = ['--engine-worker-queue-port', str(control)] if first else ['--innode-prefill-ports', str(control)]
     return Node(model, 'mixed', [*tensor(n_ranks), '--pace', file, '--max-model-len', '2048', '--max-num-seqs', '16', '--block-size', '32', '--num-gpu-blocks-override', '400',
-                                 '--cache-transfer-protocol', 'ipc', *where], env)
+                                 '--cache-transfer-protocol', 'ipc', *where, *more], env)
 
 
 @contextlib.contextmanager
-def two_nodes(model, sizes, env=None):
+def two_nodes(model, sizes, env=None, more=()):
     control, file = free_ports(1)[0], curve(4000)
-    nodes = [a_node(model, n, file, control, i == 0, env) for i, n in enumerate(sizes)]
+    nodes = [a_node(model, n, file, control, i == 0, env, more) for i, n in enumerate(sizes)]
     with closing(*nodes):
         wait_ready(*nodes)
         wait_sees(nodes, 2)
@@ -68,6 +68,33 @@ def test_nodes_of_two_ranks_and_of_one_fetch_from_each_other():
 
 def test_nodes_of_four_ranks_and_of_two_with_latent_attention():
     fetches('deepseek_v3', (4, 2))
+
+
+def leaves_with_work(name, sizes):
+    """What a leaving node hands back is fetched from it: it is in no directory any more, and stays as long as it may be asked."""
+    with two_nodes(golden(name), sizes, more=['--shutdown-timeout', '6']) as (a, b):
+        ports = [port for _, port in seen([a, b]).values()]
+        ask = lambda seed, **extra: ask_at(a.port, seed, 640, max_tokens=1300, **extra)
+        got, want = [None] * 4, ask(1)[0]
+        threads = [threading.Thread(target=lambda i=i: got.__setitem__(i, ask(1, cache_salt=f'of {i}'))) for i in range(len(got))]
+        for t in threads:
+            t.start()
+        wait_until('both compute', lambda: all(metrics(port)['baton_engine_running'] for port in ports), 30, 0.01)
+        t0 = time.monotonic()
+        b.kill(signal.SIGTERM)
+        assert b.p.wait(20) == 0 and 'work handed back' in b.output(), b.output()[-2000:]
+        took = time.monotonic() - t0
+        for t in threads:
+            t.join(60)
+        assert [tokens for tokens, _ in got] == [want] * len(got)
+        peers = [trace['cached_tokens_by_tier']['peer'] for _, trace in got]
+        print(f'  {name}, {sizes}: {peers} tokens came from the node, which ended after {took:.1f} s', flush=True)
+        assert max(peers) > 640, 'the prompt and what was computed behind it'
+        assert total([a], 'baton_kv_fetch_failed_total') == 0 and a.stop() == 0
+
+
+def test_what_a_leaving_node_hands_back_is_fetched_from_it():
+    leaves_with_work('qwen3_moe', (1, 2))
 
 
 def rank_of_node(node, rank):

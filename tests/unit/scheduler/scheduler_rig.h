@@ -251,7 +251,8 @@ struct attempt {
     uint64_t request;
     uint32_t number;
     struct peer_node *prefill, *decode;
-    uint32_t n_kept_ranks; /* of RUN: of the node that is said to have KV of it; 0: none is */
+    uint64_t kept_node;    /* of RUN: the node that is said to have KV of it; 0: none is */
+    uint32_t n_kept_ranks; /* of that node */
 };
 
 /* Waits for the next message of `type` at any node. */
@@ -380,7 +381,7 @@ __attribute__((unused)) static struct attempt expect_run(struct world *w)
     CHECK(m != NULL);
     a.request = h->request;
     a.number = h->attempt;
-    if (m->kept) a.n_kept_ranks = m->kept->n_ranks;
+    if (m->kept) a.n_kept_ranks = m->kept->n_ranks, a.kept_node = m->kept->node->node;
     baton__run__free_unpacked(m, NULL);
     return a;
 }

@@ -261,6 +261,28 @@ TEST(losses_handed_back_cost_no_move_and_go_elsewhere)
     }
 }
 
+/* By one that leaves, and so is in no directory any more: the next fetches from it all the same. */
+TEST(losses_handed_back_name_who_has_the_kv)
+{
+    struct world w;
+    struct client c;
+    world_open(&w, "dd", 5000);
+    CHECK_OK(client_submit(&w, &c, TEN));
+    struct attempt a = expect_run(&w);
+    CHECK_EQ_INT(a.kept_node, 0);
+    reply_tokens(a.decode, &a, 0, 3, FINISH_NONE);
+    RIG_WAIT(&w.rig, c.n_tokens == 3);
+    directory_leave(w.directory, a.decode->id);
+    RIG_WAIT(&w.rig, !view_find(&w.s->entry.view, a.decode->id));
+    reply_blame(a.decode, &a, ERR_BUSY, BLAME_HANDED_BACK);
+    struct attempt b = expect_run(&w);
+    CHECK(b.decode != a.decode);
+    CHECK_EQ_INT(b.kept_node, a.decode->id);
+    play_rest(&w, &c, &b, 10);
+    world_check_idle(&w);
+    world_close(&w);
+}
+
 TEST(losses_handed_back_more_often_than_a_request_may_move)
 {
     enum { TIMES = REQUEST_MOVES_MAX + 4 };
@@ -394,7 +416,7 @@ TEST(losses_of_room_by_refusals_end_with_429_too)
     CHECK_OK(client_submit(&w, &c, TEN));
     for (uint64_t end = clock_ms() + 5000; !c.n_ended && clock_ms() < end;) {
         struct received_message *h = received_take(w.nodes[0], FRAME_ASK_CREDIT);
-        struct attempt a = { h ? h->request : 0, h ? h->attempt : 0, w.nodes[0], NULL, 0 };
+        struct attempt a = { h ? h->request : 0, h ? h->attempt : 0, w.nodes[0], NULL, 0, 0 };
         if (h) reply_blame(w.nodes[0], &a, ERR_BUSY, BLAME_NOBODY);
         rig_turn_ms(&w.rig, 5);
     }
@@ -585,6 +607,7 @@ TEST_MAIN(CASE(losses_of_a_pair_avoid_the_pair_and_neither_node),
           CASE(losses_of_time_at_a_silent_decode_node_spare_the_others),
           CASE(losses_that_are_nobodys_avoid_nobody),
           CASE(losses_handed_back_cost_no_move_and_go_elsewhere),
+          CASE(losses_handed_back_name_who_has_the_kv),
           CASE(losses_handed_back_more_often_than_a_request_may_move),
           CASE(losses_of_room_end_with_429_after_the_queue_time),
           CASE(losses_of_room_by_refusals_end_with_429_too),
