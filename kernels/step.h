@@ -60,7 +60,8 @@ struct kernel_move {
     uint32_t by[2];      /* its positions begin as many later as both numbers together */
     uint32_t id;         /* the first row's kept token is as many later */
     uint32_t from;       /* the first row begins with the hidden state of as many rows later */
-    uint32_t logit_by;   /* the row of its row of logits `logit` is as many later */
+    uint32_t logit_by;   /* the row of its row of logits `logit` is as many later; 0: `logit` means
+                          * nothing */
     int32_t logit;
 };
 

@@ -6,8 +6,8 @@
  *   cuda_sampling.c     samples on the device: requests and results
  *   cuda_weight_pack.c  packs checkpoint matrices into the layouts of gemm.h; weight_upload.c
  *   cuda_matmul.c       matmul and experts; cuda_ops.c all other ops and the tables
- *   gemm.h, attention.h, elementwise.h, moe_route.h, prepare_inputs.h, sample.h, fill_dummy.h:
- *     the kernels
+ *   gemm.h, attention.h, elementwise.h, moe_route.h, prepare_inputs.h, move_rows.h, sample.h,
+ *     fill_dummy.h: the kernels
  *
  * Ops enqueue work on the device's stream and return. The device keeps the first error
  * (device_fault); later work does nothing. Thread: loading thread, then engine. */
@@ -33,7 +33,7 @@ struct cuda_step_host {
     struct cuda_step_rows *real;
     int32_t *ids, *pos, *from_rows, *logit_rows;
     struct sample_row_params *row_params;
-    char *variable; /* tables, then sampling's edits and masks */
+    char *variable; /* tables, moves, then sampling's edits and masks */
 };
 struct cuda_list_host {
     struct cuda_attn_counts *counts;

@@ -383,15 +383,15 @@ uint32_t batch_next_blocks(struct engine *e)
     return seq_fits(s, e->pool, e->opt.block_tokens, n) ? n : 0;
 }
 
-/* Blocks for drafts that are not verified yet; they are given back as soon as nothing in flight may
- * write there. */
+/* Blocks that sequences have for drafts alone, also if all drafts in flight are right. They are
+ * given back when no step in flight may write there. */
 static uint32_t n_blocks_of_drafts(const struct engine *e)
 {
     uint32_t n = 0;
     LIST_FOREACH (s, &e->running, struct seq, node) {
         const uint32_t need = (s->n_computed + s->n_maybe) / e->opt.block_tokens + 1;
-        const bool decodes = !s->prefill_only && s->n_computed >= s->n_prompt;
-        if (decodes && s->n_blocks > need) n += s->n_blocks - need;
+        if (!s->prefill_only && seq_n_pending(s) <= 1 && s->n_blocks > need)
+            n += s->n_blocks - need;
     }
     return n;
 }

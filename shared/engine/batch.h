@@ -63,8 +63,8 @@ void batch_release(struct batch *b);
 /* Does the head of the waiting queue have to wait for the step in flight to complete? True for a
  * prefill_only sequence that could start now: its cached blocks go to a peer at once. */
 bool batch_next_needs_completion(struct engine *e);
-/* Could it start with the blocks that running sequences have for drafts alone? They give those back
- * when the step in flight is complete. */
+/* Could it start with blocks that running sequences have for drafts alone, whatever comes of the
+ * drafts in flight? They give those back when the step in flight is complete. */
 bool batch_next_waits_for_drafts(struct engine *e);
 /* Blocks that the head of the waiting queue takes at most if it starts now; 0: it cannot. */
 uint32_t batch_next_blocks(struct engine *e);

@@ -128,8 +128,8 @@ static uint32_t n_choices(const struct batch *b, uint32_t i)
 }
 
 /* What the host does not know before the choice behind n_drafts drafts: the tokens of the step
- * before, of whose drafts `move` says how many were right, and these drafts, which the device made.
- * */
+ * before, of whose drafts `move` says how many were right, and these drafts, which the device has
+ * made. */
 static struct sample_future future_of(const struct engine *e, const struct seq *s,
                                       uint32_t n_drafts, uint32_t move)
 {
@@ -144,8 +144,8 @@ static struct sample_future future_of(const struct engine *e, const struct seq *
     };
 }
 
-/* Of the i-th row of logits, behind n_drafts drafts of its sequence, with n_verify behind it. To
- * those behind it a draft that the host has counts as known. */
+/* Says how the i-th row of logits chooses: it is behind n_drafts drafts of its sequence, and has
+ * n_verify behind it. To those behind it a draft that the host has counts as known. */
 static void fill_sample_request(struct engine *e, uint32_t i, uint32_t n_drafts, uint32_t n_verify)
 {
     const struct model_config *c = &e->opt.model->config;
@@ -173,7 +173,8 @@ static void fill_sample_request(struct engine *e, uint32_t i, uint32_t n_drafts,
 static void fill_sample_requests(struct engine *e)
 {
     const struct batch *b = engine_batch(e);
-    const bool counts = e->draft.drafter && e->draft.config.ops->submit;
+    const bool counts = e->draft.drafter && e->draft.config.ops->observes && !engine_is_node(e) &&
+                        !engine_is_grouped(e); /* for passes behind the step, and the step ahead */
     for (uint32_t i = 0, n; i < b->n_logits; i += n) {
         n = b->logits[i].sample ? n_choices(b, i) : 1;
         for (uint32_t k = 0; k < n; k++)
@@ -444,6 +445,13 @@ static void move_ahead(struct batch *b, const struct seq *s, uint32_t n)
         if (b->logits[i].seq == s) b->logits[i].pos += n;
 }
 
+/* Blocks for drafts go back before the next step is built, so that nobody is preempted for them.
+ * Steps in flight may still write there. */
+static void trim(const struct engine *e, struct seq *s)
+{
+    if (s->n_future == 0) seq_trim(s, e->pool, e->opt.block_tokens);
+}
+
 /* Of a sequence's last token and of its n drafts the step has chosen what comes next. Takes choices
  * as long as the drafts before them are right and the sequence goes on, each as a step of its own
  * would: with its position complete. Returns how many. */
@@ -458,7 +466,7 @@ static uint32_t take_verified(struct engine *e, struct seq *s, const struct toke
         engine_publish(e, s, s->n_tokens);
         if (!engine_take_token(e, s, &chosen[i])) return i + 1;
     }
-    if (s->n_future == 0) seq_trim(s, e->pool, e->opt.block_tokens);
+    trim(e, s);
     return n_right + 1;
 }
 
@@ -477,7 +485,8 @@ static void take_tokens(struct engine *e, const struct batch *b, struct inflight
         l->seq->n_future--;
         l->seq->n_maybe -= n - 1;
         f->n_choosers++;
-        if (n == 1) (void)engine_take_token(e, l->seq, &e->fetched[i]);
+        if (n == 1 && engine_take_token(e, l->seq, &e->fetched[i]) && e->draft.drafter)
+            trim(e, l->seq);
         f->n_taken += n > 1 ? take_verified(e, l->seq, &e->fetched[i], n - 1) : 1;
     }
 }
@@ -539,7 +548,7 @@ static void complete_step(struct engine *e, int parity)
 static bool may_launch_ahead(struct engine *e)
 {
     if (engine_is_node(e)) return false; /* those that follow need the tokens */
-    /* how many are right is not known to the host */
+    /* The host does not know how many are right. */
     if (engine_batch(e)->n_drafts > 0 && !e->inflight[e->parity].drafted) return false;
     if (kv_pool_available(e->pool) < e->n_running) return false; /* each may need a block */
     if (batch_next_needs_completion(e) || engine_draft_is_wanted(e)) return false;

@@ -149,7 +149,7 @@ uint32_t seq_n_cacheable(struct seq *s, uint32_t block_tokens);
 void seq_hash_blocks(struct seq *s, uint32_t block_tokens, uint32_t n_full);
 /* Would seq_take_blocks find enough blocks? */
 bool seq_fits(struct seq *s, struct kv_pool *pool, uint32_t block_tokens, uint32_t n_blocks);
-/* How many it would not find. */
+/* Returns how many blocks seq_take_blocks would not find. */
 uint32_t seq_n_lacking(struct seq *s, struct kv_pool *pool, uint32_t block_tokens,
                        uint32_t n_blocks);
 /* Takes blocks from the prefix cache (of seq_n_cacheable), then free ones up to `n_blocks`; all or

@@ -265,8 +265,8 @@ static void capture_graphs(struct model *m)
     m->n_captured = m->kernels->n_graph_nodes > 0 ? (uint32_t)n : 0; /* none: no room */
 }
 
-/* Of passes of captured steps of up to max_rows. LIMIT: ranks launch their passes kernel by kernel.
- * */
+/* Returns how many rows captured passes have at most, of captured steps of up to max_rows. LIMIT:
+ * ranks launch their passes kernel by kernel. */
 static uint32_t pass_graph_rows(const struct model *m, uint32_t max_rows)
 {
     if (m->ep || m->share.tp_size > 1) return 0;

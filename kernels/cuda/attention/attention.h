@@ -103,6 +103,7 @@ struct attention_move_call {
     bool is_large;           /* as attention_list_rows was told */
     bool is_alone;           /* all rows are decode rows, each the only one of its sequence */
 };
+/* Behind move_rows, whose numbers it reads as well. Fails only as a launch does. */
 cudaError_t attention_move_rows(cudaStream_t stream, const struct attention_move_call *c);
 /* Scratch that suffices for any call whose bounds have at most n_rows rows and n_keys keys, with
  * n_heads heads of v_dim; grows with each of them. */

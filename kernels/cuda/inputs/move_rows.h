@@ -24,6 +24,8 @@ struct move_rows_call {
     struct sample_row_params *row_params; /* [n_logits]; NULL: the host samples */
 };
 
+/* Moves the rows, and what they sample with, by the numbers of c->accepted that c->moves name. No
+ * row is of two moves. n_moves: 1 .. kernel_limits.max_seqs. Fails only as a launch does. */
 cudaError_t move_rows(cudaStream_t stream, const struct move_rows_call *c);
 
 #ifdef __cplusplus

@@ -2,7 +2,7 @@
  * logits, which is the definition.
  *
  * The host writes each row's parameters into device memory (sample_encoder.h), the GPU samples, and
- * the next step's embedding reads `ids`. Masses that decide a draw are added in the sampler's
+ * the next step's embedding reads `kept`. Masses that decide a draw are added in the sampler's
  * order, so the token is the same bit for bit. Two sums round differently: the mass at top_p's
  * border is exact up to the last bits (the host's order is its quickselect's), so a border within
  * about 1e-15 of top_p may fall one entry apart; and log-sum-exp's logarithm errs by one bit of a

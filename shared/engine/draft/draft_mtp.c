@@ -537,7 +537,11 @@ static bool submit(struct drafter *base, const struct batch *b)
     const uint64_t n_recorded = n_recorded_passes(e);
     list_parts(d, b, NULL);
     (void)begin_drafts(d);
-    (void)submit_passes(d); /* alone */
+    (void)submit_passes(d);                           /* alone */
+    for (uint32_t i = 0; i < d->step->n_parts; i++) { /* drafts are of no use before `collect` */
+        struct mtp_seq *of = seq_of(d->step->parts[i].s);
+        if (of) of->n_tokens = UINT32_MAX;
+    }
     counter_add(e->metrics.graph_passes, n_recorded_passes(e) - n_recorded);
     return true;
 }

@@ -171,8 +171,8 @@ void engine_draft_propose(struct engine *e)
     if (!d->drafter || (engine_has_inflight(e) && !e->inflight[e->parity ^ 1].drafted)) return;
     const uint32_t n = make_requests(e), n_rows = engine_batch(e)->n_decodes;
     uint32_t n_left = rows_for_drafts(e);
+    d->n_blocks_kept = batch_next_blocks(e); /* from passes behind the step, too */
     if (n == 0) return;
-    d->n_blocks_kept = batch_next_blocks(e);
     d->config.ops->propose(d->drafter, d->requests, n);
     for (uint32_t i = 0; i < n; i++)
         d->choices[i] = (struct draft_choice){

@@ -334,6 +334,33 @@ TEST(few_blocks_and_an_end_ahead_of_drafts)
     mem_free(got);
 }
 
+/* Drafts of one that runs, steps ahead, have the block that the next prompt lacks: it starts all the
+ * same. On a GPU it would come when that answer is over. */
+TEST(a_prompt_starts_with_a_block_of_drafts)
+{
+    enum { BLOCKS = 3 };
+    struct engine_request reqs[2] = { request(0, 9, 20), request(2, RIG_BLOCK_TOKENS + 4, 1) };
+    struct rig r;
+    uint32_t n_before = 0;
+    if (!BATON_EMULATED_GPU) SKIP("needs the emulated GPU, which is slow enough");
+    the_kind.model = "deepseek_v3"; /* whose drafts are wrong */
+    open_rig(&r, (struct rig_options){ .n_blocks = BLOCKS,
+                                       .max_batched_tokens = 32,
+                                       .draft = &LAYER,
+                                       .draft_layer = true,
+                                       .eager = true });
+    CHECK_OK(engine_submit(r.engine, &reqs[0]));
+    for (struct rig_event e; (e = rig_next(&r)).ev.id != reqs[1].id || e.ev.kind != ENGINE_TOKEN;) {
+        if (e.ev.kind != ENGINE_TOKEN) continue;
+        if (n_before++ == 0) CHECK_OK(engine_submit(r.engine, &reqs[1]));
+    }
+    CHECK(n_before < reqs[0].sampling.max_tokens);
+    CHECK(rig_count(&r, "baton_engine_steps_ahead_total") > 0);
+    CHECK_OK(engine_cancel(r.engine, reqs[0].id, true));
+    rig_await_free_blocks(&r, BLOCKS);
+    rig_close(&r);
+}
+
 /* A step whose rows have moved turns out to have more penalties than the device has room for. */
 TEST(the_host_samples_a_step_that_is_ahead_of_drafts)
 {
@@ -595,7 +622,7 @@ TEST_MAIN(CASE_T(answers_that_end_a_step_late, 120), CASE_T(latents_in_bf16, 900
           CASE_T(drafts_that_the_host_samples, 120), CASE_T(drafts_of_a_draft_layer, 900),
           CASE_T(passes_of_a_layer_that_is_often_right, 900), CASE_T(passes_of_latents, 900),
           CASE_T(passes_of_heads, 900), CASE_T(few_blocks_and_an_end_ahead_of_drafts, 900),
-          CASE_T(commands_between_drafts, 900),
+          CASE_T(commands_between_drafts, 900), CASE_T(a_prompt_starts_with_a_block_of_drafts, 120),
           CASE_T(the_host_samples_a_step_that_is_ahead_of_drafts, 120),
           CASE_T(drafts_of_a_small_model, 900), CASE_T(drafts_now_and_then, 120),
           CASE_T(no_step_is_ahead_of_drafts, 120), CASE_T(a_step_has_few_launches, 120),
