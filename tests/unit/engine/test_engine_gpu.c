@@ -449,7 +449,7 @@ static void check_drafts_of_model(const char *draft, bool eager)
 TEST(drafts_of_a_small_model)
 {
     check_drafts_of_model("goldens/llama/model", false);
-    check_drafts_of_model("goldens/qwen3/model", true);
+    if (runs_long()) check_drafts_of_model("goldens/qwen3/model", true);
 }
 
 /* Sequences without drafts go on asynchronously, those that get some again as soon as they do. */
