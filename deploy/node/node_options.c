@@ -217,9 +217,12 @@ static enum status read_tiers(const struct config *c, struct node_options *o, st
     if (t->rounds && !t->host_bytes && !t->disk.folder)
         buf_add_c(&o->notes, "note: --kv-cache-tier-dtype has no effect without --swap-space or "
                              "--kv-cache-dir\n");
-    if ((t->host_bytes || t->disk.folder) && !o->prefix_cache)
-        buf_add_c(&o->notes, "note: --swap-space and --kv-cache-dir have no effect without "
-                             "--enable-prefix-caching\n");
+    if (t->host_bytes && !o->prefix_cache)
+        buf_add_c(&o->notes, "note: without --enable-prefix-caching --swap-space is for preempted "
+                             "sequences alone\n");
+    if (t->disk.folder && !o->prefix_cache)
+        buf_add_c(&o->notes,
+                  "note: --kv-cache-dir has no effect without --enable-prefix-caching\n");
     return OK;
 }
 

@@ -79,7 +79,9 @@ uint32_t choice_n_cached(const struct choice *ch)
 /* Before min_tokens, stop strings are not matched and no text is held back for them. */
 static void enable_stops(struct choice *ch)
 {
-    if (ch->n_tokens > ch->request->p.sampling.min_tokens) ch->detok.n_stops = ch->n_stops;
+    const struct openai_params *p = &ch->request->p;
+    if (ch->n_tokens + p->stops_within_min > p->sampling.min_tokens)
+        ch->detok.n_stops = ch->n_stops;
 }
 
 static void push_text(struct choice *ch, int32_t id)

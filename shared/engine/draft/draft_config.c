@@ -261,6 +261,10 @@ static void drop_other_methods(const cJSON *doc, struct draft_config *c, struct 
             buf_printf(notes,
                        "note: --speculative-config %s has no effect: it is of ngram and suffix\n",
                        LOOKUP[i]);
+    for (size_t i = 1; i < COUNT_OF(LOOKUP) && c->ops == &drafter_suffix_ops; i += 2)
+        if (cJSON_GetObjectItemCaseSensitive(doc, LOOKUP[i]))
+            buf_printf(notes, "note: --speculative-config %s has no effect: it is of ngram\n",
+                       LOOKUP[i]);
     if (!c->model[0] || has_model) return;
     buf_add_c(notes, "note: --speculative-config model has no effect: it is of draft and mtp\n");
     c->model[0] = 0;

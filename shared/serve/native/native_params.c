@@ -135,7 +135,8 @@ static enum status parse_lengths(const struct serve *s, const cJSON *o, struct o
     TRY(json_get_i64(o, "min_dec_len", 1, UINT32_MAX - 1, &min, err));
     p->max_tokens_set = max >= 0;
     q->max_tokens = max >= 0 ? (uint32_t)max : UINT32_MAX;
-    q->min_tokens = (uint32_t)min;
+    q->min_tokens = (uint32_t)min; /* of which the last may be the end of a stop sequence */
+    p->stops_within_min = true;
     if (p->max_tokens_set) TRY(openai_check_answer_limit(s, name, q->max_tokens, err));
     TRY(openai_check_answer_limit(s, "min_dec_len", q->min_tokens, err));
     q->max_tokens = openai_limit_answer(s, q->max_tokens);

@@ -29,6 +29,7 @@ struct openai_params {
     struct str stops[DETOKENIZER_STOPS_MAX]; /* in the arena */
     size_t n_stops;
     bool include_stop, skip_special;
+    bool stops_within_min; /* a stop string may end in token min_tokens, not only behind it */
     bool echo;
     bool include_reasoning;
     struct openai_tools tools;

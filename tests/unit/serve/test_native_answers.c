@@ -297,6 +297,24 @@ TEST(stop_strings_and_end_tokens_end_it)
     rig_close(&r);
 }
 
+/* Also in the first token, which min_dec_len 1 asks for; with more it is not over that soon. */
+TEST(a_stop_string_may_end_the_first_token)
+{
+    static const char *const bodies[][2] = {
+        { "{\"text\":\"x\",\"stop_sequences\":[\"He\"]}", "" },
+        { "{\"text\":\"x\",\"stop_sequences\":[\"He\"],\"min_dec_len\":2}", "Hello there, world" },
+    };
+    struct rig r;
+    rig_open(&r);
+    rig_start(&r);
+    for (size_t i = 0; i < COUNT_OF(bodies); i++) {
+        struct answer a = rig_request(&r, "POST", CHAT, "", bodies[i][0]);
+        CHECK_EQ_STR(string_at(a.json, "tokens_all"), bodies[i][1]);
+        answer_free(&a);
+    }
+    rig_close(&r);
+}
+
 /* The seed is a function of the name, and can be given back. */
 TEST(the_seed_is_shown_and_can_be_given_back)
 {
@@ -409,7 +427,8 @@ TEST_MAIN(CASE(a_stream_is_a_line_for_each_token_and_the_whole_at_its_end),
           CASE(a_text_is_a_message_of_chat_and_the_prompt_of_completions),
           CASE(a_long_text_is_cut_only_when_that_is_asked_for),
           CASE(a_system_in_the_middle_is_a_turn_where_the_template_needs_that),
-          CASE(stop_strings_and_end_tokens_end_it), CASE(the_seed_is_shown_and_can_be_given_back),
+          CASE(stop_strings_and_end_tokens_end_it), CASE(a_stop_string_may_end_the_first_token),
+          CASE(the_seed_is_shown_and_can_be_given_back),
           CASE(no_two_requests_have_one_req_id_at_once),
           CASE(a_request_that_hears_nothing_ends_when_it_says),
           CASE(what_fails_in_the_middle_ends_with_an_error_line),
