@@ -82,7 +82,7 @@ def test_a_small_model_drafts_on_the_gpu():
 def test_the_draft_layer_drafts_ahead_on_the_gpu():
     """Answers with drafts of the model's own layer are those without; passes are recorded, and steps with drafts submitted ahead."""
     need_gpu()
-    bodies = mixed_requests(5, 8, 512, 40, (6, 12))
+    bodies = mixed_requests(5, 5, 512, 40, (6, 10))
     with closing(Node(DEEPSEEK, 'mixed', [*CUDA, *SHORT_STEPS])) as node:
         wait_ready(node, timeout=120)
         want = run([node.port], bodies, 1)
