@@ -23,6 +23,7 @@ enum {
     RIG_OUT_MAX = 256,
     RIG_BLOCKS_MAX = 128,
     RIG_WAIT_MS = 30000,
+    RIG_EVENT_MS = 120000, /* the longest steps of an emulated GPU, with --all, on a busy host */
     RIG_HIDDEN_MAX = 256,
     RIG_VOCAB = 512
 };
@@ -203,8 +204,8 @@ __attribute__((unused)) static struct rig_event rig_next(struct rig *r)
 {
     struct rig_event e;
     while (!mailbox_take(r->events, &e))
-        if (!mailbox_wait(r->events, RIG_WAIT_MS))
-            test_fail(__FILE__, __LINE__, "no event for %d s", RIG_WAIT_MS / 1000);
+        if (!mailbox_wait(r->events, RIG_EVENT_MS))
+            test_fail(__FILE__, __LINE__, "no event for %d s", RIG_EVENT_MS / 1000);
     return e;
 }
 
