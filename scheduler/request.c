@@ -162,14 +162,15 @@ static Baton__KvKept *kept_for(const struct entry *e, const struct request *r, u
                                struct arena *arena)
 {
     const struct request_node *gave = &r->gave_kv;
-    const bool has_begun = request_n_out(r) > 0 && gave->node && gave->host[0];
+    const struct node_record *by;
     uint32_t n_tokens = r->n_tokens;
-    const struct node_record *by = has_begun ? view_find(&e->view, gave->node)
-                                             : prefix_request_keeper(e, r, &n_tokens);
-    if (by && by->is_lost) return NULL;
-    if (has_begun && gave->node != node)
+    if (request_n_out(r) > 0 && gave->node && gave->host[0]) {
+        by = view_find(&e->view, gave->node);
+        if (gave->node == node || (by && by->is_lost)) return NULL;
         return kept_by(gave->node, gave->host, gave->port, gave->n_followers, n_tokens, arena);
-    if (has_begun || !by || by->node == node) return NULL;
+    }
+    by = prefix_request_keeper(e, r, &n_tokens);
+    if (!by || by->is_lost || by->node == node) return NULL;
     return kept_by(by->node, by->host, by->cluster_port, by->n_followers, n_tokens, arena);
 }
 

@@ -343,6 +343,11 @@ static inline bool engine_is_node(const struct engine *e)
 {
     return e->opt.model->share.tp_size > 1;
 }
+/* Ranks make their passes of the draft layer in step: each learns of a lost one before the next. */
+static inline bool engine_is_of_ranks(const struct engine *e)
+{
+    return engine_is_node(e) || engine_is_grouped(e);
+}
 void engine_node_init(struct engine *e);
 void engine_node_release(struct engine *e);
 /* Lets the node's object go. After the thread has ended. */

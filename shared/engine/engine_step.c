@@ -173,8 +173,8 @@ static void fill_sample_request(struct engine *e, uint32_t i, uint32_t n_drafts,
 static void fill_sample_requests(struct engine *e)
 {
     const struct batch *b = engine_batch(e);
-    const bool counts = e->draft.drafter && e->draft.config.ops->observes && !engine_is_node(e) &&
-                        !engine_is_grouped(e); /* for passes behind the step, and the step ahead */
+    const bool counts = e->draft.drafter && e->draft.config.ops->observes &&
+                        !engine_is_of_ranks(e); /* for passes behind the step, and the step ahead */
     for (uint32_t i = 0, n; i < b->n_logits; i += n) {
         n = b->logits[i].sample ? n_choices(b, i) : 1;
         for (uint32_t k = 0; k < n; k++)
@@ -445,13 +445,6 @@ static void move_ahead(struct batch *b, const struct seq *s, uint32_t n)
         if (b->logits[i].seq == s) b->logits[i].pos += n;
 }
 
-/* Blocks for drafts go back before the next step is built, so that nobody is preempted for them.
- * Steps in flight may still write there. */
-static void trim(const struct engine *e, struct seq *s)
-{
-    if (s->n_future == 0) seq_trim(s, e->pool, e->opt.block_tokens);
-}
-
 /* Of a sequence's last token and of its n drafts the step has chosen what comes next. Takes choices
  * as long as the drafts before them are right and the sequence goes on, each as a step of its own
  * would: with its position complete. Returns how many. */
@@ -466,10 +459,11 @@ static uint32_t take_verified(struct engine *e, struct seq *s, const struct toke
         engine_publish(e, s, s->n_tokens);
         if (!engine_take_token(e, s, &chosen[i])) return i + 1;
     }
-    trim(e, s);
+    seq_trim(s, e->pool, e->opt.block_tokens);
     return n_right + 1;
 }
 
+/* Blocks for drafts go back before the next step is built, so that nobody is preempted for them. */
 static void take_tokens(struct engine *e, const struct batch *b, struct inflight_step *f)
 {
     f->n_choosers = f->n_taken = 0;
@@ -486,7 +480,7 @@ static void take_tokens(struct engine *e, const struct batch *b, struct inflight
         l->seq->n_maybe -= n - 1;
         f->n_choosers++;
         if (n == 1 && engine_take_token(e, l->seq, &e->fetched[i]) && e->draft.drafter)
-            trim(e, l->seq);
+            seq_trim(l->seq, e->pool, e->opt.block_tokens);
         f->n_taken += n > 1 ? take_verified(e, l->seq, &e->fetched[i], n - 1) : 1;
     }
 }

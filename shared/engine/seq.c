@@ -212,6 +212,7 @@ enum status seq_grow(struct seq *s, struct kv_pool *pool)
 void seq_trim(struct seq *s, struct kv_pool *pool, uint32_t block_tokens)
 {
     const uint32_t need = s->n_computed / block_tokens + 1;
+    if (s->n_future > 0) return;
     while (s->n_blocks > need) kv_pool_unref(pool, s->blocks[--s->n_blocks]);
 }
 

@@ -158,7 +158,8 @@ enum status seq_take_blocks(struct seq *s, struct kv_pool *pool, uint32_t block_
                             uint32_t n_blocks) MUST_CHECK;
 /* Takes one more block. */
 enum status seq_grow(struct seq *s, struct kv_pool *pool) MUST_CHECK;
-/* Gives back those behind the block of the next position. */
+/* Gives back those behind the block of the next position; none while a step in flight chooses
+ * tokens of it, which may write there. */
 void seq_trim(struct seq *s, struct kv_pool *pool, uint32_t block_tokens);
 /* Gives all blocks back, last first, so that the cache evicts a prefix from its end. */
 void seq_drop_blocks(struct seq *s, struct kv_pool *pool);

@@ -44,7 +44,6 @@ struct mtp_part {
 struct mtp_step {
     struct mtp_part *parts; /* [max_seqs] */
     uint32_t n_parts;
-    uint64_t i_submit; /* of its passes */
 };
 
 struct mtp_drafter {
@@ -276,12 +275,6 @@ static void move_part(struct mtp_drafter *d, const struct mtp_part *p, uint32_t 
     d->attn[d->n_seqs - 1].n_most = (int32_t)(p->n_most + (by ? p->n_verify : 0));
 }
 
-/* Ranks make their passes in step: each learns of a lost one before the next pass. */
-static bool is_of_ranks(const struct engine *e)
-{
-    return engine_is_node(e) || engine_is_grouped(e);
-}
-
 static struct model_draft pass_of(const struct mtp_drafter *d)
 {
     const struct engine *e = d->e;
@@ -302,7 +295,7 @@ static struct model_draft pass_of(const struct mtp_drafter *d)
                    .kv = e->kv.ptr,
                    .n_blocks = e->layout.n_blocks,
                    .block_tokens = e->opt.block_tokens,
-                   .eager = is_of_ranks(e),
+                   .eager = engine_is_of_ranks(e),
                    .group_rows = engine_draft_pass_rows(e), },
         .hidden = d->hidden,
         .n_hidden = d->n_hidden,
@@ -350,7 +343,7 @@ static bool run_pass(struct mtp_drafter *d)
     if (engine_is_node(e) && !engine_lead_pass(e, &pass, d->announced, d->n_announced))
         return false;
     counter_add(e->metrics.passes, 1);
-    const bool sampled = model_submit_draft(m, &pass), is_kept = sampled && !is_of_ranks(e);
+    const bool sampled = model_submit_draft(m, &pass), is_kept = sampled && !engine_is_of_ranks(e);
     d->fetches |= is_kept;
     if (!sampled) drafter_choose_on_host(m, e->logits, d->n_logits, d->chosen);
     else if (!is_kept) fetch_pass(d);
@@ -466,7 +459,7 @@ static bool run_passes(struct mtp_drafter *d) { return submit_passes(d) && fetch
 static uint32_t begin_drafts(struct mtp_drafter *d)
 {
     uint32_t n = 0;
-    d->step->i_submit = ++d->n_submits;
+    d->n_submits++;
     for (uint32_t i = 0; i < d->step->n_parts; i++) {
         struct mtp_part *p = &d->step->parts[i];
         struct mtp_seq *of;
@@ -533,7 +526,7 @@ static bool submit(struct drafter *base, const struct batch *b)
 {
     struct mtp_drafter *d = drafter_of(base);
     struct engine *e = d->e;
-    if (is_of_ranks(e) || has_peers(b)) return false;
+    if (engine_is_of_ranks(e) || has_peers(b)) return false;
     const uint64_t n_recorded = n_recorded_passes(e);
     list_parts(d, b, NULL);
     (void)begin_drafts(d);
@@ -608,7 +601,7 @@ static void draft_first(struct mtp_drafter *d, const struct draft_request *reque
         if (p.n_wanted > e->draft.n_passes) e->draft.n_passes = p.n_wanted;
         d->step->parts[d->step->n_parts++] = p;
     }
-    if (d->step->n_parts == 0 || is_of_ranks(e)) return;
+    if (d->step->n_parts == 0 || engine_is_of_ranks(e)) return;
     e->draft.group_rows = 0;
     begin_drafts(d);
     (void)run_passes(d); /* alone */

@@ -82,13 +82,6 @@ static bool can_have_drafts(const struct engine *e, const struct seq *s)
     return !s->prefill_only && s->n_computed >= s->n_prompt && room_of(e, s) > 0;
 }
 
-/* Blocks of positions that the draft layer, or a draft, has tried; a step in flight may write
- * there. */
-static void trim(struct engine *e, struct seq *s)
-{
-    if (s->n_future == 0) seq_trim(s, e->pool, e->opt.block_tokens);
-}
-
 /* Rows that drafts may take. Half of what decodes leave, when prompts need rows as well. */
 static uint32_t rows_for_drafts(struct engine *e)
 {
@@ -108,7 +101,7 @@ static uint32_t make_requests(struct engine *e)
         if (!s->in_step || !can_have_drafts(e, s)) continue;
         if (!s->draft) s->draft = d->config.ops->begin(d->drafter, s->n_tokens_max);
         if (!s->draft) continue;
-        trim(e, s);
+        seq_trim(s, e->pool, e->opt.block_tokens); /* what the draft layer, or a draft, has tried */
         d->rates[n] = &s->draft_rate;
         d->requests[n++] = (struct draft_request){
             .seq = s->draft,
@@ -149,7 +142,7 @@ static void keep(struct engine *e, struct seq *s, const struct draft_request *r,
 {
     if (n > *n_left) n = *n_left;
     s->n_draft = take_blocks(e, s, n);
-    if (s->n_draft == 0) trim(e, s);
+    if (s->n_draft == 0) seq_trim(s, e->pool, e->opt.block_tokens);
     s->draft_level = r->level;
     *n_left -= s->n_draft;
 }
